@@ -1,0 +1,75 @@
+//! Where a store reads the time: [`Clock`], the system's, and one for tests.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// A source of wall time.
+///
+/// A store reads its clock once per decision. A clock may step back; that alone grants nothing.
+pub trait Clock: Send + Sync + 'static {
+    /// Milliseconds since the Unix epoch, UTC. Values above 2^53 - 1 are read as that.
+    fn now_ms(&self) -> u64;
+}
+
+/// The system's wall clock. Before 1970 it reads 0.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SystemClock;
+
+impl Clock for SystemClock {
+    fn now_ms(&self) -> u64 {
+        SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| {
+            // `as_millis` would divide in 128 bits.
+            since.as_secs().saturating_mul(1_000) + u64::from(since.subsec_millis())
+        })
+    }
+}
+
+/// A clock that stands still until it is told otherwise, for tests. Clones show the same time.
+///
+/// ```
+/// use std::time::Duration;
+/// use tower_fixed_window::{Limiter, ManualClock, MemoryStore, Quota};
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), tower_fixed_window::StoreError> {
+/// let clock = ManualClock::at_ms(1_700_000_040_000);
+/// let limiter = Limiter::new(Quota::per_minute(1)).store(MemoryStore::with_clock(clock.clone()));
+///
+/// assert!(limiter.check("alice").await?.allowed());
+/// assert!(!limiter.check("alice").await?.allowed());
+/// clock.advance(Duration::from_secs(60));
+/// assert!(limiter.check("alice").await?.allowed());
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct ManualClock(Arc<AtomicU64>);
+
+impl ManualClock {
+    /// A clock that shows the given milliseconds since the Unix epoch.
+    pub fn at_ms(ms: u64) -> Self {
+        Self(Arc::new(AtomicU64::new(ms)))
+    }
+
+    /// Moves the clock to any time, forwards or back.
+    pub fn set_ms(&self, ms: u64) {
+        self.0.store(ms, Ordering::SeqCst);
+    }
+
+    /// Moves the clock forwards, by whole milliseconds.
+    pub fn advance(&self, by: Duration) {
+        self.0.fetch_add(by.as_millis() as u64, Ordering::SeqCst);
+    }
+}
+
+impl Clock for ManualClock {
+    fn now_ms(&self) -> u64 {
+        self.0.load(Ordering::SeqCst)
+    }
+}
+
+impl fmt::Debug for dyn Clock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Clock")
+    }
+}

@@ -1,0 +1,30 @@
+#![doc = include_str!("../README.md")]
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
+mod clock;
+mod decision;
+mod future;
+mod headers;
+pub mod key;
+mod layer;
+mod limiter;
+mod observe;
+mod quota;
+mod rejection;
+mod service;
+pub mod store;
+mod sync;
+#[cfg(feature = "testing")]
+pub mod testing;
+pub mod window;
+
+pub use clock::{Clock, ManualClock, SystemClock};
+pub use decision::{Decision, RateLimited, Standing};
+pub use future::ResponseFuture;
+pub use key::{Key, KeyExtractor, MissingKey};
+pub use layer::FixedWindowLayer;
+pub use limiter::{Limiter, Receipt};
+pub use quota::{MAX_TOKENS, MAX_WINDOW, ParseQuotaError, Quota, QuotaError, Quotas};
+pub use rejection::{EmptyBody, OnReject, ProblemJson, Reason, Reject, Rejection};
+pub use service::FixedWindow;
+pub use store::{MemoryStore, OnStoreFailure, Store, StoreError};

@@ -1,0 +1,297 @@
+//! A limiter without HTTP: a name, quotas and a store, asked for decisions.
+
+use std::any::TypeId;
+use std::fmt;
+use std::sync::Arc;
+
+use crate::decision::Decision;
+use crate::key::Key;
+use crate::quota::Quotas;
+use crate::store::{
+    Account, Adjust, Charge, Guard, MemoryStore, OwnedAccount, Reply, Scope, Store,
+};
+
+/// A rate limit to be asked from anywhere: a websocket, a job, a call to someone else's API.
+///
+/// ```
+/// use tower_fixed_window::{Limiter, Quota};
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let uploads = Limiter::new(Quota::per_day(1_000)).name("uploads");
+///
+/// let decision = uploads.check("alice").await?;
+/// assert!(decision.allowed());
+/// assert_eq!(decision.remaining(), 999);
+///
+/// let decision = uploads.check_cost("alice", 1_000).await?;
+/// assert!(!decision.allowed());
+/// # Ok(()) }
+/// ```
+///
+/// Clones share their counters. Calls charge when they are made; what they return is awaited for
+/// the answer, which a store in memory has at once.
+#[derive(Clone)]
+pub struct Limiter {
+    scope: Scope,
+    quotas: Quotas,
+    /// What is asked.
+    store: Arc<dyn Store>,
+    /// The same without a fallback.
+    bare: Arc<dyn Store>,
+}
+
+impl Limiter {
+    /// A limit that is counted in memory, in a store of its own.
+    pub fn new(quotas: impl Into<Quotas>) -> Self {
+        let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+        Self { scope: Scope::unnamed(), quotas: quotas.into(), bare: Arc::clone(&store), store }
+    }
+
+    /// Names it: counters are found by the name, on every node that shares the store.
+    ///
+    /// # Panics
+    /// If the name is not 1 to 64 of `[a-z0-9_.-]`.
+    #[must_use]
+    pub fn name(mut self, name: &str) -> Self {
+        self.scope = Scope::named(name);
+        self
+    }
+
+    /// Counts in this store. While it fails, the same quotas are enforced in this process's memory
+    /// (at most one further limit for each process), unless
+    /// [`without_fallback`](Self::without_fallback) is said afterwards.
+    ///
+    /// # Panics
+    /// If others can find counters in it by name ([`Store::is_shared`]), and this one has none.
+    #[must_use]
+    pub fn store<S: Store>(self, store: S) -> Self {
+        let this = self.store_named_later(store);
+        this.check_name();
+        this
+    }
+
+    pub(crate) fn store_named_later<S: Store>(mut self, store: S) -> Self {
+        self.bare = Arc::new(store);
+        self.store = if TypeId::of::<S>() == TypeId::of::<MemoryStore>() {
+            // Memory doesn't fail.
+            Arc::clone(&self.bare)
+        } else {
+            Arc::new(Guard::new(Arc::clone(&self.bare)))
+        };
+        self
+    }
+
+    /// Passes on the errors of a store instead of counting in memory meanwhile.
+    #[must_use]
+    pub fn without_fallback(mut self) -> Self {
+        self.store = Arc::clone(&self.bare);
+        self
+    }
+
+    /// Panics with what to write, where a shared store finds no name.
+    pub(crate) fn check_name(&self) {
+        assert!(
+            !self.bare.is_shared() || !self.scope.name().is_empty(),
+            "a rate limit on a shared store needs a name, or its counters can't be found: \
+             write .name(\"login\").store(..)"
+        );
+    }
+
+    /// Takes one token.
+    pub fn check(&self, key: impl Into<Key>) -> Reply<Decision> {
+        self.check_cost(key, 1)
+    }
+
+    /// Takes `cost` tokens, all or none.
+    pub fn check_cost(&self, key: impl Into<Key>, cost: u64) -> Reply<Decision> {
+        self.ask(&key.into(), &self.quotas, |account| Charge::new(account, cost))
+    }
+
+    /// Takes `cost` tokens from other quotas than the limiter's: those of a customer's plan, say.
+    ///
+    /// ```
+    /// use tower_fixed_window::{Limiter, Quota};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let api = Limiter::new(Quota::per_hour(60)).name("api");
+    /// let decision = api.check_with("alice", Quota::per_hour(5_000), 1).await?;
+    /// assert_eq!(decision.remaining(), 4_999);
+    /// // It is the same counter: the limit is no part of its identity.
+    /// assert_eq!(api.check("alice").await?.used(), 2);
+    /// # Ok(()) }
+    /// ```
+    pub fn check_with(
+        &self,
+        key: impl Into<Key>,
+        quotas: impl Into<Quotas>,
+        cost: u64,
+    ) -> Reply<Decision> {
+        self.ask(&key.into(), &quotas.into(), |account| Charge::new(account, cost))
+    }
+
+    /// How a key stands, and whether one token would pass. Takes nothing.
+    ///
+    /// ```
+    /// use tower_fixed_window::{Limiter, Quota};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let limiter = Limiter::new(Quota::per_day(10));
+    /// assert_eq!(limiter.peek("alice").await?.remaining(), 10);
+    /// assert_eq!(limiter.peek("alice").await?.remaining(), 10);
+    /// # Ok(()) }
+    /// ```
+    pub fn peek(&self, key: impl Into<Key>) -> Reply<Decision> {
+        self.peek_cost(key, 1)
+    }
+
+    /// How a key stands, and whether `cost` tokens would pass. Takes nothing.
+    pub fn peek_cost(&self, key: impl Into<Key>, cost: u64) -> Reply<Decision> {
+        self.ask(&key.into(), &self.quotas, |account| Charge::new(account, cost).peeking())
+    }
+
+    /// Takes `cost` tokens, with a receipt to correct that later.
+    ///
+    /// ```
+    /// use tower_fixed_window::{Limiter, Quota};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let tokens = Limiter::new(Quota::per_day(1_000)).name("llm-tokens");
+    ///
+    /// let (decision, receipt) = tokens.charge("alice", 100).await?;
+    /// let receipt = receipt.ok_or("refused")?;
+    /// // The answer used more than was estimated.
+    /// tokens.settle(receipt, 250).await?;
+    /// assert_eq!(tokens.peek("alice").await?.used(), 250);
+    ///
+    /// let (_, receipt) = tokens.charge("alice", 100).await?;
+    /// tokens.refund(receipt.ok_or("refused")?).await?;
+    /// assert_eq!(tokens.peek("alice").await?.used(), 250);
+    /// # let _ = decision; Ok(()) }
+    /// ```
+    pub fn charge(&self, key: impl Into<Key>, cost: u64) -> Reply<(Decision, Option<Receipt>)> {
+        self.ask_receipt(&key.into(), |account| Charge::new(account, cost))
+    }
+
+    /// Takes `cost` tokens, if need be from windows to come, as far as the quotas allow
+    /// ([`Quota::reserve_up_to`](crate::Quota::reserve_up_to)): the caller then waits for
+    /// [`Decision::ready_after`].
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_fixed_window::{Limiter, ManualClock, MemoryStore, Quota};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let clock = ManualClock::at_ms(1_700_000_040_000);
+    /// let mails = Limiter::new(Quota::per_minute(10).reserve_up_to(20))
+    ///     .store(MemoryStore::with_clock(clock));
+    ///
+    /// let (first, _) = mails.reserve("newsletter", 10).await?;
+    /// assert_eq!(first.ready_after(), Duration::ZERO);
+    /// let (second, _) = mails.reserve("newsletter", 10).await?;
+    /// assert_eq!(second.ready_after(), Duration::from_secs(60));
+    /// # Ok(()) }
+    /// ```
+    pub fn reserve(&self, key: impl Into<Key>, cost: u64) -> Reply<(Decision, Option<Receipt>)> {
+        self.ask_receipt(&key.into(), |account| Charge::new(account, cost).reserving())
+    }
+
+    /// Returns what a charge has taken: for each quota until the window it was taken from has
+    /// ended, later it changes nothing.
+    pub fn refund(&self, receipt: Receipt) -> Reply<()> {
+        self.settle(receipt, 0)
+    }
+
+    /// Tells what a charge has really cost. Less than was taken is returned as by
+    /// [`refund`](Self::refund); more is taken now, even past the limit.
+    pub fn settle(&self, receipt: Receipt, actual: u64) -> Reply<()> {
+        let account = receipt.account.as_account();
+        if actual == receipt.cost {
+            return Reply::now(());
+        }
+        self.store.adjust(match actual.checked_sub(receipt.cost) {
+            Some(more) => Adjust::take(account, more),
+            None => Adjust::refund(account, receipt.cost - actual, &receipt.decision),
+        })
+    }
+
+    /// Forgets what a key has used.
+    ///
+    /// ```
+    /// use tower_fixed_window::{Limiter, Quota};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let limiter = Limiter::new(Quota::per_day(1));
+    /// limiter.check("alice").await?;
+    /// limiter.reset("alice").await?;
+    /// assert!(limiter.check("alice").await?.allowed());
+    /// # Ok(()) }
+    /// ```
+    pub fn reset(&self, key: impl Into<Key>) -> Reply<()> {
+        self.store.reset(Account::new(&self.scope, &self.quotas, &key.into()))
+    }
+
+    /// The same counters under other quotas from now on.
+    #[cfg(feature = "testing")]
+    pub(crate) fn quotas_replaced(mut self, quotas: Quotas) -> Self {
+        self.quotas = quotas;
+        self
+    }
+
+    /// What may be spent.
+    pub fn quotas(&self) -> &Quotas {
+        &self.quotas
+    }
+
+    /// The name under which counters live.
+    pub(crate) fn scope(&self) -> &Scope {
+        &self.scope
+    }
+
+    #[inline]
+    pub(crate) fn ask(
+        &self,
+        key: &Key,
+        quotas: &Quotas,
+        charge: impl FnOnce(Account<'_>) -> Charge<'_>,
+    ) -> Reply<Decision> {
+        self.store.charge(charge(Account::new(&self.scope, quotas, key)))
+    }
+
+    fn ask_receipt(
+        &self,
+        key: &Key,
+        charge: impl FnOnce(Account<'_>) -> Charge<'_>,
+    ) -> Reply<(Decision, Option<Receipt>)> {
+        let account = Account::new(&self.scope, &self.quotas, key).to_owned();
+        self.ask(key, &self.quotas, charge).map(|decision| {
+            let receipt =
+                decision.allowed().then(|| Receipt { account, cost: decision.granted(), decision });
+            (decision, receipt)
+        })
+    }
+}
+
+impl fmt::Debug for Limiter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Limiter")
+            .field("name", &self.scope.name())
+            .field("quotas", &self.quotas)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Proof of a charge that passed, for [`Limiter::refund`] or [`Limiter::settle`], once: it can't be
+/// copied. One that is dropped leaves the charge as it is.
+#[derive(Debug)]
+pub struct Receipt {
+    account: OwnedAccount,
+    cost: u64,
+    decision: Decision,
+}
+
+impl Receipt {
+    /// The tokens that were taken.
+    pub fn cost(&self) -> u64 {
+        self.cost
+    }
+}

@@ -1,0 +1,223 @@
+//! What a refused request is answered with: [`Rejection`] says why, and [`Reject`] makes a response
+//! of it.
+
+use std::fmt::{self, Write};
+
+use bytes::Bytes;
+use http::header::CONTENT_TYPE;
+use http::{HeaderValue, Response, StatusCode};
+
+use crate::decision::Decision;
+use crate::key::MissingKey;
+use crate::quota::{Quota, Quotas};
+
+/// Why a request was refused.
+#[derive(Clone, Copy, Debug)]
+pub struct Rejection<'a> {
+    reason: Reason<'a>,
+    name: &'a str,
+    quotas: &'a Quotas,
+    /// The body for a refusal by the only quota there is, made beforehand.
+    prepared: &'a Bytes,
+}
+
+/// What kind of refusal it is.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub enum Reason<'a> {
+    /// The limit is spent: 429.
+    RateLimited(&'a Decision),
+    /// There is nobody to count it for: 400 where the client left its part out, 500 where the
+    /// server is set up wrong.
+    MissingKey(&'a MissingKey),
+    /// The store can't say whether it may pass, and the layer is set to refuse then: 503.
+    StoreFailed,
+}
+
+impl<'a> Rejection<'a> {
+    pub(crate) fn new(
+        reason: Reason<'a>,
+        name: &'a str,
+        quotas: &'a Quotas,
+        prepared: &'a Bytes,
+    ) -> Self {
+        Self { reason, name, quotas, prepared }
+    }
+
+    /// What kind of refusal it is.
+    pub fn reason(&self) -> Reason<'a> {
+        self.reason
+    }
+
+    /// The decision of a request that is over the limit.
+    pub fn decision(&self) -> Option<&'a Decision> {
+        match self.reason {
+            Reason::RateLimited(decision) => Some(decision),
+            _ => None,
+        }
+    }
+
+    /// The status to answer with.
+    pub fn status(&self) -> StatusCode {
+        match self.reason {
+            Reason::RateLimited(_) => StatusCode::TOO_MANY_REQUESTS,
+            Reason::MissingKey(missing) if missing.is_client() => StatusCode::BAD_REQUEST,
+            Reason::MissingKey(_) => StatusCode::INTERNAL_SERVER_ERROR,
+            Reason::StoreFailed => StatusCode::SERVICE_UNAVAILABLE,
+        }
+    }
+
+    /// The name of the layer; empty if it has none.
+    pub fn name(&self) -> &'a str {
+        self.name
+    }
+
+    /// The quotas that refused.
+    pub fn violated(&self) -> impl Iterator<Item = &'a Quota> + use<'a> {
+        let (quotas, decision) = (self.quotas, self.decision());
+        decision.into_iter().flat_map(|decision| decision.refusing()).map(|i| &quotas.as_slice()[i])
+    }
+
+    /// A sentence for the client. For a limit it begins "API rate limit exceeded", which clients of
+    /// GitHub's API look for.
+    pub fn message(&self) -> String {
+        match self.reason {
+            Reason::RateLimited(decision) => {
+                let mut text = String::from("API rate limit exceeded: ");
+                self.write_policies(&mut text, "", ", ");
+                if decision.is_final() {
+                    text.push_str("; this request costs more than that can ever grant");
+                }
+                text
+            }
+            Reason::MissingKey(missing) if missing.is_client() => {
+                format!("The request lacks {}", missing.message())
+            }
+            Reason::MissingKey(_) => {
+                "The rate limit of this server is set up wrong; its log says how to mend it".into()
+            }
+            Reason::StoreFailed => "The rate limit can't be checked at the moment".into(),
+        }
+    }
+
+    /// The body of [`ProblemJson`].
+    fn problem(&self) -> Bytes {
+        match self.reason {
+            Reason::RateLimited(decision) if self.quotas.len() == 1 && !decision.is_final() => {
+                self.prepared.clone()
+            }
+            Reason::RateLimited(_) => {
+                let mut policies = String::new();
+                self.write_policies(&mut policies, "\"", ",");
+                quota_exceeded(&self.message(), &policies)
+            }
+            _ => {
+                let status = self.status();
+                let title = status.canonical_reason().unwrap_or_default();
+                let mut text = format!(
+                    r#"{{"type":"about:blank","title":"{title}","status":{},"message":""#,
+                    status.as_u16()
+                );
+                // The only text in an answer that may come from elsewhere (an extractor).
+                for c in self.message().chars() {
+                    match c {
+                        '"' | '\\' => text.extend(['\\', c]),
+                        c if c.is_control() => text.push(' '),
+                        c => text.push(c),
+                    }
+                }
+                text.push_str("\"}");
+                text.into()
+            }
+        }
+    }
+
+    fn write_policies(&self, text: &mut String, quote: &str, separator: &str) {
+        for (i, quota) in self.violated().enumerate() {
+            let separator = if i == 0 { "" } else { separator };
+            let policy = policy(self.name, quota);
+            write!(text, "{separator}{quote}{policy}{quote}").expect("writing to a string");
+        }
+    }
+}
+
+/// The body for a refusal by the only quota of a layer.
+pub(crate) fn prepare(name: &str, quotas: &Quotas) -> Bytes {
+    let policy = policy(name, &quotas.as_slice()[0]);
+    quota_exceeded(&format!("API rate limit exceeded: {policy}"), &format!("\"{policy}\""))
+}
+
+/// The IETF draft's problem type for an exceeded quota (draft-ietf-httpapi-ratelimit-headers-10), with GitHub's
+/// `message`.
+fn quota_exceeded(message: &str, policies: &str) -> Bytes {
+    format!(
+        r#"{{"type":"https://iana.org/assignments/http-problem-types#quota-exceeded","title":"Quota exceeded","status":429,"message":"{message}","violated-policies":[{policies}]}}"#
+    )
+    .into()
+}
+
+/// How a quota is called towards clients: `login:5/minute`.
+fn policy(name: &str, quota: &Quota) -> String {
+    format!("{name}{}{quota}", if name.is_empty() { "" } else { ":" })
+}
+
+/// Makes the response to a refused request. The layer adds the rate-limit fields to it.
+///
+/// [`ProblemJson`], [`EmptyBody`] and closures ([`OnReject`]) are the ways there are.
+#[diagnostic::on_unimplemented(
+    message = "the rate limiter can't make a refusal's body of type `{B}` by `{Self}`",
+    label = "no way to make a `{B}`",
+    note = "the default answer needs a body that implements `From<Bytes>` (axum's `Body`, `Full<Bytes>`)",
+    note = "write `.empty_body()` on the `FixedWindowLayer` if the body implements `Default` (tonic's, `BoxBody`)",
+    note = "or write `.on_reject(|why| ...)` and make the response yourself"
+)]
+pub trait Reject<B> {
+    /// The response to a refused request.
+    fn reject(&self, why: &Rejection<'_>) -> Response<B>;
+}
+
+/// The default answer: `application/problem+json` (RFC 9457) with the problem type of the IETF
+/// rate-limit draft, and a `message` that clients of GitHub's API understand.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ProblemJson;
+
+#[diagnostic::do_not_recommend]
+impl<B: From<Bytes>> Reject<B> for ProblemJson {
+    fn reject(&self, why: &Rejection<'_>) -> Response<B> {
+        let mut response = Response::new(B::from(why.problem()));
+        *response.status_mut() = why.status();
+        let json = const { HeaderValue::from_static("application/problem+json") };
+        response.headers_mut().insert(CONTENT_TYPE, json);
+        response
+    }
+}
+
+/// Only status and fields: [`FixedWindowLayer::empty_body`](crate::FixedWindowLayer::empty_body).
+#[derive(Clone, Copy, Debug, Default)]
+pub struct EmptyBody;
+
+#[diagnostic::do_not_recommend]
+impl<B: Default> Reject<B> for EmptyBody {
+    fn reject(&self, why: &Rejection<'_>) -> Response<B> {
+        let mut response = Response::new(B::default());
+        *response.status_mut() = why.status();
+        response
+    }
+}
+
+/// A closure's answer: [`FixedWindowLayer::on_reject`](crate::FixedWindowLayer::on_reject).
+#[derive(Clone, Copy)]
+pub struct OnReject<F>(pub(crate) F);
+
+impl<F> fmt::Debug for OnReject<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("OnReject(..)")
+    }
+}
+
+#[diagnostic::do_not_recommend]
+impl<B, F: Fn(&Rejection<'_>) -> Response<B>> Reject<B> for OnReject<F> {
+    fn reject(&self, why: &Rejection<'_>) -> Response<B> {
+        (self.0)(why)
+    }
+}

@@ -1,0 +1,595 @@
+//! Where counters live: the [`Store`] contract, and the stores that come with the crate.
+
+use std::error::Error;
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll};
+
+use crate::decision::{Ask, Decision, Writes};
+use crate::key::Key;
+use crate::quota::{Anchor, MAX_TOKENS, Quota, Quotas, fmix64};
+use crate::window::{self, State, Window};
+
+mod guard;
+mod memory;
+
+pub(crate) use guard::Guard;
+pub use guard::OnStoreFailure;
+pub use memory::MemoryStore;
+
+/// An asynchronous backend of counters.
+///
+/// # The contract
+///
+/// A store keeps a [`State`] for each (scope, quota, key) and answers four questions about an
+/// [`Account`], which names the three. The arithmetic is not the store's: it loads the states, asks
+/// [`Charge::decide`] (or [`Adjust::apply`]) what they mean now, and writes what it is told to. What
+/// is left to the store:
+///
+/// 1. **One step.** Load, decide and write are atomic over *all* quotas of the account: no other
+///    call for the same key comes in between, on this node or another.
+/// 2. **One clock.** The store's own time is read once per call; nodes that share counters share
+///    that clock. It may step back.
+/// 3. **Identity.** A counter is found by the scope's name, the key's bytes, and the quota's window
+///    and anchor ([`Quota::same_windows`]), never by its limit: limits change while counters run.
+/// 4. **Life.** A state may be forgotten from [`State::until`] on, not earlier.
+/// 5. **No replay.** A charge whose fate is unknown is not sent again.
+/// 6. **An answer.** Every [`Reply`] ends, in an answer or an error, within a time that the store
+///    documents. Dropping a reply before it is done may or may not charge.
+///
+/// The conformance suite (feature `testing`, `tower_fixed_window::testing`) checks a store against
+/// all but the last two.
+///
+/// ```
+/// use std::collections::HashMap;
+/// use std::sync::Mutex;
+/// use tower_fixed_window::store::{Account, Adjust, Charge, Reply, Store};
+/// use tower_fixed_window::window::State;
+/// use tower_fixed_window::{Decision, Key, Limiter, Quota};
+///
+/// /// The simplest store there is: it counts exactly, and never forgets.
+/// #[derive(Default)]
+/// struct Simple(Mutex<HashMap<(String, Key, String), State>>);
+///
+/// fn id(account: &Account<'_>, quota: &Quota) -> (String, Key, String) {
+///     let windows = quota.with_limit(0).to_string();
+///     (account.scope().name().to_owned(), account.key().clone(), windows)
+/// }
+///
+/// fn now() -> u64 { 1_700_000_040_000 }
+///
+/// impl Store for Simple {
+///     fn charge(&self, charge: Charge<'_>) -> Reply<Decision> {
+///         let mut map = self.0.lock().unwrap();
+///         let account = charge.account();
+///         let (decision, writes) = charge.decide(now(), |quota| map.get(&id(&account, quota)).copied());
+///         for (quota, state) in account.quotas().iter().zip(writes.into_iter().flatten()) {
+///             map.insert(id(&account, quota), state);
+///         }
+///         Reply::now(decision)
+///     }
+///
+///     fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {
+///         let mut map = self.0.lock().unwrap();
+///         let account = adjust.account();
+///         let writes = adjust.apply(now(), |quota| map.get(&id(&account, quota)).copied());
+///         for (quota, state) in account.quotas().iter().zip(writes) {
+///             if let Some(state) = state {
+///                 map.insert(id(&account, quota), state);
+///             }
+///         }
+///         Reply::now(())
+///     }
+///
+///     fn reset(&self, account: Account<'_>) -> Reply<()> {
+///         let mut map = self.0.lock().unwrap();
+///         account.quotas().iter().for_each(|quota| { map.remove(&id(&account, quota)); });
+///         Reply::now(())
+///     }
+///
+///     fn is_shared(&self) -> bool { false }
+/// }
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), tower_fixed_window::StoreError> {
+/// let limiter = Limiter::new(Quota::per_minute(1)).store(Simple::default());
+/// assert!(limiter.check("alice").await?.allowed());
+/// assert!(!limiter.check("alice").await?.allowed());
+/// # Ok(()) }
+/// ```
+pub trait Store: Send + Sync + 'static {
+    /// Takes tokens from all quotas of an account, or from none. A charge that
+    /// [is a peek](Charge::is_peek) only looks; [`Charge::decide`] sees to that.
+    fn charge(&self, charge: Charge<'_>) -> Reply<Decision>;
+
+    /// Returns tokens, or takes them without asking.
+    fn adjust(&self, adjust: Adjust<'_>) -> Reply<()>;
+
+    /// Forgets the counters of an account.
+    fn reset(&self, account: Account<'_>) -> Reply<()>;
+
+    /// Whether counters are found by their scope's name alone, from other processes or after a
+    /// restart. Limiters on such a store must have a name.
+    fn is_shared(&self) -> bool {
+        true
+    }
+}
+
+impl<S: Store + ?Sized> Store for Arc<S> {
+    fn charge(&self, charge: Charge<'_>) -> Reply<Decision> {
+        (**self).charge(charge)
+    }
+
+    fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {
+        (**self).adjust(adjust)
+    }
+
+    fn reset(&self, account: Account<'_>) -> Reply<()> {
+        (**self).reset(account)
+    }
+
+    fn is_shared(&self) -> bool {
+        (**self).is_shared()
+    }
+}
+
+impl fmt::Debug for dyn Store {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Store")
+    }
+}
+
+/// The name under which counters live; cheap to clone.
+#[derive(Clone)]
+pub struct Scope(Arc<Named>);
+
+struct Named {
+    name: Box<str>,
+    id: u64,
+}
+
+impl Scope {
+    /// Counters of this name: 1 to 64 of `[a-z0-9_.-]`.
+    ///
+    /// # Panics
+    /// If the name is not such a one.
+    pub fn named(name: &str) -> Self {
+        assert!(
+            (1..=64).contains(&name.len())
+                && name
+                    .bytes()
+                    .all(|b| matches!(b, b'a'..=b'z' | b'0'..=b'9' | b'_' | b'.' | b'-')),
+            "{name:?} can't name a rate limit: write 1 to 64 of a-z, 0-9, '_', '.', '-', as in .name(\"login\")"
+        );
+        Self(Arc::new(Named { name: name.into(), id: window::stagger(name, b"") }))
+    }
+
+    /// Counters that nobody else can find: a scope of its own at each call.
+    pub(crate) fn unnamed() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let id = fmix64(NEXT.fetch_add(1, Ordering::Relaxed));
+        Self(Arc::new(Named { name: "".into(), id }))
+    }
+
+    /// The name; empty if it has none.
+    pub fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    /// The same for equal names, other for each scope without a name.
+    #[inline]
+    pub(crate) fn id(&self) -> u64 {
+        self.0.id
+    }
+}
+
+impl fmt::Debug for Scope {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Scope({:?})", self.name())
+    }
+}
+
+/// Whose counters: a key, under a scope, for a set of quotas.
+#[derive(Clone, Copy, Debug)]
+pub struct Account<'a> {
+    scope: &'a Scope,
+    quotas: &'a Quotas,
+    key: &'a Key,
+}
+
+impl<'a> Account<'a> {
+    /// The counters of `key` under `scope` for `quotas`.
+    #[inline]
+    pub fn new(scope: &'a Scope, quotas: &'a Quotas, key: &'a Key) -> Self {
+        Self { scope, quotas, key }
+    }
+
+    /// The name under which the counters live.
+    #[inline]
+    pub fn scope(&self) -> &'a Scope {
+        self.scope
+    }
+
+    /// What may be spent.
+    #[inline]
+    pub fn quotas(&self) -> &'a Quotas {
+        self.quotas
+    }
+
+    /// Who pays.
+    #[inline]
+    pub fn key(&self) -> &'a Key {
+        self.key
+    }
+
+    /// A copy that borrows nothing, for a reply that comes later.
+    pub fn to_owned(&self) -> OwnedAccount {
+        OwnedAccount { scope: self.scope.clone(), quotas: *self.quotas, key: self.key.clone() }
+    }
+
+    /// Where the grid of one of the quotas is shifted to, if it is staggered.
+    #[inline]
+    pub(crate) fn shift(&self, quota: &Quota) -> u64 {
+        match quota.anchor {
+            Anchor::Staggered => window::stagger(self.scope.name(), self.key.as_bytes()),
+            _ => 0,
+        }
+    }
+
+    #[inline]
+    pub(crate) fn window(
+        &self,
+        now: i64,
+        quota: &'a Quota,
+        load: impl FnOnce(&Quota) -> Option<State>,
+    ) -> Window<'a> {
+        Window::at(now, load(quota), quota, self.shift(quota))
+    }
+}
+
+/// An [`Account`] that borrows nothing.
+#[derive(Clone, Debug)]
+pub struct OwnedAccount {
+    scope: Scope,
+    quotas: Quotas,
+    key: Key,
+}
+
+impl OwnedAccount {
+    /// The account.
+    pub fn as_account(&self) -> Account<'_> {
+        Account::new(&self.scope, &self.quotas, &self.key)
+    }
+}
+
+/// A question for tokens from all quotas of an account.
+#[derive(Clone, Copy, Debug)]
+pub struct Charge<'a> {
+    account: Account<'a>,
+    ask: Ask,
+}
+
+impl<'a> Charge<'a> {
+    /// Asks for `cost` tokens.
+    #[inline]
+    pub fn new(account: Account<'a>, cost: u64) -> Self {
+        Self { account, ask: Ask { cost, reserve: false, up_to: false, peek: false } }
+    }
+
+    /// May take from windows to come, as far as the quotas allow.
+    #[must_use]
+    pub fn reserving(mut self) -> Self {
+        self.ask.reserve = true;
+        self
+    }
+
+    /// Takes what is there, at least one token, where it is less than the cost.
+    #[must_use]
+    pub fn up_to(mut self) -> Self {
+        self.ask.up_to = true;
+        self
+    }
+
+    /// Takes nothing, only looks.
+    #[must_use]
+    pub fn peeking(mut self) -> Self {
+        self.ask.peek = true;
+        self
+    }
+
+    /// Whose counters.
+    #[inline]
+    pub fn account(&self) -> Account<'a> {
+        self.account
+    }
+
+    /// The tokens asked for.
+    pub fn cost(&self) -> u64 {
+        self.ask.cost
+    }
+
+    /// Whether it may take from windows to come.
+    pub fn may_reserve(&self) -> bool {
+        self.ask.reserve
+    }
+
+    /// Whether less than the cost is acceptable.
+    pub fn is_up_to(&self) -> bool {
+        self.ask.up_to
+    }
+
+    /// Whether nothing is to be taken.
+    pub fn is_peek(&self) -> bool {
+        self.ask.peek
+    }
+
+    /// A copy that borrows nothing, for a reply that comes later.
+    pub fn to_owned(&self) -> OwnedCharge {
+        OwnedCharge { account: self.account.to_owned(), ask: self.ask }
+    }
+
+    /// Decides at `now` (milliseconds since the epoch, on the store's clock), given the state of
+    /// each quota. The answer, and what to write for each quota in their order; `None`: nothing.
+    pub fn decide(
+        &self,
+        now: u64,
+        mut load: impl FnMut(&Quota) -> Option<State>,
+    ) -> (Decision, Option<[State; Quotas::MAX]>) {
+        let now = instant(now);
+        self.decide_over(now, |account, _, quota| account.window(now, quota, &mut load))
+    }
+
+    /// The same over windows that the store has made.
+    #[inline]
+    pub(crate) fn decide_over(
+        &self,
+        now: i64,
+        mut window: impl FnMut(&Account<'a>, usize, &'a Quota) -> Window<'a>,
+    ) -> (Decision, Option<Writes>) {
+        let quotas = self.account.quotas.as_slice();
+        let mut windows = [window(&self.account, 0, &quotas[0]); Quotas::MAX];
+        for (i, quota) in quotas.iter().enumerate().skip(1) {
+            windows[i] = window(&self.account, i, quota);
+        }
+        Decision::over(now, &windows[..quotas.len()], self.ask)
+    }
+}
+
+/// A [`Charge`] that borrows nothing.
+#[derive(Clone, Debug)]
+pub struct OwnedCharge {
+    account: OwnedAccount,
+    ask: Ask,
+}
+
+impl OwnedCharge {
+    /// The charge.
+    pub fn as_charge(&self) -> Charge<'_> {
+        Charge { account: self.account.as_account(), ask: self.ask }
+    }
+}
+
+/// A correction of what was charged before: tokens that come back, or more of them that were used.
+#[derive(Clone, Copy, Debug)]
+pub struct Adjust<'a> {
+    account: Account<'a>,
+    change: Change,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Change {
+    Return { tokens: u64, until: [i64; Quotas::MAX] },
+    Take { tokens: u64 },
+}
+
+impl<'a> Adjust<'a> {
+    /// Returns `tokens` that were taken by `decision`, for each quota until the window they were
+    /// taken from has ended.
+    pub fn refund(account: Account<'a>, tokens: u64, decision: &Decision) -> Self {
+        let mut until = [0; Quotas::MAX];
+        for (until, standing) in until.iter_mut().zip(decision.standings()) {
+            *until = standing.refundable_until();
+        }
+        Self::refund_until(account, tokens, until)
+    }
+
+    pub(crate) fn refund_until(
+        account: Account<'a>,
+        tokens: u64,
+        until: [i64; Quotas::MAX],
+    ) -> Self {
+        Self { account, change: Change::Return { tokens, until } }
+    }
+
+    /// Takes `tokens` that have been used already, whether they are there or not.
+    pub fn take(account: Account<'a>, tokens: u64) -> Self {
+        Self { account, change: Change::Take { tokens } }
+    }
+
+    /// Whose counters.
+    pub fn account(&self) -> Account<'a> {
+        self.account
+    }
+
+    /// Whether tokens come back (and never open or revive a window).
+    pub fn is_refund(&self) -> bool {
+        matches!(self.change, Change::Return { .. })
+    }
+
+    /// A copy that borrows nothing, for a reply that comes later.
+    pub fn to_owned(&self) -> OwnedAdjust {
+        OwnedAdjust { account: self.account.to_owned(), change: self.change }
+    }
+
+    /// What to write at `now` for each quota in their order, given their states; `None`: nothing.
+    pub fn apply(
+        &self,
+        now: u64,
+        mut load: impl FnMut(&Quota) -> Option<State>,
+    ) -> [Option<State>; Quotas::MAX] {
+        let now = instant(now);
+        self.apply_over(now, |account, _, quota| account.window(now, quota, &mut load))
+    }
+
+    pub(crate) fn apply_over(
+        &self,
+        now: i64,
+        mut window: impl FnMut(&Account<'a>, usize, &'a Quota) -> Window<'a>,
+    ) -> [Option<State>; Quotas::MAX] {
+        let mut writes = [None; Quotas::MAX];
+        for (i, quota) in self.account.quotas.iter().enumerate() {
+            let window = window(&self.account, i, quota);
+            writes[i] = match self.change {
+                Change::Return { tokens: 0, .. } | Change::Take { tokens: 0 } => None,
+                Change::Return { until, .. } if now >= until[i] => None,
+                Change::Return { tokens, .. } => window.give_back(tokens),
+                Change::Take { tokens } => Some(window.take(tokens)),
+            };
+        }
+        writes
+    }
+}
+
+/// An [`Adjust`] that borrows nothing.
+#[derive(Clone, Debug)]
+pub struct OwnedAdjust {
+    account: OwnedAccount,
+    change: Change,
+}
+
+impl OwnedAdjust {
+    /// The correction.
+    pub fn as_adjust(&self) -> Adjust<'_> {
+        Adjust { account: self.account.as_account(), change: self.change }
+    }
+}
+
+/// A reading of a clock, as the arithmetic takes it.
+#[inline]
+pub(crate) fn instant(now: u64) -> i64 {
+    now.min(MAX_TOKENS) as i64
+}
+
+/// What a store answers: a future that may hold its answer already, so that a store in memory costs
+/// no allocation and no second poll.
+///
+/// ```
+/// use tower_fixed_window::store::Reply;
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() {
+/// assert_eq!(Reply::now(7).await.unwrap(), 7);
+/// assert_eq!(Reply::later(async { Ok(7) }).await.unwrap(), 7);
+/// assert!(matches!(Reply::now(7).into_now(), Ok(Ok(7))));
+/// # }
+/// ```
+#[must_use = "a reply does nothing unless it is awaited"]
+pub struct Reply<T>(Inner<T>);
+
+enum Inner<T> {
+    Now(Option<Result<T, StoreError>>),
+    Later(Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send>>),
+}
+
+// Nothing in it is pinned in place: the future is boxed.
+impl<T> Unpin for Reply<T> {}
+
+impl<T> Reply<T> {
+    /// The answer.
+    #[inline]
+    pub fn now(value: T) -> Self {
+        Self(Inner::Now(Some(Ok(value))))
+    }
+
+    /// The store has failed.
+    pub fn failed(error: StoreError) -> Self {
+        Self(Inner::Now(Some(Err(error))))
+    }
+
+    /// The answer is still to come.
+    pub fn later(future: impl Future<Output = Result<T, StoreError>> + Send + 'static) -> Self {
+        Self(Inner::Later(Box::pin(future)))
+    }
+
+    /// The same reply with another answer.
+    pub fn map<U>(self, f: impl FnOnce(T) -> U + Send + 'static) -> Reply<U>
+    where
+        T: Send + 'static,
+    {
+        match self.into_now() {
+            Ok(answer) => Reply(Inner::Now(Some(answer.map(f)))),
+            Err(later) => Reply::later(async { later.await.map(f) }),
+        }
+    }
+
+    /// The answer if it is there, else the reply itself.
+    ///
+    /// # Errors
+    /// The reply, if it has to be awaited.
+    #[inline]
+    pub fn into_now(mut self) -> Result<Result<T, StoreError>, Self> {
+        match &mut self.0 {
+            Inner::Now(answer) => match answer.take() {
+                Some(answer) => Ok(answer),
+                None => Err(self),
+            },
+            Inner::Later(_) => Err(self),
+        }
+    }
+}
+
+impl<T> Future for Reply<T> {
+    type Output = Result<T, StoreError>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        match &mut self.0 {
+            Inner::Now(answer) => Poll::Ready(answer.take().expect("polled after it was done")),
+            Inner::Later(future) => future.as_mut().poll(cx),
+        }
+    }
+}
+
+impl<T> fmt::Debug for Reply<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.0 {
+            Inner::Now(_) => "Reply::now(..)",
+            Inner::Later(_) => "Reply::later(..)",
+        })
+    }
+}
+
+/// Why a store could not answer. Its text names no key and no address.
+#[derive(Clone, Debug)]
+pub struct StoreError {
+    message: &'static str,
+    source: Option<Arc<dyn Error + Send + Sync>>,
+}
+
+impl StoreError {
+    /// A failure in a few words, without keys or addresses in them.
+    pub fn new(message: &'static str) -> Self {
+        Self { message, source: None }
+    }
+
+    /// The same, with the error behind it. It is not part of the text, since it may name an
+    /// address.
+    pub fn with_source(
+        message: &'static str,
+        source: impl Into<Box<dyn Error + Send + Sync>>,
+    ) -> Self {
+        Self { message, source: Some(Arc::from(source.into())) }
+    }
+}
+
+impl fmt::Display for StoreError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.message)
+    }
+}
+
+impl Error for StoreError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        self.source.as_deref().map(|source| source as _)
+    }
+}

@@ -1,0 +1,75 @@
+//! For those who write a [`Store`](crate::Store): the suite that it has to pass.
+//!
+//! [`conformance`] is all of it; [`replay`] runs traces of the format of `vectors.json`, which is
+//! part of it.
+//!
+//! ```
+//! use tower_fixed_window::MemoryStore;
+//! use tower_fixed_window::testing::{block_on, conformance};
+//!
+//! conformance(|clock| MemoryStore::with_clock(clock), block_on);
+//! ```
+
+use std::future::Future;
+use std::pin::{Pin, pin};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::{self, Thread};
+
+use crate::clock::ManualClock;
+use crate::store::Store;
+
+mod races;
+mod replay;
+
+pub use replay::{Failure, Report, replay};
+
+/// The shared traces, each with the answer that every step must get.
+pub const VECTORS: &str = include_str!("testing/vectors.json");
+
+/// Something to wait for, handed to the runtime that a store needs.
+pub type Job<'a> = Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
+
+/// Checks a store against the contract of [`Store`](crate::Store): the arithmetic on all shared
+/// traces, one atomic step under concurrency, the identity of counters, and their life.
+///
+/// `new` makes an empty store whose time is the clock's. `block_on` waits for a future on the
+/// current thread: [`block_on`] here, or a runtime's.
+///
+/// # Panics
+/// With what is wrong, where the store breaks the contract.
+pub fn conformance<S: Store>(
+    new: impl Fn(ManualClock) -> S + Send + Sync,
+    block_on: impl Fn(Job<'_>) + Send + Sync,
+) {
+    let report = Mutex::new(None);
+    block_on(Box::pin(async {
+        let replayed = replay(VECTORS, &new).await.expect("the shared traces are well-formed");
+        *report.lock().expect("no panic") = Some(replayed);
+    }));
+    let report = report.into_inner().expect("no panic").expect("block_on waits");
+    assert!(report.failures.is_empty(), "{report}");
+    races::exact(&new, &block_on);
+    races::all_or_nothing(&new, &block_on);
+    races::refunds_once(&new, &block_on);
+}
+
+/// Waits for a future on this thread, which sleeps meanwhile. For stores that need no runtime.
+pub fn block_on<F: Future>(future: F) -> F::Output {
+    struct Unpark(Thread);
+
+    impl Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+
+    let waker = Waker::from(Arc::new(Unpark(thread::current())));
+    let mut future = pin!(future);
+    loop {
+        match future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            Poll::Ready(output) => return output,
+            Poll::Pending => thread::park(),
+        }
+    }
+}

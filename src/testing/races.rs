@@ -1,0 +1,118 @@
+//! What must hold when many ask at once.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use super::Job;
+use crate::clock::ManualClock;
+use crate::limiter::Limiter;
+use crate::quota::Quota;
+use crate::store::Store;
+
+const THREADS: u64 = 4;
+const NOW_MS: u64 = 1_700_000_040_000;
+
+/// Runs a job on each of some threads at once.
+fn race<'a>(
+    block_on: &(impl Fn(Job<'_>) + Send + Sync),
+    job: impl Fn(u64) -> Job<'a> + Send + Sync,
+) {
+    thread::scope(|scope| {
+        for i in 0..THREADS {
+            let job = &job;
+            scope.spawn(move || block_on(job(i)));
+        }
+    });
+}
+
+/// Exactly the limit passes in each window, whoever asks (S7).
+pub(super) fn exact<S: Store>(
+    new: &impl Fn(ManualClock) -> S,
+    block_on: &(impl Fn(Job<'_>) + Send + Sync),
+) {
+    let clock = ManualClock::at_ms(NOW_MS);
+    let limiter = limiter(Quota::per_minute(10).into(), new, &clock);
+    for window in 0..20 {
+        let passed = AtomicU64::new(0);
+        race(block_on, |_| {
+            Box::pin(async {
+                for _ in 0..10 {
+                    let decision = limiter.check("one").await.expect("the store answers");
+                    passed.fetch_add(decision.allowed().into(), Ordering::SeqCst);
+                }
+            })
+        });
+        assert_eq!(passed.into_inner(), 10, "of a limit of 10, in window {window}");
+        clock.advance(Duration::from_secs(60));
+    }
+}
+
+/// A refusal by one quota takes nothing from another (S6).
+pub(super) fn all_or_nothing<S: Store>(
+    new: &impl Fn(ManualClock) -> S,
+    block_on: &(impl Fn(Job<'_>) + Send + Sync),
+) {
+    let clock = ManualClock::at_ms(NOW_MS);
+    let limiter = limiter(Quota::per_minute(33).and(Quota::per_hour(50)), new, &clock);
+    let passed = AtomicU64::new(0);
+    for _ in 0..2 {
+        race(block_on, |_| {
+            Box::pin(async {
+                for _ in 0..40 {
+                    let decision = limiter.check("one").await.expect("the store answers");
+                    passed.fetch_add(decision.allowed().into(), Ordering::SeqCst);
+                    let used: Vec<_> = decision.standings().iter().map(|s| s.used()).collect();
+                    assert!(used[0] <= 33 && used[1] <= 50 && used[0] <= used[1], "used {used:?}");
+                }
+            })
+        });
+        clock.advance(Duration::from_secs(60));
+    }
+    // 33 in the first minute, then what the hour has left: had a refusal been counted by the hour,
+    // it would be less.
+    assert_eq!(passed.into_inner(), 50, "of 33 a minute and 50 an hour, in two minutes");
+}
+
+/// What is returned can be taken again, once (S14).
+pub(super) fn refunds_once<S: Store>(
+    new: &impl Fn(ManualClock) -> S,
+    block_on: &(impl Fn(Job<'_>) + Send + Sync),
+) {
+    let clock = ManualClock::at_ms(NOW_MS);
+    let limiter = limiter(Quota::per_minute(100).into(), new, &clock);
+    let kept = AtomicU64::new(0);
+    let order = Mutex::new(0_u64);
+    race(block_on, |_| {
+        Box::pin(async {
+            for _ in 0..100 {
+                let (_, receipt) = limiter.charge("one", 1).await.expect("the store answers");
+                let Some(receipt) = receipt else { continue };
+                let every_second = {
+                    let mut order = order.lock().expect("no panic");
+                    *order += 1;
+                    *order % 2 == 0
+                };
+                if every_second {
+                    limiter.refund(receipt).await.expect("the store answers");
+                } else {
+                    kept.fetch_add(1, Ordering::SeqCst);
+                }
+            }
+        })
+    });
+    let used = std::sync::OnceLock::new();
+    block_on(Box::pin(async {
+        let _ = used.set(limiter.peek("one").await.expect("the store answers").used());
+    }));
+    assert_eq!(used.into_inner(), Some(kept.into_inner()), "what was kept is what is counted");
+}
+
+fn limiter<S: Store>(
+    quotas: crate::quota::Quotas,
+    new: &impl Fn(ManualClock) -> S,
+    clock: &ManualClock,
+) -> Limiter {
+    Limiter::new(quotas).name("race").store(new(clock.clone())).without_fallback()
+}

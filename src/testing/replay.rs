@@ -1,0 +1,234 @@
+//! The replay of traces: JSON in, what differs out.
+
+use std::fmt;
+use std::time::{Duration, UNIX_EPOCH};
+
+use serde::Deserialize;
+
+use crate::clock::ManualClock;
+use crate::decision::Decision;
+use crate::limiter::{Limiter, Receipt};
+use crate::quota::{Quota, Quotas};
+use crate::store::{Store, StoreError};
+
+/// What became of the traces of a file.
+#[derive(Debug, Default)]
+pub struct Report {
+    /// How many traces got every answer right.
+    pub passed: usize,
+    /// What was wrong in the others.
+    pub failures: Vec<Failure>,
+    /// How many traces have a failure.
+    pub failed: usize,
+}
+
+/// A step that got the wrong answer.
+#[derive(Debug)]
+pub struct Failure {
+    /// The trace's id.
+    pub trace: String,
+    /// The step's index in the trace.
+    pub step: usize,
+    /// What was expected, and what came.
+    pub what: String,
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for Failure { trace, step, what } in &self.failures {
+            writeln!(f, "{trace} step {step}: {what}")?;
+        }
+        write!(f, "{} traces passed, {} failed", self.passed, self.failed)
+    }
+}
+
+#[derive(Deserialize)]
+struct File {
+    traces: Vec<Trace>,
+}
+
+#[derive(Deserialize)]
+struct Trace {
+    id: String,
+    quotas: Vec<QuotaSpec>,
+    steps: Vec<Step>,
+}
+
+#[derive(Deserialize)]
+struct QuotaSpec {
+    limit: u64,
+    window_ms: u64,
+    #[serde(default)]
+    anchor: AnchorSpec,
+    #[serde(default)]
+    start_ms: u64,
+    capacity: Option<u64>,
+    #[serde(default)]
+    max_reserved: u64,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "snake_case")]
+enum AnchorSpec {
+    #[default]
+    Aligned,
+    StartingAt,
+    FirstRequest,
+}
+
+#[derive(Deserialize)]
+struct Step {
+    at_ms: u64,
+    #[serde(flatten)]
+    op: Op,
+    expect: Expect,
+}
+
+#[derive(Deserialize)]
+#[serde(tag = "op", rename_all = "snake_case")]
+enum Op {
+    Charge { cost: u64 },
+    Reserve { cost: u64 },
+    Peek { cost: u64 },
+    Refund { of: usize },
+    Settle { of: usize, actual: u64 },
+    Reset,
+    Limits { limits: Vec<u64> },
+}
+
+/// `retry_at_ms` of a refusal may be `null`, never; it is absent, and reads the same, elsewhere.
+#[derive(Deserialize, PartialEq, Debug)]
+struct Expect {
+    allowed: bool,
+    remaining: Vec<u64>,
+    used: Vec<u64>,
+    reset_ms: Vec<u64>,
+    retry_at_ms: Option<u64>,
+    ready_at_ms: Option<u64>,
+}
+
+impl Expect {
+    fn of(decision: &Decision) -> Self {
+        let standings = decision.standings();
+        let ms = |at: std::time::SystemTime| {
+            at.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
+        };
+        Self {
+            allowed: decision.allowed(),
+            remaining: standings.iter().map(|standing| standing.remaining()).collect(),
+            used: standings.iter().map(|standing| standing.used()).collect(),
+            reset_ms: standings.iter().map(|standing| ms(standing.reset_at())).collect(),
+            retry_at_ms: decision.retry_at().map(ms),
+            ready_at_ms: decision.ready_at().map(ms),
+        }
+    }
+}
+
+/// Replays every trace of a file of the format of [`VECTORS`](super::VECTORS), each on a store of
+/// its own that `new` makes and that must read the time from the clock.
+///
+/// # Errors
+/// If the text is not of that format. Wrong answers are in the report.
+pub async fn replay<S: Store>(
+    json: &str,
+    new: impl Fn(ManualClock) -> S,
+) -> Result<Report, serde_json::Error> {
+    let file: File = serde_json::from_str(json)?;
+    let mut report = Report::default();
+    for trace in &file.traces {
+        let clock = ManualClock::default();
+        let limiter = Limiter::new(trace.quotas())
+            .name(&trace.id.to_lowercase())
+            .store(new(clock.clone()))
+            .without_fallback();
+        let before = report.failures.len();
+        trace.replay(limiter, &clock, &mut report.failures).await;
+        if report.failures.len() == before {
+            report.passed += 1;
+        } else {
+            report.failed += 1;
+        }
+    }
+    Ok(report)
+}
+
+impl Trace {
+    fn quotas(&self) -> Quotas {
+        let mut quotas = self.quotas.iter().map(QuotaSpec::quota);
+        let first = Quotas::from(quotas.next().expect("a trace has a quota"));
+        quotas.fold(first, Quotas::and)
+    }
+
+    async fn replay(&self, mut limiter: Limiter, clock: &ManualClock, failures: &mut Vec<Failure>) {
+        let mut receipts: Vec<Option<Receipt>> = self.steps.iter().map(|_| None).collect();
+        for (i, step) in self.steps.iter().enumerate() {
+            clock.set_ms(step.at_ms);
+            let what = match step.take(i, &mut limiter, &mut receipts).await {
+                Ok(decision) if Expect::of(&decision) == step.expect => continue,
+                Ok(decision) => {
+                    format!("expected {:?}, got {:?}", step.expect, Expect::of(&decision))
+                }
+                Err(error) => format!("the store failed: {error}"),
+            };
+            failures.push(Failure { trace: self.id.clone(), step: i, what });
+        }
+    }
+}
+
+impl Step {
+    async fn take(
+        &self,
+        i: usize,
+        limiter: &mut Limiter,
+        receipts: &mut [Option<Receipt>],
+    ) -> Result<Decision, StoreError> {
+        const KEY: &str = "trace";
+
+        let (decision, receipt) = match &self.op {
+            Op::Charge { cost } => limiter.charge(KEY, *cost).await?,
+            Op::Reserve { cost } => limiter.reserve(KEY, *cost).await?,
+            Op::Peek { cost } => return limiter.peek_cost(KEY, *cost).await,
+            Op::Refund { of } => {
+                if let Some(receipt) = receipts[*of].take() {
+                    limiter.refund(receipt).await?;
+                }
+                return limiter.peek_cost(KEY, 0).await;
+            }
+            Op::Settle { of, actual } => {
+                if let Some(receipt) = receipts[*of].take() {
+                    limiter.settle(receipt, *actual).await?;
+                }
+                return limiter.peek_cost(KEY, 0).await;
+            }
+            Op::Reset => {
+                receipts.fill_with(|| None);
+                limiter.reset(KEY).await?;
+                return limiter.peek_cost(KEY, 0).await;
+            }
+            Op::Limits { limits } => {
+                let old = limiter.quotas().as_slice();
+                let mut new = old.iter().zip(limits).map(|(quota, limit)| quota.with_limit(*limit));
+                let first = Quotas::from(new.next().expect("a quota"));
+                *limiter = limiter.clone().quotas_replaced(new.fold(first, Quotas::and));
+                return limiter.peek_cost(KEY, 0).await;
+            }
+        };
+        receipts[i] = receipt;
+        Ok(decision)
+    }
+}
+
+impl QuotaSpec {
+    fn quota(&self) -> Quota {
+        let mut quota = Quota::new(self.limit, Duration::from_millis(self.window_ms));
+        quota = match self.anchor {
+            AnchorSpec::Aligned => quota,
+            AnchorSpec::StartingAt => quota.starting_at(Duration::from_millis(self.start_ms)),
+            AnchorSpec::FirstRequest => quota.from_first_request(),
+        };
+        if let Some(capacity) = self.capacity {
+            quota = quota.rollover_up_to(capacity);
+        }
+        quota.reserve_up_to(self.max_reserved)
+    }
+}

@@ -1,0 +1,245 @@
+//! The arithmetic of a fixed window: pure, in integers, over one quota of one key. Stores keep a
+//! [`State`] per (scope, quota, key) and ask here what it means and what to write.
+//!
+//! All of the rules' numbers are here and nowhere else; a store that works elsewhere (a script in
+//! Redis) mirrors this file and is held to it by the conformance suite.
+//!
+//! ```
+//! use tower_fixed_window::Quota;
+//! use tower_fixed_window::window::{State, Window};
+//!
+//! let quota = Quota::per_minute(5);
+//! let now = 1_700_000_040_000;
+//!
+//! let window = Window::at(now, None, &quota, 0);
+//! assert!(window.fits(3, false));
+//! let state: State = window.take(3);
+//! assert_eq!(state, State { start: now, used: 3, until: now + 60_000 });
+//!
+//! let window = Window::at(now + 1, Some(state), &quota, 0);
+//! assert!(!window.fits(3, false));
+//! assert_eq!(window.retry_at(3, false), Some(now + 60_000));
+//! ```
+
+use crate::quota::{Anchor, MAX_TOKENS, Quota, fmix64};
+
+/// The last instant, and the largest count: everything saturates here (S11).
+pub const MAX: i64 = MAX_TOKENS as i64;
+
+/// What a store keeps for one quota of one key (S5). Times are milliseconds since the epoch.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct State {
+    /// The start of the window that was last written.
+    pub start: i64,
+    /// Tokens taken. Negative while more than the limit is left (rollover), above the limit in
+    /// debt.
+    pub used: i64,
+    /// From here on there is no state.
+    pub until: i64,
+}
+
+/// A quota of one key as it stands at one instant.
+#[derive(Clone, Copy, Debug)]
+pub struct Window<'a> {
+    quota: &'a Quota,
+    start: i64,
+    used: i64,
+    /// `None`: no state, a new key.
+    until: Option<i64>,
+}
+
+impl<'a> Window<'a> {
+    /// What `state` means at `now`. `shift` is the grid's shift for a staggered quota
+    /// ([`stagger`]), else ignored.
+    #[inline]
+    pub fn at(now: i64, state: Option<State>, quota: &'a Quota, shift: u64) -> Self {
+        let length = quota.window as i64;
+        let floor = floor(quota);
+        let Some(state) = state.filter(|state| now < state.until) else {
+            return Self::new(now, quota, shift);
+        };
+        // A clock that stepped back by less than a window: the stored window still runs (S4).
+        if now.saturating_sub(state.start).abs() < length {
+            return Self {
+                quota,
+                start: state.start,
+                used: state.used.max(floor),
+                until: Some(state.until),
+            };
+        }
+        if now < state.start {
+            // By a window or more: the state moves along and keeps its count (S4).
+            let start = grid(now, quota, shift);
+            return Self {
+                quota,
+                start,
+                used: state.used.max(floor),
+                until: Some(state.until - state.start + start),
+            };
+        }
+        let passed = (now - state.start) / length;
+        let used = state.used.saturating_sub(limit(quota).saturating_mul(passed));
+        if used <= floor {
+            // It came down before `until`, because the limit was raised meanwhile (S5).
+            return Self::new(now, quota, shift);
+        }
+        Self { quota, start: state.start + passed * length, used, until: Some(state.until) }
+    }
+
+    fn new(now: i64, quota: &'a Quota, shift: u64) -> Self {
+        Self { quota, start: grid(now, quota, shift), used: floor(quota), until: None }
+    }
+
+    /// The window around `now` with tokens taken in it already.
+    pub(crate) fn with_used(now: i64, quota: &'a Quota, shift: u64, used: i64) -> Self {
+        let mut window = Self::new(now, quota, shift);
+        window.used = used.max(window.used);
+        window.until = Some(window.write(window.used).until);
+        window
+    }
+
+    #[inline]
+    pub(crate) fn quota(&self) -> &'a Quota {
+        self.quota
+    }
+
+    /// Where this window began.
+    pub fn start(&self) -> i64 {
+        self.start
+    }
+
+    /// Where the next one begins.
+    #[inline]
+    pub fn end(&self) -> i64 {
+        self.start.saturating_add(self.quota.window as i64).min(MAX)
+    }
+
+    /// Tokens taken; see [`State::used`].
+    pub fn used(&self) -> i64 {
+        self.used
+    }
+
+    /// How many tokens could be taken now, with what may be reserved or without.
+    #[inline]
+    pub fn available(&self, reserve: bool) -> u64 {
+        if self.quota.limit == 0 {
+            return 0;
+        }
+        let debt = if reserve { self.quota.max_reserved as i64 } else { 0 };
+        (limit(self.quota) + debt).saturating_sub(self.used).max(0) as u64
+    }
+
+    /// Whether a charge of `cost` passes (S6, S8).
+    #[inline]
+    pub fn fits(&self, cost: u64, reserve: bool) -> bool {
+        cost <= self.available(reserve)
+    }
+
+    /// What to write when `cost` tokens are taken, whether they fit or not (S15 may overdraw).
+    #[inline]
+    pub fn take(&self, cost: u64) -> State {
+        self.write(self.used.saturating_add(cost.min(MAX_TOKENS) as i64).min(MAX))
+    }
+
+    /// What to write when `tokens` are returned; `None` where there is no state to return them
+    /// to (S14).
+    pub fn give_back(&self, tokens: u64) -> Option<State> {
+        let used = self.used - tokens.min(MAX_TOKENS) as i64;
+        self.until.map(|_| self.write(used.max(floor(self.quota))))
+    }
+
+    #[inline]
+    fn write(&self, used: i64) -> State {
+        let windows = match windows(used - floor(self.quota), self.quota) {
+            Some(windows) => windows.max(1),
+            None if used > floor(self.quota) => MAX,
+            None => 1,
+        };
+        State { start: self.start, used, until: self.after(windows) }
+    }
+
+    /// When a refused `cost` would fit if nobody else asked (S16); `None`: never.
+    pub fn retry_at(&self, cost: u64, reserve: bool) -> Option<i64> {
+        let quota = self.quota;
+        let most = quota.capacity + if reserve { quota.max_reserved } else { 0 };
+        if cost > most {
+            return None;
+        }
+        let at = self.after(windows(self.used + cost as i64 - limit(quota), quota)?);
+        // From `until` on the key is new, with all of its capacity.
+        Some(match self.until {
+            Some(until) if cost <= quota.capacity => at.min(until),
+            _ => at,
+        })
+    }
+
+    /// The start of the `n`th window after this one.
+    #[inline]
+    fn after(&self, n: i64) -> i64 {
+        n.saturating_mul(self.quota.window as i64).saturating_add(self.start).min(MAX)
+    }
+}
+
+/// The start of the window in which `used` tokens are covered, for one that began at `start`
+/// (S13): itself, unless there is debt.
+#[inline]
+pub(crate) fn covered_at(start: i64, used: i64, limit: u64, window: u64) -> i64 {
+    let debt = used - limit as i64;
+    if debt <= 0 || limit == 0 {
+        return start;
+    }
+    let windows = (debt as u64).div_ceil(limit) as i64;
+    windows.saturating_mul(window as i64).saturating_add(start).min(MAX)
+}
+
+/// In how many windows `tokens` are granted, rounded up; `None`: never.
+#[inline]
+fn windows(tokens: i64, quota: &Quota) -> Option<i64> {
+    if quota.limit == 0 {
+        return None;
+    }
+    // Most charges are within one limit: no division for them.
+    Some(match tokens.max(0) as u64 {
+        0 => 0,
+        tokens if tokens <= quota.limit => 1,
+        tokens => tokens.div_ceil(quota.limit) as i64,
+    })
+}
+
+/// What a new key has used: nothing, or less than that where it starts with rolled-over tokens.
+#[inline]
+fn floor(quota: &Quota) -> i64 {
+    limit(quota) - quota.capacity as i64
+}
+
+#[inline]
+fn limit(quota: &Quota) -> i64 {
+    quota.limit as i64
+}
+
+/// The start of the window around `now`.
+#[inline]
+fn grid(now: i64, quota: &Quota, shift: u64) -> i64 {
+    let offset = match quota.anchor {
+        Anchor::Grid { offset } => offset,
+        Anchor::Staggered => shift % quota.window,
+        Anchor::FirstRequest => return now,
+    };
+    now - (now - offset as i64).rem_euclid(quota.window as i64)
+}
+
+/// The shift of a staggered grid for a scope and an encoded key: FNV-1a, finished by
+/// MurmurHash3's fmix64 (S2). The same on every node, for ever.
+///
+/// ```
+/// use tower_fixed_window::window::stagger;
+///
+/// assert_eq!(stagger("", b""), 0xefd0_1f60_ba99_2926);
+/// ```
+pub fn stagger(scope: &str, key: &[u8]) -> u64 {
+    let mut hash = 0xcbf2_9ce4_8422_2325_u64;
+    for byte in scope.bytes().chain(key.iter().copied()) {
+        hash = (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
+    }
+    fmix64(hash)
+}
