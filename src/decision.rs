@@ -4,7 +4,7 @@ use std::error::Error;
 use std::fmt;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use crate::quota::Quotas;
+use crate::quota::{MAX_TOKENS, Quotas};
 use crate::window::{MAX, State, Window, covered_at};
 
 /// Whether a charge passed, and how the key stands.
@@ -261,6 +261,37 @@ impl Decision {
     /// [`RateLimited`] if it was refused.
     pub fn into_result(self) -> Result<Self, RateLimited> {
         if self.allowed() { Ok(self) } else { Err(RateLimited(self)) }
+    }
+
+    /// The refusal of a charge whose reservation was returned: it can be met when the reservation
+    /// would have been.
+    pub(crate) fn into_refusal(mut self) -> Self {
+        if let Verdict::Reserved { ready_at } = self.verdict {
+            self.refusing = 0;
+            for (i, standing) in self.standings[..self.len as usize].iter_mut().enumerate() {
+                let covered_at = standing.covered_at();
+                self.refusing |= u8::from(covered_at > standing.start) << i;
+                if covered_at == ready_at {
+                    self.speaker = i as u8;
+                }
+            }
+            let speaker = self.speaker;
+            self = self.with_cost(0);
+            self.speaker = speaker;
+            self.verdict = Verdict::Refused { retry_at: ready_at };
+        }
+        self
+    }
+
+    /// The same after the charge was corrected to another cost.
+    pub(crate) fn with_cost(mut self, cost: u64) -> Self {
+        let more = cost.min(MAX_TOKENS) as i64 - self.granted as i64;
+        for standing in &mut self.standings[..self.len as usize] {
+            standing.used = standing.used.saturating_add(more).min(MAX);
+        }
+        self.granted = cost;
+        self.speak_tightest();
+        self
     }
 
     #[inline]

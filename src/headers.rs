@@ -6,6 +6,7 @@
 //! extensions would cost a third of what the whole layer does. The statics are byte arrays, since
 //! equal string literals may be merged by the linker, and statics are not.
 
+use http::Response;
 use http::header::{CACHE_CONTROL, Entry, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
 
 use crate::decision::Decision;
@@ -33,9 +34,9 @@ names! {
     REFUSED_REMAINING = b"x-ratelimit-remaining";
 }
 
-/// Who wrote the fields of a response.
+/// Who wrote the rate-limit fields of a response.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Author {
+pub(crate) enum Author {
     Nobody,
     /// An inner layer of ours, whose request passed.
     Passed,
@@ -44,9 +45,11 @@ enum Author {
     Upstream,
 }
 
-fn author(headers: &mut HeaderMap) -> Author {
-    let at = |name: &HeaderName| name.as_str().as_ptr();
-    match headers.entry(&REMAINING) {
+pub(crate) fn author<R>(response: &mut Response<R>) -> Author {
+    if response.extensions().get::<RefusedInside>().is_some() {
+        return Author::Refused;
+    }
+    match response.headers_mut().entry(&REMAINING) {
         Entry::Vacant(_) => Author::Nobody,
         Entry::Occupied(entry) if at(entry.key()) == at(&REMAINING) => Author::Passed,
         Entry::Occupied(entry) if at(entry.key()) == at(&REFUSED_REMAINING) => Author::Refused,
@@ -56,8 +59,14 @@ fn author(headers: &mut HeaderMap) -> Author {
 
 /// Adds the fields to the response to a request that passed (S18), unless those of an inner layer
 /// are tighter (S19).
-pub(crate) fn stamp_passed(headers: &mut HeaderMap, decision: &Decision, fixed: &Fixed) {
-    match author(headers) {
+pub(crate) fn stamp_passed<R>(
+    response: &mut Response<R>,
+    author: Author,
+    decision: &Decision,
+    fixed: &Fixed,
+) {
+    let headers = response.headers_mut();
+    match author {
         Author::Nobody => {}
         Author::Refused => return,
         Author::Passed if !is_tighter(decision, headers) => return,
@@ -70,13 +79,26 @@ pub(crate) fn stamp_passed(headers: &mut HeaderMap, decision: &Decision, fixed: 
 
 /// Adds the fields to a refusal: all of them where the limit is spent (S18), else only those that
 /// keep it from being cached and repeated at once (S33).
-pub(crate) fn stamp_refusal(headers: &mut HeaderMap, why: &Rejection<'_>, fixed: &Fixed) {
+pub(crate) fn stamp_refusal<R>(response: &mut Response<R>, why: &Rejection<'_>, fixed: &Fixed) {
+    let headers = response.headers_mut();
     headers.insert(CACHE_CONTROL, const { HeaderValue::from_static("no-store") });
     match why.reason() {
         Reason::RateLimited(decision) => stamp_refused(headers, decision, fixed),
-        Reason::StoreFailed => drop(headers.insert(RETRY_AFTER, number(1))),
-        Reason::MissingKey(_) => {}
+        other => {
+            if !matches!(other, Reason::MissingKey(_)) {
+                headers.insert(RETRY_AFTER, number(1));
+            }
+            response.extensions_mut().insert(RefusedInside);
+        }
     }
+}
+
+/// The mark of a refusal that has no rate-limit fields to carry it.
+#[derive(Clone, Copy)]
+struct RefusedInside;
+
+fn at(name: &HeaderName) -> *const u8 {
+    name.as_str().as_ptr()
 }
 
 fn stamp_refused(headers: &mut HeaderMap, decision: &Decision, fixed: &Fixed) {
