@@ -280,7 +280,8 @@ impl Limiter {
     ) -> Reply<(Decision, Option<Receipt>)> {
         let account = Account::new(&self.scope, &self.quotas, key).to_owned();
         self.ask(key, &self.quotas, charge).map(|decision| {
-            let receipt = decision.allowed().then_some(Receipt { account, decision });
+            let receipt =
+                decision.allowed().then(|| Receipt { account, decision: decision.clone() });
             (decision, receipt)
         })
     }

@@ -9,7 +9,7 @@ use http::request::Parts;
 
 use crate::cost::TrueCost;
 use crate::decision::Decision;
-use crate::headers::{self, Author};
+use crate::headers;
 use crate::key::{Key, MissingKey};
 use crate::limiter::Receipt;
 use crate::live::Policy;
@@ -121,7 +121,7 @@ impl<J> Ticket<J> {
 
     /// The decision that a handler is to find.
     pub(crate) fn exposed(&self) -> Option<Decision> {
-        self.charged.filter(|_| self.shared.options.expose_decision)
+        self.charged.clone().filter(|_| self.shared.options.expose_decision)
     }
 
     /// The service is called: what was reserved is used now.
@@ -133,41 +133,46 @@ impl<J> Ticket<J> {
     #[inline]
     pub(crate) fn finish<R>(&mut self, mut response: Response<R>) -> Response<R> {
         let Some(mut decision) = self.charged.take() else { return response };
-        let author = headers::author(&mut response);
-        if author == Author::Refused {
+        let plain = self.shared.options.count_if.is_none() && !self.shadow;
+        if !plain || !response.extensions().is_empty() {
+            if headers::is_refused_inside(&response) {
+                self.settle(&decision, 0);
+                return response;
+            }
+            let cost;
+            (response, cost) = self.true_cost(response, &decision);
+            if let Some(cost) = cost {
+                self.settle(&decision, cost);
+                decision = decision.with_cost(cost);
+            }
+        }
+        if !self.shadow && !headers::stamp_passed(&mut response, &decision, &self.policy.fixed) {
             // Whom an inner layer of ours refused, this one has not counted (S9).
             self.settle(&decision, 0);
-            return response;
-        }
-        let known = match &self.shared.options.count_if {
-            Some(count_if) => {
-                let (parts, body) = response.into_parts();
-                let counts = count_if(&parts);
-                response = Response::from_parts(parts, body);
-                if counts { self.true_cost(&response, &decision) } else { Some(0) }
-            }
-            None => self.true_cost(&response, &decision),
-        };
-        if let Some(cost) = known {
-            self.settle(&decision, cost);
-            decision = decision.with_cost(cost);
-        }
-        if !self.shadow {
-            headers::stamp_passed(&mut response, author, &decision, &self.policy.fixed);
         }
         response
     }
 
-    /// The cost that the response reports; one that is still adding up is settled when it is known.
-    fn true_cost<R>(&self, response: &Response<R>, decision: &Decision) -> Option<u64> {
-        let cost = response.extensions().get::<TrueCost>()?;
-        if let Some(known) = cost.known() {
-            return Some(known);
-        }
-        let limiter = self.shared.limiter.clone();
-        let receipt = Receipt::new(self.account(), *decision);
-        cost.settle_at_end(move |cost| limiter.settle(receipt, cost).detach());
-        None
+    /// The cost that the response shows, where it is another than was charged; one that is still
+    /// adding up is settled when it is known.
+    fn true_cost<R>(
+        &self,
+        response: Response<R>,
+        decision: &Decision,
+    ) -> (Response<R>, Option<u64>) {
+        let (parts, body) = response.into_parts();
+        let counts = self.shared.options.count_if.as_ref().is_none_or(|count_if| count_if(&parts));
+        let cost = match parts.extensions.get::<TrueCost>() {
+            _ if !counts => Some(0),
+            Some(cost) => cost.known().or_else(|| {
+                let limiter = self.shared.limiter.clone();
+                let receipt = Receipt::new(self.account(), decision.clone());
+                cost.settle_at_end(move |cost| limiter.settle(receipt, cost).detach());
+                None
+            }),
+            None => None,
+        };
+        (Response::from_parts(parts, body), cost)
     }
 
     /// Returns what was taken, if anything was.
