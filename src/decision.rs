@@ -27,6 +27,7 @@ use crate::window::{MAX, State, Window, covered_at};
 /// # Ok(()) }
 /// ```
 #[derive(Clone, PartialEq, Eq)]
+#[must_use = "a decision limits nothing unless it is looked at: see `allowed` and `into_result`"]
 pub struct Decision {
     now: i64,
     granted: u64,
@@ -37,6 +38,8 @@ pub struct Decision {
     all: Option<Box<Several>>,
     /// A bit for each quota that refused.
     refusing: u8,
+    /// Whether it was made by the fallback of a store that failed.
+    local: bool,
 }
 
 #[derive(Clone, PartialEq, Eq)]
@@ -123,7 +126,7 @@ impl Decision {
             }
         }
         let granted = if passes { cost } else { 0 };
-        let mut decision = Self { now, granted, verdict, speaker, all, refusing };
+        let mut decision = Self { now, granted, verdict, speaker, all, refusing, local: false };
         if refusing == 0 {
             decision.speak_tightest();
         } else {
@@ -313,6 +316,15 @@ impl Decision {
         self
     }
 
+    pub(crate) fn into_local(mut self) -> Self {
+        self.local = true;
+        self
+    }
+
+    pub(crate) fn is_local(&self) -> bool {
+        self.local
+    }
+
     #[inline]
     pub(crate) fn now_ms(&self) -> i64 {
         self.now
@@ -346,7 +358,9 @@ impl Decision {
 
 fn system_time(ms: i64) -> SystemTime {
     let since = Duration::from_millis(ms.unsigned_abs());
-    if ms < 0 { UNIX_EPOCH - since } else { UNIX_EPOCH + since }
+    let time = if ms < 0 { UNIX_EPOCH.checked_sub(since) } else { UNIX_EPOCH.checked_add(since) };
+    // Not every system's time reaches 285,000 years.
+    time.unwrap_or(UNIX_EPOCH)
 }
 
 impl fmt::Debug for Decision {

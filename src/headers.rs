@@ -27,14 +27,26 @@ macro_rules! names {
     )*};
 }
 
+/// The same text twice: at its first place the mark of a request that passed, at its second that of
+/// a refusal. Two places of one static are two addresses, whatever a linker folds.
+static REMAININGS: [u8; 42] = *b"x-ratelimit-remainingx-ratelimit-remaining";
+
+const fn remaining_at(half: usize) -> HeaderName {
+    let (first, second) = REMAININGS.split_at(21);
+    match std::str::from_utf8(if half == 0 { first } else { second }) {
+        Ok(text) => HeaderName::from_static(text),
+        Err(_) => panic!("ASCII"),
+    }
+}
+
+static REMAINING: HeaderName = remaining_at(0);
+static REFUSED_REMAINING: HeaderName = remaining_at(1);
+
 names! {
     LIMIT = b"x-ratelimit-limit";
-    REMAINING = b"x-ratelimit-remaining";
     USED = b"x-ratelimit-used";
     RESET = b"x-ratelimit-reset";
     RESOURCE = b"x-ratelimit-resource";
-    // The same text as REMAINING in another place: the mark of a refusal.
-    REFUSED_REMAINING = b"x-ratelimit-remaining";
 }
 
 /// Whether an inner layer of ours refused the request.
@@ -58,6 +70,9 @@ pub(crate) fn stamp_passed<R>(
     match headers.entry(&REMAINING) {
         Entry::Vacant(entry) => {
             entry.insert(number(decision.remaining()));
+            if fixed.resource.is_none() {
+                headers.remove(&RESOURCE);
+            }
         }
         Entry::Occupied(entry) => {
             let author = at(entry.key());

@@ -33,6 +33,8 @@ pub(crate) struct Options {
     pub(crate) count_if: Option<CountIf>,
     pub(crate) refund_dropped: bool,
     pub(crate) expose_decision: bool,
+    pub(crate) shadow: bool,
+    pub(crate) settle: bool,
     /// How many tokens may be reserved, and how long a request may wait for them.
     pub(crate) queue: Option<u64>,
     pub(crate) max_wait: Duration,
@@ -109,6 +111,8 @@ impl FixedWindowLayer {
             count_if: None,
             refund_dropped: false,
             expose_decision: false,
+            shadow: false,
+            settle: false,
             queue: None,
             max_wait: Duration::ZERO,
             on_store_failure: OnStoreFailure::default(),
@@ -130,6 +134,7 @@ impl<J> FixedWindowLayer<J> {
     /// If the name is not 1 to 64 of `[a-z0-9_.-]`.
     pub fn name(mut self, name: &str) -> Self {
         self.limiter = self.limiter.name(name);
+        self.fork();
         self
     }
 
@@ -161,6 +166,7 @@ impl<J> FixedWindowLayer<J> {
     /// Where the counters live; in memory by default, in a store of the layer's own.
     pub fn store(mut self, store: impl Store) -> Self {
         self.limiter = self.limiter.store_named_later(store);
+        self.fork();
         self
     }
 
@@ -267,6 +273,25 @@ impl<J> FixedWindowLayer<J> {
         self
     }
 
+    /// Corrects the charge by the [`TrueCost`](crate::TrueCost) that the response reports: less is
+    /// returned, more is taken even past the limit. Without this a layer ignores what is reported,
+    /// so that in a stack of layers only those follow it that count in its unit.
+    ///
+    /// ```
+    /// use tower_fixed_window::{FixedWindowLayer, Quota};
+    ///
+    /// const ESTIMATE: u64 = 500;
+    /// let tokens = FixedWindowLayer::new(Quota::per_day(100_000))
+    ///     .name("model-tokens")
+    ///     .cost_fn(|_| ESTIMATE)
+    ///     .settle_true_cost();
+    /// # let _ = tokens;
+    /// ```
+    pub fn settle_true_cost(mut self) -> Self {
+        self.options.settle = true;
+        self
+    }
+
     /// Gives the charge back when a request is dropped before its response: the client hung up, or
     /// the handler panicked. Only where such requests cost nothing worth limiting: a client can
     /// start work and hang up, again and again.
@@ -298,8 +323,8 @@ impl<J> FixedWindowLayer<J> {
 
     /// Decides and counts, but refuses nobody and sends no fields: to try a limit out. Switched on
     /// and off at run time by [`Handle::set_shadow`].
-    pub fn shadow(self) -> Self {
-        self.live.set_shadow(true);
+    pub fn shadow(mut self) -> Self {
+        self.options.shadow = true;
         self
     }
 
@@ -328,9 +353,9 @@ impl<J> FixedWindowLayer<J> {
     /// ```
     pub fn on_reject<F, B>(self, reject: F) -> FixedWindowLayer<OnReject<F>>
     where
-        F: Fn(&Rejection<'_>) -> Response<B>,
+        F: Fn(&Rejection<'_>) -> Response<B> + Send + Sync + 'static,
     {
-        self.reject(OnReject(reject))
+        self.reject(OnReject(Arc::new(reject)))
     }
 
     /// Refuses without a body, for response bodies that can't be made from bytes: tonic's, a
@@ -339,9 +364,15 @@ impl<J> FixedWindowLayer<J> {
         self.reject(EmptyBody)
     }
 
-    /// Turns the knobs of this layer, and of all its clones, while it is at work.
+    /// Turns the knobs of this layer, and of all its clones, while it is at work. Take it when the
+    /// layer has its name and store: with others it is another limit.
     pub fn handle(&self) -> Handle {
         Handle::new(Arc::clone(&self.live), self.limiter())
+    }
+
+    /// With a name or store of its own it is another limit: with knobs of its own.
+    fn fork(&mut self) {
+        self.live = Arc::new(Live::new(self.live.quotas()));
     }
 
     /// The limiter, with a fallback or without.

@@ -1,7 +1,7 @@
 //! What can be changed while a layer is at work, and the [`Handle`] to do it.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
@@ -21,16 +21,21 @@ pub(crate) struct Live {
     /// Goes up with each change of the quotas.
     generation: AtomicU64,
     quotas: Mutex<Quotas>,
-    shadow: AtomicBool,
+    /// Whether it was switched at run time, and how.
+    shadow: AtomicU8,
     pub(crate) closing: Closing,
 }
+
+const AS_BUILT: u8 = 0;
+const OFF: u8 = 1;
+const ON: u8 = 2;
 
 impl Live {
     pub(crate) fn new(quotas: Quotas) -> Self {
         Self {
             generation: AtomicU64::new(0),
             quotas: Mutex::new(quotas),
-            shadow: AtomicBool::new(false),
+            shadow: AtomicU8::new(AS_BUILT),
             closing: Closing::default(),
         }
     }
@@ -47,12 +52,11 @@ impl Live {
     }
 
     #[inline]
-    pub(crate) fn shadow(&self) -> bool {
-        self.shadow.load(Ordering::Relaxed)
-    }
-
-    pub(crate) fn set_shadow(&self, shadow: bool) {
-        self.shadow.store(shadow, Ordering::Relaxed);
+    pub(crate) fn shadow(&self, as_built: bool) -> bool {
+        match self.shadow.load(Ordering::Relaxed) {
+            AS_BUILT => as_built,
+            switched => switched == ON,
+        }
     }
 
     /// Whether a policy was made from these quotas.
@@ -126,7 +130,7 @@ impl Handle {
 
     /// Switches [shadow mode](crate::FixedWindowLayer::shadow) on or off.
     pub fn set_shadow(&self, shadow: bool) {
-        self.live.set_shadow(shadow);
+        self.live.shadow.store(if shadow { ON } else { OFF }, Ordering::Relaxed);
     }
 
     /// How a key stands, and whether one token would pass. Takes nothing.
@@ -155,7 +159,6 @@ impl fmt::Debug for Handle {
         f.debug_struct("Handle")
             .field("limiter", &self.limiter)
             .field("quotas", &self.quotas())
-            .field("shadow", &self.live.shadow())
-            .finish()
+            .finish_non_exhaustive()
     }
 }

@@ -2,6 +2,7 @@
 //! of it.
 
 use std::fmt::{self, Write};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use http::header::CONTENT_TYPE;
@@ -94,7 +95,7 @@ impl<'a> Rejection<'a> {
                 text
             }
             Reason::MissingKey(missing) if missing.is_client() => {
-                format!("The request lacks {}", missing.message())
+                format!("The request lacks {missing}")
             }
             Reason::MissingKey(_) => {
                 "The rate limit of this server is set up wrong; its log says how to mend it".into()
@@ -164,7 +165,7 @@ fn quota_exceeded(status: StatusCode, message: &str, policies: &str) -> Bytes {
 
 /// How a quota is called towards clients: `login:5/minute`.
 fn policy(name: &str, quota: &Quota) -> String {
-    format!("{name}{}{quota}", if name.is_empty() { "" } else { ":" })
+    format!("{name}{}{}", if name.is_empty() { "" } else { ":" }, quota.rate())
 }
 
 /// Makes the response to a refused request. The layer adds the rate-limit fields to it.
@@ -212,8 +213,13 @@ impl<B: Default> Reject<B> for EmptyBody {
 }
 
 /// A closure's answer: [`FixedWindowLayer::on_reject`](crate::FixedWindowLayer::on_reject).
-#[derive(Clone, Copy)]
-pub struct OnReject<F>(pub(crate) F);
+pub struct OnReject<F>(pub(crate) Arc<F>);
+
+impl<F> Clone for OnReject<F> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
 
 impl<F> fmt::Debug for OnReject<F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

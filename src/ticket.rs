@@ -53,7 +53,7 @@ impl<J> Ticket<J> {
     #[inline]
     pub(crate) fn new(shared: &Arc<Shared<J>>, policy: &Arc<Policy>) -> Self {
         Self {
-            shadow: shared.live.shadow(),
+            shadow: shared.live.shadow(shared.options.shadow),
             shared: Arc::clone(shared),
             policy: Arc::clone(policy),
             key: Key::default(),
@@ -76,7 +76,7 @@ impl<J> Ticket<J> {
         }
         if let Err(missing) = options.key.extract(parts, &mut self.key) {
             if !missing.is_client() {
-                observe::mistake(missing.message());
+                observe::mistake(&missing);
             }
             return if self.shadow { Ok(None) } else { Err(Refusal::MissingKey(missing)) };
         }
@@ -121,7 +121,7 @@ impl<J> Ticket<J> {
 
     /// The decision that a handler is to find.
     pub(crate) fn exposed(&self) -> Option<Decision> {
-        self.charged.clone().filter(|_| self.shared.options.expose_decision)
+        if self.shared.options.expose_decision { self.charged.clone() } else { None }
     }
 
     /// The service is called: what was reserved is used now.
@@ -162,7 +162,8 @@ impl<J> Ticket<J> {
     ) -> (Response<R>, Option<u64>) {
         let (parts, body) = response.into_parts();
         let counts = self.shared.options.count_if.as_ref().is_none_or(|count_if| count_if(&parts));
-        let cost = match parts.extensions.get::<TrueCost>() {
+        let reported = parts.extensions.get::<TrueCost>().filter(|_| self.shared.options.settle);
+        let cost = match reported {
             _ if !counts => Some(0),
             Some(cost) => cost.known().or_else(|| {
                 let limiter = self.shared.limiter.clone();
