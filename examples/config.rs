@@ -27,7 +27,10 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         Err(_) => BUILT_IN.into(),
     };
     // A limit that makes no sense is told here, with its line and column, and not at a request.
-    let mut limits: Limits = toml::from_str(&text).unwrap_or_else(|error| panic!("{error}"));
+    let mut limits: Limits = toml::from_str(&text).unwrap_or_else(|error| {
+        eprintln!("{error}");
+        std::process::exit(1)
+    });
     if let Ok(limit) = std::env::var("LIMIT") {
         let quota = Quota::per_minute(limit.parse()?);
         limits = Limits { login: quota.into(), search: quota.into() };
@@ -41,8 +44,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     let listener = tokio::net::TcpListener::bind(addr).await?;
     let addr = listener.local_addr()?;
-    println!("try: curl -i -X POST http://{addr}/login    ({})", limits.login);
-    println!("     curl -i http://{addr}/search    ({})", limits.search);
+    println!("try: curl -i -X POST http://{addr}/login  # {}", limits.login);
+    println!("     curl -i http://{addr}/search  # {}", limits.search);
     axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>()).await?;
     Ok(())
 }

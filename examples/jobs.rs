@@ -10,7 +10,7 @@ use tower_fixed_window::{Limiter, Quota};
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let limit = std::env::var("LIMIT").map_or(Ok(4), |limit| limit.parse())?;
 
-    // So many a second; whoever is willing to wait may also have those of the next two seconds.
+    // So many a second. Who is willing to wait may also take those of the next two seconds.
     let mails = Limiter::new(Quota::per_second(limit).reserve_up_to(2 * limit)).name("mails");
     let start = Instant::now();
     let at = move || format!("{:>4} ms", start.elapsed().as_millis());
@@ -36,9 +36,14 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     while jobs.join_next().await.is_some() {}
 
-    // The same without waiting: a charge that passes or doesn't, here for five mails at once.
+    // Without waiting: a charge passes at once or not at all, here for a whole batch.
     sleep(Duration::from_secs(1)).await;
-    let (decision, _) = mails.charge("smtp.example.org", limit + 1).await?;
-    println!("{}  {} mails at once: allowed: {}", at(), limit + 1, decision.allowed());
+    let (decision, receipt) = mails.charge("smtp.example.org", limit).await?;
+    println!("{}  a batch of {limit}: allowed: {}", at(), decision.allowed());
+    if let Some(receipt) = receipt {
+        mails.refund(receipt).await?;
+        let left = mails.peek("smtp.example.org").await?.remaining();
+        println!("{}  the mail server hung up; given back, {left} can be sent", at());
+    }
     Ok(())
 }
