@@ -7,7 +7,7 @@
 //! use tower_fixed_window::MemoryStore;
 //! use tower_fixed_window::testing::{block_on, conformance};
 //!
-//! conformance(|clock| MemoryStore::with_clock(clock), block_on);
+//! conformance(MemoryStore::with_clock, |job| block_on(job));
 //! ```
 
 use std::future::Future;
