@@ -34,7 +34,7 @@ pub use memory::MemoryStore;
 /// 2. **One clock.** The store's own time is read once per call; nodes that share counters share
 ///    that clock. It may step back.
 /// 3. **Identity.** A counter is found by the scope's name, the key's bytes, and the quota's window
-///    and anchor ([`Quota::same_windows`]), never by its limit: limits change while counters run.
+///    and anchor, never by its limit: limits change while counters run.
 /// 4. **Life.** A state may be forgotten from [`State::until`] on, not earlier.
 /// 5. **No replay.** A charge whose fate is unknown is not sent again.
 /// 6. **An answer.** Every [`Reply`] ends, in an answer or an error, within a time that the store
