@@ -204,14 +204,21 @@ impl Limiter {
     /// Tells what a charge has really cost. Less than was taken is returned as by
     /// [`refund`](Self::refund); more is taken now, even past the limit.
     pub fn settle(&self, receipt: Receipt, actual: u64) -> Reply<()> {
-        let account = receipt.account.as_account();
-        if actual == receipt.cost {
-            return Reply::now(());
+        self.settle_account(receipt.account.as_account(), &receipt.decision, actual)
+    }
+
+    pub(crate) fn settle_account(
+        &self,
+        account: Account<'_>,
+        decision: &Decision,
+        actual: u64,
+    ) -> Reply<()> {
+        let taken = decision.granted();
+        match actual.checked_sub(taken) {
+            Some(0) => Reply::now(()),
+            Some(more) => self.store.adjust(Adjust::take(account, more)),
+            None => self.store.adjust(Adjust::refund(account, taken - actual, decision)),
         }
-        self.store.adjust(match actual.checked_sub(receipt.cost) {
-            Some(more) => Adjust::take(account, more),
-            None => Adjust::refund(account, receipt.cost - actual, &receipt.decision),
-        })
     }
 
     /// Forgets what a key has used.
@@ -227,7 +234,11 @@ impl Limiter {
     /// # Ok(()) }
     /// ```
     pub fn reset(&self, key: impl Into<Key>) -> Reply<()> {
-        self.store.reset(Account::new(&self.scope, &self.quotas, &key.into()))
+        self.reset_account(Account::new(&self.scope, &self.quotas, &key.into()))
+    }
+
+    pub(crate) fn reset_account(&self, account: Account<'_>) -> Reply<()> {
+        self.store.reset(account)
     }
 
     /// The same counters under other quotas from now on.
@@ -254,7 +265,12 @@ impl Limiter {
         quotas: &Quotas,
         charge: impl FnOnce(Account<'_>) -> Charge<'_>,
     ) -> Reply<Decision> {
-        self.store.charge(charge(Account::new(&self.scope, quotas, key)))
+        self.send(charge(Account::new(&self.scope, quotas, key)))
+    }
+
+    #[inline]
+    pub(crate) fn send(&self, charge: Charge<'_>) -> Reply<Decision> {
+        self.store.charge(charge)
     }
 
     fn ask_receipt(
@@ -265,7 +281,7 @@ impl Limiter {
         let account = Account::new(&self.scope, &self.quotas, key).to_owned();
         self.ask(key, &self.quotas, charge).map(|decision| {
             let receipt =
-                decision.allowed().then(|| Receipt { account, cost: decision.granted(), decision });
+                decision.allowed().then(|| Receipt { account, decision: decision.clone() });
             (decision, receipt)
         })
     }
@@ -285,13 +301,16 @@ impl fmt::Debug for Limiter {
 #[derive(Debug)]
 pub struct Receipt {
     account: OwnedAccount,
-    cost: u64,
     decision: Decision,
 }
 
 impl Receipt {
+    pub(crate) fn new(account: Account<'_>, decision: Decision) -> Self {
+        Self { account: account.to_owned(), decision }
+    }
+
     /// The tokens that were taken.
     pub fn cost(&self) -> u64 {
-        self.cost
+        self.decision.granted()
     }
 }

@@ -390,6 +390,14 @@ impl Quotas {
         Ok(self)
     }
 
+    /// The same quotas with up to so many tokens to be reserved in each.
+    pub(crate) fn reserving(mut self, tokens: u64) -> Self {
+        for quota in &mut self.quotas {
+            quota.max_reserved = tokens.min(MAX_TOKENS - quota.capacity);
+        }
+        self
+    }
+
     /// How many quotas there are, at least one.
     #[allow(clippy::len_without_is_empty, reason = "never empty")]
     pub const fn len(&self) -> usize {

@@ -6,7 +6,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 
 use crate::decision::{Ask, Decision, Writes};
 use crate::key::Key;
@@ -521,6 +521,21 @@ impl<T> Reply<T> {
             Ok(answer) => Reply(Inner::Now(Some(answer.map(f)))),
             Err(later) => Reply::later(async { later.await.map(f) }),
         }
+    }
+
+    /// Has it done without waiting for it: a correction never delays a response (S14). Without a
+    /// runtime of tokio's around, a reply that comes later may be lost.
+    pub(crate) fn detach(self)
+    where
+        T: Send + 'static,
+    {
+        let Err(mut later) = self.into_now() else { return };
+        #[cfg(feature = "tokio")]
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            runtime.spawn(later);
+            return;
+        }
+        let _ = Pin::new(&mut later).poll(&mut Context::from_waker(Waker::noop()));
     }
 
     /// The answer if it is there, else the reply itself.
