@@ -12,8 +12,8 @@ use tower_fixed_window::{FixedWindowLayer, Handle, Quota, Quotas};
 async fn follow(file: PathBuf, handle: Handle) {
     let mut seen = String::new();
     loop {
-        if let Ok(text) = tokio::fs::read_to_string(&file).await {
-            if text != seen {
+        if let Ok(text) = tokio::fs::read_to_string(&file).await
+            && text != seen {
                 match text.trim().parse::<Quotas>() {
                     Ok(quotas) => {
                         println!("limits: {quotas}");
@@ -23,7 +23,6 @@ async fn follow(file: PathBuf, handle: Handle) {
                 }
                 seen = text;
             }
-        }
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
 }

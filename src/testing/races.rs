@@ -92,7 +92,7 @@ pub(super) fn refunds_once<S: Store>(
                 let every_second = {
                     let mut order = order.lock().expect("no panic");
                     *order += 1;
-                    *order % 2 == 0
+                    (*order).is_multiple_of(2)
                 };
                 if every_second {
                     limiter.refund(receipt).await.expect("the store answers");
