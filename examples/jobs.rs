@@ -17,11 +17,12 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut jobs = JoinSet::new();
 
     for n in 1..=3 * limit + 3 {
-        let (decision, receipt) = mails.reserve("smtp.example.org", 1).await?;
-        let Some(receipt) = receipt else {
-            let retry = decision.retry_after().unwrap_or_default();
-            println!("{}  mail {n} finds all taken; the next try is due in {retry:?}", at());
-            continue;
+        let receipt = match mails.reserve("smtp.example.org", 1).await? {
+            Ok(receipt) => receipt,
+            Err(refused) => {
+                println!("{}  mail {n}: {refused}", at());
+                continue;
+            }
         };
         if n == 2 {
             // It will not be sent, so its place goes to another one.
@@ -30,7 +31,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
             continue;
         }
         jobs.spawn(async move {
-            sleep(decision.ready_after()).await;
+            sleep(receipt.decision().ready_after()).await;
             println!("{}  mail {n} is sent", at());
         });
     }
@@ -38,12 +39,10 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     // Without waiting: a charge passes at once or not at all, here for a whole batch.
     sleep(Duration::from_secs(1)).await;
-    let (decision, receipt) = mails.charge("smtp.example.org", limit).await?;
-    println!("{}  a batch of {limit}: allowed: {}", at(), decision.allowed());
-    if let Some(receipt) = receipt {
-        mails.refund(receipt).await?;
-        let left = mails.peek("smtp.example.org").await?.remaining();
-        println!("{}  the mail server hung up; given back, {left} can be sent", at());
-    }
+    let receipt = mails.charge("smtp.example.org", limit).await??;
+    println!("{}  a batch of {limit} may be sent", at());
+    mails.refund(receipt).await?;
+    let left = mails.peek("smtp.example.org").await?.remaining();
+    println!("{}  the mail server hung up; given back, {left} can be sent", at());
     Ok(())
 }
