@@ -29,21 +29,21 @@ macro_rules! names {
 
 /// The same text twice: at its first place the mark of a request that passed, at its second that of
 /// a refusal. Two places of one static are two addresses, whatever a linker folds.
-static REMAININGS: [u8; 42] = *b"x-ratelimit-remainingx-ratelimit-remaining";
+static LIMITS: [u8; 34] = *b"x-ratelimit-limitx-ratelimit-limit";
 
-const fn remaining_at(half: usize) -> HeaderName {
-    let (first, second) = REMAININGS.split_at(21);
+const fn limit_at(half: usize) -> HeaderName {
+    let (first, second) = LIMITS.split_at(17);
     match std::str::from_utf8(if half == 0 { first } else { second }) {
         Ok(text) => HeaderName::from_static(text),
         Err(_) => panic!("ASCII"),
     }
 }
 
-static REMAINING: HeaderName = remaining_at(0);
-static REFUSED_REMAINING: HeaderName = remaining_at(1);
+static LIMIT: HeaderName = limit_at(0);
+static REFUSED_LIMIT: HeaderName = limit_at(1);
 
 names! {
-    LIMIT = b"x-ratelimit-limit";
+    REMAINING = b"x-ratelimit-remaining";
     USED = b"x-ratelimit-used";
     RESET = b"x-ratelimit-reset";
     RESOURCE = b"x-ratelimit-resource";
@@ -52,7 +52,7 @@ names! {
 /// Whether an inner layer of ours refused the request.
 pub(crate) fn is_refused_inside<R>(response: &Response<R>) -> bool {
     response.extensions().get::<RefusedInside>().is_some()
-        || response.headers().keys().any(|name| at(name) == at(&REFUSED_REMAINING))
+        || response.headers().keys().any(|name| at(name) == at(&REFUSED_LIMIT))
 }
 
 /// Adds the fields to the response to a request that passed (S18), unless those of an inner layer
@@ -67,23 +67,23 @@ pub(crate) fn stamp_passed<R>(
         return false;
     }
     let headers = response.headers_mut();
-    match headers.entry(&REMAINING) {
+    match headers.entry(&LIMIT) {
         Entry::Vacant(entry) => {
-            entry.insert(number(decision.remaining()));
+            entry.insert(fixed.limit(decision.limit()));
             if fixed.resource.is_none() {
                 headers.remove(&RESOURCE);
             }
         }
         Entry::Occupied(entry) => {
             let author = at(entry.key());
-            if author == at(&REFUSED_REMAINING) {
+            if author == at(&REFUSED_LIMIT) {
                 return false;
             }
-            if author == at(&REMAINING) && !is_tighter(decision, headers) {
+            if author == at(&LIMIT) && !is_tighter(decision, headers) {
                 return true;
             }
             clear(headers);
-            headers.insert(&REMAINING, number(decision.remaining()));
+            headers.insert(&LIMIT, fixed.limit(decision.limit()));
         }
     }
     stamp(headers, decision, fixed);
@@ -145,7 +145,7 @@ struct Told {
 }
 
 fn stamp(headers: &mut HeaderMap, decision: &Decision, fixed: &Fixed) {
-    headers.insert(&LIMIT, fixed.limit(decision.limit()));
+    headers.insert(&REMAINING, number(decision.remaining()));
     headers.insert(&USED, number(decision.used()));
     headers.insert(&RESET, fixed.reset(seconds(decision.reset_at_ms())));
     if let Some(resource) = &fixed.resource {
@@ -227,8 +227,8 @@ impl Fixed {
     fn make_refusal(&self, told: Told) -> HeaderMap {
         // Room for these, a content-type, and what a server adds.
         let mut headers = HeaderMap::with_capacity(12);
-        headers.insert(&LIMIT, self.limit(told.limit));
-        headers.insert(&REFUSED_REMAINING, number(0));
+        headers.insert(&REFUSED_LIMIT, self.limit(told.limit));
+        headers.insert(&REMAINING, number(0));
         headers.insert(&USED, number(told.used));
         headers.insert(&RESET, self.reset(told.reset));
         headers.extend(self.resource.clone().map(|resource| (RESOURCE.clone(), resource)));
