@@ -9,11 +9,12 @@ use http::request::Parts;
 use http::{Method, Response, StatusCode, response};
 use tower_layer::Layer;
 
+use crate::headers::Headers;
 use crate::key::{Key, KeyExtractor, key_fn, peer_ip};
 use crate::limiter::Limiter;
 use crate::live::{Handle, Live};
 use crate::quota::Quotas;
-use crate::rejection::{EmptyBody, OnReject, ProblemJson, Rejection};
+use crate::rejection::{EmptyBody, GitHubBody, Grpc, OnReject, ProblemJson, Rejection};
 use crate::service::{FixedWindow, Shared};
 use crate::store::{OnStoreFailure, Store};
 
@@ -40,6 +41,7 @@ pub(crate) struct Options {
     pub(crate) max_wait: Duration,
     pub(crate) on_store_failure: OnStoreFailure,
     pub(crate) status: StatusCode,
+    pub(crate) headers: Headers,
 }
 
 impl Options {
@@ -117,6 +119,7 @@ impl FixedWindowLayer {
             max_wait: Duration::ZERO,
             on_store_failure: OnStoreFailure::default(),
             status: StatusCode::TOO_MANY_REQUESTS,
+            headers: Headers::default(),
         };
         Self {
             limiter: Limiter::new(quotas),
@@ -341,6 +344,19 @@ impl<J> FixedWindowLayer<J> {
         self
     }
 
+    /// Which rate-limit fields responses have: GitHub's unless set.
+    ///
+    /// ```
+    /// use tower_fixed_window::{FixedWindowLayer, Headers, Quota};
+    ///
+    /// let layer = FixedWindowLayer::new(Quota::per_minute(60)).headers(Headers::IetfDraft10);
+    /// # let _ = layer;
+    /// ```
+    pub fn headers(mut self, headers: Headers) -> Self {
+        self.options.headers = headers;
+        self
+    }
+
     /// Makes the response to a refused request. The layer adds the rate-limit fields to it.
     ///
     /// ```
@@ -370,6 +386,11 @@ impl<J> FixedWindowLayer<J> {
         Handle::new(Arc::clone(&self.live), self.limiter())
     }
 
+    /// What a service needs that shows how callers stand under this layer.
+    pub(crate) fn to_resource(&self) -> (Limiter, Options, Arc<Live>) {
+        (self.limiter(), self.options.clone(), Arc::clone(&self.live))
+    }
+
     /// With a name or store of its own it is another limit: with knobs of its own.
     fn fork(&mut self) {
         self.live = Arc::new(Live::new(self.live.quotas()));
@@ -382,6 +403,37 @@ impl<J> FixedWindowLayer<J> {
             OnStoreFailure::Local => limiter,
             OnStoreFailure::Allow | OnStoreFailure::Deny => limiter.without_fallback(),
         }
+    }
+
+    /// Refuses with the JSON body of GitHub's API, `{"message": "API rate limit exceeded ..."}`,
+    /// for clients that were written for that one. With [`status`](Self::status) 403 it is what
+    /// GitHub answers.
+    ///
+    /// ```
+    /// use http::StatusCode;
+    /// use tower_fixed_window::{FixedWindowLayer, Quota};
+    ///
+    /// let layer = FixedWindowLayer::new(Quota::per_hour(60))
+    ///     .github_body()
+    ///     .status(StatusCode::FORBIDDEN);
+    /// # let _ = layer;
+    /// ```
+    pub fn github_body(self) -> FixedWindowLayer<GitHubBody> {
+        self.reject(GitHubBody)
+    }
+
+    /// Refuses in gRPC: 200 with `grpc-status: 8` (RESOURCE_EXHAUSTED), a message, and the same
+    /// fields as metadata. A plain 429 would reach gRPC clients as UNAVAILABLE, which they retry at
+    /// once.
+    ///
+    /// ```
+    /// use tower_fixed_window::{FixedWindowLayer, Quota};
+    ///
+    /// let layer = FixedWindowLayer::new(Quota::per_second(100)).grpc();
+    /// # let _ = layer;
+    /// ```
+    pub fn grpc(self) -> FixedWindowLayer<Grpc> {
+        self.reject(Grpc)
     }
 
     fn reject<K>(self, reject: K) -> FixedWindowLayer<K> {

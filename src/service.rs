@@ -40,7 +40,7 @@ pub(crate) struct Shared<J> {
 
 impl<J> Shared<J> {
     pub(crate) fn new(limiter: Limiter, options: Options, live: Arc<Live>, reject: J) -> Self {
-        let policy = live.policy(limiter.scope().name(), options.status, options.queue);
+        let policy = live.policy(limiter.scope().name(), &options);
         Self { limiter, options, live, reject, policy: Mutex::new(Arc::new(policy)) }
     }
 
@@ -48,8 +48,8 @@ impl<J> Shared<J> {
     fn policy(&self) -> Arc<Policy> {
         let mut policy = self.policy.lock().unwrap_or_else(PoisonError::into_inner);
         if !self.live.is_current(&policy) {
-            let (name, options) = (self.limiter.scope().name(), &self.options);
-            *policy = Arc::new(self.live.policy(name, options.status, options.queue));
+            let name = self.limiter.scope().name();
+            *policy = Arc::new(self.live.policy(name, &self.options));
         }
         Arc::clone(&policy)
     }
