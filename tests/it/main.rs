@@ -1,4 +1,5 @@
 //! x
+mod client_ip;
 mod options;
 mod queue;
 mod support;
