@@ -523,10 +523,28 @@ where
 /// limits only clients that don't want around it. Let an authentication layer check the header and
 /// leave the user in the [`extension`]s, or put a limit per [`peer_ip`] in front.
 ///
-/// A request that has the header not at all, empty, or more than once is refused with 400.
+/// A request that has the header not at all, empty, or more than once is refused with 400, or
+/// takes the fallback of [`or`](KeyExtractor::or). Any other value is a key, byte for byte: it may
+/// be long, and need not be text.
 ///
 /// # Panics
 /// If `name` is not a header's name in lower case.
+///
+/// ```
+/// use tower_fixed_window::key::header;
+/// use tower_fixed_window::{Key, KeyExtractor, MissingKey};
+///
+/// let key = |request: http::request::Builder| -> Result<Key, MissingKey> {
+///     let (parts, ()) = request.body(()).unwrap().into_parts();
+///     let mut key = Key::default();
+///     header("x-api-key").extract(&parts, &mut key).map(|()| key)
+/// };
+/// let get = || http::Request::get("/");
+///
+/// assert_eq!(key(get().header("x-api-key", "alpha")), Ok(Key::secret("alpha")));
+/// let twice = key(get().header("x-api-key", "alpha").header("x-api-key", "beta"));
+/// assert_eq!(twice.unwrap_err().to_string(), "exactly one x-api-key header");
+/// ```
 pub fn header(name: &'static str) -> Header {
     Header(HeaderName::from_static(name))
 }

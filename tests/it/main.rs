@@ -1,5 +1,7 @@
 //! x
 mod client_ip;
+mod forgery;
+mod keys;
 mod options;
 mod queue;
 mod support;
