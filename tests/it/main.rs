@@ -2,6 +2,8 @@
 mod client_ip;
 mod forgery;
 mod keys;
+mod memory;
 mod options;
 mod queue;
+mod secrets;
 mod support;
