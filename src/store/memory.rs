@@ -23,7 +23,8 @@ use crate::window::{MAX, State, Window};
 /// Entries in a bucket. With two buckets to choose from, a table of 16-way buckets holds its
 /// `max_keys` at 8/9 full with practically none left over (0.0014% in a simulation).
 const WAYS: usize = 16;
-/// The fingerprints, then the states.
+/// The fingerprints, then the ends of the states, then the rest of them: a search for an entry, or
+/// for a free one, reads no more than it needs.
 type Bucket = [u64; WAYS * 4];
 const EMPTY: Bucket = [0; WAYS * 4];
 
@@ -479,6 +480,10 @@ impl Table {
         now: i64,
         taken: impl Fn(Slot) -> bool,
     ) -> Place {
+        // In a flood there is none, and that is all it has to find out.
+        if buckets.iter().all(|&bucket| self.ends(bucket).iter().all(|&until| until as i64 > now)) {
+            return Place::None;
+        }
         let free = |bucket: usize| {
             let slots = (0..WAYS).map(move |i| (bucket as u32, ((first + i) % WAYS) as u32));
             slots.filter(|&slot| self.is_free(slot, now) && !taken(slot))
@@ -488,13 +493,18 @@ impl Table {
         free(emptier).next().map_or(Place::None, Place::Free)
     }
 
+    /// When the states of a bucket end: 0 for an entry without one.
+    fn ends(&self, bucket: usize) -> &[u64] {
+        &self.0[bucket][WAYS..2 * WAYS]
+    }
+
     fn live(&self, now: i64) -> usize {
         let slots = (0..self.0.len() as u32).flat_map(|b| (0..WAYS as u32).map(move |w| (b, w)));
         slots.filter(|&slot| !self.is_free(slot, now)).count()
     }
 
     fn is_free(&self, (bucket, way): Slot, now: i64) -> bool {
-        self.0[bucket as usize][way as usize] == 0 || self.get((bucket, way)).until <= now
+        self.ends(bucket as usize)[way as usize] as i64 <= now
     }
 
     #[inline]
@@ -504,22 +514,22 @@ impl Table {
 
     #[inline]
     fn get(&self, (bucket, way): Slot) -> State {
-        let at = WAYS + 3 * way as usize;
-        let [start, used, until] = self.0[bucket as usize][at..at + 3] else {
-            unreachable!("a slice of three")
-        };
-        State { start: start as i64, used: used as i64, until: until as i64 }
+        let (bucket, way) = (&self.0[bucket as usize], way as usize);
+        let at = 2 * (WAYS + way);
+        State {
+            start: bucket[at] as i64,
+            used: bucket[at + 1] as i64,
+            until: bucket[WAYS + way] as i64,
+        }
     }
 
     #[inline]
     fn set(&mut self, (bucket, way): Slot, fingerprint: u64, state: State) {
-        let bucket = &mut self.0[bucket as usize];
-        bucket[way as usize] = fingerprint;
-        let at = WAYS + 3 * way as usize;
-        bucket[at..at + 3].copy_from_slice(&[
-            state.start as u64,
-            state.used as u64,
-            state.until as u64,
-        ]);
+        let (bucket, way) = (&mut self.0[bucket as usize], way as usize);
+        bucket[way] = fingerprint;
+        bucket[WAYS + way] = state.until as u64;
+        let at = 2 * (WAYS + way);
+        bucket[at] = state.start as u64;
+        bucket[at + 1] = state.used as u64;
     }
 }
