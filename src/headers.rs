@@ -94,9 +94,11 @@ fn stamp_refused(headers: &mut HeaderMap, decision: &Decision, fixed: &Fixed) {
 fn stamp(headers: &mut HeaderMap, decision: &Decision, fixed: &Fixed, reset: i64) {
     headers.insert(&USED, number(decision.used()));
     headers.insert(&RESET, number(seconds(reset)));
-    if let Some(resource) = &fixed.resource {
-        headers.insert(&RESOURCE, resource.clone());
-    }
+    match &fixed.resource {
+        Some(resource) => headers.insert(&RESOURCE, resource.clone()),
+        // An upstream's, beside our numbers, would be wrong.
+        None => headers.remove(&RESOURCE),
+    };
 }
 
 fn clear(headers: &mut HeaderMap) {
