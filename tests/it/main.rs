@@ -1,0 +1,12 @@
+//! What the layer promises over HTTP: one module for each promise.
+
+mod fields;
+mod keys;
+mod messages;
+mod mounts;
+mod readiness;
+mod sockets;
+mod stores;
+mod support;
+mod types;
+mod unharmed;
