@@ -22,6 +22,7 @@ mod sync;
 pub mod testing;
 mod ticket;
 mod timer;
+mod upload;
 pub mod window;
 
 pub use clock::{Clock, ManualClock, SystemClock};
