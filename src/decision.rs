@@ -35,6 +35,8 @@ pub struct Decision {
     speaker: u8,
     /// A bit for each quota that refused.
     refusing: u8,
+    /// Whether it was made in memory in place of a store that failed.
+    stand_in: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -86,6 +88,7 @@ impl Decision {
             len: windows.len() as u8,
             speaker: 0,
             refusing: 0,
+            stand_in: false,
         };
         for (i, window) in windows.iter().enumerate() {
             decision.standings[i] = Standing::of(window);
@@ -261,6 +264,17 @@ impl Decision {
     /// [`RateLimited`] if it was refused.
     pub fn into_result(self) -> Result<Self, RateLimited> {
         if self.allowed() { Ok(self) } else { Err(RateLimited(self)) }
+    }
+
+    /// Marks it as made in place of a store that failed: what it took is returned to memory.
+    pub(crate) fn standing_in(mut self) -> Self {
+        self.stand_in = true;
+        self
+    }
+
+    /// Whether it was made in this process's memory, in place of a store that failed.
+    pub fn is_stand_in(&self) -> bool {
+        self.stand_in
     }
 
     #[inline]

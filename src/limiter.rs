@@ -71,13 +71,15 @@ impl Limiter {
     }
 
     pub(crate) fn store_named_later<S: Store>(mut self, store: S) -> Self {
-        self.bare = Arc::new(store);
-        self.store = if TypeId::of::<S>() == TypeId::of::<MemoryStore>() {
+        if TypeId::of::<S>() == TypeId::of::<MemoryStore>() {
             // Memory doesn't fail.
-            Arc::clone(&self.bare)
+            self.bare = Arc::new(store);
+            self.store = Arc::clone(&self.bare);
         } else {
-            Arc::new(Guard::new(Arc::clone(&self.bare)))
-        };
+            let guard = Guard::new(store);
+            self.store = Arc::new(guard.or_memory());
+            self.bare = Arc::new(guard);
+        }
         self
     }
 

@@ -7,6 +7,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use crate::decision::{Ask, Decision, Writes};
 use crate::key::Key;
@@ -115,6 +116,13 @@ pub trait Store: Send + Sync + 'static {
     fn is_shared(&self) -> bool {
         true
     }
+
+    /// How long a limiter waits for an answer that is not there at once, before it acts as if the
+    /// store had failed (feature `tokio`): 250 ms unless a store says otherwise. `None`: the store
+    /// keeps a deadline of its own.
+    fn deadline(&self) -> Option<Duration> {
+        Some(Duration::from_millis(250))
+    }
 }
 
 impl<S: Store + ?Sized> Store for Arc<S> {
@@ -132,6 +140,10 @@ impl<S: Store + ?Sized> Store for Arc<S> {
 
     fn is_shared(&self) -> bool {
         (**self).is_shared()
+    }
+
+    fn deadline(&self) -> Option<Duration> {
+        (**self).deadline()
     }
 }
 
@@ -376,6 +388,8 @@ impl OwnedCharge {
 pub struct Adjust<'a> {
     account: Account<'a>,
     change: Change,
+    /// Of a decision that was made in memory in place of a store that failed.
+    stand_in: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -392,20 +406,13 @@ impl<'a> Adjust<'a> {
         for (until, standing) in until.iter_mut().zip(decision.standings()) {
             *until = standing.refundable_until();
         }
-        Self::refund_until(account, tokens, until)
-    }
-
-    pub(crate) fn refund_until(
-        account: Account<'a>,
-        tokens: u64,
-        until: [i64; Quotas::MAX],
-    ) -> Self {
-        Self { account, change: Change::Return { tokens, until } }
+        let change = Change::Return { tokens, until };
+        Self { account, change, stand_in: decision.is_stand_in() }
     }
 
     /// Takes `tokens` that have been used already, whether they are there or not.
     pub fn take(account: Account<'a>, tokens: u64) -> Self {
-        Self { account, change: Change::Take { tokens } }
+        Self { account, change: Change::Take { tokens }, stand_in: false }
     }
 
     /// Whose counters.
@@ -418,9 +425,17 @@ impl<'a> Adjust<'a> {
         matches!(self.change, Change::Return { .. })
     }
 
+    pub(crate) fn is_stand_in(&self) -> bool {
+        self.stand_in
+    }
+
     /// A copy that borrows nothing, for a reply that comes later.
     pub fn to_owned(&self) -> OwnedAdjust {
-        OwnedAdjust { account: self.account.to_owned(), change: self.change }
+        OwnedAdjust {
+            account: self.account.to_owned(),
+            change: self.change,
+            stand_in: self.stand_in,
+        }
     }
 
     /// What to write at `now` for each quota in their order, given their states; `None`: nothing.
@@ -457,12 +472,13 @@ impl<'a> Adjust<'a> {
 pub struct OwnedAdjust {
     account: OwnedAccount,
     change: Change,
+    stand_in: bool,
 }
 
 impl OwnedAdjust {
     /// The correction.
     pub fn as_adjust(&self) -> Adjust<'_> {
-        Adjust { account: self.account.as_account(), change: self.change }
+        Adjust { account: self.account.as_account(), change: self.change, stand_in: self.stand_in }
     }
 }
 
