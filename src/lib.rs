@@ -27,4 +27,6 @@ pub use limiter::{Limiter, Receipt};
 pub use quota::{MAX_TOKENS, MAX_WINDOW, ParseQuotaError, Quota, QuotaError, Quotas};
 pub use rejection::{EmptyBody, OnReject, ProblemJson, Reason, Reject, Rejection};
 pub use service::FixedWindow;
+#[cfg(feature = "redis")]
+pub use store::RedisStore;
 pub use store::{MemoryStore, OnStoreFailure, Store, StoreError};

@@ -16,10 +16,15 @@ use crate::window::{self, State, Window};
 
 mod guard;
 mod memory;
+#[cfg(feature = "redis")]
+mod redis;
 
 pub(crate) use guard::Guard;
 pub use guard::OnStoreFailure;
 pub use memory::MemoryStore;
+#[cfg(feature = "redis")]
+#[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
+pub use redis::RedisStore;
 
 /// An asynchronous backend of counters.
 ///
