@@ -18,7 +18,7 @@ use super::{Account, Adjust, Change, Charge, Reply, Store, StoreError};
 #[cfg(feature = "testing")]
 use crate::clock::Clock;
 use crate::decision::Decision;
-use crate::quota::{Anchor, MAX_TOKENS, Quota};
+use crate::quota::{Anchor, MAX_TOKENS, Quota, Quotas};
 use crate::window::Window;
 
 mod link;
@@ -353,7 +353,7 @@ impl Store for RedisStore {
         let cmd = self.command(&charge.account, act, ask.cost, ask.reserve, &[]);
         let (store, charge) = (self.clone(), charge.to_owned());
         Reply::later(async move {
-            let answer: Vec<i64> = store.call(cmd).await?;
+            let answer: Vec<Option<i64>> = store.call(cmd).await?;
             decision(&charge.as_charge(), &answer)
                 .ok_or(StoreError::new("Redis gave an answer of another script"))
         })
@@ -368,7 +368,7 @@ impl Store for RedisStore {
             Change::Take { tokens } => self.command(&adjust.account, "take", *tokens, false, &[]),
         };
         let store = self.clone();
-        Reply::later(async move { store.call::<Vec<i64>>(cmd).await.map(|_| ()) })
+        Reply::later(async move { store.call::<Vec<Option<i64>>>(cmd).await.map(|_| ()) })
     }
 
     fn reset(&self, account: Account<'_>) -> Reply<()> {
@@ -385,18 +385,21 @@ impl Store for RedisStore {
 
 /// What the script's answer means: it returns each window as it was, and what follows from that is
 /// worked out here once more, in integers. `None` if the two don't agree.
-fn decision(charge: &Charge<'_>, answer: &[i64]) -> Option<Decision> {
-    let [now, taken, windows @ ..] = answer else { return None };
+fn decision(charge: &Charge<'_>, answer: &[Option<i64>]) -> Option<Decision> {
+    let &[Some(now), Some(taken), ref windows @ ..] = answer else { return None };
     let (windows, []) = windows.as_chunks::<3>() else { return None };
-    if windows.len() != charge.account.quotas().len() {
-        return None;
+    let mut known = [(0, 0, None); Quotas::MAX];
+    for (known, window) in known.iter_mut().zip(windows) {
+        let &[Some(start), Some(used), until] = window else { return None };
+        *known = (start, used, until);
     }
-    let (decision, _) = charge.decide_over(*now, |_, i, quota| {
-        let [start, used, until] = windows[i];
-        Window::known(quota, start, used, (until > 0).then_some(until))
+    let (decision, _) = charge.decide_over(now, |_, i, quota| {
+        let (start, used, until) = known[i];
+        Window::known(quota, start, used, until)
     });
-    let agreed =
-        decision.allowed() == (*taken >= 0) && decision.granted() as i64 == (*taken).max(0);
+    let agreed = windows.len() == charge.account.quotas().len()
+        && decision.allowed() == (taken >= 0)
+        && decision.granted() as i64 == taken.max(0);
     agreed.then_some(decision)
 }
 

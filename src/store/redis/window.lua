@@ -7,7 +7,7 @@
 --          not the server's; then for each quota: its field, length, limit, capacity, what may be
 --          used at most, its grid (-1: begins with the first charge), and until when it takes returns
 -- Answer   the time, the tokens taken (-1: refused), and for each quota, as it was before: start,
---          used, and where its state ends (0: it has none)
+--          used, and where its state ends (false: it has none)
 
 local MAX = 9007199254740991
 local floor, max, min = math.floor, math.max, math.min
@@ -50,7 +50,7 @@ end
 
 -- Window::at
 local function load(q, value)
-  q.start, q.used, q.till = begin(q), q.least, 0
+  q.start, q.used, q.till = begin(q), q.least, false
   if not value then
     return
   end
@@ -74,7 +74,11 @@ local function load(q, value)
   end
   -- How far into its window `now` is, without `now - start`, which is not exact for an old start.
   local from = now - (now % q.length - start % q.length) % q.length
-  local passed = floor((from - start) / q.length + 0.5)
+  local passed = (from - start) / q.length
+  if passed < MAX / 2 then
+    -- Whole, but for a start before the epoch and a time near the last instant.
+    passed = floor(passed + 0.5)
+  end
   -- In halves, because limit * passed may be above 2^53 where the difference is not.
   local half = floor(passed / 2)
   used = used - q.limit * half - q.limit * half - q.limit * (passed - half - half)
@@ -128,7 +132,7 @@ end
 local taken = 0
 if act == 'return' then
   for i, q in ipairs(quotas) do
-    if q.till > 0 and now < q.returns then
+    if q.till and now < q.returns then
       write(i, q, max(q.used - tokens, q.least))
     end
   end
