@@ -94,30 +94,49 @@ impl RedisStore {
         let client = Client::open(address).map_err(|error| {
             StoreError::with_source("no address of Redis: write redis://host:6379/", error)
         })?;
-        Ok(Self::connecting(move || {
+        Ok(Self::client(client))
+    }
+
+    /// Counters in the server that a client of the library connects to, with its certificates.
+    ///
+    /// ```no_run
+    /// use redis::{Client, TlsCertificates};
+    /// use tower_fixed_window::store::RedisStore;
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # #[cfg(feature = "redis-tls")] {
+    /// let root_cert = Some(std::fs::read("ca.pem")?);
+    /// let certificates = TlsCertificates { client_tls: None, root_cert };
+    /// let store = RedisStore::client(Client::build_with_tls("rediss://redis.internal/", certificates)?);
+    /// # let _ = store; } Ok(()) }
+    /// ```
+    pub fn client(client: Client) -> Self {
+        Self::connecting(move || {
             let client = client.clone();
             async move {
                 #[cfg(feature = "redis-tls")]
                 provide_tls(&client);
                 client.get_multiplexed_async_connection_with_config(&config()).await
             }
-        }))
+        })
     }
 
-    /// Counters in what a closure connects to: for certificates of your own, Sentinel, or
-    /// another resolver. It is called again when a connection is lost, is silent, or has come to
-    /// lead to a replica.
+    /// Counters in what a closure connects to, for whatever has no constructor here. It is called
+    /// again when a connection is lost, is silent, or has come to lead to a replica.
     ///
     /// ```no_run
     /// use tower_fixed_window::store::RedisStore;
     ///
-    /// # fn main() -> Result<(), redis::RedisError> {
-    /// let client = redis::Client::open("redis://127.0.0.1/")?;
-    /// let store = RedisStore::connecting(move || {
-    ///     let client = client.clone();
-    ///     async move { client.get_multiplexed_async_connection().await }
+    /// async fn address() -> String {
+    ///     // ... ask whoever knows
+    ///     # String::new()
+    /// }
+    ///
+    /// let store = RedisStore::connecting(|| async {
+    ///     let client = redis::Client::open(address().await)?;
+    ///     client.get_multiplexed_async_connection().await
     /// });
-    /// # let _ = store; Ok(()) }
+    /// # let _ = store;
     /// ```
     pub fn connecting<F, R, C>(connect: F) -> Self
     where

@@ -92,9 +92,8 @@ async fn memory_and_redis_agree() {
         let mut rng = Rng::with_seed(seed);
         let clock = ManualClock::at_ms(start(&mut rng));
         let memory = MemoryStore::with_max_keys(100).clock(clock.clone());
-        let redis = RedisStore::from(connection.clone())
-            .prefix(&seed.to_string())
-            .clock(clock.clone());
+        let redis =
+            RedisStore::from(connection.clone()).prefix(&seed.to_string()).clock(clock.clone());
         let key = Key::from(rng.u64(..));
         let windows: Vec<_> = (0..rng.usize(1..=Quotas::MAX))
             .map(|_| {
