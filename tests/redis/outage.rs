@@ -30,6 +30,16 @@ pub(crate) struct Answer {
     allowed: bool,
 }
 
+impl Answer {
+    pub(crate) fn is_by(&self, by: By) -> bool {
+        self.by == by
+    }
+
+    pub(crate) fn asked(&self) -> Instant {
+        self.asked
+    }
+}
+
 /// Nodes under load, each with a store of its own.
 pub(crate) struct Load {
     answers: Arc<Mutex<Vec<Answer>>>,

@@ -2,7 +2,6 @@
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -21,7 +20,7 @@ pub(crate) struct Server {
 impl Server {
     /// `None`: no server is installed, and none is required.
     pub(crate) fn start() -> Option<Self> {
-        Self::with(&[])
+        Self::with(&["--save", ""])
     }
 
     /// A server with further options, such as `["--appendonly", "yes"]`.
@@ -34,8 +33,12 @@ impl Server {
             return None;
         }
         let dir = tempfile::tempdir().expect("a directory");
-        let args = args.iter().map(|arg| (*arg).to_owned()).collect();
-        let mut server = Self { child: None, dir, port, args };
+        // A Sentinel writes down what it knows; a file comes before all other options.
+        let config = dir.path().join("server.conf");
+        std::fs::write(&config, "").expect("it is written");
+        let mut all = vec![config.display().to_string()];
+        all.extend(args.iter().map(|arg| (*arg).to_owned()));
+        let mut server = Self { child: None, dir, port, args: all };
         server.restart();
         Some(server)
     }
@@ -44,10 +47,9 @@ impl Server {
     pub(crate) fn restart(&mut self) {
         assert!(self.child.is_none(), "it runs");
         let child = Command::new(binary())
-            .args(["--port", &self.port.to_string(), "--bind", "127.0.0.1"])
-            .args(["--dir", &self.dir.path().display().to_string()])
-            .args(["--save", "", "--loglevel", "warning"])
             .args(&self.args)
+            .args(["--port", &self.port.to_string(), "--bind", "127.0.0.1"])
+            .args(["--dir", &self.dir.path().display().to_string(), "--loglevel", "warning"])
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()
@@ -79,10 +81,6 @@ impl Server {
         let id = self.child.as_ref().expect("it runs").id().to_string();
         let status = Command::new("kill").args([signal, &id]).status().expect("kill runs");
         assert!(status.success());
-    }
-
-    pub(crate) fn dir(&self) -> &Path {
-        self.dir.path()
     }
 
     pub(crate) fn url(&self) -> String {
