@@ -4,7 +4,7 @@ use std::any::TypeId;
 use std::fmt;
 use std::sync::Arc;
 
-use crate::decision::Decision;
+use crate::decision::{Decision, RateLimited};
 use crate::key::Key;
 use crate::quota::Quotas;
 use crate::store::{
@@ -38,13 +38,20 @@ pub struct Limiter {
     store: Arc<dyn Store>,
     /// The same without a fallback.
     bare: Arc<dyn Store>,
+    fallback: bool,
 }
 
 impl Limiter {
     /// A limit that is counted in memory, in a store of its own.
     pub fn new(quotas: impl Into<Quotas>) -> Self {
         let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
-        Self { scope: Scope::unnamed(), quotas: quotas.into(), bare: Arc::clone(&store), store }
+        Self {
+            scope: Scope::unnamed(),
+            quotas: quotas.into(),
+            bare: Arc::clone(&store),
+            store,
+            fallback: true,
+        }
     }
 
     /// Names it: counters are found by the name, on every node that shares the store.
@@ -58,8 +65,8 @@ impl Limiter {
     }
 
     /// Counts in this store. While it fails, the same quotas are enforced in this process's memory
-    /// (at most one further limit for each process), unless
-    /// [`without_fallback`](Self::without_fallback) is said afterwards.
+    /// (at most one further limit for each process), unless it is set to be
+    /// [`without_fallback`](Self::without_fallback).
     ///
     /// # Panics
     /// If others can find counters in it by name ([`Store::is_shared`]), and this one has none.
@@ -75,11 +82,11 @@ impl Limiter {
             // Memory doesn't fail.
             self.bare = Arc::new(store);
             self.store = Arc::clone(&self.bare);
-        } else {
-            let guard = Guard::new(store);
-            self.store = Arc::new(guard.or_memory());
-            self.bare = Arc::new(guard);
+            return self;
         }
+        let guard = Guard::new(store);
+        self.store = Arc::new(if self.fallback { guard.or_memory() } else { guard.clone() });
+        self.bare = Arc::new(guard);
         self
     }
 
@@ -87,6 +94,7 @@ impl Limiter {
     #[must_use]
     pub fn without_fallback(mut self) -> Self {
         self.store = Arc::clone(&self.bare);
+        self.fallback = false;
         self
     }
 
@@ -151,7 +159,7 @@ impl Limiter {
         self.ask(&key.into(), &self.quotas, |account| Charge::new(account, cost).peeking())
     }
 
-    /// Takes `cost` tokens, with a receipt to correct that later.
+    /// Takes `cost` tokens, with a receipt to correct that later, or the refusal.
     ///
     /// ```
     /// use tower_fixed_window::{Limiter, Quota};
@@ -159,18 +167,21 @@ impl Limiter {
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let tokens = Limiter::new(Quota::per_day(1_000)).name("llm-tokens");
     ///
-    /// let (decision, receipt) = tokens.charge("alice", 100).await?;
-    /// let receipt = receipt.ok_or("refused")?;
+    /// // One `?` for the store, one for the limit.
+    /// let receipt = tokens.charge("alice", 100).await??;
     /// // The answer used more than was estimated.
     /// tokens.settle(receipt, 250).await?;
     /// assert_eq!(tokens.peek("alice").await?.used(), 250);
     ///
-    /// let (_, receipt) = tokens.charge("alice", 100).await?;
-    /// tokens.refund(receipt.ok_or("refused")?).await?;
+    /// let receipt = tokens.charge("alice", 100).await??;
+    /// tokens.refund(receipt).await?;
     /// assert_eq!(tokens.peek("alice").await?.used(), 250);
-    /// # let _ = decision; Ok(()) }
+    ///
+    /// let refused = tokens.charge("alice", 800).await?.unwrap_err();
+    /// assert_eq!(refused.decision().remaining(), 750);
+    /// # Ok(()) }
     /// ```
-    pub fn charge(&self, key: impl Into<Key>, cost: u64) -> Reply<(Decision, Option<Receipt>)> {
+    pub fn charge(&self, key: impl Into<Key>, cost: u64) -> Reply<Result<Receipt, RateLimited>> {
         self.ask_receipt(&key.into(), |account| Charge::new(account, cost))
     }
 
@@ -187,13 +198,13 @@ impl Limiter {
     /// let mails = Limiter::new(Quota::per_minute(10).reserve_up_to(20))
     ///     .store(MemoryStore::with_clock(clock));
     ///
-    /// let (first, _) = mails.reserve("newsletter", 10).await?;
-    /// assert_eq!(first.ready_after(), Duration::ZERO);
-    /// let (second, _) = mails.reserve("newsletter", 10).await?;
-    /// assert_eq!(second.ready_after(), Duration::from_secs(60));
+    /// let first = mails.reserve("newsletter", 10).await??;
+    /// assert_eq!(first.decision().ready_after(), Duration::ZERO);
+    /// let second = mails.reserve("newsletter", 10).await??;
+    /// assert_eq!(second.decision().ready_after(), Duration::from_secs(60));
     /// # Ok(()) }
     /// ```
-    pub fn reserve(&self, key: impl Into<Key>, cost: u64) -> Reply<(Decision, Option<Receipt>)> {
+    pub fn reserve(&self, key: impl Into<Key>, cost: u64) -> Reply<Result<Receipt, RateLimited>> {
         self.ask_receipt(&key.into(), |account| Charge::new(account, cost).reserving())
     }
 
@@ -206,14 +217,22 @@ impl Limiter {
     /// Tells what a charge has really cost. Less than was taken is returned as by
     /// [`refund`](Self::refund); more is taken now, even past the limit.
     pub fn settle(&self, receipt: Receipt, actual: u64) -> Reply<()> {
-        let account = receipt.account.as_account();
-        if actual == receipt.cost {
-            return Reply::now(());
+        let Receipt { account, decision } = receipt;
+        self.settle_account(account.updated(&self.quotas).as_account(), &decision, actual)
+    }
+
+    pub(crate) fn settle_account(
+        &self,
+        account: Account<'_>,
+        decision: &Decision,
+        actual: u64,
+    ) -> Reply<()> {
+        let taken = decision.granted();
+        match actual.checked_sub(taken) {
+            Some(0) => Reply::now(()),
+            Some(more) => self.store.adjust(Adjust::take(account, more, decision)),
+            None => self.store.adjust(Adjust::refund(account, taken - actual, decision)),
         }
-        self.store.adjust(match actual.checked_sub(receipt.cost) {
-            Some(more) => Adjust::take(account, more),
-            None => Adjust::refund(account, receipt.cost - actual, &receipt.decision),
-        })
     }
 
     /// Forgets what a key has used.
@@ -229,14 +248,28 @@ impl Limiter {
     /// # Ok(()) }
     /// ```
     pub fn reset(&self, key: impl Into<Key>) -> Reply<()> {
-        self.store.reset(Account::new(&self.scope, &self.quotas, &key.into()))
+        self.reset_account(Account::new(&self.scope, &self.quotas, &key.into()))
     }
 
-    /// The same counters under other quotas from now on.
-    #[cfg(feature = "testing")]
-    pub(crate) fn quotas_replaced(mut self, quotas: Quotas) -> Self {
-        self.quotas = quotas;
-        self
+    pub(crate) fn reset_account(&self, account: Account<'_>) -> Reply<()> {
+        self.store.reset(account)
+    }
+
+    /// A limiter of the same counters under other quotas: those of a customer's plan, say.
+    ///
+    /// ```
+    /// use tower_fixed_window::{Limiter, Quota};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let free = Limiter::new(Quota::per_hour(60)).name("api");
+    /// let pro = free.with_quotas(Quota::per_hour(5_000));
+    /// assert!(free.check("alice").await?.allowed());
+    /// assert_eq!(pro.peek("alice").await?.remaining(), 4_999);
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn with_quotas(&self, quotas: impl Into<Quotas>) -> Self {
+        Self { quotas: quotas.into(), ..self.clone() }
     }
 
     /// What may be spent.
@@ -256,20 +289,22 @@ impl Limiter {
         quotas: &Quotas,
         charge: impl FnOnce(Account<'_>) -> Charge<'_>,
     ) -> Reply<Decision> {
-        self.store.charge(charge(Account::new(&self.scope, quotas, key)))
+        self.send(charge(Account::new(&self.scope, quotas, key)))
+    }
+
+    #[inline]
+    pub(crate) fn send(&self, charge: Charge<'_>) -> Reply<Decision> {
+        self.store.charge(charge)
     }
 
     fn ask_receipt(
         &self,
         key: &Key,
         charge: impl FnOnce(Account<'_>) -> Charge<'_>,
-    ) -> Reply<(Decision, Option<Receipt>)> {
+    ) -> Reply<Result<Receipt, RateLimited>> {
         let account = Account::new(&self.scope, &self.quotas, key).to_owned();
-        self.ask(key, &self.quotas, charge).map(|decision| {
-            let receipt =
-                decision.allowed().then(|| Receipt { account, cost: decision.granted(), decision });
-            (decision, receipt)
-        })
+        self.ask(key, &self.quotas, charge)
+            .map(|decision| decision.into_result().map(|decision| Receipt { account, decision }))
     }
 }
 
@@ -287,13 +322,21 @@ impl fmt::Debug for Limiter {
 #[derive(Debug)]
 pub struct Receipt {
     account: OwnedAccount,
-    cost: u64,
     decision: Decision,
 }
 
 impl Receipt {
+    pub(crate) fn new(account: Account<'_>, decision: Decision) -> Self {
+        Self { account: account.to_owned(), decision }
+    }
+
+    /// What was decided.
+    pub fn decision(&self) -> &Decision {
+        &self.decision
+    }
+
     /// The tokens that were taken.
     pub fn cost(&self) -> u64 {
-        self.cost
+        self.decision.granted()
     }
 }

@@ -106,10 +106,11 @@ impl Store for Guard {
 
     fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {
         match &self.local {
-            // Returned to where it was taken from.
-            Some(local) if adjust.is_stand_in() => local.adjust(adjust),
-            // One that fails is dropped: what was taken stays counted (S14).
-            _ => self.ask(|store| store.adjust(adjust)),
+            // A correction that fails is dropped: what was taken stays counted (S14).
+            _ if !adjust.is_local() => self.ask(|store| store.adjust(adjust)),
+            // Returned to where it was taken from, never to where it was not.
+            Some(local) => local.adjust(adjust),
+            None => Reply::now(()),
         }
     }
 
@@ -130,7 +131,7 @@ impl Store for Guard {
 }
 
 fn stand_in(local: &MemoryStore, charge: Charge<'_>) -> Reply<Decision> {
-    local.charge(charge).map(Decision::standing_in)
+    local.charge(charge).map(Decision::into_local)
 }
 
 /// Counts failures in a row.

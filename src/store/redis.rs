@@ -18,7 +18,7 @@ use super::{Account, Adjust, Change, Charge, Reply, Store, StoreError};
 #[cfg(feature = "testing")]
 use crate::clock::Clock;
 use crate::decision::Decision;
-use crate::quota::{Anchor, MAX_TOKENS, Quota, Quotas};
+use crate::quota::{Anchor, MAX_TOKENS, Quotas};
 use crate::window::Window;
 
 mod link;
@@ -62,14 +62,13 @@ static WINDOW: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("red
 ///
 /// One hash for each scope and key, such as `tfw1:{login:talice}`: the version of the layout, and
 /// in braces (one slot of a cluster) the name and [`Key::readable`](crate::Key::readable). A field
-/// for each quota is named by its window in milliseconds (followed by `+offset` for another grid than the
-/// epoch's, by `~` if it is staggered, by `^` if it begins with the first request) and holds
-/// `used@start`, with `*n` behind it if the count takes n windows to come down. The key expires when the last
-/// of its counts has come down. To forget a key, delete it.
+/// for each quota is named by its windows ([`Quota::counter`](crate::Quota::counter)) and holds
+/// `used@start`, with `*n` behind it if the count takes n windows to come down. The key expires when
+/// the last of its counts has come down. To forget a key, delete it.
 ///
 /// ```text
 /// > HGETALL tfw1:{login:talice}
-/// 1) "60000"
+/// 1) "60000+0"
 /// 2) "3@1700000040000"
 /// ```
 ///
@@ -257,7 +256,10 @@ impl RedisStore {
         };
         for (i, quota) in account.quotas().iter().enumerate() {
             let debt = if reserve { quota.max_reserved } else { 0 };
-            cmd.arg(field(quota)).arg(quota.window).arg(quota.limit).arg(quota.capacity);
+            cmd.arg(quota.counter().to_string())
+                .arg(quota.window)
+                .arg(quota.limit)
+                .arg(quota.capacity);
             cmd.arg(quota.limit + debt);
             match quota.anchor {
                 Anchor::Grid { offset } => cmd.arg(offset),
@@ -337,17 +339,6 @@ fn failed(error: RedisError) -> StoreError {
     StoreError::with_source(what, error)
 }
 
-/// The field of a quota: its window and anchor, never its limit.
-fn field(quota: &Quota) -> String {
-    let length = quota.window;
-    match quota.anchor {
-        Anchor::Grid { offset: 0 } => length.to_string(),
-        Anchor::Grid { offset } => format!("{length}+{offset}"),
-        Anchor::Staggered => format!("{length}~"),
-        Anchor::FirstRequest => format!("{length}^"),
-    }
-}
-
 impl<C> From<C> for RedisStore
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
@@ -391,8 +382,11 @@ impl Store for RedisStore {
     }
 
     fn reset(&self, account: Account<'_>) -> Reply<()> {
-        let mut cmd = redis::cmd("DEL");
+        let mut cmd = redis::cmd("HDEL");
         cmd.arg(self.key(&account));
+        for quota in account.quotas() {
+            cmd.arg(quota.counter().to_string());
+        }
         let store = self.clone();
         Reply::later(async move { store.call(cmd).await })
     }

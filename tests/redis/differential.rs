@@ -126,7 +126,7 @@ async fn memory_and_redis_agree() {
                     let returned = rng.u64(..=decision.granted());
                     let adjust = match rng.bool() {
                         true => Adjust::refund(account, returned, &decision),
-                        false => Adjust::take(account, tokens(&mut rng)),
+                        false => Adjust::take(account, tokens(&mut rng), &decision),
                     };
                     memory.adjust(adjust).await.expect("memory answers");
                     redis.adjust(adjust).await.unwrap_or_else(|error| panic!("{at}: {error}"));

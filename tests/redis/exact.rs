@@ -11,13 +11,16 @@ use redis::cluster::ClusterClient;
 use tower_fixed_window::store::RedisStore;
 use tower_fixed_window::{Limiter, Quota};
 
-use crate::server::{Server, alone, ask};
+use crate::server::{ALONE, Server, ask};
 
 const PROCESSES: usize = 3;
 const CONNECTIONS: usize = 32;
 const KEYS: usize = 50;
 const WINDOW: Duration = Duration::from_secs(2);
 const WINDOWS: u32 = 10;
+
+/// Asked and passed, by key and window.
+type Counts = HashMap<(usize, u64), (u64, u64)>;
 
 /// From 1 to 1,000.
 fn limit(key: usize) -> u64 {
@@ -26,7 +29,7 @@ fn limit(key: usize) -> u64 {
 
 #[test]
 fn three_processes_share_a_count() {
-    let _alone = alone();
+    let _alone = ALONE.blocking_lock();
     let Some(server) = Server::start() else { return };
     run(&server.url(), |_, node| node);
 }
@@ -39,7 +42,7 @@ fn clocks_an_hour_apart_change_nothing() {
         eprintln!("skipped: LIBFAKETIME is not set to where libfaketime.so.1 is");
         return;
     };
-    let _alone = alone();
+    let _alone = ALONE.blocking_lock();
     let Some(server) = Server::start() else { return };
     run(&server.url(), |i, mut node| {
         node.env("LD_PRELOAD", &faketime).env("FAKETIME", ["+1h", "-1h", "+0"][i % 3]);
@@ -63,7 +66,7 @@ pub(crate) fn run(urls: &str, prepare: impl Fn(usize, Command) -> Command) {
     for mut node in nodes {
         assert!(node.wait().expect("it ends").success(), "a node failed");
     }
-    let mut counts: HashMap<(usize, u64), (u64, u64)> = HashMap::new();
+    let mut counts = Counts::new();
     for i in 0..PROCESSES {
         for line in std::fs::read_to_string(report(i)).expect("a report").lines() {
             let mut numbers = line.split(' ').map(|number| number.parse().expect("a number"));
@@ -100,7 +103,7 @@ fn node() {
         assert!(here.abs_diff(server) > 3_500, "the lie works");
     }
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
-    let counts = Arc::new(Mutex::new(HashMap::<(usize, u64), (u64, u64)>::new()));
+    let counts = Arc::new(Mutex::new(Counts::new()));
     runtime.block_on(async {
         let tasks: Vec<_> = (0..CONNECTIONS)
             .map(|_| tokio::spawn(connection(store(&urls), Arc::clone(&counts))))
@@ -125,7 +128,7 @@ fn store(urls: &str) -> RedisStore {
     store.deadline(Duration::from_secs(20))
 }
 
-async fn connection(store: RedisStore, counts: Arc<Mutex<HashMap<(usize, u64), (u64, u64)>>>) {
+async fn connection(store: RedisStore, counts: Arc<Mutex<Counts>>) {
     let mut rng = Rng::new();
     let limiters: Vec<_> = (0..10)
         .map(|key| {

@@ -9,7 +9,7 @@ use tower_fixed_window::key::global;
 use tower_fixed_window::store::RedisStore;
 use tower_fixed_window::{FixedWindowLayer, Limiter, OnStoreFailure, Quota};
 
-use crate::server::{Server, alone, free_port};
+use crate::server::{ALONE, Server, free_port};
 
 const DEADLINE: Duration = Duration::from_millis(250);
 /// What a noisy machine may add to it.
@@ -63,7 +63,7 @@ impl Load {
                         let asked = Instant::now();
                         let answer = limiter.check(key).await;
                         let by = match &answer {
-                            Ok(decision) if decision.is_stand_in() => By::Memory,
+                            Ok(decision) if decision.is_local() => By::Memory,
                             Ok(_) => By::Redis,
                             Err(_) => By::Nobody,
                         };
@@ -125,13 +125,13 @@ fn passed(answers: &[Answer], by: By) -> u64 {
 }
 
 fn used(server: &Server) -> u64 {
-    let value: Option<String> = server.ask(&["HGET", "tfw1:{outage:u0}", "3600000^"]);
+    let value: Option<String> = server.ask(&["HGET", "tfw1:{outage:u0}", "3600000f"]);
     value.map_or(0, |value| value.split('@').next().expect("a count").parse().expect("a number"))
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn killed_and_started_again() {
-    let _alone = alone();
+    let _alone = ALONE.lock().await;
     let Some(mut server) = Server::start() else { return };
     let load = Load::start(&nodes(&server.url()), 1, 16);
     load.answered_by(By::Redis, Instant::now()).await;
@@ -154,7 +154,7 @@ async fn killed_and_started_again() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_counted_twice() {
-    let _alone = alone();
+    let _alone = ALONE.lock().await;
     let Some(mut server) = Server::with(&["--appendonly", "yes", "--appendfsync", "always"]) else {
         return;
     };
@@ -182,7 +182,7 @@ async fn nothing_is_counted_twice() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn frozen() {
-    let _alone = alone();
+    let _alone = ALONE.lock().await;
     let Some(server) = Server::start() else { return };
     let load = Load::start(&nodes(&server.url()), 1, 16);
     load.answered_by(By::Redis, Instant::now()).await;
@@ -212,7 +212,7 @@ async fn frozen() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn scripts_flushed_in_full_flight() {
-    let _alone = alone();
+    let _alone = ALONE.lock().await;
     let Some(server) = Server::start() else { return };
     let load = Load::start(&nodes(&server.url()), 1, 16);
     load.answered_by(By::Redis, Instant::now()).await;
@@ -228,7 +228,7 @@ async fn scripts_flushed_in_full_flight() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn started_while_redis_is_down() {
-    let _alone = alone();
+    let _alone = ALONE.lock().await;
     let port = free_port();
     let nodes = nodes(&format!("redis://127.0.0.1:{port}/"));
     let load = Load::start(&nodes, 1, 4);
@@ -255,7 +255,7 @@ fn made_outside_of_a_runtime() {
         let runtime = tokio::runtime::Runtime::new().expect("a runtime");
         runtime.block_on(async {
             let answers = async {
-                while limiter.check(1).await.expect("it answers").is_stand_in() {
+                while limiter.check(1).await.expect("it answers").is_local() {
                     tokio::time::sleep(Duration::from_millis(20)).await;
                 }
             };
@@ -267,7 +267,7 @@ fn made_outside_of_a_runtime() {
 /// A master that became a replica, behind an address that leads elsewhere now.
 #[tokio::test(flavor = "multi_thread")]
 async fn turned_into_a_replica() {
-    let _alone = alone();
+    let _alone = ALONE.lock().await;
     let (Some(old), Some(new)) = (Server::start(), Server::start()) else { return };
     let port = Arc::new(AtomicU16::new(old.port));
     let address = Arc::clone(&port);
@@ -296,14 +296,14 @@ async fn what_memory_granted_is_returned_to_memory() {
     let port = free_port();
     let store = RedisStore::new(format!("redis://127.0.0.1:{port}/")).expect("an address");
     let limiter = limiter(store, 5);
-    let (decision, receipt) = limiter.charge(0, 3).await.expect("it answers");
-    assert!(decision.is_stand_in());
+    let receipt = limiter.charge(0, 3).await.expect("it answers").expect("it passed");
+    assert!(receipt.decision().is_local());
     let Some(server) = Server::on(port, &[]) else { return };
-    while limiter.check_cost(0, 4).await.expect("it answers").is_stand_in() {
+    while limiter.check_cost(0, 4).await.expect("it answers").is_local() {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     assert_eq!(used(&server), 4);
-    limiter.refund(receipt.expect("it passed")).await.expect("it answers");
+    limiter.refund(receipt).await.expect("it answers");
     assert_eq!(used(&server), 4, "Redis gave nothing for it, and gets nothing back");
 }
 

@@ -3,11 +3,11 @@
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
+use tokio::sync::Mutex;
 
 /// A server process in a directory of its own. It ends with this value, also when a test panics.
 pub(crate) struct Server {
@@ -126,10 +126,7 @@ pub(crate) fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
 }
 
 /// Tests that measure time take this, and have the machine to themselves.
-pub(crate) fn alone() -> MutexGuard<'static, ()> {
-    static ALONE: Mutex<()> = Mutex::new(());
-    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
-}
+pub(crate) static ALONE: Mutex<()> = Mutex::const_new(());
 
 fn ping(port: u16) -> bool {
     let Ok(mut stream) = TcpStream::connect(("127.0.0.1", port)) else { return false };

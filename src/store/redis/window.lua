@@ -29,7 +29,8 @@ for i = 4, #ARGV, 7 do
     length = tonumber(ARGV[i + 1]),
     limit = limit,
     capacity = capacity,
-    least = limit - capacity,
+    -- A limit of 0 refuses everything, rolled-over tokens included.
+    least = limit > 0 and limit - capacity or 0,
     most = tonumber(ARGV[i + 4]),
     grid = tonumber(ARGV[i + 5]),
     returns = tonumber(ARGV[i + 6]),

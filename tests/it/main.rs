@@ -1,0 +1,4 @@
+//! x
+mod options;
+mod queue;
+mod support;
