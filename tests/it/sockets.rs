@@ -128,3 +128,42 @@ async fn serve_hyper(limit: FixedWindowLayer) -> (SocketAddr, Arc<AtomicUsize>) 
 async fn hello(_: Request<Incoming>) -> Result<Response<Full<Bytes>>, std::convert::Infallible> {
     Ok(Response::new(Full::from("hello")))
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn of_two_quotas_a_refusal_by_either_leaves_both_untouched() {
+    const MINUTE: usize = 33;
+    const HOUR: usize = 2_000;
+    for mood in ANSWERS {
+        let store = TestStore::new(mood);
+        // The start of an hour.
+        store.clock.set_ms(1_699_999_200_000);
+        let quotas = Quota::per_minute(MINUTE as u64).and(Quota::per_hour(HOUR as u64));
+        let limit = FixedWindowLayer::new(quotas).name("search").store(store.clone());
+        let handle = limit.handle();
+        let (addr, _) = serve_axum(limit).await;
+        let address = std::net::IpAddr::from([127, 0, 0, 1]);
+        let used = async || {
+            let standing = handle.peek(address).await.expect("the store answers");
+            standing.standings().iter().map(|s| s.used() as usize).collect::<Vec<_>>()
+        };
+
+        // Refused by the minute: the hour has only what passed.
+        assert_eq!(flood(addr).await[&200], MINUTE);
+        assert_eq!(used().await, [MINUTE, MINUTE]);
+
+        // The hour's other tokens but ten are spent elsewhere, under the same name.
+        let spent = HOUR - MINUTE - 10;
+        store.clock.set_ms(1_699_999_200_000 + 60_000);
+        let limiter = tower_fixed_window::Limiter::new(Quota::per_hour(HOUR as u64))
+            .name("search")
+            .store(store.clone());
+        assert!(limiter.check_cost(address, spent as u64).await.expect("an answer").allowed());
+
+        // Refused by the hour: the minute has only what passed.
+        assert_eq!(flood(addr).await[&200], 10);
+        assert_eq!(used().await, [10, HOUR]);
+        store.clock.set_ms(1_699_999_200_000 + 120_000);
+        assert_eq!(flood(addr).await.get(&200), None);
+        assert_eq!(used().await, [0, HOUR]);
+    }
+}
