@@ -1,10 +1,11 @@
 //! What a store answers: [`Decision`], with the [`Standing`] of each quota.
 
+use std::cmp::Reverse;
 use std::error::Error;
 use std::fmt;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use crate::quota::Quotas;
+use crate::quota::{MAX_TOKENS, Quotas};
 use crate::window::{MAX, State, Window, covered_at};
 
 /// Whether a charge passed, and how the key stands.
@@ -25,19 +26,31 @@ use crate::window::{MAX, State, Window, covered_at};
 /// assert_eq!(decision.standings()[1].remaining(), 9);
 /// # Ok(()) }
 /// ```
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
+#[must_use = "a decision limits nothing unless it is looked at: see `allowed` and `into_result`"]
 pub struct Decision {
     now: i64,
     granted: u64,
     verdict: Verdict,
+    /// The standing that speaks, where it is read most.
+    speaker: Standing,
+    /// All of them, where there are several: most decisions have none of that to carry.
+    all: Option<Box<Several>>,
+    /// A bit for each quota that refused.
+    refusing: u8,
+    /// Whether it was made by the fallback of a store that failed.
+    local: bool,
+}
+
+#[derive(Clone, PartialEq, Eq)]
+struct Several {
     standings: [Standing; Quotas::MAX],
     len: u8,
     speaker: u8,
-    /// A bit for each quota that refused.
-    refusing: u8,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+/// In the order in which one prevails over another: never is later than any instant.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Verdict {
     Passed,
     Reserved { ready_at: i64 },
@@ -78,81 +91,86 @@ impl Decision {
             // Nothing there: refused as if for the first token.
             cost = cost.min(available.unwrap_or(0).max(1));
         }
-        let mut decision = Self {
-            now,
-            granted: 0,
-            verdict: Verdict::Passed,
-            standings: [Standing::NONE; Quotas::MAX],
-            len: windows.len() as u8,
-            speaker: 0,
-            refusing: 0,
-        };
+        let mut refusing = 0;
         for (i, window) in windows.iter().enumerate() {
-            decision.standings[i] = Standing::of(window);
-            decision.refusing |= u8::from(!window.fits(cost, ask.reserve)) << i;
+            refusing |= u8::from(!window.fits(cost, ask.reserve)) << i;
         }
-        if decision.refusing != 0 {
-            decision.refuse(windows, cost, ask.reserve);
-            return (decision, None);
-        }
-        if ask.peek {
-            decision.speak_tightest();
-            return (decision, None);
-        }
-        decision.granted = cost;
+        let passes = refusing == 0 && !ask.peek;
         let mut writes = [State::default(); Quotas::MAX];
-        let mut ready_at = None;
-        for (i, window) in windows.iter().enumerate() {
-            let state = window.take(cost);
-            let standing = &mut decision.standings[i];
-            standing.used = state.used;
-            let covered_at = standing.covered_at();
-            if ask.reserve && cost > 0 && covered_at > standing.start {
-                ready_at = ready_at.max(Some(covered_at));
+        let mut verdict = Verdict::Passed;
+        let standing = |window: &Window<'_>, used| Standing {
+            limit: window.quota().limit,
+            window: window.quota().window,
+            start: window.start(),
+            used,
+        };
+        let mut speaker = standing(&windows[0], windows[0].used());
+        let mut all = (windows.len() > 1).then(|| {
+            let mut several = Several::new(windows.len());
+            for (slot, window) in several.standings.iter_mut().zip(windows) {
+                *slot = standing(window, window.used());
             }
-            writes[i] = state;
+            Box::new(several)
+        });
+        if passes {
+            let standings = match &mut all {
+                Some(several) => &mut several.standings[..],
+                None => std::slice::from_mut(&mut speaker),
+            };
+            for ((window, standing), write) in windows.iter().zip(standings).zip(&mut writes) {
+                *write = window.take(cost);
+                standing.used = write.used;
+                if ask.reserve && cost > 0 && standing.covered_at() > standing.start {
+                    verdict = verdict.max(Verdict::Reserved { ready_at: standing.covered_at() });
+                }
+            }
         }
-        if let Some(ready_at) = ready_at {
-            decision.verdict = Verdict::Reserved { ready_at };
+        let granted = if passes { cost } else { 0 };
+        let mut decision = Self { now, granted, verdict, speaker, all, refusing, local: false };
+        if refusing == 0 {
+            decision.speak_tightest();
+        } else {
+            decision.refuse(windows, cost, ask.reserve);
         }
-        decision.speak_tightest();
         // A charge of nothing writes nothing (S8).
-        (decision, (cost > 0).then_some(writes))
+        (decision, (granted > 0).then_some(writes))
     }
 
     #[cold]
     fn refuse(&mut self, windows: &[Window<'_>], cost: u64, reserve: bool) {
         let mut latest = None;
-        for (i, window) in windows.iter().enumerate().filter(|(i, _)| self.refusing >> i & 1 == 1) {
-            // Never is later than any instant.
-            let retry = window.retry_at(cost, reserve).map_or((1, 0), |at| (0, at));
-            let rank = (retry, self.standings[i].end());
+        let refusing = self.refusing;
+        for (i, window) in windows.iter().enumerate().filter(|(i, _)| refusing >> i & 1 == 1) {
+            let verdict = match window.retry_at(cost, reserve) {
+                Some(retry_at) => Verdict::Refused { retry_at },
+                None => Verdict::RefusedForGood,
+            };
+            let rank = (verdict, window.end());
             if latest.is_none_or(|latest| rank > latest) {
                 latest = Some(rank);
-                self.speaker = i as u8;
+                self.verdict = verdict;
+                self.speak(i);
             }
         }
-        self.verdict = match latest {
-            Some(((0, retry_at), _)) => Verdict::Refused { retry_at },
-            _ => Verdict::RefusedForGood,
-        };
+    }
+
+    fn speak(&mut self, i: usize) {
+        if let Some(several) = &mut self.all {
+            several.speaker = i as u8;
+            self.speaker = several.standings[i];
+        }
     }
 
     #[inline]
     fn speak_tightest(&mut self) {
-        for i in 1..self.len as usize {
-            let (this, speaker) = (&self.standings[i], self.speaker());
-            let tighter = this.remaining() < speaker.remaining()
-                || this.remaining() == speaker.remaining() && this.end() > speaker.end();
-            if tighter {
-                self.speaker = i as u8;
-            }
+        if let Some(several) = &self.all {
+            let tightness = |i: &usize| {
+                let standing = &several.standings[*i];
+                (Reverse(standing.remaining()), standing.end(), Reverse(*i))
+            };
+            let tightest = (0..several.len.into()).max_by_key(tightness);
+            self.speak(tightest.unwrap_or(0));
         }
-    }
-
-    #[inline]
-    fn speaker(&self) -> &Standing {
-        &self.standings[self.speaker as usize]
     }
 
     /// Whether the charge passed, at once or as a reservation.
@@ -170,29 +188,29 @@ impl Decision {
     /// The limit of the quota that speaks.
     #[inline]
     pub fn limit(&self) -> u64 {
-        self.speaker().limit()
+        self.speaker.limit()
     }
 
     /// Tokens taken in the window of the quota that speaks.
     #[inline]
     pub fn used(&self) -> u64 {
-        self.speaker().used()
+        self.speaker.used()
     }
 
     /// Tokens left in the window of the quota that speaks.
     #[inline]
     pub fn remaining(&self) -> u64 {
-        self.speaker().remaining()
+        self.speaker.remaining()
     }
 
     /// When the window of the quota that speaks ends.
     pub fn reset_at(&self) -> SystemTime {
-        self.speaker().reset_at()
+        self.speaker.reset_at()
     }
 
     /// How long the window of the quota that speaks still runs.
     pub fn reset_after(&self) -> Duration {
-        self.until(self.speaker().end())
+        self.until(self.speaker.end())
     }
 
     /// On a refusal: how long to wait until the same charge fits, if nobody else asks. `None` if it
@@ -229,7 +247,17 @@ impl Decision {
     /// How each quota stands, in the order of the quotas.
     #[inline]
     pub fn standings(&self) -> &[Standing] {
-        &self.standings[..self.len as usize]
+        match &self.all {
+            Some(several) => &several.standings[..several.len.into()],
+            None => std::slice::from_ref(&self.speaker),
+        }
+    }
+
+    fn standings_mut(&mut self) -> &mut [Standing] {
+        match &mut self.all {
+            Some(several) => &mut several.standings[..several.len.into()],
+            None => std::slice::from_mut(&mut self.speaker),
+        }
     }
 
     /// The quotas that refused, by their position in [`standings`](Self::standings).
@@ -240,7 +268,7 @@ impl Decision {
 
     /// The position in [`standings`](Self::standings) of the quota that speaks.
     pub fn speaking(&self) -> usize {
-        self.speaker as usize
+        self.all.as_ref().map_or(0, |several| several.speaker.into())
     }
 
     /// An error if the charge was refused, for those who pass it on with `?`.
@@ -261,6 +289,40 @@ impl Decision {
     /// [`RateLimited`] if it was refused.
     pub fn into_result(self) -> Result<Self, RateLimited> {
         if self.allowed() { Ok(self) } else { Err(RateLimited(self)) }
+    }
+
+    /// The refusal of a charge whose reservation was returned: it can be met when the reservation
+    /// would have been.
+    pub(crate) fn into_refusal(self) -> Self {
+        let Verdict::Reserved { ready_at } = self.verdict else { return self };
+        let late = |standing: &Standing| standing.covered_at() > standing.start;
+        let bits = self.standings().iter().enumerate().map(|(i, s)| u8::from(late(s)) << i).sum();
+        let latest = self.standings().iter().position(|s| s.covered_at() == ready_at);
+        let mut refusal = self.with_cost(0);
+        refusal.verdict = Verdict::Refused { retry_at: ready_at };
+        refusal.refusing = bits;
+        refusal.speak(latest.unwrap_or(0));
+        refusal
+    }
+
+    /// The same after the charge was corrected to another cost.
+    pub(crate) fn with_cost(mut self, cost: u64) -> Self {
+        let more = cost.min(MAX_TOKENS) as i64 - self.granted as i64;
+        for standing in self.standings_mut() {
+            standing.used = standing.used.saturating_add(more).min(MAX);
+        }
+        self.granted = cost;
+        self.speak_tightest();
+        self
+    }
+
+    pub(crate) fn into_local(mut self) -> Self {
+        self.local = true;
+        self
+    }
+
+    pub(crate) fn is_local(&self) -> bool {
+        self.local
     }
 
     #[inline]
@@ -286,7 +348,7 @@ impl Decision {
     /// The end of the window of the quota that speaks, in milliseconds.
     #[inline]
     pub(crate) fn reset_at_ms(&self) -> i64 {
-        self.speaker().end()
+        self.speaker.end()
     }
 
     fn until(&self, at: i64) -> Duration {
@@ -296,7 +358,9 @@ impl Decision {
 
 fn system_time(ms: i64) -> SystemTime {
     let since = Duration::from_millis(ms.unsigned_abs());
-    if ms < 0 { UNIX_EPOCH - since } else { UNIX_EPOCH + since }
+    let time = if ms < 0 { UNIX_EPOCH.checked_sub(since) } else { UNIX_EPOCH.checked_add(since) };
+    // Not every system's time reaches 285,000 years.
+    time.unwrap_or(UNIX_EPOCH)
 }
 
 impl fmt::Debug for Decision {
@@ -304,25 +368,20 @@ impl fmt::Debug for Decision {
         f.debug_struct("Decision")
             .field("verdict", &self.verdict)
             .field("standings", &self.standings())
-            .field("speaking", &self.speaker)
+            .field("speaking", &self.speaking())
             .field("now", &self.now)
             .finish_non_exhaustive()
     }
 }
 
-impl Standing {
-    const NONE: Self = Self { limit: 0, window: 0, start: 0, used: 0 };
-
-    #[inline]
-    fn of(window: &Window<'_>) -> Self {
-        Self {
-            limit: window.quota().limit,
-            window: window.quota().window,
-            start: window.start(),
-            used: window.used(),
-        }
+impl Several {
+    fn new(len: usize) -> Self {
+        let none = Standing { limit: 0, window: 0, start: 0, used: 0 };
+        Self { standings: [none; Quotas::MAX], len: len as u8, speaker: 0 }
     }
+}
 
+impl Standing {
     /// The limit.
     #[inline]
     pub fn limit(&self) -> u64 {
@@ -376,7 +435,7 @@ impl fmt::Debug for Standing {
 }
 
 /// A refused charge as an error: [`Decision::into_result`].
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RateLimited(Decision);
 
 impl RateLimited {

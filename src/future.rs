@@ -1,21 +1,21 @@
-//! The future of a limited request: it waits for the store if it must, then for the service.
+//! The future of a limited request: it waits for the store if it must, for its window if it may,
+//! then for the service.
 
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use http::{Request, Response};
 use pin_project_lite::pin_project;
 use tower_service::Service;
 
 use crate::decision::Decision;
-use crate::headers;
-use crate::key::MissingKey;
-use crate::rejection::{Reason, Reject, Rejection};
-use crate::service::Shared;
+use crate::rejection::Reject;
 use crate::store::Reply;
+use crate::ticket::{Refusal, Ticket, Verdict};
+use crate::timer::{Closed, Wait};
 
 pin_project! {
     /// The response of [`FixedWindow`](crate::FixedWindow).
@@ -26,7 +26,8 @@ pin_project! {
     {
         #[pin]
         state: State<S, B, S::Future>,
-        shared: Arc<Shared<J>>,
+        // Dropped after the state: a charge is given back when the service has been dropped.
+        ticket: Ticket<J>,
     }
 }
 
@@ -34,49 +35,75 @@ pin_project! {
     #[project = StateProj]
     enum State<S, B, F> {
         /// The store has not answered yet. The service that was made ready waits with the request.
-        Deciding { reply: Reply<Decision>, call: Option<(S, Request<B>)> },
-        /// The request has passed.
-        Calling { #[pin] future: F, decision: Option<Decision> },
+        Deciding { reply: Reply<Decision>, held: Option<Held<S, B>> },
+        /// The request has a reservation, and holds nothing that others need.
+        Waiting { wait: Wait, held: Option<Held<S, B>> },
+        /// It is due.
+        Readying { held: Option<Held<S, B>> },
+        Calling { #[pin] future: F },
         Refused { refusal: Refusal },
     }
 }
 
-/// Why a request does not pass.
-pub(crate) enum Refusal {
-    RateLimited(Decision),
-    MissingKey(MissingKey),
-    StoreFailed,
+struct Held<S, B> {
+    service: S,
+    request: Request<B>,
 }
+
+const DONE: &str = "polled after it was done";
 
 impl<S, B, J> ResponseFuture<S, B, J>
 where
     S: Service<Request<B>>,
 {
     pub(crate) fn deciding(
-        shared: Arc<Shared<J>>,
+        ticket: Ticket<J>,
         reply: Reply<Decision>,
         service: S,
         request: Request<B>,
     ) -> Self {
-        Self { state: State::Deciding { reply, call: Some((service, request)) }, shared }
+        Self { state: State::Deciding { reply, held: Some(Held { service, request }) }, ticket }
     }
 
-    pub(crate) fn calling(
-        shared: Arc<Shared<J>>,
-        future: S::Future,
-        decision: Option<Decision>,
+    pub(crate) fn waiting(
+        ticket: Ticket<J>,
+        wait: Duration,
+        service: S,
+        request: Request<B>,
     ) -> Self {
-        Self { state: State::Calling { future, decision }, shared }
+        let wait = Wait::new(wait, &ticket.shared().live.closing);
+        Self { state: State::Waiting { wait, held: Some(Held { service, request }) }, ticket }
     }
 
-    pub(crate) fn refused(shared: Arc<Shared<J>>, refusal: Refusal) -> Self {
-        Self { state: State::Refused { refusal }, shared }
+    #[inline]
+    pub(crate) fn calling(mut ticket: Ticket<J>, service: &mut S, request: Request<B>) -> Self {
+        Self { state: call(&mut ticket, service, request), ticket }
     }
+
+    pub(crate) fn refused(ticket: Ticket<J>, refusal: Refusal) -> Self {
+        Self { state: State::Refused { refusal }, ticket }
+    }
+}
+
+#[inline]
+fn call<S, B, J>(
+    ticket: &mut Ticket<J>,
+    service: &mut S,
+    mut request: Request<B>,
+) -> State<S, B, S::Future>
+where
+    S: Service<Request<B>>,
+{
+    if let Some(decision) = ticket.exposed() {
+        request.extensions_mut().insert(decision);
+    }
+    ticket.calling();
+    State::Calling { future: service.call(request) }
 }
 
 impl<S, B, J, R> Future for ResponseFuture<S, B, J>
 where
-    S: Service<Request<B>, Response = Response<R>>,
+    S: Service<Request<B>, Response = Response<R>> + Clone,
     J: Reject<R>,
 {
     type Output = Result<Response<R>, S::Error>;
@@ -85,45 +112,41 @@ where
         let mut this = self.project();
         loop {
             let next = match this.state.as_mut().project() {
-                StateProj::Deciding { reply, call } => {
+                StateProj::Deciding { reply, held } => {
                     let answer = ready!(Pin::new(reply).poll(cx));
-                    let (mut service, request) = call.take().expect("polled after it was done");
-                    match this.shared.verdict(answer) {
-                        Ok(decision) => State::Calling { future: service.call(request), decision },
-                        Err(refusal) => State::Refused { refusal },
+                    let Held { mut service, request } = held.take().expect(DONE);
+                    match this.ticket.verdict(answer) {
+                        Verdict::Pass => call(this.ticket, &mut service, request),
+                        Verdict::PassIn(wait) => State::Waiting {
+                            wait: Wait::new(wait, &this.ticket.shared().live.closing),
+                            held: Some(Held { service: service.clone(), request }),
+                        },
+                        Verdict::Refuse(refusal) => State::Refused { refusal },
                     }
                 }
-                StateProj::Calling { future, decision } => {
-                    let mut response = ready!(future.poll(cx))?;
-                    if let Some(decision) = decision {
-                        headers::stamp_passed(response.headers_mut(), decision, &this.shared.fixed);
+                StateProj::Waiting { wait, held } => match ready!(wait.poll(cx)) {
+                    Ok(()) => State::Readying { held: held.take() },
+                    Err(Closed) => {
+                        this.ticket.give_back();
+                        State::Refused { refusal: Refusal::Closed }
                     }
-                    return Poll::Ready(Ok(response));
+                },
+                StateProj::Readying { held } => {
+                    let service = &mut held.as_mut().expect(DONE).service;
+                    ready!(service.poll_ready(cx))?;
+                    let Held { mut service, request } = held.take().expect(DONE);
+                    call(this.ticket, &mut service, request)
+                }
+                StateProj::Calling { future } => {
+                    let response = ready!(future.poll(cx))?;
+                    return Poll::Ready(Ok(this.ticket.finish(response)));
                 }
                 StateProj::Refused { refusal } => {
-                    return Poll::Ready(Ok(this.shared.refuse(refusal)));
+                    return Poll::Ready(Ok(this.ticket.refuse(refusal)));
                 }
             };
             this.state.set(next);
         }
-    }
-}
-
-impl<J> Shared<J> {
-    fn refuse<R>(&self, refusal: &Refusal) -> Response<R>
-    where
-        J: Reject<R>,
-    {
-        let reason = match refusal {
-            Refusal::RateLimited(decision) => Reason::RateLimited(decision),
-            Refusal::MissingKey(missing) => Reason::MissingKey(missing),
-            Refusal::StoreFailed => Reason::StoreFailed,
-        };
-        let limiter = &self.limiter;
-        let why = Rejection::new(reason, limiter.scope().name(), limiter.quotas(), &self.body);
-        let mut response = self.reject.reject(&why);
-        headers::stamp_refusal(response.headers_mut(), &why, &self.fixed);
-        response
     }
 }
 
@@ -134,6 +157,8 @@ where
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.state {
             State::Deciding { .. } => "ResponseFuture(deciding)",
+            State::Waiting { .. } => "ResponseFuture(waiting)",
+            State::Readying { .. } => "ResponseFuture(readying)",
             State::Calling { .. } => "ResponseFuture(calling)",
             State::Refused { .. } => "ResponseFuture(refused)",
         })

@@ -6,6 +6,10 @@
 //! extensions would cost a third of what the whole layer does. The statics are byte arrays, since
 //! equal string literals may be merged by the linker, and statics are not.
 
+use std::mem;
+use std::sync::Mutex;
+
+use http::Response;
 use http::header::{CACHE_CONTROL, Entry, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
 
 use crate::decision::Decision;
@@ -23,77 +27,127 @@ macro_rules! names {
     )*};
 }
 
+/// The same text twice: at its first place the mark of a request that passed, at its second that of
+/// a refusal. Two places of one static are two addresses, whatever a linker folds.
+static REMAININGS: [u8; 42] = *b"x-ratelimit-remainingx-ratelimit-remaining";
+
+const fn remaining_at(half: usize) -> HeaderName {
+    let (first, second) = REMAININGS.split_at(21);
+    match std::str::from_utf8(if half == 0 { first } else { second }) {
+        Ok(text) => HeaderName::from_static(text),
+        Err(_) => panic!("ASCII"),
+    }
+}
+
+static REMAINING: HeaderName = remaining_at(0);
+static REFUSED_REMAINING: HeaderName = remaining_at(1);
+
 names! {
     LIMIT = b"x-ratelimit-limit";
-    REMAINING = b"x-ratelimit-remaining";
     USED = b"x-ratelimit-used";
     RESET = b"x-ratelimit-reset";
     RESOURCE = b"x-ratelimit-resource";
-    // The same text as REMAINING in another place: the mark of a refusal.
-    REFUSED_REMAINING = b"x-ratelimit-remaining";
 }
 
-/// Who wrote the fields of a response.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Author {
-    Nobody,
-    /// An inner layer of ours, whose request passed.
-    Passed,
-    /// An inner layer of ours that refused.
-    Refused,
-    Upstream,
-}
-
-fn author(headers: &mut HeaderMap) -> Author {
-    let at = |name: &HeaderName| name.as_str().as_ptr();
-    match headers.entry(&REMAINING) {
-        Entry::Vacant(_) => Author::Nobody,
-        Entry::Occupied(entry) if at(entry.key()) == at(&REMAINING) => Author::Passed,
-        Entry::Occupied(entry) if at(entry.key()) == at(&REFUSED_REMAINING) => Author::Refused,
-        Entry::Occupied(_) => Author::Upstream,
-    }
+/// Whether an inner layer of ours refused the request.
+pub(crate) fn is_refused_inside<R>(response: &Response<R>) -> bool {
+    response.extensions().get::<RefusedInside>().is_some()
+        || response.headers().keys().any(|name| at(name) == at(&REFUSED_REMAINING))
 }
 
 /// Adds the fields to the response to a request that passed (S18), unless those of an inner layer
-/// are tighter (S19).
-pub(crate) fn stamp_passed(headers: &mut HeaderMap, decision: &Decision, fixed: &Fixed) {
-    match author(headers) {
-        Author::Nobody => {}
-        Author::Refused => return,
-        Author::Passed if !is_tighter(decision, headers) => return,
-        Author::Passed | Author::Upstream => clear(headers),
+/// are tighter (S19). `false`: an inner layer of ours has refused, and nothing was changed.
+#[inline]
+pub(crate) fn stamp_passed<R>(
+    response: &mut Response<R>,
+    decision: &Decision,
+    fixed: &Fixed,
+) -> bool {
+    if response.extensions().get::<RefusedInside>().is_some() {
+        return false;
     }
-    headers.insert(&LIMIT, fixed.limit(decision.limit()));
-    headers.insert(&REMAINING, number(decision.remaining()));
-    stamp(headers, decision, fixed, decision.reset_at_ms());
+    let headers = response.headers_mut();
+    match headers.entry(&REMAINING) {
+        Entry::Vacant(entry) => {
+            entry.insert(number(decision.remaining()));
+            if fixed.resource.is_none() {
+                headers.remove(&RESOURCE);
+            }
+        }
+        Entry::Occupied(entry) => {
+            let author = at(entry.key());
+            if author == at(&REFUSED_REMAINING) {
+                return false;
+            }
+            if author == at(&REMAINING) && !is_tighter(decision, headers) {
+                return true;
+            }
+            clear(headers);
+            headers.insert(&REMAINING, number(decision.remaining()));
+        }
+    }
+    stamp(headers, decision, fixed);
+    true
 }
 
 /// Adds the fields to a refusal: all of them where the limit is spent (S18), else only those that
 /// keep it from being cached and repeated at once (S33).
-pub(crate) fn stamp_refusal(headers: &mut HeaderMap, why: &Rejection<'_>, fixed: &Fixed) {
-    headers.insert(CACHE_CONTROL, const { HeaderValue::from_static("no-store") });
+pub(crate) fn stamp_refusal<R>(response: &mut Response<R>, why: &Rejection<'_>, fixed: &Fixed) {
+    let headers = response.headers_mut();
     match why.reason() {
         Reason::RateLimited(decision) => stamp_refused(headers, decision, fixed),
-        Reason::StoreFailed => drop(headers.insert(RETRY_AFTER, number(1))),
-        Reason::MissingKey(_) => {}
+        other => {
+            headers.insert(CACHE_CONTROL, NO_STORE);
+            if !matches!(other, Reason::MissingKey(_)) {
+                headers.insert(RETRY_AFTER, number(1));
+            }
+            response.extensions_mut().insert(RefusedInside);
+        }
     }
 }
 
+/// The mark of a refusal that has no rate-limit fields to carry it.
+#[derive(Clone, Copy)]
+struct RefusedInside;
+
+fn at(name: &HeaderName) -> *const u8 {
+    name.as_str().as_ptr()
+}
+
+/// The fields of a refusal by a limit. Under an attack they are the same for all refusals of a
+/// second, so the last ones are kept.
 fn stamp_refused(headers: &mut HeaderMap, decision: &Decision, fixed: &Fixed) {
-    clear(headers);
-    headers.insert(&LIMIT, fixed.limit(decision.limit()));
-    headers.insert(&REFUSED_REMAINING, number(0));
-    let reset = decision.reset_at_ms();
-    stamp(headers, decision, fixed, decision.retry_at_ms().map_or(reset, |retry| reset.max(retry)));
-    if let Some(retry) = decision.retry_at_ms() {
-        headers
-            .insert(RETRY_AFTER, number(seconds(retry.saturating_sub(decision.now_ms())).max(1)));
+    let reset = seconds(decision.reset_at_ms().max(decision.retry_at_ms().unwrap_or(0)));
+    let retry = decision.retry_at_ms().map(|at| at.saturating_sub(decision.now_ms()));
+    let told = Told {
+        limit: decision.limit(),
+        used: decision.used(),
+        reset,
+        retry: retry.map(|ms| seconds(ms).max(1)),
+    };
+    let own = mem::replace(headers, fixed.refusal(told));
+    // What the rejection's author has set stays, unless it is one of these.
+    for (name, value) in &own {
+        let ours = [&LIMIT, &REMAINING, &USED, &RESET, &RESOURCE, &RETRY_AFTER, &CACHE_CONTROL];
+        if !ours.contains(&name) {
+            headers.append(name, value.clone());
+        }
     }
 }
 
-fn stamp(headers: &mut HeaderMap, decision: &Decision, fixed: &Fixed, reset: i64) {
+/// What a refusal tells.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+struct Told {
+    limit: u64,
+    used: u64,
+    reset: u64,
+    retry: Option<u64>,
+}
+
+fn stamp(headers: &mut HeaderMap, decision: &Decision, fixed: &Fixed) {
+    headers.insert(&LIMIT, fixed.limit(decision.limit()));
     headers.insert(&USED, number(decision.used()));
-    headers.insert(&RESET, number(seconds(reset)));
+    headers.insert(&RESET, fixed.reset(seconds(decision.reset_at_ms())));
     if let Some(resource) = &fixed.resource {
         headers.insert(&RESOURCE, resource.clone());
     }
@@ -124,16 +178,24 @@ fn seconds(ms: i64) -> u64 {
 }
 
 /// The values that a layer's responses share.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct Fixed {
     limit: (u64, HeaderValue),
     resource: Option<HeaderValue>,
+    /// The end of the window that was told last: the same for most, and too large for the table.
+    reset: Mutex<(u64, HeaderValue)>,
+    refusal: Mutex<(Told, HeaderMap)>,
 }
 
 impl Fixed {
     pub(crate) fn new(name: &str, limit: u64) -> Self {
         let resource = HeaderValue::from_str(name).ok().filter(|name| !name.is_empty());
-        Self { limit: (limit, number(limit)), resource }
+        Self {
+            limit: (limit, number(limit)),
+            resource,
+            reset: Mutex::new((0, number(0))),
+            refusal: Mutex::default(),
+        }
     }
 
     /// The limit that speaks: mostly the one that was expected.
@@ -143,7 +205,40 @@ impl Fixed {
             _ => number(limit),
         }
     }
+
+    fn reset(&self, reset: u64) -> HeaderValue {
+        // Whoever finds it locked makes a value of its own: nobody waits.
+        let Ok(mut last) = self.reset.try_lock() else { return number(reset) };
+        if last.0 != reset {
+            *last = (reset, number(reset));
+        }
+        last.1.clone()
+    }
+
+    fn refusal(&self, told: Told) -> HeaderMap {
+        let Ok(mut last) = self.refusal.try_lock() else { return self.make_refusal(told) };
+        if last.0 != told || last.1.is_empty() {
+            *last = (told, self.make_refusal(told));
+        }
+        last.1.clone()
+    }
+
+    #[cold]
+    fn make_refusal(&self, told: Told) -> HeaderMap {
+        // Room for these, a content-type, and what a server adds.
+        let mut headers = HeaderMap::with_capacity(12);
+        headers.insert(&LIMIT, self.limit(told.limit));
+        headers.insert(&REFUSED_REMAINING, number(0));
+        headers.insert(&USED, number(told.used));
+        headers.insert(&RESET, self.reset(told.reset));
+        headers.extend(self.resource.clone().map(|resource| (RESOURCE.clone(), resource)));
+        headers.extend(told.retry.map(|retry| (RETRY_AFTER, number(retry))));
+        headers.insert(CACHE_CONTROL, NO_STORE);
+        headers
+    }
 }
+
+const NO_STORE: HeaderValue = HeaderValue::from_static("no-store");
 
 /// An integer as a value. Small ones, which most are, come from a table without an allocation.
 fn number(n: u64) -> HeaderValue {

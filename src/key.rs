@@ -125,11 +125,6 @@ impl Key {
         self.0.extend_from_slice(&other.0);
     }
 
-    /// Forgets all parts.
-    pub fn clear(&mut self) {
-        self.0.clear();
-    }
-
     fn len(&self) -> usize {
         self.0.len()
     }
@@ -363,35 +358,54 @@ pub trait KeyExtractor: Send + Sync + 'static {
     }
 }
 
-/// Why a request has no key.
+/// Why a request has no key: its `Display` says what is missing, or how to mend it.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct MissingKey {
-    message: Cow<'static, str>,
-    client: bool,
+pub struct MissingKey(Missing);
+
+/// Text is made when it is shown: most are never, since a fallback finds a key.
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum Missing {
+    Client(Cow<'static, str>),
+    Server(Cow<'static, str>),
+    Header(HeaderName),
+    /// By the name of its type.
+    Extension(&'static str),
 }
 
 impl MissingKey {
     /// The client left out what it should have sent, such as `"the x-api-key header"`: 400.
     pub fn client(what: impl Into<Cow<'static, str>>) -> Self {
-        Self { message: what.into(), client: true }
+        Self(Missing::Client(what.into()))
     }
 
-    /// The server is set up in a way that leaves requests without a key: 500. The message says how
-    /// to mend it, and is told once.
+    /// The server is set up in a way that leaves requests without a key: 500. The text says how to
+    /// mend it, and is told to the operator, once.
     pub fn server(fix: impl Into<Cow<'static, str>>) -> Self {
-        Self { message: fix.into(), client: false }
+        Self(Missing::Server(fix.into()))
     }
 
     /// Whether it is for the client to mend.
     pub fn is_client(&self) -> bool {
-        self.client
-    }
-
-    /// What is missing, or how to mend it.
-    pub fn message(&self) -> &str {
-        &self.message
+        matches!(self.0, Missing::Client(_) | Missing::Header(_))
     }
 }
+
+impl fmt::Display for MissingKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            Missing::Client(text) | Missing::Server(text) => f.write_str(text),
+            Missing::Header(name) => write!(f, "exactly one {name} header"),
+            Missing::Extension(name) => write!(
+                f,
+                "the rate limit counts by the extension `{name}`, which no layer outside of it has \
+                 set: put the limiter inside the layer that sets it (in axum: add it before that \
+                 one), or write `.or(peer_ip())` where it is optional"
+            ),
+        }
+    }
+}
+
+impl std::error::Error for MissingKey {}
 
 /// Made by [`KeyExtractor::or`].
 #[derive(Clone, Copy, Debug)]
@@ -483,12 +497,7 @@ where
 {
     fn extract(&self, parts: &Parts, key: &mut Key) -> Result<(), MissingKey> {
         let Some(value) = parts.extensions.get::<T>() else {
-            return Err(MissingKey::server(format!(
-                "the rate limit counts by the extension `{}`, which no layer outside of it has set: \
-                 put the limiter inside the layer that sets it (in axum: add it before that one), \
-                 or write `.or(peer_ip())` where it is optional",
-                std::any::type_name::<T>()
-            )));
+            return Err(MissingKey(Missing::Extension(std::any::type_name::<T>())));
         };
         key.append(&Key::from(value));
         Ok(())
@@ -521,7 +530,7 @@ impl KeyExtractor for Header {
                 key.push_secret(value.as_bytes());
                 Ok(())
             }
-            _ => Err(MissingKey::client(format!("exactly one {} header", self.0))),
+            _ => Err(MissingKey(Missing::Header(self.0.clone()))),
         }
     }
 }

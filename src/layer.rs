@@ -2,20 +2,57 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
-use http::Response;
+use http::header::ACCESS_CONTROL_REQUEST_METHOD;
 use http::request::Parts;
+use http::{Method, Response, StatusCode, response};
 use tower_layer::Layer;
 
-use crate::headers::Fixed;
 use crate::key::{Key, KeyExtractor, key_fn, peer_ip};
 use crate::limiter::Limiter;
+use crate::live::{Handle, Live};
 use crate::quota::Quotas;
-use crate::rejection::{EmptyBody, OnReject, ProblemJson, Rejection, prepare};
+use crate::rejection::{EmptyBody, OnReject, ProblemJson, Rejection};
 use crate::service::{FixedWindow, Shared};
 use crate::store::{OnStoreFailure, Store};
 
-pub(crate) type Skip = Arc<dyn Fn(&Parts) -> bool + Send + Sync>;
+type Skip = Arc<dyn Fn(&Parts) -> bool + Send + Sync>;
+type QuotaFn = Arc<dyn Fn(&Parts, &Key) -> Quotas + Send + Sync>;
+type CostFn = Arc<dyn Fn(&Parts) -> u64 + Send + Sync>;
+type CountIf = Arc<dyn Fn(&response::Parts) -> bool + Send + Sync>;
+
+/// What a layer was told, but for the way of refusing.
+#[derive(Clone)]
+pub(crate) struct Options {
+    pub(crate) key: Arc<dyn KeyExtractor>,
+    skip: Option<Skip>,
+    skip_preflight: bool,
+    pub(crate) quota_fn: Option<QuotaFn>,
+    pub(crate) cost_fn: Option<CostFn>,
+    pub(crate) count_if: Option<CountIf>,
+    pub(crate) refund_dropped: bool,
+    pub(crate) expose_decision: bool,
+    pub(crate) shadow: bool,
+    pub(crate) settle: bool,
+    /// How many tokens may be reserved, and how long a request may wait for them.
+    pub(crate) queue: Option<u64>,
+    pub(crate) max_wait: Duration,
+    pub(crate) on_store_failure: OnStoreFailure,
+    pub(crate) status: StatusCode,
+}
+
+impl Options {
+    /// Whether a request passes uncounted.
+    #[inline]
+    pub(crate) fn skips(&self, parts: &Parts) -> bool {
+        let preflight = || {
+            parts.method == Method::OPTIONS
+                && parts.headers.contains_key(ACCESS_CONTROL_REQUEST_METHOD)
+        };
+        self.skip_preflight && preflight() || self.skip.as_ref().is_some_and(|skip| skip(parts))
+    }
+}
 
 /// Limits the requests to the service it wraps.
 ///
@@ -52,9 +89,8 @@ pub(crate) type Skip = Arc<dyn Fn(&Parts) -> bool + Send + Sync>;
 #[must_use = "a layer does nothing until it is applied to a service"]
 pub struct FixedWindowLayer<J = ProblemJson> {
     limiter: Limiter,
-    key: Arc<dyn KeyExtractor>,
-    skip: Option<Skip>,
-    on_store_failure: OnStoreFailure,
+    live: Arc<Live>,
+    options: Options,
     reject: J,
 }
 
@@ -65,11 +101,27 @@ impl FixedWindowLayer {
     /// `into_make_service_with_connect_info::<SocketAddr>()`; under other servers a
     /// [`PeerAddr`](crate::key::PeerAddr) in each request.
     pub fn new(quotas: impl Into<Quotas>) -> Self {
-        Self {
-            limiter: Limiter::new(quotas),
+        let quotas = quotas.into();
+        let options = Options {
             key: Arc::new(peer_ip()),
             skip: None,
+            skip_preflight: false,
+            quota_fn: None,
+            cost_fn: None,
+            count_if: None,
+            refund_dropped: false,
+            expose_decision: false,
+            shadow: false,
+            settle: false,
+            queue: None,
+            max_wait: Duration::ZERO,
             on_store_failure: OnStoreFailure::default(),
+            status: StatusCode::TOO_MANY_REQUESTS,
+        };
+        Self {
+            limiter: Limiter::new(quotas),
+            live: Arc::new(Live::new(quotas)),
+            options,
             reject: ProblemJson,
         }
     }
@@ -82,12 +134,13 @@ impl<J> FixedWindowLayer<J> {
     /// If the name is not 1 to 64 of `[a-z0-9_.-]`.
     pub fn name(mut self, name: &str) -> Self {
         self.limiter = self.limiter.name(name);
+        self.fork();
         self
     }
 
     /// Who pays: an extractor of [`key`](crate::key), or one of your own.
     pub fn key(mut self, key: impl KeyExtractor) -> Self {
-        self.key = Arc::new(key);
+        self.options.key = Arc::new(key);
         self
     }
 
@@ -113,13 +166,14 @@ impl<J> FixedWindowLayer<J> {
     /// Where the counters live; in memory by default, in a store of the layer's own.
     pub fn store(mut self, store: impl Store) -> Self {
         self.limiter = self.limiter.store_named_later(store);
+        self.fork();
         self
     }
 
     /// What happens to requests while the store fails: by default the same quotas are enforced in
     /// this process's memory.
     pub fn on_store_failure(mut self, policy: OnStoreFailure) -> Self {
-        self.on_store_failure = policy;
+        self.options.on_store_failure = policy;
         self
     }
 
@@ -137,7 +191,153 @@ impl<J> FixedWindowLayer<J> {
     where
         F: Fn(&Parts) -> bool + Send + Sync + 'static,
     {
-        self.skip = Some(Arc::new(skip));
+        self.options.skip = Some(Arc::new(skip));
+        self
+    }
+
+    /// CORS preflights (`OPTIONS` with `access-control-request-method`) pass without being counted.
+    /// A preflight carries no credentials, and a browser that is refused one reports a failure of
+    /// CORS, not a limit. Where a CORS layer answers them outside of this one, they never come here.
+    pub fn skip_preflight(mut self) -> Self {
+        self.options.skip_preflight = true;
+        self
+    }
+
+    /// What may be spent, for each request: free and paid plans under one name. The closure gets
+    /// the key, too. All plans share one counter for each window length, so that a customer who
+    /// upgrades goes on from what is used.
+    ///
+    /// [`Handle::set_quotas`] changes the layer's quotas, not what the closure returns.
+    ///
+    /// ```
+    /// use tower_fixed_window::{FixedWindowLayer, Quota};
+    ///
+    /// #[derive(Clone)]
+    /// enum Plan { Free, Pro }
+    ///
+    /// const FREE: Quota = Quota::per_hour(60);
+    /// const PRO: Quota = Quota::per_hour(5_000);
+    ///
+    /// let layer = FixedWindowLayer::new(FREE).quota_fn(|parts, _key| match parts.extensions.get() {
+    ///     Some(Plan::Pro) => PRO,
+    ///     _ => FREE,
+    /// });
+    /// # let _ = (layer, Plan::Free);
+    /// ```
+    pub fn quota_fn<F, Q>(mut self, quotas: F) -> Self
+    where
+        F: Fn(&Parts, &Key) -> Q + Send + Sync + 'static,
+        Q: Into<Quotas>,
+    {
+        self.options.quota_fn = Some(Arc::new(move |parts, key| quotas(parts, key).into()));
+        self
+    }
+
+    /// How many tokens a request costs; 1 unless set. A request of cost 0 passes and takes nothing.
+    ///
+    /// ```
+    /// use http::Method;
+    /// use tower_fixed_window::{FixedWindowLayer, Quota};
+    ///
+    /// let layer = FixedWindowLayer::new(Quota::per_hour(5_000))
+    ///     .cost_fn(|parts| if parts.method == Method::GET { 1 } else { 5 });
+    /// # let _ = layer;
+    /// ```
+    pub fn cost_fn<F>(mut self, cost: F) -> Self
+    where
+        F: Fn(&Parts) -> u64 + Send + Sync + 'static,
+    {
+        self.options.cost_fn = Some(Arc::new(cost));
+        self
+    }
+
+    /// Counts only requests whose response meets the condition: failed logins.
+    ///
+    /// The tokens are taken before the service is called, and given back when the response shows
+    /// that it doesn't count. So what is undecided counts: with a limit of 5, at most 5 requests
+    /// whose outcome is unknown are under way at once, and never more than 5 failures pass.
+    ///
+    /// ```
+    /// use http::StatusCode;
+    /// use tower_fixed_window::{FixedWindowLayer, Quota};
+    ///
+    /// let layer = FixedWindowLayer::new(Quota::per_minute(5))
+    ///     .count_if(|response| response.status == StatusCode::UNAUTHORIZED);
+    /// # let _ = layer;
+    /// ```
+    pub fn count_if<F>(mut self, counts: F) -> Self
+    where
+        F: Fn(&response::Parts) -> bool + Send + Sync + 'static,
+    {
+        self.options.count_if = Some(Arc::new(counts));
+        self
+    }
+
+    /// Corrects the charge by the [`TrueCost`](crate::TrueCost) that the response reports: less is
+    /// returned, more is taken even past the limit. Without this a layer ignores what is reported,
+    /// so that in a stack of layers only those follow it that count in its unit.
+    ///
+    /// ```
+    /// use tower_fixed_window::{FixedWindowLayer, Quota};
+    ///
+    /// const ESTIMATE: u64 = 500;
+    /// let tokens = FixedWindowLayer::new(Quota::per_day(100_000))
+    ///     .name("model-tokens")
+    ///     .cost_fn(|_| ESTIMATE)
+    ///     .settle_true_cost();
+    /// # let _ = tokens;
+    /// ```
+    pub fn settle_true_cost(mut self) -> Self {
+        self.options.settle = true;
+        self
+    }
+
+    /// Gives the charge back when a request is dropped before its response: the client hung up, or
+    /// the handler panicked. Only where such requests cost nothing worth limiting: a client can
+    /// start work and hang up, again and again.
+    pub fn refund_dropped(mut self) -> Self {
+        self.options.refund_dropped = true;
+        self
+    }
+
+    /// Requests that are over the limit wait for the next windows instead of being refused: for
+    /// each key up to `tokens` of them (at a cost of 1, so many requests), each no longer than
+    /// `max_wait`, in order of arrival. Who doesn't fit is refused as ever.
+    ///
+    /// A request that waits holds no place in the service inside; dropping it frees its place in
+    /// the queue. [`Handle::close_queue`] ends all waiting with 503, for a graceful shutdown.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_fixed_window::{FixedWindowLayer, Quota};
+    ///
+    /// let layer = FixedWindowLayer::new(Quota::per_second(10)).queue(30, Duration::from_secs(3));
+    /// # let _ = layer;
+    /// ```
+    #[cfg(feature = "tokio")]
+    pub fn queue(mut self, tokens: u64, max_wait: Duration) -> Self {
+        self.options.queue = Some(tokens);
+        self.options.max_wait = max_wait;
+        self
+    }
+
+    /// Decides and counts, but refuses nobody and sends no fields: to try a limit out. Switched on
+    /// and off at run time by [`Handle::set_shadow`].
+    pub fn shadow(mut self) -> Self {
+        self.options.shadow = true;
+        self
+    }
+
+    /// Puts the [`Decision`](crate::Decision) into the extensions of requests that pass, for
+    /// handlers to read.
+    pub fn expose_decision(mut self) -> Self {
+        self.options.expose_decision = true;
+        self
+    }
+
+    /// The status of a refusal; 429 unless set. GitHub's API says 403.
+    pub fn status(mut self, status: StatusCode) -> Self {
+        self.options.status = status;
         self
     }
 
@@ -153,9 +353,9 @@ impl<J> FixedWindowLayer<J> {
     /// ```
     pub fn on_reject<F, B>(self, reject: F) -> FixedWindowLayer<OnReject<F>>
     where
-        F: Fn(&Rejection<'_>) -> Response<B>,
+        F: Fn(&Rejection<'_>) -> Response<B> + Send + Sync + 'static,
     {
-        self.reject(OnReject(reject))
+        self.reject(OnReject(Arc::new(reject)))
     }
 
     /// Refuses without a body, for response bodies that can't be made from bytes: tonic's, a
@@ -164,9 +364,29 @@ impl<J> FixedWindowLayer<J> {
         self.reject(EmptyBody)
     }
 
+    /// Turns the knobs of this layer, and of all its clones, while it is at work. Take it when the
+    /// layer has its name and store: with others it is another limit.
+    pub fn handle(&self) -> Handle {
+        Handle::new(Arc::clone(&self.live), self.limiter())
+    }
+
+    /// With a name or store of its own it is another limit: with knobs of its own.
+    fn fork(&mut self) {
+        self.live = Arc::new(Live::new(self.live.quotas()));
+    }
+
+    /// The limiter, with a fallback or without.
+    fn limiter(&self) -> Limiter {
+        let limiter = self.limiter.clone();
+        match self.options.on_store_failure {
+            OnStoreFailure::Local => limiter,
+            OnStoreFailure::Allow | OnStoreFailure::Deny => limiter.without_fallback(),
+        }
+    }
+
     fn reject<K>(self, reject: K) -> FixedWindowLayer<K> {
-        let Self { limiter, key, skip, on_store_failure, reject: _ } = self;
-        FixedWindowLayer { limiter, key, skip, on_store_failure, reject }
+        let Self { limiter, live, options, reject: _ } = self;
+        FixedWindowLayer { limiter, live, options, reject }
     }
 }
 
@@ -177,20 +397,8 @@ impl<S, J: Clone> Layer<S> for FixedWindowLayer<J> {
     /// If the layer counts in a shared store and has no name.
     fn layer(&self, inner: S) -> Self::Service {
         self.limiter.check_name();
-        let limiter = match self.on_store_failure {
-            OnStoreFailure::Local => self.limiter.clone(),
-            OnStoreFailure::Allow | OnStoreFailure::Deny => self.limiter.clone().without_fallback(),
-        };
-        let (name, quotas) = (limiter.scope().name(), limiter.quotas());
-        let shared = Shared {
-            fixed: Fixed::new(name, quotas.as_slice()[0].limit()),
-            body: prepare(name, quotas),
-            allow_on_failure: self.on_store_failure == OnStoreFailure::Allow,
-            key: Arc::clone(&self.key),
-            skip: self.skip.clone(),
-            reject: self.reject.clone(),
-            limiter,
-        };
+        let (limiter, live) = (self.limiter(), Arc::clone(&self.live));
+        let shared = Shared::new(limiter, self.options.clone(), live, self.reject.clone());
         FixedWindow::new(inner, Arc::new(shared))
     }
 }
@@ -199,7 +407,6 @@ impl<J: fmt::Debug> fmt::Debug for FixedWindowLayer<J> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("FixedWindowLayer")
             .field("limiter", &self.limiter)
-            .field("on_store_failure", &self.on_store_failure)
             .field("reject", &self.reject)
             .finish_non_exhaustive()
     }

@@ -2,12 +2,14 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod clock;
+mod cost;
 mod decision;
 mod future;
 mod headers;
 pub mod key;
 mod layer;
 mod limiter;
+mod live;
 mod observe;
 mod quota;
 mod rejection;
@@ -16,14 +18,18 @@ pub mod store;
 mod sync;
 #[cfg(feature = "testing")]
 pub mod testing;
+mod ticket;
+mod timer;
 pub mod window;
 
 pub use clock::{Clock, ManualClock, SystemClock};
+pub use cost::{CostMeter, TrueCost};
 pub use decision::{Decision, RateLimited, Standing};
 pub use future::ResponseFuture;
 pub use key::{Key, KeyExtractor, MissingKey};
 pub use layer::FixedWindowLayer;
 pub use limiter::{Limiter, Receipt};
+pub use live::Handle;
 pub use quota::{MAX_TOKENS, MAX_WINDOW, ParseQuotaError, Quota, QuotaError, Quotas};
 pub use rejection::{EmptyBody, OnReject, ProblemJson, Reason, Reject, Rejection};
 pub use service::FixedWindow;

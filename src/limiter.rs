@@ -38,13 +38,20 @@ pub struct Limiter {
     store: Arc<dyn Store>,
     /// The same without a fallback.
     bare: Arc<dyn Store>,
+    fallback: bool,
 }
 
 impl Limiter {
     /// A limit that is counted in memory, in a store of its own.
     pub fn new(quotas: impl Into<Quotas>) -> Self {
         let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
-        Self { scope: Scope::unnamed(), quotas: quotas.into(), bare: Arc::clone(&store), store }
+        Self {
+            scope: Scope::unnamed(),
+            quotas: quotas.into(),
+            bare: Arc::clone(&store),
+            store,
+            fallback: true,
+        }
     }
 
     /// Names it: counters are found by the name, on every node that shares the store.
@@ -58,8 +65,8 @@ impl Limiter {
     }
 
     /// Counts in this store. While it fails, the same quotas are enforced in this process's memory
-    /// (at most one further limit for each process), unless
-    /// [`without_fallback`](Self::without_fallback) is said afterwards.
+    /// (at most one further limit for each process), unless it is set to be
+    /// [`without_fallback`](Self::without_fallback).
     ///
     /// # Panics
     /// If others can find counters in it by name ([`Store::is_shared`]), and this one has none.
@@ -72,7 +79,7 @@ impl Limiter {
 
     pub(crate) fn store_named_later<S: Store>(mut self, store: S) -> Self {
         self.bare = Arc::new(store);
-        self.store = if TypeId::of::<S>() == TypeId::of::<MemoryStore>() {
+        self.store = if TypeId::of::<S>() == TypeId::of::<MemoryStore>() || !self.fallback {
             // Memory doesn't fail.
             Arc::clone(&self.bare)
         } else {
@@ -85,6 +92,7 @@ impl Limiter {
     #[must_use]
     pub fn without_fallback(mut self) -> Self {
         self.store = Arc::clone(&self.bare);
+        self.fallback = false;
         self
     }
 
@@ -204,14 +212,22 @@ impl Limiter {
     /// Tells what a charge has really cost. Less than was taken is returned as by
     /// [`refund`](Self::refund); more is taken now, even past the limit.
     pub fn settle(&self, receipt: Receipt, actual: u64) -> Reply<()> {
-        let account = receipt.account.as_account();
-        if actual == receipt.cost {
-            return Reply::now(());
+        let Receipt { account, decision } = receipt;
+        self.settle_account(account.updated(&self.quotas).as_account(), &decision, actual)
+    }
+
+    pub(crate) fn settle_account(
+        &self,
+        account: Account<'_>,
+        decision: &Decision,
+        actual: u64,
+    ) -> Reply<()> {
+        let taken = decision.granted();
+        match actual.checked_sub(taken) {
+            Some(0) => Reply::now(()),
+            Some(more) => self.store.adjust(Adjust::take(account, more, decision)),
+            None => self.store.adjust(Adjust::refund(account, taken - actual, decision)),
         }
-        self.store.adjust(match actual.checked_sub(receipt.cost) {
-            Some(more) => Adjust::take(account, more),
-            None => Adjust::refund(account, receipt.cost - actual, &receipt.decision),
-        })
     }
 
     /// Forgets what a key has used.
@@ -227,14 +243,28 @@ impl Limiter {
     /// # Ok(()) }
     /// ```
     pub fn reset(&self, key: impl Into<Key>) -> Reply<()> {
-        self.store.reset(Account::new(&self.scope, &self.quotas, &key.into()))
+        self.reset_account(Account::new(&self.scope, &self.quotas, &key.into()))
     }
 
-    /// The same counters under other quotas from now on.
-    #[cfg(feature = "testing")]
-    pub(crate) fn quotas_replaced(mut self, quotas: Quotas) -> Self {
-        self.quotas = quotas;
-        self
+    pub(crate) fn reset_account(&self, account: Account<'_>) -> Reply<()> {
+        self.store.reset(account)
+    }
+
+    /// A limiter of the same counters under other quotas: those of a customer's plan, say.
+    ///
+    /// ```
+    /// use tower_fixed_window::{Limiter, Quota};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let free = Limiter::new(Quota::per_hour(60)).name("api");
+    /// let pro = free.with_quotas(Quota::per_hour(5_000));
+    /// assert!(free.check("alice").await?.allowed());
+    /// assert_eq!(pro.peek("alice").await?.remaining(), 4_999);
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn with_quotas(&self, quotas: impl Into<Quotas>) -> Self {
+        Self { quotas: quotas.into(), ..self.clone() }
     }
 
     /// What may be spent.
@@ -254,7 +284,12 @@ impl Limiter {
         quotas: &Quotas,
         charge: impl FnOnce(Account<'_>) -> Charge<'_>,
     ) -> Reply<Decision> {
-        self.store.charge(charge(Account::new(&self.scope, quotas, key)))
+        self.send(charge(Account::new(&self.scope, quotas, key)))
+    }
+
+    #[inline]
+    pub(crate) fn send(&self, charge: Charge<'_>) -> Reply<Decision> {
+        self.store.charge(charge)
     }
 
     fn ask_receipt(
@@ -265,7 +300,7 @@ impl Limiter {
         let account = Account::new(&self.scope, &self.quotas, key).to_owned();
         self.ask(key, &self.quotas, charge).map(|decision| {
             let receipt =
-                decision.allowed().then(|| Receipt { account, cost: decision.granted(), decision });
+                decision.allowed().then(|| Receipt { account, decision: decision.clone() });
             (decision, receipt)
         })
     }
@@ -285,13 +320,16 @@ impl fmt::Debug for Limiter {
 #[derive(Debug)]
 pub struct Receipt {
     account: OwnedAccount,
-    cost: u64,
     decision: Decision,
 }
 
 impl Receipt {
+    pub(crate) fn new(account: Account<'_>, decision: Decision) -> Self {
+        Self { account: account.to_owned(), decision }
+    }
+
     /// The tokens that were taken.
     pub fn cost(&self) -> u64 {
-        self.cost
+        self.decision.granted()
     }
 }

@@ -286,8 +286,21 @@ impl Quota {
         self.max_reserved
     }
 
-    /// What tells this quota's counters from another's under one scope: window and anchor, as a
-    /// well-mixed number. The limit is no part of it.
+    /// What tells this quota's counters from another's under one scope and key: window and anchor,
+    /// as short text. The limit is no part of it.
+    ///
+    /// ```
+    /// use tower_fixed_window::Quota;
+    ///
+    /// assert_eq!(Quota::per_minute(5).counter().to_string(), "60000+0");
+    /// assert_eq!(Quota::per_minute(9).staggered().counter().to_string(), "60000s");
+    /// assert_eq!(Quota::per_minute(9).from_first_request().counter().to_string(), "60000f");
+    /// ```
+    pub fn counter(&self) -> impl fmt::Display + use<> {
+        Counter(*self)
+    }
+
+    /// The same as [`counter`](Self::counter), as a well-mixed number.
     pub(crate) const fn identity(&self) -> u64 {
         let anchor = match self.anchor {
             Anchor::Grid { offset } => offset,
@@ -305,6 +318,19 @@ impl Quota {
                 | (Anchor::FirstRequest, Anchor::FirstRequest) => true,
                 _ => false,
             }
+    }
+}
+
+struct Counter(Quota);
+
+impl fmt::Display for Counter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0.window)?;
+        match self.0.anchor {
+            Anchor::Grid { offset } => write!(f, "+{offset}"),
+            Anchor::Staggered => f.write_str("s"),
+            Anchor::FirstRequest => f.write_str("f"),
+        }
     }
 }
 
@@ -388,6 +414,24 @@ impl Quotas {
         self.quotas[len] = quota;
         self.len += 1;
         Ok(self)
+    }
+
+    /// The same quotas with up to so many tokens to be reserved in each.
+    pub(crate) fn reserving(mut self, tokens: u64) -> Self {
+        for quota in &mut self.quotas {
+            quota.max_reserved = tokens.min(MAX_TOKENS - quota.capacity);
+        }
+        self
+    }
+
+    /// The same counters under the limits that are in force now, where there are any for them.
+    pub(crate) fn updated(mut self, current: &Quotas) -> Self {
+        for quota in &mut self.quotas {
+            if let Some(current) = current.iter().find(|current| current.same_counter(quota)) {
+                *quota = *current;
+            }
+        }
+        self
     }
 
     /// How many quotas there are, at least one.

@@ -2,6 +2,7 @@
 //! of it.
 
 use std::fmt::{self, Write};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use http::header::CONTENT_TYPE;
@@ -10,38 +11,41 @@ use http::{HeaderValue, Response, StatusCode};
 use crate::decision::Decision;
 use crate::key::MissingKey;
 use crate::quota::{Quota, Quotas};
+use crate::store::Account;
 
 /// Why a request was refused.
 #[derive(Clone, Copy, Debug)]
 pub struct Rejection<'a> {
     reason: Reason<'a>,
-    name: &'a str,
-    quotas: &'a Quotas,
+    status: StatusCode,
+    account: Account<'a>,
     /// The body for a refusal by the only quota there is, made beforehand.
-    prepared: &'a Bytes,
+    prepared: Option<&'a Bytes>,
 }
 
 /// What kind of refusal it is.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum Reason<'a> {
-    /// The limit is spent: 429.
+    /// The limit is spent: 429, or the status that the layer was given.
     RateLimited(&'a Decision),
     /// There is nobody to count it for: 400 where the client left its part out, 500 where the
     /// server is set up wrong.
     MissingKey(&'a MissingKey),
     /// The store can't say whether it may pass, and the layer is set to refuse then: 503.
     StoreFailed,
+    /// The request was waiting for its window when the queue was closed: 503.
+    QueueClosed,
 }
 
 impl<'a> Rejection<'a> {
     pub(crate) fn new(
         reason: Reason<'a>,
-        name: &'a str,
-        quotas: &'a Quotas,
-        prepared: &'a Bytes,
+        status: StatusCode,
+        account: Account<'a>,
+        prepared: Option<&'a Bytes>,
     ) -> Self {
-        Self { reason, name, quotas, prepared }
+        Self { reason, status, account, prepared }
     }
 
     /// What kind of refusal it is.
@@ -60,21 +64,21 @@ impl<'a> Rejection<'a> {
     /// The status to answer with.
     pub fn status(&self) -> StatusCode {
         match self.reason {
-            Reason::RateLimited(_) => StatusCode::TOO_MANY_REQUESTS,
+            Reason::RateLimited(_) => self.status,
             Reason::MissingKey(missing) if missing.is_client() => StatusCode::BAD_REQUEST,
             Reason::MissingKey(_) => StatusCode::INTERNAL_SERVER_ERROR,
-            Reason::StoreFailed => StatusCode::SERVICE_UNAVAILABLE,
+            Reason::StoreFailed | Reason::QueueClosed => StatusCode::SERVICE_UNAVAILABLE,
         }
     }
 
     /// The name of the layer; empty if it has none.
     pub fn name(&self) -> &'a str {
-        self.name
+        self.account.scope().name()
     }
 
     /// The quotas that refused.
     pub fn violated(&self) -> impl Iterator<Item = &'a Quota> + use<'a> {
-        let (quotas, decision) = (self.quotas, self.decision());
+        let (quotas, decision) = (self.account.quotas(), self.decision());
         decision.into_iter().flat_map(|decision| decision.refusing()).map(|i| &quotas.as_slice()[i])
     }
 
@@ -91,25 +95,27 @@ impl<'a> Rejection<'a> {
                 text
             }
             Reason::MissingKey(missing) if missing.is_client() => {
-                format!("The request lacks {}", missing.message())
+                format!("The request lacks {missing}")
             }
             Reason::MissingKey(_) => {
                 "The rate limit of this server is set up wrong; its log says how to mend it".into()
             }
             Reason::StoreFailed => "The rate limit can't be checked at the moment".into(),
+            Reason::QueueClosed => "The server is shutting down".into(),
         }
     }
 
     /// The body of [`ProblemJson`].
     fn problem(&self) -> Bytes {
         match self.reason {
-            Reason::RateLimited(decision) if self.quotas.len() == 1 && !decision.is_final() => {
-                self.prepared.clone()
-            }
-            Reason::RateLimited(_) => {
+            Reason::RateLimited(decision) => {
+                let only_one = self.account.quotas().len() == 1 && !decision.is_final();
+                if let Some(prepared) = self.prepared.filter(|_| only_one) {
+                    return prepared.clone();
+                }
                 let mut policies = String::new();
                 self.write_policies(&mut policies, "\"", ",");
-                quota_exceeded(&self.message(), &policies)
+                quota_exceeded(self.status, &self.message(), &policies)
             }
             _ => {
                 let status = self.status();
@@ -135,30 +141,31 @@ impl<'a> Rejection<'a> {
     fn write_policies(&self, text: &mut String, quote: &str, separator: &str) {
         for (i, quota) in self.violated().enumerate() {
             let separator = if i == 0 { "" } else { separator };
-            let policy = policy(self.name, quota);
+            let policy = policy(self.name(), quota);
             write!(text, "{separator}{quote}{policy}{quote}").expect("writing to a string");
         }
     }
 }
 
 /// The body for a refusal by the only quota of a layer.
-pub(crate) fn prepare(name: &str, quotas: &Quotas) -> Bytes {
+pub(crate) fn prepare(name: &str, quotas: &Quotas, status: StatusCode) -> Bytes {
     let policy = policy(name, &quotas.as_slice()[0]);
-    quota_exceeded(&format!("API rate limit exceeded: {policy}"), &format!("\"{policy}\""))
+    quota_exceeded(status, &format!("API rate limit exceeded: {policy}"), &format!("\"{policy}\""))
 }
 
 /// The IETF draft's problem type for an exceeded quota (draft-ietf-httpapi-ratelimit-headers-10), with GitHub's
 /// `message`.
-fn quota_exceeded(message: &str, policies: &str) -> Bytes {
+fn quota_exceeded(status: StatusCode, message: &str, policies: &str) -> Bytes {
+    let status = status.as_u16();
     format!(
-        r#"{{"type":"https://iana.org/assignments/http-problem-types#quota-exceeded","title":"Quota exceeded","status":429,"message":"{message}","violated-policies":[{policies}]}}"#
+        r#"{{"type":"https://iana.org/assignments/http-problem-types#quota-exceeded","title":"Quota exceeded","status":{status},"message":"{message}","violated-policies":[{policies}]}}"#
     )
     .into()
 }
 
 /// How a quota is called towards clients: `login:5/minute`.
 fn policy(name: &str, quota: &Quota) -> String {
-    format!("{name}{}{quota}", if name.is_empty() { "" } else { ":" })
+    format!("{name}{}{}", if name.is_empty() { "" } else { ":" }, quota.rate())
 }
 
 /// Makes the response to a refused request. The layer adds the rate-limit fields to it.
@@ -206,8 +213,13 @@ impl<B: Default> Reject<B> for EmptyBody {
 }
 
 /// A closure's answer: [`FixedWindowLayer::on_reject`](crate::FixedWindowLayer::on_reject).
-#[derive(Clone, Copy)]
-pub struct OnReject<F>(pub(crate) F);
+pub struct OnReject<F>(pub(crate) Arc<F>);
+
+impl<F> Clone for OnReject<F> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
 
 impl<F> fmt::Debug for OnReject<F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -1,63 +1,64 @@
-//! The service that [`FixedWindowLayer`](crate::FixedWindowLayer) makes.
+//! The service that [`FixedWindowLayer`](crate::FixedWindowLayer) makes: it asks the store, and
+//! calls or refuses. What takes longer than a call is the [`ResponseFuture`]'s.
 
 use std::fmt;
 use std::mem;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 
-use bytes::Bytes;
 use http::{Request, Response};
 use tower_service::Service;
 
-use crate::decision::Decision;
-use crate::future::{Refusal, ResponseFuture};
-use crate::headers::Fixed;
-use crate::key::{Key, KeyExtractor};
-use crate::layer::Skip;
+use crate::future::ResponseFuture;
+use crate::layer::Options;
 use crate::limiter::Limiter;
-use crate::observe;
+use crate::live::{Live, Policy};
 use crate::rejection::{ProblemJson, Reject};
-use crate::store::{Charge, StoreError};
+use crate::ticket::{Ticket, Verdict};
 
 /// A service whose requests are limited: see [`FixedWindowLayer`](crate::FixedWindowLayer).
 ///
 /// It is as ready as the inner service, and calls the very instance that was made ready. Where the
 /// store answers later than at once, that instance is kept for the request, and a clone takes its
-/// place.
+/// place; where the request has to wait for a window, a clone is made ready when it is due.
 pub struct FixedWindow<S, J = ProblemJson> {
     inner: S,
     shared: Arc<Shared<J>>,
+    policy: Arc<Policy>,
 }
 
 /// What all clones of a service have in common.
 pub(crate) struct Shared<J> {
     pub(crate) limiter: Limiter,
-    pub(crate) key: Arc<dyn KeyExtractor>,
-    pub(crate) skip: Option<Skip>,
-    pub(crate) allow_on_failure: bool,
+    pub(crate) options: Options,
+    pub(crate) live: Arc<Live>,
     pub(crate) reject: J,
-    pub(crate) fixed: Fixed,
-    pub(crate) body: Bytes,
+    /// The newest policy that was needed. Services have copies of it, and come here when theirs is
+    /// old.
+    policy: Mutex<Arc<Policy>>,
 }
 
 impl<J> Shared<J> {
-    /// What becomes of a request: it passes, with or without a standing to report, or is refused.
-    pub(crate) fn verdict(
-        &self,
-        answer: Result<Decision, StoreError>,
-    ) -> Result<Option<Decision>, Refusal> {
-        match answer {
-            Ok(decision) if decision.allowed() => Ok(Some(decision)),
-            Ok(decision) => Err(Refusal::RateLimited(decision)),
-            Err(_) if self.allow_on_failure => Ok(None),
-            Err(_) => Err(Refusal::StoreFailed),
+    pub(crate) fn new(limiter: Limiter, options: Options, live: Arc<Live>, reject: J) -> Self {
+        let policy = live.policy(limiter.scope().name(), options.status, options.queue);
+        Self { limiter, options, live, reject, policy: Mutex::new(Arc::new(policy)) }
+    }
+
+    #[cold]
+    fn policy(&self) -> Arc<Policy> {
+        let mut policy = self.policy.lock().unwrap_or_else(PoisonError::into_inner);
+        if !self.live.is_current(&policy) {
+            let (name, options) = (self.limiter.scope().name(), &self.options);
+            *policy = Arc::new(self.live.policy(name, options.status, options.queue));
         }
+        Arc::clone(&policy)
     }
 }
 
 impl<S, J> FixedWindow<S, J> {
     pub(crate) fn new(inner: S, shared: Arc<Shared<J>>) -> Self {
-        Self { inner, shared }
+        let policy = shared.policy();
+        Self { inner, shared, policy }
     }
 
     /// The service inside.
@@ -91,41 +92,46 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        let shared = Arc::clone(&self.shared);
+        if !self.shared.live.is_current(&self.policy) {
+            self.policy = self.shared.policy();
+        }
+        let mut ticket = Ticket::new(&self.shared, &self.policy);
         let (parts, body) = request.into_parts();
-        if shared.skip.as_ref().is_some_and(|skip| skip(&parts)) {
-            let future = self.inner.call(Request::from_parts(parts, body));
-            return ResponseFuture::calling(shared, future, None);
-        }
-        let mut key = Key::default();
-        if let Err(missing) = shared.key.extract(&parts, &mut key) {
-            if !missing.is_client() {
-                observe::mistake(missing.message());
-            }
-            return ResponseFuture::refused(shared, Refusal::MissingKey(missing));
-        }
-        let quotas = shared.limiter.quotas();
-        let reply = shared.limiter.ask(&key, quotas, |account| Charge::new(account, 1));
-        match reply.into_now() {
-            Ok(answer) => match shared.verdict(answer) {
-                Ok(decision) => {
-                    let future = self.inner.call(Request::from_parts(parts, body));
-                    ResponseFuture::calling(shared, future, decision)
+        let asked = ticket.ask(&parts);
+        let request = Request::from_parts(parts, body);
+        let verdict = match asked {
+            Ok(None) => Verdict::Pass,
+            Ok(Some(reply)) => match reply.into_now() {
+                Ok(answer) => ticket.verdict(answer),
+                Err(later) => {
+                    let clone = self.inner.clone();
+                    let ready = mem::replace(&mut self.inner, clone);
+                    return ResponseFuture::deciding(ticket, later, ready, request);
                 }
-                Err(refusal) => ResponseFuture::refused(shared, refusal),
             },
-            Err(later) => {
-                let clone = self.inner.clone();
-                let ready = mem::replace(&mut self.inner, clone);
-                ResponseFuture::deciding(shared, later, ready, Request::from_parts(parts, body))
+            Err(refusal) => Verdict::Refuse(refusal),
+        };
+        match verdict {
+            Verdict::Pass => ResponseFuture::calling(ticket, &mut self.inner, request),
+            Verdict::PassIn(wait) => {
+                // What waits must not hold what others need to be served: the instance that was
+                // made ready is let go.
+                let unready = self.inner.clone();
+                self.inner = unready.clone();
+                ResponseFuture::waiting(ticket, wait, unready, request)
             }
+            Verdict::Refuse(refusal) => ResponseFuture::refused(ticket, refusal),
         }
     }
 }
 
 impl<S: Clone, J> Clone for FixedWindow<S, J> {
     fn clone(&self) -> Self {
-        Self { inner: self.inner.clone(), shared: Arc::clone(&self.shared) }
+        Self {
+            inner: self.inner.clone(),
+            shared: Arc::clone(&self.shared),
+            policy: Arc::clone(&self.policy),
+        }
     }
 }
 

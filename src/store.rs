@@ -6,7 +6,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 
 use crate::decision::{Ask, Decision, Writes};
 use crate::key::Key;
@@ -34,7 +34,7 @@ pub use memory::MemoryStore;
 /// 2. **One clock.** The store's own time is read once per call; nodes that share counters share
 ///    that clock. It may step back.
 /// 3. **Identity.** A counter is found by the scope's name, the key's bytes, and the quota's window
-///    and anchor ([`Quota::same_windows`]), never by its limit: limits change while counters run.
+///    and anchor ([`Quota::counter`]), never by its limit: limits change while counters run.
 /// 4. **Life.** A state may be forgotten from [`State::until`] on, not earlier.
 /// 5. **No replay.** A charge whose fate is unknown is not sent again.
 /// 6. **An answer.** Every [`Reply`] ends, in an answer or an error, within a time that the store
@@ -55,8 +55,7 @@ pub use memory::MemoryStore;
 /// struct Simple(Mutex<HashMap<(String, Key, String), State>>);
 ///
 /// fn id(account: &Account<'_>, quota: &Quota) -> (String, Key, String) {
-///     let windows = quota.with_limit(0).to_string();
-///     (account.scope().name().to_owned(), account.key().clone(), windows)
+///     (account.scope().name().to_owned(), account.key().clone(), quota.counter().to_string())
 /// }
 ///
 /// fn now() -> u64 { 1_700_000_040_000 }
@@ -107,7 +106,7 @@ pub trait Store: Send + Sync + 'static {
     /// Returns tokens, or takes them without asking.
     fn adjust(&self, adjust: Adjust<'_>) -> Reply<()>;
 
-    /// Forgets the counters of an account.
+    /// Forgets the counters of an account: those of its quotas, and nothing of other keys or scopes.
     fn reset(&self, account: Account<'_>) -> Reply<()>;
 
     /// Whether counters are found by their scope's name alone, from other processes or after a
@@ -258,6 +257,12 @@ pub struct OwnedAccount {
 }
 
 impl OwnedAccount {
+    /// The same under the limits that are in force now.
+    pub(crate) fn updated(mut self, current: &Quotas) -> Self {
+        self.quotas = self.quotas.updated(current);
+        self
+    }
+
     /// The account.
     pub fn as_account(&self) -> Account<'_> {
         Account::new(&self.scope, &self.quotas, &self.key)
@@ -376,6 +381,8 @@ impl OwnedCharge {
 pub struct Adjust<'a> {
     account: Account<'a>,
     change: Change,
+    /// What is corrected was counted by the fallback of a store that failed.
+    local: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -385,27 +392,25 @@ enum Change {
 }
 
 impl<'a> Adjust<'a> {
-    /// Returns `tokens` that were taken by `decision`, for each quota until the window they were
-    /// taken from has ended.
+    /// Returns `tokens` that `decision` has taken, for each quota until the window they were taken
+    /// from has ended. The account's quotas are those of the decision, in the same order; their
+    /// limits may have changed.
     pub fn refund(account: Account<'a>, tokens: u64, decision: &Decision) -> Self {
         let mut until = [0; Quotas::MAX];
         for (until, standing) in until.iter_mut().zip(decision.standings()) {
             *until = standing.refundable_until();
         }
-        Self::refund_until(account, tokens, until)
+        Self { account, change: Change::Return { tokens, until }, local: decision.is_local() }
     }
 
-    pub(crate) fn refund_until(
-        account: Account<'a>,
-        tokens: u64,
-        until: [i64; Quotas::MAX],
-    ) -> Self {
-        Self { account, change: Change::Return { tokens, until } }
+    /// Takes `tokens` more than `decision` has, whether they are there or not: they have been used
+    /// already.
+    pub fn take(account: Account<'a>, tokens: u64, decision: &Decision) -> Self {
+        Self { account, change: Change::Take { tokens }, local: decision.is_local() }
     }
 
-    /// Takes `tokens` that have been used already, whether they are there or not.
-    pub fn take(account: Account<'a>, tokens: u64) -> Self {
-        Self { account, change: Change::Take { tokens } }
+    pub(crate) fn is_local(&self) -> bool {
+        self.local
     }
 
     /// Whose counters.
@@ -420,7 +425,7 @@ impl<'a> Adjust<'a> {
 
     /// A copy that borrows nothing, for a reply that comes later.
     pub fn to_owned(&self) -> OwnedAdjust {
-        OwnedAdjust { account: self.account.to_owned(), change: self.change }
+        OwnedAdjust { account: self.account.to_owned(), change: self.change, local: self.local }
     }
 
     /// What to write at `now` for each quota in their order, given their states; `None`: nothing.
@@ -458,19 +463,21 @@ impl<'a> Adjust<'a> {
 pub struct OwnedAdjust {
     account: OwnedAccount,
     change: Change,
+    local: bool,
 }
 
 impl OwnedAdjust {
     /// The correction.
     pub fn as_adjust(&self) -> Adjust<'_> {
-        Adjust { account: self.account.as_account(), change: self.change }
+        Adjust { account: self.account.as_account(), change: self.change, local: self.local }
     }
 }
 
 /// A reading of a clock, as the arithmetic takes it.
 #[inline]
 pub(crate) fn instant(now: u64) -> i64 {
-    now.min(MAX_TOKENS) as i64
+    // One less than the latest `until`, which is never reached.
+    now.min(MAX_TOKENS - 1) as i64
 }
 
 /// What a store answers: a future that may hold its answer already, so that a store in memory costs
@@ -522,6 +529,21 @@ impl<T> Reply<T> {
             Ok(answer) => Reply(Inner::Now(Some(answer.map(f)))),
             Err(later) => Reply::later(async { later.await.map(f) }),
         }
+    }
+
+    /// Has it done without waiting for it: a correction never delays a response (S14). Without a
+    /// runtime of tokio's around, a reply that comes later may be lost.
+    pub(crate) fn detach(self)
+    where
+        T: Send + 'static,
+    {
+        let Err(mut later) = self.into_now() else { return };
+        #[cfg(feature = "tokio")]
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            runtime.spawn(later);
+            return;
+        }
+        let _ = Pin::new(&mut later).poll(&mut Context::from_waker(Waker::noop()));
     }
 
     /// The answer if it is there, else the reply itself.

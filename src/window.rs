@@ -209,7 +209,8 @@ fn windows(tokens: i64, quota: &Quota) -> Option<i64> {
 /// What a new key has used: nothing, or less than that where it starts with rolled-over tokens.
 #[inline]
 fn floor(quota: &Quota) -> i64 {
-    limit(quota) - quota.capacity as i64
+    // A limit of 0 refuses everything, rolled-over tokens included (S8).
+    if quota.limit == 0 { 0 } else { limit(quota) - quota.capacity as i64 }
 }
 
 #[inline]

@@ -45,8 +45,11 @@ impl KeyExtractor for PeerIp {
     }
 }
 
-/// The peer's address, from whoever left it in the request.
+/// The peer's address, from whoever left it in the request. What the app itself has set goes first.
 fn peer(parts: &Parts) -> Result<IpAddr, MissingKey> {
+    if let Some(peer) = parts.extensions.get::<PeerAddr>() {
+        return Ok(peer.0.ip());
+    }
     #[cfg(feature = "axum")]
     {
         use axum::extract::connect_info::{ConnectInfo, MockConnectInfo};
@@ -58,10 +61,7 @@ fn peer(parts: &Parts) -> Result<IpAddr, MissingKey> {
             return Ok(info.0.ip());
         }
     }
-    match parts.extensions.get::<PeerAddr>() {
-        Some(peer) => Ok(peer.0.ip()),
-        None => Err(MissingKey::server(NO_PEER)),
-    }
+    Err(MissingKey::server(NO_PEER))
 }
 
 #[cfg(feature = "axum")]

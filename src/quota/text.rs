@@ -19,15 +19,7 @@ const UNITS: [(u64, &[&str]); 6] = [
 impl fmt::Display for Quota {
     /// The form that is parsed: `60/minute`, `5/10s`, `60/hour from-first-request`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/", self.limit)?;
-        let (unit, names) = UNITS
-            .into_iter()
-            .find(|(unit, _)| self.window % unit == 0)
-            .expect("every window is whole milliseconds");
-        match self.window / unit {
-            1 => f.write_str(names[0])?,
-            n => write!(f, "{n}{}", names[names.len() - 1])?,
-        }
+        self.rate().fmt(f)?;
         let aligned = if self.window == WEEK_MS { MONDAY_MS } else { 0 };
         match self.anchor {
             Anchor::Grid { offset } if offset == aligned => {}
@@ -42,6 +34,29 @@ impl fmt::Display for Quota {
             write!(f, " reserve-up-to={}", self.max_reserved)?;
         }
         Ok(())
+    }
+}
+
+impl Quota {
+    /// Only limit and window: what a client is told.
+    pub(crate) fn rate(&self) -> impl fmt::Display + use<> {
+        Rate(*self)
+    }
+}
+
+struct Rate(Quota);
+
+impl fmt::Display for Rate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Quota { limit, window, .. } = self.0;
+        let (unit, names) = UNITS
+            .into_iter()
+            .find(|(unit, _)| window % unit == 0)
+            .expect("every window is whole milliseconds");
+        match window / unit {
+            1 => write!(f, "{limit}/{}", names[0]),
+            n => write!(f, "{limit}/{n}{}", names[names.len() - 1]),
+        }
     }
 }
 

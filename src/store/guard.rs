@@ -35,13 +35,13 @@ impl<S: Store> Store for Guard<S> {
     fn charge(&self, charge: Charge<'_>) -> Reply<Decision> {
         match self.store.charge(charge).into_now() {
             Ok(Ok(decision)) => Reply::now(decision),
-            Ok(Err(_)) => self.local.charge(charge),
+            Ok(Err(_)) => self.local.charge(charge).map(Decision::into_local),
             Err(later) => {
                 let (local, charge) = (self.local.clone(), charge.to_owned());
                 Reply::later(async move {
                     match later.await {
                         Ok(decision) => Ok(decision),
-                        Err(_) => local.charge(charge.as_charge()).await,
+                        Err(_) => local.charge(charge.as_charge()).await.map(Decision::into_local),
                     }
                 })
             }
@@ -49,9 +49,9 @@ impl<S: Store> Store for Guard<S> {
     }
 
     fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {
-        // What was taken locally is a count of its own: a correction that fails is dropped, and
-        // stays counted (S14).
-        self.store.adjust(adjust)
+        // What was taken locally is returned there. A correction that fails is dropped, and its
+        // charge stays counted (S14).
+        if adjust.is_local() { self.local.adjust(adjust) } else { self.store.adjust(adjust) }
     }
 
     fn reset(&self, account: Account<'_>) -> Reply<()> {

@@ -40,7 +40,8 @@ const OVERFLOW_SHARE: u64 = 4;
 /// A store holds `max_keys` entries, a million unless set, one for each quota of each key in its
 /// current window. It takes at most 37.2 bytes per entry of `max_keys` (32 bytes in a table that is
 /// 8/9 full, and 3% for the overflow), reached only as keys come: see
-/// [`max_bytes`](Self::max_bytes). A charge allocates nothing.
+/// [`max_bytes`](Self::max_bytes). A charge of one quota allocates nothing; that of several, the
+/// list of their standings in the [`Decision`].
 ///
 /// When every entry a new key could use is taken by a key whose window still runs, it shares one of
 /// a fixed set of overflow entries with others. It may then be limited too early, never too late,
@@ -294,7 +295,9 @@ impl Shard {
         home: &Home,
         others: &[Place],
     ) -> (Place, Window<'a>) {
-        let taken = |slot| others.contains(&Place::Free(slot));
+        let taken = |slot| {
+            others.iter().any(|other| matches!(other, Place::Own(s) | Place::Free(s) if *s == slot))
+        };
         let place = self.table.find(home.hash, home.fingerprint(quota), now, taken);
         let shift = account.shift(quota);
         match place {
@@ -333,7 +336,10 @@ impl Shard {
             (Place::Free(_), _) => (place, window),
             (_, Place::Own(slot) | Place::Free(slot)) => (Place::Shared(slot, fingerprint), window),
             // All overflow entries belong to other quotas: refused for a window.
-            _ => (Place::None, Window::with_used(now, quota, shift, quota.limit as i64)),
+            _ => {
+                let spent = (quota.limit + quota.max_reserved) as i64;
+                (Place::None, Window::with_used(now, quota, shift, spent))
+            }
         }
     }
 
@@ -368,8 +374,10 @@ impl Table {
             let fingerprints = &self.0[bucket][..WAYS];
             for i in 0..WAYS {
                 let way = (first + i) % WAYS;
-                if fingerprints[way] == fingerprint {
-                    return Place::Own((bucket as u32, way as u32));
+                let slot = (bucket as u32, way as u32);
+                // One that another quota of the key has been given was expired: it is no loss.
+                if fingerprints[way] == fingerprint && !taken(slot) {
+                    return Place::Own(slot);
                 }
             }
         }

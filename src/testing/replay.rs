@@ -137,10 +137,8 @@ pub async fn replay<S: Store>(
     let mut report = Report::default();
     for trace in &file.traces {
         let clock = ManualClock::default();
-        let limiter = Limiter::new(trace.quotas())
-            .name(&trace.id.to_lowercase())
-            .store(new(clock.clone()))
-            .without_fallback();
+        let limiter =
+            Limiter::new(trace.quotas()).name("trace").store(new(clock.clone())).without_fallback();
         let before = report.failures.len();
         trace.replay(limiter, &clock, &mut report.failures).await;
         if report.failures.len() == before {
@@ -209,7 +207,7 @@ impl Step {
                 let old = limiter.quotas().as_slice();
                 let mut new = old.iter().zip(limits).map(|(quota, limit)| quota.with_limit(*limit));
                 let first = Quotas::from(new.next().expect("a quota"));
-                *limiter = limiter.clone().quotas_replaced(new.fold(first, Quotas::and));
+                *limiter = limiter.with_quotas(new.fold(first, Quotas::and));
                 return limiter.peek_cost(KEY, 0).await;
             }
         };

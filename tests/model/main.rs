@@ -6,8 +6,22 @@ mod reference;
 mod trace;
 
 use tower_fixed_window::testing::block_on;
+use tower_fixed_window::{Decision, Key, Limiter, Receipt};
 
 /// The answer of a store in memory, which never fails.
 pub(crate) fn answer<T>(reply: tower_fixed_window::store::Reply<T>) -> T {
     block_on(reply).expect("memory does not fail")
+}
+
+/// A charge or a reservation, with a receipt if it passed.
+pub(crate) fn charge(
+    limiter: &Limiter,
+    key: impl Into<Key>,
+    cost: u64,
+    reserve: bool,
+) -> (Decision, Option<Receipt>) {
+    answer(match reserve {
+        true => limiter.reserve(key, cost),
+        false => limiter.charge(key, cost),
+    })
 }

@@ -57,7 +57,6 @@ pub(crate) struct Answer {
 /// A charge that passed, as S14 and S15 need it.
 #[derive(Clone, Debug)]
 pub(crate) struct Taken {
-    terms: Vec<Terms>,
     cost: i128,
     refundable_until: Vec<i128>,
 }
@@ -77,7 +76,8 @@ pub(crate) struct Model {
 
 impl Terms {
     fn floor(&self) -> i128 {
-        self.limit - self.capacity
+        // Of a limit of 0 nothing is ever left (S8).
+        if self.limit == 0 { 0 } else { self.limit - self.capacity }
     }
 
     fn start_of(&self, now: i128, shift: i128) -> i128 {
@@ -234,7 +234,6 @@ impl Model {
         };
 
         let taken = (allowed && ask != Ask::Peek).then(|| Taken {
-            terms: terms.to_vec(),
             cost,
             refundable_until: (0..terms.len()).map(|i| terms[i].after(covered[i], 1)).collect(),
         });
@@ -259,9 +258,9 @@ impl Model {
         (answer, taken)
     }
 
-    pub(crate) fn settle(&mut self, taken: Taken, now: i128, actual: i128) {
-        let windows = self.look(&taken.terms, now);
-        for (i, terms) in taken.terms.iter().enumerate() {
+    pub(crate) fn settle(&mut self, terms: &[Terms], taken: Taken, now: i128, actual: i128) {
+        let windows = self.look(terms, now);
+        for (i, terms) in terms.iter().enumerate() {
             let Now { start, used, until } = windows[i];
             if actual > taken.cost {
                 let used = (used + (actual - taken.cost).min(END_OF_TIME)).min(END_OF_TIME);

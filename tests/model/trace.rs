@@ -9,8 +9,8 @@ use tower_fixed_window::{
     Receipt,
 };
 
-use crate::answer;
 use crate::reference::{Answer, Ask, END_OF_TIME, Grid, Model, Taken, Terms, stagger};
+use crate::{answer, charge};
 
 const SCOPE: &str = "model";
 const KEY: &str = "alice";
@@ -224,7 +224,6 @@ pub(crate) struct Rig {
     pub(crate) now: u64,
     pub(crate) specs: Vec<Spec>,
     pub(crate) limiter: Limiter,
-    store: MemoryStore,
     pub(crate) receipts: Vec<(Receipt, Taken)>,
     model: Model,
     resets: Vec<i128>,
@@ -235,8 +234,9 @@ impl Rig {
         let clock = ManualClock::at_ms(now);
         let store = MemoryStore::with_max_keys(64).clock(clock.clone());
         let model = Model::new(specs.len(), stagger(SCOPE, Key::from(KEY).as_bytes()));
-        let limiter = limiter(&specs, &store);
-        Self { clock, now, limiter, store, receipts: vec![], model, resets: vec![], specs }
+        let set = set(&specs).expect("checked");
+        let limiter = Limiter::new(set).name(SCOPE).store(store);
+        Self { clock, now, limiter, receipts: vec![], model, resets: vec![], specs }
     }
 
     pub(crate) fn go_to(&mut self, now: u64) {
@@ -262,7 +262,8 @@ impl Rig {
     }
 
     pub(crate) fn model_now(&self) -> i128 {
-        i128::from(self.now).min(END_OF_TIME)
+        // The end itself is never reached: what lasts until then lasts for ever.
+        i128::from(self.now).min(END_OF_TIME - 1)
     }
 
     pub(crate) fn terms(&self) -> Vec<Terms> {
@@ -303,10 +304,7 @@ impl Rig {
         let (now, terms) = (self.model_now(), self.terms());
         let ask = if reserve { Ask::Reserve } else { Ask::Charge };
         let (expected, taken) = self.model.ask(&terms, now, cost.into(), ask);
-        let (decision, receipt) = answer(match reserve {
-            true => self.limiter.reserve(KEY, cost),
-            false => self.limiter.charge(KEY, cost),
-        });
+        let (decision, receipt) = charge(&self.limiter, KEY, cost, reserve);
         assert_eq!(told(&decision), expected, "{cost} at {now}, reserving: {reserve}");
         self.resets = expected.reset;
         match (receipt, taken) {
@@ -321,9 +319,9 @@ impl Rig {
     }
 
     pub(crate) fn settle(&mut self, of: usize, actual: Option<u64>) {
-        let now = self.model_now();
+        let (now, terms) = (self.model_now(), self.terms());
         let (receipt, taken) = self.receipts.swap_remove(of);
-        self.model.settle(taken, now, actual.unwrap_or(0).into());
+        self.model.settle(&terms, taken, now, actual.unwrap_or(0).into());
         answer(match actual {
             Some(actual) => self.limiter.settle(receipt, actual),
             None => self.limiter.refund(receipt),
@@ -358,14 +356,10 @@ impl Rig {
             Op::Limits(amounts) => {
                 let specs = self.specs.iter_mut().zip(amounts);
                 specs.for_each(|(spec, amounts)| spec.amounts = *amounts);
-                self.limiter = limiter(&self.specs, &self.store);
+                self.limiter = self.limiter.with_quotas(set(&self.specs).expect("checked"));
             }
         }
     }
-}
-
-fn limiter(specs: &[Spec], store: &MemoryStore) -> Limiter {
-    Limiter::new(set(specs).expect("checked")).name(SCOPE).store(store.clone())
 }
 
 pub(crate) fn ms(at: SystemTime) -> i128 {

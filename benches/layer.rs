@@ -1,0 +1,81 @@
+//! What the layer adds to a service: the same service bare, limited and passing, limited and
+//! refusing; one key, and 100,000 of them. Read the times as ratios to `bare`.
+
+use std::convert::Infallible;
+use std::future::{Ready, ready};
+use std::hint::black_box;
+use std::net::SocketAddr;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use criterion::{Criterion, criterion_group, criterion_main};
+use http::header::CONTENT_TYPE;
+use http::{HeaderValue, Request, Response};
+use http_body_util::Full;
+use tower_fixed_window::key::PeerAddr;
+use tower_fixed_window::testing::block_on;
+use tower_fixed_window::{FixedWindowLayer, Quota};
+use tower_layer::Layer;
+use tower_service::Service;
+
+/// Answers with a few bytes and a content-type.
+#[derive(Clone)]
+struct Bare;
+
+impl Service<Request<()>> for Bare {
+    type Response = Response<Full<Bytes>>;
+    type Error = Infallible;
+    type Future = Ready<Result<Self::Response, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _: Request<()>) -> Self::Future {
+        let mut response = Response::new(Full::from("hello"));
+        response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain"));
+        ready(Ok(response))
+    }
+}
+
+fn request(client: u32) -> Request<()> {
+    let mut request = Request::new(());
+    let peer = SocketAddr::from((client.to_be_bytes(), 4711));
+    request.extensions_mut().insert(PeerAddr(peer));
+    request
+}
+
+fn run<S>(service: &mut S, client: u32) -> u16
+where
+    S: Service<Request<()>, Response = Response<Full<Bytes>>, Error = Infallible>,
+{
+    let Ok(response) = block_on(service.call(request(client)));
+    black_box(response).status().as_u16()
+}
+
+fn layer(c: &mut Criterion) {
+    let unlimited = FixedWindowLayer::new(Quota::per_hour(1 << 40));
+    let spent = FixedWindowLayer::new(Quota::per_hour(0));
+    let mut group = c.benchmark_group("layer");
+    for (keys, clients) in [("hot key", 1), ("100k keys", 100_000)] {
+        let mut next = 0_u32;
+        let mut client = move || {
+            next = next.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            next % clients
+        };
+        let mut bare = Bare;
+        group.bench_function(format!("bare, {keys}"), |b| b.iter(|| run(&mut bare, client())));
+        let mut passing = unlimited.layer(Bare);
+        group.bench_function(format!("passing, {keys}"), |b| {
+            b.iter(|| assert_eq!(run(&mut passing, client()), 200));
+        });
+        let mut refusing = spent.layer(Bare);
+        group.bench_function(format!("refusing, {keys}"), |b| {
+            b.iter(|| assert_eq!(run(&mut refusing, client()), 429));
+        });
+    }
+    group.finish();
+}
+
+criterion_group!(benches, layer);
+criterion_main!(benches);

@@ -1,0 +1,56 @@
+//! A decision of the memory store, beside the two things it can't do without: reading the clock,
+//! and a lock around a hash map.
+
+use std::collections::HashMap;
+use std::hint::black_box;
+use std::sync::Mutex;
+
+use criterion::{Criterion, criterion_group, criterion_main};
+use tower_fixed_window::store::{Account, Charge, Scope};
+use tower_fixed_window::{Clock, Key, ManualClock, MemoryStore, Quota, Quotas, Store, SystemClock};
+
+fn store(c: &mut Criterion) {
+    let mut group = c.benchmark_group("store");
+    group.bench_function("floor: read the clock", |b| b.iter(|| SystemClock.now_ms()));
+
+    let map = Mutex::new((0..100_000_u64).map(|i| (i, 0_u64)).collect::<HashMap<_, _>>());
+    let mut next = numbers(100_000);
+    group.bench_function("floor: std HashMap in a Mutex, 100k keys", |b| {
+        b.iter(|| *map.lock().unwrap().get_mut(&next()).unwrap() += 1);
+    });
+
+    let scope = Scope::named("bench");
+    let one = Quotas::from(Quota::per_hour(1 << 40));
+    let two = Quota::per_hour(1 << 40).and(Quota::per_day(1 << 40));
+    let manual = || MemoryStore::with_clock(ManualClock::at_ms(1_700_000_040_000));
+    for (name, store, quotas, keys) in [
+        ("one quota, hot key", MemoryStore::new(), one, 1),
+        ("one quota, 100k keys", MemoryStore::new(), one, 100_000),
+        ("one quota, 100k keys, without the clock", manual(), one, 100_000),
+        ("one quota, 1M keys", MemoryStore::with_max_keys(1_200_000), one, 1_000_000),
+        ("two quotas, 100k keys", MemoryStore::new(), two, 100_000),
+    ] {
+        let mut next = numbers(keys);
+        group.bench_function(name, |b| {
+            b.iter(|| {
+                let key = Key::from(next());
+                let account = Account::new(&scope, &quotas, &key);
+                black_box(store.charge(Charge::new(account, 1)).into_now())
+            });
+        });
+    }
+    group.finish();
+}
+
+/// Numbers below `n` in an order that no cache can guess.
+fn numbers(n: u64) -> impl FnMut() -> u64 {
+    let mut state = 1_u64;
+    move || {
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) % n
+    }
+}
+
+criterion_group!(benches, store);
+criterion_main!(benches);

@@ -1,0 +1,63 @@
+//! Model tokens: a request is charged by an estimate before, and by what it really used after, also
+//! when its answer is streamed and the client hangs up in the middle. 1,000 tokens a minute for each
+//! client address.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+
+use axum::body::{Body, Bytes};
+use axum::extract::Query;
+use axum::response::{IntoResponse, Response};
+use axum::{Router, routing::get};
+use tower_fixed_window::{FixedWindowLayer, Quota, TrueCost};
+
+/// How many tokens an answer has, and how many a client may ask for at most.
+#[derive(serde::Deserialize)]
+struct Ask {
+    #[serde(default = "some")]
+    tokens: u64,
+}
+
+fn some() -> u64 {
+    50
+}
+
+const ESTIMATE: u64 = 100;
+
+/// The whole answer at once: its cost is known with the response.
+async fn whole(Query(ask): Query<Ask>) -> Response {
+    let mut response =
+        format!("{}\n", "word ".repeat(ask.tokens.min(5_000) as usize)).into_response();
+    response.extensions_mut().insert(TrueCost::of(ask.tokens.min(5_000)));
+    response
+}
+
+/// Word by word: what was sent is what it costs.
+async fn streamed(Query(ask): Query<Ask>) -> Response {
+    let (cost, mut meter) = TrueCost::metered();
+    let words = (0..ask.tokens.min(5_000)).map(move |_| {
+        meter.add(1);
+        Ok::<_, Infallible>(Bytes::from("word "))
+    });
+    let mut response = Body::from_stream(futures_util::stream::iter(words)).into_response();
+    response.extensions_mut().insert(cost);
+    response
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let limit = std::env::var("LIMIT").map_or(Ok(1_000), |limit| limit.parse())?;
+    let addr = std::env::var("ADDR").unwrap_or_else(|_| "127.0.0.1:3000".into());
+
+    let tokens =
+        FixedWindowLayer::new(Quota::per_minute(limit)).name("tokens").cost_fn(|_| ESTIMATE);
+    let app =
+        Router::new().route("/whole", get(whole)).route("/streamed", get(streamed)).layer(tokens);
+
+    let listener = tokio::net::TcpListener::bind(addr).await?;
+    let addr = listener.local_addr()?;
+    println!("try: curl -i 'http://{addr}/whole?tokens=250'");
+    println!("and: curl -i 'http://{addr}/streamed?tokens=30'");
+    axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>()).await?;
+    Ok(())
+}

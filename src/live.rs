@@ -1,0 +1,164 @@
+//! What can be changed while a layer is at work, and the [`Handle`] to do it.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use bytes::Bytes;
+use http::StatusCode;
+
+use crate::decision::Decision;
+use crate::headers::Fixed;
+use crate::key::Key;
+use crate::limiter::Limiter;
+use crate::quota::Quotas;
+use crate::rejection::prepare;
+use crate::store::{Account, Charge, Reply};
+use crate::timer::Closing;
+
+/// The knobs of a layer, shared by all that is made from it.
+pub(crate) struct Live {
+    /// Goes up with each change of the quotas.
+    generation: AtomicU64,
+    quotas: Mutex<Quotas>,
+    /// Whether it was switched at run time, and how.
+    shadow: AtomicU8,
+    pub(crate) closing: Closing,
+}
+
+const AS_BUILT: u8 = 0;
+const OFF: u8 = 1;
+const ON: u8 = 2;
+
+impl Live {
+    pub(crate) fn new(quotas: Quotas) -> Self {
+        Self {
+            generation: AtomicU64::new(0),
+            quotas: Mutex::new(quotas),
+            shadow: AtomicU8::new(AS_BUILT),
+            closing: Closing::default(),
+        }
+    }
+
+    pub(crate) fn quotas(&self) -> Quotas {
+        *self.quotas.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn set_quotas(&self, quotas: Quotas) {
+        let mut current = self.quotas.lock().unwrap_or_else(PoisonError::into_inner);
+        *current = quotas;
+        // Under the lock: whoever sees the new generation reads the new quotas.
+        self.generation.fetch_add(1, Ordering::Release);
+    }
+
+    #[inline]
+    pub(crate) fn shadow(&self, as_built: bool) -> bool {
+        match self.shadow.load(Ordering::Relaxed) {
+            AS_BUILT => as_built,
+            switched => switched == ON,
+        }
+    }
+
+    /// Whether a policy was made from these quotas.
+    #[inline]
+    pub(crate) fn is_current(&self, policy: &Policy) -> bool {
+        self.generation.load(Ordering::Acquire) == policy.generation
+    }
+
+    /// What the quotas of now mean for requests.
+    pub(crate) fn policy(&self, name: &str, status: StatusCode, queue: Option<u64>) -> Policy {
+        let generation = self.generation.load(Ordering::Acquire);
+        let mut quotas = self.quotas();
+        if let Some(tokens) = queue {
+            quotas = quotas.reserving(tokens);
+        }
+        Policy {
+            generation,
+            fixed: Fixed::new(name, quotas.as_slice()[0].limit()),
+            body: prepare(name, &quotas, status),
+            quotas,
+        }
+    }
+}
+
+/// The quotas in force, with what responses under them have in common.
+pub(crate) struct Policy {
+    generation: u64,
+    pub(crate) quotas: Quotas,
+    pub(crate) fixed: Fixed,
+    pub(crate) body: Bytes,
+}
+
+/// Turns the knobs of a [`FixedWindowLayer`](crate::FixedWindowLayer) while it is at work: from an
+/// admin route, or when a file of limits has changed. All clones of the layer, and all services
+/// made from them, follow with the next request.
+///
+/// ```
+/// use tower_fixed_window::{FixedWindowLayer, Quota};
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let layer = FixedWindowLayer::new(Quota::per_minute(60)).name("api");
+/// let handle = layer.handle();
+///
+/// // What is already counted in this window stays counted.
+/// handle.set_quotas(Quota::per_minute(600));
+/// assert_eq!(handle.peek("alice").await?.remaining(), 600);
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+pub struct Handle {
+    live: Arc<Live>,
+    limiter: Limiter,
+}
+
+impl Handle {
+    pub(crate) fn new(live: Arc<Live>, limiter: Limiter) -> Self {
+        Self { live, limiter }
+    }
+
+    /// The quotas in force.
+    pub fn quotas(&self) -> Quotas {
+        self.live.quotas()
+    }
+
+    /// Changes the quotas, from the next request on. Raised or lowered, a limit applies at once to
+    /// what is already counted, and leaves no debt for the next window. Another window or anchor is
+    /// another counter.
+    pub fn set_quotas(&self, quotas: impl Into<Quotas>) {
+        self.live.set_quotas(quotas.into());
+    }
+
+    /// Switches [shadow mode](crate::FixedWindowLayer::shadow) on or off.
+    pub fn set_shadow(&self, shadow: bool) {
+        self.live.shadow.store(if shadow { ON } else { OFF }, Ordering::Relaxed);
+    }
+
+    /// How a key stands, and whether one token would pass. Takes nothing.
+    pub fn peek(&self, key: impl Into<Key>) -> Reply<Decision> {
+        let quotas = self.quotas();
+        self.limiter.ask(&key.into(), &quotas, |account| Charge::new(account, 1).peeking())
+    }
+
+    /// Forgets what a key has used.
+    pub fn reset(&self, key: impl Into<Key>) -> Reply<()> {
+        let (quotas, key) = (self.quotas(), key.into());
+        self.limiter.reset_account(Account::new(self.limiter.scope(), &quotas, &key))
+    }
+
+    /// Ends the waiting of all requests in the layer's
+    /// [`queue`](crate::FixedWindowLayer::queue) with 503, and lets no other wait: for a graceful
+    /// shutdown.
+    #[cfg(feature = "tokio")]
+    pub fn close_queue(&self) {
+        self.live.closing.close();
+    }
+}
+
+impl fmt::Debug for Handle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Handle")
+            .field("limiter", &self.limiter)
+            .field("quotas", &self.quotas())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,81 @@
+//! Waiting for a window. The only file that knows a runtime; without the `tokio` feature nothing
+//! waits.
+
+#[cfg(feature = "tokio")]
+pub(crate) use with_tokio::{Closing, Wait};
+#[cfg(not(feature = "tokio"))]
+pub(crate) use without::{Closing, Wait};
+
+/// The queue was closed before the time had come.
+pub(crate) struct Closed;
+
+#[cfg(feature = "tokio")]
+mod with_tokio {
+    use std::future::{Future, poll_fn};
+    use std::pin::{Pin, pin};
+    use std::task::{Context, Poll};
+    use std::time::Duration;
+
+    use tokio::sync::watch;
+    use tokio::time;
+
+    use super::Closed;
+
+    /// Whether those who wait are to give up.
+    #[derive(Default)]
+    pub(crate) struct Closing(watch::Sender<bool>);
+
+    impl Closing {
+        pub(crate) fn close(&self) {
+            self.0.send_replace(true);
+        }
+    }
+
+    pub(crate) struct Wait(Pin<Box<dyn Future<Output = Result<(), Closed>> + Send>>);
+
+    impl Wait {
+        pub(crate) fn new(duration: Duration, closing: &Closing) -> Self {
+            let mut closed = closing.0.subscribe();
+            Self(Box::pin(async move {
+                let mut due = pin!(time::sleep(duration));
+                let mut closed = pin!(closed.wait_for(|closed| *closed));
+                poll_fn(|cx| {
+                    // The sender lives as long as the layer: an error can't come.
+                    if let Poll::Ready(Ok(_)) = closed.as_mut().poll(cx) {
+                        return Poll::Ready(Err(Closed));
+                    }
+                    due.as_mut().poll(cx).map(Ok)
+                })
+                .await
+            }))
+        }
+
+        pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Closed>> {
+            self.0.as_mut().poll(cx)
+        }
+    }
+}
+
+#[cfg(not(feature = "tokio"))]
+mod without {
+    use std::task::{Context, Poll};
+    use std::time::Duration;
+
+    use super::Closed;
+
+    #[derive(Default)]
+    pub(crate) struct Closing;
+
+    /// Nothing waits: a queue can't be set.
+    pub(crate) struct Wait;
+
+    impl Wait {
+        pub(crate) fn new(_: Duration, _: &Closing) -> Self {
+            Self
+        }
+
+        pub(crate) fn poll(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Closed>> {
+            Poll::Ready(Err(Closed))
+        }
+    }
+}
