@@ -21,9 +21,9 @@ fn config() -> ProptestConfig {
 fn a_step_back_does_not_return_tokens_to_a_window_they_were_not_taken_from() {
     let spec = Spec { amounts: (5, 0, 0), window_ms: 100, grid: Grid::Aligned };
     let mut rig = Rig::new(vec![spec], 50);
-    rig.charge(5, false);
+    let _ = rig.charge(5, false);
     rig.go_to(100);
-    rig.charge(5, false);
+    let _ = rig.charge(5, false);
     rig.go_to(99);
     rig.settle(0, None);
     assert!(!rig.charge(1, false).allowed());

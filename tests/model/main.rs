@@ -1,16 +1,17 @@
 //! Everything below HTTP, a module for each promise. Time is always a manual clock's.
 
 mod arithmetic;
+mod memory;
 mod overflow;
 mod reference;
 mod trace;
 
-use tower_fixed_window::testing::block_on;
+use tower_fixed_window::store::Reply;
 use tower_fixed_window::{Decision, Key, Limiter, Receipt};
 
-/// The answer of a store in memory, which never fails.
-pub(crate) fn answer<T>(reply: tower_fixed_window::store::Reply<T>) -> T {
-    block_on(reply).expect("memory does not fail")
+/// The answer of a store in memory, which has it at once and never fails.
+pub(crate) fn answer<T>(reply: Reply<T>) -> T {
+    reply.into_now().expect("memory answers at once").expect("and does not fail")
 }
 
 /// A charge or a reservation, with a receipt if it passed.

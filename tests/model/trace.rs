@@ -332,8 +332,8 @@ impl Rig {
     pub(crate) fn take(&mut self, step: &Step, op: &Op) {
         self.go_to(self.after(step));
         self.apply(op);
-        self.peek(1);
-        self.peek(0);
+        let _ = self.peek(1);
+        let _ = self.peek(0);
     }
 
     pub(crate) fn apply(&mut self, op: &Op) {
