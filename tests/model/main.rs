@@ -1,8 +1,10 @@
 //! Everything below HTTP, a module for each promise. Time is always a manual clock's.
 
 mod arithmetic;
+mod keys;
 mod memory;
 mod overflow;
+mod quotas;
 mod reference;
 mod trace;
 
