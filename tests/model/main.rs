@@ -1,6 +1,7 @@
 //! Everything below HTTP, a module for each promise. Time is always a manual clock's.
 
 mod arithmetic;
+mod conformance;
 mod keys;
 mod memory;
 mod overflow;
