@@ -119,7 +119,9 @@ fn an_apps_limits_live_in_its_toml_or_json() {
     assert!(error.to_string().contains("a quota such as \"100/hour\""), "{error}");
 }
 
-fn panics(f: fn() -> Quotas) -> String {
+type Build = fn() -> Quotas;
+
+fn panics(f: Build) -> String {
     let panic = catch_unwind(f).expect_err("refused");
     match panic.downcast::<String>() {
         Ok(text) => *text,
@@ -155,7 +157,7 @@ fn a_wrong_quota_is_refused_where_it_is_written() {
     assert!(Quota::try_new(0, ms(1)).is_ok());
     assert!(Quota::try_new(MAX_TOKENS, MAX_WINDOW).is_ok());
 
-    let refused: [(fn() -> Quotas, &str); 10] = [
+    let refused: [(Build, &str); 10] = [
         (|| Quota::per_second(MAX_TOKENS + 1).into(), ".skip(..)"),
         (|| Quota::per_week(u64::MAX).into(), ".skip(..)"),
         (|| Quota::per_minute(1).with_limit(u64::MAX).into(), ".skip(..)"),
