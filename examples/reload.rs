@@ -12,17 +12,17 @@ use tower_fixed_window::{FixedWindowLayer, Handle, Quota, Quotas};
 async fn follow(file: PathBuf, handle: Handle) {
     let mut seen = String::new();
     loop {
-        if let Ok(text) = tokio::fs::read_to_string(&file).await {
-            if text != seen {
-                match text.trim().parse::<Quotas>() {
-                    Ok(quotas) => {
-                        println!("limits: {quotas}");
-                        handle.set_quotas(quotas);
-                    }
-                    Err(error) => println!("limits unchanged: {error}"),
+        if let Ok(text) = tokio::fs::read_to_string(&file).await
+            && text != seen
+        {
+            match text.trim().parse::<Quotas>() {
+                Ok(quotas) => {
+                    println!("limits: {quotas}");
+                    handle.set_quotas(quotas);
                 }
-                seen = text;
+                Err(error) => println!("limits unchanged: {error}"),
             }
+            seen = text;
         }
         tokio::time::sleep(Duration::from_millis(200)).await;
     }

@@ -1,9 +1,11 @@
 #![doc = include_str!("../README.md")]
 #![cfg_attr(docsrs, feature(doc_cfg))]
+#![warn(clippy::print_stdout)]
 
 mod clock;
 mod cost;
 mod decision;
+mod endpoint;
 mod future;
 mod headers;
 pub mod key;
@@ -20,17 +22,22 @@ mod sync;
 pub mod testing;
 mod ticket;
 mod timer;
+mod upload;
 pub mod window;
 
 pub use clock::{Clock, ManualClock, SystemClock};
 pub use cost::{CostMeter, TrueCost};
 pub use decision::{Decision, RateLimited, Standing};
+pub use endpoint::RateLimitEndpoint;
 pub use future::ResponseFuture;
+pub use headers::Headers;
 pub use key::{Key, KeyExtractor, MissingKey};
 pub use layer::FixedWindowLayer;
 pub use limiter::{Limiter, Receipt};
 pub use live::Handle;
 pub use quota::{MAX_TOKENS, MAX_WINDOW, ParseQuotaError, Quota, QuotaError, Quotas};
-pub use rejection::{EmptyBody, OnReject, ProblemJson, Reason, Reject, Rejection};
+pub use rejection::{
+    EmptyBody, GitHubBody, Grpc, OnReject, ProblemJson, Reason, Reject, Rejection,
+};
 pub use service::FixedWindow;
 pub use store::{MemoryStore, OnStoreFailure, Store, StoreError};

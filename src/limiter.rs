@@ -4,7 +4,7 @@ use std::any::TypeId;
 use std::fmt;
 use std::sync::Arc;
 
-use crate::decision::Decision;
+use crate::decision::{Decision, RateLimited};
 use crate::key::Key;
 use crate::quota::Quotas;
 use crate::store::{
@@ -157,7 +157,7 @@ impl Limiter {
         self.ask(&key.into(), &self.quotas, |account| Charge::new(account, cost).peeking())
     }
 
-    /// Takes `cost` tokens, with a receipt to correct that later.
+    /// Takes `cost` tokens, with a receipt to correct that later, or the refusal.
     ///
     /// ```
     /// use tower_fixed_window::{Limiter, Quota};
@@ -165,18 +165,21 @@ impl Limiter {
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let tokens = Limiter::new(Quota::per_day(1_000)).name("llm-tokens");
     ///
-    /// let (decision, receipt) = tokens.charge("alice", 100).await?;
-    /// let receipt = receipt.ok_or("refused")?;
+    /// // One `?` for the store, one for the limit.
+    /// let receipt = tokens.charge("alice", 100).await??;
     /// // The answer used more than was estimated.
     /// tokens.settle(receipt, 250).await?;
     /// assert_eq!(tokens.peek("alice").await?.used(), 250);
     ///
-    /// let (_, receipt) = tokens.charge("alice", 100).await?;
-    /// tokens.refund(receipt.ok_or("refused")?).await?;
+    /// let receipt = tokens.charge("alice", 100).await??;
+    /// tokens.refund(receipt).await?;
     /// assert_eq!(tokens.peek("alice").await?.used(), 250);
-    /// # let _ = decision; Ok(()) }
+    ///
+    /// let refused = tokens.charge("alice", 800).await?.unwrap_err();
+    /// assert_eq!(refused.decision().remaining(), 750);
+    /// # Ok(()) }
     /// ```
-    pub fn charge(&self, key: impl Into<Key>, cost: u64) -> Reply<(Decision, Option<Receipt>)> {
+    pub fn charge(&self, key: impl Into<Key>, cost: u64) -> Reply<Result<Receipt, RateLimited>> {
         self.ask_receipt(&key.into(), |account| Charge::new(account, cost))
     }
 
@@ -193,13 +196,13 @@ impl Limiter {
     /// let mails = Limiter::new(Quota::per_minute(10).reserve_up_to(20))
     ///     .store(MemoryStore::with_clock(clock));
     ///
-    /// let (first, _) = mails.reserve("newsletter", 10).await?;
-    /// assert_eq!(first.ready_after(), Duration::ZERO);
-    /// let (second, _) = mails.reserve("newsletter", 10).await?;
-    /// assert_eq!(second.ready_after(), Duration::from_secs(60));
+    /// let first = mails.reserve("newsletter", 10).await??;
+    /// assert_eq!(first.decision().ready_after(), Duration::ZERO);
+    /// let second = mails.reserve("newsletter", 10).await??;
+    /// assert_eq!(second.decision().ready_after(), Duration::from_secs(60));
     /// # Ok(()) }
     /// ```
-    pub fn reserve(&self, key: impl Into<Key>, cost: u64) -> Reply<(Decision, Option<Receipt>)> {
+    pub fn reserve(&self, key: impl Into<Key>, cost: u64) -> Reply<Result<Receipt, RateLimited>> {
         self.ask_receipt(&key.into(), |account| Charge::new(account, cost).reserving())
     }
 
@@ -296,13 +299,10 @@ impl Limiter {
         &self,
         key: &Key,
         charge: impl FnOnce(Account<'_>) -> Charge<'_>,
-    ) -> Reply<(Decision, Option<Receipt>)> {
+    ) -> Reply<Result<Receipt, RateLimited>> {
         let account = Account::new(&self.scope, &self.quotas, key).to_owned();
-        self.ask(key, &self.quotas, charge).map(|decision| {
-            let receipt =
-                decision.allowed().then(|| Receipt { account, decision: decision.clone() });
-            (decision, receipt)
-        })
+        self.ask(key, &self.quotas, charge)
+            .map(|decision| decision.into_result().map(|decision| Receipt { account, decision }))
     }
 }
 
@@ -326,6 +326,11 @@ pub struct Receipt {
 impl Receipt {
     pub(crate) fn new(account: Account<'_>, decision: Decision) -> Self {
         Self { account: account.to_owned(), decision }
+    }
+
+    /// What was decided.
+    pub fn decision(&self) -> &Decision {
+        &self.decision
     }
 
     /// The tokens that were taken.

@@ -144,7 +144,7 @@ impl Quota {
         if limit > MAX_TOKENS {
             return Err(QuotaError::LimitTooLarge);
         }
-        if window.subsec_nanos() % 1_000_000 != 0 {
+        if !window.subsec_nanos().is_multiple_of(1_000_000) {
             return Err(QuotaError::WindowNotWholeMillis);
         }
         if window.as_millis() == 0 {

@@ -1,4 +1,4 @@
-//! For those who write a [`Store`](crate::Store): the suite that it has to pass.
+//! For those who write a [`Store`]: the suite that it has to pass.
 //!
 //! [`conformance`] is all of it; [`replay`] runs traces of the format of `vectors.json`, which is
 //! part of it.
@@ -7,7 +7,7 @@
 //! use tower_fixed_window::MemoryStore;
 //! use tower_fixed_window::testing::{block_on, conformance};
 //!
-//! conformance(|clock| MemoryStore::with_clock(clock), block_on);
+//! conformance(MemoryStore::with_clock, |job| block_on(job));
 //! ```
 
 use std::future::Future;
@@ -31,7 +31,7 @@ pub const VECTORS: &str = include_str!("testing/vectors.json");
 /// Something to wait for, handed to the runtime that a store needs.
 pub type Job<'a> = Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
 
-/// Checks a store against the contract of [`Store`](crate::Store): the arithmetic on all shared
+/// Checks a store against the contract of [`Store`]: the arithmetic on all shared
 /// traces, one atomic step under concurrency, the identity of counters, and their life.
 ///
 /// `new` makes an empty store whose time is the clock's. `block_on` waits for a future on the

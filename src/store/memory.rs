@@ -38,10 +38,11 @@ const OVERFLOW_SHARE: u64 = 4;
 /// # Memory
 ///
 /// A store holds `max_keys` entries, a million unless set, one for each quota of each key in its
-/// current window. It takes at most 37.2 bytes per entry of `max_keys` (32 bytes in a table that is
-/// 8/9 full, and 3% for the overflow), reached only as keys come: see
-/// [`max_bytes`](Self::max_bytes). A charge of one quota allocates nothing; that of several, the
-/// list of their standings in the [`Decision`].
+/// current window. It takes at most 37.125 bytes per entry of `max_keys` (32 bytes in a table that
+/// is 8/9 full, and 1/32 of that for the overflow), and up to 1.1 kB of rounding for each of its
+/// shards, of which there are at most 64: 37.2 MB for a million. That is reached only as keys come:
+/// see [`max_bytes`](Self::max_bytes). A charge of one quota allocates nothing;
+/// that of several, the list of their standings in the [`Decision`].
 ///
 /// When every entry a new key could use is taken by a key whose window still runs, it shares one of
 /// a fixed set of overflow entries with others. It may then be limited too early, never too late,
@@ -412,7 +413,7 @@ impl Table {
 
     #[inline]
     fn bucket(&self, hash: u32) -> usize {
-        (u64::from(hash) * self.0.len() as u64 >> 32) as usize
+        ((u64::from(hash) * self.0.len() as u64) >> 32) as usize
     }
 
     #[inline]

@@ -182,7 +182,7 @@ impl Step {
     ) -> Result<Decision, StoreError> {
         const KEY: &str = "trace";
 
-        let (decision, receipt) = match &self.op {
+        let charged = match &self.op {
             Op::Charge { cost } => limiter.charge(KEY, *cost).await?,
             Op::Reserve { cost } => limiter.reserve(KEY, *cost).await?,
             Op::Peek { cost } => return limiter.peek_cost(KEY, *cost).await,
@@ -211,8 +211,10 @@ impl Step {
                 return limiter.peek_cost(KEY, 0).await;
             }
         };
-        receipts[i] = receipt;
-        Ok(decision)
+        Ok(match charged {
+            Ok(receipt) => receipts[i].insert(receipt).decision().clone(),
+            Err(refused) => refused.decision().clone(),
+        })
     }
 }
 

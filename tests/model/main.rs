@@ -24,8 +24,12 @@ pub(crate) fn charge(
     cost: u64,
     reserve: bool,
 ) -> (Decision, Option<Receipt>) {
-    answer(match reserve {
+    let charged = answer(match reserve {
         true => limiter.reserve(key, cost),
         false => limiter.charge(key, cost),
-    })
+    });
+    match charged {
+        Ok(receipt) => (receipt.decision().clone(), Some(receipt)),
+        Err(refused) => (refused.decision().clone(), None),
+    }
 }

@@ -1,0 +1,51 @@
+//! Limits from a file: `LIMITS=limits.toml cargo run --example config` (or a built-in text).
+
+use std::net::SocketAddr;
+
+use axum::Router;
+use axum::routing::{get, post};
+use serde::Deserialize;
+use tower_fixed_window::{FixedWindowLayer, Quota, Quotas};
+
+const BUILT_IN: &str = r#"
+login = "5/minute"
+search = "30/minute, 500/hour"
+"#;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Limits {
+    login: Quotas,
+    search: Quotas,
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let addr = std::env::var("ADDR").unwrap_or_else(|_| "127.0.0.1:3000".into());
+    let text = match std::env::var("LIMITS") {
+        Ok(file) => std::fs::read_to_string(file)?,
+        Err(_) => BUILT_IN.into(),
+    };
+    // A limit that makes no sense is told here, with its line and column, and not at a request.
+    let mut limits: Limits = toml::from_str(&text).unwrap_or_else(|error| {
+        eprintln!("{error}");
+        std::process::exit(1)
+    });
+    if let Ok(limit) = std::env::var("LIMIT") {
+        let quota = Quota::per_minute(limit.parse()?);
+        limits = Limits { login: quota.into(), search: quota.into() };
+    }
+
+    let login = FixedWindowLayer::new(limits.login).name("login");
+    let search = FixedWindowLayer::new(limits.search).name("search");
+    let app = Router::new()
+        .route("/login", post(async || "welcome\n").layer(login))
+        .route("/search", get(async || "found\n").layer(search));
+
+    let listener = tokio::net::TcpListener::bind(addr).await?;
+    let addr = listener.local_addr()?;
+    println!("try: curl -i -X POST http://{addr}/login  # {}", limits.login);
+    println!("     curl -i http://{addr}/search  # {}", limits.search);
+    axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>()).await?;
+    Ok(())
+}

@@ -1,0 +1,475 @@
+//! What a layer can be told: plans, costs, outcomes, shadow mode, knobs at run time. Each over a
+//! store that answers at once and one that answers later.
+
+use axum::body::Body;
+use futures_util::{StreamExt, stream};
+use http::{HeaderMap, Request, Response, StatusCode};
+use tokio::task::yield_now;
+use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
+use tower_fixed_window::key::global;
+use tower_fixed_window::{
+    Decision, FixedWindowLayer, Handle, ManualClock, MemoryStore, Quota, TrueCost,
+};
+
+use crate::support::{ANSWERS, Mood, NOW_MS, TestStore, fields, get, per_minute, used};
+
+/// Corrections are made in the background: this lets them be done.
+async fn corrected() {
+    for _ in 0..20 {
+        yield_now().await;
+    }
+}
+
+async fn peeked(handle: &Handle) -> u64 {
+    corrected().await;
+    handle.peek(tower_fixed_window::Key::global()).await.expect("the store answers").used()
+}
+
+/// Answers with the status that the request's path names, and its body's length as true cost where
+/// the path says so.
+async fn inner(request: Request<Body>) -> Result<Response<Body>, std::convert::Infallible> {
+    let path = request.uri().path().trim_start_matches('/').to_owned();
+    let mut response = Response::new(Body::empty());
+    if let Some(cost) = path.strip_prefix("cost/") {
+        response.extensions_mut().insert(TrueCost::of(cost.parse().expect("a number")));
+    } else if let Ok(status) = path.parse::<u16>() {
+        *response.status_mut() = StatusCode::from_u16(status).expect("a status");
+    }
+    if let Some(decision) = request.extensions().get::<Decision>() {
+        let remaining = decision.remaining().to_string().parse().expect("digits");
+        response.headers_mut().insert("seen-by-handler", remaining);
+    }
+    Ok(response)
+}
+
+macro_rules! service {
+    ($layer:expr) => {
+        ServiceBuilder::new().layer($layer).service(service_fn(inner))
+    };
+}
+
+async fn call<S>(service: &mut S, path: &str) -> Response<Body>
+where
+    S: Service<Request<Body>, Response = Response<Body>, Error = std::convert::Infallible>,
+{
+    let Ok(service) = service.ready().await;
+    let Ok(response) = service.call(get(path)).await;
+    corrected().await;
+    response
+}
+
+#[tokio::test]
+async fn plans_share_a_counter_and_differ_in_their_limits() {
+    for mood in ANSWERS {
+        let layer = per_minute(1, mood)
+            .quota_fn(|parts, _| Quota::per_minute(if parts.uri.path() == "/pro" { 3 } else { 1 }));
+        let mut service = service!(layer);
+        assert_eq!(fields(&call(&mut service, "/free").await)["limit"], "1");
+        assert_eq!(call(&mut service, "/free").await.status(), 429);
+        // An upgrade goes on from what is used, at once.
+        let response = call(&mut service, "/pro").await;
+        assert_eq!((fields(&response)["limit"], fields(&response)["used"]), ("3", "2"));
+        let refused = call(&mut service, "/free").await;
+        assert_eq!((refused.status().as_u16(), fields(&refused)["limit"]), (429, "1"));
+        assert_eq!(used(&call(&mut service, "/pro").await), 3);
+        assert_eq!(call(&mut service, "/pro").await.status(), 429);
+    }
+}
+
+#[tokio::test]
+async fn a_refusal_names_the_plan_that_refused() {
+    for mood in ANSWERS {
+        let layer = per_minute(5, mood).quota_fn(|_, _| Quota::per_hour(0));
+        let refused = call(&mut service!(layer), "/").await;
+        let body = axum::body::to_bytes(refused.into_body(), 1_000).await.expect("a body");
+        let text = std::str::from_utf8(&body).expect("JSON");
+        assert!(text.contains(r#""violated-policies":["0/hour"]"#), "{text}");
+    }
+}
+
+#[tokio::test]
+async fn a_request_costs_what_the_closure_says() {
+    for mood in ANSWERS {
+        let layer = per_minute(10, mood).cost_fn(|parts| match parts.uri.path() {
+            "/free" => 0,
+            "/huge" => 11,
+            _ => 4,
+        });
+        let mut service = service!(layer);
+        assert_eq!(used(&call(&mut service, "/").await), 4);
+        assert_eq!(used(&call(&mut service, "/free").await), 4);
+        assert_eq!(used(&call(&mut service, "/").await), 8);
+        let refused = call(&mut service, "/").await;
+        // Clients recognise a refusal by a remaining 0, also where 2 are left.
+        assert_eq!((fields(&refused)["remaining"], fields(&refused)["used"]), ("0", "8"));
+        assert!(refused.headers().contains_key("retry-after"));
+        let never = call(&mut service, "/huge").await;
+        assert_eq!(never.status(), 429);
+        assert!(!never.headers().contains_key("retry-after"), "it can never fit");
+        assert_eq!(call(&mut service, "/free").await.status(), 200);
+    }
+}
+
+#[tokio::test]
+async fn the_status_of_a_refusal_can_be_chosen() {
+    for mood in ANSWERS {
+        let refused =
+            call(&mut service!(per_minute(0, mood).status(StatusCode::FORBIDDEN)), "/").await;
+        assert_eq!(refused.status(), 403);
+        let body = axum::body::to_bytes(refused.into_body(), 1_000).await.expect("a body");
+        assert!(std::str::from_utf8(&body).expect("JSON").contains(r#""status":403"#));
+    }
+}
+
+#[tokio::test]
+async fn only_failures_count() {
+    for mood in ANSWERS {
+        let layer = per_minute(2, mood).count_if(|response| response.status == 401);
+        let handle = layer.handle();
+        let mut service = service!(layer);
+        for _ in 0..10 {
+            assert_eq!(used(&call(&mut service, "/200").await), 0, "and the fields say so");
+        }
+        assert_eq!(used(&call(&mut service, "/401").await), 1);
+        assert_eq!(used(&call(&mut service, "/200").await), 1);
+        assert_eq!(used(&call(&mut service, "/401").await), 2);
+        assert_eq!(call(&mut service, "/200").await.status(), 429);
+        assert_eq!(peeked(&handle).await, 2);
+    }
+}
+
+/// An inner service whose requests wait to be let go, one by one.
+#[derive(Clone)]
+struct Gate(std::sync::Arc<tokio::sync::Semaphore>);
+
+impl Gate {
+    fn new() -> Self {
+        Self(std::sync::Arc::new(tokio::sync::Semaphore::new(0)))
+    }
+
+    fn service(
+        &self,
+        layer: &FixedWindowLayer,
+    ) -> impl Service<
+        Request<Body>,
+        Response = Response<Body>,
+        Error = std::convert::Infallible,
+        Future: Send,
+    > + Clone
+    + use<> {
+        let gate = self.0.clone();
+        layer.layer(service_fn(move |request| {
+            let gate = gate.clone();
+            async move {
+                gate.acquire().await.expect("open").forget();
+                inner(request).await
+            }
+        }))
+    }
+}
+
+#[tokio::test]
+async fn what_is_undecided_counts() {
+    for mood in ANSWERS {
+        let layer = per_minute(5, mood).count_if(|response| response.status == 401);
+        let gate = Gate::new();
+        let service = gate.service(&layer);
+        let tried: Vec<_> =
+            (0..20).map(|_| tokio::spawn(service.clone().oneshot(get("/401")))).collect();
+        corrected().await;
+        gate.0.add_permits(20);
+        let mut statuses = Vec::new();
+        for tried in tried {
+            let Ok(response) = tried.await.expect("no panic");
+            statuses.push(response.status().as_u16());
+        }
+        assert_eq!(statuses.iter().filter(|&&status| status == 401).count(), 5, "{statuses:?}");
+        assert_eq!(statuses.iter().filter(|&&status| status == 429).count(), 15, "{statuses:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_dropped_request_is_given_back_only_where_the_layer_is_told_to() {
+    for mood in ANSWERS {
+        for (layer, left) in [
+            (per_minute(9, mood), 1),
+            (per_minute(9, mood).refund_dropped(), 0),
+            (per_minute(9, mood).count_if(|_| false), 1),
+        ] {
+            let handle = layer.handle();
+            let service = Gate::new().service(&layer);
+            let request = tokio::spawn(service.oneshot(get("/")));
+            corrected().await;
+            assert_eq!(peeked(&handle).await, 1, "under way");
+            request.abort();
+            assert!(request.await.expect_err("it was dropped").is_cancelled());
+            assert_eq!(peeked(&handle).await, left);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_panic_in_the_service_is_a_dropped_request() {
+    for mood in ANSWERS {
+        let layer = per_minute(9, mood).refund_dropped();
+        let handle = layer.handle();
+        let service = layer.layer(service_fn(|_: Request<Body>| async {
+            if true {
+                panic!("on purpose");
+            }
+            Ok::<_, std::convert::Infallible>(Response::new(Body::empty()))
+        }));
+        assert!(tokio::spawn(service.oneshot(get("/"))).await.expect_err("it panics").is_panic());
+        assert_eq!(peeked(&handle).await, 0);
+    }
+}
+
+#[tokio::test]
+async fn a_reported_cost_corrects_the_charge() {
+    for mood in ANSWERS {
+        let layer = per_minute(100, mood).cost_fn(|_| 10).settle_true_cost();
+        let handle = layer.handle();
+        let mut service = service!(layer);
+        assert_eq!(used(&call(&mut service, "/cost/4").await), 4, "less is returned");
+        assert_eq!(peeked(&handle).await, 4);
+        assert_eq!(used(&call(&mut service, "/cost/10").await), 14, "as estimated");
+        assert_eq!(used(&call(&mut service, "/").await), 24, "not reported");
+        assert_eq!(used(&call(&mut service, "/cost/250").await), 274, "more is taken");
+        assert_eq!(peeked(&handle).await, 274);
+        assert_eq!(call(&mut service, "/").await.status(), 429);
+    }
+}
+
+#[tokio::test]
+async fn a_layer_that_counts_requests_ignores_what_they_cost() {
+    for mood in ANSWERS {
+        let (requests, tokens) = (per_minute(9, mood), per_minute(999, mood).settle_true_cost());
+        let (outer, inner_handle) = (requests.handle(), tokens.handle());
+        let mut service =
+            ServiceBuilder::new().layer(requests).layer(tokens).service(service_fn(inner));
+        call(&mut service, "/cost/250").await;
+        assert_eq!(peeked(&outer).await, 1);
+        assert_eq!(peeked(&inner_handle).await, 250);
+    }
+}
+
+/// Streams so many chunks, each of which costs 1.
+fn streaming(chunks: u64) -> Response<Body> {
+    let (cost, mut meter) = TrueCost::metered();
+    let chunks = stream::iter(0..chunks).map(move |_| {
+        meter.add(1);
+        Ok::<_, std::convert::Infallible>("chunk")
+    });
+    let mut response = Response::new(Body::from_stream(chunks));
+    response.extensions_mut().insert(cost);
+    response
+}
+
+#[tokio::test]
+async fn a_streamed_answer_settles_once_when_it_ends_or_is_dropped() {
+    for mood in ANSWERS {
+        let layer = per_minute(1_000, mood).cost_fn(|_| 10).settle_true_cost();
+        let handle = layer.handle();
+        let service = layer.layer(service_fn(async |_: Request<Body>| {
+            Ok::<_, std::convert::Infallible>(streaming(300))
+        }));
+
+        let Ok(response) = service.clone().oneshot(get("/")).await;
+        assert_eq!(peeked(&handle).await, 10, "the estimate, while it runs");
+        let body = axum::body::to_bytes(response.into_body(), usize::MAX).await.expect("chunks");
+        assert_eq!(body.len(), 5 * 300);
+        assert_eq!(peeked(&handle).await, 300);
+
+        // The client hangs up after two chunks.
+        let Ok(response) = service.oneshot(get("/")).await;
+        let mut chunks = response.into_body().into_data_stream();
+        chunks.next().await.expect("a chunk").expect("a chunk");
+        chunks.next().await.expect("a chunk").expect("a chunk");
+        assert_eq!(peeked(&handle).await, 310);
+        drop(chunks);
+        assert_eq!(peeked(&handle).await, 302);
+        drop(handle);
+    }
+}
+
+#[tokio::test]
+async fn a_body_that_ends_before_its_response_is_seen_settles_too() {
+    for mood in ANSWERS {
+        let layer = per_minute(1_000, mood).settle_true_cost();
+        let handle = layer.handle();
+        let service = layer.layer(service_fn(async |_: Request<Body>| {
+            let (cost, mut meter) = TrueCost::metered();
+            meter.add(7);
+            drop(meter);
+            let mut response = Response::new(Body::empty());
+            response.extensions_mut().insert(cost);
+            Ok::<_, std::convert::Infallible>(response)
+        }));
+        let Ok(_) = service.oneshot(get("/")).await;
+        assert_eq!(peeked(&handle).await, 7);
+    }
+}
+
+#[tokio::test]
+async fn of_stacked_layers_only_the_one_that_refuses_speaks_and_none_counts() {
+    for mood in ANSWERS {
+        for refusing in 0..3 {
+            let limits = [0, 1, 2].map(|i| if i == refusing { 0 } else { 10 + i });
+            let layers = limits.map(|limit| per_minute(limit, mood));
+            let handles = layers.each_ref().map(FixedWindowLayer::handle);
+            let [a, b, c] = layers;
+            let mut service =
+                ServiceBuilder::new().layer(a).layer(b).layer(c).service(service_fn(inner));
+            let refused = call(&mut service, "/").await;
+            assert_eq!(refused.status(), 429);
+            let fields = fields(&refused);
+            assert_eq!((fields["limit"], fields["remaining"]), ("0", "0"), "layer {refusing}");
+            for handle in handles {
+                assert_eq!(peeked(&handle).await, 0, "refused by layer {refusing}");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_refusal_without_fields_is_not_counted_outside_either() {
+    for mood in ANSWERS {
+        let outer = per_minute(9, mood);
+        let handle = outer.handle();
+        let keyless = per_minute(9, mood).key_fn(|_| None);
+        let mut service =
+            ServiceBuilder::new().layer(outer).layer(keyless).service(service_fn(inner));
+        assert_eq!(call(&mut service, "/").await.status(), 400);
+        assert_eq!(peeked(&handle).await, 0);
+    }
+}
+
+#[tokio::test]
+async fn shadow_mode_decides_and_counts_but_refuses_nobody_and_says_nothing() {
+    for mood in ANSWERS {
+        let layer = per_minute(2, mood).shadow();
+        let handle = layer.handle();
+        let mut service = service!(layer);
+        for _ in 0..5 {
+            let response = call(&mut service, "/").await;
+            assert_eq!(response.status(), 200);
+            assert!(fields(&response).is_empty());
+        }
+        assert_eq!(peeked(&handle).await, 2, "what would have been refused is not counted");
+        handle.set_shadow(false);
+        assert_eq!(call(&mut service, "/").await.status(), 429);
+        handle.set_shadow(true);
+        assert_eq!(call(&mut service, "/").await.status(), 200);
+    }
+}
+
+#[tokio::test]
+async fn a_shadow_of_a_layer_leaves_the_layer_alone() {
+    let enforced = per_minute(0, Mood::Now);
+    let trial = enforced.clone().name("trial").shadow();
+    assert_eq!(call(&mut service!(trial), "/").await.status(), 200);
+    assert_eq!(call(&mut service!(enforced.clone()), "/").await.status(), 429);
+    let _also_without_a_name_of_its_own = enforced.clone().shadow();
+    assert_eq!(call(&mut service!(enforced), "/").await.status(), 429);
+}
+
+#[tokio::test]
+async fn shadow_mode_lets_requests_without_a_key_and_a_failing_store_pass() {
+    let keyless = per_minute(9, Mood::Now).key_fn(|_| None).shadow();
+    assert_eq!(call(&mut service!(keyless), "/").await.status(), 200);
+    for mood in [Mood::FailsNow, Mood::FailsLater] {
+        let failing =
+            per_minute(9, mood).on_store_failure(tower_fixed_window::OnStoreFailure::Deny).shadow();
+        let response = call(&mut service!(failing), "/").await;
+        assert_eq!(response.status(), 200);
+        assert!(fields(&response).is_empty());
+    }
+}
+
+#[tokio::test]
+async fn a_limit_that_is_changed_applies_to_the_next_request_of_every_service() {
+    for mood in ANSWERS {
+        let store = TestStore::new(mood);
+        let clock = store.clock.clone();
+        let layer =
+            FixedWindowLayer::new(Quota::per_minute(2)).key(global()).store(store).name("api");
+        let handle = layer.handle();
+        let (mut one, mut other) = (service!(layer.clone()), service!(layer));
+        assert_eq!(used(&call(&mut one, "/").await), 1);
+        assert_eq!(used(&call(&mut other, "/").await), 2);
+        assert_eq!(call(&mut one, "/").await.status(), 429);
+
+        handle.set_quotas(Quota::per_minute(4));
+        let response = call(&mut one.clone(), "/").await;
+        assert_eq!((fields(&response)["limit"], fields(&response)["used"]), ("4", "3"));
+        assert_eq!(used(&call(&mut other, "/").await), 4);
+
+        handle.set_quotas(Quota::per_minute(1));
+        assert_eq!(call(&mut one, "/").await.status(), 429);
+        assert_eq!(call(&mut other, "/").await.status(), 429);
+        // No debt for the next window.
+        clock.set_ms(NOW_MS + 60_000);
+        assert_eq!(used(&call(&mut one, "/").await), 1);
+
+        handle.reset(tower_fixed_window::Key::global()).await.expect("the store answers");
+        assert_eq!(used(&call(&mut one, "/").await), 1);
+    }
+}
+
+#[tokio::test]
+async fn handlers_find_the_decision_where_the_layer_exposes_it() {
+    for mood in ANSWERS {
+        let response = call(&mut service!(per_minute(9, mood)), "/").await;
+        assert!(!response.headers().contains_key("seen-by-handler"));
+        let response = call(&mut service!(per_minute(9, mood).expose_decision()), "/").await;
+        assert_eq!(response.headers()["seen-by-handler"], "8");
+    }
+}
+
+#[tokio::test]
+async fn a_preflight_is_neither_counted_nor_refused_where_it_is_exempted() {
+    let preflight = || {
+        Request::options("/")
+            .header("origin", "https://app.example")
+            .header("access-control-request-method", "PUT")
+            .body(Body::empty())
+            .expect("a request")
+    };
+    for mood in ANSWERS {
+        let layer = per_minute(0, mood);
+        let Ok(response) = service!(layer.clone()).oneshot(preflight()).await;
+        assert_eq!(response.status(), 429, "unless it is exempted");
+        let mut service = service!(layer.skip_preflight());
+        let Ok(response) = service.ready().await.expect("ready").call(preflight()).await;
+        assert_eq!(response.status(), 200);
+        assert_eq!(response.headers(), &HeaderMap::new());
+        // An OPTIONS request that is no preflight is a request.
+        let options = Request::options("/").body(Body::empty()).expect("a request");
+        let Ok(response) = service.oneshot(options).await;
+        assert_eq!(response.status(), 429);
+    }
+}
+
+#[tokio::test]
+async fn what_is_undecided_at_the_end_of_a_window_is_returned_to_no_other() {
+    let clock = ManualClock::at_ms(NOW_MS);
+    let layer = FixedWindowLayer::new(Quota::per_minute(9))
+        .key(global())
+        .store(MemoryStore::with_clock(clock.clone()))
+        .count_if(|_| false);
+    let handle = layer.handle();
+    let gate = Gate::new();
+    let service = gate.service(&layer);
+    let old = tokio::spawn(service.clone().oneshot(get("/")));
+    corrected().await;
+    clock.set_ms(NOW_MS + 60_000);
+    let new = tokio::spawn(service.oneshot(get("/")));
+    corrected().await;
+    assert_eq!(peeked(&handle).await, 1);
+    gate.0.add_permits(1);
+    old.await.expect("no panic").expect("infallible");
+    assert_eq!(peeked(&handle).await, 1, "the old one's token was of the old window");
+    gate.0.add_permits(1);
+    new.await.expect("no panic").expect("infallible");
+    assert_eq!(peeked(&handle).await, 0);
+}

@@ -1,0 +1,148 @@
+//! What the tests share: a clock that stands still, a store that misbehaves on demand, servers.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+
+use axum::Router;
+use axum::body::Body;
+use http::{Request, Response};
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio::task::yield_now;
+use tower_fixed_window::key::global;
+use tower_fixed_window::store::{Account, Adjust, Charge, Reply, Store};
+use tower_fixed_window::{Decision, FixedWindowLayer, ManualClock, MemoryStore, Quota, StoreError};
+
+/// 39.5 s before the top of a minute, so that rounding up shows.
+pub(crate) const NOW_MS: u64 = 1_700_000_060_500;
+/// That minute's end, as `x-ratelimit-reset` says it.
+pub(crate) const RESET: &str = "1700000100";
+/// How far it is away, as `retry-after` says it.
+pub(crate) const RETRY_AFTER: &str = "40";
+
+/// How a [`TestStore`] answers.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) enum Mood {
+    Now,
+    Later,
+    FailsNow,
+    FailsLater,
+    /// Not until the mood changes; then as that says.
+    Hangs,
+}
+
+/// The ways to answer that must make no difference to anybody.
+pub(crate) const ANSWERS: [Mood; 2] = [Mood::Now, Mood::Later];
+
+/// A store in memory, on a clock that stands still, in a mood that can change.
+#[derive(Clone)]
+pub(crate) struct TestStore {
+    memory: MemoryStore,
+    pub(crate) clock: ManualClock,
+    mood: watch::Sender<Mood>,
+    pub(crate) shared: bool,
+}
+
+impl TestStore {
+    pub(crate) fn new(mood: Mood) -> Self {
+        let clock = ManualClock::at_ms(NOW_MS);
+        Self {
+            memory: MemoryStore::with_clock(clock.clone()),
+            clock,
+            mood: watch::Sender::new(mood),
+            shared: false,
+        }
+    }
+
+    pub(crate) fn set(&self, mood: Mood) {
+        self.mood.send_replace(mood);
+    }
+
+    fn answer<T: Send + 'static>(
+        &self,
+        ask: impl FnOnce(&MemoryStore) -> Reply<T> + Send + 'static,
+    ) -> Reply<T> {
+        let failure = || StoreError::new("failed on demand");
+        let mood = *self.mood.borrow();
+        match mood {
+            Mood::Now => ask(&self.memory),
+            Mood::FailsNow => Reply::failed(failure()),
+            Mood::Later | Mood::FailsLater | Mood::Hangs => {
+                let this = self.clone();
+                Reply::later(async move {
+                    let mut moods = this.mood.subscribe();
+                    let mood =
+                        *moods.wait_for(|&mood| mood != Mood::Hangs).await.expect("a sender");
+                    for _ in 0..3 {
+                        yield_now().await;
+                    }
+                    match mood {
+                        Mood::FailsNow | Mood::FailsLater => Err(failure()),
+                        _ => ask(&this.memory).await,
+                    }
+                })
+            }
+        }
+    }
+}
+
+impl Store for TestStore {
+    fn charge(&self, charge: Charge<'_>) -> Reply<Decision> {
+        let charge = charge.to_owned();
+        self.answer(move |memory| memory.charge(charge.as_charge()))
+    }
+
+    fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {
+        let adjust = adjust.to_owned();
+        self.answer(move |memory| memory.adjust(adjust.as_adjust()))
+    }
+
+    fn reset(&self, account: Account<'_>) -> Reply<()> {
+        let account = account.to_owned();
+        self.answer(move |memory| memory.reset(account.as_account()))
+    }
+
+    fn is_shared(&self) -> bool {
+        self.shared
+    }
+}
+
+/// One count of `limit` a minute for everybody, in a store of that mood.
+pub(crate) fn per_minute(limit: u64, mood: Mood) -> FixedWindowLayer {
+    FixedWindowLayer::new(Quota::per_minute(limit)).key(global()).store(TestStore::new(mood))
+}
+
+pub(crate) fn get(path: &str) -> Request<Body> {
+    Request::get(path).body(Body::empty()).expect("a path")
+}
+
+/// The rate-limit fields of a response, without their prefix. None of them may come twice.
+pub(crate) fn fields<B>(response: &Response<B>) -> BTreeMap<&str, &str> {
+    let mut fields = BTreeMap::new();
+    for (name, value) in response.headers() {
+        if let Some(field) = name.as_str().strip_prefix("x-ratelimit-") {
+            let value = value.to_str().expect("ASCII");
+            assert_eq!(fields.insert(field, value), None, "{name} comes twice");
+        }
+    }
+    fields
+}
+
+/// What `x-ratelimit-used` says: with a limit that is far away, the requests counted so far.
+pub(crate) fn used<B>(response: &Response<B>) -> u64 {
+    fields(response)["used"].parse().expect("an integer")
+}
+
+/// Serves an app on a free port.
+pub(crate) async fn serve(app: Router) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let addr = listener.local_addr().expect("bound");
+    let app = app.into_make_service_with_connect_info::<SocketAddr>();
+    tokio::spawn(async move { axum::serve(listener, app).await });
+    addr
+}
+
+/// A client that keeps its connections, and asks no proxy.
+pub(crate) fn client() -> reqwest::Client {
+    reqwest::Client::builder().no_proxy().build().expect("a client")
+}
