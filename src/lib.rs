@@ -40,4 +40,6 @@ pub use rejection::{
     EmptyBody, GitHubBody, Grpc, OnReject, ProblemJson, Reason, Reject, Rejection,
 };
 pub use service::FixedWindow;
+#[cfg(feature = "redis")]
+pub use store::RedisStore;
 pub use store::{MemoryStore, OnStoreFailure, Store, StoreError};
