@@ -24,6 +24,7 @@ const MINIMAL: &str = "
 ";
 
 #[derive(Clone)]
+#[allow(clippy::large_enum_variant, reason = "there are five of them")]
 enum Contestant {
     Incr,
     Minimal(Arc<Script>),
