@@ -1,4 +1,4 @@
-//! A [`Decision`] as the fields of a response, in the style of GitHub's REST API.
+//! A [`Decision`] as the fields of a response: GitHub's here, the IETF's in `ietf`.
 //!
 //! Layers of ours may be stacked, and upstream services may send fields of the same names. Which
 //! is which is told by the *name* that stands in the map: a name that points into this module's own
@@ -10,10 +10,46 @@ use std::mem;
 use std::sync::Mutex;
 
 use http::Response;
-use http::header::{CACHE_CONTROL, Entry, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
+use http::header::{
+    CACHE_CONTROL, CONTENT_TYPE, Entry, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER,
+};
 
 use crate::decision::Decision;
 use crate::rejection::{Reason, Rejection};
+use crate::store::Account;
+
+mod ietf;
+
+/// Which rate-limit fields a layer sends: see
+/// [`FixedWindowLayer::headers`](crate::FixedWindowLayer::headers).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub enum Headers {
+    /// Those of GitHub's REST API: `x-ratelimit-limit`, `-remaining`, `-used`, `-reset` and
+    /// `-resource`.
+    #[default]
+    GitHub,
+    /// `RateLimit-Policy` and `RateLimit` as in the tenth draft of the IETF
+    /// (draft-ietf-httpapi-ratelimit-headers-10), one item for each quota.
+    IetfDraft10,
+    /// Both. One popular parser of such fields prefers the IETF's, reads an older draft, and then
+    /// misses what GitHub's say: send them where clients ask for them.
+    GitHubAndIetfDraft10,
+    /// None; a refusal still has `retry-after` and `cache-control`.
+    None,
+}
+
+impl Headers {
+    #[inline]
+    fn github(self) -> bool {
+        matches!(self, Self::GitHub | Self::GitHubAndIetfDraft10)
+    }
+
+    #[inline]
+    fn ietf(self) -> bool {
+        matches!(self, Self::IetfDraft10 | Self::GitHubAndIetfDraft10)
+    }
+}
 
 macro_rules! names {
     ($($name:ident = $text:literal;)*) => {$(
@@ -60,13 +96,28 @@ pub(crate) fn is_refused_inside<R>(response: &Response<R>) -> bool {
 #[inline]
 pub(crate) fn stamp_passed<R>(
     response: &mut Response<R>,
+    account: &Account<'_>,
     decision: &Decision,
     fixed: &Fixed,
 ) -> bool {
     if response.extensions().get::<RefusedInside>().is_some() {
         return false;
     }
-    let headers = response.headers_mut();
+    if fixed.style.github() {
+        if !stamp_github(response.headers_mut(), decision, fixed) {
+            return false;
+        }
+    } else if is_refused_inside(response) {
+        return false;
+    }
+    if fixed.style.ietf() {
+        ietf::append(response.headers_mut(), account, decision);
+    }
+    true
+}
+
+#[inline]
+fn stamp_github(headers: &mut HeaderMap, decision: &Decision, fixed: &Fixed) -> bool {
     match headers.entry(&LIMIT) {
         Entry::Vacant(entry) => {
             entry.insert(fixed.limit(decision.limit()));
@@ -86,24 +137,39 @@ pub(crate) fn stamp_passed<R>(
             headers.insert(&LIMIT, fixed.limit(decision.limit()));
         }
     }
-    stamp(headers, decision, fixed);
+    headers.insert(&REMAINING, number(decision.remaining()));
+    headers.insert(&USED, number(decision.used()));
+    headers.insert(&RESET, fixed.reset(seconds(decision.reset_at_ms())));
+    if let Some(resource) = &fixed.resource {
+        headers.insert(&RESOURCE, resource.clone());
+    }
     true
 }
 
 /// Adds the fields to a refusal: all of them where the limit is spent (S18), else only those that
 /// keep it from being cached and repeated at once (S33).
-pub(crate) fn stamp_refusal<R>(response: &mut Response<R>, why: &Rejection<'_>, fixed: &Fixed) {
+pub(crate) fn stamp_refusal<R>(
+    response: &mut Response<R>,
+    account: &Account<'_>,
+    why: &Rejection<'_>,
+    fixed: &Fixed,
+) {
     let headers = response.headers_mut();
-    match why.reason() {
-        Reason::RateLimited(decision) => stamp_refused(headers, decision, fixed),
-        other => {
-            headers.insert(CACHE_CONTROL, NO_STORE);
-            if !matches!(other, Reason::MissingKey(_)) {
-                headers.insert(RETRY_AFTER, number(1));
-            }
-            response.extensions_mut().insert(RefusedInside);
+    if let Reason::RateLimited(decision) = why.reason() {
+        refuse(headers, decision, fixed);
+        if fixed.style.ietf() {
+            ietf::append(headers, account, decision);
+        }
+        if fixed.style.github() {
+            return;
+        }
+    } else {
+        headers.insert(CACHE_CONTROL, NO_STORE);
+        if !matches!(why.reason(), Reason::MissingKey(_)) {
+            headers.insert(RETRY_AFTER, number(1));
         }
     }
+    response.extensions_mut().insert(RefusedInside);
 }
 
 /// The mark of a refusal that has no rate-limit fields to carry it.
@@ -116,7 +182,7 @@ fn at(name: &HeaderName) -> *const u8 {
 
 /// The fields of a refusal by a limit. Under an attack they are the same for all refusals of a
 /// second, so the last ones are kept.
-fn stamp_refused(headers: &mut HeaderMap, decision: &Decision, fixed: &Fixed) {
+fn refuse(headers: &mut HeaderMap, decision: &Decision, fixed: &Fixed) {
     let reset = seconds(decision.reset_at_ms().max(decision.retry_at_ms().unwrap_or(0)));
     let retry = decision.retry_at_ms().map(|at| at.saturating_sub(decision.now_ms()));
     let told = Told {
@@ -124,9 +190,10 @@ fn stamp_refused(headers: &mut HeaderMap, decision: &Decision, fixed: &Fixed) {
         used: decision.used(),
         reset,
         retry: retry.map(|ms| seconds(ms).max(1)),
+        content_type: headers.remove(CONTENT_TYPE),
     };
     let own = mem::replace(headers, fixed.refusal(told));
-    // What the rejection's author has set stays, unless it is one of these.
+    // What else the rejection's author has set stays, unless it is one of these.
     for (name, value) in &own {
         let ours = [&LIMIT, &REMAINING, &USED, &RESET, &RESOURCE, &RETRY_AFTER, &CACHE_CONTROL];
         if !ours.contains(&name) {
@@ -136,21 +203,13 @@ fn stamp_refused(headers: &mut HeaderMap, decision: &Decision, fixed: &Fixed) {
 }
 
 /// What a refusal tells.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
 struct Told {
     limit: u64,
     used: u64,
     reset: u64,
     retry: Option<u64>,
-}
-
-fn stamp(headers: &mut HeaderMap, decision: &Decision, fixed: &Fixed) {
-    headers.insert(&REMAINING, number(decision.remaining()));
-    headers.insert(&USED, number(decision.used()));
-    headers.insert(&RESET, fixed.reset(seconds(decision.reset_at_ms())));
-    if let Some(resource) = &fixed.resource {
-        headers.insert(&RESOURCE, resource.clone());
-    }
+    content_type: Option<HeaderValue>,
 }
 
 fn clear(headers: &mut HeaderMap) {
@@ -173,13 +232,14 @@ fn is_tighter(decision: &Decision, headers: &HeaderMap) -> bool {
 }
 
 /// Whole seconds, rounded up: a client that waits as long is never too early.
-fn seconds(ms: i64) -> u64 {
+pub(crate) fn seconds(ms: i64) -> u64 {
     (ms.max(0) as u64).div_ceil(1_000)
 }
 
 /// The values that a layer's responses share.
 #[derive(Debug)]
 pub(crate) struct Fixed {
+    style: Headers,
     limit: (u64, HeaderValue),
     resource: Option<HeaderValue>,
     /// The end of the window that was told last: the same for most, and too large for the table.
@@ -188,9 +248,10 @@ pub(crate) struct Fixed {
 }
 
 impl Fixed {
-    pub(crate) fn new(name: &str, limit: u64) -> Self {
+    pub(crate) fn new(style: Headers, name: &str, limit: u64) -> Self {
         let resource = HeaderValue::from_str(name).ok().filter(|name| !name.is_empty());
         Self {
+            style,
             limit: (limit, number(limit)),
             resource,
             reset: Mutex::new((0, number(0))),
@@ -216,22 +277,26 @@ impl Fixed {
     }
 
     fn refusal(&self, told: Told) -> HeaderMap {
-        let Ok(mut last) = self.refusal.try_lock() else { return self.make_refusal(told) };
+        let Ok(mut last) = self.refusal.try_lock() else { return self.make_refusal(&told) };
         if last.0 != told || last.1.is_empty() {
-            *last = (told, self.make_refusal(told));
+            last.1 = self.make_refusal(&told);
+            last.0 = told;
         }
         last.1.clone()
     }
 
     #[cold]
-    fn make_refusal(&self, told: Told) -> HeaderMap {
+    fn make_refusal(&self, told: &Told) -> HeaderMap {
         // Room for these, a content-type, and what a server adds.
         let mut headers = HeaderMap::with_capacity(12);
-        headers.insert(&REFUSED_LIMIT, self.limit(told.limit));
-        headers.insert(&REMAINING, number(0));
-        headers.insert(&USED, number(told.used));
-        headers.insert(&RESET, self.reset(told.reset));
-        headers.extend(self.resource.clone().map(|resource| (RESOURCE.clone(), resource)));
+        headers.extend(told.content_type.clone().map(|value| (CONTENT_TYPE, value)));
+        if self.style.github() {
+            headers.insert(&REFUSED_LIMIT, self.limit(told.limit));
+            headers.insert(&REMAINING, number(0));
+            headers.insert(&USED, number(told.used));
+            headers.insert(&RESET, self.reset(told.reset));
+            headers.extend(self.resource.clone().map(|resource| (RESOURCE.clone(), resource)));
+        }
         headers.extend(told.retry.map(|retry| (RETRY_AFTER, number(retry))));
         headers.insert(CACHE_CONTROL, NO_STORE);
         headers

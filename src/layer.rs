@@ -7,15 +7,18 @@ use std::time::Duration;
 use http::header::ACCESS_CONTROL_REQUEST_METHOD;
 use http::request::Parts;
 use http::{Method, Response, StatusCode, response};
+use http_body::Body;
 use tower_layer::Layer;
 
+use crate::headers::Headers;
 use crate::key::{Key, KeyExtractor, key_fn, peer_ip};
 use crate::limiter::Limiter;
 use crate::live::{Handle, Live};
 use crate::quota::Quotas;
-use crate::rejection::{EmptyBody, OnReject, ProblemJson, Rejection};
+use crate::rejection::{EmptyBody, GitHubBody, Grpc, OnReject, ProblemJson, Rejection};
 use crate::service::{FixedWindow, Shared};
 use crate::store::{OnStoreFailure, Store};
+use crate::upload::Drain;
 
 type Skip = Arc<dyn Fn(&Parts) -> bool + Send + Sync>;
 type QuotaFn = Arc<dyn Fn(&Parts, &Key) -> Quotas + Send + Sync>;
@@ -39,7 +42,17 @@ pub(crate) struct Options {
     pub(crate) queue: Option<u64>,
     pub(crate) max_wait: Duration,
     pub(crate) on_store_failure: OnStoreFailure,
+    pub(crate) drain: Option<Drain>,
     pub(crate) status: StatusCode,
+    pub(crate) headers: Headers,
+}
+
+/// axum's bodies can be read where axum is known.
+fn default_drain() -> Option<Drain> {
+    #[cfg(feature = "axum")]
+    return Some(Drain::of::<axum::body::Body>());
+    #[cfg(not(feature = "axum"))]
+    None
 }
 
 impl Options {
@@ -79,6 +92,17 @@ impl Options {
 /// Clones of a layer share their counters, so the same layer on two routes is one limit for both.
 /// Layers that are made separately never do, unless they have one store *and* one name.
 ///
+/// # Refused uploads
+///
+/// An HTTP/1 server closes a connection whose request was not read to its end, and a client that is
+/// still sending sees a broken pipe instead of its 429. So under axum up to 16 MiB of a refused
+/// request's body are read, and thrown away, before it is answered; under other servers where
+/// [`drain_refused`](Self::drain_refused) names the type of their bodies. A request that says it is
+/// longer, or asks first (`expect: 100-continue`), is answered at once; one of which nothing has
+/// come for a second, then (with the feature `tokio`, which `axum` implies).
+///
+/// # Its type
+///
 /// The type parameter is the way of refusing; as `FixedWindowLayer` it can be written in a field:
 ///
 /// ```
@@ -116,7 +140,9 @@ impl FixedWindowLayer {
             queue: None,
             max_wait: Duration::ZERO,
             on_store_failure: OnStoreFailure::default(),
+            drain: default_drain(),
             status: StatusCode::TOO_MANY_REQUESTS,
+            headers: Headers::default(),
         };
         Self {
             limiter: Limiter::new(quotas),
@@ -341,6 +367,34 @@ impl<J> FixedWindowLayer<J> {
         self
     }
 
+    /// Reads what is left of a refused HTTP/1 request, for servers whose request bodies are of type
+    /// `B`: see [above](Self#refused-uploads). axum's are read without this.
+    ///
+    /// ```
+    /// use tower_fixed_window::{FixedWindowLayer, Quota};
+    ///
+    /// let layer = FixedWindowLayer::new(Quota::per_minute(60))
+    ///     .drain_refused::<hyper::body::Incoming>();
+    /// # let _ = layer;
+    /// ```
+    pub fn drain_refused<B: Body + Unpin + 'static>(mut self) -> Self {
+        self.options.drain = Some(Drain::of::<B>());
+        self
+    }
+
+    /// Which rate-limit fields responses have: GitHub's unless set.
+    ///
+    /// ```
+    /// use tower_fixed_window::{FixedWindowLayer, Headers, Quota};
+    ///
+    /// let layer = FixedWindowLayer::new(Quota::per_minute(60)).headers(Headers::IetfDraft10);
+    /// # let _ = layer;
+    /// ```
+    pub fn headers(mut self, headers: Headers) -> Self {
+        self.options.headers = headers;
+        self
+    }
+
     /// Makes the response to a refused request. The layer adds the rate-limit fields to it.
     ///
     /// ```
@@ -370,6 +424,11 @@ impl<J> FixedWindowLayer<J> {
         Handle::new(Arc::clone(&self.live), self.limiter())
     }
 
+    /// What a service needs that shows how callers stand under this layer.
+    pub(crate) fn to_resource(&self) -> (Limiter, Options, Arc<Live>) {
+        (self.limiter(), self.options.clone(), Arc::clone(&self.live))
+    }
+
     /// With a name or store of its own it is another limit: with knobs of its own.
     fn fork(&mut self) {
         self.live = Arc::new(Live::new(self.live.quotas()));
@@ -382,6 +441,37 @@ impl<J> FixedWindowLayer<J> {
             OnStoreFailure::Local => limiter,
             OnStoreFailure::Allow | OnStoreFailure::Deny => limiter.without_fallback(),
         }
+    }
+
+    /// Refuses with the JSON body of GitHub's API, `{"message": "API rate limit exceeded ..."}`,
+    /// for clients that were written for that one. With [`status`](Self::status) 403 it is what
+    /// GitHub answers.
+    ///
+    /// ```
+    /// use http::StatusCode;
+    /// use tower_fixed_window::{FixedWindowLayer, Quota};
+    ///
+    /// let layer = FixedWindowLayer::new(Quota::per_hour(60))
+    ///     .github_body()
+    ///     .status(StatusCode::FORBIDDEN);
+    /// # let _ = layer;
+    /// ```
+    pub fn github_body(self) -> FixedWindowLayer<GitHubBody> {
+        self.reject(GitHubBody)
+    }
+
+    /// Refuses in gRPC: 200 with `grpc-status: 8` (RESOURCE_EXHAUSTED), a message, and the same
+    /// fields as metadata. A plain 429 would reach gRPC clients as UNAVAILABLE, which they retry at
+    /// once.
+    ///
+    /// ```
+    /// use tower_fixed_window::{FixedWindowLayer, Quota};
+    ///
+    /// let layer = FixedWindowLayer::new(Quota::per_second(100)).grpc();
+    /// # let _ = layer;
+    /// ```
+    pub fn grpc(self) -> FixedWindowLayer<Grpc> {
+        self.reject(Grpc)
     }
 
     fn reject<K>(self, reject: K) -> FixedWindowLayer<K> {

@@ -5,6 +5,7 @@
 mod clock;
 mod cost;
 mod decision;
+mod endpoint;
 mod future;
 mod headers;
 pub mod key;
@@ -21,18 +22,23 @@ mod sync;
 pub mod testing;
 mod ticket;
 mod timer;
+mod upload;
 pub mod window;
 
 pub use clock::{Clock, ManualClock, SystemClock};
 pub use cost::{CostMeter, TrueCost};
 pub use decision::{Decision, RateLimited, Standing};
+pub use endpoint::RateLimitEndpoint;
 pub use future::ResponseFuture;
+pub use headers::Headers;
 pub use key::{Key, KeyExtractor, MissingKey};
 pub use layer::FixedWindowLayer;
 pub use limiter::{Limiter, Receipt};
 pub use live::Handle;
 pub use quota::{MAX_TOKENS, MAX_WINDOW, ParseQuotaError, Quota, QuotaError, Quotas};
-pub use rejection::{EmptyBody, OnReject, ProblemJson, Reason, Reject, Rejection};
+pub use rejection::{
+    EmptyBody, GitHubBody, Grpc, OnReject, ProblemJson, Reason, Reject, Rejection,
+};
 pub use service::FixedWindow;
 #[cfg(feature = "redis")]
 pub use store::RedisStore;

@@ -5,11 +5,11 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
-use http::StatusCode;
 
 use crate::decision::Decision;
 use crate::headers::Fixed;
 use crate::key::Key;
+use crate::layer::Options;
 use crate::limiter::Limiter;
 use crate::quota::Quotas;
 use crate::rejection::prepare;
@@ -66,16 +66,16 @@ impl Live {
     }
 
     /// What the quotas of now mean for requests.
-    pub(crate) fn policy(&self, name: &str, status: StatusCode, queue: Option<u64>) -> Policy {
+    pub(crate) fn policy(&self, name: &str, options: &Options) -> Policy {
         let generation = self.generation.load(Ordering::Acquire);
         let mut quotas = self.quotas();
-        if let Some(tokens) = queue {
+        if let Some(tokens) = options.queue {
             quotas = quotas.reserving(tokens);
         }
         Policy {
             generation,
-            fixed: Fixed::new(name, quotas.as_slice()[0].limit()),
-            body: prepare(name, &quotas, status),
+            fixed: Fixed::new(options.headers, name, quotas.as_slice()[0].limit()),
+            body: prepare(name, &quotas, options.status),
             quotas,
         }
     }

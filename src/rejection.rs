@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use http::header::CONTENT_TYPE;
-use http::{HeaderValue, Response, StatusCode};
+use http::{HeaderName, HeaderValue, Response, StatusCode};
 
 use crate::decision::Decision;
 use crate::key::MissingKey;
@@ -124,15 +124,7 @@ impl<'a> Rejection<'a> {
                     r#"{{"type":"about:blank","title":"{title}","status":{},"message":""#,
                     status.as_u16()
                 );
-                // The only text in an answer that may come from elsewhere (an extractor).
-                for c in self.message().chars() {
-                    match c {
-                        '"' | '\\' => text.extend(['\\', c]),
-                        c if c.is_control() => text.push(' '),
-                        c => text.push(c),
-                    }
-                }
-                text.push_str("\"}");
+                write!(text, "{}\"}}", Escaped(&self.message())).expect("writing to a string");
                 text.into()
             }
         }
@@ -163,8 +155,21 @@ fn quota_exceeded(status: StatusCode, message: &str, policies: &str) -> Bytes {
     .into()
 }
 
+/// Text inside of a JSON string. Only what an extractor says is missing can need it.
+struct Escaped<'a>(&'a str);
+
+impl fmt::Display for Escaped<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.chars().try_for_each(|c| match c {
+            '"' | '\\' => write!(f, "\\{c}"),
+            c if c.is_control() => f.write_char(' '),
+            c => f.write_char(c),
+        })
+    }
+}
+
 /// How a quota is called towards clients: `login:5/minute`.
-fn policy(name: &str, quota: &Quota) -> String {
+pub(crate) fn policy(name: &str, quota: &Quota) -> String {
     format!("{name}{}{}", if name.is_empty() { "" } else { ":" }, quota.rate())
 }
 
@@ -208,6 +213,59 @@ impl<B: Default> Reject<B> for EmptyBody {
     fn reject(&self, why: &Rejection<'_>) -> Response<B> {
         let mut response = Response::new(B::default());
         *response.status_mut() = why.status();
+        response
+    }
+}
+
+/// The body of GitHub's API:
+/// [`FixedWindowLayer::github_body`](crate::FixedWindowLayer::github_body).
+#[derive(Clone, Copy, Debug, Default)]
+pub struct GitHubBody;
+
+#[diagnostic::do_not_recommend]
+impl<B: From<Bytes>> Reject<B> for GitHubBody {
+    fn reject(&self, why: &Rejection<'_>) -> Response<B> {
+        let body = format!(r#"{{"message":"{}"}}"#, Escaped(&why.message()));
+        let mut response = Response::new(B::from(body.into()));
+        *response.status_mut() = why.status();
+        let json = const { HeaderValue::from_static("application/json; charset=utf-8") };
+        response.headers_mut().insert(CONTENT_TYPE, json);
+        response
+    }
+}
+
+/// Trailers-only responses of gRPC: [`FixedWindowLayer::grpc`](crate::FixedWindowLayer::grpc).
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Grpc;
+
+#[diagnostic::do_not_recommend]
+impl<B: Default> Reject<B> for Grpc {
+    fn reject(&self, why: &Rejection<'_>) -> Response<B> {
+        const STATUS: HeaderName = HeaderName::from_static("grpc-status");
+        const MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
+
+        // The codes of gRPC's specification.
+        let code = match why.reason() {
+            Reason::RateLimited(_) => "8", // RESOURCE_EXHAUSTED
+            Reason::MissingKey(missing) if missing.is_client() => "3", // INVALID_ARGUMENT
+            Reason::MissingKey(_) => "13", // INTERNAL
+            Reason::StoreFailed | Reason::QueueClosed => "14", // UNAVAILABLE
+        };
+        // Percent-encoded, as gRPC wants it.
+        let mut message = String::new();
+        for byte in why.message().bytes() {
+            match byte {
+                b'%' | 0..0x20 | 0x7f.. => {
+                    let _ = write!(message, "%{byte:02X}");
+                }
+                _ => message.push(byte.into()),
+            }
+        }
+        let mut response = Response::new(B::default());
+        let headers = response.headers_mut();
+        headers.insert(CONTENT_TYPE, const { HeaderValue::from_static("application/grpc") });
+        headers.insert(STATUS, HeaderValue::from_static(code));
+        headers.extend(HeaderValue::try_from(message).ok().map(|message| (MESSAGE, message)));
         response
     }
 }

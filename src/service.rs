@@ -40,7 +40,7 @@ pub(crate) struct Shared<J> {
 
 impl<J> Shared<J> {
     pub(crate) fn new(limiter: Limiter, options: Options, live: Arc<Live>, reject: J) -> Self {
-        let policy = live.policy(limiter.scope().name(), options.status, options.queue);
+        let policy = live.policy(limiter.scope().name(), &options);
         Self { limiter, options, live, reject, policy: Mutex::new(Arc::new(policy)) }
     }
 
@@ -48,8 +48,8 @@ impl<J> Shared<J> {
     fn policy(&self) -> Arc<Policy> {
         let mut policy = self.policy.lock().unwrap_or_else(PoisonError::into_inner);
         if !self.live.is_current(&policy) {
-            let (name, options) = (self.limiter.scope().name(), &self.options);
-            *policy = Arc::new(self.live.policy(name, options.status, options.queue));
+            let name = self.limiter.scope().name();
+            *policy = Arc::new(self.live.policy(name, &self.options));
         }
         Arc::clone(&policy)
     }
@@ -80,6 +80,7 @@ impl<S, J> FixedWindow<S, J> {
 impl<S, J, B, R> Service<Request<B>> for FixedWindow<S, J>
 where
     S: Service<Request<B>, Response = Response<R>> + Clone,
+    B: 'static,
     J: Reject<R>,
 {
     type Response = Response<R>;
@@ -120,7 +121,7 @@ where
                 self.inner = unready.clone();
                 ResponseFuture::waiting(ticket, wait, unready, request)
             }
-            Verdict::Refuse(refusal) => ResponseFuture::refused(ticket, refusal),
+            Verdict::Refuse(refusal) => ResponseFuture::refused(ticket, refusal, request),
         }
     }
 }

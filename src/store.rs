@@ -465,7 +465,8 @@ impl<'a> Adjust<'a> {
             let window = window(&self.account, i, quota);
             writes[i] = match self.change {
                 Change::Return { tokens: 0, .. } | Change::Take { tokens: 0 } => None,
-                Change::Return { until, .. } if now >= until[i] => None,
+                // Also where the clock has stepped back since: what has ended stays ended (S4).
+                Change::Return { until, .. } if now.max(window.start()) >= until[i] => None,
                 Change::Return { tokens, .. } => window.give_back(tokens),
                 Change::Take { tokens } => Some(window.take(tokens)),
             };

@@ -146,7 +146,9 @@ impl<J> Ticket<J> {
                 decision = decision.with_cost(cost);
             }
         }
-        if !self.shadow && !headers::stamp_passed(&mut response, &decision, &self.policy.fixed) {
+        if !self.shadow
+            && !headers::stamp_passed(&mut response, &self.account(), &decision, &self.policy.fixed)
+        {
             // Whom an inner layer of ours refused, this one has not counted (S9).
             self.settle(&decision, 0);
         }
@@ -211,7 +213,7 @@ impl<J> Ticket<J> {
             Some(&self.policy.body).filter(|_| self.quotas.is_none()),
         );
         let mut response = self.shared.reject.reject(&why);
-        headers::stamp_refusal(&mut response, &why, &self.policy.fixed);
+        headers::stamp_refusal(&mut response, &self.account(), &why, &self.policy.fixed);
         response
     }
 }

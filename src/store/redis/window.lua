@@ -183,7 +183,8 @@ end
 local taken = 0
 if act == 'return' then
   for i, q in ipairs(quotas) do
-    if q.till and now < q.returns then
+    -- Also where the clock has stepped back since: what has ended stays ended.
+    if q.till and max(now, q.start) < q.returns then
       write(i, q, max(q.used - tokens, q.least))
     end
   end

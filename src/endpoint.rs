@@ -1,0 +1,184 @@
+//! A rate-limit endpoint in the form of GitHub's `GET /rate_limit`.
+
+use std::convert::Infallible;
+use std::fmt::{self, Write};
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use http::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE};
+use http::request::Parts;
+use http::{HeaderValue, Method, Request, Response, StatusCode};
+use tower_service::Service;
+
+use crate::decision::Decision;
+use crate::headers::seconds;
+use crate::key::Key;
+use crate::layer::{FixedWindowLayer, Options};
+use crate::limiter::Limiter;
+use crate::live::Live;
+use crate::observe;
+use crate::store::{Account, Charge, Reply, Scope, StoreError};
+
+/// A service that tells callers how they stand, in GitHub's JSON, without charging them.
+///
+/// It reads the key of each request as the layers do, and looks at their counters. The first layer
+/// is also shown as `rate`.
+///
+/// ```
+/// use axum::{Router, routing::get};
+/// use tower_fixed_window::{FixedWindowLayer, Quota, RateLimitEndpoint};
+///
+/// let core = FixedWindowLayer::new(Quota::per_hour(5_000)).name("core");
+/// let search = FixedWindowLayer::new(Quota::per_minute(30)).name("search");
+///
+/// let app: Router = Router::new()
+///     .route("/user", get(async || "you").layer(core.clone()))
+///     .route("/search", get(async || "found").layer(search.clone()))
+///     .route_service("/rate_limit", RateLimitEndpoint::new([&core, &search]));
+/// ```
+///
+/// The answer, with `reset` in seconds since the Unix epoch:
+///
+/// ```json
+/// {"resources":{"core":{"limit":5000,"used":1,"remaining":4999,"reset":1700003600},
+///               "search":{"limit":30,"used":0,"remaining":30,"reset":1700000100}},
+///  "rate":{"limit":5000,"used":1,"remaining":4999,"reset":1700003600}}
+/// ```
+///
+/// A caller without a key gets 400 or 500 as from the layers; if a store fails, 503.
+#[derive(Clone)]
+pub struct RateLimitEndpoint {
+    resources: Vec<Resource>,
+}
+
+#[derive(Clone)]
+struct Resource {
+    limiter: Limiter,
+    options: Options,
+    live: Arc<Live>,
+}
+
+impl RateLimitEndpoint {
+    /// Shows the standing under these layers, which must have names.
+    ///
+    /// # Panics
+    /// If one has no name.
+    pub fn new<'a, J: 'a>(layers: impl IntoIterator<Item = &'a FixedWindowLayer<J>>) -> Self {
+        Self { resources: layers.into_iter().map(Resource::of).collect() }
+    }
+
+    /// One layer more, which may refuse in another way.
+    ///
+    /// # Panics
+    /// If it has no name.
+    #[must_use]
+    pub fn and<J>(mut self, layer: &FixedWindowLayer<J>) -> Self {
+        self.resources.push(Resource::of(layer));
+        self
+    }
+}
+
+impl Resource {
+    fn of<J>(layer: &FixedWindowLayer<J>) -> Self {
+        let (limiter, options, live) = layer.to_resource();
+        assert!(
+            !limiter.scope().name().is_empty(),
+            "a rate limit is shown by its name: write .name(\"core\")"
+        );
+        Self { limiter, options, live }
+    }
+
+    fn peek(&self, parts: &Parts) -> Result<Reply<Decision>, StatusCode> {
+        let mut key = Key::default();
+        self.options.key.extract(parts, &mut key).map_err(|missing| {
+            if missing.is_client() {
+                return StatusCode::BAD_REQUEST;
+            }
+            observe::mistake(&missing);
+            StatusCode::INTERNAL_SERVER_ERROR
+        })?;
+        let quotas = match &self.options.quota_fn {
+            Some(quota_fn) => quota_fn(parts, &key),
+            None => self.live.quotas(),
+        };
+        let account = Account::new(self.limiter.scope(), &quotas, &key);
+        Ok(self.limiter.send(Charge::new(account, 0).peeking()))
+    }
+}
+
+impl<B> Service<Request<B>> for RateLimitEndpoint {
+    type Response = Response<String>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<String>, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        let (parts, _) = request.into_parts();
+        let ask = |resource: &Resource| {
+            let scope = resource.limiter.scope().clone();
+            resource.peek(&parts).map(|reply| (scope, reply))
+        };
+        let asked: Result<Vec<_>, _> = match parts.method {
+            Method::GET | Method::HEAD => self.resources.iter().map(ask).collect(),
+            _ => Err(StatusCode::METHOD_NOT_ALLOWED),
+        };
+        Box::pin(async move {
+            let told = match asked {
+                Ok(replies) => tell(replies).await.map_err(|_| StatusCode::SERVICE_UNAVAILABLE),
+                Err(status) => Err(status),
+            };
+            let (status, json) = match told {
+                Ok(json) => (StatusCode::OK, json),
+                Err(status) => {
+                    let reason = status.canonical_reason().unwrap_or_default();
+                    (status, format!(r#"{{"message":"{reason}"}}"#))
+                }
+            };
+            let mut response = Response::new(json);
+            *response.status_mut() = status;
+            let headers = response.headers_mut();
+            headers.insert(CONTENT_TYPE, const { HeaderValue::from_static(JSON) });
+            headers.insert(CACHE_CONTROL, const { HeaderValue::from_static("no-store") });
+            if status == StatusCode::METHOD_NOT_ALLOWED {
+                headers.insert(ALLOW, const { HeaderValue::from_static("GET, HEAD") });
+            }
+            Ok(response)
+        })
+    }
+}
+
+const JSON: &str = "application/json; charset=utf-8";
+
+/// The standing under each resource, as JSON: names need no escaping.
+async fn tell(replies: Vec<(Scope, Reply<Decision>)>) -> Result<String, StoreError> {
+    let (mut all, mut rate) = (String::new(), String::new());
+    for (i, (scope, reply)) in replies.into_iter().enumerate() {
+        let decision = reply.await?;
+        let standing = format!(
+            r#"{{"limit":{},"used":{},"remaining":{},"reset":{}}}"#,
+            decision.limit(),
+            decision.used(),
+            decision.remaining(),
+            seconds(decision.reset_at_ms()),
+        );
+        let comma = if i == 0 { "" } else { "," };
+        let name = scope.name();
+        write!(all, r#"{comma}"{name}":{standing}"#).expect("writing to a string");
+        if i == 0 {
+            rate = standing;
+        }
+    }
+    Ok(format!(r#"{{"resources":{{{all}}},"rate":{rate}}}"#))
+}
+
+impl fmt::Debug for RateLimitEndpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names = self.resources.iter().map(|resource| &resource.limiter);
+        f.debug_list().entries(names).finish()
+    }
+}
