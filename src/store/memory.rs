@@ -1,9 +1,9 @@
 //! Counters in this process's memory.
 //!
-//! A sharded lock around a flat table. A key's hash chooses the shard and two buckets in it; each
-//! quota of the key has an entry in one of the two, found by a 64-bit fingerprint. Entries are
-//! never moved, and one that has expired is free. So there is nothing to sweep, and a charge looks
-//! at two buckets at most, whatever the table holds.
+//! A sharded lock around a flat table. A key's hash chooses the shard, so that all of its quotas are
+//! charged under one lock. Each quota of the key has a 64-bit fingerprint, and an entry in one of the
+//! two buckets that this chooses. Entries are never moved, and one that has expired is free. So there
+//! is nothing to sweep, and a charge looks at two buckets at most, whatever the table holds.
 
 use std::fmt;
 use std::hash::BuildHasher;
@@ -214,13 +214,21 @@ impl MemoryStore {
         })
     }
 
-    /// The shard of an account, locked, and where in it the account is.
+    /// The time, the shard of an account, locked, and where in it the account is.
     #[inline]
-    fn find(&self, account: &Account<'_>) -> (MutexGuard<'_, Shard>, Home) {
+    fn find(&self, account: &Account<'_>) -> (i64, MutexGuard<'_, Shard>, Home) {
+        let mut now = self.now();
         let hash = self.0.hasher.hash_one((account.scope().id(), account.key().as_bytes()));
         let shard = (hash >> 58) as usize & (self.0.shards.len() - 1);
-        let guard = lock(&self.0.shards[shard]);
-        (guard, Home { hash, scope: account.scope().id() })
+        let mut guard = lock(&self.0.shards[shard]);
+        // While this call waited, another may have gone by a later time and given this key's entry
+        // to a new one. By the older reading its window would still run, with nothing counted.
+        if now < guard.latest {
+            now = self.now();
+        }
+        guard.latest = guard.latest.max(now);
+        guard.allocate(&self.0);
+        (now, guard, Home { hash, scope: account.scope().id() })
     }
 }
 
@@ -249,9 +257,7 @@ impl fmt::Debug for MemoryStore {
 impl Store for MemoryStore {
     #[inline]
     fn charge(&self, charge: Charge<'_>) -> Reply<Decision> {
-        let now = self.now();
-        let (mut shard, home) = self.find(&charge.account());
-        shard.allocate(&self.0);
+        let (now, mut shard, home) = self.find(&charge.account());
         let mut places = [Place::None; Quotas::MAX];
         let (decision, writes) = charge.decide_over(now, |account, i, quota| {
             let (place, window) = shard.locate(now, account, quota, &home, &places[..i]);
@@ -271,9 +277,7 @@ impl Store for MemoryStore {
     }
 
     fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {
-        let now = self.now();
-        let (mut shard, home) = self.find(&adjust.account());
-        shard.allocate(&self.0);
+        let (now, mut shard, home) = self.find(&adjust.account());
         let mut places = [Place::None; Quotas::MAX];
         let writes = adjust.apply_over(now, |account, i, quota| {
             let (place, window) = shard.locate(now, account, quota, &home, &places[..i]);
@@ -292,9 +296,7 @@ impl Store for MemoryStore {
     }
 
     fn reset(&self, account: Account<'_>) -> Reply<()> {
-        let now = self.now();
-        let (mut shard, home) = self.find(&account);
-        shard.allocate(&self.0);
+        let (now, mut shard, home) = self.find(&account);
         for quota in account.quotas() {
             let (place, _) = shard.locate(now, &account, quota, &home, &[]);
             let fingerprint = home.fingerprint(quota);
@@ -358,6 +360,8 @@ struct Shard {
     overflow_until: i64,
     /// How many charges have met one.
     overflowed: u64,
+    /// The latest time that a call went by.
+    latest: i64,
 }
 
 impl Shard {
@@ -386,7 +390,7 @@ impl Shard {
         let taken = |slot| {
             others.iter().any(|other| matches!(other, Place::Own(s) | Place::Free(s) if *s == slot))
         };
-        let place = self.table.find(home.hash, home.fingerprint(quota), now, taken);
+        let place = self.table.find(home.fingerprint(quota), now, taken);
         let shift = account.shift(quota);
         match place {
             Place::Own(slot) => (place, Window::at(now, Some(self.table.get(slot)), quota, shift)),
@@ -410,7 +414,7 @@ impl Shard {
         let fingerprint = home.overflow(quota, self.overflow.0.len() * WAYS);
         let taken =
             |slot| others.iter().any(|other| matches!(other, Place::Shared(s, _) if *s == slot));
-        let shared = self.overflow.find(fingerprint, fingerprint, now, taken);
+        let shared = self.overflow.find(fingerprint, now, taken);
         let state = match shared {
             Place::Own(slot) => Some(self.overflow.get(slot)),
             _ => None,
@@ -454,10 +458,10 @@ struct Table(Box<[Bucket]>);
 impl Table {
     /// The entry of a fingerprint, else the one that it should have.
     #[inline]
-    fn find(&self, hash: u64, fingerprint: u64, now: i64, taken: impl Fn(Slot) -> bool) -> Place {
-        let buckets = [self.bucket(hash as u32), self.bucket((hash >> 26) as u32 ^ 0x9E37_79B9)];
-        // Entries fill from a way that the hash chooses: mostly the first look finds it.
-        let first = hash as usize % WAYS;
+    fn find(&self, fingerprint: u64, now: i64, taken: impl Fn(Slot) -> bool) -> Place {
+        let buckets = [self.bucket(fingerprint as u32), self.bucket((fingerprint >> 32) as u32)];
+        // Entries fill from a way that the fingerprint chooses: mostly the first look finds it.
+        let first = (fingerprint >> 16) as usize % WAYS;
         for bucket in buckets {
             let fingerprints = &self.0[bucket][..WAYS];
             for i in 0..WAYS {

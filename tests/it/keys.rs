@@ -1,138 +1,172 @@
-//! Headers as keys, whatever is in them, and requests that no key is asked of.
+//! A request without a key is refused, with the fault where it is, and never a free pass.
 
-use axum::body::Body;
-use http::{HeaderValue, Request, Response};
+use std::convert::Infallible;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use axum::body::{Body, to_bytes};
+use axum::extract::ConnectInfo;
+use http::header::{CACHE_CONTROL, CONTENT_TYPE};
+use http::{Request, Response, StatusCode};
+use serde_json::Value;
 use tower::{Layer, ServiceExt, service_fn};
-use tower_fixed_window::key::{client_ip, global, header, peer_ip};
-use tower_fixed_window::{FixedWindow, FixedWindowLayer, Key, KeyExtractor, MissingKey, Quota};
+use tower_fixed_window::key::{PeerAddr, extension, header, peer_ip};
+use tower_fixed_window::{FixedWindowLayer, Key, KeyExtractor, Quota};
+use tracing_subscriber::util::SubscriberInitExt;
 
-use crate::client_ip::request;
-use crate::support::{Mood, fields, per_minute};
+use crate::support::{ANSWERS, Mood, TestStore, fields, get, used};
 
-fn key(extractor: &impl KeyExtractor, lines: &[(&str, &[u8])]) -> Result<Key, MissingKey> {
-    let mut key = Key::default();
-    extractor.extract(&request("192.0.2.7", lines), &mut key).map(|()| key)
-}
+const PEER: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 4711);
 
-/// The key of a request with these `x-api-key` headers.
-fn api_key(values: &[&[u8]]) -> Result<Key, MissingKey> {
-    let lines: Vec<_> = values.iter().map(|value| ("x-api-key", *value)).collect();
-    key(&header("x-api-key"), &lines)
-}
+#[derive(Clone)]
+struct User(u64);
 
-#[test]
-fn a_header_that_is_missing_empty_or_there_twice_is_the_clients_mistake() {
-    for values in [&[][..], &[""], &["", ""], &["a", "b"], &["a", "a"], &["a", ""]] {
-        let bytes: Vec<_> = values.iter().map(|value| value.as_bytes()).collect();
-        let error = api_key(&bytes).expect_err("no key");
-        assert!(error.is_client(), "{values:?}");
-        assert_eq!(error.to_string(), "exactly one x-api-key header");
+impl From<&User> for Key {
+    fn from(user: &User) -> Self {
+        Key::from(user.0)
     }
 }
 
-#[test]
-fn a_header_that_can_not_be_a_key_takes_the_fallback_and_leaves_nothing_behind() {
-    let either = header("x-api-key").or(peer_ip());
-    let address = key(&peer_ip(), &[]);
-    for values in [&[][..], &[""], &["a", "b"]] {
-        let lines: Vec<_> = values.iter().map(|value| ("x-api-key", value.as_bytes())).collect();
-        assert_eq!(key(&either, &lines), address, "{values:?}");
-    }
-    assert_eq!(key(&either, &[("x-api-key", b"a")]), Ok(Key::secret("a")));
-    // Nor does what the first of two parts has written.
-    let both = (header("x-api-key"), header("x-app")).or(peer_ip());
-    assert_eq!(key(&both, &[("x-api-key", b"a")]), address);
+/// The answer to a request under a limit of 1, and whether it reached the service.
+async fn ask(
+    limit: impl Fn() -> FixedWindowLayer,
+    mood: Mood,
+    request: Request<Body>,
+) -> (Response<Body>, bool) {
+    let calls = AtomicUsize::new(0);
+    let service = limit().store(TestStore::new(mood)).layer(service_fn(|_: Request<Body>| {
+        calls.fetch_add(1, Ordering::SeqCst);
+        async { Ok::<_, Infallible>(Response::new(Body::empty())) }
+    }));
+    let response = service.oneshot(request).await.expect("infallible");
+    (response, calls.load(Ordering::SeqCst) > 0)
 }
 
-#[test]
-fn any_bytes_are_a_key_and_no_two_alike() {
-    let mut seen = std::collections::HashSet::new();
-    let long = vec![b'a'; 64 << 10];
-    for value in [
-        &b"a"[..],
-        b"A",
-        b"a,b",
-        b"a b",
-        b"\xff\xfe",
-        b"\xc3\xbc",
-        "\u{ff}".as_bytes(),
-        &long,
-        &long[1..],
-        &[b'\xff'; 64 << 10],
-    ] {
-        let found = api_key(&[value]).expect("a key");
-        assert_eq!(found, Key::secret(value));
-        assert!(found.as_bytes().len() <= 34, "it is hashed, whatever its length");
-        seen.insert(found);
-    }
-    assert_eq!(seen.len(), 10);
-}
-
-#[test]
-fn the_value_of_a_header_never_meets_a_name_or_an_address() {
-    let found = api_key(&[b"192.0.2.7"]).expect("a key");
-    assert_ne!(found, Key::from("192.0.2.7"));
-    assert_ne!(Ok(found), key(&peer_ip(), &[]));
-}
-
-async fn echo(_: Request<Body>) -> Result<Response<Body>, std::convert::Infallible> {
-    Ok(Response::new(Body::empty()))
-}
-
-async fn call<S, J>(service: &FixedWindow<S, J>, request: Request<Body>) -> Response<Body>
-where
-    FixedWindow<S, J>: Clone
-        + tower::Service<Request<Body>, Response = Response<Body>, Error = std::convert::Infallible>,
-{
-    let Ok(response) = service.clone().oneshot(request).await;
-    response
+/// Asserts that a request was refused for its missing key, and returns the message.
+async fn assert_refused((response, reached): (Response<Body>, bool), status: StatusCode) -> String {
+    assert!(!reached, "a free pass");
+    assert_eq!(response.status(), status);
+    assert!(fields(&response).is_empty(), "nobody's standing");
+    assert_eq!(response.headers()[CACHE_CONTROL], "no-store");
+    assert_eq!(response.headers()[CONTENT_TYPE], "application/problem+json");
+    let body = to_bytes(response.into_body(), 10_000).await.expect("short");
+    let body: Value = serde_json::from_slice(&body).expect("JSON");
+    assert_eq!(body["status"], status.as_u16());
+    body["message"].as_str().expect("a message").to_owned()
 }
 
 #[tokio::test]
-async fn a_request_whose_header_is_no_key_gets_a_400_that_names_it() {
-    let layer = FixedWindowLayer::new(Quota::per_minute(60)).key(header("x-api-key"));
-    let service = layer.layer(service_fn(echo));
-    for values in [&[][..], &[""], &["a", "b"]] {
-        let mut request = Request::new(Body::empty());
+async fn what_the_client_left_out_is_a_400_that_says_what() {
+    let limit = || FixedWindowLayer::new(Quota::per_minute(1)).key(header("x-api-key"));
+    let with = |values: &[&str]| {
+        let mut request = get("/");
         for value in values {
-            request.headers_mut().append("x-api-key", HeaderValue::from_static(value));
+            request.headers_mut().append("x-api-key", value.parse().expect("valid"));
         }
-        let response = call(&service, request).await;
-        assert_eq!(response.status(), 400, "{values:?}");
-        assert!(fields(&response).is_empty());
-        let body = axum::body::to_bytes(response.into_body(), 1_000).await.expect("a body");
-        let text = std::str::from_utf8(&body).expect("JSON");
-        assert!(text.contains("exactly one x-api-key header"), "{text}");
+        request
+    };
+    for mood in ANSWERS {
+        for values in [&[][..], &[""], &["alpha", "beta"]] {
+            let answer = ask(limit, mood, with(values)).await;
+            let message = assert_refused(answer, StatusCode::BAD_REQUEST).await;
+            assert!(message.contains("x-api-key"), "{message}");
+        }
+        let (response, reached) = ask(limit, mood, with(&["alpha"])).await;
+        assert!(reached);
+        assert_eq!(used(&response), 1);
     }
 }
 
 #[tokio::test]
-async fn each_call_of_skip_exempts_more_and_nobody_else() {
-    let client = client_ip().trusting(["10.0.0.0/8"]);
-    let layer = per_minute(0, Mood::Now)
-        .key(global())
-        .skip(|parts| parts.uri.path() == "/health")
-        .skip(client.is_in(["192.0.2.0/24"]))
-        .skip_preflight();
-    let service = layer.layer(service_fn(echo));
-    let ask = async |method: &str, path: &str, peer: &str, lines: &[(&str, &[u8])]| {
-        let mut parts = request(peer, lines);
-        parts.method = method.parse().expect("a method");
-        parts.uri = path.parse().expect("a path");
-        let response = call(&service, Request::from_parts(parts, Body::empty())).await;
-        assert!(response.status() == 429 || fields(&response).is_empty());
-        response.status().as_u16()
-    };
-    assert_eq!(ask("GET", "/health", "203.0.113.9", &[]).await, 200);
-    assert_eq!(ask("GET", "/", "192.0.2.7", &[]).await, 200);
-    assert_eq!(ask("GET", "/", "10.0.0.1", &[("x-forwarded-for", b"192.0.2.7")]).await, 200);
-    let preflight: &[(&str, &[u8])] = &[("access-control-request-method", b"POST")];
-    assert_eq!(ask("OPTIONS", "/", "203.0.113.9", preflight).await, 200);
+async fn a_closure_that_finds_no_key_is_a_400() {
+    let limit = || FixedWindowLayer::new(Quota::per_minute(1)).key_fn(|_| None);
+    for mood in ANSWERS {
+        assert_refused(ask(limit, mood, get("/")).await, StatusCode::BAD_REQUEST).await;
+    }
+}
 
-    assert_eq!(ask("GET", "/", "203.0.113.9", &[]).await, 429);
-    assert_eq!(ask("GET", "/health/", "203.0.113.9", &[]).await, 429);
-    assert_eq!(ask("GET", "/", "203.0.113.9", &[("x-forwarded-for", b"192.0.2.7")]).await, 429);
-    assert_eq!(ask("GET", "/", "10.0.0.1", &[("x-forwarded-for", b"192.0.2.7, ?")]).await, 429);
-    assert_eq!(ask("OPTIONS", "/", "203.0.113.9", &[]).await, 429);
-    assert_eq!(ask("POST", "/", "203.0.113.9", preflight).await, 429);
+#[tokio::test]
+async fn a_server_without_peer_addresses_is_a_500_and_its_fix_is_told_once() {
+    static LOG: Mutex<Vec<u8>> = Mutex::new(Vec::new());
+
+    struct Log;
+
+    impl io::Write for Log {
+        fn write(&mut self, text: &[u8]) -> io::Result<usize> {
+            LOG.lock().expect("no panic").write(text)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    // On this test's thread only. No other test in this program makes the same mistake, which is
+    // told once in the life of a process.
+    let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(|| Log).finish();
+    let _captured = subscriber.set_default();
+
+    let limit = || FixedWindowLayer::new(Quota::per_minute(1));
+    for mood in ANSWERS {
+        for _ in 0..3 {
+            let answer = ask(limit, mood, get("/")).await;
+            let message = assert_refused(answer, StatusCode::INTERNAL_SERVER_ERROR).await;
+            assert!(!message.contains("connect_info"), "the set-up is not the client's: {message}");
+        }
+    }
+    let log = String::from_utf8(LOG.lock().expect("no panic").clone()).expect("text");
+    assert_eq!(log.lines().count(), 1, "{log}");
+    assert!(log.contains("ERROR tower_fixed_window: "), "{log}");
+    assert!(log.contains("into_make_service_with_connect_info::<SocketAddr>()"), "{log}");
+    assert!(log.contains("PeerAddr"), "{log}");
+}
+
+#[tokio::test]
+async fn with_a_peer_address_from_axum_or_from_anyone_it_counts() {
+    let limit = || FixedWindowLayer::new(Quota::per_minute(1));
+    for mood in ANSWERS {
+        let (mut axum, mut other) = (get("/"), get("/"));
+        axum.extensions_mut().insert(ConnectInfo(PEER));
+        other.extensions_mut().insert(PeerAddr(PEER));
+        for request in [axum, other] {
+            let (response, reached) = ask(limit, mood, request).await;
+            assert!(reached);
+            assert_eq!(used(&response), 1);
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_extension_that_no_layer_set_is_a_500_unless_there_is_a_fallback() {
+    let strict = || FixedWindowLayer::new(Quota::per_minute(1)).key(extension::<User>());
+    let lenient =
+        || FixedWindowLayer::new(Quota::per_minute(1)).key(extension::<User>().or(peer_ip()));
+    for mood in ANSWERS {
+        let answer = ask(strict, mood, get("/")).await;
+        assert_refused(answer, StatusCode::INTERNAL_SERVER_ERROR).await;
+
+        let mut request = get("/");
+        request.extensions_mut().insert(PeerAddr(PEER));
+        assert!(ask(lenient, mood, request).await.1);
+    }
+}
+
+#[tokio::test]
+async fn keys_have_counts_of_their_own() {
+    for mood in ANSWERS {
+        let layer = FixedWindowLayer::new(Quota::per_minute(1))
+            .key(extension::<User>())
+            .store(TestStore::new(mood));
+        let service = layer.layer(service_fn(async |_: Request<Body>| {
+            Ok::<_, Infallible>(Response::new(Body::empty()))
+        }));
+        for (user, status) in [(1, 200), (2, 200), (1, 429), (2, 429), (3, 200)] {
+            let mut request = get("/");
+            request.extensions_mut().insert(User(user));
+            let response = service.clone().oneshot(request).await.expect("infallible");
+            assert_eq!(response.status(), status, "{mood:?}: user {user}");
+        }
+    }
 }

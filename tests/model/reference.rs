@@ -1,5 +1,3 @@
-//! A copy of tests/model/reference.rs.
-//!
 //! A second, naive reading of rules S1 to S16: it walks from window to window where that is
 //! affordable, counts in 128 bits, and shares no line with the crate.
 
