@@ -15,7 +15,7 @@ use axum::{Json, Router, routing::any};
 use serde_json::{Value, json};
 use tower_fixed_window::key::{header, peer_ip};
 use tower_fixed_window::{
-    FixedWindowLayer, GitHubBody, Headers, Key, KeyExtractor, Quota, RateLimitEndpoint,
+    FixedWindowLayer, Headers, Key, KeyExtractor, MemoryStore, Quota, RateLimitEndpoint,
 };
 
 fn setting<T: FromStr<Err: Into<Box<dyn Error>>>>(
@@ -40,20 +40,13 @@ fn has_token(parts: &request::Parts) -> bool {
     header("authorization").extract(parts, &mut Key::default()).is_ok()
 }
 
-/// What both limits have in common.
-fn limit(
-    name: &str,
-    quota: Quota,
-    status: StatusCode,
-    headers: Headers,
-) -> FixedWindowLayer<GitHubBody> {
-    FixedWindowLayer::new(quota)
-        .name(name)
-        .key(header("authorization").or(peer_ip()))
-        .cost_fn(points)
-        .status(status)
-        .headers(headers)
-        .github_body()
+/// What the environment sets.
+pub(crate) struct Policy {
+    pub(crate) core: u64,
+    pub(crate) anon: u64,
+    pub(crate) search: u64,
+    pub(crate) status: StatusCode,
+    pub(crate) headers: Headers,
 }
 
 async fn user() -> Json<Value> {
@@ -73,24 +66,24 @@ async fn not_found() -> (StatusCode, Json<Value>) {
     (StatusCode::NOT_FOUND, Json(json!({"message": "Not Found"})))
 }
 
-#[tokio::main]
-async fn main() -> Result<(), Box<dyn Error>> {
-    let addr = setting("ADDR", "127.0.0.1:3000".to_owned())?;
-    let status = setting("STATUS", StatusCode::FORBIDDEN)?;
-    let headers = match &*setting("HEADERS", "github".to_owned())? {
-        "github" => Headers::GitHub,
-        "ietf" => Headers::IetfDraft10,
-        "both" => Headers::GitHubAndIetfDraft10,
-        other => return Err(format!("HEADERS is github, ietf or both, and not {other}").into()),
+/// The API, counted in that store.
+pub(crate) fn app(policy: &Policy, store: &MemoryStore) -> Router {
+    // What both limits have in common.
+    let limit = |name, quota: Quota| {
+        FixedWindowLayer::new(quota)
+            .name(name)
+            .store(store.clone())
+            .key(header("authorization").or(peer_ip()))
+            .cost_fn(points)
+            .status(policy.status)
+            .headers(policy.headers)
+            .github_body()
     };
-
     // GitHub's windows begin with a client's first request, not at the top of the hour.
-    let by_token = Quota::per_hour(setting("CORE", 5_000)?).from_first_request();
-    let by_address = Quota::per_hour(setting("ANON", 60)?).from_first_request();
-    let searches = Quota::per_minute(setting("SEARCH", 30)?).from_first_request();
-
-    let search = limit("search", searches, status, headers);
-    let core = limit("core", by_address, status, headers)
+    let by_token = Quota::per_hour(policy.core).from_first_request();
+    let by_address = Quota::per_hour(policy.anon).from_first_request();
+    let search = limit("search", Quota::per_minute(policy.search).from_first_request());
+    let core = limit("core", by_address)
         .quota_fn(move |parts, _key| if has_token(parts) { by_token } else { by_address });
 
     let standing = RateLimitEndpoint::new([&core, &search]);
@@ -98,14 +91,32 @@ async fn main() -> Result<(), Box<dyn Error>> {
         .route("/search/repositories", any(found))
         .route("/search/{*what}", any(not_found))
         .layer(search);
-    let app = Router::new()
+    Router::new()
         .route("/user", any(user))
         .route("/repos/{owner}/{repo}", any(repo))
         // Under the limit at a cost of 0: never refused, and with the fields.
         .route_service("/rate_limit", standing)
         .fallback(not_found)
         .layer(core)
-        .merge(searching);
+        .merge(searching)
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn Error>> {
+    let addr = setting("ADDR", "127.0.0.1:3000".to_owned())?;
+    let policy = Policy {
+        core: setting("CORE", 5_000)?,
+        anon: setting("ANON", 60)?,
+        search: setting("SEARCH", 30)?,
+        status: setting("STATUS", StatusCode::FORBIDDEN)?,
+        headers: match &*setting("HEADERS", "github".to_owned())? {
+            "github" => Headers::GitHub,
+            "ietf" => Headers::IetfDraft10,
+            "both" => Headers::GitHubAndIetfDraft10,
+            other => return Err(format!("HEADERS is github, ietf or both, not {other}").into()),
+        },
+    };
+    let app = app(&policy, &MemoryStore::new());
 
     let listener = tokio::net::TcpListener::bind(addr).await?;
     let addr = listener.local_addr()?;
