@@ -1,6 +1,7 @@
 //! What the layer promises over HTTP: one module for each promise.
 
 mod clients;
+mod endpoint;
 /// The example, so that its very policy is tested, with a clock that can be moved.
 #[path = "../../examples/github.rs"]
 #[allow(dead_code, reason = "its main function")]
