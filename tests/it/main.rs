@@ -7,6 +7,7 @@ mod endpoint;
 #[allow(dead_code, reason = "its main function")]
 mod github;
 mod options;
+mod order;
 mod queue;
 mod speech;
 mod support;
