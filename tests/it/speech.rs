@@ -287,3 +287,76 @@ fn standing(handle: &Handle) -> GitHub {
         retry_after: None,
     }
 }
+
+/// The rate-limit fields of a response, by name.
+fn sent(response: &Response<Body>) -> Vec<String> {
+    let names = response.headers().keys().map(|name| name.as_str().to_owned());
+    let mut names: Vec<_> = names.filter(|name| name.contains("ratelimit")).collect();
+    names.sort();
+    names
+}
+
+const GITHUB: [&str; 4] =
+    ["x-ratelimit-limit", "x-ratelimit-remaining", "x-ratelimit-reset", "x-ratelimit-used"];
+const IETF: [&str; 2] = ["ratelimit", "ratelimit-policy"];
+
+#[test]
+fn a_layer_sends_the_fields_that_it_was_told_to_and_no_others() {
+    let both = [&IETF[..], &GITHUB[..]].concat();
+    for (style, names) in [
+        (Headers::GitHub, &GITHUB[..]),
+        (Headers::IetfDraft10, &IETF[..]),
+        (Headers::GitHubAndIetfDraft10, &both[..]),
+        (Headers::None, &[]),
+    ] {
+        let clock = ManualClock::at_ms(NOW_MS);
+        let service = handler(limit(Quota::per_minute(1).into(), &clock).headers(style));
+        assert_eq!(sent(&ask(&service, 1)), names);
+        let refused = ask(&service, 1);
+        assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
+        assert_eq!(sent(&refused), names);
+        // What keeps a refusal from being repeated and cached is there in any case.
+        assert_eq!(refused.headers()["retry-after"], "40");
+        assert_eq!(refused.headers()["cache-control"], "no-store");
+    }
+}
+
+#[test]
+fn the_fields_of_the_ietf_draft_are_written_like_this() {
+    let clock = ManualClock::at_ms(NOW_MS);
+    let quotas = Quota::per_minute(2).and(Quota::new(7, Duration::from_millis(1_500)));
+    let service = handler(limit(quotas, &clock).name("api"));
+    let passed = ask(&service, 2);
+    let field =
+        |response: &Response<Body>, name| response.headers()[name].to_str().unwrap().to_owned();
+    let policy = r#""api:2/minute";q=2;w=60, "api:7/1500ms";q=7"#;
+    assert_eq!(field(&passed, "ratelimit-policy"), policy);
+    assert_eq!(field(&passed, "ratelimit"), r#""api:2/minute";r=0;t=40, "api:7/1500ms";r=5;t=1"#);
+    let refused = ask(&service, 6);
+    assert_eq!(field(&refused, "ratelimit-policy"), policy);
+    // One can grant six tokens in its next window, the other one never.
+    assert_eq!(field(&refused, "ratelimit"), r#""api:2/minute";r=0;t=40, "api:7/1500ms";r=5;t=1"#);
+}
+
+#[test]
+fn layers_that_speak_differently_do_not_contradict_each_other() {
+    let styles =
+        [Headers::GitHub, Headers::IetfDraft10, Headers::GitHubAndIetfDraft10, Headers::None];
+    for outer_style in styles {
+        for inner_style in styles {
+            let clock = ManualClock::at_ms(NOW_MS);
+            let of = |n, name| limit(Quota::per_minute(n).into(), &clock).name(name);
+            let outer = of(5, "outer").headers(outer_style);
+            let inner = of(1, "inner").headers(inner_style);
+            let handle = outer.handle();
+            let service = handler(ServiceBuilder::new().layer(outer).layer(inner.clone()));
+            let alone = handler(inner);
+            ask(&service, 1);
+            // A refusal is the refusing layer's, in its words alone; the other one has not counted.
+            let (refused, its_own) = (ask(&service, 1), ask(&alone, 2));
+            assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
+            assert_eq!(sent(&refused), sent(&its_own), "{outer_style:?} around {inner_style:?}");
+            assert_eq!(standing(&handle).used, 1, "{outer_style:?} around {inner_style:?}");
+        }
+    }
+}
