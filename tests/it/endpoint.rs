@@ -194,15 +194,23 @@ async fn who_has_no_key_is_told_whose_fault_that_is() {
 #[tokio::test]
 async fn a_store_that_fails_is_a_503_unless_memory_stands_in() {
     for mood in [Mood::FailsNow, Mood::FailsLater] {
-        for policy in [OnStoreFailure::Allow, OnStoreFailure::Deny] {
-            let layer = per_minute(5, mood).name("api").on_store_failure(policy);
-            let (status, told) = ask(&RateLimitEndpoint::new([&layer]), get("/")).await;
-            assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
-            assert_eq!(told, r#"{"message":"Service Unavailable"}"#);
+        for policy in [OnStoreFailure::Allow, OnStoreFailure::Deny, OnStoreFailure::Local] {
+            let store = TestStore::new(Mood::Now);
+            let layer = FixedWindowLayer::new(Quota::per_minute(5)).name("api").key(global());
+            let layer = layer.store(store.clone()).on_store_failure(policy);
+            let endpoint = RateLimitEndpoint::new([&layer]);
+            assert_eq!(ask(&endpoint, get("/")).await.0, StatusCode::OK);
+            store.set(mood);
+            let (status, told) = ask(&endpoint, get("/")).await;
+            if policy == OnStoreFailure::Local {
+                assert_eq!(status, StatusCode::OK);
+            } else {
+                assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
+                assert_eq!(told, r#"{"message":"Service Unavailable"}"#);
+            }
+            store.set(Mood::Now);
+            assert_eq!(ask(&endpoint, get("/")).await.0, StatusCode::OK);
         }
-        let (status, _) =
-            ask(&RateLimitEndpoint::new([&per_minute(5, mood).name("api")]), get("/")).await;
-        assert_eq!(status, StatusCode::OK);
     }
 }
 
