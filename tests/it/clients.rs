@@ -19,7 +19,7 @@ use tonic::transport::server::{Server, TcpIncoming};
 use tonic::transport::{Channel, Endpoint};
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
-use tower::{Layer, Service};
+use tower::{Layer, Service, service_fn};
 use tower_fixed_window::key::global;
 use tower_fixed_window::{
     Clock, FixedWindowLayer, Headers, ManualClock, MemoryStore, OnStoreFailure, Quota, Reject,
@@ -52,6 +52,10 @@ where
         }
     });
     addr
+}
+
+pub(crate) async fn hello(_: Request<Incoming>) -> Result<Response<Body>, Infallible> {
+    Ok(Response::new(Body::from("hello")))
 }
 
 fn seconds(response: &reqwest::Response, name: &str) -> Option<u64> {
@@ -133,10 +137,7 @@ async fn who_watches_what_remains_is_never_refused() {
 #[tokio::test]
 async fn http_2_clients_see_the_same_fields() {
     let layer = per_minute(1, Mood::Now).name("api").headers(Headers::GitHubAndIetfDraft10);
-    let inner = tower::service_fn(async |_: Request<Incoming>| {
-        Ok::<_, Infallible>(Response::new(Body::from("hello")))
-    });
-    let url = format!("http://{}/", serve_hyper(layer.layer(inner)).await);
+    let url = format!("http://{}/", serve_hyper(layer.layer(service_fn(hello))).await);
     let http2 = reqwest::Client::builder().no_proxy().http2_prior_knowledge().build();
     let http2 = http2.expect("a client");
     let passed = http2.get(&url).send().await.expect("an answer");

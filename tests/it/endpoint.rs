@@ -11,7 +11,7 @@ use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_fixed_window::key::{extension, global, header};
 use tower_fixed_window::{FixedWindowLayer, OnStoreFailure, Quota, RateLimitEndpoint};
 
-use crate::clients::serve_hyper;
+use crate::clients::{hello, serve_hyper};
 use crate::support::{ANSWERS, Mood, TestStore, client, get, per_minute, serve};
 
 /// Status and body.
@@ -92,9 +92,7 @@ async fn it_is_served_by_axum_and_by_hyper_alone() {
 
     let all = per_minute(5, Mood::Now).name("all");
     let endpoint = RateLimitEndpoint::new([&all]);
-    let limited = all.layer(service_fn(async |_: Request<Incoming>| {
-        Ok::<_, Infallible>(Response::new(Body::from("hello")))
-    }));
+    let limited = all.layer(service_fn(hello));
     let service = service_fn(move |request: Request<Incoming>| {
         let (endpoint, limited) = (endpoint.clone(), limited.clone());
         async move {
