@@ -24,6 +24,8 @@ where
     assert_eq!(response.headers()["content-type"], "application/json; charset=utf-8");
     assert_eq!(response.headers()["cache-control"], "no-store");
     let status = response.status();
+    let unavailable = status == StatusCode::SERVICE_UNAVAILABLE;
+    assert_eq!(response.headers().contains_key("retry-after"), unavailable);
     let body = to_bytes(Body::new(response.into_body()), 10_000).await.expect("a body");
     (status, String::from_utf8(body.into()).expect("text"))
 }
