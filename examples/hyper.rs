@@ -22,7 +22,9 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let limit = std::env::var("LIMIT").map_or(Ok(60), |limit| limit.parse())?;
     let addr = std::env::var("ADDR").unwrap_or_else(|_| "127.0.0.1:3000".into());
 
-    let limited = FixedWindowLayer::new(Quota::per_minute(limit)).layer(service_fn(hello));
+    let limited = FixedWindowLayer::new(Quota::per_minute(limit))
+        .drain_refused::<Incoming>()
+        .layer(service_fn(hello));
 
     let listener = tokio::net::TcpListener::bind(addr).await?;
     println!("try: curl -i http://{}/", listener.local_addr()?);

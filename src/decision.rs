@@ -321,7 +321,8 @@ impl Decision {
         self
     }
 
-    pub(crate) fn is_local(&self) -> bool {
+    /// Whether it was made in this process's memory, in place of a store that failed.
+    pub fn is_local(&self) -> bool {
         self.local
     }
 

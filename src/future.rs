@@ -16,6 +16,7 @@ use crate::rejection::Reject;
 use crate::store::Reply;
 use crate::ticket::{Refusal, Ticket, Verdict};
 use crate::timer::{Closed, Wait};
+use crate::upload::Rest;
 
 pin_project! {
     /// The response of [`FixedWindow`](crate::FixedWindow).
@@ -41,7 +42,8 @@ pin_project! {
         /// It is due.
         Readying { held: Option<Held<S, B>> },
         Calling { #[pin] future: F },
-        Refused { refusal: Refusal },
+        /// What the client is still sending is read first.
+        Refused { refusal: Refusal, rest: Option<Rest<B>> },
     }
 }
 
@@ -80,9 +82,21 @@ where
         Self { state: call(&mut ticket, service, request), ticket }
     }
 
-    pub(crate) fn refused(ticket: Ticket<J>, refusal: Refusal) -> Self {
-        Self { state: State::Refused { refusal }, ticket }
+    pub(crate) fn refused(ticket: Ticket<J>, refusal: Refusal, request: Request<B>) -> Self
+    where
+        B: 'static,
+    {
+        Self { state: refuse(&ticket, refusal, request), ticket }
     }
+}
+
+fn refuse<S, B: 'static, F, J>(
+    ticket: &Ticket<J>,
+    refusal: Refusal,
+    request: Request<B>,
+) -> State<S, B, F> {
+    let drain = ticket.shared().options.drain.as_ref();
+    State::Refused { refusal, rest: drain.and_then(|drain| drain.rest(request)) }
 }
 
 #[inline]
@@ -104,6 +118,7 @@ where
 impl<S, B, J, R> Future for ResponseFuture<S, B, J>
 where
     S: Service<Request<B>, Response = Response<R>> + Clone,
+    B: 'static,
     J: Reject<R>,
 {
     type Output = Result<Response<R>, S::Error>;
@@ -121,14 +136,15 @@ where
                             wait: Wait::new(wait, &this.ticket.shared().live.closing),
                             held: Some(Held { service: service.clone(), request }),
                         },
-                        Verdict::Refuse(refusal) => State::Refused { refusal },
+                        Verdict::Refuse(refusal) => refuse(this.ticket, refusal, request),
                     }
                 }
                 StateProj::Waiting { wait, held } => match ready!(wait.poll(cx)) {
                     Ok(()) => State::Readying { held: held.take() },
                     Err(Closed) => {
                         this.ticket.give_back();
-                        State::Refused { refusal: Refusal::Closed }
+                        let Held { request, .. } = held.take().expect(DONE);
+                        refuse(this.ticket, Refusal::Closed, request)
                     }
                 },
                 StateProj::Readying { held } => {
@@ -141,7 +157,10 @@ where
                     let response = ready!(future.poll(cx))?;
                     return Poll::Ready(Ok(this.ticket.finish(response)));
                 }
-                StateProj::Refused { refusal } => {
+                StateProj::Refused { refusal, rest } => {
+                    if let Some(rest) = rest {
+                        ready!(rest.poll(cx));
+                    }
                     return Poll::Ready(Ok(this.ticket.refuse(refusal)));
                 }
             };

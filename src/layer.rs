@@ -7,6 +7,7 @@ use std::time::Duration;
 use http::header::ACCESS_CONTROL_REQUEST_METHOD;
 use http::request::Parts;
 use http::{Method, Response, StatusCode, response};
+use http_body::Body;
 use tower_layer::Layer;
 
 use crate::headers::Headers;
@@ -17,6 +18,7 @@ use crate::quota::Quotas;
 use crate::rejection::{EmptyBody, GitHubBody, Grpc, OnReject, ProblemJson, Rejection};
 use crate::service::{FixedWindow, Shared};
 use crate::store::{OnStoreFailure, Store};
+use crate::upload::Drain;
 
 type Skip = Arc<dyn Fn(&Parts) -> bool + Send + Sync>;
 type QuotaFn = Arc<dyn Fn(&Parts, &Key) -> Quotas + Send + Sync>;
@@ -40,8 +42,17 @@ pub(crate) struct Options {
     pub(crate) queue: Option<u64>,
     pub(crate) max_wait: Duration,
     pub(crate) on_store_failure: OnStoreFailure,
+    pub(crate) drain: Option<Drain>,
     pub(crate) status: StatusCode,
     pub(crate) headers: Headers,
+}
+
+/// axum's bodies can be read where axum is known.
+fn default_drain() -> Option<Drain> {
+    #[cfg(feature = "axum")]
+    return Some(Drain::of::<axum::body::Body>());
+    #[cfg(not(feature = "axum"))]
+    None
 }
 
 impl Options {
@@ -81,6 +92,17 @@ impl Options {
 /// Clones of a layer share their counters, so the same layer on two routes is one limit for both.
 /// Layers that are made separately never do, unless they have one store *and* one name.
 ///
+/// # Refused uploads
+///
+/// An HTTP/1 server closes a connection whose request was not read to its end, and a client that is
+/// still sending sees a broken pipe instead of its 429. So under axum up to 16 MiB of a refused
+/// request's body are read, and thrown away, before it is answered; under other servers where
+/// [`drain_refused`](Self::drain_refused) names the type of their bodies. A request that says it is
+/// longer, or asks first (`expect: 100-continue`), is answered at once; one of which nothing has
+/// come for a second, then (with the feature `tokio`, which `axum` implies).
+///
+/// # Its type
+///
 /// The type parameter is the way of refusing; as `FixedWindowLayer` it can be written in a field:
 ///
 /// ```
@@ -118,6 +140,7 @@ impl FixedWindowLayer {
             queue: None,
             max_wait: Duration::ZERO,
             on_store_failure: OnStoreFailure::default(),
+            drain: default_drain(),
             status: StatusCode::TOO_MANY_REQUESTS,
             headers: Headers::default(),
         };
@@ -341,6 +364,21 @@ impl<J> FixedWindowLayer<J> {
     /// The status of a refusal; 429 unless set. GitHub's API says 403.
     pub fn status(mut self, status: StatusCode) -> Self {
         self.options.status = status;
+        self
+    }
+
+    /// Reads what is left of a refused HTTP/1 request, for servers whose request bodies are of type
+    /// `B`: see [above](Self#refused-uploads). axum's are read without this.
+    ///
+    /// ```
+    /// use tower_fixed_window::{FixedWindowLayer, Quota};
+    ///
+    /// let layer = FixedWindowLayer::new(Quota::per_minute(60))
+    ///     .drain_refused::<hyper::body::Incoming>();
+    /// # let _ = layer;
+    /// ```
+    pub fn drain_refused<B: Body + Unpin + 'static>(mut self) -> Self {
+        self.options.drain = Some(Drain::of::<B>());
         self
     }
 

@@ -22,6 +22,7 @@ mod sync;
 pub mod testing;
 mod ticket;
 mod timer;
+mod upload;
 pub mod window;
 
 pub use clock::{Clock, ManualClock, SystemClock};
@@ -39,4 +40,6 @@ pub use rejection::{
     EmptyBody, GitHubBody, Grpc, OnReject, ProblemJson, Reason, Reject, Rejection,
 };
 pub use service::FixedWindow;
+#[cfg(feature = "redis")]
+pub use store::RedisStore;
 pub use store::{MemoryStore, OnStoreFailure, Store, StoreError};

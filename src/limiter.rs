@@ -78,13 +78,15 @@ impl Limiter {
     }
 
     pub(crate) fn store_named_later<S: Store>(mut self, store: S) -> Self {
-        self.bare = Arc::new(store);
-        self.store = if TypeId::of::<S>() == TypeId::of::<MemoryStore>() || !self.fallback {
+        if TypeId::of::<S>() == TypeId::of::<MemoryStore>() {
             // Memory doesn't fail.
-            Arc::clone(&self.bare)
-        } else {
-            Arc::new(Guard::new(Arc::clone(&self.bare)))
-        };
+            self.bare = Arc::new(store);
+            self.store = Arc::clone(&self.bare);
+            return self;
+        }
+        let guard = Guard::new(store);
+        self.store = Arc::new(if self.fallback { guard.or_memory() } else { guard.clone() });
+        self.bare = Arc::new(guard);
         self
     }
 

@@ -80,6 +80,7 @@ impl<S, J> FixedWindow<S, J> {
 impl<S, J, B, R> Service<Request<B>> for FixedWindow<S, J>
 where
     S: Service<Request<B>, Response = Response<R>> + Clone,
+    B: 'static,
     J: Reject<R>,
 {
     type Response = Response<R>;
@@ -120,7 +121,7 @@ where
                 self.inner = unready.clone();
                 ResponseFuture::waiting(ticket, wait, unready, request)
             }
-            Verdict::Refuse(refusal) => ResponseFuture::refused(ticket, refusal),
+            Verdict::Refuse(refusal) => ResponseFuture::refused(ticket, refusal, request),
         }
     }
 }

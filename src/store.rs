@@ -7,6 +7,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 use crate::decision::{Ask, Decision, Writes};
 use crate::key::Key;
@@ -15,10 +16,15 @@ use crate::window::{self, State, Window};
 
 mod guard;
 mod memory;
+#[cfg(feature = "redis")]
+mod redis;
 
 pub(crate) use guard::Guard;
 pub use guard::OnStoreFailure;
 pub use memory::MemoryStore;
+#[cfg(feature = "redis")]
+#[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
+pub use redis::RedisStore;
 
 /// An asynchronous backend of counters.
 ///
@@ -114,6 +120,13 @@ pub trait Store: Send + Sync + 'static {
     fn is_shared(&self) -> bool {
         true
     }
+
+    /// How long a limiter waits for an answer that is not there at once, before it acts as if the
+    /// store had failed (feature `tokio`): 250 ms unless a store says otherwise. `None`: the store
+    /// keeps a deadline of its own.
+    fn deadline(&self) -> Option<Duration> {
+        Some(Duration::from_millis(250))
+    }
 }
 
 impl<S: Store + ?Sized> Store for Arc<S> {
@@ -131,6 +144,10 @@ impl<S: Store + ?Sized> Store for Arc<S> {
 
     fn is_shared(&self) -> bool {
         (**self).is_shared()
+    }
+
+    fn deadline(&self) -> Option<Duration> {
+        (**self).deadline()
     }
 }
 
@@ -448,7 +465,8 @@ impl<'a> Adjust<'a> {
             let window = window(&self.account, i, quota);
             writes[i] = match self.change {
                 Change::Return { tokens: 0, .. } | Change::Take { tokens: 0 } => None,
-                Change::Return { until, .. } if now >= until[i] => None,
+                // Also where the clock has stepped back since: what has ended stays ended (S4).
+                Change::Return { until, .. } if now.max(window.start()) >= until[i] => None,
                 Change::Return { tokens, .. } => window.give_back(tokens),
                 Change::Take { tokens } => Some(window.take(tokens)),
             };

@@ -19,6 +19,7 @@ use std::thread::{self, Thread};
 use crate::clock::ManualClock;
 use crate::store::Store;
 
+mod contract;
 mod races;
 mod replay;
 
@@ -49,6 +50,7 @@ pub fn conformance<S: Store>(
     }));
     let report = report.into_inner().expect("no panic").expect("block_on waits");
     assert!(report.failures.is_empty(), "{report}");
+    block_on(Box::pin(contract::check(&new)));
     races::exact(&new, &block_on);
     races::all_or_nothing(&new, &block_on);
     races::refunds_once(&new, &block_on);

@@ -2,9 +2,9 @@
 //! waits.
 
 #[cfg(feature = "tokio")]
-pub(crate) use with_tokio::{Closing, Wait};
+pub(crate) use with_tokio::{Closing, Sleep, Wait};
 #[cfg(not(feature = "tokio"))]
-pub(crate) use without::{Closing, Wait};
+pub(crate) use without::{Closing, Sleep, Wait};
 
 /// The queue was closed before the time had come.
 pub(crate) struct Closed;
@@ -20,6 +20,18 @@ mod with_tokio {
     use tokio::time;
 
     use super::Closed;
+
+    pub(crate) struct Sleep(Pin<Box<time::Sleep>>);
+
+    impl Sleep {
+        pub(crate) fn new(duration: Duration) -> Self {
+            Self(Box::pin(time::sleep(duration)))
+        }
+
+        pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+            self.0.as_mut().poll(cx)
+        }
+    }
 
     /// Whether those who wait are to give up.
     #[derive(Default)]
@@ -62,6 +74,19 @@ mod without {
     use std::time::Duration;
 
     use super::Closed;
+
+    /// It never ends.
+    pub(crate) struct Sleep;
+
+    impl Sleep {
+        pub(crate) fn new(_: Duration) -> Self {
+            Self
+        }
+
+        pub(crate) fn poll(&mut self, _: &mut Context<'_>) -> Poll<()> {
+            Poll::Pending
+        }
+    }
 
     #[derive(Default)]
     pub(crate) struct Closing;

@@ -90,6 +90,12 @@ impl<'a> Window<'a> {
         Self { quota, start: grid(now, quota, shift), used: floor(quota), until: None }
     }
 
+    /// What another place has worked out by the same rules.
+    #[cfg(feature = "redis")]
+    pub(crate) fn known(quota: &'a Quota, start: i64, used: i64, until: Option<i64>) -> Self {
+        Self { quota, start, used, until }
+    }
+
     /// The window around `now` with tokens taken in it already.
     pub(crate) fn with_used(now: i64, quota: &'a Quota, shift: u64, used: i64) -> Self {
         let mut window = Self::new(now, quota, shift);

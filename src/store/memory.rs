@@ -137,14 +137,23 @@ impl MemoryStore {
         })
     }
 
-    /// The shard of an account, locked, and where in it the account is.
+    /// The time, the shard of an account, locked, and where in it the account is.
     #[inline]
-    fn find(&self, account: &Account<'_>) -> (MutexGuard<'_, Shard>, Home) {
+    fn find(&self, account: &Account<'_>) -> (i64, MutexGuard<'_, Shard>, Home) {
+        let mut now = self.now();
         let hash = self.0.hasher.hash_one((account.scope().id(), account.key().as_bytes()));
         let shard = (hash >> 58) as usize & (self.0.shards.len() - 1);
         // A panic can't happen in there; if it did, the counters would be as good as before.
-        let guard = self.0.shards[shard].lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        (guard, Home { hash, scope: account.scope().id() })
+        let mut guard =
+            self.0.shards[shard].lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        // While this call waited, another may have gone by a later time and given this key's entry
+        // to a new one. By the older reading its window would still run, with nothing counted.
+        if now < guard.latest {
+            now = self.now();
+        }
+        guard.latest = guard.latest.max(now);
+        guard.allocate(&self.0);
+        (now, guard, Home { hash, scope: account.scope().id() })
     }
 }
 
@@ -167,9 +176,7 @@ impl fmt::Debug for MemoryStore {
 impl Store for MemoryStore {
     #[inline]
     fn charge(&self, charge: Charge<'_>) -> Reply<Decision> {
-        let now = self.now();
-        let (mut shard, home) = self.find(&charge.account());
-        shard.allocate(&self.0);
+        let (now, mut shard, home) = self.find(&charge.account());
         let mut places = [Place::None; Quotas::MAX];
         let (decision, writes) = charge.decide_over(now, |account, i, quota| {
             let (place, window) = shard.locate(now, account, quota, &home, &places[..i]);
@@ -186,9 +193,7 @@ impl Store for MemoryStore {
     }
 
     fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {
-        let now = self.now();
-        let (mut shard, home) = self.find(&adjust.account());
-        shard.allocate(&self.0);
+        let (now, mut shard, home) = self.find(&adjust.account());
         let mut places = [Place::None; Quotas::MAX];
         let writes = adjust.apply_over(now, |account, i, quota| {
             let (place, window) = shard.locate(now, account, quota, &home, &places[..i]);
@@ -207,9 +212,7 @@ impl Store for MemoryStore {
     }
 
     fn reset(&self, account: Account<'_>) -> Reply<()> {
-        let now = self.now();
-        let (mut shard, home) = self.find(&account);
-        shard.allocate(&self.0);
+        let (now, mut shard, home) = self.find(&account);
         for quota in account.quotas() {
             let (place, _) = shard.locate(now, &account, quota, &home, &[]);
             let fingerprint = home.fingerprint(quota);
@@ -271,6 +274,8 @@ struct Shard {
     overflow: Table,
     /// From here on no overflow entry is live.
     overflow_until: i64,
+    /// The latest time that a call went by.
+    latest: i64,
 }
 
 impl Shard {

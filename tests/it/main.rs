@@ -2,12 +2,22 @@
 
 mod clients;
 mod endpoint;
+mod fields;
 /// The example, so that its very policy is tested, with a clock that can be moved.
 #[path = "../../examples/github.rs"]
 #[allow(dead_code, reason = "its main function")]
 mod github;
+mod keys;
+mod messages;
+mod mounts;
 mod options;
 mod order;
 mod queue;
+mod readiness;
+mod sockets;
 mod speech;
+mod stores;
 mod support;
+mod types;
+mod unharmed;
+mod uploads;

@@ -1,0 +1,33 @@
+//! One count for many nodes, in Redis. Start it twice, and ask both:
+//!
+//! ```sh
+//! ADDR=127.0.0.1:3001 cargo run --example redis
+//! ADDR=127.0.0.1:3002 cargo run --example redis
+//! ```
+//!
+//! `REDIS_URL` is where Redis is; it may come later, or go. `LIMIT` is a quota: `60/minute`.
+
+use std::net::SocketAddr;
+
+use axum::{Router, routing::get};
+use tower_fixed_window::key::{KeyExtractor, header, peer_ip};
+use tower_fixed_window::{FixedWindowLayer, Quotas, RedisStore};
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let env = |name: &str, default: &str| std::env::var(name).unwrap_or_else(|_| default.into());
+    let limit: Quotas = env("LIMIT", "60/minute").parse()?;
+    let store = RedisStore::new(env("REDIS_URL", "redis://127.0.0.1/"))?;
+
+    let limit = FixedWindowLayer::new(limit)
+        .name("demo")
+        // Any value is a key here. A real app takes a user that its auth layer has verified.
+        .key(header("x-api-key").or(peer_ip()))
+        .store(store);
+    let app = Router::new().route("/", get(async || "hello\n")).layer(limit);
+
+    let listener = tokio::net::TcpListener::bind(env("ADDR", "127.0.0.1:3000")).await?;
+    println!("try: curl -i -H 'x-api-key: alice' http://{}/", listener.local_addr()?);
+    axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>()).await?;
+    Ok(())
+}

@@ -1,0 +1,178 @@
+-- window.rs and what calls it, in Redis: one step over all quotas of one key. Numbers are doubles;
+-- every value is an integer of at most 2^53, and each expression is ordered so that it stays exact
+-- or is on the same side of what it is compared with.
+--
+-- KEYS[1]  a hash with a field for each quota: `used@start`, and `*n` if the count lives n windows
+-- ARGV     what is done (charge, up-to, peek, peek-up-to, take, return), with how many tokens, at what time if
+--          not the server's; then for each quota: its field, length, limit, capacity, what may be
+--          used at most, its grid (-1: begins with the first charge), and until when it takes returns
+-- Answer   the time, the tokens taken (-1: refused), and for each quota, as it was before: start,
+--          used, and where its state ends (false: it has none)
+
+local MAX = 9007199254740991
+local floor, max, min = math.floor, math.max, math.min
+
+local key, act, tokens = KEYS[1], ARGV[1], tonumber(ARGV[2])
+local time = redis.call('TIME')
+local real = time[1] * 1000 + floor(time[2] / 1000)
+-- Under a foreign clock nothing is to expire while a test runs faster or slower than real time.
+local now, late = tonumber(ARGV[3]), 3600000
+if not now then
+  now, late = real, 0
+end
+
+local fields, quotas = {}, {}
+for i = 4, #ARGV, 7 do
+  local limit, capacity = tonumber(ARGV[i + 2]), tonumber(ARGV[i + 3])
+  fields[#fields + 1] = ARGV[i]
+  quotas[#quotas + 1] = {
+    length = tonumber(ARGV[i + 1]),
+    limit = limit,
+    capacity = capacity,
+    -- A limit of 0 refuses everything, rolled-over tokens included.
+    least = limit > 0 and limit - capacity or 0,
+    most = tonumber(ARGV[i + 4]),
+    grid = tonumber(ARGV[i + 5]),
+    returns = tonumber(ARGV[i + 6]),
+  }
+end
+
+-- The start of the nth window after one that begins at `start`; n is at least 1.
+local function after(n, start, length)
+  return min((n - 1) * length + (start + length), MAX)
+end
+
+local function begin(q)
+  if q.grid < 0 then
+    return now
+  end
+  return now - (now - q.grid) % q.length
+end
+
+-- Window::at
+local function load(q, value)
+  q.start, q.used, q.till = begin(q), q.least, false
+  if not value then
+    return
+  end
+  local used, start, n = value:match('^(-?%d+)@(-?%d+)%*?(%d*)$')
+  used, start, n = tonumber(used), tonumber(start), tonumber(n) or 1
+  local till = after(n, start, q.length)
+  q.stored_start, q.stored_till = start, till
+  if now >= till then
+    return
+  end
+  local past = now - start
+  if past < q.length then
+    used = max(used, q.least)
+    if past <= -q.length then
+      -- The clock stepped back by a window or more: the count moves along.
+      till = till - start + q.start
+      start = q.start
+    end
+    q.start, q.used, q.till = start, used, till
+    return
+  end
+  -- How far into its window `now` is, without `now - start`, which is not exact for an old start.
+  local from = now - (now % q.length - start % q.length) % q.length
+  local passed = (from - start) / q.length
+  if passed < MAX / 2 then
+    -- Whole, but for a start before the epoch and a time near the last instant.
+    passed = floor(passed + 0.5)
+  end
+  -- In halves, because limit * passed may be above 2^53 where the difference is not.
+  local half = floor(passed / 2)
+  used = used - q.limit * half - q.limit * half - q.limit * (passed - half - half)
+  if used > q.least then
+    q.start, q.used, q.till = from, used, till
+  end
+end
+
+-- For how many windows a count lives: ceil((used - least) / limit), at least 1.
+local function lives(q, used)
+  local limit, capacity = q.limit, q.capacity
+  if used <= limit + q.least then
+    return 1
+  elseif limit == 0 then
+    return MAX
+  elseif used + capacity <= MAX then
+    return floor((used + capacity - 1) / limit)
+  end
+  local a, b = used % limit, capacity % limit
+  local whole = (used - a) / limit + (capacity - b) / limit
+  if a > limit - b then
+    return whole + 1
+  elseif a + b > 0 then
+    return whole
+  end
+  return whole - 1
+end
+
+local values, expire = {}, 0
+-- Window::write
+local function write(i, q, used)
+  local n = lives(q, used)
+  local value = string.format('%.0f@%.0f', used, q.start)
+  if n > 1 then
+    value = value .. string.format('*%.0f', n)
+  end
+  values[#values + 1] = fields[i]
+  values[#values + 1] = value
+  local till = after(n, q.start, q.length)
+  -- Also where the key lives long enough already, in each new window: it may have lost its expiry.
+  if q.start ~= q.stored_start or till > q.stored_till then
+    expire = max(expire, till)
+  end
+end
+
+local stored = redis.call('HMGET', key, unpack(fields))
+for i, q in ipairs(quotas) do
+  load(q, stored[i])
+end
+
+local taken = 0
+if act == 'return' then
+  for i, q in ipairs(quotas) do
+    -- Also where the clock has stepped back since: what has ended stays ended.
+    if q.till and max(now, q.start) < q.returns then
+      write(i, q, max(q.used - tokens, q.least))
+    end
+  end
+elseif act == 'take' then
+  for i, q in ipairs(quotas) do
+    write(i, q, min(q.used + tokens, MAX))
+  end
+else
+  local available = MAX
+  for _, q in ipairs(quotas) do
+    available = min(available, q.limit > 0 and q.most - q.used or 0)
+  end
+  available = max(available, 0)
+  if act == 'up-to' or act == 'peek-up-to' then
+    tokens = min(tokens, max(available, 1))
+  end
+  if tokens > available then
+    taken = -1
+  elseif tokens > 0 and (act == 'charge' or act == 'up-to') then
+    taken = tokens
+    for i, q in ipairs(quotas) do
+      write(i, q, q.used + tokens)
+    end
+  end
+end
+
+if #values > 0 then
+  redis.call('HSET', key, unpack(values))
+  -- Never sooner than another quota of the key needs it.
+  if expire > 0 and redis.call('PEXPIRETIME', key) < expire - now + real + late then
+    redis.call('PEXPIREAT', key, expire - now + real + late)
+  end
+end
+
+local answer = { now, taken }
+for _, q in ipairs(quotas) do
+  answer[#answer + 1] = q.start
+  answer[#answer + 1] = q.used
+  answer[#answer + 1] = q.till
+end
+return answer

@@ -1,0 +1,210 @@
+//! What is left to a store beside the arithmetic: whose a counter is, how long it lives, and that
+//! each call does what it says and no more.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::clock::ManualClock;
+use crate::decision::Decision;
+use crate::key::Key;
+use crate::limiter::Limiter;
+use crate::quota::{Quota, Quotas};
+use crate::store::{Account, Adjust, Charge, Scope, Store};
+
+const NOW_MS: u64 = 1_700_000_040_000;
+const MINUTE: Duration = Duration::from_secs(60);
+
+pub(super) async fn check<S: Store>(new: impl Fn(ManualClock) -> S) {
+    let subject = || {
+        let clock = ManualClock::at_ms(NOW_MS);
+        (Arc::new(new(clock.clone())), clock)
+    };
+    identity(subject().0).await;
+    let (store, clock) = subject();
+    life(store, clock).await;
+    let (store, clock) = subject();
+    peeks(store, clock).await;
+    resets(subject().0).await;
+    partial_grants(subject().0).await;
+    let (store, clock) = subject();
+    refunds(store, clock).await;
+}
+
+fn limiter<S: Store>(store: &Arc<S>, scope: &str, quotas: impl Into<Quotas>) -> Limiter {
+    Limiter::new(quotas).name(scope).store(Arc::clone(store)).without_fallback()
+}
+
+async fn used(limiter: &Limiter, key: impl Into<Key>) -> Vec<u64> {
+    let decision = limiter.peek(key).await.expect("the store answers");
+    decision.standings().iter().map(|standing| standing.used()).collect()
+}
+
+async fn allowed(limiter: &Limiter, key: impl Into<Key>, cost: u64) -> bool {
+    limiter.check_cost(key, cost).await.expect("the store answers").allowed()
+}
+
+async fn identity<S: Store>(store: Arc<S>) {
+    let five = Quota::per_minute(5);
+    let hour = Quota::per_hour(100);
+    let limit = limiter(&store, "ab", five.and(hour));
+    assert!(allowed(&limit, "cd", 1).await);
+
+    for (what, quotas) in [
+        ("another limit", Quota::per_minute(9).and(Quota::per_hour(3))),
+        ("another capacity", five.rollover_up_to(7).reserve_up_to(9).and(hour)),
+        ("another order", hour.and(five)),
+    ] {
+        let same = limiter(&store, "ab", quotas);
+        assert_eq!(used(&same, "cd").await, [1, 1], "{what} is still the same counter");
+    }
+    assert_eq!(used(&limiter(&store, "ab", five), "cd").await, [1], "so it is alone");
+
+    for (what, scope, key, quota) in [
+        ("another scope", "x", Key::from("cd"), five),
+        ("another key", "ab", Key::from("ce"), five),
+        ("an empty key", "ab", Key::global(), five),
+        ("a number", "ab", Key::from(5_u64), five),
+        ("a scope and a key that read the same together", "abc", Key::from("d"), five),
+        ("parts that read the same together", "ab", Key::from(("c", "d")), five),
+        ("another window", "ab", Key::from("cd"), Quota::new(5, 2 * MINUTE)),
+        ("another grid", "ab", Key::from("cd"), five.starting_at(Duration::from_secs(7))),
+        ("a staggered grid", "ab", Key::from("cd"), five.staggered()),
+        ("a grid from the first request", "ab", Key::from("cd"), five.from_first_request()),
+    ] {
+        let other = limiter(&store, scope, quota);
+        assert_eq!(used(&other, key.clone()).await, [0], "{what} is another counter");
+        assert!(allowed(&other, key, 1).await);
+        assert_eq!(used(&limit, "cd").await, [1, 1], "{what} is another counter");
+    }
+}
+
+async fn life<S: Store>(store: Arc<S>, clock: ManualClock) {
+    // To the last millisecond of its window, and no longer.
+    let limit = limiter(&store, "window", Quota::per_hour(1));
+    clock.set_ms(NOW_MS / 3_600_000 * 3_600_000);
+    assert!(allowed(&limit, "one", 1).await);
+    clock.advance(Duration::from_millis(3_599_999));
+    assert!(!allowed(&limit, "one", 1).await, "a counter is kept until its window ends");
+    clock.advance(Duration::from_millis(1));
+    assert!(allowed(&limit, "one", 1).await, "and is no hindrance afterwards");
+
+    // Beyond it while there is something to remember.
+    let limit = limiter(&store, "rollover", Quota::per_minute(1).rollover_up_to(3));
+    assert!(allowed(&limit, "one", 3).await);
+    for (too_much, cost) in [(2, 0), (3, 2)] {
+        clock.advance(MINUTE);
+        assert!(!allowed(&limit, "one", too_much).await, "tokens come back one limit at a time");
+        assert!(allowed(&limit, "one", cost).await, "and they do come back");
+    }
+    let limit = limiter(&store, "debt", Quota::per_minute(1).reserve_up_to(3));
+    let reserved = limit.reserve("one", 4).await.expect("the store answers");
+    drop(reserved);
+    for _ in 0..3 {
+        clock.advance(MINUTE);
+        assert!(!allowed(&limit, "one", 1).await, "a debt is kept until it is paid");
+    }
+    clock.advance(MINUTE);
+    assert!(allowed(&limit, "one", 1).await, "a debt ends");
+}
+
+async fn peeks<S: Store>(store: Arc<S>, clock: ManualClock) {
+    let limit = limiter(&store, "peek", Quota::per_minute(2).from_first_request());
+    let end = |decision: &Decision| {
+        decision.reset_at().duration_since(std::time::UNIX_EPOCH).expect("later").as_millis() as u64
+    };
+    for _ in 0..3 {
+        assert_eq!(used(&limit, "one").await, [0], "a peek takes nothing");
+    }
+    // Refused for good, and for nothing.
+    for cost in [3, 0] {
+        let _ = allowed(&limit, "one", cost).await;
+    }
+    clock.advance(MINUTE / 2);
+    let decision = limit.check("one").await.expect("the store answers");
+    assert_eq!(
+        end(&decision),
+        NOW_MS + 90_000,
+        "the first charge that passes opens a window, and nothing else"
+    );
+}
+
+async fn resets<S: Store>(store: Arc<S>) {
+    let quotas = Quota::per_minute(1).and(Quota::per_hour(5));
+    let here = limiter(&store, "here", quotas);
+    let there = limiter(&store, "there", quotas);
+    let beside = limiter(&store, "here", Quota::per_day(5));
+    for limit in [&here, &there, &beside] {
+        for key in ["one", "two", "*", "on"] {
+            assert!(allowed(limit, key, 1).await);
+        }
+    }
+    for key in ["*", "one"] {
+        here.reset(key).await.expect("the store answers");
+        assert_eq!(used(&here, key).await, [0, 0], "a reset forgets all quotas of the key");
+    }
+    for key in ["two", "on"] {
+        assert_eq!(used(&here, key).await, [1, 1], "a reset is of one key only");
+    }
+    for key in ["one", "two", "*", "on"] {
+        assert_eq!(used(&there, key).await, [1, 1], "a reset is of one scope only");
+        assert_eq!(used(&beside, key).await, [1], "a reset is of its quotas only");
+    }
+    assert!(allowed(&here, "one", 1).await, "after a reset a key is new");
+    assert!(!allowed(&here, "one", 1).await, "and counted");
+}
+
+async fn partial_grants<S: Store>(store: Arc<S>) {
+    let scope = Scope::named("partial");
+    let quotas = Quota::per_minute(5).reserve_up_to(2).and(Quota::per_hour(100));
+    let key = Key::from("one");
+    let charge = |cost| Charge::new(Account::new(&scope, &quotas, &key), cost).up_to();
+    for (charge, granted, total) in [
+        (charge(3), 3, 3),
+        // Takes what is there, from all quotas alike.
+        (charge(4), 2, 5),
+        (charge(1), 0, 5),
+        (charge(9).reserving(), 2, 7),
+        (charge(9).reserving(), 0, 7),
+        (charge(0), 0, 7),
+    ] {
+        let decision = store.charge(charge).await.expect("the store answers");
+        assert_eq!(decision.granted(), granted, "of up to {}", charge.cost());
+        assert_eq!(decision.allowed(), granted > 0 || charge.cost() == 0);
+        let used: Vec<_> = decision.standings().iter().map(|standing| standing.used()).collect();
+        assert_eq!(used, [total, total], "after up to {}", charge.cost());
+    }
+}
+
+async fn refunds<S: Store>(store: Arc<S>, clock: ManualClock) {
+    let scope = Scope::named("refunds");
+    let quotas = Quotas::from(Quota::per_minute(5));
+    let key = Key::from("one");
+    let account = Account::new(&scope, &quotas, &key);
+    let limit = limiter(&store, "refunds", quotas);
+
+    let first = store.charge(Charge::new(account, 5)).await.expect("the store answers");
+    store.adjust(Adjust::refund(account, 2, &first)).await.expect("the store answers");
+    assert_eq!(used(&limit, "one").await, [3], "what is returned, and no more");
+    store.adjust(Adjust::refund(account, 5, &first)).await.expect("the store answers");
+    assert_eq!(used(&limit, "one").await, [0], "never above the capacity");
+    assert!(allowed(&limit, "one", 5).await);
+
+    // Into the next window, and a little back: its tokens are not those of the last one (S4).
+    clock.advance(MINUTE);
+    assert!(allowed(&limit, "one", 5).await);
+    clock.set_ms(NOW_MS + 59_999);
+    store.adjust(Adjust::refund(account, 5, &first)).await.expect("the store answers");
+    assert_eq!(used(&limit, "one").await, [5], "a window that has ended takes nothing back");
+
+    // Nothing is created, and nothing revived.
+    clock.set_ms(NOW_MS + 180_000);
+    let rollover = Quotas::from(Quota::per_minute(5).rollover_up_to(9));
+    let other = Key::from("other");
+    let account = Account::new(&scope, &rollover, &other);
+    store.adjust(Adjust::refund(account, 3, &first)).await.expect("the store answers");
+    let decision = store.charge(Charge::new(account, 9)).await.expect("the store answers");
+    assert!(decision.allowed() && decision.remaining() == 0, "a refund creates nothing");
+    store.adjust(Adjust::take(account, 2, &decision)).await.expect("the store answers");
+    let decision = store.charge(Charge::new(account, 0)).await.expect("the store answers");
+    assert_eq!(decision.used(), 7, "what was used is counted past the limit");
+}

@@ -1,0 +1,172 @@
+//! Who is refused while sending a body still reads why.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::task::{Context, Poll};
+
+use axum::body::{Body, Bytes};
+use axum::{Router, routing::post};
+use futures_util::{StreamExt, stream};
+use http::{Request, StatusCode, Version};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tower::{Layer, ServiceExt, service_fn};
+
+use crate::support::{ANSWERS, Mood, client, per_minute, serve};
+
+const MIB: usize = 1 << 20;
+const UPLOAD: usize = 10 * MIB;
+/// A client that finds its connection closed reads the 429 by luck, about once in ten times.
+const TRIES: usize = 20;
+
+/// A server that refuses everything.
+async fn refusing(mood: Mood) -> SocketAddr {
+    let app = Router::new().route("/", post(async |body: Bytes| body)).layer(per_minute(0, mood));
+    serve(app).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_refused_upload_of_10_mib_reads_its_429() {
+    for mood in ANSWERS {
+        let url = format!("http://{}/", refusing(mood).await);
+        let upload = Bytes::from(vec![7; UPLOAD]);
+        for _ in 0..TRIES {
+            let chunks = upload.chunks(MIB / 4).map(|chunk| Ok::<_, Infallible>(chunk.to_vec()));
+            let chunks = stream::iter(chunks.collect::<Vec<_>>());
+            // With its length said beforehand, and in chunks.
+            for body in [upload.clone().into(), reqwest::Body::wrap_stream(chunks)] {
+                let response = client().post(&url).body(body).send().await.expect("no broken pipe");
+                assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
+                let text = response.text().await.expect("a body");
+                assert!(text.contains("API rate limit exceeded"));
+            }
+        }
+    }
+}
+
+/// Reads an answer's head, and the body of the length it says.
+async fn read_answer(socket: &mut TcpStream) -> String {
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        head.push(socket.read_u8().await.expect("a head"));
+    }
+    let head = String::from_utf8(head).expect("ASCII");
+    let (_, length) = head.split_once("\r\ncontent-length: ").expect("a length");
+    let length: usize = length.lines().next().and_then(|n| n.parse().ok()).expect("an integer");
+    socket.read_exact(&mut vec![0; length]).await.expect("a body");
+    head
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_that_sends_all_before_it_reads_keeps_its_connection() {
+    for mood in ANSWERS {
+        let mut socket = TcpStream::connect(refusing(mood).await).await.expect("connected");
+        let head = format!("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: {UPLOAD}\r\n\r\n");
+        for _ in 0..2 {
+            socket.write_all(head.as_bytes()).await.expect("open");
+            socket.write_all(&vec![7; UPLOAD]).await.expect("no broken pipe");
+            let answer = read_answer(&mut socket).await;
+            assert!(answer.starts_with("HTTP/1.1 429 "), "{answer}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_asks_first_is_refused_before_it_sends() {
+    for mood in ANSWERS {
+        let mut socket = TcpStream::connect(refusing(mood).await).await.expect("connected");
+        let head = format!(
+            "POST / HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: {UPLOAD}\r\n\r\n"
+        );
+        socket.write_all(head.as_bytes()).await.expect("open");
+        let answer = read_answer(&mut socket).await;
+        assert!(answer.starts_with("HTTP/1.1 429 "), "{answer}");
+    }
+}
+
+#[tokio::test]
+async fn what_is_declared_too_long_to_be_read_is_refused_at_once() {
+    for mood in ANSWERS {
+        let mut socket = TcpStream::connect(refusing(mood).await).await.expect("connected");
+        let head = format!("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n", 20 * MIB);
+        socket.write_all(head.as_bytes()).await.expect("open");
+        let answer = read_answer(&mut socket).await;
+        assert!(answer.starts_with("HTTP/1.1 429 "), "{answer}");
+    }
+}
+
+/// How much of an endless body is read before its request is refused.
+async fn read_of_an_endless_body(version: Version, mood: Mood) -> u64 {
+    let read = Arc::new(AtomicU64::new(0));
+    let counter = Arc::clone(&read);
+    let frames = stream::repeat_with(move || {
+        counter.fetch_add(MIB as u64, Ordering::SeqCst);
+        Ok::<_, Infallible>(vec![7; MIB])
+    });
+    let mut request = Request::post("/").body(Body::from_stream(frames)).expect("a request");
+    *request.version_mut() = version;
+    let refusing = per_minute(0, mood).layer(Router::new());
+    let response = refusing.oneshot(request).await.expect("infallible");
+    assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
+    read.load(Ordering::SeqCst)
+}
+
+#[tokio::test]
+async fn an_endless_body_is_read_up_to_a_bound_and_not_at_all_over_http2() {
+    for mood in ANSWERS {
+        let read = read_of_an_endless_body(Version::HTTP_11, mood).await;
+        assert!((16..=17).contains(&(read / MIB as u64)), "{read} bytes");
+        assert_eq!(read_of_an_endless_body(Version::HTTP_2, mood).await, 0);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_waits_for_its_answer_in_the_middle_of_a_body_gets_it_after_a_second() {
+    for mood in ANSWERS {
+        let frames = stream::iter([Ok::<_, Infallible>("half")]).chain(stream::pending());
+        let request = Request::post("/").body(Body::from_stream(frames)).expect("a request");
+        let start = tokio::time::Instant::now();
+        let refusing = per_minute(0, mood).layer(Router::new());
+        let response = refusing.oneshot(request).await.expect("infallible");
+        assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
+        assert_eq!(start.elapsed().as_millis() / 10, 100, "about a second");
+    }
+}
+
+#[tokio::test]
+async fn bodies_of_other_servers_are_read_where_their_type_is_named() {
+    for mood in ANSWERS {
+        for (layer, expected) in
+            [(per_minute(0, mood), false), (per_minute(0, mood).drain_refused::<Noting>(), true)]
+        {
+            let read = Arc::new(AtomicBool::new(false));
+            let service = layer.layer(service_fn(async |_: Request<Noting>| {
+                Ok::<_, Infallible>(http::Response::new(Body::empty()))
+            }));
+            let body = Noting(Arc::clone(&read));
+            let response = service.oneshot(Request::post("/").body(body).expect("a request")).await;
+            let Ok(response) = response;
+            assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
+            assert_eq!(read.load(Ordering::SeqCst), expected);
+        }
+    }
+}
+
+/// A body without frames that notes that it was asked for one.
+struct Noting(Arc<AtomicBool>);
+
+impl http_body::Body for Noting {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<http_body::Frame<Bytes>, Infallible>>> {
+        self.0.store(true, Ordering::SeqCst);
+        Poll::Ready(None)
+    }
+}

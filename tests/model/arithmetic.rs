@@ -1,0 +1,216 @@
+//! Rules S1 to S16: every answer is the reference's, and what the rules promise holds.
+
+use proptest::prelude::*;
+use tower_fixed_window::Decision;
+
+use crate::reference::{END_OF_TIME, Grid};
+use crate::trace::*;
+
+fn config() -> ProptestConfig {
+    ProptestConfig {
+        // What is found becomes a test of its own.
+        failure_persistence: None,
+        // PROPTEST_CASES asks for more.
+        cases: ProptestConfig::default().cases.max(600),
+        ..ProptestConfig::default()
+    }
+}
+
+/// Found by the properties below.
+#[test]
+fn a_step_back_does_not_return_tokens_to_a_window_they_were_not_taken_from() {
+    let spec = Spec { amounts: (5, 0, 0), window_ms: 100, grid: Grid::Aligned };
+    let mut rig = Rig::new(vec![spec], 50);
+    let _ = rig.charge(5, false);
+    rig.go_to(100);
+    let _ = rig.charge(5, false);
+    rig.go_to(99);
+    rig.settle(0, None);
+    assert!(!rig.charge(1, false).allowed());
+}
+
+/// What is left in each window.
+fn left(decision: &Decision) -> Vec<u64> {
+    decision.standings().iter().map(|standing| standing.remaining()).collect()
+}
+
+proptest! {
+    #![proptest_config(config())]
+
+    #[test]
+    fn memory_answers_like_the_reference(
+        specs in specs(amounts()), now in start(), trace in trace(anywhere(), op()),
+    ) {
+        let mut rig = Rig::new(specs, now);
+        for (step, op) in &trace {
+            rig.take(step, op);
+        }
+    }
+
+    /// S7. Limits only go down, and the clock never back by a window.
+    #[test]
+    fn no_more_than_the_capacity_passes_in_a_window(
+        specs in specs(plain_amounts()),
+        // At the end of time every window ends at once.
+        now in start().prop_filter("time is left", |now| i128::from(*now) < END_OF_TIME / 2),
+        trace in trace(anywhere(), prop_oneof![
+            6 => cost().prop_map(Op::Charge),
+            1 => cost().prop_map(Op::Peek),
+            1 => any::<prop::sample::Index>().prop_map(Op::Refund),
+            1 => prop::collection::vec(plain_amounts(), 4).prop_map(Op::Limits),
+        ]),
+    ) {
+        let mut rig = Rig::new(specs, now);
+        let window = rig.specs.iter().map(|spec| spec.window_ms).min().expect("a quota");
+        let most: Vec<u64> = rig.specs.iter().map(|s| s.amounts.0 + s.amounts.1).collect();
+        // (quota, start of the window it says it is in) -> tokens passed.
+        let mut passed = std::collections::HashMap::<(usize, i128), u64>::new();
+        let mut latest = now;
+        for (step, op) in &trace {
+            let to = rig.after(step).max((latest + 1).saturating_sub(window));
+            if i128::from(to) >= END_OF_TIME - 1 { continue }
+            latest = latest.max(to);
+            rig.go_to(to);
+            match op {
+                Op::Charge(cost) => {
+                    let decision = rig.charge(rig.cost(cost), false);
+                    for (i, standing) in decision.standings().iter().enumerate() {
+                        let start = ms(standing.reset_at()) - standing.window().as_millis() as i128;
+                        let passed = passed.entry((i, start)).or_default();
+                        *passed += decision.granted();
+                        prop_assert!(*passed <= most[i], "{passed} of {} at {to}", most[i]);
+                    }
+                }
+                Op::Limits(lower) => {
+                    let lower = rig.specs.iter().zip(lower).map(|(spec, lower)| {
+                        let limit = spec.amounts.0.min(lower.0);
+                        (limit, (spec.amounts.0 + spec.amounts.1).min(lower.0 + lower.1) - limit, 0)
+                    });
+                    let lower = lower.collect();
+                    rig.apply(&Op::Limits(lower));
+                }
+                Op::Refund(of) if !rig.receipts.is_empty() => {
+                    let of = of.index(rig.receipts.len());
+                    let before = rig.peek(0);
+                    let cost = rig.receipts[of].0.cost();
+                    rig.settle(of, None);
+                    let after = rig.peek(0);
+                    // What came back to a window may pass in it again.
+                    for (i, (before, after)) in before.standings().iter().zip(after.standings()).enumerate() {
+                        let back = after.remaining().saturating_sub(before.remaining());
+                        prop_assert!(back <= cost);
+                        let start = ms(after.reset_at()) - after.window().as_millis() as i128;
+                        if let Some(passed) = passed.get_mut(&(i, start)) {
+                            prop_assert!(back <= *passed, "more than passed in this window came back");
+                            *passed -= back;
+                        } else {
+                            prop_assert_eq!(back, 0, "to a window that nothing was taken from");
+                        }
+                    }
+                }
+                op => rig.apply(op),
+            }
+        }
+    }
+
+    /// S4.
+    #[test]
+    fn a_clock_that_steps_back_grants_nothing(
+        specs in specs(amounts()), now in start(),
+        before in trace(anywhere(), op()), back in prop_oneof![0..=10_u64, 0..=100_000_u64, any::<u64>()],
+    ) {
+        let mut rig = Rig::new(specs, now);
+        for (step, op) in &before {
+            rig.take(step, op);
+        }
+        let there = rig.now;
+        let stood = left(&rig.peek(0));
+        rig.go_to(there.saturating_sub(back));
+        let stands = left(&rig.peek(0));
+        prop_assert!(stood.iter().zip(&stands).all(|(stood, stands)| stands <= stood), "{stood:?}, then {stands:?}");
+        rig.go_to(there);
+        prop_assert_eq!(left(&rig.peek(0)), stood, "there and back changed something");
+    }
+
+    /// S14.
+    #[test]
+    fn a_refund_returns_no_more_than_was_taken_and_never_above_capacity(
+        specs in specs(amounts()), now in start(),
+        before in trace(anywhere(), op()), cost in cost(), reserve: bool,
+        between in trace(anywhere(), op()), actual in prop::option::of(cost()),
+    ) {
+        let mut rig = Rig::new(specs, now);
+        for (step, op) in &before {
+            rig.take(step, op);
+        }
+        // At the same instant, a refund undoes the charge exactly.
+        let cost = rig.cost(&cost);
+        let stood = rig.peek(0);
+        let had = rig.receipts.len();
+        if rig.charge(cost, reserve).allowed() {
+            rig.settle(had, None);
+            if stood.standings().iter().all(|standing| ms(standing.reset_at()) < END_OF_TIME) {
+                prop_assert_eq!(left(&rig.peek(0)), left(&stood));
+            }
+        }
+        // At any other, it returns at most what was taken.
+        let Some(taken) = rig.charge(cost, reserve).allowed().then(|| rig.receipts.pop()).flatten() else {
+            return Ok(());
+        };
+        for (step, op) in &between {
+            rig.take(step, op);
+        }
+        let stood = rig.peek(0);
+        rig.receipts.push(taken);
+        let actual = actual.map(|actual| rig.cost(&actual).min(cost));
+        rig.settle(rig.receipts.len() - 1, actual);
+        let stands = rig.peek(0);
+        for (i, (before, after)) in stood.standings().iter().zip(stands.standings()).enumerate() {
+            let (limit, more, _) = rig.specs[i].amounts;
+            let back = after.remaining().saturating_sub(before.remaining());
+            prop_assert!(after.remaining() <= limit + more);
+            prop_assert!(back <= cost - actual.unwrap_or(0));
+            prop_assert!(after.remaining() >= before.remaining(), "it took something");
+        }
+    }
+
+    /// S16, unless a window is stored that lies ahead by its length or more: that one moves along
+    /// with the clock, for as long as only refusals come.
+    #[test]
+    fn who_waits_until_retry_at_passes_and_who_does_not_is_refused(
+        specs in specs(amounts()), now in start(),
+        before in trace(anywhere(), op()), cost in cost(), reserve: bool,
+    ) {
+        let mut rig = Rig::new(specs, now);
+        for (step, op) in &before {
+            rig.take(step, op);
+            let cost = rig.cost(&cost);
+            if rig.is_ahead() { continue }
+            let there = rig.now;
+            // A refused charge changes nothing (S6, S9): it may be asked in the midst of a trace.
+            let (stood, had) = (rig.peek(0), rig.receipts.len());
+            let decision = rig.charge(cost, reserve);
+            if decision.allowed() {
+                rig.settle(had, None);
+                continue;
+            }
+            prop_assert_eq!(&rig.peek(0), &stood);
+            if let Some(retry_at) = decision.retry_at().map(ms) {
+                prop_assert!(retry_at > rig.model_now());
+                // The end itself is never reached.
+                if retry_at == END_OF_TIME { return Ok(()) }
+                rig.go_to((retry_at as u64 - 1).max(there));
+                prop_assert!(!rig.charge(cost, false).allowed(), "at {}", rig.now);
+                rig.go_to(retry_at as u64);
+                let decision = rig.charge(cost, reserve);
+                prop_assert!(decision.allowed(), "not at {retry_at}");
+                // Without debt; but another quota, which did not refuse, may go into it.
+                if let [Spec { amounts: (limit, more, _), .. }] = rig.specs[..] {
+                    prop_assert!(cost > limit + more || decision.ready_at().is_none());
+                }
+                return Ok(());
+            }
+            prop_assert!(decision.is_final());
+        }
+    }
+}

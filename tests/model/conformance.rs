@@ -1,0 +1,321 @@
+//! The suite for stores: memory passes it, and a store with a fault does not.
+
+use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Mutex;
+
+use tower_fixed_window::store::{Account, Adjust, Charge, Reply, Store};
+use tower_fixed_window::testing::{block_on, conformance};
+use tower_fixed_window::window::State;
+use tower_fixed_window::{Clock, Decision, ManualClock, MemoryStore, Quota, Quotas};
+
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Fault {
+    None,
+    /// Others come in between reading and writing.
+    ChargesInTwoSteps,
+    AdjustsInTwoSteps,
+    /// Each quota by itself: a refusal by one takes from another.
+    ChargesQuotaByQuota,
+    WritesTheFirstQuotaOnly,
+    ForgetsAtTheWindowsEnd,
+    ForgetsAMinuteEarly,
+    ForgetsWhatIsRefundedToNothing,
+    NeverForgets,
+    FindsByLimit,
+    FindsByPosition,
+    FindsWithoutScope,
+    FindsWithoutKey,
+    FindsWithoutWindow,
+    FindsWithoutAnchor,
+    FindsByScopeAndKeyRunTogether,
+    RefundsTwice,
+    RefundsNothing,
+    RefundsIntoNothing,
+    IgnoresTrueCosts,
+    PeeksTake,
+    PeeksOpenWindows,
+    ResetsEverything,
+    ResetsTheScope,
+    ResetsByPattern,
+    ResetsTheFirstQuotaOnly,
+    ResetsNothing,
+    GrantsAllOrNothing,
+    NeverReserves,
+    AlwaysReserves,
+    AClockThatNeverStepsBack,
+}
+
+struct Faulty {
+    fault: Fault,
+    clock: ManualClock,
+    states: Mutex<HashMap<String, State>>,
+    latest: Mutex<u64>,
+}
+
+impl Faulty {
+    fn now(&self) -> u64 {
+        let mut latest = self.latest.lock().expect("no panic");
+        *latest = match self.fault {
+            Fault::AClockThatNeverStepsBack => self.clock.now_ms().max(*latest),
+            _ => self.clock.now_ms(),
+        };
+        *latest
+    }
+
+    fn id(&self, account: &Account<'_>, quota: &Quota) -> String {
+        let scope = account.scope().name();
+        let key = account.key().readable().to_string();
+        let counter = quota.counter().to_string();
+        let position = account.quotas().iter().position(|other| other == quota);
+        match self.fault {
+            Fault::FindsByLimit => format!("{scope} {key} {counter} {}", quota.limit()),
+            Fault::FindsByPosition => format!("{scope} {key} {position:?}"),
+            Fault::FindsWithoutScope => format!("{key} {counter}"),
+            Fault::FindsWithoutKey => format!("{scope} {counter}"),
+            Fault::FindsWithoutWindow => {
+                format!(
+                    "{scope} {key} {}",
+                    counter.trim_start_matches(|c: char| c.is_ascii_digit())
+                )
+            }
+            Fault::FindsWithoutAnchor => format!("{scope} {key} {}", quota.window().as_millis()),
+            Fault::FindsByScopeAndKeyRunTogether => {
+                format!("{scope}{} {counter}", key.replace(",t", "").trim_start_matches('t'))
+            }
+            _ => format!("{scope} {key} {counter}"),
+        }
+    }
+
+    fn load(&self, account: &Account<'_>, quota: &Quota, now: u64) -> Option<State> {
+        let mut state = *self.states.lock().expect("no panic").get(&self.id(account, quota))?;
+        let end = state.start + quota.window().as_millis() as i64;
+        match self.fault {
+            Fault::ForgetsAtTheWindowsEnd if now as i64 >= end => return None,
+            Fault::ForgetsAMinuteEarly
+                if now as i64 >= state.until - 60_000 && end < state.until =>
+            {
+                return None;
+            }
+            Fault::ForgetsWhatIsRefundedToNothing if state.used == 0 => return None,
+            Fault::NeverForgets => state.until = i64::MAX / 4,
+            _ => {}
+        }
+        Some(state)
+    }
+
+    fn save(&self, account: &Account<'_>, quota: &Quota, state: State) {
+        self.states.lock().expect("no panic").insert(self.id(account, quota), state);
+    }
+
+    fn decide(&self, charge: Charge<'_>, now: u64) -> Decision {
+        let account = charge.account();
+        let (decision, writes) = charge.decide(now, |quota| self.load(&account, quota, now));
+        if self.fault == Fault::ChargesInTwoSteps {
+            (0..20).for_each(|_| std::thread::yield_now());
+        }
+        for (quota, state) in account.quotas().iter().zip(writes.into_iter().flatten()) {
+            self.save(&account, quota, state);
+            if self.fault == Fault::WritesTheFirstQuotaOnly {
+                break;
+            }
+        }
+        decision
+    }
+}
+
+/// Everything but a fault happens under one lock.
+static STEP: Mutex<()> = Mutex::new(());
+
+impl Store for Faulty {
+    fn charge(&self, charge: Charge<'_>) -> Reply<Decision> {
+        let _step = (self.fault != Fault::ChargesInTwoSteps)
+            .then(|| STEP.lock().unwrap_or_else(|step| step.into_inner()));
+        let now = self.now();
+        let account = charge.account();
+        let plain = |cost| match (charge.may_reserve(), charge.is_up_to()) {
+            (false, false) => Charge::new(account, cost),
+            (true, false) => Charge::new(account, cost).reserving(),
+            (false, true) => Charge::new(account, cost).up_to(),
+            (true, true) => Charge::new(account, cost).reserving().up_to(),
+        };
+        let again = |charge: Charge<'_>, peek: bool| {
+            self.decide(if peek { charge.peeking() } else { charge }, now)
+        };
+        Reply::now(match self.fault {
+            Fault::ChargesQuotaByQuota if !charge.is_peek() => {
+                let decision = charge.peeking();
+                let decision = decision.decide(now, |quota| self.load(&account, quota, now)).0;
+                for quota in account.quotas() {
+                    let one = Quotas::from(*quota);
+                    let one = Account::new(account.scope(), &one, account.key());
+                    let _ = self.decide(Charge::new(one, charge.cost()), now);
+                }
+                if decision.allowed() {
+                    // The answer of a charge, from the counters as they were before it.
+                    for quota in account.quotas() {
+                        let one = Quotas::from(*quota);
+                        let one = Account::new(account.scope(), &one, account.key());
+                        let last = Adjust::refund(one, charge.cost(), &decision);
+                        let writes = last.apply(now, |quota| self.load(&account, quota, now));
+                        if let Some(state) = writes[0] {
+                            self.save(&one, quota, state);
+                        }
+                    }
+                    self.decide(charge, now)
+                } else {
+                    decision
+                }
+            }
+            Fault::PeeksTake if charge.is_peek() => again(plain(charge.cost()), false),
+            Fault::PeeksOpenWindows if charge.is_peek() => {
+                let decision = self.decide(charge, now);
+                let states = account.quotas().iter().zip(decision.standings());
+                for (quota, standing) in states {
+                    let end = standing.reset_at().duration_since(std::time::UNIX_EPOCH);
+                    let end = end.map_or(0, |end| end.as_millis() as i64);
+                    if self.load(&account, quota, now).is_none() {
+                        let start = end - quota.window().as_millis() as i64;
+                        self.save(&account, quota, State { start, used: 0, until: end });
+                    }
+                }
+                decision
+            }
+            Fault::GrantsAllOrNothing if charge.may_reserve() => {
+                again(Charge::new(account, charge.cost()).reserving(), charge.is_peek())
+            }
+            Fault::GrantsAllOrNothing => {
+                again(Charge::new(account, charge.cost()), charge.is_peek())
+            }
+            Fault::NeverReserves if charge.is_up_to() => {
+                again(Charge::new(account, charge.cost()).up_to(), charge.is_peek())
+            }
+            Fault::NeverReserves => again(Charge::new(account, charge.cost()), charge.is_peek()),
+            Fault::AlwaysReserves => self.decide(charge.reserving(), now),
+            _ => self.decide(charge, now),
+        })
+    }
+
+    fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {
+        let two_steps = [Fault::ChargesInTwoSteps, Fault::AdjustsInTwoSteps].contains(&self.fault);
+        let _step = (!two_steps).then(|| STEP.lock().unwrap_or_else(|step| step.into_inner()));
+        let now = self.now();
+        let account = adjust.account();
+        let times = match self.fault {
+            Fault::RefundsTwice if adjust.is_refund() => 2,
+            Fault::RefundsNothing if adjust.is_refund() => 0,
+            Fault::IgnoresTrueCosts if !adjust.is_refund() => 0,
+            _ => 1,
+        };
+        for _ in 0..times {
+            let writes = adjust.apply(now, |quota| {
+                let none = State { start: now as i64, used: 0, until: now as i64 + 1 };
+                let state = self.load(&account, quota, now);
+                match self.fault {
+                    Fault::RefundsIntoNothing => {
+                        state.filter(|s| s.until > now as i64).or(Some(none))
+                    }
+                    _ => state,
+                }
+            });
+            if self.fault == Fault::AdjustsInTwoSteps {
+                (0..20).for_each(|_| std::thread::yield_now());
+            }
+            for (quota, state) in account.quotas().iter().zip(writes) {
+                if let Some(state) = state {
+                    self.save(&account, quota, state);
+                }
+            }
+        }
+        Reply::now(())
+    }
+
+    fn reset(&self, account: Account<'_>) -> Reply<()> {
+        let mut states = self.states.lock().expect("no panic");
+        let scope = format!("{} ", account.scope().name());
+        let start = format!("{scope}{}", account.key().readable().to_string().replace("%2A", ""));
+        match self.fault {
+            Fault::ResetsNothing => {}
+            Fault::ResetsEverything => states.clear(),
+            Fault::ResetsTheScope => states.retain(|id, _| !id.starts_with(&scope)),
+            Fault::ResetsByPattern => states.retain(|id, _| !id.starts_with(&start)),
+            _ => {
+                let most = if self.fault == Fault::ResetsTheFirstQuotaOnly { 1 } else { 4 };
+                for quota in account.quotas().iter().take(most) {
+                    states.remove(&self.id(&account, quota));
+                }
+            }
+        }
+        Reply::now(())
+    }
+}
+
+fn suite(fault: Fault) {
+    let new = |clock: ManualClock| Faulty {
+        fault,
+        clock,
+        states: Mutex::default(),
+        latest: Mutex::default(),
+    };
+    conformance(new, |job| block_on(job));
+}
+
+#[test]
+fn memory_conforms_whatever_its_size() {
+    conformance(MemoryStore::with_clock, |job| block_on(job));
+    for max_keys in [100, 10_000] {
+        conformance(|clock| MemoryStore::with_max_keys(max_keys).clock(clock), |job| block_on(job));
+    }
+}
+
+#[test]
+fn a_plain_store_without_a_fault_conforms() {
+    suite(Fault::None);
+}
+
+macro_rules! refused {
+    ($($test:ident: $fault:ident),* $(,)?) => {$(
+        #[test]
+        fn $test() {
+            let passed = catch_unwind(AssertUnwindSafe(|| suite(Fault::$fault))).is_ok();
+            assert!(!passed, "the suite has not noticed: {:?}", Fault::$fault);
+        }
+    )*};
+}
+
+mod the_suite_refuses_a_store_that {
+    use super::*;
+
+    refused! {
+        charges_in_two_steps: ChargesInTwoSteps,
+        adjusts_in_two_steps: AdjustsInTwoSteps,
+        charges_quota_by_quota: ChargesQuotaByQuota,
+        writes_the_first_quota_only: WritesTheFirstQuotaOnly,
+        forgets_at_the_windows_end: ForgetsAtTheWindowsEnd,
+        forgets_a_minute_early: ForgetsAMinuteEarly,
+        forgets_what_is_refunded_to_nothing: ForgetsWhatIsRefundedToNothing,
+        never_forgets: NeverForgets,
+        finds_by_limit: FindsByLimit,
+        finds_by_position: FindsByPosition,
+        finds_without_scope: FindsWithoutScope,
+        finds_without_key: FindsWithoutKey,
+        finds_without_window: FindsWithoutWindow,
+        finds_without_anchor: FindsWithoutAnchor,
+        finds_by_scope_and_key_run_together: FindsByScopeAndKeyRunTogether,
+        refunds_twice: RefundsTwice,
+        refunds_nothing: RefundsNothing,
+        refunds_into_nothing: RefundsIntoNothing,
+        ignores_true_costs: IgnoresTrueCosts,
+        takes_on_a_peek: PeeksTake,
+        opens_windows_on_a_peek: PeeksOpenWindows,
+        resets_everything: ResetsEverything,
+        resets_the_scope: ResetsTheScope,
+        resets_by_pattern: ResetsByPattern,
+        resets_the_first_quota_only: ResetsTheFirstQuotaOnly,
+        resets_nothing: ResetsNothing,
+        grants_all_or_nothing: GrantsAllOrNothing,
+        never_reserves: NeverReserves,
+        always_reserves: AlwaysReserves,
+        has_a_clock_that_never_steps_back: AClockThatNeverStepsBack,
+    }
+}

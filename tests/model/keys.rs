@@ -1,0 +1,237 @@
+//! S2, S25, S26: the encoding of keys and the hash of staggered windows are pinned, since deployed
+//! counters are found by them. Expected values come from other implementations (Python's hashlib
+//! and hmac, and FNV-1a with fmix64 written out there).
+
+use std::fmt::Write;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use proptest::prelude::*;
+use tower_fixed_window::window::stagger;
+use tower_fixed_window::{Key, Limiter, ManualClock, MemoryStore, Quota};
+
+use crate::answer;
+use crate::trace::ms;
+
+fn hex(key: &Key) -> String {
+    key.as_bytes().iter().fold(String::new(), |mut text, byte| {
+        write!(text, "{byte:02x}").expect("a string takes it");
+        text
+    })
+}
+
+fn address(text: &str) -> IpAddr {
+    text.parse().expect("an address")
+}
+
+#[test]
+fn the_encoding_of_each_kind_of_part_is_pinned() {
+    let v6 = || address("2001:db8:1:2:3:4:5:6");
+    for (key, bytes, readable) in [
+        (Key::global(), "", ""),
+        (Key::from(""), "7400", "t"),
+        (Key::from("alice"), "7405616c696365", "talice"),
+        (Key::from("é"), "7402c3a9", "t%C3%A9"),
+        (Key::from(7_u64), "75080000000000000007", "u7"),
+        (Key::from(7_i16), "75080000000000000007", "u7"),
+        (Key::from(u64::MAX), "7508ffffffffffffffff", "u18446744073709551615"),
+        (Key::from(-7_i32), "6e080000000000000007", "n7"),
+        (Key::from(i64::MIN), "6e088000000000000000", "n9223372036854775808"),
+        (
+            Key::from([0xab; 16]),
+            "6210abababababababababababababababab",
+            "babababababababababababababababab",
+        ),
+        (Key::from(address("127.0.0.1")), "34047f000001", "127.0.0.1"),
+        (Key::from(address("::ffff:127.0.0.1")), "34047f000001", "127.0.0.1"),
+        (Key::from_ip(address("::ffff:127.0.0.1"), 1), "34047f000001", "127.0.0.1"),
+        (Key::from(v6()), "36094020010db800010002", "2001:db8:1:2::_64"),
+        (
+            Key::from_ip(v6(), 128),
+            "36118020010db8000100020003000400050006",
+            "2001:db8:1:2:3:4:5:6_128",
+        ),
+        (
+            Key::from_ip(v6(), 255),
+            "36118020010db8000100020003000400050006",
+            "2001:db8:1:2:3:4:5:6_128",
+        ),
+        (Key::from_ip(v6(), 47), "36072f20010db80000", "2001:db8::_47"),
+        (Key::from_ip(v6(), 0), "360100", "::_0"),
+        (
+            Key::from("x".repeat(65)),
+            "6c209537c5fdf120482f7d58d25e9ed583f52c02b4e304ea814db1633ad565aed7e9",
+            "l9537c5fdf120482f7d58d25e9ed583f52c02b4e304ea814db1633ad565aed7e9",
+        ),
+        (
+            Key::secret("hunter2"),
+            "7320f52fbd32b2b3b86ff88ef6c490628285f482af15ddcb29541f94bcf526a3f6c7",
+            "sf52fbd32b2b3b86ff88ef6c490628285f482af15ddcb29541f94bcf526a3f6c7",
+        ),
+        (
+            Key::hmac("pepper", "alice@example.org"),
+            "6b200877e330d86909b1c7d6ed92e3b81f8e9ba2b7ea13f0e9409ec11719dc50cc7f",
+            "k0877e330d86909b1c7d6ed92e3b81f8e9ba2b7ea13f0e9409ec11719dc50cc7f",
+        ),
+        (
+            Key::from((7_u64, "a/b", address("10.0.0.1"), "")),
+            "750800000000000000077403612f6234040a0000017400",
+            "u7,ta%2Fb,10.0.0.1,t",
+        ),
+    ] {
+        assert_eq!(hex(&key), bytes, "{readable}");
+        assert_eq!(key.readable().to_string(), readable);
+    }
+    assert_eq!(Key::from("x".repeat(64)).as_bytes().len(), 66, "64 bytes are still text");
+}
+
+#[test]
+fn the_hash_of_staggered_windows_is_pinned() {
+    let composite = Key::from((7_u64, "a/b"));
+    for (scope, key, hash) in [
+        ("", Key::global(), 0xefd0_1f60_ba99_2926),
+        ("", Key::from("alice"), 0xbc82_70ed_8240_88bd),
+        ("login", Key::global(), 0xb293_da51_8402_926b),
+        ("login", Key::from("alice"), 0xf536_c20d_51ee_33f9),
+        ("login", Key::from(7_u64), 0xaac0_e3da_c960_9343),
+        ("login", Key::from(address("127.0.0.1")), 0x9d10_ae9a_b716_c422),
+        ("login", composite.clone(), 0x5ab6_924f_e70e_db7a),
+        ("api.v1", composite, 0x7e9c_7d71_1dfb_a409),
+    ] {
+        assert_eq!(stagger(scope, key.as_bytes()), hash, "{scope} {}", key.readable());
+    }
+    // 0xf536c20d51ee33f9 % 60000 is 8505: alice's minute turns there.
+    let store = MemoryStore::with_clock(ManualClock::at_ms(1_700_000_040_000));
+    let limiter = Limiter::new(Quota::per_minute(1).staggered()).name("login").store(store);
+    assert_eq!(ms(answer(limiter.peek("alice")).reset_at()), 1_700_000_048_505);
+}
+
+#[test]
+fn parts_never_run_into_each_other() {
+    assert_ne!(Key::from(("a", "bc")), Key::from(("ab", "c")));
+    assert_ne!(Key::from(("a", "")), Key::from(("", "a")));
+    assert_ne!(Key::from(("a", "")), Key::from("a"));
+    assert_ne!(Key::from("127.0.0.1"), Key::from(address("127.0.0.1")));
+    assert_ne!(Key::from("7"), Key::from(7_u64));
+    assert_ne!(Key::from(7_i64), Key::from(-7_i64));
+    // A text that looks like the encoding of two.
+    assert_ne!(Key::from("a\u{0}t\u{1}b"), Key::from(("a\u{0}", "b")));
+    assert_ne!(Key::secret("alice"), Key::from("alice"));
+    assert_ne!(Key::hmac("a", "alice"), Key::hmac("b", "alice"));
+}
+
+#[test]
+fn debug_shows_nothing_of_a_key() {
+    let key = Key::from(("alice", 4_711_u64, address("10.1.2.3")));
+    assert_eq!(format!("{key:?}"), "Key(..)");
+    let limiter = Limiter::new(Quota::per_minute(1)).name("x");
+    let receipt = crate::charge(&limiter, key, 1, false).1;
+    let shown = format!("{receipt:?}");
+    assert!(
+        !shown.contains("alice") && !shown.contains("4711") && !shown.contains("10.1"),
+        "{shown}"
+    );
+}
+
+/// A part of a key, equal to another exactly when their keys should be.
+#[derive(Clone, PartialEq, Debug)]
+enum Part {
+    Text(String),
+    Number(i128),
+    Bytes([u8; 16]),
+    V4(Ipv4Addr),
+    /// The address has nothing behind the prefix.
+    V6(Ipv6Addr, u8),
+    Secret(Vec<u8>),
+    Hmac(Vec<u8>),
+}
+
+fn part() -> impl Strategy<Value = Part> {
+    prop_oneof![
+        6 => "[ab,%.:_t0\u{0}\u{1}é]{0,4}".prop_map(Part::Text),
+        1 => "a{60,70}".prop_map(Part::Text),
+        1 => any::<String>().prop_map(Part::Text),
+        2 => (-3..=3_i128).prop_map(Part::Number),
+        1 => (i128::from(i64::MIN)..=i128::from(u64::MAX)).prop_map(Part::Number),
+        1 => prop_oneof![Just([0; 16]), any::<[u8; 16]>()].prop_map(Part::Bytes),
+        1 => prop_oneof![Just(Ipv4Addr::LOCALHOST), any::<Ipv4Addr>()].prop_map(Part::V4),
+        2 => (prop_oneof![Just(Ipv6Addr::LOCALHOST), any::<Ipv6Addr>()], 0..=128_u8).prop_map(|(address, prefix)| {
+            match address.to_canonical() {
+                IpAddr::V4(address) => Part::V4(address),
+                IpAddr::V6(address) => {
+                    let behind = 128 - u32::from(prefix);
+                    let kept = u128::from(address).checked_shr(behind).unwrap_or(0);
+                    let kept = kept.checked_shl(behind).unwrap_or(0);
+                    Part::V6(Ipv6Addr::from(kept), prefix)
+                }
+            }
+        }),
+        1 => prop::collection::vec(any::<u8>(), 0..3).prop_map(Part::Secret),
+        1 => prop::collection::vec(any::<u8>(), 0..3).prop_map(Part::Hmac),
+    ]
+}
+
+fn key(parts: &[Part]) -> Key {
+    let mut key = Key::global();
+    for part in parts {
+        key.append(&match part {
+            Part::Text(text) => Key::from(text),
+            Part::Number(number) => match u64::try_from(*number) {
+                Ok(number) => Key::from(number),
+                Err(_) => Key::from(i64::try_from(*number).expect("it is in one of the ranges")),
+            },
+            Part::Bytes(bytes) => Key::from(*bytes),
+            Part::V4(address) => Key::from(IpAddr::from(*address)),
+            // A short prefix may leave an address that looks like a mapped one.
+            Part::V6(address, prefix) => Key::from_ip(IpAddr::from(*address), *prefix),
+            Part::Secret(secret) => Key::secret(secret),
+            Part::Hmac(value) => Key::hmac("pepper", value),
+        });
+    }
+    key
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(20_000) })]
+
+    #[test]
+    fn different_parts_are_different_keys_in_bytes_and_in_text(
+        a in prop::collection::vec(part(), 0..4), b in prop::collection::vec(part(), 0..4),
+    ) {
+        let (one, other) = (key(&a), key(&b));
+        prop_assert_eq!(one == other, a == b);
+        prop_assert_eq!(one.as_bytes() == other.as_bytes(), a == b);
+        prop_assert_eq!(one.readable().to_string() == other.readable().to_string(), a == b);
+        prop_assert!(one.readable().to_string().is_ascii());
+        prop_assert_eq!(&key(&a), &one);
+    }
+}
+
+/// How many of 10,000 keys have the end of their window in each hundredth of it.
+fn spread(scope: &str, window: u64) -> (f64, Vec<i128>) {
+    const KEYS: u64 = 10_000;
+    const BINS: usize = 100;
+    let quota = Quota::new(5, std::time::Duration::from_millis(window)).staggered();
+    let store = MemoryStore::with_clock(ManualClock::at_ms(1_700_000_040_000));
+    let limiter = Limiter::new(quota).name(scope).store(store);
+    let resets: Vec<i128> =
+        (0..KEYS).map(|key| ms(answer(limiter.check(key)).reset_at())).collect();
+    let mut bins = [0.0; BINS];
+    for reset in &resets {
+        let into = reset.rem_euclid(window.into()) as usize;
+        bins[into * BINS / window as usize] += 1.0;
+    }
+    let expected = KEYS as f64 / BINS as f64;
+    (bins.iter().map(|n: &f64| (n - expected).powi(2) / expected).sum(), resets)
+}
+
+#[test]
+fn ten_thousand_staggered_keys_spread_evenly_over_the_window_and_again_after_a_restart() {
+    for (scope, window) in
+        [("login", 60_000), ("search", 3_600_000), ("x", 1_000), ("y", 86_400_000)]
+    {
+        let (chi_square, resets) = spread(scope, window);
+        // 99 degrees of freedom: 149 is passed by one in a thousand that are even.
+        assert!(chi_square < 149.0, "{scope}: {chi_square}");
+        assert_eq!(spread(scope, window).1, resets);
+    }
+}

@@ -1,0 +1,35 @@
+//! Everything below HTTP, a module for each promise. Time is always a manual clock's.
+
+mod arithmetic;
+mod conformance;
+mod keys;
+mod memory;
+mod overflow;
+mod quotas;
+mod reference;
+mod trace;
+
+use tower_fixed_window::store::Reply;
+use tower_fixed_window::{Decision, Key, Limiter, Receipt};
+
+/// The answer of a store in memory, which has it at once and never fails.
+pub(crate) fn answer<T>(reply: Reply<T>) -> T {
+    reply.into_now().expect("memory answers at once").expect("and does not fail")
+}
+
+/// A charge or a reservation, with a receipt if it passed.
+pub(crate) fn charge(
+    limiter: &Limiter,
+    key: impl Into<Key>,
+    cost: u64,
+    reserve: bool,
+) -> (Decision, Option<Receipt>) {
+    let charged = answer(match reserve {
+        true => limiter.reserve(key, cost),
+        false => limiter.charge(key, cost),
+    });
+    match charged {
+        Ok(receipt) => (receipt.decision().clone(), Some(receipt)),
+        Err(refused) => (refused.decision().clone(), None),
+    }
+}

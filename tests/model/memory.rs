@@ -1,0 +1,155 @@
+//! The store in memory: exact under concurrency, bounded by construction, without allocations.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use allocation_counter::measure;
+use tower_fixed_window::store::{Account, Adjust, Charge, Scope, Store};
+use tower_fixed_window::{Key, Limiter, ManualClock, MemoryStore, Quota, Quotas};
+
+use crate::answer;
+
+const NOW_MS: u64 = 1_700_000_040_000;
+
+#[test]
+fn eight_threads_and_fifty_thousand_key_windows_admit_exactly_the_limit() {
+    const THREADS: usize = 8;
+    const KEYS: u64 = 10_000;
+    const WINDOWS: u64 = 5;
+    const LIMIT: u64 = 8;
+
+    let clock = ManualClock::at_ms(NOW_MS);
+    let store = MemoryStore::with_max_keys(100_000).clock(clock.clone());
+    let limiter = Limiter::new(Quota::per_minute(LIMIT)).name("exact").store(store);
+    for window in 0..WINDOWS {
+        let passed: Vec<AtomicU32> = (0..KEYS).map(|_| AtomicU32::new(0)).collect();
+        std::thread::scope(|scope| {
+            for thread in 0..THREADS as u64 {
+                let (limiter, passed) = (&limiter, &passed);
+                scope.spawn(move || {
+                    // Twice the limit in all; the threads meet at each key.
+                    for key in 0..KEYS {
+                        for _ in 0..2 * LIMIT / THREADS as u64 + thread % 2 {
+                            if answer(limiter.check(key)).allowed() {
+                                passed[key as usize].fetch_add(1, Ordering::Relaxed);
+                            }
+                        }
+                    }
+                });
+            }
+        });
+        let wrong = passed.iter().filter(|n| n.load(Ordering::Relaxed) != LIMIT as u32).count();
+        assert_eq!(wrong, 0, "keys with more or less than {LIMIT}, in window {window}");
+        clock.advance(Duration::from_secs(60));
+    }
+}
+
+/// 20 million keys through a store of a million, in full size with `FULL_SIZE=1` (some seconds
+/// when optimised), a hundredth of it else.
+#[test]
+fn a_flood_of_keys_leaves_memory_at_the_documented_bound_and_every_tracked_key_its_count() {
+    let full = std::env::var_os("FULL_SIZE").is_some();
+    let max_keys = if full { 1_000_000 } else { 50_000 };
+    let flood = 20 * max_keys as u64;
+    let tracked = 1_000_u64;
+    let quotas = Quota::per_hour(100).and(Quota::per_day(500));
+
+    let mut bound = 0;
+    let started = std::time::Instant::now();
+    let used = measure(|| {
+        let clock = ManualClock::at_ms(NOW_MS);
+        let store = MemoryStore::with_max_keys(max_keys).clock(clock.clone());
+        bound = store.max_bytes();
+        let regular = Limiter::new(quotas).name("regular").store(store.clone());
+        let crowd = Limiter::new(Quota::per_minute(5)).name("crowd").store(store);
+        for key in 0..tracked {
+            assert!(answer(regular.check(key)).allowed());
+        }
+        for key in 0..flood {
+            let _ = answer(crowd.check(key));
+            // The flood's own windows turn five times.
+            if key % (flood / 5) == 0 {
+                clock.advance(Duration::from_secs(60));
+            }
+        }
+        for key in 0..tracked {
+            let decision = answer(regular.check(key));
+            let standings = decision.standings();
+            assert_eq!(
+                (standings[0].used(), standings[1].used()),
+                (2, 2),
+                "{key} has lost its count"
+            );
+            assert_eq!((standings[0].limit(), standings[1].limit()), (100, 500));
+        }
+    });
+    let bytes = used.bytes_max as usize;
+    #[expect(clippy::print_stdout, reason = "a measurement, shown with --nocapture")]
+    {
+        println!(
+            "{flood} keys through a store of {max_keys}: {bytes} bytes at most, max_bytes {bound}, {:?}",
+            started.elapsed()
+        );
+    }
+    // What is no counter: the limiters, the clock, the head of the store.
+    assert!(bytes <= bound + 16_384, "{bytes} bytes, of {bound}");
+    if full {
+        assert!(bound <= 37_200_000, "{bound} bytes for a million");
+    }
+}
+
+fn sets() -> [Quotas; 2] {
+    let one = Quota::per_minute(3);
+    let four = one
+        .and(Quota::per_hour(3).staggered())
+        .and(Quota::per_day(3).from_first_request())
+        .and(Quota::per_week(3).rollover_up_to(4));
+    [one.into(), four]
+}
+
+#[test]
+fn the_store_allocates_nothing_for_a_charge() {
+    for quotas in sets() {
+        let store = MemoryStore::with_max_keys(16).clock(ManualClock::at_ms(NOW_MS));
+        let scope = Scope::named("frugal");
+        let keys: Vec<Key> = (0..200_u64).map(Key::from).collect();
+        let account = |key| Account::new(&scope, &quotas, key);
+        let ask = |key| answer(store.charge(Charge::new(account(key), 1)));
+        // The shard is touched. Several quotas' standings are in a list of the decision's own.
+        let _ = ask(&keys[0]);
+        let lists = u64::from(quotas.len() > 1);
+
+        let mut refused = 0;
+        for (what, from, to) in [("hit", 0, 1), ("miss", 1, 4), ("overflow", 4, 200)] {
+            for key in &keys[from..to] {
+                for _ in 0..5 {
+                    let mut allowed = true;
+                    let counted = measure(|| allowed = ask(key).allowed());
+                    refused += u64::from(!allowed);
+                    assert!(counted.count_total <= lists, "{what}: {counted:?}");
+                }
+            }
+        }
+        assert!(refused > 100, "the overflow was full, and so were the keys' own entries");
+
+        let decision = ask(&keys[0]);
+        let counted = measure(|| {
+            answer(store.adjust(Adjust::take(account(&keys[0]), 1, &decision)));
+            answer(store.adjust(Adjust::refund(account(&keys[0]), 1, &decision)));
+            answer(store.reset(account(&keys[0])));
+        });
+        assert_eq!(counted.count_total, 0, "refund, settle, reset");
+    }
+}
+
+#[test]
+fn a_store_takes_its_memory_as_keys_come() {
+    let used = measure(|| {
+        let store = MemoryStore::new();
+        drop(store.clone());
+        let limiter = Limiter::new(Quota::per_minute(1)).store(store);
+        let _ = answer(limiter.check("one"));
+    });
+    let bound = MemoryStore::new().max_bytes();
+    assert!((used.bytes_max as usize) < bound / 32, "{} of {bound}", used.bytes_max);
+}

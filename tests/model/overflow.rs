@@ -1,0 +1,404 @@
+//! S30: a flood of keys can't buy tokens, and takes nothing from a key that is tracked.
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::Duration;
+
+use proptest::prelude::*;
+use tower_fixed_window::{Limiter, ManualClock, MemoryStore, Quota, Quotas, Receipt};
+
+use crate::reference::{Grid, stagger};
+use crate::trace::{Spec, set};
+use crate::{answer, charge};
+
+const NOW_MS: u64 = 1_700_000_040_000;
+
+fn small(max_keys: usize) -> (MemoryStore, ManualClock) {
+    let clock = ManualClock::at_ms(NOW_MS);
+    (MemoryStore::with_max_keys(max_keys).clock(clock.clone()), clock)
+}
+
+/// Fills every entry with keys of a long window.
+fn flood(store: &MemoryStore, keys: u64) {
+    let flood = Limiter::new(Quota::per_week(1)).name("flood").store(store.clone());
+    for key in 0..keys {
+        let _ = answer(flood.check(key));
+    }
+}
+
+#[test]
+fn a_tracked_key_keeps_its_count_and_is_not_refused_before_its_limit() {
+    for (max_keys, tracked) in [(1, 2_u64), (16, 5), (1_000, 200)] {
+        let (store, clock) = small(max_keys);
+        let quotas = Quota::per_minute(20)
+            .and(Quota::per_hour(30))
+            .and(Quota::new(25, Duration::from_secs(600)).from_first_request());
+        let regular = Limiter::new(quotas).name("regular").store(store.clone());
+        for key in 0..tracked {
+            assert!(answer(regular.check(key)).allowed());
+        }
+        for round in 2..=20 {
+            flood(&store, max_keys as u64 * 3 + 100);
+            for key in 0..tracked {
+                let decision = answer(regular.check(key));
+                assert!(decision.allowed(), "{max_keys}: {key} in round {round}");
+                let used: Vec<_> = decision.standings().iter().map(|s| s.used()).collect();
+                assert_eq!(used, [round; 3], "{max_keys}: {key}");
+            }
+        }
+        for key in 0..tracked {
+            assert!(!answer(regular.check(key)).allowed());
+        }
+        // In the next minute the entry of the first quota may be anybody's; those of the others not.
+        clock.advance(Duration::from_secs(60));
+        flood(&store, max_keys as u64 * 3 + 100);
+        for key in 0..tracked {
+            let decision = answer(regular.peek(key));
+            assert_eq!(decision.standings()[1].used(), 20);
+            assert_eq!(decision.standings()[2].used(), 20);
+        }
+    }
+}
+
+#[test]
+fn an_overflow_entry_empties_a_full_window_after_the_last_charge_that_passed() {
+    for quota in [
+        Quota::per_minute(2),
+        Quota::per_minute(2).staggered(),
+        Quota::per_minute(2).from_first_request(),
+    ] {
+        let (store, clock) = small(1);
+        flood(&store, 1_000);
+        let late = Limiter::new(quota).name("late").store(store);
+        assert!(answer(late.check("late")).allowed());
+        clock.advance(Duration::from_secs(40));
+        assert!(answer(late.check("late")).allowed());
+        // Refused ones do not keep it from emptying.
+        for _ in 0..59 {
+            clock.advance(Duration::from_secs(1));
+            assert!(!answer(late.check("late")).allowed());
+        }
+        clock.advance(Duration::from_secs(1));
+        let decision = answer(late.check("late"));
+        assert_eq!((decision.allowed(), decision.used()), (true, 1));
+    }
+}
+
+#[test]
+fn a_key_that_moves_to_an_entry_of_its_own_takes_the_count_along() {
+    let (store, clock) = small(1);
+    let flood = Limiter::new(Quota::per_minute(1)).name("flood").store(store.clone());
+    clock.set_ms(NOW_MS - 1_000);
+    for key in 0..1_000_u64 {
+        let _ = answer(flood.check(key));
+    }
+    let late = Limiter::new(Quota::per_hour(5)).name("late").store(store);
+    for _ in 0..3 {
+        assert!(answer(late.check("late")).allowed());
+    }
+    // Next minute, the entries of the flood are free.
+    clock.set_ms(NOW_MS);
+    assert_eq!(answer(late.check("late")).used(), 4);
+    assert_eq!(answer(late.check("late")).used(), 5);
+    assert!(!answer(late.check("late")).allowed());
+}
+
+#[test]
+fn when_even_the_overflow_is_taken_nothing_passes_not_even_as_a_reservation() {
+    let (store, _) = small(1);
+    flood(&store, 1_000);
+    for i in 1..100 {
+        let quota = Quota::new(1, Duration::from_secs(86_400 + i));
+        let other = Limiter::new(quota).name("other").store(store.clone());
+        for key in 0..10_u64 {
+            let _ = answer(other.check(key));
+        }
+    }
+    let late = Limiter::new(Quota::per_hour(5).reserve_up_to(5)).name("late").store(store);
+    let passed = (0..100).filter(|_| charge(&late, "late", 1, true).1.is_some()).count();
+    assert!(passed <= 10, "{passed} of 10");
+}
+
+/// A quota that has no entry, beside one whose entry has expired, must not take that entry: both
+/// would be written to it.
+#[test]
+fn quotas_of_one_key_never_share_an_entry() {
+    let minute = Quota::per_minute(3);
+    let hour = Quota::per_hour(1_000);
+    for both in [minute.and(hour), hour.and(minute)] {
+        let (store, clock) = small(16);
+        let before = Limiter::new(minute).name("x").store(store.clone());
+        let after = Limiter::new(both).name("x").store(store);
+        let _ = answer(before.check("alice"));
+        clock.advance(Duration::from_secs(120));
+        let passed = (0..10).filter(|_| answer(after.check("alice")).allowed()).count();
+        assert_eq!(passed, 3);
+        assert!(answer(after.peek("alice")).standings().iter().all(|s| s.used() == 3));
+    }
+}
+
+#[test]
+fn quotas_of_one_key_never_share_an_overflow_entry() {
+    let minute = Quota::per_minute(3);
+    let hour = Quota::per_hour(1_000);
+    for both in [minute.and(hour), hour.and(minute)] {
+        let (store, clock) = small(1);
+        flood(&store, 1_000);
+        let before = Limiter::new(minute).name("x").store(store.clone());
+        let after = Limiter::new(both).name("x").store(store);
+        let _ = answer(before.check("alice"));
+        clock.advance(Duration::from_secs(120));
+        let passed = (0..10).filter(|_| answer(after.check("alice")).allowed()).count();
+        assert_eq!(passed, 3);
+    }
+}
+
+#[test]
+fn a_reset_in_a_flood_frees_one_key_only_and_a_refund_returns_nothing_that_is_not_its_own() {
+    let (store, _) = small(1);
+    let quotas = Quota::per_hour(5).and(Quota::per_day(8));
+    let limiter = Limiter::new(quotas).name("x").store(store.clone());
+    assert!(answer(limiter.check("tracked")).allowed());
+    flood(&store, 1_000);
+    let (_, receipt) = charge(&limiter, "late", 3, false);
+    let receipt = receipt.expect("the overflow was empty");
+    answer(limiter.reset("late"));
+    answer(limiter.refund(receipt));
+    let passed = (0..10).filter(|_| answer(limiter.check("late")).allowed()).count();
+    assert!(passed <= 5, "{passed} after a reset");
+    answer(limiter.reset("tracked"));
+    let passed = (0..10).filter(|_| answer(limiter.check("tracked")).allowed()).count();
+    assert_eq!(passed, 5);
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    Charge {
+        scope: usize,
+        key: u64,
+        cost: u64,
+        reserve: bool,
+    },
+    /// The same key again and again.
+    Insist {
+        scope: usize,
+        key: u64,
+    },
+    Refund(prop::sample::Index),
+    Reset {
+        scope: usize,
+        key: u64,
+    },
+    /// New keys, each once.
+    Flood(u64),
+    Wait(u64),
+}
+
+fn op(keys: u64) -> impl Strategy<Value = Op> {
+    let who = move || (0..3_usize, 0..keys);
+    prop_oneof![
+        8 => (who(), 0..=3_u64, prop::bool::weighted(0.2))
+            .prop_map(|((scope, key), cost, reserve)| Op::Charge { scope, key, cost, reserve }),
+        8 => who().prop_map(|(scope, key)| Op::Insist { scope, key }),
+        2 => any::<prop::sample::Index>().prop_map(Op::Refund),
+        1 => who().prop_map(|(scope, key)| Op::Reset { scope, key }),
+        3 => (1..=60_u64).prop_map(Op::Flood),
+        4 => (0..=30_u64).prop_map(Op::Wait),
+        1 => (0..=400_u64).prop_map(Op::Wait),
+    ]
+}
+
+fn specs() -> impl Strategy<Value = Vec<Spec>> {
+    let grid = prop::sample::select(vec![
+        Grid::Aligned,
+        Grid::Staggered,
+        Grid::FirstRequest,
+        Grid::StartingAt(7),
+    ]);
+    let amounts = (
+        1..=6_u64,
+        prop_oneof![3 => Just(0), 1 => 1..=6_u64],
+        prop_oneof![2 => Just(0), 1 => 1..=6_u64],
+    );
+    let spec = (amounts, prop::sample::select(vec![20, 50, 100, 300]), grid)
+        .prop_map(|(amounts, window_ms, grid)| Spec { amounts, window_ms, grid });
+    prop::collection::vec(spec, 1..=3).prop_filter_map("two quotas are one counter", |specs| {
+        set(&specs).is_some().then_some(specs)
+    })
+}
+
+/// What one key has got from one quota, by its own books.
+#[derive(Default)]
+struct Books {
+    /// Window of the grid, charge that passed -> tokens.
+    by_window: HashMap<i128, BTreeMap<usize, u64>>,
+    /// Charge that passed -> when, tokens; since the last reset.
+    passed: BTreeMap<usize, (u64, u64)>,
+}
+
+impl Books {
+    fn enter(&mut self, spec: &Spec, shift: u64, id: usize, now: u64, cost: u64) {
+        self.passed.insert(id, (now, cost));
+        let most = spec.amounts.0 + spec.amounts.1 + spec.amounts.2;
+        let window = i128::from(spec.window_ms);
+        let through = match spec.grid {
+            Grid::Aligned => 0,
+            Grid::StartingAt(at) => at,
+            Grid::Staggered => shift.into(),
+            Grid::FirstRequest => return self.check_first_request(spec.window_ms, most),
+        };
+        let start = (i128::from(now) - through).div_euclid(window);
+        let in_window = self.by_window.entry(start).or_default();
+        in_window.insert(id, cost);
+        let sum: u64 = in_window.values().sum();
+        assert!(sum <= most, "{sum} of {most} passed in a window: {spec:?} at {now}");
+    }
+
+    /// Windows begin whenever they like: but there must be a way to lay them, none shorter than
+    /// the quota's, so that none holds more than the limit.
+    fn check_first_request(&self, window: u64, most: u64) {
+        let passed: Vec<_> = self.passed.values().copied().collect();
+        // For each number of charges: the earliest that a window behind them could begin.
+        let mut begins = vec![Some(0)];
+        for i in 1..=passed.len() {
+            let last = passed[i - 1].0;
+            let mut sum = 0;
+            let mut earliest = None::<u64>;
+            for j in (0..i).rev() {
+                sum += passed[j].1;
+                if sum > most {
+                    break;
+                }
+                if let Some(begin) = begins[j] {
+                    let next = if j == 0 { last + 1 } else { (begin + window).max(last + 1) };
+                    earliest = Some(earliest.map_or(next, |e| e.min(next)));
+                }
+            }
+            let possible = i == passed.len() || earliest.is_some_and(|at| at <= passed[i].0);
+            if i == passed.len() {
+                assert!(
+                    earliest.is_some(),
+                    "no windows of {window} with at most {most}: {passed:?}"
+                );
+            }
+            begins.push(earliest.filter(|_| possible));
+        }
+    }
+
+    fn strike(&mut self, id: usize) {
+        self.passed.remove(&id);
+        for window in self.by_window.values_mut() {
+            window.remove(&id);
+        }
+    }
+}
+
+struct Entry {
+    scope: usize,
+    key: u64,
+    receipt: Receipt,
+    at: u64,
+    cost: u64,
+    reserved: bool,
+    id: usize,
+}
+
+fn never_above_the_limit(max_keys: usize, first: u64, specs: &[Vec<Spec>], ops: &[Op]) {
+    const NAMES: [&str; 3] = ["a", "b", "c"];
+    let (store, clock) = small(max_keys);
+    let limiters: Vec<Limiter> = specs
+        .iter()
+        .zip(NAMES)
+        .map(|(specs, name)| {
+            Limiter::new(set(specs).expect("checked")).name(name).store(store.clone())
+        })
+        .collect();
+    let crowd: Vec<Quotas> = specs.iter().map(|specs| set(specs).expect("checked")).collect();
+    let mut books = HashMap::<(usize, u64, usize), Books>::new();
+    let mut receipts = Vec::<Entry>::new();
+    let (mut now, mut next_key, mut id) = (NOW_MS, 1_000_000_u64, 0);
+    let mut charge = |scope: usize,
+                      key: u64,
+                      cost,
+                      reserve,
+                      now,
+                      receipts: &mut Vec<Entry>,
+                      books: &mut HashMap<_, Books>| {
+        let (decision, receipt) = crate::charge(&limiters[scope], key, cost, reserve);
+        let Some(receipt) = receipt else { return false };
+        id += 1;
+        for (i, spec) in specs[scope].iter().enumerate() {
+            let shift = stagger(NAMES[scope], tower_fixed_window::Key::from(key).as_bytes());
+            books.entry((scope, key, i)).or_default().enter(spec, shift, id, now, cost);
+        }
+        let reserved = decision.ready_at().is_some();
+        receipts.push(Entry { scope, key, receipt, at: now, cost, reserved, id });
+        true
+    };
+    for op in std::iter::once(&Op::Flood(first)).chain(ops) {
+        match op {
+            Op::Charge { scope, key, cost, reserve } => {
+                charge(*scope, *key, *cost, *reserve, now, &mut receipts, &mut books);
+            }
+            Op::Insist { scope, key } => {
+                while charge(*scope, *key, 1, false, now, &mut receipts, &mut books) {}
+            }
+            Op::Flood(keys) => {
+                for _ in 0..*keys {
+                    next_key += 1;
+                    let _ =
+                        answer(limiters[0].check_with(next_key, crowd[(next_key % 3) as usize], 1));
+                }
+            }
+            Op::Wait(ms) => {
+                now += ms;
+                clock.set_ms(now);
+            }
+            Op::Refund(of) if !receipts.is_empty() => {
+                let entry = receipts.swap_remove(of.index(receipts.len()));
+                // A reservation's tokens come from more windows than one (S13).
+                if entry.reserved {
+                    continue;
+                }
+                answer(limiters[entry.scope].refund(entry.receipt));
+                for (i, spec) in specs[entry.scope].iter().enumerate() {
+                    let books = books.get_mut(&(entry.scope, entry.key, i)).expect("it passed");
+                    if now < entry.at + spec.window_ms {
+                        books.strike(entry.id);
+                    }
+                }
+                let _ = entry.cost;
+            }
+            Op::Refund(_) => {}
+            Op::Reset { scope, key } => {
+                answer(limiters[*scope].reset(*key));
+                receipts.retain(|entry| (entry.scope, entry.key) != (*scope, *key));
+                books.retain(|(s, k, _), _| (s, k) != (scope, key));
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        failure_persistence: None,
+        cases: ProptestConfig::default().cases.max(400),
+        ..ProptestConfig::default()
+    })]
+
+    #[test]
+    fn a_key_in_overflow_never_gets_more_than_its_limit_in_any_of_its_windows(
+        max_keys in prop::sample::select(vec![1_usize, 16]), first in 0..=100_u64,
+        specs in prop::collection::vec(specs(), 3),
+        ops in prop::collection::vec(op(12), 1..250),
+    ) {
+        never_above_the_limit(max_keys, first, &specs, &ops);
+    }
+
+    #[test]
+    fn nor_does_one_in_the_overflow_of_a_store_of_a_thousand(
+        first in 800..=1_600_u64, specs in prop::collection::vec(specs(), 3),
+        ops in prop::collection::vec(op(60), 1..60),
+    ) {
+        never_above_the_limit(1_000, first, &specs, &ops);
+    }
+}

@@ -1,0 +1,210 @@
+//! Quotas as text, and wrong quotas (S10, S11): refused where they are written, with a message
+//! that says what to write.
+
+use std::panic::catch_unwind;
+use std::time::Duration;
+
+use proptest::prelude::*;
+use serde::{Deserialize, Serialize};
+use tower_fixed_window::{MAX_TOKENS, MAX_WINDOW, Quota, QuotaError, Quotas};
+
+use crate::trace::{amounts, quota, set, specs};
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(5_000) })]
+
+    #[test]
+    fn what_is_printed_is_read_again(specs in specs(amounts())) {
+        let quotas = set(&specs).expect("checked");
+        prop_assert_eq!(quotas.to_string().parse::<Quotas>(), Ok(quotas));
+        let quota = quota(&specs[0]);
+        prop_assert_eq!(quota.to_string().parse(), Ok(quota));
+        let json = serde_json::to_string(&quotas).expect("text");
+        prop_assert_eq!(serde_json::from_str::<Quotas>(&json).expect("text"), quotas);
+    }
+
+    #[test]
+    fn no_text_makes_the_parser_panic(text in "\\PC{0,30}|[0-9]{0,25}[/ ]{0,2}[0-9]{0,25}(ms|s|min|hour|w)?( [a-z-]{0,20}=?[0-9]{0,20}){0,3}") {
+        if let Err(error) = text.parse::<Quotas>() {
+            prop_assert!(text.is_char_boundary(error.position()));
+            prop_assert!(error.to_string().len() < 600);
+        }
+    }
+}
+
+#[test]
+fn a_quota_is_read_in_every_spelling_that_is_documented() {
+    let seconds = |n| Duration::from_secs(n);
+    for (text, quota) in [
+        ("100/hour", Quota::per_hour(100)),
+        ("100/h", Quota::per_hour(100)),
+        ("100 / hours", Quota::per_hour(100)),
+        (" 100/ 1 hour ", Quota::per_hour(100)),
+        ("5/10s", Quota::new(5, seconds(10))),
+        ("5/10 seconds", Quota::new(5, seconds(10))),
+        ("5/250ms", Quota::new(5, Duration::from_millis(250))),
+        ("0/minute", Quota::per_minute(0)),
+        ("7/w", Quota::per_week(7)),
+        ("9007199254740991/d", Quota::per_day(MAX_TOKENS)),
+        ("1/3650d", Quota::new(1, MAX_WINDOW)),
+        ("60/hour from-first-request", Quota::per_hour(60).from_first_request()),
+        ("60/hour staggered", Quota::per_hour(60).staggered()),
+        ("60/day starting-at=6h", Quota::per_day(60).starting_at(seconds(6 * 3_600))),
+        ("60/hour rollover-up-to=90", Quota::per_hour(60).rollover_up_to(90)),
+        ("60/hour reserve-up-to=5 staggered", Quota::per_hour(60).reserve_up_to(5).staggered()),
+    ] {
+        assert_eq!(text.parse(), Ok(quota), "{text}");
+    }
+}
+
+#[test]
+fn an_error_names_the_column_of_the_fault() {
+    for (text, column, what) in [
+        ("", 1, "expected a limit: a whole number, as in 100/hour"),
+        ("   ", 4, "expected a limit"),
+        ("many/hour", 1, "expected a limit"),
+        ("-1/hour", 1, "expected a limit"),
+        ("100", 4, "expected a slash and a window, as in 100/hour"),
+        ("100 hour", 5, "expected a slash"),
+        ("1.5/hour", 2, "expected a slash"),
+        ("100/", 5, "expected a unit: ms, s, minute, hour, day or week"),
+        ("100/fortnight", 5, "expected a unit"),
+        ("100/10", 7, "expected a unit"),
+        ("100/10 ", 8, "expected a unit"),
+        ("100/Hour", 5, "expected a unit"),
+        ("100/0s", 5, "a quota's window is at least 1 ms: write"),
+        ("100/11000d", 5, "a quota's window is at most ten years"),
+        ("100/18446744073709551615w", 5, "a quota's window is at most ten years"),
+        ("9007199254740992/s", 1, "a quota's limit is at most 2^53 - 1"),
+        ("18446744073709551616/s", 1, "expected a whole number of at most 2^53 - 1"),
+        ("100/hour,", 10, "expected a limit"),
+        ("100/hour 5/minute", 10, "expected a comma, the end, or one of staggered,"),
+        ("100/hour stagered", 10, "expected a comma, the end"),
+        ("100/hour rollover-up-to=", 25, "expected a whole number"),
+        ("100/hour rollover-up-to=99", 10, "a rollover capacity is at least the limit"),
+        ("100/hour reserve-up-to=9007199254740991", 10, "at most 2^53 - 1"),
+        ("5/minute, 100/60s", 11, "two quotas of one set have the same window and anchor"),
+        ("5/s, 5/m, 5/h, 5/d, 5/w", 21, "a set holds at most 4 quotas"),
+        ("é/hour", 1, "expected a limit"),
+        ("100/hour é", 10, "expected a comma, the end"),
+    ] {
+        let error = text.parse::<Quotas>().expect_err(text).to_string();
+        assert!(error.contains(&format!(", column {column}: ")), "{text:?}: {error}");
+        assert!(error.contains(what), "{text:?}: {error}");
+    }
+}
+
+#[derive(Serialize, Deserialize, PartialEq, Debug)]
+struct Limits {
+    login: Quota,
+    search: Quotas,
+}
+
+#[test]
+fn an_apps_limits_live_in_its_toml_or_json() {
+    let limits = Limits {
+        login: Quota::per_minute(5).from_first_request(),
+        search: Quota::per_minute(33).and(Quota::per_hour(2_000)),
+    };
+    let toml = "login = \"5/minute from-first-request\"\nsearch = \"33/minute, 2000/hour\"\n";
+    let json = r#"{"login":"5/minute from-first-request","search":"33/minute, 2000/hour"}"#;
+    assert_eq!(toml::from_str::<Limits>(toml).expect("limits"), limits);
+    assert_eq!(serde_json::from_str::<Limits>(json).expect("limits"), limits);
+    assert_eq!(serde_json::to_string(&limits).expect("text"), json);
+
+    let error = toml::from_str::<Limits>("login = \"5/fortnight\"\nsearch = \"1/s\"").unwrap_err();
+    assert!(error.to_string().contains("column 3: expected a unit"), "{error}");
+    assert!(error.to_string().contains("line 1"), "{error}");
+    let error = serde_json::from_str::<Limits>(r#"{"login": 5}"#).unwrap_err();
+    assert!(error.to_string().contains("a quota such as \"100/hour\""), "{error}");
+}
+
+type Build = fn() -> Quotas;
+
+fn panics(f: Build) -> String {
+    let panic = catch_unwind(f).expect_err("refused");
+    match panic.downcast::<String>() {
+        Ok(text) => *text,
+        Err(panic) => panic.downcast::<&str>().expect("a message").to_string(),
+    }
+}
+
+#[test]
+fn a_wrong_quota_is_refused_where_it_is_written() {
+    let minute = Duration::from_secs(60);
+    let ms = Duration::from_millis;
+    for (limit, window, error, says) in [
+        (1, Duration::ZERO, QuotaError::WindowZero, "Duration::from_secs(60)"),
+        (1, MAX_WINDOW + ms(1), QuotaError::WindowTooLong, "ten years"),
+        (1, Duration::MAX, QuotaError::WindowNotWholeMillis, "Duration::from_millis(n)"),
+        (1, Duration::from_secs(u64::MAX), QuotaError::WindowTooLong, "ten years"),
+        (1, Duration::from_micros(1), QuotaError::WindowNotWholeMillis, "Duration::from_millis(n)"),
+        (
+            1,
+            Duration::from_nanos(60_000_000_001),
+            QuotaError::WindowNotWholeMillis,
+            "whole milliseconds",
+        ),
+        (MAX_TOKENS + 1, minute, QuotaError::LimitTooLarge, ".skip(..)"),
+        (u64::MAX, minute, QuotaError::LimitTooLarge, "2^53 - 1"),
+    ] {
+        assert_eq!(Quota::try_new(limit, window), Err(error));
+        assert!(error.to_string().contains(says), "{error}");
+        let panic = catch_unwind(|| Quota::new(limit, window)).expect_err("refused");
+        let panic = panic.downcast::<String>().expect("a message");
+        assert_eq!(*panic, error.to_string(), "the same message");
+    }
+    assert!(Quota::try_new(0, ms(1)).is_ok());
+    assert!(Quota::try_new(MAX_TOKENS, MAX_WINDOW).is_ok());
+
+    let refused: [(Build, &str); 10] = [
+        (|| Quota::per_second(MAX_TOKENS + 1).into(), ".skip(..)"),
+        (|| Quota::per_week(u64::MAX).into(), ".skip(..)"),
+        (|| Quota::per_minute(1).with_limit(u64::MAX).into(), ".skip(..)"),
+        (
+            || Quota::per_minute(10).rollover_up_to(9).into(),
+            "write .rollover_up_to(n) with n >= limit",
+        ),
+        (|| Quota::per_minute(10).rollover_up_to(MAX_TOKENS + 1).into(), "at most 2^53 - 1"),
+        (|| Quota::per_minute(10).reserve_up_to(MAX_TOKENS).into(), "at most 2^53 - 1"),
+        (|| Quota::per_minute(10).reserve_up_to(u64::MAX).into(), "at most 2^53 - 1"),
+        (|| Quota::per_minute(5).and(Quota::per_minute(9)), "keep the smaller"),
+        (
+            // Six hours on, a grid of six hours is the same grid.
+            || {
+                let six = Quota::new(5, Duration::from_secs(21_600));
+                six.and(six.with_limit(9).starting_at(Duration::from_secs(21_600)))
+            },
+            "keep the smaller",
+        ),
+        (
+            || {
+                let four = Quota::per_second(1).and(Quota::per_minute(1)).and(Quota::per_hour(1));
+                four.and(Quota::per_day(1)).and(Quota::per_week(1))
+            },
+            "stack a second layer for more",
+        ),
+    ];
+    for (build, says) in refused {
+        let panic = panics(build);
+        assert!(panic.contains(says), "{panic}");
+    }
+    let four = "1/s, 1/m, 1/h, 1/d".parse::<Quotas>().expect("four");
+    assert_eq!(four.try_and(Quota::per_week(1)), Err(QuotaError::TooMany));
+    assert_eq!(four.try_and(Quota::per_day(9)), Err(QuotaError::TooMany));
+    let one = Quotas::from(Quota::per_day(1));
+    assert_eq!(one.try_and(Quota::per_day(9)), Err(QuotaError::EqualWindows));
+    assert!(one.try_and(Quota::per_day(9).staggered()).is_ok(), "another anchor");
+}
+
+#[test]
+fn a_name_that_cannot_be_one_says_what_can() {
+    for name in ["", "Login", "a b", "é", &"x".repeat(65)] {
+        let name = name.to_owned();
+        let limiter =
+            move || drop(tower_fixed_window::Limiter::new(Quota::per_minute(1)).name(&name));
+        let panic =
+            catch_unwind(limiter).expect_err("refused").downcast::<String>().expect("a message");
+        assert!(panic.contains(".name(\"login\")"), "{panic}");
+    }
+}

@@ -1,0 +1,304 @@
+//! A second, naive reading of rules S1 to S16: it walks from window to window where that is
+//! affordable, counts in 128 bits, and shares no line with the crate.
+
+pub(crate) const END_OF_TIME: i128 = (1 << 53) - 1;
+/// Windows that are walked through one by one; more are jumped over.
+const WALK: i128 = 2_000;
+
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) enum Grid {
+    Aligned,
+    StartingAt(i128),
+    Staggered,
+    FirstRequest,
+}
+
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) struct Terms {
+    pub(crate) limit: i128,
+    pub(crate) window: i128,
+    pub(crate) grid: Grid,
+    pub(crate) capacity: i128,
+    pub(crate) max_reserved: i128,
+}
+
+/// The state of S5.
+#[derive(Clone, Copy, PartialEq, Debug)]
+struct Counter {
+    start: i128,
+    used: i128,
+    until: i128,
+}
+
+/// What is there at one instant.
+#[derive(Clone, Copy, Debug)]
+struct Now {
+    start: i128,
+    used: i128,
+    until: Option<i128>,
+}
+
+/// All that a decision tells.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct Answer {
+    pub(crate) allowed: bool,
+    pub(crate) granted: i128,
+    pub(crate) limit: Vec<i128>,
+    pub(crate) used: Vec<i128>,
+    pub(crate) remaining: Vec<i128>,
+    pub(crate) reset: Vec<i128>,
+    pub(crate) refusing: Vec<usize>,
+    pub(crate) speaking: usize,
+    pub(crate) retry_at: Option<i128>,
+    pub(crate) for_good: bool,
+    pub(crate) ready_at: Option<i128>,
+}
+
+/// A charge that passed, as S14 and S15 need it.
+#[derive(Clone, Debug)]
+pub(crate) struct Taken {
+    cost: i128,
+    refundable_until: Vec<i128>,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum Ask {
+    Charge,
+    Reserve,
+    Peek,
+}
+
+/// The counters of one key under one scope.
+pub(crate) struct Model {
+    shift: i128,
+    counters: Vec<Option<Counter>>,
+}
+
+impl Terms {
+    fn floor(&self) -> i128 {
+        // Of a limit of 0 nothing is ever left (S8).
+        if self.limit == 0 { 0 } else { self.limit - self.capacity }
+    }
+
+    fn start_of(&self, now: i128, shift: i128) -> i128 {
+        let passes_through = match self.grid {
+            // The epoch is a Thursday.
+            Grid::Aligned if self.window == 7 * 86_400_000 => 4 * 86_400_000,
+            Grid::Aligned => 0,
+            Grid::StartingAt(at) => at,
+            Grid::Staggered => shift,
+            Grid::FirstRequest => now,
+        };
+        let into = (now - passes_through) % self.window;
+        now - if into < 0 { into + self.window } else { into }
+    }
+
+    /// How many windows until `tokens` more have been granted; `None`: never.
+    fn windows_for(&self, tokens: i128) -> Option<i128> {
+        if tokens <= 0 {
+            return Some(0);
+        }
+        if self.limit == 0 {
+            return None;
+        }
+        if tokens > self.limit * WALK {
+            return Some((tokens + self.limit - 1) / self.limit);
+        }
+        let (mut windows, mut granted) = (0, 0);
+        while granted < tokens {
+            granted += self.limit;
+            windows += 1;
+        }
+        Some(windows)
+    }
+
+    fn after(&self, start: i128, windows: i128) -> i128 {
+        (start + windows * self.window).min(END_OF_TIME)
+    }
+
+    fn look(&self, counter: Option<Counter>, now: i128, shift: i128) -> Now {
+        let fresh = Now { start: self.start_of(now, shift), used: self.floor(), until: None };
+        let Some(Counter { start, used, until }) = counter else { return fresh };
+        if now >= until {
+            return fresh;
+        }
+        if now < start {
+            let used = used.max(self.floor());
+            if start - now < self.window {
+                return Now { start, used, until: Some(until) };
+            }
+            let moved = self.start_of(now, shift);
+            return Now { start: moved, used, until: Some(until - (start - moved)) };
+        }
+        let (mut start, mut used) = (start, used.max(self.floor()));
+        let mut entered = 0;
+        if (now - start) / self.window > WALK {
+            entered = (now - start) / self.window;
+            start += entered * self.window;
+            used = (used - entered * self.limit).max(self.floor());
+        }
+        while now >= start + self.window {
+            start += self.window;
+            used = (used - self.limit).max(self.floor());
+            entered += 1;
+        }
+        if entered > 0 && used == self.floor() {
+            fresh
+        } else {
+            Now { start, used, until: Some(until) }
+        }
+    }
+
+    fn keep(&self, start: i128, used: i128) -> Counter {
+        let windows = self.windows_for(used - self.floor());
+        let until = windows.map_or(END_OF_TIME, |windows| self.after(start, windows.max(1)));
+        Counter { start, used, until }
+    }
+}
+
+impl Model {
+    pub(crate) fn new(quotas: usize, shift: u64) -> Self {
+        Self { shift: shift.into(), counters: vec![None; quotas] }
+    }
+
+    fn look(&self, terms: &[Terms], now: i128) -> Vec<Now> {
+        let pairs = terms.iter().zip(&self.counters);
+        pairs.map(|(terms, counter)| terms.look(*counter, now, self.shift)).collect()
+    }
+
+    pub(crate) fn ask(
+        &mut self,
+        terms: &[Terms],
+        now: i128,
+        cost: i128,
+        ask: Ask,
+    ) -> (Answer, Option<Taken>) {
+        let windows = self.look(terms, now);
+        let reserve = ask == Ask::Reserve;
+        let refusing: Vec<usize> = (0..terms.len())
+            .filter(|&i| {
+                let credit = if reserve { terms[i].max_reserved } else { 0 };
+                let full = windows[i].used + cost > terms[i].limit + credit;
+                cost > 0 && (full || terms[i].limit == 0)
+            })
+            .collect();
+        let allowed = refusing.is_empty();
+        let granted = if allowed && ask != Ask::Peek { cost } else { 0 };
+        let used: Vec<i128> = windows.iter().map(|window| window.used + granted).collect();
+        let reset: Vec<i128> =
+            terms.iter().zip(&windows).map(|(terms, now)| terms.after(now.start, 1)).collect();
+        let remaining: Vec<i128> =
+            terms.iter().zip(&used).map(|(terms, used)| (terms.limit - used).max(0)).collect();
+
+        let retries: Vec<Option<i128>> = (0..terms.len())
+            .map(|i| {
+                let (terms, window) = (&terms[i], &windows[i]);
+                let most = terms.capacity + if reserve { terms.max_reserved } else { 0 };
+                if cost > most || terms.limit == 0 {
+                    return None;
+                }
+                let short = window.used + cost - terms.limit;
+                let at = terms.after(window.start, terms.windows_for(short)?);
+                match window.until {
+                    Some(until) if cost <= terms.capacity => Some(at.min(until)),
+                    _ => Some(at),
+                }
+            })
+            .collect();
+        let for_good = refusing.iter().any(|&i| retries[i].is_none());
+        let retry_at = if allowed || for_good {
+            None
+        } else {
+            refusing.iter().filter_map(|&i| retries[i]).max()
+        };
+
+        let covered: Vec<i128> = (0..terms.len())
+            .map(|i| match terms[i].windows_for(used[i] - terms[i].limit) {
+                Some(windows_on) => terms[i].after(windows[i].start, windows_on),
+                None => windows[i].start,
+            })
+            .collect();
+        let ready_at = if allowed && reserve && cost > 0 {
+            (0..terms.len()).filter(|&i| covered[i] > windows[i].start).map(|i| covered[i]).max()
+        } else {
+            None
+        };
+
+        // S19: the first of those that nobody is before.
+        let speaking = if allowed {
+            (0..terms.len()).min_by_key(|&i| (remaining[i], -reset[i])).expect("a quota")
+        } else {
+            let rank = |i: usize| (retries[i].is_none(), retries[i].unwrap_or(0), reset[i]);
+            let best = refusing.iter().map(|&i| rank(i)).max().expect("one that refuses");
+            *refusing.iter().find(|&&i| rank(i) == best).expect("it is one of them")
+        };
+
+        let taken = (allowed && ask != Ask::Peek).then(|| Taken {
+            cost,
+            refundable_until: (0..terms.len()).map(|i| terms[i].after(covered[i], 1)).collect(),
+        });
+        if taken.is_some() && cost > 0 {
+            for (i, terms) in terms.iter().enumerate() {
+                self.counters[i] = Some(terms.keep(windows[i].start, used[i]));
+            }
+        }
+        let answer = Answer {
+            allowed,
+            granted,
+            limit: terms.iter().map(|terms| terms.limit).collect(),
+            used: used.into_iter().map(|used| used.max(0)).collect(),
+            remaining,
+            reset,
+            refusing,
+            speaking,
+            retry_at,
+            for_good,
+            ready_at,
+        };
+        (answer, taken)
+    }
+
+    pub(crate) fn settle(&mut self, terms: &[Terms], taken: Taken, now: i128, actual: i128) {
+        let windows = self.look(terms, now);
+        for (i, terms) in terms.iter().enumerate() {
+            let Now { start, used, until } = windows[i];
+            if actual > taken.cost {
+                let used = (used + (actual - taken.cost).min(END_OF_TIME)).min(END_OF_TIME);
+                self.counters[i] = Some(terms.keep(start, used));
+            } else if actual < taken.cost
+                && until.is_some()
+                // A window that a step forward has ended stays ended (S4).
+                && now.max(start) < taken.refundable_until[i]
+            {
+                let used = (used - (taken.cost - actual)).max(terms.floor());
+                self.counters[i] = Some(terms.keep(start, used));
+            }
+        }
+    }
+
+    pub(crate) fn reset(&mut self) {
+        self.counters.fill(None);
+    }
+
+    /// Whether a stored window lies ahead of `now` by a window or more: the clock has stepped back.
+    pub(crate) fn is_ahead(&self, terms: &[Terms], now: i128) -> bool {
+        let pairs = terms.iter().zip(&self.counters);
+        pairs
+            .filter_map(|(terms, counter)| Some((terms, counter.as_ref()?)))
+            .any(|(terms, counter)| counter.start - now >= terms.window)
+    }
+}
+
+/// FNV-1a, finished by fmix64, over scope and key (S2).
+pub(crate) fn stagger(scope: &str, key: &[u8]) -> u64 {
+    const WORD: u128 = 1 << 64;
+    let mut hash: u128 = 14_695_981_039_346_656_037;
+    for byte in scope.as_bytes().iter().chain(key) {
+        hash = (hash ^ u128::from(*byte)) * 1_099_511_628_211 % WORD;
+    }
+    for factor in [0xff51_afd7_ed55_8ccd, 0xc4ce_b9fe_1a85_ec53] {
+        hash ^= hash >> 33;
+        hash = hash * factor % WORD;
+    }
+    (hash ^ (hash >> 33)) as u64
+}

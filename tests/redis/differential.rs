@@ -1,0 +1,149 @@
+//! Random traces, of which memory and Redis must make the same: anchors, several quotas, rollover,
+//! reservations, returns, changed limits, a clock that jumps, numbers at the edge of what is exact.
+//!
+//! `SEED=7 ROUNDS=100000 cargo test --test redis differential` goes on from elsewhere.
+
+use std::time::Duration;
+
+use fastrand::Rng;
+use tower_fixed_window::store::{Account, Adjust, Charge, RedisStore, Scope, Store};
+use tower_fixed_window::{Decision, Key, MAX_TOKENS, ManualClock, MemoryStore, Quota, Quotas};
+
+use crate::conformance::connect;
+use crate::server::Server;
+
+const STEPS: usize = 50;
+
+fn env(name: &str, default: u64) -> u64 {
+    std::env::var(name).map_or(default, |value| value.parse().expect("a number"))
+}
+
+fn tokens(rng: &mut Rng) -> u64 {
+    match rng.u8(..10) {
+        0 => 0,
+        1..=5 => rng.u64(1..10),
+        6 | 7 => rng.u64(1..1_000),
+        8 => rng.u64(..=MAX_TOKENS),
+        _ => MAX_TOKENS - rng.u64(..3),
+    }
+}
+
+fn length(rng: &mut Rng) -> u64 {
+    let year = 365 * 86_400_000;
+    *rng.choice(&[1, 2, 7, 1_000, 60_000, 3_600_000, 7 * 86_400_000, 10 * year]).expect("some")
+}
+
+/// The same windows, with limits as they may be now.
+fn with_limits(rng: &mut Rng, windows: &[(u64, u8, u64)]) -> Quotas {
+    let quota = |rng: &mut Rng, &(length, anchor, offset): &(u64, u8, u64)| {
+        let limit = tokens(rng);
+        let mut quota = Quota::new(limit, Duration::from_millis(length));
+        quota = match anchor {
+            0 => quota,
+            1 => quota.starting_at(Duration::from_millis(offset)),
+            2 => quota.staggered(),
+            _ => quota.from_first_request(),
+        };
+        if rng.u8(..3) == 0 {
+            quota = quota.rollover_up_to(limit + tokens(rng).min(MAX_TOKENS - limit));
+        }
+        if rng.u8(..3) == 0 {
+            quota = quota.reserve_up_to(tokens(rng).min(MAX_TOKENS - quota.capacity()));
+        }
+        quota
+    };
+    let first = Quotas::from(quota(rng, &windows[0]));
+    windows[1..].iter().fold(first, |quotas, window| {
+        let next = quota(rng, window);
+        quotas.try_and(next).unwrap_or(quotas)
+    })
+}
+
+fn step_clock(rng: &mut Rng, now: u64, length: u64) -> u64 {
+    let any = rng.u64(..length);
+    match rng.u8(..12) {
+        0..=4 => now,
+        5 | 6 => now.saturating_add(any),
+        7 => now.saturating_add(length),
+        8 => now.saturating_add(length.saturating_mul(rng.u64(1..6)) + any),
+        9 => now.saturating_sub(any),
+        10 => now.saturating_sub(length.saturating_mul(rng.u64(1..4))),
+        _ => start(rng),
+    }
+    .min(MAX_TOKENS)
+}
+
+fn start(rng: &mut Rng) -> u64 {
+    match rng.u8(..8) {
+        0 => rng.u64(..3),
+        1 => MAX_TOKENS - rng.u64(..1_000),
+        2 => rng.u64(..=MAX_TOKENS),
+        _ => 1_700_000_000_000 + rng.u64(..100_000_000),
+    }
+}
+
+#[tokio::test]
+async fn memory_and_redis_agree() {
+    let Some(server) = Server::start() else { return };
+    let connection = connect(&server.url()).await;
+    let scope = Scope::named("differential");
+    let (first, rounds) = (env("SEED", 1), env("ROUNDS", 400));
+    for seed in first..first + rounds {
+        let mut rng = Rng::with_seed(seed);
+        let clock = ManualClock::at_ms(start(&mut rng));
+        let memory = MemoryStore::with_max_keys(100).clock(clock.clone());
+        let redis =
+            RedisStore::from(connection.clone()).prefix(&seed.to_string()).clock(clock.clone());
+        let key = Key::from(rng.u64(..));
+        let windows: Vec<_> = (0..rng.usize(1..=Quotas::MAX))
+            .map(|_| {
+                let length = length(&mut rng);
+                (length, rng.u8(..6), rng.u64(..length))
+            })
+            .collect();
+        let mut quotas = with_limits(&mut rng, &windows);
+        let mut now = start(&mut rng);
+        let mut taken: Vec<Decision> = Vec::new();
+        for step in 0..STEPS {
+            now = step_clock(&mut rng, now, windows[0].0);
+            clock.set_ms(now);
+            if rng.u8(..8) == 0 {
+                let new = with_limits(&mut rng, &windows);
+                // Decisions are of as many quotas as there were.
+                if new.len() == quotas.len() {
+                    quotas = new;
+                }
+            }
+            let account = Account::new(&scope, &quotas, &key);
+            let at = format!("SEED={seed} step {step} at {now}: {quotas}");
+            match rng.u8(..20) {
+                0 => {
+                    memory.reset(account).await.expect("memory answers");
+                    redis.reset(account).await.unwrap_or_else(|error| panic!("{at}: {error}"));
+                }
+                1..=4 if !taken.is_empty() => {
+                    let decision = taken.swap_remove(rng.usize(..taken.len()));
+                    let returned = rng.u64(..=decision.granted());
+                    let adjust = match rng.bool() {
+                        true => Adjust::refund(account, returned, &decision),
+                        false => Adjust::take(account, tokens(&mut rng), &decision),
+                    };
+                    memory.adjust(adjust).await.expect("memory answers");
+                    redis.adjust(adjust).await.unwrap_or_else(|error| panic!("{at}: {error}"));
+                }
+                _ => {}
+            }
+            let mut charge = Charge::new(account, tokens(&mut rng));
+            charge = if rng.u8(..3) == 0 { charge.reserving() } else { charge };
+            charge = if rng.u8(..4) == 0 { charge.up_to() } else { charge };
+            charge = if rng.u8(..5) == 0 { charge.peeking() } else { charge };
+            let expected = memory.charge(charge).await.expect("memory answers");
+            let decision = redis.charge(charge).await;
+            let decision = decision.unwrap_or_else(|error| panic!("{at}: {error}"));
+            assert_eq!(decision, expected, "{at}: {charge:?}");
+            if decision.allowed() {
+                taken.push(decision);
+            }
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! What is in Redis: readable keys, each with its expiry.
+
+use std::time::{Duration, Instant};
+
+use tower_fixed_window::store::RedisStore;
+use tower_fixed_window::{Key, Limiter, ManualClock, Quota};
+
+use crate::conformance::connect;
+use crate::server::{Server, wait_for};
+
+const TURN: u64 = 1_700_000_040_000;
+
+async fn limiter(server: &Server, quotas: &str) -> Limiter {
+    limiter_on(RedisStore::from(connect(&server.url()).await), quotas)
+}
+
+fn limiter_on(store: RedisStore, quotas: &str) -> Limiter {
+    let quotas: tower_fixed_window::Quotas = quotas.parse().expect("quotas");
+    Limiter::new(quotas).name("life").store(store).without_fallback()
+}
+
+/// Waits for the next window, so that what follows is in one.
+async fn next_window(ms: u64) {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("after it");
+    let rest = ms - now.as_millis() as u64 % ms;
+    tokio::time::sleep(Duration::from_millis(rest + 1)).await;
+}
+
+#[tokio::test]
+async fn layout() {
+    let Some(server) = Server::start() else { return };
+    let clock = ManualClock::at_ms(TURN + 1);
+    let store = RedisStore::from(connect(&server.url()).await).prefix("shop").clock(clock);
+    let limiter = limiter_on(
+        store.clone(),
+        "9/minute rollover-up-to=20, 2000/hour starting-at=6m, 5/day staggered, 100/10s from-first-request",
+    );
+    limiter.check_cost(("ann", 7_u64), 2).await.expect("it answers");
+    let hash: Vec<String> = server.ask(&["HGETALL", "shop:tfw1:{life:tann,u7}"]);
+    assert_eq!(
+        hash,
+        [
+            ("60000+0", "-9@1700000040000"),
+            ("3600000+360000", "2@1699999560000"),
+            ("86400000s", "2@1699917480679"),
+            ("10000f", "2@1700000040001"),
+        ]
+        .map(<[&str; 2]>::from)
+        .concat()
+    );
+
+    // Debt: the count lives for two windows.
+    let tokens = limiter_on(store, "10/minute");
+    let receipt = tokens.charge("bob", 1).await.expect("it answers").expect("it passed");
+    tokens.settle(receipt, 15).await.expect("it answers");
+    let hash: Vec<String> = server.ask(&["HGETALL", "shop:tfw1:{life:tbob}"]);
+    assert_eq!(hash, ["60000+0", "15@1700000040000*2"]);
+
+    tokens.reset("bob").await.expect("it answers");
+    assert_eq!(server.ask::<u64>(&["EXISTS", "shop:tfw1:{life:tbob}"]), 0);
+}
+
+#[tokio::test]
+async fn credentials_are_hashed() {
+    let Some(server) = Server::start() else { return };
+    let limiter = limiter(&server, "5/minute").await;
+    limiter.check(Key::secret("hunter2")).await.expect("it answers");
+    let keys: Vec<String> = server.ask(&["KEYS", "*"]);
+    // The SHA-256 of it.
+    assert_eq!(
+        keys,
+        ["tfw1:{life:sf52fbd32b2b3b86ff88ef6c490628285f482af15ddcb29541f94bcf526a3f6c7}"]
+    );
+}
+
+#[tokio::test]
+async fn a_key_expires_with_the_last_of_its_counts() {
+    let Some(server) = Server::start() else { return };
+    let key = "tfw1:{life:tann}";
+    let expiry = || server.ask::<u64>(&["PEXPIRETIME", key]);
+
+    let day = limiter(&server, "5/day").await;
+    let end = |decision: &tower_fixed_window::Decision| {
+        let since = decision.reset_at().duration_since(std::time::UNIX_EPOCH).expect("after it");
+        since.as_millis() as u64
+    };
+    let decision = day.check("ann").await.expect("it answers");
+    assert_eq!(expiry(), end(&decision));
+    // A shorter quota on the same key does not shorten its life.
+    let minute = limiter(&server, "5/minute").await;
+    minute.check("ann").await.expect("it answers");
+    assert_eq!(expiry(), end(&decision));
+    // Debt lengthens it.
+    let receipt = day.charge("ann", 1).await.expect("it answers").expect("it passed");
+    day.settle(receipt, 11).await.expect("it answers");
+    assert_eq!(expiry(), end(&decision) + 2 * 86_400_000);
+}
+
+#[tokio::test]
+async fn under_a_foreign_clock_a_key_expires_an_hour_too_late() {
+    let Some(server) = Server::start() else { return };
+    let clock = ManualClock::at_ms(TURN + 20_000);
+    let store = RedisStore::from(connect(&server.url()).await).clock(clock);
+    limiter_on(store, "5/minute").check("ann").await.expect("it answers");
+    let life: u64 = server.ask(&["PTTL", "tfw1:{life:tann}"]);
+    assert!((3_600_000 + 35_000..=3_600_000 + 40_000).contains(&life), "{life}");
+}
+
+#[tokio::test]
+async fn a_lost_expiry_comes_back_with_the_next_window() {
+    let Some(server) = Server::start() else { return };
+    for quotas in ["5/second", "5/second, 50/minute rollover-up-to=70"] {
+        let limiter = limiter(&server, quotas).await;
+        let key = "tfw1:{life:tann}";
+        limiter.check("ann").await.expect("it answers");
+        server.ask::<u64>(&["PERSIST", key]);
+        next_window(1_000).await;
+        assert_eq!(server.ask::<i64>(&["PTTL", key]), -1, "it has none");
+        limiter.check("ann").await.expect("it answers");
+        assert!(server.ask::<i64>(&["PTTL", key]) > 0, "it has one again");
+    }
+}
+
+#[tokio::test]
+async fn what_has_not_expired_in_time_counts_for_nothing() {
+    let Some(server) = Server::start() else { return };
+    let limiter = limiter(&server, "5/second").await;
+    next_window(1_000).await;
+    assert!(limiter.check_cost("ann", 5).await.expect("it answers").allowed());
+    server.ask::<u64>(&["PERSIST", "tfw1:{life:tann}"]);
+    next_window(1_000).await;
+    assert!(limiter.check_cost("ann", 5).await.expect("it answers").allowed());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_key_has_its_expiry_and_goes() {
+    let Some(server) = Server::start() else { return };
+    let store = RedisStore::new(server.url()).expect("an address");
+    let limit = Limiter::new(Quota::new(3, Duration::from_secs(20)).from_first_request())
+        .name("life")
+        .store(store.deadline(Duration::from_secs(20)))
+        .without_fallback();
+    let tasks: Vec<_> = (0..64_u64)
+        .map(|task| {
+            let limit = limit.clone();
+            tokio::spawn(async move {
+                for i in 0..1_563 {
+                    limit.check((task, i)).await.expect("it answers");
+                }
+            })
+        })
+        .collect();
+    for task in tasks {
+        task.await.expect("no panic");
+    }
+    let without: u64 = server.ask(&[
+        "EVAL",
+        "local n = 0
+         for _, key in ipairs(redis.call('KEYS', '*')) do
+             if redis.call('PTTL', key) == -1 then n = n + 1 end
+         end
+         return n",
+        "0",
+    ]);
+    assert_eq!(without, 0, "keys without an expiry");
+    assert!(server.ask::<u64>(&["DBSIZE"]) > 10_000, "it was a load");
+    let start = Instant::now();
+    wait_for("all keys to go", || {
+        server.ask::<u64>(&["DBSIZE"]) == 0 || start.elapsed().as_secs() > 28
+    });
+    assert_eq!(server.ask::<u64>(&["DBSIZE"]), 0);
+}

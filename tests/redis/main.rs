@@ -1,0 +1,13 @@
+//! Redis and Valkey as they are really run, and as they really fail. Each test starts its own
+//! servers on free ports of this machine and ends them.
+//!
+//! `REDIS_SERVER=valkey-server` chooses another binary. Where there is none the tests are skipped
+//! with a word, or fail if `REQUIRE_REDIS=1`.
+
+mod conformance;
+mod differential;
+mod exact;
+mod life;
+mod outage;
+mod server;
+mod topology;

@@ -1,0 +1,351 @@
+//! Redis gone, frozen, back, or forgetful: every request gets its answer in time.
+
+use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use tower::{Layer, Service, ServiceExt, service_fn};
+use tower_fixed_window::key::global;
+use tower_fixed_window::store::RedisStore;
+use tower_fixed_window::{FixedWindowLayer, Limiter, OnStoreFailure, Quota};
+
+use crate::server::{ALONE, Server, free_port};
+
+const DEADLINE: Duration = Duration::from_millis(250);
+/// What a noisy machine may add to it.
+const NOISE: Duration = Duration::from_millis(500);
+const LIMIT: u64 = 200;
+
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) enum By {
+    Redis,
+    Memory,
+    Nobody,
+}
+
+pub(crate) struct Answer {
+    asked: Instant,
+    took: Duration,
+    by: By,
+    allowed: bool,
+}
+
+impl Answer {
+    pub(crate) fn is_by(&self, by: By) -> bool {
+        self.by == by
+    }
+
+    pub(crate) fn asked(&self) -> Instant {
+        self.asked
+    }
+}
+
+/// Nodes under load, each with a store of its own.
+pub(crate) struct Load {
+    answers: Arc<Mutex<Vec<Answer>>>,
+    stop: Arc<AtomicBool>,
+    tasks: Vec<tokio::task::JoinHandle<()>>,
+}
+
+impl Load {
+    /// Each node asks for one of `keys` keys, in turn, with `tasks` requests at once.
+    pub(crate) fn start(limiters: &[Limiter], keys: u64, tasks: usize) -> Self {
+        let (answers, stop) = (Arc::<Mutex<Vec<_>>>::default(), Arc::new(AtomicBool::new(false)));
+        let tasks = limiters
+            .iter()
+            .flat_map(|limiter| (0..tasks).map(move |_| limiter.clone()))
+            .map(|limiter| {
+                let (answers, stop) = (Arc::clone(&answers), Arc::clone(&stop));
+                tokio::spawn(async move {
+                    let mut key = 0;
+                    while !stop.load(Ordering::Relaxed) {
+                        key = (key + 1) % keys;
+                        let asked = Instant::now();
+                        let answer = limiter.check(key).await;
+                        let by = match &answer {
+                            Ok(decision) if decision.is_local() => By::Memory,
+                            Ok(_) => By::Redis,
+                            Err(_) => By::Nobody,
+                        };
+                        let allowed = answer.is_ok_and(|decision| decision.allowed());
+                        let answer = Answer { asked, took: asked.elapsed(), by, allowed };
+                        answers.lock().expect("no panic").push(answer);
+                        tokio::time::sleep(Duration::from_millis(2)).await;
+                    }
+                })
+            })
+            .collect();
+        Self { answers, stop, tasks }
+    }
+
+    /// Until an answer to what was asked after `since` came from there.
+    pub(crate) async fn answered_by(&self, by: By, since: Instant) -> Duration {
+        loop {
+            let found = |answer: &&Answer| answer.by == by && answer.asked >= since;
+            if let Some(first) = self.answers.lock().expect("no panic").iter().find(found) {
+                return first.asked + first.took - since;
+            }
+            assert!(since.elapsed() < Duration::from_secs(20), "no answer by {by:?}");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    /// Ends it, and checks that nobody had to wait, or was left without an answer.
+    pub(crate) async fn finish(self, what: &str) -> Vec<Answer> {
+        self.stop.store(true, Ordering::Relaxed);
+        for task in self.tasks {
+            task.await.expect("no panic");
+        }
+        let answers = std::mem::take(&mut *self.answers.lock().expect("no panic"));
+        let slowest = answers.iter().map(|answer| answer.took).max().expect("answers");
+        let of = |by| answers.iter().filter(|answer| answer.by == by).count();
+        println!(
+            "{what}: {} answers, {} by memory, slowest {slowest:?} of a deadline of {DEADLINE:?}",
+            answers.len(),
+            of(By::Memory)
+        );
+        assert!(slowest < DEADLINE + NOISE, "{what}: the slowest took {slowest:?}");
+        assert_eq!(of(By::Nobody), 0, "{what}: some were left without an answer");
+        answers
+    }
+}
+
+pub(crate) fn limiter(store: RedisStore, limit: u64) -> Limiter {
+    // Of an hour, so that what is counted stays in one window (but for one run in some hundreds).
+    Limiter::new(Quota::per_hour(limit).from_first_request()).name("outage").store(store)
+}
+
+fn nodes(url: &str) -> Vec<Limiter> {
+    let node = |_| limiter(RedisStore::new(url).expect("an address"), LIMIT);
+    (0..3).map(node).collect()
+}
+
+fn passed(answers: &[Answer], by: By) -> u64 {
+    answers.iter().filter(|answer| answer.by == by && answer.allowed).count() as u64
+}
+
+fn used(server: &Server) -> u64 {
+    let value: Option<String> = server.ask(&["HGET", "tfw1:{outage:u0}", "3600000f"]);
+    value.map_or(0, |value| value.split('@').next().expect("a count").parse().expect("a number"))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn killed_and_started_again() {
+    let _alone = ALONE.lock().await;
+    let Some(mut server) = Server::start() else { return };
+    let load = Load::start(&nodes(&server.url()), 1, 16);
+    load.answered_by(By::Redis, Instant::now()).await;
+    for _ in 0..2 {
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        server.kill();
+        load.answered_by(By::Memory, Instant::now()).await;
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        server.restart();
+        let back = load.answered_by(By::Redis, Instant::now()).await;
+        println!("joined {back:?} after its return");
+        assert!(back < Duration::from_secs(1), "{back:?}");
+    }
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    let answers = load.finish("killed").await;
+    // Redis came back empty twice. Memory limits: once per node.
+    assert_eq!(passed(&answers, By::Redis), LIMIT * 3, "a limit for each life of Redis");
+    assert_eq!(passed(&answers, By::Memory), LIMIT * 3, "a limit for each node");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_counted_twice() {
+    let _alone = ALONE.lock().await;
+    let Some(mut server) = Server::with(&["--appendonly", "yes", "--appendfsync", "always"]) else {
+        return;
+    };
+    let node = |_| limiter(RedisStore::new(server.url()).expect("an address"), 1_000_000_000);
+    let load = Load::start(&(0..3).map(node).collect::<Vec<_>>(), 1, 16);
+    for _ in 0..3 {
+        load.answered_by(By::Redis, Instant::now()).await;
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        server.kill();
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        server.restart();
+        load.answered_by(By::Redis, Instant::now()).await;
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        server.freeze();
+        tokio::time::sleep(Duration::from_millis(600)).await;
+        server.thaw();
+    }
+    load.answered_by(By::Redis, Instant::now()).await;
+    let answers = load.finish("killed and frozen").await;
+    let (used, by_redis) = (used(&server), passed(&answers, By::Redis));
+    println!("{} asked, {by_redis} answered by Redis, {used} counted", answers.len());
+    assert!(used <= answers.len() as u64, "counted {used} of {} requests", answers.len());
+    assert!(used >= by_redis, "counted {used}, answered {by_redis}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn frozen() {
+    let _alone = ALONE.lock().await;
+    let Some(server) = Server::start() else { return };
+    let load = Load::start(&nodes(&server.url()), 1, 16);
+    load.answered_by(By::Redis, Instant::now()).await;
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    server.freeze();
+    let frozen = Instant::now();
+    load.answered_by(By::Memory, frozen).await;
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    let thawed = Instant::now();
+    server.thaw();
+    let back = load.answered_by(By::Redis, thawed).await;
+    println!("joined {back:?} after it came to");
+    assert!(back < Duration::from_secs(1), "{back:?}");
+    let answers = load.finish("frozen").await;
+    assert_eq!(passed(&answers, By::Redis), LIMIT);
+    assert_eq!(passed(&answers, By::Memory), LIMIT * 3);
+    // The breaker: of 5 seconds nearly none was spent on waiting.
+    let waited = answers.iter().filter(|answer| {
+        answer.asked > frozen + Duration::from_secs(1)
+            && answer.asked < thawed
+            && answer.took > DEADLINE / 2
+    });
+    let waited = waited.count();
+    println!("{waited} waited for a server that was known to be silent");
+    assert!(waited <= 3 * 20, "one probe in 250 ms for each node, not {waited}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn scripts_flushed_in_full_flight() {
+    let _alone = ALONE.lock().await;
+    let Some(server) = Server::start() else { return };
+    let load = Load::start(&nodes(&server.url()), 1, 16);
+    load.answered_by(By::Redis, Instant::now()).await;
+    for _ in 0..50 {
+        server.ask::<String>(&["SCRIPT", "FLUSH"]);
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let answers = load.finish("scripts flushed").await;
+    assert!(answers.iter().all(|answer| answer.by == By::Redis), "not noticed");
+    assert_eq!(passed(&answers, By::Redis), LIMIT);
+    assert_eq!(used(&server), LIMIT);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn started_while_redis_is_down() {
+    let _alone = ALONE.lock().await;
+    let port = free_port();
+    let nodes = nodes(&format!("redis://127.0.0.1:{port}/"));
+    let load = Load::start(&nodes, 1, 4);
+    load.answered_by(By::Memory, Instant::now()).await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let Some(server) = Server::on(port, &[]) else { return };
+    let back = load.answered_by(By::Redis, Instant::now()).await;
+    println!("joined {back:?} after its start");
+    assert!(back < Duration::from_secs(1), "{back:?}");
+    drop(server);
+    load.finish("started while Redis was down").await;
+}
+
+/// The first request waits for the first connection, rather than to be counted apart.
+#[test]
+fn made_outside_of_a_runtime() {
+    let Some(server) = Server::start() else { return };
+    let limiter = limiter(RedisStore::new(server.url()).expect("an address"), 5);
+    let error = tower_fixed_window::testing::block_on(limiter.clone().without_fallback().check(1));
+    let message = error.expect_err("no runtime").to_string();
+    assert_eq!(message, "Redis is asked outside of a tokio runtime");
+    for _ in 0..2 {
+        // A connection ends with the runtime it was made in; the next runtime makes its own.
+        let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+        runtime.block_on(async {
+            let answers = async {
+                while limiter.check(1).await.expect("it answers").is_local() {
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                }
+            };
+            tokio::time::timeout(Duration::from_secs(2), answers).await.expect("it joins");
+        });
+    }
+}
+
+/// A master that became a replica, behind an address that leads elsewhere now.
+#[tokio::test(flavor = "multi_thread")]
+async fn turned_into_a_replica() {
+    let _alone = ALONE.lock().await;
+    let (Some(old), Some(new)) = (Server::start(), Server::start()) else { return };
+    let port = Arc::new(AtomicU16::new(old.port));
+    let address = Arc::clone(&port);
+    let store = RedisStore::connecting(move || {
+        let port = address.load(Ordering::SeqCst);
+        async move {
+            let client = redis::Client::open(("127.0.0.1", port))?;
+            client.get_multiplexed_async_connection().await
+        }
+    });
+    let load = Load::start(&[limiter(store, LIMIT)], 1, 4);
+    load.answered_by(By::Redis, Instant::now()).await;
+    old.ask::<String>(&["REPLICAOF", "127.0.0.1", &new.port.to_string()]);
+    load.answered_by(By::Memory, Instant::now()).await;
+    let moved = Instant::now();
+    port.store(new.port, Ordering::SeqCst);
+    let back = load.answered_by(By::Redis, moved).await;
+    println!("joined {back:?} after the address had changed");
+    assert!(back < Duration::from_secs(1), "{back:?}");
+    load.finish("turned into a replica").await;
+}
+
+/// What it took in memory goes back to memory: Redis has not counted it.
+#[tokio::test]
+async fn what_memory_granted_is_returned_to_memory() {
+    let port = free_port();
+    let store = RedisStore::new(format!("redis://127.0.0.1:{port}/")).expect("an address");
+    let limiter = limiter(store, 5);
+    let receipt = limiter.charge(0, 3).await.expect("it answers").expect("it passed");
+    assert!(receipt.decision().is_local());
+    let Some(server) = Server::on(port, &[]) else { return };
+    while limiter.check_cost(0, 4).await.expect("it answers").is_local() {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert_eq!(used(&server), 4);
+    limiter.refund(receipt).await.expect("it answers");
+    assert_eq!(used(&server), 4, "Redis gave nothing for it, and gets nothing back");
+}
+
+#[tokio::test]
+async fn each_layer_has_its_policy() {
+    let dead = format!("redis://127.0.0.1:{}/", free_port());
+    let answer = async |policy| {
+        let layer = FixedWindowLayer::new(Quota::per_minute(1))
+            .name("policy")
+            .key(global())
+            .store(RedisStore::new(dead.as_str()).expect("an address"))
+            .on_store_failure(policy);
+        let mut service = layer.layer(service_fn(async |_: http::Request<()>| {
+            Ok::<_, std::convert::Infallible>(http::Response::new(bytes::Bytes::new()))
+        }));
+        let mut statuses = Vec::new();
+        for _ in 0..3 {
+            let response = service.ready().await.expect("it is").call(http::Request::new(()));
+            let response = response.await.expect("no error");
+            let fields = response.headers().contains_key("x-ratelimit-limit");
+            let retry = response.headers().contains_key("retry-after");
+            statuses.push((response.status().as_u16(), fields, retry));
+        }
+        statuses
+    };
+    let local = [(200, true, false), (429, true, true), (429, true, true)];
+    assert_eq!(answer(OnStoreFailure::Local).await, local);
+    assert_eq!(answer(OnStoreFailure::Allow).await, [(200, false, false); 3], "unknown: no fields");
+    assert_eq!(
+        answer(OnStoreFailure::Deny).await,
+        [(503, false, true); 3],
+        "not the client's fault"
+    );
+}
+
+#[tokio::test]
+async fn errors_name_no_address_and_no_key() {
+    let store = RedisStore::new("redis://user:hunter2@127.0.0.1:1/").expect("an address");
+    let limiter = limiter(store.clone(), 5).without_fallback();
+    let error = limiter.check("ann").await.expect_err("nobody is there");
+    assert_eq!(error.to_string(), "Redis can't be reached");
+    assert!(!format!("{store:?} {limiter:?} {error:?}").contains("hunter2"));
+    let error = RedisStore::new("http://user:hunter2@127.0.0.1/").expect_err("no address");
+    assert_eq!(error.to_string(), "no address of Redis: write redis://host:6379/");
+}

@@ -1,0 +1,246 @@
+//! Cluster, Sentinel, TLS, an ACL user.
+
+use std::time::{Duration, Instant};
+
+use redis::cluster::ClusterClient;
+use redis::sentinel::{SentinelClient, SentinelServerType};
+use redis::{Client, TlsCertificates};
+use tower_fixed_window::store::RedisStore;
+use tower_fixed_window::{Limiter, Quota};
+
+use crate::exact;
+use crate::outage::{By, Load, limiter};
+use crate::server::{ALONE, Server, ask, free_port, wait_for};
+
+/// Three masters that share the slots.
+fn cluster() -> Option<Vec<Server>> {
+    let options = ["--cluster-enabled", "yes", "--cluster-node-timeout", "1000"];
+    let nodes: Vec<Server> = (0..3).map(|_| Server::with(&options)).collect::<Option<_>>()?;
+    for (node, (first, last)) in nodes.iter().zip([(0, 5460), (5461, 10922), (10923, 16383)]) {
+        let (first, last) = (first.to_string(), last.to_string());
+        node.ask::<String>(&["CLUSTER", "ADDSLOTSRANGE", &first, &last]);
+        node.ask::<String>(&["CLUSTER", "MEET", "127.0.0.1", &nodes[0].port.to_string()]);
+    }
+    for node in &nodes {
+        wait_for("the cluster", || {
+            let info: String = node.ask(&["CLUSTER", "INFO"]);
+            info.contains("cluster_state:ok") && info.contains("cluster_known_nodes:3")
+        });
+    }
+    Some(nodes)
+}
+
+fn urls(nodes: &[Server]) -> Vec<String> {
+    nodes.iter().map(Server::url).collect()
+}
+
+#[test]
+fn three_processes_share_a_count_on_a_cluster() {
+    let _alone = ALONE.blocking_lock();
+    let Some(nodes) = cluster() else { return };
+    exact::run(&urls(&nodes).join(","), |_, node| node);
+    for node in &nodes {
+        assert!(node.ask::<u64>(&["DBSIZE"]) > 0, "each has its share");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_killed_cluster_node() {
+    let _alone = ALONE.lock().await;
+    let Some(mut nodes) = cluster() else { return };
+    let store = RedisStore::cluster(ClusterClient::new(urls(&nodes)).expect("addresses"));
+    // Keys on every node.
+    let load = Load::start(&[limiter(store, 1_000_000)], 12, 12);
+    load.answered_by(By::Redis, Instant::now()).await;
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    nodes[1].kill();
+    load.answered_by(By::Memory, Instant::now()).await;
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    nodes[1].restart();
+    // A master that comes back takes writes only after two seconds.
+    wait_for("the node to take writes", || {
+        let writes =
+            |node: &Server, slot: &str| ask::<String>(&node.url(), &["SET", slot, "1"]).is_ok();
+        // A key of each node's: `b` of the first, `c` of the second, `a` of the third.
+        writes(&nodes[0], "b") && writes(&nodes[1], "c") && writes(&nodes[2], "a")
+    });
+    let back = Instant::now();
+    load.answered_by(By::Redis, back).await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let joined = Instant::now();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let answers = load.finish("a cluster's node killed").await;
+    let late = answers.iter().filter(|answer| answer.is_by(By::Memory));
+    let last = late.map(|answer| answer.asked()).max().expect("memory answered");
+    println!(
+        "the last by memory {:?} after the node took writes",
+        last.saturating_duration_since(back)
+    );
+    assert!(last < joined, "all keys are in Redis again within a second");
+}
+
+/// A master, its replica, and a Sentinel that watches them.
+struct Watched {
+    master: Server,
+    replica: Server,
+    sentinel: Server,
+}
+
+fn watched() -> Option<Watched> {
+    let master = Server::start()?;
+    let replica = Server::with(&["--replicaof", "127.0.0.1", &master.port.to_string()])?;
+    wait_for("the replica", || {
+        replica.ask::<String>(&["INFO", "replication"]).contains("link_status:up")
+    });
+    let sentinel = Server::with(&["--sentinel"])?;
+    let port = master.port.to_string();
+    sentinel.ask::<String>(&["SENTINEL", "MONITOR", "mymaster", "127.0.0.1", &port, "1"]);
+    for (option, value) in [("down-after-milliseconds", "500"), ("failover-timeout", "2000")] {
+        sentinel.ask::<String>(&["SENTINEL", "SET", "mymaster", option, value]);
+    }
+    wait_for("Sentinel to know the replica", || {
+        let known: Vec<redis::Value> = sentinel.ask(&["SENTINEL", "REPLICAS", "mymaster"]);
+        known.len() == 1
+    });
+    Some(Watched { master, replica, sentinel })
+}
+
+impl Watched {
+    fn store(&self) -> RedisStore {
+        let client = SentinelClient::build(
+            vec![self.sentinel.url()],
+            "mymaster".to_owned(),
+            None,
+            SentinelServerType::Master,
+        );
+        RedisStore::sentinel(client.expect("addresses"))
+    }
+
+    /// When the former replica takes writes, and Sentinel says so.
+    fn failed_over(&self) -> Instant {
+        wait_for("the failover", || {
+            let master: Vec<String> =
+                self.sentinel.ask(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", "mymaster"]);
+            master[1] == self.replica.port.to_string()
+                && ask::<String>(&self.replica.url(), &["SET", "a", "1"]).is_ok()
+        });
+        Instant::now()
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_failover_of_a_killed_master() {
+    let _alone = ALONE.lock().await;
+    let Some(mut watched) = watched() else { return };
+    let load = Load::start(&[limiter(watched.store(), 1_000_000)], 1, 8);
+    load.answered_by(By::Redis, Instant::now()).await;
+    watched.master.kill();
+    load.answered_by(By::Memory, Instant::now()).await;
+    let back = load.answered_by(By::Redis, watched.failed_over()).await;
+    println!("joined {back:?} after the failover");
+    assert!(back < Duration::from_secs(1), "{back:?}");
+    load.finish("failed over from a killed master").await;
+}
+
+/// The old master never says a word: no connection breaks.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_failover_of_a_frozen_master() {
+    let _alone = ALONE.lock().await;
+    let Some(watched) = watched() else { return };
+    let load = Load::start(&[limiter(watched.store(), 1_000_000)], 1, 8);
+    load.answered_by(By::Redis, Instant::now()).await;
+    watched.master.freeze();
+    load.answered_by(By::Memory, Instant::now()).await;
+    let back = load.answered_by(By::Redis, watched.failed_over()).await;
+    println!("joined {back:?} after the failover");
+    assert!(back < Duration::from_secs(1), "{back:?}");
+    load.finish("failed over from a frozen master").await;
+}
+
+/// The old master lives on as a replica, and refuses to write.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_failover_by_hand() {
+    let _alone = ALONE.lock().await;
+    let Some(watched) = watched() else { return };
+    let load = Load::start(&[limiter(watched.store(), 1_000_000)], 1, 8);
+    load.answered_by(By::Redis, Instant::now()).await;
+    // It takes a while until it thinks the replica good enough.
+    wait_for("Sentinel to fail over", || {
+        let failover = ["SENTINEL", "FAILOVER", "mymaster"];
+        ask::<String>(&watched.sentinel.url(), &failover).is_ok()
+    });
+    watched.failed_over();
+    wait_for("the old master to be demoted", || {
+        watched.master.ask::<String>(&["INFO", "replication"]).contains("role:slave")
+    });
+    let back = load.answered_by(By::Redis, Instant::now()).await;
+    println!("joined {back:?} after the failover");
+    assert!(back < Duration::from_secs(1), "{back:?}");
+    load.finish("failed over by hand").await;
+}
+
+#[tokio::test]
+async fn tls() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).expect("a certificate");
+    let (cert, key) = (dir.path().join("cert.pem"), dir.path().join("key.pem"));
+    std::fs::write(&cert, made.cert.pem()).expect("it is written");
+    std::fs::write(&key, made.signing_key.serialize_pem()).expect("it is written");
+    let (port, cert, key) =
+        (free_port().to_string(), cert.display().to_string(), key.display().to_string());
+    let options = [
+        ["--tls-port", &port],
+        ["--tls-cert-file", &cert],
+        ["--tls-key-file", &key],
+        ["--tls-ca-cert-file", &cert],
+        ["--tls-auth-clients", "no"],
+    ];
+    let Some(_server) = Server::on(0, &options.concat()) else { return };
+    let url = format!("rediss://localhost:{port}/");
+    let root_cert = Some(made.cert.pem().into_bytes());
+    let trusting = TlsCertificates { client_tls: None, root_cert };
+    let client = Client::build_with_tls(url.as_str(), trusting).expect("an address");
+    let limiter =
+        |store| Limiter::new(Quota::per_day(5)).name("tls").store(store).without_fallback();
+    let trusted = limiter(RedisStore::client(client));
+    let deadline = Instant::now() + Duration::from_secs(10);
+    let decision = loop {
+        // The server may still be starting.
+        match trusted.check("ann").await {
+            Ok(decision) => break decision,
+            Err(error) => assert!(Instant::now() < deadline, "{error}"),
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    };
+    assert_eq!(decision.remaining(), 4);
+    // Nobody vouches for this certificate.
+    let untrusted = limiter(RedisStore::new(url).expect("an address"));
+    let error = untrusted.check("ann").await.expect_err("not trusted");
+    assert_eq!(error.to_string(), "Redis can't be reached");
+}
+
+/// The least that the store needs.
+#[tokio::test]
+async fn a_user_of_few_rights() {
+    let Some(server) = Server::start() else { return };
+    let rights = "on >secret resetkeys ~tfw1:* nocommands +evalsha +script|load +time +hmget +hset \
+                  +pexpiretime +pexpireat +hdel";
+    let mut command = vec!["ACL", "SETUSER", "limiter"];
+    command.extend(rights.split_whitespace());
+    server.ask::<String>(&command);
+    server.ask::<String>(&["ACL", "SETUSER", "default", "resetpass", "off"]);
+    let url = |password| format!("redis://limiter:{password}@127.0.0.1:{}/", server.port);
+    let limiter = |password| {
+        Limiter::new(Quota::per_day(5).and(Quota::per_week(20)))
+            .name("acl")
+            .store(RedisStore::new(url(password)).expect("an address"))
+            .without_fallback()
+    };
+    let right = limiter("secret");
+    let receipt = right.charge("ann", 2).await.expect("it answers").expect("it passed");
+    assert_eq!(receipt.decision().remaining(), 3);
+    right.refund(receipt).await.expect("it may");
+    right.reset("ann").await.expect("it may");
+    let error = limiter("wrong").check("ann").await.expect_err("another password");
+    assert_eq!(error.to_string(), "Redis refused the password");
+}

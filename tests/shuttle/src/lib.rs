@@ -1,0 +1,185 @@
+//! Models of the memory store: what it promises holds in every order in which shuttle lets threads
+//! take its locks and read its clock. A store of one shard, so that all meet.
+//!
+//! `RUSTFLAGS="--cfg shuttle" cargo test --manifest-path tests/shuttle/Cargo.toml`
+
+#![cfg(all(test, shuttle))]
+
+use std::time::Duration;
+
+use shuttle::sync::Arc;
+use shuttle::sync::atomic::{AtomicU64, Ordering};
+use shuttle::thread;
+use tower_fixed_window::store::Reply;
+use tower_fixed_window::{Clock, Limiter, MemoryStore, Quota, Quotas};
+
+const WINDOW: Duration = Duration::from_millis(100);
+/// The entries of the smallest store.
+const ENTRIES: u64 = 16;
+
+/// Reading it is a step that others may come before and after.
+#[derive(Clone)]
+struct Time(Arc<AtomicU64>);
+
+impl Time {
+    fn at(ms: u64) -> Self {
+        Self(Arc::new(AtomicU64::new(ms)))
+    }
+
+    fn set(&self, ms: u64) {
+        self.0.store(ms, Ordering::SeqCst);
+    }
+}
+
+impl Clock for Time {
+    fn now_ms(&self) -> u64 {
+        self.0.load(Ordering::SeqCst)
+    }
+}
+
+fn now<T>(reply: Reply<T>) -> T {
+    reply.into_now().expect("memory answers at once").expect("and does not fail")
+}
+
+fn limiter(quotas: impl Into<Quotas>, time: &Time) -> (Limiter, MemoryStore) {
+    let store = MemoryStore::with_max_keys(1).clock(time.clone());
+    (Limiter::new(quotas).name("model").store(store.clone()), store)
+}
+
+/// Takes entries for a long time.
+fn fill(store: &MemoryStore, entries: u64) {
+    let others = Limiter::new(Quota::per_week(1)).name("others").store(store.clone());
+    for key in 0..entries {
+        assert!(now(others.check(key)).allowed());
+    }
+}
+
+/// How many of `charges` pass in each of `threads` at once.
+fn at_once(limiter: &Limiter, threads: usize, charges: usize) -> usize {
+    let threads: Vec<_> = (0..threads)
+        .map(|_| {
+            let limiter = limiter.clone();
+            thread::spawn(move || {
+                (0..charges).filter(|_| now(limiter.check("one")).allowed()).count()
+            })
+        })
+        .collect();
+    threads.into_iter().map(|thread| thread.join().expect("no panic")).sum()
+}
+
+fn charges_and_charges() {
+    let (limiter, _) = limiter(Quota::new(2, WINDOW).and(Quota::new(3, 4 * WINDOW)), &Time::at(50));
+    assert_eq!(at_once(&limiter, 3, 1), 2);
+    let decision = now(limiter.peek("one"));
+    assert!(decision.standings().iter().all(|standing| standing.used() == 2));
+}
+
+fn charges_and_refunds() {
+    let (limiter, _) = limiter(Quota::new(2, WINDOW), &Time::at(50));
+    let held = Arc::new(AtomicU64::new(0));
+    let threads: Vec<_> = [true, true, false]
+        .map(|gives_back| {
+            let (limiter, held) = (limiter.clone(), Arc::clone(&held));
+            thread::spawn(move || {
+                let Ok(receipt) = now(limiter.charge("one", 1)) else { return 0 };
+                assert!(held.fetch_add(1, Ordering::SeqCst) < 2, "more than the limit at once");
+                if gives_back {
+                    held.fetch_sub(1, Ordering::SeqCst);
+                    now(limiter.refund(receipt));
+                    return 0;
+                }
+                1
+            })
+        })
+        .into_iter()
+        .collect();
+    let kept: u64 = threads.into_iter().map(|thread| thread.join().expect("no panic")).sum();
+    assert_eq!(now(limiter.peek("one")).used(), kept);
+}
+
+fn charges_and_a_reset() {
+    let (limiter, _) = limiter(Quota::new(1, WINDOW), &Time::at(50));
+    let reset = thread::spawn({
+        let limiter = limiter.clone();
+        move || now(limiter.reset("one"))
+    });
+    let passed = at_once(&limiter, 2, 1);
+    reset.join().expect("no panic");
+    let used = now(limiter.peek("one")).used();
+    // Each charge came before the reset or after it: at most one passes on either side.
+    assert!((1..=2).contains(&passed), "{passed}");
+    assert!(used <= 1 && (passed == 1 || used == 1), "{passed} passed, {used} used");
+}
+
+/// One thread's reading of the clock is older than the charge by which another's key has taken
+/// over an entry that had run out by then.
+fn a_charge_at_the_edge_of_a_window() {
+    let time = Time::at(50);
+    let (limiter, store) = limiter(Quota::new(1, WINDOW), &time);
+    assert!(now(limiter.check("one")).allowed());
+    fill(&store, ENTRIES - 1);
+    let other = thread::spawn({
+        let (limiter, time) = (limiter.clone(), time.clone());
+        move || {
+            time.set(100);
+            let _ = now(limiter.check("two"));
+        }
+    });
+    let decision = now(limiter.check("one"));
+    other.join().expect("no panic");
+    let start = decision.reset_at() - WINDOW;
+    let first = std::time::UNIX_EPOCH;
+    assert!(!(decision.allowed() && start == first), "a second one in the first window");
+}
+
+fn keys_that_share_an_overflow_entry() {
+    let (limiter, store) = limiter(Quota::new(2, WINDOW), &Time::at(50));
+    fill(&store, ENTRIES);
+    let other = thread::spawn({
+        let limiter = limiter.clone();
+        move || now(limiter.check("two")).allowed()
+    });
+    let passed = at_once(&limiter, 3, 1);
+    // Less if they share: too early, never too late.
+    let shared = usize::from(other.join().expect("no panic"));
+    assert!((2 - shared..=2).contains(&passed), "{passed} and {shared}");
+}
+
+/// A key leaves the overflow while others still charge there.
+fn a_key_that_moves_to_an_entry_of_its_own() {
+    let time = Time::at(50);
+    let (limiter, store) = limiter(Quota::new(2, 4 * WINDOW), &time);
+    let short = Limiter::new(Quota::new(1, WINDOW)).name("short").store(store.clone());
+    assert!(now(short.check("gone at 100")).allowed());
+    fill(&store, ENTRIES - 1);
+    let ticks = thread::spawn({
+        let time = time.clone();
+        move || time.set(100)
+    });
+    assert_eq!(at_once(&limiter, 3, 1), 2);
+    ticks.join().expect("no panic");
+    assert!(!now(limiter.check("one")).allowed());
+}
+
+macro_rules! models {
+    ($($model:ident),* $(,)?) => {
+        mod at_random {
+            $(#[test] fn $model() { shuttle::check_random(super::$model, 5_000) })*
+        }
+        mod by_priority {
+            $(#[test] fn $model() { shuttle::check_pct(super::$model, 5_000, 3) })*
+        }
+        mod one_after_the_other {
+            $(#[test] fn $model() { shuttle::check_dfs(super::$model, Some(20_000)) })*
+        }
+    };
+}
+
+models!(
+    charges_and_charges,
+    charges_and_refunds,
+    charges_and_a_reset,
+    a_charge_at_the_edge_of_a_window,
+    keys_that_share_an_overflow_entry,
+    a_key_that_moves_to_an_entry_of_its_own,
+);
