@@ -1,9 +1,9 @@
 //! Counters in this process's memory.
 //!
-//! A sharded lock around a flat table. A key's hash chooses the shard and two buckets in it; each
-//! quota of the key has an entry in one of the two, found by a 64-bit fingerprint. Entries are
-//! never moved, and one that has expired is free. So there is nothing to sweep, and a charge looks
-//! at two buckets at most, whatever the table holds.
+//! A sharded lock around a flat table. A key's hash chooses the shard, so that all of its quotas are
+//! charged under one lock. Each quota of the key has a 64-bit fingerprint, and an entry in one of the
+//! two buckets that this chooses. Entries are never moved, and one that has expired is free. So there
+//! is nothing to sweep, and a charge looks at two buckets at most, whatever the table holds.
 
 use std::fmt;
 use std::hash::BuildHasher;
@@ -304,7 +304,7 @@ impl Shard {
         let taken = |slot| {
             others.iter().any(|other| matches!(other, Place::Own(s) | Place::Free(s) if *s == slot))
         };
-        let place = self.table.find(home.hash, home.fingerprint(quota), now, taken);
+        let place = self.table.find(home.fingerprint(quota), now, taken);
         let shift = account.shift(quota);
         match place {
             Place::Own(slot) => (place, Window::at(now, Some(self.table.get(slot)), quota, shift)),
@@ -328,7 +328,7 @@ impl Shard {
         let fingerprint = home.overflow(quota, self.overflow.0.len() * WAYS);
         let taken =
             |slot| others.iter().any(|other| matches!(other, Place::Shared(s, _) if *s == slot));
-        let shared = self.overflow.find(fingerprint, fingerprint, now, taken);
+        let shared = self.overflow.find(fingerprint, now, taken);
         let state = match shared {
             Place::Own(slot) => Some(self.overflow.get(slot)),
             _ => None,
@@ -372,10 +372,10 @@ struct Table(Box<[Bucket]>);
 impl Table {
     /// The entry of a fingerprint, else the one that it should have.
     #[inline]
-    fn find(&self, hash: u64, fingerprint: u64, now: i64, taken: impl Fn(Slot) -> bool) -> Place {
-        let buckets = [self.bucket(hash as u32), self.bucket((hash >> 26) as u32 ^ 0x9E37_79B9)];
-        // Entries fill from a way that the hash chooses: mostly the first look finds it.
-        let first = hash as usize % WAYS;
+    fn find(&self, fingerprint: u64, now: i64, taken: impl Fn(Slot) -> bool) -> Place {
+        let buckets = [self.bucket(fingerprint as u32), self.bucket((fingerprint >> 32) as u32)];
+        // Entries fill from a way that the fingerprint chooses: mostly the first look finds it.
+        let first = (fingerprint >> 16) as usize % WAYS;
         for bucket in buckets {
             let fingerprints = &self.0[bucket][..WAYS];
             for i in 0..WAYS {

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use redis::aio::ConnectionLike;
 use redis::{
-    AsyncConnectionConfig, Client, Cmd, ErrorKind, FromRedisValue, IntoConnectionInfo, RedisError,
-    RedisResult, Script, ServerErrorKind,
+    AsyncConnectionConfig, Client, Cmd, ErrorKind, FromRedisValue, IntoConnectionInfo,
+    ParsingError, RedisError, RedisResult, Script, ServerErrorKind, Value,
 };
 use tokio::runtime::Handle;
 use tokio::time::timeout;
@@ -18,7 +18,7 @@ use super::{Account, Adjust, Change, Charge, Reply, Store, StoreError};
 #[cfg(feature = "testing")]
 use crate::clock::Clock;
 use crate::decision::Decision;
-use crate::quota::{Anchor, MAX_TOKENS, Quotas};
+use crate::quota::{Anchor, MAX_TOKENS, Quota, Quotas};
 use crate::window::Window;
 
 mod link;
@@ -29,6 +29,9 @@ use link::{Lease, Link};
 const DEADLINE: Duration = Duration::from_millis(250);
 /// Calls that a connection holds before the next one has to wait for its turn.
 const PIPELINE: usize = 1_024;
+
+/// Numbers that Lua prints with all of their digits by itself.
+const PLAIN: u64 = 100_000_000_000_000;
 
 /// `window.rs`, in Lua.
 static WINDOW: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("redis/window.lua")));
@@ -237,34 +240,52 @@ impl RedisStore {
         key
     }
 
+    fn script(&self, account: &Account<'_>) -> Cmd {
+        let mut cmd = Cmd::with_capacity(6 + 7 * account.quotas().len(), 256);
+        cmd.arg("EVALSHA").arg(WINDOW.get_hash()).arg(1).arg(self.key(account));
+        cmd
+    }
+
+    /// The call of the script's short way, where that is enough.
+    fn plain(&self, charge: &Charge<'_>, now: Option<i64>) -> Option<Cmd> {
+        let Charge { account, ask } = charge;
+        let &[quota] = account.quotas().as_slice() else { return None };
+        let plain = quota.capacity == quota.limit
+            && quota.limit < PLAIN
+            && now.is_none_or(|now| now < PLAIN as i64)
+            && (1..=quota.limit).contains(&ask.cost)
+            && !(ask.peek || ask.up_to || ask.reserve && quota.max_reserved > 0);
+        let grid = grid(account, &quota).filter(|_| plain)?;
+        let mut cmd = self.script(account);
+        cmd.arg(ask.cost).arg(quota.counter().to_string()).arg(quota.window).arg(quota.limit);
+        cmd.arg(grid).arg(now);
+        Some(cmd)
+    }
+
     /// The call of the script. `until` has for each quota the instant up to which it takes returns.
-    fn command(
+    fn general(
         &self,
         account: &Account<'_>,
         act: &str,
         tokens: u64,
         reserve: bool,
         until: &[i64],
+        now: Option<i64>,
     ) -> Cmd {
-        let mut cmd = Cmd::with_capacity(6 + 7 * account.quotas().len(), 256);
-        cmd.arg("EVALSHA").arg(WINDOW.get_hash()).arg(1).arg(self.key(account));
+        let mut cmd = self.script(account);
         // No quota has more than 2^53 - 1 to give.
         cmd.arg(act).arg(tokens.min(MAX_TOKENS + 1));
-        match self.now() {
+        match now {
             Some(now) => cmd.arg(now),
             None => cmd.arg(""),
         };
         for (i, quota) in account.quotas().iter().enumerate() {
             let debt = if reserve { quota.max_reserved } else { 0 };
-            cmd.arg(quota.counter().to_string())
-                .arg(quota.window)
-                .arg(quota.limit)
-                .arg(quota.capacity);
-            cmd.arg(quota.limit + debt);
-            match quota.anchor {
-                Anchor::Grid { offset } => cmd.arg(offset),
-                Anchor::Staggered => cmd.arg(account.shift(quota) % quota.window),
-                Anchor::FirstRequest => cmd.arg(-1),
+            cmd.arg(quota.counter().to_string()).arg(quota.window).arg(quota.limit);
+            cmd.arg(quota.capacity).arg(quota.limit + debt);
+            match grid(account, quota) {
+                Some(grid) => cmd.arg(grid),
+                None => cmd.arg(-1),
             };
             cmd.arg(until.get(i).copied().unwrap_or(0));
         }
@@ -353,32 +374,38 @@ where
 
 impl Store for RedisStore {
     fn charge(&self, charge: Charge<'_>) -> Reply<Decision> {
-        let act = match charge.ask {
-            ask if ask.peek && ask.up_to => "peek-up-to",
-            ask if ask.peek => "peek",
-            ask if ask.up_to => "up-to",
-            _ => "charge",
+        let (ask, now) = (charge.ask, self.now());
+        let act = match (ask.peek, ask.up_to) {
+            (true, true) => "peek-up-to",
+            (true, false) => "peek",
+            (false, true) => "up-to",
+            (false, false) => "charge",
         };
-        let ask = charge.ask;
-        let cmd = self.command(&charge.account, act, ask.cost, ask.reserve, &[]);
+        let cmd = self
+            .plain(&charge, now)
+            .unwrap_or_else(|| self.general(&charge.account, act, ask.cost, ask.reserve, &[], now));
         let (store, charge) = (self.clone(), charge.to_owned());
         Reply::later(async move {
-            let answer: Vec<Option<i64>> = store.call(cmd).await?;
-            decision(&charge.as_charge(), &answer)
-                .ok_or(StoreError::new("Redis gave an answer of another script"))
+            let (charge, answer) = (charge.as_charge(), store.call(cmd).await?);
+            let decision = match answer {
+                Answer::Plain(text) => decide_plain(&charge, &text, now),
+                Answer::General(numbers) => decide(&charge, &numbers),
+            };
+            decision.ok_or(StoreError::new("Redis gave an answer that makes no sense"))
         })
     }
 
     fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {
+        let (account, now) = (&adjust.account, self.now());
         let cmd = match &adjust.change {
             Change::Return { tokens: 0, .. } | Change::Take { tokens: 0 } => return Reply::now(()),
             Change::Return { tokens, until } => {
-                self.command(&adjust.account, "return", *tokens, false, until)
+                self.general(account, "return", *tokens, false, until, now)
             }
-            Change::Take { tokens } => self.command(&adjust.account, "take", *tokens, false, &[]),
+            Change::Take { tokens } => self.general(account, "take", *tokens, false, &[], now),
         };
         let store = self.clone();
-        Reply::later(async move { store.call::<Vec<Option<i64>>>(cmd).await.map(|_| ()) })
+        Reply::later(async move { store.call::<Value>(cmd).await.map(|_| ()) })
     }
 
     fn reset(&self, account: Account<'_>) -> Reply<()> {
@@ -396,11 +423,38 @@ impl Store for RedisStore {
     }
 }
 
+/// Where the grid of a quota passes through, less than a window after the epoch; `None`: it has
+/// none, windows begin with the first charge.
+fn grid(account: &Account<'_>, quota: &Quota) -> Option<u64> {
+    match quota.anchor {
+        Anchor::Grid { offset } => Some(offset),
+        Anchor::Staggered => Some(account.shift(quota) % quota.window),
+        Anchor::FirstRequest => None,
+    }
+}
+
+enum Answer {
+    Plain(String),
+    General(Vec<Option<i64>>),
+}
+
+impl FromRedisValue for Answer {
+    fn from_redis_value(value: Value) -> Result<Self, ParsingError> {
+        Ok(match value {
+            Value::Array(_) => Self::General(FromRedisValue::from_redis_value(value)?),
+            text => Self::Plain(FromRedisValue::from_redis_value(text)?),
+        })
+    }
+}
+
 /// What the script's answer means: it returns each window as it was, and what follows from that is
 /// worked out here once more, in integers. `None` if the two don't agree.
-fn decision(charge: &Charge<'_>, answer: &[Option<i64>]) -> Option<Decision> {
+fn decide(charge: &Charge<'_>, answer: &[Option<i64>]) -> Option<Decision> {
     let &[Some(now), Some(taken), ref windows @ ..] = answer else { return None };
     let (windows, []) = windows.as_chunks::<3>() else { return None };
+    if windows.len() != charge.account.quotas().len() {
+        return None;
+    }
     let mut known = [(0, 0, None); Quotas::MAX];
     for (known, window) in known.iter_mut().zip(windows) {
         let &[Some(start), Some(used), until] = window else { return None };
@@ -410,10 +464,27 @@ fn decision(charge: &Charge<'_>, answer: &[Option<i64>]) -> Option<Decision> {
         let (start, used, until) = known[i];
         Window::known(quota, start, used, until)
     });
-    let agreed = windows.len() == charge.account.quotas().len()
-        && decision.allowed() == (taken >= 0)
-        && decision.granted() as i64 == taken.max(0);
+    let agreed = decision.allowed() == (taken >= 0) && decision.granted() as i64 == taken.max(0);
     agreed.then_some(decision)
+}
+
+/// The same for the short way's answer.
+fn decide_plain(charge: &Charge<'_>, answer: &str, now: Option<i64>) -> Option<Decision> {
+    let mut parts = answer.split(' ');
+    let (s, us): (i64, i64) = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
+    let now = now.unwrap_or(s * 1_000 + us / 1_000);
+    let (refused, value) = match parts.next()? {
+        value if value.starts_with('!') => (true, &value[1..]),
+        value => (false, value),
+    };
+    let (used, start) = value.split_once('@')?;
+    let (used, start): (i64, i64) = (used.parse().ok()?, start.parse().ok()?);
+    let before = if refused { used } else { used - charge.ask.cost as i64 };
+    let until = start + charge.account.quotas().as_slice()[0].window as i64;
+    // Where it was refused there was a state. Where it passed, nothing depends on that.
+    let (decision, _) =
+        charge.decide_over(now, |_, _, quota| Window::known(quota, start, before, Some(until)));
+    (decision.allowed() != refused).then_some(decision)
 }
 
 impl fmt::Debug for RedisStore {

@@ -11,3 +11,4 @@ mod life;
 mod outage;
 mod server;
 mod topology;
+mod unplug;

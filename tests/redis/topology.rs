@@ -109,7 +109,7 @@ impl Watched {
     fn store(&self) -> RedisStore {
         let client = SentinelClient::build(
             vec![self.sentinel.url()],
-            "mymaster".to_owned(),
+            "mymaster",
             None,
             SentinelServerType::Master,
         );
@@ -223,7 +223,7 @@ async fn tls() {
 #[tokio::test]
 async fn a_user_of_few_rights() {
     let Some(server) = Server::start() else { return };
-    let rights = "on >secret resetkeys ~tfw1:* nocommands +evalsha +script|load +time +hmget +hset \
+    let rights = "on >secret resetkeys ~tfw1:* nocommands +evalsha +script|load +time +hget +hmget +hset \
                   +pexpiretime +pexpireat +hdel";
     let mut command = vec!["ACL", "SETUSER", "limiter"];
     command.extend(rights.split_whitespace());
@@ -240,6 +240,8 @@ async fn a_user_of_few_rights() {
     let receipt = right.charge("ann", 2).await.expect("it answers").expect("it passed");
     assert_eq!(receipt.decision().remaining(), 3);
     right.refund(receipt).await.expect("it may");
+    let one = right.with_quotas(Quota::per_hour(5));
+    assert!(one.check("ann").await.expect("it may").allowed());
     right.reset("ann").await.expect("it may");
     let error = limiter("wrong").check("ann").await.expect_err("another password");
     assert_eq!(error.to_string(), "Redis refused the password");

@@ -1,39 +1,89 @@
--- window.rs and what calls it, in Redis: one step over all quotas of one key. Numbers are doubles;
--- every value is an integer of at most 2^53, and each expression is ordered so that it stays exact
--- or is on the same side of what it is compared with.
+-- window.rs and what calls it, in Redis: one step over all quotas of one key.
 --
 -- KEYS[1]  a hash with a field for each quota: `used@start`, and `*n` if the count lives n windows
--- ARGV     what is done (charge, up-to, peek, peek-up-to, take, return), with how many tokens, at what time if
---          not the server's; then for each quota: its field, length, limit, capacity, what may be
---          used at most, its grid (-1: begins with the first charge), and until when it takes returns
+--
+-- Numbers are doubles. Every value is an integer of at most 2^53, and each expression is ordered so
+-- that it stays exact, or on the same side of what it is compared with.
+
+-- Most charges ask one plain quota: no rollover, nothing reserved, a grid, less than 10^14.
+-- ARGV     tokens (at most the limit), field, length, limit, grid, and what the time is under a
+--          foreign clock
+-- Answer   the server's time and the new value of the field; `!` and the old one if refused
+-- As text: an array costs as much as all of the rest.
+if #ARGV < 10 then
+  local call, key, argv = redis.call, KEYS[1], ARGV
+  local time = call('TIME')
+  local s, us = time[1], time[2]
+  local real = s * 1000 + (us - us % 1000) / 1000
+  local now = argv[6] or real
+  local field, length = argv[2], argv[3]
+  local value = call('HGET', key, field)
+  local used, start, past
+  if value then
+    used, start = value:match('^(%d+)@(%d+)$')
+    past = start and now - start
+  end
+  if past and past >= 0 and past - length < 0 then
+    local new = used + argv[1]
+    if new - argv[4] > 0 then
+      return s .. ' ' .. us .. ' !' .. value
+    end
+    new = new .. '@' .. start
+    call('HSET', key, field, new)
+    return s .. ' ' .. us .. ' ' .. new
+  elseif not value or past and past >= 0 then
+    start = now - (now - argv[5]) % length
+    value = argv[1] .. '@' .. start
+    call('HSET', key, field, value)
+    local expire = start + length
+    if argv[6] then
+      expire = expire - now + real + 3600000
+    end
+    if call('PEXPIRETIME', key) < expire then
+      call('PEXPIREAT', key, expire)
+    end
+    return s .. ' ' .. us .. ' ' .. value
+  end
+end
+
+-- Everything else.
+-- ARGV     what is done (charge, up-to, peek, peek-up-to, take, return), with how many tokens, and
+--          what the time is under a foreign clock; then for each quota: its field, length, limit,
+--          capacity, what may be used at most, its grid (-1: begins with the first charge), and
+--          until when it takes returns
 -- Answer   the time, the tokens taken (-1: refused), and for each quota, as it was before: start,
 --          used, and where its state ends (false: it has none)
 
 local MAX = 9007199254740991
 local floor, max, min = math.floor, math.max, math.min
 
-local key, act, tokens = KEYS[1], ARGV[1], tonumber(ARGV[2])
+local key, args = KEYS[1], ARGV
+if #args < 10 then
+  -- A plain quota with debt, or under a clock that stepped back.
+  args = { 'charge', args[1], args[6] or '', args[2], args[3], args[4], args[4], args[4], args[5], 0 }
+end
+local act, tokens = args[1], tonumber(args[2])
 local time = redis.call('TIME')
 local real = time[1] * 1000 + floor(time[2] / 1000)
 -- Under a foreign clock nothing is to expire while a test runs faster or slower than real time.
-local now, late = tonumber(ARGV[3]), 3600000
+local now, late = tonumber(args[3]), 3600000
 if not now then
   now, late = real, 0
 end
 
 local fields, quotas = {}, {}
-for i = 4, #ARGV, 7 do
-  local limit, capacity = tonumber(ARGV[i + 2]), tonumber(ARGV[i + 3])
-  fields[#fields + 1] = ARGV[i]
+for i = 4, #args, 7 do
+  local limit, capacity = tonumber(args[i + 2]), tonumber(args[i + 3])
+  fields[#fields + 1] = args[i]
   quotas[#quotas + 1] = {
-    length = tonumber(ARGV[i + 1]),
+    length = tonumber(args[i + 1]),
     limit = limit,
     capacity = capacity,
     -- A limit of 0 refuses everything, rolled-over tokens included.
     least = limit > 0 and limit - capacity or 0,
-    most = tonumber(ARGV[i + 4]),
-    grid = tonumber(ARGV[i + 5]),
-    returns = tonumber(ARGV[i + 6]),
+    most = tonumber(args[i + 4]),
+    grid = tonumber(args[i + 5]),
+    returns = tonumber(args[i + 6]),
   }
 end
 
