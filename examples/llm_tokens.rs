@@ -49,8 +49,10 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let limit = std::env::var("LIMIT").map_or(Ok(1_000), |limit| limit.parse())?;
     let addr = std::env::var("ADDR").unwrap_or_else(|_| "127.0.0.1:3000".into());
 
-    let tokens =
-        FixedWindowLayer::new(Quota::per_minute(limit)).name("tokens").cost_fn(|_| ESTIMATE);
+    let tokens = FixedWindowLayer::new(Quota::per_minute(limit))
+        .name("tokens")
+        .cost_fn(|_| ESTIMATE)
+        .settle_true_cost();
     let app =
         Router::new().route("/whole", get(whole)).route("/streamed", get(streamed)).layer(tokens);
 

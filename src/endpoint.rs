@@ -7,7 +7,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use http::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE};
+use http::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER};
 use http::request::Parts;
 use http::{HeaderValue, Method, Request, Response, StatusCode};
 use tower_service::Service;
@@ -47,7 +47,8 @@ use crate::store::{Account, Charge, Reply, Scope, StoreError};
 ///  "rate":{"limit":5000,"used":1,"remaining":4999,"reset":1700003600}}
 /// ```
 ///
-/// A caller without a key gets 400 or 500 as from the layers; if a store fails, 503.
+/// A caller without a key gets 400 or 500 as from the layers; if a store fails, 503 with
+/// `retry-after`.
 #[derive(Clone)]
 pub struct RateLimitEndpoint {
     resources: Vec<Resource>,
@@ -146,6 +147,9 @@ impl<B> Service<Request<B>> for RateLimitEndpoint {
             headers.insert(CACHE_CONTROL, const { HeaderValue::from_static("no-store") });
             if status == StatusCode::METHOD_NOT_ALLOWED {
                 headers.insert(ALLOW, const { HeaderValue::from_static("GET, HEAD") });
+            }
+            if status == StatusCode::SERVICE_UNAVAILABLE {
+                headers.insert(RETRY_AFTER, const { HeaderValue::from_static("1") });
             }
             Ok(response)
         })

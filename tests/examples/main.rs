@@ -17,7 +17,8 @@ fn example(name: &str) -> Command {
     let binary = profile.join("examples").join(format!("{name}{EXE_SUFFIX}"));
     assert!(binary.exists(), "no {}: run `cargo build --examples`", binary.display());
     let mut command = Command::new(binary);
-    for setting in ["ADDR", "LIMIT", "LIMITS"] {
+    let settings = ["ADDR", "LIMIT", "LIMITS", "CORE", "ANON", "SEARCH", "STATUS", "HEADERS"];
+    for setting in settings {
         command.env_remove(setting);
     }
     command
@@ -43,20 +44,29 @@ impl Server {
         // Whatever goes wrong from here on, the child ends with the value.
         let mut server = Self { child, address: String::new(), stdout };
         let mut line = String::new();
-        server.stdout.read_line(&mut line).expect("an example prints what to try");
-        let (_, url) = line.split_once("http://").unwrap_or_else(|| panic!("no URL in {line:?}"));
+        while !line.contains("http://") {
+            line.clear();
+            let read = server.stdout.read_line(&mut line).expect("an example prints what to try");
+            assert!(read > 0, "the example has ended");
+        }
+        let (_, url) = line.split_once("http://").expect("as looked for");
         server.address = url[..url.find('/').expect("a path")].to_owned();
         server
     }
 
     fn send(&self, line: &str) -> Answer {
         let (request, field) = line.split_once(", ").unwrap_or((line, "accept: */*"));
+        self.send_body(request, field, "")
+    }
+
+    fn send_body(&self, request: &str, field: &str, body: &str) -> Answer {
         let mut stream = TcpStream::connect(&self.address).expect("the example listens");
         stream.set_read_timeout(Some(Duration::from_secs(20))).expect("not zero");
-        let address = &self.address;
+        let (address, length) = (&self.address, body.len());
         write!(
             stream,
-            "{request} HTTP/1.1\r\nhost: {address}\r\n{field}\r\nconnection: close\r\n\r\n"
+            "{request} HTTP/1.1\r\nhost: {address}\r\n{field}\r\ncontent-length: {length}\r\n\
+             connection: close\r\n\r\n{body}"
         )
         .expect("the example reads");
         let mut text = String::new();
@@ -67,13 +77,11 @@ impl Server {
     /// Sends all the requests within one window. Between two of them the minute may turn: the
     /// answers then tell of two resets, and it is done again, from the start of a window.
     fn round(&self, requests: &[&str]) -> Vec<Answer> {
-        let resets = |answers: &[Answer]| {
-            let mut resets: Vec<_> =
-                answers.iter().map(|a| a.number("x-ratelimit-reset")).collect();
-            resets.dedup();
-            resets.len()
-        };
-        let first: Vec<_> = requests.iter().map(|request| self.send(request)).collect();
+        self.round_of(requests, |request| self.send(request))
+    }
+
+    fn round_of<T>(&self, requests: &[T], send: impl Fn(&T) -> Answer) -> Vec<Answer> {
+        let first: Vec<_> = requests.iter().map(&send).collect();
         if resets(&first) == 1 {
             return first;
         }
@@ -82,8 +90,8 @@ impl Server {
         while std::time::UNIX_EPOCH.elapsed().expect("after 1970").as_secs() < last {
             std::thread::sleep(Duration::from_millis(100));
         }
-        let second: Vec<_> = requests.iter().map(|request| self.send(request)).collect();
-        assert_eq!(resets(&second), 1, "a minute is enough for {requests:?}");
+        let second: Vec<_> = requests.iter().map(&send).collect();
+        assert_eq!(resets(&second), 1, "a window is enough for {} requests", requests.len());
         second
     }
 }
@@ -147,6 +155,23 @@ impl Answer {
         assert_eq!(self.field("content-type"), Some("application/problem+json"));
         assert!(self.body.contains("API rate limit exceeded"), "{}", self.body);
     }
+}
+
+/// How many windows the answers tell of.
+fn resets(answers: &[Answer]) -> usize {
+    let mut resets: Vec<_> = answers.iter().map(|a| a.number("x-ratelimit-reset")).collect();
+    resets.dedup();
+    resets.len()
+}
+
+/// All the requests within one window, for windows that are too long to wait for: a server that is
+/// started again has counted nothing.
+fn round_anew(start: impl Fn() -> Server, requests: &[&str]) -> Vec<Answer> {
+    let round = |_| {
+        let server = start();
+        requests.iter().map(|request| server.send(request)).collect::<Vec<_>>()
+    };
+    (0..3).map(round).find(|answers| resets(answers) == 1).expect("windows that last longer")
 }
 
 /// Three pass, the fourth is refused.
@@ -241,6 +266,223 @@ fn custom_key() {
     three_pass(&answers[..4], None);
     answers[4].passed(1, 3);
     three_pass(&answers[5..], None);
+}
+
+#[test]
+fn plans() {
+    let (free, pro) = ("GET /, authorization: Bearer free", "GET /, authorization: Bearer pro");
+    let answers = round_anew(|| Server::start("plans"), &[free, free, free, free, pro]);
+    for (used, answer) in (1..).zip(&answers[..3]) {
+        answer.passed(used, 3);
+    }
+    assert_eq!(answers[3].status, 429);
+    assert!((1..=3_600).contains(&answers[3].number("retry-after")));
+    assert_eq!(answers[3].field("x-ratelimit-resource"), Some("api"));
+    answers[4].passed(1, 3);
+
+    let server = Server::start_with(&mut example("plans"));
+    server.send(free).passed(1, 60);
+    server.send("POST /, authorization: Bearer pro").passed(5, 5_000);
+    assert_eq!(server.send("GET /").status, 401);
+}
+
+#[test]
+fn failed_logins() {
+    let server = Server::start_with(&mut example("failed_logins"));
+    let log_in = |password: &str| {
+        let form = "content-type: application/x-www-form-urlencoded";
+        server.send_body("POST /login", form, &format!("user=ali&password={password}"))
+    };
+    // Right ones, as many as one likes: at most four of them undecided, since those count.
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for _ in 0..250 {
+                    let answer = log_in("open+sesame");
+                    assert_eq!((answer.status, &*answer.body), (200, "welcome, ali\n"));
+                }
+            });
+        }
+    });
+    let answers = server.round_of(&["guess"; 6], |guess| log_in(guess));
+    for (used, wrong) in (1..).zip(&answers[..5]) {
+        assert_eq!(wrong.status, 401);
+        assert_eq!(wrong.number("x-ratelimit-used"), used);
+    }
+    answers[5].refused(5);
+}
+
+#[test]
+fn llm_tokens() {
+    let server = Server::start_with(&mut example("llm_tokens"));
+    let answers = server.round(&[
+        "GET /whole?tokens=250",
+        "GET /streamed?tokens=30",
+        "GET /whole?tokens=0",
+        "GET /whole?tokens=900",
+        "GET /whole",
+    ]);
+    answers[0].passed(250, 1_000);
+    // The estimate, while it is under way; what it was is known when the next one comes.
+    answers[1].passed(250 + 100, 1_000);
+    answers[2].passed(250 + 30, 1_000);
+    // More than was left, and nobody knew before: then that is owed.
+    assert_eq!(answers[3].status, 200);
+    assert_eq!(answers[3].number("x-ratelimit-used"), 250 + 30 + 900);
+    assert_eq!(answers[3].number("x-ratelimit-remaining"), 0);
+    assert_eq!(answers[4].status, 429);
+    assert_eq!(answers[4].number("x-ratelimit-used"), 250 + 30 + 900);
+}
+
+#[test]
+fn outbound() {
+    let ended = example("outbound").output().expect("it ends");
+    let told = String::from_utf8_lossy(&ended.stdout);
+    assert!(ended.status.success(), "{told}");
+    assert_eq!(told.lines().filter(|line| line.ends_with("200 OK")).count(), 12, "{told}");
+}
+
+#[test]
+fn reload() {
+    let file = format!("{}/reload.txt", env!("CARGO_TARGET_TMPDIR"));
+    let server = Server::start_with(example("reload").env("LIMIT", "3").env("LIMITS", &file));
+    three_pass(&server.round(&["GET /"; 4]), None);
+    for (text, limit) in [("7/minute, 700/hour", 7), ("5/minute", 5)] {
+        std::fs::write(&file, text).expect("a file");
+        let follows = || server.send("GET /").number("x-ratelimit-limit") == limit;
+        let in_time = (0..100).any(|_| {
+            std::thread::sleep(Duration::from_millis(100));
+            follows()
+        });
+        assert!(in_time, "it follows {text:?}");
+    }
+}
+
+#[test]
+fn github() {
+    let limited = |status: &str, headers: &str| {
+        let mut command = example("github");
+        command.env("CORE", "7").env("ANON", "3").env("SEARCH", "2");
+        Server::start_with(command.env("STATUS", status).env("HEADERS", headers))
+    };
+    // Windows begin with the first request: there is time enough.
+    let token = |request| format!("{request}, authorization: token alpha");
+    for status in [403, 429] {
+        let server = limited(&status.to_string(), "github");
+        let refused = |answer: &Answer, resource: &str, limit: u64| {
+            assert_eq!(answer.status, status);
+            assert_eq!(answer.field("x-ratelimit-remaining"), Some("0"));
+            assert_eq!(answer.field("x-ratelimit-resource"), Some(resource));
+            assert_eq!(answer.number("x-ratelimit-limit"), limit);
+            assert!(answer.number("retry-after") >= 1);
+            assert_eq!(answer.field("content-type"), Some("application/json; charset=utf-8"));
+            assert!(answer.body.starts_with(r#"{"message":"API rate limit exceeded"#));
+        };
+        for used in 1..=3 {
+            let answer = server.send("GET /user");
+            assert_eq!((answer.status, answer.number("x-ratelimit-used")), (200, used));
+            assert!(answer.body.contains(r#""login":"#), "{}", answer.body);
+        }
+        refused(&server.send("GET /repos/a/b"), "core", 3);
+        assert_eq!(server.send(&token("POST /repos/a/b")).number("x-ratelimit-used"), 5);
+        assert_eq!(server.send(&token("DELETE /user")).number("x-ratelimit-used"), 5);
+        assert_eq!(server.send(&token("GET /user")).number("x-ratelimit-used"), 6);
+        refused(&server.send(&token("PATCH /user")), "core", 7);
+        for _ in 0..2 {
+            assert_eq!(server.send("GET /search/repositories?q=x").status, 200);
+        }
+        refused(&server.send("GET /search/repositories?q=x"), "search", 2);
+        let standing = server.send("GET /rate_limit");
+        assert_eq!(standing.status, 200);
+        let core = r#"{"resources":{"core":{"limit":3,"used":3,"remaining":0,"reset":"#;
+        assert!(standing.body.starts_with(core), "{}", standing.body);
+        assert!(standing.body.contains(r#""search":{"limit":2,"used":2,"remaining":0,"#));
+    }
+    let answer = limited("403", "ietf").send("GET /user");
+    assert_eq!(answer.field("ratelimit"), Some(r#""core:3/hour";r=2;t=3600"#));
+    assert_eq!(answer.field("x-ratelimit-limit"), None);
+    let answer = limited("403", "both").send("GET /user");
+    assert_eq!(answer.field("ratelimit-policy"), Some(r#""core:3/hour";q=3;w=3600"#));
+    assert_eq!(answer.number("x-ratelimit-limit"), 3);
+}
+
+#[test]
+fn github_grants_what_github_grants() {
+    let server = Server::start_with(&mut example("github"));
+    assert_eq!(server.send("GET /user").number("x-ratelimit-limit"), 60);
+    let answer = server.send("GET /user, authorization: token alpha");
+    assert_eq!(answer.number("x-ratelimit-limit"), 5_000);
+    assert_eq!(server.send("GET /search/code").number("x-ratelimit-limit"), 30);
+}
+
+#[test]
+fn stacked() {
+    let server = Server::start_with(&mut example("stacked"));
+    let answers = server.round(&["GET /, x-api-key: alpha"; 6]);
+    for (used, answer) in (1..).zip(&answers[..5]) {
+        assert_eq!((answer.status, answer.number("x-ratelimit-used")), (200, used));
+        assert_eq!(answer.field("x-ratelimit-resource"), Some("key"));
+    }
+    assert_eq!(answers[5].status, 429);
+    assert_eq!(answers[5].number("x-ratelimit-limit"), 5);
+    assert_eq!(answers[5].field("x-ratelimit-resource"), Some("key"));
+
+    let server = Server::start_with(example("stacked").env("LIMIT", "0"));
+    assert_eq!(server.send("GET /").field("x-ratelimit-resource"), Some("all"));
+}
+
+#[test]
+fn tonic() {
+    let server = Server::start_with(example("tonic").env("LIMIT", "2"));
+    let ended = example("tonic").arg(format!("http://{}/", server.address)).output();
+    let told = String::from_utf8(ended.expect("it ends").stdout).expect("text");
+    let passed = told.lines().filter(|line| line.starts_with("serving; ")).count();
+    // Four, where the minute turns meanwhile.
+    assert!((2..=4).contains(&passed), "{told}");
+    assert!(
+        told.contains("ResourceExhausted: API rate limit exceeded: health:2/minute\n"),
+        "{told}"
+    );
+    for field in ["retry-after: ", "x-ratelimit-remaining: 0\n", "x-ratelimit-resource: health\n"] {
+        assert!(told.contains(field), "{told}");
+    }
+}
+
+#[test]
+fn behind_proxy() {
+    let body = |server: &Server, header: &str| server.send(&format!("GET /, {header}")).body;
+    let start = |settings: &[(&str, &str)]| {
+        let settings = settings.iter().copied();
+        Server::start_with(example("behind_proxy").envs(settings))
+    };
+
+    let nobody = start(&[]);
+    assert_eq!(body(&nobody, "x-forwarded-for: 192.0.2.7"), "127.0.0.1\n");
+
+    let server = start(&[("TRUSTED", "127.0.0.0/8, 10.0.0.0/8")]);
+    assert_eq!(body(&server, "x-forwarded-for: 8.8.8.8, 192.0.2.7, 10.0.0.1"), "192.0.2.7\n");
+    assert_eq!(body(&server, "x-forwarded-for: unknown"), "127.0.0.1\n");
+    assert_eq!(body(&server, "forwarded: for=192.0.2.7"), "127.0.0.1\n");
+    let mapped = body(&server, "x-forwarded-for: [::ffff:192.0.2.7]:4711");
+    assert_eq!(mapped, "192.0.2.7\n");
+    let v6 = body(&server, "x-forwarded-for: 2001:db8:1:2::7");
+    assert_eq!(v6, "2001:db8:1:2::7 (2001:db8:1:2::/64)\n");
+
+    let settings = [("TRUSTED", "127.0.0.1"), ("SOURCE", "forwarded"), ("PREFIX", "48")];
+    let server = start(&settings);
+    let v6 = body(&server, "forwarded: for=\"[2001:db8:1:2::7]:4711\";proto=https");
+    assert_eq!(v6, "2001:db8:1:2::7 (2001:db8:1::/48)\n");
+
+    let server = start(&[("TRUSTED", "127.0.0.1"), ("SOURCE", "cf-connecting-ip"), ("LIMIT", "3")]);
+    let (one, other) = ("GET /, cf-connecting-ip: 192.0.2.1", "GET /, cf-connecting-ip: 192.0.2.2");
+    let answers = server.round(&[other, one, one, one, one]);
+    assert_eq!(answers[0].body, "192.0.2.2\n");
+    answers[0].passed(1, 3);
+    three_pass(&answers[1..], None);
+
+    let wrong = example("behind_proxy").env("TRUSTED", "10.0.0/8").output().expect("it ends");
+    let told = String::from_utf8_lossy(&wrong.stderr);
+    assert!(!wrong.status.success() && told.contains("10.0.0/8"), "{told}");
 }
 
 #[test]

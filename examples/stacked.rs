@@ -1,0 +1,45 @@
+//! Three limits on one route: 5 requests in 10 seconds for each API key, 20 a minute for each
+//! address, 100 a minute for all together. A request has to fit into each; a refusal by one is
+//! counted by none. A response has one set of fields, those of the limit that is nearest to its end,
+//! and `x-ratelimit-resource` says which that is.
+//!
+//! `LIMIT` replaces all three; the lists of the IETF draft have an item for each.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use axum::{Router, routing::get};
+use tower::ServiceBuilder;
+use tower_fixed_window::key::{global, header, peer_ip};
+use tower_fixed_window::{FixedWindowLayer, Headers, KeyExtractor, Quota};
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let limit = |usual| std::env::var("LIMIT").map_or(Ok(usual), |limit| limit.parse());
+    let addr = std::env::var("ADDR").unwrap_or_else(|_| "127.0.0.1:3000".into());
+
+    // Nobody has verified the key, so the limit per address stays in front of it.
+    let per_key = FixedWindowLayer::new(Quota::new(limit(5)?, Duration::from_secs(10)))
+        .name("key")
+        .key(header("x-api-key").or(peer_ip()))
+        .headers(Headers::GitHubAndIetfDraft10);
+    let per_address = FixedWindowLayer::new(Quota::per_minute(limit(20)?))
+        .name("address")
+        .headers(Headers::GitHubAndIetfDraft10);
+    let together = FixedWindowLayer::new(Quota::per_minute(limit(100)?))
+        .name("all")
+        .key(global())
+        .headers(Headers::GitHubAndIetfDraft10);
+
+    // In a ServiceBuilder what is added first runs first.
+    let limits = ServiceBuilder::new().layer(together).layer(per_address).layer(per_key);
+    let app = Router::new().route("/", get(async || "hello\n")).layer(limits);
+
+    let listener = tokio::net::TcpListener::bind(addr).await?;
+    let addr = listener.local_addr()?;
+    println!("try: curl -i http://{addr}/");
+    println!("     curl -i -H 'x-api-key: alpha' http://{addr}/");
+    println!("     curl -i -H 'x-api-key: beta' http://{addr}/");
+    axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>()).await?;
+    Ok(())
+}

@@ -1,0 +1,221 @@
+//! The rate-limit endpoint: how callers stand, in GitHub's JSON, without charging them.
+
+use std::convert::Infallible;
+
+use axum::Router;
+use axum::body::{Body, to_bytes};
+use axum::routing::get as on_get;
+use http::{Request, Response, StatusCode};
+use hyper::body::Incoming;
+use tower::{Layer, Service, ServiceExt, service_fn};
+use tower_fixed_window::key::{extension, global, header};
+use tower_fixed_window::{FixedWindowLayer, OnStoreFailure, Quota, RateLimitEndpoint};
+
+use crate::clients::{hello, serve_hyper};
+use crate::support::{ANSWERS, Mood, TestStore, client, get, per_minute, serve};
+
+/// Status and body.
+async fn ask<S, B>(service: &S, request: Request<Body>) -> (StatusCode, String)
+where
+    S: Service<Request<Body>, Response = Response<B>, Error = Infallible> + Clone,
+    B: http_body::Body<Data = axum::body::Bytes, Error: Into<axum::BoxError>> + Send + 'static,
+{
+    let Ok(response) = service.clone().oneshot(request).await;
+    assert_eq!(response.headers()["content-type"], "application/json; charset=utf-8");
+    assert_eq!(response.headers()["cache-control"], "no-store");
+    let status = response.status();
+    let unavailable = status == StatusCode::SERVICE_UNAVAILABLE;
+    assert_eq!(response.headers().contains_key("retry-after"), unavailable);
+    let body = to_bytes(Body::new(response.into_body()), 10_000).await.expect("a body");
+    (status, String::from_utf8(body.into()).expect("text"))
+}
+
+/// Two resources under one clock, which are counted and shown.
+fn app(mood: Mood) -> Router {
+    let store = TestStore::new(mood);
+    let core = FixedWindowLayer::new(Quota::per_hour(5_000)).key(global()).store(store.clone());
+    let search = FixedWindowLayer::new(Quota::per_minute(30)).key(global()).store(store);
+    let (core, search) = (core.name("core"), search.name("search"));
+    Router::new()
+        .route("/user", on_get(async || "you").layer(core.clone()))
+        .route("/search", on_get(async || "found").layer(search.clone()))
+        .route_service("/rate_limit", RateLimitEndpoint::new([&core, &search]))
+}
+
+const STANDING: &str = concat!(
+    r#"{"resources":{"#,
+    r#""core":{"limit":5000,"used":2,"remaining":4998,"reset":1700002800},"#,
+    r#""search":{"limit":30,"used":1,"remaining":29,"reset":1700000100}},"#,
+    r#""rate":{"limit":5000,"used":2,"remaining":4998,"reset":1700002800}}"#
+);
+
+#[tokio::test]
+async fn it_answers_in_githubs_json_and_charges_nothing() {
+    for mood in ANSWERS {
+        let app = app(mood);
+        for path in ["/user", "/search", "/user"] {
+            app.clone().oneshot(get(path)).await.expect("infallible");
+        }
+        for _ in 0..50 {
+            let told = ask(&app, get("/rate_limit")).await;
+            assert_eq!(told, (StatusCode::OK, STANDING.to_owned()));
+        }
+    }
+}
+
+#[tokio::test]
+async fn it_answers_head_and_refuses_other_methods() {
+    let app = app(Mood::Now);
+    let head = Request::head("/rate_limit").body(Body::empty()).expect("a request");
+    // What a server does not send as the body of an answer to HEAD, it still measures.
+    assert_eq!(ask(&app, head).await.0, StatusCode::OK);
+    for method in ["POST", "PUT", "DELETE", "OPTIONS"] {
+        let request = Request::builder().method(method).uri("/rate_limit").body(Body::empty());
+        let response = app.clone().oneshot(request.expect("a request")).await.expect("infallible");
+        assert_eq!(response.status(), StatusCode::METHOD_NOT_ALLOWED);
+        assert_eq!(response.headers()["allow"], "GET, HEAD");
+    }
+}
+
+#[tokio::test]
+async fn it_is_served_by_axum_and_by_hyper_alone() {
+    let core =
+        FixedWindowLayer::new(Quota::per_hour(9)).name("core").store(TestStore::new(Mood::Now));
+    let endpoint = RateLimitEndpoint::new([&core]);
+    let app = Router::new()
+        .route("/", on_get(async || "you").layer(core))
+        .route_service("/rate_limit", endpoint);
+    let base = format!("http://{}", serve(app).await);
+    client().get(format!("{base}/")).send().await.expect("an answer");
+    let told = client().get(format!("{base}/rate_limit")).send().await.expect("an answer");
+    let core = r#"{"limit":9,"used":1,"remaining":8,"reset":1700002800}"#;
+    let expected = format!(r#"{{"resources":{{"core":{core}}},"rate":{core}}}"#);
+    assert_eq!(told.text().await.expect("a body"), expected);
+
+    let all = per_minute(5, Mood::Now).name("all");
+    let endpoint = RateLimitEndpoint::new([&all]);
+    let limited = all.layer(service_fn(hello));
+    let service = service_fn(move |request: Request<Incoming>| {
+        let (endpoint, limited) = (endpoint.clone(), limited.clone());
+        async move {
+            match request.uri().path() {
+                "/rate_limit" => Ok(endpoint.oneshot(request).await?.map(Body::new)),
+                _ => limited.oneshot(request).await,
+            }
+        }
+    });
+    let base = format!("http://{}", serve_hyper(service).await);
+    client().get(format!("{base}/")).send().await.expect("an answer");
+    let head = client().head(format!("{base}/rate_limit")).send().await.expect("an answer");
+    assert_eq!(head.status(), StatusCode::OK);
+    let told = client().get(format!("{base}/rate_limit")).send().await.expect("an answer");
+    assert!(told.text().await.expect("a body").contains(r#""all":{"limit":5,"used":1,"#));
+}
+
+#[tokio::test]
+async fn layers_that_refuse_in_other_ways_are_shown_together() {
+    let a = per_minute(1, Mood::Now).name("a");
+    let b = per_minute(2, Mood::Now).name("b").github_body();
+    let c = per_minute(3, Mood::Later).name("c").grpc();
+    let endpoint = RateLimitEndpoint::new([&a]).and(&b).and(&c);
+    let (_, told) = ask(&endpoint, get("/")).await;
+    let standing = |n| format!(r#"{{"limit":{n},"used":0,"remaining":{n},"reset":1700000100}}"#);
+    let [a, b, c] = [1, 2, 3].map(standing);
+    assert_eq!(told, format!(r#"{{"resources":{{"a":{a},"b":{b},"c":{c}}},"rate":{a}}}"#));
+}
+
+#[derive(Clone)]
+struct Limit(u64);
+
+#[tokio::test]
+async fn each_caller_sees_the_quotas_of_its_plan_and_its_own_count() {
+    for mood in ANSWERS {
+        let layer = FixedWindowLayer::new(Quota::per_minute(1))
+            .name("api")
+            .store(TestStore::new(mood))
+            .key(header("x-user"))
+            .quota_fn(|parts, _| {
+                Quota::per_minute(parts.extensions.get().map_or(1, |&Limit(limit)| limit))
+            });
+        let endpoint = RateLimitEndpoint::new([&layer]);
+        let service =
+            layer.layer(service_fn(async |_| Ok::<_, Infallible>(Response::new(Body::empty()))));
+        let of = |user, limit| {
+            let request = Request::get("/").header("x-user", user).extension(Limit(limit));
+            request.body(Body::empty()).expect("a request")
+        };
+        for _ in 0..3 {
+            service.clone().oneshot(of("alice", 9)).await.expect("infallible");
+        }
+        assert!(ask(&endpoint, of("alice", 9)).await.1.contains(r#""limit":9,"used":3,"#));
+        assert!(ask(&endpoint, of("bob", 5)).await.1.contains(r#""limit":5,"used":0,"#));
+        // A downgrade: more is used than there is.
+        let told = ask(&endpoint, of("alice", 2)).await.1;
+        assert!(told.contains(r#""limit":2,"used":3,"remaining":0,"#), "{told}");
+    }
+}
+
+#[tokio::test]
+async fn of_several_quotas_the_one_with_the_fewest_left_is_shown() {
+    let layer = FixedWindowLayer::new(Quota::per_minute(5).and(Quota::per_hour(2)))
+        .name("api")
+        .key(global())
+        .store(TestStore::new(Mood::Now));
+    let (_, told) = ask(&RateLimitEndpoint::new([&layer]), get("/")).await;
+    assert!(told.contains(r#""api":{"limit":2,"used":0,"remaining":2,"reset":1700002800}"#));
+}
+
+#[tokio::test]
+async fn it_follows_a_limit_that_is_changed() {
+    let layer = per_minute(5, Mood::Now).name("api");
+    let endpoint = RateLimitEndpoint::new([&layer]);
+    layer.handle().set_quotas(Quota::per_minute(7));
+    assert!(ask(&endpoint, get("/")).await.1.contains(r#""limit":7,"#));
+}
+
+#[tokio::test]
+async fn who_has_no_key_is_told_whose_fault_that_is() {
+    let by_key = per_minute(5, Mood::Now).name("api").key(header("x-api-key"));
+    let told = ask(&RateLimitEndpoint::new([&by_key]), get("/")).await;
+    assert_eq!(told, (StatusCode::BAD_REQUEST, r#"{"message":"Bad Request"}"#.to_owned()));
+
+    #[derive(Clone)]
+    struct User;
+    impl From<&User> for tower_fixed_window::Key {
+        fn from(_: &User) -> Self {
+            Self::global()
+        }
+    }
+    let by_user = per_minute(5, Mood::Now).name("api").key(extension::<User>());
+    let (status, _) = ask(&RateLimitEndpoint::new([&by_user]), get("/")).await;
+    assert_eq!(status, StatusCode::INTERNAL_SERVER_ERROR);
+}
+
+#[tokio::test]
+async fn a_store_that_fails_is_a_503_unless_memory_stands_in() {
+    for mood in [Mood::FailsNow, Mood::FailsLater] {
+        for policy in [OnStoreFailure::Allow, OnStoreFailure::Deny, OnStoreFailure::Local] {
+            let store = TestStore::new(Mood::Now);
+            let layer = FixedWindowLayer::new(Quota::per_minute(5)).name("api").key(global());
+            let layer = layer.store(store.clone()).on_store_failure(policy);
+            let endpoint = RateLimitEndpoint::new([&layer]);
+            assert_eq!(ask(&endpoint, get("/")).await.0, StatusCode::OK);
+            store.set(mood);
+            let (status, told) = ask(&endpoint, get("/")).await;
+            if policy == OnStoreFailure::Local {
+                assert_eq!(status, StatusCode::OK);
+            } else {
+                assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
+                assert_eq!(told, r#"{"message":"Service Unavailable"}"#);
+            }
+            store.set(Mood::Now);
+            assert_eq!(ask(&endpoint, get("/")).await.0, StatusCode::OK);
+        }
+    }
+}
+
+#[test]
+#[should_panic(expected = "a rate limit is shown by its name: write .name(\"core\")")]
+fn a_layer_without_a_name_can_not_be_shown() {
+    let _ = RateLimitEndpoint::new([&per_minute(5, Mood::Now)]);
+}
