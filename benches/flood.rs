@@ -82,12 +82,12 @@ fn main() {
 
 /// Regular keys spend their limit in the midst of the flood.
 fn regulars(scale: &Scale) {
+    let memory = resident();
     let rig = Rig::new(scale);
     let regular = |i: u64| format!("regular-{i}");
     for i in 0..REGULARS {
         assert!(rig.ask(regular(i), false).allowed());
     }
-    let memory = resident();
     let mut next = random(1);
     // Each of them comes again in every round, once; there is one round for each token left.
     let rounds = LIMIT - 1;
