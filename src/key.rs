@@ -1,7 +1,7 @@
 //! Who pays: [`Key`], the extractors that read it from a request, and ways to combine them.
 //!
 //! ```
-//! use tower_fixed_window::key::{extension, global, header, matched_path, peer_ip};
+//! use tower_fixed_window::key::{client_ip, extension, global, header, matched_path, peer_ip};
 //! use tower_fixed_window::{FixedWindowLayer, Key, KeyExtractor, Quota};
 //!
 //! #[derive(Clone)]
@@ -13,6 +13,7 @@
 //!
 //! let layer = || FixedWindowLayer::new(Quota::per_minute(60));
 //! let _ = layer().key(peer_ip());                                 // the default
+//! let _ = layer().key(client_ip().trusting(["10.0.0.0/8"]));      // behind a proxy
 //! let _ = layer().key(extension::<User>().or(peer_ip()));         // a user, else an address
 //! let _ = layer().key((extension::<User>(), matched_path()));     // each user on each route
 //! let _ = layer().key(header("x-api-key"));                       // see the warning there
@@ -29,9 +30,21 @@ use http::HeaderName;
 use http::request::Parts;
 use smallvec::SmallVec;
 
+#[cfg(feature = "client-ip")]
+mod client;
+#[cfg(feature = "client-ip")]
+mod hops;
 mod ip;
+#[cfg(feature = "client-ip")]
+mod networks;
 
+#[cfg(feature = "client-ip")]
+#[cfg_attr(docsrs, doc(cfg(feature = "client-ip")))]
+pub use client::{ClientIp, client_ip};
 pub use ip::{PeerAddr, PeerIp, peer_ip};
+#[cfg(feature = "client-ip")]
+#[cfg_attr(docsrs, doc(cfg(feature = "client-ip")))]
+pub use networks::InvalidNetwork;
 
 /// Who pays, as an opaque sequence of tagged, length-prefixed parts: `("a", "bc")` never meets
 /// `("ab", "c")`, and the name `"127.0.0.1"` never meets that address.
@@ -510,10 +523,28 @@ where
 /// limits only clients that don't want around it. Let an authentication layer check the header and
 /// leave the user in the [`extension`]s, or put a limit per [`peer_ip`] in front.
 ///
-/// A request that has the header not at all, empty, or more than once is refused with 400.
+/// A request that has the header not at all, empty, or more than once is refused with 400, or
+/// takes the fallback of [`or`](KeyExtractor::or). Any other value is a key, byte for byte: it may
+/// be long, and need not be text.
 ///
 /// # Panics
 /// If `name` is not a header's name in lower case.
+///
+/// ```
+/// use tower_fixed_window::key::header;
+/// use tower_fixed_window::{Key, KeyExtractor, MissingKey};
+///
+/// let key = |request: http::request::Builder| -> Result<Key, MissingKey> {
+///     let (parts, ()) = request.body(()).unwrap().into_parts();
+///     let mut key = Key::default();
+///     header("x-api-key").extract(&parts, &mut key).map(|()| key)
+/// };
+/// let get = || http::Request::get("/");
+///
+/// assert_eq!(key(get().header("x-api-key", "alpha")), Ok(Key::secret("alpha")));
+/// let twice = key(get().header("x-api-key", "alpha").header("x-api-key", "beta"));
+/// assert_eq!(twice.unwrap_err().to_string(), "exactly one x-api-key header");
+/// ```
 pub fn header(name: &'static str) -> Header {
     Header(HeaderName::from_static(name))
 }

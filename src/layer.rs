@@ -204,20 +204,30 @@ impl<J> FixedWindowLayer<J> {
     }
 
     /// Requests for which the closure says `true` pass without being counted, and without fields.
-    /// This is how to say "unlimited".
+    /// This is how to say "unlimited". Called again, it exempts more.
+    ///
+    /// What is skipped has no limit, so ask for what a client can't choose: not for a header, and
+    /// for a path only if its handler is cheap. For health probes that is mostly so; better still,
+    /// put their route outside of the layer, or exempt the prober by its address:
+    /// `client_ip().is_in(..)` of the feature `client-ip`, which is a closure for this.
     ///
     /// ```
+    /// use tower_fixed_window::key::client_ip;
     /// use tower_fixed_window::{FixedWindowLayer, Quota};
     ///
     /// let layer = FixedWindowLayer::new(Quota::per_minute(60))
-    ///     .skip(|parts| parts.uri.path() == "/health");
+    ///     .skip(|parts| parts.uri.path() == "/health")
+    ///     .skip(client_ip().is_in(["192.0.2.0/24"]));
     /// # let _ = layer;
     /// ```
     pub fn skip<F>(mut self, skip: F) -> Self
     where
         F: Fn(&Parts) -> bool + Send + Sync + 'static,
     {
-        self.options.skip = Some(Arc::new(skip));
+        self.options.skip = Some(match self.options.skip.take() {
+            Some(earlier) => Arc::new(move |parts| earlier(parts) || skip(parts)),
+            None => Arc::new(skip),
+        });
         self
     }
 

@@ -22,3 +22,16 @@ pub(crate) fn mistake(fix: &impl Display) {
         told.insert(fix);
     }
 }
+
+/// Tells that a store in memory is full, so that keys share entries: how large it is, and how many
+/// charges that has met so far. It is for the caller not to say so too often.
+pub(crate) fn overflow(max_keys: usize, overflowed: u64) {
+    const WHAT: &str = "the memory store is full: new keys share entries and may be refused early. \
+        Either somebody sends requests under ever new keys (put a limit per address in front), or \
+        it is too small (MemoryStore::with_max_keys)";
+
+    #[cfg(feature = "tracing")]
+    tracing::warn!(target: "tower_fixed_window", max_keys, overflowed, "{WHAT}");
+    #[cfg(not(feature = "tracing"))]
+    eprintln!("tower_fixed_window: {WHAT} max_keys={max_keys} overflowed={overflowed}");
+}

@@ -26,27 +26,67 @@ pub(super) const IPV6_PREFIX: u8 = 64;
 pub struct PeerAddr(pub SocketAddr);
 
 /// The address of the connection's other end: [`PeerAddr`], or with the `axum` feature axum's
-/// `ConnectInfo<SocketAddr>` (in an app's tests, its `MockConnectInfo`). IPv6 addresses count by their /64.
+/// `ConnectInfo<SocketAddr>` (in an app's tests, its `MockConnectInfo`). IPv6 addresses count by
+/// their /64.
 ///
-/// Behind a proxy that is the proxy's address, and all clients share one count.
+/// Behind a proxy that is the proxy's address, and all clients share one count: take `client_ip()`
+/// there (feature `client-ip`).
 pub fn peer_ip() -> PeerIp {
-    PeerIp
+    PeerIp { ipv6_prefix: IPV6_PREFIX }
 }
 
 /// Made by [`peer_ip`].
 #[derive(Clone, Copy, Debug)]
-pub struct PeerIp;
+#[must_use = "an extractor does nothing until it is given to a layer"]
+pub struct PeerIp {
+    ipv6_prefix: u8,
+}
+
+impl PeerIp {
+    /// IPv6 addresses count by their first `bits`; 64 unless set. A host has a /64 at least, and
+    /// many customers have a /56 or /48: fewer bits hold those together, and hit more neighbours.
+    ///
+    /// # Panics
+    /// If there are more than 128.
+    ///
+    /// ```
+    /// use std::net::SocketAddr;
+    /// use tower_fixed_window::key::{PeerAddr, peer_ip};
+    /// use tower_fixed_window::{Key, KeyExtractor};
+    ///
+    /// let key = |peer: &str| {
+    ///     let (mut parts, ()) = http::Request::new(()).into_parts();
+    ///     parts.extensions.insert(PeerAddr(peer.parse::<SocketAddr>().unwrap()));
+    ///     let mut key = Key::default();
+    ///     peer_ip().ipv6_prefix(56).extract(&parts, &mut key).unwrap();
+    ///     key
+    /// };
+    /// assert_eq!(key("[2001:db8:0:1::7]:4711"), key("[2001:db8:0:2::8]:4711"));
+    /// assert_ne!(key("[2001:db8:0:1::7]:4711"), key("[2001:db8:0:101::7]:4711"));
+    /// ```
+    #[track_caller]
+    pub fn ipv6_prefix(mut self, bits: u8) -> Self {
+        self.ipv6_prefix = checked_prefix(bits);
+        self
+    }
+}
+
+#[track_caller]
+pub(super) fn checked_prefix(bits: u8) -> u8 {
+    assert!(bits <= 128, "an IPv6 address has 128 bits, not {bits}: write .ipv6_prefix(56)");
+    bits
+}
 
 impl KeyExtractor for PeerIp {
     #[inline]
     fn extract(&self, parts: &Parts, key: &mut Key) -> Result<(), MissingKey> {
-        key.push_ip(peer(parts)?, IPV6_PREFIX);
+        key.push_ip(peer(parts)?, self.ipv6_prefix);
         Ok(())
     }
 }
 
 /// The peer's address, from whoever left it in the request. What the app itself has set goes first.
-fn peer(parts: &Parts) -> Result<IpAddr, MissingKey> {
+pub(super) fn peer(parts: &Parts) -> Result<IpAddr, MissingKey> {
     if let Some(peer) = parts.extensions.get::<PeerAddr>() {
         return Ok(peer.0.ip());
     }

@@ -449,6 +449,43 @@ fn tonic() {
 }
 
 #[test]
+fn behind_proxy() {
+    let body = |server: &Server, header: &str| server.send(&format!("GET /, {header}")).body;
+    let start = |settings: &[(&str, &str)]| {
+        let settings = settings.iter().copied();
+        Server::start_with(example("behind_proxy").envs(settings))
+    };
+
+    let nobody = start(&[]);
+    assert_eq!(body(&nobody, "x-forwarded-for: 192.0.2.7"), "127.0.0.1\n");
+
+    let server = start(&[("TRUSTED", "127.0.0.0/8, 10.0.0.0/8")]);
+    assert_eq!(body(&server, "x-forwarded-for: 8.8.8.8, 192.0.2.7, 10.0.0.1"), "192.0.2.7\n");
+    assert_eq!(body(&server, "x-forwarded-for: unknown"), "127.0.0.1\n");
+    assert_eq!(body(&server, "forwarded: for=192.0.2.7"), "127.0.0.1\n");
+    let mapped = body(&server, "x-forwarded-for: [::ffff:192.0.2.7]:4711");
+    assert_eq!(mapped, "192.0.2.7\n");
+    let v6 = body(&server, "x-forwarded-for: 2001:db8:1:2::7");
+    assert_eq!(v6, "2001:db8:1:2::7 (2001:db8:1:2::/64)\n");
+
+    let settings = [("TRUSTED", "127.0.0.1"), ("SOURCE", "forwarded"), ("PREFIX", "48")];
+    let server = start(&settings);
+    let v6 = body(&server, "forwarded: for=\"[2001:db8:1:2::7]:4711\";proto=https");
+    assert_eq!(v6, "2001:db8:1:2::7 (2001:db8:1::/48)\n");
+
+    let server = start(&[("TRUSTED", "127.0.0.1"), ("SOURCE", "cf-connecting-ip"), ("LIMIT", "3")]);
+    let (one, other) = ("GET /, cf-connecting-ip: 192.0.2.1", "GET /, cf-connecting-ip: 192.0.2.2");
+    let answers = server.round(&[other, one, one, one, one]);
+    assert_eq!(answers[0].body, "192.0.2.2\n");
+    answers[0].passed(1, 3);
+    three_pass(&answers[1..], None);
+
+    let wrong = example("behind_proxy").env("TRUSTED", "10.0.0/8").output().expect("it ends");
+    let told = String::from_utf8_lossy(&wrong.stderr);
+    assert!(!wrong.status.success() && told.contains("10.0.0/8"), "{told}");
+}
+
+#[test]
 fn jobs() {
     let ended = example("jobs").env("LIMIT", "2").output().expect("it ends");
     let told = String::from_utf8_lossy(&ended.stdout);

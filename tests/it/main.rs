@@ -1,19 +1,24 @@
 //! What the layer promises over HTTP: one module for each promise.
 
+mod client_ip;
 mod clients;
 mod endpoint;
 mod fields;
+mod forgery;
 /// The example, so that its very policy is tested, with a clock that can be moved.
 #[path = "../../examples/github.rs"]
 #[allow(dead_code, reason = "its main function")]
 mod github;
+mod header_keys;
 mod keys;
+mod memory;
 mod messages;
 mod mounts;
 mod options;
 mod order;
 mod queue;
 mod readiness;
+mod secrets;
 mod sockets;
 mod speech;
 mod stores;

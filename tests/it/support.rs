@@ -1,7 +1,9 @@
 //! What the tests share: a clock that stands still, a store that misbehaves on demand, servers.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
 
 use axum::Router;
 use axum::body::Body;
@@ -131,6 +133,37 @@ pub(crate) fn fields<B>(response: &Response<B>) -> BTreeMap<&str, &str> {
 /// What `x-ratelimit-used` says: with a limit that is far away, the requests counted so far.
 pub(crate) fn used<B>(response: &Response<B>) -> u64 {
     fields(response)["used"].parse().expect("an integer")
+}
+
+/// All that is logged on this thread while it lives, down to the finest level.
+#[derive(Clone, Default)]
+pub(crate) struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl Log {
+    pub(crate) fn start() -> (Self, tracing::subscriber::DefaultGuard) {
+        let log = Self::default();
+        let writer = log.clone();
+        let subscriber = tracing_subscriber::fmt()
+            .with_max_level(tracing::Level::TRACE)
+            .with_ansi(false)
+            .with_writer(move || writer.clone())
+            .finish();
+        (log, tracing::subscriber::set_default(subscriber))
+    }
+
+    pub(crate) fn text(&self) -> String {
+        String::from_utf8(self.0.lock().expect("no panic").clone()).expect("text")
+    }
+}
+
+impl io::Write for Log {
+    fn write(&mut self, text: &[u8]) -> io::Result<usize> {
+        self.0.lock().expect("no panic").write(text)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 /// Serves an app on a free port.

@@ -1,0 +1,47 @@
+//! Behind a proxy: answers with the address that it would count, so that curl can check a
+//! deployment. `TRUSTED` are the proxies' networks, `SOURCE` is the header that they write.
+
+use std::net::SocketAddr;
+
+use axum::http::StatusCode;
+use axum::http::request::Parts;
+use axum::{Router, routing::get};
+use tower_fixed_window::key::client_ip;
+use tower_fixed_window::{FixedWindowLayer, Key, Quota};
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let var = |name, usual: &str| std::env::var(name).unwrap_or_else(|_| usual.into());
+    let limit = var("LIMIT", "60").parse()?;
+    let addr = var("ADDR", "127.0.0.1:3000");
+    let trusted = var("TRUSTED", "");
+    let source = var("SOURCE", "x-forwarded-for");
+    let prefix = var("PREFIX", "64").parse()?;
+
+    // Nobody is trusted unless named; then the peer itself is the client.
+    let trusted = trusted.split(',').map(str::trim).filter(|network| !network.is_empty());
+    let client = client_ip()
+        .try_trusting(trusted)?
+        .from_header(source.parse::<axum::http::HeaderName>()?)
+        .ipv6_prefix(prefix);
+
+    let counted = client.clone();
+    let tell = async move |parts: Parts| match counted.address(&parts) {
+        // 192.0.2.7, or 2001:db8::7 (2001:db8::/64): by its prefix.
+        Ok(address) if address.is_ipv4() => Ok(format!("{address}\n")),
+        Ok(address) => {
+            let key = Key::from_ip(address, prefix).readable().to_string();
+            Ok(format!("{address} ({})\n", key.replace('_', "/")))
+        }
+        Err(missing) => Err((StatusCode::INTERNAL_SERVER_ERROR, missing.to_string())),
+    };
+    let app = Router::new()
+        .route("/", get(tell))
+        .layer(FixedWindowLayer::new(Quota::per_minute(limit)).key(client));
+
+    let listener = tokio::net::TcpListener::bind(addr).await?;
+    let addr = listener.local_addr()?;
+    println!("try: curl -i http://{addr}/ -H '{source}: 192.0.2.7'");
+    axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>()).await?;
+    Ok(())
+}

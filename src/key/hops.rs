@@ -1,0 +1,167 @@
+//! The addresses that forwarding headers name, nearest hop first.
+//!
+//! A client may write into these headers what it likes, and each proxy appends. So nothing that
+//! stands left may change how what stands right of it is read: everything here goes from right to
+//! left, and in one pass over the bytes.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use http::{HeaderMap, HeaderName, HeaderValue};
+
+/// The longest hop that is looked at: an IPv6 address in brackets and quotes, with a port, takes
+/// 56 bytes.
+const LONGEST: usize = 96;
+
+const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+
+/// The header that names the hops.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum Source {
+    XForwardedFor,
+    /// That of RFC 7239.
+    Forwarded,
+    /// One that names a single address.
+    Single(HeaderName),
+}
+
+impl From<HeaderName> for Source {
+    fn from(name: HeaderName) -> Self {
+        if name == X_FORWARDED_FOR {
+            Self::XForwardedFor
+        } else if name == http::header::FORWARDED {
+            Self::Forwarded
+        } else {
+            Self::Single(name)
+        }
+    }
+}
+
+impl Source {
+    /// Gives the hops to `see`, nearest first, as long as it answers `true`; `None` is a hop that
+    /// can't be read.
+    pub(super) fn walk(&self, headers: &HeaderMap, mut see: impl FnMut(Option<IpAddr>) -> bool) {
+        let lines = |name| headers.get_all(name).iter().rev().map(HeaderValue::as_bytes);
+        match self {
+            Self::XForwardedFor => {
+                let hops = lines(&X_FORWARDED_FOR).flat_map(|line| line.rsplit(|&b| b == b','));
+                let _ended = hops.map(node).all(&mut see);
+            }
+            Self::Forwarded => {
+                let elements = lines(&http::header::FORWARDED).flat_map(|l| Unquoted::new(l, b','));
+                let _ended = elements.map(|e| e.and_then(forwarded_for)).all(&mut see);
+            }
+            Self::Single(name) => {
+                let mut values = lines(name);
+                // A proxy that sets this header leaves one. Of two, the client may have sent any.
+                match (values.next(), values.next()) {
+                    (Some(value), None) => see(node(value)),
+                    (Some(_), Some(_)) => see(None),
+                    (None, _) => true,
+                };
+            }
+        }
+    }
+}
+
+/// The `for` of one element of `Forwarded`, if there is exactly one, and it is an address.
+fn forwarded_for(element: &[u8]) -> Option<IpAddr> {
+    let mut found = None;
+    for pair in Unquoted::new(element, b';') {
+        let pair = pair?.trim_ascii();
+        if pair.get(..4).is_some_and(|name| name.eq_ignore_ascii_case(b"for=")) {
+            if found.is_some() {
+                return None;
+            }
+            found = Some(&pair[4..]);
+        }
+    }
+    node(found?)
+}
+
+/// What stands between separators that are not in quoted strings, from right to left; `None` and
+/// then no more where a quoted string has no beginning.
+struct Unquoted<'a> {
+    rest: Option<&'a [u8]>,
+    separator: u8,
+}
+
+impl<'a> Unquoted<'a> {
+    fn new(text: &'a [u8], separator: u8) -> Self {
+        Self { rest: Some(text), separator }
+    }
+}
+
+impl<'a> Iterator for Unquoted<'a> {
+    type Item = Option<&'a [u8]>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let rest = self.rest.take()?;
+        let mut quoted = false;
+        let mut at = rest.len();
+        while at > 0 {
+            at -= 1;
+            if rest[at] == b'"' {
+                let escapes = rest[..at].iter().rev().take_while(|&&b| b == b'\\').count();
+                if escapes.is_multiple_of(2) {
+                    quoted = !quoted;
+                }
+                // No later step looks at these bytes again: quotes have them between them.
+                at -= escapes;
+            } else if rest[at] == self.separator && !quoted {
+                self.rest = Some(&rest[..at]);
+                return Some(Some(&rest[at + 1..]));
+            }
+        }
+        Some((!quoted).then_some(rest))
+    }
+}
+
+/// The address of a hop: in quotes or not, in brackets or not, with a port or not.
+fn node(text: &[u8]) -> Option<IpAddr> {
+    let text = text.trim_ascii();
+    if text.len() > LONGEST {
+        return None;
+    }
+    let Some(quoted) = text.strip_prefix(b"\"") else { return address(text) };
+    // RFC 9110 lets a backslash stand before any character of a quoted string.
+    let mut plain = [0; LONGEST];
+    let mut len = 0;
+    let mut bytes = quoted.strip_suffix(b"\"")?.iter();
+    while let Some(&byte) = bytes.next() {
+        plain[len] = match byte {
+            b'"' => return None,
+            b'\\' => *bytes.next()?,
+            _ => byte,
+        };
+        len += 1;
+    }
+    address(&plain[..len])
+}
+
+/// What is no address is nothing: `unknown`, `_hidden`, `unix:`, names of hosts.
+fn address(text: &[u8]) -> Option<IpAddr> {
+    let text = str::from_utf8(text).ok()?;
+    if let Some(bracketed) = text.strip_prefix('[') {
+        let (address, port) = bracketed.split_once(']')?;
+        let address = address.parse::<Ipv6Addr>().ok()?;
+        let is_port = port.is_empty() || port.strip_prefix(':').is_some_and(is_port);
+        return is_port.then_some(address.into());
+    }
+    if let Ok(address) = text.parse::<IpAddr>() {
+        return Some(address);
+    }
+    let (address, port) = text.split_once(':')?;
+    let address = address.parse::<Ipv4Addr>().ok()?;
+    is_port(port).then_some(address.into())
+}
+
+/// A number, or an obfuscated port of RFC 7239.
+fn is_port(text: &str) -> bool {
+    match text.strip_prefix('_') {
+        Some(name) => {
+            let plain = |b: u8| b.is_ascii_alphanumeric() || b"._-".contains(&b);
+            !name.is_empty() && name.bytes().all(plain)
+        }
+        None => (1..=5).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_digit()),
+    }
+}

@@ -1,0 +1,89 @@
+//! Sets of addresses, written as networks.
+
+use std::error::Error;
+use std::fmt;
+use std::net::IpAddr;
+
+use ipnet::{IpNet, Ipv4Net};
+
+/// Some networks. IPv4-mapped ones are IPv4, as the addresses are that they are asked for.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Networks(Vec<IpNet>);
+
+impl Networks {
+    pub(super) fn parse<I>(networks: I) -> Result<Self, InvalidNetwork>
+    where
+        I: IntoIterator,
+        I::Item: fmt::Display,
+    {
+        networks
+            .into_iter()
+            .map(|text| parse(&text.to_string()))
+            .collect::<Result<_, _>>()
+            .map(Self)
+    }
+
+    pub(super) fn append(&mut self, mut more: Self) {
+        self.0.append(&mut more.0);
+    }
+
+    /// Networks of proxies: not everybody is one.
+    pub(super) fn trusted(self) -> Result<Self, InvalidNetwork> {
+        match self.0.iter().find(|network| network.prefix_len() == 0) {
+            Some(network) => Err(InvalidNetwork(Why::Everybody(network.to_string()))),
+            None => Ok(self),
+        }
+    }
+
+    /// `address` is a canonical one.
+    #[inline]
+    pub(super) fn contains(&self, address: IpAddr) -> bool {
+        self.0.iter().any(|network| network.contains(&address))
+    }
+}
+
+fn parse(text: &str) -> Result<IpNet, InvalidNetwork> {
+    let trimmed = text.trim();
+    let network = match trimmed.parse::<IpAddr>() {
+        Ok(address) => IpNet::from(address),
+        Err(_) => trimmed.parse().map_err(|_| InvalidNetwork(Why::Unreadable(text.into())))?,
+    };
+    Ok(match network {
+        IpNet::V6(mapped) if mapped.prefix_len() >= 96 => match mapped.addr().to_ipv4_mapped() {
+            Some(address) => Ipv4Net::new(address, mapped.prefix_len() - 96)
+                .expect("128 bits less 96 are 32")
+                .into(),
+            None => network,
+        },
+        _ => network,
+    })
+}
+
+/// A text that names no network, or none that can be trusted: its `Display` says what to write.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct InvalidNetwork(Why);
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum Why {
+    Unreadable(String),
+    Everybody(String),
+}
+
+impl fmt::Display for InvalidNetwork {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            Why::Unreadable(text) => write!(
+                f,
+                "{text:?} is no network: write one such as \"10.0.0.0/8\" or \"2001:db8::/32\", or \
+                 a single address such as \"192.0.2.1\""
+            ),
+            Why::Everybody(network) => write!(
+                f,
+                "who trusts {network} lets everybody write the address that is counted: name the \
+                 proxies, or where their addresses aren't known, write .trusting_hops(1)"
+            ),
+        }
+    }
+}
+
+impl Error for InvalidNetwork {}

@@ -1,0 +1,413 @@
+//! Whose address `client_ip()` finds behind proxies: every form of the headers, honest or not.
+
+use std::iter;
+use std::net::{IpAddr, SocketAddr};
+use std::time::{Duration, Instant};
+
+use http::request::Parts;
+use http::{HeaderName, HeaderValue, Request};
+use tower_fixed_window::key::{ClientIp, PeerAddr, client_ip, peer_ip};
+use tower_fixed_window::{Key, KeyExtractor};
+
+/// A request as it arrives from `peer`, with these header lines.
+pub(crate) fn request(peer: &str, lines: &[(&str, &[u8])]) -> Parts {
+    let (mut parts, ()) = Request::new(()).into_parts();
+    for (name, value) in lines {
+        let name = HeaderName::from_bytes(name.as_bytes()).expect("a name");
+        parts.headers.append(name, HeaderValue::from_bytes(value).expect("no control characters"));
+    }
+    let peer = peer.parse::<IpAddr>().expect("an address");
+    parts.extensions.insert(PeerAddr(SocketAddr::new(peer, 4711)));
+    parts
+}
+
+fn key(extractor: &impl KeyExtractor, parts: &Parts) -> Key {
+    let mut key = Key::default();
+    extractor.extract(parts, &mut key).expect("there is a peer");
+    key
+}
+
+/// The proxies are 10.0.0.0/8 and 2001:db8:77::/48.
+fn ours() -> ClientIp {
+    client_ip().trusting(["10.0.0.0/8", "2001:db8:77::/48"])
+}
+
+/// A line of a table: peer, header lines, the address that is counted, why.
+type Case = (&'static str, &'static [&'static str], &'static str, &'static str);
+
+fn check(client: &ClientIp, header: &str, cases: &[Case]) {
+    for (peer, lines, expected, why) in cases {
+        let lines: Vec<_> = lines.iter().map(|line| (header, line.as_bytes())).collect();
+        let found = client.address(&request(peer, &lines)).expect("there is a peer");
+        assert_eq!(found, expected.parse::<IpAddr>().expect("an address"), "{lines:?}: {why}");
+    }
+}
+
+#[test]
+fn x_forwarded_for() {
+    check(&ours(), "x-forwarded-for", X_FORWARDED_FOR);
+}
+
+#[rustfmt::skip]
+const X_FORWARDED_FOR: &[Case] = &[
+    // Who is believed.
+    ("192.0.2.7", &[], "192.0.2.7", "nobody stands before the client"),
+    ("192.0.2.7", &["8.8.8.8"], "192.0.2.7", "the peer is not trusted"),
+    ("192.0.2.7", &["8.8.8.8, 10.0.0.1"], "192.0.2.7", "naming a proxy of ours makes nobody trusted"),
+    ("2001:db8:78::1", &["8.8.8.8"], "2001:db8:78::1", "the network beside the trusted one is not trusted"),
+    ("11.0.0.0", &["8.8.8.8"], "11.0.0.0", "one past the end of the trusted network"),
+    ("10.255.255.255", &["192.0.2.7"], "192.0.2.7", "the last address of the trusted network"),
+    ("10.0.0.1", &["192.0.2.7"], "192.0.2.7", "the proxy tells who asked it"),
+    ("2001:db8:77::1", &["192.0.2.7"], "192.0.2.7", "the proxy's address is IPv6, the client's IPv4"),
+    ("::ffff:10.0.0.1", &["192.0.2.7"], "192.0.2.7", "the proxy on a dual-stack listener is the same proxy"),
+    ("::ffff:192.0.2.7", &["8.8.8.8"], "192.0.2.7", "an untrusted one, too, and it is told as IPv4"),
+    // Spoofed entries.
+    ("10.0.0.1", &["8.8.8.8, 192.0.2.7"], "192.0.2.7", "the first entry is the client's invention"),
+    ("10.0.0.1", &["10.0.0.9, 192.0.2.7"], "192.0.2.7", "so is one that looks like a proxy of ours"),
+    ("10.0.0.1", &["8.8.8.8, 10.0.0.9, 192.0.2.7"], "192.0.2.7", "so is a whole chain"),
+    ("10.0.0.1", &["127.0.0.1, 192.0.2.7"], "192.0.2.7", "and one that looks like this machine"),
+    ("10.0.0.1", &["127.0.0.1"], "127.0.0.1", "which is not trusted unless it is named"),
+    ("10.0.0.1", &["1.1.1.1, 8.8.8.8, 192.0.2.7, 10.0.0.2"], "192.0.2.7", "two proxies, two inventions"),
+    // Chains.
+    ("10.0.0.1", &["192.0.2.7, 10.0.0.3, 10.0.0.2"], "192.0.2.7", "three proxies"),
+    ("10.0.0.1", &["192.0.2.7,10.0.0.3,10.0.0.2"], "192.0.2.7", "commas without spaces"),
+    ("10.0.0.1", &[" \t192.0.2.7 \t,\t 10.0.0.2 "], "192.0.2.7", "spaces and tabs wherever they are"),
+    ("10.0.0.1", &["192.0.2.7, 2001:db8:77::2"], "192.0.2.7", "proxies of both kinds"),
+    ("10.0.0.1", &["192.0.2.7, ::ffff:10.0.0.2"], "192.0.2.7", "a proxy in IPv6 clothing"),
+    ("10.0.0.1", &["10.0.0.3, 10.0.0.2"], "10.0.0.3", "all are trusted: the client is the first of them"),
+    ("10.0.0.1", &["10.0.0.1"], "10.0.0.1", "a proxy that asks by itself"),
+    ("10.0.0.1", &["8.8.8.8, 198.51.100.1, 10.0.0.2"], "198.51.100.1", "an unknown proxy is a client like any other"),
+    // Several lines.
+    ("10.0.0.1", &["8.8.8.8", "192.0.2.7"], "192.0.2.7", "a proxy that adds a line: the last line is the nearest"),
+    ("10.0.0.1", &["192.0.2.7", "10.0.0.2"], "192.0.2.7", "the walk goes on in the line above"),
+    ("10.0.0.1", &["8.8.8.8, 192.0.2.7", "10.0.0.3, 10.0.0.2"], "192.0.2.7", "lists in lines"),
+    ("10.0.0.1", &["8.8.8.8", "192.0.2.7", "10.0.0.2"], "192.0.2.7", "three lines"),
+    ("10.0.0.1", &["", "192.0.2.7"], "192.0.2.7", "the client's empty line stands left"),
+    ("10.0.0.1", &["\"", "192.0.2.7"], "192.0.2.7", "a quote can't reach into another line"),
+    // Ports, brackets, quotes.
+    ("10.0.0.1", &["192.0.2.7:4711"], "192.0.2.7", "with a port"),
+    ("10.0.0.1", &["192.0.2.7, 10.0.0.2:443"], "192.0.2.7", "a trusted hop with a port"),
+    ("10.0.0.1", &["2001:db8::7"], "2001:db8::7", "IPv6"),
+    ("10.0.0.1", &["2001:DB8:0:0::7"], "2001:db8::7", "IPv6 in another spelling"),
+    ("10.0.0.1", &["[2001:db8::7]"], "2001:db8::7", "IPv6 in brackets"),
+    ("10.0.0.1", &["[2001:db8::7]:4711"], "2001:db8::7", "IPv6 with a port"),
+    ("10.0.0.1", &["[::ffff:192.0.2.7]:4711"], "192.0.2.7", "IPv4 in IPv6 clothing with a port"),
+    ("10.0.0.1", &["::ffff:c000:0207"], "192.0.2.7", "the same in hexadecimal"),
+    ("10.0.0.1", &["\"192.0.2.7\""], "192.0.2.7", "in quotes"),
+    ("10.0.0.1", &["\"[2001:db8::7]:4711\""], "2001:db8::7", "quotes, brackets and a port"),
+    // What can't be read ends the walk at the last trusted address.
+    ("10.0.0.1", &[""], "10.0.0.1", "an empty line"),
+    ("10.0.0.1", &[" , "], "10.0.0.1", "nothing but a comma"),
+    ("10.0.0.1", &["192.0.2.7,"], "10.0.0.1", "the nearest hop is nothing"),
+    ("10.0.0.1", &["192.0.2.7", ""], "10.0.0.1", "the same in two lines"),
+    ("10.0.0.1", &["192.0.2.7, , 10.0.0.2"], "10.0.0.2", "a hole in the list hides who came before"),
+    ("10.0.0.1", &["unknown"], "10.0.0.1", "a proxy that does not say"),
+    ("10.0.0.1", &["192.0.2.7, unknown, 10.0.0.2"], "10.0.0.2", "what stands before it may be invented"),
+    ("10.0.0.1", &["unknown, 192.0.2.7"], "192.0.2.7", "an unreadable invention is not looked at"),
+    ("10.0.0.1", &["_hidden, 10.0.0.2"], "10.0.0.2", "obfuscated"),
+    ("10.0.0.1", &["192.0.2.7, garbage, 10.0.0.3, 10.0.0.2"], "10.0.0.3", "the last trusted address is the leftmost one read"),
+    ("10.0.0.1", &["192.0.2.256"], "10.0.0.1", "no address"),
+    ("10.0.0.1", &["192.0.2"], "10.0.0.1", "half an address"),
+    ("10.0.0.1", &["192.0.2.07"], "10.0.0.1", "digits that some read as octal"),
+    ("10.0.0.1", &["3221225991"], "10.0.0.1", "an address as one number"),
+    ("10.0.0.1", &["0xc0.0.2.7"], "10.0.0.1", "hexadecimal"),
+    ("10.0.0.1", &["192.0.2.7/32"], "10.0.0.1", "a network"),
+    ("10.0.0.1", &["192.0.2.7:"], "10.0.0.1", "a colon without a port"),
+    ("10.0.0.1", &["192.0.2.7:123456"], "10.0.0.1", "a port of six digits"),
+    ("10.0.0.1", &["192.0.2.7:80:80"], "10.0.0.1", "two ports"),
+    ("10.0.0.1", &["192.0.2.7:-1"], "10.0.0.1", "a port that is no number"),
+    ("10.0.0.1", &["[192.0.2.7]"], "10.0.0.1", "brackets are for IPv6"),
+    ("10.0.0.1", &["[2001:db8::7"], "10.0.0.1", "a bracket that stays open"),
+    ("10.0.0.1", &["2001:db8::7]"], "10.0.0.1", "a bracket that was never opened"),
+    ("10.0.0.1", &["[2001:db8::7]4711"], "10.0.0.1", "a port without a colon"),
+    ("10.0.0.1", &["2001:db8:0:0:0:0:0:7:4711"], "10.0.0.1", "nine groups"),
+    ("10.0.0.1", &["fe80::1%eth0"], "10.0.0.1", "a zone means something on another machine only"),
+    ("10.0.0.1", &["\"192.0.2.7"], "10.0.0.1", "a quote that stays open"),
+    ("10.0.0.1", &["\""], "10.0.0.1", "one quote is no pair"),
+    ("10.0.0.1", &["unix:"], "10.0.0.1", "what nginx says of a unix socket"),
+    ("10.0.0.1", &["client.example"], "10.0.0.1", "names are not looked up"),
+    ("10.0.0.1", &["192.0.2.7 10.0.0.2"], "10.0.0.1", "two in one"),
+    ("10.0.0.1", &["192.0.2.7; 10.0.0.2"], "10.0.0.1", "semicolons separate nothing here"),
+    ("10.0.0.1", &["for=192.0.2.7"], "10.0.0.1", "that is the other header's grammar"),
+    ("10.0.0.1", &["1\u{96f}2.0.2.7, 10.0.0.2"], "10.0.0.2", "not ASCII"),
+];
+
+#[test]
+fn forwarded() {
+    check(&ours().forwarded(), "forwarded", FORWARDED);
+}
+
+#[rustfmt::skip]
+const FORWARDED: &[Case] = &[
+    ("192.0.2.7", &["for=8.8.8.8"], "192.0.2.7", "the peer is not trusted"),
+    ("10.0.0.1", &[], "10.0.0.1", "no header"),
+    ("10.0.0.1", &["for=192.0.2.7"], "192.0.2.7", "the smallest form"),
+    ("10.0.0.1", &["For=192.0.2.7"], "192.0.2.7", "names of parameters have no case"),
+    ("10.0.0.1", &["for=\"192.0.2.7\""], "192.0.2.7", "in quotes"),
+    ("10.0.0.1", &["for=\"192.0.2.7:4711\""], "192.0.2.7", "with a port"),
+    ("10.0.0.1", &["for=192.0.2.7:4711"], "192.0.2.7", "with a port, without the quotes it needs"),
+    ("10.0.0.1", &["for=\"192.0.2.7:_obf-port.1\""], "192.0.2.7", "with an obfuscated port"),
+    ("10.0.0.1", &["for=\"[2001:db8::7]:4711\""], "2001:db8::7", "IPv6 with a port"),
+    ("10.0.0.1", &["for=\"[2001:db8::7]\""], "2001:db8::7", "IPv6"),
+    ("10.0.0.1", &["for=\"2001:db8::7\""], "2001:db8::7", "IPv6 without the brackets it needs"),
+    ("10.0.0.1", &["for=\"\\[2001:db8::\\7]\""], "2001:db8::7", "characters may be escaped"),
+    ("10.0.0.1", &["proto=https;for=192.0.2.7;by=10.0.0.1"], "192.0.2.7", "other parameters around it"),
+    ("10.0.0.1", &["proto=https ; for=192.0.2.7 ; by=_x"], "192.0.2.7", "spaces around them"),
+    ("10.0.0.1", &["for=192.0.2.7;host=\"a,b;for=8.8.8.8\""], "192.0.2.7", "separators in quotes separate nothing"),
+    ("10.0.0.1", &["for=192.0.2.7;host=\"a\\\",for=8.8.8.8\""], "192.0.2.7", "an escaped quote ends no string"),
+    ("10.0.0.1", &["for=192.0.2.7;host=\"a\\\\\", for=10.0.0.2"], "192.0.2.7", "an escaped backslash escapes nothing"),
+    ("10.0.0.1", &["for=8.8.8.8, for=192.0.2.7, for=10.0.0.2"], "192.0.2.7", "a chain and an invention"),
+    ("10.0.0.1", &["for=8.8.8.8", "for=192.0.2.7", "for=10.0.0.2"], "192.0.2.7", "in lines"),
+    ("10.0.0.1", &["for=\"8.8.8.8, for=192.0.2.7"], "192.0.2.7", "an open quote of the client's hides nothing"),
+    ("10.0.0.1", &["x=\"\\, for=192.0.2.7;by=\"[2001:db8:77::1]\""], "192.0.2.7", "nor before a quoted string of the proxy's"),
+    ("10.0.0.1", &["for=\"", "for=192.0.2.7"], "192.0.2.7", "nor in a line of its own"),
+    ("10.0.0.1", &["for=unknown"], "10.0.0.1", "a proxy that does not know"),
+    ("10.0.0.1", &["for=192.0.2.7, for=unknown, for=10.0.0.2"], "10.0.0.2", "what stands before it may be invented"),
+    ("10.0.0.1", &["for=192.0.2.7, for=_hidden, for=10.0.0.2"], "10.0.0.2", "obfuscated"),
+    ("10.0.0.1", &["for=192.0.2.7, for=\"_gazonk:80\", for=10.0.0.2"], "10.0.0.2", "obfuscated, with a port"),
+    ("10.0.0.1", &["for=192.0.2.7, by=10.0.0.2"], "10.0.0.1", "an element that does not say for whom"),
+    ("10.0.0.1", &["for=8.8.8.8;for=192.0.2.7"], "10.0.0.1", "one that says it twice"),
+    ("10.0.0.1", &["for=192.0.2.7;x=\""], "10.0.0.1", "one that can't be read to its end"),
+    ("10.0.0.1", &["y\";for=192.0.2.7"], "10.0.0.1", "nor from its beginning"),
+    ("10.0.0.1", &["for = 192.0.2.7"], "10.0.0.1", "no spaces around the equals sign"),
+    ("10.0.0.1", &["xfor=192.0.2.7"], "10.0.0.1", "another parameter"),
+    ("10.0.0.1", &["for="], "10.0.0.1", "nothing"),
+    ("10.0.0.1", &["for=\"\""], "10.0.0.1", "quoted nothing"),
+    ("10.0.0.1", &["for=\"192.0.2.7\\\""], "10.0.0.1", "a string whose end is escaped"),
+    ("10.0.0.1", &["192.0.2.7"], "10.0.0.1", "that is the other header's grammar"),
+    ("10.0.0.1", &[""], "10.0.0.1", "an empty line"),
+    ("10.0.0.1", &["for=192.0.2.7, "], "10.0.0.1", "a hole in the list"),
+];
+
+#[test]
+fn a_header_with_one_address() {
+    check(&ours().from_header("CF-Connecting-IP"), "cf-connecting-ip", SINGLE);
+}
+
+#[rustfmt::skip]
+const SINGLE: &[Case] = &[
+    ("192.0.2.7", &["8.8.8.8"], "192.0.2.7", "the peer is not trusted"),
+    ("10.0.0.1", &["192.0.2.7"], "192.0.2.7", "the proxy has set it"),
+    ("10.0.0.1", &["::ffff:192.0.2.7"], "192.0.2.7", "in IPv6 clothing"),
+    ("10.0.0.1", &["10.0.0.2"], "10.0.0.2", "the client may be one of ours: there is nobody before it"),
+    ("10.0.0.1", &[], "10.0.0.1", "the proxy asks by itself"),
+    ("10.0.0.1", &[""], "10.0.0.1", "empty"),
+    ("10.0.0.1", &["8.8.8.8", "192.0.2.7"], "10.0.0.1", "one was the client's, and who can tell which"),
+    ("10.0.0.1", &["8.8.8.8, 192.0.2.7"], "10.0.0.1", "the same in one line"),
+    ("10.0.0.1", &["unknown"], "10.0.0.1", "no address"),
+];
+
+#[test]
+fn hops_by_number() {
+    #[rustfmt::skip]
+    let cases: &[(usize, Case)] = &[
+        (0, ("203.0.113.1", &["8.8.8.8"], "203.0.113.1", "no proxy at all")),
+        (1, ("203.0.113.1", &["8.8.8.8, 192.0.2.7"], "192.0.2.7", "the peer is a proxy, wherever it is")),
+        (2, ("203.0.113.1", &["8.8.8.8, 192.0.2.7, 203.0.113.2"], "192.0.2.7", "two proxies")),
+        (2, ("203.0.113.1", &["8.8.8.8, 192.0.2.7", "203.0.113.2"], "192.0.2.7", "in two lines")),
+        (2, ("203.0.113.1", &["192.0.2.7"], "192.0.2.7", "fewer hops than there should be: the last there is")),
+        (9, ("203.0.113.1", &[], "203.0.113.1", "none")),
+        (3, ("203.0.113.1", &["192.0.2.7, garbage, 203.0.113.2"], "203.0.113.2", "one that can't be read")),
+        (usize::MAX, ("203.0.113.1", &["192.0.2.7, 203.0.113.2"], "192.0.2.7", "more than can be")),
+    ];
+    for (hops, case) in cases {
+        check(&client_ip().trusting_hops(*hops), "x-forwarded-for", &[*case]);
+    }
+}
+
+#[test]
+fn only_the_chosen_header_is_read() {
+    let lines: &[(&str, &[u8])] = &[
+        ("x-forwarded-for", b"192.0.2.1"),
+        ("forwarded", b"for=192.0.2.2"),
+        ("x-real-ip", b"192.0.2.3"),
+        ("cf-connecting-ip", b"192.0.2.4"),
+    ];
+    let parts = request("10.0.0.1", lines);
+    for (client, expected) in [
+        (ours(), "192.0.2.1"),
+        (ours().forwarded(), "192.0.2.2"),
+        (ours().from_header("x-real-ip"), "192.0.2.3"),
+        (ours().from_header("cf-connecting-ip"), "192.0.2.4"),
+        (ours().from_header("true-client-ip"), "10.0.0.1"),
+        (ours().from_header("x-forwarded-for"), "192.0.2.1"),
+        (ours().from_header("Forwarded"), "192.0.2.2"),
+        (client_ip(), "10.0.0.1"),
+    ] {
+        assert_eq!(client.address(&parts).expect("a peer").to_string(), expected, "{client:?}");
+    }
+}
+
+#[test]
+fn who_is_found_has_the_key_of_a_direct_client() {
+    let found = request("10.0.0.1", &[("x-forwarded-for", b"[::ffff:192.0.2.7]:80")]);
+    let direct = request("192.0.2.7", &[]);
+    assert_eq!(key(&ours(), &found), key(&peer_ip(), &direct));
+    assert_eq!(key(&ours(), &found), Key::from(IpAddr::from([192, 0, 2, 7])));
+}
+
+#[test]
+fn ipv6_counts_by_its_prefix() {
+    let at = |address: &str| request("10.0.0.1", &[("x-forwarded-for", address.as_bytes())]);
+    let (a, same_64, same_48) =
+        (at("2001:db8:1:1::a"), at("2001:db8:1:1:f::b"), at("2001:db8:1:2::c"));
+    assert_eq!(key(&ours(), &a), key(&ours(), &same_64));
+    assert_ne!(key(&ours(), &a), key(&ours(), &same_48));
+    let wide = ours().ipv6_prefix(48);
+    assert_eq!(key(&wide, &a), key(&wide, &same_48));
+    let exact = ours().ipv6_prefix(128);
+    assert_ne!(key(&exact, &a), key(&exact, &same_64));
+    // IPv4 knows no prefix.
+    let (b, c) = (at("192.0.2.7"), at("192.0.2.8"));
+    assert_ne!(key(&wide.ipv6_prefix(0), &b), key(&ours().ipv6_prefix(0), &c));
+}
+
+#[test]
+fn a_client_without_a_peer_address_is_the_servers_mistake() {
+    let (parts, ()) = Request::new(()).into_parts();
+    let error = ours().address(&parts).expect_err("no peer");
+    assert!(!error.is_client());
+    assert!(error.to_string().contains("into_make_service_with_connect_info"));
+}
+
+#[test]
+fn ten_thousand_hops_are_read_as_far_as_they_are_trusted() {
+    let chain = |first: &str, hop: &str, last: &str| {
+        let hops = iter::repeat_n(hop, 10_000);
+        iter::once(first).chain(hops).chain([last]).collect::<Vec<_>>().join(", ")
+    };
+    for (line, expected) in [
+        (chain("8.8.8.8", "10.0.0.9", "192.0.2.7"), "192.0.2.7"), // all invented but the last
+        (chain("192.0.2.7", "10.0.0.9", "10.0.0.2"), "192.0.2.7"), // ten thousand proxies of ours
+        (chain("10.0.0.8", "10.0.0.9", "10.0.0.2"), "10.0.0.8"),
+        (chain("8.8.8.8", "unknown", "10.0.0.2"), "10.0.0.2"),
+    ] {
+        let in_one = request("10.0.0.1", &[("x-forwarded-for", line.as_bytes())]);
+        assert_eq!(ours().address(&in_one).expect("a peer").to_string(), expected);
+        let lines: Vec<_> =
+            line.split(", ").map(|hop| ("x-forwarded-for", hop.as_bytes())).collect();
+        assert_eq!(
+            ours().address(&request("10.0.0.1", &lines)).expect("a peer").to_string(),
+            expected
+        );
+        let rfc = format!("for={}", line.replace(", ", ", for="));
+        let rfc = request("10.0.0.1", &[("forwarded", rfc.as_bytes())]);
+        assert_eq!(ours().forwarded().address(&rfc).expect("a peer").to_string(), expected);
+    }
+}
+
+#[test]
+fn a_hostile_line_of_64_kib_costs_no_more_than_reading_it() {
+    let hostile =
+        ["\"", "\\", "\\\"", ",", ";", "[", "for=\"", "for=10.0.0.2,", "10.0.0.2,", "\u{fc}"];
+    let started = Instant::now();
+    for pattern in hostile {
+        let line = pattern.repeat((64 << 10) / pattern.len());
+        for client in [ours(), ours().forwarded(), ours().from_header("x-real-ip")] {
+            for header in ["x-forwarded-for", "forwarded", "x-real-ip"] {
+                // From a trusted peer: this is more than any client can do behind a proxy.
+                let parts = request("10.0.0.1", &[(header, line.as_bytes())]);
+                let found = client.address(&parts).expect("a peer");
+                assert!(["10.0.0.1", "10.0.0.2"].contains(&found.to_string().as_str()), "{found}");
+            }
+        }
+    }
+    // 90 lines, a few milliseconds each without optimization; what is quadratic takes minutes.
+    assert!(started.elapsed() < Duration::from_secs(20), "{:?}", started.elapsed());
+}
+
+#[test]
+fn an_allow_list_holds_whom_it_names_and_nobody_who_hides() {
+    let is_in = ours().is_in(["192.0.2.0/24", "2001:db8:5::/48", "10.0.0.0/8"]);
+    let says =
+        |peer: &str, line: &str| is_in(&request(peer, &[("x-forwarded-for", line.as_bytes())]));
+    assert!(says("10.0.0.1", "192.0.2.7"));
+    assert!(says("10.0.0.1", "::ffff:192.0.2.7"));
+    assert!(says("10.0.0.1", "2001:db8:5:9::1"));
+    assert!(says("192.0.2.7", "8.8.8.8"));
+    assert!(!says("10.0.0.1", "192.0.3.7"));
+    assert!(!says("203.0.113.9", "192.0.2.7"), "an untrusted peer's word");
+    assert!(!says("10.0.0.1", "192.0.2.7, 203.0.113.9"), "an invention");
+    // A proxy's own health check, though not whoever can't be read behind it.
+    assert!(is_in(&request("10.0.0.1", &[])));
+    assert!(!says("10.0.0.1", "unknown"));
+    assert!(!says("10.0.0.1", "192.0.2.7, unknown, 10.0.0.2"));
+    let (no_peer, ()) = Request::new(()).into_parts();
+    assert!(!is_in(&no_peer));
+}
+
+#[test]
+fn networks_are_read_in_every_spelling() {
+    for (network, inside, outside) in [
+        ("10.0.0.0/8", "10.9.9.9", "11.0.0.0"),
+        ("10.1.2.3/8", "10.9.9.9", "11.0.0.0"),
+        (" 10.0.0.0/8 ", "10.9.9.9", "11.0.0.0"),
+        ("192.0.2.1", "192.0.2.1", "192.0.2.2"),
+        ("192.0.2.1/32", "192.0.2.1", "192.0.2.0"),
+        ("2001:db8::/32", "2001:db8:ffff::", "2001:db9::"),
+        ("2001:db8::1", "2001:db8::1", "2001:db8::2"),
+        ("::ffff:10.0.0.0/104", "10.9.9.9", "11.0.0.0"),
+        ("::ffff:192.0.2.1", "192.0.2.1", "192.0.2.2"),
+    ] {
+        let client = client_ip().trusting([network]);
+        let lines: &[(&str, &[u8])] = &[("x-forwarded-for", b"8.8.8.8")];
+        let found = |peer| client.address(&request(peer, lines)).expect("a peer").to_string();
+        assert_eq!(found(inside), "8.8.8.8", "{network}");
+        assert_eq!(found(outside), outside, "{network}");
+    }
+    // From text, addresses, and in several calls.
+    let several = client_ip()
+        .trusting(vec![String::from("192.0.2.1")])
+        .trusting([IpAddr::from([192, 0, 2, 2])]);
+    let lines: &[(&str, &[u8])] = &[("x-forwarded-for", b"8.8.8.8, 192.0.2.1")];
+    let found = several.address(&request("192.0.2.2", lines)).expect("a peer");
+    assert_eq!(found.to_string(), "8.8.8.8");
+}
+
+#[test]
+fn a_wrong_network_says_what_to_write() {
+    for wrong in [
+        "",
+        "10.0.0/8",
+        "10.0.0.0/33",
+        "2001:db8::/129",
+        "10.0.0.0/-1",
+        "proxy.example",
+        "10.0.0.0/8,192.0.2.1",
+    ] {
+        let error = client_ip().try_trusting([wrong]).expect_err(wrong).to_string();
+        assert!(error.contains(r#"write one such as "10.0.0.0/8""#), "{error}");
+        assert!(client_ip().try_is_in([wrong]).is_err(), "{wrong}");
+    }
+    for everybody in ["0.0.0.0/0", "::/0", "::ffff:0:0/96", "1.2.3.4/0"] {
+        let error = client_ip().try_trusting([everybody]).expect_err(everybody).to_string();
+        assert!(error.contains(".trusting_hops(1)"), "{error}");
+        assert!(client_ip().try_is_in([everybody]).is_ok(), "{everybody}");
+    }
+}
+
+#[test]
+#[should_panic(
+    expected = r#"client_ip().trusting(..): "10.0.0/8" is no network: write one such as "10.0.0.0/8""#
+)]
+fn a_wrong_network_in_code_panics_where_it_is_written() {
+    let _ = client_ip().trusting(["10.0.0/8"]);
+}
+
+#[test]
+#[should_panic(expected = "write either .trusting([\"10.0.0.0/8\"]) or .trusting_hops(1)")]
+fn trust_is_by_networks_or_by_hops() {
+    let _ = client_ip().trusting_hops(1).trusting(["10.0.0.0/8"]);
+}
+
+#[test]
+#[should_panic(expected = "an IPv6 address has 128 bits, not 129: write .ipv6_prefix(56)")]
+fn a_prefix_has_at_most_128_bits() {
+    let _ = client_ip().ipv6_prefix(129);
+}
+
+#[test]
+#[should_panic(expected = "write .from_header(\"cf-connecting-ip\")")]
+fn a_header_has_a_name_that_can_be_one() {
+    let _ = client_ip().from_header("cf connecting ip");
+}

@@ -1,0 +1,161 @@
+//! S26: nothing that is secret in a key reaches a log or a store.
+
+use std::sync::{Arc, Mutex};
+
+use axum::body::Body;
+use http::{Request, Response};
+use tower::{Layer, ServiceExt, service_fn};
+use tower_fixed_window::key::{client_ip, extension, header, key_fn, peer_ip};
+use tower_fixed_window::store::{Account, Adjust, Charge, Reply, Store};
+use tower_fixed_window::{
+    Decision, FixedWindowLayer, Key, KeyExtractor, Limiter, MemoryStore, OnStoreFailure, Quota,
+    TrueCost,
+};
+
+use crate::client_ip::request;
+use crate::support::{Log, Mood, TestStore};
+
+/// Where the word below is, something has leaked.
+const SECRET: &str = "hunter2";
+
+/// A store that writes down whatever it could put into a key of Redis'.
+#[derive(Clone)]
+struct Spy {
+    inner: TestStore,
+    seen: Arc<Mutex<Vec<u8>>>,
+}
+
+impl Spy {
+    fn see(&self, account: Account<'_>) {
+        let mut seen = self.seen.lock().expect("no panic");
+        seen.extend_from_slice(account.key().as_bytes());
+        seen.extend_from_slice(account.key().readable().to_string().as_bytes());
+        seen.extend_from_slice(account.scope().name().as_bytes());
+    }
+}
+
+impl Store for Spy {
+    fn charge(&self, charge: Charge<'_>) -> Reply<Decision> {
+        tracing::trace!(?charge, "asked");
+        self.see(charge.account());
+        self.inner.charge(charge)
+    }
+
+    fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {
+        tracing::trace!(?adjust, "asked");
+        self.see(adjust.account());
+        self.inner.adjust(adjust)
+    }
+
+    fn reset(&self, account: Account<'_>) -> Reply<()> {
+        tracing::trace!(?account, "asked");
+        self.see(account);
+        self.inner.reset(account)
+    }
+
+    fn is_shared(&self) -> bool {
+        false
+    }
+}
+
+/// A user as an app may have it, with more in it than it should.
+#[derive(Clone, Debug)]
+struct Session(String);
+
+impl From<&Session> for Key {
+    fn from(session: &Session) -> Key {
+        Key::secret(&session.0)
+    }
+}
+
+async fn handler(request: Request<Body>) -> Result<Response<Body>, std::convert::Infallible> {
+    tracing::trace!(decision = ?request.extensions().get::<Decision>(), "asked");
+    let mut response = Response::new(Body::empty());
+    response.extensions_mut().insert(TrueCost::of(2));
+    Ok(response)
+}
+
+#[tokio::test]
+async fn a_trace_level_log_and_the_store_hold_no_secret() {
+    let (log, _guard) = Log::start();
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let cookie = |parts: &http::request::Parts| parts.headers.get("cookie").map(Key::secret);
+    let keys: Vec<(&str, Arc<dyn Fn() -> FixedWindowLayer>)> = vec![
+        ("header", Arc::new(|| layer().key(header("authorization")))),
+        ("fallback", Arc::new(|| layer().key(header("x-api-key").or(client_ip())))),
+        ("session", Arc::new(|| layer().key((extension::<Session>(), peer_ip())))),
+        ("missing", Arc::new(|| layer().key(extension::<String>()))),
+        ("closure", Arc::new(move || layer().key(key_fn(cookie)))),
+    ];
+    for (name, layer) in keys {
+        for mood in [Mood::Now, Mood::Later, Mood::FailsNow, Mood::FailsLater] {
+            for policy in [OnStoreFailure::Local, OnStoreFailure::Allow, OnStoreFailure::Deny] {
+                let store = Spy { inner: TestStore::new(mood), seen: Arc::clone(&seen) };
+                let layer = layer().name(name).store(store).on_store_failure(policy);
+                tracing::trace!(?layer, handle = ?layer.handle(), "made");
+                let service = layer.layer(service_fn(handler));
+                tracing::trace!(?service, "made");
+                for _ in 0..4 {
+                    let request = Request::from_parts(secretive(), Body::empty());
+                    let Ok(response) = service.clone().oneshot(request).await;
+                    tracing::trace!(headers = ?response.headers(), "answered");
+                    let body = axum::body::to_bytes(response.into_body(), 10_000).await;
+                    tracing::trace!(body = %String::from_utf8_lossy(&body.expect("whole")), "said");
+                }
+            }
+        }
+    }
+    overflow_and_by_hand(&seen).await;
+
+    let text = log.text();
+    assert!(text.lines().count() > 200, "the log was on");
+    assert!(text.contains("the memory store is full"), "the run was one in which much happens");
+    assert!(!text.to_lowercase().contains(SECRET), "{text}");
+    let seen = seen.lock().expect("no panic").to_ascii_lowercase();
+    assert!(seen.len() > 1_000, "the store was asked");
+    assert!(!seen.windows(SECRET.len()).any(|part| part == SECRET.as_bytes()));
+}
+
+fn layer() -> FixedWindowLayer {
+    FixedWindowLayer::new(Quota::per_minute(3)).settle_true_cost().expose_decision()
+}
+
+/// A request with a secret wherever one may be.
+fn secretive() -> http::request::Parts {
+    let mut parts = request(
+        "192.0.2.7",
+        &[
+            ("authorization", b"Bearer hunter2"),
+            ("x-api-key", b"hunter2"),
+            ("cookie", b"session=hunter2"),
+            ("x-forwarded-for", b"hunter2"),
+        ],
+    );
+    parts.uri = "/reset?token=hunter2".parse().expect("a path");
+    parts.extensions.insert(Session(SECRET.into()));
+    parts
+}
+
+/// Without HTTP, and in a store that is full of secrets.
+async fn overflow_and_by_hand(seen: &Arc<Mutex<Vec<u8>>>) {
+    let store = MemoryStore::with_max_keys(10);
+    let limiter = Limiter::new(Quota::per_minute(3)).name("hand").store(store.clone());
+    for i in 0..500 {
+        let key = Key::secret(format!("{SECRET}-{i}"));
+        tracing::trace!(?key, readable = %key.readable(), "made");
+        let charged = limiter.charge(key, 1).await.expect("memory answers");
+        tracing::trace!(?charged, "charged");
+    }
+    tracing::trace!(?limiter, ?store, "full");
+
+    let spy = Spy { inner: TestStore::new(Mood::Now), seen: Arc::clone(seen) };
+    let limiter = Limiter::new(Quota::per_minute(3)).name("hand").store(spy);
+    let mail = Key::hmac("a secret of the app's", format!("{SECRET}@example.com"));
+    let receipt = limiter.charge(&mail, 1).await.expect("it answers").expect("it passes");
+    tracing::trace!(?receipt, "charged");
+    limiter.refund(receipt).await.expect("it answers");
+    limiter.reset(&mail).await.expect("it answers");
+    let mut key = Key::default();
+    let error = header("x-missing").extract(&secretive(), &mut key).expect_err("missing");
+    tracing::trace!(?error, %error, "missing");
+}
