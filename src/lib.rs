@@ -43,8 +43,6 @@ pub use rejection::{
 };
 pub use service::FixedWindow;
 #[cfg(feature = "redis")]
-pub use store::RedisStore;
-#[cfg(feature = "redis")]
 #[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
 pub use store::RedisStore;
 pub use store::{MemoryStore, OnStoreFailure, Store, StoreError};

@@ -80,7 +80,8 @@ async fn a_trace_level_log_and_the_store_hold_no_secret() {
     let (log, _guard) = Log::start();
     let seen = Arc::new(Mutex::new(Vec::new()));
     let cookie = |parts: &http::request::Parts| parts.headers.get("cookie").map(Key::secret);
-    let keys: Vec<(&str, Arc<dyn Fn() -> FixedWindowLayer>)> = vec![
+    type Make = Arc<dyn Fn() -> FixedWindowLayer>;
+    let keys: Vec<(&str, Make)> = vec![
         ("header", Arc::new(|| layer().key(header("authorization")))),
         ("fallback", Arc::new(|| layer().key(header("x-api-key").or(client_ip())))),
         ("session", Arc::new(|| layer().key((extension::<Session>(), peer_ip())))),
