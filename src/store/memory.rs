@@ -166,7 +166,7 @@ impl MemoryStore {
         self.0.shards.iter().all(|shard| lock(shard).table.live(now) == 0)
     }
 
-    /// How many charges have met shared overflow entries since the store was made: 0 as long as it
+    /// How many charges have found no entry of their own since the store was made: 0 as long as it
     /// was large enough. If it grows, somebody sends requests under ever new keys, or `max_keys` is
     /// too small.
     ///
@@ -358,7 +358,7 @@ struct Shard {
     overflow: Table,
     /// From here on no overflow entry is live.
     overflow_until: i64,
-    /// How many charges have met one.
+    /// How many charges have had no entry but these.
     overflowed: u64,
     /// The latest time that a call went by.
     latest: i64,

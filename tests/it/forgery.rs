@@ -19,11 +19,11 @@ use crate::support::{Mood, TestStore, client, used};
 #[derive(Clone, Copy, Debug)]
 enum Adds {
     /// To the end of the last line.
-    Appended,
+    Appends,
     /// A line of its own.
-    Separate,
+    NewLine,
     /// All lines become one, and it stands at its end.
-    Joined,
+    Joins,
 }
 
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -61,9 +61,9 @@ impl Header {
         let entry = entry.as_bytes();
         match (self, adds) {
             (Self::Single, _) => *lines = vec![entry.to_vec()],
-            (_, Adds::Separate) => lines.push(entry.to_vec()),
-            (_, Adds::Appended | Adds::Joined) => {
-                if let Adds::Joined = adds {
+            (_, Adds::NewLine) => lines.push(entry.to_vec()),
+            (_, Adds::Appends | Adds::Joins) => {
+                if let Adds::Joins = adds {
                     *lines = vec![lines.join(&b", "[..])];
                 }
                 match lines.last_mut() {
@@ -123,7 +123,7 @@ proptest! {
         elsewhere in prop::collection::vec((header_of_choice(), line()), 0..3),
         proxies in prop::collection::vec(
             (any::<bool>(), 1..=9_u16, any::<u8>(),
-             prop::sample::select(vec![Adds::Appended, Adds::Separate, Adds::Joined])),
+             prop::sample::select(vec![Adds::Appends, Adds::NewLine, Adds::Joins])),
             0..4,
         ),
     ) {

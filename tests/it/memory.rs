@@ -51,10 +51,10 @@ fn len_stays_within_the_bound() {
 
 #[test]
 fn an_overflow_is_told_once_in_its_window_with_numbers_and_without_keys() {
-    let (log, _guard) = Log::start();
+    let log = Log::start();
     let (store, clock) = store(1_000);
-    flood(&store, Quota::per_hour(5), 0..1_000);
-    assert_eq!(log.text(), "", "so many were promised");
+    flood(&store, Quota::per_hour(5), 0..800);
+    assert_eq!(log.text(), "", "there is room for these");
 
     flood(&store, Quota::per_hour(5), 0..3_000);
     let text = log.text();
@@ -69,19 +69,19 @@ fn an_overflow_is_told_once_in_its_window_with_numbers_and_without_keys() {
 
     // In the next window the entries are free. When they are taken again, that is told again.
     clock.advance(Duration::from_secs(2 * 3_600));
-    flood(&store, Quota::per_hour(5), 0..900);
+    flood(&store, Quota::per_hour(5), 0..800);
     assert_eq!(log.text().lines().count(), 1);
     flood(&store, Quota::per_hour(5), 0..3_000);
     let text = log.text();
     assert_eq!(text.lines().count(), 2, "{text}");
     let last: u64 = text.trim_end().rsplit_once('=').expect("numbers").1.parse().expect("a number");
-    assert!(last > 3_000, "all so far: {text}");
+    assert!(last > 2_000, "all so far: {text}");
     assert!(!text.contains("secret"), "{text}");
 }
 
 #[test]
 fn short_windows_are_told_of_once_a_minute() {
-    let (log, _guard) = Log::start();
+    let log = Log::start();
     let (store, clock) = store(100);
     for _ in 0..600 {
         flood(&store, Quota::per_second(1), 0..200);

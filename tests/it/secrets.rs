@@ -77,22 +77,21 @@ async fn handler(request: Request<Body>) -> Result<Response<Body>, std::convert:
 
 #[tokio::test]
 async fn a_trace_level_log_and_the_store_hold_no_secret() {
-    let (log, _guard) = Log::start();
+    let log = Log::start();
     let seen = Arc::new(Mutex::new(Vec::new()));
     let cookie = |parts: &http::request::Parts| parts.headers.get("cookie").map(Key::secret);
-    type Make = Arc<dyn Fn() -> FixedWindowLayer>;
-    let keys: Vec<(&str, Make)> = vec![
-        ("header", Arc::new(|| layer().key(header("authorization")))),
-        ("fallback", Arc::new(|| layer().key(header("x-api-key").or(client_ip())))),
-        ("session", Arc::new(|| layer().key((extension::<Session>(), peer_ip())))),
-        ("missing", Arc::new(|| layer().key(extension::<String>()))),
-        ("closure", Arc::new(move || layer().key(key_fn(cookie)))),
+    let layers = [
+        ("header", layer().key(header("authorization"))),
+        ("fallback", layer().key(header("x-api-key").or(client_ip()))),
+        ("session", layer().key((extension::<Session>(), peer_ip()))),
+        ("missing", layer().key(extension::<String>())),
+        ("closure", layer().key(key_fn(cookie))),
     ];
-    for (name, layer) in keys {
+    for (name, layer) in layers {
         for mood in [Mood::Now, Mood::Later, Mood::FailsNow, Mood::FailsLater] {
             for policy in [OnStoreFailure::Local, OnStoreFailure::Allow, OnStoreFailure::Deny] {
                 let store = Spy { inner: TestStore::new(mood), seen: Arc::clone(&seen) };
-                let layer = layer().name(name).store(store).on_store_failure(policy);
+                let layer = layer.clone().name(name).store(store).on_store_failure(policy);
                 tracing::trace!(?layer, handle = ?layer.handle(), "made");
                 let service = layer.layer(service_fn(handler));
                 tracing::trace!(?service, "made");

@@ -1,9 +1,10 @@
 //! What the tests share: a clock that stands still, a store that misbehaves on demand, servers.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Once};
 
 use axum::Router;
 use axum::body::Body;
@@ -14,6 +15,8 @@ use tokio::task::yield_now;
 use tower_fixed_window::key::global;
 use tower_fixed_window::store::{Account, Adjust, Charge, Reply, Store};
 use tower_fixed_window::{Decision, FixedWindowLayer, ManualClock, MemoryStore, Quota, StoreError};
+use tracing_subscriber::filter::dynamic_filter_fn;
+use tracing_subscriber::{Layer as _, fmt, layer::SubscriberExt, util::SubscriberInitExt};
 
 /// 39.5 s before the top of a minute, so that rounding up shows.
 pub(crate) const NOW_MS: u64 = 1_700_000_060_500;
@@ -139,16 +142,24 @@ pub(crate) fn used<B>(response: &Response<B>) -> u64 {
 #[derive(Clone, Default)]
 pub(crate) struct Log(Arc<Mutex<Vec<u8>>>);
 
+thread_local! {
+    static LOG: RefCell<Option<Log>> = const { RefCell::new(None) };
+}
+
 impl Log {
-    pub(crate) fn start() -> (Self, tracing::subscriber::DefaultGuard) {
+    /// One subscriber for the whole program, which asks each thread: with one for each thread, an
+    /// event that is first met on a thread without any may be switched off for all of them.
+    pub(crate) fn start() -> Self {
+        static SUBSCRIBER: Once = Once::new();
+        SUBSCRIBER.call_once(|| {
+            let is_wanted = dynamic_filter_fn(|_, _| LOG.with_borrow(Option::is_some));
+            let writer = || LOG.with_borrow(Option::clone).expect("wanted");
+            let layer = fmt::layer().with_ansi(false).with_writer(writer).with_filter(is_wanted);
+            tracing_subscriber::registry().with(layer).try_init().expect("the only one");
+        });
         let log = Self::default();
-        let writer = log.clone();
-        let subscriber = tracing_subscriber::fmt()
-            .with_max_level(tracing::Level::TRACE)
-            .with_ansi(false)
-            .with_writer(move || writer.clone())
-            .finish();
-        (log, tracing::subscriber::set_default(subscriber))
+        LOG.set(Some(log.clone()));
+        log
     }
 
     pub(crate) fn text(&self) -> String {
