@@ -101,6 +101,13 @@ impl Options {
 /// longer, or asks first (`expect: 100-continue`), is answered at once; one of which nothing has
 /// come for a second, then (with the feature `tokio`, which `axum` implies).
 ///
+/// # Around a client
+///
+/// The same layer keeps an HTTP client inside of somebody else's limit, with
+/// [`queue`](Self::queue) waiting for the next window instead of failing: `examples/outbound.rs` has
+/// reqwest's. The responses of hyper-util's client can't be made from bytes, as a refusal is: map
+/// them under the layer, `.map_response(|response| response.map(Body::new))`.
+///
 /// # Its type
 ///
 /// The type parameter is the way of refusing; as `FixedWindowLayer` it can be written in a field:
