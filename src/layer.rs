@@ -101,6 +101,13 @@ impl Options {
 /// longer, or asks first (`expect: 100-continue`), is answered at once; one of which nothing has
 /// come for a second, then (with the feature `tokio`, which `axum` implies).
 ///
+/// # Around a client
+///
+/// The same layer keeps an HTTP client inside of somebody else's limit, with
+/// [`queue`](Self::queue) waiting for the next window instead of failing: `examples/outbound.rs` has
+/// reqwest's. The responses of hyper-util's client can't be made from bytes, as a refusal is: map
+/// them under the layer, `.map_response(|response| response.map(Body::new))`.
+///
 /// # Its type
 ///
 /// The type parameter is the way of refusing; as `FixedWindowLayer` it can be written in a field:
@@ -124,6 +131,23 @@ impl FixedWindowLayer {
     /// Under axum that needs the `axum` feature and
     /// `into_make_service_with_connect_info::<SocketAddr>()`; under other servers a
     /// [`PeerAddr`](crate::key::PeerAddr) in each request.
+    ///
+    /// ```
+    /// use tower_fixed_window::key::PeerAddr;
+    /// use tower_fixed_window::{FixedWindowLayer, Quota};
+    ///
+    /// let layer = FixedWindowLayer::new(Quota::per_minute(60));
+    /// # use axum::{Router, body::Body, http::Request, routing::any};
+    /// # use tower::ServiceExt;
+    /// # let app = Router::<()>::new().fallback(any(async || "hello")).layer(layer);
+    /// # let ask = |request: http::request::Builder| {
+    /// #     let request = request.body(Body::empty()).unwrap();
+    /// #     tower_fixed_window::testing::block_on(app.clone().oneshot(request)).unwrap()
+    /// # };
+    /// let request = || Request::get("/").extension(PeerAddr(([192, 0, 2, 1], 4711).into()));
+    /// assert_eq!(ask(request()).headers()["x-ratelimit-remaining"], "59");
+    /// assert_eq!(ask(request()).headers()["x-ratelimit-remaining"], "58");
+    /// ```
     pub fn new(quotas: impl Into<Quotas>) -> Self {
         let quotas = quotas.into();
         let options = Options {
@@ -156,6 +180,21 @@ impl FixedWindowLayer {
 impl<J> FixedWindowLayer<J> {
     /// Names the limit: the scope of its counters, and the value of `x-ratelimit-resource`.
     ///
+    /// ```
+    /// use tower_fixed_window::key::global;
+    /// use tower_fixed_window::{FixedWindowLayer, Quota};
+    ///
+    /// let layer = FixedWindowLayer::new(Quota::per_minute(5)).name("login").key(global());
+    /// # use axum::{Router, body::Body, http::Request, routing::any};
+    /// # use tower::ServiceExt;
+    /// # let app = Router::<()>::new().fallback(any(async || "hello")).layer(layer);
+    /// # let ask = |request: http::request::Builder| {
+    /// #     let request = request.body(Body::empty()).unwrap();
+    /// #     tower_fixed_window::testing::block_on(app.clone().oneshot(request)).unwrap()
+    /// # };
+    /// assert_eq!(ask(Request::get("/")).headers()["x-ratelimit-resource"], "login");
+    /// ```
+    ///
     /// # Panics
     /// If the name is not 1 to 64 of `[a-z0-9_.-]`.
     pub fn name(mut self, name: &str) -> Self {
@@ -165,6 +204,23 @@ impl<J> FixedWindowLayer<J> {
     }
 
     /// Who pays: an extractor of [`key`](crate::key), or one of your own.
+    ///
+    /// ```
+    /// use tower_fixed_window::key::header;
+    /// use tower_fixed_window::{FixedWindowLayer, Quota};
+    ///
+    /// let layer = FixedWindowLayer::new(Quota::per_minute(60)).key(header("x-api-key"));
+    /// # use axum::{Router, body::Body, http::Request, routing::any};
+    /// # use tower::ServiceExt;
+    /// # let app = Router::<()>::new().fallback(any(async || "hello")).layer(layer);
+    /// # let ask = |request: http::request::Builder| {
+    /// #     let request = request.body(Body::empty()).unwrap();
+    /// #     tower_fixed_window::testing::block_on(app.clone().oneshot(request)).unwrap()
+    /// # };
+    /// let response = ask(Request::get("/").header("x-api-key", "alpha"));
+    /// assert_eq!(response.headers()["x-ratelimit-used"], "1");
+    /// assert_eq!(ask(Request::get("/")).status(), 400);
+    /// ```
     pub fn key(mut self, key: impl KeyExtractor) -> Self {
         self.options.key = Arc::new(key);
         self
@@ -175,12 +231,18 @@ impl<J> FixedWindowLayer<J> {
     /// ```
     /// use tower_fixed_window::{FixedWindowLayer, Key, Quota};
     ///
-    /// #[derive(Clone)]
-    /// struct User { id: u64 }
-    ///
     /// let layer = FixedWindowLayer::new(Quota::per_minute(60))
-    ///     .key_fn(|parts| parts.extensions.get::<User>().map(|user| Key::from(user.id)));
-    /// # let _ = layer;
+    ///     .key_fn(|parts| parts.uri.path().split('/').nth(1).map(Key::from));
+    /// # use axum::{Router, body::Body, http::Request, routing::any};
+    /// # use tower::ServiceExt;
+    /// # let app = Router::<()>::new().fallback(any(async || "hello")).layer(layer);
+    /// # let ask = |request: http::request::Builder| {
+    /// #     let request = request.body(Body::empty()).unwrap();
+    /// #     tower_fixed_window::testing::block_on(app.clone().oneshot(request)).unwrap()
+    /// # };
+    /// assert_eq!(ask(Request::get("/acme/users")).headers()["x-ratelimit-used"], "1");
+    /// assert_eq!(ask(Request::get("/acme/items")).headers()["x-ratelimit-used"], "2");
+    /// assert_eq!(ask(Request::get("/other")).headers()["x-ratelimit-used"], "1");
     /// ```
     pub fn key_fn<F>(self, key: F) -> Self
     where
@@ -190,6 +252,28 @@ impl<J> FixedWindowLayer<J> {
     }
 
     /// Where the counters live; in memory by default, in a store of the layer's own.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_fixed_window::key::global;
+    /// use tower_fixed_window::{FixedWindowLayer, ManualClock, MemoryStore, Quota};
+    ///
+    /// let clock = ManualClock::at_ms(1_700_000_040_000);
+    /// let layer = FixedWindowLayer::new(Quota::per_minute(1))
+    ///     .key(global())
+    ///     .store(MemoryStore::with_clock(clock.clone()));
+    /// # use axum::{Router, body::Body, http::Request, routing::any};
+    /// # use tower::ServiceExt;
+    /// # let app = Router::<()>::new().fallback(any(async || "hello")).layer(layer);
+    /// # let ask = |request: http::request::Builder| {
+    /// #     let request = request.body(Body::empty()).unwrap();
+    /// #     tower_fixed_window::testing::block_on(app.clone().oneshot(request)).unwrap()
+    /// # };
+    /// assert_eq!(ask(Request::get("/")).status(), 200);
+    /// assert_eq!(ask(Request::get("/")).status(), 429);
+    /// clock.advance(Duration::from_secs(60));
+    /// assert_eq!(ask(Request::get("/")).status(), 200);
+    /// ```
     pub fn store(mut self, store: impl Store) -> Self {
         self.limiter = self.limiter.store_named_later(store);
         self.fork();
@@ -198,6 +282,34 @@ impl<J> FixedWindowLayer<J> {
 
     /// What happens to requests while the store fails: by default the same quotas are enforced in
     /// this process's memory.
+    ///
+    /// ```
+    /// use tower_fixed_window::key::global;
+    /// use tower_fixed_window::store::{Account, Adjust, Charge, Reply, Store};
+    /// use tower_fixed_window::{Decision, FixedWindowLayer, OnStoreFailure, Quota, StoreError};
+    ///
+    /// struct Down;
+    ///
+    /// impl Store for Down {
+    ///     fn charge(&self, _: Charge<'_>) -> Reply<Decision> { Reply::failed(StoreError::new("down")) }
+    ///     fn adjust(&self, _: Adjust<'_>) -> Reply<()> { Reply::failed(StoreError::new("down")) }
+    ///     fn reset(&self, _: Account<'_>) -> Reply<()> { Reply::failed(StoreError::new("down")) }
+    /// }
+    ///
+    /// let layer = FixedWindowLayer::new(Quota::per_minute(60))
+    ///     .name("api")
+    ///     .key(global())
+    ///     .store(Down)
+    ///     .on_store_failure(OnStoreFailure::Deny);
+    /// # use axum::{Router, body::Body, http::Request, routing::any};
+    /// # use tower::ServiceExt;
+    /// # let app = Router::<()>::new().fallback(any(async || "hello")).layer(layer);
+    /// # let ask = |request: http::request::Builder| {
+    /// #     let request = request.body(Body::empty()).unwrap();
+    /// #     tower_fixed_window::testing::block_on(app.clone().oneshot(request)).unwrap()
+    /// # };
+    /// assert_eq!(ask(Request::get("/")).status(), 503);
+    /// ```
     pub fn on_store_failure(mut self, policy: OnStoreFailure) -> Self {
         self.options.on_store_failure = policy;
         self
@@ -218,7 +330,16 @@ impl<J> FixedWindowLayer<J> {
     /// let layer = FixedWindowLayer::new(Quota::per_minute(60))
     ///     .skip(|parts| parts.uri.path() == "/health")
     ///     .skip(client_ip().is_in(["192.0.2.0/24"]));
-    /// # let _ = layer;
+    /// # use axum::{Router, body::Body, http::Request, routing::any};
+    /// # use tower::ServiceExt;
+    /// # let app = Router::<()>::new().fallback(any(async || "hello")).layer(layer);
+    /// # let ask = |request: http::request::Builder| {
+    /// #     let request = request.body(Body::empty()).unwrap();
+    /// #     tower_fixed_window::testing::block_on(app.clone().oneshot(request)).unwrap()
+    /// # };
+    /// let response = ask(Request::get("/health"));
+    /// assert_eq!(response.status(), 200);
+    /// assert!(!response.headers().contains_key("x-ratelimit-limit"));
     /// ```
     pub fn skip<F>(mut self, skip: F) -> Self
     where
@@ -234,6 +355,23 @@ impl<J> FixedWindowLayer<J> {
     /// CORS preflights (`OPTIONS` with `access-control-request-method`) pass without being counted.
     /// A preflight carries no credentials, and a browser that is refused one reports a failure of
     /// CORS, not a limit. Where a CORS layer answers them outside of this one, they never come here.
+    ///
+    /// ```
+    /// use tower_fixed_window::key::global;
+    /// use tower_fixed_window::{FixedWindowLayer, Quota};
+    ///
+    /// let layer = FixedWindowLayer::new(Quota::per_minute(0)).key(global()).skip_preflight();
+    /// # use axum::{Router, body::Body, http::Request, routing::any};
+    /// # use tower::ServiceExt;
+    /// # let app = Router::<()>::new().fallback(any(async || "hello")).layer(layer);
+    /// # let ask = |request: http::request::Builder| {
+    /// #     let request = request.body(Body::empty()).unwrap();
+    /// #     tower_fixed_window::testing::block_on(app.clone().oneshot(request)).unwrap()
+    /// # };
+    /// let preflight = Request::options("/").header("access-control-request-method", "PUT");
+    /// assert_eq!(ask(preflight).status(), 200);
+    /// assert_eq!(ask(Request::put("/")).status(), 429);
+    /// ```
     pub fn skip_preflight(mut self) -> Self {
         self.options.skip_preflight = true;
         self
@@ -246,19 +384,25 @@ impl<J> FixedWindowLayer<J> {
     /// [`Handle::set_quotas`] changes the layer's quotas, not what the closure returns.
     ///
     /// ```
+    /// use tower_fixed_window::key::global;
     /// use tower_fixed_window::{FixedWindowLayer, Quota};
-    ///
-    /// #[derive(Clone)]
-    /// enum Plan { Free, Pro }
     ///
     /// const FREE: Quota = Quota::per_hour(60);
     /// const PRO: Quota = Quota::per_hour(5_000);
     ///
-    /// let layer = FixedWindowLayer::new(FREE).quota_fn(|parts, _key| match parts.extensions.get() {
-    ///     Some(Plan::Pro) => PRO,
-    ///     _ => FREE,
+    /// let layer = FixedWindowLayer::new(FREE).key(global()).quota_fn(|parts, _key| {
+    ///     // Really: a plan that the authentication layer has left in the extensions.
+    ///     if parts.uri.path().starts_with("/pro") { PRO } else { FREE }
     /// });
-    /// # let _ = (layer, Plan::Free);
+    /// # use axum::{Router, body::Body, http::Request, routing::any};
+    /// # use tower::ServiceExt;
+    /// # let app = Router::<()>::new().fallback(any(async || "hello")).layer(layer);
+    /// # let ask = |request: http::request::Builder| {
+    /// #     let request = request.body(Body::empty()).unwrap();
+    /// #     tower_fixed_window::testing::block_on(app.clone().oneshot(request)).unwrap()
+    /// # };
+    /// assert_eq!(ask(Request::get("/")).headers()["x-ratelimit-remaining"], "59");
+    /// assert_eq!(ask(Request::get("/pro")).headers()["x-ratelimit-remaining"], "4998");
     /// ```
     pub fn quota_fn<F, Q>(mut self, quotas: F) -> Self
     where
@@ -273,11 +417,21 @@ impl<J> FixedWindowLayer<J> {
     ///
     /// ```
     /// use http::Method;
+    /// use tower_fixed_window::key::global;
     /// use tower_fixed_window::{FixedWindowLayer, Quota};
     ///
     /// let layer = FixedWindowLayer::new(Quota::per_hour(5_000))
+    ///     .key(global())
     ///     .cost_fn(|parts| if parts.method == Method::GET { 1 } else { 5 });
-    /// # let _ = layer;
+    /// # use axum::{Router, body::Body, http::Request, routing::any};
+    /// # use tower::ServiceExt;
+    /// # let app = Router::<()>::new().fallback(any(async || "hello")).layer(layer);
+    /// # let ask = |request: http::request::Builder| {
+    /// #     let request = request.body(Body::empty()).unwrap();
+    /// #     tower_fixed_window::testing::block_on(app.clone().oneshot(request)).unwrap()
+    /// # };
+    /// assert_eq!(ask(Request::get("/")).headers()["x-ratelimit-used"], "1");
+    /// assert_eq!(ask(Request::post("/")).headers()["x-ratelimit-used"], "6");
     /// ```
     pub fn cost_fn<F>(mut self, cost: F) -> Self
     where
@@ -295,11 +449,21 @@ impl<J> FixedWindowLayer<J> {
     ///
     /// ```
     /// use http::StatusCode;
+    /// use tower_fixed_window::key::global;
     /// use tower_fixed_window::{FixedWindowLayer, Quota};
     ///
     /// let layer = FixedWindowLayer::new(Quota::per_minute(5))
+    ///     .key(global())
     ///     .count_if(|response| response.status == StatusCode::UNAUTHORIZED);
-    /// # let _ = layer;
+    /// # use axum::{Router, body::Body, http::Request, routing::any};
+    /// # use tower::ServiceExt;
+    /// # let app = Router::<()>::new().fallback(any(async |uri: http::Uri| if uri.path() == "/wrong" { StatusCode::UNAUTHORIZED } else { StatusCode::OK })).layer(layer);
+    /// # let ask = |request: http::request::Builder| {
+    /// #     let request = request.body(Body::empty()).unwrap();
+    /// #     tower_fixed_window::testing::block_on(app.clone().oneshot(request)).unwrap()
+    /// # };
+    /// assert_eq!(ask(Request::post("/right")).headers()["x-ratelimit-used"], "0");
+    /// assert_eq!(ask(Request::post("/wrong")).headers()["x-ratelimit-used"], "1");
     /// ```
     pub fn count_if<F>(mut self, counts: F) -> Self
     where
@@ -314,14 +478,27 @@ impl<J> FixedWindowLayer<J> {
     /// so that in a stack of layers only those follow it that count in its unit.
     ///
     /// ```
-    /// use tower_fixed_window::{FixedWindowLayer, Quota};
+    /// use tower_fixed_window::key::global;
+    /// use tower_fixed_window::{FixedWindowLayer, Quota, TrueCost};
     ///
     /// const ESTIMATE: u64 = 500;
-    /// let tokens = FixedWindowLayer::new(Quota::per_day(100_000))
+    /// let layer = FixedWindowLayer::new(Quota::per_day(100_000))
     ///     .name("model-tokens")
+    ///     .key(global())
     ///     .cost_fn(|_| ESTIMATE)
     ///     .settle_true_cost();
-    /// # let _ = tokens;
+    ///
+    /// async fn handler() -> axum::Extension<TrueCost> {
+    ///     axum::Extension(TrueCost::of(120))
+    /// }
+    /// # use axum::{Router, body::Body, http::Request, routing::any};
+    /// # use tower::ServiceExt;
+    /// # let app = Router::<()>::new().fallback(any(handler)).layer(layer);
+    /// # let ask = |request: http::request::Builder| {
+    /// #     let request = request.body(Body::empty()).unwrap();
+    /// #     tower_fixed_window::testing::block_on(app.clone().oneshot(request)).unwrap()
+    /// # };
+    /// assert_eq!(ask(Request::get("/")).headers()["x-ratelimit-used"], "120");
     /// ```
     pub fn settle_true_cost(mut self) -> Self {
         self.options.settle = true;
@@ -331,6 +508,27 @@ impl<J> FixedWindowLayer<J> {
     /// Gives the charge back when a request is dropped before its response: the client hung up, or
     /// the handler panicked. Only where such requests cost nothing worth limiting: a client can
     /// start work and hang up, again and again.
+    ///
+    /// ```
+    /// use http::Request;
+    /// use tower::{Layer, Service, service_fn};
+    /// use tower_fixed_window::key::global;
+    /// use tower_fixed_window::testing::block_on;
+    /// use tower_fixed_window::{FixedWindowLayer, Key, Quota};
+    ///
+    /// let layer = FixedWindowLayer::new(Quota::per_minute(5)).key(global()).refund_dropped();
+    /// let handle = layer.handle();
+    /// let mut slow = layer.layer(service_fn(async |_: Request<String>| {
+    ///     std::future::pending::<()>().await;
+    ///     Ok::<_, std::io::Error>(http::Response::new(axum::body::Body::empty()))
+    /// }));
+    ///
+    /// let response = slow.call(Request::new(String::new()));
+    /// assert_eq!(block_on(handle.peek(Key::global()))?.used(), 1);
+    /// drop(response);
+    /// assert_eq!(block_on(handle.peek(Key::global()))?.used(), 0);
+    /// # Ok::<_, tower_fixed_window::StoreError>(())
+    /// ```
     pub fn refund_dropped(mut self) -> Self {
         self.options.refund_dropped = true;
         self
@@ -345,10 +543,22 @@ impl<J> FixedWindowLayer<J> {
     ///
     /// ```
     /// use std::time::Duration;
+    /// use tower_fixed_window::key::global;
     /// use tower_fixed_window::{FixedWindowLayer, Quota};
     ///
-    /// let layer = FixedWindowLayer::new(Quota::per_second(10)).queue(30, Duration::from_secs(3));
-    /// # let _ = layer;
+    /// // A window of a whole day, for which nobody can wait long enough.
+    /// let layer = FixedWindowLayer::new(Quota::per_day(1))
+    ///     .key(global())
+    ///     .queue(30, Duration::from_millis(1));
+    /// # use axum::{Router, body::Body, http::Request, routing::any};
+    /// # use tower::ServiceExt;
+    /// # let app = Router::<()>::new().fallback(any(async || "hello")).layer(layer);
+    /// # let ask = |request: http::request::Builder| {
+    /// #     let request = request.body(Body::empty()).unwrap();
+    /// #     tower_fixed_window::testing::block_on(app.clone().oneshot(request)).unwrap()
+    /// # };
+    /// assert_eq!(ask(Request::get("/")).status(), 200);
+    /// assert_eq!(ask(Request::get("/")).status(), 429);
     /// ```
     #[cfg(feature = "tokio")]
     pub fn queue(mut self, tokens: u64, max_wait: Duration) -> Self {
@@ -359,6 +569,24 @@ impl<J> FixedWindowLayer<J> {
 
     /// Decides and counts, but refuses nobody and sends no fields: to try a limit out. Switched on
     /// and off at run time by [`Handle::set_shadow`].
+    ///
+    /// ```
+    /// use tower_fixed_window::key::global;
+    /// use tower_fixed_window::{FixedWindowLayer, Quota};
+    ///
+    /// let layer = FixedWindowLayer::new(Quota::per_minute(0)).key(global()).shadow();
+    /// let handle = layer.handle();
+    /// # use axum::{Router, body::Body, http::Request, routing::any};
+    /// # use tower::ServiceExt;
+    /// # let app = Router::<()>::new().fallback(any(async || "hello")).layer(layer);
+    /// # let ask = |request: http::request::Builder| {
+    /// #     let request = request.body(Body::empty()).unwrap();
+    /// #     tower_fixed_window::testing::block_on(app.clone().oneshot(request)).unwrap()
+    /// # };
+    /// assert_eq!(ask(Request::get("/")).status(), 200);
+    /// handle.set_shadow(false);
+    /// assert_eq!(ask(Request::get("/")).status(), 429);
+    /// ```
     pub fn shadow(mut self) -> Self {
         self.options.shadow = true;
         self
@@ -366,12 +594,49 @@ impl<J> FixedWindowLayer<J> {
 
     /// Puts the [`Decision`](crate::Decision) into the extensions of requests that pass, for
     /// handlers to read.
+    ///
+    /// ```
+    /// use axum::Extension;
+    /// use tower_fixed_window::key::global;
+    /// use tower_fixed_window::{Decision, FixedWindowLayer, Quota};
+    ///
+    /// async fn handler(Extension(decision): Extension<Decision>) -> String {
+    ///     format!("{} left", decision.remaining())
+    /// }
+    ///
+    /// let layer = FixedWindowLayer::new(Quota::per_minute(5)).key(global()).expose_decision();
+    /// # use axum::{Router, body::Body, http::Request, routing::any};
+    /// # use tower::ServiceExt;
+    /// # let app = Router::<()>::new().fallback(any(handler)).layer(layer);
+    /// # let ask = |request: http::request::Builder| {
+    /// #     let request = request.body(Body::empty()).unwrap();
+    /// #     tower_fixed_window::testing::block_on(app.clone().oneshot(request)).unwrap()
+    /// # };
+    /// assert_eq!(ask(Request::get("/")).status(), 200);
+    /// ```
     pub fn expose_decision(mut self) -> Self {
         self.options.expose_decision = true;
         self
     }
 
     /// The status of a refusal; 429 unless set. GitHub's API says 403.
+    ///
+    /// ```
+    /// use http::StatusCode;
+    /// use tower_fixed_window::key::global;
+    /// use tower_fixed_window::{FixedWindowLayer, Quota};
+    ///
+    /// let layer =
+    ///     FixedWindowLayer::new(Quota::per_minute(0)).key(global()).status(StatusCode::FORBIDDEN);
+    /// # use axum::{Router, body::Body, http::Request, routing::any};
+    /// # use tower::ServiceExt;
+    /// # let app = Router::<()>::new().fallback(any(async || "hello")).layer(layer);
+    /// # let ask = |request: http::request::Builder| {
+    /// #     let request = request.body(Body::empty()).unwrap();
+    /// #     tower_fixed_window::testing::block_on(app.clone().oneshot(request)).unwrap()
+    /// # };
+    /// assert_eq!(ask(Request::get("/")).status(), 403);
+    /// ```
     pub fn status(mut self, status: StatusCode) -> Self {
         self.options.status = status;
         self
@@ -381,11 +646,20 @@ impl<J> FixedWindowLayer<J> {
     /// `B`: see [above](Self#refused-uploads). axum's are read without this.
     ///
     /// ```
+    /// use tower_fixed_window::key::global;
     /// use tower_fixed_window::{FixedWindowLayer, Quota};
     ///
-    /// let layer = FixedWindowLayer::new(Quota::per_minute(60))
+    /// let layer = FixedWindowLayer::new(Quota::per_minute(0))
+    ///     .key(global())
     ///     .drain_refused::<hyper::body::Incoming>();
-    /// # let _ = layer;
+    /// # use axum::{Router, body::Body, http::Request, routing::any};
+    /// # use tower::ServiceExt;
+    /// # let app = Router::<()>::new().fallback(any(async || "hello")).layer(layer);
+    /// # let ask = |request: http::request::Builder| {
+    /// #     let request = request.body(Body::empty()).unwrap();
+    /// #     tower_fixed_window::testing::block_on(app.clone().oneshot(request)).unwrap()
+    /// # };
+    /// assert_eq!(ask(Request::post("/")).status(), 429);
     /// ```
     pub fn drain_refused<B: Body + Unpin + 'static>(mut self) -> Self {
         self.options.drain = Some(Drain::of::<B>());
@@ -395,10 +669,22 @@ impl<J> FixedWindowLayer<J> {
     /// Which rate-limit fields responses have: GitHub's unless set.
     ///
     /// ```
+    /// use tower_fixed_window::key::global;
     /// use tower_fixed_window::{FixedWindowLayer, Headers, Quota};
     ///
-    /// let layer = FixedWindowLayer::new(Quota::per_minute(60)).headers(Headers::IetfDraft10);
-    /// # let _ = layer;
+    /// let layer = FixedWindowLayer::new(Quota::per_minute(60))
+    ///     .name("api")
+    ///     .key(global())
+    ///     .headers(Headers::IetfDraft10);
+    /// # use axum::{Router, body::Body, http::Request, routing::any};
+    /// # use tower::ServiceExt;
+    /// # let app = Router::<()>::new().fallback(any(async || "hello")).layer(layer);
+    /// # let ask = |request: http::request::Builder| {
+    /// #     let request = request.body(Body::empty()).unwrap();
+    /// #     tower_fixed_window::testing::block_on(app.clone().oneshot(request)).unwrap()
+    /// # };
+    /// let response = ask(Request::get("/"));
+    /// assert_eq!(response.headers()["ratelimit-policy"], r#""api:60/minute";q=60;w=60"#);
     /// ```
     pub fn headers(mut self, headers: Headers) -> Self {
         self.options.headers = headers;
@@ -409,11 +695,22 @@ impl<J> FixedWindowLayer<J> {
     ///
     /// ```
     /// use axum::{Json, http::StatusCode, response::IntoResponse};
+    /// use tower_fixed_window::key::global;
     /// use tower_fixed_window::{FixedWindowLayer, Quota};
     ///
-    /// let layer = FixedWindowLayer::new(Quota::per_minute(60))
-    ///     .on_reject(|why| (why.status(), Json(why.message())).into_response());
-    /// # let _ = layer;
+    /// let layer = FixedWindowLayer::new(Quota::per_minute(0))
+    ///     .key(global())
+    ///     .on_reject(|why| (StatusCode::IM_A_TEAPOT, Json(why.message())).into_response());
+    /// # use axum::{Router, body::Body, http::Request, routing::any};
+    /// # use tower::ServiceExt;
+    /// # let app = Router::<()>::new().fallback(any(async || "hello")).layer(layer);
+    /// # let ask = |request: http::request::Builder| {
+    /// #     let request = request.body(Body::empty()).unwrap();
+    /// #     tower_fixed_window::testing::block_on(app.clone().oneshot(request)).unwrap()
+    /// # };
+    /// let response = ask(Request::get("/"));
+    /// assert_eq!(response.status(), 418);
+    /// assert_eq!(response.headers()["x-ratelimit-remaining"], "0");
     /// ```
     pub fn on_reject<F, B>(self, reject: F) -> FixedWindowLayer<OnReject<F>>
     where
@@ -424,12 +721,48 @@ impl<J> FixedWindowLayer<J> {
 
     /// Refuses without a body, for response bodies that can't be made from bytes: tonic's, a
     /// `BoxBody`.
+    ///
+    /// ```
+    /// use tower_fixed_window::key::global;
+    /// use tower_fixed_window::{FixedWindowLayer, Quota};
+    ///
+    /// let layer = FixedWindowLayer::new(Quota::per_minute(0)).key(global()).empty_body();
+    /// # use axum::{Router, body::Body, http::Request, routing::any};
+    /// # use tower::ServiceExt;
+    /// # let app = Router::<()>::new().fallback(any(async || "hello")).layer(layer);
+    /// # let ask = |request: http::request::Builder| {
+    /// #     let request = request.body(Body::empty()).unwrap();
+    /// #     tower_fixed_window::testing::block_on(app.clone().oneshot(request)).unwrap()
+    /// # };
+    /// let response = ask(Request::get("/"));
+    /// assert_eq!(response.status(), 429);
+    /// assert_eq!(response.headers().get("content-type"), None);
+    /// ```
     pub fn empty_body(self) -> FixedWindowLayer<EmptyBody> {
         self.reject(EmptyBody)
     }
 
     /// Turns the knobs of this layer, and of all its clones, while it is at work. Take it when the
     /// layer has its name and store: with others it is another limit.
+    ///
+    /// ```
+    /// use tower_fixed_window::key::global;
+    /// use tower_fixed_window::{FixedWindowLayer, Quota};
+    ///
+    /// let layer = FixedWindowLayer::new(Quota::per_minute(1)).key(global());
+    /// let handle = layer.handle();
+    /// # use axum::{Router, body::Body, http::Request, routing::any};
+    /// # use tower::ServiceExt;
+    /// # let app = Router::<()>::new().fallback(any(async || "hello")).layer(layer);
+    /// # let ask = |request: http::request::Builder| {
+    /// #     let request = request.body(Body::empty()).unwrap();
+    /// #     tower_fixed_window::testing::block_on(app.clone().oneshot(request)).unwrap()
+    /// # };
+    /// assert_eq!(ask(Request::get("/")).status(), 200);
+    /// assert_eq!(ask(Request::get("/")).status(), 429);
+    /// handle.set_quotas(Quota::per_minute(2));
+    /// assert_eq!(ask(Request::get("/")).status(), 200);
+    /// ```
     pub fn handle(&self) -> Handle {
         Handle::new(Arc::clone(&self.live), self.limiter())
     }
@@ -459,12 +792,23 @@ impl<J> FixedWindowLayer<J> {
     ///
     /// ```
     /// use http::StatusCode;
+    /// use tower_fixed_window::key::global;
     /// use tower_fixed_window::{FixedWindowLayer, Quota};
     ///
-    /// let layer = FixedWindowLayer::new(Quota::per_hour(60))
+    /// let layer = FixedWindowLayer::new(Quota::per_hour(0))
+    ///     .key(global())
     ///     .github_body()
     ///     .status(StatusCode::FORBIDDEN);
-    /// # let _ = layer;
+    /// # use axum::{Router, body::Body, http::Request, routing::any};
+    /// # use tower::ServiceExt;
+    /// # let app = Router::<()>::new().fallback(any(async || "hello")).layer(layer);
+    /// # let ask = |request: http::request::Builder| {
+    /// #     let request = request.body(Body::empty()).unwrap();
+    /// #     tower_fixed_window::testing::block_on(app.clone().oneshot(request)).unwrap()
+    /// # };
+    /// let response = ask(Request::get("/"));
+    /// assert_eq!(response.status(), 403);
+    /// assert_eq!(response.headers()["content-type"], "application/json; charset=utf-8");
     /// ```
     pub fn github_body(self) -> FixedWindowLayer<GitHubBody> {
         self.reject(GitHubBody)
@@ -475,10 +819,20 @@ impl<J> FixedWindowLayer<J> {
     /// once.
     ///
     /// ```
+    /// use tower_fixed_window::key::global;
     /// use tower_fixed_window::{FixedWindowLayer, Quota};
     ///
-    /// let layer = FixedWindowLayer::new(Quota::per_second(100)).grpc();
-    /// # let _ = layer;
+    /// let layer = FixedWindowLayer::new(Quota::per_second(0)).key(global()).grpc();
+    /// # use axum::{Router, body::Body, http::Request, routing::any};
+    /// # use tower::ServiceExt;
+    /// # let app = Router::<()>::new().fallback(any(async || "hello")).layer(layer);
+    /// # let ask = |request: http::request::Builder| {
+    /// #     let request = request.body(Body::empty()).unwrap();
+    /// #     tower_fixed_window::testing::block_on(app.clone().oneshot(request)).unwrap()
+    /// # };
+    /// let response = ask(Request::post("/"));
+    /// assert_eq!(response.status(), 200);
+    /// assert_eq!(response.headers()["grpc-status"], "8");
     /// ```
     pub fn grpc(self) -> FixedWindowLayer<Grpc> {
         self.reject(Grpc)

@@ -7,6 +7,8 @@ mod cost;
 mod decision;
 mod endpoint;
 mod future;
+#[cfg(any(doc, doctest))]
+pub mod guide;
 mod headers;
 pub mod key;
 mod layer;
@@ -41,5 +43,6 @@ pub use rejection::{
 };
 pub use service::FixedWindow;
 #[cfg(feature = "redis")]
+#[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
 pub use store::RedisStore;
 pub use store::{MemoryStore, OnStoreFailure, Store, StoreError};

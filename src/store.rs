@@ -121,6 +121,12 @@ pub trait Store: Send + Sync + 'static {
         true
     }
 
+    /// The memory that counts in this store's place while it fails. Clones of a store return the
+    /// same one, so that layers which share counters there share them here, too (S33).
+    fn fallback(&self) -> MemoryStore {
+        MemoryStore::new()
+    }
+
     /// How long a limiter waits for an answer that is not there at once, before it acts as if the
     /// store had failed (feature `tokio`): 250 ms unless a store says otherwise. `None`: the store
     /// keeps a deadline of its own.
@@ -144,6 +150,10 @@ impl<S: Store + ?Sized> Store for Arc<S> {
 
     fn is_shared(&self) -> bool {
         (**self).is_shared()
+    }
+
+    fn fallback(&self) -> MemoryStore {
+        (**self).fallback()
     }
 
     fn deadline(&self) -> Option<Duration> {

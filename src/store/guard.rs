@@ -50,7 +50,7 @@ impl Guard {
 
     /// The same, answering from this process's memory where the store fails.
     pub(crate) fn or_memory(&self) -> Self {
-        Self { local: Some(MemoryStore::new()), ..self.clone() }
+        Self { local: Some(self.store.fallback()), ..self.clone() }
     }
 
     fn ask<T: Send + 'static>(&self, ask: impl FnOnce(&dyn Store) -> Reply<T>) -> Reply<T> {

@@ -14,7 +14,7 @@ use redis::{
 use tokio::runtime::Handle;
 use tokio::time::timeout;
 
-use super::{Account, Adjust, Change, Charge, Reply, Store, StoreError};
+use super::{Account, Adjust, Change, Charge, MemoryStore, Reply, Store, StoreError};
 #[cfg(feature = "testing")]
 use crate::clock::Clock;
 use crate::decision::Decision;
@@ -81,6 +81,7 @@ pub struct RedisStore {
     link: Link,
     prefix: Arc<str>,
     deadline: Duration,
+    fallback: MemoryStore,
     #[cfg(feature = "testing")]
     clock: Option<Arc<dyn Clock>>,
 }
@@ -197,6 +198,7 @@ impl RedisStore {
             link,
             prefix: "".into(),
             deadline: DEADLINE,
+            fallback: MemoryStore::new(),
             #[cfg(feature = "testing")]
             clock: None,
         }
@@ -416,6 +418,10 @@ impl Store for RedisStore {
         }
         let store = self.clone();
         Reply::later(async move { store.call(cmd).await })
+    }
+
+    fn fallback(&self) -> MemoryStore {
+        self.fallback.clone()
     }
 
     fn deadline(&self) -> Option<Duration> {

@@ -16,6 +16,7 @@ mod messages;
 mod mounts;
 mod options;
 mod order;
+mod outbound;
 mod queue;
 mod readiness;
 mod secrets;

@@ -349,3 +349,12 @@ async fn errors_name_no_address_and_no_key() {
     let error = RedisStore::new("http://user:hunter2@127.0.0.1/").expect_err("no address");
     assert_eq!(error.to_string(), "no address of Redis: write redis://host:6379/");
 }
+
+#[tokio::test]
+async fn limiters_that_share_a_count_share_it_in_memory_too() {
+    let dead = format!("redis://127.0.0.1:{}/", free_port());
+    let store = RedisStore::new(dead.as_str()).expect("an address");
+    let (one, other) = (limiter(store.clone(), 1), limiter(store, 1));
+    assert!(one.check("ann").await.expect("memory answers").allowed());
+    assert!(!other.check("ann").await.expect("memory answers").allowed(), "one further limit");
+}
