@@ -9,6 +9,7 @@ mod differential;
 mod exact;
 mod life;
 mod outage;
+mod secrets;
 mod server;
 mod topology;
 mod unplug;
