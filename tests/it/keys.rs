@@ -1,9 +1,7 @@
 //! A request without a key is refused, with the fault where it is, and never a free pass.
 
 use std::convert::Infallible;
-use std::io;
 use std::net::SocketAddr;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use axum::body::{Body, to_bytes};
@@ -14,9 +12,8 @@ use serde_json::Value;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_fixed_window::key::{PeerAddr, extension, header, peer_ip};
 use tower_fixed_window::{FixedWindowLayer, Key, KeyExtractor, Quota};
-use tracing_subscriber::util::SubscriberInitExt;
 
-use crate::support::{ANSWERS, Mood, TestStore, fields, get, used};
+use crate::support::{ANSWERS, Log, Mood, TestStore, fields, get, used};
 
 const PEER: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 4711);
 
@@ -89,25 +86,9 @@ async fn a_closure_that_finds_no_key_is_a_400() {
 
 #[tokio::test]
 async fn a_server_without_peer_addresses_is_a_500_and_its_fix_is_told_once() {
-    static LOG: Mutex<Vec<u8>> = Mutex::new(Vec::new());
-
-    struct Log;
-
-    impl io::Write for Log {
-        fn write(&mut self, text: &[u8]) -> io::Result<usize> {
-            LOG.lock().expect("no panic").write(text)
-        }
-
-        fn flush(&mut self) -> io::Result<()> {
-            Ok(())
-        }
-    }
-
-    // On this test's thread only. No other test in this program makes the same mistake, which is
-    // told once in the life of a process.
-    let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(|| Log).finish();
-    let _captured = subscriber.set_default();
-
+    // No other test in this program makes the same mistake, which is told once in the life of a
+    // process.
+    let log = Log::start();
     let limit = || FixedWindowLayer::new(Quota::per_minute(1));
     for mood in ANSWERS {
         for _ in 0..3 {
@@ -116,7 +97,7 @@ async fn a_server_without_peer_addresses_is_a_500_and_its_fix_is_told_once() {
             assert!(!message.contains("connect_info"), "the set-up is not the client's: {message}");
         }
     }
-    let log = String::from_utf8(LOG.lock().expect("no panic").clone()).expect("text");
+    let log = log.text();
     assert_eq!(log.lines().count(), 1, "{log}");
     assert!(log.contains("ERROR tower_fixed_window: "), "{log}");
     assert!(log.contains("into_make_service_with_connect_info::<SocketAddr>()"), "{log}");
