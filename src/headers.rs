@@ -1,10 +1,10 @@
 //! A [`Decision`] as the fields of a response: GitHub's here, the IETF's in `ietf`.
 //!
 //! Layers of ours may be stacked, and upstream services may send fields of the same names. Which
-//! is which is told by the *name* that stands in the map: a name that points into this module's own
-//! statics was put there by us, in this process. It costs nothing, where a marker in the response's
-//! extensions would cost a third of what the whole layer does. The statics are byte arrays, since
-//! equal string literals may be merged by the linker, and statics are not.
+//! is which is told by the *name* of the limit that stands in the map: one that points into a static
+//! of this module was put there by us, in this process. It costs nothing, where a marker in the
+//! response's extensions would cost a third of what the whole layer does. The static is an array of
+//! bytes, since equal string literals may be merged by the linker.
 
 use std::mem;
 use std::sync::Mutex;
@@ -51,18 +51,6 @@ impl Headers {
     }
 }
 
-macro_rules! names {
-    ($($name:ident = $text:literal;)*) => {$(
-        static $name: HeaderName = {
-            static TEXT: [u8; $text.len()] = *$text;
-            match std::str::from_utf8(&TEXT) {
-                Ok(text) => HeaderName::from_static(text),
-                Err(_) => panic!("ASCII"),
-            }
-        };
-    )*};
-}
-
 /// The same text twice: at its first place the mark of a request that passed, at its second that of
 /// a refusal. Two places of one static are two addresses, whatever a linker folds.
 static LIMITS: [u8; 34] = *b"x-ratelimit-limitx-ratelimit-limit";
@@ -78,12 +66,10 @@ const fn limit_at(half: usize) -> HeaderName {
 static LIMIT: HeaderName = limit_at(0);
 static REFUSED_LIMIT: HeaderName = limit_at(1);
 
-names! {
-    REMAINING = b"x-ratelimit-remaining";
-    USED = b"x-ratelimit-used";
-    RESET = b"x-ratelimit-reset";
-    RESOURCE = b"x-ratelimit-resource";
-}
+static REMAINING: HeaderName = HeaderName::from_static("x-ratelimit-remaining");
+static USED: HeaderName = HeaderName::from_static("x-ratelimit-used");
+static RESET: HeaderName = HeaderName::from_static("x-ratelimit-reset");
+static RESOURCE: HeaderName = HeaderName::from_static("x-ratelimit-resource");
 
 /// Whether an inner layer of ours refused the request.
 pub(crate) fn is_refused_inside<R>(response: &Response<R>) -> bool {
