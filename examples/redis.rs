@@ -5,7 +5,8 @@
 //! ADDR=127.0.0.1:3002 cargo run --example redis
 //! ```
 //!
-//! `REDIS_URL` is where Redis is; it may come later, or go. `LIMIT` is a quota: `60/minute`.
+//! `REDIS_URL` is where Redis is; it may come later, or go. `LIMIT` is a quota: `60/minute`. `LEASES`
+//! is how many tokens a node may take at once for a key that is busy.
 
 use std::net::SocketAddr;
 
@@ -23,7 +24,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         .name("demo")
         // Any value is a key here. A real app takes a user that its auth layer has verified.
         .key(header("x-api-key").or(peer_ip()))
-        .store(store);
+        .store(store)
+        .leases(env("LEASES", "0").parse()?);
     let app = Router::new().route("/", get(async || "hello\n")).layer(limit);
 
     let listener = tokio::net::TcpListener::bind(env("ADDR", "127.0.0.1:3000")).await?;

@@ -78,13 +78,15 @@ pub(crate) struct Ask {
     pub(crate) peek: bool,
 }
 
-/// The states to write after a charge that passed, in the order of its quotas.
-pub(crate) type Writes = [State; Quotas::MAX];
-
 impl Decision {
-    /// All of them pass, or none (S6). `windows` has a window for each quota.
-    #[inline]
-    pub(crate) fn over(now: i64, windows: &[Window<'_>], ask: Ask) -> (Self, Option<Writes>) {
+    /// All of them pass, or none (S6). `windows` has a window for each quota, at most `N`; with the
+    /// decision come the states to write, in their order.
+    #[inline(always)]
+    pub(crate) fn over<const N: usize>(
+        now: i64,
+        windows: &[Window<'_>],
+        ask: Ask,
+    ) -> (Self, Option<[State; N]>) {
         let mut cost = ask.cost;
         if ask.up_to {
             let available = windows.iter().map(|window| window.available(ask.reserve)).min();
@@ -96,7 +98,7 @@ impl Decision {
             refusing |= u8::from(!window.fits(cost, ask.reserve)) << i;
         }
         let passes = refusing == 0 && !ask.peek;
-        let mut writes = [State::default(); Quotas::MAX];
+        let mut writes = [State::default(); N];
         let mut verdict = Verdict::Passed;
         let standing = |window: &Window<'_>, used| Standing {
             limit: window.quota().limit,
@@ -136,7 +138,7 @@ impl Decision {
         (decision, (granted > 0).then_some(writes))
     }
 
-    #[cold]
+    #[inline(always)]
     fn refuse(&mut self, windows: &[Window<'_>], cost: u64, reserve: bool) {
         let mut latest = None;
         let refusing = self.refusing;
@@ -339,6 +341,7 @@ impl Decision {
         }
     }
 
+    #[inline]
     pub(crate) fn ready_at_ms(&self) -> Option<i64> {
         match self.verdict {
             Verdict::Reserved { ready_at } => Some(ready_at),
@@ -415,6 +418,12 @@ impl Standing {
     #[inline]
     pub(crate) fn end(&self) -> i64 {
         self.start.saturating_add(self.window as i64).min(MAX)
+    }
+
+    /// The start of the window, and what is counted in it, as a store keeps them.
+    #[inline]
+    pub(crate) fn count(&self) -> (i64, i64) {
+        (self.start, self.used)
     }
 
     fn covered_at(&self) -> i64 {

@@ -15,10 +15,11 @@ use tower_service::Service;
 use crate::decision::Decision;
 use crate::headers::seconds;
 use crate::key::Key;
-use crate::layer::{FixedWindowLayer, Options};
+use crate::layer::FixedWindowLayer;
 use crate::limiter::Limiter;
 use crate::live::Live;
 use crate::observe;
+use crate::options::Options;
 use crate::store::{Account, Charge, Reply, Scope, StoreError};
 
 /// A service that tells callers how they stand, in GitHub's JSON, without charging them.

@@ -7,6 +7,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use http::request::Parts;
 use http::{Request, Response};
 use pin_project_lite::pin_project;
 use tower_service::Service;
@@ -78,25 +79,28 @@ where
     }
 
     #[inline]
-    pub(crate) fn calling(mut ticket: Ticket<J>, service: &mut S, request: Request<B>) -> Self {
-        Self { state: call(&mut ticket, service, request), ticket }
+    pub(crate) fn calling(ticket: Ticket<J>, future: S::Future) -> Self {
+        Self { state: State::Calling { future }, ticket }
     }
 
-    pub(crate) fn refused(ticket: Ticket<J>, refusal: Refusal, request: Request<B>) -> Self
+    pub(crate) fn refused(ticket: Ticket<J>, refusal: Refusal, parts: &Parts, body: B) -> Self
     where
         B: 'static,
     {
-        Self { state: refuse(&ticket, refusal, request), ticket }
+        Self { state: refuse(&ticket, refusal, parts, body), ticket }
     }
 }
 
+#[inline(always)]
 fn refuse<S, B: 'static, F, J>(
     ticket: &Ticket<J>,
     refusal: Refusal,
-    request: Request<B>,
+    parts: &Parts,
+    body: B,
 ) -> State<S, B, F> {
+    ticket.refused(parts, &refusal);
     let drain = ticket.shared().options.drain.as_ref();
-    State::Refused { refusal, rest: drain.and_then(|drain| drain.rest(request)) }
+    State::Refused { refusal, rest: drain.and_then(|drain| drain.rest(parts, body)) }
 }
 
 #[inline]
@@ -108,10 +112,7 @@ fn call<S, B, J>(
 where
     S: Service<Request<B>>,
 {
-    if let Some(decision) = ticket.exposed() {
-        request.extensions_mut().insert(decision);
-    }
-    ticket.calling();
+    ticket.calling(request.extensions_mut());
     State::Calling { future: service.call(request) }
 }
 
@@ -126,36 +127,17 @@ where
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut this = self.project();
         loop {
-            let next = match this.state.as_mut().project() {
-                StateProj::Deciding { reply, held } => {
-                    let answer = ready!(Pin::new(reply).poll(cx));
-                    let Held { mut service, request } = held.take().expect(DONE);
-                    match this.ticket.verdict(answer) {
-                        Verdict::Pass => call(this.ticket, &mut service, request),
-                        Verdict::PassIn(wait) => State::Waiting {
-                            wait: Wait::new(wait, &this.ticket.shared().live.closing),
-                            held: Some(Held { service: service.clone(), request }),
-                        },
-                        Verdict::Refuse(refusal) => refuse(this.ticket, refusal, request),
-                    }
-                }
-                StateProj::Waiting { wait, held } => match ready!(wait.poll(cx)) {
-                    Ok(()) => State::Readying { held: held.take() },
-                    Err(Closed) => {
-                        this.ticket.give_back();
-                        let Held { request, .. } = held.take().expect(DONE);
-                        refuse(this.ticket, Refusal::Closed, request)
-                    }
-                },
-                StateProj::Readying { held } => {
-                    let service = &mut held.as_mut().expect(DONE).service;
-                    ready!(service.poll_ready(cx))?;
-                    let Held { mut service, request } = held.take().expect(DONE);
-                    call(this.ticket, &mut service, request)
-                }
+            match this.state.as_mut().project() {
                 StateProj::Calling { future } => {
-                    let response = ready!(future.poll(cx))?;
-                    return Poll::Ready(Ok(this.ticket.finish(response)));
+                    // Told where it is: a response is large enough for each move of it to be felt.
+                    let mut answer = future.poll(cx);
+                    if let Poll::Ready(Ok(response)) = &mut answer {
+                        if this.ticket.is_corrected_by(response) {
+                            return answer.map_ok(|response| this.ticket.correct(response));
+                        }
+                        this.ticket.tell(response);
+                    }
+                    return answer;
                 }
                 StateProj::Refused { refusal, rest } => {
                     if let Some(rest) = rest {
@@ -163,10 +145,59 @@ where
                     }
                     return Poll::Ready(Ok(this.ticket.refuse(refusal)));
                 }
-            };
-            this.state.set(next);
+                _ => ready!(advance(this.state.as_mut(), this.ticket, cx))?,
+            }
         }
     }
+}
+
+/// Goes on to the next state, towards the call of the service or a refusal: apart, since requests
+/// that are decided at once have nothing of it to carry.
+#[inline(never)]
+fn advance<S, B, J>(
+    mut state: Pin<&mut State<S, B, S::Future>>,
+    ticket: &mut Ticket<J>,
+    cx: &mut Context<'_>,
+) -> Poll<Result<(), S::Error>>
+where
+    S: Service<Request<B>> + Clone,
+    B: 'static,
+{
+    let next = match state.as_mut().project() {
+        StateProj::Deciding { reply, held } => {
+            let answer = ready!(Pin::new(reply).poll(cx));
+            let Held { mut service, request } = held.take().expect(DONE);
+            let (parts, body) = request.into_parts();
+            match ticket.verdict(&parts, answer) {
+                Verdict::Pass => call(ticket, &mut service, Request::from_parts(parts, body)),
+                Verdict::PassIn(wait) => {
+                    let request = Request::from_parts(parts, body);
+                    State::Waiting {
+                        wait: Wait::new(wait, &ticket.shared().live.closing),
+                        held: Some(Held { service: service.clone(), request }),
+                    }
+                }
+                Verdict::Refuse(refusal) => refuse(ticket, refusal, &parts, body),
+            }
+        }
+        StateProj::Waiting { wait, held } => match ready!(wait.poll(cx)) {
+            Ok(()) => State::Readying { held: held.take() },
+            Err(Closed) => {
+                ticket.give_back();
+                let (parts, body) = held.take().expect(DONE).request.into_parts();
+                refuse(ticket, Refusal::Closed, &parts, body)
+            }
+        },
+        StateProj::Readying { held } => {
+            let service = &mut held.as_mut().expect(DONE).service;
+            ready!(service.poll_ready(cx))?;
+            let Held { mut service, request } = held.take().expect(DONE);
+            call(ticket, &mut service, request)
+        }
+        StateProj::Calling { .. } | StateProj::Refused { .. } => return Poll::Ready(Ok(())),
+    };
+    state.set(next);
+    Poll::Ready(Ok(()))
 }
 
 impl<S, B, J> fmt::Debug for ResponseFuture<S, B, J>

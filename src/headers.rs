@@ -9,13 +9,12 @@
 use std::mem;
 use std::sync::Mutex;
 
+use bytes::Bytes;
 use http::Response;
-use http::header::{
-    CACHE_CONTROL, CONTENT_TYPE, Entry, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER,
-};
+use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
 
 use crate::decision::Decision;
-use crate::rejection::{Reason, Rejection};
+use crate::quota::Quota;
 use crate::store::Account;
 
 mod ietf;
@@ -63,13 +62,14 @@ const fn limit_at(half: usize) -> HeaderName {
     }
 }
 
-static LIMIT: HeaderName = limit_at(0);
-static REFUSED_LIMIT: HeaderName = limit_at(1);
+// Written as constants, which are put into a map without being cloned first.
+const LIMIT: HeaderName = limit_at(0);
+const REFUSED_LIMIT: HeaderName = limit_at(1);
 
-static REMAINING: HeaderName = HeaderName::from_static("x-ratelimit-remaining");
-static USED: HeaderName = HeaderName::from_static("x-ratelimit-used");
-static RESET: HeaderName = HeaderName::from_static("x-ratelimit-reset");
-static RESOURCE: HeaderName = HeaderName::from_static("x-ratelimit-resource");
+const REMAINING: HeaderName = HeaderName::from_static("x-ratelimit-remaining");
+const USED: HeaderName = HeaderName::from_static("x-ratelimit-used");
+const RESET: HeaderName = HeaderName::from_static("x-ratelimit-reset");
+const RESOURCE: HeaderName = HeaderName::from_static("x-ratelimit-resource");
 
 /// Whether an inner layer of ours refused the request.
 pub(crate) fn is_refused_inside<R>(response: &Response<R>) -> bool {
@@ -104,58 +104,104 @@ pub(crate) fn stamp_passed<R>(
 
 #[inline]
 fn stamp_github(headers: &mut HeaderMap, decision: &Decision, fixed: &Fixed) -> bool {
-    match headers.entry(&LIMIT) {
-        Entry::Vacant(entry) => {
-            entry.insert(fixed.limit(decision.limit()));
-            if fixed.resource.is_none() {
-                headers.remove(&RESOURCE);
-            }
-        }
-        Entry::Occupied(entry) => {
-            let author = at(entry.key());
-            if author == at(&REFUSED_LIMIT) {
+    // Mostly there is none yet, so the cheapest way to look is to write.
+    if let Some(theirs) = headers.insert(LIMIT, fixed.limit(decision.limit())) {
+        match author(headers) {
+            Author::Refusal => {
+                headers.insert(LIMIT, theirs);
                 return false;
             }
-            if author == at(&LIMIT) && !is_tighter(decision, headers) {
+            Author::Pass if !is_tighter(decision, headers) => {
+                headers.insert(LIMIT, theirs);
                 return true;
             }
-            clear(headers);
-            headers.insert(&LIMIT, fixed.limit(decision.limit()));
+            _ => clear(headers),
         }
+        headers.insert(LIMIT, fixed.limit(decision.limit()));
+    } else if fixed.resource.is_none() && headers.keys().any(|name| *name == RESOURCE) {
+        headers.remove(RESOURCE);
     }
-    headers.insert(&REMAINING, number(decision.remaining()));
-    headers.insert(&USED, number(decision.used()));
-    headers.insert(&RESET, fixed.reset(seconds(decision.reset_at_ms())));
+    headers.insert(REMAINING, number(decision.remaining()));
+    headers.insert(USED, number(decision.used()));
+    headers.insert(RESET, fixed.reset(seconds(decision.reset_at_ms())));
     if let Some(resource) = &fixed.resource {
-        headers.insert(&RESOURCE, resource.clone());
+        headers.insert(RESOURCE, resource.clone());
     }
     true
 }
 
-/// Adds the fields to a refusal: all of them where the limit is spent (S18), else only those that
-/// keep it from being cached and repeated at once (S33).
+/// Who has written the fields that are there. A value that is replaced leaves its name as it was.
+enum Author {
+    /// An inner layer of ours, which let the request pass.
+    Pass,
+    /// An inner layer of ours, which refused it.
+    Refusal,
+    Other,
+}
+
+#[cold]
+fn author(headers: &HeaderMap) -> Author {
+    match headers.keys().find(|name| **name == LIMIT).map(at) {
+        Some(name) if name == at(&LIMIT) => Author::Pass,
+        Some(name) if name == at(&REFUSED_LIMIT) => Author::Refusal,
+        _ => Author::Other,
+    }
+}
+
+/// Adds the fields to a refusal by a limit (S18).
 pub(crate) fn stamp_refusal<R>(
     response: &mut Response<R>,
     account: &Account<'_>,
-    why: &Rejection<'_>,
+    decision: &Decision,
     fixed: &Fixed,
 ) {
     let headers = response.headers_mut();
-    if let Reason::RateLimited(decision) = why.reason() {
-        refuse(headers, decision, fixed);
-        if fixed.style.ietf() {
-            ietf::append(headers, account, decision);
-        }
-        if fixed.style.github() {
-            return;
-        }
-    } else {
-        headers.insert(CACHE_CONTROL, NO_STORE);
-        if !matches!(why.reason(), Reason::MissingKey(_)) {
-            headers.insert(RETRY_AFTER, number(1));
+    // The ready-made answers begin with the fields: see `refusal`.
+    if headers.keys().next().map(at) != Some(at(&REFUSED_LIMIT)) {
+        let content_type = headers.remove(CONTENT_TYPE);
+        let theirs = mem::replace(headers, refusal(decision, content_type.as_ref(), fixed));
+        // What else its author has set stays, unless it is one of ours.
+        for (name, value) in &theirs {
+            let ours = [LIMIT, REMAINING, USED, RESET, RESOURCE, RETRY_AFTER, CACHE_CONTROL];
+            if !ours.contains(name) {
+                headers.append(name, value.clone());
+            }
         }
     }
+    if fixed.style.ietf() {
+        ietf::append(headers, account, decision);
+    }
+    if !fixed.style.github() {
+        response.extensions_mut().insert(RefusedInside);
+    }
+}
+
+/// Adds to a refusal for another reason what keeps it from being cached, and where waiting may help
+/// from being repeated at once (S33).
+pub(crate) fn stamp_failure<R>(response: &mut Response<R>, may_retry: bool) {
+    let headers = response.headers_mut();
+    headers.insert(CACHE_CONTROL, NO_STORE);
+    if may_retry {
+        headers.insert(RETRY_AFTER, number(1));
+    }
     response.extensions_mut().insert(RefusedInside);
+}
+
+/// The fields of a refusal by a limit. Under an attack they are the same for all refusals of a
+/// second, so the last ones are kept.
+pub(crate) fn refusal(
+    decision: &Decision,
+    content_type: Option<&HeaderValue>,
+    fixed: &Fixed,
+) -> HeaderMap {
+    let retry_at = decision.retry_at_ms();
+    let told = Told {
+        limit: decision.limit(),
+        used: decision.used(),
+        reset: seconds(decision.reset_at_ms().max(retry_at.unwrap_or(0))),
+        retry: retry_at.map(|at| seconds(at.saturating_sub(decision.now_ms())).max(1)),
+    };
+    fixed.refusal(told, content_type)
 }
 
 /// The mark of a refusal that has no rate-limit fields to carry it.
@@ -166,36 +212,13 @@ fn at(name: &HeaderName) -> *const u8 {
     name.as_str().as_ptr()
 }
 
-/// The fields of a refusal by a limit. Under an attack they are the same for all refusals of a
-/// second, so the last ones are kept.
-fn refuse(headers: &mut HeaderMap, decision: &Decision, fixed: &Fixed) {
-    let reset = seconds(decision.reset_at_ms().max(decision.retry_at_ms().unwrap_or(0)));
-    let retry = decision.retry_at_ms().map(|at| at.saturating_sub(decision.now_ms()));
-    let told = Told {
-        limit: decision.limit(),
-        used: decision.used(),
-        reset,
-        retry: retry.map(|ms| seconds(ms).max(1)),
-        content_type: headers.remove(CONTENT_TYPE),
-    };
-    let own = mem::replace(headers, fixed.refusal(told));
-    // What else the rejection's author has set stays, unless it is one of these.
-    for (name, value) in &own {
-        let ours = [&LIMIT, &REMAINING, &USED, &RESET, &RESOURCE, &RETRY_AFTER, &CACHE_CONTROL];
-        if !ours.contains(&name) {
-            headers.append(name, value.clone());
-        }
-    }
-}
-
 /// What a refusal tells.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 struct Told {
     limit: u64,
     used: u64,
     reset: u64,
     retry: Option<u64>,
-    content_type: Option<HeaderValue>,
 }
 
 fn clear(headers: &mut HeaderMap) {
@@ -217,6 +240,11 @@ fn is_tighter(decision: &Decision, headers: &HeaderMap) -> bool {
     }
 }
 
+/// How a quota is called towards clients: `login:5/minute`.
+pub(crate) fn policy(name: &str, quota: &Quota) -> String {
+    format!("{name}{}{}", if name.is_empty() { "" } else { ":" }, quota.rate())
+}
+
 /// Whole seconds, rounded up: a client that waits as long is never too early.
 pub(crate) fn seconds(ms: i64) -> u64 {
     (ms.max(0) as u64).div_ceil(1_000)
@@ -230,7 +258,7 @@ pub(crate) struct Fixed {
     resource: Option<HeaderValue>,
     /// The end of the window that was told last: the same for most, and too large for the table.
     reset: Mutex<(u64, HeaderValue)>,
-    refusal: Mutex<(Told, HeaderMap)>,
+    refusal: Mutex<(Told, Option<HeaderValue>, HeaderMap)>,
 }
 
 impl Fixed {
@@ -262,29 +290,33 @@ impl Fixed {
         last.1.clone()
     }
 
-    fn refusal(&self, told: Told) -> HeaderMap {
-        let Ok(mut last) = self.refusal.try_lock() else { return self.make_refusal(&told) };
-        if last.0 != told || last.1.is_empty() {
-            last.1 = self.make_refusal(&told);
-            last.0 = told;
+    fn refusal(&self, told: Told, content_type: Option<&HeaderValue>) -> HeaderMap {
+        let Ok(mut last) = self.refusal.try_lock() else {
+            return self.make_refusal(told, content_type);
+        };
+        let (known, typ, headers) = &mut *last;
+        if *known != told || typ.as_ref() != content_type || headers.is_empty() {
+            *headers = self.make_refusal(told, content_type);
+            *known = told;
+            *typ = content_type.cloned();
         }
-        last.1.clone()
+        headers.clone()
     }
 
     #[cold]
-    fn make_refusal(&self, told: &Told) -> HeaderMap {
+    fn make_refusal(&self, told: Told, content_type: Option<&HeaderValue>) -> HeaderMap {
         // Room for these, a content-type, and what a server adds.
         let mut headers = HeaderMap::with_capacity(12);
-        headers.extend(told.content_type.clone().map(|value| (CONTENT_TYPE, value)));
         if self.style.github() {
-            headers.insert(&REFUSED_LIMIT, self.limit(told.limit));
-            headers.insert(&REMAINING, number(0));
-            headers.insert(&USED, number(told.used));
-            headers.insert(&RESET, self.reset(told.reset));
+            headers.insert(REFUSED_LIMIT, self.limit(told.limit));
+            headers.insert(REMAINING, number(0));
+            headers.insert(USED, number(told.used));
+            headers.insert(RESET, self.reset(told.reset));
             headers.extend(self.resource.clone().map(|resource| (RESOURCE.clone(), resource)));
         }
         headers.extend(told.retry.map(|retry| (RETRY_AFTER, number(retry))));
         headers.insert(CACHE_CONTROL, NO_STORE);
+        headers.extend(content_type.map(|value| (CONTENT_TYPE, value.clone())));
         headers
     }
 }
@@ -292,24 +324,48 @@ impl Fixed {
 const NO_STORE: HeaderValue = HeaderValue::from_static("no-store");
 
 /// An integer as a value. Small ones, which most are, come from a table without an allocation.
+#[inline]
 fn number(n: u64) -> HeaderValue {
-    if n >= SMALL as u64 {
-        return HeaderValue::from(n);
+    match n < SMALL {
+        true => HeaderValue::from_static(digits(n)),
+        false => large(n),
     }
-    let n = n as usize;
+}
+
+fn large(mut n: u64) -> HeaderValue {
+    // Room for the largest; four digits at a time, from the end.
+    let mut text = [0; 20];
+    let mut at = text.len();
+    while n >= SMALL {
+        at -= 4;
+        text[at..at + 4].copy_from_slice(four(n % SMALL).as_bytes());
+        n /= SMALL;
+    }
+    let first = digits(n).as_bytes();
+    at -= first.len();
+    text[at..at + first.len()].copy_from_slice(first);
+    HeaderValue::from_maybe_shared(Bytes::copy_from_slice(&text[at..])).expect("digits")
+}
+
+fn digits(n: u64) -> &'static str {
     let digits = 1 + usize::from(n >= 10) + usize::from(n >= 100) + usize::from(n >= 1_000);
-    HeaderValue::from_static(&TABLE[n * 4 + 4 - digits..n * 4 + 4])
+    &four(n)[4 - digits..]
+}
+
+fn four(n: u64) -> &'static str {
+    let at = n as usize * 4;
+    &TABLE[at..at + 4]
 }
 
 /// Below this, integers are in the table.
-const SMALL: usize = 10_000;
+const SMALL: u64 = 10_000;
 
 /// Four digits each.
 static TABLE: &str = {
-    static DIGITS: [u8; 4 * SMALL] = {
-        let mut digits = [b'0'; 4 * SMALL];
+    static DIGITS: [u8; 4 * SMALL as usize] = {
+        let mut digits = [b'0'; 4 * SMALL as usize];
         let mut i = 0;
-        while i < 4 * SMALL {
+        while i < digits.len() {
             let power = [1_000, 100, 10, 1][i % 4];
             digits[i] += (i / 4 / power % 10) as u8;
             i += 1;

@@ -23,12 +23,12 @@
 
 use std::borrow::Cow;
 use std::fmt;
+use std::hash::{Hash, Hasher};
 use std::marker::PhantomData;
 use std::net::IpAddr;
 
 use http::HeaderName;
 use http::request::Parts;
-use smallvec::SmallVec;
 
 #[cfg(feature = "client-ip")]
 mod client;
@@ -66,8 +66,18 @@ pub use networks::InvalidNetwork;
 /// ```
 ///
 /// Its `Debug` shows no content, so that a key can't end up in a log by accident.
-#[derive(Clone, Default, PartialEq, Eq, Hash)]
-pub struct Key(SmallVec<[u8; 56]>);
+#[derive(Clone)]
+pub struct Key(Repr);
+
+/// Most keys are an address, a number, a hash, or a number and a route: those need no allocation, and
+/// are small enough that a move of them is a few instructions.
+#[derive(Clone)]
+enum Repr {
+    Inline { len: u8, bytes: [u8; INLINE] },
+    Heap(Vec<u8>),
+}
+
+const INLINE: usize = 38;
 
 /// Text above this is hashed.
 const LONGEST_TEXT: usize = 64;
@@ -114,8 +124,12 @@ impl Key {
     }
 
     /// The encoded parts. The encoding is stable: it is what deployed counters are found by.
+    #[inline]
     pub fn as_bytes(&self) -> &[u8] {
-        &self.0
+        match &self.0 {
+            Repr::Inline { len, bytes } => &bytes[..usize::from(*len).min(INLINE)],
+            Repr::Heap(bytes) => bytes,
+        }
     }
 
     /// The key as text that can be read, and no two keys alike: how it is written in a store that
@@ -135,24 +149,41 @@ impl Key {
 
     /// Adds the parts of another key.
     pub fn append(&mut self, other: &Key) {
-        self.0.extend_from_slice(&other.0);
+        self.extend(other.as_bytes());
     }
 
     fn len(&self) -> usize {
-        self.0.len()
+        self.as_bytes().len()
     }
 
-    fn truncate(&mut self, len: usize) {
-        self.0.truncate(len);
+    fn truncate(&mut self, to: usize) {
+        match &mut self.0 {
+            Repr::Inline { len, .. } => *len = to.min((*len).into()) as u8,
+            Repr::Heap(bytes) => bytes.truncate(to),
+        }
     }
 
     #[inline]
     fn push(&mut self, tag: u8, part: &[u8]) {
         debug_assert!(part.len() <= LONGEST_TEXT, "longer parts are hashed");
-        self.0.reserve(part.len() + 2);
-        self.0.push(tag);
-        self.0.push(part.len() as u8);
-        self.0.extend_from_slice(part);
+        self.extend(&[tag, part.len() as u8]);
+        self.extend(part);
+    }
+
+    #[inline]
+    fn extend(&mut self, more: &[u8]) {
+        match &mut self.0 {
+            Repr::Inline { len, bytes } => {
+                let free = bytes.get_mut((*len).into()..usize::from(*len) + more.len());
+                if let Some(free) = free {
+                    free.copy_from_slice(more);
+                    *len += more.len() as u8;
+                } else {
+                    self.0 = Repr::Heap([self.as_bytes(), more].concat());
+                }
+            }
+            Repr::Heap(bytes) => bytes.extend_from_slice(more),
+        }
     }
 
     fn push_text(&mut self, text: &str) {
@@ -183,13 +214,34 @@ impl Key {
 
     /// Tags and contents of the parts.
     fn parts(&self) -> impl Iterator<Item = (u8, &[u8])> {
-        let mut rest = &self.0[..];
+        let mut rest = self.as_bytes();
         std::iter::from_fn(move || {
             let (&[tag, len], tail) = rest.split_first_chunk()?;
             let (part, tail) = tail.split_at_checked(len.into())?;
             rest = tail;
             Some((tag, part))
         })
+    }
+}
+
+impl Default for Key {
+    #[inline]
+    fn default() -> Self {
+        Self(Repr::Inline { len: 0, bytes: [0; INLINE] })
+    }
+}
+
+impl PartialEq for Key {
+    fn eq(&self, other: &Self) -> bool {
+        self.as_bytes() == other.as_bytes()
+    }
+}
+
+impl Eq for Key {}
+
+impl Hash for Key {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.as_bytes().hash(state);
     }
 }
 
@@ -355,6 +407,12 @@ tuples!(A 0, B 1, C 2, D 3);
 /// assert_eq!(key, Key::from("acme.example"));
 /// # Ok::<_, http::Error>(())
 /// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` doesn't say who pays for a request",
+    label = "no `KeyExtractor`",
+    note = "write `.key_fn(|parts| ...)` for a closure that returns an `Option<Key>`",
+    note = "`peer_ip()`, `extension::<User>()`, `header(\"x-api-key\")` and others are in `tower_fixed_window::key`"
+)]
 pub trait KeyExtractor: Send + Sync + 'static {
     /// Adds to `key` what the request has.
     ///

@@ -2,70 +2,25 @@
 
 use std::fmt;
 use std::sync::Arc;
+#[cfg(feature = "tokio")]
 use std::time::Duration;
 
-use http::header::ACCESS_CONTROL_REQUEST_METHOD;
 use http::request::Parts;
-use http::{Method, Response, StatusCode, response};
+use http::{Response, StatusCode, response};
 use http_body::Body;
 use tower_layer::Layer;
 
+use crate::decision::Decision;
 use crate::headers::Headers;
-use crate::key::{Key, KeyExtractor, key_fn, peer_ip};
+use crate::key::{Key, KeyExtractor, key_fn};
 use crate::limiter::Limiter;
 use crate::live::{Handle, Live};
+use crate::options::Options;
 use crate::quota::Quotas;
 use crate::rejection::{EmptyBody, GitHubBody, Grpc, OnReject, ProblemJson, Rejection};
 use crate::service::{FixedWindow, Shared};
 use crate::store::{OnStoreFailure, Store};
 use crate::upload::Drain;
-
-type Skip = Arc<dyn Fn(&Parts) -> bool + Send + Sync>;
-type QuotaFn = Arc<dyn Fn(&Parts, &Key) -> Quotas + Send + Sync>;
-type CostFn = Arc<dyn Fn(&Parts) -> u64 + Send + Sync>;
-type CountIf = Arc<dyn Fn(&response::Parts) -> bool + Send + Sync>;
-
-/// What a layer was told, but for the way of refusing.
-#[derive(Clone)]
-pub(crate) struct Options {
-    pub(crate) key: Arc<dyn KeyExtractor>,
-    skip: Option<Skip>,
-    skip_preflight: bool,
-    pub(crate) quota_fn: Option<QuotaFn>,
-    pub(crate) cost_fn: Option<CostFn>,
-    pub(crate) count_if: Option<CountIf>,
-    pub(crate) refund_dropped: bool,
-    pub(crate) expose_decision: bool,
-    pub(crate) shadow: bool,
-    pub(crate) settle: bool,
-    /// How many tokens may be reserved, and how long a request may wait for them.
-    pub(crate) queue: Option<u64>,
-    pub(crate) max_wait: Duration,
-    pub(crate) on_store_failure: OnStoreFailure,
-    pub(crate) drain: Option<Drain>,
-    pub(crate) status: StatusCode,
-    pub(crate) headers: Headers,
-}
-
-/// axum's bodies can be read where axum is known.
-fn default_drain() -> Option<Drain> {
-    #[cfg(feature = "axum")]
-    return Some(Drain::of::<axum::body::Body>());
-    #[cfg(not(feature = "axum"))]
-    None
-}
-
-impl Options {
-    /// Whether a request passes uncounted.
-    #[inline]
-    pub(crate) fn skips(&self, parts: &Parts) -> bool {
-        let preflight = || {
-            parts.method == Method::OPTIONS
-                && parts.headers.contains_key(ACCESS_CONTROL_REQUEST_METHOD)
-        };
-        self.skip_preflight && preflight() || self.skip.as_ref().is_some_and(|skip| skip(parts))
-    }
-}
 
 /// Limits the requests to the service it wraps.
 ///
@@ -150,28 +105,10 @@ impl FixedWindowLayer {
     /// ```
     pub fn new(quotas: impl Into<Quotas>) -> Self {
         let quotas = quotas.into();
-        let options = Options {
-            key: Arc::new(peer_ip()),
-            skip: None,
-            skip_preflight: false,
-            quota_fn: None,
-            cost_fn: None,
-            count_if: None,
-            refund_dropped: false,
-            expose_decision: false,
-            shadow: false,
-            settle: false,
-            queue: None,
-            max_wait: Duration::ZERO,
-            on_store_failure: OnStoreFailure::default(),
-            drain: default_drain(),
-            status: StatusCode::TOO_MANY_REQUESTS,
-            headers: Headers::default(),
-        };
         Self {
             limiter: Limiter::new(quotas),
             live: Arc::new(Live::new(quotas)),
-            options,
+            options: Options::default(),
             reject: ProblemJson,
         }
     }
@@ -277,6 +214,64 @@ impl<J> FixedWindowLayer<J> {
     pub fn store(mut self, store: impl Store) -> Self {
         self.limiter = self.limiter.store_named_later(store);
         self.fork();
+        self
+    }
+
+    /// Makes a [reset](Handle::reset) by another process be seen within a second.
+    ///
+    /// A refusal by a remote store is remembered until it ends, so that who is refused causes no
+    /// traffic to the store. What this process resets or refunds is seen at once, and so is a raised
+    /// limit; what another one does, when the refusal ends. With this the store is asked again after
+    /// a second, as it is anyhow where requests may give back what they took
+    /// ([`count_if`](Self::count_if), [`refund_dropped`](Self::refund_dropped),
+    /// [`settle_true_cost`](Self::settle_true_cost), [`queue`](Self::queue)).
+    ///
+    /// ```no_run
+    /// use tower_fixed_window::{FixedWindowLayer, Quota, RedisStore};
+    ///
+    /// # fn main() -> Result<(), tower_fixed_window::StoreError> {
+    /// let store = RedisStore::new("redis://127.0.0.1/")?;
+    /// let login =
+    ///     FixedWindowLayer::new(Quota::per_hour(5)).name("login").store(store).resettable();
+    /// # let _ = login; Ok(()) }
+    /// ```
+    pub fn resettable(mut self) -> Self {
+        self.limiter = self.limiter.resettable();
+        self
+    }
+
+    /// Lets this process take up to `max` tokens of a busy key at once from a remote store, and
+    /// spend them by itself: a hot key then costs a call for many requests instead of one for each.
+    /// Off unless set; 0 and 1 are off.
+    ///
+    /// Never more than the limit passes, whatever happens to nodes or store: tokens are taken from
+    /// the shared count before they are spent, and what is left of them ends with the window. What it
+    /// costs is that the last tokens may lie on a node that does not need them, so that others refuse
+    /// a little early. A lease is at most a 16th of what is left, and at most the key's heat, which
+    /// starts at 1, doubles while leases are spent within a hundredth of the window, and halves when
+    /// they are not; what is not spent within a 16th of the window is given back. So `n` nodes refuse
+    /// at most `(n - 1) * (min(max, limit / 16) - 1)` requests too many in a window. `used`, as
+    /// responses say it, has leased tokens in it.
+    ///
+    /// Leases are for layers of a single quota of at least 32 tokens, without rollover and without a
+    /// [`queue`](Self::queue); elsewhere this changes nothing. Requests of cost 1 take them, and
+    /// larger ones are paid from them where they suffice. A reset by another process does not reach
+    /// what is in hand here.
+    ///
+    /// Known weakness: while a remote store is frozen, not gone, far less passes with leases than the
+    /// limit, and requests wait for the deadline again and again. Without leases memory stands in.
+    ///
+    /// ```no_run
+    /// use tower_fixed_window::{FixedWindowLayer, Quota, RedisStore};
+    ///
+    /// # fn main() -> Result<(), tower_fixed_window::StoreError> {
+    /// let store = RedisStore::new("redis://127.0.0.1/")?;
+    /// let api = FixedWindowLayer::new(Quota::per_minute(60_000)).name("api").store(store).leases(100);
+    /// # let _ = api; Ok(()) }
+    /// ```
+    #[cfg(feature = "tokio")]
+    pub fn leases(mut self, max: u64) -> Self {
+        self.limiter = self.limiter.leases(max);
         self
     }
 
@@ -619,6 +614,62 @@ impl<J> FixedWindowLayer<J> {
         self
     }
 
+    /// Shows each decision of the store to a closure, with the request it is about: for a log or a
+    /// metric with ids of your own, or to tell an account that it is near its limit. Metrics and
+    /// logs by the layer's name are there without it: the features `metrics` and `tracing`.
+    ///
+    /// It is called once for a request, before the service is called or the refusal is made:
+    /// whether the request passes, is refused, or waits for a window
+    /// ([`ready_after`](Decision::ready_after)). In [shadow mode](Self::shadow), too, where a
+    /// request passes that the decision refuses. It is not called where there is no decision: for
+    /// requests that are skipped or have no key, or while the store fails and nothing decides in its
+    /// place ([`is_local`](Decision::is_local) if something does).
+    ///
+    /// The request waits meanwhile, so it must not block: send to a channel what takes time. It
+    /// doesn't get the key, which may be a credential that a log must not have; what the app itself
+    /// knows of the caller is in the extensions. Called again, it replaces the closure.
+    ///
+    /// ```
+    /// use std::sync::mpsc;
+    /// use tower_fixed_window::key::extension;
+    /// use tower_fixed_window::{FixedWindowLayer, Quota};
+    ///
+    /// /// Left by your authentication.
+    /// #[derive(Clone)]
+    /// struct Tenant { id: u64, token: &'static str }
+    ///
+    /// impl From<&Tenant> for tower_fixed_window::Key {
+    ///     fn from(tenant: &Tenant) -> Self { Self::secret(tenant.token) }
+    /// }
+    ///
+    /// let (told, refused_tenants) = mpsc::channel();
+    /// let layer = FixedWindowLayer::new(Quota::per_day(1))
+    ///     .key(extension::<Tenant>())
+    ///     .on_decision(move |parts, decision| {
+    ///         if let Some(tenant) = parts.extensions.get::<Tenant>() && !decision.allowed() {
+    ///             let _ = told.send((tenant.id, decision.limit()));
+    ///         }
+    ///     });
+    /// # use axum::{Router, body::Body, http::Request, routing::any};
+    /// # use tower::ServiceExt;
+    /// # let app = Router::<()>::new().fallback(any(async || "hello")).layer(layer);
+    /// # let ask = |request: http::request::Builder| {
+    /// #     let request = request.body(Body::empty()).unwrap();
+    /// #     tower_fixed_window::testing::block_on(app.clone().oneshot(request)).unwrap()
+    /// # };
+    /// let tenant = Tenant { id: 7, token: "t0k3n" };
+    /// assert_eq!(ask(Request::get("/").extension(tenant.clone())).status(), 200);
+    /// assert_eq!(ask(Request::get("/").extension(tenant)).status(), 429);
+    /// assert_eq!(refused_tenants.try_iter().collect::<Vec<_>>(), [(7, 1)]);
+    /// ```
+    pub fn on_decision<F>(mut self, on_decision: F) -> Self
+    where
+        F: Fn(&Parts, &Decision) + Send + Sync + 'static,
+    {
+        self.options.on_decision = Some(Arc::new(on_decision));
+        self
+    }
+
     /// The status of a refusal; 429 unless set. GitHub's API says 403.
     ///
     /// ```
@@ -779,7 +830,11 @@ impl<J> FixedWindowLayer<J> {
 
     /// The limiter, with a fallback or without.
     fn limiter(&self) -> Limiter {
-        let limiter = self.limiter.clone();
+        let mut limiter = self.limiter.clone();
+        let Options { count_if, refund_dropped, settle, queue, .. } = &self.options;
+        if count_if.is_some() || *refund_dropped || *settle || queue.is_some() {
+            limiter = limiter.resettable();
+        }
         match self.options.on_store_failure {
             OnStoreFailure::Local => limiter,
             OnStoreFailure::Allow | OnStoreFailure::Deny => limiter.without_fallback(),

@@ -1,3 +1,14 @@
+// Of two definitions of a link the first one holds: here the guide's pages are modules, on paper files.
+//! [windows]: crate::guide::windows
+//! [behind_a_proxy]: crate::guide::behind_a_proxy
+//! [many_nodes]: crate::guide::many_nodes
+//! [operating]: crate::guide::operating
+//! [observing]: crate::guide::observing
+//! [ordering]: crate::guide::ordering
+//! [testing]: crate::guide::testing
+//! [moving]: crate::guide::moving
+//! [faq]: crate::guide::faq
+//! [semantics]: crate::guide::semantics
 #![doc = include_str!("../README.md")]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![warn(clippy::print_stdout)]
@@ -15,6 +26,7 @@ mod layer;
 mod limiter;
 mod live;
 mod observe;
+mod options;
 mod quota;
 mod rejection;
 mod service;

@@ -6,9 +6,11 @@ use std::sync::Arc;
 
 use crate::decision::{Decision, RateLimited};
 use crate::key::Key;
+use crate::observe::{self, Outcome};
 use crate::quota::Quotas;
 use crate::store::{
-    Account, Adjust, Charge, Guard, MemoryStore, OwnedAccount, Reply, Scope, Store,
+    Account, Adjust, Charge, Front, Fronted, Guard, How, MemoryStore, OwnedAccount, Reply, Scope,
+    Store,
 };
 
 /// A rate limit to be asked from anywhere: a websocket, a job, a call to someone else's API.
@@ -36,21 +38,22 @@ pub struct Limiter {
     quotas: Quotas,
     /// What is asked.
     store: Arc<dyn Store>,
-    /// The same without a fallback.
-    bare: Arc<dyn Store>,
+    /// What that is made of, unless it is memory, which never fails and is near.
+    remote: Option<(Guard, Option<Front>)>,
     fallback: bool,
+    how: Arc<How>,
 }
 
 impl Limiter {
     /// A limit that is counted in memory, in a store of its own.
     pub fn new(quotas: impl Into<Quotas>) -> Self {
-        let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
         Self {
             scope: Scope::unnamed(),
             quotas: quotas.into(),
-            bare: Arc::clone(&store),
-            store,
+            store: Arc::new(MemoryStore::new()),
+            remote: None,
             fallback: true,
+            how: Arc::default(),
         }
     }
 
@@ -61,7 +64,8 @@ impl Limiter {
     #[must_use]
     pub fn name(mut self, name: &str) -> Self {
         self.scope = Scope::named(name);
-        self
+        self.how = Arc::new(self.how.fork());
+        self.assembled()
     }
 
     /// Counts in this store. While it fails, the same quotas are enforced in this process's memory
@@ -79,29 +83,82 @@ impl Limiter {
 
     pub(crate) fn store_named_later<S: Store>(mut self, store: S) -> Self {
         if TypeId::of::<S>() == TypeId::of::<MemoryStore>() {
-            // Memory doesn't fail.
-            self.bare = Arc::new(store);
-            self.store = Arc::clone(&self.bare);
+            self.store = Arc::new(store);
+            self.remote = None;
             return self;
         }
-        let guard = Guard::new(store);
-        self.store = Arc::new(if self.fallback { guard.or_memory() } else { guard.clone() });
-        self.bare = Arc::new(guard);
+        let front = store.front();
+        self.remote = Some((Guard::new(store), front));
+        self.assembled()
+    }
+
+    fn assembled(mut self) -> Self {
+        let Some((guard, front)) = &self.remote else { return self };
+        let guard = if self.fallback { guard.or_memory() } else { guard.clone() };
+        self.store = match front {
+            Some(front) => Arc::new(Fronted::new(front.clone(), guard, Arc::clone(&self.how))),
+            None => Arc::new(guard),
+        };
         self
     }
 
     /// Passes on the errors of a store instead of counting in memory meanwhile.
     #[must_use]
     pub fn without_fallback(mut self) -> Self {
-        self.store = Arc::clone(&self.bare);
         self.fallback = false;
+        self.assembled()
+    }
+
+    /// Lets this process take up to `max` tokens of a busy key at once from a remote store, and
+    /// spend them by itself: see [`FixedWindowLayer::leases`](crate::FixedWindowLayer::leases).
+    ///
+    /// ```no_run
+    /// use tower_fixed_window::{Limiter, Quota, RedisStore};
+    ///
+    /// # fn main() -> Result<(), tower_fixed_window::StoreError> {
+    /// let store = RedisStore::new("redis://127.0.0.1/")?;
+    /// let sends = Limiter::new(Quota::per_second(100_000)).name("sends").store(store).leases(1_000);
+    /// # let _ = sends; Ok(()) }
+    /// ```
+    #[cfg(feature = "tokio")]
+    #[must_use]
+    pub fn leases(mut self, max: u64) -> Self {
+        self.how = Arc::new(self.how.leases(max));
+        self.assembled()
+    }
+
+    /// Asks the store each time, under a clock that is not this process's.
+    #[cfg(feature = "testing")]
+    pub(crate) fn without_front(mut self) -> Self {
+        if let Some((_, front)) = &mut self.remote {
+            *front = None;
+        }
+        self.assembled()
+    }
+
+    /// Makes a [`reset`](Self::reset) by another process be seen within a second. A refusal by a
+    /// remote store is otherwise remembered here until it ends, and the key causes no traffic
+    /// meanwhile; with this it causes a call a second. What this process resets or refunds it sees at once,
+    /// and where tokens may come back (limiters that hand out receipts) this is so without asking.
+    ///
+    /// ```no_run
+    /// use tower_fixed_window::{Limiter, Quota, RedisStore};
+    ///
+    /// # fn main() -> Result<(), tower_fixed_window::StoreError> {
+    /// let store = RedisStore::new("redis://127.0.0.1/")?;
+    /// let login = Limiter::new(Quota::per_hour(5)).name("login").store(store).resettable();
+    /// # let _ = login; Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn resettable(self) -> Self {
+        self.how.tokens_come_back();
         self
     }
 
     /// Panics with what to write, where a shared store finds no name.
     pub(crate) fn check_name(&self) {
         assert!(
-            !self.bare.is_shared() || !self.scope.name().is_empty(),
+            !self.store.is_shared() || !self.scope.name().is_empty(),
             "a rate limit on a shared store needs a name, or its counters can't be found: \
              write .name(\"login\").store(..)"
         );
@@ -289,7 +346,22 @@ impl Limiter {
         quotas: &Quotas,
         charge: impl FnOnce(Account<'_>) -> Charge<'_>,
     ) -> Reply<Decision> {
-        self.send(charge(Account::new(&self.scope, quotas, key)))
+        let charge = charge(Account::new(&self.scope, quotas, key));
+        let mut reply = self.send(charge);
+        if observe::ON && !charge.is_peek() {
+            match reply.as_now() {
+                Some(Ok(decision)) => observe_decision(&self.scope, quotas, decision, false),
+                Some(Err(_)) => {}
+                None => {
+                    let (scope, quotas) = (self.scope.clone(), *quotas);
+                    reply = reply.map(move |decision| {
+                        observe_decision(&scope, &quotas, &decision, false);
+                        decision
+                    });
+                }
+            }
+        }
+        reply
     }
 
     #[inline]
@@ -302,6 +374,7 @@ impl Limiter {
         key: &Key,
         charge: impl FnOnce(Account<'_>) -> Charge<'_>,
     ) -> Reply<Result<Receipt, RateLimited>> {
+        self.how.tokens_come_back();
         let account = Account::new(&self.scope, &self.quotas, key).to_owned();
         self.ask(key, &self.quotas, charge)
             .map(|decision| decision.into_result().map(|decision| Receipt { account, decision }))
@@ -314,6 +387,23 @@ impl fmt::Debug for Limiter {
             .field("name", &self.scope.name())
             .field("quotas", &self.quotas)
             .finish_non_exhaustive()
+    }
+}
+
+/// Tells the operator of a decision. In shadow mode nobody is refused.
+#[inline(always)]
+pub(crate) fn observe_decision(scope: &Scope, quotas: &Quotas, decision: &Decision, shadow: bool) {
+    if !observe::ON {
+        return;
+    }
+    let observed = scope.observe();
+    if decision.allowed() {
+        let waits = decision.ready_at_ms().is_some();
+        observed.answered(if waits { Outcome::Reserved } else { Outcome::Passed });
+    } else {
+        let outcome = if shadow { Outcome::ShadowRefused } else { Outcome::Refused };
+        let quota = || &quotas.as_slice()[decision.speaking()];
+        observed.refused(outcome, quota, || decision.retry_after());
     }
 }
 

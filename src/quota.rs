@@ -300,14 +300,14 @@ impl Quota {
         Counter(*self)
     }
 
-    /// The same as [`counter`](Self::counter), as a well-mixed number.
+    /// The same as [`counter`](Self::counter), as a number that is still to be mixed.
     pub(crate) const fn identity(&self) -> u64 {
         let anchor = match self.anchor {
             Anchor::Grid { offset } => offset,
             Anchor::Staggered => u64::MAX,
             Anchor::FirstRequest => u64::MAX - 1,
         };
-        fmix64(self.window ^ anchor.wrapping_mul(0x9E37_79B9_7F4A_7C15))
+        self.window ^ anchor.wrapping_mul(0x9E37_79B9_7F4A_7C15)
     }
 
     const fn same_counter(&self, other: &Quota) -> bool {

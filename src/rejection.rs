@@ -9,6 +9,7 @@ use http::header::CONTENT_TYPE;
 use http::{HeaderName, HeaderValue, Response, StatusCode};
 
 use crate::decision::Decision;
+use crate::headers::{self, Fixed, policy};
 use crate::key::MissingKey;
 use crate::quota::{Quota, Quotas};
 use crate::store::Account;
@@ -21,6 +22,7 @@ pub struct Rejection<'a> {
     account: Account<'a>,
     /// The body for a refusal by the only quota there is, made beforehand.
     prepared: Option<&'a Bytes>,
+    fixed: &'a Fixed,
 }
 
 /// What kind of refusal it is.
@@ -44,8 +46,9 @@ impl<'a> Rejection<'a> {
         status: StatusCode,
         account: Account<'a>,
         prepared: Option<&'a Bytes>,
+        fixed: &'a Fixed,
     ) -> Self {
-        Self { reason, status, account, prepared }
+        Self { reason, status, account, prepared, fixed }
     }
 
     /// What kind of refusal it is.
@@ -103,6 +106,17 @@ impl<'a> Rejection<'a> {
             Reason::StoreFailed => "The rate limit can't be checked at the moment".into(),
             Reason::QueueClosed => "The server is shutting down".into(),
         }
+    }
+
+    /// A response of this body. Its fields are put in at once, which is cheaper than afterwards.
+    fn respond<B>(&self, body: B, content_type: Option<&HeaderValue>) -> Response<B> {
+        let mut response = Response::new(body);
+        *response.status_mut() = self.status();
+        *response.headers_mut() = match self.reason {
+            Reason::RateLimited(decision) => headers::refusal(decision, content_type, self.fixed),
+            _ => content_type.map(|value| (CONTENT_TYPE, value.clone())).into_iter().collect(),
+        };
+        response
     }
 
     /// The body of [`ProblemJson`].
@@ -168,11 +182,6 @@ impl fmt::Display for Escaped<'_> {
     }
 }
 
-/// How a quota is called towards clients: `login:5/minute`.
-pub(crate) fn policy(name: &str, quota: &Quota) -> String {
-    format!("{name}{}{}", if name.is_empty() { "" } else { ":" }, quota.rate())
-}
-
 /// Makes the response to a refused request. The layer adds the rate-limit fields to it.
 ///
 /// [`ProblemJson`], [`EmptyBody`] and closures ([`OnReject`]) are the ways there are.
@@ -196,11 +205,8 @@ pub struct ProblemJson;
 #[diagnostic::do_not_recommend]
 impl<B: From<Bytes>> Reject<B> for ProblemJson {
     fn reject(&self, why: &Rejection<'_>) -> Response<B> {
-        let mut response = Response::new(B::from(why.problem()));
-        *response.status_mut() = why.status();
-        let json = const { HeaderValue::from_static("application/problem+json") };
-        response.headers_mut().insert(CONTENT_TYPE, json);
-        response
+        static PROBLEM: HeaderValue = HeaderValue::from_static("application/problem+json");
+        why.respond(B::from(why.problem()), Some(&PROBLEM))
     }
 }
 
@@ -211,9 +217,7 @@ pub struct EmptyBody;
 #[diagnostic::do_not_recommend]
 impl<B: Default> Reject<B> for EmptyBody {
     fn reject(&self, why: &Rejection<'_>) -> Response<B> {
-        let mut response = Response::new(B::default());
-        *response.status_mut() = why.status();
-        response
+        why.respond(B::default(), None)
     }
 }
 
@@ -226,11 +230,8 @@ pub struct GitHubBody;
 impl<B: From<Bytes>> Reject<B> for GitHubBody {
     fn reject(&self, why: &Rejection<'_>) -> Response<B> {
         let body = format!(r#"{{"message":"{}"}}"#, Escaped(&why.message()));
-        let mut response = Response::new(B::from(body.into()));
-        *response.status_mut() = why.status();
-        let json = const { HeaderValue::from_static("application/json; charset=utf-8") };
-        response.headers_mut().insert(CONTENT_TYPE, json);
-        response
+        static JSON: HeaderValue = HeaderValue::from_static("application/json; charset=utf-8");
+        why.respond(B::from(body.into()), Some(&JSON))
     }
 }
 

@@ -10,11 +10,11 @@ use http::{Request, Response};
 use tower_service::Service;
 
 use crate::future::ResponseFuture;
-use crate::layer::Options;
 use crate::limiter::Limiter;
 use crate::live::{Live, Policy};
+use crate::options::Options;
 use crate::rejection::{ProblemJson, Reject};
-use crate::ticket::{Ticket, Verdict};
+use crate::ticket::{Asked, Ticket, Verdict};
 
 /// A service whose requests are limited: see [`FixedWindowLayer`](crate::FixedWindowLayer).
 ///
@@ -97,31 +97,30 @@ where
             self.policy = self.shared.policy();
         }
         let mut ticket = Ticket::new(&self.shared, &self.policy);
-        let (parts, body) = request.into_parts();
-        let asked = ticket.ask(&parts);
-        let request = Request::from_parts(parts, body);
-        let verdict = match asked {
-            Ok(None) => Verdict::Pass,
-            Ok(Some(reply)) => match reply.into_now() {
-                Ok(answer) => ticket.verdict(answer),
-                Err(later) => {
-                    let clone = self.inner.clone();
-                    let ready = mem::replace(&mut self.inner, clone);
-                    return ResponseFuture::deciding(ticket, later, ready, request);
-                }
-            },
-            Err(refusal) => Verdict::Refuse(refusal),
-        };
-        match verdict {
-            Verdict::Pass => ResponseFuture::calling(ticket, &mut self.inner, request),
-            Verdict::PassIn(wait) => {
+        let (mut parts, body) = request.into_parts();
+        match ticket.ask(&parts) {
+            Asked::Now(Verdict::Pass) => {
+                ticket.calling(&mut parts.extensions);
+                let future = self.inner.call(Request::from_parts(parts, body));
+                ResponseFuture::calling(ticket, future)
+            }
+            Asked::Now(Verdict::Refuse(refusal)) => {
+                ResponseFuture::refused(ticket, refusal, &parts, body)
+            }
+            Asked::Now(Verdict::PassIn(wait)) => {
+                let unready = self.inner.clone();
                 // What waits must not hold what others need to be served: the instance that was
                 // made ready is let go.
-                let unready = self.inner.clone();
                 self.inner = unready.clone();
+                let request = Request::from_parts(parts, body);
                 ResponseFuture::waiting(ticket, wait, unready, request)
             }
-            Verdict::Refuse(refusal) => ResponseFuture::refused(ticket, refusal, request),
+            Asked::Later(reply) => {
+                let clone = self.inner.clone();
+                let ready = mem::replace(&mut self.inner, clone);
+                let request = Request::from_parts(parts, body);
+                ResponseFuture::deciding(ticket, reply, ready, request)
+            }
         }
     }
 }

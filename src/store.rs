@@ -9,16 +9,20 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use crate::decision::{Ask, Decision, Writes};
+use crate::decision::{Ask, Decision};
 use crate::key::Key;
+use crate::observe::{Meters, Observed};
 use crate::quota::{Anchor, MAX_TOKENS, Quota, Quotas, fmix64};
 use crate::window::{self, State, Window};
 
+mod front;
 mod guard;
 mod memory;
 #[cfg(feature = "redis")]
 mod redis;
 
+pub use front::Front;
+pub(crate) use front::{Fronted, How};
 pub(crate) use guard::Guard;
 pub use guard::OnStoreFailure;
 pub use memory::MemoryStore;
@@ -127,6 +131,13 @@ pub trait Store: Send + Sync + 'static {
         MemoryStore::new()
     }
 
+    /// What this process remembers of the store's answers, so as not to ask for what it knows
+    /// (S34). Clones of a store return the same one, so that a reset through any of them is seen by
+    /// all. `None`, as for a store that is not shared: each question goes to the store.
+    fn front(&self) -> Option<Front> {
+        self.is_shared().then(Front::new)
+    }
+
     /// How long a limiter waits for an answer that is not there at once, before it acts as if the
     /// store had failed (feature `tokio`): 250 ms unless a store says otherwise. `None`: the store
     /// keeps a deadline of its own.
@@ -156,6 +167,10 @@ impl<S: Store + ?Sized> Store for Arc<S> {
         (**self).fallback()
     }
 
+    fn front(&self) -> Option<Front> {
+        (**self).front()
+    }
+
     fn deadline(&self) -> Option<Duration> {
         (**self).deadline()
     }
@@ -174,6 +189,7 @@ pub struct Scope(Arc<Named>);
 struct Named {
     name: Box<str>,
     id: u64,
+    meters: Meters,
 }
 
 impl Scope {
@@ -189,19 +205,26 @@ impl Scope {
                     .all(|b| matches!(b, b'a'..=b'z' | b'0'..=b'9' | b'_' | b'.' | b'-')),
             "{name:?} can't name a rate limit: write 1 to 64 of a-z, 0-9, '_', '.', '-', as in .name(\"login\")"
         );
-        Self(Arc::new(Named { name: name.into(), id: window::stagger(name, b"") }))
+        let id = window::stagger(name, b"");
+        Self(Arc::new(Named { name: name.into(), id, meters: Meters::default() }))
     }
 
     /// Counters that nobody else can find: a scope of its own at each call.
     pub(crate) fn unnamed() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let id = fmix64(NEXT.fetch_add(1, Ordering::Relaxed));
-        Self(Arc::new(Named { name: "".into(), id }))
+        Self(Arc::new(Named { name: "".into(), id, meters: Meters::default() }))
     }
 
     /// The name; empty if it has none.
     pub fn name(&self) -> &str {
         &self.0.name
+    }
+
+    /// The scope as its operator sees it.
+    #[inline]
+    pub(crate) fn observe(&self) -> Observed<'_> {
+        Observed::new(&self.0.name, &self.0.meters)
     }
 
     /// The same for equal names, other for each scope without a name.
@@ -373,15 +396,19 @@ impl<'a> Charge<'a> {
         self.decide_over(now, |account, _, quota| account.window(now, quota, &mut load))
     }
 
-    /// The same over windows that the store has made.
-    #[inline]
-    pub(crate) fn decide_over(
+    /// The same over windows that the store has made. `N` is how many quotas there are at most: most
+    /// charges have one, and a compiler that knows it leaves out all that is for more.
+    #[inline(always)]
+    pub(crate) fn decide_over<const N: usize>(
         &self,
         now: i64,
         mut window: impl FnMut(&Account<'a>, usize, &'a Quota) -> Window<'a>,
-    ) -> (Decision, Option<Writes>) {
+    ) -> (Decision, Option<[State; N]>) {
         let quotas = self.account.quotas.as_slice();
-        let mut windows = [window(&self.account, 0, &quotas[0]); Quotas::MAX];
+        let mut windows = [window(&self.account, 0, &quotas[0]); N];
+        if N == 1 {
+            return Decision::over(now, &windows, self.ask);
+        }
         for (i, quota) in quotas.iter().enumerate().skip(1) {
             windows[i] = window(&self.account, i, quota);
         }
@@ -571,6 +598,14 @@ impl<T> Reply<T> {
             return;
         }
         let _ = Pin::new(&mut later).poll(&mut Context::from_waker(Waker::noop()));
+    }
+
+    /// The answer if it is there, to look at.
+    pub(crate) fn as_now(&self) -> Option<Result<&T, &StoreError>> {
+        match &self.0 {
+            Inner::Now(answer) => answer.as_ref().map(Result::as_ref),
+            Inner::Later(_) => None,
+        }
     }
 
     /// The answer if it is there, else the reply itself.

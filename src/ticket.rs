@@ -4,16 +4,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::Response;
 use http::request::Parts;
+use http::{Extensions, Response};
 
 use crate::cost::TrueCost;
 use crate::decision::Decision;
 use crate::headers;
 use crate::key::{Key, MissingKey};
-use crate::limiter::Receipt;
+use crate::limiter::{Receipt, observe_decision};
 use crate::live::Policy;
-use crate::observe;
+use crate::observe::{self, Outcome};
 use crate::quota::Quotas;
 use crate::rejection::{Reason, Reject, Rejection};
 use crate::service::Shared;
@@ -30,6 +30,12 @@ pub(crate) struct Ticket<J> {
     /// Whether to give it back if the request is dropped now.
     refund_on_drop: bool,
     shadow: bool,
+}
+
+/// What the store says.
+pub(crate) enum Asked {
+    Now(Verdict),
+    Later(Reply<Decision>),
 }
 
 /// What becomes of a request.
@@ -67,18 +73,21 @@ impl<J> Ticket<J> {
         &self.shared
     }
 
-    /// Asks the store; `None`: the request passes uncounted.
+    /// Asks the store.
     #[inline]
-    pub(crate) fn ask(&mut self, parts: &Parts) -> Result<Option<Reply<Decision>>, Refusal> {
+    pub(crate) fn ask(&mut self, parts: &Parts) -> Asked {
         let options = &self.shared.options;
         if options.skips(parts) {
-            return Ok(None);
+            return Asked::Now(Verdict::Pass);
         }
         if let Err(missing) = options.key.extract(parts, &mut self.key) {
             if !missing.is_client() {
                 observe::mistake(&missing);
             }
-            return if self.shadow { Ok(None) } else { Err(Refusal::MissingKey(missing)) };
+            return Asked::Now(match self.shadow {
+                true => self.pass(Outcome::ShadowMissingKey),
+                false => Verdict::Refuse(Refusal::MissingKey(missing)),
+            });
         }
         if let Some(quota_fn) = &options.quota_fn {
             let quotas = quota_fn(parts, &self.key);
@@ -89,11 +98,18 @@ impl<J> Ticket<J> {
         let charge = Charge::new(self.account(), cost);
         let may_wait = options.queue.is_some() && !self.shadow;
         let charge = if may_wait { charge.reserving() } else { charge };
-        Ok(Some(self.shared.limiter.send(charge)))
+        match self.shared.limiter.send(charge).into_now() {
+            Ok(answer) => Asked::Now(self.verdict(parts, answer)),
+            Err(later) => Asked::Later(later),
+        }
     }
 
     #[inline]
-    pub(crate) fn verdict(&mut self, answer: Result<Decision, StoreError>) -> Verdict {
+    pub(crate) fn verdict(
+        &mut self,
+        parts: &Parts,
+        answer: Result<Decision, StoreError>,
+    ) -> Verdict {
         let options = &self.shared.options;
         let decision = match answer {
             Ok(decision) => decision,
@@ -101,11 +117,11 @@ impl<J> Ticket<J> {
             Err(_) if options.on_store_failure == OnStoreFailure::Deny && !self.shadow => {
                 return Verdict::Refuse(Refusal::StoreFailed);
             }
-            Err(_) => return Verdict::Pass,
+            Err(_) => return self.pass(Outcome::FailedOpen),
         };
         if !decision.allowed() {
             return match self.shadow {
-                true => Verdict::Pass,
+                true => self.pass_in_shadow(parts, decision),
                 false => Verdict::Refuse(Refusal::RateLimited(decision)),
             };
         }
@@ -115,43 +131,62 @@ impl<J> Ticket<J> {
             return Verdict::Refuse(Refusal::RateLimited(decision.into_refusal()));
         }
         self.charged = Some(decision);
+        self.charged.iter().for_each(|decision| self.decided(parts, decision));
         self.refund_on_drop = !wait.is_zero() || options.refund_dropped;
         if wait.is_zero() { Verdict::Pass } else { Verdict::PassIn(wait) }
     }
 
-    /// The decision that a handler is to find.
-    pub(crate) fn exposed(&self) -> Option<Decision> {
-        if self.shared.options.expose_decision { self.charged.clone() } else { None }
-    }
-
     /// The service is called: what was reserved is used now.
-    pub(crate) fn calling(&mut self) {
-        self.refund_on_drop = self.shared.options.refund_dropped;
+    #[inline]
+    pub(crate) fn calling(&mut self, extensions: &mut Extensions) {
+        let options = &self.shared.options;
+        self.refund_on_drop = options.refund_dropped;
+        if options.expose_decision {
+            self.charged.clone().map(|decision| extensions.insert(decision));
+        }
     }
 
-    /// The response has come: what was charged is corrected by it, and told.
+    /// Whether a response may show that the charge was wrong: then it has to be
+    /// [corrected](Self::correct).
     #[inline]
-    pub(crate) fn finish<R>(&mut self, mut response: Response<R>) -> Response<R> {
-        let Some(mut decision) = self.charged.take() else { return response };
-        let plain = self.shared.options.count_if.is_none() && !self.shadow;
-        if !plain || !response.extensions().is_empty() {
-            if headers::is_refused_inside(&response) {
-                self.settle(&decision, 0);
-                return response;
-            }
-            let cost;
-            (response, cost) = self.true_cost(response, &decision);
-            if let Some(cost) = cost {
-                self.settle(&decision, cost);
-                decision = decision.with_cost(cost);
-            }
-        }
-        if !self.shadow
-            && !headers::stamp_passed(&mut response, &self.account(), &decision, &self.policy.fixed)
+    pub(crate) fn is_corrected_by<R>(&self, response: &Response<R>) -> bool {
+        self.shared.options.count_if.is_some() || self.shadow || !response.extensions().is_empty()
+    }
+
+    /// Tells the standing.
+    #[inline]
+    pub(crate) fn tell<R>(&mut self, response: &mut Response<R>) {
+        if let Some(decision) = &self.charged
+            && !headers::stamp_passed(response, &self.account(), decision, &self.policy.fixed)
         {
             // Whom an inner layer of ours refused, this one has not counted (S9).
-            self.settle(&decision, 0);
+            self.give_back();
         }
+        // Whatever becomes of the response now, the charge stands.
+        self.refund_on_drop = false;
+    }
+
+    /// Corrects the charge by what the response shows, and tells the standing.
+    #[inline(never)]
+    pub(crate) fn correct<R>(&mut self, mut response: Response<R>) -> Response<R> {
+        let Some(decision) = self.charged.take() else { return response };
+        if headers::is_refused_inside(&response) {
+            self.settle(&decision, 0);
+            return response;
+        }
+        let cost;
+        (response, cost) = self.true_cost(response, &decision);
+        self.charged = Some(match cost {
+            Some(cost) => {
+                self.settle(&decision, cost);
+                decision.with_cost(cost)
+            }
+            None => decision,
+        });
+        if !self.shadow {
+            self.tell(&mut response);
+        }
+        self.refund_on_drop = false;
         response
     }
 
@@ -190,9 +225,48 @@ impl<J> Ticket<J> {
         self.shared.limiter.settle_account(self.account(), decision, actual).detach();
     }
 
+    /// Tells the operator of a decision, and whoever else wants to know. It is where it stays, by
+    /// then: a decision is large enough for each move of it to be felt.
+    #[inline(always)]
+    fn decided(&self, parts: &Parts, decision: &Decision) {
+        observe_decision(self.shared.limiter.scope(), self.quotas(), decision, self.shadow);
+        if let Some(on_decision) = &self.shared.options.on_decision {
+            on_decision(parts, decision);
+        }
+    }
+
+    #[inline]
+    fn pass_in_shadow(&self, parts: &Parts, decision: Decision) -> Verdict {
+        self.decided(parts, &decision);
+        Verdict::Pass
+    }
+
+    /// Passes it without a decision.
+    #[inline]
+    fn pass(&self, outcome: Outcome) -> Verdict {
+        self.shared.limiter.scope().observe().answered(outcome);
+        Verdict::Pass
+    }
+
+    /// A request does not pass.
+    #[inline]
+    pub(crate) fn refused(&self, parts: &Parts, refusal: &Refusal) {
+        let observed = self.shared.limiter.scope().observe();
+        match refusal {
+            Refusal::RateLimited(decision) => self.decided(parts, decision),
+            Refusal::MissingKey(_) => observed.answered(Outcome::MissingKey),
+            Refusal::StoreFailed => observed.answered(Outcome::FailedClosed),
+            // It was told when it got its reservation.
+            Refusal::Closed => {}
+        }
+    }
+
+    fn quotas(&self) -> &Quotas {
+        self.quotas.as_deref().unwrap_or(&self.policy.quotas)
+    }
+
     fn account(&self) -> Account<'_> {
-        let quotas = self.quotas.as_deref().unwrap_or(&self.policy.quotas);
-        Account::new(self.shared.limiter.scope(), quotas, &self.key)
+        Account::new(self.shared.limiter.scope(), self.quotas(), &self.key)
     }
 
     /// The response to a request that does not pass.
@@ -211,9 +285,17 @@ impl<J> Ticket<J> {
             self.shared.options.status,
             self.account(),
             Some(&self.policy.body).filter(|_| self.quotas.is_none()),
+            &self.policy.fixed,
         );
         let mut response = self.shared.reject.reject(&why);
-        headers::stamp_refusal(&mut response, &self.account(), &why, &self.policy.fixed);
+        match reason {
+            Reason::RateLimited(decision) => {
+                let fixed = &self.policy.fixed;
+                headers::stamp_refusal(&mut response, &self.account(), decision, fixed);
+            }
+            Reason::MissingKey(_) => headers::stamp_failure(&mut response, false),
+            _ => headers::stamp_failure(&mut response, true),
+        }
         response
     }
 }

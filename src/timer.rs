@@ -1,6 +1,11 @@
 //! Waiting for a window. The only file that knows a runtime; without the `tokio` feature nothing
 //! waits.
 
+/// A clock that only goes on; a test with tokio's can stop it.
+#[cfg(not(feature = "tokio"))]
+pub(crate) use std::time::Instant;
+#[cfg(feature = "tokio")]
+pub(crate) use tokio::time::Instant;
 #[cfg(feature = "tokio")]
 pub(crate) use with_tokio::{Closing, Sleep, Wait};
 #[cfg(not(feature = "tokio"))]

@@ -13,8 +13,9 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Buf;
+use http::Version;
 use http::header::EXPECT;
-use http::{Request, Version};
+use http::request::Parts;
 use http_body::Body;
 
 use crate::timer::Sleep;
@@ -59,19 +60,14 @@ impl Drain {
     }
 
     /// The body of a request that was refused, if the rest of it is to be read.
-    pub(crate) fn rest<B: 'static>(&self, request: Request<B>) -> Option<Rest<B>> {
+    pub(crate) fn rest<B: 'static>(&self, parts: &Parts, body: B) -> Option<Rest<B>> {
         let reader = self.0.downcast_ref::<Reader<B>>()?;
         // HTTP/2 ends one stream, not the connection. A client that asks first has not begun. And
         // what is too long would be cut off all the same.
-        let worth_it = request.version() < Version::HTTP_2
-            && !request.headers().contains_key(EXPECT)
-            && (reader.left)(request.body()).is_some_and(|left| left <= MOST);
-        worth_it.then(|| Rest {
-            body: request.into_body(),
-            read: reader.read,
-            so_far: 0,
-            patience: None,
-        })
+        let worth_it = (reader.left)(&body).is_some_and(|left| left <= MOST)
+            && parts.version < Version::HTTP_2
+            && !parts.headers.contains_key(EXPECT);
+        worth_it.then_some(Rest { body, read: reader.read, so_far: 0, patience: None })
     }
 }
 

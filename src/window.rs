@@ -51,7 +51,7 @@ pub struct Window<'a> {
 impl<'a> Window<'a> {
     /// What `state` means at `now`. `shift` is the grid's shift for a staggered quota
     /// ([`stagger`]), else ignored.
-    #[inline]
+    #[inline(always)]
     pub fn at(now: i64, state: Option<State>, quota: &'a Quota, shift: u64) -> Self {
         let length = quota.window as i64;
         let floor = floor(quota);

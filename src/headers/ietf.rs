@@ -6,10 +6,9 @@ use std::fmt::Write;
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 
 use crate::decision::Decision;
-use crate::rejection::policy;
 use crate::store::Account;
 
-use super::seconds;
+use super::{policy, seconds};
 
 const POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
 const LIMIT: HeaderName = HeaderName::from_static("ratelimit");

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use foldhash::quality::RandomState;
 
-use super::{Account, Adjust, Charge, Reply, Store, instant};
+use super::{Account, Adjust, Charge, Reply, Scope, Store, instant};
 use crate::clock::{Clock, SystemClock};
 use crate::decision::Decision;
 use crate::observe;
@@ -20,13 +20,19 @@ use crate::quota::{Quota, Quotas, fmix64};
 use crate::sync::{Mutex, MutexGuard};
 use crate::window::{MAX, State, Window};
 
+mod cache;
+
+pub(crate) use cache::{Entries, Entry};
+
 /// Entries in a bucket. With two buckets to choose from, a table of 16-way buckets holds its
 /// `max_keys` at 8/9 full with practically none left over (0.0014% in a simulation).
 const WAYS: usize = 16;
-/// The fingerprints, then the ends of the states, then the rest of them: a search for an entry, or
-/// for a free one, reads no more than it needs.
-type Bucket = [u64; WAYS * 4];
-const EMPTY: Bucket = [0; WAYS * 4];
+/// With so many free entries in the first of its buckets, a key doesn't look at the second one. A table
+/// fills as well as if it always did (by simulation), and most keys are found at the first look.
+const SPARSE: usize = 10;
+/// Fingerprint, `until`, `start`, `used`: what a charge reads and writes lies together.
+type Cells = [u64; 4];
+type Bucket = [Cells; WAYS];
 
 const MOST_SHARDS: usize = 64;
 /// Of a shard's overflow entries, the share that one quota uses.
@@ -133,8 +139,9 @@ impl MemoryStore {
         }))
     }
 
-    /// The most memory that the counters can take, in bytes. It is taken as keys come, a shard (a
-    /// 64th of it in a store of more than 65,000 keys) at a time.
+    /// The most memory that the counters can take, in bytes. It is asked for as keys come, a shard (a
+    /// 64th of it in a store of more than 65,000 keys) at a time, and the system gives it page by page
+    /// as entries are written.
     pub fn max_bytes(&self) -> usize {
         let buckets = self.0.buckets + self.0.overflow_buckets;
         self.0.shards.len() * (buckets * size_of::<Bucket>() + size_of::<Mutex<Shard>>())
@@ -166,8 +173,8 @@ impl MemoryStore {
         self.0.shards.iter().all(|shard| lock(shard).table.live(now) == 0)
     }
 
-    /// How many charges have found no entry of their own since the store was made: 0 as long as it
-    /// was large enough. If it grows, somebody sends requests under ever new keys, or `max_keys` is
+    /// How many charges were left without an entry of their own since the store was made: 0 as long as
+    /// it was large enough. If it grows, somebody sends requests under ever new keys, or `max_keys` is
     /// too small.
     ///
     /// ```
@@ -185,17 +192,40 @@ impl MemoryStore {
         self.0.shards.iter().map(|shard| lock(shard).overflowed).sum()
     }
 
+    /// Sets the gauges `tower_fixed_window_tracked_keys` and `tower_fixed_window_max_keys`, under the
+    /// label `store` with this name: call it where your metrics are read, or on a timer. It costs
+    /// what [`len`](Self::len) costs. An example is in `docs/observing.md`.
+    #[cfg(feature = "metrics")]
+    #[cfg_attr(docsrs, doc(cfg(feature = "metrics")))]
+    pub fn record_metrics(&self, name: &str) {
+        observe::memory(name, self.len(), self.0.max_keys);
+    }
+
     /// Counts a charge without entries of its own, and tells the operator, unless that was done a
     /// short while ago.
     #[cold]
-    fn count_overflow(&self, now: i64, mut shard: MutexGuard<'_, Shard>, places: &[Place]) {
+    fn count_overflow(
+        &self,
+        now: i64,
+        mut shard: MutexGuard<'_, Shard>,
+        scope: &Scope,
+        places: &[Place],
+        written: bool,
+    ) {
         const MINUTE: i64 = 60_000;
 
-        if places.iter().any(|place| matches!(place, Place::Shared(..) | Place::None)) {
+        // One that could have had an entry has none if a count that it shared refused it.
+        let own = |place: &Place| match place {
+            Place::Own(_) => true,
+            Place::Free(_) => written,
+            Place::Shared(_) | Place::None => false,
+        };
+        if !places.iter().all(own) {
             shard.overflowed += 1;
             let next = shard.overflow_until.max(now.saturating_add(MINUTE)) as u64;
             // What follows takes the locks of all shards.
             drop(shard);
+            scope.observe().overflowed();
             let cell = &self.0.quiet_until;
             let told = cell.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |quiet_until| {
                 (quiet_until <= now as u64).then_some(next)
@@ -214,8 +244,29 @@ impl MemoryStore {
         })
     }
 
+    /// A charge of at most `N` quotas.
+    #[inline(always)]
+    fn decide<const N: usize>(&self, charge: Charge<'_>) -> Decision {
+        let (now, mut shard, home) = self.find(&charge.account());
+        let mut places = [Place::None; N];
+        let (decision, writes) = charge.decide_over::<N>(now, |account, i, quota| {
+            let (place, window) = shard.locate(now, account, quota, &home, &places[..i]);
+            places[i] = place;
+            window
+        });
+        let written = writes.is_some();
+        for (place, state) in places.into_iter().zip(writes.into_iter().flatten()) {
+            shard.write(now, place, state);
+        }
+        if now < shard.overflow_until && !charge.is_peek() {
+            let Account { scope, quotas, .. } = charge.account();
+            self.count_overflow(now, shard, scope, &places[..quotas.len()], written);
+        }
+        decision
+    }
+
     /// The time, the shard of an account, locked, and where in it the account is.
-    #[inline]
+    #[inline(always)]
     fn find(&self, account: &Account<'_>) -> (i64, MutexGuard<'_, Shard>, Home) {
         let mut now = self.now();
         let hash = self.0.hasher.hash_one((account.scope().id(), account.key().as_bytes()));
@@ -227,7 +278,9 @@ impl MemoryStore {
             now = self.now();
         }
         guard.latest = guard.latest.max(now);
-        guard.allocate(&self.0);
+        if guard.table.0.is_empty() {
+            guard.allocate(&self.0);
+        }
         (now, guard, Home { hash, scope: account.scope().id() })
     }
 }
@@ -255,25 +308,11 @@ impl fmt::Debug for MemoryStore {
 }
 
 impl Store for MemoryStore {
-    #[inline]
     fn charge(&self, charge: Charge<'_>) -> Reply<Decision> {
-        let (now, mut shard, home) = self.find(&charge.account());
-        let mut places = [Place::None; Quotas::MAX];
-        let (decision, writes) = charge.decide_over(now, |account, i, quota| {
-            let (place, window) = shard.locate(now, account, quota, &home, &places[..i]);
-            places[i] = place;
-            window
-        });
-        if let Some(writes) = writes {
-            let quotas = charge.account().quotas().iter();
-            for ((place, state), quota) in places.into_iter().zip(writes).zip(quotas) {
-                shard.write(now, place, home.fingerprint(quota), state);
-            }
-        }
-        if now < shard.overflow_until {
-            self.count_overflow(now, shard, &places[..charge.account().quotas().len()]);
-        }
-        Reply::now(decision)
+        Reply::now(match charge.account().quotas().len() {
+            1 => self.decide::<1>(charge),
+            _ => self.decide::<{ Quotas::MAX }>(charge),
+        })
     }
 
     fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {
@@ -284,12 +323,11 @@ impl Store for MemoryStore {
             places[i] = place;
             window
         });
-        let quotas = adjust.account().quotas().iter();
-        for ((place, state), quota) in places.into_iter().zip(writes).zip(quotas) {
+        for (place, state) in places.into_iter().zip(writes) {
             // What an overflow entry holds is not known to be this key's: a refund to it is dropped.
             let own = matches!(place, Place::Own(_));
             if let Some(state) = state.filter(|_| own || !adjust.is_refund()) {
-                shard.write(now, place, home.fingerprint(quota), state);
+                shard.write(now, place, state);
             }
         }
         Reply::now(())
@@ -299,15 +337,14 @@ impl Store for MemoryStore {
         let (now, mut shard, home) = self.find(&account);
         for quota in account.quotas() {
             let (place, _) = shard.locate(now, &account, quota, &home, &[]);
-            let fingerprint = home.fingerprint(quota);
             if now < shard.overflow_until {
                 // A new entry might inherit the count of an overflow entry: this one is kept, as new.
                 let window = Window::at(now, None, quota, account.shift(quota));
                 if matches!(place, Place::Own(_) | Place::Free(_)) {
-                    shard.write(now, place, fingerprint, window.take(0));
+                    shard.write(now, place, window.take(0));
                 }
             } else if let Place::Own(slot) = place {
-                shard.table.set(slot, 0, State::default());
+                shard.table.clear(slot);
             }
         }
         Reply::now(())
@@ -338,17 +375,29 @@ impl Home {
     }
 }
 
-/// An entry: its bucket and its way in it.
-type Slot = (u32, u32);
+/// An entry, and the fingerprint it has or should have.
+#[derive(Clone, Copy)]
+struct Slot {
+    bucket: u32,
+    way: u32,
+    fingerprint: u64,
+}
 
-#[derive(Clone, Copy, PartialEq)]
+impl Slot {
+    #[inline]
+    fn is(&self, other: &Slot) -> bool {
+        (self.bucket, self.way) == (other.bucket, other.way)
+    }
+}
+
+#[derive(Clone, Copy)]
 enum Place {
     /// The key's own entry.
     Own(Slot),
     /// An entry that it could have.
     Free(Slot),
     /// An entry that it shares.
-    Shared(Slot, u64),
+    Shared(Slot),
     None,
 }
 
@@ -366,19 +415,15 @@ struct Shard {
 
 impl Shard {
     /// Memory is taken when the first key comes.
-    #[inline]
+    #[cold]
     fn allocate(&mut self, inner: &Inner) {
-        if self.table.0.is_empty() {
-            self.table.0 = vec![EMPTY; inner.buckets].into_boxed_slice();
-        }
-        if self.overflow.0.is_empty() {
-            self.overflow.0 = vec![EMPTY; inner.overflow_buckets].into_boxed_slice();
-        }
+        self.table = Table::new(inner.buckets);
+        self.overflow = Table::new(inner.overflow_buckets);
     }
 
     /// The entry of one quota of a key, and its window. `others` are the places of the key's
     /// other quotas, which are not free.
-    #[inline]
+    #[inline(always)]
     fn locate<'a>(
         &self,
         now: i64,
@@ -387,14 +432,15 @@ impl Shard {
         home: &Home,
         others: &[Place],
     ) -> (Place, Window<'a>) {
-        let taken = |slot| {
-            others.iter().any(|other| matches!(other, Place::Own(s) | Place::Free(s) if *s == slot))
+        let taken = |slot: &Slot| {
+            let is = |other: &Place| matches!(other, Place::Own(s) | Place::Free(s) if s.is(slot));
+            others.iter().any(is)
         };
         let place = self.table.find(home.fingerprint(quota), now, taken);
         let shift = account.shift(quota);
         match place {
             Place::Own(slot) => (place, Window::at(now, Some(self.table.get(slot)), quota, shift)),
-            _ if now < self.overflow_until || place == Place::None => {
+            _ if now < self.overflow_until || matches!(place, Place::None) => {
                 self.locate_overflow(now, quota, home, place, shift, others)
             }
             _ => (place, Window::at(now, None, quota, shift)),
@@ -411,9 +457,10 @@ impl Shard {
         shift: u64,
         others: &[Place],
     ) -> (Place, Window<'a>) {
-        let fingerprint = home.overflow(quota, self.overflow.0.len() * WAYS);
-        let taken =
-            |slot| others.iter().any(|other| matches!(other, Place::Shared(s, _) if *s == slot));
+        let fingerprint = home.overflow(quota, self.overflow.buckets().len() * WAYS);
+        let taken = |slot: &Slot| {
+            others.iter().any(|other| matches!(other, Place::Shared(s) if s.is(slot)))
+        };
         let shared = self.overflow.find(fingerprint, now, taken);
         let state = match shared {
             Place::Own(slot) => Some(self.overflow.get(slot)),
@@ -426,7 +473,7 @@ impl Shard {
                 (place, Window::with_used(now, quota, shift, window.used()))
             }
             (Place::Free(_), _) => (place, window),
-            (_, Place::Own(slot) | Place::Free(slot)) => (Place::Shared(slot, fingerprint), window),
+            (_, Place::Own(slot) | Place::Free(slot)) => (Place::Shared(slot), window),
             // All overflow entries belong to other quotas: refused for a window.
             _ => {
                 let spent = (quota.limit + quota.max_reserved) as i64;
@@ -436,15 +483,15 @@ impl Shard {
     }
 
     #[inline]
-    fn write(&mut self, now: i64, place: Place, fingerprint: u64, state: State) {
+    fn write(&mut self, now: i64, place: Place, state: State) {
         match place {
-            Place::Own(slot) | Place::Free(slot) => self.table.set(slot, fingerprint, state),
-            Place::Shared(slot, fingerprint) => {
+            Place::Own(slot) | Place::Free(slot) => self.table.set(slot, state),
+            Place::Shared(slot) => {
                 // It empties a full window after its last charge: only then have the windows of
                 // all who share it ended, wherever these began.
                 let until = state.until.saturating_add((now - state.start).max(0)).min(MAX);
                 let start = now.max(state.start);
-                self.overflow.set(slot, fingerprint, State { start, until, ..state });
+                self.overflow.set(slot, State { start, until, ..state });
                 self.overflow_until = self.overflow_until.max(until);
             }
             Place::None => {}
@@ -452,88 +499,99 @@ impl Shard {
     }
 }
 
+/// Buckets, one after the other: as plain zeros they come from the system untouched, and take memory
+/// page by page as keys come.
 #[derive(Default)]
-struct Table(Box<[Bucket]>);
+struct Table(Box<[u64]>);
 
 impl Table {
-    /// The entry of a fingerprint, else the one that it should have.
+    fn new(buckets: usize) -> Self {
+        Self(vec![0; buckets * size_of::<Bucket>() / size_of::<u64>()].into_boxed_slice())
+    }
+
     #[inline]
-    fn find(&self, fingerprint: u64, now: i64, taken: impl Fn(Slot) -> bool) -> Place {
+    fn buckets(&self) -> &[Bucket] {
+        let entries: &[Cells] = self.0.as_chunks().0;
+        entries.as_chunks().0
+    }
+
+    /// The entry of a fingerprint, else the one that it should have.
+    #[inline(always)]
+    fn find(&self, fingerprint: u64, now: i64, taken: impl Fn(&Slot) -> bool) -> Place {
         let buckets = [self.bucket(fingerprint as u32), self.bucket((fingerprint >> 32) as u32)];
         // Entries fill from a way that the fingerprint chooses: mostly the first look finds it.
         let first = (fingerprint >> 16) as usize % WAYS;
         for bucket in buckets {
-            let fingerprints = &self.0[bucket][..WAYS];
+            let entries = &self.buckets()[bucket];
             for i in 0..WAYS {
                 let way = (first + i) % WAYS;
-                let slot = (bucket as u32, way as u32);
+                let slot = Slot { bucket: bucket as u32, way: way as u32, fingerprint };
                 // One that another quota of the key has been given was expired: it is no loss.
-                if fingerprints[way] == fingerprint && !taken(slot) {
+                if entries[way][0] == fingerprint && !taken(&slot) {
                     return Place::Own(slot);
                 }
             }
         }
-        self.free(buckets, first, now, taken)
+        self.free(buckets, first, fingerprint, now, taken)
     }
 
-    /// A free entry in the emptier of two buckets.
+    /// A free entry in the first of two buckets while there is plenty, then in the emptier one.
     fn free(
         &self,
         buckets: [usize; 2],
         first: usize,
+        fingerprint: u64,
         now: i64,
-        taken: impl Fn(Slot) -> bool,
+        taken: impl Fn(&Slot) -> bool,
     ) -> Place {
         // In a flood there is none, and that is all it has to find out.
-        if buckets.iter().all(|&bucket| self.ends(bucket).iter().all(|&until| until as i64 > now)) {
+        if buckets.iter().all(|&bucket| self.ends(bucket).all(|until| until > now)) {
             return Place::None;
         }
         let free = |bucket: usize| {
-            let slots = (0..WAYS).map(move |i| (bucket as u32, ((first + i) % WAYS) as u32));
-            slots.filter(|&slot| self.is_free(slot, now) && !taken(slot))
+            let ways = (0..WAYS).map(move |i| (first + i) % WAYS);
+            let free = ways.filter(move |&way| self.buckets()[bucket][way][1] as i64 <= now);
+            let slot = move |way| Slot { bucket: bucket as u32, way: way as u32, fingerprint };
+            free.map(slot).filter(|slot| !taken(slot))
         };
         let [a, b] = buckets;
-        let emptier = if free(b).count() > free(a).count() { b } else { a };
-        free(emptier).next().map_or(Place::None, Place::Free)
+        let room = free(a).count();
+        let chosen = if room < SPARSE && free(b).count() > room { b } else { a };
+        free(chosen).next().map_or(Place::None, Place::Free)
     }
 
     /// When the states of a bucket end: 0 for an entry without one.
-    fn ends(&self, bucket: usize) -> &[u64] {
-        &self.0[bucket][WAYS..2 * WAYS]
+    fn ends(&self, bucket: usize) -> impl Iterator<Item = i64> {
+        self.buckets()[bucket].iter().map(|&[_, until, ..]| until as i64)
     }
 
     fn live(&self, now: i64) -> usize {
-        let slots = (0..self.0.len() as u32).flat_map(|b| (0..WAYS as u32).map(move |w| (b, w)));
-        slots.filter(|&slot| !self.is_free(slot, now)).count()
-    }
-
-    fn is_free(&self, (bucket, way): Slot, now: i64) -> bool {
-        self.ends(bucket as usize)[way as usize] as i64 <= now
+        let ends = (0..self.buckets().len()).flat_map(|bucket| self.ends(bucket));
+        ends.filter(|&until| until > now).count()
     }
 
     #[inline]
     fn bucket(&self, hash: u32) -> usize {
-        ((u64::from(hash) * self.0.len() as u64) >> 32) as usize
+        ((u64::from(hash) * self.buckets().len() as u64) >> 32) as usize
     }
 
     #[inline]
-    fn get(&self, (bucket, way): Slot) -> State {
-        let (bucket, way) = (&self.0[bucket as usize], way as usize);
-        let at = 2 * (WAYS + way);
-        State {
-            start: bucket[at] as i64,
-            used: bucket[at + 1] as i64,
-            until: bucket[WAYS + way] as i64,
-        }
+    fn get(&self, slot: Slot) -> State {
+        let entries = &self.buckets()[slot.bucket as usize];
+        let [_, until, start, used] = entries[slot.way as usize % WAYS].map(|n| n as i64);
+        State { start, used, until }
+    }
+
+    fn clear(&mut self, slot: Slot) {
+        self.set(Slot { fingerprint: 0, ..slot }, State::default());
     }
 
     #[inline]
-    fn set(&mut self, (bucket, way): Slot, fingerprint: u64, state: State) {
-        let (bucket, way) = (&mut self.0[bucket as usize], way as usize);
-        bucket[way] = fingerprint;
-        bucket[WAYS + way] = state.until as u64;
-        let at = 2 * (WAYS + way);
-        bucket[at] = state.start as u64;
-        bucket[at + 1] = state.used as u64;
+    fn set(&mut self, slot: Slot, state: State) {
+        let entries: &mut [Cells] = self.0.as_chunks_mut().0;
+        let buckets: &mut [Bucket] = entries.as_chunks_mut().0;
+        let State { start, used, until } = state;
+        buckets[slot.bucket as usize][slot.way as usize % WAYS] =
+            [slot.fingerprint, until as u64, start as u64, used as u64];
     }
 }

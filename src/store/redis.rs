@@ -3,43 +3,48 @@
 use std::fmt;
 use std::fmt::Write as _;
 use std::future::Future;
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use redis::aio::ConnectionLike;
 use redis::{
-    AsyncConnectionConfig, Client, Cmd, ErrorKind, FromRedisValue, IntoConnectionInfo,
-    ParsingError, RedisError, RedisResult, Script, ServerErrorKind, Value,
+    AsyncConnectionConfig, Client, Cmd, ErrorKind, FromRedisValue, IntoConnectionInfo, RedisError,
+    RedisResult, ServerErrorKind, Value,
 };
 use tokio::runtime::Handle;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout_at};
 
-use super::{Account, Adjust, Change, Charge, MemoryStore, Reply, Store, StoreError};
+use super::{Account, Adjust, Change, Charge, Front, MemoryStore, Reply, Store, StoreError};
 #[cfg(feature = "testing")]
 use crate::clock::Clock;
 use crate::decision::Decision;
-use crate::quota::{Anchor, MAX_TOKENS, Quota, Quotas};
-use crate::window::Window;
+use crate::quota::{Anchor, MAX_TOKENS, Quota};
 
+mod gather;
 mod link;
+mod script;
 
+use gather::{Fate, Gather};
 use link::{Lease, Link};
+use script::{Answer, LOADS, ONE};
 
 /// How long a call waits for its answer, unless set.
 const DEADLINE: Duration = Duration::from_millis(250);
+/// What stands for a deadline that is too far away to be an instant.
+const NEVER: Duration = Duration::from_secs(30 * 365 * 86_400);
 /// Calls that a connection holds before the next one has to wait for its turn.
 const PIPELINE: usize = 1_024;
 
 /// Numbers that Lua prints with all of their digits by itself.
 const PLAIN: u64 = 100_000_000_000_000;
 
-/// `window.rs`, in Lua.
-static WINDOW: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("redis/window.lua")));
-
 /// Counters in Redis (from 7.0) or Valkey, shared by all nodes that use the same server.
 ///
 /// Every decision is one round trip to one script, which reads the server's clock and charges all
 /// quotas of a key in one step: exact whatever the number of nodes and wherever their clocks are.
+/// Decisions that are asked at the same time travel together: while two calls are under way, those
+/// that are asked gather for the next one, up to 128, and are decided there in their order. Each keeps
+/// its own deadline, and what is dropped or late before it was sent is never sent.
 ///
 /// ```no_run
 /// use tower_fixed_window::store::RedisStore;
@@ -79,9 +84,12 @@ static WINDOW: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("red
 #[derive(Clone)]
 pub struct RedisStore {
     link: Link,
+    /// `None`: each decision travels alone.
+    gather: Option<Gather>,
     prefix: Arc<str>,
     deadline: Duration,
     fallback: MemoryStore,
+    front: Front,
     #[cfg(feature = "testing")]
     clock: Option<Arc<dyn Clock>>,
 }
@@ -162,10 +170,11 @@ impl RedisStore {
     /// ```
     #[cfg(feature = "redis-cluster")]
     pub fn cluster(client: redis::cluster::ClusterClient) -> Self {
-        Self::connecting(move || {
+        let connect = move || {
             let client = client.clone();
             async move { client.get_async_connection().await }
-        })
+        };
+        Self::connecting(connect).one_by_one()
     }
 
     /// Counters in the master that Sentinel knows. It is asked again after a failover.
@@ -195,10 +204,12 @@ impl RedisStore {
 
     fn over(link: Link) -> Self {
         Self {
+            gather: Some(Gather::new(link.clone())),
             link,
             prefix: "".into(),
             deadline: DEADLINE,
             fallback: MemoryStore::new(),
+            front: Front::new(),
             #[cfg(feature = "testing")]
             clock: None,
         }
@@ -215,6 +226,9 @@ impl RedisStore {
             "a prefix of keys has no braces: write .prefix(\"shop\") for keys like shop:tfw1:{{login:talice}}"
         );
         self.prefix = format!("{prefix}:").into();
+        // These are other counters.
+        self.fallback = MemoryStore::new();
+        self.front = Front::new();
         self
     }
 
@@ -222,6 +236,26 @@ impl RedisStore {
     #[must_use]
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
+        self
+    }
+
+    /// Sends each decision in a call of its own, not together with others that are asked at the same
+    /// time.
+    ///
+    /// Needed behind a proxy that shares keys out over several servers and looks at the first key of
+    /// a call only (Dynomite does): the others would be counted on whatever server that is for. A
+    /// cluster needs nothing: it refuses such calls unharmed, and is asked one by one from then on.
+    ///
+    /// ```
+    /// use tower_fixed_window::store::RedisStore;
+    ///
+    /// # fn main() -> Result<(), tower_fixed_window::StoreError> {
+    /// let store = RedisStore::new("redis://proxy:6379/")?.one_by_one();
+    /// # let _ = store; Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn one_by_one(mut self) -> Self {
+        self.gather = None;
         self
     }
 
@@ -243,9 +277,7 @@ impl RedisStore {
     }
 
     fn script(&self, account: &Account<'_>) -> Cmd {
-        let mut cmd = Cmd::with_capacity(6 + 7 * account.quotas().len(), 256);
-        cmd.arg("EVALSHA").arg(WINDOW.get_hash()).arg(1).arg(self.key(account));
-        cmd
+        script::one(&self.key(account), 3 + 7 * account.quotas().len())
     }
 
     /// The call of the script's short way, where that is enough.
@@ -304,31 +336,61 @@ impl RedisStore {
         None
     }
 
-    /// Sends a command, once, and once more only if it was refused because its script is missing.
-    async fn call<T: FromRedisValue>(&self, cmd: Cmd) -> Result<T, StoreError> {
-        if Handle::try_current().is_err() {
-            return Err(StoreError::new("Redis is asked outside of a tokio runtime"));
-        }
+    /// Asks the script, in company if others ask at the same time.
+    async fn ask(&self, cmd: Cmd) -> Result<Answer, StoreError> {
+        let (runtime, until) = (runtime()?, self.until());
+        let answer = match &self.gather {
+            Some(gather) if !gather.is_apart() => match gather.place(until) {
+                Some(place) => place.until_answered(self.call(&cmd, until)).await,
+                None => match gather.join(cmd, until, runtime).await {
+                    Fate::Known(answer) => return answer,
+                    Fate::Returned(cmd) => self.call(&cmd, until).await,
+                },
+            },
+            _ => self.call(&cmd, until).await,
+        };
+        Answer::one(answer?).map_err(failed)
+    }
+
+    /// Sends a command, once, and again only if it was refused because its script is missing.
+    async fn call<T: FromRedisValue>(&self, cmd: &Cmd, until: Instant) -> Result<T, StoreError> {
+        runtime()?;
         let mut used = None;
         let call = async {
             let Lease { connection, .. } = used.insert(self.link.get().await?);
-            match cmd.query_async(connection).await {
-                Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
-                    WINDOW.load_async(connection).await?;
-                    cmd.query_async(connection).await
+            let mut loads = 0..LOADS;
+            loop {
+                match cmd.query_async(connection).await {
+                    Err(error) if script::is_missing(&error) && loads.next().is_some() => {
+                        ONE.load_async(connection).await?;
+                    }
+                    answer => return answer,
                 }
-                answer => answer,
             }
         };
-        let answer = timeout(self.deadline, call).await.ok();
+        let answer = timeout_at(until, call).await.ok();
         if let Some(lease) = used {
             self.link.report(&lease, answer.as_ref().map(Result::as_ref));
         }
         match answer {
             Some(answer) => answer.map_err(failed),
-            None => Err(StoreError::new("Redis did not answer in time")),
+            None => Err(late()),
         }
     }
+
+    /// When a call that is asked now has failed.
+    fn until(&self) -> Instant {
+        let now = Instant::now();
+        now.checked_add(self.deadline).unwrap_or_else(|| now + NEVER)
+    }
+}
+
+fn runtime() -> Result<Handle, StoreError> {
+    Handle::try_current().map_err(|_| StoreError::new("Redis is asked outside of a tokio runtime"))
+}
+
+fn late() -> StoreError {
+    StoreError::new("Redis did not answer in time")
 }
 
 /// Deadlines are the store's own and the link's.
@@ -388,11 +450,7 @@ impl Store for RedisStore {
             .unwrap_or_else(|| self.general(&charge.account, act, ask.cost, ask.reserve, &[], now));
         let (store, charge) = (self.clone(), charge.to_owned());
         Reply::later(async move {
-            let (charge, answer) = (charge.as_charge(), store.call(cmd).await?);
-            let decision = match answer {
-                Answer::Plain(text) => decide_plain(&charge, &text, now),
-                Answer::General(numbers) => decide(&charge, &numbers),
-            };
+            let decision = store.ask(cmd).await?.decide(&charge.as_charge(), now);
             decision.ok_or(StoreError::new("Redis gave an answer that makes no sense"))
         })
     }
@@ -407,7 +465,7 @@ impl Store for RedisStore {
             Change::Take { tokens } => self.general(account, "take", *tokens, false, &[], now),
         };
         let store = self.clone();
-        Reply::later(async move { store.call::<Value>(cmd).await.map(|_| ()) })
+        Reply::later(async move { store.call::<Value>(&cmd, store.until()).await.map(|_| ()) })
     }
 
     fn reset(&self, account: Account<'_>) -> Reply<()> {
@@ -417,11 +475,20 @@ impl Store for RedisStore {
             cmd.arg(quota.counter().to_string());
         }
         let store = self.clone();
-        Reply::later(async move { store.call(cmd).await })
+        Reply::later(async move { store.call(&cmd, store.until()).await })
     }
 
     fn fallback(&self) -> MemoryStore {
         self.fallback.clone()
+    }
+
+    /// None under a foreign clock: what was said holds for a while by the server's.
+    fn front(&self) -> Option<Front> {
+        #[cfg(feature = "testing")]
+        if self.clock.is_some() {
+            return None;
+        }
+        Some(self.front.clone())
     }
 
     fn deadline(&self) -> Option<Duration> {
@@ -437,60 +504,6 @@ fn grid(account: &Account<'_>, quota: &Quota) -> Option<u64> {
         Anchor::Staggered => Some(account.shift(quota) % quota.window),
         Anchor::FirstRequest => None,
     }
-}
-
-enum Answer {
-    Plain(String),
-    General(Vec<Option<i64>>),
-}
-
-impl FromRedisValue for Answer {
-    fn from_redis_value(value: Value) -> Result<Self, ParsingError> {
-        Ok(match value {
-            Value::Array(_) => Self::General(FromRedisValue::from_redis_value(value)?),
-            text => Self::Plain(FromRedisValue::from_redis_value(text)?),
-        })
-    }
-}
-
-/// What the script's answer means: it returns each window as it was, and what follows from that is
-/// worked out here once more, in integers. `None` if the two don't agree.
-fn decide(charge: &Charge<'_>, answer: &[Option<i64>]) -> Option<Decision> {
-    let &[Some(now), Some(taken), ref windows @ ..] = answer else { return None };
-    let (windows, []) = windows.as_chunks::<3>() else { return None };
-    if windows.len() != charge.account.quotas().len() {
-        return None;
-    }
-    let mut known = [(0, 0, None); Quotas::MAX];
-    for (known, window) in known.iter_mut().zip(windows) {
-        let &[Some(start), Some(used), until] = window else { return None };
-        *known = (start, used, until);
-    }
-    let (decision, _) = charge.decide_over(now, |_, i, quota| {
-        let (start, used, until) = known[i];
-        Window::known(quota, start, used, until)
-    });
-    let agreed = decision.allowed() == (taken >= 0) && decision.granted() as i64 == taken.max(0);
-    agreed.then_some(decision)
-}
-
-/// The same for the short way's answer.
-fn decide_plain(charge: &Charge<'_>, answer: &str, now: Option<i64>) -> Option<Decision> {
-    let mut parts = answer.split(' ');
-    let (s, us): (i64, i64) = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
-    let now = now.unwrap_or(s * 1_000 + us / 1_000);
-    let (refused, value) = match parts.next()? {
-        value if value.starts_with('!') => (true, &value[1..]),
-        value => (false, value),
-    };
-    let (used, start) = value.split_once('@')?;
-    let (used, start): (i64, i64) = (used.parse().ok()?, start.parse().ok()?);
-    let before = if refused { used } else { used - charge.ask.cost as i64 };
-    let until = start + charge.account.quotas().as_slice()[0].window as i64;
-    // Where it was refused there was a state. Where it passed, nothing depends on that.
-    let (decision, _) =
-        charge.decide_over(now, |_, _, quota| Window::known(quota, start, before, Some(until)));
-    (decision.allowed() != refused).then_some(decision)
 }
 
 impl fmt::Debug for RedisStore {

@@ -114,5 +114,5 @@ fn limiter<S: Store>(
     new: &impl Fn(ManualClock) -> S,
     clock: &ManualClock,
 ) -> Limiter {
-    Limiter::new(quotas).name("race").store(new(clock.clone())).without_fallback()
+    Limiter::new(quotas).name("race").store(new(clock.clone())).without_fallback().without_front()
 }

@@ -137,8 +137,11 @@ pub async fn replay<S: Store>(
     let mut report = Report::default();
     for trace in &file.traces {
         let clock = ManualClock::default();
-        let limiter =
-            Limiter::new(trace.quotas()).name("trace").store(new(clock.clone())).without_fallback();
+        let limiter = Limiter::new(trace.quotas())
+            .name("trace")
+            .store(new(clock.clone()))
+            .without_fallback()
+            .without_front();
         let before = report.failures.len();
         trace.replay(limiter, &clock, &mut report.failures).await;
         if report.failures.len() == before {

@@ -10,6 +10,9 @@ use std::net::TcpStream;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
+mod browser;
+mod playground;
+
 fn example(name: &str) -> Command {
     // The test is target/<profile>/deps/examples-<hash>.
     let test = env::current_exe().expect("tests run from a file");
@@ -17,7 +20,8 @@ fn example(name: &str) -> Command {
     let binary = profile.join("examples").join(format!("{name}{EXE_SUFFIX}"));
     assert!(binary.exists(), "no {}: run `cargo build --examples`", binary.display());
     let mut command = Command::new(binary);
-    let settings = ["ADDR", "LIMIT", "LIMITS", "CORE", "ANON", "SEARCH", "STATUS", "HEADERS"];
+    let settings =
+        ["ADDR", "LIMIT", "LIMITS", "CORE", "ANON", "SEARCH", "STATUS", "HEADERS", "WINDOW"];
     for setting in settings {
         command.env_remove(setting);
     }
@@ -199,6 +203,30 @@ fn quickstart_grants_sixty() {
     answers[0].passed(1, 60);
     answers[59].passed(60, 60);
     answers[60].refused(60);
+    as_in_the_readme("HTTP/1.1 200 OK", &answers[0]);
+    as_in_the_readme("HTTP/1.1 429 Too Many Requests", &answers[60]);
+}
+
+/// The transcript in the README has the same fields, and but for the time the same values.
+fn as_in_the_readme(status: &str, answer: &Answer) {
+    let readme = include_str!("../../README.md");
+    let (_, told) = readme.split_once(status).expect("a transcript");
+    let (told, _) = told.split_once("\n```").expect("its end");
+    let told = Answer::parse(&format!("{status}{told}").replace('\n', "\r\n"));
+    let timeless = |answer: &Answer| {
+        let times = ["date", "retry-after", "x-ratelimit-reset"];
+        let fields = answer.fields.clone().into_iter();
+        fields
+            .map(|(name, value)| match times.contains(&name.as_str()) {
+                true => (name, String::new()),
+                false => (name, value),
+            })
+            // Here curl would keep the connection.
+            .filter(|(name, _)| name != "connection")
+            .collect::<std::collections::BTreeMap<_, _>>()
+    };
+    assert_eq!(timeless(&told), timeless(answer));
+    assert_eq!(told.body, answer.body.trim_end());
 }
 
 #[test]
@@ -494,6 +522,43 @@ fn jobs() {
     let sent = told.lines().filter(|line| line.ends_with("is sent")).count();
     assert!(sent >= 6, "{told}");
     assert!(told.contains("a batch of 2 may be sent"), "{told}");
+}
+
+/// Its Redis is not there; `tests/redis` has what happens where it is.
+#[test]
+fn redis() {
+    let nowhere = [("REDIS_URL", "redis://127.0.0.1:1/"), ("LIMIT", "3/minute")];
+    let server = Server::start_with(example("redis").envs(nowhere));
+    let answers = server.round(&["GET /, x-api-key: alice"; 4]);
+    assert_eq!(answers[0].body, "hello\n");
+    three_pass(&answers, Some("demo"));
+}
+
+#[test]
+fn each_example_is_in_the_index_and_is_started_here() {
+    let examples = concat!(env!("CARGO_MANIFEST_DIR"), "/examples");
+    let index = include_str!("../../examples/README.md");
+    let tests = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/examples");
+    let tests = std::fs::read_dir(tests)
+        .expect("a directory")
+        .map(|entry| std::fs::read_to_string(entry.expect("readable").path()).expect("a source"));
+    let tests = tests.collect::<String>();
+    let mut files = 0;
+    for entry in std::fs::read_dir(examples).expect("a directory") {
+        let path = entry.expect("readable").path();
+        if path.extension().is_none_or(|extension| extension != "rs") {
+            continue;
+        }
+        files += 1;
+        let name = path.file_stem().and_then(|name| name.to_str()).expect("a name");
+        assert!(index.contains(&format!("\n| `{name}` |")), "{name} is not in examples/README.md");
+        let start = format!("cargo run --example {name}");
+        assert!(index.contains(&start), "how is {name} started?");
+        let is_started = tests.contains(&format!("example(\"{name}\")"))
+            || tests.contains(&format!("start(\"{name}\")"));
+        assert!(is_started, "nothing here starts {name}");
+    }
+    assert_eq!(index.matches("\n| `").count(), files, "the index has examples that are not there");
 }
 
 #[test]

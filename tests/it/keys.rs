@@ -97,7 +97,7 @@ async fn a_server_without_peer_addresses_is_a_500_and_its_fix_is_told_once() {
             assert!(!message.contains("connect_info"), "the set-up is not the client's: {message}");
         }
     }
-    let log = log.text();
+    let log = log.warnings();
     assert_eq!(log.lines().count(), 1, "{log}");
     assert!(log.contains("ERROR tower_fixed_window: "), "{log}");
     assert!(log.contains("into_make_service_with_connect_info::<SocketAddr>()"), "{log}");

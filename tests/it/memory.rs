@@ -54,10 +54,10 @@ fn an_overflow_is_told_once_in_its_window_with_numbers_and_without_keys() {
     let log = Log::start();
     let (store, clock) = store(1_000);
     flood(&store, Quota::per_hour(5), 0..800);
-    assert_eq!(log.text(), "", "there is room for these");
+    assert_eq!(log.warnings(), "", "there is room for these");
 
     flood(&store, Quota::per_hour(5), 0..3_000);
-    let text = log.text();
+    let text = log.warnings();
     assert_eq!(text.lines().count(), 1, "{text}");
     assert!(text.contains("WARN tower_fixed_window: the memory store is full"), "{text}");
     assert!(text.contains("max_keys=1000 overflowed=1"), "{text}");
@@ -65,14 +65,14 @@ fn an_overflow_is_told_once_in_its_window_with_numbers_and_without_keys() {
     // It goes on, and everybody knows.
     clock.advance(Duration::from_secs(600));
     flood(&store, Quota::per_hour(5), 0..3_000);
-    assert_eq!(log.text().lines().count(), 1);
+    assert_eq!(log.warnings().lines().count(), 1);
 
     // In the next window the entries are free. When they are taken again, that is told again.
     clock.advance(Duration::from_secs(2 * 3_600));
     flood(&store, Quota::per_hour(5), 0..800);
-    assert_eq!(log.text().lines().count(), 1);
+    assert_eq!(log.warnings().lines().count(), 1);
     flood(&store, Quota::per_hour(5), 0..3_000);
-    let text = log.text();
+    let text = log.warnings();
     assert_eq!(text.lines().count(), 2, "{text}");
     let last: u64 = text.trim_end().rsplit_once('=').expect("numbers").1.parse().expect("a number");
     assert!(last > 2_000, "all so far: {text}");
@@ -87,5 +87,5 @@ fn short_windows_are_told_of_once_a_minute() {
         flood(&store, Quota::per_second(1), 0..200);
         clock.advance(Duration::from_millis(500));
     }
-    assert_eq!(log.text().lines().count(), 5, "{}", log.text());
+    assert_eq!(log.warnings().lines().count(), 5, "{}", log.warnings());
 }

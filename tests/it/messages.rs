@@ -1,4 +1,4 @@
-//! Where a response's body doesn't fit, the compiler says what to write.
+//! Where a response's body or a key doesn't fit, the compiler says what to write.
 
 use std::fs;
 use std::path::Path;
@@ -7,7 +7,7 @@ use std::process::Command;
 /// Checks a package of its own, as its author would see it. The exact wording is the compiler's
 /// and changes with it; what counts is that our advice is part of it.
 #[test]
-fn the_compilers_message_for_a_body_that_does_not_fit_names_the_ways_out() {
+fn the_compilers_message_for_what_does_not_fit_names_the_ways_out() {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let package = Path::new(env!("CARGO_TARGET_TMPDIR")).join("misfit");
     fs::create_dir_all(package.join("src")).expect("a writable target directory");
@@ -37,8 +37,15 @@ fn the_compilers_message_for_a_body_that_does_not_fit_names_the_ways_out() {
     for advice in ["can't make a refusal's body of type `Own`", "`.empty_body()`", "`.on_reject("] {
         assert!(message.contains(advice), "no {advice} in the compiler's message:\n{message}");
     }
-    // The ways out are ways out, so the failure above had no other reason.
-    for way_out in ["limit.empty_body()", "limit.on_reject(|_| Response::new(Own))"] {
+    let closure = "limit.empty_body().key(|_: &http::request::Parts| Some(Key::global()))";
+    let (compiles, message) = check(closure);
+    assert!(!compiles, "a closure was accepted as an extractor");
+    for advice in ["doesn't say who pays", "`.key_fn(|parts| ...)`", "`extension::<User>()`"] {
+        assert!(message.contains(advice), "no {advice} in the compiler's message:\n{message}");
+    }
+    // The ways out are ways out, so the failures above had no other reason.
+    let key_fn = closure.replace(".key(", ".key_fn(");
+    for way_out in ["limit.empty_body()", "limit.on_reject(|_| Response::new(Own))", &key_fn] {
         let (compiles, message) = check(way_out);
         assert!(compiles, "{way_out} does not help:\n{message}");
     }

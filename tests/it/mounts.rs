@@ -67,6 +67,21 @@ async fn a_method_routers_layer_counts_its_route_only() {
 }
 
 #[tokio::test]
+async fn a_method_routers_layer_counts_wrong_methods_and_its_route_layer_does_not() {
+    let post = || Request::post("/").body(Body::empty()).expect("a path");
+    for mood in ANSWERS {
+        let app = Router::new().route("/", on_get(async || "").layer(per_minute(10, mood)));
+        let response = app.oneshot(post()).await.expect("infallible");
+        assert_eq!((response.status(), used(&response)), (StatusCode::METHOD_NOT_ALLOWED, 1));
+
+        let app = Router::new().route("/", on_get(async || "").route_layer(per_minute(10, mood)));
+        let response = app.oneshot(post()).await.expect("infallible");
+        assert_eq!(response.status(), StatusCode::METHOD_NOT_ALLOWED);
+        assert!(fields(&response).is_empty());
+    }
+}
+
+#[tokio::test]
 async fn nest_counts_once_inside_and_once_outside() {
     for mood in ANSWERS {
         let inside = hello().nest("/api", hello().layer(per_minute(10, mood)));

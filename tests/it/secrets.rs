@@ -1,9 +1,10 @@
-//! S26: nothing that is secret in a key reaches a log or a store.
+//! S26: nothing that is secret in a key reaches a log, a metric or a store.
 
 use std::sync::{Arc, Mutex};
 
 use axum::body::Body;
 use http::{Request, Response};
+use metrics_exporter_prometheus::PrometheusBuilder;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_fixed_window::key::{client_ip, extension, header, key_fn, peer_ip};
 use tower_fixed_window::store::{Account, Adjust, Charge, Reply, Store};
@@ -17,6 +18,8 @@ use crate::support::{Log, Mood, TestStore};
 
 /// Where the word below is, something has leaked.
 const SECRET: &str = "hunter2";
+/// Where the client is. Stores know it; the crate's own lines and labels don't.
+const ADDRESS: &str = "192.0.2.7";
 
 /// A store that writes down whatever it could put into a key of Redis'.
 #[derive(Clone)]
@@ -78,6 +81,9 @@ async fn handler(request: Request<Body>) -> Result<Response<Body>, std::convert:
 #[tokio::test]
 async fn a_trace_level_log_and_the_store_hold_no_secret() {
     let log = Log::start();
+    let recorder = PrometheusBuilder::new().build_recorder();
+    let metrics = recorder.handle();
+    let _guard = metrics::set_default_local_recorder(&recorder);
     let seen = Arc::new(Mutex::new(Vec::new()));
     let cookie = |parts: &http::request::Parts| parts.headers.get("cookie").map(Key::secret);
     let layers = [
@@ -85,6 +91,8 @@ async fn a_trace_level_log_and_the_store_hold_no_secret() {
         ("fallback", layer().key(header("x-api-key").or(client_ip()))),
         ("session", layer().key((extension::<Session>(), peer_ip()))),
         ("missing", layer().key(extension::<String>())),
+        ("address", layer().key(peer_ip())),
+        ("hashed-address", layer().key(key_fn(|_| Some(Key::secret(ADDRESS))))),
         ("closure", layer().key(key_fn(cookie))),
     ];
     for (name, layer) in layers {
@@ -111,6 +119,14 @@ async fn a_trace_level_log_and_the_store_hold_no_secret() {
     assert!(text.lines().count() > 200, "the log was on");
     assert!(text.contains("the memory store is full"), "the run was one in which much happens");
     assert!(!text.to_lowercase().contains(SECRET), "{text}");
+    let own: Vec<_> = text.lines().filter(|line| line.contains(" tower_fixed_window: ")).collect();
+    for event in ["a request is refused", "the store fails", "the memory store is full"] {
+        assert!(own.iter().any(|line| line.contains(event)), "{event:?} is among what happens");
+    }
+    assert!(!own.iter().any(|line| line.contains(ADDRESS)), "{own:#?}");
+    let metrics = metrics.render().to_lowercase();
+    assert!(metrics.lines().count() > 50, "much was counted: {metrics}");
+    assert!(!metrics.contains(SECRET) && !metrics.contains(ADDRESS), "{metrics}");
     let seen = seen.lock().expect("no panic").to_ascii_lowercase();
     assert!(seen.len() > 1_000, "the store was asked");
     assert!(!seen.windows(SECRET.len()).any(|part| part == SECRET.as_bytes()));
@@ -123,7 +139,7 @@ fn layer() -> FixedWindowLayer {
 /// A request with a secret wherever one may be.
 fn secretive() -> http::request::Parts {
     let mut parts = request(
-        "192.0.2.7",
+        ADDRESS,
         &[
             ("authorization", b"Bearer hunter2"),
             ("x-api-key", b"hunter2"),

@@ -10,10 +10,11 @@ use http::header::{CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER};
 use http::{Request, Response, StatusCode};
 use std::convert::Infallible;
 use std::pin::pin;
+use std::time::Duration;
 use tower::util::BoxCloneSyncService;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_fixed_window::key::global;
-use tower_fixed_window::{FixedWindowLayer, MAX_WINDOW, OnStoreFailure, Quota};
+use tower_fixed_window::{FixedWindowLayer, Limiter, MAX_WINDOW, OnStoreFailure, Quota};
 
 use crate::support::{Mood, TestStore, fields, get, used};
 
@@ -151,6 +152,30 @@ async fn a_request_waits_for_a_store_that_hangs_for_a_while() {
 async fn a_store_that_answers_at_once_costs_no_second_poll() {
     let (service, _) = limited(&TestStore::new(Mood::Now), OnStoreFailure::Local);
     assert!(ask(&service).now_or_never().is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn while_a_store_hangs_one_request_waits_for_it_with_leases_or_without() {
+    for leases in [0, 100] {
+        let store = shared();
+        store.set(Mood::Hangs);
+        let limiter = Limiter::new(Quota::per_hour(10_000)).name("api").store(store).leases(leases);
+        for _ in 0..5 {
+            assert!(limiter.check("alice").await.expect("memory stands in").is_local());
+        }
+        for _ in 0..3 {
+            // It is left alone for a while, then a single request tries it, of whatever key.
+            assert!(limiter.check("alice").now_or_never().is_some(), "{leases}");
+            tokio::time::advance(Duration::from_millis(250)).await;
+            let mut probe = pin!(limiter.check("alice"));
+            assert!((&mut probe).now_or_never().is_none(), "{leases}");
+            tokio::task::yield_now().await;
+            for key in ["alice", "bob"] {
+                assert!(limiter.check(key).now_or_never().is_some(), "{leases} {key}");
+            }
+            assert!(probe.await.expect("memory stands in").is_local());
+        }
+    }
 }
 
 fn shared() -> TestStore {

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, Once};
+use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
@@ -110,6 +111,12 @@ impl Store for TestStore {
     fn is_shared(&self) -> bool {
         self.shared
     }
+
+    /// Only where it is meant to be missed: on a busy machine an answer may take longer than any,
+    /// and then another store counts.
+    fn deadline(&self) -> Option<Duration> {
+        (*self.mood.borrow() == Mood::Hangs).then_some(Duration::from_millis(250))
+    }
 }
 
 /// One count of `limit` a minute for everybody, in a store of that mood.
@@ -164,6 +171,13 @@ impl Log {
 
     pub(crate) fn text(&self) -> String {
         String::from_utf8(self.0.lock().expect("no panic").clone()).expect("text")
+    }
+
+    /// The lines that an operator reads who has not asked for more.
+    pub(crate) fn warnings(&self) -> String {
+        let text = self.text();
+        let told = |line: &&str| line.contains(" WARN ") || line.contains(" ERROR ");
+        text.split_inclusive('\n').filter(told).collect()
     }
 }
 

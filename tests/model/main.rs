@@ -1,12 +1,16 @@
-//! Everything below HTTP, a module for each promise. Time is always a manual clock's.
+//! Everything below HTTP, a module for each promise. Time is a manual clock's, or tokio's that
+//! stands still.
 
 mod arithmetic;
 mod conformance;
+mod far;
 mod keys;
+mod leases;
 mod memory;
 mod overflow;
 mod quotas;
 mod reference;
+mod refusals;
 mod trace;
 
 use tower_fixed_window::store::Reply;

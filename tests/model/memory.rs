@@ -115,6 +115,12 @@ fn the_store_allocates_nothing_for_a_charge() {
         let keys: Vec<Key> = (0..200_u64).map(Key::from).collect();
         let account = |key| Account::new(&scope, &quotas, key);
         let ask = |key| answer(store.charge(Charge::new(account(key), 1)));
+        // The first key to overflow has the scope's counters named (feature `metrics`), once.
+        let full = MemoryStore::with_max_keys(1).clock(ManualClock::at_ms(NOW_MS));
+        for key in &keys {
+            let _ = answer(full.charge(Charge::new(account(key), 1)));
+        }
+        assert!(full.overflowed() > 0);
         // The shard is touched. Several quotas' standings are in a list of the decision's own.
         let _ = ask(&keys[0]);
         let lists = u64::from(quotas.len() > 1);

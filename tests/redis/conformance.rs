@@ -1,12 +1,14 @@
 //! The suite that every store passes.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use redis::aio::MultiplexedConnection;
-use tower_fixed_window::store::RedisStore;
+use tower_fixed_window::store::{RedisStore, Store};
 use tower_fixed_window::testing::conformance;
 
 use crate::server::Server;
+use crate::together::{Crowd, calls};
 
 pub(crate) async fn connect(url: &str) -> MultiplexedConnection {
     let client = redis::Client::open(url).expect("an address");
@@ -16,6 +18,26 @@ pub(crate) async fn connect(url: &str) -> MultiplexedConnection {
 #[test]
 fn redis_keeps_the_contract() {
     let Some(server) = Server::start() else { return };
+    keeps_the_contract(&server, |store| store);
+}
+
+#[test]
+fn redis_keeps_the_contract_one_by_one() {
+    let Some(server) = Server::start() else { return };
+    keeps_the_contract(&server, RedisStore::one_by_one);
+}
+
+#[test]
+fn redis_keeps_the_contract_in_a_crowd() {
+    let Some(server) = Server::start() else { return };
+    let asked = Arc::<AtomicU64>::default();
+    keeps_the_contract(&server, |store| Crowd::new(store, Arc::clone(&asked)));
+    let (asked, calls) = (asked.load(Ordering::Relaxed), calls(&server));
+    println!("{asked} decisions in {calls} calls");
+    assert!(calls * 10 < asked * 8, "{asked} decisions in {calls} calls");
+}
+
+fn keeps_the_contract<S: Store>(server: &Server, with: impl Fn(RedisStore) -> S + Send + Sync) {
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     let connection = runtime.block_on(connect(&server.url()));
     let next = AtomicU64::new(0);
@@ -23,7 +45,7 @@ fn redis_keeps_the_contract() {
         |clock| {
             // Empty: nobody has had this prefix.
             let prefix = format!("t{}", next.fetch_add(1, Ordering::Relaxed));
-            RedisStore::from(connection.clone()).prefix(&prefix).clock(clock)
+            with(RedisStore::from(connection.clone()).prefix(&prefix).clock(clock))
         },
         |job| runtime.block_on(job),
     );

@@ -3,6 +3,7 @@
 //!
 //! `SEED=7 ROUNDS=100000 cargo test --test redis differential` goes on from elsewhere.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use fastrand::Rng;
@@ -11,14 +12,15 @@ use tower_fixed_window::{Decision, Key, MAX_TOKENS, ManualClock, MemoryStore, Qu
 
 use crate::conformance::connect;
 use crate::server::Server;
+use crate::together::Crowd;
 
 const STEPS: usize = 50;
 
-fn env(name: &str, default: u64) -> u64 {
+pub(crate) fn env(name: &str, default: u64) -> u64 {
     std::env::var(name).map_or(default, |value| value.parse().expect("a number"))
 }
 
-fn tokens(rng: &mut Rng) -> u64 {
+pub(crate) fn tokens(rng: &mut Rng) -> u64 {
     match rng.u8(..10) {
         0 => 0,
         1..=5 => rng.u64(1..10),
@@ -28,13 +30,13 @@ fn tokens(rng: &mut Rng) -> u64 {
     }
 }
 
-fn length(rng: &mut Rng) -> u64 {
+pub(crate) fn length(rng: &mut Rng) -> u64 {
     let year = 365 * 86_400_000;
     *rng.choice(&[1, 2, 7, 1_000, 60_000, 3_600_000, 7 * 86_400_000, 10 * year]).expect("some")
 }
 
 /// The same windows, with limits as they may be now.
-fn with_limits(rng: &mut Rng, windows: &[(u64, u8, u64)]) -> Quotas {
+pub(crate) fn with_limits(rng: &mut Rng, windows: &[(u64, u8, u64)]) -> Quotas {
     let quota = |rng: &mut Rng, &(length, anchor, offset): &(u64, u8, u64)| {
         let limit = tokens(rng);
         let mut quota = Quota::new(limit, Duration::from_millis(length));
@@ -59,7 +61,7 @@ fn with_limits(rng: &mut Rng, windows: &[(u64, u8, u64)]) -> Quotas {
     })
 }
 
-fn step_clock(rng: &mut Rng, now: u64, length: u64) -> u64 {
+pub(crate) fn step_clock(rng: &mut Rng, now: u64, length: u64) -> u64 {
     let any = rng.u64(..length);
     match rng.u8(..12) {
         0..=4 => now,
@@ -73,7 +75,7 @@ fn step_clock(rng: &mut Rng, now: u64, length: u64) -> u64 {
     .min(MAX_TOKENS)
 }
 
-fn start(rng: &mut Rng) -> u64 {
+pub(crate) fn start(rng: &mut Rng) -> u64 {
     match rng.u8(..8) {
         0 => rng.u64(..3),
         1 => MAX_TOKENS - rng.u64(..1_000),
@@ -84,6 +86,15 @@ fn start(rng: &mut Rng) -> u64 {
 
 #[tokio::test]
 async fn memory_and_redis_agree() {
+    agree(|store| store).await;
+}
+
+#[tokio::test]
+async fn memory_and_redis_agree_in_a_crowd() {
+    agree(|store| Crowd::new(store, Arc::default())).await;
+}
+
+async fn agree<S: Store>(with: impl Fn(RedisStore) -> S) {
     let Some(server) = Server::start() else { return };
     let connection = connect(&server.url()).await;
     let scope = Scope::named("differential");
@@ -94,6 +105,7 @@ async fn memory_and_redis_agree() {
         let memory = MemoryStore::with_max_keys(100).clock(clock.clone());
         let redis =
             RedisStore::from(connection.clone()).prefix(&seed.to_string()).clock(clock.clone());
+        let redis = with(redis);
         let key = Key::from(rng.u64(..));
         // Every other one has a single quota, which mostly goes another way through the script.
         let most = if rng.bool() { 1 } else { Quotas::MAX };

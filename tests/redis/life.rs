@@ -27,6 +27,21 @@ async fn next_window(ms: u64) {
 }
 
 #[tokio::test]
+async fn a_decision_over_several_quotas_is_one_call() {
+    let Some(server) = Server::start() else { return };
+    let limiter = limiter(&server, "1000/minute, 2000/hour, 3000/day").await;
+    // The first one brings the script.
+    let _ = limiter.check("alice").await.expect("it answers");
+    server.ask::<()>(&["CONFIG", "RESETSTAT"]);
+    for _ in 0..100 {
+        assert!(limiter.check("alice").await.expect("it answers").allowed());
+    }
+    let stats: String = server.ask(&["INFO", "commandstats"]);
+    assert!(stats.contains("cmdstat_evalsha:calls=100,"), "{stats}");
+    assert!(!stats.contains("cmdstat_eval:") && !stats.contains("cmdstat_script"), "{stats}");
+}
+
+#[tokio::test]
 async fn layout() {
     let Some(server) = Server::start() else { return };
     let clock = ManualClock::at_ms(TURN + 1);

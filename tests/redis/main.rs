@@ -7,9 +7,12 @@
 mod conformance;
 mod differential;
 mod exact;
+mod leases;
 mod life;
 mod outage;
+mod quiet;
 mod secrets;
 mod server;
+mod together;
 mod topology;
 mod unplug;

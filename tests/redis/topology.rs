@@ -44,6 +44,21 @@ fn three_processes_share_a_count_on_a_cluster() {
     }
 }
 
+/// A store that was not told finds out, and nobody notices.
+#[tokio::test]
+async fn a_connection_to_a_cluster() {
+    let Some(nodes) = cluster() else { return };
+    let client = ClusterClient::new(urls(&nodes)).expect("addresses");
+    let store = RedisStore::from(client.get_async_connection().await.expect("it connects"));
+    let limiter = Limiter::new(Quota::per_day(2)).name("found").store(store).without_fallback();
+    for passes in [true, true, false] {
+        let crowd = (0..100_u64).map(|key| limiter.check(key));
+        for answer in futures_util::future::join_all(crowd).await {
+            assert_eq!(answer.expect("it answers").allowed(), passes);
+        }
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_killed_cluster_node() {
     let _alone = ALONE.lock().await;

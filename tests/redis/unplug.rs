@@ -56,11 +56,12 @@ impl Drop for Node {
 }
 
 impl Node {
-    fn start(port: u16, redis: u16) -> Self {
+    fn start(port: u16, redis: u16, limit: &str, leases: &str) -> Self {
         let node = Command::new(example())
             .env("ADDR", format!("127.0.0.1:{port}"))
             .env("REDIS_URL", format!("redis://127.0.0.1:{redis}/"))
-            .env("LIMIT", format!("{LIMIT}/2s, 1000000000/day"))
+            .env("LIMIT", limit)
+            .env("LEASES", leases)
             .stdout(Stdio::null())
             .spawn();
         Self(node.expect("cargo build --example redis has made it"))
@@ -117,11 +118,18 @@ async fn client(nodes: Vec<u16>, first: usize, seen: Arc<Mutex<Seen>>) {
 #[ignore = "scripts/unplug runs it"]
 async fn demonstration() {
     let _alone = ALONE.lock().await;
+    // The day counts all requests.
+    unplug(&format!("{LIMIT}/2s, 1000000000/day"), "0").await;
+    unplug(&format!("{LIMIT}/2s"), "100").await;
+}
+
+async fn unplug(limit: &str, leases: &str) {
     let Some(mut first) = Server::start() else { return };
     let Some(second) = Server::start() else { return };
     let address = Address::of(&first).await;
     let ports: Vec<u16> = (0..3).map(|_| free_port()).collect();
-    let _nodes: Vec<Node> = ports.iter().map(|&port| Node::start(port, address.port)).collect();
+    let _nodes: Vec<Node> =
+        ports.iter().map(|&port| Node::start(port, address.port, limit, leases)).collect();
     for &port in &ports {
         while TcpStream::connect(("127.0.0.1", port)).await.is_err() {
             tokio::time::sleep(Duration::from_millis(20)).await;
@@ -132,6 +140,7 @@ async fn demonstration() {
         .map(|i| tokio::spawn(client(ports.clone(), i * 5, Arc::clone(&seen))))
         .collect();
 
+    println!("\n{limit}, leases of up to {leases}, refusals are remembered\n");
     println!(
         "| what happens to Redis | requests | passed | refused | errors | slowest | passed per limit |"
     );
@@ -158,7 +167,10 @@ async fn demonstration() {
     };
 
     pause(10).await;
-    assert_eq!(report("nothing"), LIMIT);
+    // Of a lease the last tokens may be on the wrong node.
+    let nearly = LIMIT - if leases == "0" { 0 } else { 2 * (LIMIT / 16 - 1) };
+    let exact = |passed: u64| assert!((nearly..=LIMIT).contains(&passed), "{passed} passed");
+    exact(report("nothing"));
     first.kill();
     pause(6).await;
     report("killed (`kill -9`), gone for 6 s");
@@ -175,7 +187,7 @@ async fn demonstration() {
         first.ask::<String>(&["SCRIPT", "FLUSH"]);
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
-    assert_eq!(report("100 x `SCRIPT FLUSH`"), LIMIT);
+    exact(report("100 x `SCRIPT FLUSH`"));
     second.ask::<String>(&["REPLICAOF", "127.0.0.1", &first.port.to_string()]);
     pause(5).await;
     second.ask::<String>(&["REPLICAOF", "NO", "ONE"]);
@@ -185,11 +197,14 @@ async fn demonstration() {
     pause(9).await;
     report("failed over to its replica, within 1 s");
     pause(10).await;
-    assert_eq!(report("nothing"), LIMIT);
+    exact(report("nothing"));
     for client in clients {
         client.abort();
     }
 
+    if leases != "0" {
+        return;
+    }
     let counted: u64 = second
         .ask::<Vec<String>>(&["KEYS", "tfw1:*"])
         .iter()

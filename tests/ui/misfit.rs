@@ -1,11 +1,12 @@
 //! A service whose body can't be made from bytes, for `tests/it/messages.rs`.
+#![allow(unused_imports)]
 
 use std::convert::Infallible;
 use std::future::{Ready, ready};
 use std::task::{Context, Poll};
 
 use http::{Request, Response};
-use tower_fixed_window::{FixedWindowLayer, Quota};
+use tower_fixed_window::{FixedWindowLayer, Key, Quota};
 use tower_layer::Layer;
 use tower_service::Service;
 

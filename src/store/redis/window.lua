@@ -1,53 +1,65 @@
--- window.rs and what calls it, in Redis: one step over all quotas of one key.
+-- window.rs and what calls it, in Redis: one step over all quotas of one key. It stands in `one.lua`
+-- and in `many.lua`, which give it
 --
--- KEYS[1]  a hash with a field for each quota: `used@start`, and `*n` if the count lives n windows
+-- key      a hash with a field for each quota: `used@start`, and `*n` if the count lives n windows
+-- args     what is asked, below
+-- real     the server's time in milliseconds
+-- tail     how values of this window end that were asked about in the same way, if one was seen
+-- stamp    what an answer that is text ends with
 --
 -- Numbers are doubles. Every value is an integer of at most 2^53, and each expression is ordered so
 -- that it stays exact, or on the same side of what it is compared with.
 
 -- Most charges ask one plain quota: no rollover, nothing reserved, a grid, less than 10^14.
--- ARGV     tokens (at most the limit), field, length, limit, grid, and what the time is under a
+-- args     tokens (at most the limit), field, length, limit, grid, and what the time is under a
 --          foreign clock
--- Answer   the server's time and the new value of the field; `!` and the old one if refused
+-- Answer   the new value of the field; `!` and the old one if refused; and the tail
 -- As text: an array costs as much as all of the rest.
-if #ARGV < 10 then
-  local call, key, argv = redis.call, KEYS[1], ARGV
-  local time = call('TIME')
-  local s, us = time[1], time[2]
-  local real = s * 1000 + (us - us % 1000) / 1000
-  local now = argv[6] or real
-  local field, length = argv[2], argv[3]
+if #args < 10 then
+  local now, field, length = args[6] or real, args[2], args[3]
   local value = call('HGET', key, field)
-  local used, start, past
+  local used, past
   if value then
-    used, start = value:match('^(%d+)@(%d+)$')
-    past = start and now - start
+    if tail then
+      -- The start needs no reading.
+      local at, last = find(value, tail, 1, true)
+      used = last == #value and sub(value, 1, at - 1) + 0
+    end
+    if used and used >= 0 then
+      past = 0
+    else
+      local start
+      used, start = match(value, '^(%d+)@(%d+)$')
+      past = start and now - start
+      tail = start and '@' .. start
+    end
   end
   if past and past >= 0 and past - length < 0 then
-    local new = used + argv[1]
-    if new - argv[4] > 0 then
-      return s .. ' ' .. us .. ' !' .. value
+    local new = used + args[1]
+    if new - args[4] > 0 then
+      return '!' .. value .. stamp, tail
     end
-    new = new .. '@' .. start
-    call('HSET', key, field, new)
-    return s .. ' ' .. us .. ' ' .. new
+    value = format('%d', new) .. tail
+    call('HSET', key, field, value)
+    return value .. stamp, tail
   elseif not value or past and past >= 0 then
-    start = now - (now - argv[5]) % length
-    value = argv[1] .. '@' .. start
+    local start = now - (now - args[5]) % length
+    tail = '@' .. start
+    value = args[1] .. tail
     call('HSET', key, field, value)
     local expire = start + length
-    if argv[6] then
+    if args[6] then
       expire = expire - now + real + 3600000
     end
     if call('PEXPIRETIME', key) < expire then
       call('PEXPIREAT', key, expire)
     end
-    return s .. ' ' .. us .. ' ' .. value
+    return value .. stamp, tail
   end
 end
 
 -- Everything else.
--- ARGV     what is done (charge, up-to, peek, peek-up-to, take, return), with how many tokens, and
+-- args     what is done (charge, up-to, peek, peek-up-to, take, return), with how many tokens, and
 --          what the time is under a foreign clock; then for each quota: its field, length, limit,
 --          capacity, what may be used at most, its grid (-1: begins with the first charge), and
 --          until when it takes returns
@@ -57,14 +69,11 @@ end
 local MAX = 9007199254740991
 local floor, max, min = math.floor, math.max, math.min
 
-local key, args = KEYS[1], ARGV
 if #args < 10 then
   -- A plain quota with debt, or under a clock that stepped back.
   args = { 'charge', args[1], args[6] or '', args[2], args[3], args[4], args[4], args[4], args[5], 0 }
 end
 local act, tokens = args[1], tonumber(args[2])
-local time = redis.call('TIME')
-local real = time[1] * 1000 + floor(time[2] / 1000)
 -- Under a foreign clock nothing is to expire while a test runs faster or slower than real time.
 local now, late = tonumber(args[3]), 3600000
 if not now then
@@ -175,7 +184,7 @@ local function write(i, q, used)
   end
 end
 
-local stored = redis.call('HMGET', key, unpack(fields))
+local stored = call('HMGET', key, unpack(fields))
 for i, q in ipairs(quotas) do
   load(q, stored[i])
 end
@@ -212,10 +221,10 @@ else
 end
 
 if #values > 0 then
-  redis.call('HSET', key, unpack(values))
+  call('HSET', key, unpack(values))
   -- Never sooner than another quota of the key needs it.
-  if expire > 0 and redis.call('PEXPIRETIME', key) < expire - now + real + late then
-    redis.call('PEXPIREAT', key, expire - now + real + late)
+  if expire > 0 and call('PEXPIRETIME', key) < expire - now + real + late then
+    call('PEXPIREAT', key, expire - now + real + late)
   end
 end
 

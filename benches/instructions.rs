@@ -1,0 +1,165 @@
+//! Instructions per request, counted by callgrind: the same on a busy machine as on a calm one. Fails
+//! where a path takes over 10% more than is committed here, so that a slip is seen when it is made.
+//!
+//! `cargo bench --bench instructions`. Without valgrind it says so, and passes.
+
+use std::convert::Infallible;
+use std::env;
+use std::future::Future;
+use std::hint::black_box;
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::process::{Command, ExitCode};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll, Waker};
+
+use bytes::Bytes;
+use http::header::CONTENT_TYPE;
+use http::{HeaderValue, Request, Response, StatusCode};
+use http_body_util::Full;
+use metrics::{Counter, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit};
+use tower::{Layer, Service, service_fn};
+use tower_fixed_window::key::PeerAddr;
+use tower_fixed_window::{FixedWindowLayer, Limiter, Quota};
+
+struct Path {
+    name: &'static str,
+    run: fn(u64),
+    /// Whether it is a service, of which only what it adds to the bare one counts.
+    service: bool,
+    /// The instructions it may take. Lower them when a change has earned it.
+    committed: u64,
+}
+
+const PATHS: [Path; 3] = [
+    Path { name: "a request that passes", run: allowed, service: true, committed: 2_740 },
+    Path { name: "a request that is refused", run: refused, service: true, committed: 2_310 },
+    Path { name: "a decision in memory", run: decision, service: false, committed: 680 },
+];
+
+fn main() -> ExitCode {
+    let args: Vec<String> = env::args().collect();
+    if let [_, run, name, times] = &args[..]
+        && run == "run"
+    {
+        metrics::set_global_recorder(Atomics(AtomicU64::new(0))).expect("the first");
+        let times = times.parse().expect("a number");
+        let path = PATHS.iter().find(|path| path.name == name);
+        path.map_or(bare as fn(u64), |path| path.run)(times);
+        return ExitCode::SUCCESS;
+    }
+    if args.iter().any(|arg| arg == "--test") {
+        // A smoke test of the benches: that the paths run.
+        PATHS.iter().for_each(|path| (path.run)(10));
+        return ExitCode::SUCCESS;
+    }
+    if Command::new("valgrind").arg("--version").output().is_err() {
+        println!("instructions: skipped, there is no valgrind");
+        return ExitCode::SUCCESS;
+    }
+    let floor = per_call("bare");
+    println!("{:<28} {floor:>6}", "the bare service");
+    let mut slipped = false;
+    for Path { name, service, committed, .. } in PATHS {
+        let added = per_call(name).saturating_sub(if service { floor } else { 0 });
+        let slip = added > committed + committed / 10;
+        slipped |= slip;
+        let verdict = if slip { "TOO MANY" } else { "" };
+        println!("{name:<28} {added:>6} added, {committed} committed {verdict}");
+    }
+    if slipped { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+}
+
+/// A recorder as cheap as one that counts can be: what is measured has `metrics` on, and in use.
+struct Atomics(AtomicU64);
+
+impl Recorder for Atomics {
+    fn register_counter(&self, _: &Key, _: &Metadata<'_>) -> Counter {
+        Counter::from_arc(Arc::new(AtomicU64::new(self.0.load(Ordering::Relaxed))))
+    }
+
+    fn register_gauge(&self, _: &Key, _: &Metadata<'_>) -> Gauge {
+        Gauge::noop()
+    }
+
+    fn register_histogram(&self, _: &Key, _: &Metadata<'_>) -> Histogram {
+        Histogram::noop()
+    }
+
+    fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+    fn describe_gauge(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+    fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+}
+
+/// The difference of two runs, so that nothing of the set-up is in it.
+fn per_call(name: &str) -> u64 {
+    const FEW: u64 = 1_000;
+    const MANY: u64 = 3_000;
+    (count(name, MANY) - count(name, FEW)) / (MANY - FEW)
+}
+
+fn count(name: &str, times: u64) -> u64 {
+    let output = Command::new("valgrind")
+        .args(["--tool=callgrind", "--callgrind-out-file=/dev/null"])
+        .arg(env::current_exe().expect("this program"))
+        .args(["run", name, &times.to_string()])
+        .output()
+        .expect("valgrind runs");
+    let text = String::from_utf8_lossy(&output.stderr);
+    let line = text.lines().find(|line| line.contains("Collected :"));
+    let number = line.and_then(|line| line.rsplit(' ').next()).and_then(|n| n.parse().ok());
+    number.unwrap_or_else(|| panic!("no count in what valgrind says:\n{text}"))
+}
+
+async fn home(_: Request<()>) -> Result<Response<Full<Bytes>>, Infallible> {
+    let mut response = Response::new(Full::from("hello"));
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain"));
+    Ok(response)
+}
+
+fn bare(times: u64) {
+    drive(service_fn(home), times, StatusCode::OK);
+}
+
+fn allowed(times: u64) {
+    // Integers below 10,000 come from a table.
+    let layer = FixedWindowLayer::new(Quota::per_day(5_000));
+    drive(layer.layer(service_fn(home)), times, StatusCode::OK);
+}
+
+fn refused(times: u64) {
+    let layer = FixedWindowLayer::new(Quota::per_day(1));
+    let mut service = layer.layer(service_fn(home));
+    drive(&mut service, 1, StatusCode::OK);
+    drive(service, times, StatusCode::TOO_MANY_REQUESTS);
+}
+
+fn decision(times: u64) {
+    let limiter = Limiter::new(Quota::per_day(5_000));
+    for _ in 0..times {
+        let key = black_box(SocketAddr::from(([127, 0, 0, 1], 50_000)).ip());
+        assert!(at_once(limiter.check(key)).expect("memory answers").allowed());
+    }
+}
+
+fn drive<S>(mut service: S, times: u64, status: StatusCode)
+where
+    S: Service<Request<()>, Response = Response<Full<Bytes>>, Error = Infallible>,
+{
+    let peer = PeerAddr(SocketAddr::from(([127, 0, 0, 1], 50_000)));
+    for _ in 0..times {
+        let mut request = Request::new(());
+        request.extensions_mut().insert(peer);
+        let Ok(response) = at_once(service.call(black_box(request)));
+        assert_eq!(black_box(response).status(), status);
+    }
+}
+
+fn at_once<F: Future>(future: F) -> F::Output {
+    let mut context = Context::from_waker(Waker::noop());
+    match pin!(future).poll(&mut context) {
+        Poll::Ready(output) => output,
+        Poll::Pending => panic!("it has to wait"),
+    }
+}

@@ -1,0 +1,442 @@
+// Sends requests to the limited routes of the server that this page is from, and shows the answers.
+// What is counted is counted there: this file draws what `/standing` and the responses tell.
+
+const $ = (selector, within = document) => within.querySelector(selector);
+const $$ = (selector) => [...document.querySelectorAll(selector)];
+
+function element(tag, attributes = {}, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  made.append(...children);
+  return made;
+}
+
+// --- Asking the server ---
+
+// The name that this tab is counted by. It outlives a reload, as a real client's key would.
+function visitorsName() {
+  const random = crypto.getRandomValues(new Uint8Array(12));
+  const fresh = Array.from(random, (byte) => byte.toString(16).padStart(2, "0")).join("");
+  try {
+    return (sessionStorage.visitor ??= fresh);
+  } catch {
+    return fresh; // A browser that stores nothing.
+  }
+}
+const visitor = visitorsName();
+
+class Gone extends Error {}
+
+async function ask(path) {
+  try {
+    const sent = performance.now();
+    const response = await fetch(path, { headers: { "x-visitor": visitor }, cache: "no-store" });
+    const body = await response.text();
+    return { response, body, passed: response.ok, sent, answered: performance.now() };
+  } catch {
+    throw new Gone();
+  }
+}
+
+// The server's clock, in milliseconds since 1970: as of the quickest of the last few answers.
+const clock = {
+  heard: [],
+  hear(now, { sent, answered }) {
+    this.heard = [{ ahead: now - (sent + answered) / 2, trip: answered - sent }, ...this.heard.slice(0, 5)];
+    this.best = this.heard.reduce((best, other) => (other.trip < best.trip ? other : best));
+  },
+  at: (local) => local + clock.best.ahead,
+  now: () => clock.at(performance.now()),
+};
+
+// --- What it has told ---
+
+const limits = {}; // By name, for each of its quotas: the limit, what is used, the window's length and end.
+const seen = {}; // By name, for each quota: by their ends, what was used and refused in its windows.
+let chosen = $("input:checked").value;
+
+const isOpen = (name, used) => name !== "first-request" || used > 0;
+const REMEMBERED = 32;
+
+// Answers may overtake each other: a later window counts, and in one window the higher count.
+function learn(name, { quotas }) {
+  limits[name] ??= quotas;
+  quotas.forEach((quota, i) => {
+    const { ends, used } = limits[name][i];
+    if (quota.ends > ends || (quota.ends === ends && quota.used > used)) limits[name][i] = quota;
+    if (isOpen(name, quota.used)) note(name, i, quota.ends, quota.used, 0);
+  });
+}
+
+function note(name, i, ends, used, refused) {
+  const windows = ((seen[name] ??= [])[i] ??= new Map());
+  const window = windows.get(ends) ?? { used: 0, refused: 0 };
+  windows.set(ends, { used: Math.max(window.used, used), refused: window.refused + refused });
+  if (windows.size > REMEMBERED) windows.delete(Math.min(...windows.keys()));
+}
+
+// How this visitor stands, which costs nothing to ask: at the start, and when a window has ended.
+let next;
+async function look() {
+  const answer = await ask("standing");
+  const standing = Object.entries(JSON.parse(answer.body));
+  for (const [name, told] of standing) learn(name, told);
+  clock.hear(standing[0][1].at, answer);
+  const ends = Object.values(limits).flat().map((quota) => quota.ends);
+  clearTimeout(next);
+  next = setTimeout(attend, Math.max(20, Math.min(...ends) - clock.now() + 5), look);
+  draw();
+}
+
+// One request. If it passed, the handler tells of the decision; a refusal tells in its fields.
+async function send(name) {
+  const answer = { name, ...(await ask(`try/${name}`)) };
+  if (answer.passed) {
+    answer.told = JSON.parse(answer.body);
+    learn(name, answer.told);
+    clock.hear(answer.told.at, answer);
+  } else {
+    // The window that refused, by its end in whole seconds.
+    const reset = Number(answer.response.headers.get("x-ratelimit-reset"));
+    seen[name]?.forEach((windows, i) => {
+      const ends = [...windows.keys()].find((ends) => Math.ceil(ends / 1000) === reset);
+      if (ends !== undefined) note(name, i, ends, 0, 1);
+    });
+  }
+  showResponse(answer);
+  draw();
+  return answer;
+}
+
+// --- The current window ---
+
+const MOST_PANES = 20;
+const meters = $("#meters");
+let turns = [];
+
+function draw() {
+  drawMeters();
+  drawStrips();
+  drawLens();
+}
+
+function drawMeters() {
+  const quotas = limits[chosen];
+  if (meters.dataset.of !== chosen) {
+    meters.dataset.of = chosen;
+    turns = [];
+    meters.replaceChildren(...quotas.map(({ limit }, i) => {
+      const panes = Array.from({ length: Math.min(limit, MOST_PANES) }, () => element("i"));
+      const name = quotas.length > 1 ? `Window ${i + 1}` : "The current window";
+      return element("div", { class: "meter" },
+        element("div", { class: "head" },
+          element("span", { class: "used" }), element("span", { class: "turns" })),
+        element("div", { class: "panes", role: "meter", "aria-label": name, "aria-valuemin": 0 }, ...panes),
+        element("div", { class: "time", "aria-hidden": true }, element("i")));
+    }));
+  }
+  quotas.forEach(({ limit, used, ends }, i) => {
+    const meter = meters.children[i];
+    const refused = seen[chosen]?.[i]?.get(ends)?.refused ?? 0;
+    const words = ` of ${limit} used` + (refused ? `, ${refused} refused` : "");
+    meter.classList.toggle("hit", refused > 0);
+    $(".used", meter).replaceChildren(element("b", {}, String(used)), words);
+    const panes = $(".panes", meter);
+    panes.setAttribute("aria-valuemax", limit);
+    panes.setAttribute("aria-valuenow", used);
+    panes.setAttribute("aria-valuetext", used + words);
+    const share = (used / limit) * panes.children.length;
+    [...panes.children].forEach((pane, at) => pane.classList.toggle("on", at < share));
+  });
+}
+
+// The countdown is all that moves by itself: in whole seconds for those who ask for less motion.
+const calm = matchMedia("(prefers-reduced-motion: reduce)");
+const seconds = (ms) => (calm.matches ? Math.ceil(ms / 1000) : (ms / 1000).toFixed(1));
+
+function tick() {
+  requestAnimationFrame(tick);
+  limits[chosen].forEach(({ used, window, ends }, i) => {
+    const open = isOpen(chosen, used);
+    const left = open ? Math.min(window, Math.max(0, ends - clock.now())) : window;
+    const time = seconds(left);
+    const words = open ? ["turns in ", element("b", {}, `${time} s`)] : ["begins with a request"];
+    if (turns[i] !== (open && time)) $(".turns", meters.children[i]).replaceChildren(...words);
+    turns[i] = open && time;
+    const share = calm.matches ? (time * 1000) / window : left / window;
+    $(".time i", meters.children[i]).style.transform = `scaleX(${Math.min(1, share)})`;
+  });
+  if (run.running && run.end > clock.now()) {
+    $(".aimed .result").textContent = `in ${seconds(run.end - clock.now())} s`;
+  }
+}
+
+// --- The last windows ---
+
+const SHOWN = 8;
+
+function drawStrips() {
+  $("#strips").replaceChildren(...limits[chosen].map((quota, i) => {
+    const windows = seen[chosen]?.[i] ?? new Map();
+    // On a grid, those that nobody looked at have their place as well.
+    const ends = chosen === "first-request"
+      ? [...windows.keys()].sort((a, b) => a - b).slice(-SHOWN)
+      : Array.from({ length: SHOWN }, (_, back) => quota.ends - back * quota.window).reverse();
+    while (ends.length < SHOWN) ends.unshift(undefined);
+    const label = limits[chosen].length > 1 ? `The last windows, ${i + 1}` : "The last windows";
+    return element("ol", { class: "strip", "aria-label": label },
+      ...ends.map((ends) => box(quota, ends, windows.get(ends))));
+  }));
+}
+
+function box(quota, ends, window) {
+  const fill = element("i");
+  const boxed = element("span", { class: "box" }, fill);
+  if (!window) return element("li", { class: "unseen", "aria-hidden": true }, boxed);
+  const { used, refused } = window;
+  const item = element("li", { title: `${used} of ${quota.limit} used, ${refused} refused` }, boxed,
+    element("span", { class: "count" }, used + (refused ? `\u2009+${refused}` : "")),
+    element("span", {}, secondOfMinute(ends - quota.window)));
+  item.classList.toggle("hit", refused > 0);
+  item.classList.toggle("now", ends === quota.ends);
+  fill.style.height = `${Math.min(1, used / quota.limit) * 100}%`;
+  return item;
+}
+
+function secondOfMinute(ms) {
+  const second = Math.floor(ms / 100) / 10 % 60;
+  const text = Number.isInteger(second) ? String(second) : second.toFixed(1);
+  return ":" + text.padStart(text.includes(".") ? 4 : 2, "0");
+}
+
+// --- Requests at a click ---
+
+function showResponse({ name, response, passed, body }) {
+  $("#asked").textContent = `GET /try/${name}`;
+  const fields = [...response.headers].map(([field, value]) => {
+    const told = /^(x-ratelimit-|retry-after)/.test(field);
+    return element("span", { class: told ? "told" : "plain" }, element("b", {}, field), `: ${value}\n`);
+  });
+  const status = element("span", { class: "status" }, `${response.status} ${response.statusText}\n`);
+  $("#fields").hidden = false;
+  $("#fields").classList.toggle("refused", !passed);
+  $("#fields").replaceChildren(status, ...fields, `\n${body.trim()}`);
+}
+
+function say(text, refused = false) {
+  $("#said").textContent = text;
+  $("#said").classList.toggle("refused", refused);
+}
+
+async function click(requests) {
+  const answers = await Promise.all(Array.from({ length: requests }, () => send(chosen)));
+  const passed = answers.filter((answer) => answer.passed);
+  const refused = answers.filter((answer) => !answer.passed);
+  const field = ({ response }, name) => response.headers.get(name);
+  // The refusal is the one to read.
+  if (refused.length) {
+    showResponse(refused.at(-1));
+    const counts = requests > 1 ? `${passed.length} passed, ${refused.length} refused` : "Refused";
+    say(`${counts}: come back in ${field(refused.at(-1), "retry-after")}\u00a0s.`, true);
+  } else {
+    const left = Math.min(...answers.map((answer) => field(answer, "x-ratelimit-remaining")));
+    say(`${requests > 1 ? `All ${requests} passed` : "Passed"}; ${left} left.`);
+  }
+}
+
+// Does it, and says so where there is no answer.
+async function attend(work, ...given) {
+  try {
+    await work(...given);
+  } catch (error) {
+    if (!(error instanceof Gone)) throw error;
+    say("The server does not answer.", true);
+    clearTimeout(next);
+    next = setTimeout(attend, 2000, look);
+  }
+}
+
+function choose(name) {
+  chosen = name;
+  $(`input[value="${name}"]`).checked = true;
+  $$("[data-about]").forEach((about) => (about.hidden = about.dataset.about !== name));
+  say("");
+  draw();
+}
+
+// --- The boundary attack ---
+
+const HALF = 500; // From the boundary, in milliseconds: in which the requests are sent,
+const RANGE = 750; // what is drawn,
+const LEAD = 1000; // and what it takes to get ready.
+
+class Stopped extends Error {}
+
+// The attack that runs, or ran last: its target, the boundary, the requests around it.
+let run = { shots: [], running: false };
+
+// Until the server's clock shows that time, or the attack is stopped.
+function until(time) {
+  const { signal } = run.stop;
+  return new Promise((resolve, reject) => {
+    const stop = () => reject(new Stopped());
+    if (signal.aborted) return stop();
+    signal.addEventListener("abort", stop);
+    setTimeout(resolve, Math.max(0, time - clock.now()));
+  });
+}
+
+// When to send, from the boundary: a whole limit before it, and another one after it.
+function plan(limit) {
+  const step = 360 / Math.max(1, limit - 1);
+  const limitFrom = (at) => Array.from({ length: limit }, (_, i) => ({ at: at + i * step }));
+  return [...limitFrom(-450), ...limitFrom(90)];
+}
+
+// The next end of a window of which nothing is spent by then.
+function nextEnd(quotas) {
+  let { ends, window } = quotas[0];
+  const spent = (quota) => quota.used > 0 && quota.ends > ends - HALF;
+  while (ends - clock.now() < LEAD || quotas.some(spent)) ends += window;
+  return ends;
+}
+
+// A window from the first request has to be opened before it has an end.
+async function openedEnd(name) {
+  const [{ used, ends }] = limits[name];
+  if (used > 1 || (used === 1 && ends - clock.now() < LEAD)) {
+    await until(ends + 20);
+    await look();
+  }
+  if (limits[name][0].used === 0) await send(name);
+  return limits[name][0].ends;
+}
+
+async function attack(name) {
+  const fromFirst = name === "first-request";
+  const isAsPlanned = ({ used, ends }) =>
+    ends <= run.end - HALF || used === (fromFirst && ends === run.end ? 1 : 0);
+  do {
+    await look();
+    run.end = fromFirst ? await openedEnd(name) : nextEnd(limits[name]);
+    await until(run.end - HALF - 200);
+    await look();
+    // A click may have spent something meanwhile.
+  } while (!limits[name].every(isAsPlanned));
+
+  await Promise.all(run.shots.map(async (shot) => {
+    await until(run.end + shot.at - clock.best.trip / 2);
+    shot.answer = await send(name);
+    const { told, sent, answered } = shot.answer;
+    shot.at = (told?.at ?? clock.at((sent + answered) / 2)) - run.end;
+    draw();
+  }));
+}
+
+function judge(name) {
+  run.judged = true;
+  const { limit } = limits[name][0];
+  const answers = run.shots.map((shot) => shot.answer);
+  const passed = answers.filter((answer) => answer.passed).length;
+  const took = Math.max(...answers.map((a) => a.answered)) - Math.min(...answers.map((a) => a.sent));
+  const astray = run.shots.some((shot, i) => (i < limit) !== (shot.at < 0));
+  const count = `${passed} of ${answers.length} passed`;
+  const result = `${count} within ${(took / 1000).toFixed(2)}\u00a0s`;
+  if (astray || took > 2 * HALF) {
+    verdict(`${result}, but some were late, by the network or a busy browser. Try again.`);
+  } else if (passed > limit) {
+    const opener = name === "first-request" ? ", beside the one that opened the window" : "";
+    verdict(`${result}${opener}. The limit is ${limit}.`);
+  } else {
+    verdict(`${result}. The limit of ${limit} holds.`);
+  }
+  return count;
+}
+
+function verdict(text) {
+  $("#verdict").textContent = text;
+}
+
+async function start(target) {
+  const name = target.dataset.target;
+  const button = $("button", target);
+  const label = [...button.childNodes];
+  const others = $$(".targets button").filter((other) => other !== button);
+  run = { name, shots: plan(limits[name][0].limit), stop: new AbortController(), running: true };
+  choose(name);
+  $$("[data-target]").forEach((other) => other.classList.toggle("aimed", other === target));
+  others.forEach((other) => (other.disabled = true));
+  button.textContent = "Stop";
+  verdict("Waiting for the end of a window with nothing spent.");
+  $("figure").scrollIntoView({ block: "nearest", behavior: calm.matches ? "auto" : "smooth" });
+  let result = "";
+  try {
+    await attack(name);
+    result = judge(name);
+  } catch (error) {
+    if (error instanceof Stopped) verdict("Stopped.");
+    else if (error instanceof Gone) verdict("The server does not answer.");
+    else throw error;
+  } finally {
+    run.running = false;
+    run.stop.abort();
+    $(".result", target).textContent = result;
+    others.forEach((other) => (other.disabled = false));
+    button.replaceChildren(...label);
+  }
+}
+
+// The requests around the boundary, and below them the windows that they fell into.
+function drawLens() {
+  if (run.judged) return; // What happens later is not the attack's.
+  const place = (at) => ((at + RANGE) / (2 * RANGE)) * 100;
+  $("#lens .dots").replaceChildren(...run.shots.map(({ at, answer }) => {
+    const dot = element("i", { class: answer ? (answer.passed ? "passed" : "refused") : "planned" });
+    dot.style.left = `${place(at)}%`;
+    return dot;
+  }));
+  if (!run.shots.some((shot) => shot.answer)) return $("#lens .rows").replaceChildren();
+  $("#lens .rows").replaceChildren(...limits[run.name].map(({ limit, window }, i) => {
+    const row = element("div", { class: "row" });
+    for (const [ends, { used, refused }] of seen[run.name][i]) {
+      const [left, right] = [ends - window - run.end, ends - run.end].map(place);
+      if (right <= 0 || left >= 100) continue;
+      const span = element("span", { class: refused ? "hit" : "" }, `${used} of ${limit} used`);
+      span.style.left = `${Math.max(0, left)}%`;
+      span.style.right = `${Math.max(0, 100 - right)}%`;
+      row.append(span);
+    }
+    return row;
+  }));
+}
+
+// --- Beginning ---
+
+function fill(slot, text) {
+  $$(`[data-fill="${slot}"]`).forEach((place) => (place.textContent = text));
+}
+
+async function begin() {
+  fill("origin", location.origin);
+  // The server may not be there yet, as a page that is restored may be older than it.
+  while (!limits[chosen]) {
+    await attend(look);
+    if (!limits[chosen]) await new Promise((resolve) => setTimeout(resolve, 1000));
+  }
+  const { limit, window } = limits[chosen][0];
+  fill("limit", limit);
+  fill("window", window / 1000);
+  run.shots = plan(limit);
+  choose(chosen);
+  $("fieldset").addEventListener("change", (event) => choose(event.target.value));
+  $("#one").addEventListener("click", () => attend(click, 1));
+  $("#burst").addEventListener("click", () => attend(click, 8));
+  for (const target of $$("[data-target]")) {
+    $("button", target).addEventListener("click", () => {
+      if (run.running) run.stop.abort();
+      else start(target);
+    });
+  }
+  tick();
+}
+begin();

@@ -1,0 +1,170 @@
+//! The scripts: how they are called, and what their answers mean.
+
+use std::sync::LazyLock;
+
+use redis::{
+    Arg, Cmd, ErrorKind, FromRedisValue, ParsingError, RedisError, RedisResult, Script,
+    ServerErrorKind, Value,
+};
+
+use crate::decision::Decision;
+use crate::quota::Quotas;
+use crate::store::Charge;
+use crate::window::Window;
+
+/// Kinds of decisions among which one of the same kind is looked for.
+const RECENT: usize = 16;
+
+/// How often a script is loaded for one call. Whoever flushes scripts may do so again before the
+/// call is back.
+pub(super) const LOADS: usize = 3;
+
+/// `window.rs`, in Lua, for one decision.
+pub(super) static ONE: LazyLock<Script> =
+    LazyLock::new(|| Script::new(&with_window(include_str!("one.lua"))));
+
+/// The same for several, one after the other.
+pub(super) static MANY: LazyLock<Script> =
+    LazyLock::new(|| Script::new(&with_window(include_str!("many.lua"))));
+
+/// Whether a call was refused, and nothing done, because its script has to be loaded.
+pub(super) fn is_missing(error: &RedisError) -> bool {
+    error.kind() == ErrorKind::Server(ServerErrorKind::NoScript)
+}
+
+fn with_window(script: &str) -> String {
+    script.replace("--[[ window.lua ]]", include_str!("window.lua"))
+}
+
+/// The beginning of a call of [`ONE`]; what follows are its arguments.
+pub(super) fn one(key: &str, args: usize) -> Cmd {
+    let mut cmd = Cmd::with_capacity(4 + args, 256);
+    cmd.arg("EVALSHA").arg(ONE.get_hash()).arg(1).arg(key);
+    cmd
+}
+
+/// The call of [`MANY`] for what several calls of [`ONE`] ask.
+pub(super) fn many<'a>(calls: impl ExactSizeIterator<Item = &'a Cmd> + Clone) -> Cmd {
+    let mut cmd = Cmd::with_capacity(8 + 3 * calls.len(), 128 * calls.len());
+    cmd.arg("EVALSHA").arg(MANY.get_hash()).arg(calls.len());
+    // Most differ in their keys only.
+    let (mut kinds, mut of_which) = (Vec::<&Cmd>::new(), Vec::with_capacity(calls.len()));
+    for call in calls {
+        cmd.arg(args(call, 3).next());
+        let recent = kinds.len().saturating_sub(RECENT);
+        let same = kinds[recent..].iter().position(|kind| args(kind, 4).eq(args(call, 4)));
+        of_which.push(same.map_or(kinds.len(), |i| recent + i));
+        if same.is_none() {
+            kinds.push(call);
+        }
+    }
+    cmd.arg(kinds.len());
+    for kind in &kinds {
+        cmd.arg(args(kind, 4).len());
+        args(kind, 4).for_each(|arg| {
+            cmd.arg(arg);
+        });
+    }
+    if kinds.len() > 1 {
+        of_which.iter().for_each(|kind| {
+            cmd.arg(kind + 1);
+        });
+    }
+    cmd
+}
+
+fn args(call: &Cmd, from: usize) -> impl ExactSizeIterator<Item = &[u8]> {
+    let all = call.args_iter().skip(from);
+    all.map(|arg| if let Arg::Simple(arg) = arg { arg } else { b"" })
+}
+
+/// What a script says to one decision.
+pub(super) enum Answer {
+    /// The server's time, and the field's new value; `!` and the old one if it was refused.
+    Plain(i64, String),
+    /// The time, the tokens taken, and the windows as they were.
+    General(Vec<Option<i64>>),
+}
+
+impl Answer {
+    /// From the answer of [`ONE`].
+    pub(super) fn one(value: Value) -> RedisResult<Self> {
+        let value = value.extract_error()?;
+        if let Value::Array(_) = value {
+            return Ok(Self::General(FromRedisValue::from_redis_value(value)?));
+        }
+        let text = String::from_redis_value(value)?;
+        let (answer, now) = text.split_once(' ').ok_or_else(senseless)?;
+        Ok(Self::Plain(time(now).ok_or_else(senseless)?, answer.to_owned()))
+    }
+
+    /// From the answer of [`MANY`] to `n` decisions.
+    pub(super) fn many(value: Value, n: usize) -> RedisResult<Vec<RedisResult<Self>>> {
+        let values = match value {
+            Value::Array(values) if values.len() == n + 1 => values,
+            Value::ServerError(error) => return Err(error.into()),
+            _ => return Err(senseless().into()),
+        };
+        let mut values = values.into_iter();
+        let now = String::from_redis_value(values.next().ok_or_else(senseless)?)?;
+        let now = time(&now).ok_or_else(senseless)?;
+        let answer = |value: Value| match value.extract_error()? {
+            array @ Value::Array(_) => Ok(Self::General(FromRedisValue::from_redis_value(array)?)),
+            text => Ok(Self::Plain(now, FromRedisValue::from_redis_value(text)?)),
+        };
+        Ok(values.map(answer).collect())
+    }
+
+    /// What follows from it, worked out here once more, in integers. `None` if the two don't agree.
+    /// `now` is the time if it is not the server's.
+    pub(super) fn decide(&self, charge: &Charge<'_>, now: Option<i64>) -> Option<Decision> {
+        match self {
+            Self::Plain(time, value) => plain(charge, now.unwrap_or(*time), value),
+            Self::General(numbers) => general(charge, numbers),
+        }
+    }
+}
+
+/// Of seconds and microseconds.
+fn time(text: &str) -> Option<i64> {
+    let (s, us) = text.split_once(' ')?;
+    Some(s.parse::<i64>().ok()? * 1_000 + us.parse::<i64>().ok()? / 1_000)
+}
+
+fn senseless() -> ParsingError {
+    "an answer that makes no sense".into()
+}
+
+fn general(charge: &Charge<'_>, answer: &[Option<i64>]) -> Option<Decision> {
+    let &[Some(now), Some(taken), ref windows @ ..] = answer else { return None };
+    let (windows, []) = windows.as_chunks::<3>() else { return None };
+    if windows.len() != charge.account.quotas().len() {
+        return None;
+    }
+    let mut known = [(0, 0, None); Quotas::MAX];
+    for (known, window) in known.iter_mut().zip(windows) {
+        let &[Some(start), Some(used), until] = window else { return None };
+        *known = (start, used, until);
+    }
+    let (decision, _) = charge.decide_over::<{ Quotas::MAX }>(now, |_, i, quota| {
+        let (start, used, until) = known[i];
+        Window::known(quota, start, used, until)
+    });
+    let agreed = decision.allowed() == (taken >= 0) && decision.granted() as i64 == taken.max(0);
+    agreed.then_some(decision)
+}
+
+fn plain(charge: &Charge<'_>, now: i64, answer: &str) -> Option<Decision> {
+    let (refused, value) = match answer.strip_prefix('!') {
+        Some(value) => (true, value),
+        None => (false, answer),
+    };
+    let (used, start) = value.split_once('@')?;
+    let (used, start): (i64, i64) = (used.parse().ok()?, start.parse().ok()?);
+    let before = if refused { used } else { used - charge.ask.cost as i64 };
+    let until = start + charge.account.quotas().as_slice()[0].window as i64;
+    // Where it was refused there was a state. Where it passed, nothing depends on that.
+    let (decision, _) = charge
+        .decide_over::<1>(now, |_, _, quota| Window::known(quota, start, before, Some(until)));
+    (decision.allowed() != refused).then_some(decision)
+}

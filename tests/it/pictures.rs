@@ -1,0 +1,174 @@
+//! The pictures in `docs/windows.md` are drawn by the limiter, here.
+
+use std::fmt::Write;
+use std::time::Duration;
+
+use tower_fixed_window::testing::block_on;
+use tower_fixed_window::{Limiter, ManualClock, MemoryStore, Quota, Quotas};
+
+const PAGE: &str = include_str!("../../docs/windows.md");
+
+/// 12:00 of a day.
+const NOON_MS: u64 = 1_700_000_000_000 / 86_400_000 * 86_400_000 + 12 * 3_600_000;
+
+const FIVE: Quota = Quota::per_minute(5);
+const TWO_IN_TEN: Quota = Quota::new(2, Duration::from_secs(10));
+
+/// What one client asks for in each 5 seconds from 12:00 on, a figure for each, and what passes.
+fn passes(quotas: impl Into<Quotas>, asks: &str) -> String {
+    let clock = ManualClock::at_ms(NOON_MS);
+    let limiter = Limiter::new(quotas).store(MemoryStore::with_clock(clock.clone()));
+    let mut passes = String::new();
+    for figure in asks.chars() {
+        let asks = figure.to_digit(10).unwrap_or(0);
+        let passed = (0..asks).filter(|_| block_on(limiter.check("client")).unwrap().allowed());
+        match passed.count() {
+            0 => passes.push('.'),
+            passed => write!(passes, "{passed}").expect("a string"),
+        }
+        clock.advance(Duration::from_secs(5));
+    }
+    passes
+}
+
+/// Asserts that a picture is on the page: its title, when it is, what is asked, and what passes.
+fn on_the_page(title: &str, asks: &str, rows: &[(&str, &str)]) {
+    let mut picture = format!("{title}\n\n");
+    writeln!(picture, "{:10}12:00       12:01       12:02       12:03", "").expect("a string");
+    writeln!(picture, "{:10}|           |           |           |", "").expect("a string");
+    writeln!(picture, "{:10}{asks}", "asks").expect("a string");
+    for (name, passes) in rows {
+        writeln!(picture, "{name:10}{passes}").expect("a string");
+    }
+    assert!(PAGE.contains(&picture), "not in docs/windows.md:\n{picture}");
+}
+
+#[test]
+fn a_window_begins_with_a_full_limit() {
+    let asks = "111111111111111111111111111111111111";
+    on_the_page("5/minute, asked every 5 seconds", asks, &[("passes", &passes(FIVE, asks))]);
+    assert_eq!(passes(FIVE, asks), "11111.......".repeat(3));
+}
+
+#[test]
+fn around_a_boundary_twice_the_limit_passes() {
+    let asks = "...........99.......................";
+    on_the_page("5/minute, asked around a boundary", asks, &[("passes", &passes(FIVE, asks))]);
+    assert_eq!(passes(FIVE, asks), "...........55.......................");
+}
+
+#[test]
+fn a_second_shorter_window_takes_the_burst_away() {
+    let asks = "...........99.......................";
+    let both = passes(FIVE.and(TWO_IN_TEN), asks);
+    on_the_page("5/minute, 2/10s, asked around a boundary", asks, &[("passes", &both)]);
+    assert_eq!(both, "...........22.......................");
+    // Who asks evenly loses nothing by it.
+    let asks = "1..1..1..1..1..1..1..1..1..1..1..1..";
+    assert_eq!(passes(FIVE.and(TWO_IN_TEN), asks), asks);
+}
+
+#[test]
+fn the_same_window_half_a_window_later_leaves_no_boundary() {
+    let twice = FIVE.and(FIVE.starting_at(Duration::from_secs(30)));
+    let around = "...........99.......................";
+    let all = "999999999999999999999999999999999999";
+    on_the_page(
+        "5/minute, and once more half a minute later, asked around a boundary",
+        around,
+        &[("passes", &passes(twice, around))],
+    );
+    on_the_page(
+        "5/minute, and once more half a minute later, asked all the time",
+        all,
+        &[("passes", &passes(twice, all))],
+    );
+    assert_eq!(passes(twice, around), "...........5........................");
+    assert_eq!(passes(twice, all), "5...........5...........5...........");
+    // No half window has more than one limit, wherever it begins.
+    let mut random = fastrand::Rng::with_seed(7);
+    for _ in 0..200 {
+        let asks: String =
+            (0..60).map(|_| *random.choice(&['.', '1', '3', '9']).unwrap()).collect();
+        let figures = passes(twice, &asks);
+        let passed: Vec<_> = figures.chars().map(|c| c.to_digit(10).unwrap_or(0)).collect();
+        assert!(passed.windows(6).all(|half| half.iter().sum::<u32>() <= 5), "{asks}\n{figures}");
+    }
+}
+
+#[test]
+fn a_window_from_the_first_request_has_its_boundary_elsewhere() {
+    let quota = FIVE.from_first_request();
+    let naive = "...........99.......................";
+    let patient = "1..........99.......................";
+    assert_eq!(passes(quota, naive), "...........5........................");
+    assert_eq!(passes(quota, patient), "1..........45.......................");
+    on_the_page(
+        "5/minute from the first request, asked around the minute",
+        naive,
+        &[("passes", &passes(quota, naive))],
+    );
+    on_the_page(
+        "5/minute from the first request, by one who has opened the window before",
+        patient,
+        &[("passes", &passes(quota, patient))],
+    );
+}
+
+#[test]
+fn what_is_left_over_can_be_kept() {
+    let asks = "99..........11..........99..........";
+    let kept = passes(FIVE.rollover_up_to(8), asks);
+    on_the_page("5/minute, rollover up to 8", asks, &[("passes", &kept)]);
+    assert_eq!(kept, "8...........11..........8...........");
+}
+
+/// 1,200 clients who have been refused, by the 5 seconds after 12:00 in which their window ends.
+fn herd(quota: Quota) -> Vec<usize> {
+    let clock = ManualClock::at_ms(NOON_MS);
+    let limiter = Limiter::new(quota).name("api").store(MemoryStore::with_clock(clock));
+    let mut back = vec![0; 13];
+    for client in 0..1_200_u64 {
+        assert!(block_on(limiter.check(client)).unwrap().allowed());
+        let refused = block_on(limiter.check(client)).unwrap();
+        let wait = refused.retry_after().expect("a window to come");
+        back[(wait.as_millis() as u64).div_ceil(5_000) as usize] += 1;
+    }
+    back
+}
+
+#[test]
+fn staggered_windows_spread_the_herd() {
+    let (aligned, staggered) = (herd(Quota::per_minute(1)), herd(Quota::per_minute(1).staggered()));
+    let mut picture = String::from("          aligned  staggered\n");
+    for (slot, (aligned, staggered)) in aligned.iter().zip(&staggered).enumerate().skip(1) {
+        let clock = if slot == 12 { "12:01:00".into() } else { format!("12:00:{:02}", slot * 5) };
+        let bar = "#".repeat(staggered / 5);
+        writeln!(picture, "{clock}  {aligned:7}  {staggered:9}  {bar}").expect("a string");
+    }
+    assert!(PAGE.contains(&picture), "not in docs/windows.md:\n{picture}");
+    assert_eq!(aligned[12], 1_200, "all at once");
+    assert!(staggered[1..].iter().all(|&back| back < 140), "about 100 in each 5 seconds");
+}
+
+#[test]
+fn staggered_windows_have_their_boundaries_at_different_times() {
+    let both_sides = |quota: Quota| {
+        let clock = ManualClock::at_ms(NOON_MS + 59_500);
+        let limiter = Limiter::new(quota).name("api").store(MemoryStore::with_clock(clock.clone()));
+        let pass = || {
+            let passes = |client: &u64| block_on(limiter.check(*client)).unwrap().allowed();
+            (0..1_200).filter(passes).count()
+        };
+        let before = pass();
+        clock.advance(Duration::from_millis(500));
+        before + pass()
+    };
+    let staggered = both_sides(Quota::per_minute(1).staggered());
+    assert_eq!(both_sides(Quota::per_minute(1)), 2_400);
+    let told = format!("2,400 requests pass with aligned windows, {} with staggered ones", {
+        format!("{},{:03}", staggered / 1_000, staggered % 1_000)
+    });
+    let page = PAGE.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(page.contains(&told), "not in docs/windows.md: {told}");
+}

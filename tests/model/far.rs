@@ -1,0 +1,140 @@
+//! A server that is far away, and what nodes see of it: on tokio's clock, which stands still but
+//! for the waits of the test.
+
+use std::future::Future;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use fastrand::Rng;
+use tokio::time::{Instant, sleep};
+use tower_fixed_window::store::{Account, Adjust, Charge, Front, Reply, Store};
+use tower_fixed_window::{Clock, Decision, MemoryStore, StoreError};
+
+/// The top of an hour.
+pub(crate) const TURN: u64 = 1_700_002_800_000;
+
+/// A wall clock that starts with the server.
+#[derive(Clone, Copy)]
+struct Wall(Instant);
+
+impl Clock for Wall {
+    fn now_ms(&self) -> u64 {
+        TURN + self.0.elapsed().as_millis() as u64
+    }
+}
+
+type Range = std::ops::RangeInclusive<u64>;
+
+/// What all nodes ask.
+#[derive(Clone)]
+pub(crate) struct Server(Arc<Inner>);
+
+struct Inner {
+    memory: MemoryStore,
+    wall: Wall,
+    calls: AtomicU64,
+    down: AtomicBool,
+    /// How long the ways there and back may take, in milliseconds.
+    ways: Mutex<(Range, Range, Rng)>,
+}
+
+impl Server {
+    pub(crate) fn start() -> Self {
+        let wall = Wall(Instant::now());
+        Self(Arc::new(Inner {
+            memory: MemoryStore::with_clock(wall),
+            wall,
+            calls: AtomicU64::new(0),
+            down: AtomicBool::new(false),
+            ways: Mutex::new((0..=0, 0..=0, Rng::with_seed(1))),
+        }))
+    }
+
+    /// From now on calls take so many milliseconds, there and back.
+    pub(crate) fn slow(&self, seed: u64, there: Range, back: Range) {
+        *self.0.ways.lock().expect("no panic") = (there, back, Rng::with_seed(seed));
+    }
+
+    pub(crate) fn set_down(&self, down: bool) {
+        self.0.down.store(down, Ordering::SeqCst);
+    }
+
+    /// Calls so far.
+    pub(crate) fn calls(&self) -> u64 {
+        self.0.calls.load(Ordering::SeqCst)
+    }
+
+    /// The time that the server goes by.
+    pub(crate) fn now(&self) -> SystemTime {
+        UNIX_EPOCH + Duration::from_millis(self.0.wall.now_ms())
+    }
+
+    /// A process: clones of it share what it remembers.
+    pub(crate) fn node(&self) -> Node {
+        Node { server: self.clone(), front: Front::new() }
+    }
+
+    /// Without a way to go, and without a call.
+    pub(crate) fn memory(&self) -> &MemoryStore {
+        &self.0.memory
+    }
+
+    fn way(&self) -> (Duration, Duration) {
+        let (there, back, rng) = &mut *self.0.ways.lock().expect("no panic");
+        let mut way = |range: &Range| Duration::from_millis(rng.u64(range.clone()));
+        (way(there), way(back))
+    }
+}
+
+#[derive(Clone)]
+pub(crate) struct Node {
+    server: Server,
+    front: Front,
+}
+
+impl Node {
+    fn call<T: Send + 'static>(
+        &self,
+        ask: impl FnOnce(&MemoryStore) -> Reply<T> + Send + 'static,
+    ) -> Reply<T> {
+        let (server, (there, back)) = (self.server.clone(), self.server.way());
+        Reply::later(async move {
+            sleep(there).await;
+            if server.0.down.load(Ordering::SeqCst) {
+                return Err(StoreError::new("down"));
+            }
+            server.0.calls.fetch_add(1, Ordering::SeqCst);
+            let answer = ask(&server.0.memory).await;
+            sleep(back).await;
+            answer
+        })
+    }
+}
+
+impl Store for Node {
+    fn charge(&self, charge: Charge<'_>) -> Reply<Decision> {
+        let charge = charge.to_owned();
+        self.call(move |memory| memory.charge(charge.as_charge()))
+    }
+
+    fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {
+        let adjust = adjust.to_owned();
+        self.call(move |memory| memory.adjust(adjust.as_adjust()))
+    }
+
+    fn reset(&self, account: Account<'_>) -> Reply<()> {
+        let account = account.to_owned();
+        self.call(move |memory| memory.reset(account.as_account()))
+    }
+
+    fn front(&self) -> Option<Front> {
+        Some(self.front.clone())
+    }
+}
+
+/// Runs a test on a clock that moves when all wait.
+pub(crate) fn paused<F: Future>(test: F) -> F::Output {
+    let mut runtime = tokio::runtime::Builder::new_current_thread();
+    runtime.enable_time().start_paused(true).build().expect("a runtime").block_on(test)
+}

@@ -1,0 +1,506 @@
+//! Leases: fewer calls, never above the limit, early by no more than the bound (S34).
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, SystemTime};
+
+use fastrand::Rng;
+use tokio::task::{JoinSet, yield_now};
+use tokio::time::{Instant, sleep};
+use tower_fixed_window::{Decision, Limiter, Quota, Quotas};
+
+use crate::far::{Node, Server, paused};
+
+const MS: Duration = Duration::from_millis(1);
+const SECOND: Duration = Duration::from_secs(1);
+
+fn limiter(node: &Node, quotas: impl Into<Quotas>, max: u64) -> Limiter {
+    Limiter::new(quotas).name("far").store(node.clone()).without_fallback().leases(max)
+}
+
+async fn check(limiter: &Limiter) -> Decision {
+    limiter.check("alice").await.expect("it answers")
+}
+
+/// Asks one after the other until leases are as large as they get.
+async fn warm_up(limiter: &Limiter, requests: u64) {
+    for _ in 0..requests {
+        assert!(check(limiter).await.allowed());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hot_key_costs_a_call_for_many_requests() {
+    let server = Server::start();
+    let limiter = limiter(&server.node(), Quota::per_minute(10_000), 100);
+    let mut passed = 0;
+    while check(&limiter).await.allowed() {
+        passed += 1;
+    }
+    assert_eq!(passed, 10_000, "a node alone loses nothing");
+    // 1, 2, 4 .. 64, then 100 at once, and less as the limit comes near.
+    assert!(server.calls() < 200, "{} calls", server.calls());
+    let calls = server.calls();
+    assert!(!check(&limiter).await.allowed());
+    assert_eq!(server.calls(), calls);
+}
+
+#[tokio::test(start_paused = true)]
+async fn used_includes_what_is_in_hand() {
+    let server = Server::start();
+    let limiter = limiter(&server.node(), Quota::per_minute(1_000), 100);
+    let mut told = Vec::new();
+    for _ in 0..15 {
+        let decision = check(&limiter).await;
+        assert_eq!(decision.used() + decision.remaining(), decision.limit());
+        told.push(decision.used());
+    }
+    assert_eq!(told, [1, 3, 3, 7, 7, 7, 7, 15, 15, 15, 15, 15, 15, 15, 15]);
+    assert_eq!(limiter.peek("alice").await.expect("it answers").used(), 15);
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_asks_at_once_goes_together() {
+    let server = Server::start();
+    server.slow(1, 5..=5, 5..=5);
+    let limiter = limiter(&server.node(), Quota::per_minute(1_000), 100);
+    let mut tasks: JoinSet<_> = (0..64)
+        .map(|_| {
+            let limiter = limiter.clone();
+            async move { check(&limiter).await }
+        })
+        .collect();
+    while let Some(decision) = tasks.join_next().await {
+        assert!(decision.expect("no panic").allowed());
+    }
+    assert_eq!(server.calls(), 1, "tokens for all who wait");
+    assert_eq!(limiter.peek("alice").await.expect("it answers").used(), 64, "and none but these");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_does_not_suffice_is_asked_for_again_and_a_refusal_answers_all() {
+    let server = Server::start();
+    server.slow(1, 5..=5, 5..=5);
+    let limiter = limiter(&server.node(), Quota::per_minute(40), 100);
+    let mut tasks: JoinSet<_> = (0..64)
+        .map(|_| {
+            let limiter = limiter.clone();
+            async move { check(&limiter).await.allowed() }
+        })
+        .collect();
+    let mut passed = 0;
+    while let Some(allowed) = tasks.join_next().await {
+        passed += u64::from(allowed.expect("no panic"));
+    }
+    assert_eq!((passed, server.calls()), (40, 2));
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_gives_up_leaves_nobody_hanging() {
+    let server = Server::start();
+    server.slow(1, 5..=5, 5..=5);
+    let limiter = limiter(&server.node(), Quota::per_minute(1_000), 100);
+    let ask = || {
+        let limiter = limiter.clone();
+        tokio::spawn(async move { check(&limiter).await.allowed() })
+    };
+    let first = ask();
+    sleep(MS).await;
+    let second = ask();
+    yield_now().await;
+    first.abort();
+    assert!(second.await.expect("no panic"));
+    assert_eq!(server.calls(), 1, "the token of the first is the second's");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_error_goes_to_each_by_its_policy() {
+    let server = Server::start();
+    server.set_down(true);
+    let node = server.node();
+    let strict = limiter(&node, Quota::per_minute(40), 100);
+    let local = Limiter::new(Quota::per_minute(40)).name("far").store(node).leases(100);
+    let (failed, answered) = tokio::join!(strict.check("alice"), local.check("alice"));
+    assert!(failed.is_err());
+    assert!(answered.expect("memory answers").is_local());
+    let mut passed = 1;
+    while local.check("alice").await.expect("memory answers").allowed() {
+        passed += 1;
+    }
+    assert_eq!(passed, 40, "one further limit, request by request");
+}
+
+#[tokio::test(start_paused = true)]
+async fn nobody_waits_for_longer_than_one_call_that_fails() {
+    let server = Server::start();
+    server.slow(1, 10_000..=10_000, 0..=0);
+    let limiter = limiter(&server.node(), Quota::per_minute(1_000), 100);
+    let ask = || {
+        let limiter = limiter.clone();
+        async move { limiter.check("alice").await.map(|decision| decision.allowed()) }
+    };
+    let start = Instant::now();
+    let first = tokio::spawn(ask());
+    sleep(200 * MS).await;
+    assert!(ask().await.is_err() && first.await.expect("no panic").is_err());
+    assert!(start.elapsed() < 260 * MS, "the deadline of the first");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_in_hand_may_be_spent_while_the_store_is_down() {
+    let server = Server::start();
+    let limiter = limiter(&server.node(), Quota::per_minute(1_000), 100);
+    warm_up(&limiter, 8).await;
+    server.set_down(true);
+    // The last lease was of 8.
+    warm_up(&limiter, 7).await;
+    assert!(limiter.check("alice").await.is_err());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lease_dies_with_its_window_counted_from_when_it_was_asked_for() {
+    let server = Server::start();
+    let limiter = limiter(&server.node(), Quota::per_minute(1_000), 100);
+    sleep(59 * SECOND + 900 * MS).await;
+    warm_up(&limiter, 7).await;
+    // The answer to the next takes 40 ms: when it comes, the window has 60 ms or 20 left.
+    server.slow(1, 0..=0, 40..=40);
+    assert!(check(&limiter).await.allowed());
+    server.slow(1, 0..=0, 0..=0);
+    let calls = server.calls();
+    sleep(58 * MS).await;
+    assert!(check(&limiter).await.allowed());
+    assert_eq!(server.calls(), calls, "in its window");
+    sleep(2 * MS).await;
+    let decision = check(&limiter).await;
+    assert_eq!((server.calls(), decision.used()), (calls + 1, 16), "in the next");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lower_limit_spends_no_lease_and_a_higher_one_does() {
+    let server = Server::start();
+    let limiter = limiter(&server.node(), Quota::per_minute(1_000), 100);
+    warm_up(&limiter, 32).await;
+    let calls = server.calls();
+    // 63 are taken, 31 of them in hand.
+    let lowered = limiter.with_quotas(Quota::per_minute(50));
+    assert!(!check(&lowered).await.allowed());
+    let lowered = limiter.with_quotas(Quota::per_minute(500));
+    assert!(check(&lowered).await.used() > 63);
+    assert_eq!(server.calls(), calls + 2);
+    // What is in hand for the higher one is still there.
+    let raised = limiter.with_quotas(Quota::per_minute(2_000));
+    for _ in 0..31 {
+        assert_eq!(check(&raised).await.limit(), 2_000);
+    }
+    assert_eq!(server.calls(), calls + 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lease_that_was_larger_than_its_share_is_cut_to_it() {
+    let server = Server::start();
+    let limiter = limiter(&server.node(), Quota::per_minute(1_000), 100);
+    warm_up(&limiter, 31).await;
+    let there = self::limiter(&server.node(), Quota::per_minute(1_000), 0);
+    assert!(there.check_cost("alice", 900).await.expect("it answers").allowed());
+    // 32 were there to be taken, of 69: a 16th of that is 4.
+    assert!(check(&limiter).await.allowed());
+    sleep(MS).await;
+    assert_eq!(limiter.peek("alice").await.expect("it answers").used(), 931 + 4);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reset_here_ends_the_lease() {
+    let server = Server::start();
+    let limiter = limiter(&server.node(), Quota::per_minute(100), 100);
+    warm_up(&limiter, 4).await;
+    limiter.reset("alice").await.expect("it answers");
+    let mut passed = 0;
+    while check(&limiter).await.allowed() {
+        passed += 1;
+    }
+    assert_eq!(passed, 100);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lease_from_before_a_reset_is_not_spent_after_it() {
+    let server = Server::start();
+    let limiter = limiter(&server.node(), Quota::per_minute(100), 100);
+    warm_up(&limiter, 7).await;
+    // Six more are on their way while the reset comes and goes.
+    server.slow(1, 0..=0, 20..=20);
+    let asked = tokio::spawn(limiter.check("alice"));
+    sleep(MS).await;
+    server.slow(1, 0..=0, 0..=0);
+    limiter.reset("alice").await.expect("it answers");
+    assert!(asked.await.expect("no panic").expect("it answers").allowed());
+    let mut passed = 0;
+    while check(&limiter).await.allowed() {
+        passed += 1;
+    }
+    assert_eq!(passed, 100);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_not_spent_is_given_back() {
+    let server = Server::start();
+    let limiter = limiter(&server.node(), Quota::per_minute(1_000), 100);
+    warm_up(&limiter, 8).await;
+    let used = async || limiter.peek("alice").await.expect("it answers").used();
+    assert_eq!(used().await, 15);
+    sleep(3 * SECOND).await;
+    assert_eq!(used().await, 15, "it may still be spent");
+    sleep(SECOND).await;
+    assert_eq!(used().await, 8);
+    // The next is small, and asked for.
+    let calls = server.calls();
+    assert!(check(&limiter).await.allowed());
+    assert_eq!(server.calls(), calls + 1);
+    assert_eq!(used().await, 12);
+}
+
+#[tokio::test(start_paused = true)]
+async fn larger_costs_are_paid_from_a_lease_that_suffices() {
+    let server = Server::start();
+    let limiter = limiter(&server.node(), Quota::per_minute(1_000), 100);
+    warm_up(&limiter, 8).await;
+    let calls = server.calls();
+    let cost = async |cost| limiter.check_cost("alice", cost).await.expect("it answers");
+    assert!(cost(u64::MAX).await.is_final());
+    let calls = calls + 1;
+    assert_eq!(cost(3).await.granted(), 3);
+    assert_eq!((cost(4).await.used(), server.calls()), (15, calls));
+    let decision = cost(5).await;
+    assert_eq!((decision.granted(), decision.used(), server.calls()), (5, 20, calls + 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refund_of_what_a_lease_paid_goes_to_the_store() {
+    let server = Server::start();
+    let limiter = limiter(&server.node(), Quota::per_minute(1_000), 100);
+    warm_up(&limiter, 8).await;
+    let receipt = limiter.charge("alice", 1).await.expect("it answers").expect("it passes");
+    limiter.refund(receipt).await.expect("it answers");
+    assert_eq!(limiter.peek("alice").await.expect("it answers").used(), 14);
+}
+
+#[tokio::test(start_paused = true)]
+async fn where_leases_do_not_pay_each_request_asks() {
+    let server = Server::start();
+    let node = server.node();
+    let mut calls = 0;
+    for quotas in [
+        Quotas::from(Quota::per_minute(31)),
+        Quota::per_minute(1_000).rollover_up_to(2_000).into(),
+        Quota::per_minute(1_000).and(Quota::per_hour(10_000)),
+    ] {
+        let limiter = limiter(&node, quotas, 100);
+        warm_up(&limiter, 20).await;
+        calls += 20;
+        assert_eq!(server.calls(), calls, "{quotas}");
+        limiter.reset("alice").await.expect("it answers");
+        calls += 1;
+    }
+}
+
+#[test]
+fn a_runtime_that_ends_leaves_nothing_hanging() {
+    let limiter = paused(async {
+        let server = Server::start();
+        server.slow(1, 5..=5, 5..=5);
+        let limiter = limiter(&server.node(), Quota::per_minute(1_000), 100);
+        warm_up(&limiter, 8).await;
+        // Dropped in mid-flight, with the task that asks.
+        let _ = tokio::time::timeout(MS, limiter.clone().check("bob")).await;
+        limiter
+    });
+    paused(async { assert!(limiter.check("bob").await.expect("it answers").allowed()) });
+}
+
+/// What nodes under load have done in a window.
+#[derive(Default, Clone, Copy)]
+struct Seen {
+    passed: u64,
+    /// When somebody was refused first, and how much had been spent by those who had asked by then.
+    refused: Option<Instant>,
+    spent: u64,
+}
+
+/// Of `n` nodes, at most so many requests are refused too early.
+fn bound(n: u64, limit: u64, max: u64) -> f64 {
+    let first = (n - 1) * max.min(limit / 16).saturating_sub(1);
+    let second = limit as f64 * (1.0 - (1.0 - 1.0 / 16.0_f64).powi(n as i32 - 1));
+    second.min(first as f64)
+}
+
+/// How load comes to the nodes.
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Load {
+    Uniform,
+    /// Each node has half the load of the one before.
+    Skewed,
+    /// One node has nearly all.
+    OneSided,
+    /// One after the other speaks for a while, and is silent then.
+    Silent,
+}
+
+const LOADS: [Load; 4] = [Load::Uniform, Load::Skewed, Load::OneSided, Load::Silent];
+
+#[derive(Debug)]
+struct World {
+    nodes: u64,
+    limit: u64,
+    max: u64,
+    load: Load,
+    /// Requests in a second.
+    demand: f64,
+    /// The longest way, in milliseconds.
+    way: u64,
+    /// In milliseconds.
+    window: u64,
+    windows: u64,
+}
+
+/// What part of a limit was not spent, in the worst window.
+#[derive(Default)]
+struct Early {
+    /// When somebody was refused.
+    at_first: f64,
+    /// To the end of the window.
+    at_last: f64,
+}
+
+/// Lets nodes ask for some windows. Never more than the limit passes; how early it was refused, and
+/// calls for each request.
+async fn simulate(seed: u64, world: &World) -> (Early, f64) {
+    let mut rng = Rng::with_seed(seed);
+    let server = Server::start();
+    server.slow(seed, 0..=world.way, 0..=world.way);
+    let quota = Quota::new(world.limit, Duration::from_millis(world.window));
+    let nodes: Vec<_> =
+        (0..world.nodes).map(|_| limiter(&server.node(), quota, world.max)).collect();
+    let seen = Arc::<Mutex<HashMap<SystemTime, Seen>>>::default();
+    let mut tasks = JoinSet::new();
+    let steps = world.window;
+    let (mut due, mut asked) = (0.0, 0_u64);
+    for step in 0..world.windows * steps {
+        due += world.demand / 1_000.0;
+        while due >= 1.0 {
+            due -= 1.0;
+            asked += 1;
+            let last = nodes.len() - 1;
+            let node = match world.load {
+                Load::Uniform => rng.usize(..=last),
+                Load::Skewed => (rng.u64(1..).trailing_zeros() as usize).min(last),
+                Load::OneSided if rng.u8(..10) > 0 => 0,
+                Load::OneSided => rng.usize(..=last),
+                Load::Silent => (step * 4 * world.nodes / steps % world.nodes) as usize,
+            };
+            let (limiter, server, seen) = (nodes[node].clone(), server.clone(), Arc::clone(&seen));
+            tasks.spawn(async move {
+                let (before, sent, asked) = (server.calls(), server.now(), Instant::now());
+                let decision = check(&limiter).await;
+                if sent == server.now() && before == server.calls() && decision.allowed() {
+                    assert!(decision.reset_at() > sent, "spent after its window");
+                }
+                let mut seen = seen.lock().expect("no panic");
+                let seen = seen.entry(decision.reset_at()).or_default();
+                if decision.allowed() {
+                    seen.passed += 1;
+                    seen.spent += u64::from(seen.refused.is_none_or(|refused| asked <= refused));
+                } else {
+                    seen.refused.get_or_insert(Instant::now());
+                }
+            });
+        }
+        sleep(MS).await;
+        while let Some(done) = tasks.try_join_next() {
+            done.expect("no panic");
+        }
+    }
+    while let Some(done) = tasks.join_next().await {
+        done.expect("no panic");
+    }
+    let mut early = Early::default();
+    for seen in seen.lock().expect("no panic").values() {
+        let Seen { passed, refused, spent } = *seen;
+        assert!(passed <= world.limit, "{passed} passed: SEED={seed} {world:?}");
+        if refused.is_some() {
+            let missing = (world.limit - spent) as f64;
+            let bound = bound(world.nodes, world.limit, world.max);
+            assert!(missing <= bound, "{missing} missing, bound {bound}: SEED={seed} {world:?}");
+            let part = |tokens: f64| tokens / world.limit as f64;
+            early.at_first = early.at_first.max(part(missing));
+            early.at_last = early.at_last.max(part((world.limit - passed) as f64));
+        }
+    }
+    (early, server.calls() as f64 / asked as f64)
+}
+
+#[test]
+fn never_above_the_limit_and_early_by_no_more_than_the_bound() {
+    let seeds = std::env::var("SEED").map_or(0..60, |seed| {
+        let seed = seed.parse().expect("a number");
+        seed..seed + 1
+    });
+    for seed in seeds {
+        let mut rng = Rng::with_seed(seed);
+        let world = World {
+            nodes: rng.u64(2..12),
+            limit: *rng.choice(&[32, 50, 100, 300, 1_000, 3_000]).expect("some"),
+            max: *rng.choice(&[2, 10, 100, 1_000]).expect("some"),
+            load: *rng.choice(&LOADS).expect("some"),
+            demand: 0.0,
+            way: *rng.choice(&[0, 1, 5, 40]).expect("some"),
+            window: 1_000,
+            windows: 3,
+        };
+        let demand = (0.5 + 3.0 * rng.f64()) * world.limit as f64;
+        let _ = paused(simulate(seed, &World { demand, ..world }));
+    }
+}
+
+/// The tables of docs/many-nodes.md:
+/// `cargo test --release --all-features --test model leases::tables -- --ignored --nocapture`
+#[test]
+#[ignore = "it prints tables"]
+fn tables() {
+    println!("64 nodes, 400,000 requests a second on one limit, ways of up to 1 ms");
+    println!(
+        "| limit a second | leases | calls a second | unspent at the first refusal | at the end |"
+    );
+    println!("|---|---|---|---|---|");
+    for limit in [100, 1_000, 10_000, 100_000, 300_000, 1_000_000] {
+        for max in [0, 10, 100, 1_000] {
+            row(64, limit, max, 400_000.0, true);
+        }
+    }
+    println!("1.5 times the limit is asked for");
+    println!("| limit | nodes | leases | unspent at the first refusal | at the end |");
+    println!("|---|---|---|---|---|");
+    for limit in [100, 1_000, 10_000, 100_000] {
+        for nodes in [2, 8, 64] {
+            for max in [100, 1_000] {
+                row(nodes, limit, max, 1.5 * limit as f64, false);
+            }
+        }
+    }
+}
+
+/// The worst of three kinds of load.
+fn row(nodes: u64, limit: u64, max: u64, demand: f64, calls: bool) {
+    let (mut worst, mut most) = (Early::default(), 0.0_f64);
+    for load in [Load::Uniform, Load::Skewed, Load::OneSided] {
+        let world = World { nodes, limit, max, load, demand, way: 1, window: 1_000, windows: 3 };
+        let (early, rate) = paused(simulate(1, &world));
+        worst.at_first = worst.at_first.max(early.at_first * 100.0);
+        worst.at_last = worst.at_last.max(early.at_last * 100.0);
+        most = most.max(rate * demand);
+    }
+    let Early { at_first, at_last } = worst;
+    match calls {
+        true => println!("| {limit} | {max} | {most:.0} | {at_first:.1}% | {at_last:.2}% |"),
+        false => println!("| {limit} | {nodes} | {max} | {at_first:.1}% | {at_last:.2}% |"),
+    }
+}

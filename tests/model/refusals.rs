@@ -1,0 +1,293 @@
+//! Refusals that are remembered: no traffic, the store's own words, and never too late (S34).
+
+use std::time::Duration;
+
+use fastrand::Rng;
+use tokio::time::{advance, sleep};
+use tower_fixed_window::store::{Account, Charge, Scope, Store};
+use tower_fixed_window::{Decision, Key, Limiter, Quota, Quotas};
+
+use crate::answer;
+use crate::far::{Node, Server, paused};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn limiter(node: &Node, quotas: impl Into<Quotas>) -> Limiter {
+    Limiter::new(quotas).name("far").store(node.clone()).without_fallback()
+}
+
+async fn check(limiter: &Limiter, cost: u64) -> Decision {
+    limiter.check_cost("alice", cost).await.expect("it answers")
+}
+
+async fn allowed(limiter: &Limiter) -> bool {
+    check(limiter, 1).await.allowed()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refused_key_causes_no_traffic_until_its_window_ends() {
+    let server = Server::start();
+    let limiter = limiter(&server.node(), Quota::per_minute(5));
+    for _ in 0..5 {
+        assert!(allowed(&limiter).await);
+    }
+    for _ in 0..1_000 {
+        assert!(!allowed(&limiter).await);
+        advance(Duration::from_millis(59)).await;
+    }
+    assert_eq!(server.calls(), 6, "the first refusal is the store's");
+    advance(SECOND).await;
+    assert!(allowed(&limiter).await);
+    assert_eq!(server.calls(), 7);
+}
+
+#[tokio::test(start_paused = true)]
+async fn it_says_what_the_store_would_say() {
+    let server = Server::start();
+    let quotas = Quota::per_minute(100).and(Quota::per_hour(120));
+    let limiter = limiter(&server.node(), quotas);
+    let truth = |cost| truth(&server, &quotas, cost, false);
+    sleep(7 * SECOND).await;
+    assert!(check(&limiter, 95).await.allowed());
+    assert!(!check(&limiter, 10).await.allowed());
+    sleep(3 * SECOND).await;
+    let calls = server.calls();
+    let known = check(&limiter, 10).await;
+    assert_eq!(known, truth(10));
+    assert_eq!((known.used(), known.remaining(), known.limit()), (95, 5, 100));
+    assert_eq!(known.retry_after(), Some(50 * SECOND));
+    // The longer window refuses what is larger than all that is left of it.
+    let larger = check(&limiter, 30).await;
+    assert_eq!((larger.limit(), &larger), (120, &truth(30)));
+    // No window is large enough.
+    let never = check(&limiter, 1_000).await;
+    assert!(never.is_final());
+    assert_eq!(never, truth(1_000));
+    assert_eq!(server.calls(), calls, "all that without asking");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_other_requests_took_meanwhile_is_told() {
+    let server = Server::start();
+    let limiter = limiter(&server.node(), Quota::per_minute(10));
+    assert!(check(&limiter, 8).await.allowed());
+    assert_eq!(check(&limiter, 5).await.used(), 8);
+    assert!(allowed(&limiter).await);
+    let calls = server.calls();
+    assert_eq!(check(&limiter, 5).await.used(), 9);
+    assert_eq!(server.calls(), calls);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_raised_limit_is_noticed_at_once() {
+    let server = Server::start();
+    let limiter = limiter(&server.node(), Quota::per_minute(1));
+    assert!(allowed(&limiter).await && !allowed(&limiter).await);
+    let raised = limiter.with_quotas(Quota::per_minute(2));
+    assert!(allowed(&raised).await && !allowed(&raised).await);
+    // A lower one refuses without asking.
+    let calls = server.calls();
+    assert_eq!(check(&limiter, 1).await.limit(), 1);
+    assert_eq!(server.calls(), calls);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_smaller_cost_is_for_the_store_to_decide() {
+    let server = Server::start();
+    let limiter = limiter(&server.node(), Quota::per_minute(10));
+    assert!(check(&limiter, 6).await.allowed());
+    assert!(!check(&limiter, 5).await.allowed());
+    let calls = server.calls();
+    assert!(!check(&limiter, 6).await.allowed());
+    assert_eq!(server.calls(), calls);
+    assert!(check(&limiter, 4).await.allowed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reset_and_a_refund_in_this_process_are_seen_at_once() {
+    let server = Server::start();
+    let node = server.node();
+    let (one, other) = (limiter(&node, Quota::per_minute(1)), limiter(&node, Quota::per_minute(1)));
+    let receipt = one.charge("alice", 1).await.expect("it answers").expect("it passes");
+    assert!(!allowed(&one).await);
+    other.reset("alice").await.expect("it answers");
+    assert!(allowed(&one).await && !allowed(&one).await);
+    other.refund(receipt).await.expect("it answers");
+    assert!(allowed(&one).await && !allowed(&one).await);
+}
+
+/// Who resets on another node, and how long this one refuses after that.
+async fn refuses_after_reset(limiter: &Limiter, server: &Server) -> Duration {
+    while allowed(limiter).await {}
+    let there = self::limiter(&server.node(), *limiter.quotas());
+    there.reset("alice").await.expect("it answers");
+    let start = tokio::time::Instant::now();
+    while !allowed(limiter).await {
+        sleep(Duration::from_millis(10)).await;
+    }
+    start.elapsed()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reset_elsewhere_is_seen_when_the_refusal_ends_or_within_a_second() {
+    let server = Server::start();
+    let limiter = |name: &str| limiter(&server.node(), Quota::per_minute(1)).name(name);
+    let took = refuses_after_reset(&limiter("far"), &server).await;
+    assert!(took > 59 * SECOND, "{took:?}");
+    let took = refuses_after_reset(&limiter("far").resettable(), &server).await;
+    assert!(took <= SECOND, "{took:?}");
+    // Whoever has receipts may return them.
+    let receipts = limiter("far");
+    let _ = receipts.charge("bob", 1).await.expect("it answers").expect("it passes");
+    let took = refuses_after_reset(&receipts, &server).await;
+    assert!(took <= SECOND, "{took:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refusal_from_before_a_reset_is_not_remembered_after_it() {
+    let server = Server::start();
+    let limiter = limiter(&server.node(), Quota::per_minute(1));
+    assert!(allowed(&limiter).await);
+    // The refusal is on its way back while the reset comes and goes.
+    server.slow(1, 0..=0, 200..=200);
+    let refused = tokio::spawn(limiter.check("alice"));
+    sleep(Duration::from_millis(1)).await;
+    server.slow(1, 0..=0, 0..=0);
+    limiter.reset("alice").await.expect("it answers");
+    assert!(!refused.await.expect("no panic").expect("it answers").allowed());
+    assert!(allowed(&limiter).await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reset_that_nobody_waits_for_is_seen() {
+    let server = Server::start();
+    let limiter = limiter(&server.node(), Quota::per_minute(1));
+    assert!(allowed(&limiter).await && !allowed(&limiter).await);
+    server.slow(1, 10..=10, 100..=100);
+    let reset = tokio::spawn(limiter.reset("alice"));
+    sleep(Duration::from_millis(5)).await;
+    server.slow(1, 0..=0, 0..=0);
+    assert!(!allowed(&limiter).await, "not there yet");
+    sleep(Duration::from_millis(50)).await;
+    reset.abort();
+    assert!(reset.await.expect_err("given up").is_cancelled());
+    assert!(allowed(&limiter).await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lowered_limit_leaves_no_debt_here_either() {
+    let server = Server::start();
+    let node = server.node();
+    assert!(check(&limiter(&node, Quota::per_minute(100)), 90).await.allowed());
+    let lowered = limiter(&node, Quota::per_minute(10));
+    assert!(!allowed(&lowered).await);
+    let calls = server.calls();
+    let known = check(&lowered, 1).await;
+    assert_eq!((server.calls(), known.retry_after()), (calls, Some(60 * SECOND)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn peeks_go_to_the_store() {
+    let server = Server::start();
+    let limiter = limiter(&server.node(), Quota::per_minute(1));
+    assert!(allowed(&limiter).await && !allowed(&limiter).await);
+    let calls = server.calls();
+    assert!(!limiter.peek("alice").await.expect("it answers").allowed());
+    assert_eq!(server.calls(), calls + 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn while_the_store_is_down_what_was_refused_stays_refused_and_memory_is_not_remembered() {
+    let server = Server::start();
+    let node = server.node();
+    let limiter = Limiter::new(Quota::per_minute(1)).name("far").store(node.clone());
+    let spent = async |key| !limiter.check(key).await.expect("it answers").allowed();
+    assert!(!spent("alice").await && spent("alice").await);
+    server.set_down(true);
+    assert!(spent("alice").await, "not asked anew in memory");
+    assert!(!spent("bob").await && spent("bob").await, "counted in memory");
+    server.set_down(false);
+    advance(SECOND).await;
+    assert!(!spent("bob").await, "the store has not refused bob");
+}
+
+/// Random quotas, costs and ways: a refusal from memory is one that the store would give at that
+/// instant, in the same words, but for a `now` that is late by no more than a round trip.
+#[test]
+fn it_never_refuses_what_the_store_would_pass() {
+    let seeds = std::env::var("SEED").map_or(0..300, |seed| {
+        let seed = seed.parse().expect("a number");
+        seed..seed + 1
+    });
+    let mut remembered = 0;
+    for seed in seeds {
+        remembered += paused(trace(seed));
+    }
+    assert!(remembered > 5_000, "only {remembered} answers from memory");
+}
+
+async fn trace(seed: u64) -> u64 {
+    const ROUND_TRIP: u64 = 40;
+    let mut rng = Rng::with_seed(seed);
+    let server = Server::start();
+    server.slow(seed, 0..=ROUND_TRIP / 2, 0..=ROUND_TRIP / 2);
+    let quotas = quotas(&mut rng);
+    let (here, there) = (limiter(&server.node(), quotas), limiter(&server.node(), quotas));
+    let mut remembered = 0;
+    for step in 0..150 {
+        sleep(Duration::from_millis(if rng.bool() { rng.u64(..20) } else { rng.u64(..900) })).await;
+        let (cost, reserve) = (rng.u64(1..12), rng.u8(..4) == 0);
+        if rng.u8(..6) == 0 {
+            let _ = there.check_cost("alice", cost).await.expect("it answers");
+        }
+        let truth = truth(&server, &quotas, cost, reserve);
+        let calls = server.calls();
+        let decision = match reserve {
+            false => here.check_cost("alice", cost).await.expect("it answers"),
+            true => match here.reserve("alice", cost).await.expect("it answers") {
+                Ok(receipt) => receipt.decision().clone(),
+                Err(refused) => refused.decision().clone(),
+            },
+        };
+        if server.calls() > calls {
+            continue;
+        }
+        remembered += 1;
+        let at = format!("SEED={seed} step {step}, {quotas}: {cost} {decision:?} {truth:?}");
+        assert!(!decision.allowed() && !peek_fits(&truth), "{at}");
+        let late = truth.decided_at().duration_since(decision.decided_at()).expect("not ahead");
+        assert!(late.as_millis() as u64 <= ROUND_TRIP, "{late:?}: {at}");
+        assert!(decision.retry_at() <= truth.retry_at() || decision.is_final(), "{at}");
+        let window = |decision: &Decision| (decision.speaking(), decision.reset_at());
+        let same = window(&decision) == window(&truth);
+        assert!(!same || decision.used() <= truth.used(), "{at}");
+    }
+    remembered
+}
+
+/// What the server would say at once.
+fn truth(server: &Server, quotas: &Quotas, cost: u64, reserve: bool) -> Decision {
+    let (scope, key) = (Scope::named("far"), Key::from("alice"));
+    let charge = Charge::new(Account::new(&scope, quotas, &key), cost).peeking();
+    answer(server.memory().charge(if reserve { charge.reserving() } else { charge }))
+}
+
+fn peek_fits(truth: &Decision) -> bool {
+    truth.refusing().next().is_none()
+}
+
+fn quotas(rng: &mut Rng) -> Quotas {
+    let mut quota = |ms: u64| {
+        let limit = rng.u64(1..20);
+        let mut quota = Quota::new(limit, Duration::from_millis(ms));
+        quota = match rng.u8(..4) {
+            0 => quota.staggered(),
+            1 => quota.from_first_request(),
+            _ => quota,
+        };
+        quota = if rng.u8(..3) == 0 { quota.rollover_up_to(limit + rng.u64(..30)) } else { quota };
+        if rng.bool() { quota.reserve_up_to(rng.u64(..30)) } else { quota }
+    };
+    let (one, two) = (quota(1_000), quota(3_500));
+    if rng.bool() { one.into() } else { one.and(two) }
+}

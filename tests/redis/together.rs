@@ -1,0 +1,283 @@
+//! Decisions that travel together are those that would have been made one after the other.
+
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::Poll;
+use std::time::{Duration, Instant};
+
+use fastrand::Rng;
+use futures_util::future::join4;
+use tower_fixed_window::store::{Account, Adjust, Charge, RedisStore, Reply, Scope, Store};
+use tower_fixed_window::{Decision, Key, ManualClock, MemoryStore, Quota, Quotas, StoreError};
+
+use crate::conformance::connect;
+use crate::differential::{env, length, start, step_clock, tokens, with_limits};
+use crate::server::{ALONE, Server};
+
+/// A store none of whose charges travels alone: as many are sent before it as there may be calls
+/// under way, and one waits beside it.
+pub(crate) struct Crowd {
+    store: RedisStore,
+    scope: Scope,
+    quotas: Quotas,
+    asked: Arc<AtomicU64>,
+}
+
+impl Crowd {
+    pub(crate) fn new(store: RedisStore, asked: Arc<AtomicU64>) -> Self {
+        let quotas = Quota::per_minute(1).rollover_up_to(2).into();
+        Self { store, scope: Scope::named("crowd"), quotas, asked }
+    }
+}
+
+impl Store for Crowd {
+    fn charge(&self, charge: Charge<'_>) -> Reply<Decision> {
+        let key = Key::from("somebody else");
+        let other = Charge::new(Account::new(&self.scope, &self.quotas, &key), 1).peeking();
+        let other = || self.store.charge(other);
+        self.asked.fetch_add(4, Ordering::Relaxed);
+        let all = join4(other(), other(), other(), self.store.charge(charge));
+        Reply::later(async move { all.await.3 })
+    }
+
+    fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {
+        self.store.adjust(adjust)
+    }
+
+    fn reset(&self, account: Account<'_>) -> Reply<()> {
+        self.store.reset(account)
+    }
+}
+
+/// Calls of scripts that a server has had.
+pub(crate) fn calls(server: &Server) -> u64 {
+    let stats: String = server.ask(&["INFO", "commandstats"]);
+    let calls = stats.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls="));
+    let calls = calls.map(|calls| calls.split(',').next().expect("a number"));
+    calls.map_or(0, |calls| calls.parse().expect("a number"))
+}
+
+/// Asks in this order, all before the first answer.
+async fn at_once(
+    replies: impl IntoIterator<Item = Reply<Decision>>,
+) -> Vec<Result<Decision, StoreError>> {
+    let mut all: Vec<_> = replies.into_iter().map(|reply| (reply, None)).collect();
+    poll_fn(|cx| {
+        let mut done = true;
+        for (reply, answer) in &mut all {
+            if answer.is_none()
+                && let Poll::Ready(ready) = Pin::new(reply).poll(cx)
+            {
+                *answer = Some(ready);
+            }
+            done &= answer.is_some();
+        }
+        if done { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
+    all.into_iter().map(|(_, answer)| answer.expect("it is done")).collect()
+}
+
+fn charges(store: &RedisStore, keys: impl IntoIterator<Item = u64>) -> Vec<Reply<Decision>> {
+    let (scope, quotas) = (Scope::named("together"), Quota::per_day(1_000_000).into());
+    let charge = |key: u64| {
+        let key = Key::from(key);
+        store.charge(Charge::new(Account::new(&scope, &quotas, &key), 1))
+    };
+    keys.into_iter().map(charge).collect()
+}
+
+/// What is counted of one key.
+fn used(server: &Server, key: u64) -> u64 {
+    let value: Option<String> =
+        server.ask(&["HGET", &format!("tfw1:{{together:u{key}}}"), "86400000+0"]);
+    value.map_or(0, |value| value.split('@').next().expect("a count").parse().expect("a number"))
+}
+
+#[tokio::test]
+async fn a_crowd_is_decided_in_the_order_of_asking() {
+    let Some(server) = Server::start() else { return };
+    let connection = connect(&server.url()).await;
+    let scope = Scope::named("together");
+    // What finds its script missing may come after those who were asked later.
+    let _ = at_once(charges(&RedisStore::from(connection.clone()), 0..9)).await;
+    let (first, rounds) = (env("SEED", 1), env("ROUNDS", 60));
+    let (mut asked, before) = (0, calls(&server));
+    for seed in first..first + rounds {
+        let mut rng = Rng::with_seed(seed);
+        let clock = ManualClock::at_ms(start(&mut rng));
+        // Room enough: no key takes an entry that has expired and, the clock having stepped back, is
+        // another's again.
+        let memory = MemoryStore::with_clock(clock.clone());
+        let redis =
+            RedisStore::from(connection.clone()).prefix(&seed.to_string()).clock(clock.clone());
+        let windows: Vec<_> = (0..4)
+            .map(|_| {
+                let length = length(&mut rng);
+                (length, rng.u8(..6), rng.u64(..length))
+            })
+            .collect();
+        let mut now = start(&mut rng);
+        for _ in 0..4 {
+            now = step_clock(&mut rng, now, windows[0].0);
+            clock.set_ms(now);
+            // One quota or several, of the same windows: what they count is the same.
+            let kinds: Vec<Quotas> = (0..rng.usize(1..5))
+                .map(|_| with_limits(&mut rng, &windows[..[1, 1, 2, 4][seed as usize % 4]]))
+                .collect();
+            let keys: Vec<Key> = (0..rng.u64(1..20)).map(Key::from).collect();
+            let crowd: Vec<_> = (0..rng.usize(1..300))
+                .map(|_| {
+                    let (quotas, key) = (rng.choice(&kinds), rng.choice(&keys));
+                    let account = Account::new(&scope, quotas.expect("some"), key.expect("some"));
+                    let charge = Charge::new(account, tokens(&mut rng));
+                    match rng.u8(..6) {
+                        0 => charge.reserving(),
+                        1 => charge.up_to(),
+                        2 => charge.peeking(),
+                        _ => charge,
+                    }
+                })
+                .collect();
+            asked += crowd.len() as u64;
+            let decisions = at_once(crowd.iter().map(|&charge| redis.charge(charge))).await;
+            for (i, (charge, decision)) in crowd.into_iter().zip(decisions).enumerate() {
+                let expected = memory.charge(charge).await.expect("memory answers");
+                let at = format!("SEED={seed} charge {i} at {now}: {charge:?}");
+                let decision = decision.unwrap_or_else(|error| panic!("{at}: {error:?}"));
+                assert_eq!(decision, expected, "{at}");
+            }
+        }
+    }
+    let calls = calls(&server) - before;
+    println!("{asked} decisions in {calls} calls");
+    assert!(calls * 20 < asked, "{asked} decisions in {calls} calls");
+}
+
+#[tokio::test]
+async fn who_has_a_bad_key_fails_alone() {
+    let Some(server) = Server::start() else { return };
+    let store = RedisStore::from(connect(&server.url()).await);
+    server.ask::<String>(&["SET", "tfw1:{together:u5}", "no hash"]);
+    for key in [9, 10, 127] {
+        server.ask::<u64>(&[
+            "HSET",
+            &format!("tfw1:{{together:u{key}}}"),
+            "86400000+0",
+            "no count",
+        ]);
+    }
+    let bad = [5, 9, 10, 127];
+    let answers = at_once(charges(&store, 0..128)).await;
+    for (key, answer) in (0..).zip(answers) {
+        match answer {
+            Err(error) => {
+                assert!(bad.contains(&key), "{key}: {error:?}");
+                assert_eq!(error.to_string(), "Redis refused the command");
+            }
+            Ok(decision) => assert_eq!((decision.used(), bad.contains(&key)), (1, false), "{key}"),
+        }
+    }
+    assert_eq!(calls(&server), 2 * 3, "two alone, and all others; first without their scripts");
+}
+
+#[tokio::test]
+async fn missing_scripts_cost_nobody_an_answer_and_count_nothing_twice() {
+    let Some(server) = Server::start() else { return };
+    let store = RedisStore::from(connect(&server.url()).await);
+    for round in 1..=20 {
+        server.ask::<String>(&["SCRIPT", "FLUSH"]);
+        for answer in at_once(charges(&store, (0..300).map(|i| i % 100))).await {
+            assert!(answer.expect("it answers").allowed());
+        }
+        assert_eq!(used(&server, 7), 3 * round);
+    }
+}
+
+/// As often as it has been sent, and it was sent to a server that did nothing any more.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_crowd_in_flight_when_the_server_dies_is_not_sent_again() {
+    let _alone = ALONE.lock().await;
+    let Some(mut server) = Server::with(&["--appendonly", "yes", "--appendfsync", "always"]) else {
+        return;
+    };
+    let store = RedisStore::new(server.url()).expect("an address");
+    for answer in at_once(charges(&store, 0..300)).await {
+        assert!(answer.expect("it answers").allowed());
+    }
+    server.freeze();
+    let asked = Instant::now();
+    let crowd = charges(&store, 0..300);
+    let crowd = tokio::spawn(async move { (at_once(crowd).await, asked.elapsed()) });
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    server.kill();
+    let (answers, took) = crowd.await.expect("no panic");
+    assert!(answers.iter().all(Result::is_err), "nobody was there");
+    assert!(took < Duration::from_millis(750), "all of them in time: {took:?}");
+    server.restart();
+    // Time for whoever would try again.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    for key in 0..300 {
+        assert_eq!(used(&server, key), 1, "of key {key}");
+    }
+    loop {
+        // Nothing of it is left in the way of the next.
+        let answers = at_once(charges(&store, 0..300)).await;
+        if answers.iter().all(Result::is_ok) {
+            break;
+        }
+        assert!(asked.elapsed() < Duration::from_secs(10), "it answers again");
+    }
+}
+
+/// Its fate is known, and nobody is charged for it.
+#[tokio::test]
+async fn what_is_late_or_dropped_while_it_waits_is_not_sent() {
+    let _alone = ALONE.lock().await;
+    let Some(server) = Server::start() else { return };
+    let store = RedisStore::from(connect(&server.url()).await).deadline(Duration::from_secs(20));
+    for answer in at_once(charges(&store, 0..10)).await {
+        assert!(answer.expect("it answers").allowed());
+    }
+    server.freeze();
+    let (patient, hasty) =
+        (charges(&store, 0..2), store.clone().deadline(Duration::from_millis(50)));
+    let patient = tokio::spawn(at_once(patient));
+    tokio::task::yield_now().await;
+    let waiting = tokio::spawn(at_once(charges(&store, 2..4)));
+    let dropped = tokio::spawn(at_once(charges(&store, 4..7)));
+    for answer in at_once(charges(&hasty, 7..10)).await {
+        assert_eq!(answer.expect_err("late").to_string(), "Redis did not answer in time");
+    }
+    dropped.abort();
+    assert!(dropped.await.is_err(), "it is gone");
+    server.thaw();
+    for answer in [patient, waiting] {
+        for answer in answer.await.expect("no panic") {
+            assert!(answer.expect("it answers").allowed());
+        }
+    }
+    let counts: Vec<u64> = (0..10).map(|key| used(&server, key)).collect();
+    assert_eq!(counts, [2, 2, 2, 2, 1, 1, 1, 1, 1, 1]);
+}
+
+/// Streams and selects do that: they poll a future once, and have something else to do then.
+#[tokio::test]
+async fn who_does_not_fetch_an_answer_stops_nobody() {
+    let Some(server) = Server::start() else { return };
+    let store = RedisStore::from(connect(&server.url()).await).deadline(Duration::from_secs(20));
+    let mut busy = charges(&store, 0..2);
+    poll_fn(|cx| {
+        assert!(busy.iter_mut().all(|reply| Pin::new(reply).poll(cx).is_pending()));
+        Poll::Ready(())
+    })
+    .await;
+    let others = at_once(charges(&store, 2..9));
+    let answers = tokio::time::timeout(Duration::from_secs(10), others).await.expect("in time");
+    assert!(answers.iter().all(Result::is_ok));
+    for answer in at_once(busy).await {
+        assert!(answer.expect("it is there").allowed());
+    }
+}
