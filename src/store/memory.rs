@@ -2,8 +2,11 @@
 //!
 //! A sharded lock around a flat table. A key's hash chooses the shard, so that all of its quotas are
 //! charged under one lock. Each quota of the key has a 64-bit fingerprint, and an entry in one of the
-//! two buckets that this chooses. Entries are never moved, and one that has expired is free. So there
-//! is nothing to sweep, and a charge looks at two buckets at most, whatever the table holds.
+//! two buckets that this chooses. One that has expired is free. So there is nothing to sweep, and a
+//! charge looks at two buckets at most, whatever the table holds.
+//!
+//! When both buckets of a key are full of keys whose windows run, the shard's table is doubled, until
+//! it has its part of `max_keys`. Shards are small, so that nobody waits long while one grows.
 
 use std::fmt;
 use std::hash::BuildHasher;
@@ -24,8 +27,8 @@ mod cache;
 
 pub(crate) use cache::{Entries, Entry};
 
-/// Entries in a bucket. With two buckets to choose from, a table of 16-way buckets holds its
-/// `max_keys` at 8/9 full with practically none left over (0.0014% in a simulation).
+/// Entries in a bucket. With two buckets to choose from, 16-way buckets hold `max_keys` at 10/11 full
+/// with few left over: measured, 0.04%.
 const WAYS: usize = 16;
 /// With so many free entries in the first of its buckets, a key doesn't look at the second one. A table
 /// fills as well as if it always did (by simulation), and most keys are found at the first look.
@@ -34,7 +37,10 @@ const SPARSE: usize = 10;
 type Cells = [u64; 4];
 type Bucket = [Cells; WAYS];
 
-const MOST_SHARDS: usize = 64;
+/// A shard has so many of a small store's keys, as long as there are enough shards to keep threads
+/// apart, and at most so many of a large one's: to double its table then takes some 0.2 ms.
+const KEYS_OF_A_SHARD: (usize, usize) = (1_024, 4_096);
+const SHARDS_FOR_THREADS: usize = 64;
 /// Of a shard's overflow entries, the share that one quota uses.
 const OVERFLOW_SHARE: u64 = 4;
 
@@ -47,11 +53,13 @@ const OVERFLOW_SHARE: u64 = 4;
 /// # Memory
 ///
 /// A store holds `max_keys` entries, a million unless set, one for each quota of each key in its
-/// current window. It takes at most 37.125 bytes per entry of `max_keys` (32 bytes in a table that
-/// is 8/9 full, and 1/32 of that for the overflow), and up to 1.1 kB of rounding for each of its
-/// shards, of which there are at most 64: 37.2 MB for a million. That is reached only as keys come:
-/// see [`max_bytes`](Self::max_bytes). A charge of one quota allocates nothing;
-/// that of several, the list of their standings in the [`Decision`].
+/// current window. It takes at most 36.3 bytes per entry of `max_keys` (32 bytes in a table that
+/// is 10/11 full, and 1/32 of that for the overflow), and up to 1.1 kB of rounding for each of its
+/// shards: 36.6 MB for a million, see [`max_bytes`](Self::max_bytes). With fewer keys it takes what
+/// they need, some 35 to 80 bytes each: a shard's table doubles when a key finds no room in it. That
+/// takes the one request some 0.2 ms in a large store, and holds up those whose keys are in the same
+/// shard, one of 64 or more. Otherwise a charge of one quota allocates nothing; that of several, the
+/// list of their standings in the [`Decision`].
 ///
 /// When every entry a new key could use is taken by a key whose window still runs, it shares one of
 /// a fixed set of overflow entries with others. It may then be limited too early, never too late,
@@ -72,9 +80,8 @@ pub struct MemoryStore(Arc<Inner>);
 
 struct Inner {
     shards: Box<[Mutex<Shard>]>,
-    /// Buckets in a shard's table, and in its overflow.
+    /// Buckets in a shard's table when it has grown.
     buckets: usize,
-    overflow_buckets: usize,
     hasher: RandomState,
     time: Time,
     max_keys: usize,
@@ -113,7 +120,6 @@ impl MemoryStore {
         Self(Arc::new(Inner {
             shards: shards(self.0.shards.len()),
             buckets: self.0.buckets,
-            overflow_buckets: self.0.overflow_buckets,
             hasher: RandomState::default(),
             time: Time::Other(Box::new(clock)),
             max_keys: self.0.max_keys,
@@ -126,12 +132,12 @@ impl MemoryStore {
             max_keys > 0,
             "a store of no keys can't count: write MemoryStore::with_max_keys(100_000)"
         );
-        let count = (max_keys / 1_024).next_power_of_two().min(MOST_SHARDS);
-        let entries = max_keys.saturating_add(max_keys / 8).div_ceil(count);
+        let few = (max_keys / KEYS_OF_A_SHARD.0).next_power_of_two().min(SHARDS_FOR_THREADS);
+        let count = (max_keys / KEYS_OF_A_SHARD.1).next_power_of_two().max(few);
+        let entries = max_keys.saturating_add(max_keys / 10).div_ceil(count);
         Self(Arc::new(Inner {
             shards: shards(count),
             buckets: entries.div_ceil(WAYS),
-            overflow_buckets: entries.div_ceil(32).div_ceil(WAYS),
             hasher: RandomState::default(),
             time,
             max_keys,
@@ -139,12 +145,13 @@ impl MemoryStore {
         }))
     }
 
-    /// The most memory that the counters can take, in bytes. It is asked for as keys come, a shard (a
-    /// 64th of it in a store of more than 65,000 keys) at a time, and the system gives it page by page
-    /// as entries are written.
+    /// The most memory that the counters can take, in bytes: when all shards have as many entries as
+    /// they may, and one has just doubled and is about to let go of what it had before. (Where several
+    /// threads do so in one instant, 72 kB more for each.)
     pub fn max_bytes(&self) -> usize {
-        let buckets = self.0.buckets + self.0.overflow_buckets;
-        self.0.shards.len() * (buckets * size_of::<Bucket>() + size_of::<Mutex<Shard>>())
+        let (table, shards) = (self.0.buckets, self.0.shards.len());
+        let buckets = (table + overflow(table)) * shards + table.div_ceil(2);
+        buckets * size_of::<Bucket>() + shards * size_of::<Mutex<Shard>>()
     }
 
     /// How many entries are taken by keys whose windows still run: beside `max_keys`, how full the
@@ -249,11 +256,16 @@ impl MemoryStore {
     fn decide<const N: usize>(&self, charge: Charge<'_>) -> Decision {
         let (now, mut shard, home) = self.find(&charge.account());
         let mut places = [Place::None; N];
-        let (decision, writes) = charge.decide_over::<N>(now, |account, i, quota| {
-            let (place, window) = shard.locate(now, account, quota, &home, &places[..i]);
-            places[i] = place;
-            window
-        });
+        let (decision, writes) = loop {
+            let answer = charge.decide_over::<N>(now, |account, i, quota| {
+                let (place, window) = shard.locate(now, account, quota, &home, &places[..i]);
+                places[i] = place;
+                window
+            });
+            if !shard.grows_for(&places[..charge.account().quotas().len()], now) {
+                break answer;
+            }
+        };
         let written = writes.is_some();
         for (place, state) in places.into_iter().zip(writes.into_iter().flatten()) {
             shard.write(now, place, state);
@@ -270,7 +282,7 @@ impl MemoryStore {
     fn find(&self, account: &Account<'_>) -> (i64, MutexGuard<'_, Shard>, Home) {
         let mut now = self.now();
         let hash = self.0.hasher.hash_one((account.scope().id(), account.key().as_bytes()));
-        let shard = (hash >> 58) as usize & (self.0.shards.len() - 1);
+        let shard = (hash >> 32) as usize & (self.0.shards.len() - 1);
         let mut guard = lock(&self.0.shards[shard]);
         // While this call waited, another may have gone by a later time and given this key's entry
         // to a new one. By the older reading its window would still run, with nothing counted.
@@ -278,8 +290,8 @@ impl MemoryStore {
             now = self.now();
         }
         guard.latest = guard.latest.max(now);
-        if guard.table.0.is_empty() {
-            guard.allocate(&self.0);
+        if guard.table.cells.is_empty() {
+            guard.allocate(self.0.buckets);
         }
         (now, guard, Home { hash, scope: account.scope().id() })
     }
@@ -289,6 +301,11 @@ impl MemoryStore {
 fn lock(shard: &Mutex<Shard>) -> MutexGuard<'_, Shard> {
     // A panic can't happen under the lock; if it did, the counters would be as good as before.
     shard.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+/// Buckets for the overflow of a table.
+fn overflow(buckets: usize) -> usize {
+    buckets.div_ceil(32)
 }
 
 fn shards(count: usize) -> Box<[Mutex<Shard>]> {
@@ -318,11 +335,16 @@ impl Store for MemoryStore {
     fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {
         let (now, mut shard, home) = self.find(&adjust.account());
         let mut places = [Place::None; Quotas::MAX];
-        let writes = adjust.apply_over(now, |account, i, quota| {
-            let (place, window) = shard.locate(now, account, quota, &home, &places[..i]);
-            places[i] = place;
-            window
-        });
+        let writes = loop {
+            let writes = adjust.apply_over(now, |account, i, quota| {
+                let (place, window) = shard.locate(now, account, quota, &home, &places[..i]);
+                places[i] = place;
+                window
+            });
+            if !shard.grows_for(&places[..adjust.account().quotas().len()], now) {
+                break writes;
+            }
+        };
         for (place, state) in places.into_iter().zip(writes) {
             // What an overflow entry holds is not known to be this key's: a refund to it is dropped.
             let own = matches!(place, Place::Own(_));
@@ -416,9 +438,31 @@ struct Shard {
 impl Shard {
     /// Memory is taken when the first key comes.
     #[cold]
-    fn allocate(&mut self, inner: &Inner) {
-        self.table = Table::new(inner.buckets);
-        self.overflow = Table::new(inner.overflow_buckets);
+    fn allocate(&mut self, most: usize) {
+        self.table = Table::new(1, most);
+        self.prepare_overflow();
+    }
+
+    /// Where there is no entry for one of these, makes room, if it may: then all have to be looked for
+    /// once more.
+    #[inline]
+    fn grows_for(&mut self, places: &[Place], now: i64) -> bool {
+        places.iter().any(|place| matches!(place, Place::None)) && self.grow(now)
+    }
+
+    #[cold]
+    fn grow(&mut self, now: i64) -> bool {
+        let grows = self.table.grow(now);
+        self.prepare_overflow();
+        grows
+    }
+
+    /// Only a table that may not grow any more overflows.
+    fn prepare_overflow(&mut self) {
+        let Table { most, .. } = self.table;
+        if !self.table.may_grow() && self.overflow.cells.is_empty() {
+            self.overflow = Table::new(overflow(most), overflow(most));
+        }
     }
 
     /// The entry of one quota of a key, and its window. `others` are the places of the key's
@@ -457,6 +501,9 @@ impl Shard {
         shift: u64,
         others: &[Place],
     ) -> (Place, Window<'a>) {
+        if matches!(place, Place::None) && self.table.may_grow() {
+            return (place, Window::at(now, None, quota, shift));
+        }
         let fingerprint = home.overflow(quota, self.overflow.buckets().len() * WAYS);
         let taken = |slot: &Slot| {
             others.iter().any(|other| matches!(other, Place::Shared(s) if s.is(slot)))
@@ -502,25 +549,66 @@ impl Shard {
 /// Buckets, one after the other: as plain zeros they come from the system untouched, and take memory
 /// page by page as keys come.
 #[derive(Default)]
-struct Table(Box<[u64]>);
+struct Table {
+    cells: Box<[u64]>,
+    /// So many buckets it may have.
+    most: usize,
+}
 
 impl Table {
-    fn new(buckets: usize) -> Self {
-        Self(vec![0; buckets * size_of::<Bucket>() / size_of::<u64>()].into_boxed_slice())
+    fn new(buckets: usize, most: usize) -> Self {
+        let cells = vec![0; buckets * size_of::<Bucket>() / size_of::<u64>()].into_boxed_slice();
+        Self { cells, most }
+    }
+
+    fn may_grow(&self) -> bool {
+        self.buckets().len() < self.most
+    }
+
+    /// Moves what is live into twice as many buckets. `false`: there may be no more.
+    #[cold]
+    fn grow(&mut self, now: i64) -> bool {
+        let mut size = self.buckets().len();
+        while size < self.most {
+            // By halves of the most, so that the last step is as large as the others.
+            let mut next = self.most;
+            while next.div_ceil(2) > size {
+                next = next.div_ceil(2);
+            }
+            size = next;
+            if let Some(larger) = self.moved(size, now) {
+                *self = larger;
+                return true;
+            }
+        }
+        false
+    }
+
+    /// `None`: something found no room. With half of all entries free that has not been seen.
+    fn moved(&self, buckets: usize, now: i64) -> Option<Self> {
+        let mut larger = Self::new(buckets, self.most);
+        for &[fingerprint, until, start, used] in self.buckets().iter().flatten() {
+            if until as i64 > now {
+                let Place::Free(slot) = larger.free(fingerprint, now, |_| false) else {
+                    return None;
+                };
+                let [start, used, until] = [start, used, until].map(|n| n as i64);
+                larger.set(slot, State { start, used, until });
+            }
+        }
+        Some(larger)
     }
 
     #[inline]
     fn buckets(&self) -> &[Bucket] {
-        let entries: &[Cells] = self.0.as_chunks().0;
+        let entries: &[Cells] = self.cells.as_chunks().0;
         entries.as_chunks().0
     }
 
     /// The entry of a fingerprint, else the one that it should have.
     #[inline(always)]
     fn find(&self, fingerprint: u64, now: i64, taken: impl Fn(&Slot) -> bool) -> Place {
-        let buckets = [self.bucket(fingerprint as u32), self.bucket((fingerprint >> 32) as u32)];
-        // Entries fill from a way that the fingerprint chooses: mostly the first look finds it.
-        let first = (fingerprint >> 16) as usize % WAYS;
+        let (buckets, first) = self.choices(fingerprint);
         for bucket in buckets {
             let entries = &self.buckets()[bucket];
             for i in 0..WAYS {
@@ -532,18 +620,20 @@ impl Table {
                 }
             }
         }
-        self.free(buckets, first, fingerprint, now, taken)
+        self.free(fingerprint, now, taken)
+    }
+
+    /// The buckets of a fingerprint. They fill from a way that it chooses as well: mostly the first look
+    /// finds it.
+    #[inline]
+    fn choices(&self, fingerprint: u64) -> ([usize; 2], usize) {
+        let buckets = [self.bucket(fingerprint as u32), self.bucket((fingerprint >> 32) as u32)];
+        (buckets, (fingerprint >> 16) as usize % WAYS)
     }
 
     /// A free entry in the first of two buckets while there is plenty, then in the emptier one.
-    fn free(
-        &self,
-        buckets: [usize; 2],
-        first: usize,
-        fingerprint: u64,
-        now: i64,
-        taken: impl Fn(&Slot) -> bool,
-    ) -> Place {
+    fn free(&self, fingerprint: u64, now: i64, taken: impl Fn(&Slot) -> bool) -> Place {
+        let (buckets, first) = self.choices(fingerprint);
         // In a flood there is none, and that is all it has to find out.
         if buckets.iter().all(|&bucket| self.ends(bucket).all(|until| until > now)) {
             return Place::None;
@@ -588,7 +678,7 @@ impl Table {
 
     #[inline]
     fn set(&mut self, slot: Slot, state: State) {
-        let entries: &mut [Cells] = self.0.as_chunks_mut().0;
+        let entries: &mut [Cells] = self.cells.as_chunks_mut().0;
         let buckets: &mut [Bucket] = entries.as_chunks_mut().0;
         let State { start, used, until } = state;
         buckets[slot.bucket as usize][slot.way as usize % WAYS] =

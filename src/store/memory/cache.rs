@@ -63,12 +63,15 @@ impl Entries<'_> {
     #[inline]
     pub(crate) fn set(&mut self, name: u64, entry: Entry) -> bool {
         let Entry { until, values: [start, used] } = entry;
-        match self.place(name) {
-            Place::Own(slot) | Place::Free(slot) => {
-                self.shard.table.set(slot, State { start, used, until });
-                true
+        loop {
+            match self.place(name) {
+                Place::Own(slot) | Place::Free(slot) => {
+                    self.shard.table.set(slot, State { start, used, until });
+                    return true;
+                }
+                place if self.shard.grows_for(&[place], self.now) => {}
+                _ => return false,
             }
-            Place::Shared(_) | Place::None => false,
         }
     }
 
