@@ -262,7 +262,8 @@ impl MemoryStore {
                 places[i] = place;
                 window
             });
-            if !shard.grows_for(&places[..charge.account().quotas().len()], now) {
+            // For the first quota it has grown already.
+            if N == 1 || !shard.grows_for(&places[..charge.account().quotas().len()], now) {
                 break answer;
             }
         };
@@ -275,6 +276,12 @@ impl MemoryStore {
             self.count_overflow(now, shard, scope, &places[..quotas.len()], written);
         }
         decision
+    }
+
+    /// Apart, so that the usual charge has no stack to make ready for it.
+    #[inline(never)]
+    fn charge_several(&self, charge: Charge<'_>) -> Reply<Decision> {
+        Reply::now(self.decide::<{ Quotas::MAX }>(charge))
     }
 
     /// The time, the shard of an account, locked, and where in it the account is.
@@ -326,10 +333,10 @@ impl fmt::Debug for MemoryStore {
 
 impl Store for MemoryStore {
     fn charge(&self, charge: Charge<'_>) -> Reply<Decision> {
-        Reply::now(match charge.account().quotas().len() {
-            1 => self.decide::<1>(charge),
-            _ => self.decide::<{ Quotas::MAX }>(charge),
-        })
+        match charge.account().quotas().len() {
+            1 => Reply::now(self.decide::<1>(charge)),
+            _ => self.charge_several(charge),
+        }
     }
 
     fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {
@@ -469,7 +476,7 @@ impl Shard {
     /// other quotas, which are not free.
     #[inline(always)]
     fn locate<'a>(
-        &self,
+        &mut self,
         now: i64,
         account: &Account<'_>,
         quota: &'a Quota,
@@ -485,24 +492,31 @@ impl Shard {
         match place {
             Place::Own(slot) => (place, Window::at(now, Some(self.table.get(slot)), quota, shift)),
             _ if now < self.overflow_until || matches!(place, Place::None) => {
-                self.locate_overflow(now, quota, home, place, shift, others)
+                self.locate_elsewhere(now, account, quota, home, place, others)
             }
             _ => (place, Window::at(now, None, quota, shift)),
         }
     }
 
     #[cold]
-    fn locate_overflow<'a>(
-        &self,
+    fn locate_elsewhere<'a>(
+        &mut self,
         now: i64,
+        account: &Account<'_>,
         quota: &'a Quota,
         home: &Home,
         place: Place,
-        shift: u64,
         others: &[Place],
     ) -> (Place, Window<'a>) {
-        if matches!(place, Place::None) && self.table.may_grow() {
-            return (place, Window::at(now, None, quota, shift));
+        let shift = account.shift(quota);
+        if matches!(place, Place::None) {
+            if others.is_empty() && self.grow(now) {
+                return self.locate(now, account, quota, home, others);
+            }
+            if self.table.may_grow() {
+                // Where the others are would change: see `grows_for`.
+                return (place, Window::at(now, None, quota, shift));
+            }
         }
         let fingerprint = home.overflow(quota, self.overflow.buckets().len() * WAYS);
         let taken = |slot: &Slot| {
