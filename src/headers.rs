@@ -9,7 +9,7 @@
 use std::mem;
 use std::sync::Mutex;
 
-use bytes::Bytes;
+use bytes::BytesMut;
 use http::Response;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
 
@@ -121,9 +121,10 @@ fn stamp_github(headers: &mut HeaderMap, decision: &Decision, fixed: &Fixed) -> 
     } else if fixed.resource.is_none() && headers.keys().any(|name| *name == RESOURCE) {
         headers.remove(RESOURCE);
     }
-    headers.insert(REMAINING, number(decision.remaining()));
-    headers.insert(USED, number(decision.used()));
-    headers.insert(RESET, fixed.reset(seconds(decision.reset_at_ms())));
+    let [remaining, used, reset] = fixed.values(decision);
+    headers.insert(REMAINING, remaining);
+    headers.insert(USED, used);
+    headers.insert(RESET, reset);
     if let Some(resource) = &fixed.resource {
         headers.insert(RESOURCE, resource.clone());
     }
@@ -256,8 +257,7 @@ pub(crate) struct Fixed {
     style: Headers,
     limit: (u64, HeaderValue),
     resource: Option<HeaderValue>,
-    /// The end of the window that was told last: the same for most, and too large for the table.
-    reset: Mutex<(u64, HeaderValue)>,
+    last: Mutex<Last>,
     refusal: Mutex<(Told, Option<HeaderValue>, HeaderMap)>,
 }
 
@@ -268,7 +268,7 @@ impl Fixed {
             style,
             limit: (limit, number(limit)),
             resource,
-            reset: Mutex::new((0, number(0))),
+            last: Mutex::default(),
             refusal: Mutex::default(),
         }
     }
@@ -281,13 +281,19 @@ impl Fixed {
         }
     }
 
-    fn reset(&self, reset: u64) -> HeaderValue {
-        // Whoever finds it locked makes a value of its own: nobody waits.
-        let Ok(mut last) = self.reset.try_lock() else { return number(reset) };
-        if last.0 != reset {
-            *last = (reset, number(reset));
+    /// What remains, what is used, and when the window ends.
+    fn values(&self, decision: &Decision) -> [HeaderValue; 3] {
+        let (remaining, used) = (decision.remaining(), decision.used());
+        let reset = seconds(decision.reset_at_ms());
+        // Whoever finds it locked makes values of its own: nobody waits.
+        let Ok(mut last) = self.last.try_lock() else {
+            return [remaining, used, reset].map(number);
+        };
+        if last.reset.0 != reset {
+            last.reset = (reset, number(reset));
         }
-        last.1.clone()
+        let chunk = &mut last.chunk;
+        [number_in(remaining, chunk), number_in(used, chunk), last.reset.1.clone()]
     }
 
     fn refusal(&self, told: Told, content_type: Option<&HeaderValue>) -> HeaderMap {
@@ -311,7 +317,7 @@ impl Fixed {
             headers.insert(REFUSED_LIMIT, self.limit(told.limit));
             headers.insert(REMAINING, number(0));
             headers.insert(USED, number(told.used));
-            headers.insert(RESET, self.reset(told.reset));
+            headers.insert(RESET, number(told.reset));
             headers.extend(self.resource.clone().map(|resource| (RESOURCE.clone(), resource)));
         }
         headers.extend(told.retry.map(|retry| (RETRY_AFTER, number(retry))));
@@ -323,28 +329,40 @@ impl Fixed {
 
 const NO_STORE: HeaderValue = HeaderValue::from_static("no-store");
 
-/// An integer as a value. Small ones, which most are, come from a table without an allocation.
-#[inline]
-fn number(n: u64) -> HeaderValue {
-    match n < SMALL {
-        true => HeaderValue::from_static(digits(n)),
-        false => large(n),
+/// What was told last.
+#[derive(Debug)]
+struct Last {
+    /// The end of the window: the same for most, and too large for the table.
+    reset: (u64, HeaderValue),
+    /// Where the next large integers are written. It lives as long as the last response with one.
+    chunk: BytesMut,
+}
+
+impl Default for Last {
+    fn default() -> Self {
+        Self { reset: (0, number(0)), chunk: BytesMut::with_capacity(1_024) }
     }
 }
 
-fn large(mut n: u64) -> HeaderValue {
-    // Room for the largest; four digits at a time, from the end.
-    let mut text = [0; 20];
-    let mut at = text.len();
-    while n >= SMALL {
-        at -= 4;
-        text[at..at + 4].copy_from_slice(four(n % SMALL).as_bytes());
-        n /= SMALL;
+/// An integer as a value.
+fn number(n: u64) -> HeaderValue {
+    number_in(n, &mut BytesMut::new())
+}
+
+/// Small integers, which most are, come from a table without an allocation.
+#[inline]
+fn number_in(n: u64, chunk: &mut BytesMut) -> HeaderValue {
+    match n < SMALL {
+        true => HeaderValue::from_static(digits(n)),
+        false => large(n, chunk),
     }
-    let first = digits(n).as_bytes();
-    at -= first.len();
-    text[at..at + first.len()].copy_from_slice(first);
-    HeaderValue::from_maybe_shared(Bytes::copy_from_slice(&text[at..])).expect("digits")
+}
+
+/// Written behind others into a chunk, of which the value is a slice: an allocation of its own would
+/// cost as much as all of the rest.
+fn large(n: u64, chunk: &mut BytesMut) -> HeaderValue {
+    chunk.extend_from_slice(itoa::Buffer::new().format(n).as_bytes());
+    HeaderValue::from_maybe_shared(chunk.split().freeze()).expect("digits")
 }
 
 fn digits(n: u64) -> &'static str {

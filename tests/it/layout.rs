@@ -152,13 +152,14 @@ fn files_name_only_the_crates_that_the_map_gives_them() {
     assert!(faults.is_empty(), "otherwise than on the map:\n{}", faults.join("\n"));
 }
 
-/// With all features off: the basics of Tower and HTTP, and two small others.
+/// With all features off: the basics of Tower and HTTP, and three small others.
 #[test]
-fn the_core_stands_on_tower_and_http_and_two_small_crates() {
+fn the_core_stands_on_tower_and_http_and_three_small_crates() {
     const BASICS: [&str; 6] =
         ["bytes", "http", "http-body", "pin-project-lite", "tower-layer", "tower-service"];
-    // A hasher for the table in memory; SHA-256 for credentials. Neither has a dependency of its own.
-    const OTHERS: [&str; 2] = ["foldhash", "hmac-sha256"];
+    // A hasher for the table in memory; SHA-256 for credentials; integers as text. None has a dependency
+    // of its own.
+    const OTHERS: [&str; 3] = ["foldhash", "hmac-sha256", "itoa"];
 
     let manifest: toml::Table = read("Cargo.toml").parse().expect("TOML");
     let is_optional = |dependency: &toml::Value| {

@@ -116,7 +116,7 @@ pub const OURS: &str = "tower-fixed-window";
 pub const TOWER_GOVERNOR: &str = "tower_governor";
 
 pub fn ours(verdict: Verdict) -> FixedWindowLayer {
-    // Of a million keys, the default store finds some thirty no entry of their own, and refuses early.
+    // Of a million keys, the default store finds some 400 no entry of their own, and refuses early.
     let store = MemoryStore::with_max_keys(1_250_000);
     FixedWindowLayer::new(Quota::per_day(u64::from(verdict.limit()))).store(store)
 }

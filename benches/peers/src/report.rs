@@ -410,8 +410,8 @@ impl Report {
             "Memory: bytes for a key",
             "What the store has asked the allocator for and still holds; the most it held while it \
              grew; and what the system had to give. Addresses as keys, one quota. Peers that need more \
-             than 300 bytes at a million keys are not tried with ten. This crate's table is made for \
-             `max_keys`, a million unless set, and doesn't grow beyond: with few keys it is the largest.",
+             than 300 bytes at a million keys are not tried with ten. This crate's table grows up to \
+             `max_keys`, a million unless set, and not beyond.",
         );
         self.line("| | keys | held | at most | resident |\n|---|---:|---:|---:|---:|");
         let (million, ten_million) = (self.scale.million, self.scale.ten_million);
