@@ -9,12 +9,14 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::Router;
+use axum::response::Response;
 use axum::routing::get;
+use tower::util::MapResponseLayer;
 use tower_layer::layer_fn;
 use tower_service::Service;
 
 use crate::batch::Verdict;
-use crate::layers::{self, OURS, TOWER_GOVERNOR};
+use crate::layers::{self, BY_HAND, OURS, TOWER_GOVERNOR};
 use crate::tower_governor;
 
 pub const BARE: &str = "bare service";
@@ -22,9 +24,10 @@ pub const BARE: &str = "bare service";
 /// What axum itself needs for any layer.
 pub const NOTHING: &str = "a layer that does nothing";
 
-pub const CONTESTANTS: [(&str, Verdict); 6] = [
+pub const CONTESTANTS: [(&str, Verdict); 7] = [
     (BARE, Verdict::Allowed),
     (NOTHING, Verdict::Allowed),
+    (BY_HAND, Verdict::Allowed),
     (OURS, Verdict::Allowed),
     (OURS, Verdict::Refused),
     (TOWER_GOVERNOR, Verdict::Allowed),
@@ -39,6 +42,10 @@ pub fn serve(mut args: impl Iterator<Item = String>) {
     let app = match who.as_str() {
         BARE => app,
         NOTHING => app.layer(layer_fn(Through)),
+        BY_HAND => app.layer(MapResponseLayer::new(|mut response: Response| {
+            layers::insert_four(response.headers_mut());
+            response
+        })),
         OURS => app.layer(layers::ours(verdict)),
         TOWER_GOVERNOR => app.layer(tower_governor!(verdict)),
         _ => panic!("there is no server {who}"),

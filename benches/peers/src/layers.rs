@@ -12,7 +12,7 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::extract::ConnectInfo;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER};
-use http::{HeaderName, HeaderValue, Request, Response, StatusCode};
+use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode};
 use tower_fixed_window::{FixedWindowLayer, MemoryStore, Quota};
 use tower_layer::Layer;
 use tower_service::Service;
@@ -61,13 +61,17 @@ impl Service<Request<()>> for FourByHand {
 
     fn call(&mut self, request: Request<()>) -> Self::Future {
         let Ok(mut response) = self.0.call(request).into_inner();
-        let fields = response.headers_mut();
-        fields.insert(LIMIT, HeaderValue::from_static("1000000000"));
-        fields.insert(REMAINING, HeaderValue::from_static("999999999"));
-        fields.insert(USED, HeaderValue::from_static("1"));
-        fields.insert(RESET, HeaderValue::from_static("1795234260"));
+        insert_four(response.headers_mut());
         ready(Ok(response))
     }
+}
+
+#[inline]
+pub fn insert_four(fields: &mut HeaderMap) {
+    fields.insert(LIMIT, HeaderValue::from_static("1000000000"));
+    fields.insert(REMAINING, HeaderValue::from_static("999999999"));
+    fields.insert(USED, HeaderValue::from_static("1"));
+    fields.insert(RESET, HeaderValue::from_static("1795234260"));
 }
 
 /// The least that a refusal of seven fields and a problem body costs: fixed ones, by hand, and
@@ -105,13 +109,14 @@ impl Service<Request<()>> for RefusalByHand {
 /// Who takes part, in the order of the tables.
 pub const CONTESTANTS: [(&str, &[Verdict]); 6] = [
     ("bare service", &[Verdict::Allowed]),
-    ("fields by hand", &[Verdict::Allowed, Verdict::Refused]),
+    (BY_HAND, &[Verdict::Allowed, Verdict::Refused]),
     (OURS, &[Verdict::Allowed, Verdict::Refused]),
     (TOWER_GOVERNOR, &[Verdict::Allowed, Verdict::Refused]),
     ("tower-rate-limiter", &[Verdict::Allowed, Verdict::Refused]),
     ("axum-governor", &[Verdict::Allowed, Verdict::Refused]),
 ];
 
+pub const BY_HAND: &str = "fields by hand";
 pub const OURS: &str = "tower-fixed-window";
 pub const TOWER_GOVERNOR: &str = "tower_governor";
 
@@ -165,8 +170,8 @@ fn axum_governor(verdict: Verdict) -> axum_governor::GovernorLayer<std::net::IpA
 pub fn contestant(who: &str, verdict: Verdict) -> Box<dyn Batch> {
     match (who, verdict) {
         ("bare service", _) => Box::new(Served(Bare)),
-        ("fields by hand", Verdict::Allowed) => Box::new(Served(FourByHand(Bare))),
-        ("fields by hand", Verdict::Refused) => Box::new(Served(RefusalByHand)),
+        (BY_HAND, Verdict::Allowed) => Box::new(Served(FourByHand(Bare))),
+        (BY_HAND, Verdict::Refused) => Box::new(Served(RefusalByHand)),
         (OURS, _) => Box::new(Served(ours(verdict).layer(Bare))),
         (TOWER_GOVERNOR, _) => Box::new(Served(tower_governor!(verdict).layer(Bare))),
         ("tower-rate-limiter", _) => Box::new(Served(tower_rate_limiter(verdict).layer(Bare))),

@@ -9,13 +9,12 @@ use crate::batch::{Verdict, prepared};
 use crate::counting::{self, Case, Subject};
 use crate::edge::{self, Moment, Spread};
 use crate::keys::{Keys, thousands};
-use crate::layers::{self, OURS, TOWER_GOVERNOR};
+use crate::layers::{self, BY_HAND, OURS, TOWER_GOVERNOR};
 use crate::stores::{self, GOVERNOR};
 use crate::timing::{Contestant, Rounds, median, time};
 use crate::{http, memory};
 
 const BARE: &str = "bare service";
-const BY_HAND: &str = "fields by hand";
 const VERDICTS: [Verdict; 2] = [Verdict::Allowed, Verdict::Refused];
 
 /// How much is measured.
@@ -394,7 +393,7 @@ impl Report {
             let ratio = median(&ratios);
             self.line(format!(
                 "| {who} | {} | {:.2} | {ratio:.3} | {:.3} and {:.3} |",
-                if matches!(who, http::BARE | http::NOTHING) { "" } else { verdict.id() },
+                if matches!(who, http::BARE | http::NOTHING | BY_HAND) { "" } else { verdict.id() },
                 median(times),
                 ratios[0],
                 ratios[ratios.len() - 1],
