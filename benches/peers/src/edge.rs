@@ -75,8 +75,11 @@ pub fn ours(keys: u32, rounds: usize) -> [Moment; 3] {
     let moment = |who, when| Moment { who, when, rounds: vec![] };
     let mut moments = [moment(NOTHING, ""), moment(who, "calm"), moment(who, "at the edge")];
     for _ in 0..rounds {
+        // For about as long as decisions take: a loop that is done sooner sees less of the machine.
         moments[0].rounds.push(each(&mut took, |i| {
-            black_box(requests[i]);
+            (0..500).for_each(|_| {
+                black_box(requests[i]);
+            });
         }));
         moments[1].rounds.push(each(&mut took, |i| check(requests[i])));
         fill();
