@@ -258,9 +258,6 @@ impl<J> FixedWindowLayer<J> {
     /// larger ones are paid from them where they suffice. A reset by another process does not reach
     /// what is in hand here.
     ///
-    /// Known weakness: while a remote store is frozen, not gone, far less passes with leases than the
-    /// limit, and requests wait for the deadline again and again. Without leases memory stands in.
-    ///
     /// ```no_run
     /// use tower_fixed_window::{FixedWindowLayer, Quota, RedisStore};
     ///
