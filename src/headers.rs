@@ -9,7 +9,7 @@
 use std::mem;
 use std::sync::Mutex;
 
-use bytes::BytesMut;
+use bytes::{Bytes, BytesMut};
 use http::Response;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
 
@@ -344,25 +344,29 @@ impl Default for Last {
     }
 }
 
-/// An integer as a value.
+/// An integer as a value. Small ones, which most are, come from a table without an allocation.
 fn number(n: u64) -> HeaderValue {
-    number_in(n, &mut BytesMut::new())
+    small(n)
+        .unwrap_or_else(|| large(Bytes::copy_from_slice(itoa::Buffer::new().format(n).as_bytes())))
 }
 
-/// Small integers, which most are, come from a table without an allocation.
+/// The same, written behind others into a chunk, of which the value is a slice: an allocation of its
+/// own would cost as much as all of the rest.
 #[inline]
 fn number_in(n: u64, chunk: &mut BytesMut) -> HeaderValue {
-    match n < SMALL {
-        true => HeaderValue::from_static(digits(n)),
-        false => large(n, chunk),
-    }
+    small(n).unwrap_or_else(|| {
+        chunk.extend_from_slice(itoa::Buffer::new().format(n).as_bytes());
+        large(chunk.split().freeze())
+    })
 }
 
-/// Written behind others into a chunk, of which the value is a slice: an allocation of its own would
-/// cost as much as all of the rest.
-fn large(n: u64, chunk: &mut BytesMut) -> HeaderValue {
-    chunk.extend_from_slice(itoa::Buffer::new().format(n).as_bytes());
-    HeaderValue::from_maybe_shared(chunk.split().freeze()).expect("digits")
+#[inline]
+fn small(n: u64) -> Option<HeaderValue> {
+    (n < SMALL).then(|| HeaderValue::from_static(digits(n)))
+}
+
+fn large(digits: Bytes) -> HeaderValue {
+    HeaderValue::from_maybe_shared(digits).expect("digits")
 }
 
 fn digits(n: u64) -> &'static str {

@@ -50,6 +50,27 @@ fn len_stays_within_the_bound() {
 }
 
 #[test]
+fn what_is_refused_for_other_reasons_is_no_overflow() {
+    let (store, clock) = store(100);
+    // The shared entries last for a week, the others for a minute.
+    flood(&store, Quota::per_minute(5), 0..100);
+    flood(&store, Quota::per_week(5), 0..1_000);
+    clock.advance(Duration::from_secs(8 * 86_400));
+    flood(&store, Quota::per_minute(5), 0..1_000);
+    flood(&store, Quota::per_week(5), 0..1);
+    clock.advance(Duration::from_secs(60));
+    let overflowed = store.overflowed();
+    let limiter = Limiter::new(Quota::per_minute(1)).store(store.clone());
+    for key in 0..10 {
+        assert!(!block_on(limiter.check_cost(key, 2)).expect("memory answers").allowed());
+        assert!(block_on(limiter.check_cost(key, 0)).expect("memory answers").allowed());
+        assert!(block_on(limiter.check(key)).expect("memory answers").allowed());
+        assert!(!block_on(limiter.check(key)).expect("memory answers").allowed());
+    }
+    assert_eq!(store.overflowed(), overflowed);
+}
+
+#[test]
 fn an_overflow_is_told_once_in_its_window_with_numbers_and_without_keys() {
     let log = Log::start();
     let (store, clock) = store(1_000);

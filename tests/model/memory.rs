@@ -183,6 +183,20 @@ fn while_a_store_grows_each_key_keeps_its_count_and_memory_follows_the_keys() {
     }
 }
 
+/// In one of some ten thousand tables of three buckets, what was in two doesn't fit into three.
+#[test]
+fn in_small_stores_no_key_passes_twice_though_a_table_can_not_grow() {
+    let clock = ManualClock::at_ms(NOW_MS);
+    for i in 0..20_000 {
+        let store = MemoryStore::with_max_keys(32 + i % 13).clock(clock.clone());
+        let limiter = Limiter::new(Quota::per_week(1)).store(store);
+        for key in 0..46_u64 {
+            let _ = answer(limiter.check(key));
+            assert!(!answer(limiter.check(key)).allowed(), "{key} in store {i}");
+        }
+    }
+}
+
 #[test]
 fn a_store_takes_its_memory_as_keys_come() {
     let used = measure(|| {
