@@ -91,9 +91,10 @@ fn charges(store: &RedisStore, keys: impl IntoIterator<Item = u64>) -> Vec<Reply
 
 /// What is counted of one key.
 fn used(server: &Server, key: u64) -> u64 {
-    let value: Option<String> =
+    let value: Option<u64> =
         server.ask(&["HGET", &format!("tfw1:{{together:u{key}}}"), "86400000+0"]);
-    value.map_or(0, |value| value.split('@').next().expect("a count").parse().expect("a number"))
+    // A day has that many microseconds.
+    value.unwrap_or(0) % 86_400_000_000
 }
 
 #[tokio::test]

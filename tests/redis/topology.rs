@@ -238,8 +238,8 @@ async fn tls() {
 #[tokio::test]
 async fn a_user_of_few_rights() {
     let Some(server) = Server::start() else { return };
-    let rights = "on >secret resetkeys ~tfw1:* nocommands +evalsha +script|load +time +hget +hmget +hset \
-                  +pexpiretime +pexpireat +hdel";
+    let rights = "on >secret resetkeys ~tfw1:* nocommands +evalsha +script|load +time +hincrby +hmget \
+                  +hset +pexpiretime +pexpireat +hdel";
     let mut command = vec!["ACL", "SETUSER", "limiter"];
     command.extend(rights.split_whitespace());
     server.ask::<String>(&command);

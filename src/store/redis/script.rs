@@ -33,7 +33,8 @@ pub(super) fn is_missing(error: &RedisError) -> bool {
 }
 
 fn with_window(script: &str) -> String {
-    script.replace("--[[ window.lua ]]", include_str!("window.lua"))
+    let script = script.replace("--[[ window.lua ]]", include_str!("window.lua"));
+    [include_str!("plain.lua"), &script].concat()
 }
 
 /// The beginning of a call of [`ONE`]; what follows are its arguments.
@@ -80,8 +81,8 @@ fn args(call: &Cmd, from: usize) -> impl ExactSizeIterator<Item = &[u8]> {
 
 /// What a script says to one decision.
 pub(super) enum Answer {
-    /// The server's time, and the field's new value; `!` and the old one if it was refused.
-    Plain(i64, String),
+    /// The time, and the tokens used now; if it was refused those used, below 0.
+    Plain(i64, i64),
     /// The time, the tokens taken, and the windows as they were.
     General(Vec<Option<i64>>),
 }
@@ -94,8 +95,9 @@ impl Answer {
             return Ok(Self::General(FromRedisValue::from_redis_value(value)?));
         }
         let text = String::from_redis_value(value)?;
-        let (answer, now) = text.split_once(' ').ok_or_else(senseless)?;
-        Ok(Self::Plain(time(now).ok_or_else(senseless)?, answer.to_owned()))
+        let (used, now) = text.split_once(' ').ok_or_else(senseless)?;
+        let used = used.parse().map_err(|_| senseless())?;
+        Ok(Self::Plain(time(now).ok_or_else(senseless)?, used))
     }
 
     /// From the answer of [`MANY`] to `n` decisions.
@@ -110,7 +112,7 @@ impl Answer {
         let now = time(&now).ok_or_else(senseless)?;
         let answer = |value: Value| match value.extract_error()? {
             array @ Value::Array(_) => Ok(Self::General(FromRedisValue::from_redis_value(array)?)),
-            text => Ok(Self::Plain(now, FromRedisValue::from_redis_value(text)?)),
+            used => Ok(Self::Plain(now, FromRedisValue::from_redis_value(used)?)),
         };
         Ok(values.map(answer).collect())
     }
@@ -119,7 +121,7 @@ impl Answer {
     /// `now` is the time if it is not the server's.
     pub(super) fn decide(&self, charge: &Charge<'_>, now: Option<i64>) -> Option<Decision> {
         match self {
-            Self::Plain(time, value) => plain(charge, now.unwrap_or(*time), value),
+            Self::Plain(time, used) => plain(charge, now.unwrap_or(*time), *used),
             Self::General(numbers) => general(charge, numbers),
         }
     }
@@ -154,17 +156,13 @@ fn general(charge: &Charge<'_>, answer: &[Option<i64>]) -> Option<Decision> {
     agreed.then_some(decision)
 }
 
-fn plain(charge: &Charge<'_>, now: i64, answer: &str) -> Option<Decision> {
-    let (refused, value) = match answer.strip_prefix('!') {
-        Some(value) => (true, value),
-        None => (false, answer),
-    };
-    let (used, start) = value.split_once('@')?;
-    let (used, start): (i64, i64) = (used.parse().ok()?, start.parse().ok()?);
-    let before = if refused { used } else { used - charge.ask.cost as i64 };
-    let until = start + charge.account.quotas().as_slice()[0].window as i64;
-    // Where it was refused there was a state. Where it passed, nothing depends on that.
-    let (decision, _) = charge
-        .decide_over::<1>(now, |_, _, quota| Window::known(quota, start, before, Some(until)));
+fn plain(charge: &Charge<'_>, now: i64, answer: i64) -> Option<Decision> {
+    let refused = answer < 0;
+    let before = if refused { -answer } else { answer - charge.ask.cost as i64 };
+    let (decision, _) = charge.decide_over::<1>(now, |account, _, quota| {
+        let start = Window::at(now, None, quota, account.shift(quota)).start();
+        // Where it was refused there was a state. Where it passed, nothing depends on that.
+        Window::known(quota, start, before, Some(start + quota.window as i64))
+    });
     (decision.allowed() != refused).then_some(decision)
 }
