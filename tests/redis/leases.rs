@@ -28,7 +28,12 @@ fn in_hand(limit: u64) -> u64 {
 fn three_processes_with_leases_share_a_count() {
     let _alone = ALONE.blocking_lock();
     let Some(server) = Server::start() else { return };
-    let early = exact::run_early(&server.url(), in_hand, |_, mut node| {
+    run(&server.url());
+}
+
+/// The same as [`exact::run`], with leases.
+pub(crate) fn run(urls: &str) {
+    let early = exact::run_early(urls, in_hand, |_, mut node| {
         node.env("NODE_LEASES", LEASES);
         node
     });

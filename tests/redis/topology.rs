@@ -9,7 +9,9 @@ use tower_fixed_window::store::RedisStore;
 use tower_fixed_window::{Limiter, Quota};
 
 use crate::exact;
+use crate::leases;
 use crate::outage::{By, Load, limiter};
+use crate::quiet;
 use crate::server::{ALONE, Server, ask, free_port, wait_for};
 
 /// Three masters that share the slots.
@@ -42,6 +44,23 @@ fn three_processes_share_a_count_on_a_cluster() {
     for node in &nodes {
         assert!(node.ask::<u64>(&["DBSIZE"]) > 0, "each has its share");
     }
+}
+
+#[test]
+fn three_processes_with_leases_share_a_count_on_a_cluster() {
+    let _alone = ALONE.blocking_lock();
+    let Some(nodes) = cluster() else { return };
+    leases::run(&urls(&nodes).join(","));
+    for node in &nodes {
+        assert!(node.ask::<u64>(&["DBSIZE"]) > 0, "each has its share");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hot_key_with_leases_costs_a_cluster_a_call_for_many_requests() {
+    let Some(nodes) = cluster() else { return };
+    let store = RedisStore::cluster(ClusterClient::new(urls(&nodes)).expect("addresses"));
+    quiet::hot_key(store, || nodes.iter().map(quiet::scripts).sum()).await;
 }
 
 /// A store that was not told finds out, and nobody notices.
