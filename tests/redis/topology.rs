@@ -9,14 +9,20 @@ use tower_fixed_window::store::RedisStore;
 use tower_fixed_window::{Limiter, Quota};
 
 use crate::exact;
-use crate::leases;
+use crate::leases::{self, DURABLE};
 use crate::outage::{By, Load, limiter};
 use crate::quiet;
 use crate::server::{ALONE, Server, ask, free_port, wait_for};
 
 /// Three masters that share the slots.
 fn cluster() -> Option<Vec<Server>> {
-    let options = ["--cluster-enabled", "yes", "--cluster-node-timeout", "1000"];
+    cluster_with(&[])
+}
+
+/// The same with further options.
+fn cluster_with(options: &[&str]) -> Option<Vec<Server>> {
+    let cluster = ["--cluster-enabled", "yes", "--cluster-node-timeout", "1000"];
+    let options = [&cluster, options].concat();
     let nodes: Vec<Server> = (0..3).map(|_| Server::with(&options)).collect::<Option<_>>()?;
     for (node, (first, last)) in nodes.iter().zip([(0, 5460), (5461, 10922), (10923, 16383)]) {
         let (first, last) = (first.to_string(), last.to_string());
@@ -54,6 +60,14 @@ fn three_processes_with_leases_share_a_count_on_a_cluster() {
     for node in &nodes {
         assert!(node.ask::<u64>(&["DBSIZE"]) > 0, "each has its share");
     }
+}
+
+/// It is a while until a master that comes back takes writes, and until then none takes any.
+#[test]
+fn never_above_the_limit_of_a_cluster_though_nodes_and_masters_are_killed_in_mid_lease() {
+    let _alone = ALONE.blocking_lock();
+    let Some(nodes) = cluster_with(&DURABLE) else { return };
+    leases::kill_in_mid_lease(nodes, 12);
 }
 
 #[tokio::test(flavor = "multi_thread")]
