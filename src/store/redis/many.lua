@@ -5,9 +5,11 @@
 --          these; then for each key which kind it is of, if there are several
 -- Answer   the server's time, and for each key its answer, or its error
 
-local stamp
-local function decide(key, args)
-  local start, least, most, length = args.start, args.least, args.most, args.length
+local call, try, pack, tonumber = redis.call, redis.pcall, nil, tonumber
+local time = call('TIME')
+local micros = time[1] * 1000000 + time[2]
+
+local function decide(key, args, start, least, most, length)
 --[[ window.lua ]]
 end
 
@@ -22,15 +24,16 @@ for kind = 1, argv[1] do
     -- Once here, rather than wherever it is used.
     args[i - before] = tonumber(argv[i]) or argv[i]
   end
-  args.start, args.least, args.most, args.length = plain(args)
-  kinds[kind] = args
+  --[[ plain.lua ]]
+  kinds[kind] = { args, start, least, most, length }
 end
 
-local answers, done = { time[1] .. ' ' .. time[2] }, 0
+local answers, done = { micros }, 0
 local function go_on()
   for i = done + 1, #keys do
     done = i
-    answers[i + 1] = decide(keys[i], kinds[(argv[at + i] or 1) + 0])
+    local kind = kinds[(argv[at + i] or 1) + 0]
+    answers[i + 1] = decide(keys[i], kind[1], kind[2], kind[3], kind[4], kind[5])
   end
 end
 -- What fails for one key fails for that key only.

@@ -2,10 +2,12 @@
 --
 -- KEYS[1]  the key
 -- ARGV     what is asked
--- Answer   as in `window.lua`; a number as text, with the server's time behind it
+-- Answer   as in `window.lua`; instead of a number alone it and the server's time, in eight bytes each
 
-local key, args = KEYS[1], ARGV
-local stamp = ' ' .. time[1] .. ' ' .. time[2]
-local start, least, most, length = plain(args)
+local redis, key, args = redis, KEYS[1], ARGV
+local call, try, pack = redis.call, redis.pcall, struct.pack
+local time = call('TIME')
+local micros = time[1] * 1000000 + time[2]
 
+--[[ plain.lua ]]
 --[[ window.lua ]]

@@ -33,8 +33,8 @@ pub(super) fn is_missing(error: &RedisError) -> bool {
 }
 
 fn with_window(script: &str) -> String {
-    let script = script.replace("--[[ window.lua ]]", include_str!("window.lua"));
-    [include_str!("plain.lua"), &script].concat()
+    let script = script.replace("--[[ plain.lua ]]", include_str!("plain.lua"));
+    script.replace("--[[ window.lua ]]", include_str!("window.lua"))
 }
 
 /// The beginning of a call of [`ONE`]; what follows are its arguments.
@@ -90,14 +90,14 @@ pub(super) enum Answer {
 impl Answer {
     /// From the answer of [`ONE`].
     pub(super) fn one(value: Value) -> RedisResult<Self> {
-        let value = value.extract_error()?;
-        if let Value::Array(_) = value {
-            return Ok(Self::General(FromRedisValue::from_redis_value(value)?));
+        match value.extract_error()? {
+            Value::BulkString(bytes) => {
+                let (numbers, []) = bytes.as_chunks::<8>() else { return Err(senseless().into()) };
+                let &[used, micros] = numbers else { return Err(senseless().into()) };
+                Ok(Self::Plain(time(i64::from_be_bytes(micros)), i64::from_be_bytes(used)))
+            }
+            array => Ok(Self::General(FromRedisValue::from_redis_value(array)?)),
         }
-        let text = String::from_redis_value(value)?;
-        let (used, now) = text.split_once(' ').ok_or_else(senseless)?;
-        let used = used.parse().map_err(|_| senseless())?;
-        Ok(Self::Plain(time(now).ok_or_else(senseless)?, used))
     }
 
     /// From the answer of [`MANY`] to `n` decisions.
@@ -108,11 +108,10 @@ impl Answer {
             _ => return Err(senseless().into()),
         };
         let mut values = values.into_iter();
-        let now = String::from_redis_value(values.next().ok_or_else(senseless)?)?;
-        let now = time(&now).ok_or_else(senseless)?;
+        let Some(Value::Int(micros)) = values.next() else { return Err(senseless().into()) };
         let answer = |value: Value| match value.extract_error()? {
-            array @ Value::Array(_) => Ok(Self::General(FromRedisValue::from_redis_value(array)?)),
-            used => Ok(Self::Plain(now, FromRedisValue::from_redis_value(used)?)),
+            Value::Int(used) => Ok(Self::Plain(time(micros), used)),
+            array => Ok(Self::General(FromRedisValue::from_redis_value(array)?)),
         };
         Ok(values.map(answer).collect())
     }
@@ -127,10 +126,9 @@ impl Answer {
     }
 }
 
-/// Of seconds and microseconds.
-fn time(text: &str) -> Option<i64> {
-    let (s, us) = text.split_once(' ')?;
-    Some(s.parse::<i64>().ok()? * 1_000 + us.parse::<i64>().ok()? / 1_000)
+/// In milliseconds.
+fn time(micros: i64) -> i64 {
+    micros / 1_000
 }
 
 fn senseless() -> ParsingError {

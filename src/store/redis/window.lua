@@ -6,7 +6,7 @@
 --          milliseconds, and `*n` if the count lives n windows
 -- args     what is asked, below
 -- micros   the server's time in microseconds
--- stamp    what is put behind a number to answer with text, if it is
+-- pack     what an answer that is a number is put together with the time by, if it is
 -- start, least, most, length
 --          what `plain` says of the arguments
 --
@@ -21,8 +21,8 @@
 -- No array: it costs as much as all of the rest.
 if start then
   local field, answer = args[2], nil
-  local count = try('HINCRBY', key, field, args[1])
-  if type(count) ~= 'number' then
+  local count = tonumber(try('HINCRBY', key, field, args[1]))
+  if not count then
     -- Text, or it fails below as well.
   elseif count >= least and count <= most then
     answer = count - start
@@ -45,7 +45,7 @@ if start then
     end
   end
   if answer then
-    return stamp and format('%d', answer) .. stamp or answer
+    return pack and pack('>i8i8', answer, micros) or answer
   end
 end
 
@@ -60,7 +60,7 @@ end
 local MAX = 9007199254740991
 -- The last instant whose microseconds are below 2^53.
 local LAST = 9007199254740
-local floor, max, min = math.floor, math.max, math.min
+local floor, max, min, format = math.floor, math.max, math.min, string.format
 
 if #args < 10 then
   -- A plain quota whose count is text, or under a clock that stepped back.
