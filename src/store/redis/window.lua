@@ -6,9 +6,9 @@
 --          milliseconds, and `*n` if the count lives n windows
 -- args     what is asked, below
 -- micros   the server's time in microseconds
--- pack     what an answer that is a number is put together with the time by, if it is
+-- pack     joins an answer that is a number and the time; nil: it stays alone
 -- start, least, most, length
---          what `plain` says of the arguments
+--          what `plain.lua` makes of the arguments
 --
 -- Numbers are doubles. Every value is an integer of at most 2^53, and each expression is ordered so
 -- that it stays exact, or on the same side of what it is compared with.
@@ -18,7 +18,7 @@
 -- args     tokens (at most the limit), field, length, limit; then, if it is not 0 or there is one more,
 --          the grid; and what the time is under a foreign clock
 -- Answer   the tokens used now; if refused, the tokens used, below 0
--- No array: it costs as much as all of the rest.
+-- Neither an array nor text: the server takes longer for either than for packed numbers.
 if start then
   local field, answer = args[2], nil
   local count = tonumber(try('HINCRBY', key, field, args[1]))
