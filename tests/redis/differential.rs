@@ -178,6 +178,33 @@ struct Crossings {
     short_refused: u32,
 }
 
+/// Tokens that are few, or about as many as a number can count in such a window.
+pub(crate) fn around(rng: &mut Rng, length: u64) -> u64 {
+    let least = length * 1_000;
+    match rng.u8(..8) {
+        0..=3 => rng.u64(1..10),
+        4 => rng.u64(1..least),
+        5 => least * 2,
+        _ => least - 3 + rng.u64(..6),
+    }
+}
+
+/// A quota of such limits, plain or not.
+pub(crate) fn quota_around(rng: &mut Rng, length: u64, anchor: u8, offset: u64) -> Quota {
+    let limit = around(rng, length);
+    let quota = Quota::new(limit, Duration::from_millis(length));
+    let quota = match anchor {
+        0 => quota,
+        1 => quota.starting_at(Duration::from_millis(offset)),
+        _ => quota.staggered(),
+    };
+    match rng.u8(..6) {
+        0 => quota.rollover_up_to(limit + around(rng, length)),
+        1 => quota.reserve_up_to(around(rng, length)),
+        _ => quota,
+    }
+}
+
 /// What is in a key of one quota: its count as it is written, and when it expires.
 async fn written(
     connection: &mut MultiplexedConnection,
@@ -211,28 +238,9 @@ async fn cross<S: Store>(with: impl Fn(RedisStore) -> S) {
     for seed in first..first + rounds {
         let mut rng = Rng::with_seed(seed);
         let length = length(&mut rng);
-        let least = (length.min(LAST / 2)) * 1_000;
         let (anchor, offset) = (rng.u8(..3), rng.u64(..length));
-        let some = |rng: &mut Rng| match rng.u8(..8) {
-            0..=3 => rng.u64(1..10),
-            4 => rng.u64(1..least),
-            5 => least * 2,
-            _ => least - 3 + rng.u64(..6),
-        };
-        let some_quota = |rng: &mut Rng| {
-            let limit = some(rng);
-            let quota = Quota::new(limit, Duration::from_millis(length));
-            let quota = match anchor {
-                0 => quota,
-                1 => quota.starting_at(Duration::from_millis(offset)),
-                _ => quota.staggered(),
-            };
-            match rng.u8(..6) {
-                0 => quota.rollover_up_to(limit + some(rng)),
-                1 => quota.reserve_up_to(some(rng)),
-                _ => quota,
-            }
-        };
+        let some = |rng: &mut Rng| around(rng, length);
+        let some_quota = |rng: &mut Rng| quota_around(rng, length, anchor, offset);
         let mut now = match rng.u8(..6) {
             0 => rng.u64(..2 * length),
             1 => LAST - rng.u64(..2 * length.min(LAST / 2)),
