@@ -47,9 +47,8 @@ fn three_processes_share_a_count_on_a_cluster() {
     let _alone = ALONE.blocking_lock();
     let Some(nodes) = cluster() else { return };
     exact::run(&urls(&nodes).join(","), |_, node| node);
-    for node in &nodes {
-        assert!(node.ask::<u64>(&["DBSIZE"]) > 0, "each has its share");
-    }
+    // Not how many keys there are: they may have expired by now.
+    assert!(nodes.iter().all(|node| quiet::scripts(node) > 0), "each has its share");
 }
 
 #[test]
@@ -57,9 +56,8 @@ fn three_processes_with_leases_share_a_count_on_a_cluster() {
     let _alone = ALONE.blocking_lock();
     let Some(nodes) = cluster() else { return };
     leases::run(&urls(&nodes).join(","));
-    for node in &nodes {
-        assert!(node.ask::<u64>(&["DBSIZE"]) > 0, "each has its share");
-    }
+    // Not how many keys there are: they may have expired by now.
+    assert!(nodes.iter().all(|node| quiet::scripts(node) > 0), "each has its share");
 }
 
 /// It is a while until a master that comes back takes writes, and until then none takes any.
