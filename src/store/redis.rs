@@ -35,9 +35,6 @@ const NEVER: Duration = Duration::from_secs(30 * 365 * 86_400);
 /// Calls that a connection holds before the next one has to wait for its turn.
 const PIPELINE: usize = 1_024;
 
-/// Numbers that Lua prints with all of their digits by itself.
-const PLAIN: u64 = 100_000_000_000_000;
-
 /// Counters in Redis (from 7.0) or Valkey, shared by all nodes that use the same server.
 ///
 /// Every decision is one round trip to one script, which reads the server's clock and charges all
@@ -70,15 +67,21 @@ const PLAIN: u64 = 100_000_000_000_000;
 ///
 /// One hash for each scope and key, such as `tfw1:{login:talice}`: the version of the layout, and
 /// in braces (one slot of a cluster) the name and [`Key::readable`](crate::Key::readable). A field
-/// for each quota is named by its windows ([`Quota::counter`](crate::Quota::counter)) and holds
-/// `used@start`, with `*n` behind it if the count takes n windows to come down. The key expires when
-/// the last of its counts has come down. To forget a key, delete it.
+/// for each quota is named by its windows ([`Quota::counter`](crate::Quota::counter)) and holds one
+/// number: the start of the window in microseconds, and the tokens used in it added to that. Here three
+/// were used in the minute that began at 1700000040:
 ///
 /// ```text
 /// > HGETALL tfw1:{login:talice}
 /// 1) "60000+0"
-/// 2) "3@1700000040000"
+/// 2) "1700000040000003"
 /// ```
+///
+/// A count that this can't say is text, `used@start` with the start in milliseconds: one of 1,000 tokens
+/// or more for each millisecond of the window, one that takes n windows to come down (`*n` behind it:
+/// debt, rollover), one below 0 (rollover), and those of
+/// [`from_first_request`](crate::Quota::from_first_request). The key expires when the last of its
+/// counts has come down. To forget a key, delete it.
 ///
 /// Values other than these fail the call; nothing else should write to such keys.
 #[derive(Clone)]
@@ -284,15 +287,17 @@ impl RedisStore {
     fn plain(&self, charge: &Charge<'_>, now: Option<i64>) -> Option<Cmd> {
         let Charge { account, ask } = charge;
         let &[quota] = account.quotas().as_slice() else { return None };
+        // Its tokens fit between two windows' starts, in microseconds.
         let plain = quota.capacity == quota.limit
-            && quota.limit < PLAIN
-            && now.is_none_or(|now| now < PLAIN as i64)
+            && quota.limit < quota.window * 1_000
             && (1..=quota.limit).contains(&ask.cost)
             && !(ask.peek || ask.up_to || ask.reserve && quota.max_reserved > 0);
         let grid = grid(account, &quota).filter(|_| plain)?;
         let mut cmd = self.script(account);
         cmd.arg(ask.cost).arg(quota.counter().to_string()).arg(quota.window).arg(quota.limit);
-        cmd.arg(grid).arg(now);
+        if grid > 0 || now.is_some() {
+            cmd.arg(grid).arg(now);
+        }
         Some(cmd)
     }
 

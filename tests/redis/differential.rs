@@ -4,9 +4,11 @@
 //! `SEED=7 ROUNDS=100000 cargo test --test redis differential` goes on from elsewhere.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 
 use fastrand::Rng;
+use redis::aio::MultiplexedConnection;
+use redis::cmd;
 use tower_fixed_window::store::{Account, Adjust, Charge, RedisStore, Scope, Store};
 use tower_fixed_window::{Decision, Key, MAX_TOKENS, ManualClock, MemoryStore, Quota, Quotas};
 
@@ -160,4 +162,163 @@ async fn agree<S: Store>(with: impl Fn(RedisStore) -> S) {
             }
         }
     }
+}
+
+/// The last instant whose microseconds are below 2^53: later counts are text.
+const LAST: u64 = 9_007_199_254_740;
+
+/// How often a charge that should go the short way through the script met what it can't do there,
+/// and how often the format of a count changed.
+#[derive(Default, Debug)]
+struct Crossings {
+    to_text: u32,
+    to_number: u32,
+    short_on_text: u32,
+    short_on_later: u32,
+    short_refused: u32,
+}
+
+/// Tokens that are few, or about as many as a number can count in such a window.
+pub(crate) fn around(rng: &mut Rng, length: u64) -> u64 {
+    let least = length * 1_000;
+    match rng.u8(..8) {
+        0..=3 => rng.u64(1..10),
+        4 => rng.u64(1..least),
+        5 => least * 2,
+        _ => least - 3 + rng.u64(..6),
+    }
+}
+
+/// A quota of such limits, plain or not.
+pub(crate) fn quota_around(rng: &mut Rng, length: u64, anchor: u8, offset: u64) -> Quota {
+    let limit = around(rng, length);
+    let quota = Quota::new(limit, Duration::from_millis(length));
+    let quota = match anchor {
+        0 => quota,
+        1 => quota.starting_at(Duration::from_millis(offset)),
+        _ => quota.staggered(),
+    };
+    match rng.u8(..6) {
+        0 => quota.rollover_up_to(limit + around(rng, length)),
+        1 => quota.reserve_up_to(around(rng, length)),
+        _ => quota,
+    }
+}
+
+/// What is in a key of one quota: its count as it is written, and when it expires.
+async fn written(
+    connection: &mut MultiplexedConnection,
+    key: &str,
+    field: &str,
+) -> (Option<String>, i64) {
+    let mut pipeline = redis::pipe();
+    pipeline.add_command(cmd("HGET").arg(key).arg(field).clone());
+    pipeline.add_command(cmd("PEXPIRETIME").arg(key).clone());
+    pipeline.query_async(connection).await.expect("it answers")
+}
+
+#[tokio::test]
+async fn a_count_may_be_number_and_text_in_turns() {
+    cross(|store| store).await;
+}
+
+#[tokio::test]
+async fn a_count_may_be_number_and_text_in_turns_in_a_crowd() {
+    cross(|store| Crowd::new(store, Arc::default())).await;
+}
+
+/// One quota whose limit goes up and down around the largest count that is a number, with rollover
+/// and without, on a clock that steps over the ends of windows in both directions.
+async fn cross<S: Store>(with: impl Fn(RedisStore) -> S) {
+    let Some(server) = Server::start() else { return };
+    let mut connection = connect(&server.url()).await;
+    let scope = Scope::named("cross");
+    let mut seen = Crossings::default();
+    let (first, rounds) = (env("SEED", 1), env("ROUNDS", 200));
+    for seed in first..first + rounds {
+        let mut rng = Rng::with_seed(seed);
+        let length = length(&mut rng);
+        let (anchor, offset) = (rng.u8(..3), rng.u64(..length));
+        let some = |rng: &mut Rng| around(rng, length);
+        let some_quota = |rng: &mut Rng| quota_around(rng, length, anchor, offset);
+        let mut now = match rng.u8(..6) {
+            0 => rng.u64(..2 * length),
+            1 => LAST - rng.u64(..2 * length.min(LAST / 2)),
+            _ => 1_700_000_000_000,
+        };
+        let clock = ManualClock::at_ms(now);
+        let memory = MemoryStore::with_max_keys(100).clock(clock.clone());
+        let redis =
+            RedisStore::from(connection.clone()).prefix(&seed.to_string()).clock(clock.clone());
+        let (redis, key) = (with(redis), Key::from(seed));
+        let mut quota = some_quota(&mut rng);
+        let (name, field) = (format!("{seed}:tfw1:{{cross:u{seed}}}"), quota.counter().to_string());
+        let mut taken: Option<Decision> = None;
+        for step in 0..STEPS {
+            now = match rng.u8(..8) {
+                0 => now + rng.u64(..length),
+                1 => now + length,
+                2 => now.saturating_sub(rng.u64(..length)),
+                3 if rng.bool() => now.saturating_sub(length * rng.u64(1..3)),
+                _ => now,
+            };
+            clock.set_ms(now);
+            if rng.u8(..3) == 0 {
+                quota = some_quota(&mut rng);
+            }
+            let quotas = quota.into();
+            let account = Account::new(&scope, &quotas, &key);
+            let at = format!("SEED={seed} step {step} at {now}: {quotas}");
+            let (before, _) = written(&mut connection, &name, &field).await;
+            if let Some(decision) = taken.take_if(|_| rng.u8(..4) == 0) {
+                let adjust = match rng.bool() {
+                    true => Adjust::refund(account, rng.u64(..=decision.granted()), &decision),
+                    false => Adjust::take(account, some(&mut rng), &decision),
+                };
+                memory.adjust(adjust).await.expect("memory answers");
+                redis.adjust(adjust).await.unwrap_or_else(|error| panic!("{at}: {error}"));
+            }
+            let (found, expiry) = written(&mut connection, &name, &field).await;
+            let cost = if rng.bool() { rng.u64(1..5) } else { some(&mut rng) };
+            let charge = Charge::new(account, cost);
+            let charge = match rng.u8(..8) {
+                0 => charge.reserving(),
+                1 => charge.up_to(),
+                2 => charge.peeking(),
+                _ => charge,
+            };
+            let expected = memory.charge(charge).await.expect("memory answers");
+            let decision = redis.charge(charge).await;
+            let decision = decision.unwrap_or_else(|error| panic!("{at}: {error}"));
+            assert_eq!(decision, expected, "{at}: {charge:?} on {found:?}");
+            let (after, new_expiry) = written(&mut connection, &name, &field).await;
+            if !decision.allowed() {
+                assert_eq!((&after, new_expiry), (&found, expiry), "{at}: refused");
+            }
+            assert_ne!(new_expiry, -1, "{at}: it never expires");
+            let is_text = |value: &Option<String>| value.as_ref().map(|value| value.contains('@'));
+            seen.to_text +=
+                u32::from((is_text(&before), is_text(&after)) == (Some(false), Some(true)));
+            seen.to_number +=
+                u32::from((is_text(&before), is_text(&after)) == (Some(true), Some(false)));
+            let short = format!("{:?}", charge) == format!("{:?}", Charge::new(account, cost))
+                && quota.capacity() == quota.limit()
+                && quota.limit() < length * 1_000
+                && cost <= quota.limit();
+            if short {
+                let reset = decision.reset_at().duration_since(UNIX_EPOCH).expect("after it");
+                let later = reset.as_millis() as u64 > now + length;
+                seen.short_on_text += u32::from(is_text(&found) == Some(true));
+                seen.short_on_later += u32::from(is_text(&found) == Some(false) && later);
+                seen.short_refused += u32::from(!decision.allowed());
+            }
+            if decision.allowed() {
+                taken = Some(decision);
+            }
+        }
+    }
+    println!("{seen:?}");
+    let Crossings { to_text, to_number, short_on_text, short_on_later, short_refused } = seen;
+    let all = [to_text, to_number, short_on_text, short_on_later, short_refused];
+    assert!(rounds < 200 || all.iter().all(|&n| n >= 100), "{seen:?}");
 }

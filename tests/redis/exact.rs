@@ -132,7 +132,9 @@ fn node() {
         let leases = std::env::var("NODE_LEASES").map(|max| max.parse().expect("a number"));
         let connections = std::env::var("NODE_CONNECTIONS").map(|n| n.parse().expect("a number"));
         let connections = connections.unwrap_or(if leases.is_ok() { 1 } else { TASKS });
-        let stores: Vec<_> = (0..connections).map(|_| store(&urls)).collect();
+        // Slow is not wrong here.
+        let store = || store(&urls).deadline(Duration::from_secs(20));
+        let stores: Vec<_> = (0..connections).map(|_| store()).collect();
         let leases = leases.unwrap_or(0);
         let tasks: Vec<_> = (0..TASKS)
             .map(|i| {
@@ -151,13 +153,12 @@ fn node() {
     std::fs::write(std::env::var("NODE_REPORT").expect("where to"), report).expect("it is written");
 }
 
-fn store(urls: &str) -> RedisStore {
-    let store = match urls.split(',').collect::<Vec<_>>()[..] {
+/// Of a single server, or of a cluster's.
+pub(crate) fn store(urls: &str) -> RedisStore {
+    match urls.split(',').collect::<Vec<_>>()[..] {
         [url] => RedisStore::new(url).expect("an address"),
         ref urls => RedisStore::cluster(ClusterClient::new(urls.to_vec()).expect("addresses")),
-    };
-    // Slow is not wrong here.
-    store.deadline(Duration::from_secs(20))
+    }
 }
 
 async fn task(store: RedisStore, leases: u64, counts: Arc<Mutex<Counts>>) {

@@ -9,7 +9,6 @@ use std::thread::sleep;
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use fastrand::Rng;
-use tower_fixed_window::store::RedisStore;
 use tower_fixed_window::{Limiter, Quota};
 
 use crate::exact;
@@ -18,6 +17,8 @@ use crate::server::{ALONE, Server};
 const LIMITS: [u64; 4] = [50, 300, 2_000, 20_000];
 const WINDOW: Duration = Duration::from_secs(2);
 const LEASES: &str = "100";
+/// What was answered is on the disk.
+pub(crate) const DURABLE: [&str; 4] = ["--appendonly", "yes", "--appendfsync", "always"];
 
 /// At most so many of a limit's tokens may lie on other nodes.
 fn in_hand(limit: u64) -> u64 {
@@ -28,7 +29,12 @@ fn in_hand(limit: u64) -> u64 {
 fn three_processes_with_leases_share_a_count() {
     let _alone = ALONE.blocking_lock();
     let Some(server) = Server::start() else { return };
-    let early = exact::run_early(&server.url(), in_hand, |_, mut node| {
+    run(&server.url());
+}
+
+/// The same as [`exact::run`], with leases.
+pub(crate) fn run(urls: &str) {
+    let early = exact::run_early(urls, in_hand, |_, mut node| {
         node.env("NODE_LEASES", LEASES);
         node
     });
@@ -38,19 +44,25 @@ fn three_processes_with_leases_share_a_count() {
 #[test]
 fn never_above_the_limit_though_nodes_and_the_server_are_killed_in_mid_lease() {
     let _alone = ALONE.blocking_lock();
-    let Some(mut server) = Server::with(&["--appendonly", "yes", "--appendfsync", "always"]) else {
-        return;
-    };
+    let Some(server) = Server::with(&DURABLE) else { return };
+    kill_in_mid_lease(vec![server], 4);
+}
+
+/// Nodes are killed at random, and instead of every so many of them a server.
+pub(crate) fn kill_in_mid_lease(mut servers: Vec<Server>, every: usize) {
     let dir = tempfile::tempdir().expect("a directory");
     let log = |i: usize| dir.path().join(i.to_string());
-    let start = |i: usize, server: &Server| Node::start(&server.url(), &log(i));
-    let mut nodes: Vec<Node> = (0..3).map(|i| start(i, &server)).collect();
+    let urls: Vec<String> = servers.iter().map(Server::url).collect();
+    let start = |i: usize| Node::start(&urls.join(","), &log(i));
+    let mut nodes: Vec<Node> = (0..3).map(start).collect();
     let (mut rng, began) = (Rng::new(), Instant::now());
     let mut killed = 0;
     while began.elapsed() < WINDOW * 10 {
         sleep(Duration::from_millis(rng.u64(100..700)));
         killed += 1;
-        if killed % 4 == 0 {
+        if killed % every == 0 {
+            let i = rng.usize(..servers.len());
+            let server = &mut servers[i];
             server.kill();
             sleep(Duration::from_millis(rng.u64(..300)));
             server.restart();
@@ -58,7 +70,7 @@ fn never_above_the_limit_though_nodes_and_the_server_are_killed_in_mid_lease() {
             let i = rng.usize(..3);
             // `kill -9`: what it had in hand is lost.
             drop(nodes.swap_remove(i));
-            nodes.push(start(3 + killed, &server));
+            nodes.push(start(3 + killed));
         }
     }
     drop(nodes);
@@ -85,10 +97,10 @@ fn never_above_the_limit_though_nodes_and_the_server_are_killed_in_mid_lease() {
 struct Node(Child);
 
 impl Node {
-    fn start(url: &str, log: &Path) -> Self {
+    fn start(urls: &str, log: &Path) -> Self {
         let node = Command::new(std::env::current_exe().expect("this program"))
             .args(["--exact", "leases::node", "--ignored", "--nocapture"])
-            .env("NODE_URLS", url)
+            .env("NODE_URLS", urls)
             .env("NODE_REPORT", log)
             .stdout(std::process::Stdio::null())
             .spawn();
@@ -107,13 +119,14 @@ impl Drop for Node {
 #[test]
 #[ignore = "started by other tests"]
 fn node() {
-    let (Ok(url), Some(log)) = (std::env::var("NODE_URLS"), std::env::var_os("NODE_REPORT")) else {
+    let (Ok(urls), Some(log)) = (std::env::var("NODE_URLS"), std::env::var_os("NODE_REPORT"))
+    else {
         return;
     };
     let log = OpenOptions::new().create(true).append(true).open(log).expect("a file");
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     runtime.block_on(async {
-        let store = RedisStore::new(url).expect("an address");
+        let store = exact::store(&urls);
         for limit in LIMITS {
             for _ in 0..4 {
                 let limiter = Limiter::new(Quota::new(limit, WINDOW))

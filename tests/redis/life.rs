@@ -56,20 +56,24 @@ async fn layout() {
         hash,
         [
             ("60000+0", "-9@1700000040000"),
-            ("3600000+360000", "2@1699999560000"),
-            ("86400000s", "2@1699917480679"),
+            ("3600000+360000", "1699999560000002"),
+            ("86400000s", "1699917480679002"),
             ("10000f", "2@1700000040001"),
         ]
         .map(<[&str; 2]>::from)
         .concat()
     );
 
-    // Debt: the count lives for two windows.
+    // A refusal leaves no trace.
     let tokens = limiter_on(store, "10/minute");
-    let receipt = tokens.charge("bob", 1).await.expect("it answers").expect("it passed");
+    let receipt = tokens.charge("bob", 7).await.expect("it answers").expect("it passed");
+    assert!(!tokens.check_cost("bob", 4).await.expect("it answers").allowed());
+    let hash = || server.ask::<[String; 2]>(&["HGETALL", "shop:tfw1:{life:tbob}"]);
+    assert_eq!(hash(), ["60000+0", "1700000040000007"]);
+
+    // Debt: the count lives for two windows.
     tokens.settle(receipt, 15).await.expect("it answers");
-    let hash: Vec<String> = server.ask(&["HGETALL", "shop:tfw1:{life:tbob}"]);
-    assert_eq!(hash, ["60000+0", "15@1700000040000*2"]);
+    assert_eq!(hash(), ["60000+0", "15@1700000040000*2"]);
 
     tokens.reset("bob").await.expect("it answers");
     assert_eq!(server.ask::<u64>(&["EXISTS", "shop:tfw1:{life:tbob}"]), 0);

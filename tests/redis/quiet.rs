@@ -8,7 +8,7 @@ use tower_fixed_window::{FixedWindowLayer, Limiter, MAX_WINDOW, Quota};
 use crate::server::Server;
 
 /// Scripts that the server has run.
-fn scripts(server: &Server) -> u64 {
+pub(crate) fn scripts(server: &Server) -> u64 {
     let info: String = server.ask(&["INFO", "commandstats"]);
     let calls = |line: &str| {
         let calls = line.strip_prefix("cmdstat_evalsha:calls=")?;
@@ -19,7 +19,10 @@ fn scripts(server: &Server) -> u64 {
 
 /// A window that no test sees the end of.
 fn limiter(server: &Server, limit: u64) -> Limiter {
-    let store = RedisStore::new(server.url()).expect("an address");
+    limiter_on(RedisStore::new(server.url()).expect("an address"), limit)
+}
+
+fn limiter_on(store: RedisStore, limit: u64) -> Limiter {
     Limiter::new(Quota::new(limit, MAX_WINDOW))
         .name("quiet")
         .store(store.deadline(Duration::from_secs(20)))
@@ -135,8 +138,13 @@ async fn layers_on_one_store_share_what_they_remember() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hot_key_with_leases_costs_a_call_for_many_requests() {
     let Some(server) = Server::start() else { return };
-    let limiter = limiter(&server, 1_000_000).leases(100);
-    let before = scripts(&server);
+    hot_key(RedisStore::new(server.url()).expect("an address"), || scripts(&server)).await;
+}
+
+/// Asks for one key 10,000 times, with leases; `scripts` says how many have been run.
+pub(crate) async fn hot_key(store: RedisStore, scripts: impl Fn() -> u64) {
+    let limiter = limiter_on(store, 1_000_000).leases(100);
+    let before = scripts();
     let tasks: Vec<_> = (0..10)
         .map(|_| {
             let limiter = limiter.clone();
@@ -150,7 +158,7 @@ async fn a_hot_key_with_leases_costs_a_call_for_many_requests() {
     for task in tasks {
         task.await.expect("no panic");
     }
-    let calls = scripts(&server) - before;
+    let calls = scripts() - before;
     println!("{calls} calls for 10,000 requests");
     assert!((100..200).contains(&calls), "{calls} calls");
     let used = limiter.peek("ann").await.expect("it answers").used();

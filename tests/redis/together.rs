@@ -13,7 +13,9 @@ use tower_fixed_window::store::{Account, Adjust, Charge, RedisStore, Reply, Scop
 use tower_fixed_window::{Decision, Key, ManualClock, MemoryStore, Quota, Quotas, StoreError};
 
 use crate::conformance::connect;
-use crate::differential::{env, length, start, step_clock, tokens, with_limits};
+use crate::differential::{
+    around, env, length, quota_around, start, step_clock, tokens, with_limits,
+};
 use crate::server::{ALONE, Server};
 
 /// A store none of whose charges travels alone: as many are sent before it as there may be calls
@@ -91,9 +93,10 @@ fn charges(store: &RedisStore, keys: impl IntoIterator<Item = u64>) -> Vec<Reply
 
 /// What is counted of one key.
 fn used(server: &Server, key: u64) -> u64 {
-    let value: Option<String> =
+    let value: Option<u64> =
         server.ask(&["HGET", &format!("tfw1:{{together:u{key}}}"), "86400000+0"]);
-    value.map_or(0, |value| value.split('@').next().expect("a count").parse().expect("a number"))
+    // A day has that many microseconds.
+    value.unwrap_or(0) % 86_400_000_000
 }
 
 #[tokio::test]
@@ -154,6 +157,56 @@ async fn a_crowd_is_decided_in_the_order_of_asking() {
     let calls = calls(&server) - before;
     println!("{asked} decisions in {calls} calls");
     assert!(calls * 20 < asked, "{asked} decisions in {calls} calls");
+}
+
+/// Also where the one before has left the count as text, or as a number, and the next one not.
+#[tokio::test]
+async fn in_a_crowd_a_count_may_be_number_and_text_in_turns() {
+    let Some(server) = Server::start() else { return };
+    let connection = connect(&server.url()).await;
+    let scope = Scope::named("together");
+    // What finds its script missing may come after those who were asked later.
+    let _ = at_once(charges(&RedisStore::from(connection.clone()), 0..9)).await;
+    let (first, rounds) = (env("SEED", 1), env("ROUNDS", 100));
+    let mut crossings = 0;
+    for seed in first..first + rounds {
+        let mut rng = Rng::with_seed(seed);
+        let clock = ManualClock::at_ms(1_700_000_000_000);
+        let memory = MemoryStore::with_max_keys(100).clock(clock.clone());
+        let redis =
+            RedisStore::from(connection.clone()).prefix(&seed.to_string()).clock(clock.clone());
+        let length = length(&mut rng);
+        let (anchor, offset) = (rng.u8(..3), rng.u64(..length));
+        let kinds: Vec<Quotas> =
+            (0..8).map(|_| quota_around(&mut rng, length, anchor, offset).into()).collect();
+        let keys: Vec<Key> = (0..5_u64).map(Key::from).collect();
+        let mut is_text = [false; 5];
+        for _ in 0..3 {
+            let crowd: Vec<_> = (0..100)
+                .map(|_| {
+                    let (quotas, key) = (rng.choice(&kinds).expect("some"), rng.usize(..5));
+                    let cost = if rng.bool() { 1 } else { around(&mut rng, length) };
+                    (key, Charge::new(Account::new(&scope, quotas, &keys[key]), cost))
+                })
+                .collect();
+            let decisions = at_once(crowd.iter().map(|&(_, charge)| redis.charge(charge))).await;
+            for (i, ((key, charge), decision)) in crowd.into_iter().zip(decisions).enumerate() {
+                let expected = memory.charge(charge).await.expect("memory answers");
+                let at = format!("SEED={seed} charge {i}: {charge:?}");
+                let decision = decision.unwrap_or_else(|error| panic!("{at}: {error:?}"));
+                assert_eq!(decision, expected, "{at}");
+                if decision.allowed() {
+                    let text = decision.used() >= length * 1_000;
+                    crossings += u32::from(text != is_text[key]);
+                    is_text[key] = text;
+                }
+            }
+            // What is counted is of another window now, or of an earlier one.
+            clock.set_ms(1_700_000_000_000 + rng.u64(..3) * length);
+        }
+    }
+    println!("{crossings} crossings");
+    assert!(rounds < 100 || crossings >= 100, "{crossings} crossings");
 }
 
 #[tokio::test]

@@ -5,34 +5,35 @@
 --          these; then for each key which kind it is of, if there are several
 -- Answer   the server's time, and for each key its answer, or its error
 
-local call = redis.call
-local find, match, sub, format = string.find, string.match, string.sub, string.format
+local call, try, pack, tonumber = redis.call, redis.pcall, nil, tonumber
 local time = call('TIME')
-local real = time[1] * 1000 + (time[2] - time[2] % 1000) / 1000
-local stamp = ''
+local micros = time[1] * 1000000 + time[2]
 
-local function decide(key, args, tail)
+local function decide(key, args, start, least, most, length)
 --[[ window.lua ]]
 end
 
 local keys, argv = KEYS, ARGV
-local kinds, tails, at = {}, {}, 1
+local kinds, at = {}, 1
 for kind = 1, argv[1] do
-  local args, before = {}, at + 1
+  local before = at + 1
   at = before + argv[before]
-  for i = before + 1, at do
+  -- The first stays text: it is no number, or one that goes to a command, which wants it as text.
+  local args = { argv[before + 1] }
+  for i = before + 2, at do
     -- Once here, rather than wherever it is used.
     args[i - before] = tonumber(argv[i]) or argv[i]
   end
-  kinds[kind] = args
+  --[[ plain.lua ]]
+  kinds[kind] = { args, start, least, most, length }
 end
 
-local answers, done = { time[1] .. ' ' .. time[2] }, 0
+local answers, done = { micros }, 0
 local function go_on()
   for i = done + 1, #keys do
     done = i
-    local kind = (argv[at + i] or 1) + 0
-    answers[i + 1], tails[kind] = decide(keys[i], kinds[kind], tails[kind])
+    local kind = kinds[(argv[at + i] or 1) + 0]
+    answers[i + 1] = decide(keys[i], kind[1], kind[2], kind[3], kind[4], kind[5])
   end
 end
 -- What fails for one key fails for that key only.

@@ -2,12 +2,12 @@
 --
 -- KEYS[1]  the key
 -- ARGV     what is asked
--- Answer   as below; the server's time ends one that is text
+-- Answer   as in `window.lua`; instead of a number alone it and the server's time, in eight bytes each
 
-local call = redis.call
-local find, match, sub, format = string.find, string.match, string.sub, string.format
-local key, args, time = KEYS[1], ARGV, call('TIME')
-local real = time[1] * 1000 + (time[2] - time[2] % 1000) / 1000
-local tail, stamp = nil, ' ' .. time[1] .. ' ' .. time[2]
+local redis, key, args = redis, KEYS[1], ARGV
+local call, try, pack = redis.call, redis.pcall, struct.pack
+local time = call('TIME')
+local micros = time[1] * 1000000 + time[2]
 
+--[[ plain.lua ]]
 --[[ window.lua ]]

@@ -33,6 +33,7 @@ pub(super) fn is_missing(error: &RedisError) -> bool {
 }
 
 fn with_window(script: &str) -> String {
+    let script = script.replace("--[[ plain.lua ]]", include_str!("plain.lua"));
     script.replace("--[[ window.lua ]]", include_str!("window.lua"))
 }
 
@@ -80,8 +81,8 @@ fn args(call: &Cmd, from: usize) -> impl ExactSizeIterator<Item = &[u8]> {
 
 /// What a script says to one decision.
 pub(super) enum Answer {
-    /// The server's time, and the field's new value; `!` and the old one if it was refused.
-    Plain(i64, String),
+    /// The time, and the tokens used now; if it was refused those used, below 0.
+    Plain(i64, i64),
     /// The time, the tokens taken, and the windows as they were.
     General(Vec<Option<i64>>),
 }
@@ -89,13 +90,14 @@ pub(super) enum Answer {
 impl Answer {
     /// From the answer of [`ONE`].
     pub(super) fn one(value: Value) -> RedisResult<Self> {
-        let value = value.extract_error()?;
-        if let Value::Array(_) = value {
-            return Ok(Self::General(FromRedisValue::from_redis_value(value)?));
+        match value.extract_error()? {
+            Value::BulkString(bytes) => {
+                let (numbers, []) = bytes.as_chunks::<8>() else { return Err(senseless().into()) };
+                let &[used, micros] = numbers else { return Err(senseless().into()) };
+                Ok(Self::Plain(time(i64::from_be_bytes(micros)), i64::from_be_bytes(used)))
+            }
+            array => Ok(Self::General(FromRedisValue::from_redis_value(array)?)),
         }
-        let text = String::from_redis_value(value)?;
-        let (answer, now) = text.split_once(' ').ok_or_else(senseless)?;
-        Ok(Self::Plain(time(now).ok_or_else(senseless)?, answer.to_owned()))
     }
 
     /// From the answer of [`MANY`] to `n` decisions.
@@ -106,11 +108,10 @@ impl Answer {
             _ => return Err(senseless().into()),
         };
         let mut values = values.into_iter();
-        let now = String::from_redis_value(values.next().ok_or_else(senseless)?)?;
-        let now = time(&now).ok_or_else(senseless)?;
+        let Some(Value::Int(micros)) = values.next() else { return Err(senseless().into()) };
         let answer = |value: Value| match value.extract_error()? {
-            array @ Value::Array(_) => Ok(Self::General(FromRedisValue::from_redis_value(array)?)),
-            text => Ok(Self::Plain(now, FromRedisValue::from_redis_value(text)?)),
+            Value::Int(used) => Ok(Self::Plain(time(micros), used)),
+            array => Ok(Self::General(FromRedisValue::from_redis_value(array)?)),
         };
         Ok(values.map(answer).collect())
     }
@@ -119,16 +120,15 @@ impl Answer {
     /// `now` is the time if it is not the server's.
     pub(super) fn decide(&self, charge: &Charge<'_>, now: Option<i64>) -> Option<Decision> {
         match self {
-            Self::Plain(time, value) => plain(charge, now.unwrap_or(*time), value),
+            Self::Plain(time, used) => plain(charge, now.unwrap_or(*time), *used),
             Self::General(numbers) => general(charge, numbers),
         }
     }
 }
 
-/// Of seconds and microseconds.
-fn time(text: &str) -> Option<i64> {
-    let (s, us) = text.split_once(' ')?;
-    Some(s.parse::<i64>().ok()? * 1_000 + us.parse::<i64>().ok()? / 1_000)
+/// In milliseconds.
+fn time(micros: i64) -> i64 {
+    micros / 1_000
 }
 
 fn senseless() -> ParsingError {
@@ -154,17 +154,13 @@ fn general(charge: &Charge<'_>, answer: &[Option<i64>]) -> Option<Decision> {
     agreed.then_some(decision)
 }
 
-fn plain(charge: &Charge<'_>, now: i64, answer: &str) -> Option<Decision> {
-    let (refused, value) = match answer.strip_prefix('!') {
-        Some(value) => (true, value),
-        None => (false, answer),
-    };
-    let (used, start) = value.split_once('@')?;
-    let (used, start): (i64, i64) = (used.parse().ok()?, start.parse().ok()?);
-    let before = if refused { used } else { used - charge.ask.cost as i64 };
-    let until = start + charge.account.quotas().as_slice()[0].window as i64;
-    // Where it was refused there was a state. Where it passed, nothing depends on that.
-    let (decision, _) = charge
-        .decide_over::<1>(now, |_, _, quota| Window::known(quota, start, before, Some(until)));
+fn plain(charge: &Charge<'_>, now: i64, answer: i64) -> Option<Decision> {
+    let refused = answer < 0;
+    let before = if refused { -answer } else { answer - charge.ask.cost as i64 };
+    let (decision, _) = charge.decide_over::<1>(now, |account, _, quota| {
+        let start = Window::at(now, None, quota, account.shift(quota)).start();
+        // Where it was refused there was a state. Where it passed, nothing depends on that.
+        Window::known(quota, start, before, Some(start + quota.window as i64))
+    });
     (decision.allowed() != refused).then_some(decision)
 }

@@ -1,60 +1,51 @@
 -- window.rs and what calls it, in Redis: one step over all quotas of one key. It stands in `one.lua`
 -- and in `many.lua`, which give it
 --
--- key      a hash with a field for each quota: `used@start`, and `*n` if the count lives n windows
+-- key      a hash with a field for each quota: the start of its window in microseconds, and added to
+--          that the tokens used in it. A count that this can't say is text: `used@start`, the start in
+--          milliseconds, and `*n` if the count lives n windows
 -- args     what is asked, below
--- real     the server's time in milliseconds
--- tail     how values of this window end that were asked about in the same way, if one was seen
--- stamp    what an answer that is text ends with
+-- micros   the server's time in microseconds
+-- pack     joins an answer that is a number and the time; nil: it stays alone
+-- start, least, most, length
+--          what `plain.lua` makes of the arguments
 --
 -- Numbers are doubles. Every value is an integer of at most 2^53, and each expression is ordered so
 -- that it stays exact, or on the same side of what it is compared with.
 
--- Most charges ask one plain quota: no rollover, nothing reserved, a grid, less than 10^14.
--- args     tokens (at most the limit), field, length, limit, grid, and what the time is under a
---          foreign clock
--- Answer   the new value of the field; `!` and the old one if refused; and the tail
--- As text: an array costs as much as all of the rest.
-if #args < 10 then
-  local now, field, length = args[6] or real, args[2], args[3]
-  local value = call('HGET', key, field)
-  local used, past
-  if value then
-    if tail then
-      -- The start needs no reading.
-      local at, last = find(value, tail, 1, true)
-      used = last == #value and sub(value, 1, at - 1) + 0
-    end
-    if used and used >= 0 then
-      past = 0
-    else
-      local start
-      used, start = match(value, '^(%d+)@(%d+)$')
-      past = start and now - start
-      tail = start and '@' .. start
-    end
-  end
-  if past and past >= 0 and past - length < 0 then
-    local new = used + args[1]
-    if new - args[4] > 0 then
-      return '!' .. value .. stamp, tail
-    end
-    value = format('%d', new) .. tail
-    call('HSET', key, field, value)
-    return value .. stamp, tail
-  elseif not value or past and past >= 0 then
-    local start = now - (now - args[5]) % length
-    tail = '@' .. start
-    value = args[1] .. tail
-    call('HSET', key, field, value)
-    local expire = start + length
+-- Most charges ask one plain quota: no rollover, nothing reserved, a grid, and so few tokens that they
+-- fit between two windows' starts. One command counts them, and says whether there was room.
+-- args     tokens (at most the limit), field, length, limit; then, if it is not 0 or there is one more,
+--          the grid; and what the time is under a foreign clock
+-- Answer   the tokens used now; if refused, the tokens used, below 0
+-- Neither an array nor text: the server takes longer for either than for packed numbers.
+if start then
+  local field, answer = args[2], nil
+  local count = tonumber(try('HINCRBY', key, field, args[1]))
+  if not count then
+    -- Text, or it fails below as well.
+  elseif count >= least and count <= most then
+    answer = count - start
+  elseif count < least then
+    -- There was none, or it was of an earlier window.
+    call('HSET', key, field, least)
+    local expire = (start + length) / 1000
     if args[6] then
-      expire = expire - now + real + 3600000
+      expire = expire - args[6] + (micros - micros % 1000) / 1000 + 3600000
     end
     if call('PEXPIRETIME', key) < expire then
       call('PEXPIREAT', key, expire)
     end
-    return value .. stamp, tail
+    answer = least - start
+  else
+    call('HINCRBY', key, field, '-' .. args[1])
+    -- Otherwise it is of a later window: the clock stepped back.
+    if count - least < length then
+      answer = least - count
+    end
+  end
+  if answer then
+    return pack and pack('>i8i8', answer, micros) or answer
   end
 end
 
@@ -67,13 +58,16 @@ end
 --          used, and where its state ends (false: it has none)
 
 local MAX = 9007199254740991
-local floor, max, min = math.floor, math.max, math.min
+-- The last instant whose microseconds are below 2^53.
+local LAST = 9007199254740
+local floor, max, min, format = math.floor, math.max, math.min, string.format
 
 if #args < 10 then
-  -- A plain quota with debt, or under a clock that stepped back.
-  args = { 'charge', args[1], args[6] or '', args[2], args[3], args[4], args[4], args[4], args[5], 0 }
+  -- A plain quota whose count is text, or under a clock that stepped back.
+  local limit, grid = args[4], args[5] or 0
+  args = { 'charge', args[1], args[6] or '', args[2], args[3], limit, limit, limit, grid, 0 }
 end
-local act, tokens = args[1], tonumber(args[2])
+local act, tokens, real = args[1], tonumber(args[2]), (micros - micros % 1000) / 1000
 -- Under a foreign clock nothing is to expire while a test runs faster or slower than real time.
 local now, late = tonumber(args[3]), 3600000
 if not now then
@@ -114,8 +108,15 @@ local function load(q, value)
   if not value then
     return
   end
-  local used, start, n = value:match('^(-?%d+)@(-?%d+)%*?(%d*)$')
-  used, start, n = tonumber(used), tonumber(start), tonumber(n) or 1
+  local count, used, start, n = tonumber(value), nil, nil, 1
+  if count then
+    start = (count - count % 1000) / 1000
+    start = start - (start - q.grid) % q.length
+    used = count - start * 1000
+  else
+    used, start, n = value:match('^(-?%d+)@(-?%d+)%*?(%d*)$')
+    used, start, n = tonumber(used), tonumber(start), tonumber(n) or 1
+  end
   local till = after(n, start, q.length)
   q.stored_start, q.stored_till = start, till
   if now >= till then
@@ -170,10 +171,15 @@ end
 local values, expire = {}, 0
 -- Window::write
 local function write(i, q, used)
-  local n = lives(q, used)
-  local value = string.format('%.0f@%.0f', used, q.start)
-  if n > 1 then
-    value = value .. string.format('*%.0f', n)
+  local n, value = lives(q, used), nil
+  if n == 1 and q.grid >= 0 and q.start + q.length <= LAST
+      and used >= 0 and used < q.length * 1000 then
+    value = q.start * 1000 + used
+  else
+    value = format('%.0f@%.0f', used, q.start)
+    if n > 1 then
+      value = value .. format('*%.0f', n)
+    end
   end
   values[#values + 1] = fields[i]
   values[#values + 1] = value
