@@ -208,8 +208,9 @@ async fn unplug(limit: &str, leases: &str) {
     let counted: u64 = second
         .ask::<Vec<String>>(&["KEYS", "tfw1:*"])
         .iter()
-        .filter_map(|key| second.ask::<Option<String>>(&["HGET", key, "86400000+0"]))
-        .map(|value| value.split('@').next().expect("a count").parse::<u64>().expect("a number"))
+        .filter_map(|key| second.ask::<Option<u64>>(&["HGET", key, "86400000+0"]))
+        // Added to the start of the day, in microseconds.
+        .map(|value| value % 86_400_000_000)
         .sum();
     println!(
         "\n{counted} counted by Redis of {requests} requests, {} twice.",
