@@ -125,7 +125,7 @@ fn newcomers(scale: &Scale) {
     let rig = Rig::new(scale);
     let mut next = random(2);
     let mut peeks = 0;
-    let entries = scale.max_keys as f64 / 108.5;
+    let entries = scale.max_keys as f64 / 114.9;
     println!("newcomers refused early, of {NEWCOMERS}:");
     println!("  charges in overflow per entry | refused | by the formula");
     for mean in [30.0, 45.0, 55.0, 60.0, 65.0, 75.0, 100.0] {

@@ -38,8 +38,8 @@ type Cells = [u64; 4];
 type Bucket = [Cells; WAYS];
 
 /// A shard has so many of a small store's keys, as long as there are enough shards to keep threads
-/// apart, and at most so many of a large one's: to double its table then takes some 0.2 ms.
-const KEYS_OF_A_SHARD: (usize, usize) = (1_024, 4_096);
+/// apart, and at most so many of a large one's: to double its table then takes some 0.4 ms.
+const KEYS_OF_A_SHARD: (usize, usize) = (1_024, 8_192);
 const SHARDS_FOR_THREADS: usize = 64;
 /// Of stores that are larger than anybody's memory.
 const MOST_SHARDS: usize = 16_384;
@@ -58,11 +58,11 @@ const OVERFLOW_SHARE: u64 = 4;
 /// current window. It takes at most 36.3 bytes per entry of `max_keys` (32 bytes in a table that
 /// is 10/11 full, and 1/32 of that for the overflow), up to 1.1 kB of rounding for each of its shards,
 /// and half a shard's table while it doubles: 36.6 MB for a million, see
-/// [`max_bytes`](Self::max_bytes). With fewer keys it takes what they need: half a kilobyte at first,
-/// for up to 256 shards of a million entries, then some 35 to 70 bytes each. A shard's table doubles
-/// when a key finds no room in it. That takes the one request some 0.2 ms in a store of a million, and
-/// holds up those whose keys are in the same shard. Otherwise a charge of one quota allocates nothing; that of several, the
-/// list of their standings in the [`Decision`].
+/// [`max_bytes`](Self::max_bytes). With fewer keys it takes what they need: at first half a kilobyte for
+/// each of the 128 shards of a million entries, then some 35 to 70 bytes a key. A shard's table
+/// doubles when a key finds no room in it. That takes the one request some 0.4 ms in a store of a
+/// million, and holds up those whose keys are in the same shard. Otherwise a charge of one quota
+/// allocates nothing; that of several, the list of their standings in the [`Decision`].
 ///
 /// When every entry a new key could use is taken by a key whose window still runs, it shares one of
 /// a fixed set of overflow entries with others. It may then be limited too early, never too late,
@@ -151,7 +151,7 @@ impl MemoryStore {
 
     /// The most memory that the counters can take, in bytes: when all shards have as many entries as
     /// they may, and one has just doubled and is about to let go of what it had before. (Where several
-    /// threads do so in one instant, 72 kB more for each.)
+    /// threads do so in one instant, 138 kB more for each.)
     pub fn max_bytes(&self) -> usize {
         let (table, shards) = (self.0.buckets, self.0.shards.len());
         let buckets =
@@ -618,10 +618,13 @@ impl Table {
 
     /// `None`: something found no room, which is seen in tables of a few buckets only.
     fn moved(&self, buckets: usize, now: i64) -> Option<Self> {
+        // With half of all entries free, fewer will do: what is in its first bucket is found sooner.
+        const PLENTY: usize = 4;
+
         let mut larger = Self::new(buckets, self.most);
         for &[fingerprint, until, start, used] in self.buckets().iter().flatten() {
             if until as i64 > now {
-                let Place::Free(slot) = larger.free(fingerprint, now, |_| false) else {
+                let Place::Free(slot) = larger.free(fingerprint, now, PLENTY, |_| false) else {
                     return None;
                 };
                 let [start, used, until] = [start, used, until].map(|n| n as i64);
@@ -652,7 +655,7 @@ impl Table {
                 }
             }
         }
-        self.free(fingerprint, now, taken)
+        self.free(fingerprint, now, SPARSE, taken)
     }
 
     /// The buckets of a fingerprint. They fill from a way that it chooses as well: mostly the first look
@@ -663,8 +666,14 @@ impl Table {
         (buckets, (fingerprint >> 16) as usize % WAYS)
     }
 
-    /// A free entry in the first of two buckets while there is plenty, then in the emptier one.
-    fn free(&self, fingerprint: u64, now: i64, taken: impl Fn(&Slot) -> bool) -> Place {
+    /// A free entry in the first of two buckets while there are plenty, then in the emptier one.
+    fn free(
+        &self,
+        fingerprint: u64,
+        now: i64,
+        plenty: usize,
+        taken: impl Fn(&Slot) -> bool,
+    ) -> Place {
         let (buckets, first) = self.choices(fingerprint);
         // In a flood there is none, and that is all it has to find out.
         if buckets.iter().all(|&bucket| self.ends(bucket).all(|until| until > now)) {
@@ -678,7 +687,7 @@ impl Table {
         };
         let [a, b] = buckets;
         let room = free(a).count();
-        let chosen = if room < SPARSE && free(b).count() > room { b } else { a };
+        let chosen = if room < plenty && free(b).count() > room { b } else { a };
         free(chosen).next().map_or(Place::None, Place::Free)
     }
 
