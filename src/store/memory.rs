@@ -303,7 +303,7 @@ impl MemoryStore {
             now = self.now();
         }
         guard.latest = guard.latest.max(now);
-        if guard.table.cells.is_empty() {
+        if guard.table.buckets.is_empty() {
             guard.allocate(self.0.buckets);
         }
         (now, guard, Home { hash, scope: account.scope().id() })
@@ -471,7 +471,7 @@ impl Shard {
         if !grows {
             // Mostly it is so already. In some tables of a few buckets the keys don't find room in more of
             // them: what is not to be grown any more overflows, and nobody goes uncounted.
-            self.table.most = self.table.buckets().len();
+            self.table.most = self.table.buckets.len();
         }
         self.prepare_overflow();
         grows
@@ -479,7 +479,7 @@ impl Shard {
 
     /// Only a table that may not grow any more overflows.
     fn prepare_overflow(&mut self) {
-        if !self.table.may_grow() && self.overflow.cells.is_empty() {
+        if !self.table.may_grow() && self.overflow.buckets.is_empty() {
             let buckets = overflow(self.table.most);
             self.overflow = Table::new(buckets, buckets);
         }
@@ -533,7 +533,7 @@ impl Shard {
                 return (place, Window::at(now, None, quota, shift));
             }
         }
-        let fingerprint = home.overflow(quota, self.overflow.buckets().len() * WAYS);
+        let fingerprint = home.overflow(quota, self.overflow.buckets.len() * WAYS);
         let taken = |slot: &Slot| {
             others.iter().any(|other| matches!(other, Place::Shared(s) if s.is(slot)))
         };
@@ -578,29 +578,26 @@ impl Shard {
     }
 }
 
-/// Buckets, one after the other: as plain zeros they come from the system untouched, and take memory
-/// page by page as keys come.
 #[derive(Default)]
 struct Table {
-    cells: Box<[u64]>,
+    buckets: Box<[Bucket]>,
     /// So many buckets it may have.
     most: usize,
 }
 
 impl Table {
     fn new(buckets: usize, most: usize) -> Self {
-        let cells = vec![0; buckets * size_of::<Bucket>() / size_of::<u64>()].into_boxed_slice();
-        Self { cells, most }
+        Self { buckets: vec![[[0; 4]; WAYS]; buckets].into(), most }
     }
 
     fn may_grow(&self) -> bool {
-        self.buckets().len() < self.most
+        self.buckets.len() < self.most
     }
 
     /// Moves what is live into twice as many buckets. `false`: there may be no more.
     #[cold]
     fn grow(&mut self, now: i64) -> bool {
-        let mut size = self.buckets().len();
+        let mut size = self.buckets.len();
         while size < self.most {
             // By halves of the most, so that the last step is as large as the others.
             let mut next = self.most;
@@ -622,7 +619,7 @@ impl Table {
         const PLENTY: usize = 4;
 
         let mut larger = Self::new(buckets, self.most);
-        for &[fingerprint, until, start, used] in self.buckets().iter().flatten() {
+        for &[fingerprint, until, start, used] in self.buckets.iter().flatten() {
             if until as i64 > now {
                 let Place::Free(slot) = larger.free(fingerprint, now, PLENTY, |_| false) else {
                     return None;
@@ -634,18 +631,12 @@ impl Table {
         Some(larger)
     }
 
-    #[inline]
-    fn buckets(&self) -> &[Bucket] {
-        let entries: &[Cells] = self.cells.as_chunks().0;
-        entries.as_chunks().0
-    }
-
     /// The entry of a fingerprint, else the one that it should have.
     #[inline(always)]
     fn find(&self, fingerprint: u64, now: i64, taken: impl Fn(&Slot) -> bool) -> Place {
         let (buckets, first) = self.choices(fingerprint);
         for bucket in buckets {
-            let entries = &self.buckets()[bucket];
+            let entries = &self.buckets[bucket];
             for i in 0..WAYS {
                 let way = (first + i) % WAYS;
                 let slot = Slot { bucket: bucket as u32, way: way as u32, fingerprint };
@@ -681,7 +672,7 @@ impl Table {
         }
         let free = |bucket: usize| {
             let ways = (0..WAYS).map(move |i| (first + i) % WAYS);
-            let free = ways.filter(move |&way| self.buckets()[bucket][way][1] as i64 <= now);
+            let free = ways.filter(move |&way| self.buckets[bucket][way][1] as i64 <= now);
             let slot = move |way| Slot { bucket: bucket as u32, way: way as u32, fingerprint };
             free.map(slot).filter(|slot| !taken(slot))
         };
@@ -693,22 +684,22 @@ impl Table {
 
     /// When the states of a bucket end: 0 for an entry without one.
     fn ends(&self, bucket: usize) -> impl Iterator<Item = i64> {
-        self.buckets()[bucket].iter().map(|&[_, until, ..]| until as i64)
+        self.buckets[bucket].iter().map(|&[_, until, ..]| until as i64)
     }
 
     fn live(&self, now: i64) -> usize {
-        let ends = (0..self.buckets().len()).flat_map(|bucket| self.ends(bucket));
+        let ends = (0..self.buckets.len()).flat_map(|bucket| self.ends(bucket));
         ends.filter(|&until| until > now).count()
     }
 
     #[inline]
     fn bucket(&self, hash: u32) -> usize {
-        ((u64::from(hash) * self.buckets().len() as u64) >> 32) as usize
+        ((u64::from(hash) * self.buckets.len() as u64) >> 32) as usize
     }
 
     #[inline]
     fn get(&self, slot: Slot) -> State {
-        let entries = &self.buckets()[slot.bucket as usize];
+        let entries = &self.buckets[slot.bucket as usize];
         let [_, until, start, used] = entries[slot.way as usize % WAYS].map(|n| n as i64);
         State { start, used, until }
     }
@@ -719,10 +710,8 @@ impl Table {
 
     #[inline]
     fn set(&mut self, slot: Slot, state: State) {
-        let entries: &mut [Cells] = self.cells.as_chunks_mut().0;
-        let buckets: &mut [Bucket] = entries.as_chunks_mut().0;
         let State { start, used, until } = state;
-        buckets[slot.bucket as usize][slot.way as usize % WAYS] =
+        self.buckets[slot.bucket as usize][slot.way as usize % WAYS] =
             [slot.fingerprint, until as u64, start as u64, used as u64];
     }
 }
