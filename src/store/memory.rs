@@ -458,11 +458,16 @@ impl Shard {
         self.prepare_overflow();
     }
 
-    /// Where there is no entry for one of these, makes room, if it may: then all have to be looked for
-    /// once more.
+    /// Where there is no entry for one of these, makes room, or finds that it can't: either way all have
+    /// to be looked for once more.
     #[inline]
     fn grows_for(&mut self, places: &[Place], now: i64) -> bool {
-        places.iter().any(|place| matches!(place, Place::None)) && self.grow(now)
+        let lacks =
+            places.iter().any(|place| matches!(place, Place::None)) && self.table.may_grow();
+        if lacks {
+            self.grow(now);
+        }
+        lacks
     }
 
     #[cold]
