@@ -371,12 +371,8 @@ fn large(digits: Bytes) -> HeaderValue {
 
 fn digits(n: u64) -> &'static str {
     let digits = 1 + usize::from(n >= 10) + usize::from(n >= 100) + usize::from(n >= 1_000);
-    &four(n)[4 - digits..]
-}
-
-fn four(n: u64) -> &'static str {
-    let at = n as usize * 4;
-    &TABLE[at..at + 4]
+    let end = n as usize * 4 + 4;
+    &TABLE[end - digits..end]
 }
 
 /// Below this, integers are in the table.

@@ -148,7 +148,7 @@ mod with_metrics {
                 ),
                 Self::Overflow => (
                     "tower_fixed_window_overflow_total",
-                    "Charges in memory that found no entry of their own",
+                    "Charges in memory that were left without an entry of their own",
                 ),
                 Self::RememberedRefusal => (
                     "tower_fixed_window_remembered_refusals_total",
