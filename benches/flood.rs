@@ -4,7 +4,7 @@
 //! it was promised to. Measured: the time of a charge with and without the flood, and how many
 //! newcomers are refused early, beside the formula.
 //!
-//! `cargo bench --bench flood`, or with `-- --test` a hundredth of it; or only some of `regulars`,
+//! `cargo bench -p benches --bench flood`, or with `-- --test` a hundredth of it; or only some of `regulars`,
 //! `newcomers` and `times`, as in `-- times`.
 
 use std::hint::black_box;

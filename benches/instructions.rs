@@ -1,7 +1,7 @@
 //! Instructions per request, counted by callgrind: the same on a busy machine as on a calm one. Fails
 //! where a path takes over 10% more than is committed here, so that a slip is seen when it is made.
 //!
-//! `cargo bench --bench instructions`. Without valgrind it says so, and passes.
+//! `cargo bench -p benches --bench instructions`. Without valgrind it says so, and passes.
 
 use std::convert::Infallible;
 use std::env;

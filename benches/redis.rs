@@ -3,7 +3,7 @@
 //! are asked at the same time travel together, except one by one. The last one asks for a single hot
 //! key, of which a process takes up to 100 tokens at once.
 //!
-//! `cargo bench --bench redis` starts a server of its own (`REDIS_SERVER=valkey-server` another).
+//! `cargo bench -p benches --bench redis` starts a server of its own (`REDIS_SERVER=valkey-server` another).
 //! The server's CPU is what it says of its main thread.
 
 use std::process::{Child, Command, Stdio};

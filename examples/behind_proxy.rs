@@ -1,3 +1,5 @@
+//! `cargo run --example behind_proxy`
+//!
 //! Behind a proxy: answers with the address that it would count, so that curl can check a
 //! deployment. `TRUSTED` are the proxies' networks, `SOURCE` is the header that they write.
 

@@ -1,3 +1,5 @@
+//! `cargo run --example config`
+//!
 //! Limits from a file: `LIMITS=limits.toml cargo run --example config` (or a built-in text).
 
 use std::net::SocketAddr;

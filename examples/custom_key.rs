@@ -1,3 +1,5 @@
+//! `cargo run --example custom_key`
+//!
 //! Who pays: the user that an authentication layer has verified, else the client's address.
 
 use std::net::SocketAddr;

@@ -1,3 +1,5 @@
+//! `cargo run --example failed_logins`
+//!
 //! Only failures count: 5 wrong passwords a minute for each client address, right ones as many as
 //! they like. What is undecided counts meanwhile, so at most 5 attempts are under way at once.
 

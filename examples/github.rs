@@ -1,3 +1,5 @@
+//! `cargo run --example github`
+//!
 //! A small copy of GitHub's policy, for clients that were written for GitHub's API: 5,000 points an
 //! hour for each token, 60 for each address without one, searches by a limit of their own, and
 //! `/rate_limit`, which tells how the caller stands and costs nothing.

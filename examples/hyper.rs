@@ -1,3 +1,5 @@
+//! `cargo run --example hyper`
+//!
 //! Without axum: a limited service on hyper's server, HTTP/1 and HTTP/2.
 
 use std::convert::Infallible;

@@ -1,3 +1,5 @@
+//! `cargo run --example jobs`
+//!
 //! Without HTTP: mails that leave at the rate that a mail server allows. Finishes by itself.
 
 use std::time::{Duration, Instant};

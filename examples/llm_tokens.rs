@@ -1,3 +1,5 @@
+//! `cargo run --example llm_tokens`
+//!
 //! Model tokens: a request is charged by an estimate before, and by what it really used after, also
 //! when its answer is streamed and the client hangs up in the middle. 1,000 tokens a minute for each
 //! client address.

@@ -1,3 +1,5 @@
+//! `cargo run --example per_route`
+//!
 //! A limit per route: 5 logins and 30 searches a minute, for each client address.
 
 use std::net::SocketAddr;

@@ -1,3 +1,5 @@
+//! `cargo run --example plans`
+//!
 //! Plans and costs: 60 points an hour for free users, 5,000 for those who pay, under one name; a
 //! read costs 1 point, a write 5. The user is whoever the authentication layer says.
 

@@ -1,3 +1,5 @@
+//! `cargo run --example playground`
+//!
 //! A page that shows the limiter at work: windows that fill and turn, and the attack on the
 //! boundary between two of them, against four ways to lay windows.
 //!

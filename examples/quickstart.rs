@@ -1,3 +1,5 @@
+//! `cargo run --example quickstart`
+//!
 //! A limited axum server: 60 requests a minute for each client address.
 
 use std::net::SocketAddr;

@@ -1,8 +1,10 @@
+//! `cargo run --features redis --example redis`
+//!
 //! One count for many nodes, in Redis. Start it twice, and ask both:
 //!
 //! ```sh
-//! ADDR=127.0.0.1:3001 cargo run --example redis
-//! ADDR=127.0.0.1:3002 cargo run --example redis
+//! ADDR=127.0.0.1:3001 cargo run --features redis --example redis
+//! ADDR=127.0.0.1:3002 cargo run --features redis --example redis
 //! ```
 //!
 //! `REDIS_URL` is where Redis is; it may come later, or go. `LIMIT` is a quota: `60/minute`. `LEASES`

@@ -1,3 +1,5 @@
+//! `cargo run --example reload`
+//!
 //! Limits from a file that is read again while the server runs: edit it, and the next request
 //! follows. What is already counted stays counted.
 

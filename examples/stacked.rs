@@ -1,3 +1,5 @@
+//! `cargo run --example stacked`
+//!
 //! Three limits on one route: 5 requests in 10 seconds for each API key, 20 a minute for each
 //! address, 100 a minute for all together. A request has to fit into each; a refusal by one is
 //! counted by none. A response has one set of fields, those of the limit that is nearest to its end,

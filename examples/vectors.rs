@@ -1,3 +1,5 @@
+//! `cargo run --example vectors`
+//!
 //! Replays traces of charges and what they must answer, through a store in memory:
 //! `cargo run --example vectors -- FILE` (without a file: the traces that come with the crate).
 

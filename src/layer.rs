@@ -227,8 +227,11 @@ impl<J> FixedWindowLayer<J> {
     /// [`settle_true_cost`](Self::settle_true_cost), [`queue`](Self::queue)).
     ///
     /// ```no_run
+    /// # #[cfg(feature = "redis")]
     /// use tower_fixed_window::{FixedWindowLayer, Quota, RedisStore};
     ///
+    /// # #[cfg(not(feature = "redis"))] fn main() {}
+    /// # #[cfg(feature = "redis")]
     /// # fn main() -> Result<(), tower_fixed_window::StoreError> {
     /// let store = RedisStore::new("redis://127.0.0.1/")?;
     /// let login =
@@ -259,8 +262,11 @@ impl<J> FixedWindowLayer<J> {
     /// what is in hand here.
     ///
     /// ```no_run
+    /// # #[cfg(feature = "redis")]
     /// use tower_fixed_window::{FixedWindowLayer, Quota, RedisStore};
     ///
+    /// # #[cfg(not(feature = "redis"))] fn main() {}
+    /// # #[cfg(feature = "redis")]
     /// # fn main() -> Result<(), tower_fixed_window::StoreError> {
     /// let store = RedisStore::new("redis://127.0.0.1/")?;
     /// let api = FixedWindowLayer::new(Quota::per_minute(60_000)).name("api").store(store).leases(100);

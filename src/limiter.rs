@@ -113,8 +113,11 @@ impl Limiter {
     /// spend them by itself: see [`FixedWindowLayer::leases`](crate::FixedWindowLayer::leases).
     ///
     /// ```no_run
+    /// # #[cfg(feature = "redis")]
     /// use tower_fixed_window::{Limiter, Quota, RedisStore};
     ///
+    /// # #[cfg(not(feature = "redis"))] fn main() {}
+    /// # #[cfg(feature = "redis")]
     /// # fn main() -> Result<(), tower_fixed_window::StoreError> {
     /// let store = RedisStore::new("redis://127.0.0.1/")?;
     /// let sends = Limiter::new(Quota::per_second(100_000)).name("sends").store(store).leases(1_000);
@@ -142,8 +145,11 @@ impl Limiter {
     /// and where tokens may come back (limiters that hand out receipts) this is so without asking.
     ///
     /// ```no_run
+    /// # #[cfg(feature = "redis")]
     /// use tower_fixed_window::{Limiter, Quota, RedisStore};
     ///
+    /// # #[cfg(not(feature = "redis"))] fn main() {}
+    /// # #[cfg(feature = "redis")]
     /// # fn main() -> Result<(), tower_fixed_window::StoreError> {
     /// let store = RedisStore::new("redis://127.0.0.1/")?;
     /// let login = Limiter::new(Quota::per_hour(5)).name("login").store(store).resettable();

@@ -1,6 +1,6 @@
 //! The examples as a reader starts them: their binaries, over real sockets.
 //!
-//! `cargo test` builds them beforehand; for `cargo test --test examples` alone, run
+//! `cargo test` builds them beforehand; for `cargo test -p tests --test examples` alone, run
 //! `cargo build --examples` first.
 
 use std::collections::HashMap;
@@ -536,24 +536,33 @@ fn redis() {
 
 #[test]
 fn each_example_is_in_the_index_and_is_started_here() {
-    let examples = concat!(env!("CARGO_MANIFEST_DIR"), "/examples");
+    let examples = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples");
+    let stacks = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/stacks");
     let index = include_str!("../../examples/README.md");
-    let tests = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/examples");
+    let tests = concat!(env!("CARGO_MANIFEST_DIR"), "/examples");
     let tests = std::fs::read_dir(tests)
         .expect("a directory")
         .map(|entry| std::fs::read_to_string(entry.expect("readable").path()).expect("a source"));
     let tests = tests.collect::<String>();
     let mut files = 0;
-    for entry in std::fs::read_dir(examples).expect("a directory") {
+    let files_of = |dir| std::fs::read_dir(dir).expect("a directory");
+    for entry in files_of(examples).chain(files_of(stacks)) {
         let path = entry.expect("readable").path();
-        if path.extension().is_none_or(|extension| extension != "rs") {
+        let name = path.file_stem().and_then(|name| name.to_str()).expect("a name");
+        if path.extension().is_none_or(|extension| extension != "rs") || name == "lib" {
             continue;
         }
         files += 1;
-        let name = path.file_stem().and_then(|name| name.to_str()).expect("a name");
         assert!(index.contains(&format!("\n| `{name}` |")), "{name} is not in examples/README.md");
-        let start = format!("cargo run --example {name}");
-        assert!(index.contains(&start), "how is {name} started?");
+        let source = std::fs::read_to_string(&path).expect("readable");
+        let start = index.lines().find_map(|line| {
+            line.split('`').find(|command| {
+                command.starts_with("cargo run ") && command.ends_with(&format!("--example {name}"))
+            })
+        });
+        let start = start.unwrap_or_else(|| panic!("how is {name} started?"));
+        let first = source.lines().next().unwrap_or_default();
+        assert!(first.contains(start), "the first line of {name} is not its command");
         let is_started = tests.contains(&format!("example(\"{name}\")"))
             || tests.contains(&format!("start(\"{name}\")"));
         assert!(is_started, "nothing here starts {name}");

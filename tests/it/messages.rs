@@ -8,7 +8,7 @@ use std::process::Command;
 /// and changes with it; what counts is that our advice is part of it.
 #[test]
 fn the_compilers_message_for_what_does_not_fit_names_the_ways_out() {
-    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let here = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the repository");
     let package = Path::new(env!("CARGO_TARGET_TMPDIR")).join("misfit");
     fs::create_dir_all(package.join("src")).expect("a writable target directory");
     let manifest = format!(

@@ -462,7 +462,7 @@ fn never_above_the_limit_and_early_by_no_more_than_the_bound() {
 }
 
 /// The tables of docs/many-nodes.md:
-/// `cargo test --release --all-features --test model leases::tables -- --ignored --nocapture`
+/// `cargo test --release -p tests --test model leases::tables -- --ignored --nocapture`
 #[test]
 #[ignore = "it prints tables"]
 fn tables() {

@@ -1,7 +1,7 @@
 //! Random traces, of which memory and Redis must make the same: anchors, several quotas, rollover,
 //! reservations, returns, changed limits, a clock that jumps, numbers at the edge of what is exact.
 //!
-//! `SEED=7 ROUNDS=100000 cargo test --test redis differential` goes on from elsewhere.
+//! `SEED=7 ROUNDS=100000 cargo test -p tests --test redis differential` goes on from elsewhere.
 
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};

@@ -1,8 +1,10 @@
+//! `cargo run -p stacks --example tonic`
+//!
 //! gRPC: a tonic server one of whose methods is limited, 60 calls a minute for each client address.
 //! The service is gRPC's own health check, so that there is nothing to generate. A refused call gets
 //! RESOURCE_EXHAUSTED, and as metadata the same fields that an HTTP client would get.
 //!
-//! `cargo run --example tonic -- http://127.0.0.1:3000` is a client: it calls until it is refused.
+//! `cargo run -p stacks --example tonic -- http://127.0.0.1:3000` is a client: it calls until it is refused.
 
 use tonic::transport::Endpoint;
 use tonic::transport::server::{Server, TcpConnectInfo, TcpIncoming};
@@ -31,7 +33,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let (_reporter, health) = tonic_health::server::health_reporter();
 
     let listener = tokio::net::TcpListener::bind(addr).await?;
-    println!("try: cargo run --example tonic -- http://{}/", listener.local_addr()?);
+    println!("try: cargo run -p stacks --example tonic -- http://{}/", listener.local_addr()?);
     Server::builder()
         .layer(checks)
         .add_service(health)

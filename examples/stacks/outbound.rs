@@ -1,3 +1,5 @@
+//! `cargo run -p stacks --example outbound`
+//!
 //! The other side: a client that stays inside somebody else's limit. The server here allows 5
 //! requests in 2 seconds and refuses the sixth; the client's own limit has the same windows and
 //! waits for them, so that none of its 12 requests is refused.
@@ -6,8 +8,8 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use axum::body::Body;
+use axum::http::{Request, Response};
 use axum::{Router, routing::get};
-use http::{Request, Response};
 use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_fixed_window::key::global;
 use tower_fixed_window::{FixedWindowLayer, Key, Quota};
