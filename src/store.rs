@@ -451,8 +451,8 @@ impl<'a> Adjust<'a> {
     /// limits may have changed.
     pub fn refund(account: Account<'a>, tokens: u64, decision: &Decision) -> Self {
         let mut until = [0; Quotas::MAX];
-        for (until, standing) in until.iter_mut().zip(decision.standings()) {
-            *until = standing.refundable_until();
+        for (i, until) in until.iter_mut().enumerate().take(decision.standings().len()) {
+            *until = decision.refundable_until(i);
         }
         Self { account, change: Change::Return { tokens, until }, local: decision.is_local() }
     }

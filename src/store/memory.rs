@@ -279,7 +279,8 @@ impl MemoryStore {
         }
         if now < shard.overflow_until && !charge.is_peek() {
             let Account { scope, quotas, .. } = charge.account();
-            self.count_overflow(now, shard, scope, &places[..quotas.len()], written);
+            let places = &places[..quotas.len()];
+            self.count_overflow(now, shard, scope, places, written);
         }
         decision
     }
@@ -551,16 +552,12 @@ impl Shard {
         match (place, shared) {
             // An entry of its own has come free: it takes the shared count along.
             (Place::Free(slot), Place::Own(_)) if state.is_some_and(|state| now < state.until) => {
-                let window = Window::with_used(now, quota, shift, window.used());
-                (Place::Inheriting(slot), window)
+                (Place::Inheriting(slot), window.moved(now, shift))
             }
             (Place::Free(_), _) => (place, window),
             (_, Place::Own(slot) | Place::Free(slot)) => (Place::Shared(slot), window),
             // All overflow entries belong to other quotas: refused for a window.
-            _ => {
-                let spent = (quota.limit + quota.max_reserved) as i64;
-                (Place::None, Window::with_used(now, quota, shift, spent))
-            }
+            _ => (Place::None, Window::spent(now, quota, shift)),
         }
     }
 
