@@ -39,6 +39,8 @@ pub struct Decision {
     all: Option<Box<Several>>,
     /// A bit for each quota that refused.
     refusing: u8,
+    /// A bit for each quota whose tokens were taken from a count that other keys share.
+    shared: u8,
     /// Whether it was made by the fallback of a store that failed.
     local: bool,
 }
@@ -128,8 +130,8 @@ impl Decision {
             }
         }
         let granted = if passes { cost } else { 0 };
-        let (verdict, local) = (Verdict::Passed, false);
-        let mut decision = Self { now, granted, verdict, speaker, all, refusing, local };
+        let (verdict, shared, local) = (Verdict::Passed, 0, false);
+        let mut decision = Self { now, granted, verdict, speaker, all, refusing, shared, local };
         if granted > 0 && ask.reserve {
             decision.reserve(windows);
         }
@@ -353,9 +355,17 @@ impl Decision {
     }
 
     /// Until when the tokens of a quota can be given back: the end of the window in which they are
-    /// covered (S14).
-    pub(crate) fn refundable_until(&self, i: usize) -> i64 {
-        self.covered_at(i).saturating_add(self.standings()[i].window as i64).min(MAX)
+    /// covered. `None`: they were taken from a count that other keys share, which has windows of its
+    /// own, so that the window of the grid counts (S14).
+    pub(crate) fn refundable_until(&self, i: usize) -> Option<i64> {
+        let window = self.standings()[i].window as i64;
+        let own = self.shared >> i & 1 == 0;
+        own.then(|| self.covered_at(i).saturating_add(window).min(MAX))
+    }
+
+    /// Notes that a quota's tokens were taken from a count that other keys share.
+    pub(crate) fn note_shared(&mut self, i: usize) {
+        self.shared |= 1 << i;
     }
 
     pub(crate) fn into_local(mut self) -> Self {

@@ -262,7 +262,7 @@ impl MemoryStore {
     fn decide<const N: usize>(&self, charge: Charge<'_>) -> Decision {
         let (now, mut shard, home) = self.find(&charge.account());
         let mut places = [Place::None; N];
-        let (decision, writes) = loop {
+        let (mut decision, writes) = loop {
             let answer = charge.decide_over::<N>(now, |account, i, quota| {
                 let (place, window) = shard.locate(now, account, quota, &home, &places[..i]);
                 places[i] = place;
@@ -280,6 +280,9 @@ impl MemoryStore {
         if now < shard.overflow_until && !charge.is_peek() {
             let Account { scope, quotas, .. } = charge.account();
             let places = &places[..quotas.len()];
+            for i in (0..places.len()).filter(|&i| matches!(places[i], Place::Shared(_))) {
+                decision.note_shared(i);
+            }
             self.count_overflow(now, shard, scope, places, written);
         }
         decision
