@@ -238,6 +238,37 @@ fn a_refund_is_never_written_to_an_entry_that_keys_share() {
     assert_eq!(crowd(&limiter), 0, "others' tokens came back");
 }
 
+/// S4, S30: what was written under that clock lies ahead for a year.
+#[test]
+fn a_clock_that_was_a_year_ahead_for_a_moment_refuses_new_keys_for_a_window_at_most() {
+    const YEAR: Duration = Duration::from_secs(365 * 86_400);
+    for max_keys in [1, 1_000] {
+        for quota in [
+            Quota::per_minute(5),
+            Quota::per_minute(5).staggered(),
+            Quota::per_minute(5).from_first_request(),
+        ] {
+            let (store, clock) = small(max_keys);
+            let limiter = Limiter::new(quota).name("limited").store(store.clone());
+            let passed =
+                |key: u64| (0..10).filter(|_| answer(limiter.check(key)).allowed()).count();
+            let crowd = max_keys as u64 * 3 + 1_000;
+            (0..crowd).for_each(|key| drop(passed(key)));
+            clock.advance(YEAR);
+            (crowd..2 * crowd).for_each(|key| drop(passed(key)));
+            clock.set_ms(NOW_MS + 1_000);
+            // It gives nothing away.
+            for key in crowd..3 * crowd {
+                assert_eq!(passed(key), 0, "{max_keys}, {quota}: {key}");
+            }
+            clock.advance(Duration::from_secs(60));
+            for key in 3 * crowd..3 * crowd + 10 {
+                assert_eq!(passed(key), 5, "{max_keys}, {quota}: {key}");
+            }
+        }
+    }
+}
+
 #[derive(Clone, Debug)]
 enum Op {
     Charge {
