@@ -6,7 +6,7 @@ use std::fmt;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::quota::{MAX_TOKENS, Quotas};
-use crate::window::{MAX, State, Window, covered_at};
+use crate::window::{MAX, State, Window};
 
 /// Whether a charge passed, and how the key stands.
 ///
@@ -34,10 +34,13 @@ pub struct Decision {
     verdict: Verdict,
     /// The standing that speaks, where it is read most.
     speaker: Standing,
-    /// All of them, where there are several: most decisions have none of that to carry.
+    /// All of them, where there are several or some were reserved: most decisions have none of that
+    /// to carry.
     all: Option<Box<Several>>,
     /// A bit for each quota that refused.
     refusing: u8,
+    /// A bit for each quota whose tokens were taken from a count that other keys share.
+    shared: u8,
     /// Whether it was made by the fallback of a store that failed.
     local: bool,
 }
@@ -45,6 +48,8 @@ pub struct Decision {
 #[derive(Clone, PartialEq, Eq)]
 struct Several {
     standings: [Standing; Quotas::MAX],
+    /// The start of the window in which the tokens of each are covered.
+    covered: [i64; Quotas::MAX],
     len: u8,
     speaker: u8,
 }
@@ -99,7 +104,6 @@ impl Decision {
         }
         let passes = refusing == 0 && !ask.peek;
         let mut writes = [State::default(); N];
-        let mut verdict = Verdict::Passed;
         let standing = |window: &Window<'_>, used| Standing {
             limit: window.quota().limit,
             window: window.quota().window,
@@ -109,8 +113,9 @@ impl Decision {
         let mut speaker = standing(&windows[0], windows[0].used());
         let mut all = (windows.len() > 1).then(|| {
             let mut several = Several::new(windows.len());
-            for (slot, window) in several.standings.iter_mut().zip(windows) {
-                *slot = standing(window, window.used());
+            for (i, window) in windows.iter().enumerate() {
+                several.standings[i] = standing(window, window.used());
+                several.covered[i] = window.start();
             }
             Box::new(several)
         });
@@ -122,13 +127,14 @@ impl Decision {
             for ((window, standing), write) in windows.iter().zip(standings).zip(&mut writes) {
                 *write = window.take(cost);
                 standing.used = write.used;
-                if ask.reserve && cost > 0 && standing.covered_at() > standing.start {
-                    verdict = verdict.max(Verdict::Reserved { ready_at: standing.covered_at() });
-                }
             }
         }
         let granted = if passes { cost } else { 0 };
-        let mut decision = Self { now, granted, verdict, speaker, all, refusing, local: false };
+        let (verdict, shared, local) = (Verdict::Passed, 0, false);
+        let mut decision = Self { now, granted, verdict, speaker, all, refusing, shared, local };
+        if granted > 0 && ask.reserve {
+            decision.reserve(windows);
+        }
         if refusing == 0 {
             decision.speak_tightest();
         } else {
@@ -136,6 +142,28 @@ impl Decision {
         }
         // A charge of nothing writes nothing (S8).
         (decision, (granted > 0).then_some(writes))
+    }
+
+    /// Finds out when what was taken is covered.
+    #[inline(never)]
+    fn reserve(&mut self, windows: &[Window<'_>]) {
+        let mut covered = [0; Quotas::MAX];
+        let mut latest = None;
+        for (covered, window) in covered.iter_mut().zip(windows) {
+            *covered = window.covered_at(self.granted);
+            if *covered > window.start() {
+                latest = latest.max(Some(*covered));
+            }
+        }
+        let Some(ready_at) = latest else { return };
+        self.verdict = Verdict::Reserved { ready_at };
+        let speaker = self.speaker;
+        let all = self.all.get_or_insert_with(|| {
+            let mut several = Several::new(1);
+            several.standings[0] = speaker;
+            Box::new(several)
+        });
+        all.covered = covered;
     }
 
     #[inline(always)]
@@ -297,9 +325,12 @@ impl Decision {
     /// would have been.
     pub(crate) fn into_refusal(self) -> Self {
         let Verdict::Reserved { ready_at } = self.verdict else { return self };
-        let late = |standing: &Standing| standing.covered_at() > standing.start;
-        let bits = self.standings().iter().enumerate().map(|(i, s)| u8::from(late(s)) << i).sum();
-        let latest = self.standings().iter().position(|s| s.covered_at() == ready_at);
+        let (mut bits, mut latest) = (0, None);
+        for (i, standing) in self.standings().iter().enumerate() {
+            let covered_at = self.covered_at(i);
+            bits |= u8::from(covered_at > standing.start) << i;
+            latest = latest.or((covered_at == ready_at).then_some(i));
+        }
         let mut refusal = self.with_cost(0);
         refusal.verdict = Verdict::Refused { retry_at: ready_at };
         refusal.refusing = bits;
@@ -316,6 +347,25 @@ impl Decision {
         self.granted = cost;
         self.speak_tightest();
         self
+    }
+
+    /// The start of the window in which the tokens of a quota are covered (S13).
+    fn covered_at(&self, i: usize) -> i64 {
+        self.all.as_ref().map_or(self.speaker.start, |several| several.covered[i])
+    }
+
+    /// Until when the tokens of a quota can be given back: the end of the window in which they are
+    /// covered. `None`: they were taken from a count that other keys share, which has windows of its
+    /// own, so that the window of the grid counts (S14).
+    pub(crate) fn refundable_until(&self, i: usize) -> Option<i64> {
+        let window = self.standings()[i].window as i64;
+        let own = self.shared >> i & 1 == 0;
+        own.then(|| self.covered_at(i).saturating_add(window).min(MAX))
+    }
+
+    /// Notes that a quota's tokens were taken from a count that other keys share.
+    pub(crate) fn note_shared(&mut self, i: usize) {
+        self.shared |= 1 << i;
     }
 
     pub(crate) fn into_local(mut self) -> Self {
@@ -381,7 +431,8 @@ impl fmt::Debug for Decision {
 impl Several {
     fn new(len: usize) -> Self {
         let none = Standing { limit: 0, window: 0, start: 0, used: 0 };
-        Self { standings: [none; Quotas::MAX], len: len as u8, speaker: 0 }
+        let covered = [0; Quotas::MAX];
+        Self { standings: [none; Quotas::MAX], covered, len: len as u8, speaker: 0 }
     }
 }
 
@@ -424,16 +475,6 @@ impl Standing {
     #[inline]
     pub(crate) fn count(&self) -> (i64, i64) {
         (self.start, self.used)
-    }
-
-    fn covered_at(&self) -> i64 {
-        covered_at(self.start, self.used, self.limit, self.window)
-    }
-
-    /// Until when what was taken here can be given back: the end of the window in which it is
-    /// covered (S14).
-    pub(crate) fn refundable_until(&self) -> i64 {
-        self.covered_at().saturating_add(self.window as i64).min(MAX)
     }
 }
 

@@ -451,8 +451,13 @@ impl<'a> Adjust<'a> {
     /// limits may have changed.
     pub fn refund(account: Account<'a>, tokens: u64, decision: &Decision) -> Self {
         let mut until = [0; Quotas::MAX];
-        for (until, standing) in until.iter_mut().zip(decision.standings()) {
-            *until = standing.refundable_until();
+        let last = |i, quota: &Quota| match decision.refundable_until(i) {
+            Some(until) => until,
+            None if quota.anchor == Anchor::FirstRequest => 0,
+            None => account.window(decision.now_ms(), quota, |_| None).end(),
+        };
+        for (i, quota) in account.quotas.iter().enumerate().take(decision.standings().len()) {
+            until[i] = last(i, quota);
         }
         Self { account, change: Change::Return { tokens, until }, local: decision.is_local() }
     }

@@ -83,7 +83,10 @@ impl<'a> Window<'a> {
             // It came down before `until`, because the limit was raised meanwhile (S5).
             return Self::new(now, quota, shift);
         }
-        Self { quota, start: state.start + passed * length, used, until: Some(state.until) }
+        let start = state.start + passed * length;
+        let mut window = Self { quota, start, used, until: Some(state.until) };
+        window.used = window.counted();
+        window
     }
 
     fn new(now: i64, quota: &'a Quota, shift: u64) -> Self {
@@ -96,12 +99,21 @@ impl<'a> Window<'a> {
         Self { quota, start, used, until }
     }
 
-    /// The window around `now` with tokens taken in it already.
-    pub(crate) fn with_used(now: i64, quota: &'a Quota, shift: u64, used: i64) -> Self {
-        let mut window = Self::new(now, quota, shift);
-        window.used = used.max(window.used);
-        window.until = Some(window.write(window.used).until);
-        window
+    /// The window around `now` with nothing left in it.
+    pub(crate) fn spent(now: i64, quota: &'a Quota, shift: u64) -> Self {
+        let window = Self::new(now, quota, shift);
+        let used = (quota.limit + quota.max_reserved) as i64;
+        let until = window.until(used, used - window.used);
+        Self { used, until: Some(until), ..window }
+    }
+
+    /// The same count in the window of `now`, for as many windows.
+    pub(crate) fn moved(&self, now: i64, shift: u64) -> Self {
+        let Self { start, until, .. } = Self::new(now, self.quota, shift);
+        let until = self.until.map_or(until, |until| {
+            Some(until.saturating_sub(self.start).saturating_add(start).min(MAX))
+        });
+        Self { start, until, ..*self }
     }
 
     #[inline]
@@ -144,24 +156,60 @@ impl<'a> Window<'a> {
     /// What to write when `cost` tokens are taken, whether they fit or not (S15 may overdraw).
     #[inline]
     pub fn take(&self, cost: u64) -> State {
-        self.write(self.used.saturating_add(cost.min(MAX_TOKENS) as i64).min(MAX))
+        let cost = cost.min(MAX_TOKENS) as i64;
+        self.write(self.used.saturating_add(cost).min(MAX), cost)
     }
 
     /// What to write when `tokens` are returned; `None` where there is no state to return them
     /// to (S14).
     pub fn give_back(&self, tokens: u64) -> Option<State> {
-        let used = self.used - tokens.min(MAX_TOKENS) as i64;
-        self.until.map(|_| self.write(used.max(floor(self.quota))))
+        let tokens = tokens.min(MAX_TOKENS) as i64;
+        self.until.map(|_| self.write((self.used - tokens).max(floor(self.quota)), -tokens))
     }
 
     #[inline]
-    fn write(&self, used: i64) -> State {
-        let windows = match windows(used - floor(self.quota), self.quota) {
-            Some(windows) => windows.max(1),
-            None if used > floor(self.quota) => MAX,
-            None => 1,
-        };
-        State { start: self.start, used, until: self.after(windows) }
+    fn write(&self, used: i64, added: i64) -> State {
+        State { start: self.start, used, until: self.until(used, added) }
+    }
+
+    /// When a count is back at the floor to which `added` has brought it (S5).
+    #[inline]
+    fn until(&self, used: i64, added: i64) -> i64 {
+        // Most counts end with their window. This is never so under a limit of 0.
+        let above = (used - floor(self.quota)) as u64;
+        if above.wrapping_sub(1) < self.quota.limit { self.end() } else { self.lasts(added) }
+    }
+
+    #[inline(never)]
+    fn lasts(&self, added: i64) -> i64 {
+        let quota = self.quota;
+        match windows((self.counted() + added).min(MAX) - floor(quota), quota) {
+            Some(windows) => self.after(windows.max(1)),
+            // Nothing comes down, and what is there ends when it would have.
+            None => self.after(self.left().unwrap_or(1)),
+        }
+    }
+
+    /// What of the tokens taken counts in the windows to come: no more than is granted up to
+    /// `until`. The rest was taken under a higher limit, and ends with this window (S5).
+    #[inline]
+    fn counted(&self) -> i64 {
+        match self.left() {
+            Some(windows) if windows < MAX && self.quota.limit > 0 => {
+                let granted = limit(self.quota).saturating_mul(windows);
+                self.used.min(granted.saturating_add(floor(self.quota)))
+            }
+            _ => self.used,
+        }
+    }
+
+    /// How many windows the state lasts, with this one. What saturates lasts for ever.
+    #[inline]
+    fn left(&self) -> Option<i64> {
+        self.until.map(|until| match until {
+            MAX => MAX,
+            _ => ((until - self.start) as u64).div_ceil(self.quota.window) as i64,
+        })
     }
 
     /// When a refused `cost` would fit if nobody else asked (S16); `None`: never.
@@ -171,7 +219,7 @@ impl<'a> Window<'a> {
         if cost > most {
             return None;
         }
-        let at = self.after(windows(self.used + cost as i64 - limit(quota), quota)?);
+        let at = self.without_debt(cost as i64)?;
         // From `until` on the key is new, with all of its capacity.
         Some(match self.until {
             Some(until) if cost <= quota.capacity => at.min(until),
@@ -179,23 +227,26 @@ impl<'a> Window<'a> {
         })
     }
 
+    /// The start of the window in which `cost` tokens are covered that have just been taken here
+    /// (S13): this one, unless they left a debt.
+    pub(crate) fn covered_at(&self, cost: u64) -> i64 {
+        self.without_debt(cost as i64).unwrap_or(MAX)
+    }
+
+    /// The start of the first window in which `cost` more tokens are no debt.
+    fn without_debt(&self, cost: i64) -> Option<i64> {
+        if self.used + cost <= limit(self.quota) {
+            return Some(self.start);
+        }
+        let windows = windows(self.counted() + cost - limit(self.quota), self.quota)?;
+        Some(self.after(windows.max(1)))
+    }
+
     /// The start of the `n`th window after this one.
     #[inline]
     fn after(&self, n: i64) -> i64 {
         n.saturating_mul(self.quota.window as i64).saturating_add(self.start).min(MAX)
     }
-}
-
-/// The start of the window in which `used` tokens are covered, for one that began at `start`
-/// (S13): itself, unless there is debt.
-#[inline]
-pub(crate) fn covered_at(start: i64, used: i64, limit: u64, window: u64) -> i64 {
-    let debt = used - limit as i64;
-    if debt <= 0 || limit == 0 {
-        return start;
-    }
-    let windows = (debt as u64).div_ceil(limit) as i64;
-    windows.saturating_mul(window as i64).saturating_add(start).min(MAX)
 }
 
 /// In how many windows `tokens` are granted, rounded up; `None`: never.

@@ -247,6 +247,18 @@ fn bounded(input: &Input) {
     let store = MemoryStore::with_max_keys(1).clock(clock.clone());
     let Some(scopes) = Scopes::new(input, &store) else { return };
     let mut books = HashMap::<(usize, u64, usize, i128), u64>::new();
+    let mut receipts = Vec::<(usize, u64, Receipt, u64)>::new();
+    // Which window of a quota's grid a time is in. Without a grid windows begin where they like: those
+    // of `exact` are checked.
+    let window = |spec: &Spec, scope: usize, key: u64, at: u64| {
+        let through = match spec.grid() {
+            Grid::Aligned => 0,
+            Grid::StartingAt(at) => at,
+            Grid::Staggered => stagger(NAMES[scope], Key::from(key).as_bytes()).into(),
+            Grid::FirstRequest => return None,
+        };
+        Some((i128::from(at) - through).div_euclid(spec.window().into()))
+    };
     let (mut now, mut newcomer) = (START_MS, 1_000_u64);
     for op in input.ops.iter().take(200) {
         match op {
@@ -254,23 +266,31 @@ fn bounded(input: &Input) {
                 let (scope, key) = who(*w);
                 let cost = u64::from(*cost);
                 let (_, receipt) = charge(&scopes.limiters[scope], key, cost, *reserve);
-                if receipt.is_none() {
-                    continue;
-                }
+                let Some(receipt) = receipt else { continue };
+                receipts.push((scope, key, receipt, now));
                 for (i, spec) in scopes.specs[scope].iter().enumerate() {
-                    let through = match spec.grid() {
-                        Grid::Aligned => 0,
-                        Grid::StartingAt(at) => at,
-                        Grid::Staggered => stagger(NAMES[scope], Key::from(key).as_bytes()).into(),
-                        // Its windows begin where they like: those of `exact` are checked.
-                        Grid::FirstRequest => continue,
-                    };
-                    let window = (i128::from(now) - through).div_euclid(spec.window().into());
+                    let Some(window) = window(spec, scope, key, now) else { continue };
                     let sum = books.entry((scope, key, i, window)).or_default();
                     *sum += cost;
                     let most = spec.quota().capacity() + spec.quota().max_reserved();
                     assert!(*sum <= most, "{sum} of {most} passed in a window of {spec:?}");
                 }
+            }
+            Op::Refund(of) | Op::Settle(of, _) if !receipts.is_empty() => {
+                let of = usize::from(*of) % receipts.len();
+                let (scope, key, receipt, at) = receipts.swap_remove(of);
+                // More than was taken would be debt, which has no bound.
+                let actual = if let Op::Settle(_, actual) = op { u64::from(*actual) } else { 0 };
+                let actual = actual.min(receipt.cost());
+                for (i, spec) in scopes.specs[scope].iter().enumerate() {
+                    let Some(taken) = window(spec, scope, key, at) else { continue };
+                    // What comes back to its window may pass there again.
+                    if window(spec, scope, key, now) == Some(taken) {
+                        *books.get_mut(&(scope, key, i, taken)).expect("it passed") -=
+                            receipt.cost() - actual;
+                    }
+                }
+                answer(scopes.limiters[scope].settle(receipt, actual));
             }
             Op::Flood(keys) => {
                 for _ in 0..*keys {

@@ -74,7 +74,8 @@ impl FromStr for Quota {
 
     /// Reads `limit/window`, where the window is a unit (`minute`) or a number of them (`10s`,
     /// `10 seconds`), and then any of `staggered`, `from-first-request`, `starting-at=6h`,
-    /// `rollover-up-to=150`, `reserve-up-to=20`, each meaning the method of that name.
+    /// `rollover-up-to=150`, `reserve-up-to=20`, each meaning the method of that name. The first three
+    /// exclude each other, and none may be there twice.
     ///
     /// ```
     /// use tower_fixed_window::Quota;
@@ -122,6 +123,7 @@ pub struct ParseQuotaError {
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Kind {
     Expected(&'static str),
+    Again(&'static str),
     Invalid(QuotaError),
 }
 
@@ -140,6 +142,7 @@ impl fmt::Display for ParseQuotaError {
         write!(f, "{shown:?}, column {column}: ")?;
         match self.kind {
             Kind::Expected(what) => write!(f, "expected {what}"),
+            Kind::Again(what) => f.write_str(what),
             Kind::Invalid(error) => error.fmt(f),
         }
     }
@@ -154,6 +157,16 @@ struct Parser<'a> {
 
 type Parsed<T> = Result<T, ParseQuotaError>;
 
+/// What may follow a rate. The first three choose where windows begin.
+const OPTIONS: [&str; 5] =
+    ["staggered", "from-first-request", "starting-at=", "rollover-up-to=", "reserve-up-to="];
+const STARTING_AT: usize = 2;
+/// Each of these is chosen at most once.
+const ONCE: [&str; 3] = [
+    "windows begin in one way: keep one of staggered, from-first-request, starting-at=",
+    "rollover-up-to= is here twice: keep one",
+    "reserve-up-to= is here twice: keep one",
+];
 const A_NUMBER: &str = "a whole number of at most 2^53 - 1";
 
 impl Parser<'_> {
@@ -180,23 +193,30 @@ impl Parser<'_> {
             let limit = error == QuotaError::LimitTooLarge;
             self.invalid(if limit { start } else { at }, error)
         })?;
+        let mut told = [false; ONCE.len()];
         loop {
+            let end = self.at;
             self.space();
             let at = self.at;
-            if self.eat("staggered") {
-                quota = quota.staggered();
-            } else if self.eat("from-first-request") {
-                quota = quota.from_first_request();
-            } else if self.eat("starting-at=") {
-                quota = quota.starting_at(self.span()?);
-            } else if self.eat("rollover-up-to=") {
-                quota.capacity = self.number(A_NUMBER)?;
-                self.check(at, &quota)?;
-            } else if self.eat("reserve-up-to=") {
-                quota.max_reserved = self.number(A_NUMBER)?;
-                self.check(at, &quota)?;
-            } else {
+            let Some((option, _)) = (0..).zip(OPTIONS).find(|(_, option)| self.eat(option)) else {
                 return Ok(quota);
+            };
+            if at == end {
+                return Err(self.error(at, Kind::Expected("a space")));
+            }
+            let what = usize::saturating_sub(option, STARTING_AT);
+            if std::mem::replace(&mut told[what], true) {
+                return Err(self.error(at, Kind::Again(ONCE[what])));
+            }
+            match option {
+                0 => quota = quota.staggered(),
+                1 => quota = quota.from_first_request(),
+                STARTING_AT => quota = quota.starting_at(self.span()?),
+                3 => quota.capacity = self.number(A_NUMBER)?,
+                _ => quota.max_reserved = self.number(A_NUMBER)?,
+            }
+            if option > STARTING_AT {
+                self.check(at, &quota)?;
             }
         }
     }

@@ -43,6 +43,8 @@ const KEYS_OF_A_SHARD: (usize, usize) = (1_024, 8_192);
 const SHARDS_FOR_THREADS: usize = 64;
 /// Of stores that are larger than anybody's memory.
 const MOST_SHARDS: usize = 16_384;
+/// The operator is told of the overflow once in that time, at most.
+const MINUTE: i64 = 60_000;
 /// Of a shard's overflow entries, the share that one quota uses.
 const OVERFLOW_SHARE: u64 = 4;
 
@@ -225,8 +227,6 @@ impl MemoryStore {
         places: &[Place],
         written: bool,
     ) {
-        const MINUTE: i64 = 60_000;
-
         let own = |place: &Place| match place {
             Place::Own(_) | Place::Free(_) => true,
             // Not if that count has refused it.
@@ -257,12 +257,25 @@ impl MemoryStore {
         })
     }
 
+    /// The time once more, where it seems to have gone back.
+    #[cold]
+    fn now_again(&self, shard: &mut Shard) -> i64 {
+        let now = self.now();
+        if now < shard.latest {
+            shard.step_back(now);
+            self.0
+                .quiet_until
+                .fetch_min(now.saturating_add(MINUTE).max(0) as u64, Ordering::Relaxed);
+        }
+        now
+    }
+
     /// A charge of at most `N` quotas.
     #[inline(always)]
     fn decide<const N: usize>(&self, charge: Charge<'_>) -> Decision {
         let (now, mut shard, home) = self.find(&charge.account());
         let mut places = [Place::None; N];
-        let (decision, writes) = loop {
+        let (mut decision, writes) = loop {
             let answer = charge.decide_over::<N>(now, |account, i, quota| {
                 let (place, window) = shard.locate(now, account, quota, &home, &places[..i]);
                 places[i] = place;
@@ -279,7 +292,11 @@ impl MemoryStore {
         }
         if now < shard.overflow_until && !charge.is_peek() {
             let Account { scope, quotas, .. } = charge.account();
-            self.count_overflow(now, shard, scope, &places[..quotas.len()], written);
+            let places = &places[..quotas.len()];
+            for i in (0..places.len()).filter(|&i| matches!(places[i], Place::Shared(_))) {
+                decision.note_shared(i);
+            }
+            self.count_overflow(now, shard, scope, places, written);
         }
         decision
     }
@@ -300,7 +317,7 @@ impl MemoryStore {
         // While this call waited, another may have gone by a later time and given this key's entry
         // to a new one. By the older reading its window would still run, with nothing counted.
         if now < guard.latest {
-            now = self.now();
+            now = self.now_again(&mut guard);
         }
         guard.latest = guard.latest.max(now);
         if guard.table.buckets.is_empty() {
@@ -446,11 +463,24 @@ struct Shard {
     overflow_until: i64,
     /// How many charges have had no entry but these.
     overflowed: u64,
-    /// The latest time that a call went by.
+    /// The latest time that a call went by, since the clock stepped back.
     latest: i64,
+    /// Until here windows may begin that were opened before it did.
+    ahead_until: i64,
 }
 
 impl Shard {
+    /// The clock was ahead, maybe by years, and keys that share entries are not to wait so long.
+    fn step_back(&mut self, now: i64) {
+        self.ahead_until = self.ahead_until.max(self.latest);
+        self.latest = now;
+        for bucket in 0..self.overflow.buckets.len() {
+            self.overflow.pull_back(bucket, now);
+        }
+        let ends = (0..self.overflow.buckets.len()).flat_map(|bucket| self.overflow.ends(bucket));
+        self.overflow_until = ends.max().unwrap_or(0);
+    }
+
     /// Memory is taken when the first key comes.
     #[cold]
     fn allocate(&mut self, most: usize) {
@@ -538,6 +568,11 @@ impl Shard {
                 return (place, Window::at(now, None, quota, shift));
             }
         }
+        if now < self.ahead_until && matches!(place, Place::None) {
+            // Its entries are free again when the windows have passed that are there now.
+            let (buckets, _) = self.table.choices(home.fingerprint(quota));
+            buckets.into_iter().for_each(|bucket| self.table.pull_back(bucket, now));
+        }
         let fingerprint = home.overflow(quota, self.overflow.buckets.len() * WAYS);
         let taken = |slot: &Slot| {
             others.iter().any(|other| matches!(other, Place::Shared(s) if s.is(slot)))
@@ -551,16 +586,12 @@ impl Shard {
         match (place, shared) {
             // An entry of its own has come free: it takes the shared count along.
             (Place::Free(slot), Place::Own(_)) if state.is_some_and(|state| now < state.until) => {
-                let window = Window::with_used(now, quota, shift, window.used());
-                (Place::Inheriting(slot), window)
+                (Place::Inheriting(slot), window.moved(now, shift))
             }
             (Place::Free(_), _) => (place, window),
             (_, Place::Own(slot) | Place::Free(slot)) => (Place::Shared(slot), window),
             // All overflow entries belong to other quotas: refused for a window.
-            _ => {
-                let spent = (quota.limit + quota.max_reserved) as i64;
-                (Place::None, Window::with_used(now, quota, shift, spent))
-            }
+            _ => (Place::None, Window::spent(now, quota, shift)),
         }
     }
 
@@ -690,6 +721,17 @@ impl Table {
     /// When the states of a bucket end: 0 for an entry without one.
     fn ends(&self, bucket: usize) -> impl Iterator<Item = i64> {
         self.buckets[bucket].iter().map(|&[_, until, ..]| until as i64)
+    }
+
+    /// Has the windows begin now that lie ahead by a window or more (S4). They keep their counts.
+    #[cold]
+    fn pull_back(&mut self, bucket: usize, now: i64) {
+        for [_, until, start, _] in &mut self.buckets[bucket] {
+            let lasts = (*until as i64).saturating_sub(*start as i64);
+            if lasts > 0 && (*start as i64).saturating_sub(now) >= lasts {
+                (*start, *until) = (now as u64, (now + lasts) as u64);
+            }
+        }
     }
 
     fn live(&self, now: i64) -> usize {

@@ -170,6 +170,105 @@ fn a_reset_in_a_flood_frees_one_key_only_and_a_refund_returns_nothing_that_is_no
     assert_eq!(passed, 5);
 }
 
+/// S14: the receipt is for tokens of this minute, though the shared entry's window began later.
+#[test]
+fn a_refund_of_tokens_from_a_shared_entry_ends_with_their_window_of_the_grid() {
+    for (quota, refundable) in [
+        (Quota::per_minute(5), true),
+        // It begins with the first request, and the shared entry does not know which that was.
+        (Quota::per_minute(5).from_first_request(), false),
+    ] {
+        for late in [false, true] {
+            let (store, clock) = small(1);
+            clock.set_ms(NOW_MS + 30_000);
+            let flood = Limiter::new(Quota::per_second(1)).name("flood").store(store.clone());
+            for key in 0..1_000_u64 {
+                let _ = answer(flood.check(key));
+            }
+            let limiter = Limiter::new(quota).name("limited").store(store.clone());
+            assert!(answer(limiter.check("k")).allowed());
+            clock.advance(Duration::from_millis(500));
+            let (_, receipt) = charge(&limiter, "k", 3, false);
+            let receipt = receipt.expect("four of five");
+            assert!(store.overflowed() > 0);
+            // The flood's entries are free: it gets one of its own, and takes the count along.
+            clock.advance(Duration::from_secs(2));
+            assert_eq!(answer(limiter.check("k")).used(), 5);
+
+            if late {
+                clock.set_ms(NOW_MS + 60_000);
+                if !refundable {
+                    clock.set_ms(NOW_MS + 89_000);
+                    answer(limiter.refund(receipt));
+                    assert!(!answer(limiter.check("k")).allowed(), "{quota}");
+                    continue;
+                }
+                let passed = |n| (0..n).filter(|_| answer(limiter.check("k")).allowed()).count();
+                assert_eq!(passed(10), 5);
+                answer(limiter.refund(receipt));
+                assert_eq!(passed(10), 0, "more than the limit in one window");
+            } else {
+                answer(limiter.refund(receipt));
+                let left = if refundable { 3 } else { 0 };
+                assert_eq!(answer(limiter.peek("k")).remaining(), left, "{quota}");
+            }
+        }
+    }
+}
+
+/// A receipt from before a reset would take from what others have counted there.
+#[test]
+fn a_refund_is_never_written_to_an_entry_that_keys_share() {
+    let (store, _) = small(1);
+    let limiter = Limiter::new(Quota::per_week(50)).name("limited").store(store.clone());
+    let (_, receipt) = charge(&limiter, "early", 20, false);
+    let receipt = receipt.expect("it has an entry of its own");
+    assert_eq!(store.overflowed(), 0);
+    answer(limiter.reset("early"));
+    flood(&store, 1_000);
+    // All that share an entry fill it.
+    let crowd = |limiter: &Limiter| {
+        let keys = 0..200_u64;
+        keys.filter(|key| answer(limiter.check(*key)).allowed()).count()
+    };
+    while crowd(&limiter) > 0 {}
+    assert!(!answer(limiter.check("early")).allowed(), "it shares an entry, which is full");
+    answer(limiter.refund(receipt));
+    assert!(!answer(limiter.check("early")).allowed(), "others' tokens came back");
+    assert_eq!(crowd(&limiter), 0, "others' tokens came back");
+}
+
+/// S4, S30: what was written under that clock lies ahead for a year.
+#[test]
+fn a_clock_that_was_a_year_ahead_for_a_moment_refuses_new_keys_for_a_window_at_most() {
+    const YEAR: Duration = Duration::from_secs(365 * 86_400);
+    for max_keys in [1, 1_000] {
+        for quota in [
+            Quota::per_minute(5),
+            Quota::per_minute(5).staggered(),
+            Quota::per_minute(5).from_first_request(),
+        ] {
+            let (store, clock) = small(max_keys);
+            let limiter = Limiter::new(quota).name("limited").store(store.clone());
+            let passed =
+                |key: u64| (0..10).filter(|_| answer(limiter.check(key)).allowed()).count();
+            let crowd = max_keys as u64 * 3 + 1_000;
+            (0..crowd).for_each(|key| drop(passed(key)));
+            clock.advance(YEAR);
+            (crowd..2 * crowd).for_each(|key| drop(passed(key)));
+            clock.set_ms(NOW_MS + 1_000);
+            // It gives nothing away.
+            for key in crowd..3 * crowd {
+                assert_eq!(passed(key), 0, "{max_keys}, {quota}: {key}");
+            }
+            clock.advance(Duration::from_secs(60));
+            for key in 3 * crowd..3 * crowd + 10 {
+                assert_eq!(passed(key), 5, "{max_keys}, {quota}: {key}");
+            }
+        }
+    }
+}
+
 #[derive(Clone, Debug)]
 enum Op {
     Charge {
@@ -229,6 +328,8 @@ fn specs() -> impl Strategy<Value = Vec<Spec>> {
 /// What one key has got from one quota, by its own books.
 #[derive(Default)]
 struct Books {
+    /// Where the grid passes through.
+    through: u64,
     /// Window of the grid, charge that passed -> tokens.
     by_window: HashMap<i128, BTreeMap<usize, u64>>,
     /// Charge that passed -> when, tokens; since the last reset.
@@ -240,13 +341,13 @@ impl Books {
         self.passed.insert(id, (now, cost));
         let most = spec.amounts.0 + spec.amounts.1 + spec.amounts.2;
         let window = i128::from(spec.window_ms);
-        let through = match spec.grid {
+        self.through = match spec.grid {
             Grid::Aligned => 0,
-            Grid::StartingAt(at) => at,
-            Grid::Staggered => shift.into(),
+            Grid::StartingAt(at) => at as u64,
+            Grid::Staggered => shift,
             Grid::FirstRequest => return self.check_first_request(spec.window_ms, most),
         };
-        let start = (i128::from(now) - through).div_euclid(window);
+        let start = (i128::from(now) - i128::from(self.through)).div_euclid(window);
         let in_window = self.by_window.entry(start).or_default();
         in_window.insert(id, cost);
         let sum: u64 = in_window.values().sum();
@@ -284,6 +385,16 @@ impl Books {
         }
     }
 
+    /// The end of the window that its tokens were taken from, at the latest.
+    fn ends(&self, spec: &Spec, at: u64) -> u64 {
+        let through = match spec.grid {
+            Grid::FirstRequest => at,
+            _ => self.through,
+        };
+        let into = (i128::from(at) - i128::from(through)).rem_euclid(spec.window_ms.into());
+        at + spec.window_ms - into as u64
+    }
+
     fn strike(&mut self, id: usize) {
         self.passed.remove(&id);
         for window in self.by_window.values_mut() {
@@ -297,7 +408,6 @@ struct Entry {
     key: u64,
     receipt: Receipt,
     at: u64,
-    cost: u64,
     reserved: bool,
     id: usize,
 }
@@ -331,7 +441,7 @@ fn never_above_the_limit(max_keys: usize, first: u64, specs: &[Vec<Spec>], ops: 
             books.entry((scope, key, i)).or_default().enter(spec, shift, id, now, cost);
         }
         let reserved = decision.ready_at().is_some();
-        receipts.push(Entry { scope, key, receipt, at: now, cost, reserved, id });
+        receipts.push(Entry { scope, key, receipt, at: now, reserved, id });
         true
     };
     for op in std::iter::once(&Op::Flood(first)).chain(ops) {
@@ -362,11 +472,10 @@ fn never_above_the_limit(max_keys: usize, first: u64, specs: &[Vec<Spec>], ops: 
                 answer(limiters[entry.scope].refund(entry.receipt));
                 for (i, spec) in specs[entry.scope].iter().enumerate() {
                     let books = books.get_mut(&(entry.scope, entry.key, i)).expect("it passed");
-                    if now < entry.at + spec.window_ms {
+                    if now < books.ends(spec, entry.at) {
                         books.strike(entry.id);
                     }
                 }
-                let _ = entry.cost;
             }
             Op::Refund(_) => {}
             Op::Reset { scope, key } => {

@@ -142,6 +142,9 @@ impl Terms {
             used = (used - self.limit).max(self.floor());
             entered += 1;
         }
+        if entered > 0 {
+            used = self.lasting(Now { start, used, until: Some(until) });
+        }
         if entered > 0 && used == self.floor() {
             fresh
         } else {
@@ -149,10 +152,41 @@ impl Terms {
         }
     }
 
-    fn keep(&self, start: i128, used: i128) -> Counter {
-        let windows = self.windows_for(used - self.floor());
-        let until = windows.map_or(END_OF_TIME, |windows| self.after(start, windows.max(1)));
-        Counter { start, used, until }
+    /// What lasts beyond the window: what windows until the end of the state have yet to grant.
+    fn lasting(&self, Now { start, used, until }: Now) -> i128 {
+        let Some(until) = until else { return used };
+        if self.limit == 0 || until == END_OF_TIME {
+            return used;
+        }
+        let mut left = self.limit - self.capacity;
+        let mut at = start;
+        if (until - start) / self.window > WALK {
+            let windows = (until - start) / self.window;
+            left += windows * self.limit;
+            at += windows * self.window;
+        }
+        while at < until {
+            left += self.limit;
+            at += self.window;
+        }
+        if left < used { left } else { used }
+    }
+
+    /// What is stored when `more` tokens are counted, or fewer than none.
+    fn keep(&self, now: Now, more: i128) -> Counter {
+        let more = more.clamp(-END_OF_TIME, END_OF_TIME);
+        let bounded = |used: i128| used.min(END_OF_TIME).max(self.floor());
+        let end = self.after(now.start, 1);
+        let until = match self.windows_for(bounded(self.lasting(now) + more) - self.floor()) {
+            _ if self.limit == 0 => {
+                // Whole windows, also of a state that a step back has moved away from the end of time.
+                let last = now.until.unwrap_or(end).max(end) - now.start;
+                self.after(now.start, (last + self.window - 1) / self.window)
+            }
+            Some(windows) => end.max(self.after(now.start, windows)),
+            None => unreachable!("a limit grants something"),
+        };
+        Counter { start: now.start, used: bounded(now.used + more), until }
     }
 }
 
@@ -197,8 +231,9 @@ impl Model {
                 if cost > most || terms.limit == 0 {
                     return None;
                 }
-                let short = window.used + cost - terms.limit;
-                let at = terms.after(window.start, terms.windows_for(short)?);
+                // Not in this window: it is refused there.
+                let short = terms.lasting(*window) + cost - terms.limit;
+                let at = terms.after(window.start, terms.windows_for(short)?.max(1));
                 match window.until {
                     Some(until) if cost <= terms.capacity => Some(at.min(until)),
                     _ => Some(at),
@@ -213,9 +248,13 @@ impl Model {
         };
 
         let covered: Vec<i128> = (0..terms.len())
-            .map(|i| match terms[i].windows_for(used[i] - terms[i].limit) {
-                Some(windows_on) => terms[i].after(windows[i].start, windows_on),
-                None => windows[i].start,
+            .map(|i| {
+                let (terms, window) = (&terms[i], &windows[i]);
+                if used[i] <= terms.limit || terms.limit == 0 {
+                    return window.start;
+                }
+                let debt = terms.lasting(*window) + granted - terms.limit;
+                terms.after(window.start, terms.windows_for(debt).expect("a limit").max(1))
             })
             .collect();
         let ready_at = if allowed && reserve && cost > 0 {
@@ -239,7 +278,7 @@ impl Model {
         });
         if taken.is_some() && cost > 0 {
             for (i, terms) in terms.iter().enumerate() {
-                self.counters[i] = Some(terms.keep(windows[i].start, used[i]));
+                self.counters[i] = Some(terms.keep(windows[i], cost));
             }
         }
         let answer = Answer {
@@ -261,17 +300,12 @@ impl Model {
     pub(crate) fn settle(&mut self, terms: &[Terms], taken: Taken, now: i128, actual: i128) {
         let windows = self.look(terms, now);
         for (i, terms) in terms.iter().enumerate() {
-            let Now { start, used, until } = windows[i];
-            if actual > taken.cost {
-                let used = (used + (actual - taken.cost).min(END_OF_TIME)).min(END_OF_TIME);
-                self.counters[i] = Some(terms.keep(start, used));
-            } else if actual < taken.cost
-                && until.is_some()
+            let window = windows[i];
+            let refundable = window.until.is_some()
                 // A window that a step forward has ended stays ended (S4).
-                && now.max(start) < taken.refundable_until[i]
-            {
-                let used = (used - (taken.cost - actual)).max(terms.floor());
-                self.counters[i] = Some(terms.keep(start, used));
+                && now.max(window.start) < taken.refundable_until[i];
+            if actual > taken.cost || actual < taken.cost && refundable {
+                self.counters[i] = Some(terms.keep(window, actual - taken.cost));
             }
         }
     }

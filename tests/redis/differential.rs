@@ -10,7 +10,9 @@ use fastrand::Rng;
 use redis::aio::MultiplexedConnection;
 use redis::cmd;
 use tower_fixed_window::store::{Account, Adjust, Charge, RedisStore, Scope, Store};
-use tower_fixed_window::{Decision, Key, MAX_TOKENS, ManualClock, MemoryStore, Quota, Quotas};
+use tower_fixed_window::{
+    Decision, Key, MAX_TOKENS, ManualClock, MemoryStore, Quota, Quotas, Standing,
+};
 
 use crate::conformance::connect;
 use crate::server::Server;
@@ -86,6 +88,12 @@ pub(crate) fn start(rng: &mut Rng) -> u64 {
     }
 }
 
+/// Counters of their own for each seed. Nothing here is about time: a busy machine may take some.
+fn store(connection: &MultiplexedConnection, seed: u64, clock: &ManualClock) -> RedisStore {
+    let store = RedisStore::from(connection.clone()).deadline(Duration::from_secs(60));
+    store.prefix(&seed.to_string()).clock(clock.clone())
+}
+
 #[tokio::test]
 async fn memory_and_redis_agree() {
     agree(|store| store).await;
@@ -105,9 +113,7 @@ async fn agree<S: Store>(with: impl Fn(RedisStore) -> S) {
         let mut rng = Rng::with_seed(seed);
         let clock = ManualClock::at_ms(start(&mut rng));
         let memory = MemoryStore::with_max_keys(100).clock(clock.clone());
-        let redis =
-            RedisStore::from(connection.clone()).prefix(&seed.to_string()).clock(clock.clone());
-        let redis = with(redis);
+        let redis = with(store(&connection, seed, &clock));
         let key = Key::from(rng.u64(..));
         // Every other one has a single quota, which mostly goes another way through the script.
         let most = if rng.bool() { 1 } else { Quotas::MAX };
@@ -162,6 +168,126 @@ async fn agree<S: Store>(with: impl Fn(RedisStore) -> S) {
             }
         }
     }
+}
+
+/// What has happened in traces of limits that change.
+#[derive(Default, Debug)]
+struct Changes {
+    /// More was used than the limit is now.
+    above: u32,
+    /// And a correction or a reservation came on top of it.
+    corrected: u32,
+    /// A window began with tokens that were used before.
+    debts: u32,
+    /// Tokens were used under a limit of 0.
+    at_zero: u32,
+}
+
+#[tokio::test]
+async fn memory_and_redis_agree_whatever_limits_are_lowered_and_raised_between() {
+    change(|store| store).await;
+}
+
+#[tokio::test]
+async fn memory_and_redis_agree_whatever_limits_are_lowered_and_raised_between_in_a_crowd() {
+    change(|store| Crowd::new(store, Arc::default())).await;
+}
+
+/// Limits that go down and up under all that a caller may do (S5, S10), over a few windows.
+async fn change<S: Store>(with: impl Fn(RedisStore) -> S) {
+    const LIMITS: [u64; 8] = [0, 1, 3, 10, 60, 60, 5_000, MAX_TOKENS - 100_000];
+
+    let Some(server) = Server::start() else { return };
+    let connection = connect(&server.url()).await;
+    let scope = Scope::named("change");
+    let mut seen = Changes::default();
+    let (first, rounds) = (env("SEED", 1), env("ROUNDS", 400));
+    for seed in first..first + rounds {
+        let mut rng = Rng::with_seed(seed);
+        let length = *rng.choice(&[10, 60_000, 3_600_000]).expect("some");
+        let mut now = 1_700_000_040_000 + rng.u64(..length);
+        let clock = ManualClock::at_ms(now);
+        let memory = MemoryStore::with_max_keys(100).clock(clock.clone());
+        let (redis, key) = (with(store(&connection, seed, &clock)), Key::from(seed));
+        let shapes: Vec<_> = (0..rng.u64(1..4))
+            .map(|i| (length * [1, 3, 24][i as usize], rng.bool(), rng.u8(..3), rng.u8(..3)))
+            .collect();
+        let quotas = |rng: &mut Rng| {
+            let quota =
+                |rng: &mut Rng, &(length, floating, more, reserved): &(u64, bool, u8, u8)| {
+                    let limit = *rng.choice(&LIMITS).expect("some");
+                    let quota = Quota::new(limit, Duration::from_millis(length));
+                    let quota = if floating { quota.from_first_request() } else { quota };
+                    let quota = match more {
+                        0 => quota.rollover_up_to(limit + rng.u64(..2 * limit.min(20_000) + 1)),
+                        _ => quota,
+                    };
+                    let reserved = [0, 5, 10_000][usize::from(reserved)];
+                    quota.reserve_up_to(reserved)
+                };
+            let first = Quotas::from(quota(rng, &shapes[0]));
+            shapes[1..].iter().fold(first, |quotas, shape| quotas.and(quota(rng, shape)))
+        };
+        let cost = |rng: &mut Rng| match rng.u8(..6) {
+            0..=3 => rng.u64(1..10),
+            4 => rng.u64(1..100),
+            _ => rng.u64(1..6_000),
+        };
+        let mut current = quotas(&mut rng);
+        let mut taken: Vec<Decision> = Vec::new();
+        for step in 0..20 {
+            now = match rng.u8(..8) {
+                0..=4 => now,
+                5 => now + rng.u64(..length),
+                6 => now + length,
+                _ => now - now % length + length * rng.u64(1..4),
+            };
+            clock.set_ms(now);
+            if rng.u8(..3) == 0 {
+                current = quotas(&mut rng);
+            }
+            let account = Account::new(&scope, &current, &key);
+            let at = format!("SEED={seed} step {step} at {now}: {current}");
+            let peek = Charge::new(account, 0).peeking();
+            let before = memory.charge(peek).await.expect("memory answers");
+            let above = before.standings().iter().any(|s| s.used() > s.limit());
+            seen.above += u32::from(above);
+            if !taken.is_empty() && rng.u8(..3) == 0 {
+                let decision = taken.swap_remove(rng.usize(..taken.len()));
+                let adjust = match rng.bool() {
+                    true => Adjust::refund(account, rng.u64(..=decision.granted()), &decision),
+                    false => Adjust::take(account, cost(&mut rng), &decision),
+                };
+                seen.corrected += u32::from(above);
+                memory.adjust(adjust).await.expect("memory answers");
+                redis.adjust(adjust).await.unwrap_or_else(|error| panic!("{at}: {error}"));
+            }
+            let charge = Charge::new(account, cost(&mut rng));
+            let charge = match rng.u8(..6) {
+                0 => charge.peeking(),
+                1 => charge.up_to(),
+                2 | 3 => charge.reserving(),
+                _ => charge,
+            };
+            let expected = memory.charge(charge).await.expect("memory answers");
+            let decision = redis.charge(charge).await;
+            let decision = decision.unwrap_or_else(|error| panic!("{at}: {error}"));
+            assert_eq!(decision, expected, "{at}: {charge:?}");
+            seen.corrected += u32::from(above && decision.ready_at().is_some());
+            let standings = decision.standings();
+            let begins =
+                |s: &Standing| s.reset_at() == UNIX_EPOCH + Duration::from_millis(now) + s.window();
+            seen.debts += u32::from(before.standings().iter().any(|s| begins(s) && s.used() > 0));
+            seen.at_zero += u32::from(standings.iter().any(|s| s.limit() == 0 && s.used() > 0));
+            if decision.allowed() {
+                taken.push(decision);
+            }
+        }
+    }
+    println!("{seen:?}");
+    let Changes { above, corrected, debts, at_zero } = seen;
+    let all = [above, corrected, debts, at_zero];
+    assert!(rounds < 400 || all.iter().all(|&n| n >= 100), "{seen:?}");
 }
 
 /// The last instant whose microseconds are below 2^53: later counts are text.
@@ -248,9 +374,7 @@ async fn cross<S: Store>(with: impl Fn(RedisStore) -> S) {
         };
         let clock = ManualClock::at_ms(now);
         let memory = MemoryStore::with_max_keys(100).clock(clock.clone());
-        let redis =
-            RedisStore::from(connection.clone()).prefix(&seed.to_string()).clock(clock.clone());
-        let (redis, key) = (with(redis), Key::from(seed));
+        let (redis, key) = (with(store(&connection, seed, &clock)), Key::from(seed));
         let mut quota = some_quota(&mut rng);
         let (name, field) = (format!("{seed}:tfw1:{{cross:u{seed}}}"), quota.counter().to_string());
         let mut taken: Option<Decision> = None;

@@ -60,7 +60,7 @@ end
 local MAX = 9007199254740991
 -- The last instant whose microseconds are below 2^53.
 local LAST = 9007199254740
-local floor, max, min, format = math.floor, math.max, math.min, string.format
+local ceil, floor, max, min, format = math.ceil, math.floor, math.max, math.min, string.format
 
 if #args < 10 then
   -- A plain quota whose count is text, or under a clock that stepped back.
@@ -100,6 +100,42 @@ local function begin(q)
     return now
   end
   return now - (now - q.grid) % q.length
+end
+
+-- For how many windows a count lives: ceil((used - least) / limit), at least 1.
+local function lives(q, used)
+  local limit, capacity = q.limit, q.capacity
+  if used <= limit + q.least then
+    return 1
+  elseif used + capacity <= MAX then
+    return floor((used + capacity - 1) / limit)
+  end
+  local a, b = used % limit, capacity % limit
+  local whole = (used - a) / limit + (capacity - b) / limit
+  if a > limit - b then
+    return whole + 1
+  elseif a + b > 0 then
+    return whole
+  end
+  return whole - 1
+end
+
+-- How many windows are left to a state, from its window's start.
+local function left(q)
+  return ceil((q.till - (q.start + q.length)) / q.length) + 1
+end
+
+-- Window::counted: what of the tokens used counts in the windows to come
+local function counted(q)
+  -- What saturates lasts for ever, and under a limit of 0 nothing comes down.
+  if q.till and q.till < MAX and q.limit > 0 then
+    local n = left(q)
+    if lives(q, q.used) > n then
+      local half = floor(n / 2)
+      return q.least + q.limit * half + q.limit * half + q.limit * (n - half - half)
+    end
+  end
+  return q.used
 end
 
 -- Window::at
@@ -145,33 +181,19 @@ local function load(q, value)
   used = used - q.limit * half - q.limit * half - q.limit * (passed - half - half)
   if used > q.least then
     q.start, q.used, q.till = from, used, till
+    q.used = counted(q)
   end
-end
-
--- For how many windows a count lives: ceil((used - least) / limit), at least 1.
-local function lives(q, used)
-  local limit, capacity = q.limit, q.capacity
-  if used <= limit + q.least then
-    return 1
-  elseif limit == 0 then
-    return MAX
-  elseif used + capacity <= MAX then
-    return floor((used + capacity - 1) / limit)
-  end
-  local a, b = used % limit, capacity % limit
-  local whole = (used - a) / limit + (capacity - b) / limit
-  if a > limit - b then
-    return whole + 1
-  elseif a + b > 0 then
-    return whole
-  end
-  return whole - 1
 end
 
 local values, expire = {}, 0
--- Window::write
-local function write(i, q, used)
-  local n, value = lives(q, used), nil
+-- Window::write: tokens are added, or fewer than none
+local function write(i, q, added)
+  local used, n, value = min(max(q.used + added, q.least), MAX), 1, nil
+  if q.limit > 0 then
+    n = lives(q, min(max(counted(q) + added, q.least), MAX))
+  elseif q.till then
+    n = q.till < MAX and left(q) or MAX
+  end
   if n == 1 and q.grid >= 0 and q.start + q.length <= LAST
       and used >= 0 and used < q.length * 1000 then
     value = q.start * 1000 + used
@@ -200,12 +222,12 @@ if act == 'return' then
   for i, q in ipairs(quotas) do
     -- Also where the clock has stepped back since: what has ended stays ended.
     if q.till and max(now, q.start) < q.returns then
-      write(i, q, max(q.used - tokens, q.least))
+      write(i, q, -tokens)
     end
   end
 elseif act == 'take' then
   for i, q in ipairs(quotas) do
-    write(i, q, min(q.used + tokens, MAX))
+    write(i, q, tokens)
   end
 else
   local available = MAX
@@ -221,7 +243,7 @@ else
   elseif tokens > 0 and (act == 'charge' or act == 'up-to') then
     taken = tokens
     for i, q in ipairs(quotas) do
-      write(i, q, q.used + tokens)
+      write(i, q, tokens)
     end
   end
 end
