@@ -20,10 +20,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::memory::{Entries, Entry};
 use super::{
-    Account, Adjust, Charge, Guard, Inner as Answer, MemoryStore, OwnedAccount, Reply, Store,
+    Account, Adjust, Charge, Guard, Inner as Answer, MemoryStore, OwnedAccount, Remote, Reply,
+    Scope, Store,
 };
 use crate::clock::Clock;
 use crate::decision::Decision;
+use crate::key::Key;
 use crate::quota::{Anchor, Quota, Quotas, fmix64};
 use crate::timer::Instant;
 use crate::window::{MAX, State};
@@ -36,12 +38,12 @@ const BRIEF: i64 = 1_000;
 /// Keys share the marks that say that one of them has changed.
 const MARKS: usize = 1_024;
 
-/// What a process remembers of a remote store: see [`Store::front`].
+/// What a process remembers of a remote store.
 ///
 /// It takes no more memory than a [`MemoryStore`] of as many entries as that has by default, three
 /// for each quota of a key that is refused, and forgets what finds no room.
 #[derive(Clone)]
-pub struct Front(Arc<Inner>);
+pub(crate) struct Front(Arc<Inner>);
 
 struct Inner {
     since: Instant,
@@ -74,19 +76,22 @@ struct Sent {
     id: u64,
 }
 
-/// How a key is marked as changed.
-#[derive(Clone, Copy)]
-#[repr(u64)]
+/// What has happened to a key.
+#[derive(Clone)]
 enum Change {
     /// Tokens came back.
-    Refund = 1,
-    /// The count is gone.
-    Reset = 1 << 32,
+    Refund(OwnedAccount),
+    /// Its counts are gone.
+    Reset(Scope, Key),
 }
+
+/// How a key is marked as changed.
+const REFUND: u64 = 1;
+const RESET: u64 = 1 << 32;
 
 impl Front {
     /// One that remembers nothing yet.
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let since = Instant::now();
         Self(Arc::new(Inner {
             since,
@@ -164,7 +169,10 @@ impl Front {
             let until = until.or(last.as_ref().map(|last| last.until));
             if let Some(until) = until.filter(|&until| until > entries.now()) {
                 let kept = Kept::after(charge, decision, i, quota, last.map(|last| last.kept));
-                if !(Note { until, kept, ahead: ahead.clone() }.set(&mut entries, quota)) {
+                // What a reset would not find is not remembered.
+                if !self.0.notes.know(account.scope(), quota)
+                    || !(Note { until, kept, ahead: ahead.clone() }.set(&mut entries, quota))
+                {
                     // Half of it is of no use, and is no harm.
                     return;
                 }
@@ -172,22 +180,31 @@ impl Front {
         }
     }
 
-    fn forget(&self, account: &Account<'_>, change: Change) {
-        let mut entries = self.0.notes.entries(account);
-        self.mark(&entries).fetch_add(change as u64, Ordering::Relaxed);
-        for quota in account.quotas() {
-            Note::remove(&mut entries, quota);
-            #[cfg(feature = "tokio")]
-            if let Change::Reset = change {
-                leases::forget(&mut entries, quota);
+    fn forget(&self, change: &Change) {
+        let (scope, key) = match change {
+            Change::Refund(account) => (account.as_account().scope(), account.as_account().key()),
+            Change::Reset(scope, key) => (scope, key),
+        };
+        let mut entries = self.0.notes.entries_of(scope, key);
+        let mark = self.mark(&entries);
+        match change {
+            Change::Refund(account) => {
+                mark.fetch_add(REFUND, Ordering::Relaxed);
+                for quota in account.as_account().quotas() {
+                    Note::remove(&mut entries, quota);
+                }
+            }
+            Change::Reset(..) => {
+                mark.fetch_add(RESET, Ordering::Relaxed);
+                self.0.notes.known(scope, |counters, _| {
+                    for quota in counters {
+                        Note::remove(&mut entries, quota);
+                        #[cfg(feature = "tokio")]
+                        leases::forget(&mut entries, quota);
+                    }
+                });
             }
         }
-    }
-}
-
-impl Default for Front {
-    fn default() -> Self {
-        Self::new()
     }
 }
 
@@ -303,10 +320,10 @@ impl Kept {
             // request. If it began just now, that is known when it does so again.
             let open = quota.anchor == Anchor::FirstRequest;
             if !open || start >= now {
+                let none = |last: Self| last.state.until == -MAX && last.state.start < now;
                 kept.state.until = -MAX;
+                kept.exact = !open || last.is_some_and(none);
             }
-            let none = |last: Self| last.state.until == -MAX && last.state.start < now;
-            kept.exact = !open || start < now || last.is_some_and(none);
             return kept;
         }
         let cost = if charge.is_up_to() { 1 } else { charge.cost() };
@@ -315,9 +332,10 @@ impl Kept {
             && cost <= quota.capacity
             && !charge.may_reserve()
         {
-            // When the count has come down so far, or when it ends, whichever is earlier.
-            let lasting = window(State { until: MAX, ..state });
-            kept.exact = lasting.retry_at(cost, false).is_some_and(|at| at > said);
+            // When the count has come down so far, or when it ends, whichever is earlier. It ends then
+            // if it would otherwise last longer, unless what is rolled over leaves room before.
+            let lasting = window(State { until: MAX, ..state }).retry_at(cost, false);
+            kept.exact = lasting.is_some_and(|at| at > said) && quota.capacity - cost < quota.limit;
             kept.state.until = said.max(end);
         }
         if let Some(last) = last.filter(|last| {
@@ -463,9 +481,9 @@ impl Fronted {
         self.front.note(charge, decision, sent, self.how.brief.load(Ordering::Relaxed));
     }
 
-    fn forgetting(&self, account: Account<'_>, change: Change, reply: Reply<()>) -> Reply<()> {
+    fn forgetting(&self, change: Change, reply: Reply<()>) -> Reply<()> {
         // Also where nobody waits to the end.
-        let forget = Forget::new(&self.front, account, change);
+        let forget = Forget::new(&self.front, change);
         match reply.into_now() {
             Ok(answer) => Reply(Answer::Now(Some(answer))),
             Err(later) => Reply::later(async move {
@@ -481,20 +499,19 @@ impl Fronted {
 /// too soon.
 struct Forget {
     front: Front,
-    account: OwnedAccount,
     change: Change,
 }
 
 impl Forget {
-    fn new(front: &Front, account: Account<'_>, change: Change) -> Self {
-        front.forget(&account, change);
-        Self { front: front.clone(), account: account.to_owned(), change }
+    fn new(front: &Front, change: Change) -> Self {
+        front.forget(&change);
+        Self { front: front.clone(), change }
     }
 }
 
 impl Drop for Forget {
     fn drop(&mut self) {
-        self.front.forget(&self.account.as_account(), self.change);
+        self.front.forget(&self.change);
     }
 }
 
@@ -538,14 +555,19 @@ impl Store for Fronted {
         }
         // If they come back here, they may do so on other nodes.
         self.how.tokens_come_back();
-        self.forgetting(adjust.account(), Change::Refund, self.guard.adjust(adjust))
+        let change = Change::Refund(adjust.account().to_owned());
+        self.forgetting(change, self.guard.adjust(adjust))
     }
 
-    fn reset(&self, account: Account<'_>) -> Reply<()> {
-        self.forgetting(account, Change::Reset, self.guard.reset(account))
+    fn reset(&self, scope: &Scope, key: &Key) -> Reply<()> {
+        self.forgetting(Change::Reset(scope.clone(), key.clone()), self.guard.reset(scope, key))
     }
 
     fn is_shared(&self) -> bool {
         self.guard.is_shared()
+    }
+
+    fn remote(&self) -> Option<&Remote> {
+        self.guard.remote()
     }
 }

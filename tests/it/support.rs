@@ -14,8 +14,10 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::yield_now;
 use tower_fixed_window::key::global;
-use tower_fixed_window::store::{Account, Adjust, Charge, Reply, Store};
-use tower_fixed_window::{Decision, FixedWindowLayer, ManualClock, MemoryStore, Quota, StoreError};
+use tower_fixed_window::store::{Adjust, Charge, Remote, Reply, Scope, Store};
+use tower_fixed_window::{
+    Decision, FixedWindowLayer, Key, ManualClock, MemoryStore, Quota, StoreError,
+};
 use tracing_subscriber::filter::dynamic_filter_fn;
 use tracing_subscriber::{Layer as _, fmt, layer::SubscriberExt, util::SubscriberInitExt};
 
@@ -47,12 +49,19 @@ pub(crate) struct TestStore {
     pub(crate) clock: ManualClock,
     mood: watch::Sender<Mood>,
     pub(crate) shared: bool,
+    remote: Remote,
 }
 
 impl TestStore {
     pub(crate) fn new(mood: Mood) -> Self {
         let clock = ManualClock::at_ms(NOW_MS);
+        // A deadline only where it is meant to be missed: on a busy machine an answer may take longer
+        // than any, and then another store counts.
+        let remote = Remote::new().without_deadline();
+        let late = Duration::from_millis(250);
+        let remote = if mood == Mood::Hangs { remote.deadline(late) } else { remote };
         Self {
+            remote,
             memory: MemoryStore::with_clock(clock.clone()),
             clock,
             mood: watch::Sender::new(mood),
@@ -103,19 +112,17 @@ impl Store for TestStore {
         self.answer(move |memory| memory.adjust(adjust.as_adjust()))
     }
 
-    fn reset(&self, account: Account<'_>) -> Reply<()> {
-        let account = account.to_owned();
-        self.answer(move |memory| memory.reset(account.as_account()))
+    fn reset(&self, scope: &Scope, key: &Key) -> Reply<()> {
+        let (scope, key) = (scope.clone(), key.clone());
+        self.answer(move |memory| memory.reset(&scope, &key))
     }
 
     fn is_shared(&self) -> bool {
         self.shared
     }
 
-    /// Only where it is meant to be missed: on a busy machine an answer may take longer than any,
-    /// and then another store counts.
-    fn deadline(&self) -> Option<Duration> {
-        (*self.mood.borrow() == Mood::Hangs).then_some(Duration::from_millis(250))
+    fn remote(&self) -> Option<&Remote> {
+        Some(&self.remote)
     }
 }
 

@@ -116,6 +116,54 @@ async fn a_reset_and_a_refund_in_this_process_are_seen_at_once() {
     assert!(allowed(&one).await && !allowed(&one).await);
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_reset_is_seen_at_once_under_whatever_quotas_a_refusal_is_remembered() {
+    let server = Server::start();
+    let node = server.node();
+    let (one, other) = (limiter(&node, Quota::per_minute(9)), limiter(&node, Quota::per_day(9)));
+    let plans: [Quotas; 2] =
+        [Quota::per_hour(1).into(), Quota::per_hour(1).staggered().and(Quota::per_week(2))];
+    let check = async |plan| one.check_with("alice", plan, 1).await.expect("it answers").allowed();
+    for plan in plans {
+        assert!(check(plan).await && !check(plan).await && !check(plan).await);
+    }
+    other.reset("alice").await.expect("it answers");
+    for plan in plans {
+        assert!(check(plan).await, "{plan}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_reset_would_not_find_is_not_remembered() {
+    let server = Server::start();
+    let limiter = limiter(&server.node(), Quota::per_minute(1));
+    for n in 1..=70 {
+        let made_up = Quota::new(1, Duration::from_secs(100 * n));
+        for _ in 0..3 {
+            let _ = limiter.check_with("alice", made_up, 1).await.expect("it answers");
+        }
+    }
+    assert_eq!(server.calls(), 64 * 2 + 6 * 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reset_also_forgets_what_was_counted_here_while_the_store_failed() {
+    let server = Server::start();
+    let node = server.node();
+    let limiter = |quotas: Quota| Limiter::new(quotas).name("far").store(node.clone());
+    let (one, other) = (limiter(Quota::per_minute(1)), limiter(Quota::per_hour(1)));
+    let check = async || one.check("alice").await.expect("it answers").allowed();
+    server.set_down(true);
+    assert!(check().await && !check().await);
+    server.set_down(false);
+    other.reset("alice").await.expect("it answers");
+    server.set_down(true);
+    assert!(
+        check().await && !check().await,
+        "counted here anew, and once for all of the store's clones"
+    );
+}
+
 /// Who resets on another node, and how long this one refuses after that.
 async fn refuses_after_reset(limiter: &Limiter, server: &Server) -> Duration {
     while allowed(limiter).await {}
