@@ -55,18 +55,21 @@ pub(crate) struct TestStore {
 impl TestStore {
     pub(crate) fn new(mood: Mood) -> Self {
         let clock = ManualClock::at_ms(NOW_MS);
-        // A deadline only where it is meant to be missed: on a busy machine an answer may take longer
-        // than any, and then another store counts.
-        let remote = Remote::new().without_deadline();
-        let late = Duration::from_millis(250);
-        let remote = if mood == Mood::Hangs { remote.deadline(late) } else { remote };
-        Self {
-            remote,
+        let this = Self {
+            remote: Remote::new().without_deadline(),
             memory: MemoryStore::with_clock(clock.clone()),
             clock,
             mood: watch::Sender::new(mood),
             shared: false,
-        }
+        };
+        if mood == Mood::Hangs { this.in_time() } else { this }
+    }
+
+    /// With a deadline, where it is meant to be missed: on a busy machine an answer may take longer than
+    /// any, and then another store counts.
+    pub(crate) fn in_time(mut self) -> Self {
+        self.remote = self.remote.deadline(Duration::from_millis(250));
+        self
     }
 
     pub(crate) fn set(&self, mood: Mood) {

@@ -377,7 +377,7 @@ async fn an_outage_is_told_when_it_begins_and_when_it_has_ended() {
     for policy in [OnStoreFailure::Local, OnStoreFailure::Allow, OnStoreFailure::Deny] {
         for failure in [Mood::FailsNow, Mood::FailsLater, Mood::Hangs] {
             let log = Log::start();
-            let store = TestStore::new(Mood::Later);
+            let store = TestStore::new(Mood::Later).in_time();
             let layer = FixedWindowLayer::new(Quota::new(1_000, MAX_WINDOW)).name("api");
             let layer = layer.key(global()).store(store.clone()).on_store_failure(policy);
             let service = limited(layer);

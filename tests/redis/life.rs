@@ -95,7 +95,7 @@ async fn a_reset_deletes_the_key_with_all_its_counts() {
     let (free, pro) = (Quota::per_day(1), Quota::per_week(1).staggered());
     let layer = FixedWindowLayer::new(free).name("plans").store(store.clone()).key(global());
     let handle = layer.handle();
-    let by_plan = layer.clone().quota_fn(move |_, _| pro.into());
+    let by_plan = layer.clone().quota_fn(move |_, _| pro);
     let limiter = Limiter::new(free).name("plans").store(store);
     let here = Service::new(&layer);
     let there = Service::new(&by_plan);
