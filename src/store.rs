@@ -232,7 +232,8 @@ impl Remote {
     }
 
     /// Asks the store each time: no refusal is remembered, and no tokens are
-    /// [leased](crate::FixedWindowLayer::leases).
+    /// [leased](crate::FixedWindowLayer::leases). For a store whose clock doesn't run as this process's
+    /// does: a [`ManualClock`](crate::ManualClock) in tests.
     #[must_use]
     pub fn without_front(mut self) -> Self {
         self.front = None;

@@ -48,7 +48,7 @@ pub(crate) struct TestStore {
     memory: MemoryStore,
     pub(crate) clock: ManualClock,
     mood: watch::Sender<Mood>,
-    pub(crate) shared: bool,
+    shared: bool,
     remote: Remote,
 }
 
@@ -56,13 +56,21 @@ impl TestStore {
     pub(crate) fn new(mood: Mood) -> Self {
         let clock = ManualClock::at_ms(NOW_MS);
         let this = Self {
-            remote: Remote::new().without_deadline(),
+            // The front goes by a clock that runs.
+            remote: Remote::new().without_deadline().without_front(),
             memory: MemoryStore::with_clock(clock.clone()),
             clock,
             mood: watch::Sender::new(mood),
             shared: false,
         };
         if mood == Mood::Hangs { this.in_time() } else { this }
+    }
+
+    /// One that others may find by name, with a front.
+    pub(crate) fn shared(mut self) -> Self {
+        let in_time = *self.mood.borrow() == Mood::Hangs;
+        (self.shared, self.remote) = (true, Remote::new().without_deadline());
+        if in_time { self.in_time() } else { self }
     }
 
     /// With a deadline, where it is meant to be missed: on a busy machine an answer may take longer than

@@ -133,8 +133,7 @@ async fn a_run_with_passes_refusals_an_outage_and_a_flood_is_in_the_metrics() {
 async fn what_needed_no_call_is_counted_and_where_the_tokens_of_leases_went() {
     let (recorder, handle) = recorder();
     let _guard = metrics::set_default_local_recorder(recorder);
-    let mut store = TestStore::new(Mood::Later);
-    store.shared = true;
+    let store = TestStore::new(Mood::Later).shared();
     let layer = FixedWindowLayer::new(Quota::per_hour(10_000)).name("api").key(global());
     let api = limited(layer.store(store.clone()).leases(100));
     for _ in 0..200 {
