@@ -283,21 +283,22 @@ impl<J> FixedWindowLayer<J> {
     ///
     /// ```
     /// use tower_fixed_window::key::global;
-    /// use tower_fixed_window::store::{Account, Adjust, Charge, Reply, Store};
-    /// use tower_fixed_window::{Decision, FixedWindowLayer, OnStoreFailure, Quota, StoreError};
+    /// use tower_fixed_window::store::{Adjust, Charge, Remote, Reply, Scope, Store};
+    /// use tower_fixed_window::{Decision, FixedWindowLayer, Key, OnStoreFailure, Quota, StoreError};
     ///
-    /// struct Down;
+    /// struct Down(Remote);
     ///
     /// impl Store for Down {
     ///     fn charge(&self, _: Charge<'_>) -> Reply<Decision> { Reply::failed(StoreError::new("down")) }
     ///     fn adjust(&self, _: Adjust<'_>) -> Reply<()> { Reply::failed(StoreError::new("down")) }
-    ///     fn reset(&self, _: Account<'_>) -> Reply<()> { Reply::failed(StoreError::new("down")) }
+    ///     fn reset(&self, _: &Scope, _: &Key) -> Reply<()> { Reply::failed(StoreError::new("down")) }
+    ///     fn remote(&self) -> Option<&Remote> { Some(&self.0) }
     /// }
     ///
     /// let layer = FixedWindowLayer::new(Quota::per_minute(60))
     ///     .name("api")
     ///     .key(global())
-    ///     .store(Down)
+    ///     .store(Down(Remote::new()))
     ///     .on_store_failure(OnStoreFailure::Deny);
     /// # use axum::{Router, body::Body, http::Request, routing::any};
     /// # use tower::ServiceExt;
@@ -818,6 +819,7 @@ impl<J> FixedWindowLayer<J> {
     /// assert_eq!(ask(Request::get("/")).status(), 200);
     /// ```
     pub fn handle(&self) -> Handle {
+        self.live.serve(&self.options);
         Handle::new(Arc::clone(&self.live), self.limiter())
     }
 
@@ -909,6 +911,7 @@ impl<S, J: Clone> Layer<S> for FixedWindowLayer<J> {
     /// If the layer counts in a shared store and has no name.
     fn layer(&self, inner: S) -> Self::Service {
         self.limiter.check_name();
+        self.live.serve(&self.options);
         let (limiter, live) = (self.limiter(), Arc::clone(&self.live));
         let shared = Shared::new(limiter, self.options.clone(), live, self.reject.clone());
         FixedWindow::new(inner, Arc::new(shared))

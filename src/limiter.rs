@@ -1,6 +1,5 @@
 //! A limiter without HTTP: a name, quotas and a store, asked for decisions.
 
-use std::any::TypeId;
 use std::fmt;
 use std::sync::Arc;
 
@@ -9,7 +8,7 @@ use crate::key::Key;
 use crate::observe::{self, Outcome};
 use crate::quota::Quotas;
 use crate::store::{
-    Account, Adjust, Charge, Front, Fronted, Guard, How, MemoryStore, OwnedAccount, Reply, Scope,
+    Account, Adjust, Charge, Fronted, Guard, How, MemoryStore, OwnedAccount, Remote, Reply, Scope,
     Store,
 };
 
@@ -30,16 +29,19 @@ use crate::store::{
 /// # Ok(()) }
 /// ```
 ///
-/// Clones share their counters. Calls charge when they are made; what they return is awaited for
-/// the answer, which a store in memory has at once.
+/// Clones share their counters. What the methods return has to be awaited. A store in memory is
+/// charged when the method is called; a store that answers later is asked when the reply is first
+/// polled, at the latest, so a charge that nobody awaits may never be made.
 #[derive(Clone)]
 pub struct Limiter {
     scope: Scope,
     quotas: Quotas,
     /// What is asked.
     store: Arc<dyn Store>,
-    /// What that is made of, unless it is memory, which never fails and is near.
-    remote: Option<(Guard, Option<Front>)>,
+    /// What that is made of, if it is remote.
+    guard: Option<Guard>,
+    /// Whether answers are remembered.
+    remembers: bool,
     fallback: bool,
     how: Arc<How>,
 }
@@ -51,7 +53,8 @@ impl Limiter {
             scope: Scope::unnamed(),
             quotas: quotas.into(),
             store: Arc::new(MemoryStore::new()),
-            remote: None,
+            guard: None,
+            remembers: true,
             fallback: true,
             how: Arc::default(),
         }
@@ -82,21 +85,21 @@ impl Limiter {
     }
 
     pub(crate) fn store_named_later<S: Store>(mut self, store: S) -> Self {
-        if TypeId::of::<S>() == TypeId::of::<MemoryStore>() {
+        let Some(remote) = store.remote().cloned() else {
             self.store = Arc::new(store);
-            self.remote = None;
+            self.guard = None;
             return self;
-        }
-        let front = store.front();
-        self.remote = Some((Guard::new(store), front));
+        };
+        self.guard = Some(Guard::new(store, remote));
         self.assembled()
     }
 
     fn assembled(mut self) -> Self {
-        let Some((guard, front)) = &self.remote else { return self };
+        let Some(guard) = &self.guard else { return self };
         let guard = if self.fallback { guard.or_memory() } else { guard.clone() };
+        let front = guard.remote().and_then(Remote::front).filter(|_| self.remembers).cloned();
         self.store = match front {
-            Some(front) => Arc::new(Fronted::new(front.clone(), guard, Arc::clone(&self.how))),
+            Some(front) => Arc::new(Fronted::new(front, guard, Arc::clone(&self.how))),
             None => Arc::new(guard),
         };
         self
@@ -133,9 +136,7 @@ impl Limiter {
     /// Asks the store each time, under a clock that is not this process's.
     #[cfg(feature = "testing")]
     pub(crate) fn without_front(mut self) -> Self {
-        if let Some((_, front)) = &mut self.remote {
-            *front = None;
-        }
+        self.remembers = false;
         self.assembled()
     }
 
@@ -202,7 +203,9 @@ impl Limiter {
         self.ask(&key.into(), &quotas.into(), |account| Charge::new(account, cost))
     }
 
-    /// How a key stands, and whether one token would pass. Takes nothing.
+    /// How a key stands under the limiter's own quotas, and whether one token would pass. Takes
+    /// nothing. For keys that are charged under others, by [`check_with`](Self::check_with), see
+    /// [`peek_with`](Self::peek_with).
     ///
     /// ```
     /// use tower_fixed_window::{Limiter, Quota};
@@ -219,7 +222,32 @@ impl Limiter {
 
     /// How a key stands, and whether `cost` tokens would pass. Takes nothing.
     pub fn peek_cost(&self, key: impl Into<Key>, cost: u64) -> Reply<Decision> {
-        self.ask(&key.into(), &self.quotas, |account| Charge::new(account, cost).peeking())
+        self.peek_with(key, self.quotas, cost)
+    }
+
+    /// How a key stands under other quotas than the limiter's, and whether `cost` tokens would pass.
+    /// Takes nothing.
+    ///
+    /// ```
+    /// use tower_fixed_window::{Limiter, Quota};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let (free, pro) = (Quota::per_hour(60), Quota::per_day(50_000));
+    /// let api = Limiter::new(free).name("api");
+    /// let _ = api.check_with("alice", pro, 100).await?;
+    ///
+    /// assert_eq!(api.peek_with("alice", pro, 1).await?.used(), 100);
+    /// // Another window is another counter.
+    /// assert_eq!(api.peek("alice").await?.used(), 0);
+    /// # Ok(()) }
+    /// ```
+    pub fn peek_with(
+        &self,
+        key: impl Into<Key>,
+        quotas: impl Into<Quotas>,
+        cost: u64,
+    ) -> Reply<Decision> {
+        self.ask(&key.into(), &quotas.into(), |account| Charge::new(account, cost).peeking())
     }
 
     /// Takes `cost` tokens, with a receipt to correct that later, or the refusal.
@@ -298,7 +326,11 @@ impl Limiter {
         }
     }
 
-    /// Forgets what a key has used.
+    /// Forgets a key, whatever quotas it was charged under.
+    ///
+    /// In memory that is an error where the key shares its count with others, because the store is
+    /// full ([`MemoryStore`]), and where more than 64 windows were used under one name: the counters
+    /// of these are not known any more.
     ///
     /// ```
     /// use tower_fixed_window::{Limiter, Quota};
@@ -311,11 +343,7 @@ impl Limiter {
     /// # Ok(()) }
     /// ```
     pub fn reset(&self, key: impl Into<Key>) -> Reply<()> {
-        self.reset_account(Account::new(&self.scope, &self.quotas, &key.into()))
-    }
-
-    pub(crate) fn reset_account(&self, account: Account<'_>) -> Reply<()> {
-        self.store.reset(account)
+        self.store.reset(&self.scope, &key.into())
     }
 
     /// A limiter of the same counters under other quotas: those of a customer's plan, say.

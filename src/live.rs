@@ -1,7 +1,7 @@
 //! What can be changed while a layer is at work, and the [`Handle`] to do it.
 
 use std::fmt;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
@@ -13,7 +13,7 @@ use crate::limiter::Limiter;
 use crate::options::Options;
 use crate::quota::Quotas;
 use crate::rejection::prepare;
-use crate::store::{Account, Charge, Reply};
+use crate::store::{Reply, StoreError};
 use crate::timer::Closing;
 
 /// The knobs of a layer, shared by all that is made from it.
@@ -21,6 +21,8 @@ pub(crate) struct Live {
     /// Goes up with each change of the quotas.
     generation: AtomicU64,
     quotas: Mutex<Quotas>,
+    /// Whether requests have quotas of their own.
+    by_request: AtomicBool,
     /// Whether it was switched at run time, and how.
     shadow: AtomicU8,
     pub(crate) closing: Closing,
@@ -35,6 +37,7 @@ impl Live {
         Self {
             generation: AtomicU64::new(0),
             quotas: Mutex::new(quotas),
+            by_request: AtomicBool::new(false),
             shadow: AtomicU8::new(AS_BUILT),
             closing: Closing::default(),
         }
@@ -42,6 +45,11 @@ impl Live {
 
     pub(crate) fn quotas(&self) -> Quotas {
         *self.quotas.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Follows what a layer was told of whose requests these are the knobs.
+    pub(crate) fn serve(&self, options: &Options) {
+        self.by_request.fetch_or(options.quota_fn.is_some(), Ordering::Relaxed);
     }
 
     fn set_quotas(&self, quotas: Quotas) {
@@ -133,16 +141,48 @@ impl Handle {
         self.live.shadow.store(if shadow { ON } else { OFF }, Ordering::Relaxed);
     }
 
-    /// How a key stands, and whether one token would pass. Takes nothing.
+    /// How a key stands under the quotas in force, and whether one token would pass. Takes nothing.
+    ///
+    /// An error for a layer whose quotas differ per request
+    /// ([`quota_fn`](crate::FixedWindowLayer::quota_fn)): name them, with
+    /// [`peek_with`](Self::peek_with).
     pub fn peek(&self, key: impl Into<Key>) -> Reply<Decision> {
-        let quotas = self.quotas();
-        self.limiter.ask(&key.into(), &quotas, |account| Charge::new(account, 1).peeking())
+        if self.live.by_request.load(Ordering::Relaxed) {
+            return Reply::failed(StoreError::new(
+                "this layer's quotas differ per request: write handle.peek_with(key, quotas)",
+            ));
+        }
+        self.peek_with(key, self.quotas())
     }
 
-    /// Forgets what a key has used.
+    /// How a key stands under these quotas, and whether one token would pass. Takes nothing.
+    ///
+    /// ```
+    /// use tower_fixed_window::key::global;
+    /// use tower_fixed_window::{FixedWindowLayer, Key, Quota, Quotas};
+    ///
+    /// fn plan(_user: &Key) -> Quotas {
+    ///     Quota::per_hour(5_000).into() // out of your database
+    /// }
+    ///
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let layer =
+    ///     FixedWindowLayer::new(Quota::per_hour(60)).key(global()).quota_fn(|_, key| plan(key));
+    /// let handle = layer.handle();
+    /// let user = Key::global();
+    /// assert_eq!(handle.peek_with(user.clone(), plan(&user)).await?.remaining(), 5_000);
+    /// assert!(handle.peek(user).await.is_err());
+    /// # Ok(()) }
+    /// ```
+    pub fn peek_with(&self, key: impl Into<Key>, quotas: impl Into<Quotas>) -> Reply<Decision> {
+        self.limiter.peek_with(key, quotas, 1)
+    }
+
+    /// Forgets a key, whatever quotas it was charged under: those of a plan, or those that were in
+    /// force before [`set_quotas`](Self::set_quotas). When that is an error:
+    /// [`Limiter::reset`](crate::Limiter::reset).
     pub fn reset(&self, key: impl Into<Key>) -> Reply<()> {
-        let (quotas, key) = (self.quotas(), key.into());
-        self.limiter.reset_account(Account::new(self.limiter.scope(), &quotas, &key))
+        self.limiter.reset(key)
     }
 
     /// Ends the waiting of all requests in the layer's

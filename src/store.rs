@@ -21,7 +21,7 @@ mod memory;
 #[cfg(feature = "redis")]
 mod redis;
 
-pub use front::Front;
+use front::Front;
 pub(crate) use front::{Fronted, How};
 pub(crate) use guard::Guard;
 pub use guard::OnStoreFailure;
@@ -34,10 +34,10 @@ pub use redis::RedisStore;
 ///
 /// # The contract
 ///
-/// A store keeps a [`State`] for each (scope, quota, key) and answers four questions about an
-/// [`Account`], which names the three. The arithmetic is not the store's: it loads the states, asks
-/// [`Charge::decide`] (or [`Adjust::apply`]) what they mean now, and writes what it is told to. What
-/// is left to the store:
+/// A store keeps a [`State`] for each (scope, quota, key). It charges, adjusts and peeks at an
+/// [`Account`], which names the three, and resets a key of a scope. The arithmetic is not the store's:
+/// it loads the states, asks [`Charge::decide`] (or [`Adjust::apply`]) what they mean now, and writes
+/// what these return. What is left to the store:
 ///
 /// 1. **One step.** Load, decide and write are atomic over *all* quotas of the account: no other
 ///    call for the same key comes in between, on this node or another.
@@ -46,8 +46,11 @@ pub use redis::RedisStore;
 /// 3. **Identity.** A counter is found by the scope's name, the key's bytes, and the quota's window
 ///    and anchor ([`Quota::counter`]), never by its limit: limits change while counters run.
 /// 4. **Life.** A state may be forgotten from [`State::until`] on, not earlier.
-/// 5. **No replay.** A charge whose fate is unknown is not sent again.
-/// 6. **An answer.** Every [`Reply`] ends, in an answer or an error, within a time that the store
+/// 5. **Reset.** It forgets a key of a scope under every quota that the key was charged under, not only
+///    those that somebody names: plans differ per request, and limits change. It ends in an error
+///    where that is not possible.
+/// 6. **No replay.** A charge whose fate is unknown is not sent again.
+/// 7. **An answer.** Every [`Reply`] ends, in an answer or an error, within a time that the store
 ///    documents. Dropping a reply before it is done may or may not charge.
 ///
 /// The conformance suite (feature `testing`, `tower_fixed_window::testing`) checks a store against
@@ -56,16 +59,16 @@ pub use redis::RedisStore;
 /// ```
 /// use std::collections::HashMap;
 /// use std::sync::Mutex;
-/// use tower_fixed_window::store::{Account, Adjust, Charge, Reply, Store};
+/// use tower_fixed_window::store::{Account, Adjust, Charge, Remote, Reply, Scope, Store};
 /// use tower_fixed_window::window::State;
 /// use tower_fixed_window::{Decision, Key, Limiter, Quota};
 ///
 /// /// The simplest store there is: it counts exactly, and never forgets.
 /// #[derive(Default)]
-/// struct Simple(Mutex<HashMap<(String, Key, String), State>>);
+/// struct Simple(Mutex<HashMap<(String, Key), HashMap<String, State>>>);
 ///
-/// fn id(account: &Account<'_>, quota: &Quota) -> (String, Key, String) {
-///     (account.scope().name().to_owned(), account.key().clone(), quota.counter().to_string())
+/// fn id(scope: &Scope, key: &Key) -> (String, Key) {
+///     (scope.name().to_owned(), key.clone())
 /// }
 ///
 /// fn now() -> u64 { 1_700_000_040_000 }
@@ -74,9 +77,11 @@ pub use redis::RedisStore;
 ///     fn charge(&self, charge: Charge<'_>) -> Reply<Decision> {
 ///         let mut map = self.0.lock().unwrap();
 ///         let account = charge.account();
-///         let (decision, writes) = charge.decide(now(), |quota| map.get(&id(&account, quota)).copied());
+///         let states = map.entry(id(account.scope(), account.key())).or_default();
+///         let load = |quota: &Quota| states.get(&quota.counter().to_string()).copied();
+///         let (decision, writes) = charge.decide(now(), load);
 ///         for (quota, state) in account.quotas().iter().zip(writes.into_iter().flatten()) {
-///             map.insert(id(&account, quota), state);
+///             states.insert(quota.counter().to_string(), state);
 ///         }
 ///         Reply::now(decision)
 ///     }
@@ -84,22 +89,22 @@ pub use redis::RedisStore;
 ///     fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {
 ///         let mut map = self.0.lock().unwrap();
 ///         let account = adjust.account();
-///         let writes = adjust.apply(now(), |quota| map.get(&id(&account, quota)).copied());
+///         let states = map.entry(id(account.scope(), account.key())).or_default();
+///         let writes = adjust.apply(now(), |quota| states.get(&quota.counter().to_string()).copied());
 ///         for (quota, state) in account.quotas().iter().zip(writes) {
-///             if let Some(state) = state {
-///                 map.insert(id(&account, quota), state);
-///             }
+///             state.map(|state| states.insert(quota.counter().to_string(), state));
 ///         }
 ///         Reply::now(())
 ///     }
 ///
-///     fn reset(&self, account: Account<'_>) -> Reply<()> {
-///         let mut map = self.0.lock().unwrap();
-///         account.quotas().iter().for_each(|quota| { map.remove(&id(&account, quota)); });
+///     fn reset(&self, scope: &Scope, key: &Key) -> Reply<()> {
+///         self.0.lock().unwrap().remove(&id(scope, key));
 ///         Reply::now(())
 ///     }
 ///
 ///     fn is_shared(&self) -> bool { false }
+///
+///     fn remote(&self) -> Option<&Remote> { None }
 /// }
 ///
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), tower_fixed_window::StoreError> {
@@ -116,8 +121,9 @@ pub trait Store: Send + Sync + 'static {
     /// Returns tokens, or takes them without asking.
     fn adjust(&self, adjust: Adjust<'_>) -> Reply<()>;
 
-    /// Forgets the counters of an account: those of its quotas, and nothing of other keys or scopes.
-    fn reset(&self, account: Account<'_>) -> Reply<()>;
+    /// Forgets a key of a scope, whatever quotas it was charged under, and nothing of other keys or
+    /// scopes. An error where some of its counts can't be found or are not its own.
+    fn reset(&self, scope: &Scope, key: &Key) -> Reply<()>;
 
     /// Whether counters are found by their scope's name alone, from other processes or after a
     /// restart. Limiters on such a store must have a name.
@@ -125,54 +131,135 @@ pub trait Store: Send + Sync + 'static {
         true
     }
 
-    /// The memory that counts in this store's place while it fails. Clones of a store return the
-    /// same one, so that layers which share counters there share them here, too (S33).
-    fn fallback(&self) -> MemoryStore {
-        MemoryStore::new()
-    }
+    /// What limiters need for a store that is asked over a network, or that may fail: a deadline, and
+    /// what this process has in memory of it. Made once, with the store, and shared by its clones.
+    ///
+    /// `None`: the store is in this process, has its answers at once and doesn't fail.
+    fn remote(&self) -> Option<&Remote>;
+}
 
-    /// What this process remembers of the store's answers, so as not to ask for what it knows
-    /// (S34). Clones of a store return the same one, so that a reset through any of them is seen by
-    /// all. `None`, as for a store that is not shared: each question goes to the store.
-    fn front(&self) -> Option<Front> {
-        self.is_shared().then(Front::new)
+macro_rules! pointer {
+    ($pointer:ident) => {
+        impl<S: Store + ?Sized> Store for $pointer<S> {
+            fn charge(&self, charge: Charge<'_>) -> Reply<Decision> {
+                (**self).charge(charge)
+            }
+
+            fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {
+                (**self).adjust(adjust)
+            }
+
+            fn reset(&self, scope: &Scope, key: &Key) -> Reply<()> {
+                (**self).reset(scope, key)
+            }
+
+            fn is_shared(&self) -> bool {
+                (**self).is_shared()
+            }
+
+            fn remote(&self) -> Option<&Remote> {
+                (**self).remote()
+            }
+        }
+    };
+}
+
+pointer!(Arc);
+pointer!(Box);
+
+/// What is remote about a [`Store`]: its deadline, the memory that counts while it fails (S33), and
+/// what this process remembers of its answers (S34).
+///
+/// A store makes one when it is made itself and keeps it in a field. Clones are the same one, so that
+/// layers which share counters in the store share them here, too, and a reset through any of them is
+/// seen by all.
+///
+/// ```
+/// use std::time::Duration;
+/// use tower_fixed_window::store::{Adjust, Charge, Remote, Reply, Scope, Store};
+/// use tower_fixed_window::{Decision, Key, StoreError};
+///
+/// #[derive(Clone)]
+/// struct Database { remote: Remote }
+///
+/// impl Database {
+///     fn new() -> Self {
+///         Self { remote: Remote::new().deadline(Duration::from_millis(50)) }
+///     }
+/// }
+///
+/// impl Store for Database {
+///     // ... three queries
+/// #     fn charge(&self, _: Charge<'_>) -> Reply<Decision> { Reply::failed(StoreError::new("down")) }
+/// #     fn adjust(&self, _: Adjust<'_>) -> Reply<()> { Reply::failed(StoreError::new("down")) }
+/// #     fn reset(&self, _: &Scope, _: &Key) -> Reply<()> { Reply::failed(StoreError::new("down")) }
+///
+///     fn remote(&self) -> Option<&Remote> { Some(&self.remote) }
+/// }
+///
+/// assert_eq!(Database::new().remote().unwrap().fallback().len(), 0);
+/// ```
+#[derive(Clone, Debug)]
+pub struct Remote {
+    deadline: Option<Duration>,
+    fallback: MemoryStore,
+    front: Option<Front>,
+}
+
+impl Remote {
+    /// A deadline of 250 ms, a fallback of a million entries, and nothing remembered yet.
+    pub fn new() -> Self {
+        Self {
+            deadline: Some(Duration::from_millis(250)),
+            fallback: MemoryStore::new(),
+            front: Some(Front::new()),
+        }
     }
 
     /// How long a limiter waits for an answer that is not there at once, before it acts as if the
-    /// store had failed (feature `tokio`): 250 ms unless a store says otherwise. `None`: the store
-    /// keeps a deadline of its own.
-    fn deadline(&self) -> Option<Duration> {
-        Some(Duration::from_millis(250))
+    /// store had failed (feature `tokio`, in a runtime of tokio's).
+    #[must_use]
+    pub fn deadline(mut self, deadline: Duration) -> Self {
+        self.deadline = Some(deadline);
+        self
+    }
+
+    /// The store ends its replies in time by itself.
+    #[must_use]
+    pub fn without_deadline(mut self) -> Self {
+        self.deadline = None;
+        self
+    }
+
+    /// Asks the store each time: no refusal is remembered, and no tokens are
+    /// [leased](crate::FixedWindowLayer::leases). For a store whose clock doesn't run as this process's
+    /// does: a [`ManualClock`](crate::ManualClock) in tests.
+    #[must_use]
+    pub fn without_front(mut self) -> Self {
+        self.front = None;
+        self
+    }
+
+    /// Counts in this memory while the store fails.
+    #[must_use]
+    pub fn fallback_to(mut self, memory: MemoryStore) -> Self {
+        self.fallback = memory;
+        self
+    }
+
+    /// The memory that counts while the store fails.
+    pub fn fallback(&self) -> &MemoryStore {
+        &self.fallback
+    }
+
+    pub(crate) fn front(&self) -> Option<&Front> {
+        self.front.as_ref()
     }
 }
 
-impl<S: Store + ?Sized> Store for Arc<S> {
-    fn charge(&self, charge: Charge<'_>) -> Reply<Decision> {
-        (**self).charge(charge)
-    }
-
-    fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {
-        (**self).adjust(adjust)
-    }
-
-    fn reset(&self, account: Account<'_>) -> Reply<()> {
-        (**self).reset(account)
-    }
-
-    fn is_shared(&self) -> bool {
-        (**self).is_shared()
-    }
-
-    fn fallback(&self) -> MemoryStore {
-        (**self).fallback()
-    }
-
-    fn front(&self) -> Option<Front> {
-        (**self).front()
-    }
-
-    fn deadline(&self) -> Option<Duration> {
-        (**self).deadline()
+impl Default for Remote {
+    fn default() -> Self {
+        Self::new()
     }
 }
 
@@ -190,6 +277,8 @@ struct Named {
     name: Box<str>,
     id: u64,
     meters: Meters,
+    /// Counters that stores are known to know this scope by. It saves them a look.
+    marks: [AtomicU64; 8],
 }
 
 impl Scope {
@@ -206,14 +295,36 @@ impl Scope {
             "{name:?} can't name a rate limit: write 1 to 64 of a-z, 0-9, '_', '.', '-', as in .name(\"login\")"
         );
         let id = window::stagger(name, b"");
-        Self(Arc::new(Named { name: name.into(), id, meters: Meters::default() }))
+        Self::new(name, id)
     }
 
     /// Counters that nobody else can find: a scope of its own at each call.
     pub(crate) fn unnamed() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let id = fmix64(NEXT.fetch_add(1, Ordering::Relaxed));
-        Self(Arc::new(Named { name: "".into(), id, meters: Meters::default() }))
+        Self::new("", id)
+    }
+
+    fn new(name: &str, id: u64) -> Self {
+        let (meters, marks) = (Meters::default(), Default::default());
+        Self(Arc::new(Named { name: name.into(), id, meters, marks }))
+    }
+
+    #[inline]
+    fn cell(&self, mark: u64) -> &AtomicU64 {
+        &self.0.marks[(mark.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 61) as usize]
+    }
+
+    /// Whether it has got this mark, and no other has taken its place.
+    #[inline]
+    pub(crate) fn is_marked(&self, mark: u64) -> bool {
+        self.cell(mark).load(Ordering::Relaxed) == mark
+    }
+
+    /// `true`.
+    pub(crate) fn mark(&self, mark: u64) -> bool {
+        self.cell(mark).store(mark, Ordering::Relaxed);
+        true
     }
 
     /// The name; empty if it has none.
@@ -626,6 +737,13 @@ impl<T> Reply<T> {
             },
             Inner::Later(_) => Err(self),
         }
+    }
+}
+
+impl<T> From<Result<T, StoreError>> for Reply<T> {
+    /// The answer, or the failure.
+    fn from(answer: Result<T, StoreError>) -> Self {
+        Self(Inner::Now(Some(answer)))
     }
 }
 

@@ -4,6 +4,11 @@
 //! anew, under the quotas of their own: as counts only grow while their window runs, whom they
 //! refuse the store would refuse as well, and whatever else would pass here is for the store to say.
 //!
+//! A decision doesn't show all that the store keeps: not until when the count is kept, and not whether
+//! it was written in an earlier window, under another limit. What is unknown is not assumed: a note
+//! has the earliest and the latest end of its state, and the terms that it is valid for, and where an
+//! answer would depend on more the store is asked.
+//!
 //! Times are the store's, which is asked for none: what it said is as old as the time that has
 //! passed here since. A request under way takes time in both directions, so what was said ends
 //! early, counted from when the question was sent, and says `now` late, from when the answer came.
@@ -15,11 +20,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::memory::{Entries, Entry};
 use super::{
-    Account, Adjust, Charge, Guard, Inner as Answer, MemoryStore, OwnedAccount, Reply, Store,
+    Account, Adjust, Charge, Guard, Inner as Answer, MemoryStore, OwnedAccount, Remote, Reply,
+    Scope, Store,
 };
 use crate::clock::Clock;
 use crate::decision::Decision;
-use crate::quota::{Quota, Quotas};
+use crate::key::Key;
+use crate::quota::{Anchor, Quota, Quotas, fmix64};
 use crate::timer::Instant;
 use crate::window::{MAX, State};
 
@@ -31,12 +38,12 @@ const BRIEF: i64 = 1_000;
 /// Keys share the marks that say that one of them has changed.
 const MARKS: usize = 1_024;
 
-/// What a process remembers of a remote store: see [`Store::front`].
+/// What a process remembers of a remote store.
 ///
-/// It takes no more memory than a [`MemoryStore`] of as many entries as that has by default, two
+/// It takes no more memory than a [`MemoryStore`] of as many entries as that has by default, three
 /// for each quota of a key that is refused, and forgets what finds no room.
 #[derive(Clone)]
-pub struct Front(Arc<Inner>);
+pub(crate) struct Front(Arc<Inner>);
 
 struct Inner {
     since: Instant,
@@ -69,19 +76,22 @@ struct Sent {
     id: u64,
 }
 
-/// How a key is marked as changed.
-#[derive(Clone, Copy)]
-#[repr(u64)]
+/// What has happened to a key.
+#[derive(Clone)]
 enum Change {
     /// Tokens came back.
-    Refund = 1,
-    /// The count is gone.
-    Reset = 1 << 32,
+    Refund(OwnedAccount),
+    /// Its counts are gone.
+    Reset(Scope, Key),
 }
+
+/// How a key is marked as changed.
+const REFUND: u64 = 1;
+const RESET: u64 = 1 << 32;
 
 impl Front {
     /// One that remembers nothing yet.
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let since = Instant::now();
         Self(Arc::new(Inner {
             since,
@@ -155,11 +165,14 @@ impl Front {
             if brief { until.min(sent.at + BRIEF) } else { until }
         });
         for (i, quota) in account.quotas().iter().enumerate() {
-            let known = Note::get(&entries, quota);
-            let until = until.or(known.map(|known| known.until));
+            let last = Note::get(&entries, quota);
+            let until = until.or(last.as_ref().map(|last| last.until));
             if let Some(until) = until.filter(|&until| until > entries.now()) {
-                let state = state(charge, decision, i, quota);
-                if !(Note { until, state, ahead: ahead.clone() }.set(&mut entries, quota)) {
+                let kept = Kept::after(charge, decision, i, quota, last.map(|last| last.kept));
+                // What a reset would not find is not remembered.
+                if !self.0.notes.know(account.scope(), quota)
+                    || !(Note { until, kept, ahead: ahead.clone() }.set(&mut entries, quota))
+                {
                     // Half of it is of no use, and is no harm.
                     return;
                 }
@@ -167,22 +180,31 @@ impl Front {
         }
     }
 
-    fn forget(&self, account: &Account<'_>, change: Change) {
-        let mut entries = self.0.notes.entries(account);
-        self.mark(&entries).fetch_add(change as u64, Ordering::Relaxed);
-        for quota in account.quotas() {
-            Note::remove(&mut entries, quota);
-            #[cfg(feature = "tokio")]
-            if let Change::Reset = change {
-                leases::forget(&mut entries, quota);
+    fn forget(&self, change: &Change) {
+        let (scope, key) = match change {
+            Change::Refund(account) => (account.as_account().scope(), account.as_account().key()),
+            Change::Reset(scope, key) => (scope, key),
+        };
+        let mut entries = self.0.notes.entries_of(scope, key);
+        let mark = self.mark(&entries);
+        match change {
+            Change::Refund(account) => {
+                mark.fetch_add(REFUND, Ordering::Relaxed);
+                for quota in account.as_account().quotas() {
+                    Note::remove(&mut entries, quota);
+                }
+            }
+            Change::Reset(..) => {
+                mark.fetch_add(RESET, Ordering::Relaxed);
+                self.0.notes.known(scope, |counters, _| {
+                    for quota in counters {
+                        Note::remove(&mut entries, quota);
+                        #[cfg(feature = "tokio")]
+                        leases::forget(&mut entries, quota);
+                    }
+                });
             }
         }
-    }
-}
-
-impl Default for Front {
-    fn default() -> Self {
-        Self::new()
     }
 }
 
@@ -192,53 +214,160 @@ impl fmt::Debug for Front {
     }
 }
 
-/// How the store said that a quota stands, in two entries.
+/// How the store said that a quota stands, in three entries.
 struct Note {
     /// By this process's clock.
     until: i64,
-    /// By the store's clock.
-    state: State,
-    /// By how much that is ahead of this process's: at least, and at most.
+    kept: Kept,
+    /// By how much the store's clock is ahead of this process's: at least, and at most.
     ahead: Range<i64>,
 }
 
 impl Note {
     const COUNT: u64 = 0x6e91_2b5f_03c4_d7a8;
     const TIMES: u64 = 0x1d4f_86c3_e07a_5b92;
+    const TERMS: u64 = 0xb2a7_4d19_6c85_e03f;
     /// What is later than that is not remembered.
     const ROUND_TRIP: i64 = 1 << 10;
 
     fn get(entries: &Entries<'_>, quota: &Quota) -> Option<Self> {
         let count = entries.get(Self::COUNT ^ quota.identity())?;
         let times = entries.get(Self::TIMES ^ quota.identity())?;
+        let terms = entries.get(Self::TERMS ^ quota.identity())?;
         let ([start, used], [end, ahead]) = (count.values, times.values);
         let (least, more) =
             (ahead.div_euclid(Self::ROUND_TRIP), ahead.rem_euclid(Self::ROUND_TRIP));
-        let state = State { start, used, until: end };
-        Some(Self { until: count.until, state, ahead: least..least + more })
+        let kept = Kept {
+            state: State { start, used, until: end },
+            exact: terms.values[0] & 1 == 1,
+            terms: [terms.values[0] as u64 & !1, terms.values[1] as u64],
+        };
+        Some(Self { until: count.until, kept, ahead: least..least + more })
     }
 
     /// `false`: it could not be kept.
     fn set(self, entries: &mut Entries<'_>, quota: &Quota) -> bool {
-        let Self { until, state, ahead } = self;
+        let Self { until, kept: Kept { state, exact, terms }, ahead } = self;
         let more = ahead.end - ahead.start;
         let Some(least) = ahead.start.checked_mul(Self::ROUND_TRIP) else { return false };
-        let count = Entry { until, values: [state.start, state.used] };
-        let times = Entry { until, values: [state.until, least + more] };
+        let mut set = |name, values| entries.set(name ^ quota.identity(), Entry { until, values });
         more < Self::ROUND_TRIP
-            && entries.set(Self::COUNT ^ quota.identity(), count)
-            && entries.set(Self::TIMES ^ quota.identity(), times)
+            && set(Self::COUNT, [state.start, state.used])
+            && set(Self::TIMES, [state.until, least + more])
+            && set(Self::TERMS, [(terms[0] | u64::from(exact)) as i64, terms[1] as i64])
     }
 
     fn remove(entries: &mut Entries<'_>, quota: &Quota) {
-        entries.remove(Self::COUNT ^ quota.identity());
-        entries.remove(Self::TIMES ^ quota.identity());
+        for name in [Self::COUNT, Self::TIMES, Self::TERMS] {
+            entries.remove(name ^ quota.identity());
+        }
+    }
+}
+
+/// What the store keeps for a quota, as far as its decisions show.
+#[derive(Clone, Copy)]
+struct Kept {
+    /// With the earliest `until` that it can have.
+    state: State,
+    /// Whether that is the only one.
+    exact: bool,
+    /// The limits and capacities under which it looks like this. Under others it may look different,
+    /// if it was written in an earlier window.
+    terms: [u64; 2],
+}
+
+impl Kept {
+    /// It is the state itself, under whatever terms.
+    const ANY: [u64; 2] = [0; 2];
+
+    /// What is kept of the `i`th quota after a decision, given what was known before.
+    fn after(
+        charge: &Charge<'_>,
+        decision: &Decision,
+        i: usize,
+        quota: &Quota,
+        last: Option<Self>,
+    ) -> Self {
+        let (account, now) = (charge.account(), decision.now_ms());
+        let window = |state| account.window(now, quota, |_| Some(state));
+        let standing = &decision.standings()[i];
+        let ((start, used), end) = (standing.count(), standing.end());
+        let state = State { start, used, until: end };
+        let exactly = |state| Self { state, exact: true, terms: Self::ANY };
+        let known = last.filter(|last| last.exact && last.terms == Self::ANY);
+        if decision.granted() > 0 {
+            let written = known.map(|known| window(known.state).take(decision.granted()));
+            return match written.filter(|written| (written.start, written.used) == (start, used)) {
+                Some(written) => exactly(written),
+                // Without debt and rollover a count ends with its window.
+                None if quota.capacity == quota.limit && used <= quota.limit as i64 => {
+                    exactly(state)
+                }
+                None => Self { state, exact: false, terms: Self::terms(quota) },
+            };
+        }
+        // Nothing was written, by nobody else either: the same as before.
+        let same = |known: &Self| {
+            let window = window(known.state);
+            (window.start(), window.used()) == (start, used)
+        };
+        if let Some(known) = known.filter(same) {
+            return known;
+        }
+        let mut kept = Self { state, exact: false, terms: Self::terms(quota) };
+        if used <= account.window(now, quota, |_| None).used() {
+            // No state, or one that makes no difference; but a window may be open since its first
+            // request. If it began just now, that is known when it does so again.
+            let open = quota.anchor == Anchor::FirstRequest;
+            if !open || start >= now {
+                let none = |last: Self| last.state.until == -MAX && last.state.start < now;
+                kept.state.until = -MAX;
+                kept.exact = !open || last.is_some_and(none);
+            }
+            return kept;
+        }
+        let cost = if charge.is_up_to() { 1 } else { charge.cost() };
+        if let Some(said) = decision.retry_at_ms()
+            && i == decision.speaking()
+            && cost <= quota.capacity
+            && !charge.may_reserve()
+        {
+            // When the count has come down so far, or when it ends, whichever is earlier. It ends then
+            // if it would otherwise last longer, unless what is rolled over leaves room before.
+            let lasting = window(State { until: MAX, ..state }).retry_at(cost, false);
+            kept.exact = lasting.is_some_and(|at| at > said) && quota.capacity - cost < quota.limit;
+            kept.state.until = said.max(end);
+        }
+        if let Some(last) = last.filter(|last| {
+            now < last.state.until && (last.state.start, last.state.used) == (start, used)
+        }) {
+            if last.exact || last.state.until > kept.state.until {
+                (kept.exact, kept.state.until) = (last.exact, last.state.until);
+            }
+            if last.holds_under(quota) {
+                kept.terms = last.terms;
+            } else {
+                kept.terms[1] = last.terms[0];
+            }
+        }
+        kept
+    }
+
+    fn terms(quota: &Quota) -> [u64; 2] {
+        // Neither 0 nor odd.
+        [(fmix64(fmix64(quota.limit) ^ quota.capacity) | 2) & !1, 0]
+    }
+
+    fn holds_under(&self, quota: &Quota) -> bool {
+        self.terms == Self::ANY || self.terms.contains(&Self::terms(quota)[0])
     }
 }
 
 /// What is remembered of all quotas of a charge.
 struct Known {
     states: [State; Quotas::MAX],
+    /// Those with the latest ends that they can have.
+    lasting: [State; Quotas::MAX],
     /// The time, by the store's clock: at least, and at most.
     now: Range<i64>,
 }
@@ -247,28 +376,39 @@ impl Known {
     #[inline]
     fn get(entries: &Entries<'_>, charge: &Charge<'_>) -> Option<Self> {
         let mut states = [State::default(); Quotas::MAX];
+        let mut lasting = states;
         let (mut least, mut most) = (MAX, -MAX);
-        for (state, quota) in states.iter_mut().zip(charge.account().quotas()) {
-            let note = Note::get(entries, quota)?;
-            *state = note.state;
+        for (i, quota) in charge.account().quotas().iter().enumerate() {
+            let note = Note::get(entries, quota).filter(|note| note.kept.holds_under(quota))?;
+            (states[i], lasting[i]) = (note.kept.state, note.kept.state);
+            if !note.kept.exact {
+                lasting[i].until = MAX;
+            }
             least = least.min(note.ahead.start);
             most = most.max(note.ahead.end);
         }
-        Some(Self { states, now: entries.now() + least..entries.now() + most })
+        Some(Self { states, lasting, now: entries.now() + least..entries.now() + most })
     }
 
     /// The refusal that follows from it.
     fn refusal(&self, charge: &Charge<'_>) -> Option<Decision> {
-        let now = self.now.start;
-        let load = |i: usize| move |_: &Quota| Some(self.states[i]);
-        let (decision, _) = charge.decide_over::<{ Quotas::MAX }>(now, |account, i, quota| {
-            account.window(now, quota, load(i))
-        });
-        let refused = !decision.allowed() && self.now.end < holds_until(charge, &decision);
+        let decision = self.decide(charge, &self.states);
+        let refused = !decision.allowed()
+            && self.now.end < holds_until(charge, &decision)
+            // Whenever the states end.
+            && (self.states == self.lasting || self.decide(charge, &self.lasting) == decision);
         refused.then(|| {
             charge.account().scope().observe().refused_from_memory();
             decision
         })
+    }
+
+    fn decide(&self, charge: &Charge<'_>, states: &[State; Quotas::MAX]) -> Decision {
+        let now = self.now.start;
+        let (decision, _) = charge.decide_over::<{ Quotas::MAX }>(now, |account, i, quota| {
+            account.window(now, quota, |_| Some(states[i]))
+        });
+        decision
     }
 }
 
@@ -278,21 +418,6 @@ fn holds_until(charge: &Charge<'_>, decision: &Decision) -> i64 {
         // That is when it fits without debt.
         Some(retry_at) if !charge.may_reserve() => retry_at,
         _ => decision.refusing().map(|i| decision.standings()[i].end()).max().unwrap_or(0),
-    }
-}
-
-/// What the store keeps for one of the quotas, after its decision.
-fn state(charge: &Charge<'_>, decision: &Decision, i: usize, quota: &Quota) -> State {
-    let account = charge.account();
-    let (start, used) = decision.standings()[i].count();
-    let lasting = State { start, used, until: MAX };
-    let window = account.window(decision.now_ms(), quota, |_| Some(lasting));
-    let state = window.take(0);
-    // The state may end earlier, if it was written under a higher limit; the store has said so.
-    let cost = if charge.is_up_to() { 1 } else { charge.cost() };
-    match (decision.retry_at_ms(), window.retry_at(cost, charge.may_reserve())) {
-        (Some(said), Some(computed)) if computed > said => State { until: said, ..state },
-        _ => state,
     }
 }
 
@@ -356,9 +481,9 @@ impl Fronted {
         self.front.note(charge, decision, sent, self.how.brief.load(Ordering::Relaxed));
     }
 
-    fn forgetting(&self, account: Account<'_>, change: Change, reply: Reply<()>) -> Reply<()> {
+    fn forgetting(&self, change: Change, reply: Reply<()>) -> Reply<()> {
         // Also where nobody waits to the end.
-        let forget = Forget::new(&self.front, account, change);
+        let forget = Forget::new(&self.front, change);
         match reply.into_now() {
             Ok(answer) => Reply(Answer::Now(Some(answer))),
             Err(later) => Reply::later(async move {
@@ -374,20 +499,19 @@ impl Fronted {
 /// too soon.
 struct Forget {
     front: Front,
-    account: OwnedAccount,
     change: Change,
 }
 
 impl Forget {
-    fn new(front: &Front, account: Account<'_>, change: Change) -> Self {
-        front.forget(&account, change);
-        Self { front: front.clone(), account: account.to_owned(), change }
+    fn new(front: &Front, change: Change) -> Self {
+        front.forget(&change);
+        Self { front: front.clone(), change }
     }
 }
 
 impl Drop for Forget {
     fn drop(&mut self) {
-        self.front.forget(&self.account.as_account(), self.change);
+        self.front.forget(&self.change);
     }
 }
 
@@ -431,14 +555,19 @@ impl Store for Fronted {
         }
         // If they come back here, they may do so on other nodes.
         self.how.tokens_come_back();
-        self.forgetting(adjust.account(), Change::Refund, self.guard.adjust(adjust))
+        let change = Change::Refund(adjust.account().to_owned());
+        self.forgetting(change, self.guard.adjust(adjust))
     }
 
-    fn reset(&self, account: Account<'_>) -> Reply<()> {
-        self.forgetting(account, Change::Reset, self.guard.reset(account))
+    fn reset(&self, scope: &Scope, key: &Key) -> Reply<()> {
+        self.forgetting(Change::Reset(scope.clone(), key.clone()), self.guard.reset(scope, key))
     }
 
     fn is_shared(&self) -> bool {
         self.guard.is_shared()
+    }
+
+    fn remote(&self) -> Option<&Remote> {
+        self.guard.remote()
     }
 }

@@ -5,8 +5,9 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::{Account, Adjust, Charge, Inner, MemoryStore, Reply, Scope, Store, StoreError};
+use super::{Adjust, Charge, Inner, MemoryStore, Remote, Reply, Scope, Store, StoreError};
 use crate::decision::Decision;
+use crate::key::Key;
 use crate::timer::Instant;
 
 /// So many failures in a row, and the store is left alone ...
@@ -36,6 +37,7 @@ pub enum OnStoreFailure {
 #[derive(Clone)]
 pub(crate) struct Guard {
     store: Arc<dyn Store>,
+    remote: Remote,
     breaker: Arc<Breaker>,
     outage: Arc<Outage>,
     /// What answers in its place.
@@ -43,9 +45,10 @@ pub(crate) struct Guard {
 }
 
 impl Guard {
-    pub(crate) fn new(store: impl Store) -> Self {
+    pub(crate) fn new(store: impl Store, remote: Remote) -> Self {
         Self {
             store: Arc::new(store),
+            remote,
             breaker: Arc::default(),
             outage: Arc::default(),
             local: None,
@@ -54,7 +57,7 @@ impl Guard {
 
     /// The same, answering from this process's memory where the store fails.
     pub(crate) fn or_memory(&self) -> Self {
-        Self { local: Some(self.store.fallback()), ..self.clone() }
+        Self { local: Some(self.remote.fallback.clone()), ..self.clone() }
     }
 
     /// Whether the store is left alone, but for a call that tries it now and then.
@@ -80,7 +83,7 @@ impl Guard {
                 Reply(Inner::Now(Some(answer)))
             }
             Err(later) => {
-                let (breaker, deadline) = (Arc::clone(&self.breaker), self.store.deadline());
+                let (breaker, deadline) = (Arc::clone(&self.breaker), self.remote.deadline);
                 let (outage, scope) = (Arc::clone(&self.outage), scope.clone());
                 Reply::later(async move {
                     let answer = within(deadline, later).await;
@@ -148,19 +151,22 @@ impl Store for Guard {
         }
     }
 
-    fn reset(&self, account: Account<'_>) -> Reply<()> {
-        if let Some(local) = &self.local {
-            let _done_at_once = local.reset(account);
+    fn reset(&self, scope: &Scope, key: &Key) -> Reply<()> {
+        let local = self.local.as_ref().map(|local| local.reset(scope, key).into_now());
+        let store = self.ask(scope, |store| store.reset(scope, key));
+        match local {
+            // It is forgotten if it is in both places.
+            Some(Ok(Err(error))) => Reply::later(async { store.await.and(Err(error)) }),
+            _ => store,
         }
-        self.ask(account.scope(), |store| store.reset(account))
     }
 
     fn is_shared(&self) -> bool {
         self.store.is_shared()
     }
 
-    fn deadline(&self) -> Option<Duration> {
-        None
+    fn remote(&self) -> Option<&Remote> {
+        Some(&self.remote)
     }
 }
 

@@ -15,17 +15,20 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use foldhash::quality::RandomState;
 
-use super::{Account, Adjust, Charge, Reply, Scope, Store, instant};
+use super::{Account, Adjust, Charge, Remote, Reply, Scope, Store, StoreError, instant};
 use crate::clock::{Clock, SystemClock};
 use crate::decision::Decision;
+use crate::key::Key;
 use crate::observe;
-use crate::quota::{Quota, Quotas, fmix64};
+use crate::quota::{Anchor, Quota, Quotas, fmix64};
 use crate::sync::{Mutex, MutexGuard};
-use crate::window::{MAX, State, Window};
+use crate::window::{MAX, State, Window, stagger};
 
 mod cache;
+mod counters;
 
 pub(crate) use cache::{Entries, Entry};
+use counters::Counters;
 
 /// Entries in a bucket. With two buckets to choose from, 16-way buckets hold `max_keys` at 10/11 full
 /// with few left over: of a million keys 0.04%, of ten thousand 0.13% (medians).
@@ -64,7 +67,9 @@ const OVERFLOW_SHARE: u64 = 4;
 /// each of the 128 shards of a million entries, then some 35 to 70 bytes a key. A shard's table
 /// doubles when a key finds no room in it. That takes the one request some 0.4 ms in a store of a
 /// million, and holds up those whose keys are in the same shard. Otherwise a charge of one quota
-/// allocates nothing; that of several, the list of their standings in the [`Decision`].
+/// allocates nothing; that of several, the list of their standings in the [`Decision`]. For resets the
+/// store also notes the windows that each name is charged under: a few hundred bytes, and no more than
+/// 0.3 MB for 1,024 of them, past which a reset is an error.
 ///
 /// When every entry a new key could use is taken by a key whose window still runs, it shares one of
 /// a fixed set of overflow entries with others. It may then be limited too early, never too late,
@@ -88,6 +93,9 @@ struct Inner {
     /// Buckets in a shard's table when it has grown.
     buckets: usize,
     hasher: RandomState,
+    /// Another for each store.
+    id: u64,
+    counters: Counters,
     time: Time,
     max_keys: usize,
     /// When the operator may be told of the overflow again.
@@ -126,6 +134,8 @@ impl MemoryStore {
             shards: shards(self.0.shards.len()),
             buckets: self.0.buckets,
             hasher: RandomState::default(),
+            id: new_id(),
+            counters: Counters::default(),
             time: Time::Other(Box::new(clock)),
             max_keys: self.0.max_keys,
             quiet_until: AtomicU64::new(0),
@@ -145,6 +155,8 @@ impl MemoryStore {
             shards: shards(count),
             buckets: entries.div_ceil(WAYS),
             hasher: RandomState::default(),
+            id: new_id(),
+            counters: Counters::default(),
             time,
             max_keys,
             quiet_until: AtomicU64::new(0),
@@ -287,11 +299,17 @@ impl MemoryStore {
             }
         };
         let written = writes.is_some();
-        for (place, state) in places.into_iter().zip(writes.into_iter().flatten()) {
+        let Account { scope, quotas, .. } = charge.account();
+        for (i, (place, state)) in places.into_iter().zip(writes.into_iter().flatten()).enumerate()
+        {
+            if !matches!(place, Place::Own(_))
+                && let Some(quota) = quotas.as_slice().get(i)
+            {
+                self.know(scope, quota);
+            }
             shard.write(now, place, state);
         }
         if now < shard.overflow_until && !charge.is_peek() {
-            let Account { scope, quotas, .. } = charge.account();
             let places = &places[..quotas.len()];
             for i in (0..places.len()).filter(|&i| matches!(places[i], Place::Shared(_))) {
                 decision.note_shared(i);
@@ -310,8 +328,13 @@ impl MemoryStore {
     /// The time, the shard of an account, locked, and where in it the account is.
     #[inline(always)]
     fn find(&self, account: &Account<'_>) -> (i64, MutexGuard<'_, Shard>, Home) {
+        self.find_key(account.scope(), account.key())
+    }
+
+    #[inline(always)]
+    fn find_key(&self, scope: &Scope, key: &Key) -> (i64, MutexGuard<'_, Shard>, Home) {
         let mut now = self.now();
-        let hash = self.0.hasher.hash_one((account.scope().id(), account.key().as_bytes()));
+        let hash = self.0.hasher.hash_one((scope.id(), key.as_bytes()));
         let shard = (hash >> 32) as usize & (self.0.shards.len() - 1);
         let mut guard = lock(&self.0.shards[shard]);
         // While this call waited, another may have gone by a later time and given this key's entry
@@ -323,7 +346,21 @@ impl MemoryStore {
         if guard.table.buckets.is_empty() {
             guard.allocate(self.0.buckets);
         }
-        (now, guard, Home { hash, scope: account.scope().id() })
+        (now, guard, Home { hash, scope: scope.id() })
+    }
+
+    /// Notes that a scope is charged under this counter, for resets to find it. `false`: there are too
+    /// many to note.
+    #[inline]
+    pub(crate) fn know(&self, scope: &Scope, quota: &Quota) -> bool {
+        // Of this store, as far as the scope can see.
+        let mark = quota.identity() ^ self.0.id;
+        scope.is_marked(mark) || self.0.counters.add(scope.id(), quota) && scope.mark(mark)
+    }
+
+    /// The counters of a scope that are known, and whether these are all.
+    pub(crate) fn known<T>(&self, scope: &Scope, look: impl FnOnce(&[Quota], bool) -> T) -> T {
+        self.0.counters.of(scope.id(), look)
     }
 }
 
@@ -331,6 +368,11 @@ impl MemoryStore {
 fn lock(shard: &Mutex<Shard>) -> MutexGuard<'_, Shard> {
     // A panic can't happen under the lock; if it did, the counters would be as good as before.
     shard.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+fn new_id() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    fmix64(NEXT.fetch_add(1, Ordering::Relaxed))
 }
 
 /// Buckets for the overflow of a table.
@@ -375,35 +417,50 @@ impl Store for MemoryStore {
                 break writes;
             }
         };
-        for (place, state) in places.into_iter().zip(writes) {
+        let Account { scope, quotas, .. } = adjust.account();
+        for ((place, state), quota) in places.into_iter().zip(writes).zip(quotas) {
             // What an overflow entry holds is not known to be this key's: a refund to it is dropped.
             let own = matches!(place, Place::Own(_));
             if let Some(state) = state.filter(|_| own || !adjust.is_refund()) {
+                if !own {
+                    self.know(scope, quota);
+                }
                 shard.write(now, place, state);
             }
         }
         Reply::now(())
     }
 
-    fn reset(&self, account: Account<'_>) -> Reply<()> {
-        let (now, mut shard, home) = self.find(&account);
-        for quota in account.quotas() {
-            let (place, _) = shard.locate(now, &account, quota, &home, &[]);
-            if now < shard.overflow_until {
-                // A new entry might inherit the count of an overflow entry: this one is kept, as new.
-                let window = Window::at(now, None, quota, account.shift(quota));
-                if let Place::Own(_) | Place::Free(_) | Place::Inheriting(_) = place {
-                    shard.write(now, place, window.take(0));
-                }
-            } else if let Place::Own(slot) = place {
-                shard.table.clear(slot);
+    /// What a key has an entry of its own for is forgotten, also where this fails because the rest can't
+    /// be.
+    fn reset(&self, scope: &Scope, key: &Key) -> Reply<()> {
+        let (now, mut shard, home) = self.find_key(scope, key);
+        self.known(scope, |counters, all| {
+            let mut own = true;
+            for quota in counters {
+                own &= shard.forget(now, quota, &home, || match quota.anchor {
+                    Anchor::Staggered => stagger(scope.name(), key.as_bytes()),
+                    _ => 0,
+                });
             }
-        }
-        Reply::now(())
+            Reply::from(match (all, own) {
+                (true, true) => Ok(()),
+                (true, false) => Err(StoreError::new(
+                    "the store is full, and this key shares a count with others until it ends",
+                )),
+                (false, _) => Err(StoreError::new(
+                    "there are too many quotas of different windows to find all counts of a key",
+                )),
+            })
+        })
     }
 
     fn is_shared(&self) -> bool {
         false
+    }
+
+    fn remote(&self) -> Option<&Remote> {
+        None
     }
 }
 
@@ -592,6 +649,35 @@ impl Shard {
             (_, Place::Own(slot) | Place::Free(slot)) => (Place::Shared(slot), window),
             // All overflow entries belong to other quotas: refused for a window.
             _ => (Place::None, Window::spent(now, quota, shift)),
+        }
+    }
+
+    /// Makes a key new under one quota. `false`: it may be counted where others are, too.
+    fn forget(&mut self, now: i64, quota: &Quota, home: &Home, shift: impl Fn() -> u64) -> bool {
+        let place = self.table.find(home.fingerprint(quota), now, |_| false);
+        if now >= self.overflow_until {
+            if let Place::Own(slot) = place {
+                self.table.clear(slot);
+            }
+            return true;
+        }
+        let fingerprint = home.overflow(quota, self.overflow.buckets.len() * WAYS);
+        let shares = match self.overflow.find(fingerprint, now, |_| false) {
+            Place::Own(slot) => now < self.overflow.get(slot).until,
+            Place::Free(_) => false,
+            _ => true,
+        };
+        match place {
+            // A new entry might inherit the count of an overflow entry: this one is kept, as new.
+            Place::Own(slot) => {
+                self.table.set(slot, Window::at(now, None, quota, shift()).take(0));
+                true
+            }
+            Place::Free(slot) if shares => {
+                self.table.set(slot, Window::at(now, None, quota, shift()).take(0));
+                true
+            }
+            _ => !shares,
         }
     }
 

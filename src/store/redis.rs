@@ -14,10 +14,13 @@ use redis::{
 use tokio::runtime::Handle;
 use tokio::time::{Instant, timeout_at};
 
-use super::{Account, Adjust, Change, Charge, Front, MemoryStore, Reply, Store, StoreError};
+use super::{
+    Account, Adjust, Change, Charge, MemoryStore, Remote, Reply, Scope, Store, StoreError,
+};
 #[cfg(feature = "testing")]
 use crate::clock::Clock;
 use crate::decision::Decision;
+use crate::key::Key;
 use crate::quota::{Anchor, MAX_TOKENS, Quota};
 
 mod gather;
@@ -91,8 +94,7 @@ pub struct RedisStore {
     gather: Option<Gather>,
     prefix: Arc<str>,
     deadline: Duration,
-    fallback: MemoryStore,
-    front: Front,
+    remote: Remote,
     #[cfg(feature = "testing")]
     clock: Option<Arc<dyn Clock>>,
 }
@@ -211,8 +213,7 @@ impl RedisStore {
             link,
             prefix: "".into(),
             deadline: DEADLINE,
-            fallback: MemoryStore::new(),
-            front: Front::new(),
+            remote: Remote::new().without_deadline(),
             #[cfg(feature = "testing")]
             clock: None,
         }
@@ -230,8 +231,9 @@ impl RedisStore {
         );
         self.prefix = format!("{prefix}:").into();
         // These are other counters.
-        self.fallback = MemoryStore::new();
-        self.front = Front::new();
+        let front = self.remote.front().is_some();
+        let remote = Remote::new().without_deadline();
+        self.remote = if front { remote } else { remote.without_front() };
         self
     }
 
@@ -268,19 +270,25 @@ impl RedisStore {
     #[must_use]
     pub fn clock(mut self, clock: impl Clock) -> Self {
         self.clock = Some(Arc::new(clock));
+        // What was said would hold for a while by the server's.
+        self.remote = self.remote.without_front();
         self
     }
 
-    fn key(&self, account: &Account<'_>) -> String {
-        let mut key = String::with_capacity(64);
-        let (prefix, scope, name) =
-            (&self.prefix, account.scope().name(), account.key().readable());
-        write!(key, "{prefix}tfw1:{{{scope}:{name}}}").expect("writing to a string");
-        key
+    /// The memory that counts while Redis fails: for its metrics.
+    pub fn fallback(&self) -> &MemoryStore {
+        self.remote.fallback()
+    }
+
+    fn key(&self, scope: &Scope, key: &Key) -> String {
+        let mut name = String::with_capacity(64);
+        let (prefix, scope, key) = (&self.prefix, scope.name(), key.readable());
+        write!(name, "{prefix}tfw1:{{{scope}:{key}}}").expect("writing to a string");
+        name
     }
 
     fn script(&self, account: &Account<'_>) -> Cmd {
-        script::one(&self.key(account), 3 + 7 * account.quotas().len())
+        script::one(&self.key(account.scope(), account.key()), 3 + 7 * account.quotas().len())
     }
 
     /// The call of the script's short way, where that is enough.
@@ -473,31 +481,15 @@ impl Store for RedisStore {
         Reply::later(async move { store.call::<Value>(&cmd, store.until()).await.map(|_| ()) })
     }
 
-    fn reset(&self, account: Account<'_>) -> Reply<()> {
-        let mut cmd = redis::cmd("HDEL");
-        cmd.arg(self.key(&account));
-        for quota in account.quotas() {
-            cmd.arg(quota.counter().to_string());
-        }
+    fn reset(&self, scope: &Scope, key: &Key) -> Reply<()> {
+        let mut cmd = redis::cmd("DEL");
+        cmd.arg(self.key(scope, key));
         let store = self.clone();
         Reply::later(async move { store.call(&cmd, store.until()).await })
     }
 
-    fn fallback(&self) -> MemoryStore {
-        self.fallback.clone()
-    }
-
-    /// None under a foreign clock: what was said holds for a while by the server's.
-    fn front(&self) -> Option<Front> {
-        #[cfg(feature = "testing")]
-        if self.clock.is_some() {
-            return None;
-        }
-        Some(self.front.clone())
-    }
-
-    fn deadline(&self) -> Option<Duration> {
-        None
+    fn remote(&self) -> Option<&Remote> {
+        Some(&self.remote)
     }
 }
 

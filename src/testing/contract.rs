@@ -132,25 +132,37 @@ async fn resets<S: Store>(store: Arc<S>) {
     let quotas = Quota::per_minute(1).and(Quota::per_hour(5));
     let here = limiter(&store, "here", quotas);
     let there = limiter(&store, "there", quotas);
-    let beside = limiter(&store, "here", Quota::per_day(5));
-    for limit in [&here, &there, &beside] {
-        for key in ["one", "two", "*", "on"] {
+    // Plans of other windows, and quotas of before a change.
+    let hour = Quota::per_hour(5);
+    let beside = [
+        limiter(&store, "here", Quota::per_day(5)),
+        limiter(&store, "here", hour.staggered().and(hour.from_first_request())),
+        limiter(&store, "here", Quota::per_minute(5).and(hour.starting_at(MINUTE))),
+    ];
+    for key in ["one", "two", "*", "on"] {
+        assert!(allowed(&here, key, 1).await && allowed(&there, key, 1).await);
+        for limit in &beside {
             assert!(allowed(limit, key, 1).await);
         }
     }
     for key in ["*", "one"] {
         here.reset(key).await.expect("the store answers");
         assert_eq!(used(&here, key).await, [0, 0], "a reset forgets all quotas of the key");
+        for limit in &beside {
+            let used = used(limit, key).await;
+            assert!(used.iter().all(|used| *used == 0), "a reset is of all quotas: {used:?}");
+        }
     }
     for key in ["two", "on"] {
-        assert_eq!(used(&here, key).await, [1, 1], "a reset is of one key only");
+        assert_eq!(used(&here, key).await, [2, 1], "a reset is of one key only");
+        assert_eq!(used(&beside[0], key).await, [1], "a reset is of one key only");
     }
     for key in ["one", "two", "*", "on"] {
         assert_eq!(used(&there, key).await, [1, 1], "a reset is of one scope only");
-        assert_eq!(used(&beside, key).await, [1], "a reset is of its quotas only");
     }
     assert!(allowed(&here, "one", 1).await, "after a reset a key is new");
     assert!(!allowed(&here, "one", 1).await, "and counted");
+    here.reset("nobody").await.expect("a key that was never charged is forgotten");
 }
 
 async fn partial_grants<S: Store>(store: Arc<S>) {

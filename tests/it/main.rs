@@ -21,6 +21,7 @@ mod outbound;
 mod pictures;
 mod queue;
 mod readiness;
+mod resets;
 mod secrets;
 mod shutdown;
 mod sockets;

@@ -7,7 +7,7 @@ use http::{Request, Response};
 use metrics_exporter_prometheus::PrometheusBuilder;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_fixed_window::key::{client_ip, extension, header, key_fn, peer_ip};
-use tower_fixed_window::store::{Account, Adjust, Charge, Reply, Store};
+use tower_fixed_window::store::{Adjust, Charge, Remote, Reply, Scope, Store};
 use tower_fixed_window::{
     Decision, FixedWindowLayer, Key, KeyExtractor, Limiter, MemoryStore, OnStoreFailure, Quota,
     TrueCost,
@@ -29,35 +29,39 @@ struct Spy {
 }
 
 impl Spy {
-    fn see(&self, account: Account<'_>) {
+    fn see(&self, scope: &Scope, key: &Key) {
         let mut seen = self.seen.lock().expect("no panic");
-        seen.extend_from_slice(account.key().as_bytes());
-        seen.extend_from_slice(account.key().readable().to_string().as_bytes());
-        seen.extend_from_slice(account.scope().name().as_bytes());
+        seen.extend_from_slice(key.as_bytes());
+        seen.extend_from_slice(key.readable().to_string().as_bytes());
+        seen.extend_from_slice(scope.name().as_bytes());
     }
 }
 
 impl Store for Spy {
     fn charge(&self, charge: Charge<'_>) -> Reply<Decision> {
         tracing::trace!(?charge, "asked");
-        self.see(charge.account());
+        self.see(charge.account().scope(), charge.account().key());
         self.inner.charge(charge)
     }
 
     fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {
         tracing::trace!(?adjust, "asked");
-        self.see(adjust.account());
+        self.see(adjust.account().scope(), adjust.account().key());
         self.inner.adjust(adjust)
     }
 
-    fn reset(&self, account: Account<'_>) -> Reply<()> {
-        tracing::trace!(?account, "asked");
-        self.see(account);
-        self.inner.reset(account)
+    fn reset(&self, scope: &Scope, key: &Key) -> Reply<()> {
+        tracing::trace!(?scope, ?key, "asked");
+        self.see(scope, key);
+        self.inner.reset(scope, key)
     }
 
     fn is_shared(&self) -> bool {
         false
+    }
+
+    fn remote(&self) -> Option<&Remote> {
+        self.inner.remote()
     }
 }
 

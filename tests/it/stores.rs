@@ -157,8 +157,7 @@ async fn a_store_that_answers_at_once_costs_no_second_poll() {
 #[tokio::test(start_paused = true)]
 async fn while_a_store_hangs_one_request_waits_for_it_with_leases_or_without() {
     for leases in [0, 100] {
-        let store = shared();
-        store.set(Mood::Hangs);
+        let store = TestStore::new(Mood::Hangs).shared();
         let limiter = Limiter::new(Quota::per_hour(10_000)).name("api").store(store).leases(leases);
         for _ in 0..5 {
             assert!(limiter.check("alice").await.expect("memory stands in").is_local());
@@ -179,9 +178,7 @@ async fn while_a_store_hangs_one_request_waits_for_it_with_leases_or_without() {
 }
 
 fn shared() -> TestStore {
-    let mut store = TestStore::new(Mood::Now);
-    store.shared = true;
-    store
+    TestStore::new(Mood::Now).shared()
 }
 
 #[test]

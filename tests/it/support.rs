@@ -14,8 +14,10 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::yield_now;
 use tower_fixed_window::key::global;
-use tower_fixed_window::store::{Account, Adjust, Charge, Reply, Store};
-use tower_fixed_window::{Decision, FixedWindowLayer, ManualClock, MemoryStore, Quota, StoreError};
+use tower_fixed_window::store::{Adjust, Charge, Remote, Reply, Scope, Store};
+use tower_fixed_window::{
+    Decision, FixedWindowLayer, Key, ManualClock, MemoryStore, Quota, StoreError,
+};
 use tracing_subscriber::filter::dynamic_filter_fn;
 use tracing_subscriber::{Layer as _, fmt, layer::SubscriberExt, util::SubscriberInitExt};
 
@@ -46,18 +48,36 @@ pub(crate) struct TestStore {
     memory: MemoryStore,
     pub(crate) clock: ManualClock,
     mood: watch::Sender<Mood>,
-    pub(crate) shared: bool,
+    shared: bool,
+    remote: Remote,
 }
 
 impl TestStore {
     pub(crate) fn new(mood: Mood) -> Self {
         let clock = ManualClock::at_ms(NOW_MS);
-        Self {
+        let this = Self {
+            // The front goes by a clock that runs.
+            remote: Remote::new().without_deadline().without_front(),
             memory: MemoryStore::with_clock(clock.clone()),
             clock,
             mood: watch::Sender::new(mood),
             shared: false,
-        }
+        };
+        if mood == Mood::Hangs { this.in_time() } else { this }
+    }
+
+    /// One that others may find by name, with a front.
+    pub(crate) fn shared(mut self) -> Self {
+        let in_time = *self.mood.borrow() == Mood::Hangs;
+        (self.shared, self.remote) = (true, Remote::new().without_deadline());
+        if in_time { self.in_time() } else { self }
+    }
+
+    /// With a deadline, where it is meant to be missed: on a busy machine an answer may take longer than
+    /// any, and then another store counts.
+    pub(crate) fn in_time(mut self) -> Self {
+        self.remote = self.remote.deadline(Duration::from_millis(250));
+        self
     }
 
     pub(crate) fn set(&self, mood: Mood) {
@@ -103,19 +123,17 @@ impl Store for TestStore {
         self.answer(move |memory| memory.adjust(adjust.as_adjust()))
     }
 
-    fn reset(&self, account: Account<'_>) -> Reply<()> {
-        let account = account.to_owned();
-        self.answer(move |memory| memory.reset(account.as_account()))
+    fn reset(&self, scope: &Scope, key: &Key) -> Reply<()> {
+        let (scope, key) = (scope.clone(), key.clone());
+        self.answer(move |memory| memory.reset(&scope, &key))
     }
 
     fn is_shared(&self) -> bool {
         self.shared
     }
 
-    /// Only where it is meant to be missed: on a busy machine an answer may take longer than any,
-    /// and then another store counts.
-    fn deadline(&self) -> Option<Duration> {
-        (*self.mood.borrow() == Mood::Hangs).then_some(Duration::from_millis(250))
+    fn remote(&self) -> Option<&Remote> {
+        Some(&self.remote)
     }
 }
 

@@ -133,8 +133,7 @@ async fn a_run_with_passes_refusals_an_outage_and_a_flood_is_in_the_metrics() {
 async fn what_needed_no_call_is_counted_and_where_the_tokens_of_leases_went() {
     let (recorder, handle) = recorder();
     let _guard = metrics::set_default_local_recorder(recorder);
-    let mut store = TestStore::new(Mood::Later);
-    store.shared = true;
+    let store = TestStore::new(Mood::Later).shared();
     let layer = FixedWindowLayer::new(Quota::per_hour(10_000)).name("api").key(global());
     let api = limited(layer.store(store.clone()).leases(100));
     for _ in 0..200 {
@@ -377,7 +376,7 @@ async fn an_outage_is_told_when_it_begins_and_when_it_has_ended() {
     for policy in [OnStoreFailure::Local, OnStoreFailure::Allow, OnStoreFailure::Deny] {
         for failure in [Mood::FailsNow, Mood::FailsLater, Mood::Hangs] {
             let log = Log::start();
-            let store = TestStore::new(Mood::Later);
+            let store = TestStore::new(Mood::Later).in_time();
             let layer = FixedWindowLayer::new(Quota::new(1_000, MAX_WINDOW)).name("api");
             let layer = layer.key(global()).store(store.clone()).on_store_failure(policy);
             let service = limited(layer);

@@ -4,10 +4,10 @@ use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
 
-use tower_fixed_window::store::{Account, Adjust, Charge, Reply, Store};
+use tower_fixed_window::store::{Account, Adjust, Charge, Remote, Reply, Scope, Store};
 use tower_fixed_window::testing::{block_on, conformance};
 use tower_fixed_window::window::State;
-use tower_fixed_window::{Clock, Decision, ManualClock, MemoryStore, Quota, Quotas};
+use tower_fixed_window::{Clock, Decision, Key, ManualClock, MemoryStore, Quota, Quotas};
 
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Fault {
@@ -39,6 +39,7 @@ enum Fault {
     ResetsTheScope,
     ResetsByPattern,
     ResetsTheFirstQuotaOnly,
+    ResetsTheQuotasChargedLast,
     ResetsNothing,
     GrantsAllOrNothing,
     NeverReserves,
@@ -51,6 +52,8 @@ struct Faulty {
     clock: ManualClock,
     states: Mutex<HashMap<String, State>>,
     latest: Mutex<u64>,
+    /// The counters that were charged last.
+    last: Mutex<Vec<String>>,
 }
 
 impl Faulty {
@@ -113,6 +116,10 @@ impl Faulty {
         let (decision, writes) = charge.decide(now, |quota| self.load(&account, quota, now));
         if self.fault == Fault::ChargesInTwoSteps {
             (0..20).for_each(|_| std::thread::yield_now());
+        }
+        if writes.is_some() {
+            let counters = account.quotas().iter().map(|quota| quota.counter().to_string());
+            *self.last.lock().expect("no panic") = counters.collect();
         }
         for (quota, state) in account.quotas().iter().zip(writes.into_iter().flatten()) {
             self.save(&account, quota, state);
@@ -230,23 +237,32 @@ impl Store for Faulty {
         Reply::now(())
     }
 
-    fn reset(&self, account: Account<'_>) -> Reply<()> {
+    fn reset(&self, scope: &Scope, key: &Key) -> Reply<()> {
         let mut states = self.states.lock().expect("no panic");
-        let scope = format!("{} ", account.scope().name());
-        let start = format!("{scope}{}", account.key().readable().to_string().replace("%2A", ""));
+        let key = key.readable().to_string();
+        let (scope, of_key) = (format!("{} ", scope.name()), format!("{} {key} ", scope.name()));
+        let pattern = format!("{scope}{}", key.replace("%2A", ""));
         match self.fault {
             Fault::ResetsNothing => {}
             Fault::ResetsEverything => states.clear(),
             Fault::ResetsTheScope => states.retain(|id, _| !id.starts_with(&scope)),
-            Fault::ResetsByPattern => states.retain(|id, _| !id.starts_with(&start)),
-            _ => {
-                let most = if self.fault == Fault::ResetsTheFirstQuotaOnly { 1 } else { 4 };
-                for quota in account.quotas().iter().take(most) {
-                    states.remove(&self.id(&account, quota));
+            Fault::ResetsByPattern => states.retain(|id, _| !id.starts_with(&pattern)),
+            Fault::ResetsTheFirstQuotaOnly => {
+                let first = states.keys().find(|id| id.starts_with(&of_key)).cloned();
+                first.and_then(|id| states.remove(&id));
+            }
+            Fault::ResetsTheQuotasChargedLast => {
+                for counter in &*self.last.lock().expect("no panic") {
+                    states.remove(&format!("{of_key}{counter}"));
                 }
             }
+            _ => states.retain(|id, _| !id.starts_with(&of_key)),
         }
         Reply::now(())
+    }
+
+    fn remote(&self) -> Option<&Remote> {
+        None
     }
 }
 
@@ -256,6 +272,7 @@ fn suite(fault: Fault) {
         clock,
         states: Mutex::default(),
         latest: Mutex::default(),
+        last: Mutex::default(),
     };
     conformance(new, |job| block_on(job));
 }
@@ -312,6 +329,7 @@ mod the_suite_refuses_a_store_that {
         resets_the_scope: ResetsTheScope,
         resets_by_pattern: ResetsByPattern,
         resets_the_first_quota_only: ResetsTheFirstQuotaOnly,
+        resets_the_quotas_charged_last: ResetsTheQuotasChargedLast,
         resets_nothing: ResetsNothing,
         grants_all_or_nothing: GrantsAllOrNothing,
         never_reserves: NeverReserves,

@@ -8,8 +8,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use fastrand::Rng;
 use tokio::time::{Instant, sleep};
-use tower_fixed_window::store::{Account, Adjust, Charge, Front, Reply, Store};
-use tower_fixed_window::{Clock, Decision, MemoryStore, StoreError};
+use tower_fixed_window::store::{Adjust, Charge, Remote, Reply, Scope, Store};
+use tower_fixed_window::{Clock, Decision, Key, MemoryStore, StoreError};
 
 /// The top of an hour.
 pub(crate) const TURN: u64 = 1_700_002_800_000;
@@ -72,7 +72,7 @@ impl Server {
 
     /// A process: clones of it share what it remembers.
     pub(crate) fn node(&self) -> Node {
-        Node { server: self.clone(), front: Front::new() }
+        Node { server: self.clone(), remote: Remote::new() }
     }
 
     /// Without a way to go, and without a call.
@@ -90,7 +90,7 @@ impl Server {
 #[derive(Clone)]
 pub(crate) struct Node {
     server: Server,
-    front: Front,
+    remote: Remote,
 }
 
 impl Node {
@@ -100,13 +100,13 @@ impl Node {
     ) -> Reply<T> {
         let (server, (there, back)) = (self.server.clone(), self.server.way());
         Reply::later(async move {
-            sleep(there).await;
+            pass(there).await;
             if server.0.down.load(Ordering::SeqCst) {
                 return Err(StoreError::new("down"));
             }
             server.0.calls.fetch_add(1, Ordering::SeqCst);
             let answer = ask(&server.0.memory).await;
-            sleep(back).await;
+            pass(back).await;
             answer
         })
     }
@@ -123,13 +123,20 @@ impl Store for Node {
         self.call(move |memory| memory.adjust(adjust.as_adjust()))
     }
 
-    fn reset(&self, account: Account<'_>) -> Reply<()> {
-        let account = account.to_owned();
-        self.call(move |memory| memory.reset(account.as_account()))
+    fn reset(&self, scope: &Scope, key: &Key) -> Reply<()> {
+        let (scope, key) = (scope.clone(), key.clone());
+        self.call(move |memory| memory.reset(&scope, &key))
     }
 
-    fn front(&self) -> Option<Front> {
-        Some(self.front.clone())
+    fn remote(&self) -> Option<&Remote> {
+        Some(&self.remote)
+    }
+}
+
+/// Without a timer where there is no way to go: a timer ends at a whole millisecond.
+async fn pass(way: Duration) {
+    if !way.is_zero() {
+        sleep(way).await;
     }
 }
 

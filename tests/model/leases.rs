@@ -223,6 +223,21 @@ async fn a_reset_here_ends_the_lease() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn so_does_one_by_a_limiter_of_other_quotas() {
+    let server = Server::start();
+    let node = server.node();
+    let limiter = limiter(&node, Quota::per_minute(100), 100);
+    warm_up(&limiter, 4).await;
+    let other = self::limiter(&node, Quota::per_day(1), 0);
+    other.reset("alice").await.expect("it answers");
+    let mut passed = 0;
+    while check(&limiter).await.allowed() {
+        passed += 1;
+    }
+    assert_eq!(passed, 100);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_lease_from_before_a_reset_is_not_spent_after_it() {
     let server = Server::start();
     let limiter = limiter(&server.node(), Quota::per_minute(100), 100);

@@ -148,7 +148,7 @@ fn the_store_allocates_nothing_for_a_charge() {
         let counted = measure(|| {
             answer(store.adjust(Adjust::take(account(&keys[0]), 1, &decision)));
             answer(store.adjust(Adjust::refund(account(&keys[0]), 1, &decision)));
-            answer(store.reset(account(&keys[0])));
+            answer(store.reset(&scope, &keys[0]));
         });
         assert_eq!(counted.count_total, 0, "refund, settle, reset");
     }

@@ -116,6 +116,54 @@ async fn a_reset_and_a_refund_in_this_process_are_seen_at_once() {
     assert!(allowed(&one).await && !allowed(&one).await);
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_reset_is_seen_at_once_under_whatever_quotas_a_refusal_is_remembered() {
+    let server = Server::start();
+    let node = server.node();
+    let (one, other) = (limiter(&node, Quota::per_minute(9)), limiter(&node, Quota::per_day(9)));
+    let plans: [Quotas; 2] =
+        [Quota::per_hour(1).into(), Quota::per_hour(1).staggered().and(Quota::per_week(2))];
+    let check = async |plan| one.check_with("alice", plan, 1).await.expect("it answers").allowed();
+    for plan in plans {
+        assert!(check(plan).await && !check(plan).await && !check(plan).await);
+    }
+    other.reset("alice").await.expect("it answers");
+    for plan in plans {
+        assert!(check(plan).await, "{plan}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_reset_would_not_find_is_not_remembered() {
+    let server = Server::start();
+    let limiter = limiter(&server.node(), Quota::per_minute(1));
+    for n in 1..=70 {
+        let made_up = Quota::new(1, Duration::from_secs(100 * n));
+        for _ in 0..3 {
+            let _ = limiter.check_with("alice", made_up, 1).await.expect("it answers");
+        }
+    }
+    assert_eq!(server.calls(), 64 * 2 + 6 * 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reset_also_forgets_what_was_counted_here_while_the_store_failed() {
+    let server = Server::start();
+    let node = server.node();
+    let limiter = |quotas: Quota| Limiter::new(quotas).name("far").store(node.clone());
+    let (one, other) = (limiter(Quota::per_minute(1)), limiter(Quota::per_hour(1)));
+    let check = async || one.check("alice").await.expect("it answers").allowed();
+    server.set_down(true);
+    assert!(check().await && !check().await);
+    server.set_down(false);
+    other.reset("alice").await.expect("it answers");
+    server.set_down(true);
+    assert!(
+        check().await && !check().await,
+        "counted here anew, and once for all of the store's clones"
+    );
+}
+
 /// Who resets on another node, and how long this one refuses after that.
 async fn refuses_after_reset(limiter: &Limiter, server: &Server) -> Duration {
     while allowed(limiter).await {}
@@ -263,6 +311,118 @@ async fn trace(seed: u64) -> u64 {
         assert!(!same || decision.used() <= truth.used(), "{at}");
     }
     remembered
+}
+
+/// One process, whose quotas, limits and costs vary from charge to charge: behind the front each
+/// charge gets the store's own answer, which a twin of the store gives without a front.
+#[test]
+fn limits_that_vary_get_the_stores_own_answers() {
+    const STEPS: u64 = 250;
+    let charges = if std::env::var_os("FULL_SIZE").is_some() { 1_000_000 } else { 50_000 };
+    let seeds = std::env::var("SEED").map_or(0..charges / STEPS, |seed| {
+        let seed = seed.parse().expect("a number");
+        seed..seed + 1
+    });
+    let traces = seeds.end - seeds.start;
+    let remembered: u64 = seeds.map(|seed| paused(varied(seed, STEPS))).sum();
+    assert!(remembered > traces * STEPS / 10, "only {remembered} answers from memory");
+}
+
+async fn varied(seed: u64, steps: u64) -> u64 {
+    let mut rng = Rng::with_seed(seed);
+    let (server, twin) = (Server::start(), Server::start());
+    let here = limiter(&server.node(), Quota::per_second(1));
+    let bare = Limiter::new(Quota::per_second(1)).name("far").store(twin.memory().clone());
+    // Where tokens may come back, a refusal is remembered for a second at most.
+    let reserves = rng.bool();
+    let plans: Vec<Quotas> = (0..rng.usize(1..6)).map(|_| plan(&mut rng)).collect();
+    let mut remembered = 0;
+    for step in 0..steps {
+        sleep(Duration::from_millis(match rng.u8(..8) {
+            0..4 => 0,
+            4..7 => rng.u64(..120),
+            _ => rng.u64(..3_000),
+        }))
+        .await;
+        let quotas = plans[rng.usize(..plans.len())];
+        let cost = if rng.bool() { 1 } else { rng.u64(..25) };
+        let reserve = reserves && rng.u8(..5) == 0;
+        let calls = server.calls();
+        let (told, truth) = match reserve {
+            false => (
+                here.check_with("alice", quotas, cost).await.expect("it answers"),
+                answer(bare.check_with("alice", quotas, cost)),
+            ),
+            true => (
+                reserved(&here.with_quotas(quotas), cost).await,
+                reserved(&bare.with_quotas(quotas), cost).await,
+            ),
+        };
+        remembered += u64::from(server.calls() == calls);
+        assert_eq!(told, truth, "SEED={seed} step {step}, {quotas}: {cost}, {reserve}");
+    }
+    remembered
+}
+
+async fn reserved(limiter: &Limiter, cost: u64) -> Decision {
+    match limiter.reserve("alice", cost).await.expect("it answers") {
+        Ok(receipt) => receipt.decision().clone(),
+        Err(refused) => refused.decision().clone(),
+    }
+}
+
+/// Some of a few counters, under limits of its own.
+fn plan(rng: &mut Rng) -> Quotas {
+    let mut counters = [
+        Quota::new(1, Duration::from_millis(500)),
+        Quota::new(1, Duration::from_millis(2_000)),
+        Quota::new(1, Duration::from_millis(2_000)).from_first_request(),
+        Quota::new(1, Duration::from_millis(7_000)).staggered(),
+    ];
+    rng.shuffle(&mut counters);
+    let mut quota = |counter: Quota| {
+        let limit = if rng.u8(..12) == 0 { 0 } else { rng.u64(1..30) };
+        let mut quota = counter.with_limit(limit);
+        if rng.u8(..4) == 0 {
+            quota = quota.rollover_up_to(limit + rng.u64(..30));
+        }
+        if rng.u8(..3) == 0 { quota.reserve_up_to(rng.u64(..40)) } else { quota }
+    };
+    let first = Quotas::from(quota(counters[0]));
+    let others = [quota(counters[1]), quota(counters[2])];
+    let most = rng.usize(..3);
+    others[..most].iter().fold(first, |quotas, quota| quotas.and(*quota))
+}
+
+/// 80 tokens under 100 a minute; then 1 an hour and 10 a minute refuse together.
+#[tokio::test(start_paused = true)]
+async fn a_refusal_under_one_plan_does_not_outlast_the_count_under_another() {
+    let server = Server::start();
+    let node = server.node();
+    assert!(check(&limiter(&node, Quota::per_minute(100)), 80).await.allowed());
+    assert!(allowed(&limiter(&node, Quota::per_hour(1))).await);
+    let both = limiter(&node, Quota::per_hour(1).and(Quota::per_minute(10)));
+    assert!(!allowed(&both).await);
+    sleep(60 * SECOND).await;
+    assert!(allowed(&limiter(&node, Quota::per_minute(10))).await, "the minute is over");
+}
+
+/// The clocks tick at different instants: the store's a tenth of a millisecond before this
+/// process's.
+#[tokio::test(start_paused = true)]
+async fn a_refusal_is_not_told_in_the_first_instant_of_the_next_window() {
+    const TENTH: Duration = Duration::from_micros(100);
+    let server = Server::start();
+    advance(TENTH).await;
+    let limiter = limiter(&server.node(), Quota::per_minute(1));
+    advance(4 * TENTH).await;
+    assert!(allowed(&limiter).await && !allowed(&limiter).await);
+    advance(60 * SECOND - 6 * TENTH).await;
+    let calls = server.calls();
+    assert!(!allowed(&limiter).await, "a tenth before the next window");
+    assert!(server.calls() <= calls + 1);
+    advance(TENTH).await;
+    assert!(allowed(&limiter).await, "in its first instant");
 }
 
 /// What the server would say at once.

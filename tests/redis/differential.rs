@@ -140,8 +140,8 @@ async fn agree<S: Store>(with: impl Fn(RedisStore) -> S) {
             let at = format!("SEED={seed} step {step} at {now}: {quotas}");
             match rng.u8(..20) {
                 0 => {
-                    memory.reset(account).await.expect("memory answers");
-                    redis.reset(account).await.unwrap_or_else(|error| panic!("{at}: {error}"));
+                    memory.reset(&scope, &key).await.expect("memory answers");
+                    redis.reset(&scope, &key).await.unwrap_or_else(|error| panic!("{at}: {error}"));
                 }
                 1..=4 if !taken.is_empty() => {
                     let decision = taken.swap_remove(rng.usize(..taken.len()));

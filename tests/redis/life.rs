@@ -2,8 +2,16 @@
 
 use std::time::{Duration, Instant};
 
+use axum::Router;
+use axum::body::Body;
+use axum::routing::any;
+use http::Request;
+use tower::{Layer, ServiceExt};
+use tower_fixed_window::key::global;
 use tower_fixed_window::store::RedisStore;
-use tower_fixed_window::{Key, Limiter, ManualClock, Quota};
+use tower_fixed_window::{
+    FixedWindow, FixedWindowLayer, Key, Limiter, MAX_WINDOW, ManualClock, Quota,
+};
 
 use crate::conformance::connect;
 use crate::server::{Server, wait_for};
@@ -77,6 +85,46 @@ async fn layout() {
 
     tokens.reset("bob").await.expect("it answers");
     assert_eq!(server.ask::<u64>(&["EXISTS", "shop:tfw1:{life:tbob}"]), 0);
+}
+
+/// Whatever quotas a key was charged under, by plans or before a change.
+#[tokio::test]
+async fn a_reset_deletes_the_key_with_all_its_counts() {
+    let Some(server) = Server::start() else { return };
+    let store = RedisStore::from(connect(&server.url()).await);
+    let (free, pro) = (Quota::per_day(1), Quota::per_week(1).staggered());
+    let layer = FixedWindowLayer::new(free).name("plans").store(store.clone()).key(global());
+    let handle = layer.handle();
+    let by_plan = layer.clone().quota_fn(move |_, _| pro);
+    let limiter = Limiter::new(free).name("plans").store(store);
+    let here = Service::new(&layer);
+    let there = Service::new(&by_plan);
+    let passes = async || {
+        let last = limiter.check_with(Key::global(), Quota::new(1, MAX_WINDOW), 1).await;
+        [here.passes().await, there.passes().await, last.expect("it answers").allowed()]
+    };
+    for _ in 0..2 {
+        assert_eq!(passes().await, [true; 3]);
+        assert_eq!(passes().await, [false; 3]);
+        handle.reset(Key::global()).await.expect("it answers");
+        assert_eq!(server.ask::<u64>(&["DBSIZE"]), 0);
+    }
+    assert!(handle.peek(Key::global()).await.is_err(), "by which quotas?");
+    let standing = handle.peek_with(Key::global(), pro).await.expect("it answers");
+    assert_eq!(standing.remaining(), 1);
+}
+
+struct Service(FixedWindow<Router>);
+
+impl Service {
+    fn new(layer: &FixedWindowLayer) -> Self {
+        Self(layer.layer(Router::new().fallback(any(async || "hello"))))
+    }
+
+    async fn passes(&self) -> bool {
+        let request = Request::new(Body::empty());
+        self.0.clone().oneshot(request).await.expect("infallible").status() == 200
+    }
 }
 
 #[tokio::test]

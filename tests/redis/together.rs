@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use fastrand::Rng;
 use futures_util::future::join4;
-use tower_fixed_window::store::{Account, Adjust, Charge, RedisStore, Reply, Scope, Store};
+use tower_fixed_window::store::{Account, Adjust, Charge, RedisStore, Remote, Reply, Scope, Store};
 use tower_fixed_window::{Decision, Key, ManualClock, MemoryStore, Quota, Quotas, StoreError};
 
 use crate::conformance::connect;
@@ -48,8 +48,12 @@ impl Store for Crowd {
         self.store.adjust(adjust)
     }
 
-    fn reset(&self, account: Account<'_>) -> Reply<()> {
-        self.store.reset(account)
+    fn reset(&self, scope: &Scope, key: &Key) -> Reply<()> {
+        self.store.reset(scope, key)
+    }
+
+    fn remote(&self) -> Option<&Remote> {
+        self.store.remote()
     }
 }
 

@@ -270,7 +270,7 @@ async fn tls() {
 async fn a_user_of_few_rights() {
     let Some(server) = Server::start() else { return };
     let rights = "on >secret resetkeys ~tfw1:* nocommands +evalsha +script|load +time +hincrby +hmget \
-                  +hset +pexpiretime +pexpireat +hdel";
+                  +hset +pexpiretime +pexpireat +del";
     let mut command = vec!["ACL", "SETUSER", "limiter"];
     command.extend(rights.split_whitespace());
     server.ask::<String>(&command);

@@ -352,7 +352,11 @@ impl Call {
         {
             hand.left -= u64::from(waiter.send(Ok(one.clone())).is_ok());
         }
-        Heat { heat, taken: now }.set(&mut entries, quota);
+        // What a reset would not find is not kept.
+        let known = front.0.notes.know(scope, quota);
+        if known {
+            Heat { heat, taken: now }.set(&mut entries, quota);
+        }
         let reset = front.mark(&entries).load(Ordering::Relaxed) >> 32 != sent.mark >> 32;
         if reset || now >= hand.dies {
             // The rest is of a count that is gone.
@@ -367,7 +371,8 @@ impl Call {
             hand.limit = hand.limit.max(last.limit);
             hand.used = hand.used.max(last.used);
         }
-        if hand.left > 0 && !self.of.look_after(self.id, &self.charge, now, quota)
+        if !known
+            || hand.left > 0 && !self.of.look_after(self.id, &self.charge, now, quota)
             || !hand.set(&mut entries, quota)
         {
             excess += hand.left;
@@ -403,8 +408,7 @@ impl Fronted {
             account.scope().observe().lease_returned(tokens);
             let adjust = Adjust::refund(account, tokens, decision);
             self.forgetting(
-                account,
-                Change::Refund,
+                Change::Refund(account.to_owned()),
                 self.guard.ask(account.scope(), |store| store.adjust(adjust)),
             )
             .detach();

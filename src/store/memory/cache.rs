@@ -1,7 +1,7 @@
 //! The store's table as a cache: single entries of a key, under names of the caller's own, that
 //! hold two numbers until a time. What finds no room is forgotten, which a cache may.
 
-use super::{Account, Home, MemoryStore, MutexGuard, Place, Shard, State, fmix64};
+use super::{Account, Home, Key, MemoryStore, MutexGuard, Place, Scope, Shard, State, fmix64};
 
 /// All entries of a key, under the lock that they share.
 pub(crate) struct Entries<'a> {
@@ -21,7 +21,12 @@ impl MemoryStore {
     /// The entries of an account's key. Nothing else may be counted in a store that is used so.
     #[inline]
     pub(crate) fn entries(&self, account: &Account<'_>) -> Entries<'_> {
-        let (now, shard, home) = self.find(account);
+        self.entries_of(account.scope(), account.key())
+    }
+
+    #[inline]
+    pub(crate) fn entries_of(&self, scope: &Scope, key: &Key) -> Entries<'_> {
+        let (now, shard, home) = self.find_key(scope, key);
         Entries { now, shard, home }
     }
 }

@@ -1,0 +1,166 @@
+//! A reset forgets a key under whatever quotas it was charged, and says so where it can't. A peek
+//! never answers by quotas that nobody named (S12).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::routing::any;
+use http::StatusCode;
+use tower::ServiceExt;
+use tower_fixed_window::key::header;
+use tower_fixed_window::store::Store;
+use tower_fixed_window::testing::block_on;
+use tower_fixed_window::{
+    FixedWindowLayer, Key, Limiter, ManualClock, MemoryStore, Quota, Quotas, StoreError,
+};
+
+use crate::support::{ANSWERS, Mood, NOW_MS, TestStore, get};
+
+const FREE: Quota = Quota::per_minute(1);
+
+/// One request an hour and two a day, on grids of the caller's own.
+fn pro() -> Quotas {
+    Quota::per_hour(1).staggered().and(Quota::per_day(2).from_first_request())
+}
+
+async fn status(app: &Router) -> StatusCode {
+    let mut request = get("/");
+    request.headers_mut().insert("x-user", "alice".parse().expect("a value"));
+    app.clone().oneshot(request).await.expect("infallible").status()
+}
+
+fn app(layer: &FixedWindowLayer) -> Router {
+    Router::new().fallback(any(async || "hello")).layer(layer.clone())
+}
+
+/// The key of the header, as the layer has it.
+fn alice() -> Key {
+    Key::secret("alice")
+}
+
+#[tokio::test]
+async fn a_caller_whose_plan_is_chosen_per_request_is_free_after_a_reset() {
+    for mood in ANSWERS {
+        let layer = FixedWindowLayer::new(FREE)
+            .key(header("x-user"))
+            .store(TestStore::new(mood))
+            .quota_fn(|_, _| pro());
+        let app = app(&layer);
+        assert_eq!([status(&app).await, status(&app).await], [200, 429]);
+        layer.handle().reset(alice()).await.expect("memory");
+        assert_eq!(status(&app).await, 200, "{mood:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_reset_also_forgets_what_was_counted_before_the_quotas_were_changed() {
+    for mood in ANSWERS {
+        let store = TestStore::new(mood);
+        let layer = FixedWindowLayer::new(FREE).key(header("x-user")).store(store);
+        let (app, handle) = (app(&layer), layer.handle());
+        assert_eq!([status(&app).await, status(&app).await], [200, 429]);
+        handle.set_quotas(pro());
+        assert_eq!([status(&app).await, status(&app).await], [200, 429]);
+        handle.reset(alice()).await.expect("memory");
+        assert_eq!(status(&app).await, 200, "{mood:?}");
+        handle.set_quotas(FREE);
+        assert_eq!(status(&app).await, 200, "{mood:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_limiter_resets_what_check_with_has_charged_through_whatever_clone_of_the_store() {
+    for mood in ANSWERS {
+        let store: Arc<dyn Store> = Arc::new(TestStore::new(mood));
+        let limiter = |store: &Arc<dyn Store>| Limiter::new(FREE).name("api").store(store.clone());
+        let (one, other) = (limiter(&store), limiter(&Arc::clone(&store)));
+        let check = async || one.check_with("alice", pro(), 1).await.expect("memory").allowed();
+        assert!(check().await && !check().await && !check().await);
+        other.reset("alice").await.expect("memory");
+        assert!(check().await, "{mood:?}");
+    }
+}
+
+#[test]
+fn a_key_that_shares_an_overflow_entry_gets_an_error_and_not_an_ok_that_did_nothing() {
+    let store = MemoryStore::with_max_keys(1).clock(ManualClock::at_ms(NOW_MS));
+    let limiter = Limiter::new(Quota::per_hour(3)).store(store);
+    for key in 0..200_u64 {
+        let _ = block_on(limiter.check(key)).expect("memory");
+    }
+    while block_on(limiter.check("late")).expect("memory").allowed() {}
+    let error = block_on(limiter.reset("late")).expect_err("its count is not its own");
+    assert!(error.to_string().contains("shares a count with others"), "{error}");
+    assert!(!block_on(limiter.check("late")).expect("memory").allowed());
+    // Who has an entry of its own is forgotten, as ever.
+    block_on(limiter.reset(0_u64)).expect("its own entry");
+    assert_eq!(block_on(limiter.peek(0_u64)).expect("memory").used(), 0);
+}
+
+#[test]
+fn past_the_windows_that_a_scope_is_known_by_a_reset_is_an_error() {
+    let store = MemoryStore::with_clock(ManualClock::at_ms(NOW_MS));
+    let made_up = Limiter::new(FREE).name("made-up").store(store.clone());
+    let window = |n| Quota::new(1, Duration::from_secs(n));
+    for n in 1..=64 {
+        assert!(block_on(made_up.check_with("alice", window(n), 1)).expect("memory").allowed());
+    }
+    block_on(made_up.reset("alice")).expect("all are known");
+    for n in 1..=65 {
+        let fresh = block_on(made_up.check_with("alice", window(n), 1)).expect("memory").allowed();
+        assert!(fresh, "{n} seconds");
+    }
+    let error = block_on(made_up.reset("alice")).expect_err("one is not known");
+    assert!(error.to_string().contains("different windows"), "{error}");
+    // Another scope has nothing to do with it.
+    let other = Limiter::new(FREE).name("other").store(store);
+    assert!(block_on(other.check("alice")).expect("memory").allowed());
+    block_on(other.reset("alice")).expect("one counter");
+    assert!(block_on(other.check("alice")).expect("memory").allowed());
+}
+
+#[test]
+fn a_scope_that_has_counted_in_one_store_is_known_to_the_next_one_too() {
+    let limiter = Limiter::new(FREE).name("moved");
+    for _ in 0..3 {
+        let store = MemoryStore::with_clock(ManualClock::at_ms(NOW_MS));
+        let limiter = limiter.clone().store(store);
+        assert!(block_on(limiter.check("alice")).expect("memory").allowed());
+        block_on(limiter.reset("alice")).expect("memory");
+        assert!(block_on(limiter.check("alice")).expect("memory").allowed());
+    }
+}
+
+#[tokio::test]
+async fn a_peek_from_outside_names_its_quotas_where_they_differ_per_request() {
+    let store = TestStore::new(Mood::Now);
+    let layer = FixedWindowLayer::new(FREE).key(header("x-user")).store(store);
+    // Also a handle that was taken before.
+    let before = layer.handle();
+    assert_eq!(before.peek(alice()).await.expect("memory").limit(), 1);
+    let layer = layer.quota_fn(|_, _| pro());
+    let app = app(&layer);
+    assert_eq!(status(&app).await, 200);
+    for handle in [before, layer.handle()] {
+        let error: StoreError = handle.peek(alice()).await.expect_err("by which quotas?");
+        assert!(error.to_string().contains("peek_with"), "{error}");
+        let standing = handle.peek_with(alice(), pro()).await.expect("memory");
+        assert_eq!((standing.limit(), standing.used()), (1, 1));
+    }
+}
+
+#[test]
+fn a_store_behind_a_pointer_is_as_near_or_as_far_as_itself() {
+    let near = MemoryStore::new();
+    let shared: Arc<dyn Store> = Arc::new(near.clone());
+    assert!(near.remote().is_none() && shared.remote().is_none());
+    let boxed: Box<dyn Store> = Box::new(shared);
+    assert!(boxed.remote().is_none() && !boxed.is_shared());
+
+    let far = TestStore::new(Mood::Later);
+    let shared: Arc<dyn Store> = Arc::new(far.clone());
+    let spent = Limiter::new(FREE).store(far.remote().expect("remote").fallback().clone());
+    assert!(block_on(spent.check("alice")).expect("memory").allowed());
+    assert_eq!(shared.remote().expect("remote").fallback().len(), 1, "the same memory");
+}
