@@ -10,6 +10,7 @@ use crate::decision::Decision;
 use crate::headers::Fixed;
 use crate::key::Key;
 use crate::limiter::Limiter;
+use crate::line::Line;
 use crate::options::Options;
 use crate::quota::Quotas;
 use crate::rejection::prepare;
@@ -24,6 +25,7 @@ pub(crate) struct Live {
     /// Whether it was switched at run time, and how.
     shadow: AtomicU8,
     pub(crate) closing: Closing,
+    pub(crate) line: Arc<Line>,
 }
 
 const AS_BUILT: u8 = 0;
@@ -37,6 +39,7 @@ impl Live {
             quotas: Mutex::new(quotas),
             shadow: AtomicU8::new(AS_BUILT),
             closing: Closing::default(),
+            line: Arc::default(),
         }
     }
 
