@@ -2,7 +2,7 @@
 
 use std::convert::Infallible;
 use std::fmt::{self, Write};
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -49,7 +49,10 @@ use crate::store::{Account, Charge, Reply, Scope, StoreError};
 /// ```
 ///
 /// A caller without a key gets 400 or 500 as from the layers; if a store fails, 503 with
-/// `retry-after`.
+/// `retry-after`. All layers are asked at once.
+///
+/// Each request costs a read per layer, in a remote store a call of it, and none is counted: give this
+/// route a limit of its own, by address for instance.
 #[derive(Clone)]
 pub struct RateLimitEndpoint {
     resources: Vec<Resource>,
@@ -160,10 +163,10 @@ impl<B> Service<Request<B>> for RateLimitEndpoint {
 const JSON: &str = "application/json; charset=utf-8";
 
 /// The standing under each resource, as JSON: names need no escaping.
-async fn tell(replies: Vec<(Scope, Reply<Decision>)>) -> Result<String, StoreError> {
+async fn tell(asked: Vec<(Scope, Reply<Decision>)>) -> Result<String, StoreError> {
+    let (scopes, replies): (Vec<_>, Vec<_>) = asked.into_iter().unzip();
     let (mut all, mut rate) = (String::new(), String::new());
-    for (i, (scope, reply)) in replies.into_iter().enumerate() {
-        let decision = reply.await?;
+    for (i, (scope, decision)) in scopes.iter().zip(join(replies).await?).enumerate() {
         let standing = format!(
             r#"{{"limit":{},"used":{},"remaining":{},"reset":{}}}"#,
             decision.limit(),
@@ -179,6 +182,23 @@ async fn tell(replies: Vec<(Scope, Reply<Decision>)>) -> Result<String, StoreErr
         }
     }
     Ok(format!(r#"{{"resources":{{{all}}},"rate":{rate}}}"#))
+}
+
+/// The answers of all stores, or the first failure. They are asked at once.
+async fn join(mut replies: Vec<Reply<Decision>>) -> Result<Vec<Decision>, StoreError> {
+    let mut decisions: Vec<Option<Decision>> = vec![None; replies.len()];
+    poll_fn(|cx| {
+        for (reply, decision) in replies.iter_mut().zip(&mut decisions) {
+            if decision.is_none()
+                && let Poll::Ready(answer) = Pin::new(reply).poll(cx)
+            {
+                *decision = Some(answer?);
+            }
+        }
+        if decisions.contains(&None) { Poll::Pending } else { Poll::Ready(Ok(())) }
+    })
+    .await?;
+    Ok(decisions.into_iter().flatten().collect())
 }
 
 impl fmt::Debug for RateLimitEndpoint {

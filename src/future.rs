@@ -12,12 +12,10 @@ use http::{Request, Response};
 use pin_project_lite::pin_project;
 use tower_service::Service;
 
-use crate::decision::Decision;
 use crate::rejection::Reject;
-use crate::store::Reply;
-use crate::ticket::{Refusal, Ticket, Verdict};
+use crate::ticket::{Refusal, Ticket, Undecided, Verdict};
 use crate::timer::{Closed, Wait};
-use crate::upload::Rest;
+use crate::upload::{Drain, Rest};
 
 pin_project! {
     /// The response of [`FixedWindow`](crate::FixedWindow).
@@ -37,11 +35,14 @@ pin_project! {
     #[project = StateProj]
     enum State<S, B, F> {
         /// The store has not answered yet. The service that was made ready waits with the request.
-        Deciding { reply: Reply<Decision>, held: Option<Held<S, B>> },
+        Deciding { reply: Undecided, held: Option<Held<S, B>> },
         /// The request has a reservation, and holds nothing that others need.
         Waiting { wait: Wait, held: Option<Held<S, B>> },
-        /// It is due.
+        /// It is due, and waits for the service.
         Readying { held: Option<Held<S, B>> },
+        /// The service was ready too late, and others who are late were there before it. It holds
+        /// nothing that they need.
+        Behind { held: Option<Held<S, B>> },
         Calling { #[pin] future: F },
         /// What the client is still sending is read first.
         Refused { refusal: Refusal, rest: Option<Rest<B>> },
@@ -61,7 +62,7 @@ where
 {
     pub(crate) fn deciding(
         ticket: Ticket<J>,
-        reply: Reply<Decision>,
+        reply: Undecided,
         service: S,
         request: Request<B>,
     ) -> Self {
@@ -78,29 +79,33 @@ where
         Self { state: State::Waiting { wait, held: Some(Held { service, request }) }, ticket }
     }
 
+    pub(crate) fn in_turn(ticket: Ticket<J>, service: S, request: Request<B>) -> Self {
+        Self { state: State::Readying { held: Some(Held { service, request }) }, ticket }
+    }
+
     #[inline]
     pub(crate) fn calling(ticket: Ticket<J>, future: S::Future) -> Self {
         Self { state: State::Calling { future }, ticket }
     }
 
-    pub(crate) fn refused(ticket: Ticket<J>, refusal: Refusal, parts: &Parts, body: B) -> Self
+    pub(crate) fn refused(mut ticket: Ticket<J>, refusal: Refusal, parts: &Parts, body: B) -> Self
     where
         B: 'static,
     {
-        Self { state: refuse(&ticket, refusal, parts, body), ticket }
+        Self { state: refuse(&mut ticket, refusal, parts, body), ticket }
     }
 }
 
 #[inline(always)]
 fn refuse<S, B: 'static, F, J>(
-    ticket: &Ticket<J>,
+    ticket: &mut Ticket<J>,
     refusal: Refusal,
     parts: &Parts,
     body: B,
 ) -> State<S, B, F> {
     ticket.refused(parts, &refusal);
-    let drain = ticket.shared().options.drain.as_ref();
-    State::Refused { refusal, rest: drain.and_then(|drain| drain.rest(parts, body)) }
+    let drains = &ticket.shared().options.drains;
+    State::Refused { refusal, rest: Drain::rest(drains, parts, body) }
 }
 
 #[inline]
@@ -114,6 +119,31 @@ where
 {
     ticket.calling(request.extensions_mut());
     State::Calling { future: service.call(request) }
+}
+
+/// What follows from a verdict, with a service that is ready.
+fn decided<S, B, J>(
+    ticket: &mut Ticket<J>,
+    verdict: Verdict,
+    mut service: S,
+    parts: Parts,
+    body: B,
+) -> State<S, B, S::Future>
+where
+    S: Service<Request<B>> + Clone,
+    B: 'static,
+{
+    match verdict {
+        Verdict::Pass => call(ticket, &mut service, Request::from_parts(parts, body)),
+        Verdict::PassIn(wait) => State::Waiting {
+            wait: Wait::new(wait, &ticket.shared().live.closing),
+            held: Some(Held {
+                service: service.clone(),
+                request: Request::from_parts(parts, body),
+            }),
+        },
+        Verdict::Refuse(refusal) => refuse(ticket, refusal, &parts, body),
+    }
 }
 
 impl<S, B, J, R> Future for ResponseFuture<S, B, J>
@@ -165,20 +195,11 @@ where
 {
     let next = match state.as_mut().project() {
         StateProj::Deciding { reply, held } => {
-            let answer = ready!(Pin::new(reply).poll(cx));
-            let Held { mut service, request } = held.take().expect(DONE);
+            let answer = ready!(reply.poll(cx));
+            let Held { service, request } = held.take().expect(DONE);
             let (parts, body) = request.into_parts();
-            match ticket.verdict(&parts, answer) {
-                Verdict::Pass => call(ticket, &mut service, Request::from_parts(parts, body)),
-                Verdict::PassIn(wait) => {
-                    let request = Request::from_parts(parts, body);
-                    State::Waiting {
-                        wait: Wait::new(wait, &ticket.shared().live.closing),
-                        held: Some(Held { service: service.clone(), request }),
-                    }
-                }
-                Verdict::Refuse(refusal) => refuse(ticket, refusal, &parts, body),
-            }
+            let verdict = ticket.verdict(&parts, answer);
+            decided(ticket, verdict, service, parts, body)
         }
         StateProj::Waiting { wait, held } => match ready!(wait.poll(cx)) {
             Ok(()) => State::Readying { held: held.take() },
@@ -189,10 +210,26 @@ where
             }
         },
         StateProj::Readying { held } => {
-            let service = &mut held.as_mut().expect(DONE).service;
-            ready!(service.poll_ready(cx))?;
+            ready!(held.as_mut().expect(DONE).service.poll_ready(cx))?;
             let Held { mut service, request } = held.take().expect(DONE);
-            call(ticket, &mut service, request)
+            if !ticket.is_late() {
+                call(ticket, &mut service, request)
+            } else if ticket.turn(cx).is_pending() {
+                State::Behind { held: Some(Held { service: service.clone(), request }) }
+            } else {
+                let (parts, body) = request.into_parts();
+                match ticket.ask_again(&parts) {
+                    Ok(verdict) => decided(ticket, verdict, service, parts, body),
+                    Err(reply) => {
+                        let request = Request::from_parts(parts, body);
+                        State::Deciding { reply, held: Some(Held { service, request }) }
+                    }
+                }
+            }
+        }
+        StateProj::Behind { held } => {
+            ready!(ticket.turn(cx));
+            State::Readying { held: held.take() }
         }
         StateProj::Calling { .. } | StateProj::Refused { .. } => return Poll::Ready(Ok(())),
     };
@@ -209,6 +246,7 @@ where
             State::Deciding { .. } => "ResponseFuture(deciding)",
             State::Waiting { .. } => "ResponseFuture(waiting)",
             State::Readying { .. } => "ResponseFuture(readying)",
+            State::Behind { .. } => "ResponseFuture(behind)",
             State::Calling { .. } => "ResponseFuture(calling)",
             State::Refused { .. } => "ResponseFuture(refused)",
         })

@@ -50,11 +50,18 @@ use crate::upload::Drain;
 /// # Refused uploads
 ///
 /// An HTTP/1 server closes a connection whose request was not read to its end, and a client that is
-/// still sending sees a broken pipe instead of its 429. So under axum up to 16 MiB of a refused
-/// request's body are read, and thrown away, before it is answered; under other servers where
-/// [`drain_refused`](Self::drain_refused) names the type of their bodies. A request that says it is
-/// longer, or asks first (`expect: 100-continue`), is answered at once; one of which nothing has
-/// come for a second, then (with the feature `tokio`, which `axum` implies).
+/// still sending sees a broken pipe instead of its 429. An HTTP/2 server resets the stream, and ends
+/// the whole connection when that has happened often (in hyper 1,024 times, if what the client still
+/// sends comes too late). So the rest of a refused request's body is read, and thrown away, before the
+/// request is answered: at most 16 MiB of it, for at most 30 s, and no longer than until nothing has
+/// come for a second (the times with the feature `tokio`, which `axum` implies). A request that says
+/// it is longer, or asks first (`expect: 100-continue`), is answered at once. A client that floods an
+/// HTTP/2 connection with uploads beyond these bounds still loses it; hyper's
+/// `max_local_error_reset_streams` sets how soon.
+///
+/// This works for axum's bodies. Those of other servers, and those that another layer has changed, are
+/// read where [`drain_refused`](Self::drain_refused) names their type. Under axum it suffices to apply
+/// the limit with a `Router::layer` of its own: each of these calls makes them axum's again.
 ///
 /// # Around a client
 ///
@@ -351,9 +358,13 @@ impl<J> FixedWindowLayer<J> {
         self
     }
 
-    /// CORS preflights (`OPTIONS` with `access-control-request-method`) pass without being counted.
-    /// A preflight carries no credentials, and a browser that is refused one reports a failure of
-    /// CORS, not a limit. Where a CORS layer answers them outside of this one, they never come here.
+    /// CORS preflights (`OPTIONS` with `origin` and `access-control-request-method`) pass without
+    /// being counted. A preflight carries no credentials, and a browser that is refused one reports a
+    /// failure of CORS, not a limit. Where a CORS layer answers them outside of this one, they never
+    /// come here.
+    ///
+    /// Any client can send both headers: what it marks as a preflight in this way has no limit. So use
+    /// this only if whatever answers `OPTIONS` inside of the limit is cheap.
     ///
     /// ```
     /// use tower_fixed_window::key::global;
@@ -367,7 +378,9 @@ impl<J> FixedWindowLayer<J> {
     /// #     let request = request.body(Body::empty()).unwrap();
     /// #     tower_fixed_window::testing::block_on(app.clone().oneshot(request)).unwrap()
     /// # };
-    /// let preflight = Request::options("/").header("access-control-request-method", "PUT");
+    /// let preflight = Request::options("/")
+    ///     .header("origin", "https://app.example")
+    ///     .header("access-control-request-method", "PUT");
     /// assert_eq!(ask(preflight).status(), 200);
     /// assert_eq!(ask(Request::put("/")).status(), 429);
     /// ```
@@ -505,7 +518,8 @@ impl<J> FixedWindowLayer<J> {
     }
 
     /// Gives the charge back when a request is dropped before its response: the client hung up, or
-    /// the handler panicked. Only where such requests cost nothing worth limiting: a client can
+    /// the handler or a closure of this layer panicked. A charge that a remote store is still deciding
+    /// is awaited and given back in the background (feature `tokio`). Only where such requests cost nothing worth limiting: a client can
     /// start work and hang up, again and again.
     ///
     /// ```
@@ -538,7 +552,10 @@ impl<J> FixedWindowLayer<J> {
     /// `max_wait`, in order of arrival. Who doesn't fit is refused as ever.
     ///
     /// A request that waits holds no place in the service inside; dropping it frees its place in
-    /// the queue. [`Handle::close_queue`] ends all waiting with 503, for a graceful shutdown.
+    /// the queue. If the service is not ready before the request's window has ended, the request takes
+    /// tokens anew, within what is left of its `max_wait`, or is refused: late requests never pass in a
+    /// burst. Those of one key do so in order of arrival in this process. [`Handle::close_queue`] ends
+    /// all waiting with 503, for a graceful shutdown.
     ///
     /// ```
     /// use std::time::Duration;
@@ -624,7 +641,8 @@ impl<J> FixedWindowLayer<J> {
     ///
     /// It is called once for a request, before the service is called or the refusal is made:
     /// whether the request passes, is refused, or waits for a window
-    /// ([`ready_after`](Decision::ready_after)). In [shadow mode](Self::shadow), too, where a
+    /// ([`ready_after`](Decision::ready_after)); a second time if one that has waited is refused
+    /// because the service was not ready in time. In [shadow mode](Self::shadow), too, where a
     /// request passes that the decision refuses. It is not called where there is no decision: for
     /// requests that are skipped or have no key, or while the store fails and nothing decides in its
     /// place ([`is_local`](Decision::is_local) if something does).
@@ -697,8 +715,32 @@ impl<J> FixedWindowLayer<J> {
         self
     }
 
-    /// Reads what is left of a refused HTTP/1 request, for servers whose request bodies are of type
-    /// `B`: see [above](Self#refused-uploads). axum's are read without this.
+    /// Reads what is left of a refused request whose body is of type `B`: see
+    /// [above](Self#refused-uploads). axum's are read without this. Called again, it adds a type.
+    ///
+    /// In a `ServiceBuilder`, a layer outside of the limit may have changed the type of the bodies:
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use axum::body::Body;
+    /// use tower::ServiceBuilder;
+    /// use tower_fixed_window::{FixedWindowLayer, Quota};
+    /// use tower_http::body::Limited;
+    /// use tower_http::limit::RequestBodyLimitLayer;
+    /// use tower_http::timeout::{RequestBodyTimeoutLayer, TimeoutBody};
+    ///
+    /// let layers = ServiceBuilder::new()
+    ///     .layer(RequestBodyTimeoutLayer::new(Duration::from_secs(10)))
+    ///     .layer(RequestBodyLimitLayer::new(1 << 20))
+    ///     .layer(
+    ///         FixedWindowLayer::new(Quota::per_minute(60))
+    ///             .drain_refused::<Limited<TimeoutBody<Body>>>(),
+    ///     );
+    /// # let _: axum::Router = axum::Router::new()
+    /// #     .route("/", axum::routing::post(async |body: String| body)).layer(layers);
+    /// ```
+    ///
+    /// Under hyper alone:
     ///
     /// ```
     /// use tower_fixed_window::key::global;
@@ -716,8 +758,8 @@ impl<J> FixedWindowLayer<J> {
     /// # };
     /// assert_eq!(ask(Request::post("/")).status(), 429);
     /// ```
-    pub fn drain_refused<B: Body + Unpin + 'static>(mut self) -> Self {
-        self.options.drain = Some(Drain::of::<B>());
+    pub fn drain_refused<B: Body + 'static>(mut self) -> Self {
+        self.options.drains.push(Drain::of::<B>());
         self
     }
 

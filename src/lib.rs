@@ -25,6 +25,7 @@ mod headers;
 pub mod key;
 mod layer;
 mod limiter;
+mod line;
 mod live;
 mod observe;
 mod options;

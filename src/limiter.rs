@@ -450,10 +450,6 @@ pub struct Receipt {
 }
 
 impl Receipt {
-    pub(crate) fn new(account: Account<'_>, decision: Decision) -> Self {
-        Self { account: account.to_owned(), decision }
-    }
-
     /// What was decided.
     pub fn decision(&self) -> &Decision {
         &self.decision

@@ -10,6 +10,7 @@ use crate::decision::Decision;
 use crate::headers::Fixed;
 use crate::key::Key;
 use crate::limiter::Limiter;
+use crate::line::Line;
 use crate::options::Options;
 use crate::quota::Quotas;
 use crate::rejection::prepare;
@@ -26,6 +27,7 @@ pub(crate) struct Live {
     /// Whether it was switched at run time, and how.
     shadow: AtomicU8,
     pub(crate) closing: Closing,
+    pub(crate) line: Arc<Line>,
 }
 
 const AS_BUILT: u8 = 0;
@@ -40,6 +42,7 @@ impl Live {
             by_request: AtomicBool::new(false),
             shadow: AtomicU8::new(AS_BUILT),
             closing: Closing::default(),
+            line: Arc::default(),
         }
     }
 

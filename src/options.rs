@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::header::ACCESS_CONTROL_REQUEST_METHOD;
+use http::header::{ACCESS_CONTROL_REQUEST_METHOD, ORIGIN};
 use http::request::Parts;
 use http::{Method, StatusCode, response};
 
@@ -38,17 +38,18 @@ pub(crate) struct Options {
     pub(crate) queue: Option<u64>,
     pub(crate) max_wait: Duration,
     pub(crate) on_store_failure: OnStoreFailure,
-    pub(crate) drain: Option<Drain>,
+    /// The bodies of refused requests that can be read.
+    pub(crate) drains: Vec<Drain>,
     pub(crate) status: StatusCode,
     pub(crate) headers: Headers,
 }
 
 /// axum's bodies can be read where axum is known.
-fn default_drain() -> Option<Drain> {
+fn default_drains() -> Vec<Drain> {
     #[cfg(feature = "axum")]
-    return Some(Drain::of::<axum::body::Body>());
+    return vec![Drain::of::<axum::body::Body>()];
     #[cfg(not(feature = "axum"))]
-    None
+    Vec::new()
 }
 
 impl Default for Options {
@@ -68,7 +69,7 @@ impl Default for Options {
             queue: None,
             max_wait: Duration::ZERO,
             on_store_failure: OnStoreFailure::default(),
-            drain: default_drain(),
+            drains: default_drains(),
             status: StatusCode::TOO_MANY_REQUESTS,
             headers: Headers::default(),
         }
@@ -81,6 +82,7 @@ impl Options {
     pub(crate) fn skips(&self, parts: &Parts) -> bool {
         let preflight = || {
             parts.method == Method::OPTIONS
+                && parts.headers.contains_key(ORIGIN)
                 && parts.headers.contains_key(ACCESS_CONTROL_REQUEST_METHOD)
         };
         self.skip_preflight && preflight() || self.skip.as_ref().is_some_and(|skip| skip(parts))

@@ -45,7 +45,7 @@ impl<J> Shared<J> {
     }
 
     #[cold]
-    fn policy(&self) -> Arc<Policy> {
+    pub(crate) fn policy(&self) -> Arc<Policy> {
         let mut policy = self.policy.lock().unwrap_or_else(PoisonError::into_inner);
         if !self.live.is_current(&policy) {
             let name = self.limiter.scope().name();
@@ -114,6 +114,11 @@ where
                 self.inner = unready.clone();
                 let request = Request::from_parts(parts, body);
                 ResponseFuture::waiting(ticket, wait, unready, request)
+            }
+            Asked::InTurn => {
+                let unready = self.inner.clone();
+                self.inner = unready.clone();
+                ResponseFuture::in_turn(ticket, unready, Request::from_parts(parts, body))
             }
             Asked::Later(reply) => {
                 let clone = self.inner.clone();

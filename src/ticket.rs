@@ -1,23 +1,26 @@
 //! One request's dealings with the limiter: who pays, what was charged, and how that is corrected
 //! when the response, or the end of the request, shows what it was.
 
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use http::request::Parts;
 use http::{Extensions, Response};
 
 use crate::cost::TrueCost;
-use crate::decision::Decision;
+use crate::decision::{Decision, Standing};
 use crate::headers;
 use crate::key::{Key, MissingKey};
-use crate::limiter::{Receipt, observe_decision};
-use crate::live::Policy;
+use crate::limiter::{Limiter, observe_decision};
+use crate::line::Place;
+use crate::live::{Live, Policy};
 use crate::observe::{self, Outcome};
 use crate::quota::Quotas;
 use crate::rejection::{Reason, Reject, Rejection};
 use crate::service::Shared;
-use crate::store::{Account, Charge, OnStoreFailure, Reply, StoreError};
+use crate::store::{Account, Charge, OnStoreFailure, OwnedAccount, Reply, StoreError};
 
 pub(crate) struct Ticket<J> {
     shared: Arc<Shared<J>>,
@@ -30,12 +33,16 @@ pub(crate) struct Ticket<J> {
     /// Whether to give it back if the request is dropped now.
     refund_on_drop: bool,
     shadow: bool,
+    /// Among those who may have to wait.
+    place: Option<Box<Place>>,
 }
 
 /// What the store says.
 pub(crate) enum Asked {
     Now(Verdict),
-    Later(Reply<Decision>),
+    Later(Undecided),
+    /// It is asked when those who came before have had their turn.
+    InTurn,
 }
 
 /// What becomes of a request.
@@ -66,6 +73,7 @@ impl<J> Ticket<J> {
             quotas: None,
             charged: None,
             refund_on_drop: false,
+            place: None,
         }
     }
 
@@ -94,14 +102,64 @@ impl<J> Ticket<J> {
             let queue = options.queue.filter(|_| !self.shadow);
             self.quotas = Some(Box::new(queue.map_or(quotas, |tokens| quotas.reserving(tokens))));
         }
-        let cost = options.cost_fn.as_ref().map_or(1, |cost_fn| cost_fn(parts));
-        let charge = Charge::new(self.account(), cost);
-        let may_wait = options.queue.is_some() && !self.shadow;
-        let charge = if may_wait { charge.reserving() } else { charge };
-        match self.shared.limiter.send(charge).into_now() {
-            Ok(answer) => Asked::Now(self.verdict(parts, answer)),
-            Err(later) => Asked::Later(later),
+        if let Some(tokens) = options.queue.filter(|_| !self.shadow) {
+            let place = Place::new(&self.shared.live.line, &self.key, tokens);
+            let behind = place.is_late();
+            self.place = Some(Box::new(place));
+            if behind {
+                return Asked::InTurn;
+            }
         }
+        match self.shared.limiter.send(self.charge(parts)).into_now() {
+            Ok(answer) => Asked::Now(self.verdict(parts, answer)),
+            Err(later) => Asked::Later(self.undecided(later)),
+        }
+    }
+
+    fn charge(&self, parts: &Parts) -> Charge<'_> {
+        let cost = self.shared.options.cost_fn.as_ref().map_or(1, |cost_fn| cost_fn(parts));
+        let charge = Charge::new(self.account(), cost);
+        if self.place.is_some() { charge.reserving() } else { charge }
+    }
+
+    /// Whether what it has waited for is over.
+    pub(crate) fn is_late(&self) -> bool {
+        self.place.as_ref().is_some_and(|place| place.is_late())
+    }
+
+    /// Ready when it may ask anew: those who were late before it go first.
+    pub(crate) fn turn(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        self.place.as_mut().map_or(Poll::Ready(()), |place| place.turn(cx))
+    }
+
+    /// Takes tokens of another window than the one that is over.
+    pub(crate) fn ask_again(&mut self, parts: &Parts) -> Result<Verdict, Undecided> {
+        // Other quotas may have windows that still run.
+        let returned = self.charged.take().map(|decision| self.settled(&decision, 0));
+        if self.quotas.is_none() {
+            self.policy = self.shared.policy();
+        }
+        self.place.iter_mut().for_each(|place| place.asks());
+        let limiter = &self.shared.limiter;
+        let reply = match returned.and_then(|reply| reply.into_now().err()) {
+            None => limiter.send(self.charge(parts)),
+            Some(returned) => {
+                let (limiter, charge) = (limiter.clone(), self.charge(parts).to_owned());
+                Reply::later(async move {
+                    let _counted_if_it_fails = returned.await;
+                    limiter.send(charge.as_charge()).await
+                })
+            }
+        };
+        reply.into_now().map(|answer| self.verdict(parts, answer)).map_err(|r| self.undecided(r))
+    }
+
+    /// A question under way, which is undone if the request is dropped, where that is promised.
+    fn undecided(&self, reply: Reply<Decision>) -> Undecided {
+        let always = self.shared.options.refund_dropped;
+        let undo = (always || self.place.is_some())
+            .then(|| Box::new(Undo { correction: self.correction(), always }));
+        Undecided { reply: Some(reply), sent: false, undo }
     }
 
     #[inline]
@@ -110,6 +168,7 @@ impl<J> Ticket<J> {
         parts: &Parts,
         answer: Result<Decision, StoreError>,
     ) -> Verdict {
+        let waited = self.place.as_ref().and_then(|place| place.has_waited());
         let options = &self.shared.options;
         let decision = match answer {
             Ok(decision) => decision,
@@ -126,14 +185,25 @@ impl<J> Ticket<J> {
             };
         }
         let wait = decision.ready_after();
-        if wait > options.max_wait {
+        if wait > options.max_wait.saturating_sub(waited.unwrap_or_default()) {
             self.settle(&decision, 0);
             return Verdict::Refuse(Refusal::RateLimited(decision.into_refusal()));
         }
-        self.charged = Some(decision);
-        self.charged.iter().for_each(|decision| self.decided(parts, decision));
+        // Before anything that may panic.
         self.refund_on_drop = !wait.is_zero() || options.refund_dropped;
-        if wait.is_zero() { Verdict::Pass } else { Verdict::PassIn(wait) }
+        self.charged = Some(decision);
+        // One that was told that it waits is told again only if it is refused.
+        if self.place.as_ref().is_none_or(|place| !place.reserved) {
+            self.charged.iter().for_each(|decision| self.decided(parts, decision));
+        }
+        if wait.is_zero() {
+            return Verdict::Pass;
+        }
+        if let (Some(place), Some(decision)) = (&mut self.place, &self.charged) {
+            place.hold(good_for(decision));
+            place.reserved = true;
+        }
+        Verdict::PassIn(wait)
     }
 
     /// The service is called: what was reserved is used now.
@@ -141,6 +211,7 @@ impl<J> Ticket<J> {
     pub(crate) fn calling(&mut self, extensions: &mut Extensions) {
         let options = &self.shared.options;
         self.refund_on_drop = options.refund_dropped;
+        self.place = None;
         if options.expose_decision {
             self.charged.clone().map(|decision| extensions.insert(decision));
         }
@@ -169,20 +240,22 @@ impl<J> Ticket<J> {
     /// Corrects the charge by what the response shows, and tells the standing.
     #[inline(never)]
     pub(crate) fn correct<R>(&mut self, mut response: Response<R>) -> Response<R> {
-        let Some(decision) = self.charged.take() else { return response };
-        if headers::is_refused_inside(&response) {
-            self.settle(&decision, 0);
+        if self.charged.is_none() {
             return response;
         }
+        if headers::is_refused_inside(&response) {
+            self.give_back();
+            return response;
+        }
+        // What was taken stays where it is given back from, as a closure may panic.
         let cost;
-        (response, cost) = self.true_cost(response, &decision);
-        self.charged = Some(match cost {
-            Some(cost) => {
-                self.settle(&decision, cost);
-                decision.with_cost(cost)
-            }
-            None => decision,
-        });
+        (response, cost) = self.true_cost(response);
+        if let Some(cost) = cost
+            && let Some(decision) = self.charged.take()
+        {
+            self.settle(&decision, cost);
+            self.charged = Some(decision.with_cost(cost));
+        }
         if !self.shadow {
             self.tell(&mut response);
         }
@@ -192,23 +265,18 @@ impl<J> Ticket<J> {
 
     /// The cost that the response shows, where it is another than was charged; one that is still
     /// adding up is settled when it is known.
-    fn true_cost<R>(
-        &self,
-        response: Response<R>,
-        decision: &Decision,
-    ) -> (Response<R>, Option<u64>) {
+    fn true_cost<R>(&self, response: Response<R>) -> (Response<R>, Option<u64>) {
         let (parts, body) = response.into_parts();
         let counts = self.shared.options.count_if.as_ref().is_none_or(|count_if| count_if(&parts));
         let reported = parts.extensions.get::<TrueCost>().filter(|_| self.shared.options.settle);
-        let cost = match reported {
+        let cost = match (reported, &self.charged) {
             _ if !counts => Some(0),
-            Some(cost) => cost.known().or_else(|| {
-                let limiter = self.shared.limiter.clone();
-                let receipt = Receipt::new(self.account(), decision.clone());
-                cost.settle_at_end(move |cost| limiter.settle(receipt, cost).detach());
+            (Some(cost), Some(decision)) => cost.known().or_else(|| {
+                let (correction, decision) = (self.correction(), decision.clone());
+                cost.settle_at_end(move |cost| correction.make(&decision, cost).detach());
                 None
             }),
-            None => None,
+            _ => None,
         };
         (Response::from_parts(parts, body), cost)
     }
@@ -222,7 +290,23 @@ impl<J> Ticket<J> {
 
     /// Corrects what was charged, without waiting for that (S14).
     fn settle(&self, decision: &Decision, actual: u64) {
-        self.shared.limiter.settle_account(self.account(), decision, actual).detach();
+        self.settled(decision, actual).detach();
+    }
+
+    fn settled(&self, decision: &Decision, actual: u64) -> Reply<()> {
+        match self.shared.live.is_current(&self.policy) {
+            true => self.shared.limiter.settle_account(self.account(), decision, actual),
+            false => self.correction().make(decision, actual),
+        }
+    }
+
+    /// How it is corrected later.
+    fn correction(&self) -> Correction {
+        Correction {
+            limiter: self.shared.limiter.clone(),
+            account: self.account().to_owned(),
+            live: self.quotas.is_none().then(|| Arc::clone(&self.shared.live)),
+        }
     }
 
     /// Tells the operator of a decision, and whoever else wants to know. It is where it stays, by
@@ -250,7 +334,8 @@ impl<J> Ticket<J> {
 
     /// A request does not pass.
     #[inline]
-    pub(crate) fn refused(&self, parts: &Parts, refusal: &Refusal) {
+    pub(crate) fn refused(&mut self, parts: &Parts, refusal: &Refusal) {
+        self.place = None;
         let observed = self.shared.limiter.scope().observe();
         match refusal {
             Refusal::RateLimited(decision) => self.decided(parts, decision),
@@ -305,5 +390,70 @@ impl<J> Drop for Ticket<J> {
         if self.refund_on_drop {
             self.give_back();
         }
+    }
+}
+
+/// For how long after it was decided a reservation is that of a window which is not over.
+fn good_for(decision: &Decision) -> Duration {
+    let until = decision.standings().iter().map(Standing::refundable_until).min();
+    // One less: it was a fraction of a millisecond later than the store says.
+    let left = until.unwrap_or(0).saturating_sub(decision.now_ms()).saturating_sub(1);
+    Duration::from_millis(left.max(0) as u64)
+}
+
+/// Corrects a charge after its request has ended.
+struct Correction {
+    limiter: Limiter,
+    account: OwnedAccount,
+    /// Whose limits hold, if they were changed meanwhile; not where the request had its own.
+    live: Option<Arc<Live>>,
+}
+
+impl Correction {
+    fn make(self, decision: &Decision, actual: u64) -> Reply<()> {
+        let account = match self.live {
+            Some(live) => self.account.updated(&live.quotas()),
+            None => self.account,
+        };
+        self.limiter.settle_account(account.as_account(), decision, actual)
+    }
+}
+
+/// A question that the store has not answered yet. If nobody waits for the answer any more, one that
+/// was not sent is withdrawn, and the tokens of one that was are given back (S14).
+pub(crate) struct Undecided {
+    reply: Option<Reply<Decision>>,
+    sent: bool,
+    undo: Option<Box<Undo>>,
+}
+
+struct Undo {
+    correction: Correction,
+    /// Also what need not have waited.
+    always: bool,
+}
+
+impl Undecided {
+    pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Decision, StoreError>> {
+        self.sent = true;
+        let reply = self.reply.as_mut().expect("polled after it was done");
+        let answer = ready!(Pin::new(reply).poll(cx));
+        self.reply = None;
+        Poll::Ready(answer)
+    }
+}
+
+impl Drop for Undecided {
+    fn drop(&mut self) {
+        let Some(reply) = self.reply.take().filter(|_| self.sent) else { return };
+        let Some(Undo { correction, always }) = self.undo.take().map(|undo| *undo) else { return };
+        let undone = Reply::later(async move {
+            let decision = reply.await?;
+            if decision.allowed() && (always || decision.ready_at_ms().is_some()) {
+                correction.make(&decision, 0).await?;
+            }
+            Ok(())
+        });
+        undone.detach();
     }
 }

@@ -12,7 +12,7 @@ use tower_fixed_window::key::{extension, global, header};
 use tower_fixed_window::{FixedWindowLayer, OnStoreFailure, Quota, RateLimitEndpoint};
 
 use crate::clients::{hello, serve_hyper};
-use crate::support::{ANSWERS, Mood, TestStore, client, get, per_minute, serve};
+use crate::support::{ANSWERS, FarStore, Mood, TestStore, client, get, per_minute, serve};
 
 /// Status and body.
 async fn ask<S, B>(service: &S, request: Request<Body>) -> (StatusCode, String)
@@ -218,4 +218,20 @@ async fn a_store_that_fails_is_a_503_unless_memory_stands_in() {
 #[should_panic(expected = "a rate limit is shown by its name: write .name(\"core\")")]
 fn a_layer_without_a_name_can_not_be_shown() {
     let _ = RateLimitEndpoint::new([&per_minute(5, Mood::Now)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn it_asks_all_layers_at_once() {
+    let store = FarStore::new(|| 50);
+    let layer = |name: &str| {
+        FixedWindowLayer::new(Quota::per_hour(9)).key(global()).name(name).store(store.clone())
+    };
+    let layers = ["a", "b", "c", "d", "e"].map(layer);
+    let start = tokio::time::Instant::now();
+    let (status, json) = ask(&RateLimitEndpoint::new(&layers), get("/")).await;
+    assert_eq!(status, StatusCode::OK);
+    let names: Vec<_> =
+        json.split('"').filter(|name| matches!(name.as_bytes(), [b'a'..=b'z'])).collect();
+    assert_eq!(names, ["a", "b", "c", "d", "e"]);
+    assert_eq!(start.elapsed().as_millis(), 100, "the time of one");
 }

@@ -199,6 +199,12 @@ async fn an_outer_layer_replaces_an_inner_ones_fields_only_if_it_is_tighter() {
 
         let same = app().layer(hourly).layer(per_minute(4, mood).name("outer"));
         assert_fields(&ask(&same).await, ["5", "3", "2", HOUR_END], Some("hourly"));
+
+        // As many remain, and reset at the same time: the inner one's stay.
+        let dear = per_minute(7, mood).name("dear").cost_fn(|_| 4);
+        let cheap = per_minute(4, mood).name("cheap");
+        let tie = app().layer(dear).layer(cheap);
+        assert_fields(&ask(&tie).await, ["7", "3", "4", RESET], Some("dear"));
     }
 }
 

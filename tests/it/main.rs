@@ -2,6 +2,7 @@
 
 mod client_ip;
 mod clients;
+mod dropped;
 mod endpoint;
 mod fields;
 mod forgery;
@@ -11,6 +12,7 @@ mod forgery;
 mod github;
 mod header_keys;
 mod keys;
+mod late;
 mod layout;
 mod memory;
 mod messages;

@@ -444,9 +444,11 @@ async fn a_preflight_is_neither_counted_nor_refused_where_it_is_exempted() {
         assert_eq!(response.status(), 200);
         assert_eq!(response.headers(), &HeaderMap::new());
         // An OPTIONS request that is no preflight is a request.
-        let options = Request::options("/").body(Body::empty()).expect("a request");
-        let Ok(response) = service.oneshot(options).await;
-        assert_eq!(response.status(), 429);
+        for field in ["accept", "origin", "access-control-request-method"] {
+            let options = Request::options("/").header(field, "PUT").body(Body::empty());
+            let Ok(response) = service.clone().oneshot(options.expect("a request")).await;
+            assert_eq!(response.status(), 429, "with {field} alone");
+        }
     }
 }
 
@@ -472,4 +474,67 @@ async fn what_is_undecided_at_the_end_of_a_window_is_returned_to_no_other() {
     gate.0.add_permits(1);
     new.await.expect("no panic").expect("infallible");
     assert_eq!(peeked(&handle).await, 0);
+}
+
+/// A layer whose requests cost what their metered bodies say, and its clock.
+fn metered(quota: Quota) -> (FixedWindowLayer, ManualClock) {
+    let clock = ManualClock::at_ms(NOW_MS);
+    let store = MemoryStore::with_clock(clock.clone());
+    let layer = FixedWindowLayer::new(quota).key(global()).store(store);
+    (layer.settle_true_cost(), clock)
+}
+
+/// The answer to a request whose body costs 35, and is still being sent.
+async fn streamed(layer: &FixedWindowLayer) -> Response<Body> {
+    let service = layer.layer(service_fn(async |_: Request<Body>| {
+        Ok::<_, std::convert::Infallible>(streaming(35))
+    }));
+    let Ok(response) = service.oneshot(get("/")).await;
+    assert_eq!(response.status(), 200);
+    response
+}
+
+async fn end(response: Response<Body>) {
+    axum::body::to_bytes(response.into_body(), usize::MAX).await.expect("chunks");
+}
+
+#[tokio::test]
+async fn a_metered_cost_is_settled_under_the_plan_that_its_request_had() {
+    let (layer, clock) = metered(Quota::per_minute(1_000));
+    let layer = layer.quota_fn(|_, _| Quota::per_minute(10));
+    end(streamed(&layer).await).await;
+    // 25 of debt: gone in three windows of 10, not in the next of 1,000.
+    for (minute, status) in [(1, 429), (2, 429), (3, 200)] {
+        clock.set_ms(NOW_MS + minute * 60_000);
+        assert_eq!(call(&mut service!(layer.clone()), "/").await.status(), status);
+    }
+}
+
+#[tokio::test]
+async fn a_correction_follows_a_limit_that_was_changed_meanwhile() {
+    for (before, after, next) in [(1_000, 10, 429), (10, 1_000, 200)] {
+        let (layer, clock) = metered(Quota::per_minute(5));
+        let handle = layer.handle();
+        handle.set_quotas(Quota::per_minute(before));
+        let response = streamed(&layer).await;
+        handle.set_quotas(Quota::per_minute(after));
+        end(response).await;
+        clock.set_ms(NOW_MS + 60_000);
+        // What is left of it shows under the smaller one.
+        handle.set_quotas(Quota::per_minute(10));
+        assert_eq!(call(&mut service!(layer), "/").await.status(), next, "{before}, {after}");
+    }
+}
+
+#[tokio::test]
+async fn what_is_known_with_the_response_follows_a_limit_that_was_changed_meanwhile() {
+    let (layer, clock) = metered(Quota::per_minute(1_000));
+    let gate = Gate::new();
+    let request = tokio::spawn(gate.service(&layer).oneshot(get("/cost/35")));
+    corrected().await;
+    layer.handle().set_quotas(Quota::per_minute(10));
+    gate.0.add_permits(1);
+    let Ok(_) = request.await.expect("no panic");
+    clock.set_ms(NOW_MS + 60_000);
+    assert_eq!(call(&mut service!(layer), "/").await.status(), 429);
 }

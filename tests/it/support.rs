@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Once};
 use std::time::Duration;
 
@@ -11,12 +12,13 @@ use axum::Router;
 use axum::body::Body;
 use http::{Request, Response};
 use tokio::net::TcpListener;
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 use tokio::task::yield_now;
+use tokio::time::{Instant, sleep};
 use tower_fixed_window::key::global;
 use tower_fixed_window::store::{Adjust, Charge, Remote, Reply, Scope, Store};
 use tower_fixed_window::{
-    Decision, FixedWindowLayer, Key, ManualClock, MemoryStore, Quota, StoreError,
+    Clock, Decision, FixedWindowLayer, Key, ManualClock, MemoryStore, Quota, StoreError,
 };
 use tracing_subscriber::filter::dynamic_filter_fn;
 use tracing_subscriber::{Layer as _, fmt, layer::SubscriberExt, util::SubscriberInitExt};
@@ -221,4 +223,79 @@ pub(crate) async fn serve(app: Router) -> SocketAddr {
 /// A client that keeps its connections, and asks no proxy.
 pub(crate) fn client() -> reqwest::Client {
     reqwest::Client::builder().no_proxy().build().expect("a client")
+}
+
+/// A store that is some milliseconds away in each direction, on wall time that goes with tokio's.
+/// What was sent to it happens, whether or not anybody waits for the answer.
+#[derive(Clone)]
+pub(crate) struct FarStore {
+    pub(crate) memory: MemoryStore,
+    delay: Arc<dyn Fn() -> u64 + Send + Sync>,
+    /// Charges that were sent.
+    pub(crate) sent: Arc<AtomicUsize>,
+}
+
+impl FarStore {
+    pub(crate) fn new(delay: impl Fn() -> u64 + Send + Sync + 'static) -> Self {
+        let memory = MemoryStore::with_clock(Paused::new());
+        Self { memory, delay: Arc::new(delay), sent: Arc::default() }
+    }
+
+    fn send<T: Send + 'static>(
+        &self,
+        ask: impl FnOnce(&MemoryStore) -> Reply<T> + Send + 'static,
+    ) -> Reply<T> {
+        let (memory, delay) = (self.memory.clone(), Arc::clone(&self.delay));
+        Reply::later(async move {
+            let (answer, answered) = oneshot::channel();
+            tokio::spawn(async move {
+                sleep(Duration::from_millis(delay())).await;
+                let decided = ask(&memory).await;
+                sleep(Duration::from_millis(delay())).await;
+                let _nobody_waits = answer.send(decided);
+            });
+            answered.await.expect("an answer")
+        })
+    }
+}
+
+impl Store for FarStore {
+    fn charge(&self, charge: Charge<'_>) -> Reply<Decision> {
+        let (charge, sent) = (charge.to_owned(), Arc::clone(&self.sent));
+        self.send(move |memory| {
+            sent.fetch_add(1, Ordering::SeqCst);
+            memory.charge(charge.as_charge())
+        })
+    }
+
+    fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {
+        let adjust = adjust.to_owned();
+        self.send(move |memory| memory.adjust(adjust.as_adjust()))
+    }
+
+    fn reset(&self, account: Account<'_>) -> Reply<()> {
+        let account = account.to_owned();
+        self.send(move |memory| memory.reset(account.as_account()))
+    }
+
+    fn deadline(&self) -> Option<Duration> {
+        None
+    }
+}
+
+/// Wall time that goes with tokio's: at first at the start of a minute.
+pub(crate) struct Paused(Instant);
+
+impl Paused {
+    pub(crate) const START_MS: u64 = 1_700_000_040_000;
+
+    pub(crate) fn new() -> Self {
+        Self(Instant::now())
+    }
+}
+
+impl Clock for Paused {
+    fn now_ms(&self) -> u64 {
+        Self::START_MS + self.0.elapsed().as_millis() as u64
+    }
 }

@@ -6,14 +6,25 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Poll};
+use std::time::Duration;
 
+use axum::Router;
 use axum::body::{Body, Bytes};
-use axum::{Router, routing::post};
+use axum::response::IntoResponse;
+use axum::routing::{Route, post};
 use futures_util::{StreamExt, stream};
 use http::{Request, StatusCode, Version};
+use hyper::body::Incoming;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper_util::server::conn::auto;
+use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
-use tower::{Layer, ServiceExt, service_fn};
+use tokio::net::{TcpListener, TcpStream};
+use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
+use tower_fixed_window::FixedWindow;
+use tower_http::decompression::{DecompressionBody, RequestDecompressionLayer};
+use tower_http::limit::RequestBodyLimitLayer;
+use tower_http::timeout::{RequestBodyTimeoutLayer, TimeoutBody};
 
 use crate::support::{ANSWERS, Mood, client, per_minute, serve};
 
@@ -115,11 +126,12 @@ async fn read_of_an_endless_body(version: Version, mood: Mood) -> u64 {
 }
 
 #[tokio::test]
-async fn an_endless_body_is_read_up_to_a_bound_and_not_at_all_over_http2() {
+async fn an_endless_body_is_read_up_to_a_bound() {
     for mood in ANSWERS {
-        let read = read_of_an_endless_body(Version::HTTP_11, mood).await;
-        assert!((16..=17).contains(&(read / MIB as u64)), "{read} bytes");
-        assert_eq!(read_of_an_endless_body(Version::HTTP_2, mood).await, 0);
+        for version in [Version::HTTP_11, Version::HTTP_2] {
+            let read = read_of_an_endless_body(version, mood).await;
+            assert!((16..=17).contains(&(read / MIB as u64)), "{read} bytes");
+        }
     }
 }
 
@@ -136,12 +148,39 @@ async fn a_client_that_waits_for_its_answer_in_the_middle_of_a_body_gets_it_afte
     }
 }
 
+/// When a request is refused whose client sends a byte every 0.9 s.
+async fn refused_after(bytes: usize, mood: Mood) -> f32 {
+    let start = tokio::time::Instant::now();
+    let frames = stream::iter(0..bytes).then(async |_| {
+        tokio::time::sleep(Duration::from_millis(900)).await;
+        Ok::<_, Infallible>("x")
+    });
+    let request = Request::post("/").body(Body::from_stream(frames)).expect("a request");
+    let refusing = per_minute(0, mood).layer(Router::new());
+    let response = refusing.oneshot(request).await.expect("infallible");
+    assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
+    start.elapsed().as_secs_f32()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_slow_upload_is_read_to_its_end_but_for_no_longer_than_half_a_minute() {
+    for mood in ANSWERS {
+        let short = refused_after(10, mood).await;
+        assert!((9.0..9.1).contains(&short), "{short} s: as long as it comes");
+        let endless = refused_after(16 * MIB, mood).await;
+        assert!((30.0..30.1).contains(&endless), "{endless} s: as long as one may take");
+    }
+}
+
 #[tokio::test]
 async fn bodies_of_other_servers_are_read_where_their_type_is_named() {
     for mood in ANSWERS {
-        for (layer, expected) in
-            [(per_minute(0, mood), false), (per_minute(0, mood).drain_refused::<Noting>(), true)]
-        {
+        let both = per_minute(0, mood).drain_refused::<Noting>().drain_refused::<Incoming>();
+        for (layer, expected) in [
+            (per_minute(0, mood), false),
+            (per_minute(0, mood).drain_refused::<Noting>(), true),
+            (both, true),
+        ] {
             let read = Arc::new(AtomicBool::new(false));
             let service = layer.layer(service_fn(async |_: Request<Noting>| {
                 Ok::<_, Infallible>(http::Response::new(Body::empty()))
@@ -153,6 +192,100 @@ async fn bodies_of_other_servers_are_read_where_their_type_is_named() {
             assert_eq!(read.load(Ordering::SeqCst), expected);
         }
     }
+}
+
+/// A server that refuses everything, under layers that change the type of its bodies.
+async fn refusing_under<L>(mood: Mood, outside: L) -> SocketAddr
+where
+    L: Layer<FixedWindow<Route>> + Clone + Send + Sync + 'static,
+    L::Service: Service<Request<Body>, Error = Infallible, Response: IntoResponse, Future: Send>
+        + Clone
+        + Send
+        + Sync
+        + 'static,
+{
+    let limit = per_minute(0, mood)
+        .drain_refused::<tower_http::body::Limited<Body>>()
+        .drain_refused::<TimeoutBody<Body>>()
+        .drain_refused::<DecompressionBody<Body>>();
+    let layers = ServiceBuilder::new().layer(outside).layer(limit);
+    serve(Router::new().route("/", post(async |body: Bytes| body)).layer(layers)).await
+}
+
+async fn reads_its_429(addr: SocketAddr) {
+    let upload = Bytes::from(vec![7; UPLOAD]);
+    for _ in 0..TRIES {
+        let request = client().post(format!("http://{addr}/")).body(upload.clone());
+        let response = request.send().await.expect("no broken pipe");
+        assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
+        assert!(response.text().await.expect("a body").contains("API rate limit exceeded"));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bodies_that_other_layers_have_changed_are_read_where_their_type_is_named() {
+    for mood in ANSWERS {
+        reads_its_429(refusing_under(mood, RequestBodyLimitLayer::new(12 * MIB)).await).await;
+        let timeout = RequestBodyTimeoutLayer::new(Duration::from_secs(60));
+        reads_its_429(refusing_under(mood, timeout).await).await;
+        reads_its_429(refusing_under(mood, RequestDecompressionLayer::new()).await).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bodies_that_other_layers_have_changed_are_read_under_a_layer_call_of_the_limits_own() {
+    for mood in ANSWERS {
+        let app = Router::new()
+            .route("/", post(async |body: Bytes| body))
+            .layer(per_minute(0, mood))
+            .layer(
+                ServiceBuilder::new()
+                    .layer(RequestBodyTimeoutLayer::new(Duration::from_secs(60)))
+                    .layer(RequestDecompressionLayer::new())
+                    .layer(RequestBodyLimitLayer::new(12 * MIB)),
+            );
+        reads_its_429(serve(app).await).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn three_thousand_refused_uploads_leave_an_http2_connection_as_it_was() {
+    let refusing = per_minute(0, Mood::Now);
+    let passed = Router::new().route("/passes", post(async |body: Bytes| body));
+    let app = Router::new().route("/", post(async |body: Bytes| body)).layer(refusing);
+    let connections = Arc::new(AtomicU64::new(0));
+    let addr = serve_counting(app.merge(passed), Arc::clone(&connections)).await;
+    let client = reqwest::Client::builder().no_proxy().http2_prior_knowledge().build();
+    let client = client.expect("a client");
+    let upload = Bytes::from(vec![7; 100_000]);
+    let refused = async || {
+        let request = client.post(format!("http://{addr}/")).body(upload.clone());
+        let response = request.send().await.expect("no broken connection");
+        assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
+        response.bytes().await.expect("a body");
+    };
+    stream::iter(0..3_000).for_each_concurrent(20, async |_| refused().await).await;
+    let request = client.post(format!("http://{addr}/passes")).body("hello");
+    assert_eq!(request.send().await.expect("an answer").status(), StatusCode::OK);
+    assert_eq!(connections.load(Ordering::SeqCst), 1);
+}
+
+/// Serves over HTTP/1 and HTTP/2, and counts the connections.
+async fn serve_counting(app: Router, connections: Arc<AtomicU64>) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let addr = listener.local_addr().expect("bound");
+    tokio::spawn(async move {
+        loop {
+            let (stream, _) = listener.accept().await.expect("a connection");
+            connections.fetch_add(1, Ordering::SeqCst);
+            let service = TowerToHyperService::new(app.clone());
+            tokio::spawn(async move {
+                let server = auto::Builder::new(TokioExecutor::new());
+                server.serve_connection(TokioIo::new(stream), service).await.map_err(drop)
+            });
+        }
+    });
+    addr
 }
 
 /// A body without frames that notes that it was asked for one.
