@@ -15,6 +15,7 @@ mod layout;
 mod memory;
 mod messages;
 mod mounts;
+mod operations;
 mod options;
 mod order;
 mod outbound;
