@@ -1,27 +1,26 @@
 //! `cargo run --example playground`
 //!
-//! A page that shows the limiter at work: windows that fill and turn, and the attack on the
-//! boundary between two of them, against four ways to lay windows.
+//! A page that shows the limiter at work: windows that fill and turn, and three experiments to
+//! predict and then try, among them the attack on the boundary between two windows.
 //!
 //! The page is `examples/playground/`: nothing in it is simulated. It sends requests to the limited
 //! routes below and shows what comes back; when to send is the browser's affair.
 //!
-//! `LIMIT` replaces the 5 requests, `WINDOW` the 10 seconds.
+//! `LIMIT` replaces the 5 requests, `WINDOW` the 10 seconds; both can be set in the page as well.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use axum::extract::State;
-use axum::http::StatusCode;
+use axum::extract::{Query, State};
 use axum::http::header::{CONTENT_SECURITY_POLICY, CONTENT_TYPE};
 use axum::http::request::Parts;
+use axum::http::{StatusCode, Uri};
 use axum::response::IntoResponse;
 use axum::{Extension, Json, Router, routing::get};
 use serde_json::{Map, Value, json};
 use tower_fixed_window::key::{header, peer_ip};
 use tower_fixed_window::{
-    Decision, FixedWindowLayer, Handle, Key, KeyExtractor, MemoryStore, Quota, Quotas,
+    Decision, FixedWindowLayer, Key, KeyExtractor, Limiter, MemoryStore, Quota, Quotas,
 };
 
 /// Everything comes from this server, and nothing inline is run.
@@ -35,30 +34,55 @@ fn visitor() -> impl KeyExtractor {
     header("x-visitor").or(peer_ip())
 }
 
-/// The limits that the page shows, by the name of their route.
-fn limits(limit: u64, window: Duration) -> [(&'static str, Quotas); 4] {
-    let aligned = Quota::new(limit, window);
-    let two = Quota::new(limit, window).and(Quota::new(limit, window).starting_at(window / 2));
-    let staggered = Quota::new(limit, window).staggered();
-    let first = Quota::new(limit, window).from_first_request();
-    [
-        ("aligned", aligned.into()),
-        ("two-at-once", two),
-        ("staggered", staggered.into()),
-        ("first-request", first.into()),
-    ]
+/// What is set in the page: requests, and seconds.
+#[derive(Clone, Copy, serde::Deserialize)]
+struct Setting {
+    limit: u64,
+    window: u64,
 }
 
-type Handles = Arc<[(&'static str, Handle)]>;
+impl Setting {
+    /// As the query has it, within what a page can show.
+    fn of(uri: &Uri, usual: Self) -> Self {
+        let Query(Self { limit, window }) = Query::try_from_uri(uri).unwrap_or(Query(usual));
+        Self { limit: limit.clamp(1, 20), window: window.clamp(4, 600) }
+    }
+
+    /// The limits that the page shows, by the name of their route.
+    fn limits(self) -> [(&'static str, Quotas); 4] {
+        let (limit, window) = (self.limit, Duration::from_secs(self.window));
+        let aligned = Quota::new(limit, window);
+        let two = Quota::new(limit, window).and(Quota::new(limit, window).starting_at(window / 2));
+        let staggered = Quota::new(limit, window).staggered();
+        let first = Quota::new(limit, window).from_first_request();
+        [
+            ("aligned", aligned.into()),
+            ("two-at-once", two),
+            ("staggered", staggered.into()),
+            ("first-request", first.into()),
+        ]
+    }
+}
+
+#[derive(Clone)]
+struct Playground {
+    usual: Setting,
+    store: MemoryStore,
+}
 
 /// How the visitor stands under each limit; asking costs nothing. It also tells the page how its
 /// clock differs from the server's.
-async fn standing(State(limits): State<Handles>, parts: Parts) -> Result<Json<Value>, StatusCode> {
+async fn standing(
+    State(playground): State<Playground>,
+    parts: Parts,
+) -> Result<Json<Value>, StatusCode> {
     let mut key = Key::default();
     visitor().extract(&parts, &mut key).map_err(|_| StatusCode::INTERNAL_SERVER_ERROR)?;
     let mut stands = Map::new();
-    for (name, handle) in limits.iter() {
-        let peek = handle.peek(key.clone()).await.map_err(|_| StatusCode::SERVICE_UNAVAILABLE)?;
+    for (name, quotas) in Setting::of(&parts.uri, playground.usual).limits() {
+        // The counters of the layer of that name.
+        let limiter = Limiter::new(quotas).name(name).store(playground.store.clone());
+        let peek = limiter.peek(key.clone()).await.map_err(|_| StatusCode::SERVICE_UNAVAILABLE)?;
         stands.insert(name.to_string(), told(&peek));
     }
     Ok(Json(stands.into()))
@@ -98,19 +122,19 @@ async fn script() -> impl IntoResponse {
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let setting = |name, usual| std::env::var(name).map_or(Ok(usual), |text| text.parse());
-    let (limit, window) = (setting("LIMIT", 5)?, Duration::from_secs(setting("WINDOW", 10)?));
+    let usual = Setting { limit: setting("LIMIT", 5)?, window: setting("WINDOW", 10)? };
     let addr = std::env::var("ADDR").unwrap_or_else(|_| "127.0.0.1:3000".into());
 
     // One store for all, so that no flood of invented names takes more than its half a megabyte.
     let store = MemoryStore::with_max_keys(10_000);
-    let (mut limited, mut handles) = (Router::new(), Vec::new());
-    for (name, quotas) in limits(limit, window) {
+    let mut limited = Router::new();
+    for (i, (name, quotas)) in usual.limits().into_iter().enumerate() {
         let layer = FixedWindowLayer::new(quotas)
             .name(name)
             .store(store.clone())
             .key(visitor())
+            .quota_fn(move |parts, _| Setting::of(&parts.uri, usual).limits()[i].1)
             .expose_decision();
-        handles.push((name, layer.handle()));
         limited = limited.route(&format!("/try/{name}"), get(passed).layer(layer));
     }
     let app = limited
@@ -118,7 +142,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         .route("/style.css", get(style))
         .route("/script.js", get(script))
         .route("/standing", get(standing))
-        .with_state(Handles::from(handles));
+        .with_state(Playground { usual, store });
 
     let listener = tokio::net::TcpListener::bind(addr).await?;
     let addr = listener.local_addr()?;

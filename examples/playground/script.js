@@ -25,14 +25,18 @@ function visitorsName() {
 }
 const visitor = visitorsName();
 
+// What is set in the page; at first the server's own limit and window.
+let setting = "";
+
 class Gone extends Error {}
 
 async function ask(path) {
   try {
     const sent = performance.now();
-    const response = await fetch(path, { headers: { "x-visitor": visitor }, cache: "no-store" });
+    const asked = setting;
+    const response = await fetch(path + asked, { headers: { "x-visitor": visitor }, cache: "no-store" });
     const body = await response.text();
-    return { response, body, passed: response.ok, sent, answered: performance.now() };
+    return { response, body, asked, passed: response.ok, sent, answered: performance.now() };
   } catch {
     throw new Gone();
   }
@@ -52,6 +56,7 @@ const clock = {
 // --- What it has told ---
 
 const limits = {}; // By name, for each of its quotas: the limit, what is used, the window's length and end.
+let told; // The setting that all this is about.
 const seen = {}; // By name, for each quota: by their ends, what was used and refused in its windows.
 let chosen = $("input:checked").value;
 
@@ -79,9 +84,15 @@ function note(name, i, ends, used, refused) {
 let next;
 async function look() {
   const answer = await ask("standing");
+  if (answer.asked !== setting) return; // Set anew meanwhile, so it is looked at again.
   const standing = Object.entries(JSON.parse(answer.body));
+  if (told !== setting) {
+    for (const [name] of standing) delete limits[name], delete seen[name];
+    told = setting;
+  }
   for (const [name, told] of standing) learn(name, told);
   clock.hear(standing[0][1].at, answer);
+  showSetting();
   const ends = Object.values(limits).flat().map((quota) => quota.ends);
   clearTimeout(next);
   next = setTimeout(attend, Math.max(20, Math.min(...ends) - clock.now() + 5), look);
@@ -91,8 +102,9 @@ async function look() {
 // One request. If it passed, the handler tells of the decision; a refusal tells in its fields.
 async function send(name) {
   const answer = { name, ...(await ask(`try/${name}`)) };
+  if (answer.passed) answer.told = JSON.parse(answer.body);
+  if (answer.asked !== told) return answer;
   if (answer.passed) {
-    answer.told = JSON.parse(answer.body);
     learn(name, answer.told);
     clock.hear(answer.told.at, answer);
   } else {
@@ -122,8 +134,9 @@ function draw() {
 
 function drawMeters() {
   const quotas = limits[chosen];
-  if (meters.dataset.of !== chosen) {
-    meters.dataset.of = chosen;
+  const of = `${chosen} ${quotas[0].limit}`;
+  if (meters.dataset.of !== of) {
+    meters.dataset.of = of;
     turns = [];
     meters.replaceChildren(...quotas.map(({ limit }, i) => {
       const panes = Array.from({ length: Math.min(limit, MOST_PANES) }, () => element("i"));
@@ -166,7 +179,7 @@ function tick() {
     const share = calm.matches ? (time * 1000) / window : left / window;
     $(".time i", meters.children[i]).style.transform = `scaleX(${Math.min(1, share)})`;
   });
-  if (run.running && run.end > clock.now()) {
+  if (running && run.end > clock.now()) {
     $(".aimed .result").textContent = `in ${seconds(run.end - clock.now())} s`;
   }
 }
@@ -228,8 +241,8 @@ function say(text, refused = false) {
   $("#said").classList.toggle("refused", refused);
 }
 
-async function click(requests) {
-  const answers = await Promise.all(Array.from({ length: requests }, () => send(chosen)));
+async function click(requests, name = chosen) {
+  const answers = await Promise.all(Array.from({ length: requests }, () => send(name)));
   const passed = answers.filter((answer) => answer.passed);
   const refused = answers.filter((answer) => !answer.passed);
   const field = ({ response }, name) => response.headers.get(name);
@@ -242,6 +255,7 @@ async function click(requests) {
     const left = Math.min(...answers.map((answer) => field(answer, "x-ratelimit-remaining")));
     say(`${requests > 1 ? `All ${requests} passed` : "Passed"}; ${left} left.`);
   }
+  return passed.length;
 }
 
 // Does it, and says so where there is no answer.
@@ -264,20 +278,16 @@ function choose(name) {
   draw();
 }
 
-// --- The boundary attack ---
-
-const HALF = 500; // From the boundary, in milliseconds: in which the requests are sent,
-const RANGE = 750; // what is drawn,
-const LEAD = 1000; // and what it takes to get ready.
+// --- Experiments ---
 
 class Stopped extends Error {}
 
-// The attack that runs, or ran last: its target, the boundary, the requests around it.
-let run = { shots: [], running: false };
+// The one that runs, with what stops it.
+let running;
 
-// Until the server's clock shows that time, or the attack is stopped.
+// Until the server's clock shows that time, or the experiment is stopped.
 function until(time) {
-  const { signal } = run.stop;
+  const { signal } = running;
   return new Promise((resolve, reject) => {
     const stop = () => reject(new Stopped());
     if (signal.aborted) return stop();
@@ -285,6 +295,92 @@ function until(time) {
     setTimeout(resolve, Math.max(0, time - clock.now()));
   });
 }
+
+// Runs it, with what the visitor has said. Its button stops it meanwhile, and no other one starts.
+async function perform(button, tell, work) {
+  const label = [...button.childNodes];
+  const others = $$("#experiments button").filter((other) => other !== button);
+  running = new AbortController();
+  others.forEach((other) => (other.disabled = true));
+  button.textContent = "Stop";
+  try {
+    tell(await work());
+  } catch (error) {
+    if (error instanceof Stopped) tell("Stopped.");
+    else if (error instanceof Gone) tell("The server does not answer.");
+    else throw error;
+  } finally {
+    running.abort();
+    running = undefined;
+    others.forEach((other) => (other.disabled = false));
+    button.replaceChildren(...label);
+  }
+}
+
+function experiment(form, work) {
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    if (running) return running.abort();
+    const said = new FormData(form).get("said");
+    const outcome = $(".outcome", form);
+    const tell = (text) => (outcome.textContent = text);
+    perform(event.submitter, tell, () => work(said, tell));
+  });
+}
+
+// Until nothing is spent under the limit, and its windows last for some time yet.
+async function fresh(name, lasting) {
+  for (;;) {
+    await look();
+    const isLate = ({ used, ends }) => isOpen(name, used) && ends - clock.now() < lasting;
+    const others = limits[name].filter((quota) => quota.used > 0 || isLate(quota));
+    if (!others.length) return;
+    await until(Math.max(...others.map(({ ends }) => ends)) + 20);
+  }
+}
+
+async function burst(said, tell) {
+  const name = chosen;
+  tell("Waiting for a window with nothing spent.");
+  await fresh(name, 1000);
+  const { limit } = limits[name][0];
+  const passed = await click(8, name);
+  const why = limit < 8 ? "refused requests take nothing from the next window" : "all of them fit";
+  return `${passed} of 8 passed; you said ${said}. The limit is ${limit}: ${why}.`;
+}
+
+// The end of the window tells by what it was set.
+async function reset(said, tell) {
+  const name = chosen;
+  tell("Waiting for a window with nothing spent.");
+  await fresh(name, 1800);
+  const first = await send(name);
+  if (!first.passed) return "A request came between. Try again.";
+  const [{ ends, window }] = first.told.quotas;
+  await until(clock.now() + 1000);
+  await send(name);
+  await look();
+  tell(`Waiting for ${secondOfMinute(ends)}.`);
+  await until(ends + 20);
+  await look();
+  if (limits[name][0].used > 0) return "Something is spent, so the window has moved. Try again.";
+  const [found, where] =
+    ends - first.told.at === window ? ["first", `${window / 1000} s after the first request`]
+    : ends % window === 0 ? ["clock", `the clock's next multiple of ${window / 1000} s`]
+    : ["own", "on a grid that is shifted for your key"];
+  const more = limits[name].length > 1 ? " The second window turns half a window later." : "";
+  const right = found === said ? "As you said" : "Not as you said";
+  return `${right}: it was back at ${secondOfMinute(ends)}, ${where}.${more}`;
+}
+
+// --- The boundary attack ---
+
+const HALF = 500; // From the boundary, in milliseconds: in which the requests are sent,
+const RANGE = 750; // what is drawn,
+const LEAD = 1000; // and what it takes to get ready.
+
+// The attack that runs, or ran last: its target, the boundary, the requests around it.
+let run = { shots: [] };
 
 // When to send, from the boundary: a whole limit before it, and another one after it.
 function plan(limit) {
@@ -333,7 +429,7 @@ async function attack(name) {
   }));
 }
 
-function judge(name) {
+function judge(name, said) {
   run.judged = true;
   const { limit } = limits[name][0];
   const answers = run.shots.map((shot) => shot.answer);
@@ -341,49 +437,39 @@ function judge(name) {
   const took = Math.max(...answers.map((a) => a.answered)) - Math.min(...answers.map((a) => a.sent));
   const astray = run.shots.some((shot, i) => (i < limit) !== (shot.at < 0));
   const count = `${passed} of ${answers.length} passed`;
+  $(".aimed .result").textContent = count;
   const result = `${count} within ${(took / 1000).toFixed(2)}\u00a0s`;
   if (astray || took > 2 * HALF) {
-    verdict(`${result}, but some were late, by the network or a busy browser. Try again.`);
-  } else if (passed > limit) {
-    const opener = name === "first-request" ? ", beside the one that opened the window" : "";
-    verdict(`${result}${opener}. The limit is ${limit}.`);
-  } else {
-    verdict(`${result}. The limit of ${limit} holds.`);
+    return `${result}, but some were late, by the network or a busy browser. Try again.`;
   }
-  return count;
+  const compared = `${result}; you said ${said}.`;
+  if (passed <= limit) return `${compared} The limit of ${limit} holds.`;
+  if (name === "aligned") return `${compared} The limit is ${limit}. The remedy: two windows at once.`;
+  const opener = name === "first-request" ? ", and one had opened the window" : "";
+  return `${compared} The limit is ${limit}${opener}.`;
+}
+
+async function aim(target, said) {
+  const name = target.dataset.target;
+  const result = $(".result", target);
+  run = { name, shots: plan(limits[name][0].limit) };
+  choose(name);
+  $$("[data-target]").forEach((other) => other.classList.toggle("aimed", other === target));
+  result.textContent = "";
+  verdict("Waiting for the end of a window with nothing spent.");
+  $("figure").scrollIntoView({ block: "nearest", behavior: calm.matches ? "auto" : "smooth" });
+  try {
+    await attack(name);
+  } catch (error) {
+    result.textContent = "";
+    run.end = 0;
+    throw error;
+  }
+  return judge(name, said);
 }
 
 function verdict(text) {
   $("#verdict").textContent = text;
-}
-
-async function start(target) {
-  const name = target.dataset.target;
-  const button = $("button", target);
-  const label = [...button.childNodes];
-  const others = $$(".targets button").filter((other) => other !== button);
-  run = { name, shots: plan(limits[name][0].limit), stop: new AbortController(), running: true };
-  choose(name);
-  $$("[data-target]").forEach((other) => other.classList.toggle("aimed", other === target));
-  others.forEach((other) => (other.disabled = true));
-  button.textContent = "Stop";
-  verdict("Waiting for the end of a window with nothing spent.");
-  $("figure").scrollIntoView({ block: "nearest", behavior: calm.matches ? "auto" : "smooth" });
-  let result = "";
-  try {
-    await attack(name);
-    result = judge(name);
-  } catch (error) {
-    if (error instanceof Stopped) verdict("Stopped.");
-    else if (error instanceof Gone) verdict("The server does not answer.");
-    else throw error;
-  } finally {
-    run.running = false;
-    run.stop.abort();
-    $(".result", target).textContent = result;
-    others.forEach((other) => (other.disabled = false));
-    button.replaceChildren(...label);
-  }
 }
 
 // The requests around the boundary, and below them the windows that they fell into.
@@ -416,6 +502,34 @@ function fill(slot, text) {
   $$(`[data-fill="${slot}"]`).forEach((place) => (place.textContent = text));
 }
 
+function showSetting() {
+  const { limit, window } = limits[chosen][0];
+  if (shown === `${limit} ${window}`) return;
+  shown = `${limit} ${window}`;
+  $("#limit").value = limit;
+  $("#window").value = window / 1000;
+  fill("window", window / 1000);
+  fill("twice", 2 * limit);
+  const said = $("#attacking [name=said]");
+  said.max = 2 * limit;
+  said.value = "";
+  verdict(INVITATION);
+  $$(".aimed").forEach((target) => target.classList.remove("aimed"));
+  $$(".outcome, .result").forEach((outcome) => (outcome.textContent = ""));
+  run = { shots: plan(limit) };
+}
+let shown;
+const INVITATION = $("#verdict").textContent;
+
+// A limit and a window of the visitor's own. What is counted in a window of that length stays counted.
+function set() {
+  if (!$("#setting").reportValidity()) return;
+  running?.abort();
+  setting = `?limit=${$("#limit").valueAsNumber}&window=${$("#window").valueAsNumber}`;
+  say("");
+  attend(look);
+}
+
 async function begin() {
   fill("origin", location.origin);
   // The server may not be there yet, as a page that is restored may be older than it.
@@ -423,20 +537,21 @@ async function begin() {
     await attend(look);
     if (!limits[chosen]) await new Promise((resolve) => setTimeout(resolve, 1000));
   }
-  const { limit, window } = limits[chosen][0];
-  fill("limit", limit);
-  fill("window", window / 1000);
-  run.shots = plan(limit);
   choose(chosen);
-  $("fieldset").addEventListener("change", (event) => choose(event.target.value));
+  $("#setting").addEventListener("change", set);
+  $("#setting").addEventListener("submit", (event) => event.preventDefault());
+  $(".kinds").addEventListener("change", (event) => choose(event.target.value));
   $("#one").addEventListener("click", () => attend(click, 1));
   $("#burst").addEventListener("click", () => attend(click, 8));
-  for (const target of $$("[data-target]")) {
-    $("button", target).addEventListener("click", () => {
-      if (run.running) run.stop.abort();
-      else start(target);
-    });
-  }
+  experiment($("#bursting"), burst);
+  experiment($("#resetting"), reset);
+  $("#attacking").addEventListener("submit", (event) => {
+    event.preventDefault();
+    if (running) return running.abort();
+    const said = new FormData(event.target).get("said");
+    const target = event.submitter.closest("[data-target]");
+    perform(event.submitter, verdict, () => aim(target, said));
+  });
   tick();
 }
 begin();

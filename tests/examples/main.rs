@@ -370,6 +370,31 @@ fn outbound() {
     assert_eq!(told.lines().filter(|line| line.ends_with("200 OK")).count(), 12, "{told}");
 }
 
+/// They assert what they print, and the page about them has each line.
+fn as_in_the_recipes(mut example: Command, lines: usize) {
+    let ended = example.output().expect("it ends");
+    let told = String::from_utf8_lossy(&ended.stdout);
+    assert!(ended.status.success(), "{told}\n{}", String::from_utf8_lossy(&ended.stderr));
+    assert_eq!(told.lines().count(), lines);
+    let page = include_str!("../../docs/recipes.md");
+    assert!(page.contains(&format!("\n```text\n{told}```\n")), "not in docs/recipes.md:\n{told}");
+}
+
+#[test]
+fn login() {
+    as_in_the_recipes(example("login"), 5);
+}
+
+#[test]
+fn payment() {
+    as_in_the_recipes(example("payment"), 4);
+}
+
+#[test]
+fn password_reset() {
+    as_in_the_recipes(example("password_reset"), 4);
+}
+
 #[test]
 fn reload() {
     let file = format!("{}/reload.txt", env!("CARGO_TARGET_TMPDIR"));

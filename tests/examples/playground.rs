@@ -137,6 +137,27 @@ fn the_boundary_attack_gains_a_limit_unless_a_second_window_spans_the_boundary()
     assert_eq!((before[3], after[3]), (5, 0));
 }
 
+#[test]
+fn limit_and_window_are_set_in_the_page_within_what_it_can_show() {
+    let server = start(600);
+    let told = |query: &str| {
+        let answer = server.send(&format!("GET /standing{query}, x-visitor: cleo"));
+        let told: Value = serde_json::from_str(&answer.body).expect("JSON");
+        let quota = told["aligned"]["quotas"][0].clone();
+        (quota["limit"].clone(), quota["window"].clone(), quota["used"].clone())
+    };
+    let send = |query: &str| server.send(&format!("GET /try/aligned{query}, x-visitor: cleo"));
+    assert_eq!(send("?limit=2&window=500").number("x-ratelimit-limit"), 2);
+    assert_eq!(told("?limit=2&window=500"), (json!(2), json!(500_000), json!(1)));
+    // Another limit finds what is counted, another window is another counter.
+    assert_eq!(send("?limit=1&window=500").status, 429);
+    assert_eq!(told("?limit=9&window=500"), (json!(9), json!(500_000), json!(1)));
+    assert_eq!(told("?limit=2&window=400"), (json!(2), json!(400_000), json!(0)));
+    assert_eq!(told("?limit=0&window=0"), (json!(1), json!(4_000), json!(0)));
+    assert_eq!(told("?limit=99999&window=99999"), (json!(20), json!(600_000), json!(0)));
+    assert_eq!(told("?limit=x&window=-1"), (json!(5), json!(600_000), json!(0)));
+}
+
 fn pictures() -> PathBuf {
     let pictures = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("playground");
     fs::create_dir_all(&pictures).expect("a directory");
@@ -154,9 +175,18 @@ fn picture(browser: &mut Browser, name: &str) {
     }
 }
 
+/// Sets a field of the page, as a user does who leaves it then.
+fn set(browser: &mut Browser, selector: &str, value: &str) {
+    browser.value(&format!(
+        "(() => {{ const field = document.querySelector({selector:?}); field.value = {value:?}; \
+         field.dispatchEvent(new Event('change', {{ bubbles: true }})); }})()"
+    ));
+}
+
 /// Attacks, again if the machine was too busy to send in time, and tells the verdict.
-fn attack(browser: &mut Browser, limit: &str) -> String {
-    for _ in 0..3 {
+fn attack(browser: &mut Browser, limit: &str, said: &str) -> String {
+    set(browser, "#attacking [name=said]", said);
+    for _ in 0..8 {
         browser.click(&format!("[data-target={limit}] button"));
         let ended = "document.querySelector('#verdict').textContent.includes(' passed within ')";
         browser.wait(ended);
@@ -168,6 +198,22 @@ fn attack(browser: &mut Browser, limit: &str) -> String {
     panic!("the machine is too busy for an attack of one second");
 }
 
+/// What an experiment has come to, done again if a request came between.
+fn outcome(browser: &mut Browser, form: &str) -> String {
+    for _ in 0..3 {
+        browser.click(&format!("{form} button"));
+        browser.wait(&format!(
+            "!document.querySelector('{form} .outcome').textContent.startsWith('Waiting') \
+             && document.querySelector('{form} button').textContent !== 'Stop'"
+        ));
+        let outcome = browser.text(&format!("{form} .outcome"));
+        if !outcome.contains("Try again") {
+            return outcome;
+        }
+    }
+    panic!("the machine is too busy for an experiment of one second");
+}
+
 #[test]
 #[ignore = "it needs a browser: scripts/playground-test"]
 fn in_a_browser() {
@@ -176,7 +222,7 @@ fn in_a_browser() {
     browser.resize(1280);
     let browser = &mut browser;
     browser.wait("document.querySelectorAll('.panes i').length === 5");
-    picture(browser, "1-fresh");
+    picture(browser, "01-fresh");
 
     let lit = "document.querySelectorAll('.panes .on').length";
     // Early in a window, so that it doesn't turn before the pictures are taken.
@@ -187,7 +233,7 @@ fn in_a_browser() {
     assert_eq!(browser.value(lit), 1);
     assert!(browser.text("#fields").starts_with("200 OK"));
     assert!(browser.text("#fields").contains("x-ratelimit-remaining: 4\n"));
-    picture(browser, "2-one");
+    picture(browser, "02-one");
 
     browser.wait(&format!("{early} && {lit} === 0"));
     browser.click("#burst");
@@ -197,34 +243,88 @@ fn in_a_browser() {
     assert!(browser.text("#fields").starts_with("429 Too Many Requests"));
     assert!(browser.text("#fields").contains("x-ratelimit-remaining: 0\n"));
     assert!(browser.text("#fields").contains("\nretry-after: "));
-    picture(browser, "3-burst");
+    picture(browser, "03-burst");
     // It empties by itself, and what was is in the strip.
     browser.wait("document.querySelectorAll('.panes .on').length === 0");
     assert_eq!(browser.text(".strip .hit .count"), "5\u{2009}+3");
 
-    let verdict = attack(browser, "aligned");
+    // Nothing is tried before something is said.
+    browser.click("#bursting button");
+    assert_eq!(browser.value("document.activeElement.closest('form')?.id"), "bursting");
+    assert_eq!(browser.text("#bursting .outcome"), "");
+
+    // The first experiment: a burst of 8.
+    set(browser, "#bursting [name=said]", "8");
+    let told = outcome(browser, "#bursting");
+    assert!(told.starts_with("5 of 8 passed; you said 8. The limit is 5: "), "{told}");
+    picture(browser, "04-burst-of-8");
+
+    // The second: the next reset, of each kind of window.
+    for (kind, found, other) in [
+        ("aligned", "clock", "last"),
+        ("first-request", "first", "clock"),
+        ("staggered", "own", "first"),
+    ] {
+        browser.click(&format!("[name=limit][value={kind}]"));
+        browser.click(&format!("#resetting [value={found}]"));
+        let told = outcome(browser, "#resetting");
+        assert!(told.starts_with("As you said: it was back at :"), "{kind}: {told}");
+        if kind == "aligned" {
+            picture(browser, "05-next-reset");
+            browser.click(&format!("#resetting [value={other}]"));
+            let told = outcome(browser, "#resetting");
+            assert!(told.starts_with("Not as you said: it was back at :"), "{kind}: {told}");
+            assert!(told.ends_with("the clock's next multiple of 10 s."), "{told}");
+        }
+    }
+
+    // The third: the boundary attack, and the second window as the remedy.
+    let verdict = attack(browser, "aligned", "5");
     assert!(verdict.starts_with("10 of 10 passed within "), "{verdict}");
-    picture(browser, "4-attack");
-    let verdict = attack(browser, "two-at-once");
+    assert!(verdict.ends_with("you said 5. The limit is 5. The remedy: two windows at once."));
+    picture(browser, "06-attack");
+    let verdict = attack(browser, "two-at-once", "5");
     assert!(verdict.starts_with("5 of 10 passed within "), "{verdict}");
+    assert!(verdict.ends_with("you said 5. The limit of 5 holds."), "{verdict}");
     assert_eq!(browser.value("document.querySelectorAll('#lens .passed').length"), 5);
     assert_eq!(browser.value("document.querySelectorAll('#lens .refused').length"), 5);
-    picture(browser, "5-remedy");
-    let verdict = attack(browser, "staggered");
+    picture(browser, "07-remedy");
+    let verdict = attack(browser, "staggered", "10");
     assert!(verdict.starts_with("10 of 10 passed within "), "{verdict}");
-    picture(browser, "6-staggered");
-    let verdict = attack(browser, "first-request");
+    picture(browser, "08-staggered");
+    let verdict = attack(browser, "first-request", "10");
     assert!(verdict.starts_with("9 of 10 passed within "), "{verdict}");
-    picture(browser, "7-first-request");
+    picture(browser, "09-first-request");
+
+    // Another limit and another window, and the burst once more.
+    set(browser, "#limit", "12");
+    set(browser, "#window", "6");
+    browser.wait("document.querySelectorAll('.panes i').length === 12");
+    browser.wait("document.querySelector('[data-fill=window]').textContent === '6'");
+    assert_eq!(browser.text("[data-fill=twice]"), "24");
+    set(browser, "#bursting [name=said]", "8");
+    let told = outcome(browser, "#bursting");
+    assert!(told.starts_with("8 of 8 passed; you said 8. The limit is 12: "), "{told}");
+    let verdict = attack(browser, "aligned", "24");
+    assert!(verdict.starts_with("24 of 24 passed within "), "{verdict}");
+    picture(browser, "10-another-limit");
+    set(browser, "#limit", "0");
+    assert_eq!(browser.value("document.querySelector('#limit').matches(':invalid')"), true);
+    set(browser, "#limit", "5");
+    set(browser, "#window", "10");
+    browser.wait("document.querySelectorAll('.panes i').length === 5");
 
     browser.prefer(&[("prefers-color-scheme", "dark"), ("prefers-reduced-motion", "reduce")]);
     browser.click("#burst");
     browser.wait("document.querySelector('#said').textContent.includes('refused')");
-    picture(browser, "8-dark");
+    picture(browser, "11-dark");
     assert!(!browser.text(".turns").contains('.'), "whole seconds, for those who ask for calm");
+    let moving = "document.getAnimations().length";
+    assert_eq!(browser.value(moving), 0);
 
     // By keyboard alone: the choice, and the button after it, in visible focus.
-    browser.value("document.querySelector('input:checked').focus()");
+    browser.click("[name=limit][value=first-request]");
+    browser.value("document.querySelector('.kinds :checked').focus()");
     browser.press("ArrowLeft", 37, "");
     assert_eq!(browser.value("document.activeElement.value"), "staggered");
     browser.press("Tab", 9, "");
@@ -234,8 +334,19 @@ fn in_a_browser() {
     browser.value("document.querySelector('#said').textContent = ''");
     browser.press("Enter", 13, "\r");
     browser.wait("document.querySelector('#said').textContent !== ''");
-    picture(browser, "9-keyboard");
+    picture(browser, "12-keyboard");
+    // An experiment: the number, Enter, and Enter on its button to stop it.
+    browser.value("document.querySelector('#bursting [name=said]').value = ''");
+    browser.value("document.querySelector('#bursting [name=said]').focus()");
+    browser.press("3", 51, "3");
+    browser.press("Enter", 13, "\r");
+    browser.wait("document.querySelector('#bursting .outcome').textContent.startsWith('Waiting')");
+    browser.press("Tab", 9, "");
+    browser.press("Enter", 13, "\r");
+    browser.wait("document.querySelector('#bursting .outcome').textContent === 'Stopped.'");
 
+    assert_eq!(browser.value("document.querySelector('#attacking [name=said]').value"), "");
+    set(browser, "#attacking [name=said]", "10");
     browser.click("[data-target=aligned] button");
     browser.wait("document.querySelector('#verdict').textContent.startsWith('Waiting')");
     browser.click("[data-target=aligned] button");

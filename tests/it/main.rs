@@ -17,6 +17,7 @@ mod layout;
 mod memory;
 mod messages;
 mod mounts;
+mod operations;
 mod options;
 mod order;
 mod outbound;

@@ -1,4 +1,8 @@
-//! The pictures in `docs/windows.md` are drawn by the limiter, here.
+//! The pictures in `docs/windows.md` are drawn by the limiter, here: as text, and as
+//! [`drawings`].
+
+mod drawings;
+mod svg;
 
 use std::fmt::Write;
 use std::time::Duration;

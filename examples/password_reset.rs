@@ -1,0 +1,139 @@
+//! Resetting a password by a code of six digits that comes by mail. Mails are limited for each
+//! address and for each account, wrong codes too, and no answer tells which accounts exist. Finishes
+//! by itself: the requests are made here, on a clock that is moved by hand.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::{Path, Request, State};
+use axum::http::{StatusCode, response};
+use axum::{Router, routing::post};
+use tower::{ServiceBuilder, ServiceExt};
+use tower_fixed_window::key::{PeerAddr, key_fn};
+use tower_fixed_window::{
+    FixedWindowLayer, Key, Limiter, ManualClock, MemoryStore, Quota, Quotas, Store,
+};
+
+const HOUR: Duration = Duration::from_secs(3_600);
+
+/// An account as a key, however its name is written; hashed, since it is a mail address.
+fn account(name: &str) -> Key {
+    Key::hmac("a secret of the app", name.trim().to_lowercase())
+}
+
+#[derive(Clone)]
+struct Mails {
+    per_account: Limiter,
+    sent: Arc<AtomicU32>,
+}
+
+/// Whether the account exists, and whether its limit is spent: the answer is the same.
+async fn send_mail(State(mails): State<Mails>, Path(name): Path<String>) -> StatusCode {
+    match mails.per_account.check(account(&name)).await {
+        Ok(decision) if decision.allowed() && name.ends_with("@example.org") => {
+            mails.sent.fetch_add(1, Ordering::Relaxed);
+            StatusCode::ACCEPTED
+        }
+        Ok(_) => StatusCode::ACCEPTED,
+        Err(_) => StatusCode::SERVICE_UNAVAILABLE,
+    }
+}
+
+/// Your own comparison takes the same time for every code, and its code ends after some minutes.
+async fn check_code(Path((_, code)): Path<(String, u32)>) -> StatusCode {
+    match code {
+        123_456 => StatusCode::OK,
+        _ => StatusCode::FORBIDDEN,
+    }
+}
+
+/// The limit in each window, and in each window of a grid that is half a window later.
+fn twice(limit: u64, window: Duration) -> Quotas {
+    Quota::new(limit, window).and(Quota::new(limit, window).starting_at(window / 2))
+}
+
+fn app(store: impl Store + Clone, sent: Arc<AtomicU32>) -> Router {
+    let limit =
+        |name, quotas: Quotas| FixedWindowLayer::new(quotas).name(name).store(store.clone());
+    let wrong = |response: &response::Parts| response.status == StatusCode::FORBIDDEN;
+
+    // Every mail counts, since each costs somebody's attention.
+    let per_account = Limiter::new(twice(3, HOUR)).name("reset-mails").store(store.clone());
+    let mails_per_address = limit("reset-mails-address", twice(10, HOUR));
+
+    // Of codes only wrong ones count.
+    let codes_per_address = limit("reset-codes-address", twice(20, HOUR)).count_if(wrong);
+    let day = 24 * HOUR;
+    let quotas =
+        twice(5, HOUR).and(Quota::new(10, day)).and(Quota::new(10, day).starting_at(day / 2));
+    let codes_per_account = limit("reset-codes", quotas)
+        .key(key_fn(|parts| parts.uri.path().split('/').nth(2).map(account)))
+        .count_if(wrong);
+
+    let codes = ServiceBuilder::new().layer(codes_per_address).layer(codes_per_account);
+    Router::new()
+        .route("/password-reset/{account}", post(send_mail).layer(mails_per_address))
+        .route("/password-reset/{account}/{code}", post(check_code).layer(codes))
+        .with_state(Mails { per_account, sent })
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() {
+    let midnight = 1_767_225_600_000;
+    let clock = ManualClock::at_ms(midnight - 60_000);
+    let sent = Arc::new(AtomicU32::new(0));
+    let app = app(MemoryStore::with_clock(clock.clone()), sent.clone());
+    let ask = async |address: u32, path: String| {
+        let peer = (IpAddr::V4(Ipv4Addr::from_bits(address)), 4711).into();
+        let request = Request::post(format!("/password-reset/{path}")).extension(PeerAddr(peer));
+        let request = request.body(Body::empty()).expect("a request");
+        app.clone().oneshot(request).await.expect("it never fails").status().as_u16()
+    };
+
+    // A mailbox gets three mails, whoever asks, and nobody learns whether it exists.
+    for i in 0..50 {
+        for name in ["ali@example.org", "nobody@example.com"] {
+            assert_eq!(ask(100 + i, name.into()).await, 202);
+        }
+    }
+    assert_eq!(sent.swap(0, Ordering::Relaxed), 3);
+    clock.set_ms(midnight);
+    assert_eq!(ask(1, "ali@example.org".into()).await, 202);
+    assert_eq!(sent.load(Ordering::Relaxed), 0, "the boundary brings no second limit");
+    println!("3 mails for 50 requests, and none more at the boundary");
+
+    // One client can't write to everybody.
+    let mut accepted = 0;
+    for i in 0..100 {
+        accepted += u32::from(ask(2, format!("user-{i}@example.org")).await == 202);
+    }
+    assert_eq!((accepted, sent.load(Ordering::Relaxed)), (10, 10));
+    println!("10 mails for 100 accounts from one address");
+
+    // Codes: five wrong ones in an hour, also around its boundary, and the right one is refused then.
+    clock.set_ms(midnight - 1);
+    let mut checked = 0;
+    for i in 0..50 {
+        checked += u32::from(ask(200 + i, format!("ali@example.org/{i}")).await == 403);
+        if i == 25 {
+            clock.set_ms(midnight);
+        }
+    }
+    assert_eq!(checked, 5);
+    assert_eq!(ask(3, "Ali@example.org/123456".into()).await, 429);
+    assert_eq!(ask(3, "ben@example.org/123456".into()).await, 200);
+    println!("5 of 50 codes are checked");
+
+    // A month of guessing, every ten minutes, from as many addresses as it takes.
+    clock.set_ms(midnight + 365 * 86_400_000);
+    let mut checked = 0;
+    for i in 0..30 * 24 * 6 {
+        checked += u32::from(ask(1_000 + i, format!("ali@example.org/{i}")).await == 403);
+        clock.advance(Duration::from_secs(600));
+    }
+    assert_eq!(checked, 300);
+    println!("300 codes of 1,000,000 are checked in 30 days: 10 a day");
+}

@@ -1,0 +1,111 @@
+//! A payment form that is no use for trying out stolen cards: declined payments are limited for each
+//! address and for each account, accepted ones are not. What the bank has not answered yet counts
+//! meanwhile, so requests sent all at once gain nothing. Finishes by itself: the requests are made
+//! here, on a clock that is moved by hand.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::http::StatusCode;
+use axum::{Router, routing::post};
+use futures_util::future::join_all;
+use tower::{ServiceBuilder, ServiceExt};
+use tower_fixed_window::key::{PeerAddr, extension};
+use tower_fixed_window::{
+    FixedWindowLayer, Key, ManualClock, MemoryStore, OnStoreFailure, Quota, Quotas, Store,
+};
+
+const HOUR: Duration = Duration::from_secs(3_600);
+
+/// Left in the request's extensions by your authentication.
+#[derive(Clone)]
+struct User(u64);
+
+impl From<&User> for Key {
+    fn from(user: &User) -> Key {
+        Key::from(user.0)
+    }
+}
+
+/// How many cards the bank was asked about.
+type Bank = Arc<AtomicU32>;
+
+/// The bank accepts one card, `good`, and takes its time.
+async fn pay(State(bank): State<Bank>, card: String) -> StatusCode {
+    bank.fetch_add(1, Ordering::Relaxed);
+    tokio::task::yield_now().await;
+    match card.as_str() {
+        "good" => StatusCode::OK,
+        _ => StatusCode::PAYMENT_REQUIRED,
+    }
+}
+
+/// The limit in each window, and in each window of a grid that is half a window later.
+fn twice(limit: u64, window: Duration) -> Quotas {
+    Quota::new(limit, window).and(Quota::new(limit, window).starting_at(window / 2))
+}
+
+fn app(store: impl Store + Clone, bank: Bank) -> Router {
+    let declined =
+        |response: &axum::http::response::Parts| response.status == StatusCode::PAYMENT_REQUIRED;
+    let limit = |name, quotas: Quotas| {
+        FixedWindowLayer::new(quotas)
+            .name(name)
+            .store(store.clone())
+            .count_if(declined)
+            // Rather no payments for a moment than a further limit on each node.
+            .on_store_failure(OnStoreFailure::Deny)
+    };
+    // Against many accounts that are made for it. Behind a proxy: `.key(client_ip()..)`.
+    let per_address = limit("payment-address", twice(10, HOUR));
+    // Against one account on many addresses.
+    let per_account = limit("payment-account", twice(5, 24 * HOUR)).key(extension::<User>());
+
+    let limits = ServiceBuilder::new().layer(per_address).layer(per_account);
+    Router::new().route("/payment", post(pay).layer(limits)).with_state(bank)
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() {
+    let midnight = 1_767_225_600_000;
+    let clock = ManualClock::at_ms(midnight - 60_000);
+    let bank = Bank::default();
+    let app = app(MemoryStore::with_clock(clock.clone()), bank.clone());
+    let pay = async |address: u32, user: u64, card: &'static str| {
+        let peer = (IpAddr::V4(Ipv4Addr::from_bits(address)), 4711).into();
+        let request = Request::post("/payment").extension(PeerAddr(peer)).extension(User(user));
+        let request = request.body(Body::from(card)).expect("a request");
+        app.clone().oneshot(request).await.expect("it never fails").status().as_u16()
+    };
+
+    // Who pays is not limited.
+    for _ in 0..100 {
+        assert_eq!(pay(1, 1, "good").await, 200);
+    }
+    assert_eq!(bank.swap(0, Ordering::Relaxed), 100);
+    println!("100 accepted payments pass");
+
+    // A hundred cards at once, from a hundred addresses: the bank hears of five.
+    let answers = join_all((0..100).map(|i| pay(100 + i, 2, "stolen"))).await;
+    let declined = answers.iter().filter(|status| **status == 402).count();
+    assert_eq!((declined, bank.swap(0, Ordering::Relaxed)), (5, 5));
+    assert_eq!(answers.iter().filter(|status| **status == 429).count(), 95);
+    println!("5 of 100 cards that one account sends at once reach the bank");
+
+    // Midnight brings no second limit, noon does.
+    clock.set_ms(midnight);
+    assert_eq!(pay(300, 2, "stolen").await, 429);
+    clock.set_ms(midnight + 12 * 3_600_000);
+    assert_eq!(pay(300, 2, "stolen").await, 402);
+    println!("none more at midnight");
+
+    // A hundred accounts on one address.
+    bank.store(0, Ordering::Relaxed);
+    join_all((0..100).map(|i| pay(7, 1_000 + i, "stolen"))).await;
+    assert_eq!(bank.load(Ordering::Relaxed), 10);
+    println!("10 of 100 cards from one address reach the bank");
+}
