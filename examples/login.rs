@@ -1,3 +1,5 @@
+//! `cargo run --example login`
+//!
 //! A login that can't be guessed: wrong passwords are limited for each address and for each account,
 //! right ones are not. Each limit has its windows twice, the second half a window later, so that a
 //! boundary brings no second limit. Finishes by itself: the requests are made here, on a clock that

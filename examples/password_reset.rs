@@ -1,3 +1,5 @@
+//! `cargo run --example password_reset`
+//!
 //! Resetting a password by a code of six digits that comes by mail. Mails are limited for each
 //! address and for each account, wrong codes too, and no answer tells which accounts exist. Finishes
 //! by itself: the requests are made here, on a clock that is moved by hand.

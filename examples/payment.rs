@@ -1,3 +1,5 @@
+//! `cargo run --example payment`
+//!
 //! A payment form that is no use for trying out stolen cards: declined payments are limited for each
 //! address and for each account, accepted ones are not. What the bank has not answered yet counts
 //! meanwhile, so requests sent all at once gain nothing. Finishes by itself: the requests are made

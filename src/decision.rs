@@ -358,9 +358,18 @@ impl Decision {
     /// covered. `None`: they were taken from a count that other keys share, which has windows of its
     /// own, so that the window of the grid counts (S14).
     pub(crate) fn refundable_until(&self, i: usize) -> Option<i64> {
-        let window = self.standings()[i].window as i64;
         let own = self.shared >> i & 1 == 0;
-        own.then(|| self.covered_at(i).saturating_add(window).min(MAX))
+        own.then(|| self.covered_until(i))
+    }
+
+    /// The end of the window in which the tokens of a quota are covered.
+    fn covered_until(&self, i: usize) -> i64 {
+        self.covered_at(i).saturating_add(self.standings()[i].window as i64).min(MAX)
+    }
+
+    /// The end of the first of the windows in which what was taken is covered (S13).
+    pub(crate) fn good_until_ms(&self) -> i64 {
+        (0..self.standings().len()).map(|i| self.covered_until(i)).min().unwrap_or(0)
     }
 
     /// Notes that a quota's tokens were taken from a count that other keys share.

@@ -10,7 +10,7 @@ use http::request::Parts;
 use http::{Extensions, Response};
 
 use crate::cost::TrueCost;
-use crate::decision::{Decision, Standing};
+use crate::decision::Decision;
 use crate::headers;
 use crate::key::{Key, MissingKey};
 use crate::limiter::{Limiter, observe_decision};
@@ -395,9 +395,8 @@ impl<J> Drop for Ticket<J> {
 
 /// For how long after it was decided a reservation is that of a window which is not over.
 fn good_for(decision: &Decision) -> Duration {
-    let until = decision.standings().iter().map(Standing::refundable_until).min();
     // One less: it was a fraction of a millisecond later than the store says.
-    let left = until.unwrap_or(0).saturating_sub(decision.now_ms()).saturating_sub(1);
+    let left = decision.good_until_ms().saturating_sub(decision.now_ms()).saturating_sub(1);
     Duration::from_millis(left.max(0) as u64)
 }
 

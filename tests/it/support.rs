@@ -233,12 +233,14 @@ pub(crate) struct FarStore {
     delay: Arc<dyn Fn() -> u64 + Send + Sync>,
     /// Charges that were sent.
     pub(crate) sent: Arc<AtomicUsize>,
+    remote: Remote,
 }
 
 impl FarStore {
     pub(crate) fn new(delay: impl Fn() -> u64 + Send + Sync + 'static) -> Self {
         let memory = MemoryStore::with_clock(Paused::new());
-        Self { memory, delay: Arc::new(delay), sent: Arc::default() }
+        let remote = Remote::new().without_deadline();
+        Self { memory, delay: Arc::new(delay), sent: Arc::default(), remote }
     }
 
     fn send<T: Send + 'static>(
@@ -273,13 +275,13 @@ impl Store for FarStore {
         self.send(move |memory| memory.adjust(adjust.as_adjust()))
     }
 
-    fn reset(&self, account: Account<'_>) -> Reply<()> {
-        let account = account.to_owned();
-        self.send(move |memory| memory.reset(account.as_account()))
+    fn reset(&self, scope: &Scope, key: &Key) -> Reply<()> {
+        let (scope, key) = (scope.clone(), key.clone());
+        self.send(move |memory| memory.reset(&scope, &key))
     }
 
-    fn deadline(&self) -> Option<Duration> {
-        None
+    fn remote(&self) -> Option<&Remote> {
+        Some(&self.remote)
     }
 }
 

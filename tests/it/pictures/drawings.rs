@@ -294,15 +294,15 @@ const LEASED: u64 = 256;
 /// refusal. Also how many tokens were taken and how many spent, at each of these times.
 async fn two_nodes() -> ([Node; 2], Vec<(u32, u64, u64)>) {
     tokio::time::pause();
-    let mut store = TestStore::new(Mood::Now);
-    store.shared = true;
+    let store = TestStore::new(Mood::Now);
     let limiter = || {
         let limiter = Limiter::new(Quota::per_minute(LEASED)).name("api").without_fallback();
-        limiter.store(store.clone()).leases(100)
+        // A node of its own: its leases are no other's.
+        limiter.store(store.clone().shared()).leases(100)
     };
     let limiters = [limiter(), limiter()];
     // Looks at the shared count, without a lease of its own.
-    let watcher = Limiter::new(Quota::per_minute(LEASED)).name("api").store(store.clone());
+    let watcher = Limiter::new(Quota::per_minute(LEASED)).name("api").store(store.clone().shared());
     store.clock.set_ms(NOON_MS);
     let (mut nodes, mut counts) = (<[Node; 2]>::default(), Vec::new());
     let (mut taken, mut spent) = (0, 0);
