@@ -290,6 +290,22 @@ async fn change<S: Store>(with: impl Fn(RedisStore) -> S) {
     assert!(rounds < 400 || all.iter().all(|&n| n >= 100), "{seen:?}");
 }
 
+/// H24, where it would be a leak.
+#[tokio::test]
+async fn what_is_settled_under_a_limit_of_0_expires_with_its_window() {
+    let Some(server) = Server::start() else { return };
+    let mut connection = connect(&server.url()).await;
+    let store = RedisStore::from(connection.clone()).deadline(Duration::from_secs(60));
+    let (scope, key) = (Scope::named("zero"), Key::from(1_u64));
+    let quotas = Quota::per_minute(0).into();
+    let account = Account::new(&scope, &quotas, &key);
+    let decision = store.charge(Charge::new(account, 0)).await.expect("it answers");
+    store.adjust(Adjust::take(account, 7, &decision)).await.expect("it answers");
+    let left = cmd("PTTL").arg("tfw1:{zero:u1}").query_async::<i64>(&mut connection).await;
+    let left = left.expect("it answers");
+    assert!((-2..=60_000).contains(&left) && left != -1, "it lives for {left} ms");
+}
+
 /// The last instant whose microseconds are below 2^53: later counts are text.
 const LAST: u64 = 9_007_199_254_740;
 
