@@ -16,6 +16,7 @@ mod late;
 mod layout;
 mod memory;
 mod messages;
+mod million;
 mod mounts;
 mod operations;
 mod options;
