@@ -51,7 +51,7 @@ impl Lane {
         let quotas = quotas.into();
         let clock = ManualClock::at_ms(NOON_MS);
         let store = MemoryStore::with_clock(clock.clone());
-        let limiter = Limiter::new(quotas.clone()).store(store);
+        let limiter = Limiter::new(quotas).store(store);
         let look = || block_on(limiter.peek("client")).unwrap();
         let second = |time: SystemTime| {
             let ms = time.duration_since(SystemTime::UNIX_EPOCH).unwrap().as_millis() as i64;
