@@ -266,7 +266,7 @@ async fn under_a_service_with_few_places_all_are_served_and_never_in_a_burst() {
             let Ok(response) = request.await.expect("no panic");
             assert_eq!(response.status(), 200);
         }
-        let served = served.lock().unwrap();
+        let served = served.lock().unwrap().clone();
         assert_eq!(served.len(), 12);
         assert!(windows(&served).iter().all(|&passed| passed <= 1), "{served:?}");
         assert!(used(&handle).await <= 1);
