@@ -512,7 +512,7 @@ function showSetting() {
   fill("twice", 2 * limit);
   const said = $("#attacking [name=said]");
   said.max = 2 * limit;
-  said.value = "";
+  said.form.reset();
   verdict(INVITATION);
   $$(".aimed").forEach((target) => target.classList.remove("aimed"));
   $$(".outcome, .result").forEach((outcome) => (outcome.textContent = ""));
