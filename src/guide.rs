@@ -1,5 +1,7 @@
 //! The guide: what does not fit on the front page.
 
+// Of two definitions of a picture the first one holds: rustdoc has no files beside its pages.
+#[doc = include_str!("../docs/pictures/rustdoc.md")]
 #[doc = include_str!("../docs/windows.md")]
 pub mod windows {}
 
@@ -10,6 +12,9 @@ pub mod behind_a_proxy {}
 #[cfg(feature = "redis")]
 #[doc = include_str!("../docs/many-nodes.md")]
 pub mod many_nodes {}
+
+#[doc = include_str!("../docs/recipes.md")]
+pub mod recipes {}
 
 #[doc = include_str!("../docs/operating.md")]
 pub mod operating {}

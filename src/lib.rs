@@ -9,6 +9,8 @@
 //! [moving]: crate::guide::moving
 //! [faq]: crate::guide::faq
 //! [semantics]: crate::guide::semantics
+//! [recipes]: crate::guide::recipes
+#![cfg_attr(not(doctest), doc = include_str!("../docs/pictures/rustdoc.md"))]
 #![cfg_attr(not(doctest), doc = include_str!("../README.md"))]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![warn(clippy::print_stdout)]

@@ -14,6 +14,9 @@ pub mod behind_a_proxy {}
 #[doc = include_str!("../docs/many-nodes.md")]
 pub mod many_nodes {}
 
+#[doc = include_str!("../docs/recipes.md")]
+pub mod recipes {}
+
 #[doc = include_str!("../docs/operating.md")]
 pub mod operating {}
 
