@@ -11,6 +11,8 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
 mod browser;
+mod choose_limit;
+mod hostile_logs;
 mod playground;
 
 fn example(name: &str) -> Command {
@@ -546,7 +548,8 @@ fn each_example_is_in_the_index_and_is_started_here() {
     let mut files = 0;
     for entry in std::fs::read_dir(examples).expect("a directory") {
         let path = entry.expect("readable").path();
-        if path.extension().is_none_or(|extension| extension != "rs") {
+        let is_file = path.extension().is_some_and(|extension| extension == "rs");
+        if !is_file && !path.join("main.rs").exists() {
             continue;
         }
         files += 1;
