@@ -1,5 +1,8 @@
 //! The guide: what does not fit on the front page.
 
+#[doc = include_str!("../docs/choosing.md")]
+pub mod choosing {}
+
 #[doc = include_str!("../docs/windows.md")]
 pub mod windows {}
 
