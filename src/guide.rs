@@ -1,5 +1,8 @@
 //! The guide: what does not fit on the front page.
 
+#[doc = include_str!("../docs/choosing.md")]
+pub mod choosing {}
+
 // Of two definitions of a picture the first one holds: rustdoc has no files beside its pages.
 #[doc = include_str!("../docs/pictures/rustdoc.md")]
 #[doc = include_str!("../docs/windows.md")]

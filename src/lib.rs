@@ -1,4 +1,5 @@
 // Of two definitions of a link the first one holds: here the guide's pages are modules, on paper files.
+//! [choosing]: crate::guide::choosing
 //! [windows]: crate::guide::windows
 //! [behind_a_proxy]: crate::guide::behind_a_proxy
 //! [many_nodes]: crate::guide::many_nodes

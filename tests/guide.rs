@@ -4,6 +4,9 @@
 #[doc = include_str!("../README.md")]
 pub mod readme {}
 
+#[doc = include_str!("../docs/choosing.md")]
+pub mod choosing {}
+
 #[doc = include_str!("../docs/windows.md")]
 pub mod windows {}
 

@@ -11,6 +11,8 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
 mod browser;
+mod choose_limit;
+mod hostile_logs;
 mod playground;
 
 fn example(name: &str) -> Command {
@@ -574,15 +576,19 @@ fn each_example_is_in_the_index_and_is_started_here() {
     for entry in files_of(examples).chain(files_of(stacks)) {
         let path = entry.expect("readable").path();
         let name = path.file_stem().and_then(|name| name.to_str()).expect("a name");
-        if path.extension().is_none_or(|extension| extension != "rs") || name == "lib" {
+        let main = path.join("main.rs");
+        let source = if main.exists() { main } else { path.clone() };
+        if source.extension().is_none_or(|extension| extension != "rs") || name == "lib" {
             continue;
         }
         files += 1;
         assert!(index.contains(&format!("\n| `{name}` |")), "{name} is not in examples/README.md");
-        let source = std::fs::read_to_string(&path).expect("readable");
+        let source = std::fs::read_to_string(source).expect("readable");
         let start = index.lines().find_map(|line| {
             line.split('`').find(|command| {
-                command.starts_with("cargo run ") && command.ends_with(&format!("--example {name}"))
+                let named = command.split_once(" --example ").map(|(_, rest)| rest);
+                let named = named.and_then(|rest| rest.split(' ').next());
+                command.starts_with("cargo run ") && named == Some(name)
             })
         });
         let start = start.unwrap_or_else(|| panic!("how is {name} started?"));
