@@ -10,6 +10,7 @@ mod exact;
 mod leases;
 mod life;
 mod outage;
+mod proxy;
 mod quiet;
 mod secrets;
 mod server;
