@@ -135,6 +135,12 @@ impl<'a> Observed<'a> {
     }
 }
 
+/// A connection to a store was made.
+pub(crate) fn store_connected() {}
+
+/// A connection that was idle is tried.
+pub(crate) fn store_checked() {}
+
 /// Tells how to mend a mistake in the set-up, once for each mistake in the life of the process.
 /// Without the `tracing` feature it goes to standard error: a service that answers 500 in silence
 /// would be worse than a line that nobody asked for.

@@ -144,6 +144,19 @@ pub trait Store: Send + Sync + 'static {
     fn deadline(&self) -> Option<Duration> {
         Some(Duration::from_millis(250))
     }
+
+    /// The deadline that a store keeps by itself: for so long a call may be under way.
+    #[doc(hidden)]
+    fn own_deadline(&self) -> Option<Duration> {
+        None
+    }
+
+    /// What fails together with this account's counters: a shard of a cluster, by any number. Of a store
+    /// that fails as a whole all numbers are the same.
+    fn fault_domain(&self, account: &Account<'_>) -> u64 {
+        let _ = account;
+        0
+    }
 }
 
 impl<S: Store + ?Sized> Store for Arc<S> {
@@ -173,6 +186,14 @@ impl<S: Store + ?Sized> Store for Arc<S> {
 
     fn deadline(&self) -> Option<Duration> {
         (**self).deadline()
+    }
+
+    fn own_deadline(&self) -> Option<Duration> {
+        (**self).own_deadline()
+    }
+
+    fn fault_domain(&self, account: &Account<'_>) -> u64 {
+        (**self).fault_domain(account)
     }
 }
 
@@ -648,13 +669,26 @@ impl<T> fmt::Debug for Reply<T> {
 #[derive(Clone, Debug)]
 pub struct StoreError {
     message: &'static str,
+    /// A code of the store's or of the system's, such as `OOM`.
+    code: Option<Box<str>>,
     source: Option<Arc<dyn Error + Send + Sync>>,
+    fault: Fault,
+}
+
+/// What an error says of the store.
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Fault {
+    Store,
+    /// It was not asked.
+    Unsent,
+    /// It is well, but for this one key.
+    Key,
 }
 
 impl StoreError {
     /// A failure in a few words, without keys or addresses in them.
     pub fn new(message: &'static str) -> Self {
-        Self { message, source: None }
+        Self { message, code: None, source: None, fault: Fault::Store }
     }
 
     /// The same, with the error behind it. It is not part of the text, since it may name an
@@ -663,13 +697,43 @@ impl StoreError {
         message: &'static str,
         source: impl Into<Box<dyn Error + Send + Sync>>,
     ) -> Self {
-        Self { message, source: Some(Arc::from(source.into())) }
+        Self { source: Some(Arc::from(source.into())), ..Self::new(message) }
+    }
+
+    /// The same with a code that says more, and no secret.
+    #[cfg(feature = "redis")]
+    pub(crate) fn with_code(self, code: &str) -> Self {
+        Self { code: Some(code.into()), ..self }
+    }
+
+    /// It was never sent: that says nothing of how the store does.
+    #[cfg(feature = "redis")]
+    pub(crate) fn unsent(self) -> Self {
+        Self { fault: Fault::Unsent, ..self }
+    }
+
+    /// Only this key can't be read.
+    #[cfg(feature = "redis")]
+    pub(crate) fn of_key(self) -> Self {
+        Self { fault: Fault::Key, ..self }
+    }
+
+    pub(crate) fn is_unsent(&self) -> bool {
+        self.fault == Fault::Unsent
+    }
+
+    pub(crate) fn is_of_key(&self) -> bool {
+        self.fault == Fault::Key
     }
 }
 
 impl fmt::Display for StoreError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.message)
+        f.write_str(self.message)?;
+        match &self.code {
+            Some(code) => write!(f, " ({code})"),
+            None => Ok(()),
+        }
     }
 }
 

@@ -331,7 +331,7 @@ impl How {
     fn share(&self, of: &Fronted, charge: &Charge<'_>, sent: Sent) -> Option<Reply<Decision>> {
         // Nobody is to wait for the call that tries a store which failed, but who makes it.
         #[cfg(feature = "tokio")]
-        if self.leases > 1 && !of.guard.leaves_alone() {
+        if self.leases > 1 && !of.guard.leaves_alone(&charge.account()) {
             return of.wait_with_others(charge, sent);
         }
         let _ = (of, charge, sent);
@@ -403,7 +403,7 @@ impl Store for Fronted {
         if let Some(reply) = self.how.share(self, &charge, sent) {
             return reply;
         }
-        match self.guard.ask(charge.account().scope(), |store| store.charge(charge)).into_now() {
+        match self.guard.ask(charge.account(), |store| store.charge(charge)).into_now() {
             Ok(Ok(decision)) => {
                 self.note(&charge, &decision, sent);
                 Reply::now(decision)

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redis::aio::ConnectionLike;
+use redis::io::tcp::socket2::TcpKeepalive;
 use redis::{
     AsyncConnectionConfig, Client, Cmd, ErrorKind, FromRedisValue, IntoConnectionInfo, RedisError,
     RedisResult, ServerErrorKind, Value,
@@ -20,9 +21,16 @@ use crate::clock::Clock;
 use crate::decision::Decision;
 use crate::quota::{Anchor, MAX_TOKENS, Quota};
 
+#[cfg(feature = "redis-cluster")]
+mod cluster;
 mod gather;
 mod link;
 mod script;
+#[cfg(feature = "redis-sentinel")]
+mod sentinel;
+mod shards;
+#[cfg(feature = "redis-tls")]
+mod tls;
 
 use gather::{Fate, Gather};
 use link::{Lease, Link};
@@ -32,6 +40,8 @@ use script::{Answer, LOADS, ONE};
 const DEADLINE: Duration = Duration::from_millis(250);
 /// What stands for a deadline that is too far away to be an instant.
 const NEVER: Duration = Duration::from_secs(30 * 365 * 86_400);
+/// An idle connection is probed by the system after so long.
+const KEEPALIVE: Duration = Duration::from_secs(30);
 /// Calls that a connection holds before the next one has to wait for its turn.
 const PIPELINE: usize = 1_024;
 
@@ -125,14 +135,18 @@ impl RedisStore {
     /// # let _ = store; } Ok(()) }
     /// ```
     pub fn client(client: Client) -> Self {
-        Self::connecting(move || {
+        let client = lasting(&client);
+        Self::over(Link::connecting(move || {
             let client = client.clone();
             async move {
+                let client = client?;
                 #[cfg(feature = "redis-tls")]
-                provide_tls(&client);
+                if tls::is_spoken_by(&client) {
+                    tls::provide();
+                }
                 client.get_multiplexed_async_connection_with_config(&config()).await
             }
-        })
+        }))
     }
 
     /// Counters in what a closure connects to, for whatever has no constructor here. It is called
@@ -158,7 +172,11 @@ impl RedisStore {
         R: Future<Output = RedisResult<C>> + Send + 'static,
         C: ConnectionLike + Clone + Send + Sync + 'static,
     {
-        Self::over(Link::connecting(connect))
+        Self::over(Link::connecting(move || {
+            #[cfg(feature = "redis-tls")]
+            tls::provide();
+            connect()
+        }))
     }
 
     /// Counters in a cluster.
@@ -173,39 +191,62 @@ impl RedisStore {
     /// ```
     #[cfg(feature = "redis-cluster")]
     pub fn cluster(client: redis::cluster::ClusterClient) -> Self {
+        let attempts = std::sync::atomic::AtomicU32::new(0);
         let connect = move || {
-            let client = client.clone();
-            async move { client.get_async_connection().await }
+            #[cfg(feature = "redis-tls")]
+            tls::provide();
+            let attempt = attempts.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            cluster::connect(client.clone(), attempt)
         };
-        Self::connecting(connect).one_by_one()
+        Self::over(Link::sharded(connect)).one_by_one()
     }
 
-    /// Counters in the master that Sentinel knows. It is asked again after a failover.
+    /// Counters in the master that Sentinels know. They are asked at the same time, each by a client of
+    /// its own that `client` makes, so that one that is silent delays nobody, and again after a failover.
     ///
-    /// ```no_run
+    /// ```
     /// use redis::sentinel::{SentinelClient, SentinelServerType};
     /// use tower_fixed_window::store::RedisStore;
     ///
-    /// # fn main() -> Result<(), redis::RedisError> {
-    /// let sentinels = vec!["redis://10.0.0.1:26379/", "redis://10.0.0.2:26379/"];
-    /// let store = RedisStore::sentinel(SentinelClient::build(
-    ///     sentinels,
-    ///     "mymaster".to_owned(),
-    ///     None,
-    ///     SentinelServerType::Master,
-    /// )?);
+    /// # fn main() -> Result<(), tower_fixed_window::StoreError> {
+    /// let sentinels = ["redis://10.0.0.1:26379/", "redis://10.0.0.2:26379/"];
+    /// let store = RedisStore::sentinel(sentinels, |sentinel| {
+    ///     SentinelClient::build(vec![sentinel], "mymaster".to_owned(), None, SentinelServerType::Master)
+    /// })?;
     /// # let _ = store; Ok(()) }
     /// ```
+    ///
+    /// # Errors
+    /// If `client` makes none of an address.
     #[cfg(feature = "redis-sentinel")]
-    pub fn sentinel(client: redis::sentinel::SentinelClient) -> Self {
-        let client = Arc::new(tokio::sync::Mutex::new(client));
-        Self::connecting(move || {
-            let client = Arc::clone(&client);
-            async move { client.lock().await.get_async_connection_with_config(&config()).await }
-        })
+    pub fn sentinel<A, F>(
+        sentinels: impl IntoIterator<Item = A>,
+        client: F,
+    ) -> Result<Self, StoreError>
+    where
+        A: Clone + Send + Sync + 'static,
+        F: Fn(A) -> RedisResult<redis::sentinel::SentinelClient> + Send + Sync + 'static,
+    {
+        let sentinels: Arc<[A]> = sentinels.into_iter().collect();
+        for sentinel in sentinels.iter() {
+            client(sentinel.clone()).map_err(|error| {
+                StoreError::with_source(
+                    "no address of a Sentinel: write redis://host:26379/",
+                    error,
+                )
+            })?;
+        }
+        let client = Arc::new(client);
+        Ok(Self::over(Link::connecting(move || {
+            #[cfg(feature = "redis-tls")]
+            tls::provide();
+            let clients = sentinels.iter().map(|sentinel| client(sentinel.clone())).collect();
+            sentinel::connect(clients)
+        })))
     }
 
     fn over(link: Link) -> Self {
+        link.set_patience(DEADLINE);
         Self {
             gather: Some(Gather::new(link.clone())),
             link,
@@ -239,6 +280,7 @@ impl RedisStore {
     #[must_use]
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
+        self.link.set_patience(deadline);
         self
     }
 
@@ -361,8 +403,9 @@ impl RedisStore {
     async fn call<T: FromRedisValue>(&self, cmd: &Cmd, until: Instant) -> Result<T, StoreError> {
         runtime()?;
         let mut used = None;
+        let link = self.link.of(script::key(cmd));
         let call = async {
-            let Lease { connection, .. } = used.insert(self.link.get().await?);
+            let Lease { connection } = used.insert(link.get().await?);
             let mut loads = 0..LOADS;
             loop {
                 match cmd.query_async(connection).await {
@@ -374,13 +417,15 @@ impl RedisStore {
             }
         };
         let answer = timeout_at(until, call).await.ok();
+        let unsent = used.is_none();
         if let Some(lease) = used {
-            self.link.report(&lease, answer.as_ref().map(Result::as_ref));
+            link.report(&lease, answer.as_ref().map(Result::as_ref));
         }
-        match answer {
+        let answer = match answer {
             Some(answer) => answer.map_err(failed),
             None => Err(late()),
-        }
+        };
+        if unsent { answer.map_err(StoreError::unsent) } else { answer }
     }
 
     /// When a call that is asked now has failed.
@@ -406,27 +451,52 @@ fn config() -> AsyncConnectionConfig {
         .set_pipeline_buffer_size(PIPELINE)
 }
 
-/// rustls wants the process to have chosen its cryptography, and would panic where the app's
-/// dependencies bring several. What the app has chosen stays.
-#[cfg(feature = "redis-tls")]
-fn provide_tls(client: &Client) {
-    let tls = matches!(client.get_connection_info().addr(), redis::ConnectionAddr::TcpTls { .. });
-    if tls && rustls::crypto::CryptoProvider::get_default().is_none() {
-        // Somebody else may have been faster.
-        let _ = rustls::crypto::ring::default_provider().install_default();
-    }
+/// The same client, over connections whose end is noticed, and on which nothing waits for company.
+fn lasting(client: &Client) -> RedisResult<Client> {
+    let info = client.get_connection_info();
+    let settings = info.tcp_settings().clone().set_nodelay(true);
+    let settings = match settings.keepalive() {
+        Some(_) => settings,
+        None => settings.set_keepalive(TcpKeepalive::new().with_time(KEEPALIVE)),
+    };
+    Client::open(info.clone().set_tcp_settings(settings))
 }
 
 /// Names no address and no key.
 fn failed(error: RedisError) -> StoreError {
+    // A script tells its own errors as the server's.
+    let of_key = error.code() == Some("WRONGTYPE")
+        || error.kind() == ErrorKind::Parse
+        || error.detail().is_some_and(|detail| detail.contains("hash value is not an integer"));
     let what = match error.kind() {
+        _ if of_key => "Redis has another value for this key",
         ErrorKind::Server(ServerErrorKind::ReadOnly) => "Redis is a replica here",
         ErrorKind::Server(_) | ErrorKind::Extension => "Redis refused the command",
         ErrorKind::AuthenticationFailed => "Redis refused the password",
         ErrorKind::Io => "Redis can't be reached",
         _ => "Redis failed",
     };
-    StoreError::with_source(what, error)
+    let code = code(&error);
+    let mut failed = StoreError::with_source(what, error);
+    if let Some(code) = code {
+        failed = failed.with_code(&code);
+    }
+    if of_key { failed.of_key() } else { failed }
+}
+
+/// What it is called by Redis, by the system or by TLS: no secret is in that.
+fn code(error: &RedisError) -> Option<String> {
+    if let Some(code) = error.code() {
+        let plain = |byte: u8| byte.is_ascii_uppercase() || byte.is_ascii_digit();
+        return (code.len() <= 32 && code.bytes().all(plain)).then(|| code.to_owned());
+    }
+    let source = std::error::Error::source(error)?;
+    let io = source.downcast_ref::<std::io::Error>()?;
+    #[cfg(feature = "redis-tls")]
+    if let Some(what) = tls::what_failed(io) {
+        return Some(what.to_owned());
+    }
+    Some(io.kind().to_string())
 }
 
 impl<C> From<C> for RedisStore
@@ -456,7 +526,8 @@ impl Store for RedisStore {
         let (store, charge) = (self.clone(), charge.to_owned());
         Reply::later(async move {
             let decision = store.ask(cmd).await?.decide(&charge.as_charge(), now);
-            decision.ok_or(StoreError::new("Redis gave an answer that makes no sense"))
+            decision
+                .ok_or_else(|| StoreError::new("Redis gave an answer that makes no sense").of_key())
         })
     }
 
@@ -498,6 +569,14 @@ impl Store for RedisStore {
 
     fn deadline(&self) -> Option<Duration> {
         None
+    }
+
+    fn own_deadline(&self) -> Option<Duration> {
+        Some(self.deadline)
+    }
+
+    fn fault_domain(&self, account: &Account<'_>) -> u64 {
+        self.link.domain(|| self.key(account))
     }
 }
 

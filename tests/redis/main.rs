@@ -7,11 +7,13 @@
 mod conformance;
 mod differential;
 mod exact;
+mod idle;
 mod leases;
 mod life;
 mod outage;
 mod proxy;
 mod quiet;
+mod runtimes;
 mod secrets;
 mod server;
 mod together;

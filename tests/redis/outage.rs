@@ -350,7 +350,7 @@ async fn errors_name_no_address_and_no_key() {
     let store = RedisStore::new("redis://user:hunter2@127.0.0.1:1/").expect("an address");
     let limiter = limiter(store.clone(), 5).without_fallback();
     let error = limiter.check("ann").await.expect_err("nobody is there");
-    assert_eq!(error.to_string(), "Redis can't be reached");
+    assert_eq!(error.to_string(), "Redis can't be reached (connection refused)");
     assert!(!format!("{store:?} {limiter:?} {error:?}").contains("hunter2"));
     let error = RedisStore::new("http://user:hunter2@127.0.0.1/").expect_err("no address");
     assert_eq!(error.to_string(), "no address of Redis: write redis://host:6379/");

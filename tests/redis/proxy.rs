@@ -31,7 +31,6 @@ struct Network {
     open: AtomicU64,
 }
 
-#[allow(dead_code)]
 impl Proxy {
     /// A network without delay to a port of this machine.
     pub(crate) fn to(port: u16) -> Self {

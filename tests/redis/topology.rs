@@ -153,13 +153,9 @@ fn watched() -> Option<Watched> {
 
 impl Watched {
     fn store(&self) -> RedisStore {
-        let client = SentinelClient::build(
-            vec![self.sentinel.url()],
-            "mymaster",
-            None,
-            SentinelServerType::Master,
-        );
-        RedisStore::sentinel(client.expect("addresses"))
+        let client =
+            |url| SentinelClient::build(vec![url], "mymaster", None, SentinelServerType::Master);
+        RedisStore::sentinel([self.sentinel.url()], client).expect("addresses")
     }
 
     /// When the former replica takes writes, and Sentinel says so.
@@ -262,7 +258,10 @@ async fn tls() {
     // Nobody vouches for this certificate.
     let untrusted = limiter(RedisStore::new(url).expect("an address"));
     let error = untrusted.check("ann").await.expect_err("not trusted");
-    assert_eq!(error.to_string(), "Redis can't be reached");
+    assert_eq!(
+        error.to_string(),
+        "Redis can't be reached (nobody trusted has signed its certificate)"
+    );
 }
 
 /// The least that the store needs.

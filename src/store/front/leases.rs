@@ -298,7 +298,7 @@ impl Call {
         let answer = {
             let charge = Charge::new(self.charge.as_charge().account(), tokens);
             let charge = if up_to { charge.up_to() } else { charge };
-            let reply = self.of.guard.ask(charge.account().scope(), |store| store.charge(charge));
+            let reply = self.of.guard.ask(charge.account(), |store| store.charge(charge));
             let charge = charge.to_owned();
             let answer = reply.await;
             if let Ok(decision) = &answer {
@@ -405,7 +405,7 @@ impl Fronted {
             self.forgetting(
                 account,
                 Change::Refund,
-                self.guard.ask(account.scope(), |store| store.adjust(adjust)),
+                self.guard.ask(account, |store| store.adjust(adjust)),
             )
             .detach();
         }

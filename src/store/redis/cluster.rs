@@ -1,0 +1,44 @@
+//! Connecting to a cluster, of which some nodes may be silent.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::time::Duration;
+
+use redis::aio::ConnectionLike;
+use redis::cluster::{ClusterClient, ClusterConfig};
+use redis::cluster_async::ClusterConnection;
+use redis::{RedisResult, Value};
+
+use super::shards::Range;
+
+/// How long the client library waits for a silent node, in every other attempt: nodes that are near
+/// answer within it, and in the attempts between it is the client's own.
+const NEAR: Duration = Duration::from_millis(250);
+/// An answer that takes longer does not come. No call waits that long unless its deadline is longer.
+const SILENT: Duration = Duration::from_secs(5);
+
+pub(super) async fn connect(
+    client: ClusterClient,
+    attempt: u32,
+) -> RedisResult<(ClusterConnection, Vec<Range>)> {
+    let config = ClusterConfig::new().set_response_timeout(SILENT);
+    let config = if attempt % 2 == 0 { config.set_connection_timeout(NEAR) } else { config };
+    let mut connection = client.get_async_connection_with_config(config).await?;
+    let mut slots = redis::cmd("CLUSTER");
+    slots.arg("SLOTS");
+    let ranges = ranges(connection.req_packed_command(&slots).await?.extract_error()?);
+    Ok((connection, ranges))
+}
+
+/// What node has which slots, as `CLUSTER SLOTS` says it. What makes no sense is left out.
+fn ranges(slots: Value) -> Vec<Range> {
+    let Value::Array(slots) = slots else { return Vec::new() };
+    let range = |range: Value| {
+        let Value::Array(range) = range else { return None };
+        let [_, Value::Int(last), Value::Array(master), ..] = &range[..] else { return None };
+        let [Value::BulkString(host), Value::Int(port), ..] = &master[..] else { return None };
+        let mut hasher = DefaultHasher::new();
+        (host, port).hash(&mut hasher);
+        Some(Range { last: u16::try_from(*last).ok()?, node: hasher.finish() })
+    };
+    slots.into_iter().filter_map(range).collect()
+}
