@@ -12,9 +12,11 @@ use crate::quota::Quota;
 
 mod meters;
 
-pub(crate) use meters::Meters;
 #[cfg(feature = "metrics")]
 pub(crate) use meters::memory;
+pub(crate) use meters::{Meters, UnderWay};
+#[cfg(feature = "redis")]
+pub(crate) use meters::{store_checked, store_connected};
 
 /// Whether anybody looks.
 pub(crate) const ON: bool = cfg!(any(feature = "tracing", feature = "metrics"));
@@ -134,12 +136,6 @@ impl<'a> Observed<'a> {
         );
     }
 }
-
-/// A connection to a store was made.
-pub(crate) fn store_connected() {}
-
-/// A connection that was idle is tried.
-pub(crate) fn store_checked() {}
 
 /// Tells how to mend a mistake in the set-up, once for each mistake in the life of the process.
 /// Without the `tracing` feature it goes to standard error: a service that answers 500 in silence

@@ -3,9 +3,13 @@
 use super::{Observed, Outcome};
 
 #[cfg(feature = "metrics")]
-pub(crate) use with_metrics::{Meters, Timing, memory};
+pub(crate) use with_metrics::{Meters, Timing, UnderWay, memory};
+#[cfg(all(feature = "metrics", feature = "redis"))]
+pub(crate) use with_metrics::{store_checked, store_connected};
 #[cfg(not(feature = "metrics"))]
-pub(crate) use without::{Meters, Timing};
+pub(crate) use without::{Meters, Timing, UnderWay};
+#[cfg(all(not(feature = "metrics"), feature = "redis"))]
+pub(crate) use without::{store_checked, store_connected};
 
 impl Observed<'_> {
     #[inline]
@@ -91,6 +95,8 @@ mod with_metrics {
     use std::time::Instant;
 
     use metrics::{Counter, Histogram, Key, Label, Level, Metadata, Recorder, Unit, gauge};
+    #[cfg(feature = "redis")]
+    use metrics::{counter, describe_counter};
 
     use super::{Count, Outcome};
 
@@ -281,6 +287,42 @@ mod with_metrics {
         gauge!(MOST, "store" => store.to_owned()).set(max_keys as f64);
     }
 
+    /// A connection to a store was made.
+    #[cfg(feature = "redis")]
+    pub(crate) fn store_connected() {
+        const CONNECTIONS: &str = "tower_fixed_window_store_connections_total";
+
+        describe_counter!(CONNECTIONS, "Connections to stores that were made, the first ones too");
+        counter!(CONNECTIONS).increment(1);
+    }
+
+    /// A connection that was idle is tried.
+    #[cfg(feature = "redis")]
+    pub(crate) fn store_checked() {
+        const CHECKS: &str = "tower_fixed_window_store_checks_total";
+
+        describe_counter!(CHECKS, "Connections to stores that were tried before they were used");
+        counter!(CHECKS).increment(1);
+    }
+
+    /// A call to a store, from its beginning to its end.
+    pub(crate) struct UnderWay;
+
+    impl UnderWay {
+        const NAME: &str = "tower_fixed_window_store_calls";
+
+        pub(crate) fn new() -> Self {
+            gauge!(Self::NAME).increment(1.0);
+            Self
+        }
+    }
+
+    impl Drop for UnderWay {
+        fn drop(&mut self) {
+            gauge!(Self::NAME).decrement(1.0);
+        }
+    }
+
     /// When a call to the store began.
     pub(crate) struct Timing(Instant);
 
@@ -305,6 +347,20 @@ mod without {
 
         #[inline]
         pub(super) fn time(&self, _: &str, _: Timing) {}
+    }
+
+    #[cfg(feature = "redis")]
+    pub(crate) fn store_connected() {}
+
+    #[cfg(feature = "redis")]
+    pub(crate) fn store_checked() {}
+
+    pub(crate) struct UnderWay;
+
+    impl UnderWay {
+        pub(crate) fn new() -> Self {
+            Self
+        }
     }
 
     pub(crate) struct Timing;

@@ -345,11 +345,21 @@ pub(crate) struct Fronted {
     front: Front,
     guard: Guard,
     how: Arc<How>,
+    #[cfg(feature = "tokio")]
+    owner: leases::Owner,
 }
 
 impl Fronted {
     pub(crate) fn new(front: Front, guard: Guard, how: Arc<How>) -> Self {
-        Self { front, guard, how }
+        #[cfg(feature = "tokio")]
+        let owner = leases::Owner::new(&front);
+        Self {
+            front,
+            guard,
+            how,
+            #[cfg(feature = "tokio")]
+            owner,
+        }
     }
 
     fn note(&self, charge: &Charge<'_>, decision: &Decision, sent: Sent) {

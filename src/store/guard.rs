@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::{Account, Adjust, Charge, Inner, MemoryStore, Reply, Scope, Store, StoreError};
 use crate::decision::Decision;
-use crate::observe;
+use crate::observe::{self, UnderWay};
 use crate::timer::Instant;
 
 /// So many failures in a row, and the store is left alone ...
@@ -93,8 +93,10 @@ impl Guard {
             }
             Err(later) => {
                 let (outage, scope) = (Arc::clone(&self.outage), scope.clone());
+                let under_way = UnderWay::new();
                 Reply::later(async move {
                     let answer = within(deadline, later).await;
+                    drop(under_way);
                     scope.observe().store_was_called(timing);
                     call.end(&answer);
                     outage.note(&scope, &answer);

@@ -1,8 +1,10 @@
 //! Counters in Redis or Valkey, shared by all nodes.
 
+use std::error::Error;
 use std::fmt;
 use std::fmt::Write as _;
 use std::future::Future;
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,11 +17,12 @@ use redis::{
 use tokio::runtime::Handle;
 use tokio::time::{Instant, timeout_at};
 
-use super::{Account, Adjust, Change, Charge, Front, MemoryStore, Reply, Store, StoreError};
+use super::{Account, Adjust, Change, Charge, Front, MemoryStore, Reply, Scope, Store, StoreError};
 #[cfg(feature = "testing")]
 use crate::clock::Clock;
 use crate::decision::Decision;
-use crate::quota::{Anchor, MAX_TOKENS, Quota};
+use crate::key::Key;
+use crate::quota::{Anchor, MAX_TOKENS, Quota, Quotas};
 
 #[cfg(feature = "redis-cluster")]
 mod cluster;
@@ -191,12 +194,10 @@ impl RedisStore {
     /// ```
     #[cfg(feature = "redis-cluster")]
     pub fn cluster(client: redis::cluster::ClusterClient) -> Self {
-        let attempts = std::sync::atomic::AtomicU32::new(0);
         let connect = move || {
             #[cfg(feature = "redis-tls")]
             tls::provide();
-            let attempt = attempts.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-            cluster::connect(client.clone(), attempt)
+            cluster::connect(client.clone())
         };
         Self::over(Link::sharded(connect)).one_by_one()
     }
@@ -302,6 +303,28 @@ impl RedisStore {
     pub fn one_by_one(mut self) -> Self {
         self.gather = None;
         self
+    }
+
+    /// Asks Redis what every decision asks, and changes nothing: for an app that is to fail at its start
+    /// where Redis can't be reached, refuses the password, or lacks rights. (One that does not ask starts
+    /// without Redis, and joins when it is there.) On a cluster one shard is asked.
+    ///
+    /// ```no_run
+    /// use tower_fixed_window::store::RedisStore;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), tower_fixed_window::StoreError> {
+    /// let store = RedisStore::new("redis://127.0.0.1/")?;
+    /// store.ping().await?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// If there is no answer within the deadline, or another one than there should be.
+    pub async fn ping(&self) -> Result<(), StoreError> {
+        let (scope, quotas, key) =
+            (Scope::named("ping"), Quotas::from(Quota::per_second(1)), Key::global());
+        let account = Account::new(&scope, &quotas, &key);
+        self.charge(Charge::new(account, 1).peeking()).await.map(|_| ())
     }
 
     /// Reads the time from a clock in place of the server's, and lets keys expire an hour too
@@ -490,8 +513,11 @@ fn code(error: &RedisError) -> Option<String> {
         let plain = |byte: u8| byte.is_ascii_uppercase() || byte.is_ascii_digit();
         return (code.len() <= 32 && code.bytes().all(plain)).then(|| code.to_owned());
     }
-    let source = std::error::Error::source(error)?;
-    let io = source.downcast_ref::<std::io::Error>()?;
+    let source = error.source()?;
+    let io = match source.downcast_ref::<Arc<dyn Error + Send + Sync>>() {
+        Some(inner) => inner.downcast_ref::<io::Error>()?,
+        None => source.downcast_ref::<io::Error>()?,
+    };
     #[cfg(feature = "redis-tls")]
     if let Some(what) = tls::what_failed(io) {
         return Some(what.to_owned());

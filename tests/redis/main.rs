@@ -16,6 +16,7 @@ mod quiet;
 mod runtimes;
 mod secrets;
 mod server;
+mod silent;
 mod together;
 mod topology;
 mod unplug;

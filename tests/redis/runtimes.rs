@@ -1,11 +1,13 @@
 //! Runtimes come and go, and stand still: the store is none of theirs.
 
-use std::sync::OnceLock;
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use tokio::runtime::{Builder, Runtime};
+use tower::{Layer, ServiceExt, service_fn};
+use tower_fixed_window::key::global;
 use tower_fixed_window::store::RedisStore;
-use tower_fixed_window::{Limiter, Quota};
+use tower_fixed_window::{CostMeter, FixedWindowLayer, Key, Limiter, Quota, TrueCost};
 
 use crate::proxy::Proxy;
 use crate::server::{Server, wait_for};
@@ -63,6 +65,38 @@ fn a_runtime_that_stands_still_takes_nobody_along() {
     drop(still);
 }
 
+/// A body may end wherever its last owner is.
+#[test]
+fn what_a_response_has_cost_is_not_lost_where_its_body_ends_on_a_plain_thread() {
+    let Some(server) = Server::start() else { return };
+    let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("one");
+    let store = RedisStore::new(server.url()).expect("an address");
+    let layer = FixedWindowLayer::new(Quota::per_day(1_000).from_first_request())
+        .name("runtimes")
+        .key(global())
+        .store(store.clone())
+        .empty_body()
+        .settle_true_cost();
+    let service = layer.layer(service_fn(async |_: http::Request<()>| {
+        let (cost, meter) = TrueCost::metered();
+        let mut response = http::Response::new(());
+        response.extensions_mut().insert(cost);
+        response.extensions_mut().insert(Arc::new(Mutex::new(Some(meter))));
+        Ok::<_, std::convert::Infallible>(response)
+    }));
+    let response = runtime.block_on(service.oneshot(http::Request::new(()))).expect("infallible");
+    let meter = response.extensions().get::<Arc<Mutex<Option<CostMeter>>>>().expect("it is there");
+    let mut meter = meter.lock().expect("no panic").take().expect("one");
+    meter.add(100);
+    std::thread::spawn(move || drop(meter)).join().expect("no panic");
+    let limiter = Limiter::new(Quota::per_day(1_000).from_first_request());
+    let limiter = limiter.name("runtimes").store(store).without_fallback();
+    wait_for("the cost to be counted", || {
+        let standing = runtime.block_on(limiter.peek(Key::global()));
+        standing.expect("it answers").used() == 100
+    });
+}
+
 #[test]
 fn a_store_that_is_dropped_leaves_no_connection_and_no_task() {
     let Some(server) = Server::start() else { return };
@@ -78,4 +112,41 @@ fn a_store_that_is_dropped_leaves_no_connection_and_no_task() {
     });
     let tasks = || runtime.metrics().num_alive_tasks();
     wait_for("connections and tasks to end", || proxy.open() == 0 && tasks() == 0);
+}
+
+/// What a limiter had in hand is given back with its end, not a 16th of the window later.
+#[test]
+fn a_limiter_with_leases_that_is_dropped_gives_back_and_leaves_nothing() {
+    let Some(server) = Server::start() else { return };
+    let proxy = Proxy::to(server.port);
+    let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("one");
+    runtime.block_on(async {
+        let limiter = limiter(&proxy.url()).leases(100).without_fallback();
+        for _ in 0..50 {
+            let _ = limiter.check("ann").await.expect("Redis answers");
+        }
+    });
+    let tasks = || runtime.metrics().num_alive_tasks();
+    wait_for("connections and tasks to end", || proxy.open() == 0 && tasks() == 0);
+    let value: String = server.ask(&["HGET", "tfw1:{runtimes:tann}", "86400000f"]);
+    assert_eq!(value.split('@').next(), Some("50"), "{value}");
+}
+
+#[test]
+fn an_app_may_ask_at_its_start_whether_redis_is_there() {
+    let Some(server) = Server::start() else { return };
+    runtime().block_on(async {
+        let ping = async |url: String| {
+            let store = RedisStore::new(url).expect("an address");
+            store.ping().await.map_err(|error| error.to_string())
+        };
+        assert_eq!(ping(server.url()).await, Ok(()));
+        assert_eq!(server.ask::<u64>(&["DBSIZE"]), 0, "nothing was written");
+        let nobody = "redis://127.0.0.1:1/".to_owned();
+        let error = ping(nobody).await.expect_err("nobody is there");
+        assert_eq!(error, "Redis can't be reached (connection refused)");
+        server.ask::<String>(&["CONFIG", "SET", "requirepass", "hunter2"]);
+        let error = ping(server.url()).await.expect_err("it wants a password");
+        assert_eq!(error, "Redis refused the command (NOAUTH)");
+    });
 }

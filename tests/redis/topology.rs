@@ -20,7 +20,7 @@ fn cluster() -> Option<Vec<Server>> {
 }
 
 /// The same with further options.
-fn cluster_with(options: &[&str]) -> Option<Vec<Server>> {
+pub(crate) fn cluster_with(options: &[&str]) -> Option<Vec<Server>> {
     let cluster = ["--cluster-enabled", "yes", "--cluster-node-timeout", "1000"];
     let options = [&cluster, options].concat();
     let nodes: Vec<Server> = (0..3).map(|_| Server::with(&options)).collect::<Option<_>>()?;
@@ -38,7 +38,7 @@ fn cluster_with(options: &[&str]) -> Option<Vec<Server>> {
     Some(nodes)
 }
 
-fn urls(nodes: &[Server]) -> Vec<String> {
+pub(crate) fn urls(nodes: &[Server]) -> Vec<String> {
     nodes.iter().map(Server::url).collect()
 }
 

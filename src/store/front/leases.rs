@@ -10,8 +10,9 @@
 //! for them, and ends when nobody waits. Another one gives back, and ends when nothing is in hand.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::mem;
 use std::sync::atomic::Ordering;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
@@ -62,6 +63,42 @@ struct Loans {
 struct Loan {
     of: Fronted,
     charge: OwnedCharge,
+}
+
+/// Who may still spend what is in hand: limiters and their requests, not who looks after it.
+#[derive(Clone)]
+pub(super) struct Owner {
+    held: Option<Arc<Held>>,
+    alive: Weak<Held>,
+}
+
+/// When it is dropped, what is in hand is due.
+struct Held(Front);
+
+impl Owner {
+    pub(super) fn new(front: &Front) -> Self {
+        let held = Arc::new(Held(front.clone()));
+        Self { alive: Arc::downgrade(&held), held: Some(held) }
+    }
+
+    fn is_gone(&self) -> bool {
+        self.alive.strong_count() == 0
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let leases = &self.0.0.leases;
+        let mut loans = leases.loans();
+        let due = mem::take(&mut loans.due).into_iter();
+        let due = due.map(|((due, id), loan)| {
+            let due = if loan.of.owner.is_gone() { i64::MIN } else { due };
+            ((due, id), loan)
+        });
+        loans.due = due.collect();
+        drop(loans);
+        leases.sooner.notify_one();
+    }
 }
 
 /// What is in hand, in three entries that die with the window.
@@ -424,7 +461,9 @@ impl Fronted {
         }
         let due = now + idle(quota);
         let first = loans.due.first_key_value().is_none_or(|((first, _), _)| due < *first);
-        loans.due.insert((due, id), Loan { of: self.clone(), charge: charge.clone() });
+        let mut of = self.clone();
+        of.owner.held = None;
+        loans.due.insert((due, id), Loan { of, charge: charge.clone() });
         loans.ids.insert(id);
         if !loans.watched {
             loans.watched = true;
@@ -493,7 +532,7 @@ impl Loan {
         let mut entries = self.of.front.entries(&charge);
         let now = entries.now();
         let Some(hand) = Hand::get(&entries, quota).filter(|hand| hand.left > 0) else { return };
-        if now - hand.taken >= idle(quota) {
+        if now - hand.taken >= idle(quota) || self.of.owner.is_gone() {
             hand.set_left(&mut entries, quota, 0);
             drop(entries);
             self.of.give_back(&charge, &hand.decide(now, &charge), hand.left);

@@ -10,19 +10,20 @@ use redis::{RedisResult, Value};
 
 use super::shards::Range;
 
-/// How long the client library waits for a silent node, in every other attempt: nodes that are near
-/// answer within it, and in the attempts between it is the client's own.
+/// How long the client library waits for silent nodes at first: nodes that are near answer within it.
 const NEAR: Duration = Duration::from_millis(250);
 /// An answer that takes longer does not come. No call waits that long unless its deadline is longer.
 const SILENT: Duration = Duration::from_secs(5);
 
-pub(super) async fn connect(
-    client: ClusterClient,
-    attempt: u32,
-) -> RedisResult<(ClusterConnection, Vec<Range>)> {
+/// It waits for all nodes that it is told of, and one of them may be silent.
+pub(super) async fn connect(client: ClusterClient) -> RedisResult<(ClusterConnection, Vec<Range>)> {
     let config = ClusterConfig::new().set_response_timeout(SILENT);
-    let config = if attempt % 2 == 0 { config.set_connection_timeout(NEAR) } else { config };
-    let mut connection = client.get_async_connection_with_config(config).await?;
+    let near = config.clone().set_connection_timeout(NEAR);
+    let mut connection = match client.get_async_connection_with_config(near).await {
+        Ok(connection) => connection,
+        // All of them may be far.
+        Err(_) => client.get_async_connection_with_config(config).await?,
+    };
     let mut slots = redis::cmd("CLUSTER");
     slots.arg("SLOTS");
     let ranges = ranges(connection.req_packed_command(&slots).await?.extract_error()?);

@@ -205,16 +205,11 @@ impl Link {
         let part = shards.of(self.key.as_deref());
         let health = shards.health(part);
         let patience = inner.patience.load(Ordering::Relaxed);
-        let silent = health.unanswered().filter(|sent| sent.saturating_add(patience) <= now);
-        if let Some(sent) = silent.filter(|_| health.is_well()) {
-            // Nobody may have waited for that answer, but nothing was heard since.
-            let made = state.made;
-            drop(state);
-            self.lost(made, &shards, part, sent, None);
-            return self.look();
-        }
+        // Nobody may have waited for an answer that did not come.
+        let silent = health.unanswered().is_some_and(|sent| sent.saturating_add(patience) <= now);
         if let Some(connection) = state.connection.as_ref().filter(|_| health.is_well()) {
-            if now.saturating_sub(health.heard()) < IDLE.as_millis() as u64 {
+            let idle = now.saturating_sub(health.heard()) >= IDLE.as_millis() as u64;
+            if !idle && !silent {
                 let (connection, made) = (connection.boxed(), state.made);
                 let link = self.clone();
                 let connection = Connection { connection, link, made, shards, part, at: now };
