@@ -71,6 +71,11 @@ impl Guard {
         self.breaker.is_open(|| self.store.fault_domain(account))
     }
 
+    /// How long a call may take, whoever keeps the deadline.
+    pub(super) fn longest(&self) -> Option<Duration> {
+        self.store.deadline().or(self.store.own_deadline())
+    }
+
     /// Asks the store itself: nothing answers in its place.
     pub(super) fn ask<T: Send + 'static>(
         &self,
@@ -78,7 +83,7 @@ impl Guard {
         ask: impl FnOnce(&dyn Store) -> Reply<T>,
     ) -> Reply<T> {
         let deadline = self.store.deadline();
-        let longest = || deadline.or(self.store.own_deadline()).unwrap_or(PAUSE);
+        let longest = || self.longest().unwrap_or(PAUSE);
         let domain = self.store.fault_domain(&account);
         let Some(call) = self.breaker.begin(domain, longest) else {
             return Reply::failed(StoreError::new("the store keeps failing and is left alone"));
@@ -119,7 +124,10 @@ impl Guard {
     }
 }
 
-async fn within<T>(deadline: Option<Duration>, reply: Reply<T>) -> Result<T, StoreError> {
+pub(super) async fn within<T>(
+    deadline: Option<Duration>,
+    reply: Reply<T>,
+) -> Result<T, StoreError> {
     #[cfg(feature = "tokio")]
     if let Some(deadline) = deadline
         // Other runtimes' stores have to keep their own.
@@ -304,7 +312,10 @@ impl Outage {
     #[inline]
     fn note<T>(&self, scope: &Scope, answer: &Result<T, StoreError>) {
         match answer {
-            Err(error) if error.is_of_key() => observe::mistake(&UNREADABLE),
+            Err(error) if error.is_of_key() => {
+                scope.observe().store_failed();
+                observe::mistake(&UNREADABLE);
+            }
             Err(error) => self.failed(scope, error),
             Ok(_) if self.is_on.load(Ordering::Relaxed) => self.answered(scope),
             Ok(_) => {}

@@ -69,10 +69,12 @@ const PIPELINE: usize = 1_024;
 ///
 /// # When Redis is down
 ///
-/// The store connects in the background, again and again, as long as there is one; nothing has to
-/// be up when it is made. A call without an answer after 250 ms ([`deadline`](Self::deadline)) has
-/// failed, and while there is no connection calls fail at once: what happens then is for the layer
-/// to say ([`OnStoreFailure`](crate::OnStoreFailure)). A call whose fate is unknown is not sent
+/// The store connects when it is made in a tokio runtime, and again whenever somebody asks and there is
+/// no connection; nothing has to be up when it is made. One that was idle for a second is tried before it
+/// is used, so that nothing is counted elsewhere because a network has forgotten it. A call without an
+/// answer after 250 ms ([`deadline`](Self::deadline)) has failed, and once there was no connection for so
+/// long, calls fail at once until there is one: what happens then is for the layer to say
+/// ([`OnStoreFailure`](crate::OnStoreFailure)). A call whose fate is unknown is not sent
 /// again, except by the client of a cluster, which may do so after a lost connection: that can count
 /// a request twice and refuse early, never let more pass than the limit.
 ///
@@ -153,7 +155,8 @@ impl RedisStore {
     }
 
     /// Counters in what a closure connects to, for whatever has no constructor here. It is called
-    /// again when a connection is lost, is silent, or has come to lead to a replica.
+    /// again when a connection is lost, is silent, or has come to lead to a replica, and also while
+    /// another call of it is under way. It may take 5 s.
     ///
     /// ```no_run
     /// use tower_fixed_window::store::RedisStore;
@@ -509,6 +512,10 @@ fn failed(error: RedisError) -> StoreError {
 
 /// What it is called by Redis, by the system or by TLS: no secret is in that.
 fn code(error: &RedisError) -> Option<String> {
+    // What Redis says to a long command of who has not told a password.
+    if error.detail().is_some_and(|detail| detail.contains("unauthenticated")) {
+        return Some("NOAUTH".to_owned());
+    }
     if let Some(code) = error.code() {
         let plain = |byte: u8| byte.is_ascii_uppercase() || byte.is_ascii_digit();
         return (code.len() <= 32 && code.bytes().all(plain)).then(|| code.to_owned());
@@ -530,7 +537,8 @@ where
     C: ConnectionLike + Clone + Send + Sync + 'static,
 {
     /// Counters in what this connection leads to: a `MultiplexedConnection`, a
-    /// `ConnectionManager`, a `ClusterConnection`. To connect again when it is lost is for it to do;
+    /// `ConnectionManager`, a `ClusterConnection`. To connect again when it is lost is for it to do
+    /// (it is tried with a `PING` after a second without calls, and once more if that fails);
     /// a store of [`RedisStore::new`] does it by itself.
     fn from(connection: C) -> Self {
         Self::over(Link::fixed(connection))

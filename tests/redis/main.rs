@@ -17,6 +17,7 @@ mod runtimes;
 mod secrets;
 mod server;
 mod silent;
+mod tls;
 mod together;
 mod topology;
 mod unplug;

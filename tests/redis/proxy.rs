@@ -81,11 +81,6 @@ impl Proxy {
         self.network.silent.store(silent, Ordering::SeqCst);
     }
 
-    /// New connections lead there.
-    pub(crate) fn retarget(&self, port: u16) {
-        self.network.target.store(port, Ordering::SeqCst);
-    }
-
     /// Connections made so far.
     pub(crate) fn made(&self) -> u64 {
         self.network.made.load(Ordering::SeqCst)

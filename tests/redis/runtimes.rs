@@ -1,6 +1,8 @@
 //! Runtimes come and go, and stand still: the store is none of theirs.
 
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, OnceLock};
+use std::task::Poll;
 use std::time::Duration;
 
 use tokio::runtime::{Builder, Runtime};
@@ -149,4 +151,23 @@ fn an_app_may_ask_at_its_start_whether_redis_is_there() {
         let error = ping(server.url()).await.expect_err("it wants a password");
         assert_eq!(error, "Redis refused the command (NOAUTH)");
     });
+}
+
+/// The task that asks for all who wait is in a runtime that nobody drives.
+#[test]
+fn who_waits_for_a_lease_waits_no_longer_than_the_deadline() {
+    let Some(server) = Server::start() else { return };
+    let limiter = limiter(&server.url()).leases(10);
+    let still = runtime();
+    still.block_on(async {
+        let mut asked = limiter.check("ann");
+        let asked = std::future::poll_fn(|cx| Poll::Ready(Pin::new(&mut asked).poll(cx))).await;
+        assert!(asked.is_pending());
+    });
+    let decision = runtime().block_on(async {
+        let decision = tokio::time::timeout(Duration::from_secs(5), limiter.check("ann"));
+        decision.await.expect("in time").expect("it answers")
+    });
+    assert!(decision.is_local());
+    drop(still);
 }

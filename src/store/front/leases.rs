@@ -22,6 +22,7 @@ use tokio::time::timeout;
 use super::{Change, Front, Fronted, Known, Sent};
 use crate::decision::Decision;
 use crate::quota::Quota;
+use crate::store::guard::within;
 use crate::store::memory::{Entries, Entry};
 use crate::store::{Adjust, Charge, OwnedCharge, Reply, StoreError};
 use crate::window::{MAX, State};
@@ -256,8 +257,12 @@ impl Fronted {
         drop(flights);
         let (guard, charge) = (self.guard.clone(), charge.to_owned());
         Some(Reply::later(async move {
-            let given_up = || Err(StoreError::new("the task that asks the store has ended"));
-            match receiver.await.unwrap_or_else(|_| given_up()) {
+            let answer = Reply::later(async {
+                let given_up = |_| Err(StoreError::new("the task that asks the store has ended"));
+                receiver.await.unwrap_or_else(given_up)
+            });
+            // That task may stand still with its runtime.
+            match within(guard.longest(), answer).await {
                 Ok(decision) => Ok(decision),
                 Err(error) => guard.stand_in(charge.as_charge(), error).await,
             }

@@ -24,6 +24,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 
+use super::NEVER;
 use super::shards::{Range, Shards};
 use crate::observe;
 
@@ -163,7 +164,7 @@ impl Link {
 
     /// How long a call may wait for a connection.
     pub(super) fn set_patience(&self, patience: Duration) {
-        self.inner.patience.store(patience.as_millis() as u64, Ordering::Relaxed);
+        self.inner.patience.store(patience.min(NEVER).as_millis() as u64, Ordering::Relaxed);
     }
 
     /// The same link, for calls to the shard of a key.
@@ -293,7 +294,6 @@ impl Link {
         if !health.lose_once(since) {
             return;
         }
-        inner.asked.store(inner.now(), Ordering::Relaxed);
         if Handle::try_current().is_err() {
             return;
         }
@@ -326,9 +326,8 @@ impl Link {
             }
             claimed
         });
+        self.inner.asked.store(self.inner.now(), Ordering::Relaxed);
         if claimed {
-            let now = self.inner.now();
-            self.inner.asked.store(now, Ordering::Relaxed);
             let changes = self.inner.state.subscribe();
             // Held by the task from its first moment: it may never be polled.
             let renewal = Renewal { inner: Arc::downgrade(&self.inner), changes, turn };
@@ -390,6 +389,8 @@ impl Check {
     fn of(link: &Link, state: &State, part: usize) -> Self {
         let inner = &link.inner;
         let grace = inner.grace();
+        // Where there is no other connection, nobody else has to begin.
+        let last = if inner.connect.is_some() { grace } else { grace + ATTEMPT };
         Self {
             inner: Arc::downgrade(inner),
             link: link.key.clone(),
@@ -397,7 +398,7 @@ impl Check {
             shards: Arc::clone(&state.shards),
             part,
             grace,
-            ends: inner.now() + (grace + LATE).as_millis() as u64,
+            ends: inner.now() + (last + LATE).as_millis() as u64,
             made: state.made,
         }
     }
@@ -423,9 +424,11 @@ impl Check {
         let mut answer = timeout(grace, alive.as_mut()).await.ok();
         if answer != Some(true) {
             let Some(inner) = inner.upgrade() else { return };
-            let link = Link { inner, key: link };
-            link.inner.asked.store(link.inner.now(), Ordering::Relaxed);
-            link.renew();
+            if inner.connect.is_none() && answer.is_some() {
+                // Calls are to say what is wrong with it.
+                return inner.well(&shards, part);
+            }
+            Link { inner, key: link }.renew();
         }
         if answer.is_none() {
             // It may only be late. Until there is another one, and as long as there is the store.
