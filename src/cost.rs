@@ -4,6 +4,8 @@ use std::fmt;
 use std::mem;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use crate::timer::Here;
+
 /// The true cost of a request, put into the response's extensions by the handler: model tokens,
 /// bytes, rows. The layer corrects what it has charged by it, without delaying the response; less
 /// is returned, more is taken even past the limit.
@@ -99,7 +101,9 @@ impl TrueCost {
     /// Has the correction made when the body has ended.
     pub(crate) fn settle_at_end(&self, settle: impl FnOnce(u64) + Send + 'static) {
         if let Kind::Metered(meter) = &self.0 {
-            meter.settle(Box::new(settle));
+            // The body may end on any thread.
+            let here = Here::now();
+            meter.settle(Box::new(move |cost| here.run(|| settle(cost))));
         }
     }
 }

@@ -12,9 +12,11 @@ use crate::quota::Quota;
 
 mod meters;
 
-pub(crate) use meters::Meters;
 #[cfg(feature = "metrics")]
 pub(crate) use meters::memory;
+pub(crate) use meters::{Meters, UnderWay};
+#[cfg(feature = "redis")]
+pub(crate) use meters::{store_checked, store_connected};
 
 /// Whether anybody looks.
 pub(crate) const ON: bool = cfg!(any(feature = "tracing", feature = "metrics"));

@@ -136,6 +136,13 @@ pub trait Store: Send + Sync + 'static {
     ///
     /// `None`: the store is in this process, has its answers at once and doesn't fail.
     fn remote(&self) -> Option<&Remote>;
+
+    /// What fails together with this key's counters: a shard of a cluster, by any number. A store that
+    /// fails as a whole has the same number for all.
+    fn fault_domain(&self, scope: &Scope, key: &Key) -> u64 {
+        let _ = (scope, key);
+        0
+    }
 }
 
 macro_rules! pointer {
@@ -159,6 +166,10 @@ macro_rules! pointer {
 
             fn remote(&self) -> Option<&Remote> {
                 (**self).remote()
+            }
+
+            fn fault_domain(&self, scope: &Scope, key: &Key) -> u64 {
+                (**self).fault_domain(scope, key)
             }
         }
     };
@@ -202,6 +213,8 @@ pointer!(Box);
 #[derive(Clone, Debug)]
 pub struct Remote {
     deadline: Option<Duration>,
+    /// The one that the store keeps by itself, if that is known.
+    kept_deadline: Option<Duration>,
     fallback: MemoryStore,
     front: Option<Front>,
 }
@@ -211,6 +224,7 @@ impl Remote {
     pub fn new() -> Self {
         Self {
             deadline: Some(Duration::from_millis(250)),
+            kept_deadline: None,
             fallback: MemoryStore::new(),
             front: Some(Front::new()),
         }
@@ -228,6 +242,13 @@ impl Remote {
     #[must_use]
     pub fn without_deadline(mut self) -> Self {
         self.deadline = None;
+        self
+    }
+
+    /// The store ends its replies by this deadline by itself.
+    #[cfg(feature = "redis")]
+    pub(crate) fn keeping_deadline(mut self, deadline: Duration) -> Self {
+        (self.deadline, self.kept_deadline) = (None, Some(deadline));
         self
     }
 
@@ -771,13 +792,26 @@ impl<T> fmt::Debug for Reply<T> {
 #[derive(Clone, Debug)]
 pub struct StoreError {
     message: &'static str,
+    /// A code of the store's or of the system's, such as `OOM`.
+    code: Option<Box<str>>,
     source: Option<Arc<dyn Error + Send + Sync>>,
+    fault: Fault,
+}
+
+/// What an error says of the store.
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Fault {
+    Store,
+    /// It was not asked.
+    Unsent,
+    /// It is well, but for this one key.
+    Key,
 }
 
 impl StoreError {
     /// A failure in a few words, without keys or addresses in them.
     pub fn new(message: &'static str) -> Self {
-        Self { message, source: None }
+        Self { message, code: None, source: None, fault: Fault::Store }
     }
 
     /// The same, with the error behind it. It is not part of the text, since it may name an
@@ -786,13 +820,43 @@ impl StoreError {
         message: &'static str,
         source: impl Into<Box<dyn Error + Send + Sync>>,
     ) -> Self {
-        Self { message, source: Some(Arc::from(source.into())) }
+        Self { source: Some(Arc::from(source.into())), ..Self::new(message) }
+    }
+
+    /// The same with a code that says more, and no secret.
+    #[cfg(feature = "redis")]
+    pub(crate) fn with_code(self, code: &str) -> Self {
+        Self { code: Some(code.into()), ..self }
+    }
+
+    /// It was never sent: that says nothing of how the store does.
+    #[cfg(feature = "redis")]
+    pub(crate) fn unsent(self) -> Self {
+        Self { fault: Fault::Unsent, ..self }
+    }
+
+    /// Only this key can't be read.
+    #[cfg(feature = "redis")]
+    pub(crate) fn of_key(self) -> Self {
+        Self { fault: Fault::Key, ..self }
+    }
+
+    pub(crate) fn is_unsent(&self) -> bool {
+        self.fault == Fault::Unsent
+    }
+
+    pub(crate) fn is_of_key(&self) -> bool {
+        self.fault == Fault::Key
     }
 }
 
 impl fmt::Display for StoreError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.message)
+        f.write_str(self.message)?;
+        match &self.code {
+            Some(code) => write!(f, " ({code})"),
+            None => Ok(()),
+        }
     }
 }
 

@@ -7,9 +7,9 @@ pub(crate) use std::time::Instant;
 #[cfg(feature = "tokio")]
 pub(crate) use tokio::time::Instant;
 #[cfg(feature = "tokio")]
-pub(crate) use with_tokio::{Closing, Sleep, Wait};
+pub(crate) use with_tokio::{Closing, Here, Sleep, Wait};
 #[cfg(not(feature = "tokio"))]
-pub(crate) use without::{Closing, Sleep, Wait};
+pub(crate) use without::{Closing, Here, Sleep, Wait};
 
 /// The queue was closed before the time had come.
 pub(crate) struct Closed;
@@ -21,10 +21,26 @@ mod with_tokio {
     use std::task::{Context, Poll};
     use std::time::Duration;
 
+    use tokio::runtime::Handle;
     use tokio::sync::watch;
     use tokio::time;
 
     use super::Closed;
+
+    /// The runtime that was there, for what is done later and perhaps on a thread without one.
+    pub(crate) struct Here(Option<Handle>);
+
+    impl Here {
+        pub(crate) fn now() -> Self {
+            Self(Handle::try_current().ok())
+        }
+
+        pub(crate) fn run(&self, f: impl FnOnce()) {
+            let here = self.0.as_ref().filter(|_| Handle::try_current().is_err());
+            let _entered = here.map(Handle::enter);
+            f();
+        }
+    }
 
     pub(crate) struct Sleep(Pin<Box<time::Sleep>>);
 
@@ -79,6 +95,18 @@ mod without {
     use std::time::Duration;
 
     use super::Closed;
+
+    pub(crate) struct Here;
+
+    impl Here {
+        pub(crate) fn now() -> Self {
+            Self
+        }
+
+        pub(crate) fn run(&self, f: impl FnOnce()) {
+            f();
+        }
+    }
 
     /// It never ends.
     pub(crate) struct Sleep;

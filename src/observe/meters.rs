@@ -3,9 +3,13 @@
 use super::{Observed, Outcome};
 
 #[cfg(feature = "metrics")]
-pub(crate) use with_metrics::{Meters, Timing, memory};
+pub(crate) use with_metrics::{Meters, Timing, UnderWay, memory};
+#[cfg(all(feature = "metrics", feature = "redis"))]
+pub(crate) use with_metrics::{store_checked, store_connected};
 #[cfg(not(feature = "metrics"))]
-pub(crate) use without::{Meters, Timing};
+pub(crate) use without::{Meters, Timing, UnderWay};
+#[cfg(all(not(feature = "metrics"), feature = "redis"))]
+pub(crate) use without::{store_checked, store_connected};
 
 impl Observed<'_> {
     #[inline]
@@ -90,6 +94,8 @@ mod with_metrics {
     use std::sync::OnceLock;
     use std::time::Instant;
 
+    #[cfg(feature = "redis")]
+    use metrics::counter;
     use metrics::{Counter, Histogram, Key, Label, Level, Metadata, Recorder, Unit, gauge};
 
     use super::{Count, Outcome};
@@ -233,6 +239,11 @@ mod with_metrics {
                 if !is_there(recorder) {
                     return register(count);
                 }
+                #[cfg(feature = "redis")]
+                for (name, help) in CONNECTIONS {
+                    recorder.describe_counter(name.into(), None, help.into());
+                    let _ = recorder.register_counter(&Key::from_static_name(name), &METADATA);
+                }
                 for count in Count::ALL {
                     self.counters[count.index()].get_or_init(|| {
                         let (name, help) = count.name_and_help();
@@ -281,6 +292,49 @@ mod with_metrics {
         gauge!(MOST, "store" => store.to_owned()).set(max_keys as f64);
     }
 
+    /// What is counted of the connections of all stores.
+    #[cfg(feature = "redis")]
+    const CONNECTIONS: [(&str, &str); 2] = [
+        (
+            "tower_fixed_window_store_connections_total",
+            "Connections to stores that were made, the first one of each too",
+        ),
+        (
+            "tower_fixed_window_store_checks_total",
+            "Connections to stores that were idle and were tried before they were used",
+        ),
+    ];
+
+    /// A connection to a store was made.
+    #[cfg(feature = "redis")]
+    pub(crate) fn store_connected() {
+        counter!(CONNECTIONS[0].0).increment(1);
+    }
+
+    /// A connection that was idle is tried.
+    #[cfg(feature = "redis")]
+    pub(crate) fn store_checked() {
+        counter!(CONNECTIONS[1].0).increment(1);
+    }
+
+    /// A call to a store, from its beginning to its end.
+    pub(crate) struct UnderWay;
+
+    impl UnderWay {
+        const NAME: &str = "tower_fixed_window_store_calls";
+
+        pub(crate) fn new() -> Self {
+            gauge!(Self::NAME).increment(1.0);
+            Self
+        }
+    }
+
+    impl Drop for UnderWay {
+        fn drop(&mut self) {
+            gauge!(Self::NAME).decrement(1.0);
+        }
+    }
+
     /// When a call to the store began.
     pub(crate) struct Timing(Instant);
 
@@ -305,6 +359,20 @@ mod without {
 
         #[inline]
         pub(super) fn time(&self, _: &str, _: Timing) {}
+    }
+
+    #[cfg(feature = "redis")]
+    pub(crate) fn store_connected() {}
+
+    #[cfg(feature = "redis")]
+    pub(crate) fn store_checked() {}
+
+    pub(crate) struct UnderWay;
+
+    impl UnderWay {
+        pub(crate) fn new() -> Self {
+            Self
+        }
     }
 
     pub(crate) struct Timing;

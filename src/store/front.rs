@@ -456,7 +456,7 @@ impl How {
     fn share(&self, of: &Fronted, charge: &Charge<'_>, sent: Sent) -> Option<Reply<Decision>> {
         // Nobody is to wait for the call that tries a store which failed, but who makes it.
         #[cfg(feature = "tokio")]
-        if self.leases > 1 && !of.guard.leaves_alone() {
+        if self.leases > 1 && !of.guard.leaves_alone(&charge.account()) {
             return of.wait_with_others(charge, sent);
         }
         let _ = (of, charge, sent);
@@ -470,11 +470,21 @@ pub(crate) struct Fronted {
     front: Front,
     guard: Guard,
     how: Arc<How>,
+    #[cfg(feature = "tokio")]
+    owner: leases::Owner,
 }
 
 impl Fronted {
     pub(crate) fn new(front: Front, guard: Guard, how: Arc<How>) -> Self {
-        Self { front, guard, how }
+        #[cfg(feature = "tokio")]
+        let owner = leases::Owner::new(&front);
+        Self {
+            front,
+            guard,
+            how,
+            #[cfg(feature = "tokio")]
+            owner,
+        }
     }
 
     fn note(&self, charge: &Charge<'_>, decision: &Decision, sent: Sent) {
@@ -527,7 +537,7 @@ impl Store for Fronted {
         if let Some(reply) = self.how.share(self, &charge, sent) {
             return reply;
         }
-        match self.guard.ask(charge.account().scope(), |store| store.charge(charge)).into_now() {
+        match self.guard.charge_only(charge).into_now() {
             Ok(Ok(decision)) => {
                 self.note(&charge, &decision, sent);
                 Reply::now(decision)

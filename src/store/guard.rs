@@ -1,13 +1,15 @@
 //! What stands between a limiter and a store that may fail: a deadline, a breaker, and what answers
 //! in its place (S32, S33).
 
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::{Adjust, Charge, Inner, MemoryStore, Remote, Reply, Scope, Store, StoreError};
+use super::{Account, Adjust, Charge, Inner, MemoryStore, Remote, Reply, Scope, Store, StoreError};
 use crate::decision::Decision;
 use crate::key::Key;
+use crate::observe::{self, UnderWay};
 use crate::timer::Instant;
 
 /// So many failures in a row, and the store is left alone ...
@@ -16,6 +18,12 @@ const FAILURES: u32 = 5;
 const PAUSE: Duration = Duration::from_millis(250);
 /// It is back when it has answered for so long, without a failure in between.
 const SETTLED: Duration = Duration::from_secs(1);
+
+/// Causes of one outage that are told.
+const CAUSES: usize = 8;
+const UNREADABLE: &str = "a key of the rate limiter holds what is none of its counts, and requests \
+    for it are answered without the store: something else writes to keys that begin with tfw1:, or \
+    with the store's prefix";
 
 /// What a layer does with a request when its store can't say whether it may pass.
 ///
@@ -62,38 +70,54 @@ impl Guard {
 
     /// Whether the store is left alone, but for a call that tries it now and then.
     #[cfg(feature = "tokio")]
-    pub(super) fn leaves_alone(&self) -> bool {
-        self.breaker.is_open()
+    pub(super) fn leaves_alone(&self, account: &Account<'_>) -> bool {
+        self.breaker.is_open(|| self.store.fault_domain(account.scope(), account.key()))
+    }
+
+    /// How long a call may take, whoever keeps the deadline.
+    pub(super) fn longest(&self) -> Option<Duration> {
+        self.remote.deadline.or(self.remote.kept_deadline)
     }
 
     /// Asks the store itself: nothing answers in its place.
     pub(super) fn ask<T: Send + 'static>(
         &self,
         scope: &Scope,
+        key: &Key,
         ask: impl FnOnce(&dyn Store) -> Reply<T>,
     ) -> Reply<T> {
-        if !self.breaker.lets_pass() {
+        let deadline = self.remote.deadline;
+        let longest = || self.longest().unwrap_or(PAUSE);
+        let domain = self.store.fault_domain(scope, key);
+        let Some(call) = self.breaker.begin(domain, longest) else {
             return Reply::failed(StoreError::new("the store keeps failing and is left alone"));
-        }
+        };
         let timing = scope.observe().store_is_called();
         match ask(&*self.store).into_now() {
-            // No time was lost: nothing to save by not asking.
             Ok(answer) => {
+                call.end(&answer);
                 self.outage.note(scope, &answer);
                 Reply(Inner::Now(Some(answer)))
             }
             Err(later) => {
-                let (breaker, deadline) = (Arc::clone(&self.breaker), self.remote.deadline);
                 let (outage, scope) = (Arc::clone(&self.outage), scope.clone());
+                let under_way = UnderWay::new();
                 Reply::later(async move {
                     let answer = within(deadline, later).await;
+                    drop(under_way);
                     scope.observe().store_was_called(timing);
-                    breaker.note(answer.is_ok());
+                    call.end(&answer);
                     outage.note(&scope, &answer);
                     answer
                 })
             }
         }
+    }
+
+    /// Asks the store itself for a charge.
+    pub(super) fn charge_only(&self, charge: Charge<'_>) -> Reply<Decision> {
+        let Account { scope, key, .. } = charge.account();
+        self.ask(scope, key, |store| store.charge(charge))
     }
 
     /// What is answered in its place, where it has failed.
@@ -109,7 +133,10 @@ impl Guard {
     }
 }
 
-async fn within<T>(deadline: Option<Duration>, reply: Reply<T>) -> Result<T, StoreError> {
+pub(super) async fn within<T>(
+    deadline: Option<Duration>,
+    reply: Reply<T>,
+) -> Result<T, StoreError> {
     #[cfg(feature = "tokio")]
     if let Some(deadline) = deadline
         // Other runtimes' stores have to keep their own.
@@ -124,7 +151,7 @@ async fn within<T>(deadline: Option<Duration>, reply: Reply<T>) -> Result<T, Sto
 
 impl Store for Guard {
     fn charge(&self, charge: Charge<'_>) -> Reply<Decision> {
-        match self.ask(charge.account().scope(), |store| store.charge(charge)).into_now() {
+        match self.charge_only(charge).into_now() {
             Ok(Ok(decision)) => Reply::now(decision),
             Ok(Err(error)) => self.stand_in(charge, error),
             Err(later) => {
@@ -143,7 +170,8 @@ impl Store for Guard {
         match &self.local {
             // A correction that fails is dropped: what was taken stays counted (S14).
             _ if !adjust.is_local() => {
-                self.ask(adjust.account().scope(), |store| store.adjust(adjust))
+                let Account { scope, key, .. } = adjust.account();
+                self.ask(scope, key, |store| store.adjust(adjust))
             }
             // Returned to where it was taken from, never to where it was not.
             Some(local) => local.adjust(adjust),
@@ -153,7 +181,7 @@ impl Store for Guard {
 
     fn reset(&self, scope: &Scope, key: &Key) -> Reply<()> {
         let local = self.local.as_ref().map(|local| local.reset(scope, key).into_now());
-        let store = self.ask(scope, |store| store.reset(scope, key));
+        let store = self.ask(scope, key, |store| store.reset(scope, key));
         match local {
             // It is forgotten if it is in both places.
             Some(Ok(Err(error))) => Reply::later(async { store.await.and(Err(error)) }),
@@ -170,46 +198,110 @@ impl Store for Guard {
     }
 }
 
-/// Counts failures in a row.
+/// Counts failures in a row, of each part of the store that fails by itself.
+#[derive(Default)]
 struct Breaker {
-    failures: AtomicU32,
-    /// When the next call may pass, once there are too many.
-    next: Mutex<Instant>,
+    /// How many parts fail: mostly none, and then nothing is locked.
+    failing: AtomicUsize,
+    domains: Mutex<HashMap<u64, Failures>>,
 }
 
-impl Default for Breaker {
-    fn default() -> Self {
-        Self { failures: AtomicU32::new(0), next: Mutex::new(Instant::now()) }
+struct Failures {
+    in_a_row: u32,
+    /// When the next call may pass, once there are too many.
+    next: Instant,
+    /// The call that tries it, and when that one is given up.
+    probe: Option<(u64, Instant)>,
+    probes: u64,
+}
+
+impl Failures {
+    fn are_too_many(&self) -> bool {
+        self.in_a_row >= FAILURES
     }
 }
 
 impl Breaker {
-    fn is_open(&self) -> bool {
-        self.failures.load(Ordering::Relaxed) >= FAILURES
+    #[cfg(feature = "tokio")]
+    fn is_open(&self, domain: impl FnOnce() -> u64) -> bool {
+        self.failing.load(Ordering::Relaxed) > 0
+            && self.domains().get(&domain()).is_some_and(Failures::are_too_many)
     }
 
-    /// While it is open, one call in each pause. A probe that is dropped needs no notice: the
-    /// next pause has its own.
-    fn lets_pass(&self) -> bool {
-        if !self.is_open() {
-            return true;
+    /// A call, if one may be made. While it is open that is one in each pause, and one at a time, however
+    /// long that takes.
+    fn begin(self: &Arc<Self>, domain: u64, longest: impl FnOnce() -> Duration) -> Option<Call> {
+        let mut probe = None;
+        if self.failing.load(Ordering::Relaxed) > 0
+            && let Some(failures) = self.domains().get_mut(&domain)
+            && failures.are_too_many()
+        {
+            let now = Instant::now();
+            let is_tried = failures.probe.is_some_and(|(_, until)| now < until);
+            if is_tried || now < failures.next {
+                return None;
+            }
+            failures.probes += 1;
+            failures.next = now + PAUSE;
+            // What is too far away to be an instant is given up anew at each look.
+            failures.probe = now.checked_add(longest()).map(|until| (failures.probes, until));
+            probe = Some(failures.probes);
         }
-        let mut next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
-        let now = Instant::now();
-        let due = now >= *next;
-        if due {
-            *next = now + PAUSE;
-        }
-        due
+        Some(Call { breaker: Arc::clone(self), domain, probe })
     }
 
-    fn note(&self, well: bool) {
-        if !well {
-            let mut next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
-            *next = Instant::now() + PAUSE;
-            self.failures.fetch_add(1, Ordering::Relaxed);
-        } else if self.failures.load(Ordering::Relaxed) > 0 {
-            self.failures.store(0, Ordering::Relaxed);
+    fn note(&self, domain: u64, well: bool) {
+        if well && self.failing.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        let mut domains = self.domains();
+        if well {
+            domains.remove(&domain);
+        } else {
+            let now = Instant::now();
+            let failures = domains.entry(domain).or_insert(Failures {
+                in_a_row: 0,
+                next: now,
+                probe: None,
+                probes: 0,
+            });
+            failures.in_a_row = failures.in_a_row.saturating_add(1);
+            failures.next = now + PAUSE;
+        }
+        self.failing.store(domains.len(), Ordering::Relaxed);
+    }
+
+    fn domains(&self) -> MutexGuard<'_, HashMap<u64, Failures>> {
+        self.domains.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A call to the store. Where it tries one that failed, its place is free again with its end.
+struct Call {
+    breaker: Arc<Breaker>,
+    domain: u64,
+    probe: Option<u64>,
+}
+
+impl Call {
+    fn end<T>(self, answer: &Result<T, StoreError>) {
+        match answer {
+            Ok(_) => self.breaker.note(self.domain, true),
+            // The store has said so.
+            Err(error) if error.is_of_key() => self.breaker.note(self.domain, true),
+            Err(error) if error.is_unsent() => {}
+            Err(_) => self.breaker.note(self.domain, false),
+        }
+    }
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        if let Some(probe) = self.probe
+            && let Some(failures) = self.breaker.domains().get_mut(&self.domain)
+            && failures.probe.is_some_and(|(of, _)| of == probe)
+        {
+            failures.probe = None;
         }
     }
 }
@@ -223,6 +315,8 @@ struct Outage {
 
 struct Failing {
     since: Instant,
+    /// What was told of it.
+    causes: Vec<String>,
     /// Since when it has answered without a failure.
     well_since: Option<Instant>,
     /// Requests that were answered without it.
@@ -233,6 +327,10 @@ impl Outage {
     #[inline]
     fn note<T>(&self, scope: &Scope, answer: &Result<T, StoreError>) {
         match answer {
+            Err(error) if error.is_of_key() => {
+                scope.observe().store_failed();
+                observe::mistake(&UNREADABLE);
+            }
             Err(error) => self.failed(scope, error),
             Ok(_) if self.is_on.load(Ordering::Relaxed) => self.answered(scope),
             Ok(_) => {}
@@ -242,13 +340,23 @@ impl Outage {
     #[cold]
     fn failed(&self, scope: &Scope, error: &StoreError) {
         scope.observe().store_failed();
+        let cause = error.to_string();
         let mut state = self.lock();
-        if let Some(failing) = &mut *state {
-            failing.well_since = None;
-            return;
+        match &mut *state {
+            Some(failing) => {
+                failing.well_since = None;
+                // One that comes and goes is told once.
+                if failing.causes.len() == CAUSES || failing.causes.contains(&cause) {
+                    return;
+                }
+                failing.causes.push(cause);
+            }
+            None => {
+                let (since, causes) = (Instant::now(), vec![cause]);
+                *state = Some(Failing { since, causes, well_since: None, without: 0 });
+                self.is_on.store(true, Ordering::Relaxed);
+            }
         }
-        *state = Some(Failing { since: Instant::now(), well_since: None, without: 0 });
-        self.is_on.store(true, Ordering::Relaxed);
         drop(state);
         scope.observe().store_fails(error);
     }

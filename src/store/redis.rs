@@ -1,12 +1,15 @@
 //! Counters in Redis or Valkey, shared by all nodes.
 
+use std::error::Error;
 use std::fmt;
 use std::fmt::Write as _;
 use std::future::Future;
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
 use redis::aio::ConnectionLike;
+use redis::io::tcp::socket2::TcpKeepalive;
 use redis::{
     AsyncConnectionConfig, Client, Cmd, ErrorKind, FromRedisValue, IntoConnectionInfo, RedisError,
     RedisResult, ServerErrorKind, Value,
@@ -21,11 +24,18 @@ use super::{
 use crate::clock::Clock;
 use crate::decision::Decision;
 use crate::key::Key;
-use crate::quota::{Anchor, MAX_TOKENS, Quota};
+use crate::quota::{Anchor, MAX_TOKENS, Quota, Quotas};
 
+#[cfg(feature = "redis-cluster")]
+mod cluster;
 mod gather;
 mod link;
 mod script;
+#[cfg(feature = "redis-sentinel")]
+mod sentinel;
+mod shards;
+#[cfg(feature = "redis-tls")]
+mod tls;
 
 use gather::{Fate, Gather};
 use link::{Lease, Link};
@@ -35,6 +45,8 @@ use script::{Answer, LOADS, ONE};
 const DEADLINE: Duration = Duration::from_millis(250);
 /// What stands for a deadline that is too far away to be an instant.
 const NEVER: Duration = Duration::from_secs(30 * 365 * 86_400);
+/// An idle connection is probed by the system after so long.
+const KEEPALIVE: Duration = Duration::from_secs(30);
 /// Calls that a connection holds before the next one has to wait for its turn.
 const PIPELINE: usize = 1_024;
 
@@ -59,10 +71,12 @@ const PIPELINE: usize = 1_024;
 ///
 /// # When Redis is down
 ///
-/// The store connects in the background, again and again, as long as there is one; nothing has to
-/// be up when it is made. A call without an answer after 250 ms ([`deadline`](Self::deadline)) has
-/// failed, and while there is no connection calls fail at once: what happens then is for the layer
-/// to say ([`OnStoreFailure`](crate::OnStoreFailure)). A call whose fate is unknown is not sent
+/// The store connects when it is made in a tokio runtime, and again whenever somebody asks and there is
+/// no connection; nothing has to be up when it is made. One that was idle for a second is tried before it
+/// is used, so that nothing is counted elsewhere because a network has forgotten it. A call without an
+/// answer after 250 ms ([`deadline`](Self::deadline)) has failed, and once there was no connection for so
+/// long, calls fail at once until there is one: what happens then is for the layer to say
+/// ([`OnStoreFailure`](crate::OnStoreFailure)). A call whose fate is unknown is not sent
 /// again, except by the client of a cluster, which may do so after a lost connection: that can count
 /// a request twice and refuse early, never let more pass than the limit.
 ///
@@ -127,18 +141,23 @@ impl RedisStore {
     /// # let _ = store; } Ok(()) }
     /// ```
     pub fn client(client: Client) -> Self {
-        Self::connecting(move || {
+        let client = lasting(&client);
+        Self::over(Link::connecting(move || {
             let client = client.clone();
             async move {
+                let client = client?;
                 #[cfg(feature = "redis-tls")]
-                provide_tls(&client);
+                if tls::is_spoken_by(&client) {
+                    tls::provide();
+                }
                 client.get_multiplexed_async_connection_with_config(&config()).await
             }
-        })
+        }))
     }
 
     /// Counters in what a closure connects to, for whatever has no constructor here. It is called
-    /// again when a connection is lost, is silent, or has come to lead to a replica.
+    /// again when a connection is lost, is silent, or has come to lead to a replica, and also while
+    /// another call of it is under way. It may take 5 s.
     ///
     /// ```no_run
     /// use tower_fixed_window::store::RedisStore;
@@ -160,7 +179,11 @@ impl RedisStore {
         R: Future<Output = RedisResult<C>> + Send + 'static,
         C: ConnectionLike + Clone + Send + Sync + 'static,
     {
-        Self::over(Link::connecting(connect))
+        Self::over(Link::connecting(move || {
+            #[cfg(feature = "redis-tls")]
+            tls::provide();
+            connect()
+        }))
     }
 
     /// Counters in a cluster.
@@ -176,44 +199,65 @@ impl RedisStore {
     #[cfg(feature = "redis-cluster")]
     pub fn cluster(client: redis::cluster::ClusterClient) -> Self {
         let connect = move || {
-            let client = client.clone();
-            async move { client.get_async_connection().await }
+            #[cfg(feature = "redis-tls")]
+            tls::provide();
+            cluster::connect(client.clone())
         };
-        Self::connecting(connect).one_by_one()
+        Self::over(Link::sharded(connect)).one_by_one()
     }
 
-    /// Counters in the master that Sentinel knows. It is asked again after a failover.
+    /// Counters in the master that Sentinels know. They are asked at the same time, each by a client of
+    /// its own that `client` makes, so that one that is silent delays nobody, and again after a failover.
     ///
-    /// ```no_run
+    /// ```
     /// use redis::sentinel::{SentinelClient, SentinelServerType};
     /// use tower_fixed_window::store::RedisStore;
     ///
-    /// # fn main() -> Result<(), redis::RedisError> {
-    /// let sentinels = vec!["redis://10.0.0.1:26379/", "redis://10.0.0.2:26379/"];
-    /// let store = RedisStore::sentinel(SentinelClient::build(
-    ///     sentinels,
-    ///     "mymaster".to_owned(),
-    ///     None,
-    ///     SentinelServerType::Master,
-    /// )?);
+    /// # fn main() -> Result<(), tower_fixed_window::StoreError> {
+    /// let sentinels = ["redis://10.0.0.1:26379/", "redis://10.0.0.2:26379/"];
+    /// let store = RedisStore::sentinel(sentinels, |sentinel| {
+    ///     SentinelClient::build(vec![sentinel], "mymaster".to_owned(), None, SentinelServerType::Master)
+    /// })?;
     /// # let _ = store; Ok(()) }
     /// ```
+    ///
+    /// # Errors
+    /// If `client` makes none of an address.
     #[cfg(feature = "redis-sentinel")]
-    pub fn sentinel(client: redis::sentinel::SentinelClient) -> Self {
-        let client = Arc::new(tokio::sync::Mutex::new(client));
-        Self::connecting(move || {
-            let client = Arc::clone(&client);
-            async move { client.lock().await.get_async_connection_with_config(&config()).await }
-        })
+    pub fn sentinel<A, F>(
+        sentinels: impl IntoIterator<Item = A>,
+        client: F,
+    ) -> Result<Self, StoreError>
+    where
+        A: Clone + Send + Sync + 'static,
+        F: Fn(A) -> RedisResult<redis::sentinel::SentinelClient> + Send + Sync + 'static,
+    {
+        let sentinels: Arc<[A]> = sentinels.into_iter().collect();
+        for sentinel in sentinels.iter() {
+            client(sentinel.clone()).map_err(|error| {
+                StoreError::with_source(
+                    "no address of a Sentinel: write redis://host:26379/",
+                    error,
+                )
+            })?;
+        }
+        let client = Arc::new(client);
+        Ok(Self::over(Link::connecting(move || {
+            #[cfg(feature = "redis-tls")]
+            tls::provide();
+            let clients = sentinels.iter().map(|sentinel| client(sentinel.clone())).collect();
+            sentinel::connect(clients)
+        })))
     }
 
     fn over(link: Link) -> Self {
+        link.set_patience(DEADLINE);
         Self {
             gather: Some(Gather::new(link.clone())),
             link,
             prefix: "".into(),
             deadline: DEADLINE,
-            remote: Remote::new().without_deadline(),
+            remote: Remote::new().keeping_deadline(DEADLINE),
             #[cfg(feature = "testing")]
             clock: None,
         }
@@ -232,7 +276,7 @@ impl RedisStore {
         self.prefix = format!("{prefix}:").into();
         // These are other counters.
         let front = self.remote.front().is_some();
-        let remote = Remote::new().without_deadline();
+        let remote = Remote::new().keeping_deadline(self.deadline);
         self.remote = if front { remote } else { remote.without_front() };
         self
     }
@@ -241,6 +285,8 @@ impl RedisStore {
     #[must_use]
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
+        self.remote = self.remote.keeping_deadline(deadline);
+        self.link.set_patience(deadline);
         self
     }
 
@@ -262,6 +308,28 @@ impl RedisStore {
     pub fn one_by_one(mut self) -> Self {
         self.gather = None;
         self
+    }
+
+    /// Asks Redis what every decision asks, and changes nothing: for an app that is to fail at its start
+    /// where Redis can't be reached, refuses the password, or lacks rights. (One that does not ask starts
+    /// without Redis, and joins when it is there.) On a cluster one shard is asked.
+    ///
+    /// ```no_run
+    /// use tower_fixed_window::store::RedisStore;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), tower_fixed_window::StoreError> {
+    /// let store = RedisStore::new("redis://127.0.0.1/")?;
+    /// store.ping().await?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// If there is no answer within the deadline, or another one than there should be.
+    pub async fn ping(&self) -> Result<(), StoreError> {
+        let (scope, quotas, key) =
+            (Scope::named("ping"), Quotas::from(Quota::per_second(1)), Key::global());
+        let account = Account::new(&scope, &quotas, &key);
+        self.charge(Charge::new(account, 1).peeking()).await.map(|_| ())
     }
 
     /// Reads the time from a clock in place of the server's, and lets keys expire an hour too
@@ -369,8 +437,9 @@ impl RedisStore {
     async fn call<T: FromRedisValue>(&self, cmd: &Cmd, until: Instant) -> Result<T, StoreError> {
         runtime()?;
         let mut used = None;
+        let link = self.link.of(script::key(cmd));
         let call = async {
-            let Lease { connection, .. } = used.insert(self.link.get().await?);
+            let Lease { connection } = used.insert(link.get().await?);
             let mut loads = 0..LOADS;
             loop {
                 match cmd.query_async(connection).await {
@@ -382,13 +451,15 @@ impl RedisStore {
             }
         };
         let answer = timeout_at(until, call).await.ok();
+        let unsent = used.is_none();
         if let Some(lease) = used {
-            self.link.report(&lease, answer.as_ref().map(Result::as_ref));
+            link.report(&lease, answer.as_ref().map(Result::as_ref));
         }
-        match answer {
+        let answer = match answer {
             Some(answer) => answer.map_err(failed),
             None => Err(late()),
-        }
+        };
+        if unsent { answer.map_err(StoreError::unsent) } else { answer }
     }
 
     /// When a call that is asked now has failed.
@@ -414,27 +485,59 @@ fn config() -> AsyncConnectionConfig {
         .set_pipeline_buffer_size(PIPELINE)
 }
 
-/// rustls wants the process to have chosen its cryptography, and would panic where the app's
-/// dependencies bring several. What the app has chosen stays.
-#[cfg(feature = "redis-tls")]
-fn provide_tls(client: &Client) {
-    let tls = matches!(client.get_connection_info().addr(), redis::ConnectionAddr::TcpTls { .. });
-    if tls && rustls::crypto::CryptoProvider::get_default().is_none() {
-        // Somebody else may have been faster.
-        let _ = rustls::crypto::ring::default_provider().install_default();
-    }
+/// The same client, over connections whose end is noticed, and on which nothing waits for company.
+fn lasting(client: &Client) -> RedisResult<Client> {
+    let info = client.get_connection_info();
+    let settings = info.tcp_settings().clone().set_nodelay(true);
+    let settings = match settings.keepalive() {
+        Some(_) => settings,
+        None => settings.set_keepalive(TcpKeepalive::new().with_time(KEEPALIVE)),
+    };
+    Client::open(info.clone().set_tcp_settings(settings))
 }
 
 /// Names no address and no key.
 fn failed(error: RedisError) -> StoreError {
+    // A script tells its own errors as the server's.
+    let of_key = error.code() == Some("WRONGTYPE")
+        || error.kind() == ErrorKind::Parse
+        || error.detail().is_some_and(|detail| detail.contains("hash value is not an integer"));
     let what = match error.kind() {
+        _ if of_key => "Redis has another value for this key",
         ErrorKind::Server(ServerErrorKind::ReadOnly) => "Redis is a replica here",
         ErrorKind::Server(_) | ErrorKind::Extension => "Redis refused the command",
         ErrorKind::AuthenticationFailed => "Redis refused the password",
         ErrorKind::Io => "Redis can't be reached",
         _ => "Redis failed",
     };
-    StoreError::with_source(what, error)
+    let code = code(&error);
+    let mut failed = StoreError::with_source(what, error);
+    if let Some(code) = code {
+        failed = failed.with_code(&code);
+    }
+    if of_key { failed.of_key() } else { failed }
+}
+
+/// What it is called by Redis, by the system or by TLS: no secret is in that.
+fn code(error: &RedisError) -> Option<String> {
+    // What Redis says to a long command of who has not told a password.
+    if error.detail().is_some_and(|detail| detail.contains("unauthenticated")) {
+        return Some("NOAUTH".to_owned());
+    }
+    if let Some(code) = error.code() {
+        let plain = |byte: u8| byte.is_ascii_uppercase() || byte.is_ascii_digit();
+        return (code.len() <= 32 && code.bytes().all(plain)).then(|| code.to_owned());
+    }
+    let source = error.source()?;
+    let io = match source.downcast_ref::<Arc<dyn Error + Send + Sync>>() {
+        Some(inner) => inner.downcast_ref::<io::Error>()?,
+        None => source.downcast_ref::<io::Error>()?,
+    };
+    #[cfg(feature = "redis-tls")]
+    if let Some(what) = tls::what_failed(io) {
+        return Some(what.to_owned());
+    }
+    Some(io.kind().to_string())
 }
 
 impl<C> From<C> for RedisStore
@@ -442,7 +545,8 @@ where
     C: ConnectionLike + Clone + Send + Sync + 'static,
 {
     /// Counters in what this connection leads to: a `MultiplexedConnection`, a
-    /// `ConnectionManager`, a `ClusterConnection`. To connect again when it is lost is for it to do;
+    /// `ConnectionManager`, a `ClusterConnection`. To connect again when it is lost is for it to do
+    /// (it is tried with a `PING` after a second without calls, and once more if that fails);
     /// a store of [`RedisStore::new`] does it by itself.
     fn from(connection: C) -> Self {
         Self::over(Link::fixed(connection))
@@ -464,7 +568,8 @@ impl Store for RedisStore {
         let (store, charge) = (self.clone(), charge.to_owned());
         Reply::later(async move {
             let decision = store.ask(cmd).await?.decide(&charge.as_charge(), now);
-            decision.ok_or(StoreError::new("Redis gave an answer that makes no sense"))
+            decision
+                .ok_or_else(|| StoreError::new("Redis gave an answer that makes no sense").of_key())
         })
     }
 
@@ -490,6 +595,10 @@ impl Store for RedisStore {
 
     fn remote(&self) -> Option<&Remote> {
         Some(&self.remote)
+    }
+
+    fn fault_domain(&self, scope: &Scope, key: &Key) -> u64 {
+        self.link.domain(|| self.key(scope, key))
     }
 }
 

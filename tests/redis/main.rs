@@ -7,12 +7,17 @@
 mod conformance;
 mod differential;
 mod exact;
+mod idle;
 mod leases;
 mod life;
 mod outage;
+mod proxy;
 mod quiet;
+mod runtimes;
 mod secrets;
 mod server;
+mod silent;
+mod tls;
 mod together;
 mod topology;
 mod unplug;

@@ -20,7 +20,7 @@ fn cluster() -> Option<Vec<Server>> {
 }
 
 /// The same with further options.
-fn cluster_with(options: &[&str]) -> Option<Vec<Server>> {
+pub(crate) fn cluster_with(options: &[&str]) -> Option<Vec<Server>> {
     let cluster = ["--cluster-enabled", "yes", "--cluster-node-timeout", "1000"];
     let options = [&cluster, options].concat();
     let nodes: Vec<Server> = (0..3).map(|_| Server::with(&options)).collect::<Option<_>>()?;
@@ -38,7 +38,7 @@ fn cluster_with(options: &[&str]) -> Option<Vec<Server>> {
     Some(nodes)
 }
 
-fn urls(nodes: &[Server]) -> Vec<String> {
+pub(crate) fn urls(nodes: &[Server]) -> Vec<String> {
     nodes.iter().map(Server::url).collect()
 }
 
@@ -153,13 +153,9 @@ fn watched() -> Option<Watched> {
 
 impl Watched {
     fn store(&self) -> RedisStore {
-        let client = SentinelClient::build(
-            vec![self.sentinel.url()],
-            "mymaster",
-            None,
-            SentinelServerType::Master,
-        );
-        RedisStore::sentinel(client.expect("addresses"))
+        let client =
+            |url| SentinelClient::build(vec![url], "mymaster", None, SentinelServerType::Master);
+        RedisStore::sentinel([self.sentinel.url()], client).expect("addresses")
     }
 
     /// When the former replica takes writes, and Sentinel says so.
@@ -262,7 +258,10 @@ async fn tls() {
     // Nobody vouches for this certificate.
     let untrusted = limiter(RedisStore::new(url).expect("an address"));
     let error = untrusted.check("ann").await.expect_err("not trusted");
-    assert_eq!(error.to_string(), "Redis can't be reached");
+    assert_eq!(
+        error.to_string(),
+        "Redis can't be reached (nobody trusted has signed its certificate)"
+    );
 }
 
 /// The least that the store needs.

@@ -8,10 +8,16 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use redis::cluster::ClusterClient;
 use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};
+use tower_fixed_window::store::RedisStore;
+use tower_fixed_window::{Limiter, Quota};
 
+use crate::proxy::Proxy;
 use crate::server::{ALONE, Server, free_port};
+use crate::silent::key_on;
+use crate::topology::{cluster_with, urls};
 
 const LIMIT: u64 = 100;
 const KEYS: usize = 8;
@@ -217,4 +223,120 @@ async fn unplug(limit: &str, leases: &str) {
         counted.saturating_sub(requests)
     );
     assert!(counted <= requests);
+}
+
+/// What callers saw of a network, or of a part of Redis.
+async fn callers(
+    what: &str,
+    limiters: &[Limiter],
+    keys: &[u64],
+    tasks: usize,
+    pause: Duration,
+    patience: Duration,
+    time: Duration,
+) {
+    let start = Instant::now();
+    let asking: Vec<_> = (0..tasks)
+        .map(|task| {
+            let (limiters, keys) = (limiters.to_vec(), keys.to_vec());
+            tokio::spawn(async move {
+                let (mut seen, mut slowest) = ([0; 3], Duration::ZERO);
+                for turn in task.. {
+                    if start.elapsed() >= time {
+                        return (seen, slowest);
+                    }
+                    let asked = Instant::now();
+                    let limiter = &limiters[turn % limiters.len()];
+                    let answer = limiter.check(keys[turn % keys.len()]);
+                    let by = match tokio::time::timeout(patience, answer).await {
+                        Ok(Ok(decision)) if !decision.is_local() => 0,
+                        Ok(_) => 1,
+                        Err(_) => 2,
+                    };
+                    seen[by] += 1;
+                    slowest = slowest.max(asked.elapsed());
+                    tokio::time::sleep(pause).await;
+                }
+                unreachable!("turns have no end")
+            })
+        })
+        .collect();
+    let (mut seen, mut slowest) = ([0; 3], Duration::ZERO);
+    for task in asking {
+        let (of_task, longest) = task.await.expect("no panic");
+        seen.iter_mut().zip(of_task).for_each(|(all, one)| *all += one);
+        slowest = slowest.max(longest);
+    }
+    let [redis, memory, gave_up] = seen;
+    let all = redis + memory + gave_up;
+    println!("| {what} | {all} | {redis} | {memory} | {gave_up} | {} ms |", slowest.as_millis());
+}
+
+/// The network between nodes and Redis, and a cluster of which a part is gone.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "scripts/unplug runs it"]
+async fn network() {
+    let _alone = ALONE.lock().await;
+    let (ms, s, long) = (Duration::from_millis, Duration::from_secs, Duration::from_secs(60));
+    let limiter = |store| {
+        Limiter::new(Quota::per_day(1_000_000_000).from_first_request()).name("outage").store(store)
+    };
+    println!("\n| what happens | requests | by Redis | by memory | given up | slowest |");
+    println!("|---|---|---|---|---|---|");
+    {
+        let Some(server) = Server::with(&["--save", "", "--timeout", "1"]) else { return };
+        let nodes = nodes_of(&server.url(), &limiter);
+        let what = "the server closes connections after 1 s; two nodes, a request every 2.5 s";
+        callers(what, &nodes, &[1], 1, ms(2_500), long, s(15)).await;
+    }
+    let Some(server) = Server::start() else { return };
+    {
+        let proxy = Proxy::to(server.port).forgets_after(s(2));
+        let nodes = nodes_of(&proxy.url(), &limiter);
+        let what = "the network forgets connections after 2 s; two nodes, a request every 3 s";
+        callers(what, &nodes, &[1], 1, s(3), long, s(15)).await;
+        let proxy = Proxy::to(server.port).forgets_after(s(2)).delay(ms(20));
+        let nodes = nodes_of(&proxy.url(), &limiter);
+        let what = "the same, 20 ms away";
+        callers(what, &nodes, &[1], 1, s(3), long, s(15)).await;
+    }
+    let proxy = Proxy::to(server.port);
+    let far = nodes_of(&proxy.url(), &limiter);
+    callers("nothing", &far, &[1, 2], 8, ms(5), long, s(5)).await;
+    proxy.forget();
+    callers("all connections are forgotten under load", &far, &[1, 2], 8, ms(5), long, s(5)).await;
+    proxy.forget();
+    let what = "the same, for callers that give up after 100 ms";
+    callers(what, &far, &[1, 2], 8, ms(5), ms(100), s(5)).await;
+    proxy.set_silent(true);
+    callers("the master falls silent", &far, &[1, 2], 8, ms(5), long, s(5)).await;
+    let what = "it is silent still, for callers that give up after 100 ms";
+    callers(what, &far, &[1, 2], 8, ms(5), ms(100), s(5)).await;
+    proxy.set_silent(false);
+    callers("it speaks again", &far, &[1, 2], 8, ms(5), long, s(5)).await;
+
+    let options = ["--cluster-require-full-coverage", "no"];
+    let Some(mut shards) = cluster_with(&options) else { return };
+    let keys: Vec<u64> = shards.iter().map(key_on).collect();
+    let client = ClusterClient::new(urls(&shards)).expect("addresses");
+    let cluster = [limiter(RedisStore::cluster(client))];
+    callers("a cluster: nothing", &cluster, &keys, 8, ms(5), long, s(5)).await;
+    shards[1].kill();
+    let healthy = [keys[0], keys[2]];
+    tokio::join!(
+        callers(
+            "one of its three shards is killed: its keys",
+            &cluster,
+            &keys[1..2],
+            4,
+            ms(5),
+            long,
+            s(5)
+        ),
+        callers("the keys of the others", &cluster, &healthy, 4, ms(5), long, s(5)),
+    );
+}
+
+fn nodes_of(url: &str, limiter: &impl Fn(RedisStore) -> Limiter) -> [Limiter; 2] {
+    [(); 2].map(|()| limiter(RedisStore::new(url).expect("an address")))
 }

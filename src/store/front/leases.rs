@@ -10,8 +10,9 @@
 //! for them, and ends when nobody waits. Another one gives back, and ends when nothing is in hand.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::mem;
 use std::sync::atomic::Ordering;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
@@ -21,6 +22,7 @@ use tokio::time::timeout;
 use super::{Change, Front, Fronted, Known, Sent};
 use crate::decision::Decision;
 use crate::quota::Quota;
+use crate::store::guard::within;
 use crate::store::memory::{Entries, Entry};
 use crate::store::{Adjust, Charge, OwnedCharge, Reply, StoreError};
 use crate::window::{MAX, State};
@@ -31,6 +33,8 @@ const SHARE: u64 = 16;
 const HOT: i64 = 100;
 /// One that is not spent within this part of the window is given back.
 const IDLE: i64 = 16;
+/// Who waits for others' call has so much more time.
+const MOMENT: Duration = Duration::from_millis(10);
 /// Keys that tokens may be in hand for: 10 MB of them at most.
 const MOST: usize = 16_384;
 
@@ -62,6 +66,42 @@ struct Loans {
 struct Loan {
     of: Fronted,
     charge: OwnedCharge,
+}
+
+/// Who may still spend what is in hand: limiters and their requests, not who looks after it.
+#[derive(Clone)]
+pub(super) struct Owner {
+    held: Option<Arc<Held>>,
+    alive: Weak<Held>,
+}
+
+/// When it is dropped, what is in hand is due.
+struct Held(Front);
+
+impl Owner {
+    pub(super) fn new(front: &Front) -> Self {
+        let held = Arc::new(Held(front.clone()));
+        Self { alive: Arc::downgrade(&held), held: Some(held) }
+    }
+
+    fn is_gone(&self) -> bool {
+        self.alive.strong_count() == 0
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let leases = &self.0.0.leases;
+        let mut loans = leases.loans();
+        let due = mem::take(&mut loans.due).into_iter();
+        let due = due.map(|((due, id), loan)| {
+            let due = if loan.of.owner.is_gone() { i64::MIN } else { due };
+            ((due, id), loan)
+        });
+        loans.due = due.collect();
+        drop(loans);
+        leases.sooner.notify_one();
+    }
 }
 
 /// What is in hand, in three entries that die with the window.
@@ -219,8 +259,13 @@ impl Fronted {
         drop(flights);
         let (guard, charge) = (self.guard.clone(), charge.to_owned());
         Some(Reply::later(async move {
-            let given_up = || Err(StoreError::new("the task that asks the store has ended"));
-            match receiver.await.unwrap_or_else(|_| given_up()) {
+            let answer = Reply::later(async {
+                let given_up = |_| Err(StoreError::new("the task that asks the store has ended"));
+                receiver.await.unwrap_or_else(given_up)
+            });
+            // That task may stand still with its runtime. If not, it is to note its failure first.
+            let longest = guard.longest().map(|longest| longest.saturating_add(MOMENT));
+            match within(longest, answer).await {
                 Ok(decision) => Ok(decision),
                 Err(error) => guard.stand_in(charge.as_charge(), error).await,
             }
@@ -298,7 +343,7 @@ impl Call {
         let answer = {
             let charge = Charge::new(self.charge.as_charge().account(), tokens);
             let charge = if up_to { charge.up_to() } else { charge };
-            let reply = self.of.guard.ask(charge.account().scope(), |store| store.charge(charge));
+            let reply = self.of.guard.charge_only(charge);
             let charge = charge.to_owned();
             let answer = reply.await;
             if let Ok(decision) = &answer {
@@ -409,7 +454,7 @@ impl Fronted {
             let adjust = Adjust::refund(account, tokens, decision);
             self.forgetting(
                 Change::Refund(account.to_owned()),
-                self.guard.ask(account.scope(), |store| store.adjust(adjust)),
+                self.guard.ask(account.scope(), account.key(), |store| store.adjust(adjust)),
             )
             .detach();
         }
@@ -428,7 +473,9 @@ impl Fronted {
         }
         let due = now + idle(quota);
         let first = loans.due.first_key_value().is_none_or(|((first, _), _)| due < *first);
-        loans.due.insert((due, id), Loan { of: self.clone(), charge: charge.clone() });
+        let mut of = self.clone();
+        of.owner.held = None;
+        loans.due.insert((due, id), Loan { of, charge: charge.clone() });
         loans.ids.insert(id);
         if !loans.watched {
             loans.watched = true;
@@ -497,7 +544,7 @@ impl Loan {
         let mut entries = self.of.front.entries(&charge);
         let now = entries.now();
         let Some(hand) = Hand::get(&entries, quota).filter(|hand| hand.left > 0) else { return };
-        if now - hand.taken >= idle(quota) {
+        if now - hand.taken >= idle(quota) || self.of.owner.is_gone() {
             hand.set_left(&mut entries, quota, 0);
             drop(entries);
             self.of.give_back(&charge, &hand.decide(now, &charge), hand.left);

@@ -284,7 +284,7 @@ async fn send(
     used: &mut Option<Lease>,
     batch: &mut Vec<Waiting>,
 ) -> RedisResult<Vec<RedisResult<Answer>>> {
-    let Lease { connection, .. } = used.insert(link.get().await?);
+    let Lease { connection } = used.insert(link.get().await?);
     let mut loads = 0..LOADS;
     loop {
         let now = Instant::now();

@@ -44,6 +44,12 @@ pub(super) fn one(key: &str, args: usize) -> Cmd {
     cmd
 }
 
+/// The key of a call: of a script, or of a plain command.
+pub(super) fn key(call: &Cmd) -> &[u8] {
+    let script = args(call, 0).next() == Some(b"EVALSHA");
+    args(call, if script { 3 } else { 1 }).next().unwrap_or_default()
+}
+
 /// The call of [`MANY`] for what several calls of [`ONE`] ask.
 pub(super) fn many<'a>(calls: impl ExactSizeIterator<Item = &'a Cmd> + Clone) -> Cmd {
     let mut cmd = Cmd::with_capacity(8 + 3 * calls.len(), 128 * calls.len());

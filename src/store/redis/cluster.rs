@@ -1,0 +1,45 @@
+//! Connecting to a cluster, of which some nodes may be silent.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::time::Duration;
+
+use redis::aio::ConnectionLike;
+use redis::cluster::{ClusterClient, ClusterConfig};
+use redis::cluster_async::ClusterConnection;
+use redis::{RedisResult, Value};
+
+use super::shards::Range;
+
+/// How long the client library waits for silent nodes at first: nodes that are near answer within it.
+const NEAR: Duration = Duration::from_millis(250);
+/// An answer that takes longer does not come. No call waits that long unless its deadline is longer.
+const SILENT: Duration = Duration::from_secs(5);
+
+/// It waits for all nodes that it is told of, and one of them may be silent.
+pub(super) async fn connect(client: ClusterClient) -> RedisResult<(ClusterConnection, Vec<Range>)> {
+    let config = ClusterConfig::new().set_response_timeout(SILENT);
+    let near = config.clone().set_connection_timeout(NEAR);
+    let mut connection = match client.get_async_connection_with_config(near).await {
+        Ok(connection) => connection,
+        // All of them may be far.
+        Err(_) => client.get_async_connection_with_config(config).await?,
+    };
+    let mut slots = redis::cmd("CLUSTER");
+    slots.arg("SLOTS");
+    let ranges = ranges(connection.req_packed_command(&slots).await?.extract_error()?);
+    Ok((connection, ranges))
+}
+
+/// What node has which slots, as `CLUSTER SLOTS` says it. What makes no sense is left out.
+fn ranges(slots: Value) -> Vec<Range> {
+    let Value::Array(slots) = slots else { return Vec::new() };
+    let range = |range: Value| {
+        let Value::Array(range) = range else { return None };
+        let [_, Value::Int(last), Value::Array(master), ..] = &range[..] else { return None };
+        let [Value::BulkString(host), Value::Int(port), ..] = &master[..] else { return None };
+        let mut hasher = DefaultHasher::new();
+        (host, port).hash(&mut hasher);
+        Some(Range { last: u16::try_from(*last).ok()?, node: hasher.finish() })
+    };
+    slots.into_iter().filter_map(range).collect()
+}

@@ -1,0 +1,30 @@
+//! Finding the master by Sentinels, of which some may be silent.
+
+use redis::aio::MultiplexedConnection;
+use redis::sentinel::SentinelClient;
+use redis::{ErrorKind, RedisError, RedisResult};
+use tokio::task::JoinSet;
+
+use super::{config, lasting};
+
+/// Asks all of them at once: who knows a master that can be reached is believed.
+pub(super) async fn connect(
+    clients: Vec<RedisResult<SentinelClient>>,
+) -> RedisResult<MultiplexedConnection> {
+    let mut asked = JoinSet::new();
+    for client in clients {
+        asked.spawn(async move {
+            let master = lasting(&client?.async_get_client().await?)?;
+            master.get_multiplexed_async_connection_with_config(&config()).await
+        });
+    }
+    let mut error = RedisError::from((ErrorKind::EmptySentinelList, "there is no Sentinel"));
+    while let Some(answer) = asked.join_next().await {
+        match answer {
+            Ok(Ok(connection)) => return Ok(connection),
+            Ok(Err(failed)) => error = failed,
+            Err(_) => error = (ErrorKind::Client, "connecting has panicked").into(),
+        }
+    }
+    Err(error)
+}

@@ -1,0 +1,216 @@
+//! The parts of a store that fail by themselves: the shards of a cluster. Any other store is one.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Slots up to and with `last` are on a node.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) struct Range {
+    pub(super) last: u16,
+    /// A hash of its address.
+    pub(super) node: u64,
+}
+
+pub(super) struct Shards {
+    ranges: Vec<Range>,
+    nodes: Vec<(u64, Health)>,
+}
+
+/// What is known of a shard, over one connection. Times are milliseconds of the link's clock.
+#[derive(Default)]
+pub(super) struct Health {
+    heard: AtomicU64,
+    /// When the first call since then was sent, plus 1; 0: none was.
+    sent: AtomicU64,
+    /// Since when it is missed, plus 1; 0: it is well.
+    lost: AtomicU64,
+    /// When the task that tries it is given up.
+    checked_by: AtomicU64,
+    /// Whether a call was answered as it should be.
+    proved: AtomicBool,
+    /// What to try it with.
+    key: Mutex<Option<Arc<[u8]>>>,
+}
+
+impl Shards {
+    pub(super) fn new(mut ranges: Vec<Range>, now: u64) -> Self {
+        ranges.sort_unstable();
+        let mut nodes = Vec::<(u64, Health)>::new();
+        for range in &ranges {
+            if nodes.iter().all(|(node, _)| *node != range.node) {
+                nodes.push((range.node, Health::heard_at(now)));
+            }
+        }
+        if nodes.is_empty() {
+            nodes.push((0, Health::heard_at(now)));
+        }
+        Self { ranges, nodes }
+    }
+
+    /// Which of them has a key.
+    pub(super) fn of(&self, key: Option<&[u8]>) -> usize {
+        let Some(key) = key.filter(|_| self.nodes.len() > 1) else { return 0 };
+        let slot = slot(key);
+        let range = self.ranges.partition_point(|range| range.last < slot);
+        let node = self.ranges.get(range).map(|range| range.node);
+        self.nodes.iter().position(|(of, _)| Some(*of) == node).unwrap_or(0)
+    }
+
+    pub(super) fn node(&self, part: usize) -> u64 {
+        self.nodes[part].0
+    }
+
+    pub(super) fn health(&self, part: usize) -> &Health {
+        &self.nodes[part].1
+    }
+
+    pub(super) fn are_well(&self) -> bool {
+        self.nodes.iter().all(|(_, health)| health.is_well())
+    }
+
+    pub(super) fn is_proved(&self) -> bool {
+        self.nodes.iter().any(|(_, health)| health.proved.load(Ordering::Relaxed))
+    }
+
+    /// A key of each that is missed.
+    pub(super) fn missed(&self) -> Vec<Arc<[u8]>> {
+        let missed = self.nodes.iter().filter(|(_, health)| !health.is_well());
+        missed.filter_map(|(_, health)| health.key()).collect()
+    }
+
+    /// It is there again.
+    pub(super) fn found(&self, key: &[u8]) {
+        self.health(self.of(Some(key))).proved.store(true, Ordering::Relaxed);
+    }
+
+    /// What the connection before has missed, and this one has not found, is still missed.
+    pub(super) fn inherit(&self, before: &Self) {
+        for (_, missed) in before.nodes.iter().filter(|(_, health)| !health.is_well()) {
+            let Some(key) = missed.key() else { continue };
+            let health = self.health(self.of(Some(&key)));
+            if !health.proved.load(Ordering::Relaxed) {
+                health.lost.store(missed.lost.load(Ordering::Relaxed), Ordering::Relaxed);
+                health.set_key(Some(&key));
+            }
+        }
+    }
+}
+
+impl Health {
+    fn heard_at(now: u64) -> Self {
+        Self { heard: AtomicU64::new(now), ..Self::default() }
+    }
+
+    pub(super) fn is_well(&self) -> bool {
+        self.lost.load(Ordering::Relaxed) == 0
+    }
+
+    pub(super) fn heard(&self) -> u64 {
+        self.heard.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn send(&self, now: u64) {
+        if self.sent.load(Ordering::Relaxed) == 0 {
+            self.sent.store(now + 1, Ordering::Relaxed);
+        }
+    }
+
+    /// When the first call was sent of those that nothing was heard after.
+    pub(super) fn unanswered(&self) -> Option<u64> {
+        self.sent.load(Ordering::Relaxed).checked_sub(1)
+    }
+
+    pub(super) fn hear(&self, now: u64, proved: bool) {
+        self.sent.store(0, Ordering::Relaxed);
+        self.heard.fetch_max(now, Ordering::Relaxed);
+        if proved && !self.proved.load(Ordering::Relaxed) {
+            self.proved.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Since when it is missed.
+    pub(super) fn lost(&self) -> u64 {
+        self.lost.load(Ordering::Relaxed).saturating_sub(1)
+    }
+
+    /// It is missed from now on.
+    pub(super) fn lose(&self, now: u64) {
+        self.lost.store(now + 1, Ordering::Relaxed);
+    }
+
+    /// The same, unless it is missed already.
+    pub(super) fn lose_once(&self, now: u64) -> bool {
+        self.lost.compare_exchange(0, now + 1, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    }
+
+    /// It has to be tried, which is for one to do.
+    pub(super) fn suspect(&self, now: u64, checked_by: u64) -> bool {
+        let first = self.lose_once(now);
+        if first {
+            self.checked_until(checked_by);
+        }
+        first
+    }
+
+    pub(super) fn recover(&self, now: u64) {
+        self.hear(now, true);
+        self.checked_by.store(0, Ordering::Relaxed);
+        self.lost.store(0, Ordering::Relaxed);
+    }
+
+    pub(super) fn checked_by(&self) -> u64 {
+        self.checked_by.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn checked_until(&self, until: u64) {
+        self.checked_by.store(until, Ordering::Relaxed);
+    }
+
+    fn key(&self) -> Option<Arc<[u8]>> {
+        self.key.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(super) fn set_key(&self, key: Option<&Arc<[u8]>>) {
+        if let Some(key) = key {
+            *self.key.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(key));
+        }
+    }
+}
+
+/// The slot of a key in a cluster: CRC-16 (XMODEM) over what is in its first braces.
+fn slot(key: &[u8]) -> u16 {
+    let tag = key.iter().position(|&byte| byte == b'{').and_then(|start| {
+        let rest = &key[start + 1..];
+        let end = rest.iter().position(|&byte| byte == b'}').filter(|&end| end > 0)?;
+        Some(&rest[..end])
+    });
+    let crc = tag.unwrap_or(key).iter().fold(0_u16, |crc, &byte| {
+        (0..8).fold(crc ^ u16::from(byte) << 8, |crc, _| {
+            if crc & 0x8000 == 0 { crc << 1 } else { crc << 1 ^ 0x1021 }
+        })
+    });
+    crc % 16_384
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slots_are_those_of_redis() {
+        // By `CLUSTER KEYSLOT`.
+        for (key, of) in [("123456789", 12_739), ("a", 15_495), ("b", 3_300), ("{}a", 10_875)] {
+            assert_eq!(slot(key.as_bytes()), of, "{key}");
+        }
+        assert_eq!(slot(b"shop:tfw1:{a}"), slot(b"a"));
+    }
+
+    #[test]
+    fn a_shard_is_found_by_the_slot_of_its_key() {
+        let range = |last, node| Range { last, node };
+        let shards = Shards::new(vec![range(16_383, 3), range(5_460, 1), range(10_922, 2)], 0);
+        let node = |key: &str| shards.node(shards.of(Some(key.as_bytes())));
+        assert_eq!((node("b"), node("{}a"), node("a")), (1, 2, 3));
+        assert_eq!(shards.of(None), 0);
+    }
+}

@@ -1,0 +1,40 @@
+//! What rustls needs of a process, and what it says.
+
+use std::io;
+
+use redis::{Client, ConnectionAddr};
+use rustls::crypto::{CryptoProvider, ring};
+use rustls::{CertificateError, Error};
+
+pub(super) fn is_spoken_by(client: &Client) -> bool {
+    matches!(client.get_connection_info().addr(), ConnectionAddr::TcpTls { .. })
+}
+
+/// rustls wants the process to have chosen its cryptography, and would panic where the app's
+/// dependencies bring several. What the app has chosen stays.
+pub(super) fn provide() {
+    if CryptoProvider::get_default().is_none() {
+        // Somebody else may have been faster.
+        let _ = ring::default_provider().install_default();
+    }
+}
+
+/// Why a connection was refused here.
+pub(super) fn what_failed(error: &io::Error) -> Option<&'static str> {
+    let error = error.get_ref()?.downcast_ref::<Error>()?;
+    let Error::InvalidCertificate(error) = error else { return Some("the TLS handshake failed") };
+    Some(match error {
+        CertificateError::Expired | CertificateError::ExpiredContext { .. } => {
+            "its certificate has expired"
+        }
+        CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {
+            "its certificate is not valid yet"
+        }
+        CertificateError::UnknownIssuer => "nobody trusted has signed its certificate",
+        CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => {
+            "its certificate is for another name"
+        }
+        CertificateError::Revoked => "its certificate was revoked",
+        _ => "its certificate is not valid",
+    })
+}

@@ -1,0 +1,174 @@
+//! A store that keeps failing is left alone, and one call at a time finds out whether it is back (S32).
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use tokio::time::{Instant, advance, sleep};
+use tower_fixed_window::store::{Account, Adjust, Charge, Reply, Store, StoreError};
+use tower_fixed_window::{Decision, Limiter, MemoryStore, Quota};
+
+#[derive(Clone, Copy, PartialEq)]
+enum Does {
+    Answer,
+    AnswerLater,
+    Fail,
+    Hang,
+}
+
+/// A store that does as it is told, for each domain.
+#[derive(Clone)]
+struct Told {
+    does: Arc<Mutex<[Does; 2]>>,
+    memory: MemoryStore,
+    calls: Arc<AtomicUsize>,
+    under_way: Arc<AtomicUsize>,
+    deadline: Duration,
+}
+
+struct UnderWay(Arc<AtomicUsize>);
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+impl Told {
+    fn to(does: Does, deadline: Duration) -> Self {
+        Self {
+            does: Arc::new(Mutex::new([does; 2])),
+            memory: MemoryStore::new(),
+            calls: Arc::default(),
+            under_way: Arc::default(),
+            deadline,
+        }
+    }
+
+    fn now(&self, domain: usize, does: Does) {
+        self.does.lock().expect("no panic")[domain] = does;
+    }
+
+    fn calls(&self) -> usize {
+        self.calls.swap(0, Ordering::SeqCst)
+    }
+
+    fn limiter(&self) -> Limiter {
+        Limiter::new(Quota::per_day(1_000_000)).name("told").store(self.clone()).without_fallback()
+    }
+}
+
+impl Store for Told {
+    fn charge(&self, charge: Charge<'_>) -> Reply<Decision> {
+        self.calls.fetch_add(1, Ordering::SeqCst);
+        let does = self.does.lock().expect("no panic")[domain(&charge.account())];
+        let answer = self.memory.charge(charge);
+        self.under_way.fetch_add(1, Ordering::SeqCst);
+        let under_way = UnderWay(Arc::clone(&self.under_way));
+        match does {
+            Does::Answer => answer,
+            Does::AnswerLater => Reply::later(answer),
+            Does::Fail => Reply::later(async { Err(StoreError::new("as it was told")) }),
+            Does::Hang => Reply::later(async move {
+                let _under_way = under_way;
+                std::future::pending().await
+            }),
+        }
+    }
+
+    fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {
+        self.memory.adjust(adjust)
+    }
+
+    fn reset(&self, account: Account<'_>) -> Reply<()> {
+        self.memory.reset(account)
+    }
+
+    fn deadline(&self) -> Option<Duration> {
+        Some(self.deadline)
+    }
+
+    fn fault_domain(&self, account: &Account<'_>) -> u64 {
+        domain(account) as u64
+    }
+}
+
+fn domain(account: &Account<'_>) -> usize {
+    usize::from(account.key().readable().to_string() != "u0")
+}
+
+const PAUSE: Duration = Duration::from_millis(250);
+
+#[tokio::test(start_paused = true)]
+async fn one_call_at_a_time_tries_it_however_long_the_deadline() {
+    let store = Told::to(Does::Hang, Duration::from_secs(10));
+    let limiter = store.limiter();
+    let answers = join_all((0..5).map(|_| limiter.check(0_u64))).await;
+    assert!(answers.iter().all(Result::is_err));
+    store.calls();
+    let start = Instant::now();
+    let mut waiting = Vec::new();
+    while start.elapsed() < Duration::from_secs(25) {
+        let limiter = limiter.clone();
+        waiting.push(tokio::spawn(async move { limiter.check(0_u64).await.is_err() }));
+        sleep(Duration::from_millis(50)).await;
+        assert!(store.under_way.load(Ordering::SeqCst) <= 1, "one at a time");
+    }
+    // After 250 ms, and then 250 ms after each deadline.
+    assert_eq!(store.calls(), 3);
+    drop(waiting);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_place_of_a_call_that_is_dropped_is_free_again() {
+    let store = Told::to(Does::Hang, Duration::from_secs(10));
+    let limiter = store.limiter();
+    join_all((0..5).map(|_| limiter.check(0_u64))).await;
+    advance(PAUSE).await;
+    let given_up = tokio::time::timeout(Duration::from_millis(100), limiter.check(0_u64)).await;
+    assert!(given_up.is_err());
+    store.now(0, Does::AnswerLater);
+    advance(PAUSE).await;
+    assert!(limiter.check(0_u64).await.is_ok(), "the next one need not wait for its deadline");
+    assert!(limiter.check(0_u64).await.is_ok());
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_is_there_at_once_is_an_answer() {
+    let store = Told::to(Does::Fail, PAUSE);
+    let limiter = store.limiter();
+    for _ in 0..5 {
+        assert!(limiter.check(0_u64).await.is_err());
+    }
+    store.now(0, Does::Answer);
+    assert!(limiter.check(0_u64).await.is_err(), "it is left alone");
+    advance(PAUSE).await;
+    store.calls();
+    for _ in 0..10 {
+        assert!(limiter.check(0_u64).await.is_ok());
+    }
+    assert_eq!(store.calls(), 10, "it is asked again by all");
+    // Four failures, an answer, four failures: not five in a row.
+    for does in [Does::Fail, Does::Answer, Does::Fail, Does::Answer] {
+        store.now(0, does);
+        for _ in 0..4 {
+            assert_eq!(limiter.check(0_u64).await.is_ok(), does == Does::Answer);
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_fails_by_itself_is_left_alone_by_itself() {
+    let store = Told::to(Does::AnswerLater, PAUSE);
+    let limiter = store.limiter();
+    store.now(1, Does::Fail);
+    for _ in 0..100 {
+        assert!(limiter.check(1_u64).await.is_err());
+        assert!(limiter.check(0_u64).await.is_ok());
+    }
+    assert_eq!(store.calls(), 105);
+    store.now(1, Does::AnswerLater);
+    advance(PAUSE).await;
+    assert!(limiter.check(1_u64).await.is_ok());
+}

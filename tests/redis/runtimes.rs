@@ -1,0 +1,173 @@
+//! Runtimes come and go, and stand still: the store is none of theirs.
+
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, OnceLock};
+use std::task::Poll;
+use std::time::Duration;
+
+use tokio::runtime::{Builder, Runtime};
+use tower::{Layer, ServiceExt, service_fn};
+use tower_fixed_window::key::global;
+use tower_fixed_window::store::RedisStore;
+use tower_fixed_window::{CostMeter, FixedWindowLayer, Key, Limiter, Quota, TrueCost};
+
+use crate::proxy::Proxy;
+use crate::server::{Server, wait_for};
+
+fn runtime() -> Runtime {
+    Builder::new_current_thread().enable_all().build().expect("a runtime")
+}
+
+fn limiter(url: &str) -> Limiter {
+    let store = RedisStore::new(url).expect("an address");
+    Limiter::new(Quota::per_day(1_000).from_first_request()).name("runtimes").store(store)
+}
+
+async fn used(limiter: &Limiter) -> (u64, bool) {
+    let decision = limiter.check("ann").await.expect("it answers");
+    (decision.used(), decision.is_local())
+}
+
+/// As with `#[tokio::test]`, which makes a runtime for each test.
+#[test]
+fn a_static_store_is_shared_by_runtimes_that_come_and_go() {
+    static LIMITER: OnceLock<Limiter> = OnceLock::new();
+    let Some(server) = Server::start() else { return };
+    let used = async || used(LIMITER.get_or_init(|| limiter(&server.url()))).await;
+    for i in 0..5 {
+        let seen = runtime().block_on(async { [used().await, used().await] });
+        assert_eq!(seen, [(2 * i + 1, false), (2 * i + 2, false)]);
+    }
+}
+
+#[test]
+fn a_store_that_was_made_in_a_runtime_that_stands_still_joins_in_another() {
+    let Some(server) = Server::start() else { return };
+    let still = runtime();
+    let limiter = still.block_on(async { limiter(&server.url()) });
+    assert_eq!(runtime().block_on(used(&limiter)), (1, false));
+    drop(still);
+}
+
+/// Its connection is driven by nobody any more.
+#[test]
+fn a_runtime_that_stands_still_takes_nobody_along() {
+    let Some(server) = Server::start() else { return };
+    let still = runtime();
+    let limiter = limiter(&server.url());
+    assert_eq!(still.block_on(used(&limiter)), (1, false));
+    runtime().block_on(async {
+        let joins = async {
+            while used(&limiter).await.1 {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(2), joins).await.expect("it joins");
+    });
+    drop(still);
+}
+
+/// A body may end wherever its last owner is.
+#[test]
+fn what_a_response_has_cost_is_not_lost_where_its_body_ends_on_a_plain_thread() {
+    let Some(server) = Server::start() else { return };
+    let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("one");
+    let store = RedisStore::new(server.url()).expect("an address");
+    let layer = FixedWindowLayer::new(Quota::per_day(1_000).from_first_request())
+        .name("runtimes")
+        .key(global())
+        .store(store.clone())
+        .empty_body()
+        .settle_true_cost();
+    let service = layer.layer(service_fn(async |_: http::Request<()>| {
+        let (cost, meter) = TrueCost::metered();
+        let mut response = http::Response::new(());
+        response.extensions_mut().insert(cost);
+        response.extensions_mut().insert(Arc::new(Mutex::new(Some(meter))));
+        Ok::<_, std::convert::Infallible>(response)
+    }));
+    let response = runtime.block_on(service.oneshot(http::Request::new(()))).expect("infallible");
+    let meter = response.extensions().get::<Arc<Mutex<Option<CostMeter>>>>().expect("it is there");
+    let mut meter = meter.lock().expect("no panic").take().expect("one");
+    meter.add(100);
+    std::thread::spawn(move || drop(meter)).join().expect("no panic");
+    let limiter = Limiter::new(Quota::per_day(1_000).from_first_request());
+    let limiter = limiter.name("runtimes").store(store).without_fallback();
+    wait_for("the cost to be counted", || {
+        let standing = runtime.block_on(limiter.peek(Key::global()));
+        standing.expect("it answers").used() == 100
+    });
+}
+
+#[test]
+fn a_store_that_is_dropped_leaves_no_connection_and_no_task() {
+    let Some(server) = Server::start() else { return };
+    let proxy = Proxy::to(server.port);
+    let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("one");
+    runtime.block_on(async {
+        for i in 0..100 {
+            let limiter = limiter(&proxy.url());
+            if i % 2 == 0 {
+                let _ = limiter.without_fallback().check(1).await.expect("Redis answers");
+            }
+        }
+    });
+    let tasks = || runtime.metrics().num_alive_tasks();
+    wait_for("connections and tasks to end", || proxy.open() == 0 && tasks() == 0);
+}
+
+/// What a limiter had in hand is given back with its end, not a 16th of the window later.
+#[test]
+fn a_limiter_with_leases_that_is_dropped_gives_back_and_leaves_nothing() {
+    let Some(server) = Server::start() else { return };
+    let proxy = Proxy::to(server.port);
+    let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("one");
+    runtime.block_on(async {
+        let limiter = limiter(&proxy.url()).leases(100).without_fallback();
+        for _ in 0..50 {
+            let _ = limiter.check("ann").await.expect("Redis answers");
+        }
+    });
+    let tasks = || runtime.metrics().num_alive_tasks();
+    wait_for("connections and tasks to end", || proxy.open() == 0 && tasks() == 0);
+    let value: String = server.ask(&["HGET", "tfw1:{runtimes:tann}", "86400000f"]);
+    assert_eq!(value.split('@').next(), Some("50"), "{value}");
+}
+
+#[test]
+fn an_app_may_ask_at_its_start_whether_redis_is_there() {
+    let Some(server) = Server::start() else { return };
+    runtime().block_on(async {
+        let ping = async |url: String| {
+            let store = RedisStore::new(url).expect("an address");
+            store.ping().await.map_err(|error| error.to_string())
+        };
+        assert_eq!(ping(server.url()).await, Ok(()));
+        assert_eq!(server.ask::<u64>(&["DBSIZE"]), 0, "nothing was written");
+        let nobody = "redis://127.0.0.1:1/".to_owned();
+        let error = ping(nobody).await.expect_err("nobody is there");
+        assert_eq!(error, "Redis can't be reached (connection refused)");
+        server.ask::<String>(&["CONFIG", "SET", "requirepass", "hunter2"]);
+        let error = ping(server.url()).await.expect_err("it wants a password");
+        assert_eq!(error, "Redis refused the command (NOAUTH)");
+    });
+}
+
+/// The task that asks for all who wait is in a runtime that nobody drives.
+#[test]
+fn who_waits_for_a_lease_waits_no_longer_than_the_deadline() {
+    let Some(server) = Server::start() else { return };
+    let limiter = limiter(&server.url()).leases(10);
+    let still = runtime();
+    still.block_on(async {
+        let mut asked = limiter.check("ann");
+        let asked = std::future::poll_fn(|cx| Poll::Ready(Pin::new(&mut asked).poll(cx))).await;
+        assert!(asked.is_pending());
+    });
+    let decision = runtime().block_on(async {
+        let decision = tokio::time::timeout(Duration::from_secs(5), limiter.check("ann"));
+        decision.await.expect("in time").expect("it answers")
+    });
+    assert!(decision.is_local());
+    drop(still);
+}

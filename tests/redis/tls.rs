@@ -1,0 +1,196 @@
+//! TLS by every way to connect, in a process that has more than one provider of cryptography and has
+//! chosen none (the feature `custom-provider` of rustls, among the dev-dependencies, stands for a crate
+//! such as reqwest, which brings another one).
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use redis::cluster::ClusterClient;
+use redis::sentinel::{SentinelClientBuilder, SentinelServerType};
+use redis::{Client, ConnectionAddr, TlsCertificates, TlsMode};
+use tempfile::TempDir;
+use tower_fixed_window::store::RedisStore;
+use tower_fixed_window::{Limiter, Quota};
+
+use crate::server::{Server, free_port, wait_for};
+
+/// A certificate that nobody has signed, for this machine.
+pub(crate) struct Certificate {
+    dir: TempDir,
+    pem: String,
+}
+
+impl Certificate {
+    /// `(year, year)`: from when, and until when.
+    pub(crate) fn of(years: (i32, i32)) -> Self {
+        let names = vec!["localhost".to_owned(), "127.0.0.1".to_owned()];
+        let mut params = rcgen::CertificateParams::new(names).expect("names");
+        params.not_before = rcgen::date_time_ymd(years.0, 1, 1);
+        params.not_after = rcgen::date_time_ymd(years.1, 1, 1);
+        let key = rcgen::KeyPair::generate().expect("a key");
+        let pem = params.self_signed(&key).expect("a certificate").pem();
+        let dir = tempfile::tempdir().expect("a directory");
+        std::fs::write(dir.path().join("cert.pem"), &pem).expect("it is written");
+        std::fs::write(dir.path().join("key.pem"), key.serialize_pem()).expect("it is written");
+        Self { dir, pem }
+    }
+
+    fn path(&self, name: &str) -> String {
+        let path: PathBuf = self.dir.path().join(name);
+        path.display().to_string()
+    }
+
+    /// A server that speaks nothing else.
+    pub(crate) fn server(&self, port: u16, options: &[&str]) -> Option<Server> {
+        let (port, cert, key) = (port.to_string(), self.path("cert.pem"), self.path("key.pem"));
+        let tls = [
+            ["--tls-port", &port],
+            ["--tls-cert-file", &cert],
+            ["--tls-key-file", &key],
+            ["--tls-ca-cert-file", &cert],
+            ["--tls-auth-clients", "no"],
+            ["--tls-replication", "yes"],
+        ];
+        Server::on(0, &[options, &tls.concat()].concat())
+    }
+
+    fn certificates(&self) -> TlsCertificates {
+        TlsCertificates { client_tls: None, root_cert: Some(self.pem.clone().into_bytes()) }
+    }
+
+    pub(crate) fn client(&self, port: u16) -> Client {
+        let url = format!("rediss://localhost:{port}/");
+        Client::build_with_tls(url, self.certificates()).expect("an address")
+    }
+
+    /// Asks a server past the store, over TLS.
+    async fn ask<T: redis::FromRedisValue>(&self, port: u16, command: &[&str]) -> Option<T> {
+        let connection = self.client(port).get_multiplexed_async_connection().await;
+        redis::cmd(command[0]).arg(&command[1..]).query_async(&mut connection.ok()?).await.ok()
+    }
+}
+
+fn limiter(store: RedisStore) -> Limiter {
+    Limiter::new(Quota::per_day(1_000)).name("tls").store(store).without_fallback()
+}
+
+/// Until Redis answers: a server may still be starting.
+async fn joins(store: RedisStore) {
+    let (limiter, start) = (limiter(store), Instant::now());
+    while let Err(error) = limiter.check("ann").await {
+        assert!(start.elapsed() < Duration::from_secs(20), "{error:?}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+#[test]
+fn every_way_to_connect_beside_another_provider() {
+    for way in ["new", "client", "connecting", "cluster", "sentinel"] {
+        let this = std::env::current_exe().expect("this program");
+        // A process of its own: what one way has chosen would serve the others.
+        let status = Command::new(this)
+            .args(["--exact", "tls::way", "--ignored", "--nocapture"])
+            .env("TLS_WAY", way)
+            .status();
+        assert!(status.expect("it runs").success(), "{way}");
+    }
+}
+
+#[tokio::test]
+#[ignore = "started by another test"]
+async fn way() {
+    let Ok(way) = std::env::var("TLS_WAY") else { return };
+    let certificate = Certificate::of((2020, 2100));
+    let port = free_port();
+    let start = |options: &[&str]| certificate.server(port, options);
+    match &way[..] {
+        "new" => {
+            let Some(_server) = start(&[]) else { return };
+            let store = RedisStore::new(format!("rediss://localhost:{port}/")).expect("an address");
+            let start = Instant::now();
+            loop {
+                let error = limiter(store.clone()).check("ann").await.expect_err("not trusted");
+                // It has come as far as the certificate.
+                if error.to_string().contains("nobody trusted has signed its certificate") {
+                    return;
+                }
+                assert!(start.elapsed() < Duration::from_secs(20), "{error:?}");
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        }
+        "client" => {
+            let Some(_server) = start(&[]) else { return };
+            joins(RedisStore::client(certificate.client(port))).await;
+        }
+        "connecting" => {
+            let Some(_server) = start(&[]) else { return };
+            let client = certificate.client(port);
+            let connect = move || {
+                let client = client.clone();
+                async move { client.get_multiplexed_async_connection().await }
+            };
+            joins(RedisStore::connecting(connect)).await;
+        }
+        "cluster" => {
+            let Some(_server) = start(&["--cluster-enabled", "yes", "--tls-cluster", "yes"]) else {
+                return;
+            };
+            let url = format!("rediss://127.0.0.1:{port}/");
+            let client = ClusterClient::builder([url]).certs(certificate.certificates());
+            let store = RedisStore::cluster(client.build().expect("addresses"));
+            // It has to come up by itself: asking it would need a provider.
+            let slots = ["CLUSTER", "ADDSLOTSRANGE", "0", "16383"];
+            let _ = limiter(store.clone()).check("ann").await;
+            while certificate.ask::<String>(port, &slots).await.is_none() {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+            joins(store).await;
+        }
+        "sentinel" => {
+            let (Some(_master), sentinel_port) = (start(&[]), free_port()) else { return };
+            let Some(_sentinel) = certificate.server(sentinel_port, &["--sentinel"]) else {
+                return;
+            };
+            let (pem, master) = (certificate.pem.clone(), port.to_string());
+            let store = RedisStore::sentinel([sentinel_port], move |sentinel| {
+                let certificates = || TlsCertificates {
+                    client_tls: None,
+                    root_cert: Some(pem.clone().into_bytes()),
+                };
+                let address = ConnectionAddr::TcpTls {
+                    host: "localhost".to_owned(),
+                    port: sentinel,
+                    insecure: false,
+                    tls_params: None,
+                };
+                SentinelClientBuilder::new([address], "mymaster", SentinelServerType::Master)?
+                    .set_client_to_sentinel_certificates(certificates())
+                    .set_client_to_redis_tls_mode(TlsMode::Secure)
+                    .set_client_to_redis_certificates(certificates())
+                    .build()
+            });
+            let store = store.expect("an address");
+            let _ = limiter(store.clone()).check("ann").await;
+            let monitor = ["SENTINEL", "MONITOR", "mymaster", "127.0.0.1", &master, "1"];
+            while certificate.ask::<String>(sentinel_port, &monitor).await.is_none() {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+            joins(store).await;
+        }
+        way => panic!("{way}"),
+    }
+}
+
+#[tokio::test]
+async fn an_expired_certificate_is_told_as_such() {
+    let certificate = Certificate::of((2020, 2021));
+    let port = free_port();
+    let Some(_server) = certificate.server(port, &[]) else { return };
+    wait_for("the server", || std::net::TcpStream::connect(("127.0.0.1", port)).is_ok());
+    let error = limiter(RedisStore::client(certificate.client(port)))
+        .check("ann")
+        .await
+        .expect_err("it has expired");
+    assert_eq!(error.to_string(), "Redis can't be reached (its certificate has expired)");
+}
