@@ -25,6 +25,8 @@ pub use front::Front;
 pub(crate) use front::{Fronted, How};
 pub(crate) use guard::Guard;
 pub use guard::OnStoreFailure;
+#[doc(hidden)]
+pub use guard::Watch;
 pub use memory::MemoryStore;
 #[cfg(feature = "redis")]
 #[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
@@ -145,6 +147,13 @@ pub trait Store: Send + Sync + 'static {
         Some(Duration::from_millis(250))
     }
 
+    /// The same store for one limiter, whose breaker it tells itself what became of its calls, also
+    /// of those that nobody waits for any more. `None`: the limiter tells it what it sees.
+    #[doc(hidden)]
+    fn watched(&self, _: &Watch) -> Option<Arc<dyn Store>> {
+        None
+    }
+
     /// The deadline that a store keeps by itself: for so long a call may be under way.
     #[doc(hidden)]
     fn own_deadline(&self) -> Option<Duration> {
@@ -186,6 +195,10 @@ impl<S: Store + ?Sized> Store for Arc<S> {
 
     fn deadline(&self) -> Option<Duration> {
         (**self).deadline()
+    }
+
+    fn watched(&self, watch: &Watch) -> Option<Arc<dyn Store>> {
+        (**self).watched(watch)
     }
 
     fn own_deadline(&self) -> Option<Duration> {

@@ -18,8 +18,8 @@ use crate::differential::{
 };
 use crate::server::{ALONE, Server};
 
-/// A store none of whose charges travels alone: as many are sent before it as there may be calls
-/// under way, and one waits beside it.
+/// A store none of whose charges travels alone: somebody else's is asked before it, and leaves at once.
+/// What is asked while that is under way leaves together.
 pub(crate) struct Crowd {
     store: RedisStore,
     scope: Scope,
@@ -114,8 +114,10 @@ async fn a_crowd_is_decided_in_the_order_of_asking() {
         // Room enough: no key takes an entry that has expired and, the clock having stepped back, is
         // another's again.
         let memory = MemoryStore::with_clock(clock.clone());
-        let redis =
-            RedisStore::from(connection.clone()).prefix(&seed.to_string()).clock(clock.clone());
+        let redis = RedisStore::from(connection.clone())
+            .prefix(&seed.to_string())
+            .clock(clock.clone())
+            .deadline(Duration::from_secs(20));
         let windows: Vec<_> = (0..4)
             .map(|_| {
                 let length = length(&mut rng);
@@ -228,12 +230,14 @@ async fn who_has_a_bad_key_fails_alone() {
         match answer {
             Err(error) => {
                 assert!(bad.contains(&key), "{key}: {error:?}");
-                assert_eq!(error.to_string(), "Redis refused the command");
+                let text = error.to_string();
+                let why = ["Redis has another value for this key", "Redis refused the command"];
+                assert!(why.iter().any(|why| text.starts_with(why)), "{text}");
             }
             Ok(decision) => assert_eq!((decision.used(), bad.contains(&key)), (1, false), "{key}"),
         }
     }
-    assert_eq!(calls(&server), 2 * 3, "two alone, and all others; first without their scripts");
+    assert_eq!(calls(&server), 2 * 2, "one alone, and all others; first without their scripts");
 }
 
 #[tokio::test]
@@ -290,30 +294,37 @@ async fn a_crowd_in_flight_when_the_server_dies_is_not_sent_again() {
 async fn what_is_late_or_dropped_while_it_waits_is_not_sent() {
     let _alone = ALONE.lock().await;
     let Some(server) = Server::start() else { return };
-    let store = RedisStore::from(connect(&server.url()).await).deadline(Duration::from_secs(20));
-    for answer in at_once(charges(&store, 0..10)).await {
-        assert!(answer.expect("it answers").allowed());
+    let store =
+        RedisStore::new(server.url()).expect("an address").deadline(Duration::from_secs(20));
+    for charge in charges(&store, (0..10).chain([50; 50])) {
+        assert!(charge.await.expect("it answers").allowed());
     }
     server.freeze();
-    let (patient, hasty) =
-        (charges(&store, 0..2), store.clone().deadline(Duration::from_millis(50)));
-    let patient = tokio::spawn(at_once(patient));
-    tokio::task::yield_now().await;
+    // More calls than may be under way at this distance, on a slow machine, too.
+    let mut crowd = Vec::new();
+    for charge in charges(&store, 100..2_100) {
+        crowd.push(tokio::spawn(charge));
+        for _ in 0..10 {
+            tokio::task::yield_now().await;
+        }
+    }
     let waiting = tokio::spawn(at_once(charges(&store, 2..4)));
     let dropped = tokio::spawn(at_once(charges(&store, 4..7)));
+    let hasty = store.clone().deadline(Duration::from_millis(50));
     for answer in at_once(charges(&hasty, 7..10)).await {
-        assert_eq!(answer.expect_err("late").to_string(), "Redis did not answer in time");
+        assert_eq!(answer.expect_err("late").to_string(), "Redis could not be asked in time");
     }
     dropped.abort();
     assert!(dropped.await.is_err(), "it is gone");
     server.thaw();
-    for answer in [patient, waiting] {
-        for answer in answer.await.expect("no panic") {
-            assert!(answer.expect("it answers").allowed());
-        }
+    for answer in waiting.await.expect("no panic") {
+        assert!(answer.expect("it answers").allowed());
+    }
+    for answer in crowd {
+        assert!(answer.await.expect("no panic").expect("it answers").allowed());
     }
     let counts: Vec<u64> = (0..10).map(|key| used(&server, key)).collect();
-    assert_eq!(counts, [2, 2, 2, 2, 1, 1, 1, 1, 1, 1]);
+    assert_eq!(counts, [1, 1, 2, 2, 1, 1, 1, 1, 1, 1]);
 }
 
 /// Streams and selects do that: they poll a future once, and have something else to do then.
