@@ -362,10 +362,9 @@ impl RedisStore {
     fn plain(&self, charge: &Charge<'_>, now: Option<i64>) -> Option<Cmd> {
         let Charge { account, ask } = charge;
         let &[quota] = account.quotas().as_slice() else { return None };
-        // Its tokens fit between two windows' starts, in microseconds.
+        // These tokens fit between two windows' starts, in microseconds.
         let plain = quota.capacity == quota.limit
-            && quota.limit < quota.window * 1_000
-            && (1..=quota.limit).contains(&ask.cost)
+            && (1..=quota.limit.min(quota.window * 1_000 - 1)).contains(&ask.cost)
             && !(ask.peek || ask.up_to || ask.reserve && quota.max_reserved > 0);
         let grid = grid(account, &quota).filter(|_| plain)?;
         let mut cmd = self.script(account);

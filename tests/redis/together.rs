@@ -61,6 +61,36 @@ pub(crate) fn calls(server: &Server) -> u64 {
     calls.map_or(0, |calls| calls.parse().expect("a number"))
 }
 
+/// More tokens than microseconds in the window: as text from there on, and exact.
+#[tokio::test]
+async fn limits_of_more_than_a_million_a_second_take_the_short_way() {
+    let Some(server) = Server::start() else { return };
+    let store = RedisStore::new(server.url()).expect("an address");
+    let scope = Scope::named("together");
+    let (key, quotas) = (Key::from("hot"), Quota::per_day(1_000_000_000_000).into());
+    let account = Account::new(&scope, &quotas, &key);
+    let charge = async |cost| {
+        let decision = store.charge(Charge::new(account, cost)).await.expect("it answers");
+        (decision.allowed(), decision.used())
+    };
+    for i in 1..=50 {
+        assert_eq!(charge(1).await, (true, i));
+    }
+    let stats: String = server.ask(&["INFO", "commandstats"]);
+    assert!(!stats.contains("cmdstat_hmget"), "one command counts");
+    let (part, mut used) = (86_399_999_999, 50);
+    for _ in 0..11 {
+        for cost in [part, 1] {
+            used += cost;
+            assert_eq!(charge(cost).await, (true, used));
+        }
+    }
+    assert_eq!(charge(part).await, (false, used));
+    let left = 1_000_000_000_000 - used;
+    assert_eq!(charge(left).await, (true, 1_000_000_000_000));
+    assert_eq!(charge(1).await, (false, 1_000_000_000_000));
+}
+
 /// Asks in this order, all before the first answer.
 async fn at_once(
     replies: impl IntoIterator<Item = Reply<Decision>>,
