@@ -96,7 +96,7 @@ mod with_metrics {
 
     use metrics::{Counter, Histogram, Key, Label, Level, Metadata, Recorder, Unit, gauge};
     #[cfg(feature = "redis")]
-    use metrics::{counter, describe_counter};
+    use metrics::counter;
 
     use super::{Count, Outcome};
 
@@ -239,6 +239,11 @@ mod with_metrics {
                 if !is_there(recorder) {
                     return register(count);
                 }
+                #[cfg(feature = "redis")]
+                for (name, help) in CONNECTIONS {
+                    recorder.describe_counter(name.into(), None, help.into());
+                    let _ = recorder.register_counter(&Key::from_static_name(name), &METADATA);
+                }
                 for count in Count::ALL {
                     self.counters[count.index()].get_or_init(|| {
                         let (name, help) = count.name_and_help();
@@ -287,22 +292,29 @@ mod with_metrics {
         gauge!(MOST, "store" => store.to_owned()).set(max_keys as f64);
     }
 
+    /// What is counted of the connections of all stores.
+    #[cfg(feature = "redis")]
+    const CONNECTIONS: [(&str, &str); 2] = [
+        (
+            "tower_fixed_window_store_connections_total",
+            "Connections to stores that were made, the first one of each too",
+        ),
+        (
+            "tower_fixed_window_store_checks_total",
+            "Connections to stores that were idle and were tried before they were used",
+        ),
+    ];
+
     /// A connection to a store was made.
     #[cfg(feature = "redis")]
     pub(crate) fn store_connected() {
-        const CONNECTIONS: &str = "tower_fixed_window_store_connections_total";
-
-        describe_counter!(CONNECTIONS, "Connections to stores that were made, the first ones too");
-        counter!(CONNECTIONS).increment(1);
+        counter!(CONNECTIONS[0].0).increment(1);
     }
 
     /// A connection that was idle is tried.
     #[cfg(feature = "redis")]
     pub(crate) fn store_checked() {
-        const CHECKS: &str = "tower_fixed_window_store_checks_total";
-
-        describe_counter!(CHECKS, "Connections to stores that were tried before they were used");
-        counter!(CHECKS).increment(1);
+        counter!(CONNECTIONS[1].0).increment(1);
     }
 
     /// A call to a store, from its beginning to its end.

@@ -2,11 +2,13 @@
 
 use std::time::{Duration, Instant};
 
+use redis::sentinel::{SentinelClient, SentinelServerType};
 use tower_fixed_window::store::RedisStore;
 use tower_fixed_window::{Decision, Limiter, Quota};
 
 use crate::proxy::Proxy;
-use crate::server::Server;
+use crate::server::{Server, free_port, wait_for};
+use crate::tls::Certificate;
 
 fn node(store: RedisStore) -> Limiter {
     Limiter::new(Quota::per_day(1_000).from_first_request()).name("idle").store(store)
@@ -68,6 +70,56 @@ async fn nodes_share_a_count_behind_a_network_that_is_far_and_forgets() {
         if last || !decisions.iter().any(Decision::is_local) {
             return assert_one_count(&decisions);
         }
+    }
+}
+
+fn sentinel(sentinel: &Server) -> RedisStore {
+    let client =
+        |url| SentinelClient::build(vec![url], "mymaster", None, SentinelServerType::Master);
+    RedisStore::sentinel([sentinel.url()], client).expect("an address")
+}
+
+/// The master is where Sentinel says, behind a network of its own.
+#[tokio::test]
+async fn nodes_share_a_count_over_sentinel() {
+    let Some(server) = Server::start() else { return };
+    let Some(watcher) = Server::with(&["--sentinel"]) else { return };
+    let proxy = Proxy::to(server.port).forgets_after(Duration::from_secs(2));
+    let port = proxy.port.to_string();
+    watcher.ask::<String>(&["SENTINEL", "MONITOR", "mymaster", "127.0.0.1", &port, "1"]);
+    let nodes = [node(sentinel(&watcher)), node(sentinel(&watcher))];
+    assert_one_count(&in_turns(&nodes, 5, Duration::from_secs(3)).await);
+}
+
+/// With Sentinel another one is looked for first: far away, that takes a deadline that fits.
+#[tokio::test]
+async fn nodes_share_a_count_over_sentinel_far_away() {
+    let Some(server) = Server::start() else { return };
+    let Some(watcher) = Server::with(&["--sentinel"]) else { return };
+    let proxy = Proxy::to(server.port)
+        .forgets_after(Duration::from_secs(2))
+        .delay(Duration::from_millis(20));
+    let port = proxy.port.to_string();
+    watcher.ask::<String>(&["SENTINEL", "MONITOR", "mymaster", "127.0.0.1", &port, "1"]);
+    let far = || node(sentinel(&watcher).deadline(Duration::from_secs(1)));
+    assert_one_count(&in_turns(&[far(), far()], 5, Duration::from_secs(3)).await);
+}
+
+#[tokio::test]
+async fn nodes_share_a_count_over_tls() {
+    let (certificate, port) = (Certificate::of((2020, 2100)), free_port());
+    let Some(_server) = certificate.server(port, &["--save", ""]) else { return };
+    wait_for("the server", || std::net::TcpStream::connect(("127.0.0.1", port)).is_ok());
+    for (one_way, deadline) in [(0, 250), (20, 1_000)] {
+        let proxy = Proxy::to(port)
+            .forgets_after(Duration::from_secs(2))
+            .delay(Duration::from_millis(one_way));
+        let store = || {
+            let store = RedisStore::client(certificate.client(proxy.port));
+            store.deadline(Duration::from_millis(deadline)).prefix(&one_way.to_string())
+        };
+        let nodes = [node(store()), node(store())];
+        assert_one_count(&in_turns(&nodes, 4, Duration::from_secs(3)).await);
     }
 }
 

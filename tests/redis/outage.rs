@@ -9,7 +9,7 @@ use tower_fixed_window::key::global;
 use tower_fixed_window::store::RedisStore;
 use tower_fixed_window::{FixedWindowLayer, Limiter, OnStoreFailure, Quota};
 
-use crate::server::{ALONE, Server, free_port};
+use crate::server::{ALONE, Server, ask, free_port};
 
 const DEADLINE: Duration = Duration::from_millis(250);
 /// What a noisy machine may add to it.
@@ -363,4 +363,58 @@ async fn limiters_that_share_a_count_share_it_in_memory_too() {
     let (one, other) = (limiter(store.clone(), 1), limiter(store, 1));
     assert!(one.check("ann").await.expect("memory answers").allowed());
     assert!(!other.check("ann").await.expect("memory answers").allowed(), "one further limit");
+}
+
+/// Who reads the log knows what to mend, and learns no secret.
+#[tokio::test]
+async fn the_log_names_the_cause_of_an_outage_and_those_that_follow() {
+    let Some(mut server) = Server::start() else { return };
+    server.ask::<String>(&["CONFIG", "SET", "requirepass", "hunter2"]);
+    let log = Arc::<Mutex<Vec<u8>>>::default();
+    let writer = Log(Arc::clone(&log));
+    let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone());
+    let _guard = tracing::subscriber::set_default(subscriber.finish());
+
+    let url = |user| format!("redis://{user}127.0.0.1:{}/", server.port);
+    let wrong = limiter(RedisStore::new(url("")).expect("an address"), LIMIT);
+    assert!(wrong.check("ann").await.expect("memory answers").is_local());
+    let right = limiter(RedisStore::new(url(":hunter2@")).expect("an address"), LIMIT);
+    while right.check("ann").await.expect("it answers").is_local() {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let set = |name, value| {
+        ask::<String>(&url(":hunter2@"), &["CONFIG", "SET", name, value]).expect("it answers")
+    };
+    set("maxmemory", "1");
+    for _ in 0..3 {
+        assert!(right.check("bob").await.expect("memory answers").is_local());
+    }
+    server.kill();
+    for _ in 0..20 {
+        assert!(right.check("bob").await.expect("memory answers").is_local());
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let log = String::from_utf8(log.lock().expect("no panic").clone()).expect("text");
+    println!("{log}");
+    for cause in ["(NOAUTH)", "(OOM)", "(connection refused)"] {
+        assert_eq!(log.matches(cause).count(), 1, "{cause} in {log}");
+    }
+    assert!(
+        !log.contains("hunter2") && !log.contains("ann") && !log.contains("127.0.0.1"),
+        "{log}"
+    );
+}
+
+#[derive(Clone)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl std::io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().expect("no panic").extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
 }

@@ -16,14 +16,14 @@ use tower_fixed_window::{Limiter, Quota};
 use crate::server::{Server, free_port, wait_for};
 
 /// A certificate that nobody has signed, for this machine.
-struct Certificate {
+pub(crate) struct Certificate {
     dir: TempDir,
     pem: String,
 }
 
 impl Certificate {
     /// `(year, year)`: from when, and until when.
-    fn of(years: (i32, i32)) -> Self {
+    pub(crate) fn of(years: (i32, i32)) -> Self {
         let names = vec!["localhost".to_owned(), "127.0.0.1".to_owned()];
         let mut params = rcgen::CertificateParams::new(names).expect("names");
         params.not_before = rcgen::date_time_ymd(years.0, 1, 1);
@@ -42,7 +42,7 @@ impl Certificate {
     }
 
     /// A server that speaks nothing else.
-    fn server(&self, port: u16, options: &[&str]) -> Option<Server> {
+    pub(crate) fn server(&self, port: u16, options: &[&str]) -> Option<Server> {
         let (port, cert, key) = (port.to_string(), self.path("cert.pem"), self.path("key.pem"));
         let tls = [
             ["--tls-port", &port],
@@ -59,7 +59,7 @@ impl Certificate {
         TlsCertificates { client_tls: None, root_cert: Some(self.pem.clone().into_bytes()) }
     }
 
-    fn client(&self, port: u16) -> Client {
+    pub(crate) fn client(&self, port: u16) -> Client {
         let url = format!("rediss://localhost:{port}/");
         Client::build_with_tls(url, self.certificates()).expect("an address")
     }

@@ -33,6 +33,8 @@ const SHARE: u64 = 16;
 const HOT: i64 = 100;
 /// One that is not spent within this part of the window is given back.
 const IDLE: i64 = 16;
+/// Who waits for others' call has so much more time.
+const MOMENT: Duration = Duration::from_millis(10);
 /// Keys that tokens may be in hand for: 10 MB of them at most.
 const MOST: usize = 16_384;
 
@@ -261,8 +263,9 @@ impl Fronted {
                 let given_up = |_| Err(StoreError::new("the task that asks the store has ended"));
                 receiver.await.unwrap_or_else(given_up)
             });
-            // That task may stand still with its runtime.
-            match within(guard.longest(), answer).await {
+            // That task may stand still with its runtime. If not, it is to note its failure first.
+            let longest = guard.longest().map(|longest| longest.saturating_add(MOMENT));
+            match within(longest, answer).await {
                 Ok(decision) => Ok(decision),
                 Err(error) => guard.stand_in(charge.as_charge(), error).await,
             }
