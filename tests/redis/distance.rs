@@ -84,8 +84,8 @@ async fn what_was_never_sent_is_no_failure_of_the_store() {
     let _alone = ALONE.lock().await;
     let Some(server) = Server::start() else { return };
     let store = store(server.port);
-    let patient = limiter(store.clone().deadline(Duration::from_secs(20)));
-    let hasty = limiter(store.deadline(Duration::from_millis(500)));
+    let hasty = limiter(store.clone().deadline(Duration::from_millis(500)));
+    let patient = limiter(store.deadline(Duration::from_secs(20)));
     for _ in 0..20 {
         assert!(!is_local(&patient, 0).await);
     }
