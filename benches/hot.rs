@@ -20,7 +20,7 @@ const LIMIT: u64 = 400_000;
 /// A second, of all nodes together.
 const OFFERED: u64 = 440_000;
 const TASKS: u64 = 512;
-const TICK: Duration = Duration::from_millis(5);
+const TICK: Duration = Duration::from_millis(20);
 
 fn main() {
     let args: Vec<String> = std::env::args().collect();
