@@ -94,9 +94,9 @@ mod with_metrics {
     use std::sync::OnceLock;
     use std::time::Instant;
 
-    use metrics::{Counter, Histogram, Key, Label, Level, Metadata, Recorder, Unit, gauge};
     #[cfg(feature = "redis")]
     use metrics::counter;
+    use metrics::{Counter, Histogram, Key, Label, Level, Metadata, Recorder, Unit, gauge};
 
     use super::{Count, Outcome};
 

@@ -45,32 +45,41 @@ async fn nodes_share_a_count_on_a_server_that_closes_idle_connections() {
     assert_one_count(&in_turns(&nodes, 6, Duration::from_millis(2_500)).await);
 }
 
+/// Where a part of the deadline is needed, a machine that stands still for the rest gets another chance.
+async fn assert_one_count_of(nodes: impl Fn(u32) -> [Limiter; 2]) {
+    for chance in 1..=3 {
+        let decisions = in_turns(&nodes(chance), 5, Duration::from_secs(3)).await;
+        if chance == 3 || !decisions.iter().any(Decision::is_local) {
+            return assert_one_count(&decisions);
+        }
+    }
+}
+
 #[tokio::test]
 async fn nodes_share_a_count_behind_a_network_that_forgets() {
     let Some(server) = Server::start() else { return };
     let proxy = Proxy::to(server.port).forgets_after(Duration::from_secs(2));
-    let nodes = [new(&proxy.url()), new(&proxy.url())];
-    let decisions = in_turns(&nodes, 6, Duration::from_secs(3)).await;
-    assert_one_count(&decisions);
-    // But the first one, which its node has just made.
-    assert_eq!(proxy.made(), 7, "one for each request, as each finds its connection forgotten");
+    let store = |chance: u32| {
+        let store = RedisStore::new(proxy.url()).expect("an address");
+        node(store.prefix(&chance.to_string()))
+    };
+    assert_one_count_of(|chance| [store(chance), store(chance)]).await;
+    // But for the first one, which its node has just made.
+    assert!(proxy.made() >= 6, "each request has found its connection forgotten");
 }
 
-/// Of the default deadline, 250 ms, some 200 are needed: a machine that stands still for the rest gets
-/// another chance.
+/// Of the default deadline, 250 ms, some 200 are needed.
 #[tokio::test]
 async fn nodes_share_a_count_behind_a_network_that_is_far_and_forgets() {
-    for last in [false, false, true] {
-        let Some(server) = Server::start() else { return };
-        let proxy = Proxy::to(server.port)
-            .forgets_after(Duration::from_secs(2))
-            .delay(Duration::from_millis(20));
-        let nodes = [new(&proxy.url()), new(&proxy.url())];
-        let decisions = in_turns(&nodes, 6, Duration::from_secs(3)).await;
-        if last || !decisions.iter().any(Decision::is_local) {
-            return assert_one_count(&decisions);
-        }
-    }
+    let Some(server) = Server::start() else { return };
+    let proxy = Proxy::to(server.port)
+        .forgets_after(Duration::from_secs(2))
+        .delay(Duration::from_millis(20));
+    let store = |chance: u32| {
+        let store = RedisStore::new(proxy.url()).expect("an address");
+        node(store.prefix(&chance.to_string()))
+    };
+    assert_one_count_of(|chance| [store(chance), store(chance)]).await;
 }
 
 fn sentinel(sentinel: &Server) -> RedisStore {
@@ -114,12 +123,11 @@ async fn nodes_share_a_count_over_tls() {
         let proxy = Proxy::to(port)
             .forgets_after(Duration::from_secs(2))
             .delay(Duration::from_millis(one_way));
-        let store = || {
+        let store = |chance| {
             let store = RedisStore::client(certificate.client(proxy.port));
-            store.deadline(Duration::from_millis(deadline)).prefix(&one_way.to_string())
+            store.deadline(Duration::from_millis(deadline)).prefix(&format!("{one_way}-{chance}"))
         };
-        let nodes = [node(store()), node(store())];
-        assert_one_count(&in_turns(&nodes, 4, Duration::from_secs(3)).await);
+        assert_one_count_of(|chance| [node(store(chance)), node(store(chance))]).await;
     }
 }
 

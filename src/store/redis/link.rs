@@ -558,7 +558,7 @@ impl Renewal {
         Some(due)
     }
 
-    fn install(&self, Found { connection, shards, took }: Found) {
+    fn install(&self, Found { connection, shards }: Found) {
         let Some(inner) = self.inner.upgrade() else { return };
         observe::store_connected();
         let at = Instant::now();
@@ -572,10 +572,6 @@ impl Renewal {
             state.at = at;
             state.error = None;
         });
-        if inner.round_trip.load(Ordering::Relaxed) == 0 {
-            // At least two ways to and fro.
-            inner.took(took / 2);
-        }
     }
 
     fn failed(&self, error: RedisError, left: usize) {
@@ -608,7 +604,6 @@ impl Drop for Renewal {
 struct Found {
     connection: Box<dyn Clonable>,
     shards: Shards,
-    took: Duration,
 }
 
 /// Connects. A connection to a cluster is good if it leads to a shard that is missed.
@@ -637,7 +632,7 @@ async fn find(inner: Weak<Inner>, connecting: Connecting) -> RedisResult<Found> 
     if !found {
         return Err((ErrorKind::Io, "the shard does not answer").into());
     }
-    Ok(Found { connection, shards, took })
+    Ok(Found { connection, shards })
 }
 
 /// What `future` ends with, unless `end` comes first.
