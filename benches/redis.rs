@@ -3,18 +3,27 @@
 //! are asked at the same time travel together, except one by one. The last one asks for a single hot
 //! key, of which a process takes up to 100 tokens at once.
 //!
-//! `cargo bench -p benches --bench redis` starts a server of its own (`REDIS_SERVER=valkey-server` another).
-//! The server's CPU is what it says of its main thread.
+//! Then decisions at a distance, which a proxy in this process makes, gathered and one by one in turns,
+//! and 100,000 of them at once.
+//!
+//! `cargo bench -p benches --bench redis` starts a server of its own (`REDIS_SERVER=valkey-server` another);
+//! `-- near`, `-- far` and `-- crowd` print one of the three tables. The server's CPU is what it says of
+//! its main thread.
 
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+#[path = "../tests/redis/far.rs"]
+mod far;
+
 use redis::aio::MultiplexedConnection;
 use redis::{Script, cmd};
 use tower_fixed_window::store::{Account, Charge, RedisStore, Scope, Store};
 use tower_fixed_window::{Key, Limiter, Quota, Quotas};
+
+use far::Far;
 
 const KEYS: u64 = 1_000;
 const MINIMAL: &str = "
@@ -79,10 +88,33 @@ struct Measured {
 
 #[tokio::main]
 async fn main() {
-    let quick = std::env::args().any(|arg| arg == "--test");
-    let (rounds, span) = if quick { (1, 20) } else { (7, 500) };
+    let args: Vec<String> = std::env::args().collect();
+    let has = |name: &str| args.iter().any(|arg| arg == name);
+    if let Some(i) = args.iter().position(|arg| arg == "--crowd-of-one-round") {
+        return crowd_of_one_round(&args[i + 1..]).await;
+    }
     let Some(server) = Server::start().await else { return };
-    let client = redis::Client::open(("127.0.0.1", server.port)).expect("an address");
+    let quick = has("--test");
+    let all = !["near", "far", "crowd"].into_iter().any(has);
+    if all || has("near") {
+        near(&server, quick).await;
+    }
+    if all || has("far") {
+        distances(&server, quick).await;
+    }
+    if all || has("crowd") {
+        crowd(&server, quick);
+    }
+}
+
+async fn near(server: &Server, quick: bool) {
+    let (rounds, span) = if quick { (1, 20) } else { (7, 500) };
+    let client =
+        redis::Client::open(format!("redis://127.0.0.1:{}/", server.port)).expect("an address");
+    let info = client.get_connection_info().clone();
+    // As the store does.
+    let settings = info.tcp_settings().clone().set_nodelay(true);
+    let client = redis::Client::open(info.set_tcp_settings(settings)).expect("an address");
     let connection = client.get_multiplexed_async_connection().await.expect("it connects");
 
     let store = RedisStore::from(connection.clone());
@@ -125,6 +157,187 @@ async fn main() {
             );
         }
     }
+}
+
+/// What callers see.
+struct Seen {
+    per_second: f64,
+    /// Milliseconds.
+    median: f64,
+    late: f64,
+    /// Answers without Redis.
+    local: f64,
+}
+
+fn limiter(url: &str, one_by_one: bool) -> Limiter {
+    let store = RedisStore::new(url).expect("an address");
+    let store = if one_by_one { store.one_by_one() } else { store };
+    Limiter::new(Quota::per_hour(1_000_000_000)).name("far").store(store)
+}
+
+async fn distances(server: &Server, quick: bool) {
+    let (rounds, warm, span) = if quick { (1, 100, 20) } else { (7, 250, 750) };
+    println!(
+        "\n| one way | at once | decisions/s | one by one | of it | median ms | one by one | of it | 99th ms | one by one | of it | local | one by one |"
+    );
+    println!("|---|---|---|---|---|---|---|---|---|---|---|---|---|");
+    let only = std::env::var("ONLY").ok();
+    for distance in [0, 1, 5, 20] {
+        let far = Far::from(server.port, Duration::from_millis(distance));
+        let port = if distance == 0 { server.port } else { far.port };
+        let url = format!("redis://127.0.0.1:{port}/");
+        let contestants = [limiter(&url, false), limiter(&url, true)];
+        for at_once in [1, 16, 256, 2_000, 10_000] {
+            if only.as_ref().is_some_and(|only| *only != format!("{distance}/{at_once}")) {
+                continue;
+            }
+            let mut seen = [Vec::new(), Vec::new()];
+            for _ in 0..rounds {
+                for (contestant, seen) in contestants.iter().zip(&mut seen) {
+                    let [warm, span] = [warm, span].map(Duration::from_millis);
+                    seen.push(see(contestant, at_once, warm, span).await);
+                }
+            }
+            let of = |of: fn(&Seen) -> f64| seen.each_ref().map(|seen| median(seen, of));
+            let [[calls, calls_of], [middle, middle_of], [late, late_of], [local, local_of]] =
+                [of(|s| s.per_second), of(|s| s.median), of(|s| s.late), of(|s| s.local)];
+            println!(
+                "| {distance} ms | {at_once} | {calls:.0} | {calls_of:.0} | {:.2} | {middle:.2} | {middle_of:.2} | {:.2} | {late:.2} | {late_of:.2} | {:.2} | {local} | {local_of} |",
+                calls / calls_of,
+                middle / middle_of,
+                late / late_of,
+            );
+        }
+    }
+}
+
+/// Callers that ask again as soon as they have been answered.
+async fn see(limiter: &Limiter, at_once: u64, warm: Duration, span: Duration) -> Seen {
+    let stop = Arc::new(AtomicBool::new(false));
+    let since = Instant::now() + warm;
+    let tasks: Vec<_> = (0..at_once)
+        .map(|task| {
+            let (stop, limiter) = (Arc::clone(&stop), limiter.clone());
+            tokio::spawn(async move {
+                let (mut key, mut took, mut local) = (task * 7, Vec::new(), 0);
+                while !stop.load(Ordering::Relaxed) {
+                    key += 1;
+                    let start = Instant::now();
+                    let decision = limiter.check(key % KEYS).await.expect("memory answers");
+                    let now = Instant::now();
+                    // What began before is part of what is measured: nobody is left out for being slow.
+                    if now > since && now < since + span {
+                        took.push(now - start);
+                        local += u32::from(decision.is_local());
+                    }
+                }
+                (took, local)
+            })
+        })
+        .collect();
+    tokio::time::sleep_until((since + span).into()).await;
+    stop.store(true, Ordering::Relaxed);
+    let (mut took, mut local) = (Vec::new(), 0);
+    for task in tasks {
+        let (task_took, task_local) = task.await.expect("no panic");
+        took.extend(task_took);
+        local += task_local;
+    }
+    took.sort_unstable();
+    let at =
+        |part: usize| took.get(took.len() * part / 100).map_or(f64::NAN, Duration::as_secs_f64);
+    Seen {
+        per_second: took.len() as f64 / span.as_secs_f64(),
+        median: at(50) * 1e3,
+        late: at(99) * 1e3,
+        local: f64::from(local),
+    }
+}
+
+/// Each round is a process of its own, whose memory is the crowd's.
+fn crowd(server: &Server, quick: bool) {
+    let (rounds, at_once) = if quick { (1, 1_000) } else { (7, 100_000) };
+    println!("\n{at_once} at once, each a single time, 1 ms one way; medians of {rounds}\n");
+    println!("| | done in ms | median ms | 99th ms | local | bytes each | shared again after ms |");
+    println!("|---|---|---|---|---|---|---|");
+    let mut seen = [Vec::new(), Vec::new()];
+    for _ in 0..rounds {
+        for (who, seen) in ["gathered", "one-by-one"].iter().zip(&mut seen) {
+            let this = std::env::current_exe().expect("this program");
+            let out = Command::new(this)
+                .args(["--crowd-of-one-round", who])
+                .args([server.port.to_string(), at_once.to_string()])
+                .output()
+                .expect("it runs");
+            let out = String::from_utf8(out.stdout).expect("text");
+            let numbers = out.split_whitespace().map(|n| n.parse().expect("a number"));
+            seen.push(numbers.collect::<Vec<f64>>());
+        }
+    }
+    for (who, seen) in ["gathered", "one by one"].iter().zip(&seen) {
+        let of = |i: usize| median(seen, |seen| seen[i]);
+        println!(
+            "| {who} | {:.0} | {:.0} | {:.0} | {} | {:.0} | {:.1} |",
+            of(0),
+            of(1),
+            of(2),
+            of(3),
+            of(4),
+            of(5)
+        );
+    }
+}
+
+async fn crowd_of_one_round(args: &[String]) {
+    let [who, port, at_once] = args else { panic!("who, port, how many") };
+    let far = Far::from(port.parse().expect("a port"), Duration::from_millis(1));
+    let limiter = limiter(&format!("redis://127.0.0.1:{}/", far.port), who == "one-by-one");
+    let at_once: u64 = at_once.parse().expect("a number");
+    while limiter.check(0).await.expect("memory answers").is_local() {}
+    let before = memory();
+    let start = Instant::now();
+    let tasks: Vec<_> = (0..at_once)
+        .map(|key| {
+            let limiter = limiter.clone();
+            tokio::spawn(async move {
+                let start = Instant::now();
+                let decision = limiter.check(key % KEYS).await.expect("memory answers");
+                (start.elapsed(), decision.is_local())
+            })
+        })
+        .collect();
+    let (mut took, mut local) = (Vec::new(), 0);
+    let mut most = memory();
+    for task in tasks {
+        let (task_took, is_local) = task.await.expect("no panic");
+        if took.len() % 1_000 == 0 {
+            most = most.max(memory());
+        }
+        took.push(task_took);
+        local += u32::from(is_local);
+    }
+    let (done, burst) = (start.elapsed(), Instant::now());
+    // Until ten in a row are shared.
+    let (mut shared, mut again) = (0, Duration::ZERO);
+    while shared < 10 {
+        match limiter.check(0).await.expect("memory answers").is_local() {
+            true => shared = 0,
+            false if shared == 0 => (shared, again) = (1, burst.elapsed()),
+            false => shared += 1,
+        }
+    }
+    took.sort_unstable();
+    let ms = |time: Duration| time.as_secs_f64() * 1e3;
+    let at = |part: usize| ms(took[(took.len() - 1) * part / 100]);
+    let each = most.saturating_sub(before) as f64 / at_once as f64;
+    println!("{} {} {} {local} {each} {}", ms(done), at(50), at(99), ms(again));
+}
+
+/// Bytes of this process that are in memory.
+fn memory() -> u64 {
+    let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
+    let pages = statm.split(' ').nth(1).and_then(|pages| pages.parse::<u64>().ok());
+    pages.unwrap_or(0) * 4_096
 }
 
 async fn measure(
@@ -170,7 +383,7 @@ async fn measure(
     }
 }
 
-fn median(measured: &[Measured], of: impl Fn(&Measured) -> f64) -> f64 {
+fn median<T>(measured: &[T], of: impl Fn(&T) -> f64) -> f64 {
     let mut numbers: Vec<f64> = measured.iter().map(of).collect();
     numbers.sort_by(f64::total_cmp);
     numbers[numbers.len() / 2]

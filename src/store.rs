@@ -25,6 +25,8 @@ use front::Front;
 pub(crate) use front::{Fronted, How};
 pub(crate) use guard::Guard;
 pub use guard::OnStoreFailure;
+#[doc(hidden)]
+pub use guard::Watch;
 pub use memory::MemoryStore;
 #[cfg(feature = "redis")]
 #[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
@@ -137,6 +139,13 @@ pub trait Store: Send + Sync + 'static {
     /// `None`: the store is in this process, has its answers at once and doesn't fail.
     fn remote(&self) -> Option<&Remote>;
 
+    /// The same store for one limiter, whose breaker it tells itself what became of its calls, also
+    /// of those that nobody waits for any more. `None`: the limiter tells it what it sees.
+    #[doc(hidden)]
+    fn watched(&self, _: &Watch) -> Option<Arc<dyn Store>> {
+        None
+    }
+
     /// What fails together with this key's counters: a shard of a cluster, by any number. A store that
     /// fails as a whole has the same number for all.
     fn fault_domain(&self, scope: &Scope, key: &Key) -> u64 {
@@ -166,6 +175,10 @@ macro_rules! pointer {
 
             fn remote(&self) -> Option<&Remote> {
                 (**self).remote()
+            }
+
+            fn watched(&self, watch: &Watch) -> Option<Arc<dyn Store>> {
+                (**self).watched(watch)
             }
 
             fn fault_domain(&self, scope: &Scope, key: &Key) -> u64 {

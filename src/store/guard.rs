@@ -2,6 +2,7 @@
 //! in its place (S32, S33).
 
 use std::collections::HashMap;
+use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -54,10 +55,13 @@ pub(crate) struct Guard {
 
 impl Guard {
     pub(crate) fn new(store: impl Store, remote: Remote) -> Self {
+        let breaker = Arc::<Breaker>::default();
+        let watched = store.watched(&Watch(Arc::clone(&breaker)));
+        breaker.watched.store(watched.is_some(), Ordering::Relaxed);
         Self {
-            store: Arc::new(store),
+            store: watched.unwrap_or_else(|| Arc::new(store)),
             remote,
-            breaker: Arc::default(),
+            breaker,
             outage: Arc::default(),
             local: None,
         }
@@ -204,6 +208,53 @@ struct Breaker {
     /// How many parts fail: mostly none, and then nothing is locked.
     failing: AtomicUsize,
     domains: Mutex<HashMap<u64, Failures>>,
+    /// The store tells of its calls by itself.
+    watched: AtomicBool,
+    /// It is finding out when it answers again.
+    #[cfg(feature = "redis")]
+    listens: AtomicBool,
+}
+
+/// A breaker, in the hands of a store that tells it what became of its calls.
+#[derive(Clone)]
+pub struct Watch(#[cfg_attr(not(feature = "redis"), allow(dead_code))] Arc<Breaker>);
+
+#[cfg(feature = "redis")]
+impl Watch {
+    /// Whether the store answered a call.
+    pub(super) fn note(&self, domain: u64, well: bool) {
+        self.0.note(domain, well);
+    }
+
+    /// Who finds out when the store answers again; one at a time.
+    pub(super) fn listener(&self) -> Option<Listener> {
+        let listens = self.0.listens.swap(true, Ordering::Relaxed);
+        (!listens).then(|| Listener(Arc::clone(&self.0)))
+    }
+}
+
+impl fmt::Debug for Watch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Watch(..)")
+    }
+}
+
+#[cfg(feature = "redis")]
+pub(super) struct Listener(Arc<Breaker>);
+
+#[cfg(feature = "redis")]
+impl Listener {
+    /// The store has answered: that closes the breaker at once.
+    pub(super) fn heard(&self, domain: u64) {
+        self.0.note(domain, true);
+    }
+}
+
+#[cfg(feature = "redis")]
+impl Drop for Listener {
+    fn drop(&mut self) {
+        self.0.listens.store(false, Ordering::Relaxed);
+    }
 }
 
 struct Failures {
@@ -285,6 +336,9 @@ struct Call {
 
 impl Call {
     fn end<T>(self, answer: &Result<T, StoreError>) {
+        if self.breaker.watched.load(Ordering::Relaxed) {
+            return;
+        }
         match answer {
             Ok(_) => self.breaker.note(self.domain, true),
             // The store has said so.

@@ -11,14 +11,14 @@ use std::time::Duration;
 use redis::aio::ConnectionLike;
 use redis::io::tcp::socket2::TcpKeepalive;
 use redis::{
-    AsyncConnectionConfig, Client, Cmd, ErrorKind, FromRedisValue, IntoConnectionInfo, RedisError,
-    RedisResult, ServerErrorKind, Value,
+    AsyncConnectionConfig, Client, Cmd, ErrorKind, IntoConnectionInfo, RedisError, RedisResult,
+    ServerErrorKind,
 };
 use tokio::runtime::Handle;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::Instant;
 
 use super::{
-    Account, Adjust, Change, Charge, MemoryStore, Remote, Reply, Scope, Store, StoreError,
+    Account, Adjust, Change, Charge, MemoryStore, Remote, Reply, Scope, Store, StoreError, Watch,
 };
 #[cfg(feature = "testing")]
 use crate::clock::Clock;
@@ -26,6 +26,7 @@ use crate::decision::Decision;
 use crate::key::Key;
 use crate::quota::{Anchor, MAX_TOKENS, Quota, Quotas};
 
+mod call;
 #[cfg(feature = "redis-cluster")]
 mod cluster;
 mod gather;
@@ -37,9 +38,10 @@ mod shards;
 #[cfg(feature = "redis-tls")]
 mod tls;
 
-use gather::{Fate, Gather};
-use link::{Lease, Link};
-use script::{Answer, LOADS, ONE};
+use call::{Call, Fate, Waiting};
+use gather::Gather;
+use link::Link;
+use script::Answer;
 
 /// How long a call waits for its answer, unless set.
 const DEADLINE: Duration = Duration::from_millis(250);
@@ -54,9 +56,9 @@ const PIPELINE: usize = 1_024;
 ///
 /// Every decision is one round trip to one script, which reads the server's clock and charges all
 /// quotas of a key in one step: exact whatever the number of nodes and wherever their clocks are.
-/// Decisions that are asked at the same time travel together: while two calls are under way, those
-/// that are asked gather for the next one, up to 128, and are decided there in their order. Each keeps
-/// its own deadline, and what is dropped or late before it was sent is never sent.
+/// Decisions that are asked at the same time travel together, up to 128 in a call, and are decided there
+/// in their order. As many calls are under way as the distance to the server asks for. Each decision
+/// keeps its own deadline, and what is dropped or late before it was sent is never sent.
 ///
 /// ```no_run
 /// use tower_fixed_window::store::RedisStore;
@@ -109,6 +111,8 @@ pub struct RedisStore {
     prefix: Arc<str>,
     deadline: Duration,
     remote: Remote,
+    /// What is told what became of calls, whoever still waits for them.
+    watch: Option<Watch>,
     #[cfg(feature = "testing")]
     clock: Option<Arc<dyn Clock>>,
 }
@@ -258,6 +262,7 @@ impl RedisStore {
             prefix: "".into(),
             deadline: DEADLINE,
             remote: Remote::new().keeping_deadline(DEADLINE),
+            watch: None,
             #[cfg(feature = "testing")]
             clock: None,
         }
@@ -363,10 +368,9 @@ impl RedisStore {
     fn plain(&self, charge: &Charge<'_>, now: Option<i64>) -> Option<Cmd> {
         let Charge { account, ask } = charge;
         let &[quota] = account.quotas().as_slice() else { return None };
-        // Its tokens fit between two windows' starts, in microseconds.
+        // These tokens fit between two windows' starts, in microseconds.
         let plain = quota.capacity == quota.limit
-            && quota.limit < quota.window * 1_000
-            && (1..=quota.limit).contains(&ask.cost)
+            && (1..=quota.limit.min(quota.window * 1_000 - 1)).contains(&ask.cost)
             && !(ask.peek || ask.up_to || ask.reserve && quota.max_reserved > 0);
         let grid = grid(account, &quota).filter(|_| plain)?;
         let mut cmd = self.script(account);
@@ -418,48 +422,27 @@ impl RedisStore {
     }
 
     /// Asks the script, in company if others ask at the same time.
-    async fn ask(&self, cmd: Cmd) -> Result<Answer, StoreError> {
-        let (runtime, until) = (runtime()?, self.until());
-        let answer = match &self.gather {
-            Some(gather) if !gather.is_apart() => match gather.place(until) {
-                Some(place) => place.until_answered(self.call(&cmd, until)).await,
-                None => match gather.join(cmd, until, runtime).await {
-                    Fate::Known(answer) => return answer,
-                    Fate::Returned(cmd) => self.call(&cmd, until).await,
-                },
-            },
-            _ => self.call(&cmd, until).await,
-        };
-        Answer::one(answer?).map_err(failed)
+    async fn ask(&self, mut cmd: Cmd) -> Result<Answer, StoreError> {
+        let until = self.until();
+        if let Some(gather) = self.gather.as_ref().filter(|gather| !gather.is_apart()) {
+            match gather.join(cmd, until, self.watch.clone()).await {
+                Fate::Known(answer) => return answer,
+                Fate::Returned(same) => cmd = same,
+            }
+        }
+        self.call(cmd, until).await
     }
 
-    /// Sends a command, once, and again only if it was refused because its script is missing.
-    async fn call<T: FromRedisValue>(&self, cmd: &Cmd, until: Instant) -> Result<T, StoreError> {
-        runtime()?;
-        let mut used = None;
-        let link = self.link.of(script::key(cmd));
-        let call = async {
-            let Lease { connection } = used.insert(link.get().await?);
-            let mut loads = 0..LOADS;
-            loop {
-                match cmd.query_async(connection).await {
-                    Err(error) if script::is_missing(&error) && loads.next().is_some() => {
-                        ONE.load_async(connection).await?;
-                    }
-                    answer => return answer,
-                }
-            }
-        };
-        let answer = timeout_at(until, call).await.ok();
-        let unsent = used.is_none();
-        if let Some(lease) = used {
-            link.report(&lease, answer.as_ref().map(Result::as_ref));
+    /// Sends a command by itself.
+    async fn call(&self, cmd: Cmd, until: Instant) -> Result<Answer, StoreError> {
+        let runtime = runtime()?;
+        let link = self.link.of(script::key(&cmd));
+        let (waiting, fate) = Waiting::new(cmd, until, runtime.clone(), self.watch.clone());
+        runtime.spawn(Call::alone(link, waiting).run());
+        match fate.await {
+            Ok(Fate::Known(answer)) => answer,
+            Ok(Fate::Returned(_)) | Err(_) => Err(ended()),
         }
-        let answer = match answer {
-            Some(answer) => answer.map_err(failed),
-            None => Err(late()),
-        };
-        if unsent { answer.map_err(StoreError::unsent) } else { answer }
     }
 
     /// When a call that is asked now has failed.
@@ -475,6 +458,14 @@ fn runtime() -> Result<Handle, StoreError> {
 
 fn late() -> StoreError {
     StoreError::new("Redis did not answer in time")
+}
+
+fn unsent() -> StoreError {
+    StoreError::new("Redis could not be asked in time").unsent()
+}
+
+fn ended() -> StoreError {
+    StoreError::new("the runtime in which Redis was asked has ended")
 }
 
 /// Deadlines are the store's own and the link's.
@@ -583,18 +574,22 @@ impl Store for RedisStore {
             Change::Take { tokens } => self.general(account, "take", *tokens, false, &[], now),
         };
         let store = self.clone();
-        Reply::later(async move { store.call::<Value>(&cmd, store.until()).await.map(|_| ()) })
+        Reply::later(async move { store.call(cmd, store.until()).await.map(|_| ()) })
     }
 
     fn reset(&self, scope: &Scope, key: &Key) -> Reply<()> {
         let mut cmd = redis::cmd("DEL");
         cmd.arg(self.key(scope, key));
         let store = self.clone();
-        Reply::later(async move { store.call(&cmd, store.until()).await })
+        Reply::later(async move { store.call(cmd, store.until()).await.map(|_| ()) })
     }
 
     fn remote(&self) -> Option<&Remote> {
         Some(&self.remote)
+    }
+
+    fn watched(&self, watch: &Watch) -> Option<Arc<dyn Store>> {
+        Some(Arc::new(Self { watch: Some(watch.clone()), ..self.clone() }))
     }
 
     fn fault_domain(&self, scope: &Scope, key: &Key) -> u64 {

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use tokio::time::{Instant, advance, sleep};
-use tower_fixed_window::store::{Account, Adjust, Charge, Reply, Store, StoreError};
-use tower_fixed_window::{Decision, Limiter, MemoryStore, Quota};
+use tower_fixed_window::store::{Adjust, Charge, Remote, Reply, Scope, Store, StoreError};
+use tower_fixed_window::{Decision, Key, Limiter, MemoryStore, Quota};
 
 #[derive(Clone, Copy, PartialEq)]
 enum Does {
@@ -24,7 +24,7 @@ struct Told {
     memory: MemoryStore,
     calls: Arc<AtomicUsize>,
     under_way: Arc<AtomicUsize>,
-    deadline: Duration,
+    remote: Remote,
 }
 
 struct UnderWay(Arc<AtomicUsize>);
@@ -42,7 +42,8 @@ impl Told {
             memory: MemoryStore::new(),
             calls: Arc::default(),
             under_way: Arc::default(),
-            deadline,
+            // It is to be asked each time.
+            remote: Remote::new().without_front().deadline(deadline),
         }
     }
 
@@ -62,7 +63,7 @@ impl Told {
 impl Store for Told {
     fn charge(&self, charge: Charge<'_>) -> Reply<Decision> {
         self.calls.fetch_add(1, Ordering::SeqCst);
-        let does = self.does.lock().expect("no panic")[domain(&charge.account())];
+        let does = self.does.lock().expect("no panic")[domain(charge.account().key())];
         let answer = self.memory.charge(charge);
         self.under_way.fetch_add(1, Ordering::SeqCst);
         let under_way = UnderWay(Arc::clone(&self.under_way));
@@ -81,21 +82,21 @@ impl Store for Told {
         self.memory.adjust(adjust)
     }
 
-    fn reset(&self, account: Account<'_>) -> Reply<()> {
-        self.memory.reset(account)
+    fn reset(&self, scope: &Scope, key: &Key) -> Reply<()> {
+        self.memory.reset(scope, key)
     }
 
-    fn deadline(&self) -> Option<Duration> {
-        Some(self.deadline)
+    fn remote(&self) -> Option<&Remote> {
+        Some(&self.remote)
     }
 
-    fn fault_domain(&self, account: &Account<'_>) -> u64 {
-        domain(account) as u64
+    fn fault_domain(&self, _: &Scope, key: &Key) -> u64 {
+        domain(key) as u64
     }
 }
 
-fn domain(account: &Account<'_>) -> usize {
-    usize::from(account.key().readable().to_string() != "u0")
+fn domain(key: &Key) -> usize {
+    usize::from(key.readable().to_string() != "u0")
 }
 
 const PAUSE: Duration = Duration::from_millis(250);

@@ -6,7 +6,9 @@
 
 mod conformance;
 mod differential;
+mod distance;
 mod exact;
+mod far;
 mod idle;
 mod leases;
 mod life;

@@ -18,8 +18,8 @@ use crate::differential::{
 };
 use crate::server::{ALONE, Server};
 
-/// A store none of whose charges travels alone: as many are sent before it as there may be calls
-/// under way, and one waits beside it.
+/// A store none of whose charges travels alone: somebody else's is asked before it, and leaves at once.
+/// What is asked while that is under way leaves together.
 pub(crate) struct Crowd {
     store: RedisStore,
     scope: Scope,
@@ -63,6 +63,36 @@ pub(crate) fn calls(server: &Server) -> u64 {
     let calls = stats.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls="));
     let calls = calls.map(|calls| calls.split(',').next().expect("a number"));
     calls.map_or(0, |calls| calls.parse().expect("a number"))
+}
+
+/// More tokens than microseconds in the window: as text from there on, and exact.
+#[tokio::test]
+async fn limits_of_more_than_a_million_a_second_take_the_short_way() {
+    let Some(server) = Server::start() else { return };
+    let store = RedisStore::new(server.url()).expect("an address");
+    let scope = Scope::named("together");
+    let (key, quotas) = (Key::from("hot"), Quota::per_day(1_000_000_000_000).into());
+    let account = Account::new(&scope, &quotas, &key);
+    let charge = async |cost| {
+        let decision = store.charge(Charge::new(account, cost)).await.expect("it answers");
+        (decision.allowed(), decision.used())
+    };
+    for i in 1..=50 {
+        assert_eq!(charge(1).await, (true, i));
+    }
+    let stats: String = server.ask(&["INFO", "commandstats"]);
+    assert!(!stats.contains("cmdstat_hmget"), "one command counts");
+    let (part, mut used) = (86_399_999_999, 50);
+    for _ in 0..11 {
+        for cost in [part, 1] {
+            used += cost;
+            assert_eq!(charge(cost).await, (true, used));
+        }
+    }
+    assert_eq!(charge(part).await, (false, used));
+    let left = 1_000_000_000_000 - used;
+    assert_eq!(charge(left).await, (true, 1_000_000_000_000));
+    assert_eq!(charge(1).await, (false, 1_000_000_000_000));
 }
 
 /// Asks in this order, all before the first answer.
@@ -118,8 +148,10 @@ async fn a_crowd_is_decided_in_the_order_of_asking() {
         // Room enough: no key takes an entry that has expired and, the clock having stepped back, is
         // another's again.
         let memory = MemoryStore::with_clock(clock.clone());
-        let redis =
-            RedisStore::from(connection.clone()).prefix(&seed.to_string()).clock(clock.clone());
+        let redis = RedisStore::from(connection.clone())
+            .prefix(&seed.to_string())
+            .clock(clock.clone())
+            .deadline(Duration::from_secs(20));
         let windows: Vec<_> = (0..4)
             .map(|_| {
                 let length = length(&mut rng);
@@ -149,6 +181,8 @@ async fn a_crowd_is_decided_in_the_order_of_asking() {
                 })
                 .collect();
             asked += crowd.len() as u64;
+            // Or the first one may wait for a connection that was idle, and be late.
+            redis.ping().await.expect("it answers");
             let decisions = at_once(crowd.iter().map(|&charge| redis.charge(charge))).await;
             for (i, (charge, decision)) in crowd.into_iter().zip(decisions).enumerate() {
                 let expected = memory.charge(charge).await.expect("memory answers");
@@ -193,6 +227,8 @@ async fn in_a_crowd_a_count_may_be_number_and_text_in_turns() {
                     (key, Charge::new(Account::new(&scope, quotas, &keys[key]), cost))
                 })
                 .collect();
+            // Or the first one may wait for a connection that was idle, and be late.
+            redis.ping().await.expect("it answers");
             let decisions = at_once(crowd.iter().map(|&(_, charge)| redis.charge(charge))).await;
             for (i, ((key, charge), decision)) in crowd.into_iter().zip(decisions).enumerate() {
                 let expected = memory.charge(charge).await.expect("memory answers");
@@ -232,12 +268,14 @@ async fn who_has_a_bad_key_fails_alone() {
         match answer {
             Err(error) => {
                 assert!(bad.contains(&key), "{key}: {error:?}");
-                assert_eq!(error.to_string(), "Redis refused the command");
+                let text = error.to_string();
+                let why = ["Redis has another value for this key", "Redis refused the command"];
+                assert!(why.iter().any(|why| text.starts_with(why)), "{text}");
             }
             Ok(decision) => assert_eq!((decision.used(), bad.contains(&key)), (1, false), "{key}"),
         }
     }
-    assert_eq!(calls(&server), 2 * 3, "two alone, and all others; first without their scripts");
+    assert_eq!(calls(&server), 2 * 2, "one alone, and all others; first without their scripts");
 }
 
 #[tokio::test]
@@ -294,30 +332,37 @@ async fn a_crowd_in_flight_when_the_server_dies_is_not_sent_again() {
 async fn what_is_late_or_dropped_while_it_waits_is_not_sent() {
     let _alone = ALONE.lock().await;
     let Some(server) = Server::start() else { return };
-    let store = RedisStore::from(connect(&server.url()).await).deadline(Duration::from_secs(20));
-    for answer in at_once(charges(&store, 0..10)).await {
-        assert!(answer.expect("it answers").allowed());
+    let store = RedisStore::new(server.url()).expect("an address");
+    let hasty = store.clone().deadline(Duration::from_millis(50));
+    let store = store.deadline(Duration::from_secs(20));
+    for charge in charges(&store, (0..10).chain([50; 50])) {
+        assert!(charge.await.expect("it answers").allowed());
     }
     server.freeze();
-    let (patient, hasty) =
-        (charges(&store, 0..2), store.clone().deadline(Duration::from_millis(50)));
-    let patient = tokio::spawn(at_once(patient));
-    tokio::task::yield_now().await;
+    // More calls than may be under way at this distance, on a slow machine, too.
+    let mut crowd = Vec::new();
+    for charge in charges(&store, 100..2_100) {
+        crowd.push(tokio::spawn(charge));
+        for _ in 0..10 {
+            tokio::task::yield_now().await;
+        }
+    }
     let waiting = tokio::spawn(at_once(charges(&store, 2..4)));
     let dropped = tokio::spawn(at_once(charges(&store, 4..7)));
     for answer in at_once(charges(&hasty, 7..10)).await {
-        assert_eq!(answer.expect_err("late").to_string(), "Redis did not answer in time");
+        assert_eq!(answer.expect_err("late").to_string(), "Redis could not be asked in time");
     }
     dropped.abort();
     assert!(dropped.await.is_err(), "it is gone");
     server.thaw();
-    for answer in [patient, waiting] {
-        for answer in answer.await.expect("no panic") {
-            assert!(answer.expect("it answers").allowed());
-        }
+    for answer in waiting.await.expect("no panic") {
+        assert!(answer.expect("it answers").allowed());
+    }
+    for answer in crowd {
+        assert!(answer.await.expect("no panic").expect("it answers").allowed());
     }
     let counts: Vec<u64> = (0..10).map(|key| used(&server, key)).collect();
-    assert_eq!(counts, [2, 2, 2, 2, 1, 1, 1, 1, 1, 1]);
+    assert_eq!(counts, [1, 1, 2, 2, 1, 1, 1, 1, 1, 1]);
 }
 
 /// Streams and selects do that: they poll a future once, and have something else to do then.

@@ -14,6 +14,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tower_fixed_window::store::RedisStore;
 use tower_fixed_window::{Limiter, Quota};
 
+use crate::far::Far;
 use crate::proxy::Proxy;
 use crate::server::{ALONE, Server, free_port};
 use crate::silent::key_on;
@@ -129,6 +130,102 @@ async fn demonstration() {
     unplug(&format!("{LIMIT}/2s"), "100").await;
 }
 
+/// A Redis that does not fail, but takes its time.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "scripts/unplug runs it"]
+async fn slow() {
+    let _alone = ALONE.lock().await;
+    // The day counts all requests.
+    let limit = &format!("{LIMIT}/2s, 1000000000/day");
+    let Some(server) = Server::start() else { return };
+    let far = Far::from(server.port, Duration::ZERO);
+    let ports: Vec<u16> = (0..3).map(|_| free_port()).collect();
+    let _nodes: Vec<Node> =
+        ports.iter().map(|&port| Node::start(port, far.port, limit, "0")).collect();
+    for &port in &ports {
+        while TcpStream::connect(("127.0.0.1", port)).await.is_err() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+    let seen = Arc::<Mutex<Seen>>::default();
+    let clients: Vec<_> = (0..CLIENTS)
+        .map(|i| tokio::spawn(client(ports.clone(), i * 5, Arc::clone(&seen))))
+        .collect();
+    println!("\n{limit}, Redis is slow\n");
+    println!(
+        "| how Redis answers | requests | passed | refused | errors | slowest | passed per limit | passed without Redis |"
+    );
+    println!("|---|---|---|---|---|---|---|---|");
+    let mut before = 0;
+    let mut report = |what: &str| {
+        let counted = counted(&server);
+        let seen = std::mem::take(&mut *seen.lock().expect("no panic"));
+        let most = seen.windows.values().max().copied().unwrap_or(0);
+        // Those under way now may be counted already.
+        let local = seen.passed.saturating_sub(counted - before);
+        before = counted;
+        println!(
+            "| {what} | {} | {} | {} | {} | {} ms | {:.2} | {local} |",
+            seen.requests,
+            seen.passed,
+            seen.refused,
+            seen.errors,
+            seen.slowest.as_millis(),
+            most as f64 / LIMIT as f64,
+        );
+        assert_eq!(seen.errors, 0, "each request gets its answer");
+        assert!(most <= 4 * LIMIT, "{what}: {most} passed");
+        (most, local)
+    };
+    let pause = |s| tokio::time::sleep(Duration::from_secs(s));
+    let shared =
+        |(most, local)| assert!(most <= LIMIT && local <= CLIENTS as u64, "{most} {local}");
+    pause(6).await;
+    shared(report("at once"));
+    far.becomes(|| Duration::from_millis(100));
+    pause(10).await;
+    shared(report("round trips of 200 ms"));
+    far.becomes(|| Duration::ZERO);
+    pause(4).await;
+    report("at once");
+    let mut last = Instant::now();
+    far.becomes(move || {
+        if last.elapsed() < Duration::from_secs(3) {
+            return Duration::ZERO;
+        }
+        last = Instant::now();
+        Duration::from_millis(400)
+    });
+    pause(12).await;
+    report("spikes of 400 ms, every 3 s");
+    let mut packets = 0;
+    far.becomes(move || {
+        packets += 1;
+        Duration::from_millis(if packets % 100 == 0 { 200 } else { 0 })
+    });
+    pause(10).await;
+    report("1% of packets stall for 200 ms");
+    far.becomes(|| Duration::ZERO);
+    pause(3).await;
+    report("at once");
+    pause(6).await;
+    shared(report("at once"));
+    for client in clients {
+        client.abort();
+    }
+}
+
+/// All requests that passed, as the day counts them.
+fn counted(server: &Server) -> u64 {
+    server
+        .ask::<Vec<String>>(&["KEYS", "tfw1:*"])
+        .iter()
+        .filter_map(|key| server.ask::<Option<u64>>(&["HGET", key, "86400000+0"]))
+        // Added to the start of the day, in microseconds.
+        .map(|value| value % 86_400_000_000)
+        .sum()
+}
+
 async fn unplug(limit: &str, leases: &str) {
     let Some(mut first) = Server::start() else { return };
     let Some(second) = Server::start() else { return };
@@ -211,13 +308,7 @@ async fn unplug(limit: &str, leases: &str) {
     if leases != "0" {
         return;
     }
-    let counted: u64 = second
-        .ask::<Vec<String>>(&["KEYS", "tfw1:*"])
-        .iter()
-        .filter_map(|key| second.ask::<Option<u64>>(&["HGET", key, "86400000+0"]))
-        // Added to the start of the day, in microseconds.
-        .map(|value| value % 86_400_000_000)
-        .sum();
+    let counted = counted(&second);
     println!(
         "\n{counted} counted by Redis of {requests} requests, {} twice.",
         counted.saturating_sub(requests)

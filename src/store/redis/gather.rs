@@ -1,36 +1,42 @@
 //! Decisions that travel together.
 //!
-//! A decision is sent at once while fewer than two calls are under way. Those asked meanwhile go with
-//! the next call, which leaves when one of the two has come back: there is no timer, and nobody who
-//! is alone waits for company.
+//! Who is alone leaves at once. While calls are under way, decisions are asked for by a task that lets
+//! others run for a moment and takes all that wait by then: there is no timer, and nobody waits for
+//! company. As many calls are under way as the distance asks for; when there are more, decisions
+//! wait until one of them is back.
 
-use std::collections::VecDeque;
-use std::future::poll_fn;
-use std::pin::pin;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Wake, Waker};
+use std::time::Duration;
 
-use redis::aio::ConnectionLike;
-use redis::{Cmd, ErrorKind, RedisResult, ServerErrorKind};
-use tokio::runtime::{Handle, RuntimeFlavor};
-use tokio::sync::oneshot;
+use redis::Cmd;
+use tokio::runtime::Handle;
 use tokio::task::yield_now;
 use tokio::time::{Instant, timeout_at};
 
-use super::link::{Lease, Link};
-use super::script::{self, Answer, LOADS, MANY, ONE};
-use super::{failed, late};
-use crate::store::StoreError;
+use super::call::{Call, Fate, Waiting};
+use super::link::Link;
+use super::{ended, late, runtime, unsent};
+use crate::store::{StoreError, Watch};
 
-/// Calls under way at once. With one, the server would be idle while its answer travels.
-const CALLS: usize = 2;
 /// Decisions in one call. More would save little, and keep the server from others for longer.
 const MOST: usize = 128;
-
-/// How often a call that has come back lets other tasks run before the next one leaves. tokio comes
-/// back after some sixty tasks, and all who were answered are to have the chance to ask again.
+/// Calls under way, whatever the distance: with one the server would be idle while its answer travels.
+const CALLS: usize = 2;
+/// And one more for each of these of the round trip: so a call may leave as often.
+const PACE: Duration = Duration::from_micros(50);
+/// Calls under way before the distance is known.
+const UNKNOWN: usize = 1_024;
+/// A call that is full may leave while there are so many more: what waits would be no smaller later.
+const FULL: usize = 4;
+/// How long the least round trip is remembered, at least: the distance may change.
+const SPAN: Duration = Duration::from_secs(5);
+/// How often the task that leaves lets others run before. tokio comes back after some sixty tasks,
+/// and all who were answered are to have the chance to ask again.
 const YIELDS: usize = 3;
+/// After so long a task that was to leave is not counted on: it may be in a runtime that nobody runs.
+const STUCK: Duration = Duration::from_millis(50);
 
 /// Where the decisions for one server gather; clones share it.
 #[derive(Clone)]
@@ -46,25 +52,79 @@ struct Inner {
 #[derive(Default)]
 struct Queue {
     waiting: VecDeque<Waiting>,
-    /// Until when each call may be under way. Past that its end is not waited for: it may be in a
-    /// runtime that nobody runs any more.
-    calls: [Option<Instant>; CALLS],
+    /// How many have come, and how many of these have left.
+    came: u64,
+    left: u64,
+    /// Calls under way, by when they are not waited for any more: a runtime may stand still.
+    calls: BTreeSet<(Instant, u64)>,
+    /// How many calls have left.
+    called: u64,
+    /// Since when a task is about to leave.
+    leaving: Option<Instant>,
+    /// The last call took several.
+    busy: bool,
+    distance: Distance,
 }
 
-struct Waiting {
-    /// The call for this decision alone.
-    cmd: Cmd,
-    until: Instant,
-    reply: oneshot::Sender<Fate>,
-    /// Where its answer is awaited.
-    runtime: Handle,
+/// The least round trip of this span and of the one before.
+#[derive(Default)]
+struct Distance {
+    since: Option<Instant>,
+    least: Option<Duration>,
+    before: Option<Duration>,
 }
 
-/// What became of a decision.
-pub(super) enum Fate {
-    Known(Result<Answer, StoreError>),
-    /// It can't travel with others, and was not decided.
-    Returned(Cmd),
+impl Distance {
+    fn note(&mut self, now: Instant, took: Duration) {
+        if self.since.is_none_or(|since| now - since >= SPAN) {
+            self.since = Some(now);
+            self.before = self.least.take();
+        }
+        self.least = Some(self.least.map_or(took, |least| least.min(took)));
+    }
+
+    /// How many calls may be under way.
+    fn calls(&self) -> usize {
+        match self.least.into_iter().chain(self.before).min() {
+            None => UNKNOWN,
+            Some(least) => CALLS + (least.as_nanos() / PACE.as_nanos()) as usize,
+        }
+    }
+}
+
+impl Queue {
+    fn has_room(&mut self, now: Instant) -> bool {
+        while self.calls.first().is_some_and(|(until, _)| *until <= now) {
+            self.calls.pop_first();
+        }
+        let more = if self.waiting.len() >= MOST { FULL } else { 0 };
+        self.calls.len() < self.distance.calls() + more
+    }
+
+    /// Whether a task has to be started that leaves with those who wait.
+    fn claim(&mut self, now: Instant) -> bool {
+        let claimed = !self.waiting.is_empty()
+            && self.leaving.is_none_or(|since| now - since >= STUCK)
+            && self.has_room(now);
+        if claimed {
+            self.leaving = Some(now);
+        }
+        claimed
+    }
+
+    fn batch(&mut self, now: Instant) -> Vec<Waiting> {
+        let mut batch = Vec::with_capacity(MOST.min(self.waiting.len()));
+        while batch.len() < MOST
+            && let Some(next) = self.waiting.pop_front()
+        {
+            self.left += 1;
+            match next.is_wanted(now) {
+                true => batch.push(next),
+                false => next.withdraw(),
+            }
+        }
+        batch
+    }
 }
 
 impl Gather {
@@ -77,51 +137,85 @@ impl Gather {
         self.0.apart.load(Ordering::Relaxed)
     }
 
-    /// A place for a call that leaves now, if there is one and nobody waits for it.
-    pub(super) fn place(&self, until: Instant) -> Option<UnderWay> {
-        let mut queue = self.queue();
-        if !queue.waiting.is_empty() {
-            return None;
-        }
-        let place = queue.free(Instant::now())?;
-        queue.calls[place] = Some(until);
-        Some(UnderWay { gather: self.clone(), place, until })
-    }
-
-    /// Has it decided in the next call. `cmd` is the call for this decision alone, `runtime` the one
-    /// in which the answer is awaited.
-    pub(super) async fn join(&self, cmd: Cmd, until: Instant, runtime: Handle) -> Fate {
-        let (reply, fate) = oneshot::channel();
-        let next = {
-            let mut queue = self.queue();
-            queue.waiting.push_back(Waiting { cmd, until, reply, runtime });
-            self.next(&mut queue)
-        };
-        leave(next);
-        match timeout_at(until, fate).await {
-            Ok(Ok(fate)) => fate,
-            Ok(Err(_)) | Err(_) => Fate::Known(Err(late())),
-        }
-    }
-
-    /// The next call, if somebody waits for it and there is a place.
-    fn next(&self, queue: &mut Queue) -> Option<(Call, Handle)> {
-        let now = Instant::now();
-        let place = queue.free(now)?;
-        let mut batch = Vec::new();
-        while batch.len() < MOST
-            && let Some(next) = queue.waiting.pop_front()
-        {
-            if next.is_wanted(now) {
-                batch.push(next);
+    /// Has it decided. `Fate::Returned`: not here, as nobody can travel with others.
+    pub(super) async fn join(&self, mut cmd: Cmd, until: Instant, watch: Option<Watch>) -> Fate {
+        loop {
+            let runtime = match runtime() {
+                Ok(runtime) => runtime,
+                Err(error) => return Fate::Known(Err(error)),
+            };
+            let (waiting, mut fate) = Waiting::new(cmd, until, runtime.clone(), watch.clone());
+            let place = self.come(waiting);
+            let mut wake = until.min(Instant::now() + STUCK);
+            let fate = loop {
+                match timeout_at(wake, &mut fate).await {
+                    Ok(fate) => break fate.unwrap_or_else(|_| Fate::Known(Err(ended()))),
+                    Err(_) if wake == until => break Fate::Known(Err(self.late(place))),
+                    Err(_) => {
+                        self.go_on(&runtime);
+                        wake = until;
+                    }
+                }
+            };
+            match fate {
+                Fate::Returned(same) if !self.is_apart() => cmd = same,
+                fate => return fate,
             }
         }
-        let until = batch.iter().map(|waiting| waiting.until).max()?;
-        queue.calls[place] = Some(until);
-        // In a runtime that somebody runs now, whoever had the call before.
-        let runtime = batch[0].runtime.clone();
-        let under_way = UnderWay { gather: self.clone(), place, until };
-        Some((Call { batch, under_way }, runtime))
+    }
+
+    /// Its place in the order of those who have come.
+    fn come(&self, waiting: Waiting) -> u64 {
+        let now = Instant::now();
+        let (runtime, until) = (waiting.runtime.clone(), waiting.until);
+        let mut queue = self.queue();
+        let alone = queue.calls.is_empty()
+            && queue.waiting.is_empty()
+            && queue.leaving.is_none()
+            && !queue.busy;
+        queue.came += 1;
+        let place = queue.came;
+        if alone {
+            queue.left += 1;
+            let call = self.call(&mut queue, vec![waiting], until);
+            drop(queue);
+            runtime.spawn(call.run());
+        } else {
+            queue.waiting.push_back(waiting);
+            let claimed = queue.claim(now);
+            drop(queue);
+            if claimed {
+                self.leave(&runtime);
+            }
+        }
+        place
+    }
+
+    /// In case that the task that was to leave is in a runtime that stands still.
+    fn go_on(&self, runtime: &Handle) {
+        let claimed = self.queue().claim(Instant::now());
+        if claimed {
+            self.leave(runtime);
+        }
+    }
+
+    fn leave(&self, runtime: &Handle) {
+        // Held by the task from its first moment: it may never be polled.
+        let leaving = Leaving { gather: Some(self.clone()) };
+        runtime.spawn(leaving.run());
+    }
+
+    fn call(&self, queue: &mut Queue, batch: Vec<Waiting>, until: Instant) -> Call {
+        queue.called += 1;
+        queue.busy = batch.len() > 1;
+        let under_way = (until, queue.called);
+        queue.calls.insert(under_way);
+        let place = Place { gather: self.clone(), under_way };
+        Call::of(self.0.link.clone(), batch, until, place)
+    }
+
+    fn late(&self, place: u64) -> StoreError {
+        if self.queue().left < place { unsent() } else { late() }
     }
 
     fn queue(&self) -> MutexGuard<'_, Queue> {
@@ -129,183 +223,85 @@ impl Gather {
     }
 }
 
-fn leave(next: Option<(Call, Handle)>) {
-    if let Some((call, runtime)) = next {
-        runtime.spawn(call.run());
-    }
+/// The task that leaves with those who wait.
+struct Leaving {
+    /// `None`: it has left.
+    gather: Option<Gather>,
 }
 
-impl Queue {
-    fn free(&self, now: Instant) -> Option<usize> {
-        self.calls.iter().position(|call| call.is_none_or(|until| until <= now))
-    }
-}
-
-impl Waiting {
-    /// What is late or was dropped is not sent.
-    fn is_wanted(&self, now: Instant) -> bool {
-        now < self.until && !self.reply.is_closed()
-    }
-
-    fn tell(self, fate: Fate) {
-        // Who is gone needs no answer.
-        let _ = self.reply.send(fate);
-    }
-}
-
-/// A place among the calls under way. The next call takes it over.
-pub(super) struct UnderWay {
-    gather: Gather,
-    place: usize,
-    until: Instant,
-}
-
-impl UnderWay {
-    /// Makes a call in this place, and leaves it as soon as the answer is there. It may take long
-    /// until the asker comes to fetch that, and others are not to wait for it.
-    pub(super) async fn until_answered<T>(self, call: impl Future<Output = T>) -> T {
-        let answered = Arc::new(Answered(Mutex::new((Some(self), Waker::noop().clone()))));
-        let waker = Waker::from(Arc::clone(&answered));
-        let _dropped = OnDrop(&answered);
-        let mut call = pin!(call);
-        poll_fn(|cx| {
-            answered.lock().1.clone_from(cx.waker());
-            call.as_mut().poll(&mut Context::from_waker(&waker))
-        })
-        .await
-    }
-}
-
-impl Drop for UnderWay {
-    fn drop(&mut self) {
-        let next = {
-            let mut queue = self.gather.queue();
-            // Who has taken it since has another instant: it was free from this one on only.
-            if queue.calls[self.place] == Some(self.until) {
-                queue.calls[self.place] = None;
-            }
-            self.gather.next(&mut queue)
-        };
-        leave(next);
-    }
-}
-
-/// Is woken by the answer; wakes the asker.
-struct Answered(Mutex<(Option<UnderWay>, Waker)>);
-
-impl Answered {
-    fn lock(&self) -> MutexGuard<'_, (Option<UnderWay>, Waker)> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Wake for Answered {
-    fn wake(self: Arc<Self>) {
-        self.wake_by_ref();
-    }
-
-    fn wake_by_ref(self: &Arc<Self>) {
-        let (under_way, asker) = {
-            let mut this = self.lock();
-            (this.0.take(), this.1.clone())
-        };
-        drop(under_way);
-        asker.wake();
-    }
-}
-
-struct OnDrop<'a>(&'a Answered);
-
-impl Drop for OnDrop<'_> {
-    fn drop(&mut self) {
-        let under_way = self.0.lock().0.take();
-        drop(under_way);
-    }
-}
-
-struct Call {
-    batch: Vec<Waiting>,
-    under_way: UnderWay,
-}
-
-impl Call {
-    async fn run(self) {
-        let Self { mut batch, under_way } = self;
-        let gather = under_way.gather.clone();
-        let Inner { link, apart, .. } = &*gather.0;
-        let mut used = None;
-        let sent = timeout_at(under_way.until, send(link, &mut used, &mut batch)).await.ok();
-        // Where one thread drives all tasks, it may stop to do so once its own answer is there, and
-        // the next call is not to wait for that. Elsewhere this task comes to its end.
-        let on_its_own = Handle::current().runtime_flavor() == RuntimeFlavor::MultiThread;
-        let under_way = on_its_own.then_some(under_way);
-        if let Some(lease) = used {
-            match &sent {
-                Some(Ok(answers)) => {
-                    answers.iter().for_each(|one| link.report(&lease, Some(one.as_ref())));
-                }
-                Some(Err(error)) => link.report::<()>(&lease, Some(Err(error))),
-                None => link.report::<()>(&lease, None),
-            }
+impl Leaving {
+    async fn run(mut self) {
+        for _ in 0..YIELDS {
+            yield_now().await;
         }
-        match sent {
-            Some(Ok(answers)) => {
-                for (waiting, answer) in batch.into_iter().zip(answers) {
-                    waiting.tell(Fate::Known(answer.map_err(failed)));
-                }
-            }
-            Some(Err(error))
-                if error.kind() == ErrorKind::Server(ServerErrorKind::CrossSlot)
-                    && batch.len() > 1 =>
-            {
-                apart.store(true, Ordering::Relaxed);
-                for Waiting { cmd, reply, .. } in batch {
-                    let _ = reply.send(Fate::Returned(cmd));
-                }
-            }
-            Some(Err(error)) => {
-                let error = failed(error);
-                batch.into_iter().for_each(|one| one.tell(Fate::Known(Err(error.clone()))));
-            }
-            None => batch.into_iter().for_each(|one| one.tell(Fate::Known(Err(late())))),
-        }
-        // Those who ask again at once go with the next call.
-        if let Some(_under_way) = under_way {
-            for _ in 0..YIELDS {
-                yield_now().await;
-            }
+        if let Some(call) = self.take() {
+            call.run().await;
         }
     }
-}
 
-/// Sends what is still wanted of a batch. Again only if it was refused because its script is missing.
-async fn send(
-    link: &Link,
-    used: &mut Option<Lease>,
-    batch: &mut Vec<Waiting>,
-) -> RedisResult<Vec<RedisResult<Answer>>> {
-    let Lease { connection } = used.insert(link.get().await?);
-    let mut loads = 0..LOADS;
-    loop {
+    fn take(&mut self) -> Option<Call> {
+        let gather = self.gather.take()?;
         let now = Instant::now();
-        batch.retain(|waiting| waiting.is_wanted(now));
-        let (script, answers) = match &batch[..] {
-            [] => return Ok(Vec::new()),
-            [one] => {
-                let answer = connection.req_packed_command(&one.cmd).await;
-                (&ONE, answer.and_then(Answer::one).map(|answer| vec![Ok(answer)]))
+        let mut queue = gather.queue();
+        queue.leaving = None;
+        if !queue.has_room(now) {
+            return None;
+        }
+        let batch = queue.batch(now);
+        let until = batch.iter().map(|waiting| waiting.until).max()?;
+        let call = gather.call(&mut queue, batch, until);
+        // The others need not wait until it is back.
+        let more = queue.claim(now);
+        drop(queue);
+        if more {
+            gather.leave(&Handle::current());
+        }
+        Some(call)
+    }
+}
+
+impl Drop for Leaving {
+    /// Its runtime has ended. Those who wait elsewhere come again.
+    fn drop(&mut self) {
+        if let Some(gather) = self.gather.take() {
+            let mut queue = gather.queue();
+            queue.leaving = None;
+            queue.left += queue.waiting.len() as u64;
+            let waiting = std::mem::take(&mut queue.waiting);
+            drop(queue);
+            waiting.into_iter().for_each(Waiting::give_back);
+        }
+    }
+}
+
+/// A place among the calls under way.
+pub(super) struct Place {
+    gather: Gather,
+    under_way: (Instant, u64),
+}
+
+impl Place {
+    pub(super) fn answered(&self, took: Duration) {
+        self.gather.queue().distance.note(Instant::now(), took);
+    }
+
+    /// The server has refused to decide for several keys at once.
+    pub(super) fn come_apart(&self) {
+        self.gather.0.apart.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut queue = self.gather.queue();
+        queue.calls.remove(&self.under_way);
+        if queue.claim(Instant::now()) {
+            // Where somebody has asked lately, whoever had this call.
+            let runtime = queue.waiting.back().map(|waiting| waiting.runtime.clone());
+            drop(queue);
+            if let Some(runtime) = runtime {
+                self.gather.leave(&runtime);
             }
-            all => {
-                let cmd = script::many(all.iter().map(|waiting| &waiting.cmd));
-                let answer = connection.req_packed_command(&cmd).await;
-                (&MANY, answer.and_then(|answer| Answer::many(answer, all.len())))
-            }
-        };
-        match answers {
-            Err(error) if script::is_missing(&error) && loads.next().is_some() => {
-                script.load_async(connection).await?;
-            }
-            answers => return answers,
         }
     }
 }

@@ -102,6 +102,8 @@ impl Answer {
                 let &[used, micros] = numbers else { return Err(senseless().into()) };
                 Ok(Self::Plain(time(i64::from_be_bytes(micros)), i64::from_be_bytes(used)))
             }
+            // Of a command that decides nothing.
+            Value::Int(number) => Ok(Self::General(vec![Some(number)])),
             array => Ok(Self::General(FromRedisValue::from_redis_value(array)?)),
         }
     }

@@ -13,8 +13,8 @@
 -- Numbers are doubles. Every value is an integer of at most 2^53, and each expression is ordered so
 -- that it stays exact, or on the same side of what it is compared with.
 
--- Most charges ask one plain quota: no rollover, nothing reserved, a grid, and so few tokens that they
--- fit between two windows' starts. One command counts them, and says whether there was room.
+-- Most charges ask one plain quota: no rollover, nothing reserved, a grid. One command counts their tokens,
+-- and says whether there was room, as long as they fit between two windows' starts.
 -- args     tokens (at most the limit), field, length, limit; then, if it is not 0 or there is one more,
 --          the grid; and what the time is under a foreign clock
 -- Answer   the tokens used now; if refused, the tokens used, below 0
@@ -23,7 +23,17 @@ if start then
   local field, answer = args[2], nil
   local count = tonumber(try('HINCRBY', key, field, args[1]))
   if not count then
-    -- Text, or it fails below as well.
+    -- Text, or it fails below as well. Of this window it is where there are more tokens than numbers.
+    local used, at = string.match(call('HMGET', key, field)[1] or '', '^(%d+)@(%d+)$')
+    if used and at * 1000 == start then
+      if args[4] - args[1] >= used + 0 then
+        used = used + args[1]
+        call('HSET', key, field, string.format('%.0f@%s', used, at))
+        answer = used
+      else
+        answer = -used
+      end
+    end
   elseif count >= least and count <= most then
     answer = count - start
   elseif count < least then
@@ -39,8 +49,8 @@ if start then
     answer = least - start
   else
     call('HINCRBY', key, field, '-' .. args[1])
-    -- Otherwise it is of a later window: the clock stepped back.
-    if count - least < length then
+    -- Otherwise it is of a later window: the clock stepped back. Or more is left than there are numbers.
+    if count - least < length and most - start == args[4] + 0 then
       answer = least - count
     end
   end

@@ -1,0 +1,220 @@
+//! One limit of 400,000 a second that four processes share: how many decisions pass, window by window,
+//! and what that costs. People run `INCR` without a script for this, as a race of a check and a
+//! count lets more pass; here exactly the limit does.
+//!
+//! `cargo bench --bench hot --features redis` starts a server and the nodes (`REDIS_SERVER=valkey-server`
+//! another server). Without leases, then with leases of up to 100 and of up to 1,000. Some more is asked for
+//! than may pass. Below the limit is what leases leave on a node that does not need it: with `n` nodes at
+//! most `limit * (1 - (15/16)^(n - 1))`, and at most `(n - 1) * (min(max, limit / 16) - 1)`.
+
+use std::collections::BTreeMap;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant, UNIX_EPOCH};
+
+use tower_fixed_window::store::RedisStore;
+use tower_fixed_window::{Limiter, Quota};
+
+const NODES: u64 = 4;
+const LIMIT: u64 = 400_000;
+/// A second, of all nodes together.
+const OFFERED: u64 = 440_000;
+const TASKS: u64 = 512;
+const TICK: Duration = Duration::from_millis(20);
+
+fn main() {
+    let args: Vec<String> = std::env::args().collect();
+    if let Some(i) = args.iter().position(|arg| arg == "--node") {
+        return node(&args[i + 1..]);
+    }
+    let quick = args.iter().any(|arg| arg == "--test");
+    let (limit, offered, seconds) = if quick { (400, 440, 3) } else { (LIMIT, OFFERED, 10) };
+    println!(
+        "{NODES} nodes, a limit of {limit} a second, {offered} asked for a second, {} cores\n",
+        std::thread::available_parallelism().map_or(0, usize::from)
+    );
+    println!(
+        "| leases of up to | allowed a second | windows: least | most | counted locally | calls a second | CPU of the nodes | of the server |"
+    );
+    println!("|---|---|---|---|---|---|---|---|");
+    for leases in [0, 100, 1_000] {
+        let Some(server) = Server::start() else { return };
+        let seen = run(&server, limit, offered, leases, seconds);
+        // The first and the last were cut off.
+        let whole: Vec<u64> = seen.windows.values().copied().collect();
+        let whole = &whole[1..whole.len().saturating_sub(1).max(1)];
+        let (least, most) = (whole.iter().min().unwrap_or(&0), whole.iter().max().unwrap_or(&0));
+        let all: u64 = whole.iter().sum();
+        println!(
+            "| {} | {:.0} | {least} | {most} | {} | {:.0} | {:.2} | {:.2} |",
+            if leases == 0 { "none".to_owned() } else { leases.to_string() },
+            all as f64 / whole.len() as f64,
+            seen.local,
+            seen.calls,
+            seen.cpu_of_nodes,
+            seen.cpu_of_server,
+        );
+        assert!(*most <= limit || seen.local > 0, "{most} passed of {limit}");
+    }
+    println!("\nCPU is in cores.");
+}
+
+struct Seen {
+    /// What passed in each.
+    windows: BTreeMap<u64, u64>,
+    local: u64,
+    calls: f64,
+    cpu_of_nodes: f64,
+    cpu_of_server: f64,
+}
+
+fn run(server: &Server, limit: u64, offered: u64, leases: u64, seconds: u64) -> Seen {
+    let this = std::env::current_exe().expect("this program");
+    let (start, calls, cpu) = (Instant::now(), server.calls(), server.cpu());
+    let nodes: Vec<Child> = (0..NODES)
+        .map(|_| {
+            let numbers = [u64::from(server.port), limit, offered / NODES, leases, seconds];
+            Command::new(&this)
+                .arg("--node")
+                .args(numbers.map(|n| n.to_string()))
+                .stdout(Stdio::piped())
+                .spawn()
+                .expect("it runs")
+        })
+        .collect();
+    let (mut windows, mut local, mut cpu_of_nodes) = (BTreeMap::new(), 0, 0.0);
+    for node in nodes {
+        let out = node.wait_with_output().expect("it ends").stdout;
+        for line in String::from_utf8(out).expect("text").lines() {
+            match line.split_whitespace().collect::<Vec<_>>()[..] {
+                ["cpu", cpu] => cpu_of_nodes += cpu.parse::<f64>().expect("a number"),
+                ["local", n] => local += n.parse::<u64>().expect("a number"),
+                [window, n] => {
+                    *windows.entry(window.parse().expect("a number")).or_default() +=
+                        n.parse::<u64>().expect("a number");
+                }
+                _ => {}
+            }
+        }
+    }
+    let took = start.elapsed().as_secs_f64();
+    Seen {
+        windows,
+        local,
+        calls: (server.calls() - calls) / took,
+        cpu_of_nodes: cpu_of_nodes / took,
+        cpu_of_server: (server.cpu() - cpu) / took,
+    }
+}
+
+/// Tells how much it let pass in each window.
+#[tokio::main(flavor = "current_thread")]
+async fn node(args: &[String]) {
+    let number = |i: usize| args[i].parse::<u64>().expect("a number");
+    let (port, limit, offered, leases, seconds) =
+        (number(0), number(1), number(2), number(3), number(4));
+    let store = RedisStore::new(format!("redis://127.0.0.1:{port}/")).expect("an address");
+    let limiter = Limiter::new(Quota::per_second(limit)).name("hot").store(store).leases(leases);
+    let seen = Arc::new(Mutex::new((BTreeMap::<u64, u64>::new(), 0_u64)));
+    while limiter.check("cold").await.expect("memory answers").is_local() {}
+    let start = tokio::time::Instant::now();
+    let tasks: Vec<_> = (0..TASKS)
+        .map(|task| {
+            let (limiter, seen) = (limiter.clone(), Arc::clone(&seen));
+            tokio::spawn(async move {
+                let mut asked = 0;
+                // Spread over the tick.
+                let mut at = start + TICK * task as u32 / TASKS as u32;
+                while start.elapsed() < Duration::from_secs(seconds) {
+                    tokio::time::sleep_until(at).await;
+                    let due = (at - start).as_secs_f64() * offered as f64 / TASKS as f64;
+                    while asked < due as u64 {
+                        asked += 1;
+                        let decision = limiter.check("hot").await.expect("memory answers");
+                        let mut seen = seen.lock().expect("no panic");
+                        if decision.is_local() {
+                            seen.1 += 1;
+                        } else if decision.allowed() {
+                            let end = decision.reset_at().duration_since(UNIX_EPOCH);
+                            let window = end.expect("a time").as_secs();
+                            *seen.0.entry(window).or_default() += 1;
+                        }
+                    }
+                    at += TICK;
+                }
+            })
+        })
+        .collect();
+    for task in tasks {
+        task.await.expect("no panic");
+    }
+    let seen = seen.lock().expect("no panic");
+    seen.0.iter().for_each(|(window, passed)| println!("{window} {passed}"));
+    println!("local {}\ncpu {}", seen.1, cpu_of_this_process());
+}
+
+/// Seconds that this process has spent.
+fn cpu_of_this_process() -> f64 {
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    let after_name = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
+    let ticks = after_name.split_whitespace().skip(11).take(2);
+    ticks.map(|ticks| ticks.parse::<f64>().expect("a number")).sum::<f64>() / 100.0
+}
+
+struct Server {
+    child: Child,
+    port: u16,
+}
+
+impl Server {
+    fn start() -> Option<Self> {
+        let binary = std::env::var("REDIS_SERVER").unwrap_or_else(|_| "redis-server".to_owned());
+        let free = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+        let port = free.local_addr().expect("it").port();
+        drop(free);
+        let child = Command::new(&binary)
+            .args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", ""])
+            .args(["--dir", &std::env::temp_dir().display().to_string()])
+            .stdout(Stdio::null())
+            .spawn();
+        let Ok(child) = child else {
+            println!("skipped: there is no {binary}");
+            return None;
+        };
+        let server = Self { child, port };
+        while std::net::TcpStream::connect(("127.0.0.1", port)).is_err() {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Some(server)
+    }
+
+    fn info(&self, section: &str) -> String {
+        let client = redis::Client::open(("127.0.0.1", self.port)).expect("an address");
+        let mut connection = client.get_connection().expect("it connects");
+        redis::cmd("INFO").arg(section).query(&mut connection).expect("it answers")
+    }
+
+    /// Calls of scripts.
+    fn calls(&self) -> f64 {
+        let info = self.info("commandstats");
+        let calls = info.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls="));
+        let calls = calls.and_then(|calls| calls.split(',').next());
+        calls.map_or(0.0, |calls| calls.parse().expect("a number"))
+    }
+
+    /// Seconds that it has spent.
+    fn cpu(&self) -> f64 {
+        let info = self.info("cpu");
+        let of = |name: &str| {
+            info.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<f64>().ok())
+        };
+        of("used_cpu_sys:").unwrap_or(0.0) + of("used_cpu_user:").unwrap_or(0.0)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
