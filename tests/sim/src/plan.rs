@@ -50,7 +50,8 @@ pub struct Node {
     pub gap: u64,
     /// One in so many requests is a crowd.
     pub crowd: u64,
-    /// Some callers wait no longer than this, or all of them until the last seconds.
+    /// Some callers wait no longer than this, or all of them until the last seconds. Not 0: who sends
+    /// nothing learns nothing.
     pub patience: Option<u64>,
     pub all_impatient: bool,
     /// Some callers don't come for their answer for this long.
@@ -272,7 +273,7 @@ fn node(rng: &mut Rng, kind: Kind, leases: u64) -> Node {
             _ => one(rng, &[20, 50, 100, 100, 300]),
         },
         crowd: if kind == Kind::Idle { 1_000 } else { one(rng, &[20, 60, 1_000]) },
-        patience: maybe(rng, if kind == Kind::Idle { 0 } else { 30 }, |rng| rng.u64(0..200)),
+        patience: maybe(rng, if kind == Kind::Idle { 0 } else { 30 }, |rng| rng.u64(0..200).max(1)),
         all_impatient: rng.bool(),
         lazy: maybe(rng, if stormy { 10 } else { 0 }, |rng| rng.u64(1..500)),
         starts: ms(maybe(rng, 60, |rng| rng.u64(..1_500)).unwrap_or(0)),
