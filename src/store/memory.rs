@@ -13,6 +13,11 @@ use std::hash::BuildHasher;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+// The simulated network (tests/sim) replays a run from its seed: hashes are always the same there, and
+// the system's clock begins with each store.
+#[cfg(tfw_sim)]
+use foldhash::quality::FixedState as RandomState;
+#[cfg(not(tfw_sim))]
 use foldhash::quality::RandomState;
 
 use super::{Account, Adjust, Charge, Remote, Reply, Scope, Store, StoreError, instant};
@@ -104,8 +109,19 @@ struct Inner {
 
 /// The system's clock is called directly, others through a pointer.
 enum Time {
+    #[cfg_attr(tfw_sim, allow(dead_code))]
     System,
     Other(Box<dyn Clock>),
+}
+
+#[cfg(tfw_sim)]
+struct Simulated(crate::timer::Instant);
+
+#[cfg(tfw_sim)]
+impl Clock for Simulated {
+    fn now_ms(&self) -> u64 {
+        1_700_000_000_000 + self.0.elapsed().as_millis() as u64
+    }
 }
 
 impl MemoryStore {
@@ -119,6 +135,12 @@ impl MemoryStore {
     /// # Panics
     /// If `max_keys` is 0.
     pub fn with_max_keys(max_keys: usize) -> Self {
+        #[cfg(tfw_sim)]
+        return Self::build(
+            max_keys,
+            Time::Other(Box::new(Simulated(crate::timer::Instant::now()))),
+        );
+        #[cfg(not(tfw_sim))]
         Self::build(max_keys, Time::System)
     }
 

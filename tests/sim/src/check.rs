@@ -1,0 +1,582 @@
+//! What has to hold in every history.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::time::{Duration, UNIX_EPOCH};
+
+use tower_fixed_window::window::stagger;
+use tower_fixed_window::{Decision, Key, OnStoreFailure};
+
+use crate::history::Event;
+use crate::plan::{Ask, Door, Kind, Plan, What};
+use crate::run::{Run, SCOPE};
+use crate::server::Fields;
+
+/// Checks that are known to fail, and why. They are counted, and fail nothing.
+pub const AWAITED: &[(&str, &str)] = &[
+    ("idle", "S36: connections that end while they are idle"),
+    ("joined, idle", "S36: the same after a storm"),
+    (
+        "joined, impatient",
+        "S32: a silent connection is kept where no caller waits for the deadline",
+    ),
+    ("joined, slowly", "S32: an attempt to connect is cut off after a second"),
+    ("one key", "S32: a key that can't be read is that key's failure"),
+    ("dropped", "S14: a request that is dropped while the store decides"),
+    ("deadline of leases", "S32: who waits for a lease waits for the call before as well"),
+    ("left behind by leases", "S34: what is in hand at a shutdown is given back"),
+];
+
+/// A timer ends with the next millisecond, and another one may have to end before.
+const TICK: i64 = 3_000;
+/// How long a store that is asked from its first moment on may take to be connected.
+const STARTS_WITHIN: i64 = 1_000_000;
+
+#[derive(Debug)]
+pub struct Finding {
+    pub check: &'static str,
+    /// In microseconds since the beginning.
+    pub at: i64,
+    pub what: String,
+}
+
+impl Finding {
+    pub fn is_awaited(&self) -> bool {
+        AWAITED.iter().any(|(check, _)| *check == self.check)
+    }
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {} (at {})", self.check, self.what, Time(self.at))
+    }
+}
+
+/// Milliseconds, of microseconds.
+pub struct Time(pub i64);
+
+impl fmt::Display for Time {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{:03}", self.0 / 1_000, self.0 % 1_000)
+    }
+}
+
+/// A request, put together.
+struct Request<'a> {
+    node: usize,
+    ask: &'a Ask,
+    asked: i64,
+    decided: Option<(i64, &'a Decision)>,
+    called: bool,
+    status: Option<u16>,
+    failed: Option<&'a str>,
+    /// A peek or a reset.
+    done: Option<i64>,
+    gave_up: bool,
+    /// When the first of these was.
+    ended: Option<i64>,
+    returns: Option<u64>,
+}
+
+/// A window of a count: its field and its start.
+type Window = (String, i64);
+
+/// The windows that a decision says it was counted in, with their lengths.
+fn windows<'a>(
+    plan: &'a Plan,
+    decision: &Decision,
+) -> impl Iterator<Item = (String, i64, i64)> + use<'a> {
+    let standings: Vec<_> = decision
+        .standings()
+        .iter()
+        .map(|standing| {
+            let end = standing.reset_at().duration_since(UNIX_EPOCH).expect("after it");
+            let (end, length) = (end.as_millis() as i64, standing.window().as_millis() as i64);
+            (end - length, length)
+        })
+        .collect();
+    let quotas = plan.quotas.iter();
+    quotas
+        .zip(standings)
+        .map(|(quota, (start, length))| (quota.counter().to_string(), start, length))
+}
+
+pub fn check(run: &Run) -> Vec<Finding> {
+    let mut check = Check::new(run);
+    check.each_request();
+    check.limits();
+    check.conservation();
+    check.once();
+    check.resets();
+    check.local();
+    check.end();
+    check.findings.sort_by_key(|finding| finding.at);
+    check.findings
+}
+
+struct Check<'a> {
+    plan: &'a Plan,
+    run: &'a Run,
+    requests: BTreeMap<usize, Request<'a>>,
+    findings: Vec<Finding>,
+    settled: i64,
+    over: i64,
+    losses: Vec<i64>,
+    /// By the key as Redis has it.
+    keys: BTreeMap<Vec<u8>, Key>,
+    /// By how much each node has changed the count of a window.
+    changes: BTreeMap<(usize, String, Window), i64>,
+    /// When a key was executed away.
+    resets: Vec<(i64, usize, Vec<u8>)>,
+}
+
+impl<'a> Check<'a> {
+    fn new(run: &'a Run) -> Self {
+        let mut check = Self {
+            plan: &run.plan,
+            run,
+            requests: BTreeMap::new(),
+            findings: Vec::new(),
+            settled: i64::MAX,
+            over: i64::MAX,
+            losses: Vec::new(),
+            keys: BTreeMap::new(),
+            changes: BTreeMap::new(),
+            resets: Vec::new(),
+        };
+        for (at, event) in &run.history {
+            check.note(*at, event);
+        }
+        check
+    }
+
+    fn note(&mut self, at: i64, event: &'a Event) {
+        let of = |id: &usize| *id;
+        let (id, note): (_, &dyn Fn(&mut Request<'a>)) = match event {
+            Event::Asked { id, node, ask } => {
+                let key = Key::from(&ask.key);
+                let name = format!("tfw1:{{{SCOPE}:{}}}", key.readable());
+                self.keys.insert(name.into_bytes(), key);
+                let request = Request {
+                    node: *node,
+                    ask,
+                    asked: at,
+                    decided: None,
+                    called: false,
+                    status: None,
+                    failed: None,
+                    done: None,
+                    gave_up: false,
+                    ended: None,
+                    returns: None,
+                };
+                self.requests.insert(*id, request);
+                return;
+            }
+            Event::Decided { id, decision } => {
+                (of(id), &|request| request.decided = Some((at, decision)))
+            }
+            Event::Called { id } => (of(id), &|request| request.called = true),
+            Event::Responded { id, status } => (of(id), &|request| request.status = Some(*status)),
+            Event::Failed { id, error } => (of(id), &|request| request.failed = Some(error)),
+            Event::Done { id } => (of(id), &|request| request.done = Some(at)),
+            Event::GaveUp { id } => (of(id), &|request| request.gave_up = true),
+            Event::Returns { id, tokens } => {
+                let tokens = *tokens;
+                self.requests.get_mut(id).expect("it was asked").returns = Some(tokens);
+                return;
+            }
+            Event::Executed { node, command, writes, absent, .. } => {
+                for key in absent {
+                    self.resets.push((at, *node, key.clone()));
+                }
+                // What is deleted changes no count, and opens a new one.
+                if !matches!(&command[0][..], b"EVALSHA") {
+                    return;
+                }
+                for write in writes {
+                    self.changed(*node, &write.key, &write.before, &write.after);
+                }
+                return;
+            }
+            Event::Lost => return self.losses.push(at),
+            Event::Settled => return self.settled = at,
+            Event::Over => return self.over = at,
+            _ => return,
+        };
+        let request = self.requests.get_mut(&id).expect("it was asked");
+        note(request);
+        request.ended.get_or_insert(at);
+    }
+
+    fn changed(&mut self, node: usize, key: &[u8], before: &Fields, after: &Fields) {
+        let Some(whose) = self.keys.get(key) else { return };
+        let name = String::from_utf8_lossy(key).into_owned();
+        let shift = stagger(SCOPE, whose.as_bytes());
+        for (field, value) in after {
+            let field = String::from_utf8_lossy(field).into_owned();
+            let decode = |value: &Vec<u8>| count(&field, value, shift);
+            let Some((start, used)) = decode(value) else { continue };
+            let was = before.get(field.as_bytes()).and_then(decode);
+            let change = match was {
+                Some((was, before)) if was == start => used - before,
+                _ => used,
+            };
+            *self.changes.entry((node, name.clone(), (field, start))).or_default() += change;
+        }
+    }
+
+    fn find(&mut self, check: &'static str, at: i64, what: String) {
+        self.findings.push(Finding { check, at, what });
+    }
+
+    /// The servers' clock in microseconds at an instant of the history.
+    fn clock(&self, at: i64) -> i64 {
+        self.plan.epoch + at
+    }
+
+    /// What can be said of a request by itself.
+    fn each_request(&mut self) {
+        let mut found = Vec::new();
+        for (id, request) in &self.requests {
+            let mut find = |check, what: String| {
+                found.push(Finding {
+                    check,
+                    at: request.ended.unwrap_or(request.asked),
+                    what: format!("#{id} at node {}: {what}", request.node),
+                });
+            };
+            let node = &self.plan.nodes[request.node];
+            let (fallback, layer) = match node.door {
+                Door::Layer { policy, .. } => (policy, true),
+                Door::Limiter { fallback: true } => (OnStoreFailure::Local, false),
+                Door::Limiter { fallback: false } => (OnStoreFailure::Deny, false),
+            };
+            let through_layer = layer && matches!(request.ask.what, What::Check { .. });
+            // A node's limiter has its own policy beside its layer.
+            let policy = if through_layer || !layer { fallback } else { OnStoreFailure::Local };
+            let local = request.decided.is_some_and(|(_, decision)| decision.is_local());
+
+            // S32: everybody is answered in time, by whomever.
+            if request.ask.lazy.is_none() {
+                let within = node.deadline.as_micros() as i64 + TICK;
+                let late = request.ended.is_none_or(|ended| ended - request.asked > within);
+                if late {
+                    let check = if node.leases > 1 { "deadline of leases" } else { "deadline" };
+                    let ended = request.ended.map(|ended| (ended - request.asked) / 1_000);
+                    find(check, format!("answered after {ended:?} ms of {:?}", node.deadline));
+                }
+            }
+
+            // S33: each by its policy.
+            let passed = request.decided.is_some_and(|(_, decision)| decision.allowed());
+            if local && policy != OnStoreFailure::Local {
+                find("policy", "decided in memory, which it was not to be".to_owned());
+            }
+            if through_layer {
+                let unknown = request.decided.is_none();
+                if request.called && unknown && policy != OnStoreFailure::Allow {
+                    find("policy", "reached the service undecided".to_owned());
+                }
+                if request.called && !unknown && !passed {
+                    find("policy", "was refused and reached the service".to_owned());
+                }
+                if request.status == Some(503) && policy != OnStoreFailure::Deny {
+                    find("policy", "503".to_owned());
+                }
+            }
+
+            // S7, S34: what is said of a window is said while it runs.
+            if let Some((decided, decision)) = request.decided.filter(|_| !local) {
+                let (from, to) = (self.clock(request.asked), self.clock(decided));
+                let runs = |start: i64, length: i64| {
+                    from < (start + length) * 1_000 && to >= start * 1_000
+                };
+                let all: Vec<_> = windows(self.plan, decision).collect();
+                let retry_at = decision
+                    .retry_at()
+                    .map(|at| at.duration_since(UNIX_EPOCH).expect("after it").as_micros() as i64);
+                let well = match decision.allowed() {
+                    true => all.iter().all(|(_, start, length)| runs(*start, *length)),
+                    // What else is said of a refusal may be as old as a round trip.
+                    false => retry_at.is_none_or(|at| from < at),
+                };
+                if !well {
+                    let (key, from, to) = (&request.ask.key, Time(from), Time(to));
+                    find("window", format!("{key} in {all:?}, and it is {from} to {to}"));
+                }
+            }
+
+            // Where nothing is wrong, or nothing any more, Redis answers.
+            let answered = request.ended.is_some() && !request.gave_up;
+            let by_redis = !local
+                && request.failed.is_none()
+                && (request.decided.is_some() || request.done.is_some());
+            if answered && !by_redis && request.ask.key != "poisoned" {
+                let started = request.asked >= node.starts.as_micros() as i64 + STARTS_WITHIN;
+                let how = request.failed.unwrap_or("answered without Redis").to_owned();
+                match self.plan.kind {
+                    Kind::Healthy if started => find("healthy", how),
+                    Kind::Idle if started => find("idle", how),
+                    Kind::Poisoned if started => find("one key", how),
+                    Kind::Stormy if request.asked >= self.settled => {
+                        let impatient = node.patience.is_some() || node.lazy.is_some();
+                        let check = match () {
+                            () if self.plan.lookup > Duration::from_secs(1) => "joined, slowly",
+                            () if self.plan.closes_idle.is_some()
+                                || self.plan.forgets_idle.is_some() =>
+                            {
+                                "joined, idle"
+                            }
+                            () if impatient => "joined, impatient",
+                            () => "joined",
+                        };
+                        find(check, how);
+                    }
+                    _ => {}
+                }
+            }
+        }
+        self.findings.append(&mut found);
+    }
+
+    /// Where windows begin with the first request, those before and after a reset or a loss overlap, and
+    /// what was taken in one may come back in the other (S14): they are looked at as one.
+    fn window(&self, name: &str, field: String, start: i64) -> Window {
+        let broken = field.ends_with('f')
+            && (!self.losses.is_empty()
+                || self.resets.iter().any(|(_, _, key)| key == name.as_bytes()));
+        (field, if broken { 0 } else { start })
+    }
+
+    /// What Redis has let pass, and what was to be given back, for each node, key and window.
+    fn passed(&self) -> BTreeMap<(usize, String, Window), (i64, i64, i64)> {
+        let mut passed = BTreeMap::<_, (i64, i64, i64)>::new();
+        for request in self.requests.values() {
+            let Some((at, decision)) = request.decided else { continue };
+            if !decision.allowed() || decision.is_local() {
+                continue;
+            }
+            let name = format!("tfw1:{{{SCOPE}:{}}}", Key::from(&request.ask.key).readable());
+            for (field, start, _) in windows(self.plan, decision) {
+                let window = self.window(&name, field, start);
+                let entry = passed.entry((request.node, name.clone(), window)).or_default();
+                entry.0 += decision.granted() as i64;
+                entry.1 += request.returns.unwrap_or(0) as i64;
+                entry.2 = at;
+            }
+        }
+        passed
+    }
+
+    /// S7: never more than the limit in a window, but for what was lost or reset in it.
+    fn limits(&mut self) {
+        let mut windows = BTreeMap::<(String, Window), (i64, i64)>::new();
+        for ((_, name, window), (passed, returned, at)) in self.passed() {
+            let entry = windows.entry((name, window)).or_default();
+            entry.0 += passed - returned;
+            entry.1 = entry.1.max(at);
+        }
+        for ((name, (field, start)), (passed, at)) in windows {
+            let quota = self.plan.quotas.iter().find(|quota| quota.counter().to_string() == field);
+            let quota = quota.expect("it is one of them");
+            let length = quota.window().as_millis() as i64;
+            if start == 0 {
+                // Nothing to count by: see `window`.
+                continue;
+            }
+            let inside = |at: i64| (start..start + length).contains(&(self.clock(at) / 1_000));
+            let gone =
+                |(at, _, key): &&(i64, usize, Vec<u8>)| inside(*at) && *key == name.as_bytes();
+            let lost = self.losses.iter().filter(|at| inside(**at)).count();
+            // With writes that wait on their way to a master that is none any more.
+            let fresh = 1 + lost + self.resets.iter().filter(gone).count();
+            let most = quota.limit() as i64 * fresh as i64;
+            if passed > most {
+                self.find(
+                    "limit",
+                    at,
+                    format!("{passed} of {most} passed for {name} in {field} from {start}"),
+                );
+            }
+        }
+    }
+
+    /// S14, S34: what passed was taken from the count before, and comes back once at most, in its
+    /// window: a node has taken at least what it let pass, less what was to be given back.
+    fn conservation(&mut self) {
+        let mut changes = BTreeMap::<_, i64>::new();
+        for ((node, name, (field, start)), change) in &self.changes {
+            let window = self.window(name, field.clone(), *start);
+            *changes.entry((*node, name.clone(), window)).or_default() += change;
+        }
+        for ((node, name, window), (passed, returned, at)) in self.passed() {
+            let key = (node, name, window);
+            let taken = changes.get(&key).copied().unwrap_or(0);
+            if passed - returned > taken {
+                let (node, name, (field, start)) = key;
+                self.find(
+                    "conservation",
+                    at,
+                    format!(
+                        "node {node} let {passed} pass for {name} in {field} from {start}, \
+                         {returned} were to come back, and took {taken}"
+                    ),
+                );
+            }
+        }
+        // Also where nothing passed: nothing comes back that was not taken.
+        let negative: Vec<_> = changes
+            .iter()
+            .filter(|(_, change)| **change < 0)
+            .map(|((node, name, (field, start)), change)| {
+                format!("node {node} changed {name} in {field} from {start} by {change}")
+            })
+            .collect();
+        negative.into_iter().for_each(|what| self.find("conservation", self.over, what));
+    }
+
+    /// S32: a charge is applied once at most. Seen best where nobody else asks for the key.
+    fn once(&mut self) {
+        let mut found = Vec::new();
+        let mut unreturned = Vec::new();
+        let mut taken = BTreeMap::<&str, i64>::new();
+        for ((_, name, (field, _)), change) in &self.changes {
+            if *field == self.plan.quotas.as_slice()[0].counter().to_string() {
+                *taken.entry(name).or_default() += change;
+            }
+        }
+        for (id, request) in &self.requests {
+            if !request.ask.key.starts_with("once") {
+                continue;
+            }
+            let name = format!("tfw1:{{{SCOPE}:{}}}", Key::from(&request.ask.key).readable());
+            let taken = taken.get(&name[..]).copied().unwrap_or(0);
+            if taken > request.ask.cost as i64 {
+                let cost = request.ask.cost;
+                let at = request.ended.unwrap_or(request.asked);
+                found.push((at, format!("#{id} cost {cost}, and {taken} were taken")));
+            }
+            // S14: also while the store decides. With some time to come back in.
+            let node = &self.plan.nodes[request.node];
+            let refunds = matches!(node.door, Door::Layer { refund_dropped: true, .. });
+            let Some(ended) = request.ended.filter(|_| refunds && request.gave_up) else {
+                continue;
+            };
+            let quota = &self.plan.quotas.as_slice()[0];
+            let length = quota.window().as_millis() as i64;
+            let open = self.changes.iter().any(|((_, other, (_, start)), _)| {
+                *other == name && start + length > self.clock(ended) / 1_000 + 1_000
+            });
+            if taken > 0 && open && self.plan.kind == Kind::Healthy {
+                unreturned.push((ended, format!("#{id} was dropped, and {taken} stay counted")));
+            }
+        }
+        found.into_iter().for_each(|(at, what)| self.find("once", at, what));
+        unreturned.into_iter().for_each(|(at, what)| self.find("dropped", at, what));
+    }
+
+    /// S12: a reset that is said to be done was done.
+    fn resets(&mut self) {
+        let mut found = Vec::new();
+        for (id, request) in &self.requests {
+            let (What::Reset, Some(done)) = (request.ask.what, request.done) else { continue };
+            let name = format!("tfw1:{{{SCOPE}:{}}}", Key::from(&request.ask.key).readable());
+            let reset = self.resets.iter().any(|(at, node, key)| {
+                (request.asked..=done).contains(at)
+                    && *node == request.node
+                    && *key == name.as_bytes()
+            });
+            if !reset {
+                found.push((done, format!("#{id} was told that {name} is reset")));
+            }
+        }
+        found.into_iter().for_each(|(at, what)| self.find("reset", at, what));
+    }
+
+    /// S33: without Redis at most one further limit passes on each node, by its clock.
+    fn local(&mut self) {
+        let mut passed = BTreeMap::<(usize, &str, Window), (i64, i64)>::new();
+        let mut resets = BTreeMap::<(usize, &str), i64>::new();
+        for request in self.requests.values() {
+            if request.ask.what == What::Reset {
+                *resets.entry((request.node, &request.ask.key)).or_default() += 1;
+            }
+            let Some((at, decision)) = request.decided else { continue };
+            if !decision.allowed() || !decision.is_local() {
+                continue;
+            }
+            for (field, start, _) in windows(self.plan, decision) {
+                let window = (request.node, &request.ask.key[..], (field, start));
+                let entry = passed.entry(window).or_default();
+                entry.0 += decision.granted() as i64 - request.returns.unwrap_or(0) as i64;
+                entry.1 = at;
+            }
+        }
+        let mut found = Vec::new();
+        for ((node, key, (field, start)), (passed, at)) in passed {
+            let quota = self.plan.quotas.iter().find(|quota| quota.counter().to_string() == field);
+            let limit = quota.expect("it is one of them").limit() as i64;
+            let most = limit * (1 + resets.get(&(node, key)).copied().unwrap_or(0));
+            if passed > most {
+                let what = format!(
+                    "{passed} of {most} passed in memory at node {node} for {key} in {field} from {start}"
+                );
+                found.push((at, what));
+            }
+        }
+        found.into_iter().for_each(|(at, what)| self.find("local", at, what));
+    }
+
+    /// Nothing is left behind, and nothing has panicked.
+    fn end(&mut self) {
+        let run = self.run;
+        let leases = self.plan.nodes.iter().any(|node| node.leases > 1);
+        for (at, event) in &run.history {
+            match event {
+                Event::Left { sockets, tasks } if sockets + tasks > 0 => {
+                    let check = if leases { "left behind by leases" } else { "left behind" };
+                    self.find(check, *at, format!("{sockets} sockets and {tasks} tasks"));
+                }
+                Event::Panicked(message) => self.find("panic", *at, message.clone()),
+                _ => {}
+            }
+        }
+        // Of the same kind: what a run never came to see.
+        let unseen = self.requests.values().filter(|request| request.ended.is_none()).count();
+        if unseen > 0 {
+            self.find("deadline", self.over, format!("{unseen} requests have no end"));
+        }
+    }
+}
+
+/// The start of a window in milliseconds and what is used in it, as a field's value says.
+fn count(field: &str, value: &[u8], shift: u64) -> Option<(i64, i64)> {
+    let value = str::from_utf8(value).ok()?;
+    if let Some((used, rest)) = value.split_once('@') {
+        let start = rest.split('*').next()?;
+        return Some((start.parse().ok()?, used.parse().ok()?));
+    }
+    let digits = field.find(|c: char| !c.is_ascii_digit())?;
+    let length: i64 = field[..digits].parse().ok()?;
+    let grid = match &field[digits..] {
+        "s" => (shift % length as u64) as i64,
+        "f" => return None,
+        offset => offset.parse().ok()?,
+    };
+    let value: i64 = value.parse().ok()?;
+    let at = value.div_euclid(1_000);
+    let start = at - (at - grid).rem_euclid(length);
+    Some((start, value - start * 1_000))
+}
+
+/// All keys of a history, to look at some of them only.
+pub fn keys(run: &Run) -> BTreeSet<&str> {
+    run.history
+        .iter()
+        .filter_map(|(_, event)| match event {
+            Event::Asked { ask, .. } => Some(&ask.key[..]),
+            _ => None,
+        })
+        .collect()
+}

@@ -1,0 +1,134 @@
+//! Runs seeds: `sim [SEEDS] [--from N]`, or prints the history of one: `sim --seed N`.
+
+use std::collections::BTreeMap;
+use std::process::ExitCode;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::Instant;
+
+use tower_fixed_window_sim::check::{AWAITED, Finding, Time, check};
+use tower_fixed_window_sim::run::run;
+
+/// Findings that are printed for each check.
+const PRINTED: usize = 3;
+
+const USAGE: &str = "sim [SEEDS] [--from SEED] [--first]   runs that many seeds, 1000 unless said;
+                                        --first: until one is found
+sim --seed SEED                         prints the history of one";
+
+fn main() -> ExitCode {
+    let (mut seeds, mut from, mut first, mut one) = (1_000, 1, false, None);
+    let mut args = std::env::args().skip(1);
+    let number = |text: Option<String>| text.and_then(|text| text.replace('_', "").parse().ok());
+    while let Some(arg) = args.next() {
+        let understood = match &arg[..] {
+            "--seed" => number(args.next()).map(|seed| one = Some(seed)),
+            "--from" => number(args.next()).map(|seed| from = seed),
+            "--first" => {
+                first = true;
+                Some(())
+            }
+            _ => number(Some(arg)).map(|count| seeds = count),
+        };
+        if understood.is_none() {
+            eprintln!("{USAGE}");
+            return ExitCode::from(2);
+        }
+    }
+    match one {
+        Some(seed) => print(seed),
+        None => search(from, seeds, first),
+    }
+}
+
+/// The history of one seed, and what was found in it.
+fn print(seed: u64) -> ExitCode {
+    let run = run(seed);
+    println!("{:#?}\n", run.plan);
+    for (at, event) in &run.history {
+        println!("{:>12} {event}", Time(*at).to_string());
+    }
+    let findings = check(&run);
+    println!("\nseed {seed}: {} found", findings.len());
+    findings.iter().for_each(|finding| println!("  {finding}"));
+    ExitCode::from(u8::from(findings.iter().any(|finding| !finding.is_awaited())))
+}
+
+#[derive(Default)]
+struct Found {
+    /// Seeds, by check.
+    seeds: BTreeMap<&'static str, u64>,
+    examples: BTreeMap<&'static str, Vec<(u64, Finding)>>,
+    events: usize,
+    first: Option<u64>,
+}
+
+fn search(from: u64, seeds: u64, first: bool) -> ExitCode {
+    let began = Instant::now();
+    let (next, ran) = (AtomicU64::new(from), AtomicU64::new(0));
+    let found = Mutex::new(Found::default());
+    let threads = thread::available_parallelism().map_or(1, usize::from);
+    thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                loop {
+                    let seed = next.fetch_add(1, Ordering::Relaxed);
+                    let enough = first && found.lock().expect("no panic").first.is_some();
+                    if seed >= from + seeds || enough {
+                        break;
+                    }
+                    let run = run(seed);
+                    let findings = check(&run);
+                    ran.fetch_add(1, Ordering::Relaxed);
+                    found.lock().expect("no panic").add(seed, run.history.len(), findings);
+                }
+            });
+        }
+    });
+    let found = found.into_inner().expect("no panic");
+    let ran = ran.into_inner();
+    println!(
+        "{ran} seeds from {from}, {} events, {:.1} s on {threads} threads",
+        found.events,
+        began.elapsed().as_secs_f64()
+    );
+    let mut bad = false;
+    for (check, seeds) in &found.seeds {
+        let awaited = AWAITED.iter().find(|(awaited, _)| awaited == check);
+        bad |= awaited.is_none();
+        let why = awaited.map_or(String::new(), |(_, why)| format!(" (awaited: {why})"));
+        println!("\n{check}: in {seeds} seeds{why}");
+        let mut examples: Vec<_> = found.examples[check].iter().collect();
+        examples.sort_by_key(|(seed, _)| *seed);
+        for (seed, finding) in examples.into_iter().take(PRINTED) {
+            println!("  --seed {seed}: {finding}");
+        }
+    }
+    if let Some(seed) = found.first {
+        println!("\nthe first is --seed {seed}, after {} seeds", seed - from + 1);
+    }
+    ExitCode::from(u8::from(bad))
+}
+
+impl Found {
+    fn add(&mut self, seed: u64, events: usize, findings: Vec<Finding>) {
+        self.events += events;
+        let mut checks: Vec<_> = findings.iter().map(|finding| finding.check).collect();
+        checks.sort_unstable();
+        checks.dedup();
+        checks.iter().for_each(|check| *self.seeds.entry(check).or_default() += 1);
+        if findings.iter().any(|finding| !finding.is_awaited()) {
+            self.first = Some(self.first.map_or(seed, |first| first.min(seed)));
+        }
+        for finding in findings {
+            let examples = self.examples.entry(finding.check).or_default();
+            // The lowest seeds, one finding of each: they come in any order.
+            if !examples.iter().any(|(other, _)| *other == seed) {
+                examples.push((seed, finding));
+                examples.sort_by_key(|(seed, _)| *seed);
+                examples.truncate(PRINTED);
+            }
+        }
+    }
+}

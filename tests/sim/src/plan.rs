@@ -1,0 +1,347 @@
+//! What a seed stands for: nodes, limits, callers, and what goes wrong when.
+
+use std::fmt;
+use std::time::Duration;
+
+use fastrand::Rng;
+use tower_fixed_window::{OnStoreFailure, Quota, Quotas};
+
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Kind {
+    /// Nothing goes wrong.
+    Healthy,
+    /// Nothing goes wrong, but connections that nobody uses for a while end.
+    Idle,
+    /// Nothing goes wrong, but one key holds somebody else's value.
+    Poisoned,
+    Stormy,
+}
+
+#[derive(Debug)]
+pub struct Plan {
+    pub kind: Kind,
+    pub quotas: Quotas,
+    pub nodes: Vec<Node>,
+    /// Keys that many ask for.
+    pub keys: usize,
+    /// The server's clock at the start, in microseconds.
+    pub epoch: i64,
+    /// One way, in milliseconds.
+    pub delay: u64,
+    pub jitter: u64,
+    pub closes_idle: Option<Duration>,
+    pub forgets_idle: Option<Duration>,
+    pub lookup: Duration,
+    /// How often the replica is brought up to date.
+    pub lag: Duration,
+    pub faults: Vec<(Duration, Fault)>,
+    /// When all that goes wrong has ended.
+    pub heals: Duration,
+}
+
+#[derive(Clone, Debug)]
+pub struct Node {
+    pub deadline: Duration,
+    pub one_by_one: bool,
+    pub leases: u64,
+    pub door: Door,
+    pub resettable: bool,
+    /// Between two requests, in milliseconds.
+    pub gap: u64,
+    /// One in so many requests is a crowd.
+    pub crowd: u64,
+    /// Some callers wait no longer than this, or all of them until the last seconds. Not 0: who sends
+    /// nothing learns nothing.
+    pub patience: Option<u64>,
+    pub all_impatient: bool,
+    /// Some callers don't come for their answer for this long.
+    pub lazy: Option<u64>,
+    /// When it does.
+    pub starts: Duration,
+}
+
+/// How a node's requests come.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Door {
+    Limiter { fallback: bool },
+    Layer { policy: OnStoreFailure, refund_dropped: bool },
+}
+
+#[derive(Clone, PartialEq, Debug)]
+pub struct Ask {
+    pub what: What,
+    pub key: String,
+    pub cost: u64,
+    /// Dropped after so many milliseconds.
+    pub patience: Option<u64>,
+    /// Not polled for so many milliseconds after the first time.
+    pub lazy: Option<u64>,
+}
+
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum What {
+    /// Through the layer, if the node has one. The service takes so many milliseconds.
+    Check {
+        work: u64,
+    },
+    /// With a receipt, and what it has really cost so many milliseconds later.
+    Charge {
+        work: u64,
+        actual: Option<u64>,
+    },
+    Peek,
+    Reset,
+}
+
+#[derive(Clone, PartialEq, Debug)]
+pub enum Fault {
+    /// Connections of a node, or of all, are closed; with the answers that are on their way, or not.
+    Close {
+        node: Option<usize>,
+        answers: bool,
+    },
+    /// They vanish without a word.
+    Silence {
+        node: Option<usize>,
+    },
+    /// Nothing gets through for so many milliseconds; connections survive it, or vanish.
+    Partition {
+        node: Option<usize>,
+        lasts: u64,
+        forgets: bool,
+    },
+    /// The server dies, and comes back with its data or without.
+    Kill {
+        lasts: u64,
+        keeps: bool,
+        loading: u64,
+    },
+    Freeze {
+        lasts: u64,
+    },
+    /// The replica takes over. The address leads there some time later; who is connected to the old
+    /// master may write there meanwhile, for nothing.
+    Failover {
+        leads: u64,
+        split: u64,
+    },
+    FlushScripts,
+    FlushAll,
+    Refuse {
+        lasts: u64,
+        error: &'static str,
+    },
+    /// Everything takes longer.
+    Slow {
+        lasts: u64,
+        delay: u64,
+    },
+    /// A key gets a value that is no count.
+    Poison {
+        key: String,
+    },
+}
+
+impl fmt::Display for Ask {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { what, key, cost, patience, lazy } = self;
+        write!(f, "{what:?} of {cost} for {key}")?;
+        patience.map_or(Ok(()), |ms| write!(f, ", for {ms} ms"))?;
+        lazy.map_or(Ok(()), |ms| write!(f, ", looks again in {ms} ms"))
+    }
+}
+
+fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+fn one<T: Clone>(rng: &mut Rng, list: &[T]) -> T {
+    list[rng.usize(..list.len())].clone()
+}
+
+fn maybe<T>(rng: &mut Rng, percent: u8, some: impl FnOnce(&mut Rng) -> T) -> Option<T> {
+    (rng.u8(..100) < percent).then(|| some(rng))
+}
+
+impl Plan {
+    pub fn new(rng: &mut Rng) -> Self {
+        let kind = match rng.u8(..100) {
+            0..12 => Kind::Healthy,
+            12..27 => Kind::Idle,
+            27..32 => Kind::Poisoned,
+            _ => Kind::Stormy,
+        };
+        let calm = kind != Kind::Stormy;
+        let heals = if calm { rng.u64(3_000..12_000) } else { rng.u64(4_000..12_000) };
+        let leases = maybe(rng, 40, |rng| one(rng, &[4, 100, 1_000])).unwrap_or(0);
+        let nodes: Vec<_> = (0..rng.usize(1..=4)).map(|_| node(rng, kind, leases)).collect();
+        let shortest = nodes.iter().map(|node| node.deadline.as_millis() as u64).min();
+        let shortest = shortest.expect("there is a node");
+        // To connect and to bring the scripts takes up to seven round trips, and some more to find out that
+        // it has to be done.
+        let most = if kind == Kind::Idle { shortest / 40 } else { shortest / 20 };
+        let delay = rng.u64(0..=most);
+        let jitter = rng.u64(0..=(most - delay).min(delay));
+        let keys = rng.usize(1..=3);
+        let idle = ms(rng.u64(1_000..4_000));
+        let (closes_idle, forgets_idle) = match (kind, rng.u8(..10)) {
+            (Kind::Idle, 0..5) | (Kind::Stormy, 0) => (Some(idle), None),
+            (Kind::Idle, _) | (Kind::Stormy, 1) => (None, Some(idle)),
+            _ => (None, None),
+        };
+        let mut faults = Vec::new();
+        if kind == Kind::Stormy {
+            for _ in 0..rng.usize(1..=6) {
+                let at = rng.u64(500..heals - 500);
+                faults.push((ms(at), fault(rng, nodes.len(), heals - at)));
+            }
+        }
+        if kind == Kind::Poisoned {
+            faults.push((ms(500), Fault::Poison { key: "poisoned".to_owned() }));
+        }
+        faults.sort_by_key(|(at, _)| *at);
+        Self {
+            kind,
+            quotas: quotas(rng, leases),
+            nodes,
+            keys,
+            epoch: 1_700_000_000_000_000 + rng.i64(0..1_000_000_000_000),
+            delay,
+            jitter,
+            closes_idle,
+            forgets_idle,
+            lookup: match rng.u8(..40) {
+                0 if !calm => ms(1_100),
+                1..4 if kind != Kind::Idle => ms(rng.u64(..100)),
+                _ => ms(0),
+            },
+            lag: ms(one(rng, &[10, 100, 1_000])),
+            faults,
+            heals: ms(heals),
+        }
+    }
+}
+
+fn quotas(rng: &mut Rng, leases: u64) -> Quotas {
+    let window = one(rng, &[1_000, 2_000, 5_000, 60_000]);
+    let limit = match rng.u8(..4) {
+        _ if leases > 0 => rng.u64(32..400),
+        0 => rng.u64(1..5),
+        1 => rng.u64(5..30),
+        _ => rng.u64(30..300),
+    };
+    let quota = Quota::new(limit, ms(window));
+    let quota = match rng.u8(..6) {
+        0 => quota.staggered(),
+        1 => quota.from_first_request(),
+        2 => quota.starting_at(ms(rng.u64(..window))),
+        _ => quota,
+    };
+    match rng.u8(..8) {
+        0 if leases == 0 => quota.and(Quota::new(limit * 2, ms(window * 3))),
+        _ => quota.into(),
+    }
+}
+
+fn node(rng: &mut Rng, kind: Kind, leases: u64) -> Node {
+    let stormy = kind == Kind::Stormy;
+    let door = match rng.u8(..8) {
+        0 => Door::Limiter { fallback: false },
+        1..3 => Door::Limiter { fallback: true },
+        _ => Door::Layer {
+            policy: one(
+                rng,
+                &[
+                    OnStoreFailure::Local,
+                    OnStoreFailure::Local,
+                    OnStoreFailure::Allow,
+                    OnStoreFailure::Deny,
+                ],
+            ),
+            refund_dropped: rng.u8(..3) == 0,
+        },
+    };
+    Node {
+        deadline: ms(one(rng, &[100, 250, 250, 1_000])),
+        one_by_one: rng.u8(..4) == 0,
+        leases: if rng.u8(..4) == 0 { 0 } else { leases },
+        door,
+        resettable: rng.u8(..4) == 0,
+        gap: match kind {
+            // Longer than a connection lives, now and then.
+            Kind::Idle => rng.u64(500..3_000),
+            _ => one(rng, &[20, 50, 100, 100, 300]),
+        },
+        crowd: if kind == Kind::Idle { 1_000 } else { one(rng, &[20, 60, 1_000]) },
+        patience: maybe(rng, if kind == Kind::Idle { 0 } else { 30 }, |rng| rng.u64(0..200).max(1)),
+        all_impatient: rng.bool(),
+        lazy: maybe(rng, if stormy { 10 } else { 0 }, |rng| rng.u64(1..500)),
+        starts: ms(maybe(rng, 60, |rng| rng.u64(..1_500)).unwrap_or(0)),
+    }
+}
+
+fn fault(rng: &mut Rng, nodes: usize, left: u64) -> Fault {
+    let node = maybe(rng, 60, |rng| rng.usize(..nodes));
+    let lasts = rng.u64(50..4_000).min(left);
+    match rng.u8(..21) {
+        0..3 => Fault::Close { node, answers: rng.bool() },
+        3..7 => Fault::Silence { node },
+        7..10 => Fault::Partition { node, lasts, forgets: rng.bool() },
+        10..12 => {
+            Fault::Kill { lasts, keeps: rng.bool(), loading: maybe(rng, 30, |_| 300).unwrap_or(0) }
+        }
+        12 | 13 => Fault::Freeze { lasts },
+        14..16 => Fault::Failover {
+            leads: maybe(rng, 50, |rng| rng.u64(..2_000).min(left)).unwrap_or(0),
+            split: maybe(rng, 30, |rng| rng.u64(..1_000).min(left)).unwrap_or(0),
+        },
+        16 => Fault::FlushScripts,
+        17 => Fault::FlushAll,
+        18 | 19 => Fault::Refuse {
+            lasts,
+            error: one(
+                rng,
+                &[
+                    "LOADING Redis is loading the dataset in memory",
+                    "OOM command not allowed when used memory > 'maxmemory'.",
+                    "BUSY Redis is busy running a script.",
+                    "MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.",
+                ],
+            ),
+        },
+        _ => Fault::Slow { lasts, delay: rng.u64(20..400) },
+    }
+}
+
+impl Node {
+    /// One request of this node. `strict`: its caller waits for the answer.
+    pub fn ask(&self, rng: &mut Rng, plan: &Plan, id: usize, strict: bool) -> Ask {
+        let limit = plan.quotas.as_slice()[0].limit();
+        let key = match rng.u8(..10) {
+            // Nobody asks for this one again.
+            0..2 => format!("once-{id}"),
+            2..8 if plan.kind == Kind::Poisoned => "poisoned".to_owned(),
+            _ => format!("key-{}", rng.usize(..plan.keys)),
+        };
+        let alone = key.starts_with("once");
+        let cost = match rng.u8(..6) {
+            0 => rng.u64(1..=limit.min(5)),
+            _ => 1,
+        };
+        let what = match rng.u8(..20) {
+            _ if alone => What::Check { work: 0 },
+            0..3 => {
+                let work = one(rng, &[0, 10, 300, 1_500]);
+                let actual = maybe(rng, 80, |rng| rng.u64(..=cost + 1));
+                What::Charge { work, actual }
+            }
+            3 => What::Peek,
+            4 if rng.u8(..4) == 0 => What::Reset,
+            _ => What::Check { work: one(rng, &[0, 0, 0, 50, 500]) },
+        };
+        let all = self.all_impatient;
+        let patience = self.patience.filter(|_| !strict && (all || rng.u8(..10) < 8));
+        let lazy = self.lazy.filter(|_| !strict && rng.u8(..10) < 5);
+        Ask { what, key, cost, patience, lazy }
+    }
+}

@@ -1,0 +1,464 @@
+//! One run: the real stores of several nodes over a simulated network, from a seed.
+
+use std::cell::RefCell;
+use std::convert::Infallible;
+use std::future::{Future, poll_fn};
+use std::panic;
+use std::pin::{Pin, pin};
+use std::sync::{Arc, Mutex, Once};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use fastrand::Rng;
+use http::{Request, Response};
+use tokio::runtime::{Builder, Handle, RngSeed};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tower_fixed_window::{
+    Decision, EmptyBody, FixedWindow, FixedWindowLayer, Key, Limiter, RedisStore, StoreError,
+};
+use tower_layer::Layer;
+use tower_service::Service;
+
+use crate::history::{Entry, Event, History};
+use crate::net::{Net, Weather};
+use crate::plan::{Ask, Door, Fault, Kind, Plan, What};
+
+/// The name of the limit.
+pub const SCOPE: &str = "sim";
+/// So long after all has been mended everything is shared again.
+const JOINS_WITHIN: Duration = Duration::from_secs(3);
+/// So long that is looked at.
+const LOOKED_AT: Duration = Duration::from_secs(2);
+/// So long after the stores were dropped nothing of them is left.
+const ENDS_WITHIN: Duration = Duration::from_secs(3);
+
+pub struct Run {
+    pub plan: Plan,
+    pub history: Vec<Entry>,
+}
+
+thread_local! {
+    static PANICS: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Panics of tasks are part of the history.
+fn catch_panics() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        panic::set_hook(Box::new(|info| {
+            let note = |panics: &RefCell<Vec<String>>| panics.borrow_mut().push(info.to_string());
+            // Other threads than a simulation's tell it as usual.
+            if PANICS.try_with(note).is_err() {
+                eprintln!("{info}");
+            }
+        }));
+    });
+}
+
+pub fn run(seed: u64) -> Run {
+    catch_panics();
+    let runtime = Builder::new_current_thread()
+        .enable_time()
+        .start_paused(true)
+        .rng_seed(RngSeed::from_bytes(&seed.to_le_bytes()))
+        .build()
+        .expect("a runtime");
+    let mut rng = Rng::with_seed(seed);
+    let plan = Plan::new(&mut rng);
+    let (history, plan) = runtime.block_on(async {
+        let history = History::new();
+        let sim = Arc::new(Sim::new(plan, rng.fork(), history.clone()));
+        Arc::clone(&sim).play(rng).await;
+        let sim = Arc::into_inner(sim).expect("all that used it has ended");
+        (history, sim.plan)
+    });
+    drop(runtime);
+    PANICS.take().into_iter().for_each(|message| history.add(Event::Panicked(message)));
+    Run { plan, history: history.take() }
+}
+
+struct Sim {
+    plan: Plan,
+    net: Net,
+    history: History,
+}
+
+impl Sim {
+    fn new(plan: Plan, rng: Rng, history: History) -> Self {
+        let weather = Weather {
+            delay: plan.delay,
+            jitter: plan.jitter,
+            closes_idle: plan.closes_idle,
+            forgets_idle: plan.forgets_idle,
+            lookup: plan.lookup,
+            stalled: vec![None; plan.nodes.len()],
+        };
+        Self { net: Net::new(rng, weather, plan.epoch, history.clone()), plan, history }
+    }
+
+    async fn play(self: Arc<Self>, mut rng: Rng) {
+        let began = Instant::now();
+        let heals = began + self.plan.heals;
+        let settles = heals + JOINS_WITHIN;
+        let ends = settles + LOOKED_AT;
+        let mut others = JoinSet::new();
+        others.spawn(Arc::clone(&self).replicate());
+        others.spawn(Arc::clone(&self).spoil(began));
+        let ids = Arc::new(Mutex::new(0));
+        let callers: Vec<_> = (0..self.plan.nodes.len())
+            .map(|index| {
+                let (sim, rng) = (Arc::clone(&self), rng.fork());
+                tokio::spawn(sim.call(index, rng, Arc::clone(&ids), settles, ends))
+            })
+            .collect();
+
+        sleep_until(heals).await;
+        self.history.add(Event::Healed);
+        sleep_until(settles).await;
+        self.history.add(Event::Settled);
+        for caller in callers {
+            let _ = caller.await;
+        }
+        others.shutdown().await;
+        self.history.add(Event::Over);
+        sleep(ENDS_WITHIN).await;
+        let tasks = Handle::current().metrics().num_alive_tasks();
+        self.history.add(Event::Left { sockets: self.net.held(), tasks });
+        // What is left of the network must not keep this.
+        self.net.close(true, |_| true);
+        sleep(Duration::from_secs(1)).await;
+    }
+
+    /// The replica follows the master.
+    async fn replicate(self: Arc<Self>) {
+        loop {
+            sleep(self.plan.lag).await;
+            let master = self.net.master();
+            let data = self.net.data(master);
+            self.net.host(1 - master, |host| {
+                if host.server.is_replica() {
+                    host.server.replace_data(data);
+                }
+            });
+        }
+    }
+
+    /// Lets go wrong what the plan says.
+    async fn spoil(self: Arc<Self>, began: Instant) {
+        let mut running = JoinSet::new();
+        for (at, fault) in self.plan.faults.clone() {
+            sleep_until(began + at).await;
+            self.history.add(Event::Fault(fault.clone()));
+            running.spawn(Arc::clone(&self).fault(fault));
+        }
+        while running.join_next().await.is_some() {}
+    }
+
+    async fn fault(self: Arc<Self>, fault: Fault) {
+        let (net, now) = (&self.net, Instant::now());
+        let ms = Duration::from_millis;
+        let hits = |node: Option<usize>| move |of: usize| node.is_none_or(|node| node == of);
+        let master = net.master();
+        match fault {
+            Fault::Close { node, answers } => net.close(answers, |pipe| hits(node)(pipe.node)),
+            Fault::Silence { node } => net.silence(|pipe| hits(node)(pipe.node)),
+            Fault::Partition { node, lasts, forgets } => {
+                let until = Some(now + ms(lasts));
+                net.weather(|weather| {
+                    for (i, stalled) in weather.stalled.iter_mut().enumerate() {
+                        *stalled = if hits(node)(i) { until.max(*stalled) } else { *stalled };
+                    }
+                });
+                if forgets {
+                    net.silence(|pipe| hits(node)(pipe.node));
+                }
+            }
+            Fault::Kill { lasts, keeps, loading } => {
+                net.host(master, |host| host.up = false);
+                net.close(true, |pipe| pipe.host == master);
+                sleep(ms(lasts)).await;
+                net.host(master, |host| {
+                    host.up = true;
+                    host.frozen = None;
+                    host.server.forget_scripts();
+                    if loading > 0 {
+                        let error = "LOADING Redis is loading the dataset in memory";
+                        host.refusing = Some((Instant::now() + ms(loading), error));
+                    }
+                    if !keeps {
+                        host.server.replace_data(Default::default());
+                    }
+                });
+                if !keeps {
+                    self.history.add(Event::Lost);
+                }
+            }
+            Fault::Freeze { lasts } => net.host(master, |host| {
+                host.frozen = host.frozen.max(Some(now + ms(lasts)));
+            }),
+            Fault::Failover { leads, split } => {
+                let next = 1 - master;
+                net.host(next, |host| host.server.set_replica(false));
+                net.set_master(next);
+                self.history.add(Event::Lost);
+                if split > 0 {
+                    sleep(ms(split)).await;
+                    self.history.add(Event::Lost);
+                }
+                // Another failover may have made it the master again.
+                if net.master() == next {
+                    net.host(master, |host| host.server.set_replica(true));
+                }
+                if leads > split {
+                    sleep(ms(leads - split)).await;
+                }
+                net.leads_to(net.master());
+            }
+            Fault::FlushScripts => net.host(master, |host| host.server.forget_scripts()),
+            Fault::FlushAll => {
+                net.host(master, |host| host.server.replace_data(Default::default()));
+                self.history.add(Event::Lost);
+            }
+            Fault::Refuse { lasts, error } => {
+                net.host(master, |host| host.refusing = Some((now + ms(lasts), error)));
+            }
+            Fault::Slow { lasts, delay } => {
+                net.weather(|weather| weather.delay = delay);
+                sleep(ms(lasts)).await;
+                net.weather(|weather| weather.delay = self.plan.delay);
+            }
+            Fault::Poison { key } => {
+                let key = format!("tfw1:{{{SCOPE}:{}}}", Key::from(key).readable());
+                let set = [b"SET".to_vec(), key.into_bytes(), b"somebody else's".to_vec()];
+                let micros = net.micros();
+                net.host(master, |host| _ = host.server.call(&set, micros));
+            }
+        }
+    }
+
+    /// A node and its callers.
+    async fn call(
+        self: Arc<Self>,
+        index: usize,
+        mut rng: Rng,
+        ids: Arc<Mutex<usize>>,
+        settles: Instant,
+        ends: Instant,
+    ) {
+        let plan = &self.plan.nodes[index];
+        // Its wall clock begins with it: this is what it is off by.
+        sleep(plan.starts).await;
+        let node = Node::new(&self, index);
+        let mut under_way = JoinSet::new();
+        // Some apps are busy from the first moment on, others not.
+        if rng.bool() {
+            sleep(Duration::from_millis(rng.u64(..1_500))).await;
+        }
+        loop {
+            let strict = Instant::now() >= settles;
+            // Enough of them for a breaker to try, and for two to find out about a silence.
+            let probing =
+                Instant::now() >= settles - JOINS_WITHIN && self.plan.kind == Kind::Stormy;
+            let gap = if probing { plan.gap.min(100) } else { plan.gap };
+            sleep(Duration::from_millis(rng.u64(..=2 * gap))).await;
+            if Instant::now() >= ends {
+                break;
+            }
+            let crowd = if rng.u64(..plan.crowd) == 0 { rng.usize(2..40) } else { 1 };
+            for _ in 0..crowd {
+                let id = {
+                    let mut ids = ids.lock().expect("one thread");
+                    *ids += 1;
+                    *ids
+                };
+                let ask = plan.ask(&mut rng, &self.plan, id, strict);
+                under_way.spawn(node.clone().request(self.history.clone(), id, ask));
+            }
+            while under_way.try_join_next().is_some() {}
+        }
+        while under_way.join_next().await.is_some() {}
+    }
+}
+
+/// A node: a store of its own, and what requests come through.
+#[derive(Clone)]
+struct Node {
+    index: usize,
+    limiter: Limiter,
+    layer: Option<FixedWindow<Work, EmptyBody>>,
+    refund_dropped: bool,
+}
+
+impl Node {
+    fn new(sim: &Arc<Sim>, index: usize) -> Self {
+        let plan = &sim.plan.nodes[index];
+        let net = sim.net.clone();
+        let redis = RedisStore::connecting(move || net.clone().connect(index));
+        let redis = redis.deadline(plan.deadline);
+        let redis = if plan.one_by_one { redis.one_by_one() } else { redis };
+        let limiter = Limiter::new(sim.plan.quotas).name(SCOPE).store(redis.clone());
+        let limiter = limiter.leases(plan.leases);
+        let limiter = if plan.resettable { limiter.resettable() } else { limiter };
+        let mut node = Self { index, limiter, layer: None, refund_dropped: false };
+        match plan.door {
+            Door::Limiter { fallback: true } => {}
+            Door::Limiter { fallback: false } => {
+                node.limiter = node.limiter.without_fallback();
+            }
+            Door::Layer { policy, refund_dropped } => {
+                let history = sim.history.clone();
+                let layer = FixedWindowLayer::new(sim.plan.quotas)
+                    .name(SCOPE)
+                    .store(redis)
+                    .leases(plan.leases)
+                    .key_fn(|parts| Some(Key::from(&parts.extensions.get::<Caller>()?.key)))
+                    .cost_fn(|parts| parts.extensions.get::<Caller>().map_or(1, |who| who.cost))
+                    .on_store_failure(policy)
+                    .on_decision(move |parts, decision| {
+                        let caller = parts.extensions.get::<Caller>().expect("it is put there");
+                        caller.decided(&history, decision);
+                    })
+                    .empty_body();
+                let layer = if refund_dropped { layer.refund_dropped() } else { layer };
+                let layer = if plan.resettable { layer.resettable() } else { layer };
+                node.refund_dropped = refund_dropped;
+                node.layer = Some(layer.layer(Work(sim.history.clone())));
+            }
+        }
+        node
+    }
+
+    async fn request(self, history: History, id: usize, ask: Ask) {
+        history.add(Event::Asked { id, node: self.index, ask: ask.clone() });
+        let taken = Arc::new(Mutex::new(None));
+        let refund_dropped =
+            self.refund_dropped && matches!(ask.what, What::Check { .. }) && self.layer.is_some();
+        {
+            let mut answer = pin!(self.answer(&history, id, &ask, Arc::clone(&taken)));
+            if let Some(lazy) = ask.lazy {
+                let first = poll_fn(|cx| Poll::Ready(answer.as_mut().poll(cx).is_ready())).await;
+                if first {
+                    return;
+                }
+                sleep(Duration::from_millis(lazy)).await;
+            }
+            match ask.patience {
+                None => return answer.await,
+                Some(patience) => {
+                    if timeout(Duration::from_millis(patience), answer).await.is_ok() {
+                        return;
+                    }
+                    // It is dropped when this block ends; what follows from it is of this moment.
+                    let granted = taken.lock().expect("one thread").take();
+                    if let Some(tokens) = granted.filter(|_| refund_dropped) {
+                        history.add(Event::Returns { id, tokens });
+                    }
+                    history.add(Event::GaveUp { id });
+                }
+            }
+        }
+    }
+
+    async fn answer(
+        &self,
+        history: &History,
+        id: usize,
+        ask: &Ask,
+        taken: Arc<Mutex<Option<u64>>>,
+    ) {
+        let Ask { what, key, cost, .. } = ask;
+        let decided = |decision: &Decision| {
+            history.add(Event::Decided { id, decision: decision.clone() });
+        };
+        let failed = |error: StoreError| {
+            let source = std::error::Error::source(&error);
+            let source = source.map_or(String::new(), |source| format!(" ({source})"));
+            history.add(Event::Failed { id, error: format!("{error}{source}") });
+        };
+        match *what {
+            What::Check { work } => match &self.layer {
+                Some(layer) => {
+                    let mut request = Request::new(());
+                    let work = Duration::from_millis(work);
+                    let (key, cost) = (key.clone(), *cost);
+                    request.extensions_mut().insert(Caller { id, key, cost, work, taken });
+                    let Ok(response) = layer.clone().call(request).await;
+                    history.add(Event::Responded { id, status: response.status().as_u16() });
+                }
+                None => match self.limiter.check_cost(key, *cost).await {
+                    Ok(decision) => decided(&decision),
+                    Err(error) => failed(error),
+                },
+            },
+            What::Charge { work, actual } => match self.limiter.charge(key, *cost).await {
+                Ok(Ok(receipt)) => {
+                    decided(receipt.decision());
+                    if work > 0 {
+                        sleep(Duration::from_millis(work)).await;
+                    }
+                    if let Some(actual) = actual {
+                        let tokens = receipt.cost().saturating_sub(actual);
+                        history.add(Event::Returns { id, tokens });
+                        let _ = self.limiter.settle(receipt, actual).await;
+                    }
+                }
+                Ok(Err(refused)) => decided(refused.decision()),
+                Err(error) => failed(error),
+            },
+            What::Peek => match self.limiter.peek(key).await {
+                Ok(_) => history.add(Event::Done { id }),
+                Err(error) => failed(error),
+            },
+            What::Reset => match self.limiter.reset(key).await {
+                Ok(()) => history.add(Event::Done { id }),
+                Err(error) => failed(error),
+            },
+        }
+    }
+}
+
+/// Who makes a request through a layer.
+#[derive(Clone)]
+struct Caller {
+    id: usize,
+    key: String,
+    cost: u64,
+    work: Duration,
+    /// What its charge has taken, if it is known.
+    taken: Arc<Mutex<Option<u64>>>,
+}
+
+impl Caller {
+    fn decided(&self, history: &History, decision: &Decision) {
+        if decision.allowed() {
+            *self.taken.lock().expect("one thread") = Some(decision.granted());
+        }
+        history.add(Event::Decided { id: self.id, decision: decision.clone() });
+    }
+}
+
+/// The service behind the layer.
+#[derive(Clone)]
+struct Work(History);
+
+impl Service<Request<()>> for Work {
+    type Response = Response<()>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<()>, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<()>) -> Self::Future {
+        let caller = request.extensions().get::<Caller>().expect("it is put there").clone();
+        self.0.add(Event::Called { id: caller.id });
+        Box::pin(async move {
+            if !caller.work.is_zero() {
+                sleep(caller.work).await;
+            }
+            Ok(Response::new(()))
+        })
+    }
+}

@@ -1,0 +1,418 @@
+//! The simulated server is no lenient fake: by the same random traces it answers as a real one does, and
+//! keeps the same.
+//!
+//! `SEED=7 ROUNDS=1000 cargo test` goes on from elsewhere. `REDIS_SERVER` and `REQUIRE_REDIS` as in the
+//! tests of the crate.
+
+use std::net::TcpListener;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use fastrand::Rng;
+use futures_util::future::join_all;
+use redis::aio::{ConnectionLike, MultiplexedConnection};
+use redis::{Cmd, Pipeline, RedisError, RedisFuture, RedisResult, Value, cmd};
+use tower_fixed_window::store::{Account, Adjust, Charge, RedisStore, Scope, Store};
+use tower_fixed_window::{Decision, Key, MAX_TOKENS, ManualClock, Quota, Quotas};
+use tower_fixed_window_sim::server::{Reply, Server};
+use tower_fixed_window_sim::wire;
+
+struct Real {
+    child: Child,
+    _dir: tempfile::TempDir,
+    url: String,
+}
+
+impl Drop for Real {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Real {
+    fn start() -> Option<Self> {
+        let binary = std::env::var("REDIS_SERVER").unwrap_or_else(|_| "redis-server".to_owned());
+        let dir = tempfile::tempdir().expect("a directory");
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let port = listener.local_addr().expect("it").port().to_string();
+        drop(listener);
+        let child = Command::new(&binary)
+            .args(["--port", &port, "--bind", "127.0.0.1", "--save", "", "--dir"])
+            .arg(dir.path())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn();
+        match child {
+            Ok(child) => Some(Self { child, _dir: dir, url: format!("redis://127.0.0.1:{port}/") }),
+            Err(_) => {
+                let required = std::env::var("REQUIRE_REDIS").is_ok();
+                assert!(!required, "REQUIRE_REDIS is set, and there is no {binary}");
+                eprintln!("skipped: there is no {binary}");
+                None
+            }
+        }
+    }
+
+    async fn connect(&self) -> MultiplexedConnection {
+        let client = redis::Client::open(&self.url[..]).expect("an address");
+        let began = Instant::now();
+        loop {
+            match client.get_multiplexed_async_connection().await {
+                Ok(connection) => return connection,
+                Err(error) => assert!(began.elapsed() < Duration::from_secs(30), "{error}"),
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+}
+
+fn micros() -> i64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).expect("after it").as_micros() as i64
+}
+
+/// Sends each command to both servers, and compares what they answer.
+#[derive(Clone)]
+struct Both {
+    real: MultiplexedConnection,
+    simulated: Arc<Mutex<Server>>,
+}
+
+impl Both {
+    async fn new(real: &Real) -> Self {
+        Self { real: real.connect().await, simulated: Arc::default() }
+    }
+
+    async fn ask(&mut self, cmd: &Cmd) -> RedisResult<Value> {
+        let args = wire::command(&mut cmd.get_packed_command()).expect("a whole command");
+        // In the order in which the real one gets them: both happen in one poll.
+        let (simulated, _) = self.simulated.lock().expect("no panic").call(&args, micros());
+        let real = self.real.req_packed_command(cmd).await;
+        let shown = args.iter().map(|arg| String::from_utf8_lossy(arg)).collect::<Vec<_>>();
+        let script = args[0] == b"EVALSHA";
+        if let Err(difference) = same(&real, &simulated, script) {
+            panic!("{difference}\nof {}\nreal {real:?}\nsimulated {simulated:?}", shown.join(" "));
+        }
+        real
+    }
+
+    /// What a key holds and when it expires is the same.
+    async fn compare(&mut self, key: &str) {
+        self.sorted(cmd("HGETALL").arg(key)).await;
+        let expires = cmd("PEXPIRETIME").arg(key).clone();
+        let args = wire::command(&mut expires.get_packed_command()).expect("a whole command");
+        let (simulated, _) = self.simulated.lock().expect("no panic").call(&args, micros());
+        let real: i64 = expires.query_async(&mut self.real).await.expect("it answers");
+        let Reply::Int(simulated) = simulated else { panic!("{simulated:?}") };
+        // They were written one after the other.
+        assert!((real - simulated).abs() < 10_000, "{key} expires at {real}, or {simulated}");
+        assert_eq!(real < 0, simulated < 0);
+    }
+
+    /// Hashes have no order.
+    async fn sorted(&mut self, cmd: &Cmd) {
+        let args = wire::command(&mut cmd.get_packed_command()).expect("a whole command");
+        let (simulated, _) = self.simulated.lock().expect("no panic").call(&args, micros());
+        let real: Result<Vec<Vec<u8>>, RedisError> = cmd.query_async(&mut self.real).await;
+        match (real, simulated) {
+            (Ok(real), Reply::Array(simulated)) => {
+                let mut real: Vec<_> = real.chunks(2).map(<[_]>::to_vec).collect();
+                real.sort();
+                let text = |reply| if let Reply::Bulk(text) = reply { text } else { panic!() };
+                let simulated: Vec<_> = simulated.into_iter().map(text).collect();
+                let simulated: Vec<_> = simulated.chunks(2).map(<[_]>::to_vec).collect();
+                assert_eq!(real, simulated, "{args:?}");
+            }
+            (Err(real), Reply::Error(simulated)) => {
+                assert_eq!(real.code(), simulated.split(' ').next());
+            }
+            (real, simulated) => panic!("{real:?} and {simulated:?}"),
+        }
+    }
+}
+
+fn same(real: &RedisResult<Value>, simulated: &Reply, script: bool) -> Result<(), String> {
+    let value = match (real, simulated) {
+        (Err(error), Reply::Error(text)) => {
+            let code = error.code().unwrap_or("ERR");
+            let same = text.split(' ').next() == Some(code);
+            return same.then_some(()).ok_or(format!("{error} and {text}"));
+        }
+        (Ok(Value::ServerError(error)), Reply::Error(text)) => {
+            let same = text.split(' ').next() == Some(error.code());
+            return same.then_some(()).ok_or(format!("{error} and {text}"));
+        }
+        (Ok(value), _) => value,
+        (Err(error), _) => return Err(error.to_string()),
+    };
+    let values = |real: &[Value], simulated: &[Reply]| {
+        if real.len() != simulated.len() {
+            return Err(format!("{} and {} of them", real.len(), simulated.len()));
+        }
+        // The first answer of a script for several decisions is the time.
+        let time = script
+            && matches!(real.first(), Some(Value::Int(micros)) if *micros > 1_000_000_000_000_000);
+        let mut all = real.iter().zip(simulated).skip(usize::from(time));
+        all.try_for_each(|(real, simulated)| same(&Ok(real.clone()), simulated, script))
+    };
+    let equal = match (value, simulated) {
+        (Value::Int(real), Reply::Int(simulated)) => real == simulated,
+        (Value::Nil, Reply::Nil) => true,
+        (Value::Okay, Reply::Status(text)) => text == "OK",
+        (Value::SimpleString(real), Reply::Status(text)) => real == text,
+        // The second number is the time.
+        (Value::BulkString(real), Reply::Bulk(text)) if script && real.len() == 16 => {
+            real[..8] == text[..8]
+        }
+        (Value::BulkString(real), Reply::Bulk(text)) => real == text,
+        (Value::Array(real), Reply::Array(simulated)) => return values(real, simulated),
+        _ => false,
+    };
+    equal.then_some(()).ok_or("they differ".to_owned())
+}
+
+impl ConnectionLike for Both {
+    fn req_packed_command<'a>(&'a mut self, cmd: &'a Cmd) -> RedisFuture<'a, Value> {
+        Box::pin(self.ask(cmd))
+    }
+
+    fn req_packed_commands<'a>(
+        &'a mut self,
+        _: &'a Pipeline,
+        _: usize,
+        _: usize,
+    ) -> RedisFuture<'a, Vec<Value>> {
+        unimplemented!("the store sends no pipelines")
+    }
+
+    fn get_db(&self) -> i64 {
+        0
+    }
+}
+
+fn env(name: &str, default: u64) -> u64 {
+    std::env::var(name).map_or(default, |value| value.parse().expect("a number"))
+}
+
+fn tokens(rng: &mut Rng) -> u64 {
+    match rng.u8(..10) {
+        0 => 0,
+        1..=5 => rng.u64(1..10),
+        6 | 7 => rng.u64(1..1_000),
+        8 => rng.u64(..=MAX_TOKENS),
+        _ => MAX_TOKENS - rng.u64(..3),
+    }
+}
+
+fn quotas(rng: &mut Rng, windows: &[(u64, u8, u64)]) -> Quotas {
+    let mut quota = |&(length, anchor, offset): &(u64, u8, u64)| {
+        let limit = tokens(rng);
+        let quota = Quota::new(limit, Duration::from_millis(length));
+        let quota = match anchor {
+            0..3 => quota,
+            3 => quota.starting_at(Duration::from_millis(offset)),
+            4 => quota.staggered(),
+            _ => quota.from_first_request(),
+        };
+        match rng.u8(..5) {
+            0 => quota.rollover_up_to(limit + tokens(rng).min(MAX_TOKENS - limit)),
+            1 => quota.reserve_up_to(tokens(rng).min(MAX_TOKENS - limit)),
+            _ => quota,
+        }
+    };
+    let first = Quotas::from(quota(&windows[0]));
+    windows[1..].iter().fold(first, |quotas, window| {
+        let next = quota(window);
+        quotas.try_and(next).unwrap_or(quotas)
+    })
+}
+
+/// The store's scripts: all kinds of decisions, alone and in company.
+#[tokio::test]
+async fn the_scripts_do_the_same_in_both_servers() {
+    let Some(real) = Real::start() else { return };
+    let both = Both::new(&real).await;
+    let scope = Scope::named("real");
+    let (first, rounds) = (env("SEED", 1), env("ROUNDS", 150));
+    for seed in first..first + rounds {
+        let mut rng = Rng::with_seed(seed);
+        let mut now = match rng.u8(..6) {
+            0 => rng.u64(..3),
+            1 => rng.u64(..=MAX_TOKENS),
+            _ => 1_700_000_000_000 + rng.u64(..100_000_000),
+        };
+        let clock = ManualClock::at_ms(now);
+        let prefix = format!("{}.{seed}", std::process::id());
+        let store = RedisStore::from(both.clone()).prefix(&prefix).clock(clock.clone());
+        let store = store.deadline(Duration::from_secs(60));
+        let windows: Vec<_> = (0..if rng.bool() { 1 } else { rng.usize(1..=Quotas::MAX) })
+            .map(|_| {
+                let year = 365 * 86_400_000;
+                let lengths = [1, 2, 7, 1_000, 60_000, 3_600_000, 7 * 86_400_000, 10 * year];
+                let length = lengths[rng.usize(..lengths.len())];
+                (length, rng.u8(..6), rng.u64(..length))
+            })
+            .collect();
+        let mut limits = quotas(&mut rng, &windows);
+        let keys: Vec<_> = (0..3).map(|i| format!("{seed}-{i}")).collect();
+        let mut taken: Vec<(usize, Decision)> = Vec::new();
+        for _ in 0..30 {
+            let length = windows[0].0;
+            now = match rng.u8(..8) {
+                0 => now.saturating_add(rng.u64(..length)),
+                1 => now.saturating_add(length * rng.u64(1..4)),
+                2 => now.saturating_sub(rng.u64(..2 * length)),
+                _ => now,
+            }
+            .min(MAX_TOKENS);
+            clock.set_ms(now);
+            if rng.u8(..8) == 0 {
+                let new = quotas(&mut rng, &windows);
+                limits = if new.len() == limits.len() { new } else { limits };
+            }
+            // Several at once travel together.
+            let asked: Vec<_> = (0..if rng.bool() { 1 } else { rng.usize(2..12) })
+                .map(|_| {
+                    let which = rng.usize(..keys.len());
+                    let charge = (tokens(&mut rng), rng.u8(..12));
+                    (which, charge)
+                })
+                .collect();
+            let answers = asked.iter().map(|&(which, (cost, kind))| {
+                let (key, store, scope) = (Key::from(&keys[which]), store.clone(), &scope);
+                async move {
+                    let charge = Charge::new(Account::new(scope, &limits, &key), cost);
+                    let charge = match kind {
+                        0 => charge.reserving(),
+                        1 => charge.up_to(),
+                        2 => charge.peeking(),
+                        _ => charge,
+                    };
+                    let decision = store.charge(charge).await;
+                    (which, decision.unwrap_or_else(|error| panic!("SEED={seed}: {error:?}")))
+                }
+            });
+            for (which, decision) in join_all(answers).await {
+                if decision.allowed() {
+                    taken.push((which, decision));
+                }
+            }
+            if !taken.is_empty() && rng.u8(..3) == 0 {
+                let (which, decision) = taken.swap_remove(rng.usize(..taken.len()));
+                let key = Key::from(&keys[which]);
+                let account = Account::new(&scope, &limits, &key);
+                if decision.standings().len() == limits.len() {
+                    let adjust = match rng.bool() {
+                        true => Adjust::refund(account, decision.granted(), &decision),
+                        false => Adjust::take(account, tokens(&mut rng), &decision),
+                    };
+                    store.adjust(adjust).await.expect("it answers");
+                }
+            }
+            if rng.u8(..12) == 0 {
+                let key = Key::from(&keys[0]);
+                store.reset(Account::new(&scope, &limits, &key)).await.expect("it answers");
+            }
+        }
+        for key in &keys {
+            let name = format!("{prefix}:tfw1:{{real:{}}}", Key::from(key).readable());
+            both.clone().compare(&name).await;
+        }
+    }
+}
+
+/// What the scripts use, and what they don't, on keys of all types.
+#[tokio::test]
+async fn commands_do_the_same_in_both_servers() {
+    let Some(real) = Real::start() else { return };
+    let mut both = Both::new(&real).await;
+    let (first, rounds) = (env("SEED", 1), env("ROUNDS", 150));
+    for seed in first..first + rounds {
+        let mut rng = Rng::with_seed(seed);
+        let keys = ["a", "b", "c"].map(|key| format!("{seed}-{key}"));
+        for _ in 0..60 {
+            let key = keys[rng.usize(..keys.len())].clone();
+            let field = ["f", "g", "h"][rng.usize(..3)];
+            let numbers = ["0", "7", "-3", "9007199254740993", "9223372036854775807"];
+            let texts = ["", "x", "01", "+1", " 1", "1.5", "-0", "12@34*5"];
+            let number = numbers[rng.usize(..numbers.len())];
+            let any = if rng.bool() { number } else { texts[rng.usize(..texts.len())] };
+            let command = |name: &str, args: &[&str]| cmd(name).arg(&key).arg(args).clone();
+            let at = (micros() / 1_000 + [-10_000, 3_600_000][rng.usize(..2)]).to_string();
+            let command = match rng.u8(..16) {
+                0..3 => command("HINCRBY", &[field, any]),
+                3 => command("HINCRBY", &[field, number]),
+                4 => command("HSET", &[field, any, "i", "1"]),
+                5 => command("HSET", &[field, any]),
+                6 => command("HMGET", &[field, "i"]),
+                7 => command("HGET", &[field]),
+                8 => command("HDEL", &[field, "i"]),
+                9 => command("HLEN", &[]),
+                10 => command("SET", &[any]),
+                11 => command("GET", &[]),
+                12 => command("DEL", &[&keys[0]]),
+                13 => command("EXISTS", &[]),
+                14 => command("PEXPIREAT", &[&at]),
+                _ => command("PEXPIRETIME", &[]),
+            };
+            let _ = both.ask(&command).await;
+        }
+        for key in &keys {
+            both.compare(key).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn lua_does_the_same_in_both_servers() {
+    let Some(real) = Real::start() else { return };
+    let mut both = Both::new(&real).await;
+    let scripts = [
+        "return ARGV[1] + 0",
+        "return tostring(ARGV[1] + 0)",
+        "return { 1, ARGV[1] / 3, false, 'text', {}, { true } , nil, 4 }",
+        "return redis.call('HSET', KEYS[1], 'f', ARGV[1] + 0)",
+        "redis.call('HSET', KEYS[1], 'f', ARGV[1] / 7) return redis.call('HMGET', KEYS[1], 'f', 'g')",
+        "redis.call('SET', KEYS[1], ARGV[1]) return redis.call('HINCRBY', KEYS[1], 'f', 1)",
+        "redis.call('SET', KEYS[1], ARGV[1]) return redis.pcall('HINCRBY', KEYS[1], 'f', 1)",
+        "local r = redis.pcall('HINCRBY', KEYS[1], 'f', 'x') return { type(r), type(r.err), r.ok or 0 }",
+        "local well, why = pcall(redis.call, 'HINCRBY', KEYS[1], 'f', 'x') return { type(why), why:sub(1, 3) }",
+        "return redis.call('PEXPIRETIME', KEYS[1])",
+        "return redis.call('PING')",
+        "return redis.call('GET', KEYS[1])",
+        "return { ok = 'OK' }",
+        "return { err = 'MINE and mine only' }",
+        "error('raised')",
+        "return nil + 1",
+        "return struct.pack('>i8i8', ARGV[1] + 0, -5) ",
+        "return #redis.call('TIME')",
+        "return string.format('%.0f', ARGV[1] + 0)",
+        "return redis.call('HSET', KEYS[1], 'f', nil)",
+    ];
+    let numbers = [
+        "0",
+        "1",
+        "-1",
+        "0.5",
+        "9007199254740993",
+        "9007199254740992",
+        "1e16",
+        "123456789012345678",
+        "1e18",
+        "-3.75",
+    ];
+    for script in scripts {
+        let hash = cmd("SCRIPT").arg("LOAD").arg(script).clone();
+        let hash = both.ask(&hash).await.expect("it is loaded");
+        let hash: String = redis::from_redis_value(hash).expect("a hash");
+        for (i, number) in numbers.iter().enumerate() {
+            let key = format!("lua-{}", i % 3);
+            let call = cmd("EVALSHA").arg(&hash).arg(1).arg(&key).arg(number).clone();
+            let _ = both.ask(&call).await;
+        }
+    }
+    let missing = cmd("EVALSHA").arg("0".repeat(40)).arg(0).clone();
+    let _ = both.ask(&missing).await;
+    both.ask(cmd("SCRIPT").arg("FLUSH")).await.expect("it is done");
+}
