@@ -126,7 +126,8 @@ async fn each_call_of_skip_exempts_more_and_nobody_else() {
     assert_eq!(ask("GET", "/health", "203.0.113.9", &[]).await, 200);
     assert_eq!(ask("GET", "/", "192.0.2.7", &[]).await, 200);
     assert_eq!(ask("GET", "/", "10.0.0.1", &[("x-forwarded-for", b"192.0.2.7")]).await, 200);
-    let preflight: &[(&str, &[u8])] = &[("access-control-request-method", b"POST")];
+    let preflight: &[(&str, &[u8])] =
+        &[("origin", b"https://example.com"), ("access-control-request-method", b"POST")];
     assert_eq!(ask("OPTIONS", "/", "203.0.113.9", preflight).await, 200);
 
     assert_eq!(ask("GET", "/", "203.0.113.9", &[]).await, 429);
