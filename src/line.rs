@@ -4,6 +4,7 @@
 //! of one key do so one after the other: else the one that happens to be woken first would go first.
 
 use std::collections::{BTreeMap, HashMap};
+use std::mem;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
@@ -95,9 +96,12 @@ impl Place {
         let waiting = Waiting { until, waker: None };
         let mut inner = self.line.lock();
         let all = inner.waiting.entry(self.key.clone()).or_default();
-        all.insert(self.number, waiting);
-        wake_next(all);
+        let before = all.insert(self.number, waiting);
+        let next = next(all);
+        drop(inner);
+        drop(before);
         (self.until, self.patience) = (Some(until), None);
+        next.into_iter().for_each(Waker::wake);
     }
 
     /// Whether its tokens are those of a window that is over.
@@ -112,8 +116,9 @@ impl Place {
             && late(all, self.number, Instant::now())
         {
             let waker = Some(cx.waker().clone());
-            all.entry(self.number).and_modify(|this| this.waker = waker);
+            let before = all.get_mut(&self.number).map(|this| mem::replace(&mut this.waker, waker));
             drop(inner);
+            drop(before);
             return self.patience.get_or_insert_with(|| Sleep::new(PATIENCE)).poll(cx);
         }
         Poll::Ready(())
@@ -126,13 +131,15 @@ impl Drop for Place {
             return;
         }
         let mut inner = self.line.lock();
-        if let Some(all) = inner.waiting.get_mut(&self.key) {
-            all.remove(&self.number);
-            wake_next(all);
-            if all.is_empty() {
-                inner.waiting.remove(&self.key);
-            }
+        let Some(all) = inner.waiting.get_mut(&self.key) else { return };
+        let this = all.remove(&self.number);
+        let next = next(all);
+        if all.is_empty() {
+            inner.waiting.remove(&self.key);
         }
+        drop(inner);
+        drop(this);
+        next.into_iter().for_each(Waker::wake);
     }
 }
 
@@ -141,8 +148,7 @@ fn late(all: &BTreeMap<u64, Waiting>, number: u64, now: Instant) -> bool {
     all.range(..number).any(|(_, waiting)| waiting.until <= now)
 }
 
-fn wake_next(all: &mut BTreeMap<u64, Waiting>) {
-    if let Some(waker) = all.values_mut().find_map(|waiting| waiting.waker.take()) {
-        waker.wake();
-    }
+/// Whom to wake, without the lock: that may run others of the line, or drop them.
+fn next(all: &mut BTreeMap<u64, Waiting>) -> Option<Waker> {
+    all.values_mut().find_map(|waiting| waiting.waker.take())
 }
