@@ -49,6 +49,32 @@ impl Wake for Ending {
     }
 }
 
+/// A service that is ready from a time on.
+#[derive(Clone)]
+struct ReadyAt(Instant);
+
+impl Service<Request<Body>> for ReadyAt {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = std::future::Ready<Result<Response<Body>, Infallible>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        if Instant::now() >= self.0 {
+            return Poll::Ready(Ok(()));
+        }
+        let (at, waker) = (self.0, cx.waker().clone());
+        tokio::spawn(async move {
+            sleep_until(at).await;
+            waker.wake();
+        });
+        Poll::Pending
+    }
+
+    fn call(&mut self, _: Request<Body>) -> Self::Future {
+        std::future::ready(Ok(Response::new(Body::empty())))
+    }
+}
+
 #[test]
 fn whoever_is_woken_may_be_dropped_by_that() {
     let (done, is_done) = channel();
@@ -84,4 +110,48 @@ fn whoever_is_woken_may_be_dropped_by_that() {
         done.send(()).expect("somebody waits");
     });
     is_done.recv_timeout(Duration::from_secs(20)).expect("it does not wait for itself");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hang_up_while_tokens_of_a_window_that_is_over_go_back_charges_no_others() {
+    let start = Instant::now();
+    let store = FarStore::new(|| 10);
+    let layer = FixedWindowLayer::new(Quota::per_second(1))
+        .name("far")
+        .key(global())
+        .store(store.clone())
+        .queue(5, LONG);
+    let handle = layer.handle();
+    let mut service = layer.layer(ReadyAt(start + Duration::from_millis(4_500)));
+    let limiter = Limiter::new(Quota::per_second(1)).name("far").store(store.clone());
+    assert!(limiter.check(Key::global()).await.expect("an answer").allowed());
+    let queued = tokio::spawn(service.call(get("/")));
+    sleep_until(start + Duration::from_millis(4_505)).await;
+    assert_eq!(store.sent.load(Ordering::SeqCst), 2);
+    queued.abort();
+    sleep(Duration::from_millis(100)).await;
+    assert_eq!(store.sent.load(Ordering::SeqCst), 2, "nobody asks any more");
+    assert_eq!(used(&handle).await, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_panic_of_one_that_is_late_gives_back_what_it_had() {
+    let start = Instant::now();
+    let quotas = || Quota::per_second(1).and(Quota::per_hour(10));
+    let store = FarStore::new(|| 10);
+    let asked = AtomicBool::new(false);
+    let layer = FixedWindowLayer::new(quotas())
+        .name("far")
+        .key(global())
+        .store(store.clone())
+        .cost_fn(move |_| if asked.swap(true, Ordering::SeqCst) { panic!("on purpose") } else { 1 })
+        .queue(5, LONG);
+    let handle = layer.handle();
+    let limiter = Limiter::new(quotas()).name("far").store(store);
+    assert!(limiter.check(Key::global()).await.expect("an answer").allowed());
+    let mut service = layer.layer(ReadyAt(start + Duration::from_millis(4_500)));
+    assert!(tokio::spawn(service.call(get("/"))).await.expect_err("it panics").is_panic());
+    sleep(Duration::from_millis(100)).await;
+    let standing = handle.peek(Key::global()).await.expect("an answer");
+    assert_eq!(standing.standings()[1].used(), 1);
 }
