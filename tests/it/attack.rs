@@ -155,3 +155,19 @@ async fn a_panic_of_one_that_is_late_gives_back_what_it_had() {
     let standing = handle.peek(Key::global()).await.expect("an answer");
     assert_eq!(standing.standings()[1].used(), 1);
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_is_never_polled_costs_nothing_under_leases_either() {
+    let layer = FixedWindowLayer::new(Quota::per_minute(100))
+        .name("leased")
+        .key(global())
+        .store(FarStore::new(|| 10))
+        .refund_dropped()
+        .leases(10);
+    let handle = layer.handle();
+    let future = layer.layer(service_fn(inner)).call(get("/"));
+    sleep(Duration::from_millis(100)).await;
+    drop(future);
+    sleep(Duration::from_secs(10)).await;
+    assert_eq!(used(&handle).await, 0);
+}
