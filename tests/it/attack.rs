@@ -171,3 +171,21 @@ async fn a_request_that_is_never_polled_costs_nothing_under_leases_either() {
     sleep(Duration::from_secs(10)).await;
     assert_eq!(used(&handle).await, 0);
 }
+
+#[test]
+fn a_key_is_new_after_a_reset_whatever_plan_was_seen_first() {
+    let clock = ManualClock::at_ms(NOW_MS);
+    let store = MemoryStore::with_max_keys(1).clock(clock);
+    let limiter = Limiter::new(Quota::per_hour(5)).store(store.clone());
+    let plan = Quota::per_hour(5).rollover_up_to(10);
+    for key in 0..200_u64 {
+        let _ = block_on(limiter.check(key)).expect("memory");
+    }
+    assert!(store.overflowed() > 0);
+    for key in 0..200_u64 {
+        if block_on(limiter.reset(key)).is_ok() {
+            let standing = block_on(limiter.peek_with(key, plan, 1)).expect("memory");
+            assert_eq!(standing.remaining(), 10);
+        }
+    }
+}
