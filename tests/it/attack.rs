@@ -189,3 +189,23 @@ fn a_key_is_new_after_a_reset_whatever_plan_was_seen_first() {
         }
     }
 }
+
+#[tokio::test]
+async fn a_reset_through_a_layer_without_a_fallback_reaches_that_of_others() {
+    let store = TestStore::new(Mood::FailsNow).shared();
+    let layer = FixedWindowLayer::new(Quota::per_minute(1)).name("api").key(global());
+    let local = layer.clone().store(store.clone());
+    let deny = layer.store(store.clone()).on_store_failure(OnStoreFailure::Deny);
+    let handle = deny.handle();
+    let _keep = deny.layer(service_fn(inner));
+    let service = local.layer(service_fn(inner));
+    for status in [200, 429] {
+        let Ok(response) = service.clone().oneshot(get("/")).await;
+        assert_eq!(response.status(), status);
+    }
+    store.set(Mood::Now);
+    handle.reset(Key::global()).await.expect("it can be asked");
+    store.set(Mood::FailsNow);
+    let Ok(response) = service.oneshot(get("/")).await;
+    assert_eq!(response.status(), 200);
+}
