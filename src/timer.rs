@@ -21,6 +21,7 @@ mod with_tokio {
     use std::task::{Context, Poll};
     use std::time::Duration;
 
+    use tokio::runtime::Handle;
     use tokio::sync::watch;
     use tokio::time;
 
@@ -31,6 +32,11 @@ mod with_tokio {
     impl Sleep {
         pub(crate) fn new(duration: Duration) -> Self {
             Self(Box::pin(time::sleep(duration)))
+        }
+
+        /// `None`: outside of a runtime.
+        pub(crate) fn try_new(duration: Duration) -> Option<Self> {
+            Handle::try_current().is_ok().then(|| Self::new(duration))
         }
 
         pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
@@ -86,6 +92,10 @@ mod without {
     impl Sleep {
         pub(crate) fn new(_: Duration) -> Self {
             Self
+        }
+
+        pub(crate) fn try_new(_: Duration) -> Option<Self> {
+            None
         }
 
         pub(crate) fn poll(&mut self, _: &mut Context<'_>) -> Poll<()> {
