@@ -27,6 +27,8 @@ struct Inner {
 struct Waiting {
     /// From here on it is late.
     until: Instant,
+    /// It had tokens, of a window that is over when it is late.
+    reserved: bool,
     /// Of one that waits for its turn.
     waker: Option<Waker>,
 }
@@ -52,14 +54,15 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// Behind those who are late, but for `most` of them.
-    pub(crate) fn new(line: &Arc<Line>, key: &Key, most: u64) -> Self {
+    /// Behind those who are late; not behind those who only stand behind them, or under many requests
+    /// the line would never end.
+    pub(crate) fn new(line: &Arc<Line>, key: &Key) -> Self {
         let now = Instant::now();
         let mut inner = line.lock();
         inner.arrivals += 1;
         let number = inner.arrivals;
-        let behind = |all| late(all, number, now) && (all.len() as u64) < most;
-        let behind = inner.waiting.get(key).is_some_and(behind);
+        let is_late = |waiting: &Waiting| waiting.reserved && waiting.until <= now;
+        let behind = inner.waiting.get(key).is_some_and(|all| all.values().any(is_late));
         drop(inner);
         let (line, key) = (Arc::clone(line), key.clone());
         let (arrived, asked) = (now, now);
@@ -75,7 +78,7 @@ impl Place {
         };
         if behind {
             // As late as they are: it has no tokens yet.
-            place.hold(Duration::ZERO);
+            place.stand(now, false);
         }
         place
     }
@@ -92,8 +95,11 @@ impl Place {
 
     /// It has tokens that are good for so long after they were asked for.
     pub(crate) fn hold(&mut self, good_for: Duration) {
-        let until = self.asked + good_for;
-        let waiting = Waiting { until, waker: None };
+        self.stand(self.asked + good_for, true);
+    }
+
+    fn stand(&mut self, until: Instant, reserved: bool) {
+        let waiting = Waiting { until, reserved, waker: None };
         let mut inner = self.line.lock();
         let all = inner.waiting.entry(self.key.clone()).or_default();
         let before = all.insert(self.number, waiting);

@@ -103,8 +103,8 @@ impl<J> Ticket<J> {
             let queue = options.queue.filter(|_| !self.shadow);
             self.quotas = Some(Box::new(queue.map_or(quotas, |tokens| quotas.reserving(tokens))));
         }
-        if let Some(tokens) = options.queue.filter(|_| !self.shadow) {
-            let place = Place::new(&self.shared.live.line, &self.key, tokens);
+        if options.queue.is_some() && !self.shadow {
+            let place = Place::new(&self.shared.live.line, &self.key);
             let behind = place.is_late();
             self.place = Some(Box::new(place));
             if behind {

@@ -211,7 +211,6 @@ async fn a_reset_through_a_layer_without_a_fallback_reaches_that_of_others() {
 }
 
 #[tokio::test(start_paused = true)]
-#[ignore = "S13 asks for the order of arrival, and the line has a bound past which newcomers go first"]
 async fn who_comes_while_as_many_are_late_as_may_wait_does_not_pass_before_them() {
     let start = Instant::now();
     let order = Arc::new(Mutex::new(Vec::new()));
@@ -249,4 +248,36 @@ fn a_clock_that_was_a_year_ahead_locks_nobody_out_for_a_year() {
     assert!(!refused.allowed());
     clock.advance(refused.retry_after().expect("some day"));
     assert!(block_on(limiter.check("alice")).expect("memory").allowed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_line_ends_when_those_who_were_late_have_passed_however_many_come_meanwhile() {
+    let start = Instant::now();
+    let layer = FixedWindowLayer::new(Quota::per_second(400))
+        .name("far")
+        .key(global())
+        .store(FarStore::new(|| 5))
+        .queue(200, LONG);
+    let mut ready = layer.layer(ReadyAt(start + Duration::from_millis(2_500)));
+    let service = layer.layer(service_fn(inner));
+    // Of these, those past the limit wait, and are late.
+    let late: Vec<_> = (0..405).map(|_| tokio::spawn(ready.call(get("/")))).collect();
+    sleep_until(start + Duration::from_millis(2_400)).await;
+    let mut last = Vec::new();
+    for i in 0..1_000 {
+        let request = service.clone().oneshot(get("/"));
+        last.push(tokio::spawn(async move {
+            let sent = Instant::now();
+            let Ok(_) = request.await;
+            (i, sent.elapsed())
+        }));
+        sleep(Duration::from_millis(3)).await;
+    }
+    for request in late {
+        let Ok(_) = request.await.expect("no panic");
+    }
+    for request in last {
+        let (i, took) = request.await.expect("no panic");
+        assert!(i < 500 || took <= Duration::from_millis(15), "the {i}th took {took:?}");
+    }
 }
