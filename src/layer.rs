@@ -54,8 +54,8 @@ use crate::upload::Drain;
 /// the whole connection when that has happened often (in hyper 1,024 times, if what the client still
 /// sends comes too late). So the rest of a refused request's body is read, and thrown away, before the
 /// request is answered: at most 16 MiB of it, for at most 30 s, and no longer than until nothing has
-/// come for a second (the times with the feature `tokio`, which `axum` implies). A request that says
-/// it is longer, or asks first (`expect: 100-continue`), is answered at once. A client that floods an
+/// come for a second. Outside of a runtime of tokio's, or without the feature `tokio`, only what is
+/// there at once is read. A request that says it is longer, or asks first (`expect: 100-continue`), is answered at once. A client that floods an
 /// HTTP/2 connection with uploads beyond these bounds still loses it; hyper's
 /// `max_local_error_reset_streams` sets how soon.
 ///

@@ -4,6 +4,7 @@
 //! of one key do so one after the other: else the one that happens to be woken first would go first.
 
 use std::collections::{BTreeMap, HashMap};
+use std::mem;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
@@ -26,6 +27,8 @@ struct Inner {
 struct Waiting {
     /// From here on it is late.
     until: Instant,
+    /// It had tokens, of a window that is over when it is late.
+    reserved: bool,
     /// Of one that waits for its turn.
     waker: Option<Waker>,
 }
@@ -51,14 +54,15 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// Behind those who are late, but for `most` of them.
-    pub(crate) fn new(line: &Arc<Line>, key: &Key, most: u64) -> Self {
+    /// Behind those who are late; not behind those who only stand behind them, or under many requests
+    /// the line would never end.
+    pub(crate) fn new(line: &Arc<Line>, key: &Key) -> Self {
         let now = Instant::now();
         let mut inner = line.lock();
         inner.arrivals += 1;
         let number = inner.arrivals;
-        let behind = |all| late(all, number, now) && (all.len() as u64) < most;
-        let behind = inner.waiting.get(key).is_some_and(behind);
+        let is_late = |waiting: &Waiting| waiting.reserved && waiting.until <= now;
+        let behind = inner.waiting.get(key).is_some_and(|all| all.values().any(is_late));
         drop(inner);
         let (line, key) = (Arc::clone(line), key.clone());
         let (arrived, asked) = (now, now);
@@ -74,7 +78,7 @@ impl Place {
         };
         if behind {
             // As late as they are: it has no tokens yet.
-            place.hold(Duration::ZERO);
+            place.stand(now, false);
         }
         place
     }
@@ -91,13 +95,19 @@ impl Place {
 
     /// It has tokens that are good for so long after they were asked for.
     pub(crate) fn hold(&mut self, good_for: Duration) {
-        let until = self.asked + good_for;
-        let waiting = Waiting { until, waker: None };
+        self.stand(self.asked + good_for, true);
+    }
+
+    fn stand(&mut self, until: Instant, reserved: bool) {
+        let waiting = Waiting { until, reserved, waker: None };
         let mut inner = self.line.lock();
         let all = inner.waiting.entry(self.key.clone()).or_default();
-        all.insert(self.number, waiting);
-        wake_next(all);
+        let before = all.insert(self.number, waiting);
+        let next = next(all);
+        drop(inner);
+        drop(before);
         (self.until, self.patience) = (Some(until), None);
+        next.into_iter().for_each(Waker::wake);
     }
 
     /// Whether its tokens are those of a window that is over.
@@ -112,8 +122,9 @@ impl Place {
             && late(all, self.number, Instant::now())
         {
             let waker = Some(cx.waker().clone());
-            all.entry(self.number).and_modify(|this| this.waker = waker);
+            let before = all.get_mut(&self.number).map(|this| mem::replace(&mut this.waker, waker));
             drop(inner);
+            drop(before);
             return self.patience.get_or_insert_with(|| Sleep::new(PATIENCE)).poll(cx);
         }
         Poll::Ready(())
@@ -126,13 +137,15 @@ impl Drop for Place {
             return;
         }
         let mut inner = self.line.lock();
-        if let Some(all) = inner.waiting.get_mut(&self.key) {
-            all.remove(&self.number);
-            wake_next(all);
-            if all.is_empty() {
-                inner.waiting.remove(&self.key);
-            }
+        let Some(all) = inner.waiting.get_mut(&self.key) else { return };
+        let this = all.remove(&self.number);
+        let next = next(all);
+        if all.is_empty() {
+            inner.waiting.remove(&self.key);
         }
+        drop(inner);
+        drop(this);
+        next.into_iter().for_each(Waker::wake);
     }
 }
 
@@ -141,8 +154,7 @@ fn late(all: &BTreeMap<u64, Waiting>, number: u64, now: Instant) -> bool {
     all.range(..number).any(|(_, waiting)| waiting.until <= now)
 }
 
-fn wake_next(all: &mut BTreeMap<u64, Waiting>) {
-    if let Some(waker) = all.values_mut().find_map(|waiting| waiting.waker.take()) {
-        waker.wake();
-    }
+/// Whom to wake, without the lock: that may run others of the line, or drop them.
+fn next(all: &mut BTreeMap<u64, Waiting>) -> Option<Waker> {
+    all.values_mut().find_map(|waiting| waiting.waker.take())
 }

@@ -53,7 +53,8 @@ pub use redis::RedisStore;
 ///    where that is not possible.
 /// 6. **No replay.** A charge whose fate is unknown is not sent again.
 /// 7. **An answer.** Every [`Reply`] ends, in an answer or an error, within a time that the store
-///    documents. Dropping a reply before it is done may or may not charge.
+///    documents. Dropping a reply before it is done may or may not charge, but one that was never
+///    polled must not have: whoever drops it takes it that nothing was sent.
 ///
 /// The conformance suite (feature `testing`, `tower_fixed_window::testing`) checks a store against
 /// all but the last two.

@@ -3,6 +3,7 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -102,22 +103,25 @@ impl<J> Ticket<J> {
             let queue = options.queue.filter(|_| !self.shadow);
             self.quotas = Some(Box::new(queue.map_or(quotas, |tokens| quotas.reserving(tokens))));
         }
-        if let Some(tokens) = options.queue.filter(|_| !self.shadow) {
-            let place = Place::new(&self.shared.live.line, &self.key, tokens);
+        if options.queue.is_some() && !self.shadow {
+            let place = Place::new(&self.shared.live.line, &self.key);
             let behind = place.is_late();
             self.place = Some(Box::new(place));
             if behind {
                 return Asked::InTurn;
             }
         }
-        match self.shared.limiter.send(self.charge(parts)).into_now() {
+        match self.shared.limiter.send(self.charge(self.cost(parts))).into_now() {
             Ok(answer) => Asked::Now(self.verdict(parts, answer)),
             Err(later) => Asked::Later(self.undecided(later)),
         }
     }
 
-    fn charge(&self, parts: &Parts) -> Charge<'_> {
-        let cost = self.shared.options.cost_fn.as_ref().map_or(1, |cost_fn| cost_fn(parts));
+    fn cost(&self, parts: &Parts) -> u64 {
+        self.shared.options.cost_fn.as_ref().map_or(1, |cost_fn| cost_fn(parts))
+    }
+
+    fn charge(&self, cost: u64) -> Charge<'_> {
         let charge = Charge::new(self.account(), cost);
         if self.place.is_some() { charge.reserving() } else { charge }
     }
@@ -134,6 +138,8 @@ impl<J> Ticket<J> {
 
     /// Takes tokens of another window than the one that is over.
     pub(crate) fn ask_again(&mut self, parts: &Parts) -> Result<Verdict, Undecided> {
+        // It may panic: what was taken is given back then, too.
+        let cost = self.cost(parts);
         // Other quotas may have windows that still run.
         let returned = self.charged.take().map(|decision| self.settled(&decision, 0));
         if self.quotas.is_none() {
@@ -141,17 +147,27 @@ impl<J> Ticket<J> {
         }
         self.place.iter_mut().for_each(|place| place.asks());
         let limiter = &self.shared.limiter;
-        let reply = match returned.and_then(|reply| reply.into_now().err()) {
-            None => limiter.send(self.charge(parts)),
+        match returned.and_then(|reply| reply.into_now().err()) {
+            None => match limiter.send(self.charge(cost)).into_now() {
+                Ok(answer) => Ok(self.verdict(parts, answer)),
+                Err(later) => Err(self.undecided(later)),
+            },
             Some(returned) => {
-                let (limiter, charge) = (limiter.clone(), self.charge(parts).to_owned());
-                Reply::later(async move {
+                let (limiter, charge) = (limiter.clone(), self.charge(cost).to_owned());
+                let withdrawn = Arc::new(AtomicBool::new(false));
+                let is_withdrawn = Arc::clone(&withdrawn);
+                let reply = Reply::later(async move {
                     let _counted_if_it_fails = returned.await;
+                    if is_withdrawn.load(Ordering::Acquire) {
+                        return Err(StoreError::new("nobody waits for the answer any more"));
+                    }
                     limiter.send(charge.as_charge()).await
-                })
+                });
+                let mut undecided = self.undecided(reply);
+                undecided.withdrawn = Some(withdrawn);
+                Err(undecided)
             }
-        };
-        reply.into_now().map(|answer| self.verdict(parts, answer)).map_err(|r| self.undecided(r))
+        }
     }
 
     /// A question under way, which is undone if the request is dropped, where that is promised.
@@ -159,7 +175,7 @@ impl<J> Ticket<J> {
         let always = self.shared.options.refund_dropped;
         let undo = (always || self.place.is_some())
             .then(|| Box::new(Undo { correction: self.correction(), always }));
-        Undecided { reply: Some(reply), sent: false, undo }
+        Undecided { reply: Some(reply), sent: false, withdrawn: None, undo }
     }
 
     #[inline]
@@ -423,6 +439,8 @@ impl Correction {
 pub(crate) struct Undecided {
     reply: Option<Reply<Decision>>,
     sent: bool,
+    /// Told to a question that is sent only when other tokens were returned.
+    withdrawn: Option<Arc<AtomicBool>>,
     undo: Option<Box<Undo>>,
 }
 
@@ -445,6 +463,7 @@ impl Undecided {
 impl Drop for Undecided {
     fn drop(&mut self) {
         let Some(reply) = self.reply.take().filter(|_| self.sent) else { return };
+        self.withdrawn.iter().for_each(|withdrawn| withdrawn.store(true, Ordering::Release));
         let Some(Undo { correction, always }) = self.undo.take().map(|undo| *undo) else { return };
         let undone = Reply::later(async move {
             let decision = reply.await?;

@@ -49,6 +49,11 @@ mod with_tokio {
             Self(Box::pin(time::sleep(duration)))
         }
 
+        /// `None`: outside of a runtime.
+        pub(crate) fn try_new(duration: Duration) -> Option<Self> {
+            Handle::try_current().is_ok().then(|| Self::new(duration))
+        }
+
         pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
             self.0.as_mut().poll(cx)
         }
@@ -114,6 +119,10 @@ mod without {
     impl Sleep {
         pub(crate) fn new(_: Duration) -> Self {
             Self
+        }
+
+        pub(crate) fn try_new(_: Duration) -> Option<Self> {
+            None
         }
 
         pub(crate) fn poll(&mut self, _: &mut Context<'_>) -> Poll<()> {

@@ -95,8 +95,12 @@ impl<B> Rest<B> {
                 Poll::Ready(None) => break,
                 Poll::Pending => {
                     let left = self.until.saturating_duration_since(Instant::now());
-                    let patience = || Sleep::new(PATIENCE.min(left));
-                    return self.patience.get_or_insert_with(patience).poll(cx);
+                    if self.patience.is_none() {
+                        self.patience = Sleep::try_new(PATIENCE.min(left));
+                    }
+                    // Where nothing tells the time it could wait for ever.
+                    let Some(patience) = &mut self.patience else { break };
+                    return patience.poll(cx);
                 }
             }
         }

@@ -491,6 +491,29 @@ impl Fronted {
         self.front.note(charge, decision, sent, self.how.brief.load(Ordering::Relaxed));
     }
 
+    fn ask_alone(&self, charge: Charge<'_>, sent: Sent) -> Reply<Decision> {
+        match self.guard.charge_only(charge).into_now() {
+            Ok(Ok(decision)) => {
+                self.note(&charge, &decision, sent);
+                Reply::now(decision)
+            }
+            Ok(Err(error)) => self.guard.stand_in(charge, error),
+            Err(later) => {
+                let (this, charge) = (self.clone(), charge.to_owned());
+                Reply::later(async move {
+                    let charge = charge.as_charge();
+                    match later.await {
+                        Ok(decision) => {
+                            this.note(&charge, &decision, sent);
+                            Ok(decision)
+                        }
+                        Err(error) => this.guard.stand_in(charge, error).await,
+                    }
+                })
+            }
+        }
+    }
+
     fn forgetting(&self, change: Change, reply: Reply<()>) -> Reply<()> {
         // Also where nobody waits to the end.
         let forget = Forget::new(&self.front, change);
@@ -534,31 +557,11 @@ impl Store for Fronted {
             Ok(decision) => return Reply::now(decision),
             Err(sent) => sent,
         };
-        if let Some(reply) = self.how.share(self, &charge, sent) {
-            return reply;
-        }
-        match self.guard.charge_only(charge).into_now() {
-            Ok(Ok(decision)) => {
-                self.note(&charge, &decision, sent);
-                Reply::now(decision)
-            }
-            Ok(Err(error)) => self.guard.stand_in(charge, error),
-            Err(later) => {
-                let (this, charge) = (self.clone(), charge.to_owned());
-                Reply::later(async move {
-                    let charge = charge.as_charge();
-                    match later.await {
-                        Ok(decision) => {
-                            this.note(&charge, &decision, sent);
-                            Ok(decision)
-                        }
-                        Err(error) => this.guard.stand_in(charge, error).await,
-                    }
-                })
-            }
+        match self.how.share(self, &charge, sent) {
+            Some(reply) => reply,
+            None => self.ask_alone(charge, sent),
         }
     }
-
     fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {
         if adjust.is_local() || !adjust.is_refund() {
             return self.guard.adjust(adjust);

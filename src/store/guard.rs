@@ -184,11 +184,12 @@ impl Store for Guard {
     }
 
     fn reset(&self, scope: &Scope, key: &Key) -> Reply<()> {
-        let local = self.local.as_ref().map(|local| local.reset(scope, key).into_now());
+        // Also where nothing answers in its place here: limiters of the same scope may differ in that.
+        let local = self.remote.fallback.reset(scope, key).into_now();
         let store = self.ask(scope, key, |store| store.reset(scope, key));
         match local {
             // It is forgotten if it is in both places.
-            Some(Ok(Err(error))) => Reply::later(async { store.await.and(Err(error)) }),
+            Ok(Err(error)) => Reply::later(async { store.await.and(Err(error)) }),
             _ => store,
         }
     }

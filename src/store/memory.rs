@@ -689,14 +689,16 @@ impl Shard {
             Place::Free(_) => false,
             _ => true,
         };
+        // Under any plan of this counter: what it holds when it is new depends on the plan.
+        let fresh = || State { used: -MAX, ..Window::at(now, None, quota, shift()).take(0) };
         match place {
             // A new entry might inherit the count of an overflow entry: this one is kept, as new.
             Place::Own(slot) => {
-                self.table.set(slot, Window::at(now, None, quota, shift()).take(0));
+                self.table.set(slot, fresh());
                 true
             }
             Place::Free(slot) if shares => {
-                self.table.set(slot, Window::at(now, None, quota, shift()).take(0));
+                self.table.set(slot, fresh());
                 true
             }
             _ => !shares,

@@ -1,5 +1,6 @@
 //! What the layer promises over HTTP: one module for each promise.
 
+mod attack;
 mod breaker;
 mod client_ip;
 mod clients;

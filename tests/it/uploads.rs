@@ -22,6 +22,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_fixed_window::FixedWindow;
+use tower_fixed_window::testing::block_on;
 use tower_http::decompression::{DecompressionBody, RequestDecompressionLayer};
 use tower_http::limit::RequestBodyLimitLayer;
 use tower_http::timeout::{RequestBodyTimeoutLayer, TimeoutBody};
@@ -302,4 +303,15 @@ impl http_body::Body for Noting {
         self.0.store(true, Ordering::SeqCst);
         Poll::Ready(None)
     }
+}
+
+#[test]
+fn where_nothing_tells_the_time_a_refused_upload_is_not_waited_for() {
+    let service = per_minute(0, Mood::Now).layer(service_fn(async |_: Request<Body>| {
+        Ok::<_, Infallible>(Body::empty().into_response())
+    }));
+    let body = Body::from_stream(stream::pending::<Result<Bytes, Infallible>>());
+    let request = Request::post("/").body(body).expect("a request");
+    let Ok(response) = block_on(service.oneshot(request));
+    assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
 }

@@ -54,6 +54,7 @@ struct Flight {
 }
 
 type Waiter = oneshot::Sender<Result<Decision, StoreError>>;
+type Answered = oneshot::Receiver<Result<Decision, StoreError>>;
 
 #[derive(Default)]
 struct Loans {
@@ -228,26 +229,48 @@ pub(super) fn forget(entries: &mut Entries<'_>, quota: &Quota) {
 }
 
 impl Fronted {
-    /// Waits for the call that asks for this charge's key. `None`: it is one to ask for by itself.
+    /// Waits for the call that asks for this charge's key, from when it is polled: one that never is
+    /// has not charged. `None`: it is one to ask for by itself.
     pub(super) fn wait_with_others(
         &self,
         charge: &Charge<'_>,
         sent: Sent,
     ) -> Option<Reply<Decision>> {
-        let limit = leasable(charge).filter(|_| charge.cost() == 1)?.limit;
+        leasable(charge).filter(|_| charge.cost() == 1)?;
+        let (this, charge) = (self.clone(), charge.to_owned());
+        Some(Reply::later(async move {
+            let charge = charge.as_charge();
+            let Some(receiver) = this.join(&charge, sent.id) else {
+                return this.ask_alone(charge, sent).await;
+            };
+            let answer = Reply::later(async {
+                let given_up = |_| Err(StoreError::new("the task that asks the store has ended"));
+                receiver.await.unwrap_or_else(given_up)
+            });
+            // That task may stand still with its runtime. If not, it is to note its failure first.
+            let longest = this.guard.longest().map(|longest| longest.saturating_add(MOMENT));
+            match within(longest, answer).await {
+                Ok(decision) => Ok(decision),
+                Err(error) => this.guard.stand_in(charge, error).await,
+            }
+        }))
+    }
+
+    fn join(&self, charge: &Charge<'_>, id: u64) -> Option<Answered> {
+        let limit = leasable(charge)?.limit;
         let runtime = Handle::try_current().ok()?;
         let (sender, receiver) = oneshot::channel();
         let mut flights = self.front.0.leases.flights();
-        match flights.get_mut(&sent.id) {
+        match flights.get_mut(&id) {
             Some(flight) if flight.limit == limit => flight.waiting.push(sender),
             Some(_) => return None,
             None => {
-                flights.insert(sent.id, Flight { limit, waiting: vec![sender] });
+                flights.insert(id, Flight { limit, waiting: vec![sender] });
                 // A task of its own, as the request may be dropped, or not be polled. It has the
                 // call from its first moment: it may never be polled either.
                 let call = Call {
                     of: self.clone(),
-                    id: sent.id,
+                    id,
                     charge: charge.to_owned(),
                     waiting: VecDeque::new(),
                     short: false,
@@ -256,20 +279,7 @@ impl Fronted {
                 runtime.spawn(call.run());
             }
         }
-        drop(flights);
-        let (guard, charge) = (self.guard.clone(), charge.to_owned());
-        Some(Reply::later(async move {
-            let answer = Reply::later(async {
-                let given_up = |_| Err(StoreError::new("the task that asks the store has ended"));
-                receiver.await.unwrap_or_else(given_up)
-            });
-            // That task may stand still with its runtime. If not, it is to note its failure first.
-            let longest = guard.longest().map(|longest| longest.saturating_add(MOMENT));
-            match within(longest, answer).await {
-                Ok(decision) => Ok(decision),
-                Err(error) => guard.stand_in(charge.as_charge(), error).await,
-            }
-        }))
+        Some(receiver)
     }
 }
 
