@@ -552,7 +552,8 @@ impl<J> FixedWindowLayer<J> {
     /// `max_wait`, in order of arrival. Who doesn't fit is refused as ever.
     ///
     /// A request that waits holds no place in the service inside; dropping it frees its place in
-    /// the queue. If the service is not ready before the request's window has ended, the request takes
+    /// the queue. If others of its key wait behind it, a newcomer may then share the window of the last
+    /// of them, which passes one request more. If the service is not ready before the request's window has ended, the request takes
     /// tokens anew, within what is left of its `max_wait`, or is refused: late requests never pass in a
     /// burst. Those of one key do so in order of arrival in this process. [`Handle::close_queue`] ends
     /// all waiting with 503, for a graceful shutdown.
