@@ -130,11 +130,16 @@ impl Decision {
             }
         }
         let granted = if passes { cost } else { 0 };
-        let (verdict, shared, local) = (Verdict::Passed, 0, false);
+        let (verdict, all) = match granted > 0 && ask.reserve {
+            true => {
+                let mut copies = [windows[0]; Quotas::MAX];
+                copies[..windows.len()].copy_from_slice(windows);
+                Self::reserved(copies, windows.len(), granted, speaker, all)
+            }
+            false => (Verdict::Passed, all),
+        };
+        let (shared, local) = (0, false);
         let mut decision = Self { now, granted, verdict, speaker, all, refusing, shared, local };
-        if granted > 0 && ask.reserve {
-            decision.reserve(windows);
-        }
         if refusing == 0 {
             decision.speak_tightest();
         } else {
@@ -144,26 +149,32 @@ impl Decision {
         (decision, (granted > 0).then_some(writes))
     }
 
-    /// Finds out when what was taken is covered.
+    /// Finds out when what was taken is covered. It points to nothing of a decision, which would then
+    /// be in memory instead of registers where nothing is reserved.
     #[inline(never)]
-    fn reserve(&mut self, windows: &[Window<'_>]) {
+    fn reserved(
+        windows: [Window<'_>; Quotas::MAX],
+        len: usize,
+        granted: u64,
+        speaker: Standing,
+        all: Option<Box<Several>>,
+    ) -> (Verdict, Option<Box<Several>>) {
         let mut covered = [0; Quotas::MAX];
         let mut latest = None;
-        for (covered, window) in covered.iter_mut().zip(windows) {
-            *covered = window.covered_at(self.granted);
+        for (covered, window) in covered.iter_mut().zip(&windows[..len]) {
+            *covered = window.covered_at(granted);
             if *covered > window.start() {
                 latest = latest.max(Some(*covered));
             }
         }
-        let Some(ready_at) = latest else { return };
-        self.verdict = Verdict::Reserved { ready_at };
-        let speaker = self.speaker;
-        let all = self.all.get_or_insert_with(|| {
+        let Some(ready_at) = latest else { return (Verdict::Passed, all) };
+        let mut all = all.unwrap_or_else(|| {
             let mut several = Several::new(1);
             several.standings[0] = speaker;
             Box::new(several)
         });
         all.covered = covered;
+        (Verdict::Reserved { ready_at }, Some(all))
     }
 
     #[inline(always)]

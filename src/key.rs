@@ -25,7 +25,7 @@ use std::borrow::Cow;
 use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::marker::PhantomData;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 
 use http::HeaderName;
 use http::request::Parts;
@@ -202,14 +202,18 @@ impl Key {
     fn push_ip(&mut self, address: IpAddr, prefix: u8) {
         match address.to_canonical() {
             IpAddr::V4(address) => self.push(tag::IPV4, &address.octets()),
-            IpAddr::V6(address) => {
-                let prefix = prefix.min(128);
-                let mask = u128::MAX.checked_shl(128 - u32::from(prefix)).unwrap_or(0);
-                let mut part = [prefix; 17];
-                part[1..].copy_from_slice(&(u128::from(address) & mask).to_be_bytes());
-                self.push(tag::IPV6, &part[..1 + usize::from(prefix.div_ceil(8))]);
-            }
+            IpAddr::V6(address) => self.push_ipv6(address, prefix),
         }
+    }
+
+    /// Apart, so that the rest is small enough to be inlined.
+    #[inline(never)]
+    fn push_ipv6(&mut self, address: Ipv6Addr, prefix: u8) {
+        let prefix = prefix.min(128);
+        let mask = u128::MAX.checked_shl(128 - u32::from(prefix)).unwrap_or(0);
+        let mut part = [prefix; 17];
+        part[1..].copy_from_slice(&(u128::from(address) & mask).to_be_bytes());
+        self.push(tag::IPV6, &part[..1 + usize::from(prefix.div_ceil(8))]);
     }
 
     /// Tags and contents of the parts.

@@ -184,7 +184,6 @@ impl<J> Ticket<J> {
         parts: &Parts,
         answer: Result<Decision, StoreError>,
     ) -> Verdict {
-        let waited = self.place.as_ref().and_then(|place| place.has_waited());
         let options = &self.shared.options;
         let decision = match answer {
             Ok(decision) => decision,
@@ -200,6 +199,21 @@ impl<J> Ticket<J> {
                 false => Verdict::Refuse(Refusal::RateLimited(decision)),
             };
         }
+        if self.place.is_some() || decision.ready_at_ms().is_some() {
+            return self.verdict_in_line(parts, decision);
+        }
+        // Before anything that may panic.
+        self.refund_on_drop = options.refund_dropped;
+        self.charged = Some(decision);
+        self.charged.iter().for_each(|decision| self.decided(parts, decision));
+        Verdict::Pass
+    }
+
+    /// One who may have to wait has got tokens.
+    #[inline(never)]
+    fn verdict_in_line(&mut self, parts: &Parts, decision: Decision) -> Verdict {
+        let options = &self.shared.options;
+        let waited = self.place.as_ref().and_then(|place| place.has_waited());
         let wait = decision.ready_after();
         if wait > options.max_wait.saturating_sub(waited.unwrap_or_default()) {
             self.settle(&decision, 0);
@@ -222,12 +236,19 @@ impl<J> Ticket<J> {
         Verdict::PassIn(wait)
     }
 
+    #[inline(never)]
+    fn leave_line(&mut self) {
+        self.place = None;
+    }
+
     /// The service is called: what was reserved is used now.
     #[inline]
     pub(crate) fn calling(&mut self, extensions: &mut Extensions) {
+        if self.place.is_some() {
+            self.leave_line();
+        }
         let options = &self.shared.options;
         self.refund_on_drop = options.refund_dropped;
-        self.place = None;
         if options.expose_decision {
             self.charged.clone().map(|decision| extensions.insert(decision));
         }
@@ -351,7 +372,9 @@ impl<J> Ticket<J> {
     /// A request does not pass.
     #[inline]
     pub(crate) fn refused(&mut self, parts: &Parts, refusal: &Refusal) {
-        self.place = None;
+        if self.place.is_some() {
+            self.leave_line();
+        }
         let observed = self.shared.limiter.scope().observe();
         match refusal {
             Refusal::RateLimited(decision) => self.decided(parts, decision),

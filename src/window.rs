@@ -180,8 +180,10 @@ impl<'a> Window<'a> {
         if above.wrapping_sub(1) < self.quota.limit { self.end() } else { self.lasts(added) }
     }
 
+    /// It takes a copy, as do others that are called seldom: a window that is never pointed to stays in
+    /// registers.
     #[inline(never)]
-    fn lasts(&self, added: i64) -> i64 {
+    fn lasts(self, added: i64) -> i64 {
         let quota = self.quota;
         match windows((self.counted() + added).min(MAX) - floor(quota), quota) {
             Some(windows) => self.after(windows.max(1)),
@@ -213,7 +215,16 @@ impl<'a> Window<'a> {
     }
 
     /// When a refused `cost` would fit if nobody else asked (S16); `None`: never.
+    #[inline]
     pub fn retry_at(&self, cost: u64, reserve: bool) -> Option<i64> {
+        let Self { quota, used, until, .. } = *self;
+        // Most counts end with their window, and then the key is new.
+        let ends = until == Some(self.end()) && quota.limit > 0 && cost <= quota.capacity;
+        if ends && used > limit(quota) - cost as i64 { until } else { self.fits_at(cost, reserve) }
+    }
+
+    #[inline(never)]
+    fn fits_at(self, cost: u64, reserve: bool) -> Option<i64> {
         let quota = self.quota;
         let most = quota.capacity + if reserve { quota.max_reserved } else { 0 };
         if cost > most {

@@ -311,7 +311,8 @@ impl MemoryStore {
         let mut places = [Place::None; N];
         let (mut decision, writes) = loop {
             let answer = charge.decide_over::<N>(now, |account, i, quota| {
-                let (place, window) = shard.locate(now, account, quota, &home, &places[..i]);
+                let others = if N == 1 { &[] } else { &places[..i] };
+                let (place, window) = shard.locate(now, account, quota, &home, others);
                 places[i] = place;
                 window
             });
@@ -332,6 +333,8 @@ impl MemoryStore {
             shard.write(now, place, state);
         }
         if now < shard.overflow_until && !charge.is_peek() {
+            // A copy: where it is not needed, the places are in registers.
+            let places = places;
             let places = &places[..quotas.len()];
             for i in (0..places.len()).filter(|&i| matches!(places[i], Place::Shared(_))) {
                 decision.note_shared(i);
@@ -621,7 +624,9 @@ impl Shard {
         match place {
             Place::Own(slot) => (place, Window::at(now, Some(self.table.get(slot)), quota, shift)),
             _ if now < self.overflow_until || matches!(place, Place::None) => {
-                self.locate_elsewhere(now, account, quota, home, place, others)
+                let (place, window) =
+                    self.locate_elsewhere(now, account, quota, home, place, others);
+                (place, window)
             }
             _ => (place, Window::at(now, None, quota, shift)),
         }
