@@ -67,7 +67,7 @@ pub fn run(seed: u64) -> Run {
     let mut rng = Rng::with_seed(seed);
     let plan = Plan::new(&mut rng);
     let (history, plan) = runtime.block_on(async {
-        let history = History::new();
+        let history = History::began_now();
         let sim = Arc::new(Sim::new(plan, rng.fork(), history.clone()));
         Arc::clone(&sim).play(rng).await;
         let sim = Arc::into_inner(sim).expect("all that used it has ended");
@@ -344,7 +344,7 @@ impl Node {
                 sleep(Duration::from_millis(lazy)).await;
             }
             match ask.patience {
-                None => return answer.await,
+                None => answer.await,
                 Some(patience) => {
                     if timeout(Duration::from_millis(patience), answer).await.is_ok() {
                         return;
