@@ -96,7 +96,7 @@ pub struct History {
 }
 
 impl History {
-    pub fn new() -> Self {
+    pub fn began_now() -> Self {
         Self { began: Instant::now(), entries: Arc::default() }
     }
 

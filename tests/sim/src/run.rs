@@ -13,7 +13,7 @@ use fastrand::Rng;
 use http::{Request, Response};
 use tokio::runtime::{Builder, Handle, RngSeed};
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 use tower_fixed_window::{
     Decision, EmptyBody, FixedWindow, FixedWindowLayer, Key, Limiter, RedisStore, StoreError,
 };
@@ -30,8 +30,9 @@ pub const SCOPE: &str = "sim";
 const JOINS_WITHIN: Duration = Duration::from_secs(3);
 /// So long that is looked at.
 const LOOKED_AT: Duration = Duration::from_secs(2);
-/// So long after the stores were dropped nothing of them is left.
-const ENDS_WITHIN: Duration = Duration::from_secs(3);
+/// So long after the last request all have ended; and so long after the stores were dropped nothing of
+/// them is left.
+const ENDS_WITHIN: Duration = Duration::from_secs(5);
 
 pub struct Run {
     pub plan: Plan,
@@ -67,7 +68,7 @@ pub fn run(seed: u64) -> Run {
     let mut rng = Rng::with_seed(seed);
     let plan = Plan::new(&mut rng);
     let (history, plan) = runtime.block_on(async {
-        let history = History::new();
+        let history = History::began_now();
         let sim = Arc::new(Sim::new(plan, rng.fork(), history.clone()));
         Arc::clone(&sim).play(rng).await;
         let sim = Arc::into_inner(sim).expect("all that used it has ended");
@@ -117,8 +118,11 @@ impl Sim {
         self.history.add(Event::Healed);
         sleep_until(settles).await;
         self.history.add(Event::Settled);
-        for caller in callers {
-            let _ = caller.await;
+        for mut caller in callers {
+            if timeout_at(ends + ENDS_WITHIN, &mut caller).await.is_err() {
+                // A request without an end is found by that.
+                caller.abort();
+            }
         }
         others.shutdown().await;
         self.history.add(Event::Over);
@@ -344,7 +348,7 @@ impl Node {
                 sleep(Duration::from_millis(lazy)).await;
             }
             match ask.patience {
-                None => return answer.await,
+                None => answer.await,
                 Some(patience) => {
                     if timeout(Duration::from_millis(patience), answer).await.is_ok() {
                         return;

@@ -312,7 +312,7 @@ async fn the_scripts_do_the_same_in_both_servers() {
             }
             if rng.u8(..12) == 0 {
                 let key = Key::from(&keys[0]);
-                store.reset(Account::new(&scope, &limits, &key)).await.expect("it answers");
+                store.reset(&scope, &key).await.expect("it answers");
             }
         }
         for key in &keys {
