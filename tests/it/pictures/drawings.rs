@@ -1,5 +1,5 @@
 //! `docs/pictures/`: drawn from what limiters decide, under clocks that are moved by hand.
-//! `DRAW=1 cargo test --all-features --test it drawings` writes them anew.
+//! `DRAW=1 cargo test -p tests --test it drawings` writes them anew.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
