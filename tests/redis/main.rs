@@ -8,6 +8,7 @@ mod conformance;
 mod differential;
 mod distance;
 mod exact;
+mod failover;
 mod far;
 mod idle;
 mod leases;

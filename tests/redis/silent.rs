@@ -14,7 +14,7 @@ use crate::server::{ALONE, Server, ask, wait_for};
 use crate::topology::{cluster_with, urls};
 
 /// And what a noisy machine may add to a second.
-const SECOND: Duration = Duration::from_millis(1_250);
+pub(crate) const SECOND: Duration = Duration::from_millis(1_250);
 
 /// How long it takes until Redis answers.
 async fn joins(limiter: &Limiter) -> Duration {
@@ -155,7 +155,7 @@ async fn a_dead_shard_takes_no_other_along() {
 }
 
 /// Three masters, and a replica of the first.
-fn cluster_with_replica() -> Option<(Vec<Server>, Server)> {
+pub(crate) fn cluster_with_replica() -> Option<(Vec<Server>, Server)> {
     let nodes = cluster_with(&[])?;
     let options = ["--cluster-enabled", "yes", "--cluster-node-timeout", "1000"];
     let replica = Server::with(&options)?;
@@ -204,13 +204,13 @@ async fn a_silent_master_of_a_cluster_is_left_for_its_replica() {
 }
 
 /// A master, its replica, and three Sentinels of which two have to agree.
-struct Watched {
-    master: Server,
-    replica: Server,
-    sentinels: Vec<Server>,
+pub(crate) struct Watched {
+    pub(crate) master: Server,
+    pub(crate) replica: Server,
+    pub(crate) sentinels: Vec<Server>,
 }
 
-fn watched() -> Option<Watched> {
+pub(crate) fn watched() -> Option<Watched> {
     let master = Server::start()?;
     let replica = Server::with(&["--replicaof", "127.0.0.1", &master.port.to_string()])?;
     wait_for("the replica", || {
@@ -236,7 +236,7 @@ fn watched() -> Option<Watched> {
 }
 
 impl Watched {
-    fn store(&self) -> RedisStore {
+    pub(crate) fn store(&self) -> RedisStore {
         let client =
             |url| SentinelClient::build(vec![url], "mymaster", None, SentinelServerType::Master);
         RedisStore::sentinel(urls(&self.sentinels), client).expect("addresses")
