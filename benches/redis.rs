@@ -15,15 +15,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-#[path = "../tests/redis/far.rs"]
-mod far;
+#[path = "../tests/redis/slow_link.rs"]
+mod slow_link;
 
 use redis::aio::MultiplexedConnection;
 use redis::{Script, cmd};
 use tower_fixed_window::store::{Account, Charge, RedisStore, Scope, Store};
 use tower_fixed_window::{Key, Limiter, Quota, Quotas};
 
-use far::Far;
+use slow_link::Far;
 
 const KEYS: u64 = 1_000;
 const MINIMAL: &str = "

@@ -7,8 +7,8 @@ use redis::aio::MultiplexedConnection;
 use tower_fixed_window::store::{RedisStore, Store};
 use tower_fixed_window::testing::conformance;
 
+use crate::gathered_calls::{Crowd, calls};
 use crate::server::Server;
-use crate::together::{Crowd, calls};
 
 pub(crate) async fn connect(url: &str) -> MultiplexedConnection {
     let client = redis::Client::open(url).expect("an address");

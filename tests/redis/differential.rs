@@ -15,8 +15,8 @@ use tower_fixed_window::{
 };
 
 use crate::conformance::connect;
+use crate::gathered_calls::Crowd;
 use crate::server::Server;
-use crate::together::Crowd;
 
 const STEPS: usize = 50;
 

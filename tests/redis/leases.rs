@@ -11,8 +11,8 @@ use std::time::{Duration, Instant, UNIX_EPOCH};
 use fastrand::Rng;
 use tower_fixed_window::{Limiter, Quota};
 
-use crate::exact;
 use crate::server::{ALONE, Server};
+use crate::shared_count;
 
 const LIMITS: [u64; 4] = [50, 300, 2_000, 20_000];
 const WINDOW: Duration = Duration::from_secs(2);
@@ -32,9 +32,9 @@ fn three_processes_with_leases_share_a_count() {
     run(&server.url());
 }
 
-/// The same as [`exact::run`], with leases.
+/// The same as [`shared_count::run`], with leases.
 pub(crate) fn run(urls: &str) {
-    let early = exact::run_early(urls, in_hand, |_, mut node| {
+    let early = shared_count::run_early(urls, in_hand, |_, mut node| {
         node.env("NODE_LEASES", LEASES);
         node
     });
@@ -126,7 +126,7 @@ fn node() {
     let log = OpenOptions::new().create(true).append(true).open(log).expect("a file");
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     runtime.block_on(async {
-        let store = exact::store(&urls);
+        let store = shared_count::store(&urls);
         for limit in LIMITS {
             for _ in 0..4 {
                 let limiter = Limiter::new(Quota::new(limit, WINDOW))

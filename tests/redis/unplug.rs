@@ -14,11 +14,11 @@ use tokio::net::{TcpListener, TcpStream};
 use tower_fixed_window::store::RedisStore;
 use tower_fixed_window::{Limiter, Quota};
 
-use crate::far::Far;
+use crate::cluster_and_sentinel::{cluster_with, urls};
 use crate::proxy::Proxy;
 use crate::server::{ALONE, Server, free_port};
-use crate::silent::key_on;
-use crate::topology::{cluster_with, urls};
+use crate::silent_hosts::key_on;
+use crate::slow_link::Far;
 
 const LIMIT: u64 = 100;
 const KEYS: usize = 8;

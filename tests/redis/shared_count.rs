@@ -78,7 +78,7 @@ pub(crate) fn run_early(
     let nodes: Vec<Child> = (0..PROCESSES)
         .map(|i| {
             let mut node = Command::new(std::env::current_exe().expect("this program"));
-            node.args(["--exact", "exact::node", "--ignored", "--nocapture"])
+            node.args(["--exact", "shared_count::node", "--ignored", "--nocapture"])
                 .env("NODE_URLS", urls)
                 .env("NODE_REPORT", report(i));
             prepare(i, node).spawn().expect("it starts")

@@ -11,8 +11,8 @@ use tokio::time::{sleep, timeout};
 use tower_fixed_window::store::RedisStore;
 use tower_fixed_window::{Limiter, Quota};
 
-use crate::far::Far;
 use crate::server::{ALONE, Server};
+use crate::slow_link::Far;
 
 fn limiter(store: RedisStore) -> Limiter {
     Limiter::new(Quota::per_day(1_000_000).from_first_request()).name("distance").store(store)
