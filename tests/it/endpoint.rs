@@ -11,7 +11,7 @@ use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_fixed_window::key::{extension, global, header};
 use tower_fixed_window::{FixedWindowLayer, OnStoreFailure, Quota, RateLimitEndpoint};
 
-use crate::clients::{hello, serve_hyper};
+use crate::client_libraries::{hello, serve_hyper};
 use crate::support::{ANSWERS, FarStore, Mood, TestStore, client, get, per_minute, serve};
 
 /// Status and body.

@@ -9,7 +9,7 @@ use tokio::task::{JoinSet, yield_now};
 use tokio::time::{Instant, sleep};
 use tower_fixed_window::{Decision, Limiter, Quota, Quotas};
 
-use crate::far::{Node, Server, paused};
+use crate::simulated_server::{Node, Server, paused};
 
 const MS: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);

@@ -8,7 +8,7 @@ use tower_fixed_window::store::{Account, Charge, Scope, Store};
 use tower_fixed_window::{Decision, Key, Limiter, Quota, Quotas};
 
 use crate::answer;
-use crate::far::{Node, Server, paused};
+use crate::simulated_server::{Node, Server, paused};
 
 const SECOND: Duration = Duration::from_secs(1);
 
