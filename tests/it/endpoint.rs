@@ -174,7 +174,7 @@ async fn it_follows_a_limit_that_is_changed() {
 }
 
 #[tokio::test]
-async fn who_has_no_key_is_told_whose_fault_that_is() {
+async fn a_request_without_a_key_gets_a_400_or_500() {
     let by_key = per_minute(5, Mood::Now).name("api").key(header("x-api-key"));
     let told = ask(&RateLimitEndpoint::new([&by_key]), get("/")).await;
     assert_eq!(told, (StatusCode::BAD_REQUEST, r#"{"message":"Bad Request"}"#.to_owned()));

@@ -176,7 +176,7 @@ fn assert_ietf(headers: &HeaderMap, quotas: &[Quota], refused: bool) {
 
 proptest! {
     #[test]
-    fn whoever_believes_the_fields_is_right(
+    fn headers_predict_the_next_decisions(
         quotas in quotas(), asked in asked(), believes in 0..3_u8,
     ) {
         let clock = ManualClock::at_ms(NOW_MS);
@@ -220,7 +220,7 @@ proptest! {
     }
 
     #[test]
-    fn who_waits_for_the_reset_of_a_spent_limit_is_never_refused(
+    fn a_client_that_waits_for_the_reset_header_is_never_refused(
         quota in quota(), costs in vec(1..20_u64, 1..40),
     ) {
         prop_assume!(quota.capacity() == quota.limit());
@@ -239,7 +239,7 @@ proptest! {
     }
 
     #[test]
-    fn of_stacked_layers_the_tightest_speaks_and_the_items_are_appended(
+    fn stacked_layers_send_the_tightest_standing_and_append_policy_items(
         all in [quotas(), quotas(), quotas()], asked in asked(),
     ) {
         let clock = ManualClock::at_ms(NOW_MS);
@@ -307,7 +307,7 @@ const GITHUB: [&str; 4] =
 const IETF: [&str; 2] = ["ratelimit", "ratelimit-policy"];
 
 #[test]
-fn a_layer_sends_the_fields_that_it_was_told_to_and_no_others() {
+fn a_layer_sends_only_the_configured_headers() {
     let both = [&IETF[..], &GITHUB[..]].concat();
     for (style, names) in [
         (Headers::GitHub, &GITHUB[..]),
@@ -328,7 +328,7 @@ fn a_layer_sends_the_fields_that_it_was_told_to_and_no_others() {
 }
 
 #[test]
-fn the_fields_of_the_ietf_draft_are_written_like_this() {
+fn the_headers_of_the_ietf_draft_have_this_format() {
     let clock = ManualClock::at_ms(NOW_MS);
     let quotas = Quota::per_minute(2).and(Quota::new(7, Duration::from_millis(1_500)));
     let service = handler(limit(quotas, &clock).name("api"));
@@ -345,7 +345,7 @@ fn the_fields_of_the_ietf_draft_are_written_like_this() {
 }
 
 #[test]
-fn layers_that_speak_differently_do_not_contradict_each_other() {
+fn layers_with_different_header_formats_do_not_contradict_each_other() {
     let styles =
         [Headers::GitHub, Headers::IetfDraft10, Headers::GitHubAndIetfDraft10, Headers::None];
     for outer_style in styles {

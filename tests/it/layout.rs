@@ -92,7 +92,7 @@ fn row_of<'a>(rows: &'a [Row], file: &str) -> (usize, &'a Row) {
 }
 
 #[test]
-fn files_know_only_their_own_row_of_the_map_and_those_above() {
+fn imports_follow_the_map_without_circles() {
     let rows = map();
     assert!(rows.len() > 10, "the map has been read");
     let mut faults = Vec::new();

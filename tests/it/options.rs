@@ -169,7 +169,7 @@ impl Gate {
 }
 
 #[tokio::test]
-async fn what_is_undecided_counts() {
+async fn a_request_counts_until_its_outcome_is_known() {
     for mood in ANSWERS {
         let layer = per_minute(5, mood).count_if(|response| response.status == 401);
         let gate = Gate::new();
@@ -189,7 +189,7 @@ async fn what_is_undecided_counts() {
 }
 
 #[tokio::test]
-async fn a_dropped_request_is_given_back_only_where_the_layer_is_told_to() {
+async fn a_dropped_request_is_refunded_only_with_refund_dropped() {
     for mood in ANSWERS {
         for (layer, left) in [
             (per_minute(9, mood), 1),
@@ -266,7 +266,7 @@ fn streaming(chunks: u64) -> Response<Body> {
 }
 
 #[tokio::test]
-async fn a_streamed_answer_settles_once_when_it_ends_or_is_dropped() {
+async fn a_streamed_response_settles_once_when_it_ends_or_is_dropped() {
     for mood in ANSWERS {
         let layer = per_minute(1_000, mood).cost_fn(|_| 10).settle_true_cost();
         let handle = layer.handle();
@@ -311,7 +311,7 @@ async fn a_body_that_ends_before_its_response_is_seen_settles_too() {
 }
 
 #[tokio::test]
-async fn of_stacked_layers_only_the_one_that_refuses_speaks_and_none_counts() {
+async fn when_one_of_stacked_layers_refuses_only_its_headers_are_sent_and_none_counts() {
     for mood in ANSWERS {
         for refusing in 0..3 {
             let limits = [0, 1, 2].map(|i| if i == refusing { 0 } else { 10 + i });
@@ -332,7 +332,7 @@ async fn of_stacked_layers_only_the_one_that_refuses_speaks_and_none_counts() {
 }
 
 #[tokio::test]
-async fn a_refusal_without_fields_is_not_counted_outside_either() {
+async fn a_refusal_without_headers_is_not_counted_by_an_outer_layer() {
     for mood in ANSWERS {
         let outer = per_minute(9, mood);
         let handle = outer.handle();
@@ -345,7 +345,7 @@ async fn a_refusal_without_fields_is_not_counted_outside_either() {
 }
 
 #[tokio::test]
-async fn shadow_mode_decides_and_counts_but_refuses_nobody_and_says_nothing() {
+async fn shadow_mode_counts_but_neither_refuses_nor_sends_headers() {
     for mood in ANSWERS {
         let layer = per_minute(2, mood).shadow();
         let handle = layer.handle();
@@ -364,7 +364,7 @@ async fn shadow_mode_decides_and_counts_but_refuses_nobody_and_says_nothing() {
 }
 
 #[tokio::test]
-async fn a_shadow_of_a_layer_leaves_the_layer_alone() {
+async fn setting_shadow_on_a_clone_does_not_change_the_original_layer() {
     let enforced = per_minute(0, Mood::Now);
     let trial = enforced.clone().name("trial").shadow();
     assert_eq!(call(&mut service!(trial), "/").await.status(), 200);
@@ -417,7 +417,7 @@ async fn a_limit_that_is_changed_applies_to_the_next_request_of_every_service() 
 }
 
 #[tokio::test]
-async fn handlers_find_the_decision_where_the_layer_exposes_it() {
+async fn handlers_find_the_decision_if_the_layer_exposes_it() {
     for mood in ANSWERS {
         let response = call(&mut service!(per_minute(9, mood)), "/").await;
         assert!(!response.headers().contains_key("seen-by-handler"));
@@ -427,7 +427,7 @@ async fn handlers_find_the_decision_where_the_layer_exposes_it() {
 }
 
 #[tokio::test]
-async fn a_preflight_is_neither_counted_nor_refused_where_it_is_exempted() {
+async fn an_exempted_preflight_is_neither_counted_nor_refused() {
     let preflight = || {
         Request::options("/")
             .header("origin", "https://app.example")
@@ -453,7 +453,7 @@ async fn a_preflight_is_neither_counted_nor_refused_where_it_is_exempted() {
 }
 
 #[tokio::test]
-async fn what_is_undecided_at_the_end_of_a_window_is_returned_to_no_other() {
+async fn a_request_still_running_at_the_end_of_its_window_refunds_no_other_window() {
     let clock = ManualClock::at_ms(NOW_MS);
     let layer = FixedWindowLayer::new(Quota::per_minute(9))
         .key(global())
@@ -499,7 +499,7 @@ async fn end(response: Response<Body>) {
 }
 
 #[tokio::test]
-async fn a_metered_cost_is_settled_under_the_plan_that_its_request_had() {
+async fn a_reported_cost_is_settled_under_the_plan_of_its_request() {
     let (layer, clock) = metered(Quota::per_minute(1_000));
     let layer = layer.quota_fn(|_, _| Quota::per_minute(10));
     end(streamed(&layer).await).await;
@@ -511,7 +511,7 @@ async fn a_metered_cost_is_settled_under_the_plan_that_its_request_had() {
 }
 
 #[tokio::test]
-async fn a_correction_follows_a_limit_that_was_changed_meanwhile() {
+async fn a_correction_uses_a_limit_that_changed_meanwhile() {
     for (before, after, next) in [(1_000, 10, 429), (10, 1_000, 200)] {
         let (layer, clock) = metered(Quota::per_minute(5));
         let handle = layer.handle();
@@ -527,7 +527,7 @@ async fn a_correction_follows_a_limit_that_was_changed_meanwhile() {
 }
 
 #[tokio::test]
-async fn what_is_known_with_the_response_follows_a_limit_that_was_changed_meanwhile() {
+async fn a_cost_known_with_the_response_uses_a_limit_that_changed_meanwhile() {
     let (layer, clock) = metered(Quota::per_minute(1_000));
     let gate = Gate::new();
     let request = tokio::spawn(gate.service(&layer).oneshot(get("/cost/35")));

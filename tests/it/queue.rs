@@ -51,7 +51,7 @@ fn noting(
 }
 
 #[tokio::test(start_paused = true)]
-async fn forty_at_once_are_served_in_order_in_four_windows_and_the_next_is_refused() {
+async fn forty_concurrent_requests_are_served_in_order_in_four_windows_and_the_next_is_refused() {
     let served = Served::default();
     let service = noting(&ten_a_second(30, LONG), &served);
     let mut waiting = Vec::new();
@@ -77,7 +77,7 @@ async fn forty_at_once_are_served_in_order_in_four_windows_and_the_next_is_refus
 }
 
 #[tokio::test(start_paused = true)]
-async fn dropping_one_that_waits_frees_its_place() {
+async fn a_dropped_waiter_frees_its_place() {
     let served = Served::default();
     let layer = ten_a_second(10, LONG);
     let handle = layer.handle();
@@ -100,7 +100,7 @@ async fn dropping_one_that_waits_frees_its_place() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_would_wait_too_long_is_refused_and_takes_nothing() {
+async fn a_request_that_would_wait_longer_than_max_wait_is_refused_and_takes_nothing() {
     let served = Served::default();
     let layer = ten_a_second(30, Duration::from_millis(1_500));
     let handle = layer.handle();
@@ -121,7 +121,7 @@ async fn who_would_wait_too_long_is_refused_and_takes_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn those_who_wait_hold_no_place_in_the_service_inside() {
+async fn waiting_requests_hold_no_place_in_the_inner_service() {
     let in_service = Arc::new(AtomicUsize::new(0));
     let counter = in_service.clone();
     let service = ServiceBuilder::new()
@@ -157,7 +157,7 @@ async fn those_who_wait_hold_no_place_in_the_service_inside() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn closing_the_queue_ends_all_waiting_with_503() {
+async fn closing_the_queue_answers_all_waiters_with_503() {
     let served = Served::default();
     let layer = ten_a_second(30, LONG);
     let handle = layer.handle();
@@ -181,7 +181,7 @@ async fn closing_the_queue_ends_all_waiting_with_503() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn in_shadow_mode_nobody_waits() {
+async fn no_request_waits_in_shadow_mode() {
     let served = Served::default();
     let service = noting(&ten_a_second(30, LONG).shadow(), &served);
     for _ in 0..15 {

@@ -50,7 +50,7 @@ impl Wake for Ending {
 }
 
 #[test]
-fn whoever_is_woken_may_be_dropped_by_that() {
+fn a_waiter_may_be_dropped_by_its_own_waker() {
     let (done, is_done) = channel();
     thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread()
@@ -113,7 +113,7 @@ impl Service<Request<Body>> for ReadyAt {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_hang_up_while_tokens_of_a_window_that_is_over_go_back_charges_no_others() {
+async fn a_hang_up_during_a_refund_of_a_past_window_charges_nothing() {
     let start = Instant::now();
     let store = FarStore::new(|| 10);
     let layer = FixedWindowLayer::new(Quota::per_second(1))
@@ -135,7 +135,7 @@ async fn a_hang_up_while_tokens_of_a_window_that_is_over_go_back_charges_no_othe
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_panic_of_one_that_is_late_gives_back_what_it_had() {
+async fn a_panic_of_a_late_request_refunds_its_charge() {
     let start = Instant::now();
     let quotas = || Quota::per_second(1).and(Quota::per_hour(10));
     let store = FarStore::new(|| 10);
@@ -157,7 +157,7 @@ async fn a_panic_of_one_that_is_late_gives_back_what_it_had() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_that_is_never_polled_costs_nothing_under_leases_either() {
+async fn a_request_that_is_never_polled_costs_nothing_with_leases() {
     let layer = FixedWindowLayer::new(Quota::per_minute(100))
         .name("leased")
         .key(global())
@@ -173,7 +173,7 @@ async fn a_request_that_is_never_polled_costs_nothing_under_leases_either() {
 }
 
 #[test]
-fn a_key_is_new_after_a_reset_whatever_plan_was_seen_first() {
+fn a_reset_key_has_the_full_capacity_of_any_plan() {
     let clock = ManualClock::at_ms(NOW_MS);
     let store = MemoryStore::with_max_keys(1).clock(clock);
     let limiter = Limiter::new(Quota::per_hour(5)).store(store.clone());
@@ -191,7 +191,7 @@ fn a_key_is_new_after_a_reset_whatever_plan_was_seen_first() {
 }
 
 #[tokio::test]
-async fn a_reset_through_a_layer_without_a_fallback_reaches_that_of_others() {
+async fn a_reset_through_a_layer_without_a_fallback_clears_the_fallback_of_others() {
     let store = TestStore::new(Mood::FailsNow).shared();
     let layer = FixedWindowLayer::new(Quota::per_minute(1)).name("api").key(global());
     let local = layer.clone().store(store.clone());
@@ -211,7 +211,7 @@ async fn a_reset_through_a_layer_without_a_fallback_reaches_that_of_others() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_comes_while_as_many_are_late_as_may_wait_does_not_pass_before_them() {
+async fn a_new_request_does_not_overtake_late_requests_that_fill_the_queue() {
     let start = Instant::now();
     let order = Arc::new(Mutex::new(Vec::new()));
     let notes = Arc::clone(&order);
@@ -236,7 +236,7 @@ async fn who_comes_while_as_many_are_late_as_may_wait_does_not_pass_before_them(
 
 #[test]
 #[ignore = "S4 as it stands: a state that moves along is not written, and moves along again"]
-fn a_clock_that_was_a_year_ahead_locks_nobody_out_for_a_year() {
+fn a_clock_that_was_a_year_ahead_refuses_no_client_for_a_year() {
     const YEAR: u64 = 365 * 24 * 3_600_000;
     let clock = ManualClock::at_ms(NOW_MS + YEAR);
     let limiter = Limiter::new(Quota::per_minute(5)).store(MemoryStore::with_clock(clock.clone()));
@@ -251,7 +251,7 @@ fn a_clock_that_was_a_year_ahead_locks_nobody_out_for_a_year() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_line_ends_when_those_who_were_late_have_passed_however_many_come_meanwhile() {
+async fn new_requests_stop_queueing_once_the_late_ones_have_passed() {
     let start = Instant::now();
     let layer = FixedWindowLayer::new(Quota::per_second(400))
         .name("far")
@@ -284,7 +284,7 @@ async fn a_line_ends_when_those_who_were_late_have_passed_however_many_come_mean
 
 #[tokio::test(start_paused = true)]
 #[ignore = "S7 against S13 and S14: a count can't say which of the windows to come has a token again"]
-async fn who_leaves_the_queue_makes_room_for_one_in_its_own_window_only() {
+async fn leaving_the_queue_frees_a_place_in_that_window_only() {
     let start = Instant::now();
     let times = Arc::new(Mutex::new(Vec::new()));
     let notes = Arc::clone(&times);

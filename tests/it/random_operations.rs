@@ -338,7 +338,7 @@ impl World {
 }
 
 #[tokio::test(start_paused = true)]
-async fn never_more_than_the_limit_passes_and_no_promised_token_is_lost() {
+async fn random_operations_never_exceed_the_limit_or_lose_a_refund() {
     quiet();
     let full = std::env::var_os("FULL_SIZE").is_some();
     let (ops, seed) = if full { (FULL_SIZE, fastrand::u64(..)) } else { (OPS, 14) };

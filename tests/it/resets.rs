@@ -40,7 +40,7 @@ fn alice() -> Key {
 }
 
 #[tokio::test]
-async fn a_caller_whose_plan_is_chosen_per_request_is_free_after_a_reset() {
+async fn a_reset_works_for_plans_chosen_per_request() {
     for mood in ANSWERS {
         let layer = FixedWindowLayer::new(FREE)
             .key(header("x-user"))
@@ -54,7 +54,7 @@ async fn a_caller_whose_plan_is_chosen_per_request_is_free_after_a_reset() {
 }
 
 #[tokio::test]
-async fn a_reset_also_forgets_what_was_counted_before_the_quotas_were_changed() {
+async fn a_reset_clears_counts_of_earlier_quotas() {
     for mood in ANSWERS {
         let store = TestStore::new(mood);
         let layer = FixedWindowLayer::new(FREE).key(header("x-user")).store(store);
@@ -70,7 +70,7 @@ async fn a_reset_also_forgets_what_was_counted_before_the_quotas_were_changed() 
 }
 
 #[tokio::test]
-async fn a_limiter_resets_what_check_with_has_charged_through_whatever_clone_of_the_store() {
+async fn a_limiter_resets_charges_made_by_check_with_on_another_clone_of_the_store() {
     for mood in ANSWERS {
         let store: Arc<dyn Store> = Arc::new(TestStore::new(mood));
         let limiter = |store: &Arc<dyn Store>| Limiter::new(FREE).name("api").store(store.clone());
@@ -83,7 +83,7 @@ async fn a_limiter_resets_what_check_with_has_charged_through_whatever_clone_of_
 }
 
 #[test]
-fn a_key_that_shares_an_overflow_entry_gets_an_error_and_not_an_ok_that_did_nothing() {
+fn resetting_a_key_in_a_shared_overflow_entry_is_an_error() {
     let store = MemoryStore::with_max_keys(1).clock(ManualClock::at_ms(NOW_MS));
     let limiter = Limiter::new(Quota::per_hour(3)).store(store);
     for key in 0..200_u64 {
@@ -99,7 +99,7 @@ fn a_key_that_shares_an_overflow_entry_gets_an_error_and_not_an_ok_that_did_noth
 }
 
 #[test]
-fn past_the_windows_that_a_scope_is_known_by_a_reset_is_an_error() {
+fn a_reset_in_a_scope_with_too_many_windows_is_an_error() {
     let store = MemoryStore::with_clock(ManualClock::at_ms(NOW_MS));
     let made_up = Limiter::new(FREE).name("made-up").store(store.clone());
     let window = |n| Quota::new(1, Duration::from_secs(n));
@@ -121,7 +121,7 @@ fn past_the_windows_that_a_scope_is_known_by_a_reset_is_an_error() {
 }
 
 #[test]
-fn a_scope_that_has_counted_in_one_store_is_known_to_the_next_one_too() {
+fn a_scope_used_in_one_store_can_be_reset_in_another() {
     let limiter = Limiter::new(FREE).name("moved");
     for _ in 0..3 {
         let store = MemoryStore::with_clock(ManualClock::at_ms(NOW_MS));
@@ -133,7 +133,7 @@ fn a_scope_that_has_counted_in_one_store_is_known_to_the_next_one_too() {
 }
 
 #[tokio::test]
-async fn a_peek_from_outside_names_its_quotas_where_they_differ_per_request() {
+async fn a_peek_names_its_quotas_if_they_differ_per_request() {
     let store = TestStore::new(Mood::Now);
     let layer = FixedWindowLayer::new(FREE).key(header("x-user")).store(store);
     // Also a handle that was taken before.
@@ -151,7 +151,7 @@ async fn a_peek_from_outside_names_its_quotas_where_they_differ_per_request() {
 }
 
 #[test]
-fn a_store_behind_a_pointer_is_as_near_or_as_far_as_itself() {
+fn a_store_behind_a_pointer_behaves_like_the_store() {
     let near = MemoryStore::new();
     let shared: Arc<dyn Store> = Arc::new(near.clone());
     assert!(near.remote().is_none() && shared.remote().is_none());

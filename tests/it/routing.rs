@@ -114,7 +114,7 @@ async fn route_service_counts_once() {
 }
 
 #[tokio::test]
-async fn fallback_counts_once_and_only_what_falls_back() {
+async fn a_fallback_counts_only_requests_that_reach_it() {
     for mood in ANSWERS {
         let handler = async || "fell back";
         let as_handler = hello().fallback(handler.layer(per_minute(10, mood)));
@@ -177,7 +177,7 @@ async fn unnamed_layers_on_one_store_never_share_a_count() {
 }
 
 #[tokio::test]
-async fn the_same_layer_cloned_onto_two_routes_is_one_limit() {
+async fn clones_of_a_layer_on_two_routes_are_one_limit() {
     for mood in ANSWERS {
         for limit in [per_minute(2, mood), per_minute(2, mood).name("both")] {
             let app = Router::new()

@@ -68,7 +68,7 @@ async fn by_default_the_quota_is_enforced_in_memory_while_the_store_fails() {
 }
 
 #[tokio::test]
-async fn allow_lets_requests_pass_without_inventing_a_standing() {
+async fn allow_lets_requests_pass_without_headers() {
     for failure in FAILURES {
         let (service, calls) = limited(&TestStore::new(failure), OnStoreFailure::Allow);
         for _ in 0..10 {
@@ -82,7 +82,7 @@ async fn allow_lets_requests_pass_without_inventing_a_standing() {
 }
 
 #[tokio::test]
-async fn deny_answers_503_and_blames_nobody() {
+async fn deny_answers_503_not_429() {
     for failure in FAILURES {
         let (service, calls) = limited(&TestStore::new(failure), OnStoreFailure::Deny);
         let response = ask(&service).await;
@@ -110,7 +110,7 @@ async fn allow_and_deny_still_limit_while_the_store_answers() {
 }
 
 #[tokio::test]
-async fn a_request_dropped_while_the_store_hangs_leaves_nothing_behind() {
+async fn a_request_dropped_while_the_store_hangs_leaves_no_state() {
     for policy in [OnStoreFailure::Local, OnStoreFailure::Allow, OnStoreFailure::Deny] {
         let store = TestStore::new(Mood::Hangs);
         let (service, calls) = limited(&store, policy);
@@ -133,7 +133,7 @@ async fn a_request_dropped_while_the_store_hangs_leaves_nothing_behind() {
 }
 
 #[tokio::test]
-async fn a_request_waits_for_a_store_that_hangs_for_a_while() {
+async fn a_request_waits_for_a_store_that_hangs_briefly() {
     let store = TestStore::new(Mood::Hangs);
     let (service, calls) = limited(&store, OnStoreFailure::Deny);
     for (then, status) in
@@ -155,7 +155,7 @@ async fn a_store_that_answers_at_once_costs_no_second_poll() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn while_a_store_hangs_one_request_waits_for_it_with_leases_or_without() {
+async fn while_a_store_hangs_only_one_request_waits_for_it() {
     for leases in [0, 100] {
         let store = TestStore::new(Mood::Hangs).shared();
         let limiter = Limiter::new(Quota::per_hour(10_000)).name("api").store(store).leases(leases);

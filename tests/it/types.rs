@@ -84,7 +84,7 @@ async fn it_fits_the_bodies_of_axum_hyper_and_tonic() {
 }
 
 #[tokio::test]
-async fn empty_body_fits_bodies_that_bytes_make_none_of() {
+async fn empty_body_fits_bodies_that_cannot_be_made_from_bytes() {
     type Boxed = BoxBody<Bytes, std::io::Error>;
     type Tonic = tonic::body::Body;
     for mood in ANSWERS {
@@ -154,7 +154,7 @@ async fn it_fits_under_and_over_the_compression_layer() {
 }
 
 #[tokio::test]
-async fn a_compressed_response_keeps_its_fields() {
+async fn a_compressed_response_keeps_its_headers() {
     for mood in ANSWERS {
         let routes = || Router::new().route("/", on_get(async || "compressible ".repeat(100)));
         let under = routes().layer(per_minute(9, mood)).layer(CompressionLayer::new());

@@ -65,7 +65,7 @@ fn three_processes_with_leases_share_a_count_on_a_cluster() {
 fn killed_nodes_and_cluster_masters_never_let_more_than_the_limit_pass() {
     let _alone = ALONE.blocking_lock();
     let Some(nodes) = cluster_with(&DURABLE) else { return };
-    leases::kill_in_mid_lease(nodes, 12);
+    leases::kill_while_leases_are_held(nodes, 12);
 }
 
 #[tokio::test(flavor = "multi_thread")]

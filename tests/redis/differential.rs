@@ -100,7 +100,7 @@ async fn memory_and_redis_agree() {
 }
 
 #[tokio::test]
-async fn memory_and_redis_agree_in_a_crowd() {
+async fn memory_and_redis_agree_on_gathered_calls() {
     agree(|store| Crowd::new(store, Arc::default())).await;
 }
 
@@ -184,12 +184,12 @@ struct Changes {
 }
 
 #[tokio::test]
-async fn memory_and_redis_agree_whatever_limits_are_lowered_and_raised_between() {
+async fn memory_and_redis_agree_when_limits_change() {
     change(|store| store).await;
 }
 
 #[tokio::test]
-async fn memory_and_redis_agree_whatever_limits_are_lowered_and_raised_between_in_a_crowd() {
+async fn memory_and_redis_agree_on_gathered_calls_when_limits_change() {
     change(|store| Crowd::new(store, Arc::default())).await;
 }
 
@@ -292,7 +292,7 @@ async fn change<S: Store>(with: impl Fn(RedisStore) -> S) {
 
 /// H24, where it would be a leak.
 #[tokio::test]
-async fn what_is_settled_under_a_limit_of_0_expires_with_its_window() {
+async fn a_cost_settled_under_a_limit_of_0_expires_with_its_window() {
     let Some(server) = Server::start() else { return };
     let mut connection = connect(&server.url()).await;
     let store = RedisStore::from(connection.clone()).deadline(Duration::from_secs(60));
@@ -360,12 +360,12 @@ async fn written(
 }
 
 #[tokio::test]
-async fn a_count_may_be_number_and_text_in_turns() {
+async fn a_counter_may_alternate_between_number_and_text() {
     cross(|store| store).await;
 }
 
 #[tokio::test]
-async fn a_count_may_be_number_and_text_in_turns_in_a_crowd() {
+async fn a_counter_may_alternate_between_number_and_text_in_gathered_calls() {
     cross(|store| Crowd::new(store, Arc::default())).await;
 }
 

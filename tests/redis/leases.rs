@@ -42,14 +42,14 @@ pub(crate) fn run(urls: &str) {
 }
 
 #[test]
-fn never_above_the_limit_though_nodes_and_the_server_are_killed_in_mid_lease() {
+fn killed_nodes_and_servers_never_let_more_than_the_limit_pass() {
     let _alone = ALONE.blocking_lock();
     let Some(server) = Server::with(&DURABLE) else { return };
-    kill_in_mid_lease(vec![server], 4);
+    kill_while_leases_are_held(vec![server], 4);
 }
 
 /// Nodes are killed at random, and instead of every so many of them a server.
-pub(crate) fn kill_in_mid_lease(mut servers: Vec<Server>, every: usize) {
+pub(crate) fn kill_while_leases_are_held(mut servers: Vec<Server>, every: usize) {
     let dir = tempfile::tempdir().expect("a directory");
     let log = |i: usize| dir.path().join(i.to_string());
     let urls: Vec<String> = servers.iter().map(Server::url).collect();

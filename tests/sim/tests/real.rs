@@ -230,7 +230,7 @@ fn quotas(rng: &mut Rng, windows: &[(u64, u8, u64)]) -> Quotas {
 
 /// The store's scripts: all kinds of decisions, alone and in company.
 #[tokio::test]
-async fn the_scripts_do_the_same_in_both_servers() {
+async fn scripts_do_the_same_in_the_real_and_the_simulated_server() {
     let Some(real) = Real::start() else { return };
     let both = Both::new(&real).await;
     let scope = Scope::named("real");
@@ -324,7 +324,7 @@ async fn the_scripts_do_the_same_in_both_servers() {
 
 /// What the scripts use, and what they don't, on keys of all types.
 #[tokio::test]
-async fn commands_do_the_same_in_both_servers() {
+async fn commands_do_the_same_in_the_real_and_the_simulated_server() {
     let Some(real) = Real::start() else { return };
     let mut both = Both::new(&real).await;
     let (first, rounds) = (env("SEED", 1), env("ROUNDS", 150));
@@ -365,7 +365,7 @@ async fn commands_do_the_same_in_both_servers() {
 }
 
 #[tokio::test]
-async fn lua_does_the_same_in_both_servers() {
+async fn lua_does_the_same_in_the_real_and_the_simulated_server() {
     let Some(real) = Real::start() else { return };
     let mut both = Both::new(&real).await;
     let scripts = [
