@@ -146,17 +146,17 @@ async fn http_2_clients_see_the_same_headers() {
     for client in [http2, client()] {
         let refused = client.get(&url).send().await.expect("an answer");
         assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
-        let mut fields = refused.headers().clone();
-        fields.remove("date");
+        let mut headers = refused.headers().clone();
+        headers.remove("date");
         let version = refused.version();
-        answers.push((version, fields, refused.text().await.expect("a body")));
+        answers.push((version, headers, refused.text().await.expect("a body")));
     }
-    let [(http_2, fields, body), (http_1, fields_1, body_1)] = &answers[..] else { panic!() };
+    let [(http_2, headers, body), (http_1, fields_1, body_1)] = &answers[..] else { panic!() };
     assert_eq!((*http_2, *http_1), (http::Version::HTTP_2, http::Version::HTTP_11));
-    assert_eq!((fields, body), (fields_1, body_1));
-    assert_eq!(fields["x-ratelimit-reset"], RESET);
-    assert_eq!(fields["retry-after"], RETRY_AFTER);
-    assert_eq!(fields["ratelimit"], r#""api:1/minute";r=0;t=40"#);
+    assert_eq!((headers, body), (fields_1, body_1));
+    assert_eq!(headers["x-ratelimit-reset"], RESET);
+    assert_eq!(headers["retry-after"], RETRY_AFTER);
+    assert_eq!(headers["ratelimit"], r#""api:1/minute";r=0;t=40"#);
     assert!(body.contains("API rate limit exceeded"), "{body}");
 }
 
@@ -252,7 +252,7 @@ enum Reads {
     Message,
     /// As generic retries: `retry-after`.
     RetryAfter,
-    /// As go-github: the fields of every response; while none are left it asks nothing.
+    /// As go-github: the headers of every response; while none are left it asks nothing.
     Ahead,
 }
 

@@ -163,3 +163,19 @@ async fn a_completed_request_is_not_refunded_when_its_future_is_dropped() {
         }
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_is_never_polled_costs_nothing_with_leases() {
+    let layer = FixedWindowLayer::new(Quota::per_minute(100))
+        .name("leased")
+        .key(global())
+        .store(FarStore::new(|| 10))
+        .refund_dropped()
+        .leases(10);
+    let handle = layer.handle();
+    let future = layer.layer(service_fn(inner)).call(get("/"));
+    sleep(Duration::from_millis(100)).await;
+    drop(future);
+    sleep(Duration::from_secs(10)).await;
+    assert_eq!(used(&handle).await, 0);
+}

@@ -1,4 +1,4 @@
-//! What the fields say, read back by a program that believes them: whatever the quotas, costs and
+//! What the headers say, read back by a program that believes them: whatever the quotas, costs and
 //! times are.
 
 use std::cmp::Reverse;
@@ -19,7 +19,7 @@ use tower_fixed_window::{
     FixedWindowLayer, Handle, Headers, Key, ManualClock, MemoryStore, Quota, Quotas,
 };
 
-use crate::support::{NOW_MS, fields, get};
+use crate::support::{NOW_MS, get, limit_headers};
 
 type Limited = BoxCloneSyncService<http::Request<Body>, Response<Body>, Infallible>;
 
@@ -105,7 +105,7 @@ fn ask(service: &Limited, cost: u64) -> Response<Body> {
     response
 }
 
-/// GitHub's fields, one integer each.
+/// GitHub's headers, one integer each.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct GitHub {
     limit: u64,
@@ -156,7 +156,7 @@ fn items(headers: &HeaderMap, name: &str) -> Vec<(String, BTreeMap<String, u64>)
     list.into_iter().map(item).collect()
 }
 
-/// What the draft asks for: an item for each quota, of the same names in both fields.
+/// What the draft asks for: an item for each quota, of the same names in both headers.
 fn assert_ietf(headers: &HeaderMap, quotas: &[Quota], refused: bool) {
     let policies = items(headers, "ratelimit-policy");
     let limits = items(headers, "ratelimit");
@@ -253,7 +253,7 @@ proptest! {
             let before = handles.each_ref().map(standing);
             let response = ask(&service, cost);
             let told = github(response.headers());
-            let speaker = fields(&response)["resource"].to_owned();
+            let speaker = limit_headers(&response)["resource"].to_owned();
             let after = handles.each_ref().map(standing);
             let i = ["a", "b", "c"].iter().position(|name| *name == speaker).expect("one of them");
             if response.status() == StatusCode::OK {
@@ -278,7 +278,7 @@ proptest! {
     }
 }
 
-/// What a layer's fields would say of a request that costs nothing.
+/// What a layer's headers would say of a request that costs nothing.
 fn standing(handle: &Handle) -> GitHub {
     let decision = handle.peek(Key::global()).now_or_never().expect("at once").expect("memory");
     let tightest =
@@ -294,7 +294,7 @@ fn standing(handle: &Handle) -> GitHub {
     }
 }
 
-/// The rate-limit fields of a response, by name.
+/// The rate-limit headers of a response, by name.
 fn sent(response: &Response<Body>) -> Vec<String> {
     let names = response.headers().keys().map(|name| name.as_str().to_owned());
     let mut names: Vec<_> = names.filter(|name| name.contains("ratelimit")).collect();

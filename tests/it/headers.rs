@@ -1,4 +1,4 @@
-//! The fields of S18 and S19, to the letter.
+//! The headers of S18 and S19, to the letter.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use tower_fixed_window::key::global;
 use tower_fixed_window::{FixedWindowLayer, Quota, Quotas};
 
 use crate::support::RETRY_AFTER as RETRY;
-use crate::support::{ANSWERS, Mood, NOW_MS, RESET, TestStore, fields, get, per_minute};
+use crate::support::{ANSWERS, Mood, NOW_MS, RESET, TestStore, get, limit_headers, per_minute};
 
 /// The end of the hour that the tests are in, as `x-ratelimit-reset` says it.
 const HOUR_END: &str = "1700002800";
@@ -37,7 +37,7 @@ fn assert_fields(response: &Response, expected: [&str; 4], resource: Option<&str
     let mut all: BTreeMap<_, _> =
         ["limit", "remaining", "used", "reset"].into_iter().zip(expected).collect();
     all.extend(resource.map(|resource| ("resource", resource)));
-    assert_eq!(fields(response), all);
+    assert_eq!(limit_headers(response), all);
 }
 
 #[tokio::test]
@@ -113,13 +113,13 @@ async fn times_are_rounded_up_and_never_zero() {
         let app = app().layer(layer);
         let end = NOW_MS + 1_500;
         let reset = end.div_ceil(1_000).to_string();
-        assert_eq!(fields(&ask(&app).await)["reset"], reset);
+        assert_eq!(limit_headers(&ask(&app).await)["reset"], reset);
         for (left, retry_after) in [(1_500, "2"), (1_001, "2"), (1_000, "1"), (1, "1")] {
             store.clock.set_ms(end - left);
             let response = ask(&app).await;
             assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS, "{left} ms are left");
             assert_eq!(response.headers()[RETRY_AFTER], retry_after, "{left} ms are left");
-            assert_eq!(fields(&response)["reset"], reset);
+            assert_eq!(limit_headers(&response)["reset"], reset);
         }
         store.clock.set_ms(end);
         assert_eq!(ask(&app).await.status(), StatusCode::OK, "the end is in the next window");
@@ -195,7 +195,11 @@ async fn an_outer_layer_replaces_the_headers_of_an_inner_one_only_if_it_is_tight
         let hourly = limit(Quota::per_hour(5), mood).name("hourly");
         let as_tight = app().layer(per_minute(5, mood).name("inner")).layer(hourly.clone());
         let response = ask(&as_tight).await;
-        assert_eq!(fields(&response)["resource"], "hourly", "as many remain, and reset later");
+        assert_eq!(
+            limit_headers(&response)["resource"],
+            "hourly",
+            "as many remain, and reset later"
+        );
 
         let same = app().layer(hourly).layer(per_minute(4, mood).name("outer"));
         assert_fields(&ask(&same).await, ["5", "3", "2", HOUR_END], Some("hourly"));
@@ -238,7 +242,7 @@ async fn an_outer_layers_refusal_charges_no_inner_layer() {
     }
 }
 
-/// An app whose handler sends rate-limit fields of its own, each of them twice.
+/// An app whose handler sends rate-limit headers of its own, each of them twice.
 fn upstream(names: &'static [&'static str]) -> Router {
     let handler = async move || {
         let mut response = Response::new(axum::body::Body::empty());
@@ -282,7 +286,7 @@ async fn a_skipped_request_is_not_counted_and_has_no_headers() {
         let app = app().layer(layer);
         let skipped = app.clone().oneshot(get("/?skip")).await.expect("infallible");
         assert_eq!(skipped.status(), StatusCode::OK);
-        assert!(fields(&skipped).is_empty());
-        assert_eq!(fields(&ask(&app).await)["used"], "1");
+        assert!(limit_headers(&skipped).is_empty());
+        assert_eq!(limit_headers(&ask(&app).await)["used"], "1");
     }
 }

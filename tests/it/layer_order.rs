@@ -17,13 +17,13 @@ use http::{HeaderName, Method, StatusCode};
 use tokio::time::{Instant, sleep};
 use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_fixed_window::key::{extension, global, header};
-use tower_fixed_window::{Clock, FixedWindowLayer, Key, MemoryStore, Quota};
+use tower_fixed_window::{FixedWindowLayer, Key, MemoryStore, Quota};
 use tower_http::compression::CompressionLayer;
 use tower_http::cors::CorsLayer;
 use tower_http::timeout::TimeoutLayer;
 use tower_http::trace::TraceLayer;
 
-use crate::support::{Mood, fields, get, per_minute};
+use crate::support::{Mood, get, limit_headers, paused_clock, per_minute};
 
 fn app() -> Router {
     Router::new().route("/", on_get(async || "hello").post(async || "made"))
@@ -45,7 +45,7 @@ fn from_browser(method: Method) -> http::Request<Body> {
     request.body(Body::empty()).expect("a request")
 }
 
-/// The fields that a page may read.
+/// The headers that a page may read.
 fn cors() -> CorsLayer {
     let exposed = [
         "x-ratelimit-limit",
@@ -68,7 +68,7 @@ async fn cors_outside_of_the_limit_lets_pages_read_a_refusal_and_answers_preflig
         let preflight = ask(&app, from_browser(Method::OPTIONS)).await;
         assert_eq!(preflight.status(), StatusCode::OK);
         assert_eq!(preflight.headers()["access-control-allow-methods"], "GET,POST");
-        assert!(fields(&preflight).is_empty(), "not counted");
+        assert!(limit_headers(&preflight).is_empty(), "not counted");
     }
     assert_eq!(ask(&app, from_browser(Method::POST)).await.status(), StatusCode::OK);
     let refused = ask(&app, from_browser(Method::POST)).await;
@@ -79,14 +79,14 @@ async fn cors_outside_of_the_limit_lets_pages_read_a_refusal_and_answers_preflig
         let ours = name.starts_with("x-ratelimit-") || name == "retry-after";
         assert_eq!(exposed.split(',').any(|exposed| exposed == name), ours, "{name}");
     }
-    assert_eq!(fields(&refused).len(), 5);
+    assert_eq!(limit_headers(&refused).len(), 5);
 }
 
 #[tokio::test]
 async fn cors_inside_of_the_limit_is_missing_from_refusals_and_preflights_count() {
     let app = app().layer(cors()).layer(per_minute(2, Mood::Now));
     let preflight = ask(&app, from_browser(Method::OPTIONS)).await;
-    assert_eq!(fields(&preflight)["used"], "1", "what is no request of the page's counts");
+    assert_eq!(limit_headers(&preflight)["used"], "1", "what is no request of the page's counts");
     assert_eq!(ask(&app, from_browser(Method::POST)).await.status(), StatusCode::OK);
     for method in [Method::OPTIONS, Method::POST] {
         let refused = ask(&app, from_browser(method)).await;
@@ -104,7 +104,7 @@ async fn exempted_preflights_pass_a_limit_outside_of_cors() {
         assert_eq!(preflight.status(), StatusCode::OK);
         assert_eq!(preflight.headers()["access-control-allow-origin"], ORIGIN);
     }
-    assert_eq!(fields(&ask(&app, from_browser(Method::POST)).await)["used"], "1");
+    assert_eq!(limit_headers(&ask(&app, from_browser(Method::POST)).await)["used"], "1");
     assert_eq!(ask(&app, from_browser(Method::POST)).await.status(), 429);
 }
 
@@ -142,7 +142,7 @@ async fn compression_outside_of_the_limit_compresses_refusals_and_keeps_their_he
     assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
     assert_eq!(refused.headers()["content-encoding"], "gzip");
     assert_eq!(refused.headers()["cache-control"], "no-store");
-    assert_eq!(fields(&refused).len(), 4);
+    assert_eq!(limit_headers(&refused).len(), 4);
 }
 
 #[tokio::test]
@@ -162,19 +162,8 @@ async fn compression_inside_of_the_limit_changes_the_body_type_of_a_refusal() {
     assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
 }
 
-/// Wall time that goes with tokio's: at the start of a minute.
-struct Paused(Instant);
-
-impl Clock for Paused {
-    fn now_ms(&self) -> u64 {
-        1_700_000_040_000 + self.0.elapsed().as_millis() as u64
-    }
-}
-
 fn paused(quota: Quota) -> FixedWindowLayer {
-    FixedWindowLayer::new(quota)
-        .key(global())
-        .store(MemoryStore::with_clock(Paused(Instant::now())))
+    FixedWindowLayer::new(quota).key(global()).store(MemoryStore::with_clock(paused_clock()))
 }
 
 fn timeout() -> TimeoutLayer {
@@ -197,10 +186,10 @@ async fn a_timeout_inside_of_the_limit_excludes_queueing_and_its_response_has_he
 
     let app = slow().layer(timeout()).layer(paused(Quota::per_minute(9)));
     let late = ask(&app, get("/slow")).await;
-    assert_eq!((late.status(), fields(&late)["used"]), (StatusCode::REQUEST_TIMEOUT, "1"));
+    assert_eq!((late.status(), limit_headers(&late)["used"]), (StatusCode::REQUEST_TIMEOUT, "1"));
     let served = paused(Quota::per_minute(9)).count_if(|response| response.status != 408);
     let late = ask(&slow().layer(timeout()).layer(served), get("/slow")).await;
-    assert_eq!(fields(&late)["used"], "0", "it can be exempted by its status");
+    assert_eq!(limit_headers(&late)["used"], "0", "it can be exempted by its status");
 }
 
 #[tokio::test(start_paused = true)]
@@ -219,7 +208,7 @@ async fn a_timeout_outside_of_the_limit_includes_queueing_and_its_response_has_n
         let handle = limit.handle();
         let late = ask(&slow().layer(limit).layer(timeout()), get("/slow")).await;
         assert_eq!(late.status(), StatusCode::REQUEST_TIMEOUT);
-        assert!(fields(&late).is_empty());
+        assert!(limit_headers(&late).is_empty());
         assert_eq!(handle.peek(Key::global()).await.expect("memory").used(), left);
     }
 }
@@ -339,7 +328,7 @@ async fn authentication_outside_of_the_limit_provides_the_users_key() {
     for _ in 0..5 {
         let guess = ask(&app, with_token("guess")).await;
         assert_eq!(guess.status(), StatusCode::UNAUTHORIZED);
-        assert!(fields(&guess).is_empty());
+        assert!(limit_headers(&guess).is_empty());
     }
 }
 
@@ -380,12 +369,12 @@ async fn errors_handled_inside_of_the_limit_are_responses_with_its_headers() {
     let limit = per_minute(9, Mood::Now);
     let service = ServiceBuilder::new().layer(limit).layer(handle_errors()).service(failing());
     let Ok(answer) = service.oneshot(get("/")).await;
-    assert_eq!((answer.status().as_u16(), fields(&answer)["used"]), (503, "1"));
+    assert_eq!((answer.status().as_u16(), limit_headers(&answer)["used"]), (503, "1"));
 
     let limit = per_minute(9, Mood::Now).count_if(|response| !response.status.is_server_error());
     let service = ServiceBuilder::new().layer(limit).layer(handle_errors()).service(failing());
     let Ok(answer) = service.oneshot(get("/")).await;
-    assert_eq!(fields(&answer)["used"], "0", "and can be told from others");
+    assert_eq!(limit_headers(&answer)["used"], "0", "and can be told from others");
 }
 
 #[tokio::test]
@@ -396,12 +385,12 @@ async fn errors_handled_outside_of_the_limit_have_no_headers_and_count() {
         ServiceBuilder::new().layer(HandleErrorLayer::new(sorry)).layer(limit).service(failing());
     let Ok(answer) = service.clone().oneshot(get("/")).await;
     assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE);
-    assert!(fields(&answer).is_empty());
+    assert!(limit_headers(&answer).is_empty());
     assert_eq!(handle.peek(Key::global()).await.expect("memory").used(), 1);
     // A refusal is no error: it goes past the handler.
     let Ok(refused) = service.oneshot(get("/")).await;
     assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
-    assert_eq!(fields(&refused).len(), 4);
+    assert_eq!(limit_headers(&refused).len(), 4);
 }
 
 #[tokio::test]

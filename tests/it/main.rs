@@ -32,6 +32,8 @@ mod readiness;
 mod resets;
 mod routing;
 mod secrets;
+#[path = "../shared.rs"]
+mod shared;
 mod shutdown;
 mod store_failures;
 mod streams_and_upgrades;

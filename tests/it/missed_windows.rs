@@ -14,14 +14,14 @@ use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_fixed_window::key::{global, header};
 use tower_fixed_window::{FixedWindowLayer, Handle, Key, MemoryStore, Quota};
 
-use crate::support::{FarStore, Paused, get};
+use crate::support::{FarStore, get, paused_clock};
 
 const LONG: Duration = Duration::from_secs(60);
 
 fn a_second(limit: u64) -> FixedWindowLayer {
     FixedWindowLayer::new(Quota::per_second(limit))
         .key(global())
-        .store(MemoryStore::with_clock(Paused::new()))
+        .store(MemoryStore::with_clock(paused_clock()))
 }
 
 /// A service that is ready while it is open, and notes who is served at which millisecond. Those who
@@ -298,7 +298,7 @@ async fn a_late_request_overdraws_none_of_several_quotas() {
     let gate = Gate::new();
     let layer = FixedWindowLayer::new(Quota::per_second(1).and(Quota::per_hour(10)))
         .key(global())
-        .store(MemoryStore::with_clock(Paused::new()))
+        .store(MemoryStore::with_clock(paused_clock()))
         .queue(5, LONG);
     let handle = layer.handle();
     let statuses = served_late(&layer, &gate, 3, 4_500, true).await;

@@ -13,7 +13,7 @@ use tower::{Layer, ServiceExt, service_fn};
 use tower_fixed_window::key::{PeerAddr, extension, header, peer_ip};
 use tower_fixed_window::{FixedWindowLayer, Key, KeyExtractor, Quota};
 
-use crate::support::{ANSWERS, Log, Mood, TestStore, fields, get, used};
+use crate::support::{ANSWERS, Log, Mood, TestStore, get, limit_headers, used};
 
 const PEER: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 4711);
 
@@ -45,7 +45,7 @@ async fn ask(
 async fn assert_refused((response, reached): (Response<Body>, bool), status: StatusCode) -> String {
     assert!(!reached, "a free pass");
     assert_eq!(response.status(), status);
-    assert!(fields(&response).is_empty(), "nobody's standing");
+    assert!(limit_headers(&response).is_empty(), "nobody's standing");
     assert_eq!(response.headers()[CACHE_CONTROL], "no-store");
     assert_eq!(response.headers()[CONTENT_TYPE], "application/problem+json");
     let body = to_bytes(response.into_body(), 10_000).await.expect("short");

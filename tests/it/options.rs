@@ -11,7 +11,7 @@ use tower_fixed_window::{
     Decision, FixedWindowLayer, Handle, ManualClock, MemoryStore, Quota, TrueCost,
 };
 
-use crate::support::{ANSWERS, Mood, NOW_MS, TestStore, fields, get, per_minute, used};
+use crate::support::{ANSWERS, Mood, NOW_MS, TestStore, get, limit_headers, per_minute, used};
 
 /// Corrections are made in the background: this lets them be done.
 async fn corrected() {
@@ -64,13 +64,16 @@ async fn plans_share_a_counter_and_differ_in_their_limits() {
         let layer = per_minute(1, mood)
             .quota_fn(|parts, _| Quota::per_minute(if parts.uri.path() == "/pro" { 3 } else { 1 }));
         let mut service = service!(layer);
-        assert_eq!(fields(&call(&mut service, "/free").await)["limit"], "1");
+        assert_eq!(limit_headers(&call(&mut service, "/free").await)["limit"], "1");
         assert_eq!(call(&mut service, "/free").await.status(), 429);
         // An upgrade goes on from what is used, at once.
         let response = call(&mut service, "/pro").await;
-        assert_eq!((fields(&response)["limit"], fields(&response)["used"]), ("3", "2"));
+        assert_eq!(
+            (limit_headers(&response)["limit"], limit_headers(&response)["used"]),
+            ("3", "2")
+        );
         let refused = call(&mut service, "/free").await;
-        assert_eq!((refused.status().as_u16(), fields(&refused)["limit"]), (429, "1"));
+        assert_eq!((refused.status().as_u16(), limit_headers(&refused)["limit"]), (429, "1"));
         assert_eq!(used(&call(&mut service, "/pro").await), 3);
         assert_eq!(call(&mut service, "/pro").await.status(), 429);
     }
@@ -101,7 +104,10 @@ async fn a_request_costs_what_the_closure_says() {
         assert_eq!(used(&call(&mut service, "/").await), 8);
         let refused = call(&mut service, "/").await;
         // Clients recognise a refusal by a remaining 0, also where 2 are left.
-        assert_eq!((fields(&refused)["remaining"], fields(&refused)["used"]), ("0", "8"));
+        assert_eq!(
+            (limit_headers(&refused)["remaining"], limit_headers(&refused)["used"]),
+            ("0", "8")
+        );
         assert!(refused.headers().contains_key("retry-after"));
         let never = call(&mut service, "/huge").await;
         assert_eq!(never.status(), 429);
@@ -128,7 +134,7 @@ async fn only_failures_count() {
         let handle = layer.handle();
         let mut service = service!(layer);
         for _ in 0..10 {
-            assert_eq!(used(&call(&mut service, "/200").await), 0, "and the fields say so");
+            assert_eq!(used(&call(&mut service, "/200").await), 0, "and the headers say so");
         }
         assert_eq!(used(&call(&mut service, "/401").await), 1);
         assert_eq!(used(&call(&mut service, "/200").await), 1);
@@ -322,8 +328,12 @@ async fn when_one_of_stacked_layers_refuses_only_its_headers_are_sent_and_none_c
                 ServiceBuilder::new().layer(a).layer(b).layer(c).service(service_fn(inner));
             let refused = call(&mut service, "/").await;
             assert_eq!(refused.status(), 429);
-            let fields = fields(&refused);
-            assert_eq!((fields["limit"], fields["remaining"]), ("0", "0"), "layer {refusing}");
+            let limit_headers = limit_headers(&refused);
+            assert_eq!(
+                (limit_headers["limit"], limit_headers["remaining"]),
+                ("0", "0"),
+                "layer {refusing}"
+            );
             for handle in handles {
                 assert_eq!(peeked(&handle).await, 0, "refused by layer {refusing}");
             }
@@ -353,7 +363,7 @@ async fn shadow_mode_counts_but_neither_refuses_nor_sends_headers() {
         for _ in 0..5 {
             let response = call(&mut service, "/").await;
             assert_eq!(response.status(), 200);
-            assert!(fields(&response).is_empty());
+            assert!(limit_headers(&response).is_empty());
         }
         assert_eq!(peeked(&handle).await, 2, "what would have been refused is not counted");
         handle.set_shadow(false);
@@ -382,7 +392,7 @@ async fn shadow_mode_lets_requests_without_a_key_and_a_failing_store_pass() {
             per_minute(9, mood).on_store_failure(tower_fixed_window::OnStoreFailure::Deny).shadow();
         let response = call(&mut service!(failing), "/").await;
         assert_eq!(response.status(), 200);
-        assert!(fields(&response).is_empty());
+        assert!(limit_headers(&response).is_empty());
     }
 }
 
@@ -401,7 +411,10 @@ async fn a_limit_that_is_changed_applies_to_the_next_request_of_every_service() 
 
         handle.set_quotas(Quota::per_minute(4));
         let response = call(&mut one.clone(), "/").await;
-        assert_eq!((fields(&response)["limit"], fields(&response)["used"]), ("4", "3"));
+        assert_eq!(
+            (limit_headers(&response)["limit"], limit_headers(&response)["used"]),
+            ("4", "3")
+        );
         assert_eq!(used(&call(&mut other, "/").await), 4);
 
         handle.set_quotas(Quota::per_minute(1));

@@ -11,23 +11,14 @@ use tokio::time::{Instant, sleep};
 use tower::limit::ConcurrencyLimitLayer;
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_fixed_window::key::global;
-use tower_fixed_window::{Clock, FixedWindowLayer, Key, MemoryStore, Quota};
+use tower_fixed_window::{FixedWindowLayer, Key, MemoryStore, Quota};
 
-use crate::support::get;
-
-/// Wall time that goes with tokio's: at the start of a second.
-struct Paused(Instant);
-
-impl Clock for Paused {
-    fn now_ms(&self) -> u64 {
-        1_700_000_040_000 + self.0.elapsed().as_millis() as u64
-    }
-}
+use crate::support::{get, paused_clock};
 
 fn ten_a_second(queue: u64, max_wait: Duration) -> FixedWindowLayer {
     FixedWindowLayer::new(Quota::per_second(10))
         .key(global())
-        .store(MemoryStore::with_clock(Paused(Instant::now())))
+        .store(MemoryStore::with_clock(paused_clock()))
         .queue(queue, max_wait)
 }
 

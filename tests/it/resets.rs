@@ -8,11 +8,12 @@ use axum::Router;
 use axum::routing::any;
 use http::StatusCode;
 use tower::ServiceExt;
-use tower_fixed_window::key::header;
+use tower_fixed_window::key::{global, header};
 use tower_fixed_window::store::Store;
 use tower_fixed_window::testing::block_on;
 use tower_fixed_window::{
-    FixedWindowLayer, Key, Limiter, ManualClock, MemoryStore, Quota, Quotas, StoreError,
+    FixedWindowLayer, Key, Limiter, ManualClock, MemoryStore, OnStoreFailure, Quota, Quotas,
+    StoreError,
 };
 
 use crate::support::{ANSWERS, Mood, NOW_MS, TestStore, get};
@@ -163,4 +164,37 @@ fn a_store_behind_a_pointer_behaves_like_the_store() {
     let spent = Limiter::new(FREE).store(far.remote().expect("remote").fallback().clone());
     assert!(block_on(spent.check("alice")).expect("memory").allowed());
     assert_eq!(shared.remote().expect("remote").fallback().len(), 1, "the same memory");
+}
+
+#[test]
+fn a_reset_key_has_the_full_capacity_of_any_plan() {
+    let clock = ManualClock::at_ms(NOW_MS);
+    let store = MemoryStore::with_max_keys(1).clock(clock);
+    let limiter = Limiter::new(Quota::per_hour(5)).store(store.clone());
+    let plan = Quota::per_hour(5).rollover_up_to(10);
+    for key in 0..200_u64 {
+        let _ = block_on(limiter.check(key)).expect("memory");
+    }
+    assert!(store.overflowed() > 0);
+    for key in 0..200_u64 {
+        if block_on(limiter.reset(key)).is_ok() {
+            let standing = block_on(limiter.peek_with(key, plan, 1)).expect("memory");
+            assert_eq!(standing.remaining(), 10);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_reset_through_a_layer_without_a_fallback_clears_the_fallback_of_others() {
+    let store = TestStore::new(Mood::FailsNow).shared();
+    let layer = FixedWindowLayer::new(Quota::per_minute(1)).name("api").key(global());
+    let local = layer.clone().store(store.clone());
+    let deny = layer.store(store.clone()).on_store_failure(OnStoreFailure::Deny);
+    let handle = deny.handle();
+    let (_keep, app) = (app(&deny), app(&local));
+    assert_eq!([status(&app).await, status(&app).await], [200, 429]);
+    store.set(Mood::Now);
+    handle.reset(Key::global()).await.expect("it can be asked");
+    store.set(Mood::FailsNow);
+    assert_eq!(status(&app).await, 200);
 }

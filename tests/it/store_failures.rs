@@ -16,7 +16,7 @@ use tower::{Layer, ServiceExt, service_fn};
 use tower_fixed_window::key::global;
 use tower_fixed_window::{FixedWindowLayer, Limiter, MAX_WINDOW, OnStoreFailure, Quota};
 
-use crate::support::{Mood, TestStore, fields, get, used};
+use crate::support::{Mood, TestStore, get, limit_headers, used};
 
 const FAILURES: [Mood; 2] = [Mood::FailsNow, Mood::FailsLater];
 
@@ -58,7 +58,7 @@ async fn by_default_the_quota_is_enforced_in_memory_while_the_store_fails() {
         // One only: after five failures in a row the store would be left alone for a while.
         let response = ask(&service).await;
         assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS, "{failure:?}");
-        assert_eq!(fields(&response)["remaining"], "0");
+        assert_eq!(limit_headers(&response)["remaining"], "0");
         assert_eq!(calls.load(Ordering::SeqCst), 4);
 
         // Back again, the store's own count goes on.
@@ -74,7 +74,7 @@ async fn allow_lets_requests_pass_without_headers() {
         for _ in 0..10 {
             let response = ask(&service).await;
             assert_eq!(response.status(), StatusCode::OK, "{failure:?}");
-            assert!(fields(&response).is_empty());
+            assert!(limit_headers(&response).is_empty());
             assert!(!response.headers().contains_key(RETRY_AFTER));
         }
         assert_eq!(calls.load(Ordering::SeqCst), 10);
@@ -90,7 +90,7 @@ async fn deny_answers_503_not_429() {
         assert_eq!(response.headers()[RETRY_AFTER], "1");
         assert_eq!(response.headers()[CACHE_CONTROL], "no-store");
         assert_eq!(response.headers()[CONTENT_TYPE], "application/problem+json");
-        assert!(fields(&response).is_empty());
+        assert!(limit_headers(&response).is_empty());
         let body = axum::body::to_bytes(response.into_body(), 1_000).await.expect("short");
         let body: serde_json::Value = serde_json::from_slice(&body).expect("JSON");
         assert_eq!(body["status"], 503);

@@ -16,7 +16,7 @@ use tower_fixed_window::{EmptyBody, FixedWindow, FixedWindowLayer};
 use tower_http::compression::CompressionLayer;
 use tower_http::trace::TraceLayer;
 
-use crate::support::{ANSWERS, Mood, fields, get, per_minute, used};
+use crate::support::{ANSWERS, Mood, get, limit_headers, per_minute, used};
 
 struct App {
     limit: FixedWindowLayer,
@@ -107,7 +107,7 @@ async fn on_reject_fits_any_body() {
         let _ = service.clone().oneshot(get("/")).await.expect("infallible");
         let response = service.oneshot(get("/")).await.expect("infallible");
         assert_eq!(response.status(), StatusCode::IM_A_TEAPOT);
-        assert_eq!(fields(&response)["remaining"], "0", "the fields come with any answer");
+        assert_eq!(limit_headers(&response)["remaining"], "0", "the headers come with any answer");
         let body = response.into_body().collect().await.expect("infallible").to_bytes();
         assert!(body.starts_with(b"API rate limit exceeded"));
     }

@@ -10,6 +10,8 @@ mod overflow;
 mod quotas;
 mod reference;
 mod remembered_refusals;
+#[path = "../shared.rs"]
+mod shared;
 mod simulated_server;
 mod trace;
 

@@ -211,3 +211,19 @@ fn a_store_allocates_memory_as_keys_arrive() {
     let bound = MemoryStore::new().max_bytes();
     assert!((used.bytes_max as usize) < bound / 32, "{} of {bound}", used.bytes_max);
 }
+
+#[test]
+#[ignore = "S4 as it stands: a state that moves along is not written, and moves along again"]
+fn a_clock_that_was_a_year_ahead_refuses_no_client_for_a_year() {
+    const YEAR: u64 = 365 * 24 * 3_600_000;
+    let clock = ManualClock::at_ms(NOW_MS + YEAR);
+    let limiter = Limiter::new(Quota::per_minute(5)).store(MemoryStore::with_clock(clock.clone()));
+    for _ in 0..5 {
+        assert!(answer(limiter.check("alice")).allowed());
+    }
+    clock.set_ms(NOW_MS);
+    let refused = answer(limiter.check("alice"));
+    assert!(!refused.allowed());
+    clock.advance(refused.retry_after().expect("some day"));
+    assert!(answer(limiter.check("alice")).allowed());
+}
