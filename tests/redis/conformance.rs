@@ -7,8 +7,9 @@ use redis::aio::MultiplexedConnection;
 use tower_fixed_window::store::{RedisStore, Store};
 use tower_fixed_window::testing::conformance;
 
-use crate::gathered_calls::{Crowd, calls};
+use crate::gathered_calls::Crowd;
 use crate::server::Server;
+use crate::traffic::scripts;
 
 pub(crate) async fn connect(url: &str) -> MultiplexedConnection {
     let client = redis::Client::open(url).expect("an address");
@@ -32,7 +33,7 @@ fn redis_passes_the_conformance_suite_with_gathered_calls() {
     let Some(server) = Server::start() else { return };
     let asked = Arc::<AtomicU64>::default();
     passes_the_suite(&server, |store| Crowd::new(store, Arc::clone(&asked)));
-    let (asked, calls) = (asked.load(Ordering::Relaxed), calls(&server));
+    let (asked, calls) = (asked.load(Ordering::Relaxed), scripts(&server));
     println!("{asked} decisions in {calls} calls");
     assert!(calls * 10 < asked * 8, "{asked} decisions in {calls} calls");
 }

@@ -13,10 +13,10 @@ use tower_fixed_window::store::{Account, Adjust, Charge, RedisStore, Remote, Rep
 use tower_fixed_window::{Decision, Key, ManualClock, MemoryStore, Quota, Quotas, StoreError};
 
 use crate::conformance::connect;
-use crate::differential::{
-    around, env, length, quota_around, start, step_clock, tokens, with_limits,
-};
+use crate::differential::{around, quota_around};
+use crate::random::{env, length, start, step_clock, tokens, with_limits};
 use crate::server::{ALONE, Server};
+use crate::traffic::scripts;
 
 /// A store none of whose charges travels alone: somebody else's is asked before it, and leaves at once.
 /// What is asked while that is under way leaves together.
@@ -55,14 +55,6 @@ impl Store for Crowd {
     fn remote(&self) -> Option<&Remote> {
         self.store.remote()
     }
-}
-
-/// Calls of scripts that a server has had.
-pub(crate) fn calls(server: &Server) -> u64 {
-    let stats: String = server.ask(&["INFO", "commandstats"]);
-    let calls = stats.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls="));
-    let calls = calls.map(|calls| calls.split(',').next().expect("a number"));
-    calls.map_or(0, |calls| calls.parse().expect("a number"))
 }
 
 /// More tokens than microseconds in the window: as text from there on, and exact.
@@ -141,7 +133,7 @@ async fn gathered_calls_are_decided_in_the_order_they_were_made() {
     // What finds its script missing may come after those who were asked later.
     let _ = at_once(charges(&RedisStore::from(connection.clone()), 0..9)).await;
     let (first, rounds) = (env("SEED", 1), env("ROUNDS", 60));
-    let (mut asked, before) = (0, calls(&server));
+    let (mut asked, before) = (0, scripts(&server));
     for seed in first..first + rounds {
         let mut rng = Rng::with_seed(seed);
         let clock = ManualClock::at_ms(start(&mut rng));
@@ -192,7 +184,7 @@ async fn gathered_calls_are_decided_in_the_order_they_were_made() {
             }
         }
     }
-    let calls = calls(&server) - before;
+    let calls = scripts(&server) - before;
     println!("{asked} decisions in {calls} calls");
     assert!(calls * 20 < asked, "{asked} decisions in {calls} calls");
 }
@@ -275,7 +267,7 @@ async fn a_key_with_an_unreadable_value_fails_alone() {
             Ok(decision) => assert_eq!((decision.used(), bad.contains(&key)), (1, false), "{key}"),
         }
     }
-    assert_eq!(calls(&server), 2 * 2, "one alone, and all others; first without their scripts");
+    assert_eq!(scripts(&server), 2 * 2, "one alone, and all others; first without their scripts");
 }
 
 #[tokio::test]

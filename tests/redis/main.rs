@@ -13,6 +13,7 @@ mod latency;
 mod leases;
 mod outage;
 mod proxy;
+mod random;
 mod runtimes;
 mod secrets;
 mod server;

@@ -329,15 +329,19 @@ async fn each_layer_has_its_own_store_failure_policy() {
         for _ in 0..3 {
             let response = service.ready().await.expect("it is").call(http::Request::new(()));
             let response = response.await.expect("no error");
-            let fields = response.headers().contains_key("x-ratelimit-limit");
+            let limit = response.headers().contains_key("x-ratelimit-limit");
             let retry = response.headers().contains_key("retry-after");
-            statuses.push((response.status().as_u16(), fields, retry));
+            statuses.push((response.status().as_u16(), limit, retry));
         }
         statuses
     };
     let local = [(200, true, false), (429, true, true), (429, true, true)];
     assert_eq!(answer(OnStoreFailure::Local).await, local);
-    assert_eq!(answer(OnStoreFailure::Allow).await, [(200, false, false); 3], "unknown: no fields");
+    assert_eq!(
+        answer(OnStoreFailure::Allow).await,
+        [(200, false, false); 3],
+        "unknown: no headers"
+    );
     assert_eq!(
         answer(OnStoreFailure::Deny).await,
         [(503, false, true); 3],
