@@ -89,7 +89,7 @@ impl Machine {
 }
 
 #[tokio::test]
-async fn nodes_share_a_count_behind_a_network_that_forgets() {
+async fn nodes_share_a_count_behind_a_network_that_drops_idle_connections() {
     let Some(server) = Server::start() else { return };
     let proxy = Proxy::to(server.port).forgets_after(Duration::from_secs(2));
     let store = |run: u32| {
@@ -103,7 +103,7 @@ async fn nodes_share_a_count_behind_a_network_that_forgets() {
 
 /// Of the default deadline, 250 ms, some 200 are needed.
 #[tokio::test]
-async fn nodes_share_a_count_behind_a_network_that_is_far_and_forgets() {
+async fn nodes_share_a_count_behind_a_slow_network_that_drops_idle_connections() {
     let Some(server) = Server::start() else { return };
     let proxy = Proxy::to(server.port)
         .forgets_after(Duration::from_secs(2))
@@ -135,7 +135,7 @@ async fn nodes_share_a_count_over_sentinel() {
 
 /// With Sentinel another one is looked for first: far away, that takes a deadline that fits.
 #[tokio::test]
-async fn nodes_share_a_count_over_sentinel_far_away() {
+async fn nodes_share_a_count_over_sentinel_on_a_slow_network() {
     let Some(server) = Server::start() else { return };
     let Some(watcher) = Server::with(&["--sentinel"]) else { return };
     let proxy = Proxy::to(server.port)
@@ -166,7 +166,7 @@ async fn nodes_share_a_count_over_tls() {
 
 /// Many at once wait for one check.
 #[tokio::test]
-async fn a_crowd_that_finds_a_forgotten_connection_waits_for_one_check() {
+async fn concurrent_calls_on_a_dropped_connection_wait_for_one_check() {
     let Some(server) = Server::start() else { return };
     let proxy = Proxy::to(server.port);
     let node = new(&proxy.url());
@@ -188,7 +188,7 @@ async fn a_crowd_that_finds_a_forgotten_connection_waits_for_one_check() {
 
 /// An idle one costs a round trip more, not a connection.
 #[tokio::test]
-async fn a_connection_that_lives_is_kept_however_long_it_was_idle() {
+async fn a_live_connection_is_kept_however_long_it_was_idle() {
     let Some(server) = Server::start() else { return };
     let proxy = Proxy::to(server.port);
     let nodes = [new(&proxy.url())];
@@ -198,7 +198,7 @@ async fn a_connection_that_lives_is_kept_however_long_it_was_idle() {
 }
 
 #[tokio::test]
-async fn nobody_asks_and_nothing_is_sent() {
+async fn an_idle_store_sends_no_commands() {
     let Some(server) = Server::start() else { return };
     let node = new(&server.url());
     assert_one_count(&in_turns(std::slice::from_ref(&node), 1, Duration::ZERO).await);
@@ -215,7 +215,7 @@ async fn nobody_asks_and_nothing_is_sent() {
 }
 
 #[tokio::test]
-async fn a_connection_of_ones_own_is_tried_before_it_is_used() {
+async fn a_connection_made_by_the_caller_is_checked_before_use() {
     let Some(server) = Server::with(&["--save", "", "--timeout", "1"]) else { return };
     let client = redis::Client::open(server.url()).expect("an address");
     let manager = client.get_connection_manager().await.expect("it connects");
@@ -225,7 +225,7 @@ async fn a_connection_of_ones_own_is_tried_before_it_is_used() {
 
 /// Nobody's patience is needed for a connection to be given up.
 #[tokio::test]
-async fn a_silent_connection_is_left_though_callers_give_up_before_its_deadline() {
+async fn a_silent_connection_is_replaced_even_if_callers_give_up_before_its_deadline() {
     let Some(server) = Server::start() else { return };
     let proxy = Proxy::to(server.port);
     let node = new(&proxy.url());
