@@ -12,14 +12,14 @@ use http::request::Parts;
 use http::{HeaderValue, Method, Request, Response, StatusCode};
 use tower_service::Service;
 
+use super::headers::seconds;
+use super::layer::FixedWindowLayer;
+use super::live::Live;
+use super::options::Options;
 use crate::decision::Decision;
-use crate::headers::seconds;
 use crate::key::Key;
-use crate::layer::FixedWindowLayer;
 use crate::limiter::Limiter;
-use crate::live::Live;
 use crate::observe;
-use crate::options::Options;
 use crate::store::{Account, Charge, Reply, Scope, StoreError};
 
 /// A service that tells callers how they stand, in GitHub's JSON, without charging them.

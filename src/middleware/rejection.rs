@@ -8,8 +8,8 @@ use bytes::Bytes;
 use http::header::CONTENT_TYPE;
 use http::{HeaderName, HeaderValue, Response, StatusCode};
 
+use super::headers::{self, Fixed, policy};
 use crate::decision::Decision;
-use crate::headers::{self, Fixed, policy};
 use crate::key::MissingKey;
 use crate::quota::{Quota, Quotas};
 use crate::store::Account;

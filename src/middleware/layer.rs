@@ -10,17 +10,17 @@ use http::{Response, StatusCode, response};
 use http_body::Body;
 use tower_layer::Layer;
 
+use super::headers::Headers;
+use super::live::{Handle, Live};
+use super::options::Options;
+use super::rejection::{EmptyBody, GitHubBody, Grpc, OnReject, ProblemJson, Rejection};
+use super::service::{FixedWindow, Shared};
+use super::upload::Drain;
 use crate::decision::Decision;
-use crate::headers::Headers;
 use crate::key::{Key, KeyExtractor, key_fn};
 use crate::limiter::Limiter;
-use crate::live::{Handle, Live};
-use crate::options::Options;
 use crate::quota::Quotas;
-use crate::rejection::{EmptyBody, GitHubBody, Grpc, OnReject, ProblemJson, Rejection};
-use crate::service::{FixedWindow, Shared};
 use crate::store::{OnStoreFailure, Store};
-use crate::upload::Drain;
 
 /// Limits the requests to the service it wraps.
 ///

@@ -9,12 +9,12 @@ use std::task::{Context, Poll};
 use http::{Request, Response};
 use tower_service::Service;
 
-use crate::future::ResponseFuture;
+use super::future::ResponseFuture;
+use super::live::{Live, Policy};
+use super::options::Options;
+use super::rejection::{ProblemJson, Reject};
+use super::request::{Asked, Ticket, Verdict};
 use crate::limiter::Limiter;
-use crate::live::{Live, Policy};
-use crate::options::Options;
-use crate::rejection::{ProblemJson, Reject};
-use crate::ticket::{Asked, Ticket, Verdict};
 
 /// A service whose requests are limited: see [`FixedWindowLayer`](crate::FixedWindowLayer).
 ///

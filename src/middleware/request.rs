@@ -10,17 +10,17 @@ use std::time::Duration;
 use http::request::Parts;
 use http::{Extensions, Response};
 
-use crate::cost::TrueCost;
+use super::cost::TrueCost;
+use super::headers;
+use super::live::{Live, Policy};
+use super::queue::Place;
+use super::rejection::{Reason, Reject, Rejection};
+use super::service::Shared;
 use crate::decision::Decision;
-use crate::headers;
 use crate::key::{Key, MissingKey};
 use crate::limiter::{Limiter, observe_decision};
-use crate::line::Place;
-use crate::live::{Live, Policy};
 use crate::observe::{self, Outcome};
 use crate::quota::Quotas;
-use crate::rejection::{Reason, Reject, Rejection};
-use crate::service::Shared;
 use crate::store::{Account, Charge, OnStoreFailure, OwnedAccount, Reply, StoreError};
 
 pub(crate) struct Ticket<J> {

@@ -6,14 +6,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
 
+use super::headers::Fixed;
+use super::options::Options;
+use super::queue::Line;
+use super::rejection::prepare;
 use crate::decision::Decision;
-use crate::headers::Fixed;
 use crate::key::Key;
 use crate::limiter::Limiter;
-use crate::line::Line;
-use crate::options::Options;
 use crate::quota::Quotas;
-use crate::rejection::prepare;
 use crate::store::{Reply, StoreError};
 use crate::timer::Closing;
 

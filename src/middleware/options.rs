@@ -7,12 +7,12 @@ use http::header::{ACCESS_CONTROL_REQUEST_METHOD, ORIGIN};
 use http::request::Parts;
 use http::{Method, StatusCode, response};
 
+use super::headers::Headers;
+use super::upload::Drain;
 use crate::decision::Decision;
-use crate::headers::Headers;
 use crate::key::{Key, KeyExtractor, peer_ip};
 use crate::quota::Quotas;
 use crate::store::OnStoreFailure;
-use crate::upload::Drain;
 
 type Skip = Arc<dyn Fn(&Parts) -> bool + Send + Sync>;
 type QuotaFn = Arc<dyn Fn(&Parts, &Key) -> Quotas + Send + Sync>;

@@ -12,10 +12,10 @@ use http::{Request, Response};
 use pin_project_lite::pin_project;
 use tower_service::Service;
 
-use crate::rejection::Reject;
-use crate::ticket::{Refusal, Ticket, Undecided, Verdict};
+use super::rejection::Reject;
+use super::request::{Refusal, Ticket, Undecided, Verdict};
+use super::upload::{Drain, Rest};
 use crate::timer::{Closed, Wait};
-use crate::upload::{Drain, Rest};
 
 pin_project! {
     /// The response of [`FixedWindow`](crate::FixedWindow).
