@@ -1,5 +1,8 @@
-//! The middleware: what stands between a request and the service.
+//! The middleware. A request passes through its files in one direction: `layer` makes the `service`,
+//! whose `future` charges the `request`; one that does not pass gets a `rejection`, and every response
+//! its `headers`.
 
+mod correction;
 mod cost;
 mod endpoint;
 mod future;
@@ -8,9 +11,11 @@ mod layer;
 mod live;
 mod options;
 mod queue;
+mod reason;
 mod rejection;
 mod request;
 mod service;
+mod shared;
 mod upload;
 
 pub use cost::{CostMeter, TrueCost};
@@ -19,7 +24,6 @@ pub use future::ResponseFuture;
 pub use headers::Headers;
 pub use layer::FixedWindowLayer;
 pub use live::Handle;
-pub use rejection::{
-    EmptyBody, GitHubBody, Grpc, OnReject, ProblemJson, Reason, Reject, Rejection,
-};
+pub use reason::Reason;
+pub use rejection::{EmptyBody, GitHubBody, Grpc, OnReject, ProblemJson, Reject, Rejection};
 pub use service::FixedWindow;

@@ -3,17 +3,19 @@
 
 use std::fmt;
 use std::future::Future;
+use std::mem;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
-use std::time::Duration;
 
 use http::request::Parts;
 use http::{Request, Response};
 use pin_project_lite::pin_project;
 use tower_service::Service;
 
+use super::correction::PendingDecision;
+use super::reason::Reason;
 use super::rejection::Reject;
-use super::request::{Refusal, Ticket, Undecided, Verdict};
+use super::request::{LimitedRequest, Next};
 use super::upload::{Drain, Rest};
 use crate::timer::{Closed, Wait};
 
@@ -27,7 +29,7 @@ pin_project! {
         #[pin]
         state: State<S, B, S::Future>,
         // Dropped after the state: a charge is given back when the service has been dropped.
-        ticket: Ticket<J>,
+        limited: LimitedRequest<J>,
     }
 }
 
@@ -35,115 +37,89 @@ pin_project! {
     #[project = StateProj]
     enum State<S, B, F> {
         /// The store has not answered yet. The service that was made ready waits with the request.
-        Deciding { reply: Undecided, held: Option<Held<S, B>> },
+        Deciding { decision: PendingDecision, held: Option<Held<S, B>> },
         /// The request has a reservation, and holds nothing that others need.
         Waiting { wait: Wait, held: Option<Held<S, B>> },
         /// It is due, and waits for the service.
         Readying { held: Option<Held<S, B>> },
-        /// The service was ready too late, and others who are late were there before it. It holds
+        /// The service was ready too late, and other late requests were there before it. It holds
         /// nothing that they need.
         Behind { held: Option<Held<S, B>> },
         Calling { #[pin] future: F },
         /// What the client is still sending is read first.
-        Refused { refusal: Refusal, rest: Option<Rest<B>> },
+        Refused { reason: Reason, rest: Option<Rest<B>> },
     }
 }
 
 struct Held<S, B> {
     service: S,
-    request: Request<B>,
+    parts: Parts,
+    body: B,
 }
 
 const DONE: &str = "polled after it was done";
 
 impl<S, B, J> ResponseFuture<S, B, J>
 where
-    S: Service<Request<B>>,
+    S: Service<Request<B>> + Clone,
+    B: 'static,
 {
-    pub(crate) fn deciding(
-        ticket: Ticket<J>,
-        reply: Undecided,
-        service: S,
-        request: Request<B>,
-    ) -> Self {
-        Self { state: State::Deciding { reply, held: Some(Held { service, request }) }, ticket }
-    }
-
-    pub(crate) fn waiting(
-        ticket: Ticket<J>,
-        wait: Duration,
-        service: S,
-        request: Request<B>,
-    ) -> Self {
-        let wait = Wait::new(wait, &ticket.shared().live.closing);
-        Self { state: State::Waiting { wait, held: Some(Held { service, request }) }, ticket }
-    }
-
-    pub(crate) fn in_turn(ticket: Ticket<J>, service: S, request: Request<B>) -> Self {
-        Self { state: State::Readying { held: Some(Held { service, request }) }, ticket }
-    }
-
+    /// `service` is ready. It is called at once, or a clone takes its place.
     #[inline]
-    pub(crate) fn calling(ticket: Ticket<J>, future: S::Future) -> Self {
-        Self { state: State::Calling { future }, ticket }
-    }
-
-    pub(crate) fn refused(mut ticket: Ticket<J>, refusal: Refusal, parts: &Parts, body: B) -> Self
-    where
-        B: 'static,
-    {
-        Self { state: refuse(&mut ticket, refusal, parts, body), ticket }
+    pub(crate) fn new(
+        mut limited: LimitedRequest<J>,
+        service: &mut S,
+        request: Request<B>,
+    ) -> Self {
+        let (parts, body) = request.into_parts();
+        let next = limited.start(&parts);
+        Self { state: follow(&mut limited, next, service, parts, body), limited }
     }
 }
 
-#[inline(always)]
-fn refuse<S, B: 'static, F, J>(
-    ticket: &mut Ticket<J>,
-    refusal: Refusal,
-    parts: &Parts,
-    body: B,
-) -> State<S, B, F> {
-    ticket.refused(parts, &refusal);
-    let drains = &ticket.shared().options.drains;
-    State::Refused { refusal, rest: Drain::rest(drains, parts, body) }
-}
-
+/// Takes the next step with a service that is ready: it is called, kept, or let go.
 #[inline]
-fn call<S, B, J>(
-    ticket: &mut Ticket<J>,
+fn follow<S, B, J>(
+    limited: &mut LimitedRequest<J>,
+    next: Next,
     service: &mut S,
-    mut request: Request<B>,
-) -> State<S, B, S::Future>
-where
-    S: Service<Request<B>>,
-{
-    ticket.calling(request.extensions_mut());
-    State::Calling { future: service.call(request) }
-}
-
-/// What follows from a verdict, with a service that is ready.
-fn decided<S, B, J>(
-    ticket: &mut Ticket<J>,
-    verdict: Verdict,
-    mut service: S,
-    parts: Parts,
+    mut parts: Parts,
     body: B,
 ) -> State<S, B, S::Future>
 where
     S: Service<Request<B>> + Clone,
     B: 'static,
 {
-    match verdict {
-        Verdict::Pass => call(ticket, &mut service, Request::from_parts(parts, body)),
-        Verdict::PassIn(wait) => State::Waiting {
-            wait: Wait::new(wait, &ticket.shared().live.closing),
-            held: Some(Held {
-                service: service.clone(),
-                request: Request::from_parts(parts, body),
-            }),
-        },
-        Verdict::Refuse(refusal) => refuse(ticket, refusal, &parts, body),
+    match next {
+        Next::Call => {
+            limited.calling(&mut parts.extensions);
+            State::Calling { future: service.call(Request::from_parts(parts, body)) }
+        }
+        Next::Refuse(reason) => {
+            limited.refused(&parts, &reason);
+            let rest = Drain::rest(&limited.shared().options.drains, &parts, body);
+            State::Refused { reason, rest }
+        }
+        Next::Decide(decision) => {
+            let clone = service.clone();
+            let service = mem::replace(service, clone);
+            State::Deciding { decision, held: Some(Held { service, parts, body }) }
+        }
+        Next::Wait(duration) => {
+            let wait = Wait::new(duration, &limited.shared().live.closing);
+            State::Waiting { wait, held: Some(Held { service: let_go(service), parts, body }) }
+        }
+        Next::ChargeInTurn => {
+            State::Readying { held: Some(Held { service: let_go(service), parts, body }) }
+        }
     }
+}
+
+/// A clone that is not ready: a request that waits must not hold what others need to be served.
+fn let_go<S: Clone>(service: &mut S) -> S {
+    let unready = service.clone();
+    *service = unready.clone();
+    unready
 }
 
 impl<S, B, J, R> Future for ResponseFuture<S, B, J>
@@ -159,23 +135,23 @@ where
         loop {
             match this.state.as_mut().project() {
                 StateProj::Calling { future } => {
-                    // Told where it is: a response is large enough for each move of it to be felt.
+                    // Stamped where it is: a response is large enough for each move of it to be felt.
                     let mut answer = future.poll(cx);
                     if let Poll::Ready(Ok(response)) = &mut answer {
-                        if this.ticket.is_corrected_by(response) {
-                            return answer.map_ok(|response| this.ticket.correct(response));
+                        if this.limited.is_corrected_by(response) {
+                            return answer.map_ok(|response| this.limited.correct(response));
                         }
-                        this.ticket.tell(response);
+                        this.limited.stamp(response);
                     }
                     return answer;
                 }
-                StateProj::Refused { refusal, rest } => {
+                StateProj::Refused { reason, rest } => {
                     if let Some(rest) = rest {
                         ready!(rest.poll(cx));
                     }
-                    return Poll::Ready(Ok(this.ticket.refuse(refusal)));
+                    return Poll::Ready(Ok(this.limited.reject(reason)));
                 }
-                _ => ready!(advance(this.state.as_mut(), this.ticket, cx))?,
+                _ => ready!(advance(this.state.as_mut(), this.limited, cx))?,
             }
         }
     }
@@ -186,7 +162,7 @@ where
 #[inline(never)]
 fn advance<S, B, J>(
     mut state: Pin<&mut State<S, B, S::Future>>,
-    ticket: &mut Ticket<J>,
+    limited: &mut LimitedRequest<J>,
     cx: &mut Context<'_>,
 ) -> Poll<Result<(), S::Error>>
 where
@@ -194,41 +170,33 @@ where
     B: 'static,
 {
     let next = match state.as_mut().project() {
-        StateProj::Deciding { reply, held } => {
-            let answer = ready!(reply.poll(cx));
-            let Held { service, request } = held.take().expect(DONE);
-            let (parts, body) = request.into_parts();
-            let verdict = ticket.verdict(&parts, answer);
-            decided(ticket, verdict, service, parts, body)
+        StateProj::Deciding { decision, held } => {
+            let answer = ready!(decision.poll(cx));
+            let Held { mut service, parts, body } = held.take().expect(DONE);
+            let next = limited.decide(&parts, answer);
+            follow(limited, next, &mut service, parts, body)
         }
         StateProj::Waiting { wait, held } => match ready!(wait.poll(cx)) {
             Ok(()) => State::Readying { held: held.take() },
             Err(Closed) => {
-                ticket.give_back();
-                let (parts, body) = held.take().expect(DONE).request.into_parts();
-                refuse(ticket, Refusal::Closed, &parts, body)
+                limited.give_back();
+                let Held { mut service, parts, body } = held.take().expect(DONE);
+                follow(limited, Next::Refuse(Reason::QueueClosed), &mut service, parts, body)
             }
         },
         StateProj::Readying { held } => {
             ready!(held.as_mut().expect(DONE).service.poll_ready(cx))?;
-            let Held { mut service, request } = held.take().expect(DONE);
-            if !ticket.is_late() {
-                call(ticket, &mut service, request)
-            } else if ticket.turn(cx).is_pending() {
-                State::Behind { held: Some(Held { service: service.clone(), request }) }
+            let Held { mut service, parts, body } = held.take().expect(DONE);
+            let is_late = limited.is_late();
+            if is_late && limited.turn(cx).is_pending() {
+                State::Behind { held: Some(Held { service: service.clone(), parts, body }) }
             } else {
-                let (parts, body) = request.into_parts();
-                match ticket.ask_again(&parts) {
-                    Ok(verdict) => decided(ticket, verdict, service, parts, body),
-                    Err(reply) => {
-                        let request = Request::from_parts(parts, body);
-                        State::Deciding { reply, held: Some(Held { service, request }) }
-                    }
-                }
+                let next = if is_late { limited.charge_again(&parts) } else { Next::Call };
+                follow(limited, next, &mut service, parts, body)
             }
         }
         StateProj::Behind { held } => {
-            ready!(ticket.turn(cx));
+            ready!(limited.turn(cx));
             State::Readying { held: held.take() }
         }
         StateProj::Calling { .. } | StateProj::Refused { .. } => return Poll::Ready(Ok(())),

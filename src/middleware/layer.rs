@@ -14,7 +14,8 @@ use super::headers::Headers;
 use super::live::{Handle, Live};
 use super::options::Options;
 use super::rejection::{EmptyBody, GitHubBody, Grpc, OnReject, ProblemJson, Rejection};
-use super::service::{FixedWindow, Shared};
+use super::service::FixedWindow;
+use super::shared::Shared;
 use super::upload::Drain;
 use crate::decision::Decision;
 use crate::key::{Key, KeyExtractor, key_fn};
@@ -862,7 +863,7 @@ impl<J> FixedWindowLayer<J> {
     /// assert_eq!(ask(Request::get("/")).status(), 200);
     /// ```
     pub fn handle(&self) -> Handle {
-        self.live.serve(&self.options);
+        self.live.follow(&self.options);
         Handle::new(Arc::clone(&self.live), self.limiter())
     }
 
@@ -954,7 +955,7 @@ impl<S, J: Clone> Layer<S> for FixedWindowLayer<J> {
     /// If the layer counts in a shared store and has no name.
     fn layer(&self, inner: S) -> Self::Service {
         self.limiter.check_name();
-        self.live.serve(&self.options);
+        self.live.follow(&self.options);
         let (limiter, live) = (self.limiter(), Arc::clone(&self.live));
         let shared = Shared::new(limiter, self.options.clone(), live, self.reject.clone());
         FixedWindow::new(inner, Arc::new(shared))

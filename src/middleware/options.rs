@@ -1,4 +1,4 @@
-//! What a layer was told, as its requests need it.
+//! The options of a layer, as its requests need them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,7 +20,7 @@ type CostFn = Arc<dyn Fn(&Parts) -> u64 + Send + Sync>;
 type CountIf = Arc<dyn Fn(&response::Parts) -> bool + Send + Sync>;
 type OnDecision = Arc<dyn Fn(&Parts, &Decision) + Send + Sync>;
 
-/// What a layer was told, but for the way of refusing.
+/// All options but the way of refusing.
 #[derive(Clone)]
 pub(crate) struct Options {
     pub(crate) key: Arc<dyn KeyExtractor>,

@@ -1,7 +1,8 @@
-//! Those who wait for their windows, in order of arrival.
+//! Requests that wait for their windows, in order of arrival.
 //!
-//! Whoever is late, its window over before the service was ready, has to take tokens anew, and those
-//! of one key do so one after the other: else the one that happens to be woken first would go first.
+//! A late request, whose window was over before the service was ready, has to take tokens anew, and
+//! those of one key do so one after the other: else the one that happens to be woken first would go
+//! first.
 
 use std::collections::{BTreeMap, HashMap};
 use std::mem;
@@ -12,19 +13,20 @@ use std::time::Duration;
 use crate::key::Key;
 use crate::timer::{Instant, Sleep};
 
-/// For how long somebody waits for its turn: those before it may be polled no more.
+/// For how long a request waits for its turn: those before it may be polled no more.
 const PATIENCE: Duration = Duration::from_millis(100);
 
+/// The requests of a layer that wait.
 #[derive(Default)]
-pub(crate) struct Line(Mutex<Inner>);
+pub(crate) struct Queue(Mutex<Entries>);
 
 #[derive(Default)]
-struct Inner {
+struct Entries {
     arrivals: u64,
-    waiting: HashMap<Key, BTreeMap<u64, Waiting>>,
+    by_key: HashMap<Key, BTreeMap<u64, Entry>>,
 }
 
-struct Waiting {
+struct Entry {
     /// From here on it is late.
     until: Instant,
     /// It had tokens, of a window that is over when it is late.
@@ -33,78 +35,81 @@ struct Waiting {
     waker: Option<Waker>,
 }
 
-impl Line {
-    fn lock(&self) -> MutexGuard<'_, Inner> {
+impl Queue {
+    fn lock(&self) -> MutexGuard<'_, Entries> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A place in the line, for as long as it lives.
-pub(crate) struct Place {
-    line: Arc<Line>,
+/// A request that may have to wait. It leaves the queue when it is dropped.
+pub(crate) struct Waiter {
+    queue: Arc<Queue>,
     key: Key,
     number: u64,
     arrived: Instant,
-    /// When its tokens were asked for.
-    asked: Instant,
+    charged: Instant,
+    /// Until when it is in time, if it is in the queue.
     until: Option<Instant>,
-    /// It has had tokens.
-    pub(crate) reserved: bool,
+    reserved: bool,
     patience: Option<Sleep>,
 }
 
-impl Place {
-    /// Behind those who are late; not behind those who only stand behind them, or under many requests
-    /// the line would never end.
-    pub(crate) fn new(line: &Arc<Line>, key: &Key) -> Self {
+impl Waiter {
+    /// Behind late requests; not behind those that only stand behind them, or under many requests the
+    /// queue would never end.
+    pub(crate) fn new(queue: &Arc<Queue>, key: &Key) -> Self {
         let now = Instant::now();
-        let mut inner = line.lock();
-        inner.arrivals += 1;
-        let number = inner.arrivals;
-        let is_late = |waiting: &Waiting| waiting.reserved && waiting.until <= now;
-        let behind = inner.waiting.get(key).is_some_and(|all| all.values().any(is_late));
-        drop(inner);
-        let (line, key) = (Arc::clone(line), key.clone());
-        let (arrived, asked) = (now, now);
-        let mut place = Self {
-            line,
-            key,
+        let mut entries = queue.lock();
+        entries.arrivals += 1;
+        let number = entries.arrivals;
+        let is_late = |entry: &Entry| entry.reserved && entry.until <= now;
+        let behind = entries.by_key.get(key).is_some_and(|all| all.values().any(is_late));
+        drop(entries);
+        let mut waiter = Self {
+            queue: Arc::clone(queue),
+            key: key.clone(),
             number,
-            arrived,
-            asked,
+            arrived: now,
+            charged: now,
             until: None,
             reserved: false,
             patience: None,
         };
         if behind {
             // As late as they are: it has no tokens yet.
-            place.stand(now, false);
+            waiter.enter(now);
         }
-        place
+        waiter
     }
 
-    /// For how long it has been in the line, if it had to wait there.
+    /// For how long it has been in the queue, if it had to wait there.
     pub(crate) fn has_waited(&self) -> Option<Duration> {
         self.until.map(|_| self.arrived.elapsed())
     }
 
-    /// Tokens are asked for now.
-    pub(crate) fn asks(&mut self) {
-        self.asked = Instant::now();
+    /// Its charge is sent now.
+    pub(crate) fn charges(&mut self) {
+        self.charged = Instant::now();
     }
 
-    /// It has tokens that are good for so long after they were asked for.
-    pub(crate) fn hold(&mut self, good_for: Duration) {
-        self.stand(self.asked + good_for, true);
+    /// It has tokens that are good for so long after it was charged.
+    pub(crate) fn reserve(&mut self, good_for: Duration) {
+        self.reserved = true;
+        self.enter(self.charged + good_for);
     }
 
-    fn stand(&mut self, until: Instant, reserved: bool) {
-        let waiting = Waiting { until, reserved, waker: None };
-        let mut inner = self.line.lock();
-        let all = inner.waiting.entry(self.key.clone()).or_default();
-        let before = all.insert(self.number, waiting);
+    /// Whether it had tokens already.
+    pub(crate) fn has_reserved(&self) -> bool {
+        self.reserved
+    }
+
+    fn enter(&mut self, until: Instant) {
+        let entry = Entry { until, reserved: self.reserved, waker: None };
+        let mut entries = self.queue.lock();
+        let all = entries.by_key.entry(self.key.clone()).or_default();
+        let before = all.insert(self.number, entry);
         let next = next(all);
-        drop(inner);
+        drop(entries);
         drop(before);
         (self.until, self.patience) = (Some(until), None);
         next.into_iter().for_each(Waker::wake);
@@ -115,15 +120,17 @@ impl Place {
         self.until.is_some_and(|until| until <= Instant::now())
     }
 
-    /// Its turn has come when nobody who was there before it is late.
+    /// Its turn has come when none that was there before it is late.
     pub(crate) fn turn(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        let mut inner = self.line.lock();
-        if let Some(all) = inner.waiting.get_mut(&self.key)
-            && late(all, self.number, Instant::now())
+        let now = Instant::now();
+        let mut entries = self.queue.lock();
+        if let Some(all) = entries.by_key.get_mut(&self.key)
+            && all.range(..self.number).any(|(_, entry)| entry.until <= now)
         {
             let waker = Some(cx.waker().clone());
-            let before = all.get_mut(&self.number).map(|this| mem::replace(&mut this.waker, waker));
-            drop(inner);
+            let before =
+                all.get_mut(&self.number).map(|entry| mem::replace(&mut entry.waker, waker));
+            drop(entries);
             drop(before);
             return self.patience.get_or_insert_with(|| Sleep::new(PATIENCE)).poll(cx);
         }
@@ -131,30 +138,26 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for Waiter {
     fn drop(&mut self) {
         if self.until.is_none() {
             return;
         }
-        let mut inner = self.line.lock();
-        let Some(all) = inner.waiting.get_mut(&self.key) else { return };
-        let this = all.remove(&self.number);
+        let mut entries = self.queue.lock();
+        let Some(all) = entries.by_key.get_mut(&self.key) else { return };
+        let entry = all.remove(&self.number);
         let next = next(all);
         if all.is_empty() {
-            inner.waiting.remove(&self.key);
+            entries.by_key.remove(&self.key);
         }
-        drop(inner);
-        drop(this);
+        drop(entries);
+        drop(entry);
         next.into_iter().for_each(Waker::wake);
     }
 }
 
-/// Whether anybody before `number` is late.
-fn late(all: &BTreeMap<u64, Waiting>, number: u64, now: Instant) -> bool {
-    all.range(..number).any(|(_, waiting)| waiting.until <= now)
-}
-
-/// Whom to wake, without the lock: that may run others of the line, or drop them.
-fn next(all: &mut BTreeMap<u64, Waiting>) -> Option<Waker> {
-    all.values_mut().find_map(|waiting| waiting.waker.take())
+/// The first that waits for its turn, to be woken without the lock: that may run others of the queue,
+/// or drop them.
+fn next(all: &mut BTreeMap<u64, Entry>) -> Option<Waker> {
+    all.values_mut().find_map(|entry| entry.waker.take())
 }

@@ -1,31 +1,31 @@
-//! One request's dealings with the limiter: who pays, what was charged, and how that is corrected
-//! when the response, or the end of the request, shows what it was.
+//! A request on its way through the limit: its key, its charge, and what follows from the answer. What
+//! follows from the response is in `response`.
 
-use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use http::request::Parts;
 use http::{Extensions, Response};
 
-use super::cost::TrueCost;
-use super::headers;
-use super::live::{Live, Policy};
-use super::queue::Place;
-use super::rejection::{Reason, Reject, Rejection};
-use super::service::Shared;
+use super::correction::{Correction, PendingDecision, Refund};
+use super::live::Settings;
+use super::queue::Waiter;
+use super::reason::Reason;
+use super::rejection::{Reject, Rejection};
+use super::shared::Shared;
 use crate::decision::Decision;
-use crate::key::{Key, MissingKey};
-use crate::limiter::{Limiter, observe_decision};
+use crate::key::Key;
+use crate::limiter::observe_decision;
 use crate::observe::{self, Outcome};
 use crate::quota::Quotas;
-use crate::store::{Account, Charge, OnStoreFailure, OwnedAccount, Reply, StoreError};
+use crate::store::{Account, Charge, OnStoreFailure, Reply, StoreError};
 
-pub(crate) struct Ticket<J> {
+mod response;
+
+pub(crate) struct LimitedRequest<J> {
     shared: Arc<Shared<J>>,
-    policy: Arc<Policy>,
+    settings: Arc<Settings>,
     key: Key,
     /// The quotas of this request, where they are not the layer's.
     quotas: Option<Box<Quotas>>,
@@ -34,47 +34,36 @@ pub(crate) struct Ticket<J> {
     /// Whether to give it back if the request is dropped now.
     refund_on_drop: bool,
     shadow: bool,
-    /// Among those who may have to wait.
-    place: Option<Box<Place>>,
+    /// Where the layer has a queue.
+    waiter: Option<Box<Waiter>>,
 }
 
-/// What the store says.
-pub(crate) enum Asked {
-    Now(Verdict),
-    Later(Undecided),
-    /// It is asked when those who came before have had their turn.
-    InTurn,
+/// What happens to a request next.
+pub(crate) enum Next {
+    /// The service is called.
+    Call,
+    /// It has a reservation, and waits until that is due.
+    Wait(Duration),
+    /// It charges when the service is ready, and late requests that came before it have had their
+    /// turn.
+    ChargeInTurn,
+    /// It waits for the store.
+    Decide(PendingDecision),
+    Refuse(Reason),
 }
 
-/// What becomes of a request.
-pub(crate) enum Verdict {
-    Pass,
-    /// It has a reservation that is due then.
-    PassIn(Duration),
-    Refuse(Refusal),
-}
-
-/// Why a request does not pass.
-pub(crate) enum Refusal {
-    RateLimited(Decision),
-    MissingKey(MissingKey),
-    StoreFailed,
-    /// It waited, and the queue was closed.
-    Closed,
-}
-
-impl<J> Ticket<J> {
+impl<J> LimitedRequest<J> {
     #[inline]
-    pub(crate) fn new(shared: &Arc<Shared<J>>, policy: &Arc<Policy>) -> Self {
+    pub(crate) fn new(shared: &Arc<Shared<J>>, settings: &Arc<Settings>) -> Self {
         Self {
             shadow: shared.live.shadow(shared.options.shadow),
             shared: Arc::clone(shared),
-            policy: Arc::clone(policy),
+            settings: Arc::clone(settings),
             key: Key::default(),
             quotas: None,
             charged: None,
             refund_on_drop: false,
-            place: None,
+            waiter: None,
         }
     }
 
@@ -82,21 +71,21 @@ impl<J> Ticket<J> {
         &self.shared
     }
 
-    /// Asks the store.
+    /// Finds key, quotas and cost, and charges.
     #[inline]
-    pub(crate) fn ask(&mut self, parts: &Parts) -> Asked {
+    pub(crate) fn start(&mut self, parts: &Parts) -> Next {
         let options = &self.shared.options;
         if options.skips(parts) {
-            return Asked::Now(Verdict::Pass);
+            return Next::Call;
         }
         if let Err(missing) = options.key.extract(parts, &mut self.key) {
             if !missing.is_client() {
                 observe::mistake(&missing);
             }
-            return Asked::Now(match self.shadow {
+            return match self.shadow {
                 true => self.pass(Outcome::ShadowMissingKey),
-                false => Verdict::Refuse(Refusal::MissingKey(missing)),
-            });
+                false => Next::Refuse(Reason::MissingKey(missing)),
+            };
         }
         if let Some(quota_fn) = &options.quota_fn {
             let quotas = quota_fn(parts, &self.key);
@@ -104,149 +93,131 @@ impl<J> Ticket<J> {
             self.quotas = Some(Box::new(queue.map_or(quotas, |tokens| quotas.reserving(tokens))));
         }
         if options.queue.is_some() && !self.shadow {
-            let place = Place::new(&self.shared.live.line, &self.key);
-            let behind = place.is_late();
-            self.place = Some(Box::new(place));
+            let waiter = Waiter::new(&self.shared.live.queue, &self.key);
+            let behind = waiter.is_late();
+            self.waiter = Some(Box::new(waiter));
             if behind {
-                return Asked::InTurn;
+                return Next::ChargeInTurn;
             }
         }
-        match self.shared.limiter.send(self.charge(self.cost(parts))).into_now() {
-            Ok(answer) => Asked::Now(self.verdict(parts, answer)),
-            Err(later) => Asked::Later(self.undecided(later)),
-        }
+        self.charge(parts, self.cost(parts))
     }
 
     fn cost(&self, parts: &Parts) -> u64 {
         self.shared.options.cost_fn.as_ref().map_or(1, |cost_fn| cost_fn(parts))
     }
 
-    fn charge(&self, cost: u64) -> Charge<'_> {
+    #[inline]
+    fn charge(&mut self, parts: &Parts, cost: u64) -> Next {
+        match self.shared.limiter.send(self.charge_of(cost)).into_now() {
+            Ok(answer) => self.decide(parts, answer),
+            Err(later) => Next::Decide(PendingDecision::new(later, self.refund())),
+        }
+    }
+
+    #[inline]
+    fn charge_of(&self, cost: u64) -> Charge<'_> {
         let charge = Charge::new(self.account(), cost);
-        if self.place.is_some() { charge.reserving() } else { charge }
+        if self.waiter.is_some() { charge.reserving() } else { charge }
     }
 
-    /// Whether what it has waited for is over.
+    /// For a request that is dropped while the store decides, where that is promised.
+    fn refund(&self) -> Option<Refund> {
+        let always = self.shared.options.refund_dropped;
+        (always || self.waiter.is_some()).then(|| Refund { correction: self.correction(), always })
+    }
+
+    /// Whether the window that it has waited for is over.
     pub(crate) fn is_late(&self) -> bool {
-        self.place.as_ref().is_some_and(|place| place.is_late())
+        self.waiter.as_ref().is_some_and(|waiter| waiter.is_late())
     }
 
-    /// Ready when it may ask anew: those who were late before it go first.
+    /// Ready when it may charge anew: those that were late before it go first.
     pub(crate) fn turn(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        self.place.as_mut().map_or(Poll::Ready(()), |place| place.turn(cx))
+        self.waiter.as_mut().map_or(Poll::Ready(()), |waiter| waiter.turn(cx))
     }
 
     /// Takes tokens of another window than the one that is over.
-    pub(crate) fn ask_again(&mut self, parts: &Parts) -> Result<Verdict, Undecided> {
+    pub(crate) fn charge_again(&mut self, parts: &Parts) -> Next {
         // It may panic: what was taken is given back then, too.
         let cost = self.cost(parts);
         // Other quotas may have windows that still run.
         let returned = self.charged.take().map(|decision| self.settled(&decision, 0));
         if self.quotas.is_none() {
-            self.policy = self.shared.policy();
+            self.settings = self.shared.settings();
         }
-        self.place.iter_mut().for_each(|place| place.asks());
-        let limiter = &self.shared.limiter;
+        if let Some(waiter) = &mut self.waiter {
+            waiter.charges();
+        }
         match returned.and_then(|reply| reply.into_now().err()) {
-            None => match limiter.send(self.charge(cost)).into_now() {
-                Ok(answer) => Ok(self.verdict(parts, answer)),
-                Err(later) => Err(self.undecided(later)),
-            },
+            None => self.charge(parts, cost),
             Some(returned) => {
-                let (limiter, charge) = (limiter.clone(), self.charge(cost).to_owned());
-                let withdrawn = Arc::new(AtomicBool::new(false));
-                let is_withdrawn = Arc::clone(&withdrawn);
-                let reply = Reply::later(async move {
-                    let _counted_if_it_fails = returned.await;
-                    if is_withdrawn.load(Ordering::Acquire) {
-                        return Err(StoreError::new("nobody waits for the answer any more"));
-                    }
-                    limiter.send(charge.as_charge()).await
-                });
-                let mut undecided = self.undecided(reply);
-                undecided.withdrawn = Some(withdrawn);
-                Err(undecided)
+                let (limiter, charge) =
+                    (self.shared.limiter.clone(), self.charge_of(cost).to_owned());
+                Next::Decide(PendingDecision::after(returned, limiter, charge, self.refund()))
             }
         }
     }
 
-    /// A question under way, which is undone if the request is dropped, where that is promised.
-    fn undecided(&self, reply: Reply<Decision>) -> Undecided {
-        let always = self.shared.options.refund_dropped;
-        let undo = (always || self.place.is_some())
-            .then(|| Box::new(Undo { correction: self.correction(), always }));
-        Undecided { reply: Some(reply), sent: false, withdrawn: None, undo }
-    }
-
+    /// What follows from the store's answer.
     #[inline]
-    pub(crate) fn verdict(
-        &mut self,
-        parts: &Parts,
-        answer: Result<Decision, StoreError>,
-    ) -> Verdict {
+    pub(crate) fn decide(&mut self, parts: &Parts, answer: Result<Decision, StoreError>) -> Next {
         let options = &self.shared.options;
         let decision = match answer {
             Ok(decision) => decision,
             // A standing that is unknown is not reported (S23).
             Err(_) if options.on_store_failure == OnStoreFailure::Deny && !self.shadow => {
-                return Verdict::Refuse(Refusal::StoreFailed);
+                return Next::Refuse(Reason::StoreFailed);
             }
             Err(_) => return self.pass(Outcome::FailedOpen),
         };
         if !decision.allowed() {
-            return match self.shadow {
-                true => self.pass_in_shadow(parts, decision),
-                false => Verdict::Refuse(Refusal::RateLimited(decision)),
-            };
+            if self.shadow {
+                self.report(parts, &decision);
+                return Next::Call;
+            }
+            return Next::Refuse(Reason::RateLimited(decision));
         }
-        if self.place.is_some() || decision.ready_at_ms().is_some() {
-            return self.verdict_in_line(parts, decision);
+        if self.waiter.is_some() || decision.ready_at_ms().is_some() {
+            return self.decide_in_queue(parts, decision);
         }
         // Before anything that may panic.
         self.refund_on_drop = options.refund_dropped;
-        self.charged = Some(decision);
-        self.charged.iter().for_each(|decision| self.decided(parts, decision));
-        Verdict::Pass
+        self.report_charged(parts, decision);
+        Next::Call
     }
 
-    /// One who may have to wait has got tokens.
+    /// A request that may have to wait has got tokens.
     #[inline(never)]
-    fn verdict_in_line(&mut self, parts: &Parts, decision: Decision) -> Verdict {
+    fn decide_in_queue(&mut self, parts: &Parts, decision: Decision) -> Next {
         let options = &self.shared.options;
-        let waited = self.place.as_ref().and_then(|place| place.has_waited());
+        let waited = self.waiter.as_ref().and_then(|waiter| waiter.has_waited());
         let wait = decision.ready_after();
         if wait > options.max_wait.saturating_sub(waited.unwrap_or_default()) {
-            self.settle(&decision, 0);
-            return Verdict::Refuse(Refusal::RateLimited(decision.into_refusal()));
+            self.settled(&decision, 0).detach();
+            return Next::Refuse(Reason::RateLimited(decision.into_refusal()));
         }
         // Before anything that may panic.
         self.refund_on_drop = !wait.is_zero() || options.refund_dropped;
-        self.charged = Some(decision);
-        // One that was told that it waits is told again only if it is refused.
-        if self.place.as_ref().is_none_or(|place| !place.reserved) {
-            self.charged.iter().for_each(|decision| self.decided(parts, decision));
+        // A request that was reported to wait is reported again only if it is refused.
+        if self.waiter.as_ref().is_some_and(|waiter| waiter.has_reserved()) {
+            self.charged = Some(decision);
+        } else {
+            self.report_charged(parts, decision);
         }
         if wait.is_zero() {
-            return Verdict::Pass;
+            return Next::Call;
         }
-        if let (Some(place), Some(decision)) = (&mut self.place, &self.charged) {
-            place.hold(good_for(decision));
-            place.reserved = true;
+        if let (Some(waiter), Some(decision)) = (&mut self.waiter, &self.charged) {
+            waiter.reserve(good_for(decision));
         }
-        Verdict::PassIn(wait)
+        Next::Wait(wait)
     }
 
-    #[inline(never)]
-    fn leave_line(&mut self) {
-        self.place = None;
-    }
-
-    /// The service is called: what was reserved is used now.
+    /// The service is about to be called: what was reserved is used now.
     #[inline]
     pub(crate) fn calling(&mut self, extensions: &mut Extensions) {
-        if self.place.is_some() {
-            self.leave_line();
-        }
+        self.leave_queue();
         let options = &self.shared.options;
         self.refund_on_drop = options.refund_dropped;
         if options.expose_decision {
@@ -254,90 +225,57 @@ impl<J> Ticket<J> {
         }
     }
 
-    /// Whether a response may show that the charge was wrong: then it has to be
-    /// [corrected](Self::correct).
+    /// A request is refused.
     #[inline]
-    pub(crate) fn is_corrected_by<R>(&self, response: &Response<R>) -> bool {
-        self.shared.options.count_if.is_some() || self.shadow || !response.extensions().is_empty()
+    pub(crate) fn refused(&mut self, parts: &Parts, reason: &Reason) {
+        self.leave_queue();
+        if let Reason::RateLimited(decision) = reason {
+            self.report(parts, decision);
+        } else if let Some(outcome) = reason.consequences().outcome {
+            self.shared.limiter.scope().observe().answered(outcome);
+        }
     }
 
-    /// Tells the standing.
     #[inline]
-    pub(crate) fn tell<R>(&mut self, response: &mut Response<R>) {
-        if let Some(decision) = &self.charged
-            && !headers::stamp_passed(response, &self.account(), decision, &self.policy.fixed)
-        {
-            // Whom an inner layer of ours refused, this one has not counted (S9).
-            self.give_back();
+    fn leave_queue(&mut self) {
+        #[inline(never)]
+        fn leave(waiter: &mut Option<Box<Waiter>>) {
+            *waiter = None;
         }
-        // Whatever becomes of the response now, the charge stands.
-        self.refund_on_drop = false;
+        if self.waiter.is_some() {
+            leave(&mut self.waiter);
+        }
     }
 
-    /// Corrects the charge by what the response shows, and tells the standing.
-    #[inline(never)]
-    pub(crate) fn correct<R>(&mut self, mut response: Response<R>) -> Response<R> {
-        if self.charged.is_none() {
-            return response;
-        }
-        if headers::is_refused_inside(&response) {
-            self.give_back();
-            return response;
-        }
-        // What was taken stays where it is given back from, as a closure may panic.
-        let cost;
-        (response, cost) = self.true_cost(response);
-        if let Some(cost) = cost
-            && let Some(decision) = self.charged.take()
-        {
-            self.settle(&decision, cost);
-            self.charged = Some(decision.with_cost(cost));
-        }
-        if !self.shadow {
-            self.tell(&mut response);
-        }
-        self.refund_on_drop = false;
-        response
+    /// The response to a refused request.
+    pub(crate) fn reject<R>(&self, reason: &Reason) -> Response<R>
+    where
+        J: Reject<R>,
+    {
+        self.shared.reject.reject(&Rejection {
+            reason,
+            limited: self.shared.options.status,
+            account: self.account(),
+            prepared_body: Some(&self.settings.body).filter(|_| self.quotas.is_none()),
+            headers: &self.settings.headers,
+        })
     }
 
-    /// The cost that the response shows, where it is another than was charged; one that is still
-    /// adding up is settled when it is known.
-    fn true_cost<R>(&self, response: Response<R>) -> (Response<R>, Option<u64>) {
-        let (parts, body) = response.into_parts();
-        let counts = self.shared.options.count_if.as_ref().is_none_or(|count_if| count_if(&parts));
-        let reported = parts.extensions.get::<TrueCost>().filter(|_| self.shared.options.settle);
-        let cost = match (reported, &self.charged) {
-            _ if !counts => Some(0),
-            (Some(cost), Some(decision)) => cost.known().or_else(|| {
-                let (correction, decision) = (self.correction(), decision.clone());
-                cost.settle_at_end(move |cost| correction.make(&decision, cost).detach());
-                None
-            }),
-            _ => None,
-        };
-        (Response::from_parts(parts, body), cost)
-    }
-
-    /// Returns what was taken, if anything was.
+    /// Returns what was taken, if anything was, without waiting for that (S14).
     pub(crate) fn give_back(&mut self) {
         if let Some(decision) = self.charged.take() {
-            self.settle(&decision, 0);
+            self.settled(&decision, 0).detach();
         }
-    }
-
-    /// Corrects what was charged, without waiting for that (S14).
-    fn settle(&self, decision: &Decision, actual: u64) {
-        self.settled(decision, actual).detach();
     }
 
     fn settled(&self, decision: &Decision, actual: u64) -> Reply<()> {
-        match self.shared.live.is_current(&self.policy) {
+        match self.shared.live.is_current(&self.settings) {
             true => self.shared.limiter.settle_account(self.account(), decision, actual),
             false => self.correction().make(decision, actual),
         }
     }
 
-    /// How it is corrected later.
+    /// Corrects the charge later.
     fn correction(&self) -> Correction {
         Correction {
             limiter: self.shared.limiter.clone(),
@@ -346,85 +284,41 @@ impl<J> Ticket<J> {
         }
     }
 
-    /// Tells the operator of a decision, and whoever else wants to know. It is where it stays, by
-    /// then: a decision is large enough for each move of it to be felt.
+    /// Keeps a decision, and reports it. It is where it stays by then: a decision is large enough for
+    /// each move of it to be felt.
     #[inline(always)]
-    fn decided(&self, parts: &Parts, decision: &Decision) {
+    fn report_charged(&mut self, parts: &Parts, decision: Decision) {
+        self.charged = Some(decision);
+        if let Some(decision) = &self.charged {
+            self.report(parts, decision);
+        }
+    }
+
+    /// Reports a decision to the operator, and to the layer's hook.
+    #[inline(always)]
+    fn report(&self, parts: &Parts, decision: &Decision) {
         observe_decision(self.shared.limiter.scope(), self.quotas(), decision, self.shadow);
         if let Some(on_decision) = &self.shared.options.on_decision {
             on_decision(parts, decision);
         }
     }
 
-    #[inline]
-    fn pass_in_shadow(&self, parts: &Parts, decision: Decision) -> Verdict {
-        self.decided(parts, &decision);
-        Verdict::Pass
-    }
-
     /// Passes it without a decision.
-    #[inline]
-    fn pass(&self, outcome: Outcome) -> Verdict {
+    fn pass(&self, outcome: Outcome) -> Next {
         self.shared.limiter.scope().observe().answered(outcome);
-        Verdict::Pass
-    }
-
-    /// A request does not pass.
-    #[inline]
-    pub(crate) fn refused(&mut self, parts: &Parts, refusal: &Refusal) {
-        if self.place.is_some() {
-            self.leave_line();
-        }
-        let observed = self.shared.limiter.scope().observe();
-        match refusal {
-            Refusal::RateLimited(decision) => self.decided(parts, decision),
-            Refusal::MissingKey(_) => observed.answered(Outcome::MissingKey),
-            Refusal::StoreFailed => observed.answered(Outcome::FailedClosed),
-            // It was told when it got its reservation.
-            Refusal::Closed => {}
-        }
+        Next::Call
     }
 
     fn quotas(&self) -> &Quotas {
-        self.quotas.as_deref().unwrap_or(&self.policy.quotas)
+        self.quotas.as_deref().unwrap_or(&self.settings.quotas)
     }
 
     fn account(&self) -> Account<'_> {
         Account::new(self.shared.limiter.scope(), self.quotas(), &self.key)
     }
-
-    /// The response to a request that does not pass.
-    pub(crate) fn refuse<R>(&self, refusal: &Refusal) -> Response<R>
-    where
-        J: Reject<R>,
-    {
-        let reason = match refusal {
-            Refusal::RateLimited(decision) => Reason::RateLimited(decision),
-            Refusal::MissingKey(missing) => Reason::MissingKey(missing),
-            Refusal::StoreFailed => Reason::StoreFailed,
-            Refusal::Closed => Reason::QueueClosed,
-        };
-        let why = Rejection::new(
-            reason,
-            self.shared.options.status,
-            self.account(),
-            Some(&self.policy.body).filter(|_| self.quotas.is_none()),
-            &self.policy.fixed,
-        );
-        let mut response = self.shared.reject.reject(&why);
-        match reason {
-            Reason::RateLimited(decision) => {
-                let fixed = &self.policy.fixed;
-                headers::stamp_refusal(&mut response, &self.account(), decision, fixed);
-            }
-            Reason::MissingKey(_) => headers::stamp_failure(&mut response, false),
-            _ => headers::stamp_failure(&mut response, true),
-        }
-        response
-    }
 }
 
-impl<J> Drop for Ticket<J> {
+impl<J> Drop for LimitedRequest<J> {
     fn drop(&mut self) {
         if self.refund_on_drop {
             self.give_back();
@@ -437,64 +331,4 @@ fn good_for(decision: &Decision) -> Duration {
     // One less: it was a fraction of a millisecond later than the store says.
     let left = decision.good_until_ms().saturating_sub(decision.now_ms()).saturating_sub(1);
     Duration::from_millis(left.max(0) as u64)
-}
-
-/// Corrects a charge after its request has ended.
-struct Correction {
-    limiter: Limiter,
-    account: OwnedAccount,
-    /// Whose limits hold, if they were changed meanwhile; not where the request had its own.
-    live: Option<Arc<Live>>,
-}
-
-impl Correction {
-    fn make(self, decision: &Decision, actual: u64) -> Reply<()> {
-        let account = match self.live {
-            Some(live) => self.account.updated(&live.quotas()),
-            None => self.account,
-        };
-        self.limiter.settle_account(account.as_account(), decision, actual)
-    }
-}
-
-/// A question that the store has not answered yet. If nobody waits for the answer any more, one that
-/// was not sent is withdrawn, and the tokens of one that was are given back (S14).
-pub(crate) struct Undecided {
-    reply: Option<Reply<Decision>>,
-    sent: bool,
-    /// Told to a question that is sent only when other tokens were returned.
-    withdrawn: Option<Arc<AtomicBool>>,
-    undo: Option<Box<Undo>>,
-}
-
-struct Undo {
-    correction: Correction,
-    /// Also what need not have waited.
-    always: bool,
-}
-
-impl Undecided {
-    pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Decision, StoreError>> {
-        self.sent = true;
-        let reply = self.reply.as_mut().expect("polled after it was done");
-        let answer = ready!(Pin::new(reply).poll(cx));
-        self.reply = None;
-        Poll::Ready(answer)
-    }
-}
-
-impl Drop for Undecided {
-    fn drop(&mut self) {
-        let Some(reply) = self.reply.take().filter(|_| self.sent) else { return };
-        self.withdrawn.iter().for_each(|withdrawn| withdrawn.store(true, Ordering::Release));
-        let Some(Undo { correction, always }) = self.undo.take().map(|undo| *undo) else { return };
-        let undone = Reply::later(async move {
-            let decision = reply.await?;
-            if decision.allowed() && (always || decision.ready_at_ms().is_some()) {
-                correction.make(&decision, 0).await?;
-            }
-            Ok(())
-        });
-        undone.detach();
-    }
 }

@@ -1,20 +1,17 @@
-//! The service that [`FixedWindowLayer`](crate::FixedWindowLayer) makes: it asks the store, and
-//! calls or refuses. What takes longer than a call is the [`ResponseFuture`]'s.
+//! The service that [`FixedWindowLayer`](crate::FixedWindowLayer) makes.
 
 use std::fmt;
-use std::mem;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use http::{Request, Response};
 use tower_service::Service;
 
 use super::future::ResponseFuture;
-use super::live::{Live, Policy};
-use super::options::Options;
+use super::live::Settings;
 use super::rejection::{ProblemJson, Reject};
-use super::request::{Asked, Ticket, Verdict};
-use crate::limiter::Limiter;
+use super::request::LimitedRequest;
+use super::shared::Shared;
 
 /// A service whose requests are limited: see [`FixedWindowLayer`](crate::FixedWindowLayer).
 ///
@@ -24,41 +21,13 @@ use crate::limiter::Limiter;
 pub struct FixedWindow<S, J = ProblemJson> {
     inner: S,
     shared: Arc<Shared<J>>,
-    policy: Arc<Policy>,
-}
-
-/// What all clones of a service have in common.
-pub(crate) struct Shared<J> {
-    pub(crate) limiter: Limiter,
-    pub(crate) options: Options,
-    pub(crate) live: Arc<Live>,
-    pub(crate) reject: J,
-    /// The newest policy that was needed. Services have copies of it, and come here when theirs is
-    /// old.
-    policy: Mutex<Arc<Policy>>,
-}
-
-impl<J> Shared<J> {
-    pub(crate) fn new(limiter: Limiter, options: Options, live: Arc<Live>, reject: J) -> Self {
-        let policy = live.policy(limiter.scope().name(), &options);
-        Self { limiter, options, live, reject, policy: Mutex::new(Arc::new(policy)) }
-    }
-
-    #[cold]
-    pub(crate) fn policy(&self) -> Arc<Policy> {
-        let mut policy = self.policy.lock().unwrap_or_else(PoisonError::into_inner);
-        if !self.live.is_current(&policy) {
-            let name = self.limiter.scope().name();
-            *policy = Arc::new(self.live.policy(name, &self.options));
-        }
-        Arc::clone(&policy)
-    }
+    settings: Arc<Settings>,
 }
 
 impl<S, J> FixedWindow<S, J> {
     pub(crate) fn new(inner: S, shared: Arc<Shared<J>>) -> Self {
-        let policy = shared.policy();
-        Self { inner, shared, policy }
+        let settings = shared.settings();
+        Self { inner, shared, settings }
     }
 
     /// The service inside.
@@ -93,40 +62,11 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        if !self.shared.live.is_current(&self.policy) {
-            self.policy = self.shared.policy();
+        if !self.shared.live.is_current(&self.settings) {
+            self.settings = self.shared.settings();
         }
-        let mut ticket = Ticket::new(&self.shared, &self.policy);
-        let (mut parts, body) = request.into_parts();
-        match ticket.ask(&parts) {
-            Asked::Now(Verdict::Pass) => {
-                ticket.calling(&mut parts.extensions);
-                let future = self.inner.call(Request::from_parts(parts, body));
-                ResponseFuture::calling(ticket, future)
-            }
-            Asked::Now(Verdict::Refuse(refusal)) => {
-                ResponseFuture::refused(ticket, refusal, &parts, body)
-            }
-            Asked::Now(Verdict::PassIn(wait)) => {
-                let unready = self.inner.clone();
-                // What waits must not hold what others need to be served: the instance that was
-                // made ready is let go.
-                self.inner = unready.clone();
-                let request = Request::from_parts(parts, body);
-                ResponseFuture::waiting(ticket, wait, unready, request)
-            }
-            Asked::InTurn => {
-                let unready = self.inner.clone();
-                self.inner = unready.clone();
-                ResponseFuture::in_turn(ticket, unready, Request::from_parts(parts, body))
-            }
-            Asked::Later(reply) => {
-                let clone = self.inner.clone();
-                let ready = mem::replace(&mut self.inner, clone);
-                let request = Request::from_parts(parts, body);
-                ResponseFuture::deciding(ticket, reply, ready, request)
-            }
-        }
+        let limited = LimitedRequest::new(&self.shared, &self.settings);
+        ResponseFuture::new(limited, &mut self.inner, request)
     }
 }
 
@@ -135,7 +75,7 @@ impl<S: Clone, J> Clone for FixedWindow<S, J> {
         Self {
             inner: self.inner.clone(),
             shared: Arc::clone(&self.shared),
-            policy: Arc::clone(&self.policy),
+            settings: Arc::clone(&self.settings),
         }
     }
 }
