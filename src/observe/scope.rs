@@ -77,6 +77,7 @@ impl Observed<'_> {
     }
 
     /// A charge found no entry of its own in memory.
+    #[inline]
     pub(crate) fn overflowed(self) {
         self.meters.count(self.name, Event::Overflow, 1);
     }
