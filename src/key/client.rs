@@ -69,7 +69,6 @@ type IsIn = Box<dyn Fn(&Parts) -> bool + Send + Sync>;
 
 impl Trust {
     /// Whether a hop is trusted that has this number of hops between it and the server.
-    #[inline]
     fn includes(&self, address: IpAddr, between: usize) -> bool {
         match self {
             Self::Nobody => false,
@@ -274,7 +273,6 @@ impl ClientIp {
     }
 
     /// The client's address, and whether every hop on the way to it could be read.
-    #[inline]
     fn find(&self, parts: &Parts) -> Result<(IpAddr, bool), MissingKey> {
         let mut address = ip::peer(parts)?.to_canonical();
         let mut whole = true;
@@ -298,7 +296,6 @@ const ONE_WAY: &str = "client_ip() trusts by networks or by a number of hops: wr
     .trusting([\"10.0.0.0/8\"]) or .trusting_hops(1)";
 
 impl KeyExtractor for ClientIp {
-    #[inline]
     fn extract(&self, parts: &Parts, key: &mut Key) -> Result<(), MissingKey> {
         let (address, _) = self.find(parts)?;
         key.push_ip(address, self.ipv6_prefix);
