@@ -10,28 +10,23 @@
 //! conformance(MemoryStore::with_clock, |job| block_on(job));
 //! ```
 
-use std::future::Future;
-use std::pin::{Pin, pin};
-use std::sync::{Arc, Mutex};
-use std::task::{Context, Poll, Wake, Waker};
-use std::thread::{self, Thread};
+use std::sync::Mutex;
 
 use crate::clock::ManualClock;
 use crate::store::Store;
 
 mod ask;
+mod block_on;
 mod contract;
 mod races;
 mod replay;
 
 pub use ask::{Hello, ask, ask_around};
+pub use block_on::{Job, block_on};
 pub use replay::{Failure, Report, replay};
 
 /// The shared traces, each with the answer that every step must get.
 pub const VECTORS: &str = include_str!("testing/vectors.json");
-
-/// Something to wait for, handed to the runtime that a store needs.
-pub type Job<'a> = Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
 
 /// Checks a store against the contract of [`Store`]: the arithmetic on all shared
 /// traces, one atomic step under concurrency, the identity of counters, and their life.
@@ -56,24 +51,4 @@ pub fn conformance<S: Store>(
     races::exact(&new, &block_on);
     races::all_or_nothing(&new, &block_on);
     races::refunds_once(&new, &block_on);
-}
-
-/// Waits for a future on this thread, which sleeps meanwhile. For stores that need no runtime.
-pub fn block_on<F: Future>(future: F) -> F::Output {
-    struct Unpark(Thread);
-
-    impl Wake for Unpark {
-        fn wake(self: Arc<Self>) {
-            self.0.unpark();
-        }
-    }
-
-    let waker = Waker::from(Arc::new(Unpark(thread::current())));
-    let mut future = pin!(future);
-    loop {
-        match future.as_mut().poll(&mut Context::from_waker(&waker)) {
-            Poll::Ready(output) => return output,
-            Poll::Pending => thread::park(),
-        }
-    }
 }
