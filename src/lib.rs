@@ -1,6 +1,7 @@
 // Of two definitions of a link the first one holds: here the guide's pages are modules, on paper files.
 //! [choosing]: crate::guide::choosing
 //! [windows]: crate::guide::windows
+//! [calendars]: crate::guide::calendars
 //! [behind_a_proxy]: crate::guide::behind_a_proxy
 //! [many_nodes]: crate::guide::many_nodes
 //! [operating]: crate::guide::operating
@@ -54,7 +55,7 @@ pub use key::{Key, KeyExtractor, MissingKey};
 pub use layer::FixedWindowLayer;
 pub use limiter::{Limiter, Receipt};
 pub use live::Handle;
-pub use quota::{MAX_TOKENS, MAX_WINDOW, ParseQuotaError, Quota, QuotaError, Quotas};
+pub use quota::{MAX_TOKENS, MAX_WINDOW, ParseQuotaError, Quota, QuotaError, Quotas, Weekday};
 pub use rejection::{
     EmptyBody, GitHubBody, Grpc, OnReject, ProblemJson, Reason, Reject, Rejection,
 };

@@ -20,6 +20,18 @@ pub enum QuotaError {
     EqualWindows,
     /// More than [`Quotas::MAX`](crate::Quotas::MAX) quotas in one set.
     TooMany,
+    /// A time zone or a first day for a window that is no day, week, month or year.
+    NotACalendar,
+    /// A calendar together with another anchor.
+    CalendarAnchor,
+    /// The first day is not one that windows of this length have.
+    FirstDay,
+    /// The time zone is not in the time zone database.
+    UnknownTimeZone,
+    /// There is no time zone database.
+    NoTimeZoneDatabase,
+    /// The crate was built without the feature `time-zones`.
+    NoTimeZones,
 }
 
 impl QuotaError {
@@ -44,6 +56,24 @@ impl QuotaError {
                 "two quotas of one set have the same window and anchor and would be one counter: keep the smaller"
             }
             Self::TooMany => "a set holds at most 4 quotas: stack a second layer for more",
+            Self::NotACalendar => {
+                "only a day, a week, a month or a year follows a calendar: write Quota::per_day(n), per_week, per_month or per_year"
+            }
+            Self::CalendarAnchor => {
+                "a calendar says where windows begin: leave out staggered, from_first_request and starting_at"
+            }
+            Self::FirstDay => {
+                "a week begins on a weekday, a month on a day from 1 to 31, a year on a month and a day: write .from_weekday(..), .from_day(..) or .from_date(..)"
+            }
+            Self::UnknownTimeZone => {
+                "the time zone database has no such time zone: write an IANA name, such as Europe/Berlin"
+            }
+            Self::NoTimeZoneDatabase => {
+                "there is no time zone database: install tzdata, or use the feature `time-zones-bundled`"
+            }
+            Self::NoTimeZones => {
+                "time zones other than UTC need the feature `time-zones` of tower-fixed-window"
+            }
         }
     }
 }

@@ -4,6 +4,8 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
+use super::calendar::{Period, Weekday};
+use super::zone::Zone;
 use super::{Anchor, MONDAY_MS, Quota, QuotaError, Quotas, WEEK_MS};
 
 /// Units, longest first, with the names that are read; the first is the one that is printed.
@@ -17,7 +19,7 @@ const UNITS: [(u64, &[&str]); 6] = [
 ];
 
 impl fmt::Display for Quota {
-    /// The form that is parsed: `60/minute`, `5/10s`, `60/hour from-first-request`.
+    /// The form that is parsed: `60/minute`, `5/10s`, `60/hour from-first-request`, `100/day in Asia/Tokyo`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.rate().fmt(f)?;
         let aligned = if self.window == WEEK_MS { MONDAY_MS } else { 0 };
@@ -26,6 +28,18 @@ impl fmt::Display for Quota {
             Anchor::Grid { offset } => write!(f, " starting-at={offset}ms")?,
             Anchor::Staggered => f.write_str(" staggered")?,
             Anchor::FirstRequest => f.write_str(" from-first-request")?,
+            Anchor::Calendar(calendar) => {
+                match calendar.period {
+                    Period::Day | Period::Week(Weekday::Monday) => {}
+                    Period::Month(1) | Period::Year(1, 1) => {}
+                    Period::Week(first) => write!(f, " from {first}")?,
+                    Period::Month(first) => write!(f, " from day {first}")?,
+                    Period::Year(month, day) => write!(f, " from {month:02}-{day:02}")?,
+                }
+                if !calendar.zone.is_utc() {
+                    write!(f, " in {}", calendar.zone.name())?;
+                }
+            }
         }
         if self.capacity != self.limit {
             write!(f, " rollover-up-to={}", self.capacity)?;
@@ -48,7 +62,10 @@ struct Rate(Quota);
 
 impl fmt::Display for Rate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Quota { limit, window, .. } = self.0;
+        let Quota { limit, window, anchor, .. } = self.0;
+        if let Anchor::Calendar(calendar) = anchor {
+            return write!(f, "{limit}/{}", calendar.period.name());
+        }
         let (unit, names) = UNITS
             .into_iter()
             .find(|(unit, _)| window % unit == 0)
@@ -72,10 +89,12 @@ impl fmt::Display for Quotas {
 impl FromStr for Quota {
     type Err = ParseQuotaError;
 
-    /// Reads `limit/window`, where the window is a unit (`minute`) or a number of them (`10s`,
-    /// `10 seconds`), and then any of `staggered`, `from-first-request`, `starting-at=6h`,
-    /// `rollover-up-to=150`, `reserve-up-to=20`, each meaning the method of that name. The first three
-    /// exclude each other, and none may be there twice.
+    /// Reads `limit/window`, where the window is a unit (`minute`, `month`) or a number of them (`10s`,
+    /// `10 seconds`; not of months or years), and then any of `staggered`, `from-first-request`,
+    /// `starting-at=6h`, `rollover-up-to=150`, `reserve-up-to=20`, each meaning the method of that name.
+    /// The first three exclude each other, and none may be there twice. In their place, a day, a week, a
+    /// month or a year may have a first day, `from sunday`, `from day 15` (of the month) or `from 04-06`
+    /// (6 April), and a time zone, `in Asia/Tokyo`, for which the crate needs the feature `time-zones`.
     ///
     /// ```
     /// use tower_fixed_window::Quota;
@@ -86,7 +105,7 @@ impl FromStr for Quota {
     /// let error = "100/fortnight".parse::<Quota>().unwrap_err();
     /// assert_eq!(
     ///     error.to_string(),
-    ///     "\"100/fortnight\", column 5: expected a unit: ms, s, minute, hour, day or week",
+    ///     "\"100/fortnight\", column 5: expected a unit: ms, s, minute, hour, day, week, month or year",
     /// );
     /// ```
     fn from_str(text: &str) -> Result<Self, ParseQuotaError> {
@@ -158,25 +177,35 @@ struct Parser<'a> {
 type Parsed<T> = Result<T, ParseQuotaError>;
 
 /// What may follow a rate. The first three choose where windows begin.
-const OPTIONS: [&str; 5] =
-    ["staggered", "from-first-request", "starting-at=", "rollover-up-to=", "reserve-up-to="];
+const OPTIONS: [&str; 7] = [
+    "staggered",
+    "from-first-request",
+    "starting-at=",
+    "rollover-up-to=",
+    "reserve-up-to=",
+    "from",
+    "in",
+];
 const STARTING_AT: usize = 2;
 /// Each of these is chosen at most once.
-const ONCE: [&str; 3] = [
+const ONCE: [&str; 5] = [
     "windows begin in one way: keep one of staggered, from-first-request, starting-at=",
     "rollover-up-to= is here twice: keep one",
     "reserve-up-to= is here twice: keep one",
+    "windows begin on one day: keep one of the two after \"from\"",
+    "a calendar has one time zone: keep one of the two after \"in\"",
 ];
+const A_UNIT: &str = "a unit: ms, s, minute, hour, day or week";
 const A_NUMBER: &str = "a whole number of at most 2^53 - 1";
 
-impl Parser<'_> {
+impl<'a> Parser<'a> {
     fn whole<T>(mut self, parse: impl FnOnce(&mut Self) -> Parsed<T>) -> Parsed<T> {
         self.space();
         let value = parse(&mut self)?;
         if self.at == self.text.len() {
             return Ok(value);
         }
-        self.expected("a comma, the end, or one of staggered, from-first-request, starting-at=, rollover-up-to=, reserve-up-to=")
+        self.expected("a comma, the end, or one of staggered, from-first-request, starting-at=, rollover-up-to=, reserve-up-to=, from, in")
     }
 
     fn quota(&mut self) -> Parsed<Quota> {
@@ -188,11 +217,17 @@ impl Parser<'_> {
         }
         self.space();
         let at = self.at;
-        let window = self.span()?;
+        let (window, period) = match self.period() {
+            Some(period) => (Duration::from_secs(86_400), Some(period)),
+            None => (self.span("a unit: ms, s, minute, hour, day, week, month or year")?, None),
+        };
         let mut quota = Quota::try_new(limit, window).map_err(|error| {
             let limit = error == QuotaError::LimitTooLarge;
             self.invalid(if limit { start } else { at }, error)
         })?;
+        if let Some(period) = period {
+            quota = quota.on(period, Zone::UTC);
+        }
         let mut told = [false; ONCE.len()];
         loop {
             let end = self.at;
@@ -208,12 +243,28 @@ impl Parser<'_> {
             if std::mem::replace(&mut told[what], true) {
                 return Err(self.error(at, Kind::Again(ONCE[what])));
             }
+            if option <= STARTING_AT && matches!(quota.anchor, Anchor::Calendar(_)) {
+                return Err(self.invalid(at, QuotaError::CalendarAnchor));
+            }
             match option {
                 0 => quota = quota.staggered(),
                 1 => quota = quota.from_first_request(),
-                STARTING_AT => quota = quota.starting_at(self.span()?),
+                STARTING_AT => quota = quota.starting_at(self.span(A_UNIT)?),
                 3 => quota.capacity = self.number(A_NUMBER)?,
-                _ => quota.max_reserved = self.number(A_NUMBER)?,
+                4 => quota.max_reserved = self.number(A_NUMBER)?,
+                _ => {
+                    let value = self.argument()?;
+                    let on_calendar = match option {
+                        5 => quota.beginning(self.first_day()?),
+                        _ => quota.zoned(self.zone()?),
+                    };
+                    quota = on_calendar.map_err(|error| match error {
+                        QuotaError::NotACalendar | QuotaError::CalendarAnchor => {
+                            self.invalid(at, error)
+                        }
+                        error => self.invalid(value, error),
+                    })?;
+                }
             }
             if option > STARTING_AT {
                 self.check(at, &quota)?;
@@ -229,10 +280,56 @@ impl Parser<'_> {
         }
     }
 
+    /// Where the word begins that has to follow.
+    fn argument(&mut self) -> Parsed<usize> {
+        let end = self.at;
+        self.space();
+        if self.at == end { self.expected("a space") } else { Ok(self.at) }
+    }
+
+    /// `sunday`, `day 15`, `04-06`.
+    fn first_day(&mut self) -> Parsed<Period> {
+        // What is larger is no day either.
+        let day = |number| u8::try_from(number).unwrap_or(u8::MAX);
+        if let Some((_, first)) = Weekday::NAMES.into_iter().find(|(name, _)| self.eat(name)) {
+            return Ok(Period::Week(first));
+        }
+        if self.eat("day") {
+            self.space();
+            return Ok(Period::Month(day(self.number("a day of the month, as in day 15")?)));
+        }
+        let month = self.number("a weekday, day 15, or 04-06 for 6 April")?;
+        if !self.eat("-") {
+            return self.expected("a month and a day, as in 04-06 for 6 April");
+        }
+        Ok(Period::Year(day(month), day(self.number("a day of the month")?)))
+    }
+
+    fn zone(&mut self) -> Parsed<&'a str> {
+        let rest = self.rest();
+        let name = rest.find(|c: char| c.is_whitespace() || c == ',').unwrap_or(rest.len());
+        if name == 0 {
+            return self.expected("a time zone, as in Europe/Berlin");
+        }
+        self.at += name;
+        Ok(&rest[..name])
+    }
+
+    /// `month`, `year`.
+    fn period(&mut self) -> Option<Period> {
+        let rest = self.rest();
+        let word = rest.find(|c: char| !c.is_ascii_alphabetic()).unwrap_or(rest.len());
+        let mut periods = [Period::Month(1), Period::Year(1, 1)].into_iter();
+        let period = periods.find(|period| period.name() == &rest[..word])?;
+        self.at += word;
+        Some(period)
+    }
+
     /// `minute`, `10s`, `10 seconds`.
-    fn span(&mut self) -> Parsed<Duration> {
+    fn span(&mut self, expected: &'static str) -> Parsed<Duration> {
         let start = self.at;
-        let count = match self.rest().starts_with(|c: char| c.is_ascii_digit()) {
+        let counted = self.rest().starts_with(|c: char| c.is_ascii_digit());
+        let count = match counted {
             true => self.number(A_NUMBER)?,
             false => 1,
         };
@@ -241,7 +338,7 @@ impl Parser<'_> {
         let word = rest.find(|c: char| !c.is_ascii_alphabetic()).unwrap_or(rest.len());
         let unit = UNITS.into_iter().find(|(_, names)| names.contains(&&rest[..word]));
         let Some((unit, _)) = unit else {
-            return self.expected("a unit: ms, s, minute, hour, day or week");
+            return self.expected(if counted { A_UNIT } else { expected });
         };
         self.at += word;
         let millis = count
@@ -263,7 +360,7 @@ impl Parser<'_> {
         }
     }
 
-    fn rest(&self) -> &str {
+    fn rest(&self) -> &'a str {
         &self.text[self.at..]
     }
 

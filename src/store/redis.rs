@@ -603,7 +603,7 @@ fn grid(account: &Account<'_>, quota: &Quota) -> Option<u64> {
     match quota.anchor {
         Anchor::Grid { offset } => Some(offset),
         Anchor::Staggered => Some(account.shift(quota) % quota.window),
-        Anchor::FirstRequest => None,
+        Anchor::FirstRequest | Anchor::Calendar(_) => None,
     }
 }
 
