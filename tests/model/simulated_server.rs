@@ -7,22 +7,14 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use fastrand::Rng;
-use tokio::time::{Instant, sleep};
-use tower_fixed_window::store::{Adjust, Charge, Remote, Reply, Scope, Store};
-use tower_fixed_window::{Clock, Decision, Key, MemoryStore, StoreError};
+use tokio::time::sleep;
+use tower_fixed_window::store::{Remote, Reply};
+use tower_fixed_window::{Clock, MemoryStore, StoreError};
+
+use crate::shared::{Operation, TokioClock, forward_to_memory};
 
 /// The top of an hour.
 pub(crate) const TURN: u64 = 1_700_002_800_000;
-
-/// A wall clock that starts with the server.
-#[derive(Clone, Copy)]
-struct Wall(Instant);
-
-impl Clock for Wall {
-    fn now_ms(&self) -> u64 {
-        TURN + self.0.elapsed().as_millis() as u64
-    }
-}
 
 type Range = std::ops::RangeInclusive<u64>;
 
@@ -32,7 +24,7 @@ pub(crate) struct Server(Arc<Inner>);
 
 struct Inner {
     memory: MemoryStore,
-    wall: Wall,
+    wall: TokioClock,
     calls: AtomicU64,
     down: AtomicBool,
     /// How long the ways there and back may take, in milliseconds.
@@ -41,7 +33,7 @@ struct Inner {
 
 impl Server {
     pub(crate) fn start() -> Self {
-        let wall = Wall(Instant::now());
+        let wall = TokioClock::at_ms(TURN);
         Self(Arc::new(Inner {
             memory: MemoryStore::with_clock(wall),
             wall,
@@ -94,8 +86,9 @@ pub(crate) struct Node {
 }
 
 impl Node {
-    fn call<T: Send + 'static>(
+    fn forward<T: Send + 'static>(
         &self,
+        _: Operation,
         ask: impl FnOnce(&MemoryStore) -> Reply<T> + Send + 'static,
     ) -> Reply<T> {
         let (server, (there, back)) = (self.server.clone(), self.server.way());
@@ -112,26 +105,11 @@ impl Node {
     }
 }
 
-impl Store for Node {
-    fn charge(&self, charge: Charge<'_>) -> Reply<Decision> {
-        let charge = charge.to_owned();
-        self.call(move |memory| memory.charge(charge.as_charge()))
-    }
-
-    fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {
-        let adjust = adjust.to_owned();
-        self.call(move |memory| memory.adjust(adjust.as_adjust()))
-    }
-
-    fn reset(&self, scope: &Scope, key: &Key) -> Reply<()> {
-        let (scope, key) = (scope.clone(), key.clone());
-        self.call(move |memory| memory.reset(&scope, &key))
-    }
-
+forward_to_memory!(Node, {
     fn remote(&self) -> Option<&Remote> {
         Some(&self.remote)
     }
-}
+});
 
 /// Without a timer where there is no way to go: a timer ends at a whole millisecond.
 async fn pass(way: Duration) {

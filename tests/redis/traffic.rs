@@ -60,7 +60,7 @@ async fn a_refused_key_causes_no_traffic() {
 
 /// What another process does, as another store with a connection of its own.
 #[tokio::test]
-async fn a_reset_and_a_refund_elsewhere_are_seen_within_a_second() {
+async fn a_reset_or_refund_by_another_process_is_seen_within_a_second() {
     let Some(server) = Server::start() else { return };
     let (here, there) = (limiter(&server, 1).resettable(), limiter(&server, 1));
     let passes_within_a_second = async |what: &str| {
@@ -90,7 +90,7 @@ async fn a_reset_and_a_refund_elsewhere_are_seen_within_a_second() {
 }
 
 #[tokio::test]
-async fn stores_with_other_prefixes_remember_apart() {
+async fn stores_with_different_prefixes_remember_refusals_separately() {
     let Some(server) = Server::start() else { return };
     let store = RedisStore::new(server.url()).expect("an address");
     let limiter = |store| {
@@ -105,7 +105,7 @@ async fn stores_with_other_prefixes_remember_apart() {
 /// A layer's handle and another layer on the same store see at once what was reset, and what the
 /// quotas are now.
 #[tokio::test]
-async fn layers_on_one_store_share_what_they_remember() {
+async fn layers_on_one_store_share_remembered_refusals() {
     use tower::{Layer, ServiceExt, service_fn};
     use tower_fixed_window::{Key, key::global};
 
@@ -136,7 +136,7 @@ async fn layers_on_one_store_share_what_they_remember() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_hot_key_with_leases_costs_a_call_for_many_requests() {
+async fn leases_serve_many_requests_of_a_hot_key_with_one_call() {
     let Some(server) = Server::start() else { return };
     hot_key(RedisStore::new(server.url()).expect("an address"), || scripts(&server)).await;
 }

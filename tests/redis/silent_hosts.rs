@@ -9,12 +9,12 @@ use redis::sentinel::{SentinelClient, SentinelServerType};
 use tower_fixed_window::store::RedisStore;
 use tower_fixed_window::{Limiter, Quota};
 
+use crate::cluster_and_sentinel::{cluster_with, urls};
 use crate::outage::{By, Load, limiter};
 use crate::server::{ALONE, Server, ask, wait_for};
-use crate::topology::{cluster_with, urls};
 
 /// And what a noisy machine may add to a second.
-const SECOND: Duration = Duration::from_millis(1_250);
+pub(crate) const SECOND: Duration = Duration::from_millis(1_250);
 
 /// How long it takes until Redis answers.
 async fn joins(limiter: &Limiter) -> Duration {
@@ -34,7 +34,7 @@ fn frozen() -> Option<Server> {
 }
 
 #[tokio::test]
-async fn a_cluster_whose_first_seed_is_silent_is_joined() {
+async fn the_store_connects_to_a_cluster_whose_first_seed_is_silent() {
     let _alone = ALONE.lock().await;
     let (Some(silent), Some(nodes)) = (frozen(), cluster_with(&[])) else { return };
     let seeds = [vec![silent.url()], urls(&nodes)].concat();
@@ -45,7 +45,7 @@ async fn a_cluster_whose_first_seed_is_silent_is_joined() {
 
 /// A token is fetched first, say.
 #[tokio::test]
-async fn a_closure_that_takes_its_time_is_waited_for() {
+async fn the_store_waits_for_a_slow_connect_closure() {
     let Some(server) = Server::start() else { return };
     let url = server.url();
     let calls = Arc::new(AtomicU32::new(0));
@@ -128,7 +128,7 @@ async fn ask_beside(limiter: &Limiter, healthy: [u64; 2], dead: u64, time: Durat
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_dead_shard_takes_no_other_along() {
+async fn a_dead_shard_does_not_fail_requests_to_other_shards() {
     let _alone = ALONE.lock().await;
     for freezes in [false, true] {
         let options = ["--cluster-require-full-coverage", "no"];
@@ -155,7 +155,7 @@ async fn a_dead_shard_takes_no_other_along() {
 }
 
 /// Three masters, and a replica of the first.
-fn cluster_with_replica() -> Option<(Vec<Server>, Server)> {
+pub(crate) fn cluster_with_replica() -> Option<(Vec<Server>, Server)> {
     let nodes = cluster_with(&[])?;
     let options = ["--cluster-enabled", "yes", "--cluster-node-timeout", "1000"];
     let replica = Server::with(&options)?;
@@ -176,7 +176,7 @@ fn cluster_with_replica() -> Option<(Vec<Server>, Server)> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_silent_master_of_a_cluster_is_left_for_its_replica() {
+async fn a_silent_cluster_master_is_replaced_by_its_replica() {
     let _alone = ALONE.lock().await;
     let Some((nodes, replica)) = cluster_with_replica() else { return };
     let store = RedisStore::cluster(ClusterClient::new(urls(&nodes)).expect("addresses"));
@@ -204,13 +204,13 @@ async fn a_silent_master_of_a_cluster_is_left_for_its_replica() {
 }
 
 /// A master, its replica, and three Sentinels of which two have to agree.
-struct Watched {
-    master: Server,
-    replica: Server,
-    sentinels: Vec<Server>,
+pub(crate) struct Watched {
+    pub(crate) master: Server,
+    pub(crate) replica: Server,
+    pub(crate) sentinels: Vec<Server>,
 }
 
-fn watched() -> Option<Watched> {
+pub(crate) fn watched() -> Option<Watched> {
     let master = Server::start()?;
     let replica = Server::with(&["--replicaof", "127.0.0.1", &master.port.to_string()])?;
     wait_for("the replica", || {
@@ -236,7 +236,7 @@ fn watched() -> Option<Watched> {
 }
 
 impl Watched {
-    fn store(&self) -> RedisStore {
+    pub(crate) fn store(&self) -> RedisStore {
         let client =
             |url| SentinelClient::build(vec![url], "mymaster", None, SentinelServerType::Master);
         RedisStore::sentinel(urls(&self.sentinels), client).expect("addresses")
@@ -244,7 +244,7 @@ impl Watched {
 }
 
 #[tokio::test]
-async fn a_silent_sentinel_delays_nobody() {
+async fn a_silent_sentinel_does_not_delay_the_connection() {
     let _alone = ALONE.lock().await;
     let Some(watched) = watched() else { return };
     watched.sentinels[0].freeze();
@@ -253,7 +253,7 @@ async fn a_silent_sentinel_delays_nobody() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_master_and_a_sentinel_that_fall_silent_together() {
+async fn the_store_recovers_when_a_master_and_a_sentinel_fall_silent_together() {
     let _alone = ALONE.lock().await;
     let Some(watched) = watched() else { return };
     let load = Load::start(&[limiter(watched.store(), 1_000_000)], 1, 8);
@@ -276,7 +276,7 @@ async fn a_master_and_a_sentinel_that_fall_silent_together() {
 
 /// What somebody else has put where a count belongs is that key's failure.
 #[tokio::test]
-async fn a_key_that_cannot_be_read_fails_alone() {
+async fn a_key_of_another_type_fails_alone() {
     let Some(server) = Server::start() else { return };
     let store = RedisStore::new(server.url()).expect("an address");
     let limiter = Limiter::new(Quota::per_day(1_000)).name("outage").store(store);

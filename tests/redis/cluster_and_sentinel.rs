@@ -8,11 +8,11 @@ use redis::{Client, TlsCertificates};
 use tower_fixed_window::store::RedisStore;
 use tower_fixed_window::{Limiter, Quota};
 
-use crate::exact;
 use crate::leases::{self, DURABLE};
 use crate::outage::{By, Load, limiter};
-use crate::quiet;
 use crate::server::{ALONE, Server, ask, free_port, wait_for};
+use crate::shared_count;
+use crate::traffic;
 
 /// Three masters that share the slots.
 fn cluster() -> Option<Vec<Server>> {
@@ -46,9 +46,9 @@ pub(crate) fn urls(nodes: &[Server]) -> Vec<String> {
 fn three_processes_share_a_count_on_a_cluster() {
     let _alone = ALONE.blocking_lock();
     let Some(nodes) = cluster() else { return };
-    exact::run(&urls(&nodes).join(","), |_, node| node);
+    shared_count::run(&urls(&nodes).join(","), |_, node| node);
     // Not how many keys there are: they may have expired by now.
-    assert!(nodes.iter().all(|node| quiet::scripts(node) > 0), "each has its share");
+    assert!(nodes.iter().all(|node| traffic::scripts(node) > 0), "each has its share");
 }
 
 #[test]
@@ -57,27 +57,27 @@ fn three_processes_with_leases_share_a_count_on_a_cluster() {
     let Some(nodes) = cluster() else { return };
     leases::run(&urls(&nodes).join(","));
     // Not how many keys there are: they may have expired by now.
-    assert!(nodes.iter().all(|node| quiet::scripts(node) > 0), "each has its share");
+    assert!(nodes.iter().all(|node| traffic::scripts(node) > 0), "each has its share");
 }
 
 /// It is a while until a master that comes back takes writes, and until then none takes any.
 #[test]
-fn never_above_the_limit_of_a_cluster_though_nodes_and_masters_are_killed_in_mid_lease() {
+fn killed_nodes_and_cluster_masters_never_let_more_than_the_limit_pass() {
     let _alone = ALONE.blocking_lock();
     let Some(nodes) = cluster_with(&DURABLE) else { return };
-    leases::kill_in_mid_lease(nodes, 12);
+    leases::kill_while_leases_are_held(nodes, 12);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_hot_key_with_leases_costs_a_cluster_a_call_for_many_requests() {
+async fn leases_serve_many_requests_of_a_hot_key_with_one_call_to_a_cluster() {
     let Some(nodes) = cluster() else { return };
     let store = RedisStore::cluster(ClusterClient::new(urls(&nodes)).expect("addresses"));
-    quiet::hot_key(store, || nodes.iter().map(quiet::scripts).sum()).await;
+    traffic::hot_key(store, || nodes.iter().map(traffic::scripts).sum()).await;
 }
 
 /// A store that was not told finds out, and nobody notices.
 #[tokio::test]
-async fn a_connection_to_a_cluster() {
+async fn an_existing_cluster_connection_is_recognized() {
     let Some(nodes) = cluster() else { return };
     let client = ClusterClient::new(urls(&nodes)).expect("addresses");
     let store = RedisStore::from(client.get_async_connection().await.expect("it connects"));
@@ -91,7 +91,7 @@ async fn a_connection_to_a_cluster() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_killed_cluster_node() {
+async fn the_store_recovers_from_a_killed_cluster_node() {
     let _alone = ALONE.lock().await;
     let Some(mut nodes) = cluster() else { return };
     let store = RedisStore::cluster(ClusterClient::new(urls(&nodes)).expect("addresses"));
@@ -171,7 +171,7 @@ impl Watched {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_failover_of_a_killed_master() {
+async fn the_store_follows_a_failover_of_a_killed_master() {
     let _alone = ALONE.lock().await;
     let Some(mut watched) = watched() else { return };
     let load = Load::start(&[limiter(watched.store(), 1_000_000)], 1, 8);
@@ -186,7 +186,7 @@ async fn a_failover_of_a_killed_master() {
 
 /// The old master never says a word: no connection breaks.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_failover_of_a_frozen_master() {
+async fn the_store_follows_a_failover_of_a_frozen_master() {
     let _alone = ALONE.lock().await;
     let Some(watched) = watched() else { return };
     let load = Load::start(&[limiter(watched.store(), 1_000_000)], 1, 8);
@@ -201,7 +201,7 @@ async fn a_failover_of_a_frozen_master() {
 
 /// The old master lives on as a replica, and refuses to write.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_failover_by_hand() {
+async fn the_store_follows_a_manual_failover() {
     let _alone = ALONE.lock().await;
     let Some(watched) = watched() else { return };
     let load = Load::start(&[limiter(watched.store(), 1_000_000)], 1, 8);
@@ -222,7 +222,7 @@ async fn a_failover_by_hand() {
 }
 
 #[tokio::test]
-async fn tls() {
+async fn a_tls_server_is_used_only_if_its_certificate_is_trusted() {
     let dir = tempfile::tempdir().expect("a directory");
     let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).expect("a certificate");
     let (cert, key) = (dir.path().join("cert.pem"), dir.path().join("key.pem"));
@@ -266,7 +266,7 @@ async fn tls() {
 
 /// The least that the store needs.
 #[tokio::test]
-async fn a_user_of_few_rights() {
+async fn the_documented_acl_rights_are_enough() {
     let Some(server) = Server::start() else { return };
     let rights = "on >secret resetkeys ~tfw1:* nocommands +evalsha +script|load +time +hincrby +hmget \
                   +hset +pexpiretime +pexpireat +del";

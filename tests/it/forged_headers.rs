@@ -116,7 +116,7 @@ proptest! {
 
     /// Who is always found by its own address neither escapes its count nor spends another's.
     #[test]
-    fn an_attacker_is_found_by_its_own_address_whatever_it_writes(
+    fn forged_headers_do_not_change_the_key_of_a_client(
         header in header_of_choice(),
         attacker in attacker(),
         mut lines in prop::collection::vec(line(), 0..4),
@@ -152,7 +152,7 @@ proptest! {
 
     /// And whoever sends what, from wherever: no panic, and an address that somebody has named.
     #[test]
-    fn any_header_has_an_answer(
+    fn any_header_value_is_handled(
         header in header_of_choice(),
         peer in prop::sample::select(vec!["10.0.0.1", "2001:db8:77::1", "192.0.2.7"]),
         lines in prop::collection::vec(line(), 0..5),
@@ -195,7 +195,7 @@ fn keyed(peer: [u8; 4], api_key: &str) -> Request<Body> {
 }
 
 #[tokio::test]
-async fn invented_keys_stay_within_the_limit_per_address_in_front() {
+async fn invented_keys_are_limited_by_an_outer_limit_per_address() {
     let invented = |i| keyed([192, 0, 2, 7], &format!("invented-{i}"));
     assert_eq!(passed_of((0..200).map(invented)).await, 30);
     // Also where each comes with an address to it.

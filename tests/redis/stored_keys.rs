@@ -50,7 +50,7 @@ async fn a_decision_over_several_quotas_is_one_call() {
 }
 
 #[tokio::test]
-async fn layout() {
+async fn keys_and_fields_are_readable_and_prefixed() {
     let Some(server) = Server::start() else { return };
     let clock = ManualClock::at_ms(TURN + 1);
     let store = RedisStore::from(connect(&server.url()).await).prefix("shop").clock(clock);
@@ -166,7 +166,7 @@ async fn a_key_expires_with_the_last_of_its_counts() {
 }
 
 #[tokio::test]
-async fn under_a_foreign_clock_a_key_expires_an_hour_too_late() {
+async fn under_an_injected_clock_a_key_expires_an_hour_late() {
     let Some(server) = Server::start() else { return };
     let clock = ManualClock::at_ms(TURN + 20_000);
     let store = RedisStore::from(connect(&server.url()).await).clock(clock);
@@ -191,7 +191,7 @@ async fn a_lost_expiry_comes_back_with_the_next_window() {
 }
 
 #[tokio::test]
-async fn what_has_not_expired_in_time_counts_for_nothing() {
+async fn a_counter_that_redis_expires_late_counts_for_nothing() {
     let Some(server) = Server::start() else { return };
     let limiter = limiter(&server, "5/second").await;
     next_window(1_000).await;
@@ -202,7 +202,7 @@ async fn what_has_not_expired_in_time_counts_for_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_key_has_its_expiry_and_goes() {
+async fn every_key_has_an_expiry_and_disappears() {
     let Some(server) = Server::start() else { return };
     let store = RedisStore::new(server.url()).expect("an address");
     let limit = Limiter::new(Quota::new(3, Duration::from_secs(20)).from_first_request())

@@ -37,7 +37,7 @@ fn three_processes_share_a_count() {
 
 /// All requests of a process over one connection, where they travel together.
 #[test]
-fn three_processes_share_a_count_in_crowds() {
+fn three_processes_share_a_count_with_gathered_calls() {
     let _alone = ALONE.blocking_lock();
     let Some(server) = Server::start() else { return };
     run(&server.url(), |_, mut node| {
@@ -49,7 +49,7 @@ fn three_processes_share_a_count_in_crowds() {
 /// One process believes that it is an hour later, another one that it is an hour earlier. The
 /// server's clock is the only one that counts.
 #[test]
-fn clocks_an_hour_apart_change_nothing() {
+fn processes_whose_clocks_differ_by_an_hour_share_a_count() {
     let Some(faketime) = std::env::var_os("LIBFAKETIME") else {
         eprintln!("skipped: LIBFAKETIME is not set to where libfaketime.so.1 is");
         return;
@@ -78,7 +78,7 @@ pub(crate) fn run_early(
     let nodes: Vec<Child> = (0..PROCESSES)
         .map(|i| {
             let mut node = Command::new(std::env::current_exe().expect("this program"));
-            node.args(["--exact", "exact::node", "--ignored", "--nocapture"])
+            node.args(["--exact", "shared_count::node", "--ignored", "--nocapture"])
                 .env("NODE_URLS", urls)
                 .env("NODE_REPORT", report(i));
             prepare(i, node).spawn().expect("it starts")

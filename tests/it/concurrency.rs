@@ -29,7 +29,7 @@ const CONNECTIONS: usize = 64;
 const LIMIT: usize = 100;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn of_2000_requests_over_64_connections_axum_passes_exactly_the_limit() {
+async fn axum_passes_exactly_the_limit_of_2000_requests_over_64_connections() {
     for mood in ANSWERS {
         let store = TestStore::new(mood);
         let limit = FixedWindowLayer::new(Quota::per_minute(LIMIT as u64)).store(store.clone());
@@ -39,7 +39,7 @@ async fn of_2000_requests_over_64_connections_axum_passes_exactly_the_limit() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn of_2000_requests_over_64_connections_hyper_passes_exactly_the_limit() {
+async fn hyper_passes_exactly_the_limit_of_2000_requests_over_64_connections() {
     for mood in ANSWERS {
         let store = TestStore::new(mood);
         let limit = FixedWindowLayer::new(Quota::per_minute(LIMIT as u64)).store(store.clone());
@@ -130,7 +130,7 @@ async fn hello(_: Request<Incoming>) -> Result<Response<Full<Bytes>>, std::conve
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn of_two_quotas_a_refusal_by_either_leaves_both_untouched() {
+async fn a_refusal_by_one_of_two_quotas_charges_neither() {
     const MINUTE: usize = 33;
     const HOUR: usize = 2_000;
     for mood in ANSWERS {

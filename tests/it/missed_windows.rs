@@ -14,14 +14,14 @@ use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_fixed_window::key::{global, header};
 use tower_fixed_window::{FixedWindowLayer, Handle, Key, MemoryStore, Quota};
 
-use crate::support::{FarStore, Paused, get};
+use crate::support::{FarStore, get, paused_clock};
 
 const LONG: Duration = Duration::from_secs(60);
 
 fn a_second(limit: u64) -> FixedWindowLayer {
     FixedWindowLayer::new(Quota::per_second(limit))
         .key(global())
-        .store(MemoryStore::with_clock(Paused::new()))
+        .store(MemoryStore::with_clock(paused_clock()))
 }
 
 /// A service that is ready while it is open, and notes who is served at which millisecond. Those who
@@ -119,7 +119,7 @@ async fn served_late(
 }
 
 #[tokio::test(start_paused = true)]
-async fn three_that_are_late_pass_one_by_one_in_order_of_arrival() {
+async fn three_late_requests_pass_one_per_window_in_order_of_arrival() {
     for (open_at, times) in [(4_500, [4_500, 5_000, 6_000]), (7_300, [7_300, 8_000, 9_000])] {
         for reversed in [false, true] {
             let gate = Gate::new();
@@ -140,7 +140,7 @@ fn windows(served: &[(String, u128)]) -> Vec<usize> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn forty_that_are_late_pass_ten_a_second_in_order_of_arrival() {
+async fn forty_late_requests_pass_ten_per_window_in_order_of_arrival() {
     for reversed in [false, true] {
         let gate = Gate::new();
         let layer = a_second(10).queue(40, LONG);
@@ -154,7 +154,7 @@ async fn forty_that_are_late_pass_ten_a_second_in_order_of_arrival() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_is_late_waits_no_longer_than_its_max_wait_altogether() {
+async fn a_late_request_waits_no_longer_than_max_wait_in_total() {
     for reversed in [false, true] {
         let gate = Gate::new();
         let layer = a_second(1).queue(3, Duration::from_secs(5));
@@ -171,7 +171,7 @@ async fn used(handle: &Handle) -> u64 {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_comes_while_others_are_late_passes_after_them() {
+async fn new_requests_pass_after_late_ones() {
     let gate = Gate::new();
     let layer = a_second(1).queue(5, LONG);
     let service = layer.layer(gate.clone());
@@ -195,7 +195,7 @@ async fn who_comes_while_others_are_late_passes_after_them() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn those_of_other_keys_are_not_waited_for() {
+async fn late_requests_do_not_delay_other_keys() {
     let gate = Gate::new();
     let layer = a_second(1).key(header("x-user")).queue(3, LONG);
     let service = layer.layer(gate.clone());
@@ -225,7 +225,7 @@ async fn those_of_other_keys_are_not_waited_for() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_that_nobody_polls_does_not_hold_up_those_behind_it() {
+async fn a_late_request_that_is_not_polled_does_not_block_the_next() {
     let gate = Gate::new();
     let service = a_second(1).queue(5, LONG).layer(gate.clone());
     let Ok(_) = service.clone().oneshot(get("/first")).await;
@@ -242,7 +242,7 @@ async fn one_that_nobody_polls_does_not_hold_up_those_behind_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn under_a_service_with_few_places_all_are_served_and_never_in_a_burst() {
+async fn under_a_concurrency_limit_all_are_served_within_the_limit_of_each_window() {
     for reserved_by_others in [0, 3] {
         let served = Arc::new(Mutex::new(Vec::new()));
         let (notes, start) = (Arc::clone(&served), Instant::now());
@@ -274,7 +274,7 @@ async fn under_a_service_with_few_places_all_are_served_and_never_in_a_burst() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn under_a_store_that_is_far_away_they_pass_in_order_too() {
+async fn late_requests_pass_in_order_with_a_remote_store() {
     for reversed in [false, true] {
         let gate = Gate::new();
         let layer = FixedWindowLayer::new(Quota::per_second(2))
@@ -294,11 +294,11 @@ async fn under_a_store_that_is_far_away_they_pass_in_order_too() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn of_several_quotas_none_is_overdrawn_by_one_that_is_late() {
+async fn a_late_request_overdraws_none_of_several_quotas() {
     let gate = Gate::new();
     let layer = FixedWindowLayer::new(Quota::per_second(1).and(Quota::per_hour(10)))
         .key(global())
-        .store(MemoryStore::with_clock(Paused::new()))
+        .store(MemoryStore::with_clock(paused_clock()))
         .queue(5, LONG);
     let handle = layer.handle();
     let statuses = served_late(&layer, &gate, 3, 4_500, true).await;

@@ -13,7 +13,7 @@ use tower::{Layer, ServiceExt, service_fn};
 use tower_fixed_window::key::{PeerAddr, extension, header, peer_ip};
 use tower_fixed_window::{FixedWindowLayer, Key, KeyExtractor, Quota};
 
-use crate::support::{ANSWERS, Log, Mood, TestStore, fields, get, used};
+use crate::support::{ANSWERS, Log, Mood, TestStore, get, limit_headers, used};
 
 const PEER: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 4711);
 
@@ -45,7 +45,7 @@ async fn ask(
 async fn assert_refused((response, reached): (Response<Body>, bool), status: StatusCode) -> String {
     assert!(!reached, "a free pass");
     assert_eq!(response.status(), status);
-    assert!(fields(&response).is_empty(), "nobody's standing");
+    assert!(limit_headers(&response).is_empty(), "nobody's standing");
     assert_eq!(response.headers()[CACHE_CONTROL], "no-store");
     assert_eq!(response.headers()[CONTENT_TYPE], "application/problem+json");
     let body = to_bytes(response.into_body(), 10_000).await.expect("short");
@@ -55,7 +55,7 @@ async fn assert_refused((response, reached): (Response<Body>, bool), status: Sta
 }
 
 #[tokio::test]
-async fn what_the_client_left_out_is_a_400_that_says_what() {
+async fn a_missing_header_is_a_400_that_names_it() {
     let limit = || FixedWindowLayer::new(Quota::per_minute(1)).key(header("x-api-key"));
     let with = |values: &[&str]| {
         let mut request = get("/");
@@ -85,7 +85,7 @@ async fn a_closure_that_finds_no_key_is_a_400() {
 }
 
 #[tokio::test]
-async fn a_server_without_peer_addresses_is_a_500_and_its_fix_is_told_once() {
+async fn a_missing_peer_address_is_a_500_and_its_fix_is_logged_once() {
     // No other test in this program makes the same mistake, which is told once in the life of a
     // process.
     let log = Log::start();
@@ -105,7 +105,7 @@ async fn a_server_without_peer_addresses_is_a_500_and_its_fix_is_told_once() {
 }
 
 #[tokio::test]
-async fn with_a_peer_address_from_axum_or_from_anyone_it_counts() {
+async fn a_peer_address_from_axum_or_from_peer_addr_counts() {
     let limit = || FixedWindowLayer::new(Quota::per_minute(1));
     for mood in ANSWERS {
         let (mut axum, mut other) = (get("/"), get("/"));
@@ -135,7 +135,7 @@ async fn an_extension_that_no_layer_set_is_a_500_unless_there_is_a_fallback() {
 }
 
 #[tokio::test]
-async fn keys_have_counts_of_their_own() {
+async fn each_key_has_its_own_count() {
     for mood in ANSWERS {
         let layer = FixedWindowLayer::new(Quota::per_minute(1))
             .key(extension::<User>())

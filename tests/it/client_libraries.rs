@@ -70,7 +70,7 @@ async fn json_of(response: reqwest::Response) -> Value {
 }
 
 #[tokio::test]
-async fn who_obeys_retry_after_wastes_no_request_on_a_window_that_has_not_come() {
+async fn a_client_that_obeys_retry_after_is_never_refused_twice() {
     let minute = Quota::per_minute(3);
     for quota in [minute, minute.from_first_request(), minute.staggered()] {
         let clock = ManualClock::at_ms(NOW_MS);
@@ -96,7 +96,7 @@ async fn who_obeys_retry_after_wastes_no_request_on_a_window_that_has_not_come()
 }
 
 #[tokio::test]
-async fn who_obeys_retry_after_in_real_time_wastes_no_request() {
+async fn a_client_that_obeys_retry_after_in_real_time_is_never_refused_twice() {
     let layer = FixedWindowLayer::new(Quota::per_second(2));
     let app = Router::new().route("/", get(async || "hello")).layer(layer);
     let url = format!("http://{}/", serve(app).await);
@@ -118,7 +118,7 @@ async fn who_obeys_retry_after_in_real_time_wastes_no_request() {
 }
 
 #[tokio::test]
-async fn who_watches_what_remains_is_never_refused() {
+async fn a_client_that_obeys_the_remaining_header_is_never_refused() {
     let clock = ManualClock::at_ms(NOW_MS);
     let layer =
         FixedWindowLayer::new(Quota::per_minute(3)).store(MemoryStore::with_clock(clock.clone()));
@@ -135,7 +135,7 @@ async fn who_watches_what_remains_is_never_refused() {
 }
 
 #[tokio::test]
-async fn http_2_clients_see_the_same_fields() {
+async fn http_2_clients_see_the_same_headers() {
     let layer = per_minute(1, Mood::Now).name("api").headers(Headers::GitHubAndIetfDraft10);
     let url = format!("http://{}/", serve_hyper(layer.layer(service_fn(hello))).await);
     let http2 = reqwest::Client::builder().no_proxy().http2_prior_knowledge().build();
@@ -146,17 +146,17 @@ async fn http_2_clients_see_the_same_fields() {
     for client in [http2, client()] {
         let refused = client.get(&url).send().await.expect("an answer");
         assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
-        let mut fields = refused.headers().clone();
-        fields.remove("date");
+        let mut headers = refused.headers().clone();
+        headers.remove("date");
         let version = refused.version();
-        answers.push((version, fields, refused.text().await.expect("a body")));
+        answers.push((version, headers, refused.text().await.expect("a body")));
     }
-    let [(http_2, fields, body), (http_1, fields_1, body_1)] = &answers[..] else { panic!() };
+    let [(http_2, headers, body), (http_1, fields_1, body_1)] = &answers[..] else { panic!() };
     assert_eq!((*http_2, *http_1), (http::Version::HTTP_2, http::Version::HTTP_11));
-    assert_eq!((fields, body), (fields_1, body_1));
-    assert_eq!(fields["x-ratelimit-reset"], RESET);
-    assert_eq!(fields["retry-after"], RETRY_AFTER);
-    assert_eq!(fields["ratelimit"], r#""api:1/minute";r=0;t=40"#);
+    assert_eq!((headers, body), (fields_1, body_1));
+    assert_eq!(headers["x-ratelimit-reset"], RESET);
+    assert_eq!(headers["retry-after"], RETRY_AFTER);
+    assert_eq!(headers["ratelimit"], r#""api:1/minute";r=0;t=40"#);
     assert!(body.contains("API rate limit exceeded"), "{body}");
 }
 
@@ -205,7 +205,7 @@ async fn grpc_clients_see_resource_exhausted_and_when_to_come_back() {
 }
 
 #[tokio::test]
-async fn grpc_clients_see_whose_fault_another_refusal_is() {
+async fn grpc_clients_see_client_and_server_errors_as_grpc_codes() {
     let keyless = per_minute(9, Mood::Now).key_fn(|_| None).grpc();
     let status = check(&mut health(keyless).await).await.expect_err("it is refused");
     assert_eq!(status.code(), Code::InvalidArgument);
@@ -252,7 +252,7 @@ enum Reads {
     Message,
     /// As generic retries: `retry-after`.
     RetryAfter,
-    /// As go-github: the fields of every response; while none are left it asks nothing.
+    /// As go-github: the headers of every response; while none are left it asks nothing.
     Ahead,
 }
 
@@ -343,7 +343,7 @@ async fn clients_of_githubs_api_get_through_as_with_github() {
 }
 
 #[tokio::test]
-async fn the_github_example_counts_points_and_shows_the_standing_for_free() {
+async fn the_github_example_counts_points_and_shows_the_standing_without_charging() {
     let clock = ManualClock::at_ms(NOW_MS);
     let (status, headers) = (StatusCode::FORBIDDEN, Headers::GitHub);
     let policy = github::Policy { core: 12, anon: 60, search: 30, status, headers };

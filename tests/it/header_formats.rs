@@ -1,4 +1,4 @@
-//! What the fields say, read back by a program that believes them: whatever the quotas, costs and
+//! What the headers say, read back by a program that believes them: whatever the quotas, costs and
 //! times are.
 
 use std::cmp::Reverse;
@@ -19,7 +19,7 @@ use tower_fixed_window::{
     FixedWindowLayer, Handle, Headers, Key, ManualClock, MemoryStore, Quota, Quotas,
 };
 
-use crate::support::{NOW_MS, fields, get};
+use crate::support::{NOW_MS, get, limit_headers};
 
 type Limited = BoxCloneSyncService<http::Request<Body>, Response<Body>, Infallible>;
 
@@ -105,7 +105,7 @@ fn ask(service: &Limited, cost: u64) -> Response<Body> {
     response
 }
 
-/// GitHub's fields, one integer each.
+/// GitHub's headers, one integer each.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct GitHub {
     limit: u64,
@@ -156,7 +156,7 @@ fn items(headers: &HeaderMap, name: &str) -> Vec<(String, BTreeMap<String, u64>)
     list.into_iter().map(item).collect()
 }
 
-/// What the draft asks for: an item for each quota, of the same names in both fields.
+/// What the draft asks for: an item for each quota, of the same names in both headers.
 fn assert_ietf(headers: &HeaderMap, quotas: &[Quota], refused: bool) {
     let policies = items(headers, "ratelimit-policy");
     let limits = items(headers, "ratelimit");
@@ -176,7 +176,7 @@ fn assert_ietf(headers: &HeaderMap, quotas: &[Quota], refused: bool) {
 
 proptest! {
     #[test]
-    fn whoever_believes_the_fields_is_right(
+    fn headers_predict_the_next_decisions(
         quotas in quotas(), asked in asked(), believes in 0..3_u8,
     ) {
         let clock = ManualClock::at_ms(NOW_MS);
@@ -220,7 +220,7 @@ proptest! {
     }
 
     #[test]
-    fn who_waits_for_the_reset_of_a_spent_limit_is_never_refused(
+    fn a_client_that_waits_for_the_reset_header_is_never_refused(
         quota in quota(), costs in vec(1..20_u64, 1..40),
     ) {
         prop_assume!(quota.capacity() == quota.limit());
@@ -239,7 +239,7 @@ proptest! {
     }
 
     #[test]
-    fn of_stacked_layers_the_tightest_speaks_and_the_items_are_appended(
+    fn stacked_layers_send_the_tightest_standing_and_append_policy_items(
         all in [quotas(), quotas(), quotas()], asked in asked(),
     ) {
         let clock = ManualClock::at_ms(NOW_MS);
@@ -253,7 +253,7 @@ proptest! {
             let before = handles.each_ref().map(standing);
             let response = ask(&service, cost);
             let told = github(response.headers());
-            let speaker = fields(&response)["resource"].to_owned();
+            let speaker = limit_headers(&response)["resource"].to_owned();
             let after = handles.each_ref().map(standing);
             let i = ["a", "b", "c"].iter().position(|name| *name == speaker).expect("one of them");
             if response.status() == StatusCode::OK {
@@ -278,7 +278,7 @@ proptest! {
     }
 }
 
-/// What a layer's fields would say of a request that costs nothing.
+/// What a layer's headers would say of a request that costs nothing.
 fn standing(handle: &Handle) -> GitHub {
     let decision = handle.peek(Key::global()).now_or_never().expect("at once").expect("memory");
     let tightest =
@@ -294,7 +294,7 @@ fn standing(handle: &Handle) -> GitHub {
     }
 }
 
-/// The rate-limit fields of a response, by name.
+/// The rate-limit headers of a response, by name.
 fn sent(response: &Response<Body>) -> Vec<String> {
     let names = response.headers().keys().map(|name| name.as_str().to_owned());
     let mut names: Vec<_> = names.filter(|name| name.contains("ratelimit")).collect();
@@ -307,7 +307,7 @@ const GITHUB: [&str; 4] =
 const IETF: [&str; 2] = ["ratelimit", "ratelimit-policy"];
 
 #[test]
-fn a_layer_sends_the_fields_that_it_was_told_to_and_no_others() {
+fn a_layer_sends_only_the_configured_headers() {
     let both = [&IETF[..], &GITHUB[..]].concat();
     for (style, names) in [
         (Headers::GitHub, &GITHUB[..]),
@@ -328,7 +328,7 @@ fn a_layer_sends_the_fields_that_it_was_told_to_and_no_others() {
 }
 
 #[test]
-fn the_fields_of_the_ietf_draft_are_written_like_this() {
+fn the_headers_of_the_ietf_draft_have_this_format() {
     let clock = ManualClock::at_ms(NOW_MS);
     let quotas = Quota::per_minute(2).and(Quota::new(7, Duration::from_millis(1_500)));
     let service = handler(limit(quotas, &clock).name("api"));
@@ -345,7 +345,7 @@ fn the_fields_of_the_ietf_draft_are_written_like_this() {
 }
 
 #[test]
-fn layers_that_speak_differently_do_not_contradict_each_other() {
+fn layers_with_different_header_formats_do_not_contradict_each_other() {
     let styles =
         [Headers::GitHub, Headers::IetfDraft10, Headers::GitHubAndIetfDraft10, Headers::None];
     for outer_style in styles {

@@ -36,7 +36,7 @@ async fn used(handle: &Handle) -> u64 {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_hang_up_while_the_store_decides_gives_the_charge_back_where_one_later_would() {
+async fn a_hang_up_while_the_store_decides_is_refunded_if_the_layer_refunds_hang_ups() {
     // On the way to the store, and when the answer is on its way back.
     for after in [5, 15] {
         for (layer, left) in [(far().1, 1), (far().1.refund_dropped(), 0)] {
@@ -50,7 +50,7 @@ async fn a_hang_up_while_the_store_decides_gives_the_charge_back_where_one_later
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_charge_that_was_not_sent_is_withdrawn() {
+async fn a_charge_that_was_not_sent_is_cancelled() {
     let settings: [fn(FixedWindowLayer) -> FixedWindowLayer; 3] =
         [|layer| layer, |layer| layer.refund_dropped(), |layer| layer.queue(9, LONG)];
     for set in settings {
@@ -84,7 +84,7 @@ async fn a_hang_up_while_the_store_decides_leaves_the_queue() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_hang_up_of_one_that_need_not_wait_counts_as_later_under_a_queue() {
+async fn with_a_queue_a_hang_up_while_the_store_decides_counts_if_no_wait_is_needed() {
     let layer = far().1.queue(1, LONG);
     let handle = layer.handle();
     let request = tokio::spawn(layer.layer(service_fn(inner)).oneshot(get("/")));
@@ -94,7 +94,7 @@ async fn a_hang_up_of_one_that_need_not_wait_counts_as_later_under_a_queue() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_has_waited_and_hangs_up_under_the_service_counts() {
+async fn a_hang_up_after_queueing_counts_unless_the_layer_refunds_hang_ups() {
     for refunds in [false, true] {
         let (_, layer) = far();
         let layer = if refunds { layer.refund_dropped() } else { layer };
@@ -141,7 +141,7 @@ async fn a_panic_in_a_closure_is_a_dropped_request() {
 }
 
 #[tokio::test]
-async fn what_was_answered_is_not_given_back_when_its_future_is_dropped() {
+async fn a_completed_request_is_not_refunded_when_its_future_is_dropped() {
     for mood in ANSWERS {
         for layer in [
             per_minute(9, mood).refund_dropped(),
@@ -162,4 +162,20 @@ async fn what_was_answered_is_not_given_back_when_its_future_is_dropped() {
             assert_eq!(standing.used(), 1);
         }
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_is_never_polled_costs_nothing_with_leases() {
+    let layer = FixedWindowLayer::new(Quota::per_minute(100))
+        .name("leased")
+        .key(global())
+        .store(FarStore::new(|| 10))
+        .refund_dropped()
+        .leases(10);
+    let handle = layer.handle();
+    let future = layer.layer(service_fn(inner)).call(get("/"));
+    sleep(Duration::from_millis(100)).await;
+    drop(future);
+    sleep(Duration::from_secs(10)).await;
+    assert_eq!(used(&handle).await, 0);
 }

@@ -16,7 +16,7 @@ use tower::{Layer, ServiceExt, service_fn};
 use tower_fixed_window::key::global;
 use tower_fixed_window::{FixedWindowLayer, Limiter, MAX_WINDOW, OnStoreFailure, Quota};
 
-use crate::support::{Mood, TestStore, fields, get, used};
+use crate::support::{Mood, TestStore, get, limit_headers, used};
 
 const FAILURES: [Mood; 2] = [Mood::FailsNow, Mood::FailsLater];
 
@@ -58,7 +58,7 @@ async fn by_default_the_quota_is_enforced_in_memory_while_the_store_fails() {
         // One only: after five failures in a row the store would be left alone for a while.
         let response = ask(&service).await;
         assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS, "{failure:?}");
-        assert_eq!(fields(&response)["remaining"], "0");
+        assert_eq!(limit_headers(&response)["remaining"], "0");
         assert_eq!(calls.load(Ordering::SeqCst), 4);
 
         // Back again, the store's own count goes on.
@@ -68,13 +68,13 @@ async fn by_default_the_quota_is_enforced_in_memory_while_the_store_fails() {
 }
 
 #[tokio::test]
-async fn allow_lets_requests_pass_without_inventing_a_standing() {
+async fn allow_lets_requests_pass_without_headers() {
     for failure in FAILURES {
         let (service, calls) = limited(&TestStore::new(failure), OnStoreFailure::Allow);
         for _ in 0..10 {
             let response = ask(&service).await;
             assert_eq!(response.status(), StatusCode::OK, "{failure:?}");
-            assert!(fields(&response).is_empty());
+            assert!(limit_headers(&response).is_empty());
             assert!(!response.headers().contains_key(RETRY_AFTER));
         }
         assert_eq!(calls.load(Ordering::SeqCst), 10);
@@ -82,7 +82,7 @@ async fn allow_lets_requests_pass_without_inventing_a_standing() {
 }
 
 #[tokio::test]
-async fn deny_answers_503_and_blames_nobody() {
+async fn deny_answers_503_not_429() {
     for failure in FAILURES {
         let (service, calls) = limited(&TestStore::new(failure), OnStoreFailure::Deny);
         let response = ask(&service).await;
@@ -90,7 +90,7 @@ async fn deny_answers_503_and_blames_nobody() {
         assert_eq!(response.headers()[RETRY_AFTER], "1");
         assert_eq!(response.headers()[CACHE_CONTROL], "no-store");
         assert_eq!(response.headers()[CONTENT_TYPE], "application/problem+json");
-        assert!(fields(&response).is_empty());
+        assert!(limit_headers(&response).is_empty());
         let body = axum::body::to_bytes(response.into_body(), 1_000).await.expect("short");
         let body: serde_json::Value = serde_json::from_slice(&body).expect("JSON");
         assert_eq!(body["status"], 503);
@@ -110,7 +110,7 @@ async fn allow_and_deny_still_limit_while_the_store_answers() {
 }
 
 #[tokio::test]
-async fn a_request_dropped_while_the_store_hangs_leaves_nothing_behind() {
+async fn a_request_dropped_while_the_store_hangs_leaves_no_state() {
     for policy in [OnStoreFailure::Local, OnStoreFailure::Allow, OnStoreFailure::Deny] {
         let store = TestStore::new(Mood::Hangs);
         let (service, calls) = limited(&store, policy);
@@ -133,7 +133,7 @@ async fn a_request_dropped_while_the_store_hangs_leaves_nothing_behind() {
 }
 
 #[tokio::test]
-async fn a_request_waits_for_a_store_that_hangs_for_a_while() {
+async fn a_request_waits_for_a_store_that_hangs_briefly() {
     let store = TestStore::new(Mood::Hangs);
     let (service, calls) = limited(&store, OnStoreFailure::Deny);
     for (then, status) in
@@ -155,7 +155,7 @@ async fn a_store_that_answers_at_once_costs_no_second_poll() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn while_a_store_hangs_one_request_waits_for_it_with_leases_or_without() {
+async fn while_a_store_hangs_only_one_request_waits_for_it() {
     for leases in [0, 100] {
         let store = TestStore::new(Mood::Hangs).shared();
         let limiter = Limiter::new(Quota::per_hour(10_000)).name("api").store(store).leases(leases);

@@ -35,7 +35,7 @@ fn channel<T: Send + 'static>()
 }
 
 #[tokio::test]
-async fn head_has_the_length_of_the_body_it_does_not_have() {
+async fn head_has_the_content_length_of_get() {
     for mood in ANSWERS {
         let app = Router::new().route("/", on_get(async || "hello")).layer(per_minute(9, mood));
         let addr = serve(app).await;

@@ -70,7 +70,7 @@ fn expected(series: &[(&str, u64)]) -> Vec<(String, u64)> {
 const THREE: Quota = Quota::new(3, MAX_WINDOW);
 
 #[tokio::test(start_paused = true)]
-async fn a_run_with_passes_refusals_an_outage_and_a_flood_is_in_the_metrics() {
+async fn metrics_count_allowed_refused_failed_and_overflowed_requests() {
     let (recorder, handle) = recorder();
     let _guard = metrics::set_default_local_recorder(recorder);
 
@@ -130,7 +130,7 @@ async fn a_run_with_passes_refusals_an_outage_and_a_flood_is_in_the_metrics() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_needed_no_call_is_counted_and_where_the_tokens_of_leases_went() {
+async fn metrics_count_decisions_without_a_call_and_the_use_of_leased_tokens() {
     let (recorder, handle) = recorder();
     let _guard = metrics::set_default_local_recorder(recorder);
     let store = TestStore::new(Mood::Later).shared();
@@ -212,7 +212,7 @@ async fn each_outcome_has_its_series_and_its_event() {
 }
 
 #[tokio::test]
-async fn a_store_that_fails_is_in_the_outcome_where_nothing_stands_in() {
+async fn a_store_failure_is_an_outcome_without_a_fallback() {
     use OnStoreFailure::{Allow, Deny, Local};
     for failure in [Mood::FailsNow, Mood::FailsLater] {
         for (policy, shadow, outcome, status) in [
@@ -244,7 +244,7 @@ async fn a_store_that_fails_is_in_the_outcome_where_nothing_stands_in() {
 }
 
 #[tokio::test]
-async fn a_limiter_counts_its_decisions_and_peeks_are_none() {
+async fn a_limiter_counts_decisions_but_not_peeks() {
     for mood in ANSWERS {
         let (recorder, handle) = recorder();
         let _guard = metrics::set_default_local_recorder(recorder);
@@ -275,7 +275,7 @@ async fn a_limiter_counts_its_decisions_and_peeks_are_none() {
 }
 
 #[test]
-fn what_is_rare_is_there_before_it_happens() {
+fn counters_of_rare_events_start_at_zero() {
     let (recorder, handle) = recorder();
     let _guard = metrics::set_default_local_recorder(recorder);
     // Prometheus sees no increase from nothing to 1, and an alert would miss the first outage.
@@ -343,7 +343,7 @@ fn a_recorder_may_be_installed_after_the_first_request() {
 }
 
 #[tokio::test]
-async fn a_refusal_is_told_with_the_quota_that_speaks_and_when_to_come_again() {
+async fn a_refusal_is_logged_with_its_quota_and_retry_after() {
     for mood in ANSWERS {
         let log = Log::start();
         let layer = FixedWindowLayer::new(Quota::per_minute(0).and(Quota::per_hour(1)))
@@ -372,7 +372,7 @@ async fn a_refusal_is_told_with_the_quota_that_speaks_and_when_to_come_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_outage_is_told_when_it_begins_and_when_it_has_ended() {
+async fn the_start_and_the_end_of_an_outage_are_logged() {
     for policy in [OnStoreFailure::Local, OnStoreFailure::Allow, OnStoreFailure::Deny] {
         for failure in [Mood::FailsNow, Mood::FailsLater, Mood::Hangs] {
             let log = Log::start();
@@ -428,7 +428,7 @@ async fn an_outage_is_told_when_it_begins_and_when_it_has_ended() {
 }
 
 #[tokio::test]
-async fn on_decision_is_shown_each_decision_once_with_its_request() {
+async fn on_decision_sees_each_decision_once_with_its_request() {
     for mood in ANSWERS {
         let shown = Arc::new(Mutex::new(Vec::new()));
         let seen = Arc::clone(&shown);
@@ -460,7 +460,7 @@ async fn on_decision_is_shown_each_decision_once_with_its_request() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn on_decision_is_shown_who_waits_and_who_would_have_to_wait_too_long() {
+async fn on_decision_sees_requests_that_wait_and_those_refused_a_place() {
     for mood in ANSWERS {
         let shown = Arc::new(Mutex::new(Vec::new()));
         let seen = Arc::clone(&shown);
@@ -492,7 +492,7 @@ async fn on_decision_is_shown_who_waits_and_who_would_have_to_wait_too_long() {
 }
 
 #[tokio::test]
-async fn on_decision_is_not_called_where_there_is_none() {
+async fn on_decision_is_not_called_without_a_decision() {
     for failure in [Mood::FailsNow, Mood::FailsLater] {
         for (policy, expected) in
             [(OnStoreFailure::Local, vec![true]), (OnStoreFailure::Allow, vec![])]

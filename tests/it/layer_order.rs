@@ -17,13 +17,13 @@ use http::{HeaderName, Method, StatusCode};
 use tokio::time::{Instant, sleep};
 use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_fixed_window::key::{extension, global, header};
-use tower_fixed_window::{Clock, FixedWindowLayer, Key, MemoryStore, Quota};
+use tower_fixed_window::{FixedWindowLayer, Key, MemoryStore, Quota};
 use tower_http::compression::CompressionLayer;
 use tower_http::cors::CorsLayer;
 use tower_http::timeout::TimeoutLayer;
 use tower_http::trace::TraceLayer;
 
-use crate::support::{Mood, fields, get, per_minute};
+use crate::support::{Mood, get, limit_headers, paused_clock, per_minute};
 
 fn app() -> Router {
     Router::new().route("/", on_get(async || "hello").post(async || "made"))
@@ -45,7 +45,7 @@ fn from_browser(method: Method) -> http::Request<Body> {
     request.body(Body::empty()).expect("a request")
 }
 
-/// The fields that a page may read.
+/// The headers that a page may read.
 fn cors() -> CorsLayer {
     let exposed = [
         "x-ratelimit-limit",
@@ -62,13 +62,13 @@ fn cors() -> CorsLayer {
 }
 
 #[tokio::test]
-async fn outside_of_the_limit_cors_lets_pages_read_a_refusal_and_answers_preflights_itself() {
+async fn cors_outside_of_the_limit_lets_pages_read_a_refusal_and_answers_preflights() {
     let app = app().layer(per_minute(1, Mood::Now).name("api")).layer(cors());
     for _ in 0..5 {
         let preflight = ask(&app, from_browser(Method::OPTIONS)).await;
         assert_eq!(preflight.status(), StatusCode::OK);
         assert_eq!(preflight.headers()["access-control-allow-methods"], "GET,POST");
-        assert!(fields(&preflight).is_empty(), "not counted");
+        assert!(limit_headers(&preflight).is_empty(), "not counted");
     }
     assert_eq!(ask(&app, from_browser(Method::POST)).await.status(), StatusCode::OK);
     let refused = ask(&app, from_browser(Method::POST)).await;
@@ -79,14 +79,14 @@ async fn outside_of_the_limit_cors_lets_pages_read_a_refusal_and_answers_preflig
         let ours = name.starts_with("x-ratelimit-") || name == "retry-after";
         assert_eq!(exposed.split(',').any(|exposed| exposed == name), ours, "{name}");
     }
-    assert_eq!(fields(&refused).len(), 5);
+    assert_eq!(limit_headers(&refused).len(), 5);
 }
 
 #[tokio::test]
-async fn inside_of_the_limit_cors_is_missing_from_refusals_and_preflights_count() {
+async fn cors_inside_of_the_limit_is_missing_from_refusals_and_preflights_count() {
     let app = app().layer(cors()).layer(per_minute(2, Mood::Now));
     let preflight = ask(&app, from_browser(Method::OPTIONS)).await;
-    assert_eq!(fields(&preflight)["used"], "1", "what is no request of the page's counts");
+    assert_eq!(limit_headers(&preflight)["used"], "1", "what is no request of the page's counts");
     assert_eq!(ask(&app, from_browser(Method::POST)).await.status(), StatusCode::OK);
     for method in [Method::OPTIONS, Method::POST] {
         let refused = ask(&app, from_browser(method)).await;
@@ -97,14 +97,14 @@ async fn inside_of_the_limit_cors_is_missing_from_refusals_and_preflights_count(
 }
 
 #[tokio::test]
-async fn preflights_pass_a_limit_outside_of_cors_where_they_are_exempted() {
+async fn exempted_preflights_pass_a_limit_outside_of_cors() {
     let app = app().layer(cors()).layer(per_minute(1, Mood::Now).skip_preflight());
     for _ in 0..5 {
         let preflight = ask(&app, from_browser(Method::OPTIONS)).await;
         assert_eq!(preflight.status(), StatusCode::OK);
         assert_eq!(preflight.headers()["access-control-allow-origin"], ORIGIN);
     }
-    assert_eq!(fields(&ask(&app, from_browser(Method::POST)).await)["used"], "1");
+    assert_eq!(limit_headers(&ask(&app, from_browser(Method::POST)).await)["used"], "1");
     assert_eq!(ask(&app, from_browser(Method::POST)).await.status(), 429);
 }
 
@@ -136,17 +136,17 @@ fn gzip() -> http::Request<Body> {
 }
 
 #[tokio::test]
-async fn compression_outside_of_the_limit_compresses_refusals_too_and_keeps_their_fields() {
+async fn compression_outside_of_the_limit_compresses_refusals_and_keeps_their_headers() {
     let app = app().layer(per_minute(0, Mood::Now)).layer(CompressionLayer::new());
     let refused = ask(&app, gzip()).await;
     assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
     assert_eq!(refused.headers()["content-encoding"], "gzip");
     assert_eq!(refused.headers()["cache-control"], "no-store");
-    assert_eq!(fields(&refused).len(), 4);
+    assert_eq!(limit_headers(&refused).len(), 4);
 }
 
 #[tokio::test]
-async fn compression_inside_of_the_limit_changes_the_body_that_a_refusal_has_to_have() {
+async fn compression_inside_of_the_limit_changes_the_body_type_of_a_refusal() {
     // axum hides a body's type, so that this only leaves refusals uncompressed.
     let app = app().layer(CompressionLayer::new()).layer(per_minute(0, Mood::Now));
     assert!(!ask(&app, gzip()).await.headers().contains_key("content-encoding"));
@@ -162,19 +162,8 @@ async fn compression_inside_of_the_limit_changes_the_body_that_a_refusal_has_to_
     assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
 }
 
-/// Wall time that goes with tokio's: at the start of a minute.
-struct Paused(Instant);
-
-impl Clock for Paused {
-    fn now_ms(&self) -> u64 {
-        1_700_000_040_000 + self.0.elapsed().as_millis() as u64
-    }
-}
-
 fn paused(quota: Quota) -> FixedWindowLayer {
-    FixedWindowLayer::new(quota)
-        .key(global())
-        .store(MemoryStore::with_clock(Paused(Instant::now())))
+    FixedWindowLayer::new(quota).key(global()).store(MemoryStore::with_clock(paused_clock()))
 }
 
 fn timeout() -> TimeoutLayer {
@@ -187,7 +176,7 @@ fn slow() -> Router {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_timeout_inside_of_the_limit_leaves_waiting_alone_and_its_answer_has_the_fields() {
+async fn a_timeout_inside_of_the_limit_excludes_queueing_and_its_response_has_headers() {
     let queued = paused(Quota::per_minute(1)).queue(9, Duration::from_secs(600));
     let app = slow().layer(timeout()).layer(queued);
     assert_eq!(ask(&app, get("/")).await.status(), StatusCode::OK);
@@ -197,14 +186,14 @@ async fn a_timeout_inside_of_the_limit_leaves_waiting_alone_and_its_answer_has_t
 
     let app = slow().layer(timeout()).layer(paused(Quota::per_minute(9)));
     let late = ask(&app, get("/slow")).await;
-    assert_eq!((late.status(), fields(&late)["used"]), (StatusCode::REQUEST_TIMEOUT, "1"));
+    assert_eq!((late.status(), limit_headers(&late)["used"]), (StatusCode::REQUEST_TIMEOUT, "1"));
     let served = paused(Quota::per_minute(9)).count_if(|response| response.status != 408);
     let late = ask(&slow().layer(timeout()).layer(served), get("/slow")).await;
-    assert_eq!(fields(&late)["used"], "0", "it can be exempted by its status");
+    assert_eq!(limit_headers(&late)["used"], "0", "it can be exempted by its status");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_timeout_outside_of_the_limit_ends_waiting_and_its_answer_has_no_fields() {
+async fn a_timeout_outside_of_the_limit_includes_queueing_and_its_response_has_no_headers() {
     let queued = paused(Quota::per_minute(1)).queue(9, Duration::from_secs(600));
     let app = slow().layer(queued).layer(timeout());
     assert_eq!(ask(&app, get("/")).await.status(), StatusCode::OK);
@@ -219,7 +208,7 @@ async fn a_timeout_outside_of_the_limit_ends_waiting_and_its_answer_has_no_field
         let handle = limit.handle();
         let late = ask(&slow().layer(limit).layer(timeout()), get("/slow")).await;
         assert_eq!(late.status(), StatusCode::REQUEST_TIMEOUT);
-        assert!(fields(&late).is_empty());
+        assert!(limit_headers(&late).is_empty());
         assert_eq!(handle.peek(Key::global()).await.expect("memory").used(), left);
     }
 }
@@ -247,7 +236,7 @@ where
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_concurrency_limit_inside_of_the_limit_has_no_place_taken_by_those_who_wait() {
+async fn queued_requests_take_no_permit_of_a_concurrency_limit_inside_of_the_limit() {
     let queued =
         || paused(Quota::per_minute(1)).key(header("x-user")).queue(9, Duration::from_secs(600));
     let outside = ServiceBuilder::new()
@@ -274,7 +263,7 @@ async fn a_concurrency_limit_inside_of_the_limit_has_no_place_taken_by_those_who
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_shed_inside_of_the_limit_counts_unless_it_is_told_otherwise() {
+async fn requests_shed_inside_of_the_limit_count_unless_they_are_excluded() {
     for (limit, left) in
         [(paused(Quota::per_minute(9)), 2), (paused(Quota::per_minute(9)).refund_dropped(), 1)]
     {
@@ -293,7 +282,7 @@ async fn what_is_shed_inside_of_the_limit_counts_unless_it_is_told_otherwise() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn without_load_shed_a_refusal_waits_for_a_place_too() {
+async fn without_load_shed_a_refusal_waits_for_a_concurrency_permit() {
     let service = ServiceBuilder::new()
         .layer(paused(Quota::per_minute(1)))
         .concurrency_limit(1)
@@ -330,7 +319,7 @@ fn with_token(token: &str) -> http::Request<Body> {
 }
 
 #[tokio::test]
-async fn authentication_outside_of_the_limit_leaves_the_user_whom_it_counts() {
+async fn authentication_outside_of_the_limit_provides_the_users_key() {
     let app = app().layer(per_minute(1, Mood::Now).key(extension::<User>())).layer(from_fn(auth));
     assert_eq!(ask(&app, with_token("alpha")).await.status(), StatusCode::OK);
     assert_eq!(ask(&app, with_token("alpha")).await.status(), StatusCode::TOO_MANY_REQUESTS);
@@ -339,19 +328,19 @@ async fn authentication_outside_of_the_limit_leaves_the_user_whom_it_counts() {
     for _ in 0..5 {
         let guess = ask(&app, with_token("guess")).await;
         assert_eq!(guess.status(), StatusCode::UNAUTHORIZED);
-        assert!(fields(&guess).is_empty());
+        assert!(limit_headers(&guess).is_empty());
     }
 }
 
 #[tokio::test]
-async fn authentication_inside_of_the_limit_comes_too_late_for_its_key() {
+async fn authentication_inside_of_the_limit_is_too_late_for_the_key() {
     let app = app().layer(from_fn(auth)).layer(per_minute(1, Mood::Now).key(extension::<User>()));
     let response = ask(&app, with_token("alpha")).await;
     assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR, "and no free pass");
 }
 
 #[tokio::test]
-async fn a_second_limit_outside_of_authentication_stops_guessing() {
+async fn a_second_limit_outside_of_authentication_stops_password_guessing() {
     let guesses = per_minute(2, Mood::Now).count_if(|response| response.status == 401);
     let per_user = per_minute(9, Mood::Now).key(extension::<User>());
     let app = app().layer(per_user).layer(from_fn(auth)).layer(guesses);
@@ -375,37 +364,37 @@ async fn sorry(error: BoxError) -> (StatusCode, String) {
 }
 
 #[tokio::test]
-async fn errors_that_are_handled_inside_of_the_limit_are_answers_with_its_fields() {
+async fn errors_handled_inside_of_the_limit_are_responses_with_its_headers() {
     let handle_errors = || HandleErrorLayer::new(sorry);
     let limit = per_minute(9, Mood::Now);
     let service = ServiceBuilder::new().layer(limit).layer(handle_errors()).service(failing());
     let Ok(answer) = service.oneshot(get("/")).await;
-    assert_eq!((answer.status().as_u16(), fields(&answer)["used"]), (503, "1"));
+    assert_eq!((answer.status().as_u16(), limit_headers(&answer)["used"]), (503, "1"));
 
     let limit = per_minute(9, Mood::Now).count_if(|response| !response.status.is_server_error());
     let service = ServiceBuilder::new().layer(limit).layer(handle_errors()).service(failing());
     let Ok(answer) = service.oneshot(get("/")).await;
-    assert_eq!(fields(&answer)["used"], "0", "and can be told from others");
+    assert_eq!(limit_headers(&answer)["used"], "0", "and can be told from others");
 }
 
 #[tokio::test]
-async fn errors_that_are_handled_outside_of_the_limit_have_no_fields_and_count() {
+async fn errors_handled_outside_of_the_limit_have_no_headers_and_count() {
     let limit = per_minute(1, Mood::Now);
     let handle = limit.handle();
     let service =
         ServiceBuilder::new().layer(HandleErrorLayer::new(sorry)).layer(limit).service(failing());
     let Ok(answer) = service.clone().oneshot(get("/")).await;
     assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE);
-    assert!(fields(&answer).is_empty());
+    assert!(limit_headers(&answer).is_empty());
     assert_eq!(handle.peek(Key::global()).await.expect("memory").used(), 1);
     // A refusal is no error: it goes past the handler.
     let Ok(refused) = service.oneshot(get("/")).await;
     assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
-    assert_eq!(fields(&refused).len(), 4);
+    assert_eq!(limit_headers(&refused).len(), 4);
 }
 
 #[tokio::test]
-async fn shared_caches_may_keep_what_passed_as_the_handler_says_and_never_a_refusal() {
+async fn shared_caches_may_store_allowed_responses_but_never_a_refusal() {
     let cached = on_get(async || ([("cache-control", "public, max-age=60")], "hello"));
     let limit = per_minute(1, Mood::Now).status(StatusCode::NOT_FOUND).on_reject(|why| {
         let mut response = http::Response::new(Body::from(Bytes::from(why.message())));

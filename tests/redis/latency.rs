@@ -11,8 +11,8 @@ use tokio::time::{sleep, timeout};
 use tower_fixed_window::store::RedisStore;
 use tower_fixed_window::{Limiter, Quota};
 
-use crate::far::Far;
 use crate::server::{ALONE, Server};
+use crate::slow_link::Far;
 
 fn limiter(store: RedisStore) -> Limiter {
     Limiter::new(Quota::per_day(1_000_000).from_first_request()).name("distance").store(store)
@@ -51,7 +51,7 @@ fn begin(runtime: &Runtime, future: &mut Pin<Box<impl Future>>) {
 
 /// In calls of 128, two at a time, it would take eight round trips.
 #[tokio::test(flavor = "multi_thread")]
-async fn thousands_at_once_take_one_round_trip_however_far_that_is() {
+async fn thousands_of_concurrent_calls_take_one_round_trip_at_any_latency() {
     let _alone = ALONE.lock().await;
     let Some(server) = Server::start() else { return };
     let far = Far::from(server.port, Duration::from_millis(400));
@@ -63,7 +63,7 @@ async fn thousands_at_once_take_one_round_trip_however_far_that_is() {
 
 /// Fewer calls are under way at first than this distance asks for.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_moves_away_is_still_shared() {
+async fn nodes_share_a_count_when_latency_grows() {
     let _alone = ALONE.lock().await;
     let Some(server) = Server::start() else { return };
     let far = Far::from(server.port, Duration::ZERO);
@@ -80,7 +80,7 @@ async fn a_server_that_moves_away_is_still_shared() {
 }
 
 #[tokio::test]
-async fn what_was_never_sent_is_no_failure_of_the_store() {
+async fn calls_that_were_never_sent_are_not_counted_as_store_failures() {
     let _alone = ALONE.lock().await;
     let Some(server) = Server::start() else { return };
     let store = store(server.port);
@@ -109,7 +109,7 @@ async fn what_was_never_sent_is_no_failure_of_the_store() {
 }
 
 #[tokio::test]
-async fn a_call_has_failed_also_if_nobody_waits_for_it() {
+async fn calls_that_time_out_open_the_breaker_even_if_their_callers_have_left() {
     let _alone = ALONE.lock().await;
     let Some(server) = Server::start() else { return };
     let deadline = Duration::from_secs(2);
@@ -146,7 +146,7 @@ async fn the_first_answer_after_a_stall_ends_the_outage() {
 
 /// Not for what it was about to send, nor for what it has sent.
 #[test]
-fn who_waits_in_a_runtime_that_stands_still_holds_up_nobody() {
+fn a_call_in_a_blocked_runtime_does_not_block_calls_in_another() {
     let Some(server) = Server::start() else { return };
     let limiter = limiter(store(server.port));
     let (still, other) = (runtime(), runtime());
@@ -159,7 +159,7 @@ fn who_waits_in_a_runtime_that_stands_still_holds_up_nobody() {
 }
 
 #[test]
-fn who_waits_for_a_lease_has_the_deadline_of_everybody_else() {
+fn waiting_for_a_lease_of_a_blocked_runtime_ends_with_the_deadline() {
     let Some(server) = Server::start() else { return };
     let limiter = limiter(store(server.port)).leases(100);
     let (still, other) = (runtime(), runtime());

@@ -13,10 +13,10 @@ use tower_fixed_window::store::{Account, Adjust, Charge, RedisStore, Remote, Rep
 use tower_fixed_window::{Decision, Key, ManualClock, MemoryStore, Quota, Quotas, StoreError};
 
 use crate::conformance::connect;
-use crate::differential::{
-    around, env, length, quota_around, start, step_clock, tokens, with_limits,
-};
+use crate::differential::{around, quota_around};
+use crate::random::{env, length, start, step_clock, tokens, with_limits};
 use crate::server::{ALONE, Server};
+use crate::traffic::scripts;
 
 /// A store none of whose charges travels alone: somebody else's is asked before it, and leaves at once.
 /// What is asked while that is under way leaves together.
@@ -57,17 +57,9 @@ impl Store for Crowd {
     }
 }
 
-/// Calls of scripts that a server has had.
-pub(crate) fn calls(server: &Server) -> u64 {
-    let stats: String = server.ask(&["INFO", "commandstats"]);
-    let calls = stats.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls="));
-    let calls = calls.map(|calls| calls.split(',').next().expect("a number"));
-    calls.map_or(0, |calls| calls.parse().expect("a number"))
-}
-
 /// More tokens than microseconds in the window: as text from there on, and exact.
 #[tokio::test]
-async fn limits_of_more_than_a_million_a_second_take_the_short_way() {
+async fn large_limits_take_one_redis_command() {
     let Some(server) = Server::start() else { return };
     let store = RedisStore::new(server.url()).expect("an address");
     let scope = Scope::named("together");
@@ -134,14 +126,14 @@ fn used(server: &Server, key: u64) -> u64 {
 }
 
 #[tokio::test]
-async fn a_crowd_is_decided_in_the_order_of_asking() {
+async fn gathered_calls_are_decided_in_the_order_they_were_made() {
     let Some(server) = Server::start() else { return };
     let connection = connect(&server.url()).await;
     let scope = Scope::named("together");
     // What finds its script missing may come after those who were asked later.
     let _ = at_once(charges(&RedisStore::from(connection.clone()), 0..9)).await;
     let (first, rounds) = (env("SEED", 1), env("ROUNDS", 60));
-    let (mut asked, before) = (0, calls(&server));
+    let (mut asked, before) = (0, scripts(&server));
     for seed in first..first + rounds {
         let mut rng = Rng::with_seed(seed);
         let clock = ManualClock::at_ms(start(&mut rng));
@@ -192,14 +184,14 @@ async fn a_crowd_is_decided_in_the_order_of_asking() {
             }
         }
     }
-    let calls = calls(&server) - before;
+    let calls = scripts(&server) - before;
     println!("{asked} decisions in {calls} calls");
     assert!(calls * 20 < asked, "{asked} decisions in {calls} calls");
 }
 
 /// Also where the one before has left the count as text, or as a number, and the next one not.
 #[tokio::test]
-async fn in_a_crowd_a_count_may_be_number_and_text_in_turns() {
+async fn gathered_calls_may_alternate_between_number_and_text() {
     let Some(server) = Server::start() else { return };
     let connection = connect(&server.url()).await;
     let scope = Scope::named("together");
@@ -250,7 +242,7 @@ async fn in_a_crowd_a_count_may_be_number_and_text_in_turns() {
 }
 
 #[tokio::test]
-async fn who_has_a_bad_key_fails_alone() {
+async fn a_key_with_an_unreadable_value_fails_alone() {
     let Some(server) = Server::start() else { return };
     let store = RedisStore::from(connect(&server.url()).await);
     server.ask::<String>(&["SET", "tfw1:{together:u5}", "no hash"]);
@@ -275,11 +267,11 @@ async fn who_has_a_bad_key_fails_alone() {
             Ok(decision) => assert_eq!((decision.used(), bad.contains(&key)), (1, false), "{key}"),
         }
     }
-    assert_eq!(calls(&server), 2 * 2, "one alone, and all others; first without their scripts");
+    assert_eq!(scripts(&server), 2 * 2, "one alone, and all others; first without their scripts");
 }
 
 #[tokio::test]
-async fn missing_scripts_cost_nobody_an_answer_and_count_nothing_twice() {
+async fn a_missing_script_fails_no_call_and_counts_none_twice() {
     let Some(server) = Server::start() else { return };
     let store = RedisStore::from(connect(&server.url()).await);
     for round in 1..=20 {
@@ -293,7 +285,7 @@ async fn missing_scripts_cost_nobody_an_answer_and_count_nothing_twice() {
 
 /// As often as it has been sent, and it was sent to a server that did nothing any more.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_crowd_in_flight_when_the_server_dies_is_not_sent_again() {
+async fn calls_in_flight_when_the_server_dies_are_not_sent_again() {
     let _alone = ALONE.lock().await;
     let Some(mut server) = Server::with(&["--appendonly", "yes", "--appendfsync", "always"]) else {
         return;
@@ -329,7 +321,7 @@ async fn a_crowd_in_flight_when_the_server_dies_is_not_sent_again() {
 
 /// Its fate is known, and nobody is charged for it.
 #[tokio::test]
-async fn what_is_late_or_dropped_while_it_waits_is_not_sent() {
+async fn calls_that_expire_or_are_dropped_before_they_are_sent_charge_nothing() {
     let _alone = ALONE.lock().await;
     let Some(server) = Server::start() else { return };
     let store = RedisStore::new(server.url()).expect("an address");
@@ -367,7 +359,7 @@ async fn what_is_late_or_dropped_while_it_waits_is_not_sent() {
 
 /// Streams and selects do that: they poll a future once, and have something else to do then.
 #[tokio::test]
-async fn who_does_not_fetch_an_answer_stops_nobody() {
+async fn a_future_that_is_not_polled_again_blocks_no_other_call() {
     let Some(server) = Server::start() else { return };
     let store = RedisStore::from(connect(&server.url()).await).deadline(Duration::from_secs(20));
     let mut busy = charges(&store, 0..2);

@@ -22,7 +22,7 @@ use tower::{Layer, Service, ServiceExt};
 use tower_fixed_window::key::extension;
 use tower_fixed_window::{Decision, FixedWindow, FixedWindowLayer, Key, Limiter, Quota, TrueCost};
 
-use crate::support::{FarStore, Paused};
+use crate::support::{FarStore, MINUTE_MS};
 
 const OPS: u64 = 5_000;
 const FULL_SIZE: u64 = 1_000_000;
@@ -84,7 +84,7 @@ impl Ledger {
 fn taken_from(decision: &Decision) -> u64 {
     let at = decision.ready_at().unwrap_or(decision.decided_at());
     let ms = at.duration_since(std::time::UNIX_EPOCH).expect("later").as_millis() as u64;
-    (ms - Paused::START_MS) / WINDOW.as_millis() as u64
+    (ms - MINUTE_MS) / WINDOW.as_millis() as u64
 }
 
 /// A request as its caller and the service inside have thought it out.
@@ -338,7 +338,7 @@ impl World {
 }
 
 #[tokio::test(start_paused = true)]
-async fn never_more_than_the_limit_passes_and_no_promised_token_is_lost() {
+async fn random_operations_never_exceed_the_limit_or_lose_a_refund() {
     quiet();
     let full = std::env::var_os("FULL_SIZE").is_some();
     let (ops, seed) = if full { (FULL_SIZE, fastrand::u64(..)) } else { (OPS, 14) };

@@ -10,7 +10,7 @@ use tower_fixed_window::key::global;
 use tower_fixed_window::{FixedWindowLayer, Quota};
 use tower_http::trace::TraceLayer;
 
-use crate::support::{ANSWERS, TestStore, fields, get, per_minute, used};
+use crate::support::{ANSWERS, TestStore, get, limit_headers, per_minute, used};
 
 async fn ask(app: &Router, path: &str) -> Response {
     app.clone().oneshot(get(path)).await.expect("infallible")
@@ -50,7 +50,7 @@ async fn route_layer_counts_only_requests_that_have_a_route() {
         assert_counts(&app, "/").await;
         let response = ask(&app, "/missing").await;
         assert_eq!(response.status(), StatusCode::NOT_FOUND);
-        assert!(fields(&response).is_empty());
+        assert!(limit_headers(&response).is_empty());
         assert_eq!(used(&ask(&app, "/").await), 4);
     }
 }
@@ -62,7 +62,7 @@ async fn a_method_routers_layer_counts_its_route_only() {
             .route("/limited", on_get(async || "").layer(per_minute(10, mood)))
             .route("/free", on_get(async || ""));
         assert_counts(&app, "/limited").await;
-        assert!(fields(&ask(&app, "/free").await).is_empty());
+        assert!(limit_headers(&ask(&app, "/free").await).is_empty());
     }
 }
 
@@ -77,7 +77,7 @@ async fn a_method_routers_layer_counts_wrong_methods_and_its_route_layer_does_no
         let app = Router::new().route("/", on_get(async || "").route_layer(per_minute(10, mood)));
         let response = app.oneshot(post()).await.expect("infallible");
         assert_eq!(response.status(), StatusCode::METHOD_NOT_ALLOWED);
-        assert!(fields(&response).is_empty());
+        assert!(limit_headers(&response).is_empty());
     }
 }
 
@@ -86,7 +86,7 @@ async fn nest_counts_once_inside_and_once_outside() {
     for mood in ANSWERS {
         let inside = hello().nest("/api", hello().layer(per_minute(10, mood)));
         assert_counts(&inside, "/api").await;
-        assert!(fields(&ask(&inside, "/").await).is_empty());
+        assert!(limit_headers(&ask(&inside, "/").await).is_empty());
 
         let outside = hello().nest("/api", hello()).layer(per_minute(10, mood));
         assert_counts(&outside, "/api").await;
@@ -99,7 +99,7 @@ async fn nest_service_counts_once() {
     for mood in ANSWERS {
         let app = hello().nest_service("/api", per_minute(10, mood).layer(hello()));
         assert_counts(&app, "/api").await;
-        assert!(fields(&ask(&app, "/").await).is_empty());
+        assert!(limit_headers(&ask(&app, "/").await).is_empty());
     }
 }
 
@@ -109,12 +109,12 @@ async fn route_service_counts_once() {
         let limited = per_minute(10, mood).layer(service_fn(hello_service));
         let app = hello().route_service("/limited", limited);
         assert_counts(&app, "/limited").await;
-        assert!(fields(&ask(&app, "/").await).is_empty());
+        assert!(limit_headers(&ask(&app, "/").await).is_empty());
     }
 }
 
 #[tokio::test]
-async fn fallback_counts_once_and_only_what_falls_back() {
+async fn a_fallback_counts_only_requests_that_reach_it() {
     for mood in ANSWERS {
         let handler = async || "fell back";
         let as_handler = hello().fallback(handler.layer(per_minute(10, mood)));
@@ -122,7 +122,7 @@ async fn fallback_counts_once_and_only_what_falls_back() {
             hello().fallback_service(per_minute(10, mood).layer(service_fn(hello_service)));
         for app in [as_handler, as_service] {
             assert_counts(&app, "/missing").await;
-            assert!(fields(&ask(&app, "/").await).is_empty());
+            assert!(limit_headers(&ask(&app, "/").await).is_empty());
         }
     }
 }
@@ -154,7 +154,7 @@ async fn named_layers_never_share_a_count() {
         for n in 1..=2 {
             let response = ask(&app, "/search").await;
             assert_eq!((response.status(), used(&response)), (StatusCode::OK, n));
-            assert_eq!(fields(&response)["resource"], "search");
+            assert_eq!(limit_headers(&response)["resource"], "search");
         }
         let response = ask(&app, "/search").await;
         assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
@@ -177,7 +177,7 @@ async fn unnamed_layers_on_one_store_never_share_a_count() {
 }
 
 #[tokio::test]
-async fn the_same_layer_cloned_onto_two_routes_is_one_limit() {
+async fn clones_of_a_layer_on_two_routes_are_one_limit() {
     for mood in ANSWERS {
         for limit in [per_minute(2, mood), per_minute(2, mood).name("both")] {
             let app = Router::new()

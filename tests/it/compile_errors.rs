@@ -7,7 +7,7 @@ use std::process::Command;
 /// Checks a package of its own, as its author would see it. The exact wording is the compiler's
 /// and changes with it; what counts is that our advice is part of it.
 #[test]
-fn the_compilers_message_for_what_does_not_fit_names_the_ways_out() {
+fn compile_errors_of_unsuitable_bodies_and_keys_suggest_a_fix() {
     let here = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the repository");
     let package = Path::new(env!("CARGO_TARGET_TMPDIR")).join("misfit");
     fs::create_dir_all(package.join("src")).expect("a writable target directory");

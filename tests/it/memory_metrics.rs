@@ -20,7 +20,7 @@ fn flood(store: &MemoryStore, quota: Quota, keys: std::ops::Range<u64>) {
 }
 
 #[test]
-fn len_counts_the_entries_whose_windows_run() {
+fn len_counts_entries_of_current_windows() {
     let (store, clock) = store(10_000);
     assert_eq!((store.len(), store.is_empty()), (0, true));
     flood(&store, Quota::per_minute(5), 0..100);
@@ -50,7 +50,7 @@ fn len_stays_within_the_bound() {
 }
 
 #[test]
-fn what_is_refused_for_other_reasons_is_no_overflow() {
+fn refusals_in_a_store_with_room_are_not_overflow() {
     let (store, clock) = store(100);
     // The shared entries last for a week, the others for a minute.
     flood(&store, Quota::per_minute(5), 0..100);
@@ -71,7 +71,7 @@ fn what_is_refused_for_other_reasons_is_no_overflow() {
 }
 
 #[test]
-fn an_overflow_is_told_once_in_its_window_with_numbers_and_without_keys() {
+fn an_overflow_is_logged_once_per_window_with_numbers_and_without_keys() {
     let log = Log::start();
     let (store, clock) = store(1_000);
     flood(&store, Quota::per_hour(5), 0..800);
@@ -101,7 +101,7 @@ fn an_overflow_is_told_once_in_its_window_with_numbers_and_without_keys() {
 }
 
 #[test]
-fn short_windows_are_told_of_once_a_minute() {
+fn overflows_of_short_windows_are_logged_once_a_minute() {
     let log = Log::start();
     let (store, clock) = store(100);
     for _ in 0..600 {

@@ -1,4 +1,4 @@
-//! What a caller can do at the worst moment.
+//! Hang-ups, panics and newcomers at the worst moments of a queue.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -16,12 +16,9 @@ use http::{Request, Response};
 use tokio::time::{Instant, sleep, sleep_until};
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_fixed_window::key::global;
-use tower_fixed_window::testing::block_on;
-use tower_fixed_window::{
-    FixedWindowLayer, Handle, Key, Limiter, ManualClock, MemoryStore, OnStoreFailure, Quota,
-};
+use tower_fixed_window::{FixedWindowLayer, Handle, Key, Limiter, MemoryStore, Quota};
 
-use crate::support::{FarStore, Mood, NOW_MS, Paused, TestStore, get};
+use crate::support::{FarStore, get, paused_clock};
 
 const LONG: Duration = Duration::from_secs(60);
 
@@ -50,7 +47,7 @@ impl Wake for Ending {
 }
 
 #[test]
-fn whoever_is_woken_may_be_dropped_by_that() {
+fn a_waiter_may_be_dropped_by_its_own_waker() {
     let (done, is_done) = channel();
     thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread()
@@ -61,7 +58,7 @@ fn whoever_is_woken_may_be_dropped_by_that() {
         runtime.block_on(async {
             let service = FixedWindowLayer::new(Quota::per_second(1))
                 .key(global())
-                .store(MemoryStore::with_clock(Paused::new()))
+                .store(MemoryStore::with_clock(paused_clock()))
                 .queue(5, LONG)
                 .layer(service_fn(inner));
             let Ok(_) = service.clone().oneshot(get("/")).await;
@@ -113,7 +110,7 @@ impl Service<Request<Body>> for ReadyAt {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_hang_up_while_tokens_of_a_window_that_is_over_go_back_charges_no_others() {
+async fn a_hang_up_during_a_refund_of_a_past_window_charges_nothing() {
     let start = Instant::now();
     let store = FarStore::new(|| 10);
     let layer = FixedWindowLayer::new(Quota::per_second(1))
@@ -135,7 +132,7 @@ async fn a_hang_up_while_tokens_of_a_window_that_is_over_go_back_charges_no_othe
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_panic_of_one_that_is_late_gives_back_what_it_had() {
+async fn a_panic_of_a_late_request_refunds_its_charge() {
     let start = Instant::now();
     let quotas = || Quota::per_second(1).and(Quota::per_hour(10));
     let store = FarStore::new(|| 10);
@@ -157,67 +154,13 @@ async fn a_panic_of_one_that_is_late_gives_back_what_it_had() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_that_is_never_polled_costs_nothing_under_leases_either() {
-    let layer = FixedWindowLayer::new(Quota::per_minute(100))
-        .name("leased")
-        .key(global())
-        .store(FarStore::new(|| 10))
-        .refund_dropped()
-        .leases(10);
-    let handle = layer.handle();
-    let future = layer.layer(service_fn(inner)).call(get("/"));
-    sleep(Duration::from_millis(100)).await;
-    drop(future);
-    sleep(Duration::from_secs(10)).await;
-    assert_eq!(used(&handle).await, 0);
-}
-
-#[test]
-fn a_key_is_new_after_a_reset_whatever_plan_was_seen_first() {
-    let clock = ManualClock::at_ms(NOW_MS);
-    let store = MemoryStore::with_max_keys(1).clock(clock);
-    let limiter = Limiter::new(Quota::per_hour(5)).store(store.clone());
-    let plan = Quota::per_hour(5).rollover_up_to(10);
-    for key in 0..200_u64 {
-        let _ = block_on(limiter.check(key)).expect("memory");
-    }
-    assert!(store.overflowed() > 0);
-    for key in 0..200_u64 {
-        if block_on(limiter.reset(key)).is_ok() {
-            let standing = block_on(limiter.peek_with(key, plan, 1)).expect("memory");
-            assert_eq!(standing.remaining(), 10);
-        }
-    }
-}
-
-#[tokio::test]
-async fn a_reset_through_a_layer_without_a_fallback_reaches_that_of_others() {
-    let store = TestStore::new(Mood::FailsNow).shared();
-    let layer = FixedWindowLayer::new(Quota::per_minute(1)).name("api").key(global());
-    let local = layer.clone().store(store.clone());
-    let deny = layer.store(store.clone()).on_store_failure(OnStoreFailure::Deny);
-    let handle = deny.handle();
-    let _keep = deny.layer(service_fn(inner));
-    let service = local.layer(service_fn(inner));
-    for status in [200, 429] {
-        let Ok(response) = service.clone().oneshot(get("/")).await;
-        assert_eq!(response.status(), status);
-    }
-    store.set(Mood::Now);
-    handle.reset(Key::global()).await.expect("it can be asked");
-    store.set(Mood::FailsNow);
-    let Ok(response) = service.oneshot(get("/")).await;
-    assert_eq!(response.status(), 200);
-}
-
-#[tokio::test(start_paused = true)]
-async fn who_comes_while_as_many_are_late_as_may_wait_does_not_pass_before_them() {
+async fn a_new_request_does_not_overtake_late_requests_that_fill_the_queue() {
     let start = Instant::now();
     let order = Arc::new(Mutex::new(Vec::new()));
     let notes = Arc::clone(&order);
     let service = FixedWindowLayer::new(Quota::per_second(1))
         .key(global())
-        .store(MemoryStore::with_clock(Paused::new()))
+        .store(MemoryStore::with_clock(paused_clock()))
         .queue(1, LONG)
         .layer(service_fn(move |request: Request<Body>| {
             notes.lock().unwrap().push(request.uri().path().to_owned());
@@ -234,24 +177,8 @@ async fn who_comes_while_as_many_are_late_as_may_wait_does_not_pass_before_them(
     assert_eq!(*order.lock().unwrap(), ["/first", "/late", "/newcomer"]);
 }
 
-#[test]
-#[ignore = "S4 as it stands: a state that moves along is not written, and moves along again"]
-fn a_clock_that_was_a_year_ahead_locks_nobody_out_for_a_year() {
-    const YEAR: u64 = 365 * 24 * 3_600_000;
-    let clock = ManualClock::at_ms(NOW_MS + YEAR);
-    let limiter = Limiter::new(Quota::per_minute(5)).store(MemoryStore::with_clock(clock.clone()));
-    for _ in 0..5 {
-        assert!(block_on(limiter.check("alice")).expect("memory").allowed());
-    }
-    clock.set_ms(NOW_MS);
-    let refused = block_on(limiter.check("alice")).expect("memory");
-    assert!(!refused.allowed());
-    clock.advance(refused.retry_after().expect("some day"));
-    assert!(block_on(limiter.check("alice")).expect("memory").allowed());
-}
-
 #[tokio::test(start_paused = true)]
-async fn a_line_ends_when_those_who_were_late_have_passed_however_many_come_meanwhile() {
+async fn new_requests_stop_queueing_once_the_late_ones_have_passed() {
     let start = Instant::now();
     let layer = FixedWindowLayer::new(Quota::per_second(400))
         .name("far")
@@ -284,13 +211,13 @@ async fn a_line_ends_when_those_who_were_late_have_passed_however_many_come_mean
 
 #[tokio::test(start_paused = true)]
 #[ignore = "S7 against S13 and S14: a count can't say which of the windows to come has a token again"]
-async fn who_leaves_the_queue_makes_room_for_one_in_its_own_window_only() {
+async fn leaving_the_queue_frees_a_place_in_that_window_only() {
     let start = Instant::now();
     let times = Arc::new(Mutex::new(Vec::new()));
     let notes = Arc::clone(&times);
     let service = FixedWindowLayer::new(Quota::per_second(1))
         .key(global())
-        .store(MemoryStore::with_clock(Paused::new()))
+        .store(MemoryStore::with_clock(paused_clock()))
         .queue(5, LONG)
         .layer(service_fn(move |request: Request<Body>| {
             notes.lock().unwrap().push(start.elapsed().as_secs());

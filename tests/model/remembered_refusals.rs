@@ -8,7 +8,7 @@ use tower_fixed_window::store::{Account, Charge, Scope, Store};
 use tower_fixed_window::{Decision, Key, Limiter, Quota, Quotas};
 
 use crate::answer;
-use crate::far::{Node, Server, paused};
+use crate::simulated_server::{Node, Server, paused};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -42,7 +42,7 @@ async fn a_refused_key_causes_no_traffic_until_its_window_ends() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn it_says_what_the_store_would_say() {
+async fn a_remembered_refusal_equals_the_stores_answer() {
     let server = Server::start();
     let quotas = Quota::per_minute(100).and(Quota::per_hour(120));
     let limiter = limiter(&server.node(), quotas);
@@ -67,7 +67,7 @@ async fn it_says_what_the_store_would_say() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_other_requests_took_meanwhile_is_told() {
+async fn a_remembered_refusal_includes_charges_of_other_costs() {
     let server = Server::start();
     let limiter = limiter(&server.node(), Quota::per_minute(10));
     assert!(check(&limiter, 8).await.allowed());
@@ -79,7 +79,7 @@ async fn what_other_requests_took_meanwhile_is_told() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_raised_limit_is_noticed_at_once() {
+async fn a_raised_limit_applies_at_once() {
     let server = Server::start();
     let limiter = limiter(&server.node(), Quota::per_minute(1));
     assert!(allowed(&limiter).await && !allowed(&limiter).await);
@@ -92,7 +92,7 @@ async fn a_raised_limit_is_noticed_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_smaller_cost_is_for_the_store_to_decide() {
+async fn a_smaller_cost_calls_the_store() {
     let server = Server::start();
     let limiter = limiter(&server.node(), Quota::per_minute(10));
     assert!(check(&limiter, 6).await.allowed());
@@ -104,7 +104,7 @@ async fn a_smaller_cost_is_for_the_store_to_decide() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_reset_and_a_refund_in_this_process_are_seen_at_once() {
+async fn a_reset_or_refund_in_this_process_applies_at_once() {
     let server = Server::start();
     let node = server.node();
     let (one, other) = (limiter(&node, Quota::per_minute(1)), limiter(&node, Quota::per_minute(1)));
@@ -117,7 +117,7 @@ async fn a_reset_and_a_refund_in_this_process_are_seen_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_reset_is_seen_at_once_under_whatever_quotas_a_refusal_is_remembered() {
+async fn a_reset_clears_refusals_remembered_under_other_quotas() {
     let server = Server::start();
     let node = server.node();
     let (one, other) = (limiter(&node, Quota::per_minute(9)), limiter(&node, Quota::per_day(9)));
@@ -134,7 +134,7 @@ async fn a_reset_is_seen_at_once_under_whatever_quotas_a_refusal_is_remembered()
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_a_reset_would_not_find_is_not_remembered() {
+async fn refusals_that_a_reset_could_not_clear_are_not_remembered() {
     let server = Server::start();
     let limiter = limiter(&server.node(), Quota::per_minute(1));
     for n in 1..=70 {
@@ -147,7 +147,7 @@ async fn what_a_reset_would_not_find_is_not_remembered() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_reset_also_forgets_what_was_counted_here_while_the_store_failed() {
+async fn a_reset_clears_counts_of_the_fallback() {
     let server = Server::start();
     let node = server.node();
     let limiter = |quotas: Quota| Limiter::new(quotas).name("far").store(node.clone());
@@ -177,7 +177,7 @@ async fn refuses_after_reset(limiter: &Limiter, server: &Server) -> Duration {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_reset_elsewhere_is_seen_when_the_refusal_ends_or_within_a_second() {
+async fn a_reset_by_another_process_applies_when_the_refusal_ends_or_within_a_second() {
     let server = Server::start();
     let limiter = |name: &str| limiter(&server.node(), Quota::per_minute(1)).name(name);
     let took = refuses_after_reset(&limiter("far"), &server).await;
@@ -192,7 +192,7 @@ async fn a_reset_elsewhere_is_seen_when_the_refusal_ends_or_within_a_second() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_refusal_from_before_a_reset_is_not_remembered_after_it() {
+async fn a_refusal_decided_before_a_reset_is_not_remembered_after_it() {
     let server = Server::start();
     let limiter = limiter(&server.node(), Quota::per_minute(1));
     assert!(allowed(&limiter).await);
@@ -207,7 +207,7 @@ async fn a_refusal_from_before_a_reset_is_not_remembered_after_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_reset_that_nobody_waits_for_is_seen() {
+async fn a_reset_whose_future_is_dropped_still_applies() {
     let server = Server::start();
     let limiter = limiter(&server.node(), Quota::per_minute(1));
     assert!(allowed(&limiter).await && !allowed(&limiter).await);
@@ -223,7 +223,7 @@ async fn a_reset_that_nobody_waits_for_is_seen() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lowered_limit_leaves_no_debt_here_either() {
+async fn a_lowered_limit_leaves_no_debt_in_remembered_refusals() {
     let server = Server::start();
     let node = server.node();
     assert!(check(&limiter(&node, Quota::per_minute(100)), 90).await.allowed());
@@ -235,7 +235,7 @@ async fn a_lowered_limit_leaves_no_debt_here_either() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn peeks_go_to_the_store() {
+async fn peeks_call_the_store() {
     let server = Server::start();
     let limiter = limiter(&server.node(), Quota::per_minute(1));
     assert!(allowed(&limiter).await && !allowed(&limiter).await);
@@ -245,7 +245,7 @@ async fn peeks_go_to_the_store() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn while_the_store_is_down_what_was_refused_stays_refused_and_memory_is_not_remembered() {
+async fn during_an_outage_remembered_refusals_hold_and_those_of_the_fallback_are_not_remembered() {
     let server = Server::start();
     let node = server.node();
     let limiter = Limiter::new(Quota::per_minute(1)).name("far").store(node.clone());
@@ -262,7 +262,7 @@ async fn while_the_store_is_down_what_was_refused_stays_refused_and_memory_is_no
 /// Random quotas, costs and ways: a refusal from memory is one that the store would give at that
 /// instant, in the same words, but for a `now` that is late by no more than a round trip.
 #[test]
-fn it_never_refuses_what_the_store_would_pass() {
+fn a_remembered_refusal_never_refuses_what_the_store_would_allow() {
     let seeds = std::env::var("SEED").map_or(0..300, |seed| {
         let seed = seed.parse().expect("a number");
         seed..seed + 1
@@ -316,7 +316,7 @@ async fn trace(seed: u64) -> u64 {
 /// One process, whose quotas, limits and costs vary from charge to charge: behind the front each
 /// charge gets the store's own answer, which a twin of the store gives without a front.
 #[test]
-fn limits_that_vary_get_the_stores_own_answers() {
+fn varying_limits_get_the_stores_own_answers() {
     const STEPS: u64 = 250;
     let charges = if std::env::var_os("FULL_SIZE").is_some() { 1_000_000 } else { 50_000 };
     let seeds = std::env::var("SEED").map_or(0..charges / STEPS, |seed| {
@@ -410,7 +410,7 @@ async fn a_refusal_under_one_plan_does_not_outlast_the_count_under_another() {
 /// The clocks tick at different instants: the store's a tenth of a millisecond before this
 /// process's.
 #[tokio::test(start_paused = true)]
-async fn a_refusal_is_not_told_in_the_first_instant_of_the_next_window() {
+async fn a_remembered_refusal_ends_before_the_next_window_begins() {
     const TENTH: Duration = Duration::from_micros(100);
     let minute = Quota::per_minute(1);
     // What refuses until the minute is over, and for longer.

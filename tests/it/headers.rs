@@ -1,4 +1,4 @@
-//! The fields of S18 and S19, to the letter.
+//! The headers of S18 and S19, to the letter.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use tower_fixed_window::key::global;
 use tower_fixed_window::{FixedWindowLayer, Quota, Quotas};
 
 use crate::support::RETRY_AFTER as RETRY;
-use crate::support::{ANSWERS, Mood, NOW_MS, RESET, TestStore, fields, get, per_minute};
+use crate::support::{ANSWERS, Mood, NOW_MS, RESET, TestStore, get, limit_headers, per_minute};
 
 /// The end of the hour that the tests are in, as `x-ratelimit-reset` says it.
 const HOUR_END: &str = "1700002800";
@@ -37,11 +37,11 @@ fn assert_fields(response: &Response, expected: [&str; 4], resource: Option<&str
     let mut all: BTreeMap<_, _> =
         ["limit", "remaining", "used", "reset"].into_iter().zip(expected).collect();
     all.extend(resource.map(|resource| ("resource", resource)));
-    assert_eq!(fields(response), all);
+    assert_eq!(limit_headers(response), all);
 }
 
 #[tokio::test]
-async fn a_response_that_passed_has_them_and_nothing_more() {
+async fn an_allowed_response_has_the_standing_headers_only() {
     for mood in ANSWERS {
         let app = app().layer(per_minute(60, mood));
         let response = ask(&app).await;
@@ -54,7 +54,7 @@ async fn a_response_that_passed_has_them_and_nothing_more() {
 }
 
 #[tokio::test]
-async fn the_last_request_that_passes_has_none_remaining_and_no_retry_after() {
+async fn the_last_allowed_response_has_0_remaining_and_no_retry_after() {
     for mood in ANSWERS {
         let response = ask(&app().layer(per_minute(1, mood))).await;
         assert_eq!(response.status(), StatusCode::OK);
@@ -64,7 +64,7 @@ async fn the_last_request_that_passes_has_none_remaining_and_no_retry_after() {
 }
 
 #[tokio::test]
-async fn a_refusal_says_when_to_come_back_and_is_not_cached() {
+async fn a_refusal_has_retry_after_and_is_not_cached() {
     for mood in ANSWERS {
         let app = app().layer(per_minute(2, mood));
         ask(&app).await;
@@ -81,7 +81,7 @@ async fn a_refusal_says_when_to_come_back_and_is_not_cached() {
 }
 
 #[tokio::test]
-async fn a_named_layer_says_its_name_on_both() {
+async fn a_named_layer_sends_its_name_with_allowed_and_refused_responses() {
     for mood in ANSWERS {
         let app = app().layer(per_minute(1, mood).name("login"));
         assert_fields(&ask(&app).await, ["1", "0", "1", RESET], Some("login"));
@@ -113,13 +113,13 @@ async fn times_are_rounded_up_and_never_zero() {
         let app = app().layer(layer);
         let end = NOW_MS + 1_500;
         let reset = end.div_ceil(1_000).to_string();
-        assert_eq!(fields(&ask(&app).await)["reset"], reset);
+        assert_eq!(limit_headers(&ask(&app).await)["reset"], reset);
         for (left, retry_after) in [(1_500, "2"), (1_001, "2"), (1_000, "1"), (1, "1")] {
             store.clock.set_ms(end - left);
             let response = ask(&app).await;
             assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS, "{left} ms are left");
             assert_eq!(response.headers()[RETRY_AFTER], retry_after, "{left} ms are left");
-            assert_eq!(fields(&response)["reset"], reset);
+            assert_eq!(limit_headers(&response)["reset"], reset);
         }
         store.clock.set_ms(end);
         assert_eq!(ask(&app).await.status(), StatusCode::OK, "the end is in the next window");
@@ -127,7 +127,7 @@ async fn times_are_rounded_up_and_never_zero() {
 }
 
 #[tokio::test]
-async fn what_can_never_pass_has_no_retry_after() {
+async fn a_cost_above_capacity_has_no_retry_after() {
     for mood in ANSWERS {
         let response = ask(&app().layer(per_minute(0, mood))).await;
         assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
@@ -138,7 +138,7 @@ async fn what_can_never_pass_has_no_retry_after() {
 }
 
 #[tokio::test]
-async fn the_body_of_a_refusal_is_a_problem_that_clients_of_github_understand() {
+async fn the_body_of_a_refusal_is_problem_json_with_githubs_message() {
     for mood in ANSWERS {
         let quotas = Quota::per_minute(1).and(Quota::per_hour(1)).and(Quota::per_day(9));
         for (layer, policies) in [
@@ -163,7 +163,7 @@ async fn the_body_of_a_refusal_is_a_problem_that_clients_of_github_understand() 
 }
 
 #[tokio::test]
-async fn of_several_quotas_the_tightest_speaks_and_on_a_refusal_the_one_that_is_met_last() {
+async fn headers_show_the_tightest_quota_and_on_a_refusal_the_one_that_resets_last() {
     for mood in ANSWERS {
         let app = app().layer(limit(Quota::per_minute(2).and(Quota::per_hour(2)), mood));
         // As many remain: the later reset speaks.
@@ -183,7 +183,7 @@ async fn of_several_quotas_the_tightest_speaks_and_on_a_refusal_the_one_that_is_
 }
 
 #[tokio::test]
-async fn an_outer_layer_replaces_an_inner_ones_fields_only_if_it_is_tighter() {
+async fn an_outer_layer_replaces_the_headers_of_an_inner_one_only_if_it_is_tighter() {
     for mood in ANSWERS {
         let looser = app().layer(per_minute(5, mood).name("inner")).layer(per_minute(10, mood));
         assert_fields(&ask(&looser).await, ["5", "4", "1", RESET], Some("inner"));
@@ -195,7 +195,11 @@ async fn an_outer_layer_replaces_an_inner_ones_fields_only_if_it_is_tighter() {
         let hourly = limit(Quota::per_hour(5), mood).name("hourly");
         let as_tight = app().layer(per_minute(5, mood).name("inner")).layer(hourly.clone());
         let response = ask(&as_tight).await;
-        assert_eq!(fields(&response)["resource"], "hourly", "as many remain, and reset later");
+        assert_eq!(
+            limit_headers(&response)["resource"],
+            "hourly",
+            "as many remain, and reset later"
+        );
 
         let same = app().layer(hourly).layer(per_minute(4, mood).name("outer"));
         assert_fields(&ask(&same).await, ["5", "3", "2", HOUR_END], Some("hourly"));
@@ -209,7 +213,7 @@ async fn an_outer_layer_replaces_an_inner_ones_fields_only_if_it_is_tighter() {
 }
 
 #[tokio::test]
-async fn an_inner_layers_refusal_keeps_its_fields_under_an_outer_one() {
+async fn an_inner_layers_refusal_keeps_its_headers_under_an_outer_one() {
     for mood in ANSWERS {
         for outer in [2, 10] {
             let app = app().layer(per_minute(1, mood).name("inner")).layer(per_minute(outer, mood));
@@ -224,7 +228,7 @@ async fn an_inner_layers_refusal_keeps_its_fields_under_an_outer_one() {
 }
 
 #[tokio::test]
-async fn an_outer_layers_refusal_is_its_own_and_spares_the_inner_ones_count() {
+async fn an_outer_layers_refusal_charges_no_inner_layer() {
     for mood in ANSWERS {
         let inner = per_minute(9, mood);
         let app = Router::new()
@@ -238,7 +242,7 @@ async fn an_outer_layers_refusal_is_its_own_and_spares_the_inner_ones_count() {
     }
 }
 
-/// An app whose handler sends rate-limit fields of its own, each of them twice.
+/// An app whose handler sends rate-limit headers of its own, each of them twice.
 fn upstream(names: &'static [&'static str]) -> Router {
     let handler = async move || {
         let mut response = Response::new(axum::body::Body::empty());
@@ -260,7 +264,7 @@ const ALL: &[&str] = &[
 ];
 
 #[tokio::test]
-async fn an_upstreams_fields_are_always_replaced() {
+async fn headers_of_an_upstream_are_always_replaced() {
     for mood in ANSWERS {
         // All of them, and each one alone; ours are looser, and replace them all the same.
         let subsets = [ALL].into_iter().chain(ALL.chunks(1));
@@ -276,13 +280,13 @@ async fn an_upstreams_fields_are_always_replaced() {
 }
 
 #[tokio::test]
-async fn a_skipped_request_is_not_counted_and_has_no_fields() {
+async fn a_skipped_request_is_not_counted_and_has_no_headers() {
     for mood in ANSWERS {
         let layer = per_minute(9, mood).skip(|parts| parts.uri.query() == Some("skip"));
         let app = app().layer(layer);
         let skipped = app.clone().oneshot(get("/?skip")).await.expect("infallible");
         assert_eq!(skipped.status(), StatusCode::OK);
-        assert!(fields(&skipped).is_empty());
-        assert_eq!(fields(&ask(&app).await)["used"], "1");
+        assert!(limit_headers(&skipped).is_empty());
+        assert_eq!(limit_headers(&ask(&app).await)["used"], "1");
     }
 }
