@@ -14,7 +14,7 @@ mod meters;
 
 #[cfg(feature = "metrics")]
 pub(crate) use meters::memory;
-pub(crate) use meters::{Meters, UnderWay};
+pub(crate) use meters::{Meters, Timing, UnderWay};
 #[cfg(feature = "redis")]
 pub(crate) use meters::{store_checked, store_connected};
 

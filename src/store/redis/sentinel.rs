@@ -5,7 +5,7 @@ use redis::sentinel::SentinelClient;
 use redis::{ErrorKind, RedisError, RedisResult};
 use tokio::task::JoinSet;
 
-use super::{config, lasting};
+use super::settings::{config, lasting};
 
 /// Asks all of them at once: who knows a master that can be reached is believed.
 pub(super) async fn connect(
