@@ -10,6 +10,8 @@ mod set;
 mod text;
 mod zone;
 
+#[cfg(feature = "redis")]
+pub(crate) use calendar::Boundaries;
 pub use calendar::Weekday;
 pub(crate) use calendar::{Calendar, Span};
 pub use error::QuotaError;

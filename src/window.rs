@@ -155,10 +155,18 @@ impl<'a> Window<'a> {
         }
     }
 
-    /// What another place has worked out by the same rules.
+    /// What another place has worked out by the same rules. On a calendar `until` is in how many
+    /// windows the state ends.
     #[cfg(feature = "redis")]
-    pub(crate) fn known(quota: &'a Quota, start: i64, used: i64, until: Option<i64>) -> Self {
-        Self { quota, start, end: end(start, quota), used, until }
+    pub(crate) fn known(quota: &'a Quota, span: Span, used: i64, until: Option<i64>) -> Self {
+        let Span { start, end } = span;
+        let known = Self { quota, start, end, used, until };
+        match quota.anchor {
+            Anchor::Calendar(_) => {
+                Self { until: until.map(|windows| known.after(windows)), ..known }
+            }
+            _ => known,
+        }
     }
 
     /// The window around `now` with nothing left in it.

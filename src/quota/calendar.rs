@@ -64,6 +64,16 @@ pub(crate) struct Span {
     pub(crate) end: i64,
 }
 
+/// Where windows begin: some in a row, with the number of the first.
+#[cfg(feature = "redis")]
+#[derive(Debug)]
+pub(crate) struct Boundaries {
+    pub(crate) first: i64,
+    /// The number of the last window there is.
+    pub(crate) last: i64,
+    pub(crate) starts: Vec<i64>,
+}
+
 impl Calendar {
     pub(super) const fn new(period: Period, zone: Zone) -> Self {
         Self { period, zone }
@@ -113,6 +123,14 @@ impl Calendar {
     /// Where the `n`th window after the one that holds an instant begins.
     pub(crate) fn after(self, at: i64, n: i64) -> i64 {
         self.boundary(self.number(at).saturating_add(n))
+    }
+
+    /// The starts of `count` windows, from the one before the one that holds an instant.
+    #[cfg(feature = "redis")]
+    pub(crate) fn boundaries(self, at: i64, count: i64) -> Boundaries {
+        let first = self.number(at) - 1;
+        let starts = (first..first + count).map(|number| self.boundary(number)).collect();
+        Boundaries { first, last: self.number(MAX), starts }
     }
 
     /// A number for the windows that it has, the same as no other's in this process.
