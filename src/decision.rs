@@ -189,26 +189,6 @@ impl Decision {
         self.all.as_ref().map_or(0, |several| several.governing.into())
     }
 
-    /// An error if the charge was refused, for those who pass it on with `?`.
-    ///
-    /// ```
-    /// use tower_fixed_window::{Limiter, Quota, RateLimited};
-    ///
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), tower_fixed_window::StoreError> {
-    /// let limiter = Limiter::new(Quota::per_day(1));
-    /// assert!(limiter.check("alice").await?.into_result().is_ok());
-    ///
-    /// let error: RateLimited = limiter.check("alice").await?.into_result().unwrap_err();
-    /// assert!(error.to_string().starts_with("rate limit exceeded: 1 of 1 used, retry in "));
-    /// # Ok(()) }
-    /// ```
-    ///
-    /// # Errors
-    /// [`RateLimited`] if it was refused.
-    pub fn into_result(self) -> Result<Self, RateLimited> {
-        if self.allowed() { Ok(self) } else { Err(RateLimited(self)) }
-    }
-
     /// The refusal of a charge whose reservation was returned: it can be met when the reservation
     /// would have been.
     pub(crate) fn into_refusal(self) -> Self {

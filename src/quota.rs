@@ -5,7 +5,10 @@ use std::time::Duration;
 
 mod calendar;
 mod error;
+mod parse;
 mod rules;
+#[cfg(feature = "serde")]
+mod serde;
 mod set;
 mod text;
 mod zone;
@@ -15,8 +18,8 @@ pub(crate) use calendar::Boundaries;
 pub use calendar::Weekday;
 pub(crate) use calendar::{Calendar, Span};
 pub use error::QuotaError;
+pub use parse::ParseQuotaError;
 pub use set::Quotas;
-pub use text::ParseQuotaError;
 
 use calendar::Period;
 use zone::Zone;
@@ -483,23 +486,6 @@ impl Quota {
             self.max_reserved = MAX_TOKENS - limit;
         }
         self
-    }
-
-    /// This quota and another one: a request passes only if both grant it, and a refusal takes
-    /// from neither.
-    ///
-    /// ```
-    /// use tower_fixed_window::{Quota, Quotas};
-    ///
-    /// const SEARCH: Quotas = Quota::per_minute(33).and(Quota::per_hour(2_000));
-    /// assert_eq!(SEARCH.to_string(), "33/minute, 2000/hour");
-    /// ```
-    ///
-    /// # Panics
-    /// If both have the same window and anchor: they would be one counter. Keep the smaller.
-    #[must_use]
-    pub const fn and(self, other: Quota) -> Quotas {
-        Quotas::one(self).and(other)
     }
 
     /// Tokens a window grants.

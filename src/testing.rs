@@ -31,10 +31,8 @@ pub const VECTORS: &str = include_str!("testing/vectors.json");
 /// The same for windows of a calendar: in months, years and time zones.
 #[cfg(feature = "time-zones")]
 #[cfg_attr(docsrs, doc(cfg(feature = "time-zones")))]
-pub const CALENDAR_VECTORS: [&str; 2] = [
-    include_str!("testing/calendar-vectors.json"),
-    include_str!("testing/calendar-rules.json"),
-];
+pub const CALENDAR_VECTORS: [&str; 2] =
+    [include_str!("testing/calendar-vectors.json"), include_str!("testing/calendar-rules.json")];
 
 /// Something to wait for, handed to the runtime that a store needs.
 pub type Job<'a> = Pin<Box<dyn Future<Output = ()> + Send + 'a>>;

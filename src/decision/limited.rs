@@ -7,7 +7,29 @@ use super::Decision;
 
 /// A refused charge as an error: [`Decision::into_result`].
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct RateLimited(pub(super) Decision);
+pub struct RateLimited(Decision);
+
+impl Decision {
+    /// An error if the charge was refused, for those who pass it on with `?`.
+    ///
+    /// ```
+    /// use tower_fixed_window::{Limiter, Quota, RateLimited};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), tower_fixed_window::StoreError> {
+    /// let limiter = Limiter::new(Quota::per_day(1));
+    /// assert!(limiter.check("alice").await?.into_result().is_ok());
+    ///
+    /// let error: RateLimited = limiter.check("alice").await?.into_result().unwrap_err();
+    /// assert!(error.to_string().starts_with("rate limit exceeded: 1 of 1 used, retry in "));
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// [`RateLimited`] if it was refused.
+    pub fn into_result(self) -> Result<Self, RateLimited> {
+        if self.allowed() { Ok(self) } else { Err(RateLimited(self)) }
+    }
+}
 
 impl RateLimited {
     /// The decision that refused.

@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use super::{MAX_TOKENS, Quota, QuotaError};
+use super::error::QuotaError;
+use super::{MAX_TOKENS, Quota};
 
 /// One to four quotas that are charged together, all or none.
 ///
@@ -23,11 +24,30 @@ pub struct Quotas {
     len: u8,
 }
 
+impl Quota {
+    /// This quota and another one: a request passes only if both grant it, and a refusal takes
+    /// from neither.
+    ///
+    /// ```
+    /// use tower_fixed_window::{Quota, Quotas};
+    ///
+    /// const SEARCH: Quotas = Quota::per_minute(33).and(Quota::per_hour(2_000));
+    /// assert_eq!(SEARCH.to_string(), "33/minute, 2000/hour");
+    /// ```
+    ///
+    /// # Panics
+    /// If both have the same window and anchor: they would be one counter. Keep the smaller.
+    #[must_use]
+    pub const fn and(self, other: Quota) -> Quotas {
+        Quotas::one(self).and(other)
+    }
+}
+
 impl Quotas {
     /// How many quotas a set can hold.
     pub const MAX: usize = 4;
 
-    pub(super) const fn one(quota: Quota) -> Self {
+    const fn one(quota: Quota) -> Self {
         Self { quotas: [quota; Self::MAX], len: 1 }
     }
 
