@@ -2,7 +2,10 @@
 //!
 //! `SEED=7 ROUNDS=40000 cargo test -p tests --test redis calendars` goes on from elsewhere.
 
-use std::time::{Duration, UNIX_EPOCH};
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::process::{Child, Command};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use fastrand::Rng;
 use tower_fixed_window::store::{Account, Adjust, Charge, RedisStore, Scope, Store};
@@ -12,7 +15,7 @@ use tower_fixed_window::{
 
 use crate::conformance::connect;
 use crate::random::env;
-use crate::server::Server;
+use crate::server::{ALONE, Server, ask};
 
 const STEPS: usize = 40;
 
@@ -227,4 +230,153 @@ async fn the_end_that_is_stored_binds_nodes_with_other_zone_data() {
         clock.set_ms(stored.max(end) + 1);
         assert!(!plan.check(name).await.expect("it answers").allowed(), "{name}");
     }
+}
+
+fn seconds(time: SystemTime) -> i64 {
+    time.duration_since(UNIX_EPOCH).expect("after it").as_secs() as i64
+}
+
+/// A node whose clock is far off asks once more, and then knows the server's time.
+#[tokio::test]
+async fn boundaries_follow_the_servers_clock() {
+    const YEAR: i64 = 366 * 86_400;
+
+    for ahead in [YEAR, -YEAR, 40 * 86_400, -3_600] {
+        let Some(server) = Server::ahead(ahead) else { return };
+        let store = RedisStore::new(server.url()).expect("an address");
+        let store = store.deadline(Duration::from_secs(20));
+        let quotas = Quota::per_month(5).and(Quota::per_day(9).in_zone("Asia/Kathmandu"));
+        let limiter = Limiter::new(quotas).name("plan").store(store).without_fallback();
+        let evaluated = || {
+            let stats: String = server.ask(&["INFO", "commandstats"]);
+            let calls = stats.split_once("cmdstat_evalsha:calls=").map_or("0", |(_, rest)| rest);
+            let calls = calls.split_once(',').map_or(calls, |(calls, _)| calls);
+            calls.parse::<u32>().expect("a number")
+        };
+        // The script is there.
+        let mut first = limiter.charge("alice", 2).await.expect("it answers");
+        let decision = first.as_ref().expect("it passed").decision();
+        let there = seconds(decision.decided_at());
+        assert!((there - seconds(SystemTime::now()) - ahead).abs() < 60, "the clock is shifted");
+        assert!(decision.reset_at() > decision.decided_at());
+        assert!(decision.standings()[0].window() >= Duration::from_secs(28 * 86_400));
+
+        let before = evaluated();
+        assert!(limiter.check_cost("alice", 3).await.expect("it answers").allowed());
+        assert!(!limiter.check("alice").await.expect("it answers").allowed());
+        if let Ok(receipt) = first {
+            limiter.refund(receipt).await.expect("it answers");
+        }
+        assert!(limiter.check_cost("alice", 2).await.expect("it answers").allowed());
+        assert_eq!(evaluated() - before, 4, "one call for each, {ahead} s ahead");
+
+        // The same where the first that a node asks is to return tokens.
+        first = limiter.charge("bob", 5).await.expect("it answers");
+        let other = RedisStore::new(server.url()).expect("an address");
+        let other =
+            Limiter::new(quotas).name("plan").store(other.deadline(Duration::from_secs(20)));
+        let receipt = first.expect("it passed");
+        other.refund(receipt).await.expect("it answers");
+        assert!(other.check_cost("bob", 5).await.expect("it answers").allowed());
+    }
+}
+
+const LIMITS: [u64; 6] = [1, 2, 10, 33, 100, 400];
+/// The server's clock is so far from the end of February when it starts.
+const BEFORE: i64 = 10;
+/// 2028-03-01 00:00 UTC.
+const MARCH: i64 = 1_835_481_600;
+
+/// Nodes whose clocks are off by an hour, a month and a year share the counts of a server that passes
+/// the end of a month meanwhile.
+#[test]
+fn nodes_with_other_clocks_share_a_month() {
+    let Some(faketime) = std::env::var_os("LIBFAKETIME") else {
+        eprintln!("skipped: LIBFAKETIME is not set to where libfaketime.so.1 is");
+        return;
+    };
+    let _alone = ALONE.blocking_lock();
+    let ahead = MARCH - BEFORE - seconds(SystemTime::now());
+    let Some(server) = Server::ahead(ahead) else { return };
+    let dir = tempfile::tempdir().expect("a directory");
+    let nodes: Vec<Child> = [3_600, 30 * 86_400, -365 * 86_400]
+        .iter()
+        .map(|off| {
+            Command::new(std::env::current_exe().expect("this program"))
+                .args(["--exact", "calendars::node", "--ignored", "--nocapture"])
+                .env("LD_PRELOAD", &faketime)
+                .env("FAKETIME", format!("{:+}", ahead + off))
+                .env("NODE_URL", server.url())
+                .env("NODE_OFF", off.to_string())
+                .env("NODE_REPORT", dir.path().join(off.to_string()))
+                .spawn()
+                .expect("it starts")
+        })
+        .collect();
+    for mut node in nodes {
+        assert!(node.wait().expect("it ends").success(), "a node failed");
+    }
+    let mut counts = BTreeMap::<[u64; 2], [u64; 2]>::new();
+    for report in std::fs::read_dir(dir.path()).expect("reports") {
+        let report = std::fs::read_to_string(report.expect("a report").path()).expect("text");
+        for line in report.lines() {
+            let numbers: Vec<u64> = line.split(' ').map(|n| n.parse().expect("a number")).collect();
+            let [key, window, asked, passed] = numbers[..] else { panic!("four numbers") };
+            let count = counts.entry([key, window]).or_default();
+            *count = [count[0] + asked, count[1] + passed];
+        }
+    }
+    println!("{counts:?}");
+    assert_eq!(counts.len(), 4 * LIMITS.len(), "two windows for each");
+    let mut full = 0;
+    for ([key, window], [asked, passed]) in counts {
+        let limit = LIMITS[key as usize % LIMITS.len()];
+        assert_eq!(passed, limit.min(asked), "of {limit} for key {key} until {window}");
+        full += u32::from(asked > limit);
+    }
+    assert!(full >= 16, "only {full} windows were asked for too much");
+}
+
+/// A node: a process of its own. Started by the test above.
+#[test]
+#[ignore = "started by another test"]
+fn node() {
+    let Ok(url) = std::env::var("NODE_URL") else { return };
+    let off: i64 = std::env::var("NODE_OFF").expect("it").parse().expect("a number");
+    let (server, _): (i64, i64) = ask(&url, &["TIME"]).expect("it answers");
+    assert!((seconds(SystemTime::now()) - server - off).abs() < 60, "the lie works");
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    let mut counts = BTreeMap::<[u64; 2], [u64; 2]>::new();
+    runtime.block_on(async {
+        let store = RedisStore::new(&*url).expect("an address").deadline(Duration::from_secs(20));
+        let limiters: Vec<_> = (0..2 * LIMITS.len())
+            .map(|i| {
+                let limit = LIMITS[i % LIMITS.len()];
+                let quota = match i < LIMITS.len() {
+                    true => Quota::per_month(limit),
+                    // The same time as UTC, under another name.
+                    false => Quota::per_day(limit).in_zone("Africa/Abidjan"),
+                };
+                let limiter = Limiter::new(quota).name(&format!("limit{i}")).store(store.clone());
+                // Every third one has leases.
+                limiter.without_fallback().leases(if i % 3 == 2 { 20 } else { 0 })
+            })
+            .collect();
+        loop {
+            for (i, limiter) in limiters.iter().enumerate() {
+                let decision = limiter.check("all").await.expect("it answers");
+                let window = seconds(decision.reset_at()) as u64;
+                let count = counts.entry([i as u64, window]).or_default();
+                *count = [count[0] + 1, count[1] + u64::from(decision.allowed())];
+                if seconds(decision.decided_at()) > MARCH + BEFORE / 2 {
+                    return;
+                }
+            }
+        }
+    });
+    let mut report = String::new();
+    for ([key, window], [asked, passed]) in counts {
+        writeln!(report, "{key} {window} {asked} {passed}").expect("writing to a string");
+    }
+    std::fs::write(std::env::var("NODE_REPORT").expect("where to"), report).expect("it is written");
 }
