@@ -6,15 +6,19 @@
 //! A sample of zones and first days, or with `FULL_SIZE=1` all of them:
 //! `FULL_SIZE=1 cargo test --release -p tests --test model calendars`.
 
+use std::collections::{HashMap, HashSet};
 use std::num::NonZero;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
+use std::time::{Duration, SystemTime};
 
 use fastrand::Rng;
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 use tower_fixed_window::window::{State, Window};
-use tower_fixed_window::{Quota, Weekday};
+use tower_fixed_window::{Clock, Limiter, ManualClock, MemoryStore, Quota, Weekday};
+
+use crate::answer;
 
 const DAY: i64 = 86_400;
 /// 1969-01-01 and 2102-01-01, in days since the epoch: a year more on both sides.
@@ -235,4 +239,33 @@ fn windows_cover_time_in_every_zone_from_every_first_day() {
             scope.spawn(work);
         }
     });
+}
+
+/// With no entry left, keys share counts: none gets more than its limit in a window, and all begin anew
+/// with the next one, as it is the same for all.
+#[test]
+fn keys_that_share_a_count_share_its_windows() {
+    let clock = ManualClock::at_ms(1_772_323_200_000);
+    let store = MemoryStore::with_max_keys(32).clock(clock.clone());
+    let quota = Quota::per_month(5).in_zone("Europe/Berlin");
+    let limiter = Limiter::new(quota).store(store.clone());
+    let mut random = Rng::with_seed(1);
+    let mut passed = HashMap::<(u64, SystemTime), u64>::new();
+    let (mut refused_early, mut months) = (0, HashSet::new());
+    for _ in 0..20_000 {
+        clock.advance(Duration::from_secs(random.u64(..1_800)));
+        if random.u16(..1_000) == 0 {
+            // By less than a window, by one or more.
+            let back = random.u64(..80) * 86_400_000;
+            clock.set_ms(clock.now_ms() - back);
+        }
+        let key = random.u64(..200);
+        let decision = answer(limiter.check(key));
+        let count = passed.entry((key, decision.reset_at())).or_default();
+        *count += u64::from(decision.allowed());
+        refused_early += u64::from(!decision.allowed() && *count < 5);
+        months.insert(decision.reset_at());
+    }
+    assert!(passed.values().all(|count| *count <= 5), "{passed:?}");
+    assert!(store.overflowed() > 1_000 && refused_early > 100 && months.len() > 3);
 }
