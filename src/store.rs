@@ -61,7 +61,7 @@ pub use scope::Scope;
 /// 2. **One clock.** The store's own time is read once per call; nodes that share counters share
 ///    that clock. It may step back.
 /// 3. **Identity.** A counter is found by the scope's name, the key's bytes, and the quota's window
-///    and anchor ([`Quota::counter`]), never by its limit: limits change while counters run.
+///    and anchor ([`Quota::counter`](crate::Quota::counter)), never by its limit: limits change while counters run.
 /// 4. **Life.** A state may be forgotten from [`State::until`](crate::window::State::until) on, not earlier.
 /// 5. **Reset.** It forgets a key of a scope under every quota that the key was charged under, not only
 ///    those that somebody names: plans differ per request, and limits change. It ends in an error
@@ -197,7 +197,6 @@ pointer!(Arc);
 pointer!(Box);
 
 impl Store for MemoryStore {
-    #[inline]
     fn charge(&self, charge: Charge<'_>) -> Reply<Decision> {
         Self::charge(self, charge)
     }

@@ -15,25 +15,21 @@ pub struct Account<'a> {
 
 impl<'a> Account<'a> {
     /// The counters of `key` under `scope` for `quotas`.
-    #[inline]
     pub fn new(scope: &'a Scope, quotas: &'a Quotas, key: &'a Key) -> Self {
         Self { scope, quotas, key }
     }
 
     /// The name under which the counters live.
-    #[inline]
     pub fn scope(&self) -> &'a Scope {
         self.scope
     }
 
     /// What may be spent.
-    #[inline]
     pub fn quotas(&self) -> &'a Quotas {
         self.quotas
     }
 
     /// Who pays.
-    #[inline]
     pub fn key(&self) -> &'a Key {
         self.key
     }

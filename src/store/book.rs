@@ -28,7 +28,7 @@ const MAX_HOT: i64 = 10_000;
 /// Keys that were leased lately: some 9 MB.
 const MAX_KEYS: usize = 100_000;
 
-/// What is leased, and who waits for a lease. Clones are the same one.
+/// What is leased, and the requests that wait for a lease. Clones are the same one.
 #[derive(Clone)]
 pub(super) struct Book(Arc<Pages>);
 

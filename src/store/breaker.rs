@@ -10,13 +10,13 @@ use std::time::Duration;
 use super::error::StoreError;
 use crate::timer::Instant;
 
-/// So many failures in a row, and the store is left alone ...
+/// Failures in a row after which the store is left alone ...
 const FAILURES: u32 = 5;
-/// ... for so long, after which a single call may try it.
+/// ... for this time, after which a single call may try it.
 const PAUSE: Duration = Duration::from_millis(250);
 
 /// Counts failures in a row, of each part of a store that fails by itself. Clones are the same one: it
-/// belongs to the store, and all who ask that share it.
+/// belongs to the store, and the store's limiters share it.
 #[derive(Clone, Default)]
 pub(super) struct Breaker(Arc<Parts>);
 
@@ -106,7 +106,7 @@ impl Breaker {
         self.0.failing.store(domains.len(), Ordering::Relaxed);
     }
 
-    /// Who finds out when a store that fails as a whole answers again; one at a time.
+    /// Finds out when a store that fails as a whole answers again; one at a time.
     #[cfg(feature = "redis")]
     pub(super) fn listener(&self) -> Option<Listener> {
         let listens = self.0.listens.swap(true, Ordering::Relaxed);

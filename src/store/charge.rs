@@ -14,7 +14,6 @@ pub struct Charge<'a> {
 
 impl<'a> Charge<'a> {
     /// Asks for `cost` tokens.
-    #[inline]
     pub fn new(account: Account<'a>, cost: u64) -> Self {
         Self { account, ask: Ask { cost, reserve: false, up_to: false, peek: false } }
     }
@@ -41,7 +40,6 @@ impl<'a> Charge<'a> {
     }
 
     /// Whose counters.
-    #[inline]
     pub fn account(&self) -> Account<'a> {
         self.account
     }

@@ -7,7 +7,7 @@ use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::scope::Scope;
-use crate::quota::{Quota, fmix64};
+use crate::quota::Quota;
 use crate::sync::Mutex;
 
 /// Counters of one scope, and of all scopes. A plan is one for each of its windows, so these are many;
@@ -50,20 +50,28 @@ impl Counters {
     /// many to note.
     #[inline]
     pub(super) fn note(&self, scope: &Scope, quota: &Quota) -> bool {
-        let mark = fmix64(scope.id().rotate_left(32) ^ quota.identity()).max(1);
-        let mut cells = (0..PROBES).map(|i| &self.marks[(mark as usize + i) % MARKS]);
-        cells.any(|cell| cell.load(Ordering::Relaxed) == mark) || self.add(scope, quota, mark)
+        // 0 is no mark.
+        let mark = (scope.id().rotate_left(32) ^ quota.identity()).max(1);
+        self.cells(mark).any(|cell| cell.load(Ordering::Relaxed) == mark)
+            || self.add(scope, quota, mark)
     }
 
     #[cold]
     fn add(&self, scope: &Scope, quota: &Quota, mark: u64) -> bool {
         let added = self.known.lock().unwrap_or_else(PoisonError::into_inner).add(scope, quota);
         if added {
-            let mut cells = (0..PROBES).map(|i| &self.marks[(mark as usize + i) % MARKS]);
-            let free = cells.find(|cell| cell.load(Ordering::Relaxed) == 0);
-            free.unwrap_or(&self.marks[mark as usize % MARKS]).store(mark, Ordering::Relaxed);
+            let free = self.cells(mark).find(|cell| cell.load(Ordering::Relaxed) == 0);
+            if let Some(cell) = free.or(self.cells(mark).next()) {
+                cell.store(mark, Ordering::Relaxed);
+            }
         }
         added
+    }
+
+    /// Where a mark may be.
+    fn cells(&self, mark: u64) -> impl Iterator<Item = &AtomicU64> {
+        let first = (mark.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as usize;
+        (0..PROBES).map(move |i| &self.marks[(first + i) % MARKS])
     }
 
     /// The counters of a scope that are known, and whether these are all.

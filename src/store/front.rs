@@ -144,7 +144,7 @@ impl<F: Fn() + Send + 'static> Twice<F> {
         Self(forget)
     }
 
-    /// Also where nobody waits to the end.
+    /// Also where the reply is dropped before its end.
     pub(super) fn after(self, reply: Reply<()>) -> Reply<()> {
         match reply.into_now() {
             Ok(answer) => Reply::from(answer),

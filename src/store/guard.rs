@@ -90,6 +90,18 @@ impl Guard {
         }
     }
 
+    fn call<T: Send + 'static>(
+        &self,
+        scope: &Scope,
+        key: &Key,
+        ask: impl FnOnce(&dyn Store) -> Reply<T>,
+    ) -> Reply<T> {
+        match self.begin(scope, key) {
+            Ok(call) => self.end(call, scope, ask(&*self.store)).boxed(),
+            Err(error) => Reply::failed(error),
+        }
+    }
+
     /// Asks the store itself for a charge: nothing answers in its place.
     pub(super) fn ask(
         &self,
@@ -172,10 +184,7 @@ impl Store for Guard {
             // A correction that fails is dropped: what was taken stays counted (S14).
             _ if !adjust.is_local() => {
                 let Account { scope, key, .. } = adjust.account();
-                match self.begin(scope, key) {
-                    Ok(call) => self.end(call, scope, self.store.adjust(adjust)).boxed(),
-                    Err(error) => Reply::failed(error),
-                }
+                self.call(scope, key, |store| store.adjust(adjust))
             }
             // Returned to where it was taken from, never to where it was not.
             Some(local) => local.adjust(adjust),
@@ -186,10 +195,7 @@ impl Store for Guard {
     fn reset(&self, scope: &Scope, key: &Key) -> Reply<()> {
         // Also where nothing answers in its place here: limiters of the same scope may differ in that.
         let local = self.remote.fallback().reset(scope, key).into_now();
-        let store = match self.begin(scope, key) {
-            Ok(call) => self.end(call, scope, self.store.reset(scope, key)).boxed(),
-            Err(error) => Reply::failed(error),
-        };
+        let store = self.call(scope, key, |store| store.reset(scope, key));
         match local {
             // It is forgotten if it is in both places.
             Ok(Err(error)) => Reply::later(async { store.await.and(Err(error)) }),

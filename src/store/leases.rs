@@ -34,7 +34,7 @@ mod lender;
 use flight::Flight;
 use lender::Lender;
 
-/// Who waits for others' call has so much more time.
+/// What a request waits longer for a shared call than for its own.
 const MOMENT: Duration = Duration::from_millis(10);
 
 /// A store behind a front, whose tokens are leased.
@@ -106,7 +106,7 @@ impl Store for Leases {
             Ok(refusal) => return Reply::now(refusal),
             Err(sent) => sent,
         };
-        // Nobody is to wait for the call that tries a store which failed, but who makes it.
+        // A call that tries a store which failed is waited for by its own request only.
         let shares = charge.cost() == 1 && leasable(&charge).is_some();
         if shares && !front.guard.leaves_alone(&charge.account()) {
             return self.wait(&charge, sent);

@@ -28,7 +28,7 @@ mod shard;
 
 use shard::{Home, Place, Shard, max_bytes};
 
-/// The operator is told of the overflow once in that time, at most.
+/// The overflow is logged once in that time, at most.
 const MINUTE: i64 = 60_000;
 
 /// Counters in memory: exact under concurrency, bounded by construction, without a task in the
@@ -75,7 +75,7 @@ struct Memory {
     counters: Counters,
     time: Time,
     max_keys: usize,
-    /// When the operator may be told of the overflow again.
+    /// When the overflow may be logged again.
     quiet_until: AtomicU64,
 }
 
@@ -215,7 +215,6 @@ impl MemoryStore {
     }
 
     /// The time once more, where it seems to have gone back.
-    #[cold]
     fn now_again(&self, shard: &mut Shard) -> i64 {
         let now = self.now();
         if shard.is_ahead_of(now) {
@@ -241,7 +240,6 @@ impl MemoryStore {
         (now, shard, Home { hash, scope: scope.id() })
     }
 
-    #[inline]
     pub(super) fn charge(&self, charge: Charge<'_>) -> Reply<Decision> {
         match charge.account().quotas().len() {
             1 => Reply::now(self.decide::<1>(charge)),
@@ -258,65 +256,66 @@ impl MemoryStore {
     /// A charge of at most `N` quotas.
     #[inline(always)]
     fn decide<const N: usize>(&self, charge: Charge<'_>) -> Decision {
-        let account = charge.account();
-        let (scope, quotas) = (account.scope(), account.quotas().as_slice());
-        let (now, mut shard, home) = self.find(scope, account.key());
-        let (places, windows) = shard.locate_all::<N>(now, &account, &home);
+        let account = &charge.account;
+        let (now, mut shard, home) = self.find(account.scope(), account.key());
+        let (places, windows) = shard.locate_all::<N>(now, account, &home);
         let (mut decision, writes) = charge.decide_over(now, &windows);
         let written = writes.is_some();
         for (i, (place, state)) in places.into_iter().zip(writes.into_iter().flatten()).enumerate()
         {
             if !matches!(place, Place::Own(_))
-                && let Some(quota) = quotas.get(i)
+                && let Some(quota) = account.quotas().as_slice().get(i)
             {
-                self.0.counters.note(scope, quota);
+                self.0.counters.note(account.scope(), quota);
             }
             shard.write(now, place, state);
         }
         if let Some(until) = shard.overflows_until(now)
             && !charge.is_peek()
         {
-            let places = &places[..quotas.len()];
-            for i in (0..places.len()).filter(|&i| matches!(places[i], Place::Shared(_))) {
-                decision.note_shared(i);
-            }
-            self.count_overflow(now, until, shard, scope, places, written);
+            // By value: where it is not needed, the places are in registers.
+            let shared = self.count_overflow(now, until, shard, account, places, written);
+            (0..N).filter(|i| shared >> i & 1 == 1).for_each(|i| decision.note_shared(i));
         }
         decision
     }
 
-    /// Counts a charge without entries of its own, and tells the operator, unless that was done a
-    /// short while ago.
+    /// Counts a charge without entries of its own, and logs that, unless it was done a short while ago.
+    /// A bit for each quota that is counted where others are, too.
     #[cold]
-    fn count_overflow(
+    fn count_overflow<const N: usize>(
         &self,
         now: i64,
         until: i64,
         mut shard: MutexGuard<'_, Shard>,
-        scope: &Scope,
-        places: &[Place],
+        account: &Account<'_>,
+        places: [Place; N],
         written: bool,
-    ) {
+    ) -> u8 {
         let own = |place: &Place| match place {
             Place::Own(_) | Place::Free(_) => true,
             // Not if that count has refused it.
             Place::Inheriting(_) => written,
             Place::Shared(_) | Place::None => false,
         };
+        let places = &places[..account.quotas().len()];
         if places.iter().all(own) {
-            return;
+            return 0;
         }
         shard.overflowed += 1;
         // What follows takes the locks of all shards.
         drop(shard);
-        scope.observe().overflowed();
+        account.scope().observe().overflowed();
         let next = until.max(now.saturating_add(MINUTE)) as u64;
-        let told = self.0.quiet_until.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |quiet| {
-            (quiet <= now as u64).then_some(next)
-        });
-        if told.is_ok() {
+        let is_first =
+            self.0.quiet_until.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |quiet| {
+                (quiet <= now as u64).then_some(next)
+            });
+        if is_first.is_ok() {
             observe::overflow(self.0.max_keys, self.overflowed());
         }
+        let shared = places.iter().map(|place| u8::from(matches!(place, Place::Shared(_))));
+        shared.rev().fold(0, |bits, bit| bits << 1 | bit)
     }
 
     pub(super) fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {

@@ -1,5 +1,4 @@
-//! What the operator is told of a store that fails: when that begins and when it has ended, not for each
-//! request.
+//! Logs when a store begins to fail and when it is back, not each request.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -12,7 +11,7 @@ use crate::timer::Instant;
 
 /// It is back when it has answered for so long, without a failure in between.
 const SETTLED: Duration = Duration::from_secs(1);
-/// Causes of one outage that are told.
+/// Causes of one outage that are logged.
 const MAX_CAUSES: usize = 8;
 const UNREADABLE: &str = "a key of the rate limiter holds what is none of its counts, and requests \
     for it are answered without the store: something else writes to keys that begin with tfw1:, or \
@@ -27,7 +26,7 @@ pub(super) struct Outage {
 
 struct Failing {
     since: Instant,
-    /// What was told of it.
+    /// What was logged of it.
     causes: Vec<String>,
     /// Since when it has answered without a failure.
     well_since: Option<Instant>,
@@ -55,7 +54,7 @@ impl Outage {
         match &mut *state {
             Some(failing) => {
                 failing.well_since = None;
-                // One that comes and goes is told once.
+                // One that comes and goes is logged once.
                 if failing.causes.len() == MAX_CAUSES || failing.causes.contains(&cause) {
                     return;
                 }

@@ -10,8 +10,8 @@ use super::memory::MemoryStore;
 use super::recall::Recall;
 use super::stopwatch::Stopwatch;
 
-/// What is remote about a [`Store`]: its deadline, the memory that counts while it fails (S33), and
-/// what this process remembers of its answers (S34).
+/// What is remote about a [`Store`](super::Store): its deadline, its breaker (S32), the memory that counts
+/// while it fails (S33), and what this process remembers of its answers (S34).
 ///
 /// A store makes one when it is made itself and keeps it in a field. Clones are the same one, so that
 /// layers which share counters in the store share them here, too, and a reset through any of them is
@@ -100,7 +100,7 @@ impl Remote {
         self
     }
 
-    /// The store reports to this breaker what became of its calls, whoever still waits for them.
+    /// The store reports to this breaker what became of its calls, also where the callers are gone.
     #[cfg(feature = "redis")]
     pub(super) fn reporting_to(mut self, breaker: Breaker) -> Self {
         (self.breaker, self.reports) = (breaker, true);
@@ -144,7 +144,7 @@ impl Remote {
         }
     }
 
-    /// How long a call may take, whoever ends it.
+    /// How long a call may take, whether the limiter ends it or the store.
     pub(super) fn longest(&self) -> Option<Duration> {
         match self.deadline {
             Deadline::Limiter(deadline) => Some(deadline),

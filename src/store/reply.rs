@@ -85,7 +85,6 @@ impl<T> Reply<T> {
     ///
     /// # Errors
     /// The reply, if it has to be awaited.
-    #[inline]
     pub fn into_now(mut self) -> Result<Result<T, StoreError>, Self> {
         match &mut self.0 {
             When::Now(answer) => match answer.take() {

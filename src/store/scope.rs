@@ -52,13 +52,11 @@ impl Scope {
     }
 
     /// The scope as its operator sees it.
-    #[inline]
     pub(crate) fn observe(&self) -> Observed<'_> {
         Observed::new(&self.0.name, &self.0.meters)
     }
 
     /// The same for equal names, other for each scope without a name.
-    #[inline]
     pub(crate) fn id(&self) -> u64 {
         self.0.id
     }

@@ -15,8 +15,8 @@ use crate::key::Key;
 use crate::quota::{Quota, fmix64};
 use crate::sync::{Mutex, MutexGuard};
 
-/// A shard has so many of a small store's keys, as long as there are enough shards to keep threads
-/// apart, and at most so many of a large one's: to double its table then takes some 0.4 ms.
+/// Keys of a shard: in a small store, as long as there are enough shards to keep threads apart, and at most
+/// in a large one, where doubling a table takes some 0.4 ms.
 const KEYS_OF_A_SHARD: (usize, usize) = (1_024, 8_192);
 const SHARDS_FOR_THREADS: usize = 64;
 /// Of stores that are larger than anybody's memory.
@@ -27,7 +27,7 @@ pub(super) struct Sharded<S> {
     hasher: RandomState,
 }
 
-/// How many shards to make for so many entries, and the buckets that each of them may have.
+/// How many shards to make for a number of entries, and the buckets that each may have.
 pub(super) fn shares(max_entries: usize) -> (usize, usize) {
     let few = (max_entries / KEYS_OF_A_SHARD.0).min(SHARDS_FOR_THREADS).next_power_of_two();
     let many = (max_entries / KEYS_OF_A_SHARD.1).min(MAX_SHARDS).next_power_of_two();

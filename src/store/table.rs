@@ -8,8 +8,8 @@
 /// Entries in a bucket. With two buckets to choose from, 16-way buckets hold as many keys as 10/11 of
 /// their entries with few left over: of a million keys 0.04%, of ten thousand 0.13% (medians).
 pub(super) const WAYS: usize = 16;
-/// With so many free entries in the first of its buckets, a key doesn't look at the second one. A table
-/// fills as well as if it always did (by simulation), and most keys are found at the first look.
+/// With this many free entries in its first bucket, a key doesn't look at the second one. A table fills as
+/// well as if it always did (by simulation), and most keys are found at the first look.
 const SPARSE: usize = 10;
 
 /// What an entry of `P` is found by, when it ends and what it holds lie together.

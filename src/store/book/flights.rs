@@ -42,14 +42,14 @@ impl Flights {
         Some((receiver, is_first))
     }
 
-    /// Those who have come to wait for a key.
+    /// Hands over the requests that wait for a key.
     pub(crate) fn board(&self, id: u64, waiters: &mut impl Extend<Waiter>) {
         if let Some(flight) = self.lock().get_mut(&id) {
             waiters.extend(flight.waiters.drain(..));
         }
     }
 
-    /// Ends the call for a key, unless somebody has come to wait for it.
+    /// Ends the call for a key, unless a request waits for it.
     pub(crate) fn end_if_empty(&self, id: u64) -> bool {
         let mut flights = self.lock();
         let ends = flights.get(&id).is_none_or(|flight| flight.waiters.is_empty());
@@ -59,7 +59,7 @@ impl Flights {
         ends
     }
 
-    /// Ends the call for a key: who waits for it is told that it has ended.
+    /// Ends the call for a key. Requests that wait for it see their channel closed.
     pub(crate) fn end(&self, id: u64) {
         self.lock().remove(&id);
     }

@@ -1,5 +1,5 @@
-//! Looks after keys whose lease may lie idle: at a time for each, or as soon as nobody is left who could
-//! spend it. One task does so for all, and ends when there is none.
+//! Looks after keys whose lease may lie idle: each at its time, or at once when the limiter that could
+//! spend it is gone. One task does so for all, and ends when there is none.
 
 use std::collections::{BTreeMap, HashSet};
 use std::mem;
@@ -38,7 +38,8 @@ struct Key {
     look: Box<dyn FnOnce() + Send>,
 }
 
-/// A limiter and its requests, who may spend what is leased. With the last clone all of it is due.
+/// Held by a limiter and its requests, which may spend what is leased. When it is dropped, all of that is
+/// due.
 pub(crate) struct Owner(Idle);
 
 impl Idle {

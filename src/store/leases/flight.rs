@@ -1,4 +1,4 @@
-//! One task that asks for all who wait for a key, as long as somebody does.
+//! One task that asks for all requests that wait for a key, until none does.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -49,7 +49,7 @@ impl Flight {
         }
     }
 
-    /// Whether anybody waits; else the flight has ended.
+    /// Whether a request waits; else the flight has ended.
     fn board(&mut self) -> bool {
         let flights = self.lender.book.flights();
         loop {
@@ -65,7 +65,7 @@ impl Flight {
         }
     }
 
-    /// Tokens may have been leased since they began to wait, or the refusal come. `None`: nobody waits
+    /// Tokens may have been leased since they began to wait, or the key refused. `None`: no request waits
     /// any more.
     fn answer_what_is_known(&mut self) -> Option<Sent> {
         let charge = self.charge.as_charge();
@@ -78,13 +78,13 @@ impl Flight {
                 },
             };
             let waiter = self.waiters.pop_front().expect("not empty");
-            // One that has just gone leaves a token that is lost.
+            // A token for a request that was dropped just now is lost.
             let _ = waiter.send(Ok(decision));
         }
         None
     }
 
-    /// How much to ask for: a token for each who waits, or a lease.
+    /// How much to ask for: a token for each request that waits, or a lease.
     fn order(&self, sent: Sent) -> Option<Order> {
         let charge = self.charge.as_charge();
         let (quota, max) = (leasable(&charge)?, self.lender.max);
@@ -118,7 +118,7 @@ impl Flight {
             Ok(_) if order.tokens > 1 && !order.up_to => self.short = true,
             answer => {
                 if answer.is_err() {
-                    // Who has come meanwhile has waited long enough.
+                    // Requests that came meanwhile have waited long enough.
                     self.lender.book.flights().board(self.id, &mut self.waiters);
                 }
                 for waiter in self.waiters.drain(..) {
@@ -128,7 +128,7 @@ impl Flight {
         }
     }
 
-    /// Answers those who wait, and keeps the rest.
+    /// Answers the requests that wait, and keeps the rest.
     fn deal_out(&mut self, order: &Order, decision: &Decision) {
         let charge = self.charge.as_charge();
         let Some(quota) = leasable(&charge) else { return };
@@ -147,7 +147,7 @@ impl Flight {
 }
 
 impl Drop for Flight {
-    /// With the runtime that it ran in: who waits elsewhere is told, and who comes asks anew.
+    /// Also with the runtime that it ran in: requests elsewhere get an error, and the next one asks anew.
     fn drop(&mut self) {
         if !self.ended {
             self.lender.book.flights().end(self.id);

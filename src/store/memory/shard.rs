@@ -66,7 +66,7 @@ impl Home {
     }
 }
 
-/// The most that the tables of so many shards take, each of so many buckets.
+/// The most that the tables of a number of shards take, each with this many buckets.
 pub(super) fn max_bytes(shards: usize, buckets: usize) -> usize {
     let all = (buckets + overflow(buckets)).saturating_mul(shards);
     // One may have doubled, and is about to let go of what it had before.
@@ -94,7 +94,6 @@ impl Shard {
         }
     }
 
-    #[cold]
     fn allocate(&mut self, max_buckets: usize) {
         self.table = Table::new(1, max_buckets);
         self.prepare_overflow();
@@ -303,7 +302,7 @@ impl Shard {
             }
             Place::Shared(slot) => {
                 // It empties a full window after its last charge: only then have the windows of
-                // all who share it ended, wherever these began.
+                // all keys that share it ended, wherever these began.
                 let until = until.saturating_add((now - start).max(0)).min(MAX);
                 self.overflow.set(slot, until, Count { start: now.max(start), used });
                 self.overflow_until = self.overflow_until.max(until);

@@ -50,7 +50,7 @@ impl Call {
     }
 
     pub(super) async fn run(self) {
-        if let Some(silent) = self.send().await.tell() {
+        if let Some(silent) = self.send().await.answer() {
             silent.listen().await;
         }
     }
@@ -93,28 +93,28 @@ impl Ended {
         self.batch.into_iter().for_each(Waiting::give_back);
     }
 
-    /// Tells all who wait, and the breaker. If the server was silent, it is to be listened for.
-    pub(super) fn tell(self) -> Option<Silent> {
+    /// Answers all callers, and reports to the breaker. If the server was silent, it is to be listened to.
+    pub(super) fn answer(self) -> Option<Silent> {
         let Self { link, breaker, domain, batch, over, result } = self;
-        let tell = |waiting: Waiting, answer| {
+        let answer = |waiting: Waiting, answer| {
             breaker.report(domain, &answer);
             waiting.answer(answer);
         };
         match (result, over) {
             (Some(Ok(Answers { answers, .. })), _) => {
-                for (waiting, answer) in batch.into_iter().zip(answers) {
-                    tell(waiting, answer.map_err(failed));
+                for (waiting, outcome) in batch.into_iter().zip(answers) {
+                    answer(waiting, outcome.map_err(failed));
                 }
             }
             (Some(Err(error)), over) => {
                 let error = failed(error);
                 let error = if over.is_some() { error } else { error.unsent() };
-                batch.into_iter().for_each(|waiting| tell(waiting, Err(error.clone())));
+                batch.into_iter().for_each(|waiting| answer(waiting, Err(error.clone())));
             }
             (None, None) => batch.into_iter().for_each(Waiting::withdraw),
             (None, Some(over)) => {
                 let listener = breaker.listener();
-                batch.into_iter().for_each(|waiting| tell(waiting, Err(late())));
+                batch.into_iter().for_each(|waiting| answer(waiting, Err(late())));
                 // Other parts of a cluster may answer.
                 let listener = listener.filter(|_| domain == 0)?;
                 return Some(Silent { link, over, listener });

@@ -50,7 +50,7 @@ pub(super) fn failed(error: RedisError) -> StoreError {
 
 /// What it is called by Redis, by the system or by TLS: no secret is in that.
 fn code(error: &RedisError) -> Option<String> {
-    // What Redis says to a long command of who has not told a password.
+    // What Redis answers to a long command before authentication.
     if error.detail().is_some_and(|detail| detail.contains("unauthenticated")) {
         return Some("NOAUTH".to_owned());
     }

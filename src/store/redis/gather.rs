@@ -1,9 +1,8 @@
 //! Decisions that travel together.
 //!
-//! Who is alone leaves at once. While calls are under way, decisions are asked for by a task that lets
-//! others run for a moment and takes all that wait by then: there is no timer, and nobody waits for
-//! company. As many calls are under way as the distance asks for; when there are more, decisions
-//! wait until one of them is back.
+//! A single decision leaves at once. While calls are under way, a task lets others run for a moment, then
+//! sends all decisions that wait by then: there is no timer. The distance to the server says how many
+//! calls may be under way; beyond that, decisions wait until one of them is back.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -23,7 +22,7 @@ use super::queue::{Leave, Queue, STUCK, UnderWay};
 use super::waiting::{Outcome, Waiting};
 
 /// How often the task that leaves lets others run before. tokio comes back after some sixty tasks,
-/// and all who were answered are to have the chance to ask again.
+/// and callers that were answered are to have the chance to ask again.
 const YIELDS: usize = 3;
 
 /// Where the decisions for one server gather; clones share it.
@@ -89,7 +88,7 @@ impl Gather {
         }
     }
 
-    /// Its place in the order of those who have come.
+    /// Its place in the order of arrival.
     fn come(&self, waiting: Waiting) -> u64 {
         let runtime = waiting.runtime.clone();
         let (place, leave) = self.queue().come(waiting, Instant::now());
@@ -118,7 +117,7 @@ impl Gather {
     }
 }
 
-/// The task that leaves with those who wait.
+/// The task that sends the decisions that wait.
 struct Leaving {
     /// `None`: it has left.
     gather: Option<Gather>,
@@ -150,7 +149,7 @@ impl Leaving {
 }
 
 impl Drop for Leaving {
-    /// Its runtime has ended. Those who wait elsewhere come again.
+    /// Its runtime has ended. Callers in other runtimes join again.
     fn drop(&mut self) {
         if let Some(gather) = self.gather.take() {
             let waiting = gather.queue().scatter();
@@ -183,7 +182,7 @@ impl Trip {
             place.gather.0.apart.store(true, Ordering::Relaxed);
             return ended.give_back();
         }
-        let silent = ended.tell();
+        let silent = ended.answer();
         // The next one has waited for this.
         drop(place);
         if let Some(silent) = silent {
@@ -202,7 +201,7 @@ impl Drop for Place {
         let mut queue = self.gather.queue();
         queue.end(self.under_way);
         if queue.claim(Instant::now()) {
-            // Where somebody has asked lately, whoever had this call.
+            // The runtime of the latest caller, which is alive.
             let runtime = queue.runtime();
             drop(queue);
             if let Some(runtime) = runtime {

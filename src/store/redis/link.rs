@@ -4,9 +4,9 @@
 //! server that has fallen silent or become a replica, and none that notices what a network has
 //! forgotten. This is one for all: what differs is the closure that connects.
 //!
-//! Nothing runs while nobody asks. Whoever finds the connection idle or lost starts a task in their own
-//! runtime, which all who ask wait for. A task may end with its runtime, or stand still with it: what it
-//! has claimed expires, and the next one who asks starts another.
+//! Nothing runs while there are no calls. A call that finds the connection idle or lost starts a task in
+//! its own runtime, and all calls wait for that. A task may end with its runtime, or stand still with it:
+//! what it has claimed expires, and the next call starts another.
 
 use std::future::{Future, poll_fn};
 use std::sync::Arc;
@@ -205,7 +205,7 @@ impl Link {
     }
 
     /// Another connection is needed. While there is none, calls wait until somebody's patience has ended
-    /// who has waited `since` then. An error is what they are told meanwhile.
+    /// who has waited `since` then. Meanwhile they get `error`, if there is one.
     fn lost(
         &self,
         made: u64,

@@ -16,7 +16,7 @@ const CALLS: usize = 2;
 const PACE: Duration = Duration::from_micros(50);
 /// Calls under way before the distance is known.
 const UNKNOWN: usize = 1_024;
-/// A call that is full may leave while there are so many more: what waits would be no smaller later.
+/// A full call may leave while there are this many more: what waits would be no smaller later.
 const FULL: usize = 4;
 /// How long the least round trip is remembered, at least: the distance may change.
 const SPAN: Duration = Duration::from_secs(5);
@@ -69,7 +69,7 @@ impl Distance {
 /// A call that is under way.
 pub(super) type UnderWay = (Instant, u64);
 
-/// How somebody who has come is to leave.
+/// How a decision is to be sent.
 pub(super) enum Leave {
     /// At once, in a call of its own.
     Alone(Waiting, UnderWay),
@@ -80,7 +80,7 @@ pub(super) enum Leave {
 }
 
 impl Queue {
-    /// Its place in the order of those who have come, and how it leaves.
+    /// Its place in the order of arrival, and how it is sent.
     pub(super) fn come(&mut self, waiting: Waiting, now: Instant) -> (u64, Leave) {
         let is_alone = self.calls.is_empty()
             && self.waiting.is_empty()
@@ -103,7 +103,7 @@ impl Queue {
         self.left >= place
     }
 
-    /// A call of so many decisions is under way.
+    /// A call is under way.
     fn begin(&mut self, until: Instant, decisions: usize) -> UnderWay {
         self.called += 1;
         self.busy = decisions > 1;
@@ -121,7 +121,7 @@ impl Queue {
         self.distance.note(now, took);
     }
 
-    /// Those who leave now, in a call that has begun.
+    /// The decisions of the next call, which has begun.
     pub(super) fn leave(&mut self, now: Instant) -> Option<(Vec<Waiting>, UnderWay)> {
         self.leaving = None;
         if !self.has_room(now) {
@@ -133,14 +133,14 @@ impl Queue {
         Some((batch, under_way))
     }
 
-    /// All who wait, when the task that was to leave with them has ended.
+    /// All that wait, when the task that was to send them has ended.
     pub(super) fn scatter(&mut self) -> VecDeque<Waiting> {
         self.leaving = None;
         self.left += self.waiting.len() as u64;
         std::mem::take(&mut self.waiting)
     }
 
-    /// Where somebody has asked lately.
+    /// The runtime of the latest caller.
     pub(super) fn runtime(&self) -> Option<Handle> {
         self.waiting.back().map(|waiting| waiting.runtime.clone())
     }
@@ -153,7 +153,7 @@ impl Queue {
         self.calls.len() < self.distance.calls() + more
     }
 
-    /// Whether a task has to be started that leaves with those who wait.
+    /// Whether a task has to be started that sends what waits.
     pub(super) fn claim(&mut self, now: Instant) -> bool {
         let claimed = !self.waiting.is_empty()
             && self.leaving.is_none_or(|since| now - since >= STUCK)

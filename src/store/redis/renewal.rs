@@ -14,7 +14,7 @@ use super::shards::Shards;
 use super::upkeep::{ATTEMPT, Current, LATE, PAUSE, Upkeep};
 use crate::observe;
 
-/// So many attempts may be under way before the pauses between them grow.
+/// Attempts that may be under way before the pauses between them grow.
 const FEW: u32 = 4;
 /// Attempts go on for so long after somebody has asked.
 const WANTED: Duration = Duration::from_secs(1);

@@ -15,8 +15,7 @@ use crate::window::{MAX, Window};
 /// Kinds of decisions among which one of the same kind is looked for.
 const RECENT: usize = 16;
 
-/// How often a script is loaded for one call. Whoever flushes scripts may do so again before the
-/// call is back.
+/// How often a script is loaded for one call: scripts may be flushed again before the call is back.
 pub(super) const LOADS: usize = 3;
 
 /// `window.rs`, in Lua, for one decision.

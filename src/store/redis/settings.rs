@@ -20,7 +20,7 @@ pub(super) fn config() -> AsyncConnectionConfig {
         .set_pipeline_buffer_size(PIPELINE)
 }
 
-/// The same client, over connections whose end is noticed, and on which nothing waits for company.
+/// The same client, over connections that probe their peer and send at once.
 pub(super) fn lasting(client: &Client) -> RedisResult<Client> {
     let info = client.get_connection_info();
     let settings = info.tcp_settings().clone().set_nodelay(true);

@@ -1,4 +1,4 @@
-//! What is known of the connection that a store has, and who is at work on it.
+//! What is known of a store's connection, and of the work on it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

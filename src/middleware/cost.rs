@@ -1,10 +1,10 @@
-//! What a request has really cost, told by its response (S15).
+//! What a request has really cost, as its response reports it (S15).
 
 use std::fmt;
 use std::mem;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::timer::Here;
+use crate::timer::Runtime;
 
 /// The true cost of a request, put into the response's extensions by the handler: model tokens,
 /// bytes, rows. The layer corrects what it has charged by it, without delaying the response; less
@@ -45,35 +45,36 @@ type Settle = Box<dyn FnOnce(u64) + Send>;
 
 /// Where the layers, which know what was charged, and the body, which knows the cost, meet.
 #[derive(Default)]
-struct Meter(Mutex<State>);
+struct Meter(Mutex<Settlements>);
 
 #[derive(Default)]
-struct State {
+struct Settlements {
     waiting: Vec<Settle>,
-    ended: Option<u64>,
+    /// The cost of a body that has ended.
+    cost: Option<u64>,
 }
 
 impl Meter {
     fn settle(&self, settle: Settle) {
-        let mut state = self.lock();
-        match state.ended {
+        let mut settlements = self.lock();
+        match settlements.cost {
             Some(cost) => {
-                drop(state);
+                drop(settlements);
                 settle(cost);
             }
-            None => state.waiting.push(settle),
+            None => settlements.waiting.push(settle),
         }
     }
 
     fn end(&self, cost: u64) {
-        let mut state = self.lock();
-        state.ended = Some(cost);
-        let waiting = mem::take(&mut state.waiting);
-        drop(state);
+        let mut settlements = self.lock();
+        settlements.cost = Some(cost);
+        let waiting = mem::take(&mut settlements.waiting);
+        drop(settlements);
         waiting.into_iter().for_each(|settle| settle(cost));
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, Settlements> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -102,8 +103,8 @@ impl TrueCost {
     pub(crate) fn settle_at_end(&self, settle: impl FnOnce(u64) + Send + 'static) {
         if let Kind::Metered(meter) = &self.0 {
             // The body may end on any thread.
-            let here = Here::now();
-            meter.settle(Box::new(move |cost| here.run(|| settle(cost))));
+            let runtime = Runtime::current();
+            meter.settle(Box::new(move |cost| runtime.run(|| settle(cost))));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What a layer was told, as its requests need it.
+//! The options of a layer, as its requests need them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,12 +7,12 @@ use http::header::{ACCESS_CONTROL_REQUEST_METHOD, ORIGIN};
 use http::request::Parts;
 use http::{Method, StatusCode, response};
 
+use super::headers::Headers;
+use super::upload::Drain;
 use crate::decision::Decision;
-use crate::headers::Headers;
 use crate::key::{Key, KeyExtractor, peer_ip};
 use crate::quota::Quotas;
 use crate::store::OnStoreFailure;
-use crate::upload::Drain;
 
 type Skip = Arc<dyn Fn(&Parts) -> bool + Send + Sync>;
 type QuotaFn = Arc<dyn Fn(&Parts, &Key) -> Quotas + Send + Sync>;
@@ -20,7 +20,7 @@ type CostFn = Arc<dyn Fn(&Parts) -> u64 + Send + Sync>;
 type CountIf = Arc<dyn Fn(&response::Parts) -> bool + Send + Sync>;
 type OnDecision = Arc<dyn Fn(&Parts, &Decision) + Send + Sync>;
 
-/// What a layer was told, but for the way of refusing.
+/// All options but the way of refusing.
 #[derive(Clone)]
 pub(crate) struct Options {
     pub(crate) key: Arc<dyn KeyExtractor>,

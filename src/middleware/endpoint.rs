@@ -2,27 +2,28 @@
 
 use std::convert::Infallible;
 use std::fmt::{self, Write};
-use std::future::{Future, poll_fn};
+use std::future::{Future, poll_fn, ready};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use http::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER};
+use http::header::{ALLOW, CONTENT_TYPE};
 use http::request::Parts;
 use http::{HeaderValue, Method, Request, Response, StatusCode};
 use tower_service::Service;
 
+use super::headers::{put_uncached, seconds};
+use super::layer::FixedWindowLayer;
+use super::live::Live;
+use super::options::Options;
+use super::reason::{Consequences, Reason};
 use crate::decision::Decision;
-use crate::headers::seconds;
 use crate::key::Key;
-use crate::layer::FixedWindowLayer;
 use crate::limiter::Limiter;
-use crate::live::Live;
 use crate::observe;
-use crate::options::Options;
 use crate::store::{Account, Charge, Reply, Scope, StoreError};
 
-/// A service that tells callers how they stand, in GitHub's JSON, without charging them.
+/// A service that shows callers how they stand, in GitHub's JSON, without charging them.
 ///
 /// It reads the key of each request as the layers do, and looks at their counters. The first layer
 /// is also shown as `rate`.
@@ -95,14 +96,13 @@ impl Resource {
         Self { limiter, options, live }
     }
 
-    fn peek(&self, parts: &Parts) -> Result<Reply<Decision>, StatusCode> {
+    fn peek(&self, parts: &Parts) -> Result<Reply<Decision>, Reason> {
         let mut key = Key::default();
         self.options.key.extract(parts, &mut key).map_err(|missing| {
-            if missing.is_client() {
-                return StatusCode::BAD_REQUEST;
+            if !missing.is_client() {
+                observe::mistake(&missing);
             }
-            observe::mistake(&missing);
-            StatusCode::INTERNAL_SERVER_ERROR
+            Reason::MissingKey(missing)
         })?;
         let quotas = match &self.options.quota_fn {
             Some(quota_fn) => quota_fn(parts, &key),
@@ -124,47 +124,50 @@ impl<B> Service<Request<B>> for RateLimitEndpoint {
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let (parts, _) = request.into_parts();
-        let ask = |resource: &Resource| {
+        if !matches!(parts.method, Method::GET | Method::HEAD) {
+            let mut response = failure(StatusCode::METHOD_NOT_ALLOWED, false);
+            response.headers_mut().insert(ALLOW, const { HeaderValue::from_static("GET, HEAD") });
+            return Box::pin(ready(Ok(response)));
+        }
+        let peek = |resource: &Resource| {
             let scope = resource.limiter.scope().clone();
             resource.peek(&parts).map(|reply| (scope, reply))
         };
-        let asked: Result<Vec<_>, _> = match parts.method {
-            Method::GET | Method::HEAD => self.resources.iter().map(ask).collect(),
-            _ => Err(StatusCode::METHOD_NOT_ALLOWED),
-        };
+        let peeked: Result<Vec<_>, _> = self.resources.iter().map(peek).collect();
         Box::pin(async move {
-            let told = match asked {
-                Ok(replies) => tell(replies).await.map_err(|_| StatusCode::SERVICE_UNAVAILABLE),
-                Err(status) => Err(status),
+            let json = match peeked {
+                Ok(replies) => standings(replies).await.map_err(|_| Reason::StoreFailed),
+                Err(reason) => Err(reason),
             };
-            let (status, json) = match told {
-                Ok(json) => (StatusCode::OK, json),
-                Err(status) => {
-                    let reason = status.canonical_reason().unwrap_or_default();
-                    (status, format!(r#"{{"message":"{reason}"}}"#))
-                }
-            };
-            let mut response = Response::new(json);
-            *response.status_mut() = status;
-            let headers = response.headers_mut();
-            headers.insert(CONTENT_TYPE, const { HeaderValue::from_static(JSON) });
-            headers.insert(CACHE_CONTROL, const { HeaderValue::from_static("no-store") });
-            if status == StatusCode::METHOD_NOT_ALLOWED {
-                headers.insert(ALLOW, const { HeaderValue::from_static("GET, HEAD") });
-            }
-            if status == StatusCode::SERVICE_UNAVAILABLE {
-                headers.insert(RETRY_AFTER, const { HeaderValue::from_static("1") });
-            }
-            Ok(response)
+            Ok(json.map_or_else(
+                |reason| {
+                    let Consequences { status, may_retry, .. } = reason.consequences();
+                    failure(status, may_retry)
+                },
+                |json| response(StatusCode::OK, json, false),
+            ))
         })
     }
 }
 
-const JSON: &str = "application/json; charset=utf-8";
+fn failure(status: StatusCode, may_retry: bool) -> Response<String> {
+    let reason = status.canonical_reason().unwrap_or_default();
+    response(status, format!(r#"{{"message":"{reason}"}}"#), may_retry)
+}
+
+fn response(status: StatusCode, json: String, may_retry: bool) -> Response<String> {
+    const JSON: HeaderValue = HeaderValue::from_static("application/json; charset=utf-8");
+
+    let mut response = Response::new(json);
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, JSON);
+    put_uncached(response.headers_mut(), may_retry);
+    response
+}
 
 /// The standing under each resource, as JSON: names need no escaping.
-async fn tell(asked: Vec<(Scope, Reply<Decision>)>) -> Result<String, StoreError> {
-    let (scopes, replies): (Vec<_>, Vec<_>) = asked.into_iter().unzip();
+async fn standings(peeked: Vec<(Scope, Reply<Decision>)>) -> Result<String, StoreError> {
+    let (scopes, replies): (Vec<_>, Vec<_>) = peeked.into_iter().unzip();
     let (mut all, mut rate) = (String::new(), String::new());
     for (i, (scope, decision)) in scopes.iter().zip(join(replies).await?).enumerate() {
         let standing = format!(

@@ -6,14 +6,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
 
+use super::headers::PreparedHeaders;
+use super::options::Options;
+use super::queue::Queue;
+use super::rejection::prepare;
 use crate::decision::Decision;
-use crate::headers::Fixed;
 use crate::key::Key;
 use crate::limiter::Limiter;
-use crate::line::Line;
-use crate::options::Options;
 use crate::quota::Quotas;
-use crate::rejection::prepare;
 use crate::store::{Reply, StoreError};
 use crate::timer::Closing;
 
@@ -27,7 +27,7 @@ pub(crate) struct Live {
     /// Whether it was switched at run time, and how.
     shadow: AtomicU8,
     pub(crate) closing: Closing,
-    pub(crate) line: Arc<Line>,
+    pub(crate) queue: Arc<Queue>,
 }
 
 const AS_BUILT: u8 = 0;
@@ -42,7 +42,7 @@ impl Live {
             by_request: AtomicBool::new(false),
             shadow: AtomicU8::new(AS_BUILT),
             closing: Closing::default(),
-            line: Arc::default(),
+            queue: Arc::default(),
         }
     }
 
@@ -50,15 +50,15 @@ impl Live {
         *self.quotas.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Follows what a layer was told of whose requests these are the knobs.
-    pub(crate) fn serve(&self, options: &Options) {
+    /// Learns from the options of a layer whether its requests have quotas of their own.
+    pub(crate) fn follow(&self, options: &Options) {
         self.by_request.fetch_or(options.quota_fn.is_some(), Ordering::Relaxed);
     }
 
     fn set_quotas(&self, quotas: Quotas) {
         let mut current = self.quotas.lock().unwrap_or_else(PoisonError::into_inner);
         *current = quotas;
-        // Under the lock: whoever sees the new generation reads the new quotas.
+        // Under the lock: a reader that sees the new generation reads the new quotas.
         self.generation.fetch_add(1, Ordering::Release);
     }
 
@@ -70,22 +70,22 @@ impl Live {
         }
     }
 
-    /// Whether a policy was made from these quotas.
+    /// Whether settings were made from these quotas.
     #[inline]
-    pub(crate) fn is_current(&self, policy: &Policy) -> bool {
-        self.generation.load(Ordering::Acquire) == policy.generation
+    pub(crate) fn is_current(&self, settings: &Settings) -> bool {
+        self.generation.load(Ordering::Acquire) == settings.generation
     }
 
-    /// What the quotas of now mean for requests.
-    pub(crate) fn policy(&self, name: &str, options: &Options) -> Policy {
+    /// The quotas in force, prepared for requests.
+    pub(crate) fn settings(&self, name: &str, options: &Options) -> Settings {
         let generation = self.generation.load(Ordering::Acquire);
         let mut quotas = self.quotas();
         if let Some(tokens) = options.queue {
             quotas = quotas.reserving(tokens);
         }
-        Policy {
+        Settings {
             generation,
-            fixed: Fixed::new(options.headers, name, quotas.as_slice()[0].limit()),
+            headers: PreparedHeaders::new(options.headers, name, quotas.as_slice()[0].limit()),
             body: prepare(name, &quotas, options.status),
             quotas,
         }
@@ -93,10 +93,10 @@ impl Live {
 }
 
 /// The quotas in force, with what responses under them have in common.
-pub(crate) struct Policy {
+pub(crate) struct Settings {
     generation: u64,
     pub(crate) quotas: Quotas,
-    pub(crate) fixed: Fixed,
+    pub(crate) headers: PreparedHeaders,
     pub(crate) body: Bytes,
 }
 

@@ -1,14 +1,13 @@
-//! The fields of the IETF draft (draft-ietf-httpapi-ratelimit-headers-10), which are structured
+//! The headers of the IETF draft (draft-ietf-httpapi-ratelimit-headers-10), which are structured
 //! fields (RFC 9651): lists with one quoted item for each quota (S20).
 
 use std::fmt::Write;
 
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 
+use super::values::{policy_name, seconds};
 use crate::decision::Decision;
 use crate::store::Account;
-
-use super::{policy, seconds};
 
 const POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
 const LIMIT: HeaderName = HeaderName::from_static("ratelimit");
@@ -16,13 +15,17 @@ const LIMIT: HeaderName = HeaderName::from_static("ratelimit");
 /// The largest integer of a structured field.
 const MAX_INTEGER: u64 = 999_999_999_999_999;
 
+pub(super) fn has_name(name: &HeaderName) -> bool {
+    *name == POLICY || *name == LIMIT
+}
+
 /// Adds them behind those of inner layers.
 pub(super) fn append(headers: &mut HeaderMap, account: &Account<'_>, decision: &Decision) {
     let (mut policies, mut limits) = (String::new(), String::new());
     let quotas = account.quotas().iter().zip(decision.standings());
     for (i, (quota, standing)) in quotas.enumerate() {
         let separator = if i == 0 { "" } else { ", " };
-        let name = policy(account.scope().name(), quota);
+        let name = policy_name(account.scope().name(), quota);
         let limit = quota.limit().min(MAX_INTEGER);
         let _ = write!(policies, "{separator}\"{name}\";q={limit}");
         // The window in whole seconds; one that has none can't be said, and needs not be.

@@ -1,4 +1,4 @@
-//! What becomes of the body of a refused request.
+//! The body of a refused request.
 //!
 //! HTTP/1 servers close a connection whose request was not read to its end, and a client that is
 //! still sending then finds a broken pipe in place of its 429. On HTTP/2 such a stream is reset, and
@@ -22,11 +22,11 @@ use http_body::Body;
 use crate::timer::{Instant, Sleep};
 
 /// How much is read: more would cost more than the answer is worth.
-const MOST: u64 = 16 << 20;
+const MAX_BYTES: u64 = 16 << 20;
 /// For how long.
-const LONGEST: Duration = Duration::from_secs(30);
+const MAX_TIME: Duration = Duration::from_secs(30);
 /// For how long nothing may come: the client may be waiting for the answer.
-const PATIENCE: Duration = Duration::from_secs(1);
+const MAX_SILENCE: Duration = Duration::from_secs(1);
 
 /// How to read bodies of some type.
 #[derive(Clone)]
@@ -48,7 +48,7 @@ pub(crate) struct Rest<B> {
     read: Read<B>,
     left: u64,
     until: Instant,
-    patience: Option<Sleep>,
+    silence: Option<Sleep>,
 }
 
 impl Drain {
@@ -70,14 +70,14 @@ impl Drain {
     pub(crate) fn rest<B: 'static>(drains: &[Self], parts: &Parts, body: B) -> Option<Rest<B>> {
         let reader = drains.iter().find_map(|drain| drain.0.downcast_ref::<Reader<B>>())?;
         // A client that asks first has not begun. And what is too long would be cut off all the same.
-        let worth_it = (reader.left)(&body).is_some_and(|left| left <= MOST)
+        let worth_it = (reader.left)(&body).is_some_and(|left| left <= MAX_BYTES)
             && !parts.headers.contains_key(EXPECT);
         worth_it.then(|| Rest {
             body: Box::pin(body),
             read: reader.read,
-            left: MOST,
-            until: Instant::now() + LONGEST,
-            patience: None,
+            left: MAX_BYTES,
+            until: Instant::now() + MAX_TIME,
+            silence: None,
         })
     }
 }
@@ -90,17 +90,17 @@ impl<B> Rest<B> {
                 Poll::Ready(Some(length)) => {
                     // Frames without a byte in them come to an end, too.
                     self.left = self.left.saturating_sub(length.max(1));
-                    self.patience = None;
+                    self.silence = None;
                 }
                 Poll::Ready(None) => break,
                 Poll::Pending => {
                     let left = self.until.saturating_duration_since(Instant::now());
-                    if self.patience.is_none() {
-                        self.patience = Sleep::try_new(PATIENCE.min(left));
+                    if self.silence.is_none() {
+                        self.silence = Sleep::try_new(MAX_SILENCE.min(left));
                     }
-                    // Where nothing tells the time it could wait for ever.
-                    let Some(patience) = &mut self.patience else { break };
-                    return patience.poll(cx);
+                    // Without a timer it could wait for ever.
+                    let Some(silence) = &mut self.silence else { break };
+                    return silence.poll(cx);
                 }
             }
         }
