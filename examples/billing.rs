@@ -96,8 +96,10 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         .quota_fn(move |parts, _key| parts.extensions.get().map_or(none, |c: &Customer| c.plan));
 
     // In axum the layer that is added last is the outermost: first authenticate, then count.
-    let app = Router::new()
-        .route("/", get(async || "hello\n").layer(plan.clone()).layer(rate.clone()))
+    let api = Router::new().route("/", get(async || "hello\n"));
+    let app = api
+        .layer(plan.clone())
+        .layer(rate.clone())
         .route_service("/usage", RateLimitEndpoint::new([&plan, &rate]))
         .route("/upgrade", post(upgrade))
         .with_state(customers.clone())
