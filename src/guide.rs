@@ -8,6 +8,10 @@ pub mod choosing {}
 #[doc = include_str!("../docs/windows.md")]
 pub mod windows {}
 
+/// Days, weeks, months and years of a time zone.
+#[doc = include_str!("../docs/calendars.md")]
+pub mod calendars {}
+
 #[doc = include_str!("../docs/behind-a-proxy.md")]
 pub mod behind_a_proxy {}
 

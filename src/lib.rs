@@ -1,6 +1,7 @@
 // Of two definitions of a link the first one holds: here the guide's pages are modules, on paper files.
 //! [choosing]: crate::guide::choosing
 //! [windows]: crate::guide::windows
+//! [calendars]: crate::guide::calendars
 //! [behind_a_proxy]: crate::guide::behind_a_proxy
 //! [many_nodes]: crate::guide::many_nodes
 //! [operating]: crate::guide::operating
@@ -41,7 +42,7 @@ pub use middleware::{
     CostMeter, EmptyBody, FixedWindow, FixedWindowLayer, GitHubBody, Grpc, Handle, Headers,
     OnReject, ProblemJson, RateLimitEndpoint, Reason, Reject, Rejection, ResponseFuture, TrueCost,
 };
-pub use quota::{MAX_TOKENS, MAX_WINDOW, ParseQuotaError, Quota, QuotaError, Quotas};
+pub use quota::{MAX_TOKENS, MAX_WINDOW, ParseQuotaError, Quota, QuotaError, Quotas, Weekday};
 #[cfg(feature = "redis")]
 #[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
 pub use store::RedisStore;

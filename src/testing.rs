@@ -28,8 +28,14 @@ pub use replay::{Failure, Report, replay};
 /// The shared traces, each with the answer that every step must get.
 pub const VECTORS: &str = include_str!("testing/vectors.json");
 
+/// The same for windows of a calendar: in months, years and time zones.
+#[cfg(feature = "time-zones")]
+#[cfg_attr(docsrs, doc(cfg(feature = "time-zones")))]
+pub const CALENDAR_VECTORS: [&str; 2] =
+    [include_str!("testing/calendar-vectors.json"), include_str!("testing/calendar-rules.json")];
+
 /// Checks a store against the contract of [`Store`]: the arithmetic on all shared
-/// traces, one atomic step under concurrency, the identity of counters, and their life.
+/// traces (with the feature `time-zones` those of calendars, too), one atomic step under concurrency, the identity of counters, and their life.
 ///
 /// `new` makes an empty store whose time is the clock's. `block_on` waits for a future on the
 /// current thread: [`block_on`] here, or a runtime's.
@@ -40,13 +46,19 @@ pub fn conformance<S: Store>(
     new: impl Fn(ManualClock) -> S + Send + Sync,
     block_on: impl Fn(Job<'_>) + Send + Sync,
 ) {
-    let report = Mutex::new(None);
-    block_on(Box::pin(async {
-        let replayed = replay(VECTORS, &new).await.expect("the shared traces are well-formed");
-        *report.lock().expect("no panic") = Some(replayed);
-    }));
-    let report = report.into_inner().expect("no panic").expect("block_on waits");
-    assert!(report.failures.is_empty(), "{report}");
+    #[cfg_attr(not(feature = "time-zones"), allow(unused_mut))]
+    let mut vectors = vec![VECTORS];
+    #[cfg(feature = "time-zones")]
+    vectors.extend(CALENDAR_VECTORS);
+    for vectors in vectors {
+        let report = Mutex::new(None);
+        block_on(Box::pin(async {
+            let replayed = replay(vectors, &new).await.expect("the shared traces are well-formed");
+            *report.lock().expect("no panic") = Some(replayed);
+        }));
+        let report = report.into_inner().expect("no panic").expect("block_on waits");
+        assert!(report.failures.is_empty(), "{report}");
+    }
     block_on(Box::pin(contract::check(&new)));
     races::exact(&new, &block_on);
     races::all_or_nothing(&new, &block_on);

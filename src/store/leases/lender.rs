@@ -12,6 +12,8 @@ use crate::quota::Quota;
 
 /// A lease that is not spent within this part of the window is given back.
 const IDLE: i64 = 16;
+/// And after so long in any case, in milliseconds.
+const MAX_IDLE: i64 = 10_000;
 
 /// What leases are made of. The tasks that look after them don't own them.
 #[derive(Clone)]
@@ -130,5 +132,5 @@ impl Lender {
 
 /// For how long a lease may lie, in milliseconds.
 fn idle(quota: &Quota) -> i64 {
-    (quota.window as i64 / IDLE).max(1)
+    (quota.window as i64 / IDLE).clamp(1, MAX_IDLE)
 }
