@@ -8,8 +8,17 @@ pub mod choosing {}
 #[doc = include_str!("../docs/windows.md")]
 pub mod windows {}
 
+#[doc = include_str!("../docs/keys.md")]
+pub mod keys {}
+
 #[doc = include_str!("../docs/behind-a-proxy.md")]
 pub mod behind_a_proxy {}
+
+#[doc = include_str!("../docs/responses.md")]
+pub mod responses {}
+
+#[doc = include_str!("../docs/features.md")]
+pub mod features {}
 
 /// One count for several nodes, in Redis or Valkey.
 #[cfg(feature = "redis")]

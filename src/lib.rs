@@ -1,6 +1,9 @@
 // Of two definitions of a link the first one holds: here the guide's pages are modules, on paper files.
 //! [choosing]: crate::guide::choosing
 //! [windows]: crate::guide::windows
+//! [keys]: crate::guide::keys
+//! [responses]: crate::guide::responses
+//! [features]: crate::guide::features
 //! [behind_a_proxy]: crate::guide::behind_a_proxy
 //! [many_nodes]: crate::guide::many_nodes
 //! [operating]: crate::guide::operating
