@@ -476,7 +476,7 @@ fn never_above_the_limit_and_early_by_no_more_than_the_bound() {
     }
 }
 
-/// The tables of docs/many-nodes.md:
+/// The tables of BENCHMARKS.md:
 /// `cargo test --release -p tests --test model leases::tables -- --ignored --nocapture`
 #[test]
 #[ignore = "it prints tables"]
