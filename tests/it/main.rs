@@ -38,3 +38,4 @@ mod types;
 mod unharmed;
 mod uploads;
 mod watching;
+mod words;
