@@ -94,9 +94,10 @@ const KNOWN: [(&str, usize); 38] = [
 
 /// Markdown that users read, without what a program writes.
 fn pages() -> Vec<(String, String)> {
-    let mut names: Vec<_> = ["README", "BENCHMARKS", "CONTRIBUTING", "SECURITY", "examples/README"]
-        .map(|name| format!("{name}.md"))
-        .into();
+    let mut names: Vec<_> =
+        ["README", "BENCHMARKS", "CHANGELOG", "CONTRIBUTING", "SECURITY", "examples/README"]
+            .map(|name| format!("{name}.md"))
+            .into();
     let docs = fs::read_dir(Path::new(ROOT).join("docs")).expect("a directory");
     for entry in docs {
         let name = entry.expect("readable").file_name().into_string().expect("UTF-8");
