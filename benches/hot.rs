@@ -12,6 +12,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
+use benches::Server;
 use tower_fixed_window::store::RedisStore;
 use tower_fixed_window::{Limiter, Quota};
 
@@ -70,7 +71,7 @@ struct Seen {
 
 fn run(server: &Server, limit: u64, offered: u64, leases: u64, seconds: u64) -> Seen {
     let this = std::env::current_exe().expect("this program");
-    let (start, calls, cpu) = (Instant::now(), server.calls(), server.cpu());
+    let (start, calls, cpu) = (Instant::now(), calls_of(server), cpu_of(server));
     let nodes: Vec<Child> = (0..NODES)
         .map(|_| {
             let numbers = [u64::from(server.port), limit, offered / NODES, leases, seconds];
@@ -101,9 +102,9 @@ fn run(server: &Server, limit: u64, offered: u64, leases: u64, seconds: u64) -> 
     Seen {
         windows,
         local,
-        calls: (server.calls() - calls) / took,
+        calls: (calls_of(server) - calls) / took,
         cpu_of_nodes: cpu_of_nodes / took,
-        cpu_of_server: (server.cpu() - cpu) / took,
+        cpu_of_server: (cpu_of(server) - cpu) / took,
     }
 }
 
@@ -161,60 +162,25 @@ fn cpu_of_this_process() -> f64 {
     ticks.map(|ticks| ticks.parse::<f64>().expect("a number")).sum::<f64>() / 100.0
 }
 
-struct Server {
-    child: Child,
-    port: u16,
+fn info(server: &Server, section: &str) -> String {
+    let client = redis::Client::open(("127.0.0.1", server.port)).expect("an address");
+    let mut connection = client.get_connection().expect("it connects");
+    redis::cmd("INFO").arg(section).query(&mut connection).expect("it answers")
 }
 
-impl Server {
-    fn start() -> Option<Self> {
-        let binary = std::env::var("REDIS_SERVER").unwrap_or_else(|_| "redis-server".to_owned());
-        let free = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
-        let port = free.local_addr().expect("it").port();
-        drop(free);
-        let child = Command::new(&binary)
-            .args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", ""])
-            .args(["--dir", &std::env::temp_dir().display().to_string()])
-            .stdout(Stdio::null())
-            .spawn();
-        let Ok(child) = child else {
-            println!("skipped: there is no {binary}");
-            return None;
-        };
-        let server = Self { child, port };
-        while std::net::TcpStream::connect(("127.0.0.1", port)).is_err() {
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        Some(server)
-    }
-
-    fn info(&self, section: &str) -> String {
-        let client = redis::Client::open(("127.0.0.1", self.port)).expect("an address");
-        let mut connection = client.get_connection().expect("it connects");
-        redis::cmd("INFO").arg(section).query(&mut connection).expect("it answers")
-    }
-
-    /// Calls of scripts.
-    fn calls(&self) -> f64 {
-        let info = self.info("commandstats");
-        let calls = info.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls="));
-        let calls = calls.and_then(|calls| calls.split(',').next());
-        calls.map_or(0.0, |calls| calls.parse().expect("a number"))
-    }
-
-    /// Seconds that it has spent.
-    fn cpu(&self) -> f64 {
-        let info = self.info("cpu");
-        let of = |name: &str| {
-            info.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<f64>().ok())
-        };
-        of("used_cpu_sys:").unwrap_or(0.0) + of("used_cpu_user:").unwrap_or(0.0)
-    }
+/// Calls of scripts.
+fn calls_of(server: &Server) -> f64 {
+    let info = info(server, "commandstats");
+    let calls = info.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls="));
+    let calls = calls.and_then(|calls| calls.split(',').next());
+    calls.map_or(0.0, |calls| calls.parse().expect("a number"))
 }
 
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+/// Seconds that it has spent.
+fn cpu_of(server: &Server) -> f64 {
+    let info = info(server, "cpu");
+    let of = |name: &str| {
+        info.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<f64>().ok())
+    };
+    of("used_cpu_sys:").unwrap_or(0.0) + of("used_cpu_user:").unwrap_or(0.0)
 }

@@ -10,20 +10,21 @@
 //! `-- near`, `-- far` and `-- crowd` print one of the three tables. The server's CPU is what it says of
 //! its main thread.
 
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-#[path = "../tests/redis/far.rs"]
-mod far;
+#[path = "../tests/redis/slow_link.rs"]
+mod slow_link;
 
+use benches::Server;
 use redis::aio::MultiplexedConnection;
 use redis::{Script, cmd};
 use tower_fixed_window::store::{Account, Charge, RedisStore, Scope, Store};
 use tower_fixed_window::{Key, Limiter, Quota, Quotas};
 
-use far::Far;
+use slow_link::Far;
 
 const KEYS: u64 = 1_000;
 const MINIMAL: &str = "
@@ -93,7 +94,7 @@ async fn main() {
     if let Some(i) = args.iter().position(|arg| arg == "--crowd-of-one-round") {
         return crowd_of_one_round(&args[i + 1..]).await;
     }
-    let Some(server) = Server::start().await else { return };
+    let Some(server) = Server::start() else { return };
     let quick = has("--test");
     let all = !["near", "far", "crowd"].into_iter().any(has);
     if all || has("near") {
@@ -411,39 +412,4 @@ async fn calls(connection: &MultiplexedConnection) -> f64 {
 async fn info(connection: &MultiplexedConnection, section: &str) -> String {
     let mut info = cmd("INFO");
     info.arg(section).query_async(&mut connection.clone()).await.expect("it answers")
-}
-
-struct Server {
-    child: Child,
-    port: u16,
-}
-
-impl Server {
-    async fn start() -> Option<Self> {
-        let binary = std::env::var("REDIS_SERVER").unwrap_or_else(|_| "redis-server".to_owned());
-        let free = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
-        let port = free.local_addr().expect("it").port();
-        drop(free);
-        let child = Command::new(&binary)
-            .args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", ""])
-            .args(["--dir", &std::env::temp_dir().display().to_string()])
-            .stdout(Stdio::null())
-            .spawn();
-        let Ok(child) = child else {
-            println!("skipped: there is no {binary}");
-            return None;
-        };
-        let server = Self { child, port };
-        while tokio::net::TcpStream::connect(("127.0.0.1", port)).await.is_err() {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-        Some(server)
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
 }

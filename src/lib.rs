@@ -20,48 +20,31 @@
 #![warn(clippy::print_stdout)]
 
 mod clock;
-mod cost;
 mod decision;
-mod endpoint;
-mod future;
 // Its examples are tested in tests/guide.rs: some need more than the library does.
 #[cfg(all(doc, not(doctest)))]
 pub mod guide;
-mod headers;
 pub mod key;
-mod layer;
 mod limiter;
-mod line;
-mod live;
+mod middleware;
 mod observe;
-mod options;
 mod quota;
-mod rejection;
-mod service;
 pub mod store;
 mod sync;
 #[cfg(feature = "testing")]
 pub mod testing;
-mod ticket;
 mod timer;
-mod upload;
 pub mod window;
 
 pub use clock::{Clock, ManualClock, SystemClock};
-pub use cost::{CostMeter, TrueCost};
 pub use decision::{Decision, RateLimited, Standing};
-pub use endpoint::RateLimitEndpoint;
-pub use future::ResponseFuture;
-pub use headers::Headers;
 pub use key::{Key, KeyExtractor, MissingKey};
-pub use layer::FixedWindowLayer;
 pub use limiter::{Limiter, Receipt};
-pub use live::Handle;
-pub use quota::{MAX_TOKENS, MAX_WINDOW, ParseQuotaError, Quota, QuotaError, Quotas};
-pub use rejection::{
-    EmptyBody, GitHubBody, Grpc, OnReject, ProblemJson, Reason, Reject, Rejection,
+pub use middleware::{
+    CostMeter, EmptyBody, FixedWindow, FixedWindowLayer, GitHubBody, Grpc, Handle, Headers,
+    OnReject, ProblemJson, RateLimitEndpoint, Reason, Reject, Rejection, ResponseFuture, TrueCost,
 };
-pub use service::FixedWindow;
+pub use quota::{MAX_TOKENS, MAX_WINDOW, ParseQuotaError, Quota, QuotaError, Quotas};
 #[cfg(feature = "redis")]
 #[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
 pub use store::RedisStore;

@@ -424,7 +424,7 @@ impl fmt::Debug for Limiter {
     }
 }
 
-/// Tells the operator of a decision. In shadow mode nobody is refused.
+/// Reports a decision to the operator. In shadow mode nothing is refused.
 #[inline(always)]
 pub(crate) fn observe_decision(scope: &Scope, quotas: &Quotas, decision: &Decision, shadow: bool) {
     if !observe::ON {

@@ -1,7 +1,7 @@
-//! For those who write a [`Store`]: the suite that it has to pass.
+//! For tests: of limits, and of stores.
 //!
-//! [`conformance`] is all of it; [`replay`] runs traces of the format of `vectors.json`, which is
-//! part of it.
+//! [`ask`] sends one request through a layer. A [`Store`] of your own has to pass [`conformance`];
+//! [`replay`] runs traces of the format of `vectors.json`, which is part of it.
 //!
 //! ```
 //! use tower_fixed_window::MemoryStore;
@@ -19,10 +19,12 @@ use std::thread::{self, Thread};
 use crate::clock::ManualClock;
 use crate::store::Store;
 
+mod ask;
 mod contract;
 mod races;
 mod replay;
 
+pub use ask::{Hello, ask, ask_around};
 pub use replay::{Failure, Report, replay};
 
 /// The shared traces, each with the answer that every step must get.

@@ -7,9 +7,9 @@ pub(crate) use std::time::Instant;
 #[cfg(feature = "tokio")]
 pub(crate) use tokio::time::Instant;
 #[cfg(feature = "tokio")]
-pub(crate) use with_tokio::{Closing, Here, Sleep, Wait};
+pub(crate) use with_tokio::{Closing, Runtime, Sleep, Wait};
 #[cfg(not(feature = "tokio"))]
-pub(crate) use without::{Closing, Here, Sleep, Wait};
+pub(crate) use without::{Closing, Runtime, Sleep, Wait};
 
 /// The queue was closed before the time had come.
 pub(crate) struct Closed;
@@ -27,17 +27,17 @@ mod with_tokio {
 
     use super::Closed;
 
-    /// The runtime that was there, for what is done later and perhaps on a thread without one.
-    pub(crate) struct Here(Option<Handle>);
+    /// The runtime of this thread, for what is done later and perhaps on a thread without one.
+    pub(crate) struct Runtime(Option<Handle>);
 
-    impl Here {
-        pub(crate) fn now() -> Self {
+    impl Runtime {
+        pub(crate) fn current() -> Self {
             Self(Handle::try_current().ok())
         }
 
         pub(crate) fn run(&self, f: impl FnOnce()) {
-            let here = self.0.as_ref().filter(|_| Handle::try_current().is_err());
-            let _entered = here.map(Handle::enter);
+            let missing = self.0.as_ref().filter(|_| Handle::try_current().is_err());
+            let _entered = missing.map(Handle::enter);
             f();
         }
     }
@@ -59,7 +59,7 @@ mod with_tokio {
         }
     }
 
-    /// Whether those who wait are to give up.
+    /// Whether requests that wait are to give up.
     #[derive(Default)]
     pub(crate) struct Closing(watch::Sender<bool>);
 
@@ -101,10 +101,10 @@ mod without {
 
     use super::Closed;
 
-    pub(crate) struct Here;
+    pub(crate) struct Runtime;
 
-    impl Here {
-        pub(crate) fn now() -> Self {
+    impl Runtime {
+        pub(crate) fn current() -> Self {
             Self
         }
 

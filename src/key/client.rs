@@ -6,10 +6,11 @@ use std::net::IpAddr;
 use http::HeaderName;
 use http::request::Parts;
 
+use super::encoding::{IPV6_PREFIX, Key};
+use super::extractor::{KeyExtractor, MissingKey};
 use super::hops::Source;
-use super::ip::{self, IPV6_PREFIX};
+use super::ip;
 use super::networks::{InvalidNetwork, Networks};
-use super::{Key, KeyExtractor, MissingKey};
 
 /// The client's address, also where proxies stand before the server: the peer's, unless that is a
 /// proxy you trust, and then what it says in `X-Forwarded-For`, or in another header of your choice.
@@ -67,7 +68,7 @@ enum Trust {
 type IsIn = Box<dyn Fn(&Parts) -> bool + Send + Sync>;
 
 impl Trust {
-    /// Whether a hop is trusted that has so many between it and the server.
+    /// Whether a hop is trusted that has this number of hops between it and the server.
     #[inline]
     fn includes(&self, address: IpAddr, between: usize) -> bool {
         match self {
@@ -136,7 +137,7 @@ impl ClientIp {
     /// Trusts the last so many hops, whatever their addresses: with 1 the peer, with 2 also the
     /// proxy before it. For platforms that don't tell where their proxies are.
     ///
-    /// Only where nobody reaches the server by fewer hops: whoever does can invent the missing ones.
+    /// Only where nobody reaches the server by fewer hops: a client that does can invent the missing ones.
     ///
     /// # Panics
     /// If [`trusting`](Self::trusting) was called.
@@ -218,7 +219,7 @@ impl ClientIp {
         self
     }
 
-    /// The client's address. IPv4-mapped ones are told as IPv4.
+    /// The client's address. IPv4-mapped ones are returned as IPv4.
     ///
     /// # Errors
     /// If the server has not said who its peer is.

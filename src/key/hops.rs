@@ -10,7 +10,7 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 
 /// The longest hop that is looked at: an IPv6 address in brackets and quotes, with a port, takes
 /// 56 bytes.
-const LONGEST: usize = 96;
+const MAX_HOP: usize = 96;
 
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 
@@ -119,12 +119,12 @@ impl<'a> Iterator for Unquoted<'a> {
 /// The address of a hop: in quotes or not, in brackets or not, with a port or not.
 fn node(text: &[u8]) -> Option<IpAddr> {
     let text = text.trim_ascii();
-    if text.len() > LONGEST {
+    if text.len() > MAX_HOP {
         return None;
     }
     let Some(quoted) = text.strip_prefix(b"\"") else { return address(text) };
     // RFC 9110 lets a backslash stand before any character of a quoted string.
-    let mut plain = [0; LONGEST];
+    let mut plain = [0; MAX_HOP];
     let mut len = 0;
     let mut bytes = quoted.strip_suffix(b"\"")?.iter();
     while let Some(&byte) = bytes.next() {

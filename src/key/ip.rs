@@ -1,13 +1,11 @@
-//! Addresses as keys. The only file that knows how a server tells its peer's address.
+//! The peer's address as a key. The only file that knows where a server leaves it.
 
 use std::net::{IpAddr, SocketAddr};
 
 use http::request::Parts;
 
-use super::{Key, KeyExtractor, MissingKey};
-
-/// IPv6 addresses count by this prefix: what one subscriber has.
-pub(super) const IPV6_PREFIX: u8 = 64;
+use super::encoding::{IPV6_PREFIX, Key};
+use super::extractor::{KeyExtractor, MissingKey};
 
 /// The peer's address, for servers that are not axum's: put it into each request's extensions.
 ///
@@ -85,7 +83,7 @@ impl KeyExtractor for PeerIp {
     }
 }
 
-/// The peer's address, from whoever left it in the request. What the app itself has set goes first.
+/// The peer's address that a server left in the request. What the app itself has set goes first.
 pub(super) fn peer(parts: &Parts) -> Result<IpAddr, MissingKey> {
     if let Some(peer) = parts.extensions.get::<PeerAddr>() {
         return Ok(peer.0.ip());

@@ -1,386 +1,184 @@
-//! Counters and timings through the `metrics` facade. Their names are told in `docs/observing.md`.
+//! Counters and timings through the `metrics` facade. Their names are listed in `docs/observing.md`.
 
-use super::{Observed, Outcome};
+use std::iter;
+use std::sync::OnceLock;
+use std::time::Instant;
 
-#[cfg(feature = "metrics")]
-pub(crate) use with_metrics::{Meters, Timing, UnderWay, memory};
-#[cfg(all(feature = "metrics", feature = "redis"))]
-pub(crate) use with_metrics::{store_checked, store_connected};
-#[cfg(not(feature = "metrics"))]
-pub(crate) use without::{Meters, Timing, UnderWay};
-#[cfg(all(not(feature = "metrics"), feature = "redis"))]
-pub(crate) use without::{store_checked, store_connected};
+#[cfg(feature = "redis")]
+use metrics::counter;
+use metrics::{Counter, Histogram, Key, Label, Level, Metadata, Recorder, Unit, gauge};
 
-impl Observed<'_> {
-    #[inline]
-    pub(super) fn count_outcome(self, outcome: Outcome) {
-        self.meters.count(self.name, Count::Decision(outcome), 1);
-    }
+use super::count::{COUNTS, Count};
 
-    /// A call to the store begins that may take a while.
-    #[inline]
-    pub(crate) fn store_is_called(self) -> Timing {
-        Timing::start()
-    }
+static METADATA: Metadata<'_> =
+    Metadata::new("tower_fixed_window", Level::INFO, Some("tower_fixed_window"));
 
-    /// That call has been answered, or has failed.
-    #[inline]
-    pub(crate) fn store_was_called(self, timing: Timing) {
-        self.meters.time(self.name, timing);
-    }
+const STORE_SECONDS: &str = "tower_fixed_window_store_seconds";
 
-    #[inline]
-    pub(crate) fn store_failed(self) {
-        self.meters.count(self.name, Count::StoreFailure, 1);
-    }
-
-    /// A request was answered without the store.
-    #[inline]
-    pub(crate) fn without_store(self) {
-        self.meters.count(self.name, Count::WithoutStore, 1);
-    }
-
-    /// A charge found no entry of its own in memory.
-    #[inline]
-    pub(crate) fn overflowed(self) {
-        self.meters.count(self.name, Count::Overflow, 1);
-    }
-
-    /// A charge was refused by what this process remembers of the store.
-    #[inline]
-    pub(crate) fn refused_from_memory(self) {
-        self.meters.count(self.name, Count::RememberedRefusal, 1);
-    }
-
-    /// So many tokens were taken from the store, for requests that wait and to be spent here.
-    #[cfg(feature = "tokio")]
-    #[inline]
-    pub(crate) fn lease_taken(self, tokens: u64) {
-        self.meters.count(self.name, Count::LeaseTaken, tokens);
-    }
-
-    /// So many of them paid for a request that needed no call.
-    #[cfg(feature = "tokio")]
-    #[inline]
-    pub(crate) fn lease_spent(self, tokens: u64) {
-        self.meters.count(self.name, Count::LeaseSpent, tokens);
-    }
-
-    /// So many of them were given back.
-    #[cfg(feature = "tokio")]
-    #[inline]
-    pub(crate) fn lease_returned(self, tokens: u64) {
-        self.meters.count(self.name, Count::LeaseReturned, tokens);
-    }
+/// The handles of one scope, made when the first of them is used: a recorder need not be there
+/// before the layer is.
+#[derive(Default)]
+pub(crate) struct Meters {
+    counters: [OnceLock<Counter>; COUNTS],
+    store_seconds: OnceLock<Histogram>,
+    /// Their names, made once also where no recorder is installed.
+    keys: OnceLock<Keys>,
 }
 
-/// What is counted, in each scope by itself.
-#[derive(Clone, Copy)]
-#[cfg_attr(not(all(feature = "metrics", feature = "tokio")), allow(dead_code))]
-enum Count {
-    Decision(Outcome),
-    StoreFailure,
-    WithoutStore,
-    Overflow,
-    RememberedRefusal,
-    LeaseTaken,
-    LeaseSpent,
-    LeaseReturned,
+struct Keys {
+    counters: [Key; COUNTS],
+    store_seconds: Key,
 }
 
-#[cfg(feature = "metrics")]
-mod with_metrics {
-    use std::iter;
-    use std::sync::OnceLock;
-    use std::time::Instant;
-
-    #[cfg(feature = "redis")]
-    use metrics::counter;
-    use metrics::{Counter, Histogram, Key, Label, Level, Metadata, Recorder, Unit, gauge};
-
-    use super::{Count, Outcome};
-
-    static METADATA: Metadata<'_> =
-        Metadata::new("tower_fixed_window", Level::INFO, Some("tower_fixed_window"));
-
-    const STORE_SECONDS: &str = "tower_fixed_window_store_seconds";
-    const OUTCOMES: usize = Outcome::FailedClosed as usize + 1;
-    const COUNTS: usize = OUTCOMES + 7;
-
-    impl Count {
-        const ALL: [Self; COUNTS] = [
-            Self::Decision(Outcome::Passed),
-            Self::Decision(Outcome::Reserved),
-            Self::Decision(Outcome::Refused),
-            Self::Decision(Outcome::ShadowRefused),
-            Self::Decision(Outcome::MissingKey),
-            Self::Decision(Outcome::ShadowMissingKey),
-            Self::Decision(Outcome::FailedOpen),
-            Self::Decision(Outcome::FailedClosed),
-            Self::StoreFailure,
-            Self::WithoutStore,
-            Self::Overflow,
-            Self::RememberedRefusal,
-            Self::LeaseTaken,
-            Self::LeaseSpent,
-            Self::LeaseReturned,
-        ];
-
-        #[inline]
-        fn index(self) -> usize {
-            match self {
-                Self::Decision(outcome) => outcome as usize,
-                Self::StoreFailure => OUTCOMES,
-                Self::WithoutStore => OUTCOMES + 1,
-                Self::Overflow => OUTCOMES + 2,
-                Self::RememberedRefusal => OUTCOMES + 3,
-                Self::LeaseTaken => OUTCOMES + 4,
-                Self::LeaseSpent => OUTCOMES + 5,
-                Self::LeaseReturned => OUTCOMES + 6,
-            }
-        }
-
-        fn name_and_help(self) -> (&'static str, &'static str) {
-            match self {
-                Self::Decision(_) => {
-                    ("tower_fixed_window_decisions_total", "Requests, by what became of them")
-                }
-                Self::StoreFailure => {
-                    ("tower_fixed_window_store_failures_total", "Calls that the store failed")
-                }
-                Self::WithoutStore => (
-                    "tower_fixed_window_without_store_total",
-                    "Requests that were answered without the store, since it failed",
-                ),
-                Self::Overflow => (
-                    "tower_fixed_window_overflow_total",
-                    "Charges in memory that were left without an entry of their own",
-                ),
-                Self::RememberedRefusal => (
-                    "tower_fixed_window_remembered_refusals_total",
-                    "Refusals for which the store was not asked, since it had said so before",
-                ),
-                Self::LeaseTaken => (
-                    "tower_fixed_window_lease_tokens_taken_total",
-                    "Tokens that calls for leases have taken, with those for who waited",
-                ),
-                Self::LeaseSpent => (
-                    "tower_fixed_window_lease_tokens_spent_total",
-                    "Tokens of leases that have paid for requests without a call",
-                ),
-                Self::LeaseReturned => (
-                    "tower_fixed_window_lease_tokens_returned_total",
-                    "Tokens of leases that were given back unspent",
-                ),
-            }
-        }
-    }
-
-    /// The handles of one scope, made when the first of them is used: a recorder need not be there
-    /// before the layer is.
-    #[derive(Default)]
-    pub(crate) struct Meters {
-        counters: [OnceLock<Counter>; COUNTS],
-        store_seconds: OnceLock<Histogram>,
-        /// What they are called, worked out once also where there is nobody to be told.
-        keys: OnceLock<Keys>,
-    }
-
-    struct Keys {
-        counters: [Key; COUNTS],
-        store_seconds: Key,
-    }
-
-    impl Keys {
-        fn new(scope: &str) -> Self {
-            let scope = || Label::new("scope", scope.to_owned());
-            let counter = |count: Count| {
-                let outcome = match count {
-                    Count::Decision(outcome) => Some(Label::new("outcome", outcome.name())),
-                    _ => None,
-                };
-                let (name, _) = count.name_and_help();
-                Key::from_parts(name, iter::once(scope()).chain(outcome).collect::<Vec<_>>())
+impl Keys {
+    fn new(scope: &str) -> Self {
+        let scope = || Label::new("scope", scope.to_owned());
+        let counter = |count: Count| {
+            let outcome = match count {
+                Count::Decision(outcome) => Some(Label::new("outcome", outcome.name())),
+                _ => None,
             };
-            Self {
-                counters: Count::ALL.map(counter),
-                store_seconds: Key::from_parts(STORE_SECONDS, vec![scope()]),
-            }
-        }
-    }
-
-    impl Meters {
-        #[inline]
-        pub(super) fn count(&self, scope: &str, count: Count, by: u64) {
-            match self.counters[count.index()].get() {
-                Some(counter) => counter.increment(by),
-                None => self.register(scope, count).increment(by),
-            }
-        }
-
-        #[inline]
-        pub(super) fn time(&self, scope: &str, Timing(start): Timing) {
-            let seconds = start.elapsed().as_secs_f64();
-            match self.store_seconds.get() {
-                Some(histogram) => histogram.record(seconds),
-                None => self.register_store_seconds(scope).record(seconds),
-            }
-        }
-
-        /// All counters at once, so that those of what is rare are there at 0 before it happens:
-        /// Prometheus can't see an increase from nothing.
-        #[cold]
-        fn register(&self, scope: &str, count: Count) -> Counter {
-            let keys = self.keys(scope);
-            metrics::with_recorder(|recorder| {
-                let register = |count: Count| {
-                    recorder.register_counter(&keys.counters[count.index()], &METADATA)
-                };
-                if !is_there(recorder) {
-                    return register(count);
-                }
-                #[cfg(feature = "redis")]
-                for (name, help) in CONNECTIONS {
-                    recorder.describe_counter(name.into(), None, help.into());
-                    let _ = recorder.register_counter(&Key::from_static_name(name), &METADATA);
-                }
-                for count in Count::ALL {
-                    self.counters[count.index()].get_or_init(|| {
-                        let (name, help) = count.name_and_help();
-                        recorder.describe_counter(name.into(), None, help.into());
-                        register(count)
-                    });
-                }
-                self.counters[count.index()].get().cloned().unwrap_or(Counter::noop())
-            })
-        }
-
-        #[cold]
-        fn register_store_seconds(&self, scope: &str) -> Histogram {
-            const HELP: &str = "How long calls took to a store that is not in memory";
-            let key = &self.keys(scope).store_seconds;
-            metrics::with_recorder(|recorder| {
-                let histogram = recorder.register_histogram(key, &METADATA);
-                if is_there(recorder) && self.store_seconds.set(histogram.clone()).is_ok() {
-                    let unit = Some(Unit::Seconds);
-                    recorder.describe_histogram(STORE_SECONDS.into(), unit, HELP.into());
-                }
-                histogram
-            })
-        }
-
-        fn keys(&self, scope: &str) -> &Keys {
-            self.keys.get_or_init(|| Keys::new(scope))
-        }
-    }
-
-    /// Whether a recorder has been installed. In its place the facade has one that does nothing, of
-    /// no size, and what that makes does nothing for ever: it is not to be kept. (A recorder of an
-    /// app's own that has no size either is asked each time.)
-    fn is_there(recorder: &dyn Recorder) -> bool {
-        size_of_val(recorder) > 0
-    }
-
-    /// How full a store in memory is.
-    pub(crate) fn memory(store: &str, tracked_keys: usize, max_keys: usize) {
-        const TRACKED: &str = "tower_fixed_window_tracked_keys";
-        const MOST: &str = "tower_fixed_window_max_keys";
-
-        metrics::describe_gauge!(TRACKED, "Entries of a store in memory whose windows run");
-        metrics::describe_gauge!(MOST, "Entries that a store in memory was made for");
-        gauge!(TRACKED, "store" => store.to_owned()).set(tracked_keys as f64);
-        gauge!(MOST, "store" => store.to_owned()).set(max_keys as f64);
-    }
-
-    /// What is counted of the connections of all stores.
-    #[cfg(feature = "redis")]
-    const CONNECTIONS: [(&str, &str); 2] = [
-        (
-            "tower_fixed_window_store_connections_total",
-            "Connections to stores that were made, the first one of each too",
-        ),
-        (
-            "tower_fixed_window_store_checks_total",
-            "Connections to stores that were idle and were tried before they were used",
-        ),
-    ];
-
-    /// A connection to a store was made.
-    #[cfg(feature = "redis")]
-    pub(crate) fn store_connected() {
-        counter!(CONNECTIONS[0].0).increment(1);
-    }
-
-    /// A connection that was idle is tried.
-    #[cfg(feature = "redis")]
-    pub(crate) fn store_checked() {
-        counter!(CONNECTIONS[1].0).increment(1);
-    }
-
-    /// A call to a store, from its beginning to its end.
-    pub(crate) struct UnderWay;
-
-    impl UnderWay {
-        const NAME: &str = "tower_fixed_window_store_calls";
-
-        pub(crate) fn new() -> Self {
-            gauge!(Self::NAME).increment(1.0);
-            Self
-        }
-    }
-
-    impl Drop for UnderWay {
-        fn drop(&mut self) {
-            gauge!(Self::NAME).decrement(1.0);
-        }
-    }
-
-    /// When a call to the store began.
-    pub(crate) struct Timing(Instant);
-
-    impl Timing {
-        #[inline]
-        pub(super) fn start() -> Self {
-            Self(Instant::now())
+            let (name, _) = count.name_and_help();
+            Key::from_parts(name, iter::once(scope()).chain(outcome).collect::<Vec<_>>())
+        };
+        Self {
+            counters: Count::ALL.map(counter),
+            store_seconds: Key::from_parts(STORE_SECONDS, vec![scope()]),
         }
     }
 }
 
-#[cfg(not(feature = "metrics"))]
-mod without {
-    use super::Count;
-
-    #[derive(Default)]
-    pub(crate) struct Meters;
-
-    impl Meters {
-        #[inline]
-        pub(super) fn count(&self, _: &str, _: Count, _: u64) {}
-
-        #[inline]
-        pub(super) fn time(&self, _: &str, _: Timing) {}
-    }
-
-    #[cfg(feature = "redis")]
-    pub(crate) fn store_connected() {}
-
-    #[cfg(feature = "redis")]
-    pub(crate) fn store_checked() {}
-
-    pub(crate) struct UnderWay;
-
-    impl UnderWay {
-        pub(crate) fn new() -> Self {
-            Self
+impl Meters {
+    #[inline]
+    pub(super) fn count(&self, scope: &str, count: Count, by: u64) {
+        match self.counters[count.index()].get() {
+            Some(counter) => counter.increment(by),
+            None => self.register(scope, count).increment(by),
         }
     }
 
-    pub(crate) struct Timing;
-
-    impl Timing {
-        #[inline]
-        pub(super) fn start() -> Self {
-            Self
+    #[inline]
+    pub(super) fn time(&self, scope: &str, Timing(start): Timing) {
+        let seconds = start.elapsed().as_secs_f64();
+        match self.store_seconds.get() {
+            Some(histogram) => histogram.record(seconds),
+            None => self.register_store_seconds(scope).record(seconds),
         }
+    }
+
+    /// All counters at once, so that those of what is rare are there at 0 before it happens:
+    /// Prometheus can't see an increase from nothing.
+    #[cold]
+    fn register(&self, scope: &str, count: Count) -> Counter {
+        let keys = self.keys(scope);
+        metrics::with_recorder(|recorder| {
+            let register =
+                |count: Count| recorder.register_counter(&keys.counters[count.index()], &METADATA);
+            if !is_there(recorder) {
+                return register(count);
+            }
+            #[cfg(feature = "redis")]
+            for (name, help) in CONNECTIONS {
+                recorder.describe_counter(name.into(), None, help.into());
+                let _ = recorder.register_counter(&Key::from_static_name(name), &METADATA);
+            }
+            for count in Count::ALL {
+                self.counters[count.index()].get_or_init(|| {
+                    let (name, help) = count.name_and_help();
+                    recorder.describe_counter(name.into(), None, help.into());
+                    register(count)
+                });
+            }
+            self.counters[count.index()].get().cloned().unwrap_or(Counter::noop())
+        })
+    }
+
+    #[cold]
+    fn register_store_seconds(&self, scope: &str) -> Histogram {
+        const HELP: &str = "How long calls took to a store that is not in memory";
+        let key = &self.keys(scope).store_seconds;
+        metrics::with_recorder(|recorder| {
+            let histogram = recorder.register_histogram(key, &METADATA);
+            if is_there(recorder) && self.store_seconds.set(histogram.clone()).is_ok() {
+                let unit = Some(Unit::Seconds);
+                recorder.describe_histogram(STORE_SECONDS.into(), unit, HELP.into());
+            }
+            histogram
+        })
+    }
+
+    fn keys(&self, scope: &str) -> &Keys {
+        self.keys.get_or_init(|| Keys::new(scope))
+    }
+}
+
+/// Whether a recorder has been installed. In its place the facade has one that does nothing, of
+/// no size, and what that makes does nothing for ever: it is not to be kept. (A recorder of an
+/// app's own that has no size either is asked each time.)
+fn is_there(recorder: &dyn Recorder) -> bool {
+    size_of_val(recorder) > 0
+}
+
+/// How full a store in memory is.
+pub(crate) fn memory(store: &str, tracked_keys: usize, max_keys: usize) {
+    const TRACKED: &str = "tower_fixed_window_tracked_keys";
+    const MAX: &str = "tower_fixed_window_max_keys";
+
+    metrics::describe_gauge!(TRACKED, "Entries of a store in memory whose windows run");
+    metrics::describe_gauge!(MAX, "Entries that a store in memory was made for");
+    gauge!(TRACKED, "store" => store.to_owned()).set(tracked_keys as f64);
+    gauge!(MAX, "store" => store.to_owned()).set(max_keys as f64);
+}
+
+/// What is counted of the connections of all stores.
+#[cfg(feature = "redis")]
+const CONNECTIONS: [(&str, &str); 2] = [
+    (
+        "tower_fixed_window_store_connections_total",
+        "Connections to stores that were made, the first one of each too",
+    ),
+    (
+        "tower_fixed_window_store_checks_total",
+        "Connections to stores that were idle and were tried before they were used",
+    ),
+];
+
+/// A connection to a store was made.
+#[cfg(feature = "redis")]
+pub(crate) fn store_connected() {
+    counter!(CONNECTIONS[0].0).increment(1);
+}
+
+/// A connection that was idle is tried.
+#[cfg(feature = "redis")]
+pub(crate) fn store_checked() {
+    counter!(CONNECTIONS[1].0).increment(1);
+}
+
+/// A call to a store, from its beginning to its end.
+pub(crate) struct UnderWay;
+
+impl UnderWay {
+    const NAME: &str = "tower_fixed_window_store_calls";
+
+    pub(crate) fn new() -> Self {
+        gauge!(Self::NAME).increment(1.0);
+        Self
+    }
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        gauge!(Self::NAME).decrement(1.0);
+    }
+}
+
+/// When a call to the store began.
+pub(crate) struct Timing(Instant);
+
+impl Timing {
+    #[inline]
+    pub(super) fn start() -> Self {
+        Self(Instant::now())
     }
 }

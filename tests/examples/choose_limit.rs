@@ -67,7 +67,7 @@ pub(crate) fn known() -> String {
 }
 
 #[test]
-fn tells_for_each_quota_whom_it_would_have_refused() {
+fn counts_the_refusals_of_each_quota() {
     let report = json(&["--quota", "3/minute", "--quota", "6/hour", &file("known", known())]);
     let keys: HashSet<_> = report.as_object().expect("an object").keys().map(|k| &**k).collect();
     let promised = ["requests", "skipped", "clients", "from", "to", "quotas", "recommended"];
@@ -114,7 +114,7 @@ fn tells_for_each_quota_whom_it_would_have_refused() {
 }
 
 #[test]
-fn measures_bursts_in_stretches_that_are_half_open_like_windows() {
+fn measures_bursts_in_half_open_intervals() {
     for (second, passed) in [(118, 2), (119, 1)] {
         let log = log([(59, "192.0.2.1"), (second, "192.0.2.1")]);
         let report = json(&["--quota", "1/minute", &file("stretch", log)]);
@@ -125,7 +125,7 @@ fn measures_bursts_in_stretches_that_are_half_open_like_windows() {
 /// A thousand clients ask twice a minute for a quarter of an hour, one of them once more in each
 /// minute.
 #[test]
-fn recommends_the_smallest_that_all_but_one_in_a_thousand_never_meet() {
+fn recommends_the_smallest_quota_that_refuses_one_client_in_a_thousand() {
     let mut text = String::new();
     for second in 0..900 {
         for client in 0..1_000 {
@@ -305,7 +305,7 @@ fn counts_ipv6_by_its_64_and_mapped_ipv4_as_ipv4() {
 }
 
 #[test]
-fn tells_clients_apart_by_a_field_of_choice() {
+fn distinguishes_clients_by_a_chosen_field() {
     let nginx = r#"10.0.0.1 - ada [20/Nov/2026:12:00:00 +0000] "POST /login?a=1 HTTP/1.1" 200 5 "https://a/" "curl \"8\"" "1.2.3.4, 192.0.2.7""#;
     let fields = [
         ("remote_addr", "10.0.0.1"),

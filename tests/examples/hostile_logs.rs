@@ -14,7 +14,7 @@ use super::example;
 /// The bound is 65536 lines: what comes later than that is left out, and one line from the year
 /// 2099 or 1999 doesn't shift what others count for.
 #[test]
-fn leaves_out_what_is_years_out_of_order() {
+fn ignores_lines_that_are_years_out_of_order() {
     let mut text = String::from("192.0.2.9 - - [20/Nov/2099:12:00:00 +0000] \"GET /\" 200 5\n");
     for i in 0..70_000 {
         text += &line(i / 100, "192.0.2.1");
@@ -30,7 +30,7 @@ fn leaves_out_what_is_years_out_of_order() {
 }
 
 #[test]
-fn counts_what_it_cant_read() {
+fn counts_unreadable_lines() {
     let mut bytes = known().into_bytes();
     let many = (0..20_000).map(|i: u32| (i.wrapping_mul(2_654_435_761) >> 24) as u8);
     bytes.extend(many.filter(|byte| *byte != b'\n'));
@@ -66,7 +66,7 @@ fn counts_what_it_cant_read() {
 }
 
 #[test]
-fn reads_what_there_is_of_a_broken_archive() {
+fn reads_a_truncated_archive_as_far_as_possible() {
     let mut gzip = GzEncoder::new(Vec::new(), Compression::none());
     gzip.write_all(known().as_bytes()).expect("memory");
     let mut gzip = gzip.finish().expect("memory");
@@ -101,7 +101,7 @@ fn does_not_load_a_long_line() {
 }
 
 #[test]
-fn says_when_there_were_more_clients_than_it_tells_apart() {
+fn says_when_there_were_more_clients_than_it_can_distinguish() {
     let mut text = String::new();
     for client in 0..30 {
         text += &line(client, &format!("192.0.2.{client}"));
@@ -133,7 +133,7 @@ fn hides_clients_behind_hashes() {
 
 /// The page has no script, loads nothing, and shows names from the log as text.
 #[test]
-fn writes_a_page_that_no_log_can_break_out_of() {
+fn escapes_hostile_logs_in_its_page() {
     let page = format!("{}/hostile.html", env!("CARGO_TARGET_TMPDIR"));
     let evil = "</td><script>alert('1')</script><img src=\\\"//evil\\\">&amp;\\u001b[2J\\u202e";
     let mut text = String::new();
@@ -159,7 +159,7 @@ fn writes_a_page_that_no_log_can_break_out_of() {
 }
 
 #[test]
-fn says_what_is_wrong_with_its_arguments() {
+fn explains_wrong_arguments() {
     assert!(told(&["--help"]).contains("--tolerate SHARE"));
     let log = &*file("known", known());
     for (arguments, why) in [

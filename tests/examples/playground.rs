@@ -36,7 +36,7 @@ fn five(server: &Server, visitor: &str, limit: &str) -> usize {
 }
 
 #[test]
-fn the_page_is_the_servers_own_and_runs_nothing_else() {
+fn the_page_loads_nothing_from_other_servers() {
     let server = start(10);
     let page = server.send("GET /");
     assert_eq!(page.field("content-type"), Some("text/html; charset=utf-8"));
@@ -69,7 +69,7 @@ fn the_page_shows_the_code_that_the_server_runs() {
 }
 
 #[test]
-fn standing_is_told_to_the_millisecond_and_costs_nothing() {
+fn the_standing_is_exact_to_the_millisecond_and_free() {
     let server = start(600);
     let ada = |limit: &str| format!("GET /try/{limit}, x-visitor: ada");
     for limit in LIMITS {
@@ -108,7 +108,7 @@ fn standing_is_told_to_the_millisecond_and_costs_nothing() {
 /// each of two limits. Whatever else the machine does, the server's clock says when that was: it is
 /// done again if the second window of `two-at-once` has ended meanwhile.
 #[test]
-fn the_boundary_attack_gains_a_limit_unless_a_second_window_spans_the_boundary() {
+fn a_burst_at_the_boundary_passes_twice_the_limit_unless_a_second_window_spans_it() {
     let server = start(4);
     let found = (0..5).find_map(|round| {
         let visitor = format!("visitor-{round}");

@@ -102,7 +102,7 @@ fn domain(key: &Key) -> usize {
 const PAUSE: Duration = Duration::from_millis(250);
 
 #[tokio::test(start_paused = true)]
-async fn one_call_at_a_time_tries_it_however_long_the_deadline() {
+async fn an_open_breaker_lets_one_call_at_a_time_through() {
     let store = Told::to(Does::Hang, Duration::from_secs(10));
     let limiter = store.limiter();
     let answers = join_all((0..5).map(|_| limiter.check(0_u64))).await;
@@ -122,7 +122,7 @@ async fn one_call_at_a_time_tries_it_however_long_the_deadline() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_place_of_a_call_that_is_dropped_is_free_again() {
+async fn a_dropped_trial_call_makes_room_for_the_next() {
     let store = Told::to(Does::Hang, Duration::from_secs(10));
     let limiter = store.limiter();
     join_all((0..5).map(|_| limiter.check(0_u64))).await;
@@ -136,7 +136,7 @@ async fn the_place_of_a_call_that_is_dropped_is_free_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_answer_that_is_there_at_once_is_an_answer() {
+async fn a_call_that_answers_at_once_closes_the_breaker() {
     let store = Told::to(Does::Fail, PAUSE);
     let limiter = store.limiter();
     for _ in 0..5 {
@@ -160,7 +160,7 @@ async fn an_answer_that_is_there_at_once_is_an_answer() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_fails_by_itself_is_left_alone_by_itself() {
+async fn a_failure_of_a_single_key_does_not_open_the_breaker() {
     let store = Told::to(Does::AnswerLater, PAUSE);
     let limiter = store.limiter();
     store.now(1, Does::Fail);

@@ -239,7 +239,7 @@ fn only_the_chosen_header_is_read() {
 }
 
 #[test]
-fn who_is_found_has_the_key_of_a_direct_client() {
+fn a_client_behind_a_proxy_has_the_key_of_a_direct_client() {
     let found = request("10.0.0.1", &[("x-forwarded-for", b"[::ffff:192.0.2.7]:80")]);
     let direct = request("192.0.2.7", &[]);
     assert_eq!(key(&ours(), &found), key(&peer_ip(), &direct));
@@ -263,7 +263,7 @@ fn ipv6_counts_by_its_prefix() {
 }
 
 #[test]
-fn a_client_without_a_peer_address_is_the_servers_mistake() {
+fn a_missing_peer_address_is_a_server_error() {
     let (parts, ()) = Request::new(()).into_parts();
     let error = ours().address(&parts).expect_err("no peer");
     assert!(!error.is_client());
@@ -297,7 +297,7 @@ fn ten_thousand_hops_are_read_as_far_as_they_are_trusted() {
 }
 
 #[test]
-fn a_hostile_line_of_64_kib_costs_no_more_than_reading_it() {
+fn a_hostile_header_of_64_kib_is_read_in_linear_time() {
     let hostile =
         ["\"", "\\", "\\\"", ",", ";", "[", "for=\"", "for=10.0.0.2,", "10.0.0.2,", "\u{fc}"];
     let started = Instant::now();
@@ -317,7 +317,7 @@ fn a_hostile_line_of_64_kib_costs_no_more_than_reading_it() {
 }
 
 #[test]
-fn an_allow_list_holds_whom_it_names_and_nobody_who_hides() {
+fn an_allow_list_matches_only_named_addresses_behind_trusted_proxies() {
     let is_in = ours().is_in(["192.0.2.0/24", "2001:db8:5::/48", "10.0.0.0/8"]);
     let says =
         |peer: &str, line: &str| is_in(&request(peer, &[("x-forwarded-for", line.as_bytes())]));
@@ -365,7 +365,7 @@ fn networks_are_read_in_every_spelling() {
 }
 
 #[test]
-fn a_wrong_network_says_what_to_write() {
+fn the_error_of_a_wrong_network_says_what_to_write() {
     for wrong in [
         "",
         "10.0.0/8",

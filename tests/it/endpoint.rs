@@ -11,7 +11,7 @@ use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_fixed_window::key::{extension, global, header};
 use tower_fixed_window::{FixedWindowLayer, OnStoreFailure, Quota, RateLimitEndpoint};
 
-use crate::clients::{hello, serve_hyper};
+use crate::client_libraries::{hello, serve_hyper};
 use crate::support::{ANSWERS, FarStore, Mood, TestStore, client, get, per_minute, serve};
 
 /// Status and body.
@@ -174,7 +174,7 @@ async fn it_follows_a_limit_that_is_changed() {
 }
 
 #[tokio::test]
-async fn who_has_no_key_is_told_whose_fault_that_is() {
+async fn a_request_without_a_key_gets_a_400_or_500() {
     let by_key = per_minute(5, Mood::Now).name("api").key(header("x-api-key"));
     let told = ask(&RateLimitEndpoint::new([&by_key]), get("/")).await;
     assert_eq!(told, (StatusCode::BAD_REQUEST, r#"{"message":"Bad Request"}"#.to_owned()));

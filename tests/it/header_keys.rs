@@ -7,7 +7,7 @@ use tower_fixed_window::key::{client_ip, global, header, peer_ip};
 use tower_fixed_window::{FixedWindow, FixedWindowLayer, Key, KeyExtractor, MissingKey, Quota};
 
 use crate::client_ip::request;
-use crate::support::{Mood, fields, per_minute};
+use crate::support::{Mood, limit_headers, per_minute};
 
 fn key(extractor: &impl KeyExtractor, lines: &[(&str, &[u8])]) -> Result<Key, MissingKey> {
     let mut key = Key::default();
@@ -21,7 +21,7 @@ fn api_key(values: &[&[u8]]) -> Result<Key, MissingKey> {
 }
 
 #[test]
-fn a_header_that_is_missing_empty_or_there_twice_is_the_clients_mistake() {
+fn a_missing_empty_or_repeated_header_is_a_client_error() {
     for values in [&[][..], &[""], &["", ""], &["a", "b"], &["a", "a"], &["a", ""]] {
         let bytes: Vec<_> = values.iter().map(|value| value.as_bytes()).collect();
         let error = api_key(&bytes).expect_err("no key");
@@ -31,7 +31,7 @@ fn a_header_that_is_missing_empty_or_there_twice_is_the_clients_mistake() {
 }
 
 #[test]
-fn a_header_that_can_not_be_a_key_takes_the_fallback_and_leaves_nothing_behind() {
+fn an_unusable_header_falls_back_and_leaves_no_partial_key() {
     let either = header("x-api-key").or(peer_ip());
     let address = key(&peer_ip(), &[]);
     for values in [&[][..], &[""], &["a", "b"]] {
@@ -45,7 +45,7 @@ fn a_header_that_can_not_be_a_key_takes_the_fallback_and_leaves_nothing_behind()
 }
 
 #[test]
-fn any_bytes_are_a_key_and_no_two_alike() {
+fn different_header_bytes_are_different_keys() {
     let mut seen = std::collections::HashSet::new();
     let long = vec![b'a'; 64 << 10];
     for value in [
@@ -69,7 +69,7 @@ fn any_bytes_are_a_key_and_no_two_alike() {
 }
 
 #[test]
-fn the_value_of_a_header_never_meets_a_name_or_an_address() {
+fn a_header_value_never_collides_with_a_name_or_an_address() {
     let found = api_key(&[b"192.0.2.7"]).expect("a key");
     assert_ne!(found, Key::from("192.0.2.7"));
     assert_ne!(Ok(found), key(&peer_ip(), &[]));
@@ -89,7 +89,7 @@ where
 }
 
 #[tokio::test]
-async fn a_request_whose_header_is_no_key_gets_a_400_that_names_it() {
+async fn an_unusable_header_gets_a_400_that_names_it() {
     let layer = FixedWindowLayer::new(Quota::per_minute(60)).key(header("x-api-key"));
     let service = layer.layer(service_fn(echo));
     for values in [&[][..], &[""], &["a", "b"]] {
@@ -99,7 +99,7 @@ async fn a_request_whose_header_is_no_key_gets_a_400_that_names_it() {
         }
         let response = call(&service, request).await;
         assert_eq!(response.status(), 400, "{values:?}");
-        assert!(fields(&response).is_empty());
+        assert!(limit_headers(&response).is_empty());
         let body = axum::body::to_bytes(response.into_body(), 1_000).await.expect("a body");
         let text = std::str::from_utf8(&body).expect("JSON");
         assert!(text.contains("exactly one x-api-key header"), "{text}");
@@ -107,7 +107,7 @@ async fn a_request_whose_header_is_no_key_gets_a_400_that_names_it() {
 }
 
 #[tokio::test]
-async fn each_call_of_skip_exempts_more_and_nobody_else() {
+async fn each_skip_exempts_only_the_requests_it_matches() {
     let client = client_ip().trusting(["10.0.0.0/8"]);
     let layer = per_minute(0, Mood::Now)
         .key(global())
@@ -120,7 +120,7 @@ async fn each_call_of_skip_exempts_more_and_nobody_else() {
         parts.method = method.parse().expect("a method");
         parts.uri = path.parse().expect("a path");
         let response = call(&service, Request::from_parts(parts, Body::empty())).await;
-        assert!(response.status() == 429 || fields(&response).is_empty());
+        assert!(response.status() == 429 || limit_headers(&response).is_empty());
         response.status().as_u16()
     };
     assert_eq!(ask("GET", "/health", "203.0.113.9", &[]).await, 200);

@@ -1,41 +1,43 @@
-//! What the layer promises over HTTP: one module for each promise.
+//! What the layer promises over HTTP: one module for each subject.
 
-mod attack;
 mod breaker;
 mod client_ip;
-mod clients;
-mod dropped;
+mod client_libraries;
+mod compile_errors;
+mod concurrency;
+mod dashboards_and_alerts;
 mod endpoint;
-mod fields;
-mod forgery;
+mod forged_headers;
 /// The example, so that its very policy is tested, with a clock that can be moved.
 #[path = "../../examples/github.rs"]
 #[allow(dead_code, reason = "its main function")]
 mod github;
+mod hang_ups;
+mod header_formats;
 mod header_keys;
-mod keys;
-mod late;
+mod headers;
+mod layer_order;
 mod layout;
-mod memory;
-mod messages;
-mod million;
-mod mounts;
-mod operations;
+mod memory_metrics;
+mod metrics_and_logs;
+mod missed_windows;
+mod missing_keys;
 mod options;
-mod order;
 mod outbound;
 mod pictures;
 mod queue;
+mod queue_races;
+mod random_operations;
 mod readiness;
 mod resets;
+mod routing;
 mod secrets;
+#[path = "../shared.rs"]
+mod shared;
 mod shutdown;
-mod sockets;
-mod speech;
-mod stores;
+mod store_failures;
+mod streams_and_upgrades;
 mod support;
 mod types;
-mod unharmed;
 mod uploads;
-mod watching;
 mod words;

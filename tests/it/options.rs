@@ -11,7 +11,7 @@ use tower_fixed_window::{
     Decision, FixedWindowLayer, Handle, ManualClock, MemoryStore, Quota, TrueCost,
 };
 
-use crate::support::{ANSWERS, Mood, NOW_MS, TestStore, fields, get, per_minute, used};
+use crate::support::{ANSWERS, Mood, NOW_MS, TestStore, get, limit_headers, per_minute, used};
 
 /// Corrections are made in the background: this lets them be done.
 async fn corrected() {
@@ -64,13 +64,16 @@ async fn plans_share_a_counter_and_differ_in_their_limits() {
         let layer = per_minute(1, mood)
             .quota_fn(|parts, _| Quota::per_minute(if parts.uri.path() == "/pro" { 3 } else { 1 }));
         let mut service = service!(layer);
-        assert_eq!(fields(&call(&mut service, "/free").await)["limit"], "1");
+        assert_eq!(limit_headers(&call(&mut service, "/free").await)["limit"], "1");
         assert_eq!(call(&mut service, "/free").await.status(), 429);
         // An upgrade goes on from what is used, at once.
         let response = call(&mut service, "/pro").await;
-        assert_eq!((fields(&response)["limit"], fields(&response)["used"]), ("3", "2"));
+        assert_eq!(
+            (limit_headers(&response)["limit"], limit_headers(&response)["used"]),
+            ("3", "2")
+        );
         let refused = call(&mut service, "/free").await;
-        assert_eq!((refused.status().as_u16(), fields(&refused)["limit"]), (429, "1"));
+        assert_eq!((refused.status().as_u16(), limit_headers(&refused)["limit"]), (429, "1"));
         assert_eq!(used(&call(&mut service, "/pro").await), 3);
         assert_eq!(call(&mut service, "/pro").await.status(), 429);
     }
@@ -101,7 +104,10 @@ async fn a_request_costs_what_the_closure_says() {
         assert_eq!(used(&call(&mut service, "/").await), 8);
         let refused = call(&mut service, "/").await;
         // Clients recognise a refusal by a remaining 0, also where 2 are left.
-        assert_eq!((fields(&refused)["remaining"], fields(&refused)["used"]), ("0", "8"));
+        assert_eq!(
+            (limit_headers(&refused)["remaining"], limit_headers(&refused)["used"]),
+            ("0", "8")
+        );
         assert!(refused.headers().contains_key("retry-after"));
         let never = call(&mut service, "/huge").await;
         assert_eq!(never.status(), 429);
@@ -128,7 +134,7 @@ async fn only_failures_count() {
         let handle = layer.handle();
         let mut service = service!(layer);
         for _ in 0..10 {
-            assert_eq!(used(&call(&mut service, "/200").await), 0, "and the fields say so");
+            assert_eq!(used(&call(&mut service, "/200").await), 0, "and the headers say so");
         }
         assert_eq!(used(&call(&mut service, "/401").await), 1);
         assert_eq!(used(&call(&mut service, "/200").await), 1);
@@ -169,7 +175,7 @@ impl Gate {
 }
 
 #[tokio::test]
-async fn what_is_undecided_counts() {
+async fn a_request_counts_until_its_outcome_is_known() {
     for mood in ANSWERS {
         let layer = per_minute(5, mood).count_if(|response| response.status == 401);
         let gate = Gate::new();
@@ -189,7 +195,7 @@ async fn what_is_undecided_counts() {
 }
 
 #[tokio::test]
-async fn a_dropped_request_is_given_back_only_where_the_layer_is_told_to() {
+async fn a_dropped_request_is_refunded_only_with_refund_dropped() {
     for mood in ANSWERS {
         for (layer, left) in [
             (per_minute(9, mood), 1),
@@ -266,7 +272,7 @@ fn streaming(chunks: u64) -> Response<Body> {
 }
 
 #[tokio::test]
-async fn a_streamed_answer_settles_once_when_it_ends_or_is_dropped() {
+async fn a_streamed_response_settles_once_when_it_ends_or_is_dropped() {
     for mood in ANSWERS {
         let layer = per_minute(1_000, mood).cost_fn(|_| 10).settle_true_cost();
         let handle = layer.handle();
@@ -311,7 +317,7 @@ async fn a_body_that_ends_before_its_response_is_seen_settles_too() {
 }
 
 #[tokio::test]
-async fn of_stacked_layers_only_the_one_that_refuses_speaks_and_none_counts() {
+async fn when_one_of_stacked_layers_refuses_only_its_headers_are_sent_and_none_counts() {
     for mood in ANSWERS {
         for refusing in 0..3 {
             let limits = [0, 1, 2].map(|i| if i == refusing { 0 } else { 10 + i });
@@ -322,8 +328,12 @@ async fn of_stacked_layers_only_the_one_that_refuses_speaks_and_none_counts() {
                 ServiceBuilder::new().layer(a).layer(b).layer(c).service(service_fn(inner));
             let refused = call(&mut service, "/").await;
             assert_eq!(refused.status(), 429);
-            let fields = fields(&refused);
-            assert_eq!((fields["limit"], fields["remaining"]), ("0", "0"), "layer {refusing}");
+            let limit_headers = limit_headers(&refused);
+            assert_eq!(
+                (limit_headers["limit"], limit_headers["remaining"]),
+                ("0", "0"),
+                "layer {refusing}"
+            );
             for handle in handles {
                 assert_eq!(peeked(&handle).await, 0, "refused by layer {refusing}");
             }
@@ -332,7 +342,7 @@ async fn of_stacked_layers_only_the_one_that_refuses_speaks_and_none_counts() {
 }
 
 #[tokio::test]
-async fn a_refusal_without_fields_is_not_counted_outside_either() {
+async fn a_refusal_without_headers_is_not_counted_by_an_outer_layer() {
     for mood in ANSWERS {
         let outer = per_minute(9, mood);
         let handle = outer.handle();
@@ -345,7 +355,7 @@ async fn a_refusal_without_fields_is_not_counted_outside_either() {
 }
 
 #[tokio::test]
-async fn shadow_mode_decides_and_counts_but_refuses_nobody_and_says_nothing() {
+async fn shadow_mode_counts_but_neither_refuses_nor_sends_headers() {
     for mood in ANSWERS {
         let layer = per_minute(2, mood).shadow();
         let handle = layer.handle();
@@ -353,7 +363,7 @@ async fn shadow_mode_decides_and_counts_but_refuses_nobody_and_says_nothing() {
         for _ in 0..5 {
             let response = call(&mut service, "/").await;
             assert_eq!(response.status(), 200);
-            assert!(fields(&response).is_empty());
+            assert!(limit_headers(&response).is_empty());
         }
         assert_eq!(peeked(&handle).await, 2, "what would have been refused is not counted");
         handle.set_shadow(false);
@@ -364,7 +374,7 @@ async fn shadow_mode_decides_and_counts_but_refuses_nobody_and_says_nothing() {
 }
 
 #[tokio::test]
-async fn a_shadow_of_a_layer_leaves_the_layer_alone() {
+async fn setting_shadow_on_a_clone_does_not_change_the_original_layer() {
     let enforced = per_minute(0, Mood::Now);
     let trial = enforced.clone().name("trial").shadow();
     assert_eq!(call(&mut service!(trial), "/").await.status(), 200);
@@ -382,7 +392,7 @@ async fn shadow_mode_lets_requests_without_a_key_and_a_failing_store_pass() {
             per_minute(9, mood).on_store_failure(tower_fixed_window::OnStoreFailure::Deny).shadow();
         let response = call(&mut service!(failing), "/").await;
         assert_eq!(response.status(), 200);
-        assert!(fields(&response).is_empty());
+        assert!(limit_headers(&response).is_empty());
     }
 }
 
@@ -401,7 +411,10 @@ async fn a_limit_that_is_changed_applies_to_the_next_request_of_every_service() 
 
         handle.set_quotas(Quota::per_minute(4));
         let response = call(&mut one.clone(), "/").await;
-        assert_eq!((fields(&response)["limit"], fields(&response)["used"]), ("4", "3"));
+        assert_eq!(
+            (limit_headers(&response)["limit"], limit_headers(&response)["used"]),
+            ("4", "3")
+        );
         assert_eq!(used(&call(&mut other, "/").await), 4);
 
         handle.set_quotas(Quota::per_minute(1));
@@ -417,7 +430,7 @@ async fn a_limit_that_is_changed_applies_to_the_next_request_of_every_service() 
 }
 
 #[tokio::test]
-async fn handlers_find_the_decision_where_the_layer_exposes_it() {
+async fn handlers_find_the_decision_if_the_layer_exposes_it() {
     for mood in ANSWERS {
         let response = call(&mut service!(per_minute(9, mood)), "/").await;
         assert!(!response.headers().contains_key("seen-by-handler"));
@@ -427,7 +440,7 @@ async fn handlers_find_the_decision_where_the_layer_exposes_it() {
 }
 
 #[tokio::test]
-async fn a_preflight_is_neither_counted_nor_refused_where_it_is_exempted() {
+async fn an_exempted_preflight_is_neither_counted_nor_refused() {
     let preflight = || {
         Request::options("/")
             .header("origin", "https://app.example")
@@ -453,7 +466,7 @@ async fn a_preflight_is_neither_counted_nor_refused_where_it_is_exempted() {
 }
 
 #[tokio::test]
-async fn what_is_undecided_at_the_end_of_a_window_is_returned_to_no_other() {
+async fn a_request_still_running_at_the_end_of_its_window_refunds_no_other_window() {
     let clock = ManualClock::at_ms(NOW_MS);
     let layer = FixedWindowLayer::new(Quota::per_minute(9))
         .key(global())
@@ -499,7 +512,7 @@ async fn end(response: Response<Body>) {
 }
 
 #[tokio::test]
-async fn a_metered_cost_is_settled_under_the_plan_that_its_request_had() {
+async fn a_reported_cost_is_settled_under_the_plan_of_its_request() {
     let (layer, clock) = metered(Quota::per_minute(1_000));
     let layer = layer.quota_fn(|_, _| Quota::per_minute(10));
     end(streamed(&layer).await).await;
@@ -511,7 +524,7 @@ async fn a_metered_cost_is_settled_under_the_plan_that_its_request_had() {
 }
 
 #[tokio::test]
-async fn a_correction_follows_a_limit_that_was_changed_meanwhile() {
+async fn a_correction_uses_a_limit_that_changed_meanwhile() {
     for (before, after, next) in [(1_000, 10, 429), (10, 1_000, 200)] {
         let (layer, clock) = metered(Quota::per_minute(5));
         let handle = layer.handle();
@@ -527,7 +540,7 @@ async fn a_correction_follows_a_limit_that_was_changed_meanwhile() {
 }
 
 #[tokio::test]
-async fn what_is_known_with_the_response_follows_a_limit_that_was_changed_meanwhile() {
+async fn a_cost_known_with_the_response_uses_a_limit_that_changed_meanwhile() {
     let (layer, clock) = metered(Quota::per_minute(1_000));
     let gate = Gate::new();
     let request = tokio::spawn(gate.service(&layer).oneshot(get("/cost/35")));

@@ -17,7 +17,7 @@ use crate::support::{ANSWERS, TestStore, serve};
 /// What hyper's client receives can't be made from bytes, as a refusal is: its bodies are boxed
 /// under the layer.
 #[tokio::test]
-async fn hypers_client_is_limited_like_a_service() {
+async fn hypers_client_is_limited_as_a_service() {
     let addr = serve(Router::new().route("/", on_get(async || "hello"))).await;
     for mood in ANSWERS {
         let limit = FixedWindowLayer::new(Quota::per_minute(2)).key(global());

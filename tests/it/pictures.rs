@@ -62,7 +62,7 @@ fn around_a_boundary_twice_the_limit_passes() {
 }
 
 #[test]
-fn a_second_shorter_window_takes_the_burst_away() {
+fn a_second_shorter_window_removes_the_burst() {
     let asks = "...........99.......................";
     let both = passes(FIVE.and(TWO_IN_TEN), asks);
     on_the_page("5/minute, 2/10s, asked around a boundary", asks, &[("passes", &both)]);
@@ -120,7 +120,7 @@ fn a_window_from_the_first_request_has_its_boundary_elsewhere() {
 }
 
 #[test]
-fn what_is_left_over_can_be_kept() {
+fn unused_tokens_roll_over() {
     let asks = "99..........11..........99..........";
     let kept = passes(FIVE.rollover_up_to(8), asks);
     on_the_page("5/minute, rollover up to 8", asks, &[("passes", &kept)]);

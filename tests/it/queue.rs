@@ -11,23 +11,14 @@ use tokio::time::{Instant, sleep};
 use tower::limit::ConcurrencyLimitLayer;
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_fixed_window::key::global;
-use tower_fixed_window::{Clock, FixedWindowLayer, Key, MemoryStore, Quota};
+use tower_fixed_window::{FixedWindowLayer, Key, MemoryStore, Quota};
 
-use crate::support::get;
-
-/// Wall time that goes with tokio's: at the start of a second.
-struct Paused(Instant);
-
-impl Clock for Paused {
-    fn now_ms(&self) -> u64 {
-        1_700_000_040_000 + self.0.elapsed().as_millis() as u64
-    }
-}
+use crate::support::{get, paused_clock};
 
 fn ten_a_second(queue: u64, max_wait: Duration) -> FixedWindowLayer {
     FixedWindowLayer::new(Quota::per_second(10))
         .key(global())
-        .store(MemoryStore::with_clock(Paused(Instant::now())))
+        .store(MemoryStore::with_clock(paused_clock()))
         .queue(queue, max_wait)
 }
 
@@ -51,7 +42,7 @@ fn noting(
 }
 
 #[tokio::test(start_paused = true)]
-async fn forty_at_once_are_served_in_order_in_four_windows_and_the_next_is_refused() {
+async fn forty_concurrent_requests_are_served_in_order_in_four_windows_and_the_next_is_refused() {
     let served = Served::default();
     let service = noting(&ten_a_second(30, LONG), &served);
     let mut waiting = Vec::new();
@@ -77,7 +68,7 @@ async fn forty_at_once_are_served_in_order_in_four_windows_and_the_next_is_refus
 }
 
 #[tokio::test(start_paused = true)]
-async fn dropping_one_that_waits_frees_its_place() {
+async fn a_dropped_waiter_frees_its_place() {
     let served = Served::default();
     let layer = ten_a_second(10, LONG);
     let handle = layer.handle();
@@ -100,7 +91,7 @@ async fn dropping_one_that_waits_frees_its_place() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_would_wait_too_long_is_refused_and_takes_nothing() {
+async fn a_request_that_would_wait_longer_than_max_wait_is_refused_and_takes_nothing() {
     let served = Served::default();
     let layer = ten_a_second(30, Duration::from_millis(1_500));
     let handle = layer.handle();
@@ -121,7 +112,7 @@ async fn who_would_wait_too_long_is_refused_and_takes_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn those_who_wait_hold_no_place_in_the_service_inside() {
+async fn waiting_requests_hold_no_place_in_the_inner_service() {
     let in_service = Arc::new(AtomicUsize::new(0));
     let counter = in_service.clone();
     let service = ServiceBuilder::new()
@@ -157,7 +148,7 @@ async fn those_who_wait_hold_no_place_in_the_service_inside() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn closing_the_queue_ends_all_waiting_with_503() {
+async fn closing_the_queue_answers_all_waiters_with_503() {
     let served = Served::default();
     let layer = ten_a_second(30, LONG);
     let handle = layer.handle();
@@ -181,7 +172,7 @@ async fn closing_the_queue_ends_all_waiting_with_503() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn in_shadow_mode_nobody_waits() {
+async fn no_request_waits_in_shadow_mode() {
     let served = Served::default();
     let service = noting(&ten_a_second(30, LONG).shadow(), &served);
     for _ in 0..15 {

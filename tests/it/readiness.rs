@@ -71,7 +71,7 @@ async fn the_instance_that_was_made_ready_is_called() {
 }
 
 #[tokio::test]
-async fn skipped_requests_call_it_too() {
+async fn skipped_requests_call_the_instance_that_was_made_ready() {
     let (strict, calls) = Strict::new();
     let mut service = per_minute(0, Mood::Later).skip(|_| true).layer(strict);
     for _ in 0..2 {
@@ -81,7 +81,7 @@ async fn skipped_requests_call_it_too() {
 }
 
 #[tokio::test]
-async fn several_requests_may_wait_for_the_store_at_once() {
+async fn several_requests_may_wait_for_the_store_concurrently() {
     let (strict, calls) = Strict::new();
     let store = TestStore::new(Mood::Hangs);
     let layer = FixedWindowLayer::new(Quota::per_minute(2)).key(global()).store(store.clone());
@@ -118,7 +118,7 @@ async fn it_is_as_ready_as_the_inner_service() {
 }
 
 #[tokio::test]
-async fn a_place_that_a_waiting_request_holds_comes_free_with_its_refusal() {
+async fn a_permit_held_by_a_waiting_request_is_released_by_its_refusal() {
     let stack = ServiceBuilder::new()
         .layer(per_minute(0, Mood::Later))
         .layer(ConcurrencyLimitLayer::new(1))
@@ -132,7 +132,7 @@ async fn a_place_that_a_waiting_request_holds_comes_free_with_its_refusal() {
 }
 
 #[tokio::test]
-async fn errors_of_the_inner_service_pass_through_as_they_are() {
+async fn errors_of_the_inner_service_are_returned_unchanged() {
     for mood in ANSWERS {
         let failing =
             service_fn(async |_: Request<Body>| Err::<Response<Body>, _>(Broken("in the call")));
@@ -163,7 +163,7 @@ impl Service<Request<Body>> for NeverReady {
 }
 
 #[tokio::test]
-async fn an_error_of_poll_ready_passes_through_as_it_is() {
+async fn an_error_of_poll_ready_is_returned_unchanged() {
     let mut service = per_minute(1, Mood::Now).layer(NeverReady);
     let ready = poll_fn(|cx| Service::<Request<Body>>::poll_ready(&mut service, cx)).await;
     assert_eq!(ready, Err(Broken("before the call")));

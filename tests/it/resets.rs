@@ -8,11 +8,12 @@ use axum::Router;
 use axum::routing::any;
 use http::StatusCode;
 use tower::ServiceExt;
-use tower_fixed_window::key::header;
+use tower_fixed_window::key::{global, header};
 use tower_fixed_window::store::Store;
 use tower_fixed_window::testing::block_on;
 use tower_fixed_window::{
-    FixedWindowLayer, Key, Limiter, ManualClock, MemoryStore, Quota, Quotas, StoreError,
+    FixedWindowLayer, Key, Limiter, ManualClock, MemoryStore, OnStoreFailure, Quota, Quotas,
+    StoreError,
 };
 
 use crate::support::{ANSWERS, Mood, NOW_MS, TestStore, get};
@@ -40,7 +41,7 @@ fn alice() -> Key {
 }
 
 #[tokio::test]
-async fn a_caller_whose_plan_is_chosen_per_request_is_free_after_a_reset() {
+async fn a_reset_works_for_plans_chosen_per_request() {
     for mood in ANSWERS {
         let layer = FixedWindowLayer::new(FREE)
             .key(header("x-user"))
@@ -54,7 +55,7 @@ async fn a_caller_whose_plan_is_chosen_per_request_is_free_after_a_reset() {
 }
 
 #[tokio::test]
-async fn a_reset_also_forgets_what_was_counted_before_the_quotas_were_changed() {
+async fn a_reset_clears_counts_of_earlier_quotas() {
     for mood in ANSWERS {
         let store = TestStore::new(mood);
         let layer = FixedWindowLayer::new(FREE).key(header("x-user")).store(store);
@@ -70,7 +71,7 @@ async fn a_reset_also_forgets_what_was_counted_before_the_quotas_were_changed() 
 }
 
 #[tokio::test]
-async fn a_limiter_resets_what_check_with_has_charged_through_whatever_clone_of_the_store() {
+async fn a_limiter_resets_charges_made_by_check_with_on_another_clone_of_the_store() {
     for mood in ANSWERS {
         let store: Arc<dyn Store> = Arc::new(TestStore::new(mood));
         let limiter = |store: &Arc<dyn Store>| Limiter::new(FREE).name("api").store(store.clone());
@@ -83,7 +84,7 @@ async fn a_limiter_resets_what_check_with_has_charged_through_whatever_clone_of_
 }
 
 #[test]
-fn a_key_that_shares_an_overflow_entry_gets_an_error_and_not_an_ok_that_did_nothing() {
+fn resetting_a_key_in_a_shared_overflow_entry_is_an_error() {
     let store = MemoryStore::with_max_keys(1).clock(ManualClock::at_ms(NOW_MS));
     let limiter = Limiter::new(Quota::per_hour(3)).store(store);
     for key in 0..200_u64 {
@@ -99,7 +100,7 @@ fn a_key_that_shares_an_overflow_entry_gets_an_error_and_not_an_ok_that_did_noth
 }
 
 #[test]
-fn past_the_windows_that_a_scope_is_known_by_a_reset_is_an_error() {
+fn a_reset_in_a_scope_with_too_many_windows_is_an_error() {
     let store = MemoryStore::with_clock(ManualClock::at_ms(NOW_MS));
     let made_up = Limiter::new(FREE).name("made-up").store(store.clone());
     let window = |n| Quota::new(1, Duration::from_secs(n));
@@ -121,7 +122,7 @@ fn past_the_windows_that_a_scope_is_known_by_a_reset_is_an_error() {
 }
 
 #[test]
-fn a_scope_that_has_counted_in_one_store_is_known_to_the_next_one_too() {
+fn a_scope_used_in_one_store_can_be_reset_in_another() {
     let limiter = Limiter::new(FREE).name("moved");
     for _ in 0..3 {
         let store = MemoryStore::with_clock(ManualClock::at_ms(NOW_MS));
@@ -133,7 +134,7 @@ fn a_scope_that_has_counted_in_one_store_is_known_to_the_next_one_too() {
 }
 
 #[tokio::test]
-async fn a_peek_from_outside_names_its_quotas_where_they_differ_per_request() {
+async fn a_peek_names_its_quotas_if_they_differ_per_request() {
     let store = TestStore::new(Mood::Now);
     let layer = FixedWindowLayer::new(FREE).key(header("x-user")).store(store);
     // Also a handle that was taken before.
@@ -151,7 +152,7 @@ async fn a_peek_from_outside_names_its_quotas_where_they_differ_per_request() {
 }
 
 #[test]
-fn a_store_behind_a_pointer_is_as_near_or_as_far_as_itself() {
+fn a_store_behind_a_pointer_behaves_like_the_store() {
     let near = MemoryStore::new();
     let shared: Arc<dyn Store> = Arc::new(near.clone());
     assert!(near.remote().is_none() && shared.remote().is_none());
@@ -163,4 +164,37 @@ fn a_store_behind_a_pointer_is_as_near_or_as_far_as_itself() {
     let spent = Limiter::new(FREE).store(far.remote().expect("remote").fallback().clone());
     assert!(block_on(spent.check("alice")).expect("memory").allowed());
     assert_eq!(shared.remote().expect("remote").fallback().len(), 1, "the same memory");
+}
+
+#[test]
+fn a_reset_key_has_the_full_capacity_of_any_plan() {
+    let clock = ManualClock::at_ms(NOW_MS);
+    let store = MemoryStore::with_max_keys(1).clock(clock);
+    let limiter = Limiter::new(Quota::per_hour(5)).store(store.clone());
+    let plan = Quota::per_hour(5).rollover_up_to(10);
+    for key in 0..200_u64 {
+        let _ = block_on(limiter.check(key)).expect("memory");
+    }
+    assert!(store.overflowed() > 0);
+    for key in 0..200_u64 {
+        if block_on(limiter.reset(key)).is_ok() {
+            let standing = block_on(limiter.peek_with(key, plan, 1)).expect("memory");
+            assert_eq!(standing.remaining(), 10);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_reset_through_a_layer_without_a_fallback_clears_the_fallback_of_others() {
+    let store = TestStore::new(Mood::FailsNow).shared();
+    let layer = FixedWindowLayer::new(Quota::per_minute(1)).name("api").key(global());
+    let local = layer.clone().store(store.clone());
+    let deny = layer.store(store.clone()).on_store_failure(OnStoreFailure::Deny);
+    let handle = deny.handle();
+    let (_keep, app) = (app(&deny), app(&local));
+    assert_eq!([status(&app).await, status(&app).await], [200, 429]);
+    store.set(Mood::Now);
+    handle.reset(Key::global()).await.expect("it can be asked");
+    store.set(Mood::FailsNow);
+    assert_eq!(status(&app).await, 200);
 }

@@ -35,21 +35,21 @@ fn used(store: &TestStore) -> u64 {
 }
 
 #[test]
-fn a_refund_in_memory_is_done_with_the_response() {
+fn a_refund_in_memory_is_complete_with_the_response() {
     let store = TestStore::new(Mood::Now);
     drop(answered(&store));
     assert_eq!(used(&store), 0);
 }
 
 #[test]
-fn a_refund_that_is_lost_with_its_runtime_leaves_the_charge() {
+fn a_refund_lost_with_its_runtime_leaves_the_charge() {
     let store = TestStore::new(Mood::Later);
     drop(answered(&store));
     assert_eq!(used(&store), 1);
 }
 
 #[test]
-fn a_refund_is_kept_by_a_runtime_that_lasts_for_the_stores_deadline() {
+fn a_refund_completes_if_the_runtime_lives_for_the_stores_deadline() {
     let store = TestStore::new(Mood::Later);
     let runtime = answered(&store);
     runtime.block_on(async { tokio::time::sleep(Duration::from_millis(250)).await });

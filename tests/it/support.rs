@@ -14,14 +14,14 @@ use http::{Request, Response};
 use tokio::net::TcpListener;
 use tokio::sync::{oneshot, watch};
 use tokio::task::yield_now;
-use tokio::time::{Instant, sleep};
+use tokio::time::sleep;
 use tower_fixed_window::key::global;
-use tower_fixed_window::store::{Adjust, Charge, Remote, Reply, Scope, Store};
-use tower_fixed_window::{
-    Clock, Decision, FixedWindowLayer, Key, ManualClock, MemoryStore, Quota, StoreError,
-};
+use tower_fixed_window::store::{Remote, Reply};
+use tower_fixed_window::{FixedWindowLayer, ManualClock, MemoryStore, Quota, StoreError};
 use tracing_subscriber::filter::dynamic_filter_fn;
 use tracing_subscriber::{Layer as _, fmt, layer::SubscriberExt, util::SubscriberInitExt};
+
+use crate::shared::{Operation, TokioClock, forward_to_memory};
 
 /// 39.5 s before the top of a minute, so that rounding up shows.
 pub(crate) const NOW_MS: u64 = 1_700_000_060_500;
@@ -29,6 +29,14 @@ pub(crate) const NOW_MS: u64 = 1_700_000_060_500;
 pub(crate) const RESET: &str = "1700000100";
 /// How far it is away, as `retry-after` says it.
 pub(crate) const RETRY_AFTER: &str = "40";
+
+/// The start of that minute.
+pub(crate) const MINUTE_MS: u64 = 1_700_000_040_000;
+
+/// Wall time that moves with tokio's, from the start of a minute on.
+pub(crate) fn paused_clock() -> TokioClock {
+    TokioClock::at_ms(MINUTE_MS)
+}
 
 /// How a [`TestStore`] answers.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -86,8 +94,9 @@ impl TestStore {
         self.mood.send_replace(mood);
     }
 
-    fn answer<T: Send + 'static>(
+    fn forward<T: Send + 'static>(
         &self,
+        _: Operation,
         ask: impl FnOnce(&MemoryStore) -> Reply<T> + Send + 'static,
     ) -> Reply<T> {
         let failure = || StoreError::new("failed on demand");
@@ -114,22 +123,7 @@ impl TestStore {
     }
 }
 
-impl Store for TestStore {
-    fn charge(&self, charge: Charge<'_>) -> Reply<Decision> {
-        let charge = charge.to_owned();
-        self.answer(move |memory| memory.charge(charge.as_charge()))
-    }
-
-    fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {
-        let adjust = adjust.to_owned();
-        self.answer(move |memory| memory.adjust(adjust.as_adjust()))
-    }
-
-    fn reset(&self, scope: &Scope, key: &Key) -> Reply<()> {
-        let (scope, key) = (scope.clone(), key.clone());
-        self.answer(move |memory| memory.reset(&scope, &key))
-    }
-
+forward_to_memory!(TestStore, {
     fn is_shared(&self) -> bool {
         self.shared
     }
@@ -137,7 +131,7 @@ impl Store for TestStore {
     fn remote(&self) -> Option<&Remote> {
         Some(&self.remote)
     }
-}
+});
 
 /// One count of `limit` a minute for everybody, in a store of that mood.
 pub(crate) fn per_minute(limit: u64, mood: Mood) -> FixedWindowLayer {
@@ -148,21 +142,21 @@ pub(crate) fn get(path: &str) -> Request<Body> {
     Request::get(path).body(Body::empty()).expect("a path")
 }
 
-/// The rate-limit fields of a response, without their prefix. None of them may come twice.
-pub(crate) fn fields<B>(response: &Response<B>) -> BTreeMap<&str, &str> {
-    let mut fields = BTreeMap::new();
+/// The rate-limit headers of a response, without their prefix. None of them may come twice.
+pub(crate) fn limit_headers<B>(response: &Response<B>) -> BTreeMap<&str, &str> {
+    let mut headers = BTreeMap::new();
     for (name, value) in response.headers() {
         if let Some(field) = name.as_str().strip_prefix("x-ratelimit-") {
             let value = value.to_str().expect("ASCII");
-            assert_eq!(fields.insert(field, value), None, "{name} comes twice");
+            assert_eq!(headers.insert(field, value), None, "{name} comes twice");
         }
     }
-    fields
+    headers
 }
 
 /// What `x-ratelimit-used` says: with a limit that is far away, the requests counted so far.
 pub(crate) fn used<B>(response: &Response<B>) -> u64 {
-    fields(response)["used"].parse().expect("an integer")
+    limit_headers(response)["used"].parse().expect("an integer")
 }
 
 /// All that is logged on this thread while it lives, down to the finest level.
@@ -238,20 +232,23 @@ pub(crate) struct FarStore {
 
 impl FarStore {
     pub(crate) fn new(delay: impl Fn() -> u64 + Send + Sync + 'static) -> Self {
-        let memory = MemoryStore::with_clock(Paused::new());
+        let memory = MemoryStore::with_clock(paused_clock());
         let remote = Remote::new().without_deadline();
         Self { memory, delay: Arc::new(delay), sent: Arc::default(), remote }
     }
 
-    fn send<T: Send + 'static>(
+    fn forward<T: Send + 'static>(
         &self,
+        operation: Operation,
         ask: impl FnOnce(&MemoryStore) -> Reply<T> + Send + 'static,
     ) -> Reply<T> {
         let (memory, delay) = (self.memory.clone(), Arc::clone(&self.delay));
+        let sent = Arc::clone(&self.sent);
         Reply::later(async move {
             let (answer, answered) = oneshot::channel();
             tokio::spawn(async move {
                 sleep(Duration::from_millis(delay())).await;
+                sent.fetch_add(usize::from(operation == Operation::Charge), Ordering::SeqCst);
                 let decided = ask(&memory).await;
                 sleep(Duration::from_millis(delay())).await;
                 let _nobody_waits = answer.send(decided);
@@ -261,43 +258,8 @@ impl FarStore {
     }
 }
 
-impl Store for FarStore {
-    fn charge(&self, charge: Charge<'_>) -> Reply<Decision> {
-        let (charge, sent) = (charge.to_owned(), Arc::clone(&self.sent));
-        self.send(move |memory| {
-            sent.fetch_add(1, Ordering::SeqCst);
-            memory.charge(charge.as_charge())
-        })
-    }
-
-    fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {
-        let adjust = adjust.to_owned();
-        self.send(move |memory| memory.adjust(adjust.as_adjust()))
-    }
-
-    fn reset(&self, scope: &Scope, key: &Key) -> Reply<()> {
-        let (scope, key) = (scope.clone(), key.clone());
-        self.send(move |memory| memory.reset(&scope, &key))
-    }
-
+forward_to_memory!(FarStore, {
     fn remote(&self) -> Option<&Remote> {
         Some(&self.remote)
     }
-}
-
-/// Wall time that goes with tokio's: at first at the start of a minute.
-pub(crate) struct Paused(Instant);
-
-impl Paused {
-    pub(crate) const START_MS: u64 = 1_700_000_040_000;
-
-    pub(crate) fn new() -> Self {
-        Self(Instant::now())
-    }
-}
-
-impl Clock for Paused {
-    fn now_ms(&self) -> u64 {
-        Self::START_MS + self.0.elapsed().as_millis() as u64
-    }
-}
+});

@@ -16,7 +16,7 @@ use tower_fixed_window::{EmptyBody, FixedWindow, FixedWindowLayer};
 use tower_http::compression::CompressionLayer;
 use tower_http::trace::TraceLayer;
 
-use crate::support::{ANSWERS, Mood, fields, get, per_minute, used};
+use crate::support::{ANSWERS, Mood, get, limit_headers, per_minute, used};
 
 struct App {
     limit: FixedWindowLayer,
@@ -84,7 +84,7 @@ async fn it_fits_the_bodies_of_axum_hyper_and_tonic() {
 }
 
 #[tokio::test]
-async fn empty_body_fits_bodies_that_bytes_make_none_of() {
+async fn empty_body_fits_bodies_that_cannot_be_made_from_bytes() {
     type Boxed = BoxBody<Bytes, std::io::Error>;
     type Tonic = tonic::body::Body;
     for mood in ANSWERS {
@@ -107,7 +107,7 @@ async fn on_reject_fits_any_body() {
         let _ = service.clone().oneshot(get("/")).await.expect("infallible");
         let response = service.oneshot(get("/")).await.expect("infallible");
         assert_eq!(response.status(), StatusCode::IM_A_TEAPOT);
-        assert_eq!(fields(&response)["remaining"], "0", "the fields come with any answer");
+        assert_eq!(limit_headers(&response)["remaining"], "0", "the headers come with any answer");
         let body = response.into_body().collect().await.expect("infallible").to_bytes();
         assert!(body.starts_with(b"API rate limit exceeded"));
     }
@@ -154,7 +154,7 @@ async fn it_fits_under_and_over_the_compression_layer() {
 }
 
 #[tokio::test]
-async fn a_compressed_response_keeps_its_fields() {
+async fn a_compressed_response_keeps_its_headers() {
     for mood in ANSWERS {
         let routes = || Router::new().route("/", on_get(async || "compressible ".repeat(100)));
         let under = routes().layer(per_minute(9, mood)).layer(CompressionLayer::new());

@@ -73,7 +73,7 @@ async fn read_answer(socket: &mut TcpStream) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_client_that_sends_all_before_it_reads_keeps_its_connection() {
+async fn a_client_that_sends_the_whole_body_before_reading_keeps_its_connection() {
     for mood in ANSWERS {
         let mut socket = TcpStream::connect(refusing(mood).await).await.expect("connected");
         let head = format!("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: {UPLOAD}\r\n\r\n");
@@ -87,7 +87,7 @@ async fn a_client_that_sends_all_before_it_reads_keeps_its_connection() {
 }
 
 #[tokio::test]
-async fn a_client_that_asks_first_is_refused_before_it_sends() {
+async fn expect_100_continue_is_refused_before_the_body_is_sent() {
     for mood in ANSWERS {
         let mut socket = TcpStream::connect(refusing(mood).await).await.expect("connected");
         let head = format!(
@@ -100,7 +100,7 @@ async fn a_client_that_asks_first_is_refused_before_it_sends() {
 }
 
 #[tokio::test]
-async fn what_is_declared_too_long_to_be_read_is_refused_at_once() {
+async fn a_body_declared_too_long_to_read_is_refused_at_once() {
     for mood in ANSWERS {
         let mut socket = TcpStream::connect(refusing(mood).await).await.expect("connected");
         let head = format!("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n", 20 * MIB);
@@ -127,7 +127,7 @@ async fn read_of_an_endless_body(version: Version, mood: Mood) -> u64 {
 }
 
 #[tokio::test]
-async fn an_endless_body_is_read_up_to_a_bound() {
+async fn an_endless_body_is_read_up_to_a_limit() {
     for mood in ANSWERS {
         for version in [Version::HTTP_11, Version::HTTP_2] {
             let read = read_of_an_endless_body(version, mood).await;
@@ -137,7 +137,7 @@ async fn an_endless_body_is_read_up_to_a_bound() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_that_waits_for_its_answer_in_the_middle_of_a_body_gets_it_after_a_second() {
+async fn a_client_that_pauses_its_upload_gets_the_refusal_after_a_second() {
     for mood in ANSWERS {
         let frames = stream::iter([Ok::<_, Infallible>("half")]).chain(stream::pending());
         let request = Request::post("/").body(Body::from_stream(frames)).expect("a request");
@@ -164,7 +164,7 @@ async fn refused_after(bytes: usize, mood: Mood) -> f32 {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_slow_upload_is_read_to_its_end_but_for_no_longer_than_half_a_minute() {
+async fn a_slow_upload_is_read_for_at_most_half_a_minute() {
     for mood in ANSWERS {
         let short = refused_after(10, mood).await;
         assert!((9.0..9.1).contains(&short), "{short} s: as long as it comes");
@@ -174,7 +174,7 @@ async fn a_slow_upload_is_read_to_its_end_but_for_no_longer_than_half_a_minute()
 }
 
 #[tokio::test]
-async fn bodies_of_other_servers_are_read_where_their_type_is_named() {
+async fn bodies_of_other_servers_are_read_if_their_type_is_named() {
     for mood in ANSWERS {
         let both = per_minute(0, mood).drain_refused::<Noting>().drain_refused::<Incoming>();
         for (layer, expected) in [
@@ -224,7 +224,7 @@ async fn reads_its_429(addr: SocketAddr) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn bodies_that_other_layers_have_changed_are_read_where_their_type_is_named() {
+async fn bodies_wrapped_by_other_layers_are_read_if_their_type_is_named() {
     for mood in ANSWERS {
         reads_its_429(refusing_under(mood, RequestBodyLimitLayer::new(12 * MIB)).await).await;
         let timeout = RequestBodyTimeoutLayer::new(Duration::from_secs(60));
@@ -234,7 +234,7 @@ async fn bodies_that_other_layers_have_changed_are_read_where_their_type_is_name
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn bodies_that_other_layers_have_changed_are_read_under_a_layer_call_of_the_limits_own() {
+async fn bodies_wrapped_by_other_layers_are_read_if_the_limit_has_its_own_layer_call() {
     for mood in ANSWERS {
         let app = Router::new()
             .route("/", post(async |body: Bytes| body))
@@ -250,7 +250,7 @@ async fn bodies_that_other_layers_have_changed_are_read_under_a_layer_call_of_th
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn three_thousand_refused_uploads_leave_an_http2_connection_as_it_was() {
+async fn three_thousand_refused_uploads_do_not_block_an_http2_connection() {
     let refusing = per_minute(0, Mood::Now);
     let passed = Router::new().route("/passes", post(async |body: Bytes| body));
     let app = Router::new().route("/", post(async |body: Bytes| body)).layer(refusing);
@@ -306,7 +306,7 @@ impl http_body::Body for Noting {
 }
 
 #[test]
-fn where_nothing_tells_the_time_a_refused_upload_is_not_waited_for() {
+fn without_a_timer_a_refused_upload_is_not_read() {
     let service = per_minute(0, Mood::Now).layer(service_fn(async |_: Request<Body>| {
         Ok::<_, Infallible>(Body::empty().into_response())
     }));

@@ -177,7 +177,7 @@ proptest! {
     /// S16, unless a window is stored that lies ahead by its length or more: that one moves along
     /// with the clock, for as long as only refusals come.
     #[test]
-    fn who_waits_until_retry_at_passes_and_who_does_not_is_refused(
+    fn a_charge_passes_at_retry_at_and_not_before(
         specs in specs(amounts()), now in start(),
         before in trace(anywhere(), op()), cost in cost(), reserve: bool,
     ) {

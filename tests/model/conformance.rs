@@ -278,7 +278,7 @@ fn suite(fault: Fault) {
 }
 
 #[test]
-fn memory_conforms_whatever_its_size() {
+fn memory_passes_the_suite_at_every_size() {
     conformance(MemoryStore::with_clock, |job| block_on(job));
     for max_keys in [100, 10_000] {
         conformance(|clock| MemoryStore::with_max_keys(max_keys).clock(clock), |job| block_on(job));
@@ -286,7 +286,7 @@ fn memory_conforms_whatever_its_size() {
 }
 
 #[test]
-fn a_plain_store_without_a_fault_conforms() {
+fn a_simple_correct_store_passes_the_suite() {
     suite(Fault::None);
 }
 
@@ -323,7 +323,7 @@ mod the_suite_refuses_a_store_that {
         refunds_nothing: RefundsNothing,
         refunds_into_nothing: RefundsIntoNothing,
         ignores_true_costs: IgnoresTrueCosts,
-        takes_on_a_peek: PeeksTake,
+        charges_on_a_peek: PeeksTake,
         opens_windows_on_a_peek: PeeksOpenWindows,
         resets_everything: ResetsEverything,
         resets_the_scope: ResetsTheScope,

@@ -106,7 +106,7 @@ fn the_hash_of_staggered_windows_is_pinned() {
 }
 
 #[test]
-fn parts_never_run_into_each_other() {
+fn parts_of_a_key_never_collide() {
     assert_ne!(Key::from(("a", "bc")), Key::from(("ab", "c")));
     assert_ne!(Key::from(("a", "")), Key::from(("", "a")));
     assert_ne!(Key::from(("a", "")), Key::from("a"));
@@ -120,7 +120,7 @@ fn parts_never_run_into_each_other() {
 }
 
 #[test]
-fn debug_shows_nothing_of_a_key() {
+fn debug_output_does_not_show_a_key() {
     let key = Key::from(("alice", 4_711_u64, address("10.1.2.3")));
     assert_eq!(format!("{key:?}"), "Key(..)");
     let limiter = Limiter::new(Quota::per_minute(1)).name("x");
@@ -225,7 +225,7 @@ fn spread(scope: &str, window: u64) -> (f64, Vec<i128>) {
 }
 
 #[test]
-fn ten_thousand_staggered_keys_spread_evenly_over_the_window_and_again_after_a_restart() {
+fn ten_thousand_staggered_keys_spread_evenly_and_keep_their_windows_after_a_restart() {
     for (scope, window) in
         [("login", 60_000), ("search", 3_600_000), ("x", 1_000), ("y", 86_400_000)]
     {

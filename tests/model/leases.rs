@@ -9,7 +9,7 @@ use tokio::task::{JoinSet, yield_now};
 use tokio::time::{Instant, sleep};
 use tower_fixed_window::{Decision, Limiter, Quota, Quotas};
 
-use crate::far::{Node, Server, paused};
+use crate::simulated_server::{Node, Server, paused};
 
 const MS: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
@@ -30,7 +30,7 @@ async fn warm_up(limiter: &Limiter, requests: u64) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_hot_key_costs_a_call_for_many_requests() {
+async fn one_call_serves_many_requests_of_a_hot_key() {
     let server = Server::start();
     let limiter = limiter(&server.node(), Quota::per_minute(10_000), 100);
     let mut passed = 0;
@@ -46,7 +46,7 @@ async fn a_hot_key_costs_a_call_for_many_requests() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn used_includes_what_is_in_hand() {
+async fn used_includes_leased_tokens() {
     let server = Server::start();
     let limiter = limiter(&server.node(), Quota::per_minute(1_000), 100);
     let mut told = Vec::new();
@@ -60,7 +60,7 @@ async fn used_includes_what_is_in_hand() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_asks_at_once_goes_together() {
+async fn concurrent_requests_share_one_call() {
     let server = Server::start();
     server.slow(1, 5..=5, 5..=5);
     let limiter = limiter(&server.node(), Quota::per_minute(1_000), 100);
@@ -78,7 +78,7 @@ async fn who_asks_at_once_goes_together() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_does_not_suffice_is_asked_for_again_and_a_refusal_answers_all() {
+async fn a_lease_that_is_too_small_is_followed_by_another_and_a_refusal_answers_all_waiters() {
     let server = Server::start();
     server.slow(1, 5..=5, 5..=5);
     let limiter = limiter(&server.node(), Quota::per_minute(40), 100);
@@ -96,7 +96,7 @@ async fn what_does_not_suffice_is_asked_for_again_and_a_refusal_answers_all() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_gives_up_leaves_nobody_hanging() {
+async fn a_dropped_waiter_does_not_block_the_others() {
     let server = Server::start();
     server.slow(1, 5..=5, 5..=5);
     let limiter = limiter(&server.node(), Quota::per_minute(1_000), 100);
@@ -114,7 +114,7 @@ async fn who_gives_up_leaves_nobody_hanging() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_error_goes_to_each_by_its_policy() {
+async fn a_store_error_is_handled_by_the_policy_of_each_waiter() {
     let server = Server::start();
     server.set_down(true);
     let node = server.node();
@@ -131,7 +131,7 @@ async fn an_error_goes_to_each_by_its_policy() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nobody_waits_for_longer_than_one_call_that_fails() {
+async fn no_request_waits_for_more_than_one_failed_call() {
     let server = Server::start();
     server.slow(1, 10_000..=10_000, 0..=0);
     let limiter = limiter(&server.node(), Quota::per_minute(1_000), 100);
@@ -147,7 +147,7 @@ async fn nobody_waits_for_longer_than_one_call_that_fails() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_in_hand_may_be_spent_while_the_store_is_down() {
+async fn leased_tokens_may_be_spent_while_the_store_is_down() {
     let server = Server::start();
     let limiter = limiter(&server.node(), Quota::per_minute(1_000), 100);
     warm_up(&limiter, 8).await;
@@ -158,7 +158,7 @@ async fn what_is_in_hand_may_be_spent_while_the_store_is_down() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lease_dies_with_its_window_counted_from_when_it_was_asked_for() {
+async fn a_lease_ends_with_the_window_in_which_it_was_requested() {
     let server = Server::start();
     let limiter = limiter(&server.node(), Quota::per_minute(1_000), 100);
     sleep(59 * SECOND + 900 * MS).await;
@@ -177,7 +177,7 @@ async fn a_lease_dies_with_its_window_counted_from_when_it_was_asked_for() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lower_limit_spends_no_lease_and_a_higher_one_does() {
+async fn a_lease_is_used_after_the_limit_is_raised_but_not_after_it_is_lowered() {
     let server = Server::start();
     let limiter = limiter(&server.node(), Quota::per_minute(1_000), 100);
     warm_up(&limiter, 32).await;
@@ -197,7 +197,7 @@ async fn a_lower_limit_spends_no_lease_and_a_higher_one_does() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lease_that_was_larger_than_its_share_is_cut_to_it() {
+async fn a_lease_larger_than_its_share_is_reduced_to_it() {
     let server = Server::start();
     let limiter = limiter(&server.node(), Quota::per_minute(1_000), 100);
     warm_up(&limiter, 31).await;
@@ -210,7 +210,7 @@ async fn a_lease_that_was_larger_than_its_share_is_cut_to_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_reset_here_ends_the_lease() {
+async fn a_reset_in_this_process_ends_the_lease() {
     let server = Server::start();
     let limiter = limiter(&server.node(), Quota::per_minute(100), 100);
     warm_up(&limiter, 4).await;
@@ -223,7 +223,7 @@ async fn a_reset_here_ends_the_lease() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn so_does_one_by_a_limiter_of_other_quotas() {
+async fn a_reset_by_a_limiter_with_other_quotas_ends_the_lease() {
     let server = Server::start();
     let node = server.node();
     let limiter = limiter(&node, Quota::per_minute(100), 100);
@@ -257,7 +257,7 @@ async fn a_lease_from_before_a_reset_is_not_spent_after_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_not_spent_is_given_back() {
+async fn unused_leased_tokens_are_returned() {
     let server = Server::start();
     let limiter = limiter(&server.node(), Quota::per_minute(1_000), 100);
     warm_up(&limiter, 8).await;
@@ -275,7 +275,7 @@ async fn what_is_not_spent_is_given_back() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn larger_costs_are_paid_from_a_lease_that_suffices() {
+async fn a_lease_pays_larger_costs_if_it_has_enough_tokens() {
     let server = Server::start();
     let limiter = limiter(&server.node(), Quota::per_minute(1_000), 100);
     warm_up(&limiter, 8).await;
@@ -290,7 +290,7 @@ async fn larger_costs_are_paid_from_a_lease_that_suffices() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_refund_of_what_a_lease_paid_goes_to_the_store() {
+async fn a_refund_of_leased_tokens_goes_to_the_store() {
     let server = Server::start();
     let limiter = limiter(&server.node(), Quota::per_minute(1_000), 100);
     warm_up(&limiter, 8).await;
@@ -300,7 +300,7 @@ async fn a_refund_of_what_a_lease_paid_goes_to_the_store() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn where_leases_do_not_pay_each_request_asks() {
+async fn requests_that_leases_cannot_serve_call_the_store() {
     let server = Server::start();
     let node = server.node();
     let mut calls = 0;
@@ -319,7 +319,7 @@ async fn where_leases_do_not_pay_each_request_asks() {
 }
 
 #[test]
-fn a_runtime_that_ends_leaves_nothing_hanging() {
+fn a_runtime_that_ends_leaves_no_waiter_blocked() {
     let limiter = paused(async {
         let server = Server::start();
         server.slow(1, 5..=5, 5..=5);
@@ -454,7 +454,7 @@ async fn simulate(seed: u64, world: &World) -> (Early, f64) {
 }
 
 #[test]
-fn never_above_the_limit_and_early_by_no_more_than_the_bound() {
+fn leases_never_exceed_the_limit_and_refuse_early_only_within_the_bound() {
     let seeds = std::env::var("SEED").map_or(0..60, |seed| {
         let seed = seed.parse().expect("a number");
         seed..seed + 1
@@ -477,10 +477,10 @@ fn never_above_the_limit_and_early_by_no_more_than_the_bound() {
 }
 
 /// The tables of BENCHMARKS.md:
-/// `cargo test --release -p tests --test model leases::tables -- --ignored --nocapture`
+/// `cargo test --release -p tests --test model leases::print_tables -- --ignored --nocapture`
 #[test]
 #[ignore = "it prints tables"]
-fn tables() {
+fn print_tables() {
     println!("64 nodes, 400,000 requests a second on one limit, ways of up to 1 ms");
     println!(
         "| limit a second | leases | calls a second | unspent at the first refusal | at the end |"

@@ -3,14 +3,16 @@
 
 mod arithmetic;
 mod conformance;
-mod far;
 mod keys;
 mod leases;
 mod memory;
 mod overflow;
 mod quotas;
 mod reference;
-mod refusals;
+mod remembered_refusals;
+#[path = "../shared.rs"]
+mod shared;
+mod simulated_server;
 mod trace;
 
 use tower_fixed_window::store::Reply;

@@ -47,7 +47,7 @@ fn eight_threads_and_fifty_thousand_key_windows_admit_exactly_the_limit() {
 /// 20 million keys through a store of a million, in full size with `FULL_SIZE=1` (some seconds
 /// when optimised), a hundredth of it else.
 #[test]
-fn a_flood_of_keys_leaves_memory_at_the_documented_bound_and_every_tracked_key_its_count() {
+fn a_flood_of_keys_keeps_memory_within_its_bound_and_every_tracked_count() {
     let full = std::env::var_os("FULL_SIZE").is_some();
     let max_keys = if full { 1_000_000 } else { 50_000 };
     let flood = 20 * max_keys as u64;
@@ -155,7 +155,7 @@ fn the_store_allocates_nothing_for_a_charge() {
 }
 
 #[test]
-fn while_a_store_grows_each_key_keeps_its_count_and_memory_follows_the_keys() {
+fn a_growing_store_keeps_every_count_and_memory_follows_the_number_of_keys() {
     let clock = ManualClock::at_ms(NOW_MS);
     let quotas = Quota::per_hour(1_000).and(Quota::per_day(1_000));
     for keys in [10, 100, 1_000, 10_000, 30_000_u64] {
@@ -185,7 +185,7 @@ fn while_a_store_grows_each_key_keeps_its_count_and_memory_follows_the_keys() {
 
 /// In one of some ten thousand tables of three buckets, what was in two doesn't fit into three.
 #[test]
-fn in_small_stores_no_key_passes_twice_though_a_table_can_not_grow() {
+fn in_small_stores_no_key_exceeds_its_limit_when_a_table_cannot_grow() {
     let clock = ManualClock::at_ms(NOW_MS);
     for i in 0..20_000 {
         let store = MemoryStore::with_max_keys(32 + i % 13).clock(clock.clone());
@@ -201,7 +201,7 @@ fn in_small_stores_no_key_passes_twice_though_a_table_can_not_grow() {
 }
 
 #[test]
-fn a_store_takes_its_memory_as_keys_come() {
+fn a_store_allocates_memory_as_keys_arrive() {
     let used = measure(|| {
         let store = MemoryStore::new();
         drop(store.clone());
@@ -210,4 +210,20 @@ fn a_store_takes_its_memory_as_keys_come() {
     });
     let bound = MemoryStore::new().max_bytes();
     assert!((used.bytes_max as usize) < bound / 32, "{} of {bound}", used.bytes_max);
+}
+
+#[test]
+#[ignore = "S4 as it stands: a state that moves along is not written, and moves along again"]
+fn a_clock_that_was_a_year_ahead_refuses_no_client_for_a_year() {
+    const YEAR: u64 = 365 * 24 * 3_600_000;
+    let clock = ManualClock::at_ms(NOW_MS + YEAR);
+    let limiter = Limiter::new(Quota::per_minute(5)).store(MemoryStore::with_clock(clock.clone()));
+    for _ in 0..5 {
+        assert!(answer(limiter.check("alice")).allowed());
+    }
+    clock.set_ms(NOW_MS);
+    let refused = answer(limiter.check("alice"));
+    assert!(!refused.allowed());
+    clock.advance(refused.retry_after().expect("some day"));
+    assert!(answer(limiter.check("alice")).allowed());
 }

@@ -60,7 +60,7 @@ fn a_tracked_key_keeps_its_count_and_is_not_refused_before_its_limit() {
 }
 
 #[test]
-fn an_overflow_entry_empties_a_full_window_after_the_last_charge_that_passed() {
+fn an_overflow_entry_empties_one_window_after_its_last_allowed_charge() {
     for quota in [
         Quota::per_minute(2),
         Quota::per_minute(2).staggered(),
@@ -84,7 +84,7 @@ fn an_overflow_entry_empties_a_full_window_after_the_last_charge_that_passed() {
 }
 
 #[test]
-fn a_key_that_moves_to_an_entry_of_its_own_takes_the_count_along() {
+fn a_key_that_leaves_overflow_keeps_its_count() {
     let (store, clock) = small(1);
     let flood = Limiter::new(Quota::per_minute(1)).name("flood").store(store.clone());
     clock.set_ms(NOW_MS - 1_000);
@@ -103,7 +103,7 @@ fn a_key_that_moves_to_an_entry_of_its_own_takes_the_count_along() {
 }
 
 #[test]
-fn when_even_the_overflow_is_taken_nothing_passes_not_even_as_a_reservation() {
+fn a_full_overflow_refuses_charges_and_reservations() {
     let (store, _) = small(1);
     flood(&store, 1_000);
     for i in 1..100 {
@@ -153,7 +153,7 @@ fn quotas_of_one_key_never_share_an_overflow_entry() {
 }
 
 #[test]
-fn a_reset_in_a_flood_frees_one_key_only_and_a_refund_returns_nothing_that_is_not_its_own() {
+fn in_a_flood_a_reset_or_refund_affects_only_its_own_key() {
     let (store, _) = small(1);
     let quotas = Quota::per_hour(5).and(Quota::per_day(8));
     let limiter = Limiter::new(quotas).name("x").store(store.clone());
@@ -173,7 +173,7 @@ fn a_reset_in_a_flood_frees_one_key_only_and_a_refund_returns_nothing_that_is_no
 
 /// S14: the receipt is for tokens of this minute, though the shared entry's window began later.
 #[test]
-fn a_refund_of_tokens_from_a_shared_entry_ends_with_their_window_of_the_grid() {
+fn a_refund_to_a_shared_entry_ends_with_its_grid_window() {
     for (quota, refundable) in [
         (Quota::per_minute(5), true),
         // It begins with the first request, and the shared entry does not know which that was.
@@ -219,7 +219,7 @@ fn a_refund_of_tokens_from_a_shared_entry_ends_with_their_window_of_the_grid() {
 
 /// A receipt from before a reset would take from what others have counted there.
 #[test]
-fn a_refund_is_never_written_to_an_entry_that_keys_share() {
+fn a_refund_is_never_written_to_a_shared_entry() {
     let (store, _) = small(1);
     let limiter = Limiter::new(Quota::per_week(50)).name("limited").store(store.clone());
     let (_, receipt) = charge(&limiter, "early", 20, false);
@@ -525,7 +525,7 @@ proptest! {
     })]
 
     #[test]
-    fn a_key_in_overflow_never_gets_more_than_its_limit_in_any_of_its_windows(
+    fn a_key_in_overflow_never_exceeds_its_limit_in_any_window(
         max_keys in prop::sample::select(vec![1_usize, 16]), first in 0..=100_u64,
         specs in prop::collection::vec(specs(), 3),
         ops in prop::collection::vec(op(4), 1..250),
@@ -536,7 +536,7 @@ proptest! {
     /// The crowd's windows are short: keys come to entries of their own, and go, with receipts for
     /// what they have taken from shared ones.
     #[test]
-    fn nor_does_one_that_returns_tokens_when_it_has_an_entry_of_its_own(
+    fn a_refunding_key_in_overflow_never_exceeds_its_limit_after_it_gets_its_own_entry(
         specs in prop::collection::vec(specs(), 3).prop_map(|mut specs| {
             specs[0] = vec![Spec { amounts: (1, 0, 0), window_ms: 4, grid: Grid::Aligned }];
             specs
@@ -548,7 +548,7 @@ proptest! {
     }
 
     #[test]
-    fn nor_does_one_in_the_overflow_of_a_store_of_a_thousand(
+    fn a_key_in_the_overflow_of_a_store_of_1000_keys_never_exceeds_its_limit(
         first in 800..=1_600_u64, specs in prop::collection::vec(specs(), 3),
         ops in prop::collection::vec(op(60), 1..60),
     ) {

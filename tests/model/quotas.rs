@@ -14,7 +14,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(5_000) })]
 
     #[test]
-    fn what_is_printed_is_read_again(specs in specs(amounts())) {
+    fn printed_quotas_parse_to_the_same_quota(specs in specs(amounts())) {
         let quotas = set(&specs).expect("checked");
         prop_assert_eq!(quotas.to_string().parse::<Quotas>(), Ok(quotas));
         let quota = quota(&specs[0]);
@@ -33,7 +33,7 @@ proptest! {
 }
 
 #[test]
-fn a_quota_is_read_in_every_spelling_that_is_documented() {
+fn a_quota_parses_in_every_documented_spelling() {
     let seconds = |n| Duration::from_secs(n);
     for (text, quota) in [
         ("100/hour", Quota::per_hour(100)),
@@ -58,7 +58,7 @@ fn a_quota_is_read_in_every_spelling_that_is_documented() {
 }
 
 #[test]
-fn an_error_names_the_column_of_the_fault() {
+fn a_parse_error_names_its_column() {
     for (text, column, what) in [
         ("", 1, "expected a limit: a whole number, as in 100/hour"),
         ("   ", 4, "expected a limit"),
@@ -114,7 +114,7 @@ struct Limits {
 }
 
 #[test]
-fn an_apps_limits_live_in_its_toml_or_json() {
+fn quotas_deserialize_from_toml_and_json() {
     let limits = Limits {
         login: Quota::per_minute(5).from_first_request(),
         search: Quota::per_minute(33).and(Quota::per_hour(2_000)),
@@ -143,7 +143,7 @@ fn panics(f: Build) -> String {
 }
 
 #[test]
-fn a_wrong_quota_is_refused_where_it_is_written() {
+fn an_invalid_quota_is_rejected_when_it_is_built() {
     let minute = Duration::from_secs(60);
     let ms = Duration::from_millis;
     for (limit, window, error, says) in [
@@ -211,7 +211,7 @@ fn a_wrong_quota_is_refused_where_it_is_written() {
 }
 
 #[test]
-fn a_name_that_cannot_be_one_says_what_can() {
+fn the_error_of_an_invalid_name_lists_valid_characters() {
     for name in ["", "Login", "a b", "é", &"x".repeat(65)] {
         let name = name.to_owned();
         let limiter =

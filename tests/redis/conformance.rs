@@ -7,8 +7,9 @@ use redis::aio::MultiplexedConnection;
 use tower_fixed_window::store::{RedisStore, Store};
 use tower_fixed_window::testing::conformance;
 
+use crate::gathered_calls::Crowd;
 use crate::server::Server;
-use crate::together::{Crowd, calls};
+use crate::traffic::scripts;
 
 pub(crate) async fn connect(url: &str) -> MultiplexedConnection {
     let client = redis::Client::open(url).expect("an address");
@@ -16,28 +17,28 @@ pub(crate) async fn connect(url: &str) -> MultiplexedConnection {
 }
 
 #[test]
-fn redis_keeps_the_contract() {
+fn redis_passes_the_conformance_suite() {
     let Some(server) = Server::start() else { return };
-    keeps_the_contract(&server, |store| store);
+    passes_the_suite(&server, |store| store);
 }
 
 #[test]
-fn redis_keeps_the_contract_one_by_one() {
+fn redis_passes_the_conformance_suite_one_by_one() {
     let Some(server) = Server::start() else { return };
-    keeps_the_contract(&server, RedisStore::one_by_one);
+    passes_the_suite(&server, RedisStore::one_by_one);
 }
 
 #[test]
-fn redis_keeps_the_contract_in_a_crowd() {
+fn redis_passes_the_conformance_suite_with_gathered_calls() {
     let Some(server) = Server::start() else { return };
     let asked = Arc::<AtomicU64>::default();
-    keeps_the_contract(&server, |store| Crowd::new(store, Arc::clone(&asked)));
-    let (asked, calls) = (asked.load(Ordering::Relaxed), calls(&server));
+    passes_the_suite(&server, |store| Crowd::new(store, Arc::clone(&asked)));
+    let (asked, calls) = (asked.load(Ordering::Relaxed), scripts(&server));
     println!("{asked} decisions in {calls} calls");
     assert!(calls * 10 < asked * 8, "{asked} decisions in {calls} calls");
 }
 
-fn keeps_the_contract<S: Store>(server: &Server, with: impl Fn(RedisStore) -> S + Send + Sync) {
+fn passes_the_suite<S: Store>(server: &Server, with: impl Fn(RedisStore) -> S + Send + Sync) {
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     let connection = runtime.block_on(connect(&server.url()));
     let next = AtomicU64::new(0);

@@ -15,78 +15,11 @@ use tower_fixed_window::{
 };
 
 use crate::conformance::connect;
+use crate::gathered_calls::Crowd;
+use crate::random::{env, length, start, step_clock, tokens, with_limits};
 use crate::server::Server;
-use crate::together::Crowd;
 
 const STEPS: usize = 50;
-
-pub(crate) fn env(name: &str, default: u64) -> u64 {
-    std::env::var(name).map_or(default, |value| value.parse().expect("a number"))
-}
-
-pub(crate) fn tokens(rng: &mut Rng) -> u64 {
-    match rng.u8(..10) {
-        0 => 0,
-        1..=5 => rng.u64(1..10),
-        6 | 7 => rng.u64(1..1_000),
-        8 => rng.u64(..=MAX_TOKENS),
-        _ => MAX_TOKENS - rng.u64(..3),
-    }
-}
-
-pub(crate) fn length(rng: &mut Rng) -> u64 {
-    let year = 365 * 86_400_000;
-    *rng.choice(&[1, 2, 7, 1_000, 60_000, 3_600_000, 7 * 86_400_000, 10 * year]).expect("some")
-}
-
-/// The same windows, with limits as they may be now.
-pub(crate) fn with_limits(rng: &mut Rng, windows: &[(u64, u8, u64)]) -> Quotas {
-    let quota = |rng: &mut Rng, &(length, anchor, offset): &(u64, u8, u64)| {
-        let limit = tokens(rng);
-        let mut quota = Quota::new(limit, Duration::from_millis(length));
-        quota = match anchor {
-            0 => quota,
-            1 => quota.starting_at(Duration::from_millis(offset)),
-            2 => quota.staggered(),
-            _ => quota.from_first_request(),
-        };
-        if rng.u8(..3) == 0 {
-            quota = quota.rollover_up_to(limit + tokens(rng).min(MAX_TOKENS - limit));
-        }
-        if rng.u8(..3) == 0 {
-            quota = quota.reserve_up_to(tokens(rng).min(MAX_TOKENS - quota.capacity()));
-        }
-        quota
-    };
-    let first = Quotas::from(quota(rng, &windows[0]));
-    windows[1..].iter().fold(first, |quotas, window| {
-        let next = quota(rng, window);
-        quotas.try_and(next).unwrap_or(quotas)
-    })
-}
-
-pub(crate) fn step_clock(rng: &mut Rng, now: u64, length: u64) -> u64 {
-    let any = rng.u64(..length);
-    match rng.u8(..12) {
-        0..=4 => now,
-        5 | 6 => now.saturating_add(any),
-        7 => now.saturating_add(length),
-        8 => now.saturating_add(length.saturating_mul(rng.u64(1..6)) + any),
-        9 => now.saturating_sub(any),
-        10 => now.saturating_sub(length.saturating_mul(rng.u64(1..4))),
-        _ => start(rng),
-    }
-    .min(MAX_TOKENS)
-}
-
-pub(crate) fn start(rng: &mut Rng) -> u64 {
-    match rng.u8(..8) {
-        0 => rng.u64(..3),
-        1 => MAX_TOKENS - rng.u64(..1_000),
-        2 => rng.u64(..=MAX_TOKENS),
-        _ => 1_700_000_000_000 + rng.u64(..100_000_000),
-    }
-}
 
 /// Counters of their own for each seed. Nothing here is about time: a busy machine may take some.
 fn store(connection: &MultiplexedConnection, seed: u64, clock: &ManualClock) -> RedisStore {
@@ -100,7 +33,7 @@ async fn memory_and_redis_agree() {
 }
 
 #[tokio::test]
-async fn memory_and_redis_agree_in_a_crowd() {
+async fn memory_and_redis_agree_on_gathered_calls() {
     agree(|store| Crowd::new(store, Arc::default())).await;
 }
 
@@ -184,12 +117,12 @@ struct Changes {
 }
 
 #[tokio::test]
-async fn memory_and_redis_agree_whatever_limits_are_lowered_and_raised_between() {
+async fn memory_and_redis_agree_when_limits_change() {
     change(|store| store).await;
 }
 
 #[tokio::test]
-async fn memory_and_redis_agree_whatever_limits_are_lowered_and_raised_between_in_a_crowd() {
+async fn memory_and_redis_agree_on_gathered_calls_when_limits_change() {
     change(|store| Crowd::new(store, Arc::default())).await;
 }
 
@@ -292,7 +225,7 @@ async fn change<S: Store>(with: impl Fn(RedisStore) -> S) {
 
 /// H24, where it would be a leak.
 #[tokio::test]
-async fn what_is_settled_under_a_limit_of_0_expires_with_its_window() {
+async fn a_cost_settled_under_a_limit_of_0_expires_with_its_window() {
     let Some(server) = Server::start() else { return };
     let mut connection = connect(&server.url()).await;
     let store = RedisStore::from(connection.clone()).deadline(Duration::from_secs(60));
@@ -360,12 +293,12 @@ async fn written(
 }
 
 #[tokio::test]
-async fn a_count_may_be_number_and_text_in_turns() {
+async fn a_counter_may_alternate_between_number_and_text() {
     cross(|store| store).await;
 }
 
 #[tokio::test]
-async fn a_count_may_be_number_and_text_in_turns_in_a_crowd() {
+async fn a_counter_may_alternate_between_number_and_text_in_gathered_calls() {
     cross(|store| Crowd::new(store, Arc::default())).await;
 }
 

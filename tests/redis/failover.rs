@@ -8,8 +8,8 @@ use tower_fixed_window::store::RedisStore;
 
 use crate::outage::{By, Load, limiter};
 use crate::server::{ALONE, Server, ask, wait_for};
-use crate::silent::{SECOND, Watched, cluster_with_replica, watched};
-use crate::topology::urls;
+use crate::silent_hosts::{SECOND, Watched, cluster_with_replica, watched};
+use crate::cluster_and_sentinel::urls;
 
 /// What is frozen of a master, its replica and three Sentinels.
 #[derive(Clone, Copy, Debug)]

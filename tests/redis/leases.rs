@@ -11,8 +11,8 @@ use std::time::{Duration, Instant, UNIX_EPOCH};
 use fastrand::Rng;
 use tower_fixed_window::{Limiter, Quota};
 
-use crate::exact;
 use crate::server::{ALONE, Server};
+use crate::shared_count;
 
 const LIMITS: [u64; 4] = [50, 300, 2_000, 20_000];
 const WINDOW: Duration = Duration::from_secs(2);
@@ -32,9 +32,9 @@ fn three_processes_with_leases_share_a_count() {
     run(&server.url());
 }
 
-/// The same as [`exact::run`], with leases.
+/// The same as [`shared_count::run`], with leases.
 pub(crate) fn run(urls: &str) {
-    let early = exact::run_early(urls, in_hand, |_, mut node| {
+    let early = shared_count::run_early(urls, in_hand, |_, mut node| {
         node.env("NODE_LEASES", LEASES);
         node
     });
@@ -42,14 +42,14 @@ pub(crate) fn run(urls: &str) {
 }
 
 #[test]
-fn never_above_the_limit_though_nodes_and_the_server_are_killed_in_mid_lease() {
+fn killed_nodes_and_servers_never_let_more_than_the_limit_pass() {
     let _alone = ALONE.blocking_lock();
     let Some(server) = Server::with(&DURABLE) else { return };
-    kill_in_mid_lease(vec![server], 4);
+    kill_while_leases_are_held(vec![server], 4);
 }
 
 /// Nodes are killed at random, and instead of every so many of them a server.
-pub(crate) fn kill_in_mid_lease(mut servers: Vec<Server>, every: usize) {
+pub(crate) fn kill_while_leases_are_held(mut servers: Vec<Server>, every: usize) {
     let dir = tempfile::tempdir().expect("a directory");
     let log = |i: usize| dir.path().join(i.to_string());
     let urls: Vec<String> = servers.iter().map(Server::url).collect();
@@ -126,7 +126,7 @@ fn node() {
     let log = OpenOptions::new().create(true).append(true).open(log).expect("a file");
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     runtime.block_on(async {
-        let store = exact::store(&urls);
+        let store = shared_count::store(&urls);
         for limit in LIMITS {
             for _ in 0..4 {
                 let limiter = Limiter::new(Quota::new(limit, WINDOW))

@@ -4,23 +4,24 @@
 //! `REDIS_SERVER=valkey-server` chooses another binary. Where there is none the tests are skipped
 //! with a word, or fail if `REQUIRE_REDIS=1`.
 
+mod cluster_and_sentinel;
 mod conformance;
 mod differential;
-mod distance;
-mod exact;
 mod failover;
-mod far;
-mod idle;
+mod gathered_calls;
+mod idle_connections;
+mod latency;
 mod leases;
-mod life;
 mod outage;
 mod proxy;
-mod quiet;
+mod random;
 mod runtimes;
 mod secrets;
 mod server;
-mod silent;
+mod shared_count;
+mod silent_hosts;
+mod slow_link;
+mod stored_keys;
 mod tls;
-mod together;
-mod topology;
+mod traffic;
 mod unplug;

@@ -134,7 +134,7 @@ fn used(server: &Server) -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn killed_and_started_again() {
+async fn a_killed_server_is_used_again_after_its_restart() {
     let _alone = ALONE.lock().await;
     let Some(mut server) = Server::start() else { return };
     let load = Load::start(&nodes(&server.url()), 1, 16);
@@ -157,7 +157,7 @@ async fn killed_and_started_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nothing_is_counted_twice() {
+async fn no_request_is_counted_twice_when_the_server_is_killed_or_frozen() {
     let _alone = ALONE.lock().await;
     let Some(mut server) = Server::with(&["--appendonly", "yes", "--appendfsync", "always"]) else {
         return;
@@ -185,7 +185,7 @@ async fn nothing_is_counted_twice() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn frozen() {
+async fn requests_are_answered_in_time_while_the_server_is_frozen() {
     let _alone = ALONE.lock().await;
     let Some(server) = Server::start() else { return };
     let load = Load::start(&nodes(&server.url()), 1, 16);
@@ -215,7 +215,7 @@ async fn frozen() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn scripts_flushed_in_full_flight() {
+async fn flushed_scripts_are_loaded_again_without_an_error() {
     let _alone = ALONE.lock().await;
     let Some(server) = Server::start() else { return };
     // Nobody is refused: a refusal would be remembered, and cause no traffic.
@@ -233,7 +233,7 @@ async fn scripts_flushed_in_full_flight() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn started_while_redis_is_down() {
+async fn nodes_started_while_redis_is_down_connect_when_it_starts() {
     let _alone = ALONE.lock().await;
     let port = free_port();
     let nodes = nodes(&format!("redis://127.0.0.1:{port}/"));
@@ -250,7 +250,7 @@ async fn started_while_redis_is_down() {
 
 /// The first request waits for the first connection, rather than to be counted apart.
 #[test]
-fn made_outside_of_a_runtime() {
+fn a_store_made_outside_of_a_runtime_connects_with_the_first_request() {
     let Some(server) = Server::start() else { return };
     let limiter = limiter(RedisStore::new(server.url()).expect("an address"), 5);
     let error = tower_fixed_window::testing::block_on(limiter.clone().without_fallback().check(1));
@@ -272,7 +272,7 @@ fn made_outside_of_a_runtime() {
 
 /// A master that became a replica, behind an address that leads elsewhere now.
 #[tokio::test(flavor = "multi_thread")]
-async fn turned_into_a_replica() {
+async fn the_store_reconnects_when_its_master_becomes_a_replica() {
     let _alone = ALONE.lock().await;
     let (Some(old), Some(new)) = (Server::start(), Server::start()) else { return };
     let port = Arc::new(AtomicU16::new(old.port));
@@ -298,7 +298,7 @@ async fn turned_into_a_replica() {
 
 /// What it took in memory goes back to memory: Redis has not counted it.
 #[tokio::test]
-async fn what_memory_granted_is_returned_to_memory() {
+async fn tokens_granted_by_memory_are_refunded_to_memory() {
     let port = free_port();
     let store = RedisStore::new(format!("redis://127.0.0.1:{port}/")).expect("an address");
     let limiter = limiter(store, 5);
@@ -314,7 +314,7 @@ async fn what_memory_granted_is_returned_to_memory() {
 }
 
 #[tokio::test]
-async fn each_layer_has_its_policy() {
+async fn each_layer_has_its_own_store_failure_policy() {
     let dead = format!("redis://127.0.0.1:{}/", free_port());
     let answer = async |policy| {
         let layer = FixedWindowLayer::new(Quota::per_minute(1))
@@ -329,15 +329,19 @@ async fn each_layer_has_its_policy() {
         for _ in 0..3 {
             let response = service.ready().await.expect("it is").call(http::Request::new(()));
             let response = response.await.expect("no error");
-            let fields = response.headers().contains_key("x-ratelimit-limit");
+            let limit = response.headers().contains_key("x-ratelimit-limit");
             let retry = response.headers().contains_key("retry-after");
-            statuses.push((response.status().as_u16(), fields, retry));
+            statuses.push((response.status().as_u16(), limit, retry));
         }
         statuses
     };
     let local = [(200, true, false), (429, true, true), (429, true, true)];
     assert_eq!(answer(OnStoreFailure::Local).await, local);
-    assert_eq!(answer(OnStoreFailure::Allow).await, [(200, false, false); 3], "unknown: no fields");
+    assert_eq!(
+        answer(OnStoreFailure::Allow).await,
+        [(200, false, false); 3],
+        "unknown: no headers"
+    );
     assert_eq!(
         answer(OnStoreFailure::Deny).await,
         [(503, false, true); 3],
@@ -357,7 +361,7 @@ async fn errors_name_no_address_and_no_key() {
 }
 
 #[tokio::test]
-async fn limiters_that_share_a_count_share_it_in_memory_too() {
+async fn limiters_that_share_a_count_also_share_it_in_the_fallback() {
     let dead = format!("redis://127.0.0.1:{}/", free_port());
     let store = RedisStore::new(dead.as_str()).expect("an address");
     let (one, other) = (limiter(store.clone(), 1), limiter(store, 1));

@@ -179,7 +179,7 @@ async fn direction(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, seen: Arc<Se
 }
 
 #[tokio::test]
-async fn a_proxy_forgets_without_a_word() {
+async fn the_proxy_drops_connections_silently() {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let proxy = Proxy::to(listener.local_addr().expect("an address").port());
     let mut client = TcpStream::connect(("127.0.0.1", proxy.port)).await.expect("it connects");

@@ -41,7 +41,7 @@ fn a_static_store_is_shared_by_runtimes_that_come_and_go() {
 }
 
 #[test]
-fn a_store_that_was_made_in_a_runtime_that_stands_still_joins_in_another() {
+fn a_store_made_in_a_blocked_runtime_connects_in_another() {
     let Some(server) = Server::start() else { return };
     let still = runtime();
     let limiter = still.block_on(async { limiter(&server.url()) });
@@ -51,7 +51,7 @@ fn a_store_that_was_made_in_a_runtime_that_stands_still_joins_in_another() {
 
 /// Its connection is driven by nobody any more.
 #[test]
-fn a_runtime_that_stands_still_takes_nobody_along() {
+fn a_blocked_runtime_does_not_block_other_runtimes() {
     let Some(server) = Server::start() else { return };
     let still = runtime();
     let limiter = limiter(&server.url());
@@ -69,7 +69,7 @@ fn a_runtime_that_stands_still_takes_nobody_along() {
 
 /// A body may end wherever its last owner is.
 #[test]
-fn what_a_response_has_cost_is_not_lost_where_its_body_ends_on_a_plain_thread() {
+fn a_reported_cost_is_kept_when_the_body_is_dropped_outside_of_a_runtime() {
     let Some(server) = Server::start() else { return };
     let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("one");
     let store = RedisStore::new(server.url()).expect("an address");
@@ -118,7 +118,7 @@ fn a_store_that_is_dropped_leaves_no_connection_and_no_task() {
 
 /// What a limiter had in hand is given back with its end, not a 16th of the window later.
 #[test]
-fn a_limiter_with_leases_that_is_dropped_gives_back_and_leaves_nothing() {
+fn a_dropped_limiter_returns_its_leases_and_leaves_no_connection() {
     let Some(server) = Server::start() else { return };
     let proxy = Proxy::to(server.port);
     let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("one");
@@ -135,7 +135,7 @@ fn a_limiter_with_leases_that_is_dropped_gives_back_and_leaves_nothing() {
 }
 
 #[test]
-fn an_app_may_ask_at_its_start_whether_redis_is_there() {
+fn ping_checks_at_startup_whether_redis_can_be_reached() {
     let Some(server) = Server::start() else { return };
     runtime().block_on(async {
         let ping = async |url: String| {
@@ -155,7 +155,7 @@ fn an_app_may_ask_at_its_start_whether_redis_is_there() {
 
 /// The task that asks for all who wait is in a runtime that nobody drives.
 #[test]
-fn who_waits_for_a_lease_waits_no_longer_than_the_deadline() {
+fn waiting_for_a_lease_ends_with_the_deadline() {
     let Some(server) = Server::start() else { return };
     let limiter = limiter(&server.url()).leases(10);
     let still = runtime();

@@ -13,7 +13,7 @@ use crate::server::Server;
 const SECRET: &str = "hunter2";
 
 #[tokio::test]
-async fn no_secret_of_a_key_is_in_the_server() {
+async fn no_secret_of_a_key_is_stored_in_redis() {
     let Some(server) = Server::start() else { return };
     let store = RedisStore::from(connect(&server.url()).await);
 

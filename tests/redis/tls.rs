@@ -85,7 +85,7 @@ async fn joins(store: RedisStore) {
 }
 
 #[test]
-fn every_way_to_connect_beside_another_provider() {
+fn every_way_to_connect_works_beside_another_crypto_provider() {
     for way in ["new", "client", "connecting", "cluster", "sentinel"] {
         let this = std::env::current_exe().expect("this program");
         // A process of its own: what one way has chosen would serve the others.
@@ -183,7 +183,7 @@ async fn way() {
 }
 
 #[tokio::test]
-async fn an_expired_certificate_is_told_as_such() {
+async fn an_expired_certificate_is_named_in_the_error() {
     let certificate = Certificate::of((2020, 2021));
     let port = free_port();
     let Some(_server) = certificate.server(port, &[]) else { return };

@@ -11,14 +11,15 @@ use std::time::{Duration, Instant};
 use redis::cluster::ClusterClient;
 use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinHandle;
 use tower_fixed_window::store::RedisStore;
 use tower_fixed_window::{Limiter, Quota};
 
-use crate::far::Far;
+use crate::cluster_and_sentinel::{cluster_with, urls};
 use crate::proxy::Proxy;
 use crate::server::{ALONE, Server, free_port};
-use crate::silent::key_on;
-use crate::topology::{cluster_with, urls};
+use crate::silent_hosts::key_on;
+use crate::slow_link::Far;
 
 const LIMIT: u64 = 100;
 const KEYS: usize = 8;
@@ -92,6 +93,61 @@ struct Seen {
     windows: HashMap<(usize, u64), u64>,
 }
 
+impl Seen {
+    /// The most that passed of one key in one window.
+    fn most(&self) -> u64 {
+        self.windows.values().max().copied().unwrap_or(0)
+    }
+
+    fn row(&self, what: &str) -> String {
+        assert_eq!(self.errors, 0, "each request gets its answer");
+        format!(
+            "| {what} | {} | {} | {} | {} | {} ms | {:.2} |",
+            self.requests,
+            self.passed,
+            self.refused,
+            self.errors,
+            self.slowest.as_millis(),
+            self.most() as f64 / LIMIT as f64
+        )
+    }
+}
+
+/// Three nodes on the Redis behind a port, and their clients. They end with this value.
+struct Run {
+    _nodes: Vec<Node>,
+    clients: Vec<JoinHandle<()>>,
+    seen: Arc<Mutex<Seen>>,
+}
+
+impl Run {
+    async fn start(redis: u16, limit: &str, leases: &str) -> Self {
+        let ports: Vec<u16> = (0..3).map(|_| free_port()).collect();
+        let nodes = ports.iter().map(|&port| Node::start(port, redis, limit, leases)).collect();
+        for &port in &ports {
+            while TcpStream::connect(("127.0.0.1", port)).await.is_err() {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        }
+        let seen = Arc::<Mutex<Seen>>::default();
+        let clients = (0..CLIENTS)
+            .map(|i| tokio::spawn(client(ports.clone(), i * 5, Arc::clone(&seen))))
+            .collect();
+        Self { _nodes: nodes, clients, seen }
+    }
+
+    /// What clients have seen since this was asked last.
+    fn seen(&self) -> Seen {
+        std::mem::take(&mut *self.seen.lock().expect("no panic"))
+    }
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        self.clients.iter().for_each(JoinHandle::abort);
+    }
+}
+
 async fn client(nodes: Vec<u16>, first: usize, seen: Arc<Mutex<Seen>>) {
     let http = reqwest::Client::new();
     for turn in first.. {
@@ -139,18 +195,7 @@ async fn slow() {
     let limit = &format!("{LIMIT}/2s, 1000000000/day");
     let Some(server) = Server::start() else { return };
     let far = Far::from(server.port, Duration::ZERO);
-    let ports: Vec<u16> = (0..3).map(|_| free_port()).collect();
-    let _nodes: Vec<Node> =
-        ports.iter().map(|&port| Node::start(port, far.port, limit, "0")).collect();
-    for &port in &ports {
-        while TcpStream::connect(("127.0.0.1", port)).await.is_err() {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    }
-    let seen = Arc::<Mutex<Seen>>::default();
-    let clients: Vec<_> = (0..CLIENTS)
-        .map(|i| tokio::spawn(client(ports.clone(), i * 5, Arc::clone(&seen))))
-        .collect();
+    let run = Run::start(far.port, limit, "0").await;
     println!("\n{limit}, Redis is slow\n");
     println!(
         "| how Redis answers | requests | passed | refused | errors | slowest | passed per limit | passed without Redis |"
@@ -159,21 +204,12 @@ async fn slow() {
     let mut before = 0;
     let mut report = |what: &str| {
         let counted = counted(&server);
-        let seen = std::mem::take(&mut *seen.lock().expect("no panic"));
-        let most = seen.windows.values().max().copied().unwrap_or(0);
+        let seen = run.seen();
         // Those under way now may be counted already.
         let local = seen.passed.saturating_sub(counted - before);
         before = counted;
-        println!(
-            "| {what} | {} | {} | {} | {} | {} ms | {:.2} | {local} |",
-            seen.requests,
-            seen.passed,
-            seen.refused,
-            seen.errors,
-            seen.slowest.as_millis(),
-            most as f64 / LIMIT as f64,
-        );
-        assert_eq!(seen.errors, 0, "each request gets its answer");
+        println!("{} {local} |", seen.row(what));
+        let most = seen.most();
         assert!(most <= 4 * LIMIT, "{what}: {most} passed");
         (most, local)
     };
@@ -210,9 +246,6 @@ async fn slow() {
     report("at once");
     pause(6).await;
     shared(report("at once"));
-    for client in clients {
-        client.abort();
-    }
 }
 
 /// All requests that passed, as the day counts them.
@@ -230,18 +263,7 @@ async fn unplug(limit: &str, leases: &str) {
     let Some(mut first) = Server::start() else { return };
     let Some(second) = Server::start() else { return };
     let address = Address::of(&first).await;
-    let ports: Vec<u16> = (0..3).map(|_| free_port()).collect();
-    let _nodes: Vec<Node> =
-        ports.iter().map(|&port| Node::start(port, address.port, limit, leases)).collect();
-    for &port in &ports {
-        while TcpStream::connect(("127.0.0.1", port)).await.is_err() {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    }
-    let seen = Arc::<Mutex<Seen>>::default();
-    let clients: Vec<_> = (0..CLIENTS)
-        .map(|i| tokio::spawn(client(ports.clone(), i * 5, Arc::clone(&seen))))
-        .collect();
+    let run = Run::start(address.port, limit, leases).await;
 
     println!("\n{limit}, leases of up to {leases}, refusals are remembered\n");
     println!(
@@ -251,19 +273,10 @@ async fn unplug(limit: &str, leases: &str) {
     let mut requests = 0;
     let pause = |s| tokio::time::sleep(Duration::from_secs(s));
     let mut report = |what: &str| {
-        let seen = std::mem::take(&mut *seen.lock().expect("no panic"));
+        let seen = run.seen();
         requests += seen.requests;
-        let most = seen.windows.values().max().copied().unwrap_or(0);
-        println!(
-            "| {what} | {} | {} | {} | {} | {} ms | {:.2} |",
-            seen.requests,
-            seen.passed,
-            seen.refused,
-            seen.errors,
-            seen.slowest.as_millis(),
-            most as f64 / LIMIT as f64
-        );
-        assert_eq!(seen.errors, 0, "each request gets its answer");
+        println!("{}", seen.row(what));
+        let most = seen.most();
         // A limit in Redis, one in a Redis that came back empty, and one for each node.
         assert!(most <= 5 * LIMIT, "{what}: {most} passed");
         most
@@ -301,9 +314,7 @@ async fn unplug(limit: &str, leases: &str) {
     report("failed over to its replica, within 1 s");
     pause(10).await;
     exact(report("nothing"));
-    for client in clients {
-        client.abort();
-    }
+    drop(run);
 
     if leases != "0" {
         return;

@@ -1,4 +1,4 @@
-//! A service whose body can't be made from bytes, for `tests/it/messages.rs`.
+//! A service whose body can't be made from bytes, for `tests/it/compile_errors.rs`.
 #![allow(unused_imports)]
 
 use std::convert::Infallible;

@@ -407,7 +407,7 @@ fn for_rustdoc(pictures: &[Picture]) -> String {
 }
 
 #[test]
-fn drawings_are_what_the_limiter_does_and_each_is_on_a_page_with_its_alternative_text() {
+fn drawings_match_the_limiter_and_each_is_on_a_page_with_alternative_text() {
     let pictures =
         [boundary(), several_windows(), staggered(), first_request(), rollover(), leases()];
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/pictures");

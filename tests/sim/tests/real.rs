@@ -14,9 +14,15 @@ use futures_util::future::join_all;
 use redis::aio::{ConnectionLike, MultiplexedConnection};
 use redis::{Cmd, Pipeline, RedisError, RedisFuture, RedisResult, Value, cmd};
 use tower_fixed_window::store::{Account, Adjust, Charge, RedisStore, Scope, Store};
-use tower_fixed_window::{Decision, Key, MAX_TOKENS, ManualClock, Quota, Quotas};
+use tower_fixed_window::{Decision, Key, MAX_TOKENS, ManualClock, Quotas};
 use tower_fixed_window_sim::server::{Reply, Server};
 use tower_fixed_window_sim::wire;
+
+#[path = "../../redis/random.rs"]
+#[allow(dead_code, reason = "the store's own tests need more of it")]
+mod random;
+
+use random::{env, length, tokens, with_limits};
 
 struct Real {
     child: Child,
@@ -191,46 +197,9 @@ impl ConnectionLike for Both {
     }
 }
 
-fn env(name: &str, default: u64) -> u64 {
-    std::env::var(name).map_or(default, |value| value.parse().expect("a number"))
-}
-
-fn tokens(rng: &mut Rng) -> u64 {
-    match rng.u8(..10) {
-        0 => 0,
-        1..=5 => rng.u64(1..10),
-        6 | 7 => rng.u64(1..1_000),
-        8 => rng.u64(..=MAX_TOKENS),
-        _ => MAX_TOKENS - rng.u64(..3),
-    }
-}
-
-fn quotas(rng: &mut Rng, windows: &[(u64, u8, u64)]) -> Quotas {
-    let mut quota = |&(length, anchor, offset): &(u64, u8, u64)| {
-        let limit = tokens(rng);
-        let quota = Quota::new(limit, Duration::from_millis(length));
-        let quota = match anchor {
-            0..3 => quota,
-            3 => quota.starting_at(Duration::from_millis(offset)),
-            4 => quota.staggered(),
-            _ => quota.from_first_request(),
-        };
-        match rng.u8(..5) {
-            0 => quota.rollover_up_to(limit + tokens(rng).min(MAX_TOKENS - limit)),
-            1 => quota.reserve_up_to(tokens(rng).min(MAX_TOKENS - limit)),
-            _ => quota,
-        }
-    };
-    let first = Quotas::from(quota(&windows[0]));
-    windows[1..].iter().fold(first, |quotas, window| {
-        let next = quota(window);
-        quotas.try_and(next).unwrap_or(quotas)
-    })
-}
-
 /// The store's scripts: all kinds of decisions, alone and in company.
 #[tokio::test]
-async fn the_scripts_do_the_same_in_both_servers() {
+async fn scripts_do_the_same_in_the_real_and_the_simulated_server() {
     let Some(real) = Real::start() else { return };
     let both = Both::new(&real).await;
     let scope = Scope::named("real");
@@ -248,13 +217,13 @@ async fn the_scripts_do_the_same_in_both_servers() {
         let store = store.deadline(Duration::from_secs(60));
         let windows: Vec<_> = (0..if rng.bool() { 1 } else { rng.usize(1..=Quotas::MAX) })
             .map(|_| {
-                let year = 365 * 86_400_000;
-                let lengths = [1, 2, 7, 1_000, 60_000, 3_600_000, 7 * 86_400_000, 10 * year];
-                let length = lengths[rng.usize(..lengths.len())];
-                (length, rng.u8(..6), rng.u64(..length))
+                let length = length(&mut rng);
+                // Half of them on the plain grid.
+                let anchor = *rng.choice(&[0, 0, 0, 1, 2, 3]).expect("some");
+                (length, anchor, rng.u64(..length))
             })
             .collect();
-        let mut limits = quotas(&mut rng, &windows);
+        let mut limits = with_limits(&mut rng, &windows);
         let keys: Vec<_> = (0..3).map(|i| format!("{seed}-{i}")).collect();
         let mut taken: Vec<(usize, Decision)> = Vec::new();
         for _ in 0..30 {
@@ -268,7 +237,7 @@ async fn the_scripts_do_the_same_in_both_servers() {
             .min(MAX_TOKENS);
             clock.set_ms(now);
             if rng.u8(..8) == 0 {
-                let new = quotas(&mut rng, &windows);
+                let new = with_limits(&mut rng, &windows);
                 limits = if new.len() == limits.len() { new } else { limits };
             }
             // Several at once travel together.
@@ -324,7 +293,7 @@ async fn the_scripts_do_the_same_in_both_servers() {
 
 /// What the scripts use, and what they don't, on keys of all types.
 #[tokio::test]
-async fn commands_do_the_same_in_both_servers() {
+async fn commands_do_the_same_in_the_real_and_the_simulated_server() {
     let Some(real) = Real::start() else { return };
     let mut both = Both::new(&real).await;
     let (first, rounds) = (env("SEED", 1), env("ROUNDS", 150));
@@ -365,7 +334,7 @@ async fn commands_do_the_same_in_both_servers() {
 }
 
 #[tokio::test]
-async fn lua_does_the_same_in_both_servers() {
+async fn lua_does_the_same_in_the_real_and_the_simulated_server() {
     let Some(real) = Real::start() else { return };
     let mut both = Both::new(&real).await;
     let scripts = [

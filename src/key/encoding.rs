@@ -1,0 +1,338 @@
+//! [`Key`], and how it is encoded.
+
+use std::fmt;
+use std::hash::{Hash, Hasher};
+use std::net::{IpAddr, Ipv6Addr};
+
+/// What is counted by, as an opaque sequence of tagged, length-prefixed parts: `("a", "bc")` never meets
+/// `("ab", "c")`, and the name `"127.0.0.1"` never meets that address.
+///
+/// Keys are made from numbers, names and addresses, and from tuples of them. Text longer than
+/// 64 bytes is hashed. IPv4-mapped IPv6 addresses are IPv4; other IPv6 addresses count by their
+/// /64, see [`Key::from_ip`].
+///
+/// ```
+/// use std::net::{IpAddr, Ipv6Addr};
+/// use tower_fixed_window::Key;
+///
+/// assert_ne!(Key::from(("a", "bc")), Key::from(("ab", "c")));
+/// assert_ne!(Key::from("127.0.0.1"), Key::from(IpAddr::from([127, 0, 0, 1])));
+///
+/// let mapped: Ipv6Addr = "::ffff:127.0.0.1".parse()?;
+/// assert_eq!(Key::from(IpAddr::from(mapped)), Key::from(IpAddr::from([127, 0, 0, 1])));
+/// # Ok::<_, std::net::AddrParseError>(())
+/// ```
+///
+/// Its `Debug` shows no content, so that a key can't end up in a log by accident.
+#[derive(Clone)]
+pub struct Key(Repr);
+
+/// Most keys are an address, a number, a hash, or a number and a route: those need no allocation, and
+/// are small enough that a move of them is a few instructions.
+#[derive(Clone)]
+enum Repr {
+    Inline { len: u8, bytes: [u8; INLINE] },
+    Heap(Vec<u8>),
+}
+
+const INLINE: usize = 38;
+
+/// Text above this is hashed.
+const MAX_TEXT: usize = 64;
+
+/// IPv6 addresses count by this prefix: what one subscriber has.
+pub(super) const IPV6_PREFIX: u8 = 64;
+
+mod tag {
+    pub(super) const TEXT: u8 = b't';
+    pub(super) const LONG_TEXT: u8 = b'l';
+    pub(super) const SECRET: u8 = b's';
+    pub(super) const KEYED_SECRET: u8 = b'k';
+    pub(super) const UNSIGNED: u8 = b'u';
+    pub(super) const NEGATIVE: u8 = b'n';
+    pub(super) const BYTES16: u8 = b'b';
+    pub(super) const IPV4: u8 = b'4';
+    pub(super) const IPV6: u8 = b'6';
+}
+
+impl Key {
+    /// A key without parts: all who have it share one count.
+    pub fn global() -> Self {
+        Self::default()
+    }
+
+    /// A credential (a token, a session cookie): only its SHA-256 goes on from here.
+    pub fn secret(secret: impl AsRef<[u8]>) -> Self {
+        let mut key = Self::default();
+        key.push_secret(secret.as_ref());
+        key
+    }
+
+    /// Something that can be guessed (an e-mail address, an address) and must not be readable in a
+    /// store: its HMAC-SHA-256 under a secret of the app's own.
+    pub fn hmac(secret: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Self {
+        let mut key = Self::default();
+        key.push(tag::KEYED_SECRET, &hmac_sha256::HMAC::mac(value, secret));
+        key
+    }
+
+    /// An address; an IPv6 address (that is not an IPv4-mapped one) counts by its first `prefix`
+    /// bits, at most 128. `Key::from(address)` takes 64.
+    pub fn from_ip(address: IpAddr, prefix: u8) -> Self {
+        let mut key = Self::default();
+        key.push_ip(address, prefix);
+        key
+    }
+
+    /// The encoded parts. The encoding is stable: it is what deployed counters are found by.
+    #[inline]
+    pub fn as_bytes(&self) -> &[u8] {
+        match &self.0 {
+            Repr::Inline { len, bytes } => &bytes[..usize::from(*len).min(INLINE)],
+            Repr::Heap(bytes) => bytes,
+        }
+    }
+
+    /// The key as text that can be read, and no two keys alike: how it is written in a store that
+    /// operators look into. Text is percent-encoded outside `[A-Za-z0-9_.@-]`, hashes are
+    /// hexadecimal, parts are separated by commas.
+    ///
+    /// ```
+    /// use std::net::IpAddr;
+    /// use tower_fixed_window::Key;
+    ///
+    /// let key = Key::from((7_u64, "a/b", IpAddr::from([127, 0, 0, 1])));
+    /// assert_eq!(key.readable().to_string(), "u7,ta%2Fb,127.0.0.1");
+    /// ```
+    pub fn readable(&self) -> impl fmt::Display + '_ {
+        Readable(self)
+    }
+
+    /// Adds the parts of another key.
+    pub fn append(&mut self, other: &Key) {
+        self.extend(other.as_bytes());
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.as_bytes().len()
+    }
+
+    pub(super) fn truncate(&mut self, to: usize) {
+        match &mut self.0 {
+            Repr::Inline { len, .. } => *len = to.min((*len).into()) as u8,
+            Repr::Heap(bytes) => bytes.truncate(to),
+        }
+    }
+
+    #[inline]
+    fn push(&mut self, tag: u8, part: &[u8]) {
+        debug_assert!(part.len() <= MAX_TEXT, "longer parts are hashed");
+        self.extend(&[tag, part.len() as u8]);
+        self.extend(part);
+    }
+
+    #[inline]
+    fn extend(&mut self, more: &[u8]) {
+        match &mut self.0 {
+            Repr::Inline { len, bytes } => {
+                let free = bytes.get_mut((*len).into()..usize::from(*len) + more.len());
+                if let Some(free) = free {
+                    free.copy_from_slice(more);
+                    *len += more.len() as u8;
+                } else {
+                    self.0 = Repr::Heap([self.as_bytes(), more].concat());
+                }
+            }
+            Repr::Heap(bytes) => bytes.extend_from_slice(more),
+        }
+    }
+
+    pub(super) fn push_text(&mut self, text: &str) {
+        if text.len() <= MAX_TEXT {
+            self.push(tag::TEXT, text.as_bytes());
+        } else {
+            self.push(tag::LONG_TEXT, &hmac_sha256::Hash::hash(text.as_bytes()));
+        }
+    }
+
+    pub(super) fn push_secret(&mut self, secret: &[u8]) {
+        self.push(tag::SECRET, &hmac_sha256::Hash::hash(secret));
+    }
+
+    #[inline]
+    pub(super) fn push_ip(&mut self, address: IpAddr, prefix: u8) {
+        match address.to_canonical() {
+            IpAddr::V4(address) => self.push(tag::IPV4, &address.octets()),
+            IpAddr::V6(address) => self.push_ipv6(address, prefix),
+        }
+    }
+
+    /// Apart, so that the rest is small enough to be inlined.
+    #[inline(never)]
+    fn push_ipv6(&mut self, address: Ipv6Addr, prefix: u8) {
+        let prefix = prefix.min(128);
+        let mask = u128::MAX.checked_shl(128 - u32::from(prefix)).unwrap_or(0);
+        let mut part = [prefix; 17];
+        part[1..].copy_from_slice(&(u128::from(address) & mask).to_be_bytes());
+        self.push(tag::IPV6, &part[..1 + usize::from(prefix.div_ceil(8))]);
+    }
+
+    /// Tags and contents of the parts.
+    fn parts(&self) -> impl Iterator<Item = (u8, &[u8])> {
+        let mut rest = self.as_bytes();
+        std::iter::from_fn(move || {
+            let (&[tag, len], tail) = rest.split_first_chunk()?;
+            let (part, tail) = tail.split_at_checked(len.into())?;
+            rest = tail;
+            Some((tag, part))
+        })
+    }
+}
+
+impl Default for Key {
+    #[inline]
+    fn default() -> Self {
+        Self(Repr::Inline { len: 0, bytes: [0; INLINE] })
+    }
+}
+
+impl PartialEq for Key {
+    fn eq(&self, other: &Self) -> bool {
+        self.as_bytes() == other.as_bytes()
+    }
+}
+
+impl Eq for Key {}
+
+impl Hash for Key {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.as_bytes().hash(state);
+    }
+}
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Key(..)")
+    }
+}
+
+struct Readable<'a>(&'a Key);
+
+impl fmt::Display for Readable<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, (tag, part)) in self.0.parts().enumerate() {
+            if i > 0 {
+                f.write_str(",")?;
+            }
+            match (tag, part.len()) {
+                (tag::TEXT, _) => {
+                    f.write_str("t")?;
+                    percent(f, part)?;
+                }
+                (tag::UNSIGNED | tag::NEGATIVE, 8) => {
+                    let number = u64::from_be_bytes(part.try_into().expect("eight bytes"));
+                    write!(f, "{}{number}", char::from(tag))?;
+                }
+                (tag::IPV4, 4) => write!(f, "{}.{}.{}.{}", part[0], part[1], part[2], part[3])?,
+                (tag::IPV6, 1..=17) => {
+                    let mut octets = [0; 16];
+                    octets[..part.len() - 1].copy_from_slice(&part[1..]);
+                    // An address has colons, which no other part has.
+                    write!(f, "{}_{}", Ipv6Addr::from(octets), part[0])?;
+                }
+                _ => {
+                    write!(f, "{}", char::from(tag))?;
+                    part.iter().try_for_each(|byte| write!(f, "{byte:02x}"))?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn percent(f: &mut fmt::Formatter<'_>, text: &[u8]) -> fmt::Result {
+    text.iter().try_for_each(|&byte| match byte {
+        b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'_' | b'.' | b'@' | b'-' => {
+            write!(f, "{}", char::from(byte))
+        }
+        _ => write!(f, "%{byte:02X}"),
+    })
+}
+
+impl From<&Key> for Key {
+    fn from(key: &Key) -> Self {
+        key.clone()
+    }
+}
+
+impl From<&str> for Key {
+    fn from(text: &str) -> Self {
+        let mut key = Self::default();
+        key.push_text(text);
+        key
+    }
+}
+
+impl From<&String> for Key {
+    fn from(text: &String) -> Self {
+        text.as_str().into()
+    }
+}
+
+impl From<String> for Key {
+    fn from(text: String) -> Self {
+        text.as_str().into()
+    }
+}
+
+impl From<IpAddr> for Key {
+    fn from(address: IpAddr) -> Self {
+        Self::from_ip(address, IPV6_PREFIX)
+    }
+}
+
+/// Sixteen bytes, such as a UUID's.
+impl From<[u8; 16]> for Key {
+    fn from(id: [u8; 16]) -> Self {
+        let mut key = Self::default();
+        key.push(tag::BYTES16, &id);
+        key
+    }
+}
+
+macro_rules! from_numbers {
+    ($($t:ty),*) => {$(
+        /// Numbers are the same key whatever their type: `7_u32` is `7_i64`.
+        impl From<$t> for Key {
+            #[allow(unused_comparisons, reason = "some of the types are unsigned")]
+            fn from(number: $t) -> Self {
+                let mut key = Self::default();
+                if number < 0 {
+                    key.push(tag::NEGATIVE, &(number as i64).unsigned_abs().to_be_bytes());
+                } else {
+                    key.push(tag::UNSIGNED, &(number as u64).to_be_bytes());
+                }
+                key
+            }
+        }
+    )*};
+}
+
+from_numbers!(u16, u32, u64, usize, i16, i32, i64);
+
+macro_rules! from_tuples {
+    ($($t:ident $i:tt),*) => {
+        /// The parts one after the other.
+        impl<$($t: Into<Key>),*> From<($($t,)*)> for Key {
+            fn from(parts: ($($t,)*)) -> Self {
+                let mut key = Self::default();
+                $(key.append(&parts.$i.into());)*
+                key
+            }
+        }
+    };
+}
+
+from_tuples!(A 0, B 1);
+from_tuples!(A 0, B 1, C 2);
+from_tuples!(A 0, B 1, C 2, D 3);

@@ -1,0 +1,146 @@
+//! [`KeyExtractor`], and how extractors are combined.
+
+use std::any::type_name;
+use std::borrow::Cow;
+use std::fmt;
+
+use http::HeaderName;
+use http::request::Parts;
+
+use super::encoding::Key;
+
+/// Reads from a request the key that it is counted by.
+///
+/// An extractor adds the parts it finds to the key, or says what is missing. A request without a
+/// key is refused, never let through: give it a fallback with [`or`](Self::or).
+///
+/// Closures are extractors by [`key_fn`]; a type of your own:
+///
+/// ```
+/// use http::request::Parts;
+/// use tower_fixed_window::{Key, KeyExtractor, MissingKey};
+///
+/// struct Tenant;
+///
+/// impl KeyExtractor for Tenant {
+///     fn extract(&self, parts: &Parts, key: &mut Key) -> Result<(), MissingKey> {
+///         let host = parts.uri.host().ok_or(MissingKey::client("a host"))?;
+///         key.append(&Key::from(host));
+///         Ok(())
+///     }
+/// }
+///
+/// let (parts, ()) = http::Request::get("http://acme.example/").body(())?.into_parts();
+/// let mut key = Key::default();
+/// assert_eq!(Tenant.extract(&parts, &mut key), Ok(()));
+/// assert_eq!(key, Key::from("acme.example"));
+/// # Ok::<_, http::Error>(())
+/// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` doesn't say who pays for a request",
+    label = "no `KeyExtractor`",
+    note = "write `.key_fn(|parts| ...)` for a closure that returns an `Option<Key>`",
+    note = "`peer_ip()`, `extension::<User>()`, `header(\"x-api-key\")` and others are in `tower_fixed_window::key`"
+)]
+pub trait KeyExtractor: Send + Sync + 'static {
+    /// Adds to `key` what the request has.
+    ///
+    /// # Errors
+    /// What is missing, and whose fault that is.
+    fn extract(&self, parts: &Parts, key: &mut Key) -> Result<(), MissingKey>;
+
+    /// The key of another extractor where this one finds none.
+    fn or<E: KeyExtractor>(self, other: E) -> Or<Self, E>
+    where
+        Self: Sized,
+    {
+        Or(self, other)
+    }
+}
+
+/// Why a request has no key: its `Display` says what is missing, or how to mend it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct MissingKey(Missing);
+
+/// Text is made when it is shown: most are never, since a fallback finds a key.
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum Missing {
+    Client(Cow<'static, str>),
+    Server(Cow<'static, str>),
+    Header(HeaderName),
+    /// By the name of its type.
+    Extension(&'static str),
+}
+
+impl MissingKey {
+    /// The client left out what it should have sent, such as `"the x-api-key header"`: 400.
+    pub fn client(what: impl Into<Cow<'static, str>>) -> Self {
+        Self(Missing::Client(what.into()))
+    }
+
+    /// The server is set up in a way that leaves requests without a key: 500. The text says how to
+    /// mend it, and is logged once.
+    pub fn server(fix: impl Into<Cow<'static, str>>) -> Self {
+        Self(Missing::Server(fix.into()))
+    }
+
+    pub(super) fn header(name: &HeaderName) -> Self {
+        Self(Missing::Header(name.clone()))
+    }
+
+    pub(super) fn extension<T>() -> Self {
+        Self(Missing::Extension(type_name::<T>()))
+    }
+
+    /// Whether it is for the client to mend.
+    pub fn is_client(&self) -> bool {
+        matches!(self.0, Missing::Client(_) | Missing::Header(_))
+    }
+}
+
+impl fmt::Display for MissingKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            Missing::Client(text) | Missing::Server(text) => f.write_str(text),
+            Missing::Header(name) => write!(f, "exactly one {name} header"),
+            Missing::Extension(name) => write!(
+                f,
+                "the rate limit counts by the extension `{name}`, which no layer outside of it has \
+                 set: put the limiter inside the layer that sets it (in axum: add it before that \
+                 one), or write `.or(peer_ip())` where it is optional"
+            ),
+        }
+    }
+}
+
+impl std::error::Error for MissingKey {}
+
+/// Made by [`KeyExtractor::or`].
+#[derive(Clone, Copy, Debug)]
+pub struct Or<A, B>(A, B);
+
+impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for Or<A, B> {
+    fn extract(&self, parts: &Parts, key: &mut Key) -> Result<(), MissingKey> {
+        let len = key.len();
+        self.0.extract(parts, key).or_else(|_| {
+            key.truncate(len);
+            self.1.extract(parts, key)
+        })
+    }
+}
+
+macro_rules! tuples {
+    ($($t:ident $i:tt),*) => {
+        /// All of them; it has no key where one of them has none.
+        impl<$($t: KeyExtractor),*> KeyExtractor for ($($t,)*) {
+            fn extract(&self, parts: &Parts, key: &mut Key) -> Result<(), MissingKey> {
+                $(self.$i.extract(parts, key)?;)*
+                Ok(())
+            }
+        }
+    };
+}
+
+tuples!(A 0, B 1);
+tuples!(A 0, B 1, C 2);
+tuples!(A 0, B 1, C 2, D 3);

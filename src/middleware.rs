@@ -1,0 +1,29 @@
+//! The middleware. A request passes through its files in one direction: `layer` makes the `service`,
+//! whose `future` charges the `request`; one that does not pass gets a `rejection`, and every response
+//! its `headers`.
+
+mod correction;
+mod cost;
+mod endpoint;
+mod future;
+mod headers;
+mod layer;
+mod live;
+mod options;
+mod queue;
+mod reason;
+mod rejection;
+mod request;
+mod service;
+mod shared;
+mod upload;
+
+pub use cost::{CostMeter, TrueCost};
+pub use endpoint::RateLimitEndpoint;
+pub use future::ResponseFuture;
+pub use headers::Headers;
+pub use layer::FixedWindowLayer;
+pub use live::Handle;
+pub use reason::Reason;
+pub use rejection::{EmptyBody, GitHubBody, Grpc, OnReject, ProblemJson, Reject, Rejection};
+pub use service::FixedWindow;

@@ -1,0 +1,212 @@
+//! A rate-limit endpoint in the form of GitHub's `GET /rate_limit`.
+
+use std::convert::Infallible;
+use std::fmt::{self, Write};
+use std::future::{Future, poll_fn, ready};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use http::header::{ALLOW, CONTENT_TYPE};
+use http::request::Parts;
+use http::{HeaderValue, Method, Request, Response, StatusCode};
+use tower_service::Service;
+
+use super::headers::{put_uncached, seconds};
+use super::layer::FixedWindowLayer;
+use super::live::Live;
+use super::options::Options;
+use super::reason::{Consequences, Reason};
+use crate::decision::Decision;
+use crate::key::Key;
+use crate::limiter::Limiter;
+use crate::observe;
+use crate::store::{Account, Charge, Reply, Scope, StoreError};
+
+/// A service that shows callers how they stand, in GitHub's JSON, without charging them.
+///
+/// It reads the key of each request as the layers do, and looks at their counters. The first layer
+/// is also shown as `rate`.
+///
+/// ```
+/// use axum::{Router, routing::get};
+/// use tower_fixed_window::{FixedWindowLayer, Quota, RateLimitEndpoint};
+///
+/// let core = FixedWindowLayer::new(Quota::per_hour(5_000)).name("core");
+/// let search = FixedWindowLayer::new(Quota::per_minute(30)).name("search");
+///
+/// let app: Router = Router::new()
+///     .route("/user", get(async || "you").layer(core.clone()))
+///     .route("/search", get(async || "found").layer(search.clone()))
+///     .route_service("/rate_limit", RateLimitEndpoint::new([&core, &search]));
+/// ```
+///
+/// The answer, with `reset` in seconds since the Unix epoch:
+///
+/// ```json
+/// {"resources":{"core":{"limit":5000,"used":1,"remaining":4999,"reset":1700003600},
+///               "search":{"limit":30,"used":0,"remaining":30,"reset":1700000100}},
+///  "rate":{"limit":5000,"used":1,"remaining":4999,"reset":1700003600}}
+/// ```
+///
+/// A caller without a key gets 400 or 500 as from the layers; if a store fails, 503 with
+/// `retry-after`. All layers are asked at once.
+///
+/// Each request costs a read per layer, in a remote store a call of it, and none is counted: give this
+/// route a limit of its own, by address for instance.
+#[derive(Clone)]
+pub struct RateLimitEndpoint {
+    resources: Vec<Resource>,
+}
+
+#[derive(Clone)]
+struct Resource {
+    limiter: Limiter,
+    options: Options,
+    live: Arc<Live>,
+}
+
+impl RateLimitEndpoint {
+    /// Shows the standing under these layers, which must have names.
+    ///
+    /// # Panics
+    /// If one has no name.
+    pub fn new<'a, J: 'a>(layers: impl IntoIterator<Item = &'a FixedWindowLayer<J>>) -> Self {
+        Self { resources: layers.into_iter().map(Resource::of).collect() }
+    }
+
+    /// One layer more, which may refuse in another way.
+    ///
+    /// # Panics
+    /// If it has no name.
+    #[must_use]
+    pub fn and<J>(mut self, layer: &FixedWindowLayer<J>) -> Self {
+        self.resources.push(Resource::of(layer));
+        self
+    }
+}
+
+impl Resource {
+    fn of<J>(layer: &FixedWindowLayer<J>) -> Self {
+        let (limiter, options, live) = layer.to_resource();
+        assert!(
+            !limiter.scope().name().is_empty(),
+            "a rate limit is shown by its name: write .name(\"core\")"
+        );
+        Self { limiter, options, live }
+    }
+
+    fn peek(&self, parts: &Parts) -> Result<Reply<Decision>, Reason> {
+        let mut key = Key::default();
+        self.options.key.extract(parts, &mut key).map_err(|missing| {
+            if !missing.is_client() {
+                observe::mistake(&missing);
+            }
+            Reason::MissingKey(missing)
+        })?;
+        let quotas = match &self.options.quota_fn {
+            Some(quota_fn) => quota_fn(parts, &key),
+            None => self.live.quotas(),
+        };
+        let account = Account::new(self.limiter.scope(), &quotas, &key);
+        Ok(self.limiter.send(Charge::new(account, 0).peeking()))
+    }
+}
+
+impl<B> Service<Request<B>> for RateLimitEndpoint {
+    type Response = Response<String>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<String>, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        let (parts, _) = request.into_parts();
+        if !matches!(parts.method, Method::GET | Method::HEAD) {
+            let mut response = failure(StatusCode::METHOD_NOT_ALLOWED, false);
+            response.headers_mut().insert(ALLOW, const { HeaderValue::from_static("GET, HEAD") });
+            return Box::pin(ready(Ok(response)));
+        }
+        let peek = |resource: &Resource| {
+            let scope = resource.limiter.scope().clone();
+            resource.peek(&parts).map(|reply| (scope, reply))
+        };
+        let peeked: Result<Vec<_>, _> = self.resources.iter().map(peek).collect();
+        Box::pin(async move {
+            let json = match peeked {
+                Ok(replies) => standings(replies).await.map_err(|_| Reason::StoreFailed),
+                Err(reason) => Err(reason),
+            };
+            Ok(json.map_or_else(
+                |reason| {
+                    let Consequences { status, may_retry, .. } = reason.consequences();
+                    failure(status, may_retry)
+                },
+                |json| response(StatusCode::OK, json, false),
+            ))
+        })
+    }
+}
+
+fn failure(status: StatusCode, may_retry: bool) -> Response<String> {
+    let reason = status.canonical_reason().unwrap_or_default();
+    response(status, format!(r#"{{"message":"{reason}"}}"#), may_retry)
+}
+
+fn response(status: StatusCode, json: String, may_retry: bool) -> Response<String> {
+    const JSON: HeaderValue = HeaderValue::from_static("application/json; charset=utf-8");
+
+    let mut response = Response::new(json);
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, JSON);
+    put_uncached(response.headers_mut(), may_retry);
+    response
+}
+
+/// The standing under each resource, as JSON: names need no escaping.
+async fn standings(peeked: Vec<(Scope, Reply<Decision>)>) -> Result<String, StoreError> {
+    let (scopes, replies): (Vec<_>, Vec<_>) = peeked.into_iter().unzip();
+    let (mut all, mut rate) = (String::new(), String::new());
+    for (i, (scope, decision)) in scopes.iter().zip(join(replies).await?).enumerate() {
+        let standing = format!(
+            r#"{{"limit":{},"used":{},"remaining":{},"reset":{}}}"#,
+            decision.limit(),
+            decision.used(),
+            decision.remaining(),
+            seconds(decision.reset_at_ms()),
+        );
+        let comma = if i == 0 { "" } else { "," };
+        let name = scope.name();
+        write!(all, r#"{comma}"{name}":{standing}"#).expect("writing to a string");
+        if i == 0 {
+            rate = standing;
+        }
+    }
+    Ok(format!(r#"{{"resources":{{{all}}},"rate":{rate}}}"#))
+}
+
+/// The answers of all stores, or the first failure. They are asked at once.
+async fn join(mut replies: Vec<Reply<Decision>>) -> Result<Vec<Decision>, StoreError> {
+    let mut decisions: Vec<Option<Decision>> = vec![None; replies.len()];
+    poll_fn(|cx| {
+        for (reply, decision) in replies.iter_mut().zip(&mut decisions) {
+            if decision.is_none()
+                && let Poll::Ready(answer) = Pin::new(reply).poll(cx)
+            {
+                *decision = Some(answer?);
+            }
+        }
+        if decisions.contains(&None) { Poll::Pending } else { Poll::Ready(Ok(())) }
+    })
+    .await?;
+    Ok(decisions.into_iter().flatten().collect())
+}
+
+impl fmt::Debug for RateLimitEndpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names = self.resources.iter().map(|resource| &resource.limiter);
+        f.debug_list().entries(names).finish()
+    }
+}

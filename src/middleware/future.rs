@@ -1,0 +1,222 @@
+//! The future of a limited request: it waits for the store if it must, for its window if it may,
+//! then for the service.
+
+use std::fmt;
+use std::future::Future;
+use std::mem;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use http::request::Parts;
+use http::{Request, Response};
+use pin_project_lite::pin_project;
+use tower_service::Service;
+
+use super::correction::PendingDecision;
+use super::reason::Reason;
+use super::rejection::Reject;
+use super::request::{LimitedRequest, Next};
+use super::upload::{Drain, Rest};
+use crate::timer::{Closed, Wait};
+
+pin_project! {
+    /// The response of [`FixedWindow`](crate::FixedWindow).
+    #[must_use = "futures do nothing unless they are awaited"]
+    pub struct ResponseFuture<S, B, J>
+    where
+        S: Service<Request<B>>,
+    {
+        #[pin]
+        state: State<S, B, S::Future>,
+        // Dropped after the state: a charge is given back when the service has been dropped.
+        limited: LimitedRequest<J>,
+    }
+}
+
+pin_project! {
+    #[project = StateProj]
+    enum State<S, B, F> {
+        /// The store has not answered yet. The service that was made ready waits with the request.
+        Deciding { decision: PendingDecision, held: Option<Held<S, B>> },
+        /// The request has a reservation, and holds nothing that others need.
+        Waiting { wait: Wait, held: Option<Held<S, B>> },
+        /// It is due, and waits for the service.
+        Readying { held: Option<Held<S, B>> },
+        /// The service was ready too late, and other late requests were there before it. It holds
+        /// nothing that they need.
+        Behind { held: Option<Held<S, B>> },
+        Calling { #[pin] future: F },
+        /// What the client is still sending is read first.
+        Refused { reason: Reason, rest: Option<Rest<B>> },
+    }
+}
+
+struct Held<S, B> {
+    service: S,
+    parts: Parts,
+    body: B,
+}
+
+const DONE: &str = "polled after it was done";
+
+impl<S, B, J> ResponseFuture<S, B, J>
+where
+    S: Service<Request<B>> + Clone,
+    B: 'static,
+{
+    /// `service` is ready. It is called at once, or a clone takes its place.
+    #[inline]
+    pub(crate) fn new(
+        mut limited: LimitedRequest<J>,
+        service: &mut S,
+        request: Request<B>,
+    ) -> Self {
+        let (parts, body) = request.into_parts();
+        let next = limited.start(&parts);
+        Self { state: follow(&mut limited, next, service, parts, body), limited }
+    }
+}
+
+/// Takes the next step with a service that is ready: it is called, kept, or let go.
+#[inline]
+fn follow<S, B, J>(
+    limited: &mut LimitedRequest<J>,
+    next: Next,
+    service: &mut S,
+    mut parts: Parts,
+    body: B,
+) -> State<S, B, S::Future>
+where
+    S: Service<Request<B>> + Clone,
+    B: 'static,
+{
+    match next {
+        Next::Call => {
+            limited.calling(&mut parts.extensions);
+            State::Calling { future: service.call(Request::from_parts(parts, body)) }
+        }
+        Next::Refuse(reason) => {
+            limited.refused(&parts, &reason);
+            let rest = Drain::rest(&limited.shared().options.drains, &parts, body);
+            State::Refused { reason, rest }
+        }
+        Next::Decide(decision) => {
+            let clone = service.clone();
+            let service = mem::replace(service, clone);
+            State::Deciding { decision, held: Some(Held { service, parts, body }) }
+        }
+        Next::Wait(duration) => {
+            let wait = Wait::new(duration, &limited.shared().live.closing);
+            State::Waiting { wait, held: Some(Held { service: let_go(service), parts, body }) }
+        }
+        Next::ChargeInTurn => {
+            State::Readying { held: Some(Held { service: let_go(service), parts, body }) }
+        }
+    }
+}
+
+/// A clone that is not ready: a request that waits must not hold what others need to be served.
+fn let_go<S: Clone>(service: &mut S) -> S {
+    let unready = service.clone();
+    *service = unready.clone();
+    unready
+}
+
+impl<S, B, J, R> Future for ResponseFuture<S, B, J>
+where
+    S: Service<Request<B>, Response = Response<R>> + Clone,
+    B: 'static,
+    J: Reject<R>,
+{
+    type Output = Result<Response<R>, S::Error>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut this = self.project();
+        loop {
+            match this.state.as_mut().project() {
+                StateProj::Calling { future } => {
+                    // Stamped where it is: a response is large enough for each move of it to be felt.
+                    let mut answer = future.poll(cx);
+                    if let Poll::Ready(Ok(response)) = &mut answer {
+                        if this.limited.is_corrected_by(response) {
+                            return answer.map_ok(|response| this.limited.correct(response));
+                        }
+                        this.limited.stamp(response);
+                    }
+                    return answer;
+                }
+                StateProj::Refused { reason, rest } => {
+                    if let Some(rest) = rest {
+                        ready!(rest.poll(cx));
+                    }
+                    return Poll::Ready(Ok(this.limited.reject(reason)));
+                }
+                _ => ready!(advance(this.state.as_mut(), this.limited, cx))?,
+            }
+        }
+    }
+}
+
+/// Goes on to the next state, towards the call of the service or a refusal: apart, since requests
+/// that are decided at once have nothing of it to carry.
+#[inline(never)]
+fn advance<S, B, J>(
+    mut state: Pin<&mut State<S, B, S::Future>>,
+    limited: &mut LimitedRequest<J>,
+    cx: &mut Context<'_>,
+) -> Poll<Result<(), S::Error>>
+where
+    S: Service<Request<B>> + Clone,
+    B: 'static,
+{
+    let next = match state.as_mut().project() {
+        StateProj::Deciding { decision, held } => {
+            let answer = ready!(decision.poll(cx));
+            let Held { mut service, parts, body } = held.take().expect(DONE);
+            let next = limited.decide(&parts, answer);
+            follow(limited, next, &mut service, parts, body)
+        }
+        StateProj::Waiting { wait, held } => match ready!(wait.poll(cx)) {
+            Ok(()) => State::Readying { held: held.take() },
+            Err(Closed) => {
+                limited.give_back();
+                let Held { mut service, parts, body } = held.take().expect(DONE);
+                follow(limited, Next::Refuse(Reason::QueueClosed), &mut service, parts, body)
+            }
+        },
+        StateProj::Readying { held } => {
+            ready!(held.as_mut().expect(DONE).service.poll_ready(cx))?;
+            let Held { mut service, parts, body } = held.take().expect(DONE);
+            let is_late = limited.is_late();
+            if is_late && limited.turn(cx).is_pending() {
+                State::Behind { held: Some(Held { service: service.clone(), parts, body }) }
+            } else {
+                let next = if is_late { limited.charge_again(&parts) } else { Next::Call };
+                follow(limited, next, &mut service, parts, body)
+            }
+        }
+        StateProj::Behind { held } => {
+            ready!(limited.turn(cx));
+            State::Readying { held: held.take() }
+        }
+        StateProj::Calling { .. } | StateProj::Refused { .. } => return Poll::Ready(Ok(())),
+    };
+    state.set(next);
+    Poll::Ready(Ok(()))
+}
+
+impl<S, B, J> fmt::Debug for ResponseFuture<S, B, J>
+where
+    S: Service<Request<B>>,
+{
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.state {
+            State::Deciding { .. } => "ResponseFuture(deciding)",
+            State::Waiting { .. } => "ResponseFuture(waiting)",
+            State::Readying { .. } => "ResponseFuture(readying)",
+            State::Behind { .. } => "ResponseFuture(behind)",
+            State::Calling { .. } => "ResponseFuture(calling)",
+            State::Refused { .. } => "ResponseFuture(refused)",
+        })
+    }
+}

@@ -1,0 +1,283 @@
+//! A [`Decision`] as the headers of a response: GitHub's here, the IETF's in `ietf`.
+
+use std::mem;
+use std::sync::Mutex;
+
+use bytes::BytesMut;
+use http::Response;
+use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
+
+use self::marks::{Author, LIMIT, REFUSED_LIMIT, author, is_marked_refused, mark_refused};
+use self::values::{number, number_in};
+use crate::decision::Decision;
+use crate::store::Account;
+
+mod ietf;
+mod marks;
+mod values;
+
+pub(crate) use marks::is_refused_inside;
+pub(crate) use values::{policy_name, seconds};
+
+/// Which rate-limit headers a layer sends: see
+/// [`FixedWindowLayer::headers`](crate::FixedWindowLayer::headers).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub enum Headers {
+    /// Those of GitHub's REST API: `x-ratelimit-limit`, `-remaining`, `-used`, `-reset` and
+    /// `-resource`.
+    #[default]
+    GitHub,
+    /// `RateLimit-Policy` and `RateLimit` as in the tenth draft of the IETF
+    /// (draft-ietf-httpapi-ratelimit-headers-10), one item for each quota.
+    IetfDraft10,
+    /// Both. One popular parser of such headers prefers the IETF's, reads an older draft, and then
+    /// misses what GitHub's say: send them where clients ask for them.
+    GitHubAndIetfDraft10,
+    /// None; a refusal still has `retry-after` and `cache-control`.
+    None,
+}
+
+impl Headers {
+    fn github(self) -> bool {
+        matches!(self, Self::GitHub | Self::GitHubAndIetfDraft10)
+    }
+
+    fn ietf(self) -> bool {
+        matches!(self, Self::IetfDraft10 | Self::GitHubAndIetfDraft10)
+    }
+}
+
+const REMAINING: HeaderName = HeaderName::from_static("x-ratelimit-remaining");
+const USED: HeaderName = HeaderName::from_static("x-ratelimit-used");
+const RESET: HeaderName = HeaderName::from_static("x-ratelimit-reset");
+const RESOURCE: HeaderName = HeaderName::from_static("x-ratelimit-resource");
+
+const NO_STORE: HeaderValue = HeaderValue::from_static("no-store");
+
+/// The headers of a layer's responses, with the values that they share.
+#[derive(Debug)]
+pub(crate) struct PreparedHeaders {
+    style: Headers,
+    limit: (u64, HeaderValue),
+    resource: Option<HeaderValue>,
+    values: Mutex<LastValues>,
+    refusal: Mutex<LastRefusal>,
+}
+
+/// What the last response to a request that passed leaves to the next one.
+#[derive(Debug)]
+struct LastValues {
+    /// The end of the window: the same for most, and too large for the table of numbers.
+    reset: (u64, HeaderValue),
+    /// Where the next large integers are written. It lives as long as the last response with one.
+    chunk: BytesMut,
+}
+
+impl Default for LastValues {
+    fn default() -> Self {
+        Self { reset: (0, number(0)), chunk: BytesMut::with_capacity(1_024) }
+    }
+}
+
+/// The last refusal. Under an attack they are the same for all refusals of a second.
+#[derive(Debug, Default)]
+struct LastRefusal {
+    values: RefusalValues,
+    content_type: Option<HeaderValue>,
+    headers: HeaderMap,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+struct RefusalValues {
+    limit: u64,
+    used: u64,
+    reset: u64,
+    retry_after: Option<u64>,
+}
+
+impl PreparedHeaders {
+    pub(crate) fn new(style: Headers, name: &str, limit: u64) -> Self {
+        let resource = HeaderValue::from_str(name).ok().filter(|name| !name.is_empty());
+        Self {
+            style,
+            limit: (limit, number(limit)),
+            resource,
+            values: Mutex::default(),
+            refusal: Mutex::default(),
+        }
+    }
+
+    /// Adds the headers to the response to a request that passed (S18), unless those of an inner
+    /// layer are tighter (S19). `false`: an inner layer of this crate has refused, and nothing was
+    /// changed.
+    #[inline]
+    pub(crate) fn stamp_passed<R>(
+        &self,
+        response: &mut Response<R>,
+        account: &Account<'_>,
+        decision: &Decision,
+    ) -> bool {
+        if is_marked_refused(response) {
+            return false;
+        }
+        if self.style.github() {
+            if !self.stamp_github(response.headers_mut(), decision) {
+                return false;
+            }
+        } else if is_refused_inside(response) {
+            return false;
+        }
+        if self.style.ietf() {
+            ietf::append(response.headers_mut(), account, decision);
+        }
+        true
+    }
+
+    #[inline]
+    fn stamp_github(&self, headers: &mut HeaderMap, decision: &Decision) -> bool {
+        // Mostly there is none yet, so the cheapest way to look is to write.
+        if let Some(theirs) = headers.insert(LIMIT, self.limit(decision.limit())) {
+            match author(headers) {
+                Author::Refused => {
+                    headers.insert(LIMIT, theirs);
+                    return false;
+                }
+                Author::Passed if !is_tighter(decision, headers) => {
+                    headers.insert(LIMIT, theirs);
+                    return true;
+                }
+                _ => {
+                    for name in [&LIMIT, &REMAINING, &USED, &RESET, &RESOURCE] {
+                        headers.remove(name);
+                    }
+                }
+            }
+            headers.insert(LIMIT, self.limit(decision.limit()));
+        } else if self.resource.is_none() && headers.keys().any(|name| *name == RESOURCE) {
+            headers.remove(RESOURCE);
+        }
+        let [remaining, used, reset] = self.values(decision);
+        headers.insert(REMAINING, remaining);
+        headers.insert(USED, used);
+        headers.insert(RESET, reset);
+        if let Some(resource) = &self.resource {
+            headers.insert(RESOURCE, resource.clone());
+        }
+        true
+    }
+
+    /// Adds the headers to a refusal by a quota (S18). Others that it has stay behind these.
+    pub(crate) fn stamp_refused<R>(
+        &self,
+        response: &mut Response<R>,
+        content_type: Option<&HeaderValue>,
+        account: &Account<'_>,
+        decision: &Decision,
+    ) {
+        let headers = response.headers_mut();
+        let others = mem::replace(headers, self.refusal(decision, content_type));
+        for (name, value) in &others {
+            let ours = [LIMIT, REMAINING, USED, RESET, RESOURCE, RETRY_AFTER, CACHE_CONTROL];
+            if !ours.contains(name) && !(self.style.ietf() && ietf::has_name(name)) {
+                headers.append(name, value.clone());
+            }
+        }
+        if self.style.ietf() {
+            ietf::append(headers, account, decision);
+        }
+        if !self.style.github() {
+            mark_refused(response);
+        }
+    }
+
+    /// The limit of the governing quota: mostly the one that was expected.
+    fn limit(&self, limit: u64) -> HeaderValue {
+        match &self.limit {
+            (prepared, value) if *prepared == limit => value.clone(),
+            _ => number(limit),
+        }
+    }
+
+    /// What remains, what is used, and when the window ends.
+    fn values(&self, decision: &Decision) -> [HeaderValue; 3] {
+        let (remaining, used) = (decision.remaining(), decision.used());
+        let reset = seconds(decision.reset_at_ms());
+        // Nobody waits for the lock.
+        let Ok(mut last) = self.values.try_lock() else {
+            return [remaining, used, reset].map(number);
+        };
+        if last.reset.0 != reset {
+            last.reset = (reset, number(reset));
+        }
+        let chunk = &mut last.chunk;
+        [number_in(remaining, chunk), number_in(used, chunk), last.reset.1.clone()]
+    }
+
+    /// The headers of a refusal by a quota, but for the IETF's.
+    fn refusal(&self, decision: &Decision, content_type: Option<&HeaderValue>) -> HeaderMap {
+        let retry_at = decision.retry_at_ms();
+        let values = RefusalValues {
+            limit: decision.limit(),
+            used: decision.used(),
+            reset: seconds(decision.reset_at_ms().max(retry_at.unwrap_or(0))),
+            retry_after: retry_at.map(|at| seconds(at.saturating_sub(decision.now_ms())).max(1)),
+        };
+        let Ok(mut last) = self.refusal.try_lock() else {
+            return self.make_refusal(values, content_type);
+        };
+        if last.values != values
+            || last.content_type.as_ref() != content_type
+            || last.headers.is_empty()
+        {
+            let headers = self.make_refusal(values, content_type);
+            *last = LastRefusal { values, content_type: content_type.cloned(), headers };
+        }
+        last.headers.clone()
+    }
+
+    #[cold]
+    fn make_refusal(&self, values: RefusalValues, content_type: Option<&HeaderValue>) -> HeaderMap {
+        // Room for these, a content-type, and what a server adds.
+        let mut headers = HeaderMap::with_capacity(12);
+        if self.style.github() {
+            headers.insert(REFUSED_LIMIT, self.limit(values.limit));
+            headers.insert(REMAINING, number(0));
+            headers.insert(USED, number(values.used));
+            headers.insert(RESET, number(values.reset));
+            headers.extend(self.resource.clone().map(|resource| (RESOURCE, resource)));
+        }
+        headers.extend(values.retry_after.map(|seconds| (RETRY_AFTER, number(seconds))));
+        headers.insert(CACHE_CONTROL, NO_STORE);
+        headers.extend(content_type.map(|value| (CONTENT_TYPE, value.clone())));
+        headers
+    }
+}
+
+/// Whether fewer tokens remain than an inner layer has written, or as many and later (S19).
+fn is_tighter(decision: &Decision, headers: &HeaderMap) -> bool {
+    let written = |name| {
+        let value: Option<&HeaderValue> = headers.get(name);
+        value.and_then(|value| value.to_str().ok()).and_then(|text| text.parse::<u64>().ok())
+    };
+    let own = (decision.remaining(), seconds(decision.reset_at_ms()));
+    match (written(&REMAINING), written(&RESET)) {
+        (Some(remaining), Some(reset)) => own.0 < remaining || own.0 == remaining && own.1 > reset,
+        _ => true,
+    }
+}
+
+/// Adds the headers to a refusal for another reason than a quota (S33).
+pub(crate) fn stamp_failed<R>(response: &mut Response<R>, may_retry: bool) {
+    put_uncached(response.headers_mut(), may_retry);
+    mark_refused(response);
+}
+
+/// Keeps a response from being cached, and where waiting may help its request from being repeated at
+/// once.
+pub(crate) fn put_uncached(headers: &mut HeaderMap, may_retry: bool) {
+    headers.insert(CACHE_CONTROL, NO_STORE);
+    if may_retry {
+        headers.insert(RETRY_AFTER, number(1));
+    }
+}

@@ -1,0 +1,48 @@
+//! The headers of the IETF draft (draft-ietf-httpapi-ratelimit-headers-10), which are structured
+//! fields (RFC 9651): lists with one quoted item for each quota (S20).
+
+use std::fmt::Write;
+
+use http::header::{HeaderMap, HeaderName, HeaderValue};
+
+use super::values::{policy_name, seconds};
+use crate::decision::Decision;
+use crate::store::Account;
+
+const POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
+const LIMIT: HeaderName = HeaderName::from_static("ratelimit");
+
+/// The largest integer of a structured field.
+const MAX_INTEGER: u64 = 999_999_999_999_999;
+
+pub(super) fn has_name(name: &HeaderName) -> bool {
+    *name == POLICY || *name == LIMIT
+}
+
+/// Adds them behind those of inner layers.
+pub(super) fn append(headers: &mut HeaderMap, account: &Account<'_>, decision: &Decision) {
+    let (mut policies, mut limits) = (String::new(), String::new());
+    let quotas = account.quotas().iter().zip(decision.standings());
+    for (i, (quota, standing)) in quotas.enumerate() {
+        let separator = if i == 0 { "" } else { ", " };
+        let name = policy_name(account.scope().name(), quota);
+        let limit = quota.limit().min(MAX_INTEGER);
+        let _ = write!(policies, "{separator}\"{name}\";q={limit}");
+        // The window in whole seconds; one that has none can't be said, and needs not be.
+        if quota.window().subsec_nanos() == 0 {
+            let _ = write!(policies, ";w={}", quota.window().as_secs());
+        }
+        let mut end = standing.end();
+        if i == decision.speaking() {
+            end = end.max(decision.retry_at_ms().unwrap_or(end));
+        }
+        let (remaining, after) = (standing.remaining().min(MAX_INTEGER), end - decision.now_ms());
+        let _ = write!(limits, "{separator}\"{name}\";r={remaining};t={}", seconds(after));
+    }
+    for (name, text) in [(POLICY, policies), (LIMIT, limits)] {
+        // Names are ASCII of our own: they are always values.
+        if let Ok(value) = HeaderValue::try_from(text) {
+            headers.append(name, value);
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! Which layer has written the rate-limit headers of a response.
+//!
+//! Layers of this crate may be stacked, and upstream services may send headers of the same names. The
+//! *name* of the limit in the map shows which is which: one that points into a static of this module
+//! was put there by this crate, in this process. It costs nothing, where a marker in the response's
+//! extensions would cost a third of what the whole layer does. The static is an array of bytes, since
+//! equal string literals may be merged by the linker.
+
+use http::Response;
+use http::header::{HeaderMap, HeaderName};
+
+/// The same text twice: at its first place the mark of a request that passed, at its second that of
+/// a refusal. Two places of one static are two addresses, whatever a linker folds.
+static LIMITS: [u8; 34] = *b"x-ratelimit-limitx-ratelimit-limit";
+
+const fn limit_at(half: usize) -> HeaderName {
+    let (first, second) = LIMITS.split_at(17);
+    match std::str::from_utf8(if half == 0 { first } else { second }) {
+        Ok(text) => HeaderName::from_static(text),
+        Err(_) => panic!("ASCII"),
+    }
+}
+
+// Constants, which are put into a map without being cloned first.
+pub(super) const LIMIT: HeaderName = limit_at(0);
+pub(super) const REFUSED_LIMIT: HeaderName = limit_at(1);
+
+/// The mark of a refusal that has no rate-limit headers to carry it.
+#[derive(Clone, Copy)]
+struct Refused;
+
+/// Marks a refusal that has no [`REFUSED_LIMIT`].
+pub(super) fn mark_refused<R>(response: &mut Response<R>) {
+    response.extensions_mut().insert(Refused);
+}
+
+/// Whether a refusal was [marked](mark_refused).
+#[inline]
+pub(super) fn is_marked_refused<R>(response: &Response<R>) -> bool {
+    response.extensions().get::<Refused>().is_some()
+}
+
+/// Whether an inner layer of this crate refused the request.
+pub(crate) fn is_refused_inside<R>(response: &Response<R>) -> bool {
+    is_marked_refused(response)
+        || response.headers().keys().any(|name| address(name) == address(&REFUSED_LIMIT))
+}
+
+pub(super) enum Author {
+    /// An inner layer of this crate, which let the request pass.
+    Passed,
+    /// An inner layer of this crate, which refused it.
+    Refused,
+    Other,
+}
+
+/// The author of the headers, after [`LIMIT`] was written over theirs: a value that is replaced
+/// leaves its name as it was.
+pub(super) fn author(headers: &HeaderMap) -> Author {
+    match headers.keys().find(|name| **name == LIMIT).map(address) {
+        Some(name) if name == address(&LIMIT) => Author::Passed,
+        Some(name) if name == address(&REFUSED_LIMIT) => Author::Refused,
+        _ => Author::Other,
+    }
+}
+
+fn address(name: &HeaderName) -> *const u8 {
+    name.as_str().as_ptr()
+}

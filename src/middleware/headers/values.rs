@@ -1,0 +1,68 @@
+//! How numbers, times and the names of quotas are written in headers.
+
+use bytes::{Bytes, BytesMut};
+use http::header::HeaderValue;
+
+use crate::quota::Quota;
+
+/// Whole seconds, rounded up: a client that waits as long is never too early.
+pub(crate) fn seconds(ms: i64) -> u64 {
+    (ms.max(0) as u64).div_ceil(1_000)
+}
+
+/// The name of a quota towards clients: `login:5/minute`.
+pub(crate) fn policy_name(name: &str, quota: &Quota) -> String {
+    format!("{name}{}{}", if name.is_empty() { "" } else { ":" }, quota.rate())
+}
+
+/// An integer as a value. Small ones, which most are, come from a table without an allocation.
+pub(super) fn number(n: u64) -> HeaderValue {
+    small(n)
+        .unwrap_or_else(|| large(Bytes::copy_from_slice(itoa::Buffer::new().format(n).as_bytes())))
+}
+
+/// The same, written behind others into a chunk, of which the value is a slice: an allocation of its
+/// own would cost as much as all of the rest.
+#[inline]
+pub(super) fn number_in(n: u64, chunk: &mut BytesMut) -> HeaderValue {
+    small(n).unwrap_or_else(|| {
+        chunk.extend_from_slice(itoa::Buffer::new().format(n).as_bytes());
+        large(chunk.split().freeze())
+    })
+}
+
+#[inline]
+fn small(n: u64) -> Option<HeaderValue> {
+    (n < SMALL).then(|| HeaderValue::from_static(digits(n)))
+}
+
+fn large(digits: Bytes) -> HeaderValue {
+    HeaderValue::from_maybe_shared(digits).expect("digits")
+}
+
+fn digits(n: u64) -> &'static str {
+    let digits = 1 + usize::from(n >= 10) + usize::from(n >= 100) + usize::from(n >= 1_000);
+    let end = n as usize * 4 + 4;
+    &TABLE[end - digits..end]
+}
+
+/// Below this, integers are in the table.
+const SMALL: u64 = 10_000;
+
+/// Four digits each.
+static TABLE: &str = {
+    static DIGITS: [u8; 4 * SMALL as usize] = {
+        let mut digits = [b'0'; 4 * SMALL as usize];
+        let mut i = 0;
+        while i < digits.len() {
+            let power = [1_000, 100, 10, 1][i % 4];
+            digits[i] += (i / 4 / power % 10) as u8;
+            i += 1;
+        }
+        digits
+    };
+    match std::str::from_utf8(&DIGITS) {
+        Ok(text) => text,
+        Err(_) => panic!("digits"),
+    }
+};

@@ -1,0 +1,248 @@
+//! [`FixedWindowLayer`]: its setters by theme, and the service that it makes.
+
+use std::fmt;
+use std::sync::Arc;
+
+use http::request::Parts;
+use tower_layer::Layer;
+
+use super::live::{Handle, Live};
+use super::options::Options;
+use super::rejection::ProblemJson;
+use super::service::FixedWindow;
+use super::shared::Shared;
+use crate::key::{Key, KeyExtractor, key_fn};
+use crate::limiter::Limiter;
+use crate::quota::Quotas;
+use crate::store::OnStoreFailure;
+
+mod counting;
+mod deciding;
+mod refusing;
+mod storing;
+
+/// Limits the requests to the service it wraps.
+///
+/// ```
+/// use axum::{Router, routing::{get, post}};
+/// use tower_fixed_window::{FixedWindowLayer, Quota};
+///
+/// let login = FixedWindowLayer::new(Quota::per_minute(5)).name("login");
+/// let search = FixedWindowLayer::new(Quota::per_minute(33).and(Quota::per_hour(2_000))).name("search");
+///
+/// let app: Router = Router::new()
+///     .route("/login", post(async || "welcome").layer(login))
+///     .route("/search", get(async || "found").layer(search));
+/// ```
+///
+/// A request that passes reaches the service, and its response gets the headers
+/// `x-ratelimit-limit`, `-remaining`, `-used`, `-reset` (UTC epoch seconds), and `-resource` if the
+/// layer is named. One that doesn't is answered with 429, the same headers, `retry-after` (seconds)
+/// and `cache-control: no-store`; the service is not called. That is a response, not an error: the
+/// service's error type is kept.
+///
+/// # Who shares a count
+///
+/// Clones of a layer share their counters, so the same layer on two routes is one limit for both.
+/// Layers that are made separately never do, unless they have one store *and* one name.
+///
+/// # Refused uploads
+///
+/// An HTTP/1 server closes a connection whose request was not read to its end, and a client that is
+/// still sending sees a broken pipe instead of its 429. An HTTP/2 server resets the stream, and ends
+/// the whole connection when that has happened often (in hyper 1,024 times, if what the client still
+/// sends comes too late). So the rest of a refused request's body is read, and thrown away, before the
+/// request is answered: at most 16 MiB of it, for at most 30 s, and no longer than until nothing has
+/// come for a second. Outside of a runtime of tokio's, or without the feature `tokio`, only what is
+/// there at once is read. A request that says it is longer, or asks first (`expect: 100-continue`), is answered at once. A client that floods an
+/// HTTP/2 connection with uploads beyond these bounds still loses it; hyper's
+/// `max_local_error_reset_streams` sets how soon.
+///
+/// This works for axum's bodies. Those of other servers, and those that another layer has changed, are
+/// read where [`drain_refused`](Self::drain_refused) names their type. Under axum it suffices to apply
+/// the limit with a `Router::layer` of its own: each of these calls makes them axum's again.
+///
+/// # Around a client
+///
+/// The same layer keeps an HTTP client inside of somebody else's limit, with
+/// [`queue`](Self::queue) waiting for the next window instead of failing: `examples/outbound.rs` has
+/// reqwest's. The responses of hyper-util's client can't be made from bytes, as a refusal is: map
+/// them under the layer, `.map_response(|response| response.map(Body::new))`.
+///
+/// # Its type
+///
+/// The type parameter is the way of refusing; as `FixedWindowLayer` it can be written in a field:
+///
+/// ```
+/// # use tower_fixed_window::FixedWindowLayer;
+/// struct App { limit: FixedWindowLayer }
+/// ```
+#[derive(Clone)]
+#[must_use = "a layer does nothing until it is applied to a service"]
+pub struct FixedWindowLayer<J = ProblemJson> {
+    limiter: Limiter,
+    live: Arc<Live>,
+    options: Options,
+    reject: J,
+}
+
+impl FixedWindowLayer {
+    /// Limits requests by their peer's address, in memory.
+    ///
+    /// Under axum that needs the `axum` feature and
+    /// `into_make_service_with_connect_info::<SocketAddr>()`; under other servers a
+    /// [`PeerAddr`](crate::key::PeerAddr) in each request.
+    ///
+    /// ```
+    /// use http::Request;
+    /// use tower_fixed_window::key::PeerAddr;
+    /// use tower_fixed_window::testing::ask;
+    /// use tower_fixed_window::{FixedWindowLayer, Quota};
+    ///
+    /// let layer = FixedWindowLayer::new(Quota::per_minute(60));
+    ///
+    /// let request = || Request::get("/").extension(PeerAddr(([192, 0, 2, 1], 4711).into()));
+    /// assert_eq!(ask(&layer, request()).headers()["x-ratelimit-remaining"], "59");
+    /// assert_eq!(ask(&layer, request()).headers()["x-ratelimit-remaining"], "58");
+    /// ```
+    pub fn new(quotas: impl Into<Quotas>) -> Self {
+        let quotas = quotas.into();
+        Self {
+            limiter: Limiter::new(quotas),
+            live: Arc::new(Live::new(quotas)),
+            options: Options::default(),
+            reject: ProblemJson,
+        }
+    }
+}
+
+impl<J> FixedWindowLayer<J> {
+    /// Names the limit: the scope of its counters, and the value of `x-ratelimit-resource`.
+    ///
+    /// ```
+    /// use http::Request;
+    /// use tower_fixed_window::key::global;
+    /// use tower_fixed_window::testing::ask;
+    /// use tower_fixed_window::{FixedWindowLayer, Quota};
+    ///
+    /// let layer = FixedWindowLayer::new(Quota::per_minute(5)).name("login").key(global());
+    ///
+    /// assert_eq!(ask(&layer, Request::get("/")).headers()["x-ratelimit-resource"], "login");
+    /// ```
+    ///
+    /// # Panics
+    /// If the name is not 1 to 64 of `[a-z0-9_.-]`.
+    pub fn name(mut self, name: &str) -> Self {
+        self.limiter = self.limiter.name(name);
+        self.fork();
+        self
+    }
+
+    /// What requests are counted by: an extractor of [`key`](crate::key), or one of your own.
+    ///
+    /// ```
+    /// use http::Request;
+    /// use tower_fixed_window::key::header;
+    /// use tower_fixed_window::testing::ask;
+    /// use tower_fixed_window::{FixedWindowLayer, Quota};
+    ///
+    /// let layer = FixedWindowLayer::new(Quota::per_minute(60)).key(header("x-api-key"));
+    ///
+    /// let response = ask(&layer, Request::get("/").header("x-api-key", "alpha"));
+    /// assert_eq!(response.headers()["x-ratelimit-used"], "1");
+    /// assert_eq!(ask(&layer, Request::get("/")).status(), 400);
+    /// ```
+    pub fn key(mut self, key: impl KeyExtractor) -> Self {
+        self.options.key = Arc::new(key);
+        self
+    }
+
+    /// What requests are counted by, as a closure; a request for which it returns `None` is refused with 400.
+    ///
+    /// ```
+    /// use http::Request;
+    /// use tower_fixed_window::testing::ask;
+    /// use tower_fixed_window::{FixedWindowLayer, Key, Quota};
+    ///
+    /// let layer = FixedWindowLayer::new(Quota::per_minute(60))
+    ///     .key_fn(|parts| parts.uri.path().split('/').nth(1).map(Key::from));
+    ///
+    /// assert_eq!(ask(&layer, Request::get("/acme/users")).headers()["x-ratelimit-used"], "1");
+    /// assert_eq!(ask(&layer, Request::get("/acme/items")).headers()["x-ratelimit-used"], "2");
+    /// assert_eq!(ask(&layer, Request::get("/other")).headers()["x-ratelimit-used"], "1");
+    /// ```
+    pub fn key_fn<F>(self, key: F) -> Self
+    where
+        F: Fn(&Parts) -> Option<Key> + Send + Sync + 'static,
+    {
+        self.key(key_fn(key))
+    }
+
+    /// Turns the knobs of this layer, and of all its clones, while it is at work. Take it when the
+    /// layer has its name and store: with others it is another limit.
+    ///
+    /// ```
+    /// use http::Request;
+    /// use tower_fixed_window::key::global;
+    /// use tower_fixed_window::testing::ask;
+    /// use tower_fixed_window::{FixedWindowLayer, Quota};
+    ///
+    /// let layer = FixedWindowLayer::new(Quota::per_minute(1)).key(global());
+    /// let handle = layer.handle();
+    ///
+    /// assert_eq!(ask(&layer, Request::get("/")).status(), 200);
+    /// assert_eq!(ask(&layer, Request::get("/")).status(), 429);
+    /// handle.set_quotas(Quota::per_minute(2));
+    /// assert_eq!(ask(&layer, Request::get("/")).status(), 200);
+    /// ```
+    pub fn handle(&self) -> Handle {
+        self.live.follow(&self.options);
+        Handle::new(Arc::clone(&self.live), self.limiter())
+    }
+
+    /// For a service that shows the standing of callers under this layer.
+    pub(crate) fn to_resource(&self) -> (Limiter, Options, Arc<Live>) {
+        (self.limiter(), self.options.clone(), Arc::clone(&self.live))
+    }
+
+    /// With another name or store it is another limit, with knobs of its own.
+    fn fork(&mut self) {
+        self.live = Arc::new(Live::new(self.live.quotas()));
+    }
+
+    /// The limiter, with a fallback or without.
+    fn limiter(&self) -> Limiter {
+        let mut limiter = self.limiter.clone();
+        let Options { count_if, refund_dropped, settle, queue, .. } = &self.options;
+        if count_if.is_some() || *refund_dropped || *settle || queue.is_some() {
+            limiter = limiter.resettable();
+        }
+        match self.options.on_store_failure {
+            OnStoreFailure::Local => limiter,
+            OnStoreFailure::Allow | OnStoreFailure::Deny => limiter.without_fallback(),
+        }
+    }
+}
+
+impl<S, J: Clone> Layer<S> for FixedWindowLayer<J> {
+    type Service = FixedWindow<S, J>;
+
+    /// # Panics
+    /// If the layer counts in a shared store and has no name.
+    fn layer(&self, inner: S) -> Self::Service {
+        self.limiter.check_name();
+        self.live.follow(&self.options);
+        let (limiter, live) = (self.limiter(), Arc::clone(&self.live));
+        let shared = Shared::new(limiter, self.options.clone(), live, self.reject.clone());
+        FixedWindow::new(inner, Arc::new(shared))
+    }
+}
+
+impl<J: fmt::Debug> fmt::Debug for FixedWindowLayer<J> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FixedWindowLayer")
+            .field("limiter", &self.limiter)
+            .field("reject", &self.reject)
+            .finish_non_exhaustive()
+    }
+}

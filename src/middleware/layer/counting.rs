@@ -1,0 +1,221 @@
+//! What is counted, by which quotas, and at which cost.
+
+use std::sync::Arc;
+
+use http::request::Parts;
+use http::response;
+
+use super::FixedWindowLayer;
+use crate::key::Key;
+use crate::quota::Quotas;
+
+impl<J> FixedWindowLayer<J> {
+    /// Requests for which the closure says `true` pass without being counted, and without headers.
+    /// This is how to say "unlimited". Called again, it exempts more.
+    ///
+    /// What is skipped has no limit, so ask for what a client can't choose: not for a header, and
+    /// for a path only if its handler is cheap. For health probes that is mostly so; better still,
+    /// put their route outside of the layer, or exempt the prober by its address:
+    /// `client_ip().is_in(..)` of the feature `client-ip`, which is a closure for this.
+    ///
+    /// ```
+    /// use http::Request;
+    /// use tower_fixed_window::key::client_ip;
+    /// use tower_fixed_window::testing::ask;
+    /// use tower_fixed_window::{FixedWindowLayer, Quota};
+    ///
+    /// let layer = FixedWindowLayer::new(Quota::per_minute(60))
+    ///     .skip(|parts| parts.uri.path() == "/health")
+    ///     .skip(client_ip().is_in(["192.0.2.0/24"]));
+    ///
+    /// let response = ask(&layer, Request::get("/health"));
+    /// assert_eq!(response.status(), 200);
+    /// assert!(!response.headers().contains_key("x-ratelimit-limit"));
+    /// ```
+    pub fn skip<F>(mut self, skip: F) -> Self
+    where
+        F: Fn(&Parts) -> bool + Send + Sync + 'static,
+    {
+        self.options.skip = Some(match self.options.skip.take() {
+            Some(earlier) => Arc::new(move |parts| earlier(parts) || skip(parts)),
+            None => Arc::new(skip),
+        });
+        self
+    }
+
+    /// CORS preflights (`OPTIONS` with `origin` and `access-control-request-method`) pass without
+    /// being counted. A preflight carries no credentials, and a browser that is refused one reports a
+    /// failure of CORS, not a limit. Where a CORS layer answers them outside of this one, they never
+    /// come here.
+    ///
+    /// Any client can send both headers: what it marks as a preflight in this way has no limit. So use
+    /// this only if whatever answers `OPTIONS` inside of the limit is cheap.
+    ///
+    /// ```
+    /// use http::Request;
+    /// use tower_fixed_window::key::global;
+    /// use tower_fixed_window::testing::ask;
+    /// use tower_fixed_window::{FixedWindowLayer, Quota};
+    ///
+    /// let layer = FixedWindowLayer::new(Quota::per_minute(0)).key(global()).skip_preflight();
+    ///
+    /// let preflight = Request::options("/")
+    ///     .header("origin", "https://app.example")
+    ///     .header("access-control-request-method", "PUT");
+    /// assert_eq!(ask(&layer, preflight).status(), 200);
+    /// assert_eq!(ask(&layer, Request::put("/")).status(), 429);
+    /// ```
+    pub fn skip_preflight(mut self) -> Self {
+        self.options.skip_preflight = true;
+        self
+    }
+
+    /// What may be spent, for each request: free and paid plans under one name. The closure gets
+    /// the key, too. All plans share one counter for each window length, so that a customer who
+    /// upgrades goes on from what is used.
+    ///
+    /// [`Handle::set_quotas`] changes the layer's quotas, not what the closure returns.
+    ///
+    /// ```
+    /// use http::Request;
+    /// use tower_fixed_window::key::global;
+    /// use tower_fixed_window::testing::ask;
+    /// use tower_fixed_window::{FixedWindowLayer, Quota};
+    ///
+    /// const FREE: Quota = Quota::per_hour(60);
+    /// const PRO: Quota = Quota::per_hour(5_000);
+    ///
+    /// let layer = FixedWindowLayer::new(FREE).key(global()).quota_fn(|parts, _key| {
+    ///     // Really: a plan that the authentication layer has left in the extensions.
+    ///     if parts.uri.path().starts_with("/pro") { PRO } else { FREE }
+    /// });
+    ///
+    /// assert_eq!(ask(&layer, Request::get("/")).headers()["x-ratelimit-remaining"], "59");
+    /// assert_eq!(ask(&layer, Request::get("/pro")).headers()["x-ratelimit-remaining"], "4998");
+    /// ```
+    pub fn quota_fn<F, Q>(mut self, quotas: F) -> Self
+    where
+        F: Fn(&Parts, &Key) -> Q + Send + Sync + 'static,
+        Q: Into<Quotas>,
+    {
+        self.options.quota_fn = Some(Arc::new(move |parts, key| quotas(parts, key).into()));
+        self
+    }
+
+    /// How many tokens a request costs; 1 unless set. A request of cost 0 passes and takes nothing.
+    ///
+    /// ```
+    /// use http::{Method, Request};
+    /// use tower_fixed_window::key::global;
+    /// use tower_fixed_window::testing::ask;
+    /// use tower_fixed_window::{FixedWindowLayer, Quota};
+    ///
+    /// let layer = FixedWindowLayer::new(Quota::per_hour(5_000))
+    ///     .key(global())
+    ///     .cost_fn(|parts| if parts.method == Method::GET { 1 } else { 5 });
+    ///
+    /// assert_eq!(ask(&layer, Request::get("/")).headers()["x-ratelimit-used"], "1");
+    /// assert_eq!(ask(&layer, Request::post("/")).headers()["x-ratelimit-used"], "6");
+    /// ```
+    pub fn cost_fn<F>(mut self, cost: F) -> Self
+    where
+        F: Fn(&Parts) -> u64 + Send + Sync + 'static,
+    {
+        self.options.cost_fn = Some(Arc::new(cost));
+        self
+    }
+
+    /// Counts only requests whose response meets the condition: failed logins.
+    ///
+    /// The tokens are taken before the service is called, and given back when the response shows
+    /// that it doesn't count. So what is undecided counts: with a limit of 5, at most 5 requests
+    /// whose outcome is unknown are under way at once, and never more than 5 failures pass.
+    ///
+    /// ```
+    /// use axum::routing::any;
+    /// use http::{Request, StatusCode, Uri};
+    /// use tower_fixed_window::key::global;
+    /// use tower_fixed_window::testing::ask_around;
+    /// use tower_fixed_window::{FixedWindowLayer, Quota};
+    ///
+    /// let layer = FixedWindowLayer::new(Quota::per_minute(5))
+    ///     .key(global())
+    ///     .count_if(|response| response.status == StatusCode::UNAUTHORIZED);
+    ///
+    /// let login = any(async |uri: Uri| match uri.path() {
+    ///     "/right" => StatusCode::OK,
+    ///     _ => StatusCode::UNAUTHORIZED,
+    /// });
+    /// let response = ask_around(&layer, login.clone(), Request::post("/right"));
+    /// assert_eq!(response.headers()["x-ratelimit-used"], "0");
+    /// let response = ask_around(&layer, login, Request::post("/wrong"));
+    /// assert_eq!(response.headers()["x-ratelimit-used"], "1");
+    /// ```
+    pub fn count_if<F>(mut self, counts: F) -> Self
+    where
+        F: Fn(&response::Parts) -> bool + Send + Sync + 'static,
+    {
+        self.options.count_if = Some(Arc::new(counts));
+        self
+    }
+
+    /// Corrects the charge by the [`TrueCost`](crate::TrueCost) that the response reports: less is
+    /// returned, more is taken even past the limit. Without this a layer ignores what is reported,
+    /// so that in a stack of layers only those follow it that count in its unit.
+    ///
+    /// ```
+    /// use axum::{Extension, routing::any};
+    /// use http::Request;
+    /// use tower_fixed_window::key::global;
+    /// use tower_fixed_window::testing::ask_around;
+    /// use tower_fixed_window::{FixedWindowLayer, Quota, TrueCost};
+    ///
+    /// const ESTIMATE: u64 = 500;
+    /// let layer = FixedWindowLayer::new(Quota::per_day(100_000))
+    ///     .name("model-tokens")
+    ///     .key(global())
+    ///     .cost_fn(|_| ESTIMATE)
+    ///     .settle_true_cost();
+    ///
+    /// async fn handler() -> Extension<TrueCost> {
+    ///     Extension(TrueCost::of(120))
+    /// }
+    ///
+    /// let response = ask_around(&layer, any(handler), Request::get("/"));
+    /// assert_eq!(response.headers()["x-ratelimit-used"], "120");
+    /// ```
+    pub fn settle_true_cost(mut self) -> Self {
+        self.options.settle = true;
+        self
+    }
+
+    /// Gives the charge back when a request is dropped before its response: the client hung up, or
+    /// the handler or a closure of this layer panicked. A charge that a remote store is still deciding
+    /// is awaited and given back in the background (feature `tokio`). Only where such requests cost nothing worth limiting: a client can
+    /// start work and hang up, again and again.
+    ///
+    /// ```
+    /// use http::Request;
+    /// use tower::{Layer, Service, service_fn};
+    /// use tower_fixed_window::key::global;
+    /// use tower_fixed_window::testing::block_on;
+    /// use tower_fixed_window::{FixedWindowLayer, Key, Quota};
+    ///
+    /// let layer = FixedWindowLayer::new(Quota::per_minute(5)).key(global()).refund_dropped();
+    /// let handle = layer.handle();
+    /// let mut slow = layer.layer(service_fn(async |_: Request<String>| {
+    ///     std::future::pending::<()>().await;
+    ///     Ok::<_, std::io::Error>(http::Response::new(axum::body::Body::empty()))
+    /// }));
+    ///
+    /// let response = slow.call(Request::new(String::new()));
+    /// assert_eq!(block_on(handle.peek(Key::global()))?.used(), 1);
+    /// drop(response);
+    /// assert_eq!(block_on(handle.peek(Key::global()))?.used(), 0);
+    /// # Ok::<_, tower_fixed_window::StoreError>(())
+    /// ```
+    pub fn refund_dropped(mut self) -> Self {
+        self.options.refund_dropped = true;
+        self
+    }
+}

@@ -1,0 +1,207 @@
+//! What can be changed while a layer is at work, and the [`Handle`] to do it.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use bytes::Bytes;
+
+use super::headers::PreparedHeaders;
+use super::options::Options;
+use super::queue::Queue;
+use super::rejection::prepare;
+use crate::decision::Decision;
+use crate::key::Key;
+use crate::limiter::Limiter;
+use crate::quota::Quotas;
+use crate::store::{Reply, StoreError};
+use crate::timer::Closing;
+
+/// The knobs of a layer, shared by all that is made from it.
+pub(crate) struct Live {
+    /// Goes up with each change of the quotas.
+    generation: AtomicU64,
+    quotas: Mutex<Quotas>,
+    /// Whether requests have quotas of their own.
+    by_request: AtomicBool,
+    /// Whether it was switched at run time, and how.
+    shadow: AtomicU8,
+    pub(crate) closing: Closing,
+    pub(crate) queue: Arc<Queue>,
+}
+
+const AS_BUILT: u8 = 0;
+const OFF: u8 = 1;
+const ON: u8 = 2;
+
+impl Live {
+    pub(crate) fn new(quotas: Quotas) -> Self {
+        Self {
+            generation: AtomicU64::new(0),
+            quotas: Mutex::new(quotas),
+            by_request: AtomicBool::new(false),
+            shadow: AtomicU8::new(AS_BUILT),
+            closing: Closing::default(),
+            queue: Arc::default(),
+        }
+    }
+
+    pub(crate) fn quotas(&self) -> Quotas {
+        *self.quotas.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Learns from the options of a layer whether its requests have quotas of their own.
+    pub(crate) fn follow(&self, options: &Options) {
+        self.by_request.fetch_or(options.quota_fn.is_some(), Ordering::Relaxed);
+    }
+
+    fn set_quotas(&self, quotas: Quotas) {
+        let mut current = self.quotas.lock().unwrap_or_else(PoisonError::into_inner);
+        *current = quotas;
+        // Under the lock: a reader that sees the new generation reads the new quotas.
+        self.generation.fetch_add(1, Ordering::Release);
+    }
+
+    #[inline]
+    pub(crate) fn shadow(&self, as_built: bool) -> bool {
+        match self.shadow.load(Ordering::Relaxed) {
+            AS_BUILT => as_built,
+            switched => switched == ON,
+        }
+    }
+
+    /// Whether settings were made from these quotas.
+    #[inline]
+    pub(crate) fn is_current(&self, settings: &Settings) -> bool {
+        self.generation.load(Ordering::Acquire) == settings.generation
+    }
+
+    /// The quotas in force, prepared for requests.
+    pub(crate) fn settings(&self, name: &str, options: &Options) -> Settings {
+        let generation = self.generation.load(Ordering::Acquire);
+        let mut quotas = self.quotas();
+        if let Some(tokens) = options.queue {
+            quotas = quotas.reserving(tokens);
+        }
+        Settings {
+            generation,
+            headers: PreparedHeaders::new(options.headers, name, quotas.as_slice()[0].limit()),
+            body: prepare(name, &quotas, options.status),
+            quotas,
+        }
+    }
+}
+
+/// The quotas in force, with what responses under them have in common.
+pub(crate) struct Settings {
+    generation: u64,
+    pub(crate) quotas: Quotas,
+    pub(crate) headers: PreparedHeaders,
+    pub(crate) body: Bytes,
+}
+
+/// Turns the knobs of a [`FixedWindowLayer`](crate::FixedWindowLayer) while it is at work: from an
+/// admin route, or when a file of limits has changed. All clones of the layer, and all services
+/// made from them, follow with the next request.
+///
+/// ```
+/// use tower_fixed_window::{FixedWindowLayer, Quota};
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let layer = FixedWindowLayer::new(Quota::per_minute(60)).name("api");
+/// let handle = layer.handle();
+///
+/// // What is already counted in this window stays counted.
+/// handle.set_quotas(Quota::per_minute(600));
+/// assert_eq!(handle.peek("alice").await?.remaining(), 600);
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+pub struct Handle {
+    live: Arc<Live>,
+    limiter: Limiter,
+}
+
+impl Handle {
+    pub(crate) fn new(live: Arc<Live>, limiter: Limiter) -> Self {
+        Self { live, limiter }
+    }
+
+    /// The quotas in force.
+    pub fn quotas(&self) -> Quotas {
+        self.live.quotas()
+    }
+
+    /// Changes the quotas, from the next request on. Raised or lowered, a limit applies at once to
+    /// what is already counted, and leaves no debt for the next window. Another window or anchor is
+    /// another counter.
+    pub fn set_quotas(&self, quotas: impl Into<Quotas>) {
+        self.live.set_quotas(quotas.into());
+    }
+
+    /// Switches [shadow mode](crate::FixedWindowLayer::shadow) on or off.
+    pub fn set_shadow(&self, shadow: bool) {
+        self.live.shadow.store(if shadow { ON } else { OFF }, Ordering::Relaxed);
+    }
+
+    /// How a key stands under the quotas in force, and whether one token would pass. Takes nothing.
+    ///
+    /// An error for a layer whose quotas differ per request
+    /// ([`quota_fn`](crate::FixedWindowLayer::quota_fn)): name them, with
+    /// [`peek_with`](Self::peek_with).
+    pub fn peek(&self, key: impl Into<Key>) -> Reply<Decision> {
+        if self.live.by_request.load(Ordering::Relaxed) {
+            return Reply::failed(StoreError::new(
+                "this layer's quotas differ per request: write handle.peek_with(key, quotas)",
+            ));
+        }
+        self.peek_with(key, self.quotas())
+    }
+
+    /// How a key stands under these quotas, and whether one token would pass. Takes nothing.
+    ///
+    /// ```
+    /// use tower_fixed_window::key::global;
+    /// use tower_fixed_window::{FixedWindowLayer, Key, Quota, Quotas};
+    ///
+    /// fn plan(_user: &Key) -> Quotas {
+    ///     Quota::per_hour(5_000).into() // out of your database
+    /// }
+    ///
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let layer =
+    ///     FixedWindowLayer::new(Quota::per_hour(60)).key(global()).quota_fn(|_, key| plan(key));
+    /// let handle = layer.handle();
+    /// let user = Key::global();
+    /// assert_eq!(handle.peek_with(user.clone(), plan(&user)).await?.remaining(), 5_000);
+    /// assert!(handle.peek(user).await.is_err());
+    /// # Ok(()) }
+    /// ```
+    pub fn peek_with(&self, key: impl Into<Key>, quotas: impl Into<Quotas>) -> Reply<Decision> {
+        self.limiter.peek_with(key, quotas, 1)
+    }
+
+    /// Forgets a key, whatever quotas it was charged under: those of a plan, or those that were in
+    /// force before [`set_quotas`](Self::set_quotas). When that is an error:
+    /// [`Limiter::reset`](crate::Limiter::reset).
+    pub fn reset(&self, key: impl Into<Key>) -> Reply<()> {
+        self.limiter.reset(key)
+    }
+
+    /// Ends the waiting of all requests in the layer's
+    /// [`queue`](crate::FixedWindowLayer::queue) with 503, and lets no other wait: for a graceful
+    /// shutdown.
+    #[cfg(feature = "tokio")]
+    pub fn close_queue(&self) {
+        self.live.closing.close();
+    }
+}
+
+impl fmt::Debug for Handle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Handle")
+            .field("limiter", &self.limiter)
+            .field("quotas", &self.quotas())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,90 @@
+//! The options of a layer, as its requests need them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::header::{ACCESS_CONTROL_REQUEST_METHOD, ORIGIN};
+use http::request::Parts;
+use http::{Method, StatusCode, response};
+
+use super::headers::Headers;
+use super::upload::Drain;
+use crate::decision::Decision;
+use crate::key::{Key, KeyExtractor, peer_ip};
+use crate::quota::Quotas;
+use crate::store::OnStoreFailure;
+
+type Skip = Arc<dyn Fn(&Parts) -> bool + Send + Sync>;
+type QuotaFn = Arc<dyn Fn(&Parts, &Key) -> Quotas + Send + Sync>;
+type CostFn = Arc<dyn Fn(&Parts) -> u64 + Send + Sync>;
+type CountIf = Arc<dyn Fn(&response::Parts) -> bool + Send + Sync>;
+type OnDecision = Arc<dyn Fn(&Parts, &Decision) + Send + Sync>;
+
+/// All options but the way of refusing.
+#[derive(Clone)]
+pub(crate) struct Options {
+    pub(crate) key: Arc<dyn KeyExtractor>,
+    pub(crate) skip: Option<Skip>,
+    pub(crate) skip_preflight: bool,
+    pub(crate) quota_fn: Option<QuotaFn>,
+    pub(crate) cost_fn: Option<CostFn>,
+    pub(crate) count_if: Option<CountIf>,
+    pub(crate) on_decision: Option<OnDecision>,
+    pub(crate) refund_dropped: bool,
+    pub(crate) expose_decision: bool,
+    pub(crate) shadow: bool,
+    pub(crate) settle: bool,
+    /// How many tokens may be reserved, and how long a request may wait for them.
+    pub(crate) queue: Option<u64>,
+    pub(crate) max_wait: Duration,
+    pub(crate) on_store_failure: OnStoreFailure,
+    /// The bodies of refused requests that can be read.
+    pub(crate) drains: Vec<Drain>,
+    pub(crate) status: StatusCode,
+    pub(crate) headers: Headers,
+}
+
+/// axum's bodies can be read where axum is known.
+fn default_drains() -> Vec<Drain> {
+    #[cfg(feature = "axum")]
+    return vec![Drain::of::<axum::body::Body>()];
+    #[cfg(not(feature = "axum"))]
+    Vec::new()
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            key: Arc::new(peer_ip()),
+            skip: None,
+            skip_preflight: false,
+            quota_fn: None,
+            cost_fn: None,
+            count_if: None,
+            on_decision: None,
+            refund_dropped: false,
+            expose_decision: false,
+            shadow: false,
+            settle: false,
+            queue: None,
+            max_wait: Duration::ZERO,
+            on_store_failure: OnStoreFailure::default(),
+            drains: default_drains(),
+            status: StatusCode::TOO_MANY_REQUESTS,
+            headers: Headers::default(),
+        }
+    }
+}
+
+impl Options {
+    /// Whether a request passes uncounted.
+    #[inline]
+    pub(crate) fn skips(&self, parts: &Parts) -> bool {
+        let preflight = || {
+            parts.method == Method::OPTIONS
+                && parts.headers.contains_key(ORIGIN)
+                && parts.headers.contains_key(ACCESS_CONTROL_REQUEST_METHOD)
+        };
+        self.skip_preflight && preflight() || self.skip.as_ref().is_some_and(|skip| skip(parts))
+    }
+}

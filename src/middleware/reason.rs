@@ -1,0 +1,60 @@
+//! Why a request is refused, and what follows: over HTTP, over gRPC, and for the operator.
+
+use http::StatusCode;
+
+use crate::decision::Decision;
+use crate::key::MissingKey;
+use crate::observe::Outcome;
+
+/// Why a request was refused.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum Reason {
+    /// The limit is spent: 429, or the status that the layer was given.
+    RateLimited(Decision),
+    /// It can't be counted, having no key: 400 where the client left its part out, 500 where the
+    /// server is set up wrong.
+    MissingKey(MissingKey),
+    /// The store can't say whether it may pass, and the layer is set to refuse then: 503.
+    StoreFailed,
+    /// The request was waiting for its window when the queue was closed: 503.
+    QueueClosed,
+}
+
+/// What follows from a [`Reason`].
+pub(crate) struct Consequences {
+    /// Unless the layer has another for it.
+    pub(crate) status: StatusCode,
+    pub(crate) grpc: GrpcCode,
+    /// Whether the same request may pass later.
+    pub(crate) may_retry: bool,
+    /// What is counted: nothing for a request that was counted when it got its reservation.
+    pub(crate) outcome: Option<Outcome>,
+}
+
+/// Codes of gRPC's specification.
+#[derive(Clone, Copy)]
+pub(crate) enum GrpcCode {
+    InvalidArgument = 3,
+    ResourceExhausted = 8,
+    Internal = 13,
+    Unavailable = 14,
+}
+
+impl Reason {
+    pub(crate) fn consequences(&self) -> Consequences {
+        use GrpcCode::{Internal, InvalidArgument, ResourceExhausted, Unavailable};
+
+        let (status, grpc, may_retry, outcome) = match self {
+            Self::RateLimited(_) => (429, ResourceExhausted, true, Some(Outcome::Refused)),
+            Self::MissingKey(missing) if missing.is_client() => {
+                (400, InvalidArgument, false, Some(Outcome::MissingKey))
+            }
+            Self::MissingKey(_) => (500, Internal, false, Some(Outcome::MissingKey)),
+            Self::StoreFailed => (503, Unavailable, true, Some(Outcome::FailedClosed)),
+            Self::QueueClosed => (503, Unavailable, true, None),
+        };
+        let status = StatusCode::from_u16(status).expect("one of these");
+        Consequences { status, grpc, may_retry, outcome }
+    }
+}

@@ -1,0 +1,125 @@
+//! What a refused request is answered with: [`Rejection`] has what is known of it, and a [`Reject`]
+//! makes a response of that.
+
+use std::fmt::Write;
+
+use bytes::Bytes;
+use http::header::{CONTENT_TYPE, HeaderValue};
+use http::{Response, StatusCode};
+
+use super::headers::{PreparedHeaders, policy_name, stamp_failed};
+use super::reason::Reason;
+use crate::decision::Decision;
+use crate::quota::Quota;
+use crate::store::Account;
+
+mod problem;
+mod reject;
+
+pub(crate) use problem::prepare;
+pub use reject::{EmptyBody, GitHubBody, Grpc, OnReject, ProblemJson, Reject};
+
+/// A refused request, for those who answer it.
+#[derive(Clone, Copy, Debug)]
+pub struct Rejection<'a> {
+    pub(crate) reason: &'a Reason,
+    /// That of a refusal by a limit.
+    pub(crate) limited: StatusCode,
+    pub(crate) account: Account<'a>,
+    /// The body for a refusal by the only quota there is, made beforehand.
+    pub(crate) prepared_body: Option<&'a Bytes>,
+    pub(crate) headers: &'a PreparedHeaders,
+}
+
+impl<'a> Rejection<'a> {
+    /// Why it was refused.
+    pub fn reason(&self) -> &'a Reason {
+        self.reason
+    }
+
+    /// The decision of a request that is over the limit.
+    pub fn decision(&self) -> Option<&'a Decision> {
+        match self.reason {
+            Reason::RateLimited(decision) => Some(decision),
+            _ => None,
+        }
+    }
+
+    /// The status to answer with.
+    pub fn status(&self) -> StatusCode {
+        match self.reason {
+            Reason::RateLimited(_) => self.limited,
+            reason => reason.consequences().status,
+        }
+    }
+
+    /// The name of the layer; empty if it has none.
+    pub fn name(&self) -> &'a str {
+        self.account.scope().name()
+    }
+
+    /// The quotas that refused.
+    pub fn violated(&self) -> impl Iterator<Item = &'a Quota> + use<'a> {
+        let (quotas, decision) = (self.account.quotas(), self.decision());
+        decision.into_iter().flat_map(|decision| decision.refusing()).map(|i| &quotas.as_slice()[i])
+    }
+
+    /// A sentence for the client. For a limit it begins "API rate limit exceeded", which clients of
+    /// GitHub's API look for.
+    pub fn message(&self) -> String {
+        match self.reason {
+            Reason::RateLimited(decision) => {
+                let mut text = String::from("API rate limit exceeded: ");
+                self.write_policies(&mut text, "", ", ");
+                if decision.is_final() {
+                    text.push_str("; this request costs more than that can ever grant");
+                }
+                text
+            }
+            Reason::MissingKey(missing) if missing.is_client() => {
+                format!("The request lacks {missing}")
+            }
+            Reason::MissingKey(_) => {
+                "The rate limit of this server is set up wrong; its log says how to mend it".into()
+            }
+            Reason::StoreFailed => "The rate limit can't be checked at the moment".into(),
+            Reason::QueueClosed => "The server is shutting down".into(),
+        }
+    }
+
+    fn write_policies(&self, text: &mut String, quote: &str, separator: &str) {
+        for (i, quota) in self.violated().enumerate() {
+            let separator = if i == 0 { "" } else { separator };
+            let policy = policy_name(self.name(), quota);
+            write!(text, "{separator}{quote}{policy}{quote}").expect("writing to a string");
+        }
+    }
+
+    /// The whole response, of this body.
+    fn response<B>(&self, body: B, content_type: Option<&HeaderValue>) -> Response<B> {
+        let mut response = Response::new(body);
+        *response.status_mut() = self.status();
+        self.stamp(&mut response, content_type);
+        response
+    }
+
+    /// Adds its headers to a response that somebody else has made.
+    fn complete<B>(&self, mut response: Response<B>) -> Response<B> {
+        let content_type = response.headers_mut().remove(CONTENT_TYPE);
+        self.stamp(&mut response, content_type.as_ref());
+        response
+    }
+
+    fn stamp<B>(&self, response: &mut Response<B>, content_type: Option<&HeaderValue>) {
+        match self.reason {
+            Reason::RateLimited(decision) => {
+                self.headers.stamp_refused(response, content_type, &self.account, decision);
+            }
+            reason => {
+                let content_type = content_type.map(|value| (CONTENT_TYPE, value.clone()));
+                response.headers_mut().extend(content_type);
+                stamp_failed(response, reason.consequences().may_retry);
+            }
+        }
+    }
+}

@@ -1,0 +1,65 @@
+//! The bodies of refusals in JSON.
+
+use std::fmt::{self, Write};
+
+use bytes::Bytes;
+use http::StatusCode;
+
+use super::Rejection;
+use crate::middleware::headers::policy_name;
+use crate::middleware::reason::Reason;
+use crate::quota::Quotas;
+
+/// A problem (RFC 9457) with GitHub's `message`.
+pub(super) fn problem(why: &Rejection<'_>) -> Bytes {
+    if let Reason::RateLimited(decision) = why.reason() {
+        let only_one = why.account.quotas().len() == 1 && !decision.is_final();
+        if let Some(prepared) = why.prepared_body.filter(|_| only_one) {
+            return prepared.clone();
+        }
+        let mut policies = String::new();
+        why.write_policies(&mut policies, "\"", ",");
+        return quota_exceeded(why.status(), &why.message(), &policies);
+    }
+    let status = why.status();
+    format!(
+        r#"{{"type":"about:blank","title":"{}","status":{},"message":"{}"}}"#,
+        status.canonical_reason().unwrap_or_default(),
+        status.as_u16(),
+        Escaped(&why.message()),
+    )
+    .into()
+}
+
+/// The body for a refusal by the only quota of a layer.
+pub(crate) fn prepare(name: &str, quotas: &Quotas, status: StatusCode) -> Bytes {
+    let policy = policy_name(name, &quotas.as_slice()[0]);
+    quota_exceeded(status, &format!("API rate limit exceeded: {policy}"), &format!("\"{policy}\""))
+}
+
+/// The IETF draft's problem type for an exceeded quota (draft-ietf-httpapi-ratelimit-headers-10).
+fn quota_exceeded(status: StatusCode, message: &str, policies: &str) -> Bytes {
+    let status = status.as_u16();
+    format!(
+        r#"{{"type":"https://iana.org/assignments/http-problem-types#quota-exceeded","title":"Quota exceeded","status":{status},"message":"{message}","violated-policies":[{policies}]}}"#
+    )
+    .into()
+}
+
+/// The body of GitHub's API.
+pub(super) fn github(why: &Rejection<'_>) -> Bytes {
+    format!(r#"{{"message":"{}"}}"#, Escaped(&why.message())).into()
+}
+
+/// Text inside of a JSON string. Only what an extractor calls missing can need it.
+struct Escaped<'a>(&'a str);
+
+impl fmt::Display for Escaped<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.chars().try_for_each(|c| match c {
+            '"' | '\\' => write!(f, "\\{c}"),
+            c if c.is_control() => f.write_char(' '),
+            c => f.write_char(c),
+        })
+    }
+}

@@ -1,0 +1,90 @@
+//! The service that [`FixedWindowLayer`](crate::FixedWindowLayer) makes.
+
+use std::fmt;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use http::{Request, Response};
+use tower_service::Service;
+
+use super::future::ResponseFuture;
+use super::live::Settings;
+use super::rejection::{ProblemJson, Reject};
+use super::request::LimitedRequest;
+use super::shared::Shared;
+
+/// A service whose requests are limited: see [`FixedWindowLayer`](crate::FixedWindowLayer).
+///
+/// It is as ready as the inner service, and calls the very instance that was made ready. Where the
+/// store answers later than at once, that instance is kept for the request, and a clone takes its
+/// place; where the request has to wait for a window, a clone is made ready when it is due.
+pub struct FixedWindow<S, J = ProblemJson> {
+    inner: S,
+    shared: Arc<Shared<J>>,
+    settings: Arc<Settings>,
+}
+
+impl<S, J> FixedWindow<S, J> {
+    pub(crate) fn new(inner: S, shared: Arc<Shared<J>>) -> Self {
+        let settings = shared.settings();
+        Self { inner, shared, settings }
+    }
+
+    /// The service inside.
+    pub fn get_ref(&self) -> &S {
+        &self.inner
+    }
+
+    /// The service inside.
+    pub fn get_mut(&mut self) -> &mut S {
+        &mut self.inner
+    }
+
+    /// The service inside.
+    pub fn into_inner(self) -> S {
+        self.inner
+    }
+}
+
+impl<S, J, B, R> Service<Request<B>> for FixedWindow<S, J>
+where
+    S: Service<Request<B>, Response = Response<R>> + Clone,
+    B: 'static,
+    J: Reject<R>,
+{
+    type Response = Response<R>;
+    type Error = S::Error;
+    type Future = ResponseFuture<S, B, J>;
+
+    #[inline]
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        if !self.shared.live.is_current(&self.settings) {
+            self.settings = self.shared.settings();
+        }
+        let limited = LimitedRequest::new(&self.shared, &self.settings);
+        ResponseFuture::new(limited, &mut self.inner, request)
+    }
+}
+
+impl<S: Clone, J> Clone for FixedWindow<S, J> {
+    fn clone(&self) -> Self {
+        Self {
+            inner: self.inner.clone(),
+            shared: Arc::clone(&self.shared),
+            settings: Arc::clone(&self.settings),
+        }
+    }
+}
+
+impl<S: fmt::Debug, J> fmt::Debug for FixedWindow<S, J> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FixedWindow")
+            .field("inner", &self.inner)
+            .field("limiter", &self.shared.limiter)
+            .finish_non_exhaustive()
+    }
+}

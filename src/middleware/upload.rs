@@ -1,0 +1,109 @@
+//! The body of a refused request.
+//!
+//! HTTP/1 servers close a connection whose request was not read to its end, and a client that is
+//! still sending then finds a broken pipe in place of its 429. On HTTP/2 such a stream is reset, and
+//! servers end a connection on which that happens often. So the rest is read first, and thrown away,
+//! within bounds: a client could go on for ever.
+//!
+//! The service takes request bodies of any type, and only some can be read: which, is known to those
+//! who set the layer up ([`Drain::of`]).
+
+use std::any::Any;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::Buf;
+use http::header::EXPECT;
+use http::request::Parts;
+use http_body::Body;
+
+use crate::timer::{Instant, Sleep};
+
+/// How much is read: more would cost more than the answer is worth.
+const MAX_BYTES: u64 = 16 << 20;
+/// For how long.
+const MAX_TIME: Duration = Duration::from_secs(30);
+/// For how long nothing may come: the client may be waiting for the answer.
+const MAX_SILENCE: Duration = Duration::from_secs(1);
+
+/// How to read bodies of some type.
+#[derive(Clone)]
+pub(crate) struct Drain(Arc<dyn Any + Send + Sync>);
+
+type Read<B> = fn(Pin<&mut B>, &mut Context<'_>) -> Poll<Option<u64>>;
+
+/// What can be done with bodies of type `B`.
+struct Reader<B> {
+    /// The fewest bytes that are still to come; `None` if nothing is.
+    left: fn(&B) -> Option<u64>,
+    /// The length of what has come, `None` at the end.
+    read: Read<B>,
+}
+
+/// A body of which the rest is being read.
+pub(crate) struct Rest<B> {
+    body: Pin<Box<B>>,
+    read: Read<B>,
+    left: u64,
+    until: Instant,
+    silence: Option<Sleep>,
+}
+
+impl Drain {
+    pub(crate) fn of<B: Body + 'static>() -> Self {
+        Self(Arc::new(Reader::<B> {
+            left: |body| (!body.is_end_stream()).then(|| body.size_hint().lower()),
+            read: |body, cx| {
+                let frame = ready!(body.poll_frame(cx)).and_then(Result::ok);
+                let length = |frame: http_body::Frame<B::Data>| {
+                    frame.data_ref().map_or(0, |data| data.remaining() as u64)
+                };
+                Poll::Ready(frame.map(length))
+            },
+        }))
+    }
+
+    /// The body of a request that was refused, if the rest of it is to be read and one of `drains`
+    /// can do it.
+    pub(crate) fn rest<B: 'static>(drains: &[Self], parts: &Parts, body: B) -> Option<Rest<B>> {
+        let reader = drains.iter().find_map(|drain| drain.0.downcast_ref::<Reader<B>>())?;
+        // A client that asks first has not begun. And what is too long would be cut off all the same.
+        let worth_it = (reader.left)(&body).is_some_and(|left| left <= MAX_BYTES)
+            && !parts.headers.contains_key(EXPECT);
+        worth_it.then(|| Rest {
+            body: Box::pin(body),
+            read: reader.read,
+            left: MAX_BYTES,
+            until: Instant::now() + MAX_TIME,
+            silence: None,
+        })
+    }
+}
+
+impl<B> Rest<B> {
+    /// Done at the end, and when enough was read or waited.
+    pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        while self.left > 0 {
+            match (self.read)(self.body.as_mut(), cx) {
+                Poll::Ready(Some(length)) => {
+                    // Frames without a byte in them come to an end, too.
+                    self.left = self.left.saturating_sub(length.max(1));
+                    self.silence = None;
+                }
+                Poll::Ready(None) => break,
+                Poll::Pending => {
+                    let left = self.until.saturating_duration_since(Instant::now());
+                    if self.silence.is_none() {
+                        self.silence = Sleep::try_new(MAX_SILENCE.min(left));
+                    }
+                    // Without a timer it could wait for ever.
+                    let Some(silence) = &mut self.silence else { break };
+                    return silence.poll(cx);
+                }
+            }
+        }
+        Poll::Ready(())
+    }
+}

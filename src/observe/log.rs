@@ -1,0 +1,101 @@
+//! The log: `tracing`, and for what must not be missed without that feature, standard error.
+
+use std::collections::BTreeSet;
+use std::fmt::Display;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use super::count::Outcome;
+
+/// A service that answers 500 in silence would be worse than a line on standard error.
+macro_rules! log {
+    ($level:ident, $what:expr $(, $name:ident = $value:expr)*) => {{
+        #[cfg(feature = "tracing")]
+        tracing::$level!(target: "tower_fixed_window", $($name = $value,)* "{}", $what);
+        #[cfg(not(feature = "tracing"))]
+        eprintln!(
+            concat!("tower_fixed_window: {}" $(, " ", stringify!($name), "={:?}")*),
+            $what $(, $value)*
+        );
+    }};
+}
+
+/// Whether a refusal is shown.
+#[inline]
+pub(super) fn shows_refusals() -> bool {
+    #[cfg(feature = "tracing")]
+    return tracing::level_enabled!(tracing::Level::DEBUG);
+    #[cfg(not(feature = "tracing"))]
+    false
+}
+
+/// A request is refused by a quota, or would be.
+#[cold]
+pub(super) fn refused(
+    scope: &str,
+    outcome: Outcome,
+    quota: &impl Display,
+    retry_after: Option<Duration>,
+) {
+    #[cfg(feature = "tracing")]
+    tracing::debug!(
+        target: "tower_fixed_window",
+        scope,
+        %quota,
+        outcome = outcome.name(),
+        retry_after = retry_after.map(|after| after.as_millis().div_ceil(1_000) as u64),
+        "{}",
+        match outcome {
+            Outcome::Refused => "a request is refused",
+            _ => "a request would be refused",
+        },
+    );
+    let _ = (scope, outcome, quota, retry_after);
+}
+
+/// A request is refused without a decision.
+pub(super) fn refused_undecided(scope: &str, outcome: Outcome) {
+    #[cfg(feature = "tracing")]
+    tracing::debug!(
+        target: "tower_fixed_window",
+        scope,
+        outcome = outcome.name(),
+        "a request is refused"
+    );
+    let _ = (scope, outcome);
+}
+
+pub(super) fn store_fails(scope: &str, error: &impl Display) {
+    const WHAT: &str = "the store fails, and requests are answered without it";
+
+    log!(warn, WHAT, scope = scope, error = format_args!("{error}"));
+}
+
+pub(super) fn store_is_back(scope: &str, requests: u64, after: Duration) {
+    let seconds = after.as_millis() as f64 / 1_000.0;
+    log!(warn, "the store is back", scope = scope, requests = requests, seconds = seconds);
+}
+
+/// Says how to mend a mistake in the set-up, once for each mistake in the life of the process.
+pub(crate) fn mistake(fix: &impl Display) {
+    /// Enough for every mistake of one app; a message of changing content does not fill memory.
+    const MAX_MISTAKES: usize = 64;
+    static LOGGED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+
+    let fix = fix.to_string();
+    let mut logged = LOGGED.lock().unwrap_or_else(PoisonError::into_inner);
+    if logged.len() < MAX_MISTAKES && !logged.contains(&fix) {
+        log!(error, fix);
+        logged.insert(fix);
+    }
+}
+
+/// A store in memory is full, so that keys share entries: its size, and how many charges have met
+/// that so far. The caller sees to it that this is not said too often.
+pub(crate) fn overflow(max_keys: usize, overflowed: u64) {
+    const WHAT: &str = "the memory store is full: new keys share entries and may be refused early. \
+        Either somebody sends requests under ever new keys (put a limit per address in front), or \
+        it is too small (MemoryStore::with_max_keys)";
+
+    log!(warn, WHAT, max_keys = max_keys, overflowed = overflowed);
+}

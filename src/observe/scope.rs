@@ -1,0 +1,117 @@
+//! What is reported of a scope.
+
+use std::fmt::Display;
+use std::time::Duration;
+
+use super::count::{Count, Outcome};
+use super::log;
+use super::meters::{Meters, Timing};
+
+/// A scope, as its operator sees it.
+#[derive(Clone, Copy)]
+#[cfg_attr(not(any(feature = "tracing", feature = "metrics")), allow(dead_code))]
+pub(crate) struct Observed<'a> {
+    name: &'a str,
+    meters: &'a Meters,
+}
+
+impl<'a> Observed<'a> {
+    #[inline]
+    pub(crate) fn new(name: &'a str, meters: &'a Meters) -> Self {
+        Self { name: if name.is_empty() { "unnamed" } else { name }, meters }
+    }
+}
+
+impl Observed<'_> {
+    /// A request was answered without a refusal by a quota.
+    #[inline]
+    pub(crate) fn answered(self, outcome: Outcome) {
+        self.meters.count(self.name, Count::Decision(outcome), 1);
+        if matches!(outcome, Outcome::MissingKey | Outcome::FailedClosed) {
+            log::refused_undecided(self.name, outcome);
+        }
+    }
+
+    /// A request was refused by a quota, or would have been. Quota and time are worked out only for a
+    /// log that shows them; a `retry_after` of `None` is never.
+    #[inline]
+    pub(crate) fn refused<'q, Q: Display + 'q>(
+        self,
+        outcome: Outcome,
+        quota: impl FnOnce() -> &'q Q,
+        retry_after: impl FnOnce() -> Option<Duration>,
+    ) {
+        self.meters.count(self.name, Count::Decision(outcome), 1);
+        if log::shows_refusals() {
+            log::refused(self.name, outcome, quota(), retry_after());
+        }
+    }
+
+    /// The store begins to fail.
+    #[cold]
+    pub(crate) fn store_fails(self, error: &impl Display) {
+        log::store_fails(self.name, error);
+    }
+
+    /// It answers again: how many requests have been answered without it, and how long that was.
+    #[cold]
+    pub(crate) fn store_is_back(self, requests: u64, after: Duration) {
+        log::store_is_back(self.name, requests, after);
+    }
+
+    /// A call to the store begins that may take a while.
+    #[inline]
+    pub(crate) fn store_is_called(self) -> Timing {
+        Timing::start()
+    }
+
+    /// That call has been answered, or has failed.
+    #[inline]
+    pub(crate) fn store_was_called(self, timing: Timing) {
+        self.meters.time(self.name, timing);
+    }
+
+    #[inline]
+    pub(crate) fn store_failed(self) {
+        self.meters.count(self.name, Count::StoreFailure, 1);
+    }
+
+    /// A request was answered without the store.
+    #[inline]
+    pub(crate) fn without_store(self) {
+        self.meters.count(self.name, Count::WithoutStore, 1);
+    }
+
+    /// A charge found no entry of its own in memory.
+    #[inline]
+    pub(crate) fn overflowed(self) {
+        self.meters.count(self.name, Count::Overflow, 1);
+    }
+
+    /// A charge was refused by what this process remembers of the store.
+    #[inline]
+    pub(crate) fn refused_from_memory(self) {
+        self.meters.count(self.name, Count::RememberedRefusal, 1);
+    }
+
+    /// So many tokens were taken from the store, for requests that wait and to be spent here.
+    #[cfg(feature = "tokio")]
+    #[inline]
+    pub(crate) fn lease_taken(self, tokens: u64) {
+        self.meters.count(self.name, Count::LeaseTaken, tokens);
+    }
+
+    /// So many of them paid for a request that needed no call.
+    #[cfg(feature = "tokio")]
+    #[inline]
+    pub(crate) fn lease_spent(self, tokens: u64) {
+        self.meters.count(self.name, Count::LeaseSpent, tokens);
+    }
+
+    /// So many of them were given back.
+    #[cfg(feature = "tokio")]
+    #[inline]
+    pub(crate) fn lease_returned(self, tokens: u64) {
+        self.meters.count(self.name, Count::LeaseReturned, tokens);
+    }
+}

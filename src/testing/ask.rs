@@ -1,0 +1,104 @@
+//! One request through a layer, for tests of limits.
+
+use std::convert::Infallible;
+use std::fmt::Debug;
+use std::future::{Ready, poll_fn, ready};
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http::request::Builder;
+use http::{Request, Response};
+use tower_layer::Layer;
+use tower_service::Service;
+
+use super::block_on;
+
+/// Sends a request through a layer, or a stack of layers, to a service that says [`Hello`], and waits
+/// for the response. It shows what a limit does, without an app around it:
+///
+/// ```
+/// use std::time::Duration;
+/// use http::Request;
+/// use tower_fixed_window::key::header;
+/// use tower_fixed_window::testing::ask;
+/// use tower_fixed_window::{FixedWindowLayer, ManualClock, MemoryStore, Quota};
+///
+/// let clock = ManualClock::at_ms(1_700_000_040_000);
+/// let layer = FixedWindowLayer::new(Quota::per_minute(1))
+///     .key(header("x-api-key"))
+///     .store(MemoryStore::with_clock(clock.clone()));
+///
+/// let request = || Request::get("/").header("x-api-key", "alpha");
+/// assert_eq!(ask(&layer, request()).body(), "hello");
+/// let refused = ask(&layer, request());
+/// assert_eq!(refused.status(), 429);
+/// assert_eq!(refused.headers()["retry-after"], "60");
+///
+/// clock.advance(Duration::from_secs(60));
+/// assert_eq!(ask(&layer, request()).status(), 200);
+/// ```
+///
+/// The request has no body. The thread sleeps until the response is there: for a layer with a
+/// [`queue`](crate::FixedWindowLayer::queue), or with a store that needs a runtime, call a service of
+/// the layer in a test of that runtime instead.
+///
+/// # Panics
+/// If the request is malformed, or a layer around fails.
+pub fn ask<L, R>(layer: &L, request: Builder) -> Response<R>
+where
+    L: Layer<Hello>,
+    L::Service: Service<Request<String>, Response = Response<R>, Error: Debug>,
+{
+    ask_around(layer, Hello, request)
+}
+
+/// Like [`ask`], around a service of your own, such as an axum handler: one whose response matters to
+/// the limit, or that reads what the limit leaves in the request.
+///
+/// ```
+/// use axum::routing::any;
+/// use http::{Request, StatusCode};
+/// use tower_fixed_window::key::global;
+/// use tower_fixed_window::testing::ask_around;
+/// use tower_fixed_window::{FixedWindowLayer, Quota};
+///
+/// let layer = FixedWindowLayer::new(Quota::per_minute(5))
+///     .key(global())
+///     .count_if(|response| response.status.is_server_error());
+///
+/// let response = ask_around(&layer, any(StatusCode::BAD_GATEWAY), Request::get("/"));
+/// assert_eq!(response.headers()["x-ratelimit-remaining"], "4");
+/// ```
+///
+/// # Panics
+/// If the request is malformed, or the service fails.
+pub fn ask_around<L, S, R>(layer: &L, service: S, request: Builder) -> Response<R>
+where
+    L: Layer<S>,
+    L::Service: Service<Request<String>, Response = Response<R>, Error: Debug>,
+{
+    let mut service = layer.layer(service);
+    let request = request.body(String::new()).expect("a request that is well-formed");
+    block_on(async {
+        poll_fn(|cx| service.poll_ready(cx)).await.expect("a service that is ready");
+        service.call(request).await.expect("a service that does not fail")
+    })
+}
+
+/// A service that answers every request with 200 and `hello`.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Hello;
+
+impl<B> Service<Request<B>> for Hello {
+    type Response = Response<Bytes>;
+    type Error = Infallible;
+    type Future = Ready<Result<Response<Bytes>, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _: Request<B>) -> Self::Future {
+        ready(Ok(Response::new(Bytes::from_static(b"hello"))))
+    }
+}

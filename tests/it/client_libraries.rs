@@ -1,0 +1,389 @@
+//! Clients as others have written them, over real sockets: what they read makes them wait, and what
+//! they wait for is true. Where they would sleep, the server's clock is moved instead.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::{Router, routing::get};
+use http::{Request, Response, StatusCode};
+use hyper::body::Incoming;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper_util::server::conn::auto;
+use hyper_util::service::TowerToHyperService;
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+use tonic::Code;
+use tonic::transport::server::{Server, TcpIncoming};
+use tonic::transport::{Channel, Endpoint};
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_client::HealthClient;
+use tower::{Layer, Service, service_fn};
+use tower_fixed_window::key::global;
+use tower_fixed_window::{
+    Clock, FixedWindowLayer, Headers, ManualClock, MemoryStore, OnStoreFailure, Quota, Reject,
+};
+
+use crate::github;
+use crate::support::{Mood, NOW_MS, RESET, RETRY_AFTER, TestStore, client, per_minute, serve};
+
+/// Serves any service by hyper alone, in HTTP/1 and HTTP/2.
+pub(crate) async fn serve_hyper<S, B>(service: S) -> SocketAddr
+where
+    S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible, Future: Send>
+        + Clone
+        + Send
+        + 'static,
+    B: http_body::Body<Data: Send, Error: Into<Box<dyn std::error::Error + Send + Sync>>>
+        + Send
+        + 'static,
+{
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let addr = listener.local_addr().expect("bound");
+    tokio::spawn(async move {
+        loop {
+            let (stream, _) = listener.accept().await.expect("a connection");
+            let service = TowerToHyperService::new(service.clone());
+            tokio::spawn(async move {
+                let server = auto::Builder::new(TokioExecutor::new());
+                server.serve_connection(TokioIo::new(stream), service).await
+            });
+        }
+    });
+    addr
+}
+
+pub(crate) async fn hello(_: Request<Incoming>) -> Result<Response<Body>, Infallible> {
+    Ok(Response::new(Body::from("hello")))
+}
+
+fn seconds(response: &reqwest::Response, name: &str) -> Option<u64> {
+    let mut values = response.headers().get_all(name).iter();
+    let value = values.next()?.to_str().expect("ASCII");
+    assert_eq!(values.next(), None, "{name} comes twice");
+    Some(value.parse().unwrap_or_else(|_| panic!("{name}: {value}")))
+}
+
+async fn json_of(response: reqwest::Response) -> Value {
+    serde_json::from_slice(&response.bytes().await.expect("a body")).expect("JSON")
+}
+
+#[tokio::test]
+async fn a_client_that_obeys_retry_after_is_never_refused_twice() {
+    let minute = Quota::per_minute(3);
+    for quota in [minute, minute.from_first_request(), minute.staggered()] {
+        let clock = ManualClock::at_ms(NOW_MS);
+        let layer = FixedWindowLayer::new(quota).store(MemoryStore::with_clock(clock.clone()));
+        let app = Router::new().route("/", get(async || "hello")).layer(layer);
+        let url = format!("http://{}/", serve(app).await);
+        let client = client();
+        let (mut done, mut refused_before) = (0, false);
+        let mut refusals = 0;
+        while done < 10 {
+            let response = client.get(&url).send().await.expect("an answer");
+            if response.status() == StatusCode::OK {
+                (done, refused_before) = (done + 1, false);
+                continue;
+            }
+            assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
+            assert!(!refused_before, "it waited as long as it was told");
+            (refusals, refused_before) = (refusals + 1, true);
+            clock.advance(Duration::from_secs(seconds(&response, "retry-after").expect("a time")));
+        }
+        assert_eq!(refusals, 3, "one for each of the windows that were spent: {quota:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_obeys_retry_after_in_real_time_is_never_refused_twice() {
+    let layer = FixedWindowLayer::new(Quota::per_second(2));
+    let app = Router::new().route("/", get(async || "hello")).layer(layer);
+    let url = format!("http://{}/", serve(app).await);
+    let client = client();
+    let mut refused_before = false;
+    let mut done = 0;
+    while done < 5 {
+        let response = client.get(&url).send().await.expect("an answer");
+        if response.status() == StatusCode::OK {
+            (done, refused_before) = (done + 1, false);
+            continue;
+        }
+        assert!(!refused_before, "it waited as long as it was told");
+        refused_before = true;
+        let wait = seconds(&response, "retry-after").expect("a time");
+        assert_eq!(wait, 1);
+        tokio::time::sleep(Duration::from_secs(wait)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_obeys_the_remaining_header_is_never_refused() {
+    let clock = ManualClock::at_ms(NOW_MS);
+    let layer =
+        FixedWindowLayer::new(Quota::per_minute(3)).store(MemoryStore::with_clock(clock.clone()));
+    let app = Router::new().route("/", get(async || "hello")).layer(layer);
+    let url = format!("http://{}/", serve(app).await);
+    let client = client();
+    for _ in 0..10 {
+        let response = client.get(&url).send().await.expect("an answer");
+        assert_eq!(response.status(), StatusCode::OK);
+        if seconds(&response, "x-ratelimit-remaining") == Some(0) {
+            clock.set_ms(1_000 * seconds(&response, "x-ratelimit-reset").expect("a time"));
+        }
+    }
+}
+
+#[tokio::test]
+async fn http_2_clients_see_the_same_headers() {
+    let layer = per_minute(1, Mood::Now).name("api").headers(Headers::GitHubAndIetfDraft10);
+    let url = format!("http://{}/", serve_hyper(layer.layer(service_fn(hello))).await);
+    let http2 = reqwest::Client::builder().no_proxy().http2_prior_knowledge().build();
+    let http2 = http2.expect("a client");
+    let passed = http2.get(&url).send().await.expect("an answer");
+    assert_eq!((passed.status(), passed.version()), (StatusCode::OK, http::Version::HTTP_2));
+    let mut answers = Vec::new();
+    for client in [http2, client()] {
+        let refused = client.get(&url).send().await.expect("an answer");
+        assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
+        let mut headers = refused.headers().clone();
+        headers.remove("date");
+        let version = refused.version();
+        answers.push((version, headers, refused.text().await.expect("a body")));
+    }
+    let [(http_2, headers, body), (http_1, fields_1, body_1)] = &answers[..] else { panic!() };
+    assert_eq!((*http_2, *http_1), (http::Version::HTTP_2, http::Version::HTTP_11));
+    assert_eq!((headers, body), (fields_1, body_1));
+    assert_eq!(headers["x-ratelimit-reset"], RESET);
+    assert_eq!(headers["retry-after"], RETRY_AFTER);
+    assert_eq!(headers["ratelimit"], r#""api:1/minute";r=0;t=40"#);
+    assert!(body.contains("API rate limit exceeded"), "{body}");
+}
+
+/// tonic's server and client, with that limit between them.
+async fn health<J>(layer: FixedWindowLayer<J>) -> HealthClient<Channel>
+where
+    J: Reject<tonic::body::Body> + Clone + Send + Sync + 'static,
+{
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let addr = listener.local_addr().expect("bound");
+    let (_reporter, health) = tonic_health::server::health_reporter();
+    let server = Server::builder()
+        .layer(layer)
+        .add_service(health)
+        .serve_with_incoming(TcpIncoming::from(listener));
+    tokio::spawn(server);
+    let endpoint = Endpoint::from_shared(format!("http://{addr}")).expect("a URL");
+    HealthClient::new(endpoint.connect().await.expect("it listens"))
+}
+
+async fn check(client: &mut HealthClient<Channel>) -> Result<(), tonic::Status> {
+    client.check(HealthCheckRequest::default()).await.map(|_| ())
+}
+
+#[tokio::test]
+async fn grpc_clients_see_resource_exhausted_and_when_to_come_back() {
+    let store = TestStore::new(Mood::Now);
+    let clock = store.clock.clone();
+    let layer = FixedWindowLayer::new(Quota::per_minute(2)).name("health").key(global());
+    let mut client = health(layer.store(store).grpc()).await;
+    let passed = client.check(HealthCheckRequest::default()).await.expect("it passes");
+    assert_eq!(passed.metadata().get("x-ratelimit-remaining").expect("a field"), "1");
+    check(&mut client).await.expect("it passes");
+
+    let refused = check(&mut client).await.expect_err("it is refused");
+    assert_eq!(refused.code(), Code::ResourceExhausted);
+    assert_eq!(refused.message(), "API rate limit exceeded: health:2/minute");
+    let field = |name| refused.metadata().get(name).expect("a field").to_str().expect("ASCII");
+    assert_eq!(field("retry-after"), RETRY_AFTER);
+    assert_eq!(field("x-ratelimit-reset"), RESET);
+    assert_eq!((field("x-ratelimit-limit"), field("x-ratelimit-used")), ("2", "2"));
+    assert_eq!((field("x-ratelimit-remaining"), field("x-ratelimit-resource")), ("0", "health"));
+
+    clock.advance(Duration::from_secs(field("retry-after").parse().expect("seconds")));
+    check(&mut client).await.expect("it passes again");
+}
+
+#[tokio::test]
+async fn grpc_clients_see_client_and_server_errors_as_grpc_codes() {
+    let keyless = per_minute(9, Mood::Now).key_fn(|_| None).grpc();
+    let status = check(&mut health(keyless).await).await.expect_err("it is refused");
+    assert_eq!(status.code(), Code::InvalidArgument);
+    assert_eq!(status.message(), "The request lacks what the rate limit is counted by");
+
+    let failing = per_minute(9, Mood::FailsNow).on_store_failure(OnStoreFailure::Deny).grpc();
+    let status = check(&mut health(failing).await).await.expect_err("it is refused");
+    assert_eq!(status.code(), Code::Unavailable);
+    assert_eq!(status.metadata().get("retry-after").expect("a field"), "1");
+
+    // Text that gRPC wants encoded arrives as it was.
+    let keyless = per_minute(9, Mood::Now).key(Unreadable).grpc();
+    let status = check(&mut health(keyless).await).await.expect_err("it is refused");
+    assert_eq!(status.message(), "The request lacks 100 % \u{201c}né\u{201d}\n");
+}
+
+struct Unreadable;
+
+impl tower_fixed_window::KeyExtractor for Unreadable {
+    fn extract(
+        &self,
+        _: &http::request::Parts,
+        _: &mut tower_fixed_window::Key,
+    ) -> Result<(), tower_fixed_window::MissingKey> {
+        Err(tower_fixed_window::MissingKey::client("100 % \u{201c}né\u{201d}\n"))
+    }
+}
+
+#[tokio::test]
+async fn without_grpc_a_refusal_reaches_grpc_clients_as_unavailable() {
+    // Why `.grpc()` is there: this status is one that they retry at once.
+    let mut client = health(per_minute(0, Mood::Now).empty_body()).await;
+    let refused = check(&mut client).await.expect_err("it is refused");
+    assert_eq!(refused.code(), Code::Unavailable);
+}
+
+/// How a client of GitHub's API finds out that, and how long, it has to wait.
+#[derive(Clone, Copy, Debug)]
+enum Reads {
+    /// As Octokit's throttling: `x-ratelimit-remaining` is exactly "0", then `-reset`, and a second
+    /// more.
+    Fields,
+    /// As PyGithub: the body's message, then `-reset`.
+    Message,
+    /// As generic retries: `retry-after`.
+    RetryAfter,
+    /// As go-github: the headers of every response; while none are left it asks nothing.
+    Ahead,
+}
+
+struct GitHubClient {
+    reads: Reads,
+    base: String,
+    token: Option<&'static str>,
+    http: reqwest::Client,
+    clock: ManualClock,
+    refusals: u32,
+}
+
+impl GitHubClient {
+    async fn send(&self, path: &str) -> reqwest::Response {
+        let request = self.http.get(format!("{}{path}", self.base));
+        let request = match self.token {
+            Some(token) => request.header("authorization", format!("token {token}")),
+            None => request,
+        };
+        request.send().await.expect("an answer")
+    }
+
+    /// Asks until it has what it asked for; gives up where it can't tell why it is refused, or is
+    /// refused twice in a row.
+    async fn get(&mut self, path: &str) -> Value {
+        for _ in 0..2 {
+            let response = self.send(path).await;
+            let now = self.clock.now_ms();
+            let until_reset =
+                seconds(&response, "x-ratelimit-reset").expect("a time") * 1_000 - now;
+            let wait = match (response.status().as_u16(), self.reads) {
+                (200, Reads::Ahead) => {
+                    if response.headers()["x-ratelimit-remaining"] == "0" {
+                        self.clock.advance(Duration::from_millis(until_reset));
+                    }
+                    return json_of(response).await;
+                }
+                (200, _) => return json_of(response).await,
+                (403 | 429, Reads::Fields) => {
+                    assert_eq!(response.headers()["x-ratelimit-remaining"], "0");
+                    until_reset.div_ceil(1_000) * 1_000 + 1_000
+                }
+                (403 | 429, Reads::Message) => {
+                    let body: Value = json_of(response).await;
+                    let message = body["message"].as_str().expect("a message").to_lowercase();
+                    assert!(message.starts_with("api rate limit exceeded"), "{message}");
+                    until_reset
+                }
+                (403 | 429, Reads::RetryAfter) => {
+                    1_000 * seconds(&response, "retry-after").expect("a time")
+                }
+                (status, reads) => panic!("{status} for one that reads {reads:?}"),
+            };
+            self.refusals += 1;
+            self.clock.advance(Duration::from_millis(wait));
+        }
+        panic!("refused although it waited");
+    }
+}
+
+#[tokio::test]
+async fn clients_of_githubs_api_get_through_as_with_github() {
+    for status in [StatusCode::FORBIDDEN, StatusCode::TOO_MANY_REQUESTS] {
+        for headers in [Headers::GitHub, Headers::GitHubAndIetfDraft10] {
+            for reads in [Reads::Fields, Reads::Message, Reads::RetryAfter, Reads::Ahead] {
+                let clock = ManualClock::at_ms(NOW_MS);
+                let policy = github::Policy { core: 5, anon: 3, search: 2, status, headers };
+                let app = github::app(&policy, &MemoryStore::with_clock(clock.clone()));
+                let base = format!("http://{}", serve(app).await);
+                for token in [None, Some("alpha")] {
+                    let (http, base, clock) = (client(), base.clone(), clock.clone());
+                    let mut client = GitHubClient { reads, base, token, http, clock, refusals: 0 };
+                    for _ in 0..11 {
+                        assert_eq!(client.get("/user").await["login"], "octocat");
+                    }
+                    // 11 requests in windows of 3 or of 5.
+                    let spent = if token.is_none() { 3 } else { 2 };
+                    let expected = if matches!(reads, Reads::Ahead) { 0 } else { spent };
+                    assert_eq!(client.refusals, expected, "{reads:?}, {status}");
+                    for _ in 0..5 {
+                        let found = client.get("/search/repositories?q=tower").await;
+                        assert_eq!(found["total_count"], 0);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_github_example_counts_points_and_shows_the_standing_without_charging() {
+    let clock = ManualClock::at_ms(NOW_MS);
+    let (status, headers) = (StatusCode::FORBIDDEN, Headers::GitHub);
+    let policy = github::Policy { core: 12, anon: 60, search: 30, status, headers };
+    let app = github::app(&policy, &MemoryStore::with_clock(clock.clone()));
+    let base = format!("http://{}", serve(app).await);
+    let http = client();
+    let ask = async |method: &str, path: &str| {
+        let request = http.request(method.parse().expect("a method"), format!("{base}{path}"));
+        request.header("authorization", "token alpha").send().await.expect("an answer")
+    };
+    let mut used = 0;
+    for (method, points) in [("GET", 1), ("HEAD", 1), ("PATCH", 5), ("OPTIONS", 1)] {
+        let response = ask(method, "/repos/octocat/hello").await;
+        assert_eq!(response.status(), StatusCode::OK, "{method}");
+        used += points;
+        assert_eq!(seconds(&response, "x-ratelimit-used"), Some(used), "{method}");
+        assert_eq!(response.headers()["x-ratelimit-resource"], "core");
+    }
+    assert_eq!(
+        ask("GET", "/search/repositories").await.headers()["x-ratelimit-resource"],
+        "search"
+    );
+    // Four are left: a write doesn't fit, and that is told as a spent limit is.
+    let refused = ask("DELETE", "/repos/octocat/hello").await;
+    assert_eq!(refused.status(), StatusCode::FORBIDDEN);
+    assert_eq!(seconds(&refused, "x-ratelimit-remaining"), Some(0));
+    let message: Value = json_of(refused).await;
+    assert_eq!(message, json!({"message": "API rate limit exceeded: core:12/hour"}));
+    // The windows began with the first request.
+    let (hour, minute) = (NOW_MS.div_ceil(1_000) + 3_600, NOW_MS.div_ceil(1_000) + 60);
+    for _ in 0..20 {
+        let standing = ask("GET", "/rate_limit").await;
+        assert_eq!(standing.status(), StatusCode::OK);
+        assert_eq!(seconds(&standing, "x-ratelimit-used"), Some(8));
+        let core = json!({"limit": 12, "used": 8, "remaining": 4, "reset": hour});
+        let search = json!({"limit": 30, "used": 1, "remaining": 29, "reset": minute});
+        let resources = json!({"core": core, "search": search});
+        let told: Value = json_of(standing).await;
+        assert_eq!(told, json!({"resources": resources, "rate": core}));
+    }
+    assert_eq!(ask("GET", "/nowhere").await.status(), StatusCode::NOT_FOUND);
+    assert_eq!(seconds(&ask("GET", "/user").await, "x-ratelimit-used"), Some(10));
+}

@@ -1,0 +1,52 @@
+//! Where a response's body or a key doesn't fit, the compiler says what to write.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+/// Checks a package of its own, as its author would see it. The exact wording is the compiler's
+/// and changes with it; what counts is that our advice is part of it.
+#[test]
+fn compile_errors_of_unsuitable_bodies_and_keys_suggest_a_fix() {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the repository");
+    let package = Path::new(env!("CARGO_TARGET_TMPDIR")).join("misfit");
+    fs::create_dir_all(package.join("src")).expect("a writable target directory");
+    let manifest = format!(
+        "[package]\nname = \"misfit\"\nedition = \"2024\"\n[dependencies]\n\
+         tower-fixed-window = {{ path = {here:?}, default-features = false }}\n\
+         http = \"1\"\ntower-layer = \"0.3\"\ntower-service = \"0.3\"\n[workspace]\n"
+    );
+    fs::write(package.join("Cargo.toml"), manifest).expect("written");
+    // The versions that are here already: nothing is downloaded.
+    fs::copy(here.join("Cargo.lock"), package.join("Cargo.lock")).expect("a lock file");
+
+    let check = |limit: &str| {
+        let main = include_str!("../ui/misfit.rs").replace("LIMIT", limit);
+        fs::write(package.join("src/main.rs"), main).expect("written");
+        let output = Command::new(env!("CARGO"))
+            .args(["check", "--offline", "--quiet", "--color=never", "--target-dir"])
+            .arg(package.join("target"))
+            .current_dir(&package)
+            .output()
+            .expect("cargo runs");
+        (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+
+    let (compiles, message) = check("limit");
+    assert!(!compiles, "a body that can't be made from bytes was accepted");
+    for advice in ["can't make a refusal's body of type `Own`", "`.empty_body()`", "`.on_reject("] {
+        assert!(message.contains(advice), "no {advice} in the compiler's message:\n{message}");
+    }
+    let closure = "limit.empty_body().key(|_: &http::request::Parts| Some(Key::global()))";
+    let (compiles, message) = check(closure);
+    assert!(!compiles, "a closure was accepted as an extractor");
+    for advice in ["doesn't say who pays", "`.key_fn(|parts| ...)`", "`extension::<User>()`"] {
+        assert!(message.contains(advice), "no {advice} in the compiler's message:\n{message}");
+    }
+    // The ways out are ways out, so the failures above had no other reason.
+    let key_fn = closure.replace(".key(", ".key_fn(");
+    for way_out in ["limit.empty_body()", "limit.on_reject(|_| Response::new(Own))", &key_fn] {
+        let (compiles, message) = check(way_out);
+        assert!(compiles, "{way_out} does not help:\n{message}");
+    }
+}

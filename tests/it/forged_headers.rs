@@ -1,0 +1,279 @@
+//! What somebody can do who wants around a limit: any header, any value, as many as they like.
+
+use std::net::{IpAddr, SocketAddr};
+
+use axum::Router;
+use axum::body::Body;
+use axum::routing::get;
+use http::Request;
+use http::request::Parts;
+use proptest::prelude::*;
+use tower::{Service, ServiceExt};
+use tower_fixed_window::key::{ClientIp, PeerAddr, client_ip, header};
+use tower_fixed_window::{FixedWindowLayer, Quota};
+
+use crate::client_ip::request;
+use crate::support::{Mood, TestStore, client, used};
+
+/// How an honest proxy adds an address to what it got.
+#[derive(Clone, Copy, Debug)]
+enum Adds {
+    /// To the end of the last line.
+    Appends,
+    /// A line of its own.
+    NewLine,
+    /// All lines become one, and it stands at its end.
+    Joins,
+}
+
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Header {
+    XForwardedFor,
+    Forwarded,
+    /// The first proxy sets it; the others pass it on.
+    Single,
+}
+
+impl Header {
+    fn name(self) -> &'static str {
+        match self {
+            Self::XForwardedFor => "x-forwarded-for",
+            Self::Forwarded => "forwarded",
+            Self::Single => "cf-connecting-ip",
+        }
+    }
+
+    /// An address as some proxy might write it.
+    fn entry(self, address: IpAddr, style: u8) -> String {
+        let plain = address.to_string();
+        let with_port = SocketAddr::new(address, 4711).to_string();
+        let text = if style & 1 == 0 { plain } else { with_port };
+        match (self, style >> 1 & 3) {
+            (Self::Forwarded, 0) => format!("for=\"{text}\""),
+            (Self::Forwarded, 1) => format!("For=\"{text}\";proto=https;host=\"a, b;for=c\""),
+            (Self::Forwarded, 2) => format!("by=_x;proto=http; for=\"{text}\""),
+            (Self::Forwarded, _) => format!("host=\"\\\"\\\\\";for=\"{text}\""),
+            _ => text,
+        }
+    }
+
+    fn pass(self, lines: &mut Vec<Vec<u8>>, entry: &str, adds: Adds) {
+        let entry = entry.as_bytes();
+        match (self, adds) {
+            (Self::Single, _) => *lines = vec![entry.to_vec()],
+            (_, Adds::NewLine) => lines.push(entry.to_vec()),
+            (_, Adds::Appends | Adds::Joins) => {
+                if let Adds::Joins = adds {
+                    *lines = vec![lines.join(&b", "[..])];
+                }
+                match lines.last_mut() {
+                    Some(line) => line.extend([b", ", entry].concat()),
+                    None => lines.push(entry.to_vec()),
+                }
+            }
+        }
+    }
+
+    fn of(self, client: ClientIp) -> ClientIp {
+        match self {
+            Self::XForwardedFor => client,
+            Self::Forwarded => client.forwarded(),
+            Self::Single => client.from_header(self.name()),
+        }
+    }
+}
+
+/// Whatever an attacker may write into a line: made of what the grammars are made of, and bytes.
+fn line() -> impl Strategy<Value = Vec<u8>> {
+    let fragment = prop_oneof![
+        4 => prop::sample::select(vec![
+            ",", ", ", ";", "\"", "\\", "\\\"", "=", "for=", "For=\"", "[", "]", ":", "%", " ", "\t",
+            "8.8.8.8", "192.0.2.200", "10.0.0.1", "10.0.0.9", "2001:db8::200", "[2001:db8:77::1]:80",
+            "::ffff:10.0.0.1", "unknown", "_hidden", "by=", ":4711", "0", "host=\"",
+        ]).prop_map(|text| text.as_bytes().to_vec()),
+        1 => prop::collection::vec(prop_oneof![0x20..=0x7e_u8, 0x80..=0xff_u8], 0..6),
+    ];
+    prop::collection::vec(fragment, 0..12).prop_map(|fragments| fragments.concat())
+}
+
+fn attacker() -> impl Strategy<Value = IpAddr> {
+    prop_oneof![
+        any::<u8>().prop_map(|last| IpAddr::from([198, 51, 100, last])),
+        any::<u16>().prop_map(|last| IpAddr::from([0x2001, 0xdb8, 0x78, last, 0, 0, 0, last])),
+    ]
+}
+
+fn header_of_choice() -> impl Strategy<Value = Header> {
+    prop::sample::select(vec![Header::XForwardedFor, Header::Forwarded, Header::Single])
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        failure_persistence: None,
+        cases: ProptestConfig::default().cases.max(4_000),
+        ..ProptestConfig::default()
+    })]
+
+    /// Who is always found by its own address neither escapes its count nor spends another's.
+    #[test]
+    fn forged_headers_do_not_change_the_key_of_a_client(
+        header in header_of_choice(),
+        attacker in attacker(),
+        mut lines in prop::collection::vec(line(), 0..4),
+        elsewhere in prop::collection::vec((header_of_choice(), line()), 0..3),
+        proxies in prop::collection::vec(
+            (any::<bool>(), 1..=9_u16, any::<u8>(),
+             prop::sample::select(vec![Adds::Appends, Adds::NewLine, Adds::Joins])),
+            0..4,
+        ),
+    ) {
+        // From the attacker through the proxies, each of which writes down who asked it.
+        let mut peer = attacker;
+        for (i, (v6, host, style, adds)) in proxies.iter().enumerate() {
+            if i == 0 || header != Header::Single {
+                header.pass(&mut lines, &header.entry(peer, *style), *adds);
+            }
+            peer = match v6 {
+                true => IpAddr::from([0x2001, 0xdb8, 0x77, 0, 0, 0, 0, *host]),
+                false => IpAddr::from([10, 0, 0, *host as u8]),
+            };
+        }
+        let mut all: Vec<_> = lines.iter().map(|line| (header.name(), &line[..])).collect();
+        // Headers that nobody was told to read may say anything.
+        let elsewhere = elsewhere.iter().filter(|(other, _)| *other != header);
+        all.extend(elsewhere.map(|(other, line)| (other.name(), &line[..])));
+
+        let parts = request(&peer.to_string(), &all);
+        let ours = client_ip().trusting(["10.0.0.0/8", "2001:db8:77::/48"]);
+        prop_assert_eq!(header.of(ours).address(&parts), Ok(attacker));
+        let by_number = client_ip().trusting_hops(proxies.len());
+        prop_assert_eq!(header.of(by_number).address(&parts), Ok(attacker));
+    }
+
+    /// And whoever sends what, from wherever: no panic, and an address that somebody has named.
+    #[test]
+    fn any_header_value_is_handled(
+        header in header_of_choice(),
+        peer in prop::sample::select(vec!["10.0.0.1", "2001:db8:77::1", "192.0.2.7"]),
+        lines in prop::collection::vec(line(), 0..5),
+    ) {
+        let all: Vec<_> = lines.iter().map(|line| (header.name(), &line[..])).collect();
+        let parts = request(peer, &all);
+        let ours = client_ip().trusting(["10.0.0.0/8", "2001:db8:77::/48"]);
+        let found = header.of(ours).address(&parts).expect("a peer");
+        if peer == "192.0.2.7" {
+            prop_assert_eq!(found.to_string(), peer);
+        }
+        prop_assert_eq!(found, found.to_canonical());
+    }
+}
+
+/// The limits of the README: per key, and per address in front of it, which sees a request first.
+async fn passed_of(requests: impl IntoIterator<Item = Request<Body>>) -> usize {
+    let minute = Quota::per_minute;
+    let store = || TestStore::new(Mood::Now);
+    let mut app = Router::new()
+        .route("/", get(async || "hello"))
+        .layer(FixedWindowLayer::new(minute(10)).key(header("x-api-key")).store(store()))
+        .layer(
+            FixedWindowLayer::new(minute(30))
+                .key(client_ip().trusting(["10.0.0.1"]))
+                .store(store()),
+        );
+    let mut passed = 0;
+    for request in requests {
+        let Ok(service) = ServiceExt::<Request<Body>>::ready(&mut app).await;
+        let Ok(response) = service.call(request).await;
+        passed += usize::from(response.status() == 200);
+    }
+    passed
+}
+
+fn keyed(peer: [u8; 4], api_key: &str) -> Request<Body> {
+    let request = Request::get("/").header("x-api-key", api_key);
+    request.extension(PeerAddr(SocketAddr::from((peer, 4711)))).body(Body::empty()).expect("valid")
+}
+
+#[tokio::test]
+async fn invented_keys_are_limited_by_an_outer_limit_per_address() {
+    let invented = |i| keyed([192, 0, 2, 7], &format!("invented-{i}"));
+    assert_eq!(passed_of((0..200).map(invented)).await, 30);
+    // Also where each comes with an address to it.
+    let forged = |i: u8| {
+        let mut request = invented(i.into());
+        let forged = format!("203.0.113.{i}").parse().expect("ASCII");
+        request.headers_mut().insert("x-forwarded-for", forged);
+        request
+    };
+    assert_eq!(passed_of((0..200).map(forged)).await, 30);
+    // Behind a proxy as well: who asks is what the proxy has appended.
+    let behind = |i: u8| {
+        let mut request = keyed([10, 0, 0, 1], &format!("invented-{i}"));
+        let line = format!("203.0.113.{i}, 192.0.2.7").parse().expect("ASCII");
+        request.headers_mut().insert("x-forwarded-for", line);
+        request
+    };
+    assert_eq!(passed_of((0..200).map(behind)).await, 30);
+    // And it has spent nobody else's.
+    let both = (0..200).map(behind).chain((0..30).map(|i| keyed([192, 0, 2, 8], &i.to_string())));
+    assert_eq!(passed_of(both).await, 60);
+    // One key that is used from everywhere has its own limit.
+    assert_eq!(passed_of((0..200).map(|i| keyed([192, 0, 2, i], "one"))).await, 10);
+}
+
+/// Serves on every address of this machine, IPv6 and IPv4 through one socket.
+async fn dual_stack(app: Router) -> u16 {
+    let listener = tokio::net::TcpListener::bind("[::]:0").await.expect("a dual-stack listener");
+    let port = listener.local_addr().expect("bound").port();
+    let app = app.into_make_service_with_connect_info::<SocketAddr>();
+    tokio::spawn(async move { axum::serve(listener, app).await });
+    port
+}
+
+/// A client that asks from an address of its own.
+fn client_at(address: [u8; 4]) -> reqwest::Client {
+    let builder = reqwest::Client::builder().no_proxy();
+    builder.local_address(IpAddr::from(address)).build().expect("a client")
+}
+
+async fn used_by(client: &reqwest::Client, url: &str) -> u64 {
+    let response = client.get(url).send().await.expect("an answer");
+    used(&http::Response::<reqwest::Body>::from(response))
+}
+
+#[tokio::test]
+async fn two_ipv4_clients_of_a_dual_stack_listener_do_not_share_a_count() {
+    for layer in [
+        FixedWindowLayer::new(Quota::per_day(100)),
+        FixedWindowLayer::new(Quota::per_day(100)).key(client_ip().trusting(["10.0.0.0/8"])),
+    ] {
+        let app = Router::new().route("/", get(async || "hello"));
+        let port = dual_stack(app.layer(layer.store(TestStore::new(Mood::Now)))).await;
+        let url = format!("http://127.0.0.1:{port}/");
+        let (a, b) = (client_at([127, 0, 0, 1]), client_at([127, 0, 0, 2]));
+        assert_eq!(used_by(&a, &url).await, 1);
+        assert_eq!(used_by(&b, &url).await, 1);
+        assert_eq!(used_by(&a, &url).await, 2);
+        // IPv6 through the same socket is a third.
+        assert_eq!(used_by(&client(), &format!("http://[::1]:{port}/")).await, 1);
+    }
+}
+
+#[tokio::test]
+async fn two_addresses_of_one_64_share_a_count() {
+    let parts = |peer: &str| -> Parts { request(peer, &[]) };
+    let app = Router::new().route("/", get(async || "hello"));
+    let mut app = app.layer(FixedWindowLayer::new(Quota::per_day(100)));
+    let mut used_from = async |peer| {
+        let Ok(service) = ServiceExt::<Request<Body>>::ready(&mut app).await;
+        let Ok(answer) = service.call(Request::from_parts(parts(peer), Body::empty())).await;
+        used(&answer)
+    };
+    assert_eq!(used_from("2001:db8::1").await, 1);
+    assert_eq!(used_from("2001:db8::ffff:ffff:ffff:ffff").await, 2);
+    assert_eq!(used_from("2001:db8:0:1::1").await, 1);
+    // IPv4 in IPv6 clothing is not one of a /64: it is IPv4.
+    assert_eq!(used_from("::ffff:192.0.2.1").await, 1);
+    assert_eq!(used_from("::ffff:192.0.2.2").await, 1);
+    assert_eq!(used_from("192.0.2.1").await, 2);
+}

@@ -1,0 +1,368 @@
+//! What the headers say, read back by a program that believes them: whatever the quotas, costs and
+//! times are.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::time::{Duration, UNIX_EPOCH};
+
+use axum::body::Body;
+use futures_util::FutureExt;
+use http::{HeaderMap, Response, StatusCode};
+use proptest::collection::vec;
+use proptest::prelude::*;
+use sfv::{Item, ListEntry, Parser};
+use tower::util::BoxCloneSyncService;
+use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
+use tower_fixed_window::key::global;
+use tower_fixed_window::{
+    FixedWindowLayer, Handle, Headers, Key, ManualClock, MemoryStore, Quota, Quotas,
+};
+
+use crate::support::{NOW_MS, get, limit_headers};
+
+type Limited = BoxCloneSyncService<http::Request<Body>, Response<Body>, Infallible>;
+
+fn quota() -> impl Strategy<Value = Quota> {
+    let limit = prop_oneof![
+        Just(0_u64),
+        1..20_u64,
+        9_990..10_010_u64,
+        Just(tower_fixed_window::MAX_TOKENS),
+    ];
+    let window_ms = prop_oneof![
+        1..5_u64,
+        Just(999),
+        Just(1_000),
+        Just(1_500),
+        Just(10_000),
+        Just(60_000),
+        Just(3_600_000),
+        1..10_000_000_u64,
+    ];
+    (limit, window_ms, 0..4_u8, 0..3_u64).prop_map(|(limit, ms, anchor, rollover)| {
+        let quota = Quota::new(limit, Duration::from_millis(ms));
+        let quota = match anchor {
+            0 => quota,
+            1 => quota.staggered(),
+            2 => quota.from_first_request(),
+            _ => quota.starting_at(Duration::from_millis(7_777)),
+        };
+        match limit {
+            1..20 if rollover > 0 => quota.rollover_up_to(limit * (1 + rollover)),
+            _ => quota,
+        }
+    })
+}
+
+/// Up to four quotas; one that would be the same counter as another is left out.
+fn quotas() -> impl Strategy<Value = Quotas> {
+    vec(quota(), 1..=Quotas::MAX).prop_map(|all| {
+        let first = Quotas::from(all[0]);
+        all[1..].iter().fold(first, |quotas, &quota| quotas.try_and(quota).unwrap_or(quotas))
+    })
+}
+
+/// What is asked, and how long after the question before.
+fn asked() -> impl Strategy<Value = Vec<(u64, u64)>> {
+    let cost = prop_oneof![8 => 0..4_u64, 2 => 4..50_u64, 1 => 9_000..10_100_u64];
+    let wait = prop_oneof![6 => 0..3_u64, 2 => 0..2_000_u64, 1 => 0..4_000_000_u64];
+    vec((cost, wait), 1..40)
+}
+
+/// A limit whose requests cost what their paths say.
+fn limit(quotas: Quotas, clock: &ManualClock) -> FixedWindowLayer {
+    FixedWindowLayer::new(quotas)
+        .key(global())
+        .store(MemoryStore::with_clock(clock.clone()))
+        .cost_fn(|parts| parts.uri.path()[1..].parse().expect("a cost"))
+        .headers(Headers::GitHubAndIetfDraft10)
+}
+
+fn handler<L>(layer: L) -> Limited
+where
+    L: Layer<
+            Limited,
+            Service: Service<
+                http::Request<Body>,
+                Response = Response<Body>,
+                Error = Infallible,
+                Future: Send,
+            > + Clone
+                         + Send
+                         + Sync
+                         + 'static,
+        >,
+{
+    let handler = service_fn(async |_| Ok(Response::new(Body::empty())));
+    BoxCloneSyncService::new(layer.layer(BoxCloneSyncService::new(handler)))
+}
+
+/// A store in memory answers at once, so a response is there at once.
+fn ask(service: &Limited, cost: u64) -> Response<Body> {
+    let Ok(response) =
+        service.clone().oneshot(get(&format!("/{cost}"))).now_or_never().expect("at once");
+    response
+}
+
+/// GitHub's headers, one integer each.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct GitHub {
+    limit: u64,
+    remaining: u64,
+    used: u64,
+    reset: u64,
+    retry_after: Option<u64>,
+}
+
+/// Digits and nothing else, once.
+fn integer(headers: &HeaderMap, name: &str) -> Option<u64> {
+    let mut values = headers.get_all(name).iter();
+    let value = values.next()?;
+    assert_eq!(values.next(), None, "{name} comes twice");
+    let text = value.to_str().expect("ASCII");
+    assert!(text.bytes().all(|byte| byte.is_ascii_digit()), "{name}: {text}");
+    assert!(text == "0" || !text.starts_with('0'), "{name}: {text}");
+    Some(text.parse().unwrap_or_else(|_| panic!("{name}: {text}")))
+}
+
+fn github(headers: &HeaderMap) -> GitHub {
+    let of = |name| integer(headers, name).unwrap_or_else(|| panic!("no {name}"));
+    GitHub {
+        limit: of("x-ratelimit-limit"),
+        remaining: of("x-ratelimit-remaining"),
+        used: of("x-ratelimit-used"),
+        reset: of("x-ratelimit-reset"),
+        retry_after: integer(headers, "retry-after"),
+    }
+}
+
+/// The items of a structured list whose members are strings with integers as parameters.
+fn items(headers: &HeaderMap, name: &str) -> Vec<(String, BTreeMap<String, u64>)> {
+    // As a recipient does it: all lines of the field, joined.
+    let lines: Vec<_> = headers.get_all(name).iter().map(|line| line.as_bytes()).collect();
+    let list: sfv::List =
+        Parser::new(&lines.join(&b", "[..])).parse().unwrap_or_else(|e| panic!("{name}: {e}"));
+    let item = |entry| match entry {
+        ListEntry::Item(Item { bare_item, params }) => {
+            let integers = params.into_iter().map(|(key, value)| {
+                let integer = value.as_integer().expect("an integer");
+                (key.to_string(), i64::from(integer).try_into().expect("not below 0"))
+            });
+            (bare_item.as_string().expect("a string").as_str().to_owned(), integers.collect())
+        }
+        ListEntry::InnerList(list) => panic!("{name} has an inner list: {list:?}"),
+    };
+    list.into_iter().map(item).collect()
+}
+
+/// What the draft asks for: an item for each quota, of the same names in both headers.
+fn assert_ietf(headers: &HeaderMap, quotas: &[Quota], refused: bool) {
+    let policies = items(headers, "ratelimit-policy");
+    let limits = items(headers, "ratelimit");
+    assert_eq!((policies.len(), limits.len()), (quotas.len(), quotas.len()));
+    for ((policy, limit), quota) in policies.iter().zip(&limits).zip(quotas) {
+        assert_eq!(policy.0, limit.0);
+        // An integer of a structured field has at most 15 digits.
+        assert_eq!(policy.1["q"], quota.limit().min(999_999_999_999_999));
+        let whole = quota.window().subsec_nanos() == 0;
+        assert_eq!(policy.1.get("w").copied(), whole.then(|| quota.window().as_secs()));
+        assert!(policy.1.keys().all(|key| ["q", "w"].contains(&&**key)));
+        assert!(limit.1.keys().eq(["r", "t"]));
+        assert!(limit.1["r"] <= quota.capacity());
+        assert!(refused || limit.1["t"] <= quota.window().as_secs() + 1);
+    }
+}
+
+proptest! {
+    #[test]
+    fn headers_predict_the_next_decisions(
+        quotas in quotas(), asked in asked(), believes in 0..3_u8,
+    ) {
+        let clock = ManualClock::at_ms(NOW_MS);
+        let mut now = NOW_MS;
+        let service = handler(limit(quotas, &clock));
+        let capacity = quotas.iter().map(Quota::capacity).min().expect("a quota");
+        let rollover = quotas.iter().any(|quota| quota.capacity() > quota.limit());
+        for (cost, wait) in asked {
+            now += wait;
+            clock.set_ms(now);
+            let response = ask(&service, cost);
+            let told = github(response.headers());
+            let refused = response.status() == StatusCode::TOO_MANY_REQUESTS;
+            assert_ietf(response.headers(), quotas.as_slice(), refused);
+            prop_assert!(told.reset * 1_000 > now, "a window that has not ended");
+            if refused {
+                prop_assert_eq!(told.remaining, 0);
+                prop_assert_eq!(&response.headers()["cache-control"], "no-store");
+                prop_assert_eq!(told.retry_after.is_none(), cost > capacity, "unless it never fits");
+            } else {
+                prop_assert_eq!(response.status(), StatusCode::OK);
+                prop_assert_eq!(told.retry_after, None);
+                prop_assert!(response.headers().get("cache-control").is_none());
+                if !rollover {
+                    prop_assert_eq!(told.limit, told.used + told.remaining);
+                }
+            }
+            if let Some(seconds) = told.retry_after {
+                prop_assert!(seconds >= 1);
+                let ietf = items(response.headers(), "ratelimit");
+                let ietf = ietf.iter().map(|(_, item)| item["t"]).max().expect("an item");
+                now = match believes {
+                    0 => told.reset * 1_000,
+                    1 => now + seconds * 1_000,
+                    _ => now + ietf * 1_000,
+                };
+                clock.set_ms(now);
+                prop_assert_eq!(ask(&service, cost).status(), StatusCode::OK, "{:?}", told);
+            }
+        }
+    }
+
+    #[test]
+    fn a_client_that_waits_for_the_reset_header_is_never_refused(
+        quota in quota(), costs in vec(1..20_u64, 1..40),
+    ) {
+        prop_assume!(quota.capacity() == quota.limit());
+        let clock = ManualClock::at_ms(NOW_MS);
+        let service = handler(limit(quota.into(), &clock));
+        // One that asks for no more than it was told to be left.
+        let mut left = quota.limit();
+        for cost in costs.into_iter().filter(|&cost| cost <= quota.limit()) {
+            if cost > left {
+                clock.set_ms(github(ask(&service, 0).headers()).reset * 1_000);
+            }
+            let response = ask(&service, cost);
+            prop_assert_eq!(response.status(), StatusCode::OK);
+            left = github(response.headers()).remaining;
+        }
+    }
+
+    #[test]
+    fn stacked_layers_send_the_tightest_standing_and_append_policy_items(
+        all in [quotas(), quotas(), quotas()], asked in asked(),
+    ) {
+        let clock = ManualClock::at_ms(NOW_MS);
+        let mut now = NOW_MS;
+        let [a, b, c] = [0, 1, 2].map(|i| limit(all[i], &clock).name(["a", "b", "c"][i]));
+        let handles = [a.handle(), b.handle(), c.handle()];
+        let service = handler(ServiceBuilder::new().layer(a).layer(b).layer(c));
+        for (cost, wait) in asked {
+            now += wait;
+            clock.set_ms(now);
+            let before = handles.each_ref().map(standing);
+            let response = ask(&service, cost);
+            let told = github(response.headers());
+            let speaker = limit_headers(&response)["resource"].to_owned();
+            let after = handles.each_ref().map(standing);
+            let i = ["a", "b", "c"].iter().position(|name| *name == speaker).expect("one of them");
+            if response.status() == StatusCode::OK {
+                let tightness = |s: &GitHub| (s.remaining, Reverse(s.reset));
+                let tightest = after.iter().min_by_key(|s| tightness(s)).expect("three");
+                prop_assert_eq!(tightness(&told), tightness(tightest), "{:?}", after);
+                prop_assert_eq!(told, after[i], "one set, and not a mixture");
+                // Inner layers' first.
+                let quotas: Vec<_> = all.iter().rev().flatten().copied().collect();
+                assert_ietf(response.headers(), &quotas, false);
+            } else {
+                prop_assert_eq!(told.remaining, 0);
+                let limits = all[i].iter().map(Quota::limit).collect::<Vec<_>>();
+                prop_assert!(limits.contains(&told.limit), "the refusing one's");
+                let names = items(response.headers(), "ratelimit");
+                prop_assert!(names.iter().all(|(name, _)| name.starts_with(&speaker)));
+                assert_ietf(response.headers(), all[i].as_slice(), true);
+                // Nobody counted it: neither the layers outside nor that one.
+                prop_assert_eq!(before.map(|s| s.used), after.map(|s| s.used));
+            }
+        }
+    }
+}
+
+/// What a layer's headers would say of a request that costs nothing.
+fn standing(handle: &Handle) -> GitHub {
+    let decision = handle.peek(Key::global()).now_or_never().expect("at once").expect("memory");
+    let tightest =
+        decision.standings().iter().min_by_key(|s| (s.remaining(), Reverse(s.reset_at())));
+    let tightest = tightest.expect("a quota");
+    let reset = tightest.reset_at().duration_since(UNIX_EPOCH).expect("after 1970");
+    GitHub {
+        limit: tightest.limit(),
+        remaining: tightest.remaining(),
+        used: tightest.used(),
+        reset: (reset.as_millis() as u64).div_ceil(1_000),
+        retry_after: None,
+    }
+}
+
+/// The rate-limit headers of a response, by name.
+fn sent(response: &Response<Body>) -> Vec<String> {
+    let names = response.headers().keys().map(|name| name.as_str().to_owned());
+    let mut names: Vec<_> = names.filter(|name| name.contains("ratelimit")).collect();
+    names.sort();
+    names
+}
+
+const GITHUB: [&str; 4] =
+    ["x-ratelimit-limit", "x-ratelimit-remaining", "x-ratelimit-reset", "x-ratelimit-used"];
+const IETF: [&str; 2] = ["ratelimit", "ratelimit-policy"];
+
+#[test]
+fn a_layer_sends_only_the_configured_headers() {
+    let both = [&IETF[..], &GITHUB[..]].concat();
+    for (style, names) in [
+        (Headers::GitHub, &GITHUB[..]),
+        (Headers::IetfDraft10, &IETF[..]),
+        (Headers::GitHubAndIetfDraft10, &both[..]),
+        (Headers::None, &[]),
+    ] {
+        let clock = ManualClock::at_ms(NOW_MS);
+        let service = handler(limit(Quota::per_minute(1).into(), &clock).headers(style));
+        assert_eq!(sent(&ask(&service, 1)), names);
+        let refused = ask(&service, 1);
+        assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
+        assert_eq!(sent(&refused), names);
+        // What keeps a refusal from being repeated and cached is there in any case.
+        assert_eq!(refused.headers()["retry-after"], "40");
+        assert_eq!(refused.headers()["cache-control"], "no-store");
+    }
+}
+
+#[test]
+fn the_headers_of_the_ietf_draft_have_this_format() {
+    let clock = ManualClock::at_ms(NOW_MS);
+    let quotas = Quota::per_minute(2).and(Quota::new(7, Duration::from_millis(1_500)));
+    let service = handler(limit(quotas, &clock).name("api"));
+    let passed = ask(&service, 2);
+    let field =
+        |response: &Response<Body>, name| response.headers()[name].to_str().unwrap().to_owned();
+    let policy = r#""api:2/minute";q=2;w=60, "api:7/1500ms";q=7"#;
+    assert_eq!(field(&passed, "ratelimit-policy"), policy);
+    assert_eq!(field(&passed, "ratelimit"), r#""api:2/minute";r=0;t=40, "api:7/1500ms";r=5;t=1"#);
+    let refused = ask(&service, 6);
+    assert_eq!(field(&refused, "ratelimit-policy"), policy);
+    // One can grant six tokens in its next window, the other one never.
+    assert_eq!(field(&refused, "ratelimit"), r#""api:2/minute";r=0;t=40, "api:7/1500ms";r=5;t=1"#);
+}
+
+#[test]
+fn layers_with_different_header_formats_do_not_contradict_each_other() {
+    let styles =
+        [Headers::GitHub, Headers::IetfDraft10, Headers::GitHubAndIetfDraft10, Headers::None];
+    for outer_style in styles {
+        for inner_style in styles {
+            let clock = ManualClock::at_ms(NOW_MS);
+            let of = |n, name| limit(Quota::per_minute(n).into(), &clock).name(name);
+            let outer = of(5, "outer").headers(outer_style);
+            let inner = of(1, "inner").headers(inner_style);
+            let handle = outer.handle();
+            let service = handler(ServiceBuilder::new().layer(outer).layer(inner.clone()));
+            let alone = handler(inner);
+            ask(&service, 1);
+            // A refusal is the refusing layer's, in its words alone; the other one has not counted.
+            let (refused, its_own) = (ask(&service, 1), ask(&alone, 2));
+            assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
+            assert_eq!(sent(&refused), sent(&its_own), "{outer_style:?} around {inner_style:?}");
+            assert_eq!(standing(&handle).used, 1, "{outer_style:?} around {inner_style:?}");
+        }
+    }
+}

@@ -1,0 +1,292 @@
+//! The headers of S18 and S19, to the letter.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use axum::body::to_bytes;
+use axum::response::Response;
+use axum::routing::get as on_get;
+use axum::{Router, http::StatusCode};
+use http::HeaderName;
+use http::header::{CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER};
+use serde_json::{Value, json};
+use tower::ServiceExt;
+use tower_fixed_window::key::global;
+use tower_fixed_window::{FixedWindowLayer, Quota, Quotas};
+
+use crate::support::RETRY_AFTER as RETRY;
+use crate::support::{ANSWERS, Mood, NOW_MS, RESET, TestStore, get, limit_headers, per_minute};
+
+/// The end of the hour that the tests are in, as `x-ratelimit-reset` says it.
+const HOUR_END: &str = "1700002800";
+
+fn app() -> Router {
+    Router::new().route("/", on_get(async || "hello"))
+}
+
+async fn ask(app: &Router) -> Response {
+    app.clone().oneshot(get("/")).await.expect("infallible")
+}
+
+fn limit(quotas: impl Into<Quotas>, mood: Mood) -> FixedWindowLayer {
+    FixedWindowLayer::new(quotas).key(global()).store(TestStore::new(mood))
+}
+
+/// Asserts limit, remaining, used and reset, and that there is no other rate-limit field.
+fn assert_fields(response: &Response, expected: [&str; 4], resource: Option<&str>) {
+    let mut all: BTreeMap<_, _> =
+        ["limit", "remaining", "used", "reset"].into_iter().zip(expected).collect();
+    all.extend(resource.map(|resource| ("resource", resource)));
+    assert_eq!(limit_headers(response), all);
+}
+
+#[tokio::test]
+async fn an_allowed_response_has_the_standing_headers_only() {
+    for mood in ANSWERS {
+        let app = app().layer(per_minute(60, mood));
+        let response = ask(&app).await;
+        assert_eq!(response.status(), StatusCode::OK);
+        assert_fields(&response, ["60", "59", "1", RESET], None);
+        assert!(!response.headers().contains_key(RETRY_AFTER));
+        assert!(!response.headers().contains_key(CACHE_CONTROL));
+        assert_fields(&ask(&app).await, ["60", "58", "2", RESET], None);
+    }
+}
+
+#[tokio::test]
+async fn the_last_allowed_response_has_0_remaining_and_no_retry_after() {
+    for mood in ANSWERS {
+        let response = ask(&app().layer(per_minute(1, mood))).await;
+        assert_eq!(response.status(), StatusCode::OK);
+        assert_fields(&response, ["1", "0", "1", RESET], None);
+        assert!(!response.headers().contains_key(RETRY_AFTER));
+    }
+}
+
+#[tokio::test]
+async fn a_refusal_has_retry_after_and_is_not_cached() {
+    for mood in ANSWERS {
+        let app = app().layer(per_minute(2, mood));
+        ask(&app).await;
+        ask(&app).await;
+        for _ in 0..2 {
+            let response = ask(&app).await;
+            assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
+            // Refusals are not counted: `used` stays.
+            assert_fields(&response, ["2", "0", "2", RESET], None);
+            assert_eq!(response.headers()[RETRY_AFTER], RETRY);
+            assert_eq!(response.headers()[CACHE_CONTROL], "no-store");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_named_layer_sends_its_name_with_allowed_and_refused_responses() {
+    for mood in ANSWERS {
+        let app = app().layer(per_minute(1, mood).name("login"));
+        assert_fields(&ask(&app).await, ["1", "0", "1", RESET], Some("login"));
+        let refused = ask(&app).await;
+        assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
+        assert_fields(&refused, ["1", "0", "1", RESET], Some("login"));
+    }
+}
+
+#[tokio::test]
+async fn large_numbers_are_written_in_full() {
+    for mood in ANSWERS {
+        let response = ask(&app().layer(per_minute(9_007_199_254_740_991, mood))).await;
+        let (limit, remaining) = ("9007199254740991", "9007199254740990");
+        assert_fields(&response, [limit, remaining, "1", RESET], None);
+        let response = ask(&app().layer(per_minute(10_000, mood))).await;
+        assert_fields(&response, ["10000", "9999", "1", RESET], None);
+    }
+}
+
+#[tokio::test]
+async fn times_are_rounded_up_and_never_zero() {
+    for mood in ANSWERS {
+        let store = TestStore::new(mood);
+        // A window that ends half-way in a second: 1.5 s of it are left at first.
+        let quota = Quota::new(1, Duration::from_millis(2_500))
+            .starting_at(Duration::from_millis(NOW_MS - 1_000));
+        let layer = FixedWindowLayer::new(quota).key(global()).store(store.clone());
+        let app = app().layer(layer);
+        let end = NOW_MS + 1_500;
+        let reset = end.div_ceil(1_000).to_string();
+        assert_eq!(limit_headers(&ask(&app).await)["reset"], reset);
+        for (left, retry_after) in [(1_500, "2"), (1_001, "2"), (1_000, "1"), (1, "1")] {
+            store.clock.set_ms(end - left);
+            let response = ask(&app).await;
+            assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS, "{left} ms are left");
+            assert_eq!(response.headers()[RETRY_AFTER], retry_after, "{left} ms are left");
+            assert_eq!(limit_headers(&response)["reset"], reset);
+        }
+        store.clock.set_ms(end);
+        assert_eq!(ask(&app).await.status(), StatusCode::OK, "the end is in the next window");
+    }
+}
+
+#[tokio::test]
+async fn a_cost_above_capacity_has_no_retry_after() {
+    for mood in ANSWERS {
+        let response = ask(&app().layer(per_minute(0, mood))).await;
+        assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
+        assert_fields(&response, ["0", "0", "0", RESET], None);
+        assert!(!response.headers().contains_key(RETRY_AFTER));
+        assert_eq!(response.headers()[CACHE_CONTROL], "no-store");
+    }
+}
+
+#[tokio::test]
+async fn the_body_of_a_refusal_is_problem_json_with_githubs_message() {
+    for mood in ANSWERS {
+        let quotas = Quota::per_minute(1).and(Quota::per_hour(1)).and(Quota::per_day(9));
+        for (layer, policies) in [
+            (limit(Quota::per_minute(1), mood), json!(["1/minute"])),
+            (limit(Quota::per_minute(1), mood).name("login"), json!(["login:1/minute"])),
+            (limit(quotas, mood).name("all"), json!(["all:1/minute", "all:1/hour"])),
+        ] {
+            let app = app().layer(layer);
+            ask(&app).await;
+            let response = ask(&app).await;
+            assert_eq!(response.headers()[CONTENT_TYPE], "application/problem+json");
+            let body = to_bytes(response.into_body(), 10_000).await.expect("short");
+            let body: Value = serde_json::from_slice(&body).expect("JSON");
+            let uri = "https://iana.org/assignments/http-problem-types#quota-exceeded";
+            assert_eq!(body["type"], uri);
+            assert_eq!(body["status"], 429);
+            assert_eq!(body["violated-policies"], policies);
+            let message = body["message"].as_str().expect("a text");
+            assert!(message.starts_with("API rate limit exceeded"), "{message}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn headers_show_the_tightest_quota_and_on_a_refusal_the_one_that_resets_last() {
+    for mood in ANSWERS {
+        let app = app().layer(limit(Quota::per_minute(2).and(Quota::per_hour(2)), mood));
+        // As many remain: the later reset speaks.
+        assert_fields(&ask(&app).await, ["2", "1", "1", HOUR_END], None);
+        ask(&app).await;
+        let refused = ask(&app).await;
+        assert_fields(&refused, ["2", "0", "2", HOUR_END], None);
+        assert_eq!(refused.headers()[RETRY_AFTER], "2740");
+    }
+    for mood in ANSWERS {
+        let app = app().layer(limit(Quota::per_minute(1).and(Quota::per_hour(9)), mood));
+        assert_fields(&ask(&app).await, ["1", "0", "1", RESET], None);
+        let refused = ask(&app).await;
+        assert_fields(&refused, ["1", "0", "1", RESET], None);
+        assert_eq!(refused.headers()[RETRY_AFTER], RETRY);
+    }
+}
+
+#[tokio::test]
+async fn an_outer_layer_replaces_the_headers_of_an_inner_one_only_if_it_is_tighter() {
+    for mood in ANSWERS {
+        let looser = app().layer(per_minute(5, mood).name("inner")).layer(per_minute(10, mood));
+        assert_fields(&ask(&looser).await, ["5", "4", "1", RESET], Some("inner"));
+
+        let tighter = app().layer(per_minute(5, mood).name("inner")).layer(per_minute(3, mood));
+        // The outer one has no name, so there is none: the inner one's would be wrong.
+        assert_fields(&ask(&tighter).await, ["3", "2", "1", RESET], None);
+
+        let hourly = limit(Quota::per_hour(5), mood).name("hourly");
+        let as_tight = app().layer(per_minute(5, mood).name("inner")).layer(hourly.clone());
+        let response = ask(&as_tight).await;
+        assert_eq!(
+            limit_headers(&response)["resource"],
+            "hourly",
+            "as many remain, and reset later"
+        );
+
+        let same = app().layer(hourly).layer(per_minute(4, mood).name("outer"));
+        assert_fields(&ask(&same).await, ["5", "3", "2", HOUR_END], Some("hourly"));
+
+        // As many remain, and reset at the same time: the inner one's stay.
+        let dear = per_minute(7, mood).name("dear").cost_fn(|_| 4);
+        let cheap = per_minute(4, mood).name("cheap");
+        let tie = app().layer(dear).layer(cheap);
+        assert_fields(&ask(&tie).await, ["7", "3", "4", RESET], Some("dear"));
+    }
+}
+
+#[tokio::test]
+async fn an_inner_layers_refusal_keeps_its_headers_under_an_outer_one() {
+    for mood in ANSWERS {
+        for outer in [2, 10] {
+            let app = app().layer(per_minute(1, mood).name("inner")).layer(per_minute(outer, mood));
+            ask(&app).await;
+            // Also where the outer one has none left itself.
+            let refused = ask(&app).await;
+            assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
+            assert_fields(&refused, ["1", "0", "1", RESET], Some("inner"));
+            assert_eq!(refused.headers()[RETRY_AFTER], RETRY);
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_outer_layers_refusal_charges_no_inner_layer() {
+    for mood in ANSWERS {
+        let inner = per_minute(9, mood);
+        let app = Router::new()
+            .route("/", on_get(async || "").layer(inner.clone()))
+            .layer(per_minute(1, mood).name("outer"))
+            .route("/inner", on_get(async || "").layer(inner));
+        ask(&app).await;
+        assert_fields(&ask(&app).await, ["1", "0", "1", RESET], Some("outer"));
+        let response = app.oneshot(get("/inner")).await.expect("infallible");
+        assert_fields(&response, ["9", "7", "2", RESET], None);
+    }
+}
+
+/// An app whose handler sends rate-limit headers of its own, each of them twice.
+fn upstream(names: &'static [&'static str]) -> Router {
+    let handler = async move || {
+        let mut response = Response::new(axum::body::Body::empty());
+        for name in names.iter().chain(names) {
+            let name = HeaderName::from_static(name);
+            response.headers_mut().append(name, "1".parse().expect("valid"));
+        }
+        response
+    };
+    Router::new().route("/", on_get(handler))
+}
+
+const ALL: &[&str] = &[
+    "x-ratelimit-limit",
+    "x-ratelimit-remaining",
+    "x-ratelimit-used",
+    "x-ratelimit-reset",
+    "x-ratelimit-resource",
+];
+
+#[tokio::test]
+async fn headers_of_an_upstream_are_always_replaced() {
+    for mood in ANSWERS {
+        // All of them, and each one alone; ours are looser, and replace them all the same.
+        let subsets = [ALL].into_iter().chain(ALL.chunks(1));
+        for names in subsets {
+            let app = upstream(names).layer(per_minute(60, mood));
+            assert_fields(&ask(&app).await, ["60", "59", "1", RESET], None);
+            let app = upstream(names).layer(per_minute(60, mood).name("ours"));
+            assert_fields(&ask(&app).await, ["60", "59", "1", RESET], Some("ours"));
+            let app = upstream(names).layer(per_minute(5, mood)).layer(per_minute(60, mood));
+            assert_fields(&ask(&app).await, ["5", "4", "1", RESET], None);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_skipped_request_is_not_counted_and_has_no_headers() {
+    for mood in ANSWERS {
+        let layer = per_minute(9, mood).skip(|parts| parts.uri.query() == Some("skip"));
+        let app = app().layer(layer);
+        let skipped = app.clone().oneshot(get("/?skip")).await.expect("infallible");
+        assert_eq!(skipped.status(), StatusCode::OK);
+        assert!(limit_headers(&skipped).is_empty());
+        assert_eq!(limit_headers(&ask(&app).await)["used"], "1");
+    }
+}

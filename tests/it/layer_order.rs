@@ -1,0 +1,413 @@
+//! Which side of other layers this one goes: the rows of docs/ordering.md, the right side and the
+//! wrong one.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use axum::body::{Body, Bytes};
+use axum::error_handling::HandleErrorLayer;
+use axum::extract::Request;
+use axum::middleware::{Next, from_fn};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get as on_get;
+use axum::{BoxError, Router};
+use http::{HeaderName, Method, StatusCode};
+use tokio::time::{Instant, sleep};
+use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
+use tower_fixed_window::key::{extension, global, header};
+use tower_fixed_window::{FixedWindowLayer, Key, MemoryStore, Quota};
+use tower_http::compression::CompressionLayer;
+use tower_http::cors::CorsLayer;
+use tower_http::timeout::TimeoutLayer;
+use tower_http::trace::TraceLayer;
+
+use crate::support::{Mood, get, limit_headers, paused_clock, per_minute};
+
+fn app() -> Router {
+    Router::new().route("/", on_get(async || "hello").post(async || "made"))
+}
+
+/// In axum, what is added later runs earlier: it is outside.
+async fn ask(app: &Router, request: http::Request<Body>) -> Response {
+    app.clone().oneshot(request).await.expect("infallible")
+}
+
+const ORIGIN: &str = "https://app.example";
+
+fn from_browser(method: Method) -> http::Request<Body> {
+    let request = http::Request::builder().method(method.clone()).uri("/").header("origin", ORIGIN);
+    let request = match method {
+        Method::OPTIONS => request.header("access-control-request-method", "POST"),
+        _ => request,
+    };
+    request.body(Body::empty()).expect("a request")
+}
+
+/// The headers that a page may read.
+fn cors() -> CorsLayer {
+    let exposed = [
+        "x-ratelimit-limit",
+        "x-ratelimit-remaining",
+        "x-ratelimit-used",
+        "x-ratelimit-reset",
+        "x-ratelimit-resource",
+        "retry-after",
+    ];
+    CorsLayer::new()
+        .allow_origin([ORIGIN.parse().expect("a value")])
+        .allow_methods([Method::GET, Method::POST])
+        .expose_headers(exposed.map(HeaderName::from_static))
+}
+
+#[tokio::test]
+async fn cors_outside_of_the_limit_lets_pages_read_a_refusal_and_answers_preflights() {
+    let app = app().layer(per_minute(1, Mood::Now).name("api")).layer(cors());
+    for _ in 0..5 {
+        let preflight = ask(&app, from_browser(Method::OPTIONS)).await;
+        assert_eq!(preflight.status(), StatusCode::OK);
+        assert_eq!(preflight.headers()["access-control-allow-methods"], "GET,POST");
+        assert!(limit_headers(&preflight).is_empty(), "not counted");
+    }
+    assert_eq!(ask(&app, from_browser(Method::POST)).await.status(), StatusCode::OK);
+    let refused = ask(&app, from_browser(Method::POST)).await;
+    assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(refused.headers()["access-control-allow-origin"], ORIGIN);
+    let exposed = refused.headers()["access-control-expose-headers"].to_str().expect("ASCII");
+    for name in refused.headers().keys().map(HeaderName::as_str) {
+        let ours = name.starts_with("x-ratelimit-") || name == "retry-after";
+        assert_eq!(exposed.split(',').any(|exposed| exposed == name), ours, "{name}");
+    }
+    assert_eq!(limit_headers(&refused).len(), 5);
+}
+
+#[tokio::test]
+async fn cors_inside_of_the_limit_is_missing_from_refusals_and_preflights_count() {
+    let app = app().layer(cors()).layer(per_minute(2, Mood::Now));
+    let preflight = ask(&app, from_browser(Method::OPTIONS)).await;
+    assert_eq!(limit_headers(&preflight)["used"], "1", "what is no request of the page's counts");
+    assert_eq!(ask(&app, from_browser(Method::POST)).await.status(), StatusCode::OK);
+    for method in [Method::OPTIONS, Method::POST] {
+        let refused = ask(&app, from_browser(method)).await;
+        assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
+        // To the page this is a failure of CORS, without a status.
+        assert!(!refused.headers().contains_key("access-control-allow-origin"));
+    }
+}
+
+#[tokio::test]
+async fn exempted_preflights_pass_a_limit_outside_of_cors() {
+    let app = app().layer(cors()).layer(per_minute(1, Mood::Now).skip_preflight());
+    for _ in 0..5 {
+        let preflight = ask(&app, from_browser(Method::OPTIONS)).await;
+        assert_eq!(preflight.status(), StatusCode::OK);
+        assert_eq!(preflight.headers()["access-control-allow-origin"], ORIGIN);
+    }
+    assert_eq!(limit_headers(&ask(&app, from_browser(Method::POST)).await)["used"], "1");
+    assert_eq!(ask(&app, from_browser(Method::POST)).await.status(), 429);
+}
+
+#[tokio::test]
+async fn a_trace_outside_of_the_limit_sees_refusals_and_one_inside_does_not() {
+    for (outside, expected) in [(true, 3), (false, 1)] {
+        let seen = Arc::new(AtomicUsize::new(0));
+        let counter = Arc::clone(&seen);
+        let trace = TraceLayer::new_for_http().on_response(
+            move |_: &http::Response<_>, _: Duration, _: &tracing::Span| {
+                counter.fetch_add(1, Ordering::Relaxed);
+            },
+        );
+        let limit = per_minute(1, Mood::Now);
+        let app = match outside {
+            true => app().layer(limit).layer(trace),
+            false => app().layer(trace).layer(limit),
+        };
+        for _ in 0..3 {
+            ask(&app, get("/")).await;
+        }
+        assert_eq!(seen.load(Ordering::Relaxed), expected);
+    }
+}
+
+fn gzip() -> http::Request<Body> {
+    let request = http::Request::get("/").header("accept-encoding", "gzip");
+    request.body(Body::empty()).expect("a request")
+}
+
+#[tokio::test]
+async fn compression_outside_of_the_limit_compresses_refusals_and_keeps_their_headers() {
+    let app = app().layer(per_minute(0, Mood::Now)).layer(CompressionLayer::new());
+    let refused = ask(&app, gzip()).await;
+    assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(refused.headers()["content-encoding"], "gzip");
+    assert_eq!(refused.headers()["cache-control"], "no-store");
+    assert_eq!(limit_headers(&refused).len(), 4);
+}
+
+#[tokio::test]
+async fn compression_inside_of_the_limit_changes_the_body_type_of_a_refusal() {
+    // axum hides a body's type, so that this only leaves refusals uncompressed.
+    let app = app().layer(CompressionLayer::new()).layer(per_minute(0, Mood::Now));
+    assert!(!ask(&app, gzip()).await.headers().contains_key("content-encoding"));
+
+    // Elsewhere a compressed body can't be made from bytes; an empty one can be made.
+    let service = ServiceBuilder::new()
+        .layer(per_minute(0, Mood::Now).empty_body())
+        .layer(CompressionLayer::new())
+        .service(service_fn(async |_: http::Request<Body>| {
+            Ok::<_, Infallible>(http::Response::new(Body::from("hello")))
+        }));
+    let Ok(refused) = service.oneshot(gzip()).await;
+    assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
+}
+
+fn paused(quota: Quota) -> FixedWindowLayer {
+    FixedWindowLayer::new(quota).key(global()).store(MemoryStore::with_clock(paused_clock()))
+}
+
+fn timeout() -> TimeoutLayer {
+    TimeoutLayer::with_status_code(StatusCode::REQUEST_TIMEOUT, Duration::from_secs(5))
+}
+
+fn slow() -> Router {
+    let slow = on_get(async || sleep(Duration::from_secs(50)).await);
+    Router::new().route("/", on_get(async || "hello")).route("/slow", slow)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_timeout_inside_of_the_limit_excludes_queueing_and_its_response_has_headers() {
+    let queued = paused(Quota::per_minute(1)).queue(9, Duration::from_secs(600));
+    let app = slow().layer(timeout()).layer(queued);
+    assert_eq!(ask(&app, get("/")).await.status(), StatusCode::OK);
+    let (start, waited) = (Instant::now(), ask(&app, get("/")).await);
+    assert_eq!(waited.status(), StatusCode::OK);
+    assert_eq!(start.elapsed().as_secs(), 60, "longer than the time that the service has");
+
+    let app = slow().layer(timeout()).layer(paused(Quota::per_minute(9)));
+    let late = ask(&app, get("/slow")).await;
+    assert_eq!((late.status(), limit_headers(&late)["used"]), (StatusCode::REQUEST_TIMEOUT, "1"));
+    let served = paused(Quota::per_minute(9)).count_if(|response| response.status != 408);
+    let late = ask(&slow().layer(timeout()).layer(served), get("/slow")).await;
+    assert_eq!(limit_headers(&late)["used"], "0", "it can be exempted by its status");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_timeout_outside_of_the_limit_includes_queueing_and_its_response_has_no_headers() {
+    let queued = paused(Quota::per_minute(1)).queue(9, Duration::from_secs(600));
+    let app = slow().layer(queued).layer(timeout());
+    assert_eq!(ask(&app, get("/")).await.status(), StatusCode::OK);
+    let (start, late) = (Instant::now(), ask(&app, get("/")).await);
+    assert_eq!(late.status(), StatusCode::REQUEST_TIMEOUT);
+    assert_eq!(start.elapsed().as_secs(), 5);
+
+    // To the limit such a request was dropped: it counts, unless the layer is told otherwise.
+    for (limit, left) in
+        [(paused(Quota::per_minute(9)), 1), (paused(Quota::per_minute(9)).refund_dropped(), 0)]
+    {
+        let handle = limit.handle();
+        let late = ask(&slow().layer(limit).layer(timeout()), get("/slow")).await;
+        assert_eq!(late.status(), StatusCode::REQUEST_TIMEOUT);
+        assert!(limit_headers(&late).is_empty());
+        assert_eq!(handle.peek(Key::global()).await.expect("memory").used(), left);
+    }
+}
+
+type Handler =
+    tower::util::BoxCloneSyncService<http::Request<Body>, http::Response<Body>, BoxError>;
+
+/// A service that takes ten seconds.
+fn ten_seconds() -> Handler {
+    Handler::new(service_fn(async |_: http::Request<Body>| {
+        sleep(Duration::from_secs(10)).await;
+        Ok::<_, BoxError>(http::Response::new(Body::empty()))
+    }))
+}
+
+/// What becomes of a request, and how many seconds after the start.
+async fn outcome<S>(service: S, user: &'static str) -> (Result<u16, ()>, u64)
+where
+    S: Service<http::Request<Body>, Response = http::Response<Body>, Error = BoxError>,
+{
+    let start = Instant::now();
+    let request = http::Request::get("/").header("x-user", user).body(Body::empty());
+    let outcome = service.oneshot(request.expect("a request")).await;
+    (outcome.map(|response| response.status().as_u16()).map_err(drop), start.elapsed().as_secs())
+}
+
+#[tokio::test(start_paused = true)]
+async fn queued_requests_take_no_permit_of_a_concurrency_limit_inside_of_the_limit() {
+    let queued =
+        || paused(Quota::per_minute(1)).key(header("x-user")).queue(9, Duration::from_secs(600));
+    let outside = ServiceBuilder::new()
+        .layer(queued())
+        .load_shed()
+        .concurrency_limit(1)
+        .service(ten_seconds());
+    assert_eq!(outcome(outside.clone(), "alice").await, (Ok(200), 10));
+    let waiting = tokio::spawn(outcome(outside.clone(), "alice"));
+    sleep(Duration::from_secs(1)).await;
+    assert_eq!(outcome(outside, "bob").await, (Ok(200), 10), "while alice waits");
+    assert_eq!(waiting.await.expect("no panic"), (Ok(200), 60));
+
+    let inside = ServiceBuilder::new()
+        .load_shed()
+        .concurrency_limit(1)
+        .layer(queued())
+        .service(ten_seconds());
+    assert_eq!(outcome(inside.clone(), "alice").await, (Ok(200), 10));
+    let waiting = tokio::spawn(outcome(inside.clone(), "alice"));
+    sleep(Duration::from_secs(1)).await;
+    assert_eq!(outcome(inside, "bob").await, (Err(()), 0), "alice waits in the only place");
+    waiting.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn requests_shed_inside_of_the_limit_count_unless_they_are_excluded() {
+    for (limit, left) in
+        [(paused(Quota::per_minute(9)), 2), (paused(Quota::per_minute(9)).refund_dropped(), 1)]
+    {
+        let handle = limit.handle();
+        let service = ServiceBuilder::new()
+            .layer(limit)
+            .load_shed()
+            .concurrency_limit(1)
+            .service(ten_seconds());
+        let served = tokio::spawn(outcome(service.clone(), "alice"));
+        sleep(Duration::from_secs(1)).await;
+        assert_eq!(outcome(service, "bob").await, (Err(()), 0));
+        assert_eq!(served.await.expect("no panic"), (Ok(200), 10));
+        assert_eq!(handle.peek(Key::global()).await.expect("memory").used(), left);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_load_shed_a_refusal_waits_for_a_concurrency_permit() {
+    let service = ServiceBuilder::new()
+        .layer(paused(Quota::per_minute(1)))
+        .concurrency_limit(1)
+        .service(ten_seconds());
+    let served = tokio::spawn(outcome(service.clone(), "alice"));
+    sleep(Duration::from_secs(1)).await;
+    assert_eq!(outcome(service, "bob").await, (Ok(429), 9), "as late as if it were served");
+    assert_eq!(served.await.expect("no panic"), (Ok(200), 10));
+}
+
+#[derive(Clone)]
+struct User(u64);
+
+impl From<&User> for Key {
+    fn from(user: &User) -> Self {
+        Self::from(user.0)
+    }
+}
+
+/// Knows two tokens.
+async fn auth(mut request: Request, next: Next) -> Response {
+    let user = match request.headers().get("authorization").map(|token| token.as_bytes()) {
+        Some(b"alpha") => User(1),
+        Some(b"beta") => User(2),
+        _ => return StatusCode::UNAUTHORIZED.into_response(),
+    };
+    request.extensions_mut().insert(user);
+    next.run(request).await
+}
+
+fn with_token(token: &str) -> http::Request<Body> {
+    let request = http::Request::get("/").header("authorization", token);
+    request.body(Body::empty()).expect("a request")
+}
+
+#[tokio::test]
+async fn authentication_outside_of_the_limit_provides_the_users_key() {
+    let app = app().layer(per_minute(1, Mood::Now).key(extension::<User>())).layer(from_fn(auth));
+    assert_eq!(ask(&app, with_token("alpha")).await.status(), StatusCode::OK);
+    assert_eq!(ask(&app, with_token("alpha")).await.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(ask(&app, with_token("beta")).await.status(), StatusCode::OK);
+    // Guesses are not limited by it: they never get here.
+    for _ in 0..5 {
+        let guess = ask(&app, with_token("guess")).await;
+        assert_eq!(guess.status(), StatusCode::UNAUTHORIZED);
+        assert!(limit_headers(&guess).is_empty());
+    }
+}
+
+#[tokio::test]
+async fn authentication_inside_of_the_limit_is_too_late_for_the_key() {
+    let app = app().layer(from_fn(auth)).layer(per_minute(1, Mood::Now).key(extension::<User>()));
+    let response = ask(&app, with_token("alpha")).await;
+    assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR, "and no free pass");
+}
+
+#[tokio::test]
+async fn a_second_limit_outside_of_authentication_stops_password_guessing() {
+    let guesses = per_minute(2, Mood::Now).count_if(|response| response.status == 401);
+    let per_user = per_minute(9, Mood::Now).key(extension::<User>());
+    let app = app().layer(per_user).layer(from_fn(auth)).layer(guesses);
+    for _ in 0..5 {
+        assert_eq!(ask(&app, with_token("alpha")).await.status(), StatusCode::OK);
+    }
+    for _ in 0..2 {
+        assert_eq!(ask(&app, with_token("guess")).await.status(), StatusCode::UNAUTHORIZED);
+    }
+    assert_eq!(ask(&app, with_token("guess")).await.status(), StatusCode::TOO_MANY_REQUESTS);
+}
+
+/// A service whose layers fail.
+fn failing() -> Handler {
+    Handler::new(service_fn(async |_| Err::<http::Response<Body>, _>("on purpose".into())))
+}
+
+/// Makes a response of an error, as axum asks for.
+async fn sorry(error: BoxError) -> (StatusCode, String) {
+    (StatusCode::SERVICE_UNAVAILABLE, error.to_string())
+}
+
+#[tokio::test]
+async fn errors_handled_inside_of_the_limit_are_responses_with_its_headers() {
+    let handle_errors = || HandleErrorLayer::new(sorry);
+    let limit = per_minute(9, Mood::Now);
+    let service = ServiceBuilder::new().layer(limit).layer(handle_errors()).service(failing());
+    let Ok(answer) = service.oneshot(get("/")).await;
+    assert_eq!((answer.status().as_u16(), limit_headers(&answer)["used"]), (503, "1"));
+
+    let limit = per_minute(9, Mood::Now).count_if(|response| !response.status.is_server_error());
+    let service = ServiceBuilder::new().layer(limit).layer(handle_errors()).service(failing());
+    let Ok(answer) = service.oneshot(get("/")).await;
+    assert_eq!(limit_headers(&answer)["used"], "0", "and can be told from others");
+}
+
+#[tokio::test]
+async fn errors_handled_outside_of_the_limit_have_no_headers_and_count() {
+    let limit = per_minute(1, Mood::Now);
+    let handle = limit.handle();
+    let service =
+        ServiceBuilder::new().layer(HandleErrorLayer::new(sorry)).layer(limit).service(failing());
+    let Ok(answer) = service.clone().oneshot(get("/")).await;
+    assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE);
+    assert!(limit_headers(&answer).is_empty());
+    assert_eq!(handle.peek(Key::global()).await.expect("memory").used(), 1);
+    // A refusal is no error: it goes past the handler.
+    let Ok(refused) = service.oneshot(get("/")).await;
+    assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(limit_headers(&refused).len(), 4);
+}
+
+#[tokio::test]
+async fn shared_caches_may_store_allowed_responses_but_never_a_refusal() {
+    let cached = on_get(async || ([("cache-control", "public, max-age=60")], "hello"));
+    let limit = per_minute(1, Mood::Now).status(StatusCode::NOT_FOUND).on_reject(|why| {
+        let mut response = http::Response::new(Body::from(Bytes::from(why.message())));
+        *response.status_mut() = why.status();
+        response.headers_mut().insert("cache-control", "max-age=60".parse().expect("a value"));
+        response
+    });
+    let app = Router::new().route("/", cached).layer(limit);
+    let passed = ask(&app, get("/")).await;
+    assert_eq!(passed.headers()["cache-control"], "public, max-age=60");
+    // A 404 is one of the statuses that caches may keep by themselves.
+    let refused = ask(&app, get("/")).await;
+    assert_eq!(refused.status(), StatusCode::NOT_FOUND);
+    let controls: Vec<_> = refused.headers().get_all("cache-control").iter().collect();
+    assert_eq!(controls, ["no-store"]);
+}

@@ -1,0 +1,112 @@
+//! What an operator learns of the store in memory: how full it is, and that it was too small.
+
+use std::time::Duration;
+
+use tower_fixed_window::testing::block_on;
+use tower_fixed_window::{Limiter, ManualClock, MemoryStore, Quota};
+
+use crate::support::{Log, NOW_MS};
+
+fn store(max_keys: usize) -> (MemoryStore, ManualClock) {
+    let clock = ManualClock::at_ms(NOW_MS);
+    (MemoryStore::with_max_keys(max_keys).clock(clock.clone()), clock)
+}
+
+fn flood(store: &MemoryStore, quota: Quota, keys: std::ops::Range<u64>) {
+    let limiter = Limiter::new(quota).name("flood").store(store.clone());
+    for key in keys {
+        let _ = block_on(limiter.check(("secret", key))).expect("memory answers");
+    }
+}
+
+#[test]
+fn len_counts_entries_of_current_windows() {
+    let (store, clock) = store(10_000);
+    assert_eq!((store.len(), store.is_empty()), (0, true));
+    flood(&store, Quota::per_minute(5), 0..100);
+    flood(&store, Quota::per_minute(5), 50..150);
+    assert_eq!((store.len(), store.is_empty()), (150, false));
+    flood(&store, Quota::per_hour(5), 0..10);
+    assert_eq!(store.len(), 160, "each quota has an entry of its own");
+    clock.advance(Duration::from_secs(60));
+    assert_eq!(store.len(), 10, "the minute is over");
+    clock.advance(Duration::from_secs(3_600));
+    assert_eq!((store.len(), store.is_empty()), (0, true));
+    // Looking is free: a peek takes no entry.
+    let limiter = Limiter::new(Quota::per_minute(5)).store(store.clone());
+    let _ = block_on(limiter.peek("alice")).expect("memory answers");
+    assert!(store.is_empty());
+}
+
+#[test]
+fn len_stays_within_the_bound() {
+    for max_keys in [1, 100, 5_000] {
+        let (store, _) = store(max_keys);
+        flood(&store, Quota::per_minute(5), 0..20_000);
+        let most = store.max_bytes() / 32;
+        assert!((max_keys..=most).contains(&store.len()), "{} of {max_keys}", store.len());
+        assert!(store.overflowed() > 0);
+    }
+}
+
+#[test]
+fn refusals_in_a_store_with_room_are_not_overflow() {
+    let (store, clock) = store(100);
+    // The shared entries last for a week, the others for a minute.
+    flood(&store, Quota::per_minute(5), 0..100);
+    flood(&store, Quota::per_week(5), 0..1_000);
+    clock.advance(Duration::from_secs(8 * 86_400));
+    flood(&store, Quota::per_minute(5), 0..1_000);
+    flood(&store, Quota::per_week(5), 0..1);
+    clock.advance(Duration::from_secs(60));
+    let overflowed = store.overflowed();
+    let limiter = Limiter::new(Quota::per_minute(1)).store(store.clone());
+    for key in 0..10 {
+        assert!(!block_on(limiter.check_cost(key, 2)).expect("memory answers").allowed());
+        assert!(block_on(limiter.check_cost(key, 0)).expect("memory answers").allowed());
+        assert!(block_on(limiter.check(key)).expect("memory answers").allowed());
+        assert!(!block_on(limiter.check(key)).expect("memory answers").allowed());
+    }
+    assert_eq!(store.overflowed(), overflowed);
+}
+
+#[test]
+fn an_overflow_is_logged_once_per_window_with_numbers_and_without_keys() {
+    let log = Log::start();
+    let (store, clock) = store(1_000);
+    flood(&store, Quota::per_hour(5), 0..800);
+    assert_eq!(log.warnings(), "", "there is room for these");
+
+    flood(&store, Quota::per_hour(5), 0..3_000);
+    let text = log.warnings();
+    assert_eq!(text.lines().count(), 1, "{text}");
+    assert!(text.contains("WARN tower_fixed_window: the memory store is full"), "{text}");
+    assert!(text.contains("max_keys=1000 overflowed=1"), "{text}");
+
+    // It goes on, and everybody knows.
+    clock.advance(Duration::from_secs(600));
+    flood(&store, Quota::per_hour(5), 0..3_000);
+    assert_eq!(log.warnings().lines().count(), 1);
+
+    // In the next window the entries are free. When they are taken again, that is told again.
+    clock.advance(Duration::from_secs(2 * 3_600));
+    flood(&store, Quota::per_hour(5), 0..800);
+    assert_eq!(log.warnings().lines().count(), 1);
+    flood(&store, Quota::per_hour(5), 0..3_000);
+    let text = log.warnings();
+    assert_eq!(text.lines().count(), 2, "{text}");
+    let last: u64 = text.trim_end().rsplit_once('=').expect("numbers").1.parse().expect("a number");
+    assert!(last > 2_000, "all so far: {text}");
+    assert!(!text.contains("secret"), "{text}");
+}
+
+#[test]
+fn overflows_of_short_windows_are_logged_once_a_minute() {
+    let log = Log::start();
+    let (store, clock) = store(100);
+    for _ in 0..600 {
+        flood(&store, Quota::per_second(1), 0..200);
+        clock.advance(Duration::from_millis(500));
+    }
+    assert_eq!(log.warnings().lines().count(), 5, "{}", log.warnings());
+}

@@ -1,0 +1,513 @@
+//! What an operator sees: the events of the log, the metrics as Prometheus reads them, and what
+//! `.on_decision(..)` is shown.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::convert::Infallible;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use axum::body::Body;
+use http::{Request, Response};
+use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
+use tower::util::BoxCloneSyncService;
+use tower::{Layer, ServiceExt, service_fn};
+use tower_fixed_window::key::{global, header};
+use tower_fixed_window::testing::block_on;
+use tower_fixed_window::{
+    FixedWindowLayer, Limiter, MAX_WINDOW, ManualClock, MemoryStore, OnStoreFailure, Quota,
+};
+
+use crate::support::{ANSWERS, Log, Mood, NOW_MS, TestStore, get, per_minute};
+
+type Limited = BoxCloneSyncService<Request<Body>, Response<Body>, Infallible>;
+
+fn limited(layer: FixedWindowLayer) -> Limited {
+    let inner = service_fn(async |_: Request<Body>| Ok(Response::new(Body::empty())));
+    BoxCloneSyncService::new(layer.layer(inner))
+}
+
+async fn ask(service: &Limited) -> u16 {
+    service.clone().oneshot(get("/")).await.expect("infallible").status().as_u16()
+}
+
+/// A recorder of metrics for one thread.
+fn recorder() -> (&'static PrometheusRecorder, PrometheusHandle) {
+    let recorder = PrometheusBuilder::new().build_recorder();
+    let handle = recorder.handle();
+    // The guard of a local recorder borrows it; a test may leak one.
+    (Box::leak(Box::new(recorder)), handle)
+}
+
+/// What Prometheus would read, without comments: the value of each series.
+fn scraped(handle: &PrometheusHandle) -> BTreeMap<String, f64> {
+    let text = handle.render();
+    let series = text.lines().filter(|line| !line.starts_with('#') && !line.is_empty());
+    let pairs = series.map(|line| line.rsplit_once(' ').expect("a name and a value"));
+    pairs
+        .map(|(name, value)| {
+            let name = name.strip_prefix("tower_fixed_window_").expect("ours");
+            (name.to_owned(), value.parse().expect("a number"))
+        })
+        .collect()
+}
+
+/// What counters have counted, gauges, and how often each histogram was written to.
+fn counts(handle: &PrometheusHandle) -> Vec<(String, u64)> {
+    let is_count =
+        |name: &String| !name.contains("_seconds") || name.starts_with("store_seconds_count");
+    let scraped = scraped(handle).into_iter().filter(|(name, n)| is_count(name) && *n > 0.0);
+    scraped.map(|(name, value)| (name, value as u64)).collect()
+}
+
+fn expected(series: &[(&str, u64)]) -> Vec<(String, u64)> {
+    let mut series: Vec<_> = series.iter().map(|(name, n)| ((*name).to_owned(), *n)).collect();
+    series.sort();
+    series
+}
+
+/// Three requests in a window so long that a test never sees its end: what stands in for a store
+/// runs on the system's clock.
+const THREE: Quota = Quota::new(3, MAX_WINDOW);
+
+#[tokio::test(start_paused = true)]
+async fn metrics_count_allowed_refused_failed_and_overflowed_requests() {
+    let (recorder, handle) = recorder();
+    let _guard = metrics::set_default_local_recorder(recorder);
+
+    let store = TestStore::new(Mood::Later);
+    let layer = FixedWindowLayer::new(THREE).name("login").key(global()).store(store.clone());
+    let login = limited(layer);
+    for status in [200, 200, 200, 429, 429] {
+        assert_eq!(ask(&login).await, status);
+    }
+    assert_eq!(
+        counts(&handle),
+        expected(&[
+            (r#"decisions_total{scope="login",outcome="passed"}"#, 3),
+            (r#"decisions_total{scope="login",outcome="refused"}"#, 2),
+            (r#"store_seconds_count{scope="login"}"#, 5),
+        ])
+    );
+
+    // Five failures, and the store is left alone: the other two are answered without a call.
+    store.set(Mood::FailsLater);
+    for status in [200, 200, 200, 429, 429, 429, 429] {
+        assert_eq!(ask(&login).await, status);
+    }
+    store.set(Mood::Later);
+    tokio::time::advance(Duration::from_secs(1)).await;
+    assert_eq!(ask(&login).await, 429);
+
+    let flooded = MemoryStore::with_max_keys(100).clock(ManualClock::at_ms(NOW_MS));
+    let limiter = Limiter::new(Quota::per_minute(1)).name("flood").store(flooded.clone());
+    for key in 0..1_000 {
+        let _ = limiter.check(key).await.expect("memory answers");
+    }
+    flooded.record_metrics("flood");
+    let overflowed = flooded.overflowed();
+    assert_eq!(overflowed, 1_000 - flooded.len() as u64);
+    let flood = |outcome| format!(r#"decisions_total{{scope="flood",outcome="{outcome}"}}"#);
+    let all = counts(&handle);
+    let of = |name: &str| all.iter().find(|(n, _)| n == name).map_or(0, |(_, value)| *value);
+    let (passed, refused) = (of(&flood("passed")), of(&flood("refused")));
+    assert_eq!(passed + refused, 1_000);
+    assert!(passed >= 100 && refused > 0);
+    assert_eq!(
+        all,
+        expected(&[
+            (&flood("passed"), passed),
+            (&flood("refused"), refused),
+            (r#"decisions_total{scope="login",outcome="passed"}"#, 3 + 3),
+            (r#"decisions_total{scope="login",outcome="refused"}"#, 2 + 4 + 1),
+            (r#"max_keys{store="flood"}"#, 100),
+            (r#"overflow_total{scope="flood"}"#, overflowed),
+            (r#"store_failures_total{scope="login"}"#, 5),
+            (r#"store_seconds_count{scope="login"}"#, 5 + 5 + 1),
+            (r#"tracked_keys{store="flood"}"#, flooded.len() as u64),
+            (r#"without_store_total{scope="login"}"#, 7),
+        ])
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn metrics_count_decisions_without_a_call_and_the_use_of_leased_tokens() {
+    let (recorder, handle) = recorder();
+    let _guard = metrics::set_default_local_recorder(recorder);
+    let store = TestStore::new(Mood::Later).shared();
+    let layer = FixedWindowLayer::new(Quota::per_hour(10_000)).name("api").key(global());
+    let api = limited(layer.store(store.clone()).leases(100));
+    for _ in 0..200 {
+        assert_eq!(ask(&api).await, 200);
+    }
+    // What lies for a 16th of the window is given back.
+    tokio::time::sleep(Duration::from_secs(300)).await;
+    let scraped = scraped(&handle);
+    let of =
+        |name: &str| scraped.get(&format!(r#"{name}{{scope="api"}}"#)).map_or(0, |n| *n as u64);
+    let [taken, spent, returned] =
+        ["taken", "spent", "returned"].map(|what| of(&format!("lease_tokens_{what}_total")));
+    // One call more for what was given back.
+    let calls = of("store_seconds_count") - 1;
+    assert!(calls < 20 && returned > 0, "{calls} calls, {returned} given back");
+    assert_eq!(spent + calls, 200, "each call serves the one who waits for it");
+    assert_eq!(taken, 200 + returned);
+
+    let login = FixedWindowLayer::new(Quota::per_hour(1)).name("login").key(global());
+    let login = limited(login.store(store));
+    for status in [200, 429, 429, 429] {
+        assert_eq!(ask(&login).await, status);
+    }
+    let only = |(name, _): &(String, u64)| name.contains("login");
+    assert_eq!(
+        counts(&handle).into_iter().filter(only).collect::<Vec<_>>(),
+        expected(&[
+            (r#"decisions_total{scope="login",outcome="passed"}"#, 1),
+            (r#"decisions_total{scope="login",outcome="refused"}"#, 3),
+            (r#"remembered_refusals_total{scope="login"}"#, 2),
+            (r#"store_seconds_count{scope="login"}"#, 2),
+        ])
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_outcome_has_its_series_and_its_event() {
+    /// A way to limit, and what becomes of a request.
+    type Case = (&'static str, fn(FixedWindowLayer) -> FixedWindowLayer, u64, &'static str, u16);
+    let queued =
+        |layer: FixedWindowLayer| layer.queue(1, Duration::from_secs(3_600)).refund_dropped();
+    let cases: &[Case] = &[
+        ("passed", |layer| layer, 9, "", 200),
+        ("refused", |layer| layer, 0, "a request is refused", 429),
+        ("shadow_refused", |layer| layer.shadow(), 0, "a request would be refused", 200),
+        ("missing_key", |layer| layer.key(header("x-key")), 9, "a request is refused", 400),
+        ("shadow_missing_key", |layer| layer.key(header("x-key")).shadow(), 9, "", 200),
+    ];
+    for mood in ANSWERS {
+        for &(outcome, set, limit, event, status) in cases {
+            let (recorder, handle) = recorder();
+            let _guard = metrics::set_default_local_recorder(recorder);
+            let log = Log::start();
+            assert_eq!(ask(&limited(set(per_minute(limit, mood).name("api")))).await, status);
+            let series = format!(r#"decisions_total{{scope="api",outcome="{outcome}"}}"#);
+            assert_eq!(scraped(&handle).get(&series), Some(&1.0), "{outcome}, {mood:?}");
+            let text = log.text();
+            assert_eq!(text.lines().count(), usize::from(!event.is_empty()), "{text}");
+            if !event.is_empty() {
+                let line = format!("DEBUG tower_fixed_window: {event} scope=\"api\"");
+                assert!(text.contains(&line), "{text}");
+                assert!(text.contains(&format!("outcome=\"{outcome}\"")), "{text}");
+            }
+        }
+
+        // A reservation counts when it is made; dropped, it has been one all the same.
+        let (recorder, handle) = recorder();
+        let _guard = metrics::set_default_local_recorder(recorder);
+        let waiting = limited(queued(per_minute(1, mood)));
+        assert_eq!(ask(&waiting).await, 200);
+        let second = tokio::time::timeout(Duration::from_millis(50), ask(&waiting));
+        assert!(second.await.is_err(), "it waits");
+        let reserved = r#"decisions_total{scope="unnamed",outcome="reserved"}"#;
+        assert_eq!(scraped(&handle).get(reserved), Some(&1.0), "{mood:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_store_failure_is_an_outcome_without_a_fallback() {
+    use OnStoreFailure::{Allow, Deny, Local};
+    for failure in [Mood::FailsNow, Mood::FailsLater] {
+        for (policy, shadow, outcome, status) in [
+            (Local, false, "passed", 200),
+            (Allow, false, "failed_open", 200),
+            (Deny, false, "failed_closed", 503),
+            (Deny, true, "failed_open", 200),
+        ] {
+            let (recorder, handle) = recorder();
+            let _guard = metrics::set_default_local_recorder(recorder);
+            let log = Log::start();
+            let layer = FixedWindowLayer::new(THREE).key(global()).store(TestStore::new(failure));
+            let layer = layer.name("api").on_store_failure(policy);
+            let service = limited(if shadow { layer.shadow() } else { layer });
+            assert_eq!(ask(&service).await, status);
+            let event = "a request is refused scope=\"api\" outcome=\"failed_closed\"";
+            assert_eq!(log.text().contains(event), status == 503, "{}", log.text());
+            let mut series = vec![
+                (format!(r#"decisions_total{{scope="api",outcome="{outcome}"}}"#), 1),
+                (r#"store_failures_total{scope="api"}"#.to_owned(), 1),
+                (r#"without_store_total{scope="api"}"#.to_owned(), 1),
+            ];
+            if failure == Mood::FailsLater {
+                series.insert(2, (r#"store_seconds_count{scope="api"}"#.to_owned(), 1));
+            }
+            assert_eq!(counts(&handle), series, "{failure:?}, {policy:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_limiter_counts_decisions_but_not_peeks() {
+    for mood in ANSWERS {
+        let (recorder, handle) = recorder();
+        let _guard = metrics::set_default_local_recorder(recorder);
+        let log = Log::start();
+        let quota = Quota::per_minute(1).reserve_up_to(1);
+        let jobs = Limiter::new(quota).name("jobs").store(TestStore::new(mood));
+        let _ = jobs.peek("secret").await.expect("it answers");
+        let _ = jobs.check("secret").await.expect("it answers");
+        let _ = jobs.reserve("secret", 1).await.expect("it answers").expect("it is reserved");
+        let _ = jobs.check("secret").await.expect("it answers");
+        let _ = jobs.peek("secret").await.expect("it answers");
+        let decisions: Vec<_> =
+            counts(&handle).into_iter().filter(|(name, _)| name.starts_with("decisions")).collect();
+        assert_eq!(
+            decisions,
+            expected(&[
+                (r#"decisions_total{scope="jobs",outcome="passed"}"#, 1),
+                (r#"decisions_total{scope="jobs",outcome="refused"}"#, 1),
+                (r#"decisions_total{scope="jobs",outcome="reserved"}"#, 1),
+            ]),
+            "{mood:?}"
+        );
+        let text = log.text();
+        assert_eq!(text.lines().count(), 1, "{text}");
+        assert!(text.contains(r#"quota=1/minute reserve-up-to=1 outcome="refused""#), "{text}");
+        assert!(!text.contains("secret"), "{text}");
+    }
+}
+
+#[test]
+fn counters_of_rare_events_start_at_zero() {
+    let (recorder, handle) = recorder();
+    let _guard = metrics::set_default_local_recorder(recorder);
+    // Prometheus sees no increase from nothing to 1, and an alert would miss the first outage.
+    let service = limited(per_minute(9, Mood::Now).name("api"));
+    assert_eq!(scraped(&handle).len(), 0, "a scope that nobody asks is not told of");
+    assert_eq!(block_on(ask(&service)), 200);
+    let all = scraped(&handle);
+    for rare in ["store_failures_total", "without_store_total", "overflow_total"] {
+        assert_eq!(all.get(&format!(r#"{rare}{{scope="api"}}"#)), Some(&0.0), "{rare}");
+    }
+    let outcomes = all.keys().filter(|name| name.starts_with("decisions_total"));
+    assert_eq!(outcomes.count(), 8);
+}
+
+/// The table of metrics in the guide, and what there is.
+#[test]
+fn the_guide_names_every_metric_and_no_other() {
+    let guide = include_str!("../../docs/observing.md");
+    let (_, table) = guide.split_once("| metric |").expect("a table");
+    let (table, rest) = table.split_once("\n\n").expect("its end");
+    let quoted = |line: &str| line.split('`').nth(1).map(str::to_owned);
+    let told: BTreeSet<_> = table.lines().filter_map(quoted).collect();
+
+    let (recorder, handle) = recorder();
+    let _guard = metrics::set_default_local_recorder(recorder);
+    assert_eq!(block_on(ask(&limited(per_minute(9, Mood::Later)))), 200);
+    MemoryStore::new().record_metrics("memory");
+    let text = handle.render();
+    let typed = |line: &str| line.strip_prefix("# TYPE ")?.split(' ').next().map(str::to_owned);
+    let found: BTreeSet<_> = text.lines().filter_map(typed).collect();
+    assert_eq!(told, found);
+
+    let (_, outcomes) = rest.split_once("| `outcome` |").expect("a table");
+    let (outcomes, _) = outcomes.split_once("\n\n").expect("its end");
+    let told: BTreeSet<_> = outcomes.lines().filter_map(quoted).collect();
+    let outcome = |line: &str| Some(line.split_once("outcome=\"")?.1.split_once('"')?.0.to_owned());
+    assert_eq!(told, text.lines().filter_map(outcome).collect());
+
+    // And the queries ask for nothing else.
+    let names = found
+        .iter()
+        .flat_map(|name| ["", "_bucket", "_count"].map(|suffix| format!("{name}{suffix}")));
+    let names: BTreeSet<_> = names.collect();
+    for query in guide.split("```promql").skip(1).map(|rest| rest.split("```").next().unwrap()) {
+        for name in query.split(|c: char| !c.is_alphanumeric() && c != '_') {
+            assert!(!name.starts_with("tower_") || names.contains(name), "{name} in {query}");
+        }
+    }
+}
+
+#[test]
+fn a_recorder_may_be_installed_after_the_first_request() {
+    let layer = per_minute(9, Mood::Now).name("early");
+    let service = limited(layer);
+    let (recorder, handle) = recorder();
+    assert_eq!(block_on(ask(&service)), 200);
+    let _guard = metrics::set_default_local_recorder(recorder);
+    assert_eq!(block_on(ask(&service)), 200);
+    assert_eq!(
+        counts(&handle),
+        expected(&[(r#"decisions_total{scope="early",outcome="passed"}"#, 1)]),
+        "what was before is lost, what comes after is not"
+    );
+    assert!(handle.render().contains("# HELP tower_fixed_window_decisions_total Requests, by "));
+}
+
+#[tokio::test]
+async fn a_refusal_is_logged_with_its_quota_and_retry_after() {
+    for mood in ANSWERS {
+        let log = Log::start();
+        let layer = FixedWindowLayer::new(Quota::per_minute(0).and(Quota::per_hour(1)))
+            .key(header("x-key"))
+            .store(TestStore::new(mood))
+            .quota_fn(|_, _| Quota::per_minute(1).and(Quota::per_hour(1)))
+            .cost_fn(|parts| if parts.uri.path() == "/huge" { 9 } else { 1 });
+        let service = limited(layer.name("login"));
+        let ask = async |path: &str| {
+            let request = Request::get(path).header("x-key", "hunter2").body(Body::empty());
+            service.clone().oneshot(request.expect("a request")).await.expect("infallible");
+        };
+        ask("/").await;
+        assert_eq!(log.text(), "", "one that passes is not told");
+        ask("/").await;
+        let text = log.text();
+        // The next hour begins at 23:00; it is 22:14:20.5.
+        let line = "DEBUG tower_fixed_window: a request is refused scope=\"login\" quota=1/hour \
+            outcome=\"refused\" retry_after=2740\n";
+        assert!(text.ends_with(line), "{text}");
+        ask("/huge").await;
+        let text = log.text();
+        assert!(text.ends_with("outcome=\"refused\"\n"), "it can never fit: {text}");
+        assert!(!text.contains("hunter2"), "{text}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_start_and_the_end_of_an_outage_are_logged() {
+    for policy in [OnStoreFailure::Local, OnStoreFailure::Allow, OnStoreFailure::Deny] {
+        for failure in [Mood::FailsNow, Mood::FailsLater, Mood::Hangs] {
+            let log = Log::start();
+            let store = TestStore::new(Mood::Later).in_time();
+            let layer = FixedWindowLayer::new(Quota::new(1_000, MAX_WINDOW)).name("api");
+            let layer = layer.key(global()).store(store.clone()).on_store_failure(policy);
+            let service = limited(layer);
+            ask(&service).await;
+            assert_eq!(log.text(), "");
+
+            store.set(failure);
+            for _ in 0..20 {
+                ask(&service).await;
+                tokio::time::advance(Duration::from_millis(100)).await;
+            }
+            let warned = || log.warnings().lines().map(str::to_owned).collect::<Vec<String>>();
+            let lines = warned();
+            assert_eq!(lines.len(), 1, "{lines:?}");
+            let fails = "tower_fixed_window: the store fails, and requests are answered without it \
+                scope=\"api\" error=";
+            assert!(lines[0].contains(fails), "{lines:?}");
+
+            // One success is not the end: it may be one among failures.
+            store.set(Mood::Later);
+            tokio::time::advance(Duration::from_millis(300)).await;
+            ask(&service).await;
+            store.set(failure);
+            ask(&service).await;
+            store.set(Mood::Later);
+            tokio::time::advance(Duration::from_millis(900)).await;
+            ask(&service).await;
+            tokio::time::advance(Duration::from_millis(900)).await;
+            ask(&service).await;
+            assert_eq!(warned().len(), 1, "{:?}", warned());
+
+            tokio::time::advance(Duration::from_millis(200)).await;
+            ask(&service).await;
+            ask(&service).await;
+            let lines = warned();
+            assert_eq!(lines.len(), 2, "{lines:?}");
+            let back = "tower_fixed_window: the store is back scope=\"api\" requests=21 seconds=";
+            assert!(lines[1].contains(back), "{lines:?}");
+            let (_, seconds) = lines[1].rsplit_once('=').expect("a number");
+            let seconds: f64 = seconds.parse().expect("a number");
+            assert!((3.0..6.0).contains(&seconds), "{lines:?}");
+
+            // The next one is told again, with a count of its own.
+            store.set(failure);
+            ask(&service).await;
+            assert_eq!(warned().len(), 3);
+        }
+    }
+}
+
+#[tokio::test]
+async fn on_decision_sees_each_decision_once_with_its_request() {
+    for mood in ANSWERS {
+        let shown = Arc::new(Mutex::new(Vec::new()));
+        let seen = Arc::clone(&shown);
+        let layer = per_minute(2, mood).skip(|parts| parts.uri.path() == "/skipped").on_decision(
+            move |parts, decision| {
+                let path = parts.uri.path().to_owned();
+                seen.lock().expect("no panic").push((path, decision.allowed(), decision.used()));
+            },
+        );
+        let handle = layer.handle();
+        let service = limited(layer);
+        let ask = async |path: &str| {
+            let Ok(response) = service.clone().oneshot(get(path)).await;
+            response.status().as_u16()
+        };
+        assert_eq!(ask("/a").await, 200);
+        assert_eq!(ask("/skipped").await, 200);
+        assert_eq!(ask("/b").await, 200);
+        assert_eq!(ask("/c").await, 429);
+        handle.set_shadow(true);
+        assert_eq!(ask("/d").await, 200);
+        let told = |path: &str, allowed, used| (path.to_owned(), allowed, used);
+        assert_eq!(
+            *shown.lock().expect("no panic"),
+            [told("/a", true, 1), told("/b", true, 2), told("/c", false, 2), told("/d", false, 2)],
+            "{mood:?}"
+        );
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn on_decision_sees_requests_that_wait_and_those_refused_a_place() {
+    for mood in ANSWERS {
+        let shown = Arc::new(Mutex::new(Vec::new()));
+        let seen = Arc::clone(&shown);
+        let show = move |_: &http::request::Parts, decision: &tower_fixed_window::Decision| {
+            let told = (decision.allowed(), decision.ready_after(), decision.retry_after());
+            seen.lock().expect("no panic").push(told);
+        };
+        let layer = per_minute(1, mood).queue(2, Duration::from_secs(50)).on_decision(show);
+        let service = limited(layer);
+        assert_eq!(ask(&service).await, 200);
+        let second = tokio::time::timeout(Duration::from_millis(50), ask(&service));
+        let (waits, refused) = tokio::join!(second, async {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            ask(&service).await
+        });
+        assert!(waits.is_err());
+        assert_eq!(refused, 429);
+        let (minute, rest) = (Duration::from_secs(60), Duration::from_millis(39_500));
+        assert_eq!(
+            *shown.lock().expect("no panic"),
+            [
+                (true, Duration::ZERO, None),
+                (true, rest, None),
+                (false, Duration::ZERO, Some(rest + minute))
+            ],
+            "{mood:?}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn on_decision_is_not_called_without_a_decision() {
+    for failure in [Mood::FailsNow, Mood::FailsLater] {
+        for (policy, expected) in
+            [(OnStoreFailure::Local, vec![true]), (OnStoreFailure::Allow, vec![])]
+        {
+            let shown = Arc::new(Mutex::new(Vec::new()));
+            let seen = Arc::clone(&shown);
+            let layer = FixedWindowLayer::new(THREE)
+                .store(TestStore::new(failure))
+                .on_store_failure(policy)
+                .on_decision(move |_, decision| {
+                    seen.lock().expect("no panic").push(decision.is_local());
+                });
+            assert_eq!(ask(&limited(layer.clone().key(global()))).await, 200);
+            assert_eq!(ask(&limited(layer.key(header("x-missing")))).await, 400);
+            assert_eq!(*shown.lock().expect("no panic"), expected, "{failure:?}, {policy:?}");
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! A request without a key is refused, with the fault where it is, and never a free pass.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use axum::body::{Body, to_bytes};
+use axum::extract::ConnectInfo;
+use http::header::{CACHE_CONTROL, CONTENT_TYPE};
+use http::{Request, Response, StatusCode};
+use serde_json::Value;
+use tower::{Layer, ServiceExt, service_fn};
+use tower_fixed_window::key::{PeerAddr, extension, header, peer_ip};
+use tower_fixed_window::{FixedWindowLayer, Key, KeyExtractor, Quota};
+
+use crate::support::{ANSWERS, Log, Mood, TestStore, get, limit_headers, used};
+
+const PEER: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 4711);
+
+#[derive(Clone)]
+struct User(u64);
+
+impl From<&User> for Key {
+    fn from(user: &User) -> Self {
+        Key::from(user.0)
+    }
+}
+
+/// The answer to a request under a limit of 1, and whether it reached the service.
+async fn ask(
+    limit: impl Fn() -> FixedWindowLayer,
+    mood: Mood,
+    request: Request<Body>,
+) -> (Response<Body>, bool) {
+    let calls = AtomicUsize::new(0);
+    let service = limit().store(TestStore::new(mood)).layer(service_fn(|_: Request<Body>| {
+        calls.fetch_add(1, Ordering::SeqCst);
+        async { Ok::<_, Infallible>(Response::new(Body::empty())) }
+    }));
+    let response = service.oneshot(request).await.expect("infallible");
+    (response, calls.load(Ordering::SeqCst) > 0)
+}
+
+/// Asserts that a request was refused for its missing key, and returns the message.
+async fn assert_refused((response, reached): (Response<Body>, bool), status: StatusCode) -> String {
+    assert!(!reached, "a free pass");
+    assert_eq!(response.status(), status);
+    assert!(limit_headers(&response).is_empty(), "nobody's standing");
+    assert_eq!(response.headers()[CACHE_CONTROL], "no-store");
+    assert_eq!(response.headers()[CONTENT_TYPE], "application/problem+json");
+    let body = to_bytes(response.into_body(), 10_000).await.expect("short");
+    let body: Value = serde_json::from_slice(&body).expect("JSON");
+    assert_eq!(body["status"], status.as_u16());
+    body["message"].as_str().expect("a message").to_owned()
+}
+
+#[tokio::test]
+async fn a_missing_header_is_a_400_that_names_it() {
+    let limit = || FixedWindowLayer::new(Quota::per_minute(1)).key(header("x-api-key"));
+    let with = |values: &[&str]| {
+        let mut request = get("/");
+        for value in values {
+            request.headers_mut().append("x-api-key", value.parse().expect("valid"));
+        }
+        request
+    };
+    for mood in ANSWERS {
+        for values in [&[][..], &[""], &["alpha", "beta"]] {
+            let answer = ask(limit, mood, with(values)).await;
+            let message = assert_refused(answer, StatusCode::BAD_REQUEST).await;
+            assert!(message.contains("x-api-key"), "{message}");
+        }
+        let (response, reached) = ask(limit, mood, with(&["alpha"])).await;
+        assert!(reached);
+        assert_eq!(used(&response), 1);
+    }
+}
+
+#[tokio::test]
+async fn a_closure_that_finds_no_key_is_a_400() {
+    let limit = || FixedWindowLayer::new(Quota::per_minute(1)).key_fn(|_| None);
+    for mood in ANSWERS {
+        assert_refused(ask(limit, mood, get("/")).await, StatusCode::BAD_REQUEST).await;
+    }
+}
+
+#[tokio::test]
+async fn a_missing_peer_address_is_a_500_and_its_fix_is_logged_once() {
+    // No other test in this program makes the same mistake, which is told once in the life of a
+    // process.
+    let log = Log::start();
+    let limit = || FixedWindowLayer::new(Quota::per_minute(1));
+    for mood in ANSWERS {
+        for _ in 0..3 {
+            let answer = ask(limit, mood, get("/")).await;
+            let message = assert_refused(answer, StatusCode::INTERNAL_SERVER_ERROR).await;
+            assert!(!message.contains("connect_info"), "the set-up is not the client's: {message}");
+        }
+    }
+    let log = log.warnings();
+    assert_eq!(log.lines().count(), 1, "{log}");
+    assert!(log.contains("ERROR tower_fixed_window: "), "{log}");
+    assert!(log.contains("into_make_service_with_connect_info::<SocketAddr>()"), "{log}");
+    assert!(log.contains("PeerAddr"), "{log}");
+}
+
+#[tokio::test]
+async fn a_peer_address_from_axum_or_from_peer_addr_counts() {
+    let limit = || FixedWindowLayer::new(Quota::per_minute(1));
+    for mood in ANSWERS {
+        let (mut axum, mut other) = (get("/"), get("/"));
+        axum.extensions_mut().insert(ConnectInfo(PEER));
+        other.extensions_mut().insert(PeerAddr(PEER));
+        for request in [axum, other] {
+            let (response, reached) = ask(limit, mood, request).await;
+            assert!(reached);
+            assert_eq!(used(&response), 1);
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_extension_that_no_layer_set_is_a_500_unless_there_is_a_fallback() {
+    let strict = || FixedWindowLayer::new(Quota::per_minute(1)).key(extension::<User>());
+    let lenient =
+        || FixedWindowLayer::new(Quota::per_minute(1)).key(extension::<User>().or(peer_ip()));
+    for mood in ANSWERS {
+        let answer = ask(strict, mood, get("/")).await;
+        assert_refused(answer, StatusCode::INTERNAL_SERVER_ERROR).await;
+
+        let mut request = get("/");
+        request.extensions_mut().insert(PeerAddr(PEER));
+        assert!(ask(lenient, mood, request).await.1);
+    }
+}
+
+#[tokio::test]
+async fn each_key_has_its_own_count() {
+    for mood in ANSWERS {
+        let layer = FixedWindowLayer::new(Quota::per_minute(1))
+            .key(extension::<User>())
+            .store(TestStore::new(mood));
+        let service = layer.layer(service_fn(async |_: Request<Body>| {
+            Ok::<_, Infallible>(Response::new(Body::empty()))
+        }));
+        for (user, status) in [(1, 200), (2, 200), (1, 429), (2, 429), (3, 200)] {
+            let mut request = get("/");
+            request.extensions_mut().insert(User(user));
+            let response = service.clone().oneshot(request).await.expect("infallible");
+            assert_eq!(response.status(), status, "{mood:?}: user {user}");
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! However the layer is mounted, a request counts once, and for the right limit.
+
+use axum::body::Body;
+use axum::handler::Handler;
+use axum::routing::get as on_get;
+use axum::{Router, response::Response};
+use http::{Request, StatusCode};
+use tower::{Layer, ServiceBuilder, ServiceExt, service_fn};
+use tower_fixed_window::key::global;
+use tower_fixed_window::{FixedWindowLayer, Quota};
+use tower_http::trace::TraceLayer;
+
+use crate::support::{ANSWERS, TestStore, get, limit_headers, per_minute, used};
+
+async fn ask(app: &Router, path: &str) -> Response {
+    app.clone().oneshot(get(path)).await.expect("infallible")
+}
+
+/// Asserts that requests for `path` count one by one.
+async fn assert_counts(app: &Router, path: &str) {
+    for n in 1..=3 {
+        let response = ask(app, path).await;
+        assert_eq!(response.status(), StatusCode::OK, "{path}");
+        assert_eq!(used(&response), n, "{path}");
+    }
+}
+
+fn hello() -> Router {
+    Router::new().route("/", on_get(async || "hello"))
+}
+
+async fn hello_service(_: Request<Body>) -> Result<Response, std::convert::Infallible> {
+    Ok(Response::new(Body::from("hello")))
+}
+
+#[tokio::test]
+async fn layer_counts_each_request_also_those_without_a_route() {
+    for mood in ANSWERS {
+        let app = hello().layer(per_minute(10, mood));
+        assert_counts(&app, "/").await;
+        let response = ask(&app, "/missing").await;
+        assert_eq!((response.status(), used(&response)), (StatusCode::NOT_FOUND, 4));
+    }
+}
+
+#[tokio::test]
+async fn route_layer_counts_only_requests_that_have_a_route() {
+    for mood in ANSWERS {
+        let app = hello().route_layer(per_minute(10, mood));
+        assert_counts(&app, "/").await;
+        let response = ask(&app, "/missing").await;
+        assert_eq!(response.status(), StatusCode::NOT_FOUND);
+        assert!(limit_headers(&response).is_empty());
+        assert_eq!(used(&ask(&app, "/").await), 4);
+    }
+}
+
+#[tokio::test]
+async fn a_method_routers_layer_counts_its_route_only() {
+    for mood in ANSWERS {
+        let app = Router::new()
+            .route("/limited", on_get(async || "").layer(per_minute(10, mood)))
+            .route("/free", on_get(async || ""));
+        assert_counts(&app, "/limited").await;
+        assert!(limit_headers(&ask(&app, "/free").await).is_empty());
+    }
+}
+
+#[tokio::test]
+async fn a_method_routers_layer_counts_wrong_methods_and_its_route_layer_does_not() {
+    let post = || Request::post("/").body(Body::empty()).expect("a path");
+    for mood in ANSWERS {
+        let app = Router::new().route("/", on_get(async || "").layer(per_minute(10, mood)));
+        let response = app.oneshot(post()).await.expect("infallible");
+        assert_eq!((response.status(), used(&response)), (StatusCode::METHOD_NOT_ALLOWED, 1));
+
+        let app = Router::new().route("/", on_get(async || "").route_layer(per_minute(10, mood)));
+        let response = app.oneshot(post()).await.expect("infallible");
+        assert_eq!(response.status(), StatusCode::METHOD_NOT_ALLOWED);
+        assert!(limit_headers(&response).is_empty());
+    }
+}
+
+#[tokio::test]
+async fn nest_counts_once_inside_and_once_outside() {
+    for mood in ANSWERS {
+        let inside = hello().nest("/api", hello().layer(per_minute(10, mood)));
+        assert_counts(&inside, "/api").await;
+        assert!(limit_headers(&ask(&inside, "/").await).is_empty());
+
+        let outside = hello().nest("/api", hello()).layer(per_minute(10, mood));
+        assert_counts(&outside, "/api").await;
+        assert_eq!(used(&ask(&outside, "/").await), 4);
+    }
+}
+
+#[tokio::test]
+async fn nest_service_counts_once() {
+    for mood in ANSWERS {
+        let app = hello().nest_service("/api", per_minute(10, mood).layer(hello()));
+        assert_counts(&app, "/api").await;
+        assert!(limit_headers(&ask(&app, "/").await).is_empty());
+    }
+}
+
+#[tokio::test]
+async fn route_service_counts_once() {
+    for mood in ANSWERS {
+        let limited = per_minute(10, mood).layer(service_fn(hello_service));
+        let app = hello().route_service("/limited", limited);
+        assert_counts(&app, "/limited").await;
+        assert!(limit_headers(&ask(&app, "/").await).is_empty());
+    }
+}
+
+#[tokio::test]
+async fn a_fallback_counts_only_requests_that_reach_it() {
+    for mood in ANSWERS {
+        let handler = async || "fell back";
+        let as_handler = hello().fallback(handler.layer(per_minute(10, mood)));
+        let as_service =
+            hello().fallback_service(per_minute(10, mood).layer(service_fn(hello_service)));
+        for app in [as_handler, as_service] {
+            assert_counts(&app, "/missing").await;
+            assert!(limit_headers(&ask(&app, "/").await).is_empty());
+        }
+    }
+}
+
+#[tokio::test]
+async fn service_builder_counts_once() {
+    for mood in ANSWERS {
+        let stack =
+            ServiceBuilder::new().layer(TraceLayer::new_for_http()).layer(per_minute(10, mood));
+        assert_counts(&hello().layer(stack), "/").await;
+    }
+}
+
+#[tokio::test]
+async fn named_layers_never_share_a_count() {
+    for mood in ANSWERS {
+        // On one store: the name alone keeps them apart.
+        let store = TestStore::new(mood);
+        let named = |name: &str, limit| {
+            let layer = FixedWindowLayer::new(Quota::per_minute(limit)).key(global());
+            layer.name(name).store(store.clone())
+        };
+        let app = Router::new()
+            .route("/login", on_get(async || "").layer(named("login", 1)))
+            .route("/search", on_get(async || "").layer(named("search", 2)));
+
+        assert_eq!(ask(&app, "/login").await.status(), StatusCode::OK);
+        assert_eq!(ask(&app, "/login").await.status(), StatusCode::TOO_MANY_REQUESTS);
+        for n in 1..=2 {
+            let response = ask(&app, "/search").await;
+            assert_eq!((response.status(), used(&response)), (StatusCode::OK, n));
+            assert_eq!(limit_headers(&response)["resource"], "search");
+        }
+        let response = ask(&app, "/search").await;
+        assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
+    }
+}
+
+#[tokio::test]
+async fn unnamed_layers_on_one_store_never_share_a_count() {
+    for mood in ANSWERS {
+        let store = TestStore::new(mood);
+        let unnamed =
+            || FixedWindowLayer::new(Quota::per_minute(1)).key(global()).store(store.clone());
+        let app = Router::new()
+            .route("/a", on_get(async || "").layer(unnamed()))
+            .route("/b", on_get(async || "").layer(unnamed()));
+        assert_eq!(ask(&app, "/a").await.status(), StatusCode::OK);
+        assert_eq!(ask(&app, "/b").await.status(), StatusCode::OK);
+        assert_eq!(ask(&app, "/a").await.status(), StatusCode::TOO_MANY_REQUESTS);
+    }
+}
+
+#[tokio::test]
+async fn clones_of_a_layer_on_two_routes_are_one_limit() {
+    for mood in ANSWERS {
+        for limit in [per_minute(2, mood), per_minute(2, mood).name("both")] {
+            let app = Router::new()
+                .route("/a", on_get(async || "").layer(limit.clone()))
+                .route("/b", on_get(async || "").layer(limit));
+            assert_eq!(used(&ask(&app, "/a").await), 1);
+            assert_eq!(used(&ask(&app, "/b").await), 2);
+            assert_eq!(ask(&app, "/a").await.status(), StatusCode::TOO_MANY_REQUESTS);
+        }
+    }
+}
+
+#[tokio::test]
+async fn layers_of_one_name_on_one_store_are_one_limit() {
+    for mood in ANSWERS {
+        let store = TestStore::new(mood);
+        let named = || {
+            let layer = FixedWindowLayer::new(Quota::per_minute(2)).key(global());
+            layer.name("both").store(store.clone())
+        };
+        let app = Router::new()
+            .route("/a", on_get(async || "").layer(named()))
+            .route("/b", on_get(async || "").layer(named()));
+        assert_eq!(used(&ask(&app, "/a").await), 1);
+        assert_eq!(used(&ask(&app, "/b").await), 2);
+    }
+}

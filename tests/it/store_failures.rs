@@ -1,0 +1,198 @@
+//! A store that fails or hangs: what then happens is what the layer was set to.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use axum::Router;
+use axum::body::Body;
+use futures_util::FutureExt;
+use http::header::{CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER};
+use http::{Request, Response, StatusCode};
+use std::convert::Infallible;
+use std::pin::pin;
+use std::time::Duration;
+use tower::util::BoxCloneSyncService;
+use tower::{Layer, ServiceExt, service_fn};
+use tower_fixed_window::key::global;
+use tower_fixed_window::{FixedWindowLayer, Limiter, MAX_WINDOW, OnStoreFailure, Quota};
+
+use crate::support::{Mood, TestStore, get, limit_headers, used};
+
+const FAILURES: [Mood; 2] = [Mood::FailsNow, Mood::FailsLater];
+
+/// Three requests in a window so long that a test never sees its end: the fallback in memory runs
+/// on the system's clock.
+const THREE: Quota = Quota::new(3, MAX_WINDOW);
+
+type Limited = BoxCloneSyncService<Request<Body>, Response<Body>, Infallible>;
+
+/// A service limited to three requests, and the number of calls that reached it.
+fn limited(store: &TestStore, policy: OnStoreFailure) -> (Limited, Arc<AtomicUsize>) {
+    let calls = Arc::new(AtomicUsize::new(0));
+    let counter = Arc::clone(&calls);
+    let inner = service_fn(move |_: Request<Body>| {
+        counter.fetch_add(1, Ordering::SeqCst);
+        async { Ok(Response::new(Body::empty())) }
+    });
+    let layer = FixedWindowLayer::new(THREE).key(global()).store(store.clone());
+    (BoxCloneSyncService::new(layer.on_store_failure(policy).layer(inner)), calls)
+}
+
+async fn ask(service: &Limited) -> Response<Body> {
+    service.clone().oneshot(get("/")).await.expect("infallible")
+}
+
+#[tokio::test]
+async fn by_default_the_quota_is_enforced_in_memory_while_the_store_fails() {
+    assert_eq!(OnStoreFailure::default(), OnStoreFailure::Local);
+    for failure in FAILURES {
+        let store = TestStore::new(Mood::Now);
+        let (service, calls) = limited(&store, OnStoreFailure::default());
+        assert_eq!(used(&ask(&service).await), 1);
+
+        store.set(failure);
+        for n in 1..=3 {
+            let response = ask(&service).await;
+            assert_eq!((response.status(), used(&response)), (StatusCode::OK, n), "{failure:?}");
+        }
+        // One only: after five failures in a row the store would be left alone for a while.
+        let response = ask(&service).await;
+        assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS, "{failure:?}");
+        assert_eq!(limit_headers(&response)["remaining"], "0");
+        assert_eq!(calls.load(Ordering::SeqCst), 4);
+
+        // Back again, the store's own count goes on.
+        store.set(Mood::Later);
+        assert_eq!(used(&ask(&service).await), 2);
+    }
+}
+
+#[tokio::test]
+async fn allow_lets_requests_pass_without_headers() {
+    for failure in FAILURES {
+        let (service, calls) = limited(&TestStore::new(failure), OnStoreFailure::Allow);
+        for _ in 0..10 {
+            let response = ask(&service).await;
+            assert_eq!(response.status(), StatusCode::OK, "{failure:?}");
+            assert!(limit_headers(&response).is_empty());
+            assert!(!response.headers().contains_key(RETRY_AFTER));
+        }
+        assert_eq!(calls.load(Ordering::SeqCst), 10);
+    }
+}
+
+#[tokio::test]
+async fn deny_answers_503_not_429() {
+    for failure in FAILURES {
+        let (service, calls) = limited(&TestStore::new(failure), OnStoreFailure::Deny);
+        let response = ask(&service).await;
+        assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE, "{failure:?}");
+        assert_eq!(response.headers()[RETRY_AFTER], "1");
+        assert_eq!(response.headers()[CACHE_CONTROL], "no-store");
+        assert_eq!(response.headers()[CONTENT_TYPE], "application/problem+json");
+        assert!(limit_headers(&response).is_empty());
+        let body = axum::body::to_bytes(response.into_body(), 1_000).await.expect("short");
+        let body: serde_json::Value = serde_json::from_slice(&body).expect("JSON");
+        assert_eq!(body["status"], 503);
+        assert_eq!(calls.load(Ordering::SeqCst), 0);
+    }
+}
+
+#[tokio::test]
+async fn allow_and_deny_still_limit_while_the_store_answers() {
+    for policy in [OnStoreFailure::Allow, OnStoreFailure::Deny] {
+        let (service, calls) = limited(&TestStore::new(Mood::Later), policy);
+        for status in [200, 200, 200, 429] {
+            assert_eq!(ask(&service).await.status(), status, "{policy:?}");
+        }
+        assert_eq!(calls.load(Ordering::SeqCst), 3);
+    }
+}
+
+#[tokio::test]
+async fn a_request_dropped_while_the_store_hangs_leaves_no_state() {
+    for policy in [OnStoreFailure::Local, OnStoreFailure::Allow, OnStoreFailure::Deny] {
+        let store = TestStore::new(Mood::Hangs);
+        let (service, calls) = limited(&store, policy);
+        let held = Arc::strong_count(&calls);
+        {
+            let mut request = pin!(ask(&service));
+            assert!((&mut request).now_or_never().is_none());
+            assert!(Arc::strong_count(&calls) > held, "the request waits with a service");
+        }
+        assert_eq!(Arc::strong_count(&calls), held, "that service is gone");
+
+        store.set(Mood::Later);
+        assert_eq!(used(&ask(&service).await), 1, "the dropped request was not charged");
+        assert_eq!(calls.load(Ordering::SeqCst), 1);
+        store.set(Mood::FailsNow);
+        if policy == OnStoreFailure::Local {
+            assert_eq!(used(&ask(&service).await), 1, "nor in memory");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_request_waits_for_a_store_that_hangs_briefly() {
+    let store = TestStore::new(Mood::Hangs);
+    let (service, calls) = limited(&store, OnStoreFailure::Deny);
+    for (then, status) in
+        [(Mood::Now, StatusCode::OK), (Mood::FailsLater, StatusCode::SERVICE_UNAVAILABLE)]
+    {
+        store.set(Mood::Hangs);
+        let mut request = pin!(ask(&service));
+        assert!((&mut request).now_or_never().is_none());
+        store.set(then);
+        assert_eq!(request.await.status(), status);
+    }
+    assert_eq!(calls.load(Ordering::SeqCst), 1);
+}
+
+#[tokio::test]
+async fn a_store_that_answers_at_once_costs_no_second_poll() {
+    let (service, _) = limited(&TestStore::new(Mood::Now), OnStoreFailure::Local);
+    assert!(ask(&service).now_or_never().is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn while_a_store_hangs_only_one_request_waits_for_it() {
+    for leases in [0, 100] {
+        let store = TestStore::new(Mood::Hangs).shared();
+        let limiter = Limiter::new(Quota::per_hour(10_000)).name("api").store(store).leases(leases);
+        for _ in 0..5 {
+            assert!(limiter.check("alice").await.expect("memory stands in").is_local());
+        }
+        for _ in 0..3 {
+            // It is left alone for a while, then a single request tries it, of whatever key.
+            assert!(limiter.check("alice").now_or_never().is_some(), "{leases}");
+            tokio::time::advance(Duration::from_millis(250)).await;
+            let mut probe = pin!(limiter.check("alice"));
+            assert!((&mut probe).now_or_never().is_none(), "{leases}");
+            tokio::task::yield_now().await;
+            for key in ["alice", "bob"] {
+                assert!(limiter.check(key).now_or_never().is_some(), "{leases} {key}");
+            }
+            assert!(probe.await.expect("memory stands in").is_local());
+        }
+    }
+}
+
+fn shared() -> TestStore {
+    TestStore::new(Mood::Now).shared()
+}
+
+#[test]
+#[should_panic(expected = "write .name(\"login\").store(..)")]
+fn an_unnamed_layer_on_a_shared_store_panics_with_the_line_to_add() {
+    let _ = FixedWindowLayer::new(THREE).store(shared()).layer(Router::<()>::new());
+}
+
+#[tokio::test]
+async fn a_layer_on_a_shared_store_may_be_named_before_or_after_it() {
+    let before = FixedWindowLayer::new(THREE).name("login").store(shared());
+    let after = FixedWindowLayer::new(THREE).store(shared()).name("login");
+    for layer in [before, after] {
+        let service = layer.key(global()).layer(Router::new());
+        assert_eq!(used(&service.oneshot(get("/")).await.expect("infallible")), 1);
+    }
+}

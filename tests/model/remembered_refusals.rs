@@ -1,0 +1,456 @@
+//! Refusals that are remembered: no traffic, the store's own words, and never too late (S34).
+
+use std::time::Duration;
+
+use fastrand::Rng;
+use tokio::time::{advance, sleep};
+use tower_fixed_window::store::{Account, Charge, Scope, Store};
+use tower_fixed_window::{Decision, Key, Limiter, Quota, Quotas};
+
+use crate::answer;
+use crate::simulated_server::{Node, Server, paused};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn limiter(node: &Node, quotas: impl Into<Quotas>) -> Limiter {
+    Limiter::new(quotas).name("far").store(node.clone()).without_fallback()
+}
+
+async fn check(limiter: &Limiter, cost: u64) -> Decision {
+    limiter.check_cost("alice", cost).await.expect("it answers")
+}
+
+async fn allowed(limiter: &Limiter) -> bool {
+    check(limiter, 1).await.allowed()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refused_key_causes_no_traffic_until_its_window_ends() {
+    let server = Server::start();
+    let limiter = limiter(&server.node(), Quota::per_minute(5));
+    for _ in 0..5 {
+        assert!(allowed(&limiter).await);
+    }
+    for _ in 0..1_000 {
+        assert!(!allowed(&limiter).await);
+        advance(Duration::from_millis(59)).await;
+    }
+    assert_eq!(server.calls(), 6, "the first refusal is the store's");
+    advance(SECOND).await;
+    assert!(allowed(&limiter).await);
+    assert_eq!(server.calls(), 7);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_remembered_refusal_equals_the_stores_answer() {
+    let server = Server::start();
+    let quotas = Quota::per_minute(100).and(Quota::per_hour(120));
+    let limiter = limiter(&server.node(), quotas);
+    let truth = |cost| truth(&server, &quotas, cost, false);
+    sleep(7 * SECOND).await;
+    assert!(check(&limiter, 95).await.allowed());
+    assert!(!check(&limiter, 10).await.allowed());
+    sleep(3 * SECOND).await;
+    let calls = server.calls();
+    let known = check(&limiter, 10).await;
+    assert_eq!(known, truth(10));
+    assert_eq!((known.used(), known.remaining(), known.limit()), (95, 5, 100));
+    assert_eq!(known.retry_after(), Some(50 * SECOND));
+    // The longer window refuses what is larger than all that is left of it.
+    let larger = check(&limiter, 30).await;
+    assert_eq!((larger.limit(), &larger), (120, &truth(30)));
+    // No window is large enough.
+    let never = check(&limiter, 1_000).await;
+    assert!(never.is_final());
+    assert_eq!(never, truth(1_000));
+    assert_eq!(server.calls(), calls, "all that without asking");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_remembered_refusal_includes_charges_of_other_costs() {
+    let server = Server::start();
+    let limiter = limiter(&server.node(), Quota::per_minute(10));
+    assert!(check(&limiter, 8).await.allowed());
+    assert_eq!(check(&limiter, 5).await.used(), 8);
+    assert!(allowed(&limiter).await);
+    let calls = server.calls();
+    assert_eq!(check(&limiter, 5).await.used(), 9);
+    assert_eq!(server.calls(), calls);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_raised_limit_applies_at_once() {
+    let server = Server::start();
+    let limiter = limiter(&server.node(), Quota::per_minute(1));
+    assert!(allowed(&limiter).await && !allowed(&limiter).await);
+    let raised = limiter.with_quotas(Quota::per_minute(2));
+    assert!(allowed(&raised).await && !allowed(&raised).await);
+    // A lower one refuses without asking.
+    let calls = server.calls();
+    assert_eq!(check(&limiter, 1).await.limit(), 1);
+    assert_eq!(server.calls(), calls);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_smaller_cost_calls_the_store() {
+    let server = Server::start();
+    let limiter = limiter(&server.node(), Quota::per_minute(10));
+    assert!(check(&limiter, 6).await.allowed());
+    assert!(!check(&limiter, 5).await.allowed());
+    let calls = server.calls();
+    assert!(!check(&limiter, 6).await.allowed());
+    assert_eq!(server.calls(), calls);
+    assert!(check(&limiter, 4).await.allowed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reset_or_refund_in_this_process_applies_at_once() {
+    let server = Server::start();
+    let node = server.node();
+    let (one, other) = (limiter(&node, Quota::per_minute(1)), limiter(&node, Quota::per_minute(1)));
+    let receipt = one.charge("alice", 1).await.expect("it answers").expect("it passes");
+    assert!(!allowed(&one).await);
+    other.reset("alice").await.expect("it answers");
+    assert!(allowed(&one).await && !allowed(&one).await);
+    other.refund(receipt).await.expect("it answers");
+    assert!(allowed(&one).await && !allowed(&one).await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reset_clears_refusals_remembered_under_other_quotas() {
+    let server = Server::start();
+    let node = server.node();
+    let (one, other) = (limiter(&node, Quota::per_minute(9)), limiter(&node, Quota::per_day(9)));
+    let plans: [Quotas; 2] =
+        [Quota::per_hour(1).into(), Quota::per_hour(1).staggered().and(Quota::per_week(2))];
+    let check = async |plan| one.check_with("alice", plan, 1).await.expect("it answers").allowed();
+    for plan in plans {
+        assert!(check(plan).await && !check(plan).await && !check(plan).await);
+    }
+    other.reset("alice").await.expect("it answers");
+    for plan in plans {
+        assert!(check(plan).await, "{plan}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn refusals_that_a_reset_could_not_clear_are_not_remembered() {
+    let server = Server::start();
+    let limiter = limiter(&server.node(), Quota::per_minute(1));
+    for n in 1..=70 {
+        let made_up = Quota::new(1, Duration::from_secs(100 * n));
+        for _ in 0..3 {
+            let _ = limiter.check_with("alice", made_up, 1).await.expect("it answers");
+        }
+    }
+    assert_eq!(server.calls(), 64 * 2 + 6 * 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reset_clears_counts_of_the_fallback() {
+    let server = Server::start();
+    let node = server.node();
+    let limiter = |quotas: Quota| Limiter::new(quotas).name("far").store(node.clone());
+    let (one, other) = (limiter(Quota::per_minute(1)), limiter(Quota::per_hour(1)));
+    let check = async || one.check("alice").await.expect("it answers").allowed();
+    server.set_down(true);
+    assert!(check().await && !check().await);
+    server.set_down(false);
+    other.reset("alice").await.expect("it answers");
+    server.set_down(true);
+    assert!(
+        check().await && !check().await,
+        "counted here anew, and once for all of the store's clones"
+    );
+}
+
+/// Who resets on another node, and how long this one refuses after that.
+async fn refuses_after_reset(limiter: &Limiter, server: &Server) -> Duration {
+    while allowed(limiter).await {}
+    let there = self::limiter(&server.node(), *limiter.quotas());
+    there.reset("alice").await.expect("it answers");
+    let start = tokio::time::Instant::now();
+    while !allowed(limiter).await {
+        sleep(Duration::from_millis(10)).await;
+    }
+    start.elapsed()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reset_by_another_process_applies_when_the_refusal_ends_or_within_a_second() {
+    let server = Server::start();
+    let limiter = |name: &str| limiter(&server.node(), Quota::per_minute(1)).name(name);
+    let took = refuses_after_reset(&limiter("far"), &server).await;
+    assert!(took > 59 * SECOND, "{took:?}");
+    let took = refuses_after_reset(&limiter("far").resettable(), &server).await;
+    assert!(took <= SECOND, "{took:?}");
+    // Whoever has receipts may return them.
+    let receipts = limiter("far");
+    let _ = receipts.charge("bob", 1).await.expect("it answers").expect("it passes");
+    let took = refuses_after_reset(&receipts, &server).await;
+    assert!(took <= SECOND, "{took:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refusal_decided_before_a_reset_is_not_remembered_after_it() {
+    let server = Server::start();
+    let limiter = limiter(&server.node(), Quota::per_minute(1));
+    assert!(allowed(&limiter).await);
+    // The refusal is on its way back while the reset comes and goes.
+    server.slow(1, 0..=0, 200..=200);
+    let refused = tokio::spawn(limiter.check("alice"));
+    sleep(Duration::from_millis(1)).await;
+    server.slow(1, 0..=0, 0..=0);
+    limiter.reset("alice").await.expect("it answers");
+    assert!(!refused.await.expect("no panic").expect("it answers").allowed());
+    assert!(allowed(&limiter).await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reset_whose_future_is_dropped_still_applies() {
+    let server = Server::start();
+    let limiter = limiter(&server.node(), Quota::per_minute(1));
+    assert!(allowed(&limiter).await && !allowed(&limiter).await);
+    server.slow(1, 10..=10, 100..=100);
+    let reset = tokio::spawn(limiter.reset("alice"));
+    sleep(Duration::from_millis(5)).await;
+    server.slow(1, 0..=0, 0..=0);
+    assert!(!allowed(&limiter).await, "not there yet");
+    sleep(Duration::from_millis(50)).await;
+    reset.abort();
+    assert!(reset.await.expect_err("given up").is_cancelled());
+    assert!(allowed(&limiter).await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lowered_limit_leaves_no_debt_in_remembered_refusals() {
+    let server = Server::start();
+    let node = server.node();
+    assert!(check(&limiter(&node, Quota::per_minute(100)), 90).await.allowed());
+    let lowered = limiter(&node, Quota::per_minute(10));
+    assert!(!allowed(&lowered).await);
+    let calls = server.calls();
+    let known = check(&lowered, 1).await;
+    assert_eq!((server.calls(), known.retry_after()), (calls, Some(60 * SECOND)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn peeks_call_the_store() {
+    let server = Server::start();
+    let limiter = limiter(&server.node(), Quota::per_minute(1));
+    assert!(allowed(&limiter).await && !allowed(&limiter).await);
+    let calls = server.calls();
+    assert!(!limiter.peek("alice").await.expect("it answers").allowed());
+    assert_eq!(server.calls(), calls + 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn during_an_outage_remembered_refusals_hold_and_those_of_the_fallback_are_not_remembered() {
+    let server = Server::start();
+    let node = server.node();
+    let limiter = Limiter::new(Quota::per_minute(1)).name("far").store(node.clone());
+    let spent = async |key| !limiter.check(key).await.expect("it answers").allowed();
+    assert!(!spent("alice").await && spent("alice").await);
+    server.set_down(true);
+    assert!(spent("alice").await, "not asked anew in memory");
+    assert!(!spent("bob").await && spent("bob").await, "counted in memory");
+    server.set_down(false);
+    advance(SECOND).await;
+    assert!(!spent("bob").await, "the store has not refused bob");
+}
+
+/// Random quotas, costs and ways: a refusal from memory is one that the store would give at that
+/// instant, in the same words, but for a `now` that is late by no more than a round trip.
+#[test]
+fn a_remembered_refusal_never_refuses_what_the_store_would_allow() {
+    let seeds = std::env::var("SEED").map_or(0..300, |seed| {
+        let seed = seed.parse().expect("a number");
+        seed..seed + 1
+    });
+    let mut remembered = 0;
+    for seed in seeds {
+        remembered += paused(trace(seed));
+    }
+    assert!(remembered > 5_000, "only {remembered} answers from memory");
+}
+
+async fn trace(seed: u64) -> u64 {
+    const ROUND_TRIP: u64 = 40;
+    let mut rng = Rng::with_seed(seed);
+    let server = Server::start();
+    server.slow(seed, 0..=ROUND_TRIP / 2, 0..=ROUND_TRIP / 2);
+    let quotas = quotas(&mut rng);
+    let (here, there) = (limiter(&server.node(), quotas), limiter(&server.node(), quotas));
+    let mut remembered = 0;
+    for step in 0..150 {
+        sleep(Duration::from_millis(if rng.bool() { rng.u64(..20) } else { rng.u64(..900) })).await;
+        let (cost, reserve) = (rng.u64(1..12), rng.u8(..4) == 0);
+        if rng.u8(..6) == 0 {
+            let _ = there.check_cost("alice", cost).await.expect("it answers");
+        }
+        let truth = truth(&server, &quotas, cost, reserve);
+        let calls = server.calls();
+        let decision = match reserve {
+            false => here.check_cost("alice", cost).await.expect("it answers"),
+            true => match here.reserve("alice", cost).await.expect("it answers") {
+                Ok(receipt) => receipt.decision().clone(),
+                Err(refused) => refused.decision().clone(),
+            },
+        };
+        if server.calls() > calls {
+            continue;
+        }
+        remembered += 1;
+        let at = format!("SEED={seed} step {step}, {quotas}: {cost} {decision:?} {truth:?}");
+        assert!(!decision.allowed() && !peek_fits(&truth), "{at}");
+        let late = truth.decided_at().duration_since(decision.decided_at()).expect("not ahead");
+        assert!(late.as_millis() as u64 <= ROUND_TRIP, "{late:?}: {at}");
+        assert!(decision.retry_at() <= truth.retry_at() || decision.is_final(), "{at}");
+        let window = |decision: &Decision| (decision.speaking(), decision.reset_at());
+        let same = window(&decision) == window(&truth);
+        assert!(!same || decision.used() <= truth.used(), "{at}");
+    }
+    remembered
+}
+
+/// One process, whose quotas, limits and costs vary from charge to charge: behind the front each
+/// charge gets the store's own answer, which a twin of the store gives without a front.
+#[test]
+fn varying_limits_get_the_stores_own_answers() {
+    const STEPS: u64 = 250;
+    let charges = if std::env::var_os("FULL_SIZE").is_some() { 1_000_000 } else { 50_000 };
+    let seeds = std::env::var("SEED").map_or(0..charges / STEPS, |seed| {
+        let seed = seed.parse().expect("a number");
+        seed..seed + 1
+    });
+    let traces = seeds.end - seeds.start;
+    let remembered: u64 = seeds.map(|seed| paused(varied(seed, STEPS))).sum();
+    assert!(remembered > traces * STEPS / 10, "only {remembered} answers from memory");
+}
+
+async fn varied(seed: u64, steps: u64) -> u64 {
+    let mut rng = Rng::with_seed(seed);
+    let (server, twin) = (Server::start(), Server::start());
+    let here = limiter(&server.node(), Quota::per_second(1));
+    let bare = Limiter::new(Quota::per_second(1)).name("far").store(twin.memory().clone());
+    // Where tokens may come back, a refusal is remembered for a second at most.
+    let reserves = rng.bool();
+    let plans: Vec<Quotas> = (0..rng.usize(1..6)).map(|_| plan(&mut rng)).collect();
+    let mut remembered = 0;
+    for step in 0..steps {
+        sleep(Duration::from_millis(match rng.u8(..8) {
+            0..4 => 0,
+            4..7 => rng.u64(..120),
+            _ => rng.u64(..3_000),
+        }))
+        .await;
+        let quotas = plans[rng.usize(..plans.len())];
+        let cost = if rng.bool() { 1 } else { rng.u64(..25) };
+        let reserve = reserves && rng.u8(..5) == 0;
+        let calls = server.calls();
+        let (told, truth) = match reserve {
+            false => (
+                here.check_with("alice", quotas, cost).await.expect("it answers"),
+                answer(bare.check_with("alice", quotas, cost)),
+            ),
+            true => (
+                reserved(&here.with_quotas(quotas), cost).await,
+                reserved(&bare.with_quotas(quotas), cost).await,
+            ),
+        };
+        remembered += u64::from(server.calls() == calls);
+        assert_eq!(told, truth, "SEED={seed} step {step}, {quotas}: {cost}, {reserve}");
+    }
+    remembered
+}
+
+async fn reserved(limiter: &Limiter, cost: u64) -> Decision {
+    match limiter.reserve("alice", cost).await.expect("it answers") {
+        Ok(receipt) => receipt.decision().clone(),
+        Err(refused) => refused.decision().clone(),
+    }
+}
+
+/// Some of a few counters, under limits of its own.
+fn plan(rng: &mut Rng) -> Quotas {
+    let mut counters = [
+        Quota::new(1, Duration::from_millis(500)),
+        Quota::new(1, Duration::from_millis(2_000)),
+        Quota::new(1, Duration::from_millis(2_000)).from_first_request(),
+        Quota::new(1, Duration::from_millis(7_000)).staggered(),
+    ];
+    rng.shuffle(&mut counters);
+    let mut quota = |counter: Quota| {
+        let limit = if rng.u8(..12) == 0 { 0 } else { rng.u64(1..30) };
+        let mut quota = counter.with_limit(limit);
+        if rng.u8(..4) == 0 {
+            quota = quota.rollover_up_to(limit + rng.u64(..30));
+        }
+        if rng.u8(..3) == 0 { quota.reserve_up_to(rng.u64(..40)) } else { quota }
+    };
+    let first = Quotas::from(quota(counters[0]));
+    let others = [quota(counters[1]), quota(counters[2])];
+    let most = rng.usize(..3);
+    others[..most].iter().fold(first, |quotas, quota| quotas.and(*quota))
+}
+
+/// 80 tokens under 100 a minute; then 1 an hour and 10 a minute refuse together.
+#[tokio::test(start_paused = true)]
+async fn a_refusal_under_one_plan_does_not_outlast_the_count_under_another() {
+    let server = Server::start();
+    let node = server.node();
+    assert!(check(&limiter(&node, Quota::per_minute(100)), 80).await.allowed());
+    assert!(allowed(&limiter(&node, Quota::per_hour(1))).await);
+    let both = limiter(&node, Quota::per_hour(1).and(Quota::per_minute(10)));
+    assert!(!allowed(&both).await);
+    sleep(60 * SECOND).await;
+    assert!(allowed(&limiter(&node, Quota::per_minute(10))).await, "the minute is over");
+}
+
+/// The clocks tick at different instants: the store's a tenth of a millisecond before this
+/// process's.
+#[tokio::test(start_paused = true)]
+async fn a_remembered_refusal_ends_before_the_next_window_begins() {
+    const TENTH: Duration = Duration::from_micros(100);
+    let minute = Quota::per_minute(1);
+    // What refuses until the minute is over, and for longer.
+    for first in [Quotas::from(minute), minute.and(Quota::per_hour(1))] {
+        let server = Server::start();
+        advance(TENTH).await;
+        let node = server.node();
+        let (first, limiter) = (limiter(&node, first), limiter(&node, minute));
+        advance(4 * TENTH).await;
+        assert!(allowed(&first).await && !allowed(&first).await);
+        advance(60 * SECOND - 6 * TENTH).await;
+        assert!(!allowed(&limiter).await, "a tenth before the next window");
+        advance(TENTH).await;
+        assert!(allowed(&limiter).await, "in its first instant");
+    }
+}
+
+/// What the server would say at once.
+fn truth(server: &Server, quotas: &Quotas, cost: u64, reserve: bool) -> Decision {
+    let (scope, key) = (Scope::named("far"), Key::from("alice"));
+    let charge = Charge::new(Account::new(&scope, quotas, &key), cost).peeking();
+    answer(server.memory().charge(if reserve { charge.reserving() } else { charge }))
+}
+
+fn peek_fits(truth: &Decision) -> bool {
+    truth.refusing().next().is_none()
+}
+
+fn quotas(rng: &mut Rng) -> Quotas {
+    let mut quota = |ms: u64| {
+        let limit = rng.u64(1..20);
+        let mut quota = Quota::new(limit, Duration::from_millis(ms));
+        quota = match rng.u8(..4) {
+            0 => quota.staggered(),
+            1 => quota.from_first_request(),
+            _ => quota,
+        };
+        quota = if rng.u8(..3) == 0 { quota.rollover_up_to(limit + rng.u64(..30)) } else { quota };
+        if rng.bool() { quota.reserve_up_to(rng.u64(..30)) } else { quota }
+    };
+    let (one, two) = (quota(1_000), quota(3_500));
+    if rng.bool() { one.into() } else { one.and(two) }
+}

@@ -1,0 +1,125 @@
+//! A server that is far away, and what nodes see of it: on tokio's clock, which stands still but
+//! for the waits of the test.
+
+use std::future::Future;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use fastrand::Rng;
+use tokio::time::sleep;
+use tower_fixed_window::store::{Remote, Reply};
+use tower_fixed_window::{Clock, MemoryStore, StoreError};
+
+use crate::shared::{Operation, TokioClock, forward_to_memory};
+
+/// The top of an hour.
+pub(crate) const TURN: u64 = 1_700_002_800_000;
+
+type Range = std::ops::RangeInclusive<u64>;
+
+/// What all nodes ask.
+#[derive(Clone)]
+pub(crate) struct Server(Arc<Inner>);
+
+struct Inner {
+    memory: MemoryStore,
+    wall: TokioClock,
+    calls: AtomicU64,
+    down: AtomicBool,
+    /// How long the ways there and back may take, in milliseconds.
+    ways: Mutex<(Range, Range, Rng)>,
+}
+
+impl Server {
+    pub(crate) fn start() -> Self {
+        let wall = TokioClock::at_ms(TURN);
+        Self(Arc::new(Inner {
+            memory: MemoryStore::with_clock(wall),
+            wall,
+            calls: AtomicU64::new(0),
+            down: AtomicBool::new(false),
+            ways: Mutex::new((0..=0, 0..=0, Rng::with_seed(1))),
+        }))
+    }
+
+    /// From now on calls take so many milliseconds, there and back.
+    pub(crate) fn slow(&self, seed: u64, there: Range, back: Range) {
+        *self.0.ways.lock().expect("no panic") = (there, back, Rng::with_seed(seed));
+    }
+
+    pub(crate) fn set_down(&self, down: bool) {
+        self.0.down.store(down, Ordering::SeqCst);
+    }
+
+    /// Calls so far.
+    pub(crate) fn calls(&self) -> u64 {
+        self.0.calls.load(Ordering::SeqCst)
+    }
+
+    /// The time that the server goes by.
+    pub(crate) fn now(&self) -> SystemTime {
+        UNIX_EPOCH + Duration::from_millis(self.0.wall.now_ms())
+    }
+
+    /// A process: clones of it share what it remembers.
+    pub(crate) fn node(&self) -> Node {
+        Node { server: self.clone(), remote: Remote::new() }
+    }
+
+    /// Without a way to go, and without a call.
+    pub(crate) fn memory(&self) -> &MemoryStore {
+        &self.0.memory
+    }
+
+    fn way(&self) -> (Duration, Duration) {
+        let (there, back, rng) = &mut *self.0.ways.lock().expect("no panic");
+        let mut way = |range: &Range| Duration::from_millis(rng.u64(range.clone()));
+        (way(there), way(back))
+    }
+}
+
+#[derive(Clone)]
+pub(crate) struct Node {
+    server: Server,
+    remote: Remote,
+}
+
+impl Node {
+    fn forward<T: Send + 'static>(
+        &self,
+        _: Operation,
+        ask: impl FnOnce(&MemoryStore) -> Reply<T> + Send + 'static,
+    ) -> Reply<T> {
+        let (server, (there, back)) = (self.server.clone(), self.server.way());
+        Reply::later(async move {
+            pass(there).await;
+            if server.0.down.load(Ordering::SeqCst) {
+                return Err(StoreError::new("down"));
+            }
+            server.0.calls.fetch_add(1, Ordering::SeqCst);
+            let answer = ask(&server.0.memory).await;
+            pass(back).await;
+            answer
+        })
+    }
+}
+
+forward_to_memory!(Node, {
+    fn remote(&self) -> Option<&Remote> {
+        Some(&self.remote)
+    }
+});
+
+/// Without a timer where there is no way to go: a timer ends at a whole millisecond.
+async fn pass(way: Duration) {
+    if !way.is_zero() {
+        sleep(way).await;
+    }
+}
+
+/// Runs a test on a clock that moves when all wait.
+pub(crate) fn paused<F: Future>(test: F) -> F::Output {
+    let mut runtime = tokio::runtime::Builder::new_current_thread();
+    runtime.enable_time().start_paused(true).build().expect("a runtime").block_on(test)
+}

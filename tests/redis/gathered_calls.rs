@@ -1,0 +1,377 @@
+//! Decisions that travel together are those that would have been made one after the other.
+
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::Poll;
+use std::time::{Duration, Instant};
+
+use fastrand::Rng;
+use futures_util::future::join4;
+use tower_fixed_window::store::{Account, Adjust, Charge, RedisStore, Remote, Reply, Scope, Store};
+use tower_fixed_window::{Decision, Key, ManualClock, MemoryStore, Quota, Quotas, StoreError};
+
+use crate::conformance::connect;
+use crate::differential::{around, quota_around};
+use crate::random::{env, length, start, step_clock, tokens, with_limits};
+use crate::server::{ALONE, Server};
+use crate::traffic::scripts;
+
+/// A store none of whose charges travels alone: somebody else's is asked before it, and leaves at once.
+/// What is asked while that is under way leaves together.
+pub(crate) struct Crowd {
+    store: RedisStore,
+    scope: Scope,
+    quotas: Quotas,
+    asked: Arc<AtomicU64>,
+}
+
+impl Crowd {
+    pub(crate) fn new(store: RedisStore, asked: Arc<AtomicU64>) -> Self {
+        let quotas = Quota::per_minute(1).rollover_up_to(2).into();
+        Self { store, scope: Scope::named("crowd"), quotas, asked }
+    }
+}
+
+impl Store for Crowd {
+    fn charge(&self, charge: Charge<'_>) -> Reply<Decision> {
+        let key = Key::from("somebody else");
+        let other = Charge::new(Account::new(&self.scope, &self.quotas, &key), 1).peeking();
+        let other = || self.store.charge(other);
+        self.asked.fetch_add(4, Ordering::Relaxed);
+        let all = join4(other(), other(), other(), self.store.charge(charge));
+        Reply::later(async move { all.await.3 })
+    }
+
+    fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {
+        self.store.adjust(adjust)
+    }
+
+    fn reset(&self, scope: &Scope, key: &Key) -> Reply<()> {
+        self.store.reset(scope, key)
+    }
+
+    fn remote(&self) -> Option<&Remote> {
+        self.store.remote()
+    }
+}
+
+/// More tokens than microseconds in the window: as text from there on, and exact.
+#[tokio::test]
+async fn large_limits_take_one_redis_command() {
+    let Some(server) = Server::start() else { return };
+    let store = RedisStore::new(server.url()).expect("an address");
+    let scope = Scope::named("together");
+    let (key, quotas) = (Key::from("hot"), Quota::per_day(1_000_000_000_000).into());
+    let account = Account::new(&scope, &quotas, &key);
+    let charge = async |cost| {
+        let decision = store.charge(Charge::new(account, cost)).await.expect("it answers");
+        (decision.allowed(), decision.used())
+    };
+    for i in 1..=50 {
+        assert_eq!(charge(1).await, (true, i));
+    }
+    let stats: String = server.ask(&["INFO", "commandstats"]);
+    assert!(!stats.contains("cmdstat_hmget"), "one command counts");
+    let (part, mut used) = (86_399_999_999, 50);
+    for _ in 0..11 {
+        for cost in [part, 1] {
+            used += cost;
+            assert_eq!(charge(cost).await, (true, used));
+        }
+    }
+    assert_eq!(charge(part).await, (false, used));
+    let left = 1_000_000_000_000 - used;
+    assert_eq!(charge(left).await, (true, 1_000_000_000_000));
+    assert_eq!(charge(1).await, (false, 1_000_000_000_000));
+}
+
+/// Asks in this order, all before the first answer.
+async fn at_once(
+    replies: impl IntoIterator<Item = Reply<Decision>>,
+) -> Vec<Result<Decision, StoreError>> {
+    let mut all: Vec<_> = replies.into_iter().map(|reply| (reply, None)).collect();
+    poll_fn(|cx| {
+        let mut done = true;
+        for (reply, answer) in &mut all {
+            if answer.is_none()
+                && let Poll::Ready(ready) = Pin::new(reply).poll(cx)
+            {
+                *answer = Some(ready);
+            }
+            done &= answer.is_some();
+        }
+        if done { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
+    all.into_iter().map(|(_, answer)| answer.expect("it is done")).collect()
+}
+
+fn charges(store: &RedisStore, keys: impl IntoIterator<Item = u64>) -> Vec<Reply<Decision>> {
+    let (scope, quotas) = (Scope::named("together"), Quota::per_day(1_000_000).into());
+    let charge = |key: u64| {
+        let key = Key::from(key);
+        store.charge(Charge::new(Account::new(&scope, &quotas, &key), 1))
+    };
+    keys.into_iter().map(charge).collect()
+}
+
+/// What is counted of one key.
+fn used(server: &Server, key: u64) -> u64 {
+    let value: Option<u64> =
+        server.ask(&["HGET", &format!("tfw1:{{together:u{key}}}"), "86400000+0"]);
+    // A day has that many microseconds.
+    value.unwrap_or(0) % 86_400_000_000
+}
+
+#[tokio::test]
+async fn gathered_calls_are_decided_in_the_order_they_were_made() {
+    let Some(server) = Server::start() else { return };
+    let connection = connect(&server.url()).await;
+    let scope = Scope::named("together");
+    // What finds its script missing may come after those who were asked later.
+    let _ = at_once(charges(&RedisStore::from(connection.clone()), 0..9)).await;
+    let (first, rounds) = (env("SEED", 1), env("ROUNDS", 60));
+    let (mut asked, before) = (0, scripts(&server));
+    for seed in first..first + rounds {
+        let mut rng = Rng::with_seed(seed);
+        let clock = ManualClock::at_ms(start(&mut rng));
+        // Room enough: no key takes an entry that has expired and, the clock having stepped back, is
+        // another's again.
+        let memory = MemoryStore::with_clock(clock.clone());
+        let redis = RedisStore::from(connection.clone())
+            .prefix(&seed.to_string())
+            .clock(clock.clone())
+            .deadline(Duration::from_secs(20));
+        let windows: Vec<_> = (0..4)
+            .map(|_| {
+                let length = length(&mut rng);
+                (length, rng.u8(..6), rng.u64(..length))
+            })
+            .collect();
+        let mut now = start(&mut rng);
+        for _ in 0..4 {
+            now = step_clock(&mut rng, now, windows[0].0);
+            clock.set_ms(now);
+            // One quota or several, of the same windows: what they count is the same.
+            let kinds: Vec<Quotas> = (0..rng.usize(1..5))
+                .map(|_| with_limits(&mut rng, &windows[..[1, 1, 2, 4][seed as usize % 4]]))
+                .collect();
+            let keys: Vec<Key> = (0..rng.u64(1..20)).map(Key::from).collect();
+            let crowd: Vec<_> = (0..rng.usize(1..300))
+                .map(|_| {
+                    let (quotas, key) = (rng.choice(&kinds), rng.choice(&keys));
+                    let account = Account::new(&scope, quotas.expect("some"), key.expect("some"));
+                    let charge = Charge::new(account, tokens(&mut rng));
+                    match rng.u8(..6) {
+                        0 => charge.reserving(),
+                        1 => charge.up_to(),
+                        2 => charge.peeking(),
+                        _ => charge,
+                    }
+                })
+                .collect();
+            asked += crowd.len() as u64;
+            // Or the first one may wait for a connection that was idle, and be late.
+            redis.ping().await.expect("it answers");
+            let decisions = at_once(crowd.iter().map(|&charge| redis.charge(charge))).await;
+            for (i, (charge, decision)) in crowd.into_iter().zip(decisions).enumerate() {
+                let expected = memory.charge(charge).await.expect("memory answers");
+                let at = format!("SEED={seed} charge {i} at {now}: {charge:?}");
+                let decision = decision.unwrap_or_else(|error| panic!("{at}: {error:?}"));
+                assert_eq!(decision, expected, "{at}");
+            }
+        }
+    }
+    let calls = scripts(&server) - before;
+    println!("{asked} decisions in {calls} calls");
+    assert!(calls * 20 < asked, "{asked} decisions in {calls} calls");
+}
+
+/// Also where the one before has left the count as text, or as a number, and the next one not.
+#[tokio::test]
+async fn gathered_calls_may_alternate_between_number_and_text() {
+    let Some(server) = Server::start() else { return };
+    let connection = connect(&server.url()).await;
+    let scope = Scope::named("together");
+    // What finds its script missing may come after those who were asked later.
+    let _ = at_once(charges(&RedisStore::from(connection.clone()), 0..9)).await;
+    let (first, rounds) = (env("SEED", 1), env("ROUNDS", 100));
+    let mut crossings = 0;
+    for seed in first..first + rounds {
+        let mut rng = Rng::with_seed(seed);
+        let clock = ManualClock::at_ms(1_700_000_000_000);
+        let memory = MemoryStore::with_max_keys(100).clock(clock.clone());
+        let redis =
+            RedisStore::from(connection.clone()).prefix(&seed.to_string()).clock(clock.clone());
+        let length = length(&mut rng);
+        let (anchor, offset) = (rng.u8(..3), rng.u64(..length));
+        let kinds: Vec<Quotas> =
+            (0..8).map(|_| quota_around(&mut rng, length, anchor, offset).into()).collect();
+        let keys: Vec<Key> = (0..5_u64).map(Key::from).collect();
+        let mut is_text = [false; 5];
+        for _ in 0..3 {
+            let crowd: Vec<_> = (0..100)
+                .map(|_| {
+                    let (quotas, key) = (rng.choice(&kinds).expect("some"), rng.usize(..5));
+                    let cost = if rng.bool() { 1 } else { around(&mut rng, length) };
+                    (key, Charge::new(Account::new(&scope, quotas, &keys[key]), cost))
+                })
+                .collect();
+            // Or the first one may wait for a connection that was idle, and be late.
+            redis.ping().await.expect("it answers");
+            let decisions = at_once(crowd.iter().map(|&(_, charge)| redis.charge(charge))).await;
+            for (i, ((key, charge), decision)) in crowd.into_iter().zip(decisions).enumerate() {
+                let expected = memory.charge(charge).await.expect("memory answers");
+                let at = format!("SEED={seed} charge {i}: {charge:?}");
+                let decision = decision.unwrap_or_else(|error| panic!("{at}: {error:?}"));
+                assert_eq!(decision, expected, "{at}");
+                if decision.allowed() {
+                    let text = decision.used() >= length * 1_000;
+                    crossings += u32::from(text != is_text[key]);
+                    is_text[key] = text;
+                }
+            }
+            // What is counted is of another window now, or of an earlier one.
+            clock.set_ms(1_700_000_000_000 + rng.u64(..3) * length);
+        }
+    }
+    println!("{crossings} crossings");
+    assert!(rounds < 100 || crossings >= 100, "{crossings} crossings");
+}
+
+#[tokio::test]
+async fn a_key_with_an_unreadable_value_fails_alone() {
+    let Some(server) = Server::start() else { return };
+    let store = RedisStore::from(connect(&server.url()).await);
+    server.ask::<String>(&["SET", "tfw1:{together:u5}", "no hash"]);
+    for key in [9, 10, 127] {
+        server.ask::<u64>(&[
+            "HSET",
+            &format!("tfw1:{{together:u{key}}}"),
+            "86400000+0",
+            "no count",
+        ]);
+    }
+    let bad = [5, 9, 10, 127];
+    let answers = at_once(charges(&store, 0..128)).await;
+    for (key, answer) in (0..).zip(answers) {
+        match answer {
+            Err(error) => {
+                assert!(bad.contains(&key), "{key}: {error:?}");
+                let text = error.to_string();
+                let why = ["Redis has another value for this key", "Redis refused the command"];
+                assert!(why.iter().any(|why| text.starts_with(why)), "{text}");
+            }
+            Ok(decision) => assert_eq!((decision.used(), bad.contains(&key)), (1, false), "{key}"),
+        }
+    }
+    assert_eq!(scripts(&server), 2 * 2, "one alone, and all others; first without their scripts");
+}
+
+#[tokio::test]
+async fn a_missing_script_fails_no_call_and_counts_none_twice() {
+    let Some(server) = Server::start() else { return };
+    let store = RedisStore::from(connect(&server.url()).await);
+    for round in 1..=20 {
+        server.ask::<String>(&["SCRIPT", "FLUSH"]);
+        for answer in at_once(charges(&store, (0..300).map(|i| i % 100))).await {
+            assert!(answer.expect("it answers").allowed());
+        }
+        assert_eq!(used(&server, 7), 3 * round);
+    }
+}
+
+/// As often as it has been sent, and it was sent to a server that did nothing any more.
+#[tokio::test(flavor = "multi_thread")]
+async fn calls_in_flight_when_the_server_dies_are_not_sent_again() {
+    let _alone = ALONE.lock().await;
+    let Some(mut server) = Server::with(&["--appendonly", "yes", "--appendfsync", "always"]) else {
+        return;
+    };
+    let store = RedisStore::new(server.url()).expect("an address");
+    for answer in at_once(charges(&store, 0..300)).await {
+        assert!(answer.expect("it answers").allowed());
+    }
+    server.freeze();
+    let asked = Instant::now();
+    let crowd = charges(&store, 0..300);
+    let crowd = tokio::spawn(async move { (at_once(crowd).await, asked.elapsed()) });
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    server.kill();
+    let (answers, took) = crowd.await.expect("no panic");
+    assert!(answers.iter().all(Result::is_err), "nobody was there");
+    assert!(took < Duration::from_millis(750), "all of them in time: {took:?}");
+    server.restart();
+    // Time for whoever would try again.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    for key in 0..300 {
+        assert_eq!(used(&server, key), 1, "of key {key}");
+    }
+    loop {
+        // Nothing of it is left in the way of the next.
+        let answers = at_once(charges(&store, 0..300)).await;
+        if answers.iter().all(Result::is_ok) {
+            break;
+        }
+        assert!(asked.elapsed() < Duration::from_secs(10), "it answers again");
+    }
+}
+
+/// Its fate is known, and nobody is charged for it.
+#[tokio::test]
+async fn calls_that_expire_or_are_dropped_before_they_are_sent_charge_nothing() {
+    let _alone = ALONE.lock().await;
+    let Some(server) = Server::start() else { return };
+    let store = RedisStore::new(server.url()).expect("an address");
+    let hasty = store.clone().deadline(Duration::from_millis(50));
+    let store = store.deadline(Duration::from_secs(20));
+    for charge in charges(&store, (0..10).chain([50; 50])) {
+        assert!(charge.await.expect("it answers").allowed());
+    }
+    server.freeze();
+    // More calls than may be under way at this distance, on a slow machine, too.
+    let mut crowd = Vec::new();
+    for charge in charges(&store, 100..2_100) {
+        crowd.push(tokio::spawn(charge));
+        for _ in 0..10 {
+            tokio::task::yield_now().await;
+        }
+    }
+    let waiting = tokio::spawn(at_once(charges(&store, 2..4)));
+    let dropped = tokio::spawn(at_once(charges(&store, 4..7)));
+    for answer in at_once(charges(&hasty, 7..10)).await {
+        assert_eq!(answer.expect_err("late").to_string(), "Redis could not be asked in time");
+    }
+    dropped.abort();
+    assert!(dropped.await.is_err(), "it is gone");
+    server.thaw();
+    for answer in waiting.await.expect("no panic") {
+        assert!(answer.expect("it answers").allowed());
+    }
+    for answer in crowd {
+        assert!(answer.await.expect("no panic").expect("it answers").allowed());
+    }
+    let counts: Vec<u64> = (0..10).map(|key| used(&server, key)).collect();
+    assert_eq!(counts, [1, 1, 2, 2, 1, 1, 1, 1, 1, 1]);
+}
+
+/// Streams and selects do that: they poll a future once, and have something else to do then.
+#[tokio::test]
+async fn a_future_that_is_not_polled_again_blocks_no_other_call() {
+    let Some(server) = Server::start() else { return };
+    let store = RedisStore::from(connect(&server.url()).await).deadline(Duration::from_secs(20));
+    let mut busy = charges(&store, 0..2);
+    poll_fn(|cx| {
+        assert!(busy.iter_mut().all(|reply| Pin::new(reply).poll(cx).is_pending()));
+        Poll::Ready(())
+    })
+    .await;
+    let others = at_once(charges(&store, 2..9));
+    let answers = tokio::time::timeout(Duration::from_secs(10), others).await.expect("in time");
+    assert!(answers.iter().all(Result::is_ok));
+    for answer in at_once(busy).await {
+        assert!(answer.expect("it is there").allowed());
+    }
+}

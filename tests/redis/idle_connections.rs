@@ -1,0 +1,250 @@
+//! Connections that were closed or forgotten while nobody asked: nodes share one count all the same.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use redis::sentinel::{SentinelClient, SentinelServerType};
+use tower_fixed_window::store::RedisStore;
+use tower_fixed_window::{Decision, Limiter, Quota};
+
+use crate::proxy::Proxy;
+use crate::server::{Server, free_port, wait_for};
+use crate::tls::Certificate;
+
+fn node(store: RedisStore) -> Limiter {
+    Limiter::new(Quota::per_day(1_000).from_first_request()).name("idle").store(store)
+}
+
+fn new(url: &str) -> Limiter {
+    node(RedisStore::new(url).expect("an address"))
+}
+
+/// What `n` requests in turns are told, with a pause after each.
+pub(crate) async fn in_turns(nodes: &[Limiter], n: usize, pause: Duration) -> Vec<Decision> {
+    let mut decisions = Vec::new();
+    for node in nodes.iter().cycle().take(n) {
+        let asked = Instant::now();
+        let decision = node.check("ann").await.expect("it answers");
+        println!("{} after {:?}, local: {}", decision.used(), asked.elapsed(), decision.is_local());
+        decisions.push(decision);
+        tokio::time::sleep(pause).await;
+    }
+    decisions
+}
+
+pub(crate) fn assert_one_count(decisions: &[Decision]) {
+    let used: Vec<_> = decisions.iter().map(Decision::used).collect();
+    assert!(decisions.iter().all(|decision| !decision.is_local()), "counted locally: {used:?}");
+    let one: Vec<u64> = (1..=decisions.len() as u64).collect();
+    assert_eq!(used, one, "one count");
+}
+
+#[tokio::test]
+async fn nodes_share_a_count_on_a_server_that_closes_idle_connections() {
+    let Some(server) = Server::with(&["--save", "", "--timeout", "1"]) else { return };
+    let nodes = [new(&server.url()), new(&server.url())];
+    assert_one_count(&in_turns(&nodes, 6, Duration::from_millis(2_500)).await);
+}
+
+/// A request needs a part of its deadline here. A run in which the machine stood still for the rest proves
+/// nothing, and is repeated.
+async fn assert_one_count_of(nodes: impl Fn(u32) -> [Limiter; 2]) {
+    for run in 1..=5 {
+        let machine = Machine::watch();
+        let decisions = in_turns(&nodes(run), 5, Duration::from_secs(3)).await;
+        let stall = machine.longest_stall();
+        if stall < Duration::from_millis(25) || !decisions.iter().any(Decision::is_local) {
+            return assert_one_count(&decisions);
+        }
+        println!("run {run} does not count: the machine stood still for {stall:?}");
+    }
+    panic!("the machine stood still in each run");
+}
+
+/// A thread that notices when this process gets no time.
+struct Machine(Arc<AtomicBool>, JoinHandle<Duration>);
+
+impl Machine {
+    fn watch() -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        let watcher = thread::spawn(move || {
+            let mut longest = Duration::ZERO;
+            while !stopped.load(Ordering::Relaxed) {
+                let start = Instant::now();
+                thread::sleep(Duration::from_millis(1));
+                longest = longest.max(start.elapsed());
+            }
+            longest
+        });
+        Self(stop, watcher)
+    }
+
+    fn longest_stall(self) -> Duration {
+        self.0.store(true, Ordering::Relaxed);
+        self.1.join().expect("no panic")
+    }
+}
+
+#[tokio::test]
+async fn nodes_share_a_count_behind_a_network_that_drops_idle_connections() {
+    let Some(server) = Server::start() else { return };
+    let proxy = Proxy::to(server.port).forgets_after(Duration::from_secs(2));
+    let store = |run: u32| {
+        let store = RedisStore::new(proxy.url()).expect("an address");
+        node(store.prefix(&run.to_string()))
+    };
+    assert_one_count_of(|run| [store(run), store(run)]).await;
+    // But for the first one, which its node has just made.
+    assert!(proxy.made() >= 6, "each request has found its connection forgotten");
+}
+
+/// Of the default deadline, 250 ms, some 200 are needed.
+#[tokio::test]
+async fn nodes_share_a_count_behind_a_slow_network_that_drops_idle_connections() {
+    let Some(server) = Server::start() else { return };
+    let proxy = Proxy::to(server.port)
+        .forgets_after(Duration::from_secs(2))
+        .delay(Duration::from_millis(20));
+    let store = |run: u32| {
+        let store = RedisStore::new(proxy.url()).expect("an address");
+        node(store.prefix(&run.to_string()))
+    };
+    assert_one_count_of(|run| [store(run), store(run)]).await;
+}
+
+fn sentinel(sentinel: &Server) -> RedisStore {
+    let client =
+        |url| SentinelClient::build(vec![url], "mymaster", None, SentinelServerType::Master);
+    RedisStore::sentinel([sentinel.url()], client).expect("an address")
+}
+
+/// The master is where Sentinel says, behind a network of its own.
+#[tokio::test]
+async fn nodes_share_a_count_over_sentinel() {
+    let Some(server) = Server::start() else { return };
+    let Some(watcher) = Server::with(&["--sentinel"]) else { return };
+    let proxy = Proxy::to(server.port).forgets_after(Duration::from_secs(2));
+    let port = proxy.port.to_string();
+    watcher.ask::<String>(&["SENTINEL", "MONITOR", "mymaster", "127.0.0.1", &port, "1"]);
+    let nodes = [node(sentinel(&watcher)), node(sentinel(&watcher))];
+    assert_one_count(&in_turns(&nodes, 5, Duration::from_secs(3)).await);
+}
+
+/// With Sentinel another one is looked for first: far away, that takes a deadline that fits.
+#[tokio::test]
+async fn nodes_share_a_count_over_sentinel_on_a_slow_network() {
+    let Some(server) = Server::start() else { return };
+    let Some(watcher) = Server::with(&["--sentinel"]) else { return };
+    let proxy = Proxy::to(server.port)
+        .forgets_after(Duration::from_secs(2))
+        .delay(Duration::from_millis(20));
+    let port = proxy.port.to_string();
+    watcher.ask::<String>(&["SENTINEL", "MONITOR", "mymaster", "127.0.0.1", &port, "1"]);
+    let far = || node(sentinel(&watcher).deadline(Duration::from_secs(1)));
+    assert_one_count(&in_turns(&[far(), far()], 5, Duration::from_secs(3)).await);
+}
+
+#[tokio::test]
+async fn nodes_share_a_count_over_tls() {
+    let (certificate, port) = (Certificate::of((2020, 2100)), free_port());
+    let Some(_server) = certificate.server(port, &["--save", ""]) else { return };
+    wait_for("the server", || std::net::TcpStream::connect(("127.0.0.1", port)).is_ok());
+    for (one_way, deadline) in [(0, 250), (20, 1_000)] {
+        let proxy = Proxy::to(port)
+            .forgets_after(Duration::from_secs(2))
+            .delay(Duration::from_millis(one_way));
+        let store = |run| {
+            let store = RedisStore::client(certificate.client(proxy.port));
+            store.deadline(Duration::from_millis(deadline)).prefix(&format!("{one_way}-{run}"))
+        };
+        assert_one_count_of(|run| [node(store(run)), node(store(run))]).await;
+    }
+}
+
+/// Many at once wait for one check.
+#[tokio::test]
+async fn concurrent_calls_on_a_dropped_connection_wait_for_one_check() {
+    let Some(server) = Server::start() else { return };
+    let proxy = Proxy::to(server.port);
+    let node = new(&proxy.url());
+    assert_one_count(&in_turns(std::slice::from_ref(&node), 1, Duration::ZERO).await);
+    tokio::time::sleep(Duration::from_millis(1_100)).await;
+    proxy.forget();
+    let crowd = (0..200).map(|_| node.check("ann"));
+    let mut used: Vec<u64> = futures_util::future::join_all(crowd)
+        .await
+        .into_iter()
+        .map(|answer| answer.expect("it answers"))
+        .inspect(|decision| assert!(!decision.is_local()))
+        .map(|decision| decision.used())
+        .collect();
+    used.sort_unstable();
+    assert!(used.iter().copied().eq(2..=201), "{used:?}");
+    assert_eq!(proxy.made(), 2);
+}
+
+/// An idle one costs a round trip more, not a connection.
+#[tokio::test]
+async fn a_live_connection_is_kept_however_long_it_was_idle() {
+    let Some(server) = Server::start() else { return };
+    let proxy = Proxy::to(server.port);
+    let nodes = [new(&proxy.url())];
+    assert_one_count(&in_turns(&nodes, 3, Duration::from_millis(1_500)).await);
+    // Where the machine stands still for a moment, another one may be made beside it.
+    assert!(proxy.made() < 3, "{}", proxy.made());
+}
+
+#[tokio::test]
+async fn an_idle_store_sends_no_commands() {
+    let Some(server) = Server::start() else { return };
+    let node = new(&server.url());
+    assert_one_count(&in_turns(std::slice::from_ref(&node), 1, Duration::ZERO).await);
+    let commands = || {
+        let info: String = server.ask(&["INFO", "stats"]);
+        let count = |line: &str| line.strip_prefix("total_commands_processed:")?.parse().ok();
+        info.lines().find_map(count).expect("it is there")
+    };
+    let before: u64 = commands();
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    // But for the client that asks for this, which announces itself.
+    let sent = commands() - before;
+    assert!(sent <= 5, "{sent} commands");
+}
+
+#[tokio::test]
+async fn a_connection_made_by_the_caller_is_checked_before_use() {
+    let Some(server) = Server::with(&["--save", "", "--timeout", "1"]) else { return };
+    let client = redis::Client::open(server.url()).expect("an address");
+    let manager = client.get_connection_manager().await.expect("it connects");
+    let nodes = [node(RedisStore::from(manager)), new(&server.url())];
+    assert_one_count(&in_turns(&nodes, 6, Duration::from_millis(1_600)).await);
+}
+
+/// Nobody's patience is needed for a connection to be given up.
+#[tokio::test]
+async fn a_silent_connection_is_replaced_even_if_callers_give_up_before_its_deadline() {
+    let Some(server) = Server::start() else { return };
+    let proxy = Proxy::to(server.port);
+    let node = new(&proxy.url());
+    assert_one_count(&in_turns(std::slice::from_ref(&node), 1, Duration::ZERO).await);
+    proxy.forget();
+    let (forgotten, patience) = (Instant::now(), Duration::from_millis(200));
+    let (mut first, mut redis) = (None, None);
+    while redis.is_none() && forgotten.elapsed() < Duration::from_secs(5) {
+        let asked = Instant::now();
+        let answer = tokio::time::timeout(patience, node.check("ann")).await;
+        println!("{:?}: {:?}", asked - forgotten, answer.as_ref().map(|a| a.is_ok()).ok());
+        if let Ok(Ok(decision)) = answer {
+            first.get_or_insert(asked - forgotten);
+            redis = (!decision.is_local()).then(|| forgotten.elapsed());
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let (first, redis) = (first.expect("an answer"), redis.expect("by Redis"));
+    // And what a noisy machine may add to it.
+    assert!(first < Duration::from_millis(650), "{first:?}");
+    assert!(redis < Duration::from_millis(1_500), "{redis:?}");
+}

@@ -1,0 +1,171 @@
+//! A server that is far, slow or busy is not one that failed.
+
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
+use std::task::Poll;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use tokio::runtime::{Builder, Runtime};
+use tokio::time::{sleep, timeout};
+use tower_fixed_window::store::RedisStore;
+use tower_fixed_window::{Limiter, Quota};
+
+use crate::server::{ALONE, Server};
+use crate::slow_link::Far;
+
+fn limiter(store: RedisStore) -> Limiter {
+    Limiter::new(Quota::per_day(1_000_000).from_first_request()).name("distance").store(store)
+}
+
+fn store(port: u16) -> RedisStore {
+    RedisStore::new(format!("redis://127.0.0.1:{port}/")).expect("an address")
+}
+
+async fn is_local(limiter: &Limiter, key: u64) -> bool {
+    limiter.check(key).await.expect("memory answers").is_local()
+}
+
+/// Whether each of these was counted locally, asked for at the same time.
+async fn at_once(limiter: &Limiter, keys: impl IntoIterator<Item = u64>) -> Vec<bool> {
+    let ask = |key| {
+        let limiter = limiter.clone();
+        tokio::spawn(async move { is_local(&limiter, key).await })
+    };
+    let tasks: Vec<_> = keys.into_iter().map(ask).collect();
+    join_all(tasks).await.into_iter().map(|answer| answer.expect("no panic")).collect()
+}
+
+fn runtime() -> Runtime {
+    Builder::new_current_thread().enable_all().build().expect("a runtime")
+}
+
+/// Polls it a single time: what it has started goes on only if somebody drives the runtime.
+fn begin(runtime: &Runtime, future: &mut Pin<Box<impl Future>>) {
+    let once = poll_fn(|cx| {
+        assert!(future.as_mut().poll(cx).is_pending());
+        Poll::Ready(())
+    });
+    runtime.block_on(once);
+}
+
+/// In calls of 128, two at a time, it would take eight round trips.
+#[tokio::test(flavor = "multi_thread")]
+async fn thousands_of_concurrent_calls_take_one_round_trip_at_any_latency() {
+    let _alone = ALONE.lock().await;
+    let Some(server) = Server::start() else { return };
+    let far = Far::from(server.port, Duration::from_millis(400));
+    let limiter = limiter(store(far.port).deadline(Duration::from_secs(4)));
+    while is_local(&limiter, 0).await {}
+    let local = at_once(&limiter, 0..2_000).await;
+    assert_eq!(local.iter().filter(|&&local| local).count(), 0);
+}
+
+/// Fewer calls are under way at first than this distance asks for.
+#[tokio::test(flavor = "multi_thread")]
+async fn nodes_share_a_count_when_latency_grows() {
+    let _alone = ALONE.lock().await;
+    let Some(server) = Server::start() else { return };
+    let far = Far::from(server.port, Duration::ZERO);
+    let limiter = limiter(store(far.port).deadline(Duration::from_millis(1_500)));
+    while is_local(&limiter, 0).await {}
+    for _ in 0..20 {
+        at_once(&limiter, 0..100).await;
+    }
+    far.becomes(|| Duration::from_millis(100));
+    for _ in 0..3 {
+        let local = at_once(&limiter, 0..500).await;
+        assert_eq!(local.iter().filter(|&&local| local).count(), 0);
+    }
+}
+
+#[tokio::test]
+async fn calls_that_were_never_sent_are_not_counted_as_store_failures() {
+    let _alone = ALONE.lock().await;
+    let Some(server) = Server::start() else { return };
+    let store = store(server.port);
+    let hasty = limiter(store.clone().deadline(Duration::from_millis(500)));
+    let patient = limiter(store.deadline(Duration::from_secs(20)));
+    for _ in 0..20 {
+        assert!(!is_local(&patient, 0).await);
+    }
+    server.freeze();
+    // More calls than may be under way at this distance, on a slow machine, too.
+    let mut crowd = Vec::new();
+    for key in 0..2_000 {
+        let patient = patient.clone();
+        crowd.push(tokio::spawn(async move { is_local(&patient, key).await }));
+        for _ in 0..10 {
+            tokio::task::yield_now().await;
+        }
+    }
+    let local = at_once(&hasty, 0..10).await;
+    assert_eq!(local, [true; 10], "they had no time to be sent");
+    server.thaw();
+    for answer in crowd {
+        assert!(!answer.await.expect("no panic"));
+    }
+    assert!(!is_local(&hasty, 0).await, "or it would be left alone for a while");
+}
+
+#[tokio::test]
+async fn calls_that_time_out_open_the_breaker_even_if_their_callers_have_left() {
+    let _alone = ALONE.lock().await;
+    let Some(server) = Server::start() else { return };
+    let deadline = Duration::from_secs(2);
+    let limiter = limiter(store(server.port).deadline(deadline));
+    assert!(!is_local(&limiter, 0).await);
+    server.freeze();
+    let impatient = async |key| timeout(Duration::from_millis(50), is_local(&limiter, key)).await;
+    for key in 0..10 {
+        assert!(impatient(key).await.is_err(), "nobody answers yet");
+    }
+    sleep(deadline + deadline / 4).await;
+    // One of them may try whether it is back.
+    let answers = join_all((0..3).map(|key| timeout(deadline / 2, is_local(&limiter, key)))).await;
+    let at_once = answers.iter().filter(|answer| matches!(answer, Ok(true))).count();
+    assert!(at_once >= 2, "{answers:?}");
+    server.thaw();
+}
+
+/// Not at the end of the breaker's pause.
+#[tokio::test]
+async fn the_first_answer_after_a_stall_ends_the_outage() {
+    let _alone = ALONE.lock().await;
+    let Some(server) = Server::start() else { return };
+    let limiter = limiter(store(server.port));
+    assert!(!is_local(&limiter, 0).await);
+    server.freeze();
+    assert!(at_once(&limiter, 0..10).await.iter().all(|&local| local));
+    server.thaw();
+    let answered: String = server.ask(&["PING"]);
+    assert_eq!(answered, "PONG");
+    sleep(Duration::from_millis(100)).await;
+    assert!(!is_local(&limiter, 0).await);
+}
+
+/// Not for what it was about to send, nor for what it has sent.
+#[test]
+fn a_call_in_a_blocked_runtime_does_not_block_calls_in_another() {
+    let Some(server) = Server::start() else { return };
+    let limiter = limiter(store(server.port));
+    let (still, other) = (runtime(), runtime());
+    other.block_on(async { while is_local(&limiter, 0).await {} });
+    let mut waiting = Box::pin(join_all((1..4).map(|key| is_local(&limiter, key))));
+    begin(&still, &mut waiting);
+    assert!(!other.block_on(is_local(&limiter, 5)));
+    drop(still);
+    assert!(!other.block_on(is_local(&limiter, 6)));
+}
+
+#[test]
+fn waiting_for_a_lease_of_a_blocked_runtime_ends_with_the_deadline() {
+    let Some(server) = Server::start() else { return };
+    let limiter = limiter(store(server.port)).leases(100);
+    let (still, other) = (runtime(), runtime());
+    let mut waiting = Box::pin(is_local(&limiter, 0));
+    begin(&still, &mut waiting);
+    let answer =
+        other.block_on(async { timeout(Duration::from_secs(10), is_local(&limiter, 0)).await });
+    assert_eq!(answer, Ok(true));
+}

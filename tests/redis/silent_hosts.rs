@@ -1,0 +1,291 @@
+//! One host that is silent or gone is not an outage. Silent: frozen, as a host without power is.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use redis::cluster::ClusterClient;
+use redis::sentinel::{SentinelClient, SentinelServerType};
+use tower_fixed_window::store::RedisStore;
+use tower_fixed_window::{Limiter, Quota};
+
+use crate::cluster_and_sentinel::{cluster_with, urls};
+use crate::outage::{By, Load, limiter};
+use crate::server::{ALONE, Server, ask, wait_for};
+
+/// And what a noisy machine may add to a second.
+pub(crate) const SECOND: Duration = Duration::from_millis(1_250);
+
+/// How long it takes until Redis answers.
+async fn joins(limiter: &Limiter) -> Duration {
+    let start = Instant::now();
+    while limiter.check(1).await.expect("it answers").is_local() {
+        assert!(start.elapsed() < Duration::from_secs(10), "it does not join");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    println!("joined after {:?}", start.elapsed());
+    start.elapsed()
+}
+
+fn frozen() -> Option<Server> {
+    let server = Server::start()?;
+    server.freeze();
+    Some(server)
+}
+
+#[tokio::test]
+async fn the_store_connects_to_a_cluster_whose_first_seed_is_silent() {
+    let _alone = ALONE.lock().await;
+    let (Some(silent), Some(nodes)) = (frozen(), cluster_with(&[])) else { return };
+    let seeds = [vec![silent.url()], urls(&nodes)].concat();
+    let store = RedisStore::cluster(ClusterClient::new(seeds).expect("addresses"));
+    let took = joins(&limiter(store, 1_000_000)).await;
+    assert!(took < SECOND, "{took:?}");
+}
+
+/// A token is fetched first, say.
+#[tokio::test]
+async fn the_store_waits_for_a_slow_connect_closure() {
+    let Some(server) = Server::start() else { return };
+    let url = server.url();
+    let calls = Arc::new(AtomicU32::new(0));
+    let counted = Arc::clone(&calls);
+    let store = RedisStore::connecting(move || {
+        counted.fetch_add(1, Ordering::SeqCst);
+        let client = redis::Client::open(url.as_str());
+        async move {
+            tokio::time::sleep(Duration::from_millis(1_100)).await;
+            client?.get_multiplexed_async_connection().await
+        }
+    });
+    let took = joins(&limiter(store.clone(), 1_000_000)).await;
+    assert!(took < Duration::from_secs(2), "{took:?}");
+    // Within a deadline that suffices nothing is local at all.
+    let calls = calls.load(Ordering::SeqCst);
+    assert!(calls < 8, "{calls} attempts");
+}
+
+/// A key whose slot is on a node.
+pub(crate) fn key_on(node: &Server) -> u64 {
+    let slots: Vec<Vec<redis::Value>> = node.ask(&["CLUSTER", "SLOTS"]);
+    let own = slots.iter().find_map(|slots| {
+        let [redis::Value::Int(first), redis::Value::Int(last), redis::Value::Array(of), ..] =
+            &slots[..]
+        else {
+            return None;
+        };
+        (of[1] == redis::Value::Int(node.port.into())).then_some(*first..=*last)
+    });
+    let own = own.expect("it has slots");
+    (0..)
+        .find(|key| {
+            let name = format!("tfw1:{{outage:u{key}}}");
+            own.contains(&node.ask::<i64>(&["CLUSTER", "KEYSLOT", &name]))
+        })
+        .expect("there is one")
+}
+
+/// Asks for keys of healthy shards and of one that is not, and says how many of each failed.
+async fn ask_beside(limiter: &Limiter, healthy: [u64; 2], dead: u64, time: Duration) -> [u32; 4] {
+    let stop = Arc::new(AtomicBool::new(false));
+    let ask = |keys: Vec<u64>| {
+        let (limiter, stop) = (limiter.clone(), Arc::clone(&stop));
+        tokio::spawn(async move {
+            let (mut asked, mut failed, start) = (0, 0, Instant::now());
+            while !stop.load(Ordering::Relaxed) {
+                for key in &keys {
+                    let sent = start.elapsed();
+                    asked += 1;
+                    if let Err(error) = limiter.check(*key).await {
+                        failed += 1;
+                        if keys.len() > 1 {
+                            println!("{key}: {sent:?} to {:?}: {error:?}", start.elapsed());
+                        }
+                    }
+                }
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            [asked, failed]
+        })
+    };
+    let well = [ask(healthy.to_vec()), ask(healthy.to_vec())];
+    let ill = [ask(vec![dead]), ask(vec![dead])];
+    tokio::time::sleep(time).await;
+    stop.store(true, Ordering::Relaxed);
+    let mut all = [0; 4];
+    for (at, tasks) in [(0, well), (2, ill)] {
+        for task in tasks {
+            let [asked, failed] = task.await.expect("no panic");
+            all[at] += asked;
+            all[at + 1] += failed;
+        }
+    }
+    println!(
+        "healthy: {} asked, {} local; dead: {} asked, {} local",
+        all[0], all[1], all[2], all[3]
+    );
+    all
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dead_shard_does_not_fail_requests_to_other_shards() {
+    let _alone = ALONE.lock().await;
+    for freezes in [false, true] {
+        let options = ["--cluster-require-full-coverage", "no"];
+        let Some(mut nodes) = cluster_with(&options) else { return };
+        let keys: Vec<u64> = nodes.iter().map(key_on).collect();
+        let store = RedisStore::cluster(ClusterClient::new(urls(&nodes)).expect("addresses"));
+        // Each node stands still for a moment, too, when it writes down that one is gone.
+        let store = store.deadline(Duration::from_secs(1));
+        let limiter = limiter(store, 1_000_000).without_fallback();
+        for key in &keys {
+            let _ = limiter.check(*key).await.expect("Redis answers");
+        }
+        if freezes {
+            nodes[1].freeze();
+        } else {
+            nodes[1].kill();
+        }
+        let seconds = Duration::from_secs(5);
+        let [asked, failed, _, dead] =
+            ask_beside(&limiter, [keys[0], keys[2]], keys[1], seconds).await;
+        assert!(asked > 100 && dead > 0);
+        assert_eq!(failed, 0, "of {asked} requests for healthy shards (frozen: {freezes})");
+    }
+}
+
+/// Three masters, and a replica of the first.
+pub(crate) fn cluster_with_replica() -> Option<(Vec<Server>, Server)> {
+    let nodes = cluster_with(&[])?;
+    let options = ["--cluster-enabled", "yes", "--cluster-node-timeout", "1000"];
+    let replica = Server::with(&options)?;
+    let first = nodes[0].port.to_string();
+    replica.ask::<String>(&["CLUSTER", "MEET", "127.0.0.1", &first]);
+    let id: String = nodes[0].ask(&["CLUSTER", "MYID"]);
+    wait_for("the replica to know its master", || {
+        ask::<String>(&replica.url(), &["CLUSTER", "REPLICATE", &id]).is_ok()
+    });
+    wait_for("the replica", || {
+        let info: String = replica.ask(&["INFO", "replication"]);
+        let known = |node: &Server| {
+            node.ask::<String>(&["CLUSTER", "INFO"]).contains("cluster_known_nodes:4")
+        };
+        info.contains("master_link_status:up") && nodes.iter().all(known)
+    });
+    Some((nodes, replica))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_silent_cluster_master_is_replaced_by_its_replica() {
+    let _alone = ALONE.lock().await;
+    let Some((nodes, replica)) = cluster_with_replica() else { return };
+    let store = RedisStore::cluster(ClusterClient::new(urls(&nodes)).expect("addresses"));
+    let load = Load::start(&[limiter(store, 1_000_000)], 12, 12);
+    load.answered_by(By::Redis, Instant::now()).await;
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    nodes[0].freeze();
+    load.answered_by(By::Memory, Instant::now()).await;
+    wait_for("the failover", || {
+        let takes_writes = |node: &Server| ask::<String>(&node.url(), &["SET", "b", "1"]).is_ok();
+        let is_known = |node: &Server| {
+            let slots: Vec<Vec<redis::Value>> = node.ask(&["CLUSTER", "SLOTS"]);
+            format!("{slots:?}").contains(&format!("int({})", replica.port))
+        };
+        takes_writes(&replica) && nodes[1..].iter().all(is_known)
+    });
+    let over = Instant::now();
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let answers = load.finish("a cluster's master frozen").await;
+    let late = answers.iter().filter(|answer| answer.is_by(By::Memory));
+    let last = late.map(|answer| answer.asked()).max().expect("memory answered");
+    let last = last.saturating_duration_since(over);
+    println!("the last by memory {last:?} after the failover");
+    assert!(last < SECOND, "all keys are in Redis again within a second: {last:?}");
+}
+
+/// A master, its replica, and three Sentinels of which two have to agree.
+pub(crate) struct Watched {
+    pub(crate) master: Server,
+    pub(crate) replica: Server,
+    pub(crate) sentinels: Vec<Server>,
+}
+
+pub(crate) fn watched() -> Option<Watched> {
+    let master = Server::start()?;
+    let replica = Server::with(&["--replicaof", "127.0.0.1", &master.port.to_string()])?;
+    wait_for("the replica", || {
+        replica.ask::<String>(&["INFO", "replication"]).contains("link_status:up")
+    });
+    let sentinels: Vec<Server> =
+        (0..3).map(|_| Server::with(&["--sentinel"])).collect::<Option<_>>()?;
+    let port = master.port.to_string();
+    for sentinel in &sentinels {
+        sentinel.ask::<String>(&["SENTINEL", "MONITOR", "mymaster", "127.0.0.1", &port, "2"]);
+        for (option, value) in [("down-after-milliseconds", "500"), ("failover-timeout", "2000")] {
+            sentinel.ask::<String>(&["SENTINEL", "SET", "mymaster", option, value]);
+        }
+    }
+    for sentinel in &sentinels {
+        wait_for("Sentinels to know the replica and each other", || {
+            let replicas: Vec<redis::Value> = sentinel.ask(&["SENTINEL", "REPLICAS", "mymaster"]);
+            let others: Vec<redis::Value> = sentinel.ask(&["SENTINEL", "SENTINELS", "mymaster"]);
+            (replicas.len(), others.len()) == (1, 2)
+        });
+    }
+    Some(Watched { master, replica, sentinels })
+}
+
+impl Watched {
+    pub(crate) fn store(&self) -> RedisStore {
+        let client =
+            |url| SentinelClient::build(vec![url], "mymaster", None, SentinelServerType::Master);
+        RedisStore::sentinel(urls(&self.sentinels), client).expect("addresses")
+    }
+}
+
+#[tokio::test]
+async fn a_silent_sentinel_does_not_delay_the_connection() {
+    let _alone = ALONE.lock().await;
+    let Some(watched) = watched() else { return };
+    watched.sentinels[0].freeze();
+    let took = joins(&limiter(watched.store(), 1_000_000)).await;
+    assert!(took < SECOND, "{took:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_store_recovers_when_a_master_and_a_sentinel_fall_silent_together() {
+    let _alone = ALONE.lock().await;
+    let Some(watched) = watched() else { return };
+    let load = Load::start(&[limiter(watched.store(), 1_000_000)], 1, 8);
+    load.answered_by(By::Redis, Instant::now()).await;
+    watched.sentinels[0].freeze();
+    watched.master.freeze();
+    load.answered_by(By::Memory, Instant::now()).await;
+    wait_for("the failover", || {
+        let addresses = watched.sentinels[1..].iter().map(|sentinel| {
+            sentinel.ask::<Vec<String>>(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", "mymaster"])
+        });
+        addresses.into_iter().any(|address| address[1] == watched.replica.port.to_string())
+            && ask::<String>(&watched.replica.url(), &["SET", "a", "1"]).is_ok()
+    });
+    let back = load.answered_by(By::Redis, Instant::now()).await;
+    println!("joined {back:?} after the failover");
+    assert!(back < SECOND, "{back:?}");
+    load.finish("a master and a Sentinel frozen").await;
+}
+
+/// What somebody else has put where a count belongs is that key's failure.
+#[tokio::test]
+async fn a_key_of_another_type_fails_alone() {
+    let Some(server) = Server::start() else { return };
+    let store = RedisStore::new(server.url()).expect("an address");
+    let limiter = Limiter::new(Quota::per_day(1_000)).name("outage").store(store);
+    for (key, command) in [(1, vec!["SET", "tfw1:{outage:u1}", "x"])] {
+        server.ask::<String>(&command);
+        for i in 1..=20_u64 {
+            assert!(limiter.check(key).await.expect("it answers").is_local());
+            let decision = limiter.check(2).await.expect("it answers");
+            assert_eq!((decision.used(), decision.is_local()), (i, false));
+        }
+    }
+}

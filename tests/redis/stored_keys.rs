@@ -1,0 +1,241 @@
+//! What is in Redis: readable keys, each with its expiry.
+
+use std::time::{Duration, Instant};
+
+use axum::Router;
+use axum::body::Body;
+use axum::routing::any;
+use http::Request;
+use tower::{Layer, ServiceExt};
+use tower_fixed_window::key::global;
+use tower_fixed_window::store::RedisStore;
+use tower_fixed_window::{
+    FixedWindow, FixedWindowLayer, Key, Limiter, MAX_WINDOW, ManualClock, Quota,
+};
+
+use crate::conformance::connect;
+use crate::server::{Server, wait_for};
+
+const TURN: u64 = 1_700_000_040_000;
+
+async fn limiter(server: &Server, quotas: &str) -> Limiter {
+    limiter_on(RedisStore::from(connect(&server.url()).await), quotas)
+}
+
+fn limiter_on(store: RedisStore, quotas: &str) -> Limiter {
+    let quotas: tower_fixed_window::Quotas = quotas.parse().expect("quotas");
+    Limiter::new(quotas).name("life").store(store).without_fallback()
+}
+
+/// Waits for the next window, so that what follows is in one.
+async fn next_window(ms: u64) {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("after it");
+    let rest = ms - now.as_millis() as u64 % ms;
+    tokio::time::sleep(Duration::from_millis(rest + 1)).await;
+}
+
+#[tokio::test]
+async fn a_decision_over_several_quotas_is_one_call() {
+    let Some(server) = Server::start() else { return };
+    let limiter = limiter(&server, "1000/minute, 2000/hour, 3000/day").await;
+    // The first one brings the script.
+    let _ = limiter.check("alice").await.expect("it answers");
+    server.ask::<()>(&["CONFIG", "RESETSTAT"]);
+    for _ in 0..100 {
+        assert!(limiter.check("alice").await.expect("it answers").allowed());
+    }
+    let stats: String = server.ask(&["INFO", "commandstats"]);
+    assert!(stats.contains("cmdstat_evalsha:calls=100,"), "{stats}");
+    assert!(!stats.contains("cmdstat_eval:") && !stats.contains("cmdstat_script"), "{stats}");
+}
+
+#[tokio::test]
+async fn keys_and_fields_are_readable_and_prefixed() {
+    let Some(server) = Server::start() else { return };
+    let clock = ManualClock::at_ms(TURN + 1);
+    let store = RedisStore::from(connect(&server.url()).await).prefix("shop").clock(clock);
+    let limiter = limiter_on(
+        store.clone(),
+        "9/minute rollover-up-to=20, 2000/hour starting-at=6m, 5/day staggered, 100/10s from-first-request",
+    );
+    let _ = limiter.check_cost(("ann", 7_u64), 2).await.expect("it answers");
+    let hash: Vec<String> = server.ask(&["HGETALL", "shop:tfw1:{life:tann,u7}"]);
+    assert_eq!(
+        hash,
+        [
+            ("60000+0", "-9@1700000040000"),
+            ("3600000+360000", "1699999560000002"),
+            ("86400000s", "1699917480679002"),
+            ("10000f", "2@1700000040001"),
+        ]
+        .map(<[&str; 2]>::from)
+        .concat()
+    );
+
+    // A refusal leaves no trace.
+    let tokens = limiter_on(store, "10/minute");
+    let receipt = tokens.charge("bob", 7).await.expect("it answers").expect("it passed");
+    assert!(!tokens.check_cost("bob", 4).await.expect("it answers").allowed());
+    let hash = || server.ask::<[String; 2]>(&["HGETALL", "shop:tfw1:{life:tbob}"]);
+    assert_eq!(hash(), ["60000+0", "1700000040000007"]);
+
+    // Debt: the count lives for two windows.
+    tokens.settle(receipt, 15).await.expect("it answers");
+    assert_eq!(hash(), ["60000+0", "15@1700000040000*2"]);
+
+    tokens.reset("bob").await.expect("it answers");
+    assert_eq!(server.ask::<u64>(&["EXISTS", "shop:tfw1:{life:tbob}"]), 0);
+}
+
+/// Whatever quotas a key was charged under, by plans or before a change.
+#[tokio::test]
+async fn a_reset_deletes_the_key_with_all_its_counts() {
+    let Some(server) = Server::start() else { return };
+    let store = RedisStore::from(connect(&server.url()).await);
+    let (free, pro) = (Quota::per_day(1), Quota::per_week(1).staggered());
+    let layer = FixedWindowLayer::new(free).name("plans").store(store.clone()).key(global());
+    let handle = layer.handle();
+    let by_plan = layer.clone().quota_fn(move |_, _| pro);
+    let limiter = Limiter::new(free).name("plans").store(store);
+    let here = Service::new(&layer);
+    let there = Service::new(&by_plan);
+    let passes = async || {
+        let last = limiter.check_with(Key::global(), Quota::new(1, MAX_WINDOW), 1).await;
+        [here.passes().await, there.passes().await, last.expect("it answers").allowed()]
+    };
+    for _ in 0..2 {
+        assert_eq!(passes().await, [true; 3]);
+        assert_eq!(passes().await, [false; 3]);
+        handle.reset(Key::global()).await.expect("it answers");
+        assert_eq!(server.ask::<u64>(&["DBSIZE"]), 0);
+    }
+    assert!(handle.peek(Key::global()).await.is_err(), "by which quotas?");
+    let standing = handle.peek_with(Key::global(), pro).await.expect("it answers");
+    assert_eq!(standing.remaining(), 1);
+}
+
+struct Service(FixedWindow<Router>);
+
+impl Service {
+    fn new(layer: &FixedWindowLayer) -> Self {
+        Self(layer.layer(Router::new().fallback(any(async || "hello"))))
+    }
+
+    async fn passes(&self) -> bool {
+        let request = Request::new(Body::empty());
+        self.0.clone().oneshot(request).await.expect("infallible").status() == 200
+    }
+}
+
+#[tokio::test]
+async fn credentials_are_hashed() {
+    let Some(server) = Server::start() else { return };
+    let limiter = limiter(&server, "5/minute").await;
+    let _ = limiter.check(Key::secret("hunter2")).await.expect("it answers");
+    let keys: Vec<String> = server.ask(&["KEYS", "*"]);
+    // The SHA-256 of it.
+    assert_eq!(
+        keys,
+        ["tfw1:{life:sf52fbd32b2b3b86ff88ef6c490628285f482af15ddcb29541f94bcf526a3f6c7}"]
+    );
+}
+
+#[tokio::test]
+async fn a_key_expires_with_the_last_of_its_counts() {
+    let Some(server) = Server::start() else { return };
+    let key = "tfw1:{life:tann}";
+    let expiry = || server.ask::<u64>(&["PEXPIRETIME", key]);
+
+    let day = limiter(&server, "5/day").await;
+    let end = |decision: &tower_fixed_window::Decision| {
+        let since = decision.reset_at().duration_since(std::time::UNIX_EPOCH).expect("after it");
+        since.as_millis() as u64
+    };
+    let decision = day.check("ann").await.expect("it answers");
+    assert_eq!(expiry(), end(&decision));
+    // A shorter quota on the same key does not shorten its life.
+    for quotas in ["5/minute", "5/second rollover-up-to=6"] {
+        let shorter = limiter(&server, quotas).await;
+        assert!(shorter.check("ann").await.expect("it answers").allowed());
+        assert_eq!(expiry(), end(&decision));
+    }
+    // Debt lengthens it.
+    let receipt = day.charge("ann", 1).await.expect("it answers").expect("it passed");
+    day.settle(receipt, 11).await.expect("it answers");
+    assert_eq!(expiry(), end(&decision) + 2 * 86_400_000);
+}
+
+#[tokio::test]
+async fn under_an_injected_clock_a_key_expires_an_hour_late() {
+    let Some(server) = Server::start() else { return };
+    let clock = ManualClock::at_ms(TURN + 20_000);
+    let store = RedisStore::from(connect(&server.url()).await).clock(clock);
+    let _ = limiter_on(store, "5/minute").check("ann").await.expect("it answers");
+    let life: u64 = server.ask(&["PTTL", "tfw1:{life:tann}"]);
+    assert!((3_600_000 + 35_000..=3_600_000 + 40_000).contains(&life), "{life}");
+}
+
+#[tokio::test]
+async fn a_lost_expiry_comes_back_with_the_next_window() {
+    let Some(server) = Server::start() else { return };
+    for quotas in ["5/second", "5/second, 50/minute rollover-up-to=70"] {
+        let limiter = limiter(&server, quotas).await;
+        let key = "tfw1:{life:tann}";
+        let _ = limiter.check("ann").await.expect("it answers");
+        server.ask::<u64>(&["PERSIST", key]);
+        next_window(1_000).await;
+        assert_eq!(server.ask::<i64>(&["PTTL", key]), -1, "it has none");
+        let _ = limiter.check("ann").await.expect("it answers");
+        assert!(server.ask::<i64>(&["PTTL", key]) > 0, "it has one again");
+    }
+}
+
+#[tokio::test]
+async fn a_counter_that_redis_expires_late_counts_for_nothing() {
+    let Some(server) = Server::start() else { return };
+    let limiter = limiter(&server, "5/second").await;
+    next_window(1_000).await;
+    assert!(limiter.check_cost("ann", 5).await.expect("it answers").allowed());
+    server.ask::<u64>(&["PERSIST", "tfw1:{life:tann}"]);
+    next_window(1_000).await;
+    assert!(limiter.check_cost("ann", 5).await.expect("it answers").allowed());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_key_has_an_expiry_and_disappears() {
+    let Some(server) = Server::start() else { return };
+    let store = RedisStore::new(server.url()).expect("an address");
+    let limit = Limiter::new(Quota::new(3, Duration::from_secs(20)).from_first_request())
+        .name("life")
+        .store(store.deadline(Duration::from_secs(20)))
+        .without_fallback();
+    let tasks: Vec<_> = (0..64_u64)
+        .map(|task| {
+            let limit = limit.clone();
+            tokio::spawn(async move {
+                for i in 0..1_563 {
+                    let _ = limit.check((task, i)).await.expect("it answers");
+                }
+            })
+        })
+        .collect();
+    for task in tasks {
+        task.await.expect("no panic");
+    }
+    let without: u64 = server.ask(&[
+        "EVAL",
+        "local n = 0
+         for _, key in ipairs(redis.call('KEYS', '*')) do
+             if redis.call('PTTL', key) == -1 then n = n + 1 end
+         end
+         return n",
+        "0",
+    ]);
+    assert_eq!(without, 0, "keys without an expiry");
+    assert!(server.ask::<u64>(&["DBSIZE"]) > 10_000, "it was a load");
+    let start = Instant::now();
+    wait_for("all keys to go", || {
+        server.ask::<u64>(&["DBSIZE"]) == 0 || start.elapsed().as_secs() > 28
+    });
+    assert_eq!(server.ask::<u64>(&["DBSIZE"]), 0);
+}

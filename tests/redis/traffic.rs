@@ -1,0 +1,166 @@
+//! No traffic where none is needed: the server's own counter of commands is the witness.
+
+use std::time::{Duration, Instant};
+
+use tower_fixed_window::store::RedisStore;
+use tower_fixed_window::{FixedWindowLayer, Limiter, MAX_WINDOW, Quota};
+
+use crate::server::Server;
+
+/// Scripts that the server has run.
+pub(crate) fn scripts(server: &Server) -> u64 {
+    let info: String = server.ask(&["INFO", "commandstats"]);
+    let calls = |line: &str| {
+        let calls = line.strip_prefix("cmdstat_evalsha:calls=")?;
+        calls.split(',').next()?.parse::<u64>().ok()
+    };
+    info.lines().find_map(calls).unwrap_or(0)
+}
+
+/// A window that no test sees the end of.
+fn limiter(server: &Server, limit: u64) -> Limiter {
+    limiter_on(RedisStore::new(server.url()).expect("an address"), limit)
+}
+
+fn limiter_on(store: RedisStore, limit: u64) -> Limiter {
+    Limiter::new(Quota::new(limit, MAX_WINDOW))
+        .name("quiet")
+        .store(store.deadline(Duration::from_secs(20)))
+        .without_fallback()
+}
+
+async fn allowed(limiter: &Limiter) -> bool {
+    limiter.check("ann").await.expect("it answers").allowed()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_refused_key_causes_no_traffic() {
+    let Some(server) = Server::start() else { return };
+    let limiter = limiter(&server, 5);
+    while allowed(&limiter).await {}
+    let before = scripts(&server);
+    let tasks: Vec<_> = (0..10)
+        .map(|_| {
+            let limiter = limiter.clone();
+            tokio::spawn(async move {
+                for _ in 0..10_000 {
+                    assert!(!allowed(&limiter).await);
+                }
+            })
+        })
+        .collect();
+    for task in tasks {
+        task.await.expect("no panic");
+    }
+    assert_eq!(scripts(&server), before, "of 100,000 requests none came here");
+    // A raised limit is noticed at once.
+    assert!(allowed(&limiter.with_quotas(Quota::new(6, MAX_WINDOW))).await);
+    assert_eq!(scripts(&server), before + 1);
+}
+
+/// What another process does, as another store with a connection of its own.
+#[tokio::test]
+async fn a_reset_or_refund_by_another_process_is_seen_within_a_second() {
+    let Some(server) = Server::start() else { return };
+    let (here, there) = (limiter(&server, 1).resettable(), limiter(&server, 1));
+    let passes_within_a_second = async |what: &str| {
+        let start = Instant::now();
+        while !allowed(&here).await {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        let took = start.elapsed();
+        println!("{what} was seen after {took:?}");
+        // And what a noisy machine may add to it.
+        assert!(took < Duration::from_millis(1_500), "{what}: {took:?}");
+    };
+    let receipt = there.charge("ann", 1).await.expect("it answers").expect("it passes");
+    assert!(!allowed(&here).await);
+    there.refund(receipt).await.expect("it answers");
+    passes_within_a_second("a refund").await;
+    assert!(!allowed(&here).await);
+    there.reset("ann").await.expect("it answers");
+    passes_within_a_second("a reset").await;
+    // In the meantime a call a second, not one for each request.
+    let before = scripts(&server);
+    for _ in 0..10_000 {
+        assert!(!allowed(&here).await);
+    }
+    let calls = scripts(&server) - before;
+    assert!(calls < 20, "{calls} calls");
+}
+
+#[tokio::test]
+async fn stores_with_different_prefixes_remember_refusals_separately() {
+    let Some(server) = Server::start() else { return };
+    let store = RedisStore::new(server.url()).expect("an address");
+    let limiter = |store| {
+        Limiter::new(Quota::new(1, MAX_WINDOW)).name("quiet").store(store).without_fallback()
+    };
+    let (one, other) =
+        (limiter(store.clone().prefix("one")), limiter(store.clone().prefix("other")));
+    assert!(allowed(&one).await && !allowed(&one).await);
+    assert!(allowed(&other).await);
+}
+
+/// A layer's handle and another layer on the same store see at once what was reset, and what the
+/// quotas are now.
+#[tokio::test]
+async fn layers_on_one_store_share_remembered_refusals() {
+    use tower::{Layer, ServiceExt, service_fn};
+    use tower_fixed_window::{Key, key::global};
+
+    let Some(server) = Server::start() else { return };
+    let store = RedisStore::new(server.url()).expect("an address");
+    let layer = || {
+        FixedWindowLayer::new(Quota::new(1, MAX_WINDOW))
+            .name("quiet")
+            .key(global())
+            .store(store.clone())
+            .empty_body()
+    };
+    let (one, other) = (layer(), layer());
+    let status = async |layer: &FixedWindowLayer<tower_fixed_window::EmptyBody>| {
+        let service = layer.layer(service_fn(async |_: http::Request<()>| {
+            Ok::<_, std::convert::Infallible>(http::Response::new(()))
+        }));
+        service.oneshot(http::Request::new(())).await.expect("infallible").status().as_u16()
+    };
+    assert_eq!((status(&one).await, status(&one).await), (200, 429));
+    let before = scripts(&server);
+    assert_eq!(status(&other).await, 429);
+    assert_eq!(scripts(&server), before, "the other one knows");
+    other.handle().reset(Key::global()).await.expect("it answers");
+    assert_eq!((status(&one).await, status(&one).await), (200, 429));
+    one.handle().set_quotas(Quota::new(2, MAX_WINDOW));
+    assert_eq!((status(&one).await, status(&one).await), (200, 429));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn leases_serve_many_requests_of_a_hot_key_with_one_call() {
+    let Some(server) = Server::start() else { return };
+    hot_key(RedisStore::new(server.url()).expect("an address"), || scripts(&server)).await;
+}
+
+/// Asks for one key 10,000 times, with leases; `scripts` says how many have been run.
+pub(crate) async fn hot_key(store: RedisStore, scripts: impl Fn() -> u64) {
+    let limiter = limiter_on(store, 1_000_000).leases(100);
+    let before = scripts();
+    let tasks: Vec<_> = (0..10)
+        .map(|_| {
+            let limiter = limiter.clone();
+            tokio::spawn(async move {
+                for _ in 0..1_000 {
+                    assert!(allowed(&limiter).await);
+                }
+            })
+        })
+        .collect();
+    for task in tasks {
+        task.await.expect("no panic");
+    }
+    let calls = scripts() - before;
+    println!("{calls} calls for 10,000 requests");
+    assert!((100..200).contains(&calls), "{calls} calls");
+    let used = limiter.peek("ann").await.expect("it answers").used();
+    assert!((10_000..=10_100).contains(&used), "{used}");
+}
