@@ -1,4 +1,5 @@
-// Of two definitions of a link the first one holds: here the guide's pages are modules, on paper files.
+// If a link is defined twice, the first definition wins: in rustdoc the pages of the guide are
+// modules, in the repository files.
 //! [choosing]: crate::guide::choosing
 //! [windows]: crate::guide::windows
 //! [keys]: crate::guide::keys

@@ -1,7 +1,7 @@
-//! For tests: of limits, and of stores.
+//! Tests of limits and of stores.
 //!
-//! [`ask`] sends one request through a layer. A [`Store`] of your own has to pass [`conformance`];
-//! [`replay`] runs traces of the format of `vectors.json`, which is part of it.
+//! [`ask`] sends one request through a layer. [`conformance`] checks a [`Store`] of your own.
+//! [`replay`], which is part of that, runs traces in the format of `vectors.json`.
 //!
 //! ```
 //! use tower_fixed_window::MemoryStore;
@@ -27,20 +27,20 @@ mod replay;
 pub use ask::{Hello, ask, ask_around};
 pub use replay::{Failure, Report, replay};
 
-/// The shared traces, each with the answer that every step must get.
+/// The shared traces, each with the expected answer of every step.
 pub const VECTORS: &str = include_str!("testing/vectors.json");
 
-/// Something to wait for, handed to the runtime that a store needs.
+/// A future that the store's runtime runs.
 pub type Job<'a> = Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
 
-/// Checks a store against the contract of [`Store`]: the arithmetic on all shared
-/// traces, one atomic step under concurrency, the identity of counters, and their life.
+/// Checks a store against the contract of [`Store`]: the arithmetic on all shared traces, atomic
+/// steps under concurrency, the identity of counters, and their life.
 ///
-/// `new` makes an empty store whose time is the clock's. `block_on` waits for a future on the
-/// current thread: [`block_on`] here, or a runtime's.
+/// `new` creates an empty store that reads the given clock. `block_on` waits for a future on the
+/// current thread: [`block_on`] of this module, or a runtime's.
 ///
 /// # Panics
-/// With what is wrong, where the store breaks the contract.
+/// If the store breaks the contract, with a message that says how.
 pub fn conformance<S: Store>(
     new: impl Fn(ManualClock) -> S + Send + Sync,
     block_on: impl Fn(Job<'_>) + Send + Sync,

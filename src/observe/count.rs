@@ -1,4 +1,4 @@
-//! What is counted, in each scope by itself.
+//! The counters of each scope.
 
 /// What happened to a request.
 #[derive(Clone, Copy, PartialEq)]
@@ -84,36 +84,34 @@ impl Count {
 
     pub(super) fn name_and_help(self) -> (&'static str, &'static str) {
         match self {
-            Self::Decision(_) => {
-                ("tower_fixed_window_decisions_total", "Requests, by what became of them")
-            }
-            Self::StoreFailure => {
-                ("tower_fixed_window_store_failures_total", "Calls that the store failed")
-            }
+            Self::Decision(_) => ("tower_fixed_window_decisions_total", "Requests, by outcome"),
+            Self::StoreFailure => (
+                "tower_fixed_window_store_failures_total",
+                "Calls to the store that failed or timed out",
+            ),
             Self::WithoutStore => (
                 "tower_fixed_window_without_store_total",
-                "Requests that were answered without the store, since it failed",
+                "Requests answered without the store, because it failed",
             ),
             Self::Overflow => (
                 "tower_fixed_window_overflow_total",
-                "Charges in memory that were left without an entry of their own",
+                "Charges in memory without an entry of their own",
             ),
             Self::RememberedRefusal => (
                 "tower_fixed_window_remembered_refusals_total",
-                "Refusals for which the store was not asked, since it had said so before",
+                "Refusals answered from memory, without a call",
             ),
             Self::LeaseTaken => (
                 "tower_fixed_window_lease_tokens_taken_total",
-                "Tokens that calls for leases have taken, with those for who waited",
+                "Tokens taken by calls for leases, including those for the requests that waited",
             ),
             Self::LeaseSpent => (
                 "tower_fixed_window_lease_tokens_spent_total",
-                "Tokens of leases that have paid for requests without a call",
+                "Leased tokens spent on requests without a call",
             ),
-            Self::LeaseReturned => (
-                "tower_fixed_window_lease_tokens_returned_total",
-                "Tokens of leases that were given back unspent",
-            ),
+            Self::LeaseReturned => {
+                ("tower_fixed_window_lease_tokens_returned_total", "Leased tokens returned unspent")
+            }
         }
     }
 }
