@@ -7,8 +7,10 @@ use crate::decision::{Decision, RateLimited};
 use crate::key::Key;
 use crate::observe::{self, Outcome};
 use crate::quota::Quotas;
+#[cfg(feature = "tokio")]
+use crate::store::Leases;
 use crate::store::{
-    Account, Adjust, Charge, Fronted, Guard, How, MemoryStore, OwnedAccount, Remote, Reply, Scope,
+    Account, Adjust, Charge, Front, Guard, MemoryStore, OwnedAccount, Refundable, Reply, Scope,
     Store,
 };
 
@@ -43,7 +45,10 @@ pub struct Limiter {
     /// Whether refusals are remembered.
     remembers: bool,
     fallback: bool,
-    how: Arc<How>,
+    refundable: Arc<Refundable>,
+    /// The largest lease; 0: none.
+    #[cfg(feature = "tokio")]
+    max_lease: u64,
 }
 
 impl Limiter {
@@ -56,7 +61,9 @@ impl Limiter {
             guard: None,
             remembers: true,
             fallback: true,
-            how: Arc::default(),
+            refundable: Arc::default(),
+            #[cfg(feature = "tokio")]
+            max_lease: 0,
         }
     }
 
@@ -67,7 +74,7 @@ impl Limiter {
     #[must_use]
     pub fn name(mut self, name: &str) -> Self {
         self.scope = Scope::named(name);
-        self.how = Arc::new(self.how.fork());
+        self.refundable = Arc::new(self.refundable.fork());
         self.assembled()
     }
 
@@ -97,9 +104,11 @@ impl Limiter {
     fn assembled(mut self) -> Self {
         let Some(guard) = &self.guard else { return self };
         let guard = if self.fallback { guard.or_memory() } else { guard.clone() };
-        let front = guard.remote().and_then(Remote::front).filter(|_| self.remembers).cloned();
+        let front = Front::before(&guard, &self.refundable).filter(|_| self.remembers);
+        #[cfg(feature = "tokio")]
+        let front = front.map(|front| Leases::new(front, self.max_lease));
         self.store = match front {
-            Some(front) => Arc::new(Fronted::new(front, guard, Arc::clone(&self.how))),
+            Some(front) => Arc::new(front),
             None => Arc::new(guard),
         };
         self
@@ -129,7 +138,7 @@ impl Limiter {
     #[cfg(feature = "tokio")]
     #[must_use]
     pub fn leases(mut self, max: u64) -> Self {
-        self.how = Arc::new(self.how.leases(max));
+        self.max_lease = max;
         self.assembled()
     }
 
@@ -158,7 +167,7 @@ impl Limiter {
     /// ```
     #[must_use]
     pub fn resettable(self) -> Self {
-        self.how.tokens_come_back();
+        self.refundable.set();
         self
     }
 
@@ -411,7 +420,7 @@ impl Limiter {
         key: &Key,
         charge: impl FnOnce(Account<'_>) -> Charge<'_>,
     ) -> Reply<Result<Receipt, RateLimited>> {
-        self.how.tokens_come_back();
+        self.refundable.set();
         let account = Account::new(&self.scope, &self.quotas, key).to_owned();
         self.ask(key, &self.quotas, charge)
             .map(|decision| decision.into_result().map(|decision| Receipt { account, decision }))

@@ -17,7 +17,7 @@ pub(crate) use count::Outcome;
 pub(crate) use log::{mistake, overflow};
 #[cfg(feature = "metrics")]
 pub(crate) use meters::memory;
-pub(crate) use meters::{Meters, UnderWay};
+pub(crate) use meters::{Meters, Timing, UnderWay};
 #[cfg(feature = "redis")]
 pub(crate) use meters::{store_checked, store_connected};
 pub(crate) use scope::Observed;

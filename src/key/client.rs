@@ -70,7 +70,6 @@ type IsIn = Box<dyn Fn(&Parts) -> bool + Send + Sync>;
 
 impl Trust {
     /// Whether a hop is trusted that is this many hops away from the server.
-    #[inline]
     fn includes(&self, address: IpAddr, between: usize) -> bool {
         match self {
             Self::None => false,
@@ -118,7 +117,7 @@ impl ClientIp {
     /// assert!(client_ip().try_trusting(from_environment.split(',')).is_ok());
     ///
     /// let error = client_ip().try_trusting(["10.0.0/8"]).unwrap_err();
-    /// assert!(error.to_string().starts_with(r#""10.0.0/8" is no network: write"#));
+    /// assert!(error.to_string().starts_with(r#""10.0.0/8" is not a network: write"#));
     /// ```
     #[track_caller]
     pub fn try_trusting<I>(mut self, networks: I) -> Result<Self, InvalidNetwork>
@@ -276,7 +275,6 @@ impl ClientIp {
     }
 
     /// The client's address, and whether every hop on the way to it could be read.
-    #[inline]
     fn find(&self, parts: &Parts) -> Result<(IpAddr, bool), MissingKey> {
         let mut address = ip::peer(parts)?.to_canonical();
         let mut whole = true;
@@ -300,7 +298,6 @@ const ONE_WAY: &str = "client_ip() trusts by networks or by a number of hops: wr
     .trusting([\"10.0.0.0/8\"]) or .trusting_hops(1)";
 
 impl KeyExtractor for ClientIp {
-    #[inline]
     fn extract(&self, parts: &Parts, key: &mut Key) -> Result<(), MissingKey> {
         let (address, _) = self.find(parts)?;
         key.push_ip(address, self.ipv6_prefix);

@@ -36,7 +36,6 @@ impl Networks {
     }
 
     /// `address` is a canonical one.
-    #[inline]
     pub(super) fn contains(&self, address: IpAddr) -> bool {
         self.0.iter().any(|network| network.contains(&address))
     }

@@ -65,20 +65,31 @@ where
     B: 'static,
 {
     /// `service` is ready. It is called at once, or a clone takes its place.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn new(
         mut limited: LimitedRequest<J>,
         service: &mut S,
         request: Request<B>,
     ) -> Self {
-        let (parts, body) = request.into_parts();
-        let next = limited.start(&parts);
-        Self { state: follow(&mut limited, next, service, parts, body), limited }
+        let (mut parts, body) = request.into_parts();
+        match limited.start(&parts) {
+            // Here, since a request is large enough for each move of it to be felt.
+            Next::Call => {
+                limited.calling(&mut parts.extensions);
+                let future = service.call(Request::from_parts(parts, body));
+                Self { state: State::Calling { future }, limited }
+            }
+            next => {
+                let state = follow(&mut limited, next, service, parts, body);
+                Self { state, limited }
+            }
+        }
     }
 }
 
-/// Takes the next step with a service that is ready: it is called, kept, or let go.
-#[inline]
+/// Takes the next step with a service that is ready: it is called, kept, or let go. Apart, so that
+/// the path of a request that is called at once stays short.
+#[inline(never)]
 fn follow<S, B, J>(
     limited: &mut LimitedRequest<J>,
     next: Next,
@@ -170,38 +181,45 @@ where
     S: Service<Request<B>> + Clone,
     B: 'static,
 {
-    let next = match state.as_mut().project() {
+    let (next, held) = match state.as_mut().project() {
         StateProj::Deciding { decision, held } => {
             let answer = ready!(decision.poll(cx));
-            let Held { mut service, parts, body } = held.take().expect(DONE);
-            let next = limited.decide(&parts, answer);
-            follow(limited, next, &mut service, parts, body)
+            let held = held.take().expect(DONE);
+            (limited.decide(&held.parts, answer), held)
         }
         StateProj::Waiting { wait, held } => match ready!(wait.poll(cx)) {
-            Ok(()) => State::Readying { held: held.take() },
+            Ok(()) => {
+                let held = held.take();
+                state.set(State::Readying { held });
+                return Poll::Ready(Ok(()));
+            }
             Err(Closed) => {
                 limited.give_back();
-                let Held { mut service, parts, body } = held.take().expect(DONE);
-                follow(limited, Next::Refuse(Reason::QueueClosed), &mut service, parts, body)
+                (Next::Refuse(Reason::QueueClosed), held.take().expect(DONE))
             }
         },
         StateProj::Readying { held } => {
             ready!(held.as_mut().expect(DONE).service.poll_ready(cx))?;
-            let Held { mut service, parts, body } = held.take().expect(DONE);
+            let held = held.take().expect(DONE);
             let is_late = limited.is_late();
             if is_late && limited.turn(cx).is_pending() {
-                State::Behind { held: Some(Held { service: service.clone(), parts, body }) }
-            } else {
-                let next = if is_late { limited.charge_again(&parts) } else { Next::Call };
-                follow(limited, next, &mut service, parts, body)
+                let held = Held { service: held.service.clone(), ..held };
+                state.set(State::Behind { held: Some(held) });
+                return Poll::Ready(Ok(()));
             }
+            let next = if is_late { limited.charge_again(&held.parts) } else { Next::Call };
+            (next, held)
         }
         StateProj::Behind { held } => {
             ready!(limited.turn(cx));
-            State::Readying { held: held.take() }
+            let held = held.take();
+            state.set(State::Readying { held });
+            return Poll::Ready(Ok(()));
         }
         StateProj::Calling { .. } | StateProj::Refused { .. } => return Poll::Ready(Ok(())),
     };
+    let Held { mut service, parts, body } = held;
+    let next = follow(limited, next, &mut service, parts, body);
     state.set(next);
     Poll::Ready(Ok(()))
 }

@@ -179,7 +179,7 @@ impl PreparedHeaders {
         let others = mem::replace(headers, self.refusal(decision, content_type));
         for (name, value) in &others {
             let ours = [LIMIT, REMAINING, USED, RESET, RESOURCE, RETRY_AFTER, CACHE_CONTROL];
-            if !ours.contains(name) && !(self.style.ietf() && ietf::has_name(name)) {
+            if !(ours.contains(name) || self.style.ietf() && ietf::has_name(name)) {
                 headers.append(name, value.clone());
             }
         }

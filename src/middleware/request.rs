@@ -107,7 +107,7 @@ impl<J> LimitedRequest<J> {
         self.shared.options.cost_fn.as_ref().map_or(1, |cost_fn| cost_fn(parts))
     }
 
-    #[inline]
+    #[inline(always)]
     fn charge(&mut self, parts: &Parts, cost: u64) -> Next {
         match self.shared.limiter.send(self.charge_of(cost)).into_now() {
             Ok(answer) => self.decide(parts, answer),
@@ -183,7 +183,8 @@ impl<J> LimitedRequest<J> {
         }
         // Before anything that may panic.
         self.refund_on_drop = options.refund_dropped;
-        self.report_charged(parts, decision);
+        self.charged = Some(decision);
+        self.report_charged(parts);
         Next::Call
     }
 
@@ -199,11 +200,10 @@ impl<J> LimitedRequest<J> {
         }
         // Before anything that may panic.
         self.refund_on_drop = !wait.is_zero() || options.refund_dropped;
+        self.charged = Some(decision);
         // A request that was reported to wait is reported again only if it is refused.
-        if self.waiter.as_ref().is_some_and(|waiter| waiter.has_reserved()) {
-            self.charged = Some(decision);
-        } else {
-            self.report_charged(parts, decision);
+        if self.waiter.as_ref().is_none_or(|waiter| !waiter.has_reserved()) {
+            self.report_charged(parts);
         }
         if wait.is_zero() {
             return Next::Call;
@@ -284,11 +284,9 @@ impl<J> LimitedRequest<J> {
         }
     }
 
-    /// Keeps a decision, and reports it. It is where it stays by then: a decision is large enough
-    /// for each move of it to be felt.
+    /// Reports the decision where it stays: it is large enough for each move of it to be felt.
     #[inline(always)]
-    fn report_charged(&mut self, parts: &Parts, decision: Decision) {
-        self.charged = Some(decision);
+    fn report_charged(&self, parts: &Parts) {
         if let Some(decision) = &self.charged {
             self.report(parts, decision);
         }

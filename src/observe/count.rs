@@ -1,6 +1,6 @@
 //! The counters of each scope.
 
-/// What happened to a request.
+/// What happened to a request. [`OUTCOMES`] has their names.
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Outcome {
     Passed,
@@ -13,27 +13,22 @@ pub(crate) enum Outcome {
     FailedClosed,
 }
 
-impl Outcome {
-    #[cfg(any(feature = "tracing", feature = "metrics"))]
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::Passed => "passed",
-            Self::Reserved => "reserved",
-            Self::Refused => "refused",
-            Self::ShadowRefused => "shadow_refused",
-            Self::MissingKey => "missing_key",
-            Self::ShadowMissingKey => "shadow_missing_key",
-            Self::FailedOpen => "failed_open",
-            Self::FailedClosed => "failed_closed",
-        }
-    }
-}
+#[cfg(any(feature = "tracing", feature = "metrics"))]
+pub(super) const OUTCOMES: [&str; Outcome::FailedClosed as usize + 1] = [
+    "passed",
+    "reserved",
+    "refused",
+    "shadow_refused",
+    "missing_key",
+    "shadow_missing_key",
+    "failed_open",
+    "failed_closed",
+];
 
-/// A counter of a scope.
+/// What else happens. [`EVENTS`] has their counters.
 #[derive(Clone, Copy)]
-#[cfg_attr(not(all(feature = "metrics", feature = "tokio")), allow(dead_code))]
-pub(super) enum Count {
-    Decision(Outcome),
+#[cfg_attr(not(feature = "tokio"), allow(dead_code))]
+pub(super) enum Event {
     StoreFailure,
     WithoutStore,
     Overflow,
@@ -43,75 +38,26 @@ pub(super) enum Count {
     LeaseReturned,
 }
 
+/// Names and help texts.
 #[cfg(feature = "metrics")]
-const OUTCOMES: usize = Outcome::FailedClosed as usize + 1;
-#[cfg(feature = "metrics")]
-pub(super) const COUNTS: usize = OUTCOMES + 7;
-
-#[cfg(feature = "metrics")]
-impl Count {
-    pub(super) const ALL: [Self; COUNTS] = [
-        Self::Decision(Outcome::Passed),
-        Self::Decision(Outcome::Reserved),
-        Self::Decision(Outcome::Refused),
-        Self::Decision(Outcome::ShadowRefused),
-        Self::Decision(Outcome::MissingKey),
-        Self::Decision(Outcome::ShadowMissingKey),
-        Self::Decision(Outcome::FailedOpen),
-        Self::Decision(Outcome::FailedClosed),
-        Self::StoreFailure,
-        Self::WithoutStore,
-        Self::Overflow,
-        Self::RememberedRefusal,
-        Self::LeaseTaken,
-        Self::LeaseSpent,
-        Self::LeaseReturned,
-    ];
-
-    #[inline]
-    pub(super) fn index(self) -> usize {
-        match self {
-            Self::Decision(outcome) => outcome as usize,
-            Self::StoreFailure => OUTCOMES,
-            Self::WithoutStore => OUTCOMES + 1,
-            Self::Overflow => OUTCOMES + 2,
-            Self::RememberedRefusal => OUTCOMES + 3,
-            Self::LeaseTaken => OUTCOMES + 4,
-            Self::LeaseSpent => OUTCOMES + 5,
-            Self::LeaseReturned => OUTCOMES + 6,
-        }
-    }
-
-    pub(super) fn name_and_help(self) -> (&'static str, &'static str) {
-        match self {
-            Self::Decision(_) => ("tower_fixed_window_decisions_total", "Requests, by outcome"),
-            Self::StoreFailure => (
-                "tower_fixed_window_store_failures_total",
-                "Calls to the store that failed or timed out",
-            ),
-            Self::WithoutStore => (
-                "tower_fixed_window_without_store_total",
-                "Requests answered without the store, because it failed",
-            ),
-            Self::Overflow => (
-                "tower_fixed_window_overflow_total",
-                "Charges in memory without an entry of their own",
-            ),
-            Self::RememberedRefusal => (
-                "tower_fixed_window_remembered_refusals_total",
-                "Refusals answered from memory, without a call",
-            ),
-            Self::LeaseTaken => (
-                "tower_fixed_window_lease_tokens_taken_total",
-                "Tokens taken by calls for leases, including those for the requests that waited",
-            ),
-            Self::LeaseSpent => (
-                "tower_fixed_window_lease_tokens_spent_total",
-                "Leased tokens spent on requests without a call",
-            ),
-            Self::LeaseReturned => {
-                ("tower_fixed_window_lease_tokens_returned_total", "Leased tokens returned unspent")
-            }
-        }
-    }
-}
+pub(super) const EVENTS: [(&str, &str); Event::LeaseReturned as usize + 1] = [
+    ("tower_fixed_window_store_failures_total", "Calls to the store that failed or timed out"),
+    (
+        "tower_fixed_window_without_store_total",
+        "Requests answered without the store, because it failed",
+    ),
+    ("tower_fixed_window_overflow_total", "Charges in memory without an entry of their own"),
+    (
+        "tower_fixed_window_remembered_refusals_total",
+        "Refusals answered from memory, without a call",
+    ),
+    (
+        "tower_fixed_window_lease_tokens_taken_total",
+        "Tokens taken by calls for leases, including those for the requests that waited",
+    ),
+    (
+        "tower_fixed_window_lease_tokens_spent_total",
+        "Leased tokens spent on requests without a call",
+    ),
+    ("tower_fixed_window_lease_tokens_returned_total", "Leased tokens returned unspent"),
+];

@@ -5,6 +5,8 @@ use std::fmt::Display;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+#[cfg(feature = "tracing")]
+use super::count::OUTCOMES;
 use super::count::Outcome;
 
 /// Without a subscriber, a service that responds with 500 would leave no trace.
@@ -42,7 +44,7 @@ pub(super) fn refused(
         target: "tower_fixed_window",
         scope,
         %quota,
-        outcome = outcome.name(),
+        outcome = OUTCOMES[outcome as usize],
         retry_after = retry_after.map(|after| after.as_millis().div_ceil(1_000) as u64),
         "{}",
         match outcome {
@@ -59,7 +61,7 @@ pub(super) fn refused_undecided(scope: &str, outcome: Outcome) {
     tracing::debug!(
         target: "tower_fixed_window",
         scope,
-        outcome = outcome.name(),
+        outcome = OUTCOMES[outcome as usize],
         "a request is refused"
     );
     let _ = (scope, outcome);

@@ -1,49 +1,55 @@
 //! Counters and timings through the `metrics` facade. Their names are listed in
 //! `docs/observing.md`.
 
-use std::iter;
 use std::sync::OnceLock;
 use std::time::Instant;
+use std::{array, iter};
 
 #[cfg(feature = "redis")]
 use metrics::counter;
 use metrics::{Counter, Histogram, Key, Label, Level, Metadata, Recorder, Unit, gauge};
 
-use super::count::{COUNTS, Count};
+use super::count::{EVENTS, Event, OUTCOMES, Outcome};
 
 static METADATA: Metadata<'_> =
     Metadata::new("tower_fixed_window", Level::INFO, Some("tower_fixed_window"));
 
 const STORE_SECONDS: &str = "tower_fixed_window_store_seconds";
 
+/// Outcomes first, then events.
+const COUNTERS: usize = OUTCOMES.len() + EVENTS.len();
+
+fn name_and_help(counter: usize) -> (&'static str, &'static str) {
+    const DECISIONS: (&str, &str) =
+        ("tower_fixed_window_decisions_total", "Requests, by what became of them");
+    counter.checked_sub(OUTCOMES.len()).map_or(DECISIONS, |event| EVENTS[event])
+}
+
 /// The handles of one scope, made when the first of them is used: a recorder need not be there
 /// before the layer is.
 #[derive(Default)]
 pub(crate) struct Meters {
-    counters: [OnceLock<Counter>; COUNTS],
+    counters: [OnceLock<Counter>; COUNTERS],
     store_seconds: OnceLock<Histogram>,
     /// Their names, made once also where no recorder is installed.
     keys: OnceLock<Keys>,
 }
 
 struct Keys {
-    counters: [Key; COUNTS],
+    counters: [Key; COUNTERS],
     store_seconds: Key,
 }
 
 impl Keys {
     fn new(scope: &str) -> Self {
         let scope = || Label::new("scope", scope.to_owned());
-        let counter = |count: Count| {
-            let outcome = match count {
-                Count::Decision(outcome) => Some(Label::new("outcome", outcome.name())),
-                _ => None,
-            };
-            let (name, _) = count.name_and_help();
-            Key::from_parts(name, iter::once(scope()).chain(outcome).collect::<Vec<_>>())
+        let counter = |i: usize| {
+            let outcome = OUTCOMES.get(i).map(|name| Label::new("outcome", *name));
+            let labels: Vec<_> = iter::once(scope()).chain(outcome).collect();
+            Key::from_parts(name_and_help(i).0, labels)
         };
         Self {
-            counters: Count::ALL.map(counter),
+            counters: array::from_fn(counter),
             store_seconds: Key::from_parts(STORE_SECONDS, vec![scope()]),
         }
     }
@@ -51,14 +57,23 @@ impl Keys {
 
 impl Meters {
     #[inline]
-    pub(super) fn count(&self, scope: &str, count: Count, by: u64) {
-        match self.counters[count.index()].get() {
-            Some(counter) => counter.increment(by),
-            None => self.register(scope, count).increment(by),
-        }
+    pub(super) fn count_outcome(&self, scope: &str, outcome: Outcome) {
+        self.increment(scope, outcome as usize, 1);
     }
 
     #[inline]
+    pub(super) fn count(&self, scope: &str, event: Event, by: u64) {
+        self.increment(scope, OUTCOMES.len() + event as usize, by);
+    }
+
+    #[inline(always)]
+    fn increment(&self, scope: &str, counter: usize, by: u64) {
+        match self.counters[counter].get() {
+            Some(counter) => counter.increment(by),
+            None => self.register(scope, counter).increment(by),
+        }
+    }
+
     pub(super) fn time(&self, scope: &str, Timing(start): Timing) {
         let seconds = start.elapsed().as_secs_f64();
         match self.store_seconds.get() {
@@ -70,31 +85,29 @@ impl Meters {
     /// All counters at once, so that counters of rare events start at 0: Prometheus can't see an
     /// increase from a counter that did not exist.
     #[cold]
-    fn register(&self, scope: &str, count: Count) -> Counter {
+    fn register(&self, scope: &str, counter: usize) -> Counter {
         let keys = self.keys(scope);
         metrics::with_recorder(|recorder| {
-            let register =
-                |count: Count| recorder.register_counter(&keys.counters[count.index()], &METADATA);
+            let register = |i: usize| recorder.register_counter(&keys.counters[i], &METADATA);
             if !is_there(recorder) {
-                return register(count);
+                return register(counter);
             }
             #[cfg(feature = "redis")]
             for (name, help) in CONNECTIONS {
                 recorder.describe_counter(name.into(), None, help.into());
                 let _ = recorder.register_counter(&Key::from_static_name(name), &METADATA);
             }
-            for count in Count::ALL {
-                self.counters[count.index()].get_or_init(|| {
-                    let (name, help) = count.name_and_help();
+            for (i, counter) in self.counters.iter().enumerate() {
+                counter.get_or_init(|| {
+                    let (name, help) = name_and_help(i);
                     recorder.describe_counter(name.into(), None, help.into());
-                    register(count)
+                    register(i)
                 });
             }
-            self.counters[count.index()].get().cloned().unwrap_or(Counter::noop())
+            self.counters[counter].get().cloned().unwrap_or(Counter::noop())
         })
     }
 
-    #[cold]
     fn register_store_seconds(&self, scope: &str) -> Histogram {
         const HELP: &str = "Duration of calls to a remote store, in seconds";
         let key = &self.keys(scope).store_seconds;
@@ -178,7 +191,6 @@ impl Drop for UnderWay {
 pub(crate) struct Timing(Instant);
 
 impl Timing {
-    #[inline]
     pub(super) fn start() -> Self {
         Self(Instant::now())
     }

@@ -1,15 +1,15 @@
 //! Without the feature `metrics`.
 
-use super::count::Count;
+use super::count::{Event, Outcome};
 
 #[derive(Default)]
 pub(crate) struct Meters;
 
 impl Meters {
-    #[inline]
-    pub(super) fn count(&self, _: &str, _: Count, _: u64) {}
+    pub(super) fn count_outcome(&self, _: &str, _: Outcome) {}
 
-    #[inline]
+    pub(super) fn count(&self, _: &str, _: Event, _: u64) {}
+
     pub(super) fn time(&self, _: &str, _: Timing) {}
 }
 
@@ -30,7 +30,6 @@ impl UnderWay {
 pub(crate) struct Timing;
 
 impl Timing {
-    #[inline]
     pub(super) fn start() -> Self {
         Self
     }

@@ -3,7 +3,7 @@
 use std::fmt::Display;
 use std::time::Duration;
 
-use super::count::{Count, Outcome};
+use super::count::{Event, Outcome};
 use super::log;
 use super::meters::{Meters, Timing};
 
@@ -26,14 +26,14 @@ impl Observed<'_> {
     /// A request was answered without a refusal by a quota.
     #[inline]
     pub(crate) fn answered(self, outcome: Outcome) {
-        self.meters.count(self.name, Count::Decision(outcome), 1);
+        self.meters.count_outcome(self.name, outcome);
         if matches!(outcome, Outcome::MissingKey | Outcome::FailedClosed) {
             log::refused_undecided(self.name, outcome);
         }
     }
 
-    /// A request was refused by a quota, or would have been. Quota and time are worked out only for
-    /// a log that shows them; a `retry_after` of `None` is never.
+    /// A request was refused by a quota, or would have been. Quota and time are worked out only for a
+    /// log that shows them; a `retry_after` of `None` is never.
     #[inline]
     pub(crate) fn refused<'q, Q: Display + 'q>(
         self,
@@ -41,78 +41,68 @@ impl Observed<'_> {
         quota: impl FnOnce() -> &'q Q,
         retry_after: impl FnOnce() -> Option<Duration>,
     ) {
-        self.meters.count(self.name, Count::Decision(outcome), 1);
+        self.meters.count_outcome(self.name, outcome);
         if log::shows_refusals() {
             log::refused(self.name, outcome, quota(), retry_after());
         }
     }
 
     /// The store begins to fail.
-    #[cold]
     pub(crate) fn store_fails(self, error: &impl Display) {
         log::store_fails(self.name, error);
     }
 
     /// The store answers again: the number of requests answered without it, and the time that it
     /// failed.
-    #[cold]
     pub(crate) fn store_is_back(self, requests: u64, after: Duration) {
         log::store_is_back(self.name, requests, after);
     }
 
     /// A call to the store begins that may take a while.
-    #[inline]
     pub(crate) fn store_is_called(self) -> Timing {
         Timing::start()
     }
 
     /// That call has been answered, or has failed.
-    #[inline]
     pub(crate) fn store_was_called(self, timing: Timing) {
         self.meters.time(self.name, timing);
     }
 
-    #[inline]
     pub(crate) fn store_failed(self) {
-        self.meters.count(self.name, Count::StoreFailure, 1);
+        self.meters.count(self.name, Event::StoreFailure, 1);
     }
 
     /// A request was answered without the store.
-    #[inline]
     pub(crate) fn without_store(self) {
-        self.meters.count(self.name, Count::WithoutStore, 1);
+        self.meters.count(self.name, Event::WithoutStore, 1);
     }
 
     /// A charge found no entry of its own in memory.
     #[inline]
     pub(crate) fn overflowed(self) {
-        self.meters.count(self.name, Count::Overflow, 1);
+        self.meters.count(self.name, Event::Overflow, 1);
     }
 
     /// A charge was refused from memory, without a call to the store.
-    #[inline]
     pub(crate) fn refused_from_memory(self) {
-        self.meters.count(self.name, Count::RememberedRefusal, 1);
+        self.meters.count(self.name, Event::RememberedRefusal, 1);
     }
 
     /// Tokens were taken from the store, for waiting requests and as a lease.
     #[cfg(feature = "tokio")]
-    #[inline]
     pub(crate) fn lease_taken(self, tokens: u64) {
-        self.meters.count(self.name, Count::LeaseTaken, tokens);
+        self.meters.count(self.name, Event::LeaseTaken, tokens);
     }
 
-    /// Leased tokens were spent on a request without a call.
+    /// Leased tokens were spent on requests without a call.
     #[cfg(feature = "tokio")]
-    #[inline]
     pub(crate) fn lease_spent(self, tokens: u64) {
-        self.meters.count(self.name, Count::LeaseSpent, tokens);
+        self.meters.count(self.name, Event::LeaseSpent, tokens);
     }
 
     /// Leased tokens were returned.
     #[cfg(feature = "tokio")]
-    #[inline]
     pub(crate) fn lease_returned(self, tokens: u64) {
-        self.meters.count(self.name, Count::LeaseReturned, tokens);
+        self.meters.count(self.name, Event::LeaseReturned, tokens);
     }
 }

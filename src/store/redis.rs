@@ -1,56 +1,62 @@
 //! Counters in Redis or Valkey, shared by all nodes.
 
-use std::error::Error;
 use std::fmt;
-use std::fmt::Write as _;
 use std::future::Future;
-use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
 use redis::aio::ConnectionLike;
-use redis::io::tcp::socket2::TcpKeepalive;
-use redis::{
-    AsyncConnectionConfig, Client, Cmd, ErrorKind, IntoConnectionInfo, RedisError, RedisResult,
-    ServerErrorKind,
-};
-use tokio::runtime::Handle;
+use redis::{Client, Cmd, IntoConnectionInfo, RedisResult};
 use tokio::time::Instant;
 
-use super::{
-    Account, Adjust, Change, Charge, MemoryStore, Remote, Reply, Scope, Store, StoreError, Watch,
-};
+use super::Store;
+use super::account::Account;
+use super::adjust::Adjust;
+use super::breaker::Breaker;
+use super::charge::Charge;
+use super::error::StoreError;
+use super::memory::MemoryStore;
+use super::remote::Remote;
+use super::reply::Reply;
+use super::scope::Scope;
 #[cfg(feature = "testing")]
 use crate::clock::Clock;
 use crate::decision::Decision;
 use crate::key::Key;
-use crate::quota::{Anchor, MAX_TOKENS, Quota, Quotas};
+use crate::quota::{Quota, Quotas};
 
 mod call;
+mod check;
 #[cfg(feature = "redis-cluster")]
 mod cluster;
+mod command;
+mod failure;
 mod gather;
+mod handle;
 mod link;
+mod queue;
+mod renewal;
 mod script;
 #[cfg(feature = "redis-sentinel")]
 mod sentinel;
+mod settings;
 mod shards;
 #[cfg(feature = "redis-tls")]
 mod tls;
+mod upkeep;
+mod waiting;
 
-use call::{Call, Fate, Waiting};
+use call::Call;
+use command::Commands;
+use failure::{ended, runtime};
 use gather::Gather;
 use link::Link;
 use script::Answer;
+use settings::{NEVER, config, lasting};
+use waiting::{Outcome, Waiting};
 
 /// How long a call waits for its answer, unless set.
 const DEADLINE: Duration = Duration::from_millis(250);
-/// What stands for a deadline that is too far away to be an instant.
-const NEVER: Duration = Duration::from_secs(30 * 365 * 86_400);
-/// An idle connection is probed by the system after so long.
-const KEEPALIVE: Duration = Duration::from_secs(30);
-/// Calls that a connection holds before the next one has to wait for its turn.
-const PIPELINE: usize = 1_024;
 
 /// Counters in Redis (from 7.0) or Valkey, shared by all nodes that use the same server.
 ///
@@ -108,11 +114,10 @@ pub struct RedisStore {
     link: Link,
     /// `None`: each decision travels alone.
     gather: Option<Gather>,
-    prefix: Arc<str>,
+    commands: Commands,
     deadline: Duration,
+    breaker: Breaker,
     remote: Remote,
-    /// What is told what became of calls, whoever still waits for them.
-    watch: Option<Watch>,
     #[cfg(feature = "testing")]
     clock: Option<Arc<dyn Clock>>,
 }
@@ -256,13 +261,14 @@ impl RedisStore {
 
     fn over(link: Link) -> Self {
         link.set_patience(DEADLINE);
+        let breaker = Breaker::default();
         Self {
-            gather: Some(Gather::new(link.clone())),
+            gather: Some(Gather::new(link.clone(), breaker.clone())),
             link,
-            prefix: "".into(),
+            commands: Commands::new(""),
             deadline: DEADLINE,
-            remote: Remote::new().keeping_deadline(DEADLINE),
-            watch: None,
+            remote: Remote::new().keeping_deadline(DEADLINE).reporting_to(breaker.clone()),
+            breaker,
             #[cfg(feature = "testing")]
             clock: None,
         }
@@ -278,11 +284,9 @@ impl RedisStore {
             !prefix.contains(['{', '}']),
             "a prefix of keys has no braces: write .prefix(\"shop\") for keys like shop:tfw1:{{login:talice}}"
         );
-        self.prefix = format!("{prefix}:").into();
+        self.commands = Commands::new(&format!("{prefix}:"));
         // These are other counters.
-        let front = self.remote.front().is_some();
-        let remote = Remote::new().keeping_deadline(self.deadline);
-        self.remote = if front { remote } else { remote.without_front() };
+        self.remote = self.remote.afresh();
         self
     }
 
@@ -353,67 +357,9 @@ impl RedisStore {
         self.remote.fallback()
     }
 
-    fn key(&self, scope: &Scope, key: &Key) -> String {
-        let mut name = String::with_capacity(64);
-        let (prefix, scope, key) = (&self.prefix, scope.name(), key.readable());
-        write!(name, "{prefix}tfw1:{{{scope}:{key}}}").expect("writing to a string");
-        name
-    }
-
-    fn script(&self, account: &Account<'_>) -> Cmd {
-        script::one(&self.key(account.scope(), account.key()), 3 + 7 * account.quotas().len())
-    }
-
-    /// The call of the script's short way, where that is enough.
-    fn plain(&self, charge: &Charge<'_>, now: Option<i64>) -> Option<Cmd> {
-        let Charge { account, ask } = charge;
-        let &[quota] = account.quotas().as_slice() else { return None };
-        // These tokens fit between two windows' starts, in microseconds.
-        let plain = quota.capacity == quota.limit
-            && (1..=quota.limit.min(quota.window * 1_000 - 1)).contains(&ask.cost)
-            && !(ask.peek || ask.up_to || ask.reserve && quota.max_reserved > 0);
-        let grid = grid(account, &quota).filter(|_| plain)?;
-        let mut cmd = self.script(account);
-        cmd.arg(ask.cost).arg(quota.counter().to_string()).arg(quota.window).arg(quota.limit);
-        if grid > 0 || now.is_some() {
-            cmd.arg(grid).arg(now);
-        }
-        Some(cmd)
-    }
-
-    /// The call of the script. `until` has for each quota the instant up to which it takes returns.
-    fn general(
-        &self,
-        account: &Account<'_>,
-        act: &str,
-        tokens: u64,
-        reserve: bool,
-        until: &[i64],
-        now: Option<i64>,
-    ) -> Cmd {
-        let mut cmd = self.script(account);
-        // No quota has more than 2^53 - 1 to give.
-        cmd.arg(act).arg(tokens.min(MAX_TOKENS + 1));
-        match now {
-            Some(now) => cmd.arg(now),
-            None => cmd.arg(""),
-        };
-        for (i, quota) in account.quotas().iter().enumerate() {
-            let debt = if reserve { quota.max_reserved } else { 0 };
-            cmd.arg(quota.counter().to_string()).arg(quota.window).arg(quota.limit);
-            cmd.arg(quota.capacity).arg(quota.limit + debt);
-            match grid(account, quota) {
-                Some(grid) => cmd.arg(grid),
-                None => cmd.arg(-1),
-            };
-            cmd.arg(until.get(i).copied().unwrap_or(0));
-        }
-        cmd
-    }
-
     #[cfg(feature = "testing")]
     fn now(&self) -> Option<i64> {
-        self.clock.as_ref().map(|clock| super::instant(clock.now_ms()))
+        self.clock.as_ref().map(|clock| super::account::instant(clock.now_ms()))
     }
 
     #[cfg(not(feature = "testing"))]
@@ -421,13 +367,13 @@ impl RedisStore {
         None
     }
 
-    /// Asks the script, in company if others ask at the same time.
+    /// Asks the script, together with others that ask at the same time.
     async fn ask(&self, mut cmd: Cmd) -> Result<Answer, StoreError> {
         let until = self.until();
         if let Some(gather) = self.gather.as_ref().filter(|gather| !gather.is_apart()) {
-            match gather.join(cmd, until, self.watch.clone()).await {
-                Fate::Known(answer) => return answer,
-                Fate::Returned(same) => cmd = same,
+            match gather.join(cmd, until).await {
+                Outcome::Answered(answer) => return answer,
+                Outcome::Returned(same) => cmd = same,
             }
         }
         self.call(cmd, until).await
@@ -437,12 +383,18 @@ impl RedisStore {
     async fn call(&self, cmd: Cmd, until: Instant) -> Result<Answer, StoreError> {
         let runtime = runtime()?;
         let link = self.link.of(script::key(&cmd));
-        let (waiting, fate) = Waiting::new(cmd, until, runtime.clone(), self.watch.clone());
-        runtime.spawn(Call::alone(link, waiting).run());
-        match fate.await {
-            Ok(Fate::Known(answer)) => answer,
-            Ok(Fate::Returned(_)) | Err(_) => Err(ended()),
+        let (waiting, outcome) = Waiting::new(cmd, until, runtime.clone());
+        runtime.spawn(Call::new(link, self.breaker.clone(), vec![waiting], until).run());
+        match outcome.await {
+            Ok(Outcome::Answered(answer)) => answer,
+            Ok(Outcome::Returned(_)) | Err(_) => Err(ended()),
         }
+    }
+
+    /// The same for a command that only has to be done.
+    fn send(&self, cmd: Cmd) -> Reply<()> {
+        let store = self.clone();
+        Reply::later(async move { store.call(cmd, store.until()).await.map(|_| ()) })
     }
 
     /// When a call that is asked now has failed.
@@ -450,85 +402,6 @@ impl RedisStore {
         let now = Instant::now();
         now.checked_add(self.deadline).unwrap_or_else(|| now + NEVER)
     }
-}
-
-fn runtime() -> Result<Handle, StoreError> {
-    Handle::try_current().map_err(|_| StoreError::new("Redis is asked outside of a tokio runtime"))
-}
-
-fn late() -> StoreError {
-    StoreError::new("Redis did not answer in time")
-}
-
-fn unsent() -> StoreError {
-    StoreError::new("Redis could not be asked in time").unsent()
-}
-
-fn ended() -> StoreError {
-    StoreError::new("the runtime in which Redis was asked has ended")
-}
-
-/// Deadlines are the store's own and the link's.
-fn config() -> AsyncConnectionConfig {
-    AsyncConnectionConfig::new()
-        .set_connection_timeout(None)
-        .set_response_timeout(None)
-        .set_pipeline_buffer_size(PIPELINE)
-}
-
-/// The same client, over connections whose end is noticed, and on which nothing waits for company.
-fn lasting(client: &Client) -> RedisResult<Client> {
-    let info = client.get_connection_info();
-    let settings = info.tcp_settings().clone().set_nodelay(true);
-    let settings = match settings.keepalive() {
-        Some(_) => settings,
-        None => settings.set_keepalive(TcpKeepalive::new().with_time(KEEPALIVE)),
-    };
-    Client::open(info.clone().set_tcp_settings(settings))
-}
-
-/// Names no address and no key.
-fn failed(error: RedisError) -> StoreError {
-    // A script tells its own errors as the server's.
-    let of_key = error.code() == Some("WRONGTYPE")
-        || error.kind() == ErrorKind::Parse
-        || error.detail().is_some_and(|detail| detail.contains("hash value is not an integer"));
-    let what = match error.kind() {
-        _ if of_key => "Redis has another value for this key",
-        ErrorKind::Server(ServerErrorKind::ReadOnly) => "Redis is a replica here",
-        ErrorKind::Server(_) | ErrorKind::Extension => "Redis refused the command",
-        ErrorKind::AuthenticationFailed => "Redis refused the password",
-        ErrorKind::Io => "Redis can't be reached",
-        _ => "Redis failed",
-    };
-    let code = code(&error);
-    let mut failed = StoreError::with_source(what, error);
-    if let Some(code) = code {
-        failed = failed.with_code(&code);
-    }
-    if of_key { failed.of_key() } else { failed }
-}
-
-/// What it is called by Redis, by the system or by TLS: no secret is in that.
-fn code(error: &RedisError) -> Option<String> {
-    // What Redis says to a long command of who has not told a password.
-    if error.detail().is_some_and(|detail| detail.contains("unauthenticated")) {
-        return Some("NOAUTH".to_owned());
-    }
-    if let Some(code) = error.code() {
-        let plain = |byte: u8| byte.is_ascii_uppercase() || byte.is_ascii_digit();
-        return (code.len() <= 32 && code.bytes().all(plain)).then(|| code.to_owned());
-    }
-    let source = error.source()?;
-    let io = match source.downcast_ref::<Arc<dyn Error + Send + Sync>>() {
-        Some(inner) => inner.downcast_ref::<io::Error>()?,
-        None => source.downcast_ref::<io::Error>()?,
-    };
-    #[cfg(feature = "redis-tls")]
-    if let Some(what) = tls::what_failed(io) {
-        return Some(what.to_owned());
-    }
-    Some(io.kind().to_string())
 }
 
 impl<C> From<C> for RedisStore
@@ -546,16 +419,8 @@ where
 
 impl Store for RedisStore {
     fn charge(&self, charge: Charge<'_>) -> Reply<Decision> {
-        let (ask, now) = (charge.ask, self.now());
-        let act = match (ask.peek, ask.up_to) {
-            (true, true) => "peek-up-to",
-            (true, false) => "peek",
-            (false, true) => "up-to",
-            (false, false) => "charge",
-        };
-        let cmd = self
-            .plain(&charge, now)
-            .unwrap_or_else(|| self.general(&charge.account, act, ask.cost, ask.reserve, &[], now));
+        let now = self.now();
+        let cmd = self.commands.charge(&charge, now);
         let (store, charge) = (self.clone(), charge.to_owned());
         Reply::later(async move {
             let decision = store.ask(cmd).await?.decide(&charge.as_charge(), now);
@@ -565,45 +430,22 @@ impl Store for RedisStore {
     }
 
     fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {
-        let (account, now) = (&adjust.account, self.now());
-        let cmd = match &adjust.change {
-            Change::Return { tokens: 0, .. } | Change::Take { tokens: 0 } => return Reply::now(()),
-            Change::Return { tokens, until } => {
-                self.general(account, "return", *tokens, false, until, now)
-            }
-            Change::Take { tokens } => self.general(account, "take", *tokens, false, &[], now),
-        };
-        let store = self.clone();
-        Reply::later(async move { store.call(cmd, store.until()).await.map(|_| ()) })
+        match self.commands.adjust(&adjust, self.now()) {
+            Some(cmd) => self.send(cmd),
+            None => Reply::now(()),
+        }
     }
 
     fn reset(&self, scope: &Scope, key: &Key) -> Reply<()> {
-        let mut cmd = redis::cmd("DEL");
-        cmd.arg(self.key(scope, key));
-        let store = self.clone();
-        Reply::later(async move { store.call(cmd, store.until()).await.map(|_| ()) })
+        self.send(self.commands.reset(scope, key))
     }
 
     fn remote(&self) -> Option<&Remote> {
         Some(&self.remote)
     }
 
-    fn watched(&self, watch: &Watch) -> Option<Arc<dyn Store>> {
-        Some(Arc::new(Self { watch: Some(watch.clone()), ..self.clone() }))
-    }
-
     fn fault_domain(&self, scope: &Scope, key: &Key) -> u64 {
-        self.link.domain(|| self.key(scope, key))
-    }
-}
-
-/// Where the grid of a quota passes through, less than a window after the epoch; `None`: it has
-/// none, windows begin with the first charge.
-fn grid(account: &Account<'_>, quota: &Quota) -> Option<u64> {
-    match quota.anchor {
-        Anchor::Grid { offset } => Some(offset),
-        Anchor::Staggered => Some(account.shift(quota) % quota.window),
-        Anchor::FirstRequest => None,
+        self.link.domain(|| self.commands.key(scope, key))
     }
 }
 

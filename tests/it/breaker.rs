@@ -160,6 +160,22 @@ async fn a_call_that_answers_at_once_closes_the_breaker() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn limiters_of_one_store_leave_it_alone_together() {
+    let store = Told::to(Does::Fail, PAUSE);
+    let (one, other) = (store.limiter(), store.limiter());
+    for _ in 0..5 {
+        assert!(one.check(0_u64).await.is_err());
+    }
+    assert_eq!(store.calls(), 5);
+    assert!(other.check(0_u64).await.is_err());
+    assert_eq!(store.calls(), 0);
+    store.now(0, Does::AnswerLater);
+    advance(PAUSE).await;
+    assert!(other.check(0_u64).await.is_ok());
+    assert!(one.check(0_u64).await.is_ok());
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_failure_of_a_single_key_does_not_open_the_breaker() {
     let store = Told::to(Does::AnswerLater, PAUSE);
     let limiter = store.limiter();

@@ -51,26 +51,48 @@ const AVOIDED: [&str; 40] = [
 ];
 
 /// What is still to be rewritten: faults in each source file. These numbers may only get smaller.
-const KNOWN: [(&str, usize); 21] = [
+const KNOWN: [(&str, usize); 43] = [
     ("decision.rs", 14),
-    ("middleware/request/response.rs", 1),
-    ("observe/log.rs", 1),
+    ("guide.rs", 1),
+    ("observe/scope.rs", 1),
     ("quota.rs", 3),
     ("quota/text.rs", 2),
-    ("store.rs", 19),
-    ("store/front.rs", 14),
-    ("store/front/leases.rs", 33),
-    ("store/guard.rs", 13),
-    ("store/memory.rs", 34),
-    ("store/memory/counters.rs", 1),
-    ("store/redis.rs", 34),
-    ("store/redis/call.rs", 8),
-    ("store/redis/cluster.rs", 3),
-    ("store/redis/gather.rs", 19),
-    ("store/redis/link.rs", 23),
-    ("store/redis/script.rs", 1),
+    ("store.rs", 12),
+    ("store/account.rs", 2),
+    ("store/book.rs", 3),
+    ("store/book/flights.rs", 2),
+    ("store/book/idle.rs", 3),
+    ("store/breaker.rs", 7),
+    ("store/cache.rs", 1),
+    ("store/charge.rs", 1),
+    ("store/counters.rs", 2),
+    ("store/error.rs", 1),
+    ("store/front.rs", 2),
+    ("store/guard.rs", 4),
+    ("store/leases.rs", 6),
+    ("store/leases/flight.rs", 3),
+    ("store/leases/lender.rs", 6),
+    ("store/memory.rs", 19),
+    ("store/memory/shard.rs", 4),
+    ("store/recall.rs", 3),
+    ("store/recall/seen.rs", 3),
+    ("store/redis.rs", 29),
+    ("store/redis/call.rs", 6),
+    ("store/redis/check.rs", 1),
+    ("store/redis/cluster.rs", 2),
+    ("store/redis/command.rs", 1),
+    ("store/redis/failure.rs", 2),
+    ("store/redis/gather.rs", 7),
+    ("store/redis/link.rs", 10),
+    ("store/redis/queue.rs", 10),
+    ("store/redis/renewal.rs", 7),
     ("store/redis/tls.rs", 2),
-    ("testing.rs", 1),
+    ("store/redis/upkeep.rs", 3),
+    ("store/remote.rs", 6),
+    ("store/scope.rs", 1),
+    ("store/sharded.rs", 4),
+    ("store/stopwatch.rs", 1),
+    ("store/table.rs", 9),
     ("testing/contract.rs", 1),
     ("window.rs", 2),
 ];
@@ -159,7 +181,7 @@ fn lines_of_pages_have_at_most_100_characters() {
         for (number, line) in prose(&page) {
             let is_exempt = line.starts_with('|') || line.contains("](") || line.contains("][");
             if line.chars().count() > 100 && !is_exempt {
-                faults.push(format!("{name}, {number} of its lines: {line}"));
+                faults.push(format!("{name}:{number}: {line}"));
             }
         }
     }

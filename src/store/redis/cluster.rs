@@ -15,7 +15,7 @@ const NEAR: Duration = Duration::from_millis(250);
 /// An answer that takes longer does not come. No call waits that long unless its deadline is longer.
 const SILENT: Duration = Duration::from_secs(5);
 
-/// It waits for all nodes that it is told of, and one of them may be silent.
+/// The library waits for all nodes that it knows, and one of them may be silent.
 pub(super) async fn connect(client: ClusterClient) -> RedisResult<(ClusterConnection, Vec<Range>)> {
     let config = ClusterConfig::new().set_response_timeout(SILENT);
     let near = config.clone().set_connection_timeout(NEAR);

@@ -1,135 +1,46 @@
 //! Decisions that travel together.
 //!
-//! Who is alone leaves at once. While calls are under way, decisions are asked for by a task that lets
-//! others run for a moment and takes all that wait by then: there is no timer, and nobody waits for
-//! company. As many calls are under way as the distance asks for; when there are more, decisions
-//! wait until one of them is back.
+//! A single decision leaves at once. While calls are under way, a task lets others run for a moment, then
+//! sends all decisions that wait by then: there is no timer. The distance to the server says how many
+//! calls may be under way; beyond that, decisions wait until one of them is back.
 
-use std::collections::{BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use redis::Cmd;
 use tokio::runtime::Handle;
+use tokio::sync::oneshot;
 use tokio::task::yield_now;
 use tokio::time::{Instant, timeout_at};
 
-use super::call::{Call, Fate, Waiting};
+use super::super::breaker::Breaker;
+use super::super::error::StoreError;
+use super::call::Call;
+use super::failure::{ended, late, runtime, unsent};
 use super::link::Link;
-use super::{ended, late, runtime, unsent};
-use crate::store::{StoreError, Watch};
+use super::queue::{Leave, Queue, STUCK, UnderWay};
+use super::waiting::{Outcome, Waiting};
 
-/// Decisions in one call. More would save little, and keep the server from others for longer.
-const MOST: usize = 128;
-/// Calls under way, whatever the distance: with one the server would be idle while its answer travels.
-const CALLS: usize = 2;
-/// And one more for each of these of the round trip: so a call may leave as often.
-const PACE: Duration = Duration::from_micros(50);
-/// Calls under way before the distance is known.
-const UNKNOWN: usize = 1_024;
-/// A call that is full may leave while there are so many more: what waits would be no smaller later.
-const FULL: usize = 4;
-/// How long the least round trip is remembered, at least: the distance may change.
-const SPAN: Duration = Duration::from_secs(5);
 /// How often the task that leaves lets others run before. tokio comes back after some sixty tasks,
-/// and all who were answered are to have the chance to ask again.
+/// and callers that were answered are to have the chance to ask again.
 const YIELDS: usize = 3;
-/// After so long a task that was to leave is not counted on: it may be in a runtime that nobody runs.
-const STUCK: Duration = Duration::from_millis(50);
 
 /// Where the decisions for one server gather; clones share it.
 #[derive(Clone)]
-pub(super) struct Gather(Arc<Inner>);
+pub(super) struct Gather(Arc<Server>);
 
-struct Inner {
+struct Server {
     link: Link,
+    breaker: Breaker,
     queue: Mutex<Queue>,
     /// It has turned out that no script may use two keys: the server is part of a cluster.
     apart: AtomicBool,
 }
 
-#[derive(Default)]
-struct Queue {
-    waiting: VecDeque<Waiting>,
-    /// How many have come, and how many of these have left.
-    came: u64,
-    left: u64,
-    /// Calls under way, by when they are not waited for any more: a runtime may stand still.
-    calls: BTreeSet<(Instant, u64)>,
-    /// How many calls have left.
-    called: u64,
-    /// Since when a task is about to leave.
-    leaving: Option<Instant>,
-    /// The last call took several.
-    busy: bool,
-    distance: Distance,
-}
-
-/// The least round trip of this span and of the one before.
-#[derive(Default)]
-struct Distance {
-    since: Option<Instant>,
-    least: Option<Duration>,
-    before: Option<Duration>,
-}
-
-impl Distance {
-    fn note(&mut self, now: Instant, took: Duration) {
-        if self.since.is_none_or(|since| now - since >= SPAN) {
-            self.since = Some(now);
-            self.before = self.least.take();
-        }
-        self.least = Some(self.least.map_or(took, |least| least.min(took)));
-    }
-
-    /// How many calls may be under way.
-    fn calls(&self) -> usize {
-        match self.least.into_iter().chain(self.before).min() {
-            None => UNKNOWN,
-            Some(least) => CALLS + (least.as_nanos() / PACE.as_nanos()) as usize,
-        }
-    }
-}
-
-impl Queue {
-    fn has_room(&mut self, now: Instant) -> bool {
-        while self.calls.first().is_some_and(|(until, _)| *until <= now) {
-            self.calls.pop_first();
-        }
-        let more = if self.waiting.len() >= MOST { FULL } else { 0 };
-        self.calls.len() < self.distance.calls() + more
-    }
-
-    /// Whether a task has to be started that leaves with those who wait.
-    fn claim(&mut self, now: Instant) -> bool {
-        let claimed = !self.waiting.is_empty()
-            && self.leaving.is_none_or(|since| now - since >= STUCK)
-            && self.has_room(now);
-        if claimed {
-            self.leaving = Some(now);
-        }
-        claimed
-    }
-
-    fn batch(&mut self, now: Instant) -> Vec<Waiting> {
-        let mut batch = Vec::with_capacity(MOST.min(self.waiting.len()));
-        while batch.len() < MOST
-            && let Some(next) = self.waiting.pop_front()
-        {
-            self.left += 1;
-            match next.is_wanted(now) {
-                true => batch.push(next),
-                false => next.withdraw(),
-            }
-        }
-        batch
-    }
-}
-
 impl Gather {
-    pub(super) fn new(link: Link) -> Self {
-        Self(Arc::new(Inner { link, queue: Mutex::default(), apart: AtomicBool::new(false) }))
+    pub(super) fn new(link: Link, breaker: Breaker) -> Self {
+        let apart = AtomicBool::new(false);
+        Self(Arc::new(Server { link, breaker, queue: Mutex::default(), apart }))
     }
 
     /// Whether nobody can travel with others here.
@@ -137,66 +48,58 @@ impl Gather {
         self.0.apart.load(Ordering::Relaxed)
     }
 
-    /// Has it decided. `Fate::Returned`: not here, as nobody can travel with others.
-    pub(super) async fn join(&self, mut cmd: Cmd, until: Instant, watch: Option<Watch>) -> Fate {
+    /// Has it decided. `Outcome::Returned`: not here, as nobody can travel with others.
+    pub(super) async fn join(&self, mut cmd: Cmd, until: Instant) -> Outcome {
         loop {
             let runtime = match runtime() {
                 Ok(runtime) => runtime,
-                Err(error) => return Fate::Known(Err(error)),
+                Err(error) => return Outcome::Answered(Err(error)),
             };
-            let (waiting, mut fate) = Waiting::new(cmd, until, runtime.clone(), watch.clone());
+            let (waiting, outcome) = Waiting::new(cmd, until, runtime.clone());
             let place = self.come(waiting);
-            let mut wake = until.min(Instant::now() + STUCK);
-            let fate = loop {
-                match timeout_at(wake, &mut fate).await {
-                    Ok(fate) => break fate.unwrap_or_else(|_| Fate::Known(Err(ended()))),
-                    Err(_) if wake == until => break Fate::Known(Err(self.late(place))),
-                    Err(_) => {
-                        self.go_on(&runtime);
-                        wake = until;
-                    }
-                }
-            };
-            match fate {
-                Fate::Returned(same) if !self.is_apart() => cmd = same,
-                fate => return fate,
+            match self.wait(place, until, &runtime, outcome).await {
+                Outcome::Returned(same) if !self.is_apart() => cmd = same,
+                outcome => return outcome,
             }
         }
     }
 
-    /// Its place in the order of those who have come.
-    fn come(&self, waiting: Waiting) -> u64 {
-        let now = Instant::now();
-        let (runtime, until) = (waiting.runtime.clone(), waiting.until);
-        let mut queue = self.queue();
-        let alone = queue.calls.is_empty()
-            && queue.waiting.is_empty()
-            && queue.leaving.is_none()
-            && !queue.busy;
-        queue.came += 1;
-        let place = queue.came;
-        if alone {
-            queue.left += 1;
-            let call = self.call(&mut queue, vec![waiting], until);
-            drop(queue);
-            runtime.spawn(call.run());
-        } else {
-            queue.waiting.push_back(waiting);
-            let claimed = queue.claim(now);
-            drop(queue);
-            if claimed {
-                self.leave(&runtime);
+    async fn wait(
+        &self,
+        place: u64,
+        until: Instant,
+        runtime: &Handle,
+        mut outcome: oneshot::Receiver<Outcome>,
+    ) -> Outcome {
+        let mut wake = until.min(Instant::now() + STUCK);
+        loop {
+            match timeout_at(wake, &mut outcome).await {
+                Ok(outcome) => return outcome.unwrap_or_else(|_| Outcome::Answered(Err(ended()))),
+                Err(_) if wake == until => return Outcome::Answered(Err(self.late(place))),
+                Err(_) => {
+                    // The task that was to leave may be in a runtime that stands still.
+                    let claimed = self.queue().claim(Instant::now());
+                    if claimed {
+                        self.leave(runtime);
+                    }
+                    wake = until;
+                }
             }
+        }
+    }
+
+    /// Its place in the order of arrival.
+    fn come(&self, waiting: Waiting) -> u64 {
+        let runtime = waiting.runtime.clone();
+        let (place, leave) = self.queue().come(waiting, Instant::now());
+        match leave {
+            Leave::Alone(waiting, under_way) => {
+                runtime.spawn(Trip::new(self, vec![waiting], under_way).run());
+            }
+            Leave::WithTask => self.leave(&runtime),
+            Leave::Later => {}
         }
         place
-    }
-
-    /// In case that the task that was to leave is in a runtime that stands still.
-    fn go_on(&self, runtime: &Handle) {
-        let claimed = self.queue().claim(Instant::now());
-        if claimed {
-            self.leave(runtime);
-        }
     }
 
     fn leave(&self, runtime: &Handle) {
@@ -205,17 +108,8 @@ impl Gather {
         runtime.spawn(leaving.run());
     }
 
-    fn call(&self, queue: &mut Queue, batch: Vec<Waiting>, until: Instant) -> Call {
-        queue.called += 1;
-        queue.busy = batch.len() > 1;
-        let under_way = (until, queue.called);
-        queue.calls.insert(under_way);
-        let place = Place { gather: self.clone(), under_way };
-        Call::of(self.0.link.clone(), batch, until, place)
-    }
-
     fn late(&self, place: u64) -> StoreError {
-        if self.queue().left < place { unsent() } else { late() }
+        if self.queue().has_left(place) { late() } else { unsent() }
     }
 
     fn queue(&self) -> MutexGuard<'_, Queue> {
@@ -223,7 +117,7 @@ impl Gather {
     }
 }
 
-/// The task that leaves with those who wait.
+/// The task that sends the decisions that wait.
 struct Leaving {
     /// `None`: it has left.
     gather: Option<Gather>,
@@ -234,70 +128,81 @@ impl Leaving {
         for _ in 0..YIELDS {
             yield_now().await;
         }
-        if let Some(call) = self.take() {
-            call.run().await;
+        if let Some(trip) = self.take() {
+            trip.run().await;
         }
     }
 
-    fn take(&mut self) -> Option<Call> {
+    fn take(&mut self) -> Option<Trip> {
         let gather = self.gather.take()?;
         let now = Instant::now();
         let mut queue = gather.queue();
-        queue.leaving = None;
-        if !queue.has_room(now) {
-            return None;
-        }
-        let batch = queue.batch(now);
-        let until = batch.iter().map(|waiting| waiting.until).max()?;
-        let call = gather.call(&mut queue, batch, until);
+        let (batch, under_way) = queue.leave(now)?;
         // The others need not wait until it is back.
         let more = queue.claim(now);
         drop(queue);
         if more {
             gather.leave(&Handle::current());
         }
-        Some(call)
+        Some(Trip::new(&gather, batch, under_way))
     }
 }
 
 impl Drop for Leaving {
-    /// Its runtime has ended. Those who wait elsewhere come again.
+    /// Its runtime has ended. Callers in other runtimes join again.
     fn drop(&mut self) {
         if let Some(gather) = self.gather.take() {
-            let mut queue = gather.queue();
-            queue.leaving = None;
-            queue.left += queue.waiting.len() as u64;
-            let waiting = std::mem::take(&mut queue.waiting);
-            drop(queue);
+            let waiting = gather.queue().scatter();
             waiting.into_iter().for_each(Waiting::give_back);
         }
     }
 }
 
-/// A place among the calls under way.
-pub(super) struct Place {
-    gather: Gather,
-    under_way: (Instant, u64),
+/// A call, and its place among those under way.
+struct Trip {
+    call: Call,
+    place: Place,
 }
 
-impl Place {
-    pub(super) fn answered(&self, took: Duration) {
-        self.gather.queue().distance.note(Instant::now(), took);
+impl Trip {
+    fn new(gather: &Gather, batch: Vec<Waiting>, under_way: UnderWay) -> Self {
+        let Server { link, breaker, .. } = &*gather.0;
+        let (until, _) = under_way;
+        let call = Call::new(link.clone(), breaker.clone(), batch, until);
+        Self { call, place: Place { gather: gather.clone(), under_way } }
     }
 
-    /// The server has refused to decide for several keys at once.
-    pub(super) fn come_apart(&self) {
-        self.gather.0.apart.store(true, Ordering::Relaxed);
+    async fn run(self) {
+        let Self { call, place } = self;
+        let ended = call.send().await;
+        if let Some(took) = ended.took() {
+            place.gather.queue().note(Instant::now(), took);
+        }
+        if ended.crosses_slots() {
+            place.gather.0.apart.store(true, Ordering::Relaxed);
+            return ended.give_back();
+        }
+        let silent = ended.answer();
+        // The next one has waited for this.
+        drop(place);
+        if let Some(silent) = silent {
+            silent.listen().await;
+        }
     }
+}
+
+struct Place {
+    gather: Gather,
+    under_way: UnderWay,
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
         let mut queue = self.gather.queue();
-        queue.calls.remove(&self.under_way);
+        queue.end(self.under_way);
         if queue.claim(Instant::now()) {
-            // Where somebody has asked lately, whoever had this call.
-            let runtime = queue.waiting.back().map(|waiting| waiting.runtime.clone());
+            // The runtime of the latest caller, which is alive.
+            let runtime = queue.runtime();
             drop(queue);
             if let Some(runtime) = runtime {
                 self.gather.leave(&runtime);

@@ -7,16 +7,15 @@ use redis::{
     ServerErrorKind, Value,
 };
 
+use super::super::charge::Charge;
 use crate::decision::Decision;
 use crate::quota::Quotas;
-use crate::store::Charge;
 use crate::window::Window;
 
 /// Kinds of decisions among which one of the same kind is looked for.
 const RECENT: usize = 16;
 
-/// How often a script is loaded for one call. Whoever flushes scripts may do so again before the
-/// call is back.
+/// How often a script is loaded for one call: scripts may be flushed again before the call is back.
 pub(super) const LOADS: usize = 3;
 
 /// `window.rs`, in Lua, for one decision.
@@ -154,10 +153,11 @@ fn general(charge: &Charge<'_>, answer: &[Option<i64>]) -> Option<Decision> {
         let &[Some(start), Some(used), until] = window else { return None };
         *known = (start, used, until);
     }
-    let (decision, _) = charge.decide_over::<{ Quotas::MAX }>(now, |_, i, quota| {
+    let windows = charge.account.windows(|i, quota| {
         let (start, used, until) = known[i];
         Window::known(quota, start, used, until)
     });
+    let (decision, _) = charge.decide_over::<{ Quotas::MAX }>(now, &windows);
     let agreed = decision.allowed() == (taken >= 0) && decision.granted() as i64 == taken.max(0);
     agreed.then_some(decision)
 }
@@ -165,10 +165,12 @@ fn general(charge: &Charge<'_>, answer: &[Option<i64>]) -> Option<Decision> {
 fn plain(charge: &Charge<'_>, now: i64, answer: i64) -> Option<Decision> {
     let refused = answer < 0;
     let before = if refused { -answer } else { answer - charge.ask.cost as i64 };
-    let (decision, _) = charge.decide_over::<1>(now, |account, _, quota| {
+    let account = charge.account;
+    let windows = account.windows(|_, quota| {
         let start = Window::at(now, None, quota, account.shift(quota)).start();
         // Where it was refused there was a state. Where it passed, nothing depends on that.
         Window::known(quota, start, before, Some(start + quota.window as i64))
     });
+    let (decision, _) = charge.decide_over::<1>(now, &windows);
     (decision.allowed() != refused).then_some(decision)
 }

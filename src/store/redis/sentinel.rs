@@ -5,9 +5,9 @@ use redis::sentinel::SentinelClient;
 use redis::{ErrorKind, RedisError, RedisResult};
 use tokio::task::JoinSet;
 
-use super::{config, lasting};
+use super::settings::{config, lasting};
 
-/// Asks all of them at once: who knows a master that can be reached is believed.
+/// Asks all of them at once. The first master that can be reached is taken.
 pub(super) async fn connect(
     clients: Vec<RedisResult<SentinelClient>>,
 ) -> RedisResult<MultiplexedConnection> {

@@ -1,0 +1,132 @@
+//! A correction of what was charged: [`Adjust`].
+
+use super::account::{Account, OwnedAccount, instant};
+use crate::decision::Decision;
+use crate::quota::{Quota, Quotas};
+use crate::window::{State, Window};
+
+/// A correction of what was charged before: tokens that come back, or more of them that were used.
+#[derive(Clone, Copy, Debug)]
+pub struct Adjust<'a> {
+    account: Account<'a>,
+    correction: Correction,
+    /// What is corrected was counted by the fallback of a store that failed.
+    local: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Correction {
+    /// Until the windows have ended that the tokens were taken from.
+    Return {
+        tokens: u64,
+        until: [i64; Quotas::MAX],
+    },
+    Take {
+        tokens: u64,
+    },
+}
+
+impl<'a> Adjust<'a> {
+    /// Returns `tokens` that `decision` has taken, for each quota until the window they were taken
+    /// from has ended. The account's quotas are those of the decision, in the same order; their
+    /// limits may have changed.
+    pub fn refund(account: Account<'a>, tokens: u64, decision: &Decision) -> Self {
+        let mut until = [0; Quotas::MAX];
+        let last = |i, quota: &Quota| match decision.refundable_until(i) {
+            Some(until) => until,
+            None if account.grid(quota).is_none() => 0,
+            None => account.window(decision.now_ms(), quota, |_| None).end(),
+        };
+        for (i, quota) in account.quotas.iter().enumerate().take(decision.standings().len()) {
+            until[i] = last(i, quota);
+        }
+        Self {
+            account,
+            correction: Correction::Return { tokens, until },
+            local: decision.is_local(),
+        }
+    }
+
+    /// Takes `tokens` more than `decision` has, whether they are there or not: they have been used
+    /// already.
+    pub fn take(account: Account<'a>, tokens: u64, decision: &Decision) -> Self {
+        Self { account, correction: Correction::Take { tokens }, local: decision.is_local() }
+    }
+
+    /// Whether it was counted by the fallback of a store that failed.
+    pub(super) fn is_local(&self) -> bool {
+        self.local
+    }
+
+    #[cfg(feature = "redis")]
+    pub(super) fn correction(&self) -> &Correction {
+        &self.correction
+    }
+
+    /// Whose counters.
+    pub fn account(&self) -> Account<'a> {
+        self.account
+    }
+
+    /// Whether tokens come back (and never open or revive a window).
+    pub fn is_refund(&self) -> bool {
+        matches!(self.correction, Correction::Return { .. })
+    }
+
+    /// A copy that borrows nothing, for a reply that comes later.
+    pub fn to_owned(&self) -> OwnedAdjust {
+        OwnedAdjust {
+            account: self.account.to_owned(),
+            correction: self.correction,
+            local: self.local,
+        }
+    }
+
+    /// What to write at `now` for each quota in their order, given their states; `None`: nothing.
+    pub fn apply(
+        &self,
+        now: u64,
+        mut load: impl FnMut(&Quota) -> Option<State>,
+    ) -> [Option<State>; Quotas::MAX] {
+        let now = instant(now);
+        let windows = self.account.windows(|_, quota| self.account.window(now, quota, &mut load));
+        self.apply_over(now, &windows)
+    }
+
+    pub(super) fn apply_over(
+        &self,
+        now: i64,
+        windows: &[Window<'a>; Quotas::MAX],
+    ) -> [Option<State>; Quotas::MAX] {
+        let mut writes = [None; Quotas::MAX];
+        for (i, window) in windows[..self.account.quotas.len()].iter().enumerate() {
+            writes[i] = match self.correction {
+                Correction::Return { tokens: 0, .. } | Correction::Take { tokens: 0 } => None,
+                // Also where the clock has stepped back since: what has ended stays ended (S4).
+                Correction::Return { until, .. } if now.max(window.start()) >= until[i] => None,
+                Correction::Return { tokens, .. } => window.give_back(tokens),
+                Correction::Take { tokens } => Some(window.take(tokens)),
+            };
+        }
+        writes
+    }
+}
+
+/// An [`Adjust`] that borrows nothing.
+#[derive(Clone, Debug)]
+pub struct OwnedAdjust {
+    account: OwnedAccount,
+    correction: Correction,
+    local: bool,
+}
+
+impl OwnedAdjust {
+    /// The correction.
+    pub fn as_adjust(&self) -> Adjust<'_> {
+        Adjust {
+            account: self.account.as_account(),
+            correction: self.correction,
+            local: self.local,
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! Looks after keys whose lease may lie idle: each at its time, or at once when the limiter that could
+//! spend it is gone. One task does so for all, and ends when there is none.
+
+use std::collections::{BTreeMap, HashSet};
+use std::mem;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::time::timeout;
+
+use super::super::stopwatch::Stopwatch;
+
+/// Keys that are looked after: 10 MB of them at most.
+const MAX_KEYS: usize = 16_384;
+
+/// Clones are the same one.
+#[derive(Clone)]
+pub(crate) struct Idle(Arc<Shared>);
+
+struct Shared {
+    keys: Mutex<Keys>,
+    sooner: Notify,
+    time: Stopwatch,
+}
+
+#[derive(Default)]
+struct Keys {
+    /// By the time at which to look after them.
+    due: BTreeMap<(i64, u64), Key>,
+    ids: HashSet<u64>,
+    /// Whether there is a task.
+    runs: bool,
+}
+
+struct Key {
+    owner: Weak<Owner>,
+    look: Box<dyn FnOnce() + Send>,
+}
+
+/// Held by a limiter and its requests, which may spend what is leased. When it is dropped, all of that is
+/// due.
+pub(crate) struct Owner(Idle);
+
+impl Idle {
+    pub(crate) fn new(time: Stopwatch) -> Self {
+        Self(Arc::new(Shared { keys: Mutex::default(), sooner: Notify::new(), time }))
+    }
+
+    pub(crate) fn owner(&self) -> Arc<Owner> {
+        Arc::new(Owner(self.clone()))
+    }
+
+    /// Looks after a key when it is due, unless it is looked after already. `false`: there are too many.
+    pub(crate) fn look_after(
+        &self,
+        id: u64,
+        due: i64,
+        owner: &Weak<Owner>,
+        look: impl FnOnce() + Send + 'static,
+    ) -> bool {
+        let mut keys = self.keys();
+        if keys.ids.contains(&id) {
+            return true;
+        }
+        if keys.ids.len() >= MAX_KEYS {
+            return false;
+        }
+        let first = keys.due.first_key_value().is_none_or(|((first, _), _)| due < *first);
+        keys.due.insert((due, id), Key { owner: Weak::clone(owner), look: Box::new(look) });
+        keys.ids.insert(id);
+        if !keys.runs {
+            keys.runs = true;
+            tokio::spawn(Task { idle: self.clone(), ended: false }.run());
+        } else if first {
+            self.0.sooner.notify_one();
+        }
+        true
+    }
+
+    fn keys(&self) -> MutexGuard<'_, Keys> {
+        self.0.keys.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        let mut keys = self.0.keys();
+        let due = mem::take(&mut keys.due).into_iter().map(|((due, id), key)| {
+            let is_left = key.owner.strong_count() == 0;
+            ((if is_left { i64::MIN } else { due }, id), key)
+        });
+        keys.due = due.collect();
+        drop(keys);
+        self.0.0.sooner.notify_one();
+    }
+}
+
+struct Task {
+    idle: Idle,
+    ended: bool,
+}
+
+impl Task {
+    async fn run(mut self) {
+        while let Some(wait) = self.look() {
+            // Until then, or until something is due sooner.
+            let _ = timeout(wait, self.idle.0.sooner.notified()).await;
+        }
+    }
+
+    /// Looks after what is due. How long the next one has time, if there is any.
+    fn look(&mut self) -> Option<Duration> {
+        let now = self.idle.0.time.now();
+        loop {
+            let mut keys = self.idle.keys();
+            let Some(((due, _), _)) = keys.due.first_key_value() else {
+                keys.runs = false;
+                self.ended = true;
+                return None;
+            };
+            if *due > now {
+                return Some(Duration::from_millis((due - now) as u64));
+            }
+            let ((_, id), key) = keys.due.pop_first().expect("there is a first");
+            // What is leased from here on is looked after anew.
+            keys.ids.remove(&id);
+            drop(keys);
+            (key.look)();
+        }
+    }
+}
+
+impl Drop for Task {
+    /// With the runtime that it ran in: the next lease has another one started.
+    fn drop(&mut self) {
+        if !self.ended {
+            self.idle.keys().runs = false;
+        }
+    }
+}

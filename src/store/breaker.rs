@@ -1,0 +1,161 @@
+//! A store that keeps failing is left alone, but for a call that tries it now and then (S32).
+
+use std::collections::HashMap;
+#[cfg(feature = "redis")]
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use super::error::StoreError;
+use crate::timer::Instant;
+
+/// Failures in a row after which the store is left alone ...
+const FAILURES: u32 = 5;
+/// ... for this time, after which a single call may try it.
+const PAUSE: Duration = Duration::from_millis(250);
+
+/// Counts failures in a row, of each part of a store that fails by itself. Clones are the same one: it
+/// belongs to the store, and the store's limiters share it.
+#[derive(Clone, Default)]
+pub(super) struct Breaker(Arc<Parts>);
+
+#[derive(Default)]
+struct Parts {
+    /// How many fail: mostly none, and then nothing is locked.
+    failing: AtomicUsize,
+    domains: Mutex<HashMap<u64, Failures>>,
+    /// Somebody is finding out when the store answers again.
+    #[cfg(feature = "redis")]
+    listens: AtomicBool,
+}
+
+struct Failures {
+    in_a_row: u32,
+    /// When the next call may pass, once there are too many.
+    next: Instant,
+    /// The call that tries it, and when that one is given up.
+    probe: Option<(u64, Instant)>,
+    probes: u64,
+}
+
+impl Failures {
+    fn are_too_many(&self) -> bool {
+        self.in_a_row >= FAILURES
+    }
+}
+
+impl Breaker {
+    /// Whether the part is left alone.
+    #[cfg(feature = "tokio")]
+    pub(super) fn is_open(&self, domain: impl FnOnce() -> u64) -> bool {
+        self.0.failing.load(Ordering::Relaxed) > 0
+            && self.domains().get(&domain()).is_some_and(Failures::are_too_many)
+    }
+
+    /// A call, if one may be made. While it is open that is one in each pause, and one at a time, however
+    /// long that takes: `longest` at most, if that is known.
+    pub(super) fn begin(&self, domain: u64, longest: Option<Duration>) -> Option<Attempt> {
+        let mut probe = None;
+        if self.0.failing.load(Ordering::Relaxed) > 0
+            && let Some(failures) = self.domains().get_mut(&domain)
+            && failures.are_too_many()
+        {
+            let now = Instant::now();
+            let is_tried = failures.probe.is_some_and(|(_, until)| now < until);
+            if is_tried || now < failures.next {
+                return None;
+            }
+            failures.probes += 1;
+            failures.next = now + PAUSE;
+            // What is too far away to be an instant is given up anew at each look.
+            let until = now.checked_add(longest.unwrap_or(PAUSE));
+            failures.probe = until.map(|until| (failures.probes, until));
+            probe = Some(failures.probes);
+        }
+        Some(Attempt { breaker: self.clone(), domain, probe })
+    }
+
+    /// What an answer says of a part; of one that was not sent, nothing.
+    pub(super) fn report<T>(&self, domain: u64, answer: &Result<T, StoreError>) {
+        match answer {
+            Err(error) if error.is_unsent() => {}
+            Err(error) => self.note(domain, error.is_of_key()),
+            Ok(_) => self.note(domain, true),
+        }
+    }
+
+    fn note(&self, domain: u64, well: bool) {
+        if well && self.0.failing.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        let mut domains = self.domains();
+        if well {
+            domains.remove(&domain);
+        } else {
+            let now = Instant::now();
+            let failures = domains.entry(domain).or_insert(Failures {
+                in_a_row: 0,
+                next: now,
+                probe: None,
+                probes: 0,
+            });
+            failures.in_a_row = failures.in_a_row.saturating_add(1);
+            failures.next = now + PAUSE;
+        }
+        self.0.failing.store(domains.len(), Ordering::Relaxed);
+    }
+
+    /// Finds out when a store that fails as a whole answers again; one at a time.
+    #[cfg(feature = "redis")]
+    pub(super) fn listener(&self) -> Option<Listener> {
+        let listens = self.0.listens.swap(true, Ordering::Relaxed);
+        (!listens).then(|| Listener(self.clone()))
+    }
+
+    fn domains(&self) -> MutexGuard<'_, HashMap<u64, Failures>> {
+        self.0.domains.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A call that may be made. If it tries a store that failed, the next one may do so when this is dropped.
+pub(super) struct Attempt {
+    breaker: Breaker,
+    domain: u64,
+    probe: Option<u64>,
+}
+
+impl Attempt {
+    pub(super) fn report<T>(&self, answer: &Result<T, StoreError>) {
+        self.breaker.report(self.domain, answer);
+    }
+}
+
+impl Drop for Attempt {
+    fn drop(&mut self) {
+        if let Some(probe) = self.probe
+            && let Some(failures) = self.breaker.domains().get_mut(&self.domain)
+            && failures.probe.is_some_and(|(of, _)| of == probe)
+        {
+            failures.probe = None;
+        }
+    }
+}
+
+#[cfg(feature = "redis")]
+pub(super) struct Listener(Breaker);
+
+#[cfg(feature = "redis")]
+impl Listener {
+    /// The store has answered: that closes the breaker at once.
+    pub(super) fn heard(&self) {
+        self.0.note(0, true);
+    }
+}
+
+#[cfg(feature = "redis")]
+impl Drop for Listener {
+    fn drop(&mut self) {
+        self.0.0.listens.store(false, Ordering::Relaxed);
+    }
+}

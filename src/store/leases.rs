@@ -1,0 +1,134 @@
+//! Tokens that a node has taken at once, and spends by itself (S34).
+//!
+//! A lease is taken from the shared count before a token of it is spent, and dies with its window,
+//! counted from when it was asked for: so what passes was granted by the store, in that window.
+//! What it costs is that tokens leased to one node are not there for another. So leases are small: a
+//! part of what is left, and no more than the key's demand, which doubles while leases are spent at
+//! once and halves when they are not; and what is not spent soon is given back.
+//!
+//! Requests for a key without a lease wait for one call: a task asks for all of them, and ends when
+//! nobody waits. Another one gives back, and ends when nothing is leased.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::runtime::Handle;
+
+use super::Store;
+use super::adjust::Adjust;
+use super::book::{Answer, Owner, leasable};
+use super::charge::Charge;
+use super::error::StoreError;
+use super::front::{Front, Twice};
+use super::guard::within;
+use super::recall::Sent;
+use super::remote::Remote;
+use super::reply::Reply;
+use super::scope::Scope;
+use crate::decision::Decision;
+use crate::key::Key;
+
+mod flight;
+mod lender;
+
+use flight::Flight;
+use lender::Lender;
+
+/// What a request waits longer for a shared call than for its own.
+const MOMENT: Duration = Duration::from_millis(10);
+
+/// A store behind a front, whose tokens are leased.
+#[derive(Clone)]
+pub(crate) struct Leases {
+    lender: Lender,
+    /// As long as there is one, what is leased may be spent.
+    owner: Arc<Owner>,
+}
+
+impl Leases {
+    /// `max` is the largest lease; 0: none.
+    pub(crate) fn new(front: Front, max: u64) -> Self {
+        let book = front.guard.remote.book().clone();
+        let (lender, owner) = Lender::owned(front, book, max);
+        Self { lender, owner }
+    }
+
+    /// Waits for the call that asks for this charge's key, from when it is polled: one that never is
+    /// has not charged.
+    fn wait(&self, charge: &Charge<'_>, sent: Sent) -> Reply<Decision> {
+        let (this, charge) = (self.clone(), charge.to_owned());
+        Reply::later(async move {
+            let charge = charge.as_charge();
+            let front = &this.lender.front;
+            let Some(answer) = this.join(&charge) else {
+                return front.answer(charge, sent).await;
+            };
+            let answer = Reply::later(async {
+                let given_up = |_| Err(StoreError::new("the task that asks the store has ended"));
+                answer.await.unwrap_or_else(given_up)
+            });
+            // That task may stand still with its runtime. If not, it is to note its failure first.
+            let longest = front.guard.remote.longest();
+            match within(longest.map(|longest| longest.saturating_add(MOMENT)), answer).await {
+                Ok(decision) => Ok(decision),
+                Err(error) => front.guard.stand_in(charge, error).await,
+            }
+        })
+    }
+
+    /// `None`: it is one to ask for by itself.
+    fn join(&self, charge: &Charge<'_>) -> Option<Answer> {
+        let quota = leasable(charge)?;
+        let runtime = Handle::try_current().ok()?;
+        let book = &self.lender.book;
+        let id = book.open(charge.account(), quota).id();
+        let (answer, is_first) = book.flights().join(id, quota.limit)?;
+        if is_first {
+            // A task of its own, as the request may be dropped, or not be polled. It has the flight from
+            // its first moment: it may never be polled either.
+            let (lender, owner) = (self.lender.clone(), Arc::clone(&self.owner));
+            runtime.spawn(Flight::new(lender, owner, id, charge.to_owned()).run());
+        }
+        Some(answer)
+    }
+}
+
+impl Store for Leases {
+    fn charge(&self, charge: Charge<'_>) -> Reply<Decision> {
+        let Lender { front, book, max, .. } = &self.lender;
+        if *max <= 1 || charge.is_peek() {
+            return front.charge(charge);
+        }
+        if let Some(decision) = book.spend(&charge) {
+            return Reply::now(decision);
+        }
+        let sent = match front.recall().refusal(&charge) {
+            Ok(refusal) => return Reply::now(refusal),
+            Err(sent) => sent,
+        };
+        // A call that tries a store which failed is waited for by its own request only.
+        let shares = charge.cost() == 1 && leasable(&charge).is_some();
+        if shares && !front.guard.leaves_alone(&charge.account()) {
+            return self.wait(&charge, sent);
+        }
+        front.answer(charge, sent)
+    }
+
+    fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {
+        self.lender.front.adjust(adjust)
+    }
+
+    fn reset(&self, scope: &Scope, key: &Key) -> Reply<()> {
+        let reset = self.lender.front.reset(scope, key);
+        let (book, of) = (self.lender.book.clone(), (scope.clone(), key.clone()));
+        Twice::now(move || book.reset(&of.0, &of.1)).after(reset)
+    }
+
+    fn is_shared(&self) -> bool {
+        self.lender.front.is_shared()
+    }
+
+    fn remote(&self) -> Option<&Remote> {
+        self.lender.front.remote()
+    }
+}

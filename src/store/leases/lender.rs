@@ -1,0 +1,134 @@
+//! Keeps tokens that were taken from the store at once, and gives back what is not spent.
+
+use std::sync::{Arc, Weak};
+
+use super::super::adjust::Adjust;
+use super::super::book::{Book, Lease, Owner, SHARE, leasable};
+use super::super::charge::{Charge, OwnedCharge};
+use super::super::front::Front;
+use super::super::recall::Sent;
+use crate::decision::Decision;
+use crate::quota::Quota;
+
+/// A lease that is not spent within this part of the window is given back.
+const IDLE: i64 = 16;
+
+/// What leases are made of. The tasks that look after them don't own them.
+#[derive(Clone)]
+pub(super) struct Lender {
+    pub(super) front: Front,
+    pub(super) book: Book,
+    /// The largest lease.
+    pub(super) max: u64,
+    pub(super) owner: Weak<Owner>,
+}
+
+impl Lender {
+    /// A lease of what a decision has granted.
+    pub(super) fn lease(
+        &self,
+        decision: &Decision,
+        quota: &Quota,
+        demand: u64,
+        sent: Sent,
+    ) -> Lease {
+        let lag = self.front.recall().lag(decision, sent);
+        let (start, used) = decision.standings()[0].count();
+        Lease {
+            dies: decision.reset_at_ms() - lag.end,
+            left: decision.granted(),
+            limit: quota.limit,
+            start,
+            used,
+            lag: lag.start,
+            taken: self.book.now(),
+            demand,
+        }
+    }
+
+    /// Keeps what is left of a lease, to be spent until it is due. How much is to be given back instead.
+    pub(super) fn keep(
+        &self,
+        charge: &OwnedCharge,
+        quota: &Quota,
+        granted: u64,
+        mut lease: Lease,
+        sent: Sent,
+    ) -> u64 {
+        let account = charge.as_charge().account();
+        // What a reset would not find is not kept.
+        let known = self.book.note(account.scope(), quota);
+        let mut page = self.book.open(account, quota);
+        if self.front.recall().was_reset_since(sent) || page.now() >= lease.dies {
+            // The rest is of a count that is gone.
+            lease.left = 0;
+            if known {
+                page.set(lease);
+            }
+            return 0;
+        }
+        // What was left may have been less than this node thought.
+        let before = lease.limit.saturating_sub(lease.used.max(0) as u64) + granted;
+        let mut excess = lease.left.saturating_sub((before / SHARE).max(1) - 1);
+        lease.left -= excess;
+        if let Some(last) = page.alive().filter(|last| last.start == lease.start) {
+            lease.left += last.left;
+            lease.limit = lease.limit.max(last.limit);
+            lease.used = lease.used.max(last.used);
+        }
+        let is_looked_after = |lease: &Lease| {
+            lease.left == 0 || self.look_after(page.id(), charge.clone(), lease.taken, quota)
+        };
+        if !(known && is_looked_after(&lease) && page.set(lease)) {
+            excess += lease.left;
+            lease.left = 0;
+            if known {
+                page.set(lease);
+            }
+        }
+        excess
+    }
+
+    /// Returns tokens that were not spent.
+    pub(super) fn give_back(&self, charge: &Charge<'_>, decision: &Decision, tokens: u64) {
+        if tokens > 0 {
+            charge.account().scope().observe().lease_returned(tokens);
+            let adjust = Adjust::refund(charge.account(), tokens, decision);
+            self.front.refund(adjust).detach();
+        }
+    }
+
+    /// Has what is left given back when it was not spent for a while. `false`: there are too many leases
+    /// to look after.
+    fn look_after(&self, id: u64, charge: OwnedCharge, since: i64, quota: &Quota) -> bool {
+        let (this, due) = (self.clone(), since + idle(quota));
+        self.book.idle().look_after(id, due, &self.owner, move || this.look(charge, id))
+    }
+
+    fn look(self, charge: OwnedCharge, id: u64) {
+        let borrowed = charge.as_charge();
+        let Some(quota) = leasable(&borrowed) else { return };
+        let mut page = self.book.open(borrowed.account(), quota);
+        let now = page.now();
+        let Some(lease) = page.alive().filter(|lease| lease.left > 0) else { return };
+        if now - lease.taken >= idle(quota) || self.owner.strong_count() == 0 {
+            page.set(Lease { left: 0, ..lease });
+            drop(page);
+            self.give_back(&borrowed, &lease.decide(now, &borrowed), lease.left);
+        } else {
+            drop(page);
+            self.look_after(id, charge.clone(), lease.taken, quota);
+        }
+    }
+
+    /// Who may spend what is leased.
+    pub(super) fn owned(front: Front, book: Book, max: u64) -> (Self, Arc<Owner>) {
+        let owner = book.idle().owner();
+        (Self { front, book, max, owner: Arc::downgrade(&owner) }, owner)
+    }
+}
+
+/// For how long a lease may lie, in milliseconds.
+fn idle(quota: &Quota) -> i64 {
+    (quota.window as i64 / IDLE).max(1)
+}

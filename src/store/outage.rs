@@ -1,0 +1,97 @@
+//! Logs when a store begins to fail and when it is back, not each request.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use super::error::StoreError;
+use super::scope::Scope;
+use crate::observe;
+use crate::timer::Instant;
+
+/// It is back when it has answered for so long, without a failure in between.
+const SETTLED: Duration = Duration::from_secs(1);
+/// Causes of one outage that are logged.
+const MAX_CAUSES: usize = 8;
+const UNREADABLE: &str = "a key of the rate limiter holds what is none of its counts, and requests \
+    for it are answered without the store: something else writes to keys that begin with tfw1:, or \
+    with the store's prefix";
+
+/// A time in which the store fails, if it does.
+#[derive(Default)]
+pub(super) struct Outage {
+    is_on: AtomicBool,
+    state: Mutex<Option<Failing>>,
+}
+
+struct Failing {
+    since: Instant,
+    /// What was logged of it.
+    causes: Vec<String>,
+    /// Since when it has answered without a failure.
+    well_since: Option<Instant>,
+    /// Requests that were answered without it.
+    without: u64,
+}
+
+impl Outage {
+    pub(super) fn note<T>(&self, scope: &Scope, answer: &Result<T, StoreError>) {
+        match answer {
+            Err(error) if error.is_of_key() => {
+                scope.observe().store_failed();
+                observe::mistake(&UNREADABLE);
+            }
+            Err(error) => self.failed(scope, error),
+            Ok(_) if self.is_on.load(Ordering::Relaxed) => self.answered(scope),
+            Ok(_) => {}
+        }
+    }
+
+    fn failed(&self, scope: &Scope, error: &StoreError) {
+        scope.observe().store_failed();
+        let cause = error.to_string();
+        let mut state = self.lock();
+        match &mut *state {
+            Some(failing) => {
+                failing.well_since = None;
+                // One that comes and goes is logged once.
+                if failing.causes.len() == MAX_CAUSES || failing.causes.contains(&cause) {
+                    return;
+                }
+                failing.causes.push(cause);
+            }
+            None => {
+                let (since, causes) = (Instant::now(), vec![cause]);
+                *state = Some(Failing { since, causes, well_since: None, without: 0 });
+                self.is_on.store(true, Ordering::Relaxed);
+            }
+        }
+        drop(state);
+        scope.observe().store_fails(error);
+    }
+
+    fn answered(&self, scope: &Scope) {
+        let mut state = self.lock();
+        let Some(failing) = &mut *state else { return };
+        let now = Instant::now();
+        let well_since = *failing.well_since.get_or_insert(now);
+        if now - well_since < SETTLED {
+            return;
+        }
+        let (lasted, without) = (well_since - failing.since, failing.without);
+        *state = None;
+        self.is_on.store(false, Ordering::Relaxed);
+        drop(state);
+        scope.observe().store_is_back(without, lasted);
+    }
+
+    pub(super) fn answer_without(&self) {
+        if let Some(failing) = &mut *self.lock() {
+            failing.without += 1;
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Failing>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

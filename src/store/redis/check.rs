@@ -1,0 +1,90 @@
+//! Tries a connection that was silent for a while, or that has missed a deadline.
+
+use std::pin::pin;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use tokio::time::{Instant, timeout};
+
+use super::handle::{Handle, first, is_alive, probe};
+use super::renewal::renew;
+use super::shards::Shards;
+use super::upkeep::{ATTEMPT, Current, LATE, Upkeep};
+use crate::observe;
+
+pub(super) struct Check {
+    upkeep: Weak<Upkeep>,
+    /// Of the shard to be tried, where there are shards.
+    key: Option<Arc<[u8]>>,
+    connection: Option<Box<dyn Handle>>,
+    shards: Arc<Shards>,
+    part: usize,
+    grace: Duration,
+    ends: u64,
+    made: u64,
+}
+
+impl Check {
+    pub(super) fn of(
+        upkeep: &Arc<Upkeep>,
+        key: Option<Arc<[u8]>>,
+        current: &Current,
+        part: usize,
+    ) -> Self {
+        let grace = upkeep.grace();
+        // Where there is no other connection, nobody else has to begin.
+        let last = if upkeep.connect.is_some() { grace } else { grace + ATTEMPT };
+        Self {
+            upkeep: Arc::downgrade(upkeep),
+            key,
+            connection: current.connection.as_ref().map(|connection| connection.boxed()),
+            shards: Arc::clone(&current.shards),
+            part,
+            grace,
+            ends: upkeep.now() + (last + LATE).as_millis() as u64,
+            made: current.made,
+        }
+    }
+
+    pub(super) fn ends(&self) -> u64 {
+        self.ends
+    }
+
+    pub(super) async fn run(self) {
+        let Self { upkeep, key, connection, shards, part, grace, made, .. } = self;
+        let Some(mut connection) = connection else { return };
+        let mut changes = match upkeep.upgrade() {
+            Some(upkeep) => upkeep.current.subscribe(),
+            None => return,
+        };
+        observe::store_checked();
+        let start = Instant::now();
+        let probe = probe(key.as_deref());
+        let mut alive = pin!(async {
+            // What connects by itself may do so at the first one.
+            is_alive(&mut connection, &probe).await || is_alive(&mut connection, &probe).await
+        });
+        let mut answer = timeout(grace, alive.as_mut()).await.ok();
+        if answer != Some(true) {
+            let Some(upkeep) = upkeep.upgrade() else { return };
+            if upkeep.connect.is_none() && answer.is_some() {
+                // Calls are to say what is wrong with it.
+                return upkeep.well(&shards, part);
+            }
+            renew(&upkeep);
+        }
+        if answer.is_none() {
+            // It may only be late. Until there is another one, and as long as there is the store.
+            let replaced = async {
+                while changes.changed().await.is_ok() && changes.borrow_and_update().made == made {}
+            };
+            answer = first(timeout(ATTEMPT, alive.as_mut()), replaced).await.and_then(Result::ok);
+        }
+        if let Some(upkeep) = upkeep.upgrade()
+            && answer == Some(true)
+        {
+            upkeep.took(start.elapsed());
+            upkeep.well(&shards, part);
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! What Redis is asked: the calls of the script for charges and corrections.
+
+use std::fmt::Write as _;
+use std::sync::Arc;
+
+use redis::Cmd;
+
+use super::super::account::Account;
+use super::super::adjust::{Adjust, Correction};
+use super::super::charge::Charge;
+use super::super::scope::Scope;
+use super::script;
+use crate::key::Key;
+use crate::quota::MAX_TOKENS;
+
+/// Makes commands about keys that begin with a prefix.
+#[derive(Clone)]
+pub(super) struct Commands(Arc<str>);
+
+impl Commands {
+    pub(super) fn new(prefix: &str) -> Self {
+        Self(prefix.into())
+    }
+
+    /// `now` is the time if it is not the server's.
+    pub(super) fn charge(&self, charge: &Charge<'_>, now: Option<i64>) -> Cmd {
+        let ask = &charge.ask;
+        let act = match (ask.peek, ask.up_to) {
+            (true, true) => "peek-up-to",
+            (true, false) => "peek",
+            (false, true) => "up-to",
+            (false, false) => "charge",
+        };
+        let general = || self.general(&charge.account, act, ask.cost, ask.reserve, &[], now);
+        self.plain(charge, now).unwrap_or_else(general)
+    }
+
+    /// `None`: it changes nothing.
+    pub(super) fn adjust(&self, adjust: &Adjust<'_>, now: Option<i64>) -> Option<Cmd> {
+        let account = adjust.account();
+        Some(match adjust.correction() {
+            Correction::Return { tokens: 0, .. } | Correction::Take { tokens: 0 } => return None,
+            Correction::Return { tokens, until } => {
+                self.general(&account, "return", *tokens, false, until, now)
+            }
+            Correction::Take { tokens } => self.general(&account, "take", *tokens, false, &[], now),
+        })
+    }
+
+    pub(super) fn reset(&self, scope: &Scope, key: &Key) -> Cmd {
+        let mut cmd = redis::cmd("DEL");
+        cmd.arg(self.key(scope, key));
+        cmd
+    }
+
+    pub(super) fn key(&self, scope: &Scope, key: &Key) -> String {
+        let mut name = String::with_capacity(64);
+        let (prefix, scope, key) = (&self.0, scope.name(), key.readable());
+        write!(name, "{prefix}tfw1:{{{scope}:{key}}}").expect("writing to a string");
+        name
+    }
+
+    fn script(&self, account: &Account<'_>) -> Cmd {
+        script::one(&self.key(account.scope(), account.key()), 3 + 7 * account.quotas().len())
+    }
+
+    /// The call of the script's short way, where that is enough.
+    fn plain(&self, charge: &Charge<'_>, now: Option<i64>) -> Option<Cmd> {
+        let Charge { account, ask } = charge;
+        let &[quota] = account.quotas().as_slice() else { return None };
+        // These tokens fit between two windows' starts, in microseconds.
+        let plain = quota.capacity == quota.limit
+            && (1..=quota.limit.min(quota.window * 1_000 - 1)).contains(&ask.cost)
+            && !(ask.peek || ask.up_to || ask.reserve && quota.max_reserved > 0);
+        let grid = account.grid(&quota).filter(|_| plain)?;
+        let mut cmd = self.script(account);
+        cmd.arg(ask.cost).arg(quota.counter().to_string()).arg(quota.window).arg(quota.limit);
+        if grid > 0 || now.is_some() {
+            cmd.arg(grid).arg(now);
+        }
+        Some(cmd)
+    }
+
+    /// The call of the script. `until` has for each quota the instant up to which it takes returns.
+    fn general(
+        &self,
+        account: &Account<'_>,
+        act: &str,
+        tokens: u64,
+        reserve: bool,
+        until: &[i64],
+        now: Option<i64>,
+    ) -> Cmd {
+        let mut cmd = self.script(account);
+        // No quota has more than 2^53 - 1 to give.
+        cmd.arg(act).arg(tokens.min(MAX_TOKENS + 1));
+        match now {
+            Some(now) => cmd.arg(now),
+            None => cmd.arg(""),
+        };
+        for (i, quota) in account.quotas().iter().enumerate() {
+            let debt = if reserve { quota.max_reserved } else { 0 };
+            cmd.arg(quota.counter().to_string()).arg(quota.window).arg(quota.limit);
+            cmd.arg(quota.capacity).arg(quota.limit + debt);
+            match account.grid(quota) {
+                Some(grid) => cmd.arg(grid),
+                None => cmd.arg(-1),
+            };
+            cmd.arg(until.get(i).copied().unwrap_or(0));
+        }
+        cmd
+    }
+}

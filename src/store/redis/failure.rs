@@ -1,0 +1,71 @@
+//! What is said of a call that failed. It names no address and no key.
+
+use std::error::Error;
+use std::io;
+use std::sync::Arc;
+
+use redis::{ErrorKind, RedisError, ServerErrorKind};
+use tokio::runtime::Handle;
+
+use super::super::error::StoreError;
+#[cfg(feature = "redis-tls")]
+use super::tls;
+
+pub(super) fn runtime() -> Result<Handle, StoreError> {
+    Handle::try_current().map_err(|_| StoreError::new("Redis is asked outside of a tokio runtime"))
+}
+
+pub(super) fn late() -> StoreError {
+    StoreError::new("Redis did not answer in time")
+}
+
+pub(super) fn unsent() -> StoreError {
+    StoreError::new("Redis could not be asked in time").unsent()
+}
+
+pub(super) fn ended() -> StoreError {
+    StoreError::new("the runtime in which Redis was asked has ended")
+}
+
+pub(super) fn failed(error: RedisError) -> StoreError {
+    // A script tells its own errors as the server's.
+    let of_key = error.code() == Some("WRONGTYPE")
+        || error.kind() == ErrorKind::Parse
+        || error.detail().is_some_and(|detail| detail.contains("hash value is not an integer"));
+    let what = match error.kind() {
+        _ if of_key => "Redis has another value for this key",
+        ErrorKind::Server(ServerErrorKind::ReadOnly) => "Redis is a replica here",
+        ErrorKind::Server(_) | ErrorKind::Extension => "Redis refused the command",
+        ErrorKind::AuthenticationFailed => "Redis refused the password",
+        ErrorKind::Io => "Redis can't be reached",
+        _ => "Redis failed",
+    };
+    let code = code(&error);
+    let mut failed = StoreError::with_source(what, error);
+    if let Some(code) = code {
+        failed = failed.with_code(&code);
+    }
+    if of_key { failed.of_key() } else { failed }
+}
+
+/// What it is called by Redis, by the system or by TLS: no secret is in that.
+fn code(error: &RedisError) -> Option<String> {
+    // What Redis answers to a long command before authentication.
+    if error.detail().is_some_and(|detail| detail.contains("unauthenticated")) {
+        return Some("NOAUTH".to_owned());
+    }
+    if let Some(code) = error.code() {
+        let plain = |byte: u8| byte.is_ascii_uppercase() || byte.is_ascii_digit();
+        return (code.len() <= 32 && code.bytes().all(plain)).then(|| code.to_owned());
+    }
+    let source = error.source()?;
+    let io = match source.downcast_ref::<Arc<dyn Error + Send + Sync>>() {
+        Some(inner) => inner.downcast_ref::<io::Error>()?,
+        None => source.downcast_ref::<io::Error>()?,
+    };
+    #[cfg(feature = "redis-tls")]
+    if let Some(what) = tls::what_failed(io) {
+        return Some(what.to_owned());
+    }
+    Some(io.kind().to_string())
+}

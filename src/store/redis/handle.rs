@@ -1,0 +1,68 @@
+//! A connection of any kind, and what its answers say of it.
+
+use std::future::{Future, poll_fn};
+use std::pin::{Pin, pin};
+use std::task::Poll;
+
+use redis::aio::ConnectionLike;
+use redis::{Cmd, ErrorKind, RedisError, RedisResult, ServerErrorKind};
+
+use super::shards::Range;
+
+/// A connection, and what parts of the keys it leads to if that is a cluster.
+pub(super) type Connected = (Box<dyn Handle>, Vec<Range>);
+pub(super) type Connecting = Pin<Box<dyn Future<Output = RedisResult<Connected>> + Send>>;
+pub(super) type Connect = Box<dyn Fn() -> Connecting + Send + Sync>;
+
+/// A connection of any kind. The library's are handles: clones send over the same socket.
+pub(super) trait Handle: ConnectionLike + Send + Sync + 'static {
+    fn boxed(&self) -> Box<dyn Handle>;
+}
+
+impl<C: ConnectionLike + Clone + Send + Sync + 'static> Handle for C {
+    fn boxed(&self) -> Box<dyn Handle> {
+        Box::new(self.clone())
+    }
+}
+
+/// Whether another connection may do better.
+pub(super) fn leads_nowhere(error: &RedisError) -> bool {
+    error.is_unrecoverable_error()
+        || error.is_io_error()
+        || error.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly)
+}
+
+/// Any answer is a sign of life, also that this user may not ask.
+pub(super) async fn is_alive(connection: &mut Box<dyn Handle>, probe: &Cmd) -> bool {
+    match connection.req_packed_command(probe).await {
+        Ok(_) => true,
+        Err(error) => !leads_nowhere(&error),
+    }
+}
+
+/// On a cluster `PING` would go to all of it.
+pub(super) fn probe(key: Option<&[u8]>) -> Cmd {
+    match key {
+        None => redis::cmd("PING"),
+        Some(key) => {
+            let mut cmd = redis::cmd("HMGET");
+            cmd.arg(key).arg("0");
+            cmd
+        }
+    }
+}
+
+/// What `future` ends with, unless `end` comes first.
+pub(super) async fn first<T>(
+    future: impl Future<Output = T>,
+    end: impl Future<Output = ()>,
+) -> Option<T> {
+    let (mut future, mut end) = (pin!(future), pin!(end));
+    poll_fn(|cx| {
+        if let Poll::Ready(value) = future.as_mut().poll(cx) {
+            return Poll::Ready(Some(value));
+        }
+        end.as_mut().poll(cx).map(|()| None)
+    })
+    .await
+}

@@ -1,0 +1,212 @@
+//! Makes connections, one after the other and beside each other, until one is good or nobody asks any
+//! more.
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use redis::{ErrorKind, RedisError, RedisResult};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep_until, timeout, timeout_at};
+
+use super::handle::{Connecting, Handle, first, probe};
+use super::shards::Shards;
+use super::upkeep::{ATTEMPT, Current, LATE, PAUSE, Upkeep};
+use crate::observe;
+
+/// Attempts that may be under way before the pauses between them grow.
+const FEW: u32 = 4;
+/// Attempts go on for so long after somebody has asked.
+const WANTED: Duration = Duration::from_secs(1);
+
+/// Makes connections until one is good, unless somebody does so already.
+pub(super) fn renew(upkeep: &Arc<Upkeep>) {
+    if upkeep.connect.is_none() {
+        return;
+    }
+    let now = Instant::now();
+    let mut turn = 0;
+    let claimed = upkeep.current.send_if_modified(|current| {
+        let claimed = current.renewed_by.is_none_or(|until| until <= now);
+        if claimed {
+            current.renewed_by = Some(now + LATE);
+            current.renewal += 1;
+            current.error = None;
+            turn = current.renewal;
+        }
+        claimed
+    });
+    upkeep.ask(upkeep.now());
+    if claimed {
+        let changes = upkeep.current.subscribe();
+        // Held by the task from its first moment: it may never be polled.
+        let renewal = Renewal { upkeep: Arc::downgrade(upkeep), changes, turn };
+        tokio::spawn(renewal.run());
+    }
+}
+
+struct Renewal {
+    upkeep: Weak<Upkeep>,
+    changes: watch::Receiver<Current>,
+    turn: u64,
+}
+
+impl Renewal {
+    async fn run(mut self) {
+        let Some(pause) = self.pause() else { return };
+        if first(sleep_until(pause), self.is_over()).await.is_none() {
+            return;
+        }
+        let mut attempts = JoinSet::new();
+        while let Some(due) = self.attempt(&mut attempts) {
+            loop {
+                let next = async {
+                    match attempts.join_next().await {
+                        Some(attempt) => attempt.ok(),
+                        None => std::future::pending().await,
+                    }
+                };
+                let ended = first(timeout_at(due, next), self.is_over()).await;
+                let left = attempts.len();
+                match ended {
+                    // There is a good one, or no store any more.
+                    None => return,
+                    Some(Err(_)) => break,
+                    Some(Ok(Some(Ok(found)))) => return self.install(found),
+                    Some(Ok(Some(Err(error)))) => self.failed(error, left),
+                    Some(Ok(None)) => {
+                        let error = (ErrorKind::Client, "connecting has panicked").into();
+                        self.failed(error, left);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Where a new connection is no better than the one before (its address leads to a replica), they
+    /// are not made as fast as they fail.
+    fn pause(&self) -> Option<Instant> {
+        let upkeep = self.upkeep.upgrade()?;
+        let (proved, at) = {
+            let current = upkeep.current.borrow();
+            (current.made == 0 || current.shards.is_proved(), current.at)
+        };
+        let pause = if proved { Instant::now() } else { at + PAUSE };
+        self.claim(&upkeep, pause, 0);
+        Some(pause)
+    }
+
+    fn claim(&self, upkeep: &Upkeep, until: Instant, attempts: usize) {
+        upkeep.current.send_if_modified(|current| {
+            if current.renewal == self.turn {
+                current.renewed_by = Some(until + LATE);
+                current.attempts = attempts;
+            }
+            false
+        });
+    }
+
+    /// Ends when no connection is needed any more.
+    async fn is_over(&mut self) {
+        let turn = self.turn;
+        let over = |current: &Current| {
+            current.renewal != turn || current.connection.is_some() && current.shards.are_well()
+        };
+        let _ = self.changes.wait_for(over).await;
+    }
+
+    /// Begins another attempt if somebody still asks. When the next one is due; `None`: never.
+    fn attempt(&self, attempts: &mut JoinSet<RedisResult<Found>>) -> Option<Instant> {
+        let upkeep = self.upkeep.upgrade()?;
+        if upkeep.asked().elapsed() < WANTED {
+            let connecting = upkeep.connect.as_ref()?();
+            let of = Weak::clone(&self.upkeep);
+            attempts.spawn(async move {
+                let late = || Err((ErrorKind::Io, "the server does not answer").into());
+                timeout(ATTEMPT, find(of, connecting)).await.unwrap_or_else(|_| late())
+            });
+        } else if attempts.is_empty() {
+            return None;
+        }
+        let many = (attempts.len() as u32).div_ceil(FEW).max(1);
+        let due = Instant::now() + PAUSE * many;
+        self.claim(&upkeep, due, attempts.len());
+        Some(due)
+    }
+
+    fn install(&self, Found { connection, shards }: Found) {
+        let Some(upkeep) = self.upkeep.upgrade() else { return };
+        observe::store_connected();
+        let at = Instant::now();
+        upkeep.current.send_modify(|current| {
+            if current.connection.is_some() {
+                shards.inherit(&current.shards);
+            }
+            current.connection = Some(connection);
+            current.shards = Arc::new(shards);
+            current.made += 1;
+            current.at = at;
+            current.error = None;
+        });
+    }
+
+    fn failed(&self, error: RedisError, left: usize) {
+        let Some(upkeep) = self.upkeep.upgrade() else { return };
+        upkeep.current.send_modify(|current| {
+            if current.renewal == self.turn {
+                current.attempts = left;
+                current.error = Some(error);
+            }
+        });
+    }
+}
+
+impl Drop for Renewal {
+    /// Also with the runtime that it ran in.
+    fn drop(&mut self) {
+        if let Some(upkeep) = self.upkeep.upgrade() {
+            upkeep.current.send_if_modified(|current| {
+                let mine = current.renewal == self.turn;
+                if mine {
+                    current.renewed_by = None;
+                    current.attempts = 0;
+                }
+                mine
+            });
+        }
+    }
+}
+
+struct Found {
+    connection: Box<dyn Handle>,
+    shards: Shards,
+}
+
+/// Connects. A connection to a cluster is good if it leads to a shard that is missed.
+async fn find(upkeep: Weak<Upkeep>, connecting: Connecting) -> RedisResult<Found> {
+    let start = Instant::now();
+    let (mut connection, ranges) = connecting.await?;
+    let took = start.elapsed();
+    let gone = || RedisError::from((ErrorKind::Io, "the store is gone"));
+    let (now, grace, missed) = {
+        let upkeep = upkeep.upgrade().ok_or_else(gone)?;
+        let current = upkeep.current.borrow();
+        let first = current.connection.is_none();
+        let missed = if first { Vec::new() } else { current.shards.missed() };
+        (upkeep.now(), upkeep.grace().max(took), missed)
+    };
+    let shards = Shards::new(ranges, now);
+    let mut found = missed.is_empty();
+    for key in missed {
+        let probe = probe(Some(&key));
+        let answer = timeout(grace, connection.req_packed_command(&probe)).await;
+        if answer.is_ok_and(|answer| answer.is_ok_and(|value| value.extract_error().is_ok())) {
+            found = true;
+            shards.found(&key);
+        }
+    }
+    if !found {
+        return Err((ErrorKind::Io, "the shard does not answer").into());
+    }
+    Ok(Found { connection, shards })
+}

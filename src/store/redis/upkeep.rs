@@ -1,0 +1,120 @@
+//! What is known of a store's connection, and of the work on it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use redis::RedisError;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use super::handle::{Connect, Handle};
+use super::shards::Shards;
+
+/// How long an idle connection has to answer before another one is made beside it; at least two
+/// round trips.
+const GRACE: Duration = Duration::from_millis(20);
+/// How long an attempt to connect may take. Others begin meanwhile.
+pub(super) const ATTEMPT: Duration = Duration::from_secs(5);
+/// Between the beginnings of two attempts, as long as few are under way.
+pub(super) const PAUSE: Duration = Duration::from_millis(250);
+/// A claim expires so long after its holder should have been back.
+pub(super) const LATE: Duration = Duration::from_millis(100);
+
+pub(super) struct Upkeep {
+    /// `None`: the connection keeps itself up.
+    pub(super) connect: Option<Connect>,
+    pub(super) sharded: bool,
+    pub(super) current: watch::Sender<Current>,
+    since: Instant,
+    /// How long a call may wait for a connection, in milliseconds.
+    pub(super) patience: AtomicU64,
+    /// When somebody found no connection, in milliseconds since `since`.
+    asked: AtomicU64,
+    /// How long a call takes at best, in microseconds.
+    round_trip: AtomicU64,
+}
+
+/// The connection, and the work on another one.
+pub(super) struct Current {
+    /// The last one that was made. It stays when it is lost, as it may only have been late.
+    pub(super) connection: Option<Box<dyn Handle>>,
+    pub(super) shards: Arc<Shards>,
+    /// How many were made.
+    pub(super) made: u64,
+    pub(super) at: Instant,
+    /// Why the last attempt failed, or why the connection is to be left.
+    pub(super) error: Option<RedisError>,
+    pub(super) attempts: usize,
+    /// Who makes connections, and when that one is given up.
+    pub(super) renewal: u64,
+    pub(super) renewed_by: Option<Instant>,
+}
+
+impl Upkeep {
+    pub(super) fn new(
+        connection: Option<Box<dyn Handle>>,
+        connect: Option<Connect>,
+        sharded: bool,
+    ) -> Self {
+        let now = Instant::now();
+        let current = Current {
+            connection,
+            shards: Arc::new(Shards::new(Vec::new(), 0)),
+            made: 0,
+            at: now,
+            error: None,
+            attempts: 0,
+            renewal: 0,
+            renewed_by: None,
+        };
+        Self {
+            connect,
+            sharded,
+            current: watch::Sender::new(current),
+            since: now,
+            patience: AtomicU64::new(0),
+            asked: AtomicU64::new(0),
+            round_trip: AtomicU64::new(0),
+        }
+    }
+
+    /// Somebody finds no connection.
+    pub(super) fn ask(&self, now: u64) {
+        self.asked.store(now, Ordering::Relaxed);
+    }
+
+    /// When that was last.
+    pub(super) fn asked(&self) -> Instant {
+        self.instant(self.asked.load(Ordering::Relaxed))
+    }
+
+    pub(super) fn now(&self) -> u64 {
+        self.since.elapsed().as_millis() as u64
+    }
+
+    pub(super) fn instant(&self, ms: u64) -> Instant {
+        self.since + Duration::from_millis(ms)
+    }
+
+    pub(super) fn grace(&self) -> Duration {
+        let round_trip = Duration::from_micros(self.round_trip.load(Ordering::Relaxed));
+        GRACE.max(2 * round_trip)
+    }
+
+    pub(super) fn took(&self, time: Duration) {
+        let time = (time.as_micros() as u64).max(1);
+        let known = self.round_trip.load(Ordering::Relaxed);
+        // The least, of late.
+        let next = if known == 0 || time < known { time } else { known + (time - known) / 256 };
+        if next != known {
+            self.round_trip.store(next, Ordering::Relaxed);
+        }
+    }
+
+    /// It has answered.
+    pub(super) fn well(&self, shards: &Shards, part: usize) {
+        shards.health(part).recover(self.now());
+        self.current.send_modify(|_| {});
+    }
+}

@@ -1,0 +1,55 @@
+//! A command that waits to be sent, and for its answer.
+
+use redis::Cmd;
+use tokio::runtime::Handle;
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+
+use super::super::error::StoreError;
+use super::failure::unsent;
+use super::script::Answer;
+
+pub(super) struct Waiting {
+    pub(super) cmd: Cmd,
+    pub(super) until: Instant,
+    /// Where the answer is awaited.
+    pub(super) runtime: Handle,
+    reply: oneshot::Sender<Outcome>,
+}
+
+/// What became of a command.
+pub(super) enum Outcome {
+    Answered(Result<Answer, StoreError>),
+    /// It was not sent in this way, and is to be sent in another.
+    Returned(Cmd),
+}
+
+impl Waiting {
+    pub(super) fn new(
+        cmd: Cmd,
+        until: Instant,
+        runtime: Handle,
+    ) -> (Self, oneshot::Receiver<Outcome>) {
+        let (reply, outcome) = oneshot::channel();
+        (Self { cmd, until, runtime, reply }, outcome)
+    }
+
+    /// What is late or was dropped is not sent.
+    pub(super) fn is_wanted(&self, now: Instant) -> bool {
+        now < self.until && !self.reply.is_closed()
+    }
+
+    /// It is not sent any more.
+    pub(super) fn withdraw(self) {
+        self.answer(Err(unsent()));
+    }
+
+    pub(super) fn give_back(self) {
+        // Who is gone needs no answer, here and below.
+        let _ = self.reply.send(Outcome::Returned(self.cmd));
+    }
+
+    pub(super) fn answer(self, answer: Result<Answer, StoreError>) {
+        let _ = self.reply.send(Outcome::Answered(answer));
+    }
+}

@@ -1,0 +1,143 @@
+//! What a store answers with: [`Reply`], which may hold its answer already.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker};
+
+use super::error::StoreError;
+
+/// What a store answers: a future that may hold its answer already, so that a store in memory costs
+/// no allocation and no second poll.
+///
+/// ```
+/// use tower_fixed_window::store::Reply;
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() {
+/// assert_eq!(Reply::now(7).await.unwrap(), 7);
+/// assert_eq!(Reply::later(async { Ok(7) }).await.unwrap(), 7);
+/// assert!(matches!(Reply::now(7).into_now(), Ok(Ok(7))));
+/// # }
+/// ```
+#[must_use = "a reply does nothing unless it is awaited"]
+pub struct Reply<T>(When<T>);
+
+enum When<T> {
+    Now(Option<Result<T, StoreError>>),
+    Later(Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send>>),
+}
+
+// Nothing in it is pinned in place: the future is boxed.
+impl<T> Unpin for Reply<T> {}
+
+impl<T> Reply<T> {
+    /// The answer.
+    #[inline]
+    pub fn now(value: T) -> Self {
+        Self::from(Ok(value))
+    }
+
+    /// The store has failed.
+    pub fn failed(error: StoreError) -> Self {
+        Self::from(Err(error))
+    }
+
+    /// The answer is still to come.
+    pub fn later(future: impl Future<Output = Result<T, StoreError>> + Send + 'static) -> Self {
+        Self(When::Later(Box::pin(future)))
+    }
+
+    /// The same reply with another answer.
+    pub fn map<U>(self, f: impl FnOnce(T) -> U + Send + 'static) -> Reply<U>
+    where
+        T: Send + 'static,
+    {
+        match self.into_now() {
+            Ok(answer) => Reply::from(answer.map(f)),
+            Err(later) => Reply::later(async { later.await.map(f) }),
+        }
+    }
+
+    /// Has it done without waiting for it: a correction never delays a response (S14). Without a
+    /// runtime of tokio's around, a reply that comes later may be lost.
+    pub(crate) fn detach(self)
+    where
+        T: Send + 'static,
+    {
+        let Err(mut later) = self.into_now() else { return };
+        #[cfg(feature = "tokio")]
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            runtime.spawn(later);
+            return;
+        }
+        let _ = Pin::new(&mut later).poll(&mut Context::from_waker(Waker::noop()));
+    }
+
+    /// The answer if it is there, to look at.
+    pub(crate) fn as_now(&self) -> Option<Result<&T, &StoreError>> {
+        match &self.0 {
+            When::Now(answer) => answer.as_ref().map(Result::as_ref),
+            When::Later(_) => None,
+        }
+    }
+
+    /// The answer if it is there, else the reply itself.
+    ///
+    /// # Errors
+    /// The reply, if it has to be awaited.
+    pub fn into_now(mut self) -> Result<Result<T, StoreError>, Self> {
+        match &mut self.0 {
+            When::Now(answer) => match answer.take() {
+                Some(answer) => Ok(answer),
+                None => Err(self),
+            },
+            When::Later(_) => Err(self),
+        }
+    }
+}
+
+/// A reply whose future has a type of its own, to be made part of a larger one: it is boxed once.
+pub(super) enum Unboxed<T, F> {
+    Now(Result<T, StoreError>),
+    Later(F),
+}
+
+impl<T, F> Unboxed<T, F>
+where
+    F: Future<Output = Result<T, StoreError>> + Send + 'static,
+{
+    pub(super) fn boxed(self) -> Reply<T> {
+        match self {
+            Self::Now(answer) => Reply::from(answer),
+            Self::Later(future) => Reply::later(future),
+        }
+    }
+}
+
+impl<T> From<Result<T, StoreError>> for Reply<T> {
+    /// The answer, or the failure.
+    #[inline]
+    fn from(answer: Result<T, StoreError>) -> Self {
+        Self(When::Now(Some(answer)))
+    }
+}
+
+impl<T> Future for Reply<T> {
+    type Output = Result<T, StoreError>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        match &mut self.0 {
+            When::Now(answer) => Poll::Ready(answer.take().expect("polled after it was done")),
+            When::Later(future) => future.as_mut().poll(cx),
+        }
+    }
+}
+
+impl<T> fmt::Debug for Reply<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.0 {
+            When::Now(_) => "Reply::now(..)",
+            When::Later(_) => "Reply::later(..)",
+        })
+    }
+}

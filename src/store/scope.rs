@@ -1,0 +1,69 @@
+//! The name under which counters live: [`Scope`].
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::observe::{Meters, Observed};
+use crate::quota::fmix64;
+use crate::window::stagger;
+
+/// The name under which counters live; cheap to clone.
+#[derive(Clone)]
+pub struct Scope(Arc<Named>);
+
+struct Named {
+    name: Box<str>,
+    id: u64,
+    meters: Meters,
+}
+
+impl Scope {
+    /// Counters of this name: 1 to 64 of `[a-z0-9_.-]`.
+    ///
+    /// # Panics
+    /// If the name is not such a one.
+    pub fn named(name: &str) -> Self {
+        assert!(
+            (1..=64).contains(&name.len())
+                && name
+                    .bytes()
+                    .all(|b| matches!(b, b'a'..=b'z' | b'0'..=b'9' | b'_' | b'.' | b'-')),
+            "{name:?} can't name a rate limit: write 1 to 64 of a-z, 0-9, '_', '.', '-', as in .name(\"login\")"
+        );
+        let id = stagger(name, b"");
+        Self::new(name, id)
+    }
+
+    /// Counters that nobody else can find: a scope of its own at each call.
+    pub(crate) fn unnamed() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let id = fmix64(NEXT.fetch_add(1, Ordering::Relaxed));
+        Self::new("", id)
+    }
+
+    fn new(name: &str, id: u64) -> Self {
+        Self(Arc::new(Named { name: name.into(), id, meters: Meters::default() }))
+    }
+
+    /// The name; empty if it has none.
+    pub fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    /// The scope as its operator sees it.
+    pub(crate) fn observe(&self) -> Observed<'_> {
+        Observed::new(&self.0.name, &self.0.meters)
+    }
+
+    /// The same for equal names, other for each scope without a name.
+    pub(crate) fn id(&self) -> u64 {
+        self.0.id
+    }
+}
+
+impl fmt::Debug for Scope {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Scope({:?})", self.name())
+    }
+}

@@ -1,0 +1,82 @@
+//! Locks that share out the keys: a key's hash chooses one, so that all that is kept of a key is under
+//! one lock, and nobody waits long for another key's.
+
+use std::hash::BuildHasher;
+
+// The simulated network (tests/sim) replays a run from its seed: hashes are always the same there.
+#[cfg(tfw_sim)]
+use foldhash::quality::FixedState as RandomState;
+#[cfg(not(tfw_sim))]
+use foldhash::quality::RandomState;
+
+use super::scope::Scope;
+use super::table::WAYS;
+use crate::key::Key;
+use crate::quota::{Quota, fmix64};
+use crate::sync::{Mutex, MutexGuard};
+
+/// Keys of a shard: in a small store, as long as there are enough shards to keep threads apart, and at most
+/// in a large one, where doubling a table takes some 0.4 ms.
+const KEYS_OF_A_SHARD: (usize, usize) = (1_024, 8_192);
+const SHARDS_FOR_THREADS: usize = 64;
+/// Of stores that are larger than anybody's memory.
+const MAX_SHARDS: usize = 16_384;
+
+pub(super) struct Sharded<S> {
+    shards: Box<[Mutex<S>]>,
+    hasher: RandomState,
+}
+
+/// How many shards to make for a number of entries, and the buckets that each may have.
+pub(super) fn shares(max_entries: usize) -> (usize, usize) {
+    let few = (max_entries / KEYS_OF_A_SHARD.0).min(SHARDS_FOR_THREADS).next_power_of_two();
+    let many = (max_entries / KEYS_OF_A_SHARD.1).min(MAX_SHARDS).next_power_of_two();
+    let count = many.max(few);
+    let entries = max_entries.saturating_add(max_entries / 10).div_ceil(count);
+    (count, entries.div_ceil(WAYS))
+}
+
+impl<S: Default> Sharded<S> {
+    /// `count` is a power of two.
+    pub(super) fn new(count: usize) -> Self {
+        Self {
+            shards: (0..count).map(|_| Mutex::default()).collect(),
+            hasher: RandomState::default(),
+        }
+    }
+
+    /// The shard of a key, and the key's hash.
+    #[inline(always)]
+    pub(super) fn lock(&self, scope: &Scope, key: &Key) -> (MutexGuard<'_, S>, u64) {
+        let hash = self.hasher.hash_one((scope.id(), key.as_bytes()));
+        let shard = (hash >> 32) as usize & (self.shards.len() - 1);
+        (lock(&self.shards[shard]), hash)
+    }
+
+    /// All of them, one at a time.
+    pub(super) fn iter(&self) -> impl Iterator<Item = MutexGuard<'_, S>> {
+        self.shards.iter().map(lock)
+    }
+
+    pub(super) fn count(&self) -> usize {
+        self.shards.len()
+    }
+
+    /// What they take apart from what is in their tables.
+    pub(super) fn bytes(&self) -> usize {
+        self.shards.len() * size_of::<Mutex<S>>()
+    }
+}
+
+/// What a key's entry for a quota is found by.
+#[inline]
+pub(super) fn fingerprint(hash: u64, quota: &Quota) -> u64 {
+    // 0 is no entry.
+    fmix64(hash ^ quota.identity()).max(1)
+}
+
+#[inline]
+fn lock<S>(shard: &Mutex<S>) -> MutexGuard<'_, S> {
+    // A panic can't happen under the lock; if it did, the counters would be as good as before.
+    shard.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
