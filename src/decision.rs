@@ -149,8 +149,8 @@ impl Decision {
         (decision, (granted > 0).then_some(writes))
     }
 
-    /// Finds out when what was taken is covered. It points to nothing of a decision, which would then
-    /// be in memory instead of registers where nothing is reserved.
+    /// Finds out when what was taken is covered. It points to nothing of a decision, which would
+    /// then be in memory instead of registers where nothing is reserved.
     #[inline(never)]
     fn reserved(
         windows: [Window<'_>; Quotas::MAX],
@@ -366,8 +366,8 @@ impl Decision {
     }
 
     /// Until when the tokens of a quota can be given back: the end of the window in which they are
-    /// covered. `None`: they were taken from a count that other keys share, which has windows of its
-    /// own, so that the window of the grid counts (S14).
+    /// covered. `None`: they were taken from a count that other keys share, which has windows of
+    /// its own, so that the window of the grid counts (S14).
     pub(crate) fn refundable_until(&self, i: usize) -> Option<i64> {
         let own = self.shared >> i & 1 == 0;
         own.then(|| self.covered_until(i))

@@ -10,9 +10,9 @@
 //! 8. [Metrics and logs](observing)
 #![cfg_attr(feature = "redis", doc = "9. [Several nodes](many_nodes)")]
 //!
-//! [Recipes](recipes) for logins, payments and password resets, [testing your app](testing), [moving
-//! from other limiters](moving), [questions and answers](faq), [features](features), and the exact
-//! [rules](semantics).
+//! [Recipes](recipes) for logins, payments and password resets, [testing your app](testing),
+//! [moving from other limiters](moving), [questions and answers](faq), [features](features), and
+//! the exact [rules](semantics).
 
 #[doc = include_str!("../docs/choosing.md")]
 pub mod choosing {}

@@ -14,7 +14,7 @@ use super::encoding::Key;
 /// An extractor appends the parts it finds to the key, or returns what is missing. A request
 /// without a key is refused; [`or`](Self::or) adds a fallback.
 ///
-/// [`key_fn`] turns a closure into an extractor. An extractor of your own:
+/// [`key_fn`](crate::key::key_fn) turns a closure into an extractor. An extractor of your own:
 ///
 /// ```
 /// use http::request::Parts;

@@ -32,8 +32,8 @@ impl Observed<'_> {
         }
     }
 
-    /// A request was refused by a quota, or would have been. Quota and time are worked out only for a
-    /// log that shows them; a `retry_after` of `None` is never.
+    /// A request was refused by a quota, or would have been. Quota and time are worked out only for
+    /// a log that shows them; a `retry_after` of `None` is never.
     #[inline]
     pub(crate) fn refused<'q, Q: Display + 'q>(
         self,

@@ -72,10 +72,10 @@ impl fmt::Display for Quotas {
 impl FromStr for Quota {
     type Err = ParseQuotaError;
 
-    /// Reads `limit/window`, where the window is a unit (`minute`) or a number of them (`10s`,
-    /// `10 seconds`), and then any of `staggered`, `from-first-request`, `starting-at=6h`,
-    /// `rollover-up-to=150`, `reserve-up-to=20`, each meaning the method of that name. The first three
-    /// exclude each other, and none may be there twice.
+    /// Reads `limit/window`, where the window is a unit (`minute`) or a number of them (`10s`, `10
+    /// seconds`), and then any of `staggered`, `from-first-request`, `starting-at=6h`,
+    /// `rollover-up-to=150`, `reserve-up-to=20`, each meaning the method of that name. The first
+    /// three exclude each other, and none may be there twice.
     ///
     /// ```
     /// use tower_fixed_window::Quota;

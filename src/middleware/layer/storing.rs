@@ -30,7 +30,7 @@ impl<J> FixedWindowLayer<J> {
         self
     }
 
-    /// Makes [resets](Handle::reset) by another process effective within a second.
+    /// Makes [resets](crate::Handle::reset) by another process effective within a second.
     ///
     /// A node remembers a refusal by a remote store until its window ends, so that refused clients
     /// cause no calls. Resets and refunds of this process, and raised limits, take effect at once;
