@@ -74,7 +74,8 @@ impl<J> FixedWindowLayer<J> {
     /// closure also gets the key. All plans share one counter for each window length, so a customer
     /// who upgrades keeps what is used.
     ///
-    /// [`Handle::set_quotas`](crate::Handle::set_quotas) changes the layer's quotas, not what the closure returns.
+    /// [`Handle::set_quotas`](crate::Handle::set_quotas) changes the layer's quotas, not what the
+    /// closure returns.
     ///
     /// ```
     /// use http::Request;

@@ -21,7 +21,8 @@ impl<J> FixedWindowLayer<J> {
     /// If the service is not ready before the request's window has ended, the request takes new
     /// tokens within what is left of its `max_wait`, or is refused. Such late requests never pass
     /// in a burst: in a process, those of one key take tokens in order of arrival.
-    /// [`Handle::close_queue`](crate::Handle::close_queue) ends all waiting with 503, for a graceful shutdown.
+    /// [`Handle::close_queue`](crate::Handle::close_queue) ends all waiting with 503, for a
+    /// graceful shutdown.
     ///
     /// ```
     /// use std::time::Duration;
