@@ -1,7 +1,7 @@
 //! The guide. In reading order:
 //!
 //! 1. [Choosing a limit](choosing), from your access log
-//! 2. [How windows work](windows), in pictures
+//! 2. [How windows work](windows), in pictures, and [windows of a calendar](calendars)
 //! 3. [Keys](keys): whose requests share a count
 //! 4. [Behind a proxy](behind_a_proxy)
 //! 5. [Responses](responses) and their headers
@@ -21,6 +21,9 @@ pub mod choosing {}
 #[doc = include_str!("../docs/pictures/rustdoc.md")]
 #[doc = include_str!("../docs/windows.md")]
 pub mod windows {}
+
+#[doc = include_str!("../docs/calendars.md")]
+pub mod calendars {}
 
 #[doc = include_str!("../docs/keys.md")]
 pub mod keys {}

@@ -2,6 +2,7 @@
 // modules, in the repository files.
 //! [choosing]: crate::guide::choosing
 //! [windows]: crate::guide::windows
+//! [calendars]: crate::guide::calendars
 //! [keys]: crate::guide::keys
 //! [responses]: crate::guide::responses
 //! [features]: crate::guide::features
@@ -45,7 +46,7 @@ pub use middleware::{
     CostMeter, EmptyBody, FixedWindow, FixedWindowLayer, GitHubBody, Grpc, Handle, Headers,
     OnReject, ProblemJson, RateLimitEndpoint, Reason, Reject, Rejection, ResponseFuture, TrueCost,
 };
-pub use quota::{MAX_TOKENS, MAX_WINDOW, ParseQuotaError, Quota, QuotaError, Quotas};
+pub use quota::{MAX_TOKENS, MAX_WINDOW, ParseQuotaError, Quota, QuotaError, Quotas, Weekday};
 #[cfg(feature = "redis")]
 #[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
 pub use store::RedisStore;

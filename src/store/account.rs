@@ -46,12 +46,12 @@ impl<'a> Account<'a> {
     }
 
     /// Where the grid of a quota passes through, less than a window after the epoch; `None`: it has
-    /// none, windows begin with the first charge.
+    /// none, windows begin with the first charge or on days of a calendar.
     pub(crate) fn grid(&self, quota: &Quota) -> Option<u64> {
         match quota.anchor {
             Anchor::Grid { offset } => Some(offset),
             Anchor::Staggered => Some(self.shift(quota) % quota.window),
-            Anchor::FirstRequest => None,
+            Anchor::FirstRequest | Anchor::Calendar(_) => None,
         }
     }
 

@@ -23,6 +23,8 @@ pub(super) use idle::{Idle, Owner};
 pub(super) const SHARE: u64 = 16;
 /// A lease that is spent within this part of the window makes the next one larger.
 const HOT: i64 = 100;
+/// And no longer than this, in milliseconds: in a long window it would have been given back.
+const MAX_HOT: i64 = 10_000;
 /// Keys that were leased lately: some 9 MB.
 const MAX_KEYS: usize = 100_000;
 
@@ -170,7 +172,7 @@ impl Page<'_> {
     pub(super) fn demand(&self, max: u64) -> u64 {
         let Some(last) = self.entries.get(self.quota) else { return 1 };
         let last = last.payload;
-        if self.now() - last.taken <= self.quota.window as i64 / HOT {
+        if self.now() - last.taken <= (self.quota.window as i64 / HOT).min(MAX_HOT) {
             last.demand.saturating_mul(2).min(max)
         } else {
             (last.demand / 2).max(1)

@@ -25,6 +25,7 @@ use crate::decision::Decision;
 use crate::key::Key;
 use crate::quota::{Quota, Quotas};
 
+mod calendars;
 mod call;
 mod check;
 #[cfg(feature = "redis-cluster")]
@@ -107,8 +108,17 @@ const DEADLINE: Duration = Duration::from_millis(250);
 /// Counts that don't fit this number are text, `used@start`, with the start in milliseconds: 1,000
 /// tokens or more for each millisecond of the window, counts that take n windows to return
 /// (followed by `*n`: debt, rollover), counts below 0 (rollover), and those of
-/// [`from_first_request`](crate::Quota::from_first_request). The key expires when the last of its
-/// counts has returned. To reset a key, delete it.
+/// [`from_first_request`](crate::Quota::from_first_request). Counts in windows of a calendar are
+/// always text, with the end of the window and its number, since the script does not know the
+/// lengths of these windows:
+///
+/// ```text
+/// > HGETALL tfw1:{plan:talice}
+/// 1) "month+15@America/New_York"
+/// 2) "3812@1773547200000-1776225600000#674"
+/// ```
+///
+/// The key expires when the last of its counts has returned. To reset a key, delete it.
 ///
 /// Other values fail the call. Nothing else should write to these keys.
 #[derive(Clone)]
@@ -371,8 +381,7 @@ impl RedisStore {
     }
 
     /// Calls the script, together with concurrent decisions.
-    async fn ask(&self, mut cmd: Cmd) -> Result<Answer, StoreError> {
-        let until = self.until();
+    async fn ask(&self, mut cmd: Cmd, until: Instant) -> Result<Answer, StoreError> {
         if let Some(gather) = self.gather.as_ref().filter(|gather| !gather.is_apart()) {
             match gather.join(cmd, until).await {
                 Outcome::Answered(answer) => return answer,
@@ -407,6 +416,10 @@ impl RedisStore {
     }
 }
 
+fn senseless() -> StoreError {
+    StoreError::new("Redis returned an unexpected answer").of_key()
+}
+
 impl<C> From<C> for RedisStore
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
@@ -426,16 +439,32 @@ impl Store for RedisStore {
         let cmd = self.commands.charge(&charge, now);
         let (store, charge) = (self.clone(), charge.to_owned());
         Reply::later(async move {
-            let decision = store.ask(cmd).await?.decide(&charge.as_charge(), now);
-            decision.ok_or_else(|| StoreError::new("Redis returned an unexpected answer").of_key())
+            let (until, charge) = (store.until(), charge.as_charge());
+            let mut answer = store.ask(cmd, until).await?;
+            if let Some(time) = answer.outside() {
+                store.commands.correct_time(time);
+                answer = store.ask(store.commands.charge(&charge, now), until).await?;
+            }
+            let decision = answer.decide(&charge, now);
+            decision.ok_or_else(senseless)
         })
     }
 
     fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {
-        match self.commands.adjust(&adjust, self.now()) {
-            Some(cmd) => self.send(cmd),
-            None => Reply::now(()),
-        }
+        let now = self.now();
+        let Some(cmd) = self.commands.adjust(&adjust, now) else { return Reply::now(()) };
+        let (store, adjust) = (self.clone(), adjust.to_owned());
+        Reply::later(async move {
+            let until = store.until();
+            let answer = store.call(cmd, until).await?;
+            if let Some(time) = answer.outside() {
+                store.commands.correct_time(time);
+                let cmd = store.commands.adjust(&adjust.as_adjust(), now);
+                let again = store.call(cmd.expect("it was made before"), until).await?;
+                return again.outside().map_or(Ok(()), |_| Err(senseless()));
+            }
+            Ok(())
+        })
     }
 
     fn reset(&self, scope: &Scope, key: &Key) -> Reply<()> {

@@ -11,7 +11,7 @@ use http::{Request, Response};
 use tower_layer::Layer;
 use tower_service::Service;
 
-use super::block_on;
+use super::block_on::block_on;
 
 /// Sends a request through a layer, or a stack of layers, to a service that responds with
 /// [`Hello`], and waits for the response:

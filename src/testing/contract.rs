@@ -70,6 +70,13 @@ async fn identity<S: Store>(store: Arc<S>) {
         ("another grid", "ab", Key::from("cd"), five.starting_at(Duration::from_secs(7))),
         ("a staggered grid", "ab", Key::from("cd"), five.staggered()),
         ("a grid from the first request", "ab", Key::from("cd"), five.from_first_request()),
+        ("a month", "ab", Key::from("cd"), Quota::per_month(5)),
+        ("a month from another day", "ab", Key::from("cd"), Quota::per_month(5).from_day(2)),
+        ("a year", "ab", Key::from("cd"), Quota::per_year(5)),
+        #[cfg(feature = "time-zones")]
+        ("a month of a zone", "ab", Key::from("cd"), Quota::per_month(5).in_zone("Asia/Tokyo")),
+        #[cfg(feature = "time-zones")]
+        ("an alias", "ab", Key::from("cd"), Quota::per_month(5).in_zone("Japan")),
     ] {
         let other = limiter(&store, scope, quota);
         assert_eq!(used(&other, key.clone()).await, [0], "{what} is another counter");

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use super::Job;
+use super::block_on::Job;
 use crate::clock::ManualClock;
 use crate::limiter::Limiter;
 use crate::quota::Quota;

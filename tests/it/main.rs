@@ -1,6 +1,7 @@
 //! What the layer promises over HTTP: one module for each subject.
 
 mod breaker;
+mod calendars;
 mod client_ip;
 mod client_libraries;
 mod compile_errors;

@@ -12,6 +12,8 @@ use crate::quota::Quota;
 
 /// A lease unused for this part of the window is returned.
 const IDLE: i64 = 16;
+/// And after so long in any case, in milliseconds.
+const MAX_IDLE: i64 = 10_000;
 
 /// What leases are made of. The tasks that look after them don't own them.
 #[derive(Clone)]
@@ -131,5 +133,5 @@ impl Lender {
 
 /// For how long a lease may lie, in milliseconds.
 fn idle(quota: &Quota) -> i64 {
-    (quota.window as i64 / IDLE).max(1)
+    (quota.window as i64 / IDLE).clamp(1, MAX_IDLE)
 }

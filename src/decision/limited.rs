@@ -1,0 +1,52 @@
+//! A refused charge as an error: [`RateLimited`].
+
+use std::error::Error;
+use std::fmt;
+
+use super::Decision;
+
+/// A refused charge as an error: [`Decision::into_result`].
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct RateLimited(Decision);
+
+impl Decision {
+    /// An error if the charge was refused, for those who pass it on with `?`.
+    ///
+    /// ```
+    /// use tower_fixed_window::{Limiter, Quota, RateLimited};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), tower_fixed_window::StoreError> {
+    /// let limiter = Limiter::new(Quota::per_day(1));
+    /// assert!(limiter.check("alice").await?.into_result().is_ok());
+    ///
+    /// let error: RateLimited = limiter.check("alice").await?.into_result().unwrap_err();
+    /// assert!(error.to_string().starts_with("rate limit exceeded: 1 of 1 used, retry in "));
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// [`RateLimited`] if it was refused.
+    pub fn into_result(self) -> Result<Self, RateLimited> {
+        if self.allowed() { Ok(self) } else { Err(RateLimited(self)) }
+    }
+}
+
+impl RateLimited {
+    /// The decision that refused.
+    pub fn decision(&self) -> &Decision {
+        &self.0
+    }
+}
+
+impl fmt::Display for RateLimited {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let decision = &self.0;
+        write!(f, "rate limit exceeded: {} of {} used", decision.used(), decision.limit())?;
+        match decision.retry_after() {
+            Some(after) => write!(f, ", retry in {after:?}"),
+            None => f.write_str(", and it can never fit"),
+        }
+    }
+}
+
+impl Error for RateLimited {}
