@@ -1,5 +1,5 @@
-//! Windows that follow a calendar (S35): days, weeks, months and years of a time zone, from a first day
-//! on. They differ in length, so that a window is found by its number, not by its length.
+//! Windows that follow a calendar (S35): days, weeks, months and years of a time zone, from a first
+//! day on. They differ in length, so that a window is found by its number, not by its length.
 
 use std::fmt;
 
@@ -13,7 +13,7 @@ const LAST_DAY: i64 = 2_932_896;
 /// The epoch is a Thursday; the first Monday is four days later.
 const MONDAY: i64 = 4;
 
-/// On which day a week begins: [`Quota::from_weekday`](crate::Quota::from_weekday).
+/// The first day of a week: [`Quota::from_weekday`](crate::Quota::from_weekday).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[allow(missing_docs, reason = "their names say it")]
 pub enum Weekday {
@@ -148,8 +148,8 @@ impl Calendar {
         let at = at.clamp(-MAX, MAX - 1);
         let day = self.zone.day_at(at.div_euclid(1_000)).min(LAST_DAY);
         let mut period = self.period.of(day);
-        // Where a clock is set back over midnight, a day that has begun goes on. No period that was skipped
-        // is found, since it ends where it begins.
+        // Where a clock is set back over midnight, a day that has begun goes on. No period that was
+        // skipped is found, since it ends where it begins.
         while self.start(period + 1) <= at {
             period += 1;
         }
@@ -168,7 +168,7 @@ impl Calendar {
 }
 
 impl fmt::Display for Calendar {
-    /// What tells its counters from others: `month+15@America/New_York`.
+    /// Identifies its counters: `month+15@America/New_York`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.period.name())?;
         match self.period {

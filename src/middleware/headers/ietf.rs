@@ -28,13 +28,13 @@ pub(super) fn append(headers: &mut HeaderMap, account: &Account<'_>, decision: &
         let name = policy_name(account.scope().name(), quota);
         let limit = quota.limit().min(MAX_INTEGER);
         let _ = write!(policies, "{separator}\"{name}\";q={limit}");
-        // The window in whole seconds; one that has none can't be said, and needs not be. A calendar's
-        // is the one that runs.
+        // The window in whole seconds; one that has none can't be said, and needs not be. A
+        // calendar's is the one that runs.
         if standing.window().subsec_nanos() == 0 {
             let _ = write!(policies, ";w={}", standing.window().as_secs());
         }
         let mut end = standing.end();
-        if i == decision.speaking() {
+        if i == decision.governing() {
             end = end.max(decision.retry_at_ms().unwrap_or(end));
         }
         let (remaining, after) = (standing.remaining().min(MAX_INTEGER), end - decision.now_ms());
