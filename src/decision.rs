@@ -223,8 +223,8 @@ impl Decision {
     }
 
     /// Until when the tokens of a quota can be given back: the end of the window in which they are
-    /// covered. `None`: they were taken from a count that other keys share, which has windows of its
-    /// own, so that the window of the grid counts (S14).
+    /// covered. `None`: they were taken from a count that other keys share, which has windows of
+    /// its own, so that the window of the grid counts (S14).
     pub(crate) fn refundable_until(&self, i: usize) -> Option<i64> {
         let own = self.shared >> i & 1 == 0;
         own.then(|| self.covered(i).end)

@@ -1,7 +1,7 @@
-//! For tests: of limits, and of stores.
+//! Tests of limits and of stores.
 //!
-//! [`ask`] sends one request through a layer. A [`Store`] of your own has to pass [`conformance`];
-//! [`replay`] runs traces of the format of `vectors.json`, which is part of it.
+//! [`ask`] sends one request through a layer. [`conformance`] checks a [`Store`] of your own.
+//! [`replay`], which is part of that, runs traces in the format of `vectors.json`.
 //!
 //! ```
 //! use tower_fixed_window::MemoryStore;
@@ -25,7 +25,7 @@ pub use ask::{Hello, ask, ask_around};
 pub use block_on::{Job, block_on};
 pub use replay::{Failure, Report, replay};
 
-/// The shared traces, each with the answer that every step must get.
+/// The shared traces, each with the expected answer of every step.
 pub const VECTORS: &str = include_str!("testing/vectors.json");
 
 /// The same for windows of a calendar: in months, years and time zones.
@@ -37,11 +37,11 @@ pub const CALENDAR_VECTORS: [&str; 2] =
 /// Checks a store against the contract of [`Store`]: the arithmetic on all shared
 /// traces (with the feature `time-zones` those of calendars, too), one atomic step under concurrency, the identity of counters, and their life.
 ///
-/// `new` makes an empty store whose time is the clock's. `block_on` waits for a future on the
-/// current thread: [`block_on`] here, or a runtime's.
+/// `new` creates an empty store that reads the given clock. `block_on` waits for a future on the
+/// current thread: [`block_on`] of this module, or a runtime's.
 ///
 /// # Panics
-/// With what is wrong, where the store breaks the contract.
+/// If the store breaks the contract, with a message that says how.
 pub fn conformance<S: Store>(
     new: impl Fn(ManualClock) -> S + Send + Sync,
     block_on: impl Fn(Job<'_>) + Send + Sync,

@@ -259,8 +259,8 @@ impl<'a> Window<'a> {
         if above.wrapping_sub(1) < self.quota.limit { self.end() } else { self.lasts(added) }
     }
 
-    /// It takes a copy, as do others that are called seldom: a window that is never pointed to stays in
-    /// registers.
+    /// It takes a copy, as do others that are called seldom: a window that is never pointed to
+    /// stays in registers.
     #[inline(never)]
     fn lasts(self, added: i64) -> i64 {
         let quota = self.quota;

@@ -1,5 +1,4 @@
-//! What a refused request is answered with: [`Rejection`] has what is known of it, and a [`Reject`]
-//! makes a response of that.
+//! The response to a refused request: a [`Reject`] creates it from a [`Rejection`].
 
 use std::fmt::Write;
 
@@ -19,7 +18,7 @@ mod reject;
 pub(crate) use problem::prepare;
 pub use reject::{EmptyBody, GitHubBody, Grpc, OnReject, ProblemJson, Reject};
 
-/// A refused request, for those who answer it.
+/// A refused request, for closures that create the response.
 #[derive(Clone, Copy, Debug)]
 pub struct Rejection<'a> {
     pub(crate) reason: &'a Reason,
@@ -32,12 +31,12 @@ pub struct Rejection<'a> {
 }
 
 impl<'a> Rejection<'a> {
-    /// Why it was refused.
+    /// Returns why the request was refused.
     pub fn reason(&self) -> &'a Reason {
         self.reason
     }
 
-    /// The decision of a request that is over the limit.
+    /// Returns the decision, if the request is over the limit.
     pub fn decision(&self) -> Option<&'a Decision> {
         match self.reason {
             Reason::RateLimited(decision) => Some(decision),
@@ -45,7 +44,7 @@ impl<'a> Rejection<'a> {
         }
     }
 
-    /// The status to answer with.
+    /// Returns the status of the response.
     pub fn status(&self) -> StatusCode {
         match self.reason {
             Reason::RateLimited(_) => self.limited,
@@ -53,26 +52,26 @@ impl<'a> Rejection<'a> {
         }
     }
 
-    /// The name of the layer; empty if it has none.
+    /// Returns the name of the layer. It is empty if the layer has none.
     pub fn name(&self) -> &'a str {
         self.account.scope().name()
     }
 
-    /// The quotas that refused.
+    /// Returns the quotas that refused.
     pub fn violated(&self) -> impl Iterator<Item = &'a Quota> + use<'a> {
         let (quotas, decision) = (self.account.quotas(), self.decision());
         decision.into_iter().flat_map(|decision| decision.refusing()).map(|i| &quotas.as_slice()[i])
     }
 
-    /// A sentence for the client. For a limit it begins "API rate limit exceeded", which clients of
-    /// GitHub's API look for.
+    /// Returns a sentence for the client. For a limit it begins with "API rate limit exceeded",
+    /// which clients of GitHub's API look for.
     pub fn message(&self) -> String {
         match self.reason {
             Reason::RateLimited(decision) => {
                 let mut text = String::from("API rate limit exceeded: ");
                 self.write_policies(&mut text, "", ", ");
                 if decision.is_final() {
-                    text.push_str("; this request costs more than that can ever grant");
+                    text.push_str("; the cost of this request exceeds the limit");
                 }
                 text
             }
@@ -80,7 +79,7 @@ impl<'a> Rejection<'a> {
                 format!("The request lacks {missing}")
             }
             Reason::MissingKey(_) => {
-                "The rate limit of this server is set up wrong; its log says how to mend it".into()
+                "The rate limit of this server is misconfigured; its log says how to fix it".into()
             }
             Reason::StoreFailed => "The rate limit can't be checked at the moment".into(),
             Reason::QueueClosed => "The server is shutting down".into(),
@@ -103,7 +102,7 @@ impl<'a> Rejection<'a> {
         response
     }
 
-    /// Adds its headers to a response that somebody else has made.
+    /// Adds its headers to a response that a closure has created.
     fn complete<B>(&self, mut response: Response<B>) -> Response<B> {
         let content_type = response.headers_mut().remove(CONTENT_TYPE);
         self.stamp(&mut response, content_type.as_ref());

@@ -1,5 +1,5 @@
-//! What is left to a store beside the arithmetic: whose a counter is, how long it lives, and that
-//! each call does what it says and no more.
+//! What a store does in addition to the arithmetic: which key a counter belongs to, how long it
+//! lives, and that each call does what it should and no more.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -11,12 +11,12 @@ use crate::limiter::{Limiter, Receipt};
 use crate::quota::{Quota, Quotas};
 use crate::store::{Store, StoreError};
 
-/// What became of the traces of a file.
+/// The result of replaying the traces of a file.
 #[derive(Debug, Default)]
 pub struct Report {
-    /// How many traces got every answer right.
+    /// How many traces got every expected answer.
     pub passed: usize,
-    /// What was wrong in the others.
+    /// The wrong answers in the others.
     pub failures: Vec<Failure>,
     /// How many traces have a failure.
     pub failed: usize,
@@ -29,7 +29,7 @@ pub struct Failure {
     pub trace: String,
     /// The step's index in the trace.
     pub step: usize,
-    /// What was expected, and what came.
+    /// The expected and the actual answer.
     pub what: String,
 }
 
@@ -139,11 +139,11 @@ impl Expect {
     }
 }
 
-/// Replays every trace of a file of the format of [`VECTORS`](super::VECTORS), each on a store of
-/// its own that `new` makes and that must read the time from the clock.
+/// Replays every trace of a file in the format of [`VECTORS`](super::VECTORS). `new` creates a
+/// store for each trace, which must read the time from the clock.
 ///
 /// # Errors
-/// If the text is not of that format. Wrong answers are in the report.
+/// If the text is not in that format. The report contains wrong answers.
 pub async fn replay<S: Store>(
     json: &str,
     new: impl Fn(ManualClock) -> S,

@@ -1,4 +1,4 @@
-//! What the layer promises over HTTP: one module for each promise.
+//! What the layer promises over HTTP: one module for each subject.
 
 mod breaker;
 mod calendars;
@@ -41,3 +41,4 @@ mod streams_and_upgrades;
 mod support;
 mod types;
 mod uploads;
+mod words;

@@ -1,4 +1,4 @@
-//! What a refusal looks like.
+//! How a layer refuses.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::middleware::rejection::{EmptyBody, GitHubBody, Grpc, OnReject, Reject
 use crate::middleware::upload::Drain;
 
 impl<J> FixedWindowLayer<J> {
-    /// The status of a refusal; 429 unless set. GitHub's API says 403.
+    /// Sets the status of a refusal. The default is 429; GitHub's API uses 403.
     ///
     /// ```
     /// use http::{Request, StatusCode};
@@ -29,7 +29,7 @@ impl<J> FixedWindowLayer<J> {
         self
     }
 
-    /// Which rate-limit headers responses have: GitHub's unless set.
+    /// Sets which rate-limit headers responses have. The default is GitHub's.
     ///
     /// ```
     /// use http::Request;
@@ -50,7 +50,7 @@ impl<J> FixedWindowLayer<J> {
         self
     }
 
-    /// Makes the response to a refused request. The layer adds the rate-limit headers to it.
+    /// Creates the response to a refused request. The layer adds the rate-limit headers to it.
     ///
     /// ```
     /// use axum::routing::any;
@@ -95,8 +95,7 @@ impl<J> FixedWindowLayer<J> {
     }
 
     /// Refuses with the JSON body of GitHub's API, `{"message": "API rate limit exceeded ..."}`,
-    /// for clients that were written for that one. With [`status`](Self::status) 403 it is what
-    /// GitHub answers.
+    /// for clients of that API. With [`status`](Self::status) 403, the response is GitHub's.
     ///
     /// ```
     /// use http::{Request, StatusCode};
@@ -118,8 +117,7 @@ impl<J> FixedWindowLayer<J> {
     }
 
     /// Refuses in gRPC: 200 with `grpc-status: 8` (RESOURCE_EXHAUSTED), a message, and the same
-    /// headers as metadata. A plain 429 would reach gRPC clients as UNAVAILABLE, which they retry at
-    /// once.
+    /// headers as metadata. gRPC clients would read a plain 429 as UNAVAILABLE and retry at once.
     ///
     /// ```
     /// use http::Request;
@@ -142,10 +140,10 @@ impl<J> FixedWindowLayer<J> {
         FixedWindowLayer { limiter, live, options, reject }
     }
 
-    /// Reads what is left of a refused request whose body is of type `B`: see
-    /// [above](Self#refused-uploads). axum's are read without this. Called again, it adds a type.
+    /// Reads the rest of refused requests with bodies of type `B`: see
+    /// [above](Self#refused-uploads). axum's bodies don't need this. Each call adds a type.
     ///
-    /// In a `ServiceBuilder`, a layer outside of the limit may have changed the type of the bodies:
+    /// In a `ServiceBuilder`, a layer outside of the limit may change the type of the bodies:
     ///
     /// ```
     /// use std::time::Duration;

@@ -1,4 +1,4 @@
-//! What Redis is asked: the calls of the script for charges and corrections.
+//! The calls of the script for charges and corrections.
 
 use std::fmt::Write as _;
 use std::sync::Arc;

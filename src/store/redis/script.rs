@@ -153,7 +153,7 @@ fn time(micros: i64) -> i64 {
 }
 
 fn senseless() -> ParsingError {
-    "an answer that makes no sense".into()
+    "an unexpected answer".into()
 }
 
 fn general(charge: &Charge<'_>, answer: &[Option<i64>]) -> Option<Decision> {
