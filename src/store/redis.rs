@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::future::Future;
+#[cfg(any(feature = "redis-sentinel", feature = "testing"))]
 use std::sync::Arc;
 use std::time::Duration;
 
