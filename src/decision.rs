@@ -18,9 +18,9 @@ use standing::system_time;
 
 /// Whether a charge passed, and how the key stands.
 ///
-/// Where several quotas were charged, one of them *governs*, and the accessors with a single value are
-/// about that one: on a refusal the refusing quota with the latest retry, else the one with the fewest
-/// tokens left. [`standings`](Self::standings) has them all.
+/// Where several quotas were charged, one of them *governs*, and the accessors with a single value
+/// are about that one: on a refusal the refusing quota with the latest retry, else the one with the
+/// fewest tokens left. [`standings`](Self::standings) has them all.
 ///
 /// ```
 /// use tower_fixed_window::{Limiter, Quota};
@@ -131,8 +131,8 @@ impl Decision {
         self.until(self.governing.end())
     }
 
-    /// On a refusal: how long to wait until the same charge fits, if nobody else asks. `None` if it
-    /// was not refused, or can never fit ([`is_final`](Self::is_final)).
+    /// On a refusal: how long to wait until the same charge fits, if no other charge passes. `None`
+    /// if it was not refused, or can never fit ([`is_final`](Self::is_final)).
     pub fn retry_after(&self) -> Option<Duration> {
         self.retry_at_ms().map(|at| self.until(at))
     }
@@ -222,7 +222,7 @@ impl Decision {
         self.all.as_ref().map_or_else(|| self.governing.span(), |several| several.covered[i])
     }
 
-    /// Until when the tokens of a quota can be given back: the end of the window in which they are
+    /// Until when the tokens of a quota can be returned: the end of the window in which they are
     /// covered. `None`: they were taken from a count that other keys share, which has windows of
     /// its own, so that the window of the grid counts (S14).
     pub(crate) fn refundable_until(&self, i: usize) -> Option<i64> {

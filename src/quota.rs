@@ -102,8 +102,8 @@ pub(crate) enum Anchor {
 }
 
 impl Anchor {
-    /// A number for those that have no offset, which is no offset. Apart, so that a grid's has no table to
-    /// jump by.
+    /// A number for those that have no offset, which is no offset. Apart, so that a grid's has no
+    /// table to jump by.
     #[cold]
     const fn mark(self) -> u64 {
         match self {
@@ -236,7 +236,7 @@ impl Quota {
     }
 
     /// Windows on a grid that passes through the given time since the Unix epoch (UTC), also
-    /// before it: to follow somebody else's windows, or to turn at local midnight.
+    /// before it: to follow another system's windows. For days of a time zone there is `in_zone`.
     ///
     /// ```
     /// use std::time::Duration;
@@ -294,8 +294,8 @@ impl Quota {
     /// assert_eq!("1000/day in Asia/Tokyo".parse(), Ok(quota));
     /// ```
     ///
-    /// The first quota of a zone reads the zone's data; the process keeps it (4 kB for each zone that is
-    /// used) and takes up a newer edition when it is started again.
+    /// The first quota of a zone reads the zone's data; the process keeps it (4 kB for each zone
+    /// that is used) and takes up a newer edition when it is started again.
     ///
     /// # Panics
     /// If there is no such time zone, or the windows can't follow a calendar:
@@ -316,8 +316,9 @@ impl Quota {
     /// ```
     ///
     /// # Errors
-    /// [`QuotaError::UnknownTimeZone`], [`QuotaError::NoTimeZoneDatabase`], or for other windows than a
-    /// day, a week, a month and a year [`QuotaError::NotACalendar`] or [`QuotaError::CalendarAnchor`].
+    /// [`QuotaError::UnknownTimeZone`], [`QuotaError::NoTimeZoneDatabase`], or for other windows
+    /// than a day, a week, a month and a year [`QuotaError::NotACalendar`] or
+    /// [`QuotaError::CalendarAnchor`].
     #[cfg(feature = "time-zones")]
     #[cfg_attr(docsrs, doc(cfg(feature = "time-zones")))]
     pub fn try_in_zone(self, name: &str) -> Result<Self, QuotaError> {
@@ -344,8 +345,8 @@ impl Quota {
         expect(self.beginning(Period::Week(first)))
     }
 
-    /// Months that begin on this day, 1 to 31, or the last one of a month that is shorter: from day 31
-    /// there is a window from 31 January to 28 February, and the next one is to 31 March.
+    /// Months that begin on this day, 1 to 31, or the last one of a month that is shorter: from day
+    /// 31 there is a window from 31 January to 28 February, and the next one is to 31 March.
     ///
     /// ```
     /// use tower_fixed_window::Quota;
@@ -375,8 +376,8 @@ impl Quota {
         self.beginning(Period::Month(first))
     }
 
-    /// Years that begin on this month and day; from 29 February they begin on 28 February where there
-    /// is none.
+    /// Years that begin on this month and day; from 29 February they begin on 28 February where
+    /// there is none.
     ///
     /// ```
     /// use tower_fixed_window::Quota;
@@ -493,8 +494,8 @@ impl Quota {
         self.limit
     }
 
-    /// The length of a window. Those of a calendar differ: here a day has 24 hours, a month 31 days and a
-    /// year 366. How long the one is that runs, a [`Standing`](crate::Standing) says.
+    /// The length of a window. Those of a calendar differ: here a day has 24 hours, a month 31 days
+    /// and a year 366. How long the one is that runs, a [`Standing`](crate::Standing) says.
     pub const fn window(&self) -> Duration {
         Duration::from_millis(self.window)
     }
@@ -509,8 +510,8 @@ impl Quota {
         self.max_reserved
     }
 
-    /// What tells this quota's counters from another's under one scope and key: window and anchor,
-    /// as short text. The limit is no part of it.
+    /// What distinguishes this quota's counters from others under one scope and key: window and
+    /// anchor, as short text. The limit is no part of it.
     ///
     /// ```
     /// use tower_fixed_window::Quota;
@@ -524,8 +525,8 @@ impl Quota {
         Counter(*self)
     }
 
-    /// The same as [`counter`](Self::counter), as a number that is still to be mixed. It is the same in
-    /// this process only.
+    /// The same as [`counter`](Self::counter), as a number that is still to be mixed. It is the
+    /// same in this process only.
     pub(crate) const fn identity(&self) -> u64 {
         let anchor = match self.anchor {
             Anchor::Grid { offset } => offset,

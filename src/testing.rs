@@ -34,8 +34,9 @@ pub const VECTORS: &str = include_str!("testing/vectors.json");
 pub const CALENDAR_VECTORS: [&str; 2] =
     [include_str!("testing/calendar-vectors.json"), include_str!("testing/calendar-rules.json")];
 
-/// Checks a store against the contract of [`Store`]: the arithmetic on all shared
-/// traces (with the feature `time-zones` those of calendars, too), one atomic step under concurrency, the identity of counters, and their life.
+/// Checks a store against the contract of [`Store`]: the arithmetic on all shared traces (with the
+/// feature `time-zones` those of calendars, too), one atomic step under concurrency, the identity
+/// of counters, and their life.
 ///
 /// `new` creates an empty store that reads the given clock. `block_on` waits for a future on the
 /// current thread: [`block_on`] of this module, or a runtime's.

@@ -294,7 +294,7 @@ impl<'a> Window<'a> {
         })
     }
 
-    /// When a refused `cost` would fit if nobody else asked (S16); `None`: never.
+    /// When a refused `cost` would fit if no other charge passed (S16); `None`: never.
     #[inline]
     pub fn retry_at(&self, cost: u64, reserve: bool) -> Option<i64> {
         let Self { quota, used, until, .. } = *self;
@@ -318,8 +318,8 @@ impl<'a> Window<'a> {
         })
     }
 
-    /// The window in which `cost` tokens are covered that have just been taken here (S13): this one,
-    /// unless they left a debt.
+    /// The window in which `cost` tokens are covered that have just been taken here (S13): this
+    /// one, unless they left a debt.
     pub(crate) fn covered(&self, cost: u64) -> Span {
         match self.in_debt(cost as i64) {
             Some(0) => self.span(),

@@ -6,7 +6,7 @@ use crate::window::{State, Window};
 use super::standing::Standing;
 use super::{Decision, Several, Verdict};
 
-/// What is asked of all the quotas of a key.
+/// A charge of all the quotas of a key.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ask {
     pub(crate) cost: u64,
@@ -76,8 +76,8 @@ impl Decision {
         (decision, (granted > 0).then_some(writes))
     }
 
-    /// Finds out when what was taken is covered. It points to nothing of a decision, which would then
-    /// be in memory instead of registers where nothing is reserved.
+    /// Finds out when what was taken is covered. It points to nothing of a decision, which would
+    /// then be in memory instead of registers where nothing is reserved.
     #[inline(never)]
     fn reserved(
         windows: [Window<'_>; Quotas::MAX],

@@ -1,5 +1,5 @@
-//! Windows that follow a calendar (S35): days, weeks, months and years of a time zone, from a first day
-//! on. They differ in length, so that a window is found by its number, not by its length.
+//! Windows that follow a calendar (S35): days, weeks, months and years of a time zone, from a first
+//! day on. They differ in length, so that a window is found by its number, not by its length.
 
 use std::fmt;
 
@@ -148,8 +148,8 @@ impl Calendar {
         let at = at.clamp(-MAX, MAX - 1);
         let day = self.zone.day_at(at.div_euclid(1_000)).min(LAST_DAY);
         let mut period = self.period.of(day);
-        // Where a clock is set back over midnight, a day that has begun goes on. No period that was skipped
-        // is found, since it ends where it begins.
+        // Where a clock is set back over midnight, a day that has begun goes on. No period that was
+        // skipped is found, since it ends where it begins.
         while self.start(period + 1) <= at {
             period += 1;
         }
@@ -168,7 +168,7 @@ impl Calendar {
 }
 
 impl fmt::Display for Calendar {
-    /// What tells its counters from others: `month+15@America/New_York`.
+    /// What distinguishes its counters from others: `month+15@America/New_York`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.period.name())?;
         match self.period {

@@ -14,7 +14,8 @@ pub enum QuotaError {
     WindowTooLong,
     /// The window has a part of a millisecond.
     WindowNotWholeMillis,
-    /// The capacity is below the limit, or above [`MAX_TOKENS`](crate::MAX_TOKENS) with what may be reserved.
+    /// The capacity is below the limit, or above [`MAX_TOKENS`](crate::MAX_TOKENS) with what may be
+    /// reserved.
     Capacity,
     /// Two quotas of one set have the same window and anchor.
     EqualWindows,

@@ -14,12 +14,13 @@ use super::{Anchor, MAX_TOKENS, Quota};
 impl FromStr for Quota {
     type Err = ParseQuotaError;
 
-    /// Reads `limit/window`, where the window is a unit (`minute`, `month`) or a number of them (`10s`,
-    /// `10 seconds`; not of months or years), and then any of `staggered`, `from-first-request`,
-    /// `starting-at=6h`, `rollover-up-to=150`, `reserve-up-to=20`, each meaning the method of that name.
-    /// The first three exclude each other, and none may be there twice. In their place, a day, a week, a
-    /// month or a year may have a first day, `from sunday`, `from day 15` (of the month) or `from 04-06`
-    /// (6 April), and a time zone, `in Asia/Tokyo`, for which the crate needs the feature `time-zones`.
+    /// Reads `limit/window`, where the window is a unit (`minute`, `month`) or a number of them
+    /// (`10s`, `10 seconds`; not of months or years), and then any of `staggered`,
+    /// `from-first-request`, `starting-at=6h`, `rollover-up-to=150`, `reserve-up-to=20`, each
+    /// meaning the method of that name. The first three exclude each other, and none may be there
+    /// twice. In their place, a day, a week, a month or a year may have a first day, `from sunday`,
+    /// `from day 15` (of the month) or `from 04-06` (6 April), and a time zone, `in Asia/Tokyo`,
+    /// for which the crate needs the feature `time-zones`.
     ///
     /// ```
     /// use tower_fixed_window::Quota;

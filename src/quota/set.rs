@@ -91,7 +91,7 @@ impl Quotas {
         Ok(self)
     }
 
-    /// The same quotas with up to so many tokens to be reserved in each.
+    /// The same quotas, with up to this number of tokens to be reserved in each.
     pub(crate) fn reserving(mut self, tokens: u64) -> Self {
         for quota in &mut self.quotas {
             quota.max_reserved = tokens.min(MAX_TOKENS - quota.capacity);

@@ -1,7 +1,8 @@
-//! When a day begins where somebody lives: [`Zone`].
+//! Time zones, and when a day begins in one: [`Zone`].
 //!
-//! A quota is `Copy` and is compared in a `const`, so a zone is a pointer to what is loaded once for
-//! each name and kept for the life of the process. A process so has one edition of the zone data.
+//! A quota is `Copy` and is compared in a `const`, so a zone is a pointer to what is loaded once
+//! for each name and kept for the life of the process. A process so has one edition of the zone
+//! data.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -15,10 +16,10 @@ use super::rules::Rules;
 pub(super) const DAY: i64 = 86_400;
 /// No clock is so far from UTC, in seconds.
 const REACH: i64 = 26 * 3_600;
-/// The Gregorian calendar repeats after 400 years, and so do the rules of zones outside of the years
-/// for which single changes are known.
+/// The Gregorian calendar repeats after 400 years, and so do the rules of zones outside of the
+/// years for which single changes are known.
 const CYCLE: i64 = 146_097;
-/// These days from the epoch, some 8,000 years, are asked for as they are.
+/// Days up to this distance from the epoch, some 8,000 years, are looked up as they are.
 const NEAR: i64 = 20 * CYCLE;
 /// Zones have skipped days, and may do so once more before 2100. Later ones are repeated rules.
 const SKIPPED_UNTIL: i64 = 4_102_444_800;
@@ -163,15 +164,15 @@ impl fmt::Debug for Zone {
     }
 }
 
-/// For each kind of window the one that was asked for last, so that its boundaries are worked out once and
-/// not for each request.
+/// For each kind of window the one that was asked for last, so that its boundaries are worked out
+/// once and not for each request.
 pub(super) struct Recent([AtomicU64; Recent::KINDS]);
 
 impl Recent {
     /// Days, weeks by weekday, months by day, years by month and day.
     pub(super) const KINDS: usize = 1 + 7 + 31 + 12 * 31;
-    /// Start and length in one number of seconds each, so that both are of one window. No window has
-    /// 2^25 seconds, and the year 9999 ends before 2^38.
+    /// Start and length in one number of seconds each, so that both are of one window. No window
+    /// has 2^25 seconds, and the year 9999 ends before 2^38.
     const LENGTH: u32 = 25;
 
     const fn new() -> Self {

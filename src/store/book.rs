@@ -23,7 +23,7 @@ pub(super) use idle::{Idle, Owner};
 pub(super) const SHARE: u64 = 16;
 /// A lease that is spent within this part of the window makes the next one larger.
 const HOT: i64 = 100;
-/// And no longer than this, in milliseconds: in a long window it would have been given back.
+/// And no longer than this, in milliseconds: in a long window it would have been returned.
 const MAX_HOT: i64 = 10_000;
 /// Keys that were leased lately: some 9 MB.
 const MAX_KEYS: usize = 100_000;

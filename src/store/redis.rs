@@ -106,11 +106,12 @@ const DEADLINE: Duration = Duration::from_millis(250);
 /// 2) "1700000040000003"
 /// ```
 ///
-/// A count that this can't say is text, `used@start` with the start in milliseconds: one of 1,000 tokens
-/// or more for each millisecond of the window, one that takes n windows to come down (`*n` behind it:
-/// debt, rollover), one below 0 (rollover), and those of
-/// [`from_first_request`](crate::Quota::from_first_request). Of a calendar it is always text, with the end
-/// of the window and its number, by which the script counts windows without knowing their lengths:
+/// A count that this can't say is text, `used@start` with the start in milliseconds: one of 1,000
+/// tokens or more for each millisecond of the window, one that takes n windows to come down (`*n`
+/// behind it: debt, rollover), one below 0 (rollover), and those of
+/// [`from_first_request`](crate::Quota::from_first_request). Of a calendar it is always text, with
+/// the end of the window and its number, by which the script counts windows without knowing their
+/// lengths:
 ///
 /// ```text
 /// > HGETALL tfw1:{plan:talice}

@@ -28,8 +28,8 @@ pub(super) fn append(headers: &mut HeaderMap, account: &Account<'_>, decision: &
         let name = policy_name(account.scope().name(), quota);
         let limit = quota.limit().min(MAX_INTEGER);
         let _ = write!(policies, "{separator}\"{name}\";q={limit}");
-        // The window in whole seconds; one that has none can't be said, and needs not be. A calendar's
-        // is the one that runs.
+        // The window in whole seconds; one that has none can't be said, and needs not be. A
+        // calendar's is the one that runs.
         if standing.window().subsec_nanos() == 0 {
             let _ = write!(policies, ";w={}", standing.window().as_secs());
         }

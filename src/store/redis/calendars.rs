@@ -1,4 +1,4 @@
-//! Calendars as the script is told of them: it chooses between boundaries around the server's time.
+//! Calendars for the script: boundaries around the server's time, between which it chooses.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -33,7 +33,8 @@ impl Calendars {
         self.ahead.store(ahead, Ordering::Relaxed);
     }
 
-    /// From the window before an instant on, until all has ended that is written there under a quota.
+    /// From the window before an instant on, until all has ended that is written there under a
+    /// quota.
     pub(super) fn around(&self, calendar: Calendar, at: i64, quota: &Quota) -> Arc<Boundaries> {
         let most = quota.capacity + quota.max_reserved;
         let windows = most.div_ceil(quota.limit.max(1)).min(LASTING);

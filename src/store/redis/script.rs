@@ -126,7 +126,8 @@ impl Answer {
         Ok(values.map(answer).collect())
     }
 
-    /// The server's time, if nothing was done because the boundaries of calendars were not around it.
+    /// The server's time, if nothing was done because the boundaries of calendars were not around
+    /// it.
     pub(super) fn outside(&self) -> Option<i64> {
         match self {
             Self::General(numbers) => match numbers[..] {
