@@ -1,8 +1,8 @@
-//! Checks what a rate limiter has let pass against what it promises: from outside, by the times at which
-//! requests were sent and answered, with real stores, processes and signals. See PROOF.md.
+//! Puts rate limiters to the test, with real stores, processes and signals, and has the checker look at what
+//! passed. See PROOF.md.
 
-pub mod check;
-pub mod history;
+pub use tower_fixed_window_checker::{check, history};
+
 pub mod limiters;
 pub mod node;
 #[cfg(feature = "peers")]

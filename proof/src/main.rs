@@ -1,10 +1,9 @@
-//! `proof`: runs scenarios and checks their histories, or checks a history from elsewhere.
+//! Runs scenarios, and checks their histories.
 
 use std::process::ExitCode;
 use std::time::Instant;
 
-use tower_fixed_window_proof::check::{Promise, Windows, above};
-use tower_fixed_window_proof::history::{Ask, Line, collect};
+use tower_fixed_window_proof::history::{Ask, Line};
 use tower_fixed_window_proof::limiters::{Contestant, Store, contestants};
 use tower_fixed_window_proof::node;
 use tower_fixed_window_proof::redis_server::Server;
@@ -12,10 +11,7 @@ use tower_fixed_window_proof::run::{Row, row, run};
 use tower_fixed_window_proof::scenarios::{Scenario, scenarios};
 
 const USAGE: &str = "proof [--smoke] [--only LIMITER] [--scenario NAME] [--keep FOLDER]
-    runs the scenarios and prints a table; fails if a limiter of this crate is above its promise
-proof check FILE --limit TOKENS --window MILLISECONDS [--windows aligned|regular|on-demand|bucket]
-    checks a history, of lines NODE ID KEY COST SENT RECEIVED ANSWER; times are microseconds since the
-    Unix epoch; answers are passed, passed-locally, refused, failed, gave-up; and NODE ID returned SENT";
+    runs the scenarios and prints a table; fails if a limiter of this crate is above its promise";
 
 #[tokio::main]
 async fn main() -> ExitCode {
@@ -26,52 +22,14 @@ async fn main() -> ExitCode {
             node::node(setup, load).await;
             ExitCode::SUCCESS
         }
-        Some("check") => check(args.skip(1)).unwrap_or_else(usage),
         _ => match Options::new(args) {
             Some(options) => table(options).await,
-            None => usage(String::new()),
+            None => {
+                eprintln!("{USAGE}");
+                ExitCode::from(2)
+            }
         },
     }
-}
-
-fn usage(why: String) -> ExitCode {
-    eprintln!("{why}\n{USAGE}");
-    ExitCode::from(2)
-}
-
-fn check(mut args: impl Iterator<Item = String>) -> Result<ExitCode, String> {
-    let (mut file, mut limit, mut length, mut windows) = (None, None, None, Windows::Aligned);
-    while let Some(arg) = args.next() {
-        let mut number = || args.next()?.parse::<u64>().ok();
-        match &arg[..] {
-            "--limit" => limit = number(),
-            "--window" => length = number(),
-            "--windows" => {
-                windows = match args.next().as_deref() {
-                    Some("aligned") => Windows::Aligned,
-                    Some("regular") => Windows::Regular,
-                    Some("on-demand") => Windows::OnDemand,
-                    Some("bucket") => Windows::Bucket,
-                    other => return Err(format!("unknown windows: {other:?}")),
-                }
-            }
-            _ => file = Some(arg),
-        }
-    }
-    let (Some(file), Some(limit), Some(length @ 1..)) = (file, limit, length) else {
-        return Err("a file, --limit and --window are needed".to_owned());
-    };
-    let text = std::fs::read_to_string(&file).map_err(|error| format!("{file}: {error}"))?;
-    let lines = text.lines().map(str::parse).collect::<Result<Vec<_>, _>>()?;
-    let asks = collect(lines);
-    let most = above(&asks, &Promise { windows, limit, length, losses: Vec::new(), local: false });
-    match most.at {
-        None => println!("{} answers: never above the limit", asks.len()),
-        Some((key, start)) => {
-            println!("key {key} is at least {} above, from {start} on", most.above);
-        }
-    }
-    Ok(ExitCode::from(u8::from(most.above > 0)))
 }
 
 struct Options {
@@ -203,8 +161,11 @@ fn matrix(who: &[&Contestant], rows: &[(&str, &str, Row)]) {
                         _ if row.broken == 0 => " (excepted)",
                         _ => "",
                     };
+                    // Where anybody asks that often.
+                    let often = scenario.pause / 1_000 < 500;
                     let silence = match row.silence {
                         ..500 => String::new(),
+                        ms if !often && ms < 3 * scenario.pause / 1_000 => String::new(),
                         ms => format!(", silent {:.1} s", ms as f64 / 1_000.0),
                     };
                     let failed = match (row.failed + row.gave_up) * 100 / row.asked.max(1) {

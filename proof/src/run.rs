@@ -121,6 +121,7 @@ pub fn row(scenario: &Scenario, contestant: &Contestant, outcome: &Outcome) -> R
     times.push(outcome.from);
     times.push(outcome.from + scenario.millis * 1_000);
     times.sort_unstable();
+    let silence = times.windows(2).map(|two| two[1] - two[0]).max();
     Row {
         asked: asks.len(),
         passed: asks.iter().filter(|ask| ask.passed()).count(),
@@ -128,7 +129,8 @@ pub fn row(scenario: &Scenario, contestant: &Contestant, outcome: &Outcome) -> R
         // Others were dropped on purpose.
         gave_up: asks.iter().filter(|ask| ran_out_of_patience(ask)).count(),
         slowest: asks.iter().map(|ask| ask.received - ask.sent).max().unwrap_or(0) / 1_000,
-        silence: times.windows(2).map(|two| two[1] - two[0]).max().unwrap_or(0) / 1_000,
+        // Times on a clock that steps say nothing of that.
+        silence: if scenario.steps_clock { 0 } else { silence.unwrap_or(0) / 1_000 },
         above: above(asks, &strict).above,
         broken: above(asks, &promise).above,
     }

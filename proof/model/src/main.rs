@@ -32,9 +32,10 @@ fn main() -> ExitCode {
         Protocol { refunds: false, local: true, failover: true, ..SMALL },
         three.clone(),
         Protocol { failover: true, ..three.clone() },
-        Protocol { length: 3, limit: 3, lease: 3, failover: true, ..three.clone() },
+        Protocol { limit: 3, failover: true, ..three.clone() },
         Protocol { lease: 1, refunds: true, ..three.clone() },
-        Protocol { refunds: true, ..three },
+        Protocol { refunds: true, ..three.clone() },
+        Protocol { refunds: true, failover: true, ..three },
     ];
     for protocol in [SMALL].into_iter().chain(larger.into_iter().filter(|_| !smoke)) {
         let looked = look(&protocol);

@@ -1,7 +1,7 @@
 //! The checker, on histories that were made.
 
-use tower_fixed_window_proof::check::{Promise, Windows, above};
-use tower_fixed_window_proof::history::{Answer, Ask, Line, collect};
+use tower_fixed_window_checker::check::{Promise, Windows, above};
+use tower_fixed_window_checker::history::{Answer, Ask, Line, collect};
 
 const MS: u64 = 1_000;
 /// A multiple of a second, in microseconds.
@@ -138,6 +138,10 @@ fn tokens_that_were_given_back_may_pass_again() {
     // Not before they are given back.
     asks[0].returned = Some(T + 450 * MS);
     assert_eq!(aligned(&asks), 1);
+    // One that may have been decided after that takes its place.
+    asks[0].returned = Some(T + 350 * MS);
+    asks[3] = ask(T + 340 * MS, T + 360 * MS);
+    assert_eq!(aligned(&asks), 0);
     // Where windows are not known, what is ever given back is not counted.
     let mut many = passes(100..120);
     assert_eq!(all(&many), [17, 7, 17, 17]);
@@ -161,8 +165,16 @@ fn a_store_that_lost_its_counts_may_let_a_limit_pass_again() {
     }
     assert_eq!(lost(Windows::Bucket, 650, 660), 1);
     assert_eq!(lost(Windows::Aligned, 1_000, 1_010), 3);
-    // Of the window before, it may have been done at the first instant of this one.
-    assert_eq!(lost(Windows::Aligned, 900, 1_000), 0);
+    let earlier = Promise { losses: vec![(T - 500 * MS, T - 1)], ..promise(Windows::Aligned) };
+    assert_eq!(above(&asks, &earlier).above, 3);
+    // It may have been done at the first instant of the window.
+    let just = Promise { losses: vec![(T - 500 * MS, T)], ..promise(Windows::Aligned) };
+    assert_eq!(above(&asks, &just).above, 0);
+    // Who began the first window after a loss may have been sent before it.
+    let mut begun = passes([1_300, 1_350, 1_420, 1_430, 1_440]);
+    begun.push(ask(T + 405 * MS, T + 420 * MS));
+    let losses = vec![(T + 400 * MS, T + 410 * MS)];
+    assert_eq!(above(&begun, &Promise { losses, ..promise(Windows::OnDemand) }).above, 0);
     // A window that nobody knows the beginning of, between 200 and 500.
     assert_eq!(lost(Windows::OnDemand, 650, 660), 2);
     assert_eq!(lost(Windows::Regular, 650, 660), 0);
@@ -176,6 +188,10 @@ fn a_node_that_counts_by_itself_has_a_limit_of_its_own() {
     assert_eq!(above(&asks, &local).above, 1);
     asks[6].node = 1;
     assert_eq!(above(&asks, &local).above, 0);
+    // A store that loses its counts takes nothing from the node's.
+    asks[6].node = 0;
+    let losses = vec![(T + 350 * MS, T + 360 * MS)];
+    assert_eq!(above(&asks, &Promise { losses, ..local }).above, 1);
     // Unless nobody promised that.
     assert_eq!(aligned(&asks), 4);
 }
@@ -189,7 +205,7 @@ fn random(seed: &mut u64) -> u64 {
 /// An exact limiter, whose answers are as late as they like, is never above: whatever its windows are.
 #[test]
 fn an_exact_limiter_is_never_above() {
-    for seed in 0..2_000_u64 {
+    for seed in 0..500_u64 {
         let mut state = seed;
         let mut below = |bound: u64| random(&mut state) % bound;
         let phase = below(1_000);
@@ -227,7 +243,7 @@ fn an_exact_limiter_is_never_above() {
 #[test]
 fn windows_that_begin_with_a_pass_are_found() {
     const LENGTH: u64 = 40;
-    for seed in 0..3_000_u64 {
+    for seed in 0..1_000_u64 {
         let mut state = seed;
         let mut times: Vec<_> = (0..30).map(|_| 1_000 + random(&mut state) % 200).collect();
         times.sort_unstable();
