@@ -22,6 +22,7 @@ pub mod choosing {}
 #[doc = include_str!("../docs/windows.md")]
 pub mod windows {}
 
+#[doc = include_str!("../docs/pictures/rustdoc.md")]
 #[doc = include_str!("../docs/calendars.md")]
 pub mod calendars {}
 

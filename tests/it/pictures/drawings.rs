@@ -15,6 +15,7 @@ use super::{FIVE, NOON_MS, PAGE, TWO_IN_TEN, herd};
 use crate::support::{Mood, TestStore};
 
 const README: &str = include_str!("../../../README.md");
+const CALENDARS: &str = include_str!("../../../docs/calendars.md");
 
 /// A drawing, by the name of its file; the title is its alternative text as well.
 struct Picture {
@@ -281,6 +282,75 @@ fn staggered() -> Picture {
     )
 }
 
+/// Windows of half a year, as the limiter ends them: months begin on their day, 30 days drift away.
+fn months() -> Picture {
+    const DAY: u64 = 86_400;
+    /// 2026-01-01 00:00 UTC.
+    const JANUARY: u64 = 20_454 * DAY;
+    const MONTHS: [(&str, u64); 7] = [
+        ("Jan", 0),
+        ("Feb", 31),
+        ("Mar", 59),
+        ("Apr", 90),
+        ("May", 120),
+        ("Jun", 151),
+        ("Jul", 181),
+    ];
+
+    let x = |day: u64| LEFT + (day.min(181) * (WIDTH as u64 - 2 * LEFT as u64) / 181) as i32;
+    let mut svg = Svg::default();
+    let mut y = 14;
+    let plain = Quota::new(10_000, Duration::from_secs(30 * DAY));
+    for (name, quota) in [
+        ("10000/month", Quota::per_month(10_000)),
+        ("10000/month from day 15", Quota::per_month(10_000).from_day(15)),
+        ("10000/month from day 31", Quota::per_month(10_000).from_day(31)),
+        ("10000/30d", plain.starting_at(Duration::from_secs(JANUARY))),
+    ] {
+        assert!(quota.to_string().starts_with(name), "{quota}");
+        svg.text("i h", LEFT, y + 14, name);
+        y += 22;
+        let clock = ManualClock::at_ms(JANUARY * 1_000);
+        let limiter = Limiter::new(quota).store(MemoryStore::with_clock(clock.clone()));
+        let mut day = 0;
+        while day < 181 {
+            let decision = block_on(limiter.peek("client")).unwrap();
+            let days = decision.standings()[0].window().as_secs() / DAY;
+            let end = day + decision.reset_after().as_secs() / DAY;
+            let (from, to) = (x(end.saturating_sub(days)) + 1, x(end) - 1);
+            svg.block("w", from, y, to - from, BAND);
+            if to - from > 60 {
+                svg.text("i t m", (from + to) / 2, y + 15, &format!("{days} days"));
+            }
+            clock.advance(Duration::from_secs((end - day) * DAY));
+            day = end;
+        }
+        y += BAND + 14;
+    }
+    let lines: String = MONTHS.iter().map(|(_, day)| format!("M{} 24V{y}", x(*day))).collect();
+    svg.dashes("l", &lines);
+    for (name, day) in MONTHS {
+        let class = if day == 0 {
+            "s t"
+        } else if day == 181 {
+            "s t e"
+        } else {
+            "s t m"
+        };
+        svg.text(class, x(day), y + 14, name);
+    }
+    Picture::new(
+        "months",
+        svg,
+        "Windows of a month begin on their day, in shorter months on the last one; 30 days drift",
+        "The windows of the first half of 2026. Those of a month are 28 to 31 days long and begin on the \
+         first, on the 15th, or on the 31st: there on 31 January, 28 February, 31 March, 30 April, 31 May \
+         and 30 June. Windows of 30 days begin on 1 January, 31 January, 2 March, 1 April, 1 May, 31 May \
+         and 30 June.",
+        y + 28,
+    )
+}
+
 /// One node's calls: when, and how many tokens each took.
 #[derive(Default)]
 struct Node {
@@ -408,8 +478,15 @@ fn for_rustdoc(pictures: &[Picture]) -> String {
 
 #[test]
 fn drawings_match_the_limiter_and_each_is_on_a_page_with_alternative_text() {
-    let pictures =
-        [boundary(), several_windows(), staggered(), first_request(), rollover(), leases()];
+    let pictures = [
+        boundary(),
+        several_windows(),
+        staggered(),
+        first_request(),
+        rollover(),
+        leases(),
+        months(),
+    ];
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/pictures");
     let is_committed = |file: &str, drawn: &str| {
         let file = folder.join(file);
@@ -430,8 +507,9 @@ fn drawings_match_the_limiter_and_each_is_on_a_page_with_alternative_text() {
         assert!(svg.len() < 10_000, "{name} has {} bytes", svg.len());
         assert!(svg.contains("prefers-color-scheme:dark") && svg.contains("<desc "));
         let shown = format!("![{title}][picture-{name}]");
-        assert!(PAGE.contains(&shown), "not in docs/windows.md: {shown}");
-        assert!(PAGE.contains(&format!("\n[picture-{name}]: pictures/{name}.svg")));
+        let page = if *name == "months" { CALENDARS } else { PAGE };
+        assert!(page.contains(&shown), "on no page of the guide: {shown}");
+        assert!(page.contains(&format!("\n[picture-{name}]: pictures/{name}.svg")));
     }
     let on_the_front = format!("![{}][picture-several-windows]", pictures[1].title);
     assert!(README.contains(&on_the_front), "not in README.md: {on_the_front}");
