@@ -1,4 +1,4 @@
-//! What a store answers: [`Decision`], with the [`Standing`] of each quota.
+//! The answer of a store: [`Decision`], with the [`Standing`] of each quota.
 
 use std::cmp::Reverse;
 use std::fmt;
@@ -16,11 +16,11 @@ pub use limited::RateLimited;
 pub use standing::Standing;
 use standing::system_time;
 
-/// Whether a charge passed, and how the key stands.
+/// Whether a charge passed, and the standing of the key.
 ///
-/// Where several quotas were charged, one of them *governs*, and the accessors with a single value
-/// are about that one: on a refusal the refusing quota with the latest retry, else the one with the
-/// fewest tokens left. [`standings`](Self::standings) has them all.
+/// If several quotas were charged, one of them *governs*, and the methods with a single value are
+/// about that quota: on a refusal the refusing quota with the latest retry, otherwise the one with
+/// the fewest tokens left. [`standings`](Self::standings) returns all of them.
 ///
 /// ```
 /// use tower_fixed_window::{Limiter, Quota};
@@ -91,78 +91,80 @@ impl Decision {
         }
     }
 
-    /// Whether the charge passed, at once or as a reservation.
+    /// Returns whether the charge passed, immediately or as a reservation.
     #[inline]
     pub fn allowed(&self) -> bool {
         matches!(self.verdict, Verdict::Passed | Verdict::Reserved { .. })
     }
 
-    /// The tokens that were taken: the cost, or what was there where less was acceptable; 0 on a
-    /// refusal and for a peek.
+    /// Returns the number of tokens taken: the cost, or fewer if fewer were acceptable; 0 for a
+    /// refusal or a peek.
     pub fn granted(&self) -> u64 {
         self.granted
     }
 
-    /// The limit of the quota that governs.
+    /// Returns the limit of the governing quota.
     #[inline]
     pub fn limit(&self) -> u64 {
         self.governing.limit()
     }
 
-    /// Tokens taken in the window of the quota that governs.
+    /// Returns the tokens used in the window of the governing quota.
     #[inline]
     pub fn used(&self) -> u64 {
         self.governing.used()
     }
 
-    /// Tokens left in the window of the quota that governs.
+    /// Returns the tokens left in the window of the governing quota.
     #[inline]
     pub fn remaining(&self) -> u64 {
         self.governing.remaining()
     }
 
-    /// When the window of the quota that governs ends.
+    /// Returns when the window of the governing quota ends.
     pub fn reset_at(&self) -> SystemTime {
         self.governing.reset_at()
     }
 
-    /// How long the window of the quota that governs still runs.
+    /// Returns how long the window of the governing quota still runs.
     pub fn reset_after(&self) -> Duration {
         self.until(self.governing.end())
     }
 
-    /// On a refusal: how long to wait until the same charge fits, if no other charge passes. `None`
-    /// if it was not refused, or can never fit ([`is_final`](Self::is_final)).
+    /// Returns how long to wait after a refusal until the same charge fits, if no other request
+    /// takes tokens. `None` if the charge was not refused, or can never fit
+    /// ([`is_final`](Self::is_final)).
     pub fn retry_after(&self) -> Option<Duration> {
         self.retry_at_ms().map(|at| self.until(at))
     }
 
-    /// On a refusal: the start of the first window in which the same charge would fit.
+    /// Returns the start of the first window in which a refused charge would fit.
     pub fn retry_at(&self) -> Option<SystemTime> {
         self.retry_at_ms().map(system_time)
     }
 
-    /// Whether the charge was refused for good: it is larger than the quota can ever grant.
+    /// Returns whether the charge was refused for good, because its cost exceeds what the quota can
+    /// grant.
     pub fn is_final(&self) -> bool {
         self.verdict == Verdict::RefusedForGood
     }
 
-    /// For a reservation that has to wait: the start of the window in which it is covered.
+    /// Returns the start of the window that covers a reservation, if that is a later window.
     pub fn ready_at(&self) -> Option<SystemTime> {
         self.ready_at_ms().map(system_time)
     }
 
-    /// For a reservation: how long to wait; zero if the tokens were there.
+    /// Returns how long a reservation has to wait. Zero if the tokens were available.
     pub fn ready_after(&self) -> Duration {
         self.ready_at_ms().map_or(Duration::ZERO, |at| self.until(at))
     }
 
-    /// When this was decided, on the store's clock.
+    /// Returns when this was decided, by the store's clock.
     pub fn decided_at(&self) -> SystemTime {
         system_time(self.now)
     }
 
-    /// How each quota stands, in the order of the quotas.
+    /// Returns the standing of each quota, in the order of the quotas.
     #[inline]
     pub fn standings(&self) -> &[Standing] {
         match &self.all {
@@ -178,14 +180,14 @@ impl Decision {
         }
     }
 
-    /// The quotas that refused, by their position in [`standings`](Self::standings).
+    /// Returns the quotas that refused, as positions in [`standings`](Self::standings).
     pub fn refusing(&self) -> impl Iterator<Item = usize> + use<> {
         let refusing = self.refusing;
         (0..Quotas::MAX).filter(move |i| refusing >> i & 1 == 1)
     }
 
-    /// The position in [`standings`](Self::standings) of the quota that governs.
-    pub fn speaking(&self) -> usize {
+    /// Returns the position of the governing quota in [`standings`](Self::standings).
+    pub fn governing(&self) -> usize {
         self.all.as_ref().map_or(0, |several| several.governing.into())
     }
 
@@ -222,9 +224,9 @@ impl Decision {
         self.all.as_ref().map_or_else(|| self.governing.span(), |several| several.covered[i])
     }
 
-    /// Until when the tokens of a quota can be returned: the end of the window in which they are
-    /// covered. `None`: they were taken from a count that other keys share, which has windows of
-    /// its own, so that the window of the grid counts (S14).
+    /// Until when the tokens of a quota can be refunded: the end of the window that covers them.
+    /// `None`: they come from a count that other keys share, which has windows of its own, so that
+    /// the window of the grid counts (S14).
     pub(crate) fn refundable_until(&self, i: usize) -> Option<i64> {
         let own = self.shared >> i & 1 == 0;
         own.then(|| self.covered(i).end)
@@ -245,7 +247,7 @@ impl Decision {
         self
     }
 
-    /// Whether it was made in this process's memory, in place of a store that failed.
+    /// Returns whether this process decided in memory, because the store failed.
     pub fn is_local(&self) -> bool {
         self.local
     }
@@ -287,7 +289,7 @@ impl fmt::Debug for Decision {
         f.debug_struct("Decision")
             .field("verdict", &self.verdict)
             .field("standings", &self.standings())
-            .field("speaking", &self.speaking())
+            .field("governing", &self.governing())
             .field("now", &self.now)
             .finish_non_exhaustive()
     }

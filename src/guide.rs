@@ -1,15 +1,14 @@
 //! The guide. In reading order:
 //!
 //! 1. [Choosing a limit](choosing), from your access log
-//! 2. [How windows work](windows), in pictures
-//! 3. [Calendars](calendars): months, years, and days of a time zone
-//! 4. [Keys](keys): whose requests share a count
-//! 5. [Behind a proxy](behind_a_proxy)
-//! 6. [Responses](responses) and their headers
-//! 7. [The order of layers](ordering)
-//! 8. [Operation](operating)
-//! 9. [Metrics and logs](observing)
-#![cfg_attr(feature = "redis", doc = "10. [Several nodes](many_nodes)")]
+//! 2. [How windows work](windows), in pictures, and [windows of a calendar](calendars)
+//! 3. [Keys](keys): whose requests share a count
+//! 4. [Behind a proxy](behind_a_proxy)
+//! 5. [Responses](responses) and their headers
+//! 6. [The order of layers](ordering)
+//! 7. [Operation](operating)
+//! 8. [Metrics and logs](observing)
+#![cfg_attr(feature = "redis", doc = "9. [Several nodes](many_nodes)")]
 //!
 //! [Recipes](recipes) for logins, payments and password resets, [testing your app](testing),
 //! [moving from other limiters](moving), [questions and answers](faq), [features](features), and
@@ -23,7 +22,6 @@ pub mod choosing {}
 #[doc = include_str!("../docs/windows.md")]
 pub mod windows {}
 
-/// Days, weeks, months and years of a time zone.
 #[doc = include_str!("../docs/calendars.md")]
 pub mod calendars {}
 

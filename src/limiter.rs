@@ -448,7 +448,7 @@ pub(crate) fn observe_decision(scope: &Scope, quotas: &Quotas, decision: &Decisi
         observed.answered(if waits { Outcome::Reserved } else { Outcome::Passed });
     } else {
         let outcome = if shadow { Outcome::ShadowRefused } else { Outcome::Refused };
-        let quota = || &quotas.as_slice()[decision.speaking()];
+        let quota = || &quotas.as_slice()[decision.governing()];
         observed.refused(outcome, quota, || decision.retry_after());
     }
 }

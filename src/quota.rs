@@ -1,4 +1,4 @@
-//! What a key may spend: [`Quota`], and several of them at once, [`Quotas`].
+//! Limits and windows: [`Quota`], and several of them at once, [`Quotas`].
 
 use std::fmt;
 use std::time::Duration;
@@ -24,8 +24,8 @@ pub use set::Quotas;
 use calendar::Period;
 use zone::Zone;
 
-/// The largest limit, cost or capacity: 2^53 - 1, the largest integer that every client
-/// (JavaScript's numbers, Lua's in Redis) reads exactly.
+/// The largest limit, cost or capacity: 2^53 - 1, the largest integer that every client represents
+/// exactly (JavaScript's numbers, Lua's in Redis).
 pub const MAX_TOKENS: u64 = (1 << 53) - 1;
 
 /// The longest window: ten years of 365 days.
@@ -48,14 +48,14 @@ const MONDAY_MS: u64 = 4 * 86_400_000;
 /// assert_eq!(Quota::new(100, Duration::from_secs(10)).to_string(), "100/10s");
 /// ```
 ///
-/// A window is half-open: a request at exactly its end is in the next one. By default windows are
-/// *aligned*: a minute turns at the top of the minute, an hour at the top of the hour, a day at
-/// midnight, all in UTC, and a week on Monday 00:00 UTC. [`starting_at`](Self::starting_at),
-/// [`staggered`](Self::staggered) and [`from_first_request`](Self::from_first_request) choose
-/// other grids.
+/// Windows are half-open: a request at exactly the end of a window is in the next one. By default
+/// windows are *aligned*: a minute begins at the full minute, an hour at the full hour, a day at
+/// midnight, a week on Monday 00:00, all in UTC. [`starting_at`](Self::starting_at),
+/// [`staggered`](Self::staggered) and [`from_first_request`](Self::from_first_request) choose other
+/// grids.
 ///
-/// Days, weeks, months and years can follow the calendar of a contract, in a time zone
-/// and from a first day on:
+/// Days, weeks, months and years can follow the calendar of a contract, in a time zone and from a
+/// chosen first day:
 ///
 /// ```
 /// # #[cfg(feature = "time-zones")] {
@@ -66,24 +66,24 @@ const MONDAY_MS: u64 = 4 * 86_400_000;
 /// # }
 /// ```
 ///
-/// **What a fixed window does not promise:** a client may spend a whole limit just before a
+/// **What a fixed window does not promise:** a client can spend a whole limit just before a
 /// boundary and another just after it, so up to twice the limit passes within one window's length.
-/// Where that matters, add a second, shorter window:
+/// If your backend can't absorb that, add a second, shorter window:
 /// `Quota::per_hour(1_000).and(Quota::per_minute(50))`.
 ///
 /// # Bounds
 ///
-/// A limit is at most 2^53 - 1 ([`MAX_TOKENS`]); a limit of 0 refuses everything (for "unlimited",
-/// skip the request instead). A window is a whole number of milliseconds from 1 ms to ten years
-/// ([`MAX_WINDOW`]). Anything else panics where it is written, which in a `const` is a compile
-/// error; for numbers out of a database or a file there is [`try_new`](Self::try_new).
+/// A limit is at most 2^53 - 1 ([`MAX_TOKENS`]). A limit of 0 refuses every request; for
+/// "unlimited", skip the request instead. A window is a whole number of milliseconds from 1 ms to
+/// ten years ([`MAX_WINDOW`]). Other values panic where they are written, which in a `const` is a
+/// compile error. For numbers from a database or a file, use [`try_new`](Self::try_new).
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Quota {
     pub(crate) limit: u64,
     /// Milliseconds.
     pub(crate) window: u64,
     pub(crate) anchor: Anchor,
-    /// At least `limit`; the rollover ceiling.
+    /// At least `limit`: the rollover capacity.
     pub(crate) capacity: u64,
     pub(crate) max_reserved: u64,
 }
@@ -102,8 +102,8 @@ pub(crate) enum Anchor {
 }
 
 impl Anchor {
-    /// A number for those that have no offset, which is no offset. Apart, so that a grid's has no
-    /// table to jump by.
+    /// A number for the anchors without an offset, which no offset has. A function of its own, so
+    /// that grids need no jump table.
     #[cold]
     const fn mark(self) -> u64 {
         match self {
@@ -187,8 +187,8 @@ impl Quota {
     /// `limit` tokens in each window of the given length.
     ///
     /// # Panics
-    /// If the limit or the window is out of [bounds](Quota#bounds). In a `const` that is an error
-    /// of the compiler:
+    /// If the limit or the window is out of [bounds](Quota#bounds). In a `const` this is a compile
+    /// error:
     ///
     /// ```compile_fail
     /// # use std::time::Duration; use tower_fixed_window::Quota;
@@ -199,7 +199,7 @@ impl Quota {
         expect(Self::try_new(limit, window))
     }
 
-    /// The same as [`new`](Self::new), for numbers that come from a database or a file.
+    /// The same as [`new`](Self::new), for numbers from a database or a file.
     ///
     /// ```
     /// use std::time::Duration;
@@ -235,14 +235,15 @@ impl Quota {
         })
     }
 
-    /// Windows on a grid that passes through the given time since the Unix epoch (UTC), also
-    /// before it: to follow another system's windows. For days of a time zone there is `in_zone`.
+    /// Shifts the windows to a grid that passes through the given time since the Unix epoch (UTC),
+    /// also before that time: to match the windows of another service, or for days that begin at a
+    /// local midnight.
     ///
     /// ```
     /// use std::time::Duration;
     /// use tower_fixed_window::Quota;
     ///
-    /// // Days that turn at 06:00 UTC.
+    /// // Days that begin at 06:00 UTC.
     /// const SHIFT: Quota = Quota::per_day(100).starting_at(Duration::from_secs(6 * 3_600));
     /// ```
     ///
@@ -255,9 +256,9 @@ impl Quota {
         self
     }
 
-    /// Each key's windows on a grid of its own, shifted by a hash of scope and key: the same on
-    /// every node and after every restart, without state. It spreads the moment at which waiting
-    /// clients come back.
+    /// Gives each key a grid of its own, shifted by a hash of scope and key: the same on every node
+    /// and after every restart, without state. It spreads the moment at which waiting clients come
+    /// back.
     ///
     /// # Panics
     /// If the quota follows a calendar.
@@ -267,8 +268,8 @@ impl Quota {
         self
     }
 
-    /// Each key's window begins with its first request, and the next one with the first request
-    /// after that window has ended. GitHub's API counts in this way.
+    /// Lets each key's window begin with its first request, and the next one with the first request
+    /// after that window. GitHub's API counts in this way.
     ///
     /// # Panics
     /// If the quota follows a calendar.
@@ -284,8 +285,8 @@ impl Quota {
         }
     }
 
-    /// Days, weeks, months or years of a time zone, by its IANA name. A day begins there when the
-    /// zone's clock first shows it, and may have 23 or 25 hours.
+    /// Sets the time zone of days, weeks, months or years, by its IANA name. A day begins when the
+    /// zone's clock first shows it, and can have 23 or 25 hours.
     ///
     /// ```
     /// use tower_fixed_window::Quota;
@@ -294,11 +295,12 @@ impl Quota {
     /// assert_eq!("1000/day in Asia/Tokyo".parse(), Ok(quota));
     /// ```
     ///
-    /// The first quota of a zone reads the zone's data; the process keeps it (4 kB for each zone
-    /// that is used) and takes up a newer edition when it is started again.
+    /// The first quota in a zone reads the zone's data, and the process keeps it (4 kB for each
+    /// zone). A restart reads a newer edition.
     ///
     /// # Panics
-    /// If there is no such time zone, or the windows can't follow a calendar:
+    /// If there is no such time zone, or the windows can't follow a calendar.
+    /// [`try_in_zone`](Self::try_in_zone) returns an error instead.
     /// [`try_in_zone`](Self::try_in_zone) returns that as an error.
     #[cfg(feature = "time-zones")]
     #[cfg_attr(docsrs, doc(cfg(feature = "time-zones")))]
@@ -306,7 +308,7 @@ impl Quota {
         self.try_in_zone(name).unwrap_or_else(|error| panic!("{name:?}: {error}"))
     }
 
-    /// The same as [`in_zone`](Self::in_zone), for zones that come from a database or a file.
+    /// The same as [`in_zone`](Self::in_zone), for time zones from a database or a file.
     ///
     /// ```
     /// use tower_fixed_window::{Quota, QuotaError};
@@ -316,7 +318,7 @@ impl Quota {
     /// ```
     ///
     /// # Errors
-    /// [`QuotaError::UnknownTimeZone`], [`QuotaError::NoTimeZoneDatabase`], or for other windows
+    /// [`QuotaError::UnknownTimeZone`], [`QuotaError::NoTimeZoneDatabase`], or for windows other
     /// than a day, a week, a month and a year [`QuotaError::NotACalendar`] or
     /// [`QuotaError::CalendarAnchor`].
     #[cfg(feature = "time-zones")]
@@ -330,7 +332,7 @@ impl Quota {
         Ok(self.on(period, Zone::named(name)?))
     }
 
-    /// Weeks that begin on this day.
+    /// Lets weeks begin on this day.
     ///
     /// ```
     /// use tower_fixed_window::{Quota, Weekday};
@@ -340,13 +342,13 @@ impl Quota {
     /// ```
     ///
     /// # Panics
-    /// If the windows are not those of [`per_week`](Self::per_week).
+    /// If the quota is not one of [`per_week`](Self::per_week).
     pub const fn from_weekday(self, first: Weekday) -> Self {
         expect(self.beginning(Period::Week(first)))
     }
 
-    /// Months that begin on this day, 1 to 31, or the last one of a month that is shorter: from day
-    /// 31 there is a window from 31 January to 28 February, and the next one is to 31 March.
+    /// Lets months begin on this day, 1 to 31, or on the last day of a shorter month: from day 31,
+    /// a window runs from 31 January to 28 February, and the next one to 31 March.
     ///
     /// ```
     /// use tower_fixed_window::Quota;
@@ -356,13 +358,13 @@ impl Quota {
     /// ```
     ///
     /// # Panics
-    /// If there is no such day, or the windows are not those of [`per_month`](Self::per_month):
-    /// [`try_from_day`](Self::try_from_day) returns that as an error.
+    /// If there is no such day, or the quota is not one of [`per_month`](Self::per_month).
+    /// [`try_from_day`](Self::try_from_day) returns an error instead.
     pub const fn from_day(self, first: u8) -> Self {
         expect(self.try_from_day(first))
     }
 
-    /// The same as [`from_day`](Self::from_day), for billing days that come from a database.
+    /// The same as [`from_day`](Self::from_day), for billing days from a database.
     ///
     /// ```
     /// use tower_fixed_window::{Quota, QuotaError};
@@ -376,8 +378,8 @@ impl Quota {
         self.beginning(Period::Month(first))
     }
 
-    /// Years that begin on this month and day; from 29 February they begin on 28 February where
-    /// there is none.
+    /// Lets years begin on this month and day. From 29 February, they begin on 28 February in other
+    /// years.
     ///
     /// ```
     /// use tower_fixed_window::Quota;
@@ -387,13 +389,13 @@ impl Quota {
     /// ```
     ///
     /// # Panics
-    /// If there is no such day, or the windows are not those of [`per_year`](Self::per_year):
-    /// [`try_from_date`](Self::try_from_date) returns that as an error.
+    /// If there is no such day, or the quota is not one of [`per_year`](Self::per_year).
+    /// [`try_from_date`](Self::try_from_date) returns an error instead.
     pub const fn from_date(self, month: u8, day: u8) -> Self {
         expect(self.try_from_date(month, day))
     }
 
-    /// The same as [`from_date`](Self::from_date), for dates that come from a database.
+    /// The same as [`from_date`](Self::from_date), for dates from a database.
     ///
     /// # Errors
     /// [`QuotaError::FirstDay`].
@@ -435,8 +437,8 @@ impl Quota {
         self
     }
 
-    /// Unspent tokens are carried into the next windows, until `capacity` are there: a new key
-    /// starts with all of it, and each window adds `limit`.
+    /// Carries unspent tokens into the next windows, up to `capacity` tokens in all. A new key
+    /// starts with `capacity`, and each window adds `limit`.
     ///
     /// # Panics
     /// If `capacity` is below the limit, or with
@@ -450,8 +452,8 @@ impl Quota {
         self.check_sum()
     }
 
-    /// Up to `max_reserved` tokens may be taken in advance from windows to come, by callers that
-    /// wait for them ([`Limiter::reserve`](crate::Limiter::reserve)).
+    /// Lets callers that wait take up to `max_reserved` tokens of later windows in advance
+    /// ([`Limiter::reserve`](crate::Limiter::reserve)).
     ///
     /// # Panics
     /// If `max_reserved` and the capacity add up to more than [`MAX_TOKENS`].
@@ -468,8 +470,9 @@ impl Quota {
         self
     }
 
-    /// The same windows with another limit; a rollover capacity is dropped, what may be reserved
-    /// is cut to what is allowed. Counters go on: the limit is no part of their identity.
+    /// Returns the same windows with another limit. A rollover capacity is dropped, and the
+    /// reservable tokens are cut to what is allowed. Counters continue: the limit is not part of
+    /// their identity.
     ///
     /// ```
     /// use tower_fixed_window::Quota;
@@ -489,29 +492,30 @@ impl Quota {
         self
     }
 
-    /// Tokens a window grants.
+    /// Returns the number of tokens that a window grants.
     pub const fn limit(&self) -> u64 {
         self.limit
     }
 
-    /// The length of a window. Those of a calendar differ: here a day has 24 hours, a month 31 days
-    /// and a year 366. How long the one is that runs, a [`Standing`](crate::Standing) says.
+    /// Returns the length of a window. In a calendar, lengths differ: here a day has 24 hours, a
+    /// month 31 days and a year 366 days. [`Standing::window`](crate::Standing::window) returns the
+    /// length of the current one.
     pub const fn window(&self) -> Duration {
         Duration::from_millis(self.window)
     }
 
-    /// The most tokens that can be there at once: the limit, or the rollover ceiling.
+    /// Returns the most tokens that can be available at once: the limit, or the rollover capacity.
     pub const fn capacity(&self) -> u64 {
         self.capacity
     }
 
-    /// How many tokens may be reserved in advance.
+    /// Returns how many tokens can be reserved in advance.
     pub const fn max_reserved(&self) -> u64 {
         self.max_reserved
     }
 
-    /// What distinguishes this quota's counters from others under one scope and key: window and
-    /// anchor, as short text. The limit is no part of it.
+    /// Identifies this quota's counters under one scope and key: window and anchor, as short text.
+    /// The limit is not part of it.
     ///
     /// ```
     /// use tower_fixed_window::Quota;
@@ -525,8 +529,8 @@ impl Quota {
         Counter(*self)
     }
 
-    /// The same as [`counter`](Self::counter), as a number that is still to be mixed. It is the
-    /// same in this process only.
+    /// The same as [`counter`](Self::counter), as a number that must still be mixed. It is the same
+    /// only in this process.
     pub(crate) const fn identity(&self) -> u64 {
         let anchor = match self.anchor {
             Anchor::Grid { offset } => offset,

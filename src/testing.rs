@@ -28,15 +28,15 @@ pub use replay::{Failure, Report, replay};
 /// The shared traces, each with the expected answer of every step.
 pub const VECTORS: &str = include_str!("testing/vectors.json");
 
-/// The same for windows of a calendar: in months, years and time zones.
+/// The traces for windows of a calendar: months, years and time zones.
 #[cfg(feature = "time-zones")]
 #[cfg_attr(docsrs, doc(cfg(feature = "time-zones")))]
 pub const CALENDAR_VECTORS: [&str; 2] =
     [include_str!("testing/calendar-vectors.json"), include_str!("testing/calendar-rules.json")];
 
 /// Checks a store against the contract of [`Store`]: the arithmetic on all shared traces (with the
-/// feature `time-zones` those of calendars, too), one atomic step under concurrency, the identity
-/// of counters, and their life.
+/// feature `time-zones` also those of calendars), atomic steps under concurrency, the identity of
+/// counters, and their life.
 ///
 /// `new` creates an empty store that reads the given clock. `block_on` waits for a future on the
 /// current thread: [`block_on`] of this module, or a runtime's.

@@ -294,7 +294,7 @@ impl<'a> Window<'a> {
         })
     }
 
-    /// When a refused `cost` would fit if no other charge passed (S16); `None`: never.
+    /// When a refused `cost` would fit if no other request took tokens before (S16); `None`: never.
     #[inline]
     pub fn retry_at(&self, cost: u64, reserve: bool) -> Option<i64> {
         let Self { quota, used, until, .. } = *self;

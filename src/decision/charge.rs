@@ -6,7 +6,7 @@ use crate::window::{State, Window};
 use super::standing::Standing;
 use super::{Decision, Several, Verdict};
 
-/// A charge of all the quotas of a key.
+/// A charge over all quotas of a key.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ask {
     pub(crate) cost: u64,

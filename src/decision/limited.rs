@@ -10,7 +10,7 @@ use super::Decision;
 pub struct RateLimited(Decision);
 
 impl Decision {
-    /// An error if the charge was refused, for those who pass it on with `?`.
+    /// Turns a refusal into an error, for use with `?`.
     ///
     /// ```
     /// use tower_fixed_window::{Limiter, Quota, RateLimited};
@@ -25,14 +25,14 @@ impl Decision {
     /// ```
     ///
     /// # Errors
-    /// [`RateLimited`] if it was refused.
+    /// [`RateLimited`] if the charge was refused.
     pub fn into_result(self) -> Result<Self, RateLimited> {
         if self.allowed() { Ok(self) } else { Err(RateLimited(self)) }
     }
 }
 
 impl RateLimited {
-    /// The decision that refused.
+    /// Returns the decision that refused.
     pub fn decision(&self) -> &Decision {
         &self.0
     }

@@ -1,4 +1,4 @@
-//! How one quota of a key stands after a charge: [`Standing`].
+//! The standing of one quota of a key after a charge: [`Standing`].
 
 use std::fmt;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use crate::quota::Span;
 use crate::window::Window;
 
-/// How one quota of a key stands.
+/// The standing of one quota of a key.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Standing {
     limit: u64,
@@ -30,13 +30,13 @@ impl Standing {
         }
     }
 
-    /// The limit.
+    /// Returns the limit.
     #[inline]
     pub fn limit(&self) -> u64 {
         self.limit
     }
 
-    /// The length of the window; of a calendar's, of this one.
+    /// Returns the length of the window; in a calendar, of the current one.
     pub fn window(&self) -> Duration {
         Duration::from_millis(self.length())
     }
@@ -45,20 +45,20 @@ impl Standing {
         self.end.saturating_sub(self.start) as u64
     }
 
-    /// Tokens taken in this window; more than the limit in debt, 0 while rolled-over tokens are
-    /// left.
+    /// Returns the tokens used in this window. In debt, this exceeds the limit. With rollover, it
+    /// is 0 while saved tokens are left.
     #[inline]
     pub fn used(&self) -> u64 {
         self.used.max(0) as u64
     }
 
-    /// Tokens left in this window; more than the limit while rolled-over tokens are left.
+    /// Returns the tokens left in this window. With rollover, this can exceed the limit.
     #[inline]
     pub fn remaining(&self) -> u64 {
         (self.limit as i64).saturating_sub(self.used).max(0) as u64
     }
 
-    /// When the window ends.
+    /// Returns when the window ends.
     pub fn reset_at(&self) -> SystemTime {
         system_time(self.end())
     }

@@ -13,7 +13,7 @@ const LAST_DAY: i64 = 2_932_896;
 /// The epoch is a Thursday; the first Monday is four days later.
 const MONDAY: i64 = 4;
 
-/// On which day a week begins: [`Quota::from_weekday`](crate::Quota::from_weekday).
+/// The first day of a week: [`Quota::from_weekday`](crate::Quota::from_weekday).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[allow(missing_docs, reason = "their names say it")]
 pub enum Weekday {
@@ -168,7 +168,7 @@ impl Calendar {
 }
 
 impl fmt::Display for Calendar {
-    /// What distinguishes its counters from others: `month+15@America/New_York`.
+    /// Identifies its counters: `month+15@America/New_York`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.period.name())?;
         match self.period {

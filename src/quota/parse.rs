@@ -14,13 +14,13 @@ use super::{Anchor, MAX_TOKENS, Quota};
 impl FromStr for Quota {
     type Err = ParseQuotaError;
 
-    /// Reads `limit/window`, where the window is a unit (`minute`, `month`) or a number of them
-    /// (`10s`, `10 seconds`; not of months or years), and then any of `staggered`,
-    /// `from-first-request`, `starting-at=6h`, `rollover-up-to=150`, `reserve-up-to=20`, each
-    /// meaning the method of that name. The first three exclude each other, and none may be there
-    /// twice. In their place, a day, a week, a month or a year may have a first day, `from sunday`,
-    /// `from day 15` (of the month) or `from 04-06` (6 April), and a time zone, `in Asia/Tokyo`,
-    /// for which the crate needs the feature `time-zones`.
+    /// Parses `limit/window`. The window is a unit (`minute`, `month`) or a number of units (`10s`,
+    /// `10 seconds`; not of months or years). Options follow, each for the method of that name:
+    /// `staggered`, `from-first-request`, `starting-at=6h`, `rollover-up-to=150`,
+    /// `reserve-up-to=20`. The first three exclude each other, and no option may occur twice.
+    /// Instead of these three, a day, a week, a month or a year can have a first day, `from
+    /// sunday`, `from day 15` (of the month) or `from 04-06` (6 April), and a time zone, `in
+    /// Asia/Tokyo`, which needs the feature `time-zones`.
     ///
     /// ```
     /// use tower_fixed_window::Quota;
@@ -42,7 +42,7 @@ impl FromStr for Quota {
 impl FromStr for Quotas {
     type Err = ParseQuotaError;
 
-    /// Reads quotas separated by commas.
+    /// Parses quotas separated by commas.
     fn from_str(text: &str) -> Result<Self, ParseQuotaError> {
         Parser { text, at: 0 }.whole(|p| {
             let mut quotas = Quotas::from(p.quota()?);
@@ -57,7 +57,7 @@ impl FromStr for Quotas {
     }
 }
 
-/// Why text is no quota: what was expected, and where.
+/// Why a text is not a quota: what was expected, and at which position.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ParseQuotaError {
     text: String,
@@ -73,7 +73,7 @@ enum Kind {
 }
 
 impl ParseQuotaError {
-    /// The byte at which the fault begins.
+    /// Returns the byte at which the error begins.
     pub fn position(&self) -> usize {
         self.at
     }
@@ -81,7 +81,7 @@ impl ParseQuotaError {
 
 impl fmt::Display for ParseQuotaError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // What is shown is bounded: the text may be a whole file, handed over by mistake.
+        // The shown text is bounded, since it may be a whole file by mistake.
         let shown: String = self.text.chars().take(80).collect();
         let column = self.text[..self.at].chars().count() + 1;
         write!(f, "{shown:?}, column {column}: ")?;

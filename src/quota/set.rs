@@ -7,7 +7,7 @@ use super::{MAX_TOKENS, Quota};
 
 /// One to four quotas that are charged together, all or none.
 ///
-/// Made by [`Quota::and`], from a single [`Quota`], or from text.
+/// Created by [`Quota::and`], from a single [`Quota`], or from text.
 ///
 /// ```
 /// use tower_fixed_window::{Quota, Quotas};
@@ -25,8 +25,8 @@ pub struct Quotas {
 }
 
 impl Quota {
-    /// This quota and another one: a request passes only if both grant it, and a refusal takes
-    /// from neither.
+    /// Combines this quota with another one: a request passes only if both grant it, and a refusal
+    /// takes from neither.
     ///
     /// ```
     /// use tower_fixed_window::{Quota, Quotas};
@@ -44,17 +44,17 @@ impl Quota {
 }
 
 impl Quotas {
-    /// How many quotas a set can hold.
+    /// The largest number of quotas in a set.
     pub const MAX: usize = 4;
 
     const fn one(quota: Quota) -> Self {
         Self { quotas: [quota; Self::MAX], len: 1 }
     }
 
-    /// One quota more.
+    /// Adds a quota.
     ///
     /// # Panics
-    /// If the set holds [`MAX`](Self::MAX) already, or a quota of the same window and anchor.
+    /// If the set already holds [`MAX`](Self::MAX) quotas, or one with the same window and anchor.
     #[must_use]
     pub const fn and(self, quota: Quota) -> Self {
         match self.try_and(quota) {
@@ -63,7 +63,7 @@ impl Quotas {
         }
     }
 
-    /// The same as [`and`](Self::and), for quotas that come from a database or a file.
+    /// The same as [`and`](Self::and), for quotas from a database or a file.
     ///
     /// ```
     /// use tower_fixed_window::{Quota, QuotaError, Quotas};
@@ -91,7 +91,7 @@ impl Quotas {
         Ok(self)
     }
 
-    /// The same quotas, with up to this number of tokens to be reserved in each.
+    /// The same quotas, each with up to `tokens` reservable tokens.
     pub(crate) fn reserving(mut self, tokens: u64) -> Self {
         for quota in &mut self.quotas {
             quota.max_reserved = tokens.min(MAX_TOKENS - quota.capacity);
@@ -109,18 +109,18 @@ impl Quotas {
         self
     }
 
-    /// How many quotas there are, at least one.
+    /// Returns the number of quotas, at least one.
     #[allow(clippy::len_without_is_empty, reason = "never empty")]
     pub const fn len(&self) -> usize {
         self.len as usize
     }
 
-    /// The quotas, in the order in which they were given.
+    /// Returns the quotas in their order.
     pub fn as_slice(&self) -> &[Quota] {
         &self.quotas[..self.len as usize]
     }
 
-    /// The quotas, in the order in which they were given.
+    /// Iterates over the quotas in their order.
     pub fn iter(&self) -> std::slice::Iter<'_, Quota> {
         self.as_slice().iter()
     }

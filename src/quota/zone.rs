@@ -1,4 +1,4 @@
-//! Time zones, and when a day begins in one: [`Zone`].
+//! When a day begins in a time zone: [`Zone`].
 //!
 //! A quota is `Copy` and is compared in a `const`, so a zone is a pointer to what is loaded once
 //! for each name and kept for the life of the process. A process so has one edition of the zone
@@ -19,7 +19,7 @@ const REACH: i64 = 26 * 3_600;
 /// The Gregorian calendar repeats after 400 years, and so do the rules of zones outside of the
 /// years for which single changes are known.
 const CYCLE: i64 = 146_097;
-/// Days up to this distance from the epoch, some 8,000 years, are looked up as they are.
+/// Days within some 8,000 years of the epoch are looked up as they are.
 const NEAR: i64 = 20 * CYCLE;
 /// Zones have skipped days, and may do so once more before 2100. Later ones are repeated rules.
 const SKIPPED_UNTIL: i64 = 4_102_444_800;

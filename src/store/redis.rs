@@ -106,12 +106,12 @@ const DEADLINE: Duration = Duration::from_millis(250);
 /// 2) "1700000040000003"
 /// ```
 ///
-/// A count that this can't say is text, `used@start` with the start in milliseconds: one of 1,000
-/// tokens or more for each millisecond of the window, one that takes n windows to come down (`*n`
-/// behind it: debt, rollover), one below 0 (rollover), and those of
-/// [`from_first_request`](crate::Quota::from_first_request). Of a calendar it is always text, with
-/// the end of the window and its number, by which the script counts windows without knowing their
-/// lengths:
+/// Counts that don't fit this number are text, `used@start`, with the start in milliseconds: 1,000
+/// tokens or more for each millisecond of the window, counts that take n windows to return
+/// (followed by `*n`: debt, rollover), counts below 0 (rollover), and those of
+/// [`from_first_request`](crate::Quota::from_first_request). Counts in windows of a calendar are
+/// always text, with the end of the window and its number, since the script does not know the
+/// lengths of these windows:
 ///
 /// ```text
 /// > HGETALL tfw1:{plan:talice}
@@ -119,8 +119,7 @@ const DEADLINE: Duration = Duration::from_millis(250);
 /// 2) "3812@1773547200000-1776225600000#674"
 /// ```
 ///
-/// The key expires when the last of its
-/// counts has come down. To forget a key, delete it.
+/// The key expires when the last of its counts has returned. To reset a key, delete it.
 ///
 /// Other values fail the call. Nothing else should write to these keys.
 #[derive(Clone)]
@@ -382,7 +381,7 @@ impl RedisStore {
         None
     }
 
-    /// Asks the script, together with others that ask at the same time.
+    /// Calls the script, together with concurrent decisions.
     async fn ask(&self, mut cmd: Cmd, until: Instant) -> Result<Answer, StoreError> {
         if let Some(gather) = self.gather.as_ref().filter(|gather| !gather.is_apart()) {
             match gather.join(cmd, until).await {
@@ -419,7 +418,7 @@ impl RedisStore {
 }
 
 fn senseless() -> StoreError {
-    StoreError::new("Redis gave an answer that makes no sense").of_key()
+    StoreError::new("Redis returned an unexpected answer").of_key()
 }
 
 impl<C> From<C> for RedisStore

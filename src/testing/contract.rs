@@ -169,7 +169,7 @@ async fn resets<S: Store>(store: Arc<S>) {
     }
     assert!(allowed(&here, "one", 1).await, "after a reset a key is new");
     assert!(!allowed(&here, "one", 1).await, "and counted");
-    here.reset("nobody").await.expect("a key that was never charged is forgotten");
+    here.reset("unknown").await.expect("a key that was never charged is forgotten");
 }
 
 async fn partial_grants<S: Store>(store: Arc<S>) {

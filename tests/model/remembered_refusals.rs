@@ -306,7 +306,7 @@ async fn trace(seed: u64) -> u64 {
         let late = truth.decided_at().duration_since(decision.decided_at()).expect("not ahead");
         assert!(late.as_millis() as u64 <= ROUND_TRIP, "{late:?}: {at}");
         assert!(decision.retry_at() <= truth.retry_at() || decision.is_final(), "{at}");
-        let window = |decision: &Decision| (decision.speaking(), decision.reset_at());
+        let window = |decision: &Decision| (decision.governing(), decision.reset_at());
         let same = window(&decision) == window(&truth);
         assert!(!same || decision.used() <= truth.used(), "{at}");
     }

@@ -34,7 +34,7 @@ pub(super) fn append(headers: &mut HeaderMap, account: &Account<'_>, decision: &
             let _ = write!(policies, ";w={}", standing.window().as_secs());
         }
         let mut end = standing.end();
-        if i == decision.speaking() {
+        if i == decision.governing() {
             end = end.max(decision.retry_at_ms().unwrap_or(end));
         }
         let (remaining, after) = (standing.remaining().min(MAX_INTEGER), end - decision.now_ms());

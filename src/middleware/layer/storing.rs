@@ -63,10 +63,10 @@ impl<J> FixedWindowLayer<J> {
     /// tokens from the shared count before it spends them, and unspent tokens end with the window.
     /// The cost is that another node may hold the last tokens, so that nodes refuse slightly early.
     /// A lease is at most a 16th of the tokens left, and at most the key's heat. Heat starts at 1,
-    /// doubles if a lease is spent within a hundredth of the window, and halves otherwise. Tokens
-    /// unused for a 16th of the window are returned. So `n` nodes refuse at most `(n - 1) *
-    /// (min(max, limit / 16) - 1)` requests too many in a window. `used` in responses includes
-    /// leased tokens.
+    /// doubles if a lease is spent within a hundredth of the window (at most 10 s), and halves
+    /// otherwise. Tokens unused for a 16th of the window, or for 10 s if that is shorter, are
+    /// returned, and at a shutdown all of them. So `n` nodes refuse at most `(n - 1) * (min(max,
+    /// limit / 16) - 1)` requests too many in a window. `used` in responses includes leased tokens.
     ///
     /// Leases need a single quota of at least 32 tokens, without rollover and without a
     /// [`queue`](Self::queue); otherwise this has no effect. Requests of cost 1 take leases;

@@ -110,7 +110,7 @@ impl Seen {
         }
         let cost = if charge.is_up_to() { 1 } else { charge.cost() };
         if let Some(retry_at) = decision.retry_at_ms()
-            && i == decision.speaking()
+            && i == decision.governing()
             && cost <= quota.capacity
             && !charge.may_reserve()
         {

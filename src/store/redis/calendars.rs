@@ -1,4 +1,4 @@
-//! Calendars for the script: boundaries around the server's time, between which it chooses.
+//! Calendars as the script receives them: it chooses between boundaries around the server's time.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicI64, Ordering};
