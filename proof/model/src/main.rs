@@ -34,8 +34,7 @@ fn main() -> ExitCode {
         Protocol { failover: true, ..three.clone() },
         Protocol { limit: 3, failover: true, ..three.clone() },
         Protocol { lease: 1, refunds: true, ..three.clone() },
-        Protocol { refunds: true, ..three.clone() },
-        Protocol { refunds: true, failover: true, ..three },
+        Protocol { refunds: true, ..three },
     ];
     for protocol in [SMALL].into_iter().chain(larger.into_iter().filter(|_| !smoke)) {
         let looked = look(&protocol);
