@@ -39,7 +39,7 @@ pub use key::{Key, KeyExtractor, MissingKey};
 pub use limiter::{Limiter, Receipt};
 pub use middleware::{
     CostMeter, EmptyBody, FixedWindow, FixedWindowLayer, GitHubBody, Grpc, Handle, Headers,
-    OnReject, ProblemJson, RateLimitEndpoint, Reason, Reject, Rejection, ResponseFuture, TrueCost,
+    ProblemJson, RateLimitEndpoint, Reason, Reject, Rejection, ResponseFuture, TrueCost,
 };
 pub use quota::{MAX_TOKENS, MAX_WINDOW, ParseQuotaError, Quota, QuotaError, Quotas};
 #[cfg(feature = "redis")]

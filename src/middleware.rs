@@ -25,5 +25,5 @@ pub use headers::Headers;
 pub use layer::FixedWindowLayer;
 pub use live::Handle;
 pub use reason::Reason;
-pub use rejection::{EmptyBody, GitHubBody, Grpc, OnReject, ProblemJson, Reject, Rejection};
+pub use rejection::{EmptyBody, GitHubBody, Grpc, ProblemJson, Reject, Rejection};
 pub use service::FixedWindow;

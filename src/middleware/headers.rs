@@ -221,7 +221,7 @@ impl PreparedHeaders {
             limit: decision.limit(),
             used: decision.used(),
             reset: seconds(decision.reset_at_ms().max(retry_at.unwrap_or(0))),
-            retry_after: retry_at.map(|at| seconds(at.saturating_sub(decision.now_ms())).max(1)),
+            retry_after: retry_after(decision),
         };
         let Ok(mut last) = self.refusal.try_lock() else {
             return self.make_refusal(values, content_type);
@@ -254,6 +254,15 @@ impl PreparedHeaders {
     }
 }
 
+/// The seconds that a refused client is asked to wait (S18).
+pub(crate) fn retry_after(decision: &Decision) -> Option<u64> {
+    let retry_at = decision.retry_at_ms()?;
+    Some(seconds(retry_at.saturating_sub(decision.now_ms())).max(1))
+}
+
+/// The same after a failure that may be over soon.
+pub(crate) const FAILED_RETRY_AFTER: u64 = 1;
+
 /// Whether fewer tokens remain than an inner layer has written, or as many and later (S19).
 fn is_tighter(decision: &Decision, headers: &HeaderMap) -> bool {
     let written = |name| {
@@ -278,6 +287,6 @@ pub(crate) fn stamp_failed<R>(response: &mut Response<R>, may_retry: bool) {
 pub(crate) fn put_uncached(headers: &mut HeaderMap, may_retry: bool) {
     headers.insert(CACHE_CONTROL, NO_STORE);
     if may_retry {
-        headers.insert(RETRY_AFTER, number(1));
+        headers.insert(RETRY_AFTER, number(FAILED_RETRY_AFTER));
     }
 }

@@ -77,13 +77,12 @@ mod storing;
 /// # use tower_fixed_window::FixedWindowLayer;
 /// struct App { limit: FixedWindowLayer }
 /// ```
-#[derive(Clone)]
 #[must_use = "a layer does nothing until it is applied to a service"]
 pub struct FixedWindowLayer<J = ProblemJson> {
     limiter: Limiter,
     live: Arc<Live>,
     options: Options,
-    reject: J,
+    reject: Arc<J>,
 }
 
 impl FixedWindowLayer {
@@ -111,7 +110,7 @@ impl FixedWindowLayer {
             limiter: Limiter::new(quotas),
             live: Arc::new(Live::new(quotas)),
             options: Options::default(),
-            reject: ProblemJson,
+            reject: Arc::new(ProblemJson),
         }
     }
 }
@@ -224,7 +223,7 @@ impl<J> FixedWindowLayer<J> {
     }
 }
 
-impl<S, J: Clone> Layer<S> for FixedWindowLayer<J> {
+impl<S, J> Layer<S> for FixedWindowLayer<J> {
     type Service = FixedWindow<S, J>;
 
     /// # Panics
@@ -233,16 +232,24 @@ impl<S, J: Clone> Layer<S> for FixedWindowLayer<J> {
         self.limiter.check_name();
         self.live.follow(&self.options);
         let (limiter, live) = (self.limiter(), Arc::clone(&self.live));
-        let shared = Shared::new(limiter, self.options.clone(), live, self.reject.clone());
+        let shared = Shared::new(limiter, self.options.clone(), live, Arc::clone(&self.reject));
         FixedWindow::new(inner, Arc::new(shared))
     }
 }
 
-impl<J: fmt::Debug> fmt::Debug for FixedWindowLayer<J> {
+impl<J> Clone for FixedWindowLayer<J> {
+    fn clone(&self) -> Self {
+        Self {
+            limiter: self.limiter.clone(),
+            live: Arc::clone(&self.live),
+            options: self.options.clone(),
+            reject: Arc::clone(&self.reject),
+        }
+    }
+}
+
+impl<J> fmt::Debug for FixedWindowLayer<J> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("FixedWindowLayer")
-            .field("limiter", &self.limiter)
-            .field("reject", &self.reject)
-            .finish_non_exhaustive()
+        f.debug_struct("FixedWindowLayer").field("limiter", &self.limiter).finish_non_exhaustive()
     }
 }

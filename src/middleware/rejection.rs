@@ -7,7 +7,9 @@ use bytes::Bytes;
 use http::header::{CONTENT_TYPE, HeaderValue};
 use http::{Response, StatusCode};
 
-use super::headers::{PreparedHeaders, policy_name, stamp_failed};
+use super::headers::{
+    FAILED_RETRY_AFTER, PreparedHeaders, is_refused_inside, policy_name, retry_after, stamp_failed,
+};
 use super::reason::Reason;
 use crate::decision::Decision;
 use crate::quota::Quota;
@@ -17,7 +19,7 @@ mod problem;
 mod reject;
 
 pub(crate) use problem::prepare;
-pub use reject::{EmptyBody, GitHubBody, Grpc, OnReject, ProblemJson, Reject};
+pub use reject::{EmptyBody, GitHubBody, Grpc, ProblemJson, Reject};
 
 /// A refused request, for those who answer it.
 #[derive(Clone, Copy, Debug)]
@@ -50,6 +52,30 @@ impl<'a> Rejection<'a> {
         match self.reason {
             Reason::RateLimited(_) => self.limited,
             reason => reason.consequences().status,
+        }
+    }
+
+    /// How many seconds to wait before the same request may pass, as `retry-after` has them: rounded up,
+    /// at least 1. `None`: waiting does not help.
+    ///
+    /// ```
+    /// use axum::response::IntoResponse;
+    /// use http::Request;
+    /// use tower_fixed_window::key::global;
+    /// use tower_fixed_window::testing::ask;
+    /// use tower_fixed_window::{FixedWindowLayer, Quota};
+    ///
+    /// let layer = FixedWindowLayer::new(Quota::per_minute(0)).key(global()).on_reject(|_, why| {
+    ///     let after = why.retry_after_secs().map(|seconds| format!(", again in {seconds} s"));
+    ///     (why.status(), why.message() + &after.unwrap_or_default()).into_response()
+    /// });
+    /// // A limit of 0 never grants anything.
+    /// assert_eq!(ask(&layer, Request::get("/")).headers().get("retry-after"), None);
+    /// ```
+    pub fn retry_after_secs(&self) -> Option<u64> {
+        match self.reason {
+            Reason::RateLimited(decision) => retry_after(decision),
+            reason => reason.consequences().may_retry.then_some(FAILED_RETRY_AFTER),
         }
     }
 
@@ -103,8 +129,12 @@ impl<'a> Rejection<'a> {
         response
     }
 
-    /// Adds its headers to a response that somebody else has made.
-    fn complete<B>(&self, mut response: Response<B>) -> Response<B> {
+    /// Adds its headers to a response that has none of them yet: those of this file's rejecters are
+    /// whole, since a map of headers that is made only to be replaced would be felt.
+    pub(crate) fn complete<B>(&self, mut response: Response<B>) -> Response<B> {
+        if is_refused_inside(&response) {
+            return response;
+        }
         let content_type = response.headers_mut().remove(CONTENT_TYPE);
         self.stamp(&mut response, content_type.as_ref());
         response

@@ -248,17 +248,18 @@ impl<J> LimitedRequest<J> {
     }
 
     /// The response to a refused request.
-    pub(crate) fn reject<R>(&self, reason: &Reason) -> Response<R>
+    pub(crate) fn reject<R>(&self, parts: &Parts, reason: &Reason) -> Response<R>
     where
         J: Reject<R>,
     {
-        self.shared.reject.reject(&Rejection {
+        let why = Rejection {
             reason,
             limited: self.shared.options.status,
             account: self.account(),
             prepared_body: Some(&self.settings.body).filter(|_| self.quotas.is_none()),
             headers: &self.settings.headers,
-        })
+        };
+        why.complete(self.shared.reject.reject(parts, &why))
     }
 
     /// Returns what was taken, if anything was, without waiting for that (S14).

@@ -9,7 +9,9 @@ use http::{Request, Response, StatusCode};
 use hyper::body::Incoming;
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_fixed_window::key::{extension, global, header};
-use tower_fixed_window::{FixedWindowLayer, OnStoreFailure, Quota, RateLimitEndpoint};
+use tower_fixed_window::{
+    FixedWindowLayer, GitHubBody, Grpc, OnStoreFailure, Quota, RateLimitEndpoint,
+};
 
 use crate::client_libraries::{hello, serve_hyper};
 use crate::support::{ANSWERS, FarStore, Mood, TestStore, client, get, per_minute, serve};
@@ -115,8 +117,8 @@ async fn it_is_served_by_axum_and_by_hyper_alone() {
 #[tokio::test]
 async fn layers_that_refuse_in_other_ways_are_shown_together() {
     let a = per_minute(1, Mood::Now).name("a");
-    let b = per_minute(2, Mood::Now).name("b").github_body();
-    let c = per_minute(3, Mood::Later).name("c").grpc();
+    let b = per_minute(2, Mood::Now).name("b").reject(GitHubBody);
+    let c = per_minute(3, Mood::Later).name("c").reject(Grpc);
     let endpoint = RateLimitEndpoint::new([&a]).and(&b).and(&c);
     let (_, told) = ask(&endpoint, get("/")).await;
     let standing = |n| format!(r#"{{"limit":{n},"used":0,"remaining":{n},"reset":1700000100}}"#);

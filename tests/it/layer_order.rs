@@ -17,7 +17,7 @@ use http::{HeaderName, Method, StatusCode};
 use tokio::time::{Instant, sleep};
 use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_fixed_window::key::{extension, global, header};
-use tower_fixed_window::{FixedWindowLayer, Key, MemoryStore, Quota};
+use tower_fixed_window::{EmptyBody, FixedWindowLayer, Key, MemoryStore, Quota};
 use tower_http::compression::CompressionLayer;
 use tower_http::cors::CorsLayer;
 use tower_http::timeout::TimeoutLayer;
@@ -153,7 +153,7 @@ async fn compression_inside_of_the_limit_changes_the_body_type_of_a_refusal() {
 
     // Elsewhere a compressed body can't be made from bytes; an empty one can be made.
     let service = ServiceBuilder::new()
-        .layer(per_minute(0, Mood::Now).empty_body())
+        .layer(per_minute(0, Mood::Now).reject(EmptyBody))
         .layer(CompressionLayer::new())
         .service(service_fn(async |_: http::Request<Body>| {
             Ok::<_, Infallible>(http::Response::new(Body::from("hello")))
@@ -396,7 +396,7 @@ async fn errors_handled_outside_of_the_limit_have_no_headers_and_count() {
 #[tokio::test]
 async fn shared_caches_may_store_allowed_responses_but_never_a_refusal() {
     let cached = on_get(async || ([("cache-control", "public, max-age=60")], "hello"));
-    let limit = per_minute(1, Mood::Now).status(StatusCode::NOT_FOUND).on_reject(|why| {
+    let limit = per_minute(1, Mood::Now).status(StatusCode::NOT_FOUND).on_reject(|_, why| {
         let mut response = http::Response::new(Body::from(Bytes::from(why.message())));
         *response.status_mut() = why.status();
         response.headers_mut().insert("cache-control", "max-age=60".parse().expect("a value"));

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use tower_fixed_window::store::RedisStore;
-use tower_fixed_window::{FixedWindowLayer, Limiter, MAX_WINDOW, Quota};
+use tower_fixed_window::{EmptyBody, FixedWindowLayer, Limiter, MAX_WINDOW, Quota};
 
 use crate::server::Server;
 
@@ -116,10 +116,10 @@ async fn layers_on_one_store_share_remembered_refusals() {
             .name("quiet")
             .key(global())
             .store(store.clone())
-            .empty_body()
+            .reject(EmptyBody)
     };
     let (one, other) = (layer(), layer());
-    let status = async |layer: &FixedWindowLayer<tower_fixed_window::EmptyBody>| {
+    let status = async |layer: &FixedWindowLayer<EmptyBody>| {
         let service = layer.layer(service_fn(async |_: http::Request<()>| {
             Ok::<_, std::convert::Infallible>(http::Response::new(()))
         }));

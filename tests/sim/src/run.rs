@@ -14,9 +14,7 @@ use http::{Request, Response};
 use tokio::runtime::{Builder, Handle, RngSeed};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
-use tower_fixed_window::{
-    Decision, EmptyBody, FixedWindow, FixedWindowLayer, Key, Limiter, RedisStore, StoreError,
-};
+use tower_fixed_window::{Decision, EmptyBody, FixedWindow, FixedWindowLayer, Key, Limiter, RedisStore, StoreError};
 use tower_layer::Layer;
 use tower_service::Service;
 
@@ -323,7 +321,7 @@ impl Node {
                         let caller = parts.extensions.get::<Caller>().expect("it is put there");
                         caller.decided(&history, decision);
                     })
-                    .empty_body();
+                    .reject(EmptyBody);
                 let layer = if refund_dropped { layer.refund_dropped() } else { layer };
                 let layer = if plan.resettable { layer.resettable() } else { layer };
                 node.refund_dropped = refund_dropped;
