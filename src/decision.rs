@@ -26,7 +26,7 @@ use crate::window::{MAX, State, Window};
 /// assert_eq!(decision.standings()[1].remaining(), 9);
 /// # Ok(()) }
 /// ```
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone)]
 #[must_use = "a decision limits nothing unless it is looked at: see `allowed` and `into_result`"]
 pub struct Decision {
     now: i64,
@@ -45,13 +45,22 @@ pub struct Decision {
     local: bool,
 }
 
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone)]
 struct Several {
     standings: [Standing; Quotas::MAX],
     /// The start of the window in which the tokens of each are covered.
     covered: [i64; Quotas::MAX],
     len: u8,
     speaker: u8,
+    /// Only of a refusal, and only where it was asked for without a layer.
+    refuser: Option<Refuser>,
+}
+
+/// Whose refusal it is, for a response to it.
+#[derive(Clone, Debug)]
+pub(crate) struct Refuser {
+    pub(crate) name: Box<str>,
+    pub(crate) quotas: Quotas,
 }
 
 /// In the order in which one prevails over another: never is later than any instant.
@@ -195,6 +204,19 @@ impl Decision {
         }
     }
 
+    /// Notes whose refusal it is, in memory of its own: what passes has none of that to carry.
+    #[cold]
+    pub(crate) fn note_refuser(&mut self, name: &str, quotas: &Quotas) {
+        let speaker = self.speaker;
+        let all = self.all.get_or_insert_with(|| {
+            let mut several = Several::new(1);
+            several.standings[0] = speaker;
+            several.covered[0] = speaker.start;
+            Box::new(several)
+        });
+        all.refuser = Some(Refuser { name: name.into(), quotas: *quotas });
+    }
+
     fn speak(&mut self, i: usize) {
         if let Some(several) = &mut self.all {
             several.speaker = i as u8;
@@ -327,8 +349,14 @@ impl Decision {
     /// ```
     ///
     /// # Errors
-    /// [`RateLimited`] if it was refused.
-    pub fn into_result(self) -> Result<Self, RateLimited> {
+    /// [`RateLimited`] if it was refused. It is a response by itself, as a layer's refusal is: in a handler
+    /// of axum by `?`, elsewhere by `http::Response::from(error)`.
+    pub fn into_result(self) -> Result<(), RateLimited> {
+        self.passed().map(drop)
+    }
+
+    /// The same, with the decision.
+    pub(crate) fn passed(self) -> Result<Self, RateLimited> {
         if self.allowed() { Ok(self) } else { Err(RateLimited(self)) }
     }
 
@@ -437,6 +465,20 @@ fn system_time(ms: i64) -> SystemTime {
     time.unwrap_or(UNIX_EPOCH)
 }
 
+impl PartialEq for Decision {
+    fn eq(&self, other: &Self) -> bool {
+        let bits = |of: &Self| (of.refusing, of.shared, of.local);
+        let count = |of: &Self| (of.now, of.granted, of.verdict, of.speaking());
+        let covered = |i| self.covered_at(i) == other.covered_at(i);
+        bits(self) == bits(other)
+            && count(self) == count(other)
+            && self.standings() == other.standings()
+            && (0..self.standings().len()).all(covered)
+    }
+}
+
+impl Eq for Decision {}
+
 impl fmt::Debug for Decision {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Decision")
@@ -452,7 +494,8 @@ impl Several {
     fn new(len: usize) -> Self {
         let none = Standing { limit: 0, window: 0, start: 0, used: 0 };
         let covered = [0; Quotas::MAX];
-        Self { standings: [none; Quotas::MAX], covered, len: len as u8, speaker: 0 }
+        let standings = [none; Quotas::MAX];
+        Self { standings, covered, len: len as u8, speaker: 0, refuser: None }
     }
 }
 
@@ -513,6 +556,12 @@ impl RateLimited {
     /// The decision that refused.
     pub fn decision(&self) -> &Decision {
         &self.0
+    }
+
+    /// The decision, and whose it is, if that is known.
+    pub(crate) fn into_parts(mut self) -> (Decision, Option<Refuser>) {
+        let refuser = self.0.all.as_mut().and_then(|all| all.refuser.take());
+        (self.0, refuser)
     }
 }
 

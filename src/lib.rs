@@ -38,7 +38,7 @@ pub use decision::{Decision, RateLimited, Standing};
 pub use key::{Key, KeyExtractor, MissingKey};
 pub use limiter::{Limiter, Receipt};
 pub use middleware::{
-    CostMeter, EmptyBody, FixedWindow, FixedWindowLayer, GitHubBody, Grpc, Handle, Headers,
+    CostMeter, EmptyBody, FixedWindow, FixedWindowLayer, GitHubBody, Grpc, Handle, Headers, Plan,
     ProblemJson, RateLimitEndpoint, Reason, Reject, Rejection, ResponseFuture, TrueCost,
 };
 pub use quota::{MAX_TOKENS, MAX_WINDOW, ParseQuotaError, Quota, QuotaError, Quotas};

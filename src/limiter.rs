@@ -391,17 +391,16 @@ impl Limiter {
     ) -> Reply<Decision> {
         let charge = charge(Account::new(&self.scope, quotas, key));
         let mut reply = self.send(charge);
-        if observe::ON && !charge.is_peek() {
-            match reply.as_now() {
-                Some(Ok(decision)) => observe_decision(&self.scope, quotas, decision, false),
-                Some(Err(_)) => {}
-                None => {
-                    let (scope, quotas) = (self.scope.clone(), *quotas);
-                    reply = reply.map(move |decision| {
-                        observe_decision(&scope, &quotas, &decision, false);
-                        decision
-                    });
-                }
+        let is_peek = charge.is_peek();
+        match reply.as_now() {
+            Some(Ok(decision)) => note_decision(&self.scope, quotas, decision, is_peek),
+            Some(Err(_)) => {}
+            None => {
+                let (scope, quotas) = (self.scope.clone(), *quotas);
+                reply = reply.map(move |mut decision| {
+                    note_decision(&scope, &quotas, &mut decision, is_peek);
+                    decision
+                });
             }
         }
         reply
@@ -420,7 +419,7 @@ impl Limiter {
         self.refundable.set();
         let account = Account::new(&self.scope, &self.quotas, key).to_owned();
         self.ask(key, &self.quotas, charge)
-            .map(|decision| decision.into_result().map(|decision| Receipt { account, decision }))
+            .map(|decision| decision.passed().map(|decision| Receipt { account, decision }))
     }
 }
 
@@ -430,6 +429,17 @@ impl fmt::Debug for Limiter {
             .field("name", &self.scope.name())
             .field("quotas", &self.quotas)
             .finish_non_exhaustive()
+    }
+}
+
+/// Reports a decision that was not made for a layer, and gives a refusal what a response to it needs.
+#[inline(always)]
+fn note_decision(scope: &Scope, quotas: &Quotas, decision: &mut Decision, is_peek: bool) {
+    if !is_peek {
+        observe_decision(scope, quotas, decision, false);
+    }
+    if !decision.allowed() {
+        decision.note_refuser(scope.name(), quotas);
     }
 }
 

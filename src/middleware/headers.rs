@@ -10,6 +10,7 @@ use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderMap, HeaderName, HeaderVal
 use self::marks::{Author, LIMIT, REFUSED_LIMIT, author, is_marked_refused, mark_refused};
 use self::values::{number, number_in};
 use crate::decision::Decision;
+use crate::quota::Quotas;
 use crate::store::Account;
 
 mod ietf;
@@ -129,7 +130,8 @@ impl PreparedHeaders {
             return false;
         }
         if self.style.ietf() {
-            ietf::append(response.headers_mut(), account, decision);
+            let (name, quotas) = (account.scope().name(), account.quotas());
+            ietf::append(response.headers_mut(), name, quotas, decision);
         }
         true
     }
@@ -172,7 +174,7 @@ impl PreparedHeaders {
         &self,
         response: &mut Response<R>,
         content_type: Option<&HeaderValue>,
-        account: &Account<'_>,
+        quotas: Option<(&str, &Quotas)>,
         decision: &Decision,
     ) {
         let headers = response.headers_mut();
@@ -183,8 +185,8 @@ impl PreparedHeaders {
                 headers.append(name, value.clone());
             }
         }
-        if self.style.ietf() {
-            ietf::append(headers, account, decision);
+        if let Some((name, quotas)) = quotas.filter(|_| self.style.ietf()) {
+            ietf::append(headers, name, quotas, decision);
         }
         if !self.style.github() {
             mark_refused(response);

@@ -12,9 +12,9 @@ use super::headers::{
 };
 use super::reason::Reason;
 use crate::decision::Decision;
-use crate::quota::Quota;
-use crate::store::Account;
+use crate::quota::{Quota, Quotas};
 
+mod outside;
 mod problem;
 mod reject;
 
@@ -27,7 +27,9 @@ pub struct Rejection<'a> {
     pub(crate) reason: &'a Reason,
     /// That of a refusal by a limit.
     pub(crate) limited: StatusCode,
-    pub(crate) account: Account<'a>,
+    pub(crate) name: &'a str,
+    /// Where it is known which they are.
+    pub(crate) quotas: Option<&'a Quotas>,
     /// The body for a refusal by the only quota there is, made beforehand.
     pub(crate) prepared_body: Option<&'a Bytes>,
     pub(crate) headers: &'a PreparedHeaders,
@@ -81,13 +83,14 @@ impl<'a> Rejection<'a> {
 
     /// The name of the layer; empty if it has none.
     pub fn name(&self) -> &'a str {
-        self.account.scope().name()
+        self.name
     }
 
     /// The quotas that refused.
     pub fn violated(&self) -> impl Iterator<Item = &'a Quota> + use<'a> {
-        let (quotas, decision) = (self.account.quotas(), self.decision());
-        decision.into_iter().flat_map(|decision| decision.refusing()).map(|i| &quotas.as_slice()[i])
+        let refusing = self.decision().into_iter().flat_map(|decision| decision.refusing());
+        let quotas = self.quotas.map_or(&[][..], |quotas| quotas.as_slice());
+        refusing.filter_map(move |i| quotas.get(i))
     }
 
     /// A sentence for the client. For a limit it begins "API rate limit exceeded", which clients of
@@ -95,8 +98,11 @@ impl<'a> Rejection<'a> {
     pub fn message(&self) -> String {
         match self.reason {
             Reason::RateLimited(decision) => {
-                let mut text = String::from("API rate limit exceeded: ");
-                self.write_policies(&mut text, "", ", ");
+                let mut text = String::from("API rate limit exceeded");
+                if self.quotas.is_some() {
+                    text.push_str(": ");
+                    self.write_policies(&mut text, "", ", ");
+                }
                 if decision.is_final() {
                     text.push_str("; this request costs more than that can ever grant");
                 }
@@ -143,7 +149,8 @@ impl<'a> Rejection<'a> {
     fn stamp<B>(&self, response: &mut Response<B>, content_type: Option<&HeaderValue>) {
         match self.reason {
             Reason::RateLimited(decision) => {
-                self.headers.stamp_refused(response, content_type, &self.account, decision);
+                let quotas = self.quotas.map(|quotas| (self.name, quotas));
+                self.headers.stamp_refused(response, content_type, quotas, decision);
             }
             reason => {
                 let content_type = content_type.map(|value| (CONTENT_TYPE, value.clone()));

@@ -46,7 +46,8 @@ fn compile_errors_of_unsuitable_bodies_and_keys_suggest_a_fix() {
         assert!(message.contains(advice), "no {advice} in the compiler's message:\n{message}");
     }
     // A closure's arguments are counted by the compiler, in words of its own.
-    let short = ["limit.on_reject(|_| Response::new(Own))", "limit.quota_fn(|_| Quota::per_hour(1))"];
+    let short =
+        ["limit.on_reject(|_| Response::new(Own))", "limit.quota_fn(|_| Quota::per_hour(1))"];
     for closure in short {
         let (compiles, message) = check(closure);
         assert!(!compiles, "{closure} was accepted");

@@ -237,3 +237,26 @@ async fn it_asks_all_layers_at_once() {
     assert_eq!(names, ["a", "b", "c", "d", "e"]);
     assert_eq!(start.elapsed().as_millis(), 100, "the time of one");
 }
+
+#[tokio::test]
+async fn a_caller_without_a_limit_sees_no_numbers() {
+    for mood in ANSWERS {
+        let store = TestStore::new(mood);
+        let unlimited = |name| {
+            let layer = FixedWindowLayer::new(Quota::per_minute(9)).key(global()).name(name);
+            layer.quota_fn(|_, _| None::<Quota>).store(store.clone())
+        };
+        let (a, b) = (unlimited("a"), unlimited("b"));
+        let search = FixedWindowLayer::new(Quota::per_minute(30)).key(global()).name("search");
+        let search = search.store(store.clone());
+        let standing = r#"{"limit":30,"used":0,"remaining":30,"reset":1700000100}"#;
+
+        let told = ask(&RateLimitEndpoint::new([&a, &search]), get("/")).await;
+        assert_eq!(told.1, format!(r#"{{"resources":{{"search":{standing}}}}}"#));
+        let told = ask(&RateLimitEndpoint::new([&search, &a]), get("/")).await;
+        assert_eq!(told.1, format!(r#"{{"resources":{{"search":{standing}}},"rate":{standing}}}"#));
+        let told = ask(&RateLimitEndpoint::new([&a, &b]), get("/")).await;
+        let message = r#"{"message":"Rate limiting is not enabled."}"#;
+        assert_eq!(told, (StatusCode::NOT_FOUND, message.to_owned()));
+    }
+}

@@ -1,6 +1,9 @@
 //! What a layer can be told: plans, costs, outcomes, shadow mode, knobs at run time. Each over a
 //! store that answers at once and one that answers later.
 
+use std::time::Duration;
+
+use axum::Router;
 use axum::body::Body;
 use futures_util::{StreamExt, stream};
 use http::{HeaderMap, Request, Response, StatusCode};
@@ -550,4 +553,35 @@ async fn a_cost_known_with_the_response_uses_a_limit_that_changed_meanwhile() {
     let Ok(_) = request.await.expect("no panic");
     clock.set_ms(NOW_MS + 60_000);
     assert_eq!(call(&mut service!(layer), "/").await.status(), 429);
+}
+
+#[tokio::test]
+async fn a_plan_that_is_none_has_no_limit_whatever_type_the_closure_returns() {
+    fn is_free(parts: &http::request::Parts) -> bool {
+        parts.uri.path() != "/unlimited"
+    }
+    for mood in ANSWERS {
+        let limit = || per_minute(5, mood);
+        let (one, several) = (Quota::per_minute(1), Quota::per_minute(1).and(Quota::per_hour(1)));
+        let layers = [
+            limit().quota_fn(move |parts, _| is_free(parts).then_some(one)),
+            limit().quota_fn(move |parts, _| is_free(parts).then_some(several)),
+            limit()
+                .quota_fn(move |parts, _| is_free(parts).then_some(one))
+                .queue(9, Duration::ZERO),
+        ];
+        for layer in layers {
+            let service = layer.layer(Router::new());
+            for _ in 0..3 {
+                let unlimited =
+                    service.clone().oneshot(get("/unlimited")).await.expect("infallible");
+                assert_eq!(unlimited.status(), StatusCode::NOT_FOUND, "the router's");
+                assert!(limit_headers(&unlimited).is_empty());
+            }
+            let first = service.clone().oneshot(get("/")).await.expect("infallible");
+            assert_eq!(used(&first), 1, "what has no limit was not counted");
+            let second = service.clone().oneshot(get("/")).await.expect("infallible");
+            assert_eq!(second.status(), StatusCode::TOO_MANY_REQUESTS);
+        }
+    }
 }

@@ -1,15 +1,21 @@
 //! The response to a refused request: whoever makes it, the layer completes it once.
 
+use std::str;
+
 use axum::body::{Body, to_bytes};
+use axum::extract::State;
+use axum::routing::get as on_get;
 use http::header::{ACCEPT, CONTENT_TYPE, RETRY_AFTER};
 use http::request::Parts;
 use http::{HeaderMap, Request, Response};
 use tower::{Layer, ServiceExt};
+use tower_fixed_window::key::global;
 use tower_fixed_window::{
-    EmptyBody, FixedWindowLayer, Headers, OnStoreFailure, Reject, Rejection, testing,
+    EmptyBody, FixedWindowLayer, Headers, Key, Limiter, OnStoreFailure, Quota, Reject, Rejection,
+    StoreError, testing,
 };
 
-use crate::support::{ANSWERS, Mood, RETRY_AFTER as SECONDS, get, per_minute};
+use crate::support::{ANSWERS, Mood, RETRY_AFTER as SECONDS, TestStore, get, per_minute, used};
 
 /// Somebody else's way of refusing: it knows nothing of rate-limit headers.
 struct Plain;
@@ -103,4 +109,85 @@ fn seconds_are_there_where_waiting_helps() {
     assert_eq!(seconds(keyless), ("None".into(), false));
     let failing = per_minute(1, Mood::FailsNow).on_store_failure(OnStoreFailure::Deny);
     assert_eq!(seconds(failing), ("Some(1)".into(), true));
+}
+
+/// Limits by what only the handler knows.
+async fn handler(State(logins): State<Limiter>) -> axum::response::Result<&'static str> {
+    logins.check(Key::global()).await?.into_result()?;
+    Ok("welcome")
+}
+
+async fn whole(response: Response<Body>) -> (u16, HeaderMap, String) {
+    let (parts, body) = response.into_parts();
+    let body = to_bytes(body, 1_000).await.expect("a body");
+    (parts.status.as_u16(), parts.headers, str::from_utf8(&body).expect("text").to_owned())
+}
+
+#[tokio::test]
+async fn a_handlers_refusal_is_the_response_that_a_layer_makes() {
+    let quotas = [
+        Quota::per_minute(1).into(),
+        Quota::per_minute(1).and(Quota::per_hour(9)),
+        Quota::per_minute(0).and(Quota::per_hour(0)),
+    ];
+    for (mood, quotas) in ANSWERS.into_iter().flat_map(|mood| quotas.map(|q| (mood, q))) {
+        let limiter = Limiter::new(quotas).name("login").store(TestStore::new(mood));
+        let app = axum::Router::new().route("/", on_get(handler)).with_state(limiter);
+        let _ = app.clone().oneshot(get("/")).await.expect("infallible");
+        let refused = app.oneshot(get("/")).await.expect("infallible");
+
+        let layer = FixedWindowLayer::new(quotas).name("login").key(global());
+        let service = layer.store(TestStore::new(mood)).layer(axum::Router::new());
+        let _ = service.clone().oneshot(get("/")).await.expect("infallible");
+        let expected = service.oneshot(get("/")).await.expect("infallible");
+        let mut refused = whole(refused).await;
+        refused.1.remove("content-length");
+        assert_eq!(refused, whole(expected).await);
+    }
+}
+
+#[tokio::test]
+async fn a_handler_whose_store_fails_answers_503() {
+    let store = TestStore::new(Mood::FailsLater);
+    let limiter = Limiter::new(Quota::per_minute(1)).name("login").store(store).without_fallback();
+    let app = axum::Router::new().route("/", on_get(handler)).with_state(limiter);
+    let (status, headers, body) = whole(app.oneshot(get("/")).await.expect("infallible")).await;
+    assert_eq!((status, &headers[RETRY_AFTER]), (503, &"1".parse().expect("a value")));
+    assert_eq!(headers["cache-control"], "no-store");
+    assert!(!body.contains("test"), "nothing of the store's: {body}");
+}
+
+#[tokio::test]
+async fn an_outer_layer_does_not_count_what_a_handler_refuses() {
+    let limiter = Limiter::new(Quota::per_minute(1)).name("login").store(TestStore::new(Mood::Now));
+    let outer = per_minute(9, Mood::Now).name("outer");
+    let app = axum::Router::new().route("/", on_get(handler)).with_state(limiter).layer(outer);
+    for _ in 0..3 {
+        let _ = app.clone().oneshot(get("/")).await.expect("infallible");
+    }
+    let refused = app.clone().oneshot(get("/")).await.expect("infallible");
+    assert_eq!(refused.headers()["x-ratelimit-resource"], "login");
+    let missing = app.oneshot(get("/elsewhere")).await.expect("infallible");
+    assert_eq!(used(&missing), 2, "the one that passed, and this one");
+}
+
+#[tokio::test]
+async fn a_refusal_from_elsewhere_is_a_response_without_policies() {
+    let limiter = Limiter::new(Quota::per_minute(0)).name("login");
+    let known = limiter.check("alice").await.expect("memory").into_result().expect_err("refused");
+    let known = whole(Response::from(known)).await;
+    assert!(known.2.contains("API rate limit exceeded: login:0/minute"), "{}", known.2);
+    // What a layer's hook saw.
+    let (sender, decisions) = std::sync::mpsc::channel();
+    let layer = per_minute(0, Mood::Now).on_decision(move |_, decision| {
+        let _ = sender.send(decision.clone());
+    });
+    let _ = refused(&layer).await;
+    let error = decisions.recv().expect("a decision").into_result().expect_err("refused");
+    let (status, headers, body) = whole(Response::from(error)).await;
+    assert_eq!((status, &headers["x-ratelimit-limit"]), (429, &"0".parse().expect("a value")));
+    assert!(body.contains(r#""message":"API rate limit exceeded"#), "{body}");
+    assert!(body.contains(r#""violated-policies":[]"#), "{body}");
+    let failed: Response<Body> = StoreError::new("down").into();
+    assert_eq!(failed.status(), 503);
 }

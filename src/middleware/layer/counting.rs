@@ -7,11 +7,12 @@ use http::response;
 
 use super::FixedWindowLayer;
 use crate::key::Key;
-use crate::quota::Quotas;
+use crate::middleware::plan::Plan;
 
 impl<J> FixedWindowLayer<J> {
     /// Requests for which the closure says `true` pass without being counted, and without headers.
-    /// This is how to say "unlimited". Called again, it exempts more.
+    /// Called again, it exempts more. A customer without a limit is a plan of
+    /// [`quota_fn`](Self::quota_fn) that is `None`.
     ///
     /// What is skipped has no limit, so ask for what a client can't choose: not for a header, and
     /// for a path only if its handler is cheap. For health probes that is mostly so; better still,
@@ -72,7 +73,8 @@ impl<J> FixedWindowLayer<J> {
 
     /// What may be spent, for each request: free and paid plans under one name. The closure gets
     /// the key, too. All plans share one counter for each window length, so that a customer who
-    /// upgrades goes on from what is used.
+    /// upgrades goes on from what is used. `None` is a plan without a limit: its requests pass without
+    /// being counted, and without headers.
     ///
     /// [`Handle::set_quotas`] changes the layer's quotas, not what the closure returns.
     ///
@@ -85,18 +87,23 @@ impl<J> FixedWindowLayer<J> {
     /// const FREE: Quota = Quota::per_hour(60);
     /// const PRO: Quota = Quota::per_hour(5_000);
     ///
+    /// // Really: a plan that the authentication layer has left in the extensions.
     /// let layer = FixedWindowLayer::new(FREE).key(global()).quota_fn(|parts, _key| {
-    ///     // Really: a plan that the authentication layer has left in the extensions.
-    ///     if parts.uri.path().starts_with("/pro") { PRO } else { FREE }
+    ///     match parts.uri.path() {
+    ///         "/internal" => None,
+    ///         "/pro" => Some(PRO),
+    ///         _ => Some(FREE),
+    ///     }
     /// });
     ///
     /// assert_eq!(ask(&layer, Request::get("/")).headers()["x-ratelimit-remaining"], "59");
     /// assert_eq!(ask(&layer, Request::get("/pro")).headers()["x-ratelimit-remaining"], "4998");
+    /// assert_eq!(ask(&layer, Request::get("/internal")).headers().get("x-ratelimit-limit"), None);
     /// ```
     pub fn quota_fn<F, Q>(mut self, quotas: F) -> Self
     where
         F: Fn(&Parts, &Key) -> Q + Send + Sync + 'static,
-        Q: Into<Quotas>,
+        Q: Into<Plan>,
     {
         self.options.quota_fn = Some(Arc::new(move |parts, key| quotas(parts, key).into()));
         self

@@ -58,9 +58,14 @@ pub struct ProblemJson;
 #[diagnostic::do_not_recommend]
 impl<B: From<Bytes>> Reject<B> for ProblemJson {
     fn reject(&self, _: &Parts, why: &Rejection<'_>) -> Response<B> {
-        static PROBLEM: HeaderValue = HeaderValue::from_static("application/problem+json");
-        why.response(B::from(problem::problem(why)), Some(&PROBLEM))
+        problem_response(why)
     }
+}
+
+/// The default response.
+pub(super) fn problem_response<B: From<Bytes>>(why: &Rejection<'_>) -> Response<B> {
+    static PROBLEM: HeaderValue = HeaderValue::from_static("application/problem+json");
+    why.response(B::from(problem::problem(why)), Some(&PROBLEM))
 }
 
 /// Only status and headers, for bodies that can't be made from bytes: tonic's, a `BoxBody`.
