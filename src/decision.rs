@@ -1,4 +1,4 @@
-//! What a store answers: [`Decision`], with the [`Standing`] of each quota.
+//! What a store answers: [`Decision`], with the [`Usage`] of each quota.
 
 use std::cmp::Reverse;
 use std::error::Error;
@@ -12,7 +12,7 @@ use crate::window::{MAX, State, Window};
 ///
 /// Where several quotas were charged, one of them *speaks* through the single-valued accessors: on
 /// a refusal the refusing one that is met last, else the one with the fewest tokens left.
-/// [`standings`](Self::standings) has them all.
+/// [`usage`](Self::usage) has them all.
 ///
 /// ```
 /// use tower_fixed_window::{Limiter, Quota};
@@ -23,7 +23,7 @@ use crate::window::{MAX, State, Window};
 ///
 /// assert!(decision.allowed());
 /// assert_eq!((decision.limit(), decision.used(), decision.remaining()), (2, 1, 1));
-/// assert_eq!(decision.standings()[1].remaining(), 9);
+/// assert_eq!(decision.usage()[1].remaining(), 9);
 /// # Ok(()) }
 /// ```
 #[derive(Clone)]
@@ -33,7 +33,7 @@ pub struct Decision {
     granted: u64,
     verdict: Verdict,
     /// The standing that speaks, where it is read most.
-    speaker: Standing,
+    speaker: Usage,
     /// All of them, where there are several or some were reserved: most decisions have none of that
     /// to carry.
     all: Option<Box<Several>>,
@@ -47,7 +47,7 @@ pub struct Decision {
 
 #[derive(Clone)]
 struct Several {
-    standings: [Standing; Quotas::MAX],
+    standings: [Usage; Quotas::MAX],
     /// The start of the window in which the tokens of each are covered.
     covered: [i64; Quotas::MAX],
     len: u8,
@@ -74,7 +74,7 @@ enum Verdict {
 
 /// How one quota of a key stands.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Standing {
+pub struct Usage {
     limit: u64,
     /// Milliseconds.
     window: u64,
@@ -113,7 +113,7 @@ impl Decision {
         }
         let passes = refusing == 0 && !ask.peek;
         let mut writes = [State::default(); N];
-        let standing = |window: &Window<'_>, used| Standing {
+        let standing = |window: &Window<'_>, used| Usage {
             limit: window.quota().limit,
             window: window.quota().window,
             start: window.start(),
@@ -165,7 +165,7 @@ impl Decision {
         windows: [Window<'_>; Quotas::MAX],
         len: usize,
         granted: u64,
-        speaker: Standing,
+        speaker: Usage,
         all: Option<Box<Several>>,
     ) -> (Verdict, Option<Box<Several>>) {
         let mut covered = [0; Quotas::MAX];
@@ -277,7 +277,7 @@ impl Decision {
     }
 
     /// On a refusal: how long to wait until the same charge fits, if nobody else asks. `None` if it
-    /// was not refused, or can never fit ([`is_final`](Self::is_final)).
+    /// was not refused, or can never fit ([`exceeds_capacity`](Self::exceeds_capacity)).
     pub fn retry_after(&self) -> Option<Duration> {
         self.retry_at_ms().map(|at| self.until(at))
     }
@@ -288,7 +288,7 @@ impl Decision {
     }
 
     /// Whether the charge was refused for good: it is larger than the quota can ever grant.
-    pub fn is_final(&self) -> bool {
+    pub fn exceeds_capacity(&self) -> bool {
         self.verdict == Verdict::RefusedForGood
     }
 
@@ -309,28 +309,28 @@ impl Decision {
 
     /// How each quota stands, in the order of the quotas.
     #[inline]
-    pub fn standings(&self) -> &[Standing] {
+    pub fn usage(&self) -> &[Usage] {
         match &self.all {
             Some(several) => &several.standings[..several.len.into()],
             None => std::slice::from_ref(&self.speaker),
         }
     }
 
-    fn standings_mut(&mut self) -> &mut [Standing] {
+    fn standings_mut(&mut self) -> &mut [Usage] {
         match &mut self.all {
             Some(several) => &mut several.standings[..several.len.into()],
             None => std::slice::from_mut(&mut self.speaker),
         }
     }
 
-    /// The quotas that refused, by their position in [`standings`](Self::standings).
+    /// The quotas that refused, by their position in [`usage`](Self::usage).
     pub fn refusing(&self) -> impl Iterator<Item = usize> + use<> {
         let refusing = self.refusing;
         (0..Quotas::MAX).filter(move |i| refusing >> i & 1 == 1)
     }
 
-    /// The position in [`standings`](Self::standings) of the quota that speaks.
-    pub fn speaking(&self) -> usize {
+    /// The position in [`usage`](Self::usage) of the quota that speaks.
+    pub fn governing(&self) -> usize {
         self.all.as_ref().map_or(0, |several| several.speaker.into())
     }
 
@@ -365,7 +365,7 @@ impl Decision {
     pub(crate) fn into_refusal(self) -> Self {
         let Verdict::Reserved { ready_at } = self.verdict else { return self };
         let (mut bits, mut latest) = (0, None);
-        for (i, standing) in self.standings().iter().enumerate() {
+        for (i, standing) in self.usage().iter().enumerate() {
             let covered_at = self.covered_at(i);
             bits |= u8::from(covered_at > standing.start) << i;
             latest = latest.or((covered_at == ready_at).then_some(i));
@@ -403,12 +403,12 @@ impl Decision {
 
     /// The end of the window in which the tokens of a quota are covered.
     fn covered_until(&self, i: usize) -> i64 {
-        self.covered_at(i).saturating_add(self.standings()[i].window as i64).min(MAX)
+        self.covered_at(i).saturating_add(self.usage()[i].window as i64).min(MAX)
     }
 
     /// The end of the first of the windows in which what was taken is covered (S13).
     pub(crate) fn good_until_ms(&self) -> i64 {
-        (0..self.standings().len()).map(|i| self.covered_until(i)).min().unwrap_or(0)
+        (0..self.usage().len()).map(|i| self.covered_until(i)).min().unwrap_or(0)
     }
 
     /// Notes that a quota's tokens were taken from a count that other keys share.
@@ -468,12 +468,12 @@ fn system_time(ms: i64) -> SystemTime {
 impl PartialEq for Decision {
     fn eq(&self, other: &Self) -> bool {
         let bits = |of: &Self| (of.refusing, of.shared, of.local);
-        let count = |of: &Self| (of.now, of.granted, of.verdict, of.speaking());
+        let count = |of: &Self| (of.now, of.granted, of.verdict, of.governing());
         let covered = |i| self.covered_at(i) == other.covered_at(i);
         bits(self) == bits(other)
             && count(self) == count(other)
-            && self.standings() == other.standings()
-            && (0..self.standings().len()).all(covered)
+            && self.usage() == other.usage()
+            && (0..self.usage().len()).all(covered)
     }
 }
 
@@ -483,8 +483,8 @@ impl fmt::Debug for Decision {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Decision")
             .field("verdict", &self.verdict)
-            .field("standings", &self.standings())
-            .field("speaking", &self.speaking())
+            .field("standings", &self.usage())
+            .field("speaking", &self.governing())
             .field("now", &self.now)
             .finish_non_exhaustive()
     }
@@ -492,14 +492,14 @@ impl fmt::Debug for Decision {
 
 impl Several {
     fn new(len: usize) -> Self {
-        let none = Standing { limit: 0, window: 0, start: 0, used: 0 };
+        let none = Usage { limit: 0, window: 0, start: 0, used: 0 };
         let covered = [0; Quotas::MAX];
         let standings = [none; Quotas::MAX];
         Self { standings, covered, len: len as u8, speaker: 0, refuser: None }
     }
 }
 
-impl Standing {
+impl Usage {
     /// The limit.
     #[inline]
     pub fn limit(&self) -> u64 {
@@ -541,7 +541,7 @@ impl Standing {
     }
 }
 
-impl fmt::Debug for Standing {
+impl fmt::Debug for Usage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { limit, window, start, used } = self;
         write!(f, "{used} of {limit} in [{start}, +{window})")
@@ -550,6 +550,7 @@ impl fmt::Debug for Standing {
 
 /// A refused charge as an error: [`Decision::into_result`].
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[doc(alias = "quota exceeded")]
 pub struct RateLimited(Decision);
 
 impl RateLimited {

@@ -34,11 +34,11 @@ mod timer;
 pub mod window;
 
 pub use clock::{Clock, ManualClock, SystemClock};
-pub use decision::{Decision, RateLimited, Standing};
+pub use decision::{Decision, RateLimited, Usage};
 pub use key::{Key, KeyExtractor, MissingKey};
 pub use limiter::{Limiter, Receipt};
 pub use middleware::{
-    CostMeter, EmptyBody, FixedWindow, FixedWindowLayer, GitHubBody, Grpc, Handle, Headers, Plan,
+    Control, CostMeter, EmptyBody, FixedWindow, FixedWindowLayer, GitHubBody, Grpc, Headers, Plan,
     ProblemJson, RateLimitEndpoint, Reason, Reject, Rejection, ResponseFuture, TrueCost,
 };
 pub use quota::{MAX_TOKENS, MAX_WINDOW, ParseQuotaError, Quota, QuotaError, Quotas};

@@ -35,6 +35,7 @@ use crate::store::{
 /// charged when the method is called; a store that answers later is asked when the reply is first
 /// polled, at the latest, so a charge that nobody awaits may never be made.
 #[derive(Clone)]
+#[doc(alias = "throttle")]
 pub struct Limiter {
     scope: Scope,
     quotas: Quotas,
@@ -162,13 +163,20 @@ impl Limiter {
     /// # #[cfg(feature = "redis")]
     /// # fn main() -> Result<(), tower_fixed_window::StoreError> {
     /// let store = RedisStore::new("redis://127.0.0.1/")?;
-    /// let login = Limiter::new(Quota::per_hour(5)).name("login").store(store).resettable();
+    /// let login = Limiter::new(Quota::per_hour(5)).name("login").store(store).revalidate_refusals();
     /// # let _ = login; Ok(()) }
     /// ```
     #[must_use]
-    pub fn resettable(self) -> Self {
+    pub fn revalidate_refusals(mut self) -> Self {
+        // Of its own: clones that were made before stay as they are.
+        self.refundable = Arc::new(self.refundable.fork());
         self.refundable.set();
-        self
+        self.assembled()
+    }
+
+    /// Tokens may come back: to all clones, since they share their counters.
+    pub(crate) fn note_refundable(&self) {
+        self.refundable.set();
     }
 
     /// Panics with what to write, where a shared store finds no name.
@@ -190,31 +198,9 @@ impl Limiter {
         self.ask(&key.into(), &self.quotas, |account| Charge::new(account, cost))
     }
 
-    /// Takes `cost` tokens from other quotas than the limiter's: those of a customer's plan, say.
-    ///
-    /// ```
-    /// use tower_fixed_window::{Limiter, Quota};
-    ///
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let api = Limiter::new(Quota::per_hour(60)).name("api");
-    /// let decision = api.check_with("alice", Quota::per_hour(5_000), 1).await?;
-    /// assert_eq!(decision.remaining(), 4_999);
-    /// // It is the same counter: the limit is no part of its identity.
-    /// assert_eq!(api.check("alice").await?.used(), 2);
-    /// # Ok(()) }
-    /// ```
-    pub fn check_with(
-        &self,
-        key: impl Into<Key>,
-        quotas: impl Into<Quotas>,
-        cost: u64,
-    ) -> Reply<Decision> {
-        self.ask(&key.into(), &quotas.into(), |account| Charge::new(account, cost))
-    }
-
     /// How a key stands under the limiter's own quotas, and whether one token would pass. Takes
-    /// nothing. For keys that are charged under others, by [`check_with`](Self::check_with), see
-    /// [`peek_with`](Self::peek_with).
+    /// nothing. For keys that are charged under others name these, with
+    /// [`with_quotas`](Self::with_quotas).
     ///
     /// ```
     /// use tower_fixed_window::{Limiter, Quota};
@@ -231,32 +217,7 @@ impl Limiter {
 
     /// How a key stands, and whether `cost` tokens would pass. Takes nothing.
     pub fn peek_cost(&self, key: impl Into<Key>, cost: u64) -> Reply<Decision> {
-        self.peek_with(key, self.quotas, cost)
-    }
-
-    /// How a key stands under other quotas than the limiter's, and whether `cost` tokens would pass.
-    /// Takes nothing.
-    ///
-    /// ```
-    /// use tower_fixed_window::{Limiter, Quota};
-    ///
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let (free, pro) = (Quota::per_hour(60), Quota::per_day(50_000));
-    /// let api = Limiter::new(free).name("api");
-    /// let _ = api.check_with("alice", pro, 100).await?;
-    ///
-    /// assert_eq!(api.peek_with("alice", pro, 1).await?.used(), 100);
-    /// // Another window is another counter.
-    /// assert_eq!(api.peek("alice").await?.used(), 0);
-    /// # Ok(()) }
-    /// ```
-    pub fn peek_with(
-        &self,
-        key: impl Into<Key>,
-        quotas: impl Into<Quotas>,
-        cost: u64,
-    ) -> Reply<Decision> {
-        self.ask(&key.into(), &quotas.into(), |account| Charge::new(account, cost).peeking())
+        self.ask(&key.into(), &self.quotas, |account| Charge::new(account, cost).peeking())
     }
 
     /// Takes `cost` tokens, with a receipt to correct that later, or the refusal.
@@ -364,7 +325,10 @@ impl Limiter {
     /// let free = Limiter::new(Quota::per_hour(60)).name("api");
     /// let pro = free.with_quotas(Quota::per_hour(5_000));
     /// assert!(free.check("alice").await?.allowed());
+    /// // It is the same counter: the limit is no part of its identity.
     /// assert_eq!(pro.peek("alice").await?.remaining(), 4_999);
+    /// // Another window is another counter.
+    /// assert_eq!(free.with_quotas(Quota::per_day(9)).peek("alice").await?.used(), 0);
     /// # Ok(()) }
     /// ```
     #[must_use]
@@ -455,7 +419,7 @@ pub(crate) fn observe_decision(scope: &Scope, quotas: &Quotas, decision: &Decisi
         observed.answered(if waits { Outcome::Reserved } else { Outcome::Passed });
     } else {
         let outcome = if shadow { Outcome::ShadowRefused } else { Outcome::Refused };
-        let quota = || &quotas.as_slice()[decision.speaking()];
+        let quota = || &quotas.as_slice()[decision.governing()];
         observed.refused(outcome, quota, || decision.retry_after());
     }
 }

@@ -24,7 +24,7 @@ pub use endpoint::RateLimitEndpoint;
 pub use future::ResponseFuture;
 pub use headers::Headers;
 pub use layer::FixedWindowLayer;
-pub use live::Handle;
+pub use live::Control;
 pub use plan::Plan;
 pub use reason::Reason;
 pub use rejection::{EmptyBody, GitHubBody, Grpc, ProblemJson, Reject, Rejection};

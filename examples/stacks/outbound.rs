@@ -36,7 +36,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     // They don't help one that leaves in the last moment of a window and arrives in their next one,
     // where it takes the place of another. So this begins with a window. Where requests come at any
     // time, ask for a little less than is granted, and obey a 429 all the same.
-    let left = layer.handle().peek(Key::global()).await?.reset_after();
+    let left = layer.control().peek(Key::global()).await?.reset_after();
     tokio::time::sleep(left).await;
 
     // Any HTTP client is a service: this is reqwest's.

@@ -47,6 +47,7 @@ pub fn global() -> Global {
 
 /// Made by [`global`].
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct Global;
 
 impl KeyExtractor for Global {
@@ -152,6 +153,7 @@ pub fn matched_path() -> MatchedPath {
 
 /// Made by [`matched_path`].
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct MatchedPath;
 
 impl KeyExtractor for MatchedPath {

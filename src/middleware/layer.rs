@@ -6,7 +6,7 @@ use std::sync::Arc;
 use http::request::Parts;
 use tower_layer::Layer;
 
-use super::live::{Handle, Live};
+use super::live::{Control, Live};
 use super::options::Options;
 use super::rejection::ProblemJson;
 use super::service::FixedWindow;
@@ -77,6 +77,7 @@ mod storing;
 /// # use tower_fixed_window::FixedWindowLayer;
 /// struct App { limit: FixedWindowLayer }
 /// ```
+#[doc(alias = "throttle")]
 #[must_use = "a layer does nothing until it is applied to a service"]
 pub struct FixedWindowLayer<J = ProblemJson> {
     limiter: Limiter,
@@ -130,8 +131,9 @@ impl<J> FixedWindowLayer<J> {
     /// ```
     ///
     /// # Panics
-    /// If the name is not 1 to 64 of `[a-z0-9_.-]`.
+    /// If the name is not 1 to 64 of `[a-z0-9_.-]`, or after [`control`](Self::control).
     pub fn name(mut self, name: &str) -> Self {
+        self.assert_uncontrolled();
         self.limiter = self.limiter.name(name);
         self.fork();
         self
@@ -177,8 +179,8 @@ impl<J> FixedWindowLayer<J> {
         self.key(key_fn(key))
     }
 
-    /// Turns the knobs of this layer, and of all its clones, while it is at work. Take it when the
-    /// layer has its name and store: with others it is another limit.
+    /// Changes and reads this limit, and that of all clones of the layer, while it is at work. Take it last:
+    /// with another name or store it is another limit.
     ///
     /// ```
     /// use http::Request;
@@ -187,21 +189,31 @@ impl<J> FixedWindowLayer<J> {
     /// use tower_fixed_window::{FixedWindowLayer, Quota};
     ///
     /// let layer = FixedWindowLayer::new(Quota::per_minute(1)).key(global());
-    /// let handle = layer.handle();
+    /// let control = layer.control();
     ///
     /// assert_eq!(ask(&layer, Request::get("/")).status(), 200);
     /// assert_eq!(ask(&layer, Request::get("/")).status(), 429);
-    /// handle.set_quotas(Quota::per_minute(2));
+    /// control.set_quotas(Quota::per_minute(2));
     /// assert_eq!(ask(&layer, Request::get("/")).status(), 200);
     /// ```
-    pub fn handle(&self) -> Handle {
+    pub fn control(&self) -> Control {
         self.live.follow(&self.options);
-        Handle::new(Arc::clone(&self.live), self.limiter())
+        self.live.note_control();
+        Control::new(Arc::clone(&self.live), self.limiter())
     }
 
     /// For a service that shows the standing of callers under this layer.
     pub(crate) fn to_resource(&self) -> (Limiter, Options, Arc<Live>) {
         (self.limiter(), self.options.clone(), Arc::clone(&self.live))
+    }
+
+    /// Panics with what to write, where a control was taken: it would be that of another limit.
+    fn assert_uncontrolled(&self) {
+        assert!(
+            !self.live.is_controlled(),
+            "a control of this layer was taken before, and would not control what it is now: write \
+             .name(..), .store(..), .leases(..) and .on_store_failure(..) before .control()"
+        );
     }
 
     /// With another name or store it is another limit, with knobs of its own.
@@ -211,10 +223,10 @@ impl<J> FixedWindowLayer<J> {
 
     /// The limiter, with a fallback or without.
     fn limiter(&self) -> Limiter {
-        let mut limiter = self.limiter.clone();
+        let limiter = self.limiter.clone();
         let Options { count_if, refund_dropped, settle, queue, .. } = &self.options;
         if count_if.is_some() || *refund_dropped || *settle || queue.is_some() {
-            limiter = limiter.resettable();
+            limiter.note_refundable();
         }
         match self.options.on_store_failure {
             OnStoreFailure::Local => limiter,

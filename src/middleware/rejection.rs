@@ -103,7 +103,7 @@ impl<'a> Rejection<'a> {
                     text.push_str(": ");
                     self.write_policies(&mut text, "", ", ");
                 }
-                if decision.is_final() {
+                if decision.exceeds_capacity() {
                     text.push_str("; this request costs more than that can ever grant");
                 }
                 text

@@ -171,7 +171,7 @@ async fn of_several_quotas_the_one_with_the_fewest_left_is_shown() {
 async fn it_follows_a_limit_that_is_changed() {
     let layer = per_minute(5, Mood::Now).name("api");
     let endpoint = RateLimitEndpoint::new([&layer]);
-    layer.handle().set_quotas(Quota::per_minute(7));
+    layer.control().set_quotas(Quota::per_minute(7));
     assert!(ask(&endpoint, get("/")).await.1.contains(r#""limit":7,"#));
 }
 

@@ -22,7 +22,7 @@ pub(super) fn has_name(name: &HeaderName) -> bool {
 /// Adds them behind those of inner layers.
 pub(super) fn append(headers: &mut HeaderMap, name: &str, quotas: &Quotas, decision: &Decision) {
     let (mut policies, mut limits) = (String::new(), String::new());
-    let quotas = quotas.iter().zip(decision.standings());
+    let quotas = quotas.iter().zip(decision.usage());
     for (i, (quota, standing)) in quotas.enumerate() {
         let separator = if i == 0 { "" } else { ", " };
         let name = policy_name(name, quota);
@@ -33,7 +33,7 @@ pub(super) fn append(headers: &mut HeaderMap, name: &str, quotas: &Quotas, decis
             let _ = write!(policies, ";w={}", quota.window().as_secs());
         }
         let mut end = standing.end();
-        if i == decision.speaking() {
+        if i == decision.governing() {
             end = end.max(decision.retry_at_ms().unwrap_or(end));
         }
         let (remaining, after) = (standing.remaining().min(MAX_INTEGER), end - decision.now_ms());

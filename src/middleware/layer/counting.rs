@@ -33,6 +33,10 @@ impl<J> FixedWindowLayer<J> {
     /// assert_eq!(response.status(), 200);
     /// assert!(!response.headers().contains_key("x-ratelimit-limit"));
     /// ```
+    #[doc(alias = "whitelist")]
+    #[doc(alias = "allowlist")]
+    #[doc(alias = "exempt")]
+    #[doc(alias = "bypass")]
     pub fn skip<F>(mut self, skip: F) -> Self
     where
         F: Fn(&Parts) -> bool + Send + Sync + 'static,
@@ -76,7 +80,7 @@ impl<J> FixedWindowLayer<J> {
     /// upgrades goes on from what is used. `None` is a plan without a limit: its requests pass without
     /// being counted, and without headers.
     ///
-    /// [`Handle::set_quotas`] changes the layer's quotas, not what the closure returns.
+    /// [`Control::set_quotas`] changes the layer's quotas, not what the closure returns.
     ///
     /// ```
     /// use http::Request;
@@ -209,16 +213,16 @@ impl<J> FixedWindowLayer<J> {
     /// use tower_fixed_window::{FixedWindowLayer, Key, Quota};
     ///
     /// let layer = FixedWindowLayer::new(Quota::per_minute(5)).key(global()).refund_dropped();
-    /// let handle = layer.handle();
+    /// let control = layer.control();
     /// let mut slow = layer.layer(service_fn(async |_: Request<String>| {
     ///     std::future::pending::<()>().await;
     ///     Ok::<_, std::io::Error>(http::Response::new(axum::body::Body::empty()))
     /// }));
     ///
     /// let response = slow.call(Request::new(String::new()));
-    /// assert_eq!(block_on(handle.peek(Key::global()))?.used(), 1);
+    /// assert_eq!(block_on(control.peek(Key::global()))?.used(), 1);
     /// drop(response);
-    /// assert_eq!(block_on(handle.peek(Key::global()))?.used(), 0);
+    /// assert_eq!(block_on(control.peek(Key::global()))?.used(), 0);
     /// # Ok::<_, tower_fixed_window::StoreError>(())
     /// ```
     pub fn refund_dropped(mut self) -> Self {

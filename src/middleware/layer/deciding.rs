@@ -18,7 +18,7 @@ impl<J> FixedWindowLayer<J> {
     /// the queue. If others of its key wait behind it, a newcomer may then share the window of the last
     /// of them, which passes one request more. If the service is not ready before the request's window has ended, the request takes
     /// tokens anew, within what is left of its `max_wait`, or is refused: late requests never pass in a
-    /// burst. Those of one key do so in order of arrival in this process. [`Handle::close_queue`] ends
+    /// burst. Those of one key do so in order of arrival in this process. [`Control::close_queue`] ends
     /// all waiting with 503, for a graceful shutdown.
     ///
     /// ```
@@ -44,7 +44,7 @@ impl<J> FixedWindowLayer<J> {
     }
 
     /// Decides and counts, but refuses nothing and sends no headers: to try a limit out. Switched on
-    /// and off at run time by [`Handle::set_shadow`].
+    /// and off at run time by [`Control::set_shadow`].
     ///
     /// ```
     /// use http::Request;
@@ -53,10 +53,10 @@ impl<J> FixedWindowLayer<J> {
     /// use tower_fixed_window::{FixedWindowLayer, Quota};
     ///
     /// let layer = FixedWindowLayer::new(Quota::per_minute(0)).key(global()).shadow();
-    /// let handle = layer.handle();
+    /// let control = layer.control();
     ///
     /// assert_eq!(ask(&layer, Request::get("/")).status(), 200);
-    /// handle.set_shadow(false);
+    /// control.set_shadow(false);
     /// assert_eq!(ask(&layer, Request::get("/")).status(), 429);
     /// ```
     pub fn shadow(mut self) -> Self {
@@ -102,7 +102,7 @@ impl<J> FixedWindowLayer<J> {
     ///
     /// The request waits meanwhile, so it must not block: send to a channel what takes time. It
     /// doesn't get the key, which may be a credential that a log must not have; what the app itself
-    /// knows of the caller is in the extensions. Called again, it replaces the closure.
+    /// knows of the caller is in the extensions. Called again, it adds a closure.
     ///
     /// ```
     /// use std::sync::mpsc;
@@ -137,7 +137,13 @@ impl<J> FixedWindowLayer<J> {
     where
         F: Fn(&Parts, &Decision) + Send + Sync + 'static,
     {
-        self.options.on_decision = Some(Arc::new(on_decision));
+        self.options.on_decision = Some(match self.options.on_decision.take() {
+            Some(earlier) => Arc::new(move |parts, decision| {
+                earlier(parts, decision);
+                on_decision(parts, decision);
+            }),
+            None => Arc::new(on_decision),
+        });
         self
     }
 }

@@ -23,13 +23,17 @@ impl<J> FixedWindowLayer<J> {
     /// clock.advance(Duration::from_secs(60));
     /// assert_eq!(ask(&layer, Request::get("/")).status(), 200);
     /// ```
+    ///
+    /// # Panics
+    /// After [`control`](Self::control).
     pub fn store(mut self, store: impl Store) -> Self {
+        self.assert_uncontrolled();
         self.limiter = self.limiter.store_named_later(store);
         self.fork();
         self
     }
 
-    /// Makes a [reset](Handle::reset) by another process be seen within a second.
+    /// Makes a [reset](Control::reset) by another process be seen within a second.
     ///
     /// A refusal by a remote store is remembered until it ends, so that refused clients cause no
     /// traffic to the store. What this process resets or refunds is seen at once, and so is a raised
@@ -47,11 +51,11 @@ impl<J> FixedWindowLayer<J> {
     /// # fn main() -> Result<(), tower_fixed_window::StoreError> {
     /// let store = RedisStore::new("redis://127.0.0.1/")?;
     /// let login =
-    ///     FixedWindowLayer::new(Quota::per_hour(5)).name("login").store(store).resettable();
+    ///     FixedWindowLayer::new(Quota::per_hour(5)).name("login").store(store).revalidate_refusals();
     /// # let _ = login; Ok(()) }
     /// ```
-    pub fn resettable(mut self) -> Self {
-        self.limiter = self.limiter.resettable();
+    pub fn revalidate_refusals(mut self) -> Self {
+        self.limiter = self.limiter.revalidate_refusals();
         self
     }
 
@@ -84,8 +88,12 @@ impl<J> FixedWindowLayer<J> {
     /// let api = FixedWindowLayer::new(Quota::per_minute(60_000)).name("api").store(store).leases(100);
     /// # let _ = api; Ok(()) }
     /// ```
+    ///
+    /// # Panics
+    /// After [`control`](Self::control).
     #[cfg(feature = "tokio")]
     pub fn leases(mut self, max: u64) -> Self {
+        self.assert_uncontrolled();
         self.limiter = self.limiter.leases(max);
         self
     }
@@ -117,7 +125,11 @@ impl<J> FixedWindowLayer<J> {
     ///
     /// assert_eq!(ask(&layer, Request::get("/")).status(), 503);
     /// ```
+    ///
+    /// # Panics
+    /// After [`control`](Self::control).
     pub fn on_store_failure(mut self, policy: OnStoreFailure) -> Self {
+        self.assert_uncontrolled();
         self.options.on_store_failure = policy;
         self
     }

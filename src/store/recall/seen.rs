@@ -39,7 +39,7 @@ impl Seen {
         last: Option<Self>,
     ) -> Self {
         let ((start, used), until) = {
-            let standing = &decision.standings()[i];
+            let standing = &decision.usage()[i];
             (standing.count(), standing.end())
         };
         let seen = Self {
@@ -110,7 +110,7 @@ impl Seen {
         }
         let cost = if charge.is_up_to() { 1 } else { charge.cost() };
         if let Some(retry_at) = decision.retry_at_ms()
-            && i == decision.speaking()
+            && i == decision.governing()
             && cost <= quota.capacity
             && !charge.may_reserve()
         {

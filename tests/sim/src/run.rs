@@ -301,7 +301,7 @@ impl Node {
         let redis = if plan.one_by_one { redis.one_by_one() } else { redis };
         let limiter = Limiter::new(sim.plan.quotas).name(SCOPE).store(redis.clone());
         let limiter = limiter.leases(plan.leases);
-        let limiter = if plan.resettable { limiter.resettable() } else { limiter };
+        let limiter = if plan.resettable { limiter.revalidate_refusals() } else { limiter };
         let mut node = Self { index, limiter, layer: None, refund_dropped: false };
         match plan.door {
             Door::Limiter { fallback: true } => {}
@@ -323,7 +323,7 @@ impl Node {
                     })
                     .reject(EmptyBody);
                 let layer = if refund_dropped { layer.refund_dropped() } else { layer };
-                let layer = if plan.resettable { layer.resettable() } else { layer };
+                let layer = if plan.resettable { layer.revalidate_refusals() } else { layer };
                 node.refund_dropped = refund_dropped;
                 node.layer = Some(layer.layer(Work(sim.history.clone())));
             }
