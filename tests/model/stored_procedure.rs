@@ -18,6 +18,24 @@ struct Row {
     window: i64,
 }
 
+impl Row {
+    fn start(&self, now: u64) -> i64 {
+        now as i64 / self.window * self.window
+    }
+
+    /// What is counted in the window of this time: of earlier ones only debt.
+    fn used(&self, now: u64, state: Option<State>) -> i64 {
+        let Some(state) = state else { return 0 };
+        (state.used - (self.start(now) - state.start) / self.window * self.limit).max(0)
+    }
+
+    fn state(&self, now: u64, used: i64) -> State {
+        let start = self.start(now);
+        let windows = (used + self.limit - 1) / self.limit;
+        State { start, used, until: start + self.window * windows.max(1) }
+    }
+}
+
 /// The tables of a server, and two procedures that change them, in arithmetic of their own.
 struct Server {
     clock: ManualClock,
@@ -26,21 +44,21 @@ struct Server {
 
 impl Server {
     /// The time, and the states as they were.
-    fn charge(&self, owner: &str, rows: &[Row], cost: i64, peek: bool) -> (u64, Vec<Option<State>>) {
+    fn charge(
+        &self,
+        owner: &str,
+        rows: &[Row],
+        cost: i64,
+        peek: bool,
+    ) -> (u64, Vec<Option<State>>) {
         let now = self.clock.now_ms();
         let mut states = self.states.lock().expect("no panic");
         let key = |row: &Row| (owner.to_owned(), row.counter.clone());
         let before: Vec<_> = rows.iter().map(|row| states.get(&key(row)).copied()).collect();
-        let start = |row: &Row| now as i64 / row.window * row.window;
-        let used = |row: &Row, state: &Option<State>| match state {
-            Some(state) if state.start == start(row) => state.used,
-            _ => 0,
-        };
-        let counted = || rows.iter().zip(&before).map(|(row, state)| (row, used(row, state)));
+        let counted = || rows.iter().zip(&before).map(|(row, state)| (row, row.used(now, *state)));
         if cost > 0 && !peek && counted().all(|(row, used)| used + cost <= row.limit) {
             for (row, used) in counted() {
-                let (start, until) = (start(row), start(row) + row.window);
-                states.insert(key(row), State { start, used: used + cost, until });
+                states.insert(key(row), row.state(now, used + cost));
             }
         }
         (now, before)
@@ -51,15 +69,14 @@ impl Server {
         let now = self.clock.now_ms();
         let mut states = self.states.lock().expect("no panic");
         for (i, row) in rows.iter().enumerate() {
-            let start = now as i64 / row.window * row.window;
             let key = (owner.to_owned(), row.counter.clone());
-            let state = states.get(&key).filter(|state| state.start == start).copied();
+            let state = states.get(&key).copied();
             let used = match (state, until.get(i)) {
                 (Some(state), Some(until)) if now < *until => (state.used - tokens).max(0),
                 (_, Some(_)) => continue,
-                (state, None) => state.map_or(0, |state| state.used) + tokens,
+                (state, None) => row.used(now, state) + tokens,
             };
-            states.insert(key, State { start, used, until: start + row.window });
+            states.insert(key, row.state(now, used));
         }
     }
 }
