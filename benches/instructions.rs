@@ -32,10 +32,11 @@ struct Path {
     committed: u64,
 }
 
-const PATHS: [Path; 3] = [
+const PATHS: [Path; 4] = [
     Path { name: "a request that passes", run: allowed, service: true, committed: 2_740 },
     Path { name: "a request that is refused", run: refused, service: true, committed: 2_310 },
     Path { name: "a decision in memory", run: decision, service: false, committed: 680 },
+    Path { name: "the same on a calendar", run: calendar, service: false, committed: 800 },
 ];
 
 fn main() -> ExitCode {
@@ -136,7 +137,15 @@ fn refused(times: u64) {
 }
 
 fn decision(times: u64) {
-    let limiter = Limiter::new(Quota::per_day(5_000));
+    decide(Quota::per_day(5_000), times);
+}
+
+fn calendar(times: u64) {
+    decide(Quota::per_month(5_000).in_zone("America/New_York"), times);
+}
+
+fn decide(quota: Quota, times: u64) {
+    let limiter = Limiter::new(quota);
     for _ in 0..times {
         let key = black_box(SocketAddr::from(([127, 0, 0, 1], 50_000)).ip());
         assert!(at_once(limiter.check(key)).expect("memory answers").allowed());

@@ -1,6 +1,6 @@
 //! `cargo run --example behind_proxy`
 //!
-//! Behind a proxy: answers with the address that it would count, so that curl can check a
+//! Behind a proxy: responds with the address that it would count, so that curl can check a
 //! deployment. `TRUSTED` are the proxies' networks, `SOURCE` is the header that they write.
 
 use std::net::SocketAddr;
@@ -20,7 +20,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let source = var("SOURCE", "x-forwarded-for");
     let prefix = var("PREFIX", "64").parse()?;
 
-    // Nobody is trusted unless named; then the peer itself is the client.
+    // By default, no proxy is trusted, and the peer is the client.
     let trusted = trusted.split(',').map(str::trim).filter(|network| !network.is_empty());
     let client = client_ip()
         .try_trusting(trusted)?
@@ -29,7 +29,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     let counted = client.clone();
     let tell = async move |parts: Parts| match counted.address(&parts) {
-        // 192.0.2.7, or 2001:db8::7 (2001:db8::/64): by its prefix.
+        // 192.0.2.7, or 2001:db8::7 (2001:db8::/64), by its prefix.
         Ok(address) if address.is_ipv4() => Ok(format!("{address}\n")),
         Ok(address) => {
             let key = Key::from_ip(address, prefix).readable().to_string();

@@ -28,7 +28,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         Ok(file) => std::fs::read_to_string(file)?,
         Err(_) => BUILT_IN.into(),
     };
-    // A limit that makes no sense is told here, with its line and column, and not at a request.
+    // An invalid limit is an error at startup, with its line and column.
     let mut limits: Limits = toml::from_str(&text).unwrap_or_else(|error| {
         eprintln!("{error}");
         std::process::exit(1)

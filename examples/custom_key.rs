@@ -1,6 +1,6 @@
 //! `cargo run --example custom_key`
 //!
-//! Who pays: the user that an authentication layer has verified, else the client's address.
+//! Counts by the user that an authentication layer has verified, or by address without one.
 
 use std::net::SocketAddr;
 
@@ -22,7 +22,7 @@ impl From<&User> for Key {
     }
 }
 
-/// Leaves the user in the request, if the API key is one that we gave out.
+/// Puts the user into the request's extensions, if the API key is one of ours.
 async fn auth(mut request: Request, next: Next) -> Response {
     let api_key = request.headers().get("x-api-key").map(|value| value.as_bytes());
     let user = match api_key {
@@ -41,14 +41,14 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let limit = std::env::var("LIMIT").map_or(Ok(60), |limit| limit.parse())?;
     let addr = std::env::var("ADDR").unwrap_or_else(|_| "127.0.0.1:3000".into());
 
-    // A made-up API key leaves no user, so it counts by address: inventing keys gains nothing.
+    // A request with an invented API key has no user, so it counts by its address.
     let per_user =
         FixedWindowLayer::new(Quota::per_minute(limit)).key(extension::<User>().or(peer_ip()));
 
     let app = Router::new()
         .route("/", get(async || "hello\n"))
         .layer(per_user)
-        // In axum the layer that is added last runs first: the user is there when we count.
+        // In axum, the layer added last runs first: the user is known when the limit counts.
         .layer(middleware::from_fn(auth));
 
     let listener = tokio::net::TcpListener::bind(addr).await?;

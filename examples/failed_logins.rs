@@ -1,7 +1,7 @@
 //! `cargo run --example failed_logins`
 //!
-//! Only failures count: 5 wrong passwords a minute for each client address, right ones as many as
-//! they like. What is undecided counts meanwhile, so at most 5 attempts are under way at once.
+//! Counts only failures: 5 wrong passwords a minute for each client address, and any number of
+//! right ones. A request counts until its result is known, so at most 5 attempts are in flight.
 
 use std::net::SocketAddr;
 

@@ -1,11 +1,11 @@
 //! `cargo run --example github`
 //!
-//! A small copy of GitHub's policy, for clients that were written for GitHub's API: 5,000 points an
-//! hour for each token, 60 for each address without one, searches by a limit of their own, and
-//! `/rate_limit`, which tells how the caller stands and costs nothing.
+//! A small copy of GitHub's policy, for clients of GitHub's API: 5,000 points an hour for each
+//! token, 60 for each address without one, a separate limit for searches, and `/rate_limit`, which
+//! reports the client's standing without a charge.
 //!
 //! `CORE`, `ANON` and `SEARCH` set the limits, `STATUS` (403 or 429) the status of a refusal,
-//! `HEADERS` (github, ietf, both) the fields.
+//! `HEADERS` (github, ietf, both) the headers.
 
 use std::error::Error;
 use std::net::SocketAddr;
@@ -27,7 +27,7 @@ fn setting<T: FromStr<Err: Into<Box<dyn Error>>>>(
     std::env::var(name).map_or(Ok(usual), |text| text.parse().map_err(Into::into))
 }
 
-/// Reads cost less than what changes something.
+/// Reads cost less than writes.
 fn points(parts: &request::Parts) -> u64 {
     match (&parts.method, parts.uri.path()) {
         (_, "/rate_limit") => 0,
@@ -36,8 +36,8 @@ fn points(parts: &request::Parts) -> u64 {
     }
 }
 
-/// Whether there is a token, exactly where the key finds one. This copy believes any; an API of
-/// your own checks it first, or whoever invents a token has a fresh count.
+/// Whether there is a token, exactly where the key finds one. This copy accepts any token. An API
+/// has to verify tokens first, since a client that invents a token gets a fresh count.
 fn has_token(parts: &request::Parts) -> bool {
     header("authorization").extract(parts, &mut Key::default()).is_ok()
 }
@@ -81,7 +81,7 @@ pub(crate) fn app(policy: &Policy, store: &MemoryStore) -> Router {
             .headers(policy.headers)
             .reject(GitHubBody)
     };
-    // GitHub's windows begin with a client's first request, not at the top of the hour.
+    // GitHub's windows begin with a client's first request, not at the full hour.
     let by_token = Quota::per_hour(policy.core).from_first_request();
     let by_address = Quota::per_hour(policy.anon).from_first_request();
     let search = limit("search", Quota::per_minute(policy.search).from_first_request());
@@ -96,7 +96,7 @@ pub(crate) fn app(policy: &Policy, store: &MemoryStore) -> Router {
     Router::new()
         .route("/user", any(user))
         .route("/repos/{owner}/{repo}", any(repo))
-        // Under the limit at a cost of 0: never refused, and with the fields.
+        // Inside of the limit at a cost of 0: never refused, and with the headers.
         .route_service("/rate_limit", standing)
         .fallback(not_found)
         .layer(core)

@@ -39,7 +39,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         });
         tokio::spawn(async move {
             let server = auto::Builder::new(TokioExecutor::new());
-            // An error here is a client that went away.
+            // An error here means that the client disconnected.
             server.serve_connection(TokioIo::new(stream), TowerToHyperService::new(service)).await
         });
     }

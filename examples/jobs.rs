@@ -1,6 +1,6 @@
 //! `cargo run --example jobs`
 //!
-//! Without HTTP: mails that leave at the rate that a mail server allows. Finishes by itself.
+//! Without HTTP: sends mails at the rate that a mail server allows. Ends by itself.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use tower_fixed_window::{Limiter, Quota};
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let limit = std::env::var("LIMIT").map_or(Ok(4), |limit| limit.parse())?;
 
-    // So many a second. Who is willing to wait may also take those of the next two seconds.
+    // LIMIT mails a second. A mail that waits may also take tokens of the next two seconds.
     let mails = Limiter::new(Quota::per_second(limit).reserve_up_to(2 * limit)).name("mails");
     let start = Instant::now();
     let at = move || format!("{:>4} ms", start.elapsed().as_millis());
@@ -27,9 +27,9 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
             }
         };
         if n == 2 {
-            // It will not be sent, so its place goes to another one.
+            // This mail is not sent, so another one can take its place.
             mails.refund(receipt).await?;
-            println!("{}  mail {n} has no address; its token is given back", at());
+            println!("{}  mail {n} has no address; its token is refunded", at());
             continue;
         }
         jobs.spawn(async move {
@@ -39,12 +39,12 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     while jobs.join_next().await.is_some() {}
 
-    // Without waiting: a charge passes at once or not at all, here for a whole batch.
+    // Without waiting: a charge passes immediately or not at all, here for a whole batch.
     sleep(Duration::from_secs(1)).await;
     let receipt = mails.charge("smtp.example.org", limit).await??;
     println!("{}  a batch of {limit} may be sent", at());
     mails.refund(receipt).await?;
     let left = mails.peek("smtp.example.org").await?.remaining();
-    println!("{}  the mail server hung up; given back, {left} can be sent", at());
+    println!("{}  the mail server disconnected: refunded, {left} can be sent", at());
     Ok(())
 }

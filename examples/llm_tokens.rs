@@ -1,8 +1,8 @@
 //! `cargo run --example llm_tokens`
 //!
-//! Model tokens: a request is charged by an estimate before, and by what it really used after, also
-//! when its answer is streamed and the client hangs up in the middle. 1,000 tokens a minute for each
-//! client address.
+//! Model tokens: a request is charged an estimate first, and corrected to what it really used, also
+//! if its response is streamed and the client disconnects. 1,000 tokens a minute for each client
+//! address.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -13,7 +13,7 @@ use axum::response::{IntoResponse, Response};
 use axum::{Router, routing::get};
 use tower_fixed_window::{FixedWindowLayer, Quota, TrueCost};
 
-/// How many tokens an answer has, and how many a client may ask for at most.
+/// How many tokens a response has, and the most that a client may request.
 #[derive(serde::Deserialize)]
 struct Ask {
     #[serde(default = "some")]
@@ -26,7 +26,7 @@ fn some() -> u64 {
 
 const ESTIMATE: u64 = 100;
 
-/// The whole answer at once: its cost is known with the response.
+/// The whole response at once: its cost is known with the response.
 async fn whole(Query(ask): Query<Ask>) -> Response {
     let mut response =
         format!("{}\n", "word ".repeat(ask.tokens.min(5_000) as usize)).into_response();
@@ -34,7 +34,7 @@ async fn whole(Query(ask): Query<Ask>) -> Response {
     response
 }
 
-/// Word by word: what was sent is what it costs.
+/// Word by word: the cost is what was sent.
 async fn streamed(Query(ask): Query<Ask>) -> Response {
     let (cost, mut meter) = TrueCost::metered();
     let words = (0..ask.tokens.min(5_000)).map(move |_| {

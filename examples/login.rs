@@ -1,9 +1,9 @@
 //! `cargo run --example login`
 //!
-//! A login that can't be guessed: wrong passwords are limited for each address and for each account,
-//! right ones are not. Each limit has its windows twice, the second half a window later, so that a
-//! boundary brings no second limit. Finishes by itself: the requests are made here, on a clock that
-//! is moved by hand.
+//! A login with limits against guessing: wrong passwords count for each address and for each
+//! account, right ones don't count. Each quota is set twice, half a window apart, so that a
+//! boundary brings no second limit. Ends by itself: it sends its requests itself, with a manual
+//! clock.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
@@ -27,13 +27,14 @@ struct Login {
     password: String,
 }
 
-/// Who is logging in. Unknown names count like known ones: a refusal does not tell which exist.
+/// The account of a login. Unknown names count like known ones, so a refusal does not reveal which
+/// exist.
 #[derive(Clone)]
 struct Account(String);
 
 impl From<&Account> for Key {
     fn from(account: &Account) -> Key {
-        // Hashed, since names of accounts are often mail addresses. The secret is from your settings.
+        // Hashed, since account names are often mail addresses. Take the secret from your settings.
         Key::hmac("a secret of the app", &account.0)
     }
 }
@@ -59,7 +60,7 @@ async fn login(Extension(login): Extension<Login>) -> StatusCode {
     }
 }
 
-/// The limit in each window, and in each window of a grid that is half a window later.
+/// The same limit in two grids of windows, half a window apart.
 fn twice(limit: u64, window: Duration) -> Quotas {
     Quota::new(limit, window).and(Quota::new(limit, window).starting_at(window / 2))
 }
@@ -103,7 +104,7 @@ async fn main() {
             .body(Body::from(format!("user={user}&password={password}")));
         app.clone().oneshot(form.expect("a request")).await.expect("it never fails")
     };
-    /// How many of these answers let a guess through.
+    /// Counts the responses that let a guess pass.
     async fn guesses(answers: impl AsyncFn(u32) -> Response, tries: u32) -> u32 {
         let mut through = 0;
         for i in 0..tries {
@@ -114,7 +115,7 @@ async fn main() {
         through
     }
 
-    // Right passwords are free.
+    // Right passwords don't count.
     for _ in 0..1_000 {
         assert_eq!(attempt(1, "ali", "open+sesame").await.status(), 200);
     }

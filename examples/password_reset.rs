@@ -1,8 +1,8 @@
 //! `cargo run --example password_reset`
 //!
-//! Resetting a password by a code of six digits that comes by mail. Mails are limited for each
-//! address and for each account, wrong codes too, and no answer tells which accounts exist. Finishes
-//! by itself: the requests are made here, on a clock that is moved by hand.
+//! Password resets with a code of six digits sent by mail. Limits cover mails and wrong codes, for
+//! each address and for each account, and no response reveals which accounts exist. Ends by itself:
+//! it sends its requests itself, with a manual clock.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use tower_fixed_window::{
 
 const HOUR: Duration = Duration::from_secs(3_600);
 
-/// An account as a key, however its name is written; hashed, since it is a mail address.
+/// An account as a key, in any spelling of its name; hashed, since it is a mail address.
 fn account(name: &str) -> Key {
     Key::hmac("a secret of the app", name.trim().to_lowercase())
 }
@@ -32,7 +32,7 @@ struct Mails {
     sent: Arc<AtomicU32>,
 }
 
-/// Whether the account exists, and whether its limit is spent: the answer is the same.
+/// The response is the same whether the account exists and whether its limit is reached.
 async fn send_mail(State(mails): State<Mails>, Path(name): Path<String>) -> StatusCode {
     match mails.per_account.check(account(&name)).await {
         Ok(decision) if decision.allowed() && name.ends_with("@example.org") => {
@@ -44,7 +44,7 @@ async fn send_mail(State(mails): State<Mails>, Path(name): Path<String>) -> Stat
     }
 }
 
-/// Your own comparison takes the same time for every code, and its code ends after some minutes.
+/// In an app, compare codes in constant time, and let them expire after some minutes.
 async fn check_code(Path((_, code)): Path<(String, u32)>) -> StatusCode {
     match code {
         123_456 => StatusCode::OK,
@@ -52,7 +52,7 @@ async fn check_code(Path((_, code)): Path<(String, u32)>) -> StatusCode {
     }
 }
 
-/// The limit in each window, and in each window of a grid that is half a window later.
+/// The same limit in two grids of windows, half a window apart.
 fn twice(limit: u64, window: Duration) -> Quotas {
     Quota::new(limit, window).and(Quota::new(limit, window).starting_at(window / 2))
 }
@@ -62,11 +62,11 @@ fn app(store: impl Store + Clone, sent: Arc<AtomicU32>) -> Router {
         |name, quotas: Quotas| FixedWindowLayer::new(quotas).name(name).store(store.clone());
     let wrong = |response: &response::Parts| response.status == StatusCode::FORBIDDEN;
 
-    // Every mail counts, since each costs somebody's attention.
+    // Every mail counts, since each one annoys its recipient.
     let per_account = Limiter::new(twice(3, HOUR)).name("reset-mails").store(store.clone());
     let mails_per_address = limit("reset-mails-address", twice(10, HOUR));
 
-    // Of codes only wrong ones count.
+    // Only wrong codes count.
     let codes_per_address = limit("reset-codes-address", twice(20, HOUR)).count_if(wrong);
     let day = 24 * HOUR;
     let quotas =
@@ -95,7 +95,7 @@ async fn main() {
         app.clone().oneshot(request).await.expect("it never fails").status().as_u16()
     };
 
-    // A mailbox gets three mails, whoever asks, and nobody learns whether it exists.
+    // A mailbox gets three mails, and the response does not reveal whether it exists.
     for i in 0..50 {
         for name in ["ali@example.org", "nobody@example.com"] {
             assert_eq!(ask(100 + i, name.into()).await, 202);
@@ -107,7 +107,7 @@ async fn main() {
     assert_eq!(sent.load(Ordering::Relaxed), 0, "the boundary brings no second limit");
     println!("3 mails for 50 requests, and none more at the boundary");
 
-    // One client can't write to everybody.
+    // One client can't send mails to many accounts.
     let mut accepted = 0;
     for i in 0..100 {
         accepted += u32::from(ask(2, format!("user-{i}@example.org")).await == 202);
@@ -115,7 +115,8 @@ async fn main() {
     assert_eq!((accepted, sent.load(Ordering::Relaxed)), (10, 10));
     println!("10 mails for 100 accounts from one address");
 
-    // Codes: five wrong ones in an hour, also around its boundary, and the right one is refused then.
+    // Codes: five wrong ones in an hour, also around its boundary, and the right one is refused
+    // then.
     clock.set_ms(midnight - 1);
     let mut checked = 0;
     for i in 0..50 {

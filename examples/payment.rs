@@ -1,9 +1,9 @@
 //! `cargo run --example payment`
 //!
-//! A payment form that is no use for trying out stolen cards: declined payments are limited for each
-//! address and for each account, accepted ones are not. What the bank has not answered yet counts
-//! meanwhile, so requests sent all at once gain nothing. Finishes by itself: the requests are made
-//! here, on a clock that is moved by hand.
+//! A payment form with limits against trying out stolen cards: declined payments count for each
+//! address and for each account, accepted ones don't count. A request counts until the bank has
+//! answered, so concurrent requests can't bypass the limit. Ends by itself: it sends its requests
+//! itself, with a manual clock.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use tower_fixed_window::{
 
 const HOUR: Duration = Duration::from_secs(3_600);
 
-/// Left in the request's extensions by your authentication.
+/// Your authentication layer puts it into the request's extensions.
 #[derive(Clone)]
 struct User(u64);
 
@@ -33,7 +33,7 @@ impl From<&User> for Key {
     }
 }
 
-/// How many cards the bank was asked about.
+/// How many cards reached the bank.
 type Bank = Arc<AtomicU32>;
 
 /// The bank accepts one card, `good`, and takes its time.
@@ -46,7 +46,7 @@ async fn pay(State(bank): State<Bank>, card: String) -> StatusCode {
     }
 }
 
-/// The limit in each window, and in each window of a grid that is half a window later.
+/// The same limit in two grids of windows, half a window apart.
 fn twice(limit: u64, window: Duration) -> Quotas {
     Quota::new(limit, window).and(Quota::new(limit, window).starting_at(window / 2))
 }
@@ -59,7 +59,7 @@ fn app(store: impl Store + Clone, bank: Bank) -> Router {
             .name(name)
             .store(store.clone())
             .count_if(declined)
-            // Rather no payments for a moment than a further limit on each node.
+            // No payments for a while are better than a further limit on each node.
             .on_store_failure(OnStoreFailure::Deny)
     };
     // Against many accounts that are made for it. Behind a proxy: `.key(client_ip()..)`.
@@ -84,14 +84,14 @@ async fn main() {
         app.clone().oneshot(request).await.expect("it never fails").status().as_u16()
     };
 
-    // Who pays is not limited.
+    // Accepted payments don't count.
     for _ in 0..100 {
         assert_eq!(pay(1, 1, "good").await, 200);
     }
     assert_eq!(bank.swap(0, Ordering::Relaxed), 100);
     println!("100 accepted payments pass");
 
-    // A hundred cards at once, from a hundred addresses: the bank hears of five.
+    // A hundred cards at once, from a hundred addresses: five reach the bank.
     let answers = join_all((0..100).map(|i| pay(100 + i, 2, "stolen"))).await;
     let declined = answers.iter().filter(|status| **status == 402).count();
     assert_eq!((declined, bank.swap(0, Ordering::Relaxed)), (5, 5));

@@ -1,7 +1,7 @@
 //! `cargo run --example plans`
 //!
-//! Plans and costs: 60 points an hour for free users, 5,000 for those who pay, under one name; a
-//! read costs 1 point, a write 5. The user is whoever the authentication layer says.
+//! Plans and costs: 60 points an hour for free users, 5,000 for paid users, under one name. A read
+//! costs 1 point, a write 5. The authentication layer determines the user.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -34,7 +34,7 @@ impl From<&User> for Key {
 
 type Users = Arc<HashMap<&'static str, User>>;
 
-/// Knows the users by their tokens, and lets nobody else in.
+/// Knows the users by their tokens, and refuses other requests.
 async fn authenticate(
     State(users): State<Users>,
     mut request: Request,
@@ -67,7 +67,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         })
         .cost_fn(|parts| if parts.method == Method::GET { 1 } else { 5 });
 
-    // In axum the layer that is added last is the outermost: first authenticate, then count.
+    // In axum, the layer added last is the outermost: authentication runs first, then the limit.
     let app = Router::new()
         .route("/", get(async || "read\n").post(async || "written\n"))
         .layer(api)

@@ -1,12 +1,12 @@
 //! `cargo run --example playground`
 //!
-//! A page that shows the limiter at work: windows that fill and turn, and three experiments to
-//! predict and then try, among them the attack on the boundary between two windows.
+//! A page that shows the limiter live: windows that fill and end, and three experiments to predict
+//! and then try, among them a burst at the boundary between two windows.
 //!
-//! The page is `examples/playground/`: nothing in it is simulated. It sends requests to the limited
-//! routes below and shows what comes back; when to send is the browser's affair.
+//! The page is `examples/playground/`. It simulates nothing: it sends requests to the limited
+//! routes below and shows the responses.
 //!
-//! `LIMIT` replaces the 5 requests, `WINDOW` the 10 seconds; both can be set in the page as well.
+//! `LIMIT` replaces the 5 requests, `WINDOW` the 10 seconds; the page can change both.
 
 use std::net::SocketAddr;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -27,14 +27,14 @@ use tower_fixed_window::{
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src data:; \
     connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-/// Each page invents a name for itself, so that visitors behind one address don't spend each
-/// other's requests, and see staggered windows differ. Whoever invents a name has a fresh count:
-/// right for a demonstration, wrong for an API, whose key is one that it has verified.
+/// Each page invents a name for itself, so that visitors behind one address don't share a count,
+/// and see staggered windows differ. A client that invents a name gets a fresh count: right for a
+/// demonstration, wrong for an API, which has to verify its keys.
 fn visitor() -> impl KeyExtractor {
     header("x-visitor").or(peer_ip())
 }
 
-/// What is set in the page: requests, and seconds.
+/// The settings of the page: requests, and seconds.
 #[derive(Clone, Copy, serde::Deserialize)]
 struct Setting {
     limit: u64,
@@ -70,8 +70,7 @@ struct Playground {
     store: MemoryStore,
 }
 
-/// How the visitor stands under each limit; asking costs nothing. It also tells the page how its
-/// clock differs from the server's.
+/// The visitor's standing under each limit, without a charge, and the server's time for the page.
 async fn standing(
     State(playground): State<Playground>,
     parts: Parts,
@@ -88,7 +87,7 @@ async fn standing(
     Ok(Json(stands.into()))
 }
 
-/// What is behind a limit: it answers with the decision that let it be called.
+/// The inner service: it responds with the decision of the limit.
 async fn passed(Extension(decision): Extension<Decision>) -> Json<Value> {
     Json(told(&decision))
 }

@@ -1,14 +1,14 @@
 //! `cargo run --features redis --example redis`
 //!
-//! One count for many nodes, in Redis. Start it twice, and ask both:
+//! One count for several nodes, in Redis. Start it twice, and send requests to both:
 //!
 //! ```sh
 //! ADDR=127.0.0.1:3001 cargo run --features redis --example redis
 //! ADDR=127.0.0.1:3002 cargo run --features redis --example redis
 //! ```
 //!
-//! `REDIS_URL` is where Redis is; it may come later, or go. `LIMIT` is a quota: `60/minute`. `LEASES`
-//! is how many tokens a node may take at once for a key that is busy.
+//! `REDIS_URL` is the address of Redis, which may start later or fail. `LIMIT` is a quota:
+//! `60/minute`. `LEASES` is how many tokens a node may lease at once for a busy key.
 
 use std::net::SocketAddr;
 
@@ -24,7 +24,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     let limit = FixedWindowLayer::new(limit)
         .name("demo")
-        // Any value is a key here. A real app takes a user that its auth layer has verified.
+        // Any value is a key here. In an app, count by the user that your authentication has
+        // verified.
         .key(header("x-api-key").or(peer_ip()))
         .store(store)
         .leases(env("LEASES", "0").parse()?);

@@ -1,7 +1,7 @@
 //! `cargo run --example reload`
 //!
-//! Limits from a file that is read again while the server runs: edit it, and the next request
-//! follows. What is already counted stays counted.
+//! Limits from a file that is reloaded while the server runs: edit it, and the next request uses
+//! the new limit. What is counted already stays counted.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use std::time::Duration;
 use axum::{Router, routing::get};
 use tower_fixed_window::{Control, FixedWindowLayer, Quota, Quotas};
 
-/// Follows the file; one that can't be read changes nothing.
+/// Watches the file. A file that can't be parsed changes nothing.
 async fn follow(file: PathBuf, control: Control) {
     let mut seen = String::new();
     loop {

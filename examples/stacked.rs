@@ -1,11 +1,11 @@
 //! `cargo run --example stacked`
 //!
 //! Three limits on one route: 5 requests in 10 seconds for each API key, 20 a minute for each
-//! address, 100 a minute for all together. A request has to fit into each; a refusal by one is
-//! counted by none. A response has one set of fields, those of the limit that is nearest to its end,
-//! and `x-ratelimit-resource` says which that is.
+//! address, 100 a minute for all together. A request has to pass all of them; a refusal by one is
+//! counted by none. The response has the headers of the limit with the fewest tokens left, and
+//! `x-ratelimit-resource` names it.
 //!
-//! `LIMIT` replaces all three; the lists of the IETF draft have an item for each.
+//! `LIMIT` replaces all three. The headers of the IETF draft have an item for each.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -20,7 +20,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let limit = |usual| std::env::var("LIMIT").map_or(Ok(usual), |limit| limit.parse());
     let addr = std::env::var("ADDR").unwrap_or_else(|_| "127.0.0.1:3000".into());
 
-    // Nobody has verified the key, so the limit per address stays in front of it.
+    // The key is unverified, so the limit per address stays in front of it.
     let per_key = FixedWindowLayer::new(Quota::new(limit(5)?, Duration::from_secs(10)))
         .name("key")
         .key(header("x-api-key").or(peer_ip()))
@@ -33,7 +33,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         .key(global())
         .headers(Headers::GitHubAndIetfDraft10);
 
-    // In a ServiceBuilder what is added first runs first.
+    // In a ServiceBuilder, the layer added first runs first.
     let limits = ServiceBuilder::new().layer(together).layer(per_address).layer(per_key);
     let app = Router::new().route("/", get(async || "hello\n")).layer(limits);
 

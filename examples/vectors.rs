@@ -1,7 +1,7 @@
 //! `cargo run --example vectors`
 //!
-//! Replays traces of charges and what they must answer, through a store in memory:
-//! `cargo run --example vectors -- FILE` (without a file: the traces that come with the crate).
+//! Replays traces of charges with their expected answers, through a store in memory: `cargo run
+//! --example vectors -- FILE` (without a file: the traces in the crate).
 
 use std::process::ExitCode;
 

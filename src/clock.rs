@@ -7,9 +7,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// A source of wall time.
 ///
-/// A store reads its clock once per decision. A clock may step back; that alone grants nothing.
+/// A store reads its clock once per decision. A clock may step back; this grants no tokens by
+/// itself.
 pub trait Clock: Send + Sync + 'static {
-    /// Milliseconds since the Unix epoch, UTC. Values above 2^53 - 1 are read as that.
+    /// Returns milliseconds since the Unix epoch, UTC. Values above 2^53 - 1 count as 2^53 - 1.
     fn now_ms(&self) -> u64;
 }
 
@@ -26,7 +27,7 @@ impl Clock for SystemClock {
     }
 }
 
-/// A clock that stands still until it is told otherwise, for tests. Clones show the same time.
+/// A clock for tests that moves only when you move it. Clones show the same time.
 ///
 /// ```
 /// use std::time::Duration;
@@ -46,12 +47,12 @@ impl Clock for SystemClock {
 pub struct ManualClock(Arc<AtomicU64>);
 
 impl ManualClock {
-    /// A clock that shows the given milliseconds since the Unix epoch.
+    /// Creates a clock that shows the given milliseconds since the Unix epoch.
     pub fn at_ms(ms: u64) -> Self {
         Self(Arc::new(AtomicU64::new(ms)))
     }
 
-    /// Moves the clock to any time, forwards or back.
+    /// Sets the clock, forwards or back.
     pub fn set_ms(&self, ms: u64) {
         self.0.store(ms, Ordering::SeqCst);
     }

@@ -1,17 +1,42 @@
-//! The guide: what does not fit on the front page.
+//! The guide. In reading order:
+//!
+//! 1. [Choosing a limit](choosing), from your access log
+//! 2. [How windows work](windows), in pictures, and [windows of a calendar](calendars)
+//! 3. [Keys](keys): whose requests share a count
+//! 4. [Behind a proxy](behind_a_proxy)
+//! 5. [Responses](responses) and their headers
+//! 6. [The order of layers](ordering)
+//! 7. [Operation](operating)
+//! 8. [Metrics and logs](observing)
+#![cfg_attr(feature = "redis", doc = "9. [Several nodes](many_nodes)")]
+//!
+//! [Recipes](recipes) for logins, payments and password resets, [testing your app](testing),
+//! [moving from other limiters](moving), [questions and answers](faq), [features](features), and
+//! the exact [rules](semantics).
 
 #[doc = include_str!("../docs/choosing.md")]
 pub mod choosing {}
 
-// Of two definitions of a picture the first one holds: rustdoc has no files beside its pages.
+// If a picture is defined twice, the first definition wins: rustdoc pages contain their pictures.
 #[doc = include_str!("../docs/pictures/rustdoc.md")]
 #[doc = include_str!("../docs/windows.md")]
 pub mod windows {}
 
+#[doc = include_str!("../docs/calendars.md")]
+pub mod calendars {}
+
+#[doc = include_str!("../docs/keys.md")]
+pub mod keys {}
+
 #[doc = include_str!("../docs/behind-a-proxy.md")]
 pub mod behind_a_proxy {}
 
-/// One count for several nodes, in Redis or Valkey.
+#[doc = include_str!("../docs/responses.md")]
+pub mod responses {}
+
+#[doc = include_str!("../docs/features.md")]
+pub mod features {}
+
 #[cfg(feature = "redis")]
 #[doc = include_str!("../docs/many-nodes.md")]
 pub mod many_nodes {}
@@ -25,7 +50,6 @@ pub mod operating {}
 #[doc = include_str!("../docs/observing.md")]
 pub mod observing {}
 
-/// On which side of other layers this one goes.
 #[doc = include_str!("../docs/ordering.md")]
 pub mod ordering {}
 
@@ -38,6 +62,5 @@ pub mod moving {}
 #[doc = include_str!("../docs/faq.md")]
 pub mod faq {}
 
-/// The exact rules, by the numbers that the code and the tests cite.
 #[doc = include_str!("../docs/semantics.md")]
 pub mod semantics {}

@@ -1,4 +1,4 @@
-//! What requests are counted by: [`Key`], the extractors that read it from a request, and ways to
+//! What requests are counted by: [`Key`], extractors that read it from a request, and ways to
 //! combine them.
 //!
 //! ```

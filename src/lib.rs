@@ -1,6 +1,11 @@
-// Of two definitions of a link the first one holds: here the guide's pages are modules, on paper files.
+// If a link is defined twice, the first definition wins: in rustdoc the pages of the guide are
+// modules, in the repository files.
 //! [choosing]: crate::guide::choosing
 //! [windows]: crate::guide::windows
+//! [calendars]: crate::guide::calendars
+//! [keys]: crate::guide::keys
+//! [responses]: crate::guide::responses
+//! [features]: crate::guide::features
 //! [behind_a_proxy]: crate::guide::behind_a_proxy
 //! [many_nodes]: crate::guide::many_nodes
 //! [operating]: crate::guide::operating
@@ -41,7 +46,7 @@ pub use middleware::{
     Control, CostMeter, EmptyBody, FixedWindow, FixedWindowLayer, GitHubBody, Grpc, Headers, Plan,
     ProblemJson, RateLimitEndpoint, Reason, Reject, Rejection, ResponseFuture, TrueCost,
 };
-pub use quota::{MAX_TOKENS, MAX_WINDOW, ParseQuotaError, Quota, QuotaError, Quotas};
+pub use quota::{MAX_TOKENS, MAX_WINDOW, ParseQuotaError, Quota, QuotaError, Quotas, Weekday};
 #[cfg(feature = "redis")]
 #[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
 pub use store::RedisStore;

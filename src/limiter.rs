@@ -1,4 +1,4 @@
-//! A limiter without HTTP: a name, quotas and a store, asked for decisions.
+//! A limiter without HTTP: a name, quotas and a store.
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::store::{
     Store,
 };
 
-/// A rate limit to be asked from anywhere: a websocket, a job, a call to someone else's API.
+/// A rate limit without HTTP: for a WebSocket, a job, or calls to another API.
 ///
 /// ```
 /// use tower_fixed_window::{Limiter, Quota};
@@ -31,19 +31,19 @@ use crate::store::{
 /// # Ok(()) }
 /// ```
 ///
-/// Clones share their counters. What the methods return has to be awaited. A store in memory is
-/// charged when the method is called; a store that answers later is asked when the reply is first
-/// polled, at the latest, so a charge that nobody awaits may never be made.
+/// Clones share their counters. The methods return a [`Reply`], which must be awaited. A store in
+/// memory is charged when the method is called. A remote store is called when the reply is first
+/// polled, at the latest, so a charge that is not awaited may never be made.
 #[derive(Clone)]
 #[doc(alias = "throttle")]
 pub struct Limiter {
     scope: Scope,
     quotas: Quotas,
-    /// What is asked.
+    /// The outermost store.
     store: Arc<dyn Store>,
-    /// What that is made of, if it is remote.
+    /// The guard inside of it, if the store is remote.
     guard: Option<Guard>,
-    /// Whether answers are remembered.
+    /// Whether refusals are remembered.
     remembers: bool,
     fallback: bool,
     refundable: Arc<Refundable>,
@@ -53,7 +53,7 @@ pub struct Limiter {
 }
 
 impl Limiter {
-    /// A limit that is counted in memory, in a store of its own.
+    /// Creates a limiter that counts in memory, in a store of its own.
     pub fn new(quotas: impl Into<Quotas>) -> Self {
         Self {
             scope: Scope::unnamed(),
@@ -68,10 +68,10 @@ impl Limiter {
         }
     }
 
-    /// Names it: counters are found by the name, on every node that shares the store.
+    /// Names the limiter. Every node that shares the store finds the counters by the name.
     ///
     /// # Panics
-    /// If the name is not 1 to 64 of `[a-z0-9_.-]`.
+    /// If the name is not 1 to 64 characters of `[a-z0-9_.-]`.
     #[must_use]
     pub fn name(mut self, name: &str) -> Self {
         self.scope = Scope::named(name);
@@ -79,12 +79,12 @@ impl Limiter {
         self.assembled()
     }
 
-    /// Counts in this store. While it fails, the same quotas are enforced in this process's memory
-    /// (at most one further limit for each process), unless it is set to be
-    /// [`without_fallback`](Self::without_fallback).
+    /// Counts in this store. While the store fails, this process enforces the same quotas in its
+    /// memory (at most one further limit passes for each process), unless
+    /// [`without_fallback`](Self::without_fallback) is set.
     ///
     /// # Panics
-    /// If others can find counters in it by name ([`Store::is_shared`]), and this one has none.
+    /// If the store is shared ([`Store::is_shared`]) and the limiter has no name.
     #[must_use]
     pub fn store<S: Store>(self, store: S) -> Self {
         let this = self.store_named_later(store);
@@ -115,15 +115,15 @@ impl Limiter {
         self
     }
 
-    /// Passes on the errors of a store instead of counting in memory meanwhile.
+    /// Returns the errors of the store, instead of counting in memory while it fails.
     #[must_use]
     pub fn without_fallback(mut self) -> Self {
         self.fallback = false;
         self.assembled()
     }
 
-    /// Lets this process take up to `max` tokens of a busy key at once from a remote store, and
-    /// spend them by itself: see [`FixedWindowLayer::leases`](crate::FixedWindowLayer::leases).
+    /// Lets this process take up to `max` tokens of a busy key from a remote store with one call,
+    /// and spend them in memory: see [`FixedWindowLayer::leases`](crate::FixedWindowLayer::leases).
     ///
     /// ```no_run
     /// # #[cfg(feature = "redis")]
@@ -143,17 +143,17 @@ impl Limiter {
         self.assembled()
     }
 
-    /// Asks the store each time, under a clock that is not this process's.
+    /// Calls the store each time, for a clock other than this process's.
     #[cfg(feature = "testing")]
     pub(crate) fn without_front(mut self) -> Self {
         self.remembers = false;
         self.assembled()
     }
 
-    /// Makes a [`reset`](Self::reset) by another process be seen within a second. A refusal by a
-    /// remote store is otherwise remembered here until it ends, and the key causes no traffic
-    /// meanwhile; with this it causes a call a second. What this process resets or refunds it sees at once,
-    /// and where tokens may come back (limiters that hand out receipts) this is so without asking.
+    /// Makes a [`reset`](Self::reset) by another process effective within a second. Without this, a
+    /// refusal by a remote store is remembered until it ends, and the key causes no calls; with it,
+    /// a refused key causes a call a second. Resets and refunds of this process take effect at
+    /// once. A limiter that hands out receipts behaves as if this were set.
     ///
     /// ```no_run
     /// # #[cfg(feature = "redis")]
@@ -179,7 +179,7 @@ impl Limiter {
         self.refundable.set();
     }
 
-    /// Panics with what to write, where a shared store finds no name.
+    /// Panics with the line to write, if a shared store has no name for its counters.
     pub(crate) fn check_name(&self) {
         assert!(
             !self.store.is_shared() || !self.scope.name().is_empty(),
@@ -198,8 +198,8 @@ impl Limiter {
         self.ask(&key.into(), &self.quotas, |account| Charge::new(account, cost))
     }
 
-    /// How a key stands under the limiter's own quotas, and whether one token would pass. Takes
-    /// nothing. For keys that are charged under others name these, with
+    /// Returns the standing of a key under the limiter's own quotas, and whether one token would
+    /// pass. Takes nothing. For keys that are charged under others, use
     /// [`with_quotas`](Self::with_quotas).
     ///
     /// ```
@@ -215,12 +215,12 @@ impl Limiter {
         self.peek_cost(key, 1)
     }
 
-    /// How a key stands, and whether `cost` tokens would pass. Takes nothing.
+    /// Returns the standing of a key, and whether `cost` tokens would pass. Takes nothing.
     pub fn peek_cost(&self, key: impl Into<Key>, cost: u64) -> Reply<Decision> {
         self.ask(&key.into(), &self.quotas, |account| Charge::new(account, cost).peeking())
     }
 
-    /// Takes `cost` tokens, with a receipt to correct that later, or the refusal.
+    /// Takes `cost` tokens and returns a receipt to correct the charge later, or the refusal.
     ///
     /// ```
     /// use tower_fixed_window::{Limiter, Quota};
@@ -246,8 +246,8 @@ impl Limiter {
         self.ask_receipt(&key.into(), |account| Charge::new(account, cost))
     }
 
-    /// Takes `cost` tokens, if need be from windows to come, as far as the quotas allow
-    /// ([`Quota::reserve_up_to`](crate::Quota::reserve_up_to)): the caller then waits for
+    /// Takes `cost` tokens, also from later windows as far as the quotas allow
+    /// ([`Quota::reserve_up_to`](crate::Quota::reserve_up_to)). The caller then waits for
     /// [`Decision::ready_after`].
     ///
     /// ```
@@ -269,14 +269,14 @@ impl Limiter {
         self.ask_receipt(&key.into(), |account| Charge::new(account, cost).reserving())
     }
 
-    /// Returns what a charge has taken: for each quota until the window it was taken from has
-    /// ended, later it changes nothing.
+    /// Refunds a charge: to each quota until the window of the tokens has ended. After that, it has
+    /// no effect.
     pub fn refund(&self, receipt: Receipt) -> Reply<()> {
         self.settle(receipt, 0)
     }
 
-    /// Tells what a charge has really cost. Less than was taken is returned as by
-    /// [`refund`](Self::refund); more is taken now, even past the limit.
+    /// Sets the true cost of a charge. A lower cost is refunded as by [`refund`](Self::refund). The
+    /// difference to a higher cost is taken now, even beyond the limit.
     pub fn settle(&self, receipt: Receipt, actual: u64) -> Reply<()> {
         let Receipt { account, decision } = receipt;
         self.settle_account(account.updated(&self.quotas).as_account(), &decision, actual)
@@ -296,11 +296,12 @@ impl Limiter {
         }
     }
 
-    /// Forgets a key, whatever quotas it was charged under.
+    /// Clears the counters of a key, under all quotas it was charged with.
     ///
-    /// In memory that is an error where the key shares its count with others, because the store is
-    /// full ([`MemoryStore`]), and where more than 64 windows were used under one name: the counters
-    /// of these are not known any more.
+    /// # Errors
+    /// If the store fails. In memory, if the key shares its entry with others because the store is
+    /// full ([`MemoryStore`]), or if more than 64 windows were used under one name, so that the
+    /// store does not know all counters of the key.
     ///
     /// ```
     /// use tower_fixed_window::{Limiter, Quota};
@@ -316,7 +317,8 @@ impl Limiter {
         self.store.reset(&self.scope, &key.into())
     }
 
-    /// A limiter of the same counters under other quotas: those of a customer's plan, say.
+    /// Returns a limiter for the same counters under other quotas, such as those of a customer's
+    /// plan.
     ///
     /// ```
     /// use tower_fixed_window::{Limiter, Quota};
@@ -336,12 +338,12 @@ impl Limiter {
         Self { quotas: quotas.into(), ..self.clone() }
     }
 
-    /// What may be spent.
+    /// Returns the limiter's quotas.
     pub fn quotas(&self) -> &Quotas {
         &self.quotas
     }
 
-    /// The name under which counters live.
+    /// The name of the counters.
     pub(crate) fn scope(&self) -> &Scope {
         &self.scope
     }
@@ -396,7 +398,7 @@ impl fmt::Debug for Limiter {
     }
 }
 
-/// Reports a decision that was not made for a layer, and gives a refusal what a response to it needs.
+/// Reports a decision that was not made for a layer, and adds to a refusal what a response needs.
 #[inline(always)]
 fn note_decision(scope: &Scope, quotas: &Quotas, decision: &mut Decision, is_peek: bool) {
     if !is_peek {
@@ -407,7 +409,7 @@ fn note_decision(scope: &Scope, quotas: &Quotas, decision: &mut Decision, is_pee
     }
 }
 
-/// Reports a decision to the operator. In shadow mode nothing is refused.
+/// Reports a decision to the log and the metrics. In shadow mode nothing is refused.
 #[inline(always)]
 pub(crate) fn observe_decision(scope: &Scope, quotas: &Quotas, decision: &Decision, shadow: bool) {
     if !observe::ON {
@@ -425,7 +427,7 @@ pub(crate) fn observe_decision(scope: &Scope, quotas: &Quotas, decision: &Decisi
 }
 
 /// Proof of a charge that passed, for [`Limiter::refund`] or [`Limiter::settle`], once: it can't be
-/// copied. One that is dropped leaves the charge as it is.
+/// copied. Dropping it leaves the charge as it is.
 #[derive(Debug)]
 pub struct Receipt {
     account: OwnedAccount,
@@ -433,12 +435,12 @@ pub struct Receipt {
 }
 
 impl Receipt {
-    /// What was decided.
+    /// Returns the decision.
     pub fn decision(&self) -> &Decision {
         &self.decision
     }
 
-    /// The tokens that were taken.
+    /// Returns the number of tokens that were taken.
     pub fn cost(&self) -> u64 {
         self.decision.granted()
     }

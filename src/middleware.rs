@@ -1,6 +1,6 @@
-//! The middleware. A request passes through its files in one direction: `layer` makes the `service`,
-//! whose `future` charges the `request`; one that does not pass gets a `rejection`, and every response
-//! its `headers`.
+//! The middleware. A request passes through its files in one direction: `layer` creates the
+//! `service`, whose `future` charges the `request`. A refused request gets a `rejection`, and every
+//! response gets its `headers`.
 
 mod correction;
 mod cost;

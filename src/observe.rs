@@ -1,8 +1,8 @@
-//! What the crate reports to its operator: a log through `tracing`, and counters and timings through
-//! `metrics`. These are the only files that know the two; without `metrics` nothing is counted, and
+//! What the crate reports to operators: a log through `tracing`, and counters and timings through
+//! `metrics`. Only these files use the two crates. Without `metrics` nothing is counted, and
 //! without `tracing` warnings go to standard error.
 //!
-//! No key gets here, so that none can be shown (S26).
+//! No key reaches these files, so none can be logged (S26).
 
 mod count;
 mod log;
@@ -22,5 +22,5 @@ pub(crate) use meters::{Meters, Timing, UnderWay};
 pub(crate) use meters::{store_checked, store_connected};
 pub(crate) use scope::Observed;
 
-/// Whether anything is reported of requests that are answered as they should be.
+/// Whether requests without a fault are reported.
 pub(crate) const ON: bool = cfg!(any(feature = "tracing", feature = "metrics"));

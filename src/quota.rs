@@ -1,20 +1,38 @@
-//! What a key may spend: [`Quota`], and several of them at once, [`Quotas`].
+//! Limits and windows: [`Quota`], and several of them at once, [`Quotas`].
 
 use std::fmt;
 use std::time::Duration;
 
+mod calendar;
+mod error;
+mod parse;
+mod rules;
+#[cfg(feature = "serde")]
+mod serde;
+mod set;
 mod text;
+mod zone;
 
-pub use text::ParseQuotaError;
+#[cfg(feature = "redis")]
+pub(crate) use calendar::Boundaries;
+pub use calendar::Weekday;
+pub(crate) use calendar::{Calendar, Span};
+pub use error::QuotaError;
+pub use parse::ParseQuotaError;
+pub use set::Quotas;
 
-/// The largest limit, cost or capacity: 2^53 - 1, the largest integer that every client
-/// (JavaScript's numbers, Lua's in Redis) reads exactly.
+use calendar::Period;
+use zone::Zone;
+
+/// The largest limit, cost or capacity: 2^53 - 1, the largest integer that every client represents
+/// exactly (JavaScript's numbers, Lua's in Redis).
 pub const MAX_TOKENS: u64 = (1 << 53) - 1;
 
 /// The longest window: ten years of 365 days.
 pub const MAX_WINDOW: Duration = Duration::from_secs(10 * 365 * 86_400);
 
-const WEEK_MS: u64 = 7 * 86_400_000;
+const DAY_MS: u64 = 86_400_000;
+const WEEK_MS: u64 = 7 * DAY_MS;
 /// The epoch is a Thursday; the first Monday is four days later.
 const MONDAY_MS: u64 = 4 * 86_400_000;
 
@@ -30,30 +48,42 @@ const MONDAY_MS: u64 = 4 * 86_400_000;
 /// assert_eq!(Quota::new(100, Duration::from_secs(10)).to_string(), "100/10s");
 /// ```
 ///
-/// A window is half-open: a request at exactly its end is in the next one. By default windows are
-/// *aligned*: a minute turns at the top of the minute, an hour at the top of the hour, a day at
-/// midnight, all in UTC, and a week on Monday 00:00 UTC. [`starting_at`](Self::starting_at),
-/// [`staggered`](Self::staggered) and [`from_first_request`](Self::from_first_request) choose
-/// other grids.
+/// Windows are half-open: a request at exactly the end of a window is in the next one. By default
+/// windows are *aligned*: a minute begins at the full minute, an hour at the full hour, a day at
+/// midnight, a week on Monday 00:00, all in UTC. [`starting_at`](Self::starting_at),
+/// [`staggered`](Self::staggered) and [`from_first_request`](Self::from_first_request) choose other
+/// grids.
 ///
-/// **What a fixed window does not promise:** a client may spend a whole limit just before a
+/// Days, weeks, months and years can follow the calendar of a contract, in a time zone and from a
+/// chosen first day:
+///
+/// ```
+/// # #[cfg(feature = "time-zones")] {
+/// use tower_fixed_window::Quota;
+///
+/// let quota = Quota::per_month(10_000).from_day(15).in_zone("America/New_York");
+/// assert_eq!(quota.to_string(), "10000/month from day 15 in America/New_York");
+/// # }
+/// ```
+///
+/// **What a fixed window does not promise:** a client can spend a whole limit just before a
 /// boundary and another just after it, so up to twice the limit passes within one window's length.
-/// Where that matters, add a second, shorter window:
+/// If your backend can't absorb that, add a second, shorter window:
 /// `Quota::per_hour(1_000).and(Quota::per_minute(50))`.
 ///
 /// # Bounds
 ///
-/// A limit is at most 2^53 - 1 ([`MAX_TOKENS`]); a limit of 0 refuses everything (for "unlimited",
-/// skip the request instead). A window is a whole number of milliseconds from 1 ms to ten years
-/// ([`MAX_WINDOW`]). Anything else panics where it is written, which in a `const` is a compile
-/// error; for numbers out of a database or a file there is [`try_new`](Self::try_new).
+/// A limit is at most 2^53 - 1 ([`MAX_TOKENS`]). A limit of 0 refuses every request; for
+/// "unlimited", skip the request instead. A window is a whole number of milliseconds from 1 ms to
+/// ten years ([`MAX_WINDOW`]). Other values panic where they are written, which in a `const` is a
+/// compile error. For numbers from a database or a file, use [`try_new`](Self::try_new).
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Quota {
     pub(crate) limit: u64,
     /// Milliseconds.
     pub(crate) window: u64,
     pub(crate) anchor: Anchor,
-    /// At least `limit`; the rollover ceiling.
+    /// At least `limit`: the rollover capacity.
     pub(crate) capacity: u64,
     pub(crate) max_reserved: u64,
 }
@@ -67,6 +97,22 @@ pub(crate) enum Anchor {
     Staggered,
     /// With the first charge that finds no state.
     FirstRequest,
+    /// On days of a calendar.
+    Calendar(Calendar),
+}
+
+impl Anchor {
+    /// A number for the anchors without an offset, which no offset has. A function of its own, so
+    /// that grids need no jump table.
+    #[cold]
+    const fn mark(self) -> u64 {
+        match self {
+            Self::Grid { .. } => 0,
+            Self::Staggered => u64::MAX,
+            Self::FirstRequest => u64::MAX - 1,
+            Self::Calendar(calendar) => u64::MAX - 2 - calendar.id(),
+        }
+    }
 }
 
 impl Quota {
@@ -110,11 +156,39 @@ impl Quota {
         Self::new(limit, Duration::from_secs(7 * 86_400))
     }
 
+    /// `limit` tokens in each month, from the first day of the month at 00:00 UTC.
+    ///
+    /// ```
+    /// use std::time::{Duration, UNIX_EPOCH};
+    /// use tower_fixed_window::testing::block_on;
+    /// use tower_fixed_window::{Limiter, ManualClock, MemoryStore, Quota};
+    ///
+    /// const PLAN: Quota = Quota::per_month(10_000);
+    /// let february_29 = ManualClock::at_ms(1_709_164_800_000);
+    /// let limiter = Limiter::new(PLAN).store(MemoryStore::with_clock(february_29));
+    /// let decision = block_on(limiter.check("alice")).unwrap();
+    /// assert_eq!(decision.reset_after(), Duration::from_secs(86_400));
+    /// ```
+    ///
+    /// # Panics
+    /// If the limit is above [`MAX_TOKENS`].
+    pub const fn per_month(limit: u64) -> Self {
+        Self::new(limit, Duration::from_secs(86_400)).on(Period::Month(1), Zone::UTC)
+    }
+
+    /// `limit` tokens in each year, from 1 January 00:00 UTC.
+    ///
+    /// # Panics
+    /// If the limit is above [`MAX_TOKENS`].
+    pub const fn per_year(limit: u64) -> Self {
+        Self::new(limit, Duration::from_secs(86_400)).on(Period::Year(1, 1), Zone::UTC)
+    }
+
     /// `limit` tokens in each window of the given length.
     ///
     /// # Panics
-    /// If the limit or the window is out of [bounds](Quota#bounds). In a `const` that is an error
-    /// of the compiler:
+    /// If the limit or the window is out of [bounds](Quota#bounds). In a `const` this is a compile
+    /// error:
     ///
     /// ```compile_fail
     /// # use std::time::Duration; use tower_fixed_window::Quota;
@@ -122,13 +196,10 @@ impl Quota {
     /// # let _ = NEVER;
     /// ```
     pub const fn new(limit: u64, window: Duration) -> Self {
-        match Self::try_new(limit, window) {
-            Ok(quota) => quota,
-            Err(error) => panic!("{}", error.message()),
-        }
+        expect(Self::try_new(limit, window))
     }
 
-    /// The same as [`new`](Self::new), for numbers that come from a database or a file.
+    /// The same as [`new`](Self::new), for numbers from a database or a file.
     ///
     /// ```
     /// use std::time::Duration;
@@ -164,39 +235,210 @@ impl Quota {
         })
     }
 
-    /// Windows on a grid that passes through the given time since the Unix epoch (UTC), also
-    /// before it: to follow somebody else's windows, or to turn at local midnight.
+    /// Shifts the windows to a grid that passes through the given time since the Unix epoch (UTC),
+    /// also before that time: to match the windows of another service, or for days that begin at a
+    /// local midnight.
     ///
     /// ```
     /// use std::time::Duration;
     /// use tower_fixed_window::Quota;
     ///
-    /// // Days that turn at 06:00 UTC.
+    /// // Days that begin at 06:00 UTC.
     /// const SHIFT: Quota = Quota::per_day(100).starting_at(Duration::from_secs(6 * 3_600));
     /// ```
+    ///
+    /// # Panics
+    /// If the quota follows a calendar.
     pub const fn starting_at(mut self, since_epoch: Duration) -> Self {
+        self.check_no_calendar();
         let offset = (since_epoch.as_millis() % self.window as u128) as u64;
         self.anchor = Anchor::Grid { offset };
         self
     }
 
-    /// Each key's windows on a grid of its own, shifted by a hash of scope and key: the same on
-    /// every node and after every restart, without state. It spreads the moment at which waiting
-    /// clients come back.
+    /// Gives each key a grid of its own, shifted by a hash of scope and key: the same on every node
+    /// and after every restart, without state. It spreads the moment at which waiting clients come
+    /// back.
+    ///
+    /// # Panics
+    /// If the quota follows a calendar.
     pub const fn staggered(mut self) -> Self {
+        self.check_no_calendar();
         self.anchor = Anchor::Staggered;
         self
     }
 
-    /// Each key's window begins with its first request, and the next one with the first request
-    /// after that window has ended. GitHub's API counts in this way.
+    /// Lets each key's window begin with its first request, and the next one with the first request
+    /// after that window. GitHub's API counts in this way.
+    ///
+    /// # Panics
+    /// If the quota follows a calendar.
     pub const fn from_first_request(mut self) -> Self {
+        self.check_no_calendar();
         self.anchor = Anchor::FirstRequest;
         self
     }
 
-    /// Unspent tokens are carried into the next windows, until `capacity` are there: a new key
-    /// starts with all of it, and each window adds `limit`.
+    const fn check_no_calendar(&self) {
+        if let Anchor::Calendar(_) = self.anchor {
+            panic!("{}", QuotaError::CalendarAnchor.message());
+        }
+    }
+
+    /// Sets the time zone of days, weeks, months or years, by its IANA name. A day begins when the
+    /// zone's clock first shows it, and can have 23 or 25 hours.
+    ///
+    /// ```
+    /// use tower_fixed_window::Quota;
+    ///
+    /// let quota = Quota::per_day(1_000).in_zone("Asia/Tokyo");
+    /// assert_eq!("1000/day in Asia/Tokyo".parse(), Ok(quota));
+    /// ```
+    ///
+    /// The first quota in a zone reads the zone's data, and the process keeps it (4 kB for each
+    /// zone). A restart reads a newer edition.
+    ///
+    /// # Panics
+    /// If there is no such time zone, or the windows can't follow a calendar.
+    /// [`try_in_zone`](Self::try_in_zone) returns an error instead.
+    /// [`try_in_zone`](Self::try_in_zone) returns that as an error.
+    #[cfg(feature = "time-zones")]
+    #[cfg_attr(docsrs, doc(cfg(feature = "time-zones")))]
+    pub fn in_zone(self, name: &str) -> Self {
+        self.try_in_zone(name).unwrap_or_else(|error| panic!("{name:?}: {error}"))
+    }
+
+    /// The same as [`in_zone`](Self::in_zone), for time zones from a database or a file.
+    ///
+    /// ```
+    /// use tower_fixed_window::{Quota, QuotaError};
+    ///
+    /// let error = Quota::per_month(10_000).try_in_zone("Europe/Atlantis").unwrap_err();
+    /// assert_eq!(error, QuotaError::UnknownTimeZone);
+    /// ```
+    ///
+    /// # Errors
+    /// [`QuotaError::UnknownTimeZone`], [`QuotaError::NoTimeZoneDatabase`], or for windows other
+    /// than a day, a week, a month and a year [`QuotaError::NotACalendar`] or
+    /// [`QuotaError::CalendarAnchor`].
+    #[cfg(feature = "time-zones")]
+    #[cfg_attr(docsrs, doc(cfg(feature = "time-zones")))]
+    pub fn try_in_zone(self, name: &str) -> Result<Self, QuotaError> {
+        self.zoned(name)
+    }
+
+    fn zoned(self, name: &str) -> Result<Self, QuotaError> {
+        let period = self.calendar()?.period;
+        Ok(self.on(period, Zone::named(name)?))
+    }
+
+    /// Lets weeks begin on this day.
+    ///
+    /// ```
+    /// use tower_fixed_window::{Quota, Weekday};
+    ///
+    /// const QUOTA: Quota = Quota::per_week(500).from_weekday(Weekday::Sunday);
+    /// assert_eq!("500/week from sunday".parse(), Ok(QUOTA));
+    /// ```
+    ///
+    /// # Panics
+    /// If the quota is not one of [`per_week`](Self::per_week).
+    pub const fn from_weekday(self, first: Weekday) -> Self {
+        expect(self.beginning(Period::Week(first)))
+    }
+
+    /// Lets months begin on this day, 1 to 31, or on the last day of a shorter month: from day 31,
+    /// a window runs from 31 January to 28 February, and the next one to 31 March.
+    ///
+    /// ```
+    /// use tower_fixed_window::Quota;
+    ///
+    /// const PLAN: Quota = Quota::per_month(10_000).from_day(31);
+    /// assert_eq!("10000/month from day 31".parse(), Ok(PLAN));
+    /// ```
+    ///
+    /// # Panics
+    /// If there is no such day, or the quota is not one of [`per_month`](Self::per_month).
+    /// [`try_from_day`](Self::try_from_day) returns an error instead.
+    pub const fn from_day(self, first: u8) -> Self {
+        expect(self.try_from_day(first))
+    }
+
+    /// The same as [`from_day`](Self::from_day), for billing days from a database.
+    ///
+    /// ```
+    /// use tower_fixed_window::{Quota, QuotaError};
+    ///
+    /// assert_eq!(Quota::per_month(10_000).try_from_day(32), Err(QuotaError::FirstDay));
+    /// ```
+    ///
+    /// # Errors
+    /// [`QuotaError::FirstDay`].
+    pub const fn try_from_day(self, first: u8) -> Result<Self, QuotaError> {
+        self.beginning(Period::Month(first))
+    }
+
+    /// Lets years begin on this month and day. From 29 February, they begin on 28 February in other
+    /// years.
+    ///
+    /// ```
+    /// use tower_fixed_window::Quota;
+    ///
+    /// const TAX_YEAR: Quota = Quota::per_year(100_000).from_date(4, 6);
+    /// assert_eq!("100000/year from 04-06".parse(), Ok(TAX_YEAR));
+    /// ```
+    ///
+    /// # Panics
+    /// If there is no such day, or the quota is not one of [`per_year`](Self::per_year).
+    /// [`try_from_date`](Self::try_from_date) returns an error instead.
+    pub const fn from_date(self, month: u8, day: u8) -> Self {
+        expect(self.try_from_date(month, day))
+    }
+
+    /// The same as [`from_date`](Self::from_date), for dates from a database.
+    ///
+    /// # Errors
+    /// [`QuotaError::FirstDay`].
+    pub const fn try_from_date(self, month: u8, day: u8) -> Result<Self, QuotaError> {
+        self.beginning(Period::Year(month, day))
+    }
+
+    const fn beginning(self, first: Period) -> Result<Self, QuotaError> {
+        match (self.calendar(), first.checked()) {
+            (Ok(Calendar { period, zone }), Ok(first)) if period.is_like(first) => {
+                Ok(self.on(first, zone))
+            }
+            (Ok(_), _) => Err(QuotaError::FirstDay),
+            (Err(error), _) => Err(error),
+        }
+    }
+
+    /// The calendar of these windows.
+    const fn calendar(&self) -> Result<Calendar, QuotaError> {
+        const MONDAYS: Period = Period::Week(Weekday::Monday);
+
+        match (self.anchor, self.window) {
+            (Anchor::Calendar(calendar), _) => Ok(calendar),
+            (Anchor::Grid { offset: 0 }, DAY_MS) => Ok(Calendar::new(Period::Day, Zone::UTC)),
+            (Anchor::Grid { offset: MONDAY_MS }, WEEK_MS) => Ok(Calendar::new(MONDAYS, Zone::UTC)),
+            (_, DAY_MS | WEEK_MS) => Err(QuotaError::CalendarAnchor),
+            _ => Err(QuotaError::NotACalendar),
+        }
+    }
+
+    /// The same with the windows of a calendar. Days and weeks of UTC are the plain ones.
+    const fn on(mut self, period: Period, zone: Zone) -> Self {
+        self.window = period.days() * DAY_MS;
+        self.anchor = match period {
+            Period::Day if zone.is_utc() => Anchor::Grid { offset: 0 },
+            Period::Week(Weekday::Monday) if zone.is_utc() => Anchor::Grid { offset: MONDAY_MS },
+            _ => Anchor::Calendar(Calendar::new(period, zone)),
+        };
+        self
+    }
+
+    /// Carries unspent tokens into the next windows, up to `capacity` tokens in all. A new key
+    /// starts with `capacity`, and each window adds `limit`.
     ///
     /// # Panics
     /// If `capacity` is below the limit, or with
@@ -210,8 +452,8 @@ impl Quota {
         self.check_sum()
     }
 
-    /// Up to `max_reserved` tokens may be taken in advance from windows to come, by callers that
-    /// wait for them ([`Limiter::reserve`](crate::Limiter::reserve)).
+    /// Lets callers that wait take up to `max_reserved` tokens of later windows in advance
+    /// ([`Limiter::reserve`](crate::Limiter::reserve)).
     ///
     /// # Panics
     /// If `max_reserved` and the capacity add up to more than [`MAX_TOKENS`].
@@ -228,8 +470,9 @@ impl Quota {
         self
     }
 
-    /// The same windows with another limit; a rollover capacity is dropped, what may be reserved
-    /// is cut to what is allowed. Counters go on: the limit is no part of their identity.
+    /// Returns the same windows with another limit. A rollover capacity is dropped, and the
+    /// reservable tokens are cut to what is allowed. Counters continue: the limit is not part of
+    /// their identity.
     ///
     /// ```
     /// use tower_fixed_window::Quota;
@@ -249,45 +492,30 @@ impl Quota {
         self
     }
 
-    /// This quota and another one: a request passes only if both grant it, and a refusal takes
-    /// from neither.
-    ///
-    /// ```
-    /// use tower_fixed_window::{Quota, Quotas};
-    ///
-    /// const SEARCH: Quotas = Quota::per_minute(33).and(Quota::per_hour(2_000));
-    /// assert_eq!(SEARCH.to_string(), "33/minute, 2000/hour");
-    /// ```
-    ///
-    /// # Panics
-    /// If both have the same window and anchor: they would be one counter. Keep the smaller.
-    #[must_use]
-    pub const fn and(self, other: Quota) -> Quotas {
-        Quotas::one(self).and(other)
-    }
-
-    /// Tokens a window grants.
+    /// Returns the number of tokens that a window grants.
     pub const fn limit(&self) -> u64 {
         self.limit
     }
 
-    /// The length of a window.
+    /// Returns the length of a window. In a calendar, lengths differ: here a day has 24 hours, a
+    /// month 31 days and a year 366 days. [`Usage::window`](crate::Usage::window) returns the
+    /// length of the current one.
     pub const fn window(&self) -> Duration {
         Duration::from_millis(self.window)
     }
 
-    /// The most tokens that can be there at once: the limit, or the rollover ceiling.
+    /// Returns the most tokens that can be available at once: the limit, or the rollover capacity.
     pub const fn capacity(&self) -> u64 {
         self.capacity
     }
 
-    /// How many tokens may be reserved in advance.
+    /// Returns how many tokens can be reserved in advance.
     pub const fn max_reserved(&self) -> u64 {
         self.max_reserved
     }
 
-    /// What tells this quota's counters from another's under one scope and key: window and anchor,
-    /// as short text. The limit is no part of it.
+    /// Identifies this quota's counters under one scope and key: window and anchor, as short text.
+    /// The limit is not part of it.
     ///
     /// ```
     /// use tower_fixed_window::Quota;
@@ -295,17 +523,18 @@ impl Quota {
     /// assert_eq!(Quota::per_minute(5).counter().to_string(), "60000+0");
     /// assert_eq!(Quota::per_minute(9).staggered().counter().to_string(), "60000s");
     /// assert_eq!(Quota::per_minute(9).from_first_request().counter().to_string(), "60000f");
+    /// assert_eq!(Quota::per_month(9).from_day(15).counter().to_string(), "month+15@UTC");
     /// ```
     pub fn counter(&self) -> impl fmt::Display + use<> {
         Counter(*self)
     }
 
-    /// The same as [`counter`](Self::counter), as a number that is still to be mixed.
+    /// The same as [`counter`](Self::counter), as a number that must still be mixed. It is the same
+    /// only in this process.
     pub(crate) const fn identity(&self) -> u64 {
         let anchor = match self.anchor {
             Anchor::Grid { offset } => offset,
-            Anchor::Staggered => u64::MAX,
-            Anchor::FirstRequest => u64::MAX - 1,
+            other => other.mark(),
         };
         self.window ^ anchor.wrapping_mul(0x9E37_79B9_7F4A_7C15)
     }
@@ -316,8 +545,16 @@ impl Quota {
                 (Anchor::Grid { offset: a }, Anchor::Grid { offset: b }) => a == b,
                 (Anchor::Staggered, Anchor::Staggered)
                 | (Anchor::FirstRequest, Anchor::FirstRequest) => true,
+                (Anchor::Calendar(a), Anchor::Calendar(b)) => a.id() == b.id(),
                 _ => false,
             }
+    }
+}
+
+const fn expect(quota: Result<Quota, QuotaError>) -> Quota {
+    match quota {
+        Ok(quota) => quota,
+        Err(error) => panic!("{}", error.message()),
     }
 }
 
@@ -325,11 +562,12 @@ struct Counter(Quota);
 
 impl fmt::Display for Counter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.0.window)?;
-        match self.0.anchor {
-            Anchor::Grid { offset } => write!(f, "+{offset}"),
-            Anchor::Staggered => f.write_str("s"),
-            Anchor::FirstRequest => f.write_str("f"),
+        let Quota { window, anchor, .. } = self.0;
+        match anchor {
+            Anchor::Grid { offset } => write!(f, "{window}+{offset}"),
+            Anchor::Staggered => write!(f, "{window}s"),
+            Anchor::FirstRequest => write!(f, "{window}f"),
+            Anchor::Calendar(calendar) => calendar.fmt(f),
         }
     }
 }
@@ -348,188 +586,3 @@ impl fmt::Debug for Quota {
         write!(f, "Quota({self})")
     }
 }
-
-/// One to four quotas that are charged together, all or none.
-///
-/// Made by [`Quota::and`], from a single [`Quota`], or from text.
-///
-/// ```
-/// use tower_fixed_window::{Quota, Quotas};
-///
-/// let quotas: Quotas = "33/minute, 2000/hour".parse()?;
-/// assert_eq!(quotas, Quota::per_minute(33).and(Quota::per_hour(2_000)));
-/// assert_eq!(quotas.len(), 2);
-/// # Ok::<_, tower_fixed_window::ParseQuotaError>(())
-/// ```
-#[derive(Clone, Copy)]
-pub struct Quotas {
-    // Slots from `len` on repeat the first, so that no slot is without a quota.
-    quotas: [Quota; Quotas::MAX],
-    len: u8,
-}
-
-impl Quotas {
-    /// How many quotas a set can hold.
-    pub const MAX: usize = 4;
-
-    const fn one(quota: Quota) -> Self {
-        Self { quotas: [quota; Self::MAX], len: 1 }
-    }
-
-    /// One quota more.
-    ///
-    /// # Panics
-    /// If the set holds [`MAX`](Self::MAX) already, or a quota of the same window and anchor.
-    #[must_use]
-    pub const fn and(self, quota: Quota) -> Self {
-        match self.try_and(quota) {
-            Ok(quotas) => quotas,
-            Err(error) => panic!("{}", error.message()),
-        }
-    }
-
-    /// The same as [`and`](Self::and), for quotas that come from a database or a file.
-    ///
-    /// ```
-    /// use tower_fixed_window::{Quota, QuotaError, Quotas};
-    ///
-    /// let error = Quotas::from(Quota::per_minute(5)).try_and(Quota::per_minute(10)).unwrap_err();
-    /// assert_eq!(error, QuotaError::EqualWindows);
-    /// ```
-    ///
-    /// # Errors
-    /// [`QuotaError::TooMany`] or [`QuotaError::EqualWindows`].
-    pub const fn try_and(mut self, quota: Quota) -> Result<Self, QuotaError> {
-        let len = self.len as usize;
-        if len == Self::MAX {
-            return Err(QuotaError::TooMany);
-        }
-        let mut i = 0;
-        while i < len {
-            if self.quotas[i].same_counter(&quota) {
-                return Err(QuotaError::EqualWindows);
-            }
-            i += 1;
-        }
-        self.quotas[len] = quota;
-        self.len += 1;
-        Ok(self)
-    }
-
-    /// The same quotas with up to so many tokens to be reserved in each.
-    pub(crate) fn reserving(mut self, tokens: u64) -> Self {
-        for quota in &mut self.quotas {
-            quota.max_reserved = tokens.min(MAX_TOKENS - quota.capacity);
-        }
-        self
-    }
-
-    /// The same counters under the limits that are in force now, where there are any for them.
-    pub(crate) fn updated(mut self, current: &Quotas) -> Self {
-        for quota in &mut self.quotas {
-            if let Some(current) = current.iter().find(|current| current.same_counter(quota)) {
-                *quota = *current;
-            }
-        }
-        self
-    }
-
-    /// How many quotas there are, at least one.
-    #[allow(clippy::len_without_is_empty, reason = "never empty")]
-    pub const fn len(&self) -> usize {
-        self.len as usize
-    }
-
-    /// The quotas, in the order in which they were given.
-    pub fn as_slice(&self) -> &[Quota] {
-        &self.quotas[..self.len as usize]
-    }
-
-    /// The quotas, in the order in which they were given.
-    pub fn iter(&self) -> std::slice::Iter<'_, Quota> {
-        self.as_slice().iter()
-    }
-}
-
-impl From<Quota> for Quotas {
-    fn from(quota: Quota) -> Self {
-        Self::one(quota)
-    }
-}
-
-impl<'a> IntoIterator for &'a Quotas {
-    type Item = &'a Quota;
-    type IntoIter = std::slice::Iter<'a, Quota>;
-
-    fn into_iter(self) -> Self::IntoIter {
-        self.iter()
-    }
-}
-
-impl PartialEq for Quotas {
-    fn eq(&self, other: &Self) -> bool {
-        self.as_slice() == other.as_slice()
-    }
-}
-
-impl Eq for Quotas {}
-
-impl fmt::Debug for Quotas {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Quotas({self})")
-    }
-}
-
-/// Why a quota, or a set of them, can't be built. The message says what to write instead.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[non_exhaustive]
-pub enum QuotaError {
-    /// The limit is above [`MAX_TOKENS`].
-    LimitTooLarge,
-    /// The window is zero.
-    WindowZero,
-    /// The window is above [`MAX_WINDOW`].
-    WindowTooLong,
-    /// The window has a part of a millisecond.
-    WindowNotWholeMillis,
-    /// The capacity is below the limit, or above [`MAX_TOKENS`] with what may be reserved.
-    Capacity,
-    /// Two quotas of one set have the same window and anchor.
-    EqualWindows,
-    /// More than [`Quotas::MAX`] quotas in one set.
-    TooMany,
-}
-
-impl QuotaError {
-    const fn message(self) -> &'static str {
-        match self {
-            Self::LimitTooLarge => {
-                "a quota's limit is at most 2^53 - 1: for \"unlimited\", .skip(..) the request"
-            }
-            Self::WindowZero => {
-                "a quota's window is at least 1 ms: write Duration::from_secs(60) for a minute"
-            }
-            Self::WindowTooLong => {
-                "a quota's window is at most ten years of 365 days: choose a shorter one"
-            }
-            Self::WindowNotWholeMillis => {
-                "a quota's window is whole milliseconds: write Duration::from_millis(n)"
-            }
-            Self::Capacity => {
-                "a rollover capacity is at least the limit and, with what may be reserved, at most 2^53 - 1"
-            }
-            Self::EqualWindows => {
-                "two quotas of one set have the same window and anchor and would be one counter: keep the smaller"
-            }
-            Self::TooMany => "a set holds at most 4 quotas: stack a second layer for more",
-        }
-    }
-}
-
-impl fmt::Display for QuotaError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.message())
-    }
-}
-
-impl std::error::Error for QuotaError {}

@@ -1,4 +1,4 @@
-//! Where counters live: the [`Store`] contract, and the stores that come with the crate.
+//! Stores of counters: the [`Store`] contract, and the stores in this crate.
 
 use std::fmt;
 use std::sync::Arc;
@@ -51,25 +51,27 @@ pub use scope::Scope;
 ///
 /// # The contract
 ///
-/// A store keeps a [`State`](crate::window::State) for each (scope, quota, key). It charges, adjusts and peeks at an
-/// [`Account`], which names the three, and resets a key of a scope. The arithmetic is not the store's:
-/// it loads the states, asks [`Charge::decide`] (or [`Adjust::apply`]) what they mean now, and writes
-/// what these return. What is left to the store:
+/// A store keeps a [`State`](crate::window::State) for each (scope, quota, key). It charges,
+/// adjusts and peeks at an [`Account`], which names the three, and resets a key of a scope. The
+/// arithmetic is in this crate: the store loads the states, calls [`Charge::decide`] (or
+/// [`Adjust::apply`]), and writes what these return. The store is responsible for the rest:
 ///
-/// 1. **One step.** Load, decide and write are atomic over *all* quotas of the account: no other
-///    call for the same key comes in between, on this node or another.
-/// 2. **One clock.** The store's own time is read once per call; nodes that share counters share
-///    that clock. It may step back.
-/// 3. **Identity.** A counter is found by the scope's name, the key's bytes, and the quota's window
-///    and anchor ([`Quota::counter`](crate::Quota::counter)), never by its limit: limits change while counters run.
-/// 4. **Life.** A state may be forgotten from [`State::until`](crate::window::State::until) on, not earlier.
-/// 5. **Reset.** It forgets a key of a scope under every quota that the key was charged under, not only
-///    those that somebody names: plans differ per request, and limits change. It ends in an error
-///    where that is not possible.
-/// 6. **No replay.** A charge whose fate is unknown is not sent again.
-/// 7. **An answer.** Every [`Reply`] ends, in an answer or an error, within a time that the store
-///    documents. Dropping a reply before it is done may or may not charge, but one that was never
-///    polled must not have: whoever drops it takes it that nothing was sent.
+/// 1. **Atomic steps.** Load, decide and write are atomic over *all* quotas of the account: no
+///    other call for the same key comes in between, on this node or another.
+/// 2. **One clock.** The store reads its own time once per call, and nodes that share counters
+///    share that clock. It may step back.
+/// 3. **Identity.** The scope's name, the key's bytes, and the quota's window and anchor
+///    ([`Quota::counter`](crate::Quota::counter)) identify a counter. The limit does not: limits
+///    change while counters run.
+/// 4. **Life.** The store may drop a state from [`State::until`](crate::window::State::until) on,
+///    not earlier.
+/// 5. **Reset.** A reset clears a key of a scope under every quota that the key was charged with,
+///    also under quotas that the caller does not know: plans differ per request, and limits change.
+///    If that is not possible, it returns an error.
+/// 6. **No replay.** A charge whose outcome is unknown is not sent again.
+/// 7. **An answer.** Every [`Reply`] ends, with an answer or an error, within a time that the store
+///    documents. If a reply is dropped before it is done, the charge may or may not happen. If it
+///    was never polled, the charge must not happen.
 ///
 /// The conformance suite (feature `testing`, `tower_fixed_window::testing`) checks a store against
 /// all but the last two.
@@ -81,7 +83,7 @@ pub use scope::Scope;
 /// use tower_fixed_window::window::State;
 /// use tower_fixed_window::{Decision, Key, Limiter, Quota};
 ///
-/// /// The simplest store there is: it counts exactly, and never forgets.
+/// /// A minimal store: it counts exactly, and keeps its counters for ever.
 /// #[derive(Default)]
 /// struct Simple(Mutex<HashMap<(String, Key), HashMap<String, State>>>);
 ///
@@ -132,31 +134,36 @@ pub use scope::Scope;
 /// # Ok(()) }
 /// ```
 pub trait Store: Send + Sync + 'static {
-    /// Takes tokens from all quotas of an account, or from none. A charge that
-    /// [is a peek](Charge::is_peek) only looks; [`Charge::decide`] sees to that.
+    /// Takes tokens from all quotas of an account, or from none. For a [peek](Charge::is_peek),
+    /// [`Charge::decide`] returns nothing to write.
     fn charge(&self, charge: Charge<'_>) -> Reply<Decision>;
 
-    /// Returns tokens, or takes them without asking.
+    /// Returns tokens, or takes more without a decision.
     fn adjust(&self, adjust: Adjust<'_>) -> Reply<()>;
 
-    /// Forgets a key of a scope, whatever quotas it was charged under, and nothing of other keys or
-    /// scopes. An error where some of its counts can't be found or are not its own.
+    /// Clears the counters of a key of a scope, under all quotas it was charged with, and no other
+    /// counters.
+    ///
+    /// # Errors
+    /// If the store can't find some of the counters, or if the key shares them with other keys.
     fn reset(&self, scope: &Scope, key: &Key) -> Reply<()>;
 
-    /// Whether counters are found by their scope's name alone, from other processes or after a
-    /// restart. Limiters on such a store must have a name.
+    /// Returns whether other processes, or this one after a restart, find the counters by the name
+    /// of their scope. Limiters on such a store must have a name.
     fn is_shared(&self) -> bool {
         true
     }
 
-    /// What limiters need for a store that is asked over a network, or that may fail: a deadline, and
-    /// what this process has in memory of it. Made once, with the store, and shared by its clones.
+    /// Returns what limiters need for a store that is called over a network, or that can fail: a
+    /// deadline, and what this process keeps of it in memory. Create it once, with the store, and
+    /// share it between clones.
     ///
-    /// `None`: the store is in this process, has its answers at once and doesn't fail.
+    /// `None` means that the store is in this process, answers immediately and does not fail.
     fn remote(&self) -> Option<&Remote>;
 
-    /// What fails together with this key's counters: a shard of a cluster, by any number. A store that
-    /// fails as a whole has the same number for all.
+    /// Returns a number for the part of the store that holds this key's counters and fails
+    /// independently, such as a shard of a cluster. A store that fails as a whole returns the same
+    /// number for all keys.
     fn fault_domain(&self, scope: &Scope, key: &Key) -> u64 {
         let _ = (scope, key);
         0

@@ -1,5 +1,4 @@
-//! Waiting for a window. The only file that knows a runtime; without the `tokio` feature nothing
-//! waits.
+//! Waiting for a window. Only this file uses a runtime; without the feature `tokio` nothing waits.
 
 /// A clock that only goes on; a test with tokio's can stop it.
 #[cfg(not(feature = "tokio"))]

@@ -21,7 +21,7 @@
 //! assert_eq!(window.retry_at(3, false), Some(now + 60_000));
 //! ```
 
-use crate::quota::{Anchor, MAX_TOKENS, Quota, fmix64};
+use crate::quota::{Anchor, Calendar, MAX_TOKENS, Quota, Span, fmix64};
 
 /// The last instant, and the largest count: everything saturates here (S11).
 pub const MAX: i64 = MAX_TOKENS as i64;
@@ -43,6 +43,7 @@ pub struct State {
 pub struct Window<'a> {
     quota: &'a Quota,
     start: i64,
+    end: i64,
     used: i64,
     /// `None`: no state, a new key.
     until: Option<i64>,
@@ -53,16 +54,23 @@ impl<'a> Window<'a> {
     /// ([`stagger`]), else ignored.
     #[inline(always)]
     pub fn at(now: i64, state: Option<State>, quota: &'a Quota, shift: u64) -> Self {
+        if let Anchor::Calendar(calendar) = quota.anchor {
+            // By parts: where a call fills in a window, all windows are in memory.
+            let (Span { start, end }, used, until) =
+                Self::parts_on_calendar(now, state, quota, calendar);
+            return Self { quota, start, end, used, until };
+        }
         let length = quota.window as i64;
         let floor = floor(quota);
         let Some(state) = state.filter(|state| now < state.until) else {
-            return Self::new(now, quota, shift);
+            return Self::on_grid(now, quota, shift);
         };
         // A clock that stepped back by less than a window: the stored window still runs (S4).
         if now.saturating_sub(state.start).abs() < length {
             return Self {
                 quota,
                 start: state.start,
+                end: end(state.start, quota),
                 used: state.used.max(floor),
                 until: Some(state.until),
             };
@@ -73,6 +81,7 @@ impl<'a> Window<'a> {
             return Self {
                 quota,
                 start,
+                end: end(start, quota),
                 used: state.used.max(floor),
                 until: Some(state.until - state.start + start),
             };
@@ -81,22 +90,83 @@ impl<'a> Window<'a> {
         let used = state.used.saturating_sub(limit(quota).saturating_mul(passed));
         if used <= floor {
             // It came down before `until`, because the limit was raised meanwhile (S5).
-            return Self::new(now, quota, shift);
+            return Self::on_grid(now, quota, shift);
         }
         let start = state.start + passed * length;
-        let mut window = Self { quota, start, used, until: Some(state.until) };
+        let mut window =
+            Self { quota, start, end: end(start, quota), used, until: Some(state.until) };
         window.used = window.counted();
         window
     }
 
     fn new(now: i64, quota: &'a Quota, shift: u64) -> Self {
-        Self { quota, start: grid(now, quota, shift), used: floor(quota), until: None }
+        match quota.anchor {
+            Anchor::Calendar(calendar) => {
+                let Span { start, end } = calendar.around(now);
+                Self { quota, start, end, used: floor(quota), until: None }
+            }
+            _ => Self::on_grid(now, quota, shift),
+        }
     }
 
-    /// What another place has worked out by the same rules.
+    fn on_grid(now: i64, quota: &'a Quota, shift: u64) -> Self {
+        let start = grid(now, quota, shift);
+        Self { quota, start, end: end(start, quota), used: floor(quota), until: None }
+    }
+
+    #[inline(never)]
+    fn parts_on_calendar(
+        now: i64,
+        state: Option<State>,
+        quota: &'a Quota,
+        calendar: Calendar,
+    ) -> (Span, i64, Option<i64>) {
+        let window = Self::on_calendar(now, state, quota, calendar);
+        (window.span(), window.used, window.until)
+    }
+
+    /// What `state` means in the windows of a calendar (S35).
+    fn on_calendar(now: i64, state: Option<State>, quota: &'a Quota, calendar: Calendar) -> Self {
+        let new = Self::new(now, quota, 0);
+        let Some(state) = state.filter(|state| now < state.until) else { return new };
+        let running = Self { used: state.used.max(new.used), until: Some(state.until), ..new };
+        if state.start == new.start {
+            return running;
+        }
+        match calendar.windows(state.start, now) {
+            0 => running,
+            // A clock that stepped back by less than a window: the stored window still runs (S4).
+            -1 if now > new.start => {
+                Self { start: state.start, end: calendar.after(state.start, 1), ..running }
+            }
+            // By a window or more: the state moves along, keeps its count and lasts as long (S4).
+            ..0 => {
+                let lasts = Self { start: state.start, ..running }.left();
+                Self { until: lasts.map(|windows| new.after(windows)), ..running }
+            }
+            passed => {
+                let used = state.used.saturating_sub(limit(quota).saturating_mul(passed));
+                if used <= new.used {
+                    return new;
+                }
+                let used = Self { used, ..running }.counted();
+                Self { used, ..running }
+            }
+        }
+    }
+
+    /// What another place has worked out by the same rules. On a calendar `until` is in how many
+    /// windows the state ends.
     #[cfg(feature = "redis")]
-    pub(crate) fn known(quota: &'a Quota, start: i64, used: i64, until: Option<i64>) -> Self {
-        Self { quota, start, used, until }
+    pub(crate) fn known(quota: &'a Quota, span: Span, used: i64, until: Option<i64>) -> Self {
+        let Span { start, end } = span;
+        let known = Self { quota, start, end, used, until };
+        match quota.anchor {
+            Anchor::Calendar(_) => {
+                Self { until: until.map(|windows| known.after(windows)), ..known }
+            }
+            _ => known,
+        }
     }
 
     /// The window around `now` with nothing left in it.
@@ -109,11 +179,15 @@ impl<'a> Window<'a> {
 
     /// The same count in the window of `now`, for as many windows.
     pub(crate) fn moved(&self, now: i64, shift: u64) -> Self {
-        let Self { start, until, .. } = Self::new(now, self.quota, shift);
-        let until = self.until.map_or(until, |until| {
-            Some(until.saturating_sub(self.start).saturating_add(start).min(MAX))
-        });
-        Self { start, until, ..*self }
+        let Self { start, end, .. } = Self::new(now, self.quota, shift);
+        let moved = Self { start, end, ..*self };
+        let until = match self.quota.anchor {
+            Anchor::Calendar(_) => self.left().map(|windows| moved.after(windows)),
+            _ => self
+                .until
+                .map(|until| until.saturating_sub(self.start).saturating_add(start).min(MAX)),
+        };
+        Self { until, ..moved }
     }
 
     #[inline]
@@ -129,7 +203,12 @@ impl<'a> Window<'a> {
     /// Where the next one begins.
     #[inline]
     pub fn end(&self) -> i64 {
-        self.start.saturating_add(self.quota.window as i64).min(MAX)
+        self.end
+    }
+
+    #[inline]
+    pub(crate) fn span(&self) -> Span {
+        Span { start: self.start, end: self.end }
     }
 
     /// Tokens taken; see [`State::used`].
@@ -180,8 +259,8 @@ impl<'a> Window<'a> {
         if above.wrapping_sub(1) < self.quota.limit { self.end() } else { self.lasts(added) }
     }
 
-    /// It takes a copy, as do others that are called seldom: a window that is never pointed to stays in
-    /// registers.
+    /// It takes a copy, as do others that are called seldom: a window that is never pointed to
+    /// stays in registers.
     #[inline(never)]
     fn lasts(self, added: i64) -> i64 {
         let quota = self.quota;
@@ -208,13 +287,14 @@ impl<'a> Window<'a> {
     /// How many windows the state lasts, with this one. What saturates lasts for ever.
     #[inline]
     fn left(&self) -> Option<i64> {
-        self.until.map(|until| match until {
-            MAX => MAX,
+        self.until.map(|until| match (until, self.quota.anchor) {
+            (MAX, _) => MAX,
+            (_, Anchor::Calendar(calendar)) => calendar.windows_until(self.start, until),
             _ => ((until - self.start) as u64).div_ceil(self.quota.window) as i64,
         })
     }
 
-    /// When a refused `cost` would fit if nobody else asked (S16); `None`: never.
+    /// When a refused `cost` would fit if no other request took tokens before (S16); `None`: never.
     #[inline]
     pub fn retry_at(&self, cost: u64, reserve: bool) -> Option<i64> {
         let Self { quota, used, until, .. } = *self;
@@ -230,7 +310,7 @@ impl<'a> Window<'a> {
         if cost > most {
             return None;
         }
-        let at = self.without_debt(cost as i64)?;
+        let at = self.after(self.in_debt(cost as i64)?);
         // From `until` on the key is new, with all of its capacity.
         Some(match self.until {
             Some(until) if cost <= quota.capacity => at.min(until),
@@ -238,25 +318,34 @@ impl<'a> Window<'a> {
         })
     }
 
-    /// The start of the window in which `cost` tokens are covered that have just been taken here
-    /// (S13): this one, unless they left a debt.
-    pub(crate) fn covered_at(&self, cost: u64) -> i64 {
-        self.without_debt(cost as i64).unwrap_or(MAX)
+    /// The window in which `cost` tokens are covered that have just been taken here (S13): this
+    /// one, unless they left a debt.
+    pub(crate) fn covered(&self, cost: u64) -> Span {
+        match self.in_debt(cost as i64) {
+            Some(0) => self.span(),
+            Some(windows) => Span { start: self.after(windows), end: self.after(windows + 1) },
+            None => Span { start: MAX, end: MAX },
+        }
     }
 
-    /// The start of the first window in which `cost` more tokens are no debt.
-    fn without_debt(&self, cost: i64) -> Option<i64> {
+    /// In how many windows `cost` more tokens are no debt; `None`: never.
+    fn in_debt(&self, cost: i64) -> Option<i64> {
         if self.used + cost <= limit(self.quota) {
-            return Some(self.start);
+            return Some(0);
         }
         let windows = windows(self.counted() + cost - limit(self.quota), self.quota)?;
-        Some(self.after(windows.max(1)))
+        Some(windows.max(1))
     }
 
     /// The start of the `n`th window after this one.
     #[inline]
     fn after(&self, n: i64) -> i64 {
-        n.saturating_mul(self.quota.window as i64).saturating_add(self.start).min(MAX)
+        match (self.quota.anchor, n) {
+            (Anchor::Calendar(_), 0) => self.start,
+            (Anchor::Calendar(_), 1) => self.end,
+            (Anchor::Calendar(calendar), _) => calendar.after(self.start, n),
+            _ => n.saturating_mul(self.quota.window as i64).saturating_add(self.start).min(MAX),
+        }
     }
 }
 
@@ -286,15 +375,21 @@ fn limit(quota: &Quota) -> i64 {
     quota.limit as i64
 }
 
-/// The start of the window around `now`.
+/// The start of the window of a grid around `now`.
 #[inline]
 fn grid(now: i64, quota: &Quota, shift: u64) -> i64 {
     let offset = match quota.anchor {
         Anchor::Grid { offset } => offset,
         Anchor::Staggered => shift % quota.window,
-        Anchor::FirstRequest => return now,
+        Anchor::FirstRequest | Anchor::Calendar(_) => return now,
     };
     now - (now - offset as i64).rem_euclid(quota.window as i64)
+}
+
+/// The end of a window of a grid.
+#[inline]
+fn end(start: i64, quota: &Quota) -> i64 {
+    start.saturating_add(quota.window as i64).min(MAX)
 }
 
 /// The shift of a staggered grid for a scope and an encoded key: FNV-1a, finished by

@@ -1,2 +1,3 @@
-//! The examples of this folder need more than axum, so they are in a package of their own: then the
-//! other examples build without what these need. `cargo run -p stacks --example tonic` starts one.
+//! The examples in this folder need more than axum, so they are in a package of their own, and the
+//! other examples build without these dependencies. `cargo run -p stacks --example tonic` starts
+//! one.

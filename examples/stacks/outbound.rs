@@ -1,8 +1,8 @@
 //! `cargo run -p stacks --example outbound`
 //!
-//! The other side: a client that stays inside somebody else's limit. The server here allows 5
-//! requests in 2 seconds and refuses the sixth; the client's own limit has the same windows and
-//! waits for them, so that none of its 12 requests is refused.
+//! A client that respects the limit of an API. The server here allows 5 requests in 2 seconds and
+//! refuses the sixth. The client's own limit has the same windows and waits for them, so that none
+//! of its 12 requests is refused.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -20,7 +20,7 @@ const WINDOW: Duration = Duration::from_secs(2);
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let limit = std::env::var("LIMIT").map_or(Ok(5), |limit| limit.parse())?;
 
-    // Somebody else's API.
+    // The API of another team.
     let theirs = FixedWindowLayer::new(Quota::new(limit, WINDOW));
     let app = Router::new().route("/", get(async || "hello\n")).layer(theirs);
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
@@ -29,13 +29,13 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>()).await
     });
 
-    // Clocks differ, and requests take time to arrive. Windows that begin a little later than theirs
-    // keep those that waited for a window from being early.
+    // Clocks differ, and requests take time to arrive. Windows that begin slightly later than the
+    // server's prevent requests from arriving early.
     let ours = Quota::new(limit, WINDOW).starting_at(Duration::from_millis(100));
     let layer = FixedWindowLayer::new(ours).key(global()).queue(100, Duration::from_secs(60));
-    // They don't help one that leaves in the last moment of a window and arrives in their next one,
-    // where it takes the place of another. So this begins with a window. Where requests come at any
-    // time, ask for a little less than is granted, and obey a 429 all the same.
+    // A request can still leave at the end of one window and arrive in the server's next one, where
+    // it takes the place of another. So this example begins with a window. If requests come at any
+    // time, use a slightly lower limit than the server's, and handle a 429 anyway.
     let left = layer.control().peek(Key::global()).await?.reset_after();
     tokio::time::sleep(left).await;
 

@@ -1,10 +1,11 @@
 //! `cargo run -p stacks --example tonic`
 //!
-//! gRPC: a tonic server one of whose methods is limited, 60 calls a minute for each client address.
-//! The service is gRPC's own health check, so that there is nothing to generate. A refused call gets
-//! RESOURCE_EXHAUSTED, and as metadata the same fields that an HTTP client would get.
+//! gRPC: a tonic server with a limit on one method, 60 calls a minute for each client address. The
+//! service is gRPC's own health check, so that there is no code to generate. A refused call gets
+//! RESOURCE_EXHAUSTED, with the same headers as metadata.
 //!
-//! `cargo run -p stacks --example tonic -- http://127.0.0.1:3000` is a client: it calls until it is refused.
+//! `cargo run -p stacks --example tonic -- http://127.0.0.1:3000` is a client that calls until it
+//! is refused.
 
 use tonic::transport::Endpoint;
 use tonic::transport::server::{Server, TcpConnectInfo, TcpIncoming};
@@ -22,7 +23,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     let checks = FixedWindowLayer::new(Quota::per_minute(limit))
         .name("health")
-        // tonic leaves the peer's address in each request.
+        // tonic puts the peer's address into each request.
         .key_fn(|parts| {
             let peer: &TcpConnectInfo = parts.extensions.get()?;
             Some(Key::from(peer.remote_addr()?.ip()))

@@ -133,7 +133,7 @@ fn compare(decision: &Decision, expected: &reference::Answer) {
     assert_eq!(of(|s| s.remaining().into()), expected.remaining);
     assert_eq!(of(|s| ms(s.reset_at())), expected.reset);
     assert_eq!(decision.refusing().collect::<Vec<_>>(), expected.refusing);
-    assert_eq!(decision.governing(), expected.speaking);
+    assert_eq!(decision.governing(), expected.governing);
     assert_eq!(decision.retry_at().map(ms), expected.retry_at);
     assert_eq!(decision.exceeds_capacity(), expected.for_good);
     assert_eq!(decision.ready_at().map(ms), expected.ready_at);

@@ -12,18 +12,19 @@ use super::hops::Source;
 use super::ip;
 use super::networks::{InvalidNetwork, Networks};
 
-/// The client's address, also where proxies stand before the server: the peer's, unless that is a
-/// proxy you trust, and then what it says in `X-Forwarded-For`, or in another header of your choice.
+/// Extracts the client's address, also behind proxies. If the peer is a proxy that you trust, the
+/// address comes from `X-Forwarded-For` or another header of your choice; otherwise it is the
+/// peer's.
 ///
-/// Nobody is trusted until you say whom: your proxies by their networks
-/// ([`trusting`](ClientIp::trusting)), or, where you don't know these, by their number
+/// By default, no proxy is trusted. List your proxies by their networks
+/// ([`trusting`](ClientIp::trusting)), or, if you don't know these, give their number
 /// ([`trusting_hops`](ClientIp::trusting_hops)).
 ///
-/// Anybody can send these headers, and each proxy appends to them. So they are read from the right:
-/// the last entry was written by the proxy that we are talking to, the one before it by the proxy
-/// before that. The first address that is not trusted is the client's, and what stands left of it is
-/// of no interest to anybody. A hop that can't be read (`unknown`, `_hidden`, nonsense) ends the
-/// walk at the last trusted address: such requests share that one's count.
+/// Any client can send these headers, and each proxy appends to them, so they are read from the
+/// right: the peer wrote the last entry, the proxy before it the entry before that. The first
+/// address that is not trusted is the client's; entries to the left of it may be forged and are
+/// ignored. An entry that can't be read (`unknown`, `_hidden`, garbage) ends the search at the last
+/// trusted address, and such requests share its count.
 ///
 /// ```
 /// use std::net::{IpAddr, SocketAddr};
@@ -38,18 +39,18 @@ use super::networks::{InvalidNetwork, Networks};
 ///     client.address(&parts).unwrap()
 /// };
 ///
-/// // 10.0.0.2 was asked by 10.0.0.1, and that by 192.0.2.7, which has invented the first entry.
+/// // 10.0.0.1 appended 192.0.2.7, and 10.0.0.2 appended 10.0.0.1. The client forged the first entry.
 /// assert_eq!(address([10, 0, 0, 2], "8.8.8.8, 192.0.2.7, 10.0.0.1"), IpAddr::from([192, 0, 2, 7]));
-/// // A peer that is no proxy of ours may claim what it likes.
+/// // A peer outside of the trusted networks is the client, whatever its headers say.
 /// assert_eq!(address([192, 0, 2, 7], "8.8.8.8"), IpAddr::from([192, 0, 2, 7]));
 /// ```
 ///
-/// `examples/behind_proxy.rs` answers with the address that it would count, to check a deployment.
+/// `examples/behind_proxy.rs` responds with the address that it would count, to check a deployment.
 pub fn client_ip() -> ClientIp {
-    ClientIp { trust: Trust::Nobody, source: Source::XForwardedFor, ipv6_prefix: IPV6_PREFIX }
+    ClientIp { trust: Trust::None, source: Source::XForwardedFor, ipv6_prefix: IPV6_PREFIX }
 }
 
-/// Made by [`client_ip`].
+/// The extractor returned by [`client_ip`].
 #[derive(Clone, Debug)]
 #[must_use = "an extractor does nothing until it is given to a layer"]
 pub struct ClientIp {
@@ -60,7 +61,7 @@ pub struct ClientIp {
 
 #[derive(Clone, Debug)]
 enum Trust {
-    Nobody,
+    None,
     Networks(Networks),
     Hops(usize),
 }
@@ -68,10 +69,10 @@ enum Trust {
 type IsIn = Box<dyn Fn(&Parts) -> bool + Send + Sync>;
 
 impl Trust {
-    /// Whether a hop is trusted that has this number of hops between it and the server.
+    /// Whether a hop is trusted that is this many hops away from the server.
     fn includes(&self, address: IpAddr, between: usize) -> bool {
         match self {
-            Self::Nobody => false,
+            Self::None => false,
             Self::Networks(networks) => networks.contains(address),
             Self::Hops(hops) => between < *hops,
         }
@@ -79,15 +80,15 @@ impl Trust {
 }
 
 impl ClientIp {
-    /// Trusts the proxies in these networks, and in those of earlier calls. A single address is a
-    /// network, too; bits behind the prefix don't matter.
+    /// Trusts the proxies in these networks, in addition to earlier calls. A single address is a
+    /// network, too. Bits after the prefix are ignored.
     ///
-    /// Name your proxies, not networks in which clients may be: what a client in a trusted network
-    /// writes is believed.
+    /// List your proxies, not networks that contain clients: a client in a trusted network can
+    /// forge its address.
     ///
     /// # Panics
-    /// If one of them is no network, or holds every address; and if
-    /// [`trusting_hops`](Self::trusting_hops) was called. Networks from a configuration are for
+    /// If an entry is not a network, or contains every address; or after
+    /// [`trusting_hops`](Self::trusting_hops). For networks from a configuration file, use
     /// [`try_trusting`](Self::try_trusting).
     #[track_caller]
     pub fn trusting<I>(self, networks: I) -> Self
@@ -101,13 +102,13 @@ impl ClientIp {
         }
     }
 
-    /// The same, for networks that come from a configuration.
+    /// The same as [`trusting`](Self::trusting), for networks from a configuration file.
     ///
     /// # Errors
-    /// If one of them is no network, or holds every address.
+    /// If an entry is not a network, or contains every address.
     ///
     /// # Panics
-    /// If [`trusting_hops`](Self::trusting_hops) was called.
+    /// After [`trusting_hops`](Self::trusting_hops).
     ///
     /// ```
     /// use tower_fixed_window::key::client_ip;
@@ -116,7 +117,7 @@ impl ClientIp {
     /// assert!(client_ip().try_trusting(from_environment.split(',')).is_ok());
     ///
     /// let error = client_ip().try_trusting(["10.0.0/8"]).unwrap_err();
-    /// assert!(error.to_string().starts_with(r#""10.0.0/8" is no network: write"#));
+    /// assert!(error.to_string().starts_with(r#""10.0.0/8" is not a network: write"#));
     /// ```
     #[track_caller]
     pub fn try_trusting<I>(mut self, networks: I) -> Result<Self, InvalidNetwork>
@@ -126,20 +127,21 @@ impl ClientIp {
     {
         let networks = Networks::parse(networks)?.trusted()?;
         match &mut self.trust {
-            Trust::Nobody => self.trust = Trust::Networks(networks),
+            Trust::None => self.trust = Trust::Networks(networks),
             Trust::Networks(trusted) => trusted.append(networks),
             Trust::Hops(_) => panic!("{ONE_WAY}"),
         }
         Ok(self)
     }
 
-    /// Trusts the last so many hops, whatever their addresses: with 1 the peer, with 2 also the
-    /// proxy before it. For platforms that don't tell where their proxies are.
+    /// Trusts the last `hops` hops, whatever their addresses: with 1 the peer, with 2 also the
+    /// proxy before it. For platforms that don't publish the addresses of their proxies.
     ///
-    /// Only where nobody reaches the server by fewer hops: a client that does can invent the missing ones.
+    /// Use it only if no client can reach the server through fewer hops: such a client could forge
+    /// the missing ones.
     ///
     /// # Panics
-    /// If [`trusting`](Self::trusting) was called.
+    /// After [`trusting`](Self::trusting).
     ///
     /// ```
     /// # use std::net::{IpAddr, SocketAddr};
@@ -177,16 +179,16 @@ impl ClientIp {
         self
     }
 
-    /// Reads a header that a proxy *sets* to the one address it has seen, such as
-    /// `cf-connecting-ip` or `x-real-ip`. Two of them are one too many: then it was added to what
-    /// the client had sent, and neither is believed.
+    /// Reads a header that a proxy *sets* to a single address, such as `cf-connecting-ip` or
+    /// `x-real-ip`. If a request has this header twice, the proxy appended to what the client sent,
+    /// and neither is trusted.
     ///
-    /// `x-forwarded-for` and `forwarded` are read as the lists they are.
+    /// `x-forwarded-for` and `forwarded` are still read as lists.
     ///
-    /// Make sure that the proxy does set it. One that only passes it on lets clients write it.
+    /// Make sure that the proxy sets the header. If it only forwards it, clients can forge it.
     ///
     /// # Panics
-    /// If that can't be a header's name.
+    /// If `name` is not a valid header name.
     ///
     /// ```
     /// # use std::net::{IpAddr, SocketAddr};
@@ -201,37 +203,37 @@ impl ClientIp {
     #[track_caller]
     pub fn from_header(mut self, name: impl TryInto<HeaderName>) -> Self {
         let Ok(name) = name.try_into() else {
-            panic!("that is no header's name: write .from_header(\"cf-connecting-ip\")")
+            panic!("this is not a header name: write .from_header(\"cf-connecting-ip\")")
         };
         self.source = name.into();
         self
     }
 
-    /// IPv6 addresses count by their first `bits`; 64 unless set. See
+    /// IPv6 addresses count by their first `bits`. The default is 64. See
     /// [`PeerIp::ipv6_prefix`](super::PeerIp::ipv6_prefix).
     ///
     /// # Panics
-    /// If there are more than 128.
+    /// If `bits` is above 128.
     #[track_caller]
     pub fn ipv6_prefix(mut self, bits: u8) -> Self {
         self.ipv6_prefix = ip::checked_prefix(bits);
         self
     }
 
-    /// The client's address. IPv4-mapped ones are returned as IPv4.
+    /// Returns the client's address. IPv4-mapped addresses are returned as IPv4.
     ///
     /// # Errors
-    /// If the server has not said who its peer is.
+    /// If the server did not provide the address of its peer.
     pub fn address(&self, parts: &Parts) -> Result<IpAddr, MissingKey> {
         self.find(parts).map(|(address, _)| address)
     }
 
-    /// Whether a client's address is in one of these networks: an allow list for
-    /// [`FixedWindowLayer::skip`](crate::FixedWindowLayer::skip). A client whose address can't be
-    /// found is not.
+    /// Returns a closure that checks if the client's address is in one of these networks: an allow
+    /// list for [`FixedWindowLayer::skip`](crate::FixedWindowLayer::skip). It returns `false` if
+    /// the address can't be determined.
     ///
     /// # Panics
-    /// If one of them is no network. Networks from a configuration are for
+    /// If an entry is not a network. For networks from a configuration file, use
     /// [`try_is_in`](Self::try_is_in).
     ///
     /// ```
@@ -256,17 +258,17 @@ impl ClientIp {
         }
     }
 
-    /// The same, for networks that come from a configuration.
+    /// The same as [`is_in`](Self::is_in), for networks from a configuration file.
     ///
     /// # Errors
-    /// If one of them is no network.
+    /// If an entry is not a network.
     pub fn try_is_in<I>(self, networks: I) -> Result<IsIn, InvalidNetwork>
     where
         I: IntoIterator,
         I::Item: fmt::Display,
     {
         let networks = Networks::parse(networks)?;
-        // Where a hop can't be read, the address is that of a proxy, which may well be in the list.
+        // If a hop can't be read, the address is that of a proxy, which may be in the list.
         Ok(Box::new(move |parts| {
             self.find(parts).is_ok_and(|(address, whole)| whole && networks.contains(address))
         }))

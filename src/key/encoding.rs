@@ -4,12 +4,12 @@ use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::net::{IpAddr, Ipv6Addr};
 
-/// What is counted by, as an opaque sequence of tagged, length-prefixed parts: `("a", "bc")` never meets
-/// `("ab", "c")`, and the name `"127.0.0.1"` never meets that address.
+/// The key that requests are counted by: an opaque sequence of tagged, length-prefixed parts.
+/// `("a", "bc")` differs from `("ab", "c")`, and the name `"127.0.0.1"` differs from that address.
 ///
-/// Keys are made from numbers, names and addresses, and from tuples of them. Text longer than
-/// 64 bytes is hashed. IPv4-mapped IPv6 addresses are IPv4; other IPv6 addresses count by their
-/// /64, see [`Key::from_ip`].
+/// Keys are created from numbers, names and addresses, and from tuples of these. Text longer than
+/// 64 bytes is hashed. IPv4-mapped IPv6 addresses count as IPv4; other IPv6 addresses count by
+/// their /64, see [`Key::from_ip`].
 ///
 /// ```
 /// use std::net::{IpAddr, Ipv6Addr};
@@ -23,12 +23,12 @@ use std::net::{IpAddr, Ipv6Addr};
 /// # Ok::<_, std::net::AddrParseError>(())
 /// ```
 ///
-/// Its `Debug` shows no content, so that a key can't end up in a log by accident.
+/// `Debug` shows no content, so that a key does not appear in a log by accident.
 #[derive(Clone)]
 pub struct Key(Repr);
 
-/// Most keys are an address, a number, a hash, or a number and a route: those need no allocation, and
-/// are small enough that a move of them is a few instructions.
+/// Most keys are an address, a number, a hash, or a number and a route. These need no allocation,
+/// and are cheap to move.
 #[derive(Clone)]
 enum Repr {
     Inline { len: u8, bytes: [u8; INLINE] },
@@ -56,35 +56,37 @@ mod tag {
 }
 
 impl Key {
-    /// A key without parts: all who have it share one count.
+    /// Creates a key without parts. All requests with this key share one count.
     pub fn global() -> Self {
         Self::default()
     }
 
-    /// A credential (a token, a session cookie): only its SHA-256 goes on from here.
+    /// Creates a key from a credential (a token, a session cookie). The key contains only its
+    /// SHA-256.
     pub fn secret(secret: impl AsRef<[u8]>) -> Self {
         let mut key = Self::default();
         key.push_secret(secret.as_ref());
         key
     }
 
-    /// Something that can be guessed (an e-mail address, an address) and must not be readable in a
-    /// store: its HMAC-SHA-256 under a secret of the app's own.
+    /// Creates a key from a value that can be guessed (an e-mail address, an IP address) and must
+    /// not be readable in a store. The key contains its HMAC-SHA-256 under a secret of your app.
     pub fn hmac(secret: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Self {
         let mut key = Self::default();
         key.push(tag::KEYED_SECRET, &hmac_sha256::HMAC::mac(value, secret));
         key
     }
 
-    /// An address; an IPv6 address (that is not an IPv4-mapped one) counts by its first `prefix`
-    /// bits, at most 128. `Key::from(address)` takes 64.
+    /// Creates a key from an address. An IPv6 address that is not IPv4-mapped counts by its first
+    /// `prefix` bits, at most 128. `Key::from(address)` uses 64.
     pub fn from_ip(address: IpAddr, prefix: u8) -> Self {
         let mut key = Self::default();
         key.push_ip(address, prefix);
         key
     }
 
-    /// The encoded parts. The encoding is stable: it is what deployed counters are found by.
+    /// Returns the encoded parts. The encoding is stable, since stores find deployed counters by
+    /// it.
     #[inline]
     pub fn as_bytes(&self) -> &[u8] {
         match &self.0 {
@@ -93,9 +95,9 @@ impl Key {
         }
     }
 
-    /// The key as text that can be read, and no two keys alike: how it is written in a store that
-    /// operators look into. Text is percent-encoded outside `[A-Za-z0-9_.@-]`, hashes are
-    /// hexadecimal, parts are separated by commas.
+    /// Returns the key as readable text, as stores such as Redis show it. Different keys have
+    /// different texts. Text is percent-encoded outside of `[A-Za-z0-9_.@-]`, hashes are
+    /// hexadecimal, and commas separate parts.
     ///
     /// ```
     /// use std::net::IpAddr;
@@ -108,7 +110,7 @@ impl Key {
         Readable(self)
     }
 
-    /// Adds the parts of another key.
+    /// Appends the parts of another key.
     pub fn append(&mut self, other: &Key) {
         self.extend(other.as_bytes());
     }
@@ -167,7 +169,7 @@ impl Key {
         }
     }
 
-    /// Apart, so that the rest is small enough to be inlined.
+    /// A function of its own, so that the rest is small enough to be inlined.
     #[inline(never)]
     fn push_ipv6(&mut self, address: Ipv6Addr, prefix: u8) {
         let prefix = prefix.min(128);

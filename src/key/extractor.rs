@@ -10,12 +10,12 @@ use http::request::Parts;
 
 use super::encoding::Key;
 
-/// Reads from a request the key that it is counted by.
+/// Extracts from a request the key that it is counted by.
 ///
-/// An extractor adds the parts it finds to the key, or says what is missing. A request without a
-/// key is refused, never let through: give it a fallback with [`or`](Self::or).
+/// An extractor appends the parts it finds to the key, or returns what is missing. A request
+/// without a key is refused; [`or`](Self::or) adds a fallback.
 ///
-/// Closures are extractors by [`key_fn`]; a type of your own:
+/// [`key_fn`](crate::key::key_fn) turns a closure into an extractor. An extractor of your own:
 ///
 /// ```
 /// use http::request::Parts;
@@ -55,19 +55,19 @@ use super::encoding::Key;
 /// # let _ = layer;
 /// ```
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` doesn't say who pays for a request",
+    message = "`{Self}` can't extract a key from a request",
     label = "no `KeyExtractor`",
     note = "write `.key_fn(|parts| ...)` for a closure that returns an `Option<Key>`",
     note = "`peer_ip()`, `extension::<User>()`, `header(\"x-api-key\")` and others are in `tower_fixed_window::key`"
 )]
 pub trait KeyExtractor: Send + Sync + 'static {
-    /// Adds to `key` what the request has.
+    /// Appends what the request has to `key`.
     ///
     /// # Errors
-    /// What is missing, and whose fault that is.
+    /// What is missing, and whether the client or the server caused it.
     fn extract(&self, parts: &Parts, key: &mut Key) -> Result<(), MissingKey>;
 
-    /// The key of another extractor where this one finds none.
+    /// Falls back to another extractor if this one finds no key.
     fn or<E: KeyExtractor>(self, other: E) -> Or<Self, E>
     where
         Self: Sized,
@@ -76,11 +76,11 @@ pub trait KeyExtractor: Send + Sync + 'static {
     }
 }
 
-/// Why a request has no key: its `Display` says what is missing, or how to mend it.
+/// Why a request has no key. `Display` shows what is missing, or how to fix it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct MissingKey(Missing);
 
-/// Text is made when it is shown: most are never, since a fallback finds a key.
+/// The text is created only to be shown: mostly a fallback finds a key.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Missing {
     Client(Cow<'static, str>),
@@ -91,13 +91,13 @@ enum Missing {
 }
 
 impl MissingKey {
-    /// The client left out what it should have sent, such as `"the x-api-key header"`: 400.
+    /// The client left something out, such as `"the x-api-key header"`: 400.
     pub fn client(what: impl Into<Cow<'static, str>>) -> Self {
         Self(Missing::Client(what.into()))
     }
 
-    /// The server is set up in a way that leaves requests without a key: 500. The text says how to
-    /// mend it, and is logged once.
+    /// The server's configuration leaves requests without a key: 500. The text says how to fix it,
+    /// and is logged once.
     pub fn server(fix: impl Into<Cow<'static, str>>) -> Self {
         Self(Missing::Server(fix.into()))
     }
@@ -110,7 +110,7 @@ impl MissingKey {
         Self(Missing::Extension(type_name::<T>()))
     }
 
-    /// Whether it is for the client to mend.
+    /// Returns whether the client caused it, not the server.
     pub fn is_client(&self) -> bool {
         matches!(self.0, Missing::Client(_) | Missing::Header(_))
     }
@@ -123,9 +123,9 @@ impl fmt::Display for MissingKey {
             Missing::Header(name) => write!(f, "exactly one {name} header"),
             Missing::Extension(name) => write!(
                 f,
-                "the rate limit counts by the extension `{name}`, which no layer outside of it has \
-                 set: put the limiter inside the layer that sets it (in axum: add it before that \
-                 one), or write `.or(peer_ip())` where it is optional"
+                "the rate limit counts by the extension `{name}`, and no outer layer sets it: put the \
+                 limit inside of the layer that sets it (in axum: add it before that layer), or \
+                 write `.or(peer_ip())` if it is optional"
             ),
         }
     }
@@ -133,7 +133,7 @@ impl fmt::Display for MissingKey {
 
 impl std::error::Error for MissingKey {}
 
-/// Made by [`KeyExtractor::or`].
+/// The extractor returned by [`KeyExtractor::or`].
 #[derive(Clone, Copy, Debug)]
 pub struct Or<A, B>(A, B);
 
@@ -163,7 +163,7 @@ pointer!(Arc);
 
 macro_rules! tuples {
     ($($t:ident $i:tt),*) => {
-        /// All of them; it has no key where one of them has none.
+        /// All of them; if one finds no key, there is none.
         impl<$($t: KeyExtractor),*> KeyExtractor for ($($t,)*) {
             fn extract(&self, parts: &Parts, key: &mut Key) -> Result<(), MissingKey> {
                 $(self.$i.extract(parts, key)?;)*

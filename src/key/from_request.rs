@@ -1,4 +1,4 @@
-//! Extractors of what a request has, but for addresses.
+//! Extractors of everything but addresses.
 
 use std::any::type_name;
 use std::fmt;
@@ -10,7 +10,7 @@ use http::request::Parts;
 use super::encoding::Key;
 use super::extractor::{KeyExtractor, MissingKey};
 
-/// A closure that returns the key, or `None` where the client left it out (400).
+/// Extracts the key with a closure, which returns `None` if the client left it out (400).
 pub fn key_fn<F>(f: F) -> KeyFn<F>
 where
     F: Fn(&Parts) -> Option<Key> + Send + Sync + 'static,
@@ -18,7 +18,7 @@ where
     KeyFn(f)
 }
 
-/// Made by [`key_fn`].
+/// The extractor returned by [`key_fn`].
 #[derive(Clone, Copy)]
 pub struct KeyFn<F>(F);
 
@@ -33,8 +33,7 @@ where
     F: Fn(&Parts) -> Option<Key> + Send + Sync + 'static,
 {
     fn extract(&self, parts: &Parts, key: &mut Key) -> Result<(), MissingKey> {
-        let found =
-            (self.0)(parts).ok_or(MissingKey::client("what the rate limit is counted by"))?;
+        let found = (self.0)(parts).ok_or(MissingKey::client("a key for the rate limit"))?;
         key.append(&found);
         Ok(())
     }
@@ -45,7 +44,7 @@ pub fn global() -> Global {
     Global
 }
 
-/// Made by [`global`].
+/// The extractor returned by [`global`].
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Global;
@@ -56,13 +55,13 @@ impl KeyExtractor for Global {
     }
 }
 
-/// What a layer further out left in the request's extensions: the user that an authentication
-/// layer has verified.
+/// Extracts a value that an outer layer has put into the request's extensions, such as the user
+/// that an authentication layer has verified.
 ///
-/// `T` becomes a key by `impl From<&T> for Key`. A request without it is refused with 500, since
-/// it is the server's own layers that put it there; where it is optional, fall back:
-/// `extension::<User>().or(peer_ip())`. The limiter must be *inside* the layer that sets it: in
-/// axum, added before it.
+/// `T` becomes a key by `impl From<&T> for Key`. A request without the value is refused with 500,
+/// since the server's own layers provide it. If it is optional, use a fallback:
+/// `extension::<User>().or(peer_ip())`. The limit must be *inside* of the layer that sets the
+/// value: in axum, add it before that layer.
 pub fn extension<T>() -> Extension<T>
 where
     T: Clone + Send + Sync + 'static,
@@ -71,7 +70,7 @@ where
     Extension(PhantomData)
 }
 
-/// Made by [`extension`].
+/// The extractor returned by [`extension`].
 pub struct Extension<T>(PhantomData<fn() -> T>);
 
 impl<T> fmt::Debug for Extension<T> {
@@ -94,18 +93,19 @@ where
     }
 }
 
-/// The value of a header, hashed.
+/// Extracts the value of a header, hashed.
 ///
-/// **Nobody has verified it.** A client that invents a new value is a new key with a fresh count, so this
-/// limits only clients that don't want around it. Let an authentication layer check the header and
-/// leave the user in the [`extension`]s, or put a limit per [`peer_ip`](super::peer_ip) in front.
+/// **The value is unverified.** A client that invents a new value gets a fresh count, so this does
+/// not stop clients that want to get around the limit. Let an authentication layer verify the
+/// header and put the user into the [`extension`]s, or put a limit per [`peer_ip`](super::peer_ip)
+/// in front.
 ///
-/// A request that has the header not at all, empty, or more than once is refused with 400, or
-/// takes the fallback of [`or`](KeyExtractor::or). Any other value is a key, byte for byte: it may
-/// be long, and need not be text.
+/// A request is refused with 400 if the header is missing, empty, or occurs more than once;
+/// [`or`](KeyExtractor::or) adds a fallback. Any other value is a key, byte for byte, also if it is
+/// long or not text.
 ///
 /// # Panics
-/// If `name` is not a header's name in lower case.
+/// If `name` is not a valid header name in lower case.
 ///
 /// ```
 /// use tower_fixed_window::key::header;
@@ -126,7 +126,7 @@ pub fn header(name: &'static str) -> Header {
     Header(HeaderName::from_static(name))
 }
 
-/// Made by [`header`].
+/// The extractor returned by [`header`].
 #[derive(Clone, Debug)]
 pub struct Header(HeaderName);
 
@@ -143,15 +143,16 @@ impl KeyExtractor for Header {
     }
 }
 
-/// The route that axum matched, such as `/users/{id}`: a count for each route under one layer.
+/// Extracts the route that axum matched, such as `/users/{id}`: one count for each route under one
+/// layer.
 ///
-/// Requests that no route matches (404s) share one count. Without the `axum` feature a request is
-/// refused with 500.
+/// Requests without a matching route (404s) share one count. Without the feature `axum`, requests
+/// are refused with 500.
 pub fn matched_path() -> MatchedPath {
     MatchedPath
 }
 
-/// Made by [`matched_path`].
+/// The extractor returned by [`matched_path`].
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct MatchedPath;

@@ -1,8 +1,8 @@
-//! The addresses that forwarding headers name, nearest hop first.
+//! The addresses in forwarding headers, nearest hop first.
 //!
-//! A client may write into these headers what it likes, and each proxy appends. So nothing that
-//! stands left may change how what stands right of it is read: everything here goes from right to
-//! left, and in one pass over the bytes.
+//! Clients can write anything into these headers, and each proxy appends. So nothing on the left
+//! may change how an entry to the right of it is read: all code here goes from right to left, in
+//! one pass over the bytes.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -37,7 +37,7 @@ impl From<HeaderName> for Source {
 }
 
 impl Source {
-    /// Gives the hops to `see`, nearest first, as long as it answers `true`; `None` is a hop that
+    /// Passes the hops to `see`, nearest first, as long as it returns `true`; `None` is a hop that
     /// can't be read.
     pub(super) fn walk(&self, headers: &HeaderMap, mut see: impl FnMut(Option<IpAddr>) -> bool) {
         let lines = |name| headers.get_all(name).iter().rev().map(HeaderValue::as_bytes);
@@ -78,8 +78,8 @@ fn forwarded_for(element: &[u8]) -> Option<IpAddr> {
     node(found?)
 }
 
-/// What stands between separators that are not in quoted strings, from right to left; `None` and
-/// then no more where a quoted string has no beginning.
+/// The text between separators outside of quoted strings, from right to left; `None` and then
+/// nothing more if a quoted string has no beginning.
 struct Unquoted<'a> {
     rest: Option<&'a [u8]>,
     separator: u8,
@@ -138,7 +138,7 @@ fn node(text: &[u8]) -> Option<IpAddr> {
     address(&plain[..len])
 }
 
-/// What is no address is nothing: `unknown`, `_hidden`, `unix:`, names of hosts.
+/// Other names are not addresses: `unknown`, `_hidden`, `unix:`, host names.
 fn address(text: &[u8]) -> Option<IpAddr> {
     let text = str::from_utf8(text).ok()?;
     if let Some(bracketed) = text.strip_prefix('[') {

@@ -1,4 +1,4 @@
-//! The peer's address as a key. The only file that knows where a server leaves it.
+//! The peer's address as a key. Only this file knows where servers put it.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -7,7 +7,7 @@ use http::request::Parts;
 use super::encoding::{IPV6_PREFIX, Key};
 use super::extractor::{KeyExtractor, MissingKey};
 
-/// The peer's address, for servers that are not axum's: put it into each request's extensions.
+/// The peer's address, for servers other than axum: put it into the extensions of each request.
 ///
 /// ```
 /// use std::net::SocketAddr;
@@ -19,21 +19,21 @@ use super::extractor::{KeyExtractor, MissingKey};
 /// # assert!(request.extensions().get::<PeerAddr>().is_some());
 /// ```
 ///
-/// `examples/hyper.rs` is a whole server.
+/// `examples/hyper.rs` is a complete server.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PeerAddr(pub SocketAddr);
 
-/// The address of the connection's other end: [`PeerAddr`], or with the `axum` feature axum's
-/// `ConnectInfo<SocketAddr>` (in an app's tests, its `MockConnectInfo`). IPv6 addresses count by
-/// their /64.
+/// Extracts the address of the peer: [`PeerAddr`], or, with the feature `axum`, axum's
+/// `ConnectInfo<SocketAddr>` (in tests of an app, `MockConnectInfo`). IPv6 addresses count by their
+/// /64.
 ///
-/// Behind a proxy that is the proxy's address, and all clients share one count: take `client_ip()`
+/// Behind a proxy, this is the proxy's address, and all clients share one count. Use `client_ip()`
 /// there (feature `client-ip`).
 pub fn peer_ip() -> PeerIp {
     PeerIp { ipv6_prefix: IPV6_PREFIX }
 }
 
-/// Made by [`peer_ip`].
+/// The extractor returned by [`peer_ip`].
 #[derive(Clone, Copy, Debug)]
 #[must_use = "an extractor does nothing until it is given to a layer"]
 pub struct PeerIp {
@@ -41,11 +41,12 @@ pub struct PeerIp {
 }
 
 impl PeerIp {
-    /// IPv6 addresses count by their first `bits`; 64 unless set. A host has a /64 at least, and
-    /// many customers have a /56 or /48: fewer bits hold those together, and hit more neighbours.
+    /// IPv6 addresses count by their first `bits`. The default is 64. A host has at least a /64,
+    /// and many customers have a /56 or /48. Fewer bits cover such a customer, and affect more
+    /// neighbours.
     ///
     /// # Panics
-    /// If there are more than 128.
+    /// If `bits` is above 128.
     ///
     /// ```
     /// use std::net::SocketAddr;
@@ -83,7 +84,7 @@ impl KeyExtractor for PeerIp {
     }
 }
 
-/// The peer's address that a server left in the request. What the app itself has set goes first.
+/// The peer's address as the server provides it. An address that the app has set takes precedence.
 pub(super) fn peer(parts: &Parts) -> Result<IpAddr, MissingKey> {
     if let Some(peer) = parts.extensions.get::<PeerAddr>() {
         return Ok(peer.0.ip());

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 
 use ipnet::{IpNet, Ipv4Net};
 
-/// Some networks. IPv4-mapped ones are IPv4, as the addresses are that they are asked for.
+/// A list of networks. IPv4-mapped ones are stored as IPv4, like the addresses that are looked up.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Networks(Vec<IpNet>);
 
@@ -27,10 +27,10 @@ impl Networks {
         self.0.append(&mut more.0);
     }
 
-    /// Networks of proxies: not everybody is one.
+    /// Networks of proxies: they must not contain every address.
     pub(super) fn trusted(self) -> Result<Self, InvalidNetwork> {
         match self.0.iter().find(|network| network.prefix_len() == 0) {
-            Some(network) => Err(InvalidNetwork(Why::Everybody(network.to_string()))),
+            Some(network) => Err(InvalidNetwork(Why::Everything(network.to_string()))),
             None => Ok(self),
         }
     }
@@ -58,14 +58,14 @@ fn parse(text: &str) -> Result<IpNet, InvalidNetwork> {
     })
 }
 
-/// A text that names no network, or none that can be trusted: its `Display` says what to write.
+/// A text that is not a network, or a network that can't be trusted. `Display` shows what to write.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct InvalidNetwork(Why);
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Why {
     Unreadable(String),
-    Everybody(String),
+    Everything(String),
 }
 
 impl fmt::Display for InvalidNetwork {
@@ -73,13 +73,13 @@ impl fmt::Display for InvalidNetwork {
         match &self.0 {
             Why::Unreadable(text) => write!(
                 f,
-                "{text:?} is no network: write one such as \"10.0.0.0/8\" or \"2001:db8::/32\", or \
+                "{text:?} is not a network: write one such as \"10.0.0.0/8\" or \"2001:db8::/32\", or \
                  a single address such as \"192.0.2.1\""
             ),
-            Why::Everybody(network) => write!(
+            Why::Everything(network) => write!(
                 f,
-                "who trusts {network} lets everybody write the address that is counted: name the \
-                 proxies, or where their addresses aren't known, write .trusting_hops(1)"
+                "{network} contains every address, so that every client could forge its own: list the \
+                 proxies, or if their addresses are unknown, write .trusting_hops(1)"
             ),
         }
     }

@@ -29,8 +29,8 @@ impl Correction {
     }
 }
 
-/// A decision that the store has not made yet. Where nobody waits for it any more, a charge that was
-/// not sent is withdrawn, and the tokens of one that was are given back (S14).
+/// A decision that the store has not made yet. If it is dropped, a charge that was not sent is
+/// withdrawn, and a charge that was sent is refunded (S14).
 pub(crate) struct PendingDecision {
     reply: Option<Reply<Decision>>,
     sent: bool,
@@ -39,7 +39,7 @@ pub(crate) struct PendingDecision {
     refund: Option<Box<Refund>>,
 }
 
-/// Gives back what was charged for a request that was dropped.
+/// Refunds the charge of a request that was dropped.
 pub(crate) struct Refund {
     pub(crate) correction: Correction,
     /// Not only reservations.
@@ -51,7 +51,7 @@ impl PendingDecision {
         Self { reply: Some(reply), sent: false, withdrawn: None, refund: refund.map(Box::new) }
     }
 
-    /// That of a charge which is sent when earlier tokens were given back.
+    /// For a charge that is sent after earlier tokens were refunded.
     pub(crate) fn after(
         returned: Reply<()>,
         limiter: Limiter,
@@ -63,7 +63,7 @@ impl PendingDecision {
         let reply = Reply::later(async move {
             let _counted_if_it_fails = returned.await;
             if is_withdrawn.load(Ordering::Acquire) {
-                return Err(StoreError::new("nobody waits for the answer any more"));
+                return Err(StoreError::new("the charge was withdrawn"));
             }
             limiter.send(charge.as_charge()).await
         });

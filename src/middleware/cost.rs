@@ -1,4 +1,4 @@
-//! What a request has really cost, as its response reports it (S15).
+//! The true cost of a request, as its response reports it (S15).
 
 use std::fmt;
 use std::mem;
@@ -6,21 +6,21 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::timer::Runtime;
 
-/// The true cost of a request, put into the response's extensions by the handler: model tokens,
-/// bytes, rows. The layer corrects what it has charged by it, without delaying the response; less
-/// is returned, more is taken even past the limit.
+/// The true cost of a request: model tokens, bytes, rows. The handler puts it into the extensions
+/// of the response, and the layer corrects its charge without delaying the response. A lower cost
+/// is refunded, a higher one is taken even beyond the limit.
 ///
 /// ```
 /// use http::Response;
 /// use tower_fixed_window::TrueCost;
 ///
-/// // 250 tokens, whatever was estimated.
+/// // 250 tokens, whatever the estimate was.
 /// let mut response = Response::new("an answer");
 /// response.extensions_mut().insert(TrueCost::of(250));
 /// ```
 ///
-/// A body that is streamed learns its cost as it goes: it keeps a [`CostMeter`], and the charge is
-/// corrected when that is dropped, at the end of the body or when the client hangs up in the middle.
+/// A streamed body determines its cost as it goes. It keeps a [`CostMeter`], and the charge is
+/// corrected when the meter is dropped: at the end of the body, or when the client disconnects.
 ///
 /// ```
 /// use http::Response;
@@ -43,7 +43,7 @@ enum Kind {
 
 type Settle = Box<dyn FnOnce(u64) + Send>;
 
-/// Where the layers, which know what was charged, and the body, which knows the cost, meet.
+/// Connects the layers, which know the charge, and the body, which knows the cost.
 #[derive(Default)]
 struct Meter(Mutex<Settlements>);
 
@@ -80,12 +80,12 @@ impl Meter {
 }
 
 impl TrueCost {
-    /// A cost that is known already.
+    /// Creates a cost that is known already.
     pub fn of(cost: u64) -> Self {
         Self(Kind::Known(cost))
     }
 
-    /// A cost that a streamed body adds up.
+    /// Creates a cost that a streamed body adds up.
     pub fn metered() -> (Self, CostMeter) {
         let meter = Arc::new(Meter::default());
         (Self(Kind::Metered(Arc::clone(&meter))), CostMeter { cost: 0, meter })
@@ -99,7 +99,7 @@ impl TrueCost {
         }
     }
 
-    /// Has the correction made when the body has ended.
+    /// Corrects the charge when the body has ended.
     pub(crate) fn settle_at_end(&self, settle: impl FnOnce(u64) + Send + 'static) {
         if let Kind::Metered(meter) = &self.0 {
             // The body may end on any thread.
@@ -127,7 +127,7 @@ impl CostMeter {
         self.cost = self.cost.saturating_add(cost);
     }
 
-    /// The cost so far.
+    /// Returns the cost so far.
     pub fn cost(&self) -> u64 {
         self.cost
     }

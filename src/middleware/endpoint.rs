@@ -23,13 +23,13 @@ use crate::limiter::Limiter;
 use crate::observe;
 use crate::store::{Account, Charge, Reply, Scope, StoreError};
 
-/// A service that shows callers how they stand, in GitHub's JSON, without charging them.
+/// A service that reports the standing of clients, in GitHub's JSON, without charging them.
 ///
-/// It reads the key of each request as the layers do, and looks at their counters. The first layer
-/// is also shown as `rate`. A layer that has no limit for the caller
-/// ([`quota_fn`](crate::FixedWindowLayer::quota_fn)) is left out, since any number would be a wrong one;
-/// if that is all of them, the answer is GitHub Enterprise's where limits are off, which its clients
-/// know: 404 with the message "Rate limiting is not enabled."
+/// It extracts the key of each request as the layers do, and reads their counters. The first layer
+/// is also reported as `rate`. A layer without a limit for the client
+/// ([`quota_fn`](crate::FixedWindowLayer::quota_fn) returned `None`) is left out. If all are, the
+/// response is that of GitHub Enterprise without rate limits, which its clients know: 404 with the
+/// message "Rate limiting is not enabled."
 ///
 /// ```
 /// use axum::{Router, routing::get};
@@ -44,7 +44,7 @@ use crate::store::{Account, Charge, Reply, Scope, StoreError};
 ///     .route_service("/rate_limit", RateLimitEndpoint::new([&core, &search]));
 /// ```
 ///
-/// The answer, with `reset` in seconds since the Unix epoch:
+/// The response, with `reset` in seconds since the Unix epoch:
 ///
 /// ```json
 /// {"resources":{"core":{"limit":5000,"used":1,"remaining":4999,"reset":1700003600},
@@ -52,11 +52,11 @@ use crate::store::{Account, Charge, Reply, Scope, StoreError};
 ///  "rate":{"limit":5000,"used":1,"remaining":4999,"reset":1700003600}}
 /// ```
 ///
-/// A caller without a key gets 400 or 500 as from the layers; if a store fails, 503 with
-/// `retry-after`. All layers are asked at once.
+/// A request without a key gets a 400 or 500, as from the layers. If a store fails, the response is
+/// a 503 with `retry-after`. All layers are read concurrently.
 ///
-/// Each request costs a read per layer, in a remote store a call of it, and none is counted: give this
-/// route a limit of its own, by address for instance.
+/// Each request reads the counters of each layer, which is one call each to a remote store, and
+/// none of these reads is counted. Give this route a limit of its own, for example by address.
 #[derive(Clone)]
 pub struct RateLimitEndpoint {
     resources: Vec<Resource>,
@@ -70,18 +70,18 @@ struct Resource {
 }
 
 impl RateLimitEndpoint {
-    /// Shows the standing under these layers, which must have names.
+    /// Creates a service for these layers.
     ///
     /// # Panics
-    /// If one has no name.
+    /// If a layer has no name.
     pub fn new<'a, J: 'a>(layers: impl IntoIterator<Item = &'a FixedWindowLayer<J>>) -> Self {
         Self { resources: layers.into_iter().map(Resource::of).collect() }
     }
 
-    /// One layer more, which may refuse in another way.
+    /// Adds a layer, which may refuse in another way.
     ///
     /// # Panics
-    /// If it has no name.
+    /// If the layer has no name.
     #[must_use]
     pub fn and<J>(mut self, layer: &FixedWindowLayer<J>) -> Self {
         self.resources.push(Resource::of(layer));
@@ -200,7 +200,7 @@ async fn standings(peeked: Vec<(Scope, Option<Reply<Decision>>)>) -> Result<Stri
     Ok(format!(r#"{{"resources":{{{all}}}{rate}}}"#))
 }
 
-/// The answers of all stores, or the first failure. They are asked at once.
+/// The answers of all stores, or the first failure. The stores answer concurrently.
 async fn join(mut replies: Vec<Reply<Decision>>) -> Result<Vec<Decision>, StoreError> {
     let mut decisions: Vec<Option<Decision>> = vec![None; replies.len()];
     poll_fn(|cx| {

@@ -28,7 +28,7 @@ pin_project! {
     {
         #[pin]
         state: State<S, B, S::Future>,
-        // Dropped after the state: a charge is given back when the service has been dropped.
+        // Dropped after the state: the refund comes after the service has been dropped.
         limited: LimitedRequest<J>,
     }
 }
@@ -42,8 +42,8 @@ pin_project! {
         Waiting { wait: Wait, held: Option<Held<S, B>> },
         /// It is due, and waits for the service.
         Readying { held: Option<Held<S, B>> },
-        /// The service was ready too late, and other late requests were there before it. It holds
-        /// nothing that they need.
+        /// The service was ready too late, and other late requests are before it. It holds nothing
+        /// that they need.
         Behind { held: Option<Held<S, B>> },
         Calling { #[pin] future: F },
         /// What the client is still sending is read first.
@@ -146,7 +146,8 @@ where
         loop {
             match this.state.as_mut().project() {
                 StateProj::Calling { future } => {
-                    // Stamped where it is: a response is large enough for each move of it to be felt.
+                    // Stamped where it is: a response is large enough for each move of it to be
+                    // felt.
                     let mut answer = future.poll(cx);
                     if let Poll::Ready(Ok(response)) = &mut answer {
                         if this.limited.is_corrected_by(response) {

@@ -32,10 +32,10 @@ pub enum Headers {
     /// `RateLimit-Policy` and `RateLimit` as in the tenth draft of the IETF
     /// (draft-ietf-httpapi-ratelimit-headers-10), one item for each quota.
     IetfDraft10,
-    /// Both. One popular parser of such headers prefers the IETF's, reads an older draft, and then
-    /// misses what GitHub's say: send them where clients ask for them.
+    /// Both. A popular parser prefers the IETF's headers, reads an older draft of them, and then
+    /// misses GitHub's. So send both only if your clients ask for it.
     GitHubAndIetfDraft10,
-    /// None; a refusal still has `retry-after` and `cache-control`.
+    /// None. A refusal still has `retry-after` and `cache-control`.
     None,
 }
 
@@ -205,7 +205,7 @@ impl PreparedHeaders {
     fn values(&self, decision: &Decision) -> [HeaderValue; 3] {
         let (remaining, used) = (decision.remaining(), decision.used());
         let reset = seconds(decision.reset_at_ms());
-        // Nobody waits for the lock.
+        // A held lock is not waited for.
         let Ok(mut last) = self.values.try_lock() else {
             return [remaining, used, reset].map(number);
         };
@@ -284,8 +284,8 @@ pub(crate) fn stamp_failed<R>(response: &mut Response<R>, may_retry: bool) {
     mark_refused(response);
 }
 
-/// Keeps a response from being cached, and where waiting may help its request from being repeated at
-/// once.
+/// Keeps a response from being cached, and where waiting may help its request from being repeated
+/// at once.
 pub(crate) fn put_uncached(headers: &mut HeaderMap, may_retry: bool) {
     headers.insert(CACHE_CONTROL, NO_STORE);
     if may_retry {

@@ -37,41 +37,43 @@ mod storing;
 ///
 /// A request that passes reaches the service, and its response gets the headers
 /// `x-ratelimit-limit`, `-remaining`, `-used`, `-reset` (UTC epoch seconds), and `-resource` if the
-/// layer is named. One that doesn't is answered with 429, the same headers, `retry-after` (seconds)
-/// and `cache-control: no-store`; the service is not called. That is a response, not an error: the
-/// service's error type is kept.
+/// layer has a name. A refused request gets a response with status 429, the same headers,
+/// `retry-after` (seconds) and `cache-control: no-store`, and the service is not called. A refusal
+/// is a response, not an error, so the error type of the service stays the same.
 ///
-/// # Who shares a count
+/// # Shared counts
 ///
 /// Clones of a layer share their counters, so the same layer on two routes is one limit for both.
-/// Layers that are made separately never do, unless they have one store *and* one name.
+/// Layers that are created separately share counters only if they have the same store *and* the
+/// same name.
 ///
 /// # Refused uploads
 ///
-/// An HTTP/1 server closes a connection whose request was not read to its end, and a client that is
-/// still sending sees a broken pipe instead of its 429. An HTTP/2 server resets the stream, and ends
-/// the whole connection when that has happened often (in hyper 1,024 times, if what the client still
-/// sends comes too late). So the rest of a refused request's body is read, and thrown away, before the
-/// request is answered: at most 16 MiB of it, for at most 30 s, and no longer than until nothing has
-/// come for a second. Outside of a runtime of tokio's, or without the feature `tokio`, only what is
-/// there at once is read. A request that says it is longer, or asks first (`expect: 100-continue`), is answered at once. A client that floods an
-/// HTTP/2 connection with uploads beyond these bounds still loses it; hyper's
-/// `max_local_error_reset_streams` sets how soon.
+/// An HTTP/1 server closes a connection if the request was not read to its end, and a client that
+/// is still sending sees a broken pipe instead of its 429. An HTTP/2 server resets the stream, and
+/// closes the connection after many resets (in hyper 1,024, if the client sends more data after
+/// them). So the layer reads and discards the rest of a refused request's body before it responds:
+/// at most 16 MiB, for at most 30 s, and until no data has arrived for one second. Outside of a
+/// tokio runtime, or without the feature `tokio`, it reads only what is available immediately. A
+/// request with a larger `content-length`, or with `expect: 100-continue`, gets its response
+/// immediately. A client that floods an HTTP/2 connection with uploads beyond these bounds still
+/// loses it; hyper's `max_local_error_reset_streams` sets how soon.
 ///
-/// This works for axum's bodies. Those of other servers, and those that another layer has changed, are
-/// read where [`drain_refused`](Self::drain_refused) names their type. Under axum it suffices to apply
-/// the limit with a `Router::layer` of its own: each of these calls makes them axum's again.
+/// This works for axum's bodies. For the bodies of other servers, and for bodies that another layer
+/// has wrapped, name the type with [`drain_refused`](Self::drain_refused). Under axum it suffices
+/// to apply the limit with a separate `Router::layer` call: each of these calls turns bodies into
+/// axum's again.
 ///
 /// # Around a client
 ///
-/// The same layer keeps an HTTP client inside of somebody else's limit, with
-/// [`queue`](Self::queue) waiting for the next window instead of failing: `examples/outbound.rs` has
-/// reqwest's. The responses of hyper-util's client can't be made from bytes, as a refusal is: map
-/// them under the layer, `.map_response(|response| response.map(Body::new))`.
+/// Around an HTTP client, the same layer respects the limit of an API: with [`queue`](Self::queue),
+/// requests wait for the next window instead of failing. `examples/stacks/outbound.rs` does this
+/// for reqwest. The response bodies of hyper-util's client can't be made from bytes, which a
+/// refusal requires; map them under the layer: `.map_response(|response| response.map(Body::new))`.
 ///
-/// # Its type
+/// # The type of a layer
 ///
-/// The type parameter is the way of refusing; as `FixedWindowLayer` it can be written in a field:
+/// The type parameter selects how the layer refuses. In a struct, `FixedWindowLayer` suffices:
 ///
 /// ```
 /// # use tower_fixed_window::FixedWindowLayer;
@@ -87,11 +89,11 @@ pub struct FixedWindowLayer<J = ProblemJson> {
 }
 
 impl FixedWindowLayer {
-    /// Limits requests by their peer's address, in memory.
+    /// Limits requests by the address of their peer, in memory.
     ///
-    /// Under axum that needs the `axum` feature and
-    /// `into_make_service_with_connect_info::<SocketAddr>()`; under other servers a
-    /// [`PeerAddr`](crate::key::PeerAddr) in each request.
+    /// Under axum, this needs the feature `axum` and
+    /// `into_make_service_with_connect_info::<SocketAddr>()`; under other servers, a
+    /// [`PeerAddr`](crate::key::PeerAddr) in the extensions of each request.
     ///
     /// ```
     /// use http::Request;
@@ -117,7 +119,8 @@ impl FixedWindowLayer {
 }
 
 impl<J> FixedWindowLayer<J> {
-    /// Names the limit: the scope of its counters, and the value of `x-ratelimit-resource`.
+    /// Names the limit. The name is the scope of its counters, and the value of
+    /// `x-ratelimit-resource`.
     ///
     /// ```
     /// use http::Request;
@@ -131,7 +134,7 @@ impl<J> FixedWindowLayer<J> {
     /// ```
     ///
     /// # Panics
-    /// If the name is not 1 to 64 of `[a-z0-9_.-]`, or after [`control`](Self::control).
+    /// If the name is not 1 to 64 characters of `[a-z0-9_.-]`, or after [`control`](Self::control).
     pub fn name(mut self, name: &str) -> Self {
         self.assert_uncontrolled();
         self.limiter = self.limiter.name(name);
@@ -139,7 +142,7 @@ impl<J> FixedWindowLayer<J> {
         self
     }
 
-    /// What requests are counted by: an extractor of [`key`](crate::key), or one of your own.
+    /// Sets the key that requests are counted by: an extractor of [`key`](crate::key), or your own.
     ///
     /// ```
     /// use http::Request;
@@ -158,7 +161,8 @@ impl<J> FixedWindowLayer<J> {
         self
     }
 
-    /// What requests are counted by, as a closure; a request for which it returns `None` is refused with 400.
+    /// Sets the key that requests are counted by, as a closure. A request for which it returns
+    /// `None` is refused with 400.
     ///
     /// ```
     /// use http::Request;
@@ -179,8 +183,9 @@ impl<J> FixedWindowLayer<J> {
         self.key(key_fn(key))
     }
 
-    /// Changes and reads this limit, and that of all clones of the layer, while it is at work. Take it last:
-    /// with another name or store it is another limit.
+    /// Returns a control that changes this layer and all its clones at run time. Call it after
+    /// [`name`](Self::name) and [`store`](Self::store): a layer with another name or store is
+    /// another limit.
     ///
     /// ```
     /// use http::Request;
@@ -202,12 +207,12 @@ impl<J> FixedWindowLayer<J> {
         Control::new(Arc::clone(&self.live), self.limiter())
     }
 
-    /// For a service that shows the standing of callers under this layer.
+    /// For a service that reports the standing of clients under this layer.
     pub(crate) fn to_resource(&self) -> (Limiter, Options, Arc<Live>) {
         (self.limiter(), self.options.clone(), Arc::clone(&self.live))
     }
 
-    /// Panics with what to write, where a control was taken: it would be that of another limit.
+    /// Panics with what to write if a control was taken: it would be that of another limit.
     fn assert_uncontrolled(&self) {
         assert!(
             !self.live.is_controlled(),
@@ -216,7 +221,7 @@ impl<J> FixedWindowLayer<J> {
         );
     }
 
-    /// With another name or store it is another limit, with knobs of its own.
+    /// With another name or store it is another limit, with settings of its own.
     fn fork(&mut self) {
         self.live = Arc::new(Live::new(self.live.quotas()));
     }

@@ -1,4 +1,4 @@
-//! What can be changed while a layer is at work, and the [`Control`] to do it.
+//! What can be changed at run time, and the [`Control`] to do it.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
@@ -17,9 +17,9 @@ use crate::quota::Quotas;
 use crate::store::{Reply, StoreError};
 use crate::timer::Closing;
 
-/// The knobs of a layer, shared by all that is made from it.
+/// The settings of a layer, shared by all its clones and services.
 pub(crate) struct Live {
-    /// Goes up with each change of the quotas.
+    /// Increases with each change of the quotas.
     generation: AtomicU64,
     quotas: Mutex<Quotas>,
     /// Whether requests have quotas of their own.
@@ -111,9 +111,9 @@ pub(crate) struct Settings {
     pub(crate) body: Bytes,
 }
 
-/// Turns the knobs of a [`FixedWindowLayer`](crate::FixedWindowLayer) while it is at work: from an
-/// admin route, or when a file of limits has changed. All clones of the layer, and all services
-/// made from them, follow with the next request.
+/// Changes a [`FixedWindowLayer`](crate::FixedWindowLayer) at run time: from an admin route, or
+/// when a file of limits has changed. All clones of the layer, and all services created from them,
+/// apply the change from the next request on.
 ///
 /// ```
 /// use tower_fixed_window::{FixedWindowLayer, Quota};
@@ -122,7 +122,7 @@ pub(crate) struct Settings {
 /// let layer = FixedWindowLayer::new(Quota::per_minute(60)).name("api");
 /// let control = layer.control();
 ///
-/// // What is already counted in this window stays counted.
+/// // What this window has counted already stays counted.
 /// control.set_quotas(Quota::per_minute(600));
 /// assert_eq!(control.peek("alice").await?.remaining(), 600);
 /// # Ok(()) }
@@ -138,13 +138,13 @@ impl Control {
         Self { live, limiter }
     }
 
-    /// The quotas in force.
+    /// Returns the current quotas.
     pub fn quotas(&self) -> Quotas {
         self.live.quotas()
     }
 
-    /// Changes the quotas, from the next request on. Raised or lowered, a limit applies at once to
-    /// what is already counted, and leaves no debt for the next window. Another window or anchor is
+    /// Changes the quotas, from the next request on. A raised or lowered limit also applies to what
+    /// is counted already, and leaves no debt for the next window. Another window or anchor is
     /// another counter.
     pub fn set_quotas(&self, quotas: impl Into<Quotas>) {
         self.live.set_quotas(quotas.into());
@@ -155,11 +155,13 @@ impl Control {
         self.live.shadow.store(if shadow { ON } else { OFF }, Ordering::Relaxed);
     }
 
-    /// How a key stands under the quotas in force, and whether one token would pass. Takes nothing.
+    /// Returns the standing of a key under the current quotas, and whether one token would pass.
+    /// Takes nothing.
     ///
-    /// An error for a layer whose quotas differ per request
-    /// ([`quota_fn`](crate::FixedWindowLayer::quota_fn)): name them, with
-    /// [`peek_with`](Self::peek_with).
+    /// # Errors
+    /// If the layer's quotas differ between requests
+    /// ([`quota_fn`](crate::FixedWindowLayer::quota_fn)): name them with
+    /// [`peek_with`](Self::peek_with). If the store fails.
     pub fn peek(&self, key: impl Into<Key>) -> Reply<Decision> {
         if self.live.by_request.load(Ordering::Relaxed) {
             return Reply::failed(StoreError::new(
@@ -169,14 +171,15 @@ impl Control {
         self.peek_with(key, self.quotas())
     }
 
-    /// How a key stands under these quotas, and whether one token would pass. Takes nothing.
+    /// Returns the standing of a key under these quotas, and whether one token would pass. Takes
+    /// nothing.
     ///
     /// ```
     /// use tower_fixed_window::key::global;
     /// use tower_fixed_window::{FixedWindowLayer, Key, Quota, Quotas};
     ///
     /// fn plan(_user: &Key) -> Quotas {
-    ///     Quota::per_hour(5_000).into() // out of your database
+    ///     Quota::per_hour(5_000).into() // from your database
     /// }
     ///
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -192,16 +195,14 @@ impl Control {
         self.limiter.with_quotas(quotas).peek(key)
     }
 
-    /// Forgets a key, whatever quotas it was charged under: those of a plan, or those that were in
-    /// force before [`set_quotas`](Self::set_quotas). When that is an error:
-    /// [`Limiter::reset`](crate::Limiter::reset).
+    /// Clears the counters of a key under all quotas: those of a plan, and those before
+    /// [`set_quotas`](Self::set_quotas). For errors, see [`Limiter::reset`](crate::Limiter::reset).
     pub fn reset(&self, key: impl Into<Key>) -> Reply<()> {
         self.limiter.reset(key)
     }
 
-    /// Ends the waiting of all requests in the layer's
-    /// [`queue`](crate::FixedWindowLayer::queue) with 503, and lets no other wait: for a graceful
-    /// shutdown.
+    /// Ends the waiting of all requests in the layer's [`queue`](crate::FixedWindowLayer::queue)
+    /// with 503. Later requests don't wait. Call it for a graceful shutdown.
     #[cfg(feature = "tokio")]
     pub fn close_queue(&self) {
         self.live.closing.close();

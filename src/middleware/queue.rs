@@ -55,7 +55,7 @@ pub(crate) struct Waiter {
 }
 
 impl Waiter {
-    /// Behind late requests; not behind those that only stand behind them, or under many requests the
+    /// Waits behind late requests, but not behind requests that only wait for these: under load the
     /// queue would never end.
     pub(crate) fn new(queue: &Arc<Queue>, key: &Key) -> Self {
         let now = Instant::now();
@@ -156,8 +156,8 @@ impl Drop for Waiter {
     }
 }
 
-/// The first that waits for its turn, to be woken without the lock: that may run others of the queue,
-/// or drop them.
+/// The first that waits for its turn, to be woken without the lock: that may run others of the
+/// queue, or drop them.
 fn next(all: &mut BTreeMap<u64, Entry>) -> Option<Waker> {
     all.values_mut().find_map(|entry| entry.waker.take())
 }

@@ -10,14 +10,14 @@ use crate::observe::Outcome;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Reason {
-    /// The limit is spent: 429, or the status that the layer was given.
+    /// The limit is reached: 429, or the status of the layer.
     RateLimited(Decision),
-    /// It can't be counted, having no key: 400 where the client left its part out, 500 where the
-    /// server is set up wrong.
+    /// The request has no key: 400 if the client left something out, 500 if the server is
+    /// configured wrongly.
     MissingKey(MissingKey),
-    /// The store can't say whether it may pass, and the layer is set to refuse then: 503.
+    /// The store failed, and the layer is set to refuse then: 503.
     StoreFailed,
-    /// The request was waiting for its window when the queue was closed: 503.
+    /// The queue was closed while the request was waiting for its window: 503.
     QueueClosed,
 }
 

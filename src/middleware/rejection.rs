@@ -1,5 +1,4 @@
-//! What a refused request is answered with: [`Rejection`] has what is known of it, and a [`Reject`]
-//! makes a response of that.
+//! The response to a refused request: a [`Reject`] creates it from a [`Rejection`].
 
 use std::fmt::Write;
 
@@ -21,7 +20,7 @@ mod reject;
 pub(crate) use problem::prepare;
 pub use reject::{EmptyBody, GitHubBody, Grpc, ProblemJson, Reject};
 
-/// A refused request, for those who answer it.
+/// A refused request, for closures that create the response.
 #[derive(Clone, Copy, Debug)]
 pub struct Rejection<'a> {
     pub(crate) reason: &'a Reason,
@@ -36,12 +35,12 @@ pub struct Rejection<'a> {
 }
 
 impl<'a> Rejection<'a> {
-    /// Why it was refused.
+    /// Returns why the request was refused.
     pub fn reason(&self) -> &'a Reason {
         self.reason
     }
 
-    /// The decision of a request that is over the limit.
+    /// Returns the decision, if the request is over the limit.
     pub fn decision(&self) -> Option<&'a Decision> {
         match self.reason {
             Reason::RateLimited(decision) => Some(decision),
@@ -49,7 +48,7 @@ impl<'a> Rejection<'a> {
         }
     }
 
-    /// The status to answer with.
+    /// Returns the status of the response.
     pub fn status(&self) -> StatusCode {
         match self.reason {
             Reason::RateLimited(_) => self.limited,
@@ -57,8 +56,8 @@ impl<'a> Rejection<'a> {
         }
     }
 
-    /// How many seconds to wait before the same request may pass, as `retry-after` has them: rounded up,
-    /// at least 1. `None`: waiting does not help.
+    /// Returns the seconds to wait before the same request may pass, as in `retry-after`: rounded up, at
+    /// least 1. `None` if waiting does not help.
     ///
     /// ```
     /// use axum::response::IntoResponse;
@@ -81,20 +80,20 @@ impl<'a> Rejection<'a> {
         }
     }
 
-    /// The name of the layer; empty if it has none.
+    /// Returns the name of the layer. It is empty if the layer has none.
     pub fn name(&self) -> &'a str {
         self.name
     }
 
-    /// The quotas that refused.
+    /// Returns the quotas that refused.
     pub fn violated(&self) -> impl Iterator<Item = &'a Quota> + use<'a> {
         let refusing = self.decision().into_iter().flat_map(|decision| decision.refusing());
         let quotas = self.quotas.map_or(&[][..], |quotas| quotas.as_slice());
         refusing.filter_map(move |i| quotas.get(i))
     }
 
-    /// A sentence for the client. For a limit it begins "API rate limit exceeded", which clients of
-    /// GitHub's API look for.
+    /// Returns a sentence for the client. For a limit it begins with "API rate limit exceeded",
+    /// which clients of GitHub's API look for.
     pub fn message(&self) -> String {
         match self.reason {
             Reason::RateLimited(decision) => {
@@ -104,7 +103,7 @@ impl<'a> Rejection<'a> {
                     self.write_policies(&mut text, "", ", ");
                 }
                 if decision.exceeds_capacity() {
-                    text.push_str("; this request costs more than that can ever grant");
+                    text.push_str("; the cost of this request exceeds the limit");
                 }
                 text
             }
@@ -112,7 +111,7 @@ impl<'a> Rejection<'a> {
                 format!("The request lacks {missing}")
             }
             Reason::MissingKey(_) => {
-                "The rate limit of this server is set up wrong; its log says how to mend it".into()
+                "The rate limit of this server is misconfigured; its log says how to fix it".into()
             }
             Reason::StoreFailed => "The rate limit can't be checked at the moment".into(),
             Reason::QueueClosed => "The server is shutting down".into(),
@@ -135,8 +134,8 @@ impl<'a> Rejection<'a> {
         response
     }
 
-    /// Adds its headers to a response that has none of them yet: those of this file's rejecters are
-    /// whole, since a map of headers that is made only to be replaced would be felt.
+    /// Adds its headers to a response that has none of them yet. Those of this crate are complete
+    /// already: a map of headers that is made only to be replaced takes time.
     pub(crate) fn complete<B>(&self, mut response: Response<B>) -> Response<B> {
         if is_refused_inside(&response) {
             return response;

@@ -1,5 +1,5 @@
-//! A request on its way through the limit: its key, its charge, and what follows from the answer. What
-//! follows from the response is in `response`.
+//! A request on its way through the limit: its key, its charge, and what follows from the decision.
+//! `response` has what follows from the response.
 
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -140,7 +140,7 @@ impl<J> LimitedRequest<J> {
 
     /// Takes tokens of another window than the one that is over.
     pub(crate) fn charge_again(&mut self, parts: &Parts) -> Next {
-        // It may panic: what was taken is given back then, too.
+        // This may panic: what was taken is refunded then, too.
         let cost = self.cost(parts);
         // Other quotas may have windows that still run.
         let returned = self.charged.take().map(|decision| self.settled(&decision, 0));

@@ -11,8 +11,8 @@ pub(crate) struct Shared<J> {
     pub(crate) options: Options,
     pub(crate) live: Arc<Live>,
     pub(crate) reject: Arc<J>,
-    /// The newest settings that were needed. Services have copies of them, and come here when theirs
-    /// are old.
+    /// The newest settings that were needed. Services have copies of them, and come here when
+    /// theirs are old.
     settings: Mutex<Arc<Settings>>,
 }
 

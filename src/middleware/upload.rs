@@ -1,12 +1,12 @@
 //! The body of a refused request.
 //!
-//! HTTP/1 servers close a connection whose request was not read to its end, and a client that is
-//! still sending then finds a broken pipe in place of its 429. On HTTP/2 such a stream is reset, and
-//! servers end a connection on which that happens often. So the rest is read first, and thrown away,
-//! within bounds: a client could go on for ever.
+//! HTTP/1 servers close a connection if the request was not read to its end, and a client that is
+//! still sending finds a broken pipe instead of its 429. HTTP/2 servers reset such a stream, and
+//! close a connection after many resets. So the rest is read and discarded first, within bounds,
+//! since a client could send for ever.
 //!
-//! The service takes request bodies of any type, and only some can be read: which, is known to those
-//! who set the layer up ([`Drain::of`]).
+//! The service accepts request bodies of any type, and can read only some of them. [`Drain::of`]
+//! names the types.
 
 use std::any::Any;
 use std::pin::Pin;
@@ -21,7 +21,7 @@ use http_body::Body;
 
 use crate::timer::{Instant, Sleep};
 
-/// How much is read: more would cost more than the answer is worth.
+/// How much is read: more would cost more than the response is worth.
 const MAX_BYTES: u64 = 16 << 20;
 /// For how long.
 const MAX_TIME: Duration = Duration::from_secs(30);
@@ -69,7 +69,8 @@ impl Drain {
     /// can do it.
     pub(crate) fn rest<B: 'static>(drains: &[Self], parts: &Parts, body: B) -> Option<Rest<B>> {
         let reader = drains.iter().find_map(|drain| drain.0.downcast_ref::<Reader<B>>())?;
-        // A client that asks first has not begun. And what is too long would be cut off all the same.
+        // A client that waits for `100-continue` has not begun. A longer upload would be cut off in
+        // any case.
         let worth_it = (reader.left)(&body).is_some_and(|left| left <= MAX_BYTES)
             && !parts.headers.contains_key(EXPECT);
         worth_it.then(|| Rest {

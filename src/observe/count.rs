@@ -1,4 +1,4 @@
-//! What is counted, in each scope by itself.
+//! The counters of each scope.
 
 /// What happened to a request. [`OUTCOMES`] has their names.
 #[derive(Clone, Copy, PartialEq)]
@@ -41,29 +41,23 @@ pub(super) enum Event {
 /// Names and help texts.
 #[cfg(feature = "metrics")]
 pub(super) const EVENTS: [(&str, &str); Event::LeaseReturned as usize + 1] = [
-    ("tower_fixed_window_store_failures_total", "Calls that the store failed"),
+    ("tower_fixed_window_store_failures_total", "Calls to the store that failed or timed out"),
     (
         "tower_fixed_window_without_store_total",
-        "Requests that were answered without the store, since it failed",
+        "Requests answered without the store, because it failed",
     ),
-    (
-        "tower_fixed_window_overflow_total",
-        "Charges in memory that were left without an entry of their own",
-    ),
+    ("tower_fixed_window_overflow_total", "Charges in memory without an entry of their own"),
     (
         "tower_fixed_window_remembered_refusals_total",
-        "Refusals for which the store was not asked, since it had said so before",
+        "Refusals answered from memory, without a call",
     ),
     (
         "tower_fixed_window_lease_tokens_taken_total",
-        "Tokens that calls for leases have taken, with those for who waited",
+        "Tokens taken by calls for leases, including those for the requests that waited",
     ),
     (
         "tower_fixed_window_lease_tokens_spent_total",
-        "Tokens of leases that have paid for requests without a call",
+        "Leased tokens spent on requests without a call",
     ),
-    (
-        "tower_fixed_window_lease_tokens_returned_total",
-        "Tokens of leases that were given back unspent",
-    ),
+    ("tower_fixed_window_lease_tokens_returned_total", "Leased tokens returned unspent"),
 ];

@@ -1,4 +1,4 @@
-//! The log: `tracing`, and for what must not be missed without that feature, standard error.
+//! The log: `tracing`, and without that feature standard error for warnings and errors.
 
 use std::collections::BTreeSet;
 use std::fmt::Display;
@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::count::OUTCOMES;
 use super::count::Outcome;
 
-/// A service that answers 500 in silence would be worse than a line on standard error.
+/// Without a subscriber, a service that responds with 500 would leave no trace.
 macro_rules! log {
     ($level:ident, $what:expr $(, $name:ident = $value:expr)*) => {{
         #[cfg(feature = "tracing")]
@@ -78,7 +78,8 @@ pub(super) fn store_is_back(scope: &str, requests: u64, after: Duration) {
     log!(warn, "the store is back", scope = scope, requests = requests, seconds = seconds);
 }
 
-/// Says how to mend a mistake in the set-up, once for each mistake in the life of the process.
+/// Logs how to fix a mistake in the configuration, once for each mistake in the life of the
+/// process.
 pub(crate) fn mistake(fix: &impl Display) {
     /// Enough for every mistake of one app; a message of changing content does not fill memory.
     const MAX_MISTAKES: usize = 64;
@@ -92,11 +93,11 @@ pub(crate) fn mistake(fix: &impl Display) {
     }
 }
 
-/// A store in memory is full, so that keys share entries: its size, and how many charges have met
-/// that so far. The caller sees to it that this is not said too often.
+/// A store in memory is full, so that keys share entries: its size, and the number of such charges
+/// so far. The caller limits how often this is logged.
 pub(crate) fn overflow(max_keys: usize, overflowed: u64) {
     const WHAT: &str = "the memory store is full: new keys share entries and may be refused early. \
-        Either somebody sends requests under ever new keys (put a limit per address in front), or \
+        Either a client sends requests with ever new keys (put a limit per address in front), or \
         it is too small (MemoryStore::with_max_keys)";
 
     log!(warn, WHAT, max_keys = max_keys, overflowed = overflowed);

@@ -1,4 +1,5 @@
-//! Counters and timings through the `metrics` facade. Their names are listed in `docs/observing.md`.
+//! Counters and timings through the `metrics` facade. Their names are listed in
+//! `docs/observing.md`.
 
 use std::sync::OnceLock;
 use std::time::Instant;
@@ -81,8 +82,8 @@ impl Meters {
         }
     }
 
-    /// All counters at once, so that those of what is rare are there at 0 before it happens:
-    /// Prometheus can't see an increase from nothing.
+    /// All counters at once, so that counters of rare events start at 0: Prometheus can't see an
+    /// increase from a counter that did not exist.
     #[cold]
     fn register(&self, scope: &str, counter: usize) -> Counter {
         let keys = self.keys(scope);
@@ -108,7 +109,7 @@ impl Meters {
     }
 
     fn register_store_seconds(&self, scope: &str) -> Histogram {
-        const HELP: &str = "How long calls took to a store that is not in memory";
+        const HELP: &str = "Duration of calls to a remote store, in seconds";
         let key = &self.keys(scope).store_seconds;
         metrics::with_recorder(|recorder| {
             let histogram = recorder.register_histogram(key, &METADATA);
@@ -125,9 +126,9 @@ impl Meters {
     }
 }
 
-/// Whether a recorder has been installed. In its place the facade has one that does nothing, of
-/// no size, and what that makes does nothing for ever: it is not to be kept. (A recorder of an
-/// app's own that has no size either is asked each time.)
+/// Whether a recorder is installed. Without one, the facade has a recorder of size zero that does
+/// nothing, and its handles do nothing for ever, so these are not kept. (If a recorder of the app
+/// has size zero, its handles are not kept either.)
 fn is_there(recorder: &dyn Recorder) -> bool {
     size_of_val(recorder) > 0
 }
@@ -137,22 +138,22 @@ pub(crate) fn memory(store: &str, tracked_keys: usize, max_keys: usize) {
     const TRACKED: &str = "tower_fixed_window_tracked_keys";
     const MAX: &str = "tower_fixed_window_max_keys";
 
-    metrics::describe_gauge!(TRACKED, "Entries of a store in memory whose windows run");
-    metrics::describe_gauge!(MAX, "Entries that a store in memory was made for");
+    metrics::describe_gauge!(TRACKED, "Entries of a memory store whose windows run");
+    metrics::describe_gauge!(MAX, "Entries that a memory store was created for");
     gauge!(TRACKED, "store" => store.to_owned()).set(tracked_keys as f64);
     gauge!(MAX, "store" => store.to_owned()).set(max_keys as f64);
 }
 
-/// What is counted of the connections of all stores.
+/// The counters for the connections of all stores.
 #[cfg(feature = "redis")]
 const CONNECTIONS: [(&str, &str); 2] = [
     (
         "tower_fixed_window_store_connections_total",
-        "Connections to stores that were made, the first one of each too",
+        "Connections made to stores, including the first one of each",
     ),
     (
         "tower_fixed_window_store_checks_total",
-        "Connections to stores that were idle and were tried before they were used",
+        "Idle connections to stores that were checked before use",
     ),
 ];
 

@@ -32,8 +32,8 @@ impl Observed<'_> {
         }
     }
 
-    /// A request was refused by a quota, or would have been. Quota and time are worked out only for a
-    /// log that shows them; a `retry_after` of `None` is never.
+    /// A request was refused by a quota, or would have been. Quota and time are worked out only for
+    /// a log that shows them; a `retry_after` of `None` is never.
     #[inline]
     pub(crate) fn refused<'q, Q: Display + 'q>(
         self,
@@ -52,7 +52,8 @@ impl Observed<'_> {
         log::store_fails(self.name, error);
     }
 
-    /// It answers again: how many requests have been answered without it, and how long that was.
+    /// The store answers again: the number of requests answered without it, and the time that it
+    /// failed.
     pub(crate) fn store_is_back(self, requests: u64, after: Duration) {
         log::store_is_back(self.name, requests, after);
     }
@@ -82,24 +83,24 @@ impl Observed<'_> {
         self.meters.count(self.name, Event::Overflow, 1);
     }
 
-    /// A charge was refused by what this process remembers of the store.
+    /// A charge was refused from memory, without a call to the store.
     pub(crate) fn refused_from_memory(self) {
         self.meters.count(self.name, Event::RememberedRefusal, 1);
     }
 
-    /// So many tokens were taken from the store, for requests that wait and to be spent here.
+    /// Tokens were taken from the store, for waiting requests and as a lease.
     #[cfg(feature = "tokio")]
     pub(crate) fn lease_taken(self, tokens: u64) {
         self.meters.count(self.name, Event::LeaseTaken, tokens);
     }
 
-    /// So many of them paid for a request that needed no call.
+    /// Leased tokens were spent on requests without a call.
     #[cfg(feature = "tokio")]
     pub(crate) fn lease_spent(self, tokens: u64) {
         self.meters.count(self.name, Event::LeaseSpent, tokens);
     }
 
-    /// So many of them were given back.
+    /// Leased tokens were returned.
     #[cfg(feature = "tokio")]
     pub(crate) fn lease_returned(self, tokens: u64) {
         self.meters.count(self.name, Event::LeaseReturned, tokens);

@@ -1,11 +1,11 @@
-//! Whose counters are meant: [`Account`].
+//! The counters of a key: [`Account`].
 
 use super::scope::Scope;
 use crate::key::Key;
 use crate::quota::{Anchor, MAX_TOKENS, Quota, Quotas};
 use crate::window::{State, Window, stagger};
 
-/// Whose counters: a key, under a scope, for a set of quotas.
+/// The counters of a key, under a scope, for a set of quotas.
 #[derive(Clone, Copy, Debug)]
 pub struct Account<'a> {
     pub(super) scope: &'a Scope,
@@ -14,27 +14,27 @@ pub struct Account<'a> {
 }
 
 impl<'a> Account<'a> {
-    /// The counters of `key` under `scope` for `quotas`.
+    /// Returns the counters of `key` under `scope` for `quotas`.
     pub fn new(scope: &'a Scope, quotas: &'a Quotas, key: &'a Key) -> Self {
         Self { scope, quotas, key }
     }
 
-    /// The name under which the counters live.
+    /// Returns the name of the counters.
     pub fn scope(&self) -> &'a Scope {
         self.scope
     }
 
-    /// What may be spent.
+    /// Returns the quotas.
     pub fn quotas(&self) -> &'a Quotas {
         self.quotas
     }
 
-    /// Who pays.
+    /// Returns the key.
     pub fn key(&self) -> &'a Key {
         self.key
     }
 
-    /// A copy that borrows nothing, for a reply that comes later.
+    /// Returns a copy without borrows, for a reply that comes later.
     pub fn to_owned(&self) -> OwnedAccount {
         OwnedAccount { scope: self.scope.clone(), quotas: *self.quotas, key: self.key.clone() }
     }
@@ -46,12 +46,12 @@ impl<'a> Account<'a> {
     }
 
     /// Where the grid of a quota passes through, less than a window after the epoch; `None`: it has
-    /// none, windows begin with the first charge.
+    /// none, windows begin with the first charge or on days of a calendar.
     pub(crate) fn grid(&self, quota: &Quota) -> Option<u64> {
         match quota.anchor {
             Anchor::Grid { offset } => Some(offset),
             Anchor::Staggered => Some(self.shift(quota) % quota.window),
-            Anchor::FirstRequest => None,
+            Anchor::FirstRequest | Anchor::Calendar(_) => None,
         }
     }
 
@@ -82,7 +82,7 @@ impl<'a> Account<'a> {
     }
 }
 
-/// An [`Account`] that borrows nothing.
+/// An [`Account`] without borrows.
 #[derive(Clone, Debug)]
 pub struct OwnedAccount {
     scope: Scope,
@@ -97,7 +97,7 @@ impl OwnedAccount {
         self
     }
 
-    /// The account.
+    /// Returns the account.
     pub fn as_account(&self) -> Account<'_> {
         Account::new(&self.scope, &self.quotas, &self.key)
     }

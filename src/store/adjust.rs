@@ -5,7 +5,7 @@ use crate::decision::Decision;
 use crate::quota::{Quota, Quotas};
 use crate::window::{State, Window};
 
-/// A correction of what was charged before: tokens that come back, or more of them that were used.
+/// A correction of an earlier charge: tokens are returned, or more of them are taken.
 #[derive(Clone, Copy, Debug)]
 pub struct Adjust<'a> {
     account: Account<'a>,
@@ -27,9 +27,9 @@ pub(super) enum Correction {
 }
 
 impl<'a> Adjust<'a> {
-    /// Returns `tokens` that `decision` has taken, for each quota until the window they were taken
-    /// from has ended. The account's quotas are those of the decision, in the same order; their
-    /// limits may have changed.
+    /// Returns `tokens` that `decision` has taken: to each quota until the window of the tokens has
+    /// ended. The account has the quotas of the decision, in the same order; their limits may have
+    /// changed.
     pub fn refund(account: Account<'a>, tokens: u64, decision: &Decision) -> Self {
         let mut until = [0; Quotas::MAX];
         let last = |i, quota: &Quota| match decision.refundable_until(i) {
@@ -47,8 +47,8 @@ impl<'a> Adjust<'a> {
         }
     }
 
-    /// Takes `tokens` more than `decision` has, whether they are there or not: they have been used
-    /// already.
+    /// Takes `tokens` in addition to those of `decision`, even beyond the limit: they have been
+    /// used already.
     pub fn take(account: Account<'a>, tokens: u64, decision: &Decision) -> Self {
         Self { account, correction: Correction::Take { tokens }, local: decision.is_local() }
     }
@@ -63,17 +63,17 @@ impl<'a> Adjust<'a> {
         &self.correction
     }
 
-    /// Whose counters.
+    /// Returns the account.
     pub fn account(&self) -> Account<'a> {
         self.account
     }
 
-    /// Whether tokens come back (and never open or revive a window).
+    /// Returns whether tokens are returned. Such a correction never opens or revives a window.
     pub fn is_refund(&self) -> bool {
         matches!(self.correction, Correction::Return { .. })
     }
 
-    /// A copy that borrows nothing, for a reply that comes later.
+    /// Returns a copy without borrows, for a reply that comes later.
     pub fn to_owned(&self) -> OwnedAdjust {
         OwnedAdjust {
             account: self.account.to_owned(),
@@ -99,7 +99,7 @@ impl<'a> Adjust<'a> {
         quotas.iter().zip(until).map(|(quota, until)| (quota, until.max(0) as u64))
     }
 
-    /// What to write at `now`, given the states of the quotas.
+    /// Returns what to write at `now`, given the states of the quotas.
     pub fn apply(
         &self,
         now: u64,
@@ -130,7 +130,7 @@ impl<'a> Adjust<'a> {
     }
 }
 
-/// An [`Adjust`] that borrows nothing.
+/// An [`Adjust`] without borrows.
 #[derive(Clone, Debug)]
 pub struct OwnedAdjust {
     account: OwnedAccount,
@@ -139,7 +139,7 @@ pub struct OwnedAdjust {
 }
 
 impl OwnedAdjust {
-    /// The correction.
+    /// Returns the correction.
     pub fn as_adjust(&self) -> Adjust<'_> {
         Adjust {
             account: self.account.as_account(),

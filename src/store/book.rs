@@ -19,10 +19,12 @@ mod idle;
 pub(super) use flights::{Answer, Flights, Waiter};
 pub(super) use idle::{Idle, Owner};
 
-/// Of what is left, a lease is at most this part.
+/// A lease is at most this part of the tokens left.
 pub(super) const SHARE: u64 = 16;
 /// A lease that is spent within this part of the window makes the next one larger.
 const HOT: i64 = 100;
+/// And no longer than this, in milliseconds: in a long window it would have been returned.
+const MAX_HOT: i64 = 10_000;
 /// Keys that were leased lately: some 9 MB.
 const MAX_KEYS: usize = 100_000;
 
@@ -38,11 +40,11 @@ struct Pages {
     time: Stopwatch,
 }
 
-/// Tokens of a key, taken from the store at once, and spent here. It is remembered for two windows, as
-/// the next lease depends on how soon it was spent.
+/// Tokens of a key, taken from the store with one call and spent here. It is remembered for two
+/// windows, as the next lease depends on how soon it was spent.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Lease {
-    /// When its tokens are void, on this process's clock.
+    /// When its tokens expire, on this process's clock.
     pub(super) dies: i64,
     pub(super) left: u64,
     /// Under this limit they were taken; a lower one may not spend them.
@@ -58,7 +60,7 @@ pub(super) struct Lease {
 }
 
 impl Lease {
-    /// The decision on a charge that is paid from it.
+    /// The decision on a charge from these tokens.
     pub(super) fn decide(&self, now: i64, charge: &Charge<'_>) -> Decision {
         let (account, now) = (charge.account(), now + self.lag);
         let before =
@@ -72,7 +74,7 @@ impl Lease {
     }
 }
 
-/// The quota of a charge that a lease may pay: a single plain one, with room for leases.
+/// The quota of a charge that a lease may decide: a single plain one, with room for leases.
 pub(super) fn leasable<'a>(charge: &Charge<'a>) -> Option<&'a Quota> {
     let [quota] = charge.account().quotas().as_slice() else { return None };
     let plain = quota.capacity == quota.limit && !charge.is_peek() && !charge.is_up_to();
@@ -108,7 +110,7 @@ impl Book {
         Page { entries: self.0.leases.entries(&account), quota }
     }
 
-    /// Pays a charge from what is leased, if that suffices.
+    /// Decides a charge from leased tokens, if they suffice.
     pub(super) fn spend(&self, charge: &Charge<'_>) -> Option<Decision> {
         let quota = leasable(charge)?;
         let mut page = self.open(charge.account(), quota);
@@ -165,12 +167,12 @@ impl Page<'_> {
         self.entries.set(self.quota, until, lease)
     }
 
-    /// How many tokens the next lease should have: twice as many if the last one was spent at once, else
-    /// half as many.
+    /// How many tokens the next lease should have: twice as many if the last one was spent at once,
+    /// else half as many.
     pub(super) fn demand(&self, max: u64) -> u64 {
         let Some(last) = self.entries.get(self.quota) else { return 1 };
         let last = last.payload;
-        if self.now() - last.taken <= self.quota.window as i64 / HOT {
+        if self.now() - last.taken <= (self.quota.window as i64 / HOT).min(MAX_HOT) {
             last.demand.saturating_mul(2).min(max)
         } else {
             (last.demand / 2).max(1)

@@ -1,4 +1,4 @@
-//! A store that keeps failing is left alone, but for a call that tries it now and then (S32).
+//! Stops calls to a store that keeps failing, except for a call now and then that tests it (S32).
 
 use std::collections::HashMap;
 #[cfg(feature = "redis")]
@@ -10,13 +10,13 @@ use std::time::Duration;
 use super::error::StoreError;
 use crate::timer::Instant;
 
-/// Failures in a row after which the store is left alone ...
+/// Consecutive failures before the breaker opens ...
 const FAILURES: u32 = 5;
-/// ... for this time, after which a single call may try it.
+/// ... for this time. Then a single call may test the store.
 const PAUSE: Duration = Duration::from_millis(250);
 
-/// Counts failures in a row, of each part of a store that fails by itself. Clones are the same one: it
-/// belongs to the store, and the store's limiters share it.
+/// Counts consecutive failures of each part of a store that fails independently. Clones are the
+/// same breaker: it belongs to the store, and the store's limiters share it.
 #[derive(Clone, Default)]
 pub(super) struct Breaker(Arc<Parts>);
 
@@ -25,16 +25,16 @@ struct Parts {
     /// How many fail: mostly none, and then nothing is locked.
     failing: AtomicUsize,
     domains: Mutex<HashMap<u64, Failures>>,
-    /// Somebody is finding out when the store answers again.
+    /// A task is waiting for the store to answer again.
     #[cfg(feature = "redis")]
     listens: AtomicBool,
 }
 
 struct Failures {
     in_a_row: u32,
-    /// When the next call may pass, once there are too many.
+    /// When the next call may pass, once the breaker is open.
     next: Instant,
-    /// The call that tries it, and when that one is given up.
+    /// The call that tests the store, and when it is given up.
     probe: Option<(u64, Instant)>,
     probes: u64,
 }
@@ -46,15 +46,15 @@ impl Failures {
 }
 
 impl Breaker {
-    /// Whether the part is left alone.
+    /// Whether the breaker is open for this part.
     #[cfg(feature = "tokio")]
     pub(super) fn is_open(&self, domain: impl FnOnce() -> u64) -> bool {
         self.0.failing.load(Ordering::Relaxed) > 0
             && self.domains().get(&domain()).is_some_and(Failures::are_too_many)
     }
 
-    /// A call, if one may be made. While it is open that is one in each pause, and one at a time, however
-    /// long that takes: `longest` at most, if that is known.
+    /// A call, if one may be made. While it is open that is one in each pause, and one at a time,
+    /// however long that takes: `longest` at most, if that is known.
     pub(super) fn begin(&self, domain: u64, longest: Option<Duration>) -> Option<Attempt> {
         let mut probe = None;
         if self.0.failing.load(Ordering::Relaxed) > 0
@@ -118,7 +118,8 @@ impl Breaker {
     }
 }
 
-/// A call that may be made. If it tries a store that failed, the next one may do so when this is dropped.
+/// A call that may be made. If it tests a store that failed, the next one may do so when this is
+/// dropped.
 pub(super) struct Attempt {
     breaker: Breaker,
     domain: u64,

@@ -1,5 +1,5 @@
-//! What a process knows of keys for a while, bounded: tables behind locks, on a [`Stopwatch`]. What finds
-//! no room is forgotten, which a cache may.
+//! What a process knows of keys for a while, bounded: tables behind locks, on a [`Stopwatch`]. What
+//! finds no room is forgotten, which a cache may.
 
 use super::account::Account;
 use super::scope::Scope;

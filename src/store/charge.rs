@@ -1,11 +1,11 @@
-//! A question for tokens: [`Charge`].
+//! A request for tokens: [`Charge`].
 
 use super::account::{Account, OwnedAccount, instant};
 use crate::decision::{Ask, Decision};
 use crate::quota::{Quota, Quotas};
 use crate::window::{State, Window};
 
-/// A question for tokens from all quotas of an account.
+/// A request for tokens from all quotas of an account.
 #[derive(Clone, Copy, Debug)]
 pub struct Charge<'a> {
     pub(super) account: Account<'a>,
@@ -13,68 +13,68 @@ pub struct Charge<'a> {
 }
 
 impl<'a> Charge<'a> {
-    /// Asks for `cost` tokens.
+    /// Creates a charge of `cost` tokens.
     pub fn new(account: Account<'a>, cost: u64) -> Self {
         Self { account, ask: Ask { cost, reserve: false, up_to: false, peek: false } }
     }
 
-    /// May take from windows to come, as far as the quotas allow.
+    /// Lets the charge take tokens of later windows, as far as the quotas allow.
     #[must_use]
     pub fn reserving(mut self) -> Self {
         self.ask.reserve = true;
         self
     }
 
-    /// Takes what is there, at least one token, where it is less than the cost.
+    /// Lets the charge take fewer tokens than its cost, but at least one.
     #[must_use]
     pub fn up_to(mut self) -> Self {
         self.ask.up_to = true;
         self
     }
 
-    /// Takes nothing, only looks.
+    /// Makes the charge a peek, which takes nothing.
     #[must_use]
     pub fn peeking(mut self) -> Self {
         self.ask.peek = true;
         self
     }
 
-    /// Whose counters.
+    /// Returns the account.
     pub fn account(&self) -> Account<'a> {
         self.account
     }
 
-    /// The tokens asked for.
+    /// Returns the number of requested tokens.
     pub fn cost(&self) -> u64 {
         self.ask.cost
     }
 
-    /// Whether it may take from windows to come.
+    /// Returns whether the charge may take tokens of later windows.
     pub fn may_reserve(&self) -> bool {
         self.ask.reserve
     }
 
-    /// Whether less than the cost is acceptable.
+    /// Returns whether the charge may take fewer tokens than its cost.
     pub fn is_up_to(&self) -> bool {
         self.ask.up_to
     }
 
-    /// Whether nothing is to be taken.
+    /// Returns whether the charge takes nothing.
     pub fn is_peek(&self) -> bool {
         self.ask.peek
     }
 
-    /// A copy that borrows nothing, for a reply that comes later.
+    /// Returns a copy without borrows, for a reply that comes later.
     pub fn to_owned(&self) -> OwnedCharge {
         OwnedCharge { account: self.account.to_owned(), ask: self.ask }
     }
 
     /// Decides at `now` (milliseconds since the epoch, on the store's clock), given the state of
-    /// each quota. The answer, and what to write.
+    /// each quota. Returns the decision, and what to write.
     ///
-    /// A store that decides on its server, in a stored procedure, has that return the time and the states
-    /// as they were before. This gives the decision that the server has made, and what to write is
-    /// ignored.
+    /// A store that decides on its server, in a stored procedure, lets that return the time and the
+    /// states as they were before. This then returns the decision that the server has made, and what
+    /// to write is ignored.
     pub fn decide(
         &self,
         now: u64,
@@ -87,8 +87,8 @@ impl<'a> Charge<'a> {
         (decision, self.account.quotas().iter().zip(writes).collect())
     }
 
-    /// The same over the windows of the quotas. `N` is how many there are at most: most charges have one,
-    /// and a compiler that knows it leaves out all that is for more.
+    /// The same over the windows of the quotas. `N` is their maximal number: most charges have one,
+    /// and the compiler then leaves out all code for more.
     #[inline(always)]
     pub(super) fn decide_over<const N: usize>(
         &self,
@@ -100,7 +100,7 @@ impl<'a> Charge<'a> {
     }
 }
 
-/// A [`Charge`] that borrows nothing.
+/// A [`Charge`] without borrows.
 #[derive(Clone, Debug)]
 pub struct OwnedCharge {
     account: OwnedAccount,
@@ -108,7 +108,7 @@ pub struct OwnedCharge {
 }
 
 impl OwnedCharge {
-    /// The charge.
+    /// Returns the charge.
     pub fn as_charge(&self) -> Charge<'_> {
         Charge { account: self.account.as_account(), ask: self.ask }
     }

@@ -10,8 +10,8 @@ use super::scope::Scope;
 use crate::quota::Quota;
 use crate::sync::Mutex;
 
-/// Counters of one scope, and of all scopes. A plan is one for each of its windows, so these are many;
-/// what makes up windows as it goes is not followed further.
+/// Counters of one scope, and of all scopes. A plan is one for each of its windows, so these are
+/// many; what makes up windows as it goes is not followed further.
 const MAX_OF_A_SCOPE: usize = 64;
 const MAX_OF_ALL: usize = 1_024;
 /// Marks of counters that are known, and among how many of them one is looked for.
@@ -46,8 +46,8 @@ impl Default for Counters {
 }
 
 impl Counters {
-    /// Notes that a scope is charged under this counter, for resets to find it. `false`: there are too
-    /// many to note.
+    /// Notes that a scope is charged under this counter, for resets to find it. `false`: there are
+    /// too many to note.
     #[inline]
     pub(super) fn note(&self, scope: &Scope, quota: &Quota) -> bool {
         // 0 is no mark.

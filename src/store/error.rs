@@ -1,14 +1,14 @@
-//! Why a store could not answer, [`StoreError`], and what is done then, [`OnStoreFailure`].
+//! Why a store did not answer, [`StoreError`], and the policy for that, [`OnStoreFailure`].
 
 use std::error::Error;
 use std::fmt;
 use std::sync::Arc;
 
-/// Why a store could not answer. Its text names no key and no address.
+/// Why a store did not answer. `Display` shows no key and no address.
 #[derive(Clone, Debug)]
 pub struct StoreError {
     message: &'static str,
-    /// A code of the store's or of the system's, such as `OOM`.
+    /// A code of the store or of the system, such as `OOM`.
     code: Option<Box<str>>,
     source: Option<Arc<dyn Error + Send + Sync>>,
     fault: Fault,
@@ -18,19 +18,19 @@ pub struct StoreError {
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Fault {
     Store,
-    /// It was not asked.
+    /// It was not called.
     Unsent,
-    /// It is well, but for this one key.
+    /// It works, except for this one key.
     Key,
 }
 
 impl StoreError {
-    /// A failure in a few words, without keys or addresses in them.
+    /// Creates an error with a short message, which must not contain keys or addresses.
     pub fn new(message: &'static str) -> Self {
         Self { message, code: None, source: None, fault: Fault::Store }
     }
 
-    /// The same, with the error behind it. It is not part of the text, since it may name an
+    /// Creates an error with a source. `Display` does not show the source, since it may contain an
     /// address.
     pub fn with_source(
         message: &'static str,
@@ -39,13 +39,13 @@ impl StoreError {
         Self { source: Some(Arc::from(source.into())), ..Self::new(message) }
     }
 
-    /// The same with a code that says more, and no secret.
+    /// Adds a code that says more, and contains no secret.
     #[cfg(feature = "redis")]
     pub(crate) fn with_code(self, code: &str) -> Self {
         Self { code: Some(code.into()), ..self }
     }
 
-    /// It was never sent: that says nothing of how the store does.
+    /// The call was never sent, so it says nothing about the store.
     #[cfg(feature = "redis")]
     pub(crate) fn unsent(self) -> Self {
         Self { fault: Fault::Unsent, ..self }
@@ -82,18 +82,18 @@ impl Error for StoreError {
     }
 }
 
-/// What a layer does with a request when its store can't say whether it may pass.
+/// What a layer does with a request while its store fails.
 ///
-/// Never a 429: that would blame the client.
+/// The response is never a 429, which would blame the client.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub enum OnStoreFailure {
-    /// Enforce the same quotas in this process's memory until the store is back: at most one
+    /// Enforces the same quotas in this process's memory until the store is back: at most one
     /// further limit passes on each node.
     #[default]
     Local,
-    /// Let it pass, without rate-limit fields: the standing is unknown.
+    /// Lets the request pass, without rate-limit headers, since the count is unknown.
     Allow,
-    /// Refuse with 503 and `retry-after`.
+    /// Refuses the request with 503 and `retry-after`.
     Deny,
 }

@@ -1,5 +1,5 @@
-//! What stands before a remote store: it refuses without asking what this process knows to be refused
-//! (S34), and remembers what the store answers.
+//! Remembers what a remote store answers, and refuses without a call what is known to be refused
+//! (S34).
 
 use std::future::Future;
 use std::sync::Arc;
@@ -47,7 +47,7 @@ impl Refundable {
 }
 
 impl Front {
-    /// `None`: the store is to be asked each time.
+    /// `None`: each request calls the store.
     pub(crate) fn before(guard: &Guard, refundable: &Arc<Refundable>) -> Option<Self> {
         let recall = guard.remote.recall()?.clone();
         Some(Self { recall, guard: guard.clone(), refundable: Arc::clone(refundable) })
@@ -58,7 +58,7 @@ impl Front {
         &self.recall
     }
 
-    /// Asks the store for a charge, and remembers what it answers. Nothing answers in its place.
+    /// Calls the store for a charge, without a fallback, and remembers the answer.
     pub(super) fn ask(
         &self,
         charge: Charge<'_>,
@@ -82,7 +82,7 @@ impl Front {
         }
     }
 
-    /// The same, with an answer also where the store fails.
+    /// The same, with a fallback if the store fails.
     pub(super) fn answer(&self, charge: Charge<'_>, sent: Sent) -> Reply<Decision> {
         self.guard.or_stand_in(charge, self.ask(charge, sent))
     }
@@ -134,8 +134,7 @@ impl Store for Front {
     }
 }
 
-/// Forgets now, and again when it has happened: what was asked in between may have been answered too
-/// soon.
+/// Forgets now, and again when the reply is done: answers in between may be outdated.
 pub(super) struct Twice<F: Fn()>(F);
 
 impl<F: Fn() + Send + 'static> Twice<F> {

@@ -1,5 +1,5 @@
-//! What stands between a limiter and a store that may fail: a deadline, a breaker, and what answers
-//! in its place (S32, S33).
+//! A limiter's guard against a store that can fail: a deadline, a breaker, and a fallback (S32,
+//! S33).
 
 use std::future::Future;
 use std::sync::Arc;
@@ -20,13 +20,14 @@ use crate::decision::Decision;
 use crate::key::Key;
 use crate::observe::{Timing, UnderWay};
 
-/// A store whose answers come in time or not at all, and that is not asked while it fails.
+/// A store whose answers come in time or not at all, and that is not called while the breaker is
+/// open.
 #[derive(Clone)]
 pub(crate) struct Guard {
     store: Arc<dyn Store>,
     pub(super) remote: Remote,
     outage: Arc<Outage>,
-    /// What answers in its place.
+    /// The fallback.
     local: Option<MemoryStore>,
 }
 
@@ -35,12 +36,12 @@ impl Guard {
         Self { store: Arc::new(store), remote, outage: Arc::default(), local: None }
     }
 
-    /// The same, answering from this process's memory where the store fails.
+    /// The same, with this process's memory as the fallback.
     pub(crate) fn or_memory(&self) -> Self {
         Self { local: Some(self.remote.fallback().clone()), ..self.clone() }
     }
 
-    /// Whether the store is left alone, but for a call that tries it now and then.
+    /// Whether the breaker is open, except for a call now and then that tests the store.
     #[cfg(feature = "tokio")]
     pub(super) fn leaves_alone(&self, account: &Account<'_>) -> bool {
         let domain = || self.store.fault_domain(account.scope(), account.key());
@@ -51,12 +52,13 @@ impl Guard {
     fn begin(&self, scope: &Scope, key: &Key) -> Result<Call, StoreError> {
         let domain = self.store.fault_domain(scope, key);
         let attempt = self.remote.breaker().begin(domain, self.remote.longest());
-        let attempt =
-            attempt.ok_or_else(|| StoreError::new("the store keeps failing and is left alone"))?;
+        let attempt = attempt.ok_or_else(|| {
+            StoreError::new("the store keeps failing: the circuit breaker is open")
+        })?;
         Ok(Call { attempt, timing: scope.observe().store_is_called() })
     }
 
-    /// Sees to the reply of a call: its deadline, and what it says of the store.
+    /// Ends a call: sets the deadline of its reply, and reports its result to the breaker.
     fn end<T: Send + 'static>(
         &self,
         Call { attempt, timing }: Call,
@@ -102,7 +104,7 @@ impl Guard {
         }
     }
 
-    /// Asks the store itself for a charge: nothing answers in its place.
+    /// Calls the store itself for a charge, without the fallback.
     pub(super) fn ask(
         &self,
         charge: Charge<'_>,
@@ -114,7 +116,7 @@ impl Guard {
         }
     }
 
-    /// The answer to a charge, or what is answered in its place where the store fails.
+    /// The answer to a charge, or the fallback's if the store fails.
     pub(super) fn or_stand_in<F>(
         &self,
         charge: Charge<'_>,
@@ -138,7 +140,7 @@ impl Guard {
         }
     }
 
-    /// What is answered in its place, where it has failed.
+    /// The answer of the fallback.
     pub(super) fn stand_in(&self, charge: Charge<'_>, error: StoreError) -> Reply<Decision> {
         if !charge.is_peek() {
             charge.account().scope().observe().without_store();
@@ -151,7 +153,7 @@ impl Guard {
     }
 }
 
-/// A call to the store that is under way.
+/// A call to the store in flight.
 struct Call {
     attempt: Attempt,
     timing: Timing,
@@ -193,7 +195,7 @@ impl Store for Guard {
     }
 
     fn reset(&self, scope: &Scope, key: &Key) -> Reply<()> {
-        // Also where nothing answers in its place here: limiters of the same scope may differ in that.
+        // Also without a fallback here: other limiters of the same scope may have one.
         let local = self.remote.fallback().reset(scope, key).into_now();
         let store = self.call(scope, key, |store| store.reset(scope, key));
         match local {

@@ -2,12 +2,12 @@
 //!
 //! A lease is taken from the shared count before a token of it is spent, and dies with its window,
 //! counted from when it was asked for: so what passes was granted by the store, in that window.
-//! What it costs is that tokens leased to one node are not there for another. So leases are small: a
-//! part of what is left, and no more than the key's demand, which doubles while leases are spent at
-//! once and halves when they are not; and what is not spent soon is given back.
+//! What it costs is that tokens leased to one node are not there for another. So leases are small:
+//! a part of what is left, and no more than the key's demand, which doubles while leases are spent
+//! at once and halves when they are not; and unused tokens are returned soon.
 //!
 //! Requests for a key without a lease wait for one call: a task asks for all of them, and ends when
-//! nobody waits. Another one gives back, and ends when nothing is leased.
+//! none waits. Another one returns unused tokens, and ends when nothing is leased.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -53,8 +53,8 @@ impl Leases {
         Self { lender, owner }
     }
 
-    /// Waits for the call that asks for this charge's key, from when it is polled: one that never is
-    /// has not charged.
+    /// Waits for the call that asks for this charge's key, from when it is polled: one that never
+    /// is has not charged.
     fn wait(&self, charge: &Charge<'_>, sent: Sent) -> Reply<Decision> {
         let (this, charge) = (self.clone(), charge.to_owned());
         Reply::later(async move {
@@ -84,8 +84,8 @@ impl Leases {
         let id = book.open(charge.account(), quota).id();
         let (answer, is_first) = book.flights().join(id, quota.limit)?;
         if is_first {
-            // A task of its own, as the request may be dropped, or not be polled. It has the flight from
-            // its first moment: it may never be polled either.
+            // A task of its own, as the request may be dropped, or not be polled. It has the flight
+            // from its first moment: it may never be polled either.
             let (lender, owner) = (self.lender.clone(), Arc::clone(&self.owner));
             runtime.spawn(Flight::new(lender, owner, id, charge.to_owned()).run());
         }

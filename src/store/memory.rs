@@ -1,9 +1,9 @@
 //! Counters in this process's memory: [`MemoryStore`].
 //!
-//! A key's hash chooses a shard, so that all of its quotas are charged under one lock. Each quota of the
-//! key has an entry in the shard's table. A table that is full of keys whose windows run is doubled, until
-//! it has its part of `max_keys`; from then on new keys share entries. Shards are small, so that nobody
-//! waits long while one grows.
+//! A key's hash selects a shard, so that all of its quotas are charged under one lock. Each quota
+//! of the key has an entry in the shard's table. A table doubles when it is full of keys whose
+//! windows run, up to its part of `max_keys`. After that, new keys share entries. Shards are small,
+//! so that no charge waits long while one grows.
 
 use std::fmt;
 use std::sync::Arc;
@@ -34,28 +34,30 @@ const MINUTE: i64 = 60_000;
 /// Counters in memory: exact under concurrency, bounded by construction, without a task in the
 /// background.
 ///
-/// Clones share their counters. Quotas are kept apart by the name of the layer or limiter (and
-/// those without a name by themselves), so one store can serve them all.
+/// Clones share their counters. The name of the layer or limiter separates quotas (those without a
+/// name are separate, too), so one store can serve all of them.
 ///
 /// # Memory
 ///
-/// A store holds `max_keys` entries, a million unless set, one for each quota of each key in its
-/// current window. It takes at most 36.3 bytes per entry of `max_keys` (32 bytes in a table that
-/// is 10/11 full, and 1/32 of that for the overflow), up to 1.1 kB of rounding for each of its shards,
+/// A store holds `max_keys` entries, a million by default: one for each quota of each key in its
+/// current window. It takes at most 36.3 bytes per entry of `max_keys` (32 bytes in a table that is
+/// 10/11 full, and 1/32 of that for the overflow), up to 1.1 kB of rounding for each of its shards,
 /// and half a shard's table while it doubles: 36.6 MB for a million, see
-/// [`max_bytes`](Self::max_bytes). With fewer keys it takes what they need: at first half a kilobyte for
-/// each of the 128 shards of a million entries, then some 35 to 70 bytes a key. A shard's table
-/// doubles when a key finds no room in it. That takes the one request some 0.4 ms in a store of a
-/// million, and holds up those whose keys are in the same shard. Otherwise a charge of one quota
-/// allocates nothing; that of several, the list of their standings in the [`Decision`]. For resets the
-/// store also notes the windows that each name is charged under: a few hundred bytes, and no more than
-/// 0.3 MB for 1,024 of them, past which a reset is an error.
+/// [`max_bytes`](Self::max_bytes).
 ///
-/// When every entry a new key could use is taken by a key whose window still runs, it shares one of
-/// a fixed set of overflow entries with others. It may then be limited too early, never too late,
-/// and nobody who has an entry loses its count: a flood of keys can't buy fresh counts. An overflow
-/// entry empties when no charge has passed in it for a full window. The operator is told of it once
-/// in that time, and at most once a minute: see [`overflowed`](Self::overflowed).
+/// With fewer keys it takes less: at first half a kilobyte for each of the 128 shards of a million
+/// entries, then about 35 to 70 bytes for each key. A shard's table doubles when a key finds no
+/// room in it. For that request, this takes about 0.4 ms in a store of a million, and requests with
+/// keys in the same shard wait. Other charges of one quota allocate nothing; charges of several
+/// quotas allocate the list of standings in the [`Decision`]. For resets, the store also keeps the
+/// windows that each name is charged under: a few hundred bytes, and at most 0.3 MB for 1,024 of
+/// them. Beyond that, a reset is an error.
+///
+/// If running windows hold every entry that a new key could use, it shares one of a fixed set of
+/// overflow entries with other keys. It may then be refused too early, never too late. Keys with an
+/// entry keep their count, so a flood of keys brings no fresh counts. An overflow entry is empty
+/// one full window after its last charge. The store logs a warning once in that time, and at most
+/// once a minute: see [`overflowed`](Self::overflowed).
 ///
 /// ```
 /// use tower_fixed_window::{FixedWindowLayer, MemoryStore, Quota};
@@ -98,12 +100,12 @@ impl Clock for Simulated {
 }
 
 impl MemoryStore {
-    /// A store of a million entries.
+    /// Creates a store of a million entries.
     pub fn new() -> Self {
         Self::with_max_keys(1_000_000)
     }
 
-    /// A store of `max_keys` entries; two quotas of one key take two.
+    /// Creates a store of `max_keys` entries. Two quotas of one key take two.
     ///
     /// # Panics
     /// If `max_keys` is 0.
@@ -117,12 +119,12 @@ impl MemoryStore {
         Self::build(max_keys, Time::System)
     }
 
-    /// A store of a million entries that reads another clock: for tests.
+    /// Creates a store of a million entries that reads another clock, for tests.
     pub fn with_clock(clock: impl Clock) -> Self {
         Self::new().clock(clock)
     }
 
-    /// The same, with another clock and without counters.
+    /// Returns a store of the same size that reads another clock, without counters.
     #[must_use]
     pub fn clock(self, clock: impl Clock) -> Self {
         Self::build(self.0.max_keys, Time::Other(Box::new(clock)))
@@ -144,19 +146,19 @@ impl MemoryStore {
         }))
     }
 
-    /// The most memory that the counters can take, in bytes: when all shards have as many entries as
-    /// they may, and one has just doubled and is about to let go of what it had before. (Where several
-    /// threads do so in one instant, 138 kB more for each.)
+    /// Returns the most memory that the counters can take, in bytes: with all shards at their
+    /// maximal size, while one has just doubled and still holds its old table. (If several threads
+    /// double a shard at the same instant, 138 kB more for each.)
     pub fn max_bytes(&self) -> usize {
         let Memory { shards, buckets, .. } = &*self.0;
         max_bytes(shards.count(), *buckets).saturating_add(shards.bytes())
     }
 
-    /// How many entries are taken by keys whose windows still run: beside `max_keys`, how full the
-    /// store is. Keys that share overflow entries are not in it.
+    /// Returns how many entries belong to keys whose windows run. Together with `max_keys` it shows
+    /// how full the store is. Keys that share overflow entries are not included.
     ///
-    /// It looks at every entry, and holds each of the shards meanwhile: about 2 ms for a million
-    /// entries, and up to 0.1 ms during which a charge may wait. For a metric, not for a request.
+    /// This scans every entry and locks one shard after the other: about 2 ms for a million
+    /// entries, in which a charge may wait up to 0.1 ms. Use it for metrics, not in requests.
     ///
     /// ```
     /// use tower_fixed_window::testing::block_on;
@@ -165,22 +167,22 @@ impl MemoryStore {
     /// let store = MemoryStore::new();
     /// let limiter = Limiter::new(Quota::per_minute(5).and(Quota::per_hour(50))).store(store.clone());
     /// block_on(limiter.check("alice")).unwrap();
-    /// assert_eq!(store.len(), 2); // an entry for each quota
+    /// assert_eq!(store.len(), 2); // one entry for each quota
     /// ```
     pub fn len(&self) -> usize {
         let now = self.now();
         self.0.shards.iter().map(|shard| shard.live(now)).sum()
     }
 
-    /// Whether no key's window runs. It looks at entries until it finds one.
+    /// Returns whether no key's window runs. It scans entries until it finds one.
     pub fn is_empty(&self) -> bool {
         let now = self.now();
         self.0.shards.iter().all(|shard| shard.live(now) == 0)
     }
 
-    /// How many charges were left without an entry of their own since the store was made: 0 as long as
-    /// it was large enough. If it grows, somebody sends requests under ever new keys, or `max_keys` is
-    /// too small.
+    /// Returns how many charges had no entry of their own since the store was created. 0 means that
+    /// the store is large enough. If it grows, a client sends requests with ever new keys, or
+    /// `max_keys` is too small.
     ///
     /// ```
     /// use tower_fixed_window::testing::block_on;
@@ -197,9 +199,9 @@ impl MemoryStore {
         self.0.shards.iter().map(|shard| shard.overflowed).sum()
     }
 
-    /// Sets the gauges `tower_fixed_window_tracked_keys` and `tower_fixed_window_max_keys`, under the
-    /// label `store` with this name: call it where your metrics are read, or on a timer. It costs
-    /// what [`len`](Self::len) costs. An example is in `docs/observing.md`.
+    /// Sets the gauges `tower_fixed_window_tracked_keys` and `tower_fixed_window_max_keys`, with
+    /// this name as the label `store`. Call it where your metrics are read, or on a timer. It takes
+    /// as long as [`len`](Self::len). `docs/observing.md` has an example.
     #[cfg(feature = "metrics")]
     #[cfg_attr(docsrs, doc(cfg(feature = "metrics")))]
     pub fn record_metrics(&self, name: &str) {
@@ -214,7 +216,7 @@ impl MemoryStore {
         })
     }
 
-    /// The time once more, where it seems to have gone back.
+    /// The time again, if it seems to have gone back.
     fn now_again(&self, shard: &mut Shard) -> i64 {
         let now = self.now();
         if shard.is_ahead_of(now) {
@@ -247,7 +249,7 @@ impl MemoryStore {
         }
     }
 
-    /// Apart, so that the usual charge has no stack to make ready for it.
+    /// A function of its own, so that the usual charge needs no stack for it.
     #[inline(never)]
     fn charge_several(&self, charge: Charge<'_>) -> Reply<Decision> {
         Reply::now(self.decide::<{ Quotas::MAX }>(charge))
@@ -280,8 +282,8 @@ impl MemoryStore {
         decision
     }
 
-    /// Counts a charge without entries of its own, and logs that, unless it was done a short while ago.
-    /// A bit for each quota that is counted where others are, too.
+    /// Counts a charge without entries of its own, and logs that, unless it was logged recently.
+    /// Returns a bit for each quota that is counted in a shared entry.
     #[cold]
     fn count_overflow<const N: usize>(
         &self,
@@ -325,7 +327,7 @@ impl MemoryStore {
         let (places, windows) = shard.locate_all(now, &account, &home);
         let writes = adjust.apply_over(now, &windows);
         for ((place, state), quota) in places.into_iter().zip(writes).zip(quotas) {
-            // What an overflow entry holds is not known to be this key's: a refund to it is dropped.
+            // An overflow entry may hold other keys' tokens: a refund to it is dropped.
             let own = matches!(place, Place::Own(_));
             if let Some(state) = state.filter(|_| own || !adjust.is_refund()) {
                 if !own {
@@ -337,8 +339,7 @@ impl MemoryStore {
         Reply::now(())
     }
 
-    /// What a key has an entry of its own for is forgotten, also where this fails because the rest can't
-    /// be.
+    /// The key's own entries are cleared, also if this fails because the others can't be.
     pub(super) fn reset(&self, scope: &Scope, key: &Key) -> Reply<()> {
         let (now, mut shard, home) = self.find(scope, key);
         self.0.counters.of(scope, |counters, all| {

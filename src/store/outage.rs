@@ -9,7 +9,7 @@ use super::scope::Scope;
 use crate::observe;
 use crate::timer::Instant;
 
-/// It is back when it has answered for so long, without a failure in between.
+/// The store is back when it has answered for this time without a failure.
 const SETTLED: Duration = Duration::from_secs(1);
 /// Causes of one outage that are logged.
 const MAX_CAUSES: usize = 8;

@@ -1,9 +1,9 @@
 //! What a process remembers of a remote store's refusals (S34): [`Recall`].
 //!
 //! A refusal is remembered as the counts that it was decided on. Later charges are decided on them
-//! anew, under the quotas of their own: as counts only grow while their window runs, a charge that they
-//! refuse the store would refuse as well. Whatever else would pass here is for the store to decide, and
-//! so is what depends on more than decisions show.
+//! anew, under the quotas of their own: as counts only grow while their window runs, a charge that
+//! they refuse the store would refuse as well. Whatever else would pass here is for the store to
+//! decide, and so is what depends on more than decisions show.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -68,7 +68,7 @@ impl Recall {
         }))
     }
 
-    /// The refusal of a charge, if that is known, else when the store is asked for it.
+    /// The refusal of a charge, if that is known, else when the store is called.
     pub(super) fn refusal(&self, charge: &Charge<'_>) -> Result<Decision, Sent> {
         let account = charge.account();
         let entries = self.0.seen.entries(&account);

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::future::Future;
+#[cfg(any(feature = "redis-sentinel", feature = "testing"))]
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,6 +26,7 @@ use crate::decision::Decision;
 use crate::key::Key;
 use crate::quota::{Quota, Quotas};
 
+mod calendars;
 mod call;
 mod check;
 #[cfg(feature = "redis-cluster")]
@@ -55,16 +57,16 @@ use script::Answer;
 use settings::{NEVER, config, lasting};
 use waiting::{Outcome, Waiting};
 
-/// How long a call waits for its answer, unless set.
+/// The default deadline of a call.
 const DEADLINE: Duration = Duration::from_millis(250);
 
 /// Counters in Redis (from 7.0) or Valkey, shared by all nodes that use the same server.
 ///
-/// Every decision is one round trip to one script, which reads the server's clock and charges all
-/// quotas of a key in one step: exact whatever the number of nodes and wherever their clocks are.
-/// Decisions that are asked at the same time travel together, up to 128 in a call, and are decided there
-/// in their order. As many calls are under way as the distance to the server asks for. Each decision
-/// keeps its own deadline, and what is dropped or late before it was sent is never sent.
+/// Each decision is one round trip: a script reads the server's clock and charges all quotas of a
+/// key atomically. So counts are exact for any number of nodes, whatever their clocks show.
+/// Concurrent decisions share a call, up to 128 of them, and are decided there in order of arrival.
+/// The number of calls in flight follows the distance to the server. Each decision keeps its own
+/// deadline, and a decision that is dropped or late before it was sent is never sent.
 ///
 /// ```no_run
 /// use tower_fixed_window::store::RedisStore;
@@ -79,22 +81,24 @@ const DEADLINE: Duration = Duration::from_millis(250);
 ///
 /// # When Redis is down
 ///
-/// The store connects when it is made in a tokio runtime, and again whenever somebody asks and there is
-/// no connection; nothing has to be up when it is made. One that was idle for a second is tried before it
-/// is used, so that nothing is counted elsewhere because a network has forgotten it. A call without an
-/// answer after 250 ms ([`deadline`](Self::deadline)) has failed, and once there was no connection for so
-/// long, calls fail at once until there is one: what happens then is for the layer to say
-/// ([`OnStoreFailure`](crate::OnStoreFailure)). A call whose fate is unknown is not sent
-/// again, except by the client of a cluster, which may do so after a lost connection: that can count
-/// a request twice and refuse early, never let more pass than the limit.
+/// If it is created in a tokio runtime, the store connects immediately, else with the first call.
+/// It reconnects when there is a request without a connection. Redis does not have to be up when
+/// the store is created. The store checks a connection that was idle for a second before it uses
+/// it, so that requests are not decided elsewhere because the network dropped the connection. A
+/// call fails if there is no answer within 250 ms ([`deadline`](Self::deadline)). If there was no
+/// connection for that time, calls fail immediately until there is one. The layer's policy decides
+/// what happens then ([`OnStoreFailure`](crate::OnStoreFailure)). A call whose outcome is unknown
+/// is not sent again. The exception is the client of a cluster, which may resend after a lost
+/// connection: a request then counts twice and is refused early, never let through above the limit.
 ///
 /// # What is in Redis
 ///
-/// One hash for each scope and key, such as `tfw1:{login:talice}`: the version of the layout, and
-/// in braces (one slot of a cluster) the name and [`Key::readable`](crate::Key::readable). A field
-/// for each quota is named by its windows ([`Quota::counter`](crate::Quota::counter)) and holds one
-/// number: the start of the window in microseconds, and the tokens used in it added to that. Here three
-/// were used in the minute that began at 1700000040:
+/// There is one hash for each scope and key, such as `tfw1:{login:talice}`: the version of the
+/// layout, and in braces (one slot of a cluster) the name and
+/// [`Key::readable`](crate::Key::readable). A field for each quota is named by its windows
+/// ([`Quota::counter`](crate::Quota::counter)) and holds one number: the start of the window in
+/// microseconds, plus the tokens used in it. Here, three tokens are used in the minute that began
+/// at 1700000040:
 ///
 /// ```text
 /// > HGETALL tfw1:{login:talice}
@@ -102,17 +106,26 @@ const DEADLINE: Duration = Duration::from_millis(250);
 /// 2) "1700000040000003"
 /// ```
 ///
-/// A count that this can't say is text, `used@start` with the start in milliseconds: one of 1,000 tokens
-/// or more for each millisecond of the window, one that takes n windows to come down (`*n` behind it:
-/// debt, rollover), one below 0 (rollover), and those of
-/// [`from_first_request`](crate::Quota::from_first_request). The key expires when the last of its
-/// counts has come down. To forget a key, delete it.
+/// Counts that don't fit this number are text, `used@start`, with the start in milliseconds: 1,000
+/// tokens or more for each millisecond of the window, counts that take n windows to return
+/// (followed by `*n`: debt, rollover), counts below 0 (rollover), and those of
+/// [`from_first_request`](crate::Quota::from_first_request). Counts in windows of a calendar are
+/// always text, with the end of the window and its number, since the script does not know the
+/// lengths of these windows:
 ///
-/// Values other than these fail the call; nothing else should write to such keys.
+/// ```text
+/// > HGETALL tfw1:{plan:talice}
+/// 1) "month+15@America/New_York"
+/// 2) "3812@1773547200000-1776225600000#674"
+/// ```
+///
+/// The key expires when the last of its counts has returned. To reset a key, delete it.
+///
+/// Other values fail the call. Nothing else should write to these keys.
 #[derive(Clone)]
 pub struct RedisStore {
     link: Link,
-    /// `None`: each decision travels alone.
+    /// `None`: decisions don't share calls.
     gather: Option<Gather>,
     commands: Commands,
     deadline: Duration,
@@ -123,12 +136,12 @@ pub struct RedisStore {
 }
 
 impl RedisStore {
-    /// Counters in the server at an address such as `redis://user:password@host:6379/0` (or
-    /// `rediss://` for TLS, feature `redis-tls`). It connects with the first call, or at once where
-    /// this is called in a tokio runtime.
+    /// Creates a store for the server at an address such as `redis://user:password@host:6379/0` (or
+    /// `rediss://` for TLS, feature `redis-tls`). It connects immediately in a tokio runtime, else
+    /// with the first call.
     ///
     /// # Errors
-    /// If that is no address. That nobody answers there is no error.
+    /// If the address is not valid. A server that does not answer is not an error.
     pub fn new(address: impl IntoConnectionInfo) -> Result<Self, StoreError> {
         let client = Client::open(address).map_err(|error| {
             StoreError::with_source("no address of Redis: write redis://host:6379/", error)
@@ -136,7 +149,7 @@ impl RedisStore {
         Ok(Self::client(client))
     }
 
-    /// Counters in the server that a client of the library connects to, with its certificates.
+    /// Creates a store for the server of a [`Client`], with its certificates.
     ///
     /// ```no_run
     /// use redis::{Client, TlsCertificates};
@@ -164,15 +177,15 @@ impl RedisStore {
         }))
     }
 
-    /// Counters in what a closure connects to, for whatever has no constructor here. It is called
-    /// again when a connection is lost, is silent, or has come to lead to a replica, and also while
-    /// another call of it is under way. It may take 5 s.
+    /// Creates a store that connects with a closure, for set-ups without a constructor here. The
+    /// store calls the closure again when a connection is lost, is silent, or leads to a replica,
+    /// also while an earlier call is in flight. The closure has 5 s.
     ///
     /// ```no_run
     /// use tower_fixed_window::store::RedisStore;
     ///
     /// async fn address() -> String {
-    ///     // ... ask whoever knows
+    ///     // ... from your service discovery
     ///     # String::new()
     /// }
     ///
@@ -195,7 +208,7 @@ impl RedisStore {
         }))
     }
 
-    /// Counters in a cluster.
+    /// Creates a store for a cluster.
     ///
     /// ```no_run
     /// use redis::cluster::ClusterClient;
@@ -215,8 +228,9 @@ impl RedisStore {
         Self::over(Link::sharded(connect)).one_by_one()
     }
 
-    /// Counters in the master that Sentinels know. They are asked at the same time, each by a client of
-    /// its own that `client` makes, so that one that is silent delays nobody, and again after a failover.
+    /// Creates a store for the master that Sentinels name. The store asks all Sentinels
+    /// concurrently, each with a client of its own that `client` creates, so that a silent one
+    /// causes no delay. It asks again after a failover.
     ///
     /// ```
     /// use redis::sentinel::{SentinelClient, SentinelServerType};
@@ -231,7 +245,7 @@ impl RedisStore {
     /// ```
     ///
     /// # Errors
-    /// If `client` makes none of an address.
+    /// If `client` fails for an address.
     #[cfg(feature = "redis-sentinel")]
     pub fn sentinel<A, F>(
         sentinels: impl IntoIterator<Item = A>,
@@ -274,10 +288,10 @@ impl RedisStore {
         }
     }
 
-    /// Puts `prefix:` before every key, for a server that is shared with others.
+    /// Puts `prefix:` before every key, for servers that other apps use, too.
     ///
     /// # Panics
-    /// If it has a brace in it, which would change the slot of a cluster.
+    /// If the prefix contains a brace, which would change the slot in a cluster.
     #[must_use]
     pub fn prefix(mut self, prefix: &str) -> Self {
         assert!(
@@ -285,12 +299,12 @@ impl RedisStore {
             "a prefix of keys has no braces: write .prefix(\"shop\") for keys like shop:tfw1:{{login:talice}}"
         );
         self.commands = Commands::new(&format!("{prefix}:"));
-        // These are other counters.
+        // Another prefix has other counters.
         self.remote = self.remote.afresh();
         self
     }
 
-    /// How long a call waits for its answer before it has failed: 250 ms unless set.
+    /// Sets how long a call waits for its answer before it fails. The default is 250 ms.
     #[must_use]
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
@@ -299,12 +313,12 @@ impl RedisStore {
         self
     }
 
-    /// Sends each decision in a call of its own, not together with others that are asked at the same
-    /// time.
+    /// Sends each decision in a call of its own, instead of sharing calls.
     ///
-    /// Needed behind a proxy that shares keys out over several servers and looks at the first key of
-    /// a call only (Dynomite does): the others would be counted on whatever server that is for. A
-    /// cluster needs nothing: it refuses such calls unharmed, and is asked one by one from then on.
+    /// This is needed behind a proxy that distributes keys over several servers and looks only at
+    /// the first key of a call (such as Dynomite): the other keys would be counted on the wrong
+    /// server. A cluster does not need this: it refuses such calls without executing them, and the
+    /// store then stops sharing calls.
     ///
     /// ```
     /// use tower_fixed_window::store::RedisStore;
@@ -319,9 +333,9 @@ impl RedisStore {
         self
     }
 
-    /// Asks Redis what every decision asks, and changes nothing: for an app that is to fail at its start
-    /// where Redis can't be reached, refuses the password, or lacks rights. (One that does not ask starts
-    /// without Redis, and joins when it is there.) On a cluster one shard is asked.
+    /// Sends a call like those of decisions that changes nothing. Use it in apps that must fail at
+    /// startup if Redis can't be reached, refuses the password, or denies permissions. (Without it,
+    /// an app starts without Redis and connects later.) On a cluster, the call goes to one shard.
     ///
     /// ```no_run
     /// use tower_fixed_window::store::RedisStore;
@@ -333,7 +347,7 @@ impl RedisStore {
     /// ```
     ///
     /// # Errors
-    /// If there is no answer within the deadline, or another one than there should be.
+    /// If Redis does not answer within the deadline, or returns an error.
     pub async fn ping(&self) -> Result<(), StoreError> {
         let (scope, quotas, key) =
             (Scope::named("ping"), Quotas::from(Quota::per_second(1)), Key::global());
@@ -341,18 +355,18 @@ impl RedisStore {
         self.charge(Charge::new(account, 1).peeking()).await.map(|_| ())
     }
 
-    /// Reads the time from a clock in place of the server's, and lets keys expire an hour too
-    /// late, so that nothing vanishes in a test that runs slower than its clock.
+    /// Reads the time from a clock instead of the server, and lets keys expire an hour late, so
+    /// that a slow test loses no counter.
     #[cfg(feature = "testing")]
     #[must_use]
     pub fn clock(mut self, clock: impl Clock) -> Self {
         self.clock = Some(Arc::new(clock));
-        // What was said would hold for a while by the server's.
+        // Remembered refusals would follow the server's clock.
         self.remote = self.remote.without_front();
         self
     }
 
-    /// The memory that counts while Redis fails: for its metrics.
+    /// Returns the memory that counts while Redis fails, for its metrics.
     pub fn fallback(&self) -> &MemoryStore {
         self.remote.fallback()
     }
@@ -367,9 +381,8 @@ impl RedisStore {
         None
     }
 
-    /// Asks the script, together with others that ask at the same time.
-    async fn ask(&self, mut cmd: Cmd) -> Result<Answer, StoreError> {
-        let until = self.until();
+    /// Calls the script, together with concurrent decisions.
+    async fn ask(&self, mut cmd: Cmd, until: Instant) -> Result<Answer, StoreError> {
         if let Some(gather) = self.gather.as_ref().filter(|gather| !gather.is_apart()) {
             match gather.join(cmd, until).await {
                 Outcome::Answered(answer) => return answer,
@@ -379,7 +392,7 @@ impl RedisStore {
         self.call(cmd, until).await
     }
 
-    /// Sends a command by itself.
+    /// Sends a command on its own.
     async fn call(&self, cmd: Cmd, until: Instant) -> Result<Answer, StoreError> {
         let runtime = runtime()?;
         let link = self.link.of(script::key(&cmd));
@@ -391,27 +404,31 @@ impl RedisStore {
         }
     }
 
-    /// The same for a command that only has to be done.
+    /// The same for a command without a result.
     fn send(&self, cmd: Cmd) -> Reply<()> {
         let store = self.clone();
         Reply::later(async move { store.call(cmd, store.until()).await.map(|_| ()) })
     }
 
-    /// When a call that is asked now has failed.
+    /// The deadline of a call that begins now.
     fn until(&self) -> Instant {
         let now = Instant::now();
         now.checked_add(self.deadline).unwrap_or_else(|| now + NEVER)
     }
 }
 
+fn senseless() -> StoreError {
+    StoreError::new("Redis returned an unexpected answer").of_key()
+}
+
 impl<C> From<C> for RedisStore
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
 {
-    /// Counters in what this connection leads to: a `MultiplexedConnection`, a
-    /// `ConnectionManager`, a `ClusterConnection`. To connect again when it is lost is for it to do
-    /// (it is tried with a `PING` after a second without calls, and once more if that fails);
-    /// a store of [`RedisStore::new`] does it by itself.
+    /// Creates a store for an open connection: a `MultiplexedConnection`, a `ConnectionManager`, a
+    /// `ClusterConnection`. The connection has to reconnect itself when it is lost: the store sends
+    /// a `PING` after a second without calls, and another one if that fails. A store of
+    /// [`RedisStore::new`] reconnects by itself.
     fn from(connection: C) -> Self {
         Self::over(Link::fixed(connection))
     }
@@ -423,17 +440,32 @@ impl Store for RedisStore {
         let cmd = self.commands.charge(&charge, now);
         let (store, charge) = (self.clone(), charge.to_owned());
         Reply::later(async move {
-            let decision = store.ask(cmd).await?.decide(&charge.as_charge(), now);
-            decision
-                .ok_or_else(|| StoreError::new("Redis gave an answer that makes no sense").of_key())
+            let (until, charge) = (store.until(), charge.as_charge());
+            let mut answer = store.ask(cmd, until).await?;
+            if let Some(time) = answer.outside() {
+                store.commands.correct_time(time);
+                answer = store.ask(store.commands.charge(&charge, now), until).await?;
+            }
+            let decision = answer.decide(&charge, now);
+            decision.ok_or_else(senseless)
         })
     }
 
     fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {
-        match self.commands.adjust(&adjust, self.now()) {
-            Some(cmd) => self.send(cmd),
-            None => Reply::now(()),
-        }
+        let now = self.now();
+        let Some(cmd) = self.commands.adjust(&adjust, now) else { return Reply::now(()) };
+        let (store, adjust) = (self.clone(), adjust.to_owned());
+        Reply::later(async move {
+            let until = store.until();
+            let answer = store.call(cmd, until).await?;
+            if let Some(time) = answer.outside() {
+                store.commands.correct_time(time);
+                let cmd = store.commands.adjust(&adjust.as_adjust(), now);
+                let again = store.call(cmd.expect("it was made before"), until).await?;
+                return again.outside().map_or(Ok(()), |_| Err(senseless()));
+            }
+            Ok(())
+        })
     }
 
     fn reset(&self, scope: &Scope, key: &Key) -> Reply<()> {

@@ -1,4 +1,4 @@
-//! What limiters need for a store that is asked over a network: [`Remote`].
+//! What limiters need for a store that is called over a network: [`Remote`].
 
 use std::fmt;
 use std::time::Duration;
@@ -10,12 +10,12 @@ use super::memory::MemoryStore;
 use super::recall::Recall;
 use super::stopwatch::Stopwatch;
 
-/// What is remote about a [`Store`](super::Store): its deadline, its breaker (S32), the memory that counts
-/// while it fails (S33), and what this process remembers of its answers (S34).
+/// What is remote about a [`Store`](super::Store): its deadline, its breaker (S32), the memory that
+/// counts while it fails (S33), and what this process remembers of its answers (S34).
 ///
-/// A store makes one when it is made itself and keeps it in a field. Clones are the same one, so that
-/// layers which share counters in the store share them here, too, and a reset through any of them is
-/// seen by all.
+/// A store creates one `Remote` for itself and keeps it in a field. Clones share it. So layers that
+/// share counters in the store also share what is remembered of them, and a reset through one layer
+/// takes effect in all.
 ///
 /// ```
 /// use std::time::Duration;
@@ -47,15 +47,15 @@ pub struct Remote {
     deadline: Deadline,
     fallback: MemoryStore,
     breaker: Breaker,
-    /// Whether the store itself reports to the breaker what became of its calls.
+    /// Whether the store itself reports the results of its calls to the breaker.
     reports: bool,
-    /// `None`: the store is asked each time.
+    /// `None`: each request calls the store.
     recall: Option<Recall>,
     #[cfg(feature = "tokio")]
     book: Book,
 }
 
-/// Who ends a reply in time.
+/// Which side ends a reply in time.
 #[derive(Clone, Copy)]
 enum Deadline {
     Limiter(Duration),
@@ -64,7 +64,7 @@ enum Deadline {
 }
 
 impl Remote {
-    /// A deadline of 250 ms, a fallback of a million entries, and nothing remembered yet.
+    /// Creates a `Remote` with a deadline of 250 ms and a fallback of a million entries.
     pub fn new() -> Self {
         let time = Stopwatch::start();
         Self {
@@ -78,15 +78,15 @@ impl Remote {
         }
     }
 
-    /// How long a limiter waits for an answer that is not there at once, before it acts as if the
-    /// store had failed (feature `tokio`, in a runtime of tokio's).
+    /// Sets how long a limiter waits for an answer before it treats the store as failed (feature
+    /// `tokio`, in a tokio runtime).
     #[must_use]
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = Deadline::Limiter(deadline);
         self
     }
 
-    /// The store ends its replies in time by itself.
+    /// The store itself ends its replies in time, so limiters set no deadline.
     #[must_use]
     pub fn without_deadline(mut self) -> Self {
         self.deadline = Deadline::Store(None);
@@ -100,7 +100,7 @@ impl Remote {
         self
     }
 
-    /// The store reports to this breaker what became of its calls, also where the callers are gone.
+    /// The store reports the results of its calls to this breaker, also if the callers are gone.
     #[cfg(feature = "redis")]
     pub(super) fn reporting_to(mut self, breaker: Breaker) -> Self {
         (self.breaker, self.reports) = (breaker, true);
@@ -115,23 +115,23 @@ impl Remote {
         if self.recall.is_some() { fresh } else { fresh.without_front() }
     }
 
-    /// Asks the store each time: no refusal is remembered, and no tokens are
-    /// [leased](crate::FixedWindowLayer::leases). For a store whose clock doesn't run as this process's
-    /// does: a [`ManualClock`](crate::ManualClock) in tests.
+    /// Calls the store for each request: no refusal is remembered, and no tokens are
+    /// [leased](crate::FixedWindowLayer::leases). For stores whose clock differs from this
+    /// process's, such as a [`ManualClock`](crate::ManualClock) in tests.
     #[must_use]
     pub fn without_front(mut self) -> Self {
         self.recall = None;
         self
     }
 
-    /// Counts in this memory while the store fails.
+    /// Sets the memory that counts while the store fails.
     #[must_use]
     pub fn fallback_to(mut self, memory: MemoryStore) -> Self {
         self.fallback = memory;
         self
     }
 
-    /// The memory that counts while the store fails.
+    /// Returns the memory that counts while the store fails.
     pub fn fallback(&self) -> &MemoryStore {
         &self.fallback
     }

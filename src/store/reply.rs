@@ -1,4 +1,4 @@
-//! What a store answers with: [`Reply`], which may hold its answer already.
+//! The answer of a store: [`Reply`], which may contain its value already.
 
 use std::fmt;
 use std::future::Future;
@@ -7,8 +7,8 @@ use std::task::{Context, Poll, Waker};
 
 use super::error::StoreError;
 
-/// What a store answers: a future that may hold its answer already, so that a store in memory costs
-/// no allocation and no second poll.
+/// The answer of a store: a future that may contain its value already, so that a store in memory
+/// needs no allocation and no second poll.
 ///
 /// ```
 /// use tower_fixed_window::store::Reply;
@@ -31,23 +31,23 @@ enum When<T> {
 impl<T> Unpin for Reply<T> {}
 
 impl<T> Reply<T> {
-    /// The answer.
+    /// Creates a reply that is done.
     #[inline]
     pub fn now(value: T) -> Self {
         Self::from(Ok(value))
     }
 
-    /// The store has failed.
+    /// Creates a reply that has failed.
     pub fn failed(error: StoreError) -> Self {
         Self::from(Err(error))
     }
 
-    /// The answer is still to come.
+    /// Creates a reply that is done when a future is.
     pub fn later(future: impl Future<Output = Result<T, StoreError>> + Send + 'static) -> Self {
         Self(When::Later(Box::pin(future)))
     }
 
-    /// The same reply with another answer.
+    /// Converts the value of the reply.
     pub fn map<U>(self, f: impl FnOnce(T) -> U + Send + 'static) -> Reply<U>
     where
         T: Send + 'static,
@@ -58,8 +58,8 @@ impl<T> Reply<T> {
         }
     }
 
-    /// Has it done without waiting for it: a correction never delays a response (S14). Without a
-    /// runtime of tokio's around, a reply that comes later may be lost.
+    /// Runs the reply in the background: a correction never delays a response (S14). Outside of a
+    /// tokio runtime, a reply that comes later may be lost.
     pub(crate) fn detach(self)
     where
         T: Send + 'static,
@@ -81,10 +81,10 @@ impl<T> Reply<T> {
         }
     }
 
-    /// The answer if it is there, else the reply itself.
+    /// Returns the value if the reply is done.
     ///
     /// # Errors
-    /// The reply, if it has to be awaited.
+    /// The reply, if it must be awaited.
     pub fn into_now(mut self) -> Result<Result<T, StoreError>, Self> {
         match &mut self.0 {
             When::Now(answer) => match answer.take() {

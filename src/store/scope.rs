@@ -1,4 +1,4 @@
-//! The name under which counters live: [`Scope`].
+//! The name of counters: [`Scope`].
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use crate::observe::{Meters, Observed};
 use crate::quota::fmix64;
 use crate::window::stagger;
 
-/// The name under which counters live; cheap to clone.
+/// The name of counters. It is cheap to clone.
 #[derive(Clone)]
 pub struct Scope(Arc<Named>);
 
@@ -19,10 +19,10 @@ struct Named {
 }
 
 impl Scope {
-    /// Counters of this name: 1 to 64 of `[a-z0-9_.-]`.
+    /// Creates a scope with a name of 1 to 64 characters of `[a-z0-9_.-]`.
     ///
     /// # Panics
-    /// If the name is not such a one.
+    /// If the name is not valid.
     pub fn named(name: &str) -> Self {
         assert!(
             (1..=64).contains(&name.len())
@@ -35,7 +35,7 @@ impl Scope {
         Self::new(name, id)
     }
 
-    /// Counters that nobody else can find: a scope of its own at each call.
+    /// A scope that no other limiter can find: a new one at each call.
     pub(crate) fn unnamed() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let id = fmix64(NEXT.fetch_add(1, Ordering::Relaxed));
@@ -46,7 +46,7 @@ impl Scope {
         Self(Arc::new(Named { name: name.into(), id, meters: Meters::default() }))
     }
 
-    /// The name; empty if it has none.
+    /// Returns the name. It is empty if the scope has none.
     pub fn name(&self) -> &str {
         &self.0.name
     }

@@ -1,5 +1,5 @@
-//! Locks that share out the keys: a key's hash chooses one, so that all that is kept of a key is under
-//! one lock, and nobody waits long for another key's.
+//! Locks that share out the keys: a key's hash chooses one, so that all that is kept of a key is
+//! under one lock, and no call waits long for another key's.
 
 use std::hash::BuildHasher;
 
@@ -15,11 +15,11 @@ use crate::key::Key;
 use crate::quota::{Quota, fmix64};
 use crate::sync::{Mutex, MutexGuard};
 
-/// Keys of a shard: in a small store, as long as there are enough shards to keep threads apart, and at most
-/// in a large one, where doubling a table takes some 0.4 ms.
+/// Keys of a shard: in a small store, as long as there are enough shards to keep threads apart, and
+/// at most in a large one, where doubling a table takes some 0.4 ms.
 const KEYS_OF_A_SHARD: (usize, usize) = (1_024, 8_192);
 const SHARDS_FOR_THREADS: usize = 64;
-/// Of stores that are larger than anybody's memory.
+/// Of stores that are larger than any machine's memory.
 const MAX_SHARDS: usize = 16_384;
 
 pub(super) struct Sharded<S> {

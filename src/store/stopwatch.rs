@@ -21,8 +21,8 @@ impl Stopwatch {
     }
 
     /// By how much the store's clock is ahead, at least and at most, given a decision that has just
-    /// come, and when it was asked for. The question and the answer took time: what the store said ends
-    /// early, counted from when it was asked, and says `now` late, from when it answered.
+    /// come, and when it was asked for. The question and the answer took time: what the store said
+    /// ends early, counted from when it was asked, and says `now` late, from when it answered.
     pub(super) fn lag(self, decision: &Decision, sent_at: i64) -> Range<i64> {
         // Rounded up: what the store said is not made younger.
         let received = self.0.elapsed().as_nanos().div_ceil(1_000_000) as i64;

@@ -1,15 +1,15 @@
-//! A bounded table whose entries expire: a flat array of buckets, in which a 64-bit fingerprint has an
-//! entry in one of two. An entry that has expired is free. So there is nothing to sweep, and a look-up
-//! reads two buckets at most, whatever the table holds.
+//! A bounded table whose entries expire: a flat array of buckets, in which a 64-bit fingerprint has
+//! an entry in one of two. An entry that has expired is free. So there is nothing to sweep, and a
+//! look-up reads two buckets at most, whatever the table holds.
 //!
-//! When both buckets of a fingerprint are full of entries that live, the table is doubled, until it has
-//! as many buckets as it may.
+//! When both buckets of a fingerprint are full of entries that live, the table is doubled, until it
+//! has as many buckets as it may.
 
-/// Entries in a bucket. With two buckets to choose from, 16-way buckets hold as many keys as 10/11 of
-/// their entries with few left over: of a million keys 0.04%, of ten thousand 0.13% (medians).
+/// Entries in a bucket. With two buckets to choose from, 16-way buckets hold as many keys as 10/11
+/// of their entries with few left over: of a million keys 0.04%, of ten thousand 0.13% (medians).
 pub(super) const WAYS: usize = 16;
-/// With this many free entries in its first bucket, a key doesn't look at the second one. A table fills as
-/// well as if it always did (by simulation), and most keys are found at the first look.
+/// With this many free entries in its first bucket, a key doesn't look at the second one. A table
+/// fills as well as if it always did (by simulation), and most keys are found at the first look.
 const SPARSE: usize = 10;
 
 /// What an entry of `P` is found by, when it ends and what it holds lie together.
@@ -81,9 +81,9 @@ impl<P: Copy + Default> Table<P> {
         self.buckets.len() < self.max_buckets
     }
 
-    /// Moves what is live into twice as many buckets. `false`: there may be no more, or what is there
-    /// found no room in them, which is seen in tables of a few buckets only; then it stays as it is for
-    /// good.
+    /// Moves what is live into twice as many buckets. `false`: there may be no more, or what is
+    /// there found no room in them, which is seen in tables of a few buckets only; then it stays as
+    /// it is for good.
     #[cold]
     pub(super) fn grow(&mut self, now: i64) -> bool {
         let mut size = self.buckets.len();
@@ -105,7 +105,8 @@ impl<P: Copy + Default> Table<P> {
 
     /// `None`: something found no room.
     fn moved(&self, buckets: usize, now: i64) -> Option<Self> {
-        // With half of all entries free, fewer will do: what is in its first bucket is found sooner.
+        // With half of all entries free, fewer will do: what is in its first bucket is found
+        // sooner.
         const PLENTY: usize = 4;
 
         let mut larger = Self::new(buckets, self.max_buckets);
@@ -136,8 +137,8 @@ impl<P: Copy + Default> Table<P> {
         self.free(fingerprint, now, SPARSE, taken)
     }
 
-    /// The buckets of a fingerprint. They fill from a way that it chooses as well: mostly the first look
-    /// finds it.
+    /// The buckets of a fingerprint. They fill from a way that it chooses as well: mostly the first
+    /// look finds it.
     #[inline]
     fn choices(&self, fingerprint: u64) -> ([usize; 2], usize) {
         let buckets = [self.bucket(fingerprint as u32), self.bucket((fingerprint >> 32) as u32)];

@@ -11,10 +11,10 @@ use http::{Request, Response};
 use tower_layer::Layer;
 use tower_service::Service;
 
-use super::block_on;
+use super::block_on::block_on;
 
-/// Sends a request through a layer, or a stack of layers, to a service that says [`Hello`], and waits
-/// for the response. It shows what a limit does, without an app around it:
+/// Sends a request through a layer, or a stack of layers, to a service that responds with
+/// [`Hello`], and waits for the response:
 ///
 /// ```
 /// use std::time::Duration;
@@ -38,12 +38,12 @@ use super::block_on;
 /// assert_eq!(ask(&layer, request()).status(), 200);
 /// ```
 ///
-/// The request has no body. The thread sleeps until the response is there: for a layer with a
-/// [`queue`](crate::FixedWindowLayer::queue), or with a store that needs a runtime, call a service of
-/// the layer in a test of that runtime instead.
+/// The request has no body. The thread sleeps until the response is there. For a layer with a
+/// [`queue`](crate::FixedWindowLayer::queue), or with a store that needs a runtime, call a service
+/// of the layer in a test of that runtime instead.
 ///
 /// # Panics
-/// If the request is malformed, or a layer around fails.
+/// If the request is malformed, or an outer layer fails.
 pub fn ask<L, R>(layer: &L, request: Builder) -> Response<R>
 where
     L: Layer<Hello>,
@@ -52,8 +52,8 @@ where
     ask_around(layer, Hello, request)
 }
 
-/// Like [`ask`], around a service of your own, such as an axum handler: one whose response matters to
-/// the limit, or that reads what the limit leaves in the request.
+/// Like [`ask`], with a service of your own, such as an axum handler. Use it if the limit depends
+/// on the response, or if the service reads what the limit puts into the request.
 ///
 /// ```
 /// use axum::routing::any;
@@ -85,7 +85,7 @@ where
     })
 }
 
-/// A service that answers every request with 200 and `hello`.
+/// A service that responds to every request with 200 and `hello`.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Hello;
 

@@ -1,5 +1,5 @@
-//! What is left to a store beside the arithmetic: whose a counter is, how long it lives, and that
-//! each call does what it says and no more.
+//! What a store does in addition to the arithmetic: which key a counter belongs to, how long it
+//! lives, and that each call does what it should and no more.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -70,6 +70,13 @@ async fn identity<S: Store>(store: Arc<S>) {
         ("another grid", "ab", Key::from("cd"), five.starting_at(Duration::from_secs(7))),
         ("a staggered grid", "ab", Key::from("cd"), five.staggered()),
         ("a grid from the first request", "ab", Key::from("cd"), five.from_first_request()),
+        ("a month", "ab", Key::from("cd"), Quota::per_month(5)),
+        ("a month from another day", "ab", Key::from("cd"), Quota::per_month(5).from_day(2)),
+        ("a year", "ab", Key::from("cd"), Quota::per_year(5)),
+        #[cfg(feature = "time-zones")]
+        ("a month of a zone", "ab", Key::from("cd"), Quota::per_month(5).in_zone("Asia/Tokyo")),
+        #[cfg(feature = "time-zones")]
+        ("an alias", "ab", Key::from("cd"), Quota::per_month(5).in_zone("Japan")),
     ] {
         let other = limiter(&store, scope, quota);
         assert_eq!(used(&other, key.clone()).await, [0], "{what} is another counter");
@@ -162,7 +169,7 @@ async fn resets<S: Store>(store: Arc<S>) {
     }
     assert!(allowed(&here, "one", 1).await, "after a reset a key is new");
     assert!(!allowed(&here, "one", 1).await, "and counted");
-    here.reset("nobody").await.expect("a key that was never charged is forgotten");
+    here.reset("unknown").await.expect("a key that was never charged is forgotten");
 }
 
 async fn partial_grants<S: Store>(store: Arc<S>) {

@@ -1,11 +1,11 @@
-//! What must hold when many ask at once.
+//! What must hold under concurrency.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use super::Job;
+use super::block_on::Job;
 use crate::clock::ManualClock;
 use crate::limiter::Limiter;
 use crate::quota::Quota;
@@ -27,7 +27,7 @@ fn race<'a>(
     });
 }
 
-/// Exactly the limit passes in each window, whoever asks (S7).
+/// Exactly the limit passes in each window, under concurrency (S7).
 pub(super) fn exact<S: Store>(
     new: &impl Fn(ManualClock) -> S,
     block_on: &(impl Fn(Job<'_>) + Send + Sync),

@@ -11,12 +11,12 @@ use crate::limiter::{Limiter, Receipt};
 use crate::quota::{Quota, Quotas};
 use crate::store::{Store, StoreError};
 
-/// What became of the traces of a file.
+/// The result of replaying the traces of a file.
 #[derive(Debug, Default)]
 pub struct Report {
-    /// How many traces got every answer right.
+    /// How many traces got every expected answer.
     pub passed: usize,
-    /// What was wrong in the others.
+    /// The wrong answers in the others.
     pub failures: Vec<Failure>,
     /// How many traces have a failure.
     pub failed: usize,
@@ -29,7 +29,7 @@ pub struct Failure {
     pub trace: String,
     /// The step's index in the trace.
     pub step: usize,
-    /// What was expected, and what came.
+    /// The expected and the actual answer.
     pub what: String,
 }
 
@@ -57,7 +57,13 @@ struct Trace {
 #[derive(Deserialize)]
 struct QuotaSpec {
     limit: u64,
+    /// The windows are of this length, or of a calendar.
+    #[serde(default)]
     window_ms: u64,
+    /// `day`, `week`, `month` or `year`.
+    calendar: Option<String>,
+    zone: Option<String>,
+    first: Option<FirstSpec>,
     #[serde(default)]
     anchor: AnchorSpec,
     #[serde(default)]
@@ -74,6 +80,15 @@ enum AnchorSpec {
     Aligned,
     StartingAt,
     FirstRequest,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum FirstSpec {
+    /// Of the month.
+    Day(u8),
+    /// A weekday, or `MM-DD`.
+    Name(String),
 }
 
 #[derive(Deserialize)]
@@ -124,11 +139,11 @@ impl Expect {
     }
 }
 
-/// Replays every trace of a file of the format of [`VECTORS`](super::VECTORS), each on a store of
-/// its own that `new` makes and that must read the time from the clock.
+/// Replays every trace of a file in the format of [`VECTORS`](super::VECTORS). `new` creates a
+/// store for each trace, which must read the time from the clock.
 ///
 /// # Errors
-/// If the text is not of that format. Wrong answers are in the report.
+/// If the text is not in that format. The report contains wrong answers.
 pub async fn replay<S: Store>(
     json: &str,
     new: impl Fn(ManualClock) -> S,
@@ -223,7 +238,10 @@ impl Step {
 
 impl QuotaSpec {
     fn quota(&self) -> Quota {
-        let mut quota = Quota::new(self.limit, Duration::from_millis(self.window_ms));
+        let mut quota = match &self.calendar {
+            Some(calendar) => self.on_calendar(calendar),
+            None => Quota::new(self.limit, Duration::from_millis(self.window_ms)),
+        };
         quota = match self.anchor {
             AnchorSpec::Aligned => quota,
             AnchorSpec::StartingAt => quota.starting_at(Duration::from_millis(self.start_ms)),
@@ -233,5 +251,17 @@ impl QuotaSpec {
             quota = quota.rollover_up_to(capacity);
         }
         quota.reserve_up_to(self.max_reserved)
+    }
+    fn on_calendar(&self, calendar: &str) -> Quota {
+        let mut text = format!("{}/{calendar}", self.limit);
+        match &self.first {
+            Some(FirstSpec::Day(day)) => text += &format!(" from day {day}"),
+            Some(FirstSpec::Name(name)) => text += &format!(" from {name}"),
+            None => {}
+        }
+        if let Some(zone) = &self.zone {
+            text += &format!(" in {zone}");
+        }
+        text.parse().unwrap_or_else(|error| panic!("a calendar of a trace: {error}"))
     }
 }

@@ -317,6 +317,31 @@ fn plans() {
 }
 
 #[test]
+fn billing() {
+    let server = Server::start("billing");
+    let (ask, usage) =
+        ("GET /, authorization: Bearer ann", "GET /usage, authorization: Bearer ann");
+    for used in 1..=3 {
+        server.send(ask).passed(used, 3);
+    }
+    assert_eq!(server.send(ask).status, 429);
+    let plan = |limit: u32, used: u32| {
+        format!(r#""plan":{{"limit":{limit},"used":{used},"remaining":{},"#, limit - used)
+    };
+    let answer = server.send(usage);
+    assert!(answer.body.contains(&plan(3, 3)), "{}", answer.body);
+
+    // Another limit for what is counted already.
+    assert_eq!(server.send("POST /upgrade, authorization: Bearer ann").status, 200);
+    assert_eq!(server.send(ask).status, 200);
+    let answer = server.send(usage);
+    assert!(answer.body.contains(&plan(10_000, 4)), "{}", answer.body);
+    // Another customer has another count, and one without a token has none.
+    server.send("GET /, authorization: Bearer yuki").passed(1, 3);
+    assert_eq!(server.send("GET /").status, 401);
+}
+
+#[test]
 fn failed_logins() {
     let server = Server::start_with(&mut example("failed_logins"));
     let log_in = |password: &str| {

@@ -388,7 +388,7 @@ fn the_error_of_a_wrong_network_says_what_to_write() {
 
 #[test]
 #[should_panic(
-    expected = r#"client_ip().trusting(..): "10.0.0/8" is no network: write one such as "10.0.0.0/8""#
+    expected = r#"client_ip().trusting(..): "10.0.0/8" is not a network: write one such as "10.0.0.0/8""#
 )]
 fn a_wrong_network_in_code_panics_where_it_is_written() {
     let _ = client_ip().trusting(["10.0.0/8"]);

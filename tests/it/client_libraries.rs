@@ -210,7 +210,7 @@ async fn grpc_clients_see_client_and_server_errors_as_grpc_codes() {
     let keyless = per_minute(9, Mood::Now).key_fn(|_| None).reject(Grpc);
     let status = check(&mut health(keyless).await).await.expect_err("it is refused");
     assert_eq!(status.code(), Code::InvalidArgument);
-    assert_eq!(status.message(), "The request lacks what the rate limit is counted by");
+    assert_eq!(status.message(), "The request lacks a key for the rate limit");
 
     let failing = per_minute(9, Mood::FailsNow).on_store_failure(OnStoreFailure::Deny).reject(Grpc);
     let status = check(&mut health(failing).await).await.expect_err("it is refused");

@@ -12,32 +12,7 @@ use imports::Crate;
 const MAX_LINES: usize = 300;
 
 /// Faults of today. One that has been repaired is an error, so that nothing stays here unnoticed.
-const EXCEPTIONS: &[&str] = &[
-    "circle of future, service, ticket",
-    "circle of headers, headers/ietf",
-    "circle of key, key/ip",
-    "circle of observe, observe/meters",
-    "circle of store, store/front, store/front/leases, store/guard, store/memory, store/memory/cache",
-    "circle of store/redis, store/redis/call, store/redis/gather, store/redis/link, store/redis/sentinel",
-    "circle of testing, testing/races",
-    "decision is too long",
-    "headers is too long",
-    "headers uses headers/ietf, which is below it on the map",
-    "key is too long",
-    "key uses key/ip, which is below it on the map",
-    "observe/meters is too long",
-    "store is too long",
-    "store uses store/front, which is below it on the map",
-    "store uses store/guard, which is below it on the map",
-    "store uses store/memory, which is below it on the map",
-    "store/front is too long",
-    "store/front/leases is too long",
-    "store/guard is too long",
-    "store/memory is too long",
-    "store/redis is too long",
-    "store/redis/link is too long",
-    "ticket is too long",
-];
+const EXCEPTIONS: &[&str] = &[];
 
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 

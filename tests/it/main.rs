@@ -1,6 +1,7 @@
-//! What the layer promises over HTTP: one module for each promise.
+//! What the layer promises over HTTP: one module for each subject.
 
 mod breaker;
+mod calendars;
 mod client_ip;
 mod client_libraries;
 mod compile_errors;
@@ -41,3 +42,4 @@ mod streams_and_upgrades;
 mod support;
 mod types;
 mod uploads;
+mod words;

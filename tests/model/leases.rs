@@ -274,6 +274,24 @@ async fn unused_leased_tokens_are_returned() {
     assert_eq!(used().await, 12);
 }
 
+/// In a long window after ten seconds: a 16th of a month would be two days.
+#[tokio::test(start_paused = true)]
+async fn unused_leased_tokens_of_a_month_are_returned_after_ten_seconds() {
+    for quota in [Quota::per_month(1_000), Quota::per_week(1_000)] {
+        let server = Server::start();
+        let limiter = limiter(&server.node(), quota, 100);
+        warm_up(&limiter, 8).await;
+        let used = async || limiter.peek("alice").await.expect("it answers").used();
+        sleep(9 * SECOND).await;
+        assert_eq!(used().await, 15, "it may still be spent");
+        sleep(2 * SECOND).await;
+        assert_eq!(used().await, 8);
+        // What was not spent in time makes no larger lease.
+        assert!(check(&limiter).await.allowed());
+        assert_eq!(used().await, 12);
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_lease_pays_larger_costs_if_it_has_enough_tokens() {
     let server = Server::start();
@@ -476,7 +494,7 @@ fn leases_never_exceed_the_limit_and_refuse_early_only_within_the_bound() {
     }
 }
 
-/// The tables of docs/many-nodes.md:
+/// The tables of BENCHMARKS.md:
 /// `cargo test --release -p tests --test model leases::print_tables -- --ignored --nocapture`
 #[test]
 #[ignore = "it prints tables"]

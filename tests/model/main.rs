@@ -2,6 +2,7 @@
 //! stands still.
 
 mod arithmetic;
+mod calendars;
 mod conformance;
 mod keys;
 mod leases;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use serde::{Deserialize, Serialize};
-use tower_fixed_window::{MAX_TOKENS, MAX_WINDOW, Quota, QuotaError, Quotas};
+use tower_fixed_window::{MAX_TOKENS, MAX_WINDOW, Quota, QuotaError, Quotas, Weekday};
 
 use crate::trace::{amounts, quota, set, specs};
 
@@ -52,6 +52,23 @@ fn a_quota_parses_in_every_documented_spelling() {
         ("60/day starting-at=6h", Quota::per_day(60).starting_at(seconds(6 * 3_600))),
         ("60/hour rollover-up-to=90", Quota::per_hour(60).rollover_up_to(90)),
         ("60/hour reserve-up-to=5 staggered", Quota::per_hour(60).reserve_up_to(5).staggered()),
+        ("7/month", Quota::per_month(7)),
+        ("7/year", Quota::per_year(7)),
+        ("7/month from day 15", Quota::per_month(7).from_day(15)),
+        ("7/week from sunday", Quota::per_week(7).from_weekday(Weekday::Sunday)),
+        ("7/year from 02-29", Quota::per_year(7).from_date(2, 29)),
+        ("7/year from 4-6", Quota::per_year(7).from_date(4, 6)),
+        ("7/d in Asia/Tokyo", Quota::per_day(7).in_zone("Asia/Tokyo")),
+        ("7/day in asia/tokyo", Quota::per_day(7).in_zone("Asia/Tokyo")),
+        ("7/24h in Asia/Tokyo", Quota::per_day(7).in_zone("Asia/Tokyo")),
+        (
+            "7/month from day 31  in Etc/GMT+5 rollover-up-to=9",
+            Quota::per_month(7).from_day(31).in_zone("Etc/GMT+5").rollover_up_to(9),
+        ),
+        (
+            "7/month reserve-up-to=1 in America/New_York from day 2",
+            Quota::per_month(7).in_zone("America/New_York").from_day(2).reserve_up_to(1),
+        ),
     ] {
         assert_eq!(text.parse(), Ok(quota), "{text}");
     }
@@ -67,7 +84,38 @@ fn a_parse_error_names_its_column() {
         ("100", 4, "expected a slash and a window, as in 100/hour"),
         ("100 hour", 5, "expected a slash"),
         ("1.5/hour", 2, "expected a slash"),
-        ("100/", 5, "expected a unit: ms, s, minute, hour, day or week"),
+        ("100/", 5, "expected a unit: ms, s, minute, hour, day, week, month or year"),
+        ("100/2month", 6, "expected a unit: ms, s, minute, hour, day or week"),
+        ("100/months", 5, "expected a unit"),
+        ("9007199254740992/month", 1, "a quota's limit is at most 2^53 - 1"),
+        ("100/hour in Asia/Tokyo", 10, "only a day, a week, a month or a year follows a calendar"),
+        ("100/2d in Asia/Tokyo", 8, "only a day, a week, a month or a year follows a calendar"),
+        ("100/day in Mars/Olympus", 12, "has no such time zone: write an IANA name"),
+        ("100/day in Etc/Unknown", 12, "has no such time zone"),
+        ("100/day in", 11, "expected a space"),
+        ("100/day in ", 12, "expected a time zone, as in Europe/Berlin"),
+        ("100/day in , 5/s", 12, "expected a time zone"),
+        ("100/day in Asia/Tokyo in Asia/Tokyo", 23, "a calendar has one time zone"),
+        ("100/day in Asia/Tokyo staggered", 23, "a calendar says where windows begin"),
+        ("100/day staggered in Asia/Tokyo", 19, "a calendar says where windows begin"),
+        ("100/month starting-at=5h", 11, "a calendar says where windows begin"),
+        ("100/year from-first-request", 10, "a calendar says where windows begin"),
+        ("100/month from day 32", 16, "a month on a day from 1 to 31"),
+        ("100/month from day 0", 16, "a month on a day from 1 to 31"),
+        ("100/month from day 300", 16, "a month on a day from 1 to 31"),
+        ("100/month from 15", 18, "expected a month and a day, as in 04-06"),
+        ("100/month from sunday", 16, "a week begins on a weekday"),
+        ("100/month from Sunday", 16, "expected a weekday, day 15, or 04-06"),
+        ("100/month from day", 19, "expected a day of the month, as in day 15"),
+        ("100/month fromday 3", 15, "expected a space"),
+        ("100/month from day 3 from day 4", 22, "windows begin on one day"),
+        ("100/week from day 3", 15, "a week begins on a weekday"),
+        ("100/day from sunday", 14, "a week begins on a weekday"),
+        ("100/year from 02-30", 15, "a year on a month and a day"),
+        ("100/year from 13-01", 15, "a year on a month and a day"),
+        ("100/year from 04-", 18, "expected a day of the month"),
+        ("5/month, 6/month", 10, "two quotas of one set have the same window and anchor"),
+        ("5/day in UTC, 6/day", 15, "two quotas of one set have the same window and anchor"),
         ("100/fortnight", 5, "expected a unit"),
         ("100/10", 7, "expected a unit"),
         ("100/10 ", 8, "expected a unit"),
@@ -105,6 +153,48 @@ fn a_parse_error_names_its_column() {
         assert!(error.contains(&format!(", column {column}: ")), "{text:?}: {error}");
         assert!(error.contains(what), "{text:?}: {error}");
     }
+}
+
+#[test]
+fn a_calendar_is_printed_as_it_is_read_and_known_by_its_windows() {
+    const PLAN: Quota = Quota::per_month(10).from_day(15);
+    const SET: Quotas = Quota::per_minute(5).and(PLAN).and(Quota::per_year(9));
+
+    for (quota, text, counter) in [
+        (Quota::per_month(10), "10/month", "month+1@UTC"),
+        (PLAN, "10/month from day 15", "month+15@UTC"),
+        (
+            PLAN.in_zone("europe/BERLIN"),
+            "10/month from day 15 in Europe/Berlin",
+            "month+15@Europe/Berlin",
+        ),
+        (Quota::per_year(9), "9/year", "year+01-01@UTC"),
+        (Quota::per_year(9).from_date(2, 29), "9/year from 02-29", "year+02-29@UTC"),
+        (Quota::per_week(9).from_weekday(Weekday::Sunday), "9/week from sunday", "week+sunday@UTC"),
+        (
+            Quota::per_week(9).in_zone("Asia/Tokyo"),
+            "9/week in Asia/Tokyo",
+            "week+monday@Asia/Tokyo",
+        ),
+        (Quota::per_day(9).in_zone("Asia/Tokyo"), "9/day in Asia/Tokyo", "day@Asia/Tokyo"),
+        // What begins as the plain windows do is those.
+        (Quota::per_day(9).in_zone("UTC"), "9/day", "86400000+0"),
+        (Quota::per_day(9).in_zone("Asia/Tokyo").in_zone("utc"), "9/day", "86400000+0"),
+        (Quota::per_week(9).from_weekday(Weekday::Monday), "9/week", "604800000+345600000"),
+        // An alias is another name.
+        (Quota::per_day(9).in_zone("Etc/UTC"), "9/day in Etc/UTC", "day@Etc/UTC"),
+    ] {
+        assert_eq!(quota.to_string(), text);
+        assert_eq!(text.parse(), Ok(quota), "{text}");
+        assert_eq!(quota.counter().to_string(), counter);
+        let json = serde_json::to_string(&quota).expect("text");
+        assert_eq!(serde_json::from_str::<Quota>(&json).expect("text"), quota);
+    }
+    assert_eq!(SET.len(), 3);
+    assert_eq!(PLAN.with_limit(9).in_zone("Asia/Tokyo").window(), Duration::from_secs(31 * 86_400));
+    let tokyo = Quota::per_day(9).in_zone("Asia/Tokyo");
+    assert_eq!(tokyo.and(Quota::per_day(9)).and(tokyo.in_zone("Asia/Seoul")).len(), 3);
+    assert_ne!(tokyo, tokyo.in_zone("Asia/Seoul"));
 }
 
 #[derive(Serialize, Deserialize, PartialEq, Debug)]
@@ -170,7 +260,20 @@ fn an_invalid_quota_is_rejected_when_it_is_built() {
     assert!(Quota::try_new(0, ms(1)).is_ok());
     assert!(Quota::try_new(MAX_TOKENS, MAX_WINDOW).is_ok());
 
-    let refused: [(Build, &str); 10] = [
+    let refused: [(Build, &str); 20] = [
+        (|| Quota::per_month(1).staggered().into(), "a calendar says where windows begin"),
+        (|| Quota::per_month(1).from_first_request().into(), "a calendar says where"),
+        (|| Quota::per_month(1).starting_at(Duration::ZERO).into(), "a calendar says where"),
+        (|| Quota::per_day(1).staggered().in_zone("Asia/Tokyo").into(), "a calendar says where"),
+        (|| Quota::per_hour(1).in_zone("Asia/Tokyo").into(), "write Quota::per_day(n), per_week"),
+        (
+            || Quota::per_day(1).in_zone("Mars").into(),
+            "\"Mars\": the time zone database has no such",
+        ),
+        (|| Quota::per_month(1).from_day(32).into(), "a day from 1 to 31"),
+        (|| Quota::per_week(1).from_day(1).into(), "a week begins on a weekday"),
+        (|| Quota::per_year(1).from_date(2, 30).into(), "a year on a month and a day"),
+        (|| Quota::per_month(u64::MAX).into(), ".skip(..)"),
         (|| Quota::per_second(MAX_TOKENS + 1).into(), ".skip(..)"),
         (|| Quota::per_week(u64::MAX).into(), ".skip(..)"),
         (|| Quota::per_minute(1).with_limit(u64::MAX).into(), ".skip(..)"),

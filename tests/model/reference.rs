@@ -48,7 +48,7 @@ pub(crate) struct Answer {
     pub(crate) remaining: Vec<i128>,
     pub(crate) reset: Vec<i128>,
     pub(crate) refusing: Vec<usize>,
-    pub(crate) speaking: usize,
+    pub(crate) governing: usize,
     pub(crate) retry_at: Option<i128>,
     pub(crate) for_good: bool,
     pub(crate) ready_at: Option<i128>,
@@ -264,7 +264,7 @@ impl Model {
         };
 
         // S19: the first of those that nobody is before.
-        let speaking = if allowed {
+        let governing = if allowed {
             (0..terms.len()).min_by_key(|&i| (remaining[i], -reset[i])).expect("a quota")
         } else {
             let rank = |i: usize| (retries[i].is_none(), retries[i].unwrap_or(0), reset[i]);
@@ -289,7 +289,7 @@ impl Model {
             remaining,
             reset,
             refusing,
-            speaking,
+            governing,
             retry_at,
             for_good,
             ready_at,

@@ -380,7 +380,7 @@ fn told(decision: &Decision) -> Answer {
         remaining: all(|s| s.remaining().into()),
         reset: all(|s| ms(s.reset_at())),
         refusing: decision.refusing().collect(),
-        speaking: decision.governing(),
+        governing: decision.governing(),
         retry_at: decision.retry_at().map(ms),
         for_good: decision.exceeds_capacity(),
         ready_at: decision.ready_at().map(ms),

@@ -260,7 +260,7 @@ async fn a_tls_server_is_used_only_if_its_certificate_is_trusted() {
     let error = untrusted.check("ann").await.expect_err("not trusted");
     assert_eq!(
         error.to_string(),
-        "Redis can't be reached (nobody trusted has signed its certificate)"
+        "Redis can't be reached (its certificate is not signed by a trusted authority)"
     );
 }
 

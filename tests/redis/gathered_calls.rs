@@ -342,7 +342,10 @@ async fn calls_that_expire_or_are_dropped_before_they_are_sent_charge_nothing() 
     let waiting = tokio::spawn(at_once(charges(&store, 2..4)));
     let dropped = tokio::spawn(at_once(charges(&store, 4..7)));
     for answer in at_once(charges(&hasty, 7..10)).await {
-        assert_eq!(answer.expect_err("late").to_string(), "Redis could not be asked in time");
+        assert_eq!(
+            answer.expect_err("late").to_string(),
+            "the call to Redis could not be sent in time"
+        );
     }
     dropped.abort();
     assert!(dropped.await.is_err(), "it is gone");

@@ -255,7 +255,7 @@ fn a_store_made_outside_of_a_runtime_connects_with_the_first_request() {
     let limiter = limiter(RedisStore::new(server.url()).expect("an address"), 5);
     let error = tower_fixed_window::testing::block_on(limiter.clone().without_fallback().check(1));
     let message = error.expect_err("no runtime").to_string();
-    assert_eq!(message, "Redis is asked outside of a tokio runtime");
+    assert_eq!(message, "Redis is called outside of a tokio runtime");
     for _ in 0..2 {
         // A connection ends with the runtime it was made in; the next runtime makes its own.
         let runtime = tokio::runtime::Runtime::new().expect("a runtime");

@@ -15,6 +15,7 @@ pub(crate) struct Server {
     dir: TempDir,
     pub(crate) port: u16,
     args: Vec<String>,
+    env: Vec<(&'static str, String)>,
 }
 
 impl Server {
@@ -29,6 +30,30 @@ impl Server {
     }
 
     pub(crate) fn on(port: u16, args: &[&str]) -> Option<Self> {
+        Self::on_with_env(port, args, Vec::new())
+    }
+
+    /// A server whose clock is ahead by so many seconds. `None` also where there is no compiler for what
+    /// shifts it.
+    pub(crate) fn ahead(seconds: i64) -> Option<Self> {
+        let library = tempfile::Builder::new().suffix(".so").tempfile().expect("a file");
+        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/redis/shifted_clock.c");
+        let compiled = Command::new("cc")
+            .args(["-shared", "-fPIC", "-O1", "-o"])
+            .arg(library.path())
+            .arg(source)
+            .status();
+        if !compiled.is_ok_and(|status| status.success()) {
+            eprintln!("skipped: there is no C compiler");
+            return None;
+        }
+        let path = library.path().display().to_string();
+        let env = vec![("LD_PRELOAD", path), ("CLOCK_SHIFT", seconds.to_string())];
+        // It is loaded when the server answers.
+        Self::on_with_env(free_port(), &["--save", ""], env)
+    }
+
+    fn on_with_env(port: u16, args: &[&str], env: Vec<(&'static str, String)>) -> Option<Self> {
         if !installed() {
             return None;
         }
@@ -38,7 +63,7 @@ impl Server {
         std::fs::write(&config, "").expect("it is written");
         let mut all = vec![config.display().to_string()];
         all.extend(args.iter().map(|arg| (*arg).to_owned()));
-        let mut server = Self { child: None, dir, port, args: all };
+        let mut server = Self { child: None, dir, port, args: all, env };
         server.restart();
         Some(server)
     }
@@ -47,6 +72,7 @@ impl Server {
     pub(crate) fn restart(&mut self) {
         assert!(self.child.is_none(), "it runs");
         let child = Command::new(binary())
+            .envs(self.env.iter().map(|(name, value)| (name, value)))
             .args(&self.args)
             .args(["--port", &self.port.to_string(), "--bind", "127.0.0.1"])
             .args(["--dir", &self.dir.path().display().to_string(), "--loglevel", "warning"])

@@ -412,10 +412,10 @@ async fn network() {
     callers(what, &far, &[1, 2], 8, ms(5), ms(100), s(5)).await;
     proxy.set_silent(true);
     callers("the master falls silent", &far, &[1, 2], 8, ms(5), long, s(5)).await;
-    let what = "it is silent still, for callers that give up after 100 ms";
+    let what = "it is still silent, for callers that give up after 100 ms";
     callers(what, &far, &[1, 2], 8, ms(5), ms(100), s(5)).await;
     proxy.set_silent(false);
-    callers("it speaks again", &far, &[1, 2], 8, ms(5), long, s(5)).await;
+    callers("it answers again", &far, &[1, 2], 8, ms(5), long, s(5)).await;
 
     let options = ["--cluster-require-full-coverage", "no"];
     let Some(mut shards) = cluster_with(&options) else { return };

@@ -28,9 +28,10 @@ pub(super) fn append(headers: &mut HeaderMap, name: &str, quotas: &Quotas, decis
         let name = policy_name(name, quota);
         let limit = quota.limit().min(MAX_INTEGER);
         let _ = write!(policies, "{separator}\"{name}\";q={limit}");
-        // The window in whole seconds; one that has none can't be said, and needs not be.
-        if quota.window().subsec_nanos() == 0 {
-            let _ = write!(policies, ";w={}", quota.window().as_secs());
+        // The window in whole seconds; one that has none can't be said, and needs not be. A
+        // calendar's is the one that runs.
+        if standing.window().subsec_nanos() == 0 {
+            let _ = write!(policies, ";w={}", standing.window().as_secs());
         }
         let mut end = standing.end();
         if i == decision.governing() {

@@ -1,10 +1,10 @@
 //! Which layer has written the rate-limit headers of a response.
 //!
-//! Layers of this crate may be stacked, and upstream services may send headers of the same names. The
-//! *name* of the limit in the map shows which is which: one that points into a static of this module
-//! was put there by this crate, in this process. It costs nothing, where a marker in the response's
-//! extensions would cost a third of what the whole layer does. The static is an array of bytes, since
-//! equal string literals may be merged by the linker.
+//! Layers of this crate may be stacked, and upstream services may send headers of the same names.
+//! The *name* of the limit in the map shows which layer wrote it: a name that points into a static
+//! of this module was inserted by this crate, in this process. This costs nothing, while a marker
+//! in the response's extensions would cost a third of the whole layer. The static is an array of
+//! bytes, since the linker may merge equal string literals.
 
 use http::Response;
 use http::header::{HeaderMap, HeaderName};

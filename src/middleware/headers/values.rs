@@ -21,8 +21,8 @@ pub(super) fn number(n: u64) -> HeaderValue {
         .unwrap_or_else(|| large(Bytes::copy_from_slice(itoa::Buffer::new().format(n).as_bytes())))
 }
 
-/// The same, written behind others into a chunk, of which the value is a slice: an allocation of its
-/// own would cost as much as all of the rest.
+/// The same, written behind others into a chunk, of which the value is a slice: an allocation of
+/// its own would cost as much as all of the rest.
 #[inline]
 pub(super) fn number_in(n: u64, chunk: &mut BytesMut) -> HeaderValue {
     small(n).unwrap_or_else(|| {

@@ -1,4 +1,4 @@
-//! What is counted, by which quotas, and at which cost.
+//! Which requests count, under which quotas, and at which cost.
 
 use std::sync::Arc;
 
@@ -10,14 +10,14 @@ use crate::key::Key;
 use crate::middleware::plan::Plan;
 
 impl<J> FixedWindowLayer<J> {
-    /// Requests for which the closure says `true` pass without being counted, and without headers.
-    /// Called again, it exempts more. A customer without a limit is a plan of
-    /// [`quota_fn`](Self::quota_fn) that is `None`.
+    /// Exempts requests for which the closure returns `true`: they pass uncounted and without
+    /// headers. Each call exempts more requests. For a customer
+    /// without a limit, [`quota_fn`](Self::quota_fn) returns `None`.
     ///
-    /// What is skipped has no limit, so ask for what a client can't choose: not for a header, and
-    /// for a path only if its handler is cheap. For health probes that is mostly so; better still,
-    /// put their route outside of the layer, or exempt the prober by its address:
-    /// `client_ip().is_in(..)` of the feature `client-ip`, which is a closure for this.
+    /// Exempt requests by properties that a client can't choose: not by a header, and by a path
+    /// only if its handler is cheap, as for most health probes. Better, add the route of a probe
+    /// outside of the layer, or exempt the prober by its address: `client_ip().is_in(..)` (feature
+    /// `client-ip`) is a closure for this.
     ///
     /// ```
     /// use http::Request;
@@ -48,13 +48,13 @@ impl<J> FixedWindowLayer<J> {
         self
     }
 
-    /// CORS preflights (`OPTIONS` with `origin` and `access-control-request-method`) pass without
-    /// being counted. A preflight carries no credentials, and a browser that is refused one reports a
-    /// failure of CORS, not a limit. Where a CORS layer answers them outside of this one, they never
-    /// come here.
+    /// Exempts CORS preflights (`OPTIONS` with `origin` and `access-control-request-method`). A
+    /// preflight carries no credentials, and if one is refused, the browser reports a failure of
+    /// CORS instead of a limit. If a CORS layer outside of this one answers preflights, they never
+    /// reach the limit.
     ///
-    /// Any client can send both headers: what it marks as a preflight in this way has no limit. So use
-    /// this only if whatever answers `OPTIONS` inside of the limit is cheap.
+    /// Any client can send both headers, and its requests are then unlimited. Use this only if the
+    /// handler for `OPTIONS` inside of the limit is cheap.
     ///
     /// ```
     /// use http::Request;
@@ -75,12 +75,13 @@ impl<J> FixedWindowLayer<J> {
         self
     }
 
-    /// What may be spent, for each request: free and paid plans under one name. The closure gets
-    /// the key, too. All plans share one counter for each window length, so that a customer who
-    /// upgrades goes on from what is used. `None` is a plan without a limit: its requests pass without
-    /// being counted, and without headers.
+    /// Chooses the quotas of each request, for example for free and paid plans under one name. The
+    /// closure also gets the key. All plans share one counter for each window length, so a customer
+    /// who upgrades keeps what is used. With `None` a request has no limit: it passes uncounted and
+    /// without headers.
     ///
-    /// [`Control::set_quotas`] changes the layer's quotas, not what the closure returns.
+    /// [`Control::set_quotas`](crate::Control::set_quotas) changes the layer's quotas, not what the
+    /// closure returns.
     ///
     /// ```
     /// use http::Request;
@@ -113,7 +114,8 @@ impl<J> FixedWindowLayer<J> {
         self
     }
 
-    /// How many tokens a request costs; 1 unless set. A request of cost 0 passes and takes nothing.
+    /// Sets how many tokens a request costs. The default is 1. A request of cost 0 passes and takes
+    /// nothing.
     ///
     /// ```
     /// use http::{Method, Request};
@@ -136,11 +138,11 @@ impl<J> FixedWindowLayer<J> {
         self
     }
 
-    /// Counts only requests whose response meets the condition: failed logins.
+    /// Counts only requests whose response meets the condition, such as failed logins.
     ///
-    /// The tokens are taken before the service is called, and given back when the response shows
-    /// that it doesn't count. So what is undecided counts: with a limit of 5, at most 5 requests
-    /// whose outcome is unknown are under way at once, and never more than 5 failures pass.
+    /// The layer takes the tokens before it calls the service, and refunds them if the response
+    /// does not count. So a request counts until its response is known: with a limit of 5, at most
+    /// 5 undecided requests are in flight, and never more than 5 failures pass.
     ///
     /// ```
     /// use axum::routing::any;
@@ -170,9 +172,9 @@ impl<J> FixedWindowLayer<J> {
         self
     }
 
-    /// Corrects the charge by the [`TrueCost`](crate::TrueCost) that the response reports: less is
-    /// returned, more is taken even past the limit. Without this a layer ignores what is reported,
-    /// so that in a stack of layers only those follow it that count in its unit.
+    /// Corrects the charge to the [`TrueCost`](crate::TrueCost) that the response reports: a lower
+    /// cost is refunded, a higher one is taken even beyond the limit. Without this, a layer ignores
+    /// the report, so in a stack of layers only those that count in its unit apply it.
     ///
     /// ```
     /// use axum::{Extension, routing::any};
@@ -200,10 +202,10 @@ impl<J> FixedWindowLayer<J> {
         self
     }
 
-    /// Gives the charge back when a request is dropped before its response: the client hung up, or
-    /// the handler or a closure of this layer panicked. A charge that a remote store is still deciding
-    /// is awaited and given back in the background (feature `tokio`). Only where such requests cost nothing worth limiting: a client can
-    /// start work and hang up, again and again.
+    /// Refunds the charge if a request is dropped before its response: the client disconnected, or
+    /// the handler or a closure of this layer panicked. If a remote store is still deciding, a task
+    /// awaits and refunds the charge (feature `tokio`). Use this only if such requests are cheap: a
+    /// client can start work and disconnect, again and again.
     ///
     /// ```
     /// use http::Request;

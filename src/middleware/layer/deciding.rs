@@ -1,4 +1,4 @@
-//! What follows from a decision: a queue, shadow mode, and hooks that see it.
+//! What follows from a decision: a queue, shadow mode, and hooks that receive it.
 
 use std::sync::Arc;
 #[cfg(feature = "tokio")]
@@ -10,16 +10,19 @@ use super::FixedWindowLayer;
 use crate::decision::Decision;
 
 impl<J> FixedWindowLayer<J> {
-    /// Requests that are over the limit wait for the next windows instead of being refused: for
-    /// each key up to `tokens` of them (at a cost of 1, so many requests), each no longer than
-    /// `max_wait`, in order of arrival. A request that doesn't fit is refused.
+    /// Lets requests over the limit wait for the next windows instead of refusing them: for each
+    /// key up to `tokens` (requests of cost 1 take one each), each for at most `max_wait`, in order
+    /// of arrival. A request that does not fit is refused.
     ///
-    /// A request that waits holds no place in the service inside; dropping it frees its place in
-    /// the queue. If others of its key wait behind it, a newcomer may then share the window of the last
-    /// of them, which passes one request more. If the service is not ready before the request's window has ended, the request takes
-    /// tokens anew, within what is left of its `max_wait`, or is refused: late requests never pass in a
-    /// burst. Those of one key do so in order of arrival in this process. [`Control::close_queue`] ends
-    /// all waiting with 503, for a graceful shutdown.
+    /// A waiting request holds no place in the inner service. Dropping it frees its place in the
+    /// queue. If others of its key wait behind it, a new request can then share the window of the
+    /// last of them, which passes one request more.
+    ///
+    /// If the service is not ready before the request's window has ended, the request takes new
+    /// tokens within what is left of its `max_wait`, or is refused. Such late requests never pass
+    /// in a burst: in a process, those of one key take tokens in order of arrival.
+    /// [`Control::close_queue`](crate::Control::close_queue) ends all waiting with 503, for a
+    /// graceful shutdown.
     ///
     /// ```
     /// use std::time::Duration;
@@ -28,7 +31,7 @@ impl<J> FixedWindowLayer<J> {
     /// use tower_fixed_window::testing::ask;
     /// use tower_fixed_window::{FixedWindowLayer, Quota};
     ///
-    /// // A window of a whole day, for which nobody can wait long enough.
+    /// // A window of a day: the second request would have to wait too long.
     /// let layer = FixedWindowLayer::new(Quota::per_day(1))
     ///     .key(global())
     ///     .queue(30, Duration::from_millis(1));
@@ -43,8 +46,8 @@ impl<J> FixedWindowLayer<J> {
         self
     }
 
-    /// Decides and counts, but refuses nothing and sends no headers: to try a limit out. Switched on
-    /// and off at run time by [`Control::set_shadow`].
+    /// Decides and counts, but refuses no request and sends no headers. Use it to try a limit out;
+    /// [`Control::set_shadow`](crate::Control::set_shadow) switches it at run time.
     ///
     /// ```
     /// use http::Request;
@@ -88,21 +91,22 @@ impl<J> FixedWindowLayer<J> {
         self
     }
 
-    /// Shows each decision of the store to a closure, with the request it is about: for a log or a
-    /// metric with ids of your own, or to tell an account that it is near its limit. Metrics and
-    /// logs by the layer's name are there without it: the features `metrics` and `tracing`.
+    /// Calls a closure with each decision and its request, for logs or metrics with your own ids,
+    /// or to warn an account near its limit. For logs and metrics by the layer's name, use the
+    /// features `tracing` and `metrics` instead.
     ///
-    /// It is called once for a request, before the service is called or the refusal is made:
-    /// whether the request passes, is refused, or waits for a window
-    /// ([`ready_after`](Decision::ready_after)); a second time if one that has waited is refused
-    /// because the service was not ready in time. In [shadow mode](Self::shadow), too, where a
-    /// request passes that the decision refuses. It is not called where there is no decision: for
-    /// requests that are skipped or have no key, or while the store fails and nothing decides in its
-    /// place ([`is_local`](Decision::is_local) if something does).
+    /// The layer calls it once for each request, before it calls the service or responds with a
+    /// refusal: if the request passes, is refused, or waits for a window
+    /// ([`ready_after`](Decision::ready_after)). It calls it a second time if a request that has
+    /// waited is refused because the service was not ready in time. In [shadow mode](Self::shadow),
+    /// it also calls it for requests that pass although the decision refuses them. It does not call
+    /// it if there is no decision: for exempt requests, for requests without a key, and while the
+    /// store fails and nothing decides in its place (if memory does,
+    /// [`is_local`](Decision::is_local) is `true`).
     ///
-    /// The request waits meanwhile, so it must not block: send to a channel what takes time. It
-    /// doesn't get the key, which may be a credential that a log must not have; what the app itself
-    /// knows of the caller is in the extensions. Called again, it adds a closure.
+    /// The closure must not block, since the request waits for it; send slow work to a channel. It
+    /// does not get the key, which may be a credential; put what your app knows of the client into
+    /// the extensions. Another call adds a closure.
     ///
     /// ```
     /// use std::sync::mpsc;
@@ -111,7 +115,7 @@ impl<J> FixedWindowLayer<J> {
     /// use tower_fixed_window::testing::ask;
     /// use tower_fixed_window::{FixedWindowLayer, Quota};
     ///
-    /// /// Left by your authentication.
+    /// /// Your authentication layer puts it into the extensions.
     /// #[derive(Clone)]
     /// struct Tenant { id: u64, token: &'static str }
     ///

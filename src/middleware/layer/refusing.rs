@@ -1,4 +1,4 @@
-//! What a refusal looks like.
+//! How a layer refuses.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::middleware::rejection::Rejection;
 use crate::middleware::upload::Drain;
 
 impl<J> FixedWindowLayer<J> {
-    /// The status of a refusal; 429 unless set. GitHub's API says 403.
+    /// Sets the status of a refusal. The default is 429; GitHub's API uses 403.
     ///
     /// ```
     /// use http::{Request, StatusCode};
@@ -30,7 +30,7 @@ impl<J> FixedWindowLayer<J> {
         self
     }
 
-    /// Which rate-limit headers responses have: GitHub's unless set.
+    /// Sets which rate-limit headers responses have. The default is GitHub's.
     ///
     /// ```
     /// use http::Request;
@@ -51,7 +51,7 @@ impl<J> FixedWindowLayer<J> {
         self
     }
 
-    /// What refusals look like: [`GitHubBody`](crate::GitHubBody), [`Grpc`](crate::Grpc),
+    /// Sets the response to refused requests: [`GitHubBody`](crate::GitHubBody), [`Grpc`](crate::Grpc),
     /// [`EmptyBody`](crate::EmptyBody), or a [`Reject`](crate::Reject) of your own;
     /// [`ProblemJson`](crate::ProblemJson) unless set.
     ///
@@ -104,10 +104,10 @@ impl<J> FixedWindowLayer<J> {
         self.reject(reject)
     }
 
-    /// Reads what is left of a refused request whose body is of type `B`: see
-    /// [above](Self#refused-uploads). axum's are read without this. Called again, it adds a type.
+    /// Reads the rest of refused requests with bodies of type `B`: see
+    /// [above](Self#refused-uploads). axum's bodies don't need this. Each call adds a type.
     ///
-    /// In a `ServiceBuilder`, a layer outside of the limit may have changed the type of the bodies:
+    /// In a `ServiceBuilder`, a layer outside of the limit may change the type of the bodies:
     ///
     /// ```
     /// use std::time::Duration;

@@ -1,10 +1,11 @@
-//! Where the counters live, and what happens while they can't be reached.
+//! Where the counters live, and what happens if the store fails.
 
 use super::FixedWindowLayer;
 use crate::store::{OnStoreFailure, Store};
 
 impl<J> FixedWindowLayer<J> {
-    /// Where the counters live; in memory by default, in a store of the layer's own.
+    /// Sets the store of the counters. The default is a [`MemoryStore`](crate::MemoryStore) of the
+    /// layer's own.
     ///
     /// ```
     /// use std::time::Duration;
@@ -33,12 +34,12 @@ impl<J> FixedWindowLayer<J> {
         self
     }
 
-    /// Makes a [reset](Control::reset) by another process be seen within a second.
+    /// Makes [resets](crate::Control::reset) by another process effective within a second.
     ///
-    /// A refusal by a remote store is remembered until it ends, so that refused clients cause no
-    /// traffic to the store. What this process resets or refunds is seen at once, and so is a raised
-    /// limit; what another one does, when the refusal ends. With this the store is asked again after
-    /// a second, as it is anyhow where requests may give back what they took
+    /// A node remembers a refusal by a remote store until its window ends, so that refused clients
+    /// cause no calls. Resets and refunds of this process, and raised limits, take effect at once;
+    /// a reset by another process takes effect when the refusal ends. With this option, the node
+    /// asks the store again after a second. It does so anyway if requests may be refunded
     /// ([`count_if`](Self::count_if), [`refund_dropped`](Self::refund_dropped),
     /// [`settle_true_cost`](Self::settle_true_cost), [`queue`](Self::queue)).
     ///
@@ -59,23 +60,22 @@ impl<J> FixedWindowLayer<J> {
         self
     }
 
-    /// Lets this process take up to `max` tokens of a busy key at once from a remote store, and
-    /// spend them by itself: a hot key then costs a call for many requests instead of one for each.
-    /// Off unless set; 0 and 1 are off.
+    /// Lets this process take up to `max` tokens of a busy key from a remote store with one call,
+    /// and spend them in memory. By default there are no leases; 0 and 1 also mean none.
     ///
-    /// Never more than the limit passes, whatever happens to nodes or store: tokens are taken from
-    /// the shared count before they are spent, and what is left of them ends with the window. What it
-    /// costs is that the last tokens may lie on a node that does not need them, so that others refuse
-    /// a little early. A lease is at most a 16th of what is left, and at most the key's heat, which
-    /// starts at 1, doubles while leases are spent within a hundredth of the window, and halves when
-    /// they are not; what is not spent within a 16th of the window is given back. So `n` nodes refuse
-    /// at most `(n - 1) * (min(max, limit / 16) - 1)` requests too many in a window. `used`, as
-    /// responses say it, has leased tokens in it.
+    /// Never more than the limit passes, whatever happens to nodes or the store: a node takes
+    /// tokens from the shared count before it spends them, and unspent tokens end with the window.
+    /// The cost is that another node may hold the last tokens, so that nodes refuse slightly early.
+    /// A lease is at most a 16th of the tokens left, and at most the key's heat. Heat starts at 1,
+    /// doubles if a lease is spent within a hundredth of the window (at most 10 s), and halves
+    /// otherwise. Tokens unused for a 16th of the window, or for 10 s if that is shorter, are
+    /// returned, and at a shutdown all of them. So `n` nodes refuse at most `(n - 1) * (min(max,
+    /// limit / 16) - 1)` requests too many in a window. `used` in responses includes leased tokens.
     ///
-    /// Leases are for layers of a single quota of at least 32 tokens, without rollover and without a
-    /// [`queue`](Self::queue); elsewhere this changes nothing. Requests of cost 1 take them, and
-    /// larger ones are paid from them where they suffice. A reset by another process does not reach
-    /// the tokens leased here.
+    /// Leases need a single quota of at least 32 tokens, without rollover and without a
+    /// [`queue`](Self::queue); otherwise this has no effect. Requests of cost 1 take leases;
+    /// requests with a higher cost use leased tokens if they suffice. A reset by another process
+    /// does not revoke leased tokens.
     ///
     /// ```no_run
     /// # #[cfg(feature = "redis")]
@@ -98,8 +98,8 @@ impl<J> FixedWindowLayer<J> {
         self
     }
 
-    /// What happens to requests while the store fails: by default the same quotas are enforced in
-    /// this process's memory.
+    /// Sets the policy for requests while the store fails. By default, this process enforces the
+    /// same quotas in its memory.
     ///
     /// ```
     /// use http::Request;

@@ -20,7 +20,7 @@ impl<J> LimitedRequest<J> {
         if let Some(decision) = &self.charged
             && !self.settings.headers.stamp_passed(response, &self.account(), decision)
         {
-            // What an inner layer of this crate refused, this one has not counted (S9).
+            // This layer does not count what an inner layer of this crate has refused (S9).
             self.give_back();
         }
         // Whatever happens to the response now, the charge stands.
@@ -37,7 +37,7 @@ impl<J> LimitedRequest<J> {
             self.give_back();
             return response;
         }
-        // What was taken stays where it is given back from, as a closure may panic.
+        // What was taken stays where it can be refunded from, as a closure may panic.
         let cost;
         (response, cost) = self.true_cost(response);
         if let Some(cost) = cost

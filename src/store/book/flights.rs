@@ -12,7 +12,7 @@ use crate::decision::Decision;
 pub(crate) type Waiter = oneshot::Sender<Result<Decision, StoreError>>;
 pub(crate) type Answer = oneshot::Receiver<Result<Decision, StoreError>>;
 
-/// The keys that are asked for right now.
+/// The keys with a call in flight.
 #[derive(Default)]
 pub(crate) struct Flights(Mutex<HashMap<u64, Waiting>>);
 
@@ -23,8 +23,8 @@ struct Waiting {
 }
 
 impl Flights {
-    /// Waits for the call for a key, and whether that is still to be begun. `None`: the one there is asks
-    /// under another limit.
+    /// Waits for the call for a key, and whether that is still to be begun. `None`: the one there
+    /// is asks under another limit.
     pub(crate) fn join(&self, id: u64, limit: u64) -> Option<(Answer, bool)> {
         let (sender, receiver) = oneshot::channel();
         let mut flights = self.lock();

@@ -1,5 +1,5 @@
-//! Looks after keys whose lease may lie idle: each at its time, or at once when the limiter that could
-//! spend it is gone. One task does so for all, and ends when there is none.
+//! Looks after keys whose lease may lie idle: each at its time, or at once when the limiter that
+//! could spend it is gone. One task does so for all, and ends when there is none.
 
 use std::collections::{BTreeMap, HashSet};
 use std::mem;
@@ -38,8 +38,8 @@ struct Key {
     look: Box<dyn FnOnce() + Send>,
 }
 
-/// Held by a limiter and its requests, which may spend what is leased. When it is dropped, all of that is
-/// due.
+/// Held by a limiter and its requests, which may spend what is leased. When it is dropped, all of
+/// that is due.
 pub(crate) struct Owner(Idle);
 
 impl Idle {
@@ -51,7 +51,8 @@ impl Idle {
         Arc::new(Owner(self.clone()))
     }
 
-    /// Looks after a key when it is due, unless it is looked after already. `false`: there are too many.
+    /// Looks after a key when it is due, unless it is looked after already. `false`: there are too
+    /// many.
     pub(crate) fn look_after(
         &self,
         id: u64,

@@ -23,7 +23,7 @@ pub(super) struct Flight {
     ended: bool,
 }
 
-/// What is asked for next.
+/// The next call.
 struct Order {
     tokens: u64,
     /// Whether fewer are acceptable.
@@ -65,8 +65,8 @@ impl Flight {
         }
     }
 
-    /// Tokens may have been leased since they began to wait, or the key refused. `None`: no request waits
-    /// any more.
+    /// Tokens may have been leased since they began to wait, or the key refused. `None`: no request
+    /// waits any more.
     fn answer_what_is_known(&mut self) -> Option<Sent> {
         let charge = self.charge.as_charge();
         while !self.waiters.is_empty() {
@@ -147,7 +147,8 @@ impl Flight {
 }
 
 impl Drop for Flight {
-    /// Also with the runtime that it ran in: requests elsewhere get an error, and the next one asks anew.
+    /// Also with the runtime that it ran in: requests elsewhere get an error, and the next one asks
+    /// anew.
     fn drop(&mut self) {
         if !self.ended {
             self.lender.book.flights().end(self.id);

@@ -1,4 +1,4 @@
-//! Keeps tokens that were taken from the store at once, and gives back what is not spent.
+//! Keeps leased tokens, and returns unused ones.
 
 use std::sync::{Arc, Weak};
 
@@ -10,8 +10,10 @@ use super::super::recall::Sent;
 use crate::decision::Decision;
 use crate::quota::Quota;
 
-/// A lease that is not spent within this part of the window is given back.
+/// A lease unused for this part of the window is returned.
 const IDLE: i64 = 16;
+/// And after so long in any case, in milliseconds.
+const MAX_IDLE: i64 = 10_000;
 
 /// What leases are made of. The tasks that look after them don't own them.
 #[derive(Clone)]
@@ -46,7 +48,8 @@ impl Lender {
         }
     }
 
-    /// Keeps what is left of a lease, to be spent until it is due. How much is to be given back instead.
+    /// Keeps what is left of a lease, to be spent until it is due. Returns how many tokens to give
+    /// up instead.
     pub(super) fn keep(
         &self,
         charge: &OwnedCharge,
@@ -98,8 +101,8 @@ impl Lender {
         }
     }
 
-    /// Has what is left given back when it was not spent for a while. `false`: there are too many leases
-    /// to look after.
+    /// Returns what is left of a lease when it was unused for a while. `false`: there are too many
+    /// leases to look after.
     fn look_after(&self, id: u64, charge: OwnedCharge, since: i64, quota: &Quota) -> bool {
         let (this, due) = (self.clone(), since + idle(quota));
         self.book.idle().look_after(id, due, &self.owner, move || this.look(charge, id))
@@ -130,5 +133,5 @@ impl Lender {
 
 /// For how long a lease may lie, in milliseconds.
 fn idle(quota: &Quota) -> i64 {
-    (quota.window as i64 / IDLE).max(1)
+    (quota.window as i64 / IDLE).clamp(1, MAX_IDLE)
 }

@@ -1,5 +1,5 @@
-//! What is under one lock of the store in memory: a table of keys that have an entry of their own, and
-//! the overflow, whose entries are shared by those that found no room in it.
+//! What is under one lock of the store in memory: a table of keys that have an entry of their own,
+//! and the overflow, whose entries are shared by those that found no room in it.
 
 use super::super::account::{Account, shift};
 use super::super::scope::Scope;
@@ -140,8 +140,8 @@ impl Shard {
         }
     }
 
-    /// Where there is no entry for one of these, makes room, or finds that it can't: either way all have
-    /// to be looked for once more.
+    /// Where there is no entry for one of these, makes room, or finds that it can't: either way all
+    /// have to be looked for once more.
     fn grows_for(&mut self, places: &[Place], now: i64) -> bool {
         let lacks =
             places.iter().any(|place| matches!(place, Place::None)) && self.table.may_grow();
@@ -151,7 +151,7 @@ impl Shard {
         lacks
     }
 
-    /// A table that can't grow overflows, and nobody goes uncounted.
+    /// A table that can't grow overflows, so that every charge is counted.
     fn grow(&mut self, now: i64) -> bool {
         let grows = self.table.grow(now);
         self.prepare_overflow();
@@ -286,8 +286,8 @@ impl Shard {
         true
     }
 
-    /// An entry with nothing used, under any plan of this counter: what it holds when it is new depends
-    /// on the plan.
+    /// An entry with nothing used, under any plan of this counter: what it holds when it is new
+    /// depends on the plan.
     fn renew(&mut self, now: i64, slot: Slot, quota: &Quota, shift: u64) {
         let State { start, until, .. } = Window::at(now, None, quota, shift).take(0);
         self.table.set(slot, until, Count { start, used: -MAX });

@@ -1,8 +1,8 @@
 //! What decisions show of the states that a store keeps.
 //!
 //! They don't show all of it: not until when a count is kept, and not whether it was written in an
-//! earlier window, under another limit. What is unknown is not assumed: it is noted what a state may be,
-//! and under which quotas it looks like this.
+//! earlier window, under another limit. What is unknown is not assumed: it is noted what a state
+//! may be, and under which quotas it looks like this.
 
 use std::ops::Range;
 
@@ -77,7 +77,7 @@ impl Seen {
         }
     }
 
-    /// What it is where nothing was written, by nobody else either if it looks the same as before.
+    /// What it is if nothing was written here, nor elsewhere if it looks the same as before.
     fn unchanged(
         mut self,
         charge: &Charge<'_>,
@@ -114,8 +114,9 @@ impl Seen {
             && cost <= quota.capacity
             && !charge.may_reserve()
         {
-            // When the count has come down so far, or when it ends, whichever is earlier. It ends then
-            // if it would otherwise last longer, unless what is rolled over leaves room before.
+            // When the count has come down so far, or when it ends, whichever is earlier. It ends
+            // then if it would otherwise last longer, unless what is rolled over leaves room
+            // before.
             let lasting = window(Some(State { until: MAX, ..self.state })).retry_at(cost, false);
             self.exact =
                 lasting.is_some_and(|at| at > retry_at) && quota.capacity - cost < quota.limit;

@@ -1,8 +1,8 @@
 //! One call of the server, in a task of its own.
 //!
-//! The task keeps the deadline, reports to the link and the breaker what became of the call, and ends
-//! whether or not its callers still wait. A caller that is gone before the call is sent withdraws
-//! what it asked for.
+//! The task keeps the deadline, reports to the link and the breaker what became of the call, and
+//! ends whether or not its callers still wait. A caller that is gone before the call is sent
+//! withdraws what it asked for.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ pub(super) struct Call {
     link: Link,
     breaker: Breaker,
     batch: Vec<Waiting>,
-    /// Until when anybody in it waits.
+    /// Until when callers wait for it.
     until: Instant,
 }
 
@@ -93,7 +93,8 @@ impl Ended {
         self.batch.into_iter().for_each(Waiting::give_back);
     }
 
-    /// Answers all callers, and reports to the breaker. If the server was silent, it is to be listened to.
+    /// Answers all callers, and reports to the breaker. If the server was silent, it is to be
+    /// listened to.
     pub(super) fn answer(self) -> Option<Silent> {
         let Self { link, breaker, domain, batch, over, result } = self;
         let answer = |waiting: Waiting, answer| {
@@ -132,7 +133,7 @@ pub(super) struct Silent {
 }
 
 impl Silent {
-    /// Answers come in order, so the one to a question that harms nobody, sent now, shows that it is back.
+    /// Answers come in order, so the one to a harmless command, sent now, shows that it is back.
     pub(super) async fn listen(mut self) {
         let ping = redis::cmd("PING");
         let answer = timeout(PATIENCE, self.over.req_packed_command(&ping)).await;
@@ -149,7 +150,8 @@ impl Silent {
     }
 }
 
-/// Sends what is still wanted of a batch; again only if it was refused because its script is missing.
+/// Sends what is still wanted of a batch; again only if it was refused because its script is
+/// missing.
 async fn send(
     link: &Link,
     over: &mut Option<Connection>,

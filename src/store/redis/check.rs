@@ -32,7 +32,7 @@ impl Check {
         part: usize,
     ) -> Self {
         let grace = upkeep.grace();
-        // Where there is no other connection, nobody else has to begin.
+        // If there is no other connection, no other task has to begin.
         let last = if upkeep.connect.is_some() { grace } else { grace + ATTEMPT };
         Self {
             upkeep: Arc::downgrade(upkeep),

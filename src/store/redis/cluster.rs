@@ -10,9 +10,11 @@ use redis::{RedisResult, Value};
 
 use super::shards::Range;
 
-/// How long the client library waits for silent nodes at first: nodes that are near answer within it.
+/// How long the client library waits for silent nodes at first: nodes that are near answer within
+/// it.
 const NEAR: Duration = Duration::from_millis(250);
-/// An answer that takes longer does not come. No call waits that long unless its deadline is longer.
+/// An answer that takes longer does not come. No call waits that long unless its deadline is
+/// longer.
 const SILENT: Duration = Duration::from_secs(5);
 
 /// The library waits for all nodes that it knows, and one of them may be silent.

@@ -1,4 +1,4 @@
-//! What Redis is asked: the calls of the script for charges and corrections.
+//! The calls of the script for charges and corrections.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -9,17 +9,30 @@ use super::super::account::Account;
 use super::super::adjust::{Adjust, Correction};
 use super::super::charge::Charge;
 use super::super::scope::Scope;
+use super::calendars::Calendars;
 use super::script;
 use crate::key::Key;
-use crate::quota::MAX_TOKENS;
+use crate::quota::{Anchor, MAX_TOKENS};
+
+/// What stands for a grid where there is none.
+const FROM_FIRST_REQUEST: i64 = -1;
+const ON_A_CALENDAR: i64 = -2;
 
 /// Makes commands about keys that begin with a prefix.
 #[derive(Clone)]
-pub(super) struct Commands(Arc<str>);
+pub(super) struct Commands {
+    prefix: Arc<str>,
+    calendars: Arc<Calendars>,
+}
 
 impl Commands {
     pub(super) fn new(prefix: &str) -> Self {
-        Self(prefix.into())
+        Self { prefix: prefix.into(), calendars: Arc::default() }
+    }
+
+    /// The server has another time than the commands that were made so far took it to have.
+    pub(super) fn correct_time(&self, time: i64) {
+        self.calendars.correct(time);
     }
 
     /// `now` is the time if it is not the server's.
@@ -55,7 +68,7 @@ impl Commands {
 
     pub(super) fn key(&self, scope: &Scope, key: &Key) -> String {
         let mut name = String::with_capacity(64);
-        let (prefix, scope, key) = (&self.0, scope.name(), key.readable());
+        let (prefix, scope, key) = (&self.prefix, scope.name(), key.readable());
         write!(name, "{prefix}tfw1:{{{scope}:{key}}}").expect("writing to a string");
         name
     }
@@ -100,13 +113,24 @@ impl Commands {
         };
         for (i, quota) in account.quotas().iter().enumerate() {
             let debt = if reserve { quota.max_reserved } else { 0 };
-            cmd.arg(quota.counter().to_string()).arg(quota.window).arg(quota.limit);
-            cmd.arg(quota.capacity).arg(quota.limit + debt);
-            match account.grid(quota) {
-                Some(grid) => cmd.arg(grid),
-                None => cmd.arg(-1),
+            let until = until.get(i).copied().unwrap_or(0);
+            let boundaries = match quota.anchor {
+                Anchor::Calendar(calendar) => {
+                    let now = now.unwrap_or_else(|| self.calendars.time());
+                    Some(self.calendars.around(calendar, now, quota))
+                }
+                _ => None,
             };
-            cmd.arg(until.get(i).copied().unwrap_or(0));
+            let (length, grid) = match (&boundaries, account.grid(quota)) {
+                (Some(boundaries), _) => (boundaries.starts.len() as u64, ON_A_CALENDAR),
+                (None, Some(grid)) => (quota.window, grid as i64),
+                (None, None) => (quota.window, FROM_FIRST_REQUEST),
+            };
+            cmd.arg(quota.counter().to_string()).arg(length).arg(quota.limit);
+            cmd.arg(quota.capacity).arg(quota.limit + debt).arg(grid).arg(until);
+            if let Some(boundaries) = boundaries {
+                cmd.arg(boundaries.first).arg(boundaries.last).arg(&boundaries.starts);
+            }
         }
         cmd
     }

@@ -1,4 +1,4 @@
-//! What is said of a call that failed. It names no address and no key.
+//! The errors of failed calls. They contain no address and no key.
 
 use std::error::Error;
 use std::io;
@@ -12,7 +12,7 @@ use super::super::error::StoreError;
 use super::tls;
 
 pub(super) fn runtime() -> Result<Handle, StoreError> {
-    Handle::try_current().map_err(|_| StoreError::new("Redis is asked outside of a tokio runtime"))
+    Handle::try_current().map_err(|_| StoreError::new("Redis is called outside of a tokio runtime"))
 }
 
 pub(super) fn late() -> StoreError {
@@ -20,15 +20,15 @@ pub(super) fn late() -> StoreError {
 }
 
 pub(super) fn unsent() -> StoreError {
-    StoreError::new("Redis could not be asked in time").unsent()
+    StoreError::new("the call to Redis could not be sent in time").unsent()
 }
 
 pub(super) fn ended() -> StoreError {
-    StoreError::new("the runtime in which Redis was asked has ended")
+    StoreError::new("the runtime of the call to Redis has ended")
 }
 
 pub(super) fn failed(error: RedisError) -> StoreError {
-    // A script tells its own errors as the server's.
+    // A script reports its own errors as the server's.
     let of_key = error.code() == Some("WRONGTYPE")
         || error.kind() == ErrorKind::Parse
         || error.detail().is_some_and(|detail| detail.contains("hash value is not an integer"));
@@ -48,7 +48,7 @@ pub(super) fn failed(error: RedisError) -> StoreError {
     if of_key { failed.of_key() } else { failed }
 }
 
-/// What it is called by Redis, by the system or by TLS: no secret is in that.
+/// The code of Redis, of the system or of TLS, which contains no secret.
 fn code(error: &RedisError) -> Option<String> {
     // What Redis answers to a long command before authentication.
     if error.detail().is_some_and(|detail| detail.contains("unauthenticated")) {

@@ -1,8 +1,9 @@
-//! Decisions that travel together.
+//! Decisions that share a call.
 //!
-//! A single decision leaves at once. While calls are under way, a task lets others run for a moment, then
-//! sends all decisions that wait by then: there is no timer. The distance to the server says how many
-//! calls may be under way; beyond that, decisions wait until one of them is back.
+//! A single decision leaves at once. While calls are in flight, a task lets others run for a
+//! moment, then sends all decisions that wait by then: there is no timer. The distance to the
+//! server says how many calls may be in flight; beyond that, decisions wait until one of them is
+//! back.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -43,12 +44,12 @@ impl Gather {
         Self(Arc::new(Server { link, breaker, queue: Mutex::default(), apart }))
     }
 
-    /// Whether nobody can travel with others here.
+    /// Whether calls can't be shared here.
     pub(super) fn is_apart(&self) -> bool {
         self.0.apart.load(Ordering::Relaxed)
     }
 
-    /// Has it decided. `Outcome::Returned`: not here, as nobody can travel with others.
+    /// Sends it in a shared call. `Outcome::Returned`: calls can't be shared here.
     pub(super) async fn join(&self, mut cmd: Cmd, until: Instant) -> Outcome {
         loop {
             let runtime = match runtime() {
@@ -158,7 +159,7 @@ impl Drop for Leaving {
     }
 }
 
-/// A call, and its place among those under way.
+/// A call, and its place among those in flight.
 struct Trip {
     call: Call,
     place: Place,

@@ -1,12 +1,12 @@
 //! A connection that is known to be alive.
 //!
-//! The client library has a manager for the single server, but none for Sentinel, none that leaves a
-//! server that has fallen silent or become a replica, and none that notices what a network has
+//! The client library has a manager for the single server, but none for Sentinel, none that leaves
+//! a server that has fallen silent or become a replica, and none that notices what a network has
 //! forgotten. This is one for all: what differs is the closure that connects.
 //!
-//! Nothing runs while there are no calls. A call that finds the connection idle or lost starts a task in
-//! its own runtime, and all calls wait for that. A task may end with its runtime, or stand still with it:
-//! what it has claimed expires, and the next call starts another.
+//! Nothing runs while there are no calls. A call that finds the connection idle or lost starts a
+//! task in its own runtime, and all calls wait for that. A task may end with its runtime, or stand
+//! still with it: what it has claimed expires, and the next call starts another.
 
 use std::future::{Future, poll_fn};
 use std::sync::Arc;
@@ -111,8 +111,8 @@ impl Link {
         shards.node(shards.of(Some(key().as_bytes())))
     }
 
-    /// The connection, which is known to be alive. Waits for it as long as nobody has waited too long;
-    /// later it fails at once, while others are made.
+    /// The connection, which is known to be alive. Waits for it as long as no caller has waited too
+    /// long; later it fails at once, while others are made.
     pub(super) async fn get(&self) -> RedisResult<Connection> {
         let mut changes = None;
         loop {
@@ -136,7 +136,7 @@ impl Link {
         let part = shards.of(self.key.as_deref());
         let health = shards.health(part);
         let patience = upkeep.patience.load(Ordering::Relaxed);
-        // Nobody may have waited for an answer that did not come.
+        // Perhaps no caller waited for an answer that did not come.
         let silent = health.unanswered().is_some_and(|sent| sent.saturating_add(patience) <= now);
         if let Some(connection) = current.connection.as_ref().filter(|_| health.is_well()) {
             let idle = now.saturating_sub(health.heard()) >= IDLE.as_millis() as u64;
@@ -159,7 +159,7 @@ impl Link {
         let at_work = current.renewed_by.is_some_and(|until| Instant::now() < until)
             || now < health.checked_by();
         if !at_work {
-            // Nobody has asked for a while: this one may wait again.
+            // No caller has asked for a while: this one may wait again.
             health.lose(now);
             match current.connection.as_ref() {
                 Some(_) if upkeep.connect.is_none() => {
@@ -204,8 +204,8 @@ impl Link {
         }
     }
 
-    /// Another connection is needed. While there is none, calls wait until somebody's patience has ended
-    /// who has waited `since` then. Meanwhile they get `error`, if there is one.
+    /// Another connection is needed. While there is none, calls wait until a caller's patience has
+    /// ended who has waited `since` then. Meanwhile they get `error`, if there is one.
     fn lost(
         &self,
         made: u64,
@@ -304,8 +304,8 @@ impl ConnectionLike for Connection {
     }
 }
 
-/// Whether an answer says that nothing was sent: what has ended says so when it is handed the command.
-/// A later error proves nothing.
+/// Whether an answer says that nothing was sent: what has ended says so when it is handed the
+/// command. A later error proves nothing.
 async fn noting_unsent(mut answer: RedisFuture<'_, Value>) -> (RedisResult<Value>, bool) {
     let first_poll = AtomicBool::new(true);
     poll_fn(|cx| {

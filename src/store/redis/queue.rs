@@ -1,4 +1,4 @@
-//! Decisions that wait to travel, and how many calls may be under way.
+//! Decisions that wait to travel, and how many calls may be in flight.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
@@ -10,17 +10,19 @@ use super::waiting::Waiting;
 
 /// Decisions in one call. More would save little, and keep the server from others for longer.
 const MAX_BATCH: usize = 128;
-/// Calls under way, whatever the distance: with one the server would be idle while its answer travels.
+/// Calls in flight, whatever the distance: with one the server would be idle while its answer
+/// travels.
 const CALLS: usize = 2;
 /// And one more for each of these of the round trip: so a call may leave as often.
 const PACE: Duration = Duration::from_micros(50);
-/// Calls under way before the distance is known.
+/// Calls in flight before the distance is known.
 const UNKNOWN: usize = 1_024;
 /// A full call may leave while there are this many more: what waits would be no smaller later.
 const FULL: usize = 4;
 /// How long the least round trip is remembered, at least: the distance may change.
 const SPAN: Duration = Duration::from_secs(5);
-/// After so long a task that was to leave is not counted on: it may be in a runtime that nobody runs.
+/// After so long a task that was to leave is not counted on: it may be in a runtime that does not
+/// run.
 pub(super) const STUCK: Duration = Duration::from_millis(50);
 
 #[derive(Default)]
@@ -29,7 +31,7 @@ pub(super) struct Queue {
     /// How many have come, and how many of these have left.
     came: u64,
     left: u64,
-    /// Calls under way, by when they are not waited for any more: a runtime may stand still.
+    /// Calls in flight, by when they are not waited for any more: a runtime may stand still.
     calls: BTreeSet<(Instant, u64)>,
     /// How many calls have left.
     called: u64,
@@ -57,7 +59,7 @@ impl Distance {
         self.least = Some(self.least.map_or(took, |least| least.min(took)));
     }
 
-    /// How many calls may be under way.
+    /// How many calls may be in flight.
     fn calls(&self) -> usize {
         match self.least.into_iter().chain(self.before).min() {
             None => UNKNOWN,
@@ -66,7 +68,7 @@ impl Distance {
     }
 }
 
-/// A call that is under way.
+/// A call in flight.
 pub(super) type UnderWay = (Instant, u64);
 
 /// How a decision is to be sent.
@@ -103,7 +105,7 @@ impl Queue {
         self.left >= place
     }
 
-    /// A call is under way.
+    /// A call begins.
     fn begin(&mut self, until: Instant, decisions: usize) -> UnderWay {
         self.called += 1;
         self.busy = decisions > 1;

@@ -1,5 +1,5 @@
-//! Makes connections, one after the other and beside each other, until one is good or nobody asks any
-//! more.
+//! Makes connections, one after the other and beside each other, until one is good or no
+//! caller asks any more.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -14,12 +14,12 @@ use super::shards::Shards;
 use super::upkeep::{ATTEMPT, Current, LATE, PAUSE, Upkeep};
 use crate::observe;
 
-/// Attempts that may be under way before the pauses between them grow.
+/// Attempts that may be in flight before the pauses between them grow.
 const FEW: u32 = 4;
-/// Attempts go on for so long after somebody has asked.
+/// Attempts go on for so long after the last caller has asked.
 const WANTED: Duration = Duration::from_secs(1);
 
-/// Makes connections until one is good, unless somebody does so already.
+/// Makes connections until one is good, unless a task does so already.
 pub(super) fn renew(upkeep: &Arc<Upkeep>) {
     if upkeep.connect.is_none() {
         return;
@@ -83,8 +83,8 @@ impl Renewal {
         }
     }
 
-    /// Where a new connection is no better than the one before (its address leads to a replica), they
-    /// are not made as fast as they fail.
+    /// Where a new connection is no better than the one before (its address leads to a replica),
+    /// they are not made as fast as they fail.
     fn pause(&self) -> Option<Instant> {
         let upkeep = self.upkeep.upgrade()?;
         let (proved, at) = {
@@ -115,7 +115,7 @@ impl Renewal {
         let _ = self.changes.wait_for(over).await;
     }
 
-    /// Begins another attempt if somebody still asks. When the next one is due; `None`: never.
+    /// Begins another attempt if callers still ask. When the next one is due; `None`: never.
     fn attempt(&self, attempts: &mut JoinSet<RedisResult<Found>>) -> Option<Instant> {
         let upkeep = self.upkeep.upgrade()?;
         if upkeep.asked().elapsed() < WANTED {

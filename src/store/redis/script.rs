@@ -9,8 +9,8 @@ use redis::{
 
 use super::super::charge::Charge;
 use crate::decision::Decision;
-use crate::quota::Quotas;
-use crate::window::Window;
+use crate::quota::{Anchor, Quotas, Span};
+use crate::window::{MAX, Window};
 
 /// Kinds of decisions among which one of the same kind is looked for.
 const RECENT: usize = 16;
@@ -84,6 +84,9 @@ fn args(call: &Cmd, from: usize) -> impl ExactSizeIterator<Item = &[u8]> {
     all.map(|arg| if let Arg::Simple(arg) = arg { arg } else { b"" })
 }
 
+/// In place of the tokens taken.
+const OUTSIDE: i64 = -2;
+
 /// What a script says to one decision.
 pub(super) enum Answer {
     /// The time, and the tokens used now; if it was refused those used, below 0.
@@ -123,6 +126,18 @@ impl Answer {
         Ok(values.map(answer).collect())
     }
 
+    /// The server's time, if nothing was done because the boundaries of calendars were not around
+    /// it.
+    pub(super) fn outside(&self) -> Option<i64> {
+        match self {
+            Self::General(numbers) => match numbers[..] {
+                [Some(now), Some(OUTSIDE)] => Some(now),
+                _ => None,
+            },
+            Self::Plain(..) => None,
+        }
+    }
+
     /// What follows from it, worked out here once more, in integers. `None` if the two don't agree.
     /// `now` is the time if it is not the server's.
     pub(super) fn decide(&self, charge: &Charge<'_>, now: Option<i64>) -> Option<Decision> {
@@ -139,23 +154,27 @@ fn time(micros: i64) -> i64 {
 }
 
 fn senseless() -> ParsingError {
-    "an answer that makes no sense".into()
+    "an unexpected answer".into()
 }
 
 fn general(charge: &Charge<'_>, answer: &[Option<i64>]) -> Option<Decision> {
     let &[Some(now), Some(taken), ref windows @ ..] = answer else { return None };
-    let (windows, []) = windows.as_chunks::<3>() else { return None };
-    if windows.len() != charge.account.quotas().len() {
+    let mut numbers = windows.iter().copied();
+    let mut known = [(Span::default(), 0, None); Quotas::MAX];
+    for (known, quota) in known.iter_mut().zip(charge.account.quotas()) {
+        let (start, used, until) = (numbers.next()??, numbers.next()??, numbers.next()?);
+        let end = match quota.anchor {
+            Anchor::Calendar(_) => numbers.next()??,
+            _ => start.saturating_add(quota.window as i64).min(MAX),
+        };
+        *known = (Span { start, end }, used, until);
+    }
+    if numbers.next().is_some() {
         return None;
     }
-    let mut known = [(0, 0, None); Quotas::MAX];
-    for (known, window) in known.iter_mut().zip(windows) {
-        let &[Some(start), Some(used), until] = window else { return None };
-        *known = (start, used, until);
-    }
     let windows = charge.account.windows(|i, quota| {
-        let (start, used, until) = known[i];
-        Window::known(quota, start, used, until)
+        let (span, used, until) = known[i];
+        Window::known(quota, span, used, until)
     });
     let (decision, _) = charge.decide_over::<{ Quotas::MAX }>(now, &windows);
     let agreed = decision.allowed() == (taken >= 0) && decision.granted() as i64 == taken.max(0);
@@ -167,9 +186,9 @@ fn plain(charge: &Charge<'_>, now: i64, answer: i64) -> Option<Decision> {
     let before = if refused { -answer } else { answer - charge.ask.cost as i64 };
     let account = charge.account;
     let windows = account.windows(|_, quota| {
-        let start = Window::at(now, None, quota, account.shift(quota)).start();
+        let span = Window::at(now, None, quota, account.shift(quota)).span();
         // Where it was refused there was a state. Where it passed, nothing depends on that.
-        Window::known(quota, start, before, Some(start + quota.window as i64))
+        Window::known(quota, span, before, Some(span.end))
     });
     let (decision, _) = charge.decide_over::<1>(now, &windows);
     (decision.allowed() != refused).then_some(decision)

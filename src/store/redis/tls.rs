@@ -14,7 +14,7 @@ pub(super) fn is_spoken_by(client: &Client) -> bool {
 /// dependencies bring several. What the app has chosen stays.
 pub(super) fn provide() {
     if CryptoProvider::get_default().is_none() {
-        // Somebody else may have been faster.
+        // Another thread may have been faster.
         let _ = ring::default_provider().install_default();
     }
 }
@@ -30,7 +30,7 @@ pub(super) fn what_failed(error: &io::Error) -> Option<&'static str> {
         CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {
             "its certificate is not valid yet"
         }
-        CertificateError::UnknownIssuer => "nobody trusted has signed its certificate",
+        CertificateError::UnknownIssuer => "its certificate is not signed by a trusted authority",
         CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => {
             "its certificate is for another name"
         }

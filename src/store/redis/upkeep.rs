@@ -16,7 +16,7 @@ use super::shards::Shards;
 const GRACE: Duration = Duration::from_millis(20);
 /// How long an attempt to connect may take. Others begin meanwhile.
 pub(super) const ATTEMPT: Duration = Duration::from_secs(5);
-/// Between the beginnings of two attempts, as long as few are under way.
+/// Between the beginnings of two attempts, as long as few are in flight.
 pub(super) const PAUSE: Duration = Duration::from_millis(250);
 /// A claim expires so long after its holder should have been back.
 pub(super) const LATE: Duration = Duration::from_millis(100);
@@ -29,7 +29,7 @@ pub(super) struct Upkeep {
     since: Instant,
     /// How long a call may wait for a connection, in milliseconds.
     pub(super) patience: AtomicU64,
-    /// When somebody found no connection, in milliseconds since `since`.
+    /// When a caller found no connection, in milliseconds since `since`.
     asked: AtomicU64,
     /// How long a call takes at best, in microseconds.
     round_trip: AtomicU64,
@@ -79,7 +79,7 @@ impl Upkeep {
         }
     }
 
-    /// Somebody finds no connection.
+    /// A caller finds no connection.
     pub(super) fn ask(&self, now: u64) {
         self.asked.store(now, Ordering::Relaxed);
     }

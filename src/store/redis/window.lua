@@ -3,7 +3,8 @@
 --
 -- key      a hash with a field for each quota: the start of its window in microseconds, and added to
 --          that the tokens used in it. A count that this can't say is text: `used@start`, the start in
---          milliseconds, and `*n` if the count lives n windows
+--          milliseconds, and `*n` if the count lives n windows. Of a calendar it is always text,
+--          `used@start-end#number`, with the number of the window
 -- args     what is asked, below
 -- micros   the server's time in microseconds
 -- pack     joins an answer that is a number and the time; nil: it stays alone
@@ -62,10 +63,12 @@ end
 -- Everything else.
 -- args     what is done (charge, up-to, peek, peek-up-to, take, return), with how many tokens, and
 --          what the time is under a foreign clock; then for each quota: its field, length, limit,
---          capacity, what may be used at most, its grid (-1: begins with the first charge), and
---          until when it takes returns
--- Answer   the time, the tokens taken (-1: refused), and for each quota, as it was before: start,
---          used, and where its state ends (false: it has none)
+--          capacity, what may be used at most, its grid (-1: begins with the first charge, -2: of a
+--          calendar), and until when it takes returns; for a calendar the length is how many boundaries
+--          follow, which begin with the number of the first window and of the last one there is
+-- Answer   the time, the tokens taken (-1: refused; -2: nothing was done, as the time is outside of these
+--          boundaries), and for each quota, as it was before: start, used, and where its state ends
+--          (false: it has none); for a calendar in how many windows it ends, and the window's end
 
 local MAX = 9007199254740991
 -- The last instant whose microseconds are below 2^53.
@@ -85,10 +88,11 @@ if not now then
 end
 
 local fields, quotas = {}, {}
-for i = 4, #args, 7 do
+local i = 4
+while i <= #args do
   local limit, capacity = tonumber(args[i + 2]), tonumber(args[i + 3])
   fields[#fields + 1] = args[i]
-  quotas[#quotas + 1] = {
+  local q = {
     length = tonumber(args[i + 1]),
     limit = limit,
     capacity = capacity,
@@ -98,6 +102,23 @@ for i = 4, #args, 7 do
     grid = tonumber(args[i + 5]),
     returns = tonumber(args[i + 6]),
   }
+  quotas[#quotas + 1] = q
+  i = i + 7
+  if q.grid == -2 then
+    q.first, q.last, q.starts = tonumber(args[i]), tonumber(args[i + 1]), {}
+    for j = 1, q.length do
+      local start = tonumber(args[i + 1 + j])
+      q.starts[j] = start
+      -- The windows of the time and of the next one are needed.
+      if start <= now and j + 2 <= q.length then
+        q.at = j
+      end
+    end
+    if not q.at or now >= q.starts[q.at + 1] then
+      return { now, -2 }
+    end
+    i = i + 2 + q.length
+  end
 end
 
 -- The start of the nth window after one that begins at `start`; n is at least 1.
@@ -132,7 +153,16 @@ end
 
 -- How many windows are left to a state, from its window's start.
 local function left(q)
+  if q.starts then
+    return q.windows
+  end
   return ceil((q.till - (q.start + q.length)) / q.length) + 1
+end
+
+-- `used` less what n windows grant; in halves, because that may be above 2^53 where the difference is not.
+local function less(q, used, n)
+  local half = floor(n / 2)
+  return used - q.limit * half - q.limit * half - q.limit * (n - half - half)
 end
 
 -- Window::counted: what of the tokens used counts in the windows to come
@@ -186,16 +216,80 @@ local function load(q, value)
     -- Whole, but for a start before the epoch and a time near the last instant.
     passed = floor(passed + 0.5)
   end
-  -- In halves, because limit * passed may be above 2^53 where the difference is not.
-  local half = floor(passed / 2)
-  used = used - q.limit * half - q.limit * half - q.limit * (passed - half - half)
+  used = less(q, used, passed)
   if used > q.least then
     q.start, q.used, q.till = from, used, till
     q.used = counted(q)
   end
 end
 
+-- Window::on_calendar. A state of it ends when so many windows have passed, or the last one that is
+-- counted. The end that is stored binds, also where by these boundaries the window is shorter or longer.
+local function load_calendar(q, value)
+  local at = q.at
+  q.number = q.first + at - 1
+  q.start, q.finish, q.used, q.till = q.starts[at], q.starts[at + 1], q.least, false
+  if not value then
+    return
+  end
+  local used, start, finish, number, n = value:match('^(-?%d+)@(-?%d+)%-(%d+)#(-?%d+)%*?(%d*)$')
+  used, start, finish = tonumber(used), tonumber(start), tonumber(finish)
+  number, n = tonumber(number), tonumber(n) or 1
+  q.stored_number, q.stored_windows = number, n
+  local passed = q.number - number
+  if now < finish then
+    if passed > -1 or passed == -1 and now > q.start then
+      q.start, q.finish, q.number = start, finish, number
+    end
+    -- Otherwise the clock stepped back by a window or more: the count moves along.
+    q.used = max(used, q.least)
+  else
+    if passed == 0 then
+      passed, q.number = 1, number + 1
+      q.start, q.finish = finish, q.starts[at + 2]
+    end
+    passed = max(passed, 1)
+    used = less(q, used, passed)
+    if passed >= n or used <= q.least then
+      return
+    end
+    if n < MAX then
+      n = n - passed
+    end
+    q.used = used
+  end
+  q.windows, q.till = n, n < MAX and q.finish or MAX
+  if now >= finish then
+    q.used = counted(q)
+  end
+end
+
 local values, expire = {}, 0
+-- What is stored of a window of a calendar that lasts n windows.
+local function write_calendar(q, used, n)
+  local value, till = format('%.0f@%.0f-%.0f#%.0f', used, q.start, q.finish, q.number), q.finish
+  -- Past the last one it lasts for ever.
+  if n > q.last - q.number then
+    n, till = MAX, MAX
+  elseif n > 1 then
+    local known = q.length
+    local beyond = q.number - q.first + 1 + n - known
+    if beyond > 0 then
+      -- Not earlier than it ends: no window is twice as long as another.
+      till = min(q.starts[known] + beyond * 2 * (q.starts[known] - q.starts[known - 1]), MAX)
+    else
+      till = q.starts[known + beyond]
+    end
+  end
+  if n > 1 then
+    value = value .. format('*%.0f', n)
+  end
+  if q.number ~= q.stored_number or n > q.stored_windows then
+    expire = max(expire, till)
+  end
+  return value
+end
+
 -- Window::write: tokens are added, or fewer than none
 local function write(i, q, added)
   local used, n, value = min(max(q.used + added, q.least), MAX), 1, nil
@@ -203,6 +297,11 @@ local function write(i, q, added)
     n = lives(q, min(max(counted(q) + added, q.least), MAX))
   elseif q.till then
     n = q.till < MAX and left(q) or MAX
+  end
+  values[#values + 1] = fields[i]
+  if q.starts then
+    values[#values + 1] = write_calendar(q, used, n)
+    return
   end
   if n == 1 and q.grid >= 0 and q.start + q.length <= LAST
       and used >= 0 and used < q.length * 1000 then
@@ -213,7 +312,6 @@ local function write(i, q, added)
       value = value .. format('*%.0f', n)
     end
   end
-  values[#values + 1] = fields[i]
   values[#values + 1] = value
   local till = after(n, q.start, q.length)
   -- Also where the key lives long enough already, in each new window: it may have lost its expiry.
@@ -224,7 +322,11 @@ end
 
 local stored = call('HMGET', key, unpack(fields))
 for i, q in ipairs(quotas) do
-  load(q, stored[i])
+  if q.starts then
+    load_calendar(q, stored[i])
+  else
+    load(q, stored[i])
+  end
 end
 
 local taken = 0
@@ -270,6 +372,9 @@ local answer = { now, taken }
 for _, q in ipairs(quotas) do
   answer[#answer + 1] = q.start
   answer[#answer + 1] = q.used
-  answer[#answer + 1] = q.till
+  answer[#answer + 1] = q.starts and q.till and q.windows or q.till
+  if q.starts then
+    answer[#answer + 1] = q.finish
+  end
 end
 return answer

@@ -1,0 +1,115 @@
+//! `cargo run --example billing`
+//!
+//! Plans by the month: 1,000 requests from a customer's billing day on, where the customer lives, and 60
+//! a minute. `GET /usage` shows what is left and costs nothing; `POST /upgrade` raises the limit to
+//! 10,000 in mid-month, and what was used stays used.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, StatusCode};
+use axum::middleware::{self, Next};
+use axum::response::Response;
+use axum::{Router, routing::get, routing::post};
+use tower_fixed_window::key::extension;
+use tower_fixed_window::{FixedWindowLayer, Key, Quota, QuotaError, RateLimitEndpoint};
+
+/// As it comes out of a database.
+struct Row {
+    id: u64,
+    billing_day: u8,
+    zone: &'static str,
+}
+
+/// A customer with the quota of the plan, made once and not for each request.
+#[derive(Clone)]
+struct Customer {
+    id: u64,
+    plan: Quota,
+}
+
+impl Customer {
+    /// Fails where the row has a day or a zone that there is not.
+    fn load(row: &Row, limit: u64) -> Result<Self, QuotaError> {
+        let plan = Quota::per_month(limit).try_from_day(row.billing_day)?.try_in_zone(row.zone)?;
+        Ok(Self { id: row.id, plan })
+    }
+}
+
+impl From<&Customer> for Key {
+    fn from(customer: &Customer) -> Key {
+        Key::from(customer.id)
+    }
+}
+
+type Customers = Arc<Mutex<HashMap<&'static str, Customer>>>;
+
+fn token(headers: &HeaderMap) -> Option<&str> {
+    headers.get("authorization")?.to_str().ok()
+}
+
+/// Knows the customers by their tokens, and lets nobody else in.
+async fn authenticate(
+    State(customers): State<Customers>,
+    mut request: Request,
+    next: Next,
+) -> Result<Response, StatusCode> {
+    let customer = token(request.headers())
+        .and_then(|token| customers.lock().expect("no panic").get(token).cloned())
+        .ok_or(StatusCode::UNAUTHORIZED)?;
+    request.extensions_mut().insert(customer);
+    Ok(next.run(request).await)
+}
+
+async fn upgrade(State(customers): State<Customers>, headers: HeaderMap) -> &'static str {
+    let mut customers = customers.lock().expect("no panic");
+    if let Some(customer) = token(&headers).and_then(|token| customers.get_mut(token)) {
+        // The limit is no part of the counter's identity: the count goes on.
+        customer.plan = customer.plan.with_limit(10_000);
+    }
+    "welcome to the larger plan\n"
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    // LIMIT overrides the smaller plan.
+    let limit = std::env::var("LIMIT").ok().map(|limit| limit.parse()).transpose()?;
+    let addr = std::env::var("ADDR").unwrap_or_else(|_| "127.0.0.1:3000".into());
+
+    let mut customers = HashMap::new();
+    for (token, row) in [
+        ("Bearer ann", Row { id: 1, billing_day: 31, zone: "America/New_York" }),
+        ("Bearer yuki", Row { id: 2, billing_day: 15, zone: "Asia/Tokyo" }),
+    ] {
+        customers.insert(token, Customer::load(&row, limit.unwrap_or(1_000))?);
+    }
+    let customers = Customers::new(Mutex::new(customers));
+
+    // A layer for each, so that the endpoint shows both.
+    let rate = FixedWindowLayer::new(Quota::per_minute(60)).name("rate");
+    let rate = rate.key(extension::<Customer>());
+    let none = Quota::per_month(0);
+    let plan = FixedWindowLayer::new(none)
+        .name("plan")
+        .key(extension::<Customer>())
+        .quota_fn(move |parts, _key| parts.extensions.get().map_or(none, |c: &Customer| c.plan));
+
+    // In axum the layer that is added last is the outermost: first authenticate, then count.
+    let api = Router::new().route("/", get(async || "hello\n"));
+    let app = api
+        .layer(plan.clone())
+        .layer(rate.clone())
+        .route_service("/usage", RateLimitEndpoint::new([&plan, &rate]))
+        .route("/upgrade", post(upgrade))
+        .with_state(customers.clone())
+        .layer(middleware::from_fn_with_state(customers, authenticate));
+
+    let listener = tokio::net::TcpListener::bind(addr).await?;
+    let addr = listener.local_addr()?;
+    println!("try: curl -i http://{addr}/ -H 'authorization: Bearer ann'");
+    println!("and: curl -i http://{addr}/usage -H 'authorization: Bearer ann'");
+    println!("and: curl -i http://{addr}/upgrade -H 'authorization: Bearer ann' -X POST");
+    axum::serve(listener, app).await?;
+    Ok(())
+}

@@ -1,0 +1,136 @@
+//! What was asked and answered, as seen by the clients: as values, and as lines of text, so that a limiter
+//! in any language can write a history.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::str::FromStr;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// One request, and the answer to it. Times are microseconds since the Unix epoch, on the clock of the
+/// machine that runs clients and store.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Ask {
+    /// The process that was asked.
+    pub node: u32,
+    /// Different for each request of a node.
+    pub id: u64,
+    /// The client.
+    pub key: u32,
+    /// The tokens that were asked for.
+    pub cost: u64,
+    /// Before the limiter was called.
+    pub sent: u64,
+    /// After it had answered.
+    pub received: u64,
+    /// What it answered.
+    pub answer: Answer,
+    /// When the refund of its tokens was sent.
+    pub returned: Option<u64>,
+}
+
+/// What became of a request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Answer {
+    /// It passed, by the count that all nodes share.
+    Passed,
+    /// It passed, by a count of its node's own that stands in for a store that failed.
+    PassedLocally,
+    /// It was refused.
+    Refused,
+    /// The limiter failed: an error is neither.
+    Failed,
+    /// The client gave up: nobody knows what was decided.
+    GaveUp,
+}
+
+impl Ask {
+    /// Whether it passed.
+    pub fn passed(&self) -> bool {
+        matches!(self.answer, Answer::Passed | Answer::PassedLocally)
+    }
+}
+
+/// The wall clock, in microseconds.
+pub fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_micros() as u64)
+}
+
+/// A line of a history.
+pub enum Line {
+    /// `NODE ID KEY COST SENT RECEIVED ANSWER`.
+    Asked(Ask),
+    /// `NODE ID returned SENT`.
+    Returned { node: u32, id: u64, sent: u64 },
+}
+
+impl fmt::Display for Line {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Asked(Ask { node, id, key, cost, sent, received, answer, .. }) => {
+                let answer = match answer {
+                    Answer::Passed => "passed",
+                    Answer::PassedLocally => "passed-locally",
+                    Answer::Refused => "refused",
+                    Answer::Failed => "failed",
+                    Answer::GaveUp => "gave-up",
+                };
+                write!(f, "{node} {id} {key} {cost} {sent} {received} {answer}")
+            }
+            Self::Returned { node, id, sent } => write!(f, "{node} {id} returned {sent}"),
+        }
+    }
+}
+
+impl FromStr for Line {
+    type Err = String;
+
+    fn from_str(line: &str) -> Result<Self, String> {
+        let bad = || format!("not a line of a history: {line:?}");
+        let number = |text: &str| text.parse::<u64>().map_err(|_| bad());
+        let small = |text: &str| text.parse::<u32>().map_err(|_| bad());
+        let words: Vec<_> = line.split_whitespace().collect();
+        match words[..] {
+            [node, id, "returned", sent] => {
+                Ok(Self::Returned { node: small(node)?, id: number(id)?, sent: number(sent)? })
+            }
+            [node, id, key, cost, sent, received, answer] => {
+                let answer = match answer {
+                    "passed" => Answer::Passed,
+                    "passed-locally" => Answer::PassedLocally,
+                    "refused" => Answer::Refused,
+                    "failed" => Answer::Failed,
+                    "gave-up" => Answer::GaveUp,
+                    _ => return Err(bad()),
+                };
+                Ok(Self::Asked(Ask {
+                    node: small(node)?,
+                    id: number(id)?,
+                    key: small(key)?,
+                    cost: number(cost)?,
+                    sent: number(sent)?,
+                    received: number(received)?,
+                    answer,
+                    returned: None,
+                }))
+            }
+            _ => Err(bad()),
+        }
+    }
+}
+
+/// Puts lines together: refunds with the requests that they belong to.
+pub fn collect(lines: impl IntoIterator<Item = Line>) -> Vec<Ask> {
+    let (mut asks, mut refunds) = (Vec::new(), HashMap::new());
+    for line in lines {
+        match line {
+            Line::Asked(ask) => asks.push(ask),
+            Line::Returned { node, id, sent } => {
+                refunds.insert((node, id), sent);
+            }
+        }
+    }
+    for ask in &mut asks {
+        ask.returned = refunds.get(&(ask.node, ask.id)).copied();
+    }
+    asks
+}

@@ -1,0 +1,13 @@
+//! Puts rate limiters to the test, with real stores, processes and signals, and has the checker look at what
+//! passed. See PROOF.md.
+
+pub use tower_fixed_window_checker::{check, history};
+
+pub mod limiters;
+pub mod node;
+#[cfg(feature = "peers")]
+mod peers;
+pub mod proxy;
+pub mod redis_server;
+pub mod run;
+pub mod scenarios;

@@ -1,0 +1,189 @@
+//! What is put to the test: each limiter behind the same few lines.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::time::Duration;
+
+use tower_fixed_window::{Clock, Decision, MemoryStore, Quota, Receipt, RedisStore, StoreError};
+
+use crate::check::Windows;
+use crate::history::{Answer, now};
+
+/// An answer that comes later.
+pub type Later<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// Something that limits.
+pub trait Limiter: Send + Sync + 'static {
+    /// Asks for tokens. A receipt, where there is one, gives them back.
+    fn ask(&self, key: u32, cost: u64) -> Later<'_, (Answer, Option<Receipt>)>;
+
+    /// Gives tokens back.
+    fn refund(&self, _: Receipt) -> Later<'_, ()> {
+        Box::pin(async {})
+    }
+}
+
+/// A limiter, and how it is set up.
+#[derive(Clone, Copy, Debug)]
+pub struct Contestant {
+    /// Its crate and, for ours, what is switched on.
+    pub name: &'static str,
+    /// The version that is tested.
+    pub version: &'static str,
+    /// Where its counts are.
+    pub store: Store,
+    /// Where its windows are.
+    pub windows: Windows,
+    /// Whether each node may count by itself while the store is away.
+    pub local: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Store {
+    Memory,
+    Redis,
+}
+
+/// How a limiter is to be made.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    pub name: String,
+    /// Of the proxy or of Redis.
+    pub url: String,
+    /// Tokens.
+    pub limit: u64,
+    /// Milliseconds; whole seconds, since some know no others.
+    pub length: u64,
+    /// What ours keeps in memory.
+    pub max_keys: usize,
+    /// Whether passes come with receipts.
+    pub receipts: bool,
+    /// From when on the limiter's clock steps, in microseconds since the epoch.
+    pub clock_steps_from: Option<u64>,
+}
+
+/// How long the clock runs between two steps, in microseconds.
+const STEPS_EVERY: u64 = 430_000;
+/// How far it is off then, in microseconds: less than a window.
+const STEPS: [i64; 6] = [0, -400_000, 300_000, -150_000, 500_000, 20_000];
+
+impl Setup {
+    /// What the limiter's clock shows at an instant.
+    fn clock(&self, at: u64) -> u64 {
+        let Some(from) = self.clock_steps_from else { return at };
+        let step = at.saturating_sub(from) / STEPS_EVERY;
+        at.saturating_add_signed(STEPS[step as usize % STEPS.len()])
+    }
+
+    /// The latest that the limiter's clock has shown: a clock that steps back by less than a window opens
+    /// no other window (S4).
+    pub fn now(&self) -> u64 {
+        let now = now();
+        let Some(from) = self.clock_steps_from else { return now };
+        let ends = (from..now).step_by(STEPS_EVERY as usize).skip(1);
+        ends.map(|end| self.clock(end - 1)).fold(self.clock(now), u64::max)
+    }
+}
+
+impl Clock for Setup {
+    fn now_ms(&self) -> u64 {
+        self.clock(now()) / 1_000
+    }
+}
+
+const OURS: Contestant = Contestant {
+    name: "",
+    version: "this one",
+    store: Store::Redis,
+    windows: Windows::Aligned,
+    local: false,
+};
+
+/// Everybody, in the order of the tables.
+pub fn contestants() -> Vec<Contestant> {
+    let ours = [
+        Contestant { name: "ours", store: Store::Memory, ..OURS },
+        Contestant {
+            name: "ours-on-demand",
+            store: Store::Memory,
+            windows: Windows::OnDemand,
+            ..OURS
+        },
+        Contestant { name: "ours-redis", ..OURS },
+        Contestant { name: "ours-redis-local", local: true, ..OURS },
+        Contestant { name: "ours-redis-leases", ..OURS },
+        Contestant { name: "ours-redis-on-demand", windows: Windows::OnDemand, ..OURS },
+    ];
+    #[cfg(not(feature = "peers"))]
+    let peers = [];
+    #[cfg(feature = "peers")]
+    let peers = crate::peers::CONTESTANTS;
+    ours.into_iter().chain(peers).collect()
+}
+
+/// Makes one.
+pub async fn make(setup: &Setup) -> Box<dyn Limiter> {
+    let quota = Quota::new(setup.limit, Duration::from_millis(setup.length));
+    let memory = || match setup.clock_steps_from {
+        Some(_) => MemoryStore::with_clock(setup.clone()),
+        None => MemoryStore::with_max_keys(setup.max_keys),
+    };
+    let limiter = |quota: Quota| tower_fixed_window::Limiter::new(quota).name("proof");
+    let redis = || RedisStore::new(setup.url.as_str()).expect("it is an address");
+    let ours = match &setup.name[..] {
+        "ours" => limiter(quota).store(memory()),
+        "ours-on-demand" => limiter(quota.from_first_request()).store(memory()),
+        "ours-redis" => limiter(quota).store(redis()).without_fallback(),
+        "ours-redis-local" => limiter(quota).store(redis()),
+        "ours-redis-leases" => limiter(quota).store(redis()).without_fallback().leases(10),
+        "ours-redis-on-demand" => {
+            limiter(quota.from_first_request()).store(redis()).without_fallback()
+        }
+        #[cfg(feature = "peers")]
+        _ => return crate::peers::make(setup).await,
+        #[cfg(not(feature = "peers"))]
+        other => panic!("there is no {other}: --features peers has more"),
+    };
+    Box::new(Ours { limiter: ours, receipts: setup.receipts })
+}
+
+struct Ours {
+    limiter: tower_fixed_window::Limiter,
+    receipts: bool,
+}
+
+impl Limiter for Ours {
+    fn ask(&self, key: u32, cost: u64) -> Later<'_, (Answer, Option<Receipt>)> {
+        let key = u64::from(key);
+        let passed = |decision: &Decision| match decision.is_local() {
+            true => Answer::PassedLocally,
+            false => Answer::Passed,
+        };
+        if !self.receipts {
+            let reply = self.limiter.check_cost(key, cost);
+            return Box::pin(async move {
+                let answer = match reply.await {
+                    Ok(decision) if decision.allowed() => passed(&decision),
+                    Ok(_) => Answer::Refused,
+                    Err(_) => Answer::Failed,
+                };
+                (answer, None)
+            });
+        }
+        let reply = self.limiter.charge(key, cost);
+        Box::pin(async move {
+            match reply.await {
+                Ok(Ok(receipt)) => (passed(receipt.decision()), Some(receipt)),
+                Ok(Err(_)) => (Answer::Refused, None),
+                Err(_) => (Answer::Failed, None),
+            }
+        })
+    }
+
+    fn refund(&self, receipt: Receipt) -> Later<'_, ()> {
+        let reply = self.limiter.refund(receipt);
+        Box::pin(async move {
+            let _lost_ones_stay_counted: Result<(), StoreError> = reply.await;
+        })
+    }
+}

@@ -1,0 +1,254 @@
+//! Runs a scenario: processes with clients, a Redis, and what happens to them.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use crate::check::{Promise, above};
+use crate::history::{Answer, Ask, Line, collect, now};
+use crate::limiters::{Contestant, Setup, Store};
+use crate::node::{Load, PATIENCE};
+use crate::proxy::Proxy;
+use crate::redis_server::{Server, signal};
+use crate::scenarios::{Scenario, Step};
+
+/// A history, and when the store lost what it had counted.
+pub struct Outcome {
+    pub asks: Vec<Ask>,
+    pub losses: Vec<(u64, u64)>,
+    /// When the clients began.
+    pub from: u64,
+}
+
+/// A line of the table.
+#[derive(Clone, Debug)]
+pub struct Row {
+    pub asked: usize,
+    pub passed: usize,
+    pub failed: usize,
+    pub gave_up: usize,
+    /// The slowest answer, in milliseconds.
+    pub slowest: u64,
+    /// The longest time in which nobody got a decision, in milliseconds.
+    pub silence: u64,
+    /// By how many tokens more than the limit passed in a window, at least, whatever has happened.
+    pub above: u64,
+    /// The same, with what the documentation excepts.
+    pub broken: u64,
+}
+
+/// How long a process has to start, in milliseconds.
+const STARTS_WITHIN: u64 = 300;
+
+/// Runs one.
+pub async fn run(scenario: &Scenario, contestant: &Contestant) -> Outcome {
+    let redis = contestant.store == Store::Redis;
+    let server = redis.then(Server::start);
+    let replica = (redis && scenario.replica).then(Server::start);
+    if let (Some(server), Some(replica)) = (&server, &replica) {
+        replica.ask(&["REPLICAOF", "127.0.0.1", &server.port.to_string()]);
+        replica.wait_for(&["INFO", "replication"], "master_link_status:up");
+    }
+    let port = server.as_ref().map_or(0, |server| server.port);
+    let proxy = match redis && scenario.proxied {
+        true => Some(Proxy::start(port).await),
+        false => None,
+    };
+    let url = format!("redis://127.0.0.1:{}/", proxy.as_ref().map_or(port, |proxy| proxy.port));
+    let from = now() + STARTS_WITHIN * 1_000;
+    let setup = Setup {
+        name: contestant.name.to_owned(),
+        url,
+        limit: scenario.limit,
+        length: scenario.length,
+        // Few, so that a flood fills it.
+        max_keys: 1_000,
+        receipts: scenario.refunds > 0,
+        clock_steps_from: scenario.steps_clock.then_some(from),
+    };
+    let load = Load {
+        node: 0,
+        clients: scenario.clients,
+        keys: scenario.keys,
+        flood: scenario.flood,
+        pause: scenario.pause,
+        cost: scenario.cost,
+        drops: scenario.drops,
+        refunds: scenario.refunds,
+        from,
+        until: from + scenario.millis * 1_000,
+    };
+    let nodes = if redis { scenario.nodes } else { 1 };
+    let mut stage = Stage {
+        server,
+        replica,
+        proxy,
+        setup,
+        load,
+        nodes: Vec::new(),
+        losses: Vec::new(),
+        started: 0,
+    };
+    stage.nodes.resize_with(nodes as usize, || None);
+    let mut readers = Vec::new();
+    for node in 0..nodes as usize {
+        readers.push(stage.start_node(node));
+    }
+    for &(at, step) in &scenario.steps {
+        tokio::time::sleep(Duration::from_micros((from + at * 1_000).saturating_sub(now()))).await;
+        readers.extend(tokio::task::block_in_place(|| stage.step(step)));
+    }
+    let lines = tokio::task::block_in_place(|| stage.end(readers));
+    Outcome { asks: collect(lines), losses: stage.losses, from }
+}
+
+/// What the table says of an outcome.
+pub fn row(scenario: &Scenario, contestant: &Contestant, outcome: &Outcome) -> Row {
+    let asks = &outcome.asks;
+    let strict = Promise {
+        windows: contestant.windows,
+        limit: scenario.limit,
+        length: scenario.length,
+        losses: Vec::new(),
+        local: false,
+    };
+    let promise =
+        Promise { losses: outcome.losses.clone(), local: contestant.local, ..strict.clone() };
+    let count = |answer| asks.iter().filter(|ask| ask.answer == answer).count();
+    let decided = |ask: &&Ask| ask.passed() || ask.answer == Answer::Refused;
+    let mut times: Vec<_> = asks.iter().filter(decided).map(|ask| ask.received).collect();
+    times.push(outcome.from);
+    times.push(outcome.from + scenario.millis * 1_000);
+    times.sort_unstable();
+    let silence = times.windows(2).map(|two| two[1] - two[0]).max();
+    Row {
+        asked: asks.len(),
+        passed: asks.iter().filter(|ask| ask.passed()).count(),
+        failed: count(Answer::Failed),
+        // Others were dropped on purpose.
+        gave_up: asks.iter().filter(|ask| ran_out_of_patience(ask)).count(),
+        slowest: asks.iter().map(|ask| ask.received - ask.sent).max().unwrap_or(0) / 1_000,
+        // Times on a clock that steps say nothing of that.
+        silence: if scenario.steps_clock { 0 } else { silence.unwrap_or(0) / 1_000 },
+        above: above(asks, &strict).above,
+        broken: above(asks, &promise).above,
+    }
+}
+
+fn ran_out_of_patience(ask: &Ask) -> bool {
+    ask.answer == Answer::GaveUp && ask.received - ask.sent >= PATIENCE.as_micros() as u64
+}
+
+struct Stage {
+    server: Option<Server>,
+    replica: Option<Server>,
+    proxy: Option<Proxy>,
+    setup: Setup,
+    load: Load,
+    nodes: Vec<Option<Child>>,
+    losses: Vec<(u64, u64)>,
+    /// Processes so far: each has a number of its own.
+    started: u32,
+}
+
+type Reader = JoinHandle<Vec<Line>>;
+
+impl Stage {
+    fn start_node(&mut self, node: usize) -> Reader {
+        let load = Load { node: self.started, ..self.load.clone() };
+        self.started += 1;
+        let mut child = Command::new(std::env::current_exe().expect("it is a file"))
+            .arg("node")
+            .args(crate::node::to_args(&self.setup, &load))
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("it starts");
+        let lines = BufReader::new(child.stdout.take().expect("it is a pipe"));
+        self.nodes[node] = Some(child);
+        // The last line of a process that is killed may be half of one.
+        thread::spawn(move || lines.lines().map_while(|line| line.ok()?.parse().ok()).collect())
+    }
+
+    fn step(&mut self, step: Step) -> Option<Reader> {
+        let before = now();
+        match step {
+            Step::KillStore => self.server().kill(),
+            Step::StartStore => self.server().restart(),
+            Step::FreezeStore => self.server().freeze(),
+            Step::ThawStore => self.server().thaw(),
+            Step::EmptyStore => {
+                self.server().ask(&["FLUSHALL"]);
+                self.losses.push((before, now()));
+            }
+            Step::FlushScripts => {
+                self.server().ask(&["SCRIPT", "FLUSH"]);
+            }
+            Step::CloseIdle => {
+                self.server().ask(&["CONFIG", "SET", "timeout", "1"]);
+            }
+            Step::HandOver => {
+                let port = self.replica().port;
+                self.server().ask(&[
+                    "FAILOVER",
+                    "TO",
+                    "127.0.0.1",
+                    &port.to_string(),
+                    "TIMEOUT",
+                    "2000",
+                ]);
+                self.replica().wait_for(&["ROLE"], "master");
+                self.network(|weather| weather.port = port);
+            }
+            Step::FailOver => {
+                let port = self.replica().port;
+                self.server().kill();
+                self.replica().ask(&["REPLICAOF", "NO", "ONE"]);
+                self.losses.push((before, now()));
+                self.network(|weather| weather.port = port);
+            }
+            Step::Silent(silent) => self.network(|weather| weather.silent = silent),
+            Step::Delay(millis) => {
+                self.network(|weather| weather.delay = Duration::from_millis(millis));
+            }
+            Step::Cut => self.network(|weather| weather.cut += 1),
+            Step::KillNode(node) => self.nodes[node].iter_mut().for_each(|child| {
+                let _ = child.kill();
+                let _ = child.wait();
+            }),
+            Step::StartNode(node) => return Some(self.start_node(node)),
+            Step::PauseNode(node) => {
+                self.nodes[node].iter().for_each(|child| signal("-STOP", child));
+            }
+            Step::ResumeNode(node) => {
+                self.nodes[node].iter().for_each(|child| signal("-CONT", child));
+            }
+        }
+        None
+    }
+
+    fn server(&mut self) -> &mut Server {
+        self.server.as_mut().expect("the scenario is for those in Redis")
+    }
+
+    fn replica(&mut self) -> &mut Server {
+        self.replica.as_mut().expect("the scenario has one")
+    }
+
+    fn network(&self, change: impl FnOnce(&mut crate::proxy::Weather)) {
+        self.proxy.as_ref().expect("the scenario has a network").change(change);
+    }
+
+    /// Waits for the nodes. Those that do not end by themselves stopped long ago.
+    fn end(&mut self, readers: Vec<Reader>) -> Vec<Line> {
+        let patience = PATIENCE.as_micros() as u64 + 500_000;
+        for child in self.nodes.iter_mut().flatten() {
+            while now() < self.load.until + patience && matches!(child.try_wait(), Ok(None)) {
+                thread::sleep(Duration::from_millis(10));
+            }
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+        readers.into_iter().flat_map(|reader| reader.join().expect("it only reads")).collect()
+    }
+}

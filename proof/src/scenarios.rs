@@ -1,0 +1,245 @@
+//! What is done to a limiter.
+
+use crate::limiters::{Contestant, Store};
+
+/// A few seconds of load, and what happens meanwhile.
+#[derive(Clone, Debug)]
+pub struct Scenario {
+    pub name: &'static str,
+    /// For the table.
+    pub what: &'static str,
+    pub who: Who,
+    /// Processes; those that count in memory are one.
+    pub nodes: u32,
+    /// In each process.
+    pub clients: u32,
+    pub keys: u32,
+    pub flood: bool,
+    /// Between two requests of a client, in microseconds, at most.
+    pub pause: u64,
+    pub cost: u64,
+    /// One in so many requests is dropped; one in so many passes is given back.
+    pub drops: u64,
+    pub refunds: u64,
+    /// Tokens in each window, and its milliseconds.
+    pub limit: u64,
+    pub length: u64,
+    pub millis: u64,
+    /// Whether there is a network between the nodes and Redis that can be harmed.
+    pub proxied: bool,
+    pub replica: bool,
+    /// Whether the limiter's clock steps.
+    pub steps_clock: bool,
+    /// Whether it is part of the smoke.
+    pub smoke: bool,
+    pub steps: Vec<(u64, Step)>,
+}
+
+/// Who can take part.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Who {
+    All,
+    /// Who counts in Redis.
+    Redis,
+    /// Ours, since others have no such thing: receipts, costs, a clock that can be replaced.
+    Ours,
+    OursInMemory,
+}
+
+/// Something that happens, at a time in milliseconds.
+#[derive(Clone, Copy, Debug)]
+pub enum Step {
+    KillStore,
+    StartStore,
+    FreezeStore,
+    ThawStore,
+    EmptyStore,
+    FlushScripts,
+    /// Connections that are idle for more than a second are closed by the server.
+    CloseIdle,
+    /// To the replica, with everything that was counted.
+    HandOver,
+    /// The master is killed, and the replica has what it was sent.
+    FailOver,
+    Silent(bool),
+    /// For each way, in milliseconds.
+    Delay(u64),
+    Cut,
+    KillNode(usize),
+    StartNode(usize),
+    PauseNode(usize),
+    ResumeNode(usize),
+}
+
+impl Scenario {
+    /// Whether a limiter can take part.
+    pub fn is_for(&self, contestant: &Contestant) -> bool {
+        let ours = contestant.name.starts_with("ours");
+        match self.who {
+            Who::All => true,
+            Who::Redis => contestant.store == Store::Redis,
+            Who::Ours => ours,
+            Who::OursInMemory => contestant.name == "ours",
+        }
+    }
+}
+
+fn base(name: &'static str, what: &'static str) -> Scenario {
+    Scenario {
+        name,
+        what,
+        who: Who::Redis,
+        nodes: 3,
+        clients: 8,
+        keys: 2,
+        flood: false,
+        pause: 2_000,
+        cost: 1,
+        drops: 0,
+        refunds: 0,
+        limit: 50,
+        length: 1_000,
+        millis: 4_000,
+        proxied: false,
+        replica: false,
+        steps_clock: false,
+        smoke: false,
+        steps: Vec::new(),
+    }
+}
+
+/// All of them.
+pub fn scenarios() -> Vec<Scenario> {
+    use Step::*;
+    // A step again and again.
+    let often = |every: usize, step: Step| (200..3_800).step_by(every).map(move |at| (at, step));
+    vec![
+        Scenario {
+            who: Who::All,
+            clients: 32,
+            pause: 0,
+            smoke: true,
+            ..base("edges", "as fast as they can, over the edges of windows")
+        },
+        Scenario {
+            who: Who::All,
+            flood: true,
+            pause: 200,
+            ..base("flood", "a new key with every second request")
+        },
+        Scenario {
+            who: Who::All,
+            drops: 3,
+            ..base("dropped", "every third request is dropped within 3 ms")
+        },
+        Scenario {
+            who: Who::Ours,
+            drops: 5,
+            refunds: 2,
+            cost: 3,
+            smoke: true,
+            ..base("refunds", "half of what passes is given back, also when its window is over")
+        },
+        Scenario {
+            who: Who::OursInMemory,
+            keys: 1,
+            steps_clock: true,
+            smoke: true,
+            ..base("clock", "the clock steps by up to half a window, forwards and back")
+        },
+        Scenario {
+            smoke: true,
+            steps: vec![
+                (900, KillStore),
+                (1_900, StartStore),
+                (2_700, KillStore),
+                (3_000, StartStore),
+            ],
+            ..base(
+                "killed",
+                "Redis is killed twice, and starts again with all that it has acknowledged",
+            )
+        },
+        Scenario {
+            steps: vec![
+                (700, FreezeStore),
+                (1_900, ThawStore),
+                (2_600, FreezeStore),
+                (2_900, ThawStore),
+            ],
+            ..base("frozen", "Redis stands still for 1.2 s, and for 0.3 s")
+        },
+        Scenario {
+            steps: vec![(700, EmptyStore), (1_500, EmptyStore), (2_500, EmptyStore)],
+            ..base("emptied", "Redis loses everything (FLUSHALL), three times")
+        },
+        Scenario {
+            steps: often(10, FlushScripts).collect(),
+            ..base("scripts", "Redis forgets its scripts every 10 ms")
+        },
+        Scenario {
+            proxied: true,
+            replica: true,
+            steps: vec![(1_500, HandOver)],
+            ..base("handed over", "the replica takes over, with all that was counted")
+        },
+        Scenario {
+            proxied: true,
+            replica: true,
+            steps: vec![(1_500, FailOver)],
+            ..base("failed over", "the master is killed, and its replica takes over")
+        },
+        Scenario {
+            proxied: true,
+            steps: vec![
+                (700, Silent(true)),
+                (1_700, Silent(false)),
+                (2_500, Silent(true)),
+                (2_800, Silent(false)),
+            ],
+            ..base("silent", "the network is silent for 1 s, and for 0.3 s, and then delivers")
+        },
+        Scenario {
+            proxied: true,
+            steps: often(300, Cut).collect(),
+            ..base("cut", "all connections end, every 300 ms")
+        },
+        Scenario {
+            proxied: true,
+            steps: vec![(0, Delay(40)), (2_000, Delay(90)), (3_000, Delay(15))],
+            ..base("far", "Redis is 40, 90 and 15 ms away, each way")
+        },
+        Scenario {
+            nodes: 2,
+            clients: 1,
+            keys: 1,
+            pause: 4_000_000,
+            limit: 3,
+            length: 10_000,
+            millis: 12_000,
+            steps: vec![(0, CloseIdle)],
+            ..base("idle", "a request every 2 s, and Redis closes connections after 1 s")
+        },
+        Scenario {
+            steps: often(400, KillNode(1))
+                .chain(often(400, StartNode(1)).map(|(at, step)| (at + 100, step)))
+                .collect(),
+            ..base("nodes killed", "a node is killed and started again, every 400 ms")
+        },
+        Scenario {
+            smoke: true,
+            steps: vec![
+                (600, PauseNode(0)),
+                (1_100, PauseNode(1)),
+                (1_500, ResumeNode(0)),
+                (2_300, ResumeNode(1)),
+                (2_700, PauseNode(2)),
+                (3_300, ResumeNode(2)),
+            ],
+            ..base(
+                "nodes paused",
+                "each node stands still for 0.6 to 1.2 s, over the edge of a window",
+            )
+        },
+    ]
+}

@@ -1,0 +1,65 @@
+//! A refused charge as an error: [`RateLimited`].
+
+use std::error::Error;
+use std::fmt;
+
+use super::{Decision, Refuser};
+
+/// A refused charge as an error: [`Decision::into_result`].
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[doc(alias = "quota exceeded")]
+pub struct RateLimited(Decision);
+
+impl Decision {
+    /// Turns a refusal into an error, for use with `?`.
+    ///
+    /// ```
+    /// use tower_fixed_window::{Limiter, Quota, RateLimited};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), tower_fixed_window::StoreError> {
+    /// let limiter = Limiter::new(Quota::per_day(1));
+    /// assert!(limiter.check("alice").await?.into_result().is_ok());
+    ///
+    /// let error: RateLimited = limiter.check("alice").await?.into_result().unwrap_err();
+    /// assert!(error.to_string().starts_with("rate limit exceeded: 1 of 1 used, retry in "));
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// [`RateLimited`] if the charge was refused. It converts into the response that a layer makes: in a
+    /// handler of axum with `?`, elsewhere with `http::Response::from(error)`.
+    pub fn into_result(self) -> Result<(), RateLimited> {
+        self.passed().map(drop)
+    }
+
+    /// The same, with the decision.
+    pub(crate) fn passed(self) -> Result<Self, RateLimited> {
+        if self.allowed() { Ok(self) } else { Err(RateLimited(self)) }
+    }
+}
+
+impl RateLimited {
+    /// Returns the decision that refused.
+    pub fn decision(&self) -> &Decision {
+        &self.0
+    }
+
+    /// The decision, and whose it is, if that is known.
+    pub(crate) fn into_parts(mut self) -> (Decision, Option<Refuser>) {
+        let refuser = self.0.all.as_mut().and_then(|all| all.refuser.take());
+        (self.0, refuser)
+    }
+}
+
+impl fmt::Display for RateLimited {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let decision = &self.0;
+        write!(f, "rate limit exceeded: {} of {} used", decision.used(), decision.limit())?;
+        match decision.retry_after() {
+            Some(after) => write!(f, ", retry in {after:?}"),
+            None => f.write_str(", and it can never fit"),
+        }
+    }
+}
+
+impl Error for RateLimited {}

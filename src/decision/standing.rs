@@ -1,0 +1,96 @@
+//! The standing of one quota of a key after a charge: [`Usage`].
+
+use std::fmt;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use crate::quota::Span;
+use crate::window::Window;
+
+/// The standing of one quota of a key.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Usage {
+    limit: u64,
+    /// Instants are milliseconds since the epoch.
+    start: i64,
+    end: i64,
+    pub(super) used: i64,
+}
+
+impl Usage {
+    /// Of a quota of which nothing is known.
+    pub(super) const NONE: Self = Self { limit: 0, start: 0, end: 0, used: 0 };
+
+    #[inline]
+    pub(super) fn of(window: &Window<'_>) -> Self {
+        Self {
+            limit: window.quota().limit,
+            start: window.start(),
+            end: window.end(),
+            used: window.used(),
+        }
+    }
+
+    /// Returns the limit.
+    #[inline]
+    pub fn limit(&self) -> u64 {
+        self.limit
+    }
+
+    /// Returns the length of the window; in a calendar, of the current one.
+    pub fn window(&self) -> Duration {
+        Duration::from_millis(self.length())
+    }
+
+    fn length(&self) -> u64 {
+        self.end.saturating_sub(self.start) as u64
+    }
+
+    /// Returns the tokens used in this window. In debt, this exceeds the limit. With rollover, it
+    /// is 0 while saved tokens are left.
+    #[inline]
+    pub fn used(&self) -> u64 {
+        self.used.max(0) as u64
+    }
+
+    /// Returns the tokens left in this window. With rollover, this can exceed the limit.
+    #[inline]
+    pub fn remaining(&self) -> u64 {
+        (self.limit as i64).saturating_sub(self.used).max(0) as u64
+    }
+
+    /// Returns when the window ends.
+    pub fn reset_at(&self) -> SystemTime {
+        system_time(self.end())
+    }
+
+    #[inline]
+    pub(super) fn span(&self) -> Span {
+        Span { start: self.start, end: self.end }
+    }
+
+    #[inline]
+    pub(crate) fn end(&self) -> i64 {
+        self.end
+    }
+
+    /// The start of the window, and what is counted in it, as a store keeps them.
+    #[inline]
+    pub(crate) fn count(&self) -> (i64, i64) {
+        (self.start, self.used)
+    }
+}
+
+impl fmt::Debug for Usage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { limit, start, used, .. } = self;
+        write!(f, "{used} of {limit} in [{start}, +{})", self.length())
+    }
+}
+
+/// An instant in milliseconds.
+pub(super) fn system_time(ms: i64) -> SystemTime {
+    let since = Duration::from_millis(ms.unsigned_abs());
+    let time = if ms < 0 { UNIX_EPOCH.checked_sub(since) } else { UNIX_EPOCH.checked_add(since) };
+    // Not every system's time reaches 285,000 years.
+    time.unwrap_or(UNIX_EPOCH)
+}

@@ -1,0 +1,315 @@
+//! Quotas from text.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use super::calendar::{Period, Weekday};
+use super::error::QuotaError;
+use super::set::Quotas;
+use super::text::UNITS;
+use super::zone::Zone;
+use super::{Anchor, MAX_TOKENS, Quota};
+
+impl FromStr for Quota {
+    type Err = ParseQuotaError;
+
+    /// Parses `limit/window`. The window is a unit (`minute`, `month`) or a number of units (`10s`,
+    /// `10 seconds`; not of months or years). Options follow, each for the method of that name:
+    /// `staggered`, `from-first-request`, `starting-at=6h`, `rollover-up-to=150`,
+    /// `reserve-up-to=20`. The first three exclude each other, and no option may occur twice.
+    /// Instead of these three, a day, a week, a month or a year can have a first day, `from
+    /// sunday`, `from day 15` (of the month) or `from 04-06` (6 April), and a time zone, `in
+    /// Asia/Tokyo`, which needs the feature `time-zones`.
+    ///
+    /// ```
+    /// use tower_fixed_window::Quota;
+    ///
+    /// assert_eq!("100/hour".parse(), Ok(Quota::per_hour(100)));
+    /// assert_eq!("60/h from-first-request".parse(), Ok(Quota::per_hour(60).from_first_request()));
+    ///
+    /// let error = "100/fortnight".parse::<Quota>().unwrap_err();
+    /// assert_eq!(
+    ///     error.to_string(),
+    ///     "\"100/fortnight\", column 5: expected a unit: ms, s, minute, hour, day, week, month or year",
+    /// );
+    /// ```
+    fn from_str(text: &str) -> Result<Self, ParseQuotaError> {
+        Parser { text, at: 0 }.whole(Parser::quota)
+    }
+}
+
+impl FromStr for Quotas {
+    type Err = ParseQuotaError;
+
+    /// Parses quotas separated by commas.
+    fn from_str(text: &str) -> Result<Self, ParseQuotaError> {
+        Parser { text, at: 0 }.whole(|p| {
+            let mut quotas = Quotas::from(p.quota()?);
+            while p.eat(",") {
+                p.space();
+                let at = p.at;
+                let quota = p.quota()?;
+                quotas = quotas.try_and(quota).map_err(|error| p.invalid(at, error))?;
+            }
+            Ok(quotas)
+        })
+    }
+}
+
+/// Why a text is not a quota: what was expected, and at which position.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ParseQuotaError {
+    text: String,
+    at: usize,
+    kind: Kind,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum Kind {
+    Expected(&'static str),
+    Again(&'static str),
+    Invalid(QuotaError),
+}
+
+impl ParseQuotaError {
+    /// Returns the byte at which the error begins.
+    pub fn position(&self) -> usize {
+        self.at
+    }
+}
+
+impl fmt::Display for ParseQuotaError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // The shown text is bounded, since it may be a whole file by mistake.
+        let shown: String = self.text.chars().take(80).collect();
+        let column = self.text[..self.at].chars().count() + 1;
+        write!(f, "{shown:?}, column {column}: ")?;
+        match self.kind {
+            Kind::Expected(what) => write!(f, "expected {what}"),
+            Kind::Again(what) => f.write_str(what),
+            Kind::Invalid(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for ParseQuotaError {}
+
+struct Parser<'a> {
+    text: &'a str,
+    at: usize,
+}
+
+type Parsed<T> = Result<T, ParseQuotaError>;
+
+/// What may follow a rate. The first three choose where windows begin.
+const OPTIONS: [&str; 7] = [
+    "staggered",
+    "from-first-request",
+    "starting-at=",
+    "rollover-up-to=",
+    "reserve-up-to=",
+    "from",
+    "in",
+];
+const STARTING_AT: usize = 2;
+/// Each of these is chosen at most once.
+const ONCE: [&str; 5] = [
+    "windows begin in one way: keep one of staggered, from-first-request, starting-at=",
+    "rollover-up-to= is here twice: keep one",
+    "reserve-up-to= is here twice: keep one",
+    "windows begin on one day: keep one of the two after \"from\"",
+    "a calendar has one time zone: keep one of the two after \"in\"",
+];
+const A_UNIT: &str = "a unit: ms, s, minute, hour, day or week";
+const A_NUMBER: &str = "a whole number of at most 2^53 - 1";
+
+impl<'a> Parser<'a> {
+    fn whole<T>(mut self, parse: impl FnOnce(&mut Self) -> Parsed<T>) -> Parsed<T> {
+        self.space();
+        let value = parse(&mut self)?;
+        if self.at == self.text.len() {
+            return Ok(value);
+        }
+        self.expected("a comma, the end, or one of staggered, from-first-request, starting-at=, rollover-up-to=, reserve-up-to=, from, in")
+    }
+
+    fn quota(&mut self) -> Parsed<Quota> {
+        let start = self.at;
+        let limit = self.number("a limit: a whole number, as in 100/hour")?;
+        self.space();
+        if !self.eat("/") {
+            return self.expected("a slash and a window, as in 100/hour");
+        }
+        self.space();
+        let at = self.at;
+        let (window, period) = match self.period() {
+            Some(period) => (Duration::from_secs(86_400), Some(period)),
+            None => (self.span("a unit: ms, s, minute, hour, day, week, month or year")?, None),
+        };
+        let mut quota = Quota::try_new(limit, window).map_err(|error| {
+            let limit = error == QuotaError::LimitTooLarge;
+            self.invalid(if limit { start } else { at }, error)
+        })?;
+        if let Some(period) = period {
+            quota = quota.on(period, Zone::UTC);
+        }
+        let mut told = [false; ONCE.len()];
+        loop {
+            let end = self.at;
+            self.space();
+            let at = self.at;
+            let Some((option, _)) = (0..).zip(OPTIONS).find(|(_, option)| self.eat(option)) else {
+                return Ok(quota);
+            };
+            if at == end {
+                return Err(self.error(at, Kind::Expected("a space")));
+            }
+            let what = usize::saturating_sub(option, STARTING_AT);
+            if std::mem::replace(&mut told[what], true) {
+                return Err(self.error(at, Kind::Again(ONCE[what])));
+            }
+            if option <= STARTING_AT && matches!(quota.anchor, Anchor::Calendar(_)) {
+                return Err(self.invalid(at, QuotaError::CalendarAnchor));
+            }
+            match option {
+                0 => quota = quota.staggered(),
+                1 => quota = quota.from_first_request(),
+                STARTING_AT => quota = quota.starting_at(self.span(A_UNIT)?),
+                3 => quota.capacity = self.number(A_NUMBER)?,
+                4 => quota.max_reserved = self.number(A_NUMBER)?,
+                _ => {
+                    let value = self.argument()?;
+                    let on_calendar = match option {
+                        5 => quota.beginning(self.first_day()?),
+                        _ => quota.zoned(self.zone()?),
+                    };
+                    quota = on_calendar.map_err(|error| match error {
+                        QuotaError::NotACalendar | QuotaError::CalendarAnchor => {
+                            self.invalid(at, error)
+                        }
+                        error => self.invalid(value, error),
+                    })?;
+                }
+            }
+            if option > STARTING_AT {
+                self.check(at, &quota)?;
+            }
+        }
+    }
+
+    fn check(&self, at: usize, quota: &Quota) -> Parsed<()> {
+        let sum = quota.capacity.checked_add(quota.max_reserved);
+        match sum {
+            Some(0..=MAX_TOKENS) if quota.capacity >= quota.limit => Ok(()),
+            _ => Err(self.invalid(at, QuotaError::Capacity)),
+        }
+    }
+
+    /// Where the word begins that has to follow.
+    fn argument(&mut self) -> Parsed<usize> {
+        let end = self.at;
+        self.space();
+        if self.at == end { self.expected("a space") } else { Ok(self.at) }
+    }
+
+    /// `sunday`, `day 15`, `04-06`.
+    fn first_day(&mut self) -> Parsed<Period> {
+        // What is larger is no day either.
+        let day = |number| u8::try_from(number).unwrap_or(u8::MAX);
+        if let Some((_, first)) = Weekday::NAMES.into_iter().find(|(name, _)| self.eat(name)) {
+            return Ok(Period::Week(first));
+        }
+        if self.eat("day") {
+            self.space();
+            return Ok(Period::Month(day(self.number("a day of the month, as in day 15")?)));
+        }
+        let month = self.number("a weekday, day 15, or 04-06 for 6 April")?;
+        if !self.eat("-") {
+            return self.expected("a month and a day, as in 04-06 for 6 April");
+        }
+        Ok(Period::Year(day(month), day(self.number("a day of the month")?)))
+    }
+
+    fn zone(&mut self) -> Parsed<&'a str> {
+        let rest = self.rest();
+        let name = rest.find(|c: char| c.is_whitespace() || c == ',').unwrap_or(rest.len());
+        if name == 0 {
+            return self.expected("a time zone, as in Europe/Berlin");
+        }
+        self.at += name;
+        Ok(&rest[..name])
+    }
+
+    /// `month`, `year`.
+    fn period(&mut self) -> Option<Period> {
+        let rest = self.rest();
+        let word = rest.find(|c: char| !c.is_ascii_alphabetic()).unwrap_or(rest.len());
+        let mut periods = [Period::Month(1), Period::Year(1, 1)].into_iter();
+        let period = periods.find(|period| period.name() == &rest[..word])?;
+        self.at += word;
+        Some(period)
+    }
+
+    /// `minute`, `10s`, `10 seconds`.
+    fn span(&mut self, expected: &'static str) -> Parsed<Duration> {
+        let start = self.at;
+        let counted = self.rest().starts_with(|c: char| c.is_ascii_digit());
+        let count = match counted {
+            true => self.number(A_NUMBER)?,
+            false => 1,
+        };
+        self.space();
+        let rest = self.rest();
+        let word = rest.find(|c: char| !c.is_ascii_alphabetic()).unwrap_or(rest.len());
+        let unit = UNITS.into_iter().find(|(_, names)| names.contains(&&rest[..word]));
+        let Some((unit, _)) = unit else {
+            return self.expected(if counted { A_UNIT } else { expected });
+        };
+        self.at += word;
+        let millis = count
+            .checked_mul(unit)
+            .ok_or_else(|| self.invalid(start, QuotaError::WindowTooLong))?;
+        Ok(Duration::from_millis(millis))
+    }
+
+    fn number(&mut self, what: &'static str) -> Parsed<u64> {
+        let rest = self.rest();
+        let digits = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
+        match rest[..digits].parse() {
+            Ok(number) => {
+                self.at += digits;
+                Ok(number)
+            }
+            Err(_) if digits > 0 => self.expected(A_NUMBER),
+            Err(_) => self.expected(what),
+        }
+    }
+
+    fn rest(&self) -> &'a str {
+        &self.text[self.at..]
+    }
+
+    fn eat(&mut self, token: &str) -> bool {
+        let found = self.rest().starts_with(token);
+        self.at += if found { token.len() } else { 0 };
+        found
+    }
+
+    fn space(&mut self) {
+        let rest = self.rest();
+        self.at += rest.len() - rest.trim_start().len();
+    }
+
+    fn expected<T>(&self, what: &'static str) -> Parsed<T> {
+        Err(self.error(self.at, Kind::Expected(what)))
+    }
+
+    fn invalid(&self, at: usize, error: QuotaError) -> ParseQuotaError {
+        self.error(at, Kind::Invalid(error))
+    }
+
+    fn error(&self, at: usize, kind: Kind) -> ParseQuotaError {
+        ParseQuotaError { text: self.text.to_owned(), at, kind }
+    }
+}

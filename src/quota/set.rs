@@ -1,0 +1,156 @@
+//! Several quotas of one key: [`Quotas`].
+
+use std::fmt;
+
+use super::error::QuotaError;
+use super::{MAX_TOKENS, Quota};
+
+/// One to four quotas that are charged together, all or none.
+///
+/// Created by [`Quota::and`], from a single [`Quota`], or from text.
+///
+/// ```
+/// use tower_fixed_window::{Quota, Quotas};
+///
+/// let quotas: Quotas = "33/minute, 2000/hour".parse()?;
+/// assert_eq!(quotas, Quota::per_minute(33).and(Quota::per_hour(2_000)));
+/// assert_eq!(quotas.len(), 2);
+/// # Ok::<_, tower_fixed_window::ParseQuotaError>(())
+/// ```
+#[derive(Clone, Copy)]
+pub struct Quotas {
+    // Slots from `len` on repeat the first, so that no slot is without a quota.
+    quotas: [Quota; Quotas::MAX],
+    len: u8,
+}
+
+impl Quota {
+    /// Combines this quota with another one: a request passes only if both grant it, and a refusal
+    /// takes from neither.
+    ///
+    /// ```
+    /// use tower_fixed_window::{Quota, Quotas};
+    ///
+    /// const SEARCH: Quotas = Quota::per_minute(33).and(Quota::per_hour(2_000));
+    /// assert_eq!(SEARCH.to_string(), "33/minute, 2000/hour");
+    /// ```
+    ///
+    /// # Panics
+    /// If both have the same window and anchor: they would be one counter. Keep the smaller.
+    #[must_use]
+    pub const fn and(self, other: Quota) -> Quotas {
+        Quotas::one(self).and(other)
+    }
+}
+
+impl Quotas {
+    /// The largest number of quotas in a set.
+    pub const MAX: usize = 4;
+
+    const fn one(quota: Quota) -> Self {
+        Self { quotas: [quota; Self::MAX], len: 1 }
+    }
+
+    /// Adds a quota.
+    ///
+    /// # Panics
+    /// If the set already holds [`MAX`](Self::MAX) quotas, or one with the same window and anchor.
+    #[must_use]
+    pub const fn and(self, quota: Quota) -> Self {
+        match self.try_and(quota) {
+            Ok(quotas) => quotas,
+            Err(error) => panic!("{}", error.message()),
+        }
+    }
+
+    /// The same as [`and`](Self::and), for quotas from a database or a file.
+    ///
+    /// ```
+    /// use tower_fixed_window::{Quota, QuotaError, Quotas};
+    ///
+    /// let error = Quotas::from(Quota::per_minute(5)).try_and(Quota::per_minute(10)).unwrap_err();
+    /// assert_eq!(error, QuotaError::EqualWindows);
+    /// ```
+    ///
+    /// # Errors
+    /// [`QuotaError::TooMany`] or [`QuotaError::EqualWindows`].
+    pub const fn try_and(mut self, quota: Quota) -> Result<Self, QuotaError> {
+        let len = self.len as usize;
+        if len == Self::MAX {
+            return Err(QuotaError::TooMany);
+        }
+        let mut i = 0;
+        while i < len {
+            if self.quotas[i].same_counter(&quota) {
+                return Err(QuotaError::EqualWindows);
+            }
+            i += 1;
+        }
+        self.quotas[len] = quota;
+        self.len += 1;
+        Ok(self)
+    }
+
+    /// The same quotas, each with up to `tokens` reservable tokens.
+    pub(crate) fn reserving(mut self, tokens: u64) -> Self {
+        for quota in &mut self.quotas {
+            quota.max_reserved = tokens.min(MAX_TOKENS - quota.capacity);
+        }
+        self
+    }
+
+    /// The same counters under the limits that are in force now, where there are any for them.
+    pub(crate) fn updated(mut self, current: &Quotas) -> Self {
+        for quota in &mut self.quotas {
+            if let Some(current) = current.iter().find(|current| current.same_counter(quota)) {
+                *quota = *current;
+            }
+        }
+        self
+    }
+
+    /// Returns the number of quotas, at least one.
+    #[allow(clippy::len_without_is_empty, reason = "never empty")]
+    pub const fn len(&self) -> usize {
+        self.len as usize
+    }
+
+    /// Returns the quotas in their order.
+    pub fn as_slice(&self) -> &[Quota] {
+        &self.quotas[..self.len as usize]
+    }
+
+    /// Iterates over the quotas in their order.
+    pub fn iter(&self) -> std::slice::Iter<'_, Quota> {
+        self.as_slice().iter()
+    }
+}
+
+impl From<Quota> for Quotas {
+    fn from(quota: Quota) -> Self {
+        Self::one(quota)
+    }
+}
+
+impl<'a> IntoIterator for &'a Quotas {
+    type Item = &'a Quota;
+    type IntoIter = std::slice::Iter<'a, Quota>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.iter()
+    }
+}
+
+impl PartialEq for Quotas {
+    fn eq(&self, other: &Self) -> bool {
+        self.as_slice() == other.as_slice()
+    }
+}
+
+impl Eq for Quotas {}
+
+impl fmt::Debug for Quotas {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Quotas({self})")
+    }
+}

@@ -1,0 +1,197 @@
+//! When a day begins in a time zone: [`Zone`].
+//!
+//! A quota is `Copy` and is compared in a `const`, so a zone is a pointer to what is loaded once
+//! for each name and kept for the life of the process. A process so has one edition of the zone
+//! data.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::hash::{Hash, Hasher};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{PoisonError, RwLock};
+
+use super::error::QuotaError;
+use super::rules::Rules;
+
+pub(super) const DAY: i64 = 86_400;
+/// No clock is so far from UTC, in seconds.
+const REACH: i64 = 26 * 3_600;
+/// The Gregorian calendar repeats after 400 years, and so do the rules of zones outside of the
+/// years for which single changes are known.
+const CYCLE: i64 = 146_097;
+/// Days within some 8,000 years of the epoch are looked up as they are.
+const NEAR: i64 = 20 * CYCLE;
+/// Zones have skipped days, and may do so once more before 2100. Later ones are repeated rules.
+const SKIPPED_UNTIL: i64 = 4_102_444_800;
+
+/// A time zone.
+#[derive(Clone, Copy)]
+pub(super) struct Zone(Option<&'static Loaded>);
+
+struct Loaded {
+    /// Another for each zone, above 0.
+    id: u16,
+    name: String,
+    rules: Rules,
+    /// Days that the zone's clock never showed.
+    skipped: Vec<i64>,
+    recent: Recent,
+}
+
+/// By the names that the database gives them.
+static LOADED: RwLock<Option<HashMap<&str, &Loaded>>> = RwLock::new(None);
+
+static RECENT_UTC: Recent = Recent::new();
+
+impl Zone {
+    pub(super) const UTC: Self = Self(None);
+
+    /// The zone of an IANA name, in any case.
+    pub(super) fn named(name: &str) -> Result<Self, QuotaError> {
+        if name.eq_ignore_ascii_case("UTC") {
+            return Ok(Self::UTC);
+        }
+        let loaded = LOADED.read().unwrap_or_else(PoisonError::into_inner);
+        if let Some(zone) = loaded.as_ref().and_then(|zones| zones.get(name)) {
+            return Ok(Self(Some(zone)));
+        }
+        drop(loaded);
+        let (rules, name) = Rules::named(name)?;
+        let mut loaded = LOADED.write().unwrap_or_else(PoisonError::into_inner);
+        let zones = loaded.get_or_insert_default();
+        if let Some(zone) = zones.get(&*name) {
+            return Ok(Self(Some(zone)));
+        }
+        // Names come from users, but there are only as many as the database has.
+        let id = zones.len() as u16 + 1;
+        let skipped = skipped(&rules);
+        let recent = Recent::new();
+        let zone: &Loaded = Box::leak(Box::new(Loaded { id, name, rules, skipped, recent }));
+        zones.insert(&zone.name, zone);
+        Ok(Self(Some(zone)))
+    }
+
+    pub(super) const fn is_utc(self) -> bool {
+        self.0.is_none()
+    }
+
+    /// Another number for each zone, in this process.
+    pub(super) const fn id(self) -> u16 {
+        match self.0 {
+            Some(zone) => zone.id,
+            None => 0,
+        }
+    }
+
+    pub(super) fn name(self) -> &'static str {
+        self.0.map_or("UTC", |zone| &zone.name)
+    }
+
+    /// The day that the zone's clock shows at an instant, in days since the epoch. Instants are in
+    /// seconds.
+    pub(super) fn day_at(self, at: i64) -> i64 {
+        let Some(zone) = self.0 else { return at.div_euclid(DAY) };
+        let far = far(at.div_euclid(DAY)) * DAY;
+        (at + zone.rules.offset(at - far)).div_euclid(DAY)
+    }
+
+    /// The first instant at which the zone's clock shows this day or a later one.
+    pub(super) fn first_instant(self, day: i64) -> i64 {
+        let Some(zone) = self.0 else { return day * DAY };
+        let far = far(day);
+        first_instant(&zone.rules, day - far) + far * DAY
+    }
+
+    /// Days that the zone's clock never showed, in order.
+    pub(super) fn skipped(self) -> &'static [i64] {
+        self.0.map_or(&[], |zone| &zone.skipped)
+    }
+
+    pub(super) fn recent(self) -> &'static Recent {
+        self.0.map_or(&RECENT_UTC, |zone| &zone.recent)
+    }
+}
+
+/// By how many days a day is to be moved for the database to know it.
+fn far(day: i64) -> i64 {
+    let beyond = (day.abs() - NEAR).max(0) as u64;
+    day.signum() * beyond.div_ceil(CYCLE as u64) as i64 * CYCLE
+}
+
+fn first_instant(rules: &Rules, day: i64) -> i64 {
+    let shown = day * DAY;
+    let mut from = shown - REACH;
+    let mut offset = rules.offset(from);
+    for (change, next) in rules.changes(from) {
+        if shown - offset < change {
+            break;
+        }
+        (from, offset) = (change, next);
+    }
+    from.max(shown - offset)
+}
+
+fn skipped(rules: &Rules) -> Vec<i64> {
+    let start = -NEAR * DAY;
+    let mut offset = rules.offset(start);
+    let mut skipped = Vec::new();
+    for (change, next) in rules.changes(start).take_while(|(change, _)| *change < SKIPPED_UNTIL) {
+        let days = [offset, next].map(|offset| (change + offset).div_euclid(DAY));
+        let is_skipped = |day: &i64| first_instant(rules, *day) == first_instant(rules, day + 1);
+        skipped.extend((days[0]..days[1]).filter(is_skipped));
+        offset = next;
+    }
+    skipped
+}
+
+impl PartialEq for Zone {
+    fn eq(&self, other: &Self) -> bool {
+        self.id() == other.id()
+    }
+}
+
+impl Eq for Zone {}
+
+impl Hash for Zone {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.id().hash(state);
+    }
+}
+
+impl fmt::Debug for Zone {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// For each kind of window the one that was asked for last, so that its boundaries are worked out
+/// once and not for each request.
+pub(super) struct Recent([AtomicU64; Recent::KINDS]);
+
+impl Recent {
+    /// Days, weeks by weekday, months by day, years by month and day.
+    pub(super) const KINDS: usize = 1 + 7 + 31 + 12 * 31;
+    /// Start and length in one number of seconds each, so that both are of one window. No window
+    /// has 2^25 seconds, and the year 9999 ends before 2^38.
+    const LENGTH: u32 = 25;
+
+    const fn new() -> Self {
+        Self([const { AtomicU64::new(0) }; Self::KINDS])
+    }
+
+    /// Start and end of the last window, in milliseconds: both 0 if there was none.
+    #[inline]
+    pub(super) fn get(&self, kind: usize) -> (i64, i64) {
+        let seen = self.0[kind].load(Ordering::Relaxed);
+        let start = (seen >> Self::LENGTH) as i64 * 1_000;
+        (start, start + (seen & ((1 << Self::LENGTH) - 1)) as i64 * 1_000)
+    }
+
+    pub(super) fn set(&self, kind: usize, start: i64, end: i64) {
+        let (start, length) = (start / 1_000, (end - start) / 1_000);
+        if (0..1 << (64 - Self::LENGTH)).contains(&start) && length < 1 << Self::LENGTH {
+            let seen = (start as u64) << Self::LENGTH | length as u64;
+            self.0[kind].store(seen, Ordering::Relaxed);
+        }
+    }
+}

@@ -1,0 +1,30 @@
+//! Waiting for a future without a runtime.
+
+use std::future::Future;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::{self, Thread};
+
+/// Something to wait for, handed to the runtime that a store needs.
+pub type Job<'a> = Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
+
+/// Waits for a future on this thread, which sleeps meanwhile. For stores that need no runtime.
+pub fn block_on<F: Future>(future: F) -> F::Output {
+    struct Unpark(Thread);
+
+    impl Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+
+    let waker = Waker::from(Arc::new(Unpark(thread::current())));
+    let mut future = pin!(future);
+    loop {
+        match future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            Poll::Ready(output) => return output,
+            Poll::Pending => thread::park(),
+        }
+    }
+}

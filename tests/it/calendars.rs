@@ -1,0 +1,98 @@
+//! Windows of a calendar (S35) over HTTP: the numbers that clients are told are those of the window that runs.
+
+use axum::Router;
+use axum::body::to_bytes;
+use axum::response::Response;
+use axum::routing::get as on_get;
+use http::{Request, StatusCode};
+use tower::ServiceExt;
+use tower_fixed_window::key::global;
+use tower_fixed_window::{
+    FixedWindowLayer, Headers, ManualClock, MemoryStore, Quota, Quotas, RateLimitEndpoint,
+};
+
+/// 2026-03-29 00:00:00.500 UTC: in Berlin, two and a half hours before clocks are set forward.
+const NOW_MS: u64 = 1_774_742_400_500;
+/// The ends of that day, of a month from the 15th, and of March, in Berlin.
+const DAY_S: u64 = 1_774_821_600;
+const BILL_S: u64 = 1_776_204_000;
+const MARCH_S: u64 = 1_774_994_400;
+
+fn layer(quotas: impl Into<Quotas>, clock: &ManualClock) -> FixedWindowLayer {
+    let store = MemoryStore::with_clock(clock.clone());
+    FixedWindowLayer::new(quotas).name("plan").key(global()).store(store)
+}
+
+async fn get(app: &Router, path: &str) -> Response {
+    let request = Request::get(path).body(axum::body::Body::empty()).expect("a request");
+    app.clone().oneshot(request).await.expect("infallible")
+}
+
+fn header<'a>(response: &'a Response, name: &str) -> &'a str {
+    response.headers()[name].to_str().expect("ASCII")
+}
+
+#[tokio::test]
+async fn headers_describe_the_window_that_runs() {
+    let clock = ManualClock::at_ms(NOW_MS);
+    let month = Quota::per_month(1).in_zone("Europe/Berlin");
+    let day = Quota::per_day(7).in_zone("Europe/Berlin");
+    let bill = month.from_day(15).with_limit(9);
+    for (quota, reset, window) in [
+        (day, DAY_S, 23 * 3_600),
+        (bill, BILL_S, 31 * 86_400 - 3_600),
+        (month.with_limit(3), MARCH_S, 31 * 86_400 - 3_600),
+    ] {
+        let layer = layer(quota, &clock).headers(Headers::GitHubAndIetfDraft10);
+        let app = Router::new().route("/", on_get(async || "hello")).layer(layer);
+        let response = get(&app, "/").await;
+        let (rate, limit) = (quota.to_string(), quota.limit());
+        let rate = rate.split(' ').next().expect("a rate");
+        assert_eq!(header(&response, "x-ratelimit-reset"), reset.to_string(), "{quota}");
+        let policy = format!("\"plan:{rate}\";q={limit};w={window}");
+        assert_eq!(header(&response, "ratelimit-policy"), policy);
+        // Half a second is rounded up.
+        let after = reset - NOW_MS / 1_000;
+        let rest = format!("\"plan:{rate}\";r={};t={after}", limit - 1);
+        assert_eq!(header(&response, "ratelimit"), rest);
+    }
+
+    let app = Router::new().route("/", on_get(async || "hello")).layer(layer(month, &clock));
+    assert_eq!(get(&app, "/").await.status(), StatusCode::OK);
+    let refused = get(&app, "/").await;
+    assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(header(&refused, "retry-after"), (MARCH_S - NOW_MS / 1_000).to_string());
+    assert_eq!(header(&refused, "x-ratelimit-reset"), MARCH_S.to_string());
+    let body = to_bytes(refused.into_body(), 10_000).await.expect("a body");
+    assert!(
+        String::from_utf8_lossy(&body).contains("API rate limit exceeded: plan:1/month"),
+        "{body:?}"
+    );
+    // The first millisecond of April.
+    clock.set_ms(MARCH_S * 1_000 - 1);
+    assert_eq!(get(&app, "/").await.status(), StatusCode::TOO_MANY_REQUESTS);
+    clock.set_ms(MARCH_S * 1_000);
+    assert_eq!(get(&app, "/").await.status(), StatusCode::OK);
+}
+
+#[tokio::test]
+async fn an_upgrade_in_mid_month_keeps_what_was_used() {
+    let clock = ManualClock::at_ms(NOW_MS);
+    let plan = Quota::per_month(2).from_day(15).in_zone("Europe/Berlin");
+    let layer = layer(plan.and(Quota::per_minute(60)), &clock);
+    let control = layer.control();
+    let app = Router::new()
+        .route("/", on_get(async || "hello").layer(layer.clone()))
+        .route_service("/rate_limit", RateLimitEndpoint::new([&layer]));
+    for status in [200, 200, 429] {
+        assert_eq!(get(&app, "/").await.status(), status);
+    }
+    control.set_quotas(plan.with_limit(5).and(Quota::per_minute(60)));
+    let response = get(&app, "/").await;
+    assert_eq!(response.status(), StatusCode::OK);
+    assert_eq!(header(&response, "x-ratelimit-used"), "3");
+    let usage = get(&app, "/rate_limit").await;
+    let usage = to_bytes(usage.into_body(), 10_000).await.expect("a body");
+    let standing = format!(r#""plan":{{"limit":5,"used":3,"remaining":2,"reset":{BILL_S}}}"#);
+    assert!(String::from_utf8_lossy(&usage).contains(&standing), "{usage:?}");
+}

@@ -1,0 +1,208 @@
+//! The style in CONTRIBUTING.md: words that we avoid, length of lines, and paths that exist.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+
+/// Words that we avoid: CONTRIBUTING.md has better ones.
+const AVOIDED: [&str; 40] = [
+    "anybody",
+    "are asked",
+    "are told",
+    "as ever",
+    "by the way",
+    "clothing",
+    "everybody",
+    "given back",
+    "gives back",
+    "header fields",
+    "in company",
+    "in hand",
+    "in silence",
+    "is asked",
+    "is told",
+    "its fields",
+    "left alone",
+    "limit's fields",
+    "nobody",
+    "of no use",
+    "pays",
+    "rate-limit fields",
+    "response's fields",
+    "so many",
+    "so much",
+    "somebody",
+    "speaks",
+    "stand behind",
+    "stands behind",
+    "tells",
+    "under way",
+    "what lies",
+    "who are refused",
+    "who asks",
+    "who is refused",
+    "who pays",
+    "who waits",
+    "whoever",
+    "whom",
+    "whose fate",
+];
+
+/// Markdown that users read, without what a program writes.
+fn pages() -> Vec<(String, String)> {
+    let mut names: Vec<_> =
+        ["README", "BENCHMARKS", "CHANGELOG", "CONTRIBUTING", "SECURITY", "examples/README"]
+            .map(|name| format!("{name}.md"))
+            .into();
+    let docs = fs::read_dir(Path::new(ROOT).join("docs")).expect("a directory");
+    for entry in docs {
+        let name = entry.expect("readable").file_name().into_string().expect("UTF-8");
+        if name.ends_with(".md") {
+            names.push(format!("docs/{name}"));
+        }
+    }
+    assert!(names.len() > 15, "the guide was found");
+    let text = |name: &str| {
+        let text = fs::read_to_string(Path::new(ROOT).join(name)).expect(name);
+        let without = |text: String, start: &str, end: &str| match text.split_once(start) {
+            Some((before, rest)) => {
+                format!("{before}{}", rest.split_once(end).expect("the end of a section").1)
+            }
+            None => text,
+        };
+        let text = without(text, "\n## Style", "\n## ");
+        without(
+            text,
+            "<!-- what scripts/peers writes -->",
+            "<!-- end of what scripts/peers writes -->",
+        )
+    };
+    names.into_iter().map(|name| (text(&name), name)).map(|(text, name)| (name, text)).collect()
+}
+
+/// A page without its code, line by line, each with its number.
+fn prose(page: &str) -> Vec<(usize, &str)> {
+    let mut is_code = false;
+    let mut lines = Vec::new();
+    for (number, line) in (1..).zip(page.lines()) {
+        let is_fence = line.trim_start().starts_with("```");
+        is_code ^= is_fence;
+        if !is_code && !is_fence {
+            lines.push((number, line));
+        }
+    }
+    lines
+}
+
+/// A page's text without its code.
+fn text_of(page: &str) -> String {
+    let lines: Vec<_> = prose(page).into_iter().map(|(_, line)| line).collect();
+    lines.join("\n").split('`').step_by(2).collect::<Vec<_>>().join("`")
+}
+
+/// The avoided words in a text, also across the ends of lines.
+fn avoided(text: &str) -> Vec<&'static str> {
+    let text = text.to_lowercase().split_whitespace().collect::<Vec<_>>().join(" ");
+    let is_end = |c: Option<char>| c.is_none_or(|c| !c.is_alphanumeric() && c != '_');
+    let count = |word: &str| {
+        let found = text.match_indices(word).filter(|(at, _)| {
+            is_end(text[..*at].chars().next_back())
+                && is_end(text[at + word.len()..].chars().next())
+        });
+        found.count()
+    };
+    AVOIDED.into_iter().flat_map(|word| vec![word; count(word)]).collect()
+}
+
+#[test]
+fn pages_avoid_the_words_that_the_style_names() {
+    let mut faults = Vec::new();
+    for (name, page) in pages() {
+        for word in avoided(&text_of(&page)) {
+            faults.push(format!("{name}: \"{word}\""));
+        }
+    }
+    assert!(faults.is_empty(), "see \"Style\" in CONTRIBUTING.md:\n{}", faults.join("\n"));
+}
+
+#[test]
+fn lines_of_pages_have_at_most_100_characters() {
+    let mut faults = Vec::new();
+    for (name, page) in pages() {
+        for (number, line) in prose(&page) {
+            let is_exempt = line.starts_with('|') || line.contains("](") || line.contains("][");
+            if line.chars().count() > 100 && !is_exempt {
+                faults.push(format!("{name}:{number}: {line}"));
+            }
+        }
+    }
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+}
+
+#[test]
+fn files_that_pages_name_exist() {
+    let is_path = |word: &str| {
+        let folders =
+            ["src/", "docs/", "examples/", "tests/", "benches/", "scripts/", "./scripts/"];
+        folders.iter().any(|folder| word.starts_with(folder)) && !word.contains(['*', '{', ' '])
+    };
+    let mut faults = Vec::new();
+    let mut checked = 0;
+    for (name, page) in pages() {
+        let text = prose(&page).into_iter().map(|(_, line)| line).collect::<Vec<_>>().join("\n");
+        for code in text.split('`').skip(1).step_by(2).filter(|code| is_path(code)) {
+            checked += 1;
+            if !Path::new(ROOT).join(code).exists() {
+                faults.push(format!("{name}: {code}"));
+            }
+        }
+    }
+    assert!(checked > 30, "paths were found");
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+}
+
+fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).expect("a directory") {
+        let path = entry.expect("readable").path();
+        if path.is_dir() {
+            sources(&path, found);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            found.push(path);
+        }
+    }
+}
+
+/// The lines of comments, without the code of examples.
+fn comments(text: &str) -> impl Iterator<Item = &str> {
+    let mut is_code = false;
+    text.lines().filter(move |line| {
+        let line = line.trim_start();
+        let is_comment = line.starts_with("//");
+        let is_fence = line.trim_start_matches(['/', '!']).trim_start().starts_with("```");
+        is_code = is_comment && is_code ^ is_fence;
+        is_comment && !is_code
+    })
+}
+
+#[test]
+fn sources_avoid_these_words_and_their_comments_are_short() {
+    let src = Path::new(ROOT).join("src");
+    let mut files = Vec::new();
+    sources(&src, &mut files);
+    assert!(files.len() > 50, "the sources were found");
+    let mut faults = Vec::new();
+    for file in files {
+        let name = file.strip_prefix(&src).expect("inside").display();
+        let text = fs::read_to_string(&file).expect("UTF-8");
+        // Without the slashes, so that words are found across the ends of lines.
+        let lines = text.lines().map(|line| line.trim_start().trim_start_matches(['/', '!']));
+        for word in avoided(&lines.collect::<Vec<_>>().join("\n")) {
+            faults.push(format!("src/{name}: \"{word}\""));
+        }
+        for line in comments(&text).filter(|line| line.chars().count() > 100) {
+            faults.push(format!("src/{name}: {line}"));
+        }
+    }
+    assert!(faults.is_empty(), "see \"Style\" in CONTRIBUTING.md:\n{}", faults.join("\n"));
+}

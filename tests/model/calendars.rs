@@ -1,0 +1,271 @@
+//! Windows of a calendar (S35), in every time zone, from 1970 to 2100: they cover time without a gap or an
+//! overlap, and each begins with the first instant at which the zone's clock shows its first day or a later one.
+//! The oracle walks: over the days of the calendar one by one, and over each stretch of time in which a zone's
+//! offset stays the same.
+//!
+//! A sample of zones and first days, or with `FULL_SIZE=1` all of them:
+//! `FULL_SIZE=1 cargo test --release -p tests --test model calendars`.
+
+use std::collections::{HashMap, HashSet};
+use std::num::NonZero;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, SystemTime};
+
+use fastrand::Rng;
+use jiff::Timestamp;
+use jiff::tz::TimeZone;
+use tower_fixed_window::window::{State, Window};
+use tower_fixed_window::{Clock, Limiter, ManualClock, MemoryStore, Quota, Weekday};
+
+use crate::answer;
+
+const DAY: i64 = 86_400;
+/// 1969-01-01 and 2102-01-01, in days since the epoch: a year more on both sides.
+const DAYS: (i64, i64) = (-365, 48_213);
+/// From 1970 to 2100.
+const CHECKED: (i64, i64) = (0, 4_133_980_800);
+
+/// A day of the civil calendar, walked to from 1 January 1969, a Wednesday.
+#[derive(Clone, Copy)]
+struct Civil {
+    year: i64,
+    month: u8,
+    day: u8,
+    /// From Monday, 0.
+    weekday: u8,
+}
+
+impl Civil {
+    const START: Self = Self { year: 1969, month: 1, day: 1, weekday: 2 };
+
+    fn length(year: i64, month: u8) -> u8 {
+        match month {
+            2 if year % 4 == 0 && (year % 100 != 0 || year % 400 == 0) => 29,
+            2 => 28,
+            4 | 6 | 9 | 11 => 30,
+            _ => 31,
+        }
+    }
+
+    fn next(self) -> Self {
+        let Self { mut year, mut month, mut day, weekday } = self;
+        day += 1;
+        if day > Self::length(year, month) {
+            (month, day) = (month + 1, 1);
+        }
+        if month > 12 {
+            (year, month) = (year + 1, 1);
+        }
+        Self { year, month, day, weekday: (weekday + 1) % 7 }
+    }
+}
+
+/// What a quota's windows begin on.
+#[derive(Clone, Copy, Debug)]
+enum First {
+    Day,
+    Week(usize),
+    Month(u8),
+    Year(u8, u8),
+}
+
+const WEEKDAYS: [Weekday; 7] = [
+    Weekday::Monday,
+    Weekday::Tuesday,
+    Weekday::Wednesday,
+    Weekday::Thursday,
+    Weekday::Friday,
+    Weekday::Saturday,
+    Weekday::Sunday,
+];
+
+impl First {
+    fn all() -> Vec<Self> {
+        let mut all = vec![Self::Day];
+        all.extend((0..7).map(Self::Week));
+        all.extend((1..=31).map(Self::Month));
+        for month in 1..=12 {
+            all.extend((1..=Civil::length(2000, month)).map(|day| Self::Year(month, day)));
+        }
+        all
+    }
+
+    fn quota(self, limit: u64) -> Quota {
+        match self {
+            Self::Day => Quota::per_day(limit),
+            Self::Week(weekday) => Quota::per_week(limit).from_weekday(WEEKDAYS[weekday]),
+            Self::Month(day) => Quota::per_month(limit).from_day(day),
+            Self::Year(month, day) => Quota::per_year(limit).from_date(month, day),
+        }
+    }
+
+    fn is(self, day: Civil) -> bool {
+        let last = Civil::length(day.year, day.month);
+        match self {
+            Self::Day => true,
+            Self::Week(weekday) => day.weekday as usize == weekday,
+            Self::Month(first) => day.day == first.min(last),
+            Self::Year(month, first) => day.month == month && day.day == first.min(last),
+        }
+    }
+}
+
+/// When each day begins, from the first of [`DAYS`] on, in seconds.
+fn days(zone: &TimeZone) -> Vec<i64> {
+    let offset = |at: i64| -> i64 {
+        let at = Timestamp::from_second(at).expect("in range");
+        zone.to_offset(at).seconds().into()
+    };
+    let mut days = Vec::new();
+    let end = DAYS.1 * DAY;
+    let mut from = (DAYS.0 - 2) * DAY;
+    while from < end {
+        // Where the offset changes next: it stays for six hours at least.
+        let now = offset(from);
+        let mut to = from;
+        while to < end && offset(to + DAY / 4) == now {
+            to += DAY / 4;
+        }
+        let (mut same, mut other) = (to, to + DAY / 4);
+        while other - same > 1 {
+            let middle = same + (other - same) / 2;
+            *(if offset(middle) == now { &mut same } else { &mut other }) = middle;
+        }
+        // The days that begin in this stretch.
+        loop {
+            let begins = from.max((DAYS.0 + days.len() as i64) * DAY - now);
+            if begins >= other {
+                break;
+            }
+            days.push(begins);
+        }
+        from = other;
+    }
+    days
+}
+
+/// Checks all windows of a quota, and some distances between them.
+fn check(name: &str, zone: &TimeZone, first: First, days: &[i64], random: &mut Rng) {
+    let quota = first.quota(1);
+    let quota = if name == "UTC" { quota } else { quota.in_zone(name) };
+    let mut starts: Vec<(i64, i64)> = Vec::new();
+    let mut civil = Civil::START;
+    for (n, begins) in days.iter().enumerate() {
+        if first.is(civil) {
+            // A day that was skipped begins when the next one does.
+            match starts.last_mut() {
+                Some(last) if last.1 == *begins => {}
+                _ => starts.push((DAYS.0 + n as i64, *begins)),
+            }
+        }
+        civil = civil.next();
+    }
+    let window = |at: i64| Window::at(at, None, &quota, 0);
+    let inside = |at: &i64| (CHECKED.0..CHECKED.1).contains(at);
+    for pair in starts.windows(2).filter(|pair| inside(&pair[0].1)) {
+        let ((day, start), (_, end)) = (pair[0], pair[1]);
+        let what = || format!("{first:?} in {name}, from day {day}");
+        let (start, end) = (start * 1_000, end * 1_000);
+        // Not in the order of time: what is remembered of the last one is not to matter.
+        for at in [end - 1, start, start + (end - start) / 2] {
+            let window = window(at);
+            assert_eq!((window.start(), window.end()), (start, end), "{}, at {at}", what());
+        }
+        let shown = |at: i64| {
+            let at = Timestamp::from_millisecond(at).expect("in range");
+            let date = zone.to_datetime(at).date();
+            (date - jiff::civil::date(1970, 1, 1)).get_days()
+        };
+        if random.u8(..16) == 0 {
+            assert!(i64::from(shown(start)) >= day, "{}", what());
+            assert!(i64::from(shown(start - 1)) < day, "{}", what());
+        }
+    }
+    // Distances, in one step: a debt of n limits lasts n windows, and less after some of them.
+    for _ in 0..20 {
+        let from = random.usize(1..starts.len() - 1);
+        let to = random.usize(from + 1..starts.len());
+        let passed = random.usize(from..to);
+        let (at, n) = (starts[from].1 * 1_000, (to - from) as i64);
+        let state = window(at).take(n as u64);
+        let expected = State { start: at, used: n, until: starts[to].1 * 1_000 };
+        assert_eq!(state, expected, "{first:?} in {name}, {n} windows");
+        let now = random.i64(starts[passed].1 * 1_000..starts[passed + 1].1 * 1_000);
+        let later = Window::at(now, Some(state), &quota, 0);
+        let expected = (starts[passed].1 * 1_000, n - (passed - from) as i64);
+        assert_eq!((later.start(), later.used()), expected, "{first:?} in {name} at {now}");
+    }
+}
+
+#[test]
+fn windows_cover_time_in_every_zone_from_every_first_day() {
+    let full = std::env::var_os("FULL_SIZE").is_some();
+    let names: Vec<String> =
+        jiff::tz::db().available().map(|name| name.as_str().to_owned()).collect();
+    assert!(names.len() > 400, "the time zone database is there");
+    // In a sample, those in which something has happened at midnight are always there.
+    const ODD: [&str; 8] = [
+        "America/Sao_Paulo",
+        "Pacific/Apia",
+        "Pacific/Kwajalein",
+        "Pacific/Kiritimati",
+        "Asia/Tehran",
+        "Africa/Monrovia",
+        "Australia/Lord_Howe",
+        "UTC",
+    ];
+    let mut random = Rng::with_seed(35);
+    let chosen: Vec<_> = names
+        .iter()
+        .map(|name| &**name)
+        .filter(|name| full || ODD.contains(name) || random.u8(..32) == 0)
+        .collect();
+    let next = AtomicUsize::new(0);
+    let work = || {
+        while let Some(name) = chosen.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let mut random = Rng::with_seed(name.len() as u64);
+            let zone = TimeZone::get(name).expect("it is there");
+            let days = days(&zone);
+            for first in First::all() {
+                if full || random.u8(..24) == 0 || matches!(first, First::Day) {
+                    check(name, &zone, first, &days, &mut random);
+                }
+            }
+        }
+    };
+    thread::scope(|scope| {
+        for _ in 0..thread::available_parallelism().map_or(2, NonZero::get) {
+            scope.spawn(work);
+        }
+    });
+}
+
+/// With no entry left, keys share counts: none gets more than its limit in a window, and all begin anew
+/// with the next one, as it is the same for all.
+#[test]
+fn keys_that_share_a_count_share_its_windows() {
+    let clock = ManualClock::at_ms(1_772_323_200_000);
+    let store = MemoryStore::with_max_keys(32).clock(clock.clone());
+    let quota = Quota::per_month(5).in_zone("Europe/Berlin");
+    let limiter = Limiter::new(quota).store(store.clone());
+    let mut random = Rng::with_seed(1);
+    let mut passed = HashMap::<(u64, SystemTime), u64>::new();
+    let (mut refused_early, mut months) = (0, HashSet::new());
+    for _ in 0..20_000 {
+        clock.advance(Duration::from_secs(random.u64(..1_800)));
+        if random.u16(..1_000) == 0 {
+            // By less than a window, by one or more.
+            let back = random.u64(..80) * 86_400_000;
+            clock.set_ms(clock.now_ms() - back);
+        }
+        let key = random.u64(..200);
+        let decision = answer(limiter.check(key));
+        let count = passed.entry((key, decision.reset_at())).or_default();
+        *count += u64::from(decision.allowed());
+        refused_early += u64::from(!decision.allowed() && *count < 5);
+        months.insert(decision.reset_at());
+    }
+    assert!(passed.values().all(|count| *count <= 5), "{passed:?}");
+    assert!(store.overflowed() > 1_000 && refused_early > 100 && months.len() > 3);
+}

@@ -1,0 +1,382 @@
+//! Windows of a calendar (S35) in Redis: the same as in memory, readable, and bound by the end that is stored.
+//!
+//! `SEED=7 ROUNDS=40000 cargo test -p tests --test redis calendars` goes on from elsewhere.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::process::{Child, Command};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use fastrand::Rng;
+use tower_fixed_window::store::{Account, Adjust, Charge, RedisStore, Scope, Store};
+use tower_fixed_window::{
+    Decision, Key, Limiter, MAX_TOKENS, ManualClock, MemoryStore, Quota, Quotas,
+};
+
+use crate::conformance::connect;
+use crate::random::env;
+use crate::server::{ALONE, Server, ask};
+
+const STEPS: usize = 40;
+
+const CALENDARS: [&str; 20] = [
+    "month",
+    "month from day 31",
+    "month from day 15 in America/New_York",
+    "month from day 29 in Europe/Berlin",
+    "month in Australia/Lord_Howe",
+    "year",
+    "year from 02-29",
+    "year from 04-06 in Europe/London",
+    "year from 12-31 in Pacific/Kiritimati",
+    "week from sunday",
+    "week in America/Sao_Paulo",
+    "week from friday in Pacific/Apia",
+    "week from saturday in Asia/Tehran",
+    "day in Europe/Berlin",
+    "day in America/Sao_Paulo",
+    "day in Pacific/Apia",
+    "day in Pacific/Kwajalein",
+    "day in Asia/Kathmandu",
+    "day in Africa/Casablanca",
+    "day in Etc/GMT+12",
+];
+
+/// Where something happens, in seconds: clocks change, days are skipped, years end, time does.
+const TURNS: [u64; 12] = [
+    0,
+    745_934_400,
+    1_325_239_200,
+    1_541_300_400,
+    1_582_934_400,
+    1_616_893_200,
+    1_635_638_400,
+    1_709_164_800,
+    1_767_225_600,
+    4_102_444_800,
+    253_402_300_799,
+    MAX_TOKENS / 1_000,
+];
+
+fn tokens(rng: &mut Rng) -> u64 {
+    match rng.u8(..16) {
+        0 => 0,
+        1..=9 => rng.u64(1..6),
+        10..=13 => rng.u64(1..100),
+        14 => rng.u64(..=MAX_TOKENS),
+        _ => MAX_TOKENS - rng.u64(..3),
+    }
+}
+
+/// The same windows, with limits as they may be now.
+fn with_limits(rng: &mut Rng, windows: &[&str]) -> Quotas {
+    let quota = |rng: &mut Rng, window: &str| {
+        let limit = tokens(rng);
+        let mut quota: Quota = format!("{limit}/{window}").parse().expect("a quota");
+        if rng.u8(..3) == 0 {
+            quota = quota.rollover_up_to(limit + tokens(rng).min(MAX_TOKENS - limit));
+        }
+        if rng.u8(..3) == 0 {
+            quota = quota.reserve_up_to(tokens(rng).min(MAX_TOKENS - quota.capacity()));
+        }
+        quota
+    };
+    let first = Quotas::from(quota(rng, windows[0]));
+    windows[1..].iter().fold(first, |quotas, window| {
+        let next = quota(rng, window);
+        quotas.try_and(next).unwrap_or(quotas)
+    })
+}
+
+fn turn(rng: &mut Rng) -> u64 {
+    let turn = rng.choice(&TURNS).expect("some") * 1_000;
+    (turn + rng.u64(..172_800_000)).saturating_sub(86_400_000).min(MAX_TOKENS)
+}
+
+/// Often to where the last decision's window ends, and often some windows on or back.
+fn step_clock(rng: &mut Rng, now: u64, last: Option<&Decision>) -> u64 {
+    let Some(standing) = last.map(|last| last.usage()[0]) else { return now };
+    let length = standing.window().as_millis() as u64;
+    let end =
+        standing.reset_at().duration_since(UNIX_EPOCH).map_or(0, |end| end.as_millis() as u64);
+    match rng.u8(..16) {
+        0..=5 => now,
+        6 => now.saturating_add(rng.u64(..3_600_000)),
+        7 => end,
+        8 => end.saturating_sub(1),
+        9 => end.saturating_add(rng.u64(..=length.min(MAX_TOKENS))),
+        10 => now.saturating_add(length.saturating_mul(rng.u64(1..5))),
+        11 => end.saturating_sub(length),
+        12 => end.saturating_sub(length.saturating_mul(2)).saturating_add(rng.u64(..2)),
+        13 => now.saturating_sub(rng.u64(..=length.min(MAX_TOKENS))),
+        14 => now.saturating_sub(length.saturating_mul(rng.u64(1..4))),
+        _ => turn(rng),
+    }
+    .min(MAX_TOKENS)
+}
+
+#[tokio::test]
+async fn memory_and_redis_agree_on_calendars() {
+    let Some(server) = Server::start() else { return };
+    let connection = connect(&server.url()).await;
+    let scope = Scope::named("calendars");
+    let (first, rounds) = (env("SEED", 1), env("ROUNDS", 400));
+    for seed in first..first + rounds {
+        let mut rng = Rng::with_seed(seed);
+        let clock = ManualClock::default();
+        let memory = MemoryStore::with_max_keys(100).clock(clock.clone());
+        let redis = RedisStore::from(connection.clone()).deadline(Duration::from_secs(60));
+        let redis = redis.prefix(&seed.to_string()).clock(clock.clone());
+        let key = Key::from(seed);
+        let mut windows = vec![*rng.choice(&CALENDARS).expect("some")];
+        match rng.u8(..3) {
+            0 => windows.push(rng.choice(&CALENDARS).expect("some")),
+            1 => windows.push("minute"),
+            _ => {}
+        }
+        let mut quotas = with_limits(&mut rng, &windows);
+        let mut now = turn(&mut rng);
+        let mut taken: Vec<Decision> = Vec::new();
+        let mut last = None;
+        for step in 0..STEPS {
+            now = step_clock(&mut rng, now, last.as_ref());
+            clock.set_ms(now);
+            if rng.u8(..8) == 0 {
+                let new = with_limits(&mut rng, &windows);
+                // Decisions are of as many quotas as there were.
+                if new.len() == quotas.len() {
+                    quotas = new;
+                }
+            }
+            let account = Account::new(&scope, &quotas, &key);
+            let at = format!("SEED={seed} step {step} at {now}: {quotas}");
+            if !taken.is_empty() && rng.u8(..5) == 0 {
+                let decision = taken.swap_remove(rng.usize(..taken.len()));
+                let returned = rng.u64(..=decision.granted());
+                let adjust = match rng.bool() {
+                    true => Adjust::refund(account, returned, &decision),
+                    false => Adjust::take(account, tokens(&mut rng), &decision),
+                };
+                memory.adjust(adjust).await.expect("memory answers");
+                redis.adjust(adjust).await.unwrap_or_else(|error| panic!("{at}: {error}"));
+            }
+            let mut charge = Charge::new(account, tokens(&mut rng));
+            charge = if rng.u8(..3) == 0 { charge.reserving() } else { charge };
+            charge = if rng.u8(..4) == 0 { charge.up_to() } else { charge };
+            charge = if rng.u8(..5) == 0 { charge.peeking() } else { charge };
+            let expected = memory.charge(charge).await.expect("memory answers");
+            let decision = redis.charge(charge).await;
+            let decision = decision.unwrap_or_else(|error| panic!("{at}: {error}"));
+            assert_eq!(decision, expected, "{at}: {charge:?}");
+            if decision.allowed() {
+                taken.push(decision.clone());
+            }
+            last = Some(decision);
+        }
+    }
+}
+
+/// 2026-03-20 12:00 UTC.
+const MARCH_20: u64 = 1_774_008_000_000;
+
+async fn limiter(server: &Server, clock: &ManualClock, quota: &str) -> Limiter {
+    let store = RedisStore::from(connect(&server.url()).await).clock(clock.clone());
+    let quotas: Quotas = quota.parse().expect("quotas");
+    Limiter::new(quotas).name("plan").store(store).without_fallback()
+}
+
+#[tokio::test]
+async fn what_is_stored_can_be_read() {
+    let Some(server) = Server::start() else { return };
+    let clock = ManualClock::at_ms(MARCH_20);
+    let plan = limiter(&server, &clock, "10/month from day 15 in America/New_York").await;
+    let receipt = plan.charge("alice", 3).await.expect("it answers").expect("it passed");
+    let hash = || server.ask::<[String; 2]>(&["HGETALL", "tfw1:{plan:talice}"]);
+    let field = "month+15@America/New_York";
+    assert_eq!(hash(), [field, "3@1773547200000-1776225600000#674"]);
+
+    // A debt: it takes three windows to come down.
+    plan.settle(receipt, 25).await.expect("it answers");
+    assert_eq!(hash(), [field, "25@1773547200000-1776225600000#674*3"]);
+    // The key lives as long, by the server's clock and an hour more.
+    let lasts = 1_781_496_000_000 - MARCH_20 + 3_600_000;
+    let left = server.ask::<u64>(&["PTTL", "tfw1:{plan:talice}"]);
+    assert!((lasts - 60_000..=lasts).contains(&left), "{left}, not {lasts}");
+}
+
+#[tokio::test]
+async fn the_end_that_is_stored_binds_nodes_with_other_zone_data() {
+    let Some(server) = Server::start() else { return };
+    let clock = ManualClock::at_ms(MARCH_20);
+    let plan = limiter(&server, &clock, "2/month in Europe/Berlin").await;
+    let (start, end) = (1_772_319_600_000_u64, 1_774_994_400_000_u64);
+    let reset = |decision: &Decision| {
+        decision.reset_at().duration_since(UNIX_EPOCH).expect("after it").as_millis() as u64
+    };
+    let decision = plan.peek("alice").await.expect("it answers");
+    assert_eq!(reset(&decision), end);
+    // By a node that has it that the clocks change a day later.
+    for (stored, name) in [(end + 3_600_000, "bob"), (end - 3_600_000, "carol")] {
+        let key = format!("tfw1:{{plan:t{name}}}");
+        let count = format!("2@{start}-{stored}#674");
+        server.ask::<u64>(&["HSET", &key, "month+1@Europe/Berlin", &count]);
+        clock.set_ms(stored - 1);
+        let refused = plan.check(name).await.expect("it answers");
+        assert_eq!((refused.allowed(), reset(&refused)), (false, stored));
+        clock.set_ms(stored);
+        let passed = plan.check_cost(name, 2).await.expect("it answers");
+        assert!(passed.allowed());
+        // The windows follow each other: there is no second one until April ends.
+        clock.set_ms(stored.max(end) + 1);
+        assert!(!plan.check(name).await.expect("it answers").allowed(), "{name}");
+    }
+}
+
+fn seconds(time: SystemTime) -> i64 {
+    time.duration_since(UNIX_EPOCH).expect("after it").as_secs() as i64
+}
+
+/// A node whose clock is far off asks once more, and then knows the server's time.
+#[tokio::test]
+async fn boundaries_follow_the_servers_clock() {
+    const YEAR: i64 = 366 * 86_400;
+
+    for ahead in [YEAR, -YEAR, 40 * 86_400, -3_600] {
+        let Some(server) = Server::ahead(ahead) else { return };
+        let store = RedisStore::new(server.url()).expect("an address");
+        let store = store.deadline(Duration::from_secs(20));
+        let quotas = Quota::per_month(5).and(Quota::per_day(9).in_zone("Asia/Kathmandu"));
+        let limiter = Limiter::new(quotas).name("plan").store(store).without_fallback();
+        let evaluated = || {
+            let stats: String = server.ask(&["INFO", "commandstats"]);
+            let calls = stats.split_once("cmdstat_evalsha:calls=").map_or("0", |(_, rest)| rest);
+            let calls = calls.split_once(',').map_or(calls, |(calls, _)| calls);
+            calls.parse::<u32>().expect("a number")
+        };
+        // The script is there.
+        let mut first = limiter.charge("alice", 2).await.expect("it answers");
+        let decision = first.as_ref().expect("it passed").decision();
+        let there = seconds(decision.decided_at());
+        assert!((there - seconds(SystemTime::now()) - ahead).abs() < 60, "the clock is shifted");
+        assert!(decision.reset_at() > decision.decided_at());
+        assert!(decision.usage()[0].window() >= Duration::from_secs(28 * 86_400));
+
+        let before = evaluated();
+        assert!(limiter.check_cost("alice", 3).await.expect("it answers").allowed());
+        assert!(!limiter.check("alice").await.expect("it answers").allowed());
+        if let Ok(receipt) = first {
+            limiter.refund(receipt).await.expect("it answers");
+        }
+        assert!(limiter.check_cost("alice", 2).await.expect("it answers").allowed());
+        assert_eq!(evaluated() - before, 4, "one call for each, {ahead} s ahead");
+
+        // The same where the first that a node asks is to return tokens.
+        first = limiter.charge("bob", 5).await.expect("it answers");
+        let other = RedisStore::new(server.url()).expect("an address");
+        let other =
+            Limiter::new(quotas).name("plan").store(other.deadline(Duration::from_secs(20)));
+        let receipt = first.expect("it passed");
+        other.refund(receipt).await.expect("it answers");
+        assert!(other.check_cost("bob", 5).await.expect("it answers").allowed());
+    }
+}
+
+const LIMITS: [u64; 6] = [1, 2, 10, 33, 100, 400];
+/// The server's clock is so far from the end of February when it starts.
+const BEFORE: i64 = 10;
+/// 2028-03-01 00:00 UTC.
+const MARCH: i64 = 1_835_481_600;
+
+/// Nodes whose clocks are off by an hour, a month and a year share the counts of a server that passes
+/// the end of a month meanwhile.
+#[test]
+fn nodes_with_other_clocks_share_a_month() {
+    let Some(faketime) = std::env::var_os("LIBFAKETIME") else {
+        eprintln!("skipped: LIBFAKETIME is not set to where libfaketime.so.1 is");
+        return;
+    };
+    let _alone = ALONE.blocking_lock();
+    let ahead = MARCH - BEFORE - seconds(SystemTime::now());
+    let Some(server) = Server::ahead(ahead) else { return };
+    let dir = tempfile::tempdir().expect("a directory");
+    let nodes: Vec<Child> = [3_600, 30 * 86_400, -365 * 86_400]
+        .iter()
+        .map(|off| {
+            Command::new(std::env::current_exe().expect("this program"))
+                .args(["--exact", "calendars::node", "--ignored", "--nocapture"])
+                .env("LD_PRELOAD", &faketime)
+                .env("FAKETIME", format!("{:+}", ahead + off))
+                .env("NODE_URL", server.url())
+                .env("NODE_OFF", off.to_string())
+                .env("NODE_REPORT", dir.path().join(off.to_string()))
+                .spawn()
+                .expect("it starts")
+        })
+        .collect();
+    for mut node in nodes {
+        assert!(node.wait().expect("it ends").success(), "a node failed");
+    }
+    let mut counts = BTreeMap::<[u64; 2], [u64; 2]>::new();
+    for report in std::fs::read_dir(dir.path()).expect("reports") {
+        let report = std::fs::read_to_string(report.expect("a report").path()).expect("text");
+        for line in report.lines() {
+            let numbers: Vec<u64> = line.split(' ').map(|n| n.parse().expect("a number")).collect();
+            let [key, window, asked, passed] = numbers[..] else { panic!("four numbers") };
+            let count = counts.entry([key, window]).or_default();
+            *count = [count[0] + asked, count[1] + passed];
+        }
+    }
+    println!("{counts:?}");
+    assert_eq!(counts.len(), 4 * LIMITS.len(), "two windows for each");
+    let mut full = 0;
+    for ([key, window], [asked, passed]) in counts {
+        let limit = LIMITS[key as usize % LIMITS.len()];
+        assert_eq!(passed, limit.min(asked), "of {limit} for key {key} until {window}");
+        full += u32::from(asked > limit);
+    }
+    assert!(full >= 16, "only {full} windows were asked for too much");
+}
+
+/// A node: a process of its own. Started by the test above.
+#[test]
+#[ignore = "started by another test"]
+fn node() {
+    let Ok(url) = std::env::var("NODE_URL") else { return };
+    let off: i64 = std::env::var("NODE_OFF").expect("it").parse().expect("a number");
+    let (server, _): (i64, i64) = ask(&url, &["TIME"]).expect("it answers");
+    assert!((seconds(SystemTime::now()) - server - off).abs() < 60, "the lie works");
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    let mut counts = BTreeMap::<[u64; 2], [u64; 2]>::new();
+    runtime.block_on(async {
+        let store = RedisStore::new(&*url).expect("an address").deadline(Duration::from_secs(20));
+        let limiters: Vec<_> = (0..2 * LIMITS.len())
+            .map(|i| {
+                let limit = LIMITS[i % LIMITS.len()];
+                let quota = match i < LIMITS.len() {
+                    true => Quota::per_month(limit),
+                    // The same time as UTC, under another name.
+                    false => Quota::per_day(limit).in_zone("Africa/Abidjan"),
+                };
+                let limiter = Limiter::new(quota).name(&format!("limit{i}")).store(store.clone());
+                // Every third one has leases.
+                limiter.without_fallback().leases(if i % 3 == 2 { 20 } else { 0 })
+            })
+            .collect();
+        loop {
+            for (i, limiter) in limiters.iter().enumerate() {
+                let decision = limiter.check("all").await.expect("it answers");
+                let window = seconds(decision.reset_at()) as u64;
+                let count = counts.entry([i as u64, window]).or_default();
+                *count = [count[0] + 1, count[1] + u64::from(decision.allowed())];
+                if seconds(decision.decided_at()) > MARCH + BEFORE / 2 {
+                    return;
+                }
+            }
+        }
+    });
+    let mut report = String::new();
+    for ([key, window], [asked, passed]) in counts {
+        writeln!(report, "{key} {window} {asked} {passed}").expect("writing to a string");
+    }
+    std::fs::write(std::env::var("NODE_REPORT").expect("where to"), report).expect("it is written");
+}
