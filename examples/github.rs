@@ -17,7 +17,7 @@ use axum::{Json, Router, routing::any};
 use serde_json::{Value, json};
 use tower_fixed_window::key::{header, peer_ip};
 use tower_fixed_window::{
-    FixedWindowLayer, Headers, Key, KeyExtractor, MemoryStore, Quota, RateLimitEndpoint,
+    FixedWindowLayer, GitHubBody, Headers, Key, KeyExtractor, MemoryStore, Quota, RateLimitEndpoint,
 };
 
 fn setting<T: FromStr<Err: Into<Box<dyn Error>>>>(
@@ -79,7 +79,7 @@ pub(crate) fn app(policy: &Policy, store: &MemoryStore) -> Router {
             .cost_fn(points)
             .status(policy.status)
             .headers(policy.headers)
-            .github_body()
+            .reject(GitHubBody)
     };
     // GitHub's windows begin with a client's first request, not at the full hour.
     let by_token = Quota::per_hour(policy.core).from_first_request();

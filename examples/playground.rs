@@ -94,7 +94,7 @@ async fn passed(Extension(decision): Extension<Decision>) -> Json<Value> {
 
 /// A decision to the millisecond; `x-ratelimit-reset` is in seconds.
 fn told(decision: &Decision) -> Value {
-    let quotas = decision.standings().iter().map(|quota| {
+    let quotas = decision.usage().iter().map(|quota| {
         let (window, ends) = (quota.window().as_millis() as u64, ms(quota.reset_at()));
         json!({"limit": quota.limit(), "used": quota.used(), "window": window, "ends": ends})
     });

@@ -1,4 +1,4 @@
-//! The answer of a store: [`Decision`], with the [`Standing`] of each quota.
+//! The answer of a store: [`Decision`], with the [`Usage`] of each quota.
 
 use std::cmp::Reverse;
 use std::fmt;
@@ -13,14 +13,14 @@ mod standing;
 
 pub(crate) use charge::Ask;
 pub use limited::RateLimited;
-pub use standing::Standing;
+pub use standing::Usage;
 use standing::system_time;
 
 /// Whether a charge passed, and the standing of the key.
 ///
 /// If several quotas were charged, one of them *governs*, and the methods with a single value are
 /// about that quota: on a refusal the refusing quota with the latest retry, otherwise the one with
-/// the fewest tokens left. [`standings`](Self::standings) returns all of them.
+/// the fewest tokens left. [`usage`](Self::usage) returns all of them.
 ///
 /// ```
 /// use tower_fixed_window::{Limiter, Quota};
@@ -31,17 +31,17 @@ use standing::system_time;
 ///
 /// assert!(decision.allowed());
 /// assert_eq!((decision.limit(), decision.used(), decision.remaining()), (2, 1, 1));
-/// assert_eq!(decision.standings()[1].remaining(), 9);
+/// assert_eq!(decision.usage()[1].remaining(), 9);
 /// # Ok(()) }
 /// ```
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone)]
 #[must_use = "a decision limits nothing unless it is looked at: see `allowed` and `into_result`"]
 pub struct Decision {
     now: i64,
     granted: u64,
     verdict: Verdict,
     /// Of the quota that governs, where it is read most.
-    governing: Standing,
+    governing: Usage,
     /// All of them, where there are several or some were reserved: most decisions have none of that
     /// to carry.
     all: Option<Box<Several>>,
@@ -53,13 +53,22 @@ pub struct Decision {
     local: bool,
 }
 
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone)]
 struct Several {
-    standings: [Standing; Quotas::MAX],
+    standings: [Usage; Quotas::MAX],
     /// The window in which the tokens of each are covered.
     covered: [Span; Quotas::MAX],
     len: u8,
     governing: u8,
+    /// Only of a refusal, and only where it was asked for without a layer.
+    refuser: Option<Refuser>,
+}
+
+/// Whose refusal it is, for a response to it.
+#[derive(Clone, Debug)]
+pub(crate) struct Refuser {
+    pub(crate) name: Box<str>,
+    pub(crate) quotas: Quotas,
 }
 
 /// In the order in which one prevails over another: never is later than any instant.
@@ -72,6 +81,14 @@ enum Verdict {
 }
 
 impl Decision {
+    /// Notes whose refusal it is, in memory of its own: what passes has none of that to carry.
+    #[cold]
+    pub(crate) fn note_refuser(&mut self, name: &str, quotas: &Quotas) {
+        let governing = self.governing;
+        let all = self.all.get_or_insert_with(|| Box::new(Several::of_one(governing)));
+        all.refuser = Some(Refuser { name: name.into(), quotas: *quotas });
+    }
+
     fn govern_by(&mut self, i: usize) {
         if let Some(several) = &mut self.all {
             several.governing = i as u8;
@@ -133,7 +150,7 @@ impl Decision {
 
     /// Returns how long to wait after a refusal until the same charge fits, if no other request
     /// takes tokens. `None` if the charge was not refused, or can never fit
-    /// ([`is_final`](Self::is_final)).
+    /// ([`exceeds_capacity`](Self::exceeds_capacity)).
     pub fn retry_after(&self) -> Option<Duration> {
         self.retry_at_ms().map(|at| self.until(at))
     }
@@ -145,7 +162,7 @@ impl Decision {
 
     /// Returns whether the charge was refused for good, because its cost exceeds what the quota can
     /// grant.
-    pub fn is_final(&self) -> bool {
+    pub fn exceeds_capacity(&self) -> bool {
         self.verdict == Verdict::RefusedForGood
     }
 
@@ -166,27 +183,27 @@ impl Decision {
 
     /// Returns the standing of each quota, in the order of the quotas.
     #[inline]
-    pub fn standings(&self) -> &[Standing] {
+    pub fn usage(&self) -> &[Usage] {
         match &self.all {
             Some(several) => &several.standings[..several.len.into()],
             None => std::slice::from_ref(&self.governing),
         }
     }
 
-    fn standings_mut(&mut self) -> &mut [Standing] {
+    fn standings_mut(&mut self) -> &mut [Usage] {
         match &mut self.all {
             Some(several) => &mut several.standings[..several.len.into()],
             None => std::slice::from_mut(&mut self.governing),
         }
     }
 
-    /// Returns the quotas that refused, as positions in [`standings`](Self::standings).
+    /// Returns the quotas that refused, as positions in [`usage`](Self::usage).
     pub fn refusing(&self) -> impl Iterator<Item = usize> + use<> {
         let refusing = self.refusing;
         (0..Quotas::MAX).filter(move |i| refusing >> i & 1 == 1)
     }
 
-    /// Returns the position of the governing quota in [`standings`](Self::standings).
+    /// Returns the position of the governing quota in [`usage`](Self::usage).
     pub fn governing(&self) -> usize {
         self.all.as_ref().map_or(0, |several| several.governing.into())
     }
@@ -196,7 +213,7 @@ impl Decision {
     pub(crate) fn into_refusal(self) -> Self {
         let Verdict::Reserved { ready_at } = self.verdict else { return self };
         let (mut bits, mut latest) = (0, None);
-        for (i, standing) in self.standings().iter().enumerate() {
+        for (i, standing) in self.usage().iter().enumerate() {
             let covered = self.covered(i).start;
             bits |= u8::from(covered > standing.span().start) << i;
             latest = latest.or((covered == ready_at).then_some(i));
@@ -234,7 +251,7 @@ impl Decision {
 
     /// The end of the first of the windows in which what was taken is covered (S13).
     pub(crate) fn good_until_ms(&self) -> i64 {
-        (0..self.standings().len()).map(|i| self.covered(i).end).min().unwrap_or(0)
+        (0..self.usage().len()).map(|i| self.covered(i).end).min().unwrap_or(0)
     }
 
     /// Notes that a quota's tokens were taken from a count that other keys share.
@@ -284,11 +301,25 @@ impl Decision {
     }
 }
 
+impl PartialEq for Decision {
+    fn eq(&self, other: &Self) -> bool {
+        let bits = |of: &Self| (of.refusing, of.shared, of.local);
+        let count = |of: &Self| (of.now, of.granted, of.verdict, of.governing());
+        let covered = |i| self.covered(i) == other.covered(i);
+        bits(self) == bits(other)
+            && count(self) == count(other)
+            && self.usage() == other.usage()
+            && (0..self.usage().len()).all(covered)
+    }
+}
+
+impl Eq for Decision {}
+
 impl fmt::Debug for Decision {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Decision")
             .field("verdict", &self.verdict)
-            .field("standings", &self.standings())
+            .field("standings", &self.usage())
             .field("governing", &self.governing())
             .field("now", &self.now)
             .finish_non_exhaustive()

@@ -39,12 +39,12 @@ mod timer;
 pub mod window;
 
 pub use clock::{Clock, ManualClock, SystemClock};
-pub use decision::{Decision, RateLimited, Standing};
+pub use decision::{Decision, RateLimited, Usage};
 pub use key::{Key, KeyExtractor, MissingKey};
 pub use limiter::{Limiter, Receipt};
 pub use middleware::{
-    CostMeter, EmptyBody, FixedWindow, FixedWindowLayer, GitHubBody, Grpc, Handle, Headers,
-    OnReject, ProblemJson, RateLimitEndpoint, Reason, Reject, Rejection, ResponseFuture, TrueCost,
+    Control, CostMeter, EmptyBody, FixedWindow, FixedWindowLayer, GitHubBody, Grpc, Headers, Plan,
+    ProblemJson, RateLimitEndpoint, Reason, Reject, Rejection, ResponseFuture, TrueCost,
 };
 pub use quota::{MAX_TOKENS, MAX_WINDOW, ParseQuotaError, Quota, QuotaError, Quotas, Weekday};
 #[cfg(feature = "redis")]

@@ -35,6 +35,7 @@ use crate::store::{
 /// memory is charged when the method is called. A remote store is called when the reply is first
 /// polled, at the latest, so a charge that is not awaited may never be made.
 #[derive(Clone)]
+#[doc(alias = "throttle")]
 pub struct Limiter {
     scope: Scope,
     quotas: Quotas,
@@ -162,13 +163,20 @@ impl Limiter {
     /// # #[cfg(feature = "redis")]
     /// # fn main() -> Result<(), tower_fixed_window::StoreError> {
     /// let store = RedisStore::new("redis://127.0.0.1/")?;
-    /// let login = Limiter::new(Quota::per_hour(5)).name("login").store(store).resettable();
+    /// let login = Limiter::new(Quota::per_hour(5)).name("login").store(store).revalidate_refusals();
     /// # let _ = login; Ok(()) }
     /// ```
     #[must_use]
-    pub fn resettable(self) -> Self {
+    pub fn revalidate_refusals(mut self) -> Self {
+        // Of its own: clones that were made before stay as they are.
+        self.refundable = Arc::new(self.refundable.fork());
         self.refundable.set();
-        self
+        self.assembled()
+    }
+
+    /// Tokens may come back: to all clones, since they share their counters.
+    pub(crate) fn note_refundable(&self) {
+        self.refundable.set();
     }
 
     /// Panics with the line to write, if a shared store has no name for its counters.
@@ -190,32 +198,9 @@ impl Limiter {
         self.ask(&key.into(), &self.quotas, |account| Charge::new(account, cost))
     }
 
-    /// Takes `cost` tokens from other quotas than the limiter's, such as those of a customer's
-    /// plan.
-    ///
-    /// ```
-    /// use tower_fixed_window::{Limiter, Quota};
-    ///
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let api = Limiter::new(Quota::per_hour(60)).name("api");
-    /// let decision = api.check_with("alice", Quota::per_hour(5_000), 1).await?;
-    /// assert_eq!(decision.remaining(), 4_999);
-    /// // It is the same counter: the limit is not part of its identity.
-    /// assert_eq!(api.check("alice").await?.used(), 2);
-    /// # Ok(()) }
-    /// ```
-    pub fn check_with(
-        &self,
-        key: impl Into<Key>,
-        quotas: impl Into<Quotas>,
-        cost: u64,
-    ) -> Reply<Decision> {
-        self.ask(&key.into(), &quotas.into(), |account| Charge::new(account, cost))
-    }
-
     /// Returns the standing of a key under the limiter's own quotas, and whether one token would
-    /// pass. Takes nothing. For keys that are charged with [`check_with`](Self::check_with), use
-    /// [`peek_with`](Self::peek_with).
+    /// pass. Takes nothing. For keys that are charged under others, use
+    /// [`with_quotas`](Self::with_quotas).
     ///
     /// ```
     /// use tower_fixed_window::{Limiter, Quota};
@@ -232,32 +217,7 @@ impl Limiter {
 
     /// Returns the standing of a key, and whether `cost` tokens would pass. Takes nothing.
     pub fn peek_cost(&self, key: impl Into<Key>, cost: u64) -> Reply<Decision> {
-        self.peek_with(key, self.quotas, cost)
-    }
-
-    /// Returns the standing of a key under other quotas than the limiter's, and whether `cost`
-    /// tokens would pass. Takes nothing.
-    ///
-    /// ```
-    /// use tower_fixed_window::{Limiter, Quota};
-    ///
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let (free, pro) = (Quota::per_hour(60), Quota::per_day(50_000));
-    /// let api = Limiter::new(free).name("api");
-    /// let _ = api.check_with("alice", pro, 100).await?;
-    ///
-    /// assert_eq!(api.peek_with("alice", pro, 1).await?.used(), 100);
-    /// // Another window is another counter.
-    /// assert_eq!(api.peek("alice").await?.used(), 0);
-    /// # Ok(()) }
-    /// ```
-    pub fn peek_with(
-        &self,
-        key: impl Into<Key>,
-        quotas: impl Into<Quotas>,
-        cost: u64,
-    ) -> Reply<Decision> {
-        self.ask(&key.into(), &quotas.into(), |account| Charge::new(account, cost).peeking())
+        self.ask(&key.into(), &self.quotas, |account| Charge::new(account, cost).peeking())
     }
 
     /// Takes `cost` tokens and returns a receipt to correct the charge later, or the refusal.
@@ -367,7 +327,10 @@ impl Limiter {
     /// let free = Limiter::new(Quota::per_hour(60)).name("api");
     /// let pro = free.with_quotas(Quota::per_hour(5_000));
     /// assert!(free.check("alice").await?.allowed());
+    /// // It is the same counter: the limit is no part of its identity.
     /// assert_eq!(pro.peek("alice").await?.remaining(), 4_999);
+    /// // Another window is another counter.
+    /// assert_eq!(free.with_quotas(Quota::per_day(9)).peek("alice").await?.used(), 0);
     /// # Ok(()) }
     /// ```
     #[must_use]
@@ -394,17 +357,16 @@ impl Limiter {
     ) -> Reply<Decision> {
         let charge = charge(Account::new(&self.scope, quotas, key));
         let mut reply = self.send(charge);
-        if observe::ON && !charge.is_peek() {
-            match reply.as_now() {
-                Some(Ok(decision)) => observe_decision(&self.scope, quotas, decision, false),
-                Some(Err(_)) => {}
-                None => {
-                    let (scope, quotas) = (self.scope.clone(), *quotas);
-                    reply = reply.map(move |decision| {
-                        observe_decision(&scope, &quotas, &decision, false);
-                        decision
-                    });
-                }
+        let is_peek = charge.is_peek();
+        match reply.as_now() {
+            Some(Ok(decision)) => note_decision(&self.scope, quotas, decision, is_peek),
+            Some(Err(_)) => {}
+            None => {
+                let (scope, quotas) = (self.scope.clone(), *quotas);
+                reply = reply.map(move |mut decision| {
+                    note_decision(&scope, &quotas, &mut decision, is_peek);
+                    decision
+                });
             }
         }
         reply
@@ -423,7 +385,7 @@ impl Limiter {
         self.refundable.set();
         let account = Account::new(&self.scope, &self.quotas, key).to_owned();
         self.ask(key, &self.quotas, charge)
-            .map(|decision| decision.into_result().map(|decision| Receipt { account, decision }))
+            .map(|decision| decision.passed().map(|decision| Receipt { account, decision }))
     }
 }
 
@@ -433,6 +395,17 @@ impl fmt::Debug for Limiter {
             .field("name", &self.scope.name())
             .field("quotas", &self.quotas)
             .finish_non_exhaustive()
+    }
+}
+
+/// Reports a decision that was not made for a layer, and adds to a refusal what a response needs.
+#[inline(always)]
+fn note_decision(scope: &Scope, quotas: &Quotas, decision: &mut Decision, is_peek: bool) {
+    if !is_peek {
+        observe_decision(scope, quotas, decision, false);
+    }
+    if !decision.allowed() {
+        decision.note_refuser(scope.name(), quotas);
     }
 }
 

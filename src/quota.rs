@@ -498,7 +498,7 @@ impl Quota {
     }
 
     /// Returns the length of a window. In a calendar, lengths differ: here a day has 24 hours, a
-    /// month 31 days and a year 366 days. [`Standing::window`](crate::Standing::window) returns the
+    /// month 31 days and a year 366 days. [`Usage::window`](crate::Usage::window) returns the
     /// length of the current one.
     pub const fn window(&self) -> Duration {
         Duration::from_millis(self.window)

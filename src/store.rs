@@ -100,7 +100,7 @@ pub use scope::Scope;
 ///         let states = map.entry(id(account.scope(), account.key())).or_default();
 ///         let load = |quota: &Quota| states.get(&quota.counter().to_string()).copied();
 ///         let (decision, writes) = charge.decide(now(), load);
-///         for (quota, state) in account.quotas().iter().zip(writes.into_iter().flatten()) {
+///         for (quota, state) in writes {
 ///             states.insert(quota.counter().to_string(), state);
 ///         }
 ///         Reply::now(decision)
@@ -111,8 +111,8 @@ pub use scope::Scope;
 ///         let account = adjust.account();
 ///         let states = map.entry(id(account.scope(), account.key())).or_default();
 ///         let writes = adjust.apply(now(), |quota| states.get(&quota.counter().to_string()).copied());
-///         for (quota, state) in account.quotas().iter().zip(writes) {
-///             state.map(|state| states.insert(quota.counter().to_string(), state));
+///         for (quota, state) in writes {
+///             states.insert(quota.counter().to_string(), state);
 ///         }
 ///         Reply::now(())
 ///     }

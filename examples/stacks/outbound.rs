@@ -36,7 +36,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     // A request can still leave at the end of one window and arrive in the server's next one, where
     // it takes the place of another. So this example begins with a window. If requests come at any
     // time, use a slightly lower limit than the server's, and handle a 429 anyway.
-    let left = layer.handle().peek(Key::global()).await?.reset_after();
+    let left = layer.control().peek(Key::global()).await?.reset_after();
     tokio::time::sleep(left).await;
 
     // Any HTTP client is a service: this is reqwest's.

@@ -11,7 +11,7 @@ use tonic::transport::Endpoint;
 use tonic::transport::server::{Server, TcpConnectInfo, TcpIncoming};
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
-use tower_fixed_window::{FixedWindowLayer, Key, Quota};
+use tower_fixed_window::{FixedWindowLayer, Grpc, Key, Quota};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -30,7 +30,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         })
         // The other methods are not limited: `Watch` is one call that lasts.
         .skip(|parts| parts.uri.path() != "/grpc.health.v1.Health/Check")
-        .grpc();
+        .reject(Grpc);
     let (_reporter, health) = tonic_health::server::health_reporter();
 
     let listener = tokio::net::TcpListener::bind(addr).await?;

@@ -123,8 +123,8 @@ fn ms(at: SystemTime) -> i128 {
 }
 
 fn compare(decision: &Decision, expected: &reference::Answer) {
-    let standings = decision.standings();
-    let of = |f: fn(&tower_fixed_window::Standing) -> i128| -> Vec<i128> {
+    let standings = decision.usage();
+    let of = |f: fn(&tower_fixed_window::Usage) -> i128| -> Vec<i128> {
         standings.iter().map(f).collect()
     };
     assert_eq!(decision.allowed(), expected.allowed);
@@ -135,7 +135,7 @@ fn compare(decision: &Decision, expected: &reference::Answer) {
     assert_eq!(decision.refusing().collect::<Vec<_>>(), expected.refusing);
     assert_eq!(decision.governing(), expected.governing);
     assert_eq!(decision.retry_at().map(ms), expected.retry_at);
-    assert_eq!(decision.is_final(), expected.for_good);
+    assert_eq!(decision.exceeds_capacity(), expected.for_good);
     assert_eq!(decision.ready_at().map(ms), expected.ready_at);
 }
 

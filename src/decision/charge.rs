@@ -3,7 +3,7 @@
 use crate::quota::{Quotas, Span};
 use crate::window::{State, Window};
 
-use super::standing::Standing;
+use super::standing::Usage;
 use super::{Decision, Several, Verdict};
 
 /// A charge over all quotas of a key.
@@ -37,11 +37,11 @@ impl Decision {
         }
         let passes = refusing == 0 && !ask.peek;
         let mut writes = [State::default(); N];
-        let mut governing = Standing::of(&windows[0]);
+        let mut governing = Usage::of(&windows[0]);
         let mut all = (windows.len() > 1).then(|| {
             let mut several = Several::new(windows.len());
             for (i, window) in windows.iter().enumerate() {
-                several.standings[i] = Standing::of(window);
+                several.standings[i] = Usage::of(window);
                 several.covered[i] = window.span();
             }
             Box::new(several)
@@ -83,7 +83,7 @@ impl Decision {
         windows: [Window<'_>; Quotas::MAX],
         len: usize,
         granted: u64,
-        governing: Standing,
+        governing: Usage,
         all: Option<Box<Several>>,
     ) -> (Verdict, Option<Box<Several>>) {
         let mut covered = [Span::default(); Quotas::MAX];
@@ -95,11 +95,7 @@ impl Decision {
             }
         }
         let Some(ready_at) = latest else { return (Verdict::Passed, all) };
-        let mut all = all.unwrap_or_else(|| {
-            let mut several = Several::new(1);
-            several.standings[0] = governing;
-            Box::new(several)
-        });
+        let mut all = all.unwrap_or_else(|| Box::new(Several::of_one(governing)));
         all.covered = covered;
         (Verdict::Reserved { ready_at }, Some(all))
     }
@@ -124,12 +120,21 @@ impl Decision {
 }
 
 impl Several {
+    /// That of a single quota.
+    pub(super) fn of_one(standing: Usage) -> Self {
+        let mut several = Self::new(1);
+        several.standings[0] = standing;
+        several.covered[0] = standing.span();
+        several
+    }
+
     fn new(len: usize) -> Self {
         Self {
-            standings: [Standing::NONE; Quotas::MAX],
+            standings: [Usage::NONE; Quotas::MAX],
             covered: [Span::default(); Quotas::MAX],
             len: len as u8,
             governing: 0,
+            refuser: None,
         }
     }
 }

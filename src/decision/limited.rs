@@ -3,10 +3,11 @@
 use std::error::Error;
 use std::fmt;
 
-use super::Decision;
+use super::{Decision, Refuser};
 
 /// A refused charge as an error: [`Decision::into_result`].
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[doc(alias = "quota exceeded")]
 pub struct RateLimited(Decision);
 
 impl Decision {
@@ -25,8 +26,14 @@ impl Decision {
     /// ```
     ///
     /// # Errors
-    /// [`RateLimited`] if the charge was refused.
-    pub fn into_result(self) -> Result<Self, RateLimited> {
+    /// [`RateLimited`] if the charge was refused. It converts into the response that a layer makes: in a
+    /// handler of axum with `?`, elsewhere with `http::Response::from(error)`.
+    pub fn into_result(self) -> Result<(), RateLimited> {
+        self.passed().map(drop)
+    }
+
+    /// The same, with the decision.
+    pub(crate) fn passed(self) -> Result<Self, RateLimited> {
         if self.allowed() { Ok(self) } else { Err(RateLimited(self)) }
     }
 }
@@ -35,6 +42,12 @@ impl RateLimited {
     /// Returns the decision that refused.
     pub fn decision(&self) -> &Decision {
         &self.0
+    }
+
+    /// The decision, and whose it is, if that is known.
+    pub(crate) fn into_parts(mut self) -> (Decision, Option<Refuser>) {
+        let refuser = self.0.all.as_mut().and_then(|all| all.refuser.take());
+        (self.0, refuser)
     }
 }
 

@@ -1,4 +1,4 @@
-//! The standing of one quota of a key after a charge: [`Standing`].
+//! The standing of one quota of a key after a charge: [`Usage`].
 
 use std::fmt;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -8,7 +8,7 @@ use crate::window::Window;
 
 /// The standing of one quota of a key.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Standing {
+pub struct Usage {
     limit: u64,
     /// Instants are milliseconds since the epoch.
     start: i64,
@@ -16,7 +16,7 @@ pub struct Standing {
     pub(super) used: i64,
 }
 
-impl Standing {
+impl Usage {
     /// Of a quota of which nothing is known.
     pub(super) const NONE: Self = Self { limit: 0, start: 0, end: 0, used: 0 };
 
@@ -80,7 +80,7 @@ impl Standing {
     }
 }
 
-impl fmt::Debug for Standing {
+impl fmt::Debug for Usage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { limit, start, used, .. } = self;
         write!(f, "{used} of {limit} in [{start}, +{})", self.length())

@@ -3,6 +3,7 @@
 use std::any::type_name;
 use std::borrow::Cow;
 use std::fmt;
+use std::sync::Arc;
 
 use http::HeaderName;
 use http::request::Parts;
@@ -35,6 +36,23 @@ use super::encoding::Key;
 /// assert_eq!(Tenant.extract(&parts, &mut key), Ok(()));
 /// assert_eq!(key, Key::from("acme.example"));
 /// # Ok::<_, http::Error>(())
+/// ```
+///
+/// One that a setting chooses is a `Box<dyn KeyExtractor>`, or an `Arc` of it:
+///
+/// ```
+/// use tower_fixed_window::key::{header, peer_ip};
+/// use tower_fixed_window::{FixedWindowLayer, KeyExtractor, Quota};
+///
+/// fn by(setting: &str) -> Box<dyn KeyExtractor> {
+///     match setting {
+///         "token" => Box::new(header("authorization").or(peer_ip())),
+///         _ => Box::new(peer_ip()),
+///     }
+/// }
+///
+/// let layer = FixedWindowLayer::new(Quota::per_minute(60)).key(by("token"));
+/// # let _ = layer;
 /// ```
 #[diagnostic::on_unimplemented(
     message = "`{Self}` can't extract a key from a request",
@@ -128,6 +146,20 @@ impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for Or<A, B> {
         })
     }
 }
+
+macro_rules! pointer {
+    ($pointer:ident) => {
+        /// Chosen at run time, by a setting for instance.
+        impl<E: KeyExtractor + ?Sized> KeyExtractor for $pointer<E> {
+            fn extract(&self, parts: &Parts, key: &mut Key) -> Result<(), MissingKey> {
+                (**self).extract(parts, key)
+            }
+        }
+    };
+}
+
+pointer!(Box);
+pointer!(Arc);
 
 macro_rules! tuples {
     ($($t:ident $i:tt),*) => {

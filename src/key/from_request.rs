@@ -46,6 +46,7 @@ pub fn global() -> Global {
 
 /// The extractor returned by [`global`].
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct Global;
 
 impl KeyExtractor for Global {
@@ -153,6 +154,7 @@ pub fn matched_path() -> MatchedPath {
 
 /// The extractor returned by [`matched_path`].
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct MatchedPath;
 
 impl KeyExtractor for MatchedPath {

@@ -26,7 +26,10 @@ use crate::store::{Account, Charge, Reply, Scope, StoreError};
 /// A service that reports the standing of clients, in GitHub's JSON, without charging them.
 ///
 /// It extracts the key of each request as the layers do, and reads their counters. The first layer
-/// is also reported as `rate`.
+/// is also reported as `rate`. A layer without a limit for the client
+/// ([`quota_fn`](crate::FixedWindowLayer::quota_fn) returned `None`) is left out. If all are, the
+/// response is that of GitHub Enterprise without rate limits, which its clients know: 404 with the
+/// message "Rate limiting is not enabled."
 ///
 /// ```
 /// use axum::{Router, routing::get};
@@ -96,7 +99,8 @@ impl Resource {
         Self { limiter, options, live }
     }
 
-    fn peek(&self, parts: &Parts) -> Result<Reply<Decision>, Reason> {
+    /// `None`: there is no limit for this request.
+    fn peek(&self, parts: &Parts) -> Result<Option<Reply<Decision>>, Reason> {
         let mut key = Key::default();
         self.options.key.extract(parts, &mut key).map_err(|missing| {
             if !missing.is_client() {
@@ -104,12 +108,14 @@ impl Resource {
             }
             Reason::MissingKey(missing)
         })?;
-        let quotas = match &self.options.quota_fn {
+        let plan = match &self.options.quota_fn {
             Some(quota_fn) => quota_fn(parts, &key),
-            None => self.live.quotas(),
+            None => self.live.quotas().into(),
         };
-        let account = Account::new(self.limiter.scope(), &quotas, &key);
-        Ok(self.limiter.send(Charge::new(account, 0).peeking()))
+        Ok(plan.quotas().map(|quotas| {
+            let account = Account::new(self.limiter.scope(), quotas, &key);
+            self.limiter.send(Charge::new(account, 0).peeking())
+        }))
     }
 }
 
@@ -125,7 +131,7 @@ impl<B> Service<Request<B>> for RateLimitEndpoint {
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let (parts, _) = request.into_parts();
         if !matches!(parts.method, Method::GET | Method::HEAD) {
-            let mut response = failure(StatusCode::METHOD_NOT_ALLOWED, false);
+            let mut response = failure(StatusCode::METHOD_NOT_ALLOWED, None, false);
             response.headers_mut().insert(ALLOW, const { HeaderValue::from_static("GET, HEAD") });
             return Box::pin(ready(Ok(response)));
         }
@@ -136,13 +142,17 @@ impl<B> Service<Request<B>> for RateLimitEndpoint {
         let peeked: Result<Vec<_>, _> = self.resources.iter().map(peek).collect();
         Box::pin(async move {
             let json = match peeked {
+                Ok(replies) if replies.iter().all(|(_, reply)| reply.is_none()) => {
+                    let message = "Rate limiting is not enabled.";
+                    return Ok(failure(StatusCode::NOT_FOUND, Some(message), false));
+                }
                 Ok(replies) => standings(replies).await.map_err(|_| Reason::StoreFailed),
                 Err(reason) => Err(reason),
             };
             Ok(json.map_or_else(
                 |reason| {
                     let Consequences { status, may_retry, .. } = reason.consequences();
-                    failure(status, may_retry)
+                    failure(status, None, may_retry)
                 },
                 |json| response(StatusCode::OK, json, false),
             ))
@@ -150,9 +160,10 @@ impl<B> Service<Request<B>> for RateLimitEndpoint {
     }
 }
 
-fn failure(status: StatusCode, may_retry: bool) -> Response<String> {
-    let reason = status.canonical_reason().unwrap_or_default();
-    response(status, format!(r#"{{"message":"{reason}"}}"#), may_retry)
+/// The message is the status's own unless there is another one.
+fn failure(status: StatusCode, message: Option<&str>, may_retry: bool) -> Response<String> {
+    let message = message.or(status.canonical_reason()).unwrap_or_default();
+    response(status, format!(r#"{{"message":"{message}"}}"#), may_retry)
 }
 
 fn response(status: StatusCode, json: String, may_retry: bool) -> Response<String> {
@@ -166,8 +177,10 @@ fn response(status: StatusCode, json: String, may_retry: bool) -> Response<Strin
 }
 
 /// The standing under each resource, as JSON: names need no escaping.
-async fn standings(peeked: Vec<(Scope, Reply<Decision>)>) -> Result<String, StoreError> {
-    let (scopes, replies): (Vec<_>, Vec<_>) = peeked.into_iter().unzip();
+async fn standings(peeked: Vec<(Scope, Option<Reply<Decision>>)>) -> Result<String, StoreError> {
+    let first_is_limited = peeked.first().is_some_and(|(_, reply)| reply.is_some());
+    let limited = peeked.into_iter().filter_map(|(scope, reply)| Some((scope, reply?)));
+    let (scopes, replies): (Vec<_>, Vec<_>) = limited.unzip();
     let (mut all, mut rate) = (String::new(), String::new());
     for (i, (scope, decision)) in scopes.iter().zip(join(replies).await?).enumerate() {
         let standing = format!(
@@ -180,11 +193,11 @@ async fn standings(peeked: Vec<(Scope, Reply<Decision>)>) -> Result<String, Stor
         let comma = if i == 0 { "" } else { "," };
         let name = scope.name();
         write!(all, r#"{comma}"{name}":{standing}"#).expect("writing to a string");
-        if i == 0 {
-            rate = standing;
+        if i == 0 && first_is_limited {
+            rate = format!(r#","rate":{standing}"#);
         }
     }
-    Ok(format!(r#"{{"resources":{{{all}}},"rate":{rate}}}"#))
+    Ok(format!(r#"{{"resources":{{{all}}}{rate}}}"#))
 }
 
 /// The answers of all stores, or the first failure. The stores answer concurrently.

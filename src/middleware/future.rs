@@ -47,7 +47,7 @@ pin_project! {
         Behind { held: Option<Held<S, B>> },
         Calling { #[pin] future: F },
         /// What the client is still sending is read first.
-        Refused { reason: Reason, rest: Option<Rest<B>> },
+        Refused { reason: Reason, parts: Parts, rest: Option<Rest<B>> },
     }
 }
 
@@ -109,7 +109,7 @@ where
         Next::Refuse(reason) => {
             limited.refused(&parts, &reason);
             let rest = Drain::rest(&limited.shared().options.drains, &parts, body);
-            State::Refused { reason, rest }
+            State::Refused { reason, parts, rest }
         }
         Next::Decide(decision) => {
             let clone = service.clone();
@@ -157,11 +157,11 @@ where
                     }
                     return answer;
                 }
-                StateProj::Refused { reason, rest } => {
+                StateProj::Refused { reason, parts, rest } => {
                     if let Some(rest) = rest {
                         ready!(rest.poll(cx));
                     }
-                    return Poll::Ready(Ok(this.limited.reject(reason)));
+                    return Poll::Ready(Ok(this.limited.reject(parts, reason)));
                 }
                 _ => ready!(advance(this.state.as_mut(), this.limited, cx))?,
             }

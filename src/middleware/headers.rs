@@ -10,6 +10,7 @@ use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderMap, HeaderName, HeaderVal
 use self::marks::{Author, LIMIT, REFUSED_LIMIT, author, is_marked_refused, mark_refused};
 use self::values::{number, number_in};
 use crate::decision::Decision;
+use crate::quota::Quotas;
 use crate::store::Account;
 
 mod ietf;
@@ -129,7 +130,8 @@ impl PreparedHeaders {
             return false;
         }
         if self.style.ietf() {
-            ietf::append(response.headers_mut(), account, decision);
+            let (name, quotas) = (account.scope().name(), account.quotas());
+            ietf::append(response.headers_mut(), name, quotas, decision);
         }
         true
     }
@@ -172,7 +174,7 @@ impl PreparedHeaders {
         &self,
         response: &mut Response<R>,
         content_type: Option<&HeaderValue>,
-        account: &Account<'_>,
+        quotas: Option<(&str, &Quotas)>,
         decision: &Decision,
     ) {
         let headers = response.headers_mut();
@@ -183,8 +185,8 @@ impl PreparedHeaders {
                 headers.append(name, value.clone());
             }
         }
-        if self.style.ietf() {
-            ietf::append(headers, account, decision);
+        if let Some((name, quotas)) = quotas.filter(|_| self.style.ietf()) {
+            ietf::append(headers, name, quotas, decision);
         }
         if !self.style.github() {
             mark_refused(response);
@@ -221,7 +223,7 @@ impl PreparedHeaders {
             limit: decision.limit(),
             used: decision.used(),
             reset: seconds(decision.reset_at_ms().max(retry_at.unwrap_or(0))),
-            retry_after: retry_at.map(|at| seconds(at.saturating_sub(decision.now_ms())).max(1)),
+            retry_after: retry_after(decision),
         };
         let Ok(mut last) = self.refusal.try_lock() else {
             return self.make_refusal(values, content_type);
@@ -254,6 +256,15 @@ impl PreparedHeaders {
     }
 }
 
+/// The seconds that a refused client is asked to wait (S18).
+pub(crate) fn retry_after(decision: &Decision) -> Option<u64> {
+    let retry_at = decision.retry_at_ms()?;
+    Some(seconds(retry_at.saturating_sub(decision.now_ms())).max(1))
+}
+
+/// The same after a failure that may be over soon.
+pub(crate) const FAILED_RETRY_AFTER: u64 = 1;
+
 /// Whether fewer tokens remain than an inner layer has written, or as many and later (S19).
 fn is_tighter(decision: &Decision, headers: &HeaderMap) -> bool {
     let written = |name| {
@@ -278,6 +289,6 @@ pub(crate) fn stamp_failed<R>(response: &mut Response<R>, may_retry: bool) {
 pub(crate) fn put_uncached(headers: &mut HeaderMap, may_retry: bool) {
     headers.insert(CACHE_CONTROL, NO_STORE);
     if may_retry {
-        headers.insert(RETRY_AFTER, number(1));
+        headers.insert(RETRY_AFTER, number(FAILED_RETRY_AFTER));
     }
 }

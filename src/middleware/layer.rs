@@ -6,7 +6,7 @@ use std::sync::Arc;
 use http::request::Parts;
 use tower_layer::Layer;
 
-use super::live::{Handle, Live};
+use super::live::{Control, Live};
 use super::options::Options;
 use super::rejection::ProblemJson;
 use super::service::FixedWindow;
@@ -79,13 +79,13 @@ mod storing;
 /// # use tower_fixed_window::FixedWindowLayer;
 /// struct App { limit: FixedWindowLayer }
 /// ```
-#[derive(Clone)]
+#[doc(alias = "throttle")]
 #[must_use = "a layer does nothing until it is applied to a service"]
 pub struct FixedWindowLayer<J = ProblemJson> {
     limiter: Limiter,
     live: Arc<Live>,
     options: Options,
-    reject: J,
+    reject: Arc<J>,
 }
 
 impl FixedWindowLayer {
@@ -113,7 +113,7 @@ impl FixedWindowLayer {
             limiter: Limiter::new(quotas),
             live: Arc::new(Live::new(quotas)),
             options: Options::default(),
-            reject: ProblemJson,
+            reject: Arc::new(ProblemJson),
         }
     }
 }
@@ -134,8 +134,9 @@ impl<J> FixedWindowLayer<J> {
     /// ```
     ///
     /// # Panics
-    /// If the name is not 1 to 64 characters of `[a-z0-9_.-]`.
+    /// If the name is not 1 to 64 characters of `[a-z0-9_.-]`, or after [`control`](Self::control).
     pub fn name(mut self, name: &str) -> Self {
+        self.assert_uncontrolled();
         self.limiter = self.limiter.name(name);
         self.fork();
         self
@@ -182,7 +183,7 @@ impl<J> FixedWindowLayer<J> {
         self.key(key_fn(key))
     }
 
-    /// Returns a handle that changes this layer and all its clones at run time. Call it after
+    /// Returns a control that changes this layer and all its clones at run time. Call it after
     /// [`name`](Self::name) and [`store`](Self::store): a layer with another name or store is
     /// another limit.
     ///
@@ -193,21 +194,31 @@ impl<J> FixedWindowLayer<J> {
     /// use tower_fixed_window::{FixedWindowLayer, Quota};
     ///
     /// let layer = FixedWindowLayer::new(Quota::per_minute(1)).key(global());
-    /// let handle = layer.handle();
+    /// let control = layer.control();
     ///
     /// assert_eq!(ask(&layer, Request::get("/")).status(), 200);
     /// assert_eq!(ask(&layer, Request::get("/")).status(), 429);
-    /// handle.set_quotas(Quota::per_minute(2));
+    /// control.set_quotas(Quota::per_minute(2));
     /// assert_eq!(ask(&layer, Request::get("/")).status(), 200);
     /// ```
-    pub fn handle(&self) -> Handle {
+    pub fn control(&self) -> Control {
         self.live.follow(&self.options);
-        Handle::new(Arc::clone(&self.live), self.limiter())
+        self.live.note_control();
+        Control::new(Arc::clone(&self.live), self.limiter())
     }
 
     /// For a service that reports the standing of clients under this layer.
     pub(crate) fn to_resource(&self) -> (Limiter, Options, Arc<Live>) {
         (self.limiter(), self.options.clone(), Arc::clone(&self.live))
+    }
+
+    /// Panics with what to write if a control was taken: it would be that of another limit.
+    fn assert_uncontrolled(&self) {
+        assert!(
+            !self.live.is_controlled(),
+            "a control of this layer was taken before, and would not control what it is now: write \
+             .name(..), .store(..), .leases(..) and .on_store_failure(..) before .control()"
+        );
     }
 
     /// With another name or store it is another limit, with settings of its own.
@@ -217,10 +228,10 @@ impl<J> FixedWindowLayer<J> {
 
     /// The limiter, with a fallback or without.
     fn limiter(&self) -> Limiter {
-        let mut limiter = self.limiter.clone();
+        let limiter = self.limiter.clone();
         let Options { count_if, refund_dropped, settle, queue, .. } = &self.options;
         if count_if.is_some() || *refund_dropped || *settle || queue.is_some() {
-            limiter = limiter.resettable();
+            limiter.note_refundable();
         }
         match self.options.on_store_failure {
             OnStoreFailure::Local => limiter,
@@ -229,7 +240,7 @@ impl<J> FixedWindowLayer<J> {
     }
 }
 
-impl<S, J: Clone> Layer<S> for FixedWindowLayer<J> {
+impl<S, J> Layer<S> for FixedWindowLayer<J> {
     type Service = FixedWindow<S, J>;
 
     /// # Panics
@@ -238,16 +249,24 @@ impl<S, J: Clone> Layer<S> for FixedWindowLayer<J> {
         self.limiter.check_name();
         self.live.follow(&self.options);
         let (limiter, live) = (self.limiter(), Arc::clone(&self.live));
-        let shared = Shared::new(limiter, self.options.clone(), live, self.reject.clone());
+        let shared = Shared::new(limiter, self.options.clone(), live, Arc::clone(&self.reject));
         FixedWindow::new(inner, Arc::new(shared))
     }
 }
 
-impl<J: fmt::Debug> fmt::Debug for FixedWindowLayer<J> {
+impl<J> Clone for FixedWindowLayer<J> {
+    fn clone(&self) -> Self {
+        Self {
+            limiter: self.limiter.clone(),
+            live: Arc::clone(&self.live),
+            options: self.options.clone(),
+            reject: Arc::clone(&self.reject),
+        }
+    }
+}
+
+impl<J> fmt::Debug for FixedWindowLayer<J> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("FixedWindowLayer")
-            .field("limiter", &self.limiter)
-            .field("reject", &self.reject)
-            .finish_non_exhaustive()
+        f.debug_struct("FixedWindowLayer").field("limiter", &self.limiter).finish_non_exhaustive()
     }
 }

@@ -1,4 +1,4 @@
-//! What can be changed at run time, and the [`Handle`] to do it.
+//! What can be changed at run time, and the [`Control`] to do it.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
@@ -24,6 +24,8 @@ pub(crate) struct Live {
     quotas: Mutex<Quotas>,
     /// Whether requests have quotas of their own.
     by_request: AtomicBool,
+    /// Whether a control was taken.
+    controlled: AtomicBool,
     /// Whether it was switched at run time, and how.
     shadow: AtomicU8,
     pub(crate) closing: Closing,
@@ -40,6 +42,7 @@ impl Live {
             generation: AtomicU64::new(0),
             quotas: Mutex::new(quotas),
             by_request: AtomicBool::new(false),
+            controlled: AtomicBool::new(false),
             shadow: AtomicU8::new(AS_BUILT),
             closing: Closing::default(),
             queue: Arc::default(),
@@ -48,6 +51,14 @@ impl Live {
 
     pub(crate) fn quotas(&self) -> Quotas {
         *self.quotas.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn note_control(&self) {
+        self.controlled.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_controlled(&self) -> bool {
+        self.controlled.load(Ordering::Relaxed)
     }
 
     /// Learns from the options of a layer whether its requests have quotas of their own.
@@ -109,20 +120,20 @@ pub(crate) struct Settings {
 ///
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let layer = FixedWindowLayer::new(Quota::per_minute(60)).name("api");
-/// let handle = layer.handle();
+/// let control = layer.control();
 ///
 /// // What this window has counted already stays counted.
-/// handle.set_quotas(Quota::per_minute(600));
-/// assert_eq!(handle.peek("alice").await?.remaining(), 600);
+/// control.set_quotas(Quota::per_minute(600));
+/// assert_eq!(control.peek("alice").await?.remaining(), 600);
 /// # Ok(()) }
 /// ```
 #[derive(Clone)]
-pub struct Handle {
+pub struct Control {
     live: Arc<Live>,
     limiter: Limiter,
 }
 
-impl Handle {
+impl Control {
     pub(crate) fn new(live: Arc<Live>, limiter: Limiter) -> Self {
         Self { live, limiter }
     }
@@ -154,7 +165,7 @@ impl Handle {
     pub fn peek(&self, key: impl Into<Key>) -> Reply<Decision> {
         if self.live.by_request.load(Ordering::Relaxed) {
             return Reply::failed(StoreError::new(
-                "this layer's quotas differ per request: write handle.peek_with(key, quotas)",
+                "this layer's quotas differ per request: write control.peek_with(key, quotas)",
             ));
         }
         self.peek_with(key, self.quotas())
@@ -174,14 +185,14 @@ impl Handle {
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let layer =
     ///     FixedWindowLayer::new(Quota::per_hour(60)).key(global()).quota_fn(|_, key| plan(key));
-    /// let handle = layer.handle();
+    /// let control = layer.control();
     /// let user = Key::global();
-    /// assert_eq!(handle.peek_with(user.clone(), plan(&user)).await?.remaining(), 5_000);
-    /// assert!(handle.peek(user).await.is_err());
+    /// assert_eq!(control.peek_with(user.clone(), plan(&user)).await?.remaining(), 5_000);
+    /// assert!(control.peek(user).await.is_err());
     /// # Ok(()) }
     /// ```
     pub fn peek_with(&self, key: impl Into<Key>, quotas: impl Into<Quotas>) -> Reply<Decision> {
-        self.limiter.peek_with(key, quotas, 1)
+        self.limiter.with_quotas(quotas).peek(key)
     }
 
     /// Clears the counters of a key under all quotas: those of a plan, and those before
@@ -198,9 +209,9 @@ impl Handle {
     }
 }
 
-impl fmt::Debug for Handle {
+impl fmt::Debug for Control {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Handle")
+        f.debug_struct("Control")
             .field("limiter", &self.limiter)
             .field("quotas", &self.quotas())
             .finish_non_exhaustive()

@@ -8,14 +8,14 @@ use http::request::Parts;
 use http::{Method, StatusCode, response};
 
 use super::headers::Headers;
+use super::plan::Plan;
 use super::upload::Drain;
 use crate::decision::Decision;
 use crate::key::{Key, KeyExtractor, peer_ip};
-use crate::quota::Quotas;
 use crate::store::OnStoreFailure;
 
 type Skip = Arc<dyn Fn(&Parts) -> bool + Send + Sync>;
-type QuotaFn = Arc<dyn Fn(&Parts, &Key) -> Quotas + Send + Sync>;
+type QuotaFn = Arc<dyn Fn(&Parts, &Key) -> Plan + Send + Sync>;
 type CostFn = Arc<dyn Fn(&Parts) -> u64 + Send + Sync>;
 type CountIf = Arc<dyn Fn(&response::Parts) -> bool + Send + Sync>;
 type OnDecision = Arc<dyn Fn(&Parts, &Decision) + Send + Sync>;

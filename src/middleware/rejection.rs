@@ -6,17 +6,19 @@ use bytes::Bytes;
 use http::header::{CONTENT_TYPE, HeaderValue};
 use http::{Response, StatusCode};
 
-use super::headers::{PreparedHeaders, policy_name, stamp_failed};
+use super::headers::{
+    FAILED_RETRY_AFTER, PreparedHeaders, is_refused_inside, policy_name, retry_after, stamp_failed,
+};
 use super::reason::Reason;
 use crate::decision::Decision;
-use crate::quota::Quota;
-use crate::store::Account;
+use crate::quota::{Quota, Quotas};
 
+mod outside;
 mod problem;
 mod reject;
 
 pub(crate) use problem::prepare;
-pub use reject::{EmptyBody, GitHubBody, Grpc, OnReject, ProblemJson, Reject};
+pub use reject::{EmptyBody, GitHubBody, Grpc, ProblemJson, Reject};
 
 /// A refused request, for closures that create the response.
 #[derive(Clone, Copy, Debug)]
@@ -24,7 +26,9 @@ pub struct Rejection<'a> {
     pub(crate) reason: &'a Reason,
     /// That of a refusal by a limit.
     pub(crate) limited: StatusCode,
-    pub(crate) account: Account<'a>,
+    pub(crate) name: &'a str,
+    /// Where it is known which they are.
+    pub(crate) quotas: Option<&'a Quotas>,
     /// The body for a refusal by the only quota there is, made beforehand.
     pub(crate) prepared_body: Option<&'a Bytes>,
     pub(crate) headers: &'a PreparedHeaders,
@@ -52,15 +56,40 @@ impl<'a> Rejection<'a> {
         }
     }
 
+    /// Returns the seconds to wait before the same request may pass, as in `retry-after`: rounded up, at
+    /// least 1. `None` if waiting does not help.
+    ///
+    /// ```
+    /// use axum::response::IntoResponse;
+    /// use http::Request;
+    /// use tower_fixed_window::key::global;
+    /// use tower_fixed_window::testing::ask;
+    /// use tower_fixed_window::{FixedWindowLayer, Quota};
+    ///
+    /// let layer = FixedWindowLayer::new(Quota::per_minute(0)).key(global()).on_reject(|_, why| {
+    ///     let after = why.retry_after_secs().map(|seconds| format!(", again in {seconds} s"));
+    ///     (why.status(), why.message() + &after.unwrap_or_default()).into_response()
+    /// });
+    /// // A limit of 0 never grants anything.
+    /// assert_eq!(ask(&layer, Request::get("/")).headers().get("retry-after"), None);
+    /// ```
+    pub fn retry_after_secs(&self) -> Option<u64> {
+        match self.reason {
+            Reason::RateLimited(decision) => retry_after(decision),
+            reason => reason.consequences().may_retry.then_some(FAILED_RETRY_AFTER),
+        }
+    }
+
     /// Returns the name of the layer. It is empty if the layer has none.
     pub fn name(&self) -> &'a str {
-        self.account.scope().name()
+        self.name
     }
 
     /// Returns the quotas that refused.
     pub fn violated(&self) -> impl Iterator<Item = &'a Quota> + use<'a> {
-        let (quotas, decision) = (self.account.quotas(), self.decision());
-        decision.into_iter().flat_map(|decision| decision.refusing()).map(|i| &quotas.as_slice()[i])
+        let refusing = self.decision().into_iter().flat_map(|decision| decision.refusing());
+        let quotas = self.quotas.map_or(&[][..], |quotas| quotas.as_slice());
+        refusing.filter_map(move |i| quotas.get(i))
     }
 
     /// Returns a sentence for the client. For a limit it begins with "API rate limit exceeded",
@@ -68,9 +97,12 @@ impl<'a> Rejection<'a> {
     pub fn message(&self) -> String {
         match self.reason {
             Reason::RateLimited(decision) => {
-                let mut text = String::from("API rate limit exceeded: ");
-                self.write_policies(&mut text, "", ", ");
-                if decision.is_final() {
+                let mut text = String::from("API rate limit exceeded");
+                if self.quotas.is_some() {
+                    text.push_str(": ");
+                    self.write_policies(&mut text, "", ", ");
+                }
+                if decision.exceeds_capacity() {
                     text.push_str("; the cost of this request exceeds the limit");
                 }
                 text
@@ -102,8 +134,12 @@ impl<'a> Rejection<'a> {
         response
     }
 
-    /// Adds its headers to a response that a closure has created.
-    fn complete<B>(&self, mut response: Response<B>) -> Response<B> {
+    /// Adds its headers to a response that has none of them yet. Those of this crate are complete
+    /// already: a map of headers that is made only to be replaced takes time.
+    pub(crate) fn complete<B>(&self, mut response: Response<B>) -> Response<B> {
+        if is_refused_inside(&response) {
+            return response;
+        }
         let content_type = response.headers_mut().remove(CONTENT_TYPE);
         self.stamp(&mut response, content_type.as_ref());
         response
@@ -112,7 +148,8 @@ impl<'a> Rejection<'a> {
     fn stamp<B>(&self, response: &mut Response<B>, content_type: Option<&HeaderValue>) {
         match self.reason {
             Reason::RateLimited(decision) => {
-                self.headers.stamp_refused(response, content_type, &self.account, decision);
+                let quotas = self.quotas.map(|quotas| (self.name, quotas));
+                self.headers.stamp_refused(response, content_type, quotas, decision);
             }
             reason => {
                 let content_type = content_type.map(|value| (CONTENT_TYPE, value.clone()));

@@ -88,7 +88,8 @@ impl<J> LimitedRequest<J> {
             };
         }
         if let Some(quota_fn) = &options.quota_fn {
-            let quotas = quota_fn(parts, &self.key);
+            let plan = quota_fn(parts, &self.key);
+            let Some(&quotas) = plan.quotas() else { return Next::Call };
             let queue = options.queue.filter(|_| !self.shadow);
             self.quotas = Some(Box::new(queue.map_or(quotas, |tokens| quotas.reserving(tokens))));
         }
@@ -248,17 +249,19 @@ impl<J> LimitedRequest<J> {
     }
 
     /// The response to a refused request.
-    pub(crate) fn reject<R>(&self, reason: &Reason) -> Response<R>
+    pub(crate) fn reject<R>(&self, parts: &Parts, reason: &Reason) -> Response<R>
     where
         J: Reject<R>,
     {
-        self.shared.reject.reject(&Rejection {
+        let why = Rejection {
             reason,
             limited: self.shared.options.status,
-            account: self.account(),
+            name: self.shared.limiter.scope().name(),
+            quotas: Some(self.quotas()),
             prepared_body: Some(&self.settings.body).filter(|_| self.quotas.is_none()),
             headers: &self.settings.headers,
-        })
+        };
+        why.complete(self.shared.reject.reject(parts, &why))
     }
 
     /// Returns what was taken, if anything was, without waiting for that (S14).

@@ -29,21 +29,6 @@ impl<S, J> FixedWindow<S, J> {
         let settings = shared.settings();
         Self { inner, shared, settings }
     }
-
-    /// The service inside.
-    pub fn get_ref(&self) -> &S {
-        &self.inner
-    }
-
-    /// The service inside.
-    pub fn get_mut(&mut self) -> &mut S {
-        &mut self.inner
-    }
-
-    /// The service inside.
-    pub fn into_inner(self) -> S {
-        self.inner
-    }
 }
 
 impl<S, J, B, R> Service<Request<B>> for FixedWindow<S, J>

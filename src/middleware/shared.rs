@@ -10,14 +10,14 @@ pub(crate) struct Shared<J> {
     pub(crate) limiter: Limiter,
     pub(crate) options: Options,
     pub(crate) live: Arc<Live>,
-    pub(crate) reject: J,
+    pub(crate) reject: Arc<J>,
     /// The newest settings that were needed. Services have copies of them, and come here when
     /// theirs are old.
     settings: Mutex<Arc<Settings>>,
 }
 
 impl<J> Shared<J> {
-    pub(crate) fn new(limiter: Limiter, options: Options, live: Arc<Live>, reject: J) -> Self {
+    pub(crate) fn new(limiter: Limiter, options: Options, live: Arc<Live>, reject: Arc<J>) -> Self {
         let settings = live.settings(limiter.scope().name(), &options);
         Self { limiter, options, live, reject, settings: Mutex::new(Arc::new(settings)) }
     }

@@ -37,7 +37,7 @@ impl<'a> Adjust<'a> {
             None if account.grid(quota).is_none() => 0,
             None => account.window(decision.now_ms(), quota, |_| None).end(),
         };
-        for (i, quota) in account.quotas.iter().enumerate().take(decision.standings().len()) {
+        for (i, quota) in account.quotas.iter().enumerate().take(decision.usage().len()) {
             until[i] = last(i, quota);
         }
         Self {
@@ -82,16 +82,33 @@ impl<'a> Adjust<'a> {
         }
     }
 
-    /// Returns what to write at `now` for each quota, in their order, given their states. `None`
-    /// means nothing.
+    /// The tokens that come back, or that were used.
+    pub fn tokens(&self) -> u64 {
+        let (Correction::Return { tokens, .. } | Correction::Take { tokens }) = self.correction;
+        tokens
+    }
+
+    /// Of tokens that come back, for a store that corrects on its server: each quota with the instant, in
+    /// milliseconds since the epoch, from which on nothing comes back to it. Empty where they were used.
+    pub fn refundable_until(&self) -> impl Iterator<Item = (&'a Quota, u64)> + use<'a> {
+        let until = match self.correction {
+            Correction::Return { until, .. } => until,
+            Correction::Take { .. } => [0; Quotas::MAX],
+        };
+        let quotas = if self.is_refund() { self.account.quotas.as_slice() } else { &[] };
+        quotas.iter().zip(until).map(|(quota, until)| (quota, until.max(0) as u64))
+    }
+
+    /// Returns what to write at `now`, given the states of the quotas.
     pub fn apply(
         &self,
         now: u64,
         mut load: impl FnMut(&Quota) -> Option<State>,
-    ) -> [Option<State>; Quotas::MAX] {
+    ) -> Vec<(&'a Quota, State)> {
         let now = instant(now);
         let windows = self.account.windows(|_, quota| self.account.window(now, quota, &mut load));
-        self.apply_over(now, &windows)
+        let writes = self.account.quotas.iter().zip(self.apply_over(now, &windows));
+        writes.filter_map(|(quota, state)| Some((quota, state?))).collect()
     }
 
     pub(super) fn apply_over(

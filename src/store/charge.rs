@@ -70,16 +70,21 @@ impl<'a> Charge<'a> {
     }
 
     /// Decides at `now` (milliseconds since the epoch, on the store's clock), given the state of
-    /// each quota. Returns the decision, and what to write for each quota, in their order. `None`
-    /// means nothing.
+    /// each quota. Returns the decision, and what to write.
+    ///
+    /// A store that decides on its server, in a stored procedure, lets that return the time and the
+    /// states as they were before. This then returns the decision that the server has made, and what
+    /// to write is ignored.
     pub fn decide(
         &self,
         now: u64,
         mut load: impl FnMut(&Quota) -> Option<State>,
-    ) -> (Decision, Option<[State; Quotas::MAX]>) {
+    ) -> (Decision, Vec<(&'a Quota, State)>) {
         let now = instant(now);
         let windows = self.account.windows(|_, quota| self.account.window(now, quota, &mut load));
-        self.decide_over(now, &windows)
+        let (decision, writes) = self.decide_over::<{ Quotas::MAX }>(now, &windows);
+        let writes = writes.into_iter().flatten();
+        (decision, self.account.quotas().iter().zip(writes).collect())
     }
 
     /// The same over the windows of the quotas. `N` is their maximal number: most charges have one,

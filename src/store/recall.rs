@@ -198,6 +198,6 @@ fn holds_until(charge: &Charge<'_>, decision: &Decision) -> i64 {
     match decision.retry_at_ms() {
         // That is when it fits without debt.
         Some(retry_at) if !charge.may_reserve() => retry_at,
-        _ => decision.refusing().map(|i| decision.standings()[i].end()).max().unwrap_or(0),
+        _ => decision.refusing().map(|i| decision.usage()[i].end()).max().unwrap_or(0),
     }
 }

@@ -73,10 +73,10 @@ impl<T> Reply<T> {
         let _ = Pin::new(&mut later).poll(&mut Context::from_waker(Waker::noop()));
     }
 
-    /// The value by reference, if the reply is done.
-    pub(crate) fn as_now(&self) -> Option<Result<&T, &StoreError>> {
-        match &self.0 {
-            When::Now(answer) => answer.as_ref().map(Result::as_ref),
+    /// The answer if it is there, to look at and to add to.
+    pub(crate) fn as_now(&mut self) -> Option<&mut Result<T, StoreError>> {
+        match &mut self.0 {
+            When::Now(answer) => answer.as_mut(),
             When::Later(_) => None,
         }
     }

@@ -36,7 +36,7 @@ fn limiter<S: Store>(store: &Arc<S>, scope: &str, quotas: impl Into<Quotas>) -> 
 
 async fn used(limiter: &Limiter, key: impl Into<Key>) -> Vec<u64> {
     let decision = limiter.peek(key).await.expect("the store answers");
-    decision.standings().iter().map(|standing| standing.used()).collect()
+    decision.usage().iter().map(|standing| standing.used()).collect()
 }
 
 async fn allowed(limiter: &Limiter, key: impl Into<Key>, cost: u64) -> bool {
@@ -189,7 +189,7 @@ async fn partial_grants<S: Store>(store: Arc<S>) {
         let decision = store.charge(charge).await.expect("the store answers");
         assert_eq!(decision.granted(), granted, "of up to {}", charge.cost());
         assert_eq!(decision.allowed(), granted > 0 || charge.cost() == 0);
-        let used: Vec<_> = decision.standings().iter().map(|standing| standing.used()).collect();
+        let used: Vec<_> = decision.usage().iter().map(|standing| standing.used()).collect();
         assert_eq!(used, [total, total], "after up to {}", charge.cost());
     }
 }

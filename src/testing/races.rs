@@ -63,7 +63,7 @@ pub(super) fn all_or_nothing<S: Store>(
                 for _ in 0..40 {
                     let decision = limiter.check("one").await.expect("the store answers");
                     passed.fetch_add(decision.allowed().into(), Ordering::SeqCst);
-                    let used: Vec<_> = decision.standings().iter().map(|s| s.used()).collect();
+                    let used: Vec<_> = decision.usage().iter().map(|s| s.used()).collect();
                     assert!(used[0] <= 33 && used[1] <= 50 && used[0] <= used[1], "used {used:?}");
                 }
             })

@@ -124,7 +124,7 @@ struct Expect {
 
 impl Expect {
     fn of(decision: &Decision) -> Self {
-        let standings = decision.standings();
+        let standings = decision.usage();
         let ms = |at: std::time::SystemTime| {
             at.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
         };

@@ -80,14 +80,14 @@ async fn an_upgrade_in_mid_month_keeps_what_was_used() {
     let clock = ManualClock::at_ms(NOW_MS);
     let plan = Quota::per_month(2).from_day(15).in_zone("Europe/Berlin");
     let layer = layer(plan.and(Quota::per_minute(60)), &clock);
-    let handle = layer.handle();
+    let control = layer.control();
     let app = Router::new()
         .route("/", on_get(async || "hello").layer(layer.clone()))
         .route_service("/rate_limit", RateLimitEndpoint::new([&layer]));
     for status in [200, 200, 429] {
         assert_eq!(get(&app, "/").await.status(), status);
     }
-    handle.set_quotas(plan.with_limit(5).and(Quota::per_minute(60)));
+    control.set_quotas(plan.with_limit(5).and(Quota::per_minute(60)));
     let response = get(&app, "/").await;
     assert_eq!(response.status(), StatusCode::OK);
     assert_eq!(header(&response, "x-ratelimit-used"), "3");

@@ -22,7 +22,8 @@ use tonic_health::pb::health_client::HealthClient;
 use tower::{Layer, Service, service_fn};
 use tower_fixed_window::key::global;
 use tower_fixed_window::{
-    Clock, FixedWindowLayer, Headers, ManualClock, MemoryStore, OnStoreFailure, Quota, Reject,
+    Clock, EmptyBody, FixedWindowLayer, Grpc, Headers, ManualClock, MemoryStore, OnStoreFailure,
+    Quota, Reject,
 };
 
 use crate::github;
@@ -186,7 +187,7 @@ async fn grpc_clients_see_resource_exhausted_and_when_to_come_back() {
     let store = TestStore::new(Mood::Now);
     let clock = store.clock.clone();
     let layer = FixedWindowLayer::new(Quota::per_minute(2)).name("health").key(global());
-    let mut client = health(layer.store(store).grpc()).await;
+    let mut client = health(layer.store(store).reject(Grpc)).await;
     let passed = client.check(HealthCheckRequest::default()).await.expect("it passes");
     assert_eq!(passed.metadata().get("x-ratelimit-remaining").expect("a field"), "1");
     check(&mut client).await.expect("it passes");
@@ -206,18 +207,18 @@ async fn grpc_clients_see_resource_exhausted_and_when_to_come_back() {
 
 #[tokio::test]
 async fn grpc_clients_see_client_and_server_errors_as_grpc_codes() {
-    let keyless = per_minute(9, Mood::Now).key_fn(|_| None).grpc();
+    let keyless = per_minute(9, Mood::Now).key_fn(|_| None).reject(Grpc);
     let status = check(&mut health(keyless).await).await.expect_err("it is refused");
     assert_eq!(status.code(), Code::InvalidArgument);
     assert_eq!(status.message(), "The request lacks a key for the rate limit");
 
-    let failing = per_minute(9, Mood::FailsNow).on_store_failure(OnStoreFailure::Deny).grpc();
+    let failing = per_minute(9, Mood::FailsNow).on_store_failure(OnStoreFailure::Deny).reject(Grpc);
     let status = check(&mut health(failing).await).await.expect_err("it is refused");
     assert_eq!(status.code(), Code::Unavailable);
     assert_eq!(status.metadata().get("retry-after").expect("a field"), "1");
 
     // Text that gRPC wants encoded arrives as it was.
-    let keyless = per_minute(9, Mood::Now).key(Unreadable).grpc();
+    let keyless = per_minute(9, Mood::Now).key(Unreadable).reject(Grpc);
     let status = check(&mut health(keyless).await).await.expect_err("it is refused");
     assert_eq!(status.message(), "The request lacks 100 % \u{201c}né\u{201d}\n");
 }
@@ -236,8 +237,8 @@ impl tower_fixed_window::KeyExtractor for Unreadable {
 
 #[tokio::test]
 async fn without_grpc_a_refusal_reaches_grpc_clients_as_unavailable() {
-    // Why `.grpc()` is there: this status is one that they retry at once.
-    let mut client = health(per_minute(0, Mood::Now).empty_body()).await;
+    // Why `.reject(Grpc)` is there: this status is one that they retry at once.
+    let mut client = health(per_minute(0, Mood::Now).reject(EmptyBody)).await;
     let refused = check(&mut client).await.expect_err("it is refused");
     assert_eq!(refused.code(), Code::Unavailable);
 }

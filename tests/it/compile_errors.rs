@@ -34,18 +34,31 @@ fn compile_errors_of_unsuitable_bodies_and_keys_suggest_a_fix() {
 
     let (compiles, message) = check("limit");
     assert!(!compiles, "a body that can't be made from bytes was accepted");
-    for advice in ["can't make a refusal's body of type `Own`", "`.empty_body()`", "`.on_reject("] {
+    for advice in
+        ["can't make a refusal's body of type `Own`", "`.reject(EmptyBody)`", "`.on_reject("]
+    {
         assert!(message.contains(advice), "no {advice} in the compiler's message:\n{message}");
     }
-    let closure = "limit.empty_body().key(|_: &http::request::Parts| Some(Key::global()))";
+    let closure = "limit.reject(EmptyBody).key(|_: &http::request::Parts| Some(Key::global()))";
     let (compiles, message) = check(closure);
     assert!(!compiles, "a closure was accepted as an extractor");
     for advice in ["can't extract a key", "`.key_fn(|parts| ...)`", "`extension::<User>()`"] {
         assert!(message.contains(advice), "no {advice} in the compiler's message:\n{message}");
     }
+    // A closure's arguments are counted by the compiler, in words of its own.
+    let short =
+        ["limit.on_reject(|_| Response::new(Own))", "limit.quota_fn(|_| Quota::per_hour(1))"];
+    for closure in short {
+        let (compiles, message) = check(closure);
+        assert!(!compiles, "{closure} was accepted");
+        let advice = "expected to take 2 arguments, but it takes 1 argument";
+        assert!(message.contains(advice), "no {advice} in the compiler's message:\n{message}");
+    }
     // The ways out are ways out, so the failures above had no other reason.
     let key_fn = closure.replace(".key(", ".key_fn(");
-    for way_out in ["limit.empty_body()", "limit.on_reject(|_| Response::new(Own))", &key_fn] {
+    for way_out in
+        ["limit.reject(EmptyBody)", "limit.on_reject(|_, _| Response::new(Own))", &key_fn]
+    {
         let (compiles, message) = check(way_out);
         assert!(compiles, "{way_out} does not help:\n{message}");
     }

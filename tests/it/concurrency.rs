@@ -139,12 +139,12 @@ async fn a_refusal_by_one_of_two_quotas_charges_neither() {
         store.clock.set_ms(1_699_999_200_000);
         let quotas = Quota::per_minute(MINUTE as u64).and(Quota::per_hour(HOUR as u64));
         let limit = FixedWindowLayer::new(quotas).name("search").store(store.clone());
-        let handle = limit.handle();
+        let control = limit.control();
         let (addr, _) = serve_axum(limit).await;
         let address = std::net::IpAddr::from([127, 0, 0, 1]);
         let used = async || {
-            let standing = handle.peek(address).await.expect("the store answers");
-            standing.standings().iter().map(|s| s.used() as usize).collect::<Vec<_>>()
+            let standing = control.peek(address).await.expect("the store answers");
+            standing.usage().iter().map(|s| s.used() as usize).collect::<Vec<_>>()
         };
 
         // Refused by the minute: the hour has only what passed.

@@ -9,7 +9,9 @@ use http::{Request, Response, StatusCode};
 use hyper::body::Incoming;
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_fixed_window::key::{extension, global, header};
-use tower_fixed_window::{FixedWindowLayer, OnStoreFailure, Quota, RateLimitEndpoint};
+use tower_fixed_window::{
+    FixedWindowLayer, GitHubBody, Grpc, OnStoreFailure, Quota, RateLimitEndpoint,
+};
 
 use crate::client_libraries::{hello, serve_hyper};
 use crate::support::{ANSWERS, FarStore, Mood, TestStore, client, get, per_minute, serve};
@@ -115,8 +117,8 @@ async fn it_is_served_by_axum_and_by_hyper_alone() {
 #[tokio::test]
 async fn layers_that_refuse_in_other_ways_are_shown_together() {
     let a = per_minute(1, Mood::Now).name("a");
-    let b = per_minute(2, Mood::Now).name("b").github_body();
-    let c = per_minute(3, Mood::Later).name("c").grpc();
+    let b = per_minute(2, Mood::Now).name("b").reject(GitHubBody);
+    let c = per_minute(3, Mood::Later).name("c").reject(Grpc);
     let endpoint = RateLimitEndpoint::new([&a]).and(&b).and(&c);
     let (_, told) = ask(&endpoint, get("/")).await;
     let standing = |n| format!(r#"{{"limit":{n},"used":0,"remaining":{n},"reset":1700000100}}"#);
@@ -169,7 +171,7 @@ async fn of_several_quotas_the_one_with_the_fewest_left_is_shown() {
 async fn it_follows_a_limit_that_is_changed() {
     let layer = per_minute(5, Mood::Now).name("api");
     let endpoint = RateLimitEndpoint::new([&layer]);
-    layer.handle().set_quotas(Quota::per_minute(7));
+    layer.control().set_quotas(Quota::per_minute(7));
     assert!(ask(&endpoint, get("/")).await.1.contains(r#""limit":7,"#));
 }
 
@@ -234,4 +236,27 @@ async fn it_asks_all_layers_at_once() {
         json.split('"').filter(|name| matches!(name.as_bytes(), [b'a'..=b'z'])).collect();
     assert_eq!(names, ["a", "b", "c", "d", "e"]);
     assert_eq!(start.elapsed().as_millis(), 100, "the time of one");
+}
+
+#[tokio::test]
+async fn a_caller_without_a_limit_sees_no_numbers() {
+    for mood in ANSWERS {
+        let store = TestStore::new(mood);
+        let unlimited = |name| {
+            let layer = FixedWindowLayer::new(Quota::per_minute(9)).key(global()).name(name);
+            layer.quota_fn(|_, _| None::<Quota>).store(store.clone())
+        };
+        let (a, b) = (unlimited("a"), unlimited("b"));
+        let search = FixedWindowLayer::new(Quota::per_minute(30)).key(global()).name("search");
+        let search = search.store(store.clone());
+        let standing = r#"{"limit":30,"used":0,"remaining":30,"reset":1700000100}"#;
+
+        let told = ask(&RateLimitEndpoint::new([&a, &search]), get("/")).await;
+        assert_eq!(told.1, format!(r#"{{"resources":{{"search":{standing}}}}}"#));
+        let told = ask(&RateLimitEndpoint::new([&search, &a]), get("/")).await;
+        assert_eq!(told.1, format!(r#"{{"resources":{{"search":{standing}}},"rate":{standing}}}"#));
+        let told = ask(&RateLimitEndpoint::new([&a, &b]), get("/")).await;
+        let message = r#"{"message":"Rate limiting is not enabled."}"#;
+        assert_eq!(told, (StatusCode::NOT_FOUND, message.to_owned()));
+    }
 }

@@ -10,7 +10,7 @@ use http::{Request, Response};
 use tokio::time::sleep;
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_fixed_window::key::global;
-use tower_fixed_window::{FixedWindowLayer, Handle, Key, Quota};
+use tower_fixed_window::{Control, FixedWindowLayer, Key, Quota};
 
 use crate::support::{ANSWERS, FarStore, get, per_minute};
 
@@ -30,9 +30,9 @@ fn far() -> (FarStore, FixedWindowLayer) {
 }
 
 /// Tokens in use once all that is under way has ended.
-async fn used(handle: &Handle) -> u64 {
+async fn used(control: &Control) -> u64 {
     sleep(Duration::from_millis(100)).await;
-    handle.peek(Key::global()).await.expect("the store answers").used()
+    control.peek(Key::global()).await.expect("the store answers").used()
 }
 
 #[tokio::test(start_paused = true)]
@@ -40,11 +40,11 @@ async fn a_hang_up_while_the_store_decides_is_refunded_if_the_layer_refunds_hang
     // On the way to the store, and when the answer is on its way back.
     for after in [5, 15] {
         for (layer, left) in [(far().1, 1), (far().1.refund_dropped(), 0)] {
-            let handle = layer.handle();
+            let control = layer.control();
             let request = tokio::spawn(layer.layer(service_fn(inner)).oneshot(get("/")));
             sleep(Duration::from_millis(after)).await;
             request.abort();
-            assert_eq!(used(&handle).await, left, "dropped after {after} ms");
+            assert_eq!(used(&control).await, left, "dropped after {after} ms");
         }
     }
 }
@@ -56,9 +56,9 @@ async fn a_charge_that_was_not_sent_is_cancelled() {
     for set in settings {
         let (store, limit) = far();
         let limit = set(limit);
-        let handle = limit.handle();
+        let control = limit.control();
         drop(limit.layer(service_fn(inner)).call(get("/")));
-        assert_eq!(used(&handle).await, 0);
+        assert_eq!(used(&control).await, 0);
         // The peek.
         assert_eq!(store.sent.load(Ordering::SeqCst), 1);
     }
@@ -68,7 +68,7 @@ async fn a_charge_that_was_not_sent_is_cancelled() {
 async fn a_hang_up_while_the_store_decides_leaves_the_queue() {
     for after in [5, 15, 25] {
         let layer = far().1.queue(1, LONG);
-        let handle = layer.handle();
+        let control = layer.control();
         let service = layer.layer(service_fn(inner));
         for _ in 0..2 {
             let Ok(_) = service.clone().oneshot(get("/")).await;
@@ -76,7 +76,7 @@ async fn a_hang_up_while_the_store_decides_leaves_the_queue() {
         let queued = tokio::spawn(service.clone().oneshot(get("/")));
         sleep(Duration::from_millis(after)).await;
         queued.abort();
-        assert_eq!(used(&handle).await, 2, "dropped after {after} ms");
+        assert_eq!(used(&control).await, 2, "dropped after {after} ms");
         // The only place of the queue is free.
         let Ok(response) = service.oneshot(get("/")).await;
         assert_eq!(response.status(), 200);
@@ -86,11 +86,11 @@ async fn a_hang_up_while_the_store_decides_leaves_the_queue() {
 #[tokio::test(start_paused = true)]
 async fn with_a_queue_a_hang_up_while_the_store_decides_counts_if_no_wait_is_needed() {
     let layer = far().1.queue(1, LONG);
-    let handle = layer.handle();
+    let control = layer.control();
     let request = tokio::spawn(layer.layer(service_fn(inner)).oneshot(get("/")));
     sleep(Duration::from_millis(15)).await;
     request.abort();
-    assert_eq!(used(&handle).await, 1);
+    assert_eq!(used(&control).await, 1);
 }
 
 #[tokio::test(start_paused = true)]
@@ -99,7 +99,7 @@ async fn a_hang_up_after_queueing_counts_unless_the_layer_refunds_hang_ups() {
         let (_, layer) = far();
         let layer = if refunds { layer.refund_dropped() } else { layer };
         let layer = layer.queue(9, LONG);
-        let handle = layer.handle();
+        let control = layer.control();
         let service = layer.layer(service_fn(inner));
         for _ in 0..2 {
             let Ok(_) = service.clone().oneshot(get("/")).await;
@@ -108,7 +108,7 @@ async fn a_hang_up_after_queueing_counts_unless_the_layer_refunds_hang_ups() {
         sleep(Duration::from_millis(58_500)).await;
         assert!(!queued.is_finished(), "the service has it");
         queued.abort();
-        assert_eq!(used(&handle).await, u64::from(!refunds));
+        assert_eq!(used(&control).await, u64::from(!refunds));
     }
 }
 
@@ -125,7 +125,7 @@ async fn a_panic_in_a_closure_is_a_dropped_request() {
             (per_minute(9, mood).on_decision(|_, _| panicking()), 1),
             (per_minute(9, mood).count_if(|_| panicking()), 1),
         ] {
-            let handle = layer.handle();
+            let control = layer.control();
             let service = layer.layer(service_fn(async |_: Request<Body>| {
                 Ok::<_, Infallible>(Response::new(Body::empty()))
             }));
@@ -134,7 +134,7 @@ async fn a_panic_in_a_closure_is_a_dropped_request() {
             for _ in 0..20 {
                 tokio::task::yield_now().await;
             }
-            let standing = handle.peek(Key::global()).await.expect("the store answers");
+            let standing = control.peek(Key::global()).await.expect("the store answers");
             assert_eq!(standing.used(), left);
         }
     }
@@ -148,7 +148,7 @@ async fn a_completed_request_is_not_refunded_when_its_future_is_dropped() {
             per_minute(9, mood).refund_dropped().count_if(|_| true),
             per_minute(9, mood).refund_dropped().count_if(|_| true).shadow(),
         ] {
-            let handle = layer.handle();
+            let control = layer.control();
             let service = layer.layer(service_fn(async |_: Request<Body>| {
                 Ok::<_, Infallible>(Response::new(Body::empty()))
             }));
@@ -158,7 +158,7 @@ async fn a_completed_request_is_not_refunded_when_its_future_is_dropped() {
             for _ in 0..20 {
                 tokio::task::yield_now().await;
             }
-            let standing = handle.peek(Key::global()).await.expect("the store answers");
+            let standing = control.peek(Key::global()).await.expect("the store answers");
             assert_eq!(standing.used(), 1);
         }
     }
@@ -172,10 +172,10 @@ async fn a_request_that_is_never_polled_costs_nothing_with_leases() {
         .store(FarStore::new(|| 10))
         .refund_dropped()
         .leases(10);
-    let handle = layer.handle();
+    let control = layer.control();
     let future = layer.layer(service_fn(inner)).call(get("/"));
     sleep(Duration::from_millis(100)).await;
     drop(future);
     sleep(Duration::from_secs(10)).await;
-    assert_eq!(used(&handle).await, 0);
+    assert_eq!(used(&control).await, 0);
 }

@@ -16,7 +16,7 @@ use tower::util::BoxCloneSyncService;
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_fixed_window::key::global;
 use tower_fixed_window::{
-    FixedWindowLayer, Handle, Headers, Key, ManualClock, MemoryStore, Quota, Quotas,
+    Control, FixedWindowLayer, Headers, Key, ManualClock, MemoryStore, Quota, Quotas,
 };
 
 use crate::support::{NOW_MS, get, limit_headers};
@@ -245,16 +245,16 @@ proptest! {
         let clock = ManualClock::at_ms(NOW_MS);
         let mut now = NOW_MS;
         let [a, b, c] = [0, 1, 2].map(|i| limit(all[i], &clock).name(["a", "b", "c"][i]));
-        let handles = [a.handle(), b.handle(), c.handle()];
+        let controls = [a.control(), b.control(), c.control()];
         let service = handler(ServiceBuilder::new().layer(a).layer(b).layer(c));
         for (cost, wait) in asked {
             now += wait;
             clock.set_ms(now);
-            let before = handles.each_ref().map(standing);
+            let before = controls.each_ref().map(standing);
             let response = ask(&service, cost);
             let told = github(response.headers());
             let speaker = limit_headers(&response)["resource"].to_owned();
-            let after = handles.each_ref().map(standing);
+            let after = controls.each_ref().map(standing);
             let i = ["a", "b", "c"].iter().position(|name| *name == speaker).expect("one of them");
             if response.status() == StatusCode::OK {
                 let tightness = |s: &GitHub| (s.remaining, Reverse(s.reset));
@@ -279,10 +279,9 @@ proptest! {
 }
 
 /// What a layer's headers would say of a request that costs nothing.
-fn standing(handle: &Handle) -> GitHub {
-    let decision = handle.peek(Key::global()).now_or_never().expect("at once").expect("memory");
-    let tightest =
-        decision.standings().iter().min_by_key(|s| (s.remaining(), Reverse(s.reset_at())));
+fn standing(control: &Control) -> GitHub {
+    let decision = control.peek(Key::global()).now_or_never().expect("at once").expect("memory");
+    let tightest = decision.usage().iter().min_by_key(|s| (s.remaining(), Reverse(s.reset_at())));
     let tightest = tightest.expect("a quota");
     let reset = tightest.reset_at().duration_since(UNIX_EPOCH).expect("after 1970");
     GitHub {
@@ -354,7 +353,7 @@ fn layers_with_different_header_formats_do_not_contradict_each_other() {
             let of = |n, name| limit(Quota::per_minute(n).into(), &clock).name(name);
             let outer = of(5, "outer").headers(outer_style);
             let inner = of(1, "inner").headers(inner_style);
-            let handle = outer.handle();
+            let control = outer.control();
             let service = handler(ServiceBuilder::new().layer(outer).layer(inner.clone()));
             let alone = handler(inner);
             ask(&service, 1);
@@ -362,7 +361,7 @@ fn layers_with_different_header_formats_do_not_contradict_each_other() {
             let (refused, its_own) = (ask(&service, 1), ask(&alone, 2));
             assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
             assert_eq!(sent(&refused), sent(&its_own), "{outer_style:?} around {inner_style:?}");
-            assert_eq!(standing(&handle).used, 1, "{outer_style:?} around {inner_style:?}");
+            assert_eq!(standing(&control).used, 1, "{outer_style:?} around {inner_style:?}");
         }
     }
 }

@@ -17,7 +17,7 @@ use http::{HeaderName, Method, StatusCode};
 use tokio::time::{Instant, sleep};
 use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_fixed_window::key::{extension, global, header};
-use tower_fixed_window::{FixedWindowLayer, Key, MemoryStore, Quota};
+use tower_fixed_window::{EmptyBody, FixedWindowLayer, Key, MemoryStore, Quota};
 use tower_http::compression::CompressionLayer;
 use tower_http::cors::CorsLayer;
 use tower_http::timeout::TimeoutLayer;
@@ -153,7 +153,7 @@ async fn compression_inside_of_the_limit_changes_the_body_type_of_a_refusal() {
 
     // Elsewhere a compressed body can't be made from bytes; an empty one can be made.
     let service = ServiceBuilder::new()
-        .layer(per_minute(0, Mood::Now).empty_body())
+        .layer(per_minute(0, Mood::Now).reject(EmptyBody))
         .layer(CompressionLayer::new())
         .service(service_fn(async |_: http::Request<Body>| {
             Ok::<_, Infallible>(http::Response::new(Body::from("hello")))
@@ -205,11 +205,11 @@ async fn a_timeout_outside_of_the_limit_includes_queueing_and_its_response_has_n
     for (limit, left) in
         [(paused(Quota::per_minute(9)), 1), (paused(Quota::per_minute(9)).refund_dropped(), 0)]
     {
-        let handle = limit.handle();
+        let control = limit.control();
         let late = ask(&slow().layer(limit).layer(timeout()), get("/slow")).await;
         assert_eq!(late.status(), StatusCode::REQUEST_TIMEOUT);
         assert!(limit_headers(&late).is_empty());
-        assert_eq!(handle.peek(Key::global()).await.expect("memory").used(), left);
+        assert_eq!(control.peek(Key::global()).await.expect("memory").used(), left);
     }
 }
 
@@ -267,7 +267,7 @@ async fn requests_shed_inside_of_the_limit_count_unless_they_are_excluded() {
     for (limit, left) in
         [(paused(Quota::per_minute(9)), 2), (paused(Quota::per_minute(9)).refund_dropped(), 1)]
     {
-        let handle = limit.handle();
+        let control = limit.control();
         let service = ServiceBuilder::new()
             .layer(limit)
             .load_shed()
@@ -277,7 +277,7 @@ async fn requests_shed_inside_of_the_limit_count_unless_they_are_excluded() {
         sleep(Duration::from_secs(1)).await;
         assert_eq!(outcome(service, "bob").await, (Err(()), 0));
         assert_eq!(served.await.expect("no panic"), (Ok(200), 10));
-        assert_eq!(handle.peek(Key::global()).await.expect("memory").used(), left);
+        assert_eq!(control.peek(Key::global()).await.expect("memory").used(), left);
     }
 }
 
@@ -380,13 +380,13 @@ async fn errors_handled_inside_of_the_limit_are_responses_with_its_headers() {
 #[tokio::test]
 async fn errors_handled_outside_of_the_limit_have_no_headers_and_count() {
     let limit = per_minute(1, Mood::Now);
-    let handle = limit.handle();
+    let control = limit.control();
     let service =
         ServiceBuilder::new().layer(HandleErrorLayer::new(sorry)).layer(limit).service(failing());
     let Ok(answer) = service.clone().oneshot(get("/")).await;
     assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE);
     assert!(limit_headers(&answer).is_empty());
-    assert_eq!(handle.peek(Key::global()).await.expect("memory").used(), 1);
+    assert_eq!(control.peek(Key::global()).await.expect("memory").used(), 1);
     // A refusal is no error: it goes past the handler.
     let Ok(refused) = service.oneshot(get("/")).await;
     assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
@@ -396,7 +396,7 @@ async fn errors_handled_outside_of_the_limit_have_no_headers_and_count() {
 #[tokio::test]
 async fn shared_caches_may_store_allowed_responses_but_never_a_refusal() {
     let cached = on_get(async || ([("cache-control", "public, max-age=60")], "hello"));
-    let limit = per_minute(1, Mood::Now).status(StatusCode::NOT_FOUND).on_reject(|why| {
+    let limit = per_minute(1, Mood::Now).status(StatusCode::NOT_FOUND).on_reject(|_, why| {
         let mut response = http::Response::new(Body::from(Bytes::from(why.message())));
         *response.status_mut() = why.status();
         response.headers_mut().insert("cache-control", "max-age=60".parse().expect("a value"));

@@ -30,6 +30,7 @@ mod queue;
 mod queue_races;
 mod random_operations;
 mod readiness;
+mod refusals;
 mod resets;
 mod routing;
 mod secrets;

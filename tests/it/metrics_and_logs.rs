@@ -438,7 +438,7 @@ async fn on_decision_sees_each_decision_once_with_its_request() {
                 seen.lock().expect("no panic").push((path, decision.allowed(), decision.used()));
             },
         );
-        let handle = layer.handle();
+        let control = layer.control();
         let service = limited(layer);
         let ask = async |path: &str| {
             let Ok(response) = service.clone().oneshot(get(path)).await;
@@ -448,7 +448,7 @@ async fn on_decision_sees_each_decision_once_with_its_request() {
         assert_eq!(ask("/skipped").await, 200);
         assert_eq!(ask("/b").await, 200);
         assert_eq!(ask("/c").await, 429);
-        handle.set_shadow(true);
+        control.set_shadow(true);
         assert_eq!(ask("/d").await, 200);
         let told = |path: &str, allowed, used| (path.to_owned(), allowed, used);
         assert_eq!(

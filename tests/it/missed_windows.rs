@@ -12,7 +12,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use tower::limit::ConcurrencyLimitLayer;
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_fixed_window::key::{global, header};
-use tower_fixed_window::{FixedWindowLayer, Handle, Key, MemoryStore, Quota};
+use tower_fixed_window::{Control, FixedWindowLayer, Key, MemoryStore, Quota};
 
 use crate::support::{FarStore, get, paused_clock};
 
@@ -158,16 +158,16 @@ async fn a_late_request_waits_no_longer_than_max_wait_in_total() {
     for reversed in [false, true] {
         let gate = Gate::new();
         let layer = a_second(1).queue(3, Duration::from_secs(5));
-        let handle = layer.handle();
+        let control = layer.control();
         let statuses = served_late(&layer, &gate, 3, 4_500, reversed).await;
         assert_eq!(statuses, [200, 200, 429]);
         assert_eq!(gate.start.elapsed().as_millis(), 5_000);
-        assert_eq!(used(&handle).await, 1, "who was refused has taken nothing");
+        assert_eq!(used(&control).await, 1, "who was refused has taken nothing");
     }
 }
 
-async fn used(handle: &Handle) -> u64 {
-    handle.peek(Key::global()).await.expect("memory").used()
+async fn used(control: &Control) -> u64 {
+    control.peek(Key::global()).await.expect("memory").used()
 }
 
 #[tokio::test(start_paused = true)]
@@ -247,7 +247,7 @@ async fn under_a_concurrency_limit_all_are_served_within_the_limit_of_each_windo
         let served = Arc::new(Mutex::new(Vec::new()));
         let (notes, start) = (Arc::clone(&served), Instant::now());
         let layer = a_second(1).queue(30, LONG);
-        let handle = layer.handle();
+        let control = layer.control();
         let service = ServiceBuilder::new()
             .layer(layer)
             .layer(ConcurrencyLimitLayer::new(2))
@@ -269,7 +269,7 @@ async fn under_a_concurrency_limit_all_are_served_within_the_limit_of_each_windo
         let served = served.lock().unwrap().clone();
         assert_eq!(served.len(), 12);
         assert!(windows(&served).iter().all(|&passed| passed <= 1), "{served:?}");
-        assert!(used(&handle).await <= 1);
+        assert!(used(&control).await <= 1);
     }
 }
 
@@ -282,12 +282,12 @@ async fn late_requests_pass_in_order_with_a_remote_store() {
             .key(global())
             .store(FarStore::new(|| 3))
             .queue(9, LONG);
-        let handle = layer.handle();
+        let control = layer.control();
         let statuses = served_late(&layer, &gate, 7, 6_400, reversed).await;
         assert_eq!(statuses, [200; 7]);
         let served = gate.served();
         assert!(windows(&served).iter().all(|&passed| passed <= 2), "{served:?}");
-        assert!(used(&handle).await <= 2);
+        assert!(used(&control).await <= 2);
         let late: Vec<_> = served.iter().skip(2).map(|(path, _)| path.clone()).collect();
         assert!(late.is_sorted(), "{served:?}");
     }
@@ -300,9 +300,9 @@ async fn a_late_request_overdraws_none_of_several_quotas() {
         .key(global())
         .store(MemoryStore::with_clock(paused_clock()))
         .queue(5, LONG);
-    let handle = layer.handle();
+    let control = layer.control();
     let statuses = served_late(&layer, &gate, 3, 4_500, true).await;
     assert_eq!(statuses, [200; 3]);
-    let standing = handle.peek(Key::global()).await.expect("memory");
-    assert_eq!(standing.standings()[1].used(), 4, "each one is counted once");
+    let standing = control.peek(Key::global()).await.expect("memory");
+    assert_eq!(standing.usage()[1].used(), 4, "each one is counted once");
 }

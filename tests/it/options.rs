@@ -1,6 +1,9 @@
 //! What a layer can be told: plans, costs, outcomes, shadow mode, knobs at run time. Each over a
 //! store that answers at once and one that answers later.
 
+use std::time::Duration;
+
+use axum::Router;
 use axum::body::Body;
 use futures_util::{StreamExt, stream};
 use http::{HeaderMap, Request, Response, StatusCode};
@@ -8,7 +11,7 @@ use tokio::task::yield_now;
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_fixed_window::key::global;
 use tower_fixed_window::{
-    Decision, FixedWindowLayer, Handle, ManualClock, MemoryStore, Quota, TrueCost,
+    Control, Decision, FixedWindowLayer, ManualClock, MemoryStore, Quota, TrueCost,
 };
 
 use crate::support::{ANSWERS, Mood, NOW_MS, TestStore, get, limit_headers, per_minute, used};
@@ -20,9 +23,9 @@ async fn corrected() {
     }
 }
 
-async fn peeked(handle: &Handle) -> u64 {
+async fn peeked(control: &Control) -> u64 {
     corrected().await;
-    handle.peek(tower_fixed_window::Key::global()).await.expect("the store answers").used()
+    control.peek(tower_fixed_window::Key::global()).await.expect("the store answers").used()
 }
 
 /// Answers with the status that the request's path names, and its body's length as true cost where
@@ -131,7 +134,7 @@ async fn the_status_of_a_refusal_can_be_chosen() {
 async fn only_failures_count() {
     for mood in ANSWERS {
         let layer = per_minute(2, mood).count_if(|response| response.status == 401);
-        let handle = layer.handle();
+        let control = layer.control();
         let mut service = service!(layer);
         for _ in 0..10 {
             assert_eq!(used(&call(&mut service, "/200").await), 0, "and the headers say so");
@@ -140,7 +143,7 @@ async fn only_failures_count() {
         assert_eq!(used(&call(&mut service, "/200").await), 1);
         assert_eq!(used(&call(&mut service, "/401").await), 2);
         assert_eq!(call(&mut service, "/200").await.status(), 429);
-        assert_eq!(peeked(&handle).await, 2);
+        assert_eq!(peeked(&control).await, 2);
     }
 }
 
@@ -202,14 +205,14 @@ async fn a_dropped_request_is_refunded_only_with_refund_dropped() {
             (per_minute(9, mood).refund_dropped(), 0),
             (per_minute(9, mood).count_if(|_| false), 1),
         ] {
-            let handle = layer.handle();
+            let control = layer.control();
             let service = Gate::new().service(&layer);
             let request = tokio::spawn(service.oneshot(get("/")));
             corrected().await;
-            assert_eq!(peeked(&handle).await, 1, "under way");
+            assert_eq!(peeked(&control).await, 1, "under way");
             request.abort();
             assert!(request.await.expect_err("it was dropped").is_cancelled());
-            assert_eq!(peeked(&handle).await, left);
+            assert_eq!(peeked(&control).await, left);
         }
     }
 }
@@ -218,7 +221,7 @@ async fn a_dropped_request_is_refunded_only_with_refund_dropped() {
 async fn a_panic_in_the_service_is_a_dropped_request() {
     for mood in ANSWERS {
         let layer = per_minute(9, mood).refund_dropped();
-        let handle = layer.handle();
+        let control = layer.control();
         let service = layer.layer(service_fn(|_: Request<Body>| async {
             if true {
                 panic!("on purpose");
@@ -226,7 +229,7 @@ async fn a_panic_in_the_service_is_a_dropped_request() {
             Ok::<_, std::convert::Infallible>(Response::new(Body::empty()))
         }));
         assert!(tokio::spawn(service.oneshot(get("/"))).await.expect_err("it panics").is_panic());
-        assert_eq!(peeked(&handle).await, 0);
+        assert_eq!(peeked(&control).await, 0);
     }
 }
 
@@ -234,14 +237,14 @@ async fn a_panic_in_the_service_is_a_dropped_request() {
 async fn a_reported_cost_corrects_the_charge() {
     for mood in ANSWERS {
         let layer = per_minute(100, mood).cost_fn(|_| 10).settle_true_cost();
-        let handle = layer.handle();
+        let control = layer.control();
         let mut service = service!(layer);
         assert_eq!(used(&call(&mut service, "/cost/4").await), 4, "less is returned");
-        assert_eq!(peeked(&handle).await, 4);
+        assert_eq!(peeked(&control).await, 4);
         assert_eq!(used(&call(&mut service, "/cost/10").await), 14, "as estimated");
         assert_eq!(used(&call(&mut service, "/").await), 24, "not reported");
         assert_eq!(used(&call(&mut service, "/cost/250").await), 274, "more is taken");
-        assert_eq!(peeked(&handle).await, 274);
+        assert_eq!(peeked(&control).await, 274);
         assert_eq!(call(&mut service, "/").await.status(), 429);
     }
 }
@@ -250,12 +253,12 @@ async fn a_reported_cost_corrects_the_charge() {
 async fn a_layer_that_counts_requests_ignores_what_they_cost() {
     for mood in ANSWERS {
         let (requests, tokens) = (per_minute(9, mood), per_minute(999, mood).settle_true_cost());
-        let (outer, inner_handle) = (requests.handle(), tokens.handle());
+        let (of_requests, of_tokens) = (requests.control(), tokens.control());
         let mut service =
             ServiceBuilder::new().layer(requests).layer(tokens).service(service_fn(inner));
         call(&mut service, "/cost/250").await;
-        assert_eq!(peeked(&outer).await, 1);
-        assert_eq!(peeked(&inner_handle).await, 250);
+        assert_eq!(peeked(&of_requests).await, 1);
+        assert_eq!(peeked(&of_tokens).await, 250);
     }
 }
 
@@ -275,26 +278,26 @@ fn streaming(chunks: u64) -> Response<Body> {
 async fn a_streamed_response_settles_once_when_it_ends_or_is_dropped() {
     for mood in ANSWERS {
         let layer = per_minute(1_000, mood).cost_fn(|_| 10).settle_true_cost();
-        let handle = layer.handle();
+        let control = layer.control();
         let service = layer.layer(service_fn(async |_: Request<Body>| {
             Ok::<_, std::convert::Infallible>(streaming(300))
         }));
 
         let Ok(response) = service.clone().oneshot(get("/")).await;
-        assert_eq!(peeked(&handle).await, 10, "the estimate, while it runs");
+        assert_eq!(peeked(&control).await, 10, "the estimate, while it runs");
         let body = axum::body::to_bytes(response.into_body(), usize::MAX).await.expect("chunks");
         assert_eq!(body.len(), 5 * 300);
-        assert_eq!(peeked(&handle).await, 300);
+        assert_eq!(peeked(&control).await, 300);
 
         // The client hangs up after two chunks.
         let Ok(response) = service.oneshot(get("/")).await;
         let mut chunks = response.into_body().into_data_stream();
         chunks.next().await.expect("a chunk").expect("a chunk");
         chunks.next().await.expect("a chunk").expect("a chunk");
-        assert_eq!(peeked(&handle).await, 310);
+        assert_eq!(peeked(&control).await, 310);
         drop(chunks);
-        assert_eq!(peeked(&handle).await, 302);
-        drop(handle);
+        assert_eq!(peeked(&control).await, 302);
+        drop(control);
     }
 }
 
@@ -302,7 +305,7 @@ async fn a_streamed_response_settles_once_when_it_ends_or_is_dropped() {
 async fn a_body_that_ends_before_its_response_is_seen_settles_too() {
     for mood in ANSWERS {
         let layer = per_minute(1_000, mood).settle_true_cost();
-        let handle = layer.handle();
+        let control = layer.control();
         let service = layer.layer(service_fn(async |_: Request<Body>| {
             let (cost, mut meter) = TrueCost::metered();
             meter.add(7);
@@ -312,7 +315,7 @@ async fn a_body_that_ends_before_its_response_is_seen_settles_too() {
             Ok::<_, std::convert::Infallible>(response)
         }));
         let Ok(_) = service.oneshot(get("/")).await;
-        assert_eq!(peeked(&handle).await, 7);
+        assert_eq!(peeked(&control).await, 7);
     }
 }
 
@@ -322,7 +325,7 @@ async fn when_one_of_stacked_layers_refuses_only_its_headers_are_sent_and_none_c
         for refusing in 0..3 {
             let limits = [0, 1, 2].map(|i| if i == refusing { 0 } else { 10 + i });
             let layers = limits.map(|limit| per_minute(limit, mood));
-            let handles = layers.each_ref().map(FixedWindowLayer::handle);
+            let controls = layers.each_ref().map(FixedWindowLayer::control);
             let [a, b, c] = layers;
             let mut service =
                 ServiceBuilder::new().layer(a).layer(b).layer(c).service(service_fn(inner));
@@ -334,8 +337,8 @@ async fn when_one_of_stacked_layers_refuses_only_its_headers_are_sent_and_none_c
                 ("0", "0"),
                 "layer {refusing}"
             );
-            for handle in handles {
-                assert_eq!(peeked(&handle).await, 0, "refused by layer {refusing}");
+            for control in controls {
+                assert_eq!(peeked(&control).await, 0, "refused by layer {refusing}");
             }
         }
     }
@@ -345,12 +348,12 @@ async fn when_one_of_stacked_layers_refuses_only_its_headers_are_sent_and_none_c
 async fn a_refusal_without_headers_is_not_counted_by_an_outer_layer() {
     for mood in ANSWERS {
         let outer = per_minute(9, mood);
-        let handle = outer.handle();
+        let control = outer.control();
         let keyless = per_minute(9, mood).key_fn(|_| None);
         let mut service =
             ServiceBuilder::new().layer(outer).layer(keyless).service(service_fn(inner));
         assert_eq!(call(&mut service, "/").await.status(), 400);
-        assert_eq!(peeked(&handle).await, 0);
+        assert_eq!(peeked(&control).await, 0);
     }
 }
 
@@ -358,17 +361,17 @@ async fn a_refusal_without_headers_is_not_counted_by_an_outer_layer() {
 async fn shadow_mode_counts_but_neither_refuses_nor_sends_headers() {
     for mood in ANSWERS {
         let layer = per_minute(2, mood).shadow();
-        let handle = layer.handle();
+        let control = layer.control();
         let mut service = service!(layer);
         for _ in 0..5 {
             let response = call(&mut service, "/").await;
             assert_eq!(response.status(), 200);
             assert!(limit_headers(&response).is_empty());
         }
-        assert_eq!(peeked(&handle).await, 2, "what would have been refused is not counted");
-        handle.set_shadow(false);
+        assert_eq!(peeked(&control).await, 2, "what would have been refused is not counted");
+        control.set_shadow(false);
         assert_eq!(call(&mut service, "/").await.status(), 429);
-        handle.set_shadow(true);
+        control.set_shadow(true);
         assert_eq!(call(&mut service, "/").await.status(), 200);
     }
 }
@@ -403,13 +406,13 @@ async fn a_limit_that_is_changed_applies_to_the_next_request_of_every_service() 
         let clock = store.clock.clone();
         let layer =
             FixedWindowLayer::new(Quota::per_minute(2)).key(global()).store(store).name("api");
-        let handle = layer.handle();
+        let control = layer.control();
         let (mut one, mut other) = (service!(layer.clone()), service!(layer));
         assert_eq!(used(&call(&mut one, "/").await), 1);
         assert_eq!(used(&call(&mut other, "/").await), 2);
         assert_eq!(call(&mut one, "/").await.status(), 429);
 
-        handle.set_quotas(Quota::per_minute(4));
+        control.set_quotas(Quota::per_minute(4));
         let response = call(&mut one.clone(), "/").await;
         assert_eq!(
             (limit_headers(&response)["limit"], limit_headers(&response)["used"]),
@@ -417,14 +420,14 @@ async fn a_limit_that_is_changed_applies_to_the_next_request_of_every_service() 
         );
         assert_eq!(used(&call(&mut other, "/").await), 4);
 
-        handle.set_quotas(Quota::per_minute(1));
+        control.set_quotas(Quota::per_minute(1));
         assert_eq!(call(&mut one, "/").await.status(), 429);
         assert_eq!(call(&mut other, "/").await.status(), 429);
         // No debt for the next window.
         clock.set_ms(NOW_MS + 60_000);
         assert_eq!(used(&call(&mut one, "/").await), 1);
 
-        handle.reset(tower_fixed_window::Key::global()).await.expect("the store answers");
+        control.reset(tower_fixed_window::Key::global()).await.expect("the store answers");
         assert_eq!(used(&call(&mut one, "/").await), 1);
     }
 }
@@ -472,7 +475,7 @@ async fn a_request_still_running_at_the_end_of_its_window_refunds_no_other_windo
         .key(global())
         .store(MemoryStore::with_clock(clock.clone()))
         .count_if(|_| false);
-    let handle = layer.handle();
+    let control = layer.control();
     let gate = Gate::new();
     let service = gate.service(&layer);
     let old = tokio::spawn(service.clone().oneshot(get("/")));
@@ -480,13 +483,13 @@ async fn a_request_still_running_at_the_end_of_its_window_refunds_no_other_windo
     clock.set_ms(NOW_MS + 60_000);
     let new = tokio::spawn(service.oneshot(get("/")));
     corrected().await;
-    assert_eq!(peeked(&handle).await, 1);
+    assert_eq!(peeked(&control).await, 1);
     gate.0.add_permits(1);
     old.await.expect("no panic").expect("infallible");
-    assert_eq!(peeked(&handle).await, 1, "the old one's token was of the old window");
+    assert_eq!(peeked(&control).await, 1, "the old one's token was of the old window");
     gate.0.add_permits(1);
     new.await.expect("no panic").expect("infallible");
-    assert_eq!(peeked(&handle).await, 0);
+    assert_eq!(peeked(&control).await, 0);
 }
 
 /// A layer whose requests cost what their metered bodies say, and its clock.
@@ -527,14 +530,14 @@ async fn a_reported_cost_is_settled_under_the_plan_of_its_request() {
 async fn a_correction_uses_a_limit_that_changed_meanwhile() {
     for (before, after, next) in [(1_000, 10, 429), (10, 1_000, 200)] {
         let (layer, clock) = metered(Quota::per_minute(5));
-        let handle = layer.handle();
-        handle.set_quotas(Quota::per_minute(before));
+        let control = layer.control();
+        control.set_quotas(Quota::per_minute(before));
         let response = streamed(&layer).await;
-        handle.set_quotas(Quota::per_minute(after));
+        control.set_quotas(Quota::per_minute(after));
         end(response).await;
         clock.set_ms(NOW_MS + 60_000);
         // What is left of it shows under the smaller one.
-        handle.set_quotas(Quota::per_minute(10));
+        control.set_quotas(Quota::per_minute(10));
         assert_eq!(call(&mut service!(layer), "/").await.status(), next, "{before}, {after}");
     }
 }
@@ -545,9 +548,104 @@ async fn a_cost_known_with_the_response_uses_a_limit_that_changed_meanwhile() {
     let gate = Gate::new();
     let request = tokio::spawn(gate.service(&layer).oneshot(get("/cost/35")));
     corrected().await;
-    layer.handle().set_quotas(Quota::per_minute(10));
+    layer.control().set_quotas(Quota::per_minute(10));
     gate.0.add_permits(1);
     let Ok(_) = request.await.expect("no panic");
     clock.set_ms(NOW_MS + 60_000);
     assert_eq!(call(&mut service!(layer), "/").await.status(), 429);
+}
+
+#[tokio::test]
+async fn a_plan_that_is_none_has_no_limit_whatever_type_the_closure_returns() {
+    fn is_free(parts: &http::request::Parts) -> bool {
+        parts.uri.path() != "/unlimited"
+    }
+    for mood in ANSWERS {
+        let limit = || per_minute(5, mood);
+        let (one, several) = (Quota::per_minute(1), Quota::per_minute(1).and(Quota::per_hour(1)));
+        let layers = [
+            limit().quota_fn(move |parts, _| is_free(parts).then_some(one)),
+            limit().quota_fn(move |parts, _| is_free(parts).then_some(several)),
+            limit()
+                .quota_fn(move |parts, _| is_free(parts).then_some(one))
+                .queue(9, Duration::ZERO),
+        ];
+        for layer in layers {
+            let service = layer.layer(Router::new());
+            for _ in 0..3 {
+                let unlimited =
+                    service.clone().oneshot(get("/unlimited")).await.expect("infallible");
+                assert_eq!(unlimited.status(), StatusCode::NOT_FOUND, "the router's");
+                assert!(limit_headers(&unlimited).is_empty());
+            }
+            let first = service.clone().oneshot(get("/")).await.expect("infallible");
+            assert_eq!(used(&first), 1, "what has no limit was not counted");
+            let second = service.clone().oneshot(get("/")).await.expect("infallible");
+            assert_eq!(second.status(), StatusCode::TOO_MANY_REQUESTS);
+        }
+    }
+}
+
+#[test]
+fn a_control_never_belongs_to_another_limit() {
+    let layer = || FixedWindowLayer::new(Quota::per_minute(1));
+    let controlled = || {
+        let layer = layer();
+        let _ = layer.control();
+        layer
+    };
+    let panics = |change: fn(FixedWindowLayer) -> FixedWindowLayer| {
+        // Before it is taken, each of them is right.
+        let _ = change(layer()).control();
+        let message = std::panic::catch_unwind(|| change(controlled())).expect_err("a panic");
+        let message = message
+            .downcast::<String>()
+            .map(|text| *text)
+            .or_else(|message| message.downcast::<&str>().map(|text| text.to_string()));
+        message.expect("a text").contains("before .control()")
+    };
+    assert!(panics(|layer| layer.name("api")));
+    assert!(panics(|layer| layer.store(MemoryStore::new())));
+    assert!(panics(|layer| layer.leases(9)));
+    assert!(panics(|layer| layer.on_store_failure(tower_fixed_window::OnStoreFailure::Deny)));
+    // What follows with the next request may come later.
+    let _ = controlled().shadow().key(global());
+}
+
+#[tokio::test]
+async fn each_hook_sees_the_decision() {
+    let (sender, seen) = std::sync::mpsc::channel();
+    let mut layer = per_minute(5, Mood::Now);
+    for hook in ["first", "second"] {
+        let sender = sender.clone();
+        layer = layer.on_decision(move |_, _| {
+            let _ = sender.send(hook);
+        });
+    }
+    let _ = layer.layer(Router::new()).oneshot(get("/")).await.expect("infallible");
+    assert_eq!(seen.try_iter().collect::<Vec<_>>(), ["first", "second"]);
+}
+
+#[tokio::test]
+async fn an_extractor_may_be_chosen_at_run_time() {
+    use std::sync::Arc;
+    use tower_fixed_window::key::header;
+    use tower_fixed_window::{Key, KeyExtractor};
+
+    let boxed: Box<dyn KeyExtractor> = Box::new(header("x-key"));
+    let shared: Arc<dyn KeyExtractor> = Arc::new(global());
+    for (key, expected) in [(Ok(boxed), None), (Err(shared), Some(Key::global()))] {
+        let layer = FixedWindowLayer::new(Quota::per_minute(9));
+        let layer = match key {
+            Ok(boxed) => layer.key(boxed),
+            Err(shared) => layer.key(shared),
+        };
+        let control = layer.control();
+        let response = layer.layer(Router::new()).oneshot(get("/")).await.expect("infallible");
+        let Some(key) = expected else {
+            assert_eq!(response.status(), StatusCode::BAD_REQUEST);
+            continue;
+        };
+        assert_eq!(control.peek(key).await.expect("memory").used(), 1);
+    }
 }

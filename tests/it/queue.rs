@@ -71,7 +71,7 @@ async fn forty_concurrent_requests_are_served_in_order_in_four_windows_and_the_n
 async fn a_dropped_waiter_frees_its_place() {
     let served = Served::default();
     let layer = ten_a_second(10, LONG);
-    let handle = layer.handle();
+    let control = layer.control();
     let service = noting(&layer, &served);
     let mut requests: Vec<_> =
         (0..20).map(|_| tokio::spawn(service.clone().oneshot(get("/")))).collect();
@@ -81,7 +81,7 @@ async fn a_dropped_waiter_frees_its_place() {
     let one = requests.pop().expect("twenty");
     one.abort();
     assert!(one.await.expect_err("dropped").is_cancelled());
-    assert_eq!(handle.peek(Key::global()).await.expect("memory").used(), 19);
+    assert_eq!(control.peek(Key::global()).await.expect("memory").used(), 19);
     requests.push(tokio::spawn(service.clone().oneshot(get("/"))));
     for request in requests {
         let Ok(response) = request.await.expect("no panic");
@@ -94,7 +94,7 @@ async fn a_dropped_waiter_frees_its_place() {
 async fn a_request_that_would_wait_longer_than_max_wait_is_refused_and_takes_nothing() {
     let served = Served::default();
     let layer = ten_a_second(30, Duration::from_millis(1_500));
-    let handle = layer.handle();
+    let control = layer.control();
     let service = noting(&layer, &served);
     let requests: Vec<_> =
         (0..20).map(|_| tokio::spawn(service.clone().oneshot(get("/")))).collect();
@@ -104,7 +104,7 @@ async fn a_request_that_would_wait_longer_than_max_wait_is_refused_and_takes_not
     assert_eq!(refused.status(), 429);
     assert_eq!(refused.headers()["retry-after"], "2");
     assert_eq!(refused.headers()["x-ratelimit-used"], "20");
-    assert_eq!(handle.peek(Key::global()).await.expect("memory").used(), 20);
+    assert_eq!(control.peek(Key::global()).await.expect("memory").used(), 20);
     for request in requests {
         let Ok(response) = request.await.expect("no panic");
         assert_eq!(response.status(), 200);
@@ -151,13 +151,13 @@ async fn waiting_requests_hold_no_place_in_the_inner_service() {
 async fn closing_the_queue_answers_all_waiters_with_503() {
     let served = Served::default();
     let layer = ten_a_second(30, LONG);
-    let handle = layer.handle();
+    let control = layer.control();
     let service = noting(&layer, &served);
     let requests: Vec<_> =
         (0..12).map(|_| tokio::spawn(service.clone().oneshot(get("/")))).collect();
     sleep(Duration::from_millis(1)).await;
     let start = Instant::now();
-    handle.close_queue();
+    control.close_queue();
     let mut statuses = Vec::new();
     for request in requests {
         let Ok(response) = request.await.expect("no panic");
@@ -165,7 +165,7 @@ async fn closing_the_queue_answers_all_waiters_with_503() {
     }
     assert_eq!(statuses, [vec![200; 10], vec![503; 2]].concat());
     assert_eq!(start.elapsed(), Duration::ZERO, "at once");
-    assert_eq!(handle.peek(Key::global()).await.expect("memory").used(), 10, "given back");
+    assert_eq!(control.peek(Key::global()).await.expect("memory").used(), 10, "given back");
     // Nor does any other wait.
     let Ok(response) = service.oneshot(get("/")).await;
     assert_eq!(response.status(), 503);

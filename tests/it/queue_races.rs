@@ -16,7 +16,7 @@ use http::{Request, Response};
 use tokio::time::{Instant, sleep, sleep_until};
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_fixed_window::key::global;
-use tower_fixed_window::{FixedWindowLayer, Handle, Key, Limiter, MemoryStore, Quota};
+use tower_fixed_window::{Control, FixedWindowLayer, Key, Limiter, MemoryStore, Quota};
 
 use crate::support::{FarStore, get, paused_clock};
 
@@ -26,8 +26,8 @@ async fn inner(_: Request<Body>) -> Result<Response<Body>, Infallible> {
     Ok(Response::new(Body::empty()))
 }
 
-async fn used(handle: &Handle) -> u64 {
-    handle.peek(Key::global()).await.expect("the store answers").used()
+async fn used(control: &Control) -> u64 {
+    control.peek(Key::global()).await.expect("the store answers").used()
 }
 
 type Task = Mutex<Option<Pin<Box<dyn Future<Output = ()> + Send>>>>;
@@ -118,7 +118,7 @@ async fn a_hang_up_during_a_refund_of_a_past_window_charges_nothing() {
         .key(global())
         .store(store.clone())
         .queue(5, LONG);
-    let handle = layer.handle();
+    let control = layer.control();
     let mut service = layer.layer(ReadyAt(start + Duration::from_millis(4_500)));
     let limiter = Limiter::new(Quota::per_second(1)).name("far").store(store.clone());
     assert!(limiter.check(Key::global()).await.expect("an answer").allowed());
@@ -128,7 +128,7 @@ async fn a_hang_up_during_a_refund_of_a_past_window_charges_nothing() {
     queued.abort();
     sleep(Duration::from_millis(100)).await;
     assert_eq!(store.sent.load(Ordering::SeqCst), 2, "nobody asks any more");
-    assert_eq!(used(&handle).await, 0);
+    assert_eq!(used(&control).await, 0);
 }
 
 #[tokio::test(start_paused = true)]
@@ -143,14 +143,14 @@ async fn a_panic_of_a_late_request_refunds_its_charge() {
         .store(store.clone())
         .cost_fn(move |_| if asked.swap(true, Ordering::SeqCst) { panic!("on purpose") } else { 1 })
         .queue(5, LONG);
-    let handle = layer.handle();
+    let control = layer.control();
     let limiter = Limiter::new(quotas()).name("far").store(store);
     assert!(limiter.check(Key::global()).await.expect("an answer").allowed());
     let mut service = layer.layer(ReadyAt(start + Duration::from_millis(4_500)));
     assert!(tokio::spawn(service.call(get("/"))).await.expect_err("it panics").is_panic());
     sleep(Duration::from_millis(100)).await;
-    let standing = handle.peek(Key::global()).await.expect("an answer");
-    assert_eq!(standing.standings()[1].used(), 1);
+    let standing = control.peek(Key::global()).await.expect("an answer");
+    assert_eq!(standing.usage()[1].used(), 1);
 }
 
 #[tokio::test(start_paused = true)]

@@ -49,7 +49,7 @@ async fn a_reset_works_for_plans_chosen_per_request() {
             .quota_fn(|_, _| pro());
         let app = app(&layer);
         assert_eq!([status(&app).await, status(&app).await], [200, 429]);
-        layer.handle().reset(alice()).await.expect("memory");
+        layer.control().reset(alice()).await.expect("memory");
         assert_eq!(status(&app).await, 200, "{mood:?}");
     }
 }
@@ -59,24 +59,24 @@ async fn a_reset_clears_counts_of_earlier_quotas() {
     for mood in ANSWERS {
         let store = TestStore::new(mood);
         let layer = FixedWindowLayer::new(FREE).key(header("x-user")).store(store);
-        let (app, handle) = (app(&layer), layer.handle());
+        let (app, control) = (app(&layer), layer.control());
         assert_eq!([status(&app).await, status(&app).await], [200, 429]);
-        handle.set_quotas(pro());
+        control.set_quotas(pro());
         assert_eq!([status(&app).await, status(&app).await], [200, 429]);
-        handle.reset(alice()).await.expect("memory");
+        control.reset(alice()).await.expect("memory");
         assert_eq!(status(&app).await, 200, "{mood:?}");
-        handle.set_quotas(FREE);
+        control.set_quotas(FREE);
         assert_eq!(status(&app).await, 200, "{mood:?}");
     }
 }
 
 #[tokio::test]
-async fn a_limiter_resets_charges_made_by_check_with_on_another_clone_of_the_store() {
+async fn a_limiter_resets_charges_made_under_a_plan_on_another_clone_of_the_store() {
     for mood in ANSWERS {
         let store: Arc<dyn Store> = Arc::new(TestStore::new(mood));
         let limiter = |store: &Arc<dyn Store>| Limiter::new(FREE).name("api").store(store.clone());
         let (one, other) = (limiter(&store), limiter(&Arc::clone(&store)));
-        let check = async || one.check_with("alice", pro(), 1).await.expect("memory").allowed();
+        let check = async || one.with_quotas(pro()).check("alice").await.expect("memory").allowed();
         assert!(check().await && !check().await && !check().await);
         other.reset("alice").await.expect("memory");
         assert!(check().await, "{mood:?}");
@@ -105,11 +105,12 @@ fn a_reset_in_a_scope_with_too_many_windows_is_an_error() {
     let made_up = Limiter::new(FREE).name("made-up").store(store.clone());
     let window = |n| Quota::new(1, Duration::from_secs(n));
     for n in 1..=64 {
-        assert!(block_on(made_up.check_with("alice", window(n), 1)).expect("memory").allowed());
+        assert!(block_on(made_up.with_quotas(window(n)).check("alice")).expect("memory").allowed());
     }
     block_on(made_up.reset("alice")).expect("all are known");
     for n in 1..=65 {
-        let fresh = block_on(made_up.check_with("alice", window(n), 1)).expect("memory").allowed();
+        let fresh =
+            block_on(made_up.with_quotas(window(n)).check("alice")).expect("memory").allowed();
         assert!(fresh, "{n} seconds");
     }
     let error = block_on(made_up.reset("alice")).expect_err("one is not known");
@@ -137,16 +138,16 @@ fn a_scope_used_in_one_store_can_be_reset_in_another() {
 async fn a_peek_names_its_quotas_if_they_differ_per_request() {
     let store = TestStore::new(Mood::Now);
     let layer = FixedWindowLayer::new(FREE).key(header("x-user")).store(store);
-    // Also a handle that was taken before.
-    let before = layer.handle();
+    // Also a control that was taken before.
+    let before = layer.control();
     assert_eq!(before.peek(alice()).await.expect("memory").limit(), 1);
     let layer = layer.quota_fn(|_, _| pro());
     let app = app(&layer);
     assert_eq!(status(&app).await, 200);
-    for handle in [before, layer.handle()] {
-        let error: StoreError = handle.peek(alice()).await.expect_err("by which quotas?");
+    for control in [before, layer.control()] {
+        let error: StoreError = control.peek(alice()).await.expect_err("by which quotas?");
         assert!(error.to_string().contains("peek_with"), "{error}");
-        let standing = handle.peek_with(alice(), pro()).await.expect("memory");
+        let standing = control.peek_with(alice(), pro()).await.expect("memory");
         assert_eq!((standing.limit(), standing.used()), (1, 1));
     }
 }
@@ -178,7 +179,7 @@ fn a_reset_key_has_the_full_capacity_of_any_plan() {
     assert!(store.overflowed() > 0);
     for key in 0..200_u64 {
         if block_on(limiter.reset(key)).is_ok() {
-            let standing = block_on(limiter.peek_with(key, plan, 1)).expect("memory");
+            let standing = block_on(limiter.with_quotas(plan).peek(key)).expect("memory");
             assert_eq!(standing.remaining(), 10);
         }
     }
@@ -190,11 +191,11 @@ async fn a_reset_through_a_layer_without_a_fallback_clears_the_fallback_of_other
     let layer = FixedWindowLayer::new(Quota::per_minute(1)).name("api").key(global());
     let local = layer.clone().store(store.clone());
     let deny = layer.store(store.clone()).on_store_failure(OnStoreFailure::Deny);
-    let handle = deny.handle();
+    let control = deny.control();
     let (_keep, app) = (app(&deny), app(&local));
     assert_eq!([status(&app).await, status(&app).await], [200, 429]);
     store.set(Mood::Now);
-    handle.reset(Key::global()).await.expect("it can be asked");
+    control.reset(Key::global()).await.expect("it can be asked");
     store.set(Mood::FailsNow);
     assert_eq!(status(&app).await, 200);
 }

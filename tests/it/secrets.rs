@@ -104,7 +104,7 @@ async fn a_trace_level_log_and_the_store_hold_no_secret() {
             for policy in [OnStoreFailure::Local, OnStoreFailure::Allow, OnStoreFailure::Deny] {
                 let store = Spy { inner: TestStore::new(mood), seen: Arc::clone(&seen) };
                 let layer = layer.clone().name(name).store(store).on_store_failure(policy);
-                tracing::trace!(?layer, handle = ?layer.handle(), "made");
+                tracing::trace!(?layer, handle = ?layer.control(), "made");
                 let service = layer.layer(service_fn(handler));
                 tracing::trace!(?service, "made");
                 for _ in 0..4 {

@@ -33,7 +33,7 @@ async fn layer_and_service_can_be_written_in_a_field_and_returned_from_a_functio
     let app = App {
         limit: a_limit(),
         service: a_limit().layer(Router::new()),
-        without_bodies: a_limit().empty_body(),
+        without_bodies: a_limit().reject(EmptyBody),
     };
     let limited = Router::new().layer(app.limit);
     assert_eq!(used(&limited.oneshot(get("/")).await.expect("infallible")), 1);
@@ -88,7 +88,7 @@ async fn empty_body_fits_bodies_that_cannot_be_made_from_bytes() {
     type Boxed = BoxBody<Bytes, std::io::Error>;
     type Tonic = tonic::body::Body;
     for mood in ANSWERS {
-        let limit = || per_minute(1, mood).empty_body();
+        let limit = || per_minute(1, mood).reject(EmptyBody);
         assert_limits(limit().layer(answering::<Boxed, Boxed>())).await;
         assert_limits(limit().layer(answering::<Tonic, Tonic>())).await;
     }
@@ -98,7 +98,7 @@ async fn empty_body_fits_bodies_that_cannot_be_made_from_bytes() {
 async fn on_reject_fits_any_body() {
     type Boxed = BoxBody<Bytes, Infallible>;
     for mood in ANSWERS {
-        let limit = per_minute(1, mood).on_reject(|why| {
+        let limit = per_minute(1, mood).on_reject(|_, why| {
             let mut response = Response::new(Boxed::new(Full::from(why.message())));
             *response.status_mut() = StatusCode::IM_A_TEAPOT;
             response
@@ -146,7 +146,7 @@ async fn it_fits_under_and_over_the_compression_layer() {
             .service(answering::<Body, Body>());
         assert_limits(under).await;
         let over = ServiceBuilder::new()
-            .layer(per_minute(1, mood).empty_body())
+            .layer(per_minute(1, mood).reject(EmptyBody))
             .layer(CompressionLayer::new())
             .service(answering::<Body, Body>());
         assert_limits(over).await;

@@ -31,7 +31,7 @@ fn a_step_back_does_not_return_tokens_to_a_window_they_were_not_taken_from() {
 
 /// What is left in each window.
 fn left(decision: &Decision) -> Vec<u64> {
-    decision.standings().iter().map(|standing| standing.remaining()).collect()
+    decision.usage().iter().map(|standing| standing.remaining()).collect()
 }
 
 proptest! {
@@ -74,7 +74,7 @@ proptest! {
             match op {
                 Op::Charge(cost) => {
                     let decision = rig.charge(rig.cost(cost), false);
-                    for (i, standing) in decision.standings().iter().enumerate() {
+                    for (i, standing) in decision.usage().iter().enumerate() {
                         let start = ms(standing.reset_at()) - standing.window().as_millis() as i128;
                         let passed = passed.entry((i, start)).or_default();
                         *passed += decision.granted();
@@ -96,7 +96,7 @@ proptest! {
                     rig.settle(of, None);
                     let after = rig.peek(0);
                     // What came back to a window may pass in it again.
-                    for (i, (before, after)) in before.standings().iter().zip(after.standings()).enumerate() {
+                    for (i, (before, after)) in before.usage().iter().zip(after.usage()).enumerate() {
                         let back = after.remaining().saturating_sub(before.remaining());
                         prop_assert!(back <= cost);
                         let start = ms(after.reset_at()) - after.window().as_millis() as i128;
@@ -149,7 +149,7 @@ proptest! {
         let had = rig.receipts.len();
         if rig.charge(cost, reserve).allowed() {
             rig.settle(had, None);
-            if stood.standings().iter().all(|standing| ms(standing.reset_at()) < END_OF_TIME) {
+            if stood.usage().iter().all(|standing| ms(standing.reset_at()) < END_OF_TIME) {
                 prop_assert_eq!(left(&rig.peek(0)), left(&stood));
             }
         }
@@ -165,7 +165,7 @@ proptest! {
         let actual = actual.map(|actual| rig.cost(&actual).min(cost));
         rig.settle(rig.receipts.len() - 1, actual);
         let stands = rig.peek(0);
-        for (i, (before, after)) in stood.standings().iter().zip(stands.standings()).enumerate() {
+        for (i, (before, after)) in stood.usage().iter().zip(stands.usage()).enumerate() {
             let (limit, more, _) = rig.specs[i].amounts;
             let back = after.remaining().saturating_sub(before.remaining());
             prop_assert!(after.remaining() <= limit + more);
@@ -210,7 +210,7 @@ proptest! {
                 }
                 return Ok(());
             }
-            prop_assert!(decision.is_final());
+            prop_assert!(decision.exceeds_capacity());
         }
     }
 }

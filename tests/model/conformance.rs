@@ -117,11 +117,11 @@ impl Faulty {
         if self.fault == Fault::ChargesInTwoSteps {
             (0..20).for_each(|_| std::thread::yield_now());
         }
-        if writes.is_some() {
+        if !writes.is_empty() {
             let counters = account.quotas().iter().map(|quota| quota.counter().to_string());
             *self.last.lock().expect("no panic") = counters.collect();
         }
-        for (quota, state) in account.quotas().iter().zip(writes.into_iter().flatten()) {
+        for (quota, state) in writes {
             self.save(&account, quota, state);
             if self.fault == Fault::WritesTheFirstQuotaOnly {
                 break;
@@ -165,7 +165,7 @@ impl Store for Faulty {
                         let one = Account::new(account.scope(), &one, account.key());
                         let last = Adjust::refund(one, charge.cost(), &decision);
                         let writes = last.apply(now, |quota| self.load(&account, quota, now));
-                        if let Some(state) = writes[0] {
+                        for (quota, state) in writes {
                             self.save(&one, quota, state);
                         }
                     }
@@ -177,7 +177,7 @@ impl Store for Faulty {
             Fault::PeeksTake if charge.is_peek() => again(plain(charge.cost()), false),
             Fault::PeeksOpenWindows if charge.is_peek() => {
                 let decision = self.decide(charge, now);
-                let states = account.quotas().iter().zip(decision.standings());
+                let states = account.quotas().iter().zip(decision.usage());
                 for (quota, standing) in states {
                     let end = standing.reset_at().duration_since(std::time::UNIX_EPOCH);
                     let end = end.map_or(0, |end| end.as_millis() as i64);
@@ -228,10 +228,8 @@ impl Store for Faulty {
             if self.fault == Fault::AdjustsInTwoSteps {
                 (0..20).for_each(|_| std::thread::yield_now());
             }
-            for (quota, state) in account.quotas().iter().zip(writes) {
-                if let Some(state) = state {
-                    self.save(&account, quota, state);
-                }
+            for (quota, state) in writes {
+                self.save(&account, quota, state);
             }
         }
         Reply::now(())

@@ -14,6 +14,7 @@ mod remembered_refusals;
 #[path = "../shared.rs"]
 mod shared;
 mod simulated_server;
+mod stored_procedure;
 mod trace;
 
 use tower_fixed_window::store::Reply;

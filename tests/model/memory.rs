@@ -74,7 +74,7 @@ fn a_flood_of_keys_keeps_memory_within_its_bound_and_every_tracked_count() {
         }
         for key in 0..tracked {
             let decision = answer(regular.check(key));
-            let standings = decision.standings();
+            let standings = decision.usage();
             assert_eq!(
                 (standings[0].used(), standings[1].used()),
                 (2, 2),
@@ -172,7 +172,7 @@ fn a_growing_store_keeps_every_count_and_memory_follows_the_number_of_keys() {
                 // By itself, and by each key of which it is the half.
                 let halved = (2 * key..2 * key + 2).filter(|twice| *twice < keys).count() as u64;
                 let decision = answer(limiter.peek(key));
-                let used = decision.standings().iter().map(|standing| standing.used());
+                let used = decision.usage().iter().map(|standing| standing.used());
                 assert!(used.eq([1 + halved; 2]), "{key} of {keys}: {decision:?}");
             }
             assert_eq!((store.len() as u64, store.overflowed()), (2 * keys, 0));

@@ -41,7 +41,7 @@ fn a_tracked_key_keeps_its_count_and_is_not_refused_before_its_limit() {
             for key in 0..tracked {
                 let decision = answer(regular.check(key));
                 assert!(decision.allowed(), "{max_keys}: {key} in round {round}");
-                let used: Vec<_> = decision.standings().iter().map(|s| s.used()).collect();
+                let used: Vec<_> = decision.usage().iter().map(|s| s.used()).collect();
                 assert_eq!(used, [round; 3], "{max_keys}: {key}");
             }
         }
@@ -53,8 +53,8 @@ fn a_tracked_key_keeps_its_count_and_is_not_refused_before_its_limit() {
         flood(&store, max_keys as u64 * 3 + 100);
         for key in 0..tracked {
             let decision = answer(regular.peek(key));
-            assert_eq!(decision.standings()[1].used(), 20);
-            assert_eq!(decision.standings()[2].used(), 20);
+            assert_eq!(decision.usage()[1].used(), 20);
+            assert_eq!(decision.usage()[2].used(), 20);
         }
     }
 }
@@ -132,7 +132,7 @@ fn quotas_of_one_key_never_share_an_entry() {
         clock.advance(Duration::from_secs(120));
         let passed = (0..10).filter(|_| answer(after.check("alice")).allowed()).count();
         assert_eq!(passed, 3);
-        assert!(answer(after.peek("alice")).standings().iter().all(|s| s.used() == 3));
+        assert!(answer(after.peek("alice")).usage().iter().all(|s| s.used() == 3));
     }
 }
 
@@ -479,11 +479,9 @@ fn never_above_the_limit(
             Op::Flood(keys) => {
                 for _ in 0..*keys {
                     next_key += 1;
-                    let _ = answer(limiters[0].check_with(
-                        next_key,
-                        crowd[next_key as usize % crowds],
-                        1,
-                    ));
+                    let _ = answer(
+                        limiters[0].with_quotas(crowd[next_key as usize % crowds]).check(next_key),
+                    );
                 }
             }
             Op::Wait(ms) => {

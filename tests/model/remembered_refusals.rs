@@ -61,7 +61,7 @@ async fn a_remembered_refusal_equals_the_stores_answer() {
     assert_eq!((larger.limit(), &larger), (120, &truth(30)));
     // No window is large enough.
     let never = check(&limiter, 1_000).await;
-    assert!(never.is_final());
+    assert!(never.exceeds_capacity());
     assert_eq!(never, truth(1_000));
     assert_eq!(server.calls(), calls, "all that without asking");
 }
@@ -123,7 +123,8 @@ async fn a_reset_clears_refusals_remembered_under_other_quotas() {
     let (one, other) = (limiter(&node, Quota::per_minute(9)), limiter(&node, Quota::per_day(9)));
     let plans: [Quotas; 2] =
         [Quota::per_hour(1).into(), Quota::per_hour(1).staggered().and(Quota::per_week(2))];
-    let check = async |plan| one.check_with("alice", plan, 1).await.expect("it answers").allowed();
+    let check =
+        async |plan| one.with_quotas(plan).check("alice").await.expect("it answers").allowed();
     for plan in plans {
         assert!(check(plan).await && !check(plan).await && !check(plan).await);
     }
@@ -140,7 +141,7 @@ async fn refusals_that_a_reset_could_not_clear_are_not_remembered() {
     for n in 1..=70 {
         let made_up = Quota::new(1, Duration::from_secs(100 * n));
         for _ in 0..3 {
-            let _ = limiter.check_with("alice", made_up, 1).await.expect("it answers");
+            let _ = limiter.with_quotas(made_up).check("alice").await.expect("it answers");
         }
     }
     assert_eq!(server.calls(), 64 * 2 + 6 * 3);
@@ -182,8 +183,11 @@ async fn a_reset_by_another_process_applies_when_the_refusal_ends_or_within_a_se
     let limiter = |name: &str| limiter(&server.node(), Quota::per_minute(1)).name(name);
     let took = refuses_after_reset(&limiter("far"), &server).await;
     assert!(took > 59 * SECOND, "{took:?}");
-    let took = refuses_after_reset(&limiter("far").resettable(), &server).await;
+    let before = limiter("far");
+    let took = refuses_after_reset(&before.clone().revalidate_refusals(), &server).await;
     assert!(took <= SECOND, "{took:?}");
+    let took = refuses_after_reset(&before, &server).await;
+    assert!(took > 58 * SECOND, "a clone that was made before stays as it is: {took:?}");
     // Whoever has receipts may return them.
     let receipts = limiter("far");
     let _ = receipts.charge("bob", 1).await.expect("it answers").expect("it passes");
@@ -305,7 +309,7 @@ async fn trace(seed: u64) -> u64 {
         assert!(!decision.allowed() && !peek_fits(&truth), "{at}");
         let late = truth.decided_at().duration_since(decision.decided_at()).expect("not ahead");
         assert!(late.as_millis() as u64 <= ROUND_TRIP, "{late:?}: {at}");
-        assert!(decision.retry_at() <= truth.retry_at() || decision.is_final(), "{at}");
+        assert!(decision.retry_at() <= truth.retry_at() || decision.exceeds_capacity(), "{at}");
         let window = |decision: &Decision| (decision.governing(), decision.reset_at());
         let same = window(&decision) == window(&truth);
         assert!(!same || decision.used() <= truth.used(), "{at}");
@@ -350,8 +354,8 @@ async fn varied(seed: u64, steps: u64) -> u64 {
         let calls = server.calls();
         let (told, truth) = match reserve {
             false => (
-                here.check_with("alice", quotas, cost).await.expect("it answers"),
-                answer(bare.check_with("alice", quotas, cost)),
+                here.with_quotas(quotas).check_cost("alice", cost).await.expect("it answers"),
+                answer(bare.with_quotas(quotas).check_cost("alice", cost)),
             ),
             true => (
                 reserved(&here.with_quotas(quotas), cost).await,

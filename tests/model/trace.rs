@@ -289,7 +289,7 @@ impl Rig {
 
     pub(crate) fn remaining(&self) -> u64 {
         let decision = answer(self.limiter.peek_cost(KEY, 0));
-        decision.standings().iter().map(|s| s.remaining()).min().expect("a quota")
+        decision.usage().iter().map(|s| s.remaining()).min().expect("a quota")
     }
 
     pub(crate) fn peek(&mut self, cost: u64) -> Decision {
@@ -370,8 +370,8 @@ pub(crate) fn ms(at: SystemTime) -> i128 {
 }
 
 fn told(decision: &Decision) -> Answer {
-    let standings = decision.standings();
-    let all = |f: fn(&tower_fixed_window::Standing) -> i128| standings.iter().map(f).collect();
+    let standings = decision.usage();
+    let all = |f: fn(&tower_fixed_window::Usage) -> i128| standings.iter().map(f).collect();
     Answer {
         allowed: decision.allowed(),
         granted: decision.granted().into(),
@@ -382,7 +382,7 @@ fn told(decision: &Decision) -> Answer {
         refusing: decision.refusing().collect(),
         governing: decision.governing(),
         retry_at: decision.retry_at().map(ms),
-        for_good: decision.is_final(),
+        for_good: decision.exceeds_capacity(),
         ready_at: decision.ready_at().map(ms),
     }
 }

@@ -95,7 +95,7 @@ fn turn(rng: &mut Rng) -> u64 {
 
 /// Often to where the last decision's window ends, and often some windows on or back.
 fn step_clock(rng: &mut Rng, now: u64, last: Option<&Decision>) -> u64 {
-    let Some(standing) = last.map(|last| last.standings()[0]) else { return now };
+    let Some(standing) = last.map(|last| last.usage()[0]) else { return now };
     let length = standing.window().as_millis() as u64;
     let end =
         standing.reset_at().duration_since(UNIX_EPOCH).map_or(0, |end| end.as_millis() as u64);
@@ -259,7 +259,7 @@ async fn boundaries_follow_the_servers_clock() {
         let there = seconds(decision.decided_at());
         assert!((there - seconds(SystemTime::now()) - ahead).abs() < 60, "the clock is shifted");
         assert!(decision.reset_at() > decision.decided_at());
-        assert!(decision.standings()[0].window() >= Duration::from_secs(28 * 86_400));
+        assert!(decision.usage()[0].window() >= Duration::from_secs(28 * 86_400));
 
         let before = evaluated();
         assert!(limiter.check_cost("alice", 3).await.expect("it answers").allowed());

@@ -11,7 +11,7 @@ use redis::aio::MultiplexedConnection;
 use redis::cmd;
 use tower_fixed_window::store::{Account, Adjust, Charge, RedisStore, Scope, Store};
 use tower_fixed_window::{
-    Decision, Key, MAX_TOKENS, ManualClock, MemoryStore, Quota, Quotas, Standing,
+    Decision, Key, MAX_TOKENS, ManualClock, MemoryStore, Quota, Quotas, Usage,
 };
 
 use crate::conformance::connect;
@@ -183,7 +183,7 @@ async fn change<S: Store>(with: impl Fn(RedisStore) -> S) {
             let at = format!("SEED={seed} step {step} at {now}: {current}");
             let peek = Charge::new(account, 0).peeking();
             let before = memory.charge(peek).await.expect("memory answers");
-            let above = before.standings().iter().any(|s| s.used() > s.limit());
+            let above = before.usage().iter().any(|s| s.used() > s.limit());
             seen.above += u32::from(above);
             if !taken.is_empty() && rng.u8(..3) == 0 {
                 let decision = taken.swap_remove(rng.usize(..taken.len()));
@@ -207,10 +207,10 @@ async fn change<S: Store>(with: impl Fn(RedisStore) -> S) {
             let decision = decision.unwrap_or_else(|error| panic!("{at}: {error}"));
             assert_eq!(decision, expected, "{at}: {charge:?}");
             seen.corrected += u32::from(above && decision.ready_at().is_some());
-            let standings = decision.standings();
+            let standings = decision.usage();
             let begins =
-                |s: &Standing| s.reset_at() == UNIX_EPOCH + Duration::from_millis(now) + s.window();
-            seen.debts += u32::from(before.standings().iter().any(|s| begins(s) && s.used() > 0));
+                |s: &Usage| s.reset_at() == UNIX_EPOCH + Duration::from_millis(now) + s.window();
+            seen.debts += u32::from(before.usage().iter().any(|s| begins(s) && s.used() > 0));
             seen.at_zero += u32::from(standings.iter().any(|s| s.limit() == 0 && s.used() > 0));
             if decision.allowed() {
                 taken.push(decision);

@@ -116,7 +116,7 @@ pub(crate) fn limiter(store: RedisStore, limit: u64) -> Limiter {
         .name("outage")
         .store(store)
         // Or who is refused once would ask nobody for an hour, and notice nothing.
-        .resettable()
+        .revalidate_refusals()
 }
 
 fn nodes(url: &str) -> Vec<Limiter> {

@@ -9,7 +9,7 @@ use tokio::runtime::{Builder, Runtime};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_fixed_window::key::global;
 use tower_fixed_window::store::RedisStore;
-use tower_fixed_window::{CostMeter, FixedWindowLayer, Key, Limiter, Quota, TrueCost};
+use tower_fixed_window::{CostMeter, EmptyBody, FixedWindowLayer, Key, Limiter, Quota, TrueCost};
 
 use crate::proxy::Proxy;
 use crate::server::{Server, wait_for};
@@ -77,7 +77,7 @@ fn a_reported_cost_is_kept_when_the_body_is_dropped_outside_of_a_runtime() {
         .name("runtimes")
         .key(global())
         .store(store.clone())
-        .empty_body()
+        .reject(EmptyBody)
         .settle_true_cost();
     let service = layer.layer(service_fn(async |_: http::Request<()>| {
         let (cost, meter) = TrueCost::metered();

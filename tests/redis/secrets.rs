@@ -5,7 +5,7 @@ use http::{Request, Response};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_fixed_window::key::{header, key_fn};
 use tower_fixed_window::store::RedisStore;
-use tower_fixed_window::{FixedWindowLayer, Key, KeyExtractor, Limiter, Quota};
+use tower_fixed_window::{EmptyBody, FixedWindowLayer, Key, KeyExtractor, Limiter, Quota};
 
 use crate::conformance::connect;
 use crate::server::Server;
@@ -21,7 +21,7 @@ async fn no_secret_of_a_key_is_stored_in_redis() {
     let token = header("authorization").or(header("x-api-key"));
     let layer = FixedWindowLayer::new(Quota::per_hour(3)).name("api").store(store.clone());
     let service =
-        layer.key((token, cookie)).empty_body().layer(service_fn(async |_: Request<()>| {
+        layer.key((token, cookie)).reject(EmptyBody).layer(service_fn(async |_: Request<()>| {
             Ok::<_, std::convert::Infallible>(Response::new(()))
         }));
     let mut refused = 0;

@@ -94,23 +94,23 @@ async fn a_reset_deletes_the_key_with_all_its_counts() {
     let store = RedisStore::from(connect(&server.url()).await);
     let (free, pro) = (Quota::per_day(1), Quota::per_week(1).staggered());
     let layer = FixedWindowLayer::new(free).name("plans").store(store.clone()).key(global());
-    let handle = layer.handle();
+    let control = layer.control();
     let by_plan = layer.clone().quota_fn(move |_, _| pro);
     let limiter = Limiter::new(free).name("plans").store(store);
     let here = Service::new(&layer);
     let there = Service::new(&by_plan);
     let passes = async || {
-        let last = limiter.check_with(Key::global(), Quota::new(1, MAX_WINDOW), 1).await;
+        let last = limiter.with_quotas(Quota::new(1, MAX_WINDOW)).check(Key::global()).await;
         [here.passes().await, there.passes().await, last.expect("it answers").allowed()]
     };
     for _ in 0..2 {
         assert_eq!(passes().await, [true; 3]);
         assert_eq!(passes().await, [false; 3]);
-        handle.reset(Key::global()).await.expect("it answers");
+        control.reset(Key::global()).await.expect("it answers");
         assert_eq!(server.ask::<u64>(&["DBSIZE"]), 0);
     }
-    assert!(handle.peek(Key::global()).await.is_err(), "by which quotas?");
-    let standing = handle.peek_with(Key::global(), pro).await.expect("it answers");
+    assert!(control.peek(Key::global()).await.is_err(), "by which quotas?");
+    let standing = control.peek_with(Key::global(), pro).await.expect("it answers");
     assert_eq!(standing.remaining(), 1);
 }
 

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use tower_fixed_window::store::RedisStore;
-use tower_fixed_window::{FixedWindowLayer, Limiter, MAX_WINDOW, Quota};
+use tower_fixed_window::{EmptyBody, FixedWindowLayer, Limiter, MAX_WINDOW, Quota};
 
 use crate::server::Server;
 
@@ -62,7 +62,7 @@ async fn a_refused_key_causes_no_traffic() {
 #[tokio::test]
 async fn a_reset_or_refund_by_another_process_is_seen_within_a_second() {
     let Some(server) = Server::start() else { return };
-    let (here, there) = (limiter(&server, 1).resettable(), limiter(&server, 1));
+    let (here, there) = (limiter(&server, 1).revalidate_refusals(), limiter(&server, 1));
     let passes_within_a_second = async |what: &str| {
         let start = Instant::now();
         while !allowed(&here).await {
@@ -102,7 +102,7 @@ async fn stores_with_different_prefixes_remember_refusals_separately() {
     assert!(allowed(&other).await);
 }
 
-/// A layer's handle and another layer on the same store see at once what was reset, and what the
+/// A layer's control and another layer on the same store see at once what was reset, and what the
 /// quotas are now.
 #[tokio::test]
 async fn layers_on_one_store_share_remembered_refusals() {
@@ -116,10 +116,10 @@ async fn layers_on_one_store_share_remembered_refusals() {
             .name("quiet")
             .key(global())
             .store(store.clone())
-            .empty_body()
+            .reject(EmptyBody)
     };
     let (one, other) = (layer(), layer());
-    let status = async |layer: &FixedWindowLayer<tower_fixed_window::EmptyBody>| {
+    let status = async |layer: &FixedWindowLayer<EmptyBody>| {
         let service = layer.layer(service_fn(async |_: http::Request<()>| {
             Ok::<_, std::convert::Infallible>(http::Response::new(()))
         }));
@@ -129,9 +129,9 @@ async fn layers_on_one_store_share_remembered_refusals() {
     let before = scripts(&server);
     assert_eq!(status(&other).await, 429);
     assert_eq!(scripts(&server), before, "the other one knows");
-    other.handle().reset(Key::global()).await.expect("it answers");
+    other.control().reset(Key::global()).await.expect("it answers");
     assert_eq!((status(&one).await, status(&one).await), (200, 429));
-    one.handle().set_quotas(Quota::new(2, MAX_WINDOW));
+    one.control().set_quotas(Quota::new(2, MAX_WINDOW));
     assert_eq!((status(&one).await, status(&one).await), (200, 429));
 }
 

@@ -6,7 +6,7 @@ use std::future::{Ready, ready};
 use std::task::{Context, Poll};
 
 use http::{Request, Response};
-use tower_fixed_window::{FixedWindowLayer, Key, Quota};
+use tower_fixed_window::{EmptyBody, FixedWindowLayer, Key, Quota};
 use tower_layer::Layer;
 use tower_service::Service;
 

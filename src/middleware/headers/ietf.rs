@@ -7,7 +7,7 @@ use http::header::{HeaderMap, HeaderName, HeaderValue};
 
 use super::values::{policy_name, seconds};
 use crate::decision::Decision;
-use crate::store::Account;
+use crate::quota::Quotas;
 
 const POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
 const LIMIT: HeaderName = HeaderName::from_static("ratelimit");
@@ -20,12 +20,12 @@ pub(super) fn has_name(name: &HeaderName) -> bool {
 }
 
 /// Adds them behind those of inner layers.
-pub(super) fn append(headers: &mut HeaderMap, account: &Account<'_>, decision: &Decision) {
+pub(super) fn append(headers: &mut HeaderMap, name: &str, quotas: &Quotas, decision: &Decision) {
     let (mut policies, mut limits) = (String::new(), String::new());
-    let quotas = account.quotas().iter().zip(decision.standings());
+    let quotas = quotas.iter().zip(decision.usage());
     for (i, (quota, standing)) in quotas.enumerate() {
         let separator = if i == 0 { "" } else { ", " };
-        let name = policy_name(account.scope().name(), quota);
+        let name = policy_name(name, quota);
         let limit = quota.limit().min(MAX_INTEGER);
         let _ = write!(policies, "{separator}\"{name}\";q={limit}");
         // The window in whole seconds; one that has none can't be said, and needs not be. A

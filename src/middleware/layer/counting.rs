@@ -7,11 +7,12 @@ use http::response;
 
 use super::FixedWindowLayer;
 use crate::key::Key;
-use crate::quota::Quotas;
+use crate::middleware::plan::Plan;
 
 impl<J> FixedWindowLayer<J> {
     /// Exempts requests for which the closure returns `true`: they pass uncounted and without
-    /// headers. This is how to say "unlimited". Each call exempts more requests.
+    /// headers. Each call exempts more requests. For a customer
+    /// without a limit, [`quota_fn`](Self::quota_fn) returns `None`.
     ///
     /// Exempt requests by properties that a client can't choose: not by a header, and by a path
     /// only if its handler is cheap, as for most health probes. Better, add the route of a probe
@@ -32,6 +33,10 @@ impl<J> FixedWindowLayer<J> {
     /// assert_eq!(response.status(), 200);
     /// assert!(!response.headers().contains_key("x-ratelimit-limit"));
     /// ```
+    #[doc(alias = "whitelist")]
+    #[doc(alias = "allowlist")]
+    #[doc(alias = "exempt")]
+    #[doc(alias = "bypass")]
     pub fn skip<F>(mut self, skip: F) -> Self
     where
         F: Fn(&Parts) -> bool + Send + Sync + 'static,
@@ -72,9 +77,10 @@ impl<J> FixedWindowLayer<J> {
 
     /// Chooses the quotas of each request, for example for free and paid plans under one name. The
     /// closure also gets the key. All plans share one counter for each window length, so a customer
-    /// who upgrades keeps what is used.
+    /// who upgrades keeps what is used. With `None` a request has no limit: it passes uncounted and
+    /// without headers.
     ///
-    /// [`Handle::set_quotas`](crate::Handle::set_quotas) changes the layer's quotas, not what the
+    /// [`Control::set_quotas`](crate::Control::set_quotas) changes the layer's quotas, not what the
     /// closure returns.
     ///
     /// ```
@@ -86,18 +92,23 @@ impl<J> FixedWindowLayer<J> {
     /// const FREE: Quota = Quota::per_hour(60);
     /// const PRO: Quota = Quota::per_hour(5_000);
     ///
+    /// // Really: a plan that the authentication layer has left in the extensions.
     /// let layer = FixedWindowLayer::new(FREE).key(global()).quota_fn(|parts, _key| {
-    ///     // In an app: the plan that your authentication layer puts into the extensions.
-    ///     if parts.uri.path().starts_with("/pro") { PRO } else { FREE }
+    ///     match parts.uri.path() {
+    ///         "/internal" => None,
+    ///         "/pro" => Some(PRO),
+    ///         _ => Some(FREE),
+    ///     }
     /// });
     ///
     /// assert_eq!(ask(&layer, Request::get("/")).headers()["x-ratelimit-remaining"], "59");
     /// assert_eq!(ask(&layer, Request::get("/pro")).headers()["x-ratelimit-remaining"], "4998");
+    /// assert_eq!(ask(&layer, Request::get("/internal")).headers().get("x-ratelimit-limit"), None);
     /// ```
     pub fn quota_fn<F, Q>(mut self, quotas: F) -> Self
     where
         F: Fn(&Parts, &Key) -> Q + Send + Sync + 'static,
-        Q: Into<Quotas>,
+        Q: Into<Plan>,
     {
         self.options.quota_fn = Some(Arc::new(move |parts, key| quotas(parts, key).into()));
         self
@@ -204,16 +215,16 @@ impl<J> FixedWindowLayer<J> {
     /// use tower_fixed_window::{FixedWindowLayer, Key, Quota};
     ///
     /// let layer = FixedWindowLayer::new(Quota::per_minute(5)).key(global()).refund_dropped();
-    /// let handle = layer.handle();
+    /// let control = layer.control();
     /// let mut slow = layer.layer(service_fn(async |_: Request<String>| {
     ///     std::future::pending::<()>().await;
     ///     Ok::<_, std::io::Error>(http::Response::new(axum::body::Body::empty()))
     /// }));
     ///
     /// let response = slow.call(Request::new(String::new()));
-    /// assert_eq!(block_on(handle.peek(Key::global()))?.used(), 1);
+    /// assert_eq!(block_on(control.peek(Key::global()))?.used(), 1);
     /// drop(response);
-    /// assert_eq!(block_on(handle.peek(Key::global()))?.used(), 0);
+    /// assert_eq!(block_on(control.peek(Key::global()))?.used(), 0);
     /// # Ok::<_, tower_fixed_window::StoreError>(())
     /// ```
     pub fn refund_dropped(mut self) -> Self {

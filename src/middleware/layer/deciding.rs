@@ -21,7 +21,7 @@ impl<J> FixedWindowLayer<J> {
     /// If the service is not ready before the request's window has ended, the request takes new
     /// tokens within what is left of its `max_wait`, or is refused. Such late requests never pass
     /// in a burst: in a process, those of one key take tokens in order of arrival.
-    /// [`Handle::close_queue`](crate::Handle::close_queue) ends all waiting with 503, for a
+    /// [`Control::close_queue`](crate::Control::close_queue) ends all waiting with 503, for a
     /// graceful shutdown.
     ///
     /// ```
@@ -47,7 +47,7 @@ impl<J> FixedWindowLayer<J> {
     }
 
     /// Decides and counts, but refuses no request and sends no headers. Use it to try a limit out;
-    /// [`Handle::set_shadow`](crate::Handle::set_shadow) switches it at run time.
+    /// [`Control::set_shadow`](crate::Control::set_shadow) switches it at run time.
     ///
     /// ```
     /// use http::Request;
@@ -56,10 +56,10 @@ impl<J> FixedWindowLayer<J> {
     /// use tower_fixed_window::{FixedWindowLayer, Quota};
     ///
     /// let layer = FixedWindowLayer::new(Quota::per_minute(0)).key(global()).shadow();
-    /// let handle = layer.handle();
+    /// let control = layer.control();
     ///
     /// assert_eq!(ask(&layer, Request::get("/")).status(), 200);
-    /// handle.set_shadow(false);
+    /// control.set_shadow(false);
     /// assert_eq!(ask(&layer, Request::get("/")).status(), 429);
     /// ```
     pub fn shadow(mut self) -> Self {
@@ -106,7 +106,7 @@ impl<J> FixedWindowLayer<J> {
     ///
     /// The closure must not block, since the request waits for it; send slow work to a channel. It
     /// does not get the key, which may be a credential; put what your app knows of the client into
-    /// the extensions. Another call replaces the closure.
+    /// the extensions. Another call adds a closure.
     ///
     /// ```
     /// use std::sync::mpsc;
@@ -141,7 +141,13 @@ impl<J> FixedWindowLayer<J> {
     where
         F: Fn(&Parts, &Decision) + Send + Sync + 'static,
     {
-        self.options.on_decision = Some(Arc::new(on_decision));
+        self.options.on_decision = Some(match self.options.on_decision.take() {
+            Some(earlier) => Arc::new(move |parts, decision| {
+                earlier(parts, decision);
+                on_decision(parts, decision);
+            }),
+            None => Arc::new(on_decision),
+        });
         self
     }
 }

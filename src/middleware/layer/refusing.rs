@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
+use http::request::Parts;
 use http::{Response, StatusCode};
 use http_body::Body;
 
 use super::FixedWindowLayer;
 use crate::middleware::headers::Headers;
-use crate::middleware::rejection::{EmptyBody, GitHubBody, Grpc, OnReject, Rejection};
+use crate::middleware::rejection::Rejection;
 use crate::middleware::upload::Drain;
 
 impl<J> FixedWindowLayer<J> {
@@ -50,94 +51,57 @@ impl<J> FixedWindowLayer<J> {
         self
     }
 
-    /// Creates the response to a refused request. The layer adds the rate-limit headers to it.
-    ///
-    /// ```
-    /// use axum::routing::any;
-    /// use axum::{Json, response::IntoResponse};
-    /// use http::{Request, StatusCode};
-    /// use tower_fixed_window::key::global;
-    /// use tower_fixed_window::testing::ask_around;
-    /// use tower_fixed_window::{FixedWindowLayer, Quota};
-    ///
-    /// let layer = FixedWindowLayer::new(Quota::per_minute(0))
-    ///     .key(global())
-    ///     .on_reject(|why| (StatusCode::IM_A_TEAPOT, Json(why.message())).into_response());
-    ///
-    /// let response = ask_around(&layer, any(async || "hello"), Request::get("/"));
-    /// assert_eq!(response.status(), 418);
-    /// assert_eq!(response.headers()["x-ratelimit-remaining"], "0");
-    /// ```
-    pub fn on_reject<F, B>(self, reject: F) -> FixedWindowLayer<OnReject<F>>
-    where
-        F: Fn(&Rejection<'_>) -> Response<B> + Send + Sync + 'static,
-    {
-        self.reject(OnReject(Arc::new(reject)))
-    }
-
-    /// Refuses without a body, for response bodies that can't be made from bytes: tonic's, a
-    /// `BoxBody`.
+    /// Sets the response to refused requests: [`GitHubBody`](crate::GitHubBody), [`Grpc`](crate::Grpc),
+    /// [`EmptyBody`](crate::EmptyBody), or a [`Reject`](crate::Reject) of your own;
+    /// [`ProblemJson`](crate::ProblemJson) unless set.
     ///
     /// ```
     /// use http::Request;
     /// use tower_fixed_window::key::global;
     /// use tower_fixed_window::testing::ask;
-    /// use tower_fixed_window::{FixedWindowLayer, Quota};
+    /// use tower_fixed_window::{FixedWindowLayer, Grpc, Quota};
     ///
-    /// let layer = FixedWindowLayer::new(Quota::per_minute(0)).key(global()).empty_body();
-    ///
-    /// let response = ask(&layer, Request::get("/"));
-    /// assert_eq!(response.status(), 429);
-    /// assert_eq!(response.headers().get("content-type"), None);
-    /// ```
-    pub fn empty_body(self) -> FixedWindowLayer<EmptyBody> {
-        self.reject(EmptyBody)
-    }
-
-    /// Refuses with the JSON body of GitHub's API, `{"message": "API rate limit exceeded ..."}`,
-    /// for clients of that API. With [`status`](Self::status) 403, the response is GitHub's.
-    ///
-    /// ```
-    /// use http::{Request, StatusCode};
-    /// use tower_fixed_window::key::global;
-    /// use tower_fixed_window::testing::ask;
-    /// use tower_fixed_window::{FixedWindowLayer, Quota};
-    ///
-    /// let layer = FixedWindowLayer::new(Quota::per_hour(0))
-    ///     .key(global())
-    ///     .github_body()
-    ///     .status(StatusCode::FORBIDDEN);
-    ///
-    /// let response = ask(&layer, Request::get("/"));
-    /// assert_eq!(response.status(), 403);
-    /// assert_eq!(response.headers()["content-type"], "application/json; charset=utf-8");
-    /// ```
-    pub fn github_body(self) -> FixedWindowLayer<GitHubBody> {
-        self.reject(GitHubBody)
-    }
-
-    /// Refuses in gRPC: 200 with `grpc-status: 8` (RESOURCE_EXHAUSTED), a message, and the same
-    /// headers as metadata. gRPC clients would read a plain 429 as UNAVAILABLE and retry at once.
-    ///
-    /// ```
-    /// use http::Request;
-    /// use tower_fixed_window::key::global;
-    /// use tower_fixed_window::testing::ask;
-    /// use tower_fixed_window::{FixedWindowLayer, Quota};
-    ///
-    /// let layer = FixedWindowLayer::new(Quota::per_second(0)).key(global()).grpc();
+    /// let layer = FixedWindowLayer::new(Quota::per_second(0)).key(global()).reject(Grpc);
     ///
     /// let response = ask(&layer, Request::post("/"));
     /// assert_eq!(response.status(), 200);
     /// assert_eq!(response.headers()["grpc-status"], "8");
     /// ```
-    pub fn grpc(self) -> FixedWindowLayer<Grpc> {
-        self.reject(Grpc)
+    pub fn reject<K>(self, reject: K) -> FixedWindowLayer<K> {
+        let Self { limiter, live, options, reject: _ } = self;
+        FixedWindowLayer { limiter, live, options, reject: Arc::new(reject) }
     }
 
-    fn reject<K>(self, reject: K) -> FixedWindowLayer<K> {
-        let Self { limiter, live, options, reject: _ } = self;
-        FixedWindowLayer { limiter, live, options, reject }
+    /// Makes the response to a refused request by a closure, which gets the request's parts and why it
+    /// was refused. The layer adds the rate-limit headers, `retry-after` and `cache-control`.
+    ///
+    /// ```
+    /// use axum::routing::any;
+    /// use axum::{Json, response::IntoResponse};
+    /// use http::{Request, header::ACCEPT};
+    /// use tower_fixed_window::key::global;
+    /// use tower_fixed_window::testing::ask_around;
+    /// use tower_fixed_window::{FixedWindowLayer, Quota};
+    ///
+    /// let layer = FixedWindowLayer::new(Quota::per_minute(0)).key(global()).on_reject(|parts, why| {
+    ///     let wants_json = parts.headers.get(ACCEPT).is_some_and(|kind| kind == "application/json");
+    ///     match wants_json {
+    ///         true => (why.status(), Json(why.message())).into_response(),
+    ///         false => (why.status(), why.message()).into_response(),
+    ///     }
+    /// });
+    ///
+    /// let request = Request::get("/").header(ACCEPT, "application/json");
+    /// let response = ask_around(&layer, any(async || "hello"), request);
+    /// assert_eq!(response.status(), 429);
+    /// assert_eq!(response.headers()["content-type"], "application/json");
+    /// assert_eq!(response.headers()["x-ratelimit-remaining"], "0");
+    /// ```
+    pub fn on_reject<F, B>(self, reject: F) -> FixedWindowLayer<F>
+    where
+        F: Fn(&Parts, &Rejection<'_>) -> Response<B> + Send + Sync + 'static,
+    {
+        self.reject(reject)
     }
 
     /// Reads the rest of refused requests with bodies of type `B`: see

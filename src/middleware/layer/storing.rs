@@ -24,13 +24,17 @@ impl<J> FixedWindowLayer<J> {
     /// clock.advance(Duration::from_secs(60));
     /// assert_eq!(ask(&layer, Request::get("/")).status(), 200);
     /// ```
+    ///
+    /// # Panics
+    /// After [`control`](Self::control).
     pub fn store(mut self, store: impl Store) -> Self {
+        self.assert_uncontrolled();
         self.limiter = self.limiter.store_named_later(store);
         self.fork();
         self
     }
 
-    /// Makes [resets](crate::Handle::reset) by another process effective within a second.
+    /// Makes [resets](crate::Control::reset) by another process effective within a second.
     ///
     /// A node remembers a refusal by a remote store until its window ends, so that refused clients
     /// cause no calls. Resets and refunds of this process, and raised limits, take effect at once;
@@ -48,11 +52,11 @@ impl<J> FixedWindowLayer<J> {
     /// # fn main() -> Result<(), tower_fixed_window::StoreError> {
     /// let store = RedisStore::new("redis://127.0.0.1/")?;
     /// let login =
-    ///     FixedWindowLayer::new(Quota::per_hour(5)).name("login").store(store).resettable();
+    ///     FixedWindowLayer::new(Quota::per_hour(5)).name("login").store(store).revalidate_refusals();
     /// # let _ = login; Ok(()) }
     /// ```
-    pub fn resettable(mut self) -> Self {
-        self.limiter = self.limiter.resettable();
+    pub fn revalidate_refusals(mut self) -> Self {
+        self.limiter = self.limiter.revalidate_refusals();
         self
     }
 
@@ -84,8 +88,12 @@ impl<J> FixedWindowLayer<J> {
     /// let api = FixedWindowLayer::new(Quota::per_minute(60_000)).name("api").store(store).leases(100);
     /// # let _ = api; Ok(()) }
     /// ```
+    ///
+    /// # Panics
+    /// After [`control`](Self::control).
     #[cfg(feature = "tokio")]
     pub fn leases(mut self, max: u64) -> Self {
+        self.assert_uncontrolled();
         self.limiter = self.limiter.leases(max);
         self
     }
@@ -117,7 +125,11 @@ impl<J> FixedWindowLayer<J> {
     ///
     /// assert_eq!(ask(&layer, Request::get("/")).status(), 503);
     /// ```
+    ///
+    /// # Panics
+    /// After [`control`](Self::control).
     pub fn on_store_failure(mut self, policy: OnStoreFailure) -> Self {
+        self.assert_uncontrolled();
         self.options.on_store_failure = policy;
         self
     }

@@ -13,7 +13,8 @@ use crate::quota::Quotas;
 /// A problem (RFC 9457) with GitHub's `message`.
 pub(super) fn problem(why: &Rejection<'_>) -> Bytes {
     if let Reason::RateLimited(decision) = why.reason() {
-        let only_one = why.account.quotas().len() == 1 && !decision.is_final();
+        let only_one =
+            why.quotas.is_some_and(|quotas| quotas.len() == 1) && !decision.exceeds_capacity();
         if let Some(prepared) = why.prepared_body.filter(|_| only_one) {
             return prepared.clone();
         }

@@ -1,26 +1,53 @@
 //! The kinds of responses that there are to a [`Rejection`].
 
-use std::fmt::{self, Write};
-use std::sync::Arc;
+use std::fmt::Write;
 
 use bytes::Bytes;
+use http::request::Parts;
 use http::{HeaderName, HeaderValue, Response, StatusCode};
 
 use super::{Rejection, problem};
 
-/// Makes the response to a refused request, with its rate-limit headers.
+/// Makes the response to a refused request: its status, its body, and headers that describe the body.
 ///
-/// [`ProblemJson`], [`EmptyBody`], [`GitHubBody`], [`Grpc`] and closures ([`OnReject`]) do.
+/// The layer adds the rate-limit headers, `retry-after` and `cache-control`, once, whatever makes the
+/// response. [`ProblemJson`], [`EmptyBody`], [`GitHubBody`] and [`Grpc`] are installed with
+/// [`FixedWindowLayer::reject`](crate::FixedWindowLayer::reject), closures with
+/// [`on_reject`](crate::FixedWindowLayer::on_reject), which have the same arguments.
+///
+/// ```
+/// use http::request::Parts;
+/// use http::{Request, Response};
+/// use tower_fixed_window::key::global;
+/// use tower_fixed_window::testing::ask;
+/// use tower_fixed_window::{FixedWindowLayer, Quota, Reject, Rejection};
+///
+/// struct PlainText;
+///
+/// impl<B: From<String>> Reject<B> for PlainText {
+///     fn reject(&self, _: &Parts, why: &Rejection<'_>) -> Response<B> {
+///         let mut response = Response::new(B::from(why.message()));
+///         *response.status_mut() = why.status();
+///         response
+///     }
+/// }
+///
+/// let layer = FixedWindowLayer::new(Quota::per_minute(0)).key(global()).reject(PlainText);
+///
+/// let response = ask(&layer, Request::get("/"));
+/// assert_eq!(response.status(), 429);
+/// assert_eq!(response.headers()["x-ratelimit-remaining"], "0");
+/// ```
 #[diagnostic::on_unimplemented(
     message = "the rate limiter can't make a refusal's body of type `{B}` by `{Self}`",
     label = "no way to make a `{B}`",
     note = "the default answer needs a body that implements `From<Bytes>` (axum's `Body`, `Full<Bytes>`)",
-    note = "write `.empty_body()` on the `FixedWindowLayer` if the body implements `Default` (tonic's, `BoxBody`)",
-    note = "or write `.on_reject(|why| ...)` and make the response yourself"
+    note = "write `.reject(EmptyBody)` on the `FixedWindowLayer` if the body implements `Default` (tonic's, `BoxBody`), `.reject(Grpc)` for gRPC",
+    note = "or write `.on_reject(|parts, why| ...)` and make the response yourself"
 )]
 pub trait Reject<B> {
     /// The response to a refused request.
-    fn reject(&self, why: &Rejection<'_>) -> Response<B>;
+    fn reject(&self, parts: &Parts, why: &Rejection<'_>) -> Response<B>;
 }
 
 /// The default answer: `application/problem+json` (RFC 9457) with the problem type of the IETF
@@ -30,43 +57,93 @@ pub struct ProblemJson;
 
 #[diagnostic::do_not_recommend]
 impl<B: From<Bytes>> Reject<B> for ProblemJson {
-    fn reject(&self, why: &Rejection<'_>) -> Response<B> {
-        static PROBLEM: HeaderValue = HeaderValue::from_static("application/problem+json");
-        why.response(B::from(problem::problem(why)), Some(&PROBLEM))
+    fn reject(&self, _: &Parts, why: &Rejection<'_>) -> Response<B> {
+        problem_response(why)
     }
 }
 
-/// Only status and headers: [`FixedWindowLayer::empty_body`](crate::FixedWindowLayer::empty_body).
+/// The default response.
+pub(super) fn problem_response<B: From<Bytes>>(why: &Rejection<'_>) -> Response<B> {
+    static PROBLEM: HeaderValue = HeaderValue::from_static("application/problem+json");
+    why.response(B::from(problem::problem(why)), Some(&PROBLEM))
+}
+
+/// Only status and headers, for bodies that can't be made from bytes: tonic's, a `BoxBody`.
+///
+/// ```
+/// use http::Request;
+/// use tower_fixed_window::key::global;
+/// use tower_fixed_window::testing::ask;
+/// use tower_fixed_window::{EmptyBody, FixedWindowLayer, Quota};
+///
+/// let layer = FixedWindowLayer::new(Quota::per_minute(0)).key(global()).reject(EmptyBody);
+///
+/// let response = ask(&layer, Request::get("/"));
+/// assert_eq!(response.status(), 429);
+/// assert_eq!(response.headers().get("content-type"), None);
+/// ```
 #[derive(Clone, Copy, Debug, Default)]
 pub struct EmptyBody;
 
 #[diagnostic::do_not_recommend]
 impl<B: Default> Reject<B> for EmptyBody {
-    fn reject(&self, why: &Rejection<'_>) -> Response<B> {
+    fn reject(&self, _: &Parts, why: &Rejection<'_>) -> Response<B> {
         why.response(B::default(), None)
     }
 }
 
-/// The body of GitHub's API:
-/// [`FixedWindowLayer::github_body`](crate::FixedWindowLayer::github_body).
+/// The JSON body of GitHub's API, `{"message": "API rate limit exceeded ..."}`, for clients that were
+/// written for that one. With [`status`](crate::FixedWindowLayer::status) 403 it is what GitHub
+/// answers.
+///
+/// ```
+/// use http::{Request, StatusCode};
+/// use tower_fixed_window::key::global;
+/// use tower_fixed_window::testing::ask;
+/// use tower_fixed_window::{FixedWindowLayer, GitHubBody, Quota};
+///
+/// let layer = FixedWindowLayer::new(Quota::per_hour(0))
+///     .key(global())
+///     .reject(GitHubBody)
+///     .status(StatusCode::FORBIDDEN);
+///
+/// let response = ask(&layer, Request::get("/"));
+/// assert_eq!(response.status(), 403);
+/// assert_eq!(response.headers()["content-type"], "application/json; charset=utf-8");
+/// ```
 #[derive(Clone, Copy, Debug, Default)]
 pub struct GitHubBody;
 
 #[diagnostic::do_not_recommend]
 impl<B: From<Bytes>> Reject<B> for GitHubBody {
-    fn reject(&self, why: &Rejection<'_>) -> Response<B> {
+    fn reject(&self, _: &Parts, why: &Rejection<'_>) -> Response<B> {
         static JSON: HeaderValue = HeaderValue::from_static("application/json; charset=utf-8");
         why.response(B::from(problem::github(why)), Some(&JSON))
     }
 }
 
-/// Trailers-only responses of gRPC: [`FixedWindowLayer::grpc`](crate::FixedWindowLayer::grpc).
+/// Trailers-only responses of gRPC: 200 with `grpc-status: 8` (RESOURCE_EXHAUSTED), a message, and the
+/// rate-limit headers as metadata. A plain 429 would reach gRPC clients as UNAVAILABLE, which they
+/// retry at once.
+///
+/// ```
+/// use http::Request;
+/// use tower_fixed_window::key::global;
+/// use tower_fixed_window::testing::ask;
+/// use tower_fixed_window::{FixedWindowLayer, Grpc, Quota};
+///
+/// let layer = FixedWindowLayer::new(Quota::per_second(0)).key(global()).reject(Grpc);
+///
+/// let response = ask(&layer, Request::post("/"));
+/// assert_eq!(response.status(), 200);
+/// assert_eq!(response.headers()["grpc-status"], "8");
+/// ```
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Grpc;
 
 #[diagnostic::do_not_recommend]
 impl<B: Default> Reject<B> for Grpc {
-    fn reject(&self, why: &Rejection<'_>) -> Response<B> {
+    fn reject(&self, _: &Parts, why: &Rejection<'_>) -> Response<B> {
         const STATUS: HeaderName = HeaderName::from_static("grpc-status");
         const MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
         static GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
@@ -90,24 +167,12 @@ impl<B: Default> Reject<B> for Grpc {
     }
 }
 
-/// A closure's answer: [`FixedWindowLayer::on_reject`](crate::FixedWindowLayer::on_reject).
-pub struct OnReject<F>(pub(crate) Arc<F>);
-
-impl<F> Clone for OnReject<F> {
-    fn clone(&self) -> Self {
-        Self(Arc::clone(&self.0))
-    }
-}
-
-impl<F> fmt::Debug for OnReject<F> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("OnReject(..)")
-    }
-}
-
 #[diagnostic::do_not_recommend]
-impl<B, F: Fn(&Rejection<'_>) -> Response<B>> Reject<B> for OnReject<F> {
-    fn reject(&self, why: &Rejection<'_>) -> Response<B> {
-        why.complete((self.0)(why))
+impl<B, F> Reject<B> for F
+where
+    F: Fn(&Parts, &Rejection<'_>) -> Response<B>,
+{
+    fn reject(&self, parts: &Parts, why: &Rejection<'_>) -> Response<B> {
+        self(parts, why)
     }
 }

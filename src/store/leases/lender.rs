@@ -35,7 +35,7 @@ impl Lender {
         sent: Sent,
     ) -> Lease {
         let lag = self.front.recall().lag(decision, sent);
-        let (start, used) = decision.standings()[0].count();
+        let (start, used) = decision.usage()[0].count();
         Lease {
             dies: decision.reset_at_ms() - lag.end,
             left: decision.granted(),

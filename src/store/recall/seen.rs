@@ -39,7 +39,7 @@ impl Seen {
         last: Option<Self>,
     ) -> Self {
         let ((start, used), until) = {
-            let standing = &decision.standings()[i];
+            let standing = &decision.usage()[i];
             (standing.count(), standing.end())
         };
         let seen = Self {

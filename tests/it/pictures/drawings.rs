@@ -60,7 +60,7 @@ impl Lane {
         };
         let opens_late = name.contains("first request");
         let mut lane = Self { name, columns: Vec::new(), windows: Vec::new() };
-        lane.windows.resize(look().standings().len(), BTreeMap::new());
+        lane.windows.resize(look().usage().len(), BTreeMap::new());
         for figure in asks.chars() {
             let before = look();
             let asked = figure.to_digit(10).unwrap_or(0);
@@ -68,13 +68,13 @@ impl Lane {
             let passed = answers.filter(Decision::allowed).count() as u32;
             lane.columns.push((passed, asked - passed));
             let after = look();
-            for (i, standing) in after.standings().iter().enumerate() {
+            for (i, standing) in after.usage().iter().enumerate() {
                 if opens_late && standing.used() == 0 {
                     continue;
                 }
                 let end = second(standing.reset_at());
                 let start = end - standing.window().as_secs() as i64;
-                let granted = before.standings()[i].remaining();
+                let granted = before.usage()[i].remaining();
                 let new = Window { start, granted, taken: 0 };
                 lane.windows[i].entry(end).or_insert(new).taken += u64::from(passed);
             }

@@ -71,7 +71,7 @@ fn charges_and_charges() {
     let (limiter, _) = limiter(Quota::new(2, WINDOW).and(Quota::new(3, 4 * WINDOW)), &Time::at(50));
     assert_eq!(at_once(&limiter, 3, 1), 2);
     let decision = now(limiter.peek("one"));
-    assert!(decision.standings().iter().all(|standing| standing.used() == 2));
+    assert!(decision.usage().iter().all(|standing| standing.used() == 2));
 }
 
 fn charges_and_refunds() {

@@ -69,7 +69,7 @@ fn windows<'a>(
     decision: &Decision,
 ) -> impl Iterator<Item = (String, i64, i64)> + use<'a> {
     let standings: Vec<_> = decision
-        .standings()
+        .usage()
         .iter()
         .map(|standing| {
             let end = standing.reset_at().duration_since(UNIX_EPOCH).expect("after it");

@@ -117,7 +117,7 @@ impl fmt::Display for Event {
             Self::Decided { id, decision } => {
                 let by = if decision.is_local() { "in memory" } else { "by Redis" };
                 let passes = if decision.allowed() { "passes" } else { "is refused" };
-                write!(f, "#{id} {passes} {by}: {:?}", decision.standings())
+                write!(f, "#{id} {passes} {by}: {:?}", decision.usage())
             }
             Self::Called { id } => write!(f, "#{id} reaches the service"),
             Self::Responded { id, status } => write!(f, "#{id} has its response, {status}"),

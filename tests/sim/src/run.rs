@@ -14,9 +14,7 @@ use http::{Request, Response};
 use tokio::runtime::{Builder, Handle, RngSeed};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
-use tower_fixed_window::{
-    Decision, EmptyBody, FixedWindow, FixedWindowLayer, Key, Limiter, RedisStore, StoreError,
-};
+use tower_fixed_window::{Decision, EmptyBody, FixedWindow, FixedWindowLayer, Key, Limiter, RedisStore, StoreError};
 use tower_layer::Layer;
 use tower_service::Service;
 
@@ -303,7 +301,7 @@ impl Node {
         let redis = if plan.one_by_one { redis.one_by_one() } else { redis };
         let limiter = Limiter::new(sim.plan.quotas).name(SCOPE).store(redis.clone());
         let limiter = limiter.leases(plan.leases);
-        let limiter = if plan.resettable { limiter.resettable() } else { limiter };
+        let limiter = if plan.resettable { limiter.revalidate_refusals() } else { limiter };
         let mut node = Self { index, limiter, layer: None, refund_dropped: false };
         match plan.door {
             Door::Limiter { fallback: true } => {}
@@ -323,9 +321,9 @@ impl Node {
                         let caller = parts.extensions.get::<Caller>().expect("it is put there");
                         caller.decided(&history, decision);
                     })
-                    .empty_body();
+                    .reject(EmptyBody);
                 let layer = if refund_dropped { layer.refund_dropped() } else { layer };
-                let layer = if plan.resettable { layer.resettable() } else { layer };
+                let layer = if plan.resettable { layer.revalidate_refusals() } else { layer };
                 node.refund_dropped = refund_dropped;
                 node.layer = Some(layer.layer(Work(sim.history.clone())));
             }

@@ -271,7 +271,7 @@ async fn scripts_do_the_same_in_the_real_and_the_simulated_server() {
                 let (which, decision) = taken.swap_remove(rng.usize(..taken.len()));
                 let key = Key::from(&keys[which]);
                 let account = Account::new(&scope, &limits, &key);
-                if decision.standings().len() == limits.len() {
+                if decision.usage().len() == limits.len() {
                     let adjust = match rng.bool() {
                         true => Adjust::refund(account, decision.granted(), &decision),
                         false => Adjust::take(account, tokens(&mut rng), &decision),

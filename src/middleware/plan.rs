@@ -1,0 +1,48 @@
+//! What a request may spend, if it has a limit at all.
+
+use crate::quota::{Quota, Quotas};
+
+/// What a request may spend: quotas, or no limit at all. The closure of
+/// [`quota_fn`](crate::FixedWindowLayer::quota_fn) returns anything that is one: a [`Quota`],
+/// [`Quotas`], or an `Option` of either, where `None` is no limit.
+///
+/// ```
+/// use tower_fixed_window::{Plan, Quota, Quotas};
+///
+/// let unlimited: Option<Quotas> = None;
+/// assert!(Plan::from(unlimited).quotas().is_none());
+/// assert_eq!(Plan::from(Quota::per_hour(60)).quotas().unwrap().len(), 1);
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct Plan(Option<Quotas>);
+
+impl Plan {
+    /// The quotas; `None`: no limit.
+    pub fn quotas(&self) -> Option<&Quotas> {
+        self.0.as_ref()
+    }
+}
+
+impl From<Quota> for Plan {
+    fn from(quota: Quota) -> Self {
+        Self(Some(quota.into()))
+    }
+}
+
+impl From<Quotas> for Plan {
+    fn from(quotas: Quotas) -> Self {
+        Self(Some(quotas))
+    }
+}
+
+impl From<Option<Quota>> for Plan {
+    fn from(quota: Option<Quota>) -> Self {
+        Self(quota.map(Quotas::from))
+    }
+}
+
+impl From<Option<Quotas>> for Plan {
+    fn from(quotas: Option<Quotas>) -> Self {
+        Self(quotas)
+    }
+}

@@ -1,0 +1,193 @@
+//! The response to a refused request: whoever makes it, the layer completes it once.
+
+use std::str;
+
+use axum::body::{Body, to_bytes};
+use axum::extract::State;
+use axum::routing::get as on_get;
+use http::header::{ACCEPT, CONTENT_TYPE, RETRY_AFTER};
+use http::request::Parts;
+use http::{HeaderMap, Request, Response};
+use tower::{Layer, ServiceExt};
+use tower_fixed_window::key::global;
+use tower_fixed_window::{
+    EmptyBody, FixedWindowLayer, Headers, Key, Limiter, OnStoreFailure, Quota, Reject, Rejection,
+    StoreError, testing,
+};
+
+use crate::support::{ANSWERS, Mood, RETRY_AFTER as SECONDS, TestStore, get, per_minute, used};
+
+/// Somebody else's way of refusing: it knows nothing of rate-limit headers.
+struct Plain;
+
+impl Reject<Body> for Plain {
+    fn reject(&self, parts: &Parts, why: &Rejection<'_>) -> Response<Body> {
+        let mut response = Response::new(Body::from(parts.uri.path().to_owned()));
+        *response.status_mut() = why.status();
+        response.headers_mut().insert(CONTENT_TYPE, "text/plain".parse().expect("a value"));
+        response
+    }
+}
+
+async fn refused<J: Reject<Body>>(layer: &FixedWindowLayer<J>) -> Response<Body> {
+    let service = layer.layer(axum::Router::new());
+    let _ = service.clone().oneshot(get("/")).await.expect("infallible");
+    service.oneshot(get("/asked")).await.expect("infallible")
+}
+
+/// What is left without the headers that describe the body.
+fn without_type(response: &Response<Body>) -> HeaderMap {
+    let mut headers = response.headers().clone();
+    headers.remove(CONTENT_TYPE);
+    headers
+}
+
+#[tokio::test]
+async fn a_reject_of_your_own_gets_the_headers_that_the_ready_made_ones_have() {
+    let styles =
+        [Headers::GitHub, Headers::IetfDraft10, Headers::GitHubAndIetfDraft10, Headers::None];
+    for (mood, style) in ANSWERS.into_iter().flat_map(|mood| styles.map(|style| (mood, style))) {
+        let limit = || per_minute(1, mood).name("api").headers(style);
+        let ready_made = refused(&limit().reject(EmptyBody)).await;
+        let own = refused(&limit().reject(Plain)).await;
+        assert_eq!(own.status(), ready_made.status());
+        assert_eq!(without_type(&own), without_type(&ready_made), "{style:?}");
+        assert_eq!(own.headers()[CONTENT_TYPE], "text/plain");
+        let names = own.headers().keys().count();
+        assert_eq!(own.headers().len(), names, "each of them once, under {style:?}");
+        let body = to_bytes(own.into_body(), 1_000).await.expect("a body");
+        assert_eq!(body, "/asked");
+        let closure = limit().on_reject(|parts, why| Plain.reject(parts, why));
+        assert_eq!(without_type(&refused(&closure).await), without_type(&ready_made));
+    }
+}
+
+#[tokio::test]
+async fn a_failure_is_completed_as_a_refusal_by_a_limit_is() {
+    let failing = || per_minute(1, Mood::FailsNow).on_store_failure(OnStoreFailure::Deny);
+    let own = refused(&failing().reject(Plain)).await;
+    assert_eq!(own.status(), 503);
+    assert_eq!(without_type(&own), without_type(&refused(&failing().reject(EmptyBody)).await));
+}
+
+#[tokio::test]
+async fn closures_get_the_request_and_the_seconds_of_the_header() {
+    for mood in ANSWERS {
+        let limit = per_minute(1, mood).on_reject(|parts, why| {
+            let accept = parts.headers[ACCEPT].clone();
+            let mut response = Response::new(Body::from(format!("{:?}", why.retry_after_secs())));
+            response.headers_mut().insert("accepted", accept);
+            response
+        });
+        let service = limit.layer(axum::Router::new());
+        let _ = service.clone().oneshot(get("/")).await.expect("infallible");
+        let request = Request::get("/").header(ACCEPT, "text/html").body(Body::empty());
+        let response = service.oneshot(request.expect("a request")).await.expect("infallible");
+        assert_eq!(response.headers()["accepted"], "text/html");
+        assert_eq!(response.headers()[RETRY_AFTER], SECONDS);
+        let body = to_bytes(response.into_body(), 1_000).await.expect("a body");
+        assert_eq!(body, format!("Some({SECONDS})"));
+    }
+}
+
+#[test]
+fn seconds_are_there_where_waiting_helps() {
+    let seconds = |layer: FixedWindowLayer| {
+        let layer = layer.on_reject(|_, why| {
+            Response::builder()
+                .header("seconds", format!("{:?}", why.retry_after_secs()))
+                .body(bytes::Bytes::new())
+                .expect("a response")
+        });
+        let response = testing::ask(&layer, Request::get("/"));
+        let told = response.headers()["seconds"].to_str().expect("ASCII").to_owned();
+        (told, response.headers().get(RETRY_AFTER).is_some())
+    };
+    let never = per_minute(0, Mood::Now);
+    assert_eq!(seconds(never), ("None".into(), false));
+    let keyless = per_minute(1, Mood::Now).key_fn(|_| None);
+    assert_eq!(seconds(keyless), ("None".into(), false));
+    let failing = per_minute(1, Mood::FailsNow).on_store_failure(OnStoreFailure::Deny);
+    assert_eq!(seconds(failing), ("Some(1)".into(), true));
+}
+
+/// Limits by what only the handler knows.
+async fn handler(State(logins): State<Limiter>) -> axum::response::Result<&'static str> {
+    logins.check(Key::global()).await?.into_result()?;
+    Ok("welcome")
+}
+
+async fn whole(response: Response<Body>) -> (u16, HeaderMap, String) {
+    let (parts, body) = response.into_parts();
+    let body = to_bytes(body, 1_000).await.expect("a body");
+    (parts.status.as_u16(), parts.headers, str::from_utf8(&body).expect("text").to_owned())
+}
+
+#[tokio::test]
+async fn a_handlers_refusal_is_the_response_that_a_layer_makes() {
+    let quotas = [
+        Quota::per_minute(1).into(),
+        Quota::per_minute(1).and(Quota::per_hour(9)),
+        Quota::per_minute(0).and(Quota::per_hour(0)),
+    ];
+    for (mood, quotas) in ANSWERS.into_iter().flat_map(|mood| quotas.map(|q| (mood, q))) {
+        let limiter = Limiter::new(quotas).name("login").store(TestStore::new(mood));
+        let app = axum::Router::new().route("/", on_get(handler)).with_state(limiter);
+        let _ = app.clone().oneshot(get("/")).await.expect("infallible");
+        let refused = app.oneshot(get("/")).await.expect("infallible");
+
+        let layer = FixedWindowLayer::new(quotas).name("login").key(global());
+        let service = layer.store(TestStore::new(mood)).layer(axum::Router::new());
+        let _ = service.clone().oneshot(get("/")).await.expect("infallible");
+        let expected = service.oneshot(get("/")).await.expect("infallible");
+        let mut refused = whole(refused).await;
+        refused.1.remove("content-length");
+        assert_eq!(refused, whole(expected).await);
+    }
+}
+
+#[tokio::test]
+async fn a_handler_whose_store_fails_answers_503() {
+    let store = TestStore::new(Mood::FailsLater);
+    let limiter = Limiter::new(Quota::per_minute(1)).name("login").store(store).without_fallback();
+    let app = axum::Router::new().route("/", on_get(handler)).with_state(limiter);
+    let (status, headers, body) = whole(app.oneshot(get("/")).await.expect("infallible")).await;
+    assert_eq!((status, &headers[RETRY_AFTER]), (503, &"1".parse().expect("a value")));
+    assert_eq!(headers["cache-control"], "no-store");
+    assert!(!body.contains("test"), "nothing of the store's: {body}");
+}
+
+#[tokio::test]
+async fn an_outer_layer_does_not_count_what_a_handler_refuses() {
+    let limiter = Limiter::new(Quota::per_minute(1)).name("login").store(TestStore::new(Mood::Now));
+    let outer = per_minute(9, Mood::Now).name("outer");
+    let app = axum::Router::new().route("/", on_get(handler)).with_state(limiter).layer(outer);
+    for _ in 0..3 {
+        let _ = app.clone().oneshot(get("/")).await.expect("infallible");
+    }
+    let refused = app.clone().oneshot(get("/")).await.expect("infallible");
+    assert_eq!(refused.headers()["x-ratelimit-resource"], "login");
+    let missing = app.oneshot(get("/elsewhere")).await.expect("infallible");
+    assert_eq!(used(&missing), 2, "the one that passed, and this one");
+}
+
+#[tokio::test]
+async fn a_refusal_from_elsewhere_is_a_response_without_policies() {
+    let limiter = Limiter::new(Quota::per_minute(0)).name("login");
+    let known = limiter.check("alice").await.expect("memory").into_result().expect_err("refused");
+    let known = whole(Response::from(known)).await;
+    assert!(known.2.contains("API rate limit exceeded: login:0/minute"), "{}", known.2);
+    // What a layer's hook saw.
+    let (sender, decisions) = std::sync::mpsc::channel();
+    let layer = per_minute(0, Mood::Now).on_decision(move |_, decision| {
+        let _ = sender.send(decision.clone());
+    });
+    let _ = refused(&layer).await;
+    let error = decisions.recv().expect("a decision").into_result().expect_err("refused");
+    let (status, headers, body) = whole(Response::from(error)).await;
+    assert_eq!((status, &headers["x-ratelimit-limit"]), (429, &"0".parse().expect("a value")));
+    assert!(body.contains(r#""message":"API rate limit exceeded"#), "{body}");
+    assert!(body.contains(r#""violated-policies":[]"#), "{body}");
+    let failed: Response<Body> = StoreError::new("down").into();
+    assert_eq!(failed.status(), 503);
+}

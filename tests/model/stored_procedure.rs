@@ -1,0 +1,187 @@
+//! A store elsewhere, which decides on its own server: it can be written against the public API.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use futures_util::future::FutureExt;
+use tower_fixed_window::store::{Adjust, Charge, Remote, Reply, Scope, Store};
+use tower_fixed_window::window::State;
+use tower_fixed_window::{
+    Clock, Decision, Key, Limiter, ManualClock, MemoryStore, Quota, Quotas, StoreError,
+};
+
+/// What is sent of a quota. Its windows are aligned, and it has neither rollover nor reservations.
+struct Row {
+    counter: String,
+    limit: i64,
+    window: i64,
+}
+
+impl Row {
+    fn start(&self, now: u64) -> i64 {
+        now as i64 / self.window * self.window
+    }
+
+    /// What is counted in the window of this time: of earlier ones only debt.
+    fn used(&self, now: u64, state: Option<State>) -> i64 {
+        let Some(state) = state else { return 0 };
+        (state.used - (self.start(now) - state.start) / self.window * self.limit).max(0)
+    }
+
+    fn state(&self, now: u64, used: i64) -> State {
+        let start = self.start(now);
+        let windows = (used + self.limit - 1) / self.limit;
+        State { start, used, until: start + self.window * windows.max(1) }
+    }
+}
+
+/// The tables of a server, and two procedures that change them, in arithmetic of their own.
+struct Server {
+    clock: ManualClock,
+    states: Mutex<HashMap<(String, String), State>>,
+}
+
+impl Server {
+    /// The time, and the states as they were.
+    fn charge(
+        &self,
+        owner: &str,
+        rows: &[Row],
+        cost: i64,
+        peek: bool,
+    ) -> (u64, Vec<Option<State>>) {
+        let now = self.clock.now_ms();
+        let mut states = self.states.lock().expect("no panic");
+        let key = |row: &Row| (owner.to_owned(), row.counter.clone());
+        let before: Vec<_> = rows.iter().map(|row| states.get(&key(row)).copied()).collect();
+        let counted = || rows.iter().zip(&before).map(|(row, state)| (row, row.used(now, *state)));
+        if cost > 0 && !peek && counted().all(|(row, used)| used + cost <= row.limit) {
+            for (row, used) in counted() {
+                states.insert(key(row), row.state(now, used + cost));
+            }
+        }
+        (now, before)
+    }
+
+    /// Adds to the counts of this window; what comes back does so until then, and opens no window.
+    fn adjust(&self, owner: &str, rows: &[Row], tokens: i64, until: &[u64]) {
+        let now = self.clock.now_ms();
+        let mut states = self.states.lock().expect("no panic");
+        for (i, row) in rows.iter().enumerate() {
+            let key = (owner.to_owned(), row.counter.clone());
+            let state = states.get(&key).copied();
+            let used = match (state, until.get(i)) {
+                (Some(state), Some(until)) if now < *until => (state.used - tokens).max(0),
+                (_, Some(_)) => continue,
+                (state, None) => row.used(now, state) + tokens,
+            };
+            states.insert(key, row.state(now, used));
+        }
+    }
+}
+
+struct Elsewhere {
+    server: Arc<Server>,
+    remote: Remote,
+}
+
+fn owner(scope: &Scope, key: &Key) -> String {
+    format!("{}/{}", scope.name(), key.readable())
+}
+
+fn rows(quotas: &Quotas) -> Vec<Row> {
+    let row = |quota: &Quota| Row {
+        counter: quota.counter().to_string(),
+        limit: quota.limit() as i64,
+        window: quota.window().as_millis() as i64,
+    };
+    quotas.iter().map(row).collect()
+}
+
+impl Store for Elsewhere {
+    fn charge(&self, charge: Charge<'_>) -> Reply<Decision> {
+        let (server, charge) = (Arc::clone(&self.server), charge.to_owned());
+        Reply::later(async move {
+            let charge = charge.as_charge();
+            let account = charge.account();
+            let owner = owner(account.scope(), account.key());
+            let rows = rows(account.quotas());
+            let (now, states) =
+                server.charge(&owner, &rows, charge.cost() as i64, charge.is_peek());
+            let mut states = states.into_iter();
+            // What it has decided, worked out from what it has seen.
+            Ok(charge.decide(now, |_| states.next().flatten()).0)
+        })
+    }
+
+    fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {
+        let (server, adjust) = (Arc::clone(&self.server), adjust.to_owned());
+        Reply::later(async move {
+            let adjust = adjust.as_adjust();
+            let account = adjust.account();
+            let until: Vec<_> = adjust.refundable_until().map(|(_, until)| until).collect();
+            let owner = owner(account.scope(), account.key());
+            server.adjust(&owner, &rows(account.quotas()), adjust.tokens() as i64, &until);
+            Ok(())
+        })
+    }
+
+    fn reset(&self, scope: &Scope, key: &Key) -> Reply<()> {
+        let (server, owner) = (Arc::clone(&self.server), owner(scope, key));
+        Reply::later(async move {
+            let mut states = server.states.lock().expect("no panic");
+            states.retain(|(of, _), _| *of != owner);
+            Ok::<_, StoreError>(())
+        })
+    }
+
+    fn remote(&self) -> Option<&Remote> {
+        Some(&self.remote)
+    }
+}
+
+#[test]
+fn a_store_that_decides_on_its_server_needs_only_what_is_public() {
+    let clock = ManualClock::at_ms(1_700_000_040_000);
+    let server = Server { clock: clock.clone(), states: Mutex::default() };
+    let remote = Remote::new().without_front();
+    let elsewhere = Elsewhere { server: Arc::new(server), remote };
+    let quotas = Quota::per_minute(5).and(Quota::per_hour(20));
+    let limiter = Limiter::new(quotas).name("api");
+    let there = limiter.clone().store(elsewhere).without_fallback();
+    let here = limiter.store(MemoryStore::with_clock(clock.clone()));
+
+    let mut rng = fastrand::Rng::with_seed(7);
+    let mut receipts = Vec::new();
+    for _ in 0..2_000 {
+        clock.advance(Duration::from_millis(rng.u64(..20_000)));
+        let (key, cost) = (rng.u64(..3), rng.u64(..4));
+        match rng.u8(..8) {
+            0 => assert_eq!(answer(there.peek(key)), answer(here.peek(key))),
+            1..=4 => match (answer(there.charge(key, cost)), answer(here.charge(key, cost))) {
+                (Ok(one), Ok(other)) => {
+                    assert_eq!(one.decision(), other.decision());
+                    receipts.push((one, other));
+                }
+                (one, other) => assert_eq!(one.unwrap_err(), other.unwrap_err()),
+            },
+            5 | 6 => {
+                if let Some((one, other)) = receipts.pop() {
+                    answer(there.settle(one, cost));
+                    answer(here.settle(other, cost));
+                }
+            }
+            _ if rng.u8(..8) == 0 => {
+                answer(there.reset(key));
+                answer(here.reset(key));
+            }
+            _ => {}
+        }
+        assert_eq!(answer(there.peek(key)).usage(), answer(here.peek(key)).usage());
+    }
+}
+
+fn answer<T>(reply: Reply<T>) -> T {
+    reply.now_or_never().expect("neither waits").expect("neither fails")
+}
