@@ -315,7 +315,7 @@ fn months() -> Picture {
         let mut day = 0;
         while day < 181 {
             let decision = block_on(limiter.peek("client")).unwrap();
-            let days = decision.standings()[0].window().as_secs() / DAY;
+            let days = decision.usage()[0].window().as_secs() / DAY;
             let end = day + decision.reset_after().as_secs() / DAY;
             let (from, to) = (x(end.saturating_sub(days)) + 1, x(end) - 1);
             svg.block("w", from, y, to - from, BAND);
