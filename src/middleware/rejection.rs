@@ -56,8 +56,8 @@ impl<'a> Rejection<'a> {
         }
     }
 
-    /// Returns the seconds to wait before the same request may pass, as in `retry-after`: rounded up, at
-    /// least 1. `None` if waiting does not help.
+    /// Returns the seconds to wait before the same request may pass, as in `retry-after`: rounded
+    /// up, at least 1. `None` if waiting does not help.
     ///
     /// ```
     /// use axum::{response::IntoResponse, routing::any};
