@@ -16,8 +16,8 @@ impl Decision {
     /// ```
     /// use tower_fixed_window::{Limiter, Quota, RateLimited};
     ///
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), tower_fixed_window::StoreError> {
-    /// let limiter = Limiter::new(Quota::per_day(1));
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(),
+    /// tower_fixed_window::StoreError> { let limiter = Limiter::new(Quota::per_day(1));
     /// assert!(limiter.check("alice").await?.into_result().is_ok());
     ///
     /// let error: RateLimited = limiter.check("alice").await?.into_result().unwrap_err();
@@ -26,8 +26,8 @@ impl Decision {
     /// ```
     ///
     /// # Errors
-    /// [`RateLimited`] if the charge was refused. It converts into the response that a layer makes: in a
-    /// handler of axum with `?`, elsewhere with `http::Response::from(error)`.
+    /// [`RateLimited`] if the charge was refused. It converts into the response that a layer makes:
+    /// in a handler of axum with `?`, elsewhere with `http::Response::from(error)`.
     pub fn into_result(self) -> Result<(), RateLimited> {
         self.passed().map(drop)
     }

@@ -256,7 +256,7 @@ impl PreparedHeaders {
     }
 }
 
-/// The seconds that a refused client is asked to wait (S18).
+/// The seconds that a refused client waits (S18).
 pub(crate) fn retry_after(decision: &Decision) -> Option<u64> {
     let retry_at = decision.retry_at_ms()?;
     Some(seconds(retry_at.saturating_sub(decision.now_ms())).max(1))

@@ -56,14 +56,14 @@ impl<'a> Rejection<'a> {
         }
     }
 
-    /// Returns the seconds to wait before the same request may pass, as in `retry-after`: rounded up, at
-    /// least 1. `None` if waiting does not help.
+    /// Returns the seconds to wait before the same request may pass, as in `retry-after`: rounded
+    /// up, at least 1. `None` if waiting does not help.
     ///
     /// ```
-    /// use axum::response::IntoResponse;
+    /// use axum::{response::IntoResponse, routing::any};
     /// use http::Request;
     /// use tower_fixed_window::key::global;
-    /// use tower_fixed_window::testing::ask;
+    /// use tower_fixed_window::testing::ask_around;
     /// use tower_fixed_window::{FixedWindowLayer, Quota};
     ///
     /// let layer = FixedWindowLayer::new(Quota::per_minute(0)).key(global()).on_reject(|_, why| {
@@ -71,7 +71,8 @@ impl<'a> Rejection<'a> {
     ///     (why.status(), why.message() + &after.unwrap_or_default()).into_response()
     /// });
     /// // A limit of 0 never grants anything.
-    /// assert_eq!(ask(&layer, Request::get("/")).headers().get("retry-after"), None);
+    /// let response = ask_around(&layer, any(async || "hello"), Request::get("/"));
+    /// assert_eq!(response.headers().get("retry-after"), None);
     /// ```
     pub fn retry_after_secs(&self) -> Option<u64> {
         match self.reason {

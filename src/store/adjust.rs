@@ -88,8 +88,9 @@ impl<'a> Adjust<'a> {
         tokens
     }
 
-    /// Of tokens that come back, for a store that corrects on its server: each quota with the instant, in
-    /// milliseconds since the epoch, from which on nothing comes back to it. Empty where they were used.
+    /// Of tokens that come back, for a store that corrects on its server: each quota with the
+    /// instant, in milliseconds since the epoch, from which on nothing comes back to it. Empty
+    /// where they were used.
     pub fn refundable_until(&self) -> impl Iterator<Item = (&'a Quota, u64)> + use<'a> {
         let until = match self.correction {
             Correction::Return { until, .. } => until,

@@ -73,8 +73,8 @@ impl<'a> Charge<'a> {
     /// each quota. Returns the decision, and what to write.
     ///
     /// A store that decides on its server, in a stored procedure, lets that return the time and the
-    /// states as they were before. This then returns the decision that the server has made, and what
-    /// to write is ignored.
+    /// states as they were before. This then returns the decision that the server has made, and
+    /// what to write is ignored.
     pub fn decide(
         &self,
         now: u64,

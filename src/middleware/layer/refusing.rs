@@ -51,9 +51,9 @@ impl<J> FixedWindowLayer<J> {
         self
     }
 
-    /// Sets the response to refused requests: [`GitHubBody`](crate::GitHubBody), [`Grpc`](crate::Grpc),
-    /// [`EmptyBody`](crate::EmptyBody), or a [`Reject`](crate::Reject) of your own;
-    /// [`ProblemJson`](crate::ProblemJson) unless set.
+    /// Sets the response to refused requests: [`GitHubBody`](crate::GitHubBody),
+    /// [`Grpc`](crate::Grpc), [`EmptyBody`](crate::EmptyBody), or a [`Reject`](crate::Reject) of
+    /// your own; [`ProblemJson`](crate::ProblemJson) unless set.
     ///
     /// ```
     /// use http::Request;
@@ -72,8 +72,8 @@ impl<J> FixedWindowLayer<J> {
         FixedWindowLayer { limiter, live, options, reject: Arc::new(reject) }
     }
 
-    /// Makes the response to a refused request by a closure, which gets the request's parts and why it
-    /// was refused. The layer adds the rate-limit headers, `retry-after` and `cache-control`.
+    /// Makes the response to a refused request by a closure, which gets the request's parts and why
+    /// it was refused. The layer adds the rate-limit headers, `retry-after` and `cache-control`.
     ///
     /// ```
     /// use axum::routing::any;
@@ -83,8 +83,10 @@ impl<J> FixedWindowLayer<J> {
     /// use tower_fixed_window::testing::ask_around;
     /// use tower_fixed_window::{FixedWindowLayer, Quota};
     ///
-    /// let layer = FixedWindowLayer::new(Quota::per_minute(0)).key(global()).on_reject(|parts, why| {
-    ///     let wants_json = parts.headers.get(ACCEPT).is_some_and(|kind| kind == "application/json");
+    /// let layer = FixedWindowLayer::new(Quota::per_minute(0)).key(global()).on_reject(|parts, why|
+    /// {
+    ///     let wants_json = parts.headers.get(ACCEPT).is_some_and(|kind| kind ==
+    /// "application/json");
     ///     match wants_json {
     ///         true => (why.status(), Json(why.message())).into_response(),
     ///         false => (why.status(), why.message()).into_response(),

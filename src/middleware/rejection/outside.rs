@@ -1,4 +1,5 @@
-//! Responses to refusals outside of the layer: a handler's own charge was refused, or its store failed.
+//! Responses to refusals outside of the layer: a handler's own charge was refused, or its store
+//! failed.
 
 use bytes::Bytes;
 use http::{Response, StatusCode};
@@ -11,8 +12,8 @@ use crate::middleware::reason::Reason;
 use crate::quota::Quotas;
 use crate::store::StoreError;
 
-/// 429, with the headers and the body that a layer's refusal has. An outer layer of this crate leaves
-/// them alone, and takes nothing for the request.
+/// 429, with the headers and the body that a layer's refusal has. An outer layer of this crate
+/// leaves them alone, and takes nothing for the request.
 ///
 /// ```
 /// use bytes::Bytes;

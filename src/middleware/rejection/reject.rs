@@ -8,10 +8,11 @@ use http::{HeaderName, HeaderValue, Response, StatusCode};
 
 use super::{Rejection, problem};
 
-/// Makes the response to a refused request: its status, its body, and headers that describe the body.
+/// Makes the response to a refused request: its status, its body, and headers that describe the
+/// body.
 ///
-/// The layer adds the rate-limit headers, `retry-after` and `cache-control`, once, whatever makes the
-/// response. [`ProblemJson`], [`EmptyBody`], [`GitHubBody`] and [`Grpc`] are installed with
+/// The layer adds the rate-limit headers, `retry-after` and `cache-control`, once, whatever makes
+/// the response. [`ProblemJson`], [`EmptyBody`], [`GitHubBody`] and [`Grpc`] are installed with
 /// [`FixedWindowLayer::reject`](crate::FixedWindowLayer::reject), closures with
 /// [`on_reject`](crate::FixedWindowLayer::on_reject), which have the same arguments.
 ///
@@ -92,9 +93,9 @@ impl<B: Default> Reject<B> for EmptyBody {
     }
 }
 
-/// The JSON body of GitHub's API, `{"message": "API rate limit exceeded ..."}`, for clients that were
-/// written for that one. With [`status`](crate::FixedWindowLayer::status) 403 it is what GitHub
-/// answers.
+/// The JSON body of GitHub's API, `{"message": "API rate limit exceeded ..."}`, for clients that
+/// were written for that one. With [`status`](crate::FixedWindowLayer::status) 403 it is what
+/// GitHub answers.
 ///
 /// ```
 /// use http::{Request, StatusCode};
@@ -122,9 +123,9 @@ impl<B: From<Bytes>> Reject<B> for GitHubBody {
     }
 }
 
-/// Trailers-only responses of gRPC: 200 with `grpc-status: 8` (RESOURCE_EXHAUSTED), a message, and the
-/// rate-limit headers as metadata. A plain 429 would reach gRPC clients as UNAVAILABLE, which they
-/// retry at once.
+/// Trailers-only responses of gRPC: 200 with `grpc-status: 8` (RESOURCE_EXHAUSTED), a message, and
+/// the rate-limit headers as metadata. A plain 429 would reach gRPC clients as UNAVAILABLE, which
+/// they retry at once.
 ///
 /// ```
 /// use http::Request;
