@@ -18,14 +18,14 @@ const NOON_MS: u64 = 1_700_000_000_000 / 86_400_000 * 86_400_000 + 12 * 3_600_00
 const FIVE: Quota = Quota::per_minute(5);
 const TWO_IN_TEN: Quota = Quota::new(2, Duration::from_secs(10));
 
-/// What one client asks for in each 5 seconds from 12:00 on, a figure for each, and what passes.
-fn passes(quotas: impl Into<Quotas>, asks: &str) -> String {
+/// What one client sent for in each 5 seconds from 12:00 on, a figure for each, and what passes.
+fn passes(quotas: impl Into<Quotas>, sent: &str) -> String {
     let clock = ManualClock::at_ms(NOON_MS);
     let limiter = Limiter::new(quotas).store(MemoryStore::with_clock(clock.clone()));
     let mut passes = String::new();
-    for figure in asks.chars() {
-        let asks = figure.to_digit(10).unwrap_or(0);
-        let passed = (0..asks).filter(|_| block_on(limiter.check("client")).unwrap().allowed());
+    for figure in sent.chars() {
+        let sent = figure.to_digit(10).unwrap_or(0);
+        let passed = (0..sent).filter(|_| block_on(limiter.check("client")).unwrap().allowed());
         match passed.count() {
             0 => passes.push('.'),
             passed => write!(passes, "{passed}").expect("a string"),
@@ -36,11 +36,11 @@ fn passes(quotas: impl Into<Quotas>, asks: &str) -> String {
 }
 
 /// Asserts that a picture is on the page: its title, when it is, what is asked, and what passes.
-fn on_the_page(title: &str, asks: &str, rows: &[(&str, &str)]) {
+fn on_the_page(title: &str, sent: &str, rows: &[(&str, &str)]) {
     let mut picture = format!("{title}\n\n");
     writeln!(picture, "{:10}12:00       12:01       12:02       12:03", "").expect("a string");
     writeln!(picture, "{:10}|           |           |           |", "").expect("a string");
-    writeln!(picture, "{:10}{asks}", "asks").expect("a string");
+    writeln!(picture, "{:10}{sent}", "sent").expect("a string");
     for (name, passes) in rows {
         writeln!(picture, "{name:10}{passes}").expect("a string");
     }
@@ -49,27 +49,35 @@ fn on_the_page(title: &str, asks: &str, rows: &[(&str, &str)]) {
 
 #[test]
 fn a_window_begins_with_a_full_limit() {
-    let asks = "111111111111111111111111111111111111";
-    on_the_page("5/minute, asked every 5 seconds", asks, &[("passes", &passes(FIVE, asks))]);
-    assert_eq!(passes(FIVE, asks), "11111.......".repeat(3));
+    let sent = "111111111111111111111111111111111111";
+    on_the_page("5/minute, one request every 5 seconds", sent, &[("passed", &passes(FIVE, sent))]);
+    assert_eq!(passes(FIVE, sent), "11111.......".repeat(3));
 }
 
 #[test]
 fn around_a_boundary_twice_the_limit_passes() {
-    let asks = "...........99.......................";
-    on_the_page("5/minute, asked around a boundary", asks, &[("passes", &passes(FIVE, asks))]);
-    assert_eq!(passes(FIVE, asks), "...........55.......................");
+    let sent = "...........99.......................";
+    on_the_page(
+        "5/minute, 9 requests on each side of a boundary",
+        sent,
+        &[("passed", &passes(FIVE, sent))],
+    );
+    assert_eq!(passes(FIVE, sent), "...........55.......................");
 }
 
 #[test]
 fn a_second_shorter_window_removes_the_burst() {
-    let asks = "...........99.......................";
-    let both = passes(FIVE.and(TWO_IN_TEN), asks);
-    on_the_page("5/minute, 2/10s, asked around a boundary", asks, &[("passes", &both)]);
+    let sent = "...........99.......................";
+    let both = passes(FIVE.and(TWO_IN_TEN), sent);
+    on_the_page(
+        "5/minute, 2/10s, 9 requests on each side of a boundary",
+        sent,
+        &[("passed", &both)],
+    );
     assert_eq!(both, "...........22.......................");
-    // Who asks evenly loses nothing by it.
-    let asks = "1..1..1..1..1..1..1..1..1..1..1..1..";
-    assert_eq!(passes(FIVE.and(TWO_IN_TEN), asks), asks);
+    // Who sent evenly loses nothing by it.
+    let sent = "1..1..1..1..1..1..1..1..1..1..1..1..";
+    assert_eq!(passes(FIVE.and(TWO_IN_TEN), sent), sent);
 }
 
 #[test]
@@ -78,25 +86,25 @@ fn the_same_window_half_a_window_later_leaves_no_boundary() {
     let around = "...........99.......................";
     let all = "999999999999999999999999999999999999";
     on_the_page(
-        "5/minute, and once more half a minute later, asked around a boundary",
+        "5/minute, twice, offset by half: 9 requests on each side of a boundary",
         around,
-        &[("passes", &passes(twice, around))],
+        &[("passed", &passes(twice, around))],
     );
     on_the_page(
-        "5/minute, and once more half a minute later, asked all the time",
+        "5/minute, twice, offset by half: 9 requests every 5 seconds",
         all,
-        &[("passes", &passes(twice, all))],
+        &[("passed", &passes(twice, all))],
     );
     assert_eq!(passes(twice, around), "...........5........................");
     assert_eq!(passes(twice, all), "5...........5...........5...........");
     // No half window has more than one limit, wherever it begins.
     let mut random = fastrand::Rng::with_seed(7);
     for _ in 0..200 {
-        let asks: String =
+        let sent: String =
             (0..60).map(|_| *random.choice(&['.', '1', '3', '9']).unwrap()).collect();
-        let figures = passes(twice, &asks);
+        let figures = passes(twice, &sent);
         let passed: Vec<_> = figures.chars().map(|c| c.to_digit(10).unwrap_or(0)).collect();
-        assert!(passed.windows(6).all(|half| half.iter().sum::<u32>() <= 5), "{asks}\n{figures}");
+        assert!(passed.windows(6).all(|half| half.iter().sum::<u32>() <= 5), "{sent}\n{figures}");
     }
 }
 
@@ -108,22 +116,22 @@ fn a_window_from_the_first_request_has_its_boundary_elsewhere() {
     assert_eq!(passes(quota, naive), "...........5........................");
     assert_eq!(passes(quota, patient), "1..........45.......................");
     on_the_page(
-        "5/minute from the first request, asked around the minute",
+        "5/minute from the first request, 9 requests on each side of the minute",
         naive,
-        &[("passes", &passes(quota, naive))],
+        &[("passed", &passes(quota, naive))],
     );
     on_the_page(
-        "5/minute from the first request, by one who has opened the window before",
+        "5/minute from the first request, by a client that opened its window earlier",
         patient,
-        &[("passes", &passes(quota, patient))],
+        &[("passed", &passes(quota, patient))],
     );
 }
 
 #[test]
 fn unused_tokens_roll_over() {
-    let asks = "99..........11..........99..........";
-    let kept = passes(FIVE.rollover_up_to(8), asks);
-    on_the_page("5/minute, rollover up to 8", asks, &[("passes", &kept)]);
+    let sent = "99..........11..........99..........";
+    let kept = passes(FIVE.rollover_up_to(8), sent);
+    on_the_page("5/minute, rollover up to 8", sent, &[("passed", &kept)]);
     assert_eq!(kept, "8...........11..........8...........");
 }
 

@@ -190,7 +190,7 @@ fn several_windows() -> Picture {
     Picture::new(
         "several-windows",
         svg,
-        "Around a boundary 10 of 18 requests pass under one window, 4 or 5 under two",
+        "Nine requests just before a boundary and nine just after it: 10 pass under one window, 4 or 5 under two",
         "The same nine requests just before 12:01 and nine just after, three times. Under 5/minute ten \
          pass. With a second window of 2 in 10 seconds four pass. With the same minute once more, half a \
          minute later, five pass: that window spans the boundary of the other.",
