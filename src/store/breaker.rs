@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 #[cfg(feature = "redis")]
 use std::sync::atomic::AtomicBool;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -25,6 +25,8 @@ struct Parts {
     /// How many fail: mostly none, and then nothing is locked.
     failing: AtomicUsize,
     domains: Mutex<HashMap<u64, Failures>>,
+    /// How many calls have tested the store, over all outages.
+    probes: AtomicU64,
     /// A task is waiting for the store to answer again.
     #[cfg(feature = "redis")]
     listens: AtomicBool,
@@ -36,7 +38,6 @@ struct Failures {
     next: Instant,
     /// The call that tests the store, and when it is given up.
     probe: Option<(u64, Instant)>,
-    probes: u64,
 }
 
 impl Failures {
@@ -66,12 +67,12 @@ impl Breaker {
             if is_tried || now < failures.next {
                 return None;
             }
-            failures.probes += 1;
+            let number = self.0.probes.fetch_add(1, Ordering::Relaxed);
             failures.next = now + PAUSE;
             // What is too far away to be an instant is given up anew at each look.
             let until = now.checked_add(longest.unwrap_or(PAUSE));
-            failures.probe = until.map(|until| (failures.probes, until));
-            probe = Some(failures.probes);
+            failures.probe = until.map(|until| (number, until));
+            probe = Some(number);
         }
         Some(Attempt { breaker: self.clone(), domain, probe })
     }
@@ -98,7 +99,6 @@ impl Breaker {
                 in_a_row: 0,
                 next: now,
                 probe: None,
-                probes: 0,
             });
             failures.in_a_row = failures.in_a_row.saturating_add(1);
             failures.next = now + PAUSE;
