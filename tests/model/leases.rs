@@ -350,6 +350,23 @@ fn a_runtime_that_ends_leaves_no_waiter_blocked() {
     paused(async { assert!(limiter.check("bob").await.expect("it answers").allowed()) });
 }
 
+#[tokio::test(start_paused = true)]
+async fn after_a_reset_by_another_process_leases_report_the_new_count() {
+    let server = Server::start();
+    let limiter = limiter(&server.node(), Quota::per_hour(1_000), 100);
+    warm_up(&limiter, 900).await;
+    let other = self::limiter(&server.node(), Quota::per_hour(1_000), 100);
+    other.reset("alice").await.expect("it answers");
+    // What was leased before may be spent, and is reported as it was.
+    warm_up(&limiter, 100).await;
+    let calls = server.calls();
+    for _ in 0..100 {
+        let decision = check(&limiter).await;
+        assert!(decision.used() <= 400, "{decision:?}");
+    }
+    assert!(server.calls() - calls < 20, "{} calls", server.calls() - calls);
+}
+
 /// What nodes under load have done in a window.
 #[derive(Default, Clone, Copy)]
 struct Seen {

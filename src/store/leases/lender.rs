@@ -77,7 +77,6 @@ impl Lender {
         if let Some(last) = page.alive().filter(|last| last.start == lease.start) {
             lease.left += last.left;
             lease.limit = lease.limit.max(last.limit);
-            lease.used = lease.used.max(last.used);
         }
         let is_looked_after = |lease: &Lease| {
             lease.left == 0 || self.look_after(page.id(), charge.clone(), lease.taken, quota)
