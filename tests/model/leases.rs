@@ -367,6 +367,20 @@ async fn after_a_reset_by_another_process_leases_report_the_new_count() {
     assert!(server.calls() - calls < 20, "{} calls", server.calls() - calls);
 }
 
+/// More than the table has places for.
+#[tokio::test(start_paused = true)]
+async fn keys_that_were_quiet_for_long_leave_room_for_hot_ones() {
+    let server = Server::start();
+    let limiter = limiter(&server.node(), Quota::per_month(1_000), 100);
+    for key in 0..130_000_u64 {
+        assert!(limiter.check(key).await.expect("it answers").allowed());
+    }
+    sleep(300 * SECOND).await;
+    let calls = server.calls();
+    warm_up(&limiter, 200).await;
+    assert!(server.calls() - calls < 20, "{} calls", server.calls() - calls);
+}
+
 /// What nodes under load have done in a window.
 #[derive(Default, Clone, Copy)]
 struct Seen {
