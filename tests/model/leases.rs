@@ -381,6 +381,24 @@ async fn keys_that_were_quiet_for_long_leave_room_for_hot_ones() {
     assert!(server.calls() - calls < 20, "{} calls", server.calls() - calls);
 }
 
+#[tokio::test(start_paused = true)]
+async fn leases_that_cannot_be_looked_after_take_no_more_calls_than_none() {
+    let server = Server::start();
+    let limiter = limiter(&server.node(), Quota::per_hour(1_000), 100);
+    for _ in 0..2 {
+        for key in 0..17_000_u64 {
+            assert!(limiter.check(key).await.expect("it answers").allowed());
+        }
+    }
+    let calls = server.calls();
+    warm_up(&limiter, 100).await;
+    // What is returned is so in the background.
+    sleep(MS).await;
+    // The first lease is returned, before it is known that there are too many.
+    assert_eq!(server.calls() - calls, 101);
+    assert_eq!(limiter.peek("alice").await.expect("it answers").used(), 100);
+}
+
 /// What nodes under load have done in a window.
 #[derive(Default, Clone, Copy)]
 struct Seen {

@@ -83,7 +83,8 @@ impl Lender {
         };
         if !(known && is_looked_after(&lease) && page.set(lease)) {
             excess += lease.left;
-            lease.left = 0;
+            // Nor are more tokens asked for next time.
+            (lease.left, lease.demand) = (0, 0);
             if known {
                 page.set(lease);
             }
