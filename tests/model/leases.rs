@@ -399,6 +399,24 @@ async fn leases_that_cannot_be_looked_after_take_no_more_calls_than_none() {
     assert_eq!(limiter.peek("alice").await.expect("it answers").used(), 100);
 }
 
+/// With the runtime that a key was leased in ends the task that looks after its lease.
+#[test]
+fn unused_leased_tokens_are_returned_in_a_later_runtime() {
+    let limiter = paused(async {
+        let server = Server::start();
+        let limiter = limiter(&server.node(), Quota::per_hour(1_000), 100);
+        warm_up(&limiter, 8).await;
+        limiter
+    });
+    paused(async {
+        warm_up(&limiter, 8).await;
+        let used = async || limiter.peek("alice").await.expect("it answers").used();
+        assert!(used().await > 16, "some are leased");
+        sleep(30 * SECOND).await;
+        assert_eq!(used().await, 16);
+    });
+}
+
 /// What nodes under load have done in a window.
 #[derive(Default, Clone, Copy)]
 struct Seen {
