@@ -448,3 +448,27 @@ async fn the_store_reconnects_when_its_master_becomes_a_replica_without_data() {
     assert!(back < Duration::from_secs(1), "{back:?}");
     load.finish("turned into a replica").await;
 }
+
+/// Before it returns a future.
+#[tokio::test]
+async fn a_connect_closure_that_panics_is_not_called_in_a_circle() {
+    let Some(server) = Server::start() else { return };
+    let (calls, works) = (Arc::new(AtomicU16::new(0)), Arc::new(AtomicBool::new(false)));
+    let (counted, may, url) = (Arc::clone(&calls), Arc::clone(&works), server.url());
+    let store = RedisStore::connecting(move || {
+        counted.fetch_add(1, Ordering::SeqCst);
+        assert!(may.load(Ordering::SeqCst), "no address yet");
+        let client = redis::Client::open(url.as_str());
+        async move { client?.get_multiplexed_async_connection().await }
+    });
+    let limiter = limiter(store, LIMIT);
+    assert!(limiter.check("ann").await.expect("memory answers").is_local());
+    let calls = calls.load(Ordering::SeqCst);
+    assert!(calls < 8, "{calls} calls");
+    works.store(true, Ordering::SeqCst);
+    let start = Instant::now();
+    while limiter.check("ann").await.expect("it answers").is_local() {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        assert!(start.elapsed() < Duration::from_secs(5), "it connects");
+    }
+}
