@@ -289,3 +289,23 @@ async fn a_key_of_another_type_fails_alone() {
         }
     }
 }
+
+/// The same for a field of the hash.
+#[tokio::test]
+async fn a_key_with_a_field_that_is_no_count_fails_alone() {
+    let Some(server) = Server::start() else { return };
+    let store = RedisStore::new(server.url()).expect("an address");
+    let limiter = Limiter::new(Quota::per_day(1_000)).name("outage").store(store);
+    let month = Quota::per_month(1_000);
+    let saved = Quota::per_hour(1_000).rollover_up_to(2_000);
+    for (quota, field) in
+        [(Quota::per_day(1_000), "86400000+0"), (month, "month+1@UTC"), (saved, "3600000+0")]
+    {
+        let limiter = limiter.with_quotas(quota);
+        server.ask::<u64>(&["HSET", "tfw1:{outage:u1}", field, "no count"]);
+        for _ in 0..10 {
+            assert!(limiter.check(1_u64).await.expect("it answers").is_local(), "{quota}");
+        }
+        assert!(!limiter.check(2_u64).await.expect("it answers").is_local(), "{quota}");
+    }
+}
