@@ -3,9 +3,10 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Slots up to and with `last` are on a node.
+/// Slots from `first` to `last` are on a node.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) struct Range {
+    pub(super) first: u16,
     pub(super) last: u16,
     /// A hash of its address.
     pub(super) node: u64,
@@ -41,9 +42,8 @@ impl Shards {
                 nodes.push((range.node, Health::heard_at(now)));
             }
         }
-        if nodes.is_empty() {
-            nodes.push((0, Health::heard_at(now)));
-        }
+        // Slots that no node has fail by themselves; what has no slots is one.
+        nodes.push((0, Health::heard_at(now)));
         Self { ranges, nodes }
     }
 
@@ -52,8 +52,9 @@ impl Shards {
         let Some(key) = key.filter(|_| self.nodes.len() > 1) else { return 0 };
         let slot = slot(key);
         let range = self.ranges.partition_point(|range| range.last < slot);
-        let node = self.ranges.get(range).map(|range| range.node);
-        self.nodes.iter().position(|(of, _)| Some(*of) == node).unwrap_or(0)
+        let range = self.ranges.get(range).filter(|range| range.first <= slot);
+        let node = range.map_or(0, |range| range.node);
+        self.nodes.iter().position(|(of, _)| *of == node).unwrap_or(0)
     }
 
     pub(super) fn node(&self, part: usize) -> u64 {
@@ -207,10 +208,17 @@ mod tests {
 
     #[test]
     fn a_shard_is_found_by_the_slot_of_its_key() {
-        let range = |last, node| Range { last, node };
-        let shards = Shards::new(vec![range(16_383, 3), range(5_460, 1), range(10_922, 2)], 0);
-        let node = |key: &str| shards.node(shards.of(Some(key.as_bytes())));
-        assert_eq!((node("b"), node("{}a"), node("a")), (1, 2, 3));
-        assert_eq!(shards.of(None), 0);
+        let range = |first, last, node| Range { first, last, node };
+        let all = [range(10_923, 16_383, 3), range(0, 5_460, 1), range(5_461, 10_922, 2)];
+        let nodes = |ranges: &[Range]| {
+            let shards = Shards::new(ranges.to_vec(), 0);
+            assert_eq!(shards.of(None), 0);
+            ["b", "{}a", "a"].map(|key| shards.node(shards.of(Some(key.as_bytes()))))
+        };
+        assert_eq!(nodes(&all), [1, 2, 3]);
+        // Slots that no node has share no breaker with those of a node.
+        assert_eq!(nodes(&all[..2]), [1, 0, 3]);
+        assert_eq!(nodes(&all[1..]), [1, 2, 0]);
+        assert_eq!(nodes(&all[..1]), [0, 0, 3]);
     }
 }
