@@ -11,6 +11,7 @@ use tokio::time::{sleep, timeout};
 use tower_fixed_window::store::RedisStore;
 use tower_fixed_window::{Limiter, Quota};
 
+use crate::proxy::Proxy;
 use crate::server::{ALONE, Server};
 use crate::slow_link::Far;
 
@@ -168,4 +169,40 @@ fn waiting_for_a_lease_of_a_blocked_runtime_ends_with_the_deadline() {
     let answer =
         other.block_on(async { timeout(Duration::from_secs(10), is_local(&limiter, 0)).await });
     assert_eq!(answer, Ok(true));
+}
+
+/// Closes a connection that was used lately: that shows with the next call.
+async fn closed(server: &Server, proxy: &Proxy, limiter: &Limiter) {
+    // Next time they share a call.
+    while at_once(limiter, 10..20).await.contains(&true) {}
+    proxy.set_silent(true);
+    server.ask::<u64>(&["CLIENT", "KILL", "TYPE", "normal"]);
+    sleep(Duration::from_millis(50)).await;
+}
+
+#[tokio::test]
+async fn a_charge_that_waits_for_another_connection_is_withdrawn_with_its_caller() {
+    let _alone = ALONE.lock().await;
+    let Some(server) = Server::start() else { return };
+    let proxy = Proxy::to(server.port);
+    let limiter = limiter(store(proxy.port).deadline(Duration::from_secs(5)));
+    closed(&server, &proxy, &limiter).await;
+    assert!(timeout(Duration::from_millis(100), is_local(&limiter, 1)).await.is_err());
+    proxy.set_silent(false);
+    assert!(!is_local(&limiter, 2).await);
+    sleep(Duration::from_millis(100)).await;
+    let standing = limiter.peek(1_u64).await.expect("it answers");
+    assert_eq!((standing.used(), standing.is_local()), (0, false), "it was never sent before");
+}
+
+#[tokio::test]
+async fn calls_that_find_no_other_connection_in_time_are_not_counted_as_store_failures() {
+    let _alone = ALONE.lock().await;
+    let Some(server) = Server::start() else { return };
+    let proxy = Proxy::to(server.port);
+    let limiter = limiter(store(proxy.port));
+    closed(&server, &proxy, &limiter).await;
+    assert_eq!(at_once(&limiter, 0..10).await, [true; 10]);
+    let error = limiter.without_fallback().check(0_u64).await.expect_err("it is silent");
+    assert_eq!(error.to_string(), "Redis can't be reached", "the breaker is closed");
 }

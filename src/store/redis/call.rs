@@ -151,13 +151,13 @@ impl Silent {
 }
 
 /// Sends what is still wanted of a batch; again only if it was refused because its script is
-/// missing.
+/// missing, or if the connection had ended before: nothing was sent over it.
 async fn send(
     link: &Link,
     over: &mut Option<Connection>,
     batch: &mut Vec<Waiting>,
 ) -> RedisResult<Answers> {
-    let connection = over.insert(link.get().await?);
+    let mut connection = over.insert(link.get().await?);
     let mut loads = 0..LOADS;
     loop {
         let now = Instant::now();
@@ -179,8 +179,17 @@ async fn send(
             }
         };
         match answers {
+            Err(_) if connection.had_ended() => {
+                if let Some(ended) = over.take() {
+                    ended.leave();
+                }
+                connection = over.insert(link.get().await?);
+            }
             Err(error) if script::is_missing(&error) && loads.next().is_some() => {
-                script.load_async(connection).await?;
+                let loaded = script.load_async(connection).await;
+                if !connection.had_ended() {
+                    loaded?;
+                }
             }
             answers => {
                 return answers.map(|answers| Answers { answers, took: Some(now.elapsed()) });

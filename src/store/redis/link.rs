@@ -143,7 +143,8 @@ impl Link {
             if !idle && !silent {
                 let (connection, made) = (connection.boxed(), current.made);
                 let link = self.clone();
-                let connection = Connection { connection, link, made, shards, part, at: now };
+                let (at, unsent) = (now, false);
+                let connection = Connection { connection, link, made, shards, part, at, unsent };
                 return Ok(Look::Ready(connection));
             }
             let check = self.check(&current, part);
@@ -243,8 +244,7 @@ impl Link {
     }
 }
 
-/// What a call is sent over: a connection, and if that turns out to have ended before anything was
-/// sent, the next one.
+/// What a call is sent over.
 pub(super) struct Connection {
     connection: Box<dyn Handle>,
     link: Link,
@@ -252,42 +252,40 @@ pub(super) struct Connection {
     shards: Arc<Shards>,
     part: usize,
     at: u64,
+    /// The last command was not sent.
+    unsent: bool,
 }
 
 impl Connection {
-    /// The answer, and whether it says that nothing was sent.
-    async fn send(&mut self, cmd: &Cmd) -> (RedisResult<Value>, bool) {
+    async fn send(&mut self, cmd: &Cmd) -> RedisResult<Value> {
         let (upkeep, health) = (&*self.link.upkeep, self.shards.health(self.part));
         let start = Instant::now();
         health.send(upkeep.now());
-        let answer = noting_unsent(self.connection.req_packed_command(cmd)).await;
-        if answer.0.is_ok() {
+        let (answer, unsent) = noting_unsent(self.connection.req_packed_command(cmd)).await;
+        if answer.is_ok() {
             upkeep.took(start.elapsed());
             health.hear(upkeep.now(), false);
         }
+        self.unsent = unsent;
         answer
     }
 
-    /// Takes the next one.
-    async fn replace(&mut self) -> RedisResult<()> {
+    /// Whether the last command was not sent because the connection had ended, and there may be
+    /// another one.
+    pub(super) fn had_ended(&self) -> bool {
+        self.unsent && self.link.upkeep.connect.is_some()
+    }
+
+    /// Another one is needed.
+    pub(super) fn leave(self) {
         let now = self.link.upkeep.now();
         self.link.lost(self.made, &self.shards, self.part, now, None);
-        let link = self.link.clone();
-        *self = link.get().await?;
-        Ok(())
     }
 }
 
 impl ConnectionLike for Connection {
     fn req_packed_command<'a>(&'a mut self, cmd: &'a Cmd) -> RedisFuture<'a, Value> {
-        Box::pin(async move {
-            let (answer, unsent) = self.send(cmd).await;
-            if !unsent || self.link.upkeep.connect.is_none() {
-                return answer;
-            }
-            self.replace().await?;
-            self.send(cmd).await.0
-        })
+        Box::pin(self.send(cmd))
     }
 
     fn req_packed_commands<'a>(
