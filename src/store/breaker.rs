@@ -95,11 +95,8 @@ impl Breaker {
             domains.remove(&domain);
         } else {
             let now = Instant::now();
-            let failures = domains.entry(domain).or_insert(Failures {
-                in_a_row: 0,
-                next: now,
-                probe: None,
-            });
+            let failures =
+                domains.entry(domain).or_insert(Failures { in_a_row: 0, next: now, probe: None });
             failures.in_a_row = failures.in_a_row.saturating_add(1);
             failures.next = now + PAUSE;
         }

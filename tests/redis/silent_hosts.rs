@@ -309,3 +309,30 @@ async fn a_key_with_a_field_that_is_no_count_fails_alone() {
         assert!(!limiter.check(2_u64).await.expect("it answers").is_local(), "{quota}");
     }
 }
+
+/// All nodes of a cluster are to load a script, and one of them may be gone.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_healthy_shard_without_scripts_answers_while_another_is_dead() {
+    let _alone = ALONE.lock().await;
+    for freezes in [false, true] {
+        let options = ["--cluster-require-full-coverage", "no"];
+        let Some(mut nodes) = cluster_with(&options) else { return };
+        let keys: Vec<u64> = nodes.iter().map(key_on).collect();
+        let store = RedisStore::cluster(ClusterClient::new(urls(&nodes)).expect("addresses"));
+        let store = store.deadline(Duration::from_secs(2));
+        let limiter = limiter(store, 1_000_000).without_fallback();
+        for key in &keys {
+            let _ = limiter.check(*key).await.expect("Redis answers");
+        }
+        if freezes {
+            nodes[1].freeze();
+        } else {
+            nodes[1].kill();
+        }
+        for _ in 0..3 {
+            nodes[0].ask::<String>(&["SCRIPT", "FLUSH"]);
+            let answer = limiter.check(keys[0]).await;
+            assert!(answer.is_ok(), "frozen: {freezes}: {answer:?}");
+        }
+    }
+}

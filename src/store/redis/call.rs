@@ -16,6 +16,8 @@ use super::link::{Connection, Link};
 use super::script::{self, Answer, LOADS, MANY, ONE};
 use super::waiting::Waiting;
 
+/// How long to wait for all nodes of a cluster to load a script.
+const LOAD: Duration = Duration::from_millis(50);
 /// How long to listen for a server that has missed a deadline.
 const PATIENCE: Duration = Duration::from_secs(2);
 
@@ -186,9 +188,17 @@ async fn send(
                 connection = over.insert(link.get().await?);
             }
             Err(error) if script::is_missing(&error) && loads.next().is_some() => {
-                let loaded = script.load_async(connection).await;
-                if !connection.had_ended() {
-                    loaded?;
+                // All nodes of a cluster load it, and one of them may be gone. Then the others have
+                // it soon.
+                let loading = script.load_async(connection);
+                let loaded = match link.is_sharded() {
+                    true => timeout(LOAD, loading).await.ok().filter(|_| loads.is_empty()),
+                    false => Some(loading.await),
+                };
+                if !connection.had_ended()
+                    && let Some(Err(error)) = loaded
+                {
+                    return Err(error);
                 }
             }
             answers => {

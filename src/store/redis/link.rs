@@ -102,6 +102,10 @@ impl Link {
         Self { upkeep: Arc::clone(&self.upkeep), key: self.upkeep.sharded.then(|| key.into()) }
     }
 
+    pub(super) fn is_sharded(&self) -> bool {
+        self.upkeep.sharded
+    }
+
     /// What fails together with this key: its shard, by the address of its server.
     pub(super) fn domain(&self, key: impl FnOnce() -> String) -> u64 {
         if !self.upkeep.sharded {
