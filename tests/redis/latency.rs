@@ -206,3 +206,19 @@ async fn calls_that_find_no_other_connection_in_time_are_not_counted_as_store_fa
     let error = limiter.without_fallback().check(0_u64).await.expect_err("it is silent");
     assert_eq!(error.to_string(), "Redis can't be reached", "the breaker is closed");
 }
+
+/// The requests that wait there may, but the next one asks anew.
+#[test]
+fn a_lease_requested_in_a_blocked_runtime_does_not_block_its_key() {
+    let Some(server) = Server::start() else { return };
+    let limiter = limiter(store(server.port)).leases(100);
+    let (still, other) = (runtime(), runtime());
+    let mut waiting = Box::pin(is_local(&limiter, 0));
+    begin(&still, &mut waiting);
+    other.block_on(async {
+        assert!(is_local(&limiter, 0).await);
+        for _ in 0..3 {
+            assert!(!is_local(&limiter, 0).await);
+        }
+    });
+}
