@@ -274,7 +274,6 @@ impl RedisStore {
     }
 
     fn over(link: Link) -> Self {
-        link.set_patience(DEADLINE);
         let breaker = Breaker::default();
         Self {
             gather: Some(Gather::new(link.clone(), breaker.clone())),
@@ -309,7 +308,6 @@ impl RedisStore {
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
         self.remote = self.remote.keeping_deadline(deadline);
-        self.link.set_patience(deadline);
         self
     }
 

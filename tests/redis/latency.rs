@@ -222,3 +222,17 @@ fn a_lease_requested_in_a_blocked_runtime_does_not_block_its_key() {
         }
     });
 }
+
+/// Clones share the connection, and each has its own deadline.
+#[tokio::test]
+async fn a_short_deadline_of_one_clone_does_not_shorten_that_of_another() {
+    let _alone = ALONE.lock().await;
+    let Some(server) = Server::start() else { return };
+    let proxy = Proxy::to(server.port).delay(Duration::from_millis(30));
+    let patient = RedisStore::new(proxy.url()).expect("an address");
+    let patient = patient.deadline(Duration::from_secs(5));
+    let hasty = limiter(patient.clone().deadline(Duration::from_millis(10)));
+    let patient = limiter(patient);
+    assert!(!is_local(&patient, 0).await, "connecting takes several round trips");
+    drop(hasty);
+}

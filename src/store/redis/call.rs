@@ -159,7 +159,8 @@ async fn send(
     over: &mut Option<Connection>,
     batch: &mut Vec<Waiting>,
 ) -> RedisResult<Answers> {
-    let mut connection = over.insert(link.get().await?);
+    let patience = batch.iter().map(|waiting| waiting.patience).max().unwrap_or_default();
+    let mut connection = over.insert(link.get(patience).await?);
     let mut loads = 0..LOADS;
     loop {
         let now = Instant::now();
@@ -185,7 +186,7 @@ async fn send(
                 if let Some(ended) = over.take() {
                     ended.leave();
                 }
-                connection = over.insert(link.get().await?);
+                connection = over.insert(link.get(patience).await?);
             }
             Err(error) if script::is_missing(&error) && loads.next().is_some() => {
                 // All nodes of a cluster load it, and one of them may be gone. Then the others have

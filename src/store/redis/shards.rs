@@ -21,8 +21,8 @@ pub(super) struct Shards {
 #[derive(Default)]
 pub(super) struct Health {
     heard: AtomicU64,
-    /// When the first call since then was sent, plus 1; 0: none was.
-    sent: AtomicU64,
+    /// Until when the first call since then is to be answered, plus 1; 0: none was sent.
+    unanswered: AtomicU64,
     /// Since when it is missed, plus 1; 0: it is well.
     lost: AtomicU64,
     /// When the task that tries it is given up.
@@ -110,19 +110,20 @@ impl Health {
         self.heard.load(Ordering::Relaxed)
     }
 
-    pub(super) fn send(&self, now: u64) {
-        if self.sent.load(Ordering::Relaxed) == 0 {
-            self.sent.store(now + 1, Ordering::Relaxed);
+    /// A call is sent that is to be answered until then.
+    pub(super) fn send(&self, until: u64) {
+        if self.unanswered.load(Ordering::Relaxed) == 0 {
+            self.unanswered.store(until + 1, Ordering::Relaxed);
         }
     }
 
-    /// When the first call was sent of those that nothing was heard after.
+    /// Until when the first call is to be answered of those that nothing was heard after.
     pub(super) fn unanswered(&self) -> Option<u64> {
-        self.sent.load(Ordering::Relaxed).checked_sub(1)
+        self.unanswered.load(Ordering::Relaxed).checked_sub(1)
     }
 
     pub(super) fn hear(&self, now: u64, proved: bool) {
-        self.sent.store(0, Ordering::Relaxed);
+        self.unanswered.store(0, Ordering::Relaxed);
         self.heard.fetch_max(now, Ordering::Relaxed);
         if proved && !self.proved.load(Ordering::Relaxed) {
             self.proved.store(true, Ordering::Relaxed);
