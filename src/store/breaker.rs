@@ -1,8 +1,6 @@
 //! Stops calls to a store that keeps failing, except for a call now and then that tests it (S32).
 
 use std::collections::HashMap;
-#[cfg(feature = "redis")]
-use std::sync::atomic::AtomicBool;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -27,9 +25,9 @@ struct Parts {
     domains: Mutex<HashMap<u64, Failures>>,
     /// How many calls have tested the store, over all outages.
     probes: AtomicU64,
-    /// A task is waiting for the store to answer again.
+    /// How long a task waits for the store to answer again, if there is one.
     #[cfg(feature = "redis")]
-    listens: AtomicBool,
+    listens: Mutex<Option<Instant>>,
 }
 
 struct Failures {
@@ -103,11 +101,21 @@ impl Breaker {
         self.0.failing.store(domains.len(), Ordering::Relaxed);
     }
 
-    /// Finds out when a store that fails as a whole answers again; one at a time.
+    /// Finds out for this time when a store that fails as a whole answers again; one at a time.
     #[cfg(feature = "redis")]
-    pub(super) fn listener(&self) -> Option<Listener> {
-        let listens = self.0.listens.swap(true, Ordering::Relaxed);
-        (!listens).then(|| Listener(self.clone()))
+    pub(super) fn listener(&self, time: Duration) -> Option<Listener> {
+        let (mut listens, now) = (self.listens(), Instant::now());
+        // The runtime of the one before may stand still.
+        let is_first = listens.is_none_or(|until| until <= now);
+        is_first.then(|| {
+            *listens = Some(now + time);
+            Listener(self.clone())
+        })
+    }
+
+    #[cfg(feature = "redis")]
+    fn listens(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.0.listens.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn domains(&self) -> MutexGuard<'_, HashMap<u64, Failures>> {
@@ -154,6 +162,6 @@ impl Listener {
 #[cfg(feature = "redis")]
 impl Drop for Listener {
     fn drop(&mut self) {
-        self.0.0.listens.store(false, Ordering::Relaxed);
+        *self.0.listens() = None;
     }
 }

@@ -1,7 +1,7 @@
 //! Connections that were closed or forgotten while nobody asked: nodes share one count all the same.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 

@@ -236,3 +236,31 @@ async fn a_short_deadline_of_one_clone_does_not_shorten_that_of_another() {
     assert!(!is_local(&patient, 0).await, "connecting takes several round trips");
     drop(hasty);
 }
+
+/// Nor does one that listens for the server in a runtime that nobody drives any more.
+#[test]
+fn a_blocked_runtime_does_not_delay_the_end_of_an_outage() {
+    let _alone = ALONE.blocking_lock();
+    let Some(server) = Server::start() else { return };
+    let limiter = limiter(store(server.port));
+    let (still, other) = (runtime(), runtime());
+    other.block_on(async { while is_local(&limiter, 0).await {} });
+    server.freeze();
+    still.block_on(async { assert_eq!(at_once(&limiter, 0..10).await, [true; 10]) });
+    // It was to listen for two seconds.
+    other.block_on(async { sleep(Duration::from_secs(3)).await });
+    server.thaw();
+    other.block_on(async {
+        while is_local(&limiter, 0).await {
+            sleep(Duration::from_millis(10)).await;
+        }
+        server.freeze();
+        assert_eq!(at_once(&limiter, 0..10).await, [true; 10]);
+        server.thaw();
+        let answered: String = server.ask(&["PING"]);
+        assert_eq!(answered, "PONG");
+        sleep(Duration::from_millis(100)).await;
+        assert!(!is_local(&limiter, 0).await);
+    });
+    drop(still);
+}

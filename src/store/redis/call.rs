@@ -116,7 +116,7 @@ impl Ended {
             }
             (None, None) => batch.into_iter().for_each(Waiting::withdraw),
             (None, Some(over)) => {
-                let listener = breaker.listener();
+                let listener = breaker.listener(PATIENCE);
                 batch.into_iter().for_each(|waiting| answer(waiting, Err(late())));
                 // Other parts of a cluster may answer.
                 let listener = listener.filter(|_| domain == 0)?;
