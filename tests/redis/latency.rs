@@ -264,3 +264,29 @@ fn a_blocked_runtime_does_not_delay_the_end_of_an_outage() {
     });
     drop(still);
 }
+
+/// It has as many calls in flight as may be, and they hold their places until their deadlines.
+#[test]
+#[ignore = "the places for calls in flight are shared by all runtimes"]
+fn many_calls_in_a_blocked_runtime_do_not_block_calls_in_another() {
+    let Some(server) = Server::start() else { return };
+    let limiter = limiter(store(server.port));
+    let (still, other) = (runtime(), runtime());
+    other.block_on(async {
+        for _ in 0..20 {
+            let _ = is_local(&limiter, 0).await;
+        }
+        assert!(!is_local(&limiter, 0).await);
+    });
+    still.block_on(async {
+        for key in 1..100 {
+            let limiter = limiter.clone();
+            tokio::spawn(async move { is_local(&limiter, key).await });
+            for _ in 0..6 {
+                tokio::task::yield_now().await;
+            }
+        }
+    });
+    assert!(!other.block_on(is_local(&limiter, 0)));
+    drop(still);
+}
