@@ -252,6 +252,16 @@ async fn a_silent_sentinel_does_not_delay_the_connection() {
     assert!(took < SECOND, "{took:?}");
 }
 
+/// Its refusal comes before the others' answers.
+#[tokio::test]
+async fn a_killed_sentinel_does_not_prevent_the_connection() {
+    let _alone = ALONE.lock().await;
+    let Some(mut watched) = watched() else { return };
+    watched.sentinels[0].kill();
+    let took = joins(&limiter(watched.store(), 1_000_000)).await;
+    assert!(took < SECOND, "{took:?}");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn the_store_recovers_when_a_master_and_a_sentinel_fall_silent_together() {
     let _alone = ALONE.lock().await;
