@@ -25,6 +25,8 @@ pub(super) const SHARE: u64 = 16;
 const HOT: i64 = 100;
 /// And no longer than this, in milliseconds: in a long window it would have been returned.
 const MAX_HOT: i64 = 10_000;
+/// For how long it is remembered what a key demanded, in milliseconds, and for two windows at most.
+const MAX_KEPT: i64 = 120_000;
 /// Keys that were leased lately: some 9 MB.
 const MAX_KEYS: usize = 100_000;
 
@@ -40,8 +42,8 @@ struct Pages {
     time: Stopwatch,
 }
 
-/// Tokens of a key, taken from the store with one call and spent here. It is remembered for two
-/// windows, as the next lease depends on how soon it was spent.
+/// Tokens of a key, taken from the store with one call and spent here. It is remembered for a while
+/// after that, as the next lease depends on how soon it was spent.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Lease {
     /// When its tokens expire, on this process's clock.
@@ -163,7 +165,8 @@ impl Page<'_> {
 
     /// `false`: it could not be kept.
     pub(super) fn set(&mut self, lease: Lease) -> bool {
-        let until = lease.dies.max(lease.taken + 2 * self.quota.window as i64);
+        let kept = lease.taken + (2 * self.quota.window as i64).min(MAX_KEPT);
+        let until = if lease.left > 0 { lease.dies.max(kept) } else { kept };
         self.entries.set(self.quota, until, lease)
     }
 

@@ -1,9 +1,7 @@
 //! Stops calls to a store that keeps failing, except for a call now and then that tests it (S32).
 
 use std::collections::HashMap;
-#[cfg(feature = "redis")]
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -25,9 +23,11 @@ struct Parts {
     /// How many fail: mostly none, and then nothing is locked.
     failing: AtomicUsize,
     domains: Mutex<HashMap<u64, Failures>>,
-    /// A task is waiting for the store to answer again.
+    /// How many calls have tested the store, over all outages.
+    probes: AtomicU64,
+    /// How long a task waits for the store to answer again, if there is one.
     #[cfg(feature = "redis")]
-    listens: AtomicBool,
+    listens: Mutex<Option<Instant>>,
 }
 
 struct Failures {
@@ -36,7 +36,6 @@ struct Failures {
     next: Instant,
     /// The call that tests the store, and when it is given up.
     probe: Option<(u64, Instant)>,
-    probes: u64,
 }
 
 impl Failures {
@@ -66,12 +65,12 @@ impl Breaker {
             if is_tried || now < failures.next {
                 return None;
             }
-            failures.probes += 1;
+            let number = self.0.probes.fetch_add(1, Ordering::Relaxed);
             failures.next = now + PAUSE;
             // What is too far away to be an instant is given up anew at each look.
             let until = now.checked_add(longest.unwrap_or(PAUSE));
-            failures.probe = until.map(|until| (failures.probes, until));
-            probe = Some(failures.probes);
+            failures.probe = until.map(|until| (number, until));
+            probe = Some(number);
         }
         Some(Attempt { breaker: self.clone(), domain, probe })
     }
@@ -94,23 +93,29 @@ impl Breaker {
             domains.remove(&domain);
         } else {
             let now = Instant::now();
-            let failures = domains.entry(domain).or_insert(Failures {
-                in_a_row: 0,
-                next: now,
-                probe: None,
-                probes: 0,
-            });
+            let failures =
+                domains.entry(domain).or_insert(Failures { in_a_row: 0, next: now, probe: None });
             failures.in_a_row = failures.in_a_row.saturating_add(1);
             failures.next = now + PAUSE;
         }
         self.0.failing.store(domains.len(), Ordering::Relaxed);
     }
 
-    /// Finds out when a store that fails as a whole answers again; one at a time.
+    /// Finds out for this time when a store that fails as a whole answers again; one at a time.
     #[cfg(feature = "redis")]
-    pub(super) fn listener(&self) -> Option<Listener> {
-        let listens = self.0.listens.swap(true, Ordering::Relaxed);
-        (!listens).then(|| Listener(self.clone()))
+    pub(super) fn listener(&self, time: Duration) -> Option<Listener> {
+        let (mut listens, now) = (self.listens(), Instant::now());
+        // The runtime of the one before may stand still.
+        let is_first = listens.is_none_or(|until| until <= now);
+        is_first.then(|| {
+            *listens = Some(now + time);
+            Listener(self.clone())
+        })
+    }
+
+    #[cfg(feature = "redis")]
+    fn listens(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.0.listens.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn domains(&self) -> MutexGuard<'_, HashMap<u64, Failures>> {
@@ -157,6 +162,6 @@ impl Listener {
 #[cfg(feature = "redis")]
 impl Drop for Listener {
     fn drop(&mut self) {
-        self.0.0.listens.store(false, Ordering::Relaxed);
+        *self.0.listens() = None;
     }
 }

@@ -10,7 +10,6 @@
 //! none waits. Another one returns unused tokens, and ends when nothing is leased.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::runtime::Handle;
 
@@ -33,9 +32,6 @@ mod lender;
 
 use flight::Flight;
 use lender::Lender;
-
-/// What a request waits longer for a shared call than for its own.
-const MOMENT: Duration = Duration::from_millis(10);
 
 /// A store behind a front, whose tokens are leased.
 #[derive(Clone)]
@@ -68,8 +64,7 @@ impl Leases {
                 answer.await.unwrap_or_else(given_up)
             });
             // That task may stand still with its runtime. If not, it is to note its failure first.
-            let longest = front.guard.remote.longest();
-            match within(longest.map(|longest| longest.saturating_add(MOMENT)), answer).await {
+            match within(this.lender.longest(), answer).await {
                 Ok(decision) => Ok(decision),
                 Err(error) => front.guard.stand_in(charge, error).await,
             }
@@ -82,12 +77,12 @@ impl Leases {
         let runtime = Handle::try_current().ok()?;
         let book = &self.lender.book;
         let id = book.open(charge.account(), quota).id();
-        let (answer, is_first) = book.flights().join(id, quota.limit)?;
-        if is_first {
+        let (answer, task) = book.flights().join(id, quota.limit, self.lender.until())?;
+        if let Some(task) = task {
             // A task of its own, as the request may be dropped, or not be polled. It has the flight
             // from its first moment: it may never be polled either.
             let (lender, owner) = (self.lender.clone(), Arc::clone(&self.owner));
-            runtime.spawn(Flight::new(lender, owner, id, charge.to_owned()).run());
+            runtime.spawn(Flight::new(lender, owner, (id, task), charge.to_owned()).run());
         }
         Some(answer)
     }

@@ -15,9 +15,9 @@ use super::charge::Charge;
 use super::counters::Counters;
 use super::scope::Scope;
 use super::stopwatch::Stopwatch;
-use crate::decision::Decision;
+use crate::decision::{Decision, Usage};
 use crate::key::Key;
-use crate::quota::Quotas;
+use crate::quota::{Anchor, Quota, Quotas, Span};
 use crate::window::{MAX, State};
 
 mod seen;
@@ -107,6 +107,9 @@ impl Recall {
     ) {
         let lag = self.0.time.lag(decision, sent.at);
         let account = charge.account();
+        if !account.quotas().iter().zip(decision.usage()).all(ends_as_here) {
+            return;
+        }
         let mut entries = self.0.seen.entries(&account);
         let changed = self.0.marks[sent.of].load(Ordering::Relaxed) != sent.mark;
         if changed || lag.end - lag.start >= MAX_ROUND_TRIP {
@@ -191,6 +194,14 @@ impl Basis {
         let windows = account.windows(|i, quota| account.window(now, quota, |_| Some(states[i])));
         charge.decide_over::<{ Quotas::MAX }>(now, &windows).0
     }
+}
+
+/// Whether the window ends where it does by this node's zone data: another end binds all nodes
+/// (S35), but is not worked out here.
+fn ends_as_here((quota, usage): (&Quota, &Usage)) -> bool {
+    let Anchor::Calendar(calendar) = quota.anchor else { return true };
+    let (start, _) = usage.count();
+    calendar.around(start) == Span { start, end: usage.end() }
 }
 
 /// Until when a refusal is sure to be one, on the store's clock.

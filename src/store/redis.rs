@@ -274,7 +274,6 @@ impl RedisStore {
     }
 
     fn over(link: Link) -> Self {
-        link.set_patience(DEADLINE);
         let breaker = Breaker::default();
         Self {
             gather: Some(Gather::new(link.clone(), breaker.clone())),
@@ -309,7 +308,6 @@ impl RedisStore {
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
         self.remote = self.remote.keeping_deadline(deadline);
-        self.link.set_patience(deadline);
         self
     }
 
@@ -333,9 +331,10 @@ impl RedisStore {
         self
     }
 
-    /// Sends a call like those of decisions that changes nothing. Use it in apps that must fail at
-    /// startup if Redis can't be reached, refuses the password, or denies permissions. (Without it,
-    /// an app starts without Redis and connects later.) On a cluster, the call goes to one shard.
+    /// Sends a decision and a reset, for a key of its own. Use it in apps that must fail at startup
+    /// if Redis can't be reached, refuses the password, denies permissions, or takes no writes.
+    /// (Without it, an app starts without Redis and connects later.) On a cluster, the calls go to
+    /// one shard.
     ///
     /// ```no_run
     /// use tower_fixed_window::store::RedisStore;
@@ -349,10 +348,14 @@ impl RedisStore {
     /// # Errors
     /// If Redis does not answer within the deadline, or returns an error.
     pub async fn ping(&self) -> Result<(), StoreError> {
-        let (scope, quotas, key) =
-            (Scope::named("ping"), Quotas::from(Quota::per_second(1)), Key::global());
+        let (scope, quotas, key) = (
+            Scope::named("ping"),
+            Quotas::from(Quota::per_second(1)),
+            Key::from("RedisStore::ping"),
+        );
         let account = Account::new(&scope, &quotas, &key);
-        self.charge(Charge::new(account, 1).peeking()).await.map(|_| ())
+        let _ = self.charge(Charge::new(account, 1)).await?;
+        self.reset(&scope, &key).await
     }
 
     /// Reads the time from a clock instead of the server, and lets keys expire an hour late, so

@@ -189,3 +189,38 @@ async fn a_failure_of_a_single_key_does_not_open_the_breaker() {
     advance(PAUSE).await;
     assert!(limiter.check(1_u64).await.is_ok());
 }
+
+/// The trial of an earlier outage, which lasts into a later one.
+#[tokio::test(start_paused = true)]
+async fn a_dropped_trial_of_an_earlier_outage_makes_no_room_beside_a_later_one() {
+    let store = Told::to(Does::AnswerLater, Duration::from_secs(10));
+    let limiter = store.limiter();
+    let begin = || {
+        let limiter = limiter.clone();
+        tokio::spawn(async move { limiter.check(0_u64).await.is_ok() })
+    };
+    let fail = async || {
+        store.now(0, Does::Fail);
+        for _ in 0..5 {
+            assert!(limiter.check(0_u64).await.is_err());
+        }
+        advance(PAUSE).await;
+        store.now(0, Does::Hang);
+    };
+    // Asked before the outage, and answered in it.
+    let mut late = limiter.check(0_u64);
+    fail().await;
+    let earlier = begin();
+    sleep(Duration::from_millis(1)).await;
+    assert!((&mut late).await.is_ok(), "that ends the outage");
+    fail().await;
+    let later = begin();
+    sleep(PAUSE).await;
+    store.calls();
+    earlier.abort();
+    sleep(Duration::from_millis(1)).await;
+    let third = begin();
+    sleep(Duration::from_millis(1)).await;
+    assert_eq!(store.calls(), 0, "one at a time");
+    drop((later, third));
+}

@@ -350,6 +350,73 @@ fn a_runtime_that_ends_leaves_no_waiter_blocked() {
     paused(async { assert!(limiter.check("bob").await.expect("it answers").allowed()) });
 }
 
+#[tokio::test(start_paused = true)]
+async fn after_a_reset_by_another_process_leases_report_the_new_count() {
+    let server = Server::start();
+    let limiter = limiter(&server.node(), Quota::per_hour(1_000), 100);
+    warm_up(&limiter, 900).await;
+    let other = self::limiter(&server.node(), Quota::per_hour(1_000), 100);
+    other.reset("alice").await.expect("it answers");
+    // What was leased before may be spent, and is reported as it was.
+    warm_up(&limiter, 100).await;
+    let calls = server.calls();
+    for _ in 0..100 {
+        let decision = check(&limiter).await;
+        assert!(decision.used() <= 400, "{decision:?}");
+    }
+    assert!(server.calls() - calls < 20, "{} calls", server.calls() - calls);
+}
+
+/// More than the table has places for.
+#[tokio::test(start_paused = true)]
+async fn keys_that_were_quiet_for_long_leave_room_for_hot_ones() {
+    let server = Server::start();
+    let limiter = limiter(&server.node(), Quota::per_month(1_000), 100);
+    for key in 0..130_000_u64 {
+        assert!(limiter.check(key).await.expect("it answers").allowed());
+    }
+    sleep(300 * SECOND).await;
+    let calls = server.calls();
+    warm_up(&limiter, 200).await;
+    assert!(server.calls() - calls < 20, "{} calls", server.calls() - calls);
+}
+
+#[tokio::test(start_paused = true)]
+async fn leases_that_cannot_be_looked_after_take_no_more_calls_than_none() {
+    let server = Server::start();
+    let limiter = limiter(&server.node(), Quota::per_hour(1_000), 100);
+    for _ in 0..2 {
+        for key in 0..17_000_u64 {
+            assert!(limiter.check(key).await.expect("it answers").allowed());
+        }
+    }
+    let calls = server.calls();
+    warm_up(&limiter, 100).await;
+    // What is returned is so in the background.
+    sleep(MS).await;
+    // The first lease is returned, before it is known that there are too many.
+    assert_eq!(server.calls() - calls, 101);
+    assert_eq!(limiter.peek("alice").await.expect("it answers").used(), 100);
+}
+
+/// With the runtime that a key was leased in ends the task that looks after its lease.
+#[test]
+fn unused_leased_tokens_are_returned_in_a_later_runtime() {
+    let limiter = paused(async {
+        let server = Server::start();
+        let limiter = limiter(&server.node(), Quota::per_hour(1_000), 100);
+        warm_up(&limiter, 8).await;
+        limiter
+    });
+    paused(async {
+        warm_up(&limiter, 8).await;
+        let used = async || limiter.peek("alice").await.expect("it answers").used();
+        assert!(used().await > 16, "some are leased");
+        sleep(30 * SECOND).await;
+        assert_eq!(used().await, 16);
+    });
+}
+
 /// What nodes under load have done in a window.
 #[derive(Default, Clone, Copy)]
 struct Seen {

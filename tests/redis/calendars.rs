@@ -380,3 +380,26 @@ fn node() {
     }
     std::fs::write(std::env::var("NODE_REPORT").expect("where to"), report).expect("it is written");
 }
+
+/// Also where the refusal is remembered, whatever zone data this node has.
+#[tokio::test]
+async fn a_remembered_refusal_reports_the_end_that_is_stored() {
+    let Some(server) = Server::start() else { return };
+    let store = RedisStore::new(server.url()).expect("an address");
+    let limiter = Limiter::new(Quota::per_month(2)).name("plan").store(store).without_fallback();
+    assert!(limiter.check_cost("alice", 2).await.expect("it answers").allowed());
+    let key = "tfw1:{plan:talice}";
+    let count: String = server.ask(&["HGET", key, "month+1@UTC"]);
+    let (start, rest) = count.split_once('-').expect("an end");
+    let (end, number) = rest.split_once('#').expect("a number");
+    let end = end.parse::<u64>().expect("an instant");
+    for end in [end + 3_600_000, end - 3_600_000] {
+        server.ask::<u64>(&["HSET", key, "month+1@UTC", &format!("{start}-{end}#{number}")]);
+        let store = RedisStore::new(server.url()).expect("an address");
+        let limiter = limiter.clone().store(store);
+        let told = limiter.check("alice").await.expect("it answers");
+        let remembered = limiter.check("alice").await.expect("it answers");
+        let of = |decision: &Decision| (decision.reset_at(), decision.retry_at());
+        assert_eq!(of(&remembered), of(&told));
+    }
+}

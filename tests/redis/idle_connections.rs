@@ -1,7 +1,7 @@
 //! Connections that were closed or forgotten while nobody asked: nodes share one count all the same.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -247,4 +247,47 @@ async fn a_silent_connection_is_replaced_even_if_callers_give_up_before_its_dead
     // And what a noisy machine may add to it.
     assert!(first < Duration::from_millis(650), "{first:?}");
     assert!(redis < Duration::from_millis(1_500), "{redis:?}");
+}
+
+#[tokio::test]
+async fn a_store_that_is_not_used_does_not_reconnect() {
+    let attempts = Arc::new(AtomicU32::new(0));
+    let counted = Arc::clone(&attempts);
+    let store = RedisStore::connecting(move || {
+        counted.fetch_add(1, Ordering::SeqCst);
+        async {
+            redis::Client::open("redis://127.0.0.1:1/")?.get_multiplexed_async_connection().await
+        }
+    });
+    let node = node(store);
+    assert!(node.check("ann").await.expect("memory answers").is_local());
+    tokio::time::sleep(Duration::from_millis(2_500)).await;
+    let before = attempts.load(Ordering::SeqCst);
+    assert!((1..10).contains(&before), "{before}");
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(attempts.load(Ordering::SeqCst), before);
+    drop(node);
+}
+
+/// The system probes an idle connection, which a network would otherwise forget.
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn connections_have_tcp_keepalive() {
+    let Some(server) = Server::start() else { return };
+    let node = new(&server.url());
+    assert_one_count(&in_turns(std::slice::from_ref(&node), 1, Duration::ZERO).await);
+    // Until what was sent is acknowledged, there is another timer.
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    let connections = std::fs::read_to_string("/proc/net/tcp").expect("it is Linux");
+    let server = format!("0100007F:{:04X}", server.port);
+    let timers: Vec<&str> = connections
+        .lines()
+        .map(|line| line.split_whitespace().collect::<Vec<_>>())
+        .filter(|fields| fields[2] == server && fields[3] == "01")
+        .map(|fields| fields[5])
+        .collect();
+    assert_eq!(timers.len(), 1, "{connections}");
+    // In hundredths of a second, in hexadecimal digits.
+    let due = timers[0].strip_prefix("02:").expect("a keepalive timer");
+    assert!(u32::from_str_radix(due, 16).expect("a number") <= 3_000, "{due}");
 }

@@ -422,3 +422,53 @@ impl std::io::Write for Log {
         Ok(())
     }
 }
+
+/// Where a replica has no data yet, it answers MASTERDOWN instead of READONLY.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_store_reconnects_when_its_master_becomes_a_replica_without_data() {
+    let _alone = ALONE.lock().await;
+    let options = ["--save", "", "--replica-serve-stale-data", "no"];
+    let (Some(old), Some(new)) = (Server::with(&options), Server::start()) else { return };
+    let port = Arc::new(AtomicU16::new(old.port));
+    let address = Arc::clone(&port);
+    let store = RedisStore::connecting(move || {
+        let port = address.load(Ordering::SeqCst);
+        async move {
+            let client = redis::Client::open(("127.0.0.1", port))?;
+            client.get_multiplexed_async_connection().await
+        }
+    });
+    let load = Load::start(&[limiter(store, LIMIT)], 1, 4);
+    load.answered_by(By::Redis, Instant::now()).await;
+    port.store(new.port, Ordering::SeqCst);
+    old.ask::<String>(&["REPLICAOF", "127.0.0.1", "1"]);
+    let moved = Instant::now();
+    load.answered_by(By::Memory, moved).await;
+    let back = load.answered_by(By::Redis, moved + Duration::from_millis(100)).await;
+    assert!(back < Duration::from_secs(1), "{back:?}");
+    load.finish("turned into a replica").await;
+}
+
+/// Before it returns a future.
+#[tokio::test]
+async fn a_connect_closure_that_panics_is_not_called_in_a_circle() {
+    let Some(server) = Server::start() else { return };
+    let (calls, works) = (Arc::new(AtomicU16::new(0)), Arc::new(AtomicBool::new(false)));
+    let (counted, may, url) = (Arc::clone(&calls), Arc::clone(&works), server.url());
+    let store = RedisStore::connecting(move || {
+        counted.fetch_add(1, Ordering::SeqCst);
+        assert!(may.load(Ordering::SeqCst), "no address yet");
+        let client = redis::Client::open(url.as_str());
+        async move { client?.get_multiplexed_async_connection().await }
+    });
+    let limiter = limiter(store, LIMIT);
+    assert!(limiter.check("ann").await.expect("memory answers").is_local());
+    let calls = calls.load(Ordering::SeqCst);
+    assert!(calls < 8, "{calls} calls");
+    works.store(true, Ordering::SeqCst);
+    let start = Instant::now();
+    while limiter.check("ann").await.expect("it answers").is_local() {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        assert!(start.elapsed() < Duration::from_secs(5), "it connects");
+    }
+}

@@ -171,3 +171,24 @@ fn waiting_for_a_lease_ends_with_the_deadline() {
     assert!(decision.is_local());
     drop(still);
 }
+
+/// It is of no use to start an app that may read only.
+#[test]
+fn ping_checks_at_startup_whether_decisions_may_be_written() {
+    let Some(server) = Server::start() else { return };
+    let rights = "on >secret resetkeys ~tfw1:* nocommands +evalsha +script|load +time +hmget";
+    let mut command = vec!["ACL", "SETUSER", "reader"];
+    command.extend(rights.split_whitespace());
+    server.ask::<String>(&command);
+    runtime().block_on(async {
+        let url = format!("redis://reader:secret@127.0.0.1:{}/", server.port);
+        let store = RedisStore::new(url).expect("an address");
+        let error = store.ping().await.expect_err("it may not write");
+        assert!(error.to_string().starts_with("Redis refused the command"), "{error}");
+        let store = RedisStore::new(server.url()).expect("an address");
+        store.ping().await.expect("it may");
+        server.ask::<String>(&["REPLICAOF", "127.0.0.1", "1"]);
+        let error = store.ping().await.expect_err("a replica takes no writes");
+        assert_eq!(error.to_string(), "Redis is a replica here (READONLY)");
+    });
+}

@@ -252,6 +252,16 @@ async fn a_silent_sentinel_does_not_delay_the_connection() {
     assert!(took < SECOND, "{took:?}");
 }
 
+/// Its refusal comes before the others' answers.
+#[tokio::test]
+async fn a_killed_sentinel_does_not_prevent_the_connection() {
+    let _alone = ALONE.lock().await;
+    let Some(mut watched) = watched() else { return };
+    watched.sentinels[0].kill();
+    let took = joins(&limiter(watched.store(), 1_000_000)).await;
+    assert!(took < SECOND, "{took:?}");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn the_store_recovers_when_a_master_and_a_sentinel_fall_silent_together() {
     let _alone = ALONE.lock().await;
@@ -286,6 +296,53 @@ async fn a_key_of_another_type_fails_alone() {
             assert!(limiter.check(key).await.expect("it answers").is_local());
             let decision = limiter.check(2).await.expect("it answers");
             assert_eq!((decision.used(), decision.is_local()), (i, false));
+        }
+    }
+}
+
+/// The same for a field of the hash.
+#[tokio::test]
+async fn a_key_with_a_field_that_is_no_count_fails_alone() {
+    let Some(server) = Server::start() else { return };
+    let store = RedisStore::new(server.url()).expect("an address");
+    let limiter = Limiter::new(Quota::per_day(1_000)).name("outage").store(store);
+    let month = Quota::per_month(1_000);
+    let saved = Quota::per_hour(1_000).rollover_up_to(2_000);
+    for (quota, field) in
+        [(Quota::per_day(1_000), "86400000+0"), (month, "month+1@UTC"), (saved, "3600000+0")]
+    {
+        let limiter = limiter.with_quotas(quota);
+        server.ask::<u64>(&["HSET", "tfw1:{outage:u1}", field, "no count"]);
+        for _ in 0..10 {
+            assert!(limiter.check(1_u64).await.expect("it answers").is_local(), "{quota}");
+        }
+        assert!(!limiter.check(2_u64).await.expect("it answers").is_local(), "{quota}");
+    }
+}
+
+/// All nodes of a cluster are to load a script, and one of them may be gone.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_healthy_shard_without_scripts_answers_while_another_is_dead() {
+    let _alone = ALONE.lock().await;
+    for freezes in [false, true] {
+        let options = ["--cluster-require-full-coverage", "no"];
+        let Some(mut nodes) = cluster_with(&options) else { return };
+        let keys: Vec<u64> = nodes.iter().map(key_on).collect();
+        let store = RedisStore::cluster(ClusterClient::new(urls(&nodes)).expect("addresses"));
+        let store = store.deadline(Duration::from_secs(2));
+        let limiter = limiter(store, 1_000_000).without_fallback();
+        for key in &keys {
+            let _ = limiter.check(*key).await.expect("Redis answers");
+        }
+        if freezes {
+            nodes[1].freeze();
+        } else {
+            nodes[1].kill();
+        }
+        for _ in 0..3 {
+            nodes[0].ask::<String>(&["SCRIPT", "FLUSH"]);
+            let answer = limiter.check(keys[0]).await;
+            assert!(answer.is_ok(), "frozen: {freezes}: {answer:?}");
         }
     }
 }

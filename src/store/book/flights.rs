@@ -5,6 +5,7 @@ use std::collections::hash_map::Entry;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::oneshot;
+use tokio::time::Instant;
 
 use super::super::error::StoreError;
 use crate::decision::Decision;
@@ -14,57 +15,94 @@ pub(crate) type Answer = oneshot::Receiver<Result<Decision, StoreError>>;
 
 /// The keys with a call in flight.
 #[derive(Default)]
-pub(crate) struct Flights(Mutex<HashMap<u64, Waiting>>);
+pub(crate) struct Flights(Mutex<Keys>);
+
+#[derive(Default)]
+struct Keys {
+    waiting: HashMap<u64, Waiting>,
+    /// How many tasks were begun.
+    tasks: u64,
+}
 
 /// All are of one limit.
 struct Waiting {
     limit: u64,
     waiters: Vec<Waiter>,
+    /// The task that asks.
+    task: u64,
+    /// When that is given up: its runtime may stand still.
+    until: Instant,
 }
 
 impl Flights {
-    /// Waits for the call for a key, and whether that is still to be begun. `None`: the one there
-    /// is asks under another limit.
-    pub(crate) fn join(&self, id: u64, limit: u64) -> Option<(Answer, bool)> {
+    /// Waits for the call for a key. If there is none, a task of this number is to begin, which is
+    /// given up at `until`. `None`: the call there is asks under another limit.
+    pub(crate) fn join(
+        &self,
+        id: u64,
+        limit: u64,
+        until: Instant,
+    ) -> Option<(Answer, Option<u64>)> {
         let (sender, receiver) = oneshot::channel();
-        let mut flights = self.lock();
-        let is_first = match flights.entry(id) {
+        let Keys { waiting, tasks } = &mut *self.lock();
+        let mut begin = || {
+            *tasks += 1;
+            *tasks
+        };
+        let task = match waiting.entry(id) {
             Entry::Occupied(flight) if flight.get().limit != limit => return None,
             Entry::Occupied(mut flight) => {
-                flight.get_mut().waiters.push(sender);
-                false
+                let flight = flight.get_mut();
+                flight.waiters.push(sender);
+                (flight.until <= Instant::now()).then(|| {
+                    (flight.task, flight.until) = (begin(), until);
+                    flight.task
+                })
             }
             Entry::Vacant(place) => {
-                place.insert(Waiting { limit, waiters: vec![sender] });
-                true
+                let task = begin();
+                place.insert(Waiting { limit, waiters: vec![sender], task, until });
+                Some(task)
             }
         };
-        Some((receiver, is_first))
+        Some((receiver, task))
     }
 
-    /// Hands over the requests that wait for a key.
-    pub(crate) fn board(&self, id: u64, waiters: &mut impl Extend<Waiter>) {
-        if let Some(flight) = self.lock().get_mut(&id) {
+    /// Hands over the requests that wait for a key to its task, which has until then.
+    pub(crate) fn board(
+        &self,
+        id: u64,
+        task: u64,
+        until: Instant,
+        waiters: &mut impl Extend<Waiter>,
+    ) {
+        let flights = &mut self.lock().waiting;
+        if let Some(flight) = flights.get_mut(&id).filter(|flight| flight.task == task) {
+            flight.until = until;
             waiters.extend(flight.waiters.drain(..));
         }
     }
 
-    /// Ends the call for a key, unless a request waits for it.
-    pub(crate) fn end_if_empty(&self, id: u64) -> bool {
-        let mut flights = self.lock();
-        let ends = flights.get(&id).is_none_or(|flight| flight.waiters.is_empty());
-        if ends {
+    /// Ends a task, unless a request waits for it.
+    pub(crate) fn end_if_empty(&self, id: u64, task: u64) -> bool {
+        let flights = &mut self.lock().waiting;
+        let flight = flights.get(&id).filter(|flight| flight.task == task);
+        let ends = flight.is_none_or(|flight| flight.waiters.is_empty());
+        if ends && flight.is_some() {
             flights.remove(&id);
         }
         ends
     }
 
-    /// Ends the call for a key. Requests that wait for it see their channel closed.
-    pub(crate) fn end(&self, id: u64) {
-        self.lock().remove(&id);
+    /// Ends a task. Requests that wait for it see their channel closed.
+    pub(crate) fn end(&self, id: u64, task: u64) {
+        let flights = &mut self.lock().waiting;
+        if flights.get(&id).is_some_and(|flight| flight.task == task) {
+            flights.remove(&id);
+        }
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<u64, Waiting>> {
+    fn lock(&self) -> MutexGuard<'_, Keys> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -13,6 +13,8 @@ use super::super::stopwatch::Stopwatch;
 
 /// Keys that are looked after: 10 MB of them at most.
 const MAX_KEYS: usize = 16_384;
+/// A task that is later than this is given up, in milliseconds.
+const LATE: i64 = 1_000;
 
 /// Clones are the same one.
 #[derive(Clone)]
@@ -29,8 +31,8 @@ struct Keys {
     /// By the time at which to look after them.
     due: BTreeMap<(i64, u64), Key>,
     ids: HashSet<u64>,
-    /// Whether there is a task.
-    runs: bool,
+    /// When the task is given up, if there is one: its runtime may stand still.
+    runs_until: Option<i64>,
 }
 
 struct Key {
@@ -60,18 +62,18 @@ impl Idle {
         owner: &Weak<Owner>,
         look: impl FnOnce() + Send + 'static,
     ) -> bool {
-        let mut keys = self.keys();
-        if keys.ids.contains(&id) {
-            return true;
+        let (mut keys, now) = (self.keys(), self.0.time.now());
+        let mut first = false;
+        if !keys.ids.contains(&id) {
+            if keys.ids.len() >= MAX_KEYS {
+                return false;
+            }
+            first = keys.due.first_key_value().is_none_or(|((first, _), _)| due < *first);
+            keys.due.insert((due, id), Key { owner: Weak::clone(owner), look: Box::new(look) });
+            keys.ids.insert(id);
         }
-        if keys.ids.len() >= MAX_KEYS {
-            return false;
-        }
-        let first = keys.due.first_key_value().is_none_or(|((first, _), _)| due < *first);
-        keys.due.insert((due, id), Key { owner: Weak::clone(owner), look: Box::new(look) });
-        keys.ids.insert(id);
-        if !keys.runs {
-            keys.runs = true;
+        if keys.runs_until.is_none_or(|until| until < now) {
+            keys.runs_until = Some(now + LATE);
             tokio::spawn(Task { idle: self.clone(), ended: false }.run());
         } else if first {
             self.0.sooner.notify_one();
@@ -116,11 +118,13 @@ impl Task {
         loop {
             let mut keys = self.idle.keys();
             let Some(((due, _), _)) = keys.due.first_key_value() else {
-                keys.runs = false;
+                keys.runs_until = None;
                 self.ended = true;
                 return None;
             };
-            if *due > now {
+            let due = *due;
+            if due > now {
+                keys.runs_until = Some(due + LATE);
                 return Some(Duration::from_millis((due - now) as u64));
             }
             let ((_, id), key) = keys.due.pop_first().expect("there is a first");
@@ -136,7 +140,7 @@ impl Drop for Task {
     /// With the runtime that it ran in: the next lease has another one started.
     fn drop(&mut self) {
         if !self.ended {
-            self.idle.keys().runs = false;
+            self.idle.keys().runs_until = None;
         }
     }
 }

@@ -14,7 +14,8 @@ pub(super) struct Flight {
     lender: Lender,
     /// What it asks for may be spent.
     _owner: Arc<Owner>,
-    id: u64,
+    /// Of the key and the task.
+    id: (u64, u64),
     /// Of one token.
     charge: OwnedCharge,
     waiters: VecDeque<Waiter>,
@@ -33,7 +34,12 @@ struct Order {
 }
 
 impl Flight {
-    pub(super) fn new(lender: Lender, owner: Arc<Owner>, id: u64, charge: OwnedCharge) -> Self {
+    pub(super) fn new(
+        lender: Lender,
+        owner: Arc<Owner>,
+        id: (u64, u64),
+        charge: OwnedCharge,
+    ) -> Self {
         let waiters = VecDeque::new();
         Self { lender, _owner: owner, id, charge, waiters, short: false, ended: false }
     }
@@ -51,14 +57,14 @@ impl Flight {
 
     /// Whether a request waits; else the flight has ended.
     fn board(&mut self) -> bool {
-        let flights = self.lender.book.flights();
+        let (flights, (id, task)) = (self.lender.book.flights(), self.id);
         loop {
-            flights.board(self.id, &mut self.waiters);
+            flights.board(id, task, self.lender.until(), &mut self.waiters);
             self.waiters.retain(|waiter| !waiter.is_closed());
             if !self.waiters.is_empty() {
                 return true;
             }
-            if flights.end_if_empty(self.id) {
+            if flights.end_if_empty(id, task) {
                 self.ended = true;
                 return false;
             }
@@ -119,7 +125,8 @@ impl Flight {
             answer => {
                 if answer.is_err() {
                     // Requests that came meanwhile have waited long enough.
-                    self.lender.book.flights().board(self.id, &mut self.waiters);
+                    let ((id, task), until) = (self.id, self.lender.until());
+                    self.lender.book.flights().board(id, task, until, &mut self.waiters);
                 }
                 for waiter in self.waiters.drain(..) {
                     let _ = waiter.send(answer.clone());
@@ -151,7 +158,8 @@ impl Drop for Flight {
     /// anew.
     fn drop(&mut self) {
         if !self.ended {
-            self.lender.book.flights().end(self.id);
+            let (id, task) = self.id;
+            self.lender.book.flights().end(id, task);
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Keeps leased tokens, and returns unused ones.
 
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use super::super::adjust::Adjust;
 use super::super::book::{Book, Lease, Owner, SHARE, leasable};
@@ -9,11 +10,17 @@ use super::super::front::Front;
 use super::super::recall::Sent;
 use crate::decision::Decision;
 use crate::quota::Quota;
+use crate::timer::Instant;
 
 /// A lease unused for this part of the window is returned.
 const IDLE: i64 = 16;
 /// And after so long in any case, in milliseconds.
 const MAX_IDLE: i64 = 10_000;
+
+/// What a request waits longer for a shared call than for its own.
+const MOMENT: Duration = Duration::from_millis(10);
+/// A call without a deadline is not given up.
+const NEVER: Duration = Duration::from_secs(365 * 86_400);
 
 /// What leases are made of. The tasks that look after them don't own them.
 #[derive(Clone)]
@@ -26,6 +33,17 @@ pub(super) struct Lender {
 }
 
 impl Lender {
+    /// How long a request waits for a shared call.
+    pub(super) fn longest(&self) -> Option<Duration> {
+        let longest = self.front.guard.remote.longest();
+        longest.map(|longest| longest.saturating_add(MOMENT))
+    }
+
+    /// When a shared call that begins now is given up.
+    pub(super) fn until(&self) -> Instant {
+        Instant::now() + self.longest().unwrap_or(NEVER).min(NEVER)
+    }
+
     /// A lease of what a decision has granted.
     pub(super) fn lease(
         &self,
@@ -77,14 +95,14 @@ impl Lender {
         if let Some(last) = page.alive().filter(|last| last.start == lease.start) {
             lease.left += last.left;
             lease.limit = lease.limit.max(last.limit);
-            lease.used = lease.used.max(last.used);
         }
         let is_looked_after = |lease: &Lease| {
             lease.left == 0 || self.look_after(page.id(), charge.clone(), lease.taken, quota)
         };
         if !(known && is_looked_after(&lease) && page.set(lease)) {
             excess += lease.left;
-            lease.left = 0;
+            // Nor are more tokens asked for next time.
+            (lease.left, lease.demand) = (0, 0);
             if known {
                 page.set(lease);
             }

@@ -16,6 +16,8 @@ use super::link::{Connection, Link};
 use super::script::{self, Answer, LOADS, MANY, ONE};
 use super::waiting::Waiting;
 
+/// How long to wait for all nodes of a cluster to load a script.
+const LOAD: Duration = Duration::from_millis(50);
 /// How long to listen for a server that has missed a deadline.
 const PATIENCE: Duration = Duration::from_secs(2);
 
@@ -114,7 +116,7 @@ impl Ended {
             }
             (None, None) => batch.into_iter().for_each(Waiting::withdraw),
             (None, Some(over)) => {
-                let listener = breaker.listener();
+                let listener = breaker.listener(PATIENCE);
                 batch.into_iter().for_each(|waiting| answer(waiting, Err(late())));
                 // Other parts of a cluster may answer.
                 let listener = listener.filter(|_| domain == 0)?;
@@ -151,13 +153,14 @@ impl Silent {
 }
 
 /// Sends what is still wanted of a batch; again only if it was refused because its script is
-/// missing.
+/// missing, or if the connection had ended before: nothing was sent over it.
 async fn send(
     link: &Link,
     over: &mut Option<Connection>,
     batch: &mut Vec<Waiting>,
 ) -> RedisResult<Answers> {
-    let connection = over.insert(link.get().await?);
+    let patience = batch.iter().map(|waiting| waiting.patience).max().unwrap_or_default();
+    let mut connection = over.insert(link.get(patience).await?);
     let mut loads = 0..LOADS;
     loop {
         let now = Instant::now();
@@ -179,8 +182,25 @@ async fn send(
             }
         };
         match answers {
+            Err(_) if connection.had_ended() => {
+                if let Some(ended) = over.take() {
+                    ended.leave();
+                }
+                connection = over.insert(link.get(patience).await?);
+            }
             Err(error) if script::is_missing(&error) && loads.next().is_some() => {
-                script.load_async(connection).await?;
+                // All nodes of a cluster load it, and one of them may be gone. Then the others have
+                // it soon.
+                let loading = script.load_async(connection);
+                let loaded = match link.is_sharded() {
+                    true => timeout(LOAD, loading).await.ok().filter(|_| loads.is_empty()),
+                    false => Some(loading.await),
+                };
+                if !connection.had_ended()
+                    && let Some(Err(error)) = loaded
+                {
+                    return Err(error);
+                }
             }
             answers => {
                 return answers.map(|answers| Answers { answers, took: Some(now.elapsed()) });

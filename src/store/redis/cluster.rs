@@ -37,11 +37,14 @@ fn ranges(slots: Value) -> Vec<Range> {
     let Value::Array(slots) = slots else { return Vec::new() };
     let range = |range: Value| {
         let Value::Array(range) = range else { return None };
-        let [_, Value::Int(last), Value::Array(master), ..] = &range[..] else { return None };
+        let [Value::Int(first), Value::Int(last), Value::Array(master), ..] = &range[..] else {
+            return None;
+        };
         let [Value::BulkString(host), Value::Int(port), ..] = &master[..] else { return None };
         let mut hasher = DefaultHasher::new();
         (host, port).hash(&mut hasher);
-        Some(Range { last: u16::try_from(*last).ok()?, node: hasher.finish() })
+        let (first, last) = (u16::try_from(*first).ok()?, u16::try_from(*last).ok()?);
+        Some(Range { first, last, node: hasher.finish() })
     };
     slots.into_iter().filter_map(range).collect()
 }

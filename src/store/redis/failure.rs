@@ -34,7 +34,9 @@ pub(super) fn failed(error: RedisError) -> StoreError {
         || error.detail().is_some_and(|detail| detail.contains("hash value is not an integer"));
     let what = match error.kind() {
         _ if of_key => "Redis has another value for this key",
-        ErrorKind::Server(ServerErrorKind::ReadOnly) => "Redis is a replica here",
+        ErrorKind::Server(ServerErrorKind::ReadOnly | ServerErrorKind::MasterDown) => {
+            "Redis is a replica here"
+        }
         ErrorKind::Server(_) | ErrorKind::Extension => "Redis refused the command",
         ErrorKind::AuthenticationFailed => "Redis refused the password",
         ErrorKind::Io => "Redis can't be reached",

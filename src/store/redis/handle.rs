@@ -27,9 +27,10 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Handle for C {
 
 /// Whether another connection may do better.
 pub(super) fn leads_nowhere(error: &RedisError) -> bool {
-    error.is_unrecoverable_error()
-        || error.is_io_error()
-        || error.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly)
+    use ServerErrorKind::{MasterDown, ReadOnly};
+
+    let is_of_replica = matches!(error.kind(), ErrorKind::Server(ReadOnly | MasterDown));
+    error.is_unrecoverable_error() || error.is_io_error() || is_of_replica
 }
 
 /// Any answer is a sign of life, also that this user may not ask.

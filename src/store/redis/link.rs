@@ -92,14 +92,13 @@ impl Link {
         Self { upkeep, key: None }
     }
 
-    /// How long a call may wait for a connection.
-    pub(super) fn set_patience(&self, patience: Duration) {
-        self.upkeep.patience.store(patience.min(NEVER).as_millis() as u64, Ordering::Relaxed);
-    }
-
     /// The same link, for calls to the shard of a key.
     pub(super) fn of(&self, key: &[u8]) -> Self {
         Self { upkeep: Arc::clone(&self.upkeep), key: self.upkeep.sharded.then(|| key.into()) }
+    }
+
+    pub(super) fn is_sharded(&self) -> bool {
+        self.upkeep.sharded
     }
 
     /// What fails together with this key: its shard, by the address of its server.
@@ -111,12 +110,13 @@ impl Link {
         shards.node(shards.of(Some(key().as_bytes())))
     }
 
-    /// The connection, which is known to be alive. Waits for it as long as no caller has waited too
-    /// long; later it fails at once, while others are made.
-    pub(super) async fn get(&self) -> RedisResult<Connection> {
+    /// The connection, which is known to be alive. Waits for it until it was missed for `patience`;
+    /// later it fails at once, while others are made.
+    pub(super) async fn get(&self, patience: Duration) -> RedisResult<Connection> {
+        let patience = patience.min(NEVER).as_millis() as u64;
         let mut changes = None;
         loop {
-            match (self.look()?, &mut changes) {
+            match (self.look(patience)?, &mut changes) {
                 (Look::Ready(connection), _) => return Ok(connection),
                 (Look::Wait(until), Some(changes)) => {
                     let changes: &mut watch::Receiver<Current> = changes;
@@ -128,23 +128,30 @@ impl Link {
         }
     }
 
-    fn look(&self) -> RedisResult<Look> {
+    fn look(&self, patience: u64) -> RedisResult<Look> {
         let upkeep = &*self.upkeep;
         let now = upkeep.now();
         let current = upkeep.current.borrow();
         let shards = Arc::clone(&current.shards);
         let part = shards.of(self.key.as_deref());
         let health = shards.health(part);
-        let patience = upkeep.patience.load(Ordering::Relaxed);
         // Perhaps no caller waited for an answer that did not come.
-        let silent = health.unanswered().is_some_and(|sent| sent.saturating_add(patience) <= now);
+        let silent = health.unanswered().is_some_and(|until| until <= now);
         if let Some(connection) = current.connection.as_ref().filter(|_| health.is_well()) {
             let idle = now.saturating_sub(health.heard()) >= IDLE.as_millis() as u64;
             if !idle && !silent {
                 let (connection, made) = (connection.boxed(), current.made);
                 let link = self.clone();
-                let connection = Connection { connection, link, made, shards, part, at: now };
-                return Ok(Look::Ready(connection));
+                return Ok(Look::Ready(Connection {
+                    connection,
+                    link,
+                    made,
+                    shards,
+                    part,
+                    at: now,
+                    patience,
+                    unsent: false,
+                }));
             }
             let check = self.check(&current, part);
             drop(current);
@@ -243,8 +250,7 @@ impl Link {
     }
 }
 
-/// What a call is sent over: a connection, and if that turns out to have ended before anything was
-/// sent, the next one.
+/// What a call is sent over.
 pub(super) struct Connection {
     connection: Box<dyn Handle>,
     link: Link,
@@ -252,42 +258,42 @@ pub(super) struct Connection {
     shards: Arc<Shards>,
     part: usize,
     at: u64,
+    /// How long its callers wait, in milliseconds.
+    patience: u64,
+    /// The last command was not sent.
+    unsent: bool,
 }
 
 impl Connection {
-    /// The answer, and whether it says that nothing was sent.
-    async fn send(&mut self, cmd: &Cmd) -> (RedisResult<Value>, bool) {
+    async fn send(&mut self, cmd: &Cmd) -> RedisResult<Value> {
         let (upkeep, health) = (&*self.link.upkeep, self.shards.health(self.part));
         let start = Instant::now();
-        health.send(upkeep.now());
-        let answer = noting_unsent(self.connection.req_packed_command(cmd)).await;
-        if answer.0.is_ok() {
+        health.send(upkeep.now() + self.patience);
+        let (answer, unsent) = noting_unsent(self.connection.req_packed_command(cmd)).await;
+        if answer.is_ok() {
             upkeep.took(start.elapsed());
             health.hear(upkeep.now(), false);
         }
+        self.unsent = unsent;
         answer
     }
 
-    /// Takes the next one.
-    async fn replace(&mut self) -> RedisResult<()> {
+    /// Whether the last command was not sent because the connection had ended, and there may be
+    /// another one.
+    pub(super) fn had_ended(&self) -> bool {
+        self.unsent && self.link.upkeep.connect.is_some()
+    }
+
+    /// Another one is needed.
+    pub(super) fn leave(self) {
         let now = self.link.upkeep.now();
         self.link.lost(self.made, &self.shards, self.part, now, None);
-        let link = self.link.clone();
-        *self = link.get().await?;
-        Ok(())
     }
 }
 
 impl ConnectionLike for Connection {
     fn req_packed_command<'a>(&'a mut self, cmd: &'a Cmd) -> RedisFuture<'a, Value> {
-        Box::pin(async move {
-            let (answer, unsent) = self.send(cmd).await;
-            if !unsent || self.link.upkeep.connect.is_none() {
-                return answer;
-            }
-            self.replace().await?;
-            self.send(cmd).await.0
-        })
+        Box::pin(self.send(cmd))
     }
 
     fn req_packed_commands<'a>(

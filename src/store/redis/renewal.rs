@@ -9,7 +9,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 
-use super::handle::{Connecting, Handle, first, probe};
+use super::handle::{Handle, first, probe};
 use super::shards::Shards;
 use super::upkeep::{ATTEMPT, Current, LATE, PAUSE, Upkeep};
 use crate::observe;
@@ -119,11 +119,10 @@ impl Renewal {
     fn attempt(&self, attempts: &mut JoinSet<RedisResult<Found>>) -> Option<Instant> {
         let upkeep = self.upkeep.upgrade()?;
         if upkeep.asked().elapsed() < WANTED {
-            let connecting = upkeep.connect.as_ref()?();
             let of = Weak::clone(&self.upkeep);
             attempts.spawn(async move {
                 let late = || Err((ErrorKind::Io, "the server does not answer").into());
-                timeout(ATTEMPT, find(of, connecting)).await.unwrap_or_else(|_| late())
+                timeout(ATTEMPT, find(of)).await.unwrap_or_else(|_| late())
             });
         } else if attempts.is_empty() {
             return None;
@@ -183,11 +182,14 @@ struct Found {
 }
 
 /// Connects. A connection to a cluster is good if it leads to a shard that is missed.
-async fn find(upkeep: Weak<Upkeep>, connecting: Connecting) -> RedisResult<Found> {
+async fn find(upkeep: Weak<Upkeep>) -> RedisResult<Found> {
     let start = Instant::now();
+    let gone = || RedisError::from((ErrorKind::Io, "the store is gone"));
+    // The app's closure may panic before it returns a future.
+    let connect = |upkeep: Arc<Upkeep>| Some(upkeep.connect.as_ref()?());
+    let connecting = upkeep.upgrade().and_then(connect).ok_or_else(gone)?;
     let (mut connection, ranges) = connecting.await?;
     let took = start.elapsed();
-    let gone = || RedisError::from((ErrorKind::Io, "the store is gone"));
     let (now, grace, missed) = {
         let upkeep = upkeep.upgrade().ok_or_else(gone)?;
         let current = upkeep.current.borrow();

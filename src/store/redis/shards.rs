@@ -3,9 +3,10 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Slots up to and with `last` are on a node.
+/// Slots from `first` to `last` are on a node.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) struct Range {
+    pub(super) first: u16,
     pub(super) last: u16,
     /// A hash of its address.
     pub(super) node: u64,
@@ -20,8 +21,8 @@ pub(super) struct Shards {
 #[derive(Default)]
 pub(super) struct Health {
     heard: AtomicU64,
-    /// When the first call since then was sent, plus 1; 0: none was.
-    sent: AtomicU64,
+    /// Until when the first call since then is to be answered, plus 1; 0: none was sent.
+    unanswered: AtomicU64,
     /// Since when it is missed, plus 1; 0: it is well.
     lost: AtomicU64,
     /// When the task that tries it is given up.
@@ -41,9 +42,8 @@ impl Shards {
                 nodes.push((range.node, Health::heard_at(now)));
             }
         }
-        if nodes.is_empty() {
-            nodes.push((0, Health::heard_at(now)));
-        }
+        // Slots that no node has fail by themselves; what has no slots is one.
+        nodes.push((0, Health::heard_at(now)));
         Self { ranges, nodes }
     }
 
@@ -52,8 +52,9 @@ impl Shards {
         let Some(key) = key.filter(|_| self.nodes.len() > 1) else { return 0 };
         let slot = slot(key);
         let range = self.ranges.partition_point(|range| range.last < slot);
-        let node = self.ranges.get(range).map(|range| range.node);
-        self.nodes.iter().position(|(of, _)| Some(*of) == node).unwrap_or(0)
+        let range = self.ranges.get(range).filter(|range| range.first <= slot);
+        let node = range.map_or(0, |range| range.node);
+        self.nodes.iter().position(|(of, _)| *of == node).unwrap_or(0)
     }
 
     pub(super) fn node(&self, part: usize) -> u64 {
@@ -109,19 +110,20 @@ impl Health {
         self.heard.load(Ordering::Relaxed)
     }
 
-    pub(super) fn send(&self, now: u64) {
-        if self.sent.load(Ordering::Relaxed) == 0 {
-            self.sent.store(now + 1, Ordering::Relaxed);
+    /// A call is sent that is to be answered until then.
+    pub(super) fn send(&self, until: u64) {
+        if self.unanswered.load(Ordering::Relaxed) == 0 {
+            self.unanswered.store(until + 1, Ordering::Relaxed);
         }
     }
 
-    /// When the first call was sent of those that nothing was heard after.
+    /// Until when the first call is to be answered of those that nothing was heard after.
     pub(super) fn unanswered(&self) -> Option<u64> {
-        self.sent.load(Ordering::Relaxed).checked_sub(1)
+        self.unanswered.load(Ordering::Relaxed).checked_sub(1)
     }
 
     pub(super) fn hear(&self, now: u64, proved: bool) {
-        self.sent.store(0, Ordering::Relaxed);
+        self.unanswered.store(0, Ordering::Relaxed);
         self.heard.fetch_max(now, Ordering::Relaxed);
         if proved && !self.proved.load(Ordering::Relaxed) {
             self.proved.store(true, Ordering::Relaxed);
@@ -207,10 +209,17 @@ mod tests {
 
     #[test]
     fn a_shard_is_found_by_the_slot_of_its_key() {
-        let range = |last, node| Range { last, node };
-        let shards = Shards::new(vec![range(16_383, 3), range(5_460, 1), range(10_922, 2)], 0);
-        let node = |key: &str| shards.node(shards.of(Some(key.as_bytes())));
-        assert_eq!((node("b"), node("{}a"), node("a")), (1, 2, 3));
-        assert_eq!(shards.of(None), 0);
+        let range = |first, last, node| Range { first, last, node };
+        let all = [range(10_923, 16_383, 3), range(0, 5_460, 1), range(5_461, 10_922, 2)];
+        let nodes = |ranges: &[Range]| {
+            let shards = Shards::new(ranges.to_vec(), 0);
+            assert_eq!(shards.of(None), 0);
+            ["b", "{}a", "a"].map(|key| shards.node(shards.of(Some(key.as_bytes()))))
+        };
+        assert_eq!(nodes(&all), [1, 2, 3]);
+        // Slots that no node has share no breaker with those of a node.
+        assert_eq!(nodes(&all[..2]), [1, 0, 3]);
+        assert_eq!(nodes(&all[1..]), [1, 2, 0]);
+        assert_eq!(nodes(&all[..1]), [0, 0, 3]);
     }
 }

@@ -27,8 +27,6 @@ pub(super) struct Upkeep {
     pub(super) sharded: bool,
     pub(super) current: watch::Sender<Current>,
     since: Instant,
-    /// How long a call may wait for a connection, in milliseconds.
-    pub(super) patience: AtomicU64,
     /// When a caller found no connection, in milliseconds since `since`.
     asked: AtomicU64,
     /// How long a call takes at best, in microseconds.
@@ -73,7 +71,6 @@ impl Upkeep {
             sharded,
             current: watch::Sender::new(current),
             since: now,
-            patience: AtomicU64::new(0),
             asked: AtomicU64::new(0),
             round_trip: AtomicU64::new(0),
         }

@@ -1,5 +1,7 @@
 //! A command that waits to be sent, and for its answer.
 
+use std::time::Duration;
+
 use redis::Cmd;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
@@ -12,6 +14,8 @@ use super::script::Answer;
 pub(super) struct Waiting {
     pub(super) cmd: Cmd,
     pub(super) until: Instant,
+    /// How long it may wait for a connection.
+    pub(super) patience: Duration,
     /// Where the answer is awaited.
     pub(super) runtime: Handle,
     reply: oneshot::Sender<Outcome>,
@@ -31,7 +35,8 @@ impl Waiting {
         runtime: Handle,
     ) -> (Self, oneshot::Receiver<Outcome>) {
         let (reply, outcome) = oneshot::channel();
-        (Self { cmd, until, runtime, reply }, outcome)
+        let patience = until - Instant::now();
+        (Self { cmd, until, patience, runtime, reply }, outcome)
     }
 
     /// What is late or was dropped is not sent.

@@ -178,6 +178,11 @@ local function counted(q)
   return q.used
 end
 
+-- What else a field may hold is that key's own failure.
+local function count_or_error(count)
+  return count or error({ err = 'WRONGTYPE a field holds no count' })
+end
+
 -- Window::at
 local function load(q, value)
   q.start, q.used, q.till = begin(q), q.least, false
@@ -191,7 +196,7 @@ local function load(q, value)
     used = count - start * 1000
   else
     used, start, n = value:match('^(-?%d+)@(-?%d+)%*?(%d*)$')
-    used, start, n = tonumber(used), tonumber(start), tonumber(n) or 1
+    used, start, n = tonumber(count_or_error(used)), tonumber(start), tonumber(n) or 1
   end
   local till = after(n, start, q.length)
   q.stored_start, q.stored_till = start, till
@@ -233,7 +238,7 @@ local function load_calendar(q, value)
     return
   end
   local used, start, finish, number, n = value:match('^(-?%d+)@(-?%d+)%-(%d+)#(-?%d+)%*?(%d*)$')
-  used, start, finish = tonumber(used), tonumber(start), tonumber(finish)
+  used, start, finish = tonumber(count_or_error(used)), tonumber(start), tonumber(finish)
   number, n = tonumber(number), tonumber(n) or 1
   q.stored_number, q.stored_windows = number, n
   local passed = q.number - number
