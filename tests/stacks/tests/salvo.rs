@@ -2,7 +2,6 @@
 //! peer's address on.
 
 use salvo::conn::tcp::TcpAcceptor;
-use salvo::http::ReqBody;
 use salvo::prelude::*;
 use tower_fixed_window::key::PeerAddr;
 use tower_fixed_window::{FixedWindowLayer, Quota};
@@ -21,7 +20,7 @@ async fn hello() -> &'static str {
 
 async fn serve(acceptor: TcpAcceptor) {
     let limit = FixedWindowLayer::new(Quota::per_hour(2).from_first_request());
-    let router = Router::new().hoop(peer).hoop(limit.compat::<ReqBody>()).get(hello);
+    let router = Router::new().hoop(peer).hoop(limit.compat()).get(hello);
     Server::new(acceptor).serve(router).await;
 }
 
