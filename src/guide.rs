@@ -11,8 +11,8 @@
 #![cfg_attr(feature = "redis", doc = "9. [Several nodes](many_nodes)")]
 //!
 //! [Recipes](recipes) for logins, payments and password resets, [testing your app](testing),
-//! [moving from other limiters](moving), [questions and answers](faq), [features](features), and
-//! the exact [rules](semantics).
+//! [other stacks](other_stacks) than axum's, [moving from other limiters](moving),
+//! [questions and answers](faq), [features](features), and the exact [rules](semantics).
 
 #[doc = include_str!("../docs/choosing.md")]
 pub mod choosing {}
@@ -53,6 +53,9 @@ pub mod observing {}
 
 #[doc = include_str!("../docs/ordering.md")]
 pub mod ordering {}
+
+#[doc = include_str!("../docs/other-stacks.md")]
+pub mod other_stacks {}
 
 #[doc = include_str!("../docs/testing.md")]
 pub mod testing {}

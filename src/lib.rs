@@ -11,6 +11,7 @@
 //! [operating]: crate::guide::operating
 //! [observing]: crate::guide::observing
 //! [ordering]: crate::guide::ordering
+//! [other_stacks]: crate::guide::other_stacks
 //! [testing]: crate::guide::testing
 //! [moving]: crate::guide::moving
 //! [faq]: crate::guide::faq

@@ -24,6 +24,7 @@ mod metrics_and_logs;
 mod missed_windows;
 mod missing_keys;
 mod options;
+mod other_stacks;
 mod outbound;
 mod pictures;
 mod queue;

@@ -1,0 +1,96 @@
+//! A client for the programs in `tests/`: it sends HTTP/1.1 and asserts what a limit answers.
+
+use std::net::SocketAddr;
+
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+/// What the limit of each program lets through in an hour.
+const LIMIT: u64 = 2;
+
+#[derive(Debug)]
+pub struct Answer {
+    pub status: u16,
+    /// Names are in lower case.
+    headers: Vec<(String, String)>,
+    pub body: String,
+}
+
+impl Answer {
+    pub fn new<'a>(
+        status: u16,
+        headers: impl IntoIterator<Item = (&'a str, &'a [u8])>,
+        body: impl Into<String>,
+    ) -> Self {
+        let headers = headers.into_iter().map(|(name, value)| {
+            (name.to_lowercase(), String::from_utf8(value.to_vec()).expect("readable"))
+        });
+        Self { status, headers: headers.collect(), body: body.into() }
+    }
+
+    fn parse(text: &str) -> Self {
+        let (head, body) = text.split_once("\r\n\r\n").expect("the end of the headers");
+        let mut lines = head.split("\r\n");
+        let status = lines.next().and_then(|line| line.split(' ').nth(1)?.parse().ok());
+        let headers = lines.map(|line| line.split_once(": ").expect("a header"));
+        let headers = headers.map(|(name, value)| (name, value.as_bytes()));
+        Self::new(status.expect("a status"), headers, body)
+    }
+
+    pub fn header(&self, name: &str) -> Option<&str> {
+        let mut values = self.headers.iter().filter(|(other, _)| other == name);
+        let value = values.next().map(|(_, value)| &**value);
+        assert!(values.next().is_none(), "{name} is there twice: {self:?}");
+        value
+    }
+
+    fn number(&self, name: &str) -> u64 {
+        let value = self.header(name).and_then(|value| value.parse().ok());
+        value.unwrap_or_else(|| panic!("no {name}: {self:?}"))
+    }
+
+    /// That the `n`th request of an hour passed, or was refused, with its headers.
+    pub fn assert_is(&self, n: u64) {
+        assert_eq!(self.number("x-ratelimit-limit"), LIMIT);
+        assert_eq!(self.number("x-ratelimit-remaining"), LIMIT.saturating_sub(n));
+        assert_eq!(self.number("x-ratelimit-used"), n.min(LIMIT));
+        assert!(self.number("x-ratelimit-reset") > 0);
+        if n <= LIMIT {
+            assert!(self.status < 400, "{self:?}");
+            assert_eq!(self.header("retry-after"), None);
+        } else {
+            assert_eq!(self.status, 429, "{self:?}");
+            assert!((1..=3600).contains(&self.number("retry-after")));
+        }
+    }
+}
+
+/// Sends a request with these further headers, each with its `\r\n`, and reads to the end.
+pub async fn send(
+    mut stream: impl AsyncRead + AsyncWrite + Unpin,
+    start: &str,
+    headers: &str,
+    body: &str,
+) -> Answer {
+    let length = body.len();
+    let request = format!(
+        "{start} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\
+         content-length: {length}\r\n{headers}\r\n{body}"
+    );
+    stream.write_all(request.as_bytes()).await.expect("the server reads");
+    let mut text = String::new();
+    stream.read_to_string(&mut text).await.expect("an answer");
+    Answer::parse(&text)
+}
+
+pub async fn get(addr: SocketAddr) -> Answer {
+    let stream = TcpStream::connect(addr).await.expect("the server listens");
+    send(stream, "GET /", "", "").await
+}
+
+/// That two requests pass and the third is refused.
+pub async fn assert_limited(mut ask: impl AsyncFnMut() -> Answer) {
+    for n in 1..=LIMIT + 1 {
+        ask().await.assert_is(n);
+    }
+}
