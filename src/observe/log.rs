@@ -1,7 +1,8 @@
-//! The log: `tracing`, and without that feature standard error for warnings and errors.
+//! The log: `tracing`. Warnings and errors that no subscriber shows go to standard error.
 
 use std::collections::BTreeSet;
 use std::fmt::Display;
+use std::io::Write;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -9,17 +10,28 @@ use std::time::Duration;
 use super::count::OUTCOMES;
 use super::count::Outcome;
 
-/// Without a subscriber, a service that responds with 500 would leave no trace.
 macro_rules! log {
     ($level:ident, $what:expr $(, $name:ident = $value:expr)*) => {{
         #[cfg(feature = "tracing")]
         tracing::$level!(target: "tower_fixed_window", $($name = $value,)* "{}", $what);
-        #[cfg(not(feature = "tracing"))]
-        eprintln!(
-            concat!("tower_fixed_window: {}" $(, " ", stringify!($name), "={:?}")*),
-            $what $(, $value)*
-        );
+        if !shows_errors() {
+            // `eprintln!` panics if standard error is closed.
+            let _ = writeln!(
+                std::io::stderr(),
+                concat!("tower_fixed_window: {}" $(, " ", stringify!($name), "={:?}")*),
+                $what $(, $value)*
+            );
+        }
     }};
+}
+
+/// Whether a subscriber shows the errors of this crate. Without one, or with a filter that names
+/// other crates only, a service that responds with 500 would leave no trace.
+fn shows_errors() -> bool {
+    #[cfg(feature = "tracing")]
+    return tracing::event_enabled!(target: "tower_fixed_window", tracing::Level::ERROR);
+    #[cfg(not(feature = "tracing"))]
+    false
 }
 
 /// Whether a refusal is shown.
