@@ -14,7 +14,7 @@ mod meters;
 mod scope;
 
 pub(crate) use count::Outcome;
-pub(crate) use log::{mistake, overflow};
+pub(crate) use log::{doubt, mistake, overflow};
 #[cfg(feature = "metrics")]
 pub(crate) use meters::memory;
 pub(crate) use meters::{Meters, Timing, UnderWay};

@@ -11,6 +11,7 @@ use super::extractor::{KeyExtractor, MissingKey};
 use super::hops::Source;
 use super::ip;
 use super::networks::{InvalidNetwork, Networks};
+use super::proxied;
 
 /// Extracts the client's address, also behind proxies. If the peer is a proxy that you trust, the
 /// address comes from `X-Forwarded-For` or another header of your choice; otherwise it is the
@@ -135,7 +136,8 @@ impl ClientIp {
     }
 
     /// Trusts the last `hops` hops, whatever their addresses: with 1 the peer, with 2 also the
-    /// proxy before it. For platforms that don't publish the addresses of their proxies.
+    /// proxy before it. For platforms that don't publish the addresses of their proxies. With 0 the
+    /// peer is the client.
     ///
     /// Use it only if no client can reach the server through fewer hops: such a client could forge
     /// the missing ones.
@@ -300,6 +302,9 @@ const ONE_WAY: &str = "client_ip() trusts by networks or by a number of hops: wr
 impl KeyExtractor for ClientIp {
     fn extract(&self, parts: &Parts, key: &mut Key) -> Result<(), MissingKey> {
         let (address, _) = self.find(parts)?;
+        if let Trust::None = self.trust {
+            proxied::notice(parts, address);
+        }
         key.push_ip(address, self.ipv6_prefix);
         Ok(())
     }

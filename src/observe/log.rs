@@ -68,15 +68,16 @@ pub(super) fn refused(
 }
 
 /// A request is refused without a decision.
-pub(super) fn refused_undecided(scope: &str, outcome: Outcome) {
+pub(super) fn refused_undecided(scope: &str, outcome: Outcome, missing: Option<&impl Display>) {
     #[cfg(feature = "tracing")]
     tracing::debug!(
         target: "tower_fixed_window",
         scope,
         outcome = OUTCOMES[outcome as usize],
+        missing = missing.map(tracing::field::display),
         "a request is refused"
     );
-    let _ = (scope, outcome);
+    let _ = (scope, outcome, missing);
 }
 
 pub(super) fn store_fails(scope: &str, error: &impl Display) {
@@ -90,19 +91,29 @@ pub(super) fn store_is_back(scope: &str, requests: u64, after: Duration) {
     log!(warn, "the store is back", scope = scope, requests = requests, seconds = seconds);
 }
 
-/// Logs how to fix a mistake in the configuration, once for each mistake in the life of the
-/// process.
+/// Logs how to fix a mistake in the configuration, once in the life of the process.
 pub(crate) fn mistake(fix: &impl Display) {
+    if let Some(fix) = if_new(fix) {
+        log!(error, fix);
+    }
+}
+
+/// Logs what may be a mistake, and what to write in either case, once in the life of the process.
+pub(crate) fn doubt(hint: &impl Display) {
+    if let Some(hint) = if_new(hint) {
+        log!(warn, hint);
+    }
+}
+
+/// The text, unless it was logged before.
+fn if_new(text: &impl Display) -> Option<String> {
     /// Enough for every mistake of one app; a message of changing content does not fill memory.
     const MAX_MISTAKES: usize = 64;
     static LOGGED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
 
-    let fix = fix.to_string();
+    let text = text.to_string();
     let mut logged = LOGGED.lock().unwrap_or_else(PoisonError::into_inner);
-    if logged.len() < MAX_MISTAKES && !logged.contains(&fix) {
-        log!(error, fix);
-        logged.insert(fix);
-    }
+    (logged.len() < MAX_MISTAKES && logged.insert(text.clone())).then_some(text)
 }
 
 /// A store in memory is full, so that keys share entries: its size, and the number of such charges
