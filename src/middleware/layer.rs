@@ -67,9 +67,9 @@ mod storing;
 ///
 /// # Around a client
 ///
-/// Around an HTTP client, the same layer respects the limit of an API: with [`queue`](Self::queue),
-/// requests wait for the next window instead of failing. `examples/stacks/outbound.rs` does this
-/// for reqwest. The response bodies of hyper-util's client can't be made from bytes, which a
+/// Around an HTTP client, the same layer respects the limit of an API: with `queue` (feature
+/// `tokio`), requests wait for the next window instead of failing. `examples/stacks/outbound.rs`
+/// does this for reqwest. The response bodies of hyper-util's client can't be made from bytes, which a
 /// refusal requires; map them under the layer: `.map_response(|response| response.map(Body::new))`.
 ///
 /// # The type of a layer
