@@ -11,7 +11,6 @@ use super::extractor::{KeyExtractor, MissingKey};
 use super::hops::Source;
 use super::ip;
 use super::networks::{InvalidNetwork, Networks};
-use super::proxied;
 
 /// Extracts the client's address, also behind proxies. If the peer is a proxy that you trust, the
 /// address comes from `X-Forwarded-For` or another header of your choice; otherwise it is the
@@ -303,7 +302,7 @@ impl KeyExtractor for ClientIp {
     fn extract(&self, parts: &Parts, key: &mut Key) -> Result<(), MissingKey> {
         let (address, _) = self.find(parts)?;
         if let Trust::None = self.trust {
-            proxied::notice(parts, address);
+            ip::notice_proxy(parts);
         }
         key.push_ip(address, self.ipv6_prefix);
         Ok(())

@@ -83,14 +83,30 @@ pub(super) fn checked_prefix(bits: u8) -> u8 {
 impl KeyExtractor for PeerIp {
     #[inline]
     fn extract(&self, parts: &Parts, key: &mut Key) -> Result<(), MissingKey> {
-        let peer = peer(parts)?;
-        proxied::notice(parts, peer);
-        key.push_ip(peer, self.ipv6_prefix);
+        notice_proxy(parts);
+        key.push_ip(peer(parts)?, self.ipv6_prefix);
         Ok(())
     }
 }
 
+/// Logs if a request that counts by its peer has come through a proxy.
+#[inline]
+pub(super) fn notice_proxy(parts: &Parts) {
+    // The peer's address is read again: kept for this, it would cost each request.
+    #[cold]
+    #[inline(never)]
+    fn look(parts: &Parts) {
+        if peer(parts).is_ok_and(|peer| proxied::is_proxied(parts, peer)) {
+            proxied::log();
+        }
+    }
+    if proxied::is_due() {
+        look(parts);
+    }
+}
+
 /// The peer's address as the server provides it. An address that the app has set takes precedence.
+#[inline(always)]
 pub(super) fn peer(parts: &Parts) -> Result<IpAddr, MissingKey> {
     if let Some(peer) = parts.extensions.get::<PeerAddr>() {
         return Ok(peer.0.ip());

@@ -16,26 +16,26 @@ const HINT: &str = "requests with forwarding headers come from a loopback or pri
 /// only a proxy knows which of the headers it sets.
 const FORWARDING: [&str; 3] = ["x-forwarded-for", "forwarded", "x-real-ip"];
 
-/// Looks at the first requests of each thread, and at some of the later ones: looking up headers
-/// takes time.
+/// Whether to look at a request: at the first ones of each thread, and at some of the later ones,
+/// since it takes time to look up headers.
 #[inline]
-pub(super) fn notice(parts: &Parts, peer: IpAddr) {
+pub(super) fn is_due() -> bool {
     const FIRST: u32 = 64;
     const LATER: u32 = 256;
     thread_local!(static REQUESTS: Cell<u32> = const { Cell::new(0) });
 
     let request = REQUESTS.get();
     REQUESTS.set(request.wrapping_add(1));
-    if request < FIRST || request.is_multiple_of(LATER) {
-        look(parts, peer);
-    }
+    request < FIRST || request.is_multiple_of(LATER)
 }
 
-#[cold]
-fn look(parts: &Parts, peer: IpAddr) {
-    if is_local(peer) && FORWARDING.iter().any(|name| parts.headers.contains_key(*name)) {
-        observe::doubt(&HINT);
-    }
+/// Whether a request with this peer has probably come through a proxy.
+pub(super) fn is_proxied(parts: &Parts, peer: IpAddr) -> bool {
+    is_local(peer) && FORWARDING.iter().any(|name| parts.headers.contains_key(*name))
+}
+
+pub(super) fn log() {
+    observe::doubt(&HINT);
 }
 
 /// Whether the address is that of a host or of a network inside of a provider.

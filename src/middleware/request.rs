@@ -224,8 +224,17 @@ impl<J> LimitedRequest<J> {
         if options.expose_decision {
             self.charged.clone().map(|decision| extensions.insert(decision));
         }
-        if self.shared.watch.is_on() && self.charged.is_some() {
-            let Shared { limiter, options, live, watch, .. } = &*self.shared;
+        if self.shared.watch.is_on() {
+            self.mark(extensions);
+        }
+    }
+
+    /// For other layers on the way of the request.
+    #[cold]
+    #[inline(never)]
+    fn mark(&self, extensions: &mut Extensions) {
+        let Shared { limiter, options, live, watch, .. } = &*self.shared;
+        if self.charged.is_some() {
             watch.mark((limiter.scope().name(), live, options), &self.key, extensions);
         }
     }

@@ -33,7 +33,6 @@ impl Watch {
     }
 
     /// Marks a request that was charged. If the same layer has marked it before, this is logged.
-    #[cold]
     pub(crate) fn mark(
         &self,
         (name, live, options): (&str, &Arc<Live>, &Options),
