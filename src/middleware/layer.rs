@@ -69,9 +69,9 @@ mod storing;
 ///
 /// Around an HTTP client, the same layer respects the limit of an API: with `queue` (feature
 /// `tokio`), requests wait for the next window instead of failing. `examples/stacks/outbound.rs`
-/// does this for reqwest. The response bodies of hyper-util's client can't be made from bytes, which
-/// a refusal requires; map them under the layer: `.map_response(|response|
-/// response.map(Body::new))`.
+/// does this for reqwest. The response bodies of hyper-util's client can't be made from bytes,
+/// which a refusal requires; map them under the layer:
+/// `.map_response(|response| response.map(Body::new))`.
 ///
 /// # The type of a layer
 ///
