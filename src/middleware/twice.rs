@@ -18,9 +18,16 @@ const MARKED: u32 = 256;
 #[derive(Default)]
 pub(crate) struct Watch(AtomicU32);
 
-/// Who has charged a request so far, in its extensions.
-#[derive(Clone, Default)]
-struct ChargedBy(Vec<(Layer, Key)>);
+/// The charges of a request so far, in its extensions.
+#[derive(Default)]
+struct Charges(Vec<(Layer, Key)>);
+
+/// Cloned extensions belong to another request, such as a part of a batch.
+impl Clone for Charges {
+    fn clone(&self) -> Self {
+        Self::default()
+    }
+}
 
 /// Equal for clones of a layer. A clone with another key, plan or cost is another limit, also where
 /// it shares the counters.
@@ -41,7 +48,7 @@ impl Watch {
     ) {
         self.0.fetch_add(1, Ordering::Relaxed);
         let charge = (layer(live, options), key.clone());
-        let ChargedBy(charges) = extensions.get_or_insert_default();
+        let Charges(charges) = extensions.get_or_insert_default();
         if charges.contains(&charge) {
             let name = if name.is_empty() { String::new() } else { format!(" `{name}`") };
             observe::mistake(&format_args!(
