@@ -5,6 +5,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+// There, `SystemTime` panics, which would be at the first request.
+#[cfg(all(target_family = "wasm", target_os = "unknown"))]
+compile_error!(
+    "wasm32-unknown-unknown has no clock that the standard library could read: build for \
+     wasm32-wasip1 or wasm32-wasip2"
+);
+
 /// A source of wall time.
 ///
 /// A store reads its clock once per decision. A clock may step back; this grants no tokens by

@@ -8,11 +8,11 @@
 //! 6. [The order of layers](ordering)
 //! 7. [Operation](operating)
 //! 8. [Metrics and logs](observing)
-#![cfg_attr(feature = "redis", doc = "9. [Several nodes](many_nodes)")]
+//! 9. [Several nodes](many_nodes)
 //!
 //! [Recipes](recipes) for logins, payments and password resets, [testing your app](testing),
 //! [other stacks](other_stacks) than axum's, [moving from other limiters](moving),
-//! [questions and answers](faq), [features](features), and the exact [rules](semantics).
+//! [questions and answers](faq), [features], and the exact [rules](semantics).
 
 #[doc = include_str!("../docs/choosing.md")]
 pub mod choosing {}
@@ -38,7 +38,6 @@ pub mod responses {}
 #[doc = include_str!("../docs/features.md")]
 pub mod features {}
 
-#[cfg(feature = "redis")]
 #[doc = include_str!("../docs/many-nodes.md")]
 pub mod many_nodes {}
 

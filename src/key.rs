@@ -32,6 +32,7 @@ mod hops;
 mod ip;
 #[cfg(feature = "client-ip")]
 mod networks;
+mod proxied;
 
 #[cfg(feature = "client-ip")]
 #[cfg_attr(docsrs, doc(cfg(feature = "client-ip")))]

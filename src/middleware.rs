@@ -17,6 +17,7 @@ mod rejection;
 mod request;
 mod service;
 mod shared;
+mod twice;
 mod upload;
 
 pub use cost::{CostMeter, TrueCost};

@@ -1,6 +1,6 @@
 //! What the crate reports to operators: a log through `tracing`, and counters and timings through
 //! `metrics`. Only these files use the two crates. Without `metrics` nothing is counted, and
-//! without `tracing` warnings go to standard error.
+//! warnings that no subscriber of `tracing` shows go to standard error.
 //!
 //! No key reaches these files, so none can be logged (S26).
 
@@ -14,7 +14,7 @@ mod meters;
 mod scope;
 
 pub(crate) use count::Outcome;
-pub(crate) use log::{mistake, overflow};
+pub(crate) use log::{doubt, mistake, overflow};
 #[cfg(feature = "metrics")]
 pub(crate) use meters::memory;
 pub(crate) use meters::{Meters, Timing, UnderWay};

@@ -135,7 +135,8 @@ impl ClientIp {
     }
 
     /// Trusts the last `hops` hops, whatever their addresses: with 1 the peer, with 2 also the
-    /// proxy before it. For platforms that don't publish the addresses of their proxies.
+    /// proxy before it. For platforms that don't publish the addresses of their proxies. With 0 the
+    /// peer is the client.
     ///
     /// Use it only if no client can reach the server through fewer hops: such a client could forge
     /// the missing ones.
@@ -300,6 +301,9 @@ const ONE_WAY: &str = "client_ip() trusts by networks or by a number of hops: wr
 impl KeyExtractor for ClientIp {
     fn extract(&self, parts: &Parts, key: &mut Key) -> Result<(), MissingKey> {
         let (address, _) = self.find(parts)?;
+        if let Trust::None = self.trust {
+            ip::notice_proxy(parts);
+        }
         key.push_ip(address, self.ipv6_prefix);
         Ok(())
     }

@@ -2,10 +2,13 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use http::HeaderValue;
+use http::header::CONTENT_TYPE;
 use http::request::Parts;
 
 use super::encoding::{IPV6_PREFIX, Key};
 use super::extractor::{KeyExtractor, MissingKey};
+use super::proxied;
 
 /// The peer's address, for servers other than axum: put it into the extensions of each request.
 ///
@@ -28,7 +31,8 @@ pub struct PeerAddr(pub SocketAddr);
 /// /64.
 ///
 /// Behind a proxy, this is the proxy's address, and all clients share one count. Use `client_ip()`
-/// there (feature `client-ip`).
+/// there (feature `client-ip`). The log warns once if a request has a forwarding header and comes
+/// from a loopback or private address.
 pub fn peer_ip() -> PeerIp {
     PeerIp { ipv6_prefix: IPV6_PREFIX }
 }
@@ -79,12 +83,30 @@ pub(super) fn checked_prefix(bits: u8) -> u8 {
 impl KeyExtractor for PeerIp {
     #[inline]
     fn extract(&self, parts: &Parts, key: &mut Key) -> Result<(), MissingKey> {
+        notice_proxy(parts);
         key.push_ip(peer(parts)?, self.ipv6_prefix);
         Ok(())
     }
 }
 
+/// Logs if a request that counts by its peer has come through a proxy.
+#[inline]
+pub(super) fn notice_proxy(parts: &Parts) {
+    // The peer's address is read again: kept for this, it would cost each request.
+    #[cold]
+    #[inline(never)]
+    fn look(parts: &Parts) {
+        if peer(parts).is_ok_and(|peer| proxied::is_proxied(parts, peer)) {
+            proxied::log();
+        }
+    }
+    if proxied::is_due() {
+        look(parts);
+    }
+}
+
 /// The peer's address as the server provides it. An address that the app has set takes precedence.
+#[inline(always)]
 pub(super) fn peer(parts: &Parts) -> Result<IpAddr, MissingKey> {
     if let Some(peer) = parts.extensions.get::<PeerAddr>() {
         return Ok(peer.0.ip());
@@ -100,16 +122,35 @@ pub(super) fn peer(parts: &Parts) -> Result<IpAddr, MissingKey> {
             return Ok(info.0.ip());
         }
     }
-    Err(MissingKey::server(NO_PEER))
+    Err(MissingKey::server(if is_grpc(parts) { NO_PEER_GRPC } else { NO_PEER }))
+}
+
+fn is_grpc(parts: &Parts) -> bool {
+    let content_type = parts.headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes);
+    content_type.is_some_and(|value| value.starts_with(b"application/grpc"))
+}
+
+macro_rules! no_peer {
+    ($axum:literal) => {
+        concat!(
+            "requests carry no peer address. axum: ",
+            $axum,
+            "serve the app with `axum::serve(listener, \
+             app.into_make_service_with_connect_info::<SocketAddr>())`. Other servers: insert \
+             `tower_fixed_window::key::PeerAddr` into each request's extensions. A Unix socket has no \
+             addresses: in axum, write `.layer(axum::Extension(PeerAddr(([127, 0, 0, 1], 0).into())))` \
+             after the limit, and for the clients of a proxy `client_ip().trusting([\"127.0.0.1\"])`"
+        )
+    };
 }
 
 #[cfg(feature = "axum")]
-const NO_PEER: &str = "requests carry no peer address: serve the app with \
-    `axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>())`; \
-    servers other than axum's insert `tower_fixed_window::key::PeerAddr` into each request's extensions";
+const NO_PEER: &str = no_peer!("");
 
 #[cfg(not(feature = "axum"))]
-const NO_PEER: &str = "requests carry no peer address: with axum, enable the feature `axum` of \
-    tower-fixed-window and serve the app with \
-    `axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>())`; \
-    other servers insert `tower_fixed_window::key::PeerAddr` into each request's extensions";
+const NO_PEER: &str = no_peer!("enable the feature `axum` of tower-fixed-window, and ");
+
+const NO_PEER_GRPC: &str = "gRPC requests carry no peer address that the rate limit knows. tonic: \
+    write `.key_fn(|parts| Some(Key::from(parts.extensions.get::<TcpConnectInfo>()?.remote_addr()?.ip())))`, \
+    with `get::<TlsConnectInfo<TcpConnectInfo>>()?.get_ref()` under TLS. Other servers: insert \
+    `tower_fixed_window::key::PeerAddr` into each request's extensions";

@@ -45,7 +45,8 @@ mod storing;
 ///
 /// Clones of a layer share their counters, so the same layer on two routes is one limit for both.
 /// Layers that are created separately share counters only if they have the same store *and* the
-/// same name.
+/// same name. If a request passes the same layer twice, as on a nested router and on the app around
+/// it, it is charged twice, and the log names the layer once.
 ///
 /// # Refused uploads
 ///
@@ -66,10 +67,11 @@ mod storing;
 ///
 /// # Around a client
 ///
-/// Around an HTTP client, the same layer respects the limit of an API: with [`queue`](Self::queue),
-/// requests wait for the next window instead of failing. `examples/stacks/outbound.rs` does this
-/// for reqwest. The response bodies of hyper-util's client can't be made from bytes, which a
-/// refusal requires; map them under the layer: `.map_response(|response| response.map(Body::new))`.
+/// Around an HTTP client, the same layer respects the limit of an API: with `queue` (feature
+/// `tokio`), requests wait for the next window instead of failing. `examples/stacks/outbound.rs`
+/// does this for reqwest. The response bodies of hyper-util's client can't be made from bytes,
+/// which a refusal requires; map them under the layer:
+/// `.map_response(|response| response.map(Body::new))`.
 ///
 /// # The type of a layer
 ///

@@ -224,6 +224,19 @@ impl<J> LimitedRequest<J> {
         if options.expose_decision {
             self.charged.clone().map(|decision| extensions.insert(decision));
         }
+        if self.shared.watch.is_on() {
+            self.mark(extensions);
+        }
+    }
+
+    /// For other layers on the way of the request.
+    #[cold]
+    #[inline(never)]
+    fn mark(&self, extensions: &mut Extensions) {
+        let Shared { limiter, options, live, watch, .. } = &*self.shared;
+        if self.charged.is_some() {
+            watch.mark((limiter.scope().name(), live, options), &self.key, extensions);
+        }
     }
 
     /// A request is refused.
@@ -233,7 +246,11 @@ impl<J> LimitedRequest<J> {
         if let Reason::RateLimited(decision) = reason {
             self.report(parts, decision);
         } else if let Some(outcome) = reason.consequences().outcome {
-            self.shared.limiter.scope().observe().answered(outcome);
+            let missing = match reason {
+                Reason::MissingKey(missing) if missing.is_client() => Some(missing),
+                _ => None,
+            };
+            self.shared.limiter.scope().observe().refused_undecided(outcome, missing);
         }
     }
 

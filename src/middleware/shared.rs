@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::live::{Live, Settings};
 use super::options::Options;
+use super::twice::Watch;
 use crate::limiter::Limiter;
 
 pub(crate) struct Shared<J> {
@@ -11,6 +12,7 @@ pub(crate) struct Shared<J> {
     pub(crate) options: Options,
     pub(crate) live: Arc<Live>,
     pub(crate) reject: Arc<J>,
+    pub(crate) watch: Watch,
     /// The newest settings that were needed. Services have copies of them, and come here when
     /// theirs are old.
     settings: Mutex<Arc<Settings>>,
@@ -19,7 +21,8 @@ pub(crate) struct Shared<J> {
 impl<J> Shared<J> {
     pub(crate) fn new(limiter: Limiter, options: Options, live: Arc<Live>, reject: Arc<J>) -> Self {
         let settings = live.settings(limiter.scope().name(), &options);
-        Self { limiter, options, live, reject, settings: Mutex::new(Arc::new(settings)) }
+        let (watch, settings) = (Watch::default(), Mutex::new(Arc::new(settings)));
+        Self { limiter, options, live, reject, watch, settings }
     }
 
     #[cold]

@@ -1,7 +1,8 @@
-//! The log: `tracing`, and without that feature standard error for warnings and errors.
+//! The log: `tracing`. Warnings and errors that no subscriber shows go to standard error.
 
 use std::collections::BTreeSet;
 use std::fmt::Display;
+use std::io::Write;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -9,17 +10,28 @@ use std::time::Duration;
 use super::count::OUTCOMES;
 use super::count::Outcome;
 
-/// Without a subscriber, a service that responds with 500 would leave no trace.
 macro_rules! log {
     ($level:ident, $what:expr $(, $name:ident = $value:expr)*) => {{
         #[cfg(feature = "tracing")]
         tracing::$level!(target: "tower_fixed_window", $($name = $value,)* "{}", $what);
-        #[cfg(not(feature = "tracing"))]
-        eprintln!(
-            concat!("tower_fixed_window: {}" $(, " ", stringify!($name), "={:?}")*),
-            $what $(, $value)*
-        );
+        if !shows_errors() {
+            // `eprintln!` panics if standard error is closed.
+            let _ = writeln!(
+                std::io::stderr(),
+                concat!("tower_fixed_window: {}" $(, " ", stringify!($name), "={:?}")*),
+                $what $(, $value)*
+            );
+        }
     }};
+}
+
+/// Whether a subscriber shows the errors of this crate. Without one, or with a filter that names
+/// other crates only, a service that responds with 500 would leave no trace.
+fn shows_errors() -> bool {
+    #[cfg(feature = "tracing")]
+    return tracing::event_enabled!(target: "tower_fixed_window", tracing::Level::ERROR);
+    #[cfg(not(feature = "tracing"))]
+    false
 }
 
 /// Whether a refusal is shown.
@@ -56,15 +68,16 @@ pub(super) fn refused(
 }
 
 /// A request is refused without a decision.
-pub(super) fn refused_undecided(scope: &str, outcome: Outcome) {
+pub(super) fn refused_undecided(scope: &str, outcome: Outcome, missing: Option<&impl Display>) {
     #[cfg(feature = "tracing")]
     tracing::debug!(
         target: "tower_fixed_window",
         scope,
         outcome = OUTCOMES[outcome as usize],
+        missing = missing.map(tracing::field::display),
         "a request is refused"
     );
-    let _ = (scope, outcome);
+    let _ = (scope, outcome, missing);
 }
 
 pub(super) fn store_fails(scope: &str, error: &impl Display) {
@@ -78,19 +91,29 @@ pub(super) fn store_is_back(scope: &str, requests: u64, after: Duration) {
     log!(warn, "the store is back", scope = scope, requests = requests, seconds = seconds);
 }
 
-/// Logs how to fix a mistake in the configuration, once for each mistake in the life of the
-/// process.
+/// Logs how to fix a mistake in the configuration, once in the life of the process.
 pub(crate) fn mistake(fix: &impl Display) {
+    if let Some(fix) = if_new(fix) {
+        log!(error, fix);
+    }
+}
+
+/// Logs what may be a mistake, and what to write in either case, once in the life of the process.
+pub(crate) fn doubt(hint: &impl Display) {
+    if let Some(hint) = if_new(hint) {
+        log!(warn, hint);
+    }
+}
+
+/// The text, unless it was logged before.
+fn if_new(text: &impl Display) -> Option<String> {
     /// Enough for every mistake of one app; a message of changing content does not fill memory.
     const MAX_MISTAKES: usize = 64;
     static LOGGED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
 
-    let fix = fix.to_string();
+    let text = text.to_string();
     let mut logged = LOGGED.lock().unwrap_or_else(PoisonError::into_inner);
-    if logged.len() < MAX_MISTAKES && !logged.contains(&fix) {
-        log!(error, fix);
-        logged.insert(fix);
-    }
+    (logged.len() < MAX_MISTAKES && logged.insert(text.clone())).then_some(text)
 }
 
 /// A store in memory is full, so that keys share entries: its size, and the number of such charges

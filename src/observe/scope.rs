@@ -27,9 +27,12 @@ impl Observed<'_> {
     #[inline]
     pub(crate) fn answered(self, outcome: Outcome) {
         self.meters.count_outcome(self.name, outcome);
-        if matches!(outcome, Outcome::MissingKey | Outcome::FailedClosed) {
-            log::refused_undecided(self.name, outcome);
-        }
+    }
+
+    /// A request was refused without a decision, perhaps since it lacks its key.
+    pub(crate) fn refused_undecided(self, outcome: Outcome, missing: Option<&impl Display>) {
+        self.meters.count_outcome(self.name, outcome);
+        log::refused_undecided(self.name, outcome, missing);
     }
 
     /// A request was refused by a quota, or would have been. Quota and time are worked out only for

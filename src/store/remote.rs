@@ -115,9 +115,9 @@ impl Remote {
         if self.recall.is_some() { fresh } else { fresh.without_front() }
     }
 
-    /// Calls the store for each request: no refusal is remembered, and no tokens are
-    /// [leased](crate::FixedWindowLayer::leases). For stores whose clock differs from this
-    /// process's, such as a [`ManualClock`](crate::ManualClock) in tests.
+    /// Calls the store for each request: no refusal is remembered, and no tokens are leased. For
+    /// stores whose clock differs from this process's, such as a
+    /// [`ManualClock`](crate::ManualClock) in tests.
     #[must_use]
     pub fn without_front(mut self) -> Self {
         self.recall = None;

@@ -39,7 +39,7 @@ use super::block_on::block_on;
 /// ```
 ///
 /// The request has no body. The thread sleeps until the response is there. For a layer with a
-/// [`queue`](crate::FixedWindowLayer::queue), or with a store that needs a runtime, call a service
+/// queue, or with a store that needs a runtime, call a service
 /// of the layer in a test of that runtime instead.
 ///
 /// # Panics

@@ -1,8 +1,20 @@
 //! Where a response's body or a key doesn't fit, the compiler says what to write.
 
-use std::fs;
+use std::convert::Infallible;
 use std::path::Path;
 use std::process::Command;
+use std::{fs, io};
+
+use axum::BoxError;
+use axum::body::{Body, Bytes, HttpBody, to_bytes};
+use http::{Request, Response, StatusCode};
+use http_body_util::combinators::{BoxBody, UnsyncBoxBody};
+use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
+use tower_http::compression::CompressionLayer;
+use tower_http::limit::RequestBodyLimitLayer;
+use tower_http::map_response_body::MapResponseBodyLayer;
+
+use crate::support::{Mood, get, limit_headers, per_minute};
 
 /// Checks a package of its own, as its author would see it. The exact wording is the compiler's
 /// and changes with it; what counts is that our advice is part of it.
@@ -34,9 +46,12 @@ fn compile_errors_of_unsuitable_bodies_and_keys_suggest_a_fix() {
 
     let (compiles, message) = check("limit");
     assert!(!compiles, "a body that can't be made from bytes was accepted");
-    for advice in
-        ["can't make a refusal's body of type `Own`", "`.reject(EmptyBody)`", "`.on_reject("]
-    {
+    for advice in [
+        "can't make a refusal's body of type `Own`",
+        "`.reject(EmptyBody)`",
+        "`.on_reject(",
+        "`.layer(MapResponseBodyLayer::new(Body::new))` between the limit and",
+    ] {
         assert!(message.contains(advice), "no {advice} in the compiler's message:\n{message}");
     }
     let closure = "limit.reject(EmptyBody).key(|_: &http::request::Parts| Some(Key::global()))";
@@ -62,4 +77,37 @@ fn compile_errors_of_unsuitable_bodies_and_keys_suggest_a_fix() {
         let (compiles, message) = check(way_out);
         assert!(compiles, "{way_out} does not help:\n{message}");
     }
+}
+
+/// The way out for bodies that only their own crates can make.
+#[tokio::test]
+async fn a_limit_around_a_body_of_another_crate_works_with_a_map_between_them() {
+    async fn limits<S, B>(inner: S)
+    where
+        S: Service<Request<Body>, Response = Response<B>, Error = Infallible> + Clone,
+        B: HttpBody<Data = Bytes> + Send + 'static,
+        B::Error: Into<BoxError>,
+    {
+        let limited = ServiceBuilder::new()
+            .layer(per_minute(1, Mood::Now))
+            .layer(MapResponseBodyLayer::new(Body::new))
+            .service(inner);
+        let response = limited.clone().oneshot(get("/")).await.expect("infallible");
+        assert_eq!(response.status(), StatusCode::OK);
+        assert_eq!(limit_headers(&response)["used"], "1");
+        let refused = limited.oneshot(get("/")).await.expect("infallible");
+        assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
+        let body = to_bytes(refused.into_body(), 10_000).await.expect("short");
+        assert!(body.starts_with(b"{\"type\":"), "{body:?}");
+    }
+
+    async fn hello<B>(_: Request<B>) -> Result<Response<Body>, Infallible> {
+        Ok(Response::new(Body::from("hello")))
+    }
+    limits(RequestBodyLimitLayer::new(10).layer(service_fn(hello))).await;
+    limits(CompressionLayer::new().layer(service_fn(hello))).await;
+    // The body of `ServeDir`, and that of rmcp.
+    limits(service_fn(async |_| Ok(Response::new(UnsyncBoxBody::<Bytes, io::Error>::default()))))
+        .await;
+    limits(service_fn(async |_| Ok(Response::new(BoxBody::<Bytes, Infallible>::default())))).await;
 }

@@ -23,6 +23,7 @@ mod memory_metrics;
 mod metrics_and_logs;
 mod missed_windows;
 mod missing_keys;
+mod mistakes;
 mod options;
 mod other_stacks;
 mod outbound;

@@ -41,7 +41,7 @@ impl<J> FixedWindowLayer<J> {
     /// a reset by another process takes effect when the refusal ends. With this option, the node
     /// asks the store again after a second. It does so anyway if requests may be refunded
     /// ([`count_if`](Self::count_if), [`refund_dropped`](Self::refund_dropped),
-    /// [`settle_true_cost`](Self::settle_true_cost), [`queue`](Self::queue)).
+    /// [`settle_true_cost`](Self::settle_true_cost), `queue`).
     ///
     /// ```no_run
     /// # #[cfg(feature = "redis")]

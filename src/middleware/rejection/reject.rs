@@ -44,7 +44,8 @@ use super::{Rejection, problem};
     label = "no way to make a `{B}`",
     note = "the default answer needs a body that implements `From<Bytes>` (axum's `Body`, `Full<Bytes>`)",
     note = "write `.reject(EmptyBody)` on the `FixedWindowLayer` if the body implements `Default` (tonic's, `BoxBody`), `.reject(Grpc)` for gRPC",
-    note = "or write `.on_reject(|parts, why| ...)` and make the response yourself"
+    note = "or write `.on_reject(|parts, why| ...)` and make the response yourself",
+    note = "a body that only its own crate can make (of tower-http's layers and `ServeDir`, of rmcp) becomes axum's `Body` by `.layer(MapResponseBodyLayer::new(Body::new))` between the limit and that service (tower-http, feature `map-response-body`)"
 )]
 pub trait Reject<B> {
     /// The response to a refused request.

@@ -1,0 +1,451 @@
+//! Mistakes in the set-up of a server are logged once, with the line to write.
+//!
+//! Each is made in a process of its own, since it is logged once in the life of a process. What
+//! that process writes to its standard output and error is what its operator reads.
+
+use std::any::type_name;
+use std::convert::Infallible;
+use std::env;
+use std::net::SocketAddr;
+use std::process::{Command, exit};
+use std::time::Duration;
+
+use axum::body::{Body, to_bytes};
+use axum::routing::get as on_get;
+use axum::{Extension, Router, serve};
+use http::{HeaderValue, Request, Response, StatusCode};
+use hyper_util::rt::TokioIo;
+use tokio::net::{TcpListener, UnixListener, UnixStream};
+use tokio::runtime::Runtime;
+use tonic::transport::Endpoint;
+use tonic::transport::server::{Server, TcpConnectInfo, TcpIncoming};
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_client::HealthClient;
+use tower::util::BoxCloneSyncService;
+use tower::{Layer, ServiceBuilder, ServiceExt, service_fn};
+use tower_fixed_window::key::{PeerAddr, client_ip, extension, global, header, peer_ip};
+use tower_fixed_window::{FixedWindowLayer, Grpc, Headers, Key, KeyExtractor, Quota};
+use tracing::level_filters::LevelFilter;
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+
+use crate::support::{get, used};
+
+/// Runs a test's closure in a process of its own, and returns what the crate logs there.
+fn logged<F: AsyncFnOnce()>(mistake: F) -> Vec<String> {
+    logged_by(type_name::<F>(), 0, async |_| mistake().await)
+}
+
+/// The same for one of several cases.
+fn logged_in_case<F: AsyncFnOnce(usize)>(case: usize, mistake: F) -> Vec<String> {
+    logged_by(type_name::<F>(), case, mistake)
+}
+
+/// A closure is named after the function that it is in.
+fn logged_by(closure: &str, case: usize, mistake: impl AsyncFnOnce(usize)) -> Vec<String> {
+    /// Set in that process.
+    const TEST: &str = "TOWER_FIXED_WINDOW_TEST";
+    const CASE: &str = "TOWER_FIXED_WINDOW_CASE";
+
+    let name = closure.trim_start_matches("it::").trim_end_matches("::{{closure}}");
+    if env::var(TEST).is_ok_and(|test| test == name) {
+        let case = env::var(CASE).expect("a case").parse().expect("a number");
+        Runtime::new().expect("a runtime").block_on(mistake(case));
+        exit(0);
+    }
+    let output = Command::new(env::current_exe().expect("this program"))
+        .args(["--exact", name, "--nocapture"])
+        .envs([(TEST, name), (CASE, &case.to_string())])
+        .output()
+        .expect("it starts");
+    let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{text}");
+    assert!(!text.contains("test result"), "{name} is not the name of its test");
+    text.lines().filter(|line| line.contains("tower_fixed_window: ")).map(str::to_owned).collect()
+}
+
+type Limited = BoxCloneSyncService<Request<Body>, Response<Body>, Infallible>;
+
+fn limited(layer: &FixedWindowLayer) -> Limited {
+    let inner =
+        service_fn(async |_: Request<Body>| Ok::<_, Infallible>(Response::new(Body::empty())));
+    BoxCloneSyncService::new(layer.layer(inner))
+}
+
+async fn ask(layer: &FixedWindowLayer, request: Request<Body>) -> Response<Body> {
+    limited(layer).oneshot(request).await.expect("infallible")
+}
+
+fn per_minute() -> FixedWindowLayer {
+    FixedWindowLayer::new(Quota::per_minute(1_000))
+}
+
+/// A request from this peer.
+fn from(peer: &str) -> Request<Body> {
+    let mut request = Request::new(Body::empty());
+    let peer = SocketAddr::new(peer.parse().expect("an address"), 4711);
+    request.extensions_mut().insert(PeerAddr(peer));
+    request
+}
+
+fn with(mut request: Request<Body>, name: &'static str, value: &'static str) -> Request<Body> {
+    request.headers_mut().insert(name, HeaderValue::from_static(value));
+    request
+}
+
+/// The only line, without addresses.
+#[track_caller]
+fn only(log: &[String]) -> &str {
+    let [line] = log else { panic!("not one line: {log:#?}") };
+    for address in ["192.0.2.", "10.0.0.1:", "10.0.0.5", "4711"] {
+        assert!(!line.contains(address), "{line}");
+    }
+    line
+}
+
+/// A limit by address, and requests without an address.
+async fn without_addresses() {
+    for layer in [per_minute(), per_minute().name("api")] {
+        for _ in 0..3 {
+            let response = ask(&layer, Request::new(Body::empty())).await;
+            assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
+        }
+    }
+}
+
+const CONNECT_INFO: &str = "into_make_service_with_connect_info::<SocketAddr>()";
+
+#[test]
+fn without_a_subscriber_a_mistake_goes_to_standard_error() {
+    let log = logged(async || without_addresses().await);
+    assert!(only(&log).starts_with("tower_fixed_window: "), "{log:#?}");
+    assert!(log[0].contains(CONNECT_INFO), "{log:#?}");
+}
+
+#[test]
+fn a_filter_that_names_other_crates_only_does_not_hide_a_mistake() {
+    let log = logged(async || {
+        let filter = Targets::new().with_target("my_app", LevelFilter::DEBUG);
+        let shown = tracing_subscriber::fmt::layer().with_ansi(false);
+        tracing_subscriber::registry().with(shown).with(filter).init();
+        without_addresses().await;
+    });
+    assert!(only(&log).starts_with("tower_fixed_window: "), "{log:#?}");
+}
+
+#[test]
+fn a_subscriber_that_shows_errors_gets_them_alone() {
+    let log = logged(async || {
+        tracing_subscriber::fmt().with_ansi(false).init();
+        without_addresses().await;
+    });
+    assert!(only(&log).contains(" ERROR tower_fixed_window: "), "{log:#?}");
+    assert!(log[0].contains(CONNECT_INFO), "{log:#?}");
+}
+
+/// Peers that are hardly clients of a server in public.
+const LOCAL: [&str; 9] = [
+    "127.0.0.1",
+    "10.0.0.5",
+    "172.17.0.1",
+    "192.168.1.9",
+    "169.254.1.1",
+    "100.64.0.3",
+    "::1",
+    "fd00::5",
+    "::ffff:10.0.0.5",
+];
+
+const FORWARDED: [(&str, &str); 3] =
+    [("x-forwarded-for", "192.0.2.7"), ("forwarded", "for=192.0.2.7"), ("x-real-ip", "192.0.2.7")];
+
+#[test]
+fn a_proxy_without_client_ip_is_noticed_by_the_first_request() {
+    let layers = || {
+        let fallback = header("x-api-key").or(peer_ip());
+        [per_minute(), per_minute().key(client_ip()), per_minute().key(fallback)]
+    };
+    for case in 0..LOCAL.len() {
+        let log = logged_in_case(case, async |case| {
+            let (name, value) = FORWARDED[case % FORWARDED.len()];
+            for layer in layers() {
+                for _ in 0..1_000 {
+                    let request = with(from(LOCAL[case]), name, value);
+                    assert_eq!(ask(&layer, request).await.status(), StatusCode::OK);
+                }
+            }
+        });
+        let line = only(&log);
+        assert!(line.contains(r#"`.key(client_ip().trusting(["10.0.0.0/8"]))`"#), "{line}");
+        assert!(line.contains("`.key(client_ip().trusting_hops(0))`"), "{line}");
+    }
+}
+
+#[test]
+fn a_proxy_that_appears_after_many_requests_is_noticed() {
+    let log = logged(async || {
+        let layer = limited(&per_minute().key(peer_ip()));
+        for _ in 0..10_000 {
+            let _ = layer.clone().oneshot(from("10.0.0.5")).await;
+        }
+        for _ in 0..256 {
+            let request = with(from("10.0.0.5"), "x-forwarded-for", "192.0.2.7");
+            let _ = layer.clone().oneshot(request).await;
+        }
+    });
+    assert!(only(&log).contains("client_ip().trusting("), "{log:#?}");
+}
+
+#[test]
+fn nobody_is_warned_of_a_proxy_who_has_none_or_trusts_it() {
+    let log = logged(async || {
+        let local = async |layer: FixedWindowLayer| {
+            for peer in LOCAL {
+                let request =
+                    FORWARDED.iter().fold(from(peer), |r, (name, value)| with(r, name, value));
+                let _ = ask(&layer, request).await;
+            }
+        };
+        // Trusted, said to be the client, or not the key.
+        local(per_minute().key(client_ip().trusting(["10.0.0.0/8"]))).await;
+        local(per_minute().key(client_ip().trusting_hops(1))).await;
+        local(per_minute().key(client_ip().trusting_hops(0))).await;
+        local(per_minute().key(header("x-real-ip").or(peer_ip()))).await;
+        local(per_minute().key(global())).await;
+        local(per_minute().skip(|_| true)).await;
+        // A client sends what a proxy would.
+        for peer in ["192.0.2.1", "100.128.0.1", "172.32.0.1", "2001:db8::1"] {
+            for (name, value) in FORWARDED {
+                let _ = ask(&per_minute(), with(from(peer), name, value)).await;
+                let _ = ask(&per_minute().key(client_ip()), with(from(peer), name, value)).await;
+            }
+        }
+        // No proxy.
+        for peer in LOCAL {
+            let _ = ask(&per_minute(), from(peer)).await;
+        }
+    });
+    assert_eq!(log, [""; 0]);
+}
+
+/// An app with a limit on a nested router and around all of it.
+fn twice(inner: FixedWindowLayer, outer: FixedWindowLayer) -> Router {
+    let nested = Router::new().route("/", on_get(async || "hello")).layer(inner);
+    Router::new().nest("/api", nested).route("/", on_get(async || "hello")).layer(outer)
+}
+
+/// What was used after a request through both.
+async fn used_after_one(app: Router) -> u64 {
+    let mut request = get("/api");
+    request.extensions_mut().extend(from("192.0.2.7").extensions().clone());
+    let response = app.oneshot(request).await.expect("infallible");
+    assert_eq!(response.status(), StatusCode::OK);
+    used(&response)
+}
+
+#[test]
+fn the_same_layer_twice_on_the_way_of_a_request_is_named() {
+    for (case, named) in
+        ["the same rate limit is applied twice", "`api` is applied twice"].iter().enumerate()
+    {
+        let log = logged_in_case(case, async |case| {
+            let layer = if case == 0 { per_minute() } else { per_minute().name("api") };
+            let app = twice(layer.clone(), layer);
+            for request in 1..=400 {
+                assert_eq!(used_after_one(app.clone()).await, 2 * request);
+            }
+        });
+        assert!(only(&log).contains(named), "{log:#?}");
+        assert!(log[0].contains("`.layer(..)`") && log[0].contains("`.name(..)`"), "{log:#?}");
+    }
+}
+
+#[test]
+fn the_same_layer_twice_is_noticed_without_headers_and_with_a_queue() {
+    for case in 0..3 {
+        let log = logged_in_case(case, async |case| {
+            let layer = match case {
+                0 => per_minute().shadow(),
+                1 => per_minute().headers(Headers::None),
+                _ => per_minute().queue(10, Duration::from_secs(60)),
+            };
+            // With another limit between the two.
+            let other = per_minute().key(global());
+            let layers = ServiceBuilder::new().layer(layer.clone()).layer(other).layer(layer);
+            let app: Router = Router::new().route("/", on_get(async || "hello")).layer(layers);
+            let _ = app.oneshot(from("192.0.2.7")).await;
+        });
+        assert!(only(&log).contains("is applied twice"), "{log:#?}");
+    }
+}
+
+#[test]
+fn layers_that_share_a_count_on_purpose_are_not_taken_for_one() {
+    let log = logged(async || {
+        let layer = per_minute();
+        // On two routes.
+        let app: Router = Router::new()
+            .route("/api", on_get(async || "hello").layer(layer.clone()))
+            .route("/", on_get(async || "hello").layer(layer.clone()));
+        assert_eq!(used_after_one(app.clone()).await, 1);
+        assert_eq!(used_after_one(app).await, 2);
+        // By address for all, and by user for those who have signed in.
+        let others = [
+            per_minute(),
+            layer.clone().name("other"),
+            layer.clone().key(global()),
+            layer.clone().cost_fn(|_| 9),
+            layer.clone().count_if(|response| response.status == StatusCode::UNAUTHORIZED),
+            layer.clone().quota_fn(|_, _| Quota::per_hour(10)),
+            layer.clone().skip(|_| true),
+        ];
+        for other in others {
+            used_after_one(twice(other.clone(), layer.clone())).await;
+            used_after_one(twice(layer.clone(), other)).await;
+        }
+        // Two requests: a handler makes one from another, for a part of a batch.
+        let inner = limited(&layer);
+        let batch = service_fn(move |request: Request<Body>| {
+            let mut part = Request::new(Body::empty());
+            *part.extensions_mut() = request.extensions().clone();
+            inner.clone().oneshot(part)
+        });
+        let response = layer.layer(batch).oneshot(from("192.0.2.7")).await.expect("infallible");
+        assert_eq!(response.status(), StatusCode::OK);
+    });
+    assert_eq!(log, [""; 0]);
+}
+
+/// The answers of gRPC's health check under a limit.
+async fn call(layer: FixedWindowLayer<Grpc>, calls: usize) -> Vec<Option<tonic::Status>> {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let url = format!("http://{}", listener.local_addr().expect("bound"));
+    let (_reporter, health) = tonic_health::server::health_reporter();
+    let server = Server::builder().layer(layer).add_service(health);
+    tokio::spawn(server.serve_with_incoming(TcpIncoming::from(listener)));
+    let channel = Endpoint::from_shared(url).expect("a URL").connect().await.expect("it listens");
+    let mut client = HealthClient::new(channel);
+    let mut statuses = Vec::new();
+    for _ in 0..calls {
+        statuses.push(client.check(HealthCheckRequest::default()).await.err());
+    }
+    statuses
+}
+
+#[test]
+fn under_tonic_a_missing_address_names_the_line_for_tonic() {
+    let log = logged(async || {
+        for status in call(per_minute().reject(Grpc), 3).await {
+            let status = status.expect("an error");
+            assert_eq!(status.code(), tonic::Code::Internal);
+            assert!(!status.message().contains("TcpConnectInfo"), "{status:?}");
+        }
+    });
+    let line = only(&log);
+    assert!(!line.contains("axum"), "{line}");
+    let advice = "`.key_fn(|parts| Some(Key::from(\
+        parts.extensions.get::<TcpConnectInfo>()?.remote_addr()?.ip())))`";
+    assert!(line.contains(advice), "{line}");
+}
+
+#[tokio::test]
+async fn the_line_for_tonic_counts_by_address() {
+    let layer = FixedWindowLayer::new(Quota::per_day(2)).key_fn(|parts| {
+        Some(Key::from(parts.extensions.get::<TcpConnectInfo>()?.remote_addr()?.ip()))
+    });
+    let statuses = call(layer.reject(Grpc), 3).await;
+    let codes: Vec<_> = statuses.iter().map(|status| status.as_ref().map(|s| s.code())).collect();
+    assert_eq!(codes, [None, None, Some(tonic::Code::ResourceExhausted)]);
+}
+
+/// The status and the use of a request through a proxy, to a server that listens on a Unix socket.
+async fn ask_unix(app: Router, client: &str) -> (u16, Option<u64>) {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("socket");
+    let listener = UnixListener::bind(&path).expect("a socket");
+    tokio::spawn(async move { serve(listener, app).await });
+    let stream = UnixStream::connect(&path).await.expect("it listens");
+    let (mut sender, connection) =
+        hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.expect("HTTP/1");
+    tokio::spawn(connection);
+    let request = Request::get("/").header("host", "localhost").header("x-forwarded-for", client);
+    let request = request.body(Body::empty()).expect("a request");
+    let response = sender.send_request(request).await.expect("an answer");
+    let used = response.headers().get("x-ratelimit-used");
+    (
+        response.status().as_u16(),
+        used.map(|used| used.to_str().expect("ASCII").parse().expect("a number")),
+    )
+}
+
+#[test]
+fn on_a_unix_socket_the_log_names_lines_that_work_there() {
+    let app = |layer| Router::new().route("/", on_get(async || "hello")).layer(layer);
+    let client = || client_ip().trusting(["127.0.0.1"]);
+    let log = logged(async || {
+        let layers = [
+            per_minute(),
+            per_minute().key(client()),
+            per_minute().key(client_ip().trusting_hops(1)),
+        ];
+        for layer in layers {
+            assert_eq!(ask_unix(app(layer), "192.0.2.7").await, (500, None));
+        }
+        // What the log says.
+        let peer = || Extension(PeerAddr(([127, 0, 0, 1], 0).into()));
+        for key in [client(), client_ip().trusting_hops(1)] {
+            let app = app(per_minute().key(key)).layer(peer());
+            assert_eq!(ask_unix(app.clone(), "192.0.2.7").await, (200, Some(1)));
+            assert_eq!(ask_unix(app.clone(), "192.0.2.7").await, (200, Some(2)));
+            assert_eq!(ask_unix(app.clone(), "192.0.2.8").await, (200, Some(1)));
+        }
+    });
+    let line = only(&log);
+    assert!(
+        line.contains("`.layer(axum::Extension(PeerAddr(([127, 0, 0, 1], 0).into())))`"),
+        "{line}"
+    );
+    assert!(line.contains(r#"`client_ip().trusting(["127.0.0.1"])`"#), "{line}");
+}
+
+#[derive(Clone)]
+struct User;
+
+impl From<&User> for Key {
+    fn from(_: &User) -> Self {
+        Key::global()
+    }
+}
+
+#[test]
+fn what_the_code_lacks_is_for_the_operator_and_not_for_the_client() {
+    let log = logged(async || {
+        tracing_subscriber::fmt().with_max_level(LevelFilter::DEBUG).with_ansi(false).init();
+        let name = |layer: FixedWindowLayer| layer.name("api");
+        let cases = [
+            (name(per_minute().key(extension::<User>())), 500, "this server is misconfigured"),
+            (name(per_minute().key_fn(|_| None)), 400, "lacks a key for the rate limit"),
+        ];
+        for (layer, status, message) in cases {
+            let response = ask(&layer, Request::new(Body::empty())).await;
+            assert_eq!(response.status(), status);
+            let body = to_bytes(response.into_body(), 10_000).await.expect("short");
+            let body = String::from_utf8(body.to_vec()).expect("text");
+            assert!(body.contains(message), "{body}");
+            for code in ["User", "extension", "key_fn", "or(", "peer_ip"] {
+                assert!(!body.contains(code), "{body}");
+            }
+        }
+    });
+    let [fix, server, client] = &log[..] else { panic!("{log:#?}") };
+    assert!(fix.contains("ERROR") && fix.contains("extension `it::mistakes::User`"), "{fix}");
+    assert!(
+        server.contains(r#"outcome="missing_key""#) && !server.contains("missing="),
+        "{server}"
+    );
+    assert!(
+        client.contains("DEBUG") && client.contains("missing=a key for the rate limit"),
+        "{client}"
+    );
+}
