@@ -261,7 +261,9 @@ impl<J> LimitedRequest<J> {
             prepared_body: Some(&self.settings.body).filter(|_| self.quotas.is_none()),
             headers: &self.settings.headers,
         };
-        why.complete(self.shared.reject.reject(parts, &why))
+        let mut response = self.shared.reject.reject(parts, &why);
+        why.complete(&mut response);
+        response
     }
 
     /// Returns what was taken, if anything was, without waiting for that (S14).
