@@ -122,6 +122,15 @@ impl<P: Copy + Default> Table<P> {
     /// The entry of a fingerprint, else a place for it that is not taken.
     #[inline(always)]
     pub(super) fn find(&self, fingerprint: u64, now: i64, taken: impl Fn(&Slot) -> bool) -> Found {
+        match self.entry(fingerprint, &taken) {
+            Some(slot) => Found::Entry(slot),
+            None => self.free(fingerprint, now, SPARSE, taken),
+        }
+    }
+
+    /// The entry of a fingerprint, which may have expired.
+    #[inline(always)]
+    pub(super) fn entry(&self, fingerprint: u64, taken: impl Fn(&Slot) -> bool) -> Option<Slot> {
         let (buckets, first) = self.choices(fingerprint);
         for bucket in buckets {
             let entries = &self.buckets[bucket];
@@ -130,11 +139,11 @@ impl<P: Copy + Default> Table<P> {
                 let slot = Slot { bucket: bucket as u32, way: way as u32, fingerprint };
                 // One that another quota of the key has been given was expired: it is no loss.
                 if entries[way].fingerprint == fingerprint && !taken(&slot) {
-                    return Found::Entry(slot);
+                    return Some(slot);
                 }
             }
         }
-        self.free(fingerprint, now, SPARSE, taken)
+        None
     }
 
     /// The buckets of a fingerprint. They fill from a way that it chooses as well: mostly the first

@@ -5,6 +5,7 @@ use super::super::account::{Account, shift};
 use super::super::scope::Scope;
 use super::super::sharded::fingerprint;
 use super::super::table::{Bucket, Entry, Found, Slot, Table};
+use crate::decision::{Ask, Decision};
 use crate::key::Key;
 use crate::quota::{Quota, fmix64};
 use crate::window::{MAX, State, Window};
@@ -115,6 +116,31 @@ impl Shard {
     #[inline]
     pub(super) fn overflows_until(&self, now: i64) -> Option<i64> {
         (now < self.overflow_until).then_some(self.overflow_until)
+    }
+
+    /// Decides what nearly every charge is: of a plain quota, in a window of the key's own entry
+    /// that still runs at `latest`.
+    #[inline(always)]
+    pub(super) fn charge_running(
+        &mut self,
+        now: i64,
+        latest: i64,
+        quota: &Quota,
+        home: &Home,
+        ask: Ask,
+    ) -> Option<Decision> {
+        if !(ask.is_plain() && quota.is_plain()) {
+            return None;
+        }
+        let slot = self.table.entry(home.fingerprint(quota), |_| false)?;
+        let state = state(self.table.get(slot));
+        let window = Window::running(now, latest, state, quota)?;
+        let (decision, used) = Decision::running(now, &window, ask.cost);
+        // A refusal writes nothing.
+        if let Some(used) = used {
+            self.table.set(slot, state.until, Count { start: state.start, used });
+        }
+        Some(decision)
     }
 
     /// The entries of all quotas of a key, and their windows.
