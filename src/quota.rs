@@ -539,10 +539,10 @@ impl Quota {
         self.window ^ anchor.wrapping_mul(0x9E37_79B9_7F4A_7C15)
     }
 
-    /// Whether it has windows of one length, from which nothing is saved.
+    /// Whether nothing is saved from its windows.
     #[inline]
     pub(crate) fn is_plain(&self) -> bool {
-        self.capacity == self.limit && self.limit > 0 && !matches!(self.anchor, Anchor::Calendar(_))
+        self.capacity == self.limit && self.limit > 0
     }
 
     const fn same_counter(&self, other: &Quota) -> bool {

@@ -55,10 +55,7 @@ impl<'a> Window<'a> {
     #[inline(always)]
     pub fn at(now: i64, state: Option<State>, quota: &'a Quota, shift: u64) -> Self {
         if let Anchor::Calendar(calendar) = quota.anchor {
-            // By parts: where a call fills in a window, all windows are in memory.
-            let (Span { start, end }, used, until) =
-                Self::parts_on_calendar(now, state, quota, calendar);
-            return Self { quota, start, end, used, until };
+            return Self::on_calendar(now, state, quota, calendar);
         }
         let length = quota.window as i64;
         let floor = floor(quota);
@@ -104,7 +101,10 @@ impl<'a> Window<'a> {
     #[inline(always)]
     pub(crate) fn running(now: i64, latest: i64, state: State, quota: &'a Quota) -> Option<Self> {
         let State { start, used, until: end } = state;
-        let lasts_one = end - start == quota.window as i64;
+        let lasts_one = match quota.anchor {
+            Anchor::Calendar(calendar) => calendar.around(now) == Span { start, end },
+            _ => end - start == quota.window as i64,
+        };
         let runs = lasts_one && used >= 0 && start <= now && latest < end;
         runs.then_some(Self { quota, start, end, used, until: Some(end) })
     }
@@ -132,18 +132,8 @@ impl<'a> Window<'a> {
         Self { quota, start, end: end(start, quota), used: floor(quota), until: None }
     }
 
-    #[inline(never)]
-    fn parts_on_calendar(
-        now: i64,
-        state: Option<State>,
-        quota: &'a Quota,
-        calendar: Calendar,
-    ) -> (Span, i64, Option<i64>) {
-        let window = Self::on_calendar(now, state, quota, calendar);
-        (window.span(), window.used, window.until)
-    }
-
     /// What `state` means in the windows of a calendar (S35).
+    #[inline(never)]
     fn on_calendar(now: i64, state: Option<State>, quota: &'a Quota, calendar: Calendar) -> Self {
         let new = Self::new(now, quota, 0);
         let Some(state) = state.filter(|state| now < state.until) else { return new };
