@@ -25,6 +25,28 @@ pub trait Clock: Send + Sync + 'static {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SystemClock;
 
+/// How far [`SystemClock::recent_ms`] can lag: three ticks of the kernels with the longest ones.
+pub(crate) const LAG_MS: i64 = 30;
+
+impl SystemClock {
+    /// The time at the kernel's last tick, up to [`LAG_MS`] ago: the same clock at a tenth of the
+    /// cost. `None` if the system has no such clock.
+    #[inline]
+    pub(crate) fn recent_ms(self) -> Option<u64> {
+        #[cfg(all(target_os = "linux", not(tfw_sim)))]
+        {
+            use rustix::time::{ClockId, DynamicClockId, clock_gettime_dynamic};
+
+            let clock = DynamicClockId::Known(ClockId::RealtimeCoarse);
+            let time = clock_gettime_dynamic(clock).ok()?;
+            let seconds = u64::try_from(time.tv_sec).ok()?;
+            Some(seconds.saturating_mul(1_000) + time.tv_nsec as u64 / 1_000_000)
+        }
+        #[cfg(any(not(target_os = "linux"), tfw_sim))]
+        None
+    }
+}
+
 impl Clock for SystemClock {
     fn now_ms(&self) -> u64 {
         SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| {

@@ -539,6 +539,12 @@ impl Quota {
         self.window ^ anchor.wrapping_mul(0x9E37_79B9_7F4A_7C15)
     }
 
+    /// Whether nothing is saved from its windows.
+    #[inline]
+    pub(crate) fn is_plain(&self) -> bool {
+        self.capacity == self.limit && self.limit > 0
+    }
+
     const fn same_counter(&self, other: &Quota) -> bool {
         self.window == other.window
             && match (self.anchor, other.anchor) {

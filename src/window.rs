@@ -55,10 +55,7 @@ impl<'a> Window<'a> {
     #[inline(always)]
     pub fn at(now: i64, state: Option<State>, quota: &'a Quota, shift: u64) -> Self {
         if let Anchor::Calendar(calendar) = quota.anchor {
-            // By parts: where a call fills in a window, all windows are in memory.
-            let (Span { start, end }, used, until) =
-                Self::parts_on_calendar(now, state, quota, calendar);
-            return Self { quota, start, end, used, until };
+            return Self::on_calendar(now, state, quota, calendar);
         }
         let length = quota.window as i64;
         let floor = floor(quota);
@@ -99,6 +96,27 @@ impl<'a> Window<'a> {
         window
     }
 
+    /// What `state` means in a window that still runs at `latest`, for a [plain](Quota::is_plain)
+    /// quota whose count ends with it: nearly always. `None`: see [`at`](Self::at).
+    #[inline(always)]
+    pub(crate) fn running(now: i64, latest: i64, state: State, quota: &'a Quota) -> Option<Self> {
+        let State { start, used, until: end } = state;
+        let lasts_one = match quota.anchor {
+            Anchor::Calendar(calendar) => calendar.around(now) == Span { start, end },
+            _ => end - start == quota.window as i64,
+        };
+        let runs = lasts_one && used >= 0 && start <= now && latest < end;
+        runs.then_some(Self { quota, start, end, used, until: Some(end) })
+    }
+
+    /// Whether it may be another window at `latest`, a little after the instant that it was found
+    /// by.
+    #[inline]
+    pub(crate) fn is_over_at(&self, now: i64, latest: i64) -> bool {
+        let begins = matches!(self.quota.anchor, Anchor::FirstRequest) && self.start >= now;
+        begins || latest >= self.until.map_or(self.end, |until| until.min(self.end))
+    }
+
     fn new(now: i64, quota: &'a Quota, shift: u64) -> Self {
         match quota.anchor {
             Anchor::Calendar(calendar) => {
@@ -114,18 +132,8 @@ impl<'a> Window<'a> {
         Self { quota, start, end: end(start, quota), used: floor(quota), until: None }
     }
 
-    #[inline(never)]
-    fn parts_on_calendar(
-        now: i64,
-        state: Option<State>,
-        quota: &'a Quota,
-        calendar: Calendar,
-    ) -> (Span, i64, Option<i64>) {
-        let window = Self::on_calendar(now, state, quota, calendar);
-        (window.span(), window.used, window.until)
-    }
-
     /// What `state` means in the windows of a calendar (S35).
+    #[inline(never)]
     fn on_calendar(now: i64, state: Option<State>, quota: &'a Quota, calendar: Calendar) -> Self {
         let new = Self::new(now, quota, 0);
         let Some(state) = state.filter(|state| now < state.until) else { return new };
@@ -235,8 +243,13 @@ impl<'a> Window<'a> {
     /// What to write when `cost` tokens are taken, whether they fit or not (S15 may overdraw).
     #[inline]
     pub fn take(&self, cost: u64) -> State {
-        let cost = cost.min(MAX_TOKENS) as i64;
-        self.write(self.used.saturating_add(cost).min(MAX), cost)
+        self.write(self.used_after(cost), cost.min(MAX_TOKENS) as i64)
+    }
+
+    /// The tokens taken after a charge of `cost`.
+    #[inline]
+    pub(crate) fn used_after(&self, cost: u64) -> i64 {
+        self.used.saturating_add(cost.min(MAX_TOKENS) as i64).min(MAX)
     }
 
     /// What to write when `tokens` are returned; `None` where there is no state to return them

@@ -16,7 +16,34 @@ pub(crate) struct Ask {
     pub(crate) peek: bool,
 }
 
+impl Ask {
+    /// Whether it is for its cost, now, or not at all.
+    #[inline]
+    pub(crate) fn is_plain(&self) -> bool {
+        !(self.reserve || self.up_to || self.peek)
+    }
+}
+
 impl Decision {
+    /// The same as [`over`](Self::over) for a plain charge in a [running](Window::running) window:
+    /// the decision, and what is used then if that changes.
+    #[inline(always)]
+    pub(crate) fn running(now: i64, window: &Window<'_>, cost: u64) -> (Self, Option<i64>) {
+        let mut governing = Usage::of(window);
+        let (granted, verdict) = if window.fits(cost, false) {
+            governing.used = window.used_after(cost);
+            (cost, Verdict::Passed)
+        } else if cost <= governing.limit() {
+            (0, Verdict::Refused { retry_at: window.end() })
+        } else {
+            (0, Verdict::RefusedForGood)
+        };
+        let refusing = u8::from(verdict != Verdict::Passed);
+        let (all, shared, local) = (None, 0, false);
+        let decision = Self { now, granted, verdict, governing, all, refusing, shared, local };
+        (decision, (granted > 0).then_some(governing.used))
+    }
+
     /// All of them pass, or none (S6). `windows` has a window for each quota, at most `N`; with the
     /// decision come the states to write, in their order.
     #[inline(always)]

@@ -27,7 +27,7 @@ pin_project! {
         S: Service<Request<B>>,
     {
         #[pin]
-        state: State<S, B, S::Future>,
+        state: State<S, B, S::Future, S::Response>,
         // Dropped after the state: the refund comes after the service has been dropped.
         limited: LimitedRequest<J>,
     }
@@ -35,7 +35,7 @@ pin_project! {
 
 pin_project! {
     #[project = StateProj]
-    enum State<S, B, F> {
+    enum State<S, B, F, R> {
         /// The store has not answered yet. The service that was made ready waits with the request.
         Deciding { decision: PendingDecision, held: Option<Held<S, B>> },
         /// The request has a reservation, and holds nothing that others need.
@@ -46,8 +46,9 @@ pin_project! {
         /// that they need.
         Behind { held: Option<Held<S, B>> },
         Calling { #[pin] future: F },
-        /// What the client is still sending is read first.
-        Refused { reason: Reason, parts: Parts, rest: Option<Rest<B>> },
+        /// What the client is still sending is read first. The response is made before, so that
+        /// neither the request nor the decision is kept for it.
+        Refused { response: Option<R>, rest: Option<Rest<B>> },
     }
 }
 
@@ -59,10 +60,11 @@ struct Held<S, B> {
 
 const DONE: &str = "polled after it was done";
 
-impl<S, B, J> ResponseFuture<S, B, J>
+impl<S, B, J, R> ResponseFuture<S, B, J>
 where
-    S: Service<Request<B>> + Clone,
+    S: Service<Request<B>, Response = Response<R>> + Clone,
     B: 'static,
+    J: Reject<R>,
 {
     /// `service` is ready. It is called at once, or a clone takes its place.
     #[inline(always)]
@@ -79,6 +81,10 @@ where
                 let future = service.call(Request::from_parts(parts, body));
                 Self { state: State::Calling { future }, limited }
             }
+            Next::Refuse(reason) => {
+                let (response, rest) = refuse(&mut limited, &reason, &parts, body);
+                Self { state: State::Refused { response: Some(response), rest }, limited }
+            }
             next => {
                 let state = follow(&mut limited, next, service, parts, body);
                 Self { state, limited }
@@ -90,16 +96,17 @@ where
 /// Takes the next step with a service that is ready: it is called, kept, or let go. Apart, so that
 /// the path of a request that is called at once stays short.
 #[inline(never)]
-fn follow<S, B, J>(
+fn follow<S, B, J, R>(
     limited: &mut LimitedRequest<J>,
     next: Next,
     service: &mut S,
     mut parts: Parts,
     body: B,
-) -> State<S, B, S::Future>
+) -> State<S, B, S::Future, Response<R>>
 where
-    S: Service<Request<B>> + Clone,
+    S: Service<Request<B>, Response = Response<R>> + Clone,
     B: 'static,
+    J: Reject<R>,
 {
     match next {
         Next::Call => {
@@ -107,9 +114,8 @@ where
             State::Calling { future: service.call(Request::from_parts(parts, body)) }
         }
         Next::Refuse(reason) => {
-            limited.refused(&parts, &reason);
-            let rest = Drain::rest(&limited.shared().options.drains, &parts, body);
-            State::Refused { reason, parts, rest }
+            let (response, rest) = refuse(limited, &reason, &parts, body);
+            State::Refused { response: Some(response), rest }
         }
         Next::Decide(decision) => {
             let clone = service.clone();
@@ -124,6 +130,19 @@ where
             State::Readying { held: Some(Held { service: let_go(service), parts, body }) }
         }
     }
+}
+
+/// The response to a refused request, and the rest of its body if that is to be read.
+#[inline(never)]
+fn refuse<B: 'static, J: Reject<R>, R>(
+    limited: &mut LimitedRequest<J>,
+    reason: &Reason,
+    parts: &Parts,
+    body: B,
+) -> (Response<R>, Option<Rest<B>>) {
+    limited.refused(parts, reason);
+    let rest = Drain::rest(&limited.shared().options.drains, parts, body);
+    (limited.reject(parts, reason), rest)
 }
 
 /// A clone that is not ready: a request that waits must not hold what others need to be served.
@@ -157,11 +176,11 @@ where
                     }
                     return answer;
                 }
-                StateProj::Refused { reason, parts, rest } => {
+                StateProj::Refused { response, rest } => {
                     if let Some(rest) = rest {
                         ready!(rest.poll(cx));
                     }
-                    return Poll::Ready(Ok(this.limited.reject(parts, reason)));
+                    return Poll::Ready(Ok(response.take().expect(DONE)));
                 }
                 _ => ready!(advance(this.state.as_mut(), this.limited, cx))?,
             }
@@ -172,14 +191,15 @@ where
 /// Goes on to the next state, towards the call of the service or a refusal: apart, since requests
 /// that are decided at once have nothing of it to carry.
 #[inline(never)]
-fn advance<S, B, J>(
-    mut state: Pin<&mut State<S, B, S::Future>>,
+fn advance<S, B, J, R>(
+    mut state: Pin<&mut State<S, B, S::Future, Response<R>>>,
     limited: &mut LimitedRequest<J>,
     cx: &mut Context<'_>,
 ) -> Poll<Result<(), S::Error>>
 where
-    S: Service<Request<B>> + Clone,
+    S: Service<Request<B>, Response = Response<R>> + Clone,
     B: 'static,
+    J: Reject<R>,
 {
     let (next, held) = match state.as_mut().project() {
         StateProj::Deciding { decision, held } => {

@@ -178,18 +178,28 @@ impl PreparedHeaders {
         decision: &Decision,
     ) {
         let headers = response.headers_mut();
-        let others = mem::replace(headers, self.refusal(decision, content_type));
-        for (name, value) in &others {
-            let ours = [LIMIT, REMAINING, USED, RESET, RESOURCE, RETRY_AFTER, CACHE_CONTROL];
-            if !(ours.contains(name) || self.style.ietf() && ietf::has_name(name)) {
-                headers.append(name, value.clone());
-            }
+        if headers.is_empty() {
+            *headers = self.refusal(decision, content_type);
+        } else {
+            let others = mem::replace(headers, self.refusal(decision, content_type));
+            self.append_others(headers, &others);
         }
         if let Some((name, quotas)) = quotas.filter(|_| self.style.ietf()) {
             ietf::append(headers, name, quotas, decision);
         }
         if !self.style.github() {
             mark_refused(response);
+        }
+    }
+
+    /// Adds the headers that a refusal has beside these.
+    #[cold]
+    fn append_others(&self, headers: &mut HeaderMap, others: &HeaderMap) {
+        for (name, value) in others {
+            let ours = [LIMIT, REMAINING, USED, RESET, RESOURCE, RETRY_AFTER, CACHE_CONTROL];
+            if !(ours.contains(name) || self.style.ietf() && ietf::has_name(name)) {
+                headers.append(name, value.clone());
+            }
         }
     }
 

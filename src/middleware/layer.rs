@@ -11,6 +11,7 @@ use super::options::Options;
 use super::rejection::ProblemJson;
 use super::service::FixedWindow;
 use super::shared::Shared;
+use super::twice::Watch;
 use crate::key::{Key, KeyExtractor, key_fn};
 use crate::limiter::Limiter;
 use crate::quota::Quotas;
@@ -251,8 +252,8 @@ impl<S, J> Layer<S> for FixedWindowLayer<J> {
         self.limiter.check_name();
         self.live.follow(&self.options);
         let (limiter, live) = (self.limiter(), Arc::clone(&self.live));
-        let shared = Shared::new(limiter, self.options.clone(), live, Arc::clone(&self.reject));
-        FixedWindow::new(inner, Arc::new(shared))
+        let (options, reject) = (self.options.clone(), Arc::clone(&self.reject));
+        FixedWindow::new(inner, Shared { limiter, options, live, reject, watch: Watch::default() })
     }
 }
 

@@ -137,13 +137,12 @@ impl<'a> Rejection<'a> {
 
     /// Adds its headers to a response that has none of them yet. Those of this crate are complete
     /// already: a map of headers that is made only to be replaced takes time.
-    pub(crate) fn complete<B>(&self, mut response: Response<B>) -> Response<B> {
-        if is_refused_inside(&response) {
-            return response;
+    #[inline]
+    pub(crate) fn complete<B>(&self, response: &mut Response<B>) {
+        if !is_refused_inside(response) {
+            let content_type = response.headers_mut().remove(CONTENT_TYPE);
+            self.stamp(response, content_type.as_ref());
         }
-        let content_type = response.headers_mut().remove(CONTENT_TYPE);
-        self.stamp(&mut response, content_type.as_ref());
-        response
     }
 
     fn stamp<B>(&self, response: &mut Response<B>, content_type: Option<&HeaderValue>) {

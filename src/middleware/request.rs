@@ -9,11 +9,10 @@ use http::request::Parts;
 use http::{Extensions, Response};
 
 use super::correction::{Correction, PendingDecision, Refund};
-use super::live::Settings;
 use super::queue::Waiter;
 use super::reason::Reason;
 use super::rejection::{Reject, Rejection};
-use super::shared::Shared;
+use super::shared::{Current, Shared};
 use crate::decision::Decision;
 use crate::key::Key;
 use crate::limiter::observe_decision;
@@ -24,8 +23,7 @@ use crate::store::{Account, Charge, OnStoreFailure, Reply, StoreError};
 mod response;
 
 pub(crate) struct LimitedRequest<J> {
-    shared: Arc<Shared<J>>,
-    settings: Arc<Settings>,
+    current: Arc<Current<J>>,
     key: Key,
     /// The quotas of this request, where they are not the layer's.
     quotas: Option<Box<Quotas>>,
@@ -54,11 +52,10 @@ pub(crate) enum Next {
 
 impl<J> LimitedRequest<J> {
     #[inline]
-    pub(crate) fn new(shared: &Arc<Shared<J>>, settings: &Arc<Settings>) -> Self {
+    pub(crate) fn new(current: Arc<Current<J>>) -> Self {
         Self {
-            shadow: shared.live.shadow(shared.options.shadow),
-            shared: Arc::clone(shared),
-            settings: Arc::clone(settings),
+            shadow: current.shared.live.shadow(current.shared.options.shadow),
+            current,
             key: Key::default(),
             quotas: None,
             charged: None,
@@ -68,13 +65,13 @@ impl<J> LimitedRequest<J> {
     }
 
     pub(crate) fn shared(&self) -> &Shared<J> {
-        &self.shared
+        &self.current.shared
     }
 
     /// Finds key, quotas and cost, and charges.
     #[inline]
     pub(crate) fn start(&mut self, parts: &Parts) -> Next {
-        let options = &self.shared.options;
+        let options = &self.current.shared.options;
         if options.skips(parts) {
             return Next::Call;
         }
@@ -94,7 +91,7 @@ impl<J> LimitedRequest<J> {
             self.quotas = Some(Box::new(queue.map_or(quotas, |tokens| quotas.reserving(tokens))));
         }
         if options.queue.is_some() && !self.shadow {
-            let waiter = Waiter::new(&self.shared.live.queue, &self.key);
+            let waiter = Waiter::new(&self.current.shared.live.queue, &self.key);
             let behind = waiter.is_late();
             self.waiter = Some(Box::new(waiter));
             if behind {
@@ -105,12 +102,12 @@ impl<J> LimitedRequest<J> {
     }
 
     fn cost(&self, parts: &Parts) -> u64 {
-        self.shared.options.cost_fn.as_ref().map_or(1, |cost_fn| cost_fn(parts))
+        self.current.shared.options.cost_fn.as_ref().map_or(1, |cost_fn| cost_fn(parts))
     }
 
     #[inline(always)]
     fn charge(&mut self, parts: &Parts, cost: u64) -> Next {
-        match self.shared.limiter.send(self.charge_of(cost)).into_now() {
+        match self.current.shared.limiter.send(self.charge_of(cost)).into_now() {
             Ok(answer) => self.decide(parts, answer),
             Err(later) => Next::Decide(PendingDecision::new(later, self.refund())),
         }
@@ -124,7 +121,7 @@ impl<J> LimitedRequest<J> {
 
     /// For a request that is dropped while the store decides, where that is promised.
     fn refund(&self) -> Option<Refund> {
-        let always = self.shared.options.refund_dropped;
+        let always = self.current.shared.options.refund_dropped;
         (always || self.waiter.is_some()).then(|| Refund { correction: self.correction(), always })
     }
 
@@ -145,7 +142,7 @@ impl<J> LimitedRequest<J> {
         // Other quotas may have windows that still run.
         let returned = self.charged.take().map(|decision| self.settled(&decision, 0));
         if self.quotas.is_none() {
-            self.settings = self.shared.settings();
+            self.current = Current::new(&self.current.shared);
         }
         if let Some(waiter) = &mut self.waiter {
             waiter.charges();
@@ -154,7 +151,7 @@ impl<J> LimitedRequest<J> {
             None => self.charge(parts, cost),
             Some(returned) => {
                 let (limiter, charge) =
-                    (self.shared.limiter.clone(), self.charge_of(cost).to_owned());
+                    (self.current.shared.limiter.clone(), self.charge_of(cost).to_owned());
                 Next::Decide(PendingDecision::after(returned, limiter, charge, self.refund()))
             }
         }
@@ -163,7 +160,7 @@ impl<J> LimitedRequest<J> {
     /// What follows from the store's answer.
     #[inline]
     pub(crate) fn decide(&mut self, parts: &Parts, answer: Result<Decision, StoreError>) -> Next {
-        let options = &self.shared.options;
+        let options = &self.current.shared.options;
         let decision = match answer {
             Ok(decision) => decision,
             // A standing that is unknown is not reported (S23).
@@ -192,7 +189,7 @@ impl<J> LimitedRequest<J> {
     /// A request that may have to wait has got tokens.
     #[inline(never)]
     fn decide_in_queue(&mut self, parts: &Parts, decision: Decision) -> Next {
-        let options = &self.shared.options;
+        let options = &self.current.shared.options;
         let waited = self.waiter.as_ref().and_then(|waiter| waiter.has_waited());
         let wait = decision.ready_after();
         if wait > options.max_wait.saturating_sub(waited.unwrap_or_default()) {
@@ -219,12 +216,12 @@ impl<J> LimitedRequest<J> {
     #[inline]
     pub(crate) fn calling(&mut self, extensions: &mut Extensions) {
         self.leave_queue();
-        let options = &self.shared.options;
+        let options = &self.current.shared.options;
         self.refund_on_drop = options.refund_dropped;
         if options.expose_decision {
             self.charged.clone().map(|decision| extensions.insert(decision));
         }
-        if self.shared.watch.is_on() {
+        if self.current.shared.watch.is_on() {
             self.mark(extensions);
         }
     }
@@ -233,7 +230,7 @@ impl<J> LimitedRequest<J> {
     #[cold]
     #[inline(never)]
     fn mark(&self, extensions: &mut Extensions) {
-        let Shared { limiter, options, live, watch, .. } = &*self.shared;
+        let Shared { limiter, options, live, watch, .. } = &*self.current.shared;
         if self.charged.is_some() {
             watch.mark((limiter.scope().name(), live, options), &self.key, extensions);
         }
@@ -250,7 +247,7 @@ impl<J> LimitedRequest<J> {
                 Reason::MissingKey(missing) if missing.is_client() => Some(missing),
                 _ => None,
             };
-            self.shared.limiter.scope().observe().refused_undecided(outcome, missing);
+            self.current.shared.limiter.scope().observe().refused_undecided(outcome, missing);
         }
     }
 
@@ -272,13 +269,15 @@ impl<J> LimitedRequest<J> {
     {
         let why = Rejection {
             reason,
-            limited: self.shared.options.status,
-            name: self.shared.limiter.scope().name(),
+            limited: self.current.shared.options.status,
+            name: self.current.shared.limiter.scope().name(),
             quotas: Some(self.quotas()),
-            prepared_body: Some(&self.settings.body).filter(|_| self.quotas.is_none()),
-            headers: &self.settings.headers,
+            prepared_body: Some(&self.current.settings.body).filter(|_| self.quotas.is_none()),
+            headers: &self.current.settings.headers,
         };
-        why.complete(self.shared.reject.reject(parts, &why))
+        let mut response = self.current.shared.reject.reject(parts, &why);
+        why.complete(&mut response);
+        response
     }
 
     /// Returns what was taken, if anything was, without waiting for that (S14).
@@ -289,8 +288,8 @@ impl<J> LimitedRequest<J> {
     }
 
     fn settled(&self, decision: &Decision, actual: u64) -> Reply<()> {
-        match self.shared.live.is_current(&self.settings) {
-            true => self.shared.limiter.settle_account(self.account(), decision, actual),
+        match self.current.shared.live.is_current(&self.current.settings) {
+            true => self.current.shared.limiter.settle_account(self.account(), decision, actual),
             false => self.correction().make(decision, actual),
         }
     }
@@ -298,9 +297,9 @@ impl<J> LimitedRequest<J> {
     /// Corrects the charge later.
     fn correction(&self) -> Correction {
         Correction {
-            limiter: self.shared.limiter.clone(),
+            limiter: self.current.shared.limiter.clone(),
             account: self.account().to_owned(),
-            live: self.quotas.is_none().then(|| Arc::clone(&self.shared.live)),
+            live: self.quotas.is_none().then(|| Arc::clone(&self.current.shared.live)),
         }
     }
 
@@ -315,24 +314,24 @@ impl<J> LimitedRequest<J> {
     /// Reports a decision to the operator, and to the layer's hook.
     #[inline(always)]
     fn report(&self, parts: &Parts, decision: &Decision) {
-        observe_decision(self.shared.limiter.scope(), self.quotas(), decision, self.shadow);
-        if let Some(on_decision) = &self.shared.options.on_decision {
+        observe_decision(self.current.shared.limiter.scope(), self.quotas(), decision, self.shadow);
+        if let Some(on_decision) = &self.current.shared.options.on_decision {
             on_decision(parts, decision);
         }
     }
 
     /// Passes it without a decision.
     fn pass(&self, outcome: Outcome) -> Next {
-        self.shared.limiter.scope().observe().answered(outcome);
+        self.current.shared.limiter.scope().observe().answered(outcome);
         Next::Call
     }
 
     fn quotas(&self) -> &Quotas {
-        self.quotas.as_deref().unwrap_or(&self.settings.quotas)
+        self.quotas.as_deref().unwrap_or(&self.current.settings.quotas)
     }
 
     fn account(&self) -> Account<'_> {
-        Account::new(self.shared.limiter.scope(), self.quotas(), &self.key)
+        Account::new(self.current.shared.limiter.scope(), self.quotas(), &self.key)
     }
 }
 

@@ -8,10 +8,9 @@ use http::{Request, Response};
 use tower_service::Service;
 
 use super::future::ResponseFuture;
-use super::live::Settings;
 use super::rejection::{ProblemJson, Reject};
 use super::request::LimitedRequest;
-use super::shared::Shared;
+use super::shared::{Lanes, Shared};
 
 /// A service whose requests are limited: see [`FixedWindowLayer`](crate::FixedWindowLayer).
 ///
@@ -20,14 +19,12 @@ use super::shared::Shared;
 /// place; where the request has to wait for a window, a clone is made ready when it is due.
 pub struct FixedWindow<S, J = ProblemJson> {
     inner: S,
-    shared: Arc<Shared<J>>,
-    settings: Arc<Settings>,
+    lanes: Arc<Lanes<J>>,
 }
 
 impl<S, J> FixedWindow<S, J> {
-    pub(crate) fn new(inner: S, shared: Arc<Shared<J>>) -> Self {
-        let settings = shared.settings();
-        Self { inner, shared, settings }
+    pub(crate) fn new(inner: S, shared: Shared<J>) -> Self {
+        Self { inner, lanes: Arc::new(Lanes::new(shared)) }
     }
 }
 
@@ -47,21 +44,14 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        if !self.shared.live.is_current(&self.settings) {
-            self.settings = self.shared.settings();
-        }
-        let limited = LimitedRequest::new(&self.shared, &self.settings);
+        let limited = LimitedRequest::new(self.lanes.current());
         ResponseFuture::new(limited, &mut self.inner, request)
     }
 }
 
 impl<S: Clone, J> Clone for FixedWindow<S, J> {
     fn clone(&self) -> Self {
-        Self {
-            inner: self.inner.clone(),
-            shared: Arc::clone(&self.shared),
-            settings: Arc::clone(&self.settings),
-        }
+        Self { inner: self.inner.clone(), lanes: Arc::clone(&self.lanes) }
     }
 }
 
@@ -69,7 +59,7 @@ impl<S: fmt::Debug, J> fmt::Debug for FixedWindow<S, J> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("FixedWindow")
             .field("inner", &self.inner)
-            .field("limiter", &self.shared.limiter)
+            .field("limiter", &self.lanes.shared().limiter)
             .finish_non_exhaustive()
     }
 }

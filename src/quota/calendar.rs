@@ -79,8 +79,9 @@ impl Calendar {
         Self { period, zone }
     }
 
-    /// The window that holds an instant.
-    #[inline]
+    /// The window that holds an instant. A function of its own, so that windows of one length need no
+    /// stack for it.
+    #[inline(never)]
     pub(crate) fn around(self, at: i64) -> Span {
         let (start, end) = self.zone.recent().get(self.period.kind());
         if start <= at && at < end { Span { start, end } } else { self.find(at) }

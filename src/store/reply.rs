@@ -85,13 +85,11 @@ impl<T> Reply<T> {
     ///
     /// # Errors
     /// The reply, if it must be awaited.
-    pub fn into_now(mut self) -> Result<Result<T, StoreError>, Self> {
-        match &mut self.0 {
-            When::Now(answer) => match answer.take() {
-                Some(answer) => Ok(answer),
-                None => Err(self),
-            },
-            When::Later(_) => Err(self),
+    #[inline]
+    pub fn into_now(self) -> Result<Result<T, StoreError>, Self> {
+        match self.0 {
+            When::Now(Some(answer)) => Ok(answer),
+            when => Err(Self(when)),
         }
     }
 }

@@ -183,7 +183,7 @@ fn files_name_only_the_crates_that_the_map_gives_them() {
     let manifest: toml::Table = read("Cargo.toml").parse().expect("TOML");
     let mut dependencies: BTreeSet<_> =
         manifest["dependencies"].as_table().expect("a table").keys().cloned().collect();
-    dependencies.insert("shuttle".into());
+    dependencies.extend(["rustix".into(), "shuttle".into()]);
 
     let mut faults = Vec::new();
     let mut named: BTreeMap<usize, BTreeSet<String>> = BTreeMap::new();
@@ -239,6 +239,9 @@ fn the_core_stands_on_tower_and_http_and_three_small_crates() {
         .map(|(name, _)| name.as_str())
         .collect();
     assert_eq!(core, BASICS.into_iter().chain(OTHERS).collect());
+    let linux = &manifest["target"]["cfg(target_os = \"linux\")"]["dependencies"];
+    // The kernel's coarse clock, which `std` does not read.
+    assert!(linux.as_table().expect("a table").keys().eq(["rustix"]));
     let default = manifest["features"]["default"].as_array().expect("a list");
     assert!(default.is_empty(), "a default feature brings what nobody asked for: {default:?}");
 }

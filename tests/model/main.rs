@@ -1,9 +1,10 @@
 //! Everything below HTTP, a module for each promise. Time is a manual clock's, or tokio's that
-//! stands still.
+//! stands still; in `edges` also the system's.
 
 mod arithmetic;
 mod calendars;
 mod conformance;
+mod edges;
 mod keys;
 mod leases;
 mod memory;

@@ -11,14 +11,16 @@ impl<J> LimitedRequest<J> {
     /// [corrected](Self::correct).
     #[inline]
     pub(crate) fn is_corrected_by<R>(&self, response: &Response<R>) -> bool {
-        self.shared.options.count_if.is_some() || self.shadow || !response.extensions().is_empty()
+        self.current.shared.options.count_if.is_some()
+            || self.shadow
+            || !response.extensions().is_empty()
     }
 
     /// Adds the headers to the response.
     #[inline]
     pub(crate) fn stamp<R>(&mut self, response: &mut Response<R>) {
         if let Some(decision) = &self.charged
-            && !self.settings.headers.stamp_passed(response, &self.account(), decision)
+            && !self.current.settings.headers.stamp_passed(response, &self.account(), decision)
         {
             // This layer does not count what an inner layer of this crate has refused (S9).
             self.give_back();
@@ -57,8 +59,10 @@ impl<J> LimitedRequest<J> {
     /// adding up is settled when it is known.
     fn true_cost<R>(&self, response: Response<R>) -> (Response<R>, Option<u64>) {
         let (parts, body) = response.into_parts();
-        let counts = self.shared.options.count_if.as_ref().is_none_or(|count_if| count_if(&parts));
-        let reported = parts.extensions.get::<TrueCost>().filter(|_| self.shared.options.settle);
+        let counts =
+            self.current.shared.options.count_if.as_ref().is_none_or(|count_if| count_if(&parts));
+        let reported =
+            parts.extensions.get::<TrueCost>().filter(|_| self.current.shared.options.settle);
         let cost = match (reported, &self.charged) {
             _ if !counts => Some(0),
             (Some(cost), Some(decision)) => cost.known().or_else(|| {

@@ -132,6 +132,24 @@ fn a_charge_at_the_edge_of_a_window() {
     assert!(!(decision.allowed() && start == first), "a second one in the first window");
 }
 
+/// Of two charges one reads the clock before a window ends and one after.
+fn charges_on_both_sides_of_an_edge() {
+    let time = Time::at(55);
+    let (limiter, _) = limiter(Quota::new(2, WINDOW).from_first_request(), &time);
+    assert!(now(limiter.check("one")).allowed());
+    time.set(154);
+    let ticks = thread::spawn({
+        let time = time.clone();
+        move || time.set(156)
+    });
+    // One of the first window, two of the next.
+    let passed = at_once(&limiter, 2, 2);
+    ticks.join().expect("no panic");
+    assert!((1..=3).contains(&passed), "{passed}");
+    let standing = now(limiter.peek("one"));
+    assert!(standing.used() <= 2 && passed as u64 >= standing.used(), "{standing:?}");
+}
+
 fn keys_that_share_an_overflow_entry() {
     let (limiter, store) = limiter(Quota::new(2, WINDOW), &Time::at(50));
     fill(&store, ENTRIES);
@@ -180,6 +198,41 @@ models!(
     charges_and_refunds,
     charges_and_a_reset,
     a_charge_at_the_edge_of_a_window,
+    charges_on_both_sides_of_an_edge,
     keys_that_share_an_overflow_entry,
     a_key_that_moves_to_an_entry_of_its_own,
 );
+
+/// The store reads a clock that shows the last tick only, unless a window is about to end.
+#[test]
+fn windows_end_on_time_by_a_clock_with_ticks() {
+    shuttle::check_dfs(charges_in_one_window_after_the_other, None);
+}
+
+fn charges_in_one_window_after_the_other() {
+    let plain = Quota::new(1, WINDOW);
+    let longer = Quota::new(1, 3 * WINDOW);
+    for quotas in [
+        plain.into(),
+        plain.from_first_request().into(),
+        plain.staggered().into(),
+        plain.rollover_up_to(2).into(),
+        plain.and(longer),
+        longer.and(plain.from_first_request()),
+    ] {
+        let time = Time::at(1_255);
+        let (limiter, _) = limiter(quotas, &time);
+        for _ in 0..4 {
+            let mut passed = now(limiter.check("one"));
+            assert!(passed.allowed(), "{quotas}");
+            while passed.allowed() {
+                passed = now(limiter.check("one"));
+            }
+            let end = passed.retry_at().expect("it fits later");
+            let end = end.duration_since(std::time::UNIX_EPOCH).expect("later").as_millis() as u64;
+            time.set(end - 1);
+            assert!(!now(limiter.check("one")).allowed(), "{quotas} before {end}");
+            time.set(end);
+        }
+    }
+}

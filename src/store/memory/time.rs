@@ -1,0 +1,79 @@
+//! The clock of a store in memory.
+
+use super::super::account::instant;
+use crate::clock::{Clock, LAG_MS, SystemClock};
+
+/// The system's clock is called directly, others through a pointer.
+pub(super) enum Time {
+    #[cfg_attr(tfw_sim, allow(dead_code))]
+    System,
+    Other(Box<dyn Clock>),
+}
+
+/// A reading of the clock.
+#[derive(Clone, Copy)]
+pub(super) struct Reading {
+    pub(super) at: i64,
+    /// How much later it may have been.
+    lag: i64,
+}
+
+impl Time {
+    #[cfg(not(tfw_sim))]
+    pub(super) fn system() -> Self {
+        Self::System
+    }
+
+    /// In the simulated network, the system's clock begins with each store.
+    #[cfg(tfw_sim)]
+    pub(super) fn system() -> Self {
+        struct Simulated(crate::timer::Instant);
+
+        impl Clock for Simulated {
+            fn now_ms(&self) -> u64 {
+                1_700_000_000_000 + self.0.elapsed().as_millis() as u64
+            }
+        }
+
+        Self::Other(Box::new(Simulated(crate::timer::Instant::now())))
+    }
+
+    /// The exact time.
+    #[inline]
+    pub(super) fn now(&self) -> Reading {
+        let now = match self {
+            Self::System => SystemClock.now_ms(),
+            Self::Other(clock) => clock.now_ms(),
+        };
+        Reading { at: instant(now), lag: 0 }
+    }
+
+    /// The time, or a little before it if that is cheaper to read.
+    #[inline]
+    pub(super) fn recently(&self) -> Reading {
+        // In a model, every clock has ticks, as long as they can be.
+        #[cfg(shuttle)]
+        return Reading { at: self.now().at / LAG_MS * LAG_MS, lag: LAG_MS };
+        #[cfg(not(shuttle))]
+        if let Self::System = self
+            && let Some(recent) = SystemClock.recent_ms()
+        {
+            Reading { at: instant(recent), lag: LAG_MS }
+        } else {
+            self.now()
+        }
+    }
+}
+
+impl Reading {
+    #[inline]
+    pub(super) fn is_exact(self) -> bool {
+        self.lag == 0
+    }
+
+    /// The latest that it may have been.
+    #[inline]
+    pub(super) fn latest(self) -> i64 {
+        self.at + self.lag
+    }
+}

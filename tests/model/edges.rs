@@ -1,0 +1,100 @@
+//! Threads that meet at few keys while windows end: by the system's clock, which is read by its last
+//! tick far from an edge, and by a clock that jumps.
+
+use std::collections::HashMap;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime};
+
+use tower_fixed_window::{Limiter, ManualClock, MemoryStore, Quota, Quotas};
+
+use crate::answer;
+
+const KEYS: u64 = 3;
+const LIMIT: u64 = 200;
+const NOW_MS: u64 = 1_700_000_040_000;
+
+/// What passed, and whether anything was refused, in each window of each key.
+type Windows = HashMap<(u64, SystemTime), (u64, bool)>;
+
+/// Charges from many threads until it is over.
+fn charge(limiter: &Limiter, threads: u64, over: impl Fn() -> bool + Sync) -> Windows {
+    let windows = Mutex::new(Windows::new());
+    thread::scope(|scope| {
+        for thread in 0..threads {
+            let (windows, over) = (&windows, &over);
+            scope.spawn(move || {
+                let mut own = Windows::new();
+                for i in thread.. {
+                    let key = i % KEYS;
+                    let decision = answer(limiter.check(key));
+                    let (passed, refused) = own.entry((key, decision.reset_at())).or_default();
+                    *passed += u64::from(decision.allowed());
+                    *refused |= !decision.allowed();
+                    if i % 16 == 0 && over() {
+                        break;
+                    }
+                }
+                let mut all = windows.lock().expect("no panic");
+                for (window, (passed, refused)) in own {
+                    let sum = all.entry(window).or_default();
+                    *sum = (sum.0 + passed, sum.1 | refused);
+                }
+            });
+        }
+    });
+    windows.into_inner().expect("no panic")
+}
+
+fn assert_exact(windows: &Windows, what: &str) {
+    for ((key, end), &(passed, refused)) in windows {
+        let exact = if refused { passed == LIMIT } else { passed <= LIMIT };
+        assert!(exact, "{passed} of {LIMIT} passed, {what}, key {key}, window until {end:?}");
+    }
+}
+
+#[test]
+fn exactly_the_limit_passes_in_windows_of_the_systems_clock() {
+    let full = std::env::var_os("FULL_SIZE").is_some();
+    let duration = Duration::from_millis(if full { 20_000 } else { 400 });
+    let window = Quota::new(LIMIT, Duration::from_millis(50));
+    for threads in [2, 4, 8] {
+        for quota in [window, window.staggered(), window.from_first_request()] {
+            let limiter = Limiter::new(quota);
+            let until = Instant::now() + duration;
+            let windows = charge(&limiter, threads, || Instant::now() >= until);
+            assert!(windows.len() >= 3 * KEYS as usize, "several windows of each key");
+            assert_exact(&windows, &format!("{threads} threads, {quota}"));
+        }
+    }
+}
+
+#[test]
+fn exactly_the_limit_passes_by_a_clock_that_jumps() {
+    let full = std::env::var_os("FULL_SIZE").is_some();
+    let jumps = if full { 40_000 } else { 400 };
+    let window = Quota::new(LIMIT, Duration::from_millis(50));
+    let longer = Quota::new(u64::from(u32::MAX), Duration::from_secs(3_600));
+    for threads in [2, 4, 8] {
+        for quotas in [Quotas::from(window), window.staggered().into(), window.and(longer)] {
+            let clock = ManualClock::at_ms(NOW_MS);
+            let limiter = Limiter::new(quotas).store(MemoryStore::with_clock(clock.clone()));
+            let done = AtomicBool::new(false);
+            let windows = thread::scope(|scope| {
+                scope.spawn(|| {
+                    let mut at = NOW_MS;
+                    for jump in 0..jumps {
+                        // Back by less than a window, and on by more in the end.
+                        at = at.saturating_add_signed([37, -49, 80, 5][jump % 4]);
+                        clock.set_ms(at);
+                        thread::yield_now();
+                    }
+                    done.store(true, Ordering::Release);
+                });
+                charge(&limiter, threads, || done.load(Ordering::Acquire))
+            });
+            assert_exact(&windows, &format!("{threads} threads, {quotas}"));
+        }
+    }
+}
