@@ -6,9 +6,10 @@
 //! 4. [Behind a proxy](behind_a_proxy)
 //! 5. [Responses](responses) and their headers
 //! 6. [The order of layers](ordering)
-//! 7. [Operation](operating)
-//! 8. [Metrics and logs](observing)
-#![cfg_attr(feature = "redis", doc = "9. [Several nodes](many_nodes)")]
+//! 7. [Configuration](configuration): limits in files and databases
+//! 8. [Operation](operating)
+//! 9. [Metrics and logs](observing)
+#![cfg_attr(feature = "redis", doc = "10. [Several nodes](many_nodes)")]
 //!
 //! [Recipes](recipes) for logins, payments and password resets, [testing your app](testing),
 //! [moving from other limiters](moving), [questions and answers](faq), [features](features), and
@@ -31,6 +32,9 @@ pub mod keys {}
 
 #[doc = include_str!("../docs/behind-a-proxy.md")]
 pub mod behind_a_proxy {}
+
+#[doc = include_str!("../docs/configuration.md")]
+pub mod configuration {}
 
 #[doc = include_str!("../docs/responses.md")]
 pub mod responses {}

@@ -5,6 +5,7 @@
 //! [calendars]: crate::guide::calendars
 //! [keys]: crate::guide::keys
 //! [responses]: crate::guide::responses
+//! [configuration]: crate::guide::configuration
 //! [features]: crate::guide::features
 //! [behind_a_proxy]: crate::guide::behind_a_proxy
 //! [many_nodes]: crate::guide::many_nodes
@@ -43,10 +44,12 @@ pub use decision::{Decision, RateLimited, Usage};
 pub use key::{Key, KeyExtractor, MissingKey};
 pub use limiter::{Limiter, Receipt};
 pub use middleware::{
-    Control, CostMeter, EmptyBody, FixedWindow, FixedWindowLayer, GitHubBody, Grpc, Headers, Plan,
+    Control, CostMeter, EmptyBody, FixedWindow, FixedWindowLayer, GitHubBody, Grpc, Headers,
     ProblemJson, RateLimitEndpoint, Reason, Reject, Rejection, ResponseFuture, TrueCost,
 };
-pub use quota::{MAX_TOKENS, MAX_WINDOW, ParseQuotaError, Quota, QuotaError, Quotas, Weekday};
+pub use quota::{
+    MAX_TOKENS, MAX_WINDOW, ParseQuotaError, Plan, Quota, QuotaError, Quotas, Weekday,
+};
 #[cfg(feature = "redis")]
 #[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
 pub use store::RedisStore;

@@ -6,6 +6,7 @@ use std::time::Duration;
 mod calendar;
 mod error;
 mod parse;
+mod plan;
 mod rules;
 #[cfg(feature = "serde")]
 mod serde;
@@ -19,6 +20,7 @@ pub use calendar::Weekday;
 pub(crate) use calendar::{Calendar, Span};
 pub use error::QuotaError;
 pub use parse::ParseQuotaError;
+pub use plan::Plan;
 pub use set::Quotas;
 
 use calendar::Period;

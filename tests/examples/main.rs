@@ -258,13 +258,18 @@ fn config() {
 #[test]
 fn config_from_a_file() {
     let file = format!("{}/limits.toml", env!("CARGO_TARGET_TMPDIR"));
-    std::fs::write(&file, "login = \"1/minute\"\nsearch = \"7/minute, 70/hour\"\n")
-        .expect("a file");
+    std::fs::write(
+        &file,
+        "login = \"1/minute\"\nsearch = \"7/minute, 70/hour\"\ninternal = \"unlimited\"\n",
+    )
+    .expect("a file");
     let server = Server::start_with(example("config").env("LIMITS", &file));
     let answers = server.round(&["POST /login", "POST /login", "GET /search"]);
     answers[0].passed(1, 1);
     answers[1].refused(1);
     answers[2].passed(1, 7);
+    let unlimited = server.send("GET /internal");
+    assert_eq!((unlimited.status, unlimited.field("x-ratelimit-limit")), (200, None));
 
     std::fs::write(&file, "login = \"1/minute\"\nsearch = \"7/fortnight\"\n").expect("a file");
     let ended = example("config").env("LIMITS", &file).output().expect("it ends");

@@ -7,7 +7,7 @@ use http::response;
 
 use super::FixedWindowLayer;
 use crate::key::Key;
-use crate::middleware::plan::Plan;
+use crate::quota::Plan;
 
 impl<J> FixedWindowLayer<J> {
     /// Exempts requests for which the closure returns `true`: they pass uncounted and without
