@@ -8,10 +8,14 @@ use crate::quota::{MAX_TOKENS, Quotas, Span};
 use crate::window::MAX;
 
 mod charge;
+#[cfg(feature = "serde")]
+mod kept;
 mod limited;
 mod standing;
 
 pub(crate) use charge::Ask;
+#[cfg(feature = "serde")]
+pub(crate) use kept::KeptDecision;
 pub use limited::RateLimited;
 pub use standing::Usage;
 use standing::system_time;

@@ -42,6 +42,9 @@ pub mod window;
 pub use clock::{Clock, ManualClock, SystemClock};
 pub use decision::{Decision, RateLimited, Usage};
 pub use key::{Key, KeyExtractor, MissingKey};
+#[cfg(feature = "serde")]
+#[cfg_attr(docsrs, doc(cfg(feature = "serde")))]
+pub use limiter::KeptReceipt;
 pub use limiter::{Limiter, Receipt};
 pub use middleware::{
     Control, CostMeter, EmptyBody, FixedWindow, FixedWindowLayer, GitHubBody, Grpc, Headers,

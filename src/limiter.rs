@@ -10,9 +10,15 @@ use crate::quota::Quotas;
 #[cfg(feature = "tokio")]
 use crate::store::Leases;
 use crate::store::{
-    Account, Adjust, Charge, Front, Guard, MemoryStore, OwnedAccount, Refundable, Reply, Scope,
-    Store,
+    Account, Adjust, Charge, Front, Guard, MemoryStore, Refundable, Reply, Scope, Store, StoreError,
 };
+
+mod receipt;
+
+#[cfg(feature = "serde")]
+#[cfg_attr(docsrs, doc(cfg(feature = "serde")))]
+pub use receipt::KeptReceipt;
+pub use receipt::Receipt;
 
 /// A rate limit without HTTP: for a WebSocket, a job, or calls to another API.
 ///
@@ -273,15 +279,25 @@ impl Limiter {
 
     /// Refunds a charge: to each quota until the window of the tokens has ended. After that, it has
     /// no effect.
-    pub fn refund(&self, receipt: Receipt) -> Reply<()> {
+    pub fn refund(&self, receipt: impl Into<Receipt>) -> Reply<()> {
         self.settle(receipt, 0)
     }
 
     /// Sets the true cost of a charge. A lower cost is refunded as by [`refund`](Self::refund). The
     /// difference to a higher cost is taken now, even beyond the limit.
-    pub fn settle(&self, receipt: Receipt, actual: u64) -> Reply<()> {
-        let Receipt { account, decision } = receipt;
-        self.settle_account(account.updated(&self.quotas).as_account(), &decision, actual)
+    ///
+    /// # Errors
+    /// If the store fails, or if the charge was made under another name than this limiter's.
+    pub fn settle(&self, receipt: impl Into<Receipt>, actual: u64) -> Reply<()> {
+        let Receipt { account, decision } = receipt.into();
+        let account = account.updated(&self.quotas);
+        let account = account.as_account();
+        if account.scope().id() != self.scope.id() {
+            return Reply::failed(StoreError::new(
+                "a receipt belongs to the limiter of its name: settle it there",
+            ));
+        }
+        self.settle_account(account, &decision, actual)
     }
 
     pub(crate) fn settle_account(
@@ -425,25 +441,5 @@ pub(crate) fn observe_decision(scope: &Scope, quotas: &Quotas, decision: &Decisi
         let outcome = if shadow { Outcome::ShadowRefused } else { Outcome::Refused };
         let quota = || &quotas.as_slice()[decision.governing()];
         observed.refused(outcome, quota, || decision.retry_after());
-    }
-}
-
-/// Proof of a charge that passed, for [`Limiter::refund`] or [`Limiter::settle`], once: it can't be
-/// copied. Dropping it leaves the charge as it is.
-#[derive(Debug)]
-pub struct Receipt {
-    account: OwnedAccount,
-    decision: Decision,
-}
-
-impl Receipt {
-    /// Returns the decision.
-    pub fn decision(&self) -> &Decision {
-        &self.decision
-    }
-
-    /// Returns the number of tokens that were taken.
-    pub fn cost(&self) -> u64 {
-        self.decision.granted()
     }
 }

@@ -9,10 +9,10 @@ use crate::window::Window;
 /// The standing of one quota of a key.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Usage {
-    limit: u64,
+    pub(super) limit: u64,
     /// Instants are milliseconds since the epoch.
-    start: i64,
-    end: i64,
+    pub(super) start: i64,
+    pub(super) end: i64,
     pub(super) used: i64,
 }
 

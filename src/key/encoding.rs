@@ -95,6 +95,15 @@ impl Key {
         }
     }
 
+    /// The key of these bytes, if they are whole parts.
+    #[cfg(feature = "serde")]
+    pub(crate) fn from_encoded(bytes: &[u8]) -> Option<Self> {
+        let mut key = Self::default();
+        key.extend(bytes);
+        let whole = key.parts().map(|(_, part)| 2 + part.len()).sum::<usize>() == bytes.len();
+        whole.then_some(key)
+    }
+
     /// Returns the key as readable text, as stores such as Redis show it. Different keys have
     /// different texts. Text is percent-encoded outside of `[A-Za-z0-9_.@-]`, hashes are
     /// hexadecimal, and commas separate parts.

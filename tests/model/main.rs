@@ -4,6 +4,7 @@
 mod arithmetic;
 mod calendars;
 mod conformance;
+mod kept_receipts;
 mod keys;
 mod leases;
 mod memory;
