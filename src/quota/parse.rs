@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::calendar::{Period, Weekday};
 use super::error::QuotaError;
-use super::plan::Plan;
+use super::plan::{Plan, UNLIMITED};
 use super::set::Quotas;
 use super::text::UNITS;
 use super::zone::Zone;
@@ -15,18 +15,20 @@ use super::{Anchor, MAX_TOKENS, Quota};
 impl FromStr for Quota {
     type Err = ParseQuotaError;
 
-    /// Parses `limit/window` or `limit per window`. The limit may have underscores, `1_000`. The window is a unit (`minute`, `month`) or a number of units (`10s`,
-    /// `10 seconds`; not of months or years). Options follow, each for the method of that name:
-    /// `staggered`, `from-first-request`, `starting-at=6h`, `rollover-up-to=150`,
-    /// `reserve-up-to=20`. The first three exclude each other, and no option may occur twice.
-    /// Instead of these three, a day, a week, a month or a year can have a first day, `from
-    /// sunday`, `from day 15` (of the month) or `from 04-06` (6 April), and a time zone, `in
-    /// Asia/Tokyo`, which needs the feature `time-zones`.
+    /// Parses `limit/window` or `limit per window`. The limit may have underscores, `1_000`. The
+    /// window is a unit (`minute`, `month`) or a number of units (`10s`, `10 seconds`; not of
+    /// months or years). Options follow, each for the method of that name: `staggered`,
+    /// `from-first-request`, `starting-at=6h`, `rollover-up-to=150`, `reserve-up-to=20`. The first
+    /// three exclude each other, and no option may occur twice. Instead of these three, a day, a
+    /// week, a month or a year can have a first day, `from sunday`, `from day 15` (of the month) or
+    /// `from 04-06` (6 April), and a time zone, `in Asia/Tokyo`, which needs the feature
+    /// `time-zones`.
     ///
     /// ```
     /// use tower_fixed_window::Quota;
     ///
     /// assert_eq!("100/hour".parse(), Ok(Quota::per_hour(100)));
+    /// assert_eq!("1_000 per hour".parse(), Ok(Quota::per_hour(1_000)));
     /// assert_eq!("60/h from-first-request".parse(), Ok(Quota::per_hour(60).from_first_request()));
     ///
     /// let error = "100/fortnight".parse::<Quota>().unwrap_err();
@@ -130,7 +132,6 @@ const ONCE: [&str; 5] = [
     "windows begin on one day: keep one of the two after \"from\"",
     "a calendar has one time zone: keep one of the two after \"in\"",
 ];
-pub(super) const UNLIMITED: &str = "unlimited";
 const UNLIMITED_QUOTA: &str = "a quota is always a limit: read \"unlimited\" as a Plan";
 const A_UNIT: &str = "a unit: ms, s, minute, hour, day or week";
 const A_NUMBER: &str = "a whole number of at most 2^53 - 1";

@@ -3,6 +3,9 @@
 use super::Quota;
 use super::set::Quotas;
 
+/// A plan without quotas, as text.
+pub(super) const UNLIMITED: &str = "unlimited";
+
 /// What a request may spend: quotas, or no limit at all. The closure of
 /// [`quota_fn`](crate::FixedWindowLayer::quota_fn) returns anything that is one: a [`Quota`],
 /// [`Quotas`], or an `Option` of either, where `None` is no limit. In text, no limit is

@@ -3,8 +3,7 @@
 use std::fmt;
 
 use super::calendar::{Period, Weekday};
-use super::parse::UNLIMITED;
-use super::plan::Plan;
+use super::plan::{Plan, UNLIMITED};
 use super::set::Quotas;
 use super::{Anchor, MONDAY_MS, Quota, WEEK_MS};
 

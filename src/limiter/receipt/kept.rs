@@ -14,8 +14,8 @@ impl Receipt {
     /// later, in this process or in another one: see [`KeptReceipt`].
     ///
     /// # Errors
-    /// The receipt itself, if no other limiter can find the charge: the limiter has no name, or this
-    /// process decided in memory because the store failed.
+    /// The receipt itself, if no other limiter can find the charge: the limiter has no name, or
+    /// this process decided in memory because the store failed.
     #[allow(clippy::result_large_err, reason = "the receipt is returned as it is")]
     pub fn keep(self) -> Result<KeptReceipt, Self> {
         let is_named = !self.account.as_account().scope().name().is_empty();
@@ -48,9 +48,9 @@ impl Receipt {
 /// charge again, so that more than the limit can pass. If a job may run twice, delete its receipt
 /// before you settle it.
 ///
-/// **Keep it where only your servers can write.** It is not signed: whoever changes it can refund
-/// tokens of any key under the name of the limiter. It contains the key as a store does: an address
-/// or an id is readable, a [`Key::secret`](crate::Key::secret) is hashed.
+/// **Keep it where only your servers can write.** It is not signed: a client that changes it can
+/// refund tokens of any key under the name of the limiter. It contains the key as a store does:
+/// an address or an id is readable, a [`Key::secret`](crate::Key::secret) is hashed.
 ///
 /// A text that is cut off, changed to something impossible, or written by another version of the
 /// format is an error when it is read. A receipt of another limiter's name is an error of
