@@ -37,12 +37,12 @@ impl Limit {
 
 type Limits = Arc<HashMap<&'static str, Limit>>;
 
-fn find<'a>(limits: &'a Limits, name: &str) -> Result<&'a Limit> {
-    Ok(limits.get(name).ok_or((StatusCode::NOT_FOUND, "no such limit\n"))?)
+fn find<'a>(limits: &'a Limits, name: &str) -> Result<&'a Limit, (StatusCode, &'static str)> {
+    limits.get(name).ok_or((StatusCode::NOT_FOUND, "no such limit\n"))
 }
 
-fn key(limit: &Limit, text: &str) -> Result<Key> {
-    Ok((limit.key)(text).ok_or((StatusCode::BAD_REQUEST, "not a key of this limit\n"))?)
+fn key(limit: &Limit, text: &str) -> Result<Key, (StatusCode, &'static str)> {
+    (limit.key)(text).ok_or((StatusCode::BAD_REQUEST, "not a key of this limit\n"))
 }
 
 fn invalid(error: ParseQuotaError) -> (StatusCode, String) {

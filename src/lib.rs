@@ -37,7 +37,7 @@ mod sync;
 #[cfg(feature = "testing")]
 pub mod testing;
 mod timer;
-pub mod window;
+mod window;
 
 pub use clock::{Clock, ManualClock, SystemClock};
 pub use decision::{Decision, RateLimited, Usage};

@@ -302,7 +302,6 @@ impl Quota {
     ///
     /// # Panics
     /// If there is no such time zone, or the windows can't follow a calendar.
-    /// [`try_in_zone`](Self::try_in_zone) returns an error instead.
     /// [`try_in_zone`](Self::try_in_zone) returns that as an error.
     #[cfg(feature = "time-zones")]
     #[cfg_attr(docsrs, doc(cfg(feature = "time-zones")))]
@@ -392,17 +391,8 @@ impl Quota {
     ///
     /// # Panics
     /// If there is no such day, or the quota is not one of [`per_year`](Self::per_year).
-    /// [`try_from_date`](Self::try_from_date) returns an error instead.
     pub const fn from_date(self, month: u8, day: u8) -> Self {
-        expect(self.try_from_date(month, day))
-    }
-
-    /// The same as [`from_date`](Self::from_date), for dates from a database.
-    ///
-    /// # Errors
-    /// [`QuotaError::FirstDay`].
-    pub const fn try_from_date(self, month: u8, day: u8) -> Result<Self, QuotaError> {
-        self.beginning(Period::Year(month, day))
+        expect(self.beginning(Period::Year(month, day)))
     }
 
     const fn beginning(self, first: Period) -> Result<Self, QuotaError> {

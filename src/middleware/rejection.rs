@@ -86,8 +86,8 @@ impl<'a> Rejection<'a> {
         self.name
     }
 
-    /// Returns the quotas that refused.
-    pub fn violated(&self) -> impl Iterator<Item = &'a Quota> + use<'a> {
+    /// The quotas that refused.
+    fn violated(&self) -> impl Iterator<Item = &'a Quota> + use<'a> {
         let refusing = self.decision().into_iter().flat_map(|decision| decision.refusing());
         let quotas = self.quotas.map_or(&[][..], |quotas| quotas.as_slice());
         refusing.filter_map(move |i| quotas.get(i))

@@ -124,13 +124,6 @@ impl Remote {
         self
     }
 
-    /// Sets the memory that counts while the store fails.
-    #[must_use]
-    pub fn fallback_to(mut self, memory: MemoryStore) -> Self {
-        self.fallback = memory;
-        self
-    }
-
     /// Returns the memory that counts while the store fails.
     pub fn fallback(&self) -> &MemoryStore {
         &self.fallback
