@@ -12,7 +12,8 @@
 #![cfg_attr(feature = "redis", doc = "10. [Several nodes](many_nodes)")]
 //!
 //! [Recipes](recipes) for logins, payments and password resets, [testing your app](testing),
-//! [moving from other limiters](moving), [questions and answers](faq), [features](features), and
+//! [moving from other limiters](moving), [questions and answers](faq), [features](features),
+//! [what may change](stability), and
 //! the exact [rules](semantics).
 
 #[doc = include_str!("../docs/choosing.md")]
@@ -60,6 +61,9 @@ pub mod ordering {}
 
 #[doc = include_str!("../docs/testing.md")]
 pub mod testing {}
+
+#[doc = include_str!("../docs/stability.md")]
+pub mod stability {}
 
 #[doc = include_str!("../docs/moving.md")]
 pub mod moving {}

@@ -16,6 +16,7 @@
 //! [moving]: crate::guide::moving
 //! [faq]: crate::guide::faq
 //! [semantics]: crate::guide::semantics
+//! [stability]: crate::guide::stability
 //! [recipes]: crate::guide::recipes
 #![cfg_attr(not(doctest), doc = include_str!("../docs/pictures/rustdoc.md"))]
 #![cfg_attr(not(doctest), doc = include_str!("../README.md"))]

@@ -34,6 +34,8 @@ pub use receipt::Receipt;
 ///
 /// let decision = uploads.check_cost("alice", 1_000).await?;
 /// assert!(!decision.allowed());
+/// assert!(uploads.peek_cost("alice", 999).await?.allowed());
+/// assert_eq!(uploads.quotas().to_string(), "1000/day");
 /// # Ok(()) }
 /// ```
 ///
@@ -122,6 +124,19 @@ impl Limiter {
     }
 
     /// Returns the errors of the store, instead of counting in memory while it fails.
+    ///
+    /// ```no_run
+    /// # #[cfg(feature = "redis")]
+    /// use tower_fixed_window::{Limiter, Quota, RedisStore};
+    ///
+    /// # #[cfg(not(feature = "redis"))] fn main() {}
+    /// # #[cfg(feature = "redis")]
+    /// # fn main() -> Result<(), tower_fixed_window::StoreError> {
+    /// let store = RedisStore::new("redis://127.0.0.1/")?;
+    /// let codes =
+    ///     Limiter::new(Quota::per_hour(5)).name("codes").store(store).without_fallback();
+    /// # let _ = codes; Ok(()) }
+    /// ```
     #[must_use]
     pub fn without_fallback(mut self) -> Self {
         self.fallback = false;
@@ -277,8 +292,8 @@ impl Limiter {
         self.ask_receipt(&key.into(), |account| Charge::new(account, cost).reserving())
     }
 
-    /// Refunds a charge: to each quota until the window of the tokens has ended. After that, it has
-    /// no effect.
+    /// Refunds a [charge](Self::charge): to each quota until the window of the tokens has ended.
+    /// After that, it has no effect.
     pub fn refund(&self, receipt: impl Into<Receipt>) -> Reply<()> {
         self.settle(receipt, 0)
     }

@@ -26,11 +26,11 @@ pub use set::Quotas;
 use calendar::Period;
 use zone::Zone;
 
-/// The largest limit, cost or capacity: 2^53 - 1, the largest integer that every client represents
+/// The largest limit, cost or capacity ([bounds](Quota#bounds)): 2^53 - 1, the largest integer that every client represents
 /// exactly (JavaScript's numbers, Lua's in Redis).
 pub const MAX_TOKENS: u64 = (1 << 53) - 1;
 
-/// The longest window: ten years of 365 days.
+/// The longest window: ten years of 365 days, one of the [bounds](Quota#bounds).
 pub const MAX_WINDOW: Duration = Duration::from_secs(10 * 365 * 86_400);
 
 const DAY_MS: u64 = 86_400_000;
@@ -48,6 +48,11 @@ const MONDAY_MS: u64 = 4 * 86_400_000;
 /// assert_eq!(API.limit(), 5_000);
 /// assert_eq!(API.window(), Duration::from_secs(3_600));
 /// assert_eq!(Quota::new(100, Duration::from_secs(10)).to_string(), "100/10s");
+/// assert_eq!(API.staggered().to_string(), "5000/hour staggered");
+/// assert_eq!(API.from_first_request().to_string(), "5000/hour from-first-request");
+///
+/// let quota = API.rollover_up_to(6_000).reserve_up_to(100);
+/// assert_eq!((quota.capacity(), quota.max_reserved()), (6_000, 100));
 /// ```
 ///
 /// Windows are half-open: a request at exactly the end of a window is in the next one. By default
@@ -435,6 +440,7 @@ impl Quota {
     /// # Panics
     /// If `capacity` is below the limit, or with
     /// [`reserve_up_to`](Self::reserve_up_to) above [`MAX_TOKENS`].
+    #[doc(alias = "burst")]
     pub const fn rollover_up_to(mut self, capacity: u64) -> Self {
         assert!(
             capacity >= self.limit,

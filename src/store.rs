@@ -163,7 +163,7 @@ pub trait Store: Send + Sync + 'static {
     /// `None` means that the store is in this process, answers immediately and does not fail.
     fn remote(&self) -> Option<&Remote>;
 
-    /// Returns a number for the part of the store that holds this key's counters and fails
+    /// Returns a number for the part of the [`Store`] that holds this key's counters and fails
     /// independently, such as a shard of a cluster. A store that fails as a whole returns the same
     /// number for all keys.
     fn fault_domain(&self, scope: &Scope, key: &Key) -> u64 {

@@ -69,6 +69,13 @@ pub(super) fn windows(limit: u64, text: &str) -> Result<Quota, ParseQuotaError> 
 }
 
 /// Why a text is not a quota: what was expected, and at which position.
+///
+/// ```
+/// use tower_fixed_window::Quotas;
+///
+/// let error = "5/minute, 5/fortnight".parse::<Quotas>().unwrap_err();
+/// assert_eq!(error.position(), 12);
+/// ```
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ParseQuotaError {
     text: String,

@@ -16,7 +16,10 @@ pub(super) const UNLIMITED: &str = "unlimited";
 ///
 /// let unlimited: Option<Quotas> = None;
 /// assert_eq!("unlimited".parse(), Ok(Plan::from(unlimited)));
-/// assert_eq!("60/hour".parse(), Ok(Plan::from(Quota::per_hour(60))));
+///
+/// let plan: Plan = "60/hour".parse()?;
+/// assert_eq!(plan.quotas(), Some(&Quota::per_hour(60).into()));
+/// # Ok::<_, tower_fixed_window::ParseQuotaError>(())
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[doc(alias = "unlimited")]

@@ -8,6 +8,17 @@ use crate::quota::{Anchor, MAX_TOKENS, Quota, Quotas};
 use crate::window::{State, Window, stagger};
 
 /// The counters of a key, under a scope, for a set of quotas.
+///
+/// ```
+/// use tower_fixed_window::store::{Account, Scope};
+/// use tower_fixed_window::{Key, Quota, Quotas};
+///
+/// let (scope, key) = (Scope::named("api"), Key::from("alice"));
+/// let quotas = Quotas::from(Quota::per_minute(60));
+/// let account = Account::new(&scope, &quotas, &key);
+/// assert_eq!(account.scope().name(), "api");
+/// assert_eq!((account.quotas(), account.key()), (&quotas, &key));
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Account<'a> {
     pub(super) scope: &'a Scope,

@@ -63,6 +63,7 @@ const MINUTE: i64 = 60_000;
 /// use tower_fixed_window::{FixedWindowLayer, MemoryStore, Quota};
 ///
 /// let store = MemoryStore::with_max_keys(100_000);
+/// assert!(store.is_empty() && store.max_bytes() <= 3_750_000);
 /// let login = FixedWindowLayer::new(Quota::per_minute(5)).name("login").store(store.clone());
 /// let search = FixedWindowLayer::new(Quota::per_minute(30)).name("search").store(store);
 /// # let _ = (login, search);
@@ -119,7 +120,8 @@ impl MemoryStore {
         Self::build(max_keys, Time::System)
     }
 
-    /// Creates a store of a million entries that reads another clock, for tests.
+    /// Creates a store of a million entries that reads another clock, for tests:
+    /// [`ManualClock`](crate::ManualClock) has an example.
     pub fn with_clock(clock: impl Clock) -> Self {
         Self::new().clock(clock)
     }

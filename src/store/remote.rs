@@ -86,7 +86,7 @@ impl Remote {
         self
     }
 
-    /// The store itself ends its replies in time, so limiters set no deadline.
+    /// The store itself ends its replies in time, so limiters set no [`deadline`](Self::deadline).
     #[must_use]
     pub fn without_deadline(mut self) -> Self {
         self.deadline = Deadline::Store(None);

@@ -9,6 +9,12 @@ use crate::quota::fmix64;
 use crate::window::stagger;
 
 /// The name of counters. It is cheap to clone.
+///
+/// ```
+/// use tower_fixed_window::store::Scope;
+///
+/// assert_eq!(Scope::named("api").name(), "api");
+/// ```
 #[derive(Clone)]
 pub struct Scope(Arc<Named>);
 

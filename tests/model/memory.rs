@@ -227,3 +227,20 @@ fn a_clock_that_was_a_year_ahead_refuses_no_client_for_a_year() {
     clock.advance(refused.retry_after().expect("some day"));
     assert!(answer(limiter.check("alice")).allowed());
 }
+
+#[test]
+fn a_store_keeps_its_counters_when_it_gets_a_clock() {
+    let store = MemoryStore::with_clock(ManualClock::at_ms(1_700_000_040_000));
+    let charge = |store: &MemoryStore| {
+        let (scope, key) = (Scope::named("api"), Key::from("alice"));
+        let quotas = Quota::per_minute(5).into();
+        answer(Store::charge(store, Charge::new(Account::new(&scope, &quotas, &key), 1))).used()
+    };
+    assert_eq!(charge(&store), 1);
+    let store = store.clock(ManualClock::at_ms(1_700_000_050_000));
+    assert_eq!(charge(&store), 2);
+    let clone = store.clone();
+    let panic = std::panic::catch_unwind(|| store.clock(ManualClock::default()));
+    assert!(panic.is_err(), "the clone would have another time");
+    assert_eq!(charge(&clone), 3);
+}
