@@ -26,8 +26,8 @@ pub use set::Quotas;
 use calendar::Period;
 use zone::Zone;
 
-/// The largest limit, cost or capacity ([bounds](Quota#bounds)): 2^53 - 1, the largest integer that every client represents
-/// exactly (JavaScript's numbers, Lua's in Redis).
+/// The largest limit, cost or capacity ([bounds](Quota#bounds)): 2^53 - 1, the largest integer that
+/// every client represents exactly (JavaScript's numbers, Lua's in Redis).
 pub const MAX_TOKENS: u64 = (1 << 53) - 1;
 
 /// The longest window: ten years of 365 days, one of the [bounds](Quota#bounds).
