@@ -7,11 +7,13 @@ use std::net::SocketAddr;
 use axum::Router;
 use axum::routing::{get, post};
 use serde::Deserialize;
-use tower_fixed_window::{FixedWindowLayer, Quota, Quotas};
+use tower::util::option_layer;
+use tower_fixed_window::{FixedWindowLayer, Plan, Quota, Quotas};
 
 const BUILT_IN: &str = r#"
-login = "5/minute"
-search = "30/minute, 500/hour"
+login = { limit = 5, window = "minute" }
+search = "30/minute, 1_000 per hour"
+internal = "unlimited"
 "#;
 
 #[derive(Deserialize)]
@@ -19,6 +21,8 @@ search = "30/minute, 500/hour"
 struct Limits {
     login: Quotas,
     search: Quotas,
+    /// A plan may be without a limit.
+    internal: Plan,
 }
 
 #[tokio::main]
@@ -35,19 +39,24 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     });
     if let Ok(limit) = std::env::var("LIMIT") {
         let quota = Quota::per_minute(limit.parse()?);
-        limits = Limits { login: quota.into(), search: quota.into() };
+        limits = Limits { login: quota.into(), search: quota.into(), internal: quota.into() };
     }
 
     let login = FixedWindowLayer::new(limits.login).name("login");
     let search = FixedWindowLayer::new(limits.search).name("search");
+    // Without a limit there is no layer.
+    let internal = limits.internal.quotas();
+    let internal = internal.map(|quotas| FixedWindowLayer::new(*quotas).name("internal"));
     let app = Router::new()
         .route("/login", post(async || "welcome\n").layer(login))
-        .route("/search", get(async || "found\n").layer(search));
+        .route("/search", get(async || "found\n").layer(search))
+        .route("/internal", get(async || "welcome back\n").layer(option_layer(internal)));
 
     let listener = tokio::net::TcpListener::bind(addr).await?;
     let addr = listener.local_addr()?;
     println!("try: curl -i -X POST http://{addr}/login  # {}", limits.login);
     println!("     curl -i http://{addr}/search  # {}", limits.search);
+    println!("     curl -i http://{addr}/internal  # {}", limits.internal);
     axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>()).await?;
     Ok(())
 }

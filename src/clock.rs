@@ -16,12 +16,28 @@ compile_error!(
 ///
 /// A store reads its clock once per decision. A clock may step back; this grants no tokens by
 /// itself.
+///
+/// ```
+/// use tower_fixed_window::{Clock, MemoryStore, SystemClock};
+///
+/// /// An hour ahead.
+/// struct Ahead;
+///
+/// impl Clock for Ahead {
+///     fn now_ms(&self) -> u64 {
+///         SystemClock.now_ms() + 3_600_000
+///     }
+/// }
+///
+/// let store = MemoryStore::with_clock(Ahead);
+/// # let _ = store;
+/// ```
 pub trait Clock: Send + Sync + 'static {
     /// Returns milliseconds since the Unix epoch, UTC. Values above 2^53 - 1 count as 2^53 - 1.
     fn now_ms(&self) -> u64;
 }
 
-/// The system's wall clock. Before 1970 it reads 0.
+/// The system's wall clock. Before 1970 it reads 0. [`Clock`] has an example.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SystemClock;
 
@@ -70,6 +86,8 @@ impl Clock for SystemClock {
 /// assert!(!limiter.check("alice").await?.allowed());
 /// clock.advance(Duration::from_secs(60));
 /// assert!(limiter.check("alice").await?.allowed());
+/// clock.set_ms(1_700_000_040_000);
+/// assert!(!limiter.check("alice").await?.allowed());
 /// # Ok(()) }
 /// ```
 #[derive(Clone, Debug, Default)]

@@ -8,10 +8,14 @@ use crate::quota::{MAX_TOKENS, Quotas, Span};
 use crate::window::MAX;
 
 mod charge;
+#[cfg(feature = "serde")]
+mod kept;
 mod limited;
 mod standing;
 
 pub(crate) use charge::Ask;
+#[cfg(feature = "serde")]
+pub(crate) use kept::KeptDecision;
 pub use limited::RateLimited;
 pub use standing::Usage;
 use standing::system_time;
@@ -23,6 +27,7 @@ use standing::system_time;
 /// the fewest tokens left. [`usage`](Self::usage) returns all of them.
 ///
 /// ```
+/// use std::time::Duration;
 /// use tower_fixed_window::{Limiter, Quota};
 ///
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), tower_fixed_window::StoreError> {
@@ -32,6 +37,13 @@ use standing::system_time;
 /// assert!(decision.allowed());
 /// assert_eq!((decision.limit(), decision.used(), decision.remaining()), (2, 1, 1));
 /// assert_eq!(decision.usage()[1].remaining(), 9);
+///
+/// assert_eq!(decision.granted(), 1);
+/// assert!(!decision.is_local() && !decision.exceeds_capacity());
+/// assert_eq!(decision.reset_at(), decision.decided_at() + decision.reset_after());
+/// // It was not refused, and does not have to wait.
+/// assert_eq!((decision.retry_after(), decision.retry_at()), (None, None));
+/// assert_eq!((decision.ready_after(), decision.ready_at()), (Duration::ZERO, None));
 /// # Ok(()) }
 /// ```
 #[derive(Clone)]

@@ -6,13 +6,15 @@
 //! 4. [Behind a proxy](behind_a_proxy)
 //! 5. [Responses](responses) and their headers
 //! 6. [The order of layers](ordering)
-//! 7. [Operation](operating)
-//! 8. [Metrics and logs](observing)
-//! 9. [Several nodes](many_nodes)
+//! 7. [Configuration](configuration): limits in files and databases
+//! 8. [Operation](operating)
+//! 9. [Metrics and logs](observing)
+//! 10. [Several nodes](many_nodes)
 //!
 //! [Recipes](recipes) for logins, payments and password resets, [testing your app](testing),
 //! [other stacks](other_stacks) than axum's, [moving from other limiters](moving),
-//! [questions and answers](faq), [features], and the exact [rules](semantics).
+//! [questions and answers](faq), [features], [what may change](stability), and the exact
+//! [rules](semantics).
 
 #[doc = include_str!("../docs/choosing.md")]
 pub mod choosing {}
@@ -31,6 +33,9 @@ pub mod keys {}
 
 #[doc = include_str!("../docs/behind-a-proxy.md")]
 pub mod behind_a_proxy {}
+
+#[doc = include_str!("../docs/configuration.md")]
+pub mod configuration {}
 
 #[doc = include_str!("../docs/responses.md")]
 pub mod responses {}
@@ -58,6 +63,9 @@ pub mod other_stacks {}
 
 #[doc = include_str!("../docs/testing.md")]
 pub mod testing {}
+
+#[doc = include_str!("../docs/stability.md")]
+pub mod stability {}
 
 #[doc = include_str!("../docs/moving.md")]
 pub mod moving {}

@@ -5,6 +5,7 @@
 //! [calendars]: crate::guide::calendars
 //! [keys]: crate::guide::keys
 //! [responses]: crate::guide::responses
+//! [configuration]: crate::guide::configuration
 //! [features]: crate::guide::features
 //! [behind_a_proxy]: crate::guide::behind_a_proxy
 //! [many_nodes]: crate::guide::many_nodes
@@ -16,6 +17,7 @@
 //! [moving]: crate::guide::moving
 //! [faq]: crate::guide::faq
 //! [semantics]: crate::guide::semantics
+//! [stability]: crate::guide::stability
 //! [recipes]: crate::guide::recipes
 #![cfg_attr(not(doctest), doc = include_str!("../docs/pictures/rustdoc.md"))]
 #![cfg_attr(not(doctest), doc = include_str!("../README.md"))]
@@ -37,17 +39,22 @@ mod sync;
 #[cfg(feature = "testing")]
 pub mod testing;
 mod timer;
-pub mod window;
+mod window;
 
 pub use clock::{Clock, ManualClock, SystemClock};
 pub use decision::{Decision, RateLimited, Usage};
 pub use key::{Key, KeyExtractor, MissingKey};
+#[cfg(feature = "serde")]
+#[cfg_attr(docsrs, doc(cfg(feature = "serde")))]
+pub use limiter::KeptReceipt;
 pub use limiter::{Limiter, Receipt};
 pub use middleware::{
-    Control, CostMeter, EmptyBody, FixedWindow, FixedWindowLayer, GitHubBody, Grpc, Headers, Plan,
+    Control, CostMeter, EmptyBody, FixedWindow, FixedWindowLayer, GitHubBody, Grpc, Headers,
     ProblemJson, RateLimitEndpoint, Reason, Reject, Rejection, ResponseFuture, TrueCost,
 };
-pub use quota::{MAX_TOKENS, MAX_WINDOW, ParseQuotaError, Quota, QuotaError, Quotas, Weekday};
+pub use quota::{
+    MAX_TOKENS, MAX_WINDOW, ParseQuotaError, Plan, Quota, QuotaError, Quotas, Weekday,
+};
 #[cfg(feature = "redis")]
 #[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
 pub use store::RedisStore;

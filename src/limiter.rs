@@ -10,9 +10,15 @@ use crate::quota::Quotas;
 #[cfg(feature = "tokio")]
 use crate::store::Leases;
 use crate::store::{
-    Account, Adjust, Charge, Front, Guard, MemoryStore, OwnedAccount, Refundable, Reply, Scope,
-    Store,
+    Account, Adjust, Charge, Front, Guard, MemoryStore, Refundable, Reply, Scope, Store, StoreError,
 };
+
+mod receipt;
+
+#[cfg(feature = "serde")]
+#[cfg_attr(docsrs, doc(cfg(feature = "serde")))]
+pub use receipt::KeptReceipt;
+pub use receipt::Receipt;
 
 /// A rate limit without HTTP: for a WebSocket, a job, or calls to another API.
 ///
@@ -28,6 +34,8 @@ use crate::store::{
 ///
 /// let decision = uploads.check_cost("alice", 1_000).await?;
 /// assert!(!decision.allowed());
+/// assert!(uploads.peek_cost("alice", 999).await?.allowed());
+/// assert_eq!(uploads.quotas().to_string(), "1000/day");
 /// # Ok(()) }
 /// ```
 ///
@@ -116,6 +124,19 @@ impl Limiter {
     }
 
     /// Returns the errors of the store, instead of counting in memory while it fails.
+    ///
+    /// ```no_run
+    /// # #[cfg(feature = "redis")]
+    /// use tower_fixed_window::{Limiter, Quota, RedisStore};
+    ///
+    /// # #[cfg(not(feature = "redis"))] fn main() {}
+    /// # #[cfg(feature = "redis")]
+    /// # fn main() -> Result<(), tower_fixed_window::StoreError> {
+    /// let store = RedisStore::new("redis://127.0.0.1/")?;
+    /// let codes =
+    ///     Limiter::new(Quota::per_hour(5)).name("codes").store(store).without_fallback();
+    /// # let _ = codes; Ok(()) }
+    /// ```
     #[must_use]
     pub fn without_fallback(mut self) -> Self {
         self.fallback = false;
@@ -271,17 +292,27 @@ impl Limiter {
         self.ask_receipt(&key.into(), |account| Charge::new(account, cost).reserving())
     }
 
-    /// Refunds a charge: to each quota until the window of the tokens has ended. After that, it has
-    /// no effect.
-    pub fn refund(&self, receipt: Receipt) -> Reply<()> {
+    /// Refunds a [charge](Self::charge): to each quota until the window of the tokens has ended.
+    /// After that, it has no effect.
+    pub fn refund(&self, receipt: impl Into<Receipt>) -> Reply<()> {
         self.settle(receipt, 0)
     }
 
     /// Sets the true cost of a charge. A lower cost is refunded as by [`refund`](Self::refund). The
     /// difference to a higher cost is taken now, even beyond the limit.
-    pub fn settle(&self, receipt: Receipt, actual: u64) -> Reply<()> {
-        let Receipt { account, decision } = receipt;
-        self.settle_account(account.updated(&self.quotas).as_account(), &decision, actual)
+    ///
+    /// # Errors
+    /// If the store fails, or if the charge was made under another name than this limiter's.
+    pub fn settle(&self, receipt: impl Into<Receipt>, actual: u64) -> Reply<()> {
+        let Receipt { account, decision } = receipt.into();
+        let account = account.updated(&self.quotas);
+        let account = account.as_account();
+        if account.scope().id() != self.scope.id() {
+            return Reply::failed(StoreError::new(
+                "a receipt belongs to the limiter of its name: settle it there",
+            ));
+        }
+        self.settle_account(account, &decision, actual)
     }
 
     pub(crate) fn settle_account(
@@ -425,25 +456,5 @@ pub(crate) fn observe_decision(scope: &Scope, quotas: &Quotas, decision: &Decisi
         let outcome = if shadow { Outcome::ShadowRefused } else { Outcome::Refused };
         let quota = || &quotas.as_slice()[decision.governing()];
         observed.refused(outcome, quota, || decision.retry_after());
-    }
-}
-
-/// Proof of a charge that passed, for [`Limiter::refund`] or [`Limiter::settle`], once: it can't be
-/// copied. Dropping it leaves the charge as it is.
-#[derive(Debug)]
-pub struct Receipt {
-    account: OwnedAccount,
-    decision: Decision,
-}
-
-impl Receipt {
-    /// Returns the decision.
-    pub fn decision(&self) -> &Decision {
-        &self.decision
-    }
-
-    /// Returns the number of tokens that were taken.
-    pub fn cost(&self) -> u64 {
-        self.decision.granted()
     }
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 mod calendar;
 mod error;
 mod parse;
+mod plan;
 mod rules;
 #[cfg(feature = "serde")]
 mod serde;
@@ -19,16 +20,17 @@ pub use calendar::Weekday;
 pub(crate) use calendar::{Calendar, Span};
 pub use error::QuotaError;
 pub use parse::ParseQuotaError;
+pub use plan::Plan;
 pub use set::Quotas;
 
 use calendar::Period;
 use zone::Zone;
 
-/// The largest limit, cost or capacity: 2^53 - 1, the largest integer that every client represents
-/// exactly (JavaScript's numbers, Lua's in Redis).
+/// The largest limit, cost or capacity ([bounds](Quota#bounds)): 2^53 - 1, the largest integer that
+/// every client represents exactly (JavaScript's numbers, Lua's in Redis).
 pub const MAX_TOKENS: u64 = (1 << 53) - 1;
 
-/// The longest window: ten years of 365 days.
+/// The longest window: ten years of 365 days, one of the [bounds](Quota#bounds).
 pub const MAX_WINDOW: Duration = Duration::from_secs(10 * 365 * 86_400);
 
 const DAY_MS: u64 = 86_400_000;
@@ -46,6 +48,11 @@ const MONDAY_MS: u64 = 4 * 86_400_000;
 /// assert_eq!(API.limit(), 5_000);
 /// assert_eq!(API.window(), Duration::from_secs(3_600));
 /// assert_eq!(Quota::new(100, Duration::from_secs(10)).to_string(), "100/10s");
+/// assert_eq!(API.staggered().to_string(), "5000/hour staggered");
+/// assert_eq!(API.from_first_request().to_string(), "5000/hour from-first-request");
+///
+/// let quota = API.rollover_up_to(6_000).reserve_up_to(100);
+/// assert_eq!((quota.capacity(), quota.max_reserved()), (6_000, 100));
 /// ```
 ///
 /// Windows are half-open: a request at exactly the end of a window is in the next one. By default
@@ -300,7 +307,6 @@ impl Quota {
     ///
     /// # Panics
     /// If there is no such time zone, or the windows can't follow a calendar.
-    /// [`try_in_zone`](Self::try_in_zone) returns an error instead.
     /// [`try_in_zone`](Self::try_in_zone) returns that as an error.
     #[cfg(feature = "time-zones")]
     #[cfg_attr(docsrs, doc(cfg(feature = "time-zones")))]
@@ -390,17 +396,8 @@ impl Quota {
     ///
     /// # Panics
     /// If there is no such day, or the quota is not one of [`per_year`](Self::per_year).
-    /// [`try_from_date`](Self::try_from_date) returns an error instead.
     pub const fn from_date(self, month: u8, day: u8) -> Self {
-        expect(self.try_from_date(month, day))
-    }
-
-    /// The same as [`from_date`](Self::from_date), for dates from a database.
-    ///
-    /// # Errors
-    /// [`QuotaError::FirstDay`].
-    pub const fn try_from_date(self, month: u8, day: u8) -> Result<Self, QuotaError> {
-        self.beginning(Period::Year(month, day))
+        expect(self.beginning(Period::Year(month, day)))
     }
 
     const fn beginning(self, first: Period) -> Result<Self, QuotaError> {
@@ -443,6 +440,7 @@ impl Quota {
     /// # Panics
     /// If `capacity` is below the limit, or with
     /// [`reserve_up_to`](Self::reserve_up_to) above [`MAX_TOKENS`].
+    #[doc(alias = "burst")]
     pub const fn rollover_up_to(mut self, capacity: u64) -> Self {
         assert!(
             capacity >= self.limit,

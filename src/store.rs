@@ -31,7 +31,8 @@ mod sharded;
 mod stopwatch;
 mod table;
 
-pub use account::{Account, OwnedAccount};
+pub use account::Account;
+pub(crate) use account::OwnedAccount;
 pub use adjust::{Adjust, OwnedAdjust};
 pub use charge::{Charge, OwnedCharge};
 pub use error::{OnStoreFailure, StoreError};
@@ -47,11 +48,13 @@ pub use remote::Remote;
 pub use reply::Reply;
 pub use scope::Scope;
 
+pub use crate::window::State;
+
 /// An asynchronous backend of counters.
 ///
 /// # The contract
 ///
-/// A store keeps a [`State`](crate::window::State) for each (scope, quota, key). It charges,
+/// A store keeps a [`State`] for each (scope, quota, key). It charges,
 /// adjusts and peeks at an [`Account`], which names the three, and resets a key of a scope. The
 /// arithmetic is in this crate: the store loads the states, calls [`Charge::decide`] (or
 /// [`Adjust::apply`]), and writes what these return. The store is responsible for the rest:
@@ -63,7 +66,7 @@ pub use scope::Scope;
 /// 3. **Identity.** The scope's name, the key's bytes, and the quota's window and anchor
 ///    ([`Quota::counter`](crate::Quota::counter)) identify a counter. The limit does not: limits
 ///    change while counters run.
-/// 4. **Life.** The store may drop a state from [`State::until`](crate::window::State::until) on,
+/// 4. **Life.** The store may drop a state from [`State::until`] on,
 ///    not earlier.
 /// 5. **Reset.** A reset clears a key of a scope under every quota that the key was charged with,
 ///    also under quotas that the caller does not know: plans differ per request, and limits change.
@@ -79,8 +82,7 @@ pub use scope::Scope;
 /// ```
 /// use std::collections::HashMap;
 /// use std::sync::Mutex;
-/// use tower_fixed_window::store::{Account, Adjust, Charge, Remote, Reply, Scope, Store};
-/// use tower_fixed_window::window::State;
+/// use tower_fixed_window::store::{Account, Adjust, Charge, Remote, Reply, Scope, State, Store};
 /// use tower_fixed_window::{Decision, Key, Limiter, Quota};
 ///
 /// /// A minimal store: it counts exactly, and keeps its counters for ever.
@@ -161,7 +163,7 @@ pub trait Store: Send + Sync + 'static {
     /// `None` means that the store is in this process, answers immediately and does not fail.
     fn remote(&self) -> Option<&Remote>;
 
-    /// Returns a number for the part of the store that holds this key's counters and fails
+    /// Returns a number for the part of the [`Store`] that holds this key's counters and fails
     /// independently, such as a shard of a cluster. A store that fails as a whole returns the same
     /// number for all keys.
     fn fault_domain(&self, scope: &Scope, key: &Key) -> u64 {

@@ -25,10 +25,10 @@ pub use ask::{Hello, ask, ask_around};
 pub use block_on::{Job, block_on};
 pub use replay::{Failure, Report, replay};
 
-/// The shared traces, each with the expected answer of every step.
+/// The shared traces, each with the expected answer of every step, for [`replay`].
 pub const VECTORS: &str = include_str!("testing/vectors.json");
 
-/// The traces for windows of a calendar: months, years and time zones.
+/// The traces for windows of a calendar, for [`replay`]: months, years and time zones.
 #[cfg(feature = "time-zones")]
 #[cfg_attr(docsrs, doc(cfg(feature = "time-zones")))]
 pub const CALENDAR_VECTORS: [&str; 2] =

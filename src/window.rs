@@ -3,31 +3,23 @@
 //!
 //! All of the rules' numbers are here and nowhere else; a store that works elsewhere (a script in
 //! Redis) mirrors this file and is held to it by the conformance suite.
-//!
-//! ```
-//! use tower_fixed_window::Quota;
-//! use tower_fixed_window::window::{State, Window};
-//!
-//! let quota = Quota::per_minute(5);
-//! let now = 1_700_000_040_000;
-//!
-//! let window = Window::at(now, None, &quota, 0);
-//! assert!(window.fits(3, false));
-//! let state: State = window.take(3);
-//! assert_eq!(state, State { start: now, used: 3, until: now + 60_000 });
-//!
-//! let window = Window::at(now + 1, Some(state), &quota, 0);
-//! assert!(!window.fits(3, false));
-//! assert_eq!(window.retry_at(3, false), Some(now + 60_000));
-//! ```
 
 use crate::quota::{Anchor, Calendar, MAX_TOKENS, Quota, Span, fmix64};
 
 /// The last instant, and the largest count: everything saturates here (S11).
-pub const MAX: i64 = MAX_TOKENS as i64;
+pub(crate) const MAX: i64 = MAX_TOKENS as i64;
 
-/// What a store keeps for one quota of one key (S5). Times are milliseconds since the epoch.
+/// What a store keeps for one quota of one key. Instants are milliseconds since the epoch. Later
+/// versions may add fields, so a store begins with the default and sets what it has read:
+///
+/// ```
+/// use tower_fixed_window::store::State;
+///
+/// let mut state = State::default();
+/// (state.start, state.used, state.until) = (1_700_000_040_000, 3, 1_700_000_100_000);
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
 pub struct State {
     /// The start of the window that was last written.
     pub start: i64,
@@ -40,7 +32,7 @@ pub struct State {
 
 /// A quota of one key as it stands at one instant.
 #[derive(Clone, Copy, Debug)]
-pub struct Window<'a> {
+pub(crate) struct Window<'a> {
     quota: &'a Quota,
     start: i64,
     end: i64,
@@ -53,7 +45,7 @@ impl<'a> Window<'a> {
     /// What `state` means at `now`. `shift` is the grid's shift for a staggered quota
     /// ([`stagger`]), else ignored.
     #[inline(always)]
-    pub fn at(now: i64, state: Option<State>, quota: &'a Quota, shift: u64) -> Self {
+    pub(crate) fn at(now: i64, state: Option<State>, quota: &'a Quota, shift: u64) -> Self {
         if let Anchor::Calendar(calendar) = quota.anchor {
             return Self::on_calendar(now, state, quota, calendar);
         }
@@ -204,13 +196,13 @@ impl<'a> Window<'a> {
     }
 
     /// Where this window began.
-    pub fn start(&self) -> i64 {
+    pub(crate) fn start(&self) -> i64 {
         self.start
     }
 
     /// Where the next one begins.
     #[inline]
-    pub fn end(&self) -> i64 {
+    pub(crate) fn end(&self) -> i64 {
         self.end
     }
 
@@ -220,13 +212,13 @@ impl<'a> Window<'a> {
     }
 
     /// Tokens taken; see [`State::used`].
-    pub fn used(&self) -> i64 {
+    pub(crate) fn used(&self) -> i64 {
         self.used
     }
 
     /// How many tokens could be taken now, with what may be reserved or without.
     #[inline]
-    pub fn available(&self, reserve: bool) -> u64 {
+    pub(crate) fn available(&self, reserve: bool) -> u64 {
         if self.quota.limit == 0 {
             return 0;
         }
@@ -236,13 +228,13 @@ impl<'a> Window<'a> {
 
     /// Whether a charge of `cost` passes (S6, S8).
     #[inline]
-    pub fn fits(&self, cost: u64, reserve: bool) -> bool {
+    pub(crate) fn fits(&self, cost: u64, reserve: bool) -> bool {
         cost <= self.available(reserve)
     }
 
     /// What to write when `cost` tokens are taken, whether they fit or not (S15 may overdraw).
     #[inline]
-    pub fn take(&self, cost: u64) -> State {
+    pub(crate) fn take(&self, cost: u64) -> State {
         self.write(self.used_after(cost), cost.min(MAX_TOKENS) as i64)
     }
 
@@ -254,7 +246,7 @@ impl<'a> Window<'a> {
 
     /// What to write when `tokens` are returned; `None` where there is no state to return them
     /// to (S14).
-    pub fn give_back(&self, tokens: u64) -> Option<State> {
+    pub(crate) fn give_back(&self, tokens: u64) -> Option<State> {
         let tokens = tokens.min(MAX_TOKENS) as i64;
         self.until.map(|_| self.write((self.used - tokens).max(floor(self.quota)), -tokens))
     }
@@ -309,7 +301,7 @@ impl<'a> Window<'a> {
 
     /// When a refused `cost` would fit if no other request took tokens before (S16); `None`: never.
     #[inline]
-    pub fn retry_at(&self, cost: u64, reserve: bool) -> Option<i64> {
+    pub(crate) fn retry_at(&self, cost: u64, reserve: bool) -> Option<i64> {
         let Self { quota, used, until, .. } = *self;
         // Most counts end with their window, and then the key is new.
         let ends = until == Some(self.end()) && quota.limit > 0 && cost <= quota.capacity;
@@ -407,13 +399,7 @@ fn end(start: i64, quota: &Quota) -> i64 {
 
 /// The shift of a staggered grid for a scope and an encoded key: FNV-1a, finished by
 /// MurmurHash3's fmix64 (S2). The same on every node, for ever.
-///
-/// ```
-/// use tower_fixed_window::window::stagger;
-///
-/// assert_eq!(stagger("", b""), 0xefd0_1f60_ba99_2926);
-/// ```
-pub fn stagger(scope: &str, key: &[u8]) -> u64 {
+pub(crate) fn stagger(scope: &str, key: &[u8]) -> u64 {
     let mut hash = 0xcbf2_9ce4_8422_2325_u64;
     for byte in scope.bytes().chain(key.iter().copied()) {
         hash = (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);

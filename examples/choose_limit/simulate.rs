@@ -1,13 +1,13 @@
 //! What limits would have done.
 //!
-//! A window's arithmetic ([`Window`]) counts each client's requests. Refused requests are not
-//! counted, so of the requests in a window a limit of n passes the first n and refuses the others:
-//! one count answers for all limits over the same windows.
+//! The windows are the limiter's ([`Account::window_at`]). Refused requests are not counted, so of
+//! the requests in a window a limit of n passes the first n and refuses the others: one count
+//! answers for all limits over the same windows.
 
 use std::time::Duration;
 
-use tower_fixed_window::window::{State, Window, stagger};
-use tower_fixed_window::{MAX_TOKENS, Quota};
+use tower_fixed_window::store::{Account, Scope};
+use tower_fixed_window::{Key, Quota, Quotas};
 
 /// A stretch of time as long as a window is measured in so many steps.
 const STEPS: i64 = 60;
@@ -25,8 +25,8 @@ pub(crate) struct Grid {
     pub(crate) burst: Vec<u64>,
     /// Of the quotas, side by side.
     limits: Vec<u64>,
-    /// It refuses nothing.
-    counting: Quota,
+    /// The first of the quotas, for the windows.
+    windows: Quotas,
     /// Whether bursts are measured.
     pub(crate) bursts: bool,
 }
@@ -42,6 +42,7 @@ pub(crate) struct Busiest {
 #[derive(Clone, Default)]
 pub(crate) struct Meter {
     start: i64,
+    end: i64,
     used: u32,
     /// In the client's busiest window.
     pub(crate) most: u32,
@@ -55,6 +56,8 @@ pub(crate) struct Meter {
 }
 
 pub(crate) struct Simulation {
+    /// A staggered quota's windows depend on the name of the layer: here it is any.
+    scope: Scope,
     pub(crate) grids: Vec<Grid>,
     /// By client, and then by grid.
     meters: Vec<Meter>,
@@ -85,7 +88,14 @@ impl Simulation {
                 grids.push(Grid::new(seconds, false));
             }
         }
-        Self { grids, meters: Vec::new(), requests: 0, from: i64::MAX, to: 0 }
+        Self {
+            scope: Scope::named("any"),
+            grids,
+            meters: Vec::new(),
+            requests: 0,
+            from: i64::MAX,
+            to: 0,
+        }
     }
 
     /// A request, none earlier than the one before.
@@ -97,10 +107,8 @@ impl Simulation {
         if self.meters.len() < first + self.grids.len() {
             self.meters.resize(first + self.grids.len(), Meter::default());
         }
-        // A staggered quota's shift has the name of the layer in it: here it is any.
-        let shift = stagger("", &client.to_le_bytes());
         for (grid, meter) in self.grids.iter_mut().zip(&mut self.meters[first..]) {
-            grid.count(now, client, shift, meter);
+            grid.count(now, client, &self.scope, meter);
         }
     }
 
@@ -114,7 +122,7 @@ impl Simulation {
 impl Grid {
     fn new(quotas: Vec<Quota>, bursts: bool) -> Self {
         Self {
-            counting: quotas[0].with_limit(MAX_TOKENS),
+            windows: quotas[0].into(),
             second: None,
             busiest: Busiest::default(),
             refused: vec![0; quotas.len()],
@@ -126,18 +134,24 @@ impl Grid {
     }
 
     fn length(&self) -> i64 {
-        self.counting.window().as_millis() as i64
+        self.quotas[0].window().as_millis() as i64
     }
 
-    fn count(&mut self, now: i64, client: u32, shift: u64, meter: &mut Meter) {
-        let until = meter.start.saturating_add(self.length());
-        let state = State { start: meter.start, used: meter.used.into(), until };
-        let state = (meter.used > 0).then_some(state);
-        let state = Window::at(now, state, &self.counting, shift).take(1);
+    fn count(&mut self, now: i64, client: u32, scope: &Scope, meter: &mut Meter) {
+        let is_new = meter.used == 0 || now >= meter.end;
+        let (start, end) = if is_new {
+            let key = Key::from(client);
+            let account = Account::new(scope, &self.windows, &key);
+            let window = account.window_at(&self.quotas[0], now.max(0) as u64);
+            (window.start, window.end)
+        } else {
+            (meter.start, meter.end)
+        };
         if self.bursts {
-            self.follow(now, state.start, meter);
+            self.follow(now, start, meter);
         }
-        (meter.start, meter.used) = (state.start, u32::try_from(state.used).unwrap_or(u32::MAX));
+        (meter.start, meter.end) = (start, end);
+        meter.used = if is_new { 1 } else { meter.used.saturating_add(1) };
         meter.most = meter.most.max(meter.used);
         if u64::from(meter.used) > self.busiest.requests {
             self.busiest = Busiest { requests: meter.used.into(), client, from: meter.start };

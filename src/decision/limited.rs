@@ -5,7 +5,9 @@ use std::fmt;
 
 use super::{Decision, Refuser};
 
-/// A refused charge as an error: [`Decision::into_result`].
+/// A refused charge as an error: [`Decision::into_result`]. [`Limiter::charge`] returns it, too.
+///
+/// [`Limiter::charge`]: crate::Limiter::charge
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[doc(alias = "quota exceeded")]
 pub struct RateLimited(Decision);
@@ -39,7 +41,8 @@ impl Decision {
 }
 
 impl RateLimited {
-    /// Returns the decision that refused.
+    /// Returns the decision that refused, as in the example of
+    /// [`Limiter::charge`](crate::Limiter::charge).
     pub fn decision(&self) -> &Decision {
         &self.0
     }

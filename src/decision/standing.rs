@@ -7,12 +7,28 @@ use crate::quota::Span;
 use crate::window::Window;
 
 /// The standing of one quota of a key.
+///
+/// ```
+/// use std::time::{Duration, UNIX_EPOCH};
+/// use tower_fixed_window::testing::block_on;
+/// use tower_fixed_window::{Limiter, ManualClock, MemoryStore, Quota};
+///
+/// let store = MemoryStore::with_clock(ManualClock::at_ms(1_700_000_050_000));
+/// let limiter = Limiter::new(Quota::per_minute(5)).store(store);
+/// let decision = block_on(limiter.check("alice"))?;
+///
+/// let usage = decision.usage()[0];
+/// assert_eq!((usage.limit(), usage.used(), usage.remaining()), (5, 1, 4));
+/// assert_eq!(usage.window(), Duration::from_secs(60));
+/// assert_eq!(usage.reset_at(), UNIX_EPOCH + Duration::from_secs(1_700_000_100));
+/// # Ok::<_, tower_fixed_window::StoreError>(())
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Usage {
-    limit: u64,
+    pub(super) limit: u64,
     /// Instants are milliseconds since the epoch.
-    start: i64,
-    end: i64,
+    pub(super) start: i64,
+    pub(super) end: i64,
     pub(super) used: i64,
 }
 

@@ -223,6 +223,19 @@ impl ClientIp {
 
     /// Returns the client's address. IPv4-mapped addresses are returned as IPv4.
     ///
+    /// ```
+    /// use http::Request;
+    /// use tower_fixed_window::key::{PeerAddr, client_ip};
+    ///
+    /// let (parts, ()) = Request::get("/")
+    ///     .extension(PeerAddr(([10, 0, 0, 1], 4711).into()))
+    ///     .header("x-forwarded-for", "192.0.2.7")
+    ///     .body(())?
+    ///     .into_parts();
+    /// assert_eq!(client_ip().trusting(["10.0.0.0/8"]).address(&parts), Ok([192, 0, 2, 7].into()));
+    /// # Ok::<_, http::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// If the server did not provide the address of its peer.
     pub fn address(&self, parts: &Parts) -> Result<IpAddr, MissingKey> {

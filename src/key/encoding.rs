@@ -20,6 +20,19 @@ use std::net::{IpAddr, Ipv6Addr};
 ///
 /// let mapped: Ipv6Addr = "::ffff:127.0.0.1".parse()?;
 /// assert_eq!(Key::from(IpAddr::from(mapped)), Key::from(IpAddr::from([127, 0, 0, 1])));
+///
+/// // Hidden from stores: hashed, or hashed with a secret of your app.
+/// assert_ne!(Key::secret("t0k3n"), Key::from("t0k3n"));
+/// assert_ne!(Key::hmac("secret of the app", "192.0.2.1"), Key::secret("192.0.2.1"));
+///
+/// // One count for a /56.
+/// let (one, other) = ("2001:db8::1".parse()?, "2001:db8:0:ff::1".parse()?);
+/// assert_eq!(Key::from_ip(one, 56), Key::from_ip(other, 56));
+///
+/// let mut key = Key::global(); // without parts
+/// key.append(&Key::from("a"));
+/// key.append(&Key::from("bc"));
+/// assert_eq!(key.as_bytes(), Key::from(("a", "bc")).as_bytes());
 /// # Ok::<_, std::net::AddrParseError>(())
 /// ```
 ///
@@ -93,6 +106,15 @@ impl Key {
             Repr::Inline { len, bytes } => &bytes[..usize::from(*len).min(INLINE)],
             Repr::Heap(bytes) => bytes,
         }
+    }
+
+    /// The key of these bytes, if they are whole parts.
+    #[cfg(feature = "serde")]
+    pub(crate) fn from_encoded(bytes: &[u8]) -> Option<Self> {
+        let mut key = Self::default();
+        key.extend(bytes);
+        let whole = key.parts().map(|(_, part)| 2 + part.len()).sum::<usize>() == bytes.len();
+        whole.then_some(key)
     }
 
     /// Returns the key as readable text, as stores such as Redis show it. Different keys have

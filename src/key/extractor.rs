@@ -77,6 +77,13 @@ pub trait KeyExtractor: Send + Sync + 'static {
 }
 
 /// Why a request has no key. `Display` shows what is missing, or how to fix it.
+///
+/// ```
+/// use tower_fixed_window::MissingKey;
+///
+/// assert!(MissingKey::client("the x-api-key header").is_client());
+/// assert!(!MissingKey::server("add the authentication layer").is_client());
+/// ```
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct MissingKey(Missing);
 

@@ -10,7 +10,8 @@ use http::request::Parts;
 use super::encoding::Key;
 use super::extractor::{KeyExtractor, MissingKey};
 
-/// Extracts the key with a closure, which returns `None` if the client left it out (400).
+/// Extracts the key with a closure, which returns `None` if the client left it out (400), as
+/// [`FixedWindowLayer::key_fn`](crate::FixedWindowLayer::key_fn) does; for combinations.
 pub fn key_fn<F>(f: F) -> KeyFn<F>
 where
     F: Fn(&Parts) -> Option<Key> + Send + Sync + 'static,
@@ -39,7 +40,7 @@ where
     }
 }
 
-/// One key for all requests: a limit for the whole service.
+/// One key for all requests: a limit for the whole service. [`Key::global`] is that key.
 pub fn global() -> Global {
     Global
 }
@@ -62,6 +63,26 @@ impl KeyExtractor for Global {
 /// since the server's own layers provide it. If it is optional, use a fallback:
 /// `extension::<User>().or(peer_ip())`. The limit must be *inside* of the layer that sets the
 /// value: in axum, add it before that layer.
+///
+/// ```
+/// use http::Request;
+/// use tower_fixed_window::key::extension;
+/// use tower_fixed_window::testing::ask;
+/// use tower_fixed_window::{FixedWindowLayer, Key, Quota};
+///
+/// #[derive(Clone)]
+/// struct User { id: u64 }
+///
+/// impl From<&User> for Key {
+///     fn from(user: &User) -> Key { Key::from(user.id) }
+/// }
+///
+/// let layer = FixedWindowLayer::new(Quota::per_minute(60)).key(extension::<User>());
+///
+/// let response = ask(&layer, Request::get("/").extension(User { id: 7 }));
+/// assert_eq!(response.headers()["x-ratelimit-used"], "1");
+/// assert_eq!(ask(&layer, Request::get("/")).status(), 500);
+/// ```
 pub fn extension<T>() -> Extension<T>
 where
     T: Clone + Send + Sync + 'static,
@@ -148,6 +169,26 @@ impl KeyExtractor for Header {
 ///
 /// Requests without a matching route (404s) share one count. Without the feature `axum`, requests
 /// are refused with 500.
+///
+/// ```
+/// use axum::{Router, routing::get};
+/// use http::Request;
+/// use tower::ServiceExt;
+/// use tower_fixed_window::key::matched_path;
+/// use tower_fixed_window::{FixedWindowLayer, Quota};
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() {
+/// let app: Router = Router::new()
+///     .route("/users/{id}", get(async || "a user"))
+///     .layer(FixedWindowLayer::new(Quota::per_day(60)).key(matched_path()));
+///
+/// for (path, used) in [("/users/1", "1"), ("/users/2", "2")] {
+///     let request = Request::get(path).body(axum::body::Body::empty()).unwrap();
+///     let response = app.clone().oneshot(request).await.unwrap();
+///     assert_eq!(response.headers()["x-ratelimit-used"], used);
+/// }
+/// # }
+/// ```
 pub fn matched_path() -> MatchedPath {
     MatchedPath
 }

@@ -58,7 +58,8 @@ fn parse(text: &str) -> Result<IpNet, InvalidNetwork> {
     })
 }
 
-/// A text that is not a network, or a network that can't be trusted. `Display` shows what to write.
+/// A text that is not a network, or a network that can't be trusted. `Display` shows what to write:
+/// see [`ClientIp::try_trusting`](super::ClientIp::try_trusting).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct InvalidNetwork(Why);
 

@@ -116,6 +116,15 @@ impl fmt::Debug for TrueCost {
 }
 
 /// Adds up the cost of a streamed body: see [`TrueCost`].
+///
+/// ```
+/// use tower_fixed_window::TrueCost;
+///
+/// let (_, mut meter) = TrueCost::metered();
+/// meter.add(3);
+/// meter.add(4);
+/// assert_eq!(meter.cost(), 7);
+/// ```
 pub struct CostMeter {
     cost: u64,
     meter: Arc<Meter>,

@@ -33,7 +33,7 @@ use crate::store::{Account, Charge, Reply, Scope, StoreError};
 ///
 /// ```
 /// use axum::{Router, routing::get};
-/// use tower_fixed_window::{FixedWindowLayer, Quota, RateLimitEndpoint};
+/// use tower_fixed_window::{EmptyBody, FixedWindowLayer, Quota, RateLimitEndpoint};
 ///
 /// let core = FixedWindowLayer::new(Quota::per_hour(5_000)).name("core");
 /// let search = FixedWindowLayer::new(Quota::per_minute(30)).name("search");
@@ -42,6 +42,10 @@ use crate::store::{Account, Charge, Reply, Scope, StoreError};
 ///     .route("/user", get(async || "you").layer(core.clone()))
 ///     .route("/search", get(async || "found").layer(search.clone()))
 ///     .route_service("/rate_limit", RateLimitEndpoint::new([&core, &search]));
+///
+/// // Layers that refuse in different ways have different types.
+/// let codes = FixedWindowLayer::new(Quota::per_day(10)).name("codes").reject(EmptyBody);
+/// let _ = RateLimitEndpoint::new([&core]).and(&codes);
 /// ```
 ///
 /// The response, with `reset` in seconds since the Unix epoch:

@@ -125,6 +125,7 @@ pub(crate) struct Settings {
 /// // What this window has counted already stays counted.
 /// control.set_quotas(Quota::per_minute(600));
 /// assert_eq!(control.peek("alice").await?.remaining(), 600);
+/// assert_eq!(control.quotas().to_string(), "600/minute");
 /// # Ok(()) }
 /// ```
 #[derive(Clone)]

@@ -8,10 +8,10 @@ use http::request::Parts;
 use http::{Method, StatusCode, response};
 
 use super::headers::Headers;
-use super::plan::Plan;
 use super::upload::Drain;
 use crate::decision::Decision;
 use crate::key::{Key, KeyExtractor, peer_ip};
+use crate::quota::Plan;
 use crate::store::OnStoreFailure;
 
 type Skip = Arc<dyn Fn(&Parts) -> bool + Send + Sync>;

@@ -6,11 +6,12 @@ use crate::decision::Decision;
 use crate::key::MissingKey;
 use crate::observe::Outcome;
 
-/// Why a request was refused.
+/// Why a request was refused: [`Rejection::reason`](crate::Rejection::reason).
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Reason {
     /// The limit is reached: 429, or the status of the layer.
+    #[doc(alias = "quota exceeded")]
     RateLimited(Decision),
     /// The request has no key: 400 if the client left something out, 500 if the server is
     /// configured wrongly.

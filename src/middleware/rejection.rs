@@ -21,6 +21,24 @@ pub(crate) use problem::prepare;
 pub use reject::{EmptyBody, GitHubBody, Grpc, ProblemJson, Reject};
 
 /// A refused request, for closures that create the response.
+///
+/// ```
+/// use axum::{response::IntoResponse, routing::any};
+/// use http::Request;
+/// use tower_fixed_window::key::global;
+/// use tower_fixed_window::testing::ask_around;
+/// use tower_fixed_window::{FixedWindowLayer, Quota, Reason};
+///
+/// let layer = FixedWindowLayer::new(Quota::per_hour(0)).name("api").key(global());
+/// let layer = layer.on_reject(|_parts, why| {
+///     assert!(matches!(why.reason(), Reason::RateLimited(_)));
+///     assert_eq!(why.decision().unwrap().limit(), 0);
+///     assert_eq!((why.name(), why.status().as_u16()), ("api", 429));
+///     why.message().into_response()
+/// });
+/// let response = ask_around(&layer, any(async || "hello"), Request::get("/"));
+/// assert_eq!(response.headers()["x-ratelimit-remaining"], "0");
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Rejection<'a> {
     pub(crate) reason: &'a Reason,
@@ -86,8 +104,8 @@ impl<'a> Rejection<'a> {
         self.name
     }
 
-    /// Returns the quotas that refused.
-    pub fn violated(&self) -> impl Iterator<Item = &'a Quota> + use<'a> {
+    /// The quotas that refused.
+    fn violated(&self) -> impl Iterator<Item = &'a Quota> + use<'a> {
         let refusing = self.decision().into_iter().flat_map(|decision| decision.refusing());
         let quotas = self.quotas.map_or(&[][..], |quotas| quotas.as_slice());
         refusing.filter_map(move |i| quotas.get(i))

@@ -17,7 +17,35 @@ use super::shared::{Lanes, Shared};
 /// It is as ready as the inner service, and calls the very instance that was made ready. Where the
 /// store answers later than at once, that instance is kept for the request, and a clone takes its
 /// place; where the request has to wait for a window, a clone is made ready when it is due.
-pub struct FixedWindow<S, J = ProblemJson> {
+///
+/// # If it is not a service
+///
+/// The compiler may only say that a method such as `ready` or `oneshot` has unsatisfied bounds. The
+/// inner service must be `Clone` and answer `http::Request` with `http::Response`, and the layer
+/// must be able to make a body of a refusal: by default from bytes, with
+/// [`.reject(EmptyBody)`](crate::EmptyBody) from `Default`. The body of hyper-util's client is
+/// neither. Turn it into one that can be, under the layer:
+///
+/// ```
+/// use axum::body::Body;
+/// use http::{Request, Response};
+/// use hyper::body::Incoming;
+/// use tower::{Layer, Service, ServiceExt};
+/// use tower_fixed_window::key::global;
+/// use tower_fixed_window::{FixedWindowLayer, Quota};
+///
+/// async fn send<S>(client: S, request: Request<String>) -> Result<Response<Body>, S::Error>
+/// where
+///     S: Service<Request<String>, Response = Response<Incoming>> + Clone,
+/// {
+///     let client = client.map_response(|response: Response<Incoming>| response.map(Body::new));
+///     let mut api = FixedWindowLayer::new(Quota::per_minute(60)).key(global()).layer(client);
+///     api.ready().await?.call(request).await
+/// }
+/// ```
+// The compiler shows the next line where a method of `Service` is missing, and nothing else of us.
+#[rustfmt::skip]
+pub struct FixedWindow<S, J = ProblemJson> { // no Service? Write `.reject(EmptyBody)`, or see its docs
     inner: S,
     lanes: Arc<Lanes<J>>,
 }

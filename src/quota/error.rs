@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-/// Why a quota, or a set of them, can't be built. The message says what to write instead.
+/// Why a quota, or a set of them, can't be built. The message says what to write instead:
+/// see [`Quota::try_new`](crate::Quota::try_new).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum QuotaError {
@@ -19,7 +20,7 @@ pub enum QuotaError {
     Capacity,
     /// Two quotas of one set have the same window and anchor.
     EqualWindows,
-    /// More than [`Quotas::MAX`](crate::Quotas::MAX) quotas in one set.
+    /// More than four quotas in one set.
     TooMany,
     /// A time zone or a first day for a window that is no day, week, month or year.
     NotACalendar,

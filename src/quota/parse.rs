@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::calendar::{Period, Weekday};
 use super::error::QuotaError;
+use super::plan::{Plan, UNLIMITED};
 use super::set::Quotas;
 use super::text::UNITS;
 use super::zone::Zone;
@@ -14,18 +15,20 @@ use super::{Anchor, MAX_TOKENS, Quota};
 impl FromStr for Quota {
     type Err = ParseQuotaError;
 
-    /// Parses `limit/window`. The window is a unit (`minute`, `month`) or a number of units (`10s`,
-    /// `10 seconds`; not of months or years). Options follow, each for the method of that name:
-    /// `staggered`, `from-first-request`, `starting-at=6h`, `rollover-up-to=150`,
-    /// `reserve-up-to=20`. The first three exclude each other, and no option may occur twice.
-    /// Instead of these three, a day, a week, a month or a year can have a first day, `from
-    /// sunday`, `from day 15` (of the month) or `from 04-06` (6 April), and a time zone, `in
-    /// Asia/Tokyo`, which needs the feature `time-zones`.
+    /// Parses `limit/window` or `limit per window`. The limit may have underscores, `1_000`. The
+    /// window is a unit (`minute`, `month`) or a number of units (`10s`, `10 seconds`; not of
+    /// months or years). Options follow, each for the method of that name: `staggered`,
+    /// `from-first-request`, `starting-at=6h`, `rollover-up-to=150`, `reserve-up-to=20`. The first
+    /// three exclude each other, and no option may occur twice. Instead of these three, a day, a
+    /// week, a month or a year can have a first day, `from sunday`, `from day 15` (of the month) or
+    /// `from 04-06` (6 April), and a time zone, `in Asia/Tokyo`, which needs the feature
+    /// `time-zones`.
     ///
     /// ```
     /// use tower_fixed_window::Quota;
     ///
     /// assert_eq!("100/hour".parse(), Ok(Quota::per_hour(100)));
+    /// assert_eq!("1_000 per hour".parse(), Ok(Quota::per_hour(1_000)));
     /// assert_eq!("60/h from-first-request".parse(), Ok(Quota::per_hour(60).from_first_request()));
     ///
     /// let error = "100/fortnight".parse::<Quota>().unwrap_err();
@@ -44,20 +47,35 @@ impl FromStr for Quotas {
 
     /// Parses quotas separated by commas.
     fn from_str(text: &str) -> Result<Self, ParseQuotaError> {
+        Parser { text, at: 0 }.whole(Parser::quotas)
+    }
+}
+
+impl FromStr for Plan {
+    type Err = ParseQuotaError;
+
+    /// Parses quotas separated by commas, or `unlimited`.
+    fn from_str(text: &str) -> Result<Self, ParseQuotaError> {
         Parser { text, at: 0 }.whole(|p| {
-            let mut quotas = Quotas::from(p.quota()?);
-            while p.eat(",") {
-                p.space();
-                let at = p.at;
-                let quota = p.quota()?;
-                quotas = quotas.try_and(quota).map_err(|error| p.invalid(at, error))?;
-            }
-            Ok(quotas)
+            Ok(if p.eat(UNLIMITED) { Self::from(None::<Quotas>) } else { p.quotas()?.into() })
         })
     }
 }
 
+/// Parses what follows the slash.
+#[cfg(feature = "serde")]
+pub(super) fn windows(limit: u64, text: &str) -> Result<Quota, ParseQuotaError> {
+    Parser { text, at: 0 }.whole(|p| p.windows(limit, 0))
+}
+
 /// Why a text is not a quota: what was expected, and at which position.
+///
+/// ```
+/// use tower_fixed_window::Quotas;
+///
+/// let error = "5/minute, 5/fortnight".parse::<Quotas>().unwrap_err();
+/// assert_eq!(error.position(), 12);
+/// ```
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ParseQuotaError {
     text: String,
@@ -68,7 +86,7 @@ pub struct ParseQuotaError {
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Kind {
     Expected(&'static str),
-    Again(&'static str),
+    Message(&'static str),
     Invalid(QuotaError),
 }
 
@@ -87,7 +105,7 @@ impl fmt::Display for ParseQuotaError {
         write!(f, "{shown:?}, column {column}: ")?;
         match self.kind {
             Kind::Expected(what) => write!(f, "expected {what}"),
-            Kind::Again(what) => f.write_str(what),
+            Kind::Message(message) => f.write_str(message),
             Kind::Invalid(error) => error.fmt(f),
         }
     }
@@ -121,6 +139,7 @@ const ONCE: [&str; 5] = [
     "windows begin on one day: keep one of the two after \"from\"",
     "a calendar has one time zone: keep one of the two after \"in\"",
 ];
+const UNLIMITED_QUOTA: &str = "a quota is always a limit: read \"unlimited\" as a Plan";
 const A_UNIT: &str = "a unit: ms, s, minute, hour, day or week";
 const A_NUMBER: &str = "a whole number of at most 2^53 - 1";
 
@@ -134,14 +153,35 @@ impl<'a> Parser<'a> {
         self.expected("a comma, the end, or one of staggered, from-first-request, starting-at=, rollover-up-to=, reserve-up-to=, from, in")
     }
 
+    fn quotas(&mut self) -> Parsed<Quotas> {
+        let mut quotas = Quotas::from(self.quota()?);
+        while self.eat(",") {
+            self.space();
+            let at = self.at;
+            let quota = self.quota()?;
+            quotas = quotas.try_and(quota).map_err(|error| self.invalid(at, error))?;
+        }
+        Ok(quotas)
+    }
+
     fn quota(&mut self) -> Parsed<Quota> {
         let start = self.at;
+        if self.eat(UNLIMITED) {
+            return Err(self.error(start, Kind::Message(UNLIMITED_QUOTA)));
+        }
         let limit = self.number("a limit: a whole number, as in 100/hour")?;
         self.space();
-        if !self.eat("/") {
+        let is_rate =
+            self.eat("/") || self.eat("per") && self.rest().starts_with(char::is_whitespace);
+        if !is_rate {
             return self.expected("a slash and a window, as in 100/hour");
         }
         self.space();
+        self.windows(limit, start)
+    }
+
+    /// What follows the slash.
+    fn windows(&mut self, limit: u64, start: usize) -> Parsed<Quota> {
         let at = self.at;
         let (window, period) = match self.period() {
             Some(period) => (Duration::from_secs(86_400), Some(period)),
@@ -167,7 +207,7 @@ impl<'a> Parser<'a> {
             }
             let what = usize::saturating_sub(option, STARTING_AT);
             if std::mem::replace(&mut told[what], true) {
-                return Err(self.error(at, Kind::Again(ONCE[what])));
+                return Err(self.error(at, Kind::Message(ONCE[what])));
             }
             if option <= STARTING_AT && matches!(quota.anchor, Anchor::Calendar(_)) {
                 return Err(self.invalid(at, QuotaError::CalendarAnchor));
@@ -275,15 +315,18 @@ impl<'a> Parser<'a> {
 
     fn number(&mut self, what: &'static str) -> Parsed<u64> {
         let rest = self.rest();
-        let digits = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
-        match rest[..digits].parse() {
-            Ok(number) => {
-                self.at += digits;
-                Ok(number)
-            }
-            Err(_) if digits > 0 => self.expected(A_NUMBER),
-            Err(_) => self.expected(what),
+        if !rest.starts_with(|c: char| c.is_ascii_digit()) {
+            return self.expected(what);
         }
+        let end = rest.find(|c: char| !c.is_ascii_digit() && c != '_').unwrap_or(rest.len());
+        let digits = &rest[..end];
+        let last = digits.trim_end_matches('_').len();
+        if let Some(gap) = digits.find("__").or((last < end).then_some(last)) {
+            return Err(self.error(self.at + gap, Kind::Message("digits stand around each _")));
+        }
+        let Ok(number) = digits.replace('_', "").parse() else { return self.expected(A_NUMBER) };
+        self.at += end;
+        Ok(number)
     }
 
     fn rest(&self) -> &'a str {

@@ -15,6 +15,8 @@ use super::{MAX_TOKENS, Quota};
 /// let quotas: Quotas = "33/minute, 2000/hour".parse()?;
 /// assert_eq!(quotas, Quota::per_minute(33).and(Quota::per_hour(2_000)));
 /// assert_eq!(quotas.len(), 2);
+/// assert_eq!(quotas.as_slice()[1], Quota::per_hour(2_000));
+/// assert_eq!(quotas.iter().map(Quota::limit).sum::<u64>(), 2_033);
 /// # Ok::<_, tower_fixed_window::ParseQuotaError>(())
 /// ```
 #[derive(Clone, Copy)]
@@ -37,6 +39,7 @@ impl Quota {
     ///
     /// # Panics
     /// If both have the same window and anchor: they would be one counter. Keep the smaller.
+    #[doc(alias = "burst")]
     #[must_use]
     pub const fn and(self, other: Quota) -> Quotas {
         Quotas::one(self).and(other)
@@ -45,7 +48,7 @@ impl Quota {
 
 impl Quotas {
     /// The largest number of quotas in a set.
-    pub const MAX: usize = 4;
+    pub(crate) const MAX: usize = 4;
 
     const fn one(quota: Quota) -> Self {
         Self { quotas: [quota; Self::MAX], len: 1 }
@@ -54,7 +57,7 @@ impl Quotas {
     /// Adds a quota.
     ///
     /// # Panics
-    /// If the set already holds [`MAX`](Self::MAX) quotas, or one with the same window and anchor.
+    /// If the set already holds four quotas, or one with the same window and anchor.
     #[must_use]
     pub const fn and(self, quota: Quota) -> Self {
         match self.try_and(quota) {

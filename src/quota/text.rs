@@ -3,6 +3,7 @@
 use std::fmt;
 
 use super::calendar::{Period, Weekday};
+use super::plan::{Plan, UNLIMITED};
 use super::set::Quotas;
 use super::{Anchor, MONDAY_MS, Quota, WEEK_MS};
 
@@ -72,6 +73,15 @@ impl fmt::Display for Rate {
         match window / unit {
             1 => write!(f, "{limit}/{}", names[0]),
             n => write!(f, "{limit}/{n}{}", names[names.len() - 1]),
+        }
+    }
+}
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.quotas() {
+            Some(quotas) => quotas.fmt(f),
+            None => f.write_str(UNLIMITED),
         }
     }
 }

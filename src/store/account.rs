@@ -1,11 +1,24 @@
 //! The counters of a key: [`Account`].
 
+use std::ops::Range;
+
 use super::scope::Scope;
 use crate::key::Key;
 use crate::quota::{Anchor, MAX_TOKENS, Quota, Quotas};
 use crate::window::{State, Window, stagger};
 
 /// The counters of a key, under a scope, for a set of quotas.
+///
+/// ```
+/// use tower_fixed_window::store::{Account, Scope};
+/// use tower_fixed_window::{Key, Quota, Quotas};
+///
+/// let (scope, key) = (Scope::named("api"), Key::from("alice"));
+/// let quotas = Quotas::from(Quota::per_minute(60));
+/// let account = Account::new(&scope, &quotas, &key);
+/// assert_eq!(account.scope().name(), "api");
+/// assert_eq!((account.quotas(), account.key()), (&quotas, &key));
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Account<'a> {
     pub(super) scope: &'a Scope,
@@ -34,9 +47,31 @@ impl<'a> Account<'a> {
         self.key
     }
 
-    /// Returns a copy without borrows, for a reply that comes later.
-    pub fn to_owned(&self) -> OwnedAccount {
+    /// A copy without borrows.
+    pub(crate) fn to_owned(self) -> OwnedAccount {
         OwnedAccount { scope: self.scope.clone(), quotas: *self.quotas, key: self.key.clone() }
+    }
+
+    /// Returns the window of one of the quotas around an instant, in milliseconds since the epoch,
+    /// for a key without a state: for a store that decides on its server, where the windows are
+    /// staggered or follow a calendar.
+    ///
+    /// ```
+    /// use tower_fixed_window::store::{Account, Scope};
+    /// use tower_fixed_window::{Key, Quota};
+    ///
+    /// let (scope, key) = (Scope::named("api"), Key::from("alice"));
+    /// let quotas = Quota::per_minute(60).and(Quota::per_month(9_000));
+    /// let account = Account::new(&scope, &quotas, &key);
+    ///
+    /// let now = 1_700_000_050_000; // 14 November 2023
+    /// let [minute, month] = [0, 1].map(|i| account.window_at(&quotas.as_slice()[i], now));
+    /// assert_eq!(minute, 1_700_000_040_000..1_700_000_100_000);
+    /// assert_eq!(month, 1_698_796_800_000..1_701_388_800_000);
+    /// ```
+    pub fn window_at(&self, quota: &Quota, at: u64) -> Range<i64> {
+        let window = Window::at(instant(at), None, quota, self.shift(quota));
+        window.start()..window.end()
     }
 
     /// Where the grid of one of the quotas is shifted to, if it is staggered.
@@ -84,7 +119,7 @@ impl<'a> Account<'a> {
 
 /// An [`Account`] without borrows.
 #[derive(Clone, Debug)]
-pub struct OwnedAccount {
+pub(crate) struct OwnedAccount {
     scope: Scope,
     quotas: Quotas,
     key: Key,
@@ -98,7 +133,7 @@ impl OwnedAccount {
     }
 
     /// Returns the account.
-    pub fn as_account(&self) -> Account<'_> {
+    pub(crate) fn as_account(&self) -> Account<'_> {
         Account::new(&self.scope, &self.quotas, &self.key)
     }
 }

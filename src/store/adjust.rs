@@ -6,6 +6,31 @@ use crate::quota::{Quota, Quotas};
 use crate::window::{State, Window};
 
 /// A correction of an earlier charge: tokens are returned, or more of them are taken.
+///
+/// ```
+/// use tower_fixed_window::store::{Account, Adjust, Charge, Scope};
+/// use tower_fixed_window::{Key, Quota};
+///
+/// let (scope, key) = (Scope::named("api"), Key::from("alice"));
+/// let quotas = Quota::per_minute(5).into();
+/// let account = Account::new(&scope, &quotas, &key);
+/// let now = 1_700_000_050_000;
+/// let (decision, writes) = Charge::new(account, 3).decide(now, |_| None);
+/// let state = writes[0].1;
+///
+/// let refund = Adjust::refund(account, 2, &decision);
+/// assert!(refund.is_refund());
+/// assert_eq!((refund.tokens(), refund.account().key()), (2, &key));
+/// assert_eq!(refund.refundable_until().next().unwrap().1, 1_700_000_100_000);
+/// assert_eq!(refund.apply(now, |_| Some(state))[0].1.used, 1);
+/// // The window has ended.
+/// assert!(refund.apply(1_700_000_100_000, |_| Some(state)).is_empty());
+///
+/// // Beyond the limit: it was used already.
+/// let more = Adjust::take(account, 4, &decision);
+/// assert_eq!(more.apply(now, |_| Some(state))[0].1.used, 7);
+/// assert!(!more.to_owned().as_adjust().is_refund());
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Adjust<'a> {
     account: Account<'a>,
@@ -131,7 +156,7 @@ impl<'a> Adjust<'a> {
     }
 }
 
-/// An [`Adjust`] without borrows.
+/// An [`Adjust`] without borrows: [`Adjust::to_owned`].
 #[derive(Clone, Debug)]
 pub struct OwnedAdjust {
     account: OwnedAccount,
@@ -140,7 +165,7 @@ pub struct OwnedAdjust {
 }
 
 impl OwnedAdjust {
-    /// Returns the correction.
+    /// Returns the [`Adjust`].
     pub fn as_adjust(&self) -> Adjust<'_> {
         Adjust {
             account: self.account.as_account(),

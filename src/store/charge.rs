@@ -6,6 +6,33 @@ use crate::quota::{Quota, Quotas};
 use crate::window::{State, Window};
 
 /// A request for tokens from all quotas of an account.
+///
+/// ```
+/// use tower_fixed_window::store::{Account, Charge, Scope};
+/// use tower_fixed_window::{Key, Quota};
+///
+/// let (scope, key) = (Scope::named("api"), Key::from("alice"));
+/// let quotas = Quota::per_minute(5).reserve_up_to(2).into();
+/// let account = Account::new(&scope, &quotas, &key);
+/// let now = 1_700_000_050_000;
+///
+/// let charge = Charge::new(account, 3);
+/// assert_eq!((charge.cost(), charge.account().key()), (3, &key));
+/// assert!(!charge.is_peek() && !charge.may_reserve() && !charge.is_up_to());
+/// let (decision, writes) = charge.decide(now, |_quota| None);
+/// assert!(decision.allowed());
+/// let (_quota, state) = writes[0];
+/// assert_eq!((state.used, state.until), (3, 1_700_000_100_000));
+///
+/// // Two are left.
+/// let decide = |charge: Charge<'_>| charge.decide(now, |_| Some(state)).0;
+/// assert!(!decide(charge).allowed());
+/// assert_eq!(decide(charge.up_to()).granted(), 2);
+/// assert!(decide(charge.reserving()).ready_at().is_some());
+/// assert!(!decide(charge.peeking()).allowed());
+/// // Without borrows, for a reply that comes later.
+/// assert_eq!(charge.to_owned().as_charge().cost(), 3);
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Charge<'a> {
     pub(super) account: Account<'a>,
@@ -100,7 +127,7 @@ impl<'a> Charge<'a> {
     }
 }
 
-/// A [`Charge`] without borrows.
+/// A [`Charge`] without borrows: [`Charge::to_owned`].
 #[derive(Clone, Debug)]
 pub struct OwnedCharge {
     account: OwnedAccount,
@@ -108,7 +135,7 @@ pub struct OwnedCharge {
 }
 
 impl OwnedCharge {
-    /// Returns the charge.
+    /// Returns the [`Charge`].
     pub fn as_charge(&self) -> Charge<'_> {
         Charge { account: self.account.as_account(), ask: self.ask }
     }

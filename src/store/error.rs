@@ -5,6 +5,16 @@ use std::fmt;
 use std::sync::Arc;
 
 /// Why a store did not answer. `Display` shows no key and no address.
+///
+/// ```
+/// use std::error::Error;
+/// use tower_fixed_window::StoreError;
+///
+/// assert_eq!(StoreError::new("no answer in time").to_string(), "no answer in time");
+/// let error = StoreError::with_source("no connection", "refused by 192.0.2.1:6379");
+/// assert_eq!(error.to_string(), "no connection");
+/// assert!(error.source().is_some());
+/// ```
 #[derive(Clone, Debug)]
 pub struct StoreError {
     message: &'static str,
@@ -82,7 +92,8 @@ impl Error for StoreError {
     }
 }
 
-/// What a layer does with a request while its store fails.
+/// What a layer does with a request while its store fails: see
+/// [`on_store_failure`](crate::FixedWindowLayer::on_store_failure).
 ///
 /// The response is never a 429, which would blame the client.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

@@ -65,6 +65,7 @@ const MINUTE: i64 = 60_000;
 /// use tower_fixed_window::{FixedWindowLayer, MemoryStore, Quota};
 ///
 /// let store = MemoryStore::with_max_keys(100_000);
+/// assert!(store.is_empty() && store.max_bytes() <= 3_750_000);
 /// let login = FixedWindowLayer::new(Quota::per_minute(5)).name("login").store(store.clone());
 /// let search = FixedWindowLayer::new(Quota::per_minute(30)).name("search").store(store);
 /// # let _ = (login, search);
@@ -97,15 +98,29 @@ impl MemoryStore {
         Self::build(max_keys, Time::system())
     }
 
-    /// Creates a store of a million entries that reads another clock, for tests.
+    /// Creates a store of a million entries that reads another clock, for tests:
+    /// [`ManualClock`](crate::ManualClock) has an example.
     pub fn with_clock(clock: impl Clock) -> Self {
         Self::new().clock(clock)
     }
 
-    /// Returns a store of the same size that reads another clock, without counters.
+    /// Reads another clock, for tests. The counters stay.
+    ///
+    /// ```
+    /// use tower_fixed_window::{ManualClock, MemoryStore};
+    ///
+    /// let store = MemoryStore::with_max_keys(100).clock(ManualClock::at_ms(1_700_000_040_000));
+    /// # let _ = store;
+    /// ```
+    ///
+    /// # Panics
+    /// If the store was cloned: the clones would have another time.
     #[must_use]
-    pub fn clock(self, clock: impl Clock) -> Self {
-        Self::build(self.0.max_keys, Time::Other(Box::new(clock)))
+    pub fn clock(mut self, clock: impl Clock) -> Self {
+        let memory = Arc::get_mut(&mut self.0);
+        let memory = memory.expect("a store's clock is set before the store is cloned");
+        memory.time = Time::Other(Box::new(clock));
+        self
     }
 
     fn build(max_keys: usize, time: Time) -> Self {

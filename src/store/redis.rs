@@ -122,6 +122,19 @@ const DEADLINE: Duration = Duration::from_millis(250);
 /// The key expires when the last of its counts has returned. To reset a key, delete it.
 ///
 /// Other values fail the call. Nothing else should write to these keys.
+///
+/// ```no_run
+/// use std::time::Duration;
+/// use tower_fixed_window::{FixedWindowLayer, Quota, RedisStore};
+///
+/// # fn main() -> Result<(), tower_fixed_window::StoreError> {
+/// let store = RedisStore::new("redis://127.0.0.1/")?
+///     .prefix("shop")
+///     .deadline(Duration::from_millis(100));
+/// let login = FixedWindowLayer::new(Quota::per_minute(5)).name("login").store(store.clone());
+/// assert!(store.fallback().is_empty());
+/// # let _ = login; Ok(()) }
+/// ```
 #[derive(Clone)]
 pub struct RedisStore {
     link: Link,
@@ -358,7 +371,7 @@ impl RedisStore {
         self.reset(&scope, &key).await
     }
 
-    /// Reads the time from a clock instead of the server, and lets keys expire an hour late, so
+    /// Reads the time from a [`Clock`] instead of the server, and lets keys expire an hour late, so
     /// that a slow test loses no counter.
     #[cfg(feature = "testing")]
     #[must_use]

@@ -86,7 +86,7 @@ impl Remote {
         self
     }
 
-    /// The store itself ends its replies in time, so limiters set no deadline.
+    /// The store itself ends its replies in time, so limiters set no [`deadline`](Self::deadline).
     #[must_use]
     pub fn without_deadline(mut self) -> Self {
         self.deadline = Deadline::Store(None);
@@ -121,13 +121,6 @@ impl Remote {
     #[must_use]
     pub fn without_front(mut self) -> Self {
         self.recall = None;
-        self
-    }
-
-    /// Sets the memory that counts while the store fails.
-    #[must_use]
-    pub fn fallback_to(mut self, memory: MemoryStore) -> Self {
-        self.fallback = memory;
         self
     }
 

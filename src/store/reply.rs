@@ -11,12 +11,15 @@ use super::error::StoreError;
 /// needs no allocation and no second poll.
 ///
 /// ```
+/// use tower_fixed_window::StoreError;
 /// use tower_fixed_window::store::Reply;
 ///
 /// # #[tokio::main(flavor = "current_thread")] async fn main() {
 /// assert_eq!(Reply::now(7).await.unwrap(), 7);
 /// assert_eq!(Reply::later(async { Ok(7) }).await.unwrap(), 7);
 /// assert!(matches!(Reply::now(7).into_now(), Ok(Ok(7))));
+/// assert_eq!(Reply::now(7).map(|n| n + 1).await.unwrap(), 8);
+/// assert!(Reply::<u8>::failed(StoreError::new("no answer")).await.is_err());
 /// # }
 /// ```
 #[must_use = "a reply does nothing unless it is awaited"]

@@ -9,6 +9,12 @@ use crate::quota::fmix64;
 use crate::window::stagger;
 
 /// The name of counters. It is cheap to clone.
+///
+/// ```
+/// use tower_fixed_window::store::Scope;
+///
+/// assert_eq!(Scope::named("api").name(), "api");
+/// ```
 #[derive(Clone)]
 pub struct Scope(Arc<Named>);
 
@@ -25,14 +31,17 @@ impl Scope {
     /// If the name is not valid.
     pub fn named(name: &str) -> Self {
         assert!(
-            (1..=64).contains(&name.len())
-                && name
-                    .bytes()
-                    .all(|b| matches!(b, b'a'..=b'z' | b'0'..=b'9' | b'_' | b'.' | b'-')),
+            Self::is_name(name),
             "{name:?} can't name a rate limit: write 1 to 64 of a-z, 0-9, '_', '.', '-', as in .name(\"login\")"
         );
         let id = stagger(name, b"");
         Self::new(name, id)
+    }
+
+    /// Whether a scope can have this name.
+    pub(crate) fn is_name(name: &str) -> bool {
+        let is_valid = |b| matches!(b, b'a'..=b'z' | b'0'..=b'9' | b'_' | b'.' | b'-');
+        (1..=64).contains(&name.len()) && name.bytes().all(is_valid)
     }
 
     /// A scope that no other limiter can find: a new one at each call.

@@ -85,7 +85,7 @@ where
     })
 }
 
-/// A service that responds to every request with 200 and `hello`.
+/// A service that responds to every request with 200 and `hello`, as for [`ask`].
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Hello;
 

@@ -6,10 +6,17 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 
-/// Something to wait for, handed to the runtime that a store needs.
+/// Something to wait for, handed to the runtime that a store needs:
+/// [`conformance`](super::conformance).
 pub type Job<'a> = Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
 
 /// Waits for a future on this thread, which sleeps meanwhile. For stores that need no runtime.
+///
+/// ```
+/// use tower_fixed_window::testing::block_on;
+///
+/// assert_eq!(block_on(async { 7 }), 7);
+/// ```
 pub fn block_on<F: Future>(future: F) -> F::Output {
     struct Unpark(Thread);
 

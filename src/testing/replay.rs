@@ -11,8 +11,9 @@ use crate::limiter::{Limiter, Receipt};
 use crate::quota::{Quota, Quotas};
 use crate::store::{Store, StoreError};
 
-/// The result of replaying the traces of a file.
+/// The result of replaying the traces of a file: [`replay`].
 #[derive(Debug, Default)]
+#[non_exhaustive]
 pub struct Report {
     /// How many traces got every expected answer.
     pub passed: usize,
@@ -22,8 +23,9 @@ pub struct Report {
     pub failed: usize,
 }
 
-/// A step that got the wrong answer.
+/// A step that got the wrong answer, in a [`Report`].
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct Failure {
     /// The trace's id.
     pub trace: String,

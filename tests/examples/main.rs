@@ -258,13 +258,18 @@ fn config() {
 #[test]
 fn config_from_a_file() {
     let file = format!("{}/limits.toml", env!("CARGO_TARGET_TMPDIR"));
-    std::fs::write(&file, "login = \"1/minute\"\nsearch = \"7/minute, 70/hour\"\n")
-        .expect("a file");
+    std::fs::write(
+        &file,
+        "login = \"1/minute\"\nsearch = \"7/minute, 70/hour\"\ninternal = \"unlimited\"\n",
+    )
+    .expect("a file");
     let server = Server::start_with(example("config").env("LIMITS", &file));
     let answers = server.round(&["POST /login", "POST /login", "GET /search"]);
     answers[0].passed(1, 1);
     answers[1].refused(1);
     answers[2].passed(1, 7);
+    let unlimited = server.send("GET /internal");
+    assert_eq!((unlimited.status, unlimited.field("x-ratelimit-limit")), (200, None));
 
     std::fs::write(&file, "login = \"1/minute\"\nsearch = \"7/fortnight\"\n").expect("a file");
     let ended = example("config").env("LIMITS", &file).output().expect("it ends");
@@ -314,6 +319,81 @@ fn plans() {
     server.send(free).passed(1, 60);
     server.send("POST /, authorization: Bearer pro").passed(5, 5_000);
     assert_eq!(server.send("GET /").status, 401);
+}
+
+#[test]
+fn database_plans() {
+    let server = Server::start("database_plans");
+    let (ann, ours) = ("GET /, authorization: Bearer ann", "GET /, authorization: Bearer ours");
+    three_pass(&server.round(&[ann; 4]), Some("api"));
+    server.send("GET /, authorization: Bearer bob").passed(1, 3);
+    assert_eq!(server.send("GET /, authorization: Bearer made-up").status, 401);
+    for _ in 0..5 {
+        let unlimited = server.send(ours);
+        assert_eq!((unlimited.status, unlimited.field("x-ratelimit-limit")), (200, None));
+    }
+}
+
+#[test]
+fn priority() {
+    let (export, purchase) = ("GET /export", "POST /purchase");
+    let start = || Server::start_with(example("priority").env("LIMIT", "5"));
+    let answers = round_anew(start, &[export, export, export, export, export, purchase, purchase]);
+    answers[3].passed(4, 4);
+    answers[4].refused(4);
+    answers[5].passed(5, 5);
+    answers[6].refused(5);
+}
+
+#[test]
+fn admin() {
+    let server = Server::start("admin");
+    let admin = |request: &str| server.send(&format!("{request}, authorization: Bearer support"));
+    let put = |path: &str, body: &str| {
+        let field = "authorization: Bearer support\r\ncontent-type: text/plain";
+        server.send_body(&format!("PUT {path}"), field, body)
+    };
+    let uses = [
+        ("GET /api, authorization: Bearer ann", "api", "1"),
+        ("POST /login", "login", "127.0.0.1"),
+        ("POST /upload, x-api-key: s3cret", "upload", "s3cret"),
+    ];
+    let closed = [server.send("GET /admin/api/key/1").status, put("/admin/none", "1/s").status];
+    assert_eq!(closed, [401, 404]);
+    for (request, limit, key) in uses {
+        let path = format!("/admin/{limit}/key/{key}");
+        // The windows are days: only a test at midnight would see their end.
+        assert_eq!(put(&format!("/admin/{limit}"), "3/day").body, "3/day\n");
+        let used = |used: u64, limit: u64| {
+            let usage = admin(&format!("GET {path}")).body;
+            assert!(usage.contains(&format!(r#""remaining":{}"#, limit - used)), "{usage}");
+            assert!(usage.contains(&format!(r#""used":{used}"#)), "{usage}");
+        };
+        for n in 1..=3 {
+            assert_eq!(server.send(request).number("x-ratelimit-used"), n);
+            used(n, 3);
+        }
+        assert_eq!(server.send(request).status, 429);
+        assert_eq!(admin(&format!("PUT /admin/{limit}/shadow/true")).body, "shadow: true\n");
+        assert_eq!(server.send(request).status, 200);
+        assert_eq!(admin(&format!("PUT /admin/{limit}/shadow/false")).status, 200);
+        assert_eq!(server.send(request).status, 429);
+        assert_eq!(put(&format!("/admin/{limit}"), "4/day").body, "4/day\n");
+        assert_eq!(server.send(request).number("x-ratelimit-used"), 4);
+        assert_eq!(admin(&format!("DELETE {path}")).body, "reset\n");
+        used(0, 4);
+    }
+    let ann = uses[0].0;
+    assert_eq!(put("/admin/api/key/1", "1_000 per day").body, "1000/day\n");
+    assert_eq!(server.send(ann).number("x-ratelimit-limit"), 1_000);
+    assert_eq!(server.send("GET /api, authorization: Bearer bob").number("x-ratelimit-limit"), 4);
+    assert_eq!(put("/admin/api/key/1", "unlimited").body, "unlimited\n");
+    assert_eq!(server.send(ann).field("x-ratelimit-limit"), None);
+    assert_eq!(admin("GET /admin/api/key/1").body, "\"unlimited\"");
+    let wrong = put("/admin/api/key/1", "many");
+    assert_eq!(wrong.status, 400);
+    assert!(wrong.body.contains("column 1: expected a limit"), "{}", wrong.body);
+    assert_eq!(admin("GET /admin/login/key/localhost").status, 400);
 }
 
 #[test]

@@ -26,14 +26,13 @@ fn compile_errors_of_unsuitable_bodies_and_keys_suggest_a_fix() {
     let manifest = format!(
         "[package]\nname = \"misfit\"\nedition = \"2024\"\n[dependencies]\n\
          tower-fixed-window = {{ path = {here:?}, default-features = false }}\n\
-         http = \"1\"\ntower-layer = \"0.3\"\ntower-service = \"0.3\"\n[workspace]\n"
+         http = \"1\"\ntower = {{ version = \"0.5\", features = [\"util\"] }}\ntower-layer = \"0.3\"\ntower-service = \"0.3\"\n[workspace]\n"
     );
     fs::write(package.join("Cargo.toml"), manifest).expect("written");
     // The versions that are here already: nothing is downloaded.
     fs::copy(here.join("Cargo.lock"), package.join("Cargo.lock")).expect("a lock file");
 
-    let check = |limit: &str| {
-        let main = include_str!("../ui/misfit.rs").replace("LIMIT", limit);
+    let check_source = |main: &str| {
         fs::write(package.join("src/main.rs"), main).expect("written");
         let output = Command::new(env!("CARGO"))
             .args(["check", "--offline", "--quiet", "--color=never", "--target-dir"])
@@ -43,6 +42,8 @@ fn compile_errors_of_unsuitable_bodies_and_keys_suggest_a_fix() {
             .expect("cargo runs");
         (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned())
     };
+    let check =
+        |limit: &str| check_source(&include_str!("../ui/misfit.rs").replace("LIMIT", limit));
 
     let (compiles, message) = check("limit");
     assert!(!compiles, "a body that can't be made from bytes was accepted");
@@ -69,6 +70,21 @@ fn compile_errors_of_unsuitable_bodies_and_keys_suggest_a_fix() {
         let advice = "expected to take 2 arguments, but it takes 1 argument";
         assert!(message.contains(advice), "no {advice} in the compiler's message:\n{message}");
     }
+    let (compiles, message) = check("limit.reject(EmptyBody).quota_fn(|_, _| 60)");
+    assert!(!compiles, "a number was accepted as a plan");
+    for advice in ["`Plan: From<", "Quotas"] {
+        assert!(message.contains(advice), "no {advice} in the compiler's message:\n{message}");
+    }
+    // Of a method that is missing the compiler gives no reason. It shows a line of the type.
+    let main = include_str!("../ui/misfit.rs").replace("serve((LIMIT)", "let _ = ((LIMIT)");
+    let main = main.replace(".layer(Inner));", ".layer(Inner)).oneshot(Request::new(\"\"));");
+    let (compiles, message) = check_source(&main.replace("LIMIT", "limit"));
+    assert!(!compiles, "a body that can't be made from bytes was accepted");
+    for advice in ["error[E0599]", "`.reject(EmptyBody)`, or see its docs"] {
+        assert!(message.contains(advice), "no {advice} in the compiler's message:\n{message}");
+    }
+    let (compiles, message) = check_source(&main.replace("LIMIT", "limit.reject(EmptyBody)"));
+    assert!(compiles, "the advice does not help:\n{message}");
     // The ways out are ways out, so the failures above had no other reason.
     let key_fn = closure.replace(".key(", ".key_fn(");
     for way_out in

@@ -206,3 +206,24 @@ fn sources_avoid_these_words_and_their_comments_are_short() {
     }
     assert!(faults.is_empty(), "see \"Style\" in CONTRIBUTING.md:\n{}", faults.join("\n"));
 }
+
+#[test]
+fn search_finds_the_words_of_other_limiters() {
+    let mut files = Vec::new();
+    sources(&Path::new(ROOT).join("src"), &mut files);
+    let text: String = files.iter().map(|file| fs::read_to_string(file).expect("UTF-8")).collect();
+    let words = [
+        "allowlist",
+        "ban",
+        "burst",
+        "bypass",
+        "exempt",
+        "quota exceeded",
+        "throttle",
+        "unlimited",
+        "whitelist",
+    ];
+    for word in words {
+        assert!(text.contains(&format!("#[doc(alias = \"{word}\")]")), "no alias {word}");
+    }
+}

@@ -10,13 +10,13 @@ use std::collections::{HashMap, HashSet};
 use std::num::NonZero;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use fastrand::Rng;
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
-use tower_fixed_window::window::{State, Window};
-use tower_fixed_window::{Clock, Limiter, ManualClock, MemoryStore, Quota, Weekday};
+use tower_fixed_window::store::{Account, Adjust, Charge, Scope, State};
+use tower_fixed_window::{Clock, Key, Limiter, ManualClock, MemoryStore, Quota, Quotas, Weekday};
 
 use crate::answer;
 
@@ -161,7 +161,8 @@ fn check(name: &str, zone: &TimeZone, first: First, days: &[i64], random: &mut R
         }
         civil = civil.next();
     }
-    let window = |at: i64| Window::at(at, None, &quota, 0);
+    let (scope, quotas, key) = (Scope::named("any"), Quotas::from(quota), Key::global());
+    let account = Account::new(&scope, &quotas, &key);
     let inside = |at: &i64| (CHECKED.0..CHECKED.1).contains(at);
     for pair in starts.windows(2).filter(|pair| inside(&pair[0].1)) {
         let ((day, start), (_, end)) = (pair[0], pair[1]);
@@ -169,8 +170,7 @@ fn check(name: &str, zone: &TimeZone, first: First, days: &[i64], random: &mut R
         let (start, end) = (start * 1_000, end * 1_000);
         // Not in the order of time: what is remembered of the last one is not to matter.
         for at in [end - 1, start, start + (end - start) / 2] {
-            let window = window(at);
-            assert_eq!((window.start(), window.end()), (start, end), "{}, at {at}", what());
+            assert_eq!(account.window_at(&quota, at as u64), start..end, "{}, at {at}", what());
         }
         let shown = |at: i64| {
             let at = Timestamp::from_millisecond(at).expect("in range");
@@ -183,18 +183,22 @@ fn check(name: &str, zone: &TimeZone, first: First, days: &[i64], random: &mut R
         }
     }
     // Distances, in one step: a debt of n limits lasts n windows, and less after some of them.
+    let since_epoch = starts.partition_point(|start| start.1 < 0).max(1);
     for _ in 0..20 {
-        let from = random.usize(1..starts.len() - 1);
+        let from = random.usize(since_epoch..starts.len() - 1);
         let to = random.usize(from + 1..starts.len());
         let passed = random.usize(from..to);
         let (at, n) = (starts[from].1 * 1_000, (to - from) as i64);
-        let state = window(at).take(n as u64);
-        let expected = State { start: at, used: n, until: starts[to].1 * 1_000 };
+        let (nothing, _) = Charge::new(account, 0).decide(at as u64, |_| None);
+        let state = Adjust::take(account, n as u64, &nothing).apply(at as u64, |_| None)[0].1;
+        let mut expected = State::default();
+        (expected.start, expected.used, expected.until) = (at, n, starts[to].1 * 1_000);
         assert_eq!(state, expected, "{first:?} in {name}, {n} windows");
         let now = random.i64(starts[passed].1 * 1_000..starts[passed + 1].1 * 1_000);
-        let later = Window::at(now, Some(state), &quota, 0);
-        let expected = (starts[passed].1 * 1_000, n - (passed - from) as i64);
-        assert_eq!((later.start(), later.used()), expected, "{first:?} in {name} at {now}");
+        let (later, _) = Charge::new(account, 0).decide(now as u64, |_| Some(state));
+        let ends = UNIX_EPOCH + Duration::from_secs(starts[passed + 1].1 as u64);
+        let expected = (ends, (n - (passed - from) as i64) as u64);
+        assert_eq!((later.reset_at(), later.used()), expected, "{first:?} in {name} at {now}");
     }
 }
 

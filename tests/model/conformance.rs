@@ -4,10 +4,15 @@ use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
 
-use tower_fixed_window::store::{Account, Adjust, Charge, Remote, Reply, Scope, Store};
+use tower_fixed_window::store::{Account, Adjust, Charge, Remote, Reply, Scope, State, Store};
 use tower_fixed_window::testing::{block_on, conformance};
-use tower_fixed_window::window::State;
 use tower_fixed_window::{Clock, Decision, Key, ManualClock, MemoryStore, Quota, Quotas};
+
+fn state(start: i64, used: i64, until: i64) -> State {
+    let mut state = State::default();
+    (state.start, state.used, state.until) = (start, used, until);
+    state
+}
 
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Fault {
@@ -183,7 +188,7 @@ impl Store for Faulty {
                     let end = end.map_or(0, |end| end.as_millis() as i64);
                     if self.load(&account, quota, now).is_none() {
                         let start = end - quota.window().as_millis() as i64;
-                        self.save(&account, quota, State { start, used: 0, until: end });
+                        self.save(&account, quota, state(start, 0, end));
                     }
                 }
                 decision
@@ -216,7 +221,7 @@ impl Store for Faulty {
         };
         for _ in 0..times {
             let writes = adjust.apply(now, |quota| {
-                let none = State { start: now as i64, used: 0, until: now as i64 + 1 };
+                let none = state(now as i64, 0, now as i64 + 1);
                 let state = self.load(&account, quota, now);
                 match self.fault {
                     Fault::RefundsIntoNothing => {

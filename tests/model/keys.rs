@@ -6,8 +6,8 @@ use std::fmt::Write;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use proptest::prelude::*;
-use tower_fixed_window::window::stagger;
-use tower_fixed_window::{Key, Limiter, ManualClock, MemoryStore, Quota};
+use tower_fixed_window::store::{Account, Scope};
+use tower_fixed_window::{Key, Limiter, MAX_WINDOW, ManualClock, MemoryStore, Quota, Quotas};
 
 use crate::answer;
 use crate::trace::ms;
@@ -88,8 +88,6 @@ fn the_encoding_of_each_kind_of_part_is_pinned() {
 fn the_hash_of_staggered_windows_is_pinned() {
     let composite = Key::from((7_u64, "a/b"));
     for (scope, key, hash) in [
-        ("", Key::global(), 0xefd0_1f60_ba99_2926),
-        ("", Key::from("alice"), 0xbc82_70ed_8240_88bd),
         ("login", Key::global(), 0xb293_da51_8402_926b),
         ("login", Key::from("alice"), 0xf536_c20d_51ee_33f9),
         ("login", Key::from(7_u64), 0xaac0_e3da_c960_9343),
@@ -97,7 +95,15 @@ fn the_hash_of_staggered_windows_is_pinned() {
         ("login", composite.clone(), 0x5ab6_924f_e70e_db7a),
         ("api.v1", composite, 0x7e9c_7d71_1dfb_a409),
     ] {
-        assert_eq!(stagger(scope, key.as_bytes()), hash, "{scope} {}", key.readable());
+        // Of the largest window and a prime one, what is left of the hash is where it begins.
+        for window in [MAX_WINDOW, std::time::Duration::from_millis(2_147_483_647)] {
+            let quotas = Quotas::from(Quota::new(1, window).staggered());
+            let scope = Scope::named(scope);
+            let windows = Account::new(&scope, &quotas, &key).window_at(&quotas.as_slice()[0], 0);
+            let length = window.as_millis() as i64;
+            let begins = (hash % length as u64) as i64;
+            assert_eq!(windows.start.rem_euclid(length), begins, "{scope:?} {}", key.readable());
+        }
     }
     // 0xf536c20d51ee33f9 % 60000 is 8505: alice's minute turns there.
     let store = MemoryStore::with_clock(ManualClock::at_ms(1_700_000_040_000));

@@ -5,6 +5,7 @@ mod arithmetic;
 mod calendars;
 mod conformance;
 mod edges;
+mod kept_receipts;
 mod keys;
 mod leases;
 mod memory;

@@ -1,5 +1,6 @@
 //! The store in memory: exact under concurrency, bounded by construction, without allocations.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
@@ -226,4 +227,22 @@ fn a_clock_that_was_a_year_ahead_refuses_no_client_for_a_year() {
     assert!(!refused.allowed());
     clock.advance(refused.retry_after().expect("some day"));
     assert!(answer(limiter.check("alice")).allowed());
+}
+
+#[test]
+fn a_store_keeps_its_counters_when_it_gets_a_clock() {
+    let store = MemoryStore::with_clock(ManualClock::at_ms(1_700_000_040_000));
+    let charge = |store: &MemoryStore| {
+        let (scope, key) = (Scope::named("api"), Key::from("alice"));
+        let quotas = Quota::per_minute(5).into();
+        answer(Store::charge(store, Charge::new(Account::new(&scope, &quotas, &key), 1))).used()
+    };
+    assert_eq!(charge(&store), 1);
+    let store = store.clock(ManualClock::at_ms(1_700_000_050_000));
+    assert_eq!(charge(&store), 2);
+    let clone = store.clone();
+    let cloned = AssertUnwindSafe(store);
+    let panic = catch_unwind(|| { cloned }.0.clock(ManualClock::default()));
+    assert!(panic.is_err(), "the clone would have another time");
+    assert_eq!(charge(&clone), 3);
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use serde::{Deserialize, Serialize};
-use tower_fixed_window::{MAX_TOKENS, MAX_WINDOW, Quota, QuotaError, Quotas, Weekday};
+use tower_fixed_window::{MAX_TOKENS, MAX_WINDOW, Plan, Quota, QuotaError, Quotas, Weekday};
 
 use crate::trace::{amounts, quota, set, specs};
 
@@ -24,7 +24,7 @@ proptest! {
     }
 
     #[test]
-    fn no_text_makes_the_parser_panic(text in "\\PC{0,30}|[0-9]{0,25}[/ ]{0,2}[0-9]{0,25}(ms|s|min|hour|w)?( [a-z-]{0,20}=?[0-9]{0,20}){0,3}") {
+    fn no_text_makes_the_parser_panic(text in "\\PC{0,30}|[0-9_]{0,25}([/ ]| per |){0,2}[0-9_]{0,25}(ms|s|min|hour|w)?( [a-z-]{0,20}=?[0-9]{0,20}){0,3}") {
         if let Err(error) = text.parse::<Quotas>() {
             prop_assert!(text.is_char_boundary(error.position()));
             prop_assert!(error.to_string().len() < 600);
@@ -37,6 +37,10 @@ fn a_quota_parses_in_every_documented_spelling() {
     let seconds = |n| Duration::from_secs(n);
     for (text, quota) in [
         ("100/hour", Quota::per_hour(100)),
+        ("1_000/hour", Quota::per_hour(1_000)),
+        ("1000 per hour", Quota::per_hour(1_000)),
+        ("1_0_0 per  10 seconds staggered", Quota::new(100, Duration::from_secs(10)).staggered()),
+        ("7 per month in UTC", Quota::per_month(7)),
         ("100/h", Quota::per_hour(100)),
         ("100 / hours", Quota::per_hour(100)),
         (" 100/ 1 hour ", Quota::per_hour(100)),
@@ -82,6 +86,14 @@ fn a_parse_error_names_its_column() {
         ("many/hour", 1, "expected a limit"),
         ("-1/hour", 1, "expected a limit"),
         ("100", 4, "expected a slash and a window, as in 100/hour"),
+        ("1_/hour", 2, "digits stand around each _"),
+        ("1__0/hour", 2, "digits stand around each _"),
+        ("_1/hour", 1, "expected a limit"),
+        ("1,000/hour", 2, "expected a slash"),
+        ("100 per", 8, "expected a slash and a window"),
+        ("100 per10s", 8, "expected a slash and a window"),
+        ("100 per fortnight", 9, "expected a unit"),
+        ("unlimited", 1, "read \"unlimited\" as a Plan"),
         ("100 hour", 5, "expected a slash"),
         ("1.5/hour", 2, "expected a slash"),
         ("100/", 5, "expected a unit: ms, s, minute, hour, day, week, month or year"),
@@ -220,6 +232,78 @@ fn quotas_deserialize_from_toml_and_json() {
     assert!(error.to_string().contains("line 1"), "{error}");
     let error = serde_json::from_str::<Limits>(r#"{"login": 5}"#).unwrap_err();
     assert!(error.to_string().contains("a quota such as \"100/hour\""), "{error}");
+}
+
+#[derive(Deserialize, PartialEq, Debug)]
+struct AnyLimit {
+    quota: Option<Quota>,
+    quotas: Option<Quotas>,
+    plan: Option<Plan>,
+}
+
+fn from_toml(text: &str) -> Result<AnyLimit, String> {
+    toml::from_str(text).map_err(|error| error.to_string())
+}
+
+#[test]
+fn files_may_have_tables_lists_and_plans_without_a_limit() {
+    let hundred = Quota::new(100, Duration::from_secs(10));
+    for text in [
+        "\"100 per 10s\"",
+        "{ limit = 1_00, window = \"10s\" }",
+        "{ max-requests = 100, window-size = \"10 seconds\" }",
+        "{ window_size = \"10s\", max_requests = 100 }",
+    ] {
+        let read = from_toml(&format!("quota = {text}\nquotas = {text}\nplan = {text}"));
+        let limits = read.unwrap_or_else(|error| panic!("{text}: {error}"));
+        assert_eq!(limits.quota, Some(hundred), "{text}");
+        assert_eq!(limits.quotas, Some(hundred.into()), "{text}");
+        assert_eq!(limits.plan, Some(hundred.into()), "{text}");
+    }
+    let both = hundred.and(Quota::per_hour(500).staggered());
+    for text in [
+        "\"100/10s, 500 per hour staggered\"",
+        "[\"100/10s\", { limit = 500, window = \"hour staggered\" }]",
+    ] {
+        let limits = from_toml(&format!("quotas = {text}\nplan = {text}")).expect(text);
+        assert_eq!((limits.quotas, limits.plan), (Some(both), Some(both.into())));
+    }
+    let unlimited = from_toml("plan = \"unlimited\"").expect("a plan").plan.expect("a plan");
+    assert_eq!(unlimited, Plan::from(None::<Quota>));
+    assert_eq!(
+        serde_json::to_string(&[unlimited, both.into()]).expect("text"),
+        r#"["unlimited","100/10s, 500/hour staggered"]"#
+    );
+}
+
+#[test]
+fn errors_in_files_say_what_to_write() {
+    for (text, says) in [
+        (
+            "quota = \"unlimited\"",
+            "column 1: a quota is always a limit: read \"unlimited\" as a Plan",
+        ),
+        ("quotas = \"5/s, unlimited\"", "column 6: a quota is always a limit"),
+        ("quota = [\"5/s\"]", "invalid type: sequence, expected a quota such as"),
+        ("quotas = []", "invalid length 0, expected a quota such as"),
+        ("quotas = [\"5/s\", \"9/s\"]", "keep the smaller"),
+        ("quota = { limit = 5 }", "missing field `window`"),
+        ("quota = { window = \"s\" }", "missing field `limit`"),
+        ("quota = { limit = 5, max-requests = 6, window = \"s\" }", "duplicate field `limit`"),
+        ("quota = { limit = 5, window = \"s\", window-size = \"s\" }", "duplicate field `window`"),
+        ("quota = { limit = 5, per = \"s\" }", "unknown field `per`, expected `limit` or `window`"),
+        ("quota = { limit = 5, window = 60 }", "expected a window with its unit, such as \"60s\""),
+        ("quota = { limit = 5, window = \"10 fortnights\" }", "column 4: expected a unit"),
+        ("quota = { limit = 5, window = \"0s\" }", "column 1: a quota's window is at least 1 ms"),
+        ("quota = { limit = -5, window = \"s\" }", "expected u64"),
+        ("quota = { limit = 9007199254740992, window = \"s\" }", "at most 2^53 - 1"),
+        ("plan = 5", "expected \"unlimited\", a quota such as \"100/hour\", a table"),
+        ("plan = \"unlimited, 5/s\"", "column 10: expected a comma, the end"),
+    ] {
+        let error = from_toml(text).expect_err(text);
+        assert!(error.contains(says), "{text}: {error}");
+        assert!(error.contains("line 1"), "{text}: {error}");
+    }
 }
 
 type Build = fn() -> Quotas;

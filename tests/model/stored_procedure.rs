@@ -5,34 +5,53 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures_util::future::FutureExt;
-use tower_fixed_window::store::{Adjust, Charge, Remote, Reply, Scope, Store};
-use tower_fixed_window::window::State;
+use tower_fixed_window::store::{Account, Adjust, Charge, Remote, Reply, Scope, State, Store};
 use tower_fixed_window::{
-    Clock, Decision, Key, Limiter, ManualClock, MemoryStore, Quota, Quotas, StoreError,
+    Clock, Decision, Key, Limiter, ManualClock, MemoryStore, Quota, StoreError,
 };
 
-/// What is sent of a quota. Its windows are aligned, and it has neither rollover nor reservations.
+/// What is sent of a quota, which has neither rollover nor reservations.
 struct Row {
     counter: String,
     limit: i64,
-    window: i64,
+    /// Where the windows begin, from the one before now on: those of a calendar differ in length.
+    starts: Vec<i64>,
 }
 
+/// As many as a debt can last here.
+const STARTS: usize = 60;
+
 impl Row {
-    fn start(&self, now: u64) -> i64 {
-        now as i64 / self.window * self.window
+    fn new(account: &Account<'_>, quota: &Quota, now: u64) -> Self {
+        let mut starts = vec![account.window_at(quota, now).start];
+        for _ in 0..STARTS / 2 {
+            starts.insert(0, account.window_at(quota, starts[0] as u64 - 1).start);
+        }
+        while starts.len() < STARTS {
+            starts.push(account.window_at(quota, starts[starts.len() - 1] as u64).end);
+        }
+        Self { counter: quota.counter().to_string(), limit: quota.limit() as i64, starts }
+    }
+
+    /// Which of the windows holds an instant.
+    fn number(&self, at: i64) -> usize {
+        self.starts.partition_point(|start| *start <= at) - 1
     }
 
     /// What is counted in the window of this time: of earlier ones only debt.
     fn used(&self, now: u64, state: Option<State>) -> i64 {
         let Some(state) = state else { return 0 };
-        (state.used - (self.start(now) - state.start) / self.window * self.limit).max(0)
+        let passed = self.number(now as i64) - self.number(state.start);
+        (state.used - passed as i64 * self.limit).max(0)
     }
 
     fn state(&self, now: u64, used: i64) -> State {
-        let start = self.start(now);
+        let number = self.number(now as i64);
         let windows = (used + self.limit - 1) / self.limit;
-        State { start, used, until: start + self.window * windows.max(1) }
+        let mut state = State::default();
+        (state.start, state.used) = (self.starts[number], used);
+        state.until = self.starts[number + windows.max(1) as usize];
+        state
     }
 }
 
@@ -90,13 +109,8 @@ fn owner(scope: &Scope, key: &Key) -> String {
     format!("{}/{}", scope.name(), key.readable())
 }
 
-fn rows(quotas: &Quotas) -> Vec<Row> {
-    let row = |quota: &Quota| Row {
-        counter: quota.counter().to_string(),
-        limit: quota.limit() as i64,
-        window: quota.window().as_millis() as i64,
-    };
-    quotas.iter().map(row).collect()
+fn rows(account: &Account<'_>, now: u64) -> Vec<Row> {
+    account.quotas().iter().map(|quota| Row::new(account, quota, now)).collect()
 }
 
 impl Store for Elsewhere {
@@ -106,7 +120,7 @@ impl Store for Elsewhere {
             let charge = charge.as_charge();
             let account = charge.account();
             let owner = owner(account.scope(), account.key());
-            let rows = rows(account.quotas());
+            let rows = rows(&account, server.clock.now_ms());
             let (now, states) =
                 server.charge(&owner, &rows, charge.cost() as i64, charge.is_peek());
             let mut states = states.into_iter();
@@ -122,7 +136,8 @@ impl Store for Elsewhere {
             let account = adjust.account();
             let until: Vec<_> = adjust.refundable_until().map(|(_, until)| until).collect();
             let owner = owner(account.scope(), account.key());
-            server.adjust(&owner, &rows(account.quotas()), adjust.tokens() as i64, &until);
+            let rows = rows(&account, server.clock.now_ms());
+            server.adjust(&owner, &rows, adjust.tokens() as i64, &until);
             Ok(())
         })
     }
@@ -143,11 +158,14 @@ impl Store for Elsewhere {
 
 #[test]
 fn a_store_that_decides_on_its_server_needs_only_what_is_public() {
-    let clock = ManualClock::at_ms(1_700_000_040_000);
+    // Six hours before the end of a November.
+    let clock = ManualClock::at_ms(1_701_367_200_000);
     let server = Server { clock: clock.clone(), states: Mutex::default() };
     let remote = Remote::new().without_front();
     let elsewhere = Elsewhere { server: Arc::new(server), remote };
-    let quotas = Quota::per_minute(5).and(Quota::per_hour(20));
+    let quotas = Quota::per_minute(5)
+        .and(Quota::per_hour(20).staggered())
+        .and(Quota::per_month(1_500).in_zone("Europe/Berlin"));
     let limiter = Limiter::new(quotas).name("api");
     let there = limiter.clone().store(elsewhere).without_fallback();
     let here = limiter.store(MemoryStore::with_clock(clock.clone()));

@@ -49,7 +49,7 @@ async fn agree<S: Store>(with: impl Fn(RedisStore) -> S) {
         let redis = with(store(&connection, seed, &clock));
         let key = Key::from(rng.u64(..));
         // Every other one has a single quota, which mostly goes another way through the script.
-        let most = if rng.bool() { 1 } else { Quotas::MAX };
+        let most = if rng.bool() { 1 } else { 4 };
         let windows: Vec<_> = (0..rng.usize(1..=most))
             .map(|_| {
                 let length = length(&mut rng);

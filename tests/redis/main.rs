@@ -11,6 +11,7 @@ mod differential;
 mod failover;
 mod gathered_calls;
 mod idle_connections;
+mod kept_receipts;
 mod latency;
 mod leases;
 mod outage;

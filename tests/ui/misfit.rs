@@ -7,6 +7,7 @@ use std::task::{Context, Poll};
 
 use http::{Request, Response};
 use tower_fixed_window::{EmptyBody, FixedWindowLayer, Key, Quota};
+use tower::ServiceExt;
 use tower_layer::Layer;
 use tower_service::Service;
 

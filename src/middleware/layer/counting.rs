@@ -7,7 +7,7 @@ use http::response;
 
 use super::FixedWindowLayer;
 use crate::key::Key;
-use crate::middleware::plan::Plan;
+use crate::quota::Plan;
 
 impl<J> FixedWindowLayer<J> {
     /// Exempts requests for which the closure returns `true`: they pass uncounted and without
@@ -78,7 +78,7 @@ impl<J> FixedWindowLayer<J> {
     /// Chooses the quotas of each request, for example for free and paid plans under one name. The
     /// closure also gets the key. All plans share one counter for each window length, so a customer
     /// who upgrades keeps what is used. With `None` a request has no limit: it passes uncounted and
-    /// without headers.
+    /// without headers. With a limit of 0 each request is refused: a ban.
     ///
     /// [`Control::set_quotas`](crate::Control::set_quotas) changes the layer's quotas, not what the
     /// closure returns.
@@ -105,6 +105,8 @@ impl<J> FixedWindowLayer<J> {
     /// assert_eq!(ask(&layer, Request::get("/pro")).headers()["x-ratelimit-remaining"], "4998");
     /// assert_eq!(ask(&layer, Request::get("/internal")).headers().get("x-ratelimit-limit"), None);
     /// ```
+    #[doc(alias = "ban")]
+    #[doc(alias = "unlimited")]
     pub fn quota_fn<F, Q>(mut self, quotas: F) -> Self
     where
         F: Fn(&Parts, &Key) -> Q + Send + Sync + 'static,

@@ -54,6 +54,18 @@ pub trait Reject<B> {
 
 /// The default answer: `application/problem+json` (RFC 9457) with the problem type of the IETF
 /// rate-limit draft, and a `message` that clients of GitHub's API understand.
+///
+/// ```
+/// use http::Request;
+/// use tower_fixed_window::key::global;
+/// use tower_fixed_window::testing::ask;
+/// use tower_fixed_window::{FixedWindowLayer, Quota};
+///
+/// let layer = FixedWindowLayer::new(Quota::per_minute(0)).key(global());
+///
+/// let response = ask(&layer, Request::get("/"));
+/// assert_eq!(response.headers()["content-type"], "application/problem+json");
+/// ```
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ProblemJson;
 

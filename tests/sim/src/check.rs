@@ -4,7 +4,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::time::UNIX_EPOCH;
 
-use tower_fixed_window::window::stagger;
 use tower_fixed_window::{Decision, Key, OnStoreFailure};
 
 use crate::history::Event;
@@ -194,7 +193,7 @@ impl<'a> Check<'a> {
     fn changed(&mut self, node: usize, key: &[u8], before: &Fields, after: &Fields) {
         let Some(whose) = self.keys.get(key) else { return };
         let name = String::from_utf8_lossy(key).into_owned();
-        let shift = stagger(SCOPE, whose.as_bytes());
+        let shift = stagger(whose.as_bytes());
         for (field, value) in after {
             let field = String::from_utf8_lossy(field).into_owned();
             let decode = |value: &Vec<u8>| count(&field, value, shift);
@@ -535,6 +534,16 @@ fn count(field: &str, value: &[u8], shift: u64) -> Option<(i64, i64)> {
     let at = value.div_euclid(1_000);
     let start = at - (at - grid).rem_euclid(length);
     Some((start, value - start * 1_000))
+}
+
+/// The shift of a staggered grid: FNV-1a, finished by MurmurHash3's fmix64 (S2).
+fn stagger(key: &[u8]) -> u64 {
+    let mix = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);
+    let mut hash = SCOPE.as_bytes().iter().chain(key).fold(0xcbf2_9ce4_8422_2325, mix);
+    for factor in [0xff51_afd7_ed55_8ccd_u64, 0xc4ce_b9fe_1a85_ec53] {
+        hash = (hash ^ (hash >> 33)).wrapping_mul(factor);
+    }
+    hash ^ (hash >> 33)
 }
 
 /// All keys of a history, to look at some of them only.

@@ -215,7 +215,7 @@ async fn scripts_do_the_same_in_the_real_and_the_simulated_server() {
         let prefix = format!("{}.{seed}", std::process::id());
         let store = RedisStore::from(both.clone()).prefix(&prefix).clock(clock.clone());
         let store = store.deadline(Duration::from_secs(60));
-        let windows: Vec<_> = (0..if rng.bool() { 1 } else { rng.usize(1..=Quotas::MAX) })
+        let windows: Vec<_> = (0..if rng.bool() { 1 } else { rng.usize(1..=4) })
             .map(|_| {
                 let length = length(&mut rng);
                 // Half of them on the plain grid.

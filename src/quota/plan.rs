@@ -1,19 +1,28 @@
 //! What a request may spend, if it has a limit at all.
 
-use crate::quota::{Quota, Quotas};
+use super::Quota;
+use super::set::Quotas;
+
+/// A plan without quotas, as text.
+pub(super) const UNLIMITED: &str = "unlimited";
 
 /// What a request may spend: quotas, or no limit at all. The closure of
 /// [`quota_fn`](crate::FixedWindowLayer::quota_fn) returns anything that is one: a [`Quota`],
-/// [`Quotas`], or an `Option` of either, where `None` is no limit.
+/// [`Quotas`], or an `Option` of either, where `None` is no limit. In text, no limit is
+/// `unlimited`.
 ///
 /// ```
 /// use tower_fixed_window::{Plan, Quota, Quotas};
 ///
 /// let unlimited: Option<Quotas> = None;
-/// assert!(Plan::from(unlimited).quotas().is_none());
-/// assert_eq!(Plan::from(Quota::per_hour(60)).quotas().unwrap().len(), 1);
+/// assert_eq!("unlimited".parse(), Ok(Plan::from(unlimited)));
+///
+/// let plan: Plan = "60/hour".parse()?;
+/// assert_eq!(plan.quotas(), Some(&Quota::per_hour(60).into()));
+/// # Ok::<_, tower_fixed_window::ParseQuotaError>(())
 /// ```
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[doc(alias = "unlimited")]
 pub struct Plan(Option<Quotas>);
 
 impl Plan {

@@ -1,0 +1,43 @@
+//! Proof of a charge: [`Receipt`].
+
+use crate::decision::Decision;
+use crate::store::OwnedAccount;
+
+#[cfg(feature = "serde")]
+mod kept;
+
+#[cfg(feature = "serde")]
+pub use kept::KeptReceipt;
+
+/// Proof of a charge that passed, for [`Limiter::refund`](crate::Limiter::refund) or
+/// [`Limiter::settle`](crate::Limiter::settle), once: it can't be copied. Dropping it leaves the
+/// charge as it is.
+///
+/// ```
+/// use tower_fixed_window::{Limiter, Quota};
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let limiter = Limiter::new(Quota::per_day(1_000));
+/// let receipt = limiter.charge("alice", 100).await??;
+/// assert_eq!(receipt.cost(), 100);
+/// assert_eq!(receipt.decision().remaining(), 900);
+/// limiter.refund(receipt).await?;
+/// # Ok(()) }
+/// ```
+#[derive(Debug)]
+pub struct Receipt {
+    pub(super) account: OwnedAccount,
+    pub(super) decision: Decision,
+}
+
+impl Receipt {
+    /// Returns the decision.
+    pub fn decision(&self) -> &Decision {
+        &self.decision
+    }
+
+    /// Returns the number of tokens that were taken.
+    pub fn cost(&self) -> u64 {
+        self.decision.granted()
+    }
+}

@@ -1,0 +1,103 @@
+//! Receipts for another process: [`KeptReceipt`].
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
+
+use super::Receipt;
+use crate::decision::{Decision, KeptDecision};
+use crate::key::Key;
+use crate::quota::Quotas;
+use crate::store::{Account, Scope};
+
+#[cfg_attr(docsrs, doc(cfg(feature = "serde")))]
+impl Receipt {
+    /// Turns the receipt into one that can be stored, for a job that refunds or settles the charge
+    /// later, in this process or in another one: see [`KeptReceipt`].
+    ///
+    /// # Errors
+    /// The receipt itself, if no other limiter can find the charge: the limiter has no name, or
+    /// this process decided in memory because the store failed.
+    #[allow(clippy::result_large_err, reason = "the receipt is returned as it is")]
+    pub fn keep(self) -> Result<KeptReceipt, Self> {
+        let is_named = !self.account.as_account().scope().name().is_empty();
+        if is_named && !self.decision.is_local() { Ok(KeptReceipt(self)) } else { Err(self) }
+    }
+}
+
+/// A [`Receipt`] that serde can write, for a job that refunds or settles the charge in another
+/// process.
+///
+/// ```
+/// use tower_fixed_window::{KeptReceipt, Limiter, MemoryStore, Quota};
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// // A RedisStore, for two processes.
+/// let store = MemoryStore::new();
+/// let tokens = Limiter::new(Quota::per_day(1_000)).name("llm-tokens").store(store.clone());
+/// let receipt = tokens.charge("alice", 500).await??;
+/// let job: String = serde_json::to_string(&receipt.keep().expect("the limiter has a name"))?;
+///
+/// // Later, where the job runs: the same name, the same store.
+/// let tokens = Limiter::new(Quota::per_day(1_000)).name("llm-tokens").store(store);
+/// let receipt: KeptReceipt = serde_json::from_str(&job)?;
+/// tokens.settle(receipt, 120).await?;
+/// assert_eq!(tokens.peek("alice").await?.used(), 120);
+/// # Ok(()) }
+/// ```
+///
+/// **Use it once.** A receipt in the process can't be copied, but text can. Each use refunds the
+/// charge again, so that more than the limit can pass. If a job may run twice, delete its receipt
+/// before you settle it.
+///
+/// **Keep it where only your servers can write.** It is not signed: a client that changes it can
+/// refund tokens of any key under the name of the limiter. It contains the key as a store does:
+/// an address or an id is readable, a [`Key::secret`](crate::Key::secret) is hashed.
+///
+/// A text that is cut off, changed to something impossible, or written by another version of the
+/// format is an error when it is read. A receipt of another limiter's name is an error of
+/// [`settle`](crate::Limiter::settle). A receipt whose window has ended refunds nothing.
+#[derive(Debug)]
+pub struct KeptReceipt(Receipt);
+
+impl From<KeptReceipt> for Receipt {
+    fn from(kept: KeptReceipt) -> Self {
+        kept.0
+    }
+}
+
+/// The version of the format, the name, the quotas, the key in hexadecimal, and the decision.
+type Written = (u8, String, Quotas, String, KeptDecision);
+
+const VERSION: u8 = 1;
+
+impl Serialize for KeptReceipt {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let account = self.0.account.as_account();
+        let key = account.key().as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
+        let name = account.scope().name().to_owned();
+        let written: Written = (VERSION, name, *account.quotas(), key, self.0.decision.to_kept());
+        written.serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for KeptReceipt {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let (version, name, quotas, key, decision) = Written::deserialize(deserializer)?;
+        if version != VERSION {
+            return Err(D::Error::custom("a receipt of another version of tower-fixed-window"));
+        }
+        let decision = Decision::from_kept(&quotas, &decision);
+        let key = from_hex(&key).and_then(|bytes| Key::from_encoded(&bytes));
+        let (Some(decision), Some(key), true) = (decision, key, Scope::is_name(&name)) else {
+            return Err(D::Error::custom("no charge has such a receipt"));
+        };
+        let account = Account::new(&Scope::named(&name), &quotas, &key).to_owned();
+        Ok(Self(Receipt { account, decision }))
+    }
+}
+
+fn from_hex(text: &str) -> Option<Vec<u8>> {
+    let digit = |digit: u8| char::from(digit).to_digit(16).map(|digit| digit as u8);
+    let (pairs, rest) = text.as_bytes().as_chunks::<2>();
+    let byte = |&[high, low]: &[u8; 2]| Some(digit(high)? << 4 | digit(low)?);
+    if rest.is_empty() { pairs.iter().map(byte).collect() } else { None }
+}

@@ -1,0 +1,179 @@
+//! Receipts that are settled in another process (S14): here, by another limiter on the same store.
+
+use std::time::Duration;
+
+use futures_util::future::FutureExt;
+use proptest::prelude::*;
+use tower_fixed_window::store::Reply;
+use tower_fixed_window::{
+    KeptReceipt, Key, Limiter, ManualClock, MemoryStore, Quota, Quotas, Receipt,
+};
+
+const NOW: u64 = 1_700_000_040_000;
+
+fn answer<T>(reply: Reply<T>) -> T {
+    reply.now_or_never().expect("memory answers at once").expect("memory does not fail")
+}
+
+struct Store {
+    clock: ManualClock,
+    store: MemoryStore,
+}
+
+impl Store {
+    fn new() -> Self {
+        let clock = ManualClock::at_ms(NOW);
+        Self { store: MemoryStore::with_clock(clock.clone()), clock }
+    }
+
+    /// What a process has: a limiter of its own.
+    fn process(&self, quotas: impl Into<Quotas>) -> Limiter {
+        Limiter::new(quotas).name("jobs").store(self.store.clone())
+    }
+}
+
+fn keep(receipt: Receipt) -> String {
+    serde_json::to_string(&receipt.keep().expect("it can be kept")).expect("text")
+}
+
+fn read(text: &str) -> KeptReceipt {
+    serde_json::from_str(text).unwrap_or_else(|error| panic!("{text}: {error}"))
+}
+
+#[test]
+fn another_process_settles_and_refunds_what_one_has_charged() {
+    let quotas = [
+        Quota::per_minute(1_000).into(),
+        Quota::per_minute(1_000).and(Quota::per_hour(5_000).staggered()),
+        Quota::per_hour(1_000).from_first_request().into(),
+        Quota::per_minute(1_000).rollover_up_to(3_000).and(Quota::per_month(9_000).from_day(15)),
+    ];
+    for quotas in quotas {
+        let store = Store::new();
+        let (one, other) = (store.process(quotas), store.process(quotas));
+        let key = || Key::from(("alice", 7_u64));
+        let before = answer(one.peek(key()));
+
+        let kept = keep(answer(one.charge(key(), 500)).expect("it passes"));
+        store.clock.advance(Duration::from_millis(10));
+        answer(other.settle(read(&kept), 120));
+        let after = answer(one.peek(key()));
+        assert_eq!(before.remaining() - after.remaining(), 120, "{quotas}: less than charged");
+
+        let kept = keep(answer(one.charge(key(), 1)).expect("it passes"));
+        answer(other.settle(read(&kept), 30));
+        assert_eq!(answer(one.peek(key())).remaining(), after.remaining() - 30, "{quotas}: more");
+
+        let kept = keep(answer(one.charge(key(), 200)).expect("it passes"));
+        answer(other.refund(read(&kept)));
+        assert_eq!(answer(one.peek(key())).remaining(), after.remaining() - 30, "{quotas}");
+    }
+}
+
+#[test]
+fn a_kept_receipt_has_the_decision_of_the_receipt() {
+    let store = Store::new();
+    let quotas = Quota::per_minute(10).reserve_up_to(20).and(Quota::per_hour(100));
+    let limiter = store.process(quotas);
+    for cost in [0, 4, 6, 10] {
+        let receipt = answer(limiter.reserve("alice", cost)).expect("it passes");
+        let decision = receipt.decision().clone();
+        let restored = Receipt::from(read(&keep(receipt)));
+        assert_eq!(restored.decision(), &decision, "cost {cost}");
+        assert_eq!(restored.cost(), cost);
+    }
+    assert!(answer(limiter.peek("alice")).usage()[0].used() > 10, "some of it was reserved");
+}
+
+#[test]
+fn a_kept_receipt_refunds_nothing_after_its_window() {
+    let store = Store::new();
+    let limiter = store.process(Quota::per_minute(10));
+    let kept = keep(answer(limiter.charge("alice", 5)).expect("it passes"));
+    store.clock.advance(Duration::from_secs(60));
+    let _ = answer(limiter.check_cost("alice", 5));
+    answer(limiter.refund(read(&kept)));
+    assert_eq!(answer(limiter.peek("alice")).used(), 5);
+}
+
+#[test]
+fn a_receipt_without_a_name_cannot_be_kept() {
+    let limiter = Limiter::new(Quota::per_day(10));
+    let receipt = answer(limiter.charge("alice", 5)).expect("it passes");
+    let receipt = receipt.keep().expect_err("no other process finds the counters");
+    answer(limiter.refund(receipt));
+    assert_eq!(answer(limiter.peek("alice")).used(), 0, "the receipt itself came back");
+}
+
+#[test]
+fn a_limiter_of_another_name_does_not_settle_a_receipt() {
+    let store = Store::new();
+    let limiter = store.process(Quota::per_minute(10));
+    let other = Limiter::new(Quota::per_minute(10)).name("other").store(store.store.clone());
+    let receipt = answer(limiter.charge("alice", 5)).expect("it passes");
+    let error = other.settle(receipt, 1).now_or_never().expect("at once").expect_err("refused");
+    assert!(error.to_string().contains("settle it there"), "{error}");
+    assert_eq!(answer(limiter.peek("alice")).used(), 5);
+    assert_eq!(answer(other.peek("alice")).used(), 0);
+}
+
+fn sample() -> String {
+    let store = Store::new();
+    let quotas = Quota::per_minute(10).reserve_up_to(20).and(Quota::per_hour(100));
+    keep(answer(store.process(quotas).reserve("alice", 15)).expect("it passes"))
+}
+
+#[test]
+fn impossible_receipts_are_errors() {
+    let text = sample();
+    assert_eq!(
+        text,
+        r#"[1,"jobs","10/minute reserve-up-to=20, 100/hour","7405616c696365",[1700000040000,15,0,[[1700000040000,1700000100000,15,1700000100000,1700000160000],[1699999200000,1700002800000,15,1699999200000,1700002800000]]]]"#,
+    );
+    for (what, by) in [
+        ("[1,", "[2,"),
+        ("\"jobs\"", "\"\""),
+        ("\"jobs\"", "\"JOBS\""),
+        ("\"7405616c696365\"", "\"7406616c696365\""),
+        ("\"7405616c696365\"", "\"7404616c696365\""),
+        ("\"7405616c696365\"", "\"7405616c69636\""),
+        ("\"7405616c696365\"", "\"7405616c6963é5\""),
+        (", 100/hour", ""),
+        ("100/hour", "100/fortnight"),
+        ("[1700000040000,15", "[-1,15"),
+        ("[1700000040000,15", "[9223372036854775807,15"),
+        ("[1700000040000,15", "[1700000040000,9007199254740992"),
+        ("15,1700000100000", "-9223372036854775808,1700000100000"),
+        ("1700000100000,15", "1700000039999,15"),
+        (",1700000160000", ""),
+    ] {
+        let forged = text.replacen(what, by, 1);
+        assert_ne!(forged, text, "{what}");
+        let error = serde_json::from_str::<KeptReceipt>(&forged).expect_err(&forged).to_string();
+        assert!(!error.contains("616c"), "no key in {error}");
+    }
+    for end in 0..text.len() {
+        assert!(serde_json::from_str::<KeptReceipt>(&text[..end]).is_err(), "{}", &text[..end]);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(2_000) })]
+
+    #[test]
+    fn no_forged_receipt_makes_a_limiter_panic(at in 0..1_000_usize, by in "[0-9]{0,20}|[-a-f,\"\\[\\]]", actual: u64) {
+        let text = sample();
+        let at = at % text.len();
+        let forged = format!("{}{by}{}", &text[..at], &text[at + 1..]);
+        if let Ok(kept) = serde_json::from_str::<KeptReceipt>(&forged) {
+            let store = Store::new();
+            let limiter = store.process(Quota::per_minute(10).and(Quota::per_hour(100)));
+            let _ = answer(limiter.check("alice"));
+            let receipt = Receipt::from(kept);
+            let _ = (receipt.decision().ready_after(), receipt.decision().reset_after(), receipt.cost());
+            let _ = (receipt.decision().ready_at(), format!("{receipt:?}"), receipt.decision().refusing().count());
+            let _ = limiter.settle(receipt, actual).now_or_never().expect("at once");
+            let _ = answer(limiter.check("alice"));
+        }
+    }
+}
