@@ -14,7 +14,7 @@ use futures_util::future::join_all;
 use redis::aio::{ConnectionLike, MultiplexedConnection};
 use redis::{Cmd, Pipeline, RedisError, RedisFuture, RedisResult, Value, cmd};
 use tower_fixed_window::store::{Account, Adjust, Charge, RedisStore, Scope, Store};
-use tower_fixed_window::{Decision, Key, MAX_TOKENS, ManualClock, Quotas};
+use tower_fixed_window::{Decision, Key, MAX_TOKENS, ManualClock};
 use tower_fixed_window_sim::server::{Reply, Server};
 use tower_fixed_window_sim::wire;
 
