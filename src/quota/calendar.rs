@@ -79,8 +79,8 @@ impl Calendar {
         Self { period, zone }
     }
 
-    /// The window that holds an instant. A function of its own, so that windows of one length need no
-    /// stack for it.
+    /// The window that holds an instant. A function of its own, so that windows of one length need
+    /// no stack for it.
     #[inline(never)]
     pub(crate) fn around(self, at: i64) -> Span {
         let (start, end) = self.zone.recent().get(self.period.kind());
