@@ -15,7 +15,7 @@ fn print(moment: &str, clients: &[u32], done: &AtomicBool, mut call: impl FnMut(
     // Written once before, so that the system does not have to bring its pages meanwhile.
     let mut took = vec![1; clients.len()];
     let mut count = 0;
-    while count < took.len() && !done.load(Ordering::Relaxed) {
+    while count < took.len() && (count == 0 || !done.load(Ordering::Relaxed)) {
         let start = Instant::now();
         call(clients[count]);
         took[count] = start.elapsed().as_nanos() as u64;
