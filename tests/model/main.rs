@@ -4,6 +4,7 @@
 mod arithmetic;
 mod calendars;
 mod conformance;
+mod decisions;
 mod keys;
 mod leases;
 mod memory;
