@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use tower_fixed_window_proof::history::{Ask, Line};
 use tower_fixed_window_proof::limiters::{Contestant, Store, contestants};
-use tower_fixed_window_proof::node;
+use tower_fixed_window_proof::node::{self, Node};
 use tower_fixed_window_proof::redis_server::Server;
 use tower_fixed_window_proof::run::{Row, row, run};
 use tower_fixed_window_proof::scenarios::{Scenario, scenarios};
@@ -18,8 +18,7 @@ async fn main() -> ExitCode {
     let mut args = std::env::args().skip(1).peekable();
     match args.peek().map(String::as_str) {
         Some("node") => {
-            let (setup, load) = node::from_args(args.skip(1));
-            node::node(setup, load).await;
+            node::run(Node::from_args(args.skip(1)).expect("as the scenario wrote them")).await;
             ExitCode::SUCCESS
         }
         _ => match Options::new(args) {

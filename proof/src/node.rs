@@ -9,119 +9,59 @@ use tokio::time::{sleep, timeout};
 
 use crate::history::{Answer, Ask, Line, now};
 use crate::limiters::{Limiter, Setup, make};
+use crate::scenarios::{Scenario, scenarios};
 
-/// What the clients of a node do.
+/// What a process needs: `node SCENARIO LIMITER URL NUMBER FROM`.
 #[derive(Clone, Debug)]
-pub struct Load {
-    pub node: u32,
-    /// Clients that ask one request after the other.
-    pub clients: u32,
-    /// Keys that they share; the first of them gets every second request.
-    pub keys: u32,
-    /// Whether the other requests have a key each that nobody had before.
-    pub flood: bool,
-    /// Between two requests of a client, in microseconds, at most.
-    pub pause: u64,
-    /// The largest cost.
-    pub cost: u64,
-    /// One in so many requests is dropped before its answer. 0: none.
-    pub drops: u64,
-    /// One in so many passes is given back, some of them when their window is over. 0: none.
-    pub refunds: u64,
-    /// When to begin and to end, in microseconds since the epoch.
+pub struct Node {
+    pub scenario: Scenario,
+    pub limiter: String,
+    pub url: String,
+    pub number: u32,
+    /// When its clients begin, in microseconds since the epoch.
     pub from: u64,
-    pub until: u64,
 }
 
-/// As a process is told.
-pub fn to_args(setup: &Setup, load: &Load) -> Vec<String> {
-    let Setup { name, url, limit, length, max_keys, receipts, clock_steps_from } = setup;
-    let Load { node, clients, keys, flood, pause, cost, drops, refunds, from, until } = load;
-    let numbers = [
-        *limit,
-        *length,
-        *max_keys as u64,
-        u64::from(*receipts),
-        clock_steps_from.unwrap_or(0),
-        u64::from(*node),
-        u64::from(*clients),
-        u64::from(*keys),
-        u64::from(*flood),
-        *pause,
-        *cost,
-        *drops,
-        *refunds,
-        *from,
-        *until,
-    ];
-    [name.clone(), url.clone()]
-        .into_iter()
-        .chain(numbers.map(|number| number.to_string()))
-        .collect()
-}
+impl Node {
+    pub fn to_args(&self) -> [String; 5] {
+        let Self { scenario, limiter, url, number, from } = self;
+        let name = scenario.name.to_owned();
+        [name, limiter.clone(), url.clone(), number.to_string(), from.to_string()]
+    }
 
-/// As [`to_args`] wrote it.
-pub fn from_args(mut args: impl Iterator<Item = String>) -> (Setup, Load) {
-    let (name, url) = args.next().zip(args.next()).expect("a name and an address");
-    let numbers: Vec<u64> = args.map(|arg| arg.parse().expect("a number")).collect();
-    let [
-        limit,
-        length,
-        max_keys,
-        receipts,
-        steps,
-        node,
-        clients,
-        keys,
-        flood,
-        pause,
-        cost,
-        drops,
-        refunds,
-        from,
-        until,
-    ] = numbers[..]
-    else {
-        panic!("15 numbers")
-    };
-    let setup = Setup {
-        name,
-        url,
-        limit,
-        length,
-        max_keys: max_keys as usize,
-        receipts: receipts > 0,
-        clock_steps_from: (steps > 0).then_some(steps),
-    };
-    let load = Load {
-        node: node as u32,
-        clients: clients as u32,
-        keys: keys as u32,
-        flood: flood > 0,
-        pause,
-        cost,
-        drops,
-        refunds,
-        from,
-        until,
-    };
-    (setup, load)
+    /// As [`Self::to_args`] wrote it.
+    pub fn from_args(args: impl Iterator<Item = String>) -> Option<Self> {
+        let [name, limiter, url, number, from] = &args.collect::<Vec<_>>()[..] else { return None };
+        Some(Self {
+            scenario: scenarios().into_iter().find(|scenario| scenario.name == name)?,
+            limiter: limiter.clone(),
+            url: url.clone(),
+            number: number.parse().ok()?,
+            from: from.parse().ok()?,
+        })
+    }
+
+    /// When they end.
+    pub fn until(&self) -> u64 {
+        self.from + self.scenario.millis * 1_000
+    }
 }
 
 /// How long a client waits for an answer.
 pub const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Runs a node until its time is over.
-pub async fn node(setup: Setup, load: Load) {
+pub async fn run(node: Node) {
+    let setup = node.scenario.setup(&node.limiter, &node.url, node.from);
     let limiter: Arc<dyn Limiter> = Arc::from(make(&setup).await);
     let ids = Arc::new(AtomicU64::new(0));
-    let clients = (0..load.clients).map(|client| {
+    let clients = (0..node.scenario.clients).map(|client| {
         let client = Client {
-            random: Random(now() ^ u64::from(load.node) << 48 ^ u64::from(client + 1) << 32),
+            random: Random(now() ^ u64::from(node.number) << 48 ^ u64::from(client + 1) << 32),
             limiter: Arc::clone(&limiter),
             ids: Arc::clone(&ids),
             setup: setup.clone(),
-            load: load.clone(),
+            node: node.clone(),
         };
         tokio::spawn(client.run())
     });
@@ -135,15 +75,15 @@ struct Client {
     limiter: Arc<dyn Limiter>,
     ids: Arc<AtomicU64>,
     setup: Setup,
-    load: Load,
+    node: Node,
 }
 
 impl Client {
     async fn run(mut self) {
-        sleep(Duration::from_micros(self.load.from.saturating_sub(now()))).await;
-        while now() < self.load.until {
+        sleep(Duration::from_micros(self.node.from.saturating_sub(now()))).await;
+        while now() < self.node.until() {
             self.ask().await;
-            match self.random.below(self.load.pause + 1) {
+            match self.random.below(self.node.scenario.pause + 1) {
                 0 => tokio::task::yield_now().await,
                 // A timer ends with a millisecond.
                 pause => sleep(Duration::from_micros(pause)).await,
@@ -152,11 +92,12 @@ impl Client {
     }
 
     async fn ask(&mut self) {
-        let load = &self.load;
+        let Node { scenario: load, number: node, .. } = &self.node;
+        let node = *node;
         let id = self.ids.fetch_add(1, Ordering::Relaxed);
         let key = match self.random.below(2) {
             0 => 0,
-            _ if load.flood => load.keys + 1_000 + (load.node << 24 | id as u32 & 0xff_ffff),
+            _ if load.flood => load.keys + 1_000 + (node << 24 | id as u32 & 0xff_ffff),
             _ => self.random.below(load.keys.into()) as u32,
         };
         let cost = 1 + self.random.below(load.cost);
@@ -168,13 +109,13 @@ impl Client {
         let received = self.setup.now();
 
         let (answer, receipt) = answer.unwrap_or((Answer::GaveUp, None));
-        let ask = Ask { node: load.node, id, key, cost, sent, received, answer, returned: None };
+        let ask = Ask { node, id, key, cost, sent, received, answer, returned: None };
         write(&Line::Asked(ask));
         if let Some(receipt) = receipt
             && load.refunds > 0
             && self.random.below(load.refunds) == 0
         {
-            let (limiter, setup, node) = (Arc::clone(&self.limiter), self.setup.clone(), load.node);
+            let (limiter, setup) = (Arc::clone(&self.limiter), self.setup.clone());
             let wait = Duration::from_millis(self.random.below(self.setup.length * 3 / 2));
             tokio::spawn(async move {
                 sleep(wait).await;

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use crate::check::{Promise, above};
 use crate::history::{Answer, Ask, Line, collect, now};
-use crate::limiters::{Contestant, Setup, Store};
-use crate::node::{Load, PATIENCE};
+use crate::limiters::{Contestant, Store};
+use crate::node::{Node, PATIENCE};
 use crate::proxy::Proxy;
 use crate::redis_server::{Server, signal};
 use crate::scenarios::{Scenario, Step};
@@ -57,39 +57,16 @@ pub async fn run(scenario: &Scenario, contestant: &Contestant) -> Outcome {
     };
     let url = format!("redis://127.0.0.1:{}/", proxy.as_ref().map_or(port, |proxy| proxy.port));
     let from = now() + STARTS_WITHIN * 1_000;
-    let setup = Setup {
-        name: contestant.name.to_owned(),
+    let first = Node {
+        scenario: scenario.clone(),
+        limiter: contestant.name.to_owned(),
         url,
-        limit: scenario.limit,
-        length: scenario.length,
-        // Few, so that a flood fills it.
-        max_keys: 1_000,
-        receipts: scenario.refunds > 0,
-        clock_steps_from: scenario.steps_clock.then_some(from),
-    };
-    let load = Load {
-        node: 0,
-        clients: scenario.clients,
-        keys: scenario.keys,
-        flood: scenario.flood,
-        pause: scenario.pause,
-        cost: scenario.cost,
-        drops: scenario.drops,
-        refunds: scenario.refunds,
+        number: 0,
         from,
-        until: from + scenario.millis * 1_000,
     };
     let nodes = if redis { scenario.nodes } else { 1 };
-    let mut stage = Stage {
-        server,
-        replica,
-        proxy,
-        setup,
-        load,
-        nodes: Vec::new(),
-        losses: Vec::new(),
-        started: 0,
-    };
+    let mut stage =
+        Stage { server, replica, proxy, next: first, nodes: Vec::new(), losses: Vec::new() };
     stage.nodes.resize_with(nodes as usize, || None);
     let mut readers = Vec::new();
     for node in 0..nodes as usize {
@@ -144,26 +121,23 @@ struct Stage {
     server: Option<Server>,
     replica: Option<Server>,
     proxy: Option<Proxy>,
-    setup: Setup,
-    load: Load,
+    /// The next process: each has a number of its own.
+    next: Node,
     nodes: Vec<Option<Child>>,
     losses: Vec<(u64, u64)>,
-    /// Processes so far: each has a number of its own.
-    started: u32,
 }
 
 type Reader = JoinHandle<Vec<Line>>;
 
 impl Stage {
     fn start_node(&mut self, node: usize) -> Reader {
-        let load = Load { node: self.started, ..self.load.clone() };
-        self.started += 1;
         let mut child = Command::new(std::env::current_exe().expect("it is a file"))
             .arg("node")
-            .args(crate::node::to_args(&self.setup, &load))
+            .args(self.next.to_args())
             .stdout(Stdio::piped())
             .spawn()
             .expect("it starts");
+        self.next.number += 1;
         let lines = BufReader::new(child.stdout.take().expect("it is a pipe"));
         self.nodes[node] = Some(child);
         // The last line of a process that is killed may be half of one.
@@ -243,7 +217,7 @@ impl Stage {
     fn end(&mut self, readers: Vec<Reader>) -> Vec<Line> {
         let patience = PATIENCE.as_micros() as u64 + 500_000;
         for child in self.nodes.iter_mut().flatten() {
-            while now() < self.load.until + patience && matches!(child.try_wait(), Ok(None)) {
+            while now() < self.next.until() + patience && matches!(child.try_wait(), Ok(None)) {
                 thread::sleep(Duration::from_millis(10));
             }
             let _ = child.kill();

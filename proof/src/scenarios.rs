@@ -1,6 +1,6 @@
 //! What is done to a limiter.
 
-use crate::limiters::{Contestant, Store};
+use crate::limiters::{Contestant, Setup, Store};
 
 /// A few seconds of load, and what happens meanwhile.
 #[derive(Clone, Debug)]
@@ -80,6 +80,20 @@ impl Scenario {
             Who::Redis => contestant.store == Store::Redis,
             Who::Ours => ours,
             Who::OursInMemory => contestant.name == "ours",
+        }
+    }
+
+    /// How a limiter is made for it, when it begins at `from`, in microseconds since the epoch.
+    pub fn setup(&self, limiter: &str, url: &str, from: u64) -> Setup {
+        Setup {
+            name: limiter.to_owned(),
+            url: url.to_owned(),
+            limit: self.limit,
+            length: self.length,
+            // Few, so that a flood fills it.
+            max_keys: 1_000,
+            receipts: self.refunds > 0,
+            clock_steps_from: self.steps_clock.then_some(from),
         }
     }
 }

@@ -4,6 +4,7 @@
 mod arithmetic;
 mod calendars;
 mod conformance;
+mod decisions;
 mod edges;
 mod kept_receipts;
 mod keys;

@@ -8,13 +8,12 @@ use std::process::{Child, Command};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use fastrand::Rng;
-use tower_fixed_window::store::{Account, Adjust, Charge, RedisStore, Scope, Store};
-use tower_fixed_window::{
-    Decision, Key, Limiter, MAX_TOKENS, ManualClock, MemoryStore, Quota, Quotas,
-};
+use tower_fixed_window::store::RedisStore;
+use tower_fixed_window::{Decision, Limiter, MAX_TOKENS, ManualClock, Quota, Quotas};
 
+use crate::agreement::{Pair, Trace};
 use crate::conformance::connect;
-use crate::random::env;
+use crate::random::{env, some_quotas};
 use crate::server::{ALONE, Server, ask};
 
 const STEPS: usize = 40;
@@ -68,26 +67,6 @@ fn tokens(rng: &mut Rng) -> u64 {
     }
 }
 
-/// The same windows, with limits as they may be now.
-fn with_limits(rng: &mut Rng, windows: &[&str]) -> Quotas {
-    let quota = |rng: &mut Rng, window: &str| {
-        let limit = tokens(rng);
-        let mut quota: Quota = format!("{limit}/{window}").parse().expect("a quota");
-        if rng.u8(..3) == 0 {
-            quota = quota.rollover_up_to(limit + tokens(rng).min(MAX_TOKENS - limit));
-        }
-        if rng.u8(..3) == 0 {
-            quota = quota.reserve_up_to(tokens(rng).min(MAX_TOKENS - quota.capacity()));
-        }
-        quota
-    };
-    let first = Quotas::from(quota(rng, windows[0]));
-    windows[1..].iter().fold(first, |quotas, window| {
-        let next = quota(rng, window);
-        quotas.try_and(next).unwrap_or(quotas)
-    })
-}
-
 fn turn(rng: &mut Rng) -> u64 {
     let turn = rng.choice(&TURNS).expect("some") * 1_000;
     (turn + rng.u64(..172_800_000)).saturating_sub(86_400_000).min(MAX_TOKENS)
@@ -95,7 +74,7 @@ fn turn(rng: &mut Rng) -> u64 {
 
 /// Often to where the last decision's window ends, and often some windows on or back.
 fn step_clock(rng: &mut Rng, now: u64, last: Option<&Decision>) -> u64 {
-    let Some(standing) = last.map(|last| last.usage()[0]) else { return now };
+    let Some(standing) = last.map(|last| last.usage()[0]) else { return turn(rng) };
     let length = standing.window().as_millis() as u64;
     let end =
         standing.reset_at().duration_since(UNIX_EPOCH).map_or(0, |end| end.as_millis() as u64);
@@ -119,60 +98,20 @@ fn step_clock(rng: &mut Rng, now: u64, last: Option<&Decision>) -> u64 {
 async fn memory_and_redis_agree_on_calendars() {
     let Some(server) = Server::start() else { return };
     let connection = connect(&server.url()).await;
-    let scope = Scope::named("calendars");
     let (first, rounds) = (env("SEED", 1), env("ROUNDS", 400));
     for seed in first..first + rounds {
         let mut rng = Rng::with_seed(seed);
         let clock = ManualClock::default();
-        let memory = MemoryStore::with_max_keys(100).clock(clock.clone());
-        let redis = RedisStore::from(connection.clone()).deadline(Duration::from_secs(60));
-        let redis = redis.prefix(&seed.to_string()).clock(clock.clone());
-        let key = Key::from(seed);
+        let pair = Pair::new(&connection, seed, &clock, |store| store);
         let mut windows = vec![*rng.choice(&CALENDARS).expect("some")];
         match rng.u8(..3) {
             0 => windows.push(rng.choice(&CALENDARS).expect("some")),
             1 => windows.push("minute"),
             _ => {}
         }
-        let mut quotas = with_limits(&mut rng, &windows);
-        let mut now = turn(&mut rng);
-        let mut taken: Vec<Decision> = Vec::new();
-        let mut last = None;
-        for step in 0..STEPS {
-            now = step_clock(&mut rng, now, last.as_ref());
-            clock.set_ms(now);
-            if rng.u8(..8) == 0 {
-                let new = with_limits(&mut rng, &windows);
-                // Decisions are of as many quotas as there were.
-                if new.len() == quotas.len() {
-                    quotas = new;
-                }
-            }
-            let account = Account::new(&scope, &quotas, &key);
-            let at = format!("SEED={seed} step {step} at {now}: {quotas}");
-            if !taken.is_empty() && rng.u8(..5) == 0 {
-                let decision = taken.swap_remove(rng.usize(..taken.len()));
-                let returned = rng.u64(..=decision.granted());
-                let adjust = match rng.bool() {
-                    true => Adjust::refund(account, returned, &decision),
-                    false => Adjust::take(account, tokens(&mut rng), &decision),
-                };
-                memory.adjust(adjust).await.expect("memory answers");
-                redis.adjust(adjust).await.unwrap_or_else(|error| panic!("{at}: {error}"));
-            }
-            let mut charge = Charge::new(account, tokens(&mut rng));
-            charge = if rng.u8(..3) == 0 { charge.reserving() } else { charge };
-            charge = if rng.u8(..4) == 0 { charge.up_to() } else { charge };
-            charge = if rng.u8(..5) == 0 { charge.peeking() } else { charge };
-            let expected = memory.charge(charge).await.expect("memory answers");
-            let decision = redis.charge(charge).await;
-            let decision = decision.unwrap_or_else(|error| panic!("{at}: {error}"));
-            assert_eq!(decision, expected, "{at}: {charge:?}");
-            if decision.allowed() {
-                taken.push(decision.clone());
-            }
-            last = Some(decision);
-        }
+        let quota = |limit, window: &&str| format!("{limit}/{window}").parse().expect("a quota");
+        let quotas = |rng: &mut Rng| some_quotas(rng, tokens, &windows, quota);
+        Trace { quotas, tokens, next: step_clock }.run(pair, &clock, &mut rng, STEPS).await;
     }
 }
 

@@ -10,22 +10,15 @@ use fastrand::Rng;
 use redis::aio::MultiplexedConnection;
 use redis::cmd;
 use tower_fixed_window::store::{Account, Adjust, Charge, RedisStore, Scope, Store};
-use tower_fixed_window::{
-    Decision, Key, MAX_TOKENS, ManualClock, MemoryStore, Quota, Quotas, Usage,
-};
+use tower_fixed_window::{Decision, Key, MAX_TOKENS, ManualClock, Quota, Quotas, Usage};
 
+use crate::agreement::{Pair, Trace};
 use crate::conformance::connect;
 use crate::gathered_calls::Crowd;
 use crate::random::{env, length, start, step_clock, tokens, with_limits};
 use crate::server::Server;
 
 const STEPS: usize = 50;
-
-/// Counters of their own for each seed. Nothing here is about time: a busy machine may take some.
-fn store(connection: &MultiplexedConnection, seed: u64, clock: &ManualClock) -> RedisStore {
-    let store = RedisStore::from(connection.clone()).deadline(Duration::from_secs(60));
-    store.prefix(&seed.to_string()).clock(clock.clone())
-}
 
 #[tokio::test]
 async fn memory_and_redis_agree() {
@@ -40,14 +33,11 @@ async fn memory_and_redis_agree_on_gathered_calls() {
 async fn agree<S: Store>(with: impl Fn(RedisStore) -> S) {
     let Some(server) = Server::start() else { return };
     let connection = connect(&server.url()).await;
-    let scope = Scope::named("differential");
     let (first, rounds) = (env("SEED", 1), env("ROUNDS", 400));
     for seed in first..first + rounds {
         let mut rng = Rng::with_seed(seed);
         let clock = ManualClock::at_ms(start(&mut rng));
-        let memory = MemoryStore::with_max_keys(100).clock(clock.clone());
-        let redis = with(store(&connection, seed, &clock));
-        let key = Key::from(rng.u64(..));
+        let pair = Pair::new(&connection, seed, &clock, &with);
         // Every other one has a single quota, which mostly goes another way through the script.
         let most = if rng.bool() { 1 } else { 4 };
         let windows: Vec<_> = (0..rng.usize(1..=most))
@@ -56,50 +46,12 @@ async fn agree<S: Store>(with: impl Fn(RedisStore) -> S) {
                 (length, rng.u8(..6), rng.u64(..length))
             })
             .collect();
-        let mut quotas = with_limits(&mut rng, &windows);
-        let mut now = start(&mut rng);
-        let mut taken: Vec<Decision> = Vec::new();
-        for step in 0..STEPS {
-            now = step_clock(&mut rng, now, windows[0].0);
-            clock.set_ms(now);
-            if rng.u8(..8) == 0 {
-                let new = with_limits(&mut rng, &windows);
-                // Decisions are of as many quotas as there were.
-                if new.len() == quotas.len() {
-                    quotas = new;
-                }
-            }
-            let account = Account::new(&scope, &quotas, &key);
-            let at = format!("SEED={seed} step {step} at {now}: {quotas}");
-            match rng.u8(..20) {
-                0 => {
-                    memory.reset(&scope, &key).await.expect("memory answers");
-                    redis.reset(&scope, &key).await.unwrap_or_else(|error| panic!("{at}: {error}"));
-                }
-                1..=4 if !taken.is_empty() => {
-                    let decision = taken.swap_remove(rng.usize(..taken.len()));
-                    let returned = rng.u64(..=decision.granted());
-                    let adjust = match rng.bool() {
-                        true => Adjust::refund(account, returned, &decision),
-                        false => Adjust::take(account, tokens(&mut rng), &decision),
-                    };
-                    memory.adjust(adjust).await.expect("memory answers");
-                    redis.adjust(adjust).await.unwrap_or_else(|error| panic!("{at}: {error}"));
-                }
-                _ => {}
-            }
-            let mut charge = Charge::new(account, tokens(&mut rng));
-            charge = if rng.u8(..3) == 0 { charge.reserving() } else { charge };
-            charge = if rng.u8(..4) == 0 { charge.up_to() } else { charge };
-            charge = if rng.u8(..5) == 0 { charge.peeking() } else { charge };
-            let expected = memory.charge(charge).await.expect("memory answers");
-            let decision = redis.charge(charge).await;
-            let decision = decision.unwrap_or_else(|error| panic!("{at}: {error}"));
-            assert_eq!(decision, expected, "{at}: {charge:?}");
-            if decision.allowed() {
-                taken.push(decision);
-            }
-        }
+        let quotas = |rng: &mut Rng| with_limits(rng, &windows);
+        let next = |rng: &mut Rng, now, last: Option<&Decision>| match last {
+            Some(_) => step_clock(rng, now, windows[0].0),
+            None => start(rng),
+        };
+        Trace { quotas, tokens, next }.run(pair, &clock, &mut rng, STEPS).await;
     }
 }
 
@@ -140,8 +92,7 @@ async fn change<S: Store>(with: impl Fn(RedisStore) -> S) {
         let length = *rng.choice(&[10, 60_000, 3_600_000]).expect("some");
         let mut now = 1_700_000_040_000 + rng.u64(..length);
         let clock = ManualClock::at_ms(now);
-        let memory = MemoryStore::with_max_keys(100).clock(clock.clone());
-        let (redis, key) = (with(store(&connection, seed, &clock)), Key::from(seed));
+        let (mut pair, key) = (Pair::new(&connection, seed, &clock, &with), Key::from(seed));
         let shapes: Vec<_> = (0..rng.u64(1..4))
             .map(|i| (length * [1, 3, 24][i as usize], rng.bool(), rng.u8(..3), rng.u8(..3)))
             .collect();
@@ -167,7 +118,6 @@ async fn change<S: Store>(with: impl Fn(RedisStore) -> S) {
             _ => rng.u64(1..6_000),
         };
         let mut current = quotas(&mut rng);
-        let mut taken: Vec<Decision> = Vec::new();
         for step in 0..20 {
             now = match rng.u8(..8) {
                 0..=4 => now,
@@ -182,18 +132,12 @@ async fn change<S: Store>(with: impl Fn(RedisStore) -> S) {
             let account = Account::new(&scope, &current, &key);
             let at = format!("SEED={seed} step {step} at {now}: {current}");
             let peek = Charge::new(account, 0).peeking();
-            let before = memory.charge(peek).await.expect("memory answers");
+            let before = pair.memory.charge(peek).await.expect("memory answers");
             let above = before.usage().iter().any(|s| s.used() > s.limit());
             seen.above += u32::from(above);
-            if !taken.is_empty() && rng.u8(..3) == 0 {
-                let decision = taken.swap_remove(rng.usize(..taken.len()));
-                let adjust = match rng.bool() {
-                    true => Adjust::refund(account, rng.u64(..=decision.granted()), &decision),
-                    false => Adjust::take(account, cost(&mut rng), &decision),
-                };
+            if rng.u8(..3) == 0 {
+                pair.adjust(&mut rng, account, cost, &at).await;
                 seen.corrected += u32::from(above);
-                memory.adjust(adjust).await.expect("memory answers");
-                redis.adjust(adjust).await.unwrap_or_else(|error| panic!("{at}: {error}"));
             }
             let charge = Charge::new(account, cost(&mut rng));
             let charge = match rng.u8(..6) {
@@ -202,19 +146,13 @@ async fn change<S: Store>(with: impl Fn(RedisStore) -> S) {
                 2 | 3 => charge.reserving(),
                 _ => charge,
             };
-            let expected = memory.charge(charge).await.expect("memory answers");
-            let decision = redis.charge(charge).await;
-            let decision = decision.unwrap_or_else(|error| panic!("{at}: {error}"));
-            assert_eq!(decision, expected, "{at}: {charge:?}");
+            let decision = pair.charge(charge, &at).await;
             seen.corrected += u32::from(above && decision.ready_at().is_some());
             let standings = decision.usage();
             let begins =
                 |s: &Usage| s.reset_at() == UNIX_EPOCH + Duration::from_millis(now) + s.window();
             seen.debts += u32::from(before.usage().iter().any(|s| begins(s) && s.used() > 0));
             seen.at_zero += u32::from(standings.iter().any(|s| s.limit() == 0 && s.used() > 0));
-            if decision.allowed() {
-                taken.push(decision);
-            }
         }
     }
     println!("{seen:?}");
@@ -322,11 +260,9 @@ async fn cross<S: Store>(with: impl Fn(RedisStore) -> S) {
             _ => 1_700_000_000_000,
         };
         let clock = ManualClock::at_ms(now);
-        let memory = MemoryStore::with_max_keys(100).clock(clock.clone());
-        let (redis, key) = (with(store(&connection, seed, &clock)), Key::from(seed));
+        let (mut pair, key) = (Pair::new(&connection, seed, &clock, &with), Key::from(seed));
         let mut quota = some_quota(&mut rng);
         let (name, field) = (format!("{seed}:tfw1:{{cross:u{seed}}}"), quota.counter().to_string());
-        let mut taken: Option<Decision> = None;
         for step in 0..STEPS {
             now = match rng.u8(..8) {
                 0 => now + rng.u64(..length),
@@ -343,13 +279,8 @@ async fn cross<S: Store>(with: impl Fn(RedisStore) -> S) {
             let account = Account::new(&scope, &quotas, &key);
             let at = format!("SEED={seed} step {step} at {now}: {quotas}");
             let (before, _) = written(&mut connection, &name, &field).await;
-            if let Some(decision) = taken.take_if(|_| rng.u8(..4) == 0) {
-                let adjust = match rng.bool() {
-                    true => Adjust::refund(account, rng.u64(..=decision.granted()), &decision),
-                    false => Adjust::take(account, some(&mut rng), &decision),
-                };
-                memory.adjust(adjust).await.expect("memory answers");
-                redis.adjust(adjust).await.unwrap_or_else(|error| panic!("{at}: {error}"));
+            if rng.u8(..4) == 0 {
+                pair.adjust(&mut rng, account, some, &at).await;
             }
             let (found, expiry) = written(&mut connection, &name, &field).await;
             let cost = if rng.bool() { rng.u64(1..5) } else { some(&mut rng) };
@@ -360,10 +291,7 @@ async fn cross<S: Store>(with: impl Fn(RedisStore) -> S) {
                 2 => charge.peeking(),
                 _ => charge,
             };
-            let expected = memory.charge(charge).await.expect("memory answers");
-            let decision = redis.charge(charge).await;
-            let decision = decision.unwrap_or_else(|error| panic!("{at}: {error}"));
-            assert_eq!(decision, expected, "{at}: {charge:?} on {found:?}");
+            let decision = pair.charge(charge, &format!("{at} on {found:?}")).await;
             let (after, new_expiry) = written(&mut connection, &name, &field).await;
             if !decision.allowed() {
                 assert_eq!((&after, new_expiry), (&found, expiry), "{at}: refused");
@@ -384,9 +312,6 @@ async fn cross<S: Store>(with: impl Fn(RedisStore) -> S) {
                 seen.short_on_text += u32::from(is_text(&found) == Some(true));
                 seen.short_on_later += u32::from(is_text(&found) == Some(false) && later);
                 seen.short_refused += u32::from(!decision.allowed());
-            }
-            if decision.allowed() {
-                taken = Some(decision);
             }
         }
     }

@@ -4,6 +4,7 @@
 //! `REDIS_SERVER=valkey-server` chooses another binary. Where there is none the tests are skipped
 //! with a word, or fail if `REQUIRE_REDIS=1`.
 
+mod agreement;
 mod calendars;
 mod cluster_and_sentinel;
 mod conformance;

@@ -28,15 +28,27 @@ pub(crate) fn length(rng: &mut Rng) -> u64 {
 
 /// The same windows, with limits as they may be now.
 pub(crate) fn with_limits(rng: &mut Rng, windows: &[(u64, u8, u64)]) -> Quotas {
-    let quota = |rng: &mut Rng, &(length, anchor, offset): &(u64, u8, u64)| {
-        let limit = tokens(rng);
-        let mut quota = Quota::new(limit, Duration::from_millis(length));
-        quota = match anchor {
+    some_quotas(rng, tokens, windows, |limit, &(length, anchor, offset)| {
+        let quota = Quota::new(limit, Duration::from_millis(length));
+        match anchor {
             0 => quota,
             1 => quota.starting_at(Duration::from_millis(offset)),
             2 => quota.staggered(),
             _ => quota.from_first_request(),
-        };
+        }
+    })
+}
+
+/// A quota for each window, with rollover and reservations now and then.
+pub(crate) fn some_quotas<W>(
+    rng: &mut Rng,
+    tokens: fn(&mut Rng) -> u64,
+    windows: &[W],
+    plain: impl Fn(u64, &W) -> Quota,
+) -> Quotas {
+    let quota = |rng: &mut Rng, window| {
+        let limit = tokens(rng);
+        let mut quota = plain(limit, window);
         if rng.u8(..3) == 0 {
             quota = quota.rollover_up_to(limit + tokens(rng).min(MAX_TOKENS - limit));
         }

@@ -1,152 +1,69 @@
-//! The longest single decision after all windows have ended at once, beside a calm moment, and
+//! Single decisions while a store grows, in a calm moment, and when all windows have ended at once;
 //! beside a loop that only looks at its watch: the machine's own noise.
 
 use std::hint::black_box;
-use std::net::IpAddr;
-use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use governor::RateLimiter;
-use governor::clock::FakeRelativeClock;
-use governor::middleware::NoOpMiddleware;
-use governor::nanos::Nanos;
-use governor::state::keyed::DashMapStateStore;
-use tower_fixed_window::{Limiter, ManualClock, MemoryStore, Quota};
-use tower_rate_limiter::FixedWindowStore;
+use tower_fixed_window_peers::{ALLOWED, Case, address, governor_quota};
 
-use crate::batch::address;
-use crate::keys::Keys;
+/// The parts of all decisions that are done within the printed nanoseconds: the last is the longest.
+const PARTS: [f64; 6] = [0.5, 0.9, 0.99, 0.999, 0.9999, 1.0];
 
-/// Nanoseconds of single decisions, in one round.
-#[derive(Clone, Copy, Debug)]
-pub struct Spread {
-    pub median: f64,
-    /// One in a thousand takes longer.
-    pub p999: f64,
-    pub longest: f64,
-}
-
-impl Spread {
-    fn of(nanoseconds: &mut [u64]) -> Self {
-        nanoseconds.sort_unstable();
-        let at = |share: f64| nanoseconds[(nanoseconds.len() as f64 * share) as usize] as f64;
-        let longest = nanoseconds.last().copied().expect("there are some");
-        Self { median: at(0.5), p999: at(0.999), longest: longest as f64 }
-    }
-}
-
-/// A moment of a contestant, and what was seen in each round.
-pub struct Moment {
-    pub who: &'static str,
-    pub when: &'static str,
-    pub rounds: Vec<Spread>,
-}
-
-pub const NOTHING: &str = "a loop that does nothing";
-
-/// The time that each call takes.
-fn each(took: &mut [u64], mut call: impl FnMut(usize)) -> Spread {
-    for (i, took) in took.iter_mut().enumerate() {
+fn print(moment: &str, clients: &[u32], done: &AtomicBool, mut call: impl FnMut(u32)) {
+    // Written once before, so that the system does not have to bring its pages meanwhile.
+    let mut took = vec![1; clients.len()];
+    let mut count = 0;
+    while count < took.len() && (count == 0 || !done.load(Ordering::Relaxed)) {
         let start = Instant::now();
-        call(i);
-        *took = start.elapsed().as_nanos() as u64;
+        call(clients[count]);
+        took[count] = start.elapsed().as_nanos() as u64;
+        count += 1;
     }
-    Spread::of(took)
+    took.truncate(count);
+    took.sort_unstable();
+    let within = PARTS.map(|part| took[((count - 1) as f64 * part) as usize].to_string());
+    println!("{moment}\t{}", within.join("\t"));
 }
 
-/// This crate's store, and doing nothing, in turns.
-pub fn ours(keys: u32, rounds: usize) -> [Moment; 3] {
-    let clock = ManualClock::at_ms(1_700_000_040_000);
-    // With room enough for each key to have an entry of its own.
-    let store = MemoryStore::with_max_keys(keys as usize * 5 / 4).clock(clock.clone());
-    let limiter = Limiter::new(Quota::per_minute(1_000_000_000)).store(store);
-    let requests = Keys::Uniform(keys).requests(keys as usize);
-    let mut took = vec![1; requests.len()];
-    let check = |client| {
-        let decision = limiter.check(address(client)).into_now();
-        let Ok(Ok(decision)) = decision else { panic!("memory answers now") };
-        assert!(black_box(decision).allowed());
-    };
-    let fill = || Keys::Uniform(keys).all().into_iter().for_each(check);
-    fill();
-    let who = crate::stores::OURS;
-    let moment = |who, when| Moment { who, when, rounds: vec![] };
-    let mut moments = [moment(NOTHING, ""), moment(who, "calm"), moment(who, "at the edge")];
-    for _ in 0..rounds {
-        // For about as long as decisions take: a loop that is done sooner sees less of the machine.
-        moments[0].rounds.push(each(&mut took, |i| {
-            (0..500).for_each(|_| {
-                black_box(requests[i]);
-            });
-        }));
-        moments[1].rounds.push(each(&mut took, |i| check(requests[i])));
-        fill();
-        // All windows end.
-        clock.advance(Duration::from_secs(60));
-        moments[2].rounds.push(each(&mut took, |i| check(requests[i])));
-    }
-    moments
-}
-
-/// governor keeps what has expired until `retain_recent` is called: decisions while another thread
-/// does that.
-pub fn governor(keys: u32, rounds: usize) -> [Moment; 2] {
-    let quota = governor::Quota::per_minute(NonZeroU32::MAX);
-    let clock = FakeRelativeClock::default();
-    let store = DashMapStateStore::<IpAddr>::default();
-    let limiter: RateLimiter<IpAddr, _, FakeRelativeClock, NoOpMiddleware<Nanos>> =
-        RateLimiter::new(quota, store, clock.clone());
-    let all = Keys::Uniform(keys).all();
-    let requests = Keys::Uniform(keys).requests(keys as usize);
-    let mut took = vec![1; requests.len()];
-    let check = |client| assert!(limiter.check_key(&address(client)).is_ok());
-    let moment = |when| Moment { who: crate::stores::GOVERNOR, when, rounds: vec![] };
-    let mut moments = [moment("calm"), moment("during `retain_recent`")];
-    for _ in 0..rounds {
-        all.iter().copied().for_each(check);
-        moments[0].rounds.push(each(&mut took, |i| check(requests[i])));
-        clock.advance(Duration::from_secs(120));
+/// Each round begins with new stores and a window.
+pub fn edge(keys: u32, rounds: usize, window: Duration) {
+    let never = AtomicBool::new(false);
+    for round in 0..rounds {
+        let mut names = vec!["tower-fixed-window", "governor", "tower-rate-limiter"];
+        names.truncate(if round < 2 { 3 } else { 2 });
+        let id = |name| format!("store:{name}:allowed:uniform:{keys}");
+        let cases: Vec<_> = names.iter().map(|name| Case::new(&id(name), window)).collect();
+        let (clients, requests) = (cases[0].clients(), cases[0].requests(keys as usize));
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970");
+        sleep(window - Duration::from_nanos((since.as_nanos() % window.as_nanos()) as u64));
+        let start = Instant::now();
+        for (name, case) in names.iter().zip(&cases) {
+            let mut worker = case.worker();
+            print(&format!("{name}:growing"), &clients, &never, |client| worker(&[client]));
+            print(&format!("{name}:calm"), &requests, &never, |client| worker(&[client]));
+        }
+        // About as long as a decision: a loop that is done sooner sees less of the machine.
+        let idle = |client| (0..500).for_each(|_| _ = black_box(client));
+        print("a loop that does nothing:", &requests, &never, idle);
+        // Some peers' windows begin with the first request.
+        sleep((window * 2).saturating_sub(start.elapsed()));
+        for (name, case) in names.iter().zip(&cases) {
+            let mut worker = case.worker();
+            print(&format!("{name}:at the edge"), &requests, &never, |client| worker(&[client]));
+        }
+        // governor keeps what has expired until this is called, here by another thread.
+        let limiter = governor::RateLimiter::keyed(governor_quota(ALLOWED, window));
+        let check = |client| assert!(limiter.check_key(&address(client)).is_ok());
+        clients.iter().copied().for_each(check);
         let swept = AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 limiter.retain_recent();
                 swept.store(true, Ordering::Relaxed);
             });
-            let mut count = 0;
-            while count < took.len() && !swept.load(Ordering::Relaxed) {
-                let start = Instant::now();
-                check(requests[count]);
-                took[count] = start.elapsed().as_nanos() as u64;
-                count += 1;
-            }
-            moments[1].rounds.push(Spread::of(&mut took[..count.max(1)]));
+            print("governor:during retain_recent", &requests, &swept, check);
         });
     }
-    moments
-}
-
-/// tower-rate-limiter's cache expires entries by the real time, some of them with each call.
-pub fn tower_rate_limiter(keys: u32, rounds: usize) -> [Moment; 2] {
-    let requests = Keys::Uniform(keys).requests(keys as usize);
-    let all = Keys::Uniform(keys).all();
-    let mut took = vec![1; requests.len()];
-    let moment = |when| Moment { who: "tower-rate-limiter", when, rounds: vec![] };
-    let mut moments = [moment("calm"), moment("at the edge")];
-    for _ in 0..rounds {
-        let store = tower_rate_limiter::MemoryStore::new();
-        let window = Duration::from_millis(u64::from(keys) / 100 + 100);
-        let check = |client| {
-            let key = format!("default:{}", address(client));
-            assert!(store.increment(&key, window).into_inner().is_ok());
-        };
-        let start = Instant::now();
-        all.iter().copied().for_each(check);
-        let filled = start.elapsed();
-        moments[0].rounds.push(each(&mut took[..all.len() / 10], |i| check(requests[i])));
-        sleep((filled + window).saturating_sub(start.elapsed()));
-        moments[1].rounds.push(each(&mut took, |i| check(requests[i])));
-    }
-    moments
 }

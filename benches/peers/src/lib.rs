@@ -1,13 +1,91 @@
-//! This crate beside its peers: see README.md. What is measured is in [`layers`] and [`stores`], and
-//! how, in a module for each kind of number.
+//! This crate beside its peers: see README.md. A [`Case`] is a limiter and the requests that it gets.
 
-pub mod batch;
-pub mod counting;
-pub mod edge;
-pub mod http;
-pub mod keys;
-pub mod layers;
-pub mod memory;
-pub mod report;
-pub mod stores;
-pub mod timing;
+use std::net::{IpAddr, Ipv4Addr};
+use std::time::Duration;
+
+mod layers;
+mod stores;
+
+pub use layers::{four_headers, ours, refusal, tower_governor};
+pub use stores::governor_quota;
+
+pub const DAY: Duration = Duration::from_secs(86_400);
+/// The limits: one that no run spends, or one that every client spends with its first request.
+pub const ALLOWED: u32 = 1_000_000_000;
+pub const REFUSED: u32 = 1;
+
+/// Answers a request from each of these clients, and returns how many of them passed.
+pub type Worker = Box<dyn FnMut(&[u32]) -> usize + Send>;
+/// Makes workers that share a limiter, one for each thread.
+type Limiter = Box<dyn Fn() -> Worker>;
+
+/// A limiter by what it does with a client's request: `true` if that passes. The loop is inside, so
+/// that limiters are called as their users call them.
+fn each(passes: impl FnMut(u32) -> bool + Clone + Send + 'static) -> Limiter {
+    Box::new(move || {
+        let mut passes = passes.clone();
+        Box::new(move |clients| clients.iter().filter(|&&client| passes(client)).count())
+    })
+}
+
+/// Written as `layer:tower_governor:refused:uniform:100000`.
+pub struct Case {
+    limiter: Limiter,
+    refuses: bool,
+    zipf: bool,
+    pub keys: u32,
+}
+
+impl Case {
+    pub fn new(id: &str, window: Duration) -> Self {
+        let parts: Vec<&str> = id.split(':').collect();
+        let &[subject, name, case, shape, keys] = &parts[..] else { panic!("no case: {id}") };
+        let (refuses, keys) = (case == "refused", keys.parse().expect("a number of keys"));
+        let limit = if refuses { REFUSED } else { ALLOWED };
+        let limiter = match subject {
+            "layer" => layers::limiter(name, limit),
+            _ => stores::limiter(name, limit, window, keys),
+        };
+        Self { limiter, refuses, zipf: shape == "zipf", keys }
+    }
+
+    /// With a limiter that has had a request from every client.
+    pub fn prepared(id: &str) -> Self {
+        let case = Self::new(id, DAY);
+        let mut worker = (case.limiter)();
+        // One by one: a list of them would leave a hole in the heap, which costs those who allocate.
+        (0..case.keys).for_each(|n| _ = worker(&[client(n)]));
+        case
+    }
+
+    /// A worker that checks the outcome of its requests.
+    pub fn worker(&self) -> impl FnMut(&[u32]) + Send + use<> {
+        let (mut worker, refuses) = ((self.limiter)(), self.refuses);
+        move |clients| assert_eq!(worker(clients), if refuses { 0 } else { clients.len() })
+    }
+
+    /// Each client once.
+    pub fn clients(&self) -> Vec<u32> {
+        (0..self.keys).map(client).collect()
+    }
+
+    /// The clients of `n` requests, the same in each call: equally often in random order, or the
+    /// n-th of them about 1/n as often as the first.
+    pub fn requests(&self, n: usize) -> Vec<u32> {
+        let (mut random, keys) = (fastrand::Rng::with_seed(7), f64::from(self.keys));
+        let mut next = || match (self.zipf, random.f64()) {
+            (true, share) => keys.powf(share) - 1.0,
+            (false, share) => keys * share,
+        };
+        (0..n).map(|_| client(next() as u32)).collect()
+    }
+}
+
+/// Another one for each number, spread over all addresses.
+fn client(n: u32) -> u32 {
+    (n + 1).wrapping_mul(0x9e37_79b1)
+}
+
+pub fn address(client: u32) -> IpAddr {
+    IpAddr::V4(Ipv4Addr::from(client))
+}

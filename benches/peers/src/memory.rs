@@ -1,26 +1,18 @@
-//! Memory: of each store, in a process of its own: see `bin_memory.rs`.
+//! `peers-memory CASE` prints the bytes that a store holds for a key, the most it held while it grew,
+//! and what the system gave (resident). A program of its own, for the allocator that counts.
 
-use std::process::Command;
-
-#[derive(Clone, Copy, Debug)]
-pub struct Memory {
-    /// Bytes that are held for each key.
-    pub held: f64,
-    /// The most there were while it grew.
-    pub most: f64,
-    /// What the system had to give.
-    pub resident: f64,
+fn main() {
+    let id = std::env::args().nth(1).expect("a case");
+    let (before, mut case) = (resident(), None);
+    let counted = allocation_counter::measure(|| {
+        case = Some(tower_fixed_window_peers::Case::prepared(&id));
+    });
+    let bytes = [counted.bytes_current as u64, counted.bytes_max, resident() - before];
+    let keys = f64::from(case.expect("it was made").keys);
+    println!("{id}\t{}", bytes.map(|bytes| format!("{:.2}", bytes as f64 / keys)).join("\t"));
 }
 
-pub fn measure(who: &str, keys: u32) -> Memory {
-    let program = std::env::current_exe().expect("this program").with_file_name("peers-memory");
-    let output = Command::new(program).arg(who).arg(keys.to_string()).output().expect("it runs");
-    let text = String::from_utf8_lossy(&output.stdout);
-    let problem = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{who}, {keys} keys: {problem}");
-    let mut numbers = text
-        .split_whitespace()
-        .map(|number| number.parse::<f64>().expect("a number") / f64::from(keys));
-    let mut next = || numbers.next().expect("three numbers");
-    Memory { held: next(), most: next(), resident: next() }
+fn resident() -> u64 {
+    let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
+    statm.split(' ').nth(1).and_then(|pages| pages.parse::<u64>().ok()).unwrap_or(0) * 4_096
 }

@@ -28,6 +28,18 @@ pub struct Protocol {
     pub fault: Option<Fault>,
 }
 
+/// The smallest one in which every promise can be broken.
+pub const SMALL: Protocol = Protocol {
+    nodes: 2,
+    limit: 2,
+    length: 2,
+    lease: 2,
+    refunds: true,
+    local: false,
+    failover: false,
+    fault: None,
+};
+
 /// What can be wrong.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fault {
@@ -62,6 +74,11 @@ impl Fault {
             Self::LocalForgets => LOCAL,
             _ => LIMIT,
         }
+    }
+
+    /// The smallest protocol that has it.
+    pub fn protocol(self) -> Protocol {
+        Protocol { fault: Some(self), local: self == Self::LocalForgets, ..SMALL }
     }
 }
 

@@ -2,18 +2,7 @@
 
 use std::process::ExitCode;
 
-use tower_fixed_window_model::{Fault, Protocol, look};
-
-const SMALL: Protocol = Protocol {
-    nodes: 2,
-    limit: 2,
-    length: 2,
-    lease: 2,
-    refunds: true,
-    local: false,
-    failover: false,
-    fault: None,
-};
+use tower_fixed_window_model::{Fault, Protocol, SMALL, look};
 
 fn main() -> ExitCode {
     let smoke = std::env::args().any(|arg| arg == "--smoke");
@@ -52,8 +41,7 @@ fn main() -> ExitCode {
     }
     println!("\n| fault | steps | broken | which |\n|---|---:|---|---|");
     for fault in Fault::ALL {
-        let local = fault == Fault::LocalForgets;
-        let looked = look(&Protocol { fault: Some(fault), local, ..SMALL });
+        let looked = look(&fault.protocol());
         let broken = looked.broken.iter().find(|(what, _)| *what == fault.breaks());
         well &= broken.is_some();
         match broken {

@@ -1,17 +1,6 @@
 //! The smallest protocol keeps its promises, and each fault breaks one.
 
-use tower_fixed_window_model::{Fault, Protocol, look};
-
-const SMALL: Protocol = Protocol {
-    nodes: 2,
-    limit: 2,
-    length: 2,
-    lease: 2,
-    refunds: true,
-    local: false,
-    failover: false,
-    fault: None,
-};
+use tower_fixed_window_model::{Fault, Protocol, SMALL, look};
 
 #[test]
 fn the_protocol_keeps_its_promises() {
@@ -29,8 +18,7 @@ fn the_protocol_keeps_its_promises() {
 #[test]
 fn without_a_safety_its_promise_is_broken() {
     for fault in Fault::ALL {
-        let local = fault == Fault::LocalForgets;
-        let looked = look(&Protocol { fault: Some(fault), local, ..SMALL });
+        let looked = look(&fault.protocol());
         let broken = looked.broken.iter().any(|(what, _)| *what == fault.breaks());
         assert!(broken, "{fault:?}: {:?}", looked.broken);
     }

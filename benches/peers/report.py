@@ -1,0 +1,208 @@
+"""The tables of BENCHMARKS.md and the plots, from what scripts/peers has measured."""
+import math
+import re
+import sys
+from statistics import median
+
+from plots import Plot
+
+OURS, GOVERNOR, TOWER_GOVERNOR, HAND, BARE = "tower-fixed-window", "governor", "tower_governor", "by hand", "bare service"
+LAYERS = [BARE, HAND, OURS, TOWER_GOVERNOR, "tower-rate-limiter", "axum-governor"]
+STORES = [OURS, GOVERNOR, "governor, one lock", "tower-rate-limiter", "limitador", "axum-limit"]
+SERVERS = [BARE, "a layer that does nothing", HAND, OURS, TOWER_GOVERNOR]
+BOTH = ALLOWED, REFUSED = "allowed", "refused"
+PEER = {"layer": TOWER_GOVERNOR, "store": GOVERNOR}
+MARKS = [f"<!-- {which}what scripts/peers writes -->\n" for which in ("", "end of ")]
+
+
+def cell(numbers, digits=0):
+    return f"{median(numbers):,.{digits}f}" if numbers else "-"
+
+
+def interval(numbers, digits=2):
+    """The median and, where there are rounds, the interval that has it with 95%."""
+    ranks, n = sorted(numbers or []), len(numbers or [])
+    skip = int((n - 1.96 * math.sqrt(n)) / 2)
+    return cell(numbers, digits) + (f" ({ranks[skip]:.{digits}f} to {ranks[-1 - skip]:.{digits}f})" if skip > 0 else "")
+
+
+def ratios(mine, peers, base=None):
+    """Round by round; with a base, of what comes on top of it."""
+    return mine and peers and [(a - z) / (b - z) for a, b, z in zip(mine, peers, base or [0] * len(mine))]
+
+
+def title(keys):
+    shape, count, *threads = keys.split(":")
+    count = "one hot key" if count == "1" else f"{int(count):,} keys" + " by Zipf" * (shape == "zipf")
+    return count + "".join(f", {n} thread{'s' * (n != '1')}" for n in threads)
+
+
+class Report:
+    def __init__(self, results):
+        self.R, self.lines = results, []
+        self.hot, self.many, self.zipf, self.all = (results[name] for name in ("hot", "many", "zipf", "all"))
+
+    def of(self, name, column=0):
+        """What the rounds have measured, or None."""
+        rounds = self.R.get(name)
+        return rounds and (rounds[0] if name.startswith("time ") else [row[column] for row in rounds])
+
+    def ratio(self, kind, subject, name, verdict, keys, peer=None):
+        """To a peer: of a layer, what it adds to the bare service."""
+        mine, peers = (self.of(f"{kind} {subject}:{who}:{verdict}:{keys}") for who in (name, peer or PEER[subject]))
+        return ratios(mine, peers, subject == "layer" and self.of(f"{kind} layer:{BARE}:{ALLOWED}:{keys}"))
+
+    def table(self, title, text, header, rows):
+        sides = "|".join("---" if name == "" or i == 0 else "---:" for i, name in enumerate(header))
+        self.lines += [f"\n### {title}\n", f"{text}\n"] if title else []
+        self.lines += [f"| {' | '.join(header)} |", f"|{sides}|", *(f"| {' | '.join(row)} |" for row in rows)]
+
+    def targets(self):
+        """Those of the issue that asked for them."""
+        rows, hot, many, zipf = [], self.hot, self.many, self.zipf
+
+        def target(what, most, numbers, digits=2):
+            met = "not measured" if not numbers else "met" if median(numbers) <= most else "**missed**"
+            rows.append([what, f"{most:.{digits}f}", interval(numbers, digits), met])
+
+        for kind, lto, *bounds in ("release", "", .70, .30, 1.12), ("lto", ", fat LTO", .82, .32, 1.00):
+            for keys in hot, many:
+                for verdict, peer, most in zip([ALLOWED, REFUSED, REFUSED], [TOWER_GOVERNOR, TOWER_GOVERNOR, HAND], bounds):
+                    target(f"layer, {verdict}, {title(keys)}: instructions of {peer}'s{lto}".replace("hand's", "hand"), most,
+                           self.ratio(kind, "layer", OURS, verdict, keys, peer))
+        for verdict in BOTH:
+            for keys, most in (hot, .95), (many, .80):
+                target(f"layer, {verdict}, {title(keys)}: added time of tower_governor's", most,
+                       self.ratio("time", "layer", OURS, verdict, f"{keys}:1"))
+            time = lambda who, keys, threads: self.of(f"time layer:{who}:{verdict}:{keys}:{threads}")
+            target(f"layer, {verdict}, {title(many)}: time with two threads of one's", 1.10,
+                   ratios(time(OURS, many, 2), time(OURS, many, 1)))
+            for keys in hot, many, zipf:
+                target(f"layer, {verdict}, {title(keys)}, two threads: time of tower_governor's", 1,
+                       ratios(time(OURS, keys, 2), time(TOWER_GOVERNOR, keys, 2)))
+        for keys, most in (hot, .70), (many, .90):
+            target(f"store, {title(keys)}: instructions of governor's", most, self.ratio("release", "store", OURS, ALLOWED, keys))
+        for keys, most in (hot, .95), (many, .75), (zipf, .85), (self.all, .75):
+            target(f"store, {title(keys)}: time of governor's", most, self.ratio("time", "store", OURS, ALLOWED, f"{keys}:1"))
+        for verdict, most in (ALLOWED, .70), (REFUSED, .50):
+            target(f"store, {verdict}, {title(hot)}, two threads: time of governor's", most,
+                   self.ratio("time", "store", OURS, verdict, f"{hot}:2"))
+        for keys, most in zip(self.R["sizes"], (60, 38, 38)):
+            target(f"memory, {keys:,} keys: bytes of a key", most, self.memory(OURS, keys), 1)
+        kind, noun = ("axum-counter", "instructions") if f"axum-counter {OURS}:{ALLOWED}" in self.R else ("axum", "CPU time")
+        for verdict, peer, most in (ALLOWED, HAND, 1.03), (ALLOWED, TOWER_GOVERNOR, 1), (REFUSED, TOWER_GOVERNOR, 1):
+            target(f"axum, {verdict}: {noun} of {'four headers' * (peer == HAND)} {peer}".replace("  ", " "), most,
+                   ratios(*(self.of(f"{kind} {who}:{verdict}") for who in (OURS, peer))), 3)
+        longest = lambda moment: self.of(f"edge {moment}", -1)
+        noise, edge, growth = map(longest, ("a loop that does nothing:", f"{OURS}:at the edge", f"{OURS}:growing"))
+        target("edge: the pause in every round, of the longest of a loop that does nothing", 1, edge and [min(edge) / median(noise)])
+        target("growth: the pause in every round, in ms", .1, growth and [min(growth) / 1e6], 3)
+        self.table("", "", ["target", "at most", "measured", ""], rows)
+
+    def memory(self, name, keys, column=0):
+        return self.of(f"memory store:{name}:{ALLOWED}:uniform:{keys}", column)
+
+    def compared(self, heading, kind, subject, columns):
+        """A number for each limiter, and its ratio to the peer's."""
+        adds = subject == "layer" and kind != "time"
+        text = "Added to the bare service's; in" if adds else "With the service, or with the clock; in"
+        rows = []
+        for name, verdict in ((name, verdict) for name in (LAYERS if subject == "layer" else STORES) for verdict in BOTH):
+            row = []
+            for keys in columns:
+                numbers, ratio = self.of(f"{kind} {subject}:{name}:{verdict}:{keys}"), self.ratio(kind, subject, name, verdict, keys)
+                if adds and numbers and name != BARE:
+                    numbers = [numbers[0] - self.of(f"{kind} layer:{BARE}:{ALLOWED}:{keys}")[0]]
+                row.append(cell(numbers) + (f" ({median(ratio):.2f})" if ratio and name != BARE else ""))
+            if set(row) != {"-"}:
+                rows.append([name, "" if name == BARE else verdict, *row])
+        share = "the part that the layer adds, of what tower_governor adds" if subject == "layer" else "its part of governor's"
+        self.table(heading, f"{text} brackets, {share}.", ["", "", *map(title, columns)], rows)
+
+    def tables(self):
+        for kind, how in ("release", ""), ("lto", ", with link-time optimization"), ("counter", ", by the processor's counter"):
+            for subject, noun in ("layer", "request"), ("store", "decision"):
+                if any(name.startswith(f"{kind} ") for name in self.R):
+                    self.compared(f"{subject.title()}: instructions of a {noun}{how}", kind, subject, [self.hot, self.many])
+        threads = lambda *all: [f"{keys}:{n}" for keys in all for n in sorted({1, 2, self.R["threads"][-1]})]
+        self.compared("Layer: nanoseconds of a request", "time", "layer", threads(self.hot, self.many, self.zipf))
+        self.compared("Store: nanoseconds of a decision", "time", "store", threads(self.hot, self.many, self.zipf, self.all))
+        rows = []
+        for name in (f"{name}:{verdict}" for name in SERVERS for verdict in BOTH):
+            cpu, callgrind, counter = (self.of(f"{kind} {name}") for kind in ("axum", "axum-callgrind", "axum-counter"))
+            if cpu:
+                ratio = interval(ratios(cpu, self.of(f"axum {HAND}:{ALLOWED}")), 3)
+                rows.append([*name.split(":"), cell(cpu, 2), ratio, cell(callgrind), cell(counter)])
+        self.table("axum over loopback: what the server needs for a request", "Microseconds of CPU under `wrk`, their ratio to those "
+            "with four headers by hand (the median, and the interval that has it with 95%), and instructions: by callgrind without "
+            "the kernel's, and by the processor's counter with them.", ["", "", "us", "ratio", "callgrind", "counter"], rows)
+        rows = [[name, f"{keys:,}", *(cell(self.memory(name, keys, column), 1) for column in range(3))]
+                for keys in self.R["sizes"] for name in STORES if self.memory(name, keys)]
+        self.table("Memory: bytes of a key", "What the store has requested from the allocator and still holds, the most it held while "
+            "it grew, and what the system gave. Peers with more than 300 bytes at a million keys are not tried with ten.",
+            ["", "keys", "held", "at most", "resident"], rows)
+        rows = [[*name[5:].split(":"), *(cell(self.of(name, i)) for i in (0, 3, 5)), f"{min(self.of(name, 5)):,.0f}"]
+                for name in self.R if name.startswith("edge ")]
+        self.table(f"Single decisions over {title(self.all)}: growth, and the edge of a window", "In nanoseconds. A pause that the "
+            "program makes is in every round, one that the machine makes is not: see the least of the rounds' longest decisions.",
+            ["", "", "median", "99.9% within", "longest (median of rounds)", "longest (least of rounds)"], rows)
+
+    def show(self, plot, path, title, height):
+        plot.save(path, title, height)
+        self.lines += ["", f"![{title}](docs/plots/{path.name})"]
+
+    def draw(self, folder):
+        many, threads, sizes = self.many, self.R["threads"], self.R["sizes"]
+        middle = lambda name, column=0: median(self.of(name, column) or [math.nan])
+        plot = Plot("")
+        for row, (kind, noun, one) in enumerate((("release", "instructions", ""), ("time", "nanoseconds", ":1"))):
+            for column, verdict in enumerate(BOTH):
+                added = lambda name: middle(f"{kind} layer:{name}:{verdict}:{many}{one}") - middle(f"{kind} layer:{BARE}:{ALLOWED}:{many}{one}")
+                plot.bars(20 + column * 350, 32 + row * 150, f"{noun} added, {verdict}", [(name, added(name)) for name in LAYERS[1:]])
+        self.show(plot, folder / "peers.svg", f"What a layer adds to a request over {title(many)}, beside peers", 316)
+
+        plot = Plot("millions a second, of all threads", OURS, "governor, or tower_governor")
+        for i, (subject, keys, verdict) in enumerate((s, k, v) for s, k in (("store", self.hot), ("layer", many)) for v in BOTH):
+            rate = lambda name, n: n * 1e3 / middle(f"time {subject}:{name}:{verdict}:{keys}:{n}")
+            plot.lines(i, f"{subject}, {verdict}, {title(keys)}", [f"{n} thread{'s' * (n > 1)}" for n in threads],
+                       [[rate(name, n) for n in threads] for name in (OURS, PEER[subject])])
+        self.show(plot, folder / "threads.svg", "Requests a second of all threads together", 470)
+
+        plot = Plot("bytes of a key", *(names := [name for name in STORES if "lock" not in name]))
+        plot.lines(0, "A store with one quota", [f"{keys:,} keys" for keys in sizes],
+                   [[median(self.memory(name, keys) or [math.nan]) for keys in sizes] for name in names], log=True, width=680)
+        self.show(plot, folder / "memory.svg", "Bytes of a key by the number of keys", 254)
+
+        names = [f"{OURS}:calm", f"{OURS}:at the edge", f"{OURS}:growing", "governor:growing", "governor:during retain_recent", "a loop that does nothing:"]
+        plot = Plot("", "calm", "at the edge", "growing", "governor, growing", "governor, retain_recent", "doing nothing")
+        plot.lines(0, f"Nanoseconds of single decisions over {title(self.all)}", ["50%", "90%", "99%", "99.9%", "99.99%", "longest"],
+                   [[middle(f"edge {name}", i) for i in range(6)] for name in names], log=True, width=680)
+        self.show(plot, folder / "edge.svg", "Latency while all windows end, and while a store grows", 254)
+
+    def draw_redis(self, page, folder):
+        """What `cargo bench -p benches --bench redis -- far` has measured."""
+        plot, far = Plot("decisions a second", "decisions that share calls", "one by one"), {}
+        for distance, *numbers in re.findall(r"^\| (\d+ ms) \| (\d+) \| (\d+) \| (\d+) \|", page, re.M):
+            far.setdefault(distance, []).append([int(number) for number in numbers])
+        for i, (distance, rows) in enumerate(far.items()):
+            at_once, *rates = zip(*rows)
+            plot.lines(i, f"Redis {distance} away, by concurrent requests", [f"{n:,}" for n in at_once], rates, log=True)
+        plot.save(folder / "redis.svg", "Decisions a second in Redis, by distance and concurrent requests", 470)
+
+
+def write(results, plots, page, rewrites):
+    """The text, which replaces what is between the marks of the page."""
+    report = Report(results)
+    report.targets()
+    try:
+        report.draw(plots)
+    except ValueError:
+        print("some numbers are missing: not all plots are drawn", file=sys.stderr)
+    report.tables()
+    report.draw_redis(page.read_text(), plots)
+    quick = "**Made with `--quick`: too few requests and keys to judge by.**\n\n" if results["quick"] else ""
+    text = "\n".join([f"{quick}{results['machine']}\n", *report.lines]) + "\n"
+    if rewrites:
+        before, rest = page.read_text().split(MARKS[0])
+        page.write_text(f"{before}{MARKS[0]}\n{text}\n{MARKS[1]}{rest.split(MARKS[1])[1]}")
+    return text
