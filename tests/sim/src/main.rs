@@ -9,6 +9,8 @@ use std::time::Instant;
 
 use tower_fixed_window_sim::check::{Finding, Time, check};
 use tower_fixed_window_sim::run::run;
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Metadata, Subscriber, subscriber};
 
 /// Findings that are printed for each check.
 const PRINTED: usize = 3;
@@ -17,7 +19,25 @@ const USAGE: &str = "sim [SEEDS] [--from SEED] [--first]   runs that many seeds,
                                         --first: until one is found
 sim --seed SEED                         prints the history of one";
 
+/// Discards the logs of the nodes: without a subscriber they are printed.
+struct Discard;
+
+impl Subscriber for Discard {
+    fn enabled(&self, _: &Metadata<'_>) -> bool {
+        true
+    }
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+    fn event(&self, _: &Event<'_>) {}
+    fn enter(&self, _: &Id) {}
+    fn exit(&self, _: &Id) {}
+}
+
 fn main() -> ExitCode {
+    subscriber::set_global_default(Discard).expect("there is no other");
     let (mut seeds, mut from, mut first, mut one) = (1_000, 1, false, None);
     let mut args = std::env::args().skip(1);
     let number = |text: Option<String>| text.and_then(|text| text.replace('_', "").parse().ok());
