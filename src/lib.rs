@@ -1,24 +1,6 @@
 // If a link is defined twice, the first definition wins: in rustdoc the pages of the guide are
 // modules, in the repository files.
-//! [choosing]: crate::guide::choosing
-//! [windows]: crate::guide::windows
-//! [calendars]: crate::guide::calendars
-//! [keys]: crate::guide::keys
-//! [responses]: crate::guide::responses
-//! [configuration]: crate::guide::configuration
-//! [features]: crate::guide::features
-//! [behind_a_proxy]: crate::guide::behind_a_proxy
-//! [many_nodes]: crate::guide::many_nodes
-//! [operating]: crate::guide::operating
-//! [observing]: crate::guide::observing
-//! [ordering]: crate::guide::ordering
-//! [other_stacks]: crate::guide::other_stacks
-//! [testing]: crate::guide::testing
-//! [moving]: crate::guide::moving
-//! [faq]: crate::guide::faq
-//! [semantics]: crate::guide::semantics
-//! [stability]: crate::guide::stability
-//! [recipes]: crate::guide::recipes
+#![cfg_attr(not(doctest), doc = include_str!("guide/links.md"))]
 #![cfg_attr(not(doctest), doc = include_str!("../docs/pictures/rustdoc.md"))]
 #![cfg_attr(not(doctest), doc = include_str!("../README.md"))]
 #![cfg_attr(docsrs, feature(doc_cfg))]
