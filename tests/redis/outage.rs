@@ -270,12 +270,9 @@ fn a_store_made_outside_of_a_runtime_connects_with_the_first_request() {
     }
 }
 
-/// A master that became a replica, behind an address that leads elsewhere now.
-#[tokio::test(flavor = "multi_thread")]
-async fn the_store_reconnects_when_its_master_becomes_a_replica() {
-    let _alone = ALONE.lock().await;
-    let (Some(old), Some(new)) = (Server::start(), Server::start()) else { return };
-    let port = Arc::new(AtomicU16::new(old.port));
+/// A store behind an address that can lead elsewhere later, and its port.
+fn behind_an_address(server: &Server) -> (RedisStore, Arc<AtomicU16>) {
+    let port = Arc::new(AtomicU16::new(server.port));
     let address = Arc::clone(&port);
     let store = RedisStore::connecting(move || {
         let port = address.load(Ordering::SeqCst);
@@ -284,6 +281,15 @@ async fn the_store_reconnects_when_its_master_becomes_a_replica() {
             client.get_multiplexed_async_connection().await
         }
     });
+    (store, port)
+}
+
+/// A master that became a replica, behind an address that leads elsewhere now.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_store_reconnects_when_its_master_becomes_a_replica() {
+    let _alone = ALONE.lock().await;
+    let (Some(old), Some(new)) = (Server::start(), Server::start()) else { return };
+    let (store, port) = behind_an_address(&old);
     let load = Load::start(&[limiter(store, LIMIT)], 1, 4);
     load.answered_by(By::Redis, Instant::now()).await;
     old.ask::<String>(&["REPLICAOF", "127.0.0.1", &new.port.to_string()]);
@@ -429,15 +435,7 @@ async fn the_store_reconnects_when_its_master_becomes_a_replica_without_data() {
     let _alone = ALONE.lock().await;
     let options = ["--save", "", "--replica-serve-stale-data", "no"];
     let (Some(old), Some(new)) = (Server::with(&options), Server::start()) else { return };
-    let port = Arc::new(AtomicU16::new(old.port));
-    let address = Arc::clone(&port);
-    let store = RedisStore::connecting(move || {
-        let port = address.load(Ordering::SeqCst);
-        async move {
-            let client = redis::Client::open(("127.0.0.1", port))?;
-            client.get_multiplexed_async_connection().await
-        }
-    });
+    let (store, port) = behind_an_address(&old);
     let load = Load::start(&[limiter(store, LIMIT)], 1, 4);
     load.answered_by(By::Redis, Instant::now()).await;
     port.store(new.port, Ordering::SeqCst);

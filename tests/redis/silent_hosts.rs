@@ -127,25 +127,35 @@ async fn ask_beside(limiter: &Limiter, healthy: [u64; 2], dead: u64, time: Durat
     all
 }
 
+/// A cluster whose second shard died after a check of a key on each of them.
+async fn with_a_dead_shard(
+    freezes: bool,
+    deadline: Duration,
+) -> Option<(Vec<Server>, Vec<u64>, Limiter)> {
+    let mut nodes = cluster_with(&["--cluster-require-full-coverage", "no"])?;
+    let keys: Vec<u64> = nodes.iter().map(key_on).collect();
+    let store = RedisStore::cluster(ClusterClient::new(urls(&nodes)).expect("addresses"));
+    let limiter = limiter(store.deadline(deadline), 1_000_000).without_fallback();
+    for key in &keys {
+        let _ = limiter.check(*key).await.expect("Redis answers");
+    }
+    if freezes {
+        nodes[1].freeze();
+    } else {
+        nodes[1].kill();
+    }
+    Some((nodes, keys, limiter))
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_dead_shard_does_not_fail_requests_to_other_shards() {
     let _alone = ALONE.lock().await;
     for freezes in [false, true] {
-        let options = ["--cluster-require-full-coverage", "no"];
-        let Some(mut nodes) = cluster_with(&options) else { return };
-        let keys: Vec<u64> = nodes.iter().map(key_on).collect();
-        let store = RedisStore::cluster(ClusterClient::new(urls(&nodes)).expect("addresses"));
         // Each node stands still for a moment, too, when it writes down that one is gone.
-        let store = store.deadline(Duration::from_secs(1));
-        let limiter = limiter(store, 1_000_000).without_fallback();
-        for key in &keys {
-            let _ = limiter.check(*key).await.expect("Redis answers");
-        }
-        if freezes {
-            nodes[1].freeze();
-        } else {
-            nodes[1].kill();
-        }
+        let deadline = Duration::from_secs(1);
+        let Some((_nodes, keys, limiter)) = with_a_dead_shard(freezes, deadline).await else {
+            return;
+        };
         let seconds = Duration::from_secs(5);
         let [asked, failed, _, dead] =
             ask_beside(&limiter, [keys[0], keys[2]], keys[1], seconds).await;
@@ -325,20 +335,10 @@ async fn a_key_with_a_field_that_is_no_count_fails_alone() {
 async fn a_healthy_shard_without_scripts_answers_while_another_is_dead() {
     let _alone = ALONE.lock().await;
     for freezes in [false, true] {
-        let options = ["--cluster-require-full-coverage", "no"];
-        let Some(mut nodes) = cluster_with(&options) else { return };
-        let keys: Vec<u64> = nodes.iter().map(key_on).collect();
-        let store = RedisStore::cluster(ClusterClient::new(urls(&nodes)).expect("addresses"));
-        let store = store.deadline(Duration::from_secs(2));
-        let limiter = limiter(store, 1_000_000).without_fallback();
-        for key in &keys {
-            let _ = limiter.check(*key).await.expect("Redis answers");
-        }
-        if freezes {
-            nodes[1].freeze();
-        } else {
-            nodes[1].kill();
-        }
+        let deadline = Duration::from_secs(2);
+        let Some((nodes, keys, limiter)) = with_a_dead_shard(freezes, deadline).await else {
+            return;
+        };
         for _ in 0..3 {
             nodes[0].ask::<String>(&["SCRIPT", "FLUSH"]);
             let answer = limiter.check(keys[0]).await;
