@@ -45,8 +45,8 @@ pub struct SystemClock;
 pub(crate) const LAG_MS: i64 = 30;
 
 impl SystemClock {
-    /// The time at the kernel's last tick, up to [`LAG_MS`] ago: the same clock at a tenth of the
-    /// cost. `None` if the system has no such clock.
+    /// The time at the kernel's last tick, up to [`LAG_MS`] ago: the same clock, but cheaper to
+    /// read. `None` if the system has no such clock.
     #[inline]
     pub(crate) fn recent_ms(self) -> Option<u64> {
         #[cfg(all(target_os = "linux", not(tfw_sim)))]
