@@ -5,6 +5,7 @@
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
 use std::mem;
+use std::sync::Arc;
 
 use mlua::{Function, Lua, Table, Value};
 
@@ -49,13 +50,17 @@ struct Entry {
     expires: Option<i64>,
 }
 
-/// What a server keeps: a failover loses a part of it.
+/// What a server keeps: a failover loses a part of it. A replica shares it until something is written.
 #[derive(Clone, Default, Debug)]
-pub struct Data(BTreeMap<Vec<u8>, Entry>);
+pub struct Data(Arc<BTreeMap<Vec<u8>, Entry>>);
 
 impl Data {
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
+    }
+
+    fn change(&mut self) -> &mut BTreeMap<Vec<u8>, Entry> {
+        Arc::make_mut(&mut self.0)
     }
 
     /// The fields of a hash.
@@ -190,7 +195,7 @@ impl Db {
             (b"SET", [key, value]) => {
                 self.note(key);
                 let entry = Entry { held: Held::Text(value.clone()), expires: None };
-                self.data.0.insert(key.clone(), entry);
+                self.data.change().insert(key.clone(), entry);
                 Reply::status("OK")
             }
             (b"GET", [key]) => match self.entry(key).map(|entry| entry.held.clone()) {
@@ -231,7 +236,7 @@ impl Db {
                     .entry(key)
                     .is_some_and(|entry| matches!(&entry.held, Held::Hash(hash) if hash.is_empty()))
                 {
-                    self.data.0.remove(key);
+                    self.data.change().remove(key);
                 }
                 reply
             }
@@ -261,7 +266,7 @@ impl Db {
                 }
                 if at <= now {
                     self.remove(key);
-                } else if let Some(entry) = self.data.0.get_mut(key) {
+                } else if let Some(entry) = self.data.change().get_mut(key) {
                     entry.expires = Some(at);
                 }
                 Reply::Int(1)
@@ -280,7 +285,7 @@ impl Db {
     fn entry(&mut self, key: &[u8]) -> Option<&Entry> {
         let now = self.millis();
         if self.data.0.get(key)?.expires.is_some_and(|at| now > at) && !self.replica {
-            self.data.0.remove(key);
+            self.data.change().remove(key);
         }
         // A replica waits for its master to expire it, and hides it meanwhile.
         self.data.0.get(key).filter(|entry| entry.expires.is_none_or(|at| now <= at))
@@ -296,7 +301,7 @@ impl Db {
 
     fn remove(&mut self, key: &[u8]) -> bool {
         self.note(key);
-        self.data.0.remove(key).is_some()
+        self.data.change().remove(key).is_some()
     }
 
     fn read(&mut self, key: &[u8], f: impl Fn(&Fields) -> Reply) -> Reply {
@@ -310,7 +315,7 @@ impl Db {
     fn write(&mut self, key: &[u8], f: impl FnOnce(&mut Fields) -> Reply) -> Reply {
         self.note(key);
         let new = || Entry { held: Held::Hash(BTreeMap::new()), expires: None };
-        match &mut self.data.0.entry(key.to_vec()).or_insert_with(new).held {
+        match &mut self.data.change().entry(key.to_vec()).or_insert_with(new).held {
             Held::Hash(hash) => f(hash),
             Held::Text(_) => Reply::error(WRONG_TYPE),
         }
