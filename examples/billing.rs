@@ -1,8 +1,8 @@
 //! `cargo run --example billing`
 //!
-//! Plans by the month: 1,000 requests from a customer's billing day on, where the customer lives, and 60
-//! a minute. `GET /usage` shows what is left and costs nothing; `POST /upgrade` raises the limit to
-//! 10,000 in mid-month, and what was used stays used.
+//! Plans by the month: 1,000 requests from a customer's billing day on, in the customer's time
+//! zone, and 60 a minute. `GET /usage` shows what is left and costs nothing. `POST /upgrade` raises
+//! the limit to 10,000 in mid-month; requests already used stay used.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -49,7 +49,7 @@ fn token(headers: &HeaderMap) -> Option<&str> {
     headers.get("authorization")?.to_str().ok()
 }
 
-/// Knows the customers by their tokens, and lets nobody else in.
+/// Finds the customer by the token, and rejects all other requests.
 async fn authenticate(
     State(customers): State<Customers>,
     mut request: Request,

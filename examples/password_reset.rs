@@ -97,7 +97,7 @@ async fn main() {
 
     // A mailbox gets three mails, and the response does not reveal whether it exists.
     for i in 0..50 {
-        for name in ["ali@example.org", "nobody@example.com"] {
+        for name in ["ali@example.org", "unknown@example.com"] {
             assert_eq!(ask(100 + i, name.into()).await, 202);
         }
     }

@@ -1,4 +1,4 @@
-//! Who asks: clients by address or text, and a bounded table of them.
+//! Clients, by address or text, and a bounded table of them.
 
 use std::collections::hash_map::Entry;
 use std::fmt;
@@ -132,8 +132,8 @@ impl Names<'_> {
     }
 }
 
-/// Addresses are too few for a hash alone: whoever hashes them all knows them all. The keys of the
-/// standard library's hash tables come from the system's random numbers.
+/// A plain hash hides no address: there are few enough to hash them all. The secret comes from the
+/// keys of the standard library's hash tables, which are random numbers of the system.
 fn secret() -> [u8; 32] {
     let random: [u64; 4] = std::array::from_fn(|i| RandomState::new().hash_one(i));
     Hash::hash(random.map(u64::to_le_bytes).as_flattened())

@@ -1,7 +1,7 @@
 //! `cargo run --release --example choose_limit -- access.log`
 //!
-//! Which number should I write? Reads access logs and shows, for a row of quotas, whom each of them
-//! would have refused.
+//! Which number should I write? Reads access logs and shows, for a list of quotas, which clients
+//! each of them would have refused.
 //!
 //! `options` has the help, `order` reads logs as one stream of requests in the order of time
 //! (`input`, `line`, `json`, `time`, `client`), `simulate` is the limits, and `report` the answers,
@@ -119,7 +119,7 @@ fn not_a_log(page: &str) -> Result<(), String> {
 
 fn print(text: &str) -> ExitCode {
     match io::stdout().write_all(text.as_bytes()) {
-        // Whoever reads has seen enough, such as `head`.
+        // The reader has stopped reading, as `head` does.
         Err(error) if error.kind() != ErrorKind::BrokenPipe => {
             eprintln!("{error}");
             ExitCode::FAILURE

@@ -2,8 +2,8 @@
 
 use tower_fixed_window::Quota;
 
-pub(crate) const HELP: &str = r#"Which limit should I write? Reads access logs, and tells for a row of quotas whom each of
-them would have refused.
+pub(crate) const HELP: &str = r#"Which limit should I write? Reads access logs, and shows for a list of quotas which clients
+each of them would have refused.
 
 usage: cargo run --release --example choose_limit -- [OPTION].. LOG..
 
@@ -12,8 +12,8 @@ the common and combined formats and as JSON. Several logs, rotated or from sever
 merged by time.
 
   --quota "60/minute"  judge this quota; may be repeated. Without it: 1, 2, 5, 10, 20, 50, ..
-                       a minute and an hour, up to the first that refuses nobody
-  --key FIELD          the field that tells clients apart, in place of the address. JSON: a name or
+                       a minute and an hour, up to the first that refuses no client
+  --key FIELD          the field that identifies a client, in place of the address. JSON: a name or
                        a path with dots (request.headers.X-Api-Key). Text: remote_addr,
                        remote_user, method, path, request, http_referer, http_user_agent or
                        http_x_forwarded_for. Of a list of addresses the last one counts, which is
@@ -23,7 +23,7 @@ merged by time.
   --json               print JSON
   --html FILE          write a page with plots, too
   --hash               replace clients by hashes, which differ from run to run
-  --max-clients N      tell at most N clients apart (1000000; about 500 bytes each). Requests of
+  --max-clients N      count at most N clients (1000000; about 500 bytes each). Requests of
                        further clients are left out, and the report says how many
   --help               print this
 

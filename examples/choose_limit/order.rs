@@ -8,7 +8,7 @@ use crate::input::{Input, Line, MAX_LINE};
 use crate::line::{Format, Unread};
 use crate::table::grouped;
 
-/// So many lines are sorted, over all logs and in each of them.
+/// Lines that are sorted at a time, over all logs and in each log.
 const SORTED: usize = 1 << 20;
 const SORTED_IN_A_LOG: usize = 65_536;
 
@@ -47,7 +47,7 @@ impl Reader {
         self.broken + self.too_long + self.without_client + self.late + self.left_out
     }
 
-    /// What whoever believes the numbers has to know.
+    /// What limits the accuracy of the numbers.
     pub(crate) fn notes(&self, sorted_within: usize) -> Vec<String> {
         let most = self.clients.most();
         let counted = [

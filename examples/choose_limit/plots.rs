@@ -28,7 +28,7 @@ pub(crate) fn all(report: &Report, windows: &Windows, judged: &[&Judged]) -> Str
         figure(
             "How much clients ask for",
             &format!(
-                "Clients by their busiest {name}: up to so many requests. A logarithmic scale"
+                "Clients by the requests in their busiest {name}, at most. A logarithmic scale"
             ),
             &busiest(windows),
             None,
@@ -92,7 +92,7 @@ fn clients_refused(report: &Report, judged: &[&Judged]) -> Vec<Column> {
     })
 }
 
-/// From everybody down to less than a single client.
+/// From all clients down to less than a single one.
 fn log_height(share: f64, report: &Report) -> f64 {
     let least = (0.5 / report.clients as f64).min(if report.tolerated > 0.0 {
         report.tolerated / 2.0

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::table::grouped;
 
-/// So many requests pass between two looks at the clock.
+/// Requests between two readings of the clock.
 const REQUESTS: u64 = 16_384;
 const PAUSE: Duration = Duration::from_millis(500);
 

@@ -109,7 +109,7 @@ impl Windows {
         }
     }
 
-    /// What so many of a thousand clients never exceeded in a window: the nearest rank.
+    /// The requests that `n` of 1,000 clients never exceeded in a window: the nearest rank.
     pub(crate) fn permille(&self, n: usize) -> u32 {
         self.most[(self.most.len() * n).div_ceil(1_000).saturating_sub(1)]
     }
@@ -121,7 +121,7 @@ impl Windows {
 }
 
 impl Report {
-    /// `all`: every quota that was simulated, not only up to the first that refuses nobody.
+    /// `all`: every quota that was simulated, not only up to the first that refuses no client.
     pub(crate) fn new(simulation: &Simulation, names: &Names<'_>, all: bool) -> Self {
         let firsts = simulation.grids.iter().enumerate().filter(|(_, grid)| grid.bursts);
         let windows: Vec<_> =

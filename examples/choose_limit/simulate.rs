@@ -9,7 +9,7 @@ use std::time::Duration;
 use tower_fixed_window::store::{Account, Scope};
 use tower_fixed_window::{Key, Quota, Quotas};
 
-/// A stretch of time as long as a window is measured in so many steps.
+/// Steps in which a period as long as a window is measured.
 const STEPS: i64 = 60;
 
 /// Quotas over the same windows.

@@ -37,7 +37,7 @@ pub(crate) fn table(report: &Report) -> String {
     }
     for judged in report.quotas.iter().filter(|judged| report.recommends(judged)) {
         text += &format!("\nrefused most by {}:", judged.quota);
-        text += if judged.refused == 0 { " nobody\n" } else { "\n" };
+        text += if judged.refused == 0 { " none\n" } else { "\n" };
         for most in &judged.refused_most {
             text += &format!("  {:>12}  {}\n", grouped(most.refused.into()), most.client);
         }

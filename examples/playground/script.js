@@ -99,7 +99,7 @@ async function look() {
   draw();
 }
 
-// One request. If it passed, the handler tells of the decision; a refusal tells in its fields.
+// One request. The body has the decision if it passed; the headers have it if it was refused.
 async function send(name) {
   const answer = { name, ...(await ask(`try/${name}`)) };
   if (answer.passed) answer.told = JSON.parse(answer.body);
@@ -191,7 +191,7 @@ const SHOWN = 8;
 function drawStrips() {
   $("#strips").replaceChildren(...limits[chosen].map((quota, i) => {
     const windows = seen[chosen]?.[i] ?? new Map();
-    // On a grid, those that nobody looked at have their place as well.
+    // On a grid, windows without a request have their place as well.
     const ends = chosen === "first-request"
       ? [...windows.keys()].sort((a, b) => a - b).slice(-SHOWN)
       : Array.from({ length: SHOWN }, (_, back) => quota.ends - back * quota.window).reverse();
@@ -349,7 +349,7 @@ async function burst(said, tell) {
   return `${passed} of 8 passed; you said ${said}. The limit is ${limit}: ${why}.`;
 }
 
-// The end of the window tells by what it was set.
+// The end of the window shows what has set it.
 async function reset(said, tell) {
   const name = chosen;
   tell("Waiting for a window with nothing spent.");
@@ -521,7 +521,7 @@ function showSetting() {
 let shown;
 const INVITATION = $("#verdict").textContent;
 
-// A limit and a window of the visitor's own. What is counted in a window of that length stays counted.
+// A limit and a window of the visitor's own. Counts in windows of that length stay.
 function set() {
   if (!$("#setting").reportValidity()) return;
   running?.abort();
