@@ -4,8 +4,8 @@
 //! it was promised to. Measured: the time of a charge with and without the flood, and how many
 //! newcomers are refused early, beside the formula.
 //!
-//! `cargo bench -p benches --bench flood`, or with `-- --test` a hundredth of it; or only some of `regulars`,
-//! `newcomers` and `times`, as in `-- times`.
+//! `cargo bench -p benches --bench flood`, or with `-- --test` a hundredth of it. `-- regulars 20000000`
+//! makes that many charges, and only one of the parts: `regulars`, `newcomers`, `times`.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -59,14 +59,16 @@ impl Rig {
 
 fn main() {
     let small = std::env::args().any(|arg| arg == "--test");
-    let scale = match small {
+    let mut scale = match small {
         true => Scale { max_keys: 10_000, charges: 1_000_000, keys: 200_000 },
         false => Scale { max_keys: 1_000_000, charges: 100_000_000, keys: 20_000_000 },
     };
+    scale.charges = std::env::args().find_map(|arg| arg.parse().ok()).unwrap_or(scale.charges);
     let Scale { max_keys, charges, keys } = scale;
     println!("{charges} charges over {keys} random keys, a store of {max_keys}, limit {LIMIT}");
     let asked_for = |part: &str| {
-        let mut parts = std::env::args().skip(1).filter(|arg| !arg.starts_with("--")).peekable();
+        let is_part = |arg: &String| !arg.starts_with("--") && arg.parse::<u64>().is_err();
+        let mut parts = std::env::args().skip(1).filter(is_part).peekable();
         parts.peek().is_none() || parts.any(|arg| arg == part)
     };
     if asked_for("regulars") {
