@@ -1,5 +1,6 @@
 //! Connections that were closed or forgotten while nobody asked: nodes share one count all the same.
 
+use std::io::ErrorKind;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::{self, JoinHandle};
@@ -113,6 +114,34 @@ async fn nodes_share_a_count_behind_a_slow_network_that_drops_idle_connections()
         node(store.prefix(&run.to_string()))
     };
     assert_one_count_of(|run| [store(run), store(run)]).await;
+}
+
+/// It was silent, other attempts to connect failed meanwhile, and then it answered again. Later it is
+/// checked as any idle connection: those failures say nothing of it.
+#[tokio::test]
+async fn a_connection_that_answers_again_is_checked_like_any_other() {
+    let Some(server) = Server::start() else { return };
+    let (url, made) = (server.url(), Arc::new(AtomicU32::new(0)));
+    let store = RedisStore::connecting(move || {
+        let (url, first) = (url.clone(), made.fetch_add(1, Ordering::Relaxed) == 0);
+        async move {
+            match first {
+                true => redis::Client::open(url)?.get_multiplexed_async_connection().await,
+                false => Err(std::io::Error::from(ErrorKind::ConnectionRefused).into()),
+            }
+        }
+    });
+    let node = node(store);
+    let is_local = async || node.check("ann").await.expect("it answers").is_local();
+    assert!(!is_local().await);
+    server.freeze();
+    while !is_local().await {}
+    server.thaw();
+    while is_local().await {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    tokio::time::sleep(Duration::from_millis(1_200)).await;
+    assert!(!is_local().await, "its check was not waited for");
 }
 
 fn sentinel(sentinel: &Server) -> RedisStore {

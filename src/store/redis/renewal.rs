@@ -109,9 +109,7 @@ impl Renewal {
     /// Ends when no connection is needed any more.
     async fn is_over(&mut self) {
         let turn = self.turn;
-        let over = |current: &Current| {
-            current.renewal != turn || current.connection.is_some() && current.shards.are_well()
-        };
+        let over = |current: &Current| current.renewal != turn || current.is_whole();
         let _ = self.changes.wait_for(over).await;
     }
 
@@ -154,7 +152,7 @@ impl Renewal {
         upkeep.current.send_modify(|current| {
             if current.renewal == self.turn {
                 current.attempts = left;
-                current.error = Some(error);
+                current.error = Some(error).filter(|_| !current.is_whole());
             }
         });
     }

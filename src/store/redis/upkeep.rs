@@ -49,6 +49,13 @@ pub(super) struct Current {
     pub(super) renewed_by: Option<Instant>,
 }
 
+impl Current {
+    /// Whether no other connection is needed.
+    pub(super) fn is_whole(&self) -> bool {
+        self.connection.is_some() && self.shards.are_well()
+    }
+}
+
 impl Upkeep {
     pub(super) fn new(
         connection: Option<Box<dyn Handle>>,
@@ -109,9 +116,9 @@ impl Upkeep {
         }
     }
 
-    /// It has answered.
+    /// It has answered. Why others could not be made says nothing of it.
     pub(super) fn well(&self, shards: &Shards, part: usize) {
         shards.health(part).recover(self.now());
-        self.current.send_modify(|_| {});
+        self.current.send_modify(|current| current.error = None);
     }
 }
