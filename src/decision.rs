@@ -52,11 +52,13 @@ pub struct Decision {
     now: i64,
     granted: u64,
     verdict: Verdict,
-    /// Of the quota that governs, where it is read most.
-    governing: Usage,
-    /// All of them, where there are several or some were reserved: most decisions have none of that
-    /// to carry.
+    /// The standings of one or two quotas, in their order. Where `all` has them, only the governing
+    /// quota's, at its position modulo [`FEW`].
+    few: [Usage; FEW],
+    /// All standings, where there are more or some tokens were reserved.
     all: Option<Box<Several>>,
+    len: u8,
+    governing: u8,
     /// A bit for each quota that refused.
     refusing: u8,
     /// A bit for each quota whose tokens were taken from a count that other keys share.
@@ -65,13 +67,14 @@ pub struct Decision {
     local: bool,
 }
 
+/// How many quotas a decision has room for without an allocation.
+const FEW: usize = 2;
+
 #[derive(Clone)]
 struct Several {
     standings: [Usage; Quotas::MAX],
-    /// The window in which the tokens of each are covered.
-    covered: [Span; Quotas::MAX],
-    len: u8,
-    governing: u8,
+    /// The window in which the tokens of each are covered, where that is not the standing's.
+    covered: Option<[Span; Quotas::MAX]>,
     /// Only of a refusal, and only where it was asked for without a layer.
     refuser: Option<Refuser>,
 }
@@ -96,28 +99,39 @@ impl Decision {
     /// Notes whose refusal it is, in memory of its own: what passes has none of that to carry.
     #[cold]
     pub(crate) fn note_refuser(&mut self, name: &str, quotas: &Quotas) {
-        let governing = self.governing;
-        let all = self.all.get_or_insert_with(|| Box::new(Several::of_one(governing)));
+        let all = Self::all(&mut self.all, &self.few);
         all.refuser = Some(Refuser { name: name.into(), quotas: *quotas });
     }
 
+    /// Moves few standings to where all are.
+    fn all<'a>(all: &'a mut Option<Box<Several>>, few: &[Usage; FEW]) -> &'a mut Several {
+        all.get_or_insert_with(|| Box::new(Several::of(few)))
+    }
+
+    #[inline]
     fn govern_by(&mut self, i: usize) {
-        if let Some(several) = &mut self.all {
-            several.governing = i as u8;
-            self.governing = several.standings[i];
+        self.governing = i as u8;
+        if let Some(all) = &self.all {
+            self.few[i % FEW] = all.standings[i];
         }
     }
 
     #[inline]
     fn govern_by_tightest(&mut self) {
-        if let Some(several) = &self.all {
-            let tightness = |i: &usize| {
-                let standing = &several.standings[*i];
-                (Reverse(standing.remaining()), standing.end(), Reverse(*i))
-            };
-            let tightest = (0..several.len.into()).max_by_key(tightness);
-            self.govern_by(tightest.unwrap_or(0));
+        let (mut tightest, usage) = (0, self.usage());
+        let tightness = |i: usize| (usage[i].remaining(), Reverse(usage[i].end()));
+        for i in 1..usage.len() {
+            if tightness(i) < tightness(tightest) {
+                tightest = i;
+            }
         }
+        self.govern_by(tightest);
+    }
+
+    /// The standing of the quota that governs.
+    #[inline]
+    fn governor(&self) -> &Usage {
+        &self.few[self.governing() % FEW]
     }
 
     /// Returns whether the charge passed, immediately or as a reservation.
@@ -135,29 +149,29 @@ impl Decision {
     /// Returns the limit of the governing quota.
     #[inline]
     pub fn limit(&self) -> u64 {
-        self.governing.limit()
+        self.governor().limit()
     }
 
     /// Returns the tokens used in the window of the governing quota.
     #[inline]
     pub fn used(&self) -> u64 {
-        self.governing.used()
+        self.governor().used()
     }
 
     /// Returns the tokens left in the window of the governing quota.
     #[inline]
     pub fn remaining(&self) -> u64 {
-        self.governing.remaining()
+        self.governor().remaining()
     }
 
     /// Returns when the window of the governing quota ends.
     pub fn reset_at(&self) -> SystemTime {
-        self.governing.reset_at()
+        self.governor().reset_at()
     }
 
     /// Returns how long the window of the governing quota still runs.
     pub fn reset_after(&self) -> Duration {
-        self.until(self.governing.end())
+        self.until(self.governor().end())
     }
 
     /// Returns how long to wait after a refusal until the same charge fits, if no other request
@@ -197,15 +211,15 @@ impl Decision {
     #[inline]
     pub fn usage(&self) -> &[Usage] {
         match &self.all {
-            Some(several) => &several.standings[..several.len.into()],
-            None => std::slice::from_ref(&self.governing),
+            Some(several) => &several.standings[..self.len.into()],
+            None => &self.few[..self.len.into()],
         }
     }
 
     fn standings_mut(&mut self) -> &mut [Usage] {
         match &mut self.all {
-            Some(several) => &mut several.standings[..several.len.into()],
-            None => std::slice::from_mut(&mut self.governing),
+            Some(several) => &mut several.standings[..self.len.into()],
+            None => &mut self.few[..self.len.into()],
         }
     }
 
@@ -216,8 +230,9 @@ impl Decision {
     }
 
     /// Returns the position of the governing quota in [`usage`](Self::usage).
+    #[inline]
     pub fn governing(&self) -> usize {
-        self.all.as_ref().map_or(0, |several| several.governing.into())
+        self.governing.into()
     }
 
     /// The refusal of a charge whose reservation was returned: it can be met when the reservation
@@ -250,7 +265,8 @@ impl Decision {
 
     /// The window in which the tokens of a quota are covered (S13).
     fn covered(&self, i: usize) -> Span {
-        self.all.as_ref().map_or_else(|| self.governing.span(), |several| several.covered[i])
+        let covered = self.all.as_ref().and_then(|several| several.covered);
+        covered.map_or_else(|| self.usage()[i].span(), |covered| covered[i])
     }
 
     /// Until when the tokens of a quota can be refunded: the end of the window that covers them.
@@ -305,7 +321,7 @@ impl Decision {
     /// The end of the window of the quota that governs, in milliseconds.
     #[inline]
     pub(crate) fn reset_at_ms(&self) -> i64 {
-        self.governing.end()
+        self.governor().end()
     }
 
     fn until(&self, at: i64) -> Duration {

@@ -391,18 +391,17 @@ impl Limiter {
         let charge = charge(Account::new(&self.scope, quotas, key));
         let mut reply = self.send(charge);
         let is_peek = charge.is_peek();
-        match reply.as_now() {
-            Some(Ok(decision)) => note_decision(&self.scope, quotas, decision, is_peek),
-            Some(Err(_)) => {}
-            None => {
-                let (scope, quotas) = (self.scope.clone(), *quotas);
-                reply = reply.map(move |mut decision| {
-                    note_decision(&scope, &quotas, &mut decision, is_peek);
-                    decision
-                });
+        if let Some(answer) = reply.as_now() {
+            if let Ok(decision) = answer {
+                note_decision(&self.scope, quotas, decision, is_peek);
             }
+            return reply;
         }
-        reply
+        let (scope, quotas) = (self.scope.clone(), *quotas);
+        reply.map(move |mut decision| {
+            note_decision(&scope, &quotas, &mut decision, is_peek);
+            decision
+        })
     }
 
     #[inline]

@@ -4,7 +4,7 @@ use crate::quota::{Quotas, Span};
 use crate::window::{State, Window};
 
 use super::standing::Usage;
-use super::{Decision, Several, Verdict};
+use super::{Decision, FEW, Several, Verdict};
 
 /// A charge over all quotas of a key.
 #[derive(Clone, Copy, Debug)]
@@ -25,23 +25,52 @@ impl Ask {
 }
 
 impl Decision {
+    /// One that passed.
+    #[inline]
+    pub(super) fn new(now: i64, granted: u64, few: [Usage; FEW], len: usize) -> Self {
+        let (verdict, all, governing) = (Verdict::Passed, None, 0);
+        let (len, refusing, shared, local) = (len as u8, 0, 0, false);
+        Self { now, granted, verdict, few, all, len, governing, refusing, shared, local }
+    }
+
     /// The same as [`over`](Self::over) for a plain charge in a [running](Window::running) window:
     /// the decision, and what is used then if that changes.
     #[inline(always)]
     pub(crate) fn running(now: i64, window: &Window<'_>, cost: u64) -> (Self, Option<i64>) {
-        let mut governing = Usage::of(window);
+        let mut usage = Usage::of(window);
         let (granted, verdict) = if window.fits(cost, false) {
-            governing.used = window.used_after(cost);
+            usage.used = window.used_after(cost);
             (cost, Verdict::Passed)
-        } else if cost <= governing.limit() {
+        } else if cost <= usage.limit() {
             (0, Verdict::Refused { retry_at: window.end() })
         } else {
             (0, Verdict::RefusedForGood)
         };
         let refusing = u8::from(verdict != Verdict::Passed);
-        let (all, shared, local) = (None, 0, false);
-        let decision = Self { now, granted, verdict, governing, all, refusing, shared, local };
-        (decision, (granted > 0).then_some(governing.used))
+        let decision = Self::new(now, granted, [usage, Usage::NONE], 1);
+        (Self { verdict, refusing, ..decision }, (granted > 0).then_some(usage.used))
+    }
+
+    /// The same over several windows, if the charge passes.
+    #[inline(always)]
+    pub(crate) fn all_running<const N: usize>(
+        now: i64,
+        windows: &[Window<'_>; N],
+        cost: u64,
+    ) -> Option<Self> {
+        if !windows.iter().all(|window| window.fits(cost, false)) {
+            return None;
+        }
+        let mut standings = [Usage::NONE; Quotas::MAX];
+        for (standing, window) in standings.iter_mut().zip(windows) {
+            *standing = Usage { used: window.used_after(cost), ..Usage::of(window) };
+        }
+        let mut decision = Self::new(now, cost, [standings[0], standings[1]], N);
+        if N > FEW {
+            decision.all = Some(Box::new(Several::of(&standings)));
+        }
+        decision.govern_by_tightest();
+        Some(decision)
     }
 
     /// All of them pass, or none (S6). `windows` has a window for each quota, at most `N`; with the
@@ -64,67 +93,47 @@ impl Decision {
         }
         let passes = refusing == 0 && !ask.peek;
         let mut writes = [State::default(); N];
-        let mut governing = Usage::of(&windows[0]);
-        let mut all = (windows.len() > 1).then(|| {
-            let mut several = Several::new(windows.len());
-            for (i, window) in windows.iter().enumerate() {
-                several.standings[i] = Usage::of(window);
-                several.covered[i] = window.span();
-            }
-            Box::new(several)
-        });
-        if passes {
-            let standings = match &mut all {
-                Some(several) => &mut several.standings[..],
-                None => std::slice::from_mut(&mut governing),
-            };
-            for ((window, standing), write) in windows.iter().zip(standings).zip(&mut writes) {
+        let mut standings = [Usage::NONE; Quotas::MAX];
+        for ((window, standing), write) in windows.iter().zip(&mut standings).zip(&mut writes) {
+            *standing = Usage::of(window);
+            if passes {
                 *write = window.take(cost);
                 standing.used = write.used;
             }
         }
         let granted = if passes { cost } else { 0 };
-        let (verdict, all) = match granted > 0 && ask.reserve {
-            true => {
-                let mut copies = [windows[0]; Quotas::MAX];
-                copies[..windows.len()].copy_from_slice(windows);
-                Self::reserved(copies, windows.len(), granted, governing, all)
-            }
-            false => (Verdict::Passed, all),
-        };
-        let (shared, local) = (0, false);
-        let mut decision = Self { now, granted, verdict, governing, all, refusing, shared, local };
+        let mut decision = Self::new(now, granted, [standings[0], standings[1]], windows.len());
+        if N > FEW && windows.len() > FEW {
+            decision.all = Some(Box::new(Several::of(&standings)));
+        }
+        if granted > 0 && ask.reserve {
+            decision.reserve(windows);
+        }
         if refusing == 0 {
             decision.govern_by_tightest();
         } else {
+            decision.refusing = refusing;
             decision.refuse(windows, cost, ask.reserve);
         }
         // A charge of nothing writes nothing (S8).
         (decision, (granted > 0).then_some(writes))
     }
 
-    /// Finds out when what was taken is covered. It points to nothing of a decision, which would
-    /// then be in memory instead of registers where nothing is reserved.
+    /// Finds out when what was taken is covered.
     #[inline(never)]
-    fn reserved(
-        windows: [Window<'_>; Quotas::MAX],
-        len: usize,
-        granted: u64,
-        governing: Usage,
-        all: Option<Box<Several>>,
-    ) -> (Verdict, Option<Box<Several>>) {
+    fn reserve(&mut self, windows: &[Window<'_>]) {
         let mut covered = [Span::default(); Quotas::MAX];
         let mut latest = None;
-        for (covered, window) in covered.iter_mut().zip(&windows[..len]) {
-            *covered = window.covered(granted);
+        for (covered, window) in covered.iter_mut().zip(windows) {
+            *covered = window.covered(self.granted);
             if covered.start > window.start() {
                 latest = latest.max(Some(covered.start));
             }
         }
-        let Some(ready_at) = latest else { return (Verdict::Passed, all) };
-        let mut all = all.unwrap_or_else(|| Box::new(Several::of_one(governing)));
-        all.covered = covered;
-        (Verdict::Reserved { ready_at }, Some(all))
+        if let Some(ready_at) = latest {
+            self.verdict = Verdict::Reserved { ready_at };
+            Self::all(&mut self.all, &self.few).covered = Some(covered);
+        }
     }
 
     #[inline(always)]
@@ -147,21 +156,9 @@ impl Decision {
 }
 
 impl Several {
-    /// That of a single quota.
-    pub(super) fn of_one(standing: Usage) -> Self {
-        let mut several = Self::new(1);
-        several.standings[0] = standing;
-        several.covered[0] = standing.span();
-        several
-    }
-
-    fn new(len: usize) -> Self {
-        Self {
-            standings: [Usage::NONE; Quotas::MAX],
-            covered: [Span::default(); Quotas::MAX],
-            len: len as u8,
-            governing: 0,
-            refuser: None,
-        }
+    pub(super) fn of(usage: &[Usage]) -> Self {
+        let mut standings = [Usage::NONE; Quotas::MAX];
+        standings[..usage.len()].copy_from_slice(usage);
+        Self { standings, covered: None, refuser: None }
     }
 }

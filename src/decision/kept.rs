@@ -1,7 +1,7 @@
 //! What is kept of a decision whose charge passed, to correct the charge in another process.
 
 use super::standing::Usage;
-use super::{Decision, Several, Verdict};
+use super::{Decision, FEW, Several, Verdict};
 use crate::quota::{MAX_TOKENS, Quotas, Span};
 use crate::window::MAX;
 
@@ -36,28 +36,22 @@ impl Decision {
         {
             return None;
         }
-        let mut several = Several::of_one(Usage::NONE);
-        several.len = windows.len() as u8;
+        let mut several = Several::of(&[]);
+        let mut covered = [Span::default(); Quotas::MAX];
         for (i, (quota, &[start, end, used, covered_start, covered_end])) in
             quotas.iter().zip(windows).enumerate()
         {
             several.standings[i] = Usage { limit: quota.limit, start, end, used };
-            several.covered[i] = Span { start: covered_start, end: covered_end };
+            covered[i] = Span { start: covered_start, end: covered_end };
         }
+        several.covered = Some(covered);
         let later = |[start, _, _, covered, _]: &[i64; 5]| (covered > start).then_some(*covered);
-        let mut decision = Self {
-            now,
-            granted,
-            verdict: match windows.iter().filter_map(later).max() {
-                Some(ready_at) => Verdict::Reserved { ready_at },
-                None => Verdict::Passed,
-            },
-            governing: several.standings[0],
-            all: Some(Box::new(several)),
-            refusing: 0,
-            shared,
-            local: false,
+        let verdict = match windows.iter().filter_map(later).max() {
+            Some(ready_at) => Verdict::Reserved { ready_at },
+            None => Verdict::Passed,
         };
+        let decision = Self::new(now, granted, [Usage::NONE; FEW], windows.len());
+        let mut decision = Self { verdict, all: Some(Box::new(several)), shared, ..decision };
         decision.govern_by_tightest();
         Some(decision)
     }

@@ -92,6 +92,7 @@ impl Key {
 
     /// Creates a key from an address. An IPv6 address that is not IPv4-mapped counts by its first
     /// `prefix` bits, at most 128. `Key::from(address)` uses 64.
+    #[inline]
     pub fn from_ip(address: IpAddr, prefix: u8) -> Self {
         let mut key = Self::default();
         key.push_ip(address, prefix);
@@ -310,6 +311,7 @@ impl From<String> for Key {
 }
 
 impl From<IpAddr> for Key {
+    #[inline]
     fn from(address: IpAddr) -> Self {
         Self::from_ip(address, IPV6_PREFIX)
     }

@@ -69,8 +69,9 @@ pub(crate) struct PreparedHeaders {
 /// What the last response to a request that passed leaves to the next one.
 #[derive(Debug)]
 struct LastValues {
-    /// The end of the window: the same for most, and too large for the table of numbers.
-    reset: (u64, HeaderValue),
+    /// The end of the window, in milliseconds and as it is written: the same for most, and too
+    /// large for the table of numbers.
+    reset: (i64, HeaderValue),
     /// Where the next large integers are written. It lives as long as the last response with one.
     chunk: BytesMut,
 }
@@ -93,7 +94,8 @@ struct LastRefusal {
 struct RefusalValues {
     limit: u64,
     used: u64,
-    reset: u64,
+    /// In milliseconds.
+    reset: i64,
     retry_after: Option<u64>,
 }
 
@@ -159,10 +161,7 @@ impl PreparedHeaders {
         } else if self.resource.is_none() && headers.keys().any(|name| *name == RESOURCE) {
             headers.remove(RESOURCE);
         }
-        let [remaining, used, reset] = self.values(decision);
-        headers.insert(REMAINING, remaining);
-        headers.insert(USED, used);
-        headers.insert(RESET, reset);
+        self.insert_values(headers, decision);
         if let Some(resource) = &self.resource {
             headers.insert(RESOURCE, resource.clone());
         }
@@ -170,6 +169,7 @@ impl PreparedHeaders {
     }
 
     /// Adds the headers to a refusal by a quota (S18). Others that it has stay behind these.
+    #[inline]
     pub(crate) fn stamp_refused<R>(
         &self,
         response: &mut Response<R>,
@@ -178,8 +178,9 @@ impl PreparedHeaders {
         decision: &Decision,
     ) {
         let headers = response.headers_mut();
-        if headers.is_empty() {
-            *headers = self.refusal(decision, content_type);
+        if headers.capacity() == 0 {
+            // An unused map has no memory to free, and to find that out takes time.
+            mem::forget(mem::replace(headers, self.refusal(decision, content_type)));
         } else {
             let others = mem::replace(headers, self.refusal(decision, content_type));
             self.append_others(headers, &others);
@@ -204,6 +205,7 @@ impl PreparedHeaders {
     }
 
     /// The limit of the governing quota: mostly the one that was expected.
+    #[inline]
     fn limit(&self, limit: u64) -> HeaderValue {
         match &self.limit {
             (prepared, value) if *prepared == limit => value.clone(),
@@ -212,18 +214,27 @@ impl PreparedHeaders {
     }
 
     /// What remains, what is used, and when the window ends.
-    fn values(&self, decision: &Decision) -> [HeaderValue; 3] {
-        let (remaining, used) = (decision.remaining(), decision.used());
-        let reset = seconds(decision.reset_at_ms());
-        // A held lock is not waited for.
-        let Ok(mut last) = self.values.try_lock() else {
-            return [remaining, used, reset].map(number);
+    #[inline]
+    fn insert_values(&self, headers: &mut HeaderMap, decision: &Decision) {
+        let (mut held, mut own);
+        let last = match self.values.try_lock() {
+            Ok(guard) => {
+                held = guard;
+                &mut *held
+            }
+            // A held lock is not waited for.
+            Err(_) => {
+                own = LastValues::default();
+                &mut own
+            }
         };
-        if last.reset.0 != reset {
-            last.reset = (reset, number(reset));
+        let end = decision.reset_at_ms();
+        if last.reset.0 != end {
+            last.reset = (end, number(seconds(end)));
         }
-        let chunk = &mut last.chunk;
-        [number_in(remaining, chunk), number_in(used, chunk), last.reset.1.clone()]
+        headers.insert(REMAINING, number_in(decision.remaining(), &mut last.chunk));
+        headers.insert(USED, number_in(decision.used(), &mut last.chunk));
+        headers.insert(RESET, last.reset.1.clone());
     }
 
     /// The headers of a refusal by a quota, but for the IETF's.
@@ -232,7 +243,7 @@ impl PreparedHeaders {
         let values = RefusalValues {
             limit: decision.limit(),
             used: decision.used(),
-            reset: seconds(decision.reset_at_ms().max(retry_at.unwrap_or(0))),
+            reset: decision.reset_at_ms().max(retry_at.unwrap_or(0)),
             retry_after: retry_after(decision),
         };
         let Ok(mut last) = self.refusal.try_lock() else {
@@ -256,7 +267,7 @@ impl PreparedHeaders {
             headers.insert(REFUSED_LIMIT, self.limit(values.limit));
             headers.insert(REMAINING, number(0));
             headers.insert(USED, number(values.used));
-            headers.insert(RESET, number(values.reset));
+            headers.insert(RESET, number(seconds(values.reset)));
             headers.extend(self.resource.clone().map(|resource| (RESOURCE, resource)));
         }
         headers.extend(values.retry_after.map(|seconds| (RETRY_AFTER, number(seconds))));

@@ -163,6 +163,7 @@ impl<'a> Rejection<'a> {
         }
     }
 
+    #[inline]
     fn stamp<B>(&self, response: &mut Response<B>, content_type: Option<&HeaderValue>) {
         match self.reason {
             Reason::RateLimited(decision) => {

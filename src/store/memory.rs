@@ -50,8 +50,8 @@ const MINUTE: i64 = 60_000;
 /// With fewer keys it takes less: at first 0.6 kB for each of the 256 shards of a million
 /// entries, then about 35 to 70 bytes for each key. A shard's table doubles when a key finds no
 /// room in it. For that request, this takes about 0.1 ms in a store of a million, and requests with
-/// keys in the same shard wait. Other charges of one quota allocate nothing; charges of several
-/// quotas allocate the list of standings in the [`Decision`]. For resets, the store also keeps the
+/// keys in the same shard wait. Other charges of one or two quotas allocate nothing; charges of
+/// more allocate the list of standings in the [`Decision`]. For resets, the store also keeps the
 /// windows that each name is charged under: a few hundred bytes, and at most 0.3 MB for 1,024 of
 /// them. Beyond that, a reset is an error.
 ///
@@ -251,6 +251,7 @@ impl MemoryStore {
         match quotas.len() {
             1 => self.decide::<1>(charge, now, shard, home),
             2 => self.decide::<2>(charge, now, shard, home),
+            3 => self.decide::<3>(charge, now, shard, home),
             _ => self.decide::<{ Quotas::MAX }>(charge, now, shard, home),
         }
     }
@@ -268,6 +269,7 @@ impl MemoryStore {
         let account = &charge.account;
         let quotas = account.quotas().as_slice();
         if N > 1
+            && let Ok(quotas) = quotas.try_into()
             && let Some(decision) = shard.charge_all_running::<N>(now, quotas, &home, charge.ask)
         {
             return Reply::now(decision);

@@ -32,8 +32,8 @@ pub(super) struct Table<P> {
 /// A place in a table, and the fingerprint of the entry that is or may be there.
 #[derive(Clone, Copy)]
 pub(super) struct Slot {
-    bucket: u32,
-    way: u32,
+    bucket: usize,
+    way: usize,
     fingerprint: u64,
 }
 
@@ -144,7 +144,7 @@ impl<P: Copy + Default> Table<P> {
             let entries = &self.buckets[bucket];
             for i in 0..WAYS {
                 let way = (first + i) % WAYS;
-                let slot = Slot { bucket: bucket as u32, way: way as u32, fingerprint };
+                let slot = Slot { bucket, way, fingerprint };
                 // One that another quota of the key has been given was expired: it is no loss.
                 if entries[way].fingerprint == fingerprint && !taken(&slot) {
                     return Some(slot);
@@ -177,7 +177,7 @@ impl<P: Copy + Default> Table<P> {
         let free = |bucket: usize| {
             let ways = (0..WAYS).map(move |i| (first + i) % WAYS);
             let free = ways.filter(move |&way| self.buckets[bucket][way].until <= now);
-            let slot = move |way| Slot { bucket: bucket as u32, way: way as u32, fingerprint };
+            let slot = move |way| Slot { bucket, way, fingerprint };
             free.map(slot).filter(|slot| !taken(slot))
         };
         let [a, b] = buckets;
@@ -218,13 +218,18 @@ impl<P: Copy + Default> Table<P> {
 
     #[inline]
     pub(super) fn get(&self, slot: Slot) -> Entry<P> {
-        self.buckets[slot.bucket as usize][slot.way as usize % WAYS]
+        self.buckets[slot.bucket][slot.way % WAYS]
+    }
+
+    #[inline]
+    pub(super) fn payload_mut(&mut self, slot: Slot) -> &mut P {
+        &mut self.buckets[slot.bucket][slot.way % WAYS].payload
     }
 
     #[inline]
     pub(super) fn set(&mut self, slot: Slot, until: i64, payload: P) {
         let Slot { bucket, way, fingerprint } = slot;
-        self.buckets[bucket as usize][way as usize % WAYS] = Entry { fingerprint, until, payload };
+        self.buckets[bucket][way % WAYS] = Entry { fingerprint, until, payload };
     }
 
     pub(super) fn clear(&mut self, slot: Slot) {

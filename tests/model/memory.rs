@@ -99,13 +99,12 @@ fn a_flood_of_keys_keeps_memory_within_its_bound_and_every_tracked_count() {
     }
 }
 
-fn sets() -> [Quotas; 2] {
+fn sets() -> [Quotas; 3] {
     let one = Quota::per_minute(3);
-    let four = one
-        .and(Quota::per_hour(3).staggered())
-        .and(Quota::per_day(3).from_first_request())
-        .and(Quota::per_week(3).rollover_up_to(4));
-    [one.into(), four]
+    let two = one.and(Quota::per_hour(3).staggered());
+    let four =
+        two.and(Quota::per_day(3).from_first_request()).and(Quota::per_week(3).rollover_up_to(4));
+    [one.into(), two, four]
 }
 
 #[test]
@@ -123,14 +122,15 @@ fn the_store_allocates_nothing_for_a_charge() {
             let _ = answer(full.charge(Charge::new(account(key), 1)));
         }
         assert!(full.overflowed() > 0);
-        // The shard has grown. Several quotas' standings are in a list of the decision's own.
+        // The shard has grown. The standings of more than two quotas are in a list of the decision's
+        // own.
         for key in &keys {
             let _ = ask(key);
         }
         clock.advance(Duration::from_secs(60 * 86_400));
         assert!(store.is_empty());
         let _ = ask(&keys[0]);
-        let lists = u64::from(quotas.len() > 1);
+        let lists = u64::from(quotas.len() > 2);
 
         let mut refused = 0;
         for (what, from, to) in [("hit", 0, 1), ("miss", 1, 4), ("overflow", 4, 200)] {

@@ -41,9 +41,10 @@ pub(super) fn is_marked_refused<R>(response: &Response<R>) -> bool {
 }
 
 /// Whether an inner layer of this crate refused the request.
+#[inline]
 pub(crate) fn is_refused_inside<R>(response: &Response<R>) -> bool {
-    is_marked_refused(response)
-        || response.headers().keys().any(|name| address(name) == address(&REFUSED_LIMIT))
+    response.headers().keys().any(|name| address(name) == address(&REFUSED_LIMIT))
+        || is_marked_refused(response)
 }
 
 pub(super) enum Author {
@@ -64,6 +65,7 @@ pub(super) fn author(headers: &HeaderMap) -> Author {
     }
 }
 
+#[inline]
 fn address(name: &HeaderName) -> *const u8 {
     name.as_str().as_ptr()
 }

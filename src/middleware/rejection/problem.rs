@@ -11,6 +11,7 @@ use crate::middleware::reason::Reason;
 use crate::quota::Quotas;
 
 /// A problem (RFC 9457) with GitHub's `message`.
+#[inline]
 pub(super) fn problem(why: &Rejection<'_>) -> Bytes {
     if let Reason::RateLimited(decision) = why.reason() {
         let only_one =

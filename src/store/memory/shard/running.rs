@@ -3,10 +3,10 @@
 
 use super::super::super::table::Slot;
 use super::super::time::Reading;
-use super::{Count, Home, Shard, state};
+use super::{Home, Shard, state};
 use crate::decision::{Ask, Decision};
 use crate::quota::Quota;
-use crate::window::{State, Window};
+use crate::window::Window;
 
 impl Shard {
     /// Decides what nearly every charge is: plain, of one quota, in a window that runs.
@@ -25,29 +25,34 @@ impl Shard {
         let (decision, used) = Decision::running(now.at, &window, ask.cost);
         // A refusal writes nothing.
         if let Some(used) = used {
-            self.table.set(slot, window.end(), Count { start: window.start(), used });
+            self.table.payload_mut(slot).used = used;
         }
         Some(decision)
     }
 
-    /// The same over several quotas.
+    /// The same over exactly `N` quotas.
     #[inline(always)]
     pub(in crate::store::memory) fn charge_all_running<const N: usize>(
         &mut self,
         now: Reading,
-        quotas: &[Quota],
+        quotas: &[Quota; N],
         home: &Home,
         ask: Ask,
     ) -> Option<Decision> {
+        if !ask.is_plain() {
+            return None;
+        }
         let (slot, window) = self.running(now, &quotas[0], home)?;
         let (mut slots, mut windows) = ([slot; N], [window; N]);
-        for (i, quota) in quotas.iter().enumerate().skip(1) {
-            (slots[i], windows[i]) = self.running(now, quota, home)?;
+        for i in 1..N {
+            (slots[i], windows[i]) = self.running(now, &quotas[i], home)?;
         }
-        let (decision, writes) = Decision::over::<N>(now.at, &windows[..quotas.len()], ask);
-        let writes = writes.into_iter().flatten().take(quotas.len());
-        for (slot, State { start, used, until }) in slots.into_iter().zip(writes) {
-            self.table.set(slot, until, Count { start, used });
+        let Some(decision) = Decision::all_running(now.at, &windows, ask.cost) else {
+            // A refusal writes nothing.
+            return Some(Decision::over::<N>(now.at, &windows, ask).0);
+        };
+        for (slot, usage) in slots.into_iter().zip(decision.usage()) {
+            self.table.payload_mut(slot).used = usage.count().1;
         }
         Some(decision)
     }
