@@ -191,6 +191,8 @@ impl Plan {
             (Kind::Idle, _) | (Kind::Stormy, 1) => (None, Some(idle)),
             _ => (None, None),
         };
+        // A connection that is made anew at any time has to be made within a deadline.
+        let lasts = closes_idle.is_none() && forgets_idle.is_none();
         let mut faults = Vec::new();
         if kind == Kind::Stormy {
             for _ in 0..rng.usize(1..=6) {
@@ -213,8 +215,8 @@ impl Plan {
             closes_idle,
             forgets_idle,
             lookup: match rng.u8(..40) {
-                0 if !calm => ms(1_100),
-                1..4 if kind != Kind::Idle => ms(rng.u64(..100)),
+                0 if !calm && lasts => ms(1_100),
+                1..4 if lasts => ms(rng.u64(..100)),
                 _ => ms(0),
             },
             lag: ms(one(rng, &[10, 100, 1_000])),
