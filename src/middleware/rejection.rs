@@ -145,10 +145,33 @@ impl<'a> Rejection<'a> {
         }
     }
 
-    /// The whole response, of this body.
-    fn response<B>(&self, body: B, content_type: Option<&HeaderValue>) -> Response<B> {
+    /// Returns a response with this body and the refusal's [status](Self::status). The layer adds
+    /// the headers.
+    ///
+    /// ```
+    /// use http::Request;
+    /// use tower_fixed_window::key::global;
+    /// use tower_fixed_window::testing::ask;
+    /// use tower_fixed_window::{FixedWindowLayer, Quota};
+    ///
+    /// let layer = FixedWindowLayer::new(Quota::per_minute(0))
+    ///     .key(global())
+    ///     .on_reject(|_, why| why.response(why.message().into()));
+    ///
+    /// let response = ask(&layer, Request::get("/"));
+    /// assert_eq!(response.status(), 429);
+    /// assert_eq!(response.headers()["x-ratelimit-remaining"], "0");
+    /// assert!(response.body().starts_with(b"API rate limit exceeded"));
+    /// ```
+    pub fn response<B>(&self, body: B) -> Response<B> {
         let mut response = Response::new(body);
         *response.status_mut() = self.status();
+        response
+    }
+
+    /// The same with its headers.
+    fn stamped<B>(&self, body: B, content_type: Option<&HeaderValue>) -> Response<B> {
+        let mut response = self.response(body);
         self.stamp(&mut response, content_type);
         response
     }

@@ -50,10 +50,12 @@ fn compile_errors_of_unsuitable_bodies_and_keys_suggest_a_fix() {
     for advice in [
         "can't make a refusal's body of type `Own`",
         "`.reject(EmptyBody)`",
-        "`.on_reject(",
+        "`.on_reject(|_, why| why.response(why.message().into()))`",
+        "`.on_reject(|parts, why| ...)`",
         "`.layer(MapResponseBodyLayer::new(Body::new))` between the limit and",
     ] {
-        assert!(message.contains(advice), "no {advice} in the compiler's message:\n{message}");
+        let count = message.matches(advice).count();
+        assert_eq!(count, 1, "{advice} is not once in the compiler's message:\n{message}");
     }
     let closure = "limit.reject(EmptyBody).key(|_: &http::request::Parts| Some(Key::global()))";
     let (compiles, message) = check(closure);
@@ -88,7 +90,7 @@ fn compile_errors_of_unsuitable_bodies_and_keys_suggest_a_fix() {
     // The ways out are ways out, so the failures above had no other reason.
     let key_fn = closure.replace(".key(", ".key_fn(");
     for way_out in
-        ["limit.reject(EmptyBody)", "limit.on_reject(|_, _| Response::new(Own))", &key_fn]
+        ["limit.reject(EmptyBody)", "limit.on_reject(|_, why| why.response(Own))", &key_fn]
     {
         let (compiles, message) = check(way_out);
         assert!(compiles, "{way_out} does not help:\n{message}");

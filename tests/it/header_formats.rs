@@ -16,7 +16,8 @@ use tower::util::BoxCloneSyncService;
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_fixed_window::key::global;
 use tower_fixed_window::{
-    Control, FixedWindowLayer, Headers, Key, ManualClock, MemoryStore, Quota, Quotas,
+    Control, EmptyBody, FixedWindowLayer, Headers, Key, Limiter, ManualClock, MemoryStore, Quota,
+    Quotas,
 };
 
 use crate::support::{NOW_MS, get, limit_headers};
@@ -323,6 +324,33 @@ fn a_layer_sends_only_the_configured_headers() {
         // What keeps a refusal from being repeated and cached is there in any case.
         assert_eq!(refused.headers()["retry-after"], "40");
         assert_eq!(refused.headers()["cache-control"], "no-store");
+    }
+}
+
+#[test]
+fn a_limiter_without_a_layer_has_the_headers_of_a_layer() {
+    let quotas = Quota::per_minute(3).and(Quota::per_hour(20_000));
+    for style in
+        [Headers::GitHub, Headers::IetfDraft10, Headers::GitHubAndIetfDraft10, Headers::None]
+    {
+        for name in ["", "api"] {
+            let clock = ManualClock::at_ms(NOW_MS);
+            let mut layer = limit(quotas, &clock).reject(EmptyBody).headers(style);
+            let mut limiter = Limiter::new(quotas).store(MemoryStore::with_clock(clock));
+            if !name.is_empty() {
+                (layer, limiter) = (layer.name(name), limiter.name(name));
+            }
+            let service = handler(layer);
+            // Passed, refused for now, refused for good.
+            for (cost, allowed) in [(2, true), (2, false), (4, false)] {
+                let response = ask(&service, cost);
+                let decision = limiter.check_cost(Key::global(), cost);
+                let decision = decision.now_or_never().expect("at once").expect("memory");
+                assert_eq!(decision.allowed(), allowed);
+                let headers = limiter.headers(&decision, style);
+                assert_eq!(&headers, response.headers(), "{style:?}, {cost} tokens");
+            }
+        }
     }
 }
 

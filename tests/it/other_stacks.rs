@@ -1,5 +1,6 @@
 //! The programs of docs/other-stacks.md are those that `scripts/stacks` runs.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
@@ -27,4 +28,36 @@ fn the_page_shows_the_programs_that_are_run() {
         run += 1;
     }
     assert_eq!(shown.len(), run, "every program on the page is run");
+}
+
+/// The crates that a program uses, as Cargo names them.
+fn crates(program: &str) -> BTreeSet<String> {
+    let uses = program.lines().filter_map(|line| line.strip_prefix("use "));
+    let names = uses.filter_map(|path| path.split("::").next());
+    let everywhere = ["std", "tokio", "tower_fixed_window"];
+    let names = names.filter(|name| !everywhere.contains(name));
+    names.map(|name| name.replace('_', "-")).collect()
+}
+
+#[test]
+fn a_line_before_each_program_adds_the_crates_that_it_uses() {
+    let page = fs::read_to_string(Path::new(ROOT).join("docs/other-stacks.md")).expect("a page");
+    let manifest = Path::new(ROOT).join("tests/stacks/Cargo.toml");
+    let manifest = fs::read_to_string(manifest).expect("a manifest");
+    let mut blocks = page.split("```rust,ignore\n");
+    let mut before = blocks.next().expect("an introduction");
+    for block in blocks {
+        let (program, after) = block.split_once("\n```").expect("the end of a program");
+        let (_, line) = before.rsplit_once("cargo add ").expect("a command");
+        let line = line.trim_end_matches("\n```\n\n");
+        let (added, features) = line.split_once(" --features ").unwrap_or((line, ""));
+        let added: BTreeSet<_> = added.split(' ').map(|name| name.replace('_', "-")).collect();
+        let used = crates(program);
+        assert!(used.is_subset(&added), "{line} is not {used:?}");
+        for feature in features.split(',').filter_map(|feature| feature.split('/').nth(1)) {
+            let is_known = feature == "full" || manifest.contains(feature);
+            assert!(is_known, "no program is compiled with {feature}");
+        }
+        before = after;
+    }
 }

@@ -98,11 +98,9 @@ async fn empty_body_fits_bodies_that_cannot_be_made_from_bytes() {
 async fn on_reject_fits_any_body() {
     type Boxed = BoxBody<Bytes, Infallible>;
     for mood in ANSWERS {
-        let limit = per_minute(1, mood).on_reject(|_, why| {
-            let mut response = Response::new(Boxed::new(Full::from(why.message())));
-            *response.status_mut() = StatusCode::IM_A_TEAPOT;
-            response
-        });
+        let limit = per_minute(1, mood)
+            .status(StatusCode::IM_A_TEAPOT)
+            .on_reject(|_, why| why.response(Boxed::new(Full::from(why.message()))));
         let service = limit.layer(answering::<Body, Boxed>());
         let _ = service.clone().oneshot(get("/")).await.expect("infallible");
         let response = service.oneshot(get("/")).await.expect("infallible");

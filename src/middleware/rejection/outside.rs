@@ -1,16 +1,58 @@
-//! Responses to refusals outside of the layer: a handler's own charge was refused, or its store
-//! failed.
+//! Responses outside of the layer: the headers of a handler's own charge, and the response if it
+//! was refused, or if its store failed.
 
 use bytes::Bytes;
-use http::{Response, StatusCode};
+use http::{HeaderMap, Response, StatusCode};
 
 use super::Rejection;
 use super::reject::problem_response;
-use crate::decision::RateLimited;
+use crate::decision::{Decision, RateLimited};
+use crate::key::Key;
+use crate::limiter::Limiter;
 use crate::middleware::headers::{Headers, PreparedHeaders};
 use crate::middleware::reason::Reason;
 use crate::quota::Quotas;
-use crate::store::StoreError;
+use crate::store::{Account, StoreError};
+
+impl Limiter {
+    /// Returns the headers that a layer of this name and with these quotas adds to a response.
+    /// Those of a refusal include `retry-after` and `cache-control`.
+    ///
+    /// This is for frameworks whose middleware is not Tower's. If their headers have another type
+    /// than those of the crate `http`, convert each by `name.as_str()` and `value.as_bytes()`.
+    ///
+    /// ```
+    /// use tower_fixed_window::{Headers, Limiter, Quota};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tower_fixed_window::StoreError> {
+    /// let limiter = Limiter::new(Quota::per_hour(1)).name("api");
+    ///
+    /// let passed = limiter.check("alice").await?;
+    /// let headers = limiter.headers(&passed, Headers::GitHub);
+    /// assert_eq!(headers["x-ratelimit-remaining"], "0");
+    /// assert_eq!(headers["x-ratelimit-resource"], "api");
+    ///
+    /// let refused = limiter.check("alice").await?;
+    /// for (name, value) in &limiter.headers(&refused, Headers::IetfDraft10) {
+    ///     println!("{}: {}", name.as_str(), value.to_str().unwrap());
+    /// }
+    /// # assert!(limiter.headers(&refused, Headers::None).contains_key("retry-after"));
+    /// # Ok(()) }
+    /// ```
+    pub fn headers(&self, decision: &Decision, headers: Headers) -> HeaderMap {
+        let (scope, quotas, key) = (self.scope(), self.quotas(), Key::global());
+        let prepared = PreparedHeaders::new(headers, scope.name(), 0);
+        let mut response = Response::new(());
+        if decision.allowed() {
+            let account = Account::new(scope, quotas, &key);
+            prepared.stamp_passed(&mut response, &account, decision);
+        } else {
+            prepared.stamp_refused(&mut response, None, Some((scope.name(), quotas)), decision);
+        }
+        response.into_parts().0.headers
+    }
+}
 
 /// 429, with the headers and the body that a layer's refusal has. An outer layer of this crate
 /// leaves them alone, and takes nothing for the request.

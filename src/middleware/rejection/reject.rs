@@ -27,9 +27,7 @@ use super::{Rejection, problem};
 ///
 /// impl<B: From<String>> Reject<B> for PlainText {
 ///     fn reject(&self, _: &Parts, why: &Rejection<'_>) -> Response<B> {
-///         let mut response = Response::new(B::from(why.message()));
-///         *response.status_mut() = why.status();
-///         response
+///         why.response(B::from(why.message()))
 ///     }
 /// }
 ///
@@ -44,6 +42,7 @@ use super::{Rejection, problem};
     label = "no way to make a `{B}`",
     note = "the default answer needs a body that implements `From<Bytes>` (axum's `Body`, `Full<Bytes>`)",
     note = "write `.reject(EmptyBody)` on the `FixedWindowLayer` if the body implements `Default` (tonic's, `BoxBody`), `.reject(Grpc)` for gRPC",
+    note = "write `.on_reject(|_, why| why.response(why.message().into()))` if it implements `From<String>` (lambda_http's)",
     note = "or write `.on_reject(|parts, why| ...)` and make the response yourself",
     note = "a body that only its own crate can make (of tower-http's layers and `ServeDir`, of rmcp) becomes axum's `Body` by `.layer(MapResponseBodyLayer::new(Body::new))` between the limit and that service (tower-http, feature `map-response-body`)"
 )]
@@ -79,7 +78,7 @@ impl<B: From<Bytes>> Reject<B> for ProblemJson {
 /// The default response.
 pub(super) fn problem_response<B: From<Bytes>>(why: &Rejection<'_>) -> Response<B> {
     static PROBLEM: HeaderValue = HeaderValue::from_static("application/problem+json");
-    why.response(B::from(problem::problem(why)), Some(&PROBLEM))
+    why.stamped(B::from(problem::problem(why)), Some(&PROBLEM))
 }
 
 /// Only status and headers, for bodies that can't be made from bytes: tonic's, a `BoxBody`.
@@ -102,7 +101,7 @@ pub struct EmptyBody;
 #[diagnostic::do_not_recommend]
 impl<B: Default> Reject<B> for EmptyBody {
     fn reject(&self, _: &Parts, why: &Rejection<'_>) -> Response<B> {
-        why.response(B::default(), None)
+        why.stamped(B::default(), None)
     }
 }
 
@@ -132,7 +131,7 @@ pub struct GitHubBody;
 impl<B: From<Bytes>> Reject<B> for GitHubBody {
     fn reject(&self, _: &Parts, why: &Rejection<'_>) -> Response<B> {
         static JSON: HeaderValue = HeaderValue::from_static("application/json; charset=utf-8");
-        why.response(B::from(problem::github(why)), Some(&JSON))
+        why.stamped(B::from(problem::github(why)), Some(&JSON))
     }
 }
 
@@ -172,7 +171,7 @@ impl<B: Default> Reject<B> for Grpc {
                 _ => message.push(byte.into()),
             }
         }
-        let mut response = why.response(B::default(), Some(&GRPC));
+        let mut response = why.stamped(B::default(), Some(&GRPC));
         *response.status_mut() = StatusCode::OK;
         let headers = response.headers_mut();
         headers.insert(STATUS, HeaderValue::from(why.reason().consequences().grpc as u16));

@@ -2,7 +2,6 @@
 
 use std::io;
 use std::net::TcpListener;
-use std::time::UNIX_EPOCH;
 
 use actix_web::body::MessageBody;
 use actix_web::dev::{Server, ServiceRequest, ServiceResponse};
@@ -11,7 +10,7 @@ use actix_web::http::StatusCode;
 use actix_web::http::header::{HeaderName, HeaderValue};
 use actix_web::middleware::{Next, from_fn};
 use actix_web::{App, HttpResponse, HttpServer, web};
-use tower_fixed_window::{Limiter, Quota};
+use tower_fixed_window::{Headers, Limiter, Quota};
 
 async fn limit(
     limiter: web::Data<Limiter>,
@@ -20,17 +19,14 @@ async fn limit(
 ) -> Result<ServiceResponse<impl MessageBody>, Error> {
     let peer = request.peer_addr().ok_or_else(|| ErrorInternalServerError("no peer"))?;
     let decision = limiter.check(peer.ip()).await.map_err(|failed| refusal(failed.into()))?;
-    decision.clone().into_result().map_err(|limited| refusal(limited.into()))?;
+    let headers = limiter.headers(&decision, Headers::GitHub);
+    decision.into_result().map_err(|limited| refusal(limited.into()))?;
 
     let mut response = next.call(request).await?;
-    let reset = decision.reset_at().duration_since(UNIX_EPOCH).unwrap_or_default();
-    for (name, value) in [
-        ("x-ratelimit-limit", decision.limit()),
-        ("x-ratelimit-remaining", decision.remaining()),
-        ("x-ratelimit-used", decision.used()),
-        ("x-ratelimit-reset", reset.as_millis().div_ceil(1_000) as u64),
-    ] {
-        response.headers_mut().insert(HeaderName::from_static(name), HeaderValue::from(value));
+    for (name, value) in &headers {
+        let name = HeaderName::try_from(name.as_str()).expect("a name");
+        let value = HeaderValue::from_bytes(value.as_bytes()).expect("a value");
+        response.headers_mut().insert(name, value);
     }
     Ok(response)
 }

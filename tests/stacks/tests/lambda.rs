@@ -19,11 +19,7 @@ fn limited() -> impl Service<Request, Response = Response<Body>, Error = Error, 
             Some(Key::from(client))
         })
         // Lambda's body can't be made from bytes, as the default refusal is.
-        .on_reject(|_, why| {
-            let mut response = Response::new(Body::from(why.message()));
-            *response.status_mut() = why.status();
-            response
-        });
+        .on_reject(|_, why| why.response(why.message().into()));
     ServiceBuilder::new().layer(limit).service(service_fn(hello))
 }
 

@@ -2,31 +2,23 @@
 
 use std::io;
 use std::sync::Arc;
-use std::time::UNIX_EPOCH;
 
-use poem::http::{HeaderValue, StatusCode};
+use poem::http::StatusCode;
 use poem::listener::TcpAcceptor;
 use poem::{Endpoint, EndpointExt, Error, Request, Response, Result, Route, Server};
 use poem::{get, handler};
-use tower_fixed_window::{Limiter, Quota};
+use tower_fixed_window::{Headers, Limiter, Quota};
 
 async fn limit(endpoint: Arc<impl Endpoint>, request: Request) -> Result<Response> {
     let limiter: &Limiter = request.data().expect("`.data(limiter)` comes after `.around(limit)`");
     let peer = request.remote_addr().as_socket_addr();
     let peer = peer.ok_or_else(|| Error::from_status(StatusCode::INTERNAL_SERVER_ERROR))?;
     let decision = limiter.check(peer.ip()).await.map_err(|failed| refusal(failed.into()))?;
-    decision.clone().into_result().map_err(|limited| refusal(limited.into()))?;
+    let headers = limiter.headers(&decision, Headers::GitHub);
+    decision.into_result().map_err(|limited| refusal(limited.into()))?;
 
     let mut response = endpoint.get_response(request).await;
-    let reset = decision.reset_at().duration_since(UNIX_EPOCH).unwrap_or_default();
-    for (name, value) in [
-        ("x-ratelimit-limit", decision.limit()),
-        ("x-ratelimit-remaining", decision.remaining()),
-        ("x-ratelimit-used", decision.used()),
-        ("x-ratelimit-reset", reset.as_millis().div_ceil(1_000) as u64),
-    ] {
-        response.headers_mut().insert(name, HeaderValue::from(value));
-    }
+    response.headers_mut().extend(headers);
     Ok(response)
 }
 

@@ -1,13 +1,12 @@
 //! Rocket has requests and responses of its own: a request guard asks a `Limiter`, and a fairing
 //! sets the headers.
 
-use std::time::{Duration, UNIX_EPOCH};
-
+use http::HeaderMap;
 use rocket::fairing::AdHoc;
 use rocket::http::Status;
 use rocket::request::{FromRequest, Outcome};
 use rocket::{Build, Request, Response, Rocket, get, routes};
-use tower_fixed_window::{Decision, Limiter, Quota};
+use tower_fixed_window::{Headers, Limiter, Quota};
 
 struct Limited;
 
@@ -24,25 +23,18 @@ impl<'r> FromRequest<'r> for Limited {
             return Outcome::Error((Status::ServiceUnavailable, "the store failed"));
         };
         // For the fairing.
-        let decision = request.local_cache(|| Some(decision));
-        if decision.as_ref().is_some_and(Decision::allowed) {
-            Outcome::Success(Limited)
-        } else {
-            Outcome::Error((Status::TooManyRequests, "rate limit exceeded"))
+        request.local_cache(|| Some(limiter.headers(&decision, Headers::GitHub)));
+        match decision.into_result() {
+            Ok(()) => Outcome::Success(Limited),
+            Err(_) => Outcome::Error((Status::TooManyRequests, "rate limit exceeded")),
         }
     }
 }
 
 fn set_headers(request: &Request<'_>, response: &mut Response<'_>) {
-    let Some(decision) = request.local_cache(|| None::<Decision>) else { return };
-    let seconds = |time: Duration| time.as_millis().div_ceil(1_000);
-    let reset = decision.reset_at().duration_since(UNIX_EPOCH).unwrap_or_default();
-    response.set_raw_header("x-ratelimit-limit", decision.limit().to_string());
-    response.set_raw_header("x-ratelimit-remaining", decision.remaining().to_string());
-    response.set_raw_header("x-ratelimit-used", decision.used().to_string());
-    response.set_raw_header("x-ratelimit-reset", seconds(reset).to_string());
-    if let Some(after) = decision.retry_after() {
-        response.set_raw_header("retry-after", seconds(after).to_string());
+    for (name, value) in request.local_cache(|| None::<HeaderMap>).iter().flatten() {
+        let value = String::from_utf8_lossy(value.as_bytes()).into_owned();
+        response.set_raw_header(name.as_str().to_owned(), value);
     }
 }
 
