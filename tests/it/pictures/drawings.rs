@@ -464,9 +464,9 @@ fn leases() -> Picture {
 }
 
 /// Where rustdoc looks for pictures: its pages have no files beside them.
-fn for_rustdoc(pictures: &[Picture]) -> String {
+fn for_rustdoc<'a>(pictures: impl Iterator<Item = (&'a str, &'a str)>) -> String {
     let mut text = String::new();
-    for Picture { name, svg, .. } in pictures {
+    for (name, svg) in pictures {
         let mut encoded = svg.replace('%', "%25").replace('#', "%23").replace('\n', "");
         for (c, code) in [('<', "%3C"), ('>', "%3E"), ('"', "'")] {
             encoded = encoded.replace(c, code);
@@ -502,7 +502,11 @@ fn drawings_match_the_limiter_and_each_is_on_a_page_with_alternative_text() {
     for Picture { name, svg, .. } in &pictures {
         is_committed(&format!("{name}.svg"), svg);
     }
-    is_committed("rustdoc.md", &for_rustdoc(&pictures));
+    // Drawn by `scripts/peers`.
+    let plot = fs::read_to_string(folder.join("../plots/peers.svg")).unwrap();
+    let all = pictures.iter().map(|picture| (picture.name, &*picture.svg));
+    is_committed("rustdoc.md", &for_rustdoc(all.chain([("peers", &*plot)])));
+    assert!(README.contains("[picture-peers]\n") && README.contains("docs/plots/peers.svg"));
     for Picture { name, title, svg } in &pictures {
         assert!(svg.len() < 10_000, "{name} has {} bytes", svg.len());
         assert!(svg.contains("prefers-color-scheme:dark") && svg.contains("<desc "));
