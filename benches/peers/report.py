@@ -61,7 +61,7 @@ class Report:
         """Those of the issue that asked for them."""
         rows, hot, many, zipf = [], self.hot, self.many, self.zipf
 
-        def target(what, most, numbers, digits=2):
+        def target(what, most, numbers, digits=3):
             met = "not measured" if not numbers else "met" if median(numbers) <= most else "**missed**"
             rows.append([what, f"{most:.{digits}f}", interval(numbers, digits), met])
 
@@ -96,7 +96,7 @@ class Report:
         longest = lambda moment: self.of(f"edge {moment}", -1)
         noise, edge, growth = map(longest, ("a loop that does nothing:", f"{OURS}:at the edge", f"{OURS}:growing"))
         target("edge: the pause in every round, of the longest of a loop that does nothing", 1, edge and [min(edge) / median(noise)])
-        target("growth: the pause in every round, in ms", .1, growth and [min(growth) / 1e6], 3)
+        target("growth: the pause in every round, in ms", .1, growth and [min(growth) / 1e6], 4)
         self.table("", "", ["target", "at most", "measured", ""], rows)
 
     def memory(self, name, keys, column=0):
@@ -105,7 +105,8 @@ class Report:
     def compared(self, heading, kind, subject, columns):
         """A number for each limiter, and its ratio to the peer's."""
         adds = subject == "layer" and kind != "time"
-        text = "Added to the bare service's; in" if adds else "With the service, or with the clock; in"
+        text = ("Added to the bare service's; in" if adds else "With those of the bare service; in" if subject == "layer"
+                else "With reading the clock; in")
         rows = []
         for name, verdict in ((name, verdict) for name in (LAYERS if subject == "layer" else STORES) for verdict in BOTH):
             row = []
@@ -116,7 +117,7 @@ class Report:
                 row.append(cell(numbers) + (f" ({median(ratio):.2f})" if ratio and name != BARE else ""))
             if set(row) != {"-"}:
                 rows.append([name, "" if name == BARE else verdict, *row])
-        share = "the part that the layer adds, of what tower_governor adds" if subject == "layer" else "its part of governor's"
+        share = "what the layer adds, of what tower_governor adds" if subject == "layer" else "of governor's"
         self.table(heading, f"{text} brackets, {share}.", ["", "", *map(title, columns)], rows)
 
     def tables(self):
