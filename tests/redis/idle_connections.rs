@@ -1,12 +1,14 @@
 //! Connections that were closed or forgotten while nobody asked: nodes share one count all the same.
 
-use std::io::ErrorKind;
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use redis::aio::{ConnectionLike, MultiplexedConnection};
 use redis::sentinel::{SentinelClient, SentinelServerType};
+use redis::{Cmd, ErrorKind, Pipeline, RedisFuture, ServerErrorKind, Value};
 use tower_fixed_window::store::RedisStore;
 use tower_fixed_window::{Decision, Limiter, Quota};
 
@@ -127,7 +129,7 @@ async fn a_connection_that_answers_again_is_checked_like_any_other() {
         async move {
             match first {
                 true => redis::Client::open(url)?.get_multiplexed_async_connection().await,
-                false => Err(std::io::Error::from(ErrorKind::ConnectionRefused).into()),
+                false => Err(io::Error::from(io::ErrorKind::ConnectionRefused).into()),
             }
         }
     });
@@ -140,6 +142,50 @@ async fn a_connection_that_answers_again_is_checked_like_any_other() {
     while is_local().await {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
+    tokio::time::sleep(Duration::from_millis(1_200)).await;
+    assert!(!is_local().await, "its check was not waited for");
+}
+
+/// A connection of the app's, which led to a replica for a while.
+#[derive(Clone)]
+struct Demoted(MultiplexedConnection, Arc<AtomicBool>);
+
+impl ConnectionLike for Demoted {
+    fn req_packed_command<'a>(&'a mut self, cmd: &'a Cmd) -> RedisFuture<'a, Value> {
+        if self.1.load(Ordering::Relaxed) {
+            let error = ErrorKind::Server(ServerErrorKind::ReadOnly);
+            return Box::pin(async move { Err((error, "it is a replica").into()) });
+        }
+        self.0.req_packed_command(cmd)
+    }
+
+    fn req_packed_commands<'a>(
+        &'a mut self,
+        pipeline: &'a Pipeline,
+        offset: usize,
+        count: usize,
+    ) -> RedisFuture<'a, Vec<Value>> {
+        self.0.req_packed_commands(pipeline, offset, count)
+    }
+
+    fn get_db(&self) -> i64 {
+        self.0.get_db()
+    }
+}
+
+/// What a call was told long ago says nothing of the connection now.
+#[tokio::test]
+async fn a_connection_of_the_app_that_has_failed_once_is_checked_before_it_is_given_up() {
+    let Some(server) = Server::start() else { return };
+    let client = redis::Client::open(server.url()).expect("an address");
+    let connection = client.get_multiplexed_async_connection().await.expect("it connects");
+    let demoted = Arc::new(AtomicBool::new(false));
+    let node = node(RedisStore::from(Demoted(connection, Arc::clone(&demoted))));
+    let is_local = async || node.check("ann").await.expect("it answers").is_local();
+    assert!(!is_local().await);
+    demoted.store(true, Ordering::Relaxed);
+    assert!(is_local().await);
+    demoted.store(false, Ordering::Relaxed);
     tokio::time::sleep(Duration::from_millis(1_200)).await;
     assert!(!is_local().await, "its check was not waited for");
 }

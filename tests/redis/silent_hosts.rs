@@ -164,6 +164,33 @@ async fn a_dead_shard_does_not_fail_requests_to_other_shards() {
     }
 }
 
+/// Its shards are checked after a silence, and why another one can't be reached says nothing of them.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dead_shard_does_not_fail_requests_to_shards_that_were_idle() {
+    let _alone = ALONE.lock().await;
+    for freezes in [false, true] {
+        let deadline = Duration::from_secs(1);
+        let Some((_nodes, keys, limiter)) = with_a_dead_shard(freezes, deadline).await else {
+            return;
+        };
+        let (dead, key) = (limiter.clone(), keys[1]);
+        let asking = tokio::spawn(async move {
+            loop {
+                let _ = dead.check(key).await;
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        });
+        for _ in 0..5 {
+            tokio::time::sleep(Duration::from_millis(1_300)).await;
+            for key in [keys[0], keys[2]] {
+                let answer = limiter.check(key).await;
+                assert!(answer.is_ok(), "frozen: {freezes}: {answer:?}");
+            }
+        }
+        asking.abort();
+    }
+}
+
 /// Three masters, and a replica of the first.
 pub(crate) fn cluster_with_replica() -> Option<(Vec<Server>, Server)> {
     let nodes = cluster_with(&[])?;

@@ -72,6 +72,9 @@ impl Check {
                 return upkeep.well(&shards, part);
             }
             renew(&upkeep);
+            if upkeep.connect.is_some() {
+                upkeep.ill(&shards, part);
+            }
         }
         if answer.is_none() {
             // It may only be late. Until there is another one, and as long as there is the store.

@@ -163,8 +163,8 @@ impl Link {
         upkeep.ask(now);
         // Where a probe is needed, it asks for a key that is really used.
         health.set_key(self.key.as_ref());
-        let at_work = current.renewed_by.is_some_and(|until| Instant::now() < until)
-            || now < health.checked_by();
+        let checked = now < health.checked_by();
+        let at_work = checked || current.renewed_by.is_some_and(|until| Instant::now() < until);
         if !at_work {
             // No caller has asked for a while: this one may wait again.
             health.lose(now);
@@ -184,7 +184,8 @@ impl Link {
         }
         let until = health.lost().saturating_add(patience);
         match &current.error {
-            Some(error) if current.attempts == 0 || now >= until => Err(error.clone()),
+            // Why others failed says nothing of one that is being checked.
+            Some(error) if current.attempts == 0 && !checked || now >= until => Err(error.clone()),
             None if now >= until => Err((ErrorKind::Io, "the server does not answer").into()),
             _ => {
                 let by = current.renewed_by.unwrap_or_else(|| upkeep.instant(health.checked_by()));

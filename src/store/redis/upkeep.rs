@@ -121,4 +121,10 @@ impl Upkeep {
         shards.health(part).recover(self.now());
         self.current.send_modify(|current| current.error = None);
     }
+
+    /// Its check brought no answer: callers get the reason why there is no other one.
+    pub(super) fn ill(&self, shards: &Shards, part: usize) {
+        shards.health(part).checked_until(0);
+        self.current.send_modify(|_| {});
+    }
 }
