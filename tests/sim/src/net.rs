@@ -277,19 +277,19 @@ impl Net {
             }
             let mut answers = Vec::new();
             while let Some(args) = wire::command(&mut buffer) {
-                wire::reply(&self.execute(&pipe, &args), &mut answers);
+                wire::reply(&self.execute(&pipe, args), &mut answers);
             }
             self.send(&pipe, false, Bytes::Some(answers));
         }
     }
 
-    fn execute(&self, pipe: &Pipe, args: &[Vec<u8>]) -> Reply {
+    fn execute(&self, pipe: &Pipe, args: Vec<Vec<u8>>) -> Reply {
         let micros = self.micros();
         let mut state = self.lock();
         let host = &mut state.hosts[pipe.host];
         let (reply, writes) = match host.refusing.filter(|(until, _)| *until > Instant::now()) {
             Some((_, error)) => (Reply::Error(error.to_owned()), Vec::new()),
-            None => host.server.call(args, micros),
+            None => host.server.call(&args, micros),
         };
         let keys = match &args[0][..] {
             b"EVALSHA" => {
@@ -299,13 +299,14 @@ impl Net {
             _ => args.get(1..).unwrap_or_default().iter().take(1),
         };
         let data = host.server.data();
-        let absent = keys.filter(|key| data.fields(key).is_empty()).cloned().collect();
+        let absent = |key: &&Vec<u8>| data.fields(key).is_none_or(|fields| fields.is_empty());
+        let absent = keys.filter(absent).cloned().collect();
         drop(state);
         self.history.add(Event::Executed {
             node: pipe.node,
             connection: pipe.id,
             host: pipe.host,
-            command: args.to_vec(),
+            command: args,
             reply: reply.clone(),
             writes,
             absent,

@@ -14,7 +14,9 @@ use http::{Request, Response};
 use tokio::runtime::{Builder, Handle, RngSeed};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
-use tower_fixed_window::{Decision, EmptyBody, FixedWindow, FixedWindowLayer, Key, Limiter, RedisStore, StoreError};
+use tower_fixed_window::{
+    Decision, EmptyBody, FixedWindow, FixedWindowLayer, Key, Limiter, RedisStore, StoreError,
+};
 use tower_layer::Layer;
 use tower_service::Service;
 

@@ -37,10 +37,11 @@ impl Reply {
 /// A hash.
 pub type Fields = BTreeMap<Vec<u8>, Vec<u8>>;
 
+/// Copies share it until something is written.
 #[derive(Clone, PartialEq, Debug)]
 enum Held {
-    Hash(Fields),
-    Text(Vec<u8>),
+    Hash(Arc<Fields>),
+    Text(Arc<[u8]>),
 }
 
 #[derive(Clone, PartialEq, Debug)]
@@ -52,22 +53,22 @@ struct Entry {
 
 /// What a server keeps: a failover loses a part of it. A replica shares it until something is written.
 #[derive(Clone, Default, Debug)]
-pub struct Data(Arc<BTreeMap<Vec<u8>, Entry>>);
+pub struct Data(Arc<BTreeMap<Arc<[u8]>, Entry>>);
 
 impl Data {
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    fn change(&mut self) -> &mut BTreeMap<Vec<u8>, Entry> {
+    fn change(&mut self) -> &mut BTreeMap<Arc<[u8]>, Entry> {
         Arc::make_mut(&mut self.0)
     }
 
     /// The fields of a hash.
-    pub fn fields(&self, key: &[u8]) -> Fields {
-        match self.0.get(key).map(|entry| &entry.held) {
-            Some(Held::Hash(fields)) => fields.clone(),
-            _ => BTreeMap::new(),
+    pub fn fields(&self, key: &[u8]) -> Option<&Arc<Fields>> {
+        match &self.0.get(key)?.held {
+            Held::Hash(fields) => Some(fields),
+            Held::Text(_) => None,
         }
     }
 }
@@ -83,8 +84,8 @@ pub struct Server {
 #[derive(Debug)]
 pub struct Write {
     pub key: Vec<u8>,
-    pub before: Fields,
-    pub after: Fields,
+    pub before: Arc<Fields>,
+    pub after: Arc<Fields>,
 }
 
 #[derive(Default, Debug)]
@@ -93,7 +94,7 @@ struct Db {
     micros: i64,
     replica: bool,
     /// Written by the command under way: how it was before.
-    written: BTreeMap<Vec<u8>, Fields>,
+    written: BTreeMap<Vec<u8>, Arc<Fields>>,
 }
 
 const WRONG_TYPE: &str = "WRONGTYPE Operation against a key holding the wrong kind of value";
@@ -109,7 +110,7 @@ impl Server {
             _ => self.db.command(args),
         };
         let written = mem::take(&mut self.db.written).into_iter();
-        let after = |key: &[u8]| self.db.data.fields(key);
+        let after = |key: &[u8]| self.db.data.fields(key).cloned().unwrap_or_default();
         let writes = written.map(|(key, before)| Write { after: after(&key), key, before });
         (reply, writes.collect())
     }
@@ -194,13 +195,13 @@ impl Db {
             }
             (b"SET", [key, value]) => {
                 self.note(key);
-                let entry = Entry { held: Held::Text(value.clone()), expires: None };
-                self.data.change().insert(key.clone(), entry);
+                let entry = Entry { held: Held::Text(value[..].into()), expires: None };
+                self.data.change().insert(key[..].into(), entry);
                 Reply::status("OK")
             }
             (b"GET", [key]) => match self.entry(key).map(|entry| entry.held.clone()) {
                 None => Reply::Nil,
-                Some(Held::Text(text)) => Reply::Bulk(text),
+                Some(Held::Text(text)) => Reply::bulk(&text[..]),
                 Some(Held::Hash(_)) => Reply::error(WRONG_TYPE),
             },
             (b"DEL" | b"UNLINK", [_, ..]) => {
@@ -236,7 +237,7 @@ impl Db {
                     .entry(key)
                     .is_some_and(|entry| matches!(&entry.held, Held::Hash(hash) if hash.is_empty()))
                 {
-                    self.data.change().remove(key);
+                    self.data.change().remove(&key[..]);
                 }
                 reply
             }
@@ -266,7 +267,7 @@ impl Db {
                 }
                 if at <= now {
                     self.remove(key);
-                } else if let Some(entry) = self.data.change().get_mut(key) {
+                } else if let Some(entry) = self.data.change().get_mut(&key[..]) {
                     entry.expires = Some(at);
                 }
                 Reply::Int(1)
@@ -295,7 +296,8 @@ impl Db {
     fn note(&mut self, key: &[u8]) {
         let _ = self.entry(key);
         if !self.written.contains_key(key) {
-            self.written.insert(key.to_vec(), self.data.fields(key));
+            let fields = self.data.fields(key).cloned().unwrap_or_default();
+            self.written.insert(key.to_vec(), fields);
         }
     }
 
@@ -314,9 +316,9 @@ impl Db {
 
     fn write(&mut self, key: &[u8], f: impl FnOnce(&mut Fields) -> Reply) -> Reply {
         self.note(key);
-        let new = || Entry { held: Held::Hash(BTreeMap::new()), expires: None };
-        match &mut self.data.change().entry(key.to_vec()).or_insert_with(new).held {
-            Held::Hash(hash) => f(hash),
+        let new = || Entry { held: Held::Hash(Arc::default()), expires: None };
+        match &mut self.data.change().entry(key.into()).or_insert_with(new).held {
+            Held::Hash(hash) => f(Arc::make_mut(hash)),
             Held::Text(_) => Reply::error(WRONG_TYPE),
         }
     }
