@@ -46,7 +46,7 @@ fn eight_threads_and_fifty_thousand_key_windows_admit_exactly_the_limit() {
 }
 
 /// 20 million keys through a store of a million, in full size with `FULL_SIZE=1` (some seconds
-/// when optimised), a hundredth of it else.
+/// when optimised), a twentieth of it else.
 #[test]
 fn a_flood_of_keys_keeps_memory_within_its_bound_and_every_tracked_count() {
     let full = std::env::var_os("FULL_SIZE").is_some();

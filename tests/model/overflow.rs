@@ -59,6 +59,20 @@ fn a_tracked_key_keeps_its_count_and_is_not_refused_before_its_limit() {
     }
 }
 
+/// So nobody can find keys that meet in one entry of a store that runs elsewhere.
+#[test]
+fn which_keys_share_an_overflow_entry_differs_between_stores() {
+    let refused = || {
+        let (store, _) = small(1_000);
+        flood(&store, 3_000);
+        let late = Limiter::new(Quota::per_hour(1)).name("late").store(store);
+        (0..500_u64).filter(|key| !answer(late.check(*key)).allowed()).collect::<Vec<_>>()
+    };
+    let (one, other) = (refused(), refused());
+    assert!(!one.is_empty() && !other.is_empty());
+    assert_ne!(one, other);
+}
+
 #[test]
 fn an_overflow_entry_empties_one_window_after_its_last_allowed_charge() {
     for quota in [
