@@ -148,7 +148,7 @@ fn matrix(who: &[&Contestant], rows: &[(&str, &str, Row)]) {
         if !who.iter().any(|who| row(who).is_some()) {
             continue;
         }
-        print!("| {} |", scenario.what);
+        print!("| *{}*: {} |", scenario.name, scenario.what);
         for who in who {
             match row(who) {
                 None => print!(" |"),
@@ -179,7 +179,7 @@ fn matrix(who: &[&Contestant], rows: &[(&str, &str, Row)]) {
     }
 }
 
-/// Writes a history, as `proof check` reads it.
+/// Writes a history, as `proof/checker` reads it.
 fn keep(folder: &str, name: &str, asks: &[Ask]) {
     let mut text = String::new();
     for ask in asks {

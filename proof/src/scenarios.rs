@@ -152,7 +152,7 @@ pub fn scenarios() -> Vec<Scenario> {
             refunds: 2,
             cost: 3,
             smoke: true,
-            ..base("refunds", "half of what passes is given back, also when its window is over")
+            ..base("refunds", "half of what passes is refunded, also after the end of its window")
         },
         Scenario {
             who: Who::OursInMemory,
@@ -181,7 +181,7 @@ pub fn scenarios() -> Vec<Scenario> {
                 (2_600, FreezeStore),
                 (2_900, ThawStore),
             ],
-            ..base("frozen", "Redis stands still for 1.2 s, and for 0.3 s")
+            ..base("frozen", "Redis is frozen for 1.2 s, and for 0.3 s")
         },
         Scenario {
             steps: vec![(700, EmptyStore), (1_500, EmptyStore), (2_500, EmptyStore)],
@@ -252,7 +252,7 @@ pub fn scenarios() -> Vec<Scenario> {
             ],
             ..base(
                 "nodes paused",
-                "each node stands still for 0.6 to 1.2 s, over the edge of a window",
+                "each node is frozen for 0.6 to 1.2 s, over the edge of a window",
             )
         },
     ]
