@@ -4,7 +4,7 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use tower_fixed_window::{Limiter, ManualClock, MemoryStore, Quota};
 
-use crate::answer;
+use crate::{answer, charge};
 
 /// An hour begins, and with it a minute.
 const HOUR_MS: u64 = 1_699_999_200_000;
@@ -44,4 +44,60 @@ fn a_decision_describes_the_quota_that_governs_it() {
     let [minute, hour] = passed.usage() else { panic!("two quotas") };
     assert_eq!((minute.limit(), minute.used(), minute.remaining()), (5, 3, 2));
     assert_eq!((minute.window(), hour.window()), (seconds(60), seconds(3_600)));
+}
+
+/// With any number of quotas, what a decision says is the governing one's.
+#[test]
+fn each_of_four_quotas_governs_when_it_is_the_tightest() {
+    for tightest in 0..4 {
+        let mut limits = [140, 130, 120, 110];
+        limits[tightest] = 7;
+        let [second, minute, hour, day] = limits;
+        let quotas = Quota::per_second(second).and(Quota::per_minute(minute));
+        let quotas = quotas.and(Quota::per_hour(hour)).and(Quota::per_day(day));
+        let limiter =
+            Limiter::new(quotas).store(MemoryStore::with_clock(ManualClock::at_ms(HOUR_MS)));
+        let decision = answer(limiter.check_cost("alice", 3));
+        assert_eq!(decision.governing(), tightest);
+        assert_eq!((decision.limit(), decision.used(), decision.remaining()), (7, 3, 4));
+        assert_eq!(decision.reset_at(), decision.usage()[tightest].reset_at());
+    }
+}
+
+#[test]
+fn a_reservation_is_ready_when_its_window_begins() {
+    let limiter = Limiter::new(Quota::per_minute(5).reserve_up_to(10))
+        .store(MemoryStore::with_clock(ManualClock::at_ms(HOUR_MS + 20_000)));
+    let ready = [5, 5, 5].map(|cost| {
+        let (decision, _) = charge(&limiter, "alice", cost, true);
+        assert!(decision.allowed());
+        decision.ready_after().as_secs()
+    });
+    assert_eq!(ready, [0, 40, 100]);
+}
+
+#[test]
+fn decisions_that_differ_in_one_thing_are_not_equal() {
+    let clock = ManualClock::at_ms(HOUR_MS);
+    let limiter = Limiter::new(Quota::per_minute(5)).store(MemoryStore::with_clock(clock.clone()));
+    let peek = |key: &str| answer(limiter.peek(key));
+    assert_eq!(peek("alice"), peek("alice"));
+    assert_eq!(peek("alice"), peek("bob"));
+    let before = peek("alice");
+    let _ = answer(limiter.check("bob"));
+    assert_ne!(peek("alice"), peek("bob"), "another count");
+    clock.advance(Duration::from_millis(1));
+    assert_ne!(peek("alice"), before, "another time");
+    let refused = answer(limiter.check_cost("alice", 6));
+    assert_ne!(peek("alice"), refused, "another answer");
+}
+
+#[test]
+fn the_debug_text_of_a_decision_names_its_parts() {
+    let limiter = Limiter::new(Quota::per_minute(5)).store(MemoryStore::new());
+    let text = format!("{:?}", answer(limiter.check("alice")));
+    for part in ["Decision", "verdict: Passed", "standings", "governing: 0", "now"] {
+        assert!(text.contains(part), "{part} is not in {text}");
+    }
+    assert!(!text.contains("alice"));
 }

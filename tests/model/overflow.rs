@@ -231,6 +231,24 @@ fn a_refund_to_a_shared_entry_ends_with_its_grid_window() {
     }
 }
 
+/// S14: also where only the second of two quotas counts with others.
+#[test]
+fn a_refund_to_an_entry_that_the_second_quota_shares_ends_with_its_grid_window() {
+    let quotas = [Quota::per_second(5), Quota::per_minute(5)];
+    for quotas in [quotas[0].and(quotas[1]), quotas[1].and(quotas[0])] {
+        let (store, clock) = small(1);
+        flood(&store, 1_000);
+        let limiter = Limiter::new(quotas).name("limited").store(store.clone());
+        let (decision, receipt) = charge(&limiter, "k", 5, false);
+        assert!(decision.allowed() && store.overflowed() > 0);
+        clock.set_ms(NOW_MS + 60_000);
+        let passed = || (0..10).filter(|_| answer(limiter.check("k")).allowed()).count();
+        let before = passed();
+        answer(limiter.refund(receipt.expect("it passed")));
+        assert_eq!((before, passed()), (5, 0), "{quotas}");
+    }
+}
+
 /// A receipt from before a reset would take from what others have counted there.
 #[test]
 fn a_refund_is_never_written_to_a_shared_entry() {
