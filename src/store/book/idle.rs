@@ -72,8 +72,13 @@ impl Idle {
             keys.due.insert((due, id), Key { owner: Weak::clone(owner), look: Box::new(look) });
             keys.ids.insert(id);
         }
-        if keys.runs_until.is_none_or(|until| until < now) {
+        let starts = keys.runs_until.is_none_or(|until| until < now);
+        if starts {
             keys.runs_until = Some(now + LATE);
+        }
+        // A runtime that shuts down drops the task at once, and the task takes the lock again.
+        drop(keys);
+        if starts {
             tokio::spawn(Task { idle: self.clone(), ended: false }.run());
         } else if first {
             self.0.sooner.notify_one();
