@@ -1,14 +1,17 @@
 //! Leases: fewer calls, never above the limit, early by no more than the bound (S34).
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex, mpsc};
+use std::thread;
 use std::time::{Duration, SystemTime};
 
 use fastrand::Rng;
 use tokio::task::{JoinSet, yield_now};
 use tokio::time::{Instant, sleep};
-use tower_fixed_window::{Decision, Limiter, Quota, Quotas};
+use tower_fixed_window::store::{Remote, Reply};
+use tower_fixed_window::{Decision, Limiter, MemoryStore, Quota, Quotas};
 
+use crate::shared::{Operation, forward_to_memory};
 use crate::simulated_server::{Node, Server, paused};
 
 const MS: Duration = Duration::from_millis(1);
@@ -603,4 +606,83 @@ fn row(nodes: u64, limit: u64, max: u64, demand: f64, calls: bool) {
         true => println!("| {limit} | {max} | {most:.0} | {at_first:.1}% | {at_last:.2}% |"),
         false => println!("| {limit} | {nodes} | {max} | {at_first:.1}% | {at_last:.2}% |"),
     }
+}
+
+/// Memory behind a gate: while it is shut, whoever asks blocks his thread.
+#[derive(Clone)]
+struct Gated {
+    memory: MemoryStore,
+    remote: Remote,
+    gate: Arc<(Mutex<bool>, Condvar)>,
+}
+
+impl Gated {
+    fn shut(&self, shut: bool) {
+        *self.gate.0.lock().expect("no panic") = shut;
+        self.gate.1.notify_all();
+    }
+
+    fn forward<T: Send + 'static>(
+        &self,
+        _: Operation,
+        ask: impl FnOnce(&MemoryStore) -> Reply<T> + Send + 'static,
+    ) -> Reply<T> {
+        let this = self.clone();
+        Reply::later(async move {
+            let shut = this.gate.0.lock().expect("no panic");
+            drop(this.gate.1.wait_while(shut, |shut| *shut).expect("no panic"));
+            ask(&this.memory).await
+        })
+    }
+}
+
+forward_to_memory!(Gated, {
+    fn remote(&self) -> Option<&Remote> {
+        Some(&self.remote)
+    }
+});
+
+/// What is spawned in a runtime that shuts down is dropped at once, also by who spawns it.
+#[test]
+fn a_lease_that_arrives_while_the_runtime_shuts_down_does_not_block_it() {
+    struct OnDrop(Option<mpsc::Sender<()>>);
+    impl Drop for OnDrop {
+        fn drop(&mut self) {
+            drop(self.0.take());
+        }
+    }
+    let store = Gated { memory: MemoryStore::new(), remote: Remote::new(), gate: Arc::default() };
+    let limiter = Limiter::new(Quota::per_hour(1_000_000)).name("far").store(store.clone());
+    let limiter = limiter.without_fallback().leases(100);
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    let runtime = runtime.worker_threads(2).enable_time().build().expect("a runtime");
+    runtime.block_on(async {
+        for _ in 0..2_000 {
+            assert!(check(&limiter).await.allowed());
+        }
+    });
+    let (closing, closed) = mpsc::channel();
+    runtime.spawn(async move {
+        let _dropped = OnDrop(Some(closing));
+        std::future::pending::<()>().await;
+    });
+    store.shut(true);
+    // Until a call is at the gate, whose leases were spent by others.
+    for _ in 0..200 {
+        let limiter = limiter.clone();
+        runtime.spawn(async move { check(&limiter).await.allowed() });
+    }
+    let opens = thread::spawn(move || {
+        let _ = closed.recv();
+        thread::sleep(100 * MS);
+        store.shut(false);
+    });
+    let (ended, ends) = mpsc::channel();
+    thread::spawn(move || {
+        thread::sleep(100 * MS);
+        drop(runtime);
+        let _ = ended.send(());
+    });
+    assert!(ends.recv_timeout(10 * SECOND).is_ok(), "the runtime does not end");
+    opens.join().expect("no panic");
 }
