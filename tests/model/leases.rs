@@ -614,12 +614,21 @@ struct Gated {
     memory: MemoryStore,
     remote: Remote,
     gate: Arc<(Mutex<bool>, Condvar)>,
+    waits: mpsc::Sender<()>,
 }
 
 impl Gated {
     fn shut(&self, shut: bool) {
         *self.gate.0.lock().expect("no panic") = shut;
         self.gate.1.notify_all();
+    }
+
+    fn pass(&self) {
+        let shut = self.gate.0.lock().expect("no panic");
+        if *shut {
+            let _ = self.waits.send(());
+        }
+        drop(self.gate.1.wait_while(shut, |shut| *shut).expect("no panic"));
     }
 
     fn forward<T: Send + 'static>(
@@ -629,8 +638,7 @@ impl Gated {
     ) -> Reply<T> {
         let this = self.clone();
         Reply::later(async move {
-            let shut = this.gate.0.lock().expect("no panic");
-            drop(this.gate.1.wait_while(shut, |shut| *shut).expect("no panic"));
+            this.pass();
             ask(&this.memory).await
         })
     }
@@ -645,13 +653,9 @@ forward_to_memory!(Gated, {
 /// What is spawned in a runtime that shuts down is dropped at once, also by who spawns it.
 #[test]
 fn a_lease_that_arrives_while_the_runtime_shuts_down_does_not_block_it() {
-    struct OnDrop(Option<mpsc::Sender<()>>);
-    impl Drop for OnDrop {
-        fn drop(&mut self) {
-            drop(self.0.take());
-        }
-    }
-    let store = Gated { memory: MemoryStore::new(), remote: Remote::new(), gate: Arc::default() };
+    let (memory, remote) = (MemoryStore::new(), Remote::new());
+    let (waits, waiting) = mpsc::channel();
+    let store = Gated { memory, remote, gate: Arc::default(), waits };
     let limiter = Limiter::new(Quota::per_hour(1_000_000)).name("far").store(store.clone());
     let limiter = limiter.without_fallback().leases(100);
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
@@ -661,25 +665,26 @@ fn a_lease_that_arrives_while_the_runtime_shuts_down_does_not_block_it() {
             assert!(check(&limiter).await.allowed());
         }
     });
-    let (closing, closed) = mpsc::channel();
+    let (closing, closed) = mpsc::channel::<()>();
     runtime.spawn(async move {
-        let _dropped = OnDrop(Some(closing));
         std::future::pending::<()>().await;
+        drop(closing);
     });
     store.shut(true);
-    // Until a call is at the gate, whose leases were spent by others.
+    // Enough to spend what is leased, so that one of them asks for more.
     for _ in 0..200 {
         let limiter = limiter.clone();
         runtime.spawn(async move { check(&limiter).await.allowed() });
     }
+    waiting.recv_timeout(10 * SECOND).expect("a call waits at the gate");
     let opens = thread::spawn(move || {
         let _ = closed.recv();
+        // Until all other tasks are dropped, also the one that looked after leases so far.
         thread::sleep(100 * MS);
         store.shut(false);
     });
     let (ended, ends) = mpsc::channel();
     thread::spawn(move || {
-        thread::sleep(100 * MS);
         drop(runtime);
         let _ = ended.send(());
     });
