@@ -302,10 +302,10 @@ impl<'a> Window<'a> {
     /// When a refused `cost` would fit if no other request took tokens before (S16); `None`: never.
     #[inline]
     pub(crate) fn retry_at(&self, cost: u64, reserve: bool) -> Option<i64> {
-        let Self { quota, used, until, .. } = *self;
+        let Self { quota, until, .. } = *self;
         // Most counts end with their window, and then the key is new.
         let ends = until == Some(self.end()) && quota.limit > 0 && cost <= quota.capacity;
-        if ends && used > limit(quota) - cost as i64 { until } else { self.fits_at(cost, reserve) }
+        if ends { until } else { self.fits_at(cost, reserve) }
     }
 
     #[inline(never)]
@@ -346,7 +346,6 @@ impl<'a> Window<'a> {
     #[inline]
     fn after(&self, n: i64) -> i64 {
         match (self.quota.anchor, n) {
-            (Anchor::Calendar(_), 0) => self.start,
             (Anchor::Calendar(_), 1) => self.end,
             (Anchor::Calendar(calendar), _) => calendar.after(self.start, n),
             _ => n.saturating_mul(self.quota.window as i64).saturating_add(self.start).min(MAX),

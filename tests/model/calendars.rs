@@ -273,3 +273,23 @@ fn keys_that_share_a_count_share_its_windows() {
     assert!(passed.values().all(|count| *count <= 5), "{passed:?}");
     assert!(store.overflowed() > 1_000 && refused_early > 100 && months.len() > 3);
 }
+
+/// What was taken under a higher limit ends with its window, however long that is, and also after the
+/// clock has stepped back by several.
+#[test]
+fn a_count_above_a_lowered_limit_ends_with_its_window() {
+    let at = |text: &str| text.parse::<Timestamp>().expect("an instant");
+    let day = Quota::per_day(10).in_zone("Europe/Berlin");
+    // 25 hours long.
+    let clock = ManualClock::at_ms(at("2026-10-25T11:00:00Z").as_millisecond() as u64);
+    let limiter = Limiter::new(day).store(MemoryStore::with_clock(clock.clone()));
+    assert!(answer(limiter.check_cost("alice", 10)).allowed());
+
+    let lowered = limiter.with_quotas(day.with_limit(1));
+    let tomorrow = SystemTime::from(at("2026-10-25T23:00:00Z"));
+    assert_eq!(answer(lowered.check("alice")).retry_at(), Some(tomorrow));
+
+    clock.set_ms(at("2026-10-22T11:00:00Z").as_millisecond() as u64);
+    let tomorrow = SystemTime::from(at("2026-10-22T22:00:00Z"));
+    assert_eq!(answer(lowered.check("alice")).retry_at(), Some(tomorrow));
+}
