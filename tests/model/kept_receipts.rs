@@ -96,6 +96,19 @@ fn a_kept_receipt_refunds_nothing_after_its_window() {
     assert_eq!(answer(limiter.peek("alice")).used(), 5);
 }
 
+/// Also which tokens were taken from a count that other keys share: until when they can be refunded
+/// depends on it.
+#[test]
+fn a_receipt_is_the_same_after_it_was_kept_twice() {
+    let store = MemoryStore::with_max_keys(1).clock(ManualClock::at_ms(NOW));
+    let limiter = Limiter::new(Quota::per_minute(1_000)).name("jobs").store(store.clone());
+    for key in 0..100_u64 {
+        let kept = keep(answer(limiter.charge(key, 1)).expect("it passes"));
+        assert_eq!(keep(Receipt::from(read(&kept))), kept);
+    }
+    assert!(store.overflowed() > 0, "some of them share a count");
+}
+
 #[test]
 fn a_receipt_without_a_name_cannot_be_kept() {
     let limiter = Limiter::new(Quota::per_day(10));
@@ -152,6 +165,8 @@ fn impossible_receipts_are_errors() {
         let error = serde_json::from_str::<KeptReceipt>(&forged).expect_err(&forged).to_string();
         assert!(!error.contains("616c"), "no key in {error}");
     }
+    let largest = text.replacen("[1700000040000,15", "[1700000040000,9007199254740991", 1);
+    assert!(serde_json::from_str::<KeptReceipt>(&largest).is_ok(), "no number is larger");
     for end in 0..text.len() {
         assert!(serde_json::from_str::<KeptReceipt>(&text[..end]).is_err(), "{}", &text[..end]);
     }

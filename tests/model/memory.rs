@@ -127,6 +127,7 @@ fn the_store_allocates_nothing_for_a_charge() {
         for key in &keys {
             let _ = ask(key);
         }
+        assert!(!store.is_empty());
         clock.advance(Duration::from_secs(60 * 86_400));
         assert!(store.is_empty());
         let _ = ask(&keys[0]);
@@ -199,6 +200,15 @@ fn in_small_stores_no_key_exceeds_its_limit_when_a_table_cannot_grow() {
             assert!(!answer(limiter.check(key)).allowed(), "{key} in store {i}");
         }
     }
+}
+
+#[test]
+fn the_debug_text_of_a_store_has_its_size_and_no_key() {
+    let store = MemoryStore::with_max_keys(100);
+    let _ = answer(Limiter::new(Quota::per_minute(5)).store(store.clone()).check("alice"));
+    let text = format!("{store:?}");
+    assert!(text.contains(&format!("max_bytes: {}", store.max_bytes())), "{text}");
+    assert!(!text.contains("alice"));
 }
 
 #[test]
