@@ -203,6 +203,17 @@ fn in_small_stores_no_key_exceeds_its_limit_when_a_table_cannot_grow() {
 }
 
 #[test]
+fn a_key_is_counted_until_its_window_ends() {
+    let clock = ManualClock::at_ms(NOW_MS);
+    let store = MemoryStore::with_clock(clock.clone());
+    let _ = answer(Limiter::new(Quota::per_minute(5)).store(store.clone()).check("alice"));
+    clock.advance(Duration::from_millis(59_999));
+    assert_eq!((store.len(), store.is_empty()), (1, false));
+    clock.advance(Duration::from_millis(1));
+    assert_eq!((store.len(), store.is_empty()), (0, true));
+}
+
+#[test]
 fn the_debug_text_of_a_store_has_its_size_and_no_key() {
     let store = MemoryStore::with_max_keys(100);
     let _ = answer(Limiter::new(Quota::per_minute(5)).store(store.clone()).check("alice"));

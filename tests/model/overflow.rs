@@ -73,6 +73,30 @@ fn which_keys_share_an_overflow_entry_differs_between_stores() {
     assert_ne!(one, other);
 }
 
+/// The larger the store, the fewer clients are refused for what others have used: a quota has a shared
+/// count for every 128 keys.
+#[test]
+fn keys_of_a_full_store_share_many_counts() {
+    let (store, _) = small(20_000);
+    // All pass, and fill the store to its last entry.
+    let flood = Limiter::new(Quota::per_week(60_000)).name("flood").store(store.clone());
+    (0..60_000_u64).for_each(|key| assert!(answer(flood.check(key)).allowed()));
+    let late = Limiter::new(Quota::per_hour(1)).name("late").store(store);
+    // Nearly all counts are hit, so this is how many there are.
+    let counts = (0..2_000_u64).filter(|key| answer(late.check(*key)).allowed()).count();
+    assert!((150..300).contains(&counts), "{counts} counts");
+}
+
+#[test]
+fn keys_of_different_scopes_share_no_count() {
+    let (store, _) = small(16);
+    flood(&store, 100);
+    for name in ["one", "two", "three"] {
+        let late = Limiter::new(Quota::per_hour(5)).name(name).store(store.clone());
+        assert_eq!((0..9).filter(|_| answer(late.check("late")).allowed()).count(), 5, "{name}");
+    }
+}
+
 #[test]
 fn an_overflow_entry_empties_one_window_after_its_last_allowed_charge() {
     for quota in [
