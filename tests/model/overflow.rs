@@ -1,7 +1,7 @@
 //! S30: a flood of keys can't buy tokens, and takes nothing from a key that is tracked.
 
 use std::collections::{BTreeMap, HashMap};
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 
 use proptest::prelude::*;
 use tower_fixed_window::{Limiter, ManualClock, MemoryStore, Quota, Quotas, Receipt};
@@ -129,21 +129,26 @@ fn a_key_that_leaves_overflow_keeps_its_count() {
     for key in 0..1_000_u64 {
         let _ = answer(flood.check(key));
     }
-    let late = Limiter::new(Quota::per_hour(5)).name("late").store(store);
-    for _ in 0..3 {
-        assert!(answer(late.check("late")).allowed());
+    let (hour, december) = (1_700_002_800, 1_701_388_800);
+    for (quota, end) in [(Quota::per_hour(5), hour), (Quota::per_month(5), december)] {
+        clock.set_ms(NOW_MS - 1_000);
+        let late = Limiter::new(quota).name("late").store(store.clone());
+        for _ in 0..3 {
+            assert!(answer(late.check("late")).allowed());
+        }
+        // Next minute, the entries of the flood are free.
+        clock.set_ms(NOW_MS);
+        for used in [4, 5] {
+            let decision = answer(late.check("late"));
+            assert_eq!(decision.used(), used);
+            assert_eq!(decision.reset_at(), UNIX_EPOCH + Duration::from_secs(end));
+        }
+        assert!(!answer(late.check("late")).allowed());
     }
-    // Next minute, the entries of the flood are free.
-    clock.set_ms(NOW_MS);
-    assert_eq!(answer(late.check("late")).used(), 4);
-    assert_eq!(answer(late.check("late")).used(), 5);
-    assert!(!answer(late.check("late")).allowed());
 }
 
-#[test]
-fn a_full_overflow_refuses_charges_and_reservations() {
-    let (store, _) = small(1);
-    flood(&store, 1_000);
+/// Charges daily quotas of different lengths, until each entry of the overflow belongs to one.
+fn fill_overflow(store: &MemoryStore) {
     for i in 1..100 {
         let quota = Quota::new(1, Duration::from_secs(86_400 + i));
         let other = Limiter::new(quota).name("other").store(store.clone());
@@ -151,9 +156,37 @@ fn a_full_overflow_refuses_charges_and_reservations() {
             let _ = answer(other.check(key));
         }
     }
-    let late = Limiter::new(Quota::per_hour(5).reserve_up_to(5)).name("late").store(store);
-    let passed = (0..100).filter(|_| charge(&late, "late", 1, true).1.is_some()).count();
-    assert!(passed <= 10, "{passed} of 10");
+}
+
+#[test]
+fn a_full_overflow_refuses_charges_and_reservations() {
+    let (store, _) = small(1);
+    flood(&store, 1_000);
+    fill_overflow(&store);
+    let hour = Quota::per_hour(5);
+    let quotas = [(hour, 5, 1), (hour.reserve_up_to(5), 10, 2), (hour.rollover_up_to(15), 15, 1)];
+    for (quota, most, windows) in quotas {
+        let late = Limiter::new(quota).name("late").store(store.clone());
+        let passed = (0..100).filter(|_| charge(&late, "late", 1, true).1.is_some()).count();
+        assert!(passed <= most, "{passed} of {most}");
+        let refused = answer(late.check_cost("late", 5));
+        let end = UNIX_EPOCH + Duration::from_secs(1_699_999_200 + windows * 3_600);
+        assert_eq!(refused.retry_at(), Some(end), "{quota}");
+    }
+}
+
+#[test]
+fn a_full_overflow_has_room_again_when_its_windows_have_ended() {
+    let (store, clock) = small(1);
+    let flood = Limiter::new(Quota::per_week(1_000)).name("flood").store(store.clone());
+    for key in 0..1_000_u64 {
+        assert!(answer(flood.check(key)).allowed());
+    }
+    fill_overflow(&store);
+    let late = Limiter::new(Quota::per_hour(5)).name("late").store(store);
+    assert!(!answer(late.check("late")).allowed());
+    clock.advance(Duration::from_secs(2 * 86_400));
+    assert!(answer(late.check("late")).allowed());
 }
 
 /// A quota that has no entry, beside one whose entry has expired, must not take that entry: both
