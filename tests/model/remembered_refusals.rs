@@ -191,6 +191,11 @@ async fn a_reset_by_another_process_applies_when_the_refusal_ends_or_within_a_se
     // Whoever has receipts may return them.
     let receipts = limiter("far");
     let _ = receipts.charge("bob", 1).await.expect("it answers").expect("it passes");
+    sleep(7 * SECOND).await;
+    while allowed(&receipts).await {}
+    let calls = server.calls();
+    assert!(!allowed(&receipts).await);
+    assert_eq!(server.calls(), calls, "it is remembered for a second");
     let took = refuses_after_reset(&receipts, &server).await;
     assert!(took <= SECOND, "{took:?}");
 }
