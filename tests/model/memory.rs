@@ -214,6 +214,11 @@ fn a_key_is_counted_until_its_window_ends() {
 }
 
 #[test]
+fn a_million_keys_take_37_mb() {
+    assert!((36_000_000..37_000_000).contains(&MemoryStore::new().max_bytes()));
+}
+
+#[test]
 fn the_debug_text_of_a_store_has_its_size_and_no_key() {
     let store = MemoryStore::with_max_keys(100);
     let _ = answer(Limiter::new(Quota::per_minute(5)).store(store.clone()).check("alice"));
