@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
-use tower_fixed_window::{Limiter, ManualClock, MemoryStore, Quota, Quotas};
+use tower_fixed_window::{Clock, Limiter, ManualClock, MemoryStore, Quota, Quotas, SystemClock};
 
 use crate::answer;
 
@@ -66,6 +66,36 @@ fn exactly_the_limit_passes_in_windows_of_the_systems_clock() {
             let windows = charge(&limiter, threads, || Instant::now() >= until);
             assert!(windows.len() >= 3 * KEYS as usize, "several windows of each key");
             assert_exact(&windows, &format!("{threads} threads, {quota}"));
+        }
+    }
+}
+
+/// The last tick may be in the window before.
+#[test]
+fn a_request_is_counted_in_a_window_that_runs_when_it_is_sent() {
+    let length = Duration::from_millis(50);
+    let window = Quota::new(LIMIT, length);
+    let longer = Quota::new(LIMIT, Duration::from_millis(70));
+    for quotas in [
+        Quotas::from(window),
+        window.staggered().into(),
+        window.from_first_request().into(),
+        window.and(longer),
+    ] {
+        let limiter = Limiter::new(quotas);
+        let until = Instant::now() + Duration::from_millis(600);
+        while Instant::now() < until {
+            // Clocks of stores have milliseconds.
+            let sent = SystemClock.now_ms();
+            let sent = SystemTime::UNIX_EPOCH + Duration::from_millis(sent);
+            let decision = answer(limiter.check("alice"));
+            assert!(
+                decision.usage().iter().all(|usage| usage.reset_at() > sent),
+                "{quotas}: {decision:?}, sent at {sent:?}"
+            );
+            if quotas == window.from_first_request().into() && decision.used() == 1 {
+                assert!(decision.reset_at() >= sent + length, "it begins with this request");
+            }
         }
     }
 }
