@@ -245,10 +245,14 @@ fn in_a_flood_a_reset_or_refund_affects_only_its_own_key() {
 /// S14: the receipt is for tokens of this minute, though the shared entry's window began later.
 #[test]
 fn a_refund_to_a_shared_entry_ends_with_its_grid_window() {
-    for (quota, refundable) in [
-        (Quota::per_minute(5), true),
-        // It begins with the first request, and the shared entry does not know which that was.
-        (Quota::per_minute(5).from_first_request(), false),
+    let (aligned, day) = (Quota::per_minute(5), Quota::per_day(1_000));
+    // It begins with the first request, and the shared entry does not know which that was.
+    let first = aligned.from_first_request();
+    for (quotas, refundable) in [
+        (Quotas::from(aligned), true),
+        (day.and(aligned), true),
+        (first.into(), false),
+        (day.and(first), false),
     ] {
         for late in [false, true] {
             let (store, clock) = small(1);
@@ -257,7 +261,7 @@ fn a_refund_to_a_shared_entry_ends_with_its_grid_window() {
             for key in 0..1_000_u64 {
                 let _ = answer(flood.check(key));
             }
-            let limiter = Limiter::new(quota).name("limited").store(store.clone());
+            let limiter = Limiter::new(quotas).name("limited").store(store.clone());
             assert!(answer(limiter.check("k")).allowed());
             clock.advance(Duration::from_millis(500));
             let (_, receipt) = charge(&limiter, "k", 3, false);
@@ -272,7 +276,7 @@ fn a_refund_to_a_shared_entry_ends_with_its_grid_window() {
                 if !refundable {
                     clock.set_ms(NOW_MS + 89_000);
                     answer(limiter.refund(receipt));
-                    assert!(!answer(limiter.check("k")).allowed(), "{quota}");
+                    assert!(!answer(limiter.check("k")).allowed(), "{quotas}");
                     continue;
                 }
                 let passed = |n| (0..n).filter(|_| answer(limiter.check("k")).allowed()).count();
@@ -282,27 +286,9 @@ fn a_refund_to_a_shared_entry_ends_with_its_grid_window() {
             } else {
                 answer(limiter.refund(receipt));
                 let left = if refundable { 3 } else { 0 };
-                assert_eq!(answer(limiter.peek("k")).remaining(), left, "{quota}");
+                assert_eq!(answer(limiter.peek("k")).remaining(), left, "{quotas}");
             }
         }
-    }
-}
-
-/// S14: also where only the second of two quotas counts with others.
-#[test]
-fn a_refund_to_an_entry_that_the_second_quota_shares_ends_with_its_grid_window() {
-    let quotas = [Quota::per_second(5), Quota::per_minute(5)];
-    for quotas in [quotas[0].and(quotas[1]), quotas[1].and(quotas[0])] {
-        let (store, clock) = small(1);
-        flood(&store, 1_000);
-        let limiter = Limiter::new(quotas).name("limited").store(store.clone());
-        let (decision, receipt) = charge(&limiter, "k", 5, false);
-        assert!(decision.allowed() && store.overflowed() > 0);
-        clock.set_ms(NOW_MS + 60_000);
-        let passed = || (0..10).filter(|_| answer(limiter.check("k")).allowed()).count();
-        let before = passed();
-        answer(limiter.refund(receipt.expect("it passed")));
-        assert_eq!((before, passed()), (5, 0), "{quotas}");
     }
 }
 
