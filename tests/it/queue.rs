@@ -111,6 +111,35 @@ async fn a_request_that_would_wait_longer_than_max_wait_is_refused_and_takes_not
     }
 }
 
+/// What they are told is about the quota that they would wait for the longest.
+#[tokio::test(start_paused = true)]
+async fn requests_that_would_wait_too_long_are_told_which_quotas_are_exceeded() {
+    let second = Quota::per_second(10);
+    let (few, many) = (Quota::per_minute(15), Quota::per_minute(100));
+    for (quotas, limit, retry_after, exceeded) in [
+        (second.and(few), "15", "60", r#""10/second","15/minute""#),
+        (few.and(second), "15", "60", r#""15/minute","10/second""#),
+        (second.and(many), "10", "2", r#""10/second""#),
+        (many.and(second), "10", "2", r#""10/second""#),
+    ] {
+        let layer = FixedWindowLayer::new(quotas)
+            .key(global())
+            .store(MemoryStore::with_clock(paused_clock()))
+            .queue(30, Duration::from_millis(1_500));
+        let service = noting(&layer, &Served::default());
+        let requests: Vec<_> =
+            (0..20).map(|_| tokio::spawn(service.clone().oneshot(get("/")))).collect();
+        sleep(Duration::from_millis(1)).await;
+        let Ok(refused) = service.clone().oneshot(get("/")).await;
+        assert_eq!(refused.headers()["x-ratelimit-limit"], limit, "{quotas}");
+        assert_eq!(refused.headers()["retry-after"], retry_after, "{quotas}");
+        let body = axum::body::to_bytes(refused.into_body(), 10_000).await.expect("a body");
+        let body = String::from_utf8_lossy(&body);
+        assert!(body.contains(&format!(r#""violated-policies":[{exceeded}]"#)), "{quotas}: {body}");
+        drop(requests);
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn waiting_requests_hold_no_place_in_the_inner_service() {
     let in_service = Arc::new(AtomicUsize::new(0));
