@@ -111,7 +111,7 @@ async fn a_request_that_would_wait_longer_than_max_wait_is_refused_and_takes_not
     }
 }
 
-/// What they are told is about the quota that they would wait for the longest.
+/// The headers are about the quota with the longest wait; the body names all that are exceeded.
 #[tokio::test(start_paused = true)]
 async fn requests_that_would_wait_too_long_are_told_which_quotas_are_exceeded() {
     let second = Quota::per_second(10);

@@ -70,7 +70,7 @@ fn exactly_the_limit_passes_in_windows_of_the_systems_clock() {
     }
 }
 
-/// The last tick may be in the window before.
+/// Near an edge, the last tick may be in the window before.
 #[test]
 fn a_request_is_counted_in_a_window_that_runs_when_it_is_sent() {
     let length = Duration::from_millis(50);

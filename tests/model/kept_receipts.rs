@@ -96,8 +96,8 @@ fn a_kept_receipt_refunds_nothing_after_its_window() {
     assert_eq!(answer(limiter.peek("alice")).used(), 5);
 }
 
-/// Also which tokens were taken from a count that other keys share: until when they can be refunded
-/// depends on it.
+/// It also says which tokens were taken from a count that other keys share: they can be refunded for
+/// another time.
 #[test]
 fn a_receipt_is_the_same_after_it_was_kept_twice() {
     let store = MemoryStore::with_max_keys(1).clock(ManualClock::at_ms(NOW));

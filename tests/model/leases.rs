@@ -608,7 +608,7 @@ fn row(nodes: u64, limit: u64, max: u64, demand: f64, calls: bool) {
     }
 }
 
-/// Memory behind a gate: while it is shut, whoever asks blocks his thread.
+/// Memory behind a gate: while it is shut, a call blocks its thread.
 #[derive(Clone)]
 struct Gated {
     memory: MemoryStore,
@@ -650,7 +650,7 @@ forward_to_memory!(Gated, {
     }
 });
 
-/// What is spawned in a runtime that shuts down is dropped at once, also by who spawns it.
+/// A runtime that shuts down drops a new task at once, on the thread that spawns it.
 #[test]
 fn a_lease_that_arrives_while_the_runtime_shuts_down_does_not_block_it() {
     let (memory, remote) = (MemoryStore::new(), Remote::new());

@@ -133,9 +133,11 @@ fn a_key_that_leaves_overflow_keeps_its_count() {
     for (quota, end) in [(Quota::per_hour(5), hour), (Quota::per_month(5), december)] {
         clock.set_ms(NOW_MS - 1_000);
         let late = Limiter::new(quota).name("late").store(store.clone());
+        let before = store.overflowed();
         for _ in 0..3 {
             assert!(answer(late.check("late")).allowed());
         }
+        assert_eq!(store.overflowed(), before + 3, "{quota}");
         // Next minute, the entries of the flood are free.
         clock.set_ms(NOW_MS);
         for used in [4, 5] {
