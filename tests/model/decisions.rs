@@ -2,7 +2,7 @@
 
 use std::time::{Duration, UNIX_EPOCH};
 
-use tower_fixed_window::{Limiter, ManualClock, MemoryStore, Quota};
+use tower_fixed_window::{Decision, Limiter, ManualClock, MemoryStore, Quota};
 
 use crate::{answer, charge};
 
@@ -31,10 +31,13 @@ fn a_decision_describes_the_quota_that_governs_it() {
     assert_eq!(refused.retry_at(), Some(hour + seconds(60)));
     assert_eq!(refused.refusing().collect::<Vec<_>>(), [0]);
     assert!(!refused.exceeds_capacity());
+    let text = |refused: Decision| refused.into_result().expect_err("it is refused").to_string();
+    assert_eq!(text(refused), "rate limit exceeded: 4 of 5 used, retry in 40s");
 
     let impossible = answer(limiter.check_cost("alice", 6));
     assert_eq!((impossible.allowed(), impossible.retry_after()), (false, None));
     assert!(impossible.exceeds_capacity());
+    assert_eq!(text(impossible), "rate limit exceeded: 4 of 5 used, and it can never fit");
 
     clock.advance(seconds(40));
     let passed = answer(limiter.check_cost("alice", 3));

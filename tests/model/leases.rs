@@ -8,11 +8,11 @@ use std::time::{Duration, SystemTime};
 use fastrand::Rng;
 use tokio::task::{JoinSet, yield_now};
 use tokio::time::{Instant, sleep};
-use tower_fixed_window::store::{Remote, Reply};
-use tower_fixed_window::{Decision, Limiter, MemoryStore, Quota, Quotas};
+use tower_fixed_window::store::{Adjust, Charge, Remote, Reply, Scope, Store};
+use tower_fixed_window::{Decision, Key, Limiter, MemoryStore, Quota, Quotas};
 
-use crate::shared::{Operation, forward_to_memory};
-use crate::simulated_server::{Node, Server, paused};
+use crate::shared::{Operation, TokioClock, forward_to_memory};
+use crate::simulated_server::{Node, Server, TURN, paused};
 
 const MS: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
@@ -96,6 +96,67 @@ async fn a_lease_that_is_too_small_is_followed_by_another_and_a_refusal_answers_
         passed += u64::from(allowed.expect("no panic"));
     }
     assert_eq!((passed, server.calls()), (40, 2));
+}
+
+/// Asks so often at once, and returns how many pass.
+async fn crowd(limiter: &Limiter, requests: usize) -> usize {
+    let ask = |limiter: Limiter| async move { check(&limiter).await.allowed() };
+    let tasks: JoinSet<_> = (0..requests).map(|_| ask(limiter.clone())).collect();
+    tasks.join_all().await.into_iter().filter(|allowed| *allowed).count()
+}
+
+#[tokio::test(start_paused = true)]
+async fn requests_that_share_a_call_get_what_another_node_has_left() {
+    let server = Server::start();
+    let there = limiter(&server.node(), Quota::per_minute(40), 0);
+    assert!(there.check_cost("alice", 37).await.expect("it answers").allowed());
+    let here = limiter(&server.node(), Quota::per_minute(40), 100);
+    assert_eq!(crowd(&here, 20).await, 3);
+}
+
+/// Memory that notes what it is asked for: how many tokens, and whether fewer would do.
+#[derive(Clone)]
+struct Noting {
+    memory: MemoryStore,
+    remote: Remote,
+    asked: Arc<Mutex<Vec<(u64, bool)>>>,
+}
+
+impl Store for Noting {
+    fn charge(&self, charge: Charge<'_>) -> Reply<Decision> {
+        self.asked.lock().expect("no panic").push((charge.cost(), charge.is_up_to()));
+        self.memory.charge(charge)
+    }
+
+    fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {
+        self.memory.adjust(adjust)
+    }
+
+    fn reset(&self, scope: &Scope, key: &Key) -> Reply<()> {
+        self.memory.reset(scope, key)
+    }
+
+    fn remote(&self) -> Option<&Remote> {
+        Some(&self.remote)
+    }
+}
+
+/// All tokens or none is the simpler question.
+#[tokio::test(start_paused = true)]
+async fn fewer_tokens_are_asked_for_where_not_all_may_be_left() {
+    // More than half of what seems to be left; and one token is all or none.
+    let cases =
+        [(20, vec![(20, false)]), (21, vec![(21, true)]), (40, vec![(40, true), (1, false)])];
+    for (requests, asks) in cases {
+        let memory = MemoryStore::with_clock(TokioClock::at_ms(TURN));
+        let store = Noting { memory, remote: Remote::new(), asked: Arc::default() };
+        let limiter = Limiter::new(Quota::per_minute(40)).name("far").store(store.clone());
+        let limiter = limiter.leases(100);
+        assert_eq!(crowd(&limiter, requests).await, requests);
+        assert_eq!(crowd(&limiter, 1).await, usize::from(requests < 40));
+        let asked = store.asked.lock().expect("no panic");
+        assert_eq!(asked[..asks.len()], asks);
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -191,12 +252,14 @@ async fn a_lease_is_used_after_the_limit_is_raised_but_not_after_it_is_lowered()
     let lowered = limiter.with_quotas(Quota::per_minute(500));
     assert!(check(&lowered).await.used() > 63);
     assert_eq!(server.calls(), calls + 2);
-    // What is in hand for the higher one is still there.
+    // What is in hand for the higher one is still there, beside what was taken for the lower one.
     let raised = limiter.with_quotas(Quota::per_minute(2_000));
-    for _ in 0..31 {
+    let in_hand = raised.peek("alice").await.expect("it answers").used() - 33;
+    assert!(in_hand > 31, "{in_hand}");
+    for _ in 0..in_hand {
         assert_eq!(check(&raised).await.limit(), 2_000);
     }
-    assert_eq!(server.calls(), calls + 2);
+    assert_eq!(server.calls(), calls + 3, "the peek is one");
 }
 
 #[tokio::test(start_paused = true)]
@@ -278,6 +341,24 @@ async fn unused_leased_tokens_are_returned() {
 }
 
 /// In a long window after ten seconds: a 16th of a month would be two days.
+#[tokio::test(start_paused = true)]
+async fn a_renewed_lease_is_returned_when_it_was_unused_for_a_while_itself() {
+    let server = Server::start();
+    // A 16th of the window is a second.
+    let limiter = limiter(&server.node(), Quota::new(10_000, 16 * SECOND), 100);
+    warm_up(&limiter, 8).await;
+    sleep(600 * MS).await;
+    // The eighth of these is of another lease.
+    warm_up(&limiter, 8).await;
+    let calls = server.calls();
+    sleep(600 * MS).await;
+    assert!(check(&limiter).await.allowed());
+    assert_eq!(server.calls(), calls, "a second after the first lease it is still there");
+    sleep(500 * MS).await;
+    assert_eq!(server.calls(), calls + 1, "a second after its own call it is returned");
+    assert_eq!(limiter.peek("alice").await.expect("it answers").used(), 17);
+}
+
 #[tokio::test(start_paused = true)]
 async fn unused_leased_tokens_of_a_month_are_returned_after_ten_seconds() {
     for quota in [Quota::per_month(1_000), Quota::per_week(1_000)] {

@@ -244,6 +244,39 @@ fn in_a_flood_a_reset_or_refund_affects_only_its_own_key() {
     assert_eq!(passed, 5);
 }
 
+#[test]
+fn a_reset_takes_a_key_out_of_a_shared_count_once_an_entry_is_free() {
+    let (store, clock) = small(1);
+    let flood = Limiter::new(Quota::per_minute(1)).name("flood").store(store.clone());
+    for key in 0..1_000_u64 {
+        let _ = answer(flood.check(key));
+    }
+    let late = Limiter::new(Quota::per_hour(5)).name("late").store(store.clone());
+    assert!(answer(late.check_cost("late", 5)).allowed());
+    // All windows of the flood have ended.
+    clock.advance(Duration::from_secs(120));
+    answer(late.reset("late"));
+    assert_eq!(answer(late.peek("late")).used(), 0);
+    let entries = store.len();
+    for key in 1_000..2_000_u64 {
+        answer(flood.reset(key));
+    }
+    assert_eq!(store.len(), entries, "a key that was never charged takes no entry");
+}
+
+#[test]
+fn a_clock_that_steps_back_within_a_window_leaves_a_shared_count_as_it_is() {
+    let (store, clock) = small(1);
+    flood(&store, 1_000);
+    let late = Limiter::new(Quota::per_minute(2)).name("late").store(store);
+    clock.advance(Duration::from_secs(40));
+    assert!(answer(late.check_cost("late", 2)).allowed());
+    let before = answer(late.check("late"));
+    clock.set_ms(NOW_MS + 30_000);
+    let after = answer(late.check("late"));
+    assert_eq!((after.allowed(), after.retry_at()), (false, before.retry_at()));
+}
+
 /// S14: the receipt is for tokens of this minute, though the shared entry's window began later.
 #[test]
 fn a_refund_to_a_shared_entry_ends_with_its_grid_window() {

@@ -188,6 +188,8 @@ async fn a_reset_by_another_process_applies_when_the_refusal_ends_or_within_a_se
     assert!(took <= SECOND, "{took:?}");
     let took = refuses_after_reset(&before, &server).await;
     assert!(took > 58 * SECOND, "a clone that was made before stays as it is: {took:?}");
+    let took = refuses_after_reset(&before.revalidate_refusals().name("far"), &server).await;
+    assert!(took <= SECOND, "named after that: {took:?}");
     // Whoever has receipts may return them.
     let receipts = limiter("far");
     let _ = receipts.charge("bob", 1).await.expect("it answers").expect("it passes");
@@ -241,6 +243,54 @@ async fn a_lowered_limit_leaves_no_debt_in_remembered_refusals() {
     let calls = server.calls();
     let known = check(&lowered, 1).await;
     assert_eq!((server.calls(), known.retry_after()), (calls, Some(60 * SECOND)));
+}
+
+/// What an answer says of the store's clock is no better than the time that it took.
+#[tokio::test(start_paused = true)]
+async fn a_refusal_that_took_more_than_a_second_is_not_remembered() {
+    for (takes, is_remembered) in [(1_000, true), (1_100, false)] {
+        let server = Server::start();
+        let limiter = limiter(&server.patient_node(), Quota::per_minute(1));
+        sleep(SECOND).await;
+        assert!(allowed(&limiter).await);
+        server.slow(1, 0..=0, takes..=takes);
+        assert!(!allowed(&limiter).await);
+        server.slow(1, 0..=0, 0..=0);
+        let calls = server.calls();
+        assert!(!allowed(&limiter).await);
+        assert_eq!(server.calls() == calls, is_remembered, "{takes} ms");
+    }
+}
+
+/// Only tokens that come back may end a refusal early.
+#[tokio::test(start_paused = true)]
+async fn a_receipt_that_is_settled_higher_leaves_a_refusal_remembered() {
+    let server = Server::start();
+    let limiter = limiter(&server.node(), Quota::per_minute(3));
+    let receipt = limiter.charge("alice", 1).await.expect("it answers").expect("it passes");
+    assert!(!check(&limiter, 3).await.allowed());
+    limiter.settle(receipt, 2).await.expect("it answers");
+    let calls = server.calls();
+    assert!(!check(&limiter, 3).await.allowed());
+    assert_eq!(server.calls(), calls);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_debt_is_remembered_until_a_charge_fits_but_reservations_call_the_store() {
+    const TENTH: Duration = Duration::from_millis(100);
+    let server = Server::start();
+    let quota = Quota::new(10, TENTH).reserve_up_to(20);
+    let here = limiter(&server.node(), quota);
+    let there = limiter(&server.node(), quota);
+    assert!(reserved(&there, 30).await.allowed());
+    assert!(!allowed(&here).await);
+    let calls = server.calls();
+    for _ in 0..2 {
+        sleep(TENTH).await;
+        assert!(!allowed(&here).await);
+    }
+    assert_eq!(server.calls(), calls, "20 and 10 tokens of debt");
+    assert!(reserved(&here, 20).await.allowed());
 }
 
 #[tokio::test(start_paused = true)]

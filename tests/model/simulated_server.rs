@@ -67,6 +67,11 @@ impl Server {
         Node { server: self.clone(), remote: Remote::new() }
     }
 
+    /// A process that waits ten seconds for an answer.
+    pub(crate) fn patient_node(&self) -> Node {
+        Node { remote: Remote::new().deadline(Duration::from_secs(10)), ..self.node() }
+    }
+
     /// Without a way to go, and without a call.
     pub(crate) fn memory(&self) -> &MemoryStore {
         &self.0.memory
