@@ -122,6 +122,21 @@ fn a_reset_in_a_scope_with_too_many_windows_is_an_error() {
     assert!(block_on(other.check("alice")).expect("memory").allowed());
 }
 
+/// What an outage has counted in memory counts again in the next one.
+#[test]
+fn a_reset_that_the_fallback_of_a_store_cannot_apply_is_an_error() {
+    let store = TestStore::new(Mood::Now).shared();
+    let limiter = Limiter::new(FREE).name("api").store(store.clone());
+    let memory = store.remote().expect("it is remote").fallback().clone();
+    let memory = Limiter::new(FREE).name("api").store(memory);
+    for n in 1..=65 {
+        let plan = memory.with_quotas(Quota::new(1, Duration::from_secs(n)));
+        assert!(block_on(plan.check("alice")).expect("memory").allowed());
+    }
+    let error = block_on(limiter.reset("alice")).expect_err("one count is not known");
+    assert!(error.to_string().contains("different windows"), "{error}");
+}
+
 #[test]
 fn a_scope_used_in_one_store_can_be_reset_in_another() {
     let limiter = Limiter::new(FREE).name("moved");

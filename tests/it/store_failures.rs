@@ -14,6 +14,7 @@ use std::time::Duration;
 use tower::util::BoxCloneSyncService;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_fixed_window::key::global;
+use tower_fixed_window::store::Store;
 use tower_fixed_window::{FixedWindowLayer, Limiter, MAX_WINDOW, OnStoreFailure, Quota};
 
 use crate::support::{Mood, TestStore, get, limit_headers, used};
@@ -177,6 +178,24 @@ async fn while_a_store_hangs_only_one_request_waits_for_it() {
     }
 }
 
+/// S14: the store has not counted it, and would give away another one.
+#[tokio::test(start_paused = true)]
+async fn a_token_that_was_counted_in_memory_is_returned_to_memory() {
+    let store = TestStore::new(Mood::FailsNow).shared();
+    let limiter = Limiter::new(THREE).name("api").store(store.clone());
+    let memory = store.remote().expect("it is remote").fallback().clone();
+    let memory = Limiter::new(THREE).name("api").store(memory);
+    let used = async |limiter: &Limiter| limiter.peek("alice").await.expect("it answers").used();
+
+    let receipt = limiter.charge("alice", 1).await.expect("memory stands in").expect("it passes");
+    assert_eq!((receipt.decision().is_local(), used(&memory).await), (true, 1));
+    store.set(Mood::Now);
+    tokio::time::advance(Duration::from_secs(1)).await;
+    assert!(!limiter.check("alice").await.expect("it answers").is_local());
+    limiter.refund(receipt).await.expect("memory answers");
+    assert_eq!((used(&limiter).await, used(&memory).await), (1, 0));
+}
+
 fn shared() -> TestStore {
     TestStore::new(Mood::Now).shared()
 }
@@ -185,6 +204,12 @@ fn shared() -> TestStore {
 #[should_panic(expected = "write .name(\"login\").store(..)")]
 fn an_unnamed_layer_on_a_shared_store_panics_with_the_line_to_add() {
     let _ = FixedWindowLayer::new(THREE).store(shared()).layer(Router::<()>::new());
+}
+
+#[tokio::test]
+async fn a_limiter_on_a_store_that_nobody_shares_needs_no_name() {
+    let limiter = Limiter::new(THREE).store(TestStore::new(Mood::Now).with_front());
+    assert!(limiter.check("alice").await.expect("it answers").allowed());
 }
 
 #[tokio::test]

@@ -77,9 +77,14 @@ impl TestStore {
     }
 
     /// One that others may find by name, with a front.
-    pub(crate) fn shared(mut self) -> Self {
+    pub(crate) fn shared(self) -> Self {
+        Self { shared: true, ..self.with_front() }
+    }
+
+    /// One whose refusals are remembered.
+    pub(crate) fn with_front(mut self) -> Self {
         let in_time = *self.mood.borrow() == Mood::Hangs;
-        (self.shared, self.remote) = (true, Remote::new().without_deadline());
+        self.remote = Remote::new().without_deadline();
         if in_time { self.in_time() } else { self }
     }
 
