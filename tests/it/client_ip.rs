@@ -147,6 +147,7 @@ const FORWARDED: &[Case] = &[
     ("10.0.0.1", &["for=\"192.0.2.7:4711\""], "192.0.2.7", "with a port"),
     ("10.0.0.1", &["for=192.0.2.7:4711"], "192.0.2.7", "with a port, without the quotes it needs"),
     ("10.0.0.1", &["for=\"192.0.2.7:_obf-port.1\""], "192.0.2.7", "with an obfuscated port"),
+    ("10.0.0.1", &["for=\"192.0.2.7:_a/b\""], "10.0.0.1", "what is no port makes it no address"),
     ("10.0.0.1", &["for=\"[2001:db8::7]:4711\""], "2001:db8::7", "IPv6 with a port"),
     ("10.0.0.1", &["for=\"[2001:db8::7]\""], "2001:db8::7", "IPv6"),
     ("10.0.0.1", &["for=\"2001:db8::7\""], "2001:db8::7", "IPv6 without the brackets it needs"),
@@ -348,6 +349,7 @@ fn networks_are_read_in_every_spelling() {
         ("2001:db8::1", "2001:db8::1", "2001:db8::2"),
         ("::ffff:10.0.0.0/104", "10.9.9.9", "11.0.0.0"),
         ("::ffff:192.0.2.1", "192.0.2.1", "192.0.2.2"),
+        ("::ffff:10.0.0.0/80", "::1", "2001:db8::2"),
     ] {
         let client = client_ip().trusting([network]);
         let lines: &[(&str, &[u8])] = &[("x-forwarded-for", b"8.8.8.8")];

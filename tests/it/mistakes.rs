@@ -185,6 +185,18 @@ fn a_proxy_without_client_ip_is_noticed_by_the_first_request() {
     }
 }
 
+/// The first one may be a health check.
+#[test]
+fn a_proxy_is_noticed_by_the_second_request() {
+    let log = logged(async || {
+        let layer = limited(&per_minute().key(peer_ip()));
+        let _ = layer.clone().oneshot(from("10.0.0.5")).await;
+        let request = with(from("10.0.0.5"), "x-forwarded-for", "192.0.2.7");
+        let _ = layer.oneshot(request).await;
+    });
+    assert!(only(&log).contains("client_ip().trusting("), "{log:#?}");
+}
+
 #[test]
 fn a_proxy_that_appears_after_many_requests_is_noticed() {
     let log = logged(async || {

@@ -111,6 +111,34 @@ async fn a_request_that_would_wait_longer_than_max_wait_is_refused_and_takes_not
     }
 }
 
+/// The second window begins in a second.
+#[tokio::test(start_paused = true)]
+async fn a_request_may_wait_for_exactly_as_long_as_max_wait() {
+    let served = Served::default();
+    let service = noting(&ten_a_second(30, Duration::from_secs(1)), &served);
+    let requests: Vec<_> =
+        (0..20).map(|_| tokio::spawn(service.clone().oneshot(get("/")))).collect();
+    for request in requests {
+        let Ok(response) = request.await.expect("no panic");
+        assert_eq!(response.status(), 200);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn requests_wait_for_windows_of_quotas_of_their_own() {
+    let served = Served::default();
+    let service = noting(&ten_a_second(30, LONG).quota_fn(|_, _| Quota::per_second(5)), &served);
+    let requests: Vec<_> =
+        (0..10).map(|_| tokio::spawn(service.clone().oneshot(get("/")))).collect();
+    for request in requests {
+        let Ok(response) = request.await.expect("no panic");
+        assert_eq!(response.status(), 200);
+    }
+    let second = |(_, at): &(String, u128)| *at / 1_000;
+    let seconds: Vec<_> = served.lock().unwrap().iter().map(second).collect();
+    assert_eq!(seconds, [0, 0, 0, 0, 0, 1, 1, 1, 1, 1]);
+}
+
 /// The headers are about the quota with the longest wait; the body names all that are exceeded.
 #[tokio::test(start_paused = true)]
 async fn requests_that_would_wait_too_long_are_told_which_quotas_are_exceeded() {

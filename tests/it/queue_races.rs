@@ -3,7 +3,7 @@
 use std::convert::Infallible;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use axum::body::Body;
 use futures_util::FutureExt;
-use http::{Request, Response};
+use http::{Request, Response, StatusCode};
 use tokio::time::{Instant, sleep, sleep_until};
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_fixed_window::key::global;
@@ -129,6 +129,24 @@ async fn a_hang_up_during_a_refund_of_a_past_window_charges_nothing() {
     sleep(Duration::from_millis(100)).await;
     assert_eq!(store.sent.load(Ordering::SeqCst), 2, "nobody asks any more");
     assert_eq!(used(&control).await, 0);
+}
+
+/// When it gets tokens of its window; not again when it takes those of a later one.
+#[tokio::test(start_paused = true)]
+async fn a_late_request_is_reported_once() {
+    let start = Instant::now();
+    let reports = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&reports);
+    let layer = FixedWindowLayer::new(Quota::per_second(1))
+        .key(global())
+        .store(MemoryStore::with_clock(paused_clock()))
+        .on_decision(move |_, _| _ = counted.fetch_add(1, Ordering::SeqCst))
+        .queue(5, LONG);
+    let mut service = layer.layer(ReadyAt(start + Duration::from_millis(4_500)));
+    let Ok(_) = service.call(get("/first")).await;
+    let Ok(late) = service.call(get("/late")).await;
+    assert_eq!((late.status(), start.elapsed().as_millis() / 100), (StatusCode::OK, 45));
+    assert_eq!(reports.load(Ordering::SeqCst), 2);
 }
 
 #[tokio::test(start_paused = true)]

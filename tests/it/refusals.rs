@@ -17,6 +17,9 @@ use tower_fixed_window::{
 
 use crate::support::{ANSWERS, Mood, RETRY_AFTER as SECONDS, TestStore, get, per_minute, used};
 
+const STYLES: [Headers; 4] =
+    [Headers::GitHub, Headers::IetfDraft10, Headers::GitHubAndIetfDraft10, Headers::None];
+
 /// Somebody else's way of refusing: it knows nothing of rate-limit headers.
 struct Plain;
 
@@ -44,9 +47,7 @@ fn without_type(response: &Response<Body>) -> HeaderMap {
 
 #[tokio::test]
 async fn a_reject_of_your_own_gets_the_headers_that_the_ready_made_ones_have() {
-    let styles =
-        [Headers::GitHub, Headers::IetfDraft10, Headers::GitHubAndIetfDraft10, Headers::None];
-    for (mood, style) in ANSWERS.into_iter().flat_map(|mood| styles.map(|style| (mood, style))) {
+    for (mood, style) in ANSWERS.into_iter().flat_map(|mood| STYLES.map(|style| (mood, style))) {
         let limit = || per_minute(1, mood).name("api").headers(style);
         let ready_made = refused(&limit().reject(EmptyBody)).await;
         let own = refused(&limit().reject(Plain)).await;
@@ -59,6 +60,31 @@ async fn a_reject_of_your_own_gets_the_headers_that_the_ready_made_ones_have() {
         assert_eq!(body, "/asked");
         let closure = limit().on_reject(|parts, why| Plain.reject(parts, why));
         assert_eq!(without_type(&refused(&closure).await), without_type(&ready_made));
+    }
+}
+
+/// Also where all values of the limit are those of the refusal before.
+#[tokio::test]
+async fn each_refusal_keeps_its_content_type_and_other_headers() {
+    for style in STYLES {
+        let layer = per_minute(1, Mood::Now).headers(style).on_reject(|parts, why| {
+            let mut response = why.response(Body::empty());
+            let content_type = parts.uri.path().trim_start_matches('/').parse().expect("a value");
+            response.headers_mut().insert(CONTENT_TYPE, content_type);
+            response.headers_mut().insert("x-own", "1".parse().expect("a value"));
+            response.headers_mut().insert("ratelimit", "theirs".parse().expect("a value"));
+            response
+        });
+        let service = layer.layer(axum::Router::new());
+        let _ = service.clone().oneshot(get("/")).await.expect("infallible");
+        for content_type in ["text/plain", "text/html"] {
+            let request = get(&format!("/{content_type}"));
+            let response = service.clone().oneshot(request).await.expect("infallible");
+            assert_eq!(response.headers()[CONTENT_TYPE], content_type, "{style:?}");
+            assert_eq!(response.headers()["x-own"], "1", "{style:?}");
+            let is_theirs = response.headers()["ratelimit"] == "theirs";
+            assert_eq!(is_theirs, matches!(style, Headers::GitHub | Headers::None), "{style:?}");
+        }
     }
 }
 

@@ -6,7 +6,7 @@ use axum::routing::get as on_get;
 use axum::{Router, response::Response};
 use http::{Request, StatusCode};
 use tower::{Layer, ServiceBuilder, ServiceExt, service_fn};
-use tower_fixed_window::key::global;
+use tower_fixed_window::key::{global, matched_path};
 use tower_fixed_window::{FixedWindowLayer, Quota};
 use tower_http::trace::TraceLayer;
 
@@ -133,6 +133,21 @@ async fn service_builder_counts_once() {
         let stack =
             ServiceBuilder::new().layer(TraceLayer::new_for_http()).layer(per_minute(10, mood));
         assert_counts(&hello().layer(stack), "/").await;
+    }
+}
+
+#[tokio::test]
+async fn by_matched_path_each_route_has_a_count_and_all_404s_share_one() {
+    for mood in ANSWERS {
+        let layer = FixedWindowLayer::new(Quota::per_minute(10)).key(matched_path());
+        let app = Router::new()
+            .route("/users/{id}", on_get(async || ""))
+            .route("/search", on_get(async || ""))
+            .layer(layer.store(TestStore::new(mood)));
+        let paths = [("/users/1", 1), ("/users/2", 2), ("/search", 1), ("/no", 1), ("/nor", 2)];
+        for (path, n) in paths {
+            assert_eq!(used(&ask(&app, path).await), n, "{path}");
+        }
     }
 }
 

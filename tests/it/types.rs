@@ -12,6 +12,7 @@ use http_body_util::combinators::BoxBody;
 use http_body_util::{BodyExt, Full};
 use tower::util::MapResponseLayer;
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
+use tower_fixed_window::key::{extension, key_fn};
 use tower_fixed_window::{EmptyBody, FixedWindow, FixedWindowLayer};
 use tower_http::compression::CompressionLayer;
 use tower_http::trace::TraceLayer;
@@ -72,6 +73,15 @@ where
     R: Default + Send + 'static,
 {
     service_fn(async |_: Request<B>| Ok(Response::new(R::default())))
+}
+
+#[test]
+fn types_without_readable_parts_have_a_debug_text() {
+    let extractors = format!("{:?} {:?}", extension::<String>(), key_fn(|_| None));
+    assert_eq!(extractors, "Extension<alloc::string::String> KeyFn(..)");
+    let mut limited = a_limit().layer(Router::<()>::new());
+    let future = limited.call(Request::new(Body::empty()));
+    assert_eq!(format!("{future:?}"), "ResponseFuture(calling)");
 }
 
 #[tokio::test]
