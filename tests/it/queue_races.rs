@@ -131,6 +131,30 @@ async fn a_hang_up_during_a_refund_of_a_past_window_charges_nothing() {
     assert_eq!(used(&control).await, 0);
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_late_request_that_is_served_holds_up_no_other() {
+    let start = Instant::now();
+    let service = FixedWindowLayer::new(Quota::per_second(1))
+        .key(global())
+        .store(MemoryStore::with_clock(paused_clock()))
+        .queue(5, LONG)
+        .layer(service_fn(async |request: Request<Body>| {
+            if request.uri().path() == "/late" {
+                sleep(LONG).await;
+            }
+            inner(request).await
+        }));
+    let Ok(_) = service.clone().oneshot(get("/first")).await;
+    let mut late = Box::pin(service.clone().oneshot(get("/late")));
+    assert!((&mut late).now_or_never().is_none());
+    sleep_until(start + Duration::from_millis(4_500)).await;
+    let late = tokio::spawn(late);
+    sleep_until(start + Duration::from_millis(6_500)).await;
+    let Ok(_) = service.oneshot(get("/next")).await;
+    assert_eq!(start.elapsed().as_millis(), 6_500);
+    let Ok(_) = late.await.expect("no panic");
+}
+
 /// When it gets tokens of its window; not again when it takes those of a later one.
 #[tokio::test(start_paused = true)]
 async fn a_late_request_is_reported_once() {
