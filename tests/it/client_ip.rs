@@ -240,6 +240,19 @@ fn only_the_chosen_header_is_read() {
 }
 
 #[test]
+fn a_hop_of_more_than_96_characters_is_no_address() {
+    for (length, expected) in [(96, "192.0.2.7"), (97, "10.0.0.1"), (500, "10.0.0.1")] {
+        let hop = |length| format!("192.0.2.7:_{}", "a".repeat(length - "192.0.2.7:_".len()));
+        // With its quotes.
+        for hop in [hop(length), format!("\"{}\"", hop(length - 2))] {
+            let parts = request("10.0.0.1", &[("x-forwarded-for", hop.as_bytes())]);
+            let found = ours().address(&parts).expect("a peer");
+            assert_eq!(found.to_string(), expected, "{length}");
+        }
+    }
+}
+
+#[test]
 fn a_client_behind_a_proxy_has_the_key_of_a_direct_client() {
     let found = request("10.0.0.1", &[("x-forwarded-for", b"[::ffff:192.0.2.7]:80")]);
     let direct = request("192.0.2.7", &[]);

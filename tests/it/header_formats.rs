@@ -369,6 +369,13 @@ fn the_headers_of_the_ietf_draft_have_this_format() {
     assert_eq!(field(&refused, "ratelimit-policy"), policy);
     // One can grant six tokens in its next window, the other one never.
     assert_eq!(field(&refused, "ratelimit"), r#""api:2/minute";r=0;t=40, "api:7/1500ms";r=5;t=1"#);
+    // After all that can be carried over, 18 tokens are there in the fourth minute from now.
+    let quotas = Quota::per_minute(5).rollover_up_to(20).and(Quota::per_second(100));
+    let service = handler(limit(quotas, &clock).name("api"));
+    assert_eq!(ask(&service, 20).status(), StatusCode::OK);
+    let refused = ask(&service, 18);
+    let says = r#""api:5/minute";r=0;t=220, "api:100/second";r=80;t=1"#;
+    assert_eq!(field(&refused, "ratelimit"), says);
 }
 
 #[test]

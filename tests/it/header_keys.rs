@@ -42,6 +42,10 @@ fn an_unusable_header_falls_back_and_leaves_no_partial_key() {
     // Nor does what the first of two parts has written.
     let both = (header("x-api-key"), header("x-app")).or(peer_ip());
     assert_eq!(key(&both, &[("x-api-key", b"a")]), address);
+    // What another extractor has written before stays.
+    let mut app_and_address = Key::secret("a");
+    app_and_address.append(&address.expect("there is a peer"));
+    assert_eq!(key(&(header("x-app"), either), &[("x-app", b"a")]), Ok(app_and_address));
 }
 
 #[test]

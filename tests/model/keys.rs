@@ -30,6 +30,7 @@ fn the_encoding_of_each_kind_of_part_is_pinned() {
         (Key::global(), "", ""),
         (Key::from(""), "7400", "t"),
         (Key::from("alice"), "7405616c696365", "talice"),
+        (Key::from(&Key::from("alice")), "7405616c696365", "talice"),
         (Key::from("é"), "7402c3a9", "t%C3%A9"),
         (Key::from(7_u64), "75080000000000000007", "u7"),
         (Key::from(7_i16), "75080000000000000007", "u7"),
