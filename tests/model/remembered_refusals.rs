@@ -330,7 +330,7 @@ fn a_remembered_refusal_never_refuses_what_the_store_would_allow() {
     for seed in seeds {
         remembered += paused(trace(seed));
     }
-    assert!(remembered > 5_000, "only {remembered} answers from memory");
+    assert!(remembered >= 19_423, "only {remembered} answers from memory, fewer than so far");
 }
 
 async fn trace(seed: u64) -> u64 {
@@ -384,7 +384,9 @@ fn varying_limits_get_the_stores_own_answers() {
     });
     let traces = seeds.end - seeds.start;
     let remembered: u64 = seeds.map(|seed| paused(varied(seed, STEPS))).sum();
-    assert!(remembered > traces * STEPS / 10, "only {remembered} answers from memory");
+    // So many of these 50,000 so far.
+    let least = if traces == 200 { 20_994 } else { traces * STEPS / 10 };
+    assert!(remembered >= least, "only {remembered} answers from memory");
 }
 
 async fn varied(seed: u64, steps: u64) -> u64 {
