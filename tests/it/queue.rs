@@ -111,32 +111,31 @@ async fn a_request_that_would_wait_longer_than_max_wait_is_refused_and_takes_not
     }
 }
 
-/// The second window begins in a second.
-#[tokio::test(start_paused = true)]
-async fn a_request_may_wait_for_exactly_as_long_as_max_wait() {
+/// In which second each of so many concurrent requests is served. None may be refused.
+async fn seconds_of(layer: &FixedWindowLayer, requests: usize) -> Vec<u128> {
     let served = Served::default();
-    let service = noting(&ten_a_second(30, Duration::from_secs(1)), &served);
+    let service = noting(layer, &served);
     let requests: Vec<_> =
-        (0..20).map(|_| tokio::spawn(service.clone().oneshot(get("/")))).collect();
+        (0..requests).map(|_| tokio::spawn(service.clone().oneshot(get("/")))).collect();
     for request in requests {
         let Ok(response) = request.await.expect("no panic");
         assert_eq!(response.status(), 200);
     }
+    let served = served.lock().unwrap();
+    served.iter().map(|(_, at)| at / 1_000).collect()
+}
+
+/// The second window begins in a second.
+#[tokio::test(start_paused = true)]
+async fn a_request_may_wait_for_exactly_as_long_as_max_wait() {
+    let layer = ten_a_second(30, Duration::from_secs(1));
+    assert_eq!(seconds_of(&layer, 20).await, [[0; 10], [1; 10]].concat());
 }
 
 #[tokio::test(start_paused = true)]
 async fn requests_wait_for_windows_of_quotas_of_their_own() {
-    let served = Served::default();
-    let service = noting(&ten_a_second(30, LONG).quota_fn(|_, _| Quota::per_second(5)), &served);
-    let requests: Vec<_> =
-        (0..10).map(|_| tokio::spawn(service.clone().oneshot(get("/")))).collect();
-    for request in requests {
-        let Ok(response) = request.await.expect("no panic");
-        assert_eq!(response.status(), 200);
-    }
-    let second = |(_, at): &(String, u128)| *at / 1_000;
-    let seconds: Vec<_> = served.lock().unwrap().iter().map(second).collect();
-    assert_eq!(seconds, [0, 0, 0, 0, 0, 1, 1, 1, 1, 1]);
+    let layer = ten_a_second(30, LONG).quota_fn(|_, _| Quota::per_second(5));
+    assert_eq!(seconds_of(&layer, 10).await, [[0; 5], [1; 5]].concat());
 }
 
 /// The headers are about the quota with the longest wait; the body names all that are exceeded.
