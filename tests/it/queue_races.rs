@@ -155,7 +155,7 @@ async fn a_late_request_that_is_served_holds_up_no_other() {
     let Ok(_) = late.await.expect("no panic");
 }
 
-/// When it gets tokens of its window; not again when it takes those of a later one.
+/// That is when it gets tokens of the next window, not when it is late and takes those of another.
 #[tokio::test(start_paused = true)]
 async fn a_late_request_is_reported_once() {
     let start = Instant::now();

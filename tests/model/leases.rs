@@ -340,7 +340,6 @@ async fn unused_leased_tokens_are_returned() {
     assert_eq!(used().await, 12);
 }
 
-/// In a long window after ten seconds: a 16th of a month would be two days.
 #[tokio::test(start_paused = true)]
 async fn a_renewed_lease_is_returned_when_it_was_unused_for_a_while_itself() {
     let server = Server::start();
@@ -359,6 +358,7 @@ async fn a_renewed_lease_is_returned_when_it_was_unused_for_a_while_itself() {
     assert_eq!(limiter.peek("alice").await.expect("it answers").used(), 17);
 }
 
+/// In a long window after ten seconds: a 16th of a month would be two days.
 #[tokio::test(start_paused = true)]
 async fn unused_leased_tokens_of_a_month_are_returned_after_ten_seconds() {
     for quota in [Quota::per_month(1_000), Quota::per_week(1_000)] {
