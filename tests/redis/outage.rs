@@ -9,7 +9,8 @@ use tower_fixed_window::key::global;
 use tower_fixed_window::store::RedisStore;
 use tower_fixed_window::{FixedWindowLayer, Limiter, OnStoreFailure, Quota};
 
-use crate::server::{ALONE, Server, ask, free_port};
+use crate::proxy::Proxy;
+use crate::server::{ALONE, Server, ask, free_port, wait_for};
 
 const DEADLINE: Duration = Duration::from_millis(250);
 /// What a noisy machine may add to it.
@@ -302,6 +303,93 @@ async fn the_store_reconnects_when_its_master_becomes_a_replica() {
     load.finish("turned into a replica").await;
 }
 
+/// A replica has done nothing of what it refuses to write, so the new master can be asked. Where it
+/// has no data yet, it answers MASTERDOWN instead of READONLY.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_replica_refuses_to_write_is_sent_to_the_new_master() {
+    let _alone = ALONE.lock().await;
+    for stale in ["yes", "no"] {
+        let options = ["--save", "", "--replica-serve-stale-data", stale];
+        let (Some(old), Some(new)) = (Server::with(&options), Server::start()) else { return };
+        let (store, port) = behind_an_address(&old);
+        let load = Load::start(&[limiter(store, 1_000_000)], 4, 8);
+        load.answered_by(By::Redis, Instant::now()).await;
+        // Younger connections are not replaced at once.
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        port.store(new.port, Ordering::SeqCst);
+        old.ask::<String>(&["REPLICAOF", "127.0.0.1", &new.port.to_string()]);
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        let answers = load.finish("sent to the new master").await;
+        let by_memory = answers.iter().filter(|answer| answer.is_by(By::Memory)).count();
+        assert_eq!(by_memory, 0, "of {}; a replica serves stale data: {stale}", answers.len());
+    }
+}
+
+/// Nothing has told this node of the failover: it was refused before, and a replica can read.
+#[tokio::test(flavor = "multi_thread")]
+async fn charges_refunds_and_resets_follow_a_master_that_only_reads() {
+    let _alone = ALONE.lock().await;
+    for what in ["charge", "refund", "reset"] {
+        let (Some(old), Some(new)) = (Server::start(), Server::start()) else { return };
+        let follow = |server: &Server, master: &Server| {
+            server.ask::<String>(&["REPLICAOF", "127.0.0.1", &master.port.to_string()]);
+            wait_for("the replica", || {
+                server.ask::<String>(&["INFO", "replication"]).contains("link_status:up")
+            });
+        };
+        follow(&new, &old);
+        let (store, port) = behind_an_address(&old);
+        let node = limiter(store, 5);
+        let receipt = node.charge(0, 5).await.expect("it answers").expect("it passes");
+        wait_for("the charge to be replicated", || used(&new) == 5);
+        port.store(new.port, Ordering::SeqCst);
+        new.ask::<String>(&["REPLICAOF", "NO", "ONE"]);
+        follow(&old, &new);
+        let refused = node.check(0).await.expect("it answers");
+        assert!(!refused.allowed() && !refused.is_local(), "by the replica");
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        match what {
+            "charge" => {
+                let passed = node.check(1).await.expect("it answers");
+                assert!(passed.allowed() && !passed.is_local());
+            }
+            "refund" => {
+                node.refund(receipt).await.expect("it answers");
+                assert_eq!(used(&new), 0);
+            }
+            _ => {
+                node.reset(0).await.expect("it answers");
+                assert_eq!(used(&new), 0);
+            }
+        }
+    }
+}
+
+/// The address goes on leading to the replica, which answers what it need not write.
+#[tokio::test(flavor = "multi_thread")]
+async fn connections_to_a_replica_are_not_made_as_fast_as_it_refuses() {
+    let _alone = ALONE.lock().await;
+    let (Some(old), Some(new)) = (Server::start(), Server::start()) else { return };
+    let proxy = Proxy::to(old.port);
+    let node = limiter(RedisStore::new(proxy.url()).expect("an address"), 5);
+    for key in 0..1_000 {
+        assert!(node.check_cost(key, 5).await.expect("it answers").allowed());
+    }
+    old.ask::<String>(&["REPLICAOF", "127.0.0.1", &new.port.to_string()]);
+    let (before, start) = (proxy.made(), Instant::now());
+    let mut by_replica = 0;
+    for key in 0..1_000 {
+        let (refused, written) = tokio::join!(node.check(key), node.check(1_000 + key));
+        by_replica += u64::from(!refused.expect("it answers").is_local());
+        assert!(written.expect("memory answers").is_local());
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    let (made, took) = (proxy.made() - before, start.elapsed());
+    println!("{made} connections in {took:?}, {by_replica} answers by the replica");
+    assert!(by_replica > 0);
+    assert!(u128::from(made) < 3 + took.as_millis() / 250, "{made} connections in {took:?}");
+}
+
 /// What it took in memory goes back to memory: Redis has not counted it.
 #[tokio::test]
 async fn tokens_granted_by_memory_are_refunded_to_memory() {
@@ -427,24 +515,6 @@ impl std::io::Write for Log {
     fn flush(&mut self) -> std::io::Result<()> {
         Ok(())
     }
-}
-
-/// Where a replica has no data yet, it answers MASTERDOWN instead of READONLY.
-#[tokio::test(flavor = "multi_thread")]
-async fn the_store_reconnects_when_its_master_becomes_a_replica_without_data() {
-    let _alone = ALONE.lock().await;
-    let options = ["--save", "", "--replica-serve-stale-data", "no"];
-    let (Some(old), Some(new)) = (Server::with(&options), Server::start()) else { return };
-    let (store, port) = behind_an_address(&old);
-    let load = Load::start(&[limiter(store, LIMIT)], 1, 4);
-    load.answered_by(By::Redis, Instant::now()).await;
-    port.store(new.port, Ordering::SeqCst);
-    old.ask::<String>(&["REPLICAOF", "127.0.0.1", "1"]);
-    let moved = Instant::now();
-    load.answered_by(By::Memory, moved).await;
-    let back = load.answered_by(By::Redis, moved + Duration::from_millis(100)).await;
-    assert!(back < Duration::from_secs(1), "{back:?}");
-    load.finish("turned into a replica").await;
 }
 
 /// Before it returns a future.

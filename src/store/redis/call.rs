@@ -12,6 +12,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use super::super::breaker::{Breaker, Listener};
 use super::failure::{failed, late};
+use super::handle::is_of_replica;
 use super::link::{Connection, Link};
 use super::script::{self, Answer, LOADS, MANY, ONE};
 use super::waiting::Waiting;
@@ -68,7 +69,11 @@ impl Call {
         if let Some(over) = &over {
             match &result {
                 Some(Ok(Answers { answers, .. })) => {
-                    answers.iter().for_each(|answer| link.report(over, Some(answer.as_ref())));
+                    // Errors say more, so they come last.
+                    for well in [true, false] {
+                        let some = answers.iter().filter(|answer| answer.is_ok() == well);
+                        some.for_each(|answer| link.report(over, Some(answer.as_ref())));
+                    }
                 }
                 Some(Err(error)) => link.report::<()>(over, Some(Err(error))),
                 None => link.report::<()>(over, None),
@@ -153,7 +158,8 @@ impl Silent {
 }
 
 /// Sends what is still wanted of a batch; again only if it was refused because its script is
-/// missing, or if the connection had ended before: nothing was sent over it.
+/// missing, if the connection had ended before it was sent, or if a replica has refused it, which
+/// then has done nothing of the batch.
 async fn send(
     link: &Link,
     over: &mut Option<Connection>,
@@ -181,13 +187,14 @@ async fn send(
                 (&MANY, answer.and_then(|answer| Answer::many(answer, all.len())))
             }
         };
-        match answers {
-            Err(_) if connection.had_ended() => {
-                if let Some(ended) = over.take() {
-                    ended.leave();
-                }
-                connection = over.insert(link.get(patience).await?);
+        if connection.had_ended() || connection.is_replaceable() && are_of_replica(&answers) {
+            if let Some(left) = over.take() {
+                left.leave();
             }
+            connection = over.insert(link.get(patience).await?);
+            continue;
+        }
+        match answers {
             Err(error) if script::is_missing(&error) && loads.next().is_some() => {
                 // All nodes of a cluster load it, and one of them may be gone. Then the others have
                 // it soon.
@@ -206,5 +213,12 @@ async fn send(
                 return answers.map(|answers| Answers { answers, took: Some(now.elapsed()) });
             }
         }
+    }
+}
+
+fn are_of_replica(answers: &RedisResult<Vec<RedisResult<Answer>>>) -> bool {
+    match answers {
+        Ok(answers) => answers.iter().any(|answer| answer.as_ref().is_err_and(is_of_replica)),
+        Err(error) => is_of_replica(error),
     }
 }

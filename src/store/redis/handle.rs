@@ -27,10 +27,14 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Handle for C {
 
 /// Whether another connection may do better.
 pub(super) fn leads_nowhere(error: &RedisError) -> bool {
+    error.is_unrecoverable_error() || error.is_io_error() || is_of_replica(error)
+}
+
+/// Whether a replica has refused a call, and done nothing.
+pub(super) fn is_of_replica(error: &RedisError) -> bool {
     use ServerErrorKind::{MasterDown, ReadOnly};
 
-    let is_of_replica = matches!(error.kind(), ErrorKind::Server(ReadOnly | MasterDown));
-    error.is_unrecoverable_error() || error.is_io_error() || is_of_replica
+    matches!(error.kind(), ErrorKind::Server(ReadOnly | MasterDown))
 }
 
 /// Any answer is a sign of life, also that this user may not ask.

@@ -20,7 +20,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 
 use super::check::Check;
-use super::handle::{Connect, Handle, leads_nowhere};
+use super::handle::{Connect, Handle, is_of_replica, leads_nowhere};
 use super::renewal::renew;
 use super::settings::NEVER;
 #[cfg(feature = "redis-cluster")]
@@ -46,6 +46,16 @@ enum Look {
     Ready(Connection),
     /// Until then, or until something changes.
     Wait(Instant),
+}
+
+/// Why another connection is needed.
+enum Loss<'a> {
+    /// This one is closed or silent. It may speak again.
+    Silent,
+    /// It leads to a replica. There may be another master.
+    Replica,
+    /// It refuses calls. Callers get the error.
+    Refuses(&'a RedisError),
 }
 
 impl Link {
@@ -140,7 +150,8 @@ impl Link {
         if let Some(connection) = current.connection.as_ref().filter(|_| health.is_well()) {
             let idle = now.saturating_sub(health.heard()) >= IDLE.as_millis() as u64;
             if !idle && !silent {
-                let (connection, made) = (connection.boxed(), current.made);
+                let Current { made, at: installed, .. } = *current;
+                let connection = connection.boxed();
                 let link = self.clone();
                 return Ok(Look::Ready(Connection {
                     connection,
@@ -148,6 +159,7 @@ impl Link {
                     made,
                     shards,
                     part,
+                    installed,
                     at: now,
                     patience,
                     unsent: false,
@@ -202,26 +214,20 @@ impl Link {
             Some(Err(error)) if leads_nowhere(error) => {
                 // One that was closed can be replaced at once; one that refuses can't.
                 let young = error.is_io_error();
-                let (since, why) = if young { (now, None) } else { (0, Some(error)) };
+                let (since, why) =
+                    if young { (now, Loss::Silent) } else { (0, Loss::Refuses(error)) };
                 self.lost(*made, shards, *part, since, why);
             }
             Some(answer) => health.hear(now, answer.is_ok()),
             // If something was heard since it was sent, only this one was late.
-            None if health.heard() <= *at => self.lost(*made, shards, *part, *at, None),
+            None if health.heard() <= *at => self.lost(*made, shards, *part, *at, Loss::Silent),
             None => {}
         }
     }
 
     /// Another connection is needed. While there is none, calls wait until a caller's patience has
-    /// ended who has waited `since` then. Meanwhile they get `error`, if there is one.
-    fn lost(
-        &self,
-        made: u64,
-        shards: &Arc<Shards>,
-        part: usize,
-        since: u64,
-        error: Option<&RedisError>,
-    ) {
+    /// ended who has waited `since` then.
+    fn lost(&self, made: u64, shards: &Arc<Shards>, part: usize, since: u64, why: Loss<'_>) {
         let upkeep = &*self.upkeep;
         if upkeep.current.borrow().made != made {
             return;
@@ -234,14 +240,21 @@ impl Link {
         if Runtime::try_current().is_err() {
             return;
         }
-        if error.is_none() {
-            // It may speak again.
+        let of_replica = match why {
+            Loss::Silent => false,
+            Loss::Replica => true,
+            Loss::Refuses(error) => is_of_replica(error),
+        };
+        if of_replica {
+            health.doubt();
+        }
+        if let Loss::Silent = why {
             let check = self.check(&upkeep.current.borrow(), part);
             health.checked_until(check.ends());
             tokio::spawn(check.run());
         }
         renew(&self.upkeep);
-        if let Some(error) = error {
+        if let Loss::Refuses(error) = why {
             upkeep.current.send_modify(|current| current.error = Some(error.clone()));
         }
     }
@@ -258,6 +271,7 @@ pub(super) struct Connection {
     made: u64,
     shards: Arc<Shards>,
     part: usize,
+    installed: Instant,
     at: u64,
     /// How long its callers wait, in milliseconds.
     patience: u64,
@@ -285,10 +299,16 @@ impl Connection {
         self.unsent && self.link.upkeep.connect.is_some()
     }
 
+    /// Whether another one is made at once if this one leads to a replica.
+    pub(super) fn is_replaceable(&self) -> bool {
+        self.link.upkeep.connect.is_some() && self.installed.elapsed() >= PAUSE
+    }
+
     /// Another one is needed.
     pub(super) fn leave(self) {
+        let why = if self.unsent { Loss::Silent } else { Loss::Replica };
         let now = self.link.upkeep.now();
-        self.link.lost(self.made, &self.shards, self.part, now, None);
+        self.link.lost(self.made, &self.shards, self.part, now, why);
     }
 }
 

@@ -125,9 +125,15 @@ impl Health {
     pub(super) fn hear(&self, now: u64, proved: bool) {
         self.unanswered.store(0, Ordering::Relaxed);
         self.heard.fetch_max(now, Ordering::Relaxed);
-        if proved && !self.proved.load(Ordering::Relaxed) {
+        // Late answers of one that is lost prove nothing.
+        if proved && !self.proved.load(Ordering::Relaxed) && self.is_well() {
             self.proved.store(true, Ordering::Relaxed);
         }
+    }
+
+    /// Nor do those of a replica.
+    pub(super) fn doubt(&self) {
+        self.proved.store(false, Ordering::Relaxed);
     }
 
     /// Since when it is missed.
@@ -155,7 +161,8 @@ impl Health {
     }
 
     pub(super) fn recover(&self, now: u64) {
-        self.hear(now, true);
+        self.hear(now, false);
+        self.proved.store(true, Ordering::Relaxed);
         self.checked_by.store(0, Ordering::Relaxed);
         self.lost.store(0, Ordering::Relaxed);
     }
