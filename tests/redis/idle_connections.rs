@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use redis::aio::{ConnectionLike, MultiplexedConnection};
 use redis::sentinel::{SentinelClient, SentinelServerType};
-use redis::{Cmd, ErrorKind, Pipeline, RedisFuture, ServerErrorKind, Value};
+use redis::{AsyncConnectionConfig, Cmd, ErrorKind, Pipeline, RedisFuture, ServerErrorKind, Value};
 use tower_fixed_window::store::RedisStore;
 use tower_fixed_window::{Decision, Limiter, Quota};
 
@@ -144,6 +144,47 @@ async fn a_connection_that_answers_again_is_checked_like_any_other() {
     }
     tokio::time::sleep(Duration::from_millis(1_200)).await;
     assert!(!is_local().await, "its check was not waited for");
+}
+
+/// What was frozen seems to be far. It is not waited for as if it were.
+#[tokio::test]
+async fn a_connection_that_was_frozen_and_then_forgotten_is_soon_replaced() {
+    let Some(server) = Server::start() else { return };
+    let proxy = Proxy::to(server.port);
+    let (url, open) = (proxy.url(), Arc::new(AtomicBool::new(true)));
+    let may = Arc::clone(&open);
+    let store = RedisStore::connecting(move || {
+        let (url, may) = (url.clone(), may.load(Ordering::Relaxed));
+        async move {
+            if !may {
+                std::future::pending::<()>().await;
+            }
+            // As the store connects by itself: deadlines are its own.
+            let config = AsyncConnectionConfig::new();
+            let config = config.set_connection_timeout(None).set_response_timeout(None);
+            let client = redis::Client::open(url)?;
+            client.get_multiplexed_async_connection_with_config(&config).await
+        }
+    });
+    let node = node(store);
+    let is_local = async || node.check("ann").await.expect("it answers").is_local();
+    // Its first answer is one to a check, and comes late.
+    tokio::time::sleep(Duration::from_millis(1_200)).await;
+    open.store(false, Ordering::Relaxed);
+    server.freeze();
+    assert!(is_local().await);
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    server.thaw();
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    proxy.forget();
+    open.store(true, Ordering::Relaxed);
+    tokio::time::sleep(Duration::from_millis(1_200)).await;
+    let start = Instant::now();
+    while is_local().await {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    println!("shared again after {:?}", start.elapsed());
+    assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
 }
 
 /// A connection of the app's, which led to a replica for a while.

@@ -11,9 +11,10 @@ use tokio::time::Instant;
 use super::handle::{Connect, Handle};
 use super::shards::Shards;
 
-/// How long an idle connection has to answer before another one is made beside it; at least two
-/// round trips.
-const GRACE: Duration = Duration::from_millis(20);
+/// How long an idle connection has to answer before another one is made beside it: two round trips,
+/// within these bounds. What was frozen for a while has shown a long one.
+const LEAST_GRACE: Duration = Duration::from_millis(20);
+const MOST_GRACE: Duration = Duration::from_secs(1);
 /// How long an attempt to connect may take. Others begin meanwhile.
 pub(super) const ATTEMPT: Duration = Duration::from_secs(5);
 /// Between the beginnings of two attempts, as long as few are in flight.
@@ -103,7 +104,7 @@ impl Upkeep {
 
     pub(super) fn grace(&self) -> Duration {
         let round_trip = Duration::from_micros(self.round_trip.load(Ordering::Relaxed));
-        GRACE.max(2 * round_trip)
+        (2 * round_trip).clamp(LEAST_GRACE, MOST_GRACE)
     }
 
     pub(super) fn took(&self, time: Duration) {
