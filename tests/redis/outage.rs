@@ -314,8 +314,6 @@ async fn what_a_replica_refuses_to_write_is_sent_to_the_new_master() {
         let (store, port) = behind_an_address(&old);
         let load = Load::start(&[limiter(store, 1_000_000)], 4, 8);
         load.answered_by(By::Redis, Instant::now()).await;
-        // Younger connections are not replaced at once.
-        tokio::time::sleep(Duration::from_millis(300)).await;
         port.store(new.port, Ordering::SeqCst);
         old.ask::<String>(&["REPLICAOF", "127.0.0.1", &new.port.to_string()]);
         tokio::time::sleep(Duration::from_millis(500)).await;
@@ -347,7 +345,6 @@ async fn charges_refunds_and_resets_follow_a_master_that_only_reads() {
         follow(&old, &new);
         let refused = node.check(0).await.expect("it answers");
         assert!(!refused.allowed() && !refused.is_local(), "by the replica");
-        tokio::time::sleep(Duration::from_millis(300)).await;
         match what {
             "charge" => {
                 let passed = node.check(1).await.expect("it answers");
@@ -388,6 +385,50 @@ async fn connections_to_a_replica_are_not_made_as_fast_as_it_refuses() {
     println!("{made} connections in {took:?}, {by_replica} answers by the replica");
     assert!(by_replica > 0);
     assert!(u128::from(made) < 3 + took.as_millis() / 250, "{made} connections in {took:?}");
+}
+
+/// However far it is, and however long callers would wait.
+#[tokio::test]
+async fn a_call_that_two_replicas_refuse_has_failed() {
+    let Some(server) = Server::start() else { return };
+    let proxy = Proxy::to(server.port).delay(Duration::from_millis(150));
+    let store = RedisStore::new(proxy.url()).expect("an address").deadline(Duration::from_secs(8));
+    let node = limiter(store, LIMIT);
+    assert!(!node.check(0).await.expect("it answers").is_local());
+    server.ask::<String>(&["REPLICAOF", "127.0.0.1", "1"]);
+    let (before, start) = (proxy.made(), Instant::now());
+    assert!(node.check(0).await.expect("memory answers").is_local());
+    assert!(start.elapsed() < Duration::from_secs(4), "{:?}", start.elapsed());
+    assert!(proxy.made() - before < 6, "{} connections", proxy.made() - before);
+}
+
+/// Where no other server can be reached, its own answers are better than those of memory.
+#[tokio::test]
+async fn what_a_replica_need_not_write_is_its_answer() {
+    let Some(server) = Server::start() else { return };
+    let (url, reachable) = (server.url(), Arc::new(AtomicBool::new(true)));
+    let may = Arc::clone(&reachable);
+    let store = RedisStore::connecting(move || {
+        let (client, may) = (redis::Client::open(url.as_str()), may.load(Ordering::SeqCst));
+        async move {
+            if !may {
+                std::future::pending::<()>().await;
+            }
+            client?.get_multiplexed_async_connection().await
+        }
+    });
+    let node = limiter(store, 5);
+    for key in 0..20 {
+        assert!(node.check_cost(key, 5).await.expect("it answers").allowed());
+    }
+    reachable.store(false, Ordering::SeqCst);
+    server.ask::<String>(&["REPLICAOF", "127.0.0.1", "1"]);
+    // The first leaves alone, the others share a call.
+    let answers = [0, 20].into_iter().chain(1..20).map(|key| node.check(key));
+    let answers = futures_util::future::join_all(answers).await;
+    let of_memory = answers.into_iter().map(|answer| answer.expect("it answers").is_local());
+    let written = (0..21).map(|i| i == 1);
+    assert!(of_memory.eq(written), "all others were refused");
 }
 
 /// What it took in memory goes back to memory: Redis has not counted it.

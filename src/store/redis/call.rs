@@ -11,6 +11,7 @@ use redis::{ErrorKind, RedisResult, ServerErrorKind, Value};
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::super::breaker::{Breaker, Listener};
+use super::super::error::StoreError;
 use super::failure::{failed, late};
 use super::handle::is_of_replica;
 use super::link::{Connection, Link};
@@ -65,15 +66,12 @@ impl Call {
             String::from_utf8_lossy(key.unwrap_or_default()).into_owned()
         });
         let mut over = None;
-        let result = timeout_at(until, send(&link, &mut over, &mut batch)).await.ok();
+        let result =
+            timeout_at(until, send(&link, &breaker, domain, &mut over, &mut batch)).await.ok();
         if let Some(over) = &over {
             match &result {
                 Some(Ok(Answers { answers, .. })) => {
-                    // Errors say more, so they come last.
-                    for well in [true, false] {
-                        let some = answers.iter().filter(|answer| answer.is_ok() == well);
-                        some.for_each(|answer| link.report(over, Some(answer.as_ref())));
-                    }
+                    answers.iter().for_each(|answer| link.report(over, Some(answer.as_ref())));
                 }
                 Some(Err(error)) => link.report::<()>(over, Some(Err(error))),
                 None => link.report::<()>(over, None),
@@ -104,10 +102,7 @@ impl Ended {
     /// listened to.
     pub(super) fn answer(self) -> Option<Silent> {
         let Self { link, breaker, domain, batch, over, result } = self;
-        let answer = |waiting: Waiting, answer| {
-            breaker.report(domain, &answer);
-            waiting.answer(answer);
-        };
+        let answer = |waiting, answer| tell(&breaker, domain, waiting, answer);
         match (result, over) {
             (Some(Ok(Answers { answers, .. })), _) => {
                 for (waiting, outcome) in batch.into_iter().zip(answers) {
@@ -157,11 +152,18 @@ impl Silent {
     }
 }
 
+fn tell(breaker: &Breaker, domain: u64, waiting: Waiting, answer: Result<Answer, StoreError>) {
+    breaker.report(domain, &answer);
+    waiting.answer(answer);
+}
+
 /// Sends what is still wanted of a batch; again only if it was refused because its script is
-/// missing, if the connection had ended before it was sent, or if a replica has refused it, which
-/// then has done nothing of the batch.
+/// missing, if the connection had ended before it was sent, or if a replica has refused to write:
+/// then it has done nothing.
 async fn send(
     link: &Link,
+    breaker: &Breaker,
+    domain: u64,
     over: &mut Option<Connection>,
     batch: &mut Vec<Waiting>,
 ) -> RedisResult<Answers> {
@@ -187,7 +189,20 @@ async fn send(
                 (&MANY, answer.and_then(|answer| Answer::many(answer, all.len())))
             }
         };
-        if connection.had_ended() || connection.is_replaceable() && are_of_replica(&answers) {
+        let by_replica = match &answers {
+            Ok(answers) => answers.iter().any(is_refused),
+            Err(error) => is_of_replica(error),
+        };
+        if connection.had_ended() || by_replica && connection.is_replaceable() {
+            if let Ok(answers) = answers {
+                // What a replica need not write, it answers.
+                let (refused, answered): (Vec<_>, Vec<_>) =
+                    batch.drain(..).zip(answers).partition(|(_, answer)| is_refused(answer));
+                *batch = refused.into_iter().map(|(waiting, _)| waiting).collect();
+                for (waiting, answer) in answered {
+                    tell(breaker, domain, waiting, answer.map_err(failed));
+                }
+            }
             if let Some(left) = over.take() {
                 left.leave();
             }
@@ -216,9 +231,6 @@ async fn send(
     }
 }
 
-fn are_of_replica(answers: &RedisResult<Vec<RedisResult<Answer>>>) -> bool {
-    match answers {
-        Ok(answers) => answers.iter().any(|answer| answer.as_ref().is_err_and(is_of_replica)),
-        Err(error) => is_of_replica(error),
-    }
+fn is_refused(answer: &RedisResult<Answer>) -> bool {
+    answer.as_ref().is_err_and(is_of_replica)
 }

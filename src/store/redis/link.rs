@@ -150,7 +150,7 @@ impl Link {
         if let Some(connection) = current.connection.as_ref().filter(|_| health.is_well()) {
             let idle = now.saturating_sub(health.heard()) >= IDLE.as_millis() as u64;
             if !idle && !silent {
-                let Current { made, at: installed, .. } = *current;
+                let Current { made, after_replica, at: since, .. } = *current;
                 let connection = connection.boxed();
                 let link = self.clone();
                 return Ok(Look::Ready(Connection {
@@ -159,7 +159,7 @@ impl Link {
                     made,
                     shards,
                     part,
-                    installed,
+                    hopeless: after_replica && since.elapsed() < IDLE,
                     at: now,
                     patience,
                     unsent: false,
@@ -246,7 +246,7 @@ impl Link {
             Loss::Refuses(error) => is_of_replica(error),
         };
         if of_replica {
-            health.doubt();
+            health.found_replica();
         }
         if let Loss::Silent = why {
             let check = self.check(&upkeep.current.borrow(), part);
@@ -271,7 +271,8 @@ pub(super) struct Connection {
     made: u64,
     shards: Arc<Shards>,
     part: usize,
-    installed: Instant,
+    /// The one before led to a replica, and so may the next one, if this one does.
+    hopeless: bool,
     at: u64,
     /// How long its callers wait, in milliseconds.
     patience: u64,
@@ -299,9 +300,9 @@ impl Connection {
         self.unsent && self.link.upkeep.connect.is_some()
     }
 
-    /// Whether another one is made at once if this one leads to a replica.
+    /// Whether another one may lead to the master if this one leads to a replica.
     pub(super) fn is_replaceable(&self) -> bool {
-        self.link.upkeep.connect.is_some() && self.installed.elapsed() >= PAUSE
+        self.link.upkeep.connect.is_some() && !self.hopeless
     }
 
     /// Another one is needed.

@@ -87,11 +87,16 @@ impl Renewal {
     /// they are not made as fast as they fail.
     fn pause(&self) -> Option<Instant> {
         let upkeep = self.upkeep.upgrade()?;
-        let (proved, at) = {
+        let (at_once, at) = {
             let current = upkeep.current.borrow();
-            (current.made == 0 || current.shards.is_proved(), current.at)
+            let at_once = match current.shards.led_to_replica() {
+                // Which answers what it need not write.
+                true => !current.after_replica,
+                false => current.made == 0 || current.shards.is_proved(),
+            };
+            (at_once, current.at)
         };
-        let pause = if proved { Instant::now() } else { at + PAUSE };
+        let pause = if at_once { Instant::now() } else { at + PAUSE };
         self.claim(&upkeep, pause, 0);
         Some(pause)
     }
@@ -139,6 +144,7 @@ impl Renewal {
             if current.connection.is_some() {
                 shards.inherit(&current.shards);
             }
+            current.after_replica = current.shards.led_to_replica();
             current.connection = Some(connection);
             current.shards = Arc::new(shards);
             current.made += 1;

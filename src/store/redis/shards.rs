@@ -29,6 +29,8 @@ pub(super) struct Health {
     checked_by: AtomicU64,
     /// Whether a call was answered as it should be.
     proved: AtomicBool,
+    /// Whether it has led to a replica.
+    replica: AtomicBool,
     /// What to try it with.
     key: Mutex<Option<Arc<[u8]>>>,
 }
@@ -71,6 +73,10 @@ impl Shards {
 
     pub(super) fn is_proved(&self) -> bool {
         self.nodes.iter().any(|(_, health)| health.proved.load(Ordering::Relaxed))
+    }
+
+    pub(super) fn led_to_replica(&self) -> bool {
+        self.nodes.iter().any(|(_, health)| health.replica.load(Ordering::Relaxed))
     }
 
     /// A key of each that is missed.
@@ -125,15 +131,14 @@ impl Health {
     pub(super) fn hear(&self, now: u64, proved: bool) {
         self.unanswered.store(0, Ordering::Relaxed);
         self.heard.fetch_max(now, Ordering::Relaxed);
-        // Late answers of one that is lost prove nothing.
-        if proved && !self.proved.load(Ordering::Relaxed) && self.is_well() {
+        if proved && !self.proved.load(Ordering::Relaxed) {
             self.proved.store(true, Ordering::Relaxed);
         }
     }
 
-    /// Nor do those of a replica.
-    pub(super) fn doubt(&self) {
-        self.proved.store(false, Ordering::Relaxed);
+    /// A replica has refused a call.
+    pub(super) fn found_replica(&self) {
+        self.replica.store(true, Ordering::Relaxed);
     }
 
     /// Since when it is missed.
@@ -161,8 +166,7 @@ impl Health {
     }
 
     pub(super) fn recover(&self, now: u64) {
-        self.hear(now, false);
-        self.proved.store(true, Ordering::Relaxed);
+        self.hear(now, true);
         self.checked_by.store(0, Ordering::Relaxed);
         self.lost.store(0, Ordering::Relaxed);
     }

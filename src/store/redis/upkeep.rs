@@ -42,6 +42,8 @@ pub(super) struct Current {
     /// How many were made.
     pub(super) made: u64,
     pub(super) at: Instant,
+    /// Whether the one before led to a replica.
+    pub(super) after_replica: bool,
     /// Why the last attempt failed, or why the connection is to be left.
     pub(super) error: Option<RedisError>,
     pub(super) attempts: usize,
@@ -69,6 +71,7 @@ impl Upkeep {
             shards: Arc::new(Shards::new(Vec::new(), 0)),
             made: 0,
             at: now,
+            after_replica: false,
             error: None,
             attempts: 0,
             renewal: 0,
