@@ -231,6 +231,24 @@ async fn a_connection_of_the_app_that_has_failed_once_is_checked_before_it_is_gi
     assert!(!is_local().await, "its check was not waited for");
 }
 
+/// An answer that is there at once does not mean that nothing was sent.
+#[tokio::test]
+async fn a_replica_that_refuses_at_once_is_replaced_once() {
+    let Some(server) = Server::start() else { return };
+    let (url, demoted) = (server.url(), Arc::new(AtomicBool::new(false)));
+    let is_demoted = Arc::clone(&demoted);
+    let store = RedisStore::connecting(move || {
+        let (client, demoted) = (redis::Client::open(url.as_str()), Arc::clone(&is_demoted));
+        async move { Ok(Demoted(client?.get_multiplexed_async_connection().await?, demoted)) }
+    });
+    let node = node(store.deadline(Duration::from_secs(5)));
+    assert!(!node.check("ann").await.expect("it answers").is_local());
+    demoted.store(true, Ordering::Relaxed);
+    let start = Instant::now();
+    assert!(node.check("ann").await.expect("memory answers").is_local());
+    assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
+}
+
 fn sentinel(sentinel: &Server) -> RedisStore {
     let client =
         |url| SentinelClient::build(vec![url], "mymaster", None, SentinelServerType::Master);

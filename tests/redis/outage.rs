@@ -312,7 +312,8 @@ async fn what_a_replica_refuses_to_write_is_sent_to_the_new_master() {
         let options = ["--save", "", "--replica-serve-stale-data", stale];
         let (Some(old), Some(new)) = (Server::with(&options), Server::start()) else { return };
         let (store, port) = behind_an_address(&old);
-        let load = Load::start(&[limiter(store, 1_000_000)], 4, 8);
+        let node = limiter(store.deadline(2 * DEADLINE), 1_000_000);
+        let load = Load::start(&[node], 4, 8);
         load.answered_by(By::Redis, Instant::now()).await;
         port.store(new.port, Ordering::SeqCst);
         old.ask::<String>(&["REPLICAOF", "127.0.0.1", &new.port.to_string()]);
@@ -328,7 +329,9 @@ async fn what_a_replica_refuses_to_write_is_sent_to_the_new_master() {
 async fn charges_refunds_and_resets_follow_a_master_that_only_reads() {
     let _alone = ALONE.lock().await;
     for what in ["charge", "refund", "reset"] {
-        let (Some(old), Some(new)) = (Server::start(), Server::start()) else { return };
+        let options = ["--save", "", "--repl-diskless-sync-delay", "0"];
+        let servers = (Server::with(&options), Server::with(&options));
+        let (Some(old), Some(new)) = servers else { return };
         let follow = |server: &Server, master: &Server| {
             server.ask::<String>(&["REPLICAOF", "127.0.0.1", &master.port.to_string()]);
             wait_for("the replica", || {
@@ -337,14 +340,15 @@ async fn charges_refunds_and_resets_follow_a_master_that_only_reads() {
         };
         follow(&new, &old);
         let (store, port) = behind_an_address(&old);
-        let node = limiter(store, 5);
+        let node = limiter(store.deadline(Duration::from_secs(2)), 5);
         let receipt = node.charge(0, 5).await.expect("it answers").expect("it passes");
+        assert!(!receipt.decision().is_local());
         wait_for("the charge to be replicated", || used(&new) == 5);
-        port.store(new.port, Ordering::SeqCst);
         new.ask::<String>(&["REPLICAOF", "NO", "ONE"]);
         follow(&old, &new);
         let refused = node.check(0).await.expect("it answers");
         assert!(!refused.allowed() && !refused.is_local(), "by the replica");
+        port.store(new.port, Ordering::SeqCst);
         match what {
             "charge" => {
                 let passed = node.check(1).await.expect("it answers");
@@ -384,7 +388,7 @@ async fn connections_to_a_replica_are_not_made_as_fast_as_it_refuses() {
     let (made, took) = (proxy.made() - before, start.elapsed());
     println!("{made} connections in {took:?}, {by_replica} answers by the replica");
     assert!(by_replica > 0);
-    assert!(u128::from(made) < 3 + took.as_millis() / 250, "{made} connections in {took:?}");
+    assert!(u128::from(made) < 8 + took.as_millis() / 250, "{made} connections in {took:?}");
 }
 
 /// However far it is, and however long callers would wait.
@@ -399,7 +403,7 @@ async fn a_call_that_two_replicas_refuse_has_failed() {
     let (before, start) = (proxy.made(), Instant::now());
     assert!(node.check(0).await.expect("memory answers").is_local());
     assert!(start.elapsed() < Duration::from_secs(4), "{:?}", start.elapsed());
-    assert!(proxy.made() - before < 6, "{} connections", proxy.made() - before);
+    assert!(proxy.made() - before < 10, "{} connections", proxy.made() - before);
 }
 
 /// Where no other server can be reached, its own answers are better than those of memory.
@@ -417,9 +421,10 @@ async fn what_a_replica_need_not_write_is_its_answer() {
             client?.get_multiplexed_async_connection().await
         }
     });
-    let node = limiter(store, 5);
+    let node = limiter(store.deadline(Duration::from_secs(1)), 5);
     for key in 0..20 {
-        assert!(node.check_cost(key, 5).await.expect("it answers").allowed());
+        let decision = node.check_cost(key, 5).await.expect("it answers");
+        assert!(decision.allowed() && !decision.is_local());
     }
     reachable.store(false, Ordering::SeqCst);
     server.ask::<String>(&["REPLICAOF", "127.0.0.1", "1"]);

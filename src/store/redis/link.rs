@@ -234,12 +234,6 @@ impl Link {
         }
         let health = shards.health(part);
         health.set_key(self.key.as_ref());
-        if !health.lose_once(since) {
-            return;
-        }
-        if Runtime::try_current().is_err() {
-            return;
-        }
         let of_replica = match why {
             Loss::Silent => false,
             Loss::Replica => true,
@@ -247,6 +241,12 @@ impl Link {
         };
         if of_replica {
             health.found_replica();
+        }
+        if !health.lose_once(since) {
+            return;
+        }
+        if Runtime::try_current().is_err() {
+            return;
         }
         if let Loss::Silent = why {
             let check = self.check(&upkeep.current.borrow(), part);
@@ -339,7 +339,8 @@ async fn noting_unsent(mut answer: RedisFuture<'_, Value>) -> (RedisResult<Value
     poll_fn(|cx| {
         let first = first_poll.swap(false, Ordering::Relaxed);
         answer.as_mut().poll(cx).map(|answer| {
-            let unsent = first && answer.as_ref().is_err_and(leads_nowhere);
+            let ended = |error: &_| leads_nowhere(error) && !is_of_replica(error);
+            let unsent = first && answer.as_ref().is_err_and(ended);
             (answer, unsent)
         })
     })

@@ -144,7 +144,9 @@ impl Renewal {
             if current.connection.is_some() {
                 shards.inherit(&current.shards);
             }
-            current.after_replica = current.shards.led_to_replica();
+            // One that proved nothing in between changes nothing.
+            current.after_replica = current.shards.led_to_replica()
+                || current.after_replica && !current.shards.is_proved();
             current.connection = Some(connection);
             current.shards = Arc::new(shards);
             current.made += 1;
