@@ -205,13 +205,14 @@ impl MemoryStore {
     #[cold]
     fn now_again(&self, shard: &mut Shard) -> Reading {
         let now = self.0.time.now();
-        if shard.is_ahead_of(now.at) {
+        if shard.is_unallocated() {
+            shard.allocate(now.at, self.0.buckets);
+        } else if !shard.enter(now.at) {
             shard.step_back(now.at);
             self.0
                 .quiet_until
                 .fetch_min(now.at.saturating_add(MINUTE).max(0) as u64, Ordering::Relaxed);
         }
-        shard.enter(now.at, self.0.buckets);
         now
     }
 
@@ -227,10 +228,9 @@ impl MemoryStore {
         // While this call waited, another may have gone by a later time and given this key's entry
         // to a new one. By the older reading its window would still run, with nothing counted.
         // So it would by the clock of the last tick, after a call by the exact time.
-        if shard.is_ahead_of(now.at) {
+        if !shard.enter(now.at) {
             now = self.now_again(&mut shard);
         }
-        shard.enter(now.at, self.0.buckets);
         (now, shard, Home { hash, scope: scope.id() })
     }
 

@@ -2,6 +2,7 @@
 //! under one lock, and no call waits long for another key's.
 
 use std::hash::BuildHasher;
+use std::sync::OnceLock;
 
 // The simulated network (tests/sim) replays a run from its seed: hashes are always the same there.
 #[cfg(tfw_sim)]
@@ -23,7 +24,10 @@ const SHARDS_FOR_THREADS: usize = 64;
 const MAX_SHARDS: usize = 32_768;
 
 pub(super) struct Sharded<S> {
-    shards: Box<[Shard<S>]>,
+    /// Allocated by the first call: most limiters of a shared store never use the memory that they
+    /// began with.
+    shards: OnceLock<Box<[Shard<S>]>>,
+    count: usize,
     hasher: RandomState,
 }
 
@@ -44,32 +48,38 @@ pub(super) fn shares(max_entries: usize) -> (usize, usize) {
 impl<S: Default> Sharded<S> {
     /// `count` is a power of two.
     pub(super) fn new(count: usize) -> Self {
-        Self {
-            shards: (0..count).map(|_| Shard::default()).collect(),
-            hasher: RandomState::default(),
-        }
+        Self { shards: OnceLock::new(), count, hasher: RandomState::default() }
     }
 
     /// The shard of a key, and the key's hash.
     #[inline(always)]
     pub(super) fn lock(&self, scope: &Scope, key: &Key) -> (MutexGuard<'_, S>, u64) {
         let hash = self.hasher.hash_one((scope.id(), key.as_bytes()));
-        let shard = (hash >> 32) as usize & (self.shards.len() - 1);
-        (lock(&self.shards[shard]), hash)
+        let shards = match self.shards.get() {
+            Some(shards) => shards,
+            None => self.allocate(),
+        };
+        let shard = (hash >> 32) as usize & (shards.len() - 1);
+        (lock(&shards[shard]), hash)
+    }
+
+    #[cold]
+    fn allocate(&self) -> &[Shard<S>] {
+        self.shards.get_or_init(|| (0..self.count).map(|_| Shard::default()).collect())
     }
 
     /// All of them, one at a time.
     pub(super) fn iter(&self) -> impl Iterator<Item = MutexGuard<'_, S>> {
-        self.shards.iter().map(lock)
+        self.shards.get().into_iter().flatten().map(lock)
     }
 
     pub(super) fn count(&self) -> usize {
-        self.shards.len()
+        self.count
     }
 
     /// What they take apart from what is in their tables.
     pub(super) fn bytes(&self) -> usize {
-        self.shards.len() * size_of::<Shard<S>>()
+        self.count * size_of::<Shard<S>>()
     }
 }
 

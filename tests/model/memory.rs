@@ -240,6 +240,19 @@ fn a_store_allocates_memory_as_keys_arrive() {
 }
 
 #[test]
+fn a_limiter_takes_little_memory_before_its_first_charge() {
+    const LIMITERS: usize = 1_000;
+    let shared = MemoryStore::new();
+    let limiter = |n| Limiter::new(Quota::per_minute(1)).name(&format!("tenant-{n}"));
+    let bytes = |limiter: &dyn Fn(usize) -> Limiter| {
+        let used = measure(|| drop((0..LIMITERS).map(limiter).collect::<Vec<_>>()));
+        used.bytes_max as usize / LIMITERS
+    };
+    let [own, shared] = [bytes(&limiter), bytes(&|n| limiter(n).store(shared.clone()))];
+    assert!(own < 3_000 && shared < 2_000, "{own} bytes, and {shared} on a shared store");
+}
+
+#[test]
 #[ignore = "S4 as it stands: a state that moves along is not written, and moves along again"]
 fn a_clock_that_was_a_year_ahead_refuses_no_client_for_a_year() {
     const YEAR: u64 = 365 * 24 * 3_600_000;

@@ -21,7 +21,6 @@ pub(super) struct Count {
     used: i64,
 }
 
-#[derive(Default)]
 pub(super) struct Shard {
     table: Table<Count>,
     overflow: Table<Count>,
@@ -29,10 +28,19 @@ pub(super) struct Shard {
     overflow_until: i64,
     /// How many charges have had no entry but these.
     pub(super) overflowed: u64,
-    /// The latest time that a call went by, since the clock stepped back.
+    /// The latest time that a call went by, since the clock stepped back. Without tables it is
+    /// later than any.
     latest: i64,
     /// Until here windows may begin that were opened before it did.
     ahead_until: i64,
+}
+
+impl Default for Shard {
+    fn default() -> Self {
+        let (table, overflow) = Default::default();
+        let (latest, ahead_until, overflow_until, overflowed) = (MAX, 0, 0, 0);
+        Self { table, overflow, overflow_until, overflowed, latest, ahead_until }
+    }
 }
 
 /// Where a quota of a key is counted.
@@ -81,22 +89,24 @@ fn overflow(buckets: usize) -> usize {
 }
 
 impl Shard {
-    /// Whether a clock that says `now` has stepped back.
+    /// Takes note of the time. `false`: a clock that says `now` has stepped back, or there are no
+    /// tables yet.
     #[inline]
-    pub(super) fn is_ahead_of(&self, now: i64) -> bool {
-        now < self.latest
-    }
-
-    /// Takes note of the time, and takes memory when the first key comes.
-    #[inline]
-    pub(super) fn enter(&mut self, now: i64, max_buckets: usize) {
-        self.latest = self.latest.max(now);
-        if self.table.is_unallocated() {
-            self.allocate(max_buckets);
+    pub(super) fn enter(&mut self, now: i64) -> bool {
+        let enters = now >= self.latest;
+        if enters {
+            self.latest = now;
         }
+        enters
     }
 
-    fn allocate(&mut self, max_buckets: usize) {
+    pub(super) fn is_unallocated(&self) -> bool {
+        self.table.is_unallocated()
+    }
+
+    /// Takes memory when the first key comes.
+    pub(super) fn allocate(&mut self, now: i64, max_buckets: usize) {
+        self.latest = now;
         self.table = Table::new(1, max_buckets);
         self.prepare_overflow();
     }
