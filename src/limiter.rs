@@ -54,6 +54,9 @@ pub struct Limiter {
     /// Whether refusals are remembered.
     remembers: bool,
     fallback: bool,
+    /// Whether other processes may reset.
+    resettable: bool,
+    /// Whether tokens may come back: of all limiters of this name on the store.
     refundable: Arc<Refundable>,
     /// The largest lease; 0: none.
     #[cfg(feature = "tokio")]
@@ -70,6 +73,7 @@ impl Limiter {
             guard: None,
             remembers: true,
             fallback: true,
+            resettable: false,
             refundable: Arc::default(),
             #[cfg(feature = "tokio")]
             max_lease: 0,
@@ -83,7 +87,6 @@ impl Limiter {
     #[must_use]
     pub fn name(mut self, name: &str) -> Self {
         self.scope = Scope::named(name);
-        self.refundable = Arc::new(self.refundable.fork());
         self.assembled()
     }
 
@@ -112,6 +115,10 @@ impl Limiter {
 
     fn assembled(mut self) -> Self {
         let Some(guard) = &self.guard else { return self };
+        self.refundable = guard.refundable(&self.scope);
+        if self.resettable {
+            self.refundable.set();
+        }
         let guard = if self.fallback { guard.or_memory() } else { guard.clone() };
         let front = Front::before(&guard, &self.refundable).filter(|_| self.remembers);
         #[cfg(feature = "tokio")]
@@ -175,7 +182,8 @@ impl Limiter {
     /// Makes a [`reset`](Self::reset) by another process effective within a second. Without this, a
     /// refusal by a remote store is remembered until it ends, and the key causes no calls; with it,
     /// a refused key causes a call a second. Resets and refunds of this process take effect at
-    /// once. A limiter that hands out receipts behaves as if this were set.
+    /// once. This is about the name: it applies to all limiters of the name on the same store. A
+    /// limiter that hands out receipts behaves as if this were set.
     ///
     /// ```no_run
     /// # #[cfg(feature = "redis")]
@@ -191,13 +199,11 @@ impl Limiter {
     /// ```
     #[must_use]
     pub fn revalidate_refusals(mut self) -> Self {
-        // Of its own: clones that were made before stay as they are.
-        self.refundable = Arc::new(self.refundable.fork());
-        self.refundable.set();
+        self.resettable = true;
         self.assembled()
     }
 
-    /// Tokens may come back: to all clones, since they share their counters.
+    /// Tokens may come back: to all limiters of the name, since they share their counters.
     pub(crate) fn note_refundable(&self) {
         self.refundable.set();
     }

@@ -36,11 +36,12 @@ pub(crate) use account::OwnedAccount;
 pub use adjust::{Adjust, OwnedAdjust};
 pub use charge::{Charge, OwnedCharge};
 pub use error::{OnStoreFailure, StoreError};
-pub(crate) use front::{Front, Refundable};
+pub(crate) use front::Front;
 pub(crate) use guard::Guard;
 #[cfg(feature = "tokio")]
 pub(crate) use leases::Leases;
 pub use memory::MemoryStore;
+pub(crate) use recall::Refundable;
 #[cfg(feature = "redis")]
 #[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
 pub use redis::RedisStore;

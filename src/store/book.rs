@@ -5,7 +5,6 @@ use std::sync::Arc;
 use super::account::Account;
 use super::cache::{Cache, Entries};
 use super::charge::Charge;
-use super::counters::Counters;
 use super::scope::Scope;
 use super::stopwatch::Stopwatch;
 use crate::decision::Decision;
@@ -27,7 +26,7 @@ const HOT: i64 = 100;
 const MAX_HOT: i64 = 10_000;
 /// For how long it is remembered what a key demanded, in milliseconds, and for two windows at most.
 const MAX_KEPT: i64 = 120_000;
-/// Keys that were leased lately: some 9 MB.
+/// Keys that were leased lately: some 11 MB.
 const MAX_KEYS: usize = 100_000;
 
 /// What is leased, and the requests that wait for a lease. Clones are the same one.
@@ -36,7 +35,6 @@ pub(super) struct Book(Arc<Pages>);
 
 struct Pages {
     leases: Cache<Lease>,
-    counters: Counters,
     flights: Flights,
     idle: Idle,
     time: Stopwatch,
@@ -88,7 +86,6 @@ impl Book {
     pub(super) fn new(time: Stopwatch) -> Self {
         Self(Arc::new(Pages {
             leases: Cache::new(MAX_KEYS, time),
-            counters: Counters::default(),
             flights: Flights::default(),
             idle: Idle::new(time),
             time,
@@ -128,17 +125,9 @@ impl Book {
         Some(lease.decide(now, charge))
     }
 
-    /// Whether a reset would find what is leased under this quota.
-    pub(super) fn note(&self, scope: &Scope, quota: &Quota) -> bool {
-        self.0.counters.note(scope, quota)
-    }
-
     /// Forgets what is leased: the count that it was taken from is gone.
     pub(super) fn reset(&self, scope: &Scope, key: &Key) {
-        let mut entries = self.0.leases.entries_of(scope, key);
-        self.0.counters.of(scope, |counters, _| {
-            counters.iter().for_each(|quota| entries.remove(quota));
-        });
+        self.0.leases.entries_of(scope, key).clear();
     }
 }
 
@@ -159,7 +148,7 @@ impl Page<'_> {
 
     /// The lease whose tokens may be spent, if any are left.
     pub(super) fn alive(&self) -> Option<Lease> {
-        let lease = self.entries.get(self.quota)?.payload;
+        let (lease, _) = self.entries.get(self.quota)?;
         lease.is_alive(self.now()).then_some(lease)
     }
 
@@ -173,8 +162,7 @@ impl Page<'_> {
     /// How many tokens the next lease should have: twice as many if the last one was spent at once,
     /// else half as many.
     pub(super) fn demand(&self, max: u64) -> u64 {
-        let Some(last) = self.entries.get(self.quota) else { return 1 };
-        let last = last.payload;
+        let Some((last, _)) = self.entries.get(self.quota) else { return 1 };
         if self.now() - last.taken <= (self.quota.window as i64 / HOT).min(MAX_HOT) {
             last.demand.saturating_mul(2).min(max)
         } else {

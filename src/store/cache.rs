@@ -11,17 +11,24 @@ use crate::quota::Quota;
 use crate::sync::MutexGuard;
 
 pub(super) struct Cache<P> {
-    shards: Sharded<Table<P>>,
+    shards: Sharded<Table<OfKey<P>>>,
     /// Buckets in a shard's table when it has grown.
     buckets: usize,
     time: Stopwatch,
+}
+
+/// What is known of a key, with the key's hash: a reset finds all of it, whatever its quotas are.
+#[derive(Clone, Copy, Default)]
+struct OfKey<P> {
+    hash: u64,
+    payload: P,
 }
 
 /// All entries of a key, one for each quota, under the lock that they share.
 pub(super) struct Entries<'a, P> {
     now: i64,
     hash: u64,
-    table: MutexGuard<'a, Table<P>>,
+    table: MutexGuard<'a, Table<OfKey<P>>>,
 }
 
 impl<P: Copy + Default> Cache<P> {
@@ -54,14 +61,16 @@ impl<P: Copy + Default> Entries<'_, P> {
         self.hash
     }
 
-    /// The entry of a quota that lives.
-    pub(super) fn get(&self, quota: &Quota) -> Option<Entry<P>> {
+    /// The entry of a quota that lives, and until when it does.
+    pub(super) fn get(&self, quota: &Quota) -> Option<(P, i64)> {
         let Found::Entry(slot) = self.find(quota) else { return None };
-        Some(self.table.get(slot)).filter(|entry| self.now < entry.until)
+        let Entry { until, payload, .. } = self.table.get(slot);
+        (self.now < until).then_some((payload.payload, until))
     }
 
     /// `false`: there is no room.
     pub(super) fn set(&mut self, quota: &Quota, until: i64, payload: P) -> bool {
+        let payload = OfKey { hash: self.hash, payload };
         loop {
             match self.find(quota) {
                 Found::Entry(slot) | Found::Free(slot) => {
@@ -78,6 +87,12 @@ impl<P: Copy + Default> Entries<'_, P> {
         if let Found::Entry(slot) = self.find(quota) {
             self.table.clear(slot);
         }
+    }
+
+    /// Removes the entries of all quotas. They are looked for in the whole table: resets are rare.
+    pub(super) fn clear(&mut self) {
+        let of_key = |entry: &&mut Entry<OfKey<P>>| entry.payload.hash == self.hash;
+        self.table.entries_mut().filter(of_key).for_each(|entry| *entry = Entry::default());
     }
 
     fn find(&self, quota: &Quota) -> Found {

@@ -3,14 +3,13 @@
 
 use std::future::Future;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::Store;
 use super::adjust::Adjust;
 use super::charge::Charge;
 use super::error::StoreError;
 use super::guard::Guard;
-use super::recall::{Recall, Sent};
+use super::recall::{Recall, Refundable, Sent};
 use super::remote::Remote;
 use super::reply::{Reply, Unboxed};
 use super::scope::Scope;
@@ -25,27 +24,6 @@ pub(crate) struct Front {
     refundable: Arc<Refundable>,
 }
 
-/// Whether tokens of a scope may come back, here or on other nodes.
-#[derive(Default)]
-pub(crate) struct Refundable(AtomicBool);
-
-impl Refundable {
-    /// The same for another scope.
-    pub(crate) fn fork(&self) -> Self {
-        Self(AtomicBool::new(self.get()))
-    }
-
-    pub(crate) fn set(&self) {
-        if !self.get() {
-            self.0.store(true, Ordering::Relaxed);
-        }
-    }
-
-    fn get(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
-    }
-}
-
 impl Front {
     /// `None`: each request calls the store.
     pub(crate) fn before(guard: &Guard, refundable: &Arc<Refundable>) -> Option<Self> {
@@ -56,6 +34,11 @@ impl Front {
     #[cfg(feature = "tokio")]
     pub(super) fn recall(&self) -> &Recall {
         &self.recall
+    }
+
+    /// The refusal of a charge, if that is known, else when the store is called.
+    pub(super) fn refusal(&self, charge: &Charge<'_>) -> Result<Decision, Sent> {
+        self.recall.refusal(charge, self.refundable.get())
     }
 
     /// Calls the store for a charge, without a fallback, and remembers the answer.
@@ -91,8 +74,8 @@ impl Front {
         self.recall.note(charge, decision, sent, self.refundable.get());
     }
 
-    /// Returns tokens.
-    pub(super) fn refund(&self, adjust: Adjust<'_>) -> Reply<()> {
+    /// Corrects counts of the store.
+    pub(super) fn correct(&self, adjust: Adjust<'_>) -> Reply<()> {
         let (recall, account) = (self.recall.clone(), adjust.account().to_owned());
         let forget = Twice::now(move || recall.forget(&account.as_account()));
         forget.after(self.guard.adjust(adjust))
@@ -104,19 +87,21 @@ impl Store for Front {
         if charge.is_peek() {
             return self.guard.charge(charge);
         }
-        match self.recall.refusal(&charge) {
+        match self.refusal(&charge) {
             Ok(refusal) => Reply::now(refusal),
             Err(sent) => self.answer(charge, sent),
         }
     }
 
     fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {
-        if adjust.is_local() || !adjust.is_refund() {
+        if adjust.is_local() {
             return self.guard.adjust(adjust);
         }
-        // If they come back here, they may do so on other nodes.
-        self.refundable.set();
-        self.refund(adjust)
+        if adjust.is_refund() {
+            // If tokens come back here, they may do so on other nodes.
+            self.refundable.set();
+        }
+        self.correct(adjust)
     }
 
     fn reset(&self, scope: &Scope, key: &Key) -> Reply<()> {

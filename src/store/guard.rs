@@ -13,6 +13,7 @@ use super::charge::Charge;
 use super::error::StoreError;
 use super::memory::MemoryStore;
 use super::outage::Outage;
+use super::recall::Refundable;
 use super::remote::Remote;
 use super::reply::{Reply, Unboxed};
 use super::scope::Scope;
@@ -39,6 +40,11 @@ impl Guard {
     /// The same, with this process's memory as the fallback.
     pub(crate) fn or_memory(&self) -> Self {
         Self { local: Some(self.remote.fallback().clone()), ..self.clone() }
+    }
+
+    /// Whether tokens of a scope may come back, for all of its limiters.
+    pub(crate) fn refundable(&self, scope: &Scope) -> Arc<Refundable> {
+        self.remote.refundable(scope)
     }
 
     /// Whether the breaker is open, except for a call now and then that tests the store.

@@ -97,7 +97,7 @@ impl Store for Leases {
         if let Some(decision) = book.spend(&charge) {
             return Reply::now(decision);
         }
-        let sent = match front.recall().refusal(&charge) {
+        let sent = match front.refusal(&charge) {
             Ok(refusal) => return Reply::now(refusal),
             Err(sent) => sent,
         };

@@ -5,14 +5,14 @@
 //! they refuse the store would refuse as well. Whatever else would pass here is for the store to
 //! decide, and so is what depends on more than decisions show.
 
+use std::collections::HashMap;
 use std::ops::Range;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use super::account::Account;
 use super::cache::{Cache, Entries};
 use super::charge::Charge;
-use super::counters::Counters;
 use super::scope::Scope;
 use super::stopwatch::Stopwatch;
 use crate::decision::{Decision, Usage};
@@ -24,7 +24,7 @@ mod seen;
 
 use seen::Seen;
 
-/// Quotas of refused keys: some 27 MB.
+/// Quotas of refused keys: some 32 MB.
 const MAX_ENTRIES: usize = 300_000;
 /// How long a refusal is remembered where tokens may come back, in milliseconds.
 const BRIEF: i64 = 1_000;
@@ -43,10 +43,27 @@ pub(super) struct Recall(Arc<Memory>);
 struct Memory {
     time: Stopwatch,
     seen: Cache<Seen>,
-    counters: Counters,
+    /// Of the names of limiters.
+    refundable: Mutex<HashMap<u64, Weak<Refundable>>>,
     /// How often a key of each kind was changed by this process: what was asked before then is not
     /// remembered.
     marks: Box<[AtomicU64]>,
+}
+
+/// Whether tokens of a scope may come back, here or on other nodes.
+#[derive(Default)]
+pub(crate) struct Refundable(AtomicBool);
+
+impl Refundable {
+    pub(crate) fn set(&self) {
+        if !self.get() {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+
+    pub(super) fn get(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
 }
 
 /// When a question is sent, and what had happened to its key before.
@@ -63,16 +80,30 @@ impl Recall {
         Self(Arc::new(Memory {
             time,
             seen: Cache::new(MAX_ENTRIES, time),
-            counters: Counters::default(),
+            refundable: Mutex::default(),
             marks: (0..MARKS).map(|_| AtomicU64::new(0)).collect(),
         }))
     }
 
+    /// Shared by all limiters of a scope.
+    pub(super) fn refundable(&self, scope: &Scope) -> Arc<Refundable> {
+        let mut scopes = self.0.refundable.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = scopes.get(&scope.id()).and_then(Weak::upgrade) {
+            return known;
+        }
+        if scopes.len() == scopes.capacity() {
+            scopes.retain(|_, refundable| refundable.strong_count() > 0);
+        }
+        let refundable = Arc::default();
+        scopes.insert(scope.id(), Arc::downgrade(&refundable));
+        refundable
+    }
+
     /// The refusal of a charge, if that is known, else when the store is called.
-    pub(super) fn refusal(&self, charge: &Charge<'_>) -> Result<Decision, Sent> {
+    pub(super) fn refusal(&self, charge: &Charge<'_>, may_return: bool) -> Result<Decision, Sent> {
         let account = charge.account();
         let entries = self.0.seen.entries(&account);
-        let (basis, sent) = (Basis::get(&entries, charge), self.sent(&entries));
+        let (basis, sent) = (Basis::get(&entries, charge, may_return), self.sent(&entries));
         drop(entries);
         let refusal = basis.and_then(|basis| basis.refusal(charge)).ok_or(sent)?;
         account.scope().observe().refused_from_memory();
@@ -121,20 +152,18 @@ impl Recall {
         });
         for (i, quota) in account.quotas().iter().enumerate() {
             let last = entries.get(quota);
-            let until = until.or(last.map(|last| last.until));
+            let until = until.or(last.map(|(_, until)| until));
             if let Some(until) = until.filter(|&until| until > entries.now()) {
-                let last = last.map(|last| last.payload);
-                let seen = Seen::after(charge, decision, i, quota, &lag, last);
-                // What a reset would not find is not remembered.
-                if !self.0.counters.note(account.scope(), quota) || !entries.set(quota, until, seen)
-                {
+                let last = last.map(|(last, _)| last);
+                let seen = Seen::after(charge, decision, i, quota, (sent.at, &lag), last);
+                if !entries.set(quota, until, seen) {
                     return;
                 }
             }
         }
     }
 
-    /// Tokens came back.
+    /// Its counts were corrected.
     pub(super) fn forget(&self, account: &Account<'_>) {
         let mut entries = self.0.seen.entries(account);
         self.0.marks[self.sent(&entries).of].fetch_add(REFUND, Ordering::Relaxed);
@@ -145,9 +174,7 @@ impl Recall {
     pub(super) fn reset(&self, scope: &Scope, key: &Key) {
         let mut entries = self.0.seen.entries_of(scope, key);
         self.0.marks[self.sent(&entries).of].fetch_add(RESET, Ordering::Relaxed);
-        self.0.counters.of(scope, |counters, _| {
-            counters.iter().for_each(|quota| entries.remove(quota));
-        });
+        entries.clear();
     }
 }
 
@@ -161,13 +188,15 @@ struct Basis {
 }
 
 impl Basis {
-    fn get(entries: &Entries<'_, Seen>, charge: &Charge<'_>) -> Option<Self> {
+    fn get(entries: &Entries<'_, Seen>, charge: &Charge<'_>, may_return: bool) -> Option<Self> {
         let mut states = [State::default(); Quotas::MAX];
         let mut lasting = states;
         let (mut least, mut most) = (MAX, -MAX);
         for (i, quota) in charge.account().quotas().iter().enumerate() {
-            let seen = entries.get(quota)?.payload;
-            if !seen.holds_under(quota) {
+            let (seen, _) = entries.get(quota)?;
+            // What was remembered for longer may be of before another limiter said so.
+            let is_old = may_return && entries.now() >= seen.at + BRIEF;
+            if is_old || !seen.holds_under(quota) {
                 return None;
             }
             (states[i], lasting[i]) = (seen.state, seen.state);

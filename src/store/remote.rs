@@ -1,13 +1,15 @@
 //! What limiters need for a store that is called over a network: [`Remote`].
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 #[cfg(feature = "tokio")]
 use super::book::Book;
 use super::breaker::Breaker;
 use super::memory::MemoryStore;
-use super::recall::Recall;
+use super::recall::{Recall, Refundable};
+use super::scope::Scope;
 use super::stopwatch::Stopwatch;
 
 /// What is remote about a [`Store`](super::Store): its deadline, its breaker (S32), the memory that
@@ -155,6 +157,11 @@ impl Remote {
 
     pub(super) fn recall(&self) -> Option<&Recall> {
         self.recall.as_ref()
+    }
+
+    /// Whether tokens of a scope may come back, for all of its limiters.
+    pub(super) fn refundable(&self, scope: &Scope) -> Arc<Refundable> {
+        self.recall.as_ref().map(|recall| recall.refundable(scope)).unwrap_or_default()
     }
 
     #[cfg(feature = "tokio")]

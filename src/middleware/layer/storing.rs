@@ -39,7 +39,8 @@ impl<J> FixedWindowLayer<J> {
     /// A node remembers a refusal by a remote store until its window ends, so that refused clients
     /// cause no calls. Resets and refunds of this process, and raised limits, take effect at once;
     /// a reset by another process takes effect when the refusal ends. With this option, the node
-    /// asks the store again after a second. It does so anyway if requests may be refunded
+    /// asks the store again after a second, for all layers of this name. It does so anyway if
+    /// requests may be refunded
     /// ([`count_if`](Self::count_if), [`refund_dropped`](Self::refund_dropped),
     /// [`settle_true_cost`](Self::settle_true_cost), `queue`).
     ///

@@ -78,7 +78,7 @@ impl Flight {
         while !self.waiters.is_empty() {
             let decision = match self.lender.book.spend(&charge) {
                 Some(decision) => decision,
-                None => match self.lender.front.recall().refusal(&charge) {
+                None => match self.lender.front.refusal(&charge) {
                     Ok(refusal) => refusal,
                     Err(sent) => return Some(sent),
                 },

@@ -77,15 +77,11 @@ impl Lender {
         sent: Sent,
     ) -> u64 {
         let account = charge.as_charge().account();
-        // What a reset would not find is not kept.
-        let known = self.book.note(account.scope(), quota);
         let mut page = self.book.open(account, quota);
         if self.front.recall().was_reset_since(sent) || page.now() >= lease.dies {
             // The rest is of a count that is gone.
             lease.left = 0;
-            if known {
-                page.set(lease);
-            }
+            page.set(lease);
             return 0;
         }
         // What was left may have been less than this node thought.
@@ -99,13 +95,11 @@ impl Lender {
         let is_looked_after = |lease: &Lease| {
             lease.left == 0 || self.look_after(page.id(), charge.clone(), lease.taken, quota)
         };
-        if !(known && is_looked_after(&lease) && page.set(lease)) {
+        if !(is_looked_after(&lease) && page.set(lease)) {
             excess += lease.left;
             // Nor are more tokens asked for next time.
             (lease.left, lease.demand) = (0, 0);
-            if known {
-                page.set(lease);
-            }
+            page.set(lease);
         }
         excess
     }
@@ -115,7 +109,7 @@ impl Lender {
         if tokens > 0 {
             charge.account().scope().observe().lease_returned(tokens);
             let adjust = Adjust::refund(charge.account(), tokens, decision);
-            self.front.refund(adjust).detach();
+            self.front.correct(adjust).detach();
         }
     }
 

@@ -23,6 +23,8 @@ pub(super) struct Seen {
     terms: [u64; 2],
     /// By how much the store's clock is ahead of this process's: at least, and at most.
     pub(super) lag: [i64; 2],
+    /// When it was asked for.
+    pub(super) at: i64,
 }
 
 impl Seen {
@@ -35,7 +37,7 @@ impl Seen {
         decision: &Decision,
         i: usize,
         quota: &Quota,
-        lag: &Range<i64>,
+        (at, lag): (i64, &Range<i64>),
         last: Option<Self>,
     ) -> Self {
         let ((start, used), until) = {
@@ -47,6 +49,7 @@ impl Seen {
             exact: false,
             terms: Self::terms(quota),
             lag: [lag.start, lag.end],
+            at,
         };
         let known = last.filter(|last| last.exact && last.terms == Self::ANY);
         match decision.granted() {
@@ -95,7 +98,7 @@ impl Seen {
             (window.start(), window.used()) == (start, used)
         };
         if let Some(known) = known.filter(same) {
-            return Self { lag: self.lag, ..known };
+            return Self { lag: self.lag, at: self.at, ..known };
         }
         if used <= window(None).used() {
             // No state, or one that makes no difference; but a window may be open since its first
