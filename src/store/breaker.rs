@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::error::StoreError;
 use crate::timer::Instant;
 
-/// Consecutive failures before the breaker opens ...
+/// Consecutive failures before the breaker opens, for calls that are sent one after the other ...
 const FAILURES: u32 = 5;
 /// ... for this time. Then a single call may test the store.
 const PAUSE: Duration = Duration::from_millis(250);
@@ -25,22 +25,28 @@ struct Parts {
     domains: Mutex<HashMap<u64, Failures>>,
     /// How many calls have tested the store, over all outages.
     probes: AtomicU64,
-    /// How long a task waits for the store to answer again, if there is one.
-    #[cfg(feature = "redis")]
-    listens: Mutex<Option<Instant>>,
 }
 
+#[derive(Default)]
 struct Failures {
     in_a_row: u32,
+    /// When the last of them was known.
+    last: Option<Instant>,
+    /// Nothing can be sent.
+    cut_off: bool,
     /// When the next call may pass, once the breaker is open.
-    next: Instant,
+    next: Option<Instant>,
     /// The call that tests the store, and when it is given up.
     probe: Option<(u64, Instant)>,
 }
 
 impl Failures {
     fn are_too_many(&self) -> bool {
-        self.in_a_row >= FAILURES
+        self.cut_off || self.in_a_row >= FAILURES
+    }
+
+    fn pause(&mut self) {
+        self.next = Some(Instant::now() + PAUSE);
     }
 }
 
@@ -62,11 +68,11 @@ impl Breaker {
         {
             let now = Instant::now();
             let is_tried = failures.probe.is_some_and(|(_, until)| now < until);
-            if is_tried || now < failures.next {
+            if is_tried || failures.next.is_some_and(|next| now < next) {
                 return None;
             }
             let number = self.0.probes.fetch_add(1, Ordering::Relaxed);
-            failures.next = now + PAUSE;
+            failures.pause();
             // What is too far away to be an instant is given up anew at each look.
             let until = now.checked_add(longest.unwrap_or(PAUSE));
             failures.probe = until.map(|until| (number, until));
@@ -75,47 +81,57 @@ impl Breaker {
         Some(Attempt { breaker: self.clone(), domain, probe })
     }
 
-    /// What an answer says of a part; of one that was not sent, nothing.
-    pub(super) fn report<T>(&self, domain: u64, answer: &Result<T, StoreError>) {
+    /// What an answer says of a part; of a call that was not sent, nothing. `sent`: failures of calls
+    /// that were sent before the last failure was known are one with it.
+    pub(super) fn report<T>(
+        &self,
+        domain: u64,
+        sent: Option<Instant>,
+        answer: &Result<T, StoreError>,
+    ) {
         match answer {
             Err(error) if error.is_unsent() => {}
-            Err(error) => self.note(domain, error.is_of_key()),
-            Ok(_) => self.note(domain, true),
+            Err(error) if !error.is_of_key() => self.note(domain, |failures| {
+                if sent.is_none() || sent > failures.last {
+                    failures.in_a_row = failures.in_a_row.saturating_add(1);
+                    failures.last = Some(Instant::now());
+                    failures.pause();
+                }
+            }),
+            _ if self.0.failing.load(Ordering::Relaxed) > 0 => {
+                self.note(domain, |failures| *failures = Failures::default());
+            }
+            _ => {}
         }
     }
 
-    fn note(&self, domain: u64, well: bool) {
-        if well && self.0.failing.load(Ordering::Relaxed) == 0 {
-            return;
+    /// Nothing can be sent to a part: the breaker opens at once ...
+    #[cfg(feature = "redis")]
+    pub(super) fn cut_off(&self, domain: u64) {
+        self.note(domain, |failures| {
+            if !failures.cut_off {
+                failures.cut_off = true;
+                failures.pause();
+            }
+        });
+    }
+
+    /// ... until something can.
+    #[cfg(feature = "redis")]
+    pub(super) fn connected(&self, domain: u64) {
+        if self.0.failing.load(Ordering::Relaxed) > 0 {
+            self.note(domain, |failures| failures.cut_off = false);
         }
+    }
+
+    fn note(&self, domain: u64, change: impl FnOnce(&mut Failures)) {
         let mut domains = self.domains();
-        if well {
+        let failures = domains.entry(domain).or_default();
+        change(failures);
+        if failures.in_a_row == 0 && !failures.cut_off {
             domains.remove(&domain);
-        } else {
-            let now = Instant::now();
-            let failures =
-                domains.entry(domain).or_insert(Failures { in_a_row: 0, next: now, probe: None });
-            failures.in_a_row = failures.in_a_row.saturating_add(1);
-            failures.next = now + PAUSE;
         }
         self.0.failing.store(domains.len(), Ordering::Relaxed);
-    }
-
-    /// Finds out for this time when a store that fails as a whole answers again; one at a time.
-    #[cfg(feature = "redis")]
-    pub(super) fn listener(&self, time: Duration) -> Option<Listener> {
-        let (mut listens, now) = (self.listens(), Instant::now());
-        // The runtime of the one before may stand still.
-        let is_first = listens.is_none_or(|until| until <= now);
-        is_first.then(|| {
-            *listens = Some(now + time);
-            Listener(self.clone())
-        })
-    }
-
-    #[cfg(feature = "redis")]
-    fn listens(&self) -> MutexGuard<'_, Option<Instant>> {
-        self.0.listens.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn domains(&self) -> MutexGuard<'_, HashMap<u64, Failures>> {
@@ -133,7 +149,7 @@ pub(super) struct Attempt {
 
 impl Attempt {
     pub(super) fn report<T>(&self, answer: &Result<T, StoreError>) {
-        self.breaker.report(self.domain, answer);
+        self.breaker.report(self.domain, None, answer);
     }
 }
 
@@ -145,23 +161,5 @@ impl Drop for Attempt {
         {
             failures.probe = None;
         }
-    }
-}
-
-#[cfg(feature = "redis")]
-pub(super) struct Listener(Breaker);
-
-#[cfg(feature = "redis")]
-impl Listener {
-    /// The store has answered: that closes the breaker at once.
-    pub(super) fn heard(&self) {
-        self.0.note(0, true);
-    }
-}
-
-#[cfg(feature = "redis")]
-impl Drop for Listener {
-    fn drop(&mut self) {
-        *self.0.listens() = None;
     }
 }

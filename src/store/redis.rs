@@ -13,7 +13,6 @@ use tokio::time::Instant;
 use super::Store;
 use super::account::Account;
 use super::adjust::Adjust;
-use super::breaker::Breaker;
 use super::charge::Charge;
 use super::error::StoreError;
 use super::memory::MemoryStore;
@@ -142,7 +141,6 @@ pub struct RedisStore {
     gather: Option<Gather>,
     commands: Commands,
     deadline: Duration,
-    breaker: Breaker,
     remote: Remote,
     #[cfg(feature = "testing")]
     clock: Option<Arc<dyn Clock>>,
@@ -287,14 +285,13 @@ impl RedisStore {
     }
 
     fn over(link: Link) -> Self {
-        let breaker = Breaker::default();
+        let breaker = link.breaker().clone();
         Self {
-            gather: Some(Gather::new(link.clone(), breaker.clone())),
+            gather: Some(Gather::new(link.clone())),
             link,
             commands: Commands::new(""),
             deadline: DEADLINE,
-            remote: Remote::new().keeping_deadline(DEADLINE).reporting_to(breaker.clone()),
-            breaker,
+            remote: Remote::new().keeping_deadline(DEADLINE).reporting_to(breaker),
             #[cfg(feature = "testing")]
             clock: None,
         }
@@ -413,7 +410,7 @@ impl RedisStore {
         let runtime = runtime()?;
         let link = self.link.of(script::key(&cmd));
         let (waiting, outcome) = Waiting::new(cmd, until, runtime.clone());
-        runtime.spawn(Call::new(link, self.breaker.clone(), vec![waiting], until).run());
+        runtime.spawn(Call::new(link, vec![waiting], until).run());
         match outcome.await {
             Ok(Outcome::Answered(answer)) => answer,
             Ok(Outcome::Returned(_)) | Err(_) => Err(ended()),

@@ -129,6 +129,23 @@ async fn calls_that_time_out_open_the_breaker_even_if_their_callers_have_left() 
     server.thaw();
 }
 
+/// Its connection is checked, and that is not answered either.
+#[tokio::test]
+async fn a_single_call_to_a_frozen_server_opens_the_breaker() {
+    let _alone = ALONE.lock().await;
+    let Some(server) = Server::start() else { return };
+    let limiter = limiter(store(server.port)).without_fallback();
+    while limiter.check(0_u64).await.is_err() {}
+    server.freeze();
+    let error = async || limiter.check(0_u64).await.expect_err("it is frozen").to_string();
+    assert_eq!(error().await, "Redis did not answer in time");
+    assert_eq!(error().await, "Redis can't be reached", "it waits for the check");
+    for _ in 0..10 {
+        assert_eq!(error().await, "the store keeps failing: the circuit breaker is open");
+    }
+    server.thaw();
+}
+
 /// Not at the end of the breaker's pause.
 #[tokio::test]
 async fn the_first_answer_after_a_stall_ends_the_outage() {
@@ -195,16 +212,22 @@ async fn a_charge_that_waits_for_another_connection_is_withdrawn_with_its_caller
     assert_eq!((standing.used(), standing.is_local()), (0, false), "it was never sent before");
 }
 
+/// Or each of them would wait for its deadline.
 #[tokio::test]
-async fn calls_that_find_no_other_connection_in_time_are_not_counted_as_store_failures() {
+async fn the_breaker_is_open_as_long_as_no_connection_can_be_had() {
     let _alone = ALONE.lock().await;
     let Some(server) = Server::start() else { return };
     let proxy = Proxy::to(server.port);
     let limiter = limiter(store(proxy.port));
     closed(&server, &proxy, &limiter).await;
     assert_eq!(at_once(&limiter, 0..10).await, [true; 10]);
-    let error = limiter.without_fallback().check(0_u64).await.expect_err("it is silent");
-    assert_eq!(error.to_string(), "Redis can't be reached", "the breaker is closed");
+    let strict = limiter.clone().without_fallback();
+    let error = strict.check(0_u64).await.expect_err("it is silent");
+    assert_eq!(error.to_string(), "the store keeps failing: the circuit breaker is open");
+    proxy.set_silent(false);
+    // No request tests the store before the breaker's pause has ended.
+    sleep(Duration::from_millis(100)).await;
+    assert!(!is_local(&limiter, 0).await, "it is connected");
 }
 
 /// The requests that wait there may, but the next one asks anew.

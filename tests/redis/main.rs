@@ -8,6 +8,7 @@ mod agreement;
 mod calendars;
 mod cluster_and_sentinel;
 mod conformance;
+mod cuts;
 mod differential;
 mod failover;
 mod gathered_calls;

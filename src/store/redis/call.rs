@@ -7,12 +7,11 @@
 use std::time::Duration;
 
 use redis::aio::ConnectionLike;
-use redis::{ErrorKind, RedisResult, ServerErrorKind, Value};
+use redis::{ErrorKind, RedisResult, ServerErrorKind};
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::super::breaker::{Breaker, Listener};
 use super::super::error::StoreError;
-use super::failure::{failed, late};
+use super::failure::{failed, late, unsent};
 use super::handle::is_of_replica;
 use super::link::{Connection, Link};
 use super::script::{self, Answer, LOADS, MANY, ONE};
@@ -20,12 +19,9 @@ use super::waiting::Waiting;
 
 /// How long to wait for all nodes of a cluster to load a script.
 const LOAD: Duration = Duration::from_millis(50);
-/// How long to listen for a server that has missed a deadline.
-const PATIENCE: Duration = Duration::from_secs(2);
 
 pub(super) struct Call {
     link: Link,
-    breaker: Breaker,
     batch: Vec<Waiting>,
     /// Until when callers wait for it.
     until: Instant,
@@ -34,7 +30,6 @@ pub(super) struct Call {
 /// A call that has been answered, has failed or is late.
 pub(super) struct Ended {
     link: Link,
-    breaker: Breaker,
     domain: u64,
     batch: Vec<Waiting>,
     /// `None`: it was not sent.
@@ -49,25 +44,22 @@ struct Answers {
 }
 
 impl Call {
-    pub(super) fn new(link: Link, breaker: Breaker, batch: Vec<Waiting>, until: Instant) -> Self {
-        Self { link, breaker, batch, until }
+    pub(super) fn new(link: Link, batch: Vec<Waiting>, until: Instant) -> Self {
+        Self { link, batch, until }
     }
 
     pub(super) async fn run(self) {
-        if let Some(silent) = self.send().await.answer() {
-            silent.listen().await;
-        }
+        self.send().await.answer();
     }
 
     pub(super) async fn send(self) -> Ended {
-        let Self { link, breaker, mut batch, until } = self;
+        let Self { link, mut batch, until } = self;
         let domain = link.domain(|| {
             let key = batch.first().map(|one| script::key(&one.cmd));
             String::from_utf8_lossy(key.unwrap_or_default()).into_owned()
         });
         let mut over = None;
-        let result =
-            timeout_at(until, send(&link, &breaker, domain, &mut over, &mut batch)).await.ok();
+        let result = timeout_at(until, send(&link, domain, &mut over, &mut batch)).await.ok();
         if let Some(over) = &over {
             match &result {
                 Some(Ok(Answers { answers, .. })) => {
@@ -77,7 +69,7 @@ impl Call {
                 None => link.report::<()>(over, None),
             }
         }
-        Ended { link, breaker, domain, batch, over, result }
+        Ended { link, domain, batch, over, result }
     }
 }
 
@@ -98,62 +90,39 @@ impl Ended {
         self.batch.into_iter().for_each(Waiting::give_back);
     }
 
-    /// Answers all callers, and reports to the breaker. If the server was silent, it is to be
-    /// listened to.
-    pub(super) fn answer(self) -> Option<Silent> {
-        let Self { link, breaker, domain, batch, over, result } = self;
-        let answer = |waiting, answer| tell(&breaker, domain, waiting, answer);
-        match (result, over) {
-            (Some(Ok(Answers { answers, .. })), _) => {
+    /// Answers all callers, and reports to the breaker.
+    pub(super) fn answer(self) {
+        let Self { link, domain, batch, over, result } = self;
+        let Some(over) = over else {
+            let error = match result {
+                Some(Err(error)) => failed(error).unsent(),
+                _ => unsent(),
+            };
+            return batch.into_iter().for_each(|waiting| waiting.answer(Err(error.clone())));
+        };
+        let answer = |waiting, answer| tell(&link, domain, &over, waiting, answer);
+        match result {
+            Some(Ok(Answers { answers, .. })) => {
                 for (waiting, outcome) in batch.into_iter().zip(answers) {
                     answer(waiting, outcome.map_err(failed));
                 }
             }
-            (Some(Err(error)), over) => {
-                let error = failed(error);
-                let error = if over.is_some() { error } else { error.unsent() };
+            failure => {
+                let error = failure.map_or_else(late, |error| failed(error.err().expect("above")));
                 batch.into_iter().for_each(|waiting| answer(waiting, Err(error.clone())));
             }
-            (None, None) => batch.into_iter().for_each(Waiting::withdraw),
-            (None, Some(over)) => {
-                let listener = breaker.listener(PATIENCE);
-                batch.into_iter().for_each(|waiting| answer(waiting, Err(late())));
-                // Other parts of a cluster may answer.
-                let listener = listener.filter(|_| domain == 0)?;
-                return Some(Silent { link, over, listener });
-            }
-        }
-        None
-    }
-}
-
-/// A server that has missed a deadline.
-pub(super) struct Silent {
-    link: Link,
-    over: Connection,
-    listener: Listener,
-}
-
-impl Silent {
-    /// Answers come in order, so the one to a harmless command, sent now, shows that it is back.
-    pub(super) async fn listen(mut self) {
-        let ping = redis::cmd("PING");
-        let answer = timeout(PATIENCE, self.over.req_packed_command(&ping)).await;
-        let Ok(answer) = answer.map(|answer| answer.and_then(Value::extract_error)) else { return };
-        self.link.report(&self.over, Some(answer.as_ref()));
-        // Without the right to ask for this, it is an answer all the same.
-        let is_back = match answer {
-            Ok(_) => true,
-            Err(error) => error.kind() == ErrorKind::Server(ServerErrorKind::NoPerm),
-        };
-        if is_back {
-            self.listener.heard();
         }
     }
 }
 
-fn tell(breaker: &Breaker, domain: u64, waiting: Waiting, answer: Result<Answer, StoreError>) {
-    breaker.report(domain, &answer);
+fn tell(
+    link: &Link,
+    domain: u64,
+    over: &Connection,
+    waiting: Waiting,
+    answer: Result<Answer, StoreError>,
+) {
+    link.breaker().report(domain, Some(over.at()), &answer);
     waiting.answer(answer);
 }
 
@@ -162,13 +131,12 @@ fn tell(breaker: &Breaker, domain: u64, waiting: Waiting, answer: Result<Answer,
 /// then it has done nothing.
 async fn send(
     link: &Link,
-    breaker: &Breaker,
     domain: u64,
     over: &mut Option<Connection>,
     batch: &mut Vec<Waiting>,
 ) -> RedisResult<Answers> {
     let patience = batch.iter().map(|waiting| waiting.patience).max().unwrap_or_default();
-    let mut connection = over.insert(link.get(patience).await?);
+    let mut connection = another(link, over, patience).await?;
     let mut loads = 0..LOADS;
     loop {
         let now = Instant::now();
@@ -200,13 +168,10 @@ async fn send(
                     batch.drain(..).zip(answers).partition(|(_, answer)| is_refused(answer));
                 *batch = refused.into_iter().map(|(waiting, _)| waiting).collect();
                 for (waiting, answer) in answered {
-                    tell(breaker, domain, waiting, answer.map_err(failed));
+                    tell(link, domain, connection, waiting, answer.map_err(failed));
                 }
             }
-            if let Some(left) = over.take() {
-                left.leave();
-            }
-            connection = over.insert(link.get(patience).await?);
+            connection = another(link, over, patience).await?;
             continue;
         }
         match answers {
@@ -218,10 +183,14 @@ async fn send(
                     true => timeout(LOAD, loading).await.ok().filter(|_| loads.is_empty()),
                     false => Some(loading.await),
                 };
-                if !connection.had_ended()
-                    && let Some(Err(error)) = loaded
-                {
-                    return Err(error);
+                match loaded {
+                    // The charge was refused, whatever became of the script.
+                    Some(Err(error)) if connection.has_ended(&error) => {
+                        connection = another(link, over, patience).await?;
+                        loads = 0..LOADS;
+                    }
+                    Some(Err(error)) => return Err(error),
+                    Some(Ok(_)) | None => {}
                 }
             }
             answers => {
@@ -229,6 +198,18 @@ async fn send(
             }
         }
     }
+}
+
+/// The connection to send over, in place of the one before.
+async fn another<'a>(
+    link: &Link,
+    over: &'a mut Option<Connection>,
+    patience: Duration,
+) -> RedisResult<&'a mut Connection> {
+    if let Some(left) = over.take() {
+        left.leave();
+    }
+    Ok(over.insert(link.get(patience).await?))
 }
 
 fn is_refused(answer: &RedisResult<Answer>) -> bool {

@@ -32,8 +32,6 @@ impl Check {
         part: usize,
     ) -> Self {
         let grace = upkeep.grace();
-        // If there is no other connection, no other task has to begin.
-        let last = if upkeep.connect.is_some() { grace } else { grace + ATTEMPT };
         Self {
             upkeep: Arc::downgrade(upkeep),
             key,
@@ -41,7 +39,7 @@ impl Check {
             shards: Arc::clone(&current.shards),
             part,
             grace,
-            ends: upkeep.now() + (last + LATE).as_millis() as u64,
+            ends: upkeep.now() + (grace + LATE).as_millis() as u64,
             made: current.made,
         }
     }
@@ -72,9 +70,8 @@ impl Check {
                 return upkeep.well(&shards, part);
             }
             renew(&upkeep);
-            if upkeep.connect.is_some() {
-                upkeep.ill(&shards, part);
-            }
+            let waits = upkeep.connect.is_none().then(|| Instant::now() + ATTEMPT + LATE);
+            upkeep.ill(&shards, part, waits);
         }
         if answer.is_none() {
             // It may only be late. Until there is another one, and as long as there is the store.

@@ -14,7 +14,6 @@ use tokio::sync::oneshot;
 use tokio::task::yield_now;
 use tokio::time::{Instant, timeout_at};
 
-use super::super::breaker::Breaker;
 use super::super::error::StoreError;
 use super::call::Call;
 use super::failure::{ended, late, runtime, unsent};
@@ -32,16 +31,15 @@ pub(super) struct Gather(Arc<Server>);
 
 struct Server {
     link: Link,
-    breaker: Breaker,
     queue: Mutex<Queue>,
     /// It has turned out that no script may use two keys: the server is part of a cluster.
     apart: AtomicBool,
 }
 
 impl Gather {
-    pub(super) fn new(link: Link, breaker: Breaker) -> Self {
+    pub(super) fn new(link: Link) -> Self {
         let apart = AtomicBool::new(false);
-        Self(Arc::new(Server { link, breaker, queue: Mutex::default(), apart }))
+        Self(Arc::new(Server { link, queue: Mutex::default(), apart }))
     }
 
     /// Whether calls can't be shared here.
@@ -167,9 +165,8 @@ struct Trip {
 
 impl Trip {
     fn new(gather: &Gather, batch: Vec<Waiting>, under_way: UnderWay) -> Self {
-        let Server { link, breaker, .. } = &*gather.0;
         let (until, _) = under_way;
-        let call = Call::new(link.clone(), breaker.clone(), batch, until);
+        let call = Call::new(gather.0.link.clone(), batch, until);
         Self { call, place: Place { gather: gather.clone(), under_way } }
     }
 
@@ -183,12 +180,9 @@ impl Trip {
             place.gather.0.apart.store(true, Ordering::Relaxed);
             return ended.give_back();
         }
-        let silent = ended.answer();
+        ended.answer();
         // The next one has waited for this.
         drop(place);
-        if let Some(silent) = silent {
-            silent.listen().await;
-        }
     }
 }
 

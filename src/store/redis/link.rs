@@ -19,6 +19,7 @@ use tokio::runtime::Handle as Runtime;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 
+use super::super::breaker::Breaker;
 use super::check::Check;
 use super::handle::{Connect, Handle, is_of_replica, leads_nowhere};
 use super::renewal::renew;
@@ -105,6 +106,10 @@ impl Link {
     /// The same link, for calls to the shard of a key.
     pub(super) fn of(&self, key: &[u8]) -> Self {
         Self { upkeep: Arc::clone(&self.upkeep), key: self.upkeep.sharded.then(|| key.into()) }
+    }
+
+    pub(super) fn breaker(&self) -> &Breaker {
+        &self.upkeep.breaker
     }
 
     pub(super) fn is_sharded(&self) -> bool {
@@ -194,16 +199,20 @@ impl Link {
             }
             return Ok(Look::Wait(upkeep.instant(now) + PAUSE));
         }
-        let until = health.lost().saturating_add(patience);
-        match &current.error {
-            // Why others failed says nothing of one that is being checked.
-            Some(error) if current.attempts == 0 && !checked || now >= until => Err(error.clone()),
-            None if now >= until => Err((ErrorKind::Io, "the server does not answer").into()),
-            _ => {
-                let by = current.renewed_by.unwrap_or_else(|| upkeep.instant(health.checked_by()));
-                Ok(Look::Wait(by.min(upkeep.instant(until)).max(Instant::now() + TICK)))
-            }
+        if checked {
+            return Ok(Look::Wait(upkeep.instant(health.checked_by())));
         }
+        let until = health.lost().saturating_add(patience);
+        let failed = current.attempts == 0 && current.error.is_some();
+        if !failed && now < until {
+            let by = current.renewed_by.unwrap_or_else(Instant::now);
+            return Ok(Look::Wait(by.min(upkeep.instant(until)).max(Instant::now() + TICK)));
+        }
+        if failed || upkeep.is_longest(patience) {
+            upkeep.breaker.cut_off(shards.node(part));
+        }
+        let silent = || (ErrorKind::Io, "the server does not answer").into();
+        Err(current.error.clone().unwrap_or_else(silent))
     }
 
     /// Takes note of what became of a call: without an answer, with an error, or well.
@@ -281,6 +290,11 @@ pub(super) struct Connection {
 }
 
 impl Connection {
+    /// When it was handed out.
+    pub(super) fn at(&self) -> Instant {
+        self.link.upkeep.instant(self.at)
+    }
+
     async fn send(&mut self, cmd: &Cmd) -> RedisResult<Value> {
         let (upkeep, health) = (&*self.link.upkeep, self.shards.health(self.part));
         let start = Instant::now();
@@ -298,6 +312,12 @@ impl Connection {
     /// another one.
     pub(super) fn had_ended(&self) -> bool {
         self.unsent && self.link.upkeep.connect.is_some()
+    }
+
+    /// The same where all that was sent has changed nothing.
+    pub(super) fn has_ended(&mut self, error: &RedisError) -> bool {
+        self.unsent |= has_ended(error) && !self.link.upkeep.sharded;
+        self.had_ended()
     }
 
     /// Whether another one may lead to the master if this one leads to a replica.
@@ -332,6 +352,10 @@ impl ConnectionLike for Connection {
     }
 }
 
+fn has_ended(error: &RedisError) -> bool {
+    leads_nowhere(error) && !is_of_replica(error)
+}
+
 /// Whether an answer says that nothing was sent: what has ended says so when it is handed the
 /// command. A later error proves nothing.
 async fn noting_unsent(mut answer: RedisFuture<'_, Value>) -> (RedisResult<Value>, bool) {
@@ -339,8 +363,7 @@ async fn noting_unsent(mut answer: RedisFuture<'_, Value>) -> (RedisResult<Value
     poll_fn(|cx| {
         let first = first_poll.swap(false, Ordering::Relaxed);
         answer.as_mut().poll(cx).map(|answer| {
-            let ended = |error: &_| leads_nowhere(error) && !is_of_replica(error);
-            let unsent = first && answer.as_ref().is_err_and(ended);
+            let unsent = first && answer.as_ref().is_err_and(has_ended);
             (answer, unsent)
         })
     })

@@ -1,6 +1,7 @@
 //! Makes connections, one after the other and beside each other, until one is good or no
 //! caller asks any more.
 
+use std::mem::replace;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -16,6 +17,9 @@ use crate::observe;
 
 /// Attempts that may be in flight before the pauses between them grow.
 const FEW: u32 = 4;
+/// Connections that are lost one after the other before the pause between them is the longest. It
+/// doubles with each.
+const IN_VAIN: u32 = 5;
 /// Attempts go on for so long after the last caller has asked.
 const WANTED: Duration = Duration::from_secs(1);
 
@@ -58,6 +62,7 @@ impl Renewal {
             return;
         }
         let mut attempts = JoinSet::new();
+        let mut failed_once = false;
         while let Some(due) = self.attempt(&mut attempts) {
             loop {
                 let next = async {
@@ -73,6 +78,8 @@ impl Renewal {
                     None => return,
                     Some(Err(_)) => break,
                     Some(Ok(Some(Ok(found)))) => return self.install(found),
+                    // It may have been closed together with the one before.
+                    Some(Ok(Some(Err(_)))) if !replace(&mut failed_once, true) => break,
                     Some(Ok(Some(Err(error)))) => self.failed(error, left),
                     Some(Ok(None)) => {
                         let error = (ErrorKind::Client, "connecting has panicked").into();
@@ -83,20 +90,23 @@ impl Renewal {
         }
     }
 
-    /// Where a new connection is no better than the one before (its address leads to a replica),
-    /// they are not made as fast as they fail.
+    /// Where a new connection is no better than the one before (its address leads to a replica, or it
+    /// is closed at once, too), they are not made as fast as they fail.
     fn pause(&self) -> Option<Instant> {
         let upkeep = self.upkeep.upgrade()?;
-        let (at_once, at) = {
+        let pause = {
             let current = upkeep.current.borrow();
-            let at_once = match current.shards.led_to_replica() {
+            let in_vain = match current.shards.led_to_replica() {
                 // Which answers what it need not write.
-                true => !current.after_replica,
-                false => current.made == 0 || current.shards.is_proved(),
+                true => IN_VAIN * u32::from(current.after_replica),
+                false if current.made == 0 || current.shards.is_proved() => 0,
+                false => (current.in_vain + 1).min(IN_VAIN),
             };
-            (at_once, current.at)
+            match in_vain {
+                0 => Instant::now(),
+                many => current.at + PAUSE / (1 << (IN_VAIN - many)),
+            }
         };
-        let pause = if at_once { Instant::now() } else { at + PAUSE };
         self.claim(&upkeep, pause, 0);
         Some(pause)
     }
@@ -147,7 +157,10 @@ impl Renewal {
             // One that proved nothing in between changes nothing.
             current.after_replica = current.shards.led_to_replica()
                 || current.after_replica && !current.shards.is_proved();
+            let in_vain = current.made > 0 && !current.shards.is_proved();
+            current.in_vain = if in_vain { current.in_vain + 1 } else { 0 };
             current.connection = Some(connection);
+            shards.well().for_each(|node| upkeep.breaker.connected(node));
             current.shards = Arc::new(shards);
             current.made += 1;
             current.at = at;

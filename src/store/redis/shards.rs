@@ -71,6 +71,11 @@ impl Shards {
         self.nodes.iter().all(|(_, health)| health.is_well())
     }
 
+    /// Those that calls can be sent to.
+    pub(super) fn well(&self) -> impl Iterator<Item = u64> {
+        self.nodes.iter().filter(|(_, health)| health.is_well()).map(|&(node, _)| node)
+    }
+
     pub(super) fn is_proved(&self) -> bool {
         self.nodes.iter().any(|(_, health)| health.proved.load(Ordering::Relaxed))
     }

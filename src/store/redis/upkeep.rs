@@ -8,6 +8,7 @@ use redis::RedisError;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use super::super::breaker::Breaker;
 use super::handle::{Connect, Handle};
 use super::shards::Shards;
 
@@ -26,10 +27,14 @@ pub(super) struct Upkeep {
     /// `None`: the connection keeps itself up.
     pub(super) connect: Option<Connect>,
     pub(super) sharded: bool,
+    /// Hears of parts that nothing can be sent to.
+    pub(super) breaker: Breaker,
     pub(super) current: watch::Sender<Current>,
     since: Instant,
     /// When a caller found no connection, in milliseconds since `since`.
     asked: AtomicU64,
+    /// The longest that a caller waits, in milliseconds.
+    longest: AtomicU64,
     /// How long a call takes at best, in microseconds.
     round_trip: AtomicU64,
 }
@@ -47,6 +52,8 @@ pub(super) struct Current {
     /// Why the last attempt failed, or why the connection is to be left.
     pub(super) error: Option<RedisError>,
     pub(super) attempts: usize,
+    /// Connections that were lost one after the other before they answered a call.
+    pub(super) in_vain: u32,
     /// Who makes connections, and when that one is given up.
     pub(super) renewal: u64,
     pub(super) renewed_by: Option<Instant>,
@@ -74,15 +81,18 @@ impl Upkeep {
             after_replica: false,
             error: None,
             attempts: 0,
+            in_vain: 0,
             renewal: 0,
             renewed_by: None,
         };
         Self {
             connect,
             sharded,
+            breaker: Breaker::default(),
             current: watch::Sender::new(current),
             since: now,
             asked: AtomicU64::new(0),
+            longest: AtomicU64::new(0),
             round_trip: AtomicU64::new(0),
         }
     }
@@ -90,6 +100,11 @@ impl Upkeep {
     /// A caller finds no connection.
     pub(super) fn ask(&self, now: u64) {
         self.asked.store(now, Ordering::Relaxed);
+    }
+
+    /// Whether no caller waits longer.
+    pub(super) fn is_longest(&self, patience: u64) -> bool {
+        self.longest.fetch_max(patience, Ordering::Relaxed) <= patience
     }
 
     /// When that was last.
@@ -123,12 +138,16 @@ impl Upkeep {
     /// It has answered. Why others could not be made says nothing of it.
     pub(super) fn well(&self, shards: &Shards, part: usize) {
         shards.health(part).recover(self.now());
+        self.breaker.connected(shards.node(part));
         self.current.send_modify(|current| current.error = None);
     }
 
-    /// Its check brought no answer: callers get the reason why there is no other one.
-    pub(super) fn ill(&self, shards: &Shards, part: usize) {
+    /// Its check brought no answer: callers get the reason why there is no other one. `answers_by`: it
+    /// may still answer, and there will be no other one.
+    pub(super) fn ill(&self, shards: &Shards, part: usize, answers_by: Option<Instant>) {
         shards.health(part).checked_until(0);
-        self.current.send_modify(|_| {});
+        self.current.send_modify(|current| {
+            current.renewed_by = answers_by.or(current.renewed_by);
+        });
     }
 }

@@ -1,0 +1,221 @@
+//! Connections that are cut while Redis is well, and other failures under load: how many requests
+//! the policy decides, and for how long.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use tokio::task::JoinHandle;
+use tower_fixed_window::store::RedisStore;
+use tower_fixed_window::{Limiter, Quota};
+
+use crate::server::{ALONE, Server, ask, wait_for};
+use crate::silent_hosts::watched;
+use crate::slow_link::Far;
+
+const DISTANCES: [u64; 4] = [0, 1, 5, 20];
+const LOADS: [usize; 4] = [1, 32, 128, 1_000];
+
+fn limiter(store: RedisStore) -> Limiter {
+    Limiter::new(Quota::per_day(1_000_000_000).from_first_request()).name("cuts").store(store)
+}
+
+fn store(port: u16) -> RedisStore {
+    RedisStore::new(format!("redis://127.0.0.1:{port}/")).expect("an address")
+}
+
+/// Callers that ask again as soon as they were answered.
+struct Callers {
+    stop: Arc<AtomicBool>,
+    /// When requests were asked, and answered, that the policy has decided.
+    local: Arc<Mutex<Vec<(Instant, Instant)>>>,
+    tasks: Vec<JoinHandle<u64>>,
+}
+
+/// What the policy has decided.
+#[derive(Debug)]
+struct Policy {
+    asked: u64,
+    decided: usize,
+    /// From the failure until the last answer.
+    lasted: Duration,
+    slowest: Duration,
+}
+
+impl Policy {
+    fn row(&self, what: &str, distance: u64, load: usize) {
+        let Self { asked, decided, lasted, slowest } = self;
+        let (lasted, slowest) = (lasted.as_millis(), slowest.as_millis());
+        println!(
+            "| {what} | {distance} ms | {load} | {asked} | {decided} | {lasted} ms | {slowest} ms |"
+        );
+    }
+}
+
+impl Callers {
+    async fn start(limiter: &Limiter, load: usize) -> Self {
+        while limiter.check(0_u64).await.expect("it answers").is_local() {}
+        let (stop, local) = (Arc::new(AtomicBool::new(false)), Arc::<Mutex<Vec<_>>>::default());
+        let tasks = (0..load as u64).map(|key| {
+            let (limiter, stop, local) = (limiter.clone(), Arc::clone(&stop), Arc::clone(&local));
+            tokio::spawn(async move {
+                let mut requests = 0;
+                while !stop.load(Ordering::Relaxed) {
+                    requests += 1;
+                    let asked = Instant::now();
+                    if limiter.check(key).await.expect("it answers").is_local() {
+                        local.lock().expect("no panic").push((asked, Instant::now()));
+                    }
+                    tokio::time::sleep(Duration::from_millis(2)).await;
+                }
+                requests
+            })
+        });
+        let tasks = tasks.collect();
+        let callers = Self { stop, local, tasks };
+        // On a busy machine the first of many may be late.
+        tokio::time::sleep(Duration::from_millis(700)).await;
+        callers.local.lock().expect("no panic").clear();
+        callers
+    }
+
+    async fn finish(self, failed: Instant) -> Policy {
+        self.stop.store(true, Ordering::Relaxed);
+        let mut asked = 0;
+        for task in self.tasks {
+            asked += task.await.expect("no panic");
+        }
+        let local = self.local.lock().expect("no panic");
+        let lasted = local.iter().map(|(_, answered)| answered.saturating_duration_since(failed));
+        let took = local.iter().map(|(asked, answered)| *answered - *asked);
+        Policy {
+            asked,
+            decided: local.len(),
+            lasted: lasted.max().unwrap_or_default(),
+            slowest: took.max().unwrap_or_default(),
+        }
+    }
+}
+
+/// All connections are closed once.
+async fn cut(server: &Server, distance: u64, load: usize, deadline: Duration) -> Policy {
+    let far = Far::from(server.port, Duration::from_millis(distance));
+    let callers = Callers::start(&limiter(store(far.port).deadline(deadline)), load).await;
+    let failed = Instant::now();
+    let cut: u64 = server.ask(&["CLIENT", "KILL", "TYPE", "normal"]);
+    assert!(cut > 0, "there was a connection");
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    callers.finish(failed).await
+}
+
+/// With the breaker's pause after them, there were thousands.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cut_lets_the_policy_decide_at_most_the_requests_in_flight() {
+    let _alone = ALONE.lock().await;
+    let Some(server) = Server::start() else { return };
+    for distance in DISTANCES {
+        for load in LOADS {
+            // A busy machine is late now and then.
+            let policy = cut(&server, distance, load, Duration::from_secs(5)).await;
+            println!("{distance} ms, {load} in flight: {policy:?}");
+            assert!(policy.decided <= load, "{distance} ms, {load} in flight: {policy:?}");
+        }
+    }
+}
+
+/// What was on its way when its connection was closed fails, and nothing else does: not what met a
+/// missing script, nor what was to be sent.
+#[tokio::test(flavor = "multi_thread")]
+async fn flushed_scripts_and_cut_connections_fail_only_requests_in_flight() {
+    let _alone = ALONE.lock().await;
+    let Some(server) = Server::start() else { return };
+    let limiter = limiter(store(server.port).deadline(Duration::from_secs(5))).without_fallback();
+    let stop = Arc::new(AtomicBool::new(false));
+    let tasks = (0..32_u64).map(|key| {
+        let (limiter, stop) = (limiter.clone(), Arc::clone(&stop));
+        tokio::spawn(async move {
+            let mut answers = Vec::new();
+            while !stop.load(Ordering::Relaxed) {
+                answers.push(limiter.check(key).await.map(|_| ()));
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            answers
+        })
+    });
+    let tasks: Vec<_> = tasks.collect();
+    for _ in 0..200 {
+        server.ask::<String>(&["SCRIPT", "FLUSH"]);
+        server.ask::<u64>(&["CLIENT", "KILL", "TYPE", "normal"]);
+        tokio::time::sleep(Duration::from_millis(15)).await;
+    }
+    stop.store(true, Ordering::Relaxed);
+    let (mut asked, mut failed) = (0, 0);
+    for task in tasks {
+        for answer in task.await.expect("no panic") {
+            asked += 1;
+            let Err(error) = answer else { continue };
+            failed += 1;
+            let why = error.to_string();
+            assert!(why.starts_with("Redis can't be reached"), "{why}: not for its connection");
+        }
+    }
+    println!("{failed} of {asked} failed");
+}
+
+/// The table in `BENCHMARKS.md`.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "scripts/unplug runs it"]
+async fn table() {
+    let _alone = ALONE.lock().await;
+    let Some(mut server) = Server::start() else { return };
+    let pause = |ms| tokio::time::sleep(Duration::from_millis(ms));
+    let deadline = Duration::from_millis(250);
+    println!(
+        "\n| what happens | one way | in flight | requests | decided by the policy | until | slowest of these |"
+    );
+    println!("|---|---|---|---|---|---|---|");
+    for distance in DISTANCES {
+        for load in LOADS {
+            cut(&server, distance, load, deadline).await.row("cut", distance, load);
+        }
+    }
+    for distance in DISTANCES {
+        for load in [1, 32, 128] {
+            let far = Far::from(server.port, Duration::from_millis(distance));
+            let callers = Callers::start(&limiter(store(far.port)), load).await;
+            let failed = Instant::now();
+            server.freeze();
+            pause(1_000).await;
+            server.thaw();
+            pause(1_000).await;
+            callers.finish(failed).await.row("frozen for 1 s", distance, load);
+        }
+    }
+    for distance in DISTANCES {
+        for load in [1, 32, 128] {
+            let far = Far::from(server.port, Duration::from_millis(distance));
+            let callers = Callers::start(&limiter(store(far.port)), load).await;
+            let failed = Instant::now();
+            server.kill();
+            pause(500).await;
+            server.restart();
+            pause(1_500).await;
+            callers.finish(failed).await.row("killed for 0.5 s", distance, load);
+        }
+    }
+    for load in [1, 32, 128] {
+        let Some(mut watched) = watched() else { return };
+        let callers = Callers::start(&limiter(watched.store()), load).await;
+        watched.master.kill();
+        let replica = watched.replica.port.to_string();
+        wait_for("the failover", || {
+            let address: Vec<String> =
+                watched.sentinels[0].ask(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", "mymaster"]);
+            address[1] == replica
+                && ask::<String>(&watched.replica.url(), &["SET", "a", "1"]).is_ok()
+        });
+        let over = Instant::now();
+        pause(2_000).await;
+        callers.finish(over).await.row("failed over; time after the failover", 0, load);
+    }
+}
