@@ -25,8 +25,8 @@ pub use receipt::Receipt;
 /// ```
 /// use tower_fixed_window::{Limiter, Quota};
 ///
-/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn
-/// std::error::Error>> { let uploads = Limiter::new(Quota::per_day(1_000)).name("uploads");
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let uploads = Limiter::new(Quota::per_day(1_000)).name("uploads");
 ///
 /// let decision = uploads.check("alice").await?;
 /// assert!(decision.allowed());
@@ -162,7 +162,7 @@ impl Limiter {
     /// # fn main() -> Result<(), tower_fixed_window::StoreError> {
     /// let store = RedisStore::new("redis://127.0.0.1/")?;
     /// let sends =
-    /// Limiter::new(Quota::per_second(100_000)).name("sends").store(store).leases(1_000);
+    ///     Limiter::new(Quota::per_second(100_000)).name("sends").store(store).leases(1_000);
     /// # let _ = sends; Ok(()) }
     /// ```
     #[cfg(feature = "tokio")]
@@ -194,7 +194,7 @@ impl Limiter {
     /// # fn main() -> Result<(), tower_fixed_window::StoreError> {
     /// let store = RedisStore::new("redis://127.0.0.1/")?;
     /// let login =
-    /// Limiter::new(Quota::per_hour(5)).name("login").store(store).revalidate_refusals();
+    ///     Limiter::new(Quota::per_hour(5)).name("login").store(store).revalidate_refusals();
     /// # let _ = login; Ok(()) }
     /// ```
     #[must_use]
@@ -234,8 +234,8 @@ impl Limiter {
     /// ```
     /// use tower_fixed_window::{Limiter, Quota};
     ///
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn
-    /// std::error::Error>> { let limiter = Limiter::new(Quota::per_day(10));
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let limiter = Limiter::new(Quota::per_day(10));
     /// assert_eq!(limiter.peek("alice").await?.remaining(), 10);
     /// assert_eq!(limiter.peek("alice").await?.remaining(), 10);
     /// # Ok(()) }
@@ -254,8 +254,8 @@ impl Limiter {
     /// ```
     /// use tower_fixed_window::{Limiter, Quota};
     ///
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn
-    /// std::error::Error>> { let tokens = Limiter::new(Quota::per_day(1_000)).name("llm-tokens");
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let tokens = Limiter::new(Quota::per_day(1_000)).name("llm-tokens");
     ///
     /// // One `?` for the store, one for the limit.
     /// let receipt = tokens.charge("alice", 100).await??;
@@ -283,8 +283,8 @@ impl Limiter {
     /// use std::time::Duration;
     /// use tower_fixed_window::{Limiter, ManualClock, MemoryStore, Quota};
     ///
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn
-    /// std::error::Error>> { let clock = ManualClock::at_ms(1_700_000_040_000);
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let clock = ManualClock::at_ms(1_700_000_040_000);
     /// let mails = Limiter::new(Quota::per_minute(10).reserve_up_to(20))
     ///     .store(MemoryStore::with_clock(clock));
     ///
@@ -345,8 +345,8 @@ impl Limiter {
     /// ```
     /// use tower_fixed_window::{Limiter, Quota};
     ///
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn
-    /// std::error::Error>> { let limiter = Limiter::new(Quota::per_day(1));
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let limiter = Limiter::new(Quota::per_day(1));
     /// limiter.check("alice").await?;
     /// limiter.reset("alice").await?;
     /// assert!(limiter.check("alice").await?.allowed());
@@ -362,8 +362,8 @@ impl Limiter {
     /// ```
     /// use tower_fixed_window::{Limiter, Quota};
     ///
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn
-    /// std::error::Error>> { let free = Limiter::new(Quota::per_hour(60)).name("api");
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let free = Limiter::new(Quota::per_hour(60)).name("api");
     /// let pro = free.with_quotas(Quota::per_hour(5_000));
     /// assert!(free.check("alice").await?.allowed());
     /// // It is the same counter: the limit is no part of its identity.

@@ -1,4 +1,5 @@
-//! The style in CONTRIBUTING.md: words that we avoid, length of lines, and paths that exist.
+//! The style in CONTRIBUTING.md: words that we avoid, length of lines, paths that exist, and
+//! examples that are shown whole.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -218,6 +219,47 @@ fn sources_avoid_these_words_and_their_comments_are_short() {
         }
     }
     assert!(faults.is_empty(), "see \"Style\" in CONTRIBUTING.md:\n{}", faults.join("\n"));
+}
+
+/// Lines of examples that are hidden from readers and go on in a line that is not, each with its
+/// rest.
+fn torn(text: &str) -> Vec<String> {
+    let lines = text.lines().map(|line| {
+        let line = line.trim_start();
+        line.strip_prefix("///").or(line.strip_prefix("//!")).unwrap_or(line).trim()
+    });
+    let (mut is_code, mut before, mut torn) = (false, None, Vec::new());
+    for line in lines {
+        is_code ^= line.starts_with("```");
+        let hidden = line.strip_prefix("# ").filter(|_| is_code);
+        let ends = line.is_empty() || line == "#" || line.starts_with(['}', '`']);
+        if let Some(before) = before.filter(|_| hidden.is_none() && !ends) {
+            torn.push(format!("{before} | {line}"));
+        }
+        before = hidden.filter(|line| !line.ends_with([';', '{', '}', ']', ',']));
+    }
+    torn
+}
+
+#[test]
+fn examples_show_no_rest_of_a_line_that_they_hide() {
+    let example =
+        "/// ```\n/// # fn main() -> Result<(), Box<dyn\n/// Error>> { f()\n/// # }\n/// ```";
+    assert_eq!(torn(example), ["fn main() -> Result<(), Box<dyn | Error>> { f()"]);
+
+    let mut files = Vec::new();
+    for folder in ["src", "examples"] {
+        sources(&Path::new(ROOT).join(folder), &mut files);
+    }
+    let texts = files.into_iter().map(|file| {
+        let name = file.strip_prefix(ROOT).expect("inside").display().to_string();
+        (name, fs::read_to_string(&file).expect("UTF-8"))
+    });
+    let mut faults = Vec::new();
+    for (name, text) in texts.chain(pages()) {
+        faults.extend(torn(&text).into_iter().map(|torn| format!("{name}: {torn}")));
+    }
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
 }
 
 #[test]

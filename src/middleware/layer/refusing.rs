@@ -83,11 +83,10 @@ impl<J> FixedWindowLayer<J> {
     /// use tower_fixed_window::testing::ask_around;
     /// use tower_fixed_window::{FixedWindowLayer, Quota};
     ///
-    /// let layer = FixedWindowLayer::new(Quota::per_minute(0)).key(global()).on_reject(|parts, why|
-    /// {
-    ///     let wants_json = parts.headers.get(ACCEPT).is_some_and(|kind| kind ==
-    /// "application/json");
-    ///     match wants_json {
+    /// let layer = FixedWindowLayer::new(Quota::per_minute(0)).key(global());
+    /// let layer = layer.on_reject(|parts, why| {
+    ///     let accept = parts.headers.get(ACCEPT);
+    ///     match accept.is_some_and(|kind| kind == "application/json") {
     ///         true => (why.status(), Json(why.message())).into_response(),
     ///         false => (why.status(), why.message()).into_response(),
     ///     }
