@@ -1,7 +1,7 @@
 //! The lock that the memory store is built on, replaced by shuttle's when a model of it is run.
 
-#[cfg(not(shuttle))]
+#[cfg(not(tfw_shuttle))]
 pub(crate) use std::sync::{Mutex, MutexGuard};
 
-#[cfg(shuttle)]
+#[cfg(tfw_shuttle)]
 pub(crate) use shuttle::sync::{Mutex, MutexGuard};

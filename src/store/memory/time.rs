@@ -52,9 +52,9 @@ impl Time {
     #[inline]
     pub(super) fn recently(&self) -> Reading {
         // In a model, every clock has ticks, as long as they can be.
-        #[cfg(shuttle)]
+        #[cfg(tfw_shuttle)]
         return Reading { at: self.now().at / LAG_MS * LAG_MS, lag: LAG_MS };
-        #[cfg(not(shuttle))]
+        #[cfg(not(tfw_shuttle))]
         if let Self::System = self
             && let Some(recent) = SystemClock.recent_ms()
         {

@@ -1,9 +1,7 @@
 //! Models of the memory store: what it promises holds in every order in which shuttle lets threads
 //! take its locks and read its clock. A store of one shard, so that all meet.
 //!
-//! `RUSTFLAGS="--cfg shuttle" cargo test --manifest-path tests/shuttle/Cargo.toml`
-
-#![cfg(all(test, shuttle))]
+//! `cargo test --manifest-path tests/shuttle/Cargo.toml`
 
 use std::time::Duration;
 
