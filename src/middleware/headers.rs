@@ -193,14 +193,17 @@ impl PreparedHeaders {
         }
     }
 
-    /// Adds the headers that a refusal has beside these.
+    /// Adds the headers that a refusal has beside those that this style writes.
     #[cold]
     fn append_others(&self, headers: &mut HeaderMap, others: &HeaderMap) {
-        for (name, value) in others {
-            let ours = [LIMIT, REMAINING, USED, RESET, RESOURCE, RETRY_AFTER, CACHE_CONTROL];
-            if !(ours.contains(name) || self.style.ietf() && ietf::has_name(name)) {
-                headers.append(name, value.clone());
-            }
+        let github = [LIMIT, REMAINING, USED, RESET, RESOURCE];
+        let is_own = |name| {
+            [RETRY_AFTER, CACHE_CONTROL].contains(name)
+                || self.style.github() && github.contains(name)
+                || self.style.ietf() && ietf::has_name(name)
+        };
+        for (name, value) in others.iter().filter(|(name, _)| !is_own(name)) {
+            headers.append(name, value.clone());
         }
     }
 

@@ -45,6 +45,38 @@ fn without_type(response: &Response<Body>) -> HeaderMap {
     headers
 }
 
+/// What is configured as the layer's own is the layer's; the rest is left to the closure.
+#[tokio::test]
+async fn rate_limit_headers_of_a_closure_stay_where_the_layer_sends_none_of_their_kind() {
+    const GITHUB: [&str; 5] = ["limit", "remaining", "used", "reset", "resource"];
+    const IETF: [&str; 2] = ["ratelimit", "ratelimit-policy"];
+    let github = GITHUB.map(|name| format!("x-ratelimit-{name}"));
+    for (mood, style) in ANSWERS.into_iter().flat_map(|mood| STYLES.map(|style| (mood, style))) {
+        let names = || github.iter().map(|name| &name[..]).chain(IETF);
+        let all = Vec::from_iter(names().map(str::to_owned));
+        let layer = per_minute(1, mood).headers(style).on_reject(move |_, why| {
+            let mut response = why.response(Body::empty());
+            for name in all.iter().map(|name| &name[..]).chain(["retry-after", "cache-control"]) {
+                let name = http::HeaderName::try_from(name).expect("a name");
+                response.headers_mut().insert(name, "theirs".parse().expect("a value"));
+            }
+            response
+        });
+        let refused = refused(&layer).await;
+        let own_github = matches!(style, Headers::GitHub | Headers::GitHubAndIetfDraft10);
+        let own_ietf = matches!(style, Headers::IetfDraft10 | Headers::GitHubAndIetfDraft10);
+        for name in names() {
+            let sent = Vec::from_iter(refused.headers().get_all(name));
+            let own = if name.starts_with("x-") { own_github } else { own_ietf };
+            let stays = sent == ["theirs"];
+            assert_eq!(stays, !own, "{style:?} sends {name}: {sent:?}");
+            assert_eq!(sent.len(), usize::from(name != "x-ratelimit-resource" || !own));
+        }
+        assert_eq!(refused.headers()["retry-after"], SECONDS);
+        assert_eq!(refused.headers()["cache-control"], "no-store");
+    }
+}
+
 #[tokio::test]
 async fn a_reject_of_your_own_gets_the_headers_that_the_ready_made_ones_have() {
     for (mood, style) in ANSWERS.into_iter().flat_map(|mood| STYLES.map(|style| (mood, style))) {

@@ -73,7 +73,8 @@ impl<J> FixedWindowLayer<J> {
     }
 
     /// Makes the response to a refused request by a closure, which gets the request's parts and why
-    /// it was refused. The layer adds the rate-limit headers, `retry-after` and `cache-control`.
+    /// it was refused. The layer adds `retry-after`, `cache-control` and the rate-limit headers
+    /// that [`headers`](Self::headers) selects. Other rate-limit headers of the closure stay.
     ///
     /// ```
     /// use axum::routing::any;
