@@ -15,7 +15,9 @@ pub(crate) struct Closed;
 
 #[cfg(feature = "tokio")]
 mod with_tokio {
+    use std::cell::Cell;
     use std::future::{Future, poll_fn};
+    use std::panic::catch_unwind;
     use std::pin::{Pin, pin};
     use std::task::{Context, Poll};
     use std::time::Duration;
@@ -48,9 +50,18 @@ mod with_tokio {
             Self(Box::pin(time::sleep(duration)))
         }
 
-        /// `None`: outside of a runtime.
+        /// `None`: outside of a runtime, or in one without timers.
         pub(crate) fn try_new(duration: Duration) -> Option<Self> {
-            Handle::try_current().is_ok().then(|| Self::new(duration))
+            thread_local! {
+                static HAS_NO_TIMERS: Cell<bool> = const { Cell::new(false) };
+            }
+            if Handle::try_current().is_err() || HAS_NO_TIMERS.get() {
+                return None;
+            }
+            // Only by this panic does tokio show it, with the line to write: once on each thread.
+            let sleep = catch_unwind(|| Self::new(duration)).ok();
+            HAS_NO_TIMERS.set(sleep.is_none());
+            sleep
         }
 
         pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {

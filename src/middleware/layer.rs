@@ -56,10 +56,10 @@ mod storing;
 /// closes the connection after many resets (in hyper 1,024, if the client sends more data after
 /// them). So the layer reads and discards the rest of a refused request's body before it responds:
 /// at most 16 MiB, for at most 30 s, and until no data has arrived for one second. Outside of a
-/// tokio runtime, or without the feature `tokio`, it reads only what is available immediately. A
-/// request with a larger `content-length`, or with `expect: 100-continue`, gets its response
-/// immediately. A client that floods an HTTP/2 connection with uploads beyond these bounds still
-/// loses it; hyper's `max_local_error_reset_streams` sets how soon.
+/// tokio runtime with timers (`enable_time`), or without the feature `tokio`, it reads only what is
+/// available immediately. A request with a larger `content-length`, or with `expect: 100-continue`,
+/// gets its response immediately. A client that floods an HTTP/2 connection with uploads beyond
+/// these bounds still loses it; hyper's `max_local_error_reset_streams` sets how soon.
 ///
 /// This works for axum's bodies. For the bodies of other servers, and for bodies that another layer
 /// has wrapped, name the type with [`drain_refused`](Self::drain_refused). Under axum it suffices

@@ -27,6 +27,8 @@ const MAX_BYTES: u64 = 16 << 20;
 const MAX_TIME: Duration = Duration::from_secs(30);
 /// For how long nothing may come: the client may be waiting for the answer.
 const MAX_SILENCE: Duration = Duration::from_secs(1);
+/// How much at once: a body that always has more must not keep other tasks from running.
+const MAX_FRAMES_OF_A_POLL: usize = 64;
 
 /// How to read bodies of some type.
 #[derive(Clone)]
@@ -86,25 +88,29 @@ impl Drain {
 impl<B> Rest<B> {
     /// Done at the end, and when enough was read or waited.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        while self.left > 0 {
+        let time = self.until.saturating_duration_since(Instant::now());
+        if time.is_zero() {
+            return Poll::Ready(());
+        }
+        for _ in 0..MAX_FRAMES_OF_A_POLL {
             match (self.read)(self.body.as_mut(), cx) {
-                Poll::Ready(Some(length)) => {
-                    // Frames without a byte in them come to an end, too.
-                    self.left = self.left.saturating_sub(length.max(1));
+                // Frames without a byte in them come to an end, too.
+                Poll::Ready(Some(length)) if length.max(1) < self.left => {
+                    self.left -= length.max(1);
                     self.silence = None;
                 }
-                Poll::Ready(None) => break,
+                Poll::Ready(_) => return Poll::Ready(()),
                 Poll::Pending => {
-                    let left = self.until.saturating_duration_since(Instant::now());
                     if self.silence.is_none() {
-                        self.silence = Sleep::try_new(MAX_SILENCE.min(left));
+                        self.silence = Sleep::try_new(MAX_SILENCE.min(time));
                     }
                     // Without a timer it could wait for ever.
-                    let Some(silence) = &mut self.silence else { break };
+                    let Some(silence) = &mut self.silence else { return Poll::Ready(()) };
                     return silence.poll(cx);
                 }
             }
         }
-        Poll::Ready(())
+        cx.waker().wake_by_ref();
+        Poll::Pending
     }
 }

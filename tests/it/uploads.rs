@@ -1,11 +1,12 @@
 //! Who is refused while sending a body still reads why.
 
 use std::convert::Infallible;
+use std::future::Future;
 use std::net::SocketAddr;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use axum::Router;
@@ -20,6 +21,7 @@ use hyper_util::server::conn::auto;
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::runtime::Builder;
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_fixed_window::FixedWindow;
 use tower_fixed_window::testing::block_on;
@@ -146,6 +148,40 @@ async fn a_client_that_pauses_its_upload_gets_the_refusal_after_a_second() {
         let response = refusing.oneshot(request).await.expect("infallible");
         assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
         assert_eq!(start.elapsed().as_millis() / 10, 100, "about a second");
+    }
+}
+
+/// A request whose body has the next byte whenever it is asked, and the bytes read so far.
+fn always_ready() -> (Request<Body>, Arc<AtomicU64>) {
+    let read = Arc::new(AtomicU64::new(0));
+    let counter = Arc::clone(&read);
+    let frames = stream::repeat_with(move || {
+        counter.fetch_add(1, Ordering::SeqCst);
+        Ok::<_, Infallible>("x")
+    });
+    (Request::post("/").body(Body::from_stream(frames)).expect("a request"), read)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_body_that_never_pauses_lets_other_tasks_run_and_is_read_for_half_a_minute() {
+    for mood in ANSWERS {
+        let (request, read) = always_ready();
+        let mut refused = pin!(per_minute(0, mood).layer(Router::new()).oneshot(request));
+        let mut poll = || refused.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        let (mut polls, mut before) = (0, 0);
+        let start = tokio::time::Instant::now();
+        while start.elapsed() <= Duration::from_secs(29) {
+            assert!(poll().is_pending());
+            let now = read.load(Ordering::SeqCst);
+            assert!(now - before <= 256, "{} frames in one poll", now - before);
+            before = now;
+            polls += 1;
+            tokio::time::advance(Duration::from_millis(500)).await;
+        }
+        tokio::time::advance(Duration::from_secs(3)).await;
+        let Poll::Ready(Ok(response)) = poll() else { panic!("read on after 30 s") };
+        assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
+        assert!(before > polls, "{before} frames in {polls} polls");
     }
 }
 
@@ -305,13 +341,26 @@ impl http_body::Body for Noting {
     }
 }
 
-#[test]
-fn without_a_timer_a_refused_upload_is_not_read() {
+/// A request whose client has sent something and then pauses.
+async fn refused_while_the_client_pauses() -> StatusCode {
     let service = per_minute(0, Mood::Now).layer(service_fn(async |_: Request<Body>| {
         Ok::<_, Infallible>(Body::empty().into_response())
     }));
-    let body = Body::from_stream(stream::pending::<Result<Bytes, Infallible>>());
-    let request = Request::post("/").body(body).expect("a request");
-    let Ok(response) = block_on(service.oneshot(request));
-    assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
+    let frames = stream::iter([Ok::<_, Infallible>("half")]).chain(stream::pending());
+    let request = Request::post("/").body(Body::from_stream(frames)).expect("a request");
+    let Ok(response) = service.oneshot(request).await;
+    response.status()
+}
+
+#[test]
+fn without_a_timer_a_refused_upload_is_read_only_as_far_as_it_is_there() {
+    assert_eq!(block_on(refused_while_the_client_pauses()), StatusCode::TOO_MANY_REQUESTS);
+    // A runtime whose builder was not told `enable_time`.
+    for mut builder in [Builder::new_current_thread(), Builder::new_multi_thread()] {
+        let runtime = builder.build().expect("a runtime");
+        for _ in 0..2 {
+            let status = runtime.block_on(refused_while_the_client_pauses());
+            assert_eq!(status, StatusCode::TOO_MANY_REQUESTS);
+        }
+    }
 }
