@@ -5,7 +5,7 @@ use std::fmt;
 use std::time::{Duration, SystemTime};
 
 use crate::quota::{MAX_TOKENS, Quotas, Span};
-use crate::window::MAX;
+use crate::window::{MAX, State};
 
 mod charge;
 #[cfg(feature = "serde")]
@@ -75,6 +75,8 @@ struct Several {
     standings: [Usage; Quotas::MAX],
     /// The window in which the tokens of each are covered, where that is not the standing's.
     covered: Option<[Span; Quotas::MAX]>,
+    /// What the store keeps of each from here on, as far as it is elsewhere and said so.
+    states: Option<[Option<State>; Quotas::MAX]>,
     /// Only of a refusal, and only where it was asked for without a layer.
     refuser: Option<Refuser>,
 }
@@ -285,6 +287,20 @@ impl Decision {
     /// Notes that a quota's tokens were taken from a count that other keys share.
     pub(crate) fn note_shared(&mut self, i: usize) {
         self.shared |= 1 << i;
+    }
+
+    /// Notes what a store elsewhere keeps from here on, for the process that asked it.
+    pub(crate) fn note_states(&mut self, states: [Option<State>; Quotas::MAX]) {
+        Self::all(&mut self.all, &self.few).states = Some(states);
+    }
+
+    /// What was noted, once: what is handed on has no need of it.
+    pub(crate) fn take_states(&mut self) -> Option<[Option<State>; Quotas::MAX]> {
+        let states = self.all.as_mut()?.states.take();
+        if usize::from(self.len) <= FEW {
+            self.all.take_if(|all| all.covered.is_none() && all.refuser.is_none());
+        }
+        states
     }
 
     pub(crate) fn into_local(mut self) -> Self {

@@ -1,7 +1,11 @@
 //! What more than one of the test binaries needs.
 
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard};
+
 use tokio::time::Instant;
-use tower_fixed_window::Clock;
+use tower_fixed_window::store::{Account, Adjust, Charge, Reply, Scope, State};
+use tower_fixed_window::{Clock, Decision, Key, Quota};
 
 /// A wall clock that moves with tokio's: in a test that pauses tokio's, only while all tasks wait.
 #[derive(Clone, Copy)]
@@ -21,6 +25,57 @@ impl Clock for TokioClock {
     fn now_ms(&self) -> u64 {
         self.start_ms + self.start.elapsed().as_millis() as u64
     }
+}
+
+/// Counts in a map, as a store elsewhere could: its decisions carry the states that it keeps.
+#[derive(Clone)]
+pub(crate) struct Counts {
+    clock: Arc<dyn Clock>,
+    states: Arc<Mutex<Map>>,
+}
+
+impl Counts {
+    pub(crate) fn with_clock(clock: impl Clock) -> Self {
+        Self { clock: Arc::new(clock), states: Arc::default() }
+    }
+
+    pub(crate) fn charge(&self, charge: Charge<'_>) -> Reply<Decision> {
+        let (mut all, id) = self.of(&charge.account());
+        let states = all.entry(id).or_default();
+        let (decision, writes) = charge.decide(self.clock.now_ms(), |quota| get(states, quota));
+        put(states, writes);
+        Reply::now(decision)
+    }
+
+    pub(crate) fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {
+        let (mut all, id) = self.of(&adjust.account());
+        let states = all.entry(id).or_default();
+        put(states, adjust.apply(self.clock.now_ms(), |quota| get(states, quota)));
+        Reply::now(())
+    }
+
+    pub(crate) fn reset(&self, scope: &Scope, key: &Key) -> Reply<()> {
+        self.lock().remove(&(scope.name().to_owned(), key.clone()));
+        Reply::now(())
+    }
+
+    fn of(&self, account: &Account<'_>) -> (MutexGuard<'_, Map>, (String, Key)) {
+        (self.lock(), (account.scope().name().to_owned(), account.key().clone()))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Map> {
+        self.states.lock().expect("no panic")
+    }
+}
+
+type Map = HashMap<(String, Key), HashMap<String, State>>;
+
+fn get(states: &HashMap<String, State>, quota: &Quota) -> Option<State> {
+    states.get(&quota.counter().to_string()).copied()
+}
+
+fn put(states: &mut HashMap<String, State>, writes: Vec<(&Quota, State)>) {
+    states.extend(writes.into_iter().map(|(quota, state)| (quota.counter().to_string(), state)));
 }
 
 /// What is asked of a store.

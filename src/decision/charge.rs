@@ -159,6 +159,6 @@ impl Several {
     pub(super) fn of(usage: &[Usage]) -> Self {
         let mut standings = [Usage::NONE; Quotas::MAX];
         standings[..usage.len()].copy_from_slice(usage);
-        Self { standings, covered: None, refuser: None }
+        Self { standings, covered: None, states: None, refuser: None }
     }
 }

@@ -97,7 +97,8 @@ impl<'a> Charge<'a> {
     }
 
     /// Decides at `now` (milliseconds since the epoch, on the store's clock), given the state of
-    /// each quota. Returns the decision, and what to write.
+    /// each quota. Returns the decision, and what to write. The decision also carries the states,
+    /// by which a limiter refuses later charges without a call.
     ///
     /// A store that decides on its server, in a stored procedure, lets that return the time and the
     /// states as they were before. This then returns the decision that the server has made, and
@@ -107,11 +108,25 @@ impl<'a> Charge<'a> {
         now: u64,
         mut load: impl FnMut(&Quota) -> Option<State>,
     ) -> (Decision, Vec<(&'a Quota, State)>) {
-        let now = instant(now);
-        let windows = self.account.windows(|_, quota| self.account.window(now, quota, &mut load));
-        let (decision, writes) = self.decide_over::<{ Quotas::MAX }>(now, &windows);
-        let writes = writes.into_iter().flatten();
-        (decision, self.account.quotas().iter().zip(writes).collect())
+        let (quotas, mut states) = (self.account.quotas(), [None; Quotas::MAX]);
+        for (state, quota) in states.iter_mut().zip(quotas) {
+            *state = load(quota);
+        }
+        let (decision, writes) = self.decide_from(instant(now), states);
+        (decision, quotas.iter().zip(writes.into_iter().flatten()).collect())
+    }
+
+    /// The same from all states. The decision has those that are there from here on.
+    pub(super) fn decide_from(
+        &self,
+        now: i64,
+        states: [Option<State>; Quotas::MAX],
+    ) -> (Decision, Option<[State; Quotas::MAX]>) {
+        let windows =
+            self.account.windows(|i, quota| self.account.window(now, quota, |_| states[i]));
+        let (mut decision, writes) = self.decide_over(now, &windows);
+        decision.note_states(writes.map_or(states, |writes| writes.map(Some)));
+        (decision, writes)
     }
 
     /// The same over the windows of the quotas. `N` is their maximal number: most charges have one,

@@ -48,8 +48,8 @@ impl Front {
         sent: Sent,
     ) -> Unboxed<Decision, impl Future<Output = Result<Decision, StoreError>> + Send + use<>> {
         match self.guard.ask(charge) {
-            Unboxed::Now(answer) => {
-                if let Ok(decision) = &answer {
+            Unboxed::Now(mut answer) => {
+                if let Ok(decision) = &mut answer {
                     self.note(&charge, decision, sent);
                 }
                 Unboxed::Now(answer)
@@ -57,8 +57,8 @@ impl Front {
             Unboxed::Later(later) => {
                 let (front, charge) = (self.clone(), charge.to_owned());
                 Unboxed::Later(async move {
-                    let decision = later.await?;
-                    front.note(&charge.as_charge(), &decision, sent);
+                    let mut decision = later.await?;
+                    front.note(&charge.as_charge(), &mut decision, sent);
                     Ok(decision)
                 })
             }
@@ -70,7 +70,7 @@ impl Front {
         self.guard.or_stand_in(charge, self.ask(charge, sent))
     }
 
-    fn note(&self, charge: &Charge<'_>, decision: &Decision, sent: Sent) {
+    fn note(&self, charge: &Charge<'_>, decision: &mut Decision, sent: Sent) {
         self.recall.note(charge, decision, sent, self.refundable.get());
     }
 

@@ -1,9 +1,8 @@
 //! What a process remembers of a remote store's refusals (S34): [`Recall`].
 //!
-//! A refusal is remembered as the counts that it was decided on. Later charges are decided on them
+//! A refusal is remembered as the states that it was decided on. Later charges are decided on them
 //! anew, under the quotas of their own: as counts only grow while their window runs, a charge that
-//! they refuse the store would refuse as well. Whatever else would pass here is for the store to
-//! decide, and so is what depends on more than decisions show.
+//! they refuse the store would refuse as well. Whatever would pass here is for the store to decide.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -15,16 +14,12 @@ use super::cache::{Cache, Entries};
 use super::charge::Charge;
 use super::scope::Scope;
 use super::stopwatch::Stopwatch;
-use crate::decision::{Decision, Usage};
+use crate::decision::Decision;
 use crate::key::Key;
-use crate::quota::{Anchor, Quota, Quotas, Span};
+use crate::quota::Quotas;
 use crate::window::{MAX, State};
 
-mod seen;
-
-use seen::Seen;
-
-/// Quotas of refused keys: some 32 MB.
+/// Quotas of refused keys: some 24 MB.
 const MAX_ENTRIES: usize = 300_000;
 /// How long a refusal is remembered where tokens may come back, in milliseconds.
 const BRIEF: i64 = 1_000;
@@ -64,6 +59,17 @@ impl Refundable {
     pub(super) fn get(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
+}
+
+/// What the store has shown of a count.
+#[derive(Clone, Copy, Default)]
+struct Seen {
+    /// Its state; where there is none, one that has ended.
+    state: State,
+    /// By how much the store's clock is ahead of this process's: at least, and at most.
+    lag: [i64; 2],
+    /// When it was asked for.
+    at: i64,
 }
 
 /// When a question is sent, and what had happened to its key before.
@@ -132,15 +138,13 @@ impl Recall {
     pub(super) fn note(
         &self,
         charge: &Charge<'_>,
-        decision: &Decision,
+        decision: &mut Decision,
         sent: Sent,
         may_return: bool,
     ) {
-        let lag = self.0.time.lag(decision, sent.at);
-        let account = charge.account();
-        if !account.quotas().iter().zip(decision.usage()).all(ends_as_here) {
-            return;
-        }
+        // A store that does not show its states is asked each time.
+        let Some(states) = decision.take_states() else { return };
+        let (account, lag) = (charge.account(), self.0.time.lag(decision, sent.at));
         let mut entries = self.0.seen.entries(&account);
         let changed = self.0.marks[sent.of].load(Ordering::Relaxed) != sent.mark;
         if changed || lag.end - lag.start >= MAX_ROUND_TRIP {
@@ -154,8 +158,8 @@ impl Recall {
             let last = entries.get(quota);
             let until = until.or(last.map(|(_, until)| until));
             if let Some(until) = until.filter(|&until| until > entries.now()) {
-                let last = last.map(|(last, _)| last);
-                let seen = Seen::after(charge, decision, i, quota, (sent.at, &lag), last);
+                let state = states[i].unwrap_or_default();
+                let seen = Seen { state, lag: [lag.start, lag.end], at: sent.at };
                 if !entries.set(quota, until, seen) {
                     return;
                 }
@@ -180,57 +184,34 @@ impl Recall {
 
 /// What was seen of all quotas of a charge.
 struct Basis {
-    states: [State; Quotas::MAX],
-    /// Those with the latest ends that they can have.
-    lasting: [State; Quotas::MAX],
+    states: [Option<State>; Quotas::MAX],
     /// The time, by the store's clock: at least, and at most.
     now: Range<i64>,
 }
 
 impl Basis {
     fn get(entries: &Entries<'_, Seen>, charge: &Charge<'_>, may_return: bool) -> Option<Self> {
-        let mut states = [State::default(); Quotas::MAX];
-        let mut lasting = states;
+        let mut states = [None; Quotas::MAX];
         let (mut least, mut most) = (MAX, -MAX);
-        for (i, quota) in charge.account().quotas().iter().enumerate() {
+        for (state, quota) in states.iter_mut().zip(charge.account().quotas()) {
             let (seen, _) = entries.get(quota)?;
             // What was remembered for longer may be of before another limiter said so.
-            let is_old = may_return && entries.now() >= seen.at + BRIEF;
-            if is_old || !seen.holds_under(quota) {
+            if may_return && entries.now() >= seen.at + BRIEF {
                 return None;
             }
-            (states[i], lasting[i]) = (seen.state, seen.state);
-            if !seen.exact {
-                lasting[i].until = MAX;
-            }
+            *state = Some(seen.state);
             (least, most) = (least.min(seen.lag[0]), most.max(seen.lag[1]));
         }
-        Some(Self { states, lasting, now: entries.now() + least..entries.now() + most })
+        Some(Self { states, now: entries.now() + least..entries.now() + most })
     }
 
     /// The refusal that follows from it.
-    fn refusal(&self, charge: &Charge<'_>) -> Option<Decision> {
-        let decision = self.decide(charge, &self.states);
-        let refused = !decision.allowed()
-            && self.now.end < holds_until(charge, &decision)
-            // Whenever the states end.
-            && (self.states == self.lasting || self.decide(charge, &self.lasting) == decision);
+    fn refusal(self, charge: &Charge<'_>) -> Option<Decision> {
+        let (mut decision, _) = charge.decide_from(self.now.start, self.states);
+        decision.take_states();
+        let refused = !decision.allowed() && self.now.end < holds_until(charge, &decision);
         refused.then_some(decision)
     }
-
-    fn decide(&self, charge: &Charge<'_>, states: &[State; Quotas::MAX]) -> Decision {
-        let (account, now) = (charge.account(), self.now.start);
-        let windows = account.windows(|i, quota| account.window(now, quota, |_| Some(states[i])));
-        charge.decide_over::<{ Quotas::MAX }>(now, &windows).0
-    }
-}
-
-/// Whether the window ends where it does by this node's zone data: another end binds all nodes
-/// (S35), but is not worked out here.
-fn ends_as_here((quota, usage): (&Quota, &Usage)) -> bool {
-    let Anchor::Calendar(calendar) = quota.anchor else { return true };
-    let (start, _) = usage.count();
-    calendar.around(start) == Span { start, end: usage.end() }
 }
 
 /// Until when a refusal is sure to be one, on the store's clock.

@@ -21,7 +21,7 @@ use tower_fixed_window::{FixedWindowLayer, ManualClock, MemoryStore, Quota, Stor
 use tracing_subscriber::filter::dynamic_filter_fn;
 use tracing_subscriber::{Layer as _, fmt, layer::SubscriberExt, util::SubscriberInitExt};
 
-use crate::shared::{Operation, TokioClock, forward_to_memory};
+use crate::shared::{Counts, Operation, TokioClock, forward_to_memory};
 
 /// 39.5 s before the top of a minute, so that rounding up shows.
 pub(crate) const NOW_MS: u64 = 1_700_000_060_500;
@@ -55,7 +55,7 @@ pub(crate) const ANSWERS: [Mood; 2] = [Mood::Now, Mood::Later];
 /// A store in memory, on a clock that stands still, in a mood that can change.
 #[derive(Clone)]
 pub(crate) struct TestStore {
-    memory: MemoryStore,
+    memory: Counts,
     pub(crate) clock: ManualClock,
     mood: watch::Sender<Mood>,
     shared: bool,
@@ -68,7 +68,7 @@ impl TestStore {
         let this = Self {
             // The front goes by a clock that runs.
             remote: Remote::new().without_deadline().without_front(),
-            memory: MemoryStore::with_clock(clock.clone()),
+            memory: Counts::with_clock(clock.clone()),
             clock,
             mood: watch::Sender::new(mood),
             shared: false,
@@ -102,7 +102,7 @@ impl TestStore {
     fn forward<T: Send + 'static>(
         &self,
         _: Operation,
-        ask: impl FnOnce(&MemoryStore) -> Reply<T> + Send + 'static,
+        ask: impl FnOnce(&Counts) -> Reply<T> + Send + 'static,
     ) -> Reply<T> {
         let failure = || StoreError::new("failed on demand");
         let mood = *self.mood.borrow();

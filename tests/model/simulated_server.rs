@@ -9,9 +9,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use fastrand::Rng;
 use tokio::time::sleep;
 use tower_fixed_window::store::{Remote, Reply};
-use tower_fixed_window::{Clock, MemoryStore, StoreError};
+use tower_fixed_window::{Clock, StoreError};
 
-use crate::shared::{Operation, TokioClock, forward_to_memory};
+use crate::shared::{Counts, Operation, TokioClock, forward_to_memory};
 
 /// The top of an hour.
 pub(crate) const TURN: u64 = 1_700_002_800_000;
@@ -23,7 +23,7 @@ type Range = std::ops::RangeInclusive<u64>;
 pub(crate) struct Server(Arc<Inner>);
 
 struct Inner {
-    memory: MemoryStore,
+    memory: Counts,
     wall: TokioClock,
     calls: AtomicU64,
     down: AtomicBool,
@@ -35,7 +35,7 @@ impl Server {
     pub(crate) fn start() -> Self {
         let wall = TokioClock::at_ms(TURN);
         Self(Arc::new(Inner {
-            memory: MemoryStore::with_clock(wall),
+            memory: Counts::with_clock(wall),
             wall,
             calls: AtomicU64::new(0),
             down: AtomicBool::new(false),
@@ -73,7 +73,7 @@ impl Server {
     }
 
     /// Without a way to go, and without a call.
-    pub(crate) fn memory(&self) -> &MemoryStore {
+    pub(crate) fn memory(&self) -> &Counts {
         &self.0.memory
     }
 
@@ -94,7 +94,7 @@ impl Node {
     fn forward<T: Send + 'static>(
         &self,
         _: Operation,
-        ask: impl FnOnce(&MemoryStore) -> Reply<T> + Send + 'static,
+        ask: impl FnOnce(&Counts) -> Reply<T> + Send + 'static,
     ) -> Reply<T> {
         let (server, (there, back)) = (self.server.clone(), self.server.way());
         Reply::later(async move {

@@ -10,7 +10,7 @@ use redis::{
 use super::super::charge::Charge;
 use crate::decision::Decision;
 use crate::quota::{Anchor, Quotas, Span};
-use crate::window::{MAX, Window};
+use crate::window::{State, Window};
 
 /// Kinds of decisions among which one of the same kind is looked for.
 const RECENT: usize = 16;
@@ -91,7 +91,7 @@ const OUTSIDE: i64 = -2;
 pub(super) enum Answer {
     /// The time, and the tokens used now; if it was refused those used, below 0.
     Plain(i64, i64),
-    /// The time, the tokens taken, and the windows as they were.
+    /// The time, the tokens taken, and the states as they were.
     General(Vec<Option<i64>>),
 }
 
@@ -158,38 +158,46 @@ fn senseless() -> ParsingError {
 }
 
 fn general(charge: &Charge<'_>, answer: &[Option<i64>]) -> Option<Decision> {
-    let &[Some(now), Some(taken), ref windows @ ..] = answer else { return None };
-    let mut numbers = windows.iter().copied();
-    let mut known = [(Span::default(), 0, None); Quotas::MAX];
-    for (known, quota) in known.iter_mut().zip(charge.account.quotas()) {
-        let (start, used, until) = (numbers.next()??, numbers.next()??, numbers.next()?);
-        let end = match quota.anchor {
-            Anchor::Calendar(_) => numbers.next()??,
-            _ => start.saturating_add(quota.window as i64).min(MAX),
-        };
-        *known = (Span { start, end }, used, until);
+    let &[Some(now), Some(taken), ref numbers @ ..] = answer else { return None };
+    let (account, mut numbers) = (charge.account, numbers.iter().copied());
+    let (mut states, mut seen) = ([None; Quotas::MAX], [None; Quotas::MAX]);
+    let mut are_raw = true;
+    for (i, quota) in account.quotas().iter().enumerate() {
+        let (start, used, until) = (numbers.next()?, numbers.next()?, numbers.next()?);
+        if let Anchor::Calendar(calendar) = quota.anchor {
+            let (end, is_stored) = (numbers.next()??, numbers.next()?.is_some());
+            let span = Span { start: start?, end };
+            let window = Window::known(quota, span, used?, until);
+            // An end by other zone data binds all nodes (S35), but is not worked out here.
+            are_raw &=
+                calendar.around(span.start) == span && (until.is_none() || is_stored || taken > 0);
+            (states[i], seen[i]) = (window.state(), Some(window));
+        } else if let Some(until) = until {
+            states[i] = Some(State { start: start?, used: used?, until });
+        }
     }
     if numbers.next().is_some() {
         return None;
     }
-    let windows = charge.account.windows(|i, quota| {
-        let (span, used, until) = known[i];
-        Window::known(quota, span, used, until)
-    });
-    let (decision, _) = charge.decide_over::<{ Quotas::MAX }>(now, &windows);
+    let windows = account
+        .windows(|i, quota| seen[i].unwrap_or_else(|| account.window(now, quota, |_| states[i])));
+    let (mut decision, writes) = charge.decide_over(now, &windows);
+    if are_raw {
+        decision.note_states(writes.map_or(states, |writes| writes.map(Some)));
+    }
     let agreed = decision.allowed() == (taken >= 0) && decision.granted() as i64 == taken.max(0);
     agreed.then_some(decision)
 }
 
 fn plain(charge: &Charge<'_>, now: i64, answer: i64) -> Option<Decision> {
     let refused = answer < 0;
-    let before = if refused { -answer } else { answer - charge.ask.cost as i64 };
-    let account = charge.account;
-    let windows = account.windows(|_, quota| {
-        let span = Window::at(now, None, quota, account.shift(quota)).span();
-        // Where it was refused there was a state. Where it passed, nothing depends on that.
-        Window::known(quota, span, before, Some(span.end))
-    });
-    let (decision, _) = charge.decide_over::<1>(now, &windows);
+    let used = if refused { -answer } else { answer - charge.ask.cost as i64 };
+    let Span { start, end } = charge
+        .account
+        .windows::<1>(|_, quota| Window::at(now, None, quota, charge.account.shift(quota)))[0]
+        .span();
+    // Where it was refused there was a state. Where it passed, nothing depends on that.
+    let state = State { start, used, until: end };
+    let (decision, _) = charge.decide_from(now, [Some(state), None, None, None]);
     (decision.allowed() != refused).then_some(decision)
 }

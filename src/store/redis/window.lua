@@ -67,8 +67,9 @@ end
 --          calendar), and until when it takes returns; for a calendar the length is how many boundaries
 --          follow, which begin with the number of the first window and of the last one there is
 -- Answer   the time, the tokens taken (-1: refused; -2: nothing was done, as the time is outside of these
---          boundaries), and for each quota, as it was before: start, used, and where its state ends
---          (false: it has none); for a calendar in how many windows it ends, and the window's end
+--          boundaries), and for each quota the state that was stored: start, used, and where it ends
+--          (false: there was none); for a calendar the window as it was before: start, used, in how many
+--          windows it ends (false: it has none), its end, and whether that is the one that was stored
 
 local MAX = 9007199254740991
 -- The last instant whose microseconds are below 2^53.
@@ -199,7 +200,7 @@ local function load(q, value)
     used, start, n = tonumber(count_or_error(used)), tonumber(start), tonumber(n) or 1
   end
   local till = after(n, start, q.length)
-  q.stored_start, q.stored_till = start, till
+  q.stored_start, q.stored_used, q.stored_till = start, used, till
   if now >= till then
     return
   end
@@ -375,11 +376,16 @@ end
 
 local answer = { now, taken }
 for _, q in ipairs(quotas) do
-  answer[#answer + 1] = q.start
-  answer[#answer + 1] = q.used
-  answer[#answer + 1] = q.starts and q.till and q.windows or q.till
   if q.starts then
+    answer[#answer + 1] = q.start
+    answer[#answer + 1] = q.used
+    answer[#answer + 1] = q.till and q.windows
     answer[#answer + 1] = q.finish
+    answer[#answer + 1] = q.number == q.stored_number
+  else
+    answer[#answer + 1] = q.stored_start or false
+    answer[#answer + 1] = q.stored_used or false
+    answer[#answer + 1] = q.stored_till or false
   end
 end
 return answer
