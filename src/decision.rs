@@ -1,5 +1,6 @@
 //! The answer of a store: [`Decision`], with the [`Usage`] of each quota.
 
+use std::array;
 use std::cmp::Reverse;
 use std::fmt;
 use std::time::{Duration, SystemTime};
@@ -289,8 +290,14 @@ impl Decision {
         self.shared |= 1 << i;
     }
 
-    /// Notes what a store elsewhere keeps from here on, for the process that asked it.
-    pub(crate) fn note_states(&mut self, states: [Option<State>; Quotas::MAX]) {
+    /// Notes what a store elsewhere keeps from here on, for the process that asked it: what it had,
+    /// and what it writes.
+    pub(crate) fn note_states(
+        &mut self,
+        had: [Option<State>; Quotas::MAX],
+        writes: [Option<State>; Quotas::MAX],
+    ) {
+        let states = array::from_fn(|i| writes[i].or(had[i]));
         Self::all(&mut self.all, &self.few).states = Some(states);
     }
 

@@ -63,7 +63,7 @@ pub use crate::window::State;
 /// 1. **Atomic steps.** Load, decide and write are atomic over *all* quotas of the account: no
 ///    other call for the same key comes in between, on this node or another.
 /// 2. **One clock.** The store reads its own time once per call, and nodes that share counters
-///    share that clock. It may step back.
+///    share that clock. It may step back; then a refusal can write, too.
 /// 3. **Identity.** The scope's name, the key's bytes, and the quota's window and anchor
 ///    ([`Quota::counter`](crate::Quota::counter)) identify a counter. The limit does not: limits
 ///    change while counters run.

@@ -37,8 +37,35 @@ pub(crate) struct Window<'a> {
     start: i64,
     end: i64,
     used: i64,
-    /// `None`: no state, a new key.
-    until: Option<i64>,
+    until: Until,
+}
+
+/// Until when there is a state.
+#[derive(Clone, Copy, Debug)]
+enum Until {
+    /// There is none: a new key.
+    New,
+    At(i64),
+    /// The clock stepped back, and the state is stored in a later window (S4).
+    Moved(i64),
+}
+
+impl Until {
+    #[inline]
+    fn known(self) -> Option<i64> {
+        match self {
+            Self::New => None,
+            Self::At(until) | Self::Moved(until) => Some(until),
+        }
+    }
+
+    fn map(self, f: impl FnOnce(i64) -> i64) -> Self {
+        match self {
+            Self::New => Self::New,
+            Self::At(until) => Self::At(f(until)),
+            Self::Moved(until) => Self::Moved(f(until)),
+        }
+    }
 }
 
 impl<'a> Window<'a> {
@@ -61,7 +88,7 @@ impl<'a> Window<'a> {
                 start: state.start,
                 end: end(state.start, quota),
                 used: state.used.max(floor),
-                until: Some(state.until),
+                until: Until::At(state.until),
             };
         }
         if now < state.start {
@@ -72,7 +99,7 @@ impl<'a> Window<'a> {
                 start,
                 end: end(start, quota),
                 used: state.used.max(floor),
-                until: Some(state.until - state.start + start),
+                until: Until::Moved(state.until - state.start + start),
             };
         }
         let passed = (now - state.start) / length;
@@ -82,8 +109,8 @@ impl<'a> Window<'a> {
             return Self::on_grid(now, quota, shift);
         }
         let start = state.start + passed * length;
-        let mut window =
-            Self { quota, start, end: end(start, quota), used, until: Some(state.until) };
+        let until = Until::At(state.until);
+        let mut window = Self { quota, start, end: end(start, quota), used, until };
         window.used = window.counted();
         window
     }
@@ -98,7 +125,7 @@ impl<'a> Window<'a> {
             _ => end - start == quota.window as i64,
         };
         let runs = lasts_one && used >= 0 && start <= now && latest < end;
-        runs.then_some(Self { quota, start, end, used, until: Some(end) })
+        runs.then_some(Self { quota, start, end, used, until: Until::At(end) })
     }
 
     /// Whether it may be another window at `latest`, a little after the instant that it was found
@@ -106,14 +133,14 @@ impl<'a> Window<'a> {
     #[inline]
     pub(crate) fn is_over_at(&self, now: i64, latest: i64) -> bool {
         let begins = matches!(self.quota.anchor, Anchor::FirstRequest) && self.start >= now;
-        begins || latest >= self.until.map_or(self.end, |until| until.min(self.end))
+        begins || latest >= self.until.known().map_or(self.end, |until| until.min(self.end))
     }
 
     fn new(now: i64, quota: &'a Quota, shift: u64) -> Self {
         match quota.anchor {
             Anchor::Calendar(calendar) => {
                 let Span { start, end } = calendar.around(now);
-                Self { quota, start, end, used: floor(quota), until: None }
+                Self { quota, start, end, used: floor(quota), until: Until::New }
             }
             _ => Self::on_grid(now, quota, shift),
         }
@@ -121,7 +148,7 @@ impl<'a> Window<'a> {
 
     fn on_grid(now: i64, quota: &'a Quota, shift: u64) -> Self {
         let start = grid(now, quota, shift);
-        Self { quota, start, end: end(start, quota), used: floor(quota), until: None }
+        Self { quota, start, end: end(start, quota), used: floor(quota), until: Until::New }
     }
 
     /// What `state` means in the windows of a calendar (S35).
@@ -129,7 +156,8 @@ impl<'a> Window<'a> {
     fn on_calendar(now: i64, state: Option<State>, quota: &'a Quota, calendar: Calendar) -> Self {
         let new = Self::new(now, quota, 0);
         let Some(state) = state.filter(|state| now < state.until) else { return new };
-        let running = Self { used: state.used.max(new.used), until: Some(state.until), ..new };
+        let until = Until::At(state.until);
+        let running = Self { used: state.used.max(new.used), until, ..new };
         if state.start == new.start {
             return running;
         }
@@ -141,8 +169,8 @@ impl<'a> Window<'a> {
             }
             // By a window or more: the state moves along, keeps its count and lasts as long (S4).
             ..0 => {
-                let lasts = Self { start: state.start, ..running }.left();
-                Self { until: lasts.map(|windows| new.after(windows)), ..running }
+                let lasts = Self { start: state.start, ..running }.left().unwrap_or(1);
+                Self { until: Until::Moved(new.after(lasts)), ..running }
             }
             passed => {
                 let used = state.used.saturating_sub(limit(quota).saturating_mul(passed));
@@ -160,13 +188,12 @@ impl<'a> Window<'a> {
     #[cfg(feature = "redis")]
     pub(crate) fn known(quota: &'a Quota, span: Span, used: i64, until: Option<i64>) -> Self {
         let Span { start, end } = span;
-        let known = Self { quota, start, end, used, until };
-        match quota.anchor {
-            Anchor::Calendar(_) => {
-                Self { until: until.map(|windows| known.after(windows)), ..known }
-            }
-            _ => known,
-        }
+        let known = Self { quota, start, end, used, until: Until::New };
+        let until = until.map(|until| match quota.anchor {
+            Anchor::Calendar(_) => known.after(until),
+            _ => until,
+        });
+        Self { until: until.map_or(Until::New, Until::At), ..known }
     }
 
     /// The window around `now` with nothing left in it.
@@ -174,19 +201,17 @@ impl<'a> Window<'a> {
         let window = Self::new(now, quota, shift);
         let used = (quota.limit + quota.max_reserved) as i64;
         let until = window.until(used, used - window.used);
-        Self { used, until: Some(until), ..window }
+        Self { used, until: Until::At(until), ..window }
     }
 
     /// The same count in the window of `now`, for as many windows.
     pub(crate) fn moved(&self, now: i64, shift: u64) -> Self {
         let Self { start, end, .. } = Self::new(now, self.quota, shift);
         let moved = Self { start, end, ..*self };
-        let until = match self.quota.anchor {
-            Anchor::Calendar(_) => self.left().map(|windows| moved.after(windows)),
-            _ => self
-                .until
-                .map(|until| until.saturating_sub(self.start).saturating_add(start).min(MAX)),
-        };
+        let until = self.until.map(|until| match self.quota.anchor {
+            Anchor::Calendar(_) => moved.after(self.left().unwrap_or(1)),
+            _ => until.saturating_sub(self.start).saturating_add(start).min(MAX),
+        });
         Self { until, ..moved }
     }
 
@@ -215,12 +240,19 @@ impl<'a> Window<'a> {
     /// is stored.
     #[cfg(feature = "redis")]
     pub(crate) fn state(&self) -> Option<State> {
-        self.until.map(|until| State { start: self.start, used: self.used, until })
+        self.until.known().map(|until| State { start: self.start, used: self.used, until })
     }
 
     /// Tokens taken; see [`State::used`].
     pub(crate) fn used(&self) -> i64 {
         self.used
+    }
+
+    /// What to write where nothing is taken: a state that has moved would otherwise move along for
+    /// as long as the clock was ahead (S4).
+    #[inline]
+    pub(crate) fn settled(&self) -> Option<State> {
+        matches!(self.until, Until::Moved(_)).then(|| self.take(0))
     }
 
     /// How many tokens could be taken now, with what may be reserved or without.
@@ -251,11 +283,22 @@ impl<'a> Window<'a> {
         self.used.saturating_add(cost.min(MAX_TOKENS) as i64).min(MAX)
     }
 
+    /// Whether tokens of a later window are taken than of one that ends at this instant: a count
+    /// can't say in which window they leave room, and no more come back of the earlier one (S14).
+    pub(crate) fn is_reserved_past(&self, end: i64) -> bool {
+        let Self { quota, .. } = self;
+        quota.max_reserved > 0 && quota.limit > 0 && {
+            let last = self.covered(0);
+            // Where both saturate, that is the same one.
+            last.start >= end && last.end > end
+        }
+    }
+
     /// What to write when `tokens` are returned; `None` where there is no state to return them
     /// to (S14).
     pub(crate) fn give_back(&self, tokens: u64) -> Option<State> {
         let tokens = tokens.min(MAX_TOKENS) as i64;
-        self.until.map(|_| self.write((self.used - tokens).max(floor(self.quota)), -tokens))
+        self.until.known().map(|_| self.write((self.used - tokens).max(floor(self.quota)), -tokens))
     }
 
     #[inline]
@@ -299,7 +342,7 @@ impl<'a> Window<'a> {
     /// How many windows the state lasts, with this one. What saturates lasts for ever.
     #[inline]
     fn left(&self) -> Option<i64> {
-        self.until.map(|until| match (until, self.quota.anchor) {
+        self.until.known().map(|until| match (until, self.quota.anchor) {
             (MAX, _) => MAX,
             (_, Anchor::Calendar(calendar)) => calendar.windows_until(self.start, until),
             _ => ((until - self.start) as u64).div_ceil(self.quota.window) as i64,
@@ -309,7 +352,7 @@ impl<'a> Window<'a> {
     /// When a refused `cost` would fit if no other request took tokens before (S16); `None`: never.
     #[inline]
     pub(crate) fn retry_at(&self, cost: u64, reserve: bool) -> Option<i64> {
-        let Self { quota, until, .. } = *self;
+        let (quota, until) = (self.quota, self.until.known());
         // Most counts end with their window, and then the key is new.
         let ends = until == Some(self.end()) && quota.limit > 0 && cost <= quota.capacity;
         if ends { until } else { self.fits_at(cost, reserve) }
@@ -324,7 +367,7 @@ impl<'a> Window<'a> {
         }
         let at = self.after(self.in_debt(cost as i64)?);
         // From `until` on the key is new, with all of its capacity.
-        Some(match self.until {
+        Some(match self.until.known() {
             Some(until) if cost <= quota.capacity => at.min(until),
             _ => at,
         })

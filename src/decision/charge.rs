@@ -80,7 +80,7 @@ impl Decision {
         now: i64,
         windows: &[Window<'_>],
         ask: Ask,
-    ) -> (Self, Option<[State; N]>) {
+    ) -> (Self, [Option<State>; N]) {
         let mut cost = ask.cost;
         if ask.up_to {
             let available = windows.iter().map(|window| window.available(ask.reserve)).min();
@@ -91,49 +91,51 @@ impl Decision {
         for (i, window) in windows.iter().enumerate() {
             refusing |= u8::from(!window.fits(cost, ask.reserve)) << i;
         }
-        let passes = refusing == 0 && !ask.peek;
-        let mut writes = [State::default(); N];
+        let reserved = if refusing == 0 && ask.reserve && cost > 0 {
+            Reserved::over(windows, cost)
+        } else {
+            None
+        };
+        if let Some(Reserved { late: true, short, .. }) = reserved {
+            refusing = short;
+        }
+        let granted = if refusing == 0 && !ask.peek { cost } else { 0 };
+        let mut writes = [None; N];
         let mut standings = [Usage::NONE; Quotas::MAX];
         for ((window, standing), write) in windows.iter().zip(&mut standings).zip(&mut writes) {
             *standing = Usage::of(window);
-            if passes {
-                *write = window.take(cost);
-                standing.used = write.used;
+            // A charge of nothing takes nothing (S8), as does one that is refused.
+            if granted > 0 {
+                let state = window.take(granted);
+                standing.used = state.used;
+                *write = Some(state);
+            } else if !ask.peek {
+                *write = window.settled();
             }
         }
-        let granted = if passes { cost } else { 0 };
         let mut decision = Self::new(now, granted, [standings[0], standings[1]], windows.len());
         if N > FEW && windows.len() > FEW {
             decision.all = Some(Box::new(Several::of(&standings)));
         }
-        if granted > 0 && ask.reserve {
-            decision.reserve(windows);
-        }
-        if refusing == 0 {
-            decision.govern_by_tightest();
-        } else {
-            decision.refusing = refusing;
-            decision.refuse(windows, cost, ask.reserve);
-        }
-        // A charge of nothing writes nothing (S8).
-        (decision, (granted > 0).then_some(writes))
-    }
-
-    /// Finds out when what was taken is covered.
-    #[inline(never)]
-    fn reserve(&mut self, windows: &[Window<'_>]) {
-        let mut covered = [Span::default(); Quotas::MAX];
-        let mut latest = None;
-        for (covered, window) in covered.iter_mut().zip(windows) {
-            *covered = window.covered(self.granted);
-            if covered.start > window.start() {
-                latest = latest.max(Some(covered.start));
+        match reserved {
+            _ if refusing == 0 => {
+                decision.govern_by_tightest();
+                if let Some(Reserved { ready_at, covered, .. }) = reserved.filter(|_| granted > 0) {
+                    decision.verdict = Verdict::Reserved { ready_at };
+                    Self::all(&mut decision.all, &decision.few).covered = Some(covered);
+                }
+            }
+            Some(Reserved { ready_at, last, .. }) => {
+                decision.refusing = refusing;
+                decision.verdict = Verdict::Refused { retry_at: ready_at };
+                decision.govern_by(last);
+            }
+            None => {
+                decision.refusing = refusing;
+                decision.refuse(windows, cost, ask.reserve);
             }
         }
-        if let Some(ready_at) = latest {
-            self.verdict = Verdict::Reserved { ready_at };
-            Self::all(&mut self.all, &self.few).covered = Some(covered);
-        }
+        (decision, writes)
     }
 
     #[inline(always)]
@@ -152,6 +154,52 @@ impl Decision {
                 self.govern_by(i);
             }
         }
+    }
+}
+
+/// What is taken of later windows (S13).
+struct Reserved {
+    /// The window in which the tokens of each quota are covered.
+    covered: [Span; Quotas::MAX],
+    ready_at: i64,
+    /// A bit for each quota whose tokens are short.
+    short: u8,
+    /// The one of these that is covered last.
+    last: usize,
+    /// A quota would count the tokens in a window that has ended when another one covers them.
+    late: bool,
+}
+
+impl Reserved {
+    /// `None`: nothing is.
+    #[inline(never)]
+    fn over(windows: &[Window<'_>], cost: u64) -> Option<Self> {
+        let mut reserved = Self {
+            covered: [Span::default(); Quotas::MAX],
+            ready_at: 0,
+            short: 0,
+            last: 0,
+            late: false,
+        };
+        let mut latest = None;
+        for (i, window) in windows.iter().enumerate() {
+            let covered = window.covered(cost);
+            reserved.covered[i] = covered;
+            if covered.start > window.start() {
+                reserved.short |= 1 << i;
+                let rank = (covered.start, window.end());
+                if latest.is_none_or(|latest| rank > latest) {
+                    (latest, reserved.last) = (Some(rank), i);
+                }
+            }
+        }
+        (reserved.ready_at, _) = latest?;
+        let others = |i: usize| (0..windows.len()).filter(move |other| *other != i);
+        let ends = |i: usize| others(i).map(|i| reserved.covered[i].end).min().unwrap_or(i64::MAX);
+        // Each with the others: a single quota's window may end where it begins, when both saturate.
+        reserved.late = (0..windows.len())
+            .any(|i| reserved.short >> i & 1 == 1 && reserved.covered[i].start >= ends(i));
+        Some(reserved)
     }
 }
 

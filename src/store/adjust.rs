@@ -148,6 +148,7 @@ impl<'a> Adjust<'a> {
                 Correction::Return { tokens: 0, .. } | Correction::Take { tokens: 0 } => None,
                 // Also where the clock has stepped back since: what has ended stays ended (S4).
                 Correction::Return { until, .. } if now.max(window.start()) >= until[i] => None,
+                Correction::Return { until, .. } if window.is_reserved_past(until[i]) => None,
                 Correction::Return { tokens, .. } => window.give_back(tokens),
                 Correction::Take { tokens } => Some(window.take(tokens)),
             };

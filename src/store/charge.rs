@@ -97,8 +97,9 @@ impl<'a> Charge<'a> {
     }
 
     /// Decides at `now` (milliseconds since the epoch, on the store's clock), given the state of
-    /// each quota. Returns the decision, and what to write. The decision also carries the states,
-    /// by which a limiter refuses later charges without a call.
+    /// each quota. Returns the decision, and what to write. A refusal also writes, where the clock
+    /// has stepped back by a window or more. The decision also carries the states, by which a
+    /// limiter refuses later charges without a call.
     ///
     /// A store that decides on its server, in a stored procedure, lets that return the time and the
     /// states as they were before. This then returns the decision that the server has made, and
@@ -113,7 +114,8 @@ impl<'a> Charge<'a> {
             *state = load(quota);
         }
         let (decision, writes) = self.decide_from(instant(now), states);
-        (decision, quotas.iter().zip(writes.into_iter().flatten()).collect())
+        let writes = quotas.iter().zip(writes);
+        (decision, writes.filter_map(|(quota, state)| Some((quota, state?))).collect())
     }
 
     /// The same from all states. The decision has those that are there from here on.
@@ -121,11 +123,11 @@ impl<'a> Charge<'a> {
         &self,
         now: i64,
         states: [Option<State>; Quotas::MAX],
-    ) -> (Decision, Option<[State; Quotas::MAX]>) {
+    ) -> (Decision, [Option<State>; Quotas::MAX]) {
         let windows =
             self.account.windows(|i, quota| self.account.window(now, quota, |_| states[i]));
         let (mut decision, writes) = self.decide_over(now, &windows);
-        decision.note_states(writes.map_or(states, |writes| writes.map(Some)));
+        decision.note_states(states, writes);
         (decision, writes)
     }
 
@@ -136,7 +138,7 @@ impl<'a> Charge<'a> {
         &self,
         now: i64,
         windows: &[Window<'a>; N],
-    ) -> (Decision, Option<[State; N]>) {
+    ) -> (Decision, [Option<State>; N]) {
         let len = if N == 1 { 1 } else { self.account.quotas().len() };
         Decision::over(now, &windows[..len], self.ask)
     }

@@ -286,9 +286,10 @@ impl MemoryStore {
         };
         let now = now.at;
         let (mut decision, writes) = charge.decide_over(now, &windows);
-        let written = writes.is_some();
-        for (i, (place, state)) in places.into_iter().zip(writes.into_iter().flatten()).enumerate()
-        {
+        let mut written = 0;
+        for (i, (place, state)) in places.into_iter().zip(writes).enumerate() {
+            let Some(state) = state else { continue };
+            written |= 1 << i;
             if !matches!(place, Place::Own(_))
                 && let Some(quota) = quotas.get(i)
             {
@@ -316,16 +317,16 @@ impl MemoryStore {
         mut shard: MutexGuard<'_, Shard>,
         account: &Account<'_>,
         places: [Place; N],
-        written: bool,
+        written: u8,
     ) -> u8 {
-        let own = |place: &Place| match place {
+        let own = |(i, place): (usize, &Place)| match place {
             Place::Own(_) | Place::Free(_) => true,
             // Not if that count has refused it.
-            Place::Inheriting(_) => written,
+            Place::Inheriting(_) => written >> i & 1 == 1,
             Place::Shared(_) | Place::None => false,
         };
         let places = &places[..account.quotas().len()];
-        if places.iter().all(own) {
+        if places.iter().enumerate().all(own) {
             return 0;
         }
         shard.overflowed += 1;

@@ -16,7 +16,7 @@ use super::scope::Scope;
 use super::stopwatch::Stopwatch;
 use crate::decision::Decision;
 use crate::key::Key;
-use crate::quota::Quotas;
+use crate::quota::{MAX_TOKENS, Quotas};
 use crate::window::{MAX, State};
 
 /// Quotas of refused keys: some 24 MB.
@@ -150,8 +150,8 @@ impl Recall {
         if changed || lag.end - lag.start >= MAX_ROUND_TRIP {
             return;
         }
-        let until = (!decision.allowed()).then(|| {
-            let until = holds_until(charge, decision) - lag.end;
+        let until = holds_until(charge, decision).map(|until| {
+            let until = until - lag.end;
             if may_return { until.min(sent.at + BRIEF) } else { until }
         });
         for (i, quota) in account.quotas().iter().enumerate() {
@@ -209,16 +209,27 @@ impl Basis {
     fn refusal(self, charge: &Charge<'_>) -> Option<Decision> {
         let (mut decision, _) = charge.decide_from(self.now.start, self.states);
         decision.take_states();
-        let refused = !decision.allowed() && self.now.end < holds_until(charge, &decision);
+        let refused = holds_until(charge, &decision).is_some_and(|until| self.now.end < until);
         refused.then_some(decision)
     }
 }
 
-/// Until when a refusal is sure to be one, on the store's clock.
-fn holds_until(charge: &Charge<'_>, decision: &Decision) -> i64 {
+/// Until when a refusal is sure to be one, on the store's clock. `None`: it passed, or no count
+/// refuses it. A reservation that comes too late for one quota may pass once more is taken of that one.
+fn holds_until(charge: &Charge<'_>, decision: &Decision) -> Option<i64> {
     match decision.retry_at_ms() {
+        _ if decision.allowed() => None,
         // That is when it fits without debt.
-        Some(retry_at) if !charge.may_reserve() => retry_at,
-        _ => decision.refusing().map(|i| decision.usage()[i].end()).max().unwrap_or(0),
+        Some(retry_at) if !charge.may_reserve() => Some(retry_at),
+        _ => {
+            let cost = if charge.is_up_to() { 1 } else { charge.cost().min(MAX_TOKENS) as i64 };
+            let refuses = |i: &usize| {
+                let quota = &charge.account().quotas.as_slice()[*i];
+                let debt = if charge.may_reserve() { quota.max_reserved } else { 0 };
+                let (_, used) = decision.usage()[*i].count();
+                quota.limit == 0 || cost > (quota.limit + debt) as i64 - used
+            };
+            decision.refusing().filter(refuses).map(|i| decision.usage()[i].end()).max()
+        }
     }
 }

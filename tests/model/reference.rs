@@ -36,6 +36,8 @@ struct Now {
     start: i128,
     used: i128,
     until: Option<i128>,
+    /// The window that is stored is a later one: the clock has stepped back (S4).
+    from_ahead: bool,
 }
 
 /// All that a decision tells.
@@ -117,7 +119,12 @@ impl Terms {
     }
 
     fn look(&self, counter: Option<Counter>, now: i128, shift: i128) -> Now {
-        let fresh = Now { start: self.start_of(now, shift), used: self.floor(), until: None };
+        let fresh = Now {
+            start: self.start_of(now, shift),
+            used: self.floor(),
+            until: None,
+            from_ahead: false,
+        };
         let Some(Counter { start, used, until }) = counter else { return fresh };
         if now >= until {
             return fresh;
@@ -125,10 +132,11 @@ impl Terms {
         if now < start {
             let used = used.max(self.floor());
             if start - now < self.window {
-                return Now { start, used, until: Some(until) };
+                return Now { start, used, until: Some(until), from_ahead: false };
             }
             let moved = self.start_of(now, shift);
-            return Now { start: moved, used, until: Some(until - (start - moved)) };
+            let until = Some(until - (start - moved));
+            return Now { start: moved, used, until, from_ahead: true };
         }
         let (mut start, mut used) = (start, used.max(self.floor()));
         let mut entered = 0;
@@ -143,17 +151,17 @@ impl Terms {
             entered += 1;
         }
         if entered > 0 {
-            used = self.lasting(Now { start, used, until: Some(until) });
+            used = self.lasting(Now { start, used, until: Some(until), from_ahead: false });
         }
         if entered > 0 && used == self.floor() {
             fresh
         } else {
-            Now { start, used, until: Some(until) }
+            Now { start, used, until: Some(until), from_ahead: false }
         }
     }
 
     /// What lasts beyond the window: what windows until the end of the state have yet to grant.
-    fn lasting(&self, Now { start, used, until }: Now) -> i128 {
+    fn lasting(&self, Now { start, used, until, .. }: Now) -> i128 {
         let Some(until) = until else { return used };
         if self.limit == 0 || until == END_OF_TIME {
             return used;
@@ -170,6 +178,25 @@ impl Terms {
             at += self.window;
         }
         if left < used { left } else { used }
+    }
+
+    /// The window that is the last in which any of `used` tokens are covered, or `more` of them.
+    fn last_window(&self, now: Now, more: i128) -> (i128, i128) {
+        let mut windows = 0;
+        if now.used + more > self.limit && self.limit > 0 {
+            let debt = self.lasting(now) + more - self.limit;
+            windows = self.windows_for(debt).expect("a limit").max(1);
+        }
+        (self.after(now.start, windows), self.after(now.start, windows + 1))
+    }
+
+    /// Whether a later window than one with this end has tokens that were reserved (S14).
+    fn is_reserved_after(&self, now: Now, end: i128) -> bool {
+        if self.max_reserved == 0 || self.limit == 0 {
+            return false;
+        }
+        let (first, last) = self.last_window(now, 0);
+        first >= end && last > end
     }
 
     /// What is stored when `more` tokens are counted, or fewer than none.
@@ -209,13 +236,28 @@ impl Model {
     ) -> (Answer, Option<Taken>) {
         let windows = self.look(terms, now);
         let reserve = ask == Ask::Reserve;
-        let refusing: Vec<usize> = (0..terms.len())
+        let mut refusing: Vec<usize> = (0..terms.len())
             .filter(|&i| {
                 let credit = if reserve { terms[i].max_reserved } else { 0 };
                 let full = windows[i].used + cost > terms[i].limit + credit;
                 cost > 0 && (full || terms[i].limit == 0)
             })
             .collect();
+        // S13: what another quota counts in a window that is over by then.
+        let covered: Vec<(i128, i128)> =
+            terms.iter().zip(&windows).map(|(terms, now)| terms.last_window(*now, cost)).collect();
+        let waits = |i: usize| covered[i].0 > windows[i].start;
+        let mut too_late = false;
+        if reserve && refusing.is_empty() && cost > 0 {
+            for i in (0..terms.len()).filter(|i| waits(*i)) {
+                for other in (0..terms.len()).filter(|other| *other != i) {
+                    too_late |= covered[i].0 >= covered[other].1;
+                }
+            }
+            if too_late {
+                refusing = (0..terms.len()).filter(|i| waits(*i)).collect();
+            }
+        }
         let allowed = refusing.is_empty();
         let granted = if allowed && ask != Ask::Peek { cost } else { 0 };
         let used: Vec<i128> = windows.iter().map(|window| window.used + granted).collect();
@@ -227,6 +269,9 @@ impl Model {
         let retries: Vec<Option<i128>> = (0..terms.len())
             .map(|i| {
                 let (terms, window) = (&terms[i], &windows[i]);
+                if too_late {
+                    return Some(covered[i].0);
+                }
                 let most = terms.capacity + if reserve { terms.max_reserved } else { 0 };
                 if cost > most || terms.limit == 0 {
                     return None;
@@ -247,18 +292,8 @@ impl Model {
             refusing.iter().filter_map(|&i| retries[i]).max()
         };
 
-        let covered: Vec<i128> = (0..terms.len())
-            .map(|i| {
-                let (terms, window) = (&terms[i], &windows[i]);
-                if used[i] <= terms.limit || terms.limit == 0 {
-                    return window.start;
-                }
-                let debt = terms.lasting(*window) + granted - terms.limit;
-                terms.after(window.start, terms.windows_for(debt).expect("a limit").max(1))
-            })
-            .collect();
         let ready_at = if allowed && reserve && cost > 0 {
-            (0..terms.len()).filter(|&i| covered[i] > windows[i].start).map(|i| covered[i]).max()
+            (0..terms.len()).filter(|i| waits(*i)).map(|i| covered[i].0).max()
         } else {
             None
         };
@@ -274,11 +309,11 @@ impl Model {
 
         let taken = (allowed && ask != Ask::Peek).then(|| Taken {
             cost,
-            refundable_until: (0..terms.len()).map(|i| terms[i].after(covered[i], 1)).collect(),
+            refundable_until: covered.iter().map(|(_, end)| *end).collect(),
         });
-        if taken.is_some() && cost > 0 {
-            for (i, terms) in terms.iter().enumerate() {
-                self.counters[i] = Some(terms.keep(windows[i], cost));
+        for (i, terms) in terms.iter().enumerate() {
+            if granted > 0 || windows[i].from_ahead && ask != Ask::Peek {
+                self.counters[i] = Some(terms.keep(windows[i], granted));
             }
         }
         let answer = Answer {
@@ -303,7 +338,8 @@ impl Model {
             let window = windows[i];
             let refundable = window.until.is_some()
                 // A window that a step forward has ended stays ended (S4).
-                && now.max(window.start) < taken.refundable_until[i];
+                && now.max(window.start) < taken.refundable_until[i]
+                && !terms.is_reserved_after(window, taken.refundable_until[i]);
             if actual > taken.cost || actual < taken.cost && refundable {
                 self.counters[i] = Some(terms.keep(window, actual - taken.cost));
             }
@@ -312,14 +348,6 @@ impl Model {
 
     pub(crate) fn reset(&mut self) {
         self.counters.fill(None);
-    }
-
-    /// Whether a stored window lies ahead of `now` by a window or more: the clock has stepped back.
-    pub(crate) fn is_ahead(&self, terms: &[Terms], now: i128) -> bool {
-        let pairs = terms.iter().zip(&self.counters);
-        pairs
-            .filter_map(|(terms, counter)| Some((terms, counter.as_ref()?)))
-            .any(|(terms, counter)| counter.start - now >= terms.window)
     }
 }
 

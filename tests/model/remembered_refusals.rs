@@ -364,6 +364,42 @@ async fn a_debt_is_remembered_until_a_charge_fits_but_reservations_call_the_stor
     assert!(reserved(&here, 20).await.allowed());
 }
 
+/// S13: it may pass as soon as more is taken of the quota that would have counted it too early.
+#[tokio::test(start_paused = true)]
+async fn a_reservation_that_comes_too_late_calls_the_store_again() {
+    let server = Server::start();
+    let quotas =
+        Quota::per_second(2).reserve_up_to(100).and(Quota::per_minute(30).reserve_up_to(100));
+    let here = limiter(&server.node(), quotas);
+    let there = limiter(&server.node(), quotas);
+    sleep(58 * SECOND).await;
+    let receipt = there.charge("alice", 1).await.expect("it answers").expect("it passes");
+    assert!(!check(&here, 2).await.allowed() && check(&here, 1).await.allowed());
+    assert!(reserved(&here, 2).await.allowed());
+    // Due when the minute is over that counts it.
+    let late = reserved(&here, 1).await;
+    assert_eq!((late.allowed(), late.retry_after()), (false, Some(2 * SECOND)));
+    assert_eq!((late.refusing().collect::<Vec<_>>(), late.limit()), (vec![0], 2));
+    // Now the minute's tokens are gone, and the next one counts it.
+    there.settle(receipt, 1 + 27).await.expect("it answers");
+    let due = reserved(&here, 1).await;
+    assert_eq!(due.ready_after(), 15 * SECOND);
+}
+
+/// S4: the count that it has moved lasts from there on.
+#[tokio::test(start_paused = true)]
+async fn what_is_remembered_moves_once_when_the_stores_clock_steps_back() {
+    let server = Server::start();
+    sleep(60 * SECOND).await;
+    let limiter = limiter(&server.node(), Quota::per_second(10).reserve_up_to(50));
+    assert!(check(&limiter, 9).await.allowed() && !check(&limiter, 5).await.allowed());
+    assert!(allowed(&limiter).await && reserved(&limiter, 5).await.allowed());
+    server.step_back(Duration::from_millis(9_100));
+    assert_eq!(check(&limiter, 0).await.used(), 15);
+    sleep(Duration::from_millis(300)).await;
+    assert_eq!(check(&limiter, 1).await.used(), 6);
+}
+
 #[tokio::test(start_paused = true)]
 async fn peeks_call_the_store() {
     let server = Server::start();
@@ -401,7 +437,7 @@ fn a_remembered_refusal_never_refuses_what_the_store_would_allow() {
     for seed in seeds {
         remembered += paused(trace(seed));
     }
-    assert!(remembered >= 23_541, "only {remembered} answers from memory, fewer than so far");
+    assert!(remembered >= 22_162, "only {remembered} answers from memory, fewer than so far");
 }
 
 async fn trace(seed: u64) -> u64 {
@@ -456,7 +492,7 @@ fn varying_limits_get_the_stores_own_answers() {
     let traces = seeds.end - seeds.start;
     let remembered: u64 = seeds.map(|seed| paused(varied(seed, STEPS))).sum();
     // So many of these 50,000 so far.
-    let least = if traces == 200 { 24_734 } else { traces * STEPS / 10 };
+    let least = if traces == 200 { 24_383 } else { traces * STEPS / 10 };
     assert!(remembered >= least, "only {remembered} answers from memory");
 }
 

@@ -22,9 +22,22 @@ type Range = std::ops::RangeInclusive<u64>;
 #[derive(Clone)]
 pub(crate) struct Server(Arc<Inner>);
 
+/// The time, by a clock that can be set back.
+#[derive(Clone)]
+struct Wall {
+    clock: TokioClock,
+    behind: Arc<AtomicU64>,
+}
+
+impl Clock for Wall {
+    fn now_ms(&self) -> u64 {
+        self.clock.now_ms() - self.behind.load(Ordering::SeqCst)
+    }
+}
+
 struct Inner {
     memory: Counts,
-    wall: TokioClock,
+    wall: Wall,
     calls: AtomicU64,
     down: AtomicBool,
     /// How long the ways there and back may take, in milliseconds.
@@ -33,9 +46,9 @@ struct Inner {
 
 impl Server {
     pub(crate) fn start() -> Self {
-        let wall = TokioClock::at_ms(TURN);
+        let wall = Wall { clock: TokioClock::at_ms(TURN), behind: Arc::default() };
         Self(Arc::new(Inner {
-            memory: Counts::with_clock(wall),
+            memory: Counts::with_clock(wall.clone()),
             wall,
             calls: AtomicU64::new(0),
             down: AtomicBool::new(false),
@@ -46,6 +59,11 @@ impl Server {
     /// From now on calls take so many milliseconds, there and back.
     pub(crate) fn slow(&self, seed: u64, there: Range, back: Range) {
         *self.0.ways.lock().expect("no panic") = (there, back, Rng::with_seed(seed));
+    }
+
+    /// Sets the clock back.
+    pub(crate) fn step_back(&self, by: Duration) {
+        self.0.wall.behind.fetch_add(by.as_millis() as u64, Ordering::SeqCst);
     }
 
     pub(crate) fn set_down(&self, down: bool) {

@@ -270,9 +270,14 @@ impl Rig {
         self.specs.iter().map(terms).collect()
     }
 
-    /// Whether a stored window lies ahead by a window or more.
-    pub(crate) fn is_ahead(&self) -> bool {
-        self.model.is_ahead(&self.terms(), self.model_now())
+    /// Whether no quota has refused a reservation for its count (S13).
+    pub(crate) fn comes_too_late(&self, decision: &Decision, cost: u64) -> bool {
+        let fits = |i: usize| {
+            let ((limit, _, reserved), usage) = (self.specs[i].amounts, &decision.usage()[i]);
+            let debt = usage.used().saturating_sub(limit);
+            cost + debt <= usage.remaining() + reserved
+        };
+        decision.retry_at().is_some() && decision.refusing().all(fits)
     }
 
     pub(crate) fn cost(&self, cost: &Cost) -> u64 {

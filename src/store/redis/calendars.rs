@@ -12,6 +12,8 @@ use crate::quota::{Boundaries, Calendar, Quota};
 const KEPT: usize = 4_096;
 /// A state that lasts longer, in windows, may keep its key longer than it lasts.
 const LASTING: u64 = 64;
+/// What is reserved is compared with the windows of other quotas: of ten years at most.
+const COMPARED: u64 = 4_096;
 
 #[derive(Default)]
 pub(super) struct Calendars {
@@ -34,10 +36,17 @@ impl Calendars {
     }
 
     /// From the window before an instant on, until all has ended that is written there under a
-    /// quota.
-    pub(super) fn around(&self, calendar: Calendar, at: i64, quota: &Quota) -> Arc<Boundaries> {
+    /// quota: so many of these.
+    pub(super) fn around(
+        &self,
+        calendar: Calendar,
+        at: i64,
+        quota: &Quota,
+        compared: bool,
+    ) -> (Arc<Boundaries>, usize) {
         let most = quota.capacity + quota.max_reserved;
-        let windows = most.div_ceil(quota.limit.max(1)).min(LASTING);
+        let bound = if compared { COMPARED } else { LASTING };
+        let windows = most.div_ceil(quota.limit.max(1)).min(bound);
         // One before, this one, and two that may begin until the script runs.
         let count = windows as usize + 4;
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
@@ -45,13 +54,13 @@ impl Calendars {
             && boundaries.starts.len() >= count
             && (boundaries.starts[1]..boundaries.starts[2]).contains(&at)
         {
-            return Arc::clone(boundaries);
+            return (Arc::clone(boundaries), count);
         }
         let boundaries = Arc::new(calendar.boundaries(at, count as i64));
         if kept.len() >= KEPT {
             kept.clear();
         }
         kept.insert(calendar, Arc::clone(&boundaries));
-        boundaries
+        (boundaries, count)
     }
 }

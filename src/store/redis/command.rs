@@ -12,7 +12,7 @@ use super::super::scope::Scope;
 use super::calendars::Calendars;
 use super::script;
 use crate::key::Key;
-use crate::quota::{Anchor, MAX_TOKENS};
+use crate::quota::{Anchor, Boundaries, MAX_TOKENS};
 
 /// What stands for a grid where there is none.
 const FROM_FIRST_REQUEST: i64 = -1;
@@ -54,7 +54,7 @@ impl Commands {
         Some(match adjust.correction() {
             Correction::Return { tokens: 0, .. } | Correction::Take { tokens: 0 } => return None,
             Correction::Return { tokens, until } => {
-                self.general(&account, "return", *tokens, false, until, now)
+                self.general(&account, "return", *tokens, true, until, now)
             }
             Correction::Take { tokens } => self.general(&account, "take", *tokens, false, &[], now),
         })
@@ -94,7 +94,8 @@ impl Commands {
         Some(cmd)
     }
 
-    /// The call of the script. `until` has for each quota the instant up to which it takes returns.
+    /// The call of the script. `until` has for each quota the instant up to which it takes returns;
+    /// sent of a calendar is the number of the window that begins then.
     fn general(
         &self,
         account: &Account<'_>,
@@ -113,23 +114,26 @@ impl Commands {
         };
         for (i, quota) in account.quotas().iter().enumerate() {
             let debt = if reserve { quota.max_reserved } else { 0 };
-            let until = until.get(i).copied().unwrap_or(0);
+            let mut until = until.get(i).copied().unwrap_or(0);
             let boundaries = match quota.anchor {
                 Anchor::Calendar(calendar) => {
+                    until = calendar.number(until - 1) + 1;
                     let now = now.unwrap_or_else(|| self.calendars.time());
-                    Some(self.calendars.around(calendar, now, quota))
+                    let compared = debt > 0 && account.quotas().len() > 1;
+                    Some(self.calendars.around(calendar, now, quota, compared))
                 }
                 _ => None,
             };
             let (length, grid) = match (&boundaries, account.grid(quota)) {
-                (Some(boundaries), _) => (boundaries.starts.len() as u64, ON_A_CALENDAR),
+                (Some((_, count)), _) => (*count as u64, ON_A_CALENDAR),
                 (None, Some(grid)) => (quota.window, grid as i64),
                 (None, None) => (quota.window, FROM_FIRST_REQUEST),
             };
             cmd.arg(quota.counter().to_string()).arg(length).arg(quota.limit);
             cmd.arg(quota.capacity).arg(quota.limit + debt).arg(grid).arg(until);
-            if let Some(boundaries) = boundaries {
-                cmd.arg(boundaries.first).arg(boundaries.last).arg(&boundaries.starts);
+            if let Some((boundaries, count)) = boundaries {
+                let Boundaries { first, last, starts } = &*boundaries;
+                cmd.arg(first).arg(last).arg(&starts[..count]);
             }
         }
         cmd

@@ -183,7 +183,7 @@ fn general(charge: &Charge<'_>, answer: &[Option<i64>]) -> Option<Decision> {
         .windows(|i, quota| seen[i].unwrap_or_else(|| account.window(now, quota, |_| states[i])));
     let (mut decision, writes) = charge.decide_over(now, &windows);
     if are_raw {
-        decision.note_states(writes.map_or(states, |writes| writes.map(Some)));
+        decision.note_states(states, writes);
     }
     let agreed = decision.allowed() == (taken >= 0) && decision.granted() as i64 == taken.max(0);
     agreed.then_some(decision)

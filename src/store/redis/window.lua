@@ -64,8 +64,9 @@ end
 -- args     what is done (charge, up-to, peek, peek-up-to, take, return), with how many tokens, and
 --          what the time is under a foreign clock; then for each quota: its field, length, limit,
 --          capacity, what may be used at most, its grid (-1: begins with the first charge, -2: of a
---          calendar), and until when it takes returns; for a calendar the length is how many boundaries
---          follow, which begin with the number of the first window and of the last one there is
+--          calendar), and until when it takes returns; for a calendar that is the number of a window,
+--          and the length is how many boundaries follow, which begin with the number of the first window
+--          and of the last one there is
 -- Answer   the time, the tokens taken (-1: refused; -2: nothing was done, as the time is outside of these
 --          boundaries), and for each quota the state that was stored: start, used, and where it ends
 --          (false: there was none); for a calendar the window as it was before: start, used, in how many
@@ -179,6 +180,25 @@ local function counted(q)
   return q.used
 end
 
+-- Window::after
+local function begins(q, n)
+  if not q.starts then
+    return after(n, q.start, q.length)
+  elseif n == 1 then
+    return q.finish
+  end
+  -- Past the last one, or later than whatever it is compared with.
+  return q.starts[q.number - q.first + 1 + n] or MAX
+end
+
+-- Window::in_debt, under a limit above 0
+local function in_debt(q, added)
+  if q.used + added <= q.limit then
+    return 0
+  end
+  return max(floor((counted(q) + added - q.limit - 1) / q.limit) + 1, 1)
+end
+
 -- What else a field may hold is that key's own failure.
 local function count_or_error(count)
   return count or error({ err = 'WRONGTYPE a field holds no count' })
@@ -211,6 +231,7 @@ local function load(q, value)
       -- The clock stepped back by a window or more: the count moves along.
       till = till - start + q.start
       start = q.start
+      q.stepped_back = true
     end
     q.start, q.used, q.till = start, used, till
     return
@@ -246,8 +267,10 @@ local function load_calendar(q, value)
   if now < finish then
     if passed > -1 or passed == -1 and now > q.start then
       q.start, q.finish, q.number = start, finish, number
+    else
+      -- The clock stepped back by a window or more: the count moves along.
+      q.stepped_back = true
     end
-    -- Otherwise the clock stepped back by a window or more: the count moves along.
     q.used = max(used, q.least)
   else
     if passed == 0 then
@@ -335,11 +358,38 @@ for i, q in ipairs(quotas) do
   end
 end
 
+-- Whether the window of tokens has not ended, and none of a later one are taken: the count can't say in
+-- which they leave room (Window::is_reserved_past).
+local function takes_back(q)
+  local n = 0
+  if q.most > q.limit and q.limit > 0 then
+    n = in_debt(q, 0)
+  end
+  if q.starts then
+    return min(q.number + n, q.last) < q.returns
+  end
+  -- Also where the clock has stepped back since: what has ended stays ended.
+  return max(now, q.start) < q.returns
+    and (n == 0 or begins(q, n) < q.returns or begins(q, n + 1) <= q.returns)
+end
+
+-- Reserved::late: whether a quota would count the tokens in a window that has ended when another one
+-- covers them.
+local function is_late()
+  for i, q in ipairs(quotas) do
+    local n = in_debt(q, tokens)
+    for j, other in ipairs(n > 0 and quotas or {}) do
+      if j ~= i and begins(q, n) >= begins(other, in_debt(other, tokens) + 1) then
+        return true
+      end
+    end
+  end
+end
+
 local taken = 0
 if act == 'return' then
   for i, q in ipairs(quotas) do
-    -- Also where the clock has stepped back since: what has ended stays ended.
-    if q.till and max(now, q.start) < q.returns then
+    if q.till and takes_back(q) then
       write(i, q, -tokens)
     end
   end
@@ -356,12 +406,18 @@ else
   if act == 'up-to' or act == 'peek-up-to' then
     tokens = min(tokens, max(available, 1))
   end
-  if tokens > available then
+  local peeks = act == 'peek' or act == 'peek-up-to'
+  if tokens > available or tokens > 0 and #quotas > 1 and is_late() then
     taken = -1
-  elseif tokens > 0 and (act == 'charge' or act == 'up-to') then
+  elseif not peeks then
     taken = tokens
-    for i, q in ipairs(quotas) do
-      write(i, q, tokens)
+  end
+  for i, q in ipairs(peeks and {} or quotas) do
+    if taken > 0 then
+      write(i, q, taken)
+    elseif q.stepped_back then
+      -- Otherwise it would move along for as long as the clock was ahead.
+      write(i, q, 0)
     end
   end
 end
