@@ -15,7 +15,7 @@ use crate::window::{MAX, State};
 mod flights;
 mod idle;
 
-pub(super) use flights::{Answer, Flights, Waiter};
+pub(super) use flights::{Answer, Flights, Id, Waiter};
 pub(super) use idle::{Idle, Owner};
 
 /// A lease is at most this part of the tokens left.

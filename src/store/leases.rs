@@ -76,7 +76,7 @@ impl Leases {
         let quota = leasable(charge)?;
         let runtime = Handle::try_current().ok()?;
         let book = &self.lender.book;
-        let id = book.open(charge.account(), quota).id();
+        let id = (book.open(charge.account(), quota).id(), runtime.id());
         let (answer, task) = book.flights().join(id, quota.limit, self.lender.until())?;
         if let Some(task) = task {
             // A task of its own, as the request may be dropped, or not be polled. It has the flight

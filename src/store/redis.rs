@@ -37,6 +37,7 @@ mod handle;
 mod link;
 mod queue;
 mod renewal;
+mod runtimes;
 mod script;
 #[cfg(feature = "redis-sentinel")]
 mod sentinel;
@@ -49,9 +50,9 @@ mod waiting;
 
 use call::Call;
 use command::Commands;
-use failure::{ended, runtime};
-use gather::Gather;
-use link::Link;
+use failure::ended;
+use handle::Source;
+use runtimes::Runtimes;
 use script::Answer;
 use settings::{NEVER, config, lasting};
 use waiting::{Outcome, Waiting};
@@ -136,9 +137,9 @@ const DEADLINE: Duration = Duration::from_millis(250);
 /// ```
 #[derive(Clone)]
 pub struct RedisStore {
-    link: Link,
-    /// `None`: decisions don't share calls.
-    gather: Option<Gather>,
+    runtimes: Runtimes,
+    /// Decisions don't share calls.
+    apart: bool,
     commands: Commands,
     deadline: Duration,
     remote: Remote,
@@ -175,7 +176,7 @@ impl RedisStore {
     /// ```
     pub fn client(client: Client) -> Self {
         let client = lasting(&client);
-        Self::over(Link::connecting(move || {
+        Self::over(Source::connecting(move || {
             let client = client.clone();
             async move {
                 let client = client?;
@@ -212,7 +213,7 @@ impl RedisStore {
         R: Future<Output = RedisResult<C>> + Send + 'static,
         C: ConnectionLike + Clone + Send + Sync + 'static,
     {
-        Self::over(Link::connecting(move || {
+        Self::over(Source::connecting(move || {
             #[cfg(feature = "redis-tls")]
             tls::provide();
             connect()
@@ -236,7 +237,7 @@ impl RedisStore {
             tls::provide();
             cluster::connect(client.clone())
         };
-        Self::over(Link::sharded(connect)).one_by_one()
+        Self::over(Source::sharded(connect)).one_by_one()
     }
 
     /// Creates a store for the master that Sentinels name. The store asks all Sentinels
@@ -276,7 +277,7 @@ impl RedisStore {
             })?;
         }
         let client = Arc::new(client);
-        Ok(Self::over(Link::connecting(move || {
+        Ok(Self::over(Source::connecting(move || {
             #[cfg(feature = "redis-tls")]
             tls::provide();
             let clients = sentinels.iter().map(|sentinel| client(sentinel.clone())).collect();
@@ -284,11 +285,12 @@ impl RedisStore {
         })))
     }
 
-    fn over(link: Link) -> Self {
-        let breaker = link.breaker().clone();
+    fn over(source: Source) -> Self {
+        let runtimes = Runtimes::new(source);
+        let breaker = runtimes.breaker().clone();
         Self {
-            gather: Some(Gather::new(link.clone())),
-            link,
+            runtimes,
+            apart: false,
             commands: Commands::new(""),
             deadline: DEADLINE,
             remote: Remote::new().keeping_deadline(DEADLINE).reporting_to(breaker),
@@ -337,7 +339,7 @@ impl RedisStore {
     /// ```
     #[must_use]
     pub fn one_by_one(mut self) -> Self {
-        self.gather = None;
+        self.apart = true;
         self
     }
 
@@ -396,7 +398,8 @@ impl RedisStore {
 
     /// Calls the script, together with concurrent decisions.
     async fn ask(&self, mut cmd: Cmd, until: Instant) -> Result<Answer, StoreError> {
-        if let Some(gather) = self.gather.as_ref().filter(|gather| !gather.is_apart()) {
+        let gather = self.runtimes.here()?.gather;
+        if !self.apart && !gather.is_apart() {
             match gather.join(cmd, until).await {
                 Outcome::Answered(answer) => return answer,
                 Outcome::Returned(same) => cmd = same,
@@ -407,10 +410,9 @@ impl RedisStore {
 
     /// Sends a command on its own.
     async fn call(&self, cmd: Cmd, until: Instant) -> Result<Answer, StoreError> {
-        let runtime = runtime()?;
-        let link = self.link.of(script::key(&cmd));
-        let (waiting, outcome) = Waiting::new(cmd, until, runtime.clone());
-        runtime.spawn(Call::new(link, vec![waiting], until).run());
+        let link = self.runtimes.here()?.link.of(script::key(&cmd));
+        let (waiting, outcome) = Waiting::new(cmd, until);
+        tokio::spawn(Call::new(link, vec![waiting], until).run());
         match outcome.await {
             Ok(Outcome::Answered(answer)) => answer,
             Ok(Outcome::Returned(_)) | Err(_) => Err(ended()),
@@ -443,7 +445,7 @@ where
     /// a `PING` after a second without calls, and another one if that fails. A store of
     /// [`RedisStore::new`] reconnects by itself.
     fn from(connection: C) -> Self {
-        Self::over(Link::fixed(connection))
+        Self::over(Source::given(connection))
     }
 }
 
@@ -490,7 +492,7 @@ impl Store for RedisStore {
     }
 
     fn fault_domain(&self, scope: &Scope, key: &Key) -> u64 {
-        self.link.domain(|| self.commands.key(scope, key))
+        self.runtimes.domain(|| self.commands.key(scope, key))
     }
 }
 

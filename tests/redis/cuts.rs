@@ -156,7 +156,9 @@ async fn flushed_scripts_and_cut_connections_fail_only_requests_in_flight() {
             let Err(error) = answer else { continue };
             failed += 1;
             let why = error.to_string();
-            assert!(why.starts_with("Redis can't be reached"), "{why}: not for its connection");
+            // The client library may lose a call that it is handed as the connection ends.
+            let lost = ["Redis can't be reached", "Redis did not answer in time"];
+            assert!(lost.iter().any(|lost| why.starts_with(lost)), "{why}");
         }
     }
     println!("{failed} of {asked} failed");

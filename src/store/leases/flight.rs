@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use super::super::book::{Owner, SHARE, Waiter, leasable};
+use super::super::book::{Id, Owner, SHARE, Waiter, leasable};
 use super::super::charge::{Charge, OwnedCharge};
 use super::super::error::StoreError;
 use super::super::recall::Sent;
@@ -14,8 +14,8 @@ pub(super) struct Flight {
     lender: Lender,
     /// What it asks for may be spent.
     _owner: Arc<Owner>,
-    /// Of the key and the task.
-    id: (u64, u64),
+    /// Of the requests that wait, and of the task.
+    id: (Id, u64),
     /// Of one token.
     charge: OwnedCharge,
     waiters: VecDeque<Waiter>,
@@ -37,7 +37,7 @@ impl Flight {
     pub(super) fn new(
         lender: Lender,
         owner: Arc<Owner>,
-        id: (u64, u64),
+        id: (Id, u64),
         charge: OwnedCharge,
     ) -> Self {
         let waiters = VecDeque::new();

@@ -9,7 +9,7 @@ use tokio::time::{Instant, timeout};
 use super::handle::{Handle, first, is_alive, probe};
 use super::renewal::renew;
 use super::shards::Shards;
-use super::upkeep::{ATTEMPT, Current, LATE, Upkeep};
+use super::upkeep::{ATTEMPT, Current, LATE, Upkeep, Work};
 use crate::observe;
 
 pub(super) struct Check {
@@ -63,15 +63,18 @@ impl Check {
             is_alive(&mut connection, &probe).await || is_alive(&mut connection, &probe).await
         });
         let mut answer = timeout(grace, alive.as_mut()).await.ok();
+        let mut _work = None;
         if answer != Some(true) {
             let Some(upkeep) = upkeep.upgrade() else { return };
             if upkeep.connect.is_none() && answer.is_some() {
                 // Calls are to say what is wrong with it.
                 return upkeep.well(&shards, part);
             }
-            renew(&upkeep);
-            let waits = upkeep.connect.is_none().then(|| Instant::now() + ATTEMPT + LATE);
-            upkeep.ill(&shards, part, waits);
+            match upkeep.connect {
+                Some(_) => renew(&upkeep),
+                None => _work = Work::begin(&upkeep),
+            }
+            upkeep.ill(&shards, part);
         }
         if answer.is_none() {
             // It may only be late. Until there is another one, and as long as there is the store.

@@ -10,36 +10,36 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use redis::Cmd;
 use tokio::runtime::Handle;
-use tokio::sync::oneshot;
 use tokio::task::yield_now;
 use tokio::time::{Instant, timeout_at};
 
 use super::super::error::StoreError;
 use super::call::Call;
-use super::failure::{ended, late, runtime, unsent};
+use super::failure::{ended, late, unsent};
 use super::link::Link;
-use super::queue::{Leave, Queue, STUCK, UnderWay};
+use super::queue::{Leave, Queue};
 use super::waiting::{Outcome, Waiting};
 
 /// How often the task that leaves lets others run before. tokio comes back after some sixty tasks,
 /// and callers that were answered are to have the chance to ask again.
 const YIELDS: usize = 3;
 
-/// Where the decisions for one server gather; clones share it.
+/// Where the decisions of a runtime for one server gather; clones share it.
 #[derive(Clone)]
 pub(super) struct Gather(Arc<Server>);
 
 struct Server {
     link: Link,
+    runtime: Handle,
     queue: Mutex<Queue>,
     /// It has turned out that no script may use two keys: the server is part of a cluster.
     apart: AtomicBool,
 }
 
 impl Gather {
-    pub(super) fn new(link: Link) -> Self {
+    pub(super) fn new(link: Link, runtime: Handle) -> Self {
         let apart = AtomicBool::new(false);
-        Self(Arc::new(Server { link, queue: Mutex::default(), apart }))
+        Self(Arc::new(Server { link, runtime, queue: Mutex::default(), apart }))
     }
 
     /// Whether calls can't be shared here.
@@ -48,63 +48,50 @@ impl Gather {
     }
 
     /// Sends it in a shared call. `Outcome::Returned`: calls can't be shared here.
-    pub(super) async fn join(&self, mut cmd: Cmd, until: Instant) -> Outcome {
-        loop {
-            let runtime = match runtime() {
-                Ok(runtime) => runtime,
-                Err(error) => return Outcome::Answered(Err(error)),
-            };
-            let (waiting, outcome) = Waiting::new(cmd, until, runtime.clone());
-            let place = self.come(waiting);
-            match self.wait(place, until, &runtime, outcome).await {
-                Outcome::Returned(same) if !self.is_apart() => cmd = same,
-                outcome => return outcome,
-            }
-        }
-    }
-
-    async fn wait(
-        &self,
-        place: u64,
-        until: Instant,
-        runtime: &Handle,
-        mut outcome: oneshot::Receiver<Outcome>,
-    ) -> Outcome {
-        let mut wake = until.min(Instant::now() + STUCK);
-        loop {
-            match timeout_at(wake, &mut outcome).await {
-                Ok(outcome) => return outcome.unwrap_or_else(|_| Outcome::Answered(Err(ended()))),
-                Err(_) if wake == until => return Outcome::Answered(Err(self.late(place))),
-                Err(_) => {
-                    // The task that was to leave may be in a runtime that stands still.
-                    let claimed = self.queue().claim(Instant::now());
-                    if claimed {
-                        self.leave(runtime);
-                    }
-                    wake = until;
-                }
-            }
+    pub(super) async fn join(&self, cmd: Cmd, until: Instant) -> Outcome {
+        let (waiting, outcome) = Waiting::new(cmd, until);
+        let place = self.come(waiting);
+        match timeout_at(until, outcome).await {
+            Ok(outcome) => outcome.unwrap_or_else(|_| Outcome::Answered(Err(ended()))),
+            Err(_) => Outcome::Answered(Err(self.late(place))),
         }
     }
 
     /// Its place in the order of arrival.
     fn come(&self, waiting: Waiting) -> u64 {
-        let runtime = waiting.runtime.clone();
-        let (place, leave) = self.queue().come(waiting, Instant::now());
+        let (place, leave) = self.queue().come(waiting);
         match leave {
-            Leave::Alone(waiting, under_way) => {
-                runtime.spawn(Trip::new(self, vec![waiting], under_way).run());
+            Leave::Alone(waiting) => {
+                let until = waiting.until;
+                self.0.runtime.spawn(Trip::new(self, vec![waiting], until).run());
             }
-            Leave::WithTask => self.leave(&runtime),
+            Leave::WithTask => self.leave(),
             Leave::Later => {}
         }
         place
     }
 
-    fn leave(&self, runtime: &Handle) {
-        // Held by the task from its first moment: it may never be polled.
-        let leaving = Leaving { gather: Some(self.clone()) };
-        runtime.spawn(leaving.run());
+    fn leave(&self) {
+        self.0.runtime.spawn(self.clone().send());
+    }
+
+    /// Sends the decisions that wait.
+    async fn send(self) {
+        for _ in 0..YIELDS {
+            yield_now().await;
+        }
+        let trip = {
+            let mut queue = self.queue();
+            let Some((batch, until)) = queue.leave() else { return };
+            // The others need not wait until it is back.
+            let more = queue.claim();
+            drop(queue);
+            if more {
+                self.leave();
+            }
+            Trip::new(&self, batch, until)
+        };
+        trip.run().await;
     }
 
     fn late(&self, place: u64) -> StoreError {
@@ -116,47 +103,6 @@ impl Gather {
     }
 }
 
-/// The task that sends the decisions that wait.
-struct Leaving {
-    /// `None`: it has left.
-    gather: Option<Gather>,
-}
-
-impl Leaving {
-    async fn run(mut self) {
-        for _ in 0..YIELDS {
-            yield_now().await;
-        }
-        if let Some(trip) = self.take() {
-            trip.run().await;
-        }
-    }
-
-    fn take(&mut self) -> Option<Trip> {
-        let gather = self.gather.take()?;
-        let now = Instant::now();
-        let mut queue = gather.queue();
-        let (batch, under_way) = queue.leave(now)?;
-        // The others need not wait until it is back.
-        let more = queue.claim(now);
-        drop(queue);
-        if more {
-            gather.leave(&Handle::current());
-        }
-        Some(Trip::new(&gather, batch, under_way))
-    }
-}
-
-impl Drop for Leaving {
-    /// Its runtime has ended. Callers in other runtimes join again.
-    fn drop(&mut self) {
-        if let Some(gather) = self.gather.take() {
-            let waiting = gather.queue().scatter();
-            waiting.into_iter().for_each(Waiting::give_back);
-        }
-    }
-}
-
 /// A call, and its place among those in flight.
 struct Trip {
     call: Call,
@@ -164,10 +110,9 @@ struct Trip {
 }
 
 impl Trip {
-    fn new(gather: &Gather, batch: Vec<Waiting>, under_way: UnderWay) -> Self {
-        let (until, _) = under_way;
+    fn new(gather: &Gather, batch: Vec<Waiting>, until: Instant) -> Self {
         let call = Call::new(gather.0.link.clone(), batch, until);
-        Self { call, place: Place { gather: gather.clone(), under_way } }
+        Self { call, place: Place { gather: gather.clone() } }
     }
 
     async fn run(self) {
@@ -188,20 +133,16 @@ impl Trip {
 
 struct Place {
     gather: Gather,
-    under_way: UnderWay,
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
         let mut queue = self.gather.queue();
-        queue.end(self.under_way);
-        if queue.claim(Instant::now()) {
-            // The runtime of the latest caller, which is alive.
-            let runtime = queue.runtime();
-            drop(queue);
-            if let Some(runtime) = runtime {
-                self.gather.leave(&runtime);
-            }
+        queue.end();
+        let more = queue.claim();
+        drop(queue);
+        if more {
+            self.gather.leave();
         }
     }
 }

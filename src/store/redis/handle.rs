@@ -1,7 +1,8 @@
-//! A connection of any kind, and what its answers say of it.
+//! A connection of any kind, where it comes from, and what its answers say of it.
 
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
+use std::sync::Arc;
 use std::task::Poll;
 
 use redis::aio::ConnectionLike;
@@ -12,7 +13,52 @@ use super::shards::Range;
 /// A connection, and what parts of the keys it leads to if that is a cluster.
 pub(super) type Connected = (Box<dyn Handle>, Vec<Range>);
 pub(super) type Connecting = Pin<Box<dyn Future<Output = RedisResult<Connected>> + Send>>;
-pub(super) type Connect = Box<dyn Fn() -> Connecting + Send + Sync>;
+pub(super) type Connect = Arc<dyn Fn() -> Connecting + Send + Sync>;
+
+/// Where the connections of a store come from.
+pub(super) struct Source {
+    /// The one that there is, if it was given.
+    pub(super) given: Option<Box<dyn Handle>>,
+    pub(super) connect: Option<Connect>,
+    pub(super) sharded: bool,
+}
+
+impl Source {
+    pub(super) fn given(connection: impl Handle) -> Self {
+        Self { given: Some(Box::new(connection)), connect: None, sharded: false }
+    }
+
+    pub(super) fn connecting<F, R, C>(connect: F) -> Self
+    where
+        F: Fn() -> R + Send + Sync + 'static,
+        R: Future<Output = RedisResult<C>> + Send + 'static,
+        C: Handle,
+    {
+        let connect: Connect = Arc::new(move || {
+            let connected = connect();
+            Box::pin(async move { Ok((Box::new(connected.await?) as _, Vec::new())) })
+        });
+        Self { given: None, connect: Some(connect), sharded: false }
+    }
+
+    /// The same for a cluster, whose shards fail each by itself.
+    #[cfg(feature = "redis-cluster")]
+    pub(super) fn sharded<F, R, C>(connect: F) -> Self
+    where
+        F: Fn() -> R + Send + Sync + 'static,
+        R: Future<Output = RedisResult<(C, Vec<Range>)>> + Send + 'static,
+        C: Handle,
+    {
+        let connect: Connect = Arc::new(move || {
+            let connected = connect();
+            Box::pin(async move {
+                let (connection, ranges) = connected.await?;
+                Ok((Box::new(connection) as _, ranges))
+            })
+        });
+        Self { given: None, connect: Some(connect), sharded: true }
+    }
+}
 
 /// A connection of any kind. The library's are handles: clones send over the same socket.
 pub(super) trait Handle: ConnectionLike + Send + Sync + 'static {

@@ -4,9 +4,9 @@
 //! a server that has fallen silent or become a replica, and none that notices what a network has
 //! forgotten. This is one for all: what differs is the closure that connects.
 //!
+//! Each runtime has its own, so that none depends on another one's, which may end or stand still.
 //! Nothing runs while there are no calls. A call that finds the connection idle or lost starts a
-//! task in its own runtime, and all calls wait for that. A task may end with its runtime, or stand
-//! still with it: what it has claimed expires, and the next call starts another.
+//! task, and all calls wait for that.
 
 use std::future::{Future, poll_fn};
 use std::sync::Arc;
@@ -15,26 +15,21 @@ use std::time::Duration;
 
 use redis::aio::ConnectionLike;
 use redis::{Cmd, ErrorKind, Pipeline, RedisError, RedisFuture, RedisResult, Value};
-use tokio::runtime::Handle as Runtime;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 
 use super::super::breaker::Breaker;
 use super::check::Check;
-use super::handle::{Connect, Handle, is_of_replica, leads_nowhere};
+use super::handle::{Handle, Source, is_of_replica, leads_nowhere};
 use super::renewal::renew;
 use super::settings::NEVER;
-#[cfg(feature = "redis-cluster")]
-use super::shards::Range;
 use super::shards::Shards;
 use super::upkeep::{Current, PAUSE, Upkeep};
 
 /// A connection that was silent for so long is tried before it is used.
 const IDLE: Duration = Duration::from_secs(1);
-/// The least that is waited for.
-const TICK: Duration = Duration::from_millis(1);
 
-/// The connection of a store; clones share it.
+/// The connection of a store in a runtime; clones share it.
 #[derive(Clone)]
 pub(super) struct Link {
     upkeep: Arc<Upkeep>,
@@ -60,47 +55,17 @@ enum Loss<'a> {
 }
 
 impl Link {
-    pub(super) fn fixed(connection: impl Handle) -> Self {
-        Self::new(Some(Box::new(connection)), None, false)
-    }
-
-    pub(super) fn connecting<F, R, C>(connect: F) -> Self
-    where
-        F: Fn() -> R + Send + Sync + 'static,
-        R: Future<Output = RedisResult<C>> + Send + 'static,
-        C: Handle,
-    {
-        let connect: Connect = Box::new(move || {
-            let connected = connect();
-            Box::pin(async move { Ok((Box::new(connected.await?) as _, Vec::new())) })
-        });
-        Self::new(None, Some(connect), false)
-    }
-
-    /// The same for a cluster, whose shards fail each by itself.
-    #[cfg(feature = "redis-cluster")]
-    pub(super) fn sharded<F, R, C>(connect: F) -> Self
-    where
-        F: Fn() -> R + Send + Sync + 'static,
-        R: Future<Output = RedisResult<(C, Vec<Range>)>> + Send + 'static,
-        C: Handle,
-    {
-        let connect: Connect = Box::new(move || {
-            let connected = connect();
-            Box::pin(async move {
-                let (connection, ranges) = connected.await?;
-                Ok((Box::new(connection) as _, ranges))
-            })
-        });
-        Self::new(None, Some(connect), true)
-    }
-
-    fn new(connection: Option<Box<dyn Handle>>, connect: Option<Connect>, sharded: bool) -> Self {
-        let upkeep = Arc::new(Upkeep::new(connection, connect, sharded));
-        if Runtime::try_current().is_ok() {
-            renew(&upkeep);
-        }
+    /// Of the current runtime.
+    pub(super) fn new(source: &Source, breaker: Breaker) -> Self {
+        let upkeep = Arc::new(Upkeep::new(source, breaker));
+        renew(&upkeep);
         Self { upkeep, key: None }
+    }
+
+    /// Ends with the link.
+    pub(super) fn end(&self) -> impl Future<Output = ()> + Send + use<> {
+        let mut changes = self.upkeep.current.subscribe();
+        async move { while changes.changed().await.is_ok() {} }
     }
 
     /// The same link, for calls to the shard of a key.
@@ -108,6 +73,7 @@ impl Link {
         Self { upkeep: Arc::clone(&self.upkeep), key: self.upkeep.sharded.then(|| key.into()) }
     }
 
+    /// Hears of calls that fail.
     pub(super) fn breaker(&self) -> &Breaker {
         &self.upkeep.breaker
     }
@@ -181,8 +147,7 @@ impl Link {
         // Where a probe is needed, it asks for a key that is really used.
         health.set_key(self.key.as_ref());
         let checked = now < health.checked_by();
-        let at_work = checked || current.renewed_by.is_some_and(|until| Instant::now() < until);
-        if !at_work {
+        if !checked && !current.at_work {
             // No caller has asked for a while: this one may wait again.
             health.lose(now);
             match current.connection.as_ref() {
@@ -205,8 +170,7 @@ impl Link {
         let until = health.lost().saturating_add(patience);
         let failed = current.attempts == 0 && current.error.is_some();
         if !failed && now < until {
-            let by = current.renewed_by.unwrap_or_else(Instant::now);
-            return Ok(Look::Wait(by.min(upkeep.instant(until)).max(Instant::now() + TICK)));
+            return Ok(Look::Wait(upkeep.instant(until)));
         }
         if failed || upkeep.is_longest(patience) {
             upkeep.breaker.cut_off(shards.node(part));
@@ -252,9 +216,6 @@ impl Link {
             health.found_replica();
         }
         if !health.lose_once(since) {
-            return;
-        }
-        if Runtime::try_current().is_err() {
             return;
         }
         if let Loss::Silent = why {

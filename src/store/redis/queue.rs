@@ -1,9 +1,8 @@
 //! Decisions that wait to travel, and how many calls may be in flight.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::VecDeque;
 use std::time::Duration;
 
-use tokio::runtime::Handle;
 use tokio::time::Instant;
 
 use super::waiting::Waiting;
@@ -21,22 +20,16 @@ const UNKNOWN: usize = 1_024;
 const FULL: usize = 4;
 /// How long the least round trip is remembered, at least: the distance may change.
 const SPAN: Duration = Duration::from_secs(5);
-/// After so long a task that was to leave is not counted on: it may be in a runtime that does not
-/// run.
-pub(super) const STUCK: Duration = Duration::from_millis(50);
-
 #[derive(Default)]
 pub(super) struct Queue {
     waiting: VecDeque<Waiting>,
     /// How many have come, and how many of these have left.
     came: u64,
     left: u64,
-    /// Calls in flight, by when they are not waited for any more: a runtime may stand still.
-    calls: BTreeSet<(Instant, u64)>,
-    /// How many calls have left.
-    called: u64,
-    /// Since when a task is about to leave.
-    leaving: Option<Instant>,
+    /// How many calls are in flight.
+    calls: usize,
+    /// A task is about to leave.
+    leaving: bool,
     /// The last call took several.
     busy: bool,
     distance: Distance,
@@ -68,13 +61,10 @@ impl Distance {
     }
 }
 
-/// A call in flight.
-pub(super) type UnderWay = (Instant, u64);
-
 /// How a decision is to be sent.
 pub(super) enum Leave {
     /// At once, in a call of its own.
-    Alone(Waiting, UnderWay),
+    Alone(Waiting),
     /// With a task that is to be started.
     WithTask,
     /// With others' task.
@@ -83,19 +73,16 @@ pub(super) enum Leave {
 
 impl Queue {
     /// Its place in the order of arrival, and how it is sent.
-    pub(super) fn come(&mut self, waiting: Waiting, now: Instant) -> (u64, Leave) {
-        let is_alone = self.calls.is_empty()
-            && self.waiting.is_empty()
-            && self.leaving.is_none()
-            && !self.busy;
+    pub(super) fn come(&mut self, waiting: Waiting) -> (u64, Leave) {
+        let is_alone = self.calls == 0 && self.waiting.is_empty() && !self.leaving && !self.busy;
         self.came += 1;
         let leave = if is_alone {
             self.left += 1;
-            let under_way = self.begin(waiting.until, 1);
-            Leave::Alone(waiting, under_way)
+            self.begin(1);
+            Leave::Alone(waiting)
         } else {
             self.waiting.push_back(waiting);
-            if self.claim(now) { Leave::WithTask } else { Leave::Later }
+            if self.claim() { Leave::WithTask } else { Leave::Later }
         };
         (self.came, leave)
     }
@@ -106,63 +93,41 @@ impl Queue {
     }
 
     /// A call begins.
-    fn begin(&mut self, until: Instant, decisions: usize) -> UnderWay {
-        self.called += 1;
+    fn begin(&mut self, decisions: usize) {
         self.busy = decisions > 1;
-        let under_way = (until, self.called);
-        self.calls.insert(under_way);
-        under_way
+        self.calls += 1;
     }
 
-    /// It is back.
-    pub(super) fn end(&mut self, under_way: UnderWay) {
-        self.calls.remove(&under_way);
+    /// One is back.
+    pub(super) fn end(&mut self) {
+        self.calls -= 1;
     }
 
     pub(super) fn note(&mut self, now: Instant, took: Duration) {
         self.distance.note(now, took);
     }
 
-    /// The decisions of the next call, which has begun.
-    pub(super) fn leave(&mut self, now: Instant) -> Option<(Vec<Waiting>, UnderWay)> {
-        self.leaving = None;
-        if !self.has_room(now) {
+    /// The decisions of the next call, which has begun, and until when they wait for it.
+    pub(super) fn leave(&mut self) -> Option<(Vec<Waiting>, Instant)> {
+        self.leaving = false;
+        if !self.has_room() {
             return None;
         }
-        let batch = self.batch(now);
+        let batch = self.batch(Instant::now());
         let until = batch.iter().map(|waiting| waiting.until).max()?;
-        let under_way = self.begin(until, batch.len());
-        Some((batch, under_way))
+        self.begin(batch.len());
+        Some((batch, until))
     }
 
-    /// All that wait, when the task that was to send them has ended.
-    pub(super) fn scatter(&mut self) -> VecDeque<Waiting> {
-        self.leaving = None;
-        self.left += self.waiting.len() as u64;
-        std::mem::take(&mut self.waiting)
-    }
-
-    /// The runtime of the latest caller.
-    pub(super) fn runtime(&self) -> Option<Handle> {
-        self.waiting.back().map(|waiting| waiting.runtime.clone())
-    }
-
-    fn has_room(&mut self, now: Instant) -> bool {
-        while self.calls.first().is_some_and(|(until, _)| *until <= now) {
-            self.calls.pop_first();
-        }
+    fn has_room(&self) -> bool {
         let more = if self.waiting.len() >= MAX_BATCH { FULL } else { 0 };
-        self.calls.len() < self.distance.calls() + more
+        self.calls < self.distance.calls() + more
     }
 
     /// Whether a task has to be started that sends what waits.
-    pub(super) fn claim(&mut self, now: Instant) -> bool {
-        let claimed = !self.waiting.is_empty()
-            && self.leaving.is_none_or(|since| now - since >= STUCK)
-            && self.has_room(now);
-        if claimed {
-            self.leaving = Some(now);
-        }
+    pub(super) fn claim(&mut self) -> bool {
+        let claimed = !self.waiting.is_empty() && !self.leaving && self.has_room();
+        self.leaving |= claimed;
         claimed
     }
 

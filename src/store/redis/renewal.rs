@@ -12,7 +12,7 @@ use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 
 use super::handle::{Handle, first, probe};
 use super::shards::Shards;
-use super::upkeep::{ATTEMPT, Current, LATE, PAUSE, Upkeep};
+use super::upkeep::{ATTEMPT, Current, PAUSE, Upkeep, Work};
 use crate::observe;
 
 /// Attempts that may be in flight before the pauses between them grow.
@@ -28,31 +28,17 @@ pub(super) fn renew(upkeep: &Arc<Upkeep>) {
     if upkeep.connect.is_none() {
         return;
     }
-    let now = Instant::now();
-    let mut turn = 0;
-    let claimed = upkeep.current.send_if_modified(|current| {
-        let claimed = current.renewed_by.is_none_or(|until| until <= now);
-        if claimed {
-            current.renewed_by = Some(now + LATE);
-            current.renewal += 1;
-            current.error = None;
-            turn = current.renewal;
-        }
-        claimed
-    });
     upkeep.ask(upkeep.now());
-    if claimed {
+    if let Some(work) = Work::begin(upkeep) {
+        upkeep.current.send_modify(|current| current.error = None);
         let changes = upkeep.current.subscribe();
-        // Held by the task from its first moment: it may never be polled.
-        let renewal = Renewal { upkeep: Arc::downgrade(upkeep), changes, turn };
-        tokio::spawn(renewal.run());
+        tokio::spawn(Renewal { work, changes }.run());
     }
 }
 
 struct Renewal {
-    upkeep: Weak<Upkeep>,
+    work: Work,
     changes: watch::Receiver<Current>,
-    turn: u64,
 }
 
 impl Renewal {
@@ -93,7 +79,7 @@ impl Renewal {
     /// Where a new connection is no better than the one before (its address leads to a replica, or it
     /// is closed at once, too), they are not made as fast as they fail.
     fn pause(&self) -> Option<Instant> {
-        let upkeep = self.upkeep.upgrade()?;
+        let upkeep = self.work.upkeep()?;
         let pause = {
             let current = upkeep.current.borrow();
             let in_vain = match current.shards.led_to_replica() {
@@ -107,32 +93,19 @@ impl Renewal {
                 many => current.at + PAUSE / (1 << (IN_VAIN - many)),
             }
         };
-        self.claim(&upkeep, pause, 0);
         Some(pause)
-    }
-
-    fn claim(&self, upkeep: &Upkeep, until: Instant, attempts: usize) {
-        upkeep.current.send_if_modified(|current| {
-            if current.renewal == self.turn {
-                current.renewed_by = Some(until + LATE);
-                current.attempts = attempts;
-            }
-            false
-        });
     }
 
     /// Ends when no connection is needed any more.
     async fn is_over(&mut self) {
-        let turn = self.turn;
-        let over = |current: &Current| current.renewal != turn || current.is_whole();
-        let _ = self.changes.wait_for(over).await;
+        let _ = self.changes.wait_for(Current::is_whole).await;
     }
 
     /// Begins another attempt if callers still ask. When the next one is due; `None`: never.
     fn attempt(&self, attempts: &mut JoinSet<RedisResult<Found>>) -> Option<Instant> {
-        let upkeep = self.upkeep.upgrade()?;
+        let upkeep = self.work.upkeep()?;
         if upkeep.asked().elapsed() < WANTED {
-            let of = Weak::clone(&self.upkeep);
+            let of = Arc::downgrade(&upkeep);
             attempts.spawn(async move {
                 let late = || Err((ErrorKind::Io, "the server does not answer").into());
                 timeout(ATTEMPT, find(of)).await.unwrap_or_else(|_| late())
@@ -141,13 +114,15 @@ impl Renewal {
             return None;
         }
         let many = (attempts.len() as u32).div_ceil(FEW).max(1);
-        let due = Instant::now() + PAUSE * many;
-        self.claim(&upkeep, due, attempts.len());
-        Some(due)
+        upkeep.current.send_if_modified(|current| {
+            current.attempts = attempts.len();
+            false
+        });
+        Some(Instant::now() + PAUSE * many)
     }
 
     fn install(&self, Found { connection, shards }: Found) {
-        let Some(upkeep) = self.upkeep.upgrade() else { return };
+        let Some(upkeep) = self.work.upkeep() else { return };
         observe::store_connected();
         let at = Instant::now();
         upkeep.current.send_modify(|current| {
@@ -169,29 +144,11 @@ impl Renewal {
     }
 
     fn failed(&self, error: RedisError, left: usize) {
-        let Some(upkeep) = self.upkeep.upgrade() else { return };
+        let Some(upkeep) = self.work.upkeep() else { return };
         upkeep.current.send_modify(|current| {
-            if current.renewal == self.turn {
-                current.attempts = left;
-                current.error = Some(error).filter(|_| !current.is_whole());
-            }
+            current.attempts = left;
+            current.error = Some(error).filter(|_| !current.is_whole());
         });
-    }
-}
-
-impl Drop for Renewal {
-    /// Also with the runtime that it ran in.
-    fn drop(&mut self) {
-        if let Some(upkeep) = self.upkeep.upgrade() {
-            upkeep.current.send_if_modified(|current| {
-                let mine = current.renewal == self.turn;
-                if mine {
-                    current.renewed_by = None;
-                    current.attempts = 0;
-                }
-                mine
-            });
-        }
     }
 }
 

@@ -1,7 +1,8 @@
 //! What is known of a store's connection, and of the work on it.
 
-use std::sync::Arc;
+use std::mem::replace;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use redis::RedisError;
@@ -9,7 +10,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::super::breaker::Breaker;
-use super::handle::{Connect, Handle};
+use super::handle::{Connect, Handle, Source};
 use super::shards::Shards;
 
 /// How long an idle connection has to answer before another one is made beside it: two round trips,
@@ -20,7 +21,7 @@ const MOST_GRACE: Duration = Duration::from_secs(1);
 pub(super) const ATTEMPT: Duration = Duration::from_secs(5);
 /// Between the beginnings of two attempts, as long as few are in flight.
 pub(super) const PAUSE: Duration = Duration::from_millis(250);
-/// A claim expires so long after its holder should have been back.
+/// A check expires so long after it should have ended.
 pub(super) const LATE: Duration = Duration::from_millis(100);
 
 pub(super) struct Upkeep {
@@ -54,9 +55,8 @@ pub(super) struct Current {
     pub(super) attempts: usize,
     /// Connections that were lost one after the other before they answered a call.
     pub(super) in_vain: u32,
-    /// Who makes connections, and when that one is given up.
-    pub(super) renewal: u64,
-    pub(super) renewed_by: Option<Instant>,
+    /// Whether a task makes connections, or waits for the one that there is.
+    pub(super) at_work: bool,
 }
 
 impl Current {
@@ -67,14 +67,10 @@ impl Current {
 }
 
 impl Upkeep {
-    pub(super) fn new(
-        connection: Option<Box<dyn Handle>>,
-        connect: Option<Connect>,
-        sharded: bool,
-    ) -> Self {
+    pub(super) fn new(source: &Source, breaker: Breaker) -> Self {
         let now = Instant::now();
         let current = Current {
-            connection,
+            connection: source.given.as_ref().map(|connection| connection.boxed()),
             shards: Arc::new(Shards::new(Vec::new(), 0)),
             made: 0,
             at: now,
@@ -82,13 +78,12 @@ impl Upkeep {
             error: None,
             attempts: 0,
             in_vain: 0,
-            renewal: 0,
-            renewed_by: None,
+            at_work: false,
         };
         Self {
-            connect,
-            sharded,
-            breaker: Breaker::default(),
+            connect: source.connect.clone(),
+            sharded: source.sharded,
+            breaker,
             current: watch::Sender::new(current),
             since: now,
             asked: AtomicU64::new(0),
@@ -142,12 +137,32 @@ impl Upkeep {
         self.current.send_modify(|current| current.error = None);
     }
 
-    /// Its check brought no answer: callers get the reason why there is no other one. `answers_by`: it
-    /// may still answer, and there will be no other one.
-    pub(super) fn ill(&self, shards: &Shards, part: usize, answers_by: Option<Instant>) {
+    /// Its check brought no answer: callers get the reason why there is no other one.
+    pub(super) fn ill(&self, shards: &Shards, part: usize) {
         shards.health(part).checked_until(0);
-        self.current.send_modify(|current| {
-            current.renewed_by = answers_by.or(current.renewed_by);
-        });
+        self.current.send_modify(|_| {});
+    }
+}
+
+/// The work on a connection, for one task at a time. It ends when this is dropped.
+pub(super) struct Work(Weak<Upkeep>);
+
+impl Work {
+    pub(super) fn begin(upkeep: &Arc<Upkeep>) -> Option<Self> {
+        let begins =
+            upkeep.current.send_if_modified(|current| !replace(&mut current.at_work, true));
+        begins.then(|| Self(Arc::downgrade(upkeep)))
+    }
+
+    pub(super) fn upkeep(&self) -> Option<Arc<Upkeep>> {
+        self.0.upgrade()
+    }
+}
+
+impl Drop for Work {
+    fn drop(&mut self) {
+        if let Some(upkeep) = self.upkeep() {
+            upkeep.current.send_modify(|current| (current.at_work, current.attempts) = (false, 0));
+        }
     }
 }

@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use redis::Cmd;
-use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
@@ -16,8 +15,6 @@ pub(super) struct Waiting {
     pub(super) until: Instant,
     /// How long it may wait for a connection.
     pub(super) patience: Duration,
-    /// Where the answer is awaited.
-    pub(super) runtime: Handle,
     reply: oneshot::Sender<Outcome>,
 }
 
@@ -29,14 +26,10 @@ pub(super) enum Outcome {
 }
 
 impl Waiting {
-    pub(super) fn new(
-        cmd: Cmd,
-        until: Instant,
-        runtime: Handle,
-    ) -> (Self, oneshot::Receiver<Outcome>) {
+    pub(super) fn new(cmd: Cmd, until: Instant) -> (Self, oneshot::Receiver<Outcome>) {
         let (reply, outcome) = oneshot::channel();
         let patience = until - Instant::now();
-        (Self { cmd, until, patience, runtime, reply }, outcome)
+        (Self { cmd, until, patience, reply }, outcome)
     }
 
     /// What is late or was dropped is not sent.

@@ -1,0 +1,96 @@
+//! The runtimes that call a store. Each has a connection of its own, and calls of its own in flight:
+//! what becomes of one runtime is nothing to the others.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use tokio::runtime::{Handle, Id};
+
+use super::super::breaker::Breaker;
+use super::super::error::StoreError;
+use super::failure::runtime;
+use super::gather::Gather;
+use super::handle::Source;
+use super::link::Link;
+
+/// Clones share it.
+#[derive(Clone)]
+pub(super) struct Runtimes(Arc<Shared>);
+
+struct Shared {
+    source: Source,
+    breaker: Breaker,
+    homes: Mutex<HashMap<Id, Home>>,
+}
+
+/// What a runtime has.
+#[derive(Clone)]
+pub(super) struct Home {
+    pub(super) link: Link,
+    pub(super) gather: Gather,
+}
+
+impl Runtimes {
+    /// Connects at once, if there is a runtime.
+    pub(super) fn new(source: Source) -> Self {
+        let (breaker, homes) = (Breaker::default(), Mutex::default());
+        let this = Self(Arc::new(Shared { source, breaker, homes }));
+        let _ = this.here();
+        this
+    }
+
+    /// What the current runtime has.
+    pub(super) fn here(&self) -> Result<Home, StoreError> {
+        let (runtime, Shared { source, breaker, .. }) = (runtime()?, &*self.0);
+        let mut homes = self.0.homes();
+        if let Some(home) = homes.get(&runtime.id()) {
+            return Ok(home.clone());
+        }
+        let link = Link::new(source, breaker.clone());
+        let home = Home { gather: Gather::new(link.clone(), runtime.clone()), link };
+        homes.insert(runtime.id(), home.clone());
+        drop(homes);
+        let tenant = Tenant { of: Arc::downgrade(&self.0), runtime: runtime.id() };
+        let end = home.link.end();
+        runtime.spawn(async move {
+            end.await;
+            drop(tenant);
+        });
+        Ok(home)
+    }
+
+    pub(super) fn breaker(&self) -> &Breaker {
+        &self.0.breaker
+    }
+
+    /// What fails together with this key.
+    pub(super) fn domain(&self, key: impl FnOnce() -> String) -> u64 {
+        if !self.0.source.sharded {
+            return 0;
+        }
+        let homes = self.0.homes();
+        let here = Handle::try_current().ok().and_then(|runtime| homes.get(&runtime.id()));
+        let home = here.or_else(|| homes.values().next());
+        home.map_or(0, |home| home.link.domain(key))
+    }
+}
+
+impl Shared {
+    fn homes(&self) -> MutexGuard<'_, HashMap<Id, Home>> {
+        self.homes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Leaves its home when its runtime ends.
+struct Tenant {
+    of: Weak<Shared>,
+    runtime: Id,
+}
+
+impl Drop for Tenant {
+    fn drop(&mut self) {
+        if let Some(of) = self.of.upgrade() {
+            of.homes().remove(&self.runtime);
+        }
+    }
+}
