@@ -1,6 +1,7 @@
 //! Counters and timings through the `metrics` facade. Their names are listed in
 //! `docs/observing.md`.
 
+use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::OnceLock;
 use std::time::Instant;
 use std::{array, iter};
@@ -34,6 +35,11 @@ pub(crate) struct Meters {
     /// Their names, made once also where no recorder is installed.
     keys: OnceLock<Keys>,
 }
+
+/// A panic in a recorder leaves nothing half done here, and a feature takes no trait from a public
+/// type.
+impl UnwindSafe for Meters {}
+impl RefUnwindSafe for Meters {}
 
 struct Keys {
     counters: [Key; COUNTERS],

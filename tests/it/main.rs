@@ -1,5 +1,6 @@
 //! What the layer promises over HTTP: one module for each subject.
 
+mod auto_traits;
 mod breaker;
 mod calendars;
 mod client_ip;

@@ -1,0 +1,101 @@
+//! Which auto traits the public types have: a line for each type.
+
+use std::panic::{RefUnwindSafe, UnwindSafe};
+
+use tower_fixed_window::key::*;
+use tower_fixed_window::store::*;
+use tower_fixed_window::*;
+
+/// Whether a type has a trait: an associated constant of the type hides that of a trait.
+macro_rules! has {
+    ($type:ty: $trait:path) => {{
+        #[allow(dead_code)]
+        struct Is<T>(T);
+        #[allow(dead_code)]
+        impl<T: $trait> Is<T> {
+            const YES: bool = true;
+        }
+        #[allow(dead_code)]
+        trait No {
+            const YES: bool = false;
+        }
+        impl<T> No for T {}
+        if <Is<$type>>::YES { concat!(" ", stringify!($trait)) } else { "" }
+    }};
+}
+
+macro_rules! table {
+    ($($type:ty,)*) => {
+        [$((
+            stringify!($type),
+            [
+                has!($type: Send),
+                has!($type: Sync),
+                has!($type: Unpin),
+                has!($type: UnwindSafe),
+                has!($type: RefUnwindSafe),
+            ].concat(),
+        )),*]
+    };
+}
+
+/// Those that are there without features.
+pub fn table() -> String {
+    let table = table![
+        Account<'static>,
+        Adjust<'static>,
+        Charge<'static>,
+        Control,
+        CostMeter,
+        Decision,
+        EmptyBody,
+        Extension<String>,
+        FixedWindow<()>,
+        FixedWindowLayer,
+        GitHubBody,
+        Global,
+        Grpc,
+        Header,
+        Headers,
+        Key,
+        KeyFn<fn()>,
+        Limiter,
+        ManualClock,
+        MatchedPath,
+        MemoryStore,
+        MissingKey,
+        OnStoreFailure,
+        Or<Global, Global>,
+        OwnedAdjust,
+        OwnedCharge,
+        ParseQuotaError,
+        PeerAddr,
+        PeerIp,
+        Plan,
+        ProblemJson,
+        Quota,
+        QuotaError,
+        Quotas,
+        RateLimitEndpoint,
+        RateLimited,
+        Reason,
+        Receipt,
+        Rejection<'static>,
+        Remote,
+        Reply<()>,
+        ResponseFuture<RateLimitEndpoint, (), ProblemJson>,
+        Scope,
+        State,
+        StoreError,
+        SystemClock,
+        TrueCost,
+        Usage,
+        Weekday,
+    ];
+    table.map(|(name, traits)| format!("{name}:{traits}\n")).concat()
+}
+
+#[allow(dead_code)]
+fn main() {
+    print!("{}", table());
+}
