@@ -27,9 +27,10 @@ use crate::store::{Account, Charge, Reply, Scope, StoreError};
 ///
 /// It extracts the key of each request as the layers do, and reads their counters. The first layer
 /// is also reported as `rate`. A layer without a limit for the client
-/// ([`quota_fn`](crate::FixedWindowLayer::quota_fn) returned `None`) is left out. If all are, the
-/// response is that of GitHub Enterprise without rate limits, which its clients know: 404 with the
-/// message "Rate limiting is not enabled."
+/// ([`quota_fn`](crate::FixedWindowLayer::quota_fn) returned `None`) is left out, and so is one in
+/// [shadow mode](crate::FixedWindowLayer::shadow). If all are, the response is that of GitHub
+/// Enterprise without rate limits, which its clients know: 404 with the message "Rate limiting is
+/// not enabled."
 ///
 /// ```
 /// use axum::{Router, routing::get};
@@ -59,8 +60,10 @@ use crate::store::{Account, Charge, Reply, Scope, StoreError};
 /// A request without a key gets a 400 or 500, as from the layers. If a store fails, the response is
 /// a 503 with `retry-after`. All layers are read concurrently.
 ///
-/// Each request reads the counters of each layer, which is one call each to a remote store, and
-/// none of these reads is counted. Give this route a limit of its own, for example by address.
+/// Each request reads the counters of each layer, and none of these reads is counted. In memory
+/// they cost no more than another response, so that the route can be free, as at GitHub
+/// (`examples/github.rs`). In a remote store they are a call for each layer: give the route a limit
+/// of its own there, by address and in memory.
 #[derive(Clone)]
 pub struct RateLimitEndpoint {
     resources: Vec<Resource>,
@@ -103,8 +106,11 @@ impl Resource {
         Self { limiter, options, live }
     }
 
-    /// `None`: there is no limit for this request.
+    /// `None`: there is no limit for this request, or none that it may see (S23).
     fn peek(&self, parts: &Parts) -> Result<Option<Reply<Decision>>, Reason> {
+        if self.live.shadow(self.options.shadow) {
+            return Ok(None);
+        }
         let mut key = Key::default();
         self.options.key.extract(parts, &mut key).map_err(|missing| {
             if !missing.is_client() {

@@ -260,3 +260,27 @@ async fn a_caller_without_a_limit_sees_no_numbers() {
         assert_eq!(told, (StatusCode::NOT_FOUND, message.to_owned()));
     }
 }
+
+#[tokio::test]
+async fn a_limit_in_shadow_mode_shows_no_numbers() {
+    for mood in ANSWERS {
+        let core = per_minute(5, mood).name("core").key(header("x-user")).shadow();
+        let search = per_minute(30, mood).name("search");
+        let (control, standing) = (core.control(), |limit| {
+            format!(r#"{{"limit":{limit},"used":0,"remaining":{limit},"reset":1700000100}}"#)
+        });
+        // Nor is a request refused that has no key for it.
+        let endpoint = RateLimitEndpoint::new([&core]).and(&search);
+        let told = ask(&endpoint, get("/")).await;
+        let search = standing(30);
+        assert_eq!(told, (StatusCode::OK, format!(r#"{{"resources":{{"search":{search}}}}}"#)));
+        let (status, told) = ask(&RateLimitEndpoint::new([&core]), get("/")).await;
+        assert_eq!(status, StatusCode::NOT_FOUND, "{told}");
+
+        control.set_shadow(false);
+        let request = Request::get("/").header("x-user", "alice").body(Body::empty());
+        let core = standing(5);
+        let both = format!(r#"{{"resources":{{"core":{core},"search":{search}}},"rate":{core}}}"#);
+        assert_eq!(ask(&endpoint, request.expect("a request")).await, (StatusCode::OK, both));
+    }
+}
