@@ -18,8 +18,9 @@ impl Decision {
     /// ```
     /// use tower_fixed_window::{Limiter, Quota, RateLimited};
     ///
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(),
-    /// tower_fixed_window::StoreError> { let limiter = Limiter::new(Quota::per_day(1));
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tower_fixed_window::StoreError> {
+    /// let limiter = Limiter::new(Quota::per_day(1));
     /// assert!(limiter.check("alice").await?.into_result().is_ok());
     ///
     /// let error: RateLimited = limiter.check("alice").await?.into_result().unwrap_err();

@@ -236,7 +236,7 @@ fn torn(text: &str) -> Vec<String> {
         if let Some(before) = before.filter(|_| hidden.is_none() && !ends) {
             torn.push(format!("{before} | {line}"));
         }
-        before = hidden.filter(|line| !line.ends_with([';', '{', '}', ']', ',']));
+        before = hidden.filter(|line| !line.ends_with([';', '{', '}', ']']));
     }
     torn
 }
