@@ -2,8 +2,10 @@
 
 use super::standing::Usage;
 use super::{Decision, FEW, Several, Verdict};
-use crate::quota::{MAX_TOKENS, Quotas, Span};
+use crate::quota::{Anchor, MAX_TOKENS, Quota, Quotas, Span};
 use crate::window::MAX;
+
+const DAY_MS: i64 = 86_400_000;
 
 /// The numbers of a decision: when it was made, the tokens, which quotas took them from a count
 /// that other keys share, and of each quota the window, what is used in it, and the window that
@@ -22,17 +24,11 @@ impl Decision {
     /// `None`: there can't be such a decision under these quotas.
     pub(crate) fn from_kept(quotas: &Quotas, kept: &KeptDecision) -> Option<Self> {
         let &(now, granted, shared, ref windows) = kept;
-        let is_instant = |at: &i64| (0..=MAX).contains(at);
-        let are_windows = windows.iter().all(|[start, end, used, covered @ ..]| {
-            [start, end].into_iter().chain(covered).all(is_instant)
-                && start <= end
-                && covered[0] <= covered[1]
-                && (-MAX..=MAX).contains(used)
-        });
+        let is_possible = |(quota, window)| is_possible(quota, now, granted, window);
         if windows.len() != quotas.len()
-            || !are_windows
-            || !is_instant(&now)
-            || granted > MAX_TOKENS
+            || shared >> windows.len() > 0
+            || !(0..=MAX).contains(&now)
+            || !quotas.iter().zip(windows).all(is_possible)
         {
             return None;
         }
@@ -55,4 +51,47 @@ impl Decision {
         decision.govern_by_tightest();
         Some(decision)
     }
+}
+
+/// Whether a charge that took so many tokens of a quota can have left these numbers.
+fn is_possible(quota: &Quota, now: i64, granted: u64, numbers: &[i64; 5]) -> bool {
+    let &[start, end, used, covered_start, covered_end] = numbers;
+    let length = quota.window as i64;
+    // Windows of a calendar differ: by the days of months and years, and by changes of the clock.
+    // Of a key that came from a shared count, the first one begins late.
+    let (most, calendar) = match quota.anchor {
+        Anchor::Calendar(calendar) => (length + 2 * DAY_MS, Some(calendar)),
+        _ => (length, None),
+    };
+    let is_window = |start: i64, end: i64| {
+        let is_length = |length: i64| match calendar {
+            Some(days) => length <= most || days.around(start) == Span { start, end },
+            None => length == most || length < most && end == MAX,
+        };
+        (-most..=MAX).contains(&start) && (start..=MAX).contains(&end) && is_length(end - start)
+    };
+    // A clock that stepped back by less than a window is at most in the one before that.
+    let runs = start.saturating_sub(2 * most) <= now && now <= end;
+
+    // In how many windows all of the tokens are covered, at most.
+    let limit = quota.limit as i64;
+    let windows =
+        (used.saturating_sub(limit).max(0) as u64).div_ceil(quota.limit.max(1)).max(1) as i64;
+    let latest = windows.saturating_mul(most).saturating_add(start).min(MAX);
+    let is_covered = if covered_start > start {
+        let on_grid = calendar.is_some() || covered_start.saturating_sub(start) % length == 0;
+        quota.max_reserved > 0
+            && (covered_start <= latest || end == MAX)
+            && (on_grid || covered_start == MAX)
+    } else {
+        (covered_start, covered_end) == (start, end)
+    };
+    let least_used = (limit - quota.capacity as i64).min(0);
+    let most_used = if granted == 0 { MAX } else { limit + quota.max_reserved as i64 };
+    is_window(start, end)
+        && is_window(covered_start, covered_end)
+        && runs
+        && is_covered
+        && granted <= MAX_TOKENS
+        && (least_used + granted as i64..=most_used).contains(&used)
 }

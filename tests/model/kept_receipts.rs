@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use futures_util::future::FutureExt;
+use proptest::collection::vec;
 use proptest::prelude::*;
 use tower_fixed_window::store::Reply;
 use tower_fixed_window::{
-    KeptReceipt, Key, Limiter, ManualClock, MemoryStore, Quota, Quotas, Receipt,
+    Clock, KeptReceipt, Key, Limiter, MAX_TOKENS, ManualClock, MemoryStore, Quota, Quotas, Receipt,
 };
 
 const NOW: u64 = 1_700_000_040_000;
@@ -164,21 +165,96 @@ fn impossible_receipts_are_errors() {
         ("15,1700000100000", "-9223372036854775808,1700000100000"),
         ("1700000100000,15", "1700000039999,15"),
         (",1700000160000", ""),
+        // Windows of another length, at another time, and a minute that ends in the year 287,396.
+        ("1700000100000,15", "1700003640000,15"),
+        ("1700000100000,15", "9007199254740991,15"),
+        ("[[1700000040000,1700000100000", "[[9007199254680991,9007199254740991"),
+        ("[1700000040000,15,0", "[1600000000000,15,0"),
+        ("1700000100000,1700000160000", "1700000100000,1700003700000"),
+        ("1700000100000,1700000160000", "1700000130000,1700000190000"),
+        ("1700000100000,1700000160000", "1699999980000,1700000040000"),
+        ("1700000100000,1700000160000", "1700000340000,1700000400000"),
+        // It reserves under a quota that does not.
+        (" reserve-up-to=20", ""),
+        // More than the quota has, and less than the charge took.
+        ("1700000100000,15,", "1700000100000,31,"),
+        ("1700000100000,15,", "1700000100000,14,"),
+        ("[1700000040000,15", "[1700000040000,9007199254740991"),
+        // A third quota's count.
+        ("15,0,[[", "15,4,[["),
     ] {
         let forged = text.replacen(what, by, 1);
         assert_ne!(forged, text, "{what}");
         let error = serde_json::from_str::<KeptReceipt>(&forged).expect_err(&forged).to_string();
         assert!(!error.contains("616c"), "no key in {error}");
     }
-    let largest = text.replacen("[1700000040000,15", "[1700000040000,9007199254740991", 1);
-    assert!(serde_json::from_str::<KeptReceipt>(&largest).is_ok(), "no number is larger");
     for end in 0..text.len() {
         assert!(serde_json::from_str::<KeptReceipt>(&text[..end]).is_err(), "{}", &text[..end]);
     }
 }
 
+/// Any that a charge leaves: after debts, rollover, reservations, and a clock that steps back.
+fn quota() -> impl Strategy<Value = Quota> {
+    let limit = prop_oneof![2 => Just(0), 9 => 1..40_u64, 1 => Just(MAX_TOKENS)];
+    let windows = (0..9_usize, 1..10_000_u64);
+    (limit, windows, 0..3_u64, 0..3_u64).prop_map(|(limit, (kind, ms), more, reserved)| {
+        let quota = match kind {
+            0 => Quota::per_minute(limit),
+            1 => Quota::per_day(limit),
+            2 => Quota::new(limit, Duration::from_millis(ms)),
+            3 => Quota::new(limit, Duration::from_millis(ms)).staggered(),
+            4 => Quota::new(limit, Duration::from_millis(ms)).from_first_request(),
+            5 => Quota::per_minute(limit).starting_at(Duration::from_millis(ms)),
+            6 => Quota::per_month(limit).from_day(31),
+            7 => Quota::per_year(limit).in_zone("America/St_Johns"),
+            _ => Quota::per_day(limit).in_zone("Europe/Berlin"),
+        };
+        match limit {
+            0 | MAX_TOKENS => quota,
+            _ => quota.rollover_up_to(limit * (1 + more)).reserve_up_to(limit * 2 * reserved),
+        }
+    })
+}
+
+/// Milliseconds that the clock goes on or back.
+fn step() -> impl Strategy<Value = i64> {
+    prop_oneof![-3..3_000_i64, -100_000..100_000_i64, -10_000_000_000..20_000_000_000_i64]
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(2_000) })]
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(500) })]
+
+    #[test]
+    fn every_receipt_can_be_kept_and_read(
+        first in quota(),
+        others in vec(quota(), 0..3),
+        begins in prop_oneof![3 => Just(NOW), 1 => Just(0), 1 => Just(MAX_TOKENS - 90_000)],
+        max_keys in prop_oneof![Just(1_usize), Just(1_000)],
+        charges in vec((0..60_u64, any::<bool>(), step(), proptest::option::of(0..200_u64)), 1..40),
+    ) {
+        let and = |all: Quotas, &quota: &Quota| all.try_and(quota).unwrap_or(all);
+        let quotas = others.iter().fold(first.into(), and);
+        let clock = ManualClock::at_ms(begins);
+        let store = MemoryStore::with_max_keys(max_keys).clock(clock.clone());
+        let limiter = Limiter::new(quotas).name("jobs").store(store);
+        for (i, (cost, reserves, step, actual)) in charges.into_iter().enumerate() {
+            // Some of them in the overflow.
+            let key = if max_keys == 1 { i as u64 % 25 } else { 0 };
+            let receipt = match reserves {
+                true => answer(limiter.reserve(key, cost)),
+                false => answer(limiter.charge(key, cost)),
+            };
+            if let Ok(receipt) = receipt {
+                let decision = receipt.decision().clone();
+                let restored = Receipt::from(read(&keep(receipt)));
+                prop_assert_eq!(restored.decision(), &decision);
+                if let Some(actual) = actual {
+                    answer(limiter.settle(restored, actual));
+                }
+            }
+            clock.set_ms(clock.now_ms().saturating_add_signed(step));
+        }
+    }
 
     #[test]
     fn no_forged_receipt_makes_a_limiter_panic(at in 0..1_000_usize, by in "[0-9]{0,20}|[-a-f,\"\\[\\]]", actual: u64) {
