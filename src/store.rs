@@ -8,20 +8,17 @@ use crate::key::Key;
 
 mod account;
 mod adjust;
-#[cfg(feature = "tokio")]
-mod book;
 mod breaker;
-mod cache;
 mod charge;
 mod counters;
 mod error;
 mod front;
 mod guard;
+mod known;
 #[cfg(feature = "tokio")]
 mod leases;
 mod memory;
 mod outage;
-mod recall;
 #[cfg(feature = "redis")]
 mod redis;
 mod remote;
@@ -38,10 +35,10 @@ pub use charge::{Charge, OwnedCharge};
 pub use error::{OnStoreFailure, StoreError};
 pub(crate) use front::Front;
 pub(crate) use guard::Guard;
+pub(crate) use known::Refundable;
 #[cfg(feature = "tokio")]
 pub(crate) use leases::Leases;
 pub use memory::MemoryStore;
-pub(crate) use recall::Refundable;
 #[cfg(feature = "redis")]
 #[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
 pub use redis::RedisStore;

@@ -236,13 +236,6 @@ impl<'a> Window<'a> {
         Span { start: self.start, end: self.end }
     }
 
-    /// What it is a window of, if nothing is taken. Of an earlier window that is not the state that
-    /// is stored.
-    #[cfg(feature = "redis")]
-    pub(crate) fn state(&self) -> Option<State> {
-        self.until.known().map(|until| State { start: self.start, used: self.used, until })
-    }
-
     /// Tokens taken; see [`State::used`].
     pub(crate) fn used(&self) -> i64 {
         self.used

@@ -98,7 +98,6 @@ impl Observed<'_> {
     }
 
     /// Leased tokens were spent on requests without a call.
-    #[cfg(feature = "tokio")]
     pub(crate) fn lease_spent(self, tokens: u64) {
         self.meters.count(self.name, Event::LeaseSpent, tokens);
     }

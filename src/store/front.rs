@@ -9,7 +9,7 @@ use super::adjust::Adjust;
 use super::charge::Charge;
 use super::error::StoreError;
 use super::guard::Guard;
-use super::recall::{Recall, Refundable, Sent};
+use super::known::{Known, Refundable, Sent};
 use super::remote::Remote;
 use super::reply::{Reply, Unboxed};
 use super::scope::Scope;
@@ -19,7 +19,7 @@ use crate::key::Key;
 /// A store behind a guard whose refusals are remembered.
 #[derive(Clone)]
 pub(crate) struct Front {
-    recall: Recall,
+    known: Known,
     pub(super) guard: Guard,
     refundable: Arc<Refundable>,
 }
@@ -27,18 +27,18 @@ pub(crate) struct Front {
 impl Front {
     /// `None`: each request calls the store.
     pub(crate) fn before(guard: &Guard, refundable: &Arc<Refundable>) -> Option<Self> {
-        let recall = guard.remote.recall()?.clone();
-        Some(Self { recall, guard: guard.clone(), refundable: Arc::clone(refundable) })
+        let known = guard.remote.known()?.clone();
+        Some(Self { known, guard: guard.clone(), refundable: Arc::clone(refundable) })
     }
 
     #[cfg(feature = "tokio")]
-    pub(super) fn recall(&self) -> &Recall {
-        &self.recall
+    pub(super) fn known(&self) -> &Known {
+        &self.known
     }
 
-    /// The refusal of a charge, if that is known, else when the store is called.
-    pub(super) fn refusal(&self, charge: &Charge<'_>) -> Result<Decision, Sent> {
-        self.recall.refusal(charge, self.refundable.get())
+    /// The decision that follows from what is known, else when the store is called.
+    pub(super) fn look(&self, charge: &Charge<'_>, may_spend: bool) -> Result<Decision, Sent> {
+        self.known.look(charge, self.refundable.get(), may_spend)
     }
 
     /// Calls the store for a charge, without a fallback, and remembers the answer.
@@ -71,13 +71,13 @@ impl Front {
     }
 
     fn note(&self, charge: &Charge<'_>, decision: &mut Decision, sent: Sent) {
-        self.recall.note(charge, decision, sent, self.refundable.get());
+        self.known.note(charge, decision, sent, self.refundable.get());
     }
 
     /// Corrects counts of the store.
     pub(super) fn correct(&self, adjust: Adjust<'_>) -> Reply<()> {
-        let (recall, account) = (self.recall.clone(), adjust.account().to_owned());
-        let forget = Twice::now(move || recall.forget(&account.as_account()));
+        let (known, account) = (self.known.clone(), adjust.account().to_owned());
+        let forget = Twice::now(move || known.correct(&account.as_account()));
         forget.after(self.guard.adjust(adjust))
     }
 }
@@ -87,7 +87,7 @@ impl Store for Front {
         if charge.is_peek() {
             return self.guard.charge(charge);
         }
-        match self.refusal(&charge) {
+        match self.look(&charge, false) {
             Ok(refusal) => Reply::now(refusal),
             Err(sent) => self.answer(charge, sent),
         }
@@ -105,8 +105,8 @@ impl Store for Front {
     }
 
     fn reset(&self, scope: &Scope, key: &Key) -> Reply<()> {
-        let (recall, of) = (self.recall.clone(), (scope.clone(), key.clone()));
-        let forget = Twice::now(move || recall.reset(&of.0, &of.1));
+        let (known, of) = (self.known.clone(), (scope.clone(), key.clone()));
+        let forget = Twice::now(move || known.reset(&of.0, &of.1));
         forget.after(self.guard.reset(scope, key))
     }
 
@@ -120,16 +120,16 @@ impl Store for Front {
 }
 
 /// Forgets now, and again when the reply is done: answers in between may be outdated.
-pub(super) struct Twice<F: Fn()>(F);
+struct Twice<F: Fn()>(F);
 
 impl<F: Fn() + Send + 'static> Twice<F> {
-    pub(super) fn now(forget: F) -> Self {
+    fn now(forget: F) -> Self {
         forget();
         Self(forget)
     }
 
     /// Also where the reply is dropped before its end.
-    pub(super) fn after(self, reply: Reply<()>) -> Reply<()> {
+    fn after(self, reply: Reply<()>) -> Reply<()> {
         match reply.into_now() {
             Ok(answer) => Reply::from(answer),
             Err(later) => Reply::later(async move {

@@ -15,12 +15,11 @@ use tokio::runtime::Handle;
 
 use super::Store;
 use super::adjust::Adjust;
-use super::book::{Answer, Owner, leasable};
 use super::charge::Charge;
 use super::error::StoreError;
-use super::front::{Front, Twice};
+use super::front::Front;
 use super::guard::within;
-use super::recall::Sent;
+use super::known::{Answer, Owner, Sent, leasable};
 use super::remote::Remote;
 use super::reply::Reply;
 use super::scope::Scope;
@@ -44,8 +43,7 @@ pub(crate) struct Leases {
 impl Leases {
     /// `max` is the largest lease; 0: none.
     pub(crate) fn new(front: Front, max: u64) -> Self {
-        let book = front.guard.remote.book().clone();
-        let (lender, owner) = Lender::owned(front, book, max);
+        let (lender, owner) = Lender::owned(front, max);
         Self { lender, owner }
     }
 
@@ -75,9 +73,8 @@ impl Leases {
     fn join(&self, charge: &Charge<'_>) -> Option<Answer> {
         let quota = leasable(charge)?;
         let runtime = Handle::try_current().ok()?;
-        let book = &self.lender.book;
-        let id = (book.open(charge.account(), quota).id(), runtime.id());
-        let (answer, task) = book.flights().join(id, quota.limit, self.lender.until())?;
+        let id = (self.lender.facts(&charge.account()).id(quota), runtime.id());
+        let (answer, task) = self.lender.flights().join(id, quota.limit, self.lender.until())?;
         if let Some(task) = task {
             // A task of its own, as the request may be dropped, or not be polled. It has the flight
             // from its first moment: it may never be polled either.
@@ -90,15 +87,12 @@ impl Leases {
 
 impl Store for Leases {
     fn charge(&self, charge: Charge<'_>) -> Reply<Decision> {
-        let Lender { front, book, max, .. } = &self.lender;
+        let Lender { front, max, .. } = &self.lender;
         if *max <= 1 || charge.is_peek() {
             return front.charge(charge);
         }
-        if let Some(decision) = book.spend(&charge) {
-            return Reply::now(decision);
-        }
-        let sent = match front.refusal(&charge) {
-            Ok(refusal) => return Reply::now(refusal),
+        let sent = match front.look(&charge, true) {
+            Ok(decision) => return Reply::now(decision),
             Err(sent) => sent,
         };
         // A call that tries a store which failed is waited for by its own request only.
@@ -114,9 +108,7 @@ impl Store for Leases {
     }
 
     fn reset(&self, scope: &Scope, key: &Key) -> Reply<()> {
-        let reset = self.lender.front.reset(scope, key);
-        let (book, of) = (self.lender.book.clone(), (scope.clone(), key.clone()));
-        Twice::now(move || book.reset(&of.0, &of.1)).after(reset)
+        self.lender.front.reset(scope, key)
     }
 
     fn is_shared(&self) -> bool {

@@ -4,11 +4,11 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-#[cfg(feature = "tokio")]
-use super::book::Book;
 use super::breaker::Breaker;
+#[cfg(feature = "tokio")]
+use super::known::{Flights, Idle};
+use super::known::{Known, Refundable};
 use super::memory::MemoryStore;
-use super::recall::{Recall, Refundable};
 use super::scope::Scope;
 use super::stopwatch::Stopwatch;
 
@@ -52,9 +52,11 @@ pub struct Remote {
     /// Whether the store itself reports the results of its calls to the breaker.
     reports: bool,
     /// `None`: each request calls the store.
-    recall: Option<Recall>,
+    known: Option<Known>,
     #[cfg(feature = "tokio")]
-    book: Book,
+    pub(super) flights: Arc<Flights>,
+    #[cfg(feature = "tokio")]
+    pub(super) idle: Idle,
 }
 
 /// Which side ends a reply in time.
@@ -74,9 +76,11 @@ impl Remote {
             fallback: MemoryStore::new(),
             breaker: Breaker::default(),
             reports: false,
-            recall: Some(Recall::new(time)),
+            known: Some(Known::new(time)),
             #[cfg(feature = "tokio")]
-            book: Book::new(time),
+            flights: Arc::default(),
+            #[cfg(feature = "tokio")]
+            idle: Idle::new(time),
         }
     }
 
@@ -114,7 +118,7 @@ impl Remote {
     pub(super) fn afresh(&self) -> Self {
         let Self { deadline, reports, .. } = *self;
         let fresh = Self { deadline, reports, breaker: self.breaker.clone(), ..Self::new() };
-        if self.recall.is_some() { fresh } else { fresh.without_front() }
+        if self.known.is_some() { fresh } else { fresh.without_front() }
     }
 
     /// Calls the store for each request: no refusal is remembered, and no tokens are leased. For
@@ -122,7 +126,7 @@ impl Remote {
     /// [`ManualClock`](crate::ManualClock) in tests.
     #[must_use]
     pub fn without_front(mut self) -> Self {
-        self.recall = None;
+        self.known = None;
         self
     }
 
@@ -155,18 +159,13 @@ impl Remote {
         self.reports
     }
 
-    pub(super) fn recall(&self) -> Option<&Recall> {
-        self.recall.as_ref()
+    pub(super) fn known(&self) -> Option<&Known> {
+        self.known.as_ref()
     }
 
     /// Whether tokens of a scope may come back, for all of its limiters.
     pub(super) fn refundable(&self, scope: &Scope) -> Arc<Refundable> {
-        self.recall.as_ref().map(|recall| recall.refundable(scope)).unwrap_or_default()
-    }
-
-    #[cfg(feature = "tokio")]
-    pub(super) fn book(&self) -> &Book {
-        &self.book
+        self.known.as_ref().map(|known| known.refundable(scope)).unwrap_or_default()
     }
 }
 

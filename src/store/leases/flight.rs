@@ -3,10 +3,9 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use super::super::book::{Id, Owner, SHARE, Waiter, leasable};
 use super::super::charge::{Charge, OwnedCharge};
 use super::super::error::StoreError;
-use super::super::recall::Sent;
+use super::super::known::{Id, Owner, SHARE, Sent, Waiter, leasable};
 use super::lender::Lender;
 use crate::decision::Decision;
 
@@ -57,7 +56,7 @@ impl Flight {
 
     /// Whether a request waits; else the flight has ended.
     fn board(&mut self) -> bool {
-        let (flights, (id, task)) = (self.lender.book.flights(), self.id);
+        let (flights, (id, task)) = (self.lender.flights(), self.id);
         loop {
             flights.board(id, task, self.lender.until(), &mut self.waiters);
             self.waiters.retain(|waiter| !waiter.is_closed());
@@ -76,12 +75,9 @@ impl Flight {
     fn answer_what_is_known(&mut self) -> Option<Sent> {
         let charge = self.charge.as_charge();
         while !self.waiters.is_empty() {
-            let decision = match self.lender.book.spend(&charge) {
-                Some(decision) => decision,
-                None => match self.lender.front.refusal(&charge) {
-                    Ok(refusal) => refusal,
-                    Err(sent) => return Some(sent),
-                },
+            let decision = match self.lender.front.look(&charge, true) {
+                Ok(decision) => decision,
+                Err(sent) => return Some(sent),
             };
             let waiter = self.waiters.pop_front().expect("not empty");
             // A token for a request that was dropped just now is lost.
@@ -94,9 +90,11 @@ impl Flight {
     fn order(&self, sent: Sent) -> Option<Order> {
         let charge = self.charge.as_charge();
         let (quota, max) = (leasable(&charge)?, self.lender.max);
-        let page = self.lender.book.open(charge.account(), quota);
-        let demand = page.demand(max);
-        let used = page.alive().map_or(0, |lease| lease.used.max(0) as u64);
+        let facts = self.lender.facts(&charge.account());
+        let (now, fact) = (facts.now(), facts.get(quota));
+        drop(facts);
+        let demand = fact.lease.next(now, quota, max);
+        let used = if fact.lease.is_alive(now) { fact.state.used.max(0) as u64 } else { 0 };
         let remaining = quota.limit.saturating_sub(used);
         let lease = demand.min(remaining / SHARE).min(max);
         let tokens = lease.max(self.waiters.len() as u64);
@@ -126,7 +124,7 @@ impl Flight {
                 if answer.is_err() {
                     // Requests that came meanwhile have waited long enough.
                     let ((id, task), until) = (self.id, self.lender.until());
-                    self.lender.book.flights().board(id, task, until, &mut self.waiters);
+                    self.lender.flights().board(id, task, until, &mut self.waiters);
                 }
                 for waiter in self.waiters.drain(..) {
                     let _ = waiter.send(answer.clone());
@@ -139,16 +137,16 @@ impl Flight {
     fn deal_out(&mut self, order: &Order, decision: &Decision) {
         let charge = self.charge.as_charge();
         let Some(quota) = leasable(&charge) else { return };
-        let mut lease = self.lender.lease(decision, quota, order.demand, order.sent);
-        charge.account().scope().observe().lease_taken(lease.left);
-        let one = lease.decide(lease.taken, &charge);
-        while lease.left > 0
+        let mut fact = self.lender.leased(decision, quota, order.demand, order.sent);
+        let one = fact.decide(fact.lease.taken, &charge);
+        let left = &mut fact.lease.left;
+        charge.account().scope().observe().lease_taken(*left);
+        while *left > 0
             && let Some(waiter) = self.waiters.pop_front()
         {
-            lease.left -= u64::from(waiter.send(Ok(one.clone())).is_ok());
+            *left -= u64::from(waiter.send(Ok(one.clone())).is_ok());
         }
-        let granted = decision.granted();
-        let excess = self.lender.keep(&self.charge, quota, granted, lease, order.sent);
+        let excess = self.lender.keep(&self.charge, quota, decision.granted(), fact, order.sent);
         self.lender.give_back(&charge, &one, excess);
     }
 }
@@ -159,7 +157,7 @@ impl Drop for Flight {
     fn drop(&mut self) {
         if !self.ended {
             let (id, task) = self.id;
-            self.lender.book.flights().end(id, task);
+            self.lender.flights().end(id, task);
         }
     }
 }

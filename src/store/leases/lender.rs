@@ -3,14 +3,15 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use super::super::account::Account;
 use super::super::adjust::Adjust;
-use super::super::book::{Book, Lease, Owner, SHARE, leasable};
 use super::super::charge::{Charge, OwnedCharge};
 use super::super::front::Front;
-use super::super::recall::Sent;
+use super::super::known::{Fact, Facts, Flights, Lease, Owner, SHARE, Sent, leasable};
 use crate::decision::Decision;
 use crate::quota::Quota;
 use crate::timer::Instant;
+use crate::window::State;
 
 /// A lease unused for this part of the window is returned.
 const IDLE: i64 = 16;
@@ -26,13 +27,21 @@ const NEVER: Duration = Duration::from_secs(365 * 86_400);
 #[derive(Clone)]
 pub(super) struct Lender {
     pub(super) front: Front,
-    pub(super) book: Book,
     /// The largest lease.
     pub(super) max: u64,
     pub(super) owner: Weak<Owner>,
 }
 
 impl Lender {
+    pub(super) fn flights(&self) -> &Flights {
+        &self.front.guard.remote.flights
+    }
+
+    /// What is known of a key, locked.
+    pub(super) fn facts(&self, account: &Account<'_>) -> Facts<'_> {
+        self.front.known().of(account.scope, account.key)
+    }
+
     /// How long a request waits for a shared call.
     pub(super) fn longest(&self) -> Option<Duration> {
         let longest = self.front.guard.remote.longest();
@@ -44,25 +53,24 @@ impl Lender {
         Instant::now() + self.longest().unwrap_or(NEVER).min(NEVER)
     }
 
-    /// A lease of what a decision has granted.
-    pub(super) fn lease(
+    /// What is known after a decision, with a lease of what it has granted.
+    pub(super) fn leased(
         &self,
         decision: &Decision,
         quota: &Quota,
         demand: u64,
         sent: Sent,
-    ) -> Lease {
-        let lag = self.front.recall().lag(decision, sent);
-        let (start, used) = decision.usage()[0].count();
-        Lease {
-            dies: decision.reset_at_ms() - lag.end,
-            left: decision.granted(),
-            limit: quota.limit,
-            start,
-            used,
-            lag: lag.start,
-            taken: self.book.now(),
-            demand,
+    ) -> Fact {
+        let known = self.front.known();
+        let (lag, (start, used)) = (known.lag(decision, sent), decision.usage()[0].count());
+        let (left, limit, until) = (decision.granted(), quota.limit, decision.reset_at_ms());
+        Fact {
+            // Without debt and rollover a count ends with its window.
+            state: State { start, used, until },
+            lag: [lag.start, lag.end],
+            at: sent.at,
+            refuses_until: 0,
+            lease: Lease { dies: until - lag.end, left, limit, taken: known.now(), demand },
         }
     }
 
@@ -73,33 +81,36 @@ impl Lender {
         charge: &OwnedCharge,
         quota: &Quota,
         granted: u64,
-        mut lease: Lease,
+        mut fact: Fact,
         sent: Sent,
     ) -> u64 {
         let account = charge.as_charge().account();
-        let mut page = self.book.open(account, quota);
-        if self.front.recall().was_reset_since(sent) || page.now() >= lease.dies {
+        let mut facts = self.facts(&account);
+        let last = facts.get(quota);
+        fact.refuses_until = last.refuses_until;
+        let Fact { state, lease, .. } = &mut fact;
+        if self.front.known().was_reset_since(sent) || !lease.is_alive(facts.now()) {
             // The rest is of a count that is gone.
             lease.left = 0;
-            page.set(lease);
+            facts.set(quota, Fact { lease: *lease, ..last });
             return 0;
         }
         // What was left may have been less than this node thought.
-        let before = lease.limit.saturating_sub(lease.used.max(0) as u64) + granted;
+        let before = lease.limit.saturating_sub(state.used.max(0) as u64) + granted;
         let mut excess = lease.left.saturating_sub((before / SHARE).max(1) - 1);
         lease.left -= excess;
-        if let Some(last) = page.alive().filter(|last| last.start == lease.start) {
-            lease.left += last.left;
-            lease.limit = lease.limit.max(last.limit);
+        if last.lease.is_alive(facts.now()) && last.state.start == state.start {
+            lease.left += last.lease.left;
+            lease.limit = lease.limit.max(last.lease.limit);
         }
-        let is_looked_after = |lease: &Lease| {
-            lease.left == 0 || self.look_after(page.id(), charge.clone(), lease.taken, quota)
-        };
-        if !(is_looked_after(&lease) && page.set(lease)) {
-            excess += lease.left;
+        let (left, taken) = (lease.left, lease.taken);
+        let is_looked_after =
+            left == 0 || self.look_after(facts.id(quota), charge.clone(), taken, quota);
+        if !(is_looked_after && facts.set(quota, fact)) {
+            excess += left;
             // Nor are more tokens asked for next time.
-            (lease.left, lease.demand) = (0, 0);
-            page.set(lease);
+            (fact.lease.left, fact.lease.demand) = (0, 0);
+            facts.set(quota, fact);
         }
         excess
     }
@@ -117,29 +128,33 @@ impl Lender {
     /// leases to look after.
     fn look_after(&self, id: u64, charge: OwnedCharge, since: i64, quota: &Quota) -> bool {
         let (this, due) = (self.clone(), since + idle(quota));
-        self.book.idle().look_after(id, due, &self.owner, move || this.look(charge, id))
+        self.front.guard.remote.idle.look_after(id, due, &self.owner, move || this.look(charge, id))
     }
 
     fn look(self, charge: OwnedCharge, id: u64) {
         let borrowed = charge.as_charge();
         let Some(quota) = leasable(&borrowed) else { return };
-        let mut page = self.book.open(borrowed.account(), quota);
-        let now = page.now();
-        let Some(lease) = page.alive().filter(|lease| lease.left > 0) else { return };
-        if now - lease.taken >= idle(quota) || self.owner.strong_count() == 0 {
-            page.set(Lease { left: 0, ..lease });
-            drop(page);
-            self.give_back(&borrowed, &lease.decide(now, &borrowed), lease.left);
+        let mut facts = self.facts(&borrowed.account());
+        let (now, mut fact) = (facts.now(), facts.get(quota));
+        let Lease { left, taken, .. } = fact.lease;
+        if left == 0 || !fact.lease.is_alive(now) {
+            return;
+        }
+        if now - taken >= idle(quota) || self.owner.strong_count() == 0 {
+            fact.lease.left = 0;
+            facts.set(quota, fact);
+            drop(facts);
+            self.give_back(&borrowed, &fact.decide(now, &borrowed), left);
         } else {
-            drop(page);
-            self.look_after(id, charge.clone(), lease.taken, quota);
+            drop(facts);
+            self.look_after(id, charge.clone(), taken, quota);
         }
     }
 
     /// Who may spend what is leased.
-    pub(super) fn owned(front: Front, book: Book, max: u64) -> (Self, Arc<Owner>) {
-        let owner = book.idle().owner();
-        (Self { front, book, max, owner: Arc::downgrade(&owner) }, owner)
+    pub(super) fn owned(front: Front, max: u64) -> (Self, Arc<Owner>) {
+        let owner = front.guard.remote.idle.owner();
+        (Self { front, max, owner: Arc::downgrade(&owner) }, owner)
     }
 }
 

@@ -165,13 +165,14 @@ fn general(charge: &Charge<'_>, answer: &[Option<i64>]) -> Option<Decision> {
     for (i, quota) in account.quotas().iter().enumerate() {
         let (start, used, until) = (numbers.next()?, numbers.next()?, numbers.next()?);
         if let Anchor::Calendar(calendar) = quota.anchor {
+            let (start, used) = (start?, used?);
             let (end, is_stored) = (numbers.next()??, numbers.next()?.is_some());
-            let span = Span { start: start?, end };
-            let window = Window::known(quota, span, used?, until);
+            let span = Span { start, end };
+            seen[i] = Some(Window::known(quota, span, used, until));
+            states[i] = until.map(|n| State { start, used, until: calendar.after(start, n) });
             // An end by other zone data binds all nodes (S35), but is not worked out here.
             are_raw &=
-                calendar.around(span.start) == span && (until.is_none() || is_stored || taken > 0);
-            (states[i], seen[i]) = (window.state(), Some(window));
+                calendar.around(start) == span && (until.is_none() || is_stored || taken > 0);
         } else if let Some(until) = until {
             states[i] = Some(State { start: start?, used: used?, until });
         }

@@ -1,0 +1,353 @@
+//! What a process knows of the counts of a store elsewhere (S34): [`Known`], a bounded table behind
+//! locks. What finds no room in it is not known.
+//!
+//! A refusal is remembered as the states that it was decided on. Later charges are decided on them
+//! anew, under the quotas of their own: as counts only grow while their window runs, a charge that
+//! they refuse the store would refuse as well. What would pass here is for the store to decide,
+//! unless tokens are held that were taken from the store before.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use super::account::Account;
+use super::charge::Charge;
+use super::scope::Scope;
+use super::sharded::{Sharded, fingerprint, shares};
+use super::stopwatch::Stopwatch;
+use super::table::{Entry, Found, Slot, Table};
+use crate::decision::Decision;
+use crate::key::Key;
+use crate::quota::{MAX_TOKENS, Quota, Quotas};
+use crate::sync::MutexGuard;
+use crate::window::{MAX, State};
+
+mod fact;
+#[cfg(feature = "tokio")]
+mod flights;
+#[cfg(feature = "tokio")]
+mod idle;
+
+pub(super) use fact::{Fact, leasable};
+#[cfg(feature = "tokio")]
+pub(super) use fact::{Lease, SHARE};
+#[cfg(feature = "tokio")]
+pub(super) use flights::{Answer, Flights, Id, Waiter};
+#[cfg(feature = "tokio")]
+pub(super) use idle::{Idle, Owner};
+
+/// Counts: some 40 MB.
+const MAX_FACTS: usize = 300_000;
+/// How long a refusal is remembered where tokens may come back, in milliseconds.
+const BRIEF: i64 = 1_000;
+/// What comes later than that is not remembered, in milliseconds.
+const MAX_ROUND_TRIP: i64 = 1_024;
+/// Keys share the marks that say that one of them has changed.
+const MARKS: usize = 1_024;
+/// How a key is marked as changed.
+const REFUND: u64 = 1;
+const RESET: u64 = 1 << 32;
+
+/// What a process knows of a store. Clones are the same one.
+#[derive(Clone)]
+pub(super) struct Known(Arc<Memory>);
+
+struct Memory {
+    time: Stopwatch,
+    shards: Sharded<Table<OfKey>>,
+    /// Buckets in a shard's table when it has grown.
+    buckets: usize,
+    /// Of the names of limiters.
+    refundable: Mutex<HashMap<u64, Weak<Refundable>>>,
+    /// How often a key of each kind was changed by this process: what was asked before then is not
+    /// remembered.
+    marks: Box<[AtomicU64]>,
+}
+
+/// Whether tokens of a scope may come back, here or on other nodes.
+#[derive(Default)]
+pub(crate) struct Refundable(AtomicBool);
+
+impl Refundable {
+    pub(crate) fn set(&self) {
+        if !self.get() {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+
+    pub(super) fn get(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// With the key's hash: a reset finds all that is known of a key, whatever its quotas are.
+#[derive(Clone, Copy, Default)]
+struct OfKey {
+    hash: u64,
+    fact: Fact,
+}
+
+/// What is known of a key, a fact for each quota, under the lock that they share.
+pub(super) struct Facts<'a> {
+    now: i64,
+    hash: u64,
+    table: MutexGuard<'a, Table<OfKey>>,
+}
+
+/// When a question is sent, and what had happened to its key before.
+#[derive(Clone, Copy)]
+pub(super) struct Sent {
+    pub(super) at: i64,
+    of: usize,
+    mark: u64,
+}
+
+impl Known {
+    /// Nothing yet.
+    pub(super) fn new(time: Stopwatch) -> Self {
+        let (shards, buckets) = shares(MAX_FACTS);
+        Self(Arc::new(Memory {
+            time,
+            shards: Sharded::new(shards),
+            buckets,
+            refundable: Mutex::default(),
+            marks: (0..MARKS).map(|_| AtomicU64::new(0)).collect(),
+        }))
+    }
+
+    /// Shared by all limiters of a scope.
+    pub(super) fn refundable(&self, scope: &Scope) -> Arc<Refundable> {
+        let mut scopes = self.0.refundable.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = scopes.get(&scope.id()).and_then(Weak::upgrade) {
+            return known;
+        }
+        if scopes.len() == scopes.capacity() {
+            scopes.retain(|_, refundable| refundable.strong_count() > 0);
+        }
+        let refundable = Arc::default();
+        scopes.insert(scope.id(), Arc::downgrade(&refundable));
+        refundable
+    }
+
+    /// The facts of a key, locked.
+    pub(super) fn of(&self, scope: &Scope, key: &Key) -> Facts<'_> {
+        let (mut table, hash) = self.0.shards.lock(scope, key);
+        if table.is_unallocated() {
+            *table = Table::new(1, self.0.buckets);
+        }
+        Facts { now: self.0.time.now(), hash, table }
+    }
+
+    /// The decision that follows from what is known, from leased tokens or as a refusal, else when
+    /// the store is called.
+    pub(super) fn look(
+        &self,
+        charge: &Charge<'_>,
+        may_return: bool,
+        may_spend: bool,
+    ) -> Result<Decision, Sent> {
+        let account = charge.account();
+        let mut facts = self.of(account.scope, account.key);
+        if may_spend && let Some(fact) = facts.spend(charge) {
+            let now = facts.now;
+            drop(facts);
+            account.scope().observe().lease_spent(charge.cost());
+            return Ok(fact.decide(now, charge));
+        }
+        let (basis, sent) = (Basis::get(&facts, charge, may_return), self.sent(&facts));
+        drop(facts);
+        let refusal = basis.and_then(|basis| basis.refusal(charge)).ok_or(sent)?;
+        account.scope().observe().refused_from_memory();
+        Ok(refusal)
+    }
+
+    fn sent(&self, facts: &Facts<'_>) -> Sent {
+        let of = facts.hash as usize % MARKS;
+        Sent { at: facts.now, of, mark: self.0.marks[of].load(Ordering::Relaxed) }
+    }
+
+    #[cfg(feature = "tokio")]
+    pub(super) fn now(&self) -> i64 {
+        self.0.time.now()
+    }
+
+    /// By how much the store's clock is ahead of this process's: at least, and at most.
+    #[cfg(feature = "tokio")]
+    pub(super) fn lag(&self, decision: &Decision, sent: Sent) -> Range<i64> {
+        self.0.time.lag(decision, sent.at)
+    }
+
+    /// Whether the key was reset since.
+    #[cfg(feature = "tokio")]
+    pub(super) fn was_reset_since(&self, sent: Sent) -> bool {
+        self.0.marks[sent.of].load(Ordering::Relaxed) / RESET != sent.mark / RESET
+    }
+
+    /// Remembers a refusal, for a short while if tokens `may_return`. Another answer brings what is
+    /// remembered of its quotas up to date.
+    pub(super) fn note(
+        &self,
+        charge: &Charge<'_>,
+        decision: &mut Decision,
+        sent: Sent,
+        may_return: bool,
+    ) {
+        // A store that does not show its states decides each time.
+        let Some(states) = decision.take_states() else { return };
+        let (account, lag) = (charge.account(), self.0.time.lag(decision, sent.at));
+        let mut facts = self.of(account.scope, account.key);
+        let changed = self.0.marks[sent.of].load(Ordering::Relaxed) != sent.mark;
+        if changed || lag.end - lag.start >= MAX_ROUND_TRIP {
+            return;
+        }
+        let until = holds_until(charge, decision).map(|until| {
+            let until = until - lag.end;
+            if may_return { until.min(sent.at + BRIEF) } else { until }
+        });
+        for (quota, state) in account.quotas().iter().zip(states) {
+            let (state, mut fact) = (state.unwrap_or_default(), facts.get(quota));
+            fact.refuses_until = until.unwrap_or(fact.refuses_until);
+            if fact.refuses_until <= facts.now {
+                continue;
+            }
+            if state.start != fact.state.start {
+                // Leased tokens end with their window.
+                fact.lease.left = 0;
+            }
+            (fact.state, fact.lag, fact.at) = (state, [lag.start, lag.end], sent.at);
+            if !facts.set(quota, fact) {
+                return;
+            }
+        }
+    }
+
+    /// Its counts were corrected: they refuse nothing for sure.
+    pub(super) fn correct(&self, account: &Account<'_>) {
+        let mut facts = self.of(account.scope, account.key);
+        self.0.marks[self.sent(&facts).of].fetch_add(REFUND, Ordering::Relaxed);
+        for quota in account.quotas() {
+            let fact = facts.get(quota);
+            facts.set(quota, Fact { refuses_until: 0, ..fact });
+        }
+    }
+
+    /// Its counts are gone.
+    pub(super) fn reset(&self, scope: &Scope, key: &Key) {
+        let mut facts = self.of(scope, key);
+        self.0.marks[self.sent(&facts).of].fetch_add(RESET, Ordering::Relaxed);
+        facts.clear();
+    }
+}
+
+impl Facts<'_> {
+    /// The time by which they were found.
+    #[cfg(feature = "tokio")]
+    pub(super) fn now(&self) -> i64 {
+        self.now
+    }
+
+    /// A number of the key and a quota.
+    #[cfg(feature = "tokio")]
+    pub(super) fn id(&self, quota: &Quota) -> u64 {
+        self.hash ^ quota.identity()
+    }
+
+    /// The fact of a quota; if nothing is known, one that says nothing.
+    pub(super) fn get(&self, quota: &Quota) -> Fact {
+        let Found::Entry(slot) = self.find(quota) else { return Fact::default() };
+        let Entry { until, payload, .. } = self.table.get(slot);
+        if self.now < until { payload.fact } else { Fact::default() }
+    }
+
+    /// `false`: there is no room.
+    pub(super) fn set(&mut self, quota: &Quota, fact: Fact) -> bool {
+        let (until, payload) = (fact.until(quota), OfKey { hash: self.hash, fact });
+        loop {
+            match self.find(quota) {
+                Found::Entry(slot) if until <= self.now => self.table.clear(slot),
+                _ if until <= self.now => {}
+                Found::Entry(slot) | Found::Free(slot) => self.table.set(slot, until, payload),
+                Found::Full if self.table.grow(self.now) => continue,
+                Found::Full => return false,
+            }
+            return true;
+        }
+    }
+
+    /// Takes the tokens of a charge from those that are held, if they suffice.
+    fn spend(&mut self, charge: &Charge<'_>) -> Option<Fact> {
+        let quota = leasable(charge)?;
+        let Found::Entry(slot) = self.find(quota) else { return None };
+        let Fact { lease, .. } = &mut self.table.payload_mut(slot).fact;
+        if !lease.is_alive(self.now) || lease.left < charge.cost() || lease.limit > quota.limit {
+            return None;
+        }
+        lease.left -= charge.cost();
+        Some(self.table.get(slot).payload.fact)
+    }
+
+    /// Forgets all quotas. They are looked for in the whole table: resets are rare.
+    fn clear(&mut self) {
+        let of_key = |entry: &&mut Entry<OfKey>| entry.payload.hash == self.hash;
+        self.table.entries_mut().filter(of_key).for_each(|entry| *entry = Entry::default());
+    }
+
+    fn find(&self, quota: &Quota) -> Found {
+        self.table.find(fingerprint(self.hash, quota), self.now, |_: &Slot| false)
+    }
+}
+
+/// What was seen of all quotas of a charge.
+struct Basis {
+    states: [Option<State>; Quotas::MAX],
+    /// The time, by the store's clock: at least, and at most.
+    now: Range<i64>,
+}
+
+impl Basis {
+    fn get(facts: &Facts<'_>, charge: &Charge<'_>, may_return: bool) -> Option<Self> {
+        let mut states = [None; Quotas::MAX];
+        let (mut least, mut most) = (MAX, -MAX);
+        for (state, quota) in states.iter_mut().zip(charge.account().quotas()) {
+            let fact = facts.get(quota);
+            // What was remembered for longer may be of before another limiter said so.
+            let is_old = may_return && facts.now >= fact.at + BRIEF;
+            if is_old || facts.now >= fact.refuses_until {
+                return None;
+            }
+            *state = Some(fact.state);
+            (least, most) = (least.min(fact.lag[0]), most.max(fact.lag[1]));
+        }
+        Some(Self { states, now: facts.now + least..facts.now + most })
+    }
+
+    /// The refusal that follows from it.
+    fn refusal(self, charge: &Charge<'_>) -> Option<Decision> {
+        let (mut decision, _) = charge.decide_from(self.now.start, self.states);
+        decision.take_states();
+        let refused = holds_until(charge, &decision).is_some_and(|until| self.now.end < until);
+        refused.then_some(decision)
+    }
+}
+
+/// Until when a refusal is sure to be one, on the store's clock. `None`: it passed, or no count
+/// refuses it. A reservation that comes too late for one quota may pass once more is taken of that
+/// one.
+fn holds_until(charge: &Charge<'_>, decision: &Decision) -> Option<i64> {
+    match decision.retry_at_ms() {
+        _ if decision.allowed() => None,
+        // That is when it fits without debt.
+        Some(retry_at) if !charge.may_reserve() => Some(retry_at),
+        _ => {
+            let cost = if charge.is_up_to() { 1 } else { charge.cost().min(MAX_TOKENS) as i64 };
+            let refuses = |i: &usize| {
+                let quota = &charge.account().quotas.as_slice()[*i];
+                let debt = if charge.may_reserve() { quota.max_reserved } else { 0 };
+                let (_, used) = decision.usage()[*i].count();
+                quota.limit == 0 || cost > (quota.limit + debt) as i64 - used
+            };
+            decision.refusing().filter(refuses).map(|i| decision.usage()[i].end()).max()
+        }
+    }
+}
