@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use tokio::time::Instant;
-use tower_fixed_window::store::{Account, Adjust, Charge, Reply, Scope, State};
+use tower_fixed_window::store::{Account, Adjust, Charge, Remote, Reply, Scope, State, Store};
 use tower_fixed_window::{Clock, Decision, Key, Quota};
 
 /// A wall clock that moves with tokio's: in a test that pauses tokio's, only while all tasks wait.
@@ -27,7 +27,8 @@ impl Clock for TokioClock {
     }
 }
 
-/// Counts in a map, as a store elsewhere could: its decisions carry the states that it keeps.
+/// Counts in a map, as a store elsewhere could: its decisions carry the states that it keeps. All
+/// scopes have a name.
 #[derive(Clone)]
 pub(crate) struct Counts {
     clock: Arc<dyn Clock>,
@@ -39,7 +40,17 @@ impl Counts {
         Self { clock: Arc::new(clock), states: Arc::default() }
     }
 
-    pub(crate) fn charge(&self, charge: Charge<'_>) -> Reply<Decision> {
+    fn of(&self, account: &Account<'_>) -> (MutexGuard<'_, Map>, (String, Key)) {
+        (self.lock(), (account.scope().name().to_owned(), account.key().clone()))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Map> {
+        self.states.lock().expect("no panic")
+    }
+}
+
+impl Store for Counts {
+    fn charge(&self, charge: Charge<'_>) -> Reply<Decision> {
         let (mut all, id) = self.of(&charge.account());
         let states = all.entry(id).or_default();
         let (decision, writes) = charge.decide(self.clock.now_ms(), |quota| get(states, quota));
@@ -47,24 +58,24 @@ impl Counts {
         Reply::now(decision)
     }
 
-    pub(crate) fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {
+    fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {
         let (mut all, id) = self.of(&adjust.account());
         let states = all.entry(id).or_default();
         put(states, adjust.apply(self.clock.now_ms(), |quota| get(states, quota)));
         Reply::now(())
     }
 
-    pub(crate) fn reset(&self, scope: &Scope, key: &Key) -> Reply<()> {
+    fn reset(&self, scope: &Scope, key: &Key) -> Reply<()> {
         self.lock().remove(&(scope.name().to_owned(), key.clone()));
         Reply::now(())
     }
 
-    fn of(&self, account: &Account<'_>) -> (MutexGuard<'_, Map>, (String, Key)) {
-        (self.lock(), (account.scope().name().to_owned(), account.key().clone()))
+    fn is_shared(&self) -> bool {
+        false
     }
 
-    fn lock(&self) -> MutexGuard<'_, Map> {
-        self.states.lock().expect("no panic")
+    fn remote(&self) -> Option<&Remote> {
+        None
     }
 }
 

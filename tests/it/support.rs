@@ -16,7 +16,7 @@ use tokio::sync::{oneshot, watch};
 use tokio::task::yield_now;
 use tokio::time::sleep;
 use tower_fixed_window::key::global;
-use tower_fixed_window::store::{Remote, Reply};
+use tower_fixed_window::store::{Remote, Reply, Store};
 use tower_fixed_window::{FixedWindowLayer, ManualClock, MemoryStore, Quota, StoreError};
 use tracing_subscriber::filter::dynamic_filter_fn;
 use tracing_subscriber::{Layer as _, fmt, layer::SubscriberExt, util::SubscriberInitExt};
@@ -55,7 +55,9 @@ pub(crate) const ANSWERS: [Mood; 2] = [Mood::Now, Mood::Later];
 /// A store in memory, on a clock that stands still, in a mood that can change.
 #[derive(Clone)]
 pub(crate) struct TestStore {
-    memory: Counts,
+    memory: Arc<dyn Store>,
+    /// In its place, if refusals are remembered.
+    counts: Counts,
     pub(crate) clock: ManualClock,
     mood: watch::Sender<Mood>,
     shared: bool,
@@ -68,7 +70,8 @@ impl TestStore {
         let this = Self {
             // The front goes by a clock that runs.
             remote: Remote::new().without_deadline().without_front(),
-            memory: Counts::with_clock(clock.clone()),
+            memory: Arc::new(MemoryStore::with_clock(clock.clone())),
+            counts: Counts::with_clock(clock.clone()),
             clock,
             mood: watch::Sender::new(mood),
             shared: false,
@@ -85,6 +88,7 @@ impl TestStore {
     pub(crate) fn with_front(mut self) -> Self {
         let in_time = *self.mood.borrow() == Mood::Hangs;
         self.remote = Remote::new().without_deadline();
+        self.memory = Arc::new(self.counts.clone());
         if in_time { self.in_time() } else { self }
     }
 
@@ -102,12 +106,12 @@ impl TestStore {
     fn forward<T: Send + 'static>(
         &self,
         _: Operation,
-        ask: impl FnOnce(&Counts) -> Reply<T> + Send + 'static,
+        ask: impl FnOnce(&dyn Store) -> Reply<T> + Send + 'static,
     ) -> Reply<T> {
         let failure = || StoreError::new("failed on demand");
         let mood = *self.mood.borrow();
         match mood {
-            Mood::Now => ask(&self.memory),
+            Mood::Now => ask(&*self.memory),
             Mood::FailsNow => Reply::failed(failure()),
             Mood::Later | Mood::FailsLater | Mood::Hangs => {
                 let this = self.clone();
@@ -120,7 +124,7 @@ impl TestStore {
                     }
                     match mood {
                         Mood::FailsNow | Mood::FailsLater => Err(failure()),
-                        _ => ask(&this.memory).await,
+                        _ => ask(&*this.memory).await,
                     }
                 })
             }

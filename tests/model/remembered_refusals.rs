@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use fastrand::Rng;
 use tokio::time::{advance, sleep};
-use tower_fixed_window::store::{Account, Charge, Scope};
+use tower_fixed_window::store::{Account, Charge, Scope, Store};
 use tower_fixed_window::{Decision, Key, Limiter, MemoryStore, Quota, Quotas};
 
 use crate::answer;

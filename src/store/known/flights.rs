@@ -10,8 +10,7 @@ use tokio::time::Instant;
 use super::super::error::StoreError;
 use crate::decision::Decision;
 
-/// A key, and the runtime whose requests wait: none waits for a task of another one, which may end or
-/// stand still.
+/// A key, and the runtime whose requests wait: a task of another runtime may end or stand still.
 pub(crate) type Id = (u64, tokio::runtime::Id);
 pub(crate) type Waiter = oneshot::Sender<Result<Decision, StoreError>>;
 pub(crate) type Answer = oneshot::Receiver<Result<Decision, StoreError>>;
