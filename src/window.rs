@@ -4,31 +4,16 @@
 //! All of the rules' numbers are here and nowhere else; a store that works elsewhere (a script in
 //! Redis) mirrors this file and is held to it by the conformance suite.
 
-use crate::quota::{Anchor, Calendar, MAX_TOKENS, Quota, Span, fmix64};
+use crate::quota::{Anchor, Calendar, MAX_TOKENS, Quota, Span};
 
-/// The last instant, and the largest count: everything saturates here (S11).
-pub(crate) const MAX: i64 = MAX_TOKENS as i64;
+mod grid;
+mod state;
 
-/// What a store keeps for one quota of one key. Instants are milliseconds since the epoch. Later
-/// versions may add fields, so a store begins with the default and sets what it has read:
-///
-/// ```
-/// use tower_fixed_window::store::State;
-///
-/// let mut state = State::default();
-/// (state.start, state.used, state.until) = (1_700_000_040_000, 3, 1_700_000_100_000);
-/// ```
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-#[non_exhaustive]
-pub struct State {
-    /// The start of the window that was last written.
-    pub start: i64,
-    /// Tokens taken. Negative while more than the limit is left (rollover), above the limit in
-    /// debt.
-    pub used: i64,
-    /// From here on there is no state.
-    pub until: i64,
-}
+pub(crate) use grid::stagger;
+use grid::{end, grid};
+pub(crate) use state::MAX;
+pub use state::State;
+use state::Until;
 
 /// A quota of one key as it stands at one instant.
 #[derive(Clone, Copy, Debug)]
@@ -38,34 +23,6 @@ pub(crate) struct Window<'a> {
     end: i64,
     used: i64,
     until: Until,
-}
-
-/// Until when there is a state.
-#[derive(Clone, Copy, Debug)]
-enum Until {
-    /// There is none: a new key.
-    New,
-    At(i64),
-    /// The clock stepped back, and the state is stored in a later window (S4).
-    Moved(i64),
-}
-
-impl Until {
-    #[inline]
-    fn known(self) -> Option<i64> {
-        match self {
-            Self::New => None,
-            Self::At(until) | Self::Moved(until) => Some(until),
-        }
-    }
-
-    fn map(self, f: impl FnOnce(i64) -> i64) -> Self {
-        match self {
-            Self::New => Self::New,
-            Self::At(until) => Self::At(f(until)),
-            Self::Moved(until) => Self::Moved(f(until)),
-        }
-    }
 }
 
 impl<'a> Window<'a> {
@@ -420,31 +377,4 @@ fn floor(quota: &Quota) -> i64 {
 #[inline]
 fn limit(quota: &Quota) -> i64 {
     quota.limit as i64
-}
-
-/// The start of the window of a grid around `now`.
-#[inline]
-fn grid(now: i64, quota: &Quota, shift: u64) -> i64 {
-    let offset = match quota.anchor {
-        Anchor::Grid { offset } => offset,
-        Anchor::Staggered => shift % quota.window,
-        Anchor::FirstRequest | Anchor::Calendar(_) => return now,
-    };
-    now - (now - offset as i64).rem_euclid(quota.window as i64)
-}
-
-/// The end of a window of a grid.
-#[inline]
-fn end(start: i64, quota: &Quota) -> i64 {
-    start.saturating_add(quota.window as i64).min(MAX)
-}
-
-/// The shift of a staggered grid for a scope and an encoded key: FNV-1a, finished by
-/// MurmurHash3's fmix64 (S2). The same on every node, for ever.
-pub(crate) fn stagger(scope: &str, key: &[u8]) -> u64 {
-    let mut hash = 0xcbf2_9ce4_8422_2325_u64;
-    for byte in scope.bytes().chain(key.iter().copied()) {
-        hash = (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
-    }
-    fmix64(hash)
 }

@@ -196,7 +196,7 @@ impl Reserved {
         (reserved.ready_at, _) = latest?;
         let others = |i: usize| (0..windows.len()).filter(move |other| *other != i);
         let ends = |i: usize| others(i).map(|i| reserved.covered[i].end).min().unwrap_or(i64::MAX);
-        // Each with the others: a single quota's window may end where it begins, when both saturate.
+        // Each with the others: a window may end where it begins, when both saturate.
         reserved.late = (0..windows.len())
             .any(|i| reserved.short >> i & 1 == 1 && reserved.covered[i].start >= ends(i));
         Some(reserved)

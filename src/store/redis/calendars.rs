@@ -35,8 +35,8 @@ impl Calendars {
         self.ahead.store(ahead, Ordering::Relaxed);
     }
 
-    /// From the window before an instant on, until all has ended that is written there under a
-    /// quota: so many of these.
+    /// The boundaries from the window before an instant on, and how many of them it takes until all
+    /// has ended that is written there under a quota.
     pub(super) fn around(
         &self,
         calendar: Calendar,
