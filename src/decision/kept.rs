@@ -53,7 +53,7 @@ impl Decision {
     }
 }
 
-/// Whether a charge that took so many tokens of a quota can have left these numbers.
+/// Whether a charge that took `granted` tokens of a quota can have left these numbers.
 fn is_possible(quota: &Quota, now: i64, granted: u64, numbers: &[i64; 5]) -> bool {
     let &[start, end, used, covered_start, covered_end] = numbers;
     let length = quota.window as i64;

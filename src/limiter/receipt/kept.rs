@@ -52,9 +52,9 @@ impl Receipt {
 /// refund tokens of any key under the name of the limiter. It contains the key as a store does:
 /// an address or an id is readable, a [`Key::secret`](crate::Key::secret) is hashed.
 ///
-/// A text that is cut off, changed to what no charge leaves (a minute that lasts an hour, more tokens
-/// than the quota has), or written by another version of the format is an error when it is read. A
-/// receipt of another limiter's name is an error of
+/// A text that is cut off, changed to what no charge leaves (a minute that lasts an hour, more
+/// tokens than the quota has), or written by another version of the format is an error when it is
+/// read. A receipt of another limiter's name is an error of
 /// [`settle`](crate::Limiter::settle). A receipt whose window has ended refunds nothing.
 #[derive(Debug)]
 pub struct KeptReceipt(Receipt);
