@@ -81,8 +81,8 @@ impl Breaker {
         Some(Attempt { breaker: self.clone(), domain, probe })
     }
 
-    /// What an answer says of a part; of a call that was not sent, nothing. `sent`: failures of calls
-    /// that were sent before the last failure was known are one with it.
+    /// What an answer says of a part; of a call that was not sent, nothing. `sent`: failures of
+    /// calls that were sent before the last failure was known are one with it.
     pub(super) fn report<T>(
         &self,
         domain: u64,

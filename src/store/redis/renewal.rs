@@ -76,8 +76,8 @@ impl Renewal {
         }
     }
 
-    /// Where a new connection is no better than the one before (its address leads to a replica, or it
-    /// is closed at once, too), they are not made as fast as they fail.
+    /// Where a new connection is no better than the one before (its address leads to a replica, or
+    /// it is closed at once, too), they are not made as fast as they fail.
     fn pause(&self) -> Option<Instant> {
         let upkeep = self.work.upkeep()?;
         let pause = {

@@ -1,5 +1,5 @@
-//! The runtimes that call a store. Each has a connection of its own, and calls of its own in flight:
-//! what becomes of one runtime is nothing to the others.
+//! The runtimes that call a store. Each has a connection of its own, and calls of its own in
+//! flight: what becomes of one runtime is nothing to the others.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
