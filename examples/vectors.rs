@@ -1,20 +1,27 @@
 //! `cargo run --example vectors`
 //!
 //! Replays traces of charges with their expected answers, through a store in memory: `cargo run
-//! --example vectors -- FILE` (without a file: the traces in the crate).
+//! --example vectors -- FILE` (without a file: the traces in the crate). The traces are of one
+//! limit, or of several that are charged together.
 
 use std::process::ExitCode;
 
 use tower_fixed_window::MemoryStore;
-use tower_fixed_window::testing::{VECTORS, replay};
+use tower_fixed_window::testing::{TOGETHER_VECTORS, VECTORS, replay};
 
 #[tokio::main]
 async fn main() -> Result<ExitCode, Box<dyn std::error::Error>> {
-    let json = match std::env::args_os().nth(1) {
-        Some(file) => std::fs::read_to_string(file)?,
-        None => VECTORS.to_owned(),
+    let files = match std::env::args_os().nth(1) {
+        Some(file) => vec![std::fs::read_to_string(file)?],
+        None => vec![VECTORS.to_owned(), TOGETHER_VECTORS.to_owned()],
     };
-    let report = replay(&json, MemoryStore::with_clock).await?;
-    println!("{report}");
-    Ok(if report.failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    let mut code = ExitCode::SUCCESS;
+    for json in files {
+        let report = replay(&json, MemoryStore::with_clock).await?;
+        println!("{report}");
+        if !report.failures.is_empty() {
+            code = ExitCode::FAILURE;
+        }
+    }
+    Ok(code)
 }

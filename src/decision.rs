@@ -8,18 +8,23 @@ use std::time::{Duration, SystemTime};
 use crate::quota::{MAX_TOKENS, Quotas, Span};
 use crate::window::{MAX, State};
 
+mod beside;
 mod charge;
 #[cfg(feature = "serde")]
 mod kept;
 mod limited;
 mod standing;
+mod together;
 
+use beside::{All, FEW, Several, Verdict};
+pub(crate) use beside::{MAX_LIMITS, Refuser};
 pub(crate) use charge::Ask;
 #[cfg(feature = "serde")]
 pub(crate) use kept::KeptDecision;
 pub use limited::RateLimited;
 pub use standing::Usage;
 use standing::system_time;
+pub(crate) use together::{Line, Merging};
 
 /// Whether a charge passed, and the standing of the key.
 ///
@@ -56,8 +61,9 @@ pub struct Decision {
     /// The standings of one or two quotas, in their order. Where `all` has them, only the governing
     /// quota's, at its position modulo [`FEW`].
     few: [Usage; FEW],
-    /// All standings, where there are more or some tokens were reserved.
-    all: Option<Box<Several>>,
+    /// All standings, where there are more or some tokens were reserved, or those of several
+    /// limits.
+    all: Option<Box<All>>,
     len: u8,
     governing: u8,
     /// A bit for each quota that refused.
@@ -68,58 +74,46 @@ pub struct Decision {
     local: bool,
 }
 
-/// How many quotas a decision has room for without an allocation.
-const FEW: usize = 2;
-
-#[derive(Clone)]
-struct Several {
-    standings: [Usage; Quotas::MAX],
-    /// The window in which the tokens of each are covered, where that is not the standing's.
-    covered: Option<[Span; Quotas::MAX]>,
-    /// What the store keeps of each from here on, as far as it is elsewhere and said so.
-    states: Option<[Option<State>; Quotas::MAX]>,
-    /// Only of a refusal, and only where it was asked for without a layer.
-    refuser: Option<Refuser>,
-}
-
-/// Whose refusal it is, for a response to it.
-#[derive(Clone, Debug)]
-pub(crate) struct Refuser {
-    pub(crate) name: Box<str>,
-    pub(crate) quotas: Quotas,
-}
-
-/// In the order in which one prevails over another: never is later than any instant.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-enum Verdict {
-    Passed,
-    Reserved { ready_at: i64 },
-    Refused { retry_at: i64 },
-    RefusedForGood,
-}
-
 impl Decision {
     /// Notes whose refusal it is, in memory of its own: what passes has none of that to carry.
     #[cold]
     pub(crate) fn note_refuser(&mut self, name: &str, quotas: &Quotas) {
-        let all = Self::all(&mut self.all, &self.few);
-        all.refuser = Some(Refuser { name: name.into(), quotas: *quotas });
+        self.several().refuser = Some(Refuser { name: name.into(), quotas: *quotas });
     }
 
-    /// Moves few standings to where all are.
-    fn all<'a>(all: &'a mut Option<Box<Several>>, few: &[Usage; FEW]) -> &'a mut Several {
-        all.get_or_insert_with(|| Box::new(Several::of(few)))
+    /// Moves few standings to where all are: of several limits, those of the one that governs.
+    fn several(&mut self) -> &mut Several {
+        let of_limits = matches!(self.all.as_deref(), Some(All::Limits(_)));
+        let all = match (of_limits, &mut self.all) {
+            (true, Some(all)) => {
+                let All::Limits(limits) = &mut **all else { unreachable!("looked at just now") };
+                limits.all_mut()
+            }
+            (_, all) => all,
+        };
+        let all = all.get_or_insert_with(|| Box::new(All::Quotas(Several::of(&self.few))));
+        let All::Quotas(several) = &mut **all else { unreachable!("a limit has no limits") };
+        several
     }
 
-    #[inline]
-    fn govern_by(&mut self, i: usize) {
-        self.governing = i as u8;
-        if let Some(all) = &self.all {
-            self.few[i % FEW] = all.standings[i];
+    /// All standings, where these are not few: of several limits, those of the one that governs.
+    #[inline(always)]
+    fn beside(&self) -> Option<&Several> {
+        match &self.all {
+            None => None,
+            Some(all) => all.several(),
         }
     }
 
-    #[inline]
+    #[inline(always)]
+    fn govern_by(&mut self, i: usize) {
+        self.governing = i as u8;
+        if let Some(several) = self.beside() {
+            self.few[i % FEW] = several.standings[i];
+        }
+    }
+
+    #[inline(always)]
     fn govern_by_tightest(&mut self) {
         let (mut tightest, usage) = (0, self.usage());
         let tightness = |i: usize| (usage[i].remaining(), Reverse(usage[i].end()));
@@ -213,16 +207,16 @@ impl Decision {
     /// Returns the standing of each quota, in the order of the quotas.
     #[inline]
     pub fn usage(&self) -> &[Usage] {
-        match &self.all {
+        match self.beside() {
             Some(several) => &several.standings[..self.len.into()],
             None => &self.few[..self.len.into()],
         }
     }
 
     fn standings_mut(&mut self) -> &mut [Usage] {
-        match &mut self.all {
-            Some(several) => &mut several.standings[..self.len.into()],
-            None => &mut self.few[..self.len.into()],
+        match self.all.as_deref_mut() {
+            Some(All::Quotas(several)) => &mut several.standings[..self.len.into()],
+            _ => &mut self.few[..self.len.into()],
         }
     }
 
@@ -268,7 +262,7 @@ impl Decision {
 
     /// The window in which the tokens of a quota are covered (S13).
     fn covered(&self, i: usize) -> Span {
-        let covered = self.all.as_ref().and_then(|several| several.covered);
+        let covered = self.beside().and_then(|several| several.covered);
         covered.map_or_else(|| self.usage()[i].span(), |covered| covered[i])
     }
 
@@ -298,20 +292,24 @@ impl Decision {
         writes: [Option<State>; Quotas::MAX],
     ) {
         let states = array::from_fn(|i| writes[i].or(had[i]));
-        Self::all(&mut self.all, &self.few).states = Some(states);
+        self.several().states = Some(states);
     }
 
     /// What was noted, once: what is handed on has no need of it.
     pub(crate) fn take_states(&mut self) -> Option<[Option<State>; Quotas::MAX]> {
-        let states = self.all.as_mut()?.states.take();
-        if usize::from(self.len) <= FEW {
-            self.all.take_if(|all| all.covered.is_none() && all.refuser.is_none());
+        let Some(All::Quotas(all)) = self.all.as_deref_mut() else { return None };
+        let states = all.states.take();
+        if usize::from(self.len) <= FEW && all.covered.is_none() && all.refuser.is_none() {
+            self.all = None;
         }
         states
     }
 
     pub(crate) fn into_local(mut self) -> Self {
         self.local = true;
+        if let Some(All::Limits(limits)) = self.all.as_deref_mut() {
+            limits.note_local();
+        }
         self
     }
 
@@ -360,6 +358,7 @@ impl PartialEq for Decision {
         bits(self) == bits(other)
             && count(self) == count(other)
             && self.usage() == other.usage()
+            && self.limits().eq(other.limits())
             && (0..self.usage().len()).all(covered)
     }
 }

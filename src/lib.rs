@@ -13,6 +13,7 @@ mod decision;
 pub mod guide;
 pub mod key;
 mod limiter;
+mod limits;
 mod middleware;
 mod observe;
 mod quota;
@@ -30,6 +31,10 @@ pub use key::{Key, KeyExtractor, MissingKey};
 #[cfg_attr(docsrs, doc(cfg(feature = "serde")))]
 pub use limiter::KeptReceipt;
 pub use limiter::{Limiter, Receipt};
+#[cfg(feature = "serde")]
+#[cfg_attr(docsrs, doc(cfg(feature = "serde")))]
+pub use limits::KeptReceipts;
+pub use limits::{Limits, Line, Receipts};
 pub use middleware::{
     Control, CostMeter, EmptyBody, FixedWindow, FixedWindowLayer, GitHubBody, Grpc, Headers,
     ProblemJson, RateLimitEndpoint, Reason, Reject, Rejection, ResponseFuture, TrueCost,

@@ -54,6 +54,8 @@ pub struct Limiter {
     /// Whether refusals are remembered.
     remembers: bool,
     fallback: bool,
+    /// Whether it counts in another store than its first.
+    has_store: bool,
     /// Whether other processes may reset.
     resettable: bool,
     /// Whether tokens may come back: of all limiters of this name on the store.
@@ -73,6 +75,7 @@ impl Limiter {
             guard: None,
             remembers: true,
             fallback: true,
+            has_store: false,
             resettable: false,
             refundable: Arc::default(),
             #[cfg(feature = "tokio")]
@@ -104,6 +107,7 @@ impl Limiter {
     }
 
     pub(crate) fn store_named_later<S: Store>(mut self, store: S) -> Self {
+        self.has_store = true;
         let Some(remote) = store.remote().cloned() else {
             self.store = Arc::new(store);
             self.guard = None;
@@ -321,6 +325,11 @@ impl Limiter {
         self.settle_account(account, &decision, actual)
     }
 
+    /// The same under the quotas that the charge was decided by.
+    pub(crate) fn settle_as_charged(&self, receipt: Receipt, actual: u64) -> Reply<()> {
+        self.settle_account(receipt.account.as_account(), &receipt.decision, actual)
+    }
+
     pub(crate) fn settle_account(
         &self,
         account: Account<'_>,
@@ -380,6 +389,19 @@ impl Limiter {
     /// Returns the limiter's quotas.
     pub fn quotas(&self) -> &Quotas {
         &self.quotas
+    }
+
+    pub(crate) fn has_store(&self) -> bool {
+        self.has_store
+    }
+
+    /// The answer to a charge without the store, which did not answer in time.
+    pub(crate) fn stand_in(&self, charge: Charge<'_>, error: StoreError) -> Reply<Decision> {
+        match &self.guard {
+            Some(guard) if self.fallback => guard.or_memory().stand_in(charge, error),
+            Some(guard) => guard.stand_in(charge, error),
+            None => Reply::failed(error),
+        }
     }
 
     /// The name of the counters.
@@ -455,11 +477,18 @@ pub(crate) fn observe_decision(scope: &Scope, quotas: &Quotas, decision: &Decisi
     }
     let observed = scope.observe();
     if decision.allowed() {
-        let waits = decision.ready_at_ms().is_some();
-        observed.answered(if waits { Outcome::Reserved } else { Outcome::Passed });
+        note_passed(scope, decision.ready_at_ms().is_some());
     } else {
         let outcome = if shadow { Outcome::ShadowRefused } else { Outcome::Refused };
         let quota = || &quotas.as_slice()[decision.governing()];
         observed.refused(outcome, quota, || decision.retry_after());
+    }
+}
+
+/// Reports that a charge passed, for now or for later.
+#[inline(always)]
+pub(crate) fn note_passed(scope: &Scope, waits: bool) {
+    if observe::ON {
+        scope.observe().answered(if waits { Outcome::Reserved } else { Outcome::Passed });
     }
 }

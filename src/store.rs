@@ -138,6 +138,17 @@ pub trait Store: Send + Sync + 'static {
     /// [`Charge::decide`] returns nothing to write.
     fn charge(&self, charge: Charge<'_>) -> Reply<Decision>;
 
+    /// Takes the tokens of several charges, or of none, in one step over all of them: no other call
+    /// sees tokens of a charge that is refused in the end. The charges are of different scopes, and
+    /// there are at most eight. [`Charge::decide_all`] decides.
+    ///
+    /// `None` means that this store can't do that for these charges. They are then charged one
+    /// after the other, and what passed is returned when one is refused.
+    fn charge_all(&self, charges: &[Charge<'_>]) -> Option<Reply<Decision>> {
+        let _ = charges;
+        None
+    }
+
     /// Returns tokens, or takes more without a decision.
     fn adjust(&self, adjust: Adjust<'_>) -> Reply<()>;
 
@@ -177,6 +188,10 @@ macro_rules! pointer {
                 (**self).charge(charge)
             }
 
+            fn charge_all(&self, charges: &[Charge<'_>]) -> Option<Reply<Decision>> {
+                (**self).charge_all(charges)
+            }
+
             fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {
                 (**self).adjust(adjust)
             }
@@ -206,6 +221,10 @@ pointer!(Box);
 impl Store for MemoryStore {
     fn charge(&self, charge: Charge<'_>) -> Reply<Decision> {
         Self::charge(self, charge)
+    }
+
+    fn charge_all(&self, charges: &[Charge<'_>]) -> Option<Reply<Decision>> {
+        Self::charge_all(self, charges)
     }
 
     fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {

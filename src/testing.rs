@@ -18,6 +18,7 @@ use crate::store::Store;
 mod ask;
 mod block_on;
 mod contract;
+mod in_order;
 mod races;
 mod replay;
 
@@ -28,6 +29,9 @@ pub use replay::{Failure, Report, replay};
 /// The shared traces, each with the expected answer of every step, for [`replay`].
 pub const VECTORS: &str = include_str!("testing/vectors.json");
 
+/// The traces of several limits in one charge, for [`replay`].
+pub const TOGETHER_VECTORS: &str = include_str!("testing/together-vectors.json");
+
 /// The traces for windows of a calendar, for [`replay`]: months, years and time zones.
 #[cfg(feature = "time-zones")]
 #[cfg_attr(docsrs, doc(cfg(feature = "time-zones")))]
@@ -36,7 +40,8 @@ pub const CALENDAR_VECTORS: [&str; 2] =
 
 /// Checks a store against the contract of [`Store`]: the arithmetic on all shared traces (with the
 /// feature `time-zones` also those of calendars), atomic steps under concurrency, the identity of
-/// counters, and their life.
+/// counters, and their life. Traces of several limits are charged in one step if the store can do
+/// that, and also one limit after the other.
 ///
 /// `new` creates an empty store that reads the given clock. `block_on` waits for a future on the
 /// current thread: [`block_on`] of this module, or a runtime's.
@@ -51,17 +56,36 @@ pub fn conformance<S: Store>(
     let mut vectors = vec![VECTORS];
     #[cfg(feature = "time-zones")]
     vectors.extend(CALENDAR_VECTORS);
-    for vectors in vectors {
-        let report = Mutex::new(None);
-        block_on(Box::pin(async {
-            let replayed = replay(vectors, &new).await.expect("the shared traces are well-formed");
-            *report.lock().expect("no panic") = Some(replayed);
-        }));
-        let report = report.into_inner().expect("no panic").expect("block_on waits");
-        assert!(report.failures.is_empty(), "{report}");
+    if in_order::charges_in_one_step(&new(ManualClock::default())) {
+        vectors.push(TOGETHER_VECTORS);
+        races::all_limits_or_none(&new, &block_on, true);
     }
+    for vectors in vectors {
+        let (failed, report) = failures(vectors, &new, &block_on);
+        assert!(failed.is_empty(), "{report}");
+    }
+    let in_order = |clock| in_order::InOrder(new(clock));
+    let (failed, report) = failures(TOGETHER_VECTORS, &in_order, &block_on);
+    assert_eq!(failed, in_order::EXCEPTED, "one limit after the other:\n{report}");
+    races::all_limits_or_none(&in_order, &block_on, false);
     block_on(Box::pin(contract::check(&new)));
     races::exact(&new, &block_on);
     races::all_or_nothing(&new, &block_on);
     races::refunds_once(&new, &block_on);
+}
+
+/// The traces that got a wrong answer, and a report of them.
+fn failures<S: Store>(
+    vectors: &str,
+    new: &(impl Fn(ManualClock) -> S + Send + Sync),
+    block_on: &(impl Fn(Job<'_>) + Send + Sync),
+) -> (Vec<String>, String) {
+    let failures = Mutex::new(None);
+    block_on(Box::pin(async {
+        let report = replay(vectors, new).await.expect("the shared traces are well-formed");
+        let mut failed: Vec<_> = report.failures.iter().map(|f| f.trace.clone()).collect();
+        failed.dedup();
+        *failures.lock().expect("no panic") = Some((failed, report.to_string()));
+    }));
+    failures.into_inner().expect("no panic").expect("block_on waits")
 }

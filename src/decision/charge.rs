@@ -3,8 +3,9 @@
 use crate::quota::{Quotas, Span};
 use crate::window::{State, Window};
 
+use super::Decision;
+use super::beside::{All, FEW, Several, Verdict};
 use super::standing::Usage;
-use super::{Decision, FEW, Several, Verdict};
 
 /// A charge over all quotas of a key.
 #[derive(Clone, Copy, Debug)]
@@ -67,7 +68,7 @@ impl Decision {
         }
         let mut decision = Self::new(now, cost, [standings[0], standings[1]], N);
         if N > FEW {
-            decision.all = Some(Box::new(Several::of(&standings)));
+            decision.all = Some(Box::new(All::Quotas(Several::of(&standings))));
         }
         decision.govern_by_tightest();
         Some(decision)
@@ -115,14 +116,14 @@ impl Decision {
         }
         let mut decision = Self::new(now, granted, [standings[0], standings[1]], windows.len());
         if N > FEW && windows.len() > FEW {
-            decision.all = Some(Box::new(Several::of(&standings)));
+            decision.all = Some(Box::new(All::Quotas(Several::of(&standings))));
         }
         match reserved {
             _ if refusing == 0 => {
                 decision.govern_by_tightest();
                 if let Some(Reserved { ready_at, covered, .. }) = reserved.filter(|_| granted > 0) {
                     decision.verdict = Verdict::Reserved { ready_at };
-                    Self::all(&mut decision.all, &decision.few).covered = Some(covered);
+                    decision.several().covered = Some(covered);
                 }
             }
             Some(Reserved { ready_at, last, .. }) => {

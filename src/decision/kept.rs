@@ -1,7 +1,8 @@
 //! What is kept of a decision whose charge passed, to correct the charge in another process.
 
+use super::Decision;
+use super::beside::{All, FEW, Several, Verdict};
 use super::standing::Usage;
-use super::{Decision, FEW, Several, Verdict};
 use crate::quota::{Anchor, MAX_TOKENS, Quota, Quotas, Span};
 use crate::window::MAX;
 
@@ -47,7 +48,8 @@ impl Decision {
             None => Verdict::Passed,
         };
         let decision = Self::new(now, granted, [Usage::NONE; FEW], windows.len());
-        let mut decision = Self { verdict, all: Some(Box::new(several)), shared, ..decision };
+        let mut decision =
+            Self { verdict, all: Some(Box::new(All::Quotas(several))), shared, ..decision };
         decision.govern_by_tightest();
         Some(decision)
     }

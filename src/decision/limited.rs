@@ -3,7 +3,8 @@
 use std::error::Error;
 use std::fmt;
 
-use super::{Decision, Refuser};
+use super::Decision;
+use super::beside::Refuser;
 
 /// A refused charge as an error: [`Decision::into_result`]. [`Limiter::charge`] returns it, too.
 ///
@@ -50,7 +51,7 @@ impl RateLimited {
 
     /// The decision, and whose it is, if that is known.
     pub(crate) fn into_parts(mut self) -> (Decision, Option<Refuser>) {
-        let refuser = self.0.all.as_mut().and_then(|all| all.refuser.take());
+        let refuser = self.0.all.is_some().then(|| self.0.several().refuser.take()).flatten();
         (self.0, refuser)
     }
 }

@@ -1,7 +1,7 @@
 //! Proof of a charge: [`Receipt`].
 
 use crate::decision::Decision;
-use crate::store::OwnedAccount;
+use crate::store::{OwnedAccount, Scope};
 
 #[cfg(feature = "serde")]
 mod kept;
@@ -31,6 +31,15 @@ pub struct Receipt {
 }
 
 impl Receipt {
+    pub(crate) fn new(account: OwnedAccount, decision: Decision) -> Self {
+        Self { account, decision }
+    }
+
+    /// The name that it was charged under.
+    pub(crate) fn scope(&self) -> &Scope {
+        self.account.as_account().scope()
+    }
+
     /// Returns the decision.
     pub fn decision(&self) -> &Decision {
         &self.decision

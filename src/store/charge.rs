@@ -1,7 +1,7 @@
 //! A request for tokens: [`Charge`].
 
 use super::account::{Account, OwnedAccount, instant};
-use crate::decision::{Ask, Decision};
+use crate::decision::{Ask, Decision, Line, MAX_LIMITS};
 use crate::quota::{Quota, Quotas};
 use crate::window::{State, Window};
 
@@ -131,6 +131,67 @@ impl<'a> Charge<'a> {
         (decision, writes)
     }
 
+    /// Decides over several charges of different scopes: all of them pass, or none takes anything.
+    /// If one of them is a peek, none takes anything. Of eight at most, and at least one.
+    ///
+    /// ```
+    /// use tower_fixed_window::store::{Account, Charge, Scope};
+    /// use tower_fixed_window::{Key, Quota};
+    ///
+    /// let (requests, tokens) = (Scope::named("requests"), Scope::named("tokens"));
+    /// let (few, many) = (Quota::per_minute(60).into(), Quota::per_minute(1_000).into());
+    /// let key = Key::from("acme");
+    /// let charge = |cost| {
+    ///     let tokens = Charge::new(Account::new(&tokens, &many, &key), cost);
+    ///     [Charge::new(Account::new(&requests, &few, &key), 1), tokens]
+    /// };
+    ///
+    /// let now = 1_700_000_050_000;
+    /// let (decision, writes) = Charge::decide_all(&charge(600), now, |_account, _quota| None);
+    /// assert!(decision.allowed());
+    /// assert_eq!(decision.of("tokens").unwrap().remaining(), 400);
+    /// let (account, _quota, state) = writes[1];
+    /// assert_eq!((account.scope().name(), state.used), ("tokens", 600));
+    ///
+    /// let (decision, writes) = Charge::decide_all(&charge(1_001), now, |_, _| None);
+    /// assert!(!decision.allowed() && writes.is_empty());
+    /// assert_eq!(decision.governing_limit(), Some("tokens"));
+    /// ```
+    ///
+    /// # Panics
+    /// If there are none.
+    pub fn decide_all(
+        charges: &[Self],
+        now: u64,
+        mut load: impl FnMut(&Account<'a>, &Quota) -> Option<State>,
+    ) -> (Decision, Vec<(Account<'a>, &'a Quota, State)>) {
+        let now = instant(now);
+        let charges = &charges[..charges.len().min(MAX_LIMITS)];
+        let windows: Vec<[Window<'a>; Quotas::MAX]> = charges
+            .iter()
+            .map(|Charge { account, .. }| {
+                account.windows(|_, quota| account.window(now, quota, |quota| load(account, quota)))
+            })
+            .collect();
+        let lines = charges.iter().zip(&windows).map(|(charge, windows)| charge.line(windows, 0));
+        let lines: Vec<_> = lines.collect();
+        let mut writes = Vec::new();
+        let decision = Decision::over_limits::<{ Quotas::MAX }>(now, &lines, |i, _, states| {
+            let Charge { account, .. } = charges[i];
+            let states = account.quotas().iter().zip(states);
+            writes.extend(states.filter_map(|(quota, state)| Some((account, quota, state?))));
+        });
+        (decision, writes)
+    }
+
+    /// One limit of a charge of several. `shared` has a bit for each quota that is counted where
+    /// other keys are.
+    pub(super) fn line<'w>(&'w self, windows: &'w [Window<'a>], shared: u8) -> Line<'w, 'a> {
+        let Account { scope, quotas, .. } = self.account;
+        let windows = &windows[..quotas.len()];
+        Line { name: scope.shared_name(), windows, ask: self.ask, shared }
+    }
+
     /// The same over the windows of the quotas. `N` is their maximal number: most charges have one,
     /// and the compiler then leaves out all code for more.
     #[inline(always)]
@@ -152,6 +213,10 @@ pub struct OwnedCharge {
 }
 
 impl OwnedCharge {
+    pub(crate) fn account(&self) -> &OwnedAccount {
+        &self.account
+    }
+
     /// Returns the [`Charge`].
     pub fn as_charge(&self) -> Charge<'_> {
         Charge { account: self.account.as_account(), ask: self.ask }

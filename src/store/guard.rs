@@ -147,7 +147,7 @@ impl Guard {
     }
 
     /// The answer of the fallback.
-    pub(super) fn stand_in(&self, charge: Charge<'_>, error: StoreError) -> Reply<Decision> {
+    pub(crate) fn stand_in(&self, charge: Charge<'_>, error: StoreError) -> Reply<Decision> {
         if !charge.is_peek() {
             charge.account().scope().observe().without_store();
             self.outage.answer_without();

@@ -24,6 +24,7 @@ use crate::observe;
 use crate::quota::Quotas;
 use crate::sync::MutexGuard;
 
+mod several;
 mod shard;
 mod time;
 
@@ -205,6 +206,12 @@ impl MemoryStore {
     #[cold]
     fn now_again(&self, shard: &mut Shard) -> Reading {
         let now = self.0.time.now();
+        self.go_by(now, shard);
+        now
+    }
+
+    /// An exact time is a shard's, whatever it went by before.
+    fn go_by(&self, now: Reading, shard: &mut Shard) {
         if shard.is_unallocated() {
             shard.allocate(now.at, self.0.buckets);
         } else if !shard.enter(now.at) {
@@ -213,7 +220,6 @@ impl MemoryStore {
                 .quiet_until
                 .fetch_min(now.at.saturating_add(MINUTE).max(0) as u64, Ordering::Relaxed);
         }
-        now
     }
 
     /// The shard of a key, locked, the time in it, and where in it the key is.
@@ -319,13 +325,8 @@ impl MemoryStore {
         places: [Place; N],
         written: u8,
     ) -> u8 {
-        let own = |(i, place): (usize, &Place)| match place {
-            Place::Own(_) | Place::Free(_) => true,
-            // Not if that count has refused it.
-            Place::Inheriting(_) => written >> i & 1 == 1,
-            Place::Shared(_) | Place::None => false,
-        };
         let places = &places[..account.quotas().len()];
+        let own = |(i, place): (usize, &Place)| place.is_own(written >> i & 1 == 1);
         if places.iter().enumerate().all(own) {
             return 0;
         }
@@ -333,6 +334,13 @@ impl MemoryStore {
         // What follows takes the locks of all shards.
         drop(shard);
         account.scope().observe().overflowed();
+        self.log_overflow(now, until);
+        let shared = places.iter().map(|place| u8::from(matches!(place, Place::Shared(_))));
+        shared.rev().fold(0, |bits, bit| bits << 1 | bit)
+    }
+
+    /// Takes the locks of all shards, unless that was logged recently.
+    fn log_overflow(&self, now: i64, until: i64) {
         let next = until.max(now.saturating_add(MINUTE)) as u64;
         let is_first =
             self.0.quiet_until.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |quiet| {
@@ -341,8 +349,6 @@ impl MemoryStore {
         if is_first.is_ok() {
             observe::overflow(self.0.max_keys, self.overflowed());
         }
-        let shared = places.iter().map(|place| u8::from(matches!(place, Place::Shared(_))));
-        shared.rev().fold(0, |bits, bit| bits << 1 | bit)
     }
 
     pub(super) fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {

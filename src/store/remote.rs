@@ -144,7 +144,7 @@ impl Remote {
     }
 
     /// How long a call may take, whether the limiter ends it or the store.
-    pub(super) fn longest(&self) -> Option<Duration> {
+    pub(crate) fn longest(&self) -> Option<Duration> {
         match self.deadline {
             Deadline::Limiter(deadline) => Some(deadline),
             Deadline::Store(deadline) => deadline,

@@ -19,7 +19,7 @@ use crate::window::stagger;
 pub struct Scope(Arc<Named>);
 
 struct Named {
-    name: Box<str>,
+    name: Arc<str>,
     id: u64,
     meters: Meters,
 }
@@ -57,6 +57,11 @@ impl Scope {
 
     /// Returns the name. It is empty if the scope has none.
     pub fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    /// The same, to keep.
+    pub(crate) fn shared_name(&self) -> &Arc<str> {
         &self.0.name
     }
 

@@ -4,10 +4,11 @@
 use std::hash::BuildHasher;
 use std::sync::OnceLock;
 
-// The simulated network (tests/sim) replays a run from its seed: hashes are always the same there.
-#[cfg(tfw_sim)]
+// The simulated network (tests/sim) and the models (tests/shuttle) replay a run from its seed:
+// hashes are always the same there.
+#[cfg(any(tfw_sim, tfw_shuttle))]
 use foldhash::quality::FixedState as RandomState;
-#[cfg(not(tfw_sim))]
+#[cfg(not(any(tfw_sim, tfw_shuttle)))]
 use foldhash::quality::RandomState;
 
 use super::scope::Scope;
@@ -55,12 +56,29 @@ impl<S: Default> Sharded<S> {
     #[inline(always)]
     pub(super) fn lock(&self, scope: &Scope, key: &Key) -> (MutexGuard<'_, S>, u64) {
         let hash = self.hasher.hash_one((scope.id(), key.as_bytes()));
-        let shards = match self.shards.get() {
+        let shards = self.shards();
+        (lock(&shards[index(shards, hash)]), hash)
+    }
+
+    /// The number of a key's shard, and the key's hash.
+    #[inline]
+    pub(super) fn place(&self, scope: &Scope, key: &Key) -> (usize, u64) {
+        let hash = self.hasher.hash_one((scope.id(), key.as_bytes()));
+        (index(self.shards(), hash), hash)
+    }
+
+    /// A thread that holds one locks only those of larger numbers.
+    #[inline]
+    pub(super) fn lock_at(&self, shard: usize) -> MutexGuard<'_, S> {
+        lock(&self.shards()[shard])
+    }
+
+    #[inline(always)]
+    fn shards(&self) -> &[Shard<S>] {
+        match self.shards.get() {
             Some(shards) => shards,
             None => self.allocate(),
-        };
-        let shard = (hash >> 32) as usize & (shards.len() - 1);
-        (lock(&shards[shard]), hash)
+        }
     }
 
     #[cold]
@@ -88,6 +106,12 @@ impl<S: Default> Sharded<S> {
 pub(super) fn fingerprint(hash: u64, quota: &Quota) -> u64 {
     // 0 is no entry.
     fmix64(hash ^ quota.identity()).max(1)
+}
+
+/// Which of the shards, whose number is a power of two, is that of a hash.
+#[inline(always)]
+fn index<S>(shards: &[Shard<S>], hash: u64) -> usize {
+    (hash >> 32) as usize & (shards.len() - 1)
 }
 
 #[inline]

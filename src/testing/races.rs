@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use super::block_on::Job;
 use crate::clock::ManualClock;
+use crate::key::Key;
 use crate::limiter::Limiter;
+use crate::limits::{Limits, Line};
 use crate::quota::Quota;
 use crate::store::Store;
 
@@ -73,6 +75,52 @@ pub(super) fn all_or_nothing<S: Store>(
     // 33 in the first minute, then what the hour has left: had a refusal been counted by the hour,
     // it would be less.
     assert_eq!(passed.into_inner(), 50, "of 33 a minute and 50 an hour, in two minutes");
+}
+
+/// A refusal by one limit takes nothing from another, whatever their order (S37).
+pub(super) fn all_limits_or_none<S: Store>(
+    new: &impl Fn(ManualClock) -> S,
+    block_on: &(impl Fn(Job<'_>) + Send + Sync),
+    in_one_step: bool,
+) {
+    let clock = ManualClock::at_ms(NOW_MS);
+    let limits = ["few", "many"].into_iter().zip([33, 50]);
+    let limits = limits
+        .map(|(name, limit)| Limiter::new(Quota::per_hour(limit)).name(name).without_fallback());
+    let limits = Limits::new(limits).store(new(clock.clone())).without_front();
+    // Of two keys of one limit, and one of the other, which both share.
+    let passed = [AtomicU64::new(0), AtomicU64::new(0)];
+    race(block_on, |thread| {
+        let passed = &passed[thread as usize % 2];
+        let mut lines = [Line::new("few", thread % 2, 1), Line::new("many", "all", 1)];
+        if thread > 1 {
+            lines.reverse();
+        }
+        let limits = &limits;
+        Box::pin(async move {
+            for _ in 0..40 {
+                let decision = limits.check(&lines).await.expect("the store answers");
+                passed.fetch_add(decision.allowed().into(), Ordering::SeqCst);
+            }
+        })
+    });
+    let passed = passed.map(AtomicU64::into_inner);
+    let used = Mutex::new([0; 3]);
+    block_on(Box::pin(async {
+        let of = |name, key: Key| limits.of(name).peek(key);
+        let replies = [of("few", 0.into()), of("few", 1.into()), of("many", "all".into())];
+        for (i, reply) in replies.into_iter().enumerate() {
+            let standing = reply.await.expect("the store answers");
+            used.lock().expect("no panic")[i] = standing.used();
+        }
+    }));
+    let used = used.into_inner().expect("no panic");
+    assert!(passed.iter().all(|passed| *passed <= 33), "{passed:?} passed, of 33 each");
+    assert!(passed[0] + passed[1] <= 50, "{passed:?} passed, of 50 together");
+    // In order, a request may be refused for tokens that are returned a moment later.
+    assert!(!in_one_step || passed[0] + passed[1] == 50, "{passed:?} passed, of 50 together");
+    let counted = [passed[0], passed[1], passed[0] + passed[1]];
+    assert_eq!(used, counted, "what passed is what is counted");
 }
 
 /// What is returned can be taken again, once (S14).

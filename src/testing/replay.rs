@@ -1,15 +1,21 @@
 //! The replay of traces: JSON in, what differs out.
 
 use std::fmt;
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::UNIX_EPOCH;
 
 use serde::Deserialize;
 
 use crate::clock::ManualClock;
 use crate::decision::Decision;
 use crate::limiter::{Limiter, Receipt};
-use crate::quota::{Quota, Quotas};
+use crate::quota::Quotas;
 use crate::store::{Store, StoreError};
+
+mod quota;
+mod several;
+
+use quota::QuotaSpec;
+use several::SeveralTrace;
 
 /// The result of replaying the traces of a file: [`replay`].
 #[derive(Debug, Default)]
@@ -46,7 +52,8 @@ impl fmt::Display for Report {
 
 #[derive(Deserialize)]
 struct File {
-    traces: Vec<Trace>,
+    /// Of one limit, or of several.
+    traces: Vec<serde_json::Value>,
 }
 
 #[derive(Deserialize)]
@@ -54,43 +61,6 @@ struct Trace {
     id: String,
     quotas: Vec<QuotaSpec>,
     steps: Vec<Step>,
-}
-
-#[derive(Deserialize)]
-struct QuotaSpec {
-    limit: u64,
-    /// The windows are of this length, or of a calendar.
-    #[serde(default)]
-    window_ms: u64,
-    /// `day`, `week`, `month` or `year`.
-    calendar: Option<String>,
-    zone: Option<String>,
-    first: Option<FirstSpec>,
-    #[serde(default)]
-    anchor: AnchorSpec,
-    #[serde(default)]
-    start_ms: u64,
-    capacity: Option<u64>,
-    #[serde(default)]
-    max_reserved: u64,
-}
-
-#[derive(Deserialize, Default)]
-#[serde(rename_all = "snake_case")]
-enum AnchorSpec {
-    #[default]
-    Aligned,
-    StartingAt,
-    FirstRequest,
-}
-
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum FirstSpec {
-    /// Of the month.
-    Day(u8),
-    /// A weekday, or `MM-DD`.
-    Name(String),
 }
 
 #[derive(Deserialize)]
@@ -141,8 +111,9 @@ impl Expect {
     }
 }
 
-/// Replays every trace of a file in the format of [`VECTORS`](super::VECTORS). `new` creates a
-/// store for each trace, which must read the time from the clock.
+/// Replays every trace of a file in the format of [`VECTORS`](super::VECTORS) or
+/// [`TOGETHER_VECTORS`](super::TOGETHER_VECTORS). `new` creates a store for each trace, which must
+/// read the time from the clock.
 ///
 /// # Errors
 /// If the text is not in that format. The report contains wrong answers.
@@ -152,32 +123,34 @@ pub async fn replay<S: Store>(
 ) -> Result<Report, serde_json::Error> {
     let file: File = serde_json::from_str(json)?;
     let mut report = Report::default();
-    for trace in &file.traces {
+    for trace in file.traces {
         let clock = ManualClock::default();
-        let limiter = Limiter::new(trace.quotas())
-            .name("trace")
-            .store(new(clock.clone()))
-            .without_fallback()
-            .without_front();
-        let before = report.failures.len();
-        trace.replay(limiter, &clock, &mut report.failures).await;
-        if report.failures.len() == before {
-            report.passed += 1;
+        let store = new(clock.clone());
+        let (id, wrong) = if trace.get("limits").is_some() {
+            let trace: SeveralTrace = serde_json::from_value(trace)?;
+            let wrong = trace.replay(store, &clock).await;
+            (trace.id, wrong)
         } else {
-            report.failed += 1;
+            let trace: Trace = serde_json::from_value(trace)?;
+            let limiter = Limiter::new(quota::all(&trace.quotas)).name("trace").store(store);
+            let limiter = limiter.without_fallback().without_front();
+            let wrong = trace.replay(limiter, &clock).await;
+            (trace.id, wrong)
+        };
+        match wrong.is_empty() {
+            true => report.passed += 1,
+            false => report.failed += 1,
         }
+        let failure = |(step, what)| Failure { trace: id.clone(), step, what };
+        report.failures.extend(wrong.into_iter().map(failure));
     }
     Ok(report)
 }
 
 impl Trace {
-    fn quotas(&self) -> Quotas {
-        let mut quotas = self.quotas.iter().map(QuotaSpec::quota);
-        let first = Quotas::from(quotas.next().expect("a trace has a quota"));
-        quotas.fold(first, Quotas::and)
-    }
-
-    async fn replay(&self, mut limiter: Limiter, clock: &ManualClock, failures: &mut Vec<Failure>) {
+    /// The steps that got the wrong answer.
+    async fn replay(&self, mut limiter: Limiter, clock: &ManualClock) -> Vec<(usize, String)> {
+        let mut wrong = Vec::new();
         let mut receipts: Vec<Option<Receipt>> = self.steps.iter().map(|_| None).collect();
         for (i, step) in self.steps.iter().enumerate() {
             clock.set_ms(step.at_ms);
@@ -188,8 +161,9 @@ impl Trace {
                 }
                 Err(error) => format!("the store failed: {error}"),
             };
-            failures.push(Failure { trace: self.id.clone(), step: i, what });
+            wrong.push((i, what));
         }
+        wrong
     }
 }
 
@@ -235,35 +209,5 @@ impl Step {
             Ok(receipt) => receipts[i].insert(receipt).decision().clone(),
             Err(refused) => refused.decision().clone(),
         })
-    }
-}
-
-impl QuotaSpec {
-    fn quota(&self) -> Quota {
-        let mut quota = match &self.calendar {
-            Some(calendar) => self.on_calendar(calendar),
-            None => Quota::new(self.limit, Duration::from_millis(self.window_ms)),
-        };
-        quota = match self.anchor {
-            AnchorSpec::Aligned => quota,
-            AnchorSpec::StartingAt => quota.starting_at(Duration::from_millis(self.start_ms)),
-            AnchorSpec::FirstRequest => quota.from_first_request(),
-        };
-        if let Some(capacity) = self.capacity {
-            quota = quota.rollover_up_to(capacity);
-        }
-        quota.reserve_up_to(self.max_reserved)
-    }
-    fn on_calendar(&self, calendar: &str) -> Quota {
-        let mut text = format!("{}/{calendar}", self.limit);
-        match &self.first {
-            Some(FirstSpec::Day(day)) => text += &format!(" from day {day}"),
-            Some(FirstSpec::Name(name)) => text += &format!(" from {name}"),
-            None => {}
-        }
-        if let Some(zone) = &self.zone {
-            text += &format!(" in {zone}");
-        }
-        text.parse().unwrap_or_else(|error| panic!("a calendar of a trace: {error}"))
     }
 }

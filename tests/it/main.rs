@@ -20,6 +20,7 @@ mod header_keys;
 mod headers;
 mod layer_order;
 mod layout;
+mod limits_in_order;
 mod memory_metrics;
 mod metrics_and_logs;
 mod missed_windows;

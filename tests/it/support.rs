@@ -246,6 +246,11 @@ impl FarStore {
         Self { memory, delay: Arc::new(delay), sent: Arc::default(), remote }
     }
 
+    /// Limiters end its replies in time.
+    pub(crate) fn deadline(self, deadline: Duration) -> Self {
+        Self { remote: Remote::new().deadline(deadline), ..self }
+    }
+
     fn forward<T: Send + 'static>(
         &self,
         operation: Operation,

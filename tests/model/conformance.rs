@@ -49,6 +49,12 @@ enum Fault {
     GrantsAllOrNothing,
     NeverReserves,
     AlwaysReserves,
+    /// No fault: several limits are charged in one step.
+    InOneStep,
+    /// Each limit by itself: what passes is taken, though another one refuses.
+    ChargesLimitByLimit,
+    ChargesLimitsInTwoSteps,
+    WritesTheFirstLimitOnly,
     AClockThatNeverStepsBack,
 }
 
@@ -208,6 +214,42 @@ impl Store for Faulty {
         })
     }
 
+    /// Stores with other faults charge in order.
+    fn charge_all(&self, charges: &[Charge<'_>]) -> Option<Reply<Decision>> {
+        use Fault::{ChargesLimitByLimit, ChargesLimitsInTwoSteps, WritesTheFirstLimitOnly};
+        if ![
+            ChargesLimitByLimit,
+            ChargesLimitsInTwoSteps,
+            WritesTheFirstLimitOnly,
+            Fault::InOneStep,
+        ]
+        .contains(&self.fault)
+        {
+            return None;
+        }
+        let _step = (self.fault != ChargesLimitsInTwoSteps)
+            .then(|| STEP.lock().unwrap_or_else(|step| step.into_inner()));
+        let now = self.now();
+        let load = |account: &Account<'_>, quota: &Quota| self.load(account, quota, now);
+        let (decision, writes) = Charge::decide_all(charges, now, load);
+        if self.fault == ChargesLimitsInTwoSteps {
+            (0..20).for_each(|_| std::thread::yield_now());
+        }
+        if self.fault == ChargesLimitByLimit && !decision.allowed() {
+            for charge in charges {
+                let _ = self.decide(*charge, now);
+            }
+            return Some(Reply::now(decision));
+        }
+        let first = charges[0].account().scope().name();
+        for (account, quota, state) in writes {
+            if self.fault != WritesTheFirstLimitOnly || account.scope().name() == first {
+                self.save(&account, quota, state);
+            }
+        }
+        Some(Reply::now(decision))
+    }
+
     fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {
         let two_steps = [Fault::ChargesInTwoSteps, Fault::AdjustsInTwoSteps].contains(&self.fault);
         let _step = (!two_steps).then(|| STEP.lock().unwrap_or_else(|step| step.into_inner()));
@@ -291,6 +333,7 @@ fn memory_passes_the_suite_at_every_size() {
 #[test]
 fn a_simple_correct_store_passes_the_suite() {
     suite(Fault::None);
+    suite(Fault::InOneStep);
 }
 
 macro_rules! refused {
@@ -337,6 +380,9 @@ mod the_suite_refuses_a_store_that {
         grants_all_or_nothing: GrantsAllOrNothing,
         never_reserves: NeverReserves,
         always_reserves: AlwaysReserves,
+        charges_limit_by_limit: ChargesLimitByLimit,
+        charges_limits_in_two_steps: ChargesLimitsInTwoSteps,
+        writes_the_first_limit_only: WritesTheFirstLimitOnly,
         has_a_clock_that_never_steps_back: AClockThatNeverStepsBack,
     }
 }

@@ -14,6 +14,7 @@ mod overflow;
 mod quotas;
 mod reference;
 mod remembered_refusals;
+mod several_limits;
 #[path = "../shared.rs"]
 mod shared;
 mod simulated_server;

@@ -1,5 +1,5 @@
 //! Models of the memory store: what it promises holds in every order in which shuttle lets threads
-//! take its locks and read its clock. A store of one shard, so that all meet.
+//! take its locks and read its clock. A store of one shard, so that all meet; of two for several limits.
 //!
 //! `cargo test --manifest-path tests/shuttle/Cargo.toml`
 
@@ -9,7 +9,7 @@ use shuttle::sync::Arc;
 use shuttle::sync::atomic::{AtomicU64, Ordering};
 use shuttle::thread;
 use tower_fixed_window::store::Reply;
-use tower_fixed_window::{Clock, Limiter, MemoryStore, Quota, Quotas};
+use tower_fixed_window::{Clock, Limiter, Limits, Line, MemoryStore, Quota, Quotas};
 
 const WINDOW: Duration = Duration::from_millis(100);
 /// The entries of the smallest store.
@@ -177,6 +177,61 @@ fn a_key_that_moves_to_an_entry_of_its_own() {
     assert!(!now(limiter.check("one")).allowed());
 }
 
+/// Limits in a store of two shards, which both have some of their keys.
+fn several_limits() -> Limits {
+    let store = MemoryStore::with_max_keys(2_048).clock(Time::at(50));
+    let limits = [("one", 2), ("two", 3)];
+    let limits = limits.map(|(name, n)| Limiter::new(Quota::new(n, WINDOW)).name(name));
+    Limits::new(limits).store(store)
+}
+
+/// Each thread names the limits in an order of its own. For some of the keys this is in two shards.
+fn limits_in_opposite_orders() {
+    let limits = several_limits();
+    let threads: Vec<_> = (0..2_u64)
+        .map(|thread| {
+            let limits = limits.clone();
+            thread::spawn(move || {
+                let mut passed = 0;
+                for key in 0..3_u64 {
+                    let mut lines = [Line::new("one", key, 1), Line::new("two", key + 10, 2)];
+                    if thread == 1 {
+                        lines.reverse();
+                    }
+                    passed += u64::from(now(limits.check(lines)).allowed());
+                }
+                passed
+            })
+        })
+        .collect();
+    let passed: u64 = threads.into_iter().map(|thread| thread.join().expect("no panic")).sum();
+    assert_eq!(passed, 3, "of each key, two tokens don't fit twice into three");
+    for key in 0..3_u64 {
+        let used = (now(limits.of("one").peek(key)), now(limits.of("two").peek(key + 10)));
+        assert_eq!((used.0.used(), used.1.used()), (1, 2));
+    }
+}
+
+/// A charge that is refused in the end takes nothing that another thread could miss.
+fn a_refusal_that_nobody_sees() {
+    let limits = several_limits();
+    let refused = thread::spawn({
+        let limits = limits.clone();
+        move || {
+            let lines = [Line::new("one", 1_u64, 2), Line::new("two", 11_u64, 4)];
+            assert!(!now(limits.check(lines)).allowed());
+        }
+    });
+    let alone = thread::spawn({
+        let limits = limits.clone();
+        move || assert!(now(limits.of("one").check_cost(1_u64, 2)).allowed())
+    });
+    let lines = [Line::new("two", 11_u64, 3), Line::new("one", 2_u64, 2)];
+    assert!(now(limits.check(lines)).allowed());
+    refused.join().expect("no panic");
+    alone.join().expect("no panic");
+}
+
 macro_rules! models {
     ($($model:ident),* $(,)?) => {
         mod at_random {
@@ -199,6 +254,8 @@ models!(
     charges_on_both_sides_of_an_edge,
     keys_that_share_an_overflow_entry,
     a_key_that_moves_to_an_entry_of_its_own,
+    limits_in_opposite_orders,
+    a_refusal_that_nobody_sees,
 );
 
 /// The store reads a clock that shows the last tick only, unless a window is about to end.

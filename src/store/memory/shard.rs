@@ -57,7 +57,20 @@ pub(super) enum Place {
     None,
 }
 
+impl Place {
+    /// Whether a charge found an entry of the key's own there. One that would inherit a count has
+    /// none, if that count has refused it.
+    pub(super) fn is_own(&self, written: bool) -> bool {
+        match self {
+            Self::Own(_) | Self::Free(_) => true,
+            Self::Inheriting(_) => written,
+            Self::Shared(_) | Self::None => false,
+        }
+    }
+}
+
 /// What a key's entries are found by.
+#[derive(Clone, Copy)]
 pub(super) struct Home {
     pub(super) hash: u64,
     pub(super) scope: u64,
@@ -154,7 +167,7 @@ impl Shard {
 
     /// Where there is no entry for one of these, makes room, or finds that it can't: either way all
     /// have to be looked for once more.
-    fn grows_for(&mut self, places: &[Place], now: i64) -> bool {
+    pub(super) fn grows_for(&mut self, places: &[Place], now: i64) -> bool {
         let lacks =
             places.iter().any(|place| matches!(place, Place::None)) && self.table.may_grow();
         if lacks {
@@ -181,7 +194,7 @@ impl Shard {
     /// The entry of one quota of a key, and its window. `others` are the places of the key's
     /// other quotas, which are not free.
     #[inline(always)]
-    fn locate<'a>(
+    pub(super) fn locate<'a>(
         &mut self,
         now: i64,
         account: &Account<'_>,

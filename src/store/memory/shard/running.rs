@@ -25,7 +25,7 @@ impl Shard {
         let (decision, used) = Decision::running(now.at, &window, ask.cost);
         // A refusal writes nothing.
         if let Some(used) = used {
-            self.table.payload_mut(slot).used = used;
+            self.set_used(slot, used);
         }
         Some(decision)
     }
@@ -51,15 +51,21 @@ impl Shard {
             // A refusal writes nothing.
             return Some(refuse(now.at, windows, ask));
         };
-        for (slot, usage) in slots.into_iter().zip(decision.usage()) {
-            self.table.payload_mut(slot).used = usage.count().1;
+        for (slot, window) in slots.into_iter().zip(&windows) {
+            self.set_used(slot, window.used_after(ask.cost));
         }
         Some(decision)
     }
 
+    /// Sets what is used in an entry that was found there.
+    #[inline]
+    pub(in crate::store::memory) fn set_used(&mut self, slot: Slot, used: i64) {
+        self.table.payload_mut(slot).used = used;
+    }
+
     /// The key's own entry for a plain quota, in a window that still runs whenever it is now.
     #[inline(always)]
-    fn running<'a>(
+    pub(in crate::store::memory) fn running<'a>(
         &self,
         now: Reading,
         quota: &'a Quota,

@@ -1,0 +1,265 @@
+//! Several limits in one charge (S37): one step, under the locks of all their shards, which are
+//! taken by ascending number.
+
+use std::array;
+
+use super::super::charge::Charge;
+use super::super::reply::Reply;
+use super::shard::{Home, Place, Shard};
+use super::time::Reading;
+use super::{Memory, MemoryStore};
+use crate::decision::{Decision, Line, MAX_LIMITS, Merging};
+use crate::quota::Quotas;
+use crate::sync::MutexGuard;
+use crate::window::Window;
+
+/// The keys of charges, and the locks of their shards.
+struct Locked<'s, const N: usize> {
+    homes: [Home; N],
+    /// The charges in the order of their shards.
+    order: [usize; N],
+    /// Where the lock of each charge's shard is.
+    lock: [usize; N],
+    len: usize,
+    shards: [Option<MutexGuard<'s, Shard>>; N],
+}
+
+/// What was found for a charge.
+type Found<'a> = ([Place; Quotas::MAX], [Window<'a>; Quotas::MAX]);
+
+impl MemoryStore {
+    /// `None`: two of the charges are of one scope, or there are too many.
+    pub(in super::super) fn charge_all(&self, charges: &[Charge<'_>]) -> Option<Reply<Decision>> {
+        Some(Reply::now(match charges.len() {
+            1 | 2 => self.charge_together::<2>(charges)?,
+            3 => self.charge_together::<3>(charges)?,
+            4 => self.charge_together::<4>(charges)?,
+            5..=MAX_LIMITS => self.charge_together::<MAX_LIMITS>(charges)?,
+            _ => return None,
+        }))
+    }
+
+    #[inline(never)]
+    fn charge_together<const N: usize>(&self, charges: &[Charge<'_>]) -> Option<Decision> {
+        let mut locked = Locked::<N>::new(&self.0, charges)?;
+        // A request that waits for a window counts the time until it ends.
+        let mut now = match charges.iter().any(Charge::may_reserve) {
+            true => self.0.time.now(),
+            false => self.0.time.recently(),
+        };
+        // As for one charge: an older reading could find a window that has been given away.
+        let mut enters = true;
+        locked.shards().for_each(|shard| enters &= shard.enter(now.at));
+        if !enters {
+            now = self.all_now_again(&mut locked);
+        }
+        if let Some(decision) = locked.charge_running(now, charges) {
+            return Some(decision);
+        }
+        Some(self.decide_together(charges, now, locked))
+    }
+
+    #[cold]
+    fn all_now_again<const N: usize>(&self, locked: &mut Locked<'_, N>) -> Reading {
+        let now = self.0.time.now();
+        locked.shards().for_each(|shard| self.go_by(now, shard));
+        now
+    }
+
+    #[inline(never)]
+    fn decide_together<const N: usize>(
+        &self,
+        charges: &[Charge<'_>],
+        mut now: Reading,
+        mut locked: Locked<'_, N>,
+    ) -> Decision {
+        let found = loop {
+            let found = locked.locate(now, charges);
+            // Near a boundary, only the exact time shows on which side of it this is.
+            let is_over = |window: &Window<'_>| window.is_over_at(now.at, now.latest());
+            let mut windows = found.iter().flat_map(|(_, windows)| windows);
+            if now.is_exact() || !windows.any(is_over) {
+                break found;
+            }
+            now = self.all_now_again(&mut locked);
+        };
+        let now = now.at;
+        let lines: [Line<'_, '_>; N] = array::from_fn(|i| {
+            let i = i.min(charges.len() - 1);
+            let (places, windows) = &found[i];
+            charges[i].line(windows, shared(places))
+        });
+        let lines = &lines[..charges.len()];
+        let mut taken = [false; N];
+        let decision = Decision::over_limits::<{ Quotas::MAX }>(now, lines, |i, takes, states| {
+            taken[i] = takes;
+            let account = &charges[i].account;
+            let shard = locked.shard_of(i);
+            for ((quota, place), state) in account.quotas().iter().zip(&found[i].0).zip(states) {
+                let Some(state) = state else { continue };
+                match place {
+                    Place::Own(_) => {}
+                    // What moves moves where it is. In a place that only a charge which passes may
+                    // take, another one's entry could be in its way.
+                    Place::Free(_) | Place::Inheriting(_) if !takes => continue,
+                    _ => _ = self.0.counters.note(account.scope(), quota),
+                }
+                shard.write(now, *place, state);
+            }
+        });
+        let overflows = locked.shards().any(|shard| shard.overflows_until(now).is_some());
+        if overflows && !charges.iter().any(Charge::is_peek) {
+            self.count_overflows(now, charges, &found, taken, locked);
+        }
+        decision
+    }
+
+    /// Counts the charges without entries of their own, as for one charge.
+    #[cold]
+    fn count_overflows<const N: usize>(
+        &self,
+        now: i64,
+        charges: &[Charge<'_>],
+        found: &[Found<'_>; N],
+        taken: [bool; N],
+        mut locked: Locked<'_, N>,
+    ) {
+        let mut latest = None;
+        for (i, charge) in charges.iter().enumerate() {
+            let account = &charge.account;
+            let places = &found[i].0[..account.quotas().len()];
+            let shard = locked.shard_of(i);
+            let until = shard.overflows_until(now);
+            if until.is_some() && !places.iter().all(|place| place.is_own(taken[i])) {
+                shard.overflowed += 1;
+                account.scope().observe().overflowed();
+                latest = latest.max(until);
+            }
+        }
+        // What follows takes the locks of all shards.
+        drop(locked);
+        if let Some(until) = latest {
+            self.log_overflow(now, until);
+        }
+    }
+}
+
+fn shared(places: &[Place; Quotas::MAX]) -> u8 {
+    let shared = places.iter().map(|place| u8::from(matches!(place, Place::Shared(_))));
+    shared.rev().fold(0, |bits, bit| bits << 1 | bit)
+}
+
+impl<'s, const N: usize> Locked<'s, N> {
+    /// `None`: two of the charges are of one scope.
+    #[inline(always)]
+    fn new(memory: &'s Memory, charges: &[Charge<'_>]) -> Option<Self> {
+        let len = charges.len().min(N);
+        let (mut homes, mut places) = ([Home { hash: 0, scope: 0 }; N], [0; N]);
+        for i in 0..len {
+            let Charge { account, ask } = &charges[i];
+            let scope = account.scope().id();
+            for home in &homes[..i] {
+                if home.scope == scope {
+                    return None;
+                }
+            }
+            let (shard, hash) = memory.shards.place(account.scope(), account.key());
+            homes[i] = Home { hash, scope };
+            // Within a shard, what takes nothing is located last: it is given no place that another
+            // charge then does not find its own entry in.
+            let place = ((shard << 1 | usize::from(ask.cost == 0)) * MAX_LIMITS) | i;
+            let mut at = i;
+            while at > 0 && places[at - 1] > place {
+                places[at] = places[at - 1];
+                at -= 1;
+            }
+            places[at] = place;
+        }
+        let (mut lock, mut shards) = ([0; N], [const { None }; N]);
+        let (mut last, mut locks) = (usize::MAX, 0);
+        for place in &places[..len] {
+            let shard = place / (2 * MAX_LIMITS);
+            if shard != last {
+                last = shard;
+                shards[locks] = Some(memory.shards.lock_at(shard));
+                locks += 1;
+            }
+            lock[place % MAX_LIMITS] = locks - 1;
+        }
+        Some(Self { homes, order: places.map(|place| place % MAX_LIMITS), lock, len, shards })
+    }
+
+    fn shards(&mut self) -> impl Iterator<Item = &mut Shard> {
+        self.shards.iter_mut().map_while(|shard| shard.as_deref_mut())
+    }
+
+    #[inline]
+    fn shard_of(&mut self, charge: usize) -> &mut Shard {
+        self.shards[self.lock[charge]].as_mut().expect("each charge has the lock of its shard")
+    }
+
+    /// The short path: each charge is plain, of one quota, in a window that runs.
+    #[inline(always)]
+    fn charge_running(&mut self, now: Reading, charges: &[Charge<'_>]) -> Option<Decision> {
+        let mut running = [None; N];
+        let mut pass = true;
+        for i in 0..self.len {
+            let Charge { account, ask } = &charges[i];
+            let [quota] = account.quotas().as_slice() else { return None };
+            if !ask.is_plain() {
+                return None;
+            }
+            let home = self.homes[i];
+            let (slot, window) = self.shard_of(i).running(now, quota, &home)?;
+            pass &= window.fits(ask.cost, false);
+            running[i] = Some((slot, window));
+        }
+        let mut merging = Merging::new();
+        for i in 0..self.len {
+            let (Charge { account, ask }, (slot, window)) = (&charges[i], running[i].as_ref()?);
+            // In a refusal, a charge that fits is a look at the count.
+            let cost = if pass || !window.fits(ask.cost, false) { ask.cost } else { 0 };
+            let (decision, used) = Decision::running(now.at, window, cost);
+            if let Some(used) = used {
+                self.shard_of(i).set_used(*slot, used);
+            }
+            merging.push(account.scope().shared_name(), decision);
+        }
+        Some(merging.done())
+    }
+
+    /// The places and windows of each charge. A table that grows for one of them moves those that
+    /// were found before: then all are located again.
+    fn locate<'a>(&mut self, now: Reading, charges: &[Charge<'a>]) -> [Found<'a>; N] {
+        loop {
+            let mut found: [Option<Found<'a>>; N] = [None; N];
+            // Of all quotas in a shard, in the order of the spots.
+            let mut places = [Place::None; MAX_LIMITS * Quotas::MAX];
+            let (mut first, mut end) = (0, 0);
+            let (mut grew, mut lock) = (false, 0);
+            for charge in self.order.into_iter().take(self.len) {
+                let (account, home) = (charges[charge].account, self.homes[charge]);
+                if self.lock[charge] != lock {
+                    (lock, first) = (self.lock[charge], end);
+                }
+                let shard = self.shard_of(charge);
+                let begin = end;
+                let windows = account.windows(|_, quota| {
+                    let others = &places[first..end];
+                    let (place, window) = shard.locate(now.at, &account, quota, &home, others);
+                    places[end] = place;
+                    end += 1;
+                    window
+                });
+                let mut own = [Place::None; Quotas::MAX];
+                own[..end - begin].copy_from_slice(&places[begin..end]);
+                found[charge] = Some((own, windows));
+                grew |= shard.grows_for(&places[first..end], now.at);
+            }
+            if !grew {
+                let first = found[0].expect("each charge was located");
+                return found.map(|found| found.unwrap_or(first));
+            }
+        }
+    }
+}

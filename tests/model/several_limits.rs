@@ -1,0 +1,337 @@
+//! Several limits in one charge (S37), in memory: what the decision says, what is corrected by name,
+//! and what can't be built.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::{Duration, UNIX_EPOCH};
+
+use allocation_counter::measure;
+use tower_fixed_window::store::{Account, Charge, Scope, Store};
+use tower_fixed_window::testing::{TOGETHER_VECTORS, block_on, replay};
+use tower_fixed_window::{
+    KeptReceipts, Key, Limiter, Limits, Line, MAX_TOKENS, ManualClock, MemoryStore, Quota, Quotas,
+};
+
+use crate::answer;
+
+/// An hour begins, and with it a minute.
+const NOW_MS: u64 = 1_699_999_200_000;
+
+fn limits<const N: usize>(quotas: [(&str, Quotas); N]) -> Limits {
+    let store = MemoryStore::with_clock(ManualClock::at_ms(NOW_MS));
+    Limits::new(quotas.map(|(name, quotas)| Limiter::new(quotas).name(name))).store(store)
+}
+
+fn gateway() -> Limits {
+    limits([
+        ("requests", Quota::per_minute(6).into()),
+        ("tokens", Quota::per_hour(1_000).into()),
+        ("cents", Quota::per_day(50).into()),
+    ])
+}
+
+fn lines(cents: u64) -> [Line<'static>; 3] {
+    [
+        Line::new("requests", "acme", 1),
+        Line::new("tokens", "acme", 600),
+        Line::new("cents", "ann", cents),
+    ]
+}
+
+fn used(limits: &Limits) -> [u64; 3] {
+    let of = |name, key: &str| answer(limits.of(name).peek(key)).used();
+    [of("requests", "acme"), of("tokens", "acme"), of("cents", "ann")]
+}
+
+#[test]
+fn the_shared_traces_pass_at_every_size_and_for_every_seed() {
+    // Each store has a seed of its own, and in small ones limits meet in a bucket.
+    for (max_keys, seeds) in [(1_000_000, 2), (100, 60), (5_000, 10)] {
+        for _ in 0..seeds {
+            let new = |clock| MemoryStore::with_max_keys(max_keys).clock(clock);
+            let mut report = None;
+            block_on(async { report = Some(replay(TOGETHER_VECTORS, new).await) });
+            let report = report.expect("it was replayed").expect("the traces are well-formed");
+            assert!(report.failures.is_empty(), "{max_keys} keys: {report}");
+            assert_eq!(report.passed, 41);
+        }
+    }
+}
+
+#[test]
+fn a_refusal_takes_from_no_limit_and_names_those_that_refuse() {
+    let limits = gateway();
+    assert!(answer(limits.check(lines(3))).allowed());
+    assert_eq!(used(&limits), [1, 600, 3]);
+
+    let refused = answer(limits.check(lines(48)));
+    assert!(!refused.allowed());
+    assert_eq!(used(&limits), [1, 600, 3]);
+    let passes = |name| refused.of(name).expect("it took part").allowed();
+    assert_eq!([passes("requests"), passes("tokens"), passes("cents")], [true, false, false]);
+    let requests = refused.of("requests").expect("it took part");
+    assert_eq!((requests.granted(), requests.used(), requests.remaining()), (0, 1, 5));
+    assert_eq!(refused.governing_limit(), Some("cents"), "it refuses for longer");
+    assert_eq!(refused.retry_at(), refused.of("cents").and_then(|of| of.retry_at()));
+    let text = refused.into_result().expect_err("it is refused").to_string();
+    assert!(text.starts_with("rate limit exceeded: 3 of 50 used, retry in "), "{text}");
+}
+
+#[test]
+fn a_cost_that_can_never_pass_governs_a_refusal() {
+    let limits = gateway();
+    assert!(answer(limits.check(lines(50))).allowed());
+    let refused =
+        answer(limits.check([Line::new("requests", "acme", 7), Line::new("cents", "ann", 1)]));
+    assert_eq!(refused.governing_limit(), Some("requests"));
+    assert!(refused.exceeds_capacity());
+    assert_eq!(refused.retry_at(), None);
+}
+
+#[test]
+fn the_limit_with_the_smallest_part_left_governs_to_the_last_token() {
+    let governing = |quotas: [Quotas; 2], costs: [u64; 2]| {
+        let [one, two] = quotas;
+        let limits = limits([("one", one), ("two", two)]);
+        let [one, two] = costs;
+        let decision =
+            answer(limits.check([Line::new("one", "k", one), Line::new("two", "k", two)]));
+        assert!(decision.allowed());
+        decision.governing_limit().expect("of two").to_owned()
+    };
+    let of = |limit| Quotas::from(Quota::per_hour(limit));
+    assert_eq!(governing([of(10), of(1_000)], [5, 900]), "two", "100 are left, a tenth");
+    assert_eq!(governing([of(1_000), of(10)], [900, 5]), "one");
+    // Parts that a float can't tell apart, and whose products are beyond 64 bits.
+    assert_eq!(governing([of(MAX_TOKENS), of(MAX_TOKENS - 1)], [1, 1]), "two");
+    assert_eq!(governing([of(MAX_TOKENS - 1), of(MAX_TOKENS)], [1, 1]), "one");
+    // Nothing is left of a limit of 0, and of a limit that is used up: the later reset.
+    assert_eq!(governing([of(1_000), of(0)], [999, 0]), "two");
+    assert_eq!(governing([Quota::per_day(0).into(), of(7)], [0, 7]), "one");
+    assert_eq!(governing([of(0), Quota::per_day(7).into()], [0, 7]), "two");
+    // Equal parts: the later reset, then the first.
+    assert_eq!(governing([of(10), Quota::per_day(20).into()], [1, 2]), "two");
+    assert_eq!(governing([of(10), of(20)], [1, 2]), "one");
+    // Within a limit, the fewest tokens left; across limits, the parts.
+    let two = Quota::per_hour(1_000).and(Quota::per_day(100));
+    assert_eq!(governing([of(10), two], [5, 50]), "two");
+}
+
+#[test]
+fn what_a_decision_says_is_what_the_governing_limit_says() {
+    let limits = gateway();
+    let decision = answer(limits.check(lines(3)));
+    assert_eq!(decision.governing_limit(), Some("tokens"));
+    let tokens = decision.of("tokens").expect("it took part");
+    assert_eq!((decision.limit(), decision.used(), decision.remaining()), (1_000, 600, 400));
+    assert_eq!((decision.usage(), decision.granted()), (tokens.usage(), 600));
+    assert_eq!(decision.reset_at(), UNIX_EPOCH + Duration::from_millis(NOW_MS + 3_600_000));
+    let names: Vec<_> = decision.limits().map(|(name, _)| name).collect();
+    assert_eq!(names, ["requests", "tokens", "cents"]);
+    assert!(decision.of("others").is_none());
+    let alone = answer(limits.of("tokens").peek("acme"));
+    assert!(alone.of("tokens").is_none() && alone.governing_limit().is_none());
+    // With more quotas than a decision has room for.
+    let four = Quota::per_minute(10).and(Quota::per_hour(20)).and(Quota::per_day(3));
+    let four = four.and(Quota::per_week(90));
+    let limits = self::limits([("one", Quota::per_minute(9).into()), ("four", four)]);
+    let decision = answer(limits.check([Line::new("one", "k", 1), Line::new("four", "k", 2)]));
+    assert_eq!(decision.governing_limit(), Some("four"));
+    assert_eq!((decision.usage().len(), decision.governing(), decision.limit()), (4, 2, 3));
+    assert_eq!(decision.clone(), decision);
+}
+
+#[test]
+fn a_reservation_waits_for_the_last_of_its_limits() {
+    let limits = limits([
+        ("fast", Quota::per_second(1).reserve_up_to(9).into()),
+        ("slow", Quota::per_minute(1).reserve_up_to(9).into()),
+        ("long", Quota::per_hour(99).into()),
+    ]);
+    let lines = [Line::new("fast", "k", 1), Line::new("slow", "k", 1), Line::new("long", "k", 1)];
+    assert!(answer(limits.reserve(&lines)).is_ok());
+    // It would run in the next minute, but the second after this one would count it (S13).
+    let late = answer(limits.reserve(&lines)).expect_err("too late");
+    let at = |ms| Some(UNIX_EPOCH + Duration::from_millis(NOW_MS + ms));
+    assert_eq!(
+        (late.decision().governing_limit(), late.decision().retry_at()),
+        (Some("slow"), at(60_000))
+    );
+    assert_eq!(answer(limits.of("long").peek("k")).used(), 1, "nothing is taken");
+
+    let without_slow = [lines[0].clone(), lines[2].clone()];
+    let reserved = answer(limits.reserve(&without_slow)).expect("it passes");
+    assert_eq!(reserved.decision().ready_at(), at(1_000));
+    assert_eq!(reserved.decision().of("long").and_then(|of| of.ready_at()), None);
+}
+
+#[test]
+fn true_costs_are_set_by_name_and_refunds_are_of_all() {
+    let limits = gateway();
+    let receipts = answer(limits.charge(lines(3))).expect("it passes");
+    assert_eq!(receipts.decision().of("tokens").map(|of| of.granted()), Some(600));
+    answer(limits.settle(receipts, [("tokens", 812), ("cents", 1)]));
+    assert_eq!(used(&limits), [1, 812, 1]);
+
+    let more = [Line::new("requests", "acme", 2), Line::new("cents", "ann", 9)];
+    let receipts = answer(limits.charge(&more)).expect("it passes");
+    answer(limits.refund(receipts));
+    assert_eq!(used(&limits), [1, 812, 1]);
+
+    // A name that took no part, or is there twice, changes nothing.
+    for wrong in [vec![("cents", 7), ("tokens", 0)], vec![("cents", 7), ("cents", 0)]] {
+        let receipts = answer(limits.charge(&more)).expect("it passes");
+        let before = used(&limits);
+        let error = limits.settle(receipts, wrong).into_now().expect("at once").unwrap_err();
+        assert_eq!(error.to_string(), "a true cost names no limit of its charge, or one twice");
+        assert_eq!(used(&limits), before);
+    }
+    let others = self::limits([("others", Quota::per_hour(9).into())]);
+    let receipts = answer(others.charge([Line::new("others", "k", 1)])).expect("it passes");
+    assert!(limits.refund(receipts).into_now().expect("at once").is_err());
+}
+
+#[test]
+fn a_line_has_the_quotas_of_its_plan_and_is_settled_by_them() {
+    let limits = gateway();
+    let pro = Quotas::from(Quota::per_hour(9_000).rollover_up_to(9_500));
+    let lines =
+        [Line::new("requests", "acme", 1), Line::new("tokens", "acme", 4_000).with_quotas(&pro)];
+    let receipts = answer(limits.charge(&lines)).expect("it passes");
+    assert_eq!(receipts.decision().of("tokens").map(|of| of.limit()), Some(9_000));
+    assert_eq!(receipts.decision().of("tokens").map(|of| of.remaining()), Some(5_500));
+    // Under the limit's own quotas, the count of a new hour would begin at 0 and not below.
+    answer(limits.refund(receipts));
+    let tokens = answer(limits.of("tokens").with_quotas(pro).peek("acme"));
+    assert_eq!(tokens.remaining(), 9_500);
+}
+
+#[test]
+fn a_limit_without_a_line_takes_no_part() {
+    let limits = gateway();
+    assert!(answer(limits.check([Line::new("cents", "ann", 50)])).allowed());
+    let decision =
+        answer(limits.check([Line::new("tokens", "acme", 7), Line::new("requests", "acme", 1)]));
+    assert!(decision.allowed() && decision.of("cents").is_none());
+    assert_eq!(used(&limits), [1, 7, 50]);
+    let peek = answer(limits.peek(lines(1)));
+    assert_eq!((peek.allowed(), peek.governing_limit()), (false, Some("cents")));
+    assert_eq!(used(&limits), [1, 7, 50]);
+}
+
+#[test]
+fn lines_that_name_no_limit_or_one_twice_are_an_error_and_charge_nothing() {
+    let limits = gateway();
+    let line = |name| Line::new(name, "acme", 1);
+    for wrong in [
+        vec![],
+        vec![line("requests"), line("token")],
+        vec![line("requests"), line("tokens"), line("requests")],
+        vec![line("requests"); 9],
+    ] {
+        let error = limits.check(wrong).into_now().expect("at once").unwrap_err().to_string();
+        assert!(error.contains("line"), "{error}");
+        assert_eq!(used(&limits), [0; 3]);
+    }
+}
+
+#[test]
+fn limits_that_can_not_be_told_apart_panic_with_the_line_to_write() {
+    let limiter = || Limiter::new(Quota::per_minute(5));
+    let build = |limits: Vec<Limiter>| {
+        let panicked =
+            catch_unwind(AssertUnwindSafe(|| Limits::new(limits))).expect_err("a mistake");
+        match panicked.downcast::<String>() {
+            Ok(message) => *message,
+            Err(other) => other.downcast_ref::<&str>().expect("a message").to_string(),
+        }
+    };
+    for (limits, message) in [
+        (vec![], "one to eight limits are charged together, not 0"),
+        (
+            (0..9).map(|i| limiter().name(&format!("limit-{i}"))).collect(),
+            "one to eight limits are charged together, not 9",
+        ),
+        (
+            vec![limiter().name("tokens"), limiter()],
+            "each of several limits needs a name: write Limiter::new(..).name(\"tokens\")",
+        ),
+        (
+            vec![limiter().name("tokens"), limiter().name("cents"), limiter().name("tokens")],
+            "two limits of one charge are named \"tokens\": write .name(\"tokens-2\") for the other one",
+        ),
+        (
+            vec![limiter().name("tokens").store(MemoryStore::new())],
+            "several limits have one store: write Limits::new([..]).store(store), and not .store(..) \
+             for \"tokens\"",
+        ),
+    ] {
+        assert_eq!(build(limits), message);
+    }
+    let panicked = catch_unwind(|| gateway().of("token").quotas().len()).expect_err("a mistake");
+    let message = panicked.downcast::<String>().expect("a message");
+    assert!(message.starts_with("there is no limit \"token\" in {\"requests\": "), "{message}");
+}
+
+#[test]
+fn another_process_settles_what_one_has_charged() {
+    let store = MemoryStore::with_clock(ManualClock::at_ms(NOW_MS));
+    let process = || {
+        let limits = [("requests", Quota::per_minute(6)), ("cents", Quota::per_day(50))];
+        Limits::new(limits.map(|(name, quota)| Limiter::new(quota).name(name))).store(store.clone())
+    };
+    let lines = [Line::new("requests", "acme", 1), Line::new("cents", "ann", 3)];
+    let receipts = answer(process().charge(&lines)).expect("it passes");
+    let decided = receipts.decision().clone();
+    let text = serde_json::to_string(&receipts.keep().expect("it can be kept")).expect("text");
+    let read = || serde_json::from_str::<KeptReceipts>(&text).expect("as it was written");
+    let again = tower_fixed_window::Receipts::from(read());
+    assert_eq!(again.decision(), &decided);
+
+    answer(process().settle(read(), [("cents", 7)]));
+    assert_eq!(answer(process().of("cents").peek("ann")).used(), 7);
+    assert_eq!(answer(process().of("requests").peek("acme")).used(), 1);
+    for wrong in ["[]", "[[1]]", &text[..text.len() - 2], &text.replace("requests", "Requests")] {
+        assert!(serde_json::from_str::<KeptReceipts>(wrong).is_err(), "{wrong}");
+    }
+}
+
+#[test]
+fn a_charge_of_several_limits_takes_one_allocation() {
+    let scopes: Vec<Scope> = (0..8).map(|i| Scope::named(&format!("limit-{i}"))).collect();
+    let one = Quotas::from(Quota::per_minute(3));
+    let two = Quota::per_minute(3).and(Quota::per_hour(5).staggered());
+    let key = Key::from("k");
+    for quotas in [one, two] {
+        for count in 1..=8 {
+            let clock = ManualClock::at_ms(NOW_MS);
+            let store = MemoryStore::with_max_keys(1_000).clock(clock.clone());
+            let charges: Vec<_> = scopes[..count]
+                .iter()
+                .map(|scope| Charge::new(Account::new(scope, &quotas, &key), 1))
+                .collect();
+            let charge = || answer(store.charge_all(&charges).expect("in one step"));
+            // The table grows, and the counters are noted.
+            assert!(charge().allowed());
+            for hour in 0..2 {
+                for allowed in [true, true, hour == 1, false] {
+                    let mut passed = !allowed;
+                    let counted = measure(|| passed = charge().allowed());
+                    assert_eq!(passed, allowed);
+                    assert!(counted.count_total <= 1, "{count} of {quotas}: {counted:?}");
+                }
+                clock.advance(Duration::from_secs(3_600));
+            }
+        }
+    }
+}
+
+#[test]
+fn charges_of_one_scope_are_no_limits_of_one_charge() {
+    let store = MemoryStore::with_clock(ManualClock::at_ms(NOW_MS));
+    let (scope, quotas) = (Scope::named("one"), Quotas::from(Quota::per_minute(3)));
+    let keys = [Key::from("a"), Key::from("b")];
+    let charges = keys.each_ref().map(|key| Charge::new(Account::new(&scope, &quotas, key), 1));
+    assert!(store.charge_all(&charges).is_none());
+    assert!(store.charge_all(&[]).is_none());
+    assert!(store.is_empty());
+}
