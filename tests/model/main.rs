@@ -15,6 +15,7 @@ mod quotas;
 mod reference;
 mod remembered_refusals;
 mod several_limits;
+mod several_limits_at_once;
 #[path = "../shared.rs"]
 mod shared;
 mod simulated_server;
