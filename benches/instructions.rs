@@ -3,6 +3,7 @@
 //!
 //! `cargo bench -p benches --bench instructions`. Without valgrind it says so, and passes.
 
+use std::array;
 use std::convert::Infallible;
 use std::env;
 use std::future::Future;
@@ -21,7 +22,7 @@ use http_body_util::Full;
 use metrics::{Counter, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit};
 use tower::{Layer, Service, service_fn};
 use tower_fixed_window::key::PeerAddr;
-use tower_fixed_window::{FixedWindowLayer, Limiter, Quota, Quotas};
+use tower_fixed_window::{FixedWindowLayer, Limiter, Limits, Line, Quota, Quotas};
 
 struct Path {
     name: &'static str,
@@ -32,12 +33,21 @@ struct Path {
     committed: u64,
 }
 
-const PATHS: [Path; 5] = [
+const PATHS: [Path; 9] = [
     Path { name: "a request that passes", run: allowed, service: true, committed: 2_583 },
     Path { name: "a request that is refused", run: refused, service: true, committed: 2_113 },
     Path { name: "a decision in memory", run: decision, service: false, committed: 506 },
     Path { name: "the same of two quotas", run: two, service: false, committed: 741 },
     Path { name: "the same on a calendar", run: calendar, service: false, committed: 583 },
+    Path { name: "two limits in one charge", run: two_limits, service: false, committed: 2_403 },
+    Path {
+        name: "three limits in one charge",
+        run: three_limits,
+        service: false,
+        committed: 2_977,
+    },
+    Path { name: "the same refused by one", run: one_refuses, service: false, committed: 3_897 },
+    Path { name: "a refusal of one limit", run: refusal, service: false, committed: 1_719 },
 ];
 
 fn main() -> ExitCode {
@@ -154,6 +164,41 @@ fn decide(quotas: impl Into<Quotas>, times: u64) {
     for _ in 0..times {
         let key = black_box(SocketAddr::from(([127, 0, 0, 1], 50_000)).ip());
         assert!(at_once(limiter.check(key)).expect("memory answers").allowed());
+    }
+}
+
+fn refusal(times: u64) {
+    let limiter = Limiter::new(Quota::per_day(0));
+    let mut key = black_box(SocketAddr::from(([127, 0, 0, 1], 50_000)).ip());
+    for _ in 0..times {
+        key = black_box(key);
+        assert!(!at_once(limiter.check(key)).expect("memory answers").allowed());
+    }
+}
+
+fn two_limits(times: u64) {
+    limits::<2>([5_000, 4_000], times, true);
+}
+
+fn three_limits(times: u64) {
+    limits::<3>([5_000, 4_000, 4_500], times, true);
+}
+
+fn one_refuses(times: u64) {
+    limits::<3>([5_000, 1, 4_500], times, false);
+}
+
+const NAMES: [&str; 3] = ["requests", "tokens", "cents"];
+
+/// Charges of limits that each have an entry of a window that runs.
+fn limits<const N: usize>(quotas: [u64; N], times: u64, allowed: bool) {
+    let limiters = quotas.into_iter().zip(NAMES);
+    let limits = Limits::new(limiters.map(|(n, name)| Limiter::new(Quota::per_day(n)).name(name)));
+    for i in 0..times {
+        let key = black_box(SocketAddr::from(([127, 0, 0, 1], 50_000)).ip());
+        let lines: [Line<'_>; N] = array::from_fn(|i| Line::new(NAMES[i], key, 1));
+        let decision = at_once(limits.check(lines)).expect("memory answers");
+        assert_eq!(decision.allowed(), allowed || i == 0);
     }
 }
 
