@@ -283,6 +283,13 @@ impl Limiter {
     /// ([`Quota::reserve_up_to`](crate::Quota::reserve_up_to)). The caller then waits for
     /// [`Decision::ready_after`].
     ///
+    /// A window sees at most its limit start, plus the tokens of the last charge that earlier
+    /// windows cover: with 10 a minute, a charge of 15 takes the 10 of this minute and 5 of the
+    /// next, and starts in the next one, beside 5 others. Over several quotas, no window sees more:
+    /// a reservation that one quota covers only after the window in which another one counts it is
+    /// refused until then. Once tokens of later windows are taken, those of earlier ones can't be
+    /// refunded, since the count can't say which window has room again.
+    ///
     /// ```
     /// use std::time::Duration;
     /// use tower_fixed_window::{Limiter, ManualClock, MemoryStore, Quota};
@@ -296,6 +303,9 @@ impl Limiter {
     /// assert_eq!(first.decision().ready_after(), Duration::ZERO);
     /// let second = mails.reserve("newsletter", 10).await??;
     /// assert_eq!(second.decision().ready_after(), Duration::from_secs(60));
+    /// // It would leave room in a minute that others wait for.
+    /// mails.refund(first).await?;
+    /// assert_eq!(mails.peek("newsletter").await?.used(), 20);
     /// # Ok(()) }
     /// ```
     pub fn reserve(&self, key: impl Into<Key>, cost: u64) -> Reply<Result<Receipt, RateLimited>> {

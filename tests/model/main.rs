@@ -14,6 +14,7 @@ mod overflow;
 mod quotas;
 mod reference;
 mod remembered_refusals;
+mod reservations;
 mod several_limits;
 mod several_limits_at_once;
 #[path = "../shared.rs"]

@@ -1,0 +1,94 @@
+//! Reservations over several quotas: no window sees more starts than its limit (S13, S14).
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use fastrand::Rng;
+use tower_fixed_window::{Limiter, ManualClock, MemoryStore, Quota, Quotas, Receipt};
+
+use crate::trace::ms;
+use crate::{answer, charge};
+
+/// The top of a minute.
+const TURN: u64 = 1_700_000_040_000;
+
+fn limiter(clock: &ManualClock, quotas: impl Into<Quotas>) -> Limiter {
+    Limiter::new(quotas).store(MemoryStore::with_clock(clock.clone()))
+}
+
+/// When what has passed may start.
+fn start(receipt: &Receipt) -> i128 {
+    let decision = receipt.decision();
+    ms(decision.ready_at().unwrap_or(decision.decided_at()))
+}
+
+#[test]
+fn two_a_second_and_sixty_a_minute_never_start_ninety_in_a_minute() {
+    let clock = ManualClock::at_ms(TURN + 45_000);
+    let quotas =
+        Quota::per_second(2).reserve_up_to(1_000).and(Quota::per_minute(60).reserve_up_to(1_000));
+    let limiter = limiter(&clock, quotas);
+    let mut starts = HashMap::<i128, u32>::new();
+    for second in 45..180 {
+        clock.set_ms(TURN + second * 1_000);
+        while let (_, Some(receipt)) = charge(&limiter, "alice", 1, true) {
+            *starts.entry(start(&receipt) / 60_000).or_default() += 1;
+        }
+    }
+    let first = i128::from(TURN / 60_000);
+    assert_eq!([0, 1, 2].map(|minute| starts[&(first + minute)]), [30, 60, 60]);
+}
+
+/// Random quotas and times. Tokens that come back may pass again, in the window that has room.
+#[test]
+fn no_window_sees_more_starts_than_its_limit() {
+    let mut total = 0;
+    for seed in 0..400 {
+        let mut rng = Rng::with_seed(seed);
+        let clock = ManualClock::at_ms(TURN + rng.u64(..60_000));
+        let middle = *rng.choice(&[1_500, 7_000, 10_000]).expect("some");
+        let mut windows = vec![];
+        for (length, limits) in [(1_000, 1..4), (middle, 1..15), (60_000, 5..60)] {
+            windows.push([length, rng.u64(limits), rng.u64(..length)]);
+        }
+        windows.truncate(rng.usize(1..=3));
+        let mut quotas = windows.iter().map(|&[length, limit, offset]| {
+            let quota = Quota::new(limit, Duration::from_millis(length));
+            quota.starting_at(Duration::from_millis(offset)).reserve_up_to(100 - limit)
+        });
+        let first = Quotas::from(quotas.next().expect("one"));
+        let limiter = limiter(&clock, quotas.fold(first, Quotas::and));
+        // A charge of several tokens may start in a window of which it takes one only.
+        let most = if rng.bool() { 1 } else { 5 };
+        let mut receipts = Vec::new();
+        for _ in 0..rng.usize(50..400) {
+            clock.advance(Duration::from_millis(match rng.u8(..8) {
+                0 => rng.u64(..3_000),
+                1 => rng.u64(..300),
+                _ => 0,
+            }));
+            if most == 1 && rng.u8(..6) == 0 && !receipts.is_empty() {
+                let receipt: Receipt = receipts.swap_remove(rng.usize(..receipts.len()));
+                answer(limiter.refund(receipt));
+            } else if let (_, Some(receipt)) =
+                charge(&limiter, "alice", rng.u64(1..=most), rng.u8(..4) > 0)
+            {
+                receipts.push(receipt);
+            }
+        }
+        for [length, limit, offset] in windows {
+            let mut starts = HashMap::<i128, u64>::new();
+            for receipt in &receipts {
+                let window = (start(receipt) - i128::from(offset)) / i128::from(length);
+                *starts.entry(window).or_default() += receipt.cost();
+            }
+            let most_starts = starts.values().copied().max().unwrap_or(0);
+            total += starts.values().sum::<u64>();
+            assert!(
+                most_starts < limit + most,
+                "SEED={seed}: {most_starts} of {limit} in {length} ms"
+            );
+        }
+    }
+    assert!(total > 10_000, "{total}");
+}
