@@ -380,6 +380,28 @@ fn a_clock_that_was_a_year_ahead_for_a_moment_refuses_new_keys_for_a_window_at_m
     }
 }
 
+/// S4, S30: an overflow that has ended is not looked at any more, so that a reset frees entries.
+#[test]
+fn a_clock_that_was_a_year_ahead_leaves_no_overflow_behind() {
+    let (store, clock) = small(16);
+    let limiter = Limiter::new(Quota::per_minute(5)).name("limited").store(store.clone());
+    clock.advance(Duration::from_secs(365 * 86_400));
+    (0..1_000_u64).for_each(|key| _ = answer(limiter.check(key)));
+    assert!(store.overflowed() > 0);
+    clock.set_ms(NOW_MS);
+    // Under each of the locks.
+    (0..1_000_u64).for_each(|key| _ = answer(limiter.check(key)));
+    clock.advance(Duration::from_secs(120));
+    let before = store.overflowed();
+    for key in 2_000..2_005_u64 {
+        assert!(answer(limiter.check(key)).allowed());
+        let live = store.len();
+        answer(limiter.reset(key));
+        assert_eq!(store.len(), live - 1, "{key}");
+    }
+    assert_eq!(store.overflowed(), before);
+}
+
 #[derive(Clone, Debug)]
 enum Op {
     Charge {
