@@ -19,6 +19,7 @@ mod leases;
 mod outage;
 mod proxy;
 mod random;
+mod resharding;
 mod runtimes;
 mod secrets;
 mod server;

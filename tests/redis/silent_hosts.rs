@@ -65,8 +65,13 @@ async fn the_store_waits_for_a_slow_connect_closure() {
     assert!(calls < 8, "{calls} attempts");
 }
 
-/// A key whose slot is on a node.
-pub(crate) fn key_on(node: &Server) -> u64 {
+/// What a key is in Redis.
+pub(crate) fn name_of(key: u64) -> String {
+    format!("tfw1:{{outage:u{key}}}")
+}
+
+/// Keys whose slots are on a node.
+pub(crate) fn keys_on<const N: usize>(node: &Server) -> [u64; N] {
     let slots: Vec<Vec<redis::Value>> = node.ask(&["CLUSTER", "SLOTS"]);
     let own = slots.iter().find_map(|slots| {
         let [redis::Value::Int(first), redis::Value::Int(last), redis::Value::Array(of), ..] =
@@ -77,12 +82,14 @@ pub(crate) fn key_on(node: &Server) -> u64 {
         (of[1] == redis::Value::Int(node.port.into())).then_some(*first..=*last)
     });
     let own = own.expect("it has slots");
-    (0..)
-        .find(|key| {
-            let name = format!("tfw1:{{outage:u{key}}}");
-            own.contains(&node.ask::<i64>(&["CLUSTER", "KEYSLOT", &name]))
-        })
-        .expect("there is one")
+    let mut keys =
+        (0..).filter(|&key| own.contains(&node.ask::<i64>(&["CLUSTER", "KEYSLOT", &name_of(key)])));
+    [(); N].map(|()| keys.next().expect("there is one"))
+}
+
+pub(crate) fn key_on(node: &Server) -> u64 {
+    let [key] = keys_on(node);
+    key
 }
 
 /// Asks for keys of healthy shards and of one that is not, and says how many of each failed.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, timeout};
 
-use super::handle::{Handle, first, is_alive, probe};
+use super::handle::{Handle, Slots, first, is_alive, probe};
 use super::renewal::renew;
 use super::shards::Shards;
 use super::upkeep::{ATTEMPT, Current, LATE, Upkeep, Work};
@@ -19,6 +19,10 @@ pub(super) struct Check {
     connection: Option<Box<dyn Handle>>,
     shards: Arc<Shards>,
     part: usize,
+    /// Who is asked which shard that is, if a call has failed.
+    slots: Option<Slots>,
+    /// Since when it is missed, if it is.
+    since: u64,
     grace: Duration,
     ends: u64,
     made: u64,
@@ -31,25 +35,57 @@ impl Check {
         current: &Current,
         part: usize,
     ) -> Self {
-        let grace = upkeep.grace();
+        let (grace, now) = (upkeep.grace(), upkeep.now());
         Self {
             upkeep: Arc::downgrade(upkeep),
             key,
             connection: current.connection.as_ref().map(|connection| connection.boxed()),
             shards: Arc::clone(&current.shards),
             part,
+            slots: None,
+            since: now,
             grace,
-            ends: upkeep.now() + (grace + LATE).as_millis() as u64,
+            ends: now + (grace + LATE).as_millis() as u64,
             made: current.made,
         }
+    }
+
+    /// After a call that was sent at that time, and has failed.
+    pub(super) fn after_failure(mut self, current: &Current, sent: u64) -> Self {
+        self.slots = current.slots.clone();
+        self.since = sent;
+        if self.slots.is_some() {
+            self.ends += self.grace.as_millis() as u64;
+        }
+        self
     }
 
     pub(super) fn ends(&self) -> u64 {
         self.ends
     }
 
-    pub(super) async fn run(self) {
-        let Self { upkeep, key, connection, shards, part, grace, made, .. } = self;
+    /// Whether the shard is still the one to be tried. Slots may have moved since the library was
+    /// asked for them, and it has followed.
+    async fn is_of_key(&mut self) -> bool {
+        let Some(slots) = self.slots.take() else { return true };
+        let Ok(Ok(ranges)) = timeout(self.grace, slots()).await else { return true };
+        let Some(upkeep) = self.upkeep.upgrade() else { return false };
+        let shards = upkeep.found(ranges);
+        let part = shards.of(self.key.as_deref());
+        if shards.node(part) == self.shards.node(self.part) {
+            return true;
+        }
+        upkeep.acquit(&self.shards, self.part);
+        (self.shards, self.part) = (shards, part);
+        // Or another task tries it.
+        self.shards.health(part).suspect(self.since, self.ends)
+    }
+
+    pub(super) async fn run(mut self) {
+        if !self.is_of_key().await {
+            return;
+        }
+        let Self { upkeep, key, connection, shards, part, since, grace, made, .. } = self;
         let Some(mut connection) = connection else { return };
         let mut changes = match upkeep.upgrade() {
             Some(upkeep) => upkeep.current.subscribe(),
@@ -70,6 +106,7 @@ impl Check {
                 // Calls are to say what is wrong with it.
                 return upkeep.well(&shards, part);
             }
+            shards.health(part).lose_once(since);
             match upkeep.connect {
                 Some(_) => renew(&upkeep),
                 None => _work = Work::begin(&upkeep),

@@ -1,13 +1,15 @@
 //! Connecting to a cluster, of which some nodes may be silent.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
 use std::time::Duration;
 
-use redis::aio::ConnectionLike;
 use redis::cluster::{ClusterClient, ClusterConfig};
 use redis::cluster_async::ClusterConnection;
+use redis::cluster_routing::{MultipleNodeRoutingInfo, ResponsePolicy, RoutingInfo};
 use redis::{RedisResult, Value};
 
+use super::handle::{Connected, Slots};
 use super::shards::Range;
 
 /// How long the client library waits for silent nodes at first: nodes that are near answer within
@@ -18,18 +20,27 @@ const NEAR: Duration = Duration::from_millis(250);
 const SILENT: Duration = Duration::from_secs(5);
 
 /// The library waits for all nodes that it knows, and one of them may be silent.
-pub(super) async fn connect(client: ClusterClient) -> RedisResult<(ClusterConnection, Vec<Range>)> {
+pub(super) async fn connect(client: ClusterClient) -> RedisResult<Connected> {
     let config = ClusterConfig::new().set_response_timeout(SILENT);
     let near = config.clone().set_connection_timeout(NEAR);
-    let mut connection = match client.get_async_connection_with_config(near).await {
+    let connection = match client.get_async_connection_with_config(near).await {
         Ok(connection) => connection,
         // All of them may be far.
         Err(_) => client.get_async_connection_with_config(config).await?,
     };
+    let other = connection.clone();
+    let slots: Slots = Arc::new(move || Box::pin(slots(other.clone())));
+    let ranges = slots().await?;
+    Ok(Connected { connection: Box::new(connection), ranges, slots: Some(slots) })
+}
+
+/// The answer of the first node that has one. The library follows redirections, and tells nobody.
+async fn slots(mut connection: ClusterConnection) -> RedisResult<Vec<Range>> {
     let mut slots = redis::cmd("CLUSTER");
     slots.arg("SLOTS");
-    let ranges = ranges(connection.req_packed_command(&slots).await?.extract_error()?);
-    Ok((connection, ranges))
+    let first = (MultipleNodeRoutingInfo::AllMasters, Some(ResponsePolicy::OneSucceeded));
+    let answer = connection.route_command(slots, RoutingInfo::MultiNode(first)).await?;
+    Ok(ranges(answer.extract_error()?))
 }
 
 /// What node has which slots, as `CLUSTER SLOTS` says it. What makes no sense is left out.

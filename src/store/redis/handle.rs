@@ -11,8 +11,16 @@ use redis::{Cmd, ErrorKind, RedisError, RedisResult, ServerErrorKind};
 use super::shards::Range;
 
 /// A connection, and what parts of the keys it leads to if that is a cluster.
-pub(super) type Connected = (Box<dyn Handle>, Vec<Range>);
-pub(super) type Connecting = Pin<Box<dyn Future<Output = RedisResult<Connected>> + Send>>;
+pub(super) struct Connected {
+    pub(super) connection: Box<dyn Handle>,
+    pub(super) ranges: Vec<Range>,
+    /// Asks for these anew.
+    pub(super) slots: Option<Slots>,
+}
+
+type Answering<T> = Pin<Box<dyn Future<Output = RedisResult<T>> + Send>>;
+pub(super) type Connecting = Answering<Connected>;
+pub(super) type Slots = Arc<dyn Fn() -> Answering<Vec<Range>> + Send + Sync>;
 pub(super) type Connect = Arc<dyn Fn() -> Connecting + Send + Sync>;
 
 /// Where the connections of a store come from.
@@ -36,26 +44,22 @@ impl Source {
     {
         let connect: Connect = Arc::new(move || {
             let connected = connect();
-            Box::pin(async move { Ok((Box::new(connected.await?) as _, Vec::new())) })
+            Box::pin(async move {
+                let connection = Box::new(connected.await?);
+                Ok(Connected { connection, ranges: Vec::new(), slots: None })
+            })
         });
         Self { given: None, connect: Some(connect), sharded: false }
     }
 
     /// The same for a cluster, whose shards fail each by itself.
     #[cfg(feature = "redis-cluster")]
-    pub(super) fn sharded<F, R, C>(connect: F) -> Self
+    pub(super) fn sharded<F, R>(connect: F) -> Self
     where
         F: Fn() -> R + Send + Sync + 'static,
-        R: Future<Output = RedisResult<(C, Vec<Range>)>> + Send + 'static,
-        C: Handle,
+        R: Future<Output = RedisResult<Connected>> + Send + 'static,
     {
-        let connect: Connect = Arc::new(move || {
-            let connected = connect();
-            Box::pin(async move {
-                let (connection, ranges) = connected.await?;
-                Ok((Box::new(connection) as _, ranges))
-            })
-        });
+        let connect: Connect = Arc::new(move || Box::pin(connect()));
         Self { given: None, connect: Some(connect), sharded: true }
     }
 }

@@ -23,7 +23,7 @@ use super::check::Check;
 use super::handle::{Handle, Source, is_of_replica, leads_nowhere};
 use super::renewal::renew;
 use super::settings::NEVER;
-use super::shards::Shards;
+use super::shards::{Health, Shards};
 use super::upkeep::{Current, PAUSE, Upkeep};
 
 /// A connection that was silent for so long is tried before it is used.
@@ -181,7 +181,8 @@ impl Link {
 
     /// Takes note of what became of a call: without an answer, with an error, or well.
     pub(super) fn report<T>(&self, over: &Connection, outcome: Option<Result<&T, &RedisError>>) {
-        let Connection { made, shards, part, at, .. } = over;
+        let Connection { made, at, .. } = over;
+        let (shards, part) = &self.place(over);
         let (now, health) = (self.upkeep.now(), shards.health(*part));
         match outcome {
             Some(Err(error)) if leads_nowhere(error) => {
@@ -194,8 +195,30 @@ impl Link {
             Some(answer) => health.hear(now, answer.is_ok()),
             // If something was heard since it was sent, only this one was late.
             None if health.heard() <= *at => self.lost(*made, shards, *part, *at, Loss::Silent),
+            // Or another shard has answered, if slots have moved.
+            None if self.upkeep.sharded && health.checked_by() <= now => {
+                self.check_after_failure(health, *part, *at);
+            }
             None => {}
         }
+    }
+
+    /// Where calls of this kind are sent by now: slots may have moved.
+    fn place(&self, over: &Connection) -> (Arc<Shards>, usize) {
+        let current = self.upkeep.current.borrow();
+        if self.upkeep.sharded && current.made == over.made {
+            let part = current.shards.of(self.key.as_deref());
+            return (Arc::clone(&current.shards), part);
+        }
+        (Arc::clone(&over.shards), over.part)
+    }
+
+    fn check_after_failure(&self, health: &Health, part: usize, sent: u64) {
+        let current = self.upkeep.current.borrow();
+        let check = self.check(&current, part).after_failure(&current, sent);
+        drop(current);
+        health.checked_until(check.ends());
+        tokio::spawn(check.run());
     }
 
     /// Another connection is needed. While there is none, calls wait until a caller's patience has
@@ -219,9 +242,7 @@ impl Link {
             return;
         }
         if let Loss::Silent = why {
-            let check = self.check(&upkeep.current.borrow(), part);
-            health.checked_until(check.ends());
-            tokio::spawn(check.run());
+            self.check_after_failure(health, part, since);
         }
         renew(&self.upkeep);
         if let Loss::Refuses(error) = why {

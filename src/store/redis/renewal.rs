@@ -10,7 +10,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 
-use super::handle::{Handle, first, probe};
+use super::handle::{Connected, Handle, Slots, first, probe};
 use super::shards::Shards;
 use super::upkeep::{ATTEMPT, Current, PAUSE, Upkeep, Work};
 use crate::observe;
@@ -121,7 +121,7 @@ impl Renewal {
         Some(Instant::now() + PAUSE * many)
     }
 
-    fn install(&self, Found { connection, shards }: Found) {
+    fn install(&self, Found { connection, shards, slots }: Found) {
         let Some(upkeep) = self.work.upkeep() else { return };
         observe::store_connected();
         let at = Instant::now();
@@ -134,7 +134,7 @@ impl Renewal {
                 || current.after_replica && !current.shards.is_proved();
             let in_vain = current.made > 0 && !current.shards.is_proved();
             current.in_vain = if in_vain { current.in_vain + 1 } else { 0 };
-            current.connection = Some(connection);
+            (current.connection, current.slots) = (Some(connection), slots);
             shards.well().for_each(|node| upkeep.breaker.connected(node));
             current.shards = Arc::new(shards);
             current.made += 1;
@@ -155,6 +155,7 @@ impl Renewal {
 struct Found {
     connection: Box<dyn Handle>,
     shards: Shards,
+    slots: Option<Slots>,
 }
 
 /// Connects. A connection to a cluster is good if it leads to a shard that is missed.
@@ -164,7 +165,7 @@ async fn find(upkeep: Weak<Upkeep>) -> RedisResult<Found> {
     // The app's closure may panic before it returns a future.
     let connect = |upkeep: Arc<Upkeep>| Some(upkeep.connect.as_ref()?());
     let connecting = upkeep.upgrade().and_then(connect).ok_or_else(gone)?;
-    let (mut connection, ranges) = connecting.await?;
+    let Connected { mut connection, ranges, slots } = connecting.await?;
     let took = start.elapsed();
     let (now, grace, missed) = {
         let upkeep = upkeep.upgrade().ok_or_else(gone)?;
@@ -186,5 +187,5 @@ async fn find(upkeep: Weak<Upkeep>) -> RedisResult<Found> {
     if !found {
         return Err((ErrorKind::Io, "the shard does not answer").into());
     }
-    Ok(Found { connection, shards })
+    Ok(Found { connection, shards, slots })
 }

@@ -14,7 +14,7 @@ pub(super) struct Range {
 
 pub(super) struct Shards {
     ranges: Vec<Range>,
-    nodes: Vec<(u64, Health)>,
+    nodes: Vec<(u64, Arc<Health>)>,
 }
 
 /// What is known of a shard, over one connection. Times are milliseconds of the link's clock.
@@ -36,16 +36,22 @@ pub(super) struct Health {
 }
 
 impl Shards {
-    pub(super) fn new(mut ranges: Vec<Range>, now: u64) -> Self {
+    pub(super) fn new(ranges: Vec<Range>, now: u64) -> Self {
+        Self { ranges: Vec::new(), nodes: Vec::new() }.after_moves(ranges, now)
+    }
+
+    /// The same nodes, and others, with these slots.
+    pub(super) fn after_moves(&self, mut ranges: Vec<Range>, now: u64) -> Self {
         ranges.sort_unstable();
-        let mut nodes = Vec::<(u64, Health)>::new();
-        for range in &ranges {
-            if nodes.iter().all(|(node, _)| *node != range.node) {
-                nodes.push((range.node, Health::heard_at(now)));
+        let mut nodes = Vec::<(u64, Arc<Health>)>::new();
+        // Slots that no node has fail by themselves; what has no slots is one.
+        for node in ranges.iter().map(|range| range.node).chain([0]) {
+            if nodes.iter().all(|(of, _)| *of != node) {
+                let known = self.nodes.iter().find(|(of, _)| *of == node);
+                let health = known.map(|(_, health)| Arc::clone(health));
+                nodes.push((node, health.unwrap_or_else(|| Arc::new(Health::heard_at(now)))));
             }
         }
-        // Slots that no node has fail by themselves; what has no slots is one.
-        nodes.push((0, Health::heard_at(now)));
         Self { ranges, nodes }
     }
 
@@ -69,6 +75,12 @@ impl Shards {
 
     pub(super) fn are_well(&self) -> bool {
         self.nodes.iter().all(|(_, health)| health.is_well())
+    }
+
+    /// Nodes that are none of the others.
+    pub(super) fn left_by<'a>(&'a self, others: &'a Self) -> impl Iterator<Item = u64> + 'a {
+        let nodes = self.nodes.iter().map(|&(node, _)| node);
+        nodes.filter(|node| others.nodes.iter().all(|(other, _)| other != node))
     }
 
     /// Those that calls can be sent to.
@@ -172,6 +184,11 @@ impl Health {
 
     pub(super) fn recover(&self, now: u64) {
         self.hear(now, true);
+        self.acquit();
+    }
+
+    /// What was missed was another one.
+    pub(super) fn acquit(&self) {
         self.checked_by.store(0, Ordering::Relaxed);
         self.lost.store(0, Ordering::Relaxed);
     }

@@ -10,8 +10,8 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::super::breaker::Breaker;
-use super::handle::{Connect, Handle, Source};
-use super::shards::Shards;
+use super::handle::{Connect, Handle, Slots, Source};
+use super::shards::{Range, Shards};
 
 /// How long an idle connection has to answer before another one is made beside it: two round trips,
 /// within these bounds. What was frozen for a while has shown a long one.
@@ -45,6 +45,7 @@ pub(super) struct Current {
     /// The last one that was made. It stays when it is lost, as it may only have been late.
     pub(super) connection: Option<Box<dyn Handle>>,
     pub(super) shards: Arc<Shards>,
+    pub(super) slots: Option<Slots>,
     /// How many were made.
     pub(super) made: u64,
     pub(super) at: Instant,
@@ -72,6 +73,7 @@ impl Upkeep {
         let current = Current {
             connection: source.given.as_ref().map(|connection| connection.boxed()),
             shards: Arc::new(Shards::new(Vec::new(), 0)),
+            slots: None,
             made: 0,
             at: now,
             after_replica: false,
@@ -135,6 +137,25 @@ impl Upkeep {
         shards.health(part).recover(self.now());
         self.breaker.connected(shards.node(part));
         self.current.send_modify(|current| current.error = None);
+    }
+
+    /// Slots have moved, perhaps.
+    pub(super) fn found(&self, ranges: Vec<Range>) -> Arc<Shards> {
+        let mut after = None;
+        self.current.send_modify(|current| {
+            let shards = Arc::new(current.shards.after_moves(ranges, self.now()));
+            // Nobody asks for what has left.
+            current.shards.left_by(&shards).for_each(|node| self.breaker.connected(node));
+            current.shards = Arc::clone(after.insert(shards));
+        });
+        after.expect("it was set")
+    }
+
+    /// A shard is not the one that was missed.
+    pub(super) fn acquit(&self, shards: &Shards, part: usize) {
+        shards.health(part).acquit();
+        self.breaker.connected(shards.node(part));
+        self.current.send_modify(|_| {});
     }
 
     /// Its check brought no answer: callers get the reason why there is no other one.
