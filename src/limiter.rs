@@ -65,6 +65,10 @@ pub struct Limiter {
     max_lease: u64,
 }
 
+/// What to write where it [can't be found](Limiter::can_be_found).
+pub(crate) const UNNAMED: &str = "a rate limit on a shared store needs a name, or its counters \
+    can't be found: write .name(\"login\").store(..)";
+
 impl Limiter {
     /// Creates a limiter that counts in memory, in a store of its own.
     pub fn new(quotas: impl Into<Quotas>) -> Self {
@@ -88,6 +92,7 @@ impl Limiter {
     /// # Panics
     /// If the name is not 1 to 64 characters of `[a-z0-9_.-]`.
     #[must_use]
+    #[track_caller]
     pub fn name(mut self, name: &str) -> Self {
         self.scope = Scope::named(name);
         self.assembled()
@@ -100,9 +105,10 @@ impl Limiter {
     /// # Panics
     /// If the store is shared ([`Store::is_shared`]) and the limiter has no name.
     #[must_use]
+    #[track_caller]
     pub fn store<S: Store>(self, store: S) -> Self {
         let this = self.store_named_later(store);
-        this.check_name();
+        assert!(this.can_be_found(), "{UNNAMED}");
         this
     }
 
@@ -212,13 +218,9 @@ impl Limiter {
         self.refundable.set();
     }
 
-    /// Panics with the line to write, if a shared store has no name for its counters.
-    pub(crate) fn check_name(&self) {
-        assert!(
-            !self.store.is_shared() || !self.scope.name().is_empty(),
-            "a rate limit on a shared store needs a name, or its counters can't be found: \
-             write .name(\"login\").store(..)"
-        );
+    /// Whether a shared store has a name for its counters.
+    pub(crate) fn can_be_found(&self) -> bool {
+        !self.store.is_shared() || !self.scope.name().is_empty()
     }
 
     /// Takes one token.

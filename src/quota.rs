@@ -127,6 +127,7 @@ impl Quota {
     ///
     /// # Panics
     /// If the limit is above [`MAX_TOKENS`].
+    #[track_caller]
     pub const fn per_second(limit: u64) -> Self {
         Self::new(limit, Duration::from_secs(1))
     }
@@ -135,6 +136,7 @@ impl Quota {
     ///
     /// # Panics
     /// If the limit is above [`MAX_TOKENS`].
+    #[track_caller]
     pub const fn per_minute(limit: u64) -> Self {
         Self::new(limit, Duration::from_secs(60))
     }
@@ -143,6 +145,7 @@ impl Quota {
     ///
     /// # Panics
     /// If the limit is above [`MAX_TOKENS`].
+    #[track_caller]
     pub const fn per_hour(limit: u64) -> Self {
         Self::new(limit, Duration::from_secs(3_600))
     }
@@ -151,6 +154,7 @@ impl Quota {
     ///
     /// # Panics
     /// If the limit is above [`MAX_TOKENS`].
+    #[track_caller]
     pub const fn per_day(limit: u64) -> Self {
         Self::new(limit, Duration::from_secs(86_400))
     }
@@ -159,6 +163,7 @@ impl Quota {
     ///
     /// # Panics
     /// If the limit is above [`MAX_TOKENS`].
+    #[track_caller]
     pub const fn per_week(limit: u64) -> Self {
         Self::new(limit, Duration::from_secs(7 * 86_400))
     }
@@ -179,6 +184,7 @@ impl Quota {
     ///
     /// # Panics
     /// If the limit is above [`MAX_TOKENS`].
+    #[track_caller]
     pub const fn per_month(limit: u64) -> Self {
         Self::new(limit, Duration::from_secs(86_400)).on(Period::Month(1), Zone::UTC)
     }
@@ -187,6 +193,7 @@ impl Quota {
     ///
     /// # Panics
     /// If the limit is above [`MAX_TOKENS`].
+    #[track_caller]
     pub const fn per_year(limit: u64) -> Self {
         Self::new(limit, Duration::from_secs(86_400)).on(Period::Year(1, 1), Zone::UTC)
     }
@@ -202,6 +209,7 @@ impl Quota {
     /// const NEVER: Quota = Quota::new(10, Duration::ZERO);
     /// # let _ = NEVER;
     /// ```
+    #[track_caller]
     pub const fn new(limit: u64, window: Duration) -> Self {
         expect(Self::try_new(limit, window))
     }
@@ -256,6 +264,7 @@ impl Quota {
     ///
     /// # Panics
     /// If the quota follows a calendar.
+    #[track_caller]
     pub const fn starting_at(mut self, since_epoch: Duration) -> Self {
         self.check_no_calendar();
         let offset = (since_epoch.as_millis() % self.window as u128) as u64;
@@ -269,6 +278,7 @@ impl Quota {
     ///
     /// # Panics
     /// If the quota follows a calendar.
+    #[track_caller]
     pub const fn staggered(mut self) -> Self {
         self.check_no_calendar();
         self.anchor = Anchor::Staggered;
@@ -280,12 +290,14 @@ impl Quota {
     ///
     /// # Panics
     /// If the quota follows a calendar.
+    #[track_caller]
     pub const fn from_first_request(mut self) -> Self {
         self.check_no_calendar();
         self.anchor = Anchor::FirstRequest;
         self
     }
 
+    #[track_caller]
     const fn check_no_calendar(&self) {
         if let Anchor::Calendar(_) = self.anchor {
             panic!("{}", QuotaError::CalendarAnchor.message());
@@ -310,8 +322,12 @@ impl Quota {
     /// [`try_in_zone`](Self::try_in_zone) returns that as an error.
     #[cfg(feature = "time-zones")]
     #[cfg_attr(docsrs, doc(cfg(feature = "time-zones")))]
+    #[track_caller]
     pub fn in_zone(self, name: &str) -> Self {
-        self.try_in_zone(name).unwrap_or_else(|error| panic!("{name:?}: {error}"))
+        match self.try_in_zone(name) {
+            Ok(quota) => quota,
+            Err(error) => panic!("{name:?}: {error}"),
+        }
     }
 
     /// The same as [`in_zone`](Self::in_zone), for time zones from a database or a file.
@@ -349,6 +365,7 @@ impl Quota {
     ///
     /// # Panics
     /// If the quota is not one of [`per_week`](Self::per_week).
+    #[track_caller]
     pub const fn from_weekday(self, first: Weekday) -> Self {
         expect(self.beginning(Period::Week(first)))
     }
@@ -366,6 +383,7 @@ impl Quota {
     /// # Panics
     /// If there is no such day, or the quota is not one of [`per_month`](Self::per_month).
     /// [`try_from_day`](Self::try_from_day) returns an error instead.
+    #[track_caller]
     pub const fn from_day(self, first: u8) -> Self {
         expect(self.try_from_day(first))
     }
@@ -396,6 +414,7 @@ impl Quota {
     ///
     /// # Panics
     /// If there is no such day, or the quota is not one of [`per_year`](Self::per_year).
+    #[track_caller]
     pub const fn from_date(self, month: u8, day: u8) -> Self {
         expect(self.beginning(Period::Year(month, day)))
     }
@@ -441,6 +460,7 @@ impl Quota {
     /// If `capacity` is below the limit, or with
     /// [`reserve_up_to`](Self::reserve_up_to) above [`MAX_TOKENS`].
     #[doc(alias = "burst")]
+    #[track_caller]
     pub const fn rollover_up_to(mut self, capacity: u64) -> Self {
         assert!(
             capacity >= self.limit,
@@ -455,11 +475,13 @@ impl Quota {
     ///
     /// # Panics
     /// If `max_reserved` and the capacity add up to more than [`MAX_TOKENS`].
+    #[track_caller]
     pub const fn reserve_up_to(mut self, max_reserved: u64) -> Self {
         self.max_reserved = max_reserved;
         self.check_sum()
     }
 
+    #[track_caller]
     const fn check_sum(self) -> Self {
         assert!(
             self.max_reserved <= MAX_TOKENS && self.capacity <= MAX_TOKENS - self.max_reserved,
@@ -480,6 +502,7 @@ impl Quota {
     ///
     /// # Panics
     /// If the limit is above [`MAX_TOKENS`].
+    #[track_caller]
     pub const fn with_limit(mut self, limit: u64) -> Self {
         assert!(limit <= MAX_TOKENS, "{}", QuotaError::LimitTooLarge.message());
         self.limit = limit;
@@ -555,6 +578,7 @@ impl Quota {
     }
 }
 
+#[track_caller]
 const fn expect(quota: Result<Quota, QuotaError>) -> Quota {
     match quota {
         Ok(quota) => quota,

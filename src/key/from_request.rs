@@ -143,8 +143,16 @@ where
 /// let twice = key(get().header("x-api-key", "alpha").header("x-api-key", "beta"));
 /// assert_eq!(twice.unwrap_err().to_string(), "exactly one x-api-key header");
 /// ```
+#[track_caller]
 pub fn header(name: &'static str) -> Header {
-    Header(HeaderName::from_static(name))
+    match HeaderName::from_lowercase(name.as_bytes()) {
+        Ok(name) => Header(name),
+        Err(_) => {
+            panic!(
+                "{name:?} is not a header name in lower case: write one as in header(\"x-api-key\")"
+            )
+        }
+    }
 }
 
 /// The extractor returned by [`header`].

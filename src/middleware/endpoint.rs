@@ -81,8 +81,14 @@ impl RateLimitEndpoint {
     ///
     /// # Panics
     /// If a layer has no name.
+    #[track_caller]
     pub fn new<'a, J: 'a>(layers: impl IntoIterator<Item = &'a FixedWindowLayer<J>>) -> Self {
-        Self { resources: layers.into_iter().map(Resource::of).collect() }
+        let mut resources = Vec::new();
+        // A closure would not show the caller's line.
+        for layer in layers {
+            resources.push(Resource::of(layer));
+        }
+        Self { resources }
     }
 
     /// Adds a layer, which may refuse in another way.
@@ -90,6 +96,7 @@ impl RateLimitEndpoint {
     /// # Panics
     /// If the layer has no name.
     #[must_use]
+    #[track_caller]
     pub fn and<J>(mut self, layer: &FixedWindowLayer<J>) -> Self {
         self.resources.push(Resource::of(layer));
         self
@@ -97,6 +104,7 @@ impl RateLimitEndpoint {
 }
 
 impl Resource {
+    #[track_caller]
     fn of<J>(layer: &FixedWindowLayer<J>) -> Self {
         let (limiter, options, live) = layer.to_resource();
         assert!(

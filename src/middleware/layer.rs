@@ -1,6 +1,7 @@
 //! [`FixedWindowLayer`]: its setters by theme, and the service that it makes.
 
 use std::fmt;
+use std::panic::Location;
 use std::sync::Arc;
 
 use http::request::Parts;
@@ -13,7 +14,7 @@ use super::service::FixedWindow;
 use super::shared::Shared;
 use super::twice::Watch;
 use crate::key::{Key, KeyExtractor, key_fn};
-use crate::limiter::Limiter;
+use crate::limiter::{Limiter, UNNAMED};
 use crate::quota::Quotas;
 use crate::store::OnStoreFailure;
 
@@ -89,6 +90,8 @@ pub struct FixedWindowLayer<J = ProblemJson> {
     live: Arc<Live>,
     options: Options,
     reject: Arc<J>,
+    /// For a panic on what is found when it is applied, perhaps by another crate.
+    made_at: &'static Location<'static>,
 }
 
 impl FixedWindowLayer {
@@ -110,6 +113,7 @@ impl FixedWindowLayer {
     /// assert_eq!(ask(&layer, request()).headers()["x-ratelimit-remaining"], "59");
     /// assert_eq!(ask(&layer, request()).headers()["x-ratelimit-remaining"], "58");
     /// ```
+    #[track_caller]
     pub fn new(quotas: impl Into<Quotas>) -> Self {
         let quotas = quotas.into();
         Self {
@@ -117,6 +121,7 @@ impl FixedWindowLayer {
             live: Arc::new(Live::new(quotas)),
             options: Options::default(),
             reject: Arc::new(ProblemJson),
+            made_at: Location::caller(),
         }
     }
 }
@@ -138,6 +143,7 @@ impl<J> FixedWindowLayer<J> {
     ///
     /// # Panics
     /// If the name is not 1 to 64 characters of `[a-z0-9_.-]`, or after [`control`](Self::control).
+    #[track_caller]
     pub fn name(mut self, name: &str) -> Self {
         self.assert_uncontrolled();
         self.limiter = self.limiter.name(name);
@@ -216,6 +222,7 @@ impl<J> FixedWindowLayer<J> {
     }
 
     /// Panics with what to write if a control was taken: it would be that of another limit.
+    #[track_caller]
     fn assert_uncontrolled(&self) {
         assert!(
             !self.live.is_controlled(),
@@ -248,8 +255,10 @@ impl<S, J> Layer<S> for FixedWindowLayer<J> {
 
     /// # Panics
     /// If the layer counts in a shared store and has no name.
+    #[track_caller]
     fn layer(&self, inner: S) -> Self::Service {
-        self.limiter.check_name();
+        let made_at = self.made_at;
+        assert!(self.limiter.can_be_found(), "{UNNAMED} on the layer of {made_at}");
         self.live.follow(&self.options);
         let (limiter, live) = (self.limiter(), Arc::clone(&self.live));
         let (options, reject) = (self.options.clone(), Arc::clone(&self.reject));
@@ -264,6 +273,7 @@ impl<J> Clone for FixedWindowLayer<J> {
             live: Arc::clone(&self.live),
             options: self.options.clone(),
             reject: Arc::clone(&self.reject),
+            made_at: self.made_at,
         }
     }
 }

@@ -41,6 +41,7 @@ impl Quota {
     /// If both have the same window and anchor: they would be one counter. Keep the smaller.
     #[doc(alias = "burst")]
     #[must_use]
+    #[track_caller]
     pub const fn and(self, other: Quota) -> Quotas {
         Quotas::one(self).and(other)
     }
@@ -59,6 +60,7 @@ impl Quotas {
     /// # Panics
     /// If the set already holds four quotas, or one with the same window and anchor.
     #[must_use]
+    #[track_caller]
     pub const fn and(self, quota: Quota) -> Self {
         match self.try_and(quota) {
             Ok(quotas) => quotas,

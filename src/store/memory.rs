@@ -95,6 +95,7 @@ impl MemoryStore {
     ///
     /// # Panics
     /// If `max_keys` is 0.
+    #[track_caller]
     pub fn with_max_keys(max_keys: usize) -> Self {
         Self::build(max_keys, Time::system())
     }
@@ -117,6 +118,7 @@ impl MemoryStore {
     /// # Panics
     /// If the store was cloned: the clones would have another time.
     #[must_use]
+    #[track_caller]
     pub fn clock(mut self, clock: impl Clock) -> Self {
         let memory = Arc::get_mut(&mut self.0);
         let memory = memory.expect("a store's clock is set before the store is cloned");
@@ -124,6 +126,7 @@ impl MemoryStore {
         self
     }
 
+    #[track_caller]
     fn build(max_keys: usize, time: Time) -> Self {
         assert!(
             max_keys > 0,

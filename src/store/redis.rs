@@ -304,6 +304,7 @@ impl RedisStore {
     /// # Panics
     /// If the prefix contains a brace, which would change the slot in a cluster.
     #[must_use]
+    #[track_caller]
     pub fn prefix(mut self, prefix: &str) -> Self {
         assert!(
             !prefix.contains(['{', '}']),

@@ -29,6 +29,7 @@ impl Scope {
     ///
     /// # Panics
     /// If the name is not valid.
+    #[track_caller]
     pub fn named(name: &str) -> Self {
         assert!(
             Self::is_name(name),

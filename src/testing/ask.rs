@@ -44,6 +44,7 @@ use super::block_on::block_on;
 ///
 /// # Panics
 /// If the request is malformed, or an outer layer fails.
+#[track_caller]
 pub fn ask<L, R>(layer: &L, request: Builder) -> Response<R>
 where
     L: Layer<Hello>,
@@ -72,6 +73,7 @@ where
 ///
 /// # Panics
 /// If the request is malformed, or the service fails.
+#[track_caller]
 pub fn ask_around<L, S, R>(layer: &L, service: S, request: Builder) -> Response<R>
 where
     L: Layer<S>,

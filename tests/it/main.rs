@@ -29,6 +29,7 @@ mod mistakes;
 mod options;
 mod other_stacks;
 mod outbound;
+mod panics;
 mod pictures;
 mod queue;
 mod queue_races;

@@ -40,7 +40,7 @@ macro_rules! table {
 }
 
 /// Those that are there without features.
-pub fn table() -> String {
+pub(crate) fn table() -> String {
     let table = table![
         Account<'static>,
         Adjust<'static>,

@@ -68,8 +68,8 @@ impl<J> FixedWindowLayer<J> {
     /// assert_eq!(response.headers()["grpc-status"], "8");
     /// ```
     pub fn reject<K>(self, reject: K) -> FixedWindowLayer<K> {
-        let Self { limiter, live, options, reject: _ } = self;
-        FixedWindowLayer { limiter, live, options, reject: Arc::new(reject) }
+        let Self { limiter, live, options, made_at, reject: _ } = self;
+        FixedWindowLayer { limiter, live, options, made_at, reject: Arc::new(reject) }
     }
 
     /// Makes the response to a refused request by a closure, which gets the request's parts and why

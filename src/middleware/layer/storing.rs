@@ -27,6 +27,7 @@ impl<J> FixedWindowLayer<J> {
     ///
     /// # Panics
     /// After [`control`](Self::control).
+    #[track_caller]
     pub fn store(mut self, store: impl Store) -> Self {
         self.assert_uncontrolled();
         self.limiter = self.limiter.store_named_later(store);
@@ -93,6 +94,7 @@ impl<J> FixedWindowLayer<J> {
     /// # Panics
     /// After [`control`](Self::control).
     #[cfg(feature = "tokio")]
+    #[track_caller]
     pub fn leases(mut self, max: u64) -> Self {
         self.assert_uncontrolled();
         self.limiter = self.limiter.leases(max);
@@ -129,6 +131,7 @@ impl<J> FixedWindowLayer<J> {
     ///
     /// # Panics
     /// After [`control`](Self::control).
+    #[track_caller]
     pub fn on_store_failure(mut self, policy: OnStoreFailure) -> Self {
         self.assert_uncontrolled();
         self.options.on_store_failure = policy;

@@ -1,0 +1,172 @@
+//! A panic on what an app has written names the app's line, and not one of this crate or of axum.
+
+use std::env;
+use std::fs;
+use std::panic;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use axum::Router;
+use axum::routing::get;
+use http::Request;
+use tower::Layer;
+use tower_fixed_window::key::{client_ip, header, peer_ip};
+use tower_fixed_window::store::Scope;
+use tower_fixed_window::testing::{Hello, ask};
+use tower_fixed_window::{
+    FixedWindowLayer, Limiter, MAX_TOKENS, ManualClock, MemoryStore, OnStoreFailure, Quota, Quotas,
+    RateLimitEndpoint, RedisStore, Weekday,
+};
+
+use crate::support::{Mood, TestStore};
+
+const TOO_MANY: u64 = MAX_TOKENS + 1;
+
+fn minute() -> Quota {
+    Quota::per_minute(1)
+}
+
+fn limit() -> FixedWindowLayer {
+    FixedWindowLayer::new(minute())
+}
+
+/// One that counts where others find it by its name.
+fn shared() -> TestStore {
+    TestStore::new(Mood::Now).shared()
+}
+
+fn controlled() -> FixedWindowLayer {
+    let limit = limit().name("api");
+    let _ = limit.control();
+    limit
+}
+
+type Mistake = (u32, fn());
+
+fn made<T>(_: T) {}
+
+/// Each on a line of its own.
+#[rustfmt::skip]
+const MISTAKES: &[Mistake] = &[
+    (line!(), || made(Quota::new(TOO_MANY, Duration::from_secs(1)))),
+    (line!(), || made(Quota::new(1, Duration::ZERO))),
+    (line!(), || made(Quota::per_second(TOO_MANY))),
+    (line!(), || made(Quota::per_minute(TOO_MANY))),
+    (line!(), || made(Quota::per_hour(TOO_MANY))),
+    (line!(), || made(Quota::per_day(TOO_MANY))),
+    (line!(), || made(Quota::per_week(TOO_MANY))),
+    (line!(), || made(Quota::per_month(TOO_MANY))),
+    (line!(), || made(Quota::per_year(TOO_MANY))),
+    (line!(), || made(Quota::per_month(1).starting_at(Duration::ZERO))),
+    (line!(), || made(Quota::per_month(1).staggered())),
+    (line!(), || made(Quota::per_month(1).from_first_request())),
+    (line!(), || made(Quota::per_day(1).in_zone("Europe/Atlantis"))),
+    (line!(), || made(minute().in_zone("Europe/Berlin"))),
+    (line!(), || made(minute().from_weekday(Weekday::Sunday))),
+    (line!(), || made(Quota::per_month(1).from_day(32))),
+    (line!(), || made(Quota::per_year(1).from_date(2, 30))),
+    (line!(), || made(Quota::per_minute(2).rollover_up_to(1))),
+    (line!(), || made(minute().rollover_up_to(TOO_MANY))),
+    (line!(), || made(minute().reserve_up_to(MAX_TOKENS))),
+    (line!(), || made(minute().with_limit(TOO_MANY))),
+    (line!(), || made(minute().and(minute()))),
+    (line!(), || made(Quotas::from(minute()).and(minute()))),
+    (line!(), || made(limit().name("Log in"))),
+    (line!(), || made(controlled().name("other"))),
+    (line!(), || made(controlled().store(MemoryStore::new()))),
+    (line!(), || made(controlled().leases(10))),
+    (line!(), || made(controlled().on_store_failure(OnStoreFailure::Deny))),
+    (line!(), || made(limit().store(shared()).layer(Hello))),
+    (line!(), || made(RateLimitEndpoint::new([&limit()]))),
+    (line!(), || made(RateLimitEndpoint::new([&limit().name("a")]).and(&limit()))),
+    (line!(), || made(Limiter::new(minute()).name(""))),
+    (line!(), || made(Limiter::new(minute()).store(shared()))),
+    (line!(), || made(Scope::named("ä"))),
+    (line!(), || made(MemoryStore::with_max_keys(0))),
+    (line!(), || { let store = MemoryStore::new(); made(store.clone().clock(ManualClock::at_ms(0))) }),
+    (line!(), || made(RedisStore::new("redis://127.0.0.1/").expect("an address").prefix("{"))),
+    (line!(), || made(header("X-Api-Key"))),
+    (line!(), || made(peer_ip().ipv6_prefix(129))),
+    (line!(), || made(client_ip().ipv6_prefix(129))),
+    (line!(), || made(client_ip().trusting(["10.0.0/8"]))),
+    (line!(), || made(client_ip().trusting_hops(1).trusting(["10.0.0.0/8"]))),
+    (line!(), || made(client_ip().trusting(["10.0.0.0/8"]).trusting_hops(1))),
+    (line!(), || made(client_ip().from_header("ä"))),
+    (line!(), || made(client_ip().is_in(["10.0.0/8"]))),
+    (line!(), || made(ask(&limit(), Request::get("not a path")))),
+];
+
+/// Set in a process that makes mistakes.
+const MISTAKEN: &str = "TOWER_FIXED_WINDOW_MISTAKEN";
+
+/// What a process writes that runs this test to make mistakes.
+fn told(test: &str) -> String {
+    let output = Command::new(env::current_exe().expect("this program"))
+        .args(["--exact", &format!("panics::{test}"), "--nocapture"])
+        .env(MISTAKEN, "1")
+        .output()
+        .expect("it starts");
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[test]
+fn a_panic_names_the_line_of_the_app() {
+    if env::var(MISTAKEN).is_ok() {
+        for (line, mistake) in MISTAKES {
+            panic::catch_unwind(mistake).expect_err(&line.to_string());
+        }
+        return;
+    }
+    let told = told("a_panic_names_the_line_of_the_app");
+    for (line, _) in MISTAKES {
+        let place = format!("panicked at {}:{line}:", file!());
+        assert!(told.contains(&place), "not {place}\n{told}");
+    }
+}
+
+/// It is axum that applies it.
+#[test]
+fn a_panic_of_a_layer_without_a_name_names_the_line_that_made_it() {
+    const MADE: u32 = line!() + 2;
+    if env::var(MISTAKEN).is_ok() {
+        let limit = FixedWindowLayer::new(minute()).store(shared());
+        let _: Router = Router::new().route("/", get(async || "hello")).layer(limit);
+        return;
+    }
+    let told = told("a_panic_of_a_layer_without_a_name_names_the_line_that_made_it");
+    let made = format!(r#"write .name("login").store(..) on the layer of {}:{MADE}:"#, file!());
+    assert!(told.contains(&made), "not {made}\n{told}");
+}
+
+/// What says in its documentation that it panics. The suite for stores shows what a store has done.
+#[test]
+fn what_may_panic_shows_its_callers_line() {
+    fn look(folder: &Path, found: &mut usize) {
+        for entry in fs::read_dir(folder).expect("a directory") {
+            let path = entry.expect("readable").path();
+            if path.is_dir() {
+                look(&path, found);
+                continue;
+            }
+            let text = fs::read_to_string(&path).expect("UTF-8");
+            let is_suite = path.ends_with("src/testing.rs");
+            for item in text.split("/// # Panics").skip(1).filter(|_| !is_suite) {
+                let is_code = |line: &&str| !line.trim_start().starts_with("//");
+                let head: Vec<_> = item
+                    .lines()
+                    .skip(1)
+                    .filter(is_code)
+                    .take_while(|l| !l.contains(" fn "))
+                    .collect();
+                let name = item.lines().find(|line| is_code(line) && line.contains("fn "));
+                *found += 1;
+                let shows = head.iter().any(|line| line.trim() == "#[track_caller]");
+                assert!(shows, "{}: no #[track_caller]: {name:?}", path.display());
+            }
+        }
+    }
+    let mut found = 0;
+    look(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../src")), &mut found);
+    assert!(found > 40, "{found}");
+}
