@@ -80,6 +80,7 @@ impl Limits {
     /// # Panics
     /// If there is none or more than eight, if two have the same name or one has none, or if one
     /// has a store: see [`store`](Self::store).
+    #[track_caller]
     pub fn new(limits: impl IntoIterator<Item = Limiter>) -> Self {
         let limits: Vec<_> = limits.into_iter().collect();
         assert!(
@@ -145,6 +146,7 @@ impl Limits {
     /// # Panics
     /// If there is none of this name.
     #[must_use]
+    #[track_caller]
     pub fn of(&self, name: &str) -> &Limiter {
         self.find(name).unwrap_or_else(|| panic!("there is no limit {name:?} in {self:?}"))
     }

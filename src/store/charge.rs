@@ -160,11 +160,13 @@ impl<'a> Charge<'a> {
     ///
     /// # Panics
     /// If there are none.
+    #[track_caller]
     pub fn decide_all(
         charges: &[Self],
         now: u64,
         mut load: impl FnMut(&Account<'a>, &Quota) -> Option<State>,
     ) -> (Decision, Vec<(Account<'a>, &'a Quota, State)>) {
+        assert!(!charges.is_empty(), "several limits are decided over at least one charge");
         let now = instant(now);
         let charges = &charges[..charges.len().min(MAX_LIMITS)];
         let windows: Vec<[Window<'a>; Quotas::MAX]> = charges

@@ -19,7 +19,7 @@ pub(super) struct Check {
     connection: Option<Box<dyn Handle>>,
     shards: Arc<Shards>,
     part: usize,
-    /// Who is asked which shard that is, if a call has failed.
+    /// Answers which shard that is, if a call has failed.
     slots: Option<Slots>,
     /// Since when it is missed, if it is.
     since: u64,

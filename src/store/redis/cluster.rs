@@ -34,7 +34,8 @@ pub(super) async fn connect(client: ClusterClient) -> RedisResult<Connected> {
     Ok(Connected { connection: Box::new(connection), ranges, slots: Some(slots) })
 }
 
-/// The answer of the first node that has one. The library follows redirections, and tells nobody.
+/// The answer of the first node that has one. The library follows redirections, and does not report
+/// them.
 async fn slots(mut connection: ClusterConnection) -> RedisResult<Vec<Range>> {
     let mut slots = redis::cmd("CLUSTER");
     slots.arg("SLOTS");

@@ -144,7 +144,7 @@ impl Upkeep {
         let mut after = None;
         self.current.send_modify(|current| {
             let shards = Arc::new(current.shards.after_moves(ranges, self.now()));
-            // Nobody asks for what has left.
+            // No call goes to a node that has left.
             current.shards.left_by(&shards).for_each(|node| self.breaker.connected(node));
             current.shards = Arc::clone(after.insert(shards));
         });
