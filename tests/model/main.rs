@@ -17,6 +17,7 @@ mod remembered_refusals;
 mod reservations;
 mod several_limits;
 mod several_limits_at_once;
+mod several_references;
 #[path = "../shared.rs"]
 mod shared;
 mod simulated_server;

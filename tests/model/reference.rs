@@ -71,6 +71,7 @@ pub(crate) enum Ask {
 }
 
 /// The counters of one key under one scope.
+#[derive(Clone)]
 pub(crate) struct Model {
     shift: i128,
     counters: Vec<Option<Counter>>,
@@ -349,6 +350,99 @@ impl Model {
     pub(crate) fn reset(&mut self) {
         self.counters.fill(None);
     }
+}
+
+impl Model {
+    /// The windows that would cover a reservation, with whether that is a later one; `None`: it does
+    /// not fit.
+    fn covering(&self, terms: &[Terms], now: i128, cost: i128) -> Option<Vec<(i128, i128, bool)>> {
+        let windows = self.look(terms, now);
+        let each = terms.iter().zip(windows);
+        each.map(|(terms, window)| {
+            let room = terms.limit + terms.max_reserved - window.used;
+            let (start, end) = terms.last_window(window, cost);
+            (terms.limit > 0 && cost <= room).then_some((start, end, start > window.start))
+        })
+        .collect()
+    }
+
+    /// Whether a count ends in this time.
+    pub(crate) fn ends_between(&self, from: i128, to: i128) -> bool {
+        self.counters.iter().flatten().any(|counter| from < counter.until && counter.until <= to)
+    }
+}
+
+/// One limit of a charge of several, with its cost.
+pub(crate) struct Line<'a> {
+    pub(crate) model: &'a mut Model,
+    pub(crate) terms: &'a [Terms],
+    pub(crate) cost: i128,
+}
+
+/// What a decision over several limits tells, and what each limit's does.
+pub(crate) struct Together {
+    pub(crate) allowed: bool,
+    pub(crate) retry_at: Option<i128>,
+    pub(crate) ready_at: Option<i128>,
+    pub(crate) answers: Vec<Answer>,
+    /// Of a charge that passed.
+    pub(crate) taken: Option<Vec<Taken>>,
+}
+
+/// S37, naively: each limit decides on a copy of its counters. These are kept if all of them pass.
+pub(crate) fn together(lines: &mut [Line<'_>], now: i128, ask: Ask) -> Together {
+    let tried: Vec<_> = lines
+        .iter()
+        .map(|Line { model, terms, cost }| {
+            let mut copy = (*model).clone();
+            let (answer, taken) = copy.ask(terms, now, *cost, ask);
+            (copy, answer, taken)
+        })
+        .collect();
+    let ready_at = tried.iter().filter_map(|(_, answer, _)| answer.ready_at).max();
+    let fit = tried.iter().all(|(_, answer, _)| answer.allowed);
+    // S13 over all quotas of all limits: one counts in a window that is over when another covers.
+    let taking = lines.iter().filter(|line| line.cost > 0 && ask == Ask::Reserve);
+    let covering: Option<Vec<_>> =
+        taking.map(|line| line.model.covering(line.terms, now, line.cost)).collect();
+    let covering = covering.map(|lines| lines.concat()).unwrap_or_default();
+    let dues: Vec<_> = covering.iter().filter(|(.., waits)| *waits).map(|(due, ..)| *due).collect();
+    let due = dues.into_iter().max();
+    let late = due.filter(|due| covering.iter().any(|(_, end, _)| end <= due));
+    let allowed = fit && late.is_none();
+    if allowed {
+        let ready_at = ready_at.filter(|_| ask == Ask::Reserve);
+        let (mut answers, mut all_taken) = (vec![], vec![]);
+        for (line, (copy, answer, taken)) in lines.iter_mut().zip(tried) {
+            *line.model = copy;
+            answers.push(answer);
+            all_taken.extend(taken);
+        }
+        let taken = (ask != Ask::Peek).then_some(all_taken);
+        return Together { allowed, retry_at: None, ready_at, answers, taken };
+    }
+    let mut retries = vec![];
+    let answers = lines
+        .iter_mut()
+        .zip(tried)
+        .map(|(line, (_, answer, _))| {
+            // Only what has moved is written (S4).
+            let write = if ask == Ask::Peek { Ask::Peek } else { Ask::Charge };
+            let (look, _) = line.model.ask(line.terms, now, 0, write);
+            if late.is_some() {
+                retries.push(late);
+                look
+            } else if answer.allowed {
+                look
+            } else {
+                retries.push(answer.retry_at);
+                answer
+            }
+        })
+        .collect();
+    let for_good = retries.contains(&None);
+    let retry_at = retries.into_iter().max().flatten().filter(|_| !for_good);
+    Together { allowed, retry_at, ready_at: None, answers, taken: None }
 }
 
 /// FNV-1a, finished by fmix64, over scope and key (S2).

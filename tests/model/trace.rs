@@ -207,7 +207,7 @@ pub(crate) fn set(specs: &[Spec]) -> Option<Quotas> {
     quotas.try_fold(first, |set, quota| set.try_and(quota).ok())
 }
 
-fn terms(spec: &Spec) -> Terms {
+pub(crate) fn terms(spec: &Spec) -> Terms {
     let (limit, more, reserved) = spec.amounts;
     Terms {
         limit: limit.into(),
@@ -374,7 +374,7 @@ pub(crate) fn ms(at: SystemTime) -> i128 {
     }
 }
 
-fn told(decision: &Decision) -> Answer {
+pub(crate) fn told(decision: &Decision) -> Answer {
     let standings = decision.usage();
     let all = |f: fn(&tower_fixed_window::Usage) -> i128| standings.iter().map(f).collect();
     Answer {
