@@ -169,7 +169,7 @@ impl Limits {
         self.limits.iter().position(|limit| limit.scope().name() == name)
     }
 
-    /// Takes the cost of each line, or nothing.
+    /// Takes the cost of each line, or nothing: see the example of [`Line`].
     ///
     /// # Errors
     /// If the store fails, or if the lines name no limit of these, one twice, or none at all.

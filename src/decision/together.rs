@@ -48,6 +48,23 @@ impl Decision {
     }
 
     /// Returns the name and the decision of each limit, if this is one over several limits.
+    ///
+    /// ```
+    /// use tower_fixed_window::testing::block_on;
+    /// use tower_fixed_window::{Limiter, Limits, Line, Quota};
+    ///
+    /// let limits = Limits::new([
+    ///     Limiter::new(Quota::per_minute(600)).name("requests"),
+    ///     Limiter::new(Quota::per_hour(200_000)).name("tokens"),
+    /// ]);
+    /// let lines = [Line::new("requests", "acme", 1), Line::new("tokens", "acme", 60_000)];
+    /// let decision = block_on(limits.check(lines))?;
+    ///
+    /// let left: Vec<_> = decision.limits().map(|(name, of)| (name, of.remaining())).collect();
+    /// assert_eq!(left, [("requests", 599), ("tokens", 140_000)]);
+    /// assert_eq!(decision.governing_limit(), Some("tokens"));
+    /// # Ok::<_, tower_fixed_window::StoreError>(())
+    /// ```
     pub fn limits(&self) -> impl Iterator<Item = (&str, Self)> {
         self.decided().map(|decided| (&*decided.name, decided.decision()))
     }
@@ -68,7 +85,8 @@ impl Decision {
         decided.iter().map_while(Option::as_ref)
     }
 
-    /// Returns the name of the limit that governs, if this is a decision over several limits.
+    /// Returns the name of the limit that governs, if this is a decision over several limits: see
+    /// the example of [`limits`](Self::limits).
     pub fn governing_limit(&self) -> Option<&str> {
         match self.all.as_deref() {
             Some(All::Limits(limits)) => Some(&limits.governing().name),
