@@ -54,7 +54,7 @@ use failure::ended;
 use handle::Source;
 use runtimes::Runtimes;
 use script::Answer;
-use settings::{NEVER, config, lasting};
+use settings::{NEVER, lasting, open};
 use waiting::{Outcome, Waiting};
 
 /// The default deadline of a call.
@@ -184,7 +184,7 @@ impl RedisStore {
                 if tls::is_spoken_by(&client) {
                     tls::provide();
                 }
-                client.get_multiplexed_async_connection_with_config(&config()).await
+                open(&client).await
             }
         }))
     }

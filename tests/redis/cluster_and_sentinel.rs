@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use redis::cluster::ClusterClient;
-use redis::sentinel::{SentinelClient, SentinelServerType};
-use redis::{Client, TlsCertificates};
+use redis::sentinel::{SentinelClient, SentinelClientBuilder, SentinelServerType};
+use redis::{Client, IntoConnectionInfo, TlsCertificates};
 use tower_fixed_window::store::RedisStore;
 use tower_fixed_window::{Limiter, Quota};
 
@@ -266,15 +266,26 @@ async fn a_tls_server_is_used_only_if_its_certificate_is_trusted() {
     );
 }
 
+/// What the guide says that a user needs, from here up to the end of the code.
+fn documented(begins: &str) -> String {
+    let guide = include_str!("../../docs/many-nodes.md");
+    let from = guide.find(begins).expect("it is documented");
+    let rights = guide[from..].split('`').next().expect("it ends");
+    rights.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// A user with a password who may do this, and nothing else.
+fn add_user(server: &Server, rights: &str) {
+    let mut command = vec!["ACL", "SETUSER", "limiter", "reset", "on", ">secret"];
+    command.extend(rights.split_whitespace());
+    server.ask::<String>(&command);
+}
+
 /// The least that the store needs.
 #[tokio::test]
 async fn the_documented_acl_rights_are_enough() {
     let Some(server) = Server::start() else { return };
-    let rights = "on >secret resetkeys ~tfw1:* nocommands +evalsha +script|load +time +hincrby +hmget \
-                  +hset +pexpiretime +pexpireat +del";
-    let mut command = vec!["ACL", "SETUSER", "limiter"];
-    command.extend(rights.split_whitespace());
-    server.ask::<String>(&command);
+    add_user(&server, &documented("~tfw1:*"));
     server.ask::<String>(&["ACL", "SETUSER", "default", "resetpass", "off"]);
     let url = |password| format!("redis://limiter:{password}@127.0.0.1:{}/", server.port);
     let limiter = |password| {
@@ -292,4 +303,24 @@ async fn the_documented_acl_rights_are_enough() {
     right.reset("ann").await.expect("it may");
     let error = limiter("wrong").check("ann").await.expect_err("another password");
     assert_eq!(error.to_string(), "Redis refused the password");
+}
+
+/// On the master, and on the Sentinels.
+#[tokio::test]
+async fn the_documented_acl_rights_are_enough_with_sentinel() {
+    let Some(watched) = watched() else { return };
+    let (master, sentinel) = (documented("~tfw1:*"), documented("+sentinel|masters"));
+    add_user(&watched.master, &format!("{master} {}", documented("+role")));
+    add_user(&watched.sentinel, &sentinel);
+    let store = RedisStore::sentinel([watched.sentinel.url()], |url| {
+        let sentinel = url.into_connection_info()?.addr().clone();
+        SentinelClientBuilder::new([sentinel], "mymaster", SentinelServerType::Master)?
+            .set_client_to_sentinel_username("limiter")
+            .set_client_to_sentinel_password("secret")
+            .set_client_to_redis_username("limiter")
+            .set_client_to_redis_password("secret")
+            .build()
+    });
+    let store = store.expect("an address").deadline(Duration::from_secs(5));
+    store.ping().await.expect("it may");
 }

@@ -586,3 +586,14 @@ async fn a_connect_closure_that_panics_is_not_called_in_a_circle() {
         assert!(start.elapsed() < Duration::from_secs(5), "it connects");
     }
 }
+
+#[tokio::test]
+async fn a_server_without_room_for_another_client_is_named_in_the_error() {
+    let Some(server) = Server::start() else { return };
+    let asker = redis::Client::open(server.url()).expect("an address");
+    let mut asker = asker.get_connection().expect("it connects");
+    redis::cmd("CONFIG").arg(&["SET", "maxclients", "1"]).exec(&mut asker).expect("it can be set");
+    let store = RedisStore::new(server.url()).expect("an address");
+    let error = store.ping().await.expect_err("there is no room");
+    assert_eq!(error.to_string(), "Redis has as many clients as its maxclients allows (ERR)");
+}

@@ -135,6 +135,53 @@ async fn layers_on_one_store_share_remembered_refusals() {
     assert_eq!((status(&one).await, status(&one).await), (200, 429));
 }
 
+/// The outer layer takes a token, and gives it back when the inner one has refused.
+#[tokio::test]
+async fn a_request_that_an_inner_layer_refuses_causes_two_calls_of_the_outer_one() {
+    use tower::{Layer, ServiceExt, service_fn};
+    use tower_fixed_window::key::global;
+
+    let Some(server) = Server::start() else { return };
+    let store = RedisStore::new(server.url()).expect("an address");
+    let layer = |name, limit| {
+        FixedWindowLayer::new(Quota::new(limit, MAX_WINDOW))
+            .name(name)
+            .key(global())
+            .store(store.clone())
+            .reject(EmptyBody)
+    };
+    let service = layer("inner", 1).layer(service_fn(async |_: http::Request<()>| {
+        Ok::<_, std::convert::Infallible>(http::Response::new(()))
+    }));
+    let service = layer("outer", 1_000).layer(service);
+    let status = async || {
+        let response = service.clone().oneshot(http::Request::new(())).await;
+        response.expect("infallible").status().as_u16()
+    };
+    let count = || {
+        let keys: Vec<String> = server.ask(&["KEYS", "tfw1:{outer:*"]);
+        server.ask::<Vec<String>>(&["HVALS", &keys[0]])
+    };
+    assert_eq!(status().await, 200);
+    let once = count();
+    let refused = async || {
+        assert_eq!(status().await, 429);
+        let refunded = async {
+            while count() != once {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(10), refunded).await.expect("a refund");
+    };
+    // The inner layer asks, too, and remembers the answer.
+    refused().await;
+    let before = scripts(&server);
+    for _ in 0..10 {
+        refused().await;
+    }
+    assert_eq!(scripts(&server) - before, 20);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn leases_serve_many_requests_of_a_hot_key_with_one_call() {
     let Some(server) = Server::start() else { return };

@@ -11,6 +11,9 @@ use super::super::error::StoreError;
 #[cfg(feature = "redis-tls")]
 use super::tls;
 
+/// What Redis says to one more client.
+const FULL: &str = "max number of clients reached";
+
 pub(super) fn runtime() -> Result<Handle, StoreError> {
     Handle::try_current().map_err(|_| StoreError::new("Redis is called outside of a tokio runtime"))
 }
@@ -34,6 +37,7 @@ pub(super) fn failed(error: RedisError) -> StoreError {
         || error.detail().is_some_and(|detail| detail.contains("hash value is not an integer"));
     let what = match error.kind() {
         _ if of_key => "Redis has another value for this key",
+        _ if error.detail() == Some(FULL) => "Redis has as many clients as its maxclients allows",
         ErrorKind::Server(ServerErrorKind::ReadOnly | ServerErrorKind::MasterDown) => {
             "Redis is a replica here"
         }

@@ -5,7 +5,7 @@ use redis::sentinel::SentinelClient;
 use redis::{ErrorKind, RedisError, RedisResult};
 use tokio::task::JoinSet;
 
-use super::settings::{config, lasting};
+use super::settings::{lasting, open};
 
 /// Asks all of them at once. The first master that can be reached is taken.
 pub(super) async fn connect(
@@ -15,7 +15,7 @@ pub(super) async fn connect(
     for client in clients {
         asked.spawn(async move {
             let master = lasting(&client?.async_get_client().await?)?;
-            master.get_multiplexed_async_connection_with_config(&config()).await
+            open(&master).await
         });
     }
     let mut error = RedisError::from((ErrorKind::EmptySentinelList, "there is no Sentinel"));

@@ -1,9 +1,12 @@
-//! What is set on the library's connections.
+//! Connections of the library, and what is set on them.
 
 use std::time::Duration;
 
+use redis::aio::MultiplexedConnection;
 use redis::io::tcp::socket2::TcpKeepalive;
-use redis::{AsyncConnectionConfig, Client, RedisResult};
+use redis::{AsyncConnectionConfig, Client, ConnectionAddr, RedisError, RedisResult};
+use tokio::net::TcpStream;
+use tokio::time::{Instant, timeout};
 
 /// What stands for a deadline that is too far away to be an instant.
 pub(super) const NEVER: Duration = Duration::from_secs(30 * 365 * 86_400);
@@ -12,8 +15,34 @@ const KEEPALIVE: Duration = Duration::from_secs(30);
 /// Calls that a connection holds before the next one has to wait for its turn.
 const PIPELINE: usize = 1_024;
 
+/// A server that can be reached says at once why it closes a connection.
+const LISTEN: Duration = Duration::from_millis(10);
+
+pub(super) async fn open(client: &Client) -> RedisResult<MultiplexedConnection> {
+    let start = Instant::now();
+    match client.get_multiplexed_async_connection_with_config(&config()).await {
+        Err(error) if error.is_connection_dropped() => {
+            let patience = start.elapsed().max(LISTEN);
+            let refusal = timeout(patience, refusal(client)).await.ok().flatten();
+            Err(refusal.unwrap_or(error))
+        }
+        opened => opened,
+    }
+}
+
+/// What a server says before it has been asked. With `maxclients` connections it refuses others so,
+/// which the library takes for the answer to what it has sent.
+async fn refusal(client: &Client) -> Option<RedisError> {
+    let ConnectionAddr::Tcp(host, port) = client.get_connection_info().addr() else { return None };
+    let stream = TcpStream::connect((host.as_str(), *port)).await.ok()?;
+    stream.readable().await.ok()?;
+    let mut said = [0; 256];
+    let read = stream.try_read(&mut said).ok()?;
+    redis::parse_redis_value(&said[..read]).and_then(|value| value.extract_error()).err()
+}
+
 /// Deadlines are the store's own and the link's.
-pub(super) fn config() -> AsyncConnectionConfig {
+fn config() -> AsyncConnectionConfig {
     AsyncConnectionConfig::new()
         .set_connection_timeout(None)
         .set_response_timeout(None)
