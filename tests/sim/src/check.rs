@@ -7,7 +7,7 @@ use std::time::UNIX_EPOCH;
 use tower_fixed_window::{Decision, Key, OnStoreFailure};
 
 use crate::history::Event;
-use crate::plan::{Ask, Door, Kind, Plan, What};
+use crate::plan::{Ask, Door, Fault, Kind, Plan, What};
 use crate::run::{Run, SCOPE};
 use crate::server::Fields;
 
@@ -103,6 +103,8 @@ struct Check<'a> {
     settled: i64,
     over: i64,
     losses: Vec<i64>,
+    /// When connections of a node, or of all, were closed.
+    cuts: Vec<(i64, Option<usize>)>,
     /// By the key as Redis has it.
     keys: BTreeMap<Vec<u8>, Key>,
     /// By how much each node has changed the count of a window.
@@ -121,6 +123,7 @@ impl<'a> Check<'a> {
             settled: i64::MAX,
             over: i64::MAX,
             losses: Vec::new(),
+            cuts: Vec::new(),
             keys: BTreeMap::new(),
             changes: BTreeMap::new(),
             resets: Vec::new(),
@@ -181,6 +184,7 @@ impl<'a> Check<'a> {
                 return;
             }
             Event::Lost => return self.losses.push(at),
+            Event::Fault(Fault::Close { node, .. }) => return self.cuts.push((at, *node)),
             Event::Settled => return self.settled = at,
             Event::Over => return self.over = at,
             _ => return,
@@ -214,6 +218,16 @@ impl<'a> Check<'a> {
     /// The servers' clock in microseconds at an instant of the history.
     fn clock(&self, at: i64) -> i64 {
         self.plan.epoch + at
+    }
+
+    /// Whether it was in flight when a connection of its node was closed, or until its node knew.
+    fn was_cut(&self, request: &Request<'_>) -> bool {
+        let way = (self.plan.delay + self.plan.jitter) as i64 * 1_000 + TICK;
+        self.cuts.iter().any(|&(at, node)| {
+            node.is_none_or(|node| node == request.node)
+                && request.asked <= at + way
+                && request.ended.is_none_or(|ended| ended >= at)
+        })
     }
 
     /// What can be said of a request by itself.
@@ -300,6 +314,7 @@ impl<'a> Check<'a> {
                     Kind::Healthy if started => find("healthy", how),
                     Kind::Idle if started => find("idle", how),
                     Kind::Poisoned if started => find("one key", how),
+                    Kind::Cut if started && !self.was_cut(request) => find("cut", how),
                     Kind::Stormy if request.asked >= self.settled => find("joined", how),
                     _ => {}
                 }

@@ -14,6 +14,8 @@ pub enum Kind {
     Idle,
     /// Nothing goes wrong, but one key holds somebody else's value.
     Poisoned,
+    /// Connections are closed now and then, of a node or of all, and the server is well.
+    Cut,
     Stormy,
 }
 
@@ -169,6 +171,7 @@ impl Plan {
             0..12 => Kind::Healthy,
             12..27 => Kind::Idle,
             27..32 => Kind::Poisoned,
+            32..42 => Kind::Cut,
             _ => Kind::Stormy,
         };
         let calm = kind != Kind::Stormy;
@@ -179,7 +182,8 @@ impl Plan {
         let shortest = shortest.expect("there is a node");
         // To connect and to bring the scripts takes up to seven round trips, and some more to find out that
         // it has to be done.
-        let most = if kind == Kind::Idle { shortest / 40 } else { shortest / 20 };
+        let reconnects = matches!(kind, Kind::Idle | Kind::Cut);
+        let most = if reconnects { shortest / 40 } else { shortest / 20 };
         let delay = rng.u64(0..=most);
         let jitter = rng.u64(0..=(most - delay).min(delay));
         let keys = rng.usize(1..=3);
@@ -192,12 +196,21 @@ impl Plan {
             _ => (None, None),
         };
         // A connection that is made anew at any time has to be made within a deadline.
-        let lasts = closes_idle.is_none() && forgets_idle.is_none();
+        let lasts = kind != Kind::Cut && closes_idle.is_none() && forgets_idle.is_none();
         let mut faults = Vec::new();
         if kind == Kind::Stormy {
             for _ in 0..rng.usize(1..=6) {
                 let at = rng.u64(500..heals - 500);
                 faults.push((ms(at), fault(rng, nodes.len(), heals - at)));
+            }
+        }
+        if kind == Kind::Cut {
+            // One after the other: a request waits for a connection within its deadline.
+            let mut at = rng.u64(500..2_000);
+            while at < heals {
+                let node = maybe(rng, 30, |rng| rng.usize(..nodes.len()));
+                faults.push((ms(at), Fault::Close { node, answers: rng.bool() }));
+                at += rng.u64(1_100..3_000);
             }
         }
         if kind == Kind::Poisoned {
@@ -276,7 +289,12 @@ fn node(rng: &mut Rng, kind: Kind, leases: u64) -> Node {
             Kind::Idle => rng.u64(500..3_000),
             _ => one(rng, &[20, 50, 100, 100, 300]),
         },
-        crowd: if kind == Kind::Idle { 1_000 } else { one(rng, &[20, 60, 1_000]) },
+        crowd: match kind {
+            Kind::Idle => 1_000,
+            // Some are in flight whenever a connection is closed.
+            Kind::Cut => one(rng, &[2, 5, 60]),
+            _ => one(rng, &[20, 60, 1_000]),
+        },
         patience: maybe(rng, if kind == Kind::Idle { 0 } else { 30 }, |rng| rng.u64(0..200).max(1)),
         all_impatient: rng.bool(),
         lazy: maybe(rng, if stormy { 10 } else { 0 }, |rng| rng.u64(1..500)),
