@@ -102,12 +102,12 @@ impl Check {
         let mut _work = None;
         if answer != Some(true) {
             let Some(upkeep) = upkeep.upgrade() else { return };
-            if upkeep.connect.is_none() && answer.is_some() {
+            if upkeep.source.connect.is_none() && answer.is_some() {
                 // Calls are to say what is wrong with it.
                 return upkeep.well(&shards, part);
             }
             shards.health(part).lose_once(since);
-            match upkeep.connect {
+            match upkeep.source.connect {
                 Some(_) => renew(&upkeep),
                 None => _work = Work::begin(&upkeep),
             }

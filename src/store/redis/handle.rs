@@ -3,11 +3,15 @@
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Poll;
+use std::time::Duration;
 
 use redis::aio::ConnectionLike;
 use redis::{Cmd, ErrorKind, RedisError, RedisResult, ServerErrorKind};
+use tokio::time::Instant;
 
+use super::super::breaker::Breaker;
 use super::shards::Range;
 
 /// A connection, and what parts of the keys it leads to if that is a cluster.
@@ -29,11 +33,21 @@ pub(super) struct Source {
     pub(super) given: Option<Box<dyn Handle>>,
     pub(super) connect: Option<Connect>,
     pub(super) sharded: bool,
+    /// Hears of calls that fail, and of parts that nothing can be sent to.
+    pub(super) breaker: Breaker,
+    since: Instant,
+    /// When any runtime had an answer, in milliseconds since then.
+    heard: AtomicU64,
 }
 
 impl Source {
+    fn new(given: Option<Box<dyn Handle>>, connect: Option<Connect>, sharded: bool) -> Self {
+        let (breaker, since, heard) = (Breaker::default(), Instant::now(), AtomicU64::new(0));
+        Self { given, connect, sharded, breaker, since, heard }
+    }
+
     pub(super) fn given(connection: impl Handle) -> Self {
-        Self { given: Some(Box::new(connection)), connect: None, sharded: false }
+        Self::new(Some(Box::new(connection)), None, false)
     }
 
     pub(super) fn connecting<F, R, C>(connect: F) -> Self
@@ -49,7 +63,7 @@ impl Source {
                 Ok(Connected { connection, ranges: Vec::new(), slots: None })
             })
         });
-        Self { given: None, connect: Some(connect), sharded: false }
+        Self::new(None, Some(connect), false)
     }
 
     /// The same for a cluster, whose shards fail each by itself.
@@ -60,7 +74,27 @@ impl Source {
         R: Future<Output = RedisResult<Connected>> + Send + 'static,
     {
         let connect: Connect = Arc::new(move || Box::pin(connect()));
-        Self { given: None, connect: Some(connect), sharded: true }
+        Self::new(None, Some(connect), true)
+    }
+
+    pub(super) fn now(&self) -> u64 {
+        self.since.elapsed().as_millis() as u64
+    }
+
+    pub(super) fn instant(&self, ms: u64) -> Instant {
+        self.since + Duration::from_millis(ms)
+    }
+
+    pub(super) fn hear(&self, now: u64) {
+        self.heard.store(now, Ordering::Relaxed);
+    }
+
+    /// A runtime can't send anything to a part. If another one can, the store has not failed.
+    /// Shards answer each by itself.
+    pub(super) fn cut_off(&self, node: u64, lost: u64) {
+        if self.sharded || self.heard.load(Ordering::Relaxed) <= lost {
+            self.breaker.cut_off(node);
+        }
     }
 }
 

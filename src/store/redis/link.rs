@@ -56,8 +56,8 @@ enum Loss<'a> {
 
 impl Link {
     /// Of the current runtime.
-    pub(super) fn new(source: &Source, breaker: Breaker) -> Self {
-        let upkeep = Arc::new(Upkeep::new(source, breaker));
+    pub(super) fn new(source: &Arc<Source>) -> Self {
+        let upkeep = Arc::new(Upkeep::new(source));
         renew(&upkeep);
         Self { upkeep, key: None }
     }
@@ -70,21 +70,24 @@ impl Link {
 
     /// The same link, for calls to the shard of a key.
     pub(super) fn of(&self, key: &[u8]) -> Self {
-        Self { upkeep: Arc::clone(&self.upkeep), key: self.upkeep.sharded.then(|| key.into()) }
+        Self {
+            upkeep: Arc::clone(&self.upkeep),
+            key: self.upkeep.source.sharded.then(|| key.into()),
+        }
     }
 
     /// Hears of calls that fail.
     pub(super) fn breaker(&self) -> &Breaker {
-        &self.upkeep.breaker
+        &self.upkeep.source.breaker
     }
 
     pub(super) fn is_sharded(&self) -> bool {
-        self.upkeep.sharded
+        self.upkeep.source.sharded
     }
 
     /// What fails together with this key: its shard, by the address of its server.
     pub(super) fn domain(&self, key: impl FnOnce() -> String) -> u64 {
-        if !self.upkeep.sharded {
+        if !self.upkeep.source.sharded {
             return 0;
         }
         let shards = Arc::clone(&self.upkeep.current.borrow().shards);
@@ -151,7 +154,7 @@ impl Link {
             // No caller has asked for a while: this one may wait again.
             health.lose(now);
             match current.connection.as_ref() {
-                Some(_) if upkeep.connect.is_none() => {
+                Some(_) if upkeep.source.connect.is_none() => {
                     let check = self.check(&current, part);
                     drop(current);
                     health.checked_until(check.ends());
@@ -173,7 +176,7 @@ impl Link {
             return Ok(Look::Wait(upkeep.instant(until)));
         }
         if failed || upkeep.is_longest(patience) {
-            upkeep.breaker.cut_off(shards.node(part));
+            upkeep.source.cut_off(shards.node(part), health.lost());
         }
         let silent = || (ErrorKind::Io, "the server does not answer").into();
         Err(current.error.clone().unwrap_or_else(silent))
@@ -196,7 +199,7 @@ impl Link {
             // If something was heard since it was sent, only this one was late.
             None if health.heard() <= *at => self.lost(*made, shards, *part, *at, Loss::Silent),
             // Or another shard has answered, if slots have moved.
-            None if self.upkeep.sharded && health.checked_by() <= now => {
+            None if self.upkeep.source.sharded && health.checked_by() <= now => {
                 self.check_after_failure(health, *part, *at);
             }
             None => {}
@@ -206,7 +209,7 @@ impl Link {
     /// Where calls of this kind are sent by now: slots may have moved.
     fn place(&self, over: &Connection) -> (Arc<Shards>, usize) {
         let current = self.upkeep.current.borrow();
-        if self.upkeep.sharded && current.made == over.made {
+        if self.upkeep.source.sharded && current.made == over.made {
             let part = current.shards.of(self.key.as_deref());
             return (Arc::clone(&current.shards), part);
         }
@@ -284,7 +287,9 @@ impl Connection {
         let (answer, unsent) = noting_unsent(self.connection.req_packed_command(cmd)).await;
         if answer.is_ok() {
             upkeep.took(start.elapsed());
-            health.hear(upkeep.now(), false);
+            let now = upkeep.now();
+            health.hear(now, false);
+            upkeep.source.hear(now);
         }
         self.unsent = unsent;
         answer
@@ -293,18 +298,18 @@ impl Connection {
     /// Whether the last command was not sent because the connection had ended, and there may be
     /// another one.
     pub(super) fn had_ended(&self) -> bool {
-        self.unsent && self.link.upkeep.connect.is_some()
+        self.unsent && self.link.upkeep.source.connect.is_some()
     }
 
     /// The same where all that was sent has changed nothing.
     pub(super) fn has_ended(&mut self, error: &RedisError) -> bool {
-        self.unsent |= has_ended(error) && !self.link.upkeep.sharded;
+        self.unsent |= has_ended(error) && !self.link.upkeep.source.sharded;
         self.had_ended()
     }
 
     /// Whether another one may lead to the master if this one leads to a replica.
     pub(super) fn is_replaceable(&self) -> bool {
-        self.link.upkeep.connect.is_some() && !self.hopeless
+        self.link.upkeep.source.connect.is_some() && !self.hopeless
     }
 
     /// Another one is needed.

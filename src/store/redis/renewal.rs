@@ -25,7 +25,7 @@ const WANTED: Duration = Duration::from_secs(1);
 
 /// Makes connections until one is good, unless a task does so already.
 pub(super) fn renew(upkeep: &Arc<Upkeep>) {
-    if upkeep.connect.is_none() {
+    if upkeep.source.connect.is_none() {
         return;
     }
     upkeep.ask(upkeep.now());
@@ -135,7 +135,7 @@ impl Renewal {
             let in_vain = current.made > 0 && !current.shards.is_proved();
             current.in_vain = if in_vain { current.in_vain + 1 } else { 0 };
             (current.connection, current.slots) = (Some(connection), slots);
-            shards.well().for_each(|node| upkeep.breaker.connected(node));
+            shards.well().for_each(|node| upkeep.source.breaker.connected(node));
             current.shards = Arc::new(shards);
             current.made += 1;
             current.at = at;
@@ -163,7 +163,7 @@ async fn find(upkeep: Weak<Upkeep>) -> RedisResult<Found> {
     let start = Instant::now();
     let gone = || RedisError::from((ErrorKind::Io, "the store is gone"));
     // The app's closure may panic before it returns a future.
-    let connect = |upkeep: Arc<Upkeep>| Some(upkeep.connect.as_ref()?());
+    let connect = |upkeep: Arc<Upkeep>| Some(upkeep.source.connect.as_ref()?());
     let connecting = upkeep.upgrade().and_then(connect).ok_or_else(gone)?;
     let Connected { mut connection, ranges, slots } = connecting.await?;
     let took = start.elapsed();

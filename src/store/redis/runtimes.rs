@@ -18,8 +18,7 @@ use super::link::Link;
 pub(super) struct Runtimes(Arc<Shared>);
 
 struct Shared {
-    source: Source,
-    breaker: Breaker,
+    source: Arc<Source>,
     homes: Mutex<HashMap<Id, Home>>,
 }
 
@@ -33,20 +32,20 @@ pub(super) struct Home {
 impl Runtimes {
     /// Connects at once, if there is a runtime.
     pub(super) fn new(source: Source) -> Self {
-        let (breaker, homes) = (Breaker::default(), Mutex::default());
-        let this = Self(Arc::new(Shared { source, breaker, homes }));
+        let (source, homes) = (Arc::new(source), Mutex::default());
+        let this = Self(Arc::new(Shared { source, homes }));
         let _ = this.here();
         this
     }
 
     /// What the current runtime has.
     pub(super) fn here(&self) -> Result<Home, StoreError> {
-        let (runtime, Shared { source, breaker, .. }) = (runtime()?, &*self.0);
+        let runtime = runtime()?;
         let mut homes = self.0.homes();
         if let Some(home) = homes.get(&runtime.id()) {
             return Ok(home.clone());
         }
-        let link = Link::new(source, breaker.clone());
+        let link = Link::new(&self.0.source);
         let home = Home { gather: Gather::new(link.clone(), runtime.clone()), link };
         homes.insert(runtime.id(), home.clone());
         drop(homes);
@@ -60,7 +59,7 @@ impl Runtimes {
     }
 
     pub(super) fn breaker(&self) -> &Breaker {
-        &self.0.breaker
+        &self.0.source.breaker
     }
 
     /// What fails together with this key.

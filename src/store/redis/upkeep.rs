@@ -9,8 +9,7 @@ use redis::RedisError;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::super::breaker::Breaker;
-use super::handle::{Connect, Handle, Slots, Source};
+use super::handle::{Handle, Slots, Source};
 use super::shards::{Range, Shards};
 
 /// How long an idle connection has to answer before another one is made beside it: two round trips,
@@ -25,14 +24,9 @@ pub(super) const PAUSE: Duration = Duration::from_millis(250);
 pub(super) const LATE: Duration = Duration::from_millis(100);
 
 pub(super) struct Upkeep {
-    /// `None`: the connection keeps itself up.
-    pub(super) connect: Option<Connect>,
-    pub(super) sharded: bool,
-    /// Hears of parts that nothing can be sent to.
-    pub(super) breaker: Breaker,
+    pub(super) source: Arc<Source>,
     pub(super) current: watch::Sender<Current>,
-    since: Instant,
-    /// When a caller found no connection, in milliseconds since `since`.
+    /// When a caller found no connection, in milliseconds of the source's clock.
     asked: AtomicU64,
     /// The longest that a caller waits, in milliseconds.
     longest: AtomicU64,
@@ -68,14 +62,19 @@ impl Current {
 }
 
 impl Upkeep {
-    pub(super) fn new(source: &Source, breaker: Breaker) -> Self {
-        let now = Instant::now();
+    pub(super) fn new(source: &Arc<Source>) -> Self {
+        let now = source.now();
+        let shards = Shards::new(Vec::new(), now);
+        let connection = source.given.as_ref().map(|connection| connection.boxed());
+        if connection.is_none() {
+            shards.health(0).lose(now);
+        }
         let current = Current {
-            connection: source.given.as_ref().map(|connection| connection.boxed()),
-            shards: Arc::new(Shards::new(Vec::new(), 0)),
+            connection,
+            shards: Arc::new(shards),
             slots: None,
             made: 0,
-            at: now,
+            at: Instant::now(),
             after_replica: false,
             error: None,
             attempts: 0,
@@ -83,11 +82,8 @@ impl Upkeep {
             at_work: false,
         };
         Self {
-            connect: source.connect.clone(),
-            sharded: source.sharded,
-            breaker,
+            source: Arc::clone(source),
             current: watch::Sender::new(current),
-            since: now,
             asked: AtomicU64::new(0),
             longest: AtomicU64::new(0),
             round_trip: AtomicU64::new(0),
@@ -110,11 +106,11 @@ impl Upkeep {
     }
 
     pub(super) fn now(&self) -> u64 {
-        self.since.elapsed().as_millis() as u64
+        self.source.now()
     }
 
     pub(super) fn instant(&self, ms: u64) -> Instant {
-        self.since + Duration::from_millis(ms)
+        self.source.instant(ms)
     }
 
     pub(super) fn grace(&self) -> Duration {
@@ -135,7 +131,8 @@ impl Upkeep {
     /// It has answered. Why others could not be made says nothing of it.
     pub(super) fn well(&self, shards: &Shards, part: usize) {
         shards.health(part).recover(self.now());
-        self.breaker.connected(shards.node(part));
+        self.source.hear(self.now());
+        self.source.breaker.connected(shards.node(part));
         self.current.send_modify(|current| current.error = None);
     }
 
@@ -145,7 +142,7 @@ impl Upkeep {
         self.current.send_modify(|current| {
             let shards = Arc::new(current.shards.after_moves(ranges, self.now()));
             // No call goes to a node that has left.
-            current.shards.left_by(&shards).for_each(|node| self.breaker.connected(node));
+            current.shards.left_by(&shards).for_each(|node| self.source.breaker.connected(node));
             current.shards = Arc::clone(after.insert(shards));
         });
         after.expect("it was set")
@@ -154,7 +151,7 @@ impl Upkeep {
     /// A shard is not the one that was missed.
     pub(super) fn acquit(&self, shards: &Shards, part: usize) {
         shards.health(part).acquit();
-        self.breaker.connected(shards.node(part));
+        self.source.breaker.connected(shards.node(part));
         self.current.send_modify(|_| {});
     }
 
