@@ -25,37 +25,21 @@ use crate::decision::Decision;
 use crate::key::Key;
 use crate::quota::{Quota, Quotas};
 
-mod calendars;
-mod call;
-mod check;
-#[cfg(feature = "redis-cluster")]
-mod cluster;
-mod command;
-mod failure;
-mod gather;
-mod handle;
+mod calls;
+mod connect;
 mod link;
-mod queue;
-mod renewal;
-mod runtimes;
 mod script;
-#[cfg(feature = "redis-sentinel")]
-mod sentinel;
-mod settings;
-mod shards;
-#[cfg(feature = "redis-tls")]
-mod tls;
-mod upkeep;
-mod waiting;
 
-use call::Call;
-use command::Commands;
-use failure::ended;
-use handle::Source;
-use runtimes::Runtimes;
-use script::Answer;
-use settings::{NEVER, lasting, open};
-use waiting::{Outcome, Waiting};
+use calls::{Call, Outcome, Runtimes, Waiting, ended};
+#[cfg(feature = "redis-cluster")]
+use connect::cluster;
+#[cfg(feature = "redis-sentinel")]
+use connect::sentinel;
+use connect::settings::{NEVER, lasting, open};
+#[cfg(feature = "redis-tls")]
+use connect::tls;
+use link::Source;
+use script::{Answer, Commands};
 
 /// The default deadline of a call.
 const DEADLINE: Duration = Duration::from_millis(250);

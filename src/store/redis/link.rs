@@ -18,13 +18,22 @@ use redis::{Cmd, ErrorKind, Pipeline, RedisError, RedisFuture, RedisResult, Valu
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 
-use super::super::breaker::Breaker;
-use super::check::Check;
-use super::handle::{Handle, Source, is_of_replica, leads_nowhere};
-use super::renewal::renew;
-use super::settings::NEVER;
-use super::shards::{Health, Shards};
-use super::upkeep::{Current, PAUSE, Upkeep};
+use super::connect::settings::NEVER;
+use crate::store::breaker::Breaker;
+
+mod check;
+mod handle;
+mod renewal;
+mod shards;
+mod upkeep;
+
+use check::Check;
+pub(super) use handle::{Connected, Slots, Source, is_of_replica};
+use handle::{Handle, leads_nowhere};
+use renewal::renew;
+pub(super) use shards::Range;
+use shards::{Health, Shards};
+use upkeep::{Current, PAUSE, Upkeep};
 
 /// A connection that was silent for so long is tried before it is used.
 const IDLE: Duration = Duration::from_secs(1);

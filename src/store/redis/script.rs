@@ -7,10 +7,15 @@ use redis::{
     ServerErrorKind, Value,
 };
 
-use super::super::charge::Charge;
 use crate::decision::Decision;
 use crate::quota::{Anchor, Quotas, Span};
+use crate::store::charge::Charge;
 use crate::window::{State, Window};
+
+mod calendars;
+mod command;
+
+pub(super) use command::Commands;
 
 /// Kinds of decisions among which one of the same kind is looked for.
 const RECENT: usize = 16;
@@ -20,11 +25,11 @@ pub(super) const LOADS: usize = 3;
 
 /// `window.rs`, in Lua, for one decision.
 pub(super) static ONE: LazyLock<Script> =
-    LazyLock::new(|| Script::new(&with_window(include_str!("one.lua"))));
+    LazyLock::new(|| Script::new(&with_window(include_str!("script/one.lua"))));
 
 /// The same for several, one after the other.
 pub(super) static MANY: LazyLock<Script> =
-    LazyLock::new(|| Script::new(&with_window(include_str!("many.lua"))));
+    LazyLock::new(|| Script::new(&with_window(include_str!("script/many.lua"))));
 
 /// Whether a call was refused, and nothing done, because its script has to be loaded.
 pub(super) fn is_missing(error: &RedisError) -> bool {
@@ -32,8 +37,8 @@ pub(super) fn is_missing(error: &RedisError) -> bool {
 }
 
 fn with_window(script: &str) -> String {
-    let script = script.replace("--[[ plain.lua ]]", include_str!("plain.lua"));
-    script.replace("--[[ window.lua ]]", include_str!("window.lua"))
+    let script = script.replace("--[[ plain.lua ]]", include_str!("script/plain.lua"));
+    script.replace("--[[ window.lua ]]", include_str!("script/window.lua"))
 }
 
 /// The beginning of a call of [`ONE`]; what follows are its arguments.

@@ -8,7 +8,7 @@ use tokio::task::JoinSet;
 use super::settings::{lasting, open};
 
 /// Asks all of them at once. The first master that can be reached is taken.
-pub(super) async fn connect(
+pub(crate) async fn connect(
     clients: Vec<RedisResult<SentinelClient>>,
 ) -> RedisResult<MultiplexedConnection> {
     let mut asked = JoinSet::new();

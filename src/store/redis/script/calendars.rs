@@ -4,9 +4,9 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::super::account::instant;
 use crate::clock::{Clock, SystemClock};
 use crate::quota::{Boundaries, Calendar, Quota};
+use crate::store::account::instant;
 
 /// Boundaries that are kept, each worked out once for a window. Past that they are worked out anew.
 const KEPT: usize = 4_096;

@@ -13,12 +13,12 @@ use tokio::runtime::Handle;
 use tokio::task::yield_now;
 use tokio::time::{Instant, timeout_at};
 
-use super::super::error::StoreError;
+use super::super::link::Link;
 use super::call::Call;
 use super::failure::{ended, late, unsent};
-use super::link::Link;
 use super::queue::{Leave, Queue};
 use super::waiting::{Outcome, Waiting};
+use crate::store::error::StoreError;
 
 /// How often the task that leaves lets others run before. tokio comes back after some sixty tasks,
 /// and callers that were answered are to have the chance to ask again.
@@ -26,7 +26,7 @@ const YIELDS: usize = 3;
 
 /// Where the decisions of a runtime for one server gather; clones share it.
 #[derive(Clone)]
-pub(super) struct Gather(Arc<Server>);
+pub(crate) struct Gather(Arc<Server>);
 
 struct Server {
     link: Link,
@@ -37,18 +37,18 @@ struct Server {
 }
 
 impl Gather {
-    pub(super) fn new(link: Link, runtime: Handle) -> Self {
+    pub(crate) fn new(link: Link, runtime: Handle) -> Self {
         let apart = AtomicBool::new(false);
         Self(Arc::new(Server { link, runtime, queue: Mutex::default(), apart }))
     }
 
     /// Whether calls can't be shared here.
-    pub(super) fn is_apart(&self) -> bool {
+    pub(crate) fn is_apart(&self) -> bool {
         self.0.apart.load(Ordering::Relaxed)
     }
 
     /// Sends it in a shared call. `Outcome::Returned`: calls can't be shared here.
-    pub(super) async fn join(&self, cmd: Cmd, until: Instant) -> Outcome {
+    pub(crate) async fn join(&self, cmd: Cmd, until: Instant) -> Outcome {
         let (waiting, outcome) = Waiting::new(cmd, until);
         let place = self.come(waiting);
         match timeout_at(until, outcome).await {

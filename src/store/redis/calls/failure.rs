@@ -7,30 +7,30 @@ use std::sync::Arc;
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 use tokio::runtime::Handle;
 
-use super::super::error::StoreError;
 #[cfg(feature = "redis-tls")]
-use super::tls;
+use super::super::connect::tls;
+use crate::store::error::StoreError;
 
 /// What Redis says to one more client.
 const FULL: &str = "max number of clients reached";
 
-pub(super) fn runtime() -> Result<Handle, StoreError> {
+pub(crate) fn runtime() -> Result<Handle, StoreError> {
     Handle::try_current().map_err(|_| StoreError::new("Redis is called outside of a tokio runtime"))
 }
 
-pub(super) fn late() -> StoreError {
+pub(crate) fn late() -> StoreError {
     StoreError::new("Redis did not answer in time")
 }
 
-pub(super) fn unsent() -> StoreError {
+pub(crate) fn unsent() -> StoreError {
     StoreError::new("the call to Redis could not be sent in time").unsent()
 }
 
-pub(super) fn ended() -> StoreError {
+pub(crate) fn ended() -> StoreError {
     StoreError::new("the runtime of the call to Redis has ended")
 }
 
-pub(super) fn failed(error: RedisError) -> StoreError {
+pub(crate) fn failed(error: RedisError) -> StoreError {
     // A script reports its own errors as the server's.
     let of_key = error.code() == Some("WRONGTYPE")
         || error.kind() == ErrorKind::Parse

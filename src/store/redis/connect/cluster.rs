@@ -9,8 +9,8 @@ use redis::cluster_async::ClusterConnection;
 use redis::cluster_routing::{MultipleNodeRoutingInfo, ResponsePolicy, RoutingInfo};
 use redis::{RedisResult, Value};
 
-use super::handle::{Connected, Slots};
-use super::shards::Range;
+use super::super::link::Range;
+use super::super::link::{Connected, Slots};
 
 /// How long the client library waits for silent nodes at first: nodes that are near answer within
 /// it.
@@ -20,7 +20,7 @@ const NEAR: Duration = Duration::from_millis(250);
 const SILENT: Duration = Duration::from_secs(5);
 
 /// The library waits for all nodes that it knows, and one of them may be silent.
-pub(super) async fn connect(client: ClusterClient) -> RedisResult<Connected> {
+pub(crate) async fn connect(client: ClusterClient) -> RedisResult<Connected> {
     let config = ClusterConfig::new().set_response_timeout(SILENT);
     let near = config.clone().set_connection_timeout(NEAR);
     let connection = match client.get_async_connection_with_config(near).await {

@@ -9,7 +9,7 @@ use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout};
 
 /// What stands for a deadline that is too far away to be an instant.
-pub(super) const NEVER: Duration = Duration::from_secs(30 * 365 * 86_400);
+pub(crate) const NEVER: Duration = Duration::from_secs(30 * 365 * 86_400);
 /// An idle connection is probed by the system after so long.
 const KEEPALIVE: Duration = Duration::from_secs(30);
 /// Calls that a connection holds before the next one has to wait for its turn.
@@ -18,7 +18,7 @@ const PIPELINE: usize = 1_024;
 /// A server that can be reached says at once why it closes a connection.
 const LISTEN: Duration = Duration::from_millis(10);
 
-pub(super) async fn open(client: &Client) -> RedisResult<MultiplexedConnection> {
+pub(crate) async fn open(client: &Client) -> RedisResult<MultiplexedConnection> {
     let start = Instant::now();
     match client.get_multiplexed_async_connection_with_config(&config()).await {
         Err(error) if error.is_connection_dropped() => {
@@ -50,7 +50,7 @@ fn config() -> AsyncConnectionConfig {
 }
 
 /// The same client, over connections that probe their peer and send at once.
-pub(super) fn lasting(client: &Client) -> RedisResult<Client> {
+pub(crate) fn lasting(client: &Client) -> RedisResult<Client> {
     let info = client.get_connection_info();
     let settings = info.tcp_settings().clone().set_nodelay(true);
     let settings = match settings.keepalive() {

@@ -10,17 +10,17 @@ use redis::aio::ConnectionLike;
 use redis::{ErrorKind, RedisResult, ServerErrorKind};
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::super::error::StoreError;
+use super::super::link::is_of_replica;
+use super::super::link::{Connection, Link};
+use super::super::script::{self, Answer, LOADS, MANY, ONE};
 use super::failure::{failed, late, unsent};
-use super::handle::is_of_replica;
-use super::link::{Connection, Link};
-use super::script::{self, Answer, LOADS, MANY, ONE};
 use super::waiting::Waiting;
+use crate::store::error::StoreError;
 
 /// How long to wait for all nodes of a cluster to load a script.
 const LOAD: Duration = Duration::from_millis(50);
 
-pub(super) struct Call {
+pub(crate) struct Call {
     link: Link,
     batch: Vec<Waiting>,
     /// Until when callers wait for it.
@@ -28,7 +28,7 @@ pub(super) struct Call {
 }
 
 /// A call that has been answered, has failed or is late.
-pub(super) struct Ended {
+pub(crate) struct Ended {
     link: Link,
     domain: u64,
     batch: Vec<Waiting>,
@@ -44,15 +44,15 @@ struct Answers {
 }
 
 impl Call {
-    pub(super) fn new(link: Link, batch: Vec<Waiting>, until: Instant) -> Self {
+    pub(crate) fn new(link: Link, batch: Vec<Waiting>, until: Instant) -> Self {
         Self { link, batch, until }
     }
 
-    pub(super) async fn run(self) {
+    pub(crate) async fn run(self) {
         self.send().await.answer();
     }
 
-    pub(super) async fn send(self) -> Ended {
+    pub(crate) async fn send(self) -> Ended {
         let Self { link, mut batch, until } = self;
         let domain = link.domain(|| {
             let key = batch.first().map(|one| script::key(&one.cmd));
@@ -74,24 +74,24 @@ impl Call {
 }
 
 impl Ended {
-    pub(super) fn took(&self) -> Option<Duration> {
+    pub(crate) fn took(&self) -> Option<Duration> {
         self.result.as_ref()?.as_ref().ok()?.took
     }
 
     /// Whether it was refused because it is about several keys.
-    pub(super) fn crosses_slots(&self) -> bool {
+    pub(crate) fn crosses_slots(&self) -> bool {
         let crosses = ErrorKind::Server(ServerErrorKind::CrossSlot);
         let refused = matches!(&self.result, Some(Err(error)) if error.kind() == crosses);
         refused && self.batch.len() > 1
     }
 
     /// Nothing was done: all of it is to be sent in another way.
-    pub(super) fn give_back(self) {
+    pub(crate) fn give_back(self) {
         self.batch.into_iter().for_each(Waiting::give_back);
     }
 
     /// Answers all callers, and reports to the breaker.
-    pub(super) fn answer(self) {
+    pub(crate) fn answer(self) {
         let Self { link, domain, batch, over, result } = self;
         let Some(over) = over else {
             let error = match result {

@@ -11,30 +11,30 @@ use redis::aio::ConnectionLike;
 use redis::{Cmd, ErrorKind, RedisError, RedisResult, ServerErrorKind};
 use tokio::time::Instant;
 
-use super::super::breaker::Breaker;
 use super::shards::Range;
+use crate::store::breaker::Breaker;
 
 /// A connection, and what parts of the keys it leads to if that is a cluster.
-pub(super) struct Connected {
-    pub(super) connection: Box<dyn Handle>,
-    pub(super) ranges: Vec<Range>,
+pub(crate) struct Connected {
+    pub(crate) connection: Box<dyn Handle>,
+    pub(crate) ranges: Vec<Range>,
     /// Asks for these anew.
-    pub(super) slots: Option<Slots>,
+    pub(crate) slots: Option<Slots>,
 }
 
 type Answering<T> = Pin<Box<dyn Future<Output = RedisResult<T>> + Send>>;
-pub(super) type Connecting = Answering<Connected>;
-pub(super) type Slots = Arc<dyn Fn() -> Answering<Vec<Range>> + Send + Sync>;
-pub(super) type Connect = Arc<dyn Fn() -> Connecting + Send + Sync>;
+pub(crate) type Connecting = Answering<Connected>;
+pub(crate) type Slots = Arc<dyn Fn() -> Answering<Vec<Range>> + Send + Sync>;
+pub(crate) type Connect = Arc<dyn Fn() -> Connecting + Send + Sync>;
 
 /// Where the connections of a store come from.
-pub(super) struct Source {
+pub(crate) struct Source {
     /// The one that there is, if it was given.
-    pub(super) given: Option<Box<dyn Handle>>,
-    pub(super) connect: Option<Connect>,
-    pub(super) sharded: bool,
+    pub(crate) given: Option<Box<dyn Handle>>,
+    pub(crate) connect: Option<Connect>,
+    pub(crate) sharded: bool,
     /// Hears of calls that fail, and of parts that nothing can be sent to.
-    pub(super) breaker: Breaker,
+    pub(crate) breaker: Breaker,
     since: Instant,
     /// When any runtime had an answer, in milliseconds since then.
     heard: AtomicU64,
@@ -46,11 +46,11 @@ impl Source {
         Self { given, connect, sharded, breaker, since, heard }
     }
 
-    pub(super) fn given(connection: impl Handle) -> Self {
+    pub(crate) fn given(connection: impl Handle) -> Self {
         Self::new(Some(Box::new(connection)), None, false)
     }
 
-    pub(super) fn connecting<F, R, C>(connect: F) -> Self
+    pub(crate) fn connecting<F, R, C>(connect: F) -> Self
     where
         F: Fn() -> R + Send + Sync + 'static,
         R: Future<Output = RedisResult<C>> + Send + 'static,
@@ -68,7 +68,7 @@ impl Source {
 
     /// The same for a cluster, whose shards fail each by itself.
     #[cfg(feature = "redis-cluster")]
-    pub(super) fn sharded<F, R>(connect: F) -> Self
+    pub(crate) fn sharded<F, R>(connect: F) -> Self
     where
         F: Fn() -> R + Send + Sync + 'static,
         R: Future<Output = RedisResult<Connected>> + Send + 'static,
@@ -77,21 +77,21 @@ impl Source {
         Self::new(None, Some(connect), true)
     }
 
-    pub(super) fn now(&self) -> u64 {
+    pub(crate) fn now(&self) -> u64 {
         self.since.elapsed().as_millis() as u64
     }
 
-    pub(super) fn instant(&self, ms: u64) -> Instant {
+    pub(crate) fn instant(&self, ms: u64) -> Instant {
         self.since + Duration::from_millis(ms)
     }
 
-    pub(super) fn hear(&self, now: u64) {
+    pub(crate) fn hear(&self, now: u64) {
         self.heard.store(now, Ordering::Relaxed);
     }
 
     /// A runtime can't send anything to a part. If another one can, the store has not failed.
     /// Shards answer each by itself.
-    pub(super) fn cut_off(&self, node: u64, lost: u64) {
+    pub(crate) fn cut_off(&self, node: u64, lost: u64) {
         if self.sharded || self.heard.load(Ordering::Relaxed) <= lost {
             self.breaker.cut_off(node);
         }
@@ -99,7 +99,7 @@ impl Source {
 }
 
 /// A connection of any kind. The library's are handles: clones send over the same socket.
-pub(super) trait Handle: ConnectionLike + Send + Sync + 'static {
+pub(crate) trait Handle: ConnectionLike + Send + Sync + 'static {
     fn boxed(&self) -> Box<dyn Handle>;
 }
 
@@ -115,14 +115,14 @@ pub(super) fn leads_nowhere(error: &RedisError) -> bool {
 }
 
 /// Whether a replica has refused a call, and done nothing.
-pub(super) fn is_of_replica(error: &RedisError) -> bool {
+pub(crate) fn is_of_replica(error: &RedisError) -> bool {
     use ServerErrorKind::{MasterDown, ReadOnly};
 
     matches!(error.kind(), ErrorKind::Server(ReadOnly | MasterDown))
 }
 
 /// Any answer is a sign of life, also that this user may not ask.
-pub(super) async fn is_alive(connection: &mut Box<dyn Handle>, probe: &Cmd) -> bool {
+pub(crate) async fn is_alive(connection: &mut Box<dyn Handle>, probe: &Cmd) -> bool {
     match connection.req_packed_command(probe).await {
         Ok(_) => true,
         Err(error) => !leads_nowhere(&error),
@@ -130,7 +130,7 @@ pub(super) async fn is_alive(connection: &mut Box<dyn Handle>, probe: &Cmd) -> b
 }
 
 /// On a cluster `PING` would go to all of it.
-pub(super) fn probe(key: Option<&[u8]>) -> Cmd {
+pub(crate) fn probe(key: Option<&[u8]>) -> Cmd {
     match key {
         None => redis::cmd("PING"),
         Some(key) => {
@@ -142,7 +142,7 @@ pub(super) fn probe(key: Option<&[u8]>) -> Cmd {
 }
 
 /// What `future` ends with, unless `end` comes first.
-pub(super) async fn first<T>(
+pub(crate) async fn first<T>(
     future: impl Future<Output = T>,
     end: impl Future<Output = ()>,
 ) -> Option<T> {

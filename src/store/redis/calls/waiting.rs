@@ -6,48 +6,48 @@ use redis::Cmd;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use super::super::error::StoreError;
+use super::super::script::Answer;
 use super::failure::unsent;
-use super::script::Answer;
+use crate::store::error::StoreError;
 
-pub(super) struct Waiting {
-    pub(super) cmd: Cmd,
-    pub(super) until: Instant,
+pub(crate) struct Waiting {
+    pub(crate) cmd: Cmd,
+    pub(crate) until: Instant,
     /// How long it may wait for a connection.
-    pub(super) patience: Duration,
+    pub(crate) patience: Duration,
     reply: oneshot::Sender<Outcome>,
 }
 
 /// What became of a command.
-pub(super) enum Outcome {
+pub(crate) enum Outcome {
     Answered(Result<Answer, StoreError>),
     /// It was not sent in this way, and is to be sent in another.
     Returned(Cmd),
 }
 
 impl Waiting {
-    pub(super) fn new(cmd: Cmd, until: Instant) -> (Self, oneshot::Receiver<Outcome>) {
+    pub(crate) fn new(cmd: Cmd, until: Instant) -> (Self, oneshot::Receiver<Outcome>) {
         let (reply, outcome) = oneshot::channel();
         let patience = until - Instant::now();
         (Self { cmd, until, patience, reply }, outcome)
     }
 
     /// What is late or was dropped is not sent.
-    pub(super) fn is_wanted(&self, now: Instant) -> bool {
+    pub(crate) fn is_wanted(&self, now: Instant) -> bool {
         now < self.until && !self.reply.is_closed()
     }
 
     /// It is not sent any more.
-    pub(super) fn withdraw(self) {
+    pub(crate) fn withdraw(self) {
         self.answer(Err(unsent()));
     }
 
-    pub(super) fn give_back(self) {
+    pub(crate) fn give_back(self) {
         // Who is gone needs no answer, here and below.
         let _ = self.reply.send(Outcome::Returned(self.cmd));
     }
 
-    pub(super) fn answer(self, answer: Result<Answer, StoreError>) {
+    pub(crate) fn answer(self, answer: Result<Answer, StoreError>) {
         let _ = self.reply.send(Outcome::Answered(answer));
     }
 }

@@ -5,14 +5,14 @@ use std::sync::Arc;
 
 use redis::Cmd;
 
-use super::super::account::Account;
-use super::super::adjust::{Adjust, Correction};
-use super::super::charge::Charge;
-use super::super::scope::Scope;
+use super::super::script;
 use super::calendars::Calendars;
-use super::script;
 use crate::key::Key;
 use crate::quota::{Anchor, Boundaries, MAX_TOKENS};
+use crate::store::account::Account;
+use crate::store::adjust::{Adjust, Correction};
+use crate::store::charge::Charge;
+use crate::store::scope::Scope;
 
 /// What stands for a grid where there is none.
 const FROM_FIRST_REQUEST: i64 = -1;
@@ -20,23 +20,23 @@ const ON_A_CALENDAR: i64 = -2;
 
 /// Makes commands about keys that begin with a prefix.
 #[derive(Clone)]
-pub(super) struct Commands {
+pub(crate) struct Commands {
     prefix: Arc<str>,
     calendars: Arc<Calendars>,
 }
 
 impl Commands {
-    pub(super) fn new(prefix: &str) -> Self {
+    pub(crate) fn new(prefix: &str) -> Self {
         Self { prefix: prefix.into(), calendars: Arc::default() }
     }
 
     /// The server has another time than the commands that were made so far took it to have.
-    pub(super) fn correct_time(&self, time: i64) {
+    pub(crate) fn correct_time(&self, time: i64) {
         self.calendars.correct(time);
     }
 
     /// `now` is the time if it is not the server's.
-    pub(super) fn charge(&self, charge: &Charge<'_>, now: Option<i64>) -> Cmd {
+    pub(crate) fn charge(&self, charge: &Charge<'_>, now: Option<i64>) -> Cmd {
         let ask = &charge.ask;
         let act = match (ask.peek, ask.up_to) {
             (true, true) => "peek-up-to",
@@ -49,7 +49,7 @@ impl Commands {
     }
 
     /// `None`: it changes nothing.
-    pub(super) fn adjust(&self, adjust: &Adjust<'_>, now: Option<i64>) -> Option<Cmd> {
+    pub(crate) fn adjust(&self, adjust: &Adjust<'_>, now: Option<i64>) -> Option<Cmd> {
         let account = adjust.account();
         Some(match adjust.correction() {
             Correction::Return { tokens: 0, .. } | Correction::Take { tokens: 0 } => return None,
@@ -60,13 +60,13 @@ impl Commands {
         })
     }
 
-    pub(super) fn reset(&self, scope: &Scope, key: &Key) -> Cmd {
+    pub(crate) fn reset(&self, scope: &Scope, key: &Key) -> Cmd {
         let mut cmd = redis::cmd("DEL");
         cmd.arg(self.key(scope, key));
         cmd
     }
 
-    pub(super) fn key(&self, scope: &Scope, key: &Key) -> String {
+    pub(crate) fn key(&self, scope: &Scope, key: &Key) -> String {
         let mut name = String::with_capacity(64);
         let (prefix, scope, key) = (&self.prefix, scope.name(), key.readable());
         write!(name, "{prefix}tfw1:{{{scope}:{key}}}").expect("writing to a string");

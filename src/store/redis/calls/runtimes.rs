@@ -6,16 +6,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use tokio::runtime::{Handle, Id};
 
-use super::super::breaker::Breaker;
-use super::super::error::StoreError;
+use super::super::link::Link;
+use super::super::link::Source;
 use super::failure::runtime;
 use super::gather::Gather;
-use super::handle::Source;
-use super::link::Link;
+use crate::store::breaker::Breaker;
+use crate::store::error::StoreError;
 
 /// Clones share it.
 #[derive(Clone)]
-pub(super) struct Runtimes(Arc<Shared>);
+pub(crate) struct Runtimes(Arc<Shared>);
 
 struct Shared {
     source: Arc<Source>,
@@ -24,14 +24,14 @@ struct Shared {
 
 /// What a runtime has.
 #[derive(Clone)]
-pub(super) struct Home {
-    pub(super) link: Link,
-    pub(super) gather: Gather,
+pub(crate) struct Home {
+    pub(crate) link: Link,
+    pub(crate) gather: Gather,
 }
 
 impl Runtimes {
     /// Connects at once, if there is a runtime.
-    pub(super) fn new(source: Source) -> Self {
+    pub(crate) fn new(source: Source) -> Self {
         let (source, homes) = (Arc::new(source), Mutex::default());
         let this = Self(Arc::new(Shared { source, homes }));
         let _ = this.here();
@@ -39,7 +39,7 @@ impl Runtimes {
     }
 
     /// What the current runtime has.
-    pub(super) fn here(&self) -> Result<Home, StoreError> {
+    pub(crate) fn here(&self) -> Result<Home, StoreError> {
         let runtime = runtime()?;
         let mut homes = self.0.homes();
         if let Some(home) = homes.get(&runtime.id()) {
@@ -58,12 +58,12 @@ impl Runtimes {
         Ok(home)
     }
 
-    pub(super) fn breaker(&self) -> &Breaker {
+    pub(crate) fn breaker(&self) -> &Breaker {
         &self.0.source.breaker
     }
 
     /// What fails together with this key.
-    pub(super) fn domain(&self, key: impl FnOnce() -> String) -> u64 {
+    pub(crate) fn domain(&self, key: impl FnOnce() -> String) -> u64 {
         if !self.0.source.sharded {
             return 0;
         }

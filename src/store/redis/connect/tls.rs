@@ -6,13 +6,13 @@ use redis::{Client, ConnectionAddr};
 use rustls::crypto::{CryptoProvider, ring};
 use rustls::{CertificateError, Error};
 
-pub(super) fn is_spoken_by(client: &Client) -> bool {
+pub(crate) fn is_spoken_by(client: &Client) -> bool {
     matches!(client.get_connection_info().addr(), ConnectionAddr::TcpTls { .. })
 }
 
 /// rustls wants the process to have chosen its cryptography, and would panic where the app's
 /// dependencies bring several. What the app has chosen stays.
-pub(super) fn provide() {
+pub(crate) fn provide() {
     if CryptoProvider::get_default().is_none() {
         // Another thread may have been faster.
         let _ = ring::default_provider().install_default();
@@ -20,7 +20,7 @@ pub(super) fn provide() {
 }
 
 /// Why a connection was refused here.
-pub(super) fn what_failed(error: &io::Error) -> Option<&'static str> {
+pub(crate) fn what_failed(error: &io::Error) -> Option<&'static str> {
     let error = error.get_ref()?.downcast_ref::<Error>()?;
     let Error::InvalidCertificate(error) = error else { return Some("the TLS handshake failed") };
     Some(match error {

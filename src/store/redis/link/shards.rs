@@ -5,21 +5,21 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// Slots from `first` to `last` are on a node.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(super) struct Range {
-    pub(super) first: u16,
-    pub(super) last: u16,
+pub(crate) struct Range {
+    pub(crate) first: u16,
+    pub(crate) last: u16,
     /// A hash of its address.
-    pub(super) node: u64,
+    pub(crate) node: u64,
 }
 
-pub(super) struct Shards {
+pub(crate) struct Shards {
     ranges: Vec<Range>,
     nodes: Vec<(u64, Arc<Health>)>,
 }
 
 /// What is known of a shard, over one connection. Times are milliseconds of the link's clock.
 #[derive(Default)]
-pub(super) struct Health {
+pub(crate) struct Health {
     heard: AtomicU64,
     /// Until when the first call since then is to be answered, plus 1; 0: none was sent.
     unanswered: AtomicU64,
@@ -36,12 +36,12 @@ pub(super) struct Health {
 }
 
 impl Shards {
-    pub(super) fn new(ranges: Vec<Range>, now: u64) -> Self {
+    pub(crate) fn new(ranges: Vec<Range>, now: u64) -> Self {
         Self { ranges: Vec::new(), nodes: Vec::new() }.after_moves(ranges, now)
     }
 
     /// The same nodes, and others, with these slots.
-    pub(super) fn after_moves(&self, mut ranges: Vec<Range>, now: u64) -> Self {
+    pub(crate) fn after_moves(&self, mut ranges: Vec<Range>, now: u64) -> Self {
         ranges.sort_unstable();
         let mut nodes = Vec::<(u64, Arc<Health>)>::new();
         // Slots that no node has fail by themselves; what has no slots is one.
@@ -56,7 +56,7 @@ impl Shards {
     }
 
     /// Which of them has a key.
-    pub(super) fn of(&self, key: Option<&[u8]>) -> usize {
+    pub(crate) fn of(&self, key: Option<&[u8]>) -> usize {
         let Some(key) = key.filter(|_| self.nodes.len() > 1) else { return 0 };
         let slot = slot(key);
         let range = self.ranges.partition_point(|range| range.last < slot);
@@ -65,50 +65,50 @@ impl Shards {
         self.nodes.iter().position(|(of, _)| *of == node).unwrap_or(0)
     }
 
-    pub(super) fn node(&self, part: usize) -> u64 {
+    pub(crate) fn node(&self, part: usize) -> u64 {
         self.nodes[part].0
     }
 
-    pub(super) fn health(&self, part: usize) -> &Health {
+    pub(crate) fn health(&self, part: usize) -> &Health {
         &self.nodes[part].1
     }
 
-    pub(super) fn are_well(&self) -> bool {
+    pub(crate) fn are_well(&self) -> bool {
         self.nodes.iter().all(|(_, health)| health.is_well())
     }
 
     /// Nodes that are none of the others.
-    pub(super) fn left_by<'a>(&'a self, others: &'a Self) -> impl Iterator<Item = u64> + 'a {
+    pub(crate) fn left_by<'a>(&'a self, others: &'a Self) -> impl Iterator<Item = u64> + 'a {
         let nodes = self.nodes.iter().map(|&(node, _)| node);
         nodes.filter(|node| others.nodes.iter().all(|(other, _)| other != node))
     }
 
     /// Those that calls can be sent to.
-    pub(super) fn well(&self) -> impl Iterator<Item = u64> {
+    pub(crate) fn well(&self) -> impl Iterator<Item = u64> {
         self.nodes.iter().filter(|(_, health)| health.is_well()).map(|&(node, _)| node)
     }
 
-    pub(super) fn is_proved(&self) -> bool {
+    pub(crate) fn is_proved(&self) -> bool {
         self.nodes.iter().any(|(_, health)| health.proved.load(Ordering::Relaxed))
     }
 
-    pub(super) fn led_to_replica(&self) -> bool {
+    pub(crate) fn led_to_replica(&self) -> bool {
         self.nodes.iter().any(|(_, health)| health.replica.load(Ordering::Relaxed))
     }
 
     /// A key of each that is missed.
-    pub(super) fn missed(&self) -> Vec<Arc<[u8]>> {
+    pub(crate) fn missed(&self) -> Vec<Arc<[u8]>> {
         let missed = self.nodes.iter().filter(|(_, health)| !health.is_well());
         missed.filter_map(|(_, health)| health.key()).collect()
     }
 
     /// It is there again.
-    pub(super) fn found(&self, key: &[u8]) {
+    pub(crate) fn found(&self, key: &[u8]) {
         self.health(self.of(Some(key))).proved.store(true, Ordering::Relaxed);
     }
 
     /// What the connection before has missed, and this one has not found, is still missed.
-    pub(super) fn inherit(&self, before: &Self) {
+    pub(crate) fn inherit(&self, before: &Self) {
         for (_, missed) in before.nodes.iter().filter(|(_, health)| !health.is_well()) {
             let Some(key) = missed.key() else { continue };
             let health = self.health(self.of(Some(&key)));
@@ -125,27 +125,27 @@ impl Health {
         Self { heard: AtomicU64::new(now), ..Self::default() }
     }
 
-    pub(super) fn is_well(&self) -> bool {
+    pub(crate) fn is_well(&self) -> bool {
         self.lost.load(Ordering::Relaxed) == 0
     }
 
-    pub(super) fn heard(&self) -> u64 {
+    pub(crate) fn heard(&self) -> u64 {
         self.heard.load(Ordering::Relaxed)
     }
 
     /// A call is sent that is to be answered until then.
-    pub(super) fn send(&self, until: u64) {
+    pub(crate) fn send(&self, until: u64) {
         if self.unanswered.load(Ordering::Relaxed) == 0 {
             self.unanswered.store(until + 1, Ordering::Relaxed);
         }
     }
 
     /// Until when the first call is to be answered of those that nothing was heard after.
-    pub(super) fn unanswered(&self) -> Option<u64> {
+    pub(crate) fn unanswered(&self) -> Option<u64> {
         self.unanswered.load(Ordering::Relaxed).checked_sub(1)
     }
 
-    pub(super) fn hear(&self, now: u64, proved: bool) {
+    pub(crate) fn hear(&self, now: u64, proved: bool) {
         self.unanswered.store(0, Ordering::Relaxed);
         self.heard.fetch_max(now, Ordering::Relaxed);
         if proved && !self.proved.load(Ordering::Relaxed) {
@@ -154,27 +154,27 @@ impl Health {
     }
 
     /// A replica has refused a call.
-    pub(super) fn found_replica(&self) {
+    pub(crate) fn found_replica(&self) {
         self.replica.store(true, Ordering::Relaxed);
     }
 
     /// Since when it is missed.
-    pub(super) fn lost(&self) -> u64 {
+    pub(crate) fn lost(&self) -> u64 {
         self.lost.load(Ordering::Relaxed).saturating_sub(1)
     }
 
     /// It is missed from now on.
-    pub(super) fn lose(&self, now: u64) {
+    pub(crate) fn lose(&self, now: u64) {
         self.lost.store(now + 1, Ordering::Relaxed);
     }
 
     /// The same, unless it is missed already.
-    pub(super) fn lose_once(&self, now: u64) -> bool {
+    pub(crate) fn lose_once(&self, now: u64) -> bool {
         self.lost.compare_exchange(0, now + 1, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     }
 
     /// It has to be tried, which is for one to do.
-    pub(super) fn suspect(&self, now: u64, checked_by: u64) -> bool {
+    pub(crate) fn suspect(&self, now: u64, checked_by: u64) -> bool {
         let first = self.lose_once(now);
         if first {
             self.checked_until(checked_by);
@@ -182,22 +182,22 @@ impl Health {
         first
     }
 
-    pub(super) fn recover(&self, now: u64) {
+    pub(crate) fn recover(&self, now: u64) {
         self.hear(now, true);
         self.acquit();
     }
 
     /// What was missed was another one.
-    pub(super) fn acquit(&self) {
+    pub(crate) fn acquit(&self) {
         self.checked_by.store(0, Ordering::Relaxed);
         self.lost.store(0, Ordering::Relaxed);
     }
 
-    pub(super) fn checked_by(&self) -> u64 {
+    pub(crate) fn checked_by(&self) -> u64 {
         self.checked_by.load(Ordering::Relaxed)
     }
 
-    pub(super) fn checked_until(&self, until: u64) {
+    pub(crate) fn checked_until(&self, until: u64) {
         self.checked_by.store(until, Ordering::Relaxed);
     }
 
@@ -205,7 +205,7 @@ impl Health {
         self.key.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    pub(super) fn set_key(&self, key: Option<&Arc<[u8]>>) {
+    pub(crate) fn set_key(&self, key: Option<&Arc<[u8]>>) {
         if let Some(key) = key {
             *self.key.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(key));
         }
