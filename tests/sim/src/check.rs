@@ -424,8 +424,9 @@ impl<'a> Check<'a> {
         let mut found = Vec::new();
         let mut unreturned = Vec::new();
         let mut taken = BTreeMap::<&str, i64>::new();
+        let first = self.plan.quotas.as_slice()[0].counter().to_string();
         for ((_, name, (field, _)), change) in &self.changes {
-            if *field == self.plan.quotas.as_slice()[0].counter().to_string() {
+            if *field == first {
                 *taken.entry(name).or_default() += change;
             }
         }
@@ -448,8 +449,10 @@ impl<'a> Check<'a> {
             };
             let quota = &self.plan.quotas.as_slice()[0];
             let length = quota.window().as_millis() as i64;
-            let open = self.changes.iter().any(|((_, other, (_, start)), _)| {
-                *other == name && start + length > self.clock(ended) / 1_000 + 1_000
+            let open = self.changes.iter().any(|((_, other, (field, start)), _)| {
+                *other == name
+                    && *field == first
+                    && start + length > self.clock(ended) / 1_000 + 1_000
             });
             if taken > 0 && open && self.plan.kind == Kind::Healthy {
                 unreturned.push((ended, format!("#{id} was dropped, and {taken} stay counted")));
