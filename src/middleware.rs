@@ -16,6 +16,7 @@ mod rejection;
 mod request;
 mod service;
 mod shared;
+mod stacked;
 mod twice;
 mod upload;
 

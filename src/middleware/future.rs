@@ -16,6 +16,7 @@ use super::correction::PendingDecision;
 use super::reason::Reason;
 use super::rejection::Reject;
 use super::request::{LimitedRequest, Next};
+use super::stacked::{self, Inside};
 use super::upload::{Drain, Rest};
 use crate::timer::{Closed, Wait};
 
@@ -45,7 +46,8 @@ pin_project! {
         /// The service was ready too late, and other late requests are before it. It holds nothing
         /// that they need.
         Behind { held: Option<Held<S, B>> },
-        Calling { #[pin] future: F },
+        /// `inside` is there where a layer inside of this one may refuse it.
+        Calling { #[pin] future: F, inside: Option<Inside> },
         /// What the client is still sending is read first. The response is made before, so that
         /// neither the request nor the decision is kept for it.
         Refused { response: Option<R>, rest: Option<Rest<B>> },
@@ -76,10 +78,10 @@ where
         let (mut parts, body) = request.into_parts();
         match limited.start(&parts) {
             // Here, since a request is large enough for each move of it to be felt.
-            Next::Call => {
+            Next::Call if !limited.may_be_refused_inside(&body) => {
                 limited.calling(&mut parts.extensions);
                 let future = service.call(Request::from_parts(parts, body));
-                Self { state: State::Calling { future }, limited }
+                Self { state: State::Calling { future, inside: None }, limited }
             }
             Next::Refuse(reason) => {
                 let (response, rest) = refuse(&mut limited, &reason, &parts, body);
@@ -111,7 +113,10 @@ where
     match next {
         Next::Call => {
             limited.calling(&mut parts.extensions);
-            State::Calling { future: service.call(Request::from_parts(parts, body)) }
+            let inside = limited.may_be_refused_inside(&body);
+            let inside = inside.then(|| Inside::of(&mut parts.extensions));
+            let future = service.call(Request::from_parts(parts, body));
+            State::Calling { future, inside }
         }
         Next::Refuse(reason) => {
             let (response, rest) = refuse(limited, &reason, &parts, body);
@@ -140,6 +145,7 @@ fn refuse<B: 'static, J: Reject<R>, R>(
     parts: &Parts,
     body: B,
 ) -> (Response<R>, Option<Rest<B>>) {
+    stacked::note_refused(&parts.extensions);
     limited.refused(parts, reason);
     let rest = Drain::rest(&limited.shared().options.drains, parts, body);
     (limited.reject(parts, reason), rest)
@@ -164,13 +170,17 @@ where
         let mut this = self.project();
         loop {
             match this.state.as_mut().project() {
-                StateProj::Calling { future } => {
+                StateProj::Calling { future, inside } => {
                     // Stamped where it is: a response is large enough for each move of it to be
                     // felt.
                     let mut answer = future.poll(cx);
+                    if let Some(inside) = inside {
+                        return follow_inside(answer, inside, this.limited);
+                    }
                     if let Poll::Ready(Ok(response)) = &mut answer {
                         if this.limited.is_corrected_by(response) {
-                            return answer.map_ok(|response| this.limited.correct(response));
+                            let correct = |response| this.limited.correct(response, false);
+                            return answer.map_ok(correct);
                         }
                         this.limited.stamp(response);
                     }
@@ -186,6 +196,18 @@ where
             }
         }
     }
+}
+
+#[inline(never)]
+fn follow_inside<R, E, J>(
+    answer: Poll<Result<Response<R>, E>>,
+    inside: &mut Inside,
+    limited: &mut LimitedRequest<J>,
+) -> Poll<Result<Response<R>, E>> {
+    if answer.is_pending() && inside.refuses() {
+        limited.return_early();
+    }
+    answer.map_ok(|response| limited.correct(response, inside.has_refused()))
 }
 
 /// Goes on to the next state, towards the call of the service or a refusal: apart, since requests
@@ -236,7 +258,9 @@ where
             state.set(State::Readying { held });
             return Poll::Ready(Ok(()));
         }
-        StateProj::Calling { .. } | StateProj::Refused { .. } => return Poll::Ready(Ok(())),
+        StateProj::Calling { .. } | StateProj::Refused { .. } => {
+            return Poll::Ready(Ok(()));
+        }
     };
     let Held { mut service, parts, body } = held;
     let next = follow(limited, next, &mut service, parts, body);

@@ -12,6 +12,7 @@ use super::options::Options;
 use super::rejection::ProblemJson;
 use super::service::FixedWindow;
 use super::shared::Shared;
+use super::stacked;
 use super::twice::Watch;
 use crate::key::{Key, KeyExtractor, key_fn};
 use crate::limiter::{Limiter, UNNAMED};
@@ -260,6 +261,7 @@ impl<S, J> Layer<S> for FixedWindowLayer<J> {
         let made_at = self.made_at;
         assert!(self.limiter.can_be_found(), "{UNNAMED} on the layer of {made_at}");
         self.live.follow(&self.options);
+        stacked::note_applied(&self.live, &self.options);
         let (limiter, live) = (self.limiter(), Arc::clone(&self.live));
         let (options, reject) = (self.options.clone(), Arc::clone(&self.reject));
         FixedWindow::new(inner, Shared { limiter, options, live, reject, watch: Watch::default() })

@@ -13,6 +13,8 @@ use super::queue::Waiter;
 use super::reason::Reason;
 use super::rejection::{Reject, Rejection};
 use super::shared::{Current, Shared};
+use super::stacked;
+use super::upload::Drain;
 use crate::decision::Decision;
 use crate::key::Key;
 use crate::limiter::observe_decision;
@@ -224,6 +226,14 @@ impl<J> LimitedRequest<J> {
         if self.current.shared.watch.is_on() {
             self.mark(extensions);
         }
+    }
+
+    /// Whether a layer inside of this one may refuse it long before its response is complete.
+    #[inline]
+    pub(crate) fn may_be_refused_inside<B: 'static>(&self, body: &B) -> bool {
+        stacked::are_possible()
+            && self.charged.is_some()
+            && Drain::may_read(&self.current.shared.options.drains, body)
     }
 
     /// For other layers on the way of the request.

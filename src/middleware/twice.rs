@@ -31,7 +31,7 @@ impl Clone for Charges {
 
 /// Equal for clones of a layer. A clone with another key, plan or cost is another limit, also where
 /// it shares the counters.
-type Layer = [usize; 5];
+pub(super) type Layer = [usize; 5];
 
 impl Watch {
     #[inline]
@@ -61,7 +61,7 @@ impl Watch {
     }
 }
 
-fn layer(live: &Arc<Live>, options: &Options) -> Layer {
+pub(super) fn layer(live: &Arc<Live>, options: &Options) -> Layer {
     fn address<T: ?Sized>(arc: &Arc<T>) -> usize {
         Arc::as_ptr(arc).cast::<()>().addr()
     }

@@ -67,10 +67,21 @@ impl Drain {
         }))
     }
 
+    fn reader<B: 'static>(drains: &[Self]) -> Option<&Reader<B>> {
+        drains.iter().find_map(|drain| drain.0.downcast_ref())
+    }
+
+    /// Whether a layer that refuses may find something to read in this body, perhaps as a body of
+    /// another type.
+    pub(crate) fn may_read<B: 'static>(drains: &[Self], body: &B) -> bool {
+        size_of::<B>() > 0
+            && Self::reader(drains).is_none_or(|reader| (reader.left)(body).is_some())
+    }
+
     /// The body of a request that was refused, if the rest of it is to be read and one of `drains`
     /// can do it.
     pub(crate) fn rest<B: 'static>(drains: &[Self], parts: &Parts, body: B) -> Option<Rest<B>> {
-        let reader = drains.iter().find_map(|drain| drain.0.downcast_ref::<Reader<B>>())?;
+        let reader = Self::reader(drains)?;
         // A client that waits for `100-continue` has not begun. A longer upload would be cut off in
         // any case.
         let worth_it = (reader.left)(&body).is_some_and(|left| left <= MAX_BYTES)

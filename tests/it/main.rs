@@ -42,6 +42,7 @@ mod secrets;
 #[path = "../shared.rs"]
 mod shared;
 mod shutdown;
+mod stacked_layers;
 mod store_failures;
 mod streams_and_upgrades;
 mod support;

@@ -3,10 +3,20 @@
 use http::Response;
 
 use super::LimitedRequest;
+use crate::decision::Decision;
 use crate::middleware::cost::TrueCost;
 use crate::middleware::headers::is_refused_inside;
 
 impl<J> LimitedRequest<J> {
+    /// Returns what was taken of a request that an inner layer has refused, before its response
+    /// (S9): [`correct`](Self::correct) sees whether it stays returned.
+    pub(crate) fn return_early(&mut self) {
+        if let Some(decision) = &self.charged {
+            self.settled(decision, 0).detach();
+        }
+        self.refund_on_drop = false;
+    }
+
     /// Whether a response may show that the charge was wrong: then it has to be
     /// [corrected](Self::correct).
     #[inline]
@@ -31,20 +41,27 @@ impl<J> LimitedRequest<J> {
 
     /// Corrects the charge by what the response shows, and adds the headers.
     #[inline(never)]
-    pub(crate) fn correct<R>(&mut self, mut response: Response<R>) -> Response<R> {
+    pub(crate) fn correct<R>(&mut self, mut response: Response<R>, returned: bool) -> Response<R> {
         if self.charged.is_none() {
             return response;
         }
         if is_refused_inside(&response) {
-            self.give_back();
+            if !returned {
+                self.give_back();
+            }
             return response;
         }
         // What was taken stays where it can be refunded from, as a closure may panic.
         let cost;
         (response, cost) = self.true_cost(response);
-        if let Some(cost) = cost
-            && let Some(decision) = self.charged.take()
+        // What was returned is taken anew: a layer in between has answered otherwise.
+        let taken = self.charged.as_ref().filter(|_| returned).map(Decision::granted);
+        if let Some(cost) = cost.or(taken)
+            && let Some(mut decision) = self.charged.take()
         {
+            if returned {
+                decision = decision.with_cost(0);
+            }
             self.settled(&decision, cost).detach();
             self.charged = Some(decision.with_cost(cost));
         }

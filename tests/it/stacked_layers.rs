@@ -1,0 +1,340 @@
+//! Layers around each other: what an inner one refuses holds no token of an outer one, however long
+//! its client goes on sending (S9, S17).
+
+use std::convert::Infallible;
+use std::fmt::Debug;
+use std::future::ready;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::response::{IntoResponse, Response};
+use axum::routing::any;
+use futures_util::{Stream, StreamExt, stream};
+use http::{Request, StatusCode};
+use http_body::Frame;
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep};
+use tower::retry::{Policy, RetryLayer};
+use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
+use tower_fixed_window::key::{global, header};
+use tower_fixed_window::{Control, FixedWindowLayer, Key, Quota, TrueCost};
+
+use crate::support::{ANSWERS, FarStore, Mood, TestStore, get, limit_headers, per_minute, serve};
+
+/// A byte each half second, for eight seconds.
+fn bytes() -> impl Stream<Item = Result<&'static str, Infallible>> + Send + 'static {
+    stream::iter(0..16).then(async |_| {
+        sleep(Duration::from_millis(500)).await;
+        Ok("x")
+    })
+}
+
+fn slow_upload() -> Request<Body> {
+    from("alice", Body::from_stream(bytes()))
+}
+
+fn from<B>(user: &str, body: B) -> Request<B> {
+    Request::post("/").header("x-user", user).body(body).expect("a request")
+}
+
+/// Reads the whole body.
+async fn inner(request: Request<Body>) -> Result<Response, Infallible> {
+    let body = axum::body::to_bytes(request.into_body(), usize::MAX).await;
+    Ok(body.expect("a body").into_response())
+}
+
+async fn used(control: &Control) -> u64 {
+    control.peek(Key::global()).await.expect("memory answers").used()
+}
+
+/// Sends a request, and looks a second later, while it is still being answered if that takes longer.
+async fn sent<S, B>(service: S, request: Request<B>) -> JoinHandle<StatusCode>
+where
+    S: Service<Request<B>, Response = Response, Error: Debug + Send, Future: Send>,
+    S: Send + 'static,
+    B: Send + 'static,
+{
+    let response = tokio::spawn(service.oneshot(request));
+    sleep(Duration::from_secs(1)).await;
+    tokio::spawn(async { response.await.expect("no panic").expect("a response").status() })
+}
+
+#[tokio::test(start_paused = true)]
+async fn refused_uploads_hold_no_token_that_other_users_need() {
+    for mood in ANSWERS {
+        let outer = per_minute(4, mood);
+        let control = outer.control();
+        let per_user = per_minute(2, mood).key(header("x-user"));
+        let service = ServiceBuilder::new().layer(outer).layer(per_user).service(service_fn(inner));
+        for _ in 0..2 {
+            let Ok(passed) = service.clone().oneshot(from("alice", Body::empty())).await;
+            assert_eq!(passed.status(), StatusCode::OK);
+        }
+        let start = Instant::now();
+        let refused = [slow_upload(), slow_upload()].map(|upload| service.clone().oneshot(upload));
+        let refused = refused.map(tokio::spawn);
+        sleep(Duration::from_secs(1)).await;
+        for _ in 0..2 {
+            let Ok(passed) = service.clone().oneshot(from("bob", Body::empty())).await;
+            assert_eq!(passed.status(), StatusCode::OK, "{mood:?}");
+        }
+        for refused in refused {
+            let Ok(refused) = refused.await.expect("no panic");
+            assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
+            assert_eq!(limit_headers(&refused)["limit"], "2");
+        }
+        assert_eq!(start.elapsed().as_secs(), 8, "they were read to their ends");
+        assert_eq!(used(&control).await, 4, "each charge was given back once");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn all_layers_around_the_one_that_refuses_give_back_at_once() {
+    for mood in ANSWERS {
+        for refusing in 0..3 {
+            let limits = [0, 1, 2].map(|i| if i == refusing { 0 } else { 9 });
+            let layers = limits.map(|limit| per_minute(limit, mood));
+            let controls = layers.each_ref().map(FixedWindowLayer::control);
+            let [a, b, c] = layers;
+            let service =
+                ServiceBuilder::new().layer(a).layer(b).layer(c).service(service_fn(inner));
+            let refused = sent(service, slow_upload()).await;
+            for control in &controls {
+                assert_eq!(used(control).await, 0, "refused by layer {refusing}");
+            }
+            assert_eq!(refused.await.expect("no panic"), StatusCode::TOO_MANY_REQUESTS);
+            for control in &controls {
+                assert_eq!(used(control).await, 0, "refused by layer {refusing}");
+            }
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_charge_is_held_until_the_inner_layer_has_decided() {
+    let outer = per_minute(9, Mood::Now);
+    let control = outer.control();
+    let inner_layer = FixedWindowLayer::new(Quota::per_minute(0)).key(global());
+    let inner_layer = inner_layer.name("inner").store(FarStore::new(|| 2_000));
+    let service = ServiceBuilder::new().layer(outer).layer(inner_layer).service(service_fn(inner));
+    let refused = sent(service, slow_upload()).await;
+    assert_eq!(used(&control).await, 1, "the inner store is asked");
+    sleep(Duration::from_secs(4)).await;
+    assert_eq!(used(&control).await, 0, "it has answered");
+    assert!(!refused.is_finished());
+    assert_eq!(refused.await.expect("no panic"), StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(used(&control).await, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_inner_layer_that_refuses_for_another_reason_holds_no_token() {
+    for mood in ANSWERS {
+        let outer = per_minute(9, mood);
+        let control = outer.control();
+        let keyless = per_minute(9, mood).key_fn(|_| None);
+        let service = ServiceBuilder::new().layer(outer).layer(keyless).service(service_fn(inner));
+        let refused = sent(service, slow_upload()).await;
+        assert_eq!(used(&control).await, 0);
+        assert_eq!(refused.await.expect("no panic"), StatusCode::BAD_REQUEST);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_upload_that_an_inner_layer_in_shadow_would_refuse_counts() {
+    for mood in ANSWERS {
+        let outer = per_minute(9, mood);
+        let control = outer.control();
+        let shadow = per_minute(0, mood).shadow();
+        let service = ServiceBuilder::new().layer(outer).layer(shadow).service(service_fn(inner));
+        let passed = sent(service, slow_upload()).await;
+        assert_eq!(used(&control).await, 1);
+        assert_eq!(passed.await.expect("no panic"), StatusCode::OK);
+        assert_eq!(used(&control).await, 1);
+    }
+}
+
+type Correction = fn(FixedWindowLayer) -> FixedWindowLayer;
+
+/// Ways to correct a charge by its response.
+const CORRECTIONS: [Correction; 6] = [
+    |layer| layer,
+    |layer| layer.count_if(|_| true),
+    |layer| layer.count_if(|_| false),
+    |layer| layer.refund_dropped(),
+    |layer| layer.settle_true_cost(),
+    |layer| layer.shadow(),
+];
+
+#[tokio::test(start_paused = true)]
+async fn a_charge_is_given_back_once_whatever_else_may_correct_it() {
+    for mood in ANSWERS {
+        for (correction, correct) in CORRECTIONS.into_iter().enumerate() {
+            for hangs_up in [false, true] {
+                let store = TestStore::new(mood);
+                let outer = FixedWindowLayer::new(Quota::per_minute(9)).key(global()).name("outer");
+                let outer = outer.store(store);
+                let control = outer.control();
+                // What others have used.
+                let Ok(_) = outer.clone().layer(service_fn(inner)).oneshot(get("/")).await;
+                let service = ServiceBuilder::new()
+                    .layer(correct(outer))
+                    .layer(per_minute(0, mood))
+                    .service(service_fn(inner));
+                let refused = tokio::spawn(service.oneshot(slow_upload()));
+                sleep(Duration::from_secs(1)).await;
+                assert_eq!(used(&control).await, 1, "correction {correction}");
+                if hangs_up {
+                    refused.abort();
+                }
+                assert_eq!(refused.await.is_err(), hangs_up);
+                sleep(Duration::from_secs(1)).await;
+                assert_eq!(used(&control).await, 1, "correction {correction}");
+            }
+        }
+    }
+}
+
+/// Tries again what was refused, once.
+#[derive(Clone)]
+struct OnceMore(bool);
+
+impl Policy<Request<Body>, Response, Infallible> for OnceMore {
+    type Future = std::future::Ready<()>;
+
+    fn retry(
+        &mut self,
+        _: &mut Request<Body>,
+        result: &mut Result<Response, Infallible>,
+    ) -> Option<Self::Future> {
+        let refused = result.as_ref().is_ok_and(|response| response.status() == 429);
+        (refused && std::mem::take(&mut self.0)).then(|| ready(()))
+    }
+
+    fn clone_request(&mut self, request: &Request<Body>) -> Option<Request<Body>> {
+        let mut again = Request::new(Body::empty());
+        *again.extensions_mut() = request.extensions().clone();
+        Some(again)
+    }
+}
+
+/// What a request costs at last that was refused in its first try and served in its second.
+async fn used_by_a_second_try(mood: Mood, correct: Correction) -> (Response, u64) {
+    let outer = correct(per_minute(9, mood));
+    let control = outer.control();
+    let inner_layer = per_minute(0, mood);
+    let inner_control = inner_layer.control();
+    let service = ServiceBuilder::new()
+        .layer(outer)
+        .layer(RetryLayer::new(OnceMore(true)))
+        .layer(inner_layer)
+        .service(service_fn(async |_: Request<Body>| {
+            let mut response = Body::empty().into_response();
+            response.extensions_mut().insert(TrueCost::of(5));
+            Ok::<_, Infallible>(response)
+        }));
+    let response = tokio::spawn(service.oneshot(slow_upload()));
+    sleep(Duration::from_secs(1)).await;
+    assert_eq!(used(&control).await, 0);
+    inner_control.set_quotas(Quota::per_minute(99));
+    let Ok(response) = response.await.expect("no panic");
+    assert_eq!(response.status(), StatusCode::OK);
+    (response, used(&control).await)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_is_served_after_all_counts() {
+    for mood in ANSWERS {
+        for (correction, expected) in [1, 1, 0, 1, 5, 1].into_iter().enumerate() {
+            let (response, used) = used_by_a_second_try(mood, CORRECTIONS[correction]).await;
+            assert_eq!(used, expected, "correction {correction}");
+            let headers = limit_headers(&response);
+            // The tighter layer's; none are sent of one in shadow.
+            let limit = if correction == 5 { "99" } else { "9" };
+            assert_eq!((headers["limit"], headers["used"]), (limit, &*used.to_string()));
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_gives_back_at_once_is_reported_once() {
+    let reports = Arc::new(AtomicUsize::new(0));
+    let counter = Arc::clone(&reports);
+    let outer = per_minute(9, Mood::Now).on_decision(move |_, decision| {
+        assert!(decision.allowed());
+        counter.fetch_add(1, Ordering::SeqCst);
+    });
+    let service =
+        ServiceBuilder::new().layer(outer).layer(per_minute(0, Mood::Now)).service_fn(inner);
+    let Ok(refused) = service.oneshot(slow_upload()).await;
+    assert_eq!(limit_headers(&refused)["limit"], "0");
+    assert_eq!(reports.load(Ordering::SeqCst), 1);
+}
+
+/// A body of a type that no layer was told of.
+struct Unknown(Body);
+
+impl http_body::Body for Unknown {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.0).poll_frame(cx)
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn layers_between_may_change_the_body_and_buffer_the_request() {
+    for mood in ANSWERS {
+        let outer = per_minute(9, mood);
+        let control = outer.control();
+        let service = ServiceBuilder::new()
+            .layer(outer)
+            .map_request(|request: Request<Unknown>| request.map(Body::new))
+            .buffer(1)
+            .layer(per_minute(0, mood))
+            .service_fn(inner);
+        let upload = from("alice", Unknown(Body::from_stream(bytes())));
+        let refused = sent(service, upload).await;
+        assert_eq!(used(&control).await, 0);
+        assert_eq!(refused.await.expect("no panic"), StatusCode::TOO_MANY_REQUESTS);
+    }
+}
+
+#[tokio::test]
+async fn over_a_socket_refused_uploads_hold_no_token_either() {
+    let clients = [
+        reqwest::Client::builder().no_proxy().build().expect("a client"),
+        reqwest::Client::builder().no_proxy().http2_prior_knowledge().build().expect("a client"),
+    ];
+    for (client, mood) in clients.iter().flat_map(|client| ANSWERS.map(|mood| (client, mood))) {
+        let (refused, mut refusals) = mpsc::unbounded_channel();
+        let inner_layer = per_minute(0, mood).on_decision(move |_, decision| {
+            assert!(!decision.allowed());
+            refused.send(()).expect("a receiver");
+        });
+        let app = Router::new()
+            .route("/upload", any(async |body: Bytes| body).layer(inner_layer))
+            .route("/", any(async || "hello"))
+            .layer(per_minute(1, mood));
+        let url = format!("http://{}", serve(app).await);
+        let body = stream::iter([Ok::<_, Infallible>("half")]).chain(stream::pending());
+        let upload =
+            client.post(format!("{url}/upload")).body(reqwest::Body::wrap_stream(body)).send();
+        let upload = tokio::spawn(upload);
+        refusals.recv().await.expect("a refusal");
+        let passed = client.get(&url).send().await.expect("a response");
+        assert_eq!(passed.status().as_u16(), 200, "{mood:?}");
+        assert!(!upload.is_finished());
+        let upload = upload.await.expect("no panic").expect("a response");
+        assert_eq!(upload.status().as_u16(), 429);
+    }
+}
