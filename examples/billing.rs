@@ -2,10 +2,13 @@
 //!
 //! Plans by the month: 1,000 requests from a customer's billing day on, in the customer's time
 //! zone, and 60 a minute. `GET /usage` shows what is left and costs nothing. `POST /upgrade` raises
-//! the limit to 10,000 in mid-month; requests already used stay used.
+//! the limit to 10,000 in mid-month; requests already used stay used. With `COUNTS=path`, they also
+//! stay used when the app is deployed anew: what is counted is saved to that file each second, and
+//! at the end.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, StatusCode};
@@ -13,7 +16,9 @@ use axum::middleware::{self, Next};
 use axum::response::Response;
 use axum::{Router, routing::get, routing::post};
 use tower_fixed_window::key::extension;
-use tower_fixed_window::{FixedWindowLayer, Key, Quota, QuotaError, RateLimitEndpoint};
+use tower_fixed_window::{
+    FixedWindowLayer, Key, MemoryStore, Quota, QuotaError, RateLimitEndpoint,
+};
 
 /// As it comes out of a database.
 struct Row {
@@ -71,6 +76,22 @@ async fn upgrade(State(customers): State<Customers>, headers: HeaderMap) -> &'st
     "welcome to the larger plan\n"
 }
 
+/// Waits for SIGTERM, which systemd and Docker send, or Ctrl-C.
+async fn told_to_stop() {
+    #[cfg(unix)]
+    {
+        use tokio::signal::unix::{SignalKind, signal};
+
+        let mut terminate = signal(SignalKind::terminate()).expect("a handler for SIGTERM");
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = tokio::signal::ctrl_c() => {}
+        }
+    }
+    #[cfg(not(unix))]
+    let _ = tokio::signal::ctrl_c().await;
+}
+
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     // LIMIT overrides the smaller plan.
@@ -86,13 +107,20 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     let customers = Customers::new(Mutex::new(customers));
 
+    let counts = std::env::var_os("COUNTS");
+    let store = match &counts {
+        Some(path) => MemoryStore::open(path, Duration::from_secs(1))?,
+        None => MemoryStore::new(),
+    };
+
     // A layer for each, so that the endpoint shows both.
     let rate = FixedWindowLayer::new(Quota::per_minute(60)).name("rate");
-    let rate = rate.key(extension::<Customer>());
+    let rate = rate.key(extension::<Customer>()).store(store.clone());
     let none = Quota::per_month(0);
     let plan = FixedWindowLayer::new(none)
         .name("plan")
         .key(extension::<Customer>())
+        .store(store.clone())
         .quota_fn(move |parts, _key| parts.extensions.get().map_or(none, |c: &Customer| c.plan));
 
     // In axum the layer that is added last is the outermost: first authenticate, then count.
@@ -110,6 +138,9 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("try: curl -i http://{addr}/ -H 'authorization: Bearer ann'");
     println!("and: curl -i http://{addr}/usage -H 'authorization: Bearer ann'");
     println!("and: curl -i http://{addr}/upgrade -H 'authorization: Bearer ann' -X POST");
-    axum::serve(listener, app).await?;
+    axum::serve(listener, app).with_graceful_shutdown(told_to_stop()).await?;
+    if counts.is_some() {
+        store.save()?;
+    }
     Ok(())
 }

@@ -10,6 +10,7 @@
 //! 8. [Operation](operating)
 //! 9. [Metrics and logs](observing)
 //! 10. [Several nodes](many_nodes)
+//! 11. [Counts that outlive a deploy](deploys)
 //!
 //! [Recipes](recipes) for logins, payments and password resets, [testing your app](testing),
 //! [other stacks](other_stacks) than axum's, [moving from other limiters](moving),
@@ -55,6 +56,10 @@ pub mod features {}
 #[cfg_attr(not(doctest), doc = include_str!("guide/links.md"))]
 #[doc = include_str!("../docs/many-nodes.md")]
 pub mod many_nodes {}
+
+#[cfg_attr(not(doctest), doc = include_str!("guide/links.md"))]
+#[doc = include_str!("../docs/deploys.md")]
+pub mod deploys {}
 
 #[cfg_attr(not(doctest), doc = include_str!("guide/links.md"))]
 #[doc = include_str!("../docs/recipes.md")]

@@ -42,6 +42,9 @@ pub use middleware::{
 pub use quota::{
     MAX_TOKENS, MAX_WINDOW, ParseQuotaError, Plan, Quota, QuotaError, Quotas, Weekday,
 };
+#[cfg(feature = "saved")]
+#[cfg_attr(docsrs, doc(cfg(feature = "saved")))]
+pub use store::CountsFile;
 #[cfg(feature = "redis")]
 #[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
 pub use store::RedisStore;

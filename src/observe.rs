@@ -14,7 +14,13 @@ mod meters;
 mod scope;
 
 pub(crate) use count::Outcome;
+#[cfg(feature = "saved")]
+pub(crate) use log::{
+    counts_broken, counts_loaded, counts_not_saved, counts_saved, counts_saved_again,
+};
 pub(crate) use log::{doubt, mistake, overflow};
+#[cfg(feature = "saved")]
+pub(crate) use meters::Saves;
 #[cfg(feature = "metrics")]
 pub(crate) use meters::memory;
 pub(crate) use meters::{Meters, Timing, UnderWay};

@@ -168,7 +168,9 @@ impl Quota {
         Self::new(limit, Duration::from_secs(7 * 86_400))
     }
 
-    /// `limit` tokens in each month, from the first day of the month at 00:00 UTC.
+    /// `limit` tokens in each month, from the first day of the month at 00:00 UTC. In memory, a
+    /// restart forgets what was used: write `MemoryStore::open(path, interval)?` (feature `saved`)
+    /// or use `RedisStore`.
     ///
     /// ```
     /// use std::time::{Duration, UNIX_EPOCH};
@@ -189,7 +191,8 @@ impl Quota {
         Self::new(limit, Duration::from_secs(86_400)).on(Period::Month(1), Zone::UTC)
     }
 
-    /// `limit` tokens in each year, from 1 January 00:00 UTC.
+    /// `limit` tokens in each year, from 1 January 00:00 UTC. In memory, a restart
+    /// forgets what was used, as for [`per_month`](Self::per_month).
     ///
     /// # Panics
     /// If the limit is above [`MAX_TOKENS`].

@@ -38,6 +38,9 @@ pub(crate) use guard::Guard;
 pub(crate) use known::Refundable;
 #[cfg(feature = "tokio")]
 pub(crate) use leases::Leases;
+#[cfg(feature = "saved")]
+#[cfg_attr(docsrs, doc(cfg(feature = "saved")))]
+pub use memory::CountsFile;
 pub use memory::MemoryStore;
 #[cfg(feature = "redis")]
 #[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
@@ -236,7 +239,7 @@ impl Store for MemoryStore {
     }
 
     fn is_shared(&self) -> bool {
-        false
+        self.is_saved()
     }
 
     fn remote(&self) -> Option<&Remote> {

@@ -125,3 +125,52 @@ pub(crate) fn overflow(max_keys: usize, overflowed: u64) {
 
     log!(warn, WHAT, max_keys = max_keys, overflowed = overflowed);
 }
+
+/// Counts of another process were loaded from a file.
+#[cfg(feature = "saved")]
+pub(crate) fn counts_loaded(file: &impl Display, bytes: u64, age_ms: i64) {
+    #[cfg(feature = "tracing")]
+    tracing::info!(
+        target: "tower_fixed_window",
+        %file,
+        bytes,
+        age = age_ms as f64 / 1_000.0,
+        "the counts of a file are loaded"
+    );
+    let _ = (file, bytes, age_ms);
+}
+
+/// A file of counts can't be used, and was renamed.
+#[cfg(feature = "saved")]
+pub(crate) fn counts_broken(reason: &impl Display, renamed_to: &impl Display) {
+    const WHAT: &str = "the store starts empty, because its file can't be used";
+
+    let (reason, renamed_to) = (format_args!("{reason}"), format_args!("{renamed_to}"));
+    log!(warn, WHAT, reason = reason, renamed_to = renamed_to);
+}
+
+#[cfg(feature = "saved")]
+pub(crate) fn counts_saved(file: &impl Display, bytes: u64, took: Duration) {
+    #[cfg(feature = "tracing")]
+    tracing::debug!(
+        target: "tower_fixed_window",
+        %file,
+        bytes,
+        seconds = took.as_secs_f64(),
+        "the counts are saved"
+    );
+    let _ = (file, bytes, took);
+}
+
+#[cfg(feature = "saved")]
+pub(crate) fn counts_not_saved(error: &impl Display) {
+    const WHAT: &str = "the counts can't be saved, and would be lost with the process";
+
+    log!(warn, WHAT, error = format_args!("{error}"));
+}
+
+#[cfg(feature = "saved")]
+pub(crate) fn counts_saved_again(file: &impl Display, after: Duration) {
+    let seconds = after.as_millis() as f64 / 1_000.0;
+    log!(warn, "the counts are saved again", file = format_args!("{file}"), seconds = seconds);
+}

@@ -5,8 +5,16 @@ use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::OnceLock;
 use std::time::Instant;
 use std::{array, iter};
+#[cfg(feature = "saved")]
+use std::{
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
 
-#[cfg(feature = "redis")]
+#[cfg(any(feature = "redis", feature = "saved"))]
 use metrics::counter;
 use metrics::{Counter, Histogram, Key, Label, Level, Metadata, Recorder, Unit, gauge};
 
@@ -148,6 +156,49 @@ pub(crate) fn memory(store: &str, tracked_keys: usize, max_keys: usize) {
     metrics::describe_gauge!(MAX, "Entries that a memory store was created for");
     gauge!(TRACKED, "store" => store.to_owned()).set(tracked_keys as f64);
     gauge!(MAX, "store" => store.to_owned()).set(max_keys as f64);
+}
+
+/// What became of the saves of a store.
+#[cfg(feature = "saved")]
+#[derive(Default)]
+pub(crate) struct Saves {
+    /// The last one: when it was complete, how long it took, how large it was.
+    last: Mutex<Option<(SystemTime, Duration, u64)>>,
+    failures: AtomicU64,
+}
+
+#[cfg(feature = "saved")]
+impl Saves {
+    pub(crate) fn note(&self, bytes: u64, took: Duration) {
+        let last = (SystemTime::now(), took, bytes);
+        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(last);
+    }
+
+    pub(crate) fn note_failure(&self) {
+        self.failures.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Sets the metrics of this store.
+    pub(crate) fn record(&self, store: &str) {
+        const GAUGES: [(&str, &str); 3] = [
+            ("tower_fixed_window_saved_timestamp_seconds", "When counts were last saved"),
+            ("tower_fixed_window_saved_seconds", "Duration of the last save, in seconds"),
+            ("tower_fixed_window_saved_bytes", "Size of the file of counts, in bytes"),
+        ];
+        const FAILURES: &str = "tower_fixed_window_save_failures_total";
+
+        metrics::describe_counter!(FAILURES, "Saves of counts that failed");
+        let failures = self.failures.load(Ordering::Relaxed);
+        counter!(FAILURES, "store" => store.to_owned()).absolute(failures);
+        let last = *self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some((at, took, bytes)) = last else { return };
+        let at = at.duration_since(UNIX_EPOCH).unwrap_or_default();
+        let values = [at.as_secs_f64(), took.as_secs_f64(), bytes as f64];
+        for ((name, help), value) in GAUGES.into_iter().zip(values) {
+            metrics::describe_gauge!(name, help);
+            gauge!(name, "store" => store.to_owned()).set(value);
+        }
+    }
 }
 
 /// The counters for the connections of all stores.

@@ -34,3 +34,14 @@ impl Timing {
         Self
     }
 }
+
+#[cfg(feature = "saved")]
+#[derive(Default)]
+pub(crate) struct Saves;
+
+#[cfg(feature = "saved")]
+impl Saves {
+    pub(crate) fn note(&self, _: u64, _: std::time::Duration) {}
+
+    pub(crate) fn note_failure(&self) {}
+}

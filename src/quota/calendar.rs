@@ -136,7 +136,7 @@ impl Calendar {
 
     /// A number for the windows that it has, the same as no other's in this process.
     pub(super) const fn id(self) -> u64 {
-        (self.zone.id() as u64) << 16 | self.period.kind() as u64
+        self.zone.id() << 16 | self.period.kind() as u64
     }
 
     /// Periods in which there is no window.

@@ -29,8 +29,8 @@ const SKIPPED_UNTIL: i64 = 4_102_444_800;
 pub(super) struct Zone(Option<&'static Loaded>);
 
 struct Loaded {
-    /// Another for each zone, above 0.
-    id: u16,
+    /// Another for each zone, above 0, and the same in each process.
+    id: u64,
     name: String,
     rules: Rules,
     /// Days that the zone's clock never showed.
@@ -63,7 +63,7 @@ impl Zone {
             return Ok(Self(Some(zone)));
         }
         // Names come from users, but there are only as many as the database has.
-        let id = zones.len() as u16 + 1;
+        let id = id(&name);
         let skipped = skipped(&rules);
         let recent = Recent::new();
         let zone: &Loaded = Box::leak(Box::new(Loaded { id, name, rules, skipped, recent }));
@@ -75,8 +75,8 @@ impl Zone {
         self.0.is_none()
     }
 
-    /// Another number for each zone, in this process.
-    pub(super) const fn id(self) -> u16 {
+    /// Another number of less than 41 bits for each zone.
+    pub(super) const fn id(self) -> u64 {
         match self.0 {
             Some(zone) => zone.id,
             None => 0,
@@ -110,6 +110,15 @@ impl Zone {
     pub(super) fn recent(self) -> &'static Recent {
         self.0.map_or(&RECENT_UTC, |zone| &zone.recent)
     }
+}
+
+/// The number of a zone, by its name: counters that outlive the process are found by it.
+fn id(name: &str) -> u64 {
+    // FNV-1a of 64 bits.
+    let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    });
+    (hash >> 24) + 1
 }
 
 /// By how many days a day is to be moved for the database to know it.

@@ -58,7 +58,8 @@ impl Counters {
 
     #[cold]
     fn add(&self, scope: &Scope, quota: &Quota, mark: u64) -> bool {
-        let added = self.known.lock().unwrap_or_else(PoisonError::into_inner).add(scope, quota);
+        let added =
+            self.known.lock().unwrap_or_else(PoisonError::into_inner).add(scope.id(), quota);
         if added {
             let free = self.cells(mark).find(|cell| cell.load(Ordering::Relaxed) == 0);
             if let Some(cell) = free.or(self.cells(mark).next()) {
@@ -85,13 +86,13 @@ impl Counters {
 }
 
 impl Known {
-    fn add(&mut self, scope: &Scope, quota: &Quota) -> bool {
+    fn add(&mut self, scope: u64, quota: &Quota) -> bool {
         let room = self.count < MAX_OF_ALL;
-        if !room && !self.scopes.contains_key(&scope.id()) {
+        if !room && !self.scopes.contains_key(&scope) {
             self.others = true;
             return false;
         }
-        let scope = self.scopes.entry(scope.id()).or_default();
+        let scope = self.scopes.entry(scope).or_default();
         if scope.quotas.iter().any(|other| other.identity() == quota.identity()) {
             return true;
         }
@@ -102,5 +103,40 @@ impl Known {
         scope.quotas.push(*quota);
         self.count += 1;
         true
+    }
+}
+
+/// What a scope is charged under, to be kept in a file.
+#[cfg(feature = "saved")]
+pub(super) struct Charged {
+    pub(super) scope: u64,
+    pub(super) quotas: Vec<Quota>,
+    /// Whether these are not all.
+    pub(super) others: bool,
+}
+
+#[cfg(feature = "saved")]
+impl Counters {
+    /// The counters of all scopes, and whether there are scopes beside these.
+    pub(super) fn all(&self) -> (Vec<Charged>, bool) {
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let charged = known.scopes.iter().map(|(&scope, OfScope { quotas, others })| Charged {
+            scope,
+            quotas: quotas.clone(),
+            others: *others,
+        });
+        (charged.collect(), known.others)
+    }
+
+    /// Those of a file.
+    pub(super) fn restored(all: Vec<Charged>, others: bool) -> Self {
+        let mut known = Known { others, ..Known::default() };
+        for Charged { scope, quotas, others } in all {
+            quotas.iter().for_each(|quota| _ = known.add(scope, quota));
+            if others {
+                known.scopes.entry(scope).or_default().others = true;
+            }
+        }
+        Self { known: Mutex::new(known), ..Self::default() }
     }
 }

@@ -24,9 +24,22 @@ use crate::observe;
 use crate::quota::Quotas;
 use crate::sync::MutexGuard;
 
+#[cfg(feature = "saved")]
+mod file;
+#[cfg(feature = "saved")]
+mod format;
+#[cfg(feature = "saved")]
+mod saved;
+#[cfg(feature = "saved")]
+mod saver;
 mod several;
 mod shard;
 mod time;
+
+#[cfg(feature = "saved")]
+pub use saved::CountsFile;
+#[cfg(feature = "saved")]
+use saver::Saver;
 
 use shard::{Home, Place, Shard, max_bytes};
 use time::{Reading, Time};
@@ -72,7 +85,12 @@ const MINUTE: i64 = 60_000;
 /// # let _ = (login, search);
 /// ```
 #[derive(Clone)]
-pub struct MemoryStore(Arc<Memory>);
+pub struct MemoryStore {
+    memory: Arc<Memory>,
+    /// Of a store that has a file: it ends with the last clone.
+    #[cfg(feature = "saved")]
+    saver: Option<Arc<Saver>>,
+}
 
 struct Memory {
     shards: Sharded<Shard>,
@@ -120,7 +138,7 @@ impl MemoryStore {
     #[must_use]
     #[track_caller]
     pub fn clock(mut self, clock: impl Clock) -> Self {
-        let memory = Arc::get_mut(&mut self.0);
+        let memory = Arc::get_mut(&mut self.memory);
         let memory = memory.expect("a store's clock is set before the store is cloned");
         memory.time = Time::Other(Box::new(clock));
         self
@@ -133,21 +151,29 @@ impl MemoryStore {
             "a store of no keys can't count: write MemoryStore::with_max_keys(100_000)"
         );
         let (shards, buckets) = shares(max_keys);
-        Self(Arc::new(Memory {
+        Self::of(Memory {
             shards: Sharded::new(shards),
             buckets,
             counters: Counters::default(),
             time,
             max_keys,
             quiet_until: AtomicU64::new(0),
-        }))
+        })
+    }
+
+    fn of(memory: Memory) -> Self {
+        Self {
+            memory: Arc::new(memory),
+            #[cfg(feature = "saved")]
+            saver: None,
+        }
     }
 
     /// Returns the most memory that the counters can take, in bytes: with all shards at their
     /// maximal size, while one has just doubled and still holds its old table. (If several threads
     /// double a shard at the same instant, 69 kB more for each.)
     pub fn max_bytes(&self) -> usize {
-        let Memory { shards, buckets, .. } = &*self.0;
+        let Memory { shards, buckets, .. } = &*self.memory;
         max_bytes(shards.count(), *buckets).saturating_add(shards.bytes())
     }
 
@@ -167,14 +193,14 @@ impl MemoryStore {
     /// assert_eq!(store.len(), 2); // one entry for each quota
     /// ```
     pub fn len(&self) -> usize {
-        let now = self.0.time.now().at;
-        self.0.shards.iter().map(|shard| shard.live(now)).sum()
+        let now = self.memory.time.now().at;
+        self.memory.shards.iter().map(|shard| shard.live(now)).sum()
     }
 
     /// Returns whether no key's window runs. It scans entries until it finds one.
     pub fn is_empty(&self) -> bool {
-        let now = self.0.time.now().at;
-        self.0.shards.iter().all(|shard| shard.live(now) == 0)
+        let now = self.memory.time.now().at;
+        self.memory.shards.iter().all(|shard| shard.live(now) == 0)
     }
 
     /// Returns how many charges had no entry of their own since the store was created. 0 means that
@@ -193,7 +219,7 @@ impl MemoryStore {
     /// assert!(store.overflowed() > 0);
     /// ```
     pub fn overflowed(&self) -> u64 {
-        self.0.shards.iter().map(|shard| shard.overflowed).sum()
+        self.memory.shards.iter().map(|shard| shard.overflowed).sum()
     }
 
     /// Sets the gauges `tower_fixed_window_tracked_keys` and `tower_fixed_window_max_keys`, with
@@ -202,13 +228,25 @@ impl MemoryStore {
     #[cfg(feature = "metrics")]
     #[cfg_attr(docsrs, doc(cfg(feature = "metrics")))]
     pub fn record_metrics(&self, name: &str) {
-        observe::memory(name, self.len(), self.0.max_keys);
+        observe::memory(name, self.len(), self.memory.max_keys);
+        #[cfg(feature = "saved")]
+        if let Some(saver) = &self.saver {
+            saver.saves().record(name);
+        }
+    }
+
+    /// Whether another process finds the counts.
+    pub(super) fn is_saved(&self) -> bool {
+        #[cfg(feature = "saved")]
+        return self.saver.is_some();
+        #[cfg(not(feature = "saved"))]
+        false
     }
 
     /// The exact time, which may have gone back.
     #[cold]
     fn now_again(&self, shard: &mut Shard) -> Reading {
-        let now = self.0.time.now();
+        let now = self.memory.time.now();
         self.go_by(now, shard);
         now
     }
@@ -216,10 +254,10 @@ impl MemoryStore {
     /// An exact time is a shard's, whatever it went by before.
     fn go_by(&self, now: Reading, shard: &mut Shard) {
         if shard.is_unallocated() {
-            shard.allocate(now.at, self.0.buckets);
+            shard.allocate(now.at, self.memory.buckets);
         } else if !shard.enter(now.at) {
             shard.step_back(now.at);
-            self.0
+            self.memory
                 .quiet_until
                 .fetch_min(now.at.saturating_add(MINUTE).max(0) as u64, Ordering::Relaxed);
         }
@@ -233,7 +271,7 @@ impl MemoryStore {
         scope: &Scope,
         key: &Key,
     ) -> (Reading, MutexGuard<'_, Shard>, Home) {
-        let (mut shard, hash) = self.0.shards.lock(scope, key);
+        let (mut shard, hash) = self.memory.shards.lock(scope, key);
         // While this call waited, another may have gone by a later time and given this key's entry
         // to a new one. By the older reading its window would still run, with nothing counted.
         // So it would by the clock of the last tick, after a call by the exact time.
@@ -248,8 +286,8 @@ impl MemoryStore {
         let Account { scope, quotas, key } = account;
         // A request that waits for a window counts the time until it ends.
         let now = match charge.may_reserve() {
-            true => self.0.time.now(),
-            false => self.0.time.recently(),
+            true => self.memory.time.now(),
+            false => self.memory.time.recently(),
         };
         let (now, mut shard, home) = self.find(now, scope, key);
         if let [quota] = quotas.as_slice()
@@ -302,7 +340,7 @@ impl MemoryStore {
             if !matches!(place, Place::Own(_))
                 && let Some(quota) = quotas.get(i)
             {
-                self.0.counters.note(account.scope(), quota);
+                self.memory.counters.note(account.scope(), quota);
             }
             shard.write(now, place, state);
         }
@@ -346,18 +384,19 @@ impl MemoryStore {
     fn log_overflow(&self, now: i64, until: i64) {
         let next = until.max(now.saturating_add(MINUTE)) as u64;
         let is_first =
-            self.0.quiet_until.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |quiet| {
+            self.memory.quiet_until.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |quiet| {
                 (quiet <= now as u64).then_some(next)
             });
         if is_first.is_ok() {
-            observe::overflow(self.0.max_keys, self.overflowed());
+            observe::overflow(self.memory.max_keys, self.overflowed());
         }
     }
 
     pub(super) fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {
         let account = adjust.account();
         let Account { scope, quotas, key } = account;
-        let (Reading { at: now, .. }, mut shard, home) = self.find(self.0.time.now(), scope, key);
+        let (Reading { at: now, .. }, mut shard, home) =
+            self.find(self.memory.time.now(), scope, key);
         let (places, windows) = shard.locate_all(now, &account, &home);
         let writes = adjust.apply_over(now, &windows);
         for ((place, state), quota) in places.into_iter().zip(writes).zip(quotas) {
@@ -365,7 +404,7 @@ impl MemoryStore {
             let own = matches!(place, Place::Own(_));
             if let Some(state) = state.filter(|_| own || !adjust.is_refund()) {
                 if !own {
-                    self.0.counters.note(scope, quota);
+                    self.memory.counters.note(scope, quota);
                 }
                 shard.write(now, place, state);
             }
@@ -375,8 +414,9 @@ impl MemoryStore {
 
     /// The key's own entries are cleared, also if this fails because the others can't be.
     pub(super) fn reset(&self, scope: &Scope, key: &Key) -> Reply<()> {
-        let (Reading { at: now, .. }, mut shard, home) = self.find(self.0.time.now(), scope, key);
-        self.0.counters.of(scope, |counters, all| {
+        let (Reading { at: now, .. }, mut shard, home) =
+            self.find(self.memory.time.now(), scope, key);
+        self.memory.counters.of(scope, |counters, all| {
             let mut own = true;
             for quota in counters {
                 own &= shard.forget(now, scope, key, quota, &home);

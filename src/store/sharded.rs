@@ -8,8 +8,10 @@ use std::sync::OnceLock;
 // hashes are always the same there.
 #[cfg(any(tfw_sim, tfw_shuttle))]
 use foldhash::quality::FixedState as RandomState;
-#[cfg(not(any(tfw_sim, tfw_shuttle)))]
+#[cfg(not(any(feature = "saved", tfw_sim, tfw_shuttle)))]
 use foldhash::quality::RandomState;
+#[cfg(all(feature = "saved", not(any(tfw_sim, tfw_shuttle))))]
+use foldhash::quality::SeedableRandomState as RandomState;
 
 use super::scope::Scope;
 use super::table::WAYS;
@@ -17,12 +19,15 @@ use crate::key::Key;
 use crate::quota::{Quota, fmix64};
 use crate::sync::{Mutex, MutexGuard};
 
+#[cfg(feature = "saved")]
+pub(super) mod seeds;
+
 /// Keys of a shard: in a small store, as long as there are enough shards to keep threads apart, and
 /// at most in a large one, where doubling a table takes some 0.1 ms.
 const KEYS_OF_A_SHARD: (usize, usize) = (1_024, 4_096);
 const SHARDS_FOR_THREADS: usize = 64;
 /// Of stores that are larger than any machine's memory.
-const MAX_SHARDS: usize = 32_768;
+pub(super) const MAX_SHARDS: usize = 32_768;
 
 pub(super) struct Sharded<S> {
     /// Allocated by the first call: most limiters of a shared store never use the memory that they
@@ -42,8 +47,13 @@ pub(super) fn shares(max_entries: usize) -> (usize, usize) {
     let few = (max_entries / KEYS_OF_A_SHARD.0).min(SHARDS_FOR_THREADS).next_power_of_two();
     let many = (max_entries / KEYS_OF_A_SHARD.1).min(MAX_SHARDS).next_power_of_two();
     let count = many.max(few);
-    let entries = max_entries.saturating_add(max_entries / 10).div_ceil(count);
-    (count, entries.div_ceil(WAYS))
+    (count, share(max_entries, count))
+}
+
+/// The buckets that each of a number of shards may have.
+pub(super) fn share(max_entries: usize, shards: usize) -> usize {
+    let entries = max_entries.saturating_add(max_entries / 10).div_ceil(shards);
+    entries.div_ceil(WAYS)
 }
 
 impl<S: Default> Sharded<S> {
@@ -55,7 +65,7 @@ impl<S: Default> Sharded<S> {
     /// The shard of a key, and the key's hash.
     #[inline(always)]
     pub(super) fn lock(&self, scope: &Scope, key: &Key) -> (MutexGuard<'_, S>, u64) {
-        let hash = self.hasher.hash_one((scope.id(), key.as_bytes()));
+        let hash = hash(&self.hasher, scope, key);
         let shards = self.shards();
         (lock(&shards[index(shards, hash)]), hash)
     }
@@ -63,7 +73,7 @@ impl<S: Default> Sharded<S> {
     /// The number of a key's shard, and the key's hash.
     #[inline]
     pub(super) fn place(&self, scope: &Scope, key: &Key) -> (usize, u64) {
-        let hash = self.hasher.hash_one((scope.id(), key.as_bytes()));
+        let hash = hash(&self.hasher, scope, key);
         (index(self.shards(), hash), hash)
     }
 
@@ -99,6 +109,11 @@ impl<S: Default> Sharded<S> {
     pub(super) fn bytes(&self) -> usize {
         self.count * size_of::<Shard<S>>()
     }
+}
+
+#[inline(always)]
+fn hash(hasher: &impl BuildHasher, scope: &Scope, key: &Key) -> u64 {
+    hasher.hash_one((scope.id(), key.as_bytes()))
 }
 
 /// What a key's entry for a quota is found by.

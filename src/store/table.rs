@@ -16,7 +16,7 @@ const SPARSE: usize = 10;
 #[derive(Clone, Copy, Default)]
 pub(super) struct Entry<P> {
     /// 0: none.
-    fingerprint: u64,
+    pub(super) fingerprint: u64,
     pub(super) until: i64,
     pub(super) payload: P,
 }
@@ -234,5 +234,26 @@ impl<P: Copy + Default> Table<P> {
 
     pub(super) fn clear(&mut self, slot: Slot) {
         self.set(Slot { fingerprint: 0, ..slot }, 0, P::default());
+    }
+}
+
+#[cfg(feature = "saved")]
+impl<P: Copy + Default> Table<P> {
+    pub(super) fn buckets(&self) -> &[Bucket<P>] {
+        &self.buckets
+    }
+
+    /// A table of buckets that were another's, of at most `max_buckets` if these have room for what
+    /// is live.
+    pub(super) fn restored(buckets: Vec<Bucket<P>>, max_buckets: usize, now: i64) -> Self {
+        let as_before = Self { max_buckets, buckets: buckets.into() };
+        match as_before.buckets.len() > max_buckets {
+            true => as_before.moved(max_buckets, now).unwrap_or(as_before),
+            false => as_before,
+        }
+    }
+
+    pub(super) fn may_have(&mut self, max_buckets: usize) {
+        self.max_buckets = max_buckets;
     }
 }

@@ -22,8 +22,10 @@ fn example(name: &str) -> Command {
     let binary = profile.join("examples").join(format!("{name}{EXE_SUFFIX}"));
     assert!(binary.exists(), "no {}: run `cargo build --examples`", binary.display());
     let mut command = Command::new(binary);
-    let settings =
-        ["ADDR", "LIMIT", "LIMITS", "CORE", "ANON", "SEARCH", "STATUS", "HEADERS", "WINDOW"];
+    let settings = [
+        "ADDR", "COUNTS", "LIMIT", "LIMITS", "CORE", "ANON", "SEARCH", "STATUS", "HEADERS",
+        "WINDOW",
+    ];
     for setting in settings {
         command.env_remove(setting);
     }
@@ -419,6 +421,27 @@ fn billing() {
     // Another customer has another count, and one without a token has none.
     server.send("GET /, authorization: Bearer yuki").passed(1, 3);
     assert_eq!(server.send("GET /").status, 401);
+}
+
+#[cfg(unix)]
+#[test]
+fn billing_after_a_deploy() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let counts = folder.path().join("counts");
+    let start = || Server::start_with(example("billing").env("LIMIT", "3").env("COUNTS", &counts));
+    let ask = "GET /, authorization: Bearer ann";
+
+    let mut server = start();
+    for used in 1..=3 {
+        server.send(ask).passed(used, 3);
+    }
+    let id = server.child.id().to_string();
+    assert!(Command::new("kill").args(["-TERM", &id]).status().expect("kill runs").success());
+    assert!(server.child.wait().expect("it ends").success());
+
+    let server = start();
+    assert_eq!(server.send(ask).status, 429);
+    server.send("GET /, authorization: Bearer yuki").passed(1, 3);
 }
 
 #[test]

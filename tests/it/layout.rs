@@ -241,10 +241,13 @@ fn the_core_stands_on_tower_and_http_and_three_small_crates() {
     assert_eq!(core, BASICS.into_iter().chain(OTHERS).collect());
     // Each of another target, too, is in the lock file of every app.
     let targets = manifest["target"].as_table().expect("a table");
-    assert!(targets.keys().eq(["cfg(target_os = \"linux\")"]), "{targets:?}");
-    let linux = &targets["cfg(target_os = \"linux\")"]["dependencies"];
-    // The kernel's coarse clock, which `std` does not read.
-    assert!(linux.as_table().expect("a table").keys().eq(["rustix"]));
+    let [linux, others] = ["target_os = \"linux\"", "all(unix, not(target_os = \"linux\"))"]
+        .map(|target| format!("cfg({target})"));
+    assert_eq!(BTreeSet::from_iter(targets.keys()), BTreeSet::from([&linux, &others]));
+    let of = |target| targets[target]["dependencies"].as_table().expect("a table");
+    // The kernel's coarse clock, which `std` does not read; elsewhere only the locks of files.
+    assert!(of(&*linux).keys().eq(["rustix"]) && of(&*others).keys().eq(["rustix"]));
+    assert!(is_optional(&of(&*others)["rustix"]));
     let default = manifest["features"]["default"].as_array().expect("a list");
     assert!(default.is_empty(), "a default feature brings what nobody asked for: {default:?}");
 }

@@ -38,6 +38,8 @@ mod readiness;
 mod refusals;
 mod resets;
 mod routing;
+#[cfg(unix)]
+mod saved_counts;
 mod secrets;
 #[path = "../shared.rs"]
 mod shared;

@@ -31,7 +31,7 @@ async fn ask(service: &Limited) -> u16 {
 }
 
 /// A recorder of metrics for one thread.
-fn recorder() -> (&'static PrometheusRecorder, PrometheusHandle) {
+pub(crate) fn recorder() -> (&'static PrometheusRecorder, PrometheusHandle) {
     let recorder = PrometheusBuilder::new().build_recorder();
     let handle = recorder.handle();
     // The guard of a local recorder borrows it; a test may leak one.
@@ -39,7 +39,7 @@ fn recorder() -> (&'static PrometheusRecorder, PrometheusHandle) {
 }
 
 /// What Prometheus would read, without comments: the value of each series.
-fn scraped(handle: &PrometheusHandle) -> BTreeMap<String, f64> {
+pub(crate) fn scraped(handle: &PrometheusHandle) -> BTreeMap<String, f64> {
     let text = handle.render();
     let series = text.lines().filter(|line| !line.starts_with('#') && !line.is_empty());
     let pairs = series.map(|line| line.rsplit_once(' ').expect("a name and a value"));
@@ -302,7 +302,10 @@ fn the_guide_names_every_metric_and_no_other() {
     let (recorder, handle) = recorder();
     let _guard = metrics::set_default_local_recorder(recorder);
     assert_eq!(block_on(ask(&limited(per_minute(9, Mood::Later)))), 200);
-    MemoryStore::new().record_metrics("memory");
+    let folder = tempfile::tempdir().expect("a folder");
+    let store = MemoryStore::open(folder.path().join("counts"), Duration::MAX).expect("opens");
+    store.save().expect("saves");
+    store.record_metrics("memory");
     let text = handle.render();
     let typed = |line: &str| line.strip_prefix("# TYPE ")?.split(' ').next().map(str::to_owned);
     let found: BTreeSet<_> = text.lines().filter_map(typed).collect();

@@ -15,6 +15,8 @@ mod quotas;
 mod reference;
 mod remembered_refusals;
 mod reservations;
+#[cfg(unix)]
+mod saved;
 mod several_limits;
 mod several_limits_at_once;
 mod several_references;

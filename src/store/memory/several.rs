@@ -41,11 +41,11 @@ impl MemoryStore {
 
     #[inline(never)]
     fn charge_together<const N: usize>(&self, charges: &[Charge<'_>]) -> Option<Decision> {
-        let mut locked = Locked::<N>::new(&self.0, charges)?;
+        let mut locked = Locked::<N>::new(&self.memory, charges)?;
         // A request that waits for a window counts the time until it ends.
         let mut now = match charges.iter().any(Charge::may_reserve) {
-            true => self.0.time.now(),
-            false => self.0.time.recently(),
+            true => self.memory.time.now(),
+            false => self.memory.time.recently(),
         };
         // As for one charge: an older reading could find a window that has been given away.
         let mut enters = true;
@@ -61,7 +61,7 @@ impl MemoryStore {
 
     #[cold]
     fn all_now_again<const N: usize>(&self, locked: &mut Locked<'_, N>) -> Reading {
-        let now = self.0.time.now();
+        let now = self.memory.time.now();
         locked.shards().for_each(|shard| self.go_by(now, shard));
         now
     }
@@ -102,7 +102,7 @@ impl MemoryStore {
                     // What moves moves where it is. In a place that only a charge which passes may
                     // take, another one's entry could be in its way.
                     Place::Free(_) | Place::Inheriting(_) if !takes => continue,
-                    _ => _ = self.0.counters.note(account.scope(), quota),
+                    _ => _ = self.memory.counters.note(account.scope(), quota),
                 }
                 shard.write(now, *place, state);
             }

@@ -10,15 +10,23 @@ use crate::quota::{Quota, fmix64};
 use crate::window::{MAX, State, Window};
 
 mod running;
+#[cfg(feature = "saved")]
+mod saved;
+
+#[cfg(feature = "saved")]
+pub(super) use saved::{Part, Times};
 
 /// Of a shard's overflow entries, the share that one quota uses.
 const OVERFLOW_SHARE: u64 = 4;
 
+/// Buckets of a table for each of its overflow.
+const PER_OVERFLOW: usize = 32;
+
 /// A count, in an entry that ends with it.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Count {
-    start: i64,
-    used: i64,
+    pub(super) start: i64,
+    pub(super) used: i64,
 }
 
 pub(super) struct Shard {
@@ -98,7 +106,7 @@ pub(super) fn max_bytes(shards: usize, buckets: usize) -> usize {
 
 /// Buckets for the overflow of a table.
 fn overflow(buckets: usize) -> usize {
-    buckets.div_ceil(32)
+    buckets.div_ceil(PER_OVERFLOW)
 }
 
 impl Shard {

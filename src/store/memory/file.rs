@@ -1,0 +1,150 @@
+//! A file that is replaced whole or not at all, by one process at a time.
+
+use std::ffi::OsStr;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+
+/// A file's path, and the lock beside it for as long as this lives.
+pub(super) struct Locked {
+    path: PathBuf,
+    lock: File,
+}
+
+impl Locked {
+    /// Locks the file, which need not be there yet.
+    pub(super) fn lock(path: &Path) -> io::Result<Self> {
+        let path = resolve(path).map_err(|error| explain("find", path, error))?;
+        let beside = with_suffix(&path, ".lock");
+        let locked = open(OpenOptions::new().read(true).append(true).create(true), &beside)
+            .and_then(|lock| exclusively(&lock).map(|()| lock));
+        let lock = locked.map_err(|error| explain("lock", &beside, error))?;
+        Ok(Self { path, lock })
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Opens the file. `None`: there is none.
+    pub(super) fn open(&self) -> io::Result<Option<(File, u64)>> {
+        // One that is no file might never be opened.
+        let opened = fs::metadata(&self.path).and_then(|found| match found.is_file() {
+            true => File::open(&self.path).map(|file| Some((file, found.len()))),
+            false => Err(io::Error::other("it is not a file")),
+        });
+        match opened {
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            opened => opened.map_err(|error| explain("read", &self.path, error)),
+        }
+    }
+
+    /// Renames the file, so that there is none.
+    pub(super) fn set_aside(&self) -> io::Result<PathBuf> {
+        let aside = with_suffix(&self.path, ".broken");
+        let renamed = fs::rename(&self.path, &aside);
+        renamed.map(|()| aside).map_err(|error| explain("rename", &self.path, error))
+    }
+
+    /// Replaces the file. Returns its size. Until all of the new one is on the disk, the old one
+    /// stays, also if the system stops.
+    pub(super) fn replace(
+        &self,
+        write: impl FnOnce(&mut File) -> io::Result<()>,
+    ) -> io::Result<u64> {
+        let new = with_suffix(&self.path, ".new");
+        let written = write_new(&new, write).and_then(|len| {
+            fs::rename(&new, &self.path)?;
+            if let Some(folder) = self.path.parent() {
+                File::open(folder)?.sync_all()?;
+            }
+            Ok(len)
+        });
+        written.map_err(|error| {
+            // A part of it only takes room.
+            let _ = fs::remove_file(&new);
+            explain("replace", &self.path, error)
+        })
+    }
+}
+
+impl Drop for Locked {
+    fn drop(&mut self) {
+        // A process that is just being started has the lock's file, too.
+        let _ = unlock(&self.lock);
+    }
+}
+
+fn write_new(path: &Path, write: impl FnOnce(&mut File) -> io::Result<()>) -> io::Result<u64> {
+    // What a killed process has left may belong to others.
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let mut file = open(OpenOptions::new().write(true).create_new(true), path)?;
+    write(&mut file)?;
+    file.sync_all()?;
+    Ok(file.metadata()?.len())
+}
+
+/// The same file whatever directory the process changes to, and that which a link leads to.
+fn resolve(path: &Path) -> io::Result<PathBuf> {
+    if let Ok(found) = fs::canonicalize(path) {
+        return Ok(found);
+    }
+    let name = path.file_name().ok_or_else(|| io::Error::other("it has no file's name"))?;
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    Ok(fs::canonicalize(folder.unwrap_or(Path::new(".")))?.join(name))
+}
+
+fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = path.file_name().unwrap_or(OsStr::new("")).to_owned();
+    name.push(suffix);
+    path.with_file_name(name)
+}
+
+fn explain(verb: &str, path: &Path, error: io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("can't {verb} {}: {error}", path.display()))
+}
+
+/// Opens a file that only its owner can read.
+#[cfg(unix)]
+fn open(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
+    use std::os::unix::fs::OpenOptionsExt;
+
+    options.mode(0o600).open(path)
+}
+
+/// Takes the lock of a file, until that is closed.
+#[cfg(unix)]
+fn exclusively(file: &File) -> io::Result<()> {
+    use rustix::fs::{FlockOperation, flock};
+
+    match flock(file, FlockOperation::NonBlockingLockExclusive).map_err(io::Error::from) {
+        Err(error) if error.kind() == ErrorKind::WouldBlock => {
+            let holder = "another store has this file open: a process that still runs, or this one";
+            Err(io::Error::new(ErrorKind::ResourceBusy, holder))
+        }
+        locked => locked,
+    }
+}
+
+#[cfg(unix)]
+fn unlock(file: &File) -> io::Result<()> {
+    Ok(rustix::fs::flock(file, rustix::fs::FlockOperation::Unlock)?)
+}
+
+#[cfg(not(unix))]
+fn open(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
+    options.open(path)
+}
+
+#[cfg(not(unix))]
+fn exclusively(_: &File) -> io::Result<()> {
+    Err(io::Error::new(ErrorKind::Unsupported, "counts in a file need the file locks of Unix"))
+}
+
+#[cfg(not(unix))]
+fn unlock(_: &File) -> io::Result<()> {
+    Ok(())
+}

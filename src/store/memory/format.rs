@@ -1,0 +1,285 @@
+//! Counters as bytes, with a version and a checksum: `docs/deploys.md` describes the format.
+
+use std::io::{self, ErrorKind, Read, Write};
+
+use super::super::counters::{Charged, Counters};
+use super::super::sharded::seeds::Seeds;
+use super::super::sharded::{MAX_SHARDS, Sharded, share};
+use super::super::table::{Bucket, Entry, WAYS};
+use super::Memory;
+use super::shard::{Count, Part, Shard, Times};
+use crate::quota::Quota;
+use crate::window::MAX;
+
+const MAGIC: [u8; 8] = *b"tfwcount";
+/// Of this format. Another one has another number.
+const VERSION: u32 = 1;
+/// Buckets that are copied under a lock: some microseconds.
+const STEP: usize = 32;
+/// A part of a file that is read or written at once.
+pub(super) const CHUNK: usize = 1 << 16;
+
+/// What a file has of a store.
+pub(super) struct Saved {
+    pub(super) shards: Sharded<Shard>,
+    pub(super) buckets: usize,
+    pub(super) counters: Counters,
+    pub(super) seeds: Seeds,
+    /// When it was saved, by the store's clock.
+    pub(super) at: i64,
+}
+
+/// FNV-1a of 64 bits.
+struct Sum(u64);
+
+impl Sum {
+    const SIZE: u64 = 8;
+
+    fn new() -> Self {
+        Self(0xcbf2_9ce4_8422_2325)
+    }
+
+    fn add(&mut self, bytes: &[u8]) {
+        self.0 = bytes
+            .iter()
+            .fold(self.0, |sum, byte| (sum ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3));
+    }
+}
+
+/// Writes what runs, one shard after the other. A charge waits for no more than the copy of a few
+/// buckets.
+pub(super) fn write(memory: &Memory, seeds: Seeds, out: &mut impl Write) -> io::Result<()> {
+    let now = memory.time.now().at;
+    let mut sum = Sum::new();
+    let mut bytes = Vec::with_capacity(CHUNK);
+    let mut flush = |bytes: &mut Vec<u8>| {
+        sum.add(bytes);
+        let written = out.write_all(bytes);
+        bytes.clear();
+        written.map(|()| sum.0)
+    };
+
+    bytes.extend(MAGIC);
+    bytes.extend(VERSION.to_le_bytes());
+    bytes.extend((memory.shards.count() as u32).to_le_bytes());
+    for number in [seeds.own, seeds.shared, seeds.probe(), now as u64] {
+        bytes.extend(number.to_le_bytes());
+    }
+    for shard in 0..memory.shards.count() {
+        [Part::Own, Part::Overflow]
+            .into_iter()
+            .for_each(|part| write_part(memory, shard, part, now, &mut bytes));
+        // Of all that was copied, none is of a later time.
+        let Times { latest, ahead_until } = memory.shards.lock_at(shard).times();
+        bytes.extend(latest.to_le_bytes());
+        bytes.extend(ahead_until.to_le_bytes());
+        flush(&mut bytes)?;
+    }
+    // Of all entries that were copied, the counters are noted.
+    write_counters(&memory.counters, &mut bytes);
+    let sum = flush(&mut bytes)?;
+    out.write_all(&sum.to_le_bytes())
+}
+
+/// Writes the buckets of a table, as they are found one step after the other.
+fn write_part(memory: &Memory, shard: usize, part: Part, now: i64, bytes: &mut Vec<u8>) {
+    let begin = bytes.len();
+    let mut copy = Vec::with_capacity(STEP);
+    let (mut from, mut size) = (0, None);
+    loop {
+        let shard = memory.shards.lock_at(shard);
+        let buckets = shard.buckets(part);
+        if size != Some(buckets.len()) {
+            // Before the first step, or since the table has grown.
+            bytes.truncate(begin);
+            bytes.extend((buckets.len() as u32).to_le_bytes());
+            (from, size) = (0, Some(buckets.len()));
+        }
+        let to = buckets.len().min(from + STEP);
+        copy.clear();
+        copy.extend_from_slice(&buckets[from..to]);
+        let done = to == buckets.len();
+        drop(shard);
+        copy.iter().for_each(|bucket| write_bucket(bucket, now, bytes));
+        if done {
+            return;
+        }
+        from = to;
+    }
+}
+
+/// Writes which entries of a bucket run, and these.
+fn write_bucket(bucket: &Bucket<Count>, now: i64, bytes: &mut Vec<u8>) {
+    let running = |(way, entry): (usize, &Entry<Count>)| u16::from(entry.until > now) << way;
+    let running = bucket.iter().enumerate().map(running).fold(0, |all, one| all | one);
+    bytes.extend(running.to_le_bytes());
+    for entry in bucket.iter().filter(|entry| entry.until > now) {
+        let Entry { fingerprint, until, payload: Count { start, used } } = *entry;
+        bytes.extend(fingerprint.to_le_bytes());
+        [until, start, used].iter().for_each(|number| bytes.extend(number.to_le_bytes()));
+    }
+}
+
+/// Writes the windows of each scope as text, as configuration files have them.
+fn write_counters(counters: &Counters, bytes: &mut Vec<u8>) {
+    let (charged, others) = counters.all();
+    bytes.push(others.into());
+    bytes.extend((charged.len() as u32).to_le_bytes());
+    for Charged { scope, quotas, others } in charged {
+        bytes.extend(scope.to_le_bytes());
+        bytes.push(others.into());
+        bytes.extend((quotas.len() as u32).to_le_bytes());
+        for quota in quotas {
+            let text = quota.to_string();
+            bytes.extend((text.len() as u16).to_le_bytes());
+            bytes.extend(text.as_bytes());
+        }
+    }
+}
+
+/// Why a file can't be used.
+fn broken(reason: impl Into<String>) -> io::Error {
+    io::Error::new(ErrorKind::InvalidData, reason.into())
+}
+
+/// Whether these are the bytes of a file of this version, all of them and unchanged.
+pub(super) fn check(input: &mut impl Read, len: u64) -> io::Result<()> {
+    let short = || broken("it is cut short");
+    let mut rest = len.checked_sub(Sum::SIZE).ok_or_else(short)?;
+    let (mut sum, mut chunk) = (Sum::new(), vec![0; CHUNK]);
+    let mut is_first = true;
+    while rest > 0 {
+        let chunk = &mut chunk[..rest.min(CHUNK as u64) as usize];
+        input.read_exact(chunk)?;
+        if is_first {
+            if !chunk.starts_with(&MAGIC) {
+                return Err(broken("it is not a file of counts"));
+            }
+            match chunk[MAGIC.len()..].first_chunk().map(|bytes| u32::from_le_bytes(*bytes)) {
+                Some(VERSION) => is_first = false,
+                Some(other) => return Err(broken(format!("it has version {other} of the format"))),
+                None => return Err(short()),
+            }
+        }
+        sum.add(chunk);
+        rest -= chunk.len() as u64;
+    }
+    match Input(input).u64()? {
+        _ if is_first => Err(short()),
+        at_end if at_end != sum.0 => Err(broken("it is cut short or damaged")),
+        _ => Ok(()),
+    }
+}
+
+/// Reads what [`check`] has found whole. What has ended by now is left out.
+pub(super) fn read(input: &mut impl Read, max_keys: usize, now: i64) -> io::Result<Saved> {
+    let mut input = Input(input);
+    let _: [u8; MAGIC.len() + size_of::<u32>()] = input.bytes()?;
+    let count = input.u32()? as usize;
+    if !count.is_power_of_two() || count > MAX_SHARDS {
+        return Err(broken("its number of shards is not possible"));
+    }
+    let seeds = Seeds { own: input.u64()?, shared: input.u64()? };
+    if input.u64()? != seeds.probe() {
+        return Err(broken("another version of this crate, which hashes keys otherwise, wrote it"));
+    }
+    let at = input.i64()?;
+    let max_buckets = share(max_keys, count);
+    let mut shards = Vec::new();
+    for _ in 0..count {
+        let (own, overflow) = (input.buckets(now)?, input.buckets(now)?);
+        let times = Times { latest: input.number()?, ahead_until: input.number()? };
+        shards.push(Shard::restored(times, own, overflow, max_buckets, now));
+    }
+    // All may grow as large as the fullest.
+    let buckets = shards.iter().map(Shard::needed_buckets).fold(max_buckets, usize::max);
+    shards.iter_mut().for_each(|shard| shard.may_have(buckets));
+    let counters = input.counters()?;
+    input.u64()?;
+    if input.0.read(&mut [0])? > 0 {
+        return Err(broken("it ends too late"));
+    }
+    Ok(Saved { shards: Sharded::restored(shards, seeds), buckets, counters, seeds, at })
+}
+
+struct Input<'a, R>(&'a mut R);
+
+impl<R: Read> Input<'_, R> {
+    fn bytes<const N: usize>(&mut self) -> io::Result<[u8; N]> {
+        let mut bytes = [0; N];
+        self.fill(&mut bytes)?;
+        Ok(bytes)
+    }
+
+    fn fill(&mut self, bytes: &mut [u8]) -> io::Result<()> {
+        self.0.read_exact(bytes).map_err(|error| match error.kind() {
+            ErrorKind::UnexpectedEof => broken("it ends too early"),
+            _ => error,
+        })
+    }
+
+    fn u32(&mut self) -> io::Result<u32> {
+        self.bytes().map(u32::from_le_bytes)
+    }
+
+    fn u64(&mut self) -> io::Result<u64> {
+        self.bytes().map(u64::from_le_bytes)
+    }
+
+    fn i64(&mut self) -> io::Result<i64> {
+        self.bytes().map(i64::from_le_bytes)
+    }
+
+    /// A number that the arithmetic can have.
+    fn number(&mut self) -> io::Result<i64> {
+        let number = self.i64()?;
+        let is_possible = (-MAX..=MAX).contains(&number);
+        is_possible.then_some(number).ok_or_else(|| broken("a number in it is not possible"))
+    }
+
+    /// The entries that run, in buckets as they were.
+    fn buckets(&mut self, now: i64) -> io::Result<Vec<Bucket<Count>>> {
+        let mut buckets = Vec::new();
+        for _ in 0..self.u32()? {
+            let running = self.bytes().map(u16::from_le_bytes)?;
+            let mut bucket = Bucket::<Count>::default();
+            for way in (0..WAYS).filter(|way| running >> way & 1 == 1) {
+                let fingerprint = self.u64()?.max(1);
+                let [until, start, used] = [self.number()?, self.number()?, self.number()?];
+                if until > now {
+                    bucket[way] = Entry { fingerprint, until, payload: Count { start, used } };
+                }
+            }
+            buckets.push(bucket);
+        }
+        Ok(buckets)
+    }
+
+    fn counters(&mut self) -> io::Result<Counters> {
+        let others = self.flag()?;
+        let mut all = Vec::new();
+        for _ in 0..self.u32()? {
+            let (scope, mut others) = (self.u64()?, self.flag()?);
+            let mut quotas = Vec::new();
+            for _ in 0..self.u32()? {
+                match self.quota()? {
+                    Some(quota) => quotas.push(quota),
+                    None => others = true,
+                }
+            }
+            all.push(Charged { scope, quotas, others });
+        }
+        Ok(Counters::restored(all, others))
+    }
+
+    fn flag(&mut self) -> io::Result<bool> {
+        self.bytes().map(|flag: [u8; 1]| flag != [0])
+    }
+
+    /// `None`: a time zone in it is not known here.
+    fn quota(&mut self) -> io::Result<Option<Quota>> {
+        let mut text = vec![0; self.bytes().map(u16::from_le_bytes)?.into()];
+        self.fill(&mut text)?;
+        Ok(str::from_utf8(&text).ok().and_then(|text| text.parse().ok()))
+    }
+}

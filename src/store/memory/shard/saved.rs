@@ -1,0 +1,67 @@
+//! What a file keeps of a shard: its tables, bucket by bucket, and its times.
+
+use super::super::super::table::{Bucket, Table};
+use super::{Count, PER_OVERFLOW, Shard};
+
+/// The shard's tables: that of the keys with an entry of their own, and the overflow.
+#[derive(Clone, Copy)]
+pub(in crate::store::memory) enum Part {
+    Own,
+    Overflow,
+}
+
+/// The times that a shard goes by.
+#[derive(Clone, Copy)]
+pub(in crate::store::memory) struct Times {
+    pub(in crate::store::memory) latest: i64,
+    pub(in crate::store::memory) ahead_until: i64,
+}
+
+impl Shard {
+    pub(in crate::store::memory) fn buckets(&self, part: Part) -> &[Bucket<Count>] {
+        match part {
+            Part::Own => self.table.buckets(),
+            Part::Overflow => self.overflow.buckets(),
+        }
+    }
+
+    pub(in crate::store::memory) fn times(&self) -> Times {
+        Times { latest: self.latest, ahead_until: self.ahead_until }
+    }
+
+    /// A shard with the tables of another, at the time that this one went by last. If the clock has
+    /// gone back since, the first call notices that.
+    pub(in crate::store::memory) fn restored(
+        Times { latest, ahead_until }: Times,
+        own: Vec<Bucket<Count>>,
+        shared: Vec<Bucket<Count>>,
+        max_buckets: usize,
+        now: i64,
+    ) -> Self {
+        if own.is_empty() {
+            return Self::default();
+        }
+        let table = Table::restored(own, max_buckets, now);
+        // Keys find what they share by how many entries there are: while one runs, none comes or
+        // goes.
+        let buckets = shared.len();
+        let shared = Table::restored(shared, buckets, now);
+        let overflow_until = shared.last_end();
+        let overflow = if overflow_until > 0 { shared } else { Table::default() };
+        Self { table, overflow, overflow_until, overflowed: 0, latest, ahead_until }
+    }
+
+    /// The fewest buckets of a shard that may have tables as large as these.
+    pub(in crate::store::memory) fn needed_buckets(&self) -> usize {
+        let [own, shared] = [Part::Own, Part::Overflow].map(|part| self.buckets(part).len());
+        own.max((shared * PER_OVERFLOW).saturating_sub(PER_OVERFLOW - 1))
+    }
+
+    /// How large the shard may grow: at least what it needs.
+    pub(in crate::store::memory) fn may_have(&mut self, buckets: usize) {
+        if !self.is_unallocated() {
+            self.table.may_have(buckets);
+            self.prepare_overflow();
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! Hashes that another process repeats: their seeds, and how to see whether it does.
+
+use std::collections::BTreeMap;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::{Mutex, PoisonError};
+
+use foldhash::SharedSeed;
+use foldhash::quality::SeedableRandomState;
+
+use super::super::scope::Scope;
+use super::{Mutex as Lock, Shard, Sharded, fingerprint, hash};
+use crate::key::Key;
+use crate::quota::{Quota, Weekday};
+
+/// What the hashes of keys depend on, beside the keys.
+#[derive(Clone, Copy)]
+pub(in crate::store) struct Seeds {
+    pub(in crate::store) own: u64,
+    /// The same for all new files of a process: what is made of it is never freed.
+    pub(in crate::store) shared: u64,
+}
+
+/// Of each `shared`, what is made of it.
+static SHARED: Mutex<BTreeMap<u64, &SharedSeed>> = Mutex::new(BTreeMap::new());
+
+impl Seeds {
+    /// Seeds that can't be guessed.
+    pub(in crate::store) fn random() -> Self {
+        // The standard library's are from the system's source of randomness.
+        let random = || RandomState::new().hash_one(0);
+        let shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        let shared = shared.keys().next().copied();
+        Self { own: random(), shared: shared.unwrap_or_else(random) }
+    }
+
+    fn hasher(self) -> SeedableRandomState {
+        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        let seed = shared
+            .entry(self.shared)
+            .or_insert_with(|| Box::leak(Box::new(SharedSeed::from_u64(self.shared))));
+        SeedableRandomState::with_seed(self.own, seed)
+    }
+
+    /// What becomes of known keys, in each way that the hash and the counters have. A build that
+    /// makes something else of them would find nothing by these seeds.
+    pub(in crate::store) fn probe(self) -> u64 {
+        let hasher = self.hasher();
+        let scope = Scope::named("probe");
+        let month = Quota::per_month(1);
+        // The hash has ways of its own for keys of some lengths.
+        let counters = [
+            (0, Quota::per_week(1)),
+            (1, Quota::per_minute(1).staggered()),
+            (2, Quota::per_day(1).from_first_request()),
+            (4, month),
+            (20, month.from_day(15)),
+            (40, Quota::per_week(1).from_weekday(Weekday::Sunday)),
+        ];
+        let mut probe = 0;
+        for (parts, quota) in counters {
+            let mut key = Key::global();
+            (0..parts).for_each(|_| key.append(&Key::from("a part")));
+            probe = fingerprint(hash(&hasher, &scope, &key) ^ probe, &quota);
+        }
+        probe
+    }
+}
+
+impl<S: Default> Sharded<S> {
+    /// Shards of another process, whose hashes begin with these seeds.
+    pub(in crate::store) fn restored(shards: Vec<S>, seeds: Seeds) -> Self {
+        let count = shards.len();
+        let shards = shards.into_iter().map(|shard| Shard(Lock::new(shard)));
+        let shards: Box<[_]> = shards.collect();
+        Self { shards: shards.into(), count, hasher: seeds.hasher() }
+    }
+
+    /// New shards, whose hashes begin with these seeds.
+    pub(in crate::store) fn seeded(count: usize, seeds: Seeds) -> Self {
+        Self { hasher: seeds.hasher(), ..Self::new(count) }
+    }
+}

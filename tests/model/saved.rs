@@ -1,0 +1,404 @@
+//! S38: counts that outlive the process, as limits see it.
+
+mod broken;
+mod processes;
+mod random;
+
+use std::fs;
+use std::io::ErrorKind;
+use std::os::unix::fs::PermissionsExt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use tempfile::TempDir;
+use tower_fixed_window::{
+    CountsFile, Limiter, Limits, Line, ManualClock, MemoryStore, Quota, Quotas, Weekday,
+};
+
+use crate::{answer, charge};
+
+const NOW_MS: u64 = 1_700_000_050_000;
+const MINUTE_MS: u64 = 60_000;
+const MONTH_MS: u64 = 31 * 86_400_000;
+
+/// In memory where the system has that, as nothing here asks whether a disk is one.
+pub(crate) fn folder() -> TempDir {
+    let memory = Path::new("/dev/shm");
+    let folder = if memory.is_dir() { TempDir::new_in(memory) } else { TempDir::new() };
+    folder.expect("a folder")
+}
+
+/// A file, and the clock of the stores that open it: saved only when a test says so.
+struct Deploys {
+    folder: TempDir,
+    clock: ManualClock,
+}
+
+impl Deploys {
+    fn new() -> Self {
+        Self { folder: folder(), clock: ManualClock::at_ms(NOW_MS) }
+    }
+
+    fn path(&self) -> PathBuf {
+        self.folder.path().join("counts")
+    }
+
+    fn file(&self) -> CountsFile {
+        CountsFile::new(self.path(), Duration::MAX).max_keys(1_000).clock(self.clock.clone())
+    }
+
+    fn open(&self) -> MemoryStore {
+        self.file().open().expect("the file opens")
+    }
+
+    fn limiter(&self, quotas: impl Into<Quotas>) -> Limiter {
+        Limiter::new(quotas).name("api").store(self.open())
+    }
+}
+
+fn used(limiter: &Limiter, key: &str) -> Vec<u64> {
+    answer(limiter.peek(key)).usage().iter().map(|usage| usage.used()).collect()
+}
+
+#[test]
+fn a_deploy_forgets_no_window_that_runs() {
+    let quotas: [Quotas; 12] = [
+        Quota::per_minute(3).into(),
+        Quota::per_hour(3).staggered().into(),
+        Quota::per_minute(3).from_first_request().into(),
+        Quota::per_hour(3).starting_at(Duration::from_secs(77)).into(),
+        Quota::per_month(3).into(),
+        Quota::per_month(3).from_day(15).in_zone("America/New_York").into(),
+        Quota::per_year(3).from_date(2, 29).in_zone("Asia/Tokyo").into(),
+        Quota::per_week(3).from_weekday(Weekday::Sunday).into(),
+        Quota::per_day(3).in_zone("Pacific/Apia").into(),
+        Quota::per_hour(3).rollover_up_to(9).into(),
+        Quota::per_minute(3).reserve_up_to(5).into(),
+        Quota::per_minute(4).and(Quota::per_hour(3)).and(Quota::per_month(30)),
+    ];
+    for quotas in quotas {
+        let deploys = Deploys::new();
+        let mut before = None;
+        for round in 0..12 {
+            let limiter = deploys.limiter(quotas);
+            if let Some(before) = before {
+                assert_eq!(answer(limiter.peek("alice")), before, "{quotas} in round {round}");
+            }
+            let _ = answer(limiter.check("alice"));
+            assert_eq!(used(&limiter, "bob")[0], 0);
+            before = Some(answer(limiter.peek("alice")));
+        }
+        let limiter = deploys.limiter(quotas);
+        let passed = (0..20).filter(|_| answer(limiter.check("carl")).allowed()).count();
+        assert_eq!(passed as u64, quotas.iter().map(|q| q.capacity()).min().unwrap(), "{quotas}");
+    }
+}
+
+#[test]
+fn debt_and_reservations_outlive_a_deploy() {
+    let deploys = Deploys::new();
+    let quota = Quota::per_minute(3).reserve_up_to(6);
+    let limiter = deploys.limiter(quota);
+    let (reserved, _) = charge(&limiter, "alice", 7, true);
+    let (settled, receipt) = charge(&limiter, "bob", 1, false);
+    answer(limiter.settle(receipt.expect("passes"), 10));
+    assert!(settled.allowed());
+    drop(limiter);
+
+    let limiter = deploys.limiter(quota);
+    assert_eq!((used(&limiter, "alice"), used(&limiter, "bob")), (vec![7], vec![10]));
+    // The window of a reservation is the one that it was promised.
+    deploys.clock.set_ms(NOW_MS + 2 * MINUTE_MS);
+    assert!(reserved.ready_at().is_some());
+    assert_eq!((used(&limiter, "alice"), used(&limiter, "bob")), (vec![1], vec![4]));
+}
+
+#[test]
+fn several_limits_of_one_charge_outlive_a_deploy() {
+    let deploys = Deploys::new();
+    let limits = || {
+        let limit = |name, quota| Limiter::new(quota).name(name);
+        let limits = [
+            limit("requests", Quota::per_minute(5)),
+            limit("tokens", Quota::per_hour(100)),
+            limit("cents", Quota::per_month(30)),
+        ];
+        Limits::new(limits).store(deploys.open())
+    };
+    let lines = |cents| {
+        [
+            Line::new("requests", "acme", 1),
+            Line::new("tokens", "acme", 20),
+            Line::new("cents", "ann", cents),
+        ]
+    };
+    let used = |limits: &Limits| {
+        let of = |name, key: &str| answer(limits.of(name).peek(key)).used();
+        [of("requests", "acme"), of("tokens", "acme"), of("cents", "ann")]
+    };
+    assert!(answer(limits().check(lines(20))).allowed());
+    assert!(!answer(limits().check(lines(20))).allowed());
+    let charged = answer(limits().charge(lines(10)));
+    let before = used(&limits());
+    assert_eq!(before, [2, 40, 30]);
+    // As long as the process lives, a charge can be taken back, also from what was loaded.
+    answer(limits().refund(charged.expect("passes")));
+    assert_eq!(used(&limits()), [1, 20, 20]);
+}
+
+#[test]
+fn what_has_ended_is_not_loaded() {
+    let deploys = Deploys::new();
+    let limiter = deploys.limiter(Quota::per_minute(5).and(Quota::per_hour(50)));
+    (0..50).for_each(|key| assert!(answer(limiter.check(key)).allowed()));
+    drop(limiter);
+    let size = |path: &Path| fs::metadata(path).expect("a file").len();
+    let full = size(&deploys.path());
+    assert_eq!(deploys.open().len(), 100);
+
+    deploys.clock.set_ms(NOW_MS + MINUTE_MS);
+    assert_eq!(deploys.open().len(), 50);
+    deploys.clock.set_ms(NOW_MS + 60 * MINUTE_MS);
+    assert_eq!(deploys.open().len(), 0);
+    assert!(size(&deploys.path()) < full / 2, "and does not stay in the file");
+}
+
+#[test]
+fn a_reset_finds_what_the_process_before_has_counted() {
+    let deploys = Deploys::new();
+    let zoned = Quota::per_month(3).in_zone("Europe/Berlin");
+    let quotas = [Quota::per_minute(5).into(), Quota::per_hour(5).and(zoned)];
+    for quotas in quotas {
+        let limiter = deploys.limiter(quotas);
+        assert!(answer(limiter.check("alice")).allowed() && answer(limiter.check("bob")).allowed());
+    }
+    // A limiter that has charged nothing yet, and is asked under another plan.
+    let limiter = deploys.limiter(Quota::per_day(1));
+    answer(limiter.reset("alice"));
+    for quotas in quotas {
+        let limiter = limiter.with_quotas(quotas);
+        assert_eq!(used(&limiter, "alice"), vec![0; quotas.len()]);
+        assert_eq!(used(&limiter, "bob"), vec![1; quotas.len()]);
+    }
+}
+
+#[test]
+fn a_reset_that_would_not_find_all_is_an_error_after_a_deploy_too() {
+    let deploys = Deploys::new();
+    let limiter = deploys.limiter(Quota::per_day(1));
+    for ms in 1..=65 {
+        let plan = limiter.with_quotas(Quota::new(1, Duration::from_millis(86_400_000 + ms)));
+        assert!(answer(plan.check("alice")).allowed());
+    }
+    let error = |limiter: &Limiter| limiter.reset("alice").into_now().expect("at once").is_err();
+    assert!(error(&limiter));
+    drop(limiter);
+    assert!(error(&deploys.limiter(Quota::per_day(1))));
+}
+
+#[test]
+fn a_clock_that_went_back_between_save_and_load_grants_nothing() {
+    for (back, waits) in [
+        (0, 50_000),
+        // In a window before the one that is stored, which so still runs.
+        (30_000, 80_000),
+        (MINUTE_MS, 110_000),
+        // By more than that: the count moves to the window of now.
+        (2 * MINUTE_MS, 50_000),
+        (MONTH_MS, 50_000),
+    ] {
+        let deploys = Deploys::new();
+        let limiter = deploys.limiter(Quota::per_minute(3));
+        (0..3).for_each(|_| assert!(answer(limiter.check("alice")).allowed()));
+        drop(limiter);
+        deploys.clock.set_ms(NOW_MS - back);
+        let limiter = deploys.limiter(Quota::per_minute(3));
+        let refused = answer(limiter.check("alice"));
+        assert!(!refused.allowed(), "back by {back} ms");
+        // The count ends with the window of the new time: nobody waits for as long as the clock
+        // was ahead.
+        deploys.clock.set_ms(NOW_MS - back + waits - 1);
+        assert!(!answer(limiter.check("alice")).allowed(), "back by {back} ms");
+        deploys.clock.set_ms(NOW_MS - back + waits);
+        assert!(answer(limiter.check("alice")).allowed(), "back by {back} ms");
+    }
+}
+
+/// In a full store, where keys share counts.
+#[test]
+fn a_full_store_waits_no_longer_than_a_window_for_a_clock_that_was_ahead() {
+    let deploys = Deploys::new();
+    deploys.clock.set_ms(NOW_MS + 400 * MONTH_MS);
+    let small = || deploys.file().max_keys(16).open().expect("the file opens");
+    let limiter = |store| Limiter::new(Quota::per_minute(1)).name("api").store(store);
+    let ahead = limiter(small());
+    (0..2_000).for_each(|key| drop(answer(ahead.check(key))));
+    drop(ahead);
+
+    deploys.clock.set_ms(NOW_MS);
+    let late = limiter(small());
+    (2_000..2_200).for_each(|key| drop(answer(late.check(key))));
+    deploys.clock.set_ms(NOW_MS + 2 * MINUTE_MS);
+    let passed = (3_000..3_010).filter(|key| answer(late.check(*key)).allowed()).count();
+    assert!(passed > 0, "its entries are free again");
+}
+
+#[test]
+fn keys_that_share_a_count_share_it_after_a_deploy() {
+    let deploys = Deploys::new();
+    let flood = |store: &MemoryStore| {
+        let flood = Limiter::new(Quota::per_week(1)).name("flood").store(store.clone());
+        (0..4_000).for_each(|key| drop(answer(flood.check(key))));
+    };
+    let store = deploys.open();
+    flood(&store);
+    let late = |store| Limiter::new(Quota::per_hour(5)).name("late").store(store);
+    let before = late(store.clone());
+    (0..2_000).for_each(|key| drop(answer(before.check(key))));
+    let left: Vec<_> = (0..3_000).map(|key| answer(before.peek(key)).remaining()).collect();
+    assert!(left.iter().filter(|left| **left == 0).count() > 2_000, "they share their counts");
+    drop((before, store));
+
+    let store = deploys.open();
+    let after = late(store.clone());
+    (0..3_000).for_each(|key| assert_eq!(answer(after.peek(key)).remaining(), left[key as usize]));
+    // A reset of such a key says that it can't.
+    let resets = |key: &i32| after.reset(*key).into_now().expect("at once").is_err();
+    assert!((0..2_000).filter(resets).count() > 1_000);
+}
+
+#[test]
+fn a_store_of_another_size_has_all_counts_and_room_for_them() {
+    for (first, second) in [(1_000, 200_000), (200_000, 1_000), (10, 1_000), (50_000, 10)] {
+        let deploys = Deploys::new();
+        let open = |max_keys| deploys.file().max_keys(max_keys).open().expect("the file opens");
+        let limiter = |store| Limiter::new(Quota::per_hour(3)).name("api").store(store);
+        // The second half of these fills a small store.
+        let keys = 0..first.min(20_000) as u64 * 2;
+        let before = limiter(open(first));
+        keys.clone().for_each(|key| drop(answer(before.check_cost(key, 1 + key % 3))));
+        let left = |limiter: &Limiter| -> Vec<_> {
+            keys.clone().map(|key| answer(limiter.peek(key)).remaining()).collect()
+        };
+        let expected = left(&before);
+        drop(before);
+
+        let store = open(second);
+        let live = store.len();
+        assert!(live * 32 <= store.max_bytes(), "{live} entries in {}", store.max_bytes());
+        let after = limiter(store.clone());
+        assert_eq!(left(&after), expected, "{first} and then {second} keys");
+        // New keys are counted as well.
+        for key in 100_000..100_010 {
+            let passed = (0..5).filter(|_| answer(after.check(key)).allowed()).count();
+            assert!(passed <= 3, "{first} and then {second} keys: {passed}");
+        }
+        drop((store, after));
+        assert_eq!(left(&limiter(open(first))), expected, "{first}, {second} and {first} keys");
+    }
+}
+
+#[test]
+fn the_last_clone_saves_when_it_is_dropped() {
+    let deploys = Deploys::new();
+    let store = deploys.open();
+    let limiter = Limiter::new(Quota::per_hour(3)).name("api").store(store.clone());
+    assert!(answer(limiter.check("alice")).allowed());
+    drop(store);
+    assert!(!deploys.path().exists());
+    drop(limiter);
+    assert!(deploys.path().exists());
+    assert_eq!(used(&deploys.limiter(Quota::per_hour(3)), "alice"), [1]);
+}
+
+#[test]
+fn save_saves_what_is_counted_so_far() {
+    let deploys = Deploys::new();
+    let limiter = {
+        let store = deploys.open();
+        let limiter = Limiter::new(Quota::per_hour(3)).name("api").store(store.clone());
+        assert!(answer(limiter.check("alice")).allowed());
+        store.save().expect("saves");
+        limiter
+    };
+    assert!(answer(limiter.check("alice")).allowed());
+    // As if the process had been killed here.
+    fs::copy(deploys.path(), deploys.folder.path().join("copy")).expect("copied");
+    let copy = CountsFile::new(deploys.folder.path().join("copy"), Duration::MAX)
+        .clock(deploys.clock.clone())
+        .open()
+        .expect("the copy opens");
+    assert_eq!(used(&Limiter::new(Quota::per_hour(3)).name("api").store(copy), "alice"), [1]);
+}
+
+#[test]
+fn the_file_is_saved_at_the_interval() {
+    let deploys = Deploys::new();
+    let path = deploys.path();
+    let store = MemoryStore::open(&path, Duration::from_millis(1)).expect("opens");
+    while !path.exists() {
+        std::thread::yield_now();
+    }
+    drop(store);
+}
+
+#[test]
+fn a_file_is_open_once() {
+    let deploys = Deploys::new();
+    let store = deploys.open();
+    let error = deploys.file().open().expect_err("it is open");
+    assert_eq!(error.kind(), ErrorKind::ResourceBusy, "{error}");
+    assert!(error.to_string().contains("another store has this file open"), "{error}");
+    // By another name, too.
+    let link = deploys.folder.path().join("link");
+    store.save().expect("saves");
+    std::os::unix::fs::symlink(deploys.path(), &link).expect("a link");
+    let error = MemoryStore::open(&link, Duration::from_secs(1)).expect_err("it is open");
+    assert_eq!(error.kind(), ErrorKind::ResourceBusy, "{error}");
+    drop(store);
+    drop(MemoryStore::open(&link, Duration::from_secs(1)).expect("opens"));
+    assert!(fs::symlink_metadata(link).expect("there").is_symlink(), "a link stays one");
+}
+
+#[test]
+fn only_the_owner_can_read_what_is_saved() {
+    let deploys = Deploys::new();
+    fs::write(deploys.path(), "").expect("written");
+    fs::set_permissions(deploys.path(), PermissionsExt::from_mode(0o666)).expect("permitted");
+    // What a killed process might have left, in a place that others can open.
+    let left = deploys.folder.path().join("counts.new");
+    fs::write(&left, "").expect("written");
+    fs::set_permissions(&left, PermissionsExt::from_mode(0o666)).expect("permitted");
+    drop(deploys.open());
+    for name in ["counts", "counts.lock"] {
+        let metadata = fs::metadata(deploys.folder.path().join(name)).expect("there");
+        assert_eq!(metadata.permissions().mode() & 0o777, 0o600, "{name}");
+    }
+    assert!(!left.exists());
+}
+
+#[test]
+fn limits_on_such_a_store_have_a_name() {
+    let deploys = Deploys::new();
+    let store = deploys.open();
+    let build = || Limiter::new(Quota::per_hour(3)).store(store);
+    let unnamed = catch_unwind(AssertUnwindSafe(build));
+    let told = *unnamed.expect_err("no name").downcast::<String>().expect("text");
+    assert!(told.contains(".name("), "{told}");
+}
+
+#[test]
+fn settings_that_make_no_sense_are_errors() {
+    let deploys = Deploys::new();
+    let error = MemoryStore::open(deploys.path(), Duration::ZERO).expect_err("no interval");
+    assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
+    let error = MemoryStore::new().save().expect_err("no file");
+    assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+    let missing = deploys.folder.path().join("no such folder/counts");
+    let error = MemoryStore::open(missing, Duration::from_secs(1)).expect_err("no folder");
+    assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
+    assert!(error.to_string().contains("no such folder"), "{error}");
+    let error = MemoryStore::open("..", Duration::from_secs(1)).expect_err("a folder");
+    assert!(!error.to_string().is_empty());
+}

@@ -1,0 +1,290 @@
+//! Files that can't be used, and places where none can be: the store says why, and never lets more
+//! pass than if its process had been killed.
+
+use std::fs;
+use std::io::ErrorKind;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use tower_fixed_window::{CountsFile, Limiter, ManualClock, MemoryStore, Quota};
+
+use super::{Deploys, MINUTE_MS, NOW_MS, folder, used};
+use crate::answer;
+
+/// The checksum of a file: FNV-1a of 64 bits.
+pub(super) fn sum(bytes: &[u8]) -> [u8; 8] {
+    let step = |sum: u64, byte: &u8| (sum ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, step).to_le_bytes()
+}
+
+/// The bytes of a file with counts of a few keys, some of which share theirs.
+fn saved() -> Vec<u8> {
+    let deploys = Deploys::new();
+    let store = deploys.file().max_keys(4).open().expect("opens");
+    for quota in [Quota::per_hour(1), Quota::per_month(5).in_zone("Europe/Berlin")] {
+        let limiter = Limiter::new(quota).name("api").store(store.clone());
+        (0..12).for_each(|key| drop(answer(limiter.check(key))));
+    }
+    assert!(store.overflowed() > 0);
+    store.save().expect("saves");
+    fs::read(deploys.path()).expect("a file")
+}
+
+/// Opens a file of these bytes: with an error, and without.
+fn open(bytes: &[u8]) -> (String, MemoryStore, Deploys) {
+    let deploys = Deploys::new();
+    fs::write(deploys.path(), bytes).expect("written");
+    let error = deploys.file().error_if_broken().open().expect_err("it is broken");
+    assert_eq!(error.kind(), ErrorKind::InvalidData, "{error}");
+    assert_eq!(fs::read(deploys.path()).expect("still there"), bytes);
+    let store = deploys.open();
+    assert!(!deploys.path().exists());
+    let aside = fs::read(deploys.folder.path().join("counts.broken")).expect("kept");
+    assert_eq!(aside, bytes, "what was there is kept");
+    let told = error.to_string();
+    assert!(told.starts_with("can't use ") && told.contains("/counts: "), "{told}");
+    (told.rsplit_once(": ").expect("a reason").1.to_owned(), store, deploys)
+}
+
+/// It counts, and a deploy finds that.
+fn works(store: MemoryStore, deploys: &Deploys) {
+    let limiter = Limiter::new(Quota::per_hour(3)).name("api").store(store);
+    let passed = (0..9).filter(|_| answer(limiter.check("alice")).allowed()).count();
+    assert_eq!(passed, 3);
+    drop(limiter);
+    assert_eq!(used(&deploys.limiter(Quota::per_hour(3)), "alice"), [3]);
+}
+
+#[test]
+fn a_file_cut_at_any_byte_is_not_used() {
+    let bytes = saved();
+    for len in 0..bytes.len() {
+        let (told, store, deploys) = open(&bytes[..len]);
+        let short = ["it is cut short", "it is cut short or damaged"].contains(&&*told);
+        // Without its beginning it could be anybody's.
+        assert!(short || (len < 16 && told == "it is not a file of counts"), "{len}: {told}");
+        assert!(store.is_empty());
+        if len % 64 == 0 {
+            works(store, &deploys);
+        }
+    }
+}
+
+#[test]
+fn a_file_with_any_bit_flipped_is_not_used() {
+    let bytes = saved();
+    for at in 0..bytes.len() {
+        // Of what says which file it is, each.
+        for bit in (0..8).filter(|bit| at < 24 || *bit == at % 8) {
+            let mut flipped = bytes.clone();
+            flipped[at] ^= 1 << bit;
+            let (told, store, _) = open(&flipped);
+            let expected = match at {
+                0..8 => "it is not a file of counts",
+                8..12 => "of the format",
+                _ => "it is cut short or damaged",
+            };
+            assert!(told.contains(expected), "bit {bit} of byte {at}: {told}");
+            assert!(store.is_empty());
+        }
+    }
+}
+
+#[test]
+fn a_file_with_bytes_at_its_end_is_not_used() {
+    let mut bytes = saved();
+    bytes.push(0);
+    assert_eq!(open(&bytes).0, "it is cut short or damaged");
+    // Also where the checksum is right.
+    let mut bytes = saved();
+    bytes.truncate(bytes.len() - 8);
+    bytes.push(0);
+    let sum = sum(&bytes);
+    bytes.extend(sum);
+    assert_eq!(open(&bytes).0, "it ends too late");
+}
+
+/// A change with the checksum that belongs to it: as another version would write it.
+fn changed(at: usize, to: &[u8]) -> Vec<u8> {
+    let mut bytes = saved();
+    bytes.truncate(bytes.len() - 8);
+    bytes[at..at + to.len()].copy_from_slice(to);
+    let sum = sum(&bytes);
+    bytes.extend(sum);
+    bytes
+}
+
+#[test]
+fn a_file_of_another_version_is_not_used() {
+    let (told, store, deploys) = open(&changed(8, &2_u32.to_le_bytes()));
+    assert_eq!(told, "it has version 2 of the format");
+    works(store, &deploys);
+    // The seeds and what becomes of known keys by them.
+    for at in [16, 24, 32] {
+        let (told, store, deploys) = open(&changed(at, &[7; 8]));
+        assert_eq!(told, "another version of this crate, which hashes keys otherwise, wrote it");
+        works(store, &deploys);
+    }
+}
+
+#[test]
+fn a_file_that_can_not_be_is_not_used() {
+    for shards in [0, 3, 1 << 20, u32::MAX] {
+        let told = open(&changed(12, &u32::to_le_bytes(shards))).0;
+        assert_eq!(told, "its number of shards is not possible");
+    }
+    // Many buckets: no memory is taken for those that aren't there.
+    for buckets in [1_000, u32::MAX] {
+        let told = open(&changed(48, &u32::to_le_bytes(buckets))).0;
+        assert!(
+            ["it ends too early", "a number in it is not possible"].contains(&&*told),
+            "{told}"
+        );
+    }
+}
+
+#[test]
+fn a_file_of_another_program_is_kept() {
+    for bytes in [&b"{\"alice\": 3}\n"[..], b"", b"SQLite format 3\0", &[0; 4_096]] {
+        let (told, store, deploys) = open(bytes);
+        assert!(["it is not a file of counts", "it is cut short"].contains(&&*told), "{told}");
+        works(store, &deploys);
+    }
+}
+
+#[test]
+fn what_is_no_file_is_an_error() {
+    let deploys = Deploys::new();
+    fs::create_dir(deploys.path()).expect("a folder");
+    let error = deploys.file().open().expect_err("a folder");
+    assert!(error.to_string().ends_with("/counts: it is not a file"), "{error}");
+    fs::remove_dir(deploys.path()).expect("empty");
+
+    // Nobody writes to it: to open it would wait for ever.
+    let made = Command::new("mkfifo").arg(deploys.path()).status().expect("mkfifo runs");
+    assert!(made.success());
+    let error = deploys.file().open().expect_err("a pipe");
+    assert!(error.to_string().ends_with("/counts: it is not a file"), "{error}");
+}
+
+#[test]
+fn what_a_killed_process_left_is_replaced() {
+    let deploys = Deploys::new();
+    let limiter = deploys.limiter(Quota::per_hour(3));
+    assert!(answer(limiter.check("alice")).allowed());
+    drop(limiter);
+    let bytes = fs::read(deploys.path()).expect("a file");
+    for len in [0, 1, bytes.len() / 2, bytes.len()] {
+        let left = deploys.folder.path().join("counts.new");
+        fs::write(&left, &bytes[..len]).expect("written");
+        assert_eq!(used(&deploys.limiter(Quota::per_hour(3)), "alice"), [1]);
+        assert!(!left.exists());
+    }
+}
+
+#[test]
+fn a_save_that_fails_leaves_the_file_and_the_next_one_works() {
+    let deploys = Deploys::new();
+    let store = deploys.open();
+    let limiter = Limiter::new(Quota::per_hour(3)).name("api").store(store.clone());
+    assert!(answer(limiter.check("alice")).allowed());
+    store.save().expect("saves");
+    let before = fs::read(deploys.path()).expect("a file");
+
+    assert!(answer(limiter.check("alice")).allowed());
+    let in_its_way = deploys.folder.path().join("counts.new");
+    fs::create_dir(&in_its_way).expect("a folder");
+    let error = store.save().expect_err("there is a folder");
+    assert!(error.to_string().contains("can't replace"), "{error}");
+    assert_eq!(fs::read(deploys.path()).expect("a file"), before);
+    assert!(answer(limiter.check("alice")).allowed(), "requests are counted meanwhile");
+
+    fs::remove_dir(in_its_way).expect("removed");
+    store.save().expect("saves");
+    drop((store, limiter));
+    assert_eq!(used(&deploys.limiter(Quota::per_hour(3)), "alice"), [3]);
+}
+
+/// A folder of a few kilobytes. `None`: only root can mount one.
+fn full_disk() -> Option<Mounted> {
+    let folder = folder();
+    let mount = |args: &[&str]| {
+        let mounted = Command::new("mount").args(args).arg(folder.path()).output();
+        mounted.is_ok_and(|output| output.status.success())
+    };
+    mount(&["-t", "tmpfs", "-o", "size=64k", "tmpfs"]).then(|| Mounted(folder))
+}
+
+struct Mounted(tempfile::TempDir);
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(self.0.path()).status();
+    }
+}
+
+#[test]
+fn a_full_disk_keeps_the_file_of_before() {
+    let Some(disk) = full_disk() else {
+        eprintln!("skipped: only root can mount a small disk");
+        return;
+    };
+    let clock = ManualClock::at_ms(NOW_MS);
+    let open = || {
+        let file = CountsFile::new(disk.0.path().join("counts"), Duration::MAX);
+        file.clock(clock.clone()).open().expect("opens")
+    };
+    let limiter =
+        |store: &MemoryStore| Limiter::new(Quota::per_hour(3)).name("api").store(store.clone());
+    let store = open();
+    assert!(answer(limiter(&store).check("alice")).allowed());
+    store.save().expect("there is room for this");
+
+    assert!(answer(limiter(&store).check("alice")).allowed());
+    (0..5_000).for_each(|key| assert!(answer(limiter(&store).check(key)).allowed()));
+    let error = store.save().expect_err("there is no room for these");
+    assert_eq!(error.kind(), ErrorKind::StorageFull, "{error}");
+    assert!(!disk.0.path().join("counts.new").exists(), "the room is free again");
+    // The process ends, and can't save that either.
+    drop(store);
+    let store = open();
+    assert_eq!(used(&limiter(&store), "alice"), [1]);
+    (0..5_000).for_each(|key| assert!(answer(limiter(&store).check(key)).allowed()));
+    assert!(store.save().is_err());
+    // An hour later most of it has ended.
+    clock.advance(Duration::from_millis(60 * MINUTE_MS));
+    store.save().expect("there is room again");
+}
+
+/// A file that this build must read, and find the keys in: that it hashes as the builds before did.
+#[test]
+fn a_file_of_the_first_release_is_still_read() {
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("model/saved/first.counts");
+    if std::env::var_os("WRITE_GOLDEN").is_some() {
+        let file = CountsFile::new(&golden, Duration::MAX).max_keys(10);
+        let store = file.clock(ManualClock::at_ms(NOW_MS)).open().expect("opens");
+        for (quota, cost) in golden_counts() {
+            let limiter = Limiter::new(quota).name("golden").store(store.clone());
+            assert!(answer(limiter.check_cost("alice", cost)).allowed());
+        }
+    }
+    let deploys = Deploys::new();
+    fs::copy(golden, deploys.path()).expect("copied");
+    let store = deploys.file().error_if_broken().open().expect("this build reads it");
+    for (quota, cost) in golden_counts() {
+        let limiter = Limiter::new(quota).name("golden").store(store.clone());
+        assert_eq!(used(&limiter, "alice"), [cost], "{quota}");
+        assert_eq!(used(&limiter, "bob"), [0], "{quota}");
+    }
+}
+
+fn golden_counts() -> [(Quota, u64); 5] {
+    [
+        (Quota::per_hour(100), 1),
+        (Quota::per_hour(100).staggered(), 2),
+        (Quota::per_hour(100).from_first_request(), 3),
+        (Quota::per_month(100).from_day(15), 4),
+        (Quota::per_day(100).in_zone("Europe/Berlin"), 5),
+    ]
+}

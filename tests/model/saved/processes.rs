@@ -1,0 +1,222 @@
+//! Counts that go from process to process: each child is this test program once more.
+
+use std::env;
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use tower_fixed_window::{CountsFile, Limiter, MemoryStore, Quota};
+
+use super::folder;
+use crate::answer;
+
+const NO_LIMIT: u64 = 1 << 50;
+
+/// What the child does, and to which file.
+const DEED: &str = "SAVED_CHILD";
+const FILE: &str = "SAVED_FILE";
+
+/// Runs this program with nothing but a deed.
+fn child(deed: &str, file: &Path) -> Command {
+    let mut command = Command::new(env::current_exe().expect("this program"));
+    command.args(["--exact", "saved::processes::what_a_child_does", "--nocapture"]);
+    command.env(DEED, deed).env(FILE, file).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+#[test]
+fn what_a_child_does() {
+    let (Ok(deed), Some(file)) = (env::var(DEED), env::var_os(FILE)) else { return };
+    let file = Path::new(&file);
+    match &*deed {
+        "zones" => count_in_zones(file, ["Asia/Tokyo", "Europe/Berlin", "America/New_York"]),
+        "load" => load(file),
+        "fail" => fail(file),
+        "hold" => {
+            let _store = MemoryStore::open(file, Duration::MAX).expect("opens");
+            println!("\nopen");
+            let _ = std::io::stdin().read(&mut [0]);
+        }
+        "forbidden" => match MemoryStore::open(file, Duration::MAX) {
+            Ok(_) => println!("\nopened"),
+            Err(error) => println!("\nerror: {:?}: {error}", error.kind()),
+        },
+        other => panic!("{other}"),
+    }
+}
+
+fn output(mut child: Command) -> (String, String) {
+    let output = child.output().expect("the child runs");
+    let [out, err] = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
+    assert!(output.status.success(), "{out}{err}");
+    (out, err)
+}
+
+fn count_in_zones(file: &Path, zones: [&str; 3]) {
+    let store = MemoryStore::open(file, Duration::MAX).expect("opens");
+    for zone in zones {
+        let quota = Quota::per_year(3).in_zone(zone);
+        let limiter = Limiter::new(quota).name("zoned").store(store.clone());
+        assert!(answer(limiter.check(zone)).allowed());
+    }
+}
+
+#[test]
+fn another_process_finds_counters_of_time_zones_in_any_order() {
+    let folder = folder();
+    let file = folder.path().join("counts");
+    let zones = ["America/New_York", "Europe/Berlin", "Asia/Tokyo"];
+    count_in_zones(&file, zones);
+    output(child("zones", &file));
+    let store = MemoryStore::open(&file, Duration::MAX).expect("opens");
+    for zone in zones {
+        let limiter = Limiter::new(Quota::per_year(3).in_zone(zone)).name("zoned");
+        let limiter = limiter.store(store.clone());
+        assert_eq!(answer(limiter.peek(zone)).used(), 2, "{zone}");
+    }
+}
+
+#[test]
+fn a_file_that_another_process_holds_is_an_error_until_that_ends() {
+    let folder = folder();
+    let file = folder.path().join("counts");
+    let mut child = child("hold", &file).stdin(Stdio::piped()).spawn().expect("the child runs");
+    let mut lines = BufReader::new(child.stdout.take().expect("piped")).lines();
+    assert!(lines.any(|line| line.expect("text") == "open"));
+    let error = MemoryStore::open(&file, Duration::MAX).expect_err("it is held");
+    assert_eq!(error.kind(), std::io::ErrorKind::ResourceBusy, "{error}");
+    // However it ends.
+    child.kill().expect("killed");
+    child.wait().expect("ended");
+    drop(MemoryStore::open(&file, Duration::MAX).expect("opens"));
+}
+
+/// As a user without rights, who root is not.
+#[test]
+fn no_permission_is_an_error_that_says_so() {
+    let folder = folder();
+    let file = folder.path().join("counts");
+    drop(MemoryStore::open(&file, Duration::MAX).expect("opens"));
+    let mut child = child("forbidden", &file);
+    if std::fs::metadata(folder.path()).is_ok_and(|_| is_root()) {
+        child.uid(65_534).gid(65_534);
+    } else {
+        eprintln!("skipped: only root can be somebody else");
+        return;
+    }
+    let child = match child.output() {
+        Ok(output) => String::from_utf8(output.stdout).expect("text"),
+        Err(error) => return eprintln!("skipped: this program can't be run by others: {error}"),
+    };
+    let told = child.lines().find(|line| line.starts_with("error: ")).expect("an error");
+    assert!(told.starts_with("error: PermissionDenied: can't "), "{told}");
+    assert!(told.contains("counts"), "{told}");
+}
+
+fn is_root() -> bool {
+    let id = Command::new("id").arg("-u").output().expect("id runs");
+    id.stdout == b"0\n"
+}
+
+/// Saves fail three times, and work again.
+fn fail(file: &Path) {
+    let store = MemoryStore::open(file, Duration::MAX).expect("opens");
+    store.save().expect("saves");
+    let in_its_way = file.with_file_name("counts.new");
+    for _ in 0..2 {
+        std::fs::create_dir(&in_its_way).expect("a folder");
+        (0..3).for_each(|_| assert!(store.save().is_err()));
+        std::fs::remove_dir(&in_its_way).expect("removed");
+        (0..3).for_each(|_| store.save().expect("saves"));
+    }
+}
+
+#[test]
+fn failures_to_save_are_told_once_each_and_so_is_their_end() {
+    let folder = folder();
+    let (_, told) = output(child("fail", &folder.path().join("counts")));
+    let told: Vec<_> = told.lines().filter(|line| line.starts_with("tower_fixed")).collect();
+    assert_eq!(told.len(), 4, "{told:?}");
+    for told in told.chunks(2) {
+        let fails = "tower_fixed_window: the counts can't be saved, and would be lost with the \
+                     process error=can't replace ";
+        assert!(told[0].starts_with(fails), "{told:?}");
+        assert!(told[1].starts_with("tower_fixed_window: the counts are saved again "), "{told:?}");
+    }
+}
+
+const KEYS: u64 = 200;
+
+fn limiter(store: &MemoryStore) -> Limiter {
+    Limiter::new(
+        Quota::per_year(NO_LIMIT).and(Quota::new(NO_LIMIT, Duration::from_secs(86_400 * 3_000))),
+    )
+    .name("load")
+    .store(store.clone())
+}
+
+/// Charges without end, and says what is counted before each save and after it.
+fn load(file: &Path) {
+    let every = Duration::from_micros(300);
+    let store = CountsFile::new(file, every).max_keys(1_000).error_if_broken().open();
+    let store = store.expect("what a killed process leaves is whole");
+    let limiter = limiter(&store);
+    let mut charged = 0_u64;
+    loop {
+        for key in 0..KEYS {
+            assert!(answer(limiter.check(key)).allowed());
+        }
+        charged += 1;
+        println!("\ncharged {charged}");
+        if charged.is_multiple_of(8) {
+            store.save().expect("saves");
+            println!("\nsaved {charged}");
+        }
+    }
+}
+
+fn last(lines: &[String], what: &str) -> u64 {
+    let mut numbers = lines.iter().filter_map(|line| line.strip_prefix(what));
+    numbers.next_back().map_or(0, |number| number.parse().expect("a number"))
+}
+
+/// Reads some lines of a child, kills it, and returns all that it has said.
+fn kill_after(mut child: Child, lines: usize, spins: u64) -> Vec<String> {
+    let mut said = BufReader::new(child.stdout.take().expect("piped")).lines();
+    let mut all: Vec<String> = said.by_ref().take(lines).map(|line| line.expect("text")).collect();
+    (0..spins).for_each(|_| std::hint::spin_loop());
+    child.kill().expect("killed");
+    child.wait().expect("ended");
+    // The last line may have been cut.
+    let rest: Vec<_> = said.map_while(Result::ok).collect();
+    all.extend(rest.iter().take(rest.len().saturating_sub(1)).cloned());
+    all
+}
+
+/// 200 times with `FULL_SIZE=1`, 25 times else.
+#[test]
+fn a_process_that_is_killed_at_any_moment_loses_no_more_than_since_its_last_save() {
+    let kills = if env::var_os("FULL_SIZE").is_some() { 200 } else { 25 };
+    let folder = folder();
+    let file = folder.path().join("counts");
+    // Of each counter, what the process before has left.
+    let mut before = vec![0; 2 * KEYS as usize];
+    for kill in 0..kills {
+        let child = child("load", &file).spawn().expect("the child runs");
+        let said = kill_after(child, fastrand::usize(..60), fastrand::u64(..200_000));
+        let (saved, charged) = (last(&said, "saved "), last(&said, "charged "));
+        let store = CountsFile::new(&file, Duration::MAX).max_keys(1_000).error_if_broken().open();
+        let limiter = limiter(&store.unwrap_or_else(|error| panic!("after kill {kill}: {error}")));
+        let used = |key| answer(limiter.peek(key)).usage().iter().map(|u| u.used()).collect();
+        let after: Vec<u64> = (0..KEYS).flat_map(|key| -> Vec<u64> { used(key) }).collect();
+        for (before, after) in before.iter().zip(&after) {
+            // It was charging when it was killed, and its last line may be missing.
+            let known = before + saved..=before + charged + 2;
+            assert!(known.contains(after), "after kill {kill}: {after} is not of {known:?}");
+        }
+        before = after;
+    }
+    assert!(before[0] > 0, "something was saved");
+}

@@ -1,0 +1,190 @@
+//! Random traces with deploys between their steps: the answers are those of the reference, and those of
+//! a store that went on.
+
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use fastrand::Rng;
+use proptest::prelude::*;
+use tower_fixed_window::store::Remote;
+use tower_fixed_window::testing::{TOGETHER_VECTORS, VECTORS, block_on, replay};
+use tower_fixed_window::{CountsFile, Limiter, ManualClock, MemoryStore, Quota, Quotas, Receipt};
+
+use super::{MINUTE_MS, NOW_MS, folder};
+use crate::shared::{Operation, forward_to_memory};
+use crate::trace::*;
+use crate::{answer, charge};
+
+fn open(path: &Path, max_keys: usize, clock: &ManualClock) -> MemoryStore {
+    let file = CountsFile::new(path, Duration::MAX).max_keys(max_keys).clock(clock.clone());
+    file.open().expect("the file opens")
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        failure_persistence: None,
+        cases: if std::env::var_os("FULL_SIZE").is_some() { 5_000 } else { 150 },
+        ..ProptestConfig::default()
+    })]
+
+    #[test]
+    fn deploys_change_no_answer(
+        specs in specs(amounts()), now in start(),
+        trace in prop::collection::vec((forward(), op(), any::<bool>()), 1..40),
+    ) {
+        let folder = folder();
+        let mut rig = Rig::new(specs, now);
+        let deploy = |rig: &mut Rig| {
+            let limiter = Limiter::new(set(&rig.specs).expect("checked")).name("model");
+            // The store before saves when its last handle is gone.
+            rig.limiter = limiter.clone();
+            rig.limiter = limiter.store(open(&folder.path().join("counts"), 64, &rig.clock));
+        };
+        deploy(&mut rig);
+        for (step, op, deploys) in &trace {
+            // What has ended when the file is loaded has ended for good.
+            if rig.after(step) >= rig.now {
+                rig.take(step, op);
+            }
+            if *deploys {
+                deploy(&mut rig);
+            }
+        }
+    }
+}
+
+/// Is deployed anew for each call.
+struct Deployed {
+    folder: tempfile::TempDir,
+    clock: ManualClock,
+}
+
+impl Deployed {
+    fn new(clock: ManualClock) -> Self {
+        Self { folder: folder(), clock }
+    }
+
+    fn forward<T>(
+        &self,
+        _: Operation,
+        ask: impl FnOnce(&MemoryStore) -> tower_fixed_window::store::Reply<T>,
+    ) -> tower_fixed_window::store::Reply<T> {
+        ask(&open(&self.folder.path().join("counts"), 100, &self.clock))
+    }
+}
+
+forward_to_memory!(Deployed, {
+    fn charge_all(
+        &self,
+        charges: &[tower_fixed_window::store::Charge<'_>],
+    ) -> Option<tower_fixed_window::store::Reply<tower_fixed_window::Decision>> {
+        open(&self.folder.path().join("counts"), 100, &self.clock).charge_all(charges)
+    }
+
+    fn remote(&self) -> Option<&Remote> {
+        None
+    }
+});
+
+#[test]
+fn the_shared_traces_pass_with_a_deploy_before_each_step() {
+    for vectors in [VECTORS, TOGETHER_VECTORS] {
+        let mut report = None;
+        block_on(async { report = Some(replay(vectors, Deployed::new).await) });
+        let report = report.expect("it was replayed").expect("the traces are well-formed");
+        assert!(report.failures.is_empty(), "{report}");
+        assert!(report.passed > 20);
+    }
+}
+
+const PLANS: usize = 4;
+
+/// Quotas of every kind, in a store so small that keys share counts.
+fn plans() -> [Quotas; PLANS] {
+    [
+        Quota::per_minute(4).into(),
+        Quota::per_minute(6).reserve_up_to(3).and(Quota::per_hour(20)),
+        Quota::per_hour(8).rollover_up_to(12).staggered().into(),
+        Quota::new(3, Duration::from_secs(90)).from_first_request().into(),
+    ]
+}
+
+/// Two stores of the same counts, with the limiters of each, and the receipts of equal charges.
+struct Twins {
+    stores: [MemoryStore; 2],
+    receipts: Vec<[Receipt; 2]>,
+}
+
+impl Twins {
+    fn limiters(&self, plan: usize) -> [Limiter; 2] {
+        let limiter =
+            |store: &MemoryStore| Limiter::new(plans()[plan]).name("twin").store(store.clone());
+        [&self.stores[0], &self.stores[1]].map(limiter)
+    }
+
+    fn step(&mut self, rng: &mut Rng) {
+        let (plan, key) = (rng.usize(..PLANS), rng.u64(..60));
+        let limiters = self.limiters(plan);
+        match rng.u8(..20) {
+            0..=12 => {
+                let (cost, reserve) = (rng.u64(..4), rng.bool());
+                let [a, b] = limiters.map(|limiter| charge(&limiter, key, cost, reserve));
+                assert_eq!(a.0, b.0, "{plan}: {cost} for {key}, reserving: {reserve}");
+                self.receipts.extend(a.1.zip(b.1).map(|(a, b)| [a, b]));
+            }
+            13..=15 if !self.receipts.is_empty() => {
+                let [a, b] = self.receipts.swap_remove(rng.usize(..self.receipts.len()));
+                let actual = rng.u64(..6);
+                answer(limiters[0].settle(a, actual));
+                answer(limiters[1].settle(b, actual));
+            }
+            16 => {
+                let [a, b] =
+                    limiters.map(|limiter| limiter.reset(key).into_now().expect("at once").is_ok());
+                assert_eq!(a, b, "a reset of {key}");
+            }
+            _ => {
+                let [a, b] = limiters.map(|limiter| answer(limiter.peek(key)));
+                assert_eq!(a, b, "{plan}: a look at {key}");
+            }
+        }
+    }
+}
+
+/// Of two stores with the same counts one is deployed anew, the other goes on: no step tells them
+/// apart.
+#[test]
+fn a_store_that_was_loaded_is_the_one_that_was_saved() {
+    let rounds = if std::env::var_os("FULL_SIZE").is_some() { 2_000 } else { 60 };
+    let seed =
+        std::env::var("SEED").map_or_else(|_| fastrand::u64(..), |seed| seed.parse().unwrap());
+    println!("SEED={seed}");
+    let mut rng = Rng::with_seed(seed);
+    for _ in 0..rounds {
+        let folder = folder();
+        let [one, other] = ["one", "other"].map(|name| folder.path().join(name));
+        let clock = ManualClock::at_ms(NOW_MS);
+        let max_keys = [1, 40, 1_000][rng.usize(..3)];
+        let first = open(&one, max_keys, &clock);
+        first.save().expect("saves");
+        fs::copy(&one, &other).expect("copied");
+        let mut twins =
+            Twins { stores: [first, open(&other, max_keys, &clock)], receipts: Vec::new() };
+        for _ in 0..6 {
+            (0..rng.u64(..120)).for_each(|_| twins.step(&mut rng));
+            let [first, second] = twins.stores;
+            drop(second);
+            twins.stores = [first, open(&other, max_keys, &clock)];
+            (0..rng.u64(..120)).for_each(|_| twins.step(&mut rng));
+            // What has ended is not loaded: of the same counts at a later time, again.
+            clock.advance(Duration::from_millis(rng.u64(..2 * MINUTE_MS)));
+            let [first, second] = twins.stores;
+            drop(second);
+            first.save().expect("saves");
+            fs::copy(&one, &other).expect("copied");
+            drop(first);
+            twins.stores = [open(&one, max_keys, &clock), open(&other, max_keys, &clock)];
+        }
+    }
+}
