@@ -51,12 +51,14 @@ impl<'a> Window<'a> {
         if now < state.start {
             // By a window or more: the state moves along and keeps its count (S4).
             let start = grid(now, quota, shift);
+            // Whole windows, also where the last instant has cut one short.
+            let lasts = ((state.until - state.start) as u64).next_multiple_of(quota.window);
             return Self {
                 quota,
                 start,
                 end: end(start, quota),
                 used: state.used.max(floor),
-                until: Until::Moved(state.until - state.start + start),
+                until: Until::Moved(start.saturating_add(lasts as i64).min(MAX)),
             };
         }
         let passed = (now - state.start) / length;

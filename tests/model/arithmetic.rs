@@ -4,6 +4,7 @@ use proptest::prelude::*;
 use tower_fixed_window::Decision;
 
 use crate::reference::{END_OF_TIME, Grid};
+use crate::sized;
 use crate::trace::*;
 
 fn config() -> ProptestConfig {
@@ -13,7 +14,7 @@ fn config() -> ProptestConfig {
         cases: if std::env::var_os("PROPTEST_CASES").is_some() {
             ProptestConfig::default().cases
         } else {
-            600
+            sized(300, 20_000)
         },
         ..ProptestConfig::default()
     }
@@ -30,6 +31,19 @@ fn a_step_back_does_not_return_tokens_to_a_window_they_were_not_taken_from() {
     rig.go_to(99);
     rig.settle(0, None);
     assert!(!rig.charge(1, false).allowed());
+}
+
+/// Found by the properties below.
+#[test]
+fn a_state_from_the_end_of_time_lasts_whole_windows_after_a_step_back() {
+    let spec = Spec { amounts: (9, 0, 5), window_ms: 2, grid: Grid::Staggered };
+    let mut rig = Rig::new(vec![spec], END_OF_TIME as u64 - 1);
+    assert!(rig.charge(9, false).allowed());
+    rig.go_to(0);
+    rig.apply(&Op::Limits(vec![(4, 0, 0)]));
+    let refused = rig.charge(1, false);
+    rig.go_to(refused.retry_at().map(ms).expect("a later window") as u64);
+    assert!(rig.charge(1, false).allowed());
 }
 
 /// What is left in each window.

@@ -34,6 +34,11 @@ pub(crate) fn answer<T>(reply: Reply<T>) -> T {
     reply.into_now().expect("memory answers at once").expect("and does not fail")
 }
 
+/// How much of a test is run: all of it with `FULL_SIZE=1`, else a part.
+pub(crate) fn sized<T>(part: T, all: T) -> T {
+    if std::env::var_os("FULL_SIZE").is_some() { all } else { part }
+}
+
 /// A charge or a reservation, with a receipt if it passed.
 pub(crate) fn charge(
     limiter: &Limiter,

@@ -136,7 +136,9 @@ impl Terms {
                 return Now { start, used, until: Some(until), from_ahead: false };
             }
             let moved = self.start_of(now, shift);
-            let until = Some(until - (start - moved));
+            // Whole windows, also of a state whose last one the end of time has cut short.
+            let windows = (until - start + self.window - 1) / self.window;
+            let until = Some(self.after(moved, windows));
             return Now { start: moved, used, until, from_ahead: true };
         }
         let (mut start, mut used) = (start, used.max(self.floor()));

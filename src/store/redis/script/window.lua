@@ -228,8 +228,10 @@ local function load(q, value)
   if past < q.length then
     used = max(used, q.least)
     if past <= -q.length then
-      -- The clock stepped back by a window or more: the count moves along.
-      till = till - start + q.start
+      -- The clock stepped back by a window or more: the count moves along, for whole windows, also
+      -- where the last instant has cut one short.
+      till = till - start
+      till = min(q.start + (till + -till % q.length), MAX)
       start = q.start
       q.stepped_back = true
     end
