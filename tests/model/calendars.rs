@@ -18,7 +18,7 @@ use jiff::tz::TimeZone;
 use tower_fixed_window::store::{Account, Adjust, Charge, Scope, State};
 use tower_fixed_window::{Clock, Key, Limiter, ManualClock, MemoryStore, Quota, Quotas, Weekday};
 
-use crate::answer;
+use crate::{answer, sized};
 
 const DAY: i64 = 86_400;
 /// 1969-01-01 and 2102-01-01, in days since the epoch: a year more on both sides.
@@ -204,7 +204,7 @@ fn check(name: &str, zone: &TimeZone, first: First, days: &[i64], random: &mut R
 
 #[test]
 fn windows_cover_time_in_every_zone_from_every_first_day() {
-    let full = std::env::var_os("FULL_SIZE").is_some();
+    let full = sized(false, true);
     let names: Vec<String> =
         jiff::tz::db().available().map(|name| name.as_str().to_owned()).collect();
     assert!(names.len() > 400, "the time zone database is there");

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use tower_fixed_window::{Clock, Limiter, ManualClock, MemoryStore, Quota, Quotas, SystemClock};
 
-use crate::answer;
+use crate::{answer, sized};
 
 const KEYS: u64 = 3;
 const LIMIT: u64 = 200;
@@ -56,8 +56,7 @@ fn assert_exact(windows: &Windows, what: &str) {
 
 #[test]
 fn exactly_the_limit_passes_in_windows_of_the_systems_clock() {
-    let full = std::env::var_os("FULL_SIZE").is_some();
-    let duration = Duration::from_millis(if full { 20_000 } else { 400 });
+    let duration = Duration::from_millis(sized(400, 20_000));
     let window = Quota::new(LIMIT, Duration::from_millis(50));
     for threads in [2, 4, 8] {
         for quota in [window, window.staggered(), window.from_first_request()] {
@@ -102,8 +101,7 @@ fn a_request_is_counted_in_a_window_that_runs_when_it_is_sent() {
 
 #[test]
 fn exactly_the_limit_passes_by_a_clock_that_jumps() {
-    let full = std::env::var_os("FULL_SIZE").is_some();
-    let jumps = if full { 40_000 } else { 400 };
+    let jumps = sized(400, 40_000);
     let window = Quota::new(LIMIT, Duration::from_millis(50));
     let longer = Quota::new(u64::from(u32::MAX), Duration::from_secs(3_600));
     for threads in [2, 4, 8] {

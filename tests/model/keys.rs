@@ -9,8 +9,8 @@ use proptest::prelude::*;
 use tower_fixed_window::store::{Account, Scope};
 use tower_fixed_window::{Key, Limiter, MAX_WINDOW, ManualClock, MemoryStore, Quota, Quotas};
 
-use crate::answer;
 use crate::trace::ms;
+use crate::{answer, sized};
 
 fn hex(key: &Key) -> String {
     key.as_bytes().iter().fold(String::new(), |mut text, byte| {
@@ -198,7 +198,7 @@ fn key(parts: &[Part]) -> Key {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(20_000) })]
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(sized(4_000, 200_000)) })]
 
     #[test]
     fn different_parts_are_different_keys_in_bytes_and_in_text(

@@ -8,7 +8,7 @@ use allocation_counter::measure;
 use tower_fixed_window::store::{Account, Adjust, Charge, Scope, Store};
 use tower_fixed_window::{Key, Limiter, ManualClock, MemoryStore, Quota, Quotas};
 
-use crate::answer;
+use crate::{answer, sized};
 
 const NOW_MS: u64 = 1_700_000_040_000;
 
@@ -49,7 +49,7 @@ fn eight_threads_and_fifty_thousand_key_windows_admit_exactly_the_limit() {
 /// when optimised), a twentieth of it else.
 #[test]
 fn a_flood_of_keys_keeps_memory_within_its_bound_and_every_tracked_count() {
-    let full = std::env::var_os("FULL_SIZE").is_some();
+    let full = sized(false, true);
     let max_keys = if full { 1_000_000 } else { 50_000 };
     let flood = 20 * max_keys as u64;
     let tracked = 1_000_u64;

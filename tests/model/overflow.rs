@@ -8,7 +8,7 @@ use tower_fixed_window::{Limiter, ManualClock, MemoryStore, Quota, Quotas, Recei
 
 use crate::reference::{Grid, stagger};
 use crate::trace::{Spec, set};
-use crate::{answer, charge};
+use crate::{answer, charge, sized};
 
 const NOW_MS: u64 = 1_700_000_040_000;
 
@@ -650,7 +650,7 @@ fn never_above_the_limit(
 proptest! {
     #![proptest_config(ProptestConfig {
         failure_persistence: None,
-        cases: ProptestConfig::default().cases.max(400),
+        cases: ProptestConfig::default().cases.max(sized(256, 20_000)),
         ..ProptestConfig::default()
     })]
 

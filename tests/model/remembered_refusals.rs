@@ -7,9 +7,9 @@ use tokio::time::{advance, sleep};
 use tower_fixed_window::store::{Account, Charge, Scope, Store};
 use tower_fixed_window::{Decision, Key, Limiter, MemoryStore, Quota, Quotas};
 
-use crate::answer;
 use crate::shared::TokioClock;
 use crate::simulated_server::{Node, Server, TURN, paused};
+use crate::{answer, sized};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -484,7 +484,7 @@ async fn trace(seed: u64) -> u64 {
 #[test]
 fn varying_limits_get_the_stores_own_answers() {
     const STEPS: u64 = 250;
-    let charges = if std::env::var_os("FULL_SIZE").is_some() { 1_000_000 } else { 50_000 };
+    let charges = sized(50_000, 1_000_000);
     let seeds = std::env::var("SEED").map_or(0..charges / STEPS, |seed| {
         let seed = seed.parse().expect("a number");
         seed..seed + 1

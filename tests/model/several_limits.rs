@@ -11,7 +11,7 @@ use tower_fixed_window::{
     KeptReceipts, Key, Limiter, Limits, Line, MAX_TOKENS, ManualClock, MemoryStore, Quota, Quotas,
 };
 
-use crate::answer;
+use crate::{answer, sized};
 
 /// An hour begins, and with it a minute.
 const NOW_MS: u64 = 1_699_999_200_000;
@@ -45,7 +45,7 @@ fn used(limits: &Limits) -> [u64; 3] {
 #[test]
 fn the_shared_traces_pass_at_every_size_and_for_every_seed() {
     // Each store has a seed of its own, and in small ones limits meet in a bucket.
-    for (max_keys, seeds) in [(1_000_000, 2), (100, 60), (5_000, 10)] {
+    for (max_keys, seeds) in [(1_000_000, 2), (100, sized(20, 200)), (5_000, sized(4, 40))] {
         for _ in 0..seeds {
             let new = |clock| MemoryStore::with_max_keys(max_keys).clock(clock);
             let mut report = None;

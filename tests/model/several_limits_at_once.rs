@@ -14,7 +14,7 @@ use tower_fixed_window::{
     Limiter, Limits, Line, ManualClock, MemoryStore, Quota, Quotas, Receipts,
 };
 
-use crate::answer;
+use crate::{answer, sized};
 
 const THREADS: u64 = 8;
 /// Operations of a thread in a round, over few keys.
@@ -208,8 +208,7 @@ fn seed() -> u64 {
 }
 
 fn full_size(rounds: u64) -> u64 {
-    let operations = if std::env::var_os("FULL_SIZE").is_some() { 500_000 } else { 60_000 };
-    (operations / (THREADS * ROUND)).max(rounds)
+    (sized(60_000, 500_000) / (THREADS * ROUND)).max(rounds)
 }
 
 #[test]

@@ -7,9 +7,9 @@ use tower_fixed_window::{
     Decision, Key, Limiter, Limits, Line, ManualClock, MemoryStore, Quotas, Receipts,
 };
 
-use crate::answer;
 use crate::reference::{self, Ask, Model, Taken, Together, stagger, together};
 use crate::trace::{Amounts, Spec, amounts, ms, set, specs, terms, told};
+use crate::{answer, sized};
 
 const NAMES: [&str; 4] = ["requests", "tokens", "cents", "jobs"];
 const KEYS: [&str; 2] = ["ann", "bob"];
@@ -227,7 +227,7 @@ fn check(decision: &Decision, expected: &Together, part: &[(usize, usize, u64)],
 }
 
 fn config() -> ProptestConfig {
-    let cases = if std::env::var_os("FULL_SIZE").is_some() { 40_000 } else { 500 };
+    let cases = sized(300, 40_000);
     ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }
 }
 
