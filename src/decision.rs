@@ -8,6 +8,7 @@ use std::time::{Duration, SystemTime};
 use crate::quota::{MAX_TOKENS, Quotas, Span};
 use crate::window::{MAX, State};
 
+mod ahead;
 mod beside;
 mod charge;
 #[cfg(feature = "serde")]
@@ -272,11 +273,6 @@ impl Decision {
     pub(crate) fn refundable_until(&self, i: usize) -> Option<i64> {
         let own = self.shared >> i & 1 == 0;
         own.then(|| self.covered(i).end)
-    }
-
-    /// The end of the first of the windows in which what was taken is covered (S13).
-    pub(crate) fn good_until_ms(&self) -> i64 {
-        (0..self.usage().len()).map(|i| self.covered(i).end).min().unwrap_or(0)
     }
 
     /// Notes that a quota's tokens were taken from a count that other keys share.

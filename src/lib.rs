@@ -14,6 +14,7 @@ pub mod guide;
 pub mod key;
 mod limiter;
 mod limits;
+mod line;
 mod middleware;
 mod observe;
 mod quota;

@@ -218,6 +218,11 @@ impl Limiter {
         self.refundable.set();
     }
 
+    /// Whether a charge takes a while.
+    pub(crate) fn is_remote(&self) -> bool {
+        self.guard.is_some()
+    }
+
     /// Whether a shared store has a name for its counters.
     pub(crate) fn can_be_found(&self) -> bool {
         !self.store.is_shared() || !self.scope.name().is_empty()

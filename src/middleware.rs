@@ -10,7 +10,6 @@ mod headers;
 mod layer;
 mod live;
 mod options;
-mod queue;
 mod reason;
 mod rejection;
 mod request;

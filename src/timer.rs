@@ -6,27 +6,23 @@ pub(crate) use std::time::Instant;
 #[cfg(feature = "tokio")]
 pub(crate) use tokio::time::Instant;
 #[cfg(feature = "tokio")]
-pub(crate) use with_tokio::{Closing, Runtime, Sleep, Wait};
+pub(crate) use with_tokio::{Runtime, Sleep};
 #[cfg(not(feature = "tokio"))]
-pub(crate) use without::{Closing, Runtime, Sleep, Wait};
-
-/// The queue was closed before the time had come.
-pub(crate) struct Closed;
+pub(crate) use without::{Runtime, Sleep};
 
 #[cfg(feature = "tokio")]
 mod with_tokio {
     use std::cell::Cell;
-    use std::future::{Future, poll_fn};
+    use std::future::Future;
     use std::panic::catch_unwind;
-    use std::pin::{Pin, pin};
+    use std::pin::Pin;
     use std::task::{Context, Poll};
     use std::time::Duration;
 
     use tokio::runtime::Handle;
-    use tokio::sync::watch;
     use tokio::time;
 
-    use super::Closed;
+    use super::Instant;
 
     /// The runtime of this thread, for what is done later and perhaps on a thread without one.
     pub(crate) struct Runtime(Option<Handle>);
@@ -46,8 +42,8 @@ mod with_tokio {
     pub(crate) struct Sleep(Pin<Box<time::Sleep>>);
 
     impl Sleep {
-        pub(crate) fn new(duration: Duration) -> Self {
-            Self(Box::pin(time::sleep(duration)))
+        pub(crate) fn until(instant: Instant) -> Self {
+            Self(Box::pin(time::sleep_until(instant)))
         }
 
         /// `None`: outside of a runtime, or in one without timers.
@@ -59,46 +55,18 @@ mod with_tokio {
                 return None;
             }
             // Only by this panic does tokio show it, with the line to write: once on each thread.
-            let sleep = catch_unwind(|| Self::new(duration)).ok();
+            let sleep = catch_unwind(|| Self::until(Instant::now() + duration)).ok();
             HAS_NO_TIMERS.set(sleep.is_none());
             sleep
         }
 
+        pub(crate) fn set(&mut self, until: Instant) {
+            if self.0.deadline() != until {
+                self.0.as_mut().reset(until);
+            }
+        }
+
         pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-            self.0.as_mut().poll(cx)
-        }
-    }
-
-    /// Whether requests that wait are to give up.
-    #[derive(Default)]
-    pub(crate) struct Closing(watch::Sender<bool>);
-
-    impl Closing {
-        pub(crate) fn close(&self) {
-            self.0.send_replace(true);
-        }
-    }
-
-    pub(crate) struct Wait(Pin<Box<dyn Future<Output = Result<(), Closed>> + Send>>);
-
-    impl Wait {
-        pub(crate) fn new(duration: Duration, closing: &Closing) -> Self {
-            let mut closed = closing.0.subscribe();
-            Self(Box::pin(async move {
-                let mut due = pin!(time::sleep(duration));
-                let mut closed = pin!(closed.wait_for(|closed| *closed));
-                poll_fn(|cx| {
-                    // The sender lives as long as the layer: an error can't come.
-                    if let Poll::Ready(Ok(_)) = closed.as_mut().poll(cx) {
-                        return Poll::Ready(Err(Closed));
-                    }
-                    due.as_mut().poll(cx).map(Ok)
-                })
-                .await
-            }))
-        }
-
-        pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Closed>> {
             self.0.as_mut().poll(cx)
         }
     }
@@ -109,7 +77,7 @@ mod without {
     use std::task::{Context, Poll};
     use std::time::Duration;
 
-    use super::Closed;
+    use super::Instant;
 
     pub(crate) struct Runtime;
 
@@ -127,32 +95,18 @@ mod without {
     pub(crate) struct Sleep;
 
     impl Sleep {
-        pub(crate) fn new(_: Duration) -> Self {
-            Self
-        }
-
         pub(crate) fn try_new(_: Duration) -> Option<Self> {
             None
         }
 
-        pub(crate) fn poll(&mut self, _: &mut Context<'_>) -> Poll<()> {
-            Poll::Pending
-        }
-    }
-
-    #[derive(Default)]
-    pub(crate) struct Closing;
-
-    /// Nothing waits: a queue can't be set.
-    pub(crate) struct Wait;
-
-    impl Wait {
-        pub(crate) fn new(_: Duration, _: &Closing) -> Self {
+        pub(crate) fn until(_: Instant) -> Self {
             Self
         }
 
-        pub(crate) fn poll(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Closed>> {
-            Poll::Ready(Err(Closed))
+        pub(crate) fn set(&mut self, _: Instant) {}
+
+        pub(crate) fn poll(&mut self, _: &mut Context<'_>) -> Poll<()> {
+            Poll::Pending
         }
     }
 }

@@ -144,7 +144,6 @@ impl<'a> Window<'a> {
 
     /// What another place has worked out by the same rules. On a calendar `until` is in how many
     /// windows the state ends.
-    #[cfg(feature = "redis")]
     pub(crate) fn known(quota: &'a Quota, span: Span, used: i64, until: Option<i64>) -> Self {
         let Span { start, end } = span;
         let known = Self { quota, start, end, used, until: Until::New };

@@ -3,73 +3,42 @@
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
 
 use super::live::Live;
 use crate::decision::Decision;
 use crate::limiter::Limiter;
-use crate::store::{OwnedAccount, OwnedCharge, Reply, StoreError};
+use crate::store::{OwnedAccount, Reply, StoreError};
 
 /// Corrects a charge after its request has ended.
 pub(crate) struct Correction {
     pub(crate) limiter: Limiter,
     pub(crate) account: OwnedAccount,
-    /// For the quotas in force by then; `None` where the request had its own.
-    pub(crate) live: Option<Arc<Live>>,
+    pub(crate) live: Arc<Live>,
+    /// Whether the request had quotas of its own, and not those in force.
+    pub(crate) own: bool,
 }
 
 impl Correction {
     pub(crate) fn make(self, decision: &Decision, actual: u64) -> Reply<()> {
-        let account = match self.live {
-            Some(live) => self.account.updated(&live.quotas()),
-            None => self.account,
-        };
-        self.limiter.settle_account(account.as_account(), decision, actual)
+        let Self { limiter, account, live, own } = self;
+        let account = if own { account } else { account.updated(&live.quotas()) };
+        let account = account.as_account();
+        live.lines.change_after(account.key(), limiter.settle_account(account, decision, actual))
     }
 }
 
 /// A decision that the store has not made yet. If it is dropped, a charge that was not sent is
-/// withdrawn, and a charge that was sent is refunded (S14).
+/// withdrawn, and a charge that was sent is refunded where that is promised (S14).
 pub(crate) struct PendingDecision {
     reply: Option<Reply<Decision>>,
     sent: bool,
-    /// For a charge that is sent after a refund.
-    withdrawn: Option<Arc<AtomicBool>>,
-    refund: Option<Box<Refund>>,
-}
-
-/// Refunds the charge of a request that was dropped.
-pub(crate) struct Refund {
-    pub(crate) correction: Correction,
-    /// Not only reservations.
-    pub(crate) always: bool,
+    refund: Option<Box<Correction>>,
 }
 
 impl PendingDecision {
-    pub(crate) fn new(reply: Reply<Decision>, refund: Option<Refund>) -> Self {
-        Self { reply: Some(reply), sent: false, withdrawn: None, refund: refund.map(Box::new) }
-    }
-
-    /// For a charge that is sent after earlier tokens were refunded.
-    pub(crate) fn after(
-        returned: Reply<()>,
-        limiter: Limiter,
-        charge: OwnedCharge,
-        refund: Option<Refund>,
-    ) -> Self {
-        let withdrawn = Arc::new(AtomicBool::new(false));
-        let is_withdrawn = Arc::clone(&withdrawn);
-        let reply = Reply::later(async move {
-            let _counted_if_it_fails = returned.await;
-            if is_withdrawn.load(Ordering::Acquire) {
-                return Err(StoreError::new("the charge was withdrawn"));
-            }
-            limiter.send(charge.as_charge()).await
-        });
-        let mut this = Self::new(reply, refund);
-        this.withdrawn = Some(withdrawn);
-        this
+    pub(crate) fn new(reply: Reply<Decision>, refund: Option<Correction>) -> Self {
+        Self { reply: Some(reply), sent: false, refund: refund.map(Box::new) }
     }
 
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Decision, StoreError>> {
@@ -84,15 +53,11 @@ impl PendingDecision {
 impl Drop for PendingDecision {
     fn drop(&mut self) {
         let Some(reply) = self.reply.take().filter(|_| self.sent) else { return };
-        if let Some(withdrawn) = &self.withdrawn {
-            withdrawn.store(true, Ordering::Release);
-        }
         let Some(refund) = self.refund.take() else { return };
-        let Refund { correction, always } = *refund;
         let refunded = Reply::later(async move {
             let decision = reply.await?;
-            if decision.allowed() && (always || decision.ready_at_ms().is_some()) {
-                correction.make(&decision, 0).await?;
+            if decision.allowed() {
+                refund.make(&decision, 0).await?;
             }
             Ok(())
         });

@@ -18,7 +18,6 @@ use super::rejection::Reject;
 use super::request::{LimitedRequest, Next};
 use super::stacked::{self, Inside};
 use super::upload::{Drain, Rest};
-use crate::timer::{Closed, Wait};
 
 pin_project! {
     /// The response of [`FixedWindow`](crate::FixedWindow).
@@ -39,13 +38,12 @@ pin_project! {
     enum State<S, B, F, R> {
         /// The store has not answered yet. The service that was made ready waits with the request.
         Deciding { decision: PendingDecision, held: Option<Held<S, B>> },
-        /// The request has a reservation, and holds nothing that others need.
-        Waiting { wait: Wait, held: Option<Held<S, B>> },
-        /// It is due, and waits for the service.
+        /// It waits in its line, and holds nothing that others need.
+        Waiting { held: Option<Held<S, B>> },
+        /// It is its turn, and it waits for the service.
         Readying { held: Option<Held<S, B>> },
-        /// The service was ready too late, and other late requests are before it. It holds nothing
-        /// that they need.
-        Behind { held: Option<Held<S, B>> },
+        /// It is charged, and the service that was made ready waits with it.
+        Charging { held: Option<Held<S, B>> },
         /// `inside` is there where a layer inside of this one may refuse it.
         Calling { #[pin] future: F, inside: Option<Inside> },
         /// What the client is still sending is read first. The response is made before, so that
@@ -81,6 +79,7 @@ where
             Next::Call if !limited.may_be_refused_inside(&body) => {
                 limited.calling(&mut parts.extensions);
                 let future = service.call(Request::from_parts(parts, body));
+                limited.leave();
                 Self { state: State::Calling { future, inside: None }, limited }
             }
             Next::Refuse(reason) => {
@@ -116,6 +115,7 @@ where
             let inside = limited.may_be_refused_inside(&body);
             let inside = inside.then(|| Inside::of(&mut parts.extensions));
             let future = service.call(Request::from_parts(parts, body));
+            limited.leave();
             State::Calling { future, inside }
         }
         Next::Refuse(reason) => {
@@ -127,13 +127,12 @@ where
             let service = mem::replace(service, clone);
             State::Deciding { decision, held: Some(Held { service, parts, body }) }
         }
-        Next::Wait(duration) => {
-            let wait = Wait::new(duration, &limited.shared().live.closing);
-            State::Waiting { wait, held: Some(Held { service: let_go(service), parts, body }) }
+        Next::Charge => {
+            let clone = service.clone();
+            let service = mem::replace(service, clone);
+            State::Charging { held: Some(Held { service, parts, body }) }
         }
-        Next::ChargeInTurn => {
-            State::Readying { held: Some(Held { service: let_go(service), parts, body }) }
-        }
+        Next::Wait => State::Waiting { held: Some(Held { service: let_go(service), parts, body }) },
     }
 }
 
@@ -229,34 +228,34 @@ where
             let held = held.take().expect(DONE);
             (limited.decide(&held.parts, answer), held)
         }
-        StateProj::Waiting { wait, held } => match ready!(wait.poll(cx)) {
-            Ok(()) => {
-                let held = held.take();
+        StateProj::Waiting { held } => {
+            let parts = &held.as_ref().expect(DONE).parts;
+            let next = ready!(limited.poll_turn(parts, cx));
+            let held = held.take();
+            let Some(next) = next else {
                 state.set(State::Readying { held });
                 return Poll::Ready(Ok(()));
-            }
-            Err(Closed) => {
-                limited.give_back();
-                (Next::Refuse(Reason::QueueClosed), held.take().expect(DONE))
-            }
-        },
-        StateProj::Readying { held } => {
-            ready!(held.as_mut().expect(DONE).service.poll_ready(cx))?;
-            let held = held.take().expect(DONE);
-            let is_late = limited.is_late();
-            if is_late && limited.turn(cx).is_pending() {
-                let held = Held { service: held.service.clone(), ..held };
-                state.set(State::Behind { held: Some(held) });
-                return Poll::Ready(Ok(()));
-            }
-            let next = if is_late { limited.charge_again(&held.parts) } else { Next::Call };
-            (next, held)
+            };
+            (next, held.expect(DONE))
         }
-        StateProj::Behind { held } => {
-            ready!(limited.turn(cx));
-            let held = held.take();
-            state.set(State::Readying { held });
-            return Poll::Ready(Ok(()));
+        StateProj::Readying { held } => {
+            let Held { parts, service, .. } = held.as_mut().expect(DONE);
+            let next = if service.poll_ready(cx)?.is_ready() {
+                Next::Charge
+            } else {
+                match limited.poll_turn(parts, cx) {
+                    Poll::Ready(None) => return Poll::Pending,
+                    Poll::Ready(Some(next)) => next,
+                    // One that was before it is back.
+                    Poll::Pending => Next::Wait,
+                }
+            };
+            (next, held.take().expect(DONE))
+        }
+        StateProj::Charging { held } => {
+            let parts = &held.as_ref().expect(DONE).parts;
+            let next = ready!(limited.poll_charge(parts, Some(cx)));
+            (next, held.take().expect(DONE))
         }
         StateProj::Calling { .. } | StateProj::Refused { .. } => {
             return Poll::Ready(Ok(()));
@@ -277,7 +276,7 @@ where
             State::Deciding { .. } => "ResponseFuture(deciding)",
             State::Waiting { .. } => "ResponseFuture(waiting)",
             State::Readying { .. } => "ResponseFuture(readying)",
-            State::Behind { .. } => "ResponseFuture(behind)",
+            State::Charging { .. } => "ResponseFuture(charging)",
             State::Calling { .. } => "ResponseFuture(calling)",
             State::Refused { .. } => "ResponseFuture(refused)",
         })

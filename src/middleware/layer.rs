@@ -16,6 +16,7 @@ use super::stacked;
 use super::twice::Watch;
 use crate::key::{Key, KeyExtractor, key_fn};
 use crate::limiter::{Limiter, UNNAMED};
+use crate::line::Queue;
 use crate::quota::Quotas;
 use crate::store::OnStoreFailure;
 
@@ -244,6 +245,8 @@ impl<J> FixedWindowLayer<J> {
         if count_if.is_some() || *refund_dropped || *settle || queue.is_some() {
             limiter.note_refundable();
         }
+        #[cfg(feature = "tokio")]
+        let limiter = if queue.is_some() { limiter.leases(0) } else { limiter };
         match self.options.on_store_failure {
             OnStoreFailure::Local => limiter,
             OnStoreFailure::Allow | OnStoreFailure::Deny => limiter.without_fallback(),
@@ -264,7 +267,12 @@ impl<S, J> Layer<S> for FixedWindowLayer<J> {
         stacked::note_applied(&self.live, &self.options);
         let (limiter, live) = (self.limiter(), Arc::clone(&self.live));
         let (options, reject) = (self.options.clone(), Arc::clone(&self.reject));
-        FixedWindow::new(inner, Shared { limiter, options, live, reject, watch: Watch::default() })
+        let queue = options.queue.map(|(most, max_wait)| {
+            let (lines, limiter) = (Arc::clone(&live.lines), limiter.clone());
+            Arc::new(Queue { lines, limiter, most, max_wait })
+        });
+        let watch = Watch::default();
+        FixedWindow::new(inner, Shared { limiter, options, live, queue, reject, watch })
     }
 }
 

@@ -8,14 +8,13 @@ use bytes::Bytes;
 
 use super::headers::PreparedHeaders;
 use super::options::Options;
-use super::queue::Queue;
 use super::rejection::prepare;
 use crate::decision::Decision;
 use crate::key::Key;
 use crate::limiter::Limiter;
+use crate::line::Lines;
 use crate::quota::Quotas;
 use crate::store::{Reply, StoreError};
-use crate::timer::Closing;
 
 /// The settings of a layer, shared by all its clones and services.
 pub(crate) struct Live {
@@ -28,8 +27,7 @@ pub(crate) struct Live {
     controlled: AtomicBool,
     /// Whether it was switched at run time, and how.
     shadow: AtomicU8,
-    pub(crate) closing: Closing,
-    pub(crate) queue: Arc<Queue>,
+    pub(crate) lines: Arc<Lines>,
 }
 
 const AS_BUILT: u8 = 0;
@@ -44,8 +42,7 @@ impl Live {
             by_request: AtomicBool::new(false),
             controlled: AtomicBool::new(false),
             shadow: AtomicU8::new(AS_BUILT),
-            closing: Closing::default(),
-            queue: Arc::default(),
+            lines: Arc::default(),
         }
     }
 
@@ -71,6 +68,8 @@ impl Live {
         *current = quotas;
         // Under the lock: a reader that sees the new generation reads the new quotas.
         self.generation.fetch_add(1, Ordering::Release);
+        drop(current);
+        self.lines.change_all();
     }
 
     #[inline]
@@ -90,10 +89,7 @@ impl Live {
     /// The quotas in force, prepared for requests.
     pub(crate) fn settings(&self, name: &str, options: &Options) -> Settings {
         let generation = self.generation.load(Ordering::Acquire);
-        let mut quotas = self.quotas();
-        if let Some(tokens) = options.queue {
-            quotas = quotas.reserving(tokens);
-        }
+        let quotas = self.quotas();
         Settings {
             generation,
             headers: PreparedHeaders::new(options.headers, name, quotas.as_slice()[0].limit()),
@@ -199,14 +195,15 @@ impl Control {
     /// Clears the counters of a key under all quotas: those of a plan, and those before
     /// [`set_quotas`](Self::set_quotas). For errors, see [`Limiter::reset`](crate::Limiter::reset).
     pub fn reset(&self, key: impl Into<Key>) -> Reply<()> {
-        self.limiter.reset(key)
+        let key = key.into();
+        self.live.lines.change_after(&key, self.limiter.reset(key.clone()))
     }
 
     /// Ends the waiting of all requests in the layer's [`queue`](crate::FixedWindowLayer::queue)
     /// with 503. Later requests don't wait. Call it for a graceful shutdown.
     #[cfg(feature = "tokio")]
     pub fn close_queue(&self) {
-        self.live.closing.close();
+        self.live.lines.close();
     }
 }
 

@@ -34,9 +34,8 @@ pub(crate) struct Options {
     pub(crate) expose_decision: bool,
     pub(crate) shadow: bool,
     pub(crate) settle: bool,
-    /// How many tokens may be reserved, and how long a request may wait for them.
-    pub(crate) queue: Option<u64>,
-    pub(crate) max_wait: Duration,
+    /// How many requests of a key may wait, and for how long.
+    pub(crate) queue: Option<(u64, Duration)>,
     pub(crate) on_store_failure: OnStoreFailure,
     /// The bodies of refused requests that can be read.
     pub(crate) drains: Vec<Drain>,
@@ -67,7 +66,6 @@ impl Default for Options {
             shadow: false,
             settle: false,
             queue: None,
-            max_wait: Duration::ZERO,
             on_store_failure: OnStoreFailure::default(),
             drains: default_drains(),
             status: StatusCode::TOO_MANY_REQUESTS,

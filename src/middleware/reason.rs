@@ -18,7 +18,7 @@ pub enum Reason {
     MissingKey(MissingKey),
     /// The store failed, and the layer is set to refuse then: 503.
     StoreFailed,
-    /// The queue was closed while the request was waiting for its window: 503.
+    /// The queue was closed while the request was waiting in it: 503.
     QueueClosed,
 }
 
@@ -29,7 +29,7 @@ pub(crate) struct Consequences {
     pub(crate) grpc: GrpcCode,
     /// Whether the same request may pass later.
     pub(crate) may_retry: bool,
-    /// What is counted: nothing for a request that was counted when it got its reservation.
+    /// What is counted.
     pub(crate) outcome: Option<Outcome>,
 }
 

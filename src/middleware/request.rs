@@ -2,14 +2,12 @@
 //! `response` has what follows from the response.
 
 use std::sync::Arc;
-use std::task::{Context, Poll};
-use std::time::Duration;
+use std::task::{Context, Poll, ready};
 
 use http::request::Parts;
 use http::{Extensions, Response};
 
-use super::correction::{Correction, PendingDecision, Refund};
-use super::queue::Waiter;
+use super::correction::{Correction, PendingDecision};
 use super::reason::Reason;
 use super::rejection::{Reject, Rejection};
 use super::shared::{Current, Shared};
@@ -18,6 +16,7 @@ use super::upload::Drain;
 use crate::decision::Decision;
 use crate::key::Key;
 use crate::limiter::observe_decision;
+use crate::line::{End, Place};
 use crate::observe::{self, Outcome};
 use crate::quota::Quotas;
 use crate::store::{Account, Charge, OnStoreFailure, Reply, StoreError};
@@ -34,19 +33,18 @@ pub(crate) struct LimitedRequest<J> {
     /// Whether to give it back if the request is dropped now.
     refund_on_drop: bool,
     shadow: bool,
-    /// Where the layer has a queue.
-    waiter: Option<Box<Waiter>>,
+    /// Its place in the line of its key, where it may wait.
+    place: Option<Box<Place>>,
 }
 
 /// What happens to a request next.
 pub(crate) enum Next {
     /// The service is called.
     Call,
-    /// It has a reservation, and waits until that is due.
-    Wait(Duration),
-    /// It charges when the service is ready, and late requests that came before it have had their
-    /// turn.
-    ChargeInTurn,
+    /// It waits in its line.
+    Wait,
+    /// It is charged where it is in its line.
+    Charge,
     /// It waits for the store.
     Decide(PendingDecision),
     Refuse(Reason),
@@ -62,7 +60,7 @@ impl<J> LimitedRequest<J> {
             quotas: None,
             charged: None,
             refund_on_drop: false,
-            waiter: None,
+            place: None,
         }
     }
 
@@ -89,18 +87,16 @@ impl<J> LimitedRequest<J> {
         if let Some(quota_fn) = &options.quota_fn {
             let plan = quota_fn(parts, &self.key);
             let Some(&quotas) = plan.quotas() else { return Next::Call };
-            let queue = options.queue.filter(|_| !self.shadow);
-            self.quotas = Some(Box::new(queue.map_or(quotas, |tokens| quotas.reserving(tokens))));
+            self.quotas = Some(Box::new(quotas));
         }
-        if options.queue.is_some() && !self.shadow {
-            let waiter = Waiter::new(&self.current.shared.live.queue, &self.key);
-            let behind = waiter.is_late();
-            self.waiter = Some(Box::new(waiter));
-            if behind {
-                return Next::ChargeInTurn;
+        let cost = self.cost(parts);
+        match &self.current.shared.queue {
+            // What passes in any case, or never does, has no need to wait.
+            Some(_) if cost > 0 && !self.shadow && self.quotas().can_grant(cost) => {
+                self.join(parts, cost)
             }
+            _ => self.charge(parts, cost),
         }
-        self.charge(parts, self.cost(parts))
     }
 
     fn cost(&self, parts: &Parts) -> u64 {
@@ -109,53 +105,80 @@ impl<J> LimitedRequest<J> {
 
     #[inline(always)]
     fn charge(&mut self, parts: &Parts, cost: u64) -> Next {
-        match self.current.shared.limiter.send(self.charge_of(cost)).into_now() {
+        match self.current.shared.limiter.send(Charge::new(self.account(), cost)).into_now() {
             Ok(answer) => self.decide(parts, answer),
             Err(later) => Next::Decide(PendingDecision::new(later, self.refund())),
         }
     }
 
-    #[inline]
-    fn charge_of(&self, cost: u64) -> Charge<'_> {
-        let charge = Charge::new(self.account(), cost);
-        if self.waiter.is_some() { charge.reserving() } else { charge }
-    }
-
     /// For a request that is dropped while the store decides, where that is promised.
-    fn refund(&self) -> Option<Refund> {
-        let always = self.current.shared.options.refund_dropped;
-        (always || self.waiter.is_some()).then(|| Refund { correction: self.correction(), always })
+    fn refund(&self) -> Option<Correction> {
+        self.current.shared.options.refund_dropped.then(|| self.correction())
     }
 
-    /// Whether the window that it has waited for is over.
-    pub(crate) fn is_late(&self) -> bool {
-        self.waiter.as_ref().is_some_and(|waiter| waiter.is_late())
-    }
-
-    /// Ready when it may charge anew: those that were late before it go first.
-    pub(crate) fn turn(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        self.waiter.as_mut().map_or(Poll::Ready(()), |waiter| waiter.turn(cx))
-    }
-
-    /// Takes tokens of another window than the one that is over.
-    pub(crate) fn charge_again(&mut self, parts: &Parts) -> Next {
-        // This may panic: what was taken is refunded then, too.
-        let cost = self.cost(parts);
-        // Other quotas may have windows that still run.
-        let returned = self.charged.take().map(|decision| self.settled(&decision, 0));
-        if self.quotas.is_none() {
-            self.current = Current::new(&self.current.shared);
-        }
-        if let Some(waiter) = &mut self.waiter {
-            waiter.charges();
-        }
-        match returned.and_then(|reply| reply.into_now().err()) {
-            None => self.charge(parts, cost),
-            Some(returned) => {
-                let (limiter, charge) =
-                    (self.current.shared.limiter.clone(), self.charge_of(cost).to_owned());
-                Next::Decide(PendingDecision::after(returned, limiter, charge, self.refund()))
+    /// Takes its place in the line of its key.
+    #[inline(never)]
+    fn join(&mut self, parts: &Parts, cost: u64) -> Next {
+        let Some(queue) = &self.current.shared.queue else { return Next::Call };
+        match Place::join(queue, &self.key, self.quotas(), self.quotas.is_some(), cost) {
+            Ok(place) => {
+                self.place = Some(Box::new(place));
+                match self.poll_charge(parts, None) {
+                    Poll::Ready(next) => next,
+                    Poll::Pending => Next::Charge,
+                }
             }
+            Err(refusal) => Next::Refuse(Reason::RateLimited(refusal)),
+        }
+    }
+
+    /// Ready when it is its turn in the line, or its wait has ended otherwise.
+    pub(crate) fn poll_turn(&mut self, parts: &Parts, cx: &mut Context<'_>) -> Poll<Option<Next>> {
+        let quotas = self.quotas_now();
+        let Some(place) = &mut self.place else { return Poll::Ready(Some(Next::Call)) };
+        match ready!(place.poll_turn(&quotas, cx)) {
+            Ok(()) => Poll::Ready(None),
+            Err(end) => Poll::Ready(Some(self.end(parts, end))),
+        }
+    }
+
+    /// Charges it in its turn, when the service is ready.
+    pub(crate) fn poll_charge(
+        &mut self,
+        parts: &Parts,
+        cx: Option<&mut Context<'_>>,
+    ) -> Poll<Next> {
+        let quotas = self.quotas_now();
+        let Some(place) = &mut self.place else { return Poll::Ready(Next::Call) };
+        Poll::Ready(match ready!(place.poll_charge(&quotas, cx)) {
+            Ok(decision) => {
+                self.renew();
+                self.decide(parts, Ok(decision))
+            }
+            Err(end) => self.end(parts, end),
+        })
+    }
+
+    fn end(&mut self, parts: &Parts, end: End) -> Next {
+        match end {
+            End::LetGo => Next::Wait,
+            End::Refused(refusal) => Next::Refuse(Reason::RateLimited(refusal)),
+            End::Failed(error) => self.decide(parts, Err(error)),
+            End::Unanswered => Next::Refuse(Reason::StoreFailed),
+            End::Closed => Next::Refuse(Reason::QueueClosed),
+        }
+    }
+
+    /// The quotas that it is charged by when its turn has come.
+    fn quotas_now(&self) -> Quotas {
+        self.quotas.as_deref().copied().unwrap_or_else(|| self.current.shared.live.quotas())
+    }
+
+    /// The settings may have changed while it waited.
+    fn renew(&mut self) {
+        let Current { shared, settings } = &*self.current;
+        if !shared.live.is_current(settings) {
+            self.current = Current::new(shared);
         }
     }
 
@@ -178,9 +201,6 @@ impl<J> LimitedRequest<J> {
             }
             return Next::Refuse(Reason::RateLimited(decision));
         }
-        if self.waiter.is_some() || decision.ready_at_ms().is_some() {
-            return self.decide_in_queue(parts, decision);
-        }
         // Before anything that may panic.
         self.refund_on_drop = options.refund_dropped;
         self.charged = Some(decision);
@@ -188,38 +208,10 @@ impl<J> LimitedRequest<J> {
         Next::Call
     }
 
-    /// A request that may have to wait has got tokens.
-    #[inline(never)]
-    fn decide_in_queue(&mut self, parts: &Parts, decision: Decision) -> Next {
-        let options = &self.current.shared.options;
-        let waited = self.waiter.as_ref().and_then(|waiter| waiter.has_waited());
-        let wait = decision.ready_after();
-        if wait > options.max_wait.saturating_sub(waited.unwrap_or_default()) {
-            self.settled(&decision, 0).detach();
-            return Next::Refuse(Reason::RateLimited(decision.into_refusal()));
-        }
-        // Before anything that may panic.
-        self.refund_on_drop = !wait.is_zero() || options.refund_dropped;
-        self.charged = Some(decision);
-        // A request that was reported to wait is reported again only if it is refused.
-        if self.waiter.as_ref().is_none_or(|waiter| !waiter.has_reserved()) {
-            self.report_charged(parts);
-        }
-        if wait.is_zero() {
-            return Next::Call;
-        }
-        if let (Some(waiter), Some(decision)) = (&mut self.waiter, &self.charged) {
-            waiter.reserve(good_for(decision));
-        }
-        Next::Wait(wait)
-    }
-
-    /// The service is about to be called: what was reserved is used now.
+    /// The service is about to be called.
     #[inline]
     pub(crate) fn calling(&mut self, extensions: &mut Extensions) {
-        self.leave_queue();
         let options = &self.current.shared.options;
-        self.refund_on_drop = options.refund_dropped;
         if options.expose_decision {
             self.charged.clone().map(|decision| extensions.insert(decision));
         }
@@ -249,7 +241,7 @@ impl<J> LimitedRequest<J> {
     /// A request is refused.
     #[inline]
     pub(crate) fn refused(&mut self, parts: &Parts, reason: &Reason) {
-        self.leave_queue();
+        self.leave();
         if let Reason::RateLimited(decision) = reason {
             self.report(parts, decision);
         } else if let Some(outcome) = reason.consequences().outcome {
@@ -261,14 +253,15 @@ impl<J> LimitedRequest<J> {
         }
     }
 
+    /// It is served or refused: it is the turn of the next one in its line.
     #[inline]
-    fn leave_queue(&mut self) {
+    pub(crate) fn leave(&mut self) {
         #[inline(never)]
-        fn leave(waiter: &mut Option<Box<Waiter>>) {
-            *waiter = None;
+        fn leave(place: &mut Option<Box<Place>>) {
+            *place = None;
         }
-        if self.waiter.is_some() {
-            leave(&mut self.waiter);
+        if self.place.is_some() {
+            leave(&mut self.place);
         }
     }
 
@@ -298,10 +291,12 @@ impl<J> LimitedRequest<J> {
     }
 
     fn settled(&self, decision: &Decision, actual: u64) -> Reply<()> {
-        match self.current.shared.live.is_current(&self.current.settings) {
-            true => self.current.shared.limiter.settle_account(self.account(), decision, actual),
-            false => self.correction().make(decision, actual),
+        let Shared { limiter, live, .. } = &*self.current.shared;
+        if !live.is_current(&self.current.settings) {
+            return self.correction().make(decision, actual);
         }
+        let settled = limiter.settle_account(self.account(), decision, actual);
+        live.lines.change_after(&self.key, settled)
     }
 
     /// Corrects the charge later.
@@ -309,7 +304,8 @@ impl<J> LimitedRequest<J> {
         Correction {
             limiter: self.current.shared.limiter.clone(),
             account: self.account().to_owned(),
-            live: self.quotas.is_none().then(|| Arc::clone(&self.current.shared.live)),
+            live: Arc::clone(&self.current.shared.live),
+            own: self.quotas.is_some(),
         }
     }
 
@@ -351,11 +347,4 @@ impl<J> Drop for LimitedRequest<J> {
             self.give_back();
         }
     }
-}
-
-/// For how long after it was decided a reservation is that of a window which is not over.
-fn good_for(decision: &Decision) -> Duration {
-    // One less: it was a fraction of a millisecond later than the store says.
-    let left = decision.good_until_ms().saturating_sub(decision.now_ms()).saturating_sub(1);
-    Duration::from_millis(left.max(0) as u64)
 }

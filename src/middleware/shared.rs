@@ -9,11 +9,14 @@ use super::live::{Live, Settings};
 use super::options::Options;
 use super::twice::Watch;
 use crate::limiter::Limiter;
+use crate::line::Queue;
 
 pub(crate) struct Shared<J> {
     pub(crate) limiter: Limiter,
     pub(crate) options: Options,
     pub(crate) live: Arc<Live>,
+    /// Where requests may wait.
+    pub(crate) queue: Option<Arc<Queue>>,
     pub(crate) reject: Arc<J>,
     pub(crate) watch: Watch,
 }

@@ -2,8 +2,8 @@
 
 use std::fmt;
 
+use super::Quota;
 use super::error::QuotaError;
-use super::{MAX_TOKENS, Quota};
 
 /// One to four quotas that are charged together, all or none.
 ///
@@ -96,12 +96,9 @@ impl Quotas {
         Ok(self)
     }
 
-    /// The same quotas, each with up to `tokens` reservable tokens.
-    pub(crate) fn reserving(mut self, tokens: u64) -> Self {
-        for quota in &mut self.quotas {
-            quota.max_reserved = tokens.min(MAX_TOKENS - quota.capacity);
-        }
-        self
+    /// Whether a charge of this cost can ever pass (S8).
+    pub(crate) fn can_grant(&self, cost: u64) -> bool {
+        self.iter().all(|quota| cost == 0 || quota.limit > 0 && cost <= quota.capacity)
     }
 
     /// The same counters under the limits that are in force now, where there are any for them.

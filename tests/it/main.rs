@@ -33,6 +33,7 @@ mod panics;
 mod pictures;
 mod queue;
 mod queue_races;
+mod queue_random;
 mod random_operations;
 mod readiness;
 mod refusals;

@@ -3,6 +3,7 @@
 use std::convert::Infallible;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::body::Body;
@@ -11,7 +12,7 @@ use tokio::time::{Instant, sleep};
 use tower::limit::ConcurrencyLimitLayer;
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_fixed_window::key::global;
-use tower_fixed_window::{FixedWindowLayer, Key, MemoryStore, Quota};
+use tower_fixed_window::{Control, FixedWindowLayer, Key, Limiter, MemoryStore, Quota, Quotas};
 
 use crate::support::{get, paused_clock};
 
@@ -52,7 +53,7 @@ async fn forty_concurrent_requests_are_served_in_order_in_four_windows_and_the_n
     }
     let Ok(refused) = service.oneshot(get("/refused")).await;
     assert_eq!(refused.status(), 429);
-    // All of the fourth window is reserved: the fifth begins in 4 s (S16).
+    // Those before it fill the fourth window: the fifth begins in 4 s (S13).
     assert_eq!(refused.headers()["retry-after"], "4");
     for response in waiting {
         let Ok(response) = response.await.expect("no panic");
@@ -81,7 +82,7 @@ async fn a_dropped_waiter_frees_its_place() {
     let one = requests.pop().expect("twenty");
     one.abort();
     assert!(one.await.expect_err("dropped").is_cancelled());
-    assert_eq!(control.peek(Key::global()).await.expect("memory").used(), 19);
+    assert_eq!(control.peek(Key::global()).await.expect("memory").used(), 10);
     requests.push(tokio::spawn(service.clone().oneshot(get("/"))));
     for request in requests {
         let Ok(response) = request.await.expect("no panic");
@@ -103,8 +104,8 @@ async fn a_request_that_would_wait_longer_than_max_wait_is_refused_and_takes_not
     let Ok(refused) = service.clone().oneshot(get("/")).await;
     assert_eq!(refused.status(), 429);
     assert_eq!(refused.headers()["retry-after"], "2");
-    assert_eq!(refused.headers()["x-ratelimit-used"], "20");
-    assert_eq!(control.peek(Key::global()).await.expect("memory").used(), 20);
+    assert_eq!(refused.headers()["x-ratelimit-used"], "10");
+    assert_eq!(control.peek(Key::global()).await.expect("memory").used(), 10);
     for request in requests {
         let Ok(response) = request.await.expect("no panic");
         assert_eq!(response.status(), 200);
@@ -236,4 +237,174 @@ async fn no_request_waits_in_shadow_mode() {
         assert_eq!(response.status(), 200);
     }
     assert!(served.lock().unwrap().iter().all(|(_, at)| *at == 0));
+}
+
+/// The seconds in which so many requests are served that come `at` a millisecond of the minute, after
+/// `taken` tokens of the minute have been used at its start. All are served in order of arrival.
+async fn seconds_after(
+    quotas: impl Into<Quotas>,
+    taken: u64,
+    at: u64,
+    requests: usize,
+) -> Vec<u64> {
+    let (quotas, store) = (quotas.into(), MemoryStore::with_clock(paused_clock()));
+    let minute = *quotas.iter().max_by_key(|quota| quota.window()).expect("at least one");
+    let earlier = Limiter::new(minute).name("api").store(store.clone());
+    assert!(
+        taken == 0 || earlier.check_cost(Key::global(), taken).await.expect("memory").allowed()
+    );
+    let layer = FixedWindowLayer::new(quotas).name("api").key(global()).store(store);
+    let served = Served::default();
+    let service = noting(&layer.queue(1_000, Duration::from_secs(120)), &served);
+    sleep(Duration::from_millis(at)).await;
+    let requests: Vec<_> = (0..requests)
+        .map(|i| tokio::spawn(service.clone().oneshot(get(&format!("/{i:04}")))))
+        .collect();
+    for request in requests {
+        let Ok(response) = request.await.expect("no panic");
+        assert_eq!(response.status(), 200);
+    }
+    let served = served.lock().unwrap();
+    assert!(served.is_sorted_by_key(|(path, _)| path), "{served:?}");
+    served.iter().map(|(_, at)| *at as u64 / 1_000).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn waiting_requests_fill_each_second_and_never_burst_when_a_minute_ends() {
+    let quotas = Quota::per_second(20).and(Quota::per_minute(1_000));
+    let seconds = seconds_after(quotas, 940, 57_000, 400).await;
+    let expected: Vec<_> = (57..77).flat_map(|second| [second; 20]).collect();
+    assert_eq!(seconds, expected);
+    // Nothing of the minute is left: the next one begins, second by second.
+    let seconds = seconds_after(quotas, 1_000, 45_000, 60).await;
+    assert_eq!(seconds, [[60; 20], [61; 20], [62; 20]].concat());
+}
+
+#[tokio::test(start_paused = true)]
+async fn eight_requests_of_one_a_second_are_served_in_eight_consecutive_seconds() {
+    let quotas = Quota::per_second(1).and(Quota::per_minute(60));
+    assert_eq!(seconds_after(quotas, 58, 58_500, 8).await, Vec::from_iter(58..66));
+    assert_eq!(seconds_after(quotas, 60, 58_500, 8).await, Vec::from_iter(60..68));
+}
+
+/// README's limit.
+#[tokio::test(start_paused = true)]
+async fn sixty_a_minute_with_fifteen_in_ten_seconds_are_never_thirty_in_ten_seconds() {
+    let quotas = Quota::per_minute(60).and(Quota::new(15, Duration::from_secs(10)));
+    let seconds = seconds_after(quotas, 50, 45_000, 60).await;
+    let expected = [vec![45; 10], vec![60; 15], vec![70; 15], vec![80; 15], vec![90; 5]].concat();
+    assert_eq!(seconds, expected);
+}
+
+#[tokio::test(start_paused = true)]
+async fn costs_pass_in_order_of_arrival_and_a_cost_of_zero_at_once() {
+    let served = Served::default();
+    let cost = |parts: &http::request::Parts| {
+        parts.uri.path().rsplit('-').next().and_then(|cost| cost.parse().ok()).unwrap_or(1)
+    };
+    let service = noting(&ten_a_second(30, LONG).cost_fn(cost), &served);
+    let mut requests = Vec::new();
+    for path in ["/a-6", "/b-6", "/c-1", "/d-10", "/e-0", "/f-4", "/g-4", "/h-4"] {
+        requests.push(tokio::spawn(service.clone().oneshot(get(path))));
+        tokio::task::yield_now().await;
+    }
+    // One that can never pass is told so at once.
+    let Ok(never) = service.clone().oneshot(get("/never-11")).await;
+    assert_eq!((never.status().as_u16(), never.headers().get("retry-after")), (429, None));
+    for request in requests {
+        let Ok(response) = request.await.expect("no panic");
+        assert_eq!(response.status(), 200);
+    }
+    let expected = [
+        ("/a-6", 0),
+        ("/e-0", 0),
+        ("/b-6", 1),
+        ("/c-1", 1),
+        ("/d-10", 2),
+        ("/f-4", 3),
+        ("/g-4", 3),
+        ("/h-4", 4),
+    ];
+    let served = served.lock().unwrap().clone();
+    let served: Vec<_> = served.iter().map(|(path, at)| (path.as_str(), *at / 1_000)).collect();
+    assert_eq!(served, expected);
+}
+
+#[tokio::test(start_paused = true)]
+async fn resets_refunds_and_new_quotas_of_this_process_are_used_at_once() {
+    let change: [fn(&Control); 3] = [
+        |control| _ = control.reset(Key::global()),
+        |control| control.set_quotas(Quota::per_minute(12)),
+        |_| {},
+    ];
+    for (i, change) in change.into_iter().enumerate() {
+        let served = Served::default();
+        let layer = FixedWindowLayer::new(Quota::per_minute(10))
+            .key(global())
+            .store(MemoryStore::with_clock(paused_clock()))
+            .count_if(|response| response.status != 204)
+            .queue(30, LONG);
+        let control = layer.control();
+        let (notes, start) = (served.clone(), Instant::now());
+        let service = layer.layer(service_fn(move |request: Request<Body>| {
+            let (path, notes) = (request.uri().path().to_owned(), notes.clone());
+            async move {
+                notes.lock().unwrap().push((path.clone(), start.elapsed().as_millis()));
+                // Two of them end after two seconds, and do not count.
+                let uncounted = path == "/0" || path == "/1";
+                sleep(Duration::from_secs(if uncounted { 2 } else { 0 })).await;
+                let status = if uncounted { 204 } else { 200 };
+                Ok::<_, Infallible>(Response::builder().status(status).body(Body::empty()).unwrap())
+            }
+        }));
+        let mut requests = Vec::new();
+        for n in 0..12 {
+            requests.push(tokio::spawn(service.clone().oneshot(get(&format!("/{n}")))));
+        }
+        sleep(Duration::from_secs(1)).await;
+        change(&control);
+        for request in requests {
+            request.await.expect("no panic").expect("infallible");
+        }
+        let at = if i == 2 { 2_000 } else { 1_000 };
+        assert_eq!(served.lock().unwrap()[10..], [("/10".into(), at), ("/11".into(), at)], "{i}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn closing_the_queue_ends_the_wait_for_the_service() {
+    let layer = ten_a_second(30, LONG);
+    let control = layer.control();
+    let service = layer.layer(NeverReady);
+    let mut requests: Vec<_> = (0..12)
+        .map(|_| {
+            let mut service = service.clone();
+            tokio::spawn(service.call(get("/")))
+        })
+        .collect();
+    sleep(Duration::from_millis(2_500)).await;
+    assert_eq!(control.peek(Key::global()).await.expect("memory").used(), 0, "nothing is taken");
+    control.close_queue();
+    for request in requests.drain(10..) {
+        let Ok(response) = request.await.expect("no panic");
+        assert_eq!(response.status(), 503);
+    }
+}
+
+/// A service that is never ready. What was called without it being so is served.
+#[derive(Clone)]
+struct NeverReady;
+
+impl Service<Request<Body>> for NeverReady {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = std::future::Ready<Result<Response<Body>, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Pending
+    }
+
+    fn call(&mut self, _: Request<Body>) -> Self::Future {
+        std::future::ready(Ok(Response::new(Body::empty())))
+    }
 }

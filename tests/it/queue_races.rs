@@ -16,7 +16,7 @@ use http::{Request, Response, StatusCode};
 use tokio::time::{Instant, sleep, sleep_until};
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_fixed_window::key::global;
-use tower_fixed_window::{Control, FixedWindowLayer, Key, Limiter, MemoryStore, Quota};
+use tower_fixed_window::{FixedWindowLayer, MemoryStore, Quota};
 
 use crate::support::{FarStore, get, paused_clock};
 
@@ -24,10 +24,6 @@ const LONG: Duration = Duration::from_secs(60);
 
 async fn inner(_: Request<Body>) -> Result<Response<Body>, Infallible> {
     Ok(Response::new(Body::empty()))
-}
-
-async fn used(control: &Control) -> u64 {
-    control.peek(Key::global()).await.expect("the store answers").used()
 }
 
 type Task = Mutex<Option<Pin<Box<dyn Future<Output = ()> + Send>>>>;
@@ -73,7 +69,7 @@ fn a_waiter_may_be_dropped_by_its_own_waker() {
                 task.as_mut().unwrap().as_mut().poll(&mut Context::from_waker(&waker))
             };
             assert!(poll().is_pending(), "it waits for its window");
-            sleep(Duration::from_millis(4_500)).await;
+            sleep(Duration::from_millis(1_050)).await;
             assert!(poll().is_pending(), "the first one goes first");
             second.ended.store(true, Ordering::SeqCst);
             first.await.expect("infallible");
@@ -110,28 +106,6 @@ impl Service<Request<Body>> for ReadyAt {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_hang_up_during_a_refund_of_a_past_window_charges_nothing() {
-    let start = Instant::now();
-    let store = FarStore::new(|| 10);
-    let layer = FixedWindowLayer::new(Quota::per_second(1))
-        .name("far")
-        .key(global())
-        .store(store.clone())
-        .queue(5, LONG);
-    let control = layer.control();
-    let mut service = layer.layer(ReadyAt(start + Duration::from_millis(4_500)));
-    let limiter = Limiter::new(Quota::per_second(1)).name("far").store(store.clone());
-    assert!(limiter.check(Key::global()).await.expect("an answer").allowed());
-    let queued = tokio::spawn(service.call(get("/")));
-    sleep_until(start + Duration::from_millis(4_505)).await;
-    assert_eq!(store.sent.load(Ordering::SeqCst), 2);
-    queued.abort();
-    sleep(Duration::from_millis(100)).await;
-    assert_eq!(store.sent.load(Ordering::SeqCst), 2, "nobody asks any more");
-    assert_eq!(used(&control).await, 0);
-}
-
-#[tokio::test(start_paused = true)]
 async fn a_late_request_that_is_served_holds_up_no_other() {
     let start = Instant::now();
     let service = FixedWindowLayer::new(Quota::per_second(1))
@@ -155,7 +129,6 @@ async fn a_late_request_that_is_served_holds_up_no_other() {
     let Ok(_) = late.await.expect("no panic");
 }
 
-/// That is when it gets tokens of the next window, not when it is late and takes those of another.
 #[tokio::test(start_paused = true)]
 async fn a_late_request_is_reported_once() {
     let start = Instant::now();
@@ -174,36 +147,14 @@ async fn a_late_request_is_reported_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_panic_of_a_late_request_refunds_its_charge() {
-    let start = Instant::now();
-    let quotas = || Quota::per_second(1).and(Quota::per_hour(10));
-    let store = FarStore::new(|| 10);
-    let asked = AtomicBool::new(false);
-    let layer = FixedWindowLayer::new(quotas())
-        .name("far")
-        .key(global())
-        .store(store.clone())
-        .cost_fn(move |_| if asked.swap(true, Ordering::SeqCst) { panic!("on purpose") } else { 1 })
-        .queue(5, LONG);
-    let control = layer.control();
-    let limiter = Limiter::new(quotas()).name("far").store(store);
-    assert!(limiter.check(Key::global()).await.expect("an answer").allowed());
-    let mut service = layer.layer(ReadyAt(start + Duration::from_millis(4_500)));
-    assert!(tokio::spawn(service.call(get("/"))).await.expect_err("it panics").is_panic());
-    sleep(Duration::from_millis(100)).await;
-    let standing = control.peek(Key::global()).await.expect("an answer");
-    assert_eq!(standing.usage()[1].used(), 1);
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_new_request_does_not_overtake_late_requests_that_fill_the_queue() {
+async fn a_request_that_is_not_polled_lets_others_go_first_and_keeps_its_place() {
     let start = Instant::now();
     let order = Arc::new(Mutex::new(Vec::new()));
     let notes = Arc::clone(&order);
     let service = FixedWindowLayer::new(Quota::per_second(1))
         .key(global())
         .store(MemoryStore::with_clock(paused_clock()))
-        .queue(1, LONG)
+        .queue(2, LONG)
         .layer(service_fn(move |request: Request<Body>| {
             notes.lock().unwrap().push(request.uri().path().to_owned());
             inner(request)
@@ -212,11 +163,16 @@ async fn a_new_request_does_not_overtake_late_requests_that_fill_the_queue() {
     let mut late = Box::pin(service.clone().oneshot(get("/late")));
     assert!((&mut late).now_or_never().is_none());
     sleep_until(start + Duration::from_millis(4_500)).await;
-    let newcomer = tokio::spawn(service.oneshot(get("/newcomer")));
-    tokio::task::yield_now().await;
+    let mut requests = Vec::new();
+    for path in ["/a", "/b"] {
+        requests.push(tokio::spawn(service.clone().oneshot(get(path))));
+        tokio::task::yield_now().await;
+    }
     let Ok(_) = late.await;
-    let Ok(_) = newcomer.await.expect("no panic");
-    assert_eq!(*order.lock().unwrap(), ["/first", "/late", "/newcomer"]);
+    for request in requests {
+        let Ok(_) = request.await.expect("no panic");
+    }
+    assert_eq!(*order.lock().unwrap(), ["/first", "/a", "/late", "/b"]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -229,8 +185,8 @@ async fn new_requests_stop_queueing_once_the_late_ones_have_passed() {
         .queue(200, LONG);
     let mut ready = layer.layer(ReadyAt(start + Duration::from_millis(2_500)));
     let service = layer.layer(service_fn(inner));
-    // Of these, those past the limit wait, and are late.
-    let late: Vec<_> = (0..405).map(|_| tokio::spawn(ready.call(get("/")))).collect();
+    // The service is not ready for them.
+    let late: Vec<_> = (0..105).map(|_| tokio::spawn(ready.call(get("/")))).collect();
     sleep_until(start + Duration::from_millis(2_400)).await;
     let mut last = Vec::new();
     for i in 0..1_000 {
@@ -247,12 +203,12 @@ async fn new_requests_stop_queueing_once_the_late_ones_have_passed() {
     }
     for request in last {
         let (i, took) = request.await.expect("no panic");
-        assert!(i < 500 || took <= Duration::from_millis(15), "the {i}th took {took:?}");
+        // There and back behind another charge, and once more where a window ends on the way.
+        assert!(i < 500 || took <= Duration::from_millis(30), "the {i}th took {took:?}");
     }
 }
 
 #[tokio::test(start_paused = true)]
-#[ignore = "S7 against S13 and S14: a count can't say which of the windows to come has a token again"]
 async fn leaving_the_queue_frees_a_place_in_that_window_only() {
     let start = Instant::now();
     let times = Arc::new(Mutex::new(Vec::new()));

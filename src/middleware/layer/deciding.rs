@@ -10,17 +10,18 @@ use super::FixedWindowLayer;
 use crate::decision::Decision;
 
 impl<J> FixedWindowLayer<J> {
-    /// Lets requests over the limit wait for the next windows instead of refusing them: for each
-    /// key up to `tokens` (requests of cost 1 take one each), each for at most `max_wait`, in order
-    /// of arrival. A request that does not fit is refused.
+    /// Lets requests over the limit wait in a line instead of refusing them: for each key up to
+    /// `requests` in this process, each for at most `max_wait`, in order of arrival. A request that
+    /// finds the line full, or would have to wait for longer, is refused. Its `retry-after` is the
+    /// time until it could pass behind the others.
     ///
-    /// A waiting request holds no place in the inner service. Dropping it frees its place in the
-    /// queue. If others of its key wait behind it, a new request can then share the window of the
-    /// last of them, which passes one request more.
+    /// Nothing is taken for a request that waits, or is dropped while it waits. The first in the
+    /// line is charged when its window begins and the service is ready, or as soon as tokens are
+    /// returned: never more than the limit passes. A lower cost does not overtake a higher one; a
+    /// cost of 0 passes at once, and a cost above the capacity is refused at once. A waiting
+    /// request holds no place in the inner service. If it is not polled, it delays the others by
+    /// a tenth of a second. The order holds within a process.
     ///
-    /// If the service is not ready before the request's window has ended, the request takes new
-    /// tokens within what is left of its `max_wait`, or is refused. Such late requests never pass
-    /// in a burst: in a process, those of one key take tokens in order of arrival.
     /// [`Control::close_queue`](crate::Control::close_queue) ends all waiting with 503, for a
     /// graceful shutdown.
     ///
@@ -40,9 +41,8 @@ impl<J> FixedWindowLayer<J> {
     /// assert_eq!(ask(&layer, Request::get("/")).status(), 429);
     /// ```
     #[cfg(feature = "tokio")]
-    pub fn queue(mut self, tokens: u64, max_wait: Duration) -> Self {
-        self.options.queue = Some(tokens);
-        self.options.max_wait = max_wait;
+    pub fn queue(mut self, requests: u64, max_wait: Duration) -> Self {
+        self.options.queue = Some((requests, max_wait));
         self
     }
 
@@ -96,13 +96,11 @@ impl<J> FixedWindowLayer<J> {
     /// features `tracing` and `metrics` instead.
     ///
     /// The layer calls it once for each request, before it calls the service or responds with a
-    /// refusal: if the request passes, is refused, or waits for a window
-    /// ([`ready_after`](Decision::ready_after)). It calls it a second time if a request that has
-    /// waited is refused because the service was not ready in time. In [shadow mode](Self::shadow),
-    /// it also calls it for requests that pass although the decision refuses them. It does not call
-    /// it if there is no decision: for exempt requests, for requests without a key, and while the
-    /// store fails and nothing decides in its place (if memory does,
-    /// [`is_local`](Decision::is_local) is `true`).
+    /// refusal; for a request that waits in a queue, when it has waited. In
+    /// [shadow mode](Self::shadow), it also calls it for requests that pass although the decision
+    /// refuses them. It does not call it if there is no decision: for exempt requests, for
+    /// requests without a key, and while the store fails and nothing decides in its place (if
+    /// memory does, [`is_local`](Decision::is_local) is `true`).
     ///
     /// The closure must not block, since the request waits for it; send slow work to a channel. It
     /// does not get the key, which may be a credential; put what your app knows of the client into

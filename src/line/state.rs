@@ -1,0 +1,215 @@
+//! Who is in a line, in which order, and what is known there.
+
+use std::collections::BTreeMap;
+use std::task::Waker;
+use std::time::Duration;
+
+use super::tokens::{Asked, Hand, Told};
+use crate::decision::Decision;
+use crate::quota::Quotas;
+use crate::store::{Reply, StoreError};
+use crate::timer::Instant;
+
+/// Timers and the store's clock round to this.
+pub(super) const TICK: Duration = Duration::from_millis(1);
+
+/// The requests of a key that wait, by their numbers in order of arrival.
+#[derive(Default)]
+pub(super) struct State {
+    pub(super) arrivals: u64,
+    pub(super) there: BTreeMap<u64, Entry>,
+    /// Passed over, since they were not polled; each comes back when it is.
+    pub(super) away: BTreeMap<u64, Entry>,
+    /// Refused while they were looking away.
+    pub(super) refused: BTreeMap<u64, Decision>,
+    /// What all that are there ask for.
+    pub(super) tokens: u128,
+    /// How many have been told to wait.
+    pub(super) waiting: u64,
+    /// From here on some have joined who don't know whether they have to wait.
+    pub(super) unjudged: u64,
+    pub(super) told: Option<Told>,
+    pub(super) asked: Option<Asked>,
+    pub(super) hand: Option<Hand>,
+    /// The charge of those up to a number has failed.
+    pub(super) failed: Option<(u64, StoreError)>,
+}
+
+pub(super) struct Entry {
+    /// 0 from when it has got its tokens.
+    pub(super) cost: u64,
+    /// Whether its quotas are its own, and not the layer's.
+    pub(super) own: Option<Box<Quotas>>,
+    pub(super) deadline: Instant,
+    /// By then it is polled again, if it is polled at all.
+    pub(super) looks: Instant,
+    pub(super) has_to_wait: bool,
+    /// It is its turn, but its service was not ready.
+    pub(super) readying: bool,
+    pub(super) waker: Option<Waker>,
+}
+
+/// Who polls.
+pub(super) struct Asker<'a> {
+    /// What its charge is decided by.
+    pub(super) quotas: &'a Quotas,
+    pub(super) now: Instant,
+    /// How many may wait, and for how long.
+    pub(super) most: u64,
+    pub(super) max_wait: Duration,
+    /// Whether a charge takes a while.
+    pub(super) remote: bool,
+    /// No request may wait any longer.
+    pub(super) closed: bool,
+}
+
+/// Why a request is not charged.
+pub(crate) enum End {
+    /// It is not due yet, and lets go of its service.
+    LetGo,
+    Refused(Decision),
+    Failed(StoreError),
+    /// No answer has come in time.
+    Unanswered,
+    Closed,
+}
+
+/// What is done without the lock.
+#[derive(Default)]
+pub(super) struct Out {
+    wakers: Vec<Waker>,
+    /// These tokens are returned.
+    pub(super) back: Vec<(Decision, Quotas)>,
+    /// A charge in flight that no request waits for.
+    pub(super) orphan: Option<(Reply<Decision>, Quotas)>,
+    dropped: Option<Waker>,
+}
+
+impl Out {
+    pub(super) fn wake(self) {
+        self.wakers.into_iter().for_each(Waker::wake);
+    }
+}
+
+impl State {
+    /// A newcomer takes the last place, unless it has to wait and there is no room, or no time.
+    pub(super) fn join(
+        &mut self,
+        cost: u64,
+        own: bool,
+        asker: &Asker<'_>,
+    ) -> Result<u64, Decision> {
+        let Asker { quotas, now, most, max_wait, .. } = *asker;
+        let deadline = now.checked_add(max_wait).unwrap_or(now + Duration::from_secs(1 << 32));
+        let before = self.tokens.saturating_sub(self.in_hand()) + u128::from(cost);
+        let told = self.told.as_ref().filter(|told| !told.stale && told.quotas == *quotas);
+        let has_to_wait = match told {
+            Some(told) => match told.due(before) {
+                Some(due) if due <= now => false,
+                Some(due) if self.waiting < most && due <= deadline + TICK => true,
+                _ => return Err(told.refusal(before, now)),
+            },
+            None => false,
+        };
+        let number = self.arrivals;
+        self.arrivals += 1;
+        if self.there.is_empty() {
+            self.unjudged = number;
+        }
+        self.tokens += u128::from(cost);
+        self.waiting += u64::from(has_to_wait);
+        let own = own.then(|| Box::new(*quotas));
+        let (looks, readying, waker) = (now, false, None);
+        let entry = Entry { cost, own, deadline, looks, has_to_wait, readying, waker };
+        self.there.insert(number, entry);
+        Ok(number)
+    }
+
+    pub(super) fn set_waker(&mut self, me: u64, waker: &Waker, out: &mut Out) {
+        let entry = self.there.get_mut(&me).or_else(|| self.away.get_mut(&me));
+        if let Some(entry) = entry
+            && !entry.waker.as_ref().is_some_and(|there| there.will_wake(waker))
+        {
+            out.dropped = entry.waker.replace(waker.clone());
+        }
+    }
+
+    pub(super) fn head(&self) -> Option<u64> {
+        self.there.first_key_value().map(|(number, _)| *number)
+    }
+
+    pub(super) fn wake_head(&mut self, now: Instant, out: &mut Out) {
+        if let Some(mut head) = self.there.first_entry() {
+            let head = head.get_mut();
+            head.looks = head.looks.min(now);
+            out.wakers.extend(head.waker.take());
+        }
+    }
+
+    pub(super) fn wake_all(&mut self, out: &mut Out) {
+        out.wakers.extend(self.there.values_mut().filter_map(|entry| entry.waker.take()));
+    }
+
+    /// Tokens may be there now: the head asks at once.
+    pub(super) fn ask_again(&mut self, out: &mut Out) {
+        if let Some(told) = &mut self.told {
+            told.stale = true;
+        }
+        if let Some(asked) = &mut self.asked {
+            asked.again = true;
+        }
+        self.wake_head(Instant::now(), out);
+    }
+
+    pub(super) fn in_hand(&self) -> u128 {
+        self.hand.as_ref().map_or(0, |hand| hand.left.into())
+    }
+
+    pub(super) fn empty_hand(&mut self, out: &mut Out) {
+        let Some(hand) = self.hand.take().filter(|hand| hand.left > 0) else { return };
+        out.back.push((hand.rest(), hand.quotas));
+        if let Some(told) = &mut self.told {
+            told.decision = hand.decision.part(0, hand.before);
+        }
+    }
+
+    pub(super) fn refuse(&mut self, number: u64, refusal: Decision, now: Instant, out: &mut Out) {
+        let was_head = self.head() == Some(number);
+        let Some(entry) = self.remove(number) else { return };
+        self.refused.insert(number, refusal);
+        out.wakers.extend(entry.waker);
+        if was_head {
+            self.wake_head(now, out);
+        }
+    }
+
+    fn remove(&mut self, number: u64) -> Option<Entry> {
+        let entry = self.there.remove(&number).or_else(|| self.away.remove(&number))?;
+        self.tokens -= u128::from(entry.cost);
+        self.waiting -= u64::from(entry.has_to_wait);
+        Some(entry)
+    }
+
+    /// It is served, refused or gone.
+    pub(super) fn leave(&mut self, me: u64, out: &mut Out) {
+        let was_head = self.head() == Some(me);
+        self.refused.remove(&me);
+        out.dropped = self.remove(me).and_then(|entry| entry.waker);
+        let polled = self.asked.as_ref().filter(|asked| asked.polled_by == Some(me));
+        let (is_mine, is_lost) =
+            (polled.is_some(), polled.is_some_and(|asked| asked.reply.is_none()));
+        if self.there.is_empty() || is_lost {
+            // A charge that was not sent is withdrawn, and one that has panicked has no answer.
+            if let Some(Asked { reply: Some(reply), quotas, polled_by: Some(_), .. }) =
+                self.asked.take()
+            {
+                out.orphan = Some((reply, quotas));
+            }
+        }
+        if self.there.is_empty() {
+            self.empty_hand(out);
+        } else if was_head || is_mine {
+            self.wake_head(Instant::now(), out);
+        }
+    }
+}

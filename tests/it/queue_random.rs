@@ -1,0 +1,335 @@
+//! Random requests in lines, on tokio's paused clock: one to three quotas, costs, plans, live changes,
+//! disconnects, services that are late, one to three nodes near and far. Never does more pass than a
+//! quota grants in any of its windows, requests of a key pass in order of arrival, none waits for too
+//! long, and no token is lost.
+//!
+//! A million requests with `FULL_SIZE=1`, from another seed each time.
+
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use axum::body::Body;
+use fastrand::Rng;
+use http::{Request, Response};
+use tokio::time::{Instant, sleep, sleep_until};
+use tower::{Layer, Service, ServiceExt};
+use tower_fixed_window::key::header;
+use tower_fixed_window::{FixedWindowLayer, Key, Limiter, MemoryStore, Quota, Quotas};
+
+use crate::support::{FarStore, paused_clock};
+
+const REQUESTS: u64 = 20_000;
+const FULL_SIZE: u64 = 1_000_000;
+/// Seconds. The windows of a run all begin at its start.
+const WINDOWS: [u64; 4] = [1, 2, 5, 20];
+
+/// A call of the service.
+#[derive(Clone, Debug)]
+struct Call {
+    node: usize,
+    number: u64,
+    key: u64,
+    cost: u64,
+    at: u64,
+}
+
+#[derive(Default)]
+struct World {
+    calls: Vec<Call>,
+    /// Whether the services are not ready.
+    busy: bool,
+    wakers: Vec<Waker>,
+}
+
+#[derive(Clone)]
+struct Inner {
+    world: Arc<Mutex<World>>,
+    node: usize,
+    start: Instant,
+}
+
+fn number(request: &http::HeaderMap, name: &str) -> u64 {
+    request[name].to_str().expect("text").parse().expect("a number")
+}
+
+impl Service<Request<Body>> for Inner {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = std::future::Ready<Result<Response<Body>, Infallible>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        let mut world = self.world.lock().unwrap();
+        if world.busy {
+            world.wakers.push(cx.waker().clone());
+            return Poll::Pending;
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        let headers = request.headers();
+        let [number, key, cost] = ["x-number", "x-key", "x-cost"].map(|name| number(headers, name));
+        let at = self.start.elapsed().as_millis() as u64;
+        self.world.lock().unwrap().calls.push(Call { node: self.node, number, key, cost, at });
+        std::future::ready(Ok(Response::new(Body::empty())))
+    }
+}
+
+/// What a run is about.
+#[derive(Debug)]
+struct Setup {
+    /// With their factors under other plans.
+    quotas: Vec<(u64, u64)>,
+    /// One-way distances; `None`: one node with the store in memory.
+    nodes: Vec<Option<u64>>,
+    max_wait: u64,
+    most: u64,
+    costs: bool,
+    plans: bool,
+    changes: bool,
+    disconnects: bool,
+    late: bool,
+    requests: u64,
+    /// Milliseconds in which they arrive.
+    within: u64,
+}
+
+impl Setup {
+    fn new(rng: &mut Rng) -> Self {
+        let mut windows = WINDOWS;
+        rng.shuffle(&mut windows);
+        // Some are the tightest at one time, some at another.
+        let windows = &windows[..rng.usize(1..=3)];
+        let quotas = windows.iter().map(|&window| (rng.u64(1..=4 + 3 * window), window)).collect();
+        let nodes = match rng.u64(..4) {
+            0 => vec![None],
+            n => std::iter::repeat_with(|| Some(rng.u64(1..=90))).take(n as usize).collect(),
+        };
+        Self {
+            quotas,
+            nodes,
+            max_wait: [500, 3_000, 10_000, 60_000][rng.usize(..4)],
+            most: [2, 20, 1_000][rng.usize(..3)],
+            costs: rng.bool(),
+            plans: rng.u64(..4) == 0,
+            changes: rng.u64(..4) == 0,
+            disconnects: rng.bool(),
+            late: rng.u64(..3) == 0,
+            requests: rng.u64(5..120),
+            within: [0, 300, 3_000, 20_000][rng.usize(..4)],
+        }
+    }
+
+    fn quotas(&self, factor: u64) -> Quotas {
+        let quota =
+            |&(limit, window): &(u64, u64)| Quota::new(limit * factor, Duration::from_secs(window));
+        let quotas = self.quotas[1..].iter().map(quota);
+        quotas.fold(quota(&self.quotas[0]).into(), |quotas: Quotas, quota| {
+            quotas.try_and(quota).expect("windows differ")
+        })
+    }
+
+    /// Nothing but time decides who passes when.
+    fn is_exact(&self) -> bool {
+        !(self.costs || self.plans || self.changes || self.disconnects || self.late)
+            && self.nodes == [None]
+            && self.max_wait == 60_000
+            && self.most == 1_000
+    }
+}
+
+async fn run(setup: &Setup, rng: &mut Rng) -> u64 {
+    let start = Instant::now();
+    let memory = MemoryStore::with_clock(paused_clock());
+    let world: Arc<Mutex<World>> = Arc::default();
+    let max_wait = Duration::from_millis(setup.max_wait);
+    let layers: Vec<_> = setup
+        .nodes
+        .iter()
+        .map(|&delay| {
+            let mut layer = FixedWindowLayer::new(setup.quotas(1))
+                .name("api")
+                .key(header("x-key"))
+                .cost_fn(|parts| number(&parts.headers, "x-cost"))
+                .queue(setup.most, max_wait);
+            layer = match delay {
+                None => layer.store(memory.clone()),
+                Some(delay) => {
+                    let mut far = FarStore::new(move || delay);
+                    far.memory = memory.clone();
+                    layer.store(far)
+                }
+            };
+            if setup.plans {
+                let plans = [setup.quotas(1), setup.quotas(2)];
+                layer.quota_fn(move |parts, _| plans[number(&parts.headers, "x-plan") as usize])
+            } else {
+                layer
+            }
+        })
+        .collect();
+    let services: Vec<_> = layers
+        .iter()
+        .enumerate()
+        .map(|(node, layer)| layer.layer(Inner { world: Arc::clone(&world), node, start }))
+        .collect();
+    let mut arrivals: Vec<_> =
+        (0..setup.requests).map(|_| (rng.u64(..=setup.within), rng.u64(..2))).collect();
+    arrivals.sort_unstable();
+    let mut tasks = Vec::new();
+    let arrived = Arc::new(AtomicU64::new(0));
+    for (at, key) in &arrivals {
+        let node = rng.usize(..services.len());
+        let cost = if setup.costs { rng.u64(..=6) } else { 1 };
+        let plan = u64::from(setup.plans && rng.bool());
+        let mut request = Request::get("/")
+            .header("x-key", *key)
+            .header("x-cost", cost)
+            .header("x-plan", plan)
+            .body(Body::empty())
+            .expect("a request");
+        let (mut service, arrived) = (services[node].clone(), Arc::clone(&arrived));
+        let gone = Duration::from_millis(rng.u64(..setup.max_wait.min(20_000)));
+        let gone = (setup.disconnects && rng.u64(..4) == 0).then_some(gone);
+        let at = start + Duration::from_millis(*at);
+        tasks.push(async move {
+            sleep_until(at).await;
+            let Ok(service) = service.ready().await;
+            let number = arrived.fetch_add(1, Ordering::Relaxed);
+            request.headers_mut().insert("x-number", number.into());
+            let (at, answer) = (Instant::now(), service.call(request));
+            let answer = match gone {
+                Some(gone) => tokio::time::timeout(gone, answer).await.ok(),
+                None => Some(answer.await),
+            };
+            answer.map(|answer| {
+                let Ok(response) = answer;
+                (response.status().as_u16(), at.elapsed())
+            })
+        });
+    }
+    // In the order of their numbers, also where they arrive at once.
+    let mut requests = Vec::new();
+    for task in tasks {
+        requests.push(tokio::spawn(task));
+        tokio::task::yield_now().await;
+    }
+    let controls: Vec<_> = layers.iter().map(FixedWindowLayer::control).collect();
+    let others = if setup.late || setup.changes { 12 } else { 0 };
+    for _ in 0..others {
+        sleep(Duration::from_millis(rng.u64(..4_000))).await;
+        if setup.late {
+            let mut world = world.lock().unwrap();
+            world.busy = !world.busy;
+            std::mem::take(&mut world.wakers).into_iter().for_each(Waker::wake);
+        }
+        if setup.changes {
+            let quotas = setup.quotas(rng.u64(1..=2));
+            controls.iter().for_each(|control| control.set_quotas(quotas));
+        }
+    }
+    {
+        let mut world = world.lock().unwrap();
+        world.busy = false;
+        std::mem::take(&mut world.wakers).into_iter().for_each(Waker::wake);
+    }
+    for (number, request) in requests.into_iter().enumerate() {
+        let answer = tokio::time::timeout(Duration::from_secs(200), request).await;
+        let Some((status, took)) = answer.expect("it hangs").expect("no panic") else { continue };
+        let bound = max_wait + Duration::from_millis(500);
+        assert!(took <= bound, "{number} took {took:?}: {status}");
+    }
+    let calls = world.lock().unwrap().calls.clone();
+    check(setup, &calls);
+    if setup.is_exact() {
+        exact(setup, &arrivals, &calls);
+    }
+    // What was taken for nobody has come back.
+    sleep(Duration::from_millis(400)).await;
+    let now = start.elapsed().as_millis() as u64;
+    let limiter = Limiter::new(setup.quotas(2)).name("api").store(memory);
+    for key in 0..2 {
+        let key_text = key.to_string();
+        let request = Request::get("/").header("x-key", &key_text).body(()).expect("a request");
+        let key_of = key_of(&request);
+        let standing = limiter.peek(key_of).await.expect("memory");
+        for (&(_, window), usage) in setup.quotas.iter().zip(standing.usage()) {
+            let window = window * 1_000;
+            let is_now = |call: &&Call| call.key == key && call.at / window == now / window;
+            let passed: u64 = calls.iter().filter(is_now).map(|call| call.cost).sum();
+            assert_eq!(usage.used(), passed, "of {window} ms, of key {key} at {now}: {calls:?}");
+        }
+    }
+    calls.len() as u64
+}
+
+/// As the layer reads it.
+fn key_of(request: &Request<()>) -> Key {
+    use tower_fixed_window::key::KeyExtractor;
+
+    let (parts, ()) = request.clone().into_parts();
+    let mut key = Key::default();
+    header("x-key").extract(&parts, &mut key).expect("it is there");
+    key
+}
+
+fn check(setup: &Setup, calls: &[Call]) {
+    let factor = if setup.plans || setup.changes { 2 } else { 1 };
+    for &(limit, window) in &setup.quotas {
+        let mut counts = BTreeMap::new();
+        for call in calls {
+            let count: &mut u64 = counts.entry((call.key, call.at / (window * 1_000))).or_default();
+            *count += call.cost;
+            assert!(*count <= limit * factor, "{limit} in {window} s: {call:?} of {calls:?}");
+        }
+    }
+    let mut last = BTreeMap::new();
+    for call in calls.iter().filter(|call| call.cost > 0) {
+        let before = last.insert((call.key, call.node), call.number);
+        assert!(before.is_none_or(|before| before < call.number), "{call:?} of {calls:?}");
+    }
+}
+
+/// Each is served as soon as those before it and all quotas let it, or refused if that is too late.
+fn exact(setup: &Setup, arrivals: &[(u64, u64)], calls: &[Call]) {
+    let mut counts: BTreeMap<_, u64> = BTreeMap::new();
+    let mut last = BTreeMap::new();
+    let calls: BTreeMap<_, _> = calls.iter().map(|call| (call.number, call.at)).collect();
+    for (number, &(at, key)) in arrivals.iter().enumerate() {
+        let mut due = at.max(*last.get(&key).unwrap_or(&0));
+        while let Some((_, window)) = setup.quotas.iter().find(|&&(limit, window)| {
+            counts.get(&(key, window, due / window / 1_000)).is_some_and(|&n| n >= limit)
+        }) {
+            due = (due / window / 1_000 + 1) * window * 1_000;
+        }
+        let Some(called) = calls.get(&(number as u64)) else {
+            assert!(due >= at + setup.max_wait, "{number} was refused, and due at {due}");
+            continue;
+        };
+        for (_, window) in &setup.quotas {
+            *counts.entry((key, *window, due / window / 1_000)).or_default() += 1;
+        }
+        assert!((due..=due + 3).contains(called), "{number} was due at {due}, not {called}");
+        last.insert(key, due);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn random_requests_in_lines_keep_to_every_quota_and_to_their_order() {
+    let full = std::env::var_os("FULL_SIZE").is_some();
+    let (requests, first) = if full { (FULL_SIZE, fastrand::u64(..)) } else { (REQUESTS, 34) };
+    let first = std::env::var("SEED").map_or(first, |seed| seed.parse().expect("a number"));
+    let (mut sent, mut passed, mut seed) = (0, 0, first);
+    while sent < requests {
+        let mut rng = Rng::with_seed(seed);
+        let setup = Setup::new(&mut rng);
+        println!("SEED={seed} {setup:?}");
+        passed += run(&setup, &mut rng).await;
+        (sent, seed) = (sent + setup.requests, seed.wrapping_add(1));
+    }
+    println!("{sent} requests, {passed} passed");
+}
