@@ -28,7 +28,7 @@ fn limiter_on(store: RedisStore, quotas: &str) -> Limiter {
 }
 
 /// Waits for the next window, so that what follows is in one.
-async fn next_window(ms: u64) {
+pub(crate) async fn next_window(ms: u64) {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("after it");
     let rest = ms - now.as_millis() as u64 % ms;
     tokio::time::sleep(Duration::from_millis(rest + 1)).await;

@@ -3,8 +3,8 @@
 use std::sync::LazyLock;
 
 use redis::{
-    Arg, Cmd, ErrorKind, FromRedisValue, ParsingError, RedisError, RedisResult, Script,
-    ServerErrorKind, Value,
+    Arg, Cmd, ErrorKind, FromRedisValue, ParsingError, RedisError, RedisResult, ServerErrorKind,
+    Value,
 };
 
 use crate::decision::Decision;
@@ -14,8 +14,11 @@ use crate::window::{State, Window};
 
 mod calendars;
 mod command;
+mod lua;
+pub(super) mod rights;
 
 pub(super) use command::Commands;
+pub(super) use lua::Lua;
 
 /// Kinds of decisions among which one of the same kind is looked for.
 const RECENT: usize = 16;
@@ -24,12 +27,12 @@ const RECENT: usize = 16;
 pub(super) const LOADS: usize = 3;
 
 /// `window.rs`, in Lua, for one decision.
-pub(super) static ONE: LazyLock<Script> =
-    LazyLock::new(|| Script::new(&with_window(include_str!("script/one.lua"))));
+pub(super) static ONE: LazyLock<Lua> =
+    LazyLock::new(|| Lua::new(&with_window(include_str!("script/one.lua"))));
 
 /// The same for several, one after the other.
-pub(super) static MANY: LazyLock<Script> =
-    LazyLock::new(|| Script::new(&with_window(include_str!("script/many.lua"))));
+pub(super) static MANY: LazyLock<Lua> =
+    LazyLock::new(|| Lua::new(&with_window(include_str!("script/many.lua"))));
 
 /// Whether a call was refused, and nothing done, because its script has to be loaded.
 pub(super) fn is_missing(error: &RedisError) -> bool {
@@ -37,14 +40,19 @@ pub(super) fn is_missing(error: &RedisError) -> bool {
 }
 
 fn with_window(script: &str) -> String {
-    let script = script.replace("--[[ plain.lua ]]", include_str!("script/plain.lua"));
-    script.replace("--[[ window.lua ]]", include_str!("script/window.lua"))
+    let parts = [
+        ("--[[ needs.lua ]]", include_str!("script/needs.lua")),
+        ("--[[ plain.lua ]]", include_str!("script/plain.lua")),
+        ("--[[ window.lua ]]", include_str!("script/window.lua")),
+        ("--[[ expiry.lua ]]", include_str!("script/expiry.lua")),
+    ];
+    parts.iter().fold(script.to_owned(), |script, (name, part)| script.replace(name, part))
 }
 
 /// The beginning of a call of [`ONE`]; what follows are its arguments.
 pub(super) fn one(key: &str, args: usize) -> Cmd {
     let mut cmd = Cmd::with_capacity(4 + args, 256);
-    cmd.arg("EVALSHA").arg(ONE.get_hash()).arg(1).arg(key);
+    cmd.arg("EVALSHA").arg(ONE.hash()).arg(1).arg(key);
     cmd
 }
 
@@ -57,7 +65,7 @@ pub(super) fn key(call: &Cmd) -> &[u8] {
 /// The call of [`MANY`] for what several calls of [`ONE`] ask.
 pub(super) fn many<'a>(calls: impl ExactSizeIterator<Item = &'a Cmd> + Clone) -> Cmd {
     let mut cmd = Cmd::with_capacity(8 + 3 * calls.len(), 128 * calls.len());
-    cmd.arg("EVALSHA").arg(MANY.get_hash()).arg(calls.len());
+    cmd.arg("EVALSHA").arg(MANY.hash()).arg(calls.len());
     // Most differ in their keys only.
     let (mut kinds, mut of_which) = (Vec::<&Cmd>::new(), Vec::with_capacity(calls.len()));
     for call in calls {

@@ -322,7 +322,12 @@ async fn commands_do_the_same_in_the_real_and_the_simulated_server() {
                 11 => command("GET", &[]),
                 12 => command("DEL", &[&keys[0]]),
                 13 => command("EXISTS", &[]),
-                14 => command("PEXPIREAT", &[&at]),
+                14 => match rng.u8(..4) {
+                    0 => command("PEXPIREAT", &[&at, "NX"]),
+                    1 => command("PEXPIREAT", &[&at, "GT"]),
+                    2 => command("PEXPIREAT", &[&at, "EQ"]),
+                    _ => command("PEXPIREAT", &[&at]),
+                },
                 _ => command("PEXPIRETIME", &[]),
             };
             let _ = both.ask(&command).await;
@@ -348,6 +353,7 @@ async fn lua_does_the_same_in_the_real_and_the_simulated_server() {
         "local r = redis.pcall('HINCRBY', KEYS[1], 'f', 'x') return { type(r), type(r.err), r.ok or 0 }",
         "local well, why = pcall(redis.call, 'HINCRBY', KEYS[1], 'f', 'x') return { type(why), why:sub(1, 3) }",
         "return redis.call('PEXPIRETIME', KEYS[1])",
+        "return redis.acl_check_cmd('PEXPIREAT')",
         "return redis.call('PING')",
         "return redis.call('GET', KEYS[1])",
         "return { ok = 'OK' }",

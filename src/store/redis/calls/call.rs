@@ -12,7 +12,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use super::super::link::is_of_replica;
 use super::super::link::{Connection, Link};
-use super::super::script::{self, Answer, LOADS, MANY, ONE};
+use super::super::script::{self, Answer, LOADS, MANY, ONE, rights};
 use super::failure::{failed, late, unsent};
 use super::waiting::Waiting;
 use crate::store::error::StoreError;
@@ -149,12 +149,12 @@ async fn send(
             [] => return Ok(Answers { answers: Vec::new(), took: None }),
             [one] => {
                 let answer = connection.req_packed_command(&one.cmd).await;
-                (&ONE, answer.and_then(Answer::one).map(|answer| vec![Ok(answer)]))
+                (&*ONE, answer.and_then(Answer::one).map(|answer| vec![Ok(answer)]))
             }
             all => {
                 let cmd = script::many(all.iter().map(|waiting| &waiting.cmd));
                 let answer = connection.req_packed_command(&cmd).await;
-                (&MANY, answer.and_then(|answer| Answer::many(answer, all.len())))
+                (&*MANY, answer.and_then(|answer| Answer::many(answer, all.len())))
             }
         };
         let by_replica = match &answers {
@@ -178,10 +178,14 @@ async fn send(
             Err(error) if script::is_missing(&error) && loads.next().is_some() => {
                 // All nodes of a cluster load it, and one of them may be gone. Then the others have
                 // it soon.
-                let loading = script.load_async(connection);
                 let loaded = match link.is_sharded() {
-                    true => timeout(LOAD, loading).await.ok().filter(|_| loads.is_empty()),
-                    false => Some(loading.await),
+                    true => {
+                        let loading = connection.req_packed_command(script.load());
+                        let loaded = timeout(LOAD, loading).await.ok();
+                        loaded.filter(|_| loads.is_empty()).map(|loaded| loaded.map(|_| ()))
+                    }
+                    // It may have lost a command, too, since it was connected.
+                    false => Some(rights::bring(&[script], connection).await),
                 };
                 match loaded {
                     // The charge was refused, whatever became of the script.
@@ -190,7 +194,7 @@ async fn send(
                         loads = 0..LOADS;
                     }
                     Some(Err(error)) => return Err(error),
-                    Some(Ok(_)) | None => {}
+                    Some(Ok(())) | None => {}
                 }
             }
             answers => {

@@ -7,10 +7,11 @@ use std::time::Duration;
 use redis::cluster::{ClusterClient, ClusterConfig};
 use redis::cluster_async::ClusterConnection;
 use redis::cluster_routing::{MultipleNodeRoutingInfo, ResponsePolicy, RoutingInfo};
-use redis::{RedisResult, Value};
+use redis::{Cmd, RedisResult, Value};
 
 use super::super::link::Range;
 use super::super::link::{Connected, Slots};
+use super::super::script::rights;
 
 /// How long the client library waits for silent nodes at first: nodes that are near answer within
 /// it.
@@ -31,17 +32,27 @@ pub(crate) async fn connect(client: ClusterClient) -> RedisResult<Connected> {
     let other = connection.clone();
     let slots: Slots = Arc::new(move || Box::pin(slots(other.clone())));
     let ranges = slots().await?;
-    Ok(Connected { connection: Box::new(connection), ranges, slots: Some(slots) })
+    let permitted = Box::pin(permitted(connection.clone()));
+    Ok(Connected { connection: Box::new(connection), ranges, slots: Some(slots), permitted })
 }
 
-/// The answer of the first node that has one. The library follows redirections, and does not report
+/// Whether a node has all commands that are needed. The others say so when they are called.
+async fn permitted(mut connection: ClusterConnection) -> RedisResult<()> {
+    rights::permitted(first(&mut connection, rights::load().clone()).await)?;
+    rights::permitted(first(&mut connection, rights::ask()).await)
+}
+
+/// What nodes have which slots. The library follows redirections, and does not report
 /// them.
 async fn slots(mut connection: ClusterConnection) -> RedisResult<Vec<Range>> {
     let mut slots = redis::cmd("CLUSTER");
     slots.arg("SLOTS");
+    Ok(ranges(first(&mut connection, slots).await?))
+}
+
+async fn first(connection: &mut ClusterConnection, cmd: Cmd) -> RedisResult<Value> {
     let first = (MultipleNodeRoutingInfo::AllMasters, Some(ResponsePolicy::OneSucceeded));
-    let answer = connection.route_command(slots, RoutingInfo::MultiNode(first)).await?;
-    Ok(ranges(answer.extract_error()?))
+    connection.route_command(cmd, RoutingInfo::MultiNode(first)).await?.extract_error()
 }
 
 /// What node has which slots, as `CLUSTER SLOTS` says it. What makes no sense is left out.

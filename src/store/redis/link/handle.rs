@@ -3,7 +3,7 @@
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -13,6 +13,7 @@ use tokio::time::Instant;
 
 use super::shards::Range;
 use crate::store::breaker::Breaker;
+use crate::store::redis::script::{MANY, ONE, rights};
 
 /// A connection, and what parts of the keys it leads to if that is a cluster.
 pub(crate) struct Connected {
@@ -20,6 +21,8 @@ pub(crate) struct Connected {
     pub(crate) ranges: Vec<Range>,
     /// Asks for these anew.
     pub(crate) slots: Option<Slots>,
+    /// Fails if a command is missing.
+    pub(crate) permitted: Answering<()>,
 }
 
 type Answering<T> = Pin<Box<dyn Future<Output = RedisResult<T>> + Send>>;
@@ -38,12 +41,15 @@ pub(crate) struct Source {
     since: Instant,
     /// When any runtime had an answer, in milliseconds since then.
     heard: AtomicU64,
+    /// A server had all commands that are needed. Another one says so when it gets the scripts.
+    permitted: AtomicBool,
 }
 
 impl Source {
     fn new(given: Option<Box<dyn Handle>>, connect: Option<Connect>, sharded: bool) -> Self {
         let (breaker, since, heard) = (Breaker::default(), Instant::now(), AtomicU64::new(0));
-        Self { given, connect, sharded, breaker, since, heard }
+        let permitted = AtomicBool::new(false);
+        Self { given, connect, sharded, breaker, since, heard, permitted }
     }
 
     pub(crate) fn given(connection: impl Handle) -> Self {
@@ -59,8 +65,15 @@ impl Source {
         let connect: Connect = Arc::new(move || {
             let connected = connect();
             Box::pin(async move {
-                let connection = Box::new(connected.await?);
-                Ok(Connected { connection, ranges: Vec::new(), slots: None })
+                let connection: Box<dyn Handle> = Box::new(connected.await?);
+                let mut same = connection.boxed();
+                let permitted = async move {
+                    // Who lacks the password gets no answer to what is long.
+                    rights::bring(&[], &mut *same).await?;
+                    rights::bring(&[&ONE, &MANY], &mut *same).await
+                };
+                let permitted = Box::pin(permitted);
+                Ok(Connected { connection, ranges: Vec::new(), slots: None, permitted })
             })
         });
         Self::new(None, Some(connect), false)
@@ -83,6 +96,18 @@ impl Source {
 
     pub(crate) fn instant(&self, ms: u64) -> Instant {
         self.since + Duration::from_millis(ms)
+    }
+
+    /// Asks a server for the commands that are needed, the first time.
+    pub(crate) async fn permit(
+        &self,
+        permitted: impl Future<Output = RedisResult<()>>,
+    ) -> RedisResult<()> {
+        if !self.permitted.load(Ordering::Relaxed) {
+            permitted.await?;
+            self.permitted.store(true, Ordering::Relaxed);
+        }
+        Ok(())
     }
 
     pub(crate) fn hear(&self, now: u64) {

@@ -165,8 +165,10 @@ async fn find(upkeep: Weak<Upkeep>) -> RedisResult<Found> {
     // The app's closure may panic before it returns a future.
     let connect = |upkeep: Arc<Upkeep>| Some(upkeep.source.connect.as_ref()?());
     let connecting = upkeep.upgrade().and_then(connect).ok_or_else(gone)?;
-    let Connected { mut connection, ranges, slots } = connecting.await?;
+    let Connected { mut connection, ranges, slots, permitted } = connecting.await?;
     let took = start.elapsed();
+    let source = upkeep.upgrade().map(|upkeep| Arc::clone(&upkeep.source)).ok_or_else(gone)?;
+    source.permit(permitted).await?;
     let (now, grace, missed) = {
         let upkeep = upkeep.upgrade().ok_or_else(gone)?;
         let current = upkeep.current.borrow();

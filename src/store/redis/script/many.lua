@@ -6,6 +6,7 @@
 -- Answer   the server's time, and for each key its answer, or its error
 
 local call, try, pack, tonumber = redis.call, redis.pcall, nil, tonumber
+--[[ needs.lua ]]
 local time = call('TIME')
 local micros = time[1] * 1000000 + time[2]
 

@@ -6,6 +6,7 @@
 
 local redis, key, args = redis, KEYS[1], ARGV
 local call, try, pack = redis.call, redis.pcall, struct.pack
+--[[ needs.lua ]]
 local time = call('TIME')
 local micros = time[1] * 1000000 + time[2]
 

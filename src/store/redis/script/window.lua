@@ -39,14 +39,12 @@ if start then
     answer = count - start
   elseif count < least then
     -- There was none, or it was of an earlier window.
-    call('HSET', key, field, least)
-    local expire = (start + length) / 1000
+    call('HINCRBY', key, field, least - count)
+    local till, shift = (start + length) / 1000, 0
     if args[6] then
-      expire = expire - args[6] + (micros - micros % 1000) / 1000 + 3600000
+      shift = (micros - micros % 1000) / 1000 + 3600000 - args[6]
     end
-    if call('PEXPIRETIME', key) < expire then
-      call('PEXPIREAT', key, expire)
-    end
+    --[[ expiry.lua ]]
     answer = least - start
   else
     call('HINCRBY', key, field, '-' .. args[1])
@@ -426,9 +424,9 @@ end
 
 if #values > 0 then
   call('HSET', key, unpack(values))
-  -- Never sooner than another quota of the key needs it.
-  if expire > 0 and call('PEXPIRETIME', key) < expire - now + real + late then
-    call('PEXPIREAT', key, expire - now + real + late)
+  if expire > 0 then
+    local till, shift = expire, real + late - now
+    --[[ expiry.lua ]]
   end
 end
 

@@ -1,0 +1,94 @@
+//! The commands that a server must have, and its user may call (S31).
+
+use std::sync::LazyLock;
+
+use redis::aio::ConnectionLike;
+use redis::{
+    Cmd, ErrorKind, FromRedisValue, RedisError, RedisResult, ServerErrorKind, Value, cmd, pipe,
+};
+
+use super::lua::Lua;
+
+/// Beside `SCRIPT LOAD` and `EVALSHA`, which have to be called first.
+const COMMANDS: [&str; 8] =
+    ["time", "hincrby", "hmget", "hset", "hlen", "hgetall", "pexpireat", "del"];
+
+static RIGHTS: LazyLock<Lua> = LazyLock::new(|| Lua::new(include_str!("rights.lua")));
+
+/// Brings scripts to a server, in one round trip. Fails if a command is missing there.
+pub(crate) async fn bring(
+    scripts: &[&Lua],
+    connection: &mut (impl ConnectionLike + ?Sized + Send),
+) -> RedisResult<()> {
+    let mut calls = pipe();
+    for script in scripts {
+        calls.add_command(script.load().clone());
+    }
+    calls.add_command(load().clone()).add_command(ask());
+    let answers = connection.req_packed_commands(&calls, 0, scripts.len() + 2).await?;
+    answers.into_iter().try_for_each(|answer| permitted(answer.extract_error()))
+}
+
+/// The call after which a server can be asked.
+pub(crate) fn load() -> &'static Cmd {
+    RIGHTS.load()
+}
+
+/// The call that asks for the commands.
+pub(crate) fn ask() -> Cmd {
+    let mut ask = cmd("EVALSHA");
+    ask.arg(RIGHTS.hash()).arg(0).arg(&COMMANDS);
+    ask
+}
+
+/// Fails if an answer to these calls says that a command is missing. Decisions tell other errors.
+pub(crate) fn permitted(answer: RedisResult<Value>) -> RedisResult<()> {
+    let answers: Vec<i64> = match answer {
+        Ok(answer @ Value::Array(_)) => FromRedisValue::from_redis_value(answer)?,
+        Err(error) if Missing::of(&error).is_some() || error.code() == Some("NOAUTH") => {
+            return Err(error);
+        }
+        _ => return Ok(()),
+    };
+    let those = |kind| {
+        let those = COMMANDS.iter().zip(&answers).filter(|(_, answer)| **answer == kind);
+        those.map(|(command, _)| *command).collect::<Vec<_>>().join(", ")
+    };
+    let (forbidden, absent) = (those(0), those(-1));
+    // In a server's words.
+    Err(if !absent.is_empty() {
+        let kind = ErrorKind::Server(ServerErrorKind::ResponseError);
+        RedisError::from((kind, "missing", format!("unknown command '{absent}'")))
+    } else if !forbidden.is_empty() {
+        let kind = ErrorKind::Server(ServerErrorKind::NoPerm);
+        RedisError::from((kind, "missing", format!("no permissions to run the '{forbidden}'")))
+    } else {
+        return Ok(());
+    })
+}
+
+/// Why a command can't be called, and its name if that is known.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) enum Missing<'a> {
+    Permission(Option<&'a str>),
+    Command(Option<&'a str>),
+}
+
+impl<'a> Missing<'a> {
+    /// What a server says, to a call or within a script.
+    pub(crate) fn of(error: &'a RedisError) -> Option<Self> {
+        let said = error.detail()?;
+        let named = |after| {
+            let (name, _) = said.split_once(after)?.1.split_once('\'')?;
+            // No secret.
+            let plain = |byte: u8| byte.is_ascii_alphabetic() || b"|, ".contains(&byte);
+            (name.len() <= 100 && name.bytes().all(plain)).then_some(name)
+        };
+        let has = |words: &[&str]| words.iter().any(|words| said.contains(words));
+        if has(&["permissions to run the '", "can't run this command"]) {
+            return Some(Self::Permission(named("permissions to run the '")));
+        }
+        let absent = ["nknown command '", "command called from script", "Invalid command passed"];
+        has(&absent).then(|| Self::Command(named(absent[0])))
+    }
+}

@@ -1,0 +1,116 @@
+//! Keys that have lost their expiry, by `PERSIST` or `RESTORE`: it comes back with the next window, as late
+//! as the last of all counts under the key needs it (S31).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tower_fixed_window::store::{RedisStore, Store};
+use tower_fixed_window::{Limiter, Quota, Quotas};
+
+use crate::conformance::connect;
+use crate::gathered_calls::Crowd;
+use crate::server::Server;
+use crate::stored_keys::next_window;
+
+const KEY: &str = "tfw1:{lost:tann}";
+
+/// What a key may hold beside the count of a second.
+fn others() -> [Quotas; 8] {
+    [
+        Quota::per_day(60).into(),
+        Quota::per_day(60).staggered().into(),
+        Quota::per_day(60).starting_at(Duration::from_secs(5_000)).into(),
+        Quota::per_day(60).from_first_request().into(),
+        Quota::per_day(60).rollover_up_to(80).into(),
+        Quota::per_month(60).in_zone("America/New_York").into(),
+        Quota::per_month(60).and(Quota::per_hour(70)),
+        // More tokens than microseconds in the window are text.
+        Quota::per_hour(10_000_000_000).into(),
+    ]
+}
+
+/// A window that ends soon: the short way through the script, and the long one.
+fn seconds() -> [Quota; 2] {
+    let second = Quota::per_second(50);
+    [second, second.rollover_up_to(60)]
+}
+
+fn lose(server: &Server, by: &str) {
+    match by {
+        "PERSIST" => assert_eq!(server.ask::<u64>(&["PERSIST", KEY]), 1),
+        _ => server.ask::<()>(&[
+            "EVAL",
+            "redis.call('RESTORE', KEYS[1], 0, redis.call('DUMP', KEYS[1]), 'REPLACE')",
+            "1",
+            KEY,
+        ]),
+    }
+    assert_eq!(expiry(server), -1, "it has none");
+}
+
+fn expiry(server: &Server) -> i64 {
+    server.ask(&["PEXPIRETIME", KEY])
+}
+
+async fn heals<S: Store>(with: impl Fn(RedisStore) -> S) {
+    let Some(server) = Server::start() else { return };
+    let store = RedisStore::from(connect(&server.url()).await).deadline(Duration::from_secs(5));
+    let limiter = Limiter::new(Quota::per_day(60)).name("lost").store(with(store));
+    let limiter = limiter.without_fallback();
+    for (i, second) in seconds().into_iter().enumerate() {
+        for (j, other) in others().into_iter().enumerate() {
+            let by = ["PERSIST", "RESTORE"][(i + j) % 2];
+            let at = format!("{second} after {other}, {by}");
+            let ask = async |quotas: Quotas, cost| {
+                let limiter = limiter.with_quotas(quotas);
+                limiter.check_cost("ann", cost).await.expect("it answers")
+            };
+            // One plan after the other, or both at once.
+            let used = match j % 2 {
+                0 => ask(other, 41).await,
+                _ => ask(other.and(second), 41).await,
+            };
+            assert!(used.allowed(), "{at}");
+            let (before, taken) = (expiry(&server), used.usage()[0].used());
+            lose(&server, by);
+            next_window(1_000).await;
+            assert!(ask(second.into(), 1).await.allowed(), "{at}");
+            assert_eq!(expiry(&server), before, "{at}");
+            let left = ask(other, 0).await;
+            assert_eq!(left.usage()[0].used(), taken, "{at}");
+            server.ask::<u64>(&["DEL", KEY]);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_lost_expiry_is_that_of_all_counts_of_the_key() {
+    heals(|store| store).await;
+}
+
+#[tokio::test]
+async fn a_lost_expiry_is_that_of_all_counts_of_the_key_in_gathered_calls() {
+    heals(|store| Crowd::new(store, Arc::default())).await;
+}
+
+/// Of a calendar's windows to come only a bound is known.
+#[tokio::test]
+async fn a_lost_expiry_covers_debt() {
+    let Some(server) = Server::start() else { return };
+    let store = RedisStore::from(connect(&server.url()).await);
+    let limiter = Limiter::new(Quota::per_day(5)).name("lost").store(store).without_fallback();
+    let month = Quota::per_month(5).in_zone("Europe/Paris");
+    for (quota, most) in [(Quota::per_day(5), 0), (month, 92 * 86_400_000)] {
+        let limiter = limiter.with_quotas(quota);
+        let receipt = limiter.charge("ann", 1).await.expect("it answers").expect("it passed");
+        limiter.settle(receipt, 14).await.expect("it answers");
+        let before = expiry(&server);
+        lose(&server, "PERSIST");
+        next_window(1_000).await;
+        let second = limiter.with_quotas(Quota::per_second(5));
+        assert!(second.check("ann").await.expect("it answers").allowed());
+        let after = expiry(&server);
+        assert!((before..=before + most).contains(&after), "{before} {after}");
+        server.ask::<u64>(&["DEL", KEY]);
+    }
+}

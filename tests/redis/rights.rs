@@ -1,0 +1,160 @@
+//! Commands that a server lacks, and rights that a user lacks: connecting finds out, and says which. What is
+//! withdrawn later fails before anything is written (S31).
+
+use std::time::Duration;
+
+use tower_fixed_window::store::RedisStore;
+use tower_fixed_window::{Limiter, Quota, Quotas};
+
+use crate::server::{Server, wait_for};
+
+/// What the guide says that a user needs.
+fn documented() -> Vec<&'static str> {
+    let guide = include_str!("../../docs/many-nodes.md");
+    let from = guide.find("~tfw1:* +").expect("it is documented");
+    guide[from..].split('`').next().expect("it ends").split_whitespace().collect()
+}
+
+fn change_user(server: &Server, rights: &[&str]) {
+    let mut command = vec!["ACL", "SETUSER", "limiter"];
+    command.extend(rights);
+    server.ask::<String>(&command);
+}
+
+fn add_user(server: &Server) {
+    change_user(server, &["reset", "on", ">secret"]);
+    change_user(server, &documented());
+}
+
+fn store(server: &Server) -> RedisStore {
+    let url = format!("redis://limiter:secret@127.0.0.1:{}/", server.port);
+    RedisStore::new(url).expect("an address").deadline(Duration::from_secs(1))
+}
+
+fn limiter(store: RedisStore) -> Limiter {
+    Limiter::new(Quota::per_minute(5)).name("rights").store(store).without_fallback()
+}
+
+/// The short way through the script, and the others.
+fn ways() -> [Quotas; 4] {
+    [
+        Quota::per_minute(50).into(),
+        Quota::per_minute(50).and(Quota::per_hour(500)),
+        Quota::per_day(50).from_first_request().into(),
+        Quota::per_month(50).in_zone("Asia/Tokyo").into(),
+    ]
+}
+
+#[tokio::test]
+async fn connecting_says_which_right_is_missing() {
+    let Some(server) = Server::start() else { return };
+    for right in documented().into_iter().filter_map(|right| right.strip_prefix('+')) {
+        server.ask::<String>(&["SCRIPT", "FLUSH"]);
+        add_user(&server);
+        change_user(&server, &[&format!("-{right}")]);
+        let limiter = limiter(store(&server));
+        let error = limiter.check("ann").await.expect_err(right);
+        let says = format!("Redis does not permit a command that is needed ({right})");
+        assert_eq!(error.to_string(), says);
+        assert_eq!(server.ask::<u64>(&["DBSIZE"]), 0, "{right}");
+        // It joins when it may.
+        add_user(&server);
+        let start = std::time::Instant::now();
+        while limiter.check("ann").await.is_err() {
+            assert!(start.elapsed().as_secs() < 10, "{right}");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        server.ask::<()>(&["FLUSHALL"]);
+    }
+}
+
+#[tokio::test]
+async fn connecting_says_which_command_is_missing() {
+    for command in ["pexpireat", "hgetall", "hmget", "del"] {
+        let Some(server) = Server::with(&["--save", "", "--rename-command", command, ""]) else {
+            return;
+        };
+        let error = store(&server).ping().await.expect_err("it is not there");
+        let says = format!("Redis lacks a command that is needed ({command})");
+        let url = server.url();
+        let limiter = limiter(RedisStore::new(url).expect("an address"));
+        let _ = error;
+        assert_eq!(limiter.check("ann").await.expect_err("as well").to_string(), says);
+        assert_eq!(server.ask::<u64>(&["DBSIZE"]), 0);
+    }
+}
+
+/// All of them are named.
+#[tokio::test]
+async fn several_missing_rights_are_said_at_once() {
+    let Some(server) = Server::start() else { return };
+    add_user(&server);
+    change_user(&server, &["-@hash", "-@write"]);
+    let error = store(&server).ping().await.expect_err("it may not write");
+    let says = "Redis does not permit a command that is needed (hincrby, hmget, hset, hlen, hgetall, \
+                pexpireat, del)";
+    assert_eq!(error.to_string(), says);
+}
+
+/// The connection stays, and so do the scripts.
+#[tokio::test]
+async fn a_right_that_is_withdrawn_fails_before_anything_is_written() {
+    let Some(server) = Server::start() else { return };
+    for shared in [true, false] {
+        for (i, quotas) in ways().into_iter().enumerate() {
+            for right in ["hgetall", "pexpireat", "hlen", "hset"] {
+                add_user(&server);
+                server.ask::<()>(&["FLUSHALL"]);
+                let one = store(&server);
+                let one = if shared { one } else { one.one_by_one() };
+                let limiter = limiter(one).with_quotas(quotas);
+                assert!(limiter.check("ann").await.expect("it may").allowed());
+                change_user(&server, &[&format!("-{right}")]);
+                let before: Vec<String> = server.ask(&["HGETALL", "tfw1:{rights:tann}"]);
+                let keys = ["bob", "cid", "dan", "eve"];
+                let four = futures_util::future::join_all(keys.map(|key| limiter.check(key)));
+                for answer in four.await {
+                    if let Err(error) = answer {
+                        let error = error.to_string();
+                        let says = ["Redis does not permit a command that is needed", "("];
+                        assert!(says.iter().all(|part| error.contains(part)), "{error}");
+                        assert!(right == "hset" || error.contains(right), "{error}");
+                    } else {
+                        assert_eq!((right, i), ("hset", 0), "the short way does not need it");
+                    }
+                }
+                let _ = limiter.check("ann").await;
+                if right != "hset" || i > 0 {
+                    assert_eq!(server.ask::<u64>(&["DBSIZE"]), 1, "{right} {quotas}");
+                    let after: Vec<String> = server.ask(&["HGETALL", "tfw1:{rights:tann}"]);
+                    assert_eq!(after, before, "{right} {quotas}");
+                }
+            }
+        }
+    }
+}
+
+/// A node that was connected before the server came back without a command.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_returns_without_a_command_is_found_out() {
+    let Some(mut server) = Server::start() else { return };
+    let limiter = limiter(RedisStore::new(server.url()).expect("an address"));
+    assert!(limiter.check("ann").await.expect("it answers").allowed());
+    let port = server.port;
+    server.kill();
+    let Some(server) = Server::on(port, &["--save", "", "--rename-command", "PEXPIREAT", ""])
+    else {
+        return;
+    };
+    let said = std::sync::Mutex::new(Vec::new());
+    let handle = tokio::runtime::Handle::current();
+    tokio::task::block_in_place(|| {
+        wait_for("it to be said", || {
+            let error = handle.block_on(limiter.check("ann")).expect_err("it can't").to_string();
+            let done = error == "Redis lacks a command that is needed (pexpireat)";
+            said.lock().expect("no panic").push(error);
+            done
+        });
+    });
+    assert_eq!(server.ask::<u64>(&["DBSIZE"]), 0, "{said:?}");
+}
