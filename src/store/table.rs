@@ -252,8 +252,4 @@ impl<P: Copy + Default> Table<P> {
             false => as_before,
         }
     }
-
-    pub(super) fn may_have(&mut self, max_buckets: usize) {
-        self.max_buckets = max_buckets;
-    }
 }

@@ -9,6 +9,7 @@ use std::io::ErrorKind;
 use std::os::unix::fs::PermissionsExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tempfile::TempDir;
@@ -237,11 +238,14 @@ fn a_full_store_waits_no_longer_than_a_window_for_a_clock_that_was_ahead() {
     drop(ahead);
 
     deploys.clock.set_ms(NOW_MS);
-    let late = limiter(small());
+    let store = small();
+    let late = limiter(store.clone());
     (2_000..2_200).for_each(|key| drop(answer(late.check(key))));
+    // Now its entries are free again.
     deploys.clock.set_ms(NOW_MS + 2 * MINUTE_MS);
-    let passed = (3_000..3_010).filter(|key| answer(late.check(*key)).allowed()).count();
-    assert!(passed > 0, "its entries are free again");
+    let before = store.overflowed();
+    (3_000..3_010).for_each(|key| assert!(answer(late.check(key)).allowed()));
+    assert_eq!(store.overflowed(), before);
 }
 
 #[test]
@@ -296,6 +300,70 @@ fn a_store_of_another_size_has_all_counts_and_room_for_them() {
         }
         drop((store, after));
         assert_eq!(left(&limiter(open(first))), expected, "{first}, {second} and {first} keys");
+    }
+}
+
+#[test]
+fn a_larger_store_has_room_for_more_keys_and_a_smaller_one_takes_less_memory() {
+    let deploys = Deploys::new();
+    let open = |max_keys| deploys.file().max_keys(max_keys).open().expect("the file opens");
+    let limiter =
+        |store: &MemoryStore| Limiter::new(Quota::per_hour(3)).name("api").store(store.clone());
+    let store = open(10);
+    (0..10).for_each(|key| assert!(answer(limiter(&store).check(key)).allowed()));
+    drop(store);
+    let store = open(10_000);
+    (0..10_000).for_each(|key| assert!(answer(limiter(&store).check(key)).allowed()));
+    assert!(store.overflowed() < 200, "{}", store.overflowed());
+    drop(store);
+
+    // Two hours later, there are few keys.
+    deploys.clock.set_ms(NOW_MS + 120 * MINUTE_MS);
+    let store = open(100);
+    assert!(store.max_bytes() < 10_000, "{}", store.max_bytes());
+    assert!(answer(limiter(&store).check(1)).allowed());
+    drop(store);
+    assert_eq!(open(100).len(), 1);
+}
+
+/// Each save has what was counted before it began, also where tables grow meanwhile.
+#[test]
+fn a_save_while_keys_come_and_tables_grow_misses_none_of_those_before() {
+    const THREADS: u64 = 2;
+    let keys = if std::env::var_os("FULL_SIZE").is_some() { 200_000 } else { 20_000 };
+    let deploys = Deploys::new();
+    for _ in 0..5 {
+        let store = deploys.file().max_keys(3 * keys as usize).open().expect("opens");
+        let limiter =
+            |store: &MemoryStore| Limiter::new(Quota::per_year(9)).name("api").store(store.clone());
+        let charged: [AtomicU64; THREADS as usize] = Default::default();
+        std::thread::scope(|scope| {
+            for (thread, charged) in charged.iter().enumerate() {
+                let limiter = limiter(&store);
+                scope.spawn(move || {
+                    for i in 0..keys {
+                        assert!(answer(limiter.check(i * THREADS + thread as u64)).allowed());
+                        charged.store(i + 1, Ordering::Release);
+                    }
+                });
+            }
+            let copy = deploys.folder.path().join("copy");
+            while charged.iter().any(|charged| charged.load(Ordering::Acquire) < keys) {
+                let before: Vec<_> = charged.iter().map(|n| n.load(Ordering::Acquire)).collect();
+                store.save().expect("saves");
+                fs::copy(deploys.path(), &copy).expect("copied");
+                let loaded = CountsFile::new(&copy, Duration::MAX).max_keys(3 * keys as usize);
+                let loaded = loaded.clock(deploys.clock.clone()).open().expect("opens");
+                let limiter = limiter(&loaded);
+                for (thread, charged) in before.into_iter().enumerate() {
+                    for key in (0..charged).map(|i| i * THREADS + thread as u64) {
+                        assert_eq!(answer(limiter.peek(key)).used(), 1, "{key}");
+                    }
+                }
+            }
+        });
+        drop(store);
+        fs::remove_file(deploys.path()).expect("saved");
     }
 }
 

@@ -14,8 +14,8 @@ use crate::window::MAX;
 const MAGIC: [u8; 8] = *b"tfwcount";
 /// Of this format. Another one has another number.
 const VERSION: u32 = 1;
-/// Buckets that are copied under a lock: some microseconds.
-const STEP: usize = 32;
+/// Buckets that are copied under a lock. So short a time is spun away by a charge that waits.
+const STEP: usize = 4;
 /// A part of a file that is read or written at once.
 pub(super) const CHUNK: usize = 1 << 16;
 
@@ -191,9 +191,8 @@ pub(super) fn read(input: &mut impl Read, max_keys: usize, now: i64) -> io::Resu
         let times = Times { latest: input.number()?, ahead_until: input.number()? };
         shards.push(Shard::restored(times, own, overflow, max_buckets, now));
     }
-    // All may grow as large as the fullest.
+    // A table that holds more than this store is made for keeps its size.
     let buckets = shards.iter().map(Shard::needed_buckets).fold(max_buckets, usize::max);
-    shards.iter_mut().for_each(|shard| shard.may_have(buckets));
     let counters = input.counters()?;
     input.u64()?;
     if input.0.read(&mut [0])? > 0 {

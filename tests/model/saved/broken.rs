@@ -106,8 +106,8 @@ fn a_file_with_bytes_at_its_end_is_not_used() {
 }
 
 /// A change with the checksum that belongs to it: as another version would write it.
-fn changed(at: usize, to: &[u8]) -> Vec<u8> {
-    let mut bytes = saved();
+fn changed(bytes: &[u8], at: usize, to: &[u8]) -> Vec<u8> {
+    let mut bytes = bytes.to_vec();
     bytes.truncate(bytes.len() - 8);
     bytes[at..at + to.len()].copy_from_slice(to);
     let sum = sum(&bytes);
@@ -117,26 +117,39 @@ fn changed(at: usize, to: &[u8]) -> Vec<u8> {
 
 #[test]
 fn a_file_of_another_version_is_not_used() {
-    let (told, store, deploys) = open(&changed(8, &2_u32.to_le_bytes()));
+    let (told, store, deploys) = open(&changed(&saved(), 8, &2_u32.to_le_bytes()));
     assert_eq!(told, "it has version 2 of the format");
     works(store, &deploys);
     // The seeds and what becomes of known keys by them.
     for at in [16, 24, 32] {
-        let (told, store, deploys) = open(&changed(at, &[7; 8]));
+        let (told, store, deploys) = open(&changed(&saved(), at, &[7; 8]));
         assert_eq!(told, "another version of this crate, which hashes keys otherwise, wrote it");
         works(store, &deploys);
     }
 }
 
+/// As with another edition of the zone data.
+#[test]
+fn a_reset_fails_where_a_time_zone_is_not_known_any_more() {
+    let bytes = saved();
+    let zone = b"Europe/Berlin";
+    let at = bytes.windows(zone.len()).position(|found| found == zone).expect("in a quota");
+    let deploys = Deploys::new();
+    fs::write(deploys.path(), changed(&bytes, at, b"Europe/Bonn!!")).expect("written");
+    let store = deploys.file().max_keys(4).error_if_broken().open().expect("all else is there");
+    let limiter = Limiter::new(Quota::per_hour(1)).name("api").store(store);
+    assert!(limiter.reset("unheard of").into_now().expect("at once").is_err());
+}
+
 #[test]
 fn a_file_that_can_not_be_is_not_used() {
     for shards in [0, 3, 1 << 20, u32::MAX] {
-        let told = open(&changed(12, &u32::to_le_bytes(shards))).0;
+        let told = open(&changed(&saved(), 12, &u32::to_le_bytes(shards))).0;
         assert_eq!(told, "its number of shards is not possible");
     }
     // Many buckets: no memory is taken for those that aren't there.
     for buckets in [1_000, u32::MAX] {
-        let told = open(&changed(48, &u32::to_le_bytes(buckets))).0;
+        let told = open(&changed(&saved(), 48, &u32::to_le_bytes(buckets))).0;
         assert!(
             ["it ends too early", "a number in it is not possible"].contains(&&*told),
             "{told}"

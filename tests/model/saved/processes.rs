@@ -195,15 +195,13 @@ fn kill_after(mut child: Child, lines: usize, spins: u64) -> Vec<String> {
     all
 }
 
-/// 200 times with `FULL_SIZE=1`, 25 times else.
 #[test]
-fn a_process_that_is_killed_at_any_moment_loses_no_more_than_since_its_last_save() {
-    let kills = if env::var_os("FULL_SIZE").is_some() { 200 } else { 25 };
+fn a_process_that_is_killed_at_any_of_200_moments_loses_no_more_than_since_its_last_save() {
     let folder = folder();
     let file = folder.path().join("counts");
     // Of each counter, what the process before has left.
     let mut before = vec![0; 2 * KEYS as usize];
-    for kill in 0..kills {
+    for kill in 0..200 {
         let child = child("load", &file).spawn().expect("the child runs");
         let said = kill_after(child, fastrand::usize(..60), fastrand::u64(..200_000));
         let (saved, charged) = (last(&said, "saved "), last(&said, "charged "));

@@ -48,20 +48,15 @@ impl Shard {
         let shared = Table::restored(shared, buckets, now);
         let overflow_until = shared.last_end();
         let overflow = if overflow_until > 0 { shared } else { Table::default() };
-        Self { table, overflow, overflow_until, overflowed: 0, latest, ahead_until }
+        let mut restored =
+            Self { table, overflow, overflow_until, overflowed: 0, latest, ahead_until };
+        restored.prepare_overflow();
+        restored
     }
 
     /// The fewest buckets of a shard that may have tables as large as these.
     pub(in crate::store::memory) fn needed_buckets(&self) -> usize {
         let [own, shared] = [Part::Own, Part::Overflow].map(|part| self.buckets(part).len());
         own.max((shared * PER_OVERFLOW).saturating_sub(PER_OVERFLOW - 1))
-    }
-
-    /// How large the shard may grow: at least what it needs.
-    pub(in crate::store::memory) fn may_have(&mut self, buckets: usize) {
-        if !self.is_unallocated() {
-            self.table.may_have(buckets);
-            self.prepare_overflow();
-        }
     }
 }
