@@ -16,7 +16,7 @@ use tower_fixed_window::{CountsFile, Limiter, ManualClock, MemoryStore, Quota, Q
 
 const NOW_MS: u64 = 1_700_000_050_000;
 const KEYS: u8 = 24;
-const HEADER: usize = 48;
+const HEADER: usize = 40;
 
 #[derive(Arbitrary, Debug)]
 enum Change {

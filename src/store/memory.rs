@@ -50,6 +50,9 @@ const MINUTE: i64 = 60_000;
 /// Counters in memory: exact under concurrency, bounded by construction, without a task in the
 /// background.
 ///
+/// They end with the process, and a new one grants full limits. With the feature `saved`,
+/// `MemoryStore::open` keeps them in a file, for quotas of a day, a month or a year on one node.
+///
 /// Clones share their counters. The name of the layer or limiter separates quotas (those without a
 /// name are separate, too), so one store can serve all of them.
 ///
@@ -134,7 +137,8 @@ impl MemoryStore {
     /// ```
     ///
     /// # Panics
-    /// If the store was cloned: the clones would have another time.
+    /// If the store was cloned: the clones would have another time. If it has a file: `CountsFile`
+    /// takes the clock.
     #[must_use]
     #[track_caller]
     pub fn clock(mut self, clock: impl Clock) -> Self {

@@ -9,6 +9,8 @@ use std::path::{Path, PathBuf};
 pub(super) struct Locked {
     path: PathBuf,
     lock: File,
+    /// Content and size of what was written last.
+    last: Option<(u64, u64)>,
 }
 
 impl Locked {
@@ -19,7 +21,7 @@ impl Locked {
         let locked = open(OpenOptions::new().read(true).append(true).create(true), &beside)
             .and_then(|lock| exclusively(&lock).map(|()| lock));
         let lock = locked.map_err(|error| explain("lock", &beside, error))?;
-        Ok(Self { path, lock })
+        Ok(Self { path, lock, last: None })
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -47,24 +49,46 @@ impl Locked {
     }
 
     /// Replaces the file. Returns its size. Until all of the new one is on the disk, the old one
-    /// stays, also if the system stops.
+    /// stays, also if the system stops. `write` returns a hash of the content: a new file of the
+    /// same content is dropped before it reaches the disk.
     pub(super) fn replace(
-        &self,
-        write: impl FnOnce(&mut File) -> io::Result<()>,
+        &mut self,
+        write: impl FnOnce(&mut File) -> io::Result<u64>,
     ) -> io::Result<u64> {
         let new = with_suffix(&self.path, ".new");
-        let written = write_new(&new, write).and_then(|len| {
-            fs::rename(&new, &self.path)?;
-            if let Some(folder) = self.path.parent() {
-                File::open(folder)?.sync_all()?;
-            }
-            Ok(len)
-        });
-        written.map_err(|error| {
-            // A part of it only takes room.
+        let written = self.write(&new, write);
+        if !matches!(written, Ok((_, true))) {
+            // All or a part of what is there already, or of what can't be.
             let _ = fs::remove_file(&new);
-            explain("replace", &self.path, error)
-        })
+        }
+        written.map(|(len, _)| len).map_err(|error| explain("replace", &self.path, error))
+    }
+
+    /// Writes the new file. Returns its size, and whether it has replaced the old one.
+    fn write(
+        &mut self,
+        new: &Path,
+        write: impl FnOnce(&mut File) -> io::Result<u64>,
+    ) -> io::Result<(u64, bool)> {
+        // What a killed process has left may belong to others.
+        match fs::remove_file(new) {
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let mut file = open(OpenOptions::new().write(true).create_new(true), new)?;
+        let content = write(&mut file)?;
+        let len = file.metadata()?.len();
+        let is_there = fs::metadata(&self.path).is_ok_and(|found| found.len() == len);
+        if is_there && self.last == Some((content, len)) {
+            return Ok((len, false));
+        }
+        file.sync_all()?;
+        fs::rename(new, &self.path)?;
+        if let Some(folder) = self.path.parent() {
+            File::open(folder)?.sync_all()?;
+        }
+        self.last = Some((content, len));
+        Ok((len, true))
     }
 }
 
@@ -73,18 +97,6 @@ impl Drop for Locked {
         // A process that is just being started has the lock's file, too.
         let _ = unlock(&self.lock);
     }
-}
-
-fn write_new(path: &Path, write: impl FnOnce(&mut File) -> io::Result<()>) -> io::Result<u64> {
-    // What a killed process has left may belong to others.
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
-    let mut file = open(OpenOptions::new().write(true).create_new(true), path)?;
-    write(&mut file)?;
-    file.sync_all()?;
-    Ok(file.metadata()?.len())
 }
 
 /// The same file whatever directory the process changes to, and that which a link leads to.

@@ -47,8 +47,8 @@ impl Sum {
 }
 
 /// Writes what runs, one shard after the other. A charge waits for no more than the copy of a few
-/// buckets.
-pub(super) fn write(memory: &Memory, seeds: Seeds, out: &mut impl Write) -> io::Result<()> {
+/// buckets. Returns the checksum of all but the time, which comes last.
+pub(super) fn write(memory: &Memory, seeds: Seeds, out: &mut impl Write) -> io::Result<u64> {
     let now = memory.time.now().at;
     let mut sum = Sum::new();
     let mut bytes = Vec::with_capacity(CHUNK);
@@ -62,7 +62,7 @@ pub(super) fn write(memory: &Memory, seeds: Seeds, out: &mut impl Write) -> io::
     bytes.extend(MAGIC);
     bytes.extend(VERSION.to_le_bytes());
     bytes.extend((memory.shards.count() as u32).to_le_bytes());
-    for number in [seeds.own, seeds.shared, seeds.probe(), now as u64] {
+    for number in [seeds.own, seeds.shared, seeds.probe()] {
         bytes.extend(number.to_le_bytes());
     }
     for shard in 0..memory.shards.count() {
@@ -77,8 +77,11 @@ pub(super) fn write(memory: &Memory, seeds: Seeds, out: &mut impl Write) -> io::
     }
     // Of all entries that were copied, the counters are noted.
     write_counters(&memory.counters, &mut bytes);
+    let content = flush(&mut bytes)?;
+    bytes.extend(now.to_le_bytes());
     let sum = flush(&mut bytes)?;
-    out.write_all(&sum.to_le_bytes())
+    out.write_all(&sum.to_le_bytes())?;
+    Ok(content)
 }
 
 /// Writes the buckets of a table, as they are found one step after the other.
@@ -183,7 +186,6 @@ pub(super) fn read(input: &mut impl Read, max_keys: usize, now: i64) -> io::Resu
     if input.u64()? != seeds.probe() {
         return Err(broken("another version of this crate, which hashes keys otherwise, wrote it"));
     }
-    let at = input.i64()?;
     let max_buckets = share(max_keys, count);
     let mut shards = Vec::new();
     for _ in 0..count {
@@ -194,6 +196,7 @@ pub(super) fn read(input: &mut impl Read, max_keys: usize, now: i64) -> io::Resu
     // A table that holds more than this store is made for keeps its size.
     let buckets = shards.iter().map(Shard::needed_buckets).fold(max_buckets, usize::max);
     let counters = input.counters()?;
+    let at = input.number()?;
     input.u64()?;
     if input.0.read(&mut [0])? > 0 {
         return Err(broken("it ends too late"));

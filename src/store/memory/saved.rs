@@ -106,7 +106,7 @@ impl CountsFile {
             let error = "an interval of zero would save all the time: a second is usual";
             return Err(io::Error::new(ErrorKind::InvalidInput, error));
         }
-        let file = Locked::lock(&path)?;
+        let mut file = Locked::lock(&path)?;
         let name = file.path().display().to_string();
         let now = time.now().at;
         let found = match load(&file, max_keys, now) {
