@@ -22,7 +22,7 @@ use benches::Server;
 use redis::aio::MultiplexedConnection;
 use redis::{Script, cmd};
 use tower_fixed_window::store::{Account, Charge, RedisStore, Scope, Store};
-use tower_fixed_window::{Key, Limiter, Quota, Quotas};
+use tower_fixed_window::{Key, Limiter, OnStoreFailure, Quota, Quotas};
 
 use slow_link::Far;
 
@@ -118,12 +118,14 @@ async fn near(server: &Server, quick: bool) {
     let client = redis::Client::open(info.set_tcp_settings(settings)).expect("an address");
     let connection = client.get_multiplexed_async_connection().await.expect("it connects");
 
-    let store = RedisStore::from(connection.clone());
+    let store = RedisStore::from(connection.clone()).on_failure(OnStoreFailure::Deny);
     let of = |name, quotas| Contestant::Store(store.clone(), Scope::named(name), quotas);
     let alone =
         |name, quotas| Contestant::Store(store.clone().one_by_one(), Scope::named(name), quotas);
     let one = Quota::per_hour(1_000_000_000);
-    let hot = Limiter::new(one).name("hot").store(store.clone()).leases(100).without_fallback();
+    let hot = Limiter::new(one)
+        .name("hot")
+        .store(store.clone().leases(100).on_failure(OnStoreFailure::Deny));
     let contestants = [
         ("INCR", Contestant::Incr),
         ("smallest script", Contestant::Minimal(Arc::new(Script::new(MINIMAL)))),

@@ -17,9 +17,7 @@ use axum::{Router, routing::post};
 use futures_util::future::join_all;
 use tower::{ServiceBuilder, ServiceExt};
 use tower_fixed_window::key::{PeerAddr, extension};
-use tower_fixed_window::{
-    FixedWindowLayer, Key, ManualClock, MemoryStore, OnStoreFailure, Quota, Quotas, Store,
-};
+use tower_fixed_window::{FixedWindowLayer, Key, ManualClock, MemoryStore, Quota, Quotas, Store};
 
 const HOUR: Duration = Duration::from_secs(3_600);
 
@@ -55,12 +53,7 @@ fn app(store: impl Store + Clone, bank: Bank) -> Router {
     let declined =
         |response: &axum::http::response::Parts| response.status == StatusCode::PAYMENT_REQUIRED;
     let limit = |name, quotas: Quotas| {
-        FixedWindowLayer::new(quotas)
-            .name(name)
-            .store(store.clone())
-            .count_if(declined)
-            // No payments for a while are better than a further limit on each node.
-            .on_store_failure(OnStoreFailure::Deny)
+        FixedWindowLayer::new(quotas).name(name).store(store.clone()).count_if(declined)
     };
     // Against many accounts that are made for it. Behind a proxy: `.key(client_ip()..)`.
     let per_address = limit("payment-address", twice(10, HOUR));
@@ -76,6 +69,8 @@ async fn main() {
     let midnight = 1_767_225_600_000;
     let clock = ManualClock::at_ms(midnight - 60_000);
     let bank = Bank::default();
+    // On several nodes, `RedisStore::new(..)?.on_failure(OnStoreFailure::Deny)`: no payments for a
+    // while are better than a further limit on each node.
     let app = app(MemoryStore::with_clock(clock.clone()), bank.clone());
     let pay = async |address: u32, user: u64, card: &'static str| {
         let peer = (IpAddr::V4(Ipv4Addr::from_bits(address)), 4711).into();

@@ -27,8 +27,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         // Any value is a key here. In an app, count by the user that your authentication has
         // verified.
         .key(header("x-api-key").or(peer_ip()))
-        .store(store)
-        .leases(env("LEASES", "0").parse()?);
+        .store(store.leases(env("LEASES", "0").parse()?));
     let app = Router::new().route("/", get(async || "hello\n")).layer(limit);
 
     let listener = tokio::net::TcpListener::bind(env("ADDR", "127.0.0.1:3000")).await?;

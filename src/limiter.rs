@@ -7,11 +7,7 @@ use crate::decision::{Decision, RateLimited};
 use crate::key::Key;
 use crate::observe::{self, Outcome};
 use crate::quota::Quotas;
-#[cfg(feature = "tokio")]
-use crate::store::Leases;
-use crate::store::{
-    Account, Adjust, Charge, Front, Guard, MemoryStore, Refundable, Reply, Scope, Store, StoreError,
-};
+use crate::store::{Account, Adjust, Charge, MemoryStore, Reply, Scope, Store, StoreError};
 
 mod receipt;
 
@@ -47,22 +43,11 @@ pub use receipt::Receipt;
 pub struct Limiter {
     scope: Scope,
     quotas: Quotas,
-    /// The outermost store.
     store: Arc<dyn Store>,
-    /// The guard inside of it, if the store is remote.
-    guard: Option<Guard>,
-    /// Whether refusals are remembered.
-    remembers: bool,
-    fallback: bool,
     /// Whether it counts in another store than its first.
     has_store: bool,
-    /// Whether other processes may reset.
-    resettable: bool,
-    /// Whether tokens may come back: of all limiters of this name on the store.
-    refundable: Arc<Refundable>,
-    /// The largest lease; 0: none.
-    #[cfg(feature = "tokio")]
-    max_lease: u64,
+    /// Whether its tokens may come back.
+    refundable: bool,
 }
 
 /// What to write where it [can't be found](Limiter::can_be_found).
@@ -76,14 +61,8 @@ impl Limiter {
             scope: Scope::unnamed(),
             quotas: quotas.into(),
             store: Arc::new(MemoryStore::new()),
-            guard: None,
-            remembers: true,
-            fallback: true,
             has_store: false,
-            resettable: false,
-            refundable: Arc::default(),
-            #[cfg(feature = "tokio")]
-            max_lease: 0,
+            refundable: false,
         }
     }
 
@@ -95,15 +74,28 @@ impl Limiter {
     #[track_caller]
     pub fn name(mut self, name: &str) -> Self {
         self.scope = Scope::named(name);
-        self.assembled()
+        self
     }
 
-    /// Counts in this store. While the store fails, this process enforces the same quotas in its
-    /// memory (at most one further limit passes for each process), unless
-    /// [`without_fallback`](Self::without_fallback) is set.
+    /// Counts in this store. What happens while it fails says a handle of the store itself, such as
+    /// [`RedisStore::on_failure`]: by default, this process enforces the same quotas in its memory.
+    ///
+    /// ```no_run
+    /// # #[cfg(feature = "redis")]
+    /// use tower_fixed_window::{Limiter, OnStoreFailure, Quota, RedisStore};
+    ///
+    /// # #[cfg(not(feature = "redis"))] fn main() {}
+    /// # #[cfg(feature = "redis")]
+    /// # fn main() -> Result<(), tower_fixed_window::StoreError> {
+    /// let store = RedisStore::new("redis://127.0.0.1/")?.on_failure(OnStoreFailure::Deny);
+    /// let codes = Limiter::new(Quota::per_hour(5)).name("codes").store(store);
+    /// # let _ = codes; Ok(()) }
+    /// ```
     ///
     /// # Panics
     /// If the store is shared ([`Store::is_shared`]) and the limiter has no name.
+    ///
+    /// [`RedisStore::on_failure`]: crate::store::Remote::on_failure
     #[must_use]
     #[track_caller]
     pub fn store<S: Store>(self, store: S) -> Self {
@@ -112,110 +104,13 @@ impl Limiter {
         this
     }
 
-    pub(crate) fn store_named_later<S: Store>(mut self, store: S) -> Self {
-        self.has_store = true;
-        let Some(remote) = store.remote().cloned() else {
-            self.store = Arc::new(store);
-            self.guard = None;
-            return self;
-        };
-        self.guard = Some(Guard::new(store, remote));
-        self.assembled()
+    pub(crate) fn store_named_later<S: Store>(self, store: S) -> Self {
+        Self { store: Arc::new(store), has_store: true, ..self }
     }
 
-    fn assembled(mut self) -> Self {
-        let Some(guard) = &self.guard else { return self };
-        self.refundable = guard.refundable(&self.scope);
-        if self.resettable {
-            self.refundable.set();
-        }
-        let guard = if self.fallback { guard.or_memory() } else { guard.clone() };
-        let front = Front::before(&guard, &self.refundable).filter(|_| self.remembers);
-        #[cfg(feature = "tokio")]
-        let front = front.map(|front| Leases::new(front, self.max_lease));
-        self.store = match front {
-            Some(front) => Arc::new(front),
-            None => Arc::new(guard),
-        };
-        self
-    }
-
-    /// Returns the errors of the store, instead of counting in memory while it fails.
-    ///
-    /// ```no_run
-    /// # #[cfg(feature = "redis")]
-    /// use tower_fixed_window::{Limiter, Quota, RedisStore};
-    ///
-    /// # #[cfg(not(feature = "redis"))] fn main() {}
-    /// # #[cfg(feature = "redis")]
-    /// # fn main() -> Result<(), tower_fixed_window::StoreError> {
-    /// let store = RedisStore::new("redis://127.0.0.1/")?;
-    /// let codes =
-    ///     Limiter::new(Quota::per_hour(5)).name("codes").store(store).without_fallback();
-    /// # let _ = codes; Ok(()) }
-    /// ```
-    #[must_use]
-    pub fn without_fallback(mut self) -> Self {
-        self.fallback = false;
-        self.assembled()
-    }
-
-    /// Lets this process take up to `max` tokens of a busy key from a remote store with one call,
-    /// and spend them in memory: see [`FixedWindowLayer::leases`](crate::FixedWindowLayer::leases).
-    ///
-    /// ```no_run
-    /// # #[cfg(feature = "redis")]
-    /// use tower_fixed_window::{Limiter, Quota, RedisStore};
-    ///
-    /// # #[cfg(not(feature = "redis"))] fn main() {}
-    /// # #[cfg(feature = "redis")]
-    /// # fn main() -> Result<(), tower_fixed_window::StoreError> {
-    /// let store = RedisStore::new("redis://127.0.0.1/")?;
-    /// let sends =
-    ///     Limiter::new(Quota::per_second(100_000)).name("sends").store(store).leases(1_000);
-    /// # let _ = sends; Ok(()) }
-    /// ```
-    #[cfg(feature = "tokio")]
-    #[must_use]
-    pub fn leases(mut self, max: u64) -> Self {
-        self.max_lease = max;
-        self.assembled()
-    }
-
-    /// Calls the store each time, for a clock other than this process's.
-    #[cfg(feature = "testing")]
-    pub(crate) fn without_front(mut self) -> Self {
-        self.remembers = false;
-        self.assembled()
-    }
-
-    /// Makes a [`reset`](Self::reset) by another process effective within a second. Without this, a
-    /// refusal by a remote store is remembered until it ends, and the key causes no calls; with it,
-    /// a refused key causes a call a second. Resets and refunds of this process take effect at
-    /// once. This is about the name: it applies to all limiters of the name on the same store. A
-    /// limiter that hands out receipts behaves as if this were set.
-    ///
-    /// ```no_run
-    /// # #[cfg(feature = "redis")]
-    /// use tower_fixed_window::{Limiter, Quota, RedisStore};
-    ///
-    /// # #[cfg(not(feature = "redis"))] fn main() {}
-    /// # #[cfg(feature = "redis")]
-    /// # fn main() -> Result<(), tower_fixed_window::StoreError> {
-    /// let store = RedisStore::new("redis://127.0.0.1/")?;
-    /// let login =
-    ///     Limiter::new(Quota::per_hour(5)).name("login").store(store).revalidate_refusals();
-    /// # let _ = login; Ok(()) }
-    /// ```
-    #[must_use]
-    pub fn revalidate_refusals(mut self) -> Self {
-        self.resettable = true;
-        self.assembled()
-    }
-
-    /// Tokens may come back: to all limiters of the name, since they share their counters.
-    pub(crate) fn note_refundable(&self) {
-        self.refundable.set();
+    /// The same, with tokens that may come back.
+    pub(crate) fn refundable(self) -> Self {
+        Self { refundable: true, ..self }
     }
 
     /// Whether a charge takes a while.
@@ -414,11 +309,7 @@ impl Limiter {
 
     /// The answer to a charge without the store, which did not answer in time.
     pub(crate) fn stand_in(&self, charge: Charge<'_>, error: StoreError) -> Reply<Decision> {
-        match &self.guard {
-            Some(guard) if self.fallback => guard.or_memory().stand_in(charge, error),
-            Some(guard) => guard.stand_in(charge, error),
-            None => Reply::failed(error),
-        }
+        self.store.stand_in(charge, error)
     }
 
     /// The name of the counters.
@@ -450,7 +341,10 @@ impl Limiter {
     }
 
     #[inline]
-    pub(crate) fn send(&self, charge: Charge<'_>) -> Reply<Decision> {
+    pub(crate) fn send(&self, mut charge: Charge<'_>) -> Reply<Decision> {
+        if self.refundable {
+            charge = charge.refundable();
+        }
         self.store.charge(charge)
     }
 
@@ -459,9 +353,8 @@ impl Limiter {
         key: &Key,
         charge: impl FnOnce(Account<'_>) -> Charge<'_>,
     ) -> Reply<Result<Receipt, RateLimited>> {
-        self.refundable.set();
         let account = Account::new(&self.scope, &self.quotas, key).to_owned();
-        self.ask(key, &self.quotas, charge)
+        self.ask(key, &self.quotas, |account| charge(account).refundable())
             .map(|decision| decision.passed().map(|decision| Receipt { account, decision }))
     }
 }

@@ -5,7 +5,6 @@ use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::Poll;
-use std::time::Duration;
 
 use crate::decision::{Decision, MAX_LIMITS, RateLimited};
 use crate::limiter::{Limiter, Receipt, note_passed, observe_decision};
@@ -130,15 +129,8 @@ impl Limits {
         let store = Arc::new(store);
         let limits = limits.into_iter().map(|limit| limit.store(Arc::clone(&store)));
         // A refusal may be due to tokens that are returned at once, since another limit refused.
-        let limits = limits.inspect(Limiter::note_refundable).collect();
+        let limits = limits.map(Limiter::refundable).collect();
         Self { limits, store }
-    }
-
-    /// Calls the store each time, for a clock other than this process's.
-    #[cfg(feature = "testing")]
-    pub(crate) fn without_front(self) -> Self {
-        let limits = self.limits.iter().cloned();
-        Self { limits: limits.map(Limiter::without_front).collect(), ..self }
     }
 
     /// Returns the limiter of one limit: for a peek, a reset, or a charge of this limit alone.
@@ -202,8 +194,7 @@ impl Limits {
     /// [`Decision::ready_after`], which is the longest wait of all limits.
     ///
     /// ```
-    /// use std::time::Duration;
-    /// use tower_fixed_window::{Limiter, Limits, Line, ManualClock, MemoryStore, Quota};
+    ///     /// use tower_fixed_window::{Limiter, Limits, Line, ManualClock, MemoryStore, Quota};
     ///
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let clock = ManualClock::at_ms(1_700_000_040_000);
@@ -314,9 +305,7 @@ impl Limits {
         let mut charges = [charge(0); MAX_LIMITS];
         (1..lines.len()).for_each(|i| charges[i] = charge(i));
         let charges = &charges[..lines.len()];
-        if self.store.remote().is_none()
-            && let Some(mut reply) = self.store.charge_all(charges)
-        {
+        if let Some(mut reply) = self.store.charge_all(charges) {
             if let Some(answer) = reply.as_now() {
                 if let Ok(decision) = answer {
                     note(decision, charges);
@@ -327,11 +316,7 @@ impl Limits {
         }
         let owned = limits.iter().zip(charges);
         let owned = owned.map(|(&limit, charge)| (limit.clone(), charge.to_owned())).collect();
-        noted(in_order::charge(owned, self.deadline()), charges)
-    }
-
-    fn deadline(&self) -> Option<Duration> {
-        self.store.remote()?.longest()
+        noted(in_order::charge(owned, self.store.answers_within()), charges)
     }
 
     fn ask_receipts(

@@ -23,7 +23,7 @@ pub(crate) use log::{doubt, mistake, overflow};
 pub(crate) use meters::Saves;
 #[cfg(feature = "metrics")]
 pub(crate) use meters::memory;
-pub(crate) use meters::{Meters, Timing, UnderWay};
+pub(crate) use meters::{Meters, UnderWay};
 #[cfg(feature = "redis")]
 pub(crate) use meters::{store_checked, store_connected};
 pub(crate) use scope::Observed;

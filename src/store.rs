@@ -2,30 +2,23 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::decision::Decision;
 use crate::key::Key;
 
 mod account;
 mod adjust;
-mod breaker;
 mod charge;
 mod counters;
 mod error;
-mod front;
-mod guard;
-mod known;
-#[cfg(feature = "tokio")]
-mod leases;
 mod memory;
-mod outage;
 #[cfg(feature = "redis")]
 mod redis;
 mod remote;
 mod reply;
 mod scope;
 mod sharded;
-mod stopwatch;
 mod table;
 
 pub use account::Account;
@@ -33,11 +26,6 @@ pub(crate) use account::OwnedAccount;
 pub use adjust::{Adjust, OwnedAdjust};
 pub use charge::{Charge, OwnedCharge};
 pub use error::{OnStoreFailure, StoreError};
-pub(crate) use front::Front;
-pub(crate) use guard::Guard;
-pub(crate) use known::Refundable;
-#[cfg(feature = "tokio")]
-pub(crate) use leases::Leases;
 #[cfg(feature = "saved")]
 #[cfg_attr(docsrs, doc(cfg(feature = "saved")))]
 pub use memory::CountsFile;
@@ -77,13 +65,16 @@ pub use crate::window::State;
 ///    documents. If a reply is dropped before it is done, the charge may or may not happen. If it
 ///    was never polled, the charge must not happen.
 ///
+/// A store that is called over a network, or that can fail, knows nothing of deadlines, of a
+/// breaker or of a fallback: [`Remote::around`] adds these.
+///
 /// The conformance suite (feature `testing`, `tower_fixed_window::testing`) checks a store against
 /// all but the last two.
 ///
 /// ```
 /// use std::collections::HashMap;
 /// use std::sync::Mutex;
-/// use tower_fixed_window::store::{Account, Adjust, Charge, Remote, Reply, Scope, State, Store};
+/// use tower_fixed_window::store::{Account, Adjust, Charge, Reply, Scope, State, Store};
 /// use tower_fixed_window::{Decision, Key, Limiter, Quota};
 ///
 /// /// A minimal store: it counts exactly, and keeps its counters for ever.
@@ -126,8 +117,6 @@ pub use crate::window::State;
 ///     }
 ///
 ///     fn is_shared(&self) -> bool { false }
-///
-///     fn remote(&self) -> Option<&Remote> { None }
 /// }
 ///
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), tower_fixed_window::StoreError> {
@@ -168,13 +157,6 @@ pub trait Store: Send + Sync + 'static {
         true
     }
 
-    /// Returns what limiters need for a store that is called over a network, or that can fail: a
-    /// deadline, and what this process keeps of it in memory. Create it once, with the store, and
-    /// share it between clones.
-    ///
-    /// `None` means that the store is in this process, answers immediately and does not fail.
-    fn remote(&self) -> Option<&Remote>;
-
     /// Returns a number for the part of the [`Store`] that holds this key's counters and fails
     /// independently, such as a shard of a cluster. A store that fails as a whole returns the same
     /// number for all keys.
@@ -182,70 +164,64 @@ pub trait Store: Send + Sync + 'static {
         let _ = (scope, key);
         0
     }
+
+    /// Returns the time within which each reply ends, if there is one: the time for a charge of
+    /// several limits that this store charges one after the other.
+    fn answers_within(&self) -> Option<Duration> {
+        None
+    }
+
+    /// Answers a charge for which no time is left, in place of [`charge`](Self::charge). By
+    /// default, this is the error.
+    fn stand_in(&self, charge: Charge<'_>, error: StoreError) -> Reply<Decision> {
+        let _ = charge;
+        Reply::failed(error)
+    }
 }
 
-macro_rules! pointer {
-    ($pointer:ident) => {
-        impl<S: Store + ?Sized> Store for $pointer<S> {
-            fn charge(&self, charge: Charge<'_>) -> Reply<Decision> {
-                (**self).charge(charge)
+/// Implements [`Store`] by the store at a place inside.
+macro_rules! forward_store {
+    ([$($generics:tt)*] $type:ty, $this:ident => $store:expr) => {
+        impl<$($generics)*> $crate::store::Store for $type {
+            fn charge(&$this, charge: Charge<'_>) -> Reply<Decision> {
+                $store.charge(charge)
             }
 
-            fn charge_all(&self, charges: &[Charge<'_>]) -> Option<Reply<Decision>> {
-                (**self).charge_all(charges)
+            fn charge_all(&$this, charges: &[Charge<'_>]) -> Option<Reply<Decision>> {
+                $store.charge_all(charges)
             }
 
-            fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {
-                (**self).adjust(adjust)
+            fn adjust(&$this, adjust: Adjust<'_>) -> Reply<()> {
+                $store.adjust(adjust)
             }
 
-            fn reset(&self, scope: &Scope, key: &Key) -> Reply<()> {
-                (**self).reset(scope, key)
+            fn reset(&$this, scope: &Scope, key: &Key) -> Reply<()> {
+                $store.reset(scope, key)
             }
 
-            fn is_shared(&self) -> bool {
-                (**self).is_shared()
+            fn is_shared(&$this) -> bool {
+                $store.is_shared()
             }
 
-            fn remote(&self) -> Option<&Remote> {
-                (**self).remote()
+            fn fault_domain(&$this, scope: &Scope, key: &Key) -> u64 {
+                $store.fault_domain(scope, key)
             }
 
-            fn fault_domain(&self, scope: &Scope, key: &Key) -> u64 {
-                (**self).fault_domain(scope, key)
+            fn answers_within(&$this) -> Option<Duration> {
+                $store.answers_within()
+            }
+
+            fn stand_in(&$this, charge: Charge<'_>, error: StoreError) -> Reply<Decision> {
+                $store.stand_in(charge, error)
             }
         }
     };
 }
 
-pointer!(Arc);
-pointer!(Box);
-
-impl Store for MemoryStore {
-    fn charge(&self, charge: Charge<'_>) -> Reply<Decision> {
-        Self::charge(self, charge)
-    }
-
-    fn charge_all(&self, charges: &[Charge<'_>]) -> Option<Reply<Decision>> {
-        Self::charge_all(self, charges)
-    }
-
-    fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {
-        Self::adjust(self, adjust)
-    }
-
-    fn reset(&self, scope: &Scope, key: &Key) -> Reply<()> {
-        Self::reset(self, scope, key)
-    }
-
-    fn is_shared(&self) -> bool {
-        self.is_saved()
-    }
-
-    fn remote(&self) -> Option<&Remote> {
-        None
-    }
-}
+forward_store!([S: Store + ?Sized] Arc<S>, self => (**self));
+forward_store!([S: Store + ?Sized] Box<S>, self => (**self));
+#[cfg(feature = "redis")]
+pub(crate) use forward_store;
 
 impl fmt::Debug for dyn Store {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

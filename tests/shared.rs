@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use tokio::time::Instant;
-use tower_fixed_window::store::{Account, Adjust, Charge, Remote, Reply, Scope, State, Store};
+use tower_fixed_window::store::{Account, Adjust, Charge, Reply, Scope, State, Store};
 use tower_fixed_window::{Clock, Decision, Key, Quota};
 
 /// A wall clock that moves with tokio's: in a test that pauses tokio's, only while all tasks wait.
@@ -73,10 +73,6 @@ impl Store for Counts {
     fn is_shared(&self) -> bool {
         false
     }
-
-    fn remote(&self) -> Option<&Remote> {
-        None
-    }
 }
 
 type Map = HashMap<(String, Key), HashMap<String, State>>;
@@ -139,3 +135,67 @@ macro_rules! forward_to_memory {
 }
 
 pub(crate) use forward_to_memory;
+
+/// Implements `Store` by a field that is a `Remote`, with two of its settings.
+macro_rules! forward_to_remote {
+    ($store:ty, $this:ident => $to:expr) => {
+        impl $store {
+            #[allow(dead_code)]
+            pub(crate) fn on_failure(self, policy: tower_fixed_window::OnStoreFailure) -> Self {
+                Self { remote: self.remote.on_failure(policy), ..self }
+            }
+
+            #[allow(dead_code)]
+            pub(crate) fn leases(self, max: u64) -> Self {
+                Self { remote: self.remote.leases(max), ..self }
+            }
+
+            #[allow(dead_code)]
+            pub(crate) fn revalidate_refusals(self) -> Self {
+                Self { remote: self.remote.revalidate_refusals(), ..self }
+            }
+        }
+
+        impl tower_fixed_window::Store for $store {
+            fn charge(
+                &$this,
+                charge: tower_fixed_window::store::Charge<'_>,
+            ) -> tower_fixed_window::store::Reply<tower_fixed_window::Decision> {
+                $to.charge(charge)
+            }
+
+            fn adjust(
+                &$this,
+                adjust: tower_fixed_window::store::Adjust<'_>,
+            ) -> tower_fixed_window::store::Reply<()> {
+                $to.adjust(adjust)
+            }
+
+            fn reset(
+                &$this,
+                scope: &tower_fixed_window::store::Scope,
+                key: &tower_fixed_window::Key,
+            ) -> tower_fixed_window::store::Reply<()> {
+                $to.reset(scope, key)
+            }
+
+            fn is_shared(&$this) -> bool {
+                $to.is_shared()
+            }
+
+            fn answers_within(&$this) -> Option<std::time::Duration> {
+                $to.answers_within()
+            }
+
+            fn stand_in(
+                &$this,
+                charge: tower_fixed_window::store::Charge<'_>,
+                error: tower_fixed_window::StoreError,
+            ) -> tower_fixed_window::store::Reply<tower_fixed_window::Decision> {
+                $to.stand_in(charge, error)
+            }
+        }
+    };
+}
+
+pub(crate) use forward_to_remote;

@@ -4,7 +4,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::time::Duration;
 
-use tower_fixed_window::{Clock, Decision, MemoryStore, Quota, Receipt, RedisStore, StoreError};
+use tower_fixed_window::{Clock, Decision, MemoryStore, Quota, Receipt, RedisStore, StoreError, OnStoreFailure};
 
 use crate::check::Windows;
 use crate::history::{Answer, now};
@@ -133,11 +133,11 @@ pub async fn make(setup: &Setup) -> Box<dyn Limiter> {
     let ours = match &setup.name[..] {
         "ours" => limiter(quota).store(memory()),
         "ours-on-demand" => limiter(quota.from_first_request()).store(memory()),
-        "ours-redis" => limiter(quota).store(redis()).without_fallback(),
+        "ours-redis" => limiter(quota).store(redis().on_failure(OnStoreFailure::Deny)),
         "ours-redis-local" => limiter(quota).store(redis()),
-        "ours-redis-leases" => limiter(quota).store(redis()).without_fallback().leases(10),
+        "ours-redis-leases" => limiter(quota).store(redis().on_failure(OnStoreFailure::Deny).leases(10)),
         "ours-redis-on-demand" => {
-            limiter(quota.from_first_request()).store(redis()).without_fallback()
+            limiter(quota.from_first_request()).store(redis().on_failure(OnStoreFailure::Deny))
         }
         #[cfg(feature = "peers")]
         _ => return crate::peers::make(setup).await,

@@ -15,6 +15,8 @@ pub(crate) struct Ask {
     pub(crate) up_to: bool,
     /// Only look: the standings are those before the charge.
     pub(crate) peek: bool,
+    /// Tokens may be returned, which decides nothing here.
+    pub(crate) refundable: bool,
 }
 
 impl Ask {

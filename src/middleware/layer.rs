@@ -18,7 +18,6 @@ use crate::key::{Key, KeyExtractor, key_fn};
 use crate::limiter::{Limiter, UNNAMED};
 use crate::line::Queue;
 use crate::quota::Quotas;
-use crate::store::OnStoreFailure;
 
 mod counting;
 mod deciding;
@@ -229,7 +228,7 @@ impl<J> FixedWindowLayer<J> {
         assert!(
             !self.live.is_controlled(),
             "a control of this layer was taken before, and would not control what it is now: write \
-             .name(..), .store(..), .leases(..) and .on_store_failure(..) before .control()"
+             .name(..) and .store(..) before .control()"
         );
     }
 
@@ -238,19 +237,12 @@ impl<J> FixedWindowLayer<J> {
         self.live = Arc::new(Live::new(self.live.quotas()));
     }
 
-    /// The limiter, with a fallback or without.
     fn limiter(&self) -> Limiter {
         let limiter = self.limiter.clone();
         let Options { count_if, refund_dropped, settle, queue, .. } = &self.options;
-        if count_if.is_some() || *refund_dropped || *settle || queue.is_some() {
-            limiter.note_refundable();
-        }
-        #[cfg(feature = "tokio")]
-        let limiter = if queue.is_some() { limiter.leases(0) } else { limiter };
-        match self.options.on_store_failure {
-            OnStoreFailure::Local => limiter,
-            OnStoreFailure::Allow | OnStoreFailure::Deny => limiter.without_fallback(),
-        }
+        let refunds = count_if.is_some() || *refund_dropped || *settle || queue.is_some();
+        let limiter = if refunds { limiter.refundable() } else { limiter };
+        if queue.is_some() { limiter.unleased() } else { limiter }
     }
 }
 

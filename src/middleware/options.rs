@@ -12,7 +12,6 @@ use super::upload::Drain;
 use crate::decision::Decision;
 use crate::key::{Key, KeyExtractor, peer_ip};
 use crate::quota::Plan;
-use crate::store::OnStoreFailure;
 
 type Skip = Arc<dyn Fn(&Parts) -> bool + Send + Sync>;
 type QuotaFn = Arc<dyn Fn(&Parts, &Key) -> Plan + Send + Sync>;
@@ -36,7 +35,6 @@ pub(crate) struct Options {
     pub(crate) settle: bool,
     /// How many requests of a key may wait, and for how long.
     pub(crate) queue: Option<(u64, Duration)>,
-    pub(crate) on_store_failure: OnStoreFailure,
     /// The bodies of refused requests that can be read.
     pub(crate) drains: Vec<Drain>,
     pub(crate) status: StatusCode,
@@ -66,7 +64,6 @@ impl Default for Options {
             shadow: false,
             settle: false,
             queue: None,
-            on_store_failure: OnStoreFailure::default(),
             drains: default_drains(),
             status: StatusCode::TOO_MANY_REQUESTS,
             headers: Headers::default(),

@@ -19,7 +19,7 @@ use crate::limiter::observe_decision;
 use crate::line::{End, Place};
 use crate::observe::{self, Outcome};
 use crate::quota::Quotas;
-use crate::store::{Account, Charge, OnStoreFailure, Reply, StoreError};
+use crate::store::{Account, Charge, Reply, StoreError};
 
 mod response;
 
@@ -189,7 +189,7 @@ impl<J> LimitedRequest<J> {
         let decision = match answer {
             Ok(decision) => decision,
             // A standing that is unknown is not reported (S23).
-            Err(_) if options.on_store_failure == OnStoreFailure::Deny && !self.shadow => {
+            Err(error) if error.denies() && !self.shadow => {
                 return Next::Refuse(Reason::StoreFailed);
             }
             Err(_) => return self.pass(Outcome::FailedOpen),

@@ -42,7 +42,10 @@ pub struct Charge<'a> {
 impl<'a> Charge<'a> {
     /// Creates a charge of `cost` tokens.
     pub fn new(account: Account<'a>, cost: u64) -> Self {
-        Self { account, ask: Ask { cost, reserve: false, up_to: false, peek: false } }
+        Self {
+            account,
+            ask: Ask { cost, reserve: false, up_to: false, peek: false, refundable: false },
+        }
     }
 
     /// Lets the charge take tokens of later windows, as far as the quotas allow.
@@ -63,6 +66,25 @@ impl<'a> Charge<'a> {
     #[must_use]
     pub fn peeking(mut self) -> Self {
         self.ask.peek = true;
+        self
+    }
+
+    /// The tokens may be returned later, by this process or another one. So a refusal by a store
+    /// elsewhere is remembered for a second at most, for all charges of the [`Scope`].
+    ///
+    /// ```
+    /// use tower_fixed_window::store::{Account, Charge, Scope};
+    /// use tower_fixed_window::{Key, Quota, Quotas};
+    ///
+    /// let (scope, quotas, key) = (Scope::named("mails"), Quotas::from(Quota::per_day(9)), Key::from(7));
+    /// let charge = Charge::new(Account::new(&scope, &quotas, &key), 1);
+    /// assert!(charge.refundable().is_refundable());
+    /// ```
+    ///
+    /// [`Scope`]: super::Scope
+    #[must_use]
+    pub fn refundable(mut self) -> Self {
+        self.ask.refundable = true;
         self
     }
 
@@ -89,6 +111,11 @@ impl<'a> Charge<'a> {
     /// Returns whether the charge takes nothing.
     pub fn is_peek(&self) -> bool {
         self.ask.peek
+    }
+
+    /// Returns whether its tokens [may be returned](Self::refundable).
+    pub fn is_refundable(&self) -> bool {
+        self.ask.refundable
     }
 
     /// Returns a copy without borrows, for a reply that comes later.

@@ -22,6 +22,8 @@ pub struct StoreError {
     code: Option<Box<str>>,
     source: Option<Arc<dyn Error + Send + Sync>>,
     fault: Fault,
+    /// The policy is to refuse the request.
+    denies: bool,
 }
 
 /// What an error says of the store.
@@ -37,7 +39,7 @@ enum Fault {
 impl StoreError {
     /// Creates an error with a short message, which must not contain keys or addresses.
     pub fn new(message: &'static str) -> Self {
-        Self { message, code: None, source: None, fault: Fault::Store }
+        Self { message, code: None, source: None, fault: Fault::Store, denies: false }
     }
 
     /// Creates an error with a source. `Display` does not show the source, since it may contain an
@@ -67,6 +69,15 @@ impl StoreError {
         Self { fault: Fault::Key, ..self }
     }
 
+    /// Requests are refused because of it, by the policy of the store's handle.
+    pub(crate) fn denying(self) -> Self {
+        Self { denies: true, ..self }
+    }
+
+    pub(crate) fn denies(&self) -> bool {
+        self.denies
+    }
+
     pub(crate) fn is_unsent(&self) -> bool {
         self.fault == Fault::Unsent
     }
@@ -92,8 +103,8 @@ impl Error for StoreError {
     }
 }
 
-/// What a layer does with a request while its store fails: see
-/// [`on_store_failure`](crate::FixedWindowLayer::on_store_failure).
+/// What happens to a request while the store fails: see
+/// [`Remote::on_failure`](crate::store::Remote::on_failure).
 ///
 /// The response is never a 429, which would blame the client.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

@@ -9,6 +9,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::Store;
 use super::account::Account;
 use super::adjust::Adjust;
 use super::charge::Charge;
@@ -285,28 +286,6 @@ impl MemoryStore {
         (now, shard, Home { hash, scope: scope.id() })
     }
 
-    pub(super) fn charge(&self, charge: Charge<'_>) -> Reply<Decision> {
-        let account = charge.account();
-        let Account { scope, quotas, key } = account;
-        // A request that waits for a window counts the time until it ends.
-        let now = match charge.may_reserve() {
-            true => self.memory.time.now(),
-            false => self.memory.time.recently(),
-        };
-        let (now, mut shard, home) = self.find(now, scope, key);
-        if let [quota] = quotas.as_slice()
-            && let Some(decision) = shard.charge_running(now, quota, &home, charge.ask)
-        {
-            return Reply::now(decision);
-        }
-        match quotas.len() {
-            1 => self.decide::<1>(charge, now, shard, home),
-            2 => self.decide::<2>(charge, now, shard, home),
-            3 => self.decide::<3>(charge, now, shard, home),
-            _ => self.decide::<{ Quotas::MAX }>(charge, now, shard, home),
-        }
-    }
-
     /// A charge of at most `N` quotas. A function of its own, so that the usual charge needs no
     /// stack for it.
     #[inline(never)]
@@ -395,8 +374,36 @@ impl MemoryStore {
             observe::overflow(self.memory.max_keys, self.overflowed());
         }
     }
+}
 
-    pub(super) fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {
+impl Store for MemoryStore {
+    fn charge(&self, charge: Charge<'_>) -> Reply<Decision> {
+        let account = charge.account();
+        let Account { scope, quotas, key } = account;
+        // A request that waits for a window counts the time until it ends.
+        let now = match charge.may_reserve() {
+            true => self.memory.time.now(),
+            false => self.memory.time.recently(),
+        };
+        let (now, mut shard, home) = self.find(now, scope, key);
+        if let [quota] = quotas.as_slice()
+            && let Some(decision) = shard.charge_running(now, quota, &home, charge.ask)
+        {
+            return Reply::now(decision);
+        }
+        match quotas.len() {
+            1 => self.decide::<1>(charge, now, shard, home),
+            2 => self.decide::<2>(charge, now, shard, home),
+            3 => self.decide::<3>(charge, now, shard, home),
+            _ => self.decide::<{ Quotas::MAX }>(charge, now, shard, home),
+        }
+    }
+
+    fn charge_all(&self, charges: &[Charge<'_>]) -> Option<Reply<Decision>> {
+        self.charge_several(charges)
+    }
+
+    fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {
         let account = adjust.account();
         let Account { scope, quotas, key } = account;
         let (Reading { at: now, .. }, mut shard, home) =
@@ -417,7 +424,7 @@ impl MemoryStore {
     }
 
     /// The key's own entries are cleared, also if this fails because the others can't be.
-    pub(super) fn reset(&self, scope: &Scope, key: &Key) -> Reply<()> {
+    fn reset(&self, scope: &Scope, key: &Key) -> Reply<()> {
         let (Reading { at: now, .. }, mut shard, home) =
             self.find(self.memory.time.now(), scope, key);
         self.memory.counters.of(scope, |counters, all| {
@@ -435,6 +442,10 @@ impl MemoryStore {
                 )),
             })
         })
+    }
+
+    fn is_shared(&self) -> bool {
+        self.is_saved()
     }
 }
 

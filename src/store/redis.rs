@@ -7,18 +7,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redis::aio::ConnectionLike;
-use redis::{Client, Cmd, IntoConnectionInfo, RedisResult};
-use tokio::time::Instant;
+use redis::{Client, IntoConnectionInfo, RedisResult};
 
-use super::Store;
 use super::account::Account;
 use super::adjust::Adjust;
 use super::charge::Charge;
-use super::error::StoreError;
+use super::error::{OnStoreFailure, StoreError};
 use super::memory::MemoryStore;
 use super::remote::Remote;
 use super::reply::Reply;
 use super::scope::Scope;
+use super::{Store, forward_store};
 #[cfg(feature = "testing")]
 use crate::clock::Clock;
 use crate::decision::Decision;
@@ -30,19 +29,16 @@ mod connect;
 mod link;
 mod script;
 
-use calls::{Call, Outcome, Runtimes, Waiting, ended};
+use calls::Calls;
 #[cfg(feature = "redis-cluster")]
 use connect::cluster;
 #[cfg(feature = "redis-sentinel")]
 use connect::sentinel;
-use connect::settings::{NEVER, lasting, open};
+use connect::settings::{lasting, open};
 #[cfg(feature = "redis-tls")]
 use connect::tls;
 use link::Source;
-use script::{Answer, Commands};
-
-/// The default deadline of a call.
-const DEADLINE: Duration = Duration::from_millis(250);
+use script::Commands;
 
 /// Counters in Redis (from 7.0) or Valkey, shared by all nodes that use the same server.
 ///
@@ -121,14 +117,8 @@ const DEADLINE: Duration = Duration::from_millis(250);
 /// ```
 #[derive(Clone)]
 pub struct RedisStore {
-    runtimes: Runtimes,
-    /// Decisions don't share calls.
-    apart: bool,
-    commands: Commands,
-    deadline: Duration,
+    calls: Calls,
     remote: Remote,
-    #[cfg(feature = "testing")]
-    clock: Option<Arc<dyn Clock>>,
 }
 
 impl RedisStore {
@@ -270,17 +260,15 @@ impl RedisStore {
     }
 
     fn over(source: Source) -> Self {
-        let runtimes = Runtimes::new(source);
-        let breaker = runtimes.breaker().clone();
-        Self {
-            runtimes,
-            apart: false,
-            commands: Commands::new(""),
-            deadline: DEADLINE,
-            remote: Remote::new().keeping_deadline(DEADLINE).reporting_to(breaker),
-            #[cfg(feature = "testing")]
-            clock: None,
-        }
+        let calls = Calls::new(source);
+        let remote = Remote::reporting(calls.clone(), calls.breaker().clone());
+        Self { calls, remote }
+    }
+
+    /// The same counts, called in another way.
+    fn with(mut self, change: impl FnOnce(&mut Calls)) -> Self {
+        change(&mut self.calls);
+        Self { remote: self.remote.over(self.calls.clone()), ..self }
     }
 
     /// Puts `prefix:` before every key, for servers that other apps use, too.
@@ -294,18 +282,58 @@ impl RedisStore {
             !prefix.contains(['{', '}']),
             "a prefix of keys has no braces: write .prefix(\"shop\") for keys like shop:tfw1:{{login:talice}}"
         );
-        self.commands = Commands::new(&format!("{prefix}:"));
+        self.calls.commands = Commands::new(&format!("{prefix}:"));
         // Another prefix has other counters.
-        self.remote = self.remote.afresh();
-        self
+        Self { remote: self.remote.elsewhere(self.calls.clone()), ..self }
     }
 
     /// Sets how long a call waits for its answer before it fails. The default is 250 ms.
     #[must_use]
-    pub fn deadline(mut self, deadline: Duration) -> Self {
-        self.deadline = deadline;
-        self.remote = self.remote.keeping_deadline(deadline);
-        self
+    pub fn deadline(self, deadline: Duration) -> Self {
+        let this = self.with(|calls| calls.deadline = deadline);
+        Self { remote: this.remote.deadline(deadline), ..this }
+    }
+
+    /// Lets this process take up to `max` tokens of a busy key with one call, and spend them in
+    /// memory: see [`Remote::leases`].
+    ///
+    /// ```no_run
+    /// use tower_fixed_window::{Limiter, Quota, RedisStore};
+    ///
+    /// # fn main() -> Result<(), tower_fixed_window::StoreError> {
+    /// let store = RedisStore::new("redis://127.0.0.1/")?.leases(1_000);
+    /// let sends = Limiter::new(Quota::per_second(100_000)).name("sends").store(store);
+    /// # let _ = sends; Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn leases(self, max: u64) -> Self {
+        Self { remote: self.remote.leases(max), ..self }
+    }
+
+    /// Makes resets by another process effective within a second: see
+    /// [`Remote::revalidate_refusals`].
+    #[must_use]
+    pub fn revalidate_refusals(self) -> Self {
+        Self { remote: self.remote.revalidate_refusals(), ..self }
+    }
+
+    /// Sets what happens to requests while Redis does not answer: see [`Remote::on_failure`].
+    ///
+    /// ```no_run
+    /// use tower_fixed_window::{FixedWindowLayer, OnStoreFailure, Quota, RedisStore};
+    ///
+    /// # fn main() -> Result<(), tower_fixed_window::StoreError> {
+    /// let store = RedisStore::new("redis://127.0.0.1/")?;
+    /// let search = FixedWindowLayer::new(Quota::per_minute(30)).name("search").store(store.clone());
+    /// // No password is tried while Redis is down.
+    /// let login = FixedWindowLayer::new(Quota::per_minute(5))
+    ///     .name("login")
+    ///     .store(store.on_failure(OnStoreFailure::Deny));
+    /// # let _ = (search, login); Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn on_failure(self, policy: OnStoreFailure) -> Self {
+        Self { remote: self.remote.on_failure(policy), ..self }
     }
 
     /// Sends each decision in a call of its own, instead of sharing calls.
@@ -323,9 +351,8 @@ impl RedisStore {
     /// # let _ = store; Ok(()) }
     /// ```
     #[must_use]
-    pub fn one_by_one(mut self) -> Self {
-        self.apart = true;
-        self
+    pub fn one_by_one(self) -> Self {
+        self.with(|calls| calls.apart = true)
     }
 
     /// Sends a decision and a reset, for a key of its own. Use it in apps that must fail at startup
@@ -351,74 +378,25 @@ impl RedisStore {
             Key::from("RedisStore::ping"),
         );
         let account = Account::new(&scope, &quotas, &key);
-        let _ = self.charge(Charge::new(account, 1)).await?;
-        self.reset(&scope, &key).await
+        let _ = self.calls.charge(Charge::new(account, 1)).await?;
+        self.calls.reset(&scope, &key).await
     }
 
     /// Reads the time from a [`Clock`] instead of the server, and lets keys expire an hour late, so
-    /// that a slow test loses no counter.
+    /// that a slow test loses no counter. While the server fails, callers get the error.
     #[cfg(feature = "testing")]
     #[must_use]
-    pub fn clock(mut self, clock: impl Clock) -> Self {
-        self.clock = Some(Arc::new(clock));
+    pub fn clock(self, clock: impl Clock) -> Self {
+        let this = self.with(|calls| calls.clock = Some(Arc::new(clock)));
         // Remembered refusals would follow the server's clock.
-        self.remote = self.remote.without_front();
-        self
+        let remote = this.remote.remember_nothing().on_failure(OnStoreFailure::Deny);
+        Self { remote, ..this }
     }
 
     /// Returns the memory that counts while Redis fails, for its metrics.
     pub fn fallback(&self) -> &MemoryStore {
         self.remote.fallback()
     }
-
-    #[cfg(feature = "testing")]
-    fn now(&self) -> Option<i64> {
-        self.clock.as_ref().map(|clock| super::account::instant(clock.now_ms()))
-    }
-
-    #[cfg(not(feature = "testing"))]
-    fn now(&self) -> Option<i64> {
-        None
-    }
-
-    /// Calls the script, together with concurrent decisions.
-    async fn ask(&self, mut cmd: Cmd, until: Instant) -> Result<Answer, StoreError> {
-        let gather = self.runtimes.here()?.gather;
-        if !self.apart && !gather.is_apart() {
-            match gather.join(cmd, until).await {
-                Outcome::Answered(answer) => return answer,
-                Outcome::Returned(same) => cmd = same,
-            }
-        }
-        self.call(cmd, until).await
-    }
-
-    /// Sends a command on its own.
-    async fn call(&self, cmd: Cmd, until: Instant) -> Result<Answer, StoreError> {
-        let link = self.runtimes.here()?.link.of(script::key(&cmd));
-        let (waiting, outcome) = Waiting::new(cmd, until);
-        tokio::spawn(Call::new(link, vec![waiting], until).run());
-        match outcome.await {
-            Ok(Outcome::Answered(answer)) => answer,
-            Ok(Outcome::Returned(_)) | Err(_) => Err(ended()),
-        }
-    }
-
-    /// The same for a command without a result.
-    fn send(&self, cmd: Cmd) -> Reply<()> {
-        let store = self.clone();
-        Reply::later(async move { store.call(cmd, store.until()).await.map(|_| ()) })
-    }
-
-    /// The deadline of a call that begins now.
-    fn until(&self) -> Instant {
-        let now = Instant::now();
-        now.checked_add(self.deadline).unwrap_or_else(|| now + NEVER)
-    }
-}
-
-fn senseless() -> StoreError {
-    StoreError::new("Redis returned an unexpected answer").of_key()
 }
 
 impl<C> From<C> for RedisStore
@@ -434,55 +412,10 @@ where
     }
 }
 
-impl Store for RedisStore {
-    fn charge(&self, charge: Charge<'_>) -> Reply<Decision> {
-        let now = self.now();
-        let cmd = self.commands.charge(&charge, now);
-        let (store, charge) = (self.clone(), charge.to_owned());
-        Reply::later(async move {
-            let (until, charge) = (store.until(), charge.as_charge());
-            let mut answer = store.ask(cmd, until).await?;
-            if let Some(time) = answer.outside() {
-                store.commands.correct_time(time);
-                answer = store.ask(store.commands.charge(&charge, now), until).await?;
-            }
-            let decision = answer.decide(&charge, now);
-            decision.ok_or_else(senseless)
-        })
-    }
-
-    fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {
-        let now = self.now();
-        let Some(cmd) = self.commands.adjust(&adjust, now) else { return Reply::now(()) };
-        let (store, adjust) = (self.clone(), adjust.to_owned());
-        Reply::later(async move {
-            let until = store.until();
-            let answer = store.call(cmd, until).await?;
-            if let Some(time) = answer.outside() {
-                store.commands.correct_time(time);
-                let cmd = store.commands.adjust(&adjust.as_adjust(), now);
-                let again = store.call(cmd.expect("it was made before"), until).await?;
-                return again.outside().map_or(Ok(()), |_| Err(senseless()));
-            }
-            Ok(())
-        })
-    }
-
-    fn reset(&self, scope: &Scope, key: &Key) -> Reply<()> {
-        self.send(self.commands.reset(scope, key))
-    }
-
-    fn remote(&self) -> Option<&Remote> {
-        Some(&self.remote)
-    }
-
-    fn fault_domain(&self, scope: &Scope, key: &Key) -> u64 {
-        self.runtimes.domain(|| self.commands.key(scope, key))
-    }
-}
+forward_store!([] RedisStore, self => self.remote);
 
 impl fmt::Debug for RedisStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RedisStore").field("deadline", &self.deadline).finish_non_exhaustive()
+        f.debug_struct("RedisStore").field("deadline", &self.calls.deadline).finish_non_exhaustive()
     }
 }

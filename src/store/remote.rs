@@ -1,182 +1,346 @@
-//! What limiters need for a store that is called over a network: [`Remote`].
+//! A store elsewhere: [`Remote`].
+//!
+//! A `Remote` answers a charge from what this process knows of its counts; what that cannot answer,
+//! it asks the store, if the store is well; what the store does not answer, the policy does:
+//!
+//! ```text
+//! charge ──> 1 look ──> 2 join ──> 3 ask ──> 4 note ──> 5 stand in
+//!            known      flights    breaker   known      fallback,
+//!            facts,     of leases  deadline  outage     or an error
+//!            leases                store
+//! ```
+//!
+//! 1. *Look*: one lock. Leased tokens are spent, or known counts refuse; then nothing else happens.
+//! 2. *Join*: where tokens are leased and the breaker is closed, requests for a key wait for one
+//!    call.
+//! 3. *Ask*: a call to the store, if the breaker lets one pass. It ends by the deadline.
+//! 4. *Note*: the breaker and the log hear of the answer, and a refusal is remembered, unless the
+//!    key has changed meanwhile.
+//! 5. *Stand in*: while the store fails, the fallback counts, or the caller gets the error.
+//!
+//! Peeks begin at 3. Corrections and resets are calls, too, and what is known of their key is
+//! forgotten when they begin and when they end.
+//!
+//! The nouns, each in the file of its name or of the one before it:
+//!
+//! - `Remote`: a handle, which says how its limiters talk to the store (here).
+//! - `Caller`: makes the calls of a handle, and stands in (3, 4, 5). `Policy`: what the handle
+//!   says: deadline, leases, what happens on failure. `Node`: what this process has for a store,
+//!   whatever the handle.
+//! - `Known`: a table of facts, and marks of keys that have changed (1, 4). `Sent`: when a question
+//!   was sent, and the key's mark then.
+//! - `Fact`: a count as the store last showed it, until when it refuses, and the `Lease` of it:
+//!   tokens, and when they end.
+//! - `Flights`: requests that wait for a call (2). `Flight`: the task that asks for those of a key.
+//! - `Lender`: keeps what is leased, and returns it.
+//! - `Idle`: when to look after unused leases. `Owner`: held by those who may spend them.
+//! - `Breaker`: stops calls to a store that keeps failing. `Attempt`: a call that may be made.
+//! - `Outage`: the log of failures.
+//! - `Stopwatch`: this process's time, and how far the store's is ahead of it.
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::breaker::Breaker;
-#[cfg(feature = "tokio")]
-use super::known::{Flights, Idle};
-use super::known::{Known, Refundable};
+use super::Store;
+use super::adjust::Adjust;
+use super::charge::Charge;
+use super::error::{OnStoreFailure, StoreError};
 use super::memory::MemoryStore;
+use super::reply::Reply;
 use super::scope::Scope;
-use super::stopwatch::Stopwatch;
+use crate::decision::Decision;
+use crate::key::Key;
 
-/// What is remote about a [`Store`](super::Store): its deadline, its breaker (S32), the memory that
-/// counts while it fails (S33), and what this process remembers of its answers (S34).
+mod breaker;
+mod caller;
+mod fact;
+#[cfg(feature = "tokio")]
+mod flight;
+#[cfg(feature = "tokio")]
+mod flights;
+#[cfg(feature = "tokio")]
+mod idle;
+mod known;
+#[cfg(feature = "tokio")]
+mod lender;
+mod outage;
+mod stopwatch;
+
+pub(super) use breaker::Breaker;
+use caller::{Caller, Node, Policy};
+#[cfg(feature = "tokio")]
+use flight::Flight;
+#[cfg(feature = "tokio")]
+use idle::Owner;
+
+/// A store that is called over a network, or that can fail, with what its limiters need for that: a
+/// deadline and a breaker (S32), memory that counts while the store fails (S33), and what this
+/// process knows of its counts (S34). It says once how all of its limiters talk to the store.
 ///
-/// A store creates one `Remote` for itself and keeps it in a field. Clones share it. So layers that
-/// share counters in the store also share what is remembered of them, and a reset through one layer
-/// takes effect in all.
+/// Clones share what is known and the memory. So a reset through one layer takes effect in all.
+/// Make one `Remote` for a store, and clones of it for layers, also for those with other settings.
 ///
 /// ```
 /// use std::time::Duration;
+/// use http::Request;
+/// use tower_fixed_window::key::global;
 /// use tower_fixed_window::store::{Adjust, Charge, Remote, Reply, Scope, Store};
-/// use tower_fixed_window::{Decision, Key, StoreError};
+/// use tower_fixed_window::testing::ask;
+/// use tower_fixed_window::{Decision, FixedWindowLayer, Key, OnStoreFailure, Quota, StoreError};
 ///
-/// #[derive(Clone)]
-/// struct Database { remote: Remote }
-///
-/// impl Database {
-///     fn new() -> Self {
-///         Self { remote: Remote::new().deadline(Duration::from_millis(50)) }
-///     }
-/// }
+/// struct Database;
 ///
 /// impl Store for Database {
-///     // ... three queries
+///     // ... three queries. This one is down.
 /// #     fn charge(&self, _: Charge<'_>) -> Reply<Decision> { Reply::failed(StoreError::new("down")) }
 /// #     fn adjust(&self, _: Adjust<'_>) -> Reply<()> { Reply::failed(StoreError::new("down")) }
 /// #     fn reset(&self, _: &Scope, _: &Key) -> Reply<()> { Reply::failed(StoreError::new("down")) }
-///
-///     fn remote(&self) -> Option<&Remote> { Some(&self.remote) }
 /// }
 ///
-/// assert_eq!(Database::new().remote().unwrap().fallback().len(), 0);
+/// let store = Remote::around(Database).deadline(Duration::from_millis(50));
+/// let api = FixedWindowLayer::new(Quota::per_minute(60)).name("api").key(global());
+///
+/// let local = api.clone().store(store.clone());
+/// assert_eq!(ask(&local, Request::get("/")).status(), 200);
+/// assert_eq!(store.fallback().len(), 1);
+///
+/// let strict = api.store(store.on_failure(OnStoreFailure::Deny));
+/// assert_eq!(ask(&strict, Request::get("/")).status(), 503);
 /// ```
-#[derive(Clone)]
 pub struct Remote {
-    deadline: Deadline,
-    fallback: MemoryStore,
-    breaker: Breaker,
-    /// Whether the store itself reports the results of its calls to the breaker.
-    reports: bool,
-    /// `None`: each request calls the store.
-    known: Option<Known>,
+    caller: Arc<Caller>,
+    /// As long as there is one, what is leased may be spent.
     #[cfg(feature = "tokio")]
-    pub(super) flights: Arc<Flights>,
-    #[cfg(feature = "tokio")]
-    pub(super) idle: Idle,
-}
-
-/// Which side ends a reply in time.
-#[derive(Clone, Copy)]
-enum Deadline {
-    Limiter(Duration),
-    /// The store, by then if that is known.
-    Store(Option<Duration>),
+    owner: Arc<Owner>,
 }
 
 impl Remote {
-    /// Creates a `Remote` with a deadline of 250 ms and a fallback of a million entries.
-    pub fn new() -> Self {
-        let time = Stopwatch::start();
+    /// Wraps a store, with a deadline of 250 ms and a fallback of a million entries.
+    pub fn around(store: impl Store) -> Self {
+        let policy = Policy {
+            deadline: Some(Duration::from_millis(250)),
+            ends_itself: false,
+            remembers: true,
+            revalidates: false,
+            max_lease: 0,
+            on_failure: OnStoreFailure::Local,
+        };
+        Self::new(Arc::new(store), Arc::new(Node::new(Breaker::default())), policy)
+    }
+
+    fn new(store: Arc<dyn Store>, node: Arc<Node>, policy: Policy) -> Self {
         Self {
-            deadline: Deadline::Limiter(Duration::from_millis(250)),
-            fallback: MemoryStore::new(),
-            breaker: Breaker::default(),
-            reports: false,
-            known: Some(Known::new(time)),
             #[cfg(feature = "tokio")]
-            flights: Arc::default(),
-            #[cfg(feature = "tokio")]
-            idle: Idle::new(time),
+            owner: node.idle.owner(),
+            caller: Arc::new(Caller::new(store, node, policy)),
         }
     }
 
-    /// Sets how long a limiter waits for an answer before it treats the store as failed (feature
-    /// `tokio`, in a tokio runtime).
+    fn with(self, change: impl FnOnce(&mut Policy)) -> Self {
+        let Caller { store, node, policy, .. } = &*self.caller;
+        let mut policy = *policy;
+        change(&mut policy);
+        Self::new(Arc::clone(store), Arc::clone(node), policy)
+    }
+
+    /// Sets how long a call may take before the store is treated as failed (feature `tokio`, in a
+    /// tokio runtime).
     #[must_use]
-    pub fn deadline(mut self, deadline: Duration) -> Self {
-        self.deadline = Deadline::Limiter(deadline);
-        self
+    pub fn deadline(self, deadline: Duration) -> Self {
+        self.with(|policy| policy.deadline = Some(deadline))
     }
 
-    /// The store itself ends its replies in time, so limiters set no [`deadline`](Self::deadline).
+    /// The store itself ends its replies in time, so there is no [`deadline`](Self::deadline).
     #[must_use]
-    pub fn without_deadline(mut self) -> Self {
-        self.deadline = Deadline::Store(None);
-        self
+    pub fn without_deadline(self) -> Self {
+        self.with(|policy| policy.deadline = None)
     }
 
-    /// The store ends its replies by this deadline by itself.
-    #[cfg(feature = "redis")]
-    pub(super) fn keeping_deadline(mut self, deadline: Duration) -> Self {
-        self.deadline = Deadline::Store(Some(deadline));
-        self
+    /// Lets this process take up to `max` tokens of a busy key from the store with one call, and
+    /// spend them in memory. By default there are no leases; 0 and 1 also mean none.
+    ///
+    /// Never more than the limit passes, whatever happens to nodes or the store: a node takes
+    /// tokens from the shared count before it spends them, and unspent tokens end with the window.
+    /// The cost is that another node may hold the last tokens, so that nodes refuse slightly early.
+    /// A lease is at most a 16th of the tokens left, and at most the key's heat. Heat starts at 1,
+    /// doubles if a lease is spent within a hundredth of the window (at most 10 s), and halves
+    /// otherwise. Tokens unused for a 16th of the window, or for 10 s if that is shorter, are
+    /// returned, and all of them when the limiter that has this store is dropped, such as at a
+    /// shutdown. So `n` nodes refuse at most `(n - 1) * (min(max, limit / 16) - 1)` requests too
+    /// many in a window. `used` in responses includes leased tokens.
+    ///
+    /// Leases need a single quota of at least 32 tokens, without rollover and without a
+    /// [`queue`](crate::FixedWindowLayer::queue); otherwise this has no effect. Requests of cost 1
+    /// take leases; requests with a higher cost use leased tokens if they suffice. A reset by
+    /// another process does not revoke leased tokens.
+    ///
+    /// ```no_run
+    /// # #[cfg(feature = "redis")]
+    /// use tower_fixed_window::{FixedWindowLayer, Quota, RedisStore};
+    ///
+    /// # #[cfg(not(feature = "redis"))] fn main() {}
+    /// # #[cfg(feature = "redis")]
+    /// # fn main() -> Result<(), tower_fixed_window::StoreError> {
+    /// let store = RedisStore::new("redis://127.0.0.1/")?.leases(100);
+    /// let api = FixedWindowLayer::new(Quota::per_minute(60_000)).name("api").store(store);
+    /// # let _ = api; Ok(()) }
+    /// ```
+    #[cfg(feature = "tokio")]
+    #[must_use]
+    pub fn leases(self, max: u64) -> Self {
+        self.with(|policy| policy.max_lease = max)
     }
 
-    /// The store reports the results of its calls to this breaker, also if the callers are gone.
-    #[cfg(feature = "redis")]
-    pub(super) fn reporting_to(mut self, breaker: Breaker) -> Self {
-        (self.breaker, self.reports) = (breaker, true);
-        self
+    /// Makes [resets](crate::Limiter::reset) by another process effective within a second.
+    ///
+    /// A node remembers a refusal until its window ends, so that refused clients cause no calls.
+    /// Resets and refunds of this process, and raised limits, take effect at once; a reset by
+    /// another process takes effect when the refusal ends. With this option, the node asks the
+    /// store again after a second, for all limiters of the names that are charged through it. It
+    /// does so anyway if charges may be refunded: those of limiters that hand out receipts, and of
+    /// layers with [`count_if`](crate::FixedWindowLayer::count_if),
+    /// [`refund_dropped`](crate::FixedWindowLayer::refund_dropped),
+    /// [`settle_true_cost`](crate::FixedWindowLayer::settle_true_cost) or a `queue`.
+    ///
+    /// ```no_run
+    /// # #[cfg(feature = "redis")]
+    /// use tower_fixed_window::{FixedWindowLayer, Quota, RedisStore};
+    ///
+    /// # #[cfg(not(feature = "redis"))] fn main() {}
+    /// # #[cfg(feature = "redis")]
+    /// # fn main() -> Result<(), tower_fixed_window::StoreError> {
+    /// let store = RedisStore::new("redis://127.0.0.1/")?.revalidate_refusals();
+    /// let login = FixedWindowLayer::new(Quota::per_hour(5)).name("login").store(store);
+    /// # let _ = login; Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn revalidate_refusals(self) -> Self {
+        self.with(|policy| policy.revalidates = true)
     }
 
-    /// The same for other counters of the store.
-    #[cfg(feature = "redis")]
-    pub(super) fn afresh(&self) -> Self {
-        let Self { deadline, reports, .. } = *self;
-        let fresh = Self { deadline, reports, breaker: self.breaker.clone(), ..Self::new() };
-        if self.known.is_some() { fresh } else { fresh.without_front() }
+    /// Sets what happens to requests while the store fails. By default, this process enforces the
+    /// same quotas in its memory (at most one further limit passes for each process). With
+    /// [`Allow`](OnStoreFailure::Allow) and [`Deny`](OnStoreFailure::Deny), a
+    /// [`Limiter`](crate::Limiter) returns the error.
+    #[must_use]
+    pub fn on_failure(self, policy: OnStoreFailure) -> Self {
+        self.with(|this| this.on_failure = policy)
     }
 
     /// Calls the store for each request: no refusal is remembered, and no tokens are leased. For
     /// stores whose clock differs from this process's, such as a
     /// [`ManualClock`](crate::ManualClock) in tests.
     #[must_use]
-    pub fn without_front(mut self) -> Self {
-        self.known = None;
-        self
+    pub fn remember_nothing(self) -> Self {
+        self.with(|policy| policy.remembers = false)
     }
 
     /// Returns the memory that counts while the store fails.
     pub fn fallback(&self) -> &MemoryStore {
-        &self.fallback
-    }
-
-    /// How long a limiter is to wait.
-    pub(super) fn limiters_deadline(&self) -> Option<Duration> {
-        match self.deadline {
-            Deadline::Limiter(deadline) => Some(deadline),
-            Deadline::Store(_) => None,
-        }
-    }
-
-    /// How long a call may take, whether the limiter ends it or the store.
-    pub(crate) fn longest(&self) -> Option<Duration> {
-        match self.deadline {
-            Deadline::Limiter(deadline) => Some(deadline),
-            Deadline::Store(deadline) => deadline,
-        }
-    }
-
-    pub(super) fn breaker(&self) -> &Breaker {
-        &self.breaker
-    }
-
-    pub(super) fn reports(&self) -> bool {
-        self.reports
-    }
-
-    pub(super) fn known(&self) -> Option<&Known> {
-        self.known.as_ref()
-    }
-
-    /// Whether tokens of a scope may come back, for all of its limiters.
-    pub(super) fn refundable(&self, scope: &Scope) -> Arc<Refundable> {
-        self.known.as_ref().map(|known| known.refundable(scope)).unwrap_or_default()
+        &self.caller.node.fallback
     }
 }
 
-impl Default for Remote {
-    fn default() -> Self {
-        Self::new()
+/// For a store that ends its calls itself, and reports them to a breaker.
+#[cfg(feature = "redis")]
+impl Remote {
+    pub(super) fn reporting(store: impl Store, breaker: Breaker) -> Self {
+        let this = Self::around(store);
+        let policy = Policy { ends_itself: true, ..this.caller.policy };
+        Self::new(Arc::clone(&this.caller.store), Arc::new(Node::new(breaker)), policy)
+    }
+
+    /// The same counts, called in another way.
+    pub(super) fn over(self, store: impl Store) -> Self {
+        let Caller { node, policy, .. } = &*self.caller;
+        Self::new(Arc::new(store), Arc::clone(node), *policy)
+    }
+
+    /// Other counts of the same store.
+    pub(super) fn elsewhere(self, store: impl Store) -> Self {
+        let Caller { node, policy, .. } = &*self.caller;
+        Self::new(Arc::new(store), Arc::new(Node::new(node.breaker.clone())), *policy)
+    }
+}
+
+impl Store for Remote {
+    fn charge(&self, charge: Charge<'_>) -> Reply<Decision> {
+        let sent = match self.caller.look(&charge) {
+            Ok(decision) => return Reply::now(decision),
+            Err(sent) => sent,
+        };
+        let (caller, charge) = (Arc::clone(&self.caller), charge.to_owned());
+        #[cfg(feature = "tokio")]
+        let owner = Arc::clone(&self.owner);
+        Reply::later(async move {
+            let charge = charge.as_charge();
+            #[cfg(feature = "tokio")]
+            let joined = Flight::join(&caller, &owner, &charge).await;
+            #[cfg(not(feature = "tokio"))]
+            let joined = None;
+            let answer = match joined {
+                Some(answer) => answer,
+                None => caller.ask(charge, sent).await,
+            };
+            match answer {
+                Ok(decision) => Ok(decision),
+                Err(error) => caller.stand_in(charge, error).await,
+            }
+        })
+    }
+
+    fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {
+        let Caller { node, policy, .. } = &*self.caller;
+        if adjust.is_local() {
+            // Returned to where it was taken from, never to where it was not.
+            return match policy.on_failure {
+                OnStoreFailure::Local => node.fallback.adjust(adjust),
+                OnStoreFailure::Allow | OnStoreFailure::Deny => Reply::now(()),
+            };
+        }
+        if adjust.is_refund() {
+            // If tokens come back here, they may do so on other nodes.
+            node.known.expect_returns(adjust.account().scope());
+        }
+        // A correction that fails is dropped: what was taken stays counted (S14).
+        self.caller.correct(adjust)
+    }
+
+    fn reset(&self, scope: &Scope, key: &Key) -> Reply<()> {
+        // Also without a fallback here: other limiters of the same scope may have one.
+        let local = self.fallback().reset(scope, key).into_now();
+        let store = self.caller.reset(scope, key);
+        match local {
+            // It is forgotten if it is in both places.
+            Ok(Err(error)) => Reply::later(async { store.await.and(Err(error)) }),
+            _ => store,
+        }
+    }
+
+    fn is_shared(&self) -> bool {
+        self.caller.store.is_shared()
+    }
+
+    fn answers_within(&self) -> Option<Duration> {
+        self.caller.policy.deadline
+    }
+
+    fn stand_in(&self, charge: Charge<'_>, error: StoreError) -> Reply<Decision> {
+        self.caller.stand_in(charge, error)
+    }
+}
+
+/// What is leased through a clone is returned when that is dropped.
+impl Clone for Remote {
+    fn clone(&self) -> Self {
+        let Caller { store, node, policy, .. } = &*self.caller;
+        Self::new(Arc::clone(store), Arc::clone(node), *policy)
     }
 }
 
 impl fmt::Debug for Remote {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Remote").field("fallback", &self.fallback).finish_non_exhaustive()
+        f.debug_struct("Remote").field("fallback", self.fallback()).finish_non_exhaustive()
     }
 }

@@ -97,24 +97,6 @@ impl<T> Reply<T> {
     }
 }
 
-/// A reply whose future has a type of its own, to be made part of a larger one: it is boxed once.
-pub(super) enum Unboxed<T, F> {
-    Now(Result<T, StoreError>),
-    Later(F),
-}
-
-impl<T, F> Unboxed<T, F>
-where
-    F: Future<Output = Result<T, StoreError>> + Send + 'static,
-{
-    pub(super) fn boxed(self) -> Reply<T> {
-        match self {
-            Self::Now(answer) => Reply::from(answer),
-            Self::Later(future) => Reply::later(future),
-        }
-    }
-}
-
 impl<T> From<Result<T, StoreError>> for Reply<T> {
     /// The answer, or the failure.
     #[inline]

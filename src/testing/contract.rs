@@ -31,7 +31,7 @@ pub(super) async fn check<S: Store>(new: impl Fn(ManualClock) -> S) {
 }
 
 fn limiter<S: Store>(store: &Arc<S>, scope: &str, quotas: impl Into<Quotas>) -> Limiter {
-    Limiter::new(quotas).name(scope).store(Arc::clone(store)).without_fallback().without_front()
+    Limiter::new(quotas).name(scope).store(Arc::clone(store))
 }
 
 async fn used(limiter: &Limiter, key: impl Into<Key>) -> Vec<u64> {

@@ -3,7 +3,7 @@
 use crate::decision::Decision;
 use crate::key::Key;
 use crate::quota::{Quota, Quotas};
-use crate::store::{Account, Adjust, Charge, Remote, Reply, Scope, Store};
+use crate::store::{Account, Adjust, Charge, Reply, Scope, Store};
 
 /// The traces that come out differently in this way (S37), and no others: what moves of a limit
 /// behind the one that refused is not written (G11), and windows from the first request stay open
@@ -31,10 +31,6 @@ impl<S: Store> Store for InOrder<S> {
         self.0.is_shared()
     }
 
-    fn remote(&self) -> Option<&Remote> {
-        self.0.remote()
-    }
-
     fn fault_domain(&self, scope: &Scope, key: &Key) -> u64 {
         self.0.fault_domain(scope, key)
     }
@@ -44,6 +40,5 @@ pub(super) fn charges_in_one_step(store: &impl Store) -> bool {
     let scopes = ["one", "two"].map(Scope::named);
     let (quotas, key) = (Quotas::from(Quota::per_minute(1)), Key::global());
     let peek = |scope| Charge::new(Account::new(scope, &quotas, &key), 1).peeking();
-    // A store elsewhere is charged in order.
-    store.remote().is_none() && store.charge_all(&scopes.each_ref().map(peek)).is_some()
+    store.charge_all(&scopes.each_ref().map(peek)).is_some()
 }

@@ -85,9 +85,8 @@ pub(super) fn all_limits_or_none<S: Store>(
 ) {
     let clock = ManualClock::at_ms(NOW_MS);
     let limits = ["few", "many"].into_iter().zip([33, 50]);
-    let limits = limits
-        .map(|(name, limit)| Limiter::new(Quota::per_hour(limit)).name(name).without_fallback());
-    let limits = Limits::new(limits).store(new(clock.clone())).without_front();
+    let limits = limits.map(|(name, limit)| Limiter::new(Quota::per_hour(limit)).name(name));
+    let limits = Limits::new(limits).store(new(clock.clone()));
     // Of two keys of one limit, and one of the other, which both share.
     let passed = [AtomicU64::new(0), AtomicU64::new(0)];
     race(block_on, |thread| {
@@ -162,5 +161,5 @@ fn limiter<S: Store>(
     new: &impl Fn(ManualClock) -> S,
     clock: &ManualClock,
 ) -> Limiter {
-    Limiter::new(quotas).name("race").store(new(clock.clone())).without_fallback().without_front()
+    Limiter::new(quotas).name("race").store(new(clock.clone()))
 }

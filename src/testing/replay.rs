@@ -133,7 +133,6 @@ pub async fn replay<S: Store>(
         } else {
             let trace: Trace = serde_json::from_value(trace)?;
             let limiter = Limiter::new(quota::all(&trace.quotas)).name("trace").store(store);
-            let limiter = limiter.without_fallback().without_front();
             let wrong = trace.replay(limiter, &clock).await;
             (trace.id, wrong)
         };

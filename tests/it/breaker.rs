@@ -4,10 +4,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use futures_util::future::join_all;
+use futures_util::future::{FutureExt, join_all};
+use tokio::task::yield_now;
 use tokio::time::{Instant, advance, sleep};
 use tower_fixed_window::store::{Adjust, Charge, Remote, Reply, Scope, Store, StoreError};
-use tower_fixed_window::{Decision, Key, Limiter, MemoryStore, Quota};
+use tower_fixed_window::{Decision, Key, Limiter, MemoryStore, OnStoreFailure, Quota};
 
 #[derive(Clone, Copy, PartialEq)]
 enum Does {
@@ -24,7 +25,8 @@ struct Told {
     memory: MemoryStore,
     calls: Arc<AtomicUsize>,
     under_way: Arc<AtomicUsize>,
-    remote: Remote,
+    /// In front of it.
+    remote: Option<Remote>,
 }
 
 struct UnderWay(Arc<AtomicUsize>);
@@ -37,14 +39,16 @@ impl Drop for UnderWay {
 
 impl Told {
     fn to(does: Does, deadline: Duration) -> Self {
-        Self {
+        let this = Self {
             does: Arc::new(Mutex::new([does; 2])),
             memory: MemoryStore::new(),
             calls: Arc::default(),
             under_way: Arc::default(),
-            // It is to be asked each time.
-            remote: Remote::new().without_front().deadline(deadline),
-        }
+            remote: None,
+        };
+        // It is to be asked each time.
+        let remote = Remote::around(this.clone()).deadline(deadline).remember_nothing();
+        Self { remote: Some(remote.on_failure(OnStoreFailure::Deny)), ..this }
     }
 
     fn now(&self, domain: usize, does: Does) {
@@ -56,7 +60,8 @@ impl Told {
     }
 
     fn limiter(&self) -> Limiter {
-        Limiter::new(Quota::per_day(1_000_000)).name("told").store(self.clone()).without_fallback()
+        let remote = self.remote.clone().expect("in front of it");
+        Limiter::new(Quota::per_day(1_000_000)).name("told").store(remote)
     }
 }
 
@@ -69,7 +74,10 @@ impl Store for Told {
         let under_way = UnderWay(Arc::clone(&self.under_way));
         match does {
             Does::Answer => answer,
-            Does::AnswerLater => Reply::later(answer),
+            Does::AnswerLater => Reply::later(async {
+                yield_now().await;
+                answer.await
+            }),
             Does::Fail => Reply::later(async { Err(StoreError::new("as it was told")) }),
             Does::Hang => Reply::later(async move {
                 let _under_way = under_way;
@@ -84,10 +92,6 @@ impl Store for Told {
 
     fn reset(&self, scope: &Scope, key: &Key) -> Reply<()> {
         self.memory.reset(scope, key)
-    }
-
-    fn remote(&self) -> Option<&Remote> {
-        Some(&self.remote)
     }
 
     fn fault_domain(&self, _: &Scope, key: &Key) -> u64 {
@@ -209,6 +213,7 @@ async fn a_dropped_trial_of_an_earlier_outage_makes_no_room_beside_a_later_one()
     };
     // Asked before the outage, and answered in it.
     let mut late = limiter.check(0_u64);
+    assert!((&mut late).now_or_never().is_none());
     fail().await;
     let earlier = begin();
     sleep(Duration::from_millis(1)).await;

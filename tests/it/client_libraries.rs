@@ -212,7 +212,9 @@ async fn grpc_clients_see_client_and_server_errors_as_grpc_codes() {
     assert_eq!(status.code(), Code::InvalidArgument);
     assert_eq!(status.message(), "The request lacks a key for the rate limit");
 
-    let failing = per_minute(9, Mood::FailsNow).on_store_failure(OnStoreFailure::Deny).reject(Grpc);
+    let failing = per_minute(9, Mood::Now)
+        .store(TestStore::new(Mood::FailsNow).on_failure(OnStoreFailure::Deny))
+        .reject(Grpc);
     let status = check(&mut health(failing).await).await.expect_err("it is refused");
     assert_eq!(status.code(), Code::Unavailable);
     assert_eq!(status.metadata().get("retry-after").expect("a field"), "1");

@@ -199,7 +199,7 @@ async fn a_store_that_fails_is_a_503_unless_memory_stands_in() {
         for policy in [OnStoreFailure::Allow, OnStoreFailure::Deny, OnStoreFailure::Local] {
             let store = TestStore::new(Mood::Now);
             let layer = FixedWindowLayer::new(Quota::per_minute(5)).name("api").key(global());
-            let layer = layer.store(store.clone()).on_store_failure(policy);
+            let layer = layer.store(store.clone().on_failure(policy));
             let endpoint = RateLimitEndpoint::new([&layer]);
             assert_eq!(ask(&endpoint, get("/")).await.0, StatusCode::OK);
             store.set(mood);

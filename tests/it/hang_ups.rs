@@ -170,9 +170,8 @@ async fn a_request_that_is_never_polled_costs_nothing_with_leases() {
     let layer = FixedWindowLayer::new(Quota::per_minute(100))
         .name("leased")
         .key(global())
-        .store(FarStore::new(|| 10))
-        .refund_dropped()
-        .leases(10);
+        .store(FarStore::new(|| 10).leases(10))
+        .refund_dropped();
     let control = layer.control();
     let future = layer.layer(service_fn(inner)).call(get("/"));
     sleep(Duration::from_millis(100)).await;

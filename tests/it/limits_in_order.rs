@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep, timeout};
-use tower_fixed_window::{Limiter, Limits, Line, Quota, Store};
+use tower_fixed_window::{Limiter, Limits, Line, OnStoreFailure, Quota, Store};
 
 use crate::support::FarStore;
 
@@ -119,9 +119,9 @@ async fn one_deadline_is_for_all_limits_and_what_comes_late_is_returned() {
 
 #[tokio::test(start_paused = true)]
 async fn an_error_of_the_store_keeps_nothing() {
-    let store = FarStore::new(|| 100).deadline(Duration::from_millis(250));
-    let limiters = ["requests", "tokens"]
-        .map(|name| Limiter::new(Quota::per_hour(9)).name(name).without_fallback());
+    let store =
+        FarStore::new(|| 100).deadline(Duration::from_millis(250)).on_failure(OnStoreFailure::Deny);
+    let limiters = ["requests", "tokens"].map(|name| Limiter::new(Quota::per_hour(9)).name(name));
     let limits = Limits::new(limiters).store(store.clone());
     let both = [Line::new("requests", "acme", 1), Line::new("tokens", "acme", 1)];
     let error = limits.check(both).await.unwrap_err();

@@ -11,7 +11,7 @@ use tokio::task::yield_now;
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_fixed_window::key::global;
 use tower_fixed_window::{
-    Control, Decision, FixedWindowLayer, ManualClock, MemoryStore, Quota, TrueCost,
+    Control, Decision, FixedWindowLayer, ManualClock, MemoryStore, OnStoreFailure, Quota, TrueCost,
 };
 
 use crate::support::{ANSWERS, Mood, NOW_MS, TestStore, get, limit_headers, per_minute, used};
@@ -391,8 +391,8 @@ async fn shadow_mode_lets_requests_without_a_key_and_a_failing_store_pass() {
     let keyless = per_minute(9, Mood::Now).key_fn(|_| None).shadow();
     assert_eq!(call(&mut service!(keyless), "/").await.status(), 200);
     for mood in [Mood::FailsNow, Mood::FailsLater] {
-        let failing =
-            per_minute(9, mood).on_store_failure(tower_fixed_window::OnStoreFailure::Deny).shadow();
+        let store = TestStore::new(mood).on_failure(OnStoreFailure::Deny);
+        let failing = per_minute(9, mood).store(store).shadow();
         let response = call(&mut service!(failing), "/").await;
         assert_eq!(response.status(), 200);
         assert!(limit_headers(&response).is_empty());
@@ -606,8 +606,6 @@ fn a_control_never_belongs_to_another_limit() {
     };
     assert!(panics(|layer| layer.name("api")));
     assert!(panics(|layer| layer.store(MemoryStore::new())));
-    assert!(panics(|layer| layer.leases(9)));
-    assert!(panics(|layer| layer.on_store_failure(tower_fixed_window::OnStoreFailure::Deny)));
     // What follows with the next request may come later.
     let _ = controlled().shadow().key(global());
 }

@@ -15,7 +15,7 @@ use tower_fixed_window::key::{client_ip, header, peer_ip};
 use tower_fixed_window::store::Scope;
 use tower_fixed_window::testing::{Hello, ask};
 use tower_fixed_window::{
-    FixedWindowLayer, Limiter, MAX_TOKENS, ManualClock, MemoryStore, OnStoreFailure, Quota, Quotas,
+    FixedWindowLayer, Limiter, MAX_TOKENS, ManualClock, MemoryStore, Quota, Quotas,
     RateLimitEndpoint, RedisStore, Weekday,
 };
 
@@ -75,8 +75,6 @@ const MISTAKES: &[Mistake] = &[
     (line!(), || made(limit().name("Log in"))),
     (line!(), || made(controlled().name("other"))),
     (line!(), || made(controlled().store(MemoryStore::new()))),
-    (line!(), || made(controlled().leases(10))),
-    (line!(), || made(controlled().on_store_failure(OnStoreFailure::Deny))),
     (line!(), || made(limit().store(shared()).layer(Hello))),
     (line!(), || made(RateLimitEndpoint::new([&limit()]))),
     (line!(), || made(RateLimitEndpoint::new([&limit().name("a")]).and(&limit()))),

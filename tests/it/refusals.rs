@@ -123,7 +123,10 @@ async fn each_refusal_keeps_its_content_type_and_other_headers() {
 
 #[tokio::test]
 async fn a_failure_is_completed_as_a_refusal_by_a_limit_is() {
-    let failing = || per_minute(1, Mood::FailsNow).on_store_failure(OnStoreFailure::Deny);
+    let failing = || {
+        per_minute(1, Mood::Now)
+            .store(TestStore::new(Mood::FailsNow).on_failure(OnStoreFailure::Deny))
+    };
     let own = refused(&failing().reject(Plain)).await;
     assert_eq!(own.status(), 503);
     assert_eq!(without_type(&own), without_type(&refused(&failing().reject(EmptyBody)).await));
@@ -166,7 +169,8 @@ fn seconds_are_there_where_waiting_helps() {
     assert_eq!(seconds(never), ("None".into(), false));
     let keyless = per_minute(1, Mood::Now).key_fn(|_| None);
     assert_eq!(seconds(keyless), ("None".into(), false));
-    let failing = per_minute(1, Mood::FailsNow).on_store_failure(OnStoreFailure::Deny);
+    let failing = per_minute(1, Mood::Now)
+        .store(TestStore::new(Mood::FailsNow).on_failure(OnStoreFailure::Deny));
     assert_eq!(seconds(failing), ("Some(1)".into(), true));
 }
 
@@ -208,7 +212,9 @@ async fn a_handlers_refusal_is_the_response_that_a_layer_makes() {
 #[tokio::test]
 async fn a_handler_whose_store_fails_answers_503() {
     let store = TestStore::new(Mood::FailsLater);
-    let limiter = Limiter::new(Quota::per_minute(1)).name("login").store(store).without_fallback();
+    let limiter = Limiter::new(Quota::per_minute(1))
+        .name("login")
+        .store(store.on_failure(OnStoreFailure::Deny));
     let app = axum::Router::new().route("/", on_get(handler)).with_state(limiter);
     let (status, headers, body) = whole(app.oneshot(get("/")).await.expect("infallible")).await;
     assert_eq!((status, &headers[RETRY_AFTER]), (503, &"1".parse().expect("a value")));

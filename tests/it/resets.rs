@@ -127,7 +127,7 @@ fn a_reset_in_a_scope_with_too_many_windows_is_an_error() {
 fn a_reset_that_the_fallback_of_a_store_cannot_apply_is_an_error() {
     let store = TestStore::new(Mood::Now).shared();
     let limiter = Limiter::new(FREE).name("api").store(store.clone());
-    let memory = store.remote().expect("it is remote").fallback().clone();
+    let memory = store.remote.fallback().clone();
     let memory = Limiter::new(FREE).name("api").store(memory);
     for n in 1..=65 {
         let plan = memory.with_quotas(Quota::new(1, Duration::from_secs(n)));
@@ -171,15 +171,16 @@ async fn a_peek_names_its_quotas_if_they_differ_per_request() {
 fn a_store_behind_a_pointer_behaves_like_the_store() {
     let near = MemoryStore::new();
     let shared: Arc<dyn Store> = Arc::new(near.clone());
-    assert!(near.remote().is_none() && shared.remote().is_none());
+    assert!(near.answers_within().is_none() && shared.answers_within().is_none());
     let boxed: Box<dyn Store> = Box::new(shared);
-    assert!(boxed.remote().is_none() && !boxed.is_shared());
+    assert!(boxed.answers_within().is_none() && !boxed.is_shared());
 
-    let far = TestStore::new(Mood::Later);
+    let far = TestStore::new(Mood::FailsLater).in_time();
     let shared: Arc<dyn Store> = Arc::new(far.clone());
-    let spent = Limiter::new(FREE).store(far.remote().expect("remote").fallback().clone());
-    assert!(block_on(spent.check("alice")).expect("memory").allowed());
-    assert_eq!(shared.remote().expect("remote").fallback().len(), 1, "the same memory");
+    assert_eq!(shared.answers_within(), Some(Duration::from_millis(250)));
+    let limiter = Limiter::new(FREE).store(shared);
+    assert!(block_on(limiter.check("alice")).expect("memory").allowed());
+    assert_eq!(far.remote.fallback().len(), 1, "the same memory");
 }
 
 #[test]
@@ -205,7 +206,7 @@ async fn a_reset_through_a_layer_without_a_fallback_clears_the_fallback_of_other
     let store = TestStore::new(Mood::FailsNow).shared();
     let layer = FixedWindowLayer::new(Quota::per_minute(1)).name("api").key(global());
     let local = layer.clone().store(store.clone());
-    let deny = layer.store(store.clone()).on_store_failure(OnStoreFailure::Deny);
+    let deny = layer.store(store.clone().on_failure(OnStoreFailure::Deny));
     let control = deny.control();
     let (_keep, app) = (app(&deny), app(&local));
     assert_eq!([status(&app).await, status(&app).await], [200, 429]);

@@ -7,7 +7,7 @@ use http::{Request, Response};
 use metrics_exporter_prometheus::PrometheusBuilder;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_fixed_window::key::{client_ip, extension, header, key_fn, peer_ip};
-use tower_fixed_window::store::{Adjust, Charge, Remote, Reply, Scope, Store};
+use tower_fixed_window::store::{Adjust, Charge, Reply, Scope, Store};
 use tower_fixed_window::{
     Decision, FixedWindowLayer, Key, KeyExtractor, Limiter, MemoryStore, OnStoreFailure, Quota,
     TrueCost,
@@ -59,10 +59,6 @@ impl Store for Spy {
     fn is_shared(&self) -> bool {
         false
     }
-
-    fn remote(&self) -> Option<&Remote> {
-        self.inner.remote()
-    }
 }
 
 /// A user as an app may have it, with more in it than it should.
@@ -102,8 +98,9 @@ async fn a_trace_level_log_and_the_store_hold_no_secret() {
     for (name, layer) in layers {
         for mood in [Mood::Now, Mood::Later, Mood::FailsNow, Mood::FailsLater] {
             for policy in [OnStoreFailure::Local, OnStoreFailure::Allow, OnStoreFailure::Deny] {
-                let store = Spy { inner: TestStore::new(mood), seen: Arc::clone(&seen) };
-                let layer = layer.clone().name(name).store(store).on_store_failure(policy);
+                let store =
+                    Spy { inner: TestStore::new(mood).on_failure(policy), seen: Arc::clone(&seen) };
+                let layer = layer.clone().name(name).store(store);
                 tracing::trace!(?layer, handle = ?layer.control(), "made");
                 let service = layer.layer(service_fn(handler));
                 tracing::trace!(?service, "made");

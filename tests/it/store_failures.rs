@@ -14,7 +14,6 @@ use std::time::Duration;
 use tower::util::BoxCloneSyncService;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_fixed_window::key::global;
-use tower_fixed_window::store::Store;
 use tower_fixed_window::{FixedWindowLayer, Limiter, MAX_WINDOW, OnStoreFailure, Quota};
 
 use crate::support::{Mood, TestStore, get, limit_headers, used};
@@ -35,8 +34,8 @@ fn limited(store: &TestStore, policy: OnStoreFailure) -> (Limited, Arc<AtomicUsi
         counter.fetch_add(1, Ordering::SeqCst);
         async { Ok(Response::new(Body::empty())) }
     });
-    let layer = FixedWindowLayer::new(THREE).key(global()).store(store.clone());
-    (BoxCloneSyncService::new(layer.on_store_failure(policy).layer(inner)), calls)
+    let layer = FixedWindowLayer::new(THREE).key(global()).store(store.clone().on_failure(policy));
+    (BoxCloneSyncService::new(layer.layer(inner)), calls)
 }
 
 async fn ask(service: &Limited) -> Response<Body> {
@@ -159,7 +158,7 @@ async fn a_store_that_answers_at_once_costs_no_second_poll() {
 async fn while_a_store_hangs_only_one_request_waits_for_it() {
     for leases in [0, 100] {
         let store = TestStore::new(Mood::Hangs).shared();
-        let limiter = Limiter::new(Quota::per_hour(10_000)).name("api").store(store).leases(leases);
+        let limiter = Limiter::new(Quota::per_hour(10_000)).name("api").store(store.leases(leases));
         for _ in 0..5 {
             assert!(limiter.check("alice").await.expect("memory stands in").is_local());
         }
@@ -183,7 +182,7 @@ async fn while_a_store_hangs_only_one_request_waits_for_it() {
 async fn a_token_that_was_counted_in_memory_is_returned_to_memory() {
     let store = TestStore::new(Mood::FailsNow).shared();
     let limiter = Limiter::new(THREE).name("api").store(store.clone());
-    let memory = store.remote().expect("it is remote").fallback().clone();
+    let memory = store.remote.fallback().clone();
     let memory = Limiter::new(THREE).name("api").store(memory);
     let used = async |limiter: &Limiter| limiter.peek("alice").await.expect("it answers").used();
 
@@ -208,7 +207,7 @@ fn an_unnamed_layer_on_a_shared_store_panics_with_the_line_to_add() {
 
 #[tokio::test]
 async fn a_limiter_on_a_store_that_nobody_shares_needs_no_name() {
-    let limiter = Limiter::new(THREE).store(TestStore::new(Mood::Now).with_front());
+    let limiter = Limiter::new(THREE).store(TestStore::new(Mood::Now).remembering());
     assert!(limiter.check("alice").await.expect("it answers").allowed());
 }
 

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Once};
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ use tower_fixed_window::{FixedWindowLayer, ManualClock, MemoryStore, Quota, Stor
 use tracing_subscriber::filter::dynamic_filter_fn;
 use tracing_subscriber::{Layer as _, fmt, layer::SubscriberExt, util::SubscriberInitExt};
 
-use crate::shared::{Counts, Operation, TokioClock, forward_to_memory};
+use crate::shared::{Counts, Operation, TokioClock, forward_to_memory, forward_to_remote};
 
 /// 39.5 s before the top of a minute, so that rounding up shows.
 pub(crate) const NOW_MS: u64 = 1_700_000_060_500;
@@ -55,54 +55,70 @@ pub(crate) const ANSWERS: [Mood; 2] = [Mood::Now, Mood::Later];
 /// A store in memory, on a clock that stands still, in a mood that can change.
 #[derive(Clone)]
 pub(crate) struct TestStore {
-    memory: Arc<dyn Store>,
-    /// In its place, if refusals are remembered.
+    moody: Moody,
+    /// In place of memory, if refusals are remembered.
     counts: Counts,
     pub(crate) clock: ManualClock,
+    pub(crate) remote: Remote,
+    /// It has always answered at once, and is called without a deadline.
+    at_once: Arc<AtomicBool>,
+}
+
+/// What a [`TestStore`] calls.
+#[derive(Clone)]
+struct Moody {
+    memory: Arc<dyn Store>,
     mood: watch::Sender<Mood>,
     shared: bool,
-    remote: Remote,
 }
 
 impl TestStore {
     pub(crate) fn new(mood: Mood) -> Self {
         let clock = ManualClock::at_ms(NOW_MS);
-        let this = Self {
-            // The front goes by a clock that runs.
-            remote: Remote::new().without_deadline().without_front(),
-            memory: Arc::new(MemoryStore::with_clock(clock.clone())),
-            counts: Counts::with_clock(clock.clone()),
-            clock,
-            mood: watch::Sender::new(mood),
-            shared: false,
-        };
+        let memory = Arc::new(MemoryStore::with_clock(clock.clone()));
+        let moody = Moody { memory, mood: watch::Sender::new(mood), shared: false };
+        // What is remembered goes by a clock that runs.
+        let remote = Remote::around(moody.clone()).without_deadline().remember_nothing();
+        let counts = Counts::with_clock(clock.clone());
+        let at_once = Arc::new(AtomicBool::new(mood == Mood::Now));
+        let this = Self { moody, counts, clock, remote, at_once };
         if mood == Mood::Hangs { this.in_time() } else { this }
     }
 
-    /// One that others may find by name, with a front.
-    pub(crate) fn shared(self) -> Self {
-        Self { shared: true, ..self.with_front() }
+    /// One that others may find by name, whose refusals are remembered.
+    pub(crate) fn shared(mut self) -> Self {
+        self.moody.shared = true;
+        self.remembering()
     }
 
     /// One whose refusals are remembered.
-    pub(crate) fn with_front(mut self) -> Self {
-        let in_time = *self.mood.borrow() == Mood::Hangs;
-        self.remote = Remote::new().without_deadline();
-        self.memory = Arc::new(self.counts.clone());
+    pub(crate) fn remembering(mut self) -> Self {
+        self.at_once = Arc::default();
+        self.moody.memory = Arc::new(self.counts.clone());
+        self.remote = Remote::around(self.moody.clone()).without_deadline();
+        let in_time = *self.moody.mood.borrow() == Mood::Hangs;
         if in_time { self.in_time() } else { self }
     }
 
     /// With a deadline, where it is meant to be missed: on a busy machine an answer may take longer than
     /// any, and then another store counts.
-    pub(crate) fn in_time(mut self) -> Self {
-        self.remote = self.remote.deadline(Duration::from_millis(250));
-        self
+    pub(crate) fn in_time(self) -> Self {
+        Self { remote: self.remote.deadline(Duration::from_millis(250)), ..self }
     }
 
     pub(crate) fn set(&self, mood: Mood) {
-        self.mood.send_replace(mood);
+        self.at_once.store(false, Ordering::SeqCst);
+        self.moody.mood.send_replace(mood);
     }
 
+    fn store(&self) -> &dyn Store {
+        if self.at_once.load(Ordering::SeqCst) { &self.moody } else { &self.remote }
+    }
+}
+
+forward_to_remote!(TestStore, self => self.store());
+
+impl Moody {
     fn forward<T: Send + 'static>(
         &self,
         _: Operation,
@@ -132,13 +148,9 @@ impl TestStore {
     }
 }
 
-forward_to_memory!(TestStore, {
+forward_to_memory!(Moody, {
     fn is_shared(&self) -> bool {
         self.shared
-    }
-
-    fn remote(&self) -> Option<&Remote> {
-        Some(&self.remote)
     }
 });
 
@@ -233,24 +245,34 @@ pub(crate) fn client() -> reqwest::Client {
 #[derive(Clone)]
 pub(crate) struct FarStore {
     pub(crate) memory: MemoryStore,
-    delay: Arc<dyn Fn() -> u64 + Send + Sync>,
     /// Charges that were sent.
     pub(crate) sent: Arc<AtomicUsize>,
     remote: Remote,
 }
 
+/// What a [`FarStore`] calls.
+struct Distant {
+    memory: MemoryStore,
+    delay: Arc<dyn Fn() -> u64 + Send + Sync>,
+    sent: Arc<AtomicUsize>,
+}
+
 impl FarStore {
     pub(crate) fn new(delay: impl Fn() -> u64 + Send + Sync + 'static) -> Self {
-        let memory = MemoryStore::with_clock(paused_clock());
-        let remote = Remote::new().without_deadline();
-        Self { memory, delay: Arc::new(delay), sent: Arc::default(), remote }
+        let (memory, sent) = (MemoryStore::with_clock(paused_clock()), Arc::default());
+        let distant =
+            Distant { memory: memory.clone(), delay: Arc::new(delay), sent: Arc::clone(&sent) };
+        Self { memory, sent, remote: Remote::around(distant).without_deadline() }
     }
 
-    /// Limiters end its replies in time.
     pub(crate) fn deadline(self, deadline: Duration) -> Self {
-        Self { remote: Remote::new().deadline(deadline), ..self }
+        Self { remote: self.remote.deadline(deadline), ..self }
     }
+}
 
+forward_to_remote!(FarStore, self => self.remote);
+
+impl Distant {
     fn forward<T: Send + 'static>(
         &self,
         operation: Operation,
@@ -272,8 +294,4 @@ impl FarStore {
     }
 }
 
-forward_to_memory!(FarStore, {
-    fn remote(&self) -> Option<&Remote> {
-        Some(&self.remote)
-    }
-});
+forward_to_memory!(Distant, {});

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
 
-use tower_fixed_window::store::{Account, Adjust, Charge, Remote, Reply, Scope, State, Store};
+use tower_fixed_window::store::{Account, Adjust, Charge, Reply, Scope, State, Store};
 use tower_fixed_window::testing::{block_on, conformance};
 use tower_fixed_window::{Clock, Decision, Key, ManualClock, MemoryStore, Quota, Quotas};
 
@@ -304,10 +304,6 @@ impl Store for Faulty {
             _ => states.retain(|id, _| !id.starts_with(&of_key)),
         }
         Reply::now(())
-    }
-
-    fn remote(&self) -> Option<&Remote> {
-        None
     }
 }
 

@@ -9,7 +9,7 @@ use fastrand::Rng;
 use tokio::task::{JoinSet, yield_now};
 use tokio::time::{Instant, sleep};
 use tower_fixed_window::store::{Adjust, Charge, Remote, Reply, Scope, Store};
-use tower_fixed_window::{Decision, Key, Limiter, MemoryStore, Quota, Quotas};
+use tower_fixed_window::{Decision, Key, Limiter, MemoryStore, OnStoreFailure, Quota, Quotas};
 
 use crate::shared::{Operation, TokioClock, forward_to_memory};
 use crate::simulated_server::{Node, Server, TURN, paused};
@@ -19,7 +19,9 @@ const MS: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
 
 fn limiter(node: &Node, quotas: impl Into<Quotas>, max: u64) -> Limiter {
-    Limiter::new(quotas).name("far").store(node.clone()).without_fallback().leases(max)
+    Limiter::new(quotas)
+        .name("far")
+        .store(node.clone().on_failure(OnStoreFailure::Deny).leases(max))
 }
 
 async fn check(limiter: &Limiter) -> Decision {
@@ -119,7 +121,6 @@ async fn requests_that_share_a_call_get_what_another_node_has_left() {
 #[derive(Clone)]
 struct Noting {
     memory: MemoryStore,
-    remote: Remote,
     asked: Arc<Mutex<Vec<(u64, bool)>>>,
 }
 
@@ -136,10 +137,6 @@ impl Store for Noting {
     fn reset(&self, scope: &Scope, key: &Key) -> Reply<()> {
         self.memory.reset(scope, key)
     }
-
-    fn remote(&self) -> Option<&Remote> {
-        Some(&self.remote)
-    }
 }
 
 /// All tokens or none is the simpler question.
@@ -150,9 +147,9 @@ async fn fewer_tokens_are_asked_for_where_not_all_may_be_left() {
         [(20, vec![(20, false)]), (21, vec![(21, true)]), (40, vec![(40, true), (1, false)])];
     for (requests, asks) in cases {
         let memory = MemoryStore::with_clock(TokioClock::at_ms(TURN));
-        let store = Noting { memory, remote: Remote::new(), asked: Arc::default() };
-        let limiter = Limiter::new(Quota::per_minute(40)).name("far").store(store.clone());
-        let limiter = limiter.leases(100);
+        let store = Noting { memory, asked: Arc::default() };
+        let limiter = Limiter::new(Quota::per_minute(40)).name("far");
+        let limiter = limiter.store(Remote::around(store.clone()).leases(100));
         assert_eq!(crowd(&limiter, requests).await, requests);
         assert_eq!(crowd(&limiter, 1).await, usize::from(requests < 40));
         let asked = store.asked.lock().expect("no panic");
@@ -184,7 +181,7 @@ async fn a_store_error_is_handled_by_the_policy_of_each_waiter() {
     server.set_down(true);
     let node = server.node();
     let strict = limiter(&node, Quota::per_minute(40), 100);
-    let local = Limiter::new(Quota::per_minute(40)).name("far").store(node).leases(100);
+    let local = Limiter::new(Quota::per_minute(40)).name("far").store(node.leases(100));
     let (failed, answered) = tokio::join!(strict.check("alice"), local.check("alice"));
     assert!(failed.is_err());
     assert!(answered.expect("memory answers").is_local());
@@ -694,7 +691,6 @@ fn row(nodes: u64, limit: u64, max: u64, demand: f64, calls: bool) {
 #[derive(Clone)]
 struct Gated {
     memory: MemoryStore,
-    remote: Remote,
     gate: Arc<(Mutex<bool>, Condvar)>,
     waits: mpsc::Sender<()>,
 }
@@ -726,20 +722,16 @@ impl Gated {
     }
 }
 
-forward_to_memory!(Gated, {
-    fn remote(&self) -> Option<&Remote> {
-        Some(&self.remote)
-    }
-});
+forward_to_memory!(Gated, {});
 
 /// A runtime that shuts down drops a new task at once, on the thread that spawns it.
 #[test]
 fn a_lease_that_arrives_while_the_runtime_shuts_down_does_not_block_it() {
-    let (memory, remote) = (MemoryStore::new(), Remote::new());
+    let memory = MemoryStore::new();
     let (waits, waiting) = mpsc::channel();
-    let store = Gated { memory, remote, gate: Arc::default(), waits };
-    let limiter = Limiter::new(Quota::per_hour(1_000_000)).name("far").store(store.clone());
-    let limiter = limiter.without_fallback().leases(100);
+    let store = Gated { memory, gate: Arc::default(), waits };
+    let far = Remote::around(store.clone()).on_failure(OnStoreFailure::Deny).leases(100);
+    let limiter = Limiter::new(Quota::per_hour(1_000_000)).name("far").store(far);
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     let runtime = runtime.worker_threads(2).enable_time().build().expect("a runtime");
     runtime.block_on(async {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use fastrand::Rng;
 use tokio::time::{advance, sleep};
 use tower_fixed_window::store::{Account, Charge, Scope, Store};
-use tower_fixed_window::{Decision, Key, Limiter, MemoryStore, Quota, Quotas};
+use tower_fixed_window::{Decision, Key, Limiter, MemoryStore, OnStoreFailure, Quota, Quotas};
 
 use crate::shared::TokioClock;
 use crate::simulated_server::{Node, Server, TURN, paused};
@@ -14,7 +14,7 @@ use crate::{answer, sized};
 const SECOND: Duration = Duration::from_secs(1);
 
 fn limiter(node: &Node, quotas: impl Into<Quotas>) -> Limiter {
-    Limiter::new(quotas).name("far").store(node.clone()).without_fallback()
+    Limiter::new(quotas).name("far").store(node.clone().on_failure(OnStoreFailure::Deny))
 }
 
 async fn check(limiter: &Limiter, cost: u64) -> Decision {
@@ -219,19 +219,23 @@ async fn refuses_after_reset(limiter: &Limiter, server: &Server) -> Duration {
 #[tokio::test(start_paused = true)]
 async fn a_reset_by_another_process_applies_when_the_refusal_ends_or_within_a_second() {
     let server = Server::start();
-    let limiter = |name: &str| limiter(&server.node(), Quota::per_minute(1)).name(name);
-    let took = refuses_after_reset(&limiter("far"), &server).await;
+    let limiter = |name: &str, store: Node| {
+        Limiter::new(Quota::per_minute(1)).name(name).store(store.on_failure(OnStoreFailure::Deny))
+    };
+    let took = refuses_after_reset(&limiter("far", server.node()), &server).await;
     assert!(took > 59 * SECOND, "{took:?}");
-    let before = limiter("far");
-    let took = refuses_after_reset(&before.clone().revalidate_refusals(), &server).await;
+    let node = server.node();
+    let before = limiter("far", node.clone());
+    let brief = limiter("far", node.revalidate_refusals());
+    let took = refuses_after_reset(&brief, &server).await;
     assert!(took <= SECOND, "{took:?}");
     let took = refuses_after_reset(&before, &server).await;
     assert!(took <= SECOND, "of the same name in this process: {took:?}");
-    let named = limiter("near").revalidate_refusals().name("far");
+    let named = limiter("near", server.node().revalidate_refusals()).name("far");
     let took = refuses_after_reset(&named, &server).await;
     assert!(took <= SECOND, "named after that: {took:?}");
     // Whoever has receipts may return them.
-    let receipts = limiter("far");
+    let receipts = limiter("far", server.node());
     let _ = receipts.charge("bob", 1).await.expect("it answers").expect("it passes");
     sleep(7 * SECOND).await;
     while allowed(&receipts).await {}

@@ -11,7 +11,7 @@ use tokio::time::sleep;
 use tower_fixed_window::store::{Remote, Reply};
 use tower_fixed_window::{Clock, StoreError};
 
-use crate::shared::{Counts, Operation, TokioClock, forward_to_memory};
+use crate::shared::{Counts, Operation, TokioClock, forward_to_memory, forward_to_remote};
 
 /// The top of an hour.
 pub(crate) const TURN: u64 = 1_700_002_800_000;
@@ -82,12 +82,13 @@ impl Server {
 
     /// A process: clones of it share what it remembers.
     pub(crate) fn node(&self) -> Node {
-        Node { server: self.clone(), remote: Remote::new() }
+        Node { server: self.clone(), remote: Remote::around(Way { server: self.clone() }) }
     }
 
     /// A process that waits ten seconds for an answer.
     pub(crate) fn patient_node(&self) -> Node {
-        Node { remote: Remote::new().deadline(Duration::from_secs(10)), ..self.node() }
+        let Node { server, remote } = self.node();
+        Node { server, remote: remote.deadline(Duration::from_secs(10)) }
     }
 
     /// Without a way to go, and without a call.
@@ -104,11 +105,18 @@ impl Server {
 
 #[derive(Clone)]
 pub(crate) struct Node {
-    server: Server,
-    remote: Remote,
+    pub(crate) server: Server,
+    pub(crate) remote: Remote,
 }
 
-impl Node {
+forward_to_remote!(Node, self => self.remote);
+
+/// The calls of a process.
+struct Way {
+    server: Server,
+}
+
+impl Way {
     fn forward<T: Send + 'static>(
         &self,
         _: Operation,
@@ -128,11 +136,7 @@ impl Node {
     }
 }
 
-forward_to_memory!(Node, {
-    fn remote(&self) -> Option<&Remote> {
-        Some(&self.remote)
-    }
-});
+forward_to_memory!(Way, {});
 
 /// Without a timer where there is no way to go: a timer ends at a whole millisecond.
 async fn pass(way: Duration) {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures_util::future::FutureExt;
 use tower_fixed_window::store::{Account, Adjust, Charge, Remote, Reply, Scope, State, Store};
 use tower_fixed_window::{
-    Clock, Decision, Key, Limiter, ManualClock, MemoryStore, Quota, StoreError,
+    Clock, Decision, Key, Limiter, ManualClock, MemoryStore, OnStoreFailure, Quota, StoreError,
 };
 
 /// What is sent of a quota, which has neither rollover nor reservations.
@@ -102,7 +102,6 @@ impl Server {
 
 struct Elsewhere {
     server: Arc<Server>,
-    remote: Remote,
 }
 
 fn owner(scope: &Scope, key: &Key) -> String {
@@ -150,10 +149,6 @@ impl Store for Elsewhere {
             Ok::<_, StoreError>(())
         })
     }
-
-    fn remote(&self) -> Option<&Remote> {
-        Some(&self.remote)
-    }
 }
 
 #[test]
@@ -161,13 +156,13 @@ fn a_store_that_decides_on_its_server_needs_only_what_is_public() {
     // Six hours before the end of a November.
     let clock = ManualClock::at_ms(1_701_367_200_000);
     let server = Server { clock: clock.clone(), states: Mutex::default() };
-    let remote = Remote::new().without_front();
-    let elsewhere = Elsewhere { server: Arc::new(server), remote };
+    let elsewhere = Remote::around(Elsewhere { server: Arc::new(server) });
+    let elsewhere = elsewhere.remember_nothing().on_failure(OnStoreFailure::Deny);
     let quotas = Quota::per_minute(5)
         .and(Quota::per_hour(20).staggered())
         .and(Quota::per_month(1_500).in_zone("Europe/Berlin"));
     let limiter = Limiter::new(quotas).name("api");
-    let there = limiter.clone().store(elsewhere).without_fallback();
+    let there = limiter.clone().store(elsewhere);
     let here = limiter.store(MemoryStore::with_clock(clock.clone()));
 
     let mut rng = fastrand::Rng::with_seed(7);

@@ -9,7 +9,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use fastrand::Rng;
 use tower_fixed_window::store::RedisStore;
-use tower_fixed_window::{Decision, Limiter, MAX_TOKENS, ManualClock, Quota, Quotas};
+use tower_fixed_window::{
+    Decision, Limiter, MAX_TOKENS, ManualClock, OnStoreFailure, Quota, Quotas,
+};
 
 use crate::agreement::{Pair, Trace};
 use crate::conformance::connect;
@@ -121,7 +123,7 @@ const MARCH_20: u64 = 1_774_008_000_000;
 async fn limiter(server: &Server, clock: &ManualClock, quota: &str) -> Limiter {
     let store = RedisStore::from(connect(&server.url()).await).clock(clock.clone());
     let quotas: Quotas = quota.parse().expect("quotas");
-    Limiter::new(quotas).name("plan").store(store).without_fallback()
+    Limiter::new(quotas).name("plan").store(store.on_failure(OnStoreFailure::Deny))
 }
 
 #[tokio::test]
@@ -185,7 +187,8 @@ async fn boundaries_follow_the_servers_clock() {
         let store = RedisStore::new(server.url()).expect("an address");
         let store = store.deadline(Duration::from_secs(20));
         let quotas = Quota::per_month(5).and(Quota::per_day(9).in_zone("Asia/Kathmandu"));
-        let limiter = Limiter::new(quotas).name("plan").store(store).without_fallback();
+        let limiter =
+            Limiter::new(quotas).name("plan").store(store.on_failure(OnStoreFailure::Deny));
         let evaluated = || {
             let stats: String = server.ask(&["INFO", "commandstats"]);
             let calls = stats.split_once("cmdstat_evalsha:calls=").map_or("0", |(_, rest)| rest);
@@ -296,9 +299,10 @@ fn node() {
                     // The same time as UTC, under another name.
                     false => Quota::per_day(limit).in_zone("Africa/Abidjan"),
                 };
-                let limiter = Limiter::new(quota).name(&format!("limit{i}")).store(store.clone());
                 // Every third one has leases.
-                limiter.without_fallback().leases(if i % 3 == 2 { 20 } else { 0 })
+                let store = store.clone().leases(if i % 3 == 2 { 20 } else { 0 });
+                let store = store.on_failure(OnStoreFailure::Deny);
+                Limiter::new(quota).name(&format!("limit{i}")).store(store)
             })
             .collect();
         loop {
@@ -325,7 +329,9 @@ fn node() {
 async fn a_remembered_refusal_reports_the_end_that_is_stored() {
     let Some(server) = Server::start() else { return };
     let store = RedisStore::new(server.url()).expect("an address");
-    let limiter = Limiter::new(Quota::per_month(2)).name("plan").store(store).without_fallback();
+    let limiter = Limiter::new(Quota::per_month(2))
+        .name("plan")
+        .store(store.on_failure(OnStoreFailure::Deny));
     assert!(limiter.check_cost("alice", 2).await.expect("it answers").allowed());
     let key = "tfw1:{plan:talice}";
     let count: String = server.ask(&["HGET", key, "month+1@UTC"]);

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use tokio::task::JoinHandle;
 use tower_fixed_window::store::RedisStore;
-use tower_fixed_window::{Limiter, Quota};
+use tower_fixed_window::{Limiter, OnStoreFailure, Quota};
 
 use crate::server::{ALONE, Server, ask, wait_for};
 use crate::silent_hosts::watched;
@@ -129,7 +129,9 @@ async fn a_cut_lets_the_policy_decide_at_most_the_requests_in_flight() {
 async fn flushed_scripts_and_cut_connections_fail_only_requests_in_flight() {
     let _alone = ALONE.lock().await;
     let Some(server) = Server::start() else { return };
-    let limiter = limiter(store(server.port).deadline(Duration::from_secs(5))).without_fallback();
+    let limiter = limiter(
+        store(server.port).deadline(Duration::from_secs(5)).on_failure(OnStoreFailure::Deny),
+    );
     let stop = Arc::new(AtomicBool::new(false));
     let tasks = (0..32_u64).map(|key| {
         let (limiter, stop) = (limiter.clone(), Arc::clone(&stop));

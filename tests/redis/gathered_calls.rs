@@ -9,8 +9,10 @@ use std::time::{Duration, Instant};
 
 use fastrand::Rng;
 use futures_util::future::join4;
-use tower_fixed_window::store::{Account, Adjust, Charge, RedisStore, Remote, Reply, Scope, Store};
-use tower_fixed_window::{Decision, Key, ManualClock, MemoryStore, Quota, Quotas, StoreError};
+use tower_fixed_window::store::{Account, Adjust, Charge, RedisStore, Reply, Scope, Store};
+use tower_fixed_window::{
+    Decision, Key, ManualClock, MemoryStore, OnStoreFailure, Quota, Quotas, StoreError,
+};
 
 use crate::conformance::connect;
 use crate::differential::{around, quota_around};
@@ -51,17 +53,13 @@ impl Store for Crowd {
     fn reset(&self, scope: &Scope, key: &Key) -> Reply<()> {
         self.store.reset(scope, key)
     }
-
-    fn remote(&self) -> Option<&Remote> {
-        self.store.remote()
-    }
 }
 
 /// More tokens than microseconds in the window: as text from there on, and exact.
 #[tokio::test]
 async fn large_limits_take_one_redis_command() {
     let Some(server) = Server::start() else { return };
-    let store = RedisStore::new(server.url()).expect("an address");
+    let store = store(RedisStore::new(server.url()).expect("an address"));
     let scope = Scope::named("together");
     let (key, quotas) = (Key::from("hot"), Quota::per_day(1_000_000_000_000).into());
     let account = Account::new(&scope, &quotas, &key);
@@ -85,6 +83,11 @@ async fn large_limits_take_one_redis_command() {
     let left = 1_000_000_000_000 - used;
     assert_eq!(charge(left).await, (true, 1_000_000_000_000));
     assert_eq!(charge(1).await, (false, 1_000_000_000_000));
+}
+
+/// What fails is seen.
+fn store(store: RedisStore) -> RedisStore {
+    store.on_failure(OnStoreFailure::Deny)
 }
 
 /// Asks in this order, all before the first answer.
@@ -244,7 +247,7 @@ async fn gathered_calls_may_alternate_between_number_and_text() {
 #[tokio::test]
 async fn a_key_with_an_unreadable_value_fails_alone() {
     let Some(server) = Server::start() else { return };
-    let store = RedisStore::from(connect(&server.url()).await);
+    let store = store(RedisStore::from(connect(&server.url()).await));
     server.ask::<String>(&["SET", "tfw1:{together:u5}", "no hash"]);
     for key in [9, 10, 127] {
         server.ask::<u64>(&[
@@ -273,7 +276,7 @@ async fn a_key_with_an_unreadable_value_fails_alone() {
 #[tokio::test]
 async fn a_missing_script_fails_no_call_and_counts_none_twice() {
     let Some(server) = Server::start() else { return };
-    let store = RedisStore::from(connect(&server.url()).await);
+    let store = store(RedisStore::from(connect(&server.url()).await));
     for round in 1..=20 {
         server.ask::<String>(&["SCRIPT", "FLUSH"]);
         for answer in at_once(charges(&store, (0..300).map(|i| i % 100))).await {
@@ -290,7 +293,7 @@ async fn calls_in_flight_when_the_server_dies_are_not_sent_again() {
     let Some(mut server) = Server::with(&["--appendonly", "yes", "--appendfsync", "always"]) else {
         return;
     };
-    let store = RedisStore::new(server.url()).expect("an address");
+    let store = store(RedisStore::new(server.url()).expect("an address"));
     for answer in at_once(charges(&store, 0..300)).await {
         assert!(answer.expect("it answers").allowed());
     }
@@ -324,7 +327,7 @@ async fn calls_in_flight_when_the_server_dies_are_not_sent_again() {
 async fn calls_that_expire_or_are_dropped_before_they_are_sent_charge_nothing() {
     let _alone = ALONE.lock().await;
     let Some(server) = Server::start() else { return };
-    let store = RedisStore::new(server.url()).expect("an address");
+    let store = store(RedisStore::new(server.url()).expect("an address"));
     let hasty = store.clone().deadline(Duration::from_millis(50));
     let store = store.deadline(Duration::from_secs(20));
     for charge in charges(&store, (0..10).chain([50; 50])) {
@@ -364,7 +367,8 @@ async fn calls_that_expire_or_are_dropped_before_they_are_sent_charge_nothing() 
 #[tokio::test]
 async fn a_future_that_is_not_polled_again_blocks_no_other_call() {
     let Some(server) = Server::start() else { return };
-    let store = RedisStore::from(connect(&server.url()).await).deadline(Duration::from_secs(20));
+    let store =
+        store(RedisStore::from(connect(&server.url()).await).deadline(Duration::from_secs(20)));
     let mut busy = charges(&store, 0..2);
     poll_fn(|cx| {
         assert!(busy.iter_mut().all(|reply| Pin::new(reply).poll(cx).is_pending()));

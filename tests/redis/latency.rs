@@ -9,7 +9,7 @@ use futures_util::future::join_all;
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::{sleep, timeout};
 use tower_fixed_window::store::RedisStore;
-use tower_fixed_window::{Limiter, Quota};
+use tower_fixed_window::{Limiter, OnStoreFailure, Quota};
 
 use crate::proxy::Proxy;
 use crate::server::{ALONE, Server};
@@ -134,7 +134,7 @@ async fn calls_that_time_out_open_the_breaker_even_if_their_callers_have_left() 
 async fn a_single_call_to_a_frozen_server_opens_the_breaker() {
     let _alone = ALONE.lock().await;
     let Some(server) = Server::start() else { return };
-    let limiter = limiter(store(server.port)).without_fallback();
+    let limiter = limiter(store(server.port).on_failure(OnStoreFailure::Deny));
     while limiter.check(0_u64).await.is_err() {}
     server.freeze();
     let error = async || limiter.check(0_u64).await.expect_err("it is frozen").to_string();
@@ -206,10 +206,11 @@ async fn the_breaker_is_open_as_long_as_no_connection_can_be_had() {
     let _alone = ALONE.lock().await;
     let Some(server) = Server::start() else { return };
     let proxy = Proxy::to(server.port);
-    let limiter = limiter(store(proxy.port));
+    let store = store(proxy.port);
+    let strict = limiter(store.clone().on_failure(OnStoreFailure::Deny));
+    let limiter = limiter(store);
     closed(&server, &proxy, &limiter).await;
     assert_eq!(at_once(&limiter, 0..10).await, [true; 10]);
-    let strict = limiter.clone().without_fallback();
     let error = strict.check(0_u64).await.expect_err("it is silent");
     assert_eq!(error.to_string(), "the store keeps failing: the circuit breaker is open");
     proxy.set_silent(false);
@@ -221,7 +222,7 @@ async fn the_breaker_is_open_as_long_as_no_connection_can_be_had() {
 #[test]
 fn a_lease_requested_in_a_blocked_runtime_does_not_block_its_key() {
     let Some(server) = Server::start() else { return };
-    let limiter = limiter(store(server.port)).leases(100);
+    let limiter = limiter(store(server.port).leases(100));
     let (still, other) = (runtime(), runtime());
     let mut waiting = Box::pin(is_local(&limiter, 0));
     begin(&still, &mut waiting);

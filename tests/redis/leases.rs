@@ -9,7 +9,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use fastrand::Rng;
-use tower_fixed_window::{Limiter, Quota};
+use tower_fixed_window::{Limiter, OnStoreFailure, Quota};
 
 use crate::server::{ALONE, Server};
 use crate::shared_count;
@@ -129,11 +129,12 @@ fn node() {
         let store = shared_count::store(&urls);
         for limit in LIMITS {
             for _ in 0..4 {
-                let limiter = Limiter::new(Quota::new(limit, WINDOW))
-                    .name("leases")
-                    .store(store.clone())
-                    .without_fallback()
-                    .leases(LEASES.parse().expect("a number"));
+                let limiter = Limiter::new(Quota::new(limit, WINDOW)).name("leases").store(
+                    store
+                        .clone()
+                        .on_failure(OnStoreFailure::Deny)
+                        .leases(LEASES.parse().expect("a number")),
+                );
                 tokio::spawn(ask(limiter, limit, log.try_clone().expect("a file")));
             }
         }

@@ -115,9 +115,8 @@ pub(crate) fn limiter(store: RedisStore, limit: u64) -> Limiter {
     // Of an hour, so that what is counted stays in one window (but for one run in some hundreds).
     Limiter::new(Quota::per_hour(limit).from_first_request())
         .name("outage")
-        .store(store)
         // Or who is refused once would ask nobody for an hour, and notice nothing.
-        .revalidate_refusals()
+        .store(store.revalidate_refusals())
 }
 
 fn nodes(url: &str) -> Vec<Limiter> {
@@ -253,8 +252,10 @@ async fn nodes_started_while_redis_is_down_connect_when_it_starts() {
 #[test]
 fn a_store_made_outside_of_a_runtime_connects_with_the_first_request() {
     let Some(server) = Server::start() else { return };
-    let limiter = limiter(RedisStore::new(server.url()).expect("an address"), 5);
-    let error = tower_fixed_window::testing::block_on(limiter.clone().without_fallback().check(1));
+    let store = RedisStore::new(server.url()).expect("an address");
+    let strict = limiter(store.clone().on_failure(OnStoreFailure::Deny), 5);
+    let limiter = limiter(store, 5);
+    let error = tower_fixed_window::testing::block_on(strict.check(1));
     let message = error.expect_err("no runtime").to_string();
     assert_eq!(message, "Redis is called outside of a tokio runtime");
     for _ in 0..2 {
@@ -460,8 +461,7 @@ async fn each_layer_has_its_own_store_failure_policy() {
         let layer = FixedWindowLayer::new(Quota::per_minute(1))
             .name("policy")
             .key(global())
-            .store(RedisStore::new(dead.as_str()).expect("an address"))
-            .on_store_failure(policy);
+            .store(RedisStore::new(dead.as_str()).expect("an address").on_failure(policy));
         let mut service = layer.layer(service_fn(async |_: http::Request<()>| {
             Ok::<_, std::convert::Infallible>(http::Response::new(bytes::Bytes::new()))
         }));
@@ -492,7 +492,7 @@ async fn each_layer_has_its_own_store_failure_policy() {
 #[tokio::test]
 async fn errors_name_no_address_and_no_key() {
     let store = RedisStore::new("redis://user:hunter2@127.0.0.1:1/").expect("an address");
-    let limiter = limiter(store.clone(), 5).without_fallback();
+    let limiter = limiter(store.clone().on_failure(OnStoreFailure::Deny), 5);
     let error = limiter.check("ann").await.expect_err("nobody is there");
     assert_eq!(error.to_string(), "Redis can't be reached (connection refused)");
     assert!(!format!("{store:?} {limiter:?} {error:?}").contains("hunter2"));

@@ -10,7 +10,9 @@ use tokio::runtime::{Builder, Runtime};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_fixed_window::key::global;
 use tower_fixed_window::store::RedisStore;
-use tower_fixed_window::{CostMeter, EmptyBody, FixedWindowLayer, Key, Limiter, Quota, TrueCost};
+use tower_fixed_window::{
+    CostMeter, EmptyBody, FixedWindowLayer, Key, Limiter, OnStoreFailure, Quota, TrueCost,
+};
 
 use crate::proxy::Proxy;
 use crate::server::{ALONE, Server, wait_for};
@@ -19,8 +21,11 @@ fn runtime() -> Runtime {
     Builder::new_current_thread().enable_all().build().expect("a runtime")
 }
 
-fn limiter(url: &str) -> Limiter {
-    let store = RedisStore::new(url).expect("an address");
+fn store(url: &str) -> RedisStore {
+    RedisStore::new(url).expect("an address")
+}
+
+fn limiter(store: RedisStore) -> Limiter {
     Limiter::new(Quota::per_day(1_000).from_first_request()).name("runtimes").store(store)
 }
 
@@ -72,7 +77,7 @@ fn a_runtime_that_can_not_connect_fails_no_request_of_another() {
 fn a_static_store_is_shared_by_runtimes_that_come_and_go() {
     static LIMITER: OnceLock<Limiter> = OnceLock::new();
     let Some(server) = Server::start() else { return };
-    let used = async || used(LIMITER.get_or_init(|| limiter(&server.url()))).await;
+    let used = async || used(LIMITER.get_or_init(|| limiter(store(&server.url())))).await;
     for i in 0..5 {
         let seen = runtime().block_on(async { [used().await, used().await] });
         assert_eq!(seen, [(2 * i + 1, false), (2 * i + 2, false)]);
@@ -110,9 +115,9 @@ fn the_end_of_a_runtime_fails_no_request_of_another() {
     let store = RedisStore::new(server.url()).expect("an address");
     // A busy machine is late now and then.
     let store = store.deadline(Duration::from_secs(5));
-    let limiter = Limiter::new(Quota::per_day(1_000_000_000)).name("runtimes").store(store);
-    assert_eq!(come_and_go(&limiter), 0);
-    let limiter = limiter.leases(100);
+    let limiter = Limiter::new(Quota::per_day(1_000_000_000)).name("runtimes");
+    assert_eq!(come_and_go(&limiter.clone().store(store.clone())), 0);
+    let limiter = limiter.store(store.leases(100));
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let lasting = scope.spawn(|| {
@@ -135,7 +140,7 @@ fn the_end_of_a_runtime_fails_no_request_of_another() {
 fn a_store_made_in_a_blocked_runtime_connects_in_another() {
     let Some(server) = Server::start() else { return };
     let still = runtime();
-    let limiter = still.block_on(async { limiter(&server.url()) });
+    let limiter = still.block_on(async { limiter(store(&server.url())) });
     assert_eq!(runtime().block_on(used(&limiter)), (1, false));
     drop(still);
 }
@@ -145,7 +150,7 @@ fn a_store_made_in_a_blocked_runtime_connects_in_another() {
 fn a_blocked_runtime_does_not_block_other_runtimes() {
     let Some(server) = Server::start() else { return };
     let still = runtime();
-    let limiter = limiter(&server.url());
+    let limiter = limiter(store(&server.url()));
     assert_eq!(still.block_on(used(&limiter)), (1, false));
     runtime().block_on(async {
         let joins = async {
@@ -183,7 +188,7 @@ fn a_reported_cost_is_kept_when_the_body_is_dropped_outside_of_a_runtime() {
     meter.add(100);
     std::thread::spawn(move || drop(meter)).join().expect("no panic");
     let limiter = Limiter::new(Quota::per_day(1_000).from_first_request());
-    let limiter = limiter.name("runtimes").store(store).without_fallback();
+    let limiter = limiter.name("runtimes").store(store.on_failure(OnStoreFailure::Deny));
     wait_for("the cost to be counted", || {
         let standing = runtime.block_on(limiter.peek(Key::global()));
         standing.expect("it answers").used() == 100
@@ -197,9 +202,9 @@ fn a_store_that_is_dropped_leaves_no_connection_and_no_task() {
     let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("one");
     runtime.block_on(async {
         for i in 0..100 {
-            let limiter = limiter(&proxy.url());
+            let limiter = limiter(store(&proxy.url()).on_failure(OnStoreFailure::Deny));
             if i % 2 == 0 {
-                let _ = limiter.without_fallback().check(1).await.expect("Redis answers");
+                let _ = limiter.check(1).await.expect("Redis answers");
             }
         }
     });
@@ -214,7 +219,7 @@ fn a_dropped_limiter_returns_its_leases_and_leaves_no_connection() {
     let proxy = Proxy::to(server.port);
     let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("one");
     runtime.block_on(async {
-        let limiter = limiter(&proxy.url()).leases(100).without_fallback();
+        let limiter = limiter(store(&proxy.url()).leases(100).on_failure(OnStoreFailure::Deny));
         for _ in 0..50 {
             let _ = limiter.check("ann").await.expect("Redis answers");
         }
@@ -248,7 +253,7 @@ fn ping_checks_at_startup_whether_redis_can_be_reached() {
 #[test]
 fn a_lease_that_another_runtime_waits_for_is_not_waited_for() {
     let Some(server) = Server::start() else { return };
-    let limiter = limiter(&server.url()).leases(10);
+    let limiter = limiter(store(&server.url()).leases(10));
     let still = runtime();
     still.block_on(async {
         let mut asked = limiter.check("ann");

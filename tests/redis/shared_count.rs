@@ -9,7 +9,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use fastrand::Rng;
 use redis::cluster::ClusterClient;
 use tower_fixed_window::store::RedisStore;
-use tower_fixed_window::{Limiter, Quota};
+use tower_fixed_window::{Limiter, OnStoreFailure, Quota};
 
 use crate::server::{ALONE, Server, ask};
 
@@ -168,9 +168,7 @@ async fn task(store: RedisStore, leases: u64, counts: Arc<Mutex<Counts>>) {
         .map(|key| {
             Limiter::new(Quota::new(limit(key), WINDOW))
                 .name("exact")
-                .store(store.clone())
-                .without_fallback()
-                .leases(leases)
+                .store(store.clone().on_failure(OnStoreFailure::Deny).leases(leases))
         })
         .collect();
     let all: u64 = (0..KEYS).map(limit).sum();

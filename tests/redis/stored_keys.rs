@@ -10,7 +10,7 @@ use tower::{Layer, ServiceExt};
 use tower_fixed_window::key::global;
 use tower_fixed_window::store::RedisStore;
 use tower_fixed_window::{
-    FixedWindow, FixedWindowLayer, Key, Limiter, MAX_WINDOW, ManualClock, Quota,
+    FixedWindow, FixedWindowLayer, Key, Limiter, MAX_WINDOW, ManualClock, OnStoreFailure, Quota,
 };
 
 use crate::conformance::connect;
@@ -24,7 +24,7 @@ async fn limiter(server: &Server, quotas: &str) -> Limiter {
 
 fn limiter_on(store: RedisStore, quotas: &str) -> Limiter {
     let quotas: tower_fixed_window::Quotas = quotas.parse().expect("quotas");
-    Limiter::new(quotas).name("life").store(store).without_fallback()
+    Limiter::new(quotas).name("life").store(store.on_failure(OnStoreFailure::Deny))
 }
 
 /// Waits for the next window, so that what follows is in one.
@@ -207,8 +207,7 @@ async fn every_key_has_an_expiry_and_disappears() {
     let store = RedisStore::new(server.url()).expect("an address");
     let limit = Limiter::new(Quota::new(3, Duration::from_secs(20)).from_first_request())
         .name("life")
-        .store(store.deadline(Duration::from_secs(20)))
-        .without_fallback();
+        .store(store.deadline(Duration::from_secs(20)).on_failure(OnStoreFailure::Deny));
     let tasks: Vec<_> = (0..64_u64)
         .map(|task| {
             let limit = limit.clone();

@@ -11,7 +11,7 @@ use redis::sentinel::{SentinelClientBuilder, SentinelServerType};
 use redis::{Client, ConnectionAddr, TlsCertificates, TlsMode};
 use tempfile::TempDir;
 use tower_fixed_window::store::RedisStore;
-use tower_fixed_window::{Limiter, Quota};
+use tower_fixed_window::{Limiter, OnStoreFailure, Quota};
 
 use crate::server::{Server, free_port, wait_for};
 
@@ -72,7 +72,7 @@ impl Certificate {
 }
 
 fn limiter(store: RedisStore) -> Limiter {
-    Limiter::new(Quota::per_day(1_000)).name("tls").store(store).without_fallback()
+    Limiter::new(Quota::per_day(1_000)).name("tls").store(store.on_failure(OnStoreFailure::Deny))
 }
 
 /// Until Redis answers: a server may still be starting.

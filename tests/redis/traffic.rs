@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use tower_fixed_window::store::RedisStore;
-use tower_fixed_window::{EmptyBody, FixedWindowLayer, Limiter, MAX_WINDOW, Quota};
+use tower_fixed_window::{EmptyBody, FixedWindowLayer, Limiter, MAX_WINDOW, OnStoreFailure, Quota};
 
 use crate::server::Server;
 
@@ -19,14 +19,17 @@ pub(crate) fn scripts(server: &Server) -> u64 {
 
 /// A window that no test sees the end of.
 fn limiter(server: &Server, limit: u64) -> Limiter {
-    limiter_on(RedisStore::new(server.url()).expect("an address"), limit)
+    limiter_on(store(server), limit)
+}
+
+fn store(server: &Server) -> RedisStore {
+    RedisStore::new(server.url()).expect("an address")
 }
 
 fn limiter_on(store: RedisStore, limit: u64) -> Limiter {
     Limiter::new(Quota::new(limit, MAX_WINDOW))
         .name("quiet")
-        .store(store.deadline(Duration::from_secs(20)))
-        .without_fallback()
+        .store(store.deadline(Duration::from_secs(20)).on_failure(OnStoreFailure::Deny))
 }
 
 async fn allowed(limiter: &Limiter) -> bool {
@@ -62,7 +65,8 @@ async fn a_refused_key_causes_no_traffic() {
 #[tokio::test]
 async fn a_reset_or_refund_by_another_process_is_seen_within_a_second() {
     let Some(server) = Server::start() else { return };
-    let (here, there) = (limiter(&server, 1).revalidate_refusals(), limiter(&server, 1));
+    let (here, there) = (store(&server).revalidate_refusals(), store(&server));
+    let (here, there) = (limiter_on(here, 1), limiter_on(there, 1));
     let passes_within_a_second = async |what: &str| {
         let start = Instant::now();
         while !allowed(&here).await {
@@ -93,8 +97,10 @@ async fn a_reset_or_refund_by_another_process_is_seen_within_a_second() {
 async fn stores_with_different_prefixes_remember_refusals_separately() {
     let Some(server) = Server::start() else { return };
     let store = RedisStore::new(server.url()).expect("an address");
-    let limiter = |store| {
-        Limiter::new(Quota::new(1, MAX_WINDOW)).name("quiet").store(store).without_fallback()
+    let limiter = |store: RedisStore| {
+        Limiter::new(Quota::new(1, MAX_WINDOW))
+            .name("quiet")
+            .store(store.on_failure(OnStoreFailure::Deny))
     };
     let (one, other) =
         (limiter(store.clone().prefix("one")), limiter(store.clone().prefix("other")));
@@ -190,7 +196,7 @@ async fn leases_serve_many_requests_of_a_hot_key_with_one_call() {
 
 /// Asks for one key 10,000 times, with leases; `scripts` says how many have been run.
 pub(crate) async fn hot_key(store: RedisStore, scripts: impl Fn() -> u64) {
-    let limiter = limiter_on(store, 1_000_000).leases(100);
+    let limiter = limiter_on(store.leases(100), 1_000_000);
     let before = scripts();
     let tasks: Vec<_> = (0..10)
         .map(|_| {

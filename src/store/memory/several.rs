@@ -29,7 +29,7 @@ type Found<'a> = ([Place; Quotas::MAX], [Window<'a>; Quotas::MAX]);
 
 impl MemoryStore {
     /// `None`: two of the charges are of one scope, or there are too many.
-    pub(in super::super) fn charge_all(&self, charges: &[Charge<'_>]) -> Option<Reply<Decision>> {
+    pub(super) fn charge_several(&self, charges: &[Charge<'_>]) -> Option<Reply<Decision>> {
         Some(Reply::now(match charges.len() {
             1 | 2 => self.charge_together::<2>(charges)?,
             3 => self.charge_together::<3>(charges)?,

@@ -1,5 +1,29 @@
 //! Calls of the server: each is sent, shared by decisions, and ended in time (S32).
 
+#[cfg(feature = "testing")]
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::Cmd;
+use tokio::time::Instant;
+
+use super::connect::settings::NEVER;
+use super::link::Source;
+use super::script::{self, Answer, Commands};
+#[cfg(feature = "testing")]
+use crate::clock::Clock;
+use crate::decision::Decision;
+use crate::key::Key;
+use crate::store::Store;
+#[cfg(feature = "testing")]
+use crate::store::account::instant;
+use crate::store::adjust::Adjust;
+use crate::store::charge::Charge;
+use crate::store::error::StoreError;
+use crate::store::remote::Breaker;
+use crate::store::reply::Reply;
+use crate::store::scope::Scope;
+
 mod call;
 mod failure;
 mod gather;
@@ -7,7 +31,131 @@ mod queue;
 mod runtimes;
 mod waiting;
 
-pub(super) use call::Call;
-pub(super) use failure::ended;
-pub(super) use runtimes::Runtimes;
-pub(super) use waiting::{Outcome, Waiting};
+use call::Call;
+use failure::ended;
+use runtimes::Runtimes;
+use waiting::{Outcome, Waiting};
+
+/// The default deadline of a call.
+const DEADLINE: Duration = Duration::from_millis(250);
+
+/// The server's counters, by calls that end in time and report to the breaker.
+#[derive(Clone)]
+pub(super) struct Calls {
+    runtimes: Runtimes,
+    /// Decisions don't share calls.
+    pub(super) apart: bool,
+    pub(super) commands: Commands,
+    pub(super) deadline: Duration,
+    #[cfg(feature = "testing")]
+    pub(super) clock: Option<Arc<dyn Clock>>,
+}
+
+impl Calls {
+    pub(super) fn new(source: Source) -> Self {
+        Self {
+            runtimes: Runtimes::new(source),
+            apart: false,
+            commands: Commands::new(""),
+            deadline: DEADLINE,
+            #[cfg(feature = "testing")]
+            clock: None,
+        }
+    }
+
+    pub(super) fn breaker(&self) -> &Breaker {
+        self.runtimes.breaker()
+    }
+
+    #[cfg(feature = "testing")]
+    fn now(&self) -> Option<i64> {
+        self.clock.as_ref().map(|clock| instant(clock.now_ms()))
+    }
+
+    #[cfg(not(feature = "testing"))]
+    fn now(&self) -> Option<i64> {
+        None
+    }
+
+    /// Calls the script, together with concurrent decisions.
+    async fn ask(&self, mut cmd: Cmd, until: Instant) -> Result<Answer, StoreError> {
+        let gather = self.runtimes.here()?.gather;
+        if !self.apart && !gather.is_apart() {
+            match gather.join(cmd, until).await {
+                Outcome::Answered(answer) => return answer,
+                Outcome::Returned(same) => cmd = same,
+            }
+        }
+        self.call(cmd, until).await
+    }
+
+    /// Sends a command on its own.
+    async fn call(&self, cmd: Cmd, until: Instant) -> Result<Answer, StoreError> {
+        let link = self.runtimes.here()?.link.of(script::key(&cmd));
+        let (waiting, outcome) = Waiting::new(cmd, until);
+        tokio::spawn(Call::new(link, vec![waiting], until).run());
+        match outcome.await {
+            Ok(Outcome::Answered(answer)) => answer,
+            Ok(Outcome::Returned(_)) | Err(_) => Err(ended()),
+        }
+    }
+
+    /// The same for a command without a result.
+    fn send(&self, cmd: Cmd) -> Reply<()> {
+        let this = self.clone();
+        Reply::later(async move { this.call(cmd, this.until()).await.map(|_| ()) })
+    }
+
+    /// The deadline of a call that begins now.
+    fn until(&self) -> Instant {
+        let now = Instant::now();
+        now.checked_add(self.deadline).unwrap_or_else(|| now + NEVER)
+    }
+}
+
+fn senseless() -> StoreError {
+    StoreError::new("Redis returned an unexpected answer").of_key()
+}
+
+impl Store for Calls {
+    fn charge(&self, charge: Charge<'_>) -> Reply<Decision> {
+        let now = self.now();
+        let cmd = self.commands.charge(&charge, now);
+        let (this, charge) = (self.clone(), charge.to_owned());
+        Reply::later(async move {
+            let (until, charge) = (this.until(), charge.as_charge());
+            let mut answer = this.ask(cmd, until).await?;
+            if let Some(time) = answer.outside() {
+                this.commands.correct_time(time);
+                answer = this.ask(this.commands.charge(&charge, now), until).await?;
+            }
+            let decision = answer.decide(&charge, now);
+            decision.ok_or_else(senseless)
+        })
+    }
+
+    fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {
+        let now = self.now();
+        let Some(cmd) = self.commands.adjust(&adjust, now) else { return Reply::now(()) };
+        let (this, adjust) = (self.clone(), adjust.to_owned());
+        Reply::later(async move {
+            let until = this.until();
+            let answer = this.call(cmd, until).await?;
+            if let Some(time) = answer.outside() {
+                this.commands.correct_time(time);
+                let cmd = this.commands.adjust(&adjust.as_adjust(), now);
+                let again = this.call(cmd.expect("it was made before"), until).await?;
+                return again.outside().map_or(Ok(()), |_| Err(senseless()));
+            }
+            Ok(())
+        })
+    }
+
+    fn reset(&self, scope: &Scope, key: &Key) -> Reply<()> {
+        self.send(self.commands.reset(scope, key))
+    }
+
+    fn fault_domain(&self, scope: &Scope, key: &Key) -> u64 {
+        self.runtimes.domain(|| self.commands.key(scope, key))
+    }
+}

@@ -19,7 +19,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 
 use super::connect::settings::NEVER;
-use crate::store::breaker::Breaker;
+use crate::store::remote::Breaker;
 
 mod check;
 mod handle;
@@ -28,9 +28,12 @@ mod shards;
 mod upkeep;
 
 use check::Check;
-pub(super) use handle::{Connected, Slots, Source, is_of_replica};
+#[cfg(feature = "redis-cluster")]
+pub(super) use handle::{Connected, Slots};
 use handle::{Handle, leads_nowhere};
+pub(super) use handle::{Source, is_of_replica};
 use renewal::renew;
+#[cfg(feature = "redis-cluster")]
 pub(super) use shards::Range;
 use shards::{Health, Shards};
 use upkeep::{Current, PAUSE, Upkeep};

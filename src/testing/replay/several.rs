@@ -81,10 +81,11 @@ impl SeveralTrace {
         store: S,
         clock: &ManualClock,
     ) -> Vec<(usize, String)> {
-        let limits = self.limits.iter().map(|LimitSpec { name, quotas }| {
-            Limiter::new(quota::all(quotas)).name(name).without_fallback()
-        });
-        let limits = Limits::new(limits).store(store).without_front();
+        let limits = self
+            .limits
+            .iter()
+            .map(|LimitSpec { name, quotas }| Limiter::new(quota::all(quotas)).name(name));
+        let limits = Limits::new(limits).store(store);
         let mut charged = HashMap::new();
         let mut wrong = Vec::new();
         for (i, step) in self.steps.iter().enumerate() {

@@ -8,7 +8,9 @@ use std::time::{Duration, SystemTime};
 use std::{env, fs};
 
 use tower_fixed_window::testing::block_on;
-use tower_fixed_window::{Decision, Limiter, ManualClock, MemoryStore, Quota, Quotas};
+use tower_fixed_window::{
+    Decision, Limiter, ManualClock, MemoryStore, OnStoreFailure, Quota, Quotas,
+};
 
 use super::svg::{Svg, WIDTH};
 use super::{FIVE, NOON_MS, PAGE, TWO_IN_TEN, herd};
@@ -366,9 +368,9 @@ async fn two_nodes() -> ([Node; 2], Vec<(u32, u64, u64)>) {
     tokio::time::pause();
     let store = TestStore::new(Mood::Now);
     let limiter = || {
-        let limiter = Limiter::new(Quota::per_minute(LEASED)).name("api").without_fallback();
+        let limiter = Limiter::new(Quota::per_minute(LEASED)).name("api");
         // A node of its own: its leases are no other's.
-        limiter.store(store.clone().shared()).leases(100)
+        limiter.store(store.clone().shared().leases(100).on_failure(OnStoreFailure::Deny))
     };
     let limiters = [limiter(), limiter()];
     // Looks at the shared count, without a lease of its own.

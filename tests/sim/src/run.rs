@@ -14,9 +14,7 @@ use http::{Request, Response};
 use tokio::runtime::{Builder, Handle, RngSeed};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
-use tower_fixed_window::{
-    Decision, EmptyBody, FixedWindow, FixedWindowLayer, Key, Limiter, RedisStore, StoreError,
-};
+use tower_fixed_window::{Decision, EmptyBody, FixedWindow, FixedWindowLayer, Key, Limiter, RedisStore, StoreError, OnStoreFailure};
 use tower_layer::Layer;
 use tower_service::Service;
 
@@ -301,31 +299,29 @@ impl Node {
         let redis = RedisStore::connecting(move || net.clone().connect(index));
         let redis = redis.deadline(plan.deadline);
         let redis = if plan.one_by_one { redis.one_by_one() } else { redis };
-        let limiter = Limiter::new(sim.plan.quotas).name(SCOPE).store(redis.clone());
-        let limiter = limiter.leases(plan.leases);
-        let limiter = if plan.resettable { limiter.revalidate_refusals() } else { limiter };
+        let redis = redis.leases(plan.leases);
+        let redis = if plan.resettable { redis.revalidate_refusals() } else { redis };
+        let limited = Limiter::new(sim.plan.quotas).name(SCOPE);
+        let limiter = limited.clone().store(redis.clone());
         let mut node = Self { index, limiter, layer: None, refund_dropped: false };
         match plan.door {
             Door::Limiter { fallback: true } => {}
             Door::Limiter { fallback: false } => {
-                node.limiter = node.limiter.without_fallback();
+                node.limiter = limited.store(redis.on_failure(OnStoreFailure::Deny));
             }
             Door::Layer { policy, refund_dropped } => {
                 let history = sim.history.clone();
                 let layer = FixedWindowLayer::new(sim.plan.quotas)
                     .name(SCOPE)
-                    .store(redis)
-                    .leases(plan.leases)
+                    .store(redis.on_failure(policy))
                     .key_fn(|parts| Some(Key::from(&parts.extensions.get::<Caller>()?.key)))
                     .cost_fn(|parts| parts.extensions.get::<Caller>().map_or(1, |who| who.cost))
-                    .on_store_failure(policy)
                     .on_decision(move |parts, decision| {
                         let caller = parts.extensions.get::<Caller>().expect("it is put there");
                         caller.decided(&history, decision);
                     })
                     .reject(EmptyBody);
                 let layer = if refund_dropped { layer.refund_dropped() } else { layer };
-                let layer = if plan.resettable { layer.revalidate_refusals() } else { layer };
                 node.refund_dropped = refund_dropped;
                 node.layer = Some(layer.layer(Work(sim.history.clone())));
             }

@@ -10,8 +10,8 @@ use super::super::link::Link;
 use super::super::link::Source;
 use super::failure::runtime;
 use super::gather::Gather;
-use crate::store::breaker::Breaker;
 use crate::store::error::StoreError;
+use crate::store::remote::Breaker;
 
 /// Clones share it.
 #[derive(Clone)]

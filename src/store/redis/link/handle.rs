@@ -12,7 +12,7 @@ use redis::{Cmd, ErrorKind, RedisError, RedisResult, ServerErrorKind};
 use tokio::time::Instant;
 
 use super::shards::Range;
-use crate::store::breaker::Breaker;
+use crate::store::remote::Breaker;
 use crate::store::redis::script::{MANY, ONE, rights};
 
 /// A connection, and what parts of the keys it leads to if that is a cluster.

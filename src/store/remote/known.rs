@@ -6,36 +6,21 @@
 //! they refuse the store would refuse as well. What would pass here is for the store to decide,
 //! unless tokens are held that were taken from the store before.
 
-use std::collections::HashMap;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::account::Account;
-use super::charge::Charge;
-use super::scope::Scope;
-use super::sharded::{Sharded, fingerprint, shares};
+use super::super::account::Account;
+use super::super::charge::Charge;
+use super::super::scope::Scope;
+use super::super::sharded::{Sharded, fingerprint, shares};
+use super::super::table::{Entry, Found, Slot, Table};
+use super::fact::{Fact, leasable};
 use super::stopwatch::Stopwatch;
-use super::table::{Entry, Found, Slot, Table};
 use crate::decision::Decision;
 use crate::key::Key;
 use crate::quota::{MAX_TOKENS, Quota, Quotas};
 use crate::sync::MutexGuard;
 use crate::window::{MAX, State};
-
-mod fact;
-#[cfg(feature = "tokio")]
-mod flights;
-#[cfg(feature = "tokio")]
-mod idle;
-
-pub(super) use fact::{Fact, leasable};
-#[cfg(feature = "tokio")]
-pub(super) use fact::{Lease, SHARE};
-#[cfg(feature = "tokio")]
-pub(super) use flights::{Answer, Flights, Id, Waiter};
-#[cfg(feature = "tokio")]
-pub(super) use idle::{Idle, Owner};
 
 /// Counts: some 40 MB.
 const MAX_FACTS: usize = 300_000;
@@ -45,40 +30,23 @@ const BRIEF: i64 = 1_000;
 const MAX_ROUND_TRIP: i64 = 1_024;
 /// Keys share the marks that say that one of them has changed.
 const MARKS: usize = 1_024;
+/// Words of bits for scopes whose tokens may come back.
+const RETURNING: usize = 64;
 /// How a key is marked as changed.
 const REFUND: u64 = 1;
 const RESET: u64 = 1 << 32;
 
-/// What a process knows of a store. Clones are the same one.
-#[derive(Clone)]
-pub(super) struct Known(Arc<Memory>);
-
-struct Memory {
+/// What a process knows of a store.
+pub(super) struct Known {
     time: Stopwatch,
     shards: Sharded<Table<OfKey>>,
     /// Buckets in a shard's table when it has grown.
     buckets: usize,
-    /// Of the names of limiters.
-    refundable: Mutex<HashMap<u64, Weak<Refundable>>>,
     /// How often a key of each kind was changed by this process: what was asked before then is not
     /// remembered.
     marks: Box<[AtomicU64]>,
-}
-
-/// Whether tokens of a scope may come back, here or on other nodes.
-#[derive(Default)]
-pub(crate) struct Refundable(AtomicBool);
-
-impl Refundable {
-    pub(crate) fn set(&self) {
-        if !self.get() {
-            self.0.store(true, Ordering::Relaxed);
-        }
-    }
-
-    pub(super) fn get(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
-    }
+    /// A bit for scopes whose tokens may come back, here or on other nodes. Scopes may share one.
+    returning: [AtomicU64; RETURNING],
 }
 
 /// With the key's hash: a reset finds all that is known of a key, whatever its quotas are.
@@ -103,40 +71,46 @@ pub(super) struct Sent {
     mark: u64,
 }
 
-impl Known {
+impl Default for Known {
     /// Nothing yet.
-    pub(super) fn new(time: Stopwatch) -> Self {
+    fn default() -> Self {
         let (shards, buckets) = shares(MAX_FACTS);
-        Self(Arc::new(Memory {
-            time,
+        Self {
+            time: Stopwatch::start(),
             shards: Sharded::new(shards),
             buckets,
-            refundable: Mutex::default(),
             marks: (0..MARKS).map(|_| AtomicU64::new(0)).collect(),
-        }))
+            returning: [const { AtomicU64::new(0) }; RETURNING],
+        }
+    }
+}
+
+impl Known {
+    #[cfg(feature = "tokio")]
+    pub(super) fn time(&self) -> Stopwatch {
+        self.time
     }
 
-    /// Shared by all limiters of a scope.
-    pub(super) fn refundable(&self, scope: &Scope) -> Arc<Refundable> {
-        let mut scopes = self.0.refundable.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = scopes.get(&scope.id()).and_then(Weak::upgrade) {
-            return known;
+    /// Tokens of a scope may come back: to all of its limiters, since they share their counters.
+    pub(super) fn expect_returns(&self, scope: &Scope) {
+        if !self.expects_returns(scope) {
+            let (of, bit) = place(scope);
+            self.returning[of].fetch_or(bit, Ordering::Relaxed);
         }
-        if scopes.len() == scopes.capacity() {
-            scopes.retain(|_, refundable| refundable.strong_count() > 0);
-        }
-        let refundable = Arc::default();
-        scopes.insert(scope.id(), Arc::downgrade(&refundable));
-        refundable
+    }
+
+    pub(super) fn expects_returns(&self, scope: &Scope) -> bool {
+        let (of, bit) = place(scope);
+        self.returning[of].load(Ordering::Relaxed) & bit != 0
     }
 
     /// The facts of a key, locked.
     pub(super) fn of(&self, scope: &Scope, key: &Key) -> Facts<'_> {
-        let (mut table, hash) = self.0.shards.lock(scope, key);
+        let (mut table, hash) = self.shards.lock(scope, key);
         if table.is_unallocated() {
-            *table = Table::new(1, self.0.buckets);
+            *table = Table::new(1, self.buckets);
         }
-        Facts { now: self.0.time.now(), hash, table }
+        Facts { now: self.time.now(), hash, table }
     }
 
     /// The decision that follows from what is known, from leased tokens or as a refusal, else when
@@ -164,24 +138,24 @@ impl Known {
 
     fn sent(&self, facts: &Facts<'_>) -> Sent {
         let of = facts.hash as usize % MARKS;
-        Sent { at: facts.now, of, mark: self.0.marks[of].load(Ordering::Relaxed) }
+        Sent { at: facts.now, of, mark: self.marks[of].load(Ordering::Relaxed) }
     }
 
     #[cfg(feature = "tokio")]
     pub(super) fn now(&self) -> i64 {
-        self.0.time.now()
+        self.time.now()
     }
 
     /// By how much the store's clock is ahead of this process's: at least, and at most.
     #[cfg(feature = "tokio")]
     pub(super) fn lag(&self, decision: &Decision, sent: Sent) -> Range<i64> {
-        self.0.time.lag(decision, sent.at)
+        self.time.lag(decision, sent.at)
     }
 
     /// Whether the key was reset since.
     #[cfg(feature = "tokio")]
     pub(super) fn was_reset_since(&self, sent: Sent) -> bool {
-        self.0.marks[sent.of].load(Ordering::Relaxed) / RESET != sent.mark / RESET
+        self.marks[sent.of].load(Ordering::Relaxed) / RESET != sent.mark / RESET
     }
 
     /// Remembers a refusal, for a short while if tokens `may_return`. Another answer brings what is
@@ -195,9 +169,9 @@ impl Known {
     ) {
         // A store that does not show its states decides each time.
         let Some(states) = decision.take_states() else { return };
-        let (account, lag) = (charge.account(), self.0.time.lag(decision, sent.at));
+        let (account, lag) = (charge.account(), self.time.lag(decision, sent.at));
         let mut facts = self.of(account.scope, account.key);
-        let changed = self.0.marks[sent.of].load(Ordering::Relaxed) != sent.mark;
+        let changed = self.marks[sent.of].load(Ordering::Relaxed) != sent.mark;
         if changed || lag.end - lag.start >= MAX_ROUND_TRIP {
             return;
         }
@@ -225,7 +199,7 @@ impl Known {
     /// Its counts were corrected: they refuse nothing for sure.
     pub(super) fn correct(&self, account: &Account<'_>) {
         let mut facts = self.of(account.scope, account.key);
-        self.0.marks[self.sent(&facts).of].fetch_add(REFUND, Ordering::Relaxed);
+        self.marks[self.sent(&facts).of].fetch_add(REFUND, Ordering::Relaxed);
         for quota in account.quotas() {
             let fact = facts.get(quota);
             facts.set(quota, Fact { refuses_until: 0, ..fact });
@@ -235,7 +209,7 @@ impl Known {
     /// Its counts are gone.
     pub(super) fn reset(&self, scope: &Scope, key: &Key) {
         let mut facts = self.of(scope, key);
-        self.0.marks[self.sent(&facts).of].fetch_add(RESET, Ordering::Relaxed);
+        self.marks[self.sent(&facts).of].fetch_add(RESET, Ordering::Relaxed);
         facts.clear();
     }
 }
@@ -296,6 +270,12 @@ impl Facts<'_> {
     fn find(&self, quota: &Quota) -> Found {
         self.table.find(fingerprint(self.hash, quota), self.now, |_: &Slot| false)
     }
+}
+
+/// Where the bit of a scope is.
+fn place(scope: &Scope) -> (usize, u64) {
+    let id = scope.id() as usize;
+    (id / 64 % RETURNING, 1 << (id % 64))
 }
 
 /// What was seen of all quotas of a charge.

@@ -10,7 +10,7 @@ use crate::quota::Quota;
 use crate::window::{MAX, State};
 
 /// A lease is at most this part of the tokens left.
-pub(crate) const SHARE: u64 = 16;
+pub(super) const SHARE: u64 = 16;
 /// A lease that is spent within this part of the window makes the next one larger.
 const HOT: i64 = 100;
 /// And no longer than this, in milliseconds: in a long window it would have been returned.
@@ -21,30 +21,30 @@ const MAX_KEPT: i64 = 120_000;
 /// A count as the store last showed it, until when it refuses, and the tokens that are held of it.
 /// Times are of this process's clock, but for the state's.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Fact {
+pub(super) struct Fact {
     /// Where the store has none, one that has ended.
-    pub(crate) state: State,
+    pub(super) state: State,
     /// By how much the store's clock is ahead of this process's: at least, and at most.
-    pub(crate) lag: [i64; 2],
+    pub(super) lag: [i64; 2],
     /// When it was asked for.
-    pub(crate) at: i64,
+    pub(super) at: i64,
     /// Only a refusal sets this: other nodes return tokens of a count that was granted.
-    pub(crate) refuses_until: i64,
-    pub(crate) lease: Lease,
+    pub(super) refuses_until: i64,
+    pub(super) lease: Lease,
 }
 
 /// Tokens taken from the count with one call, and spent here. It is remembered for a while after
 /// that, as the next lease depends on how soon it was spent.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Lease {
+pub(super) struct Lease {
     /// When its tokens expire.
-    pub(crate) dies: i64,
-    pub(crate) left: u64,
+    pub(super) dies: i64,
+    pub(super) left: u64,
     /// Under this limit they were taken; a lower one may not spend them. 0: nothing was.
-    pub(crate) limit: u64,
-    pub(crate) taken: i64,
+    pub(super) limit: u64,
+    pub(super) taken: i64,
     /// How many tokens the key spends at once, by what was seen of it.
-    pub(crate) demand: u64,
+    pub(super) demand: u64,
 }
 
 impl Fact {
@@ -54,7 +54,7 @@ impl Fact {
     }
 
     /// The decision on a charge that a lease may decide, from leased tokens.
-    pub(crate) fn decide(&self, now: i64, charge: &Charge<'_>) -> Decision {
+    pub(super) fn decide(&self, now: i64, charge: &Charge<'_>) -> Decision {
         let (account, now, State { start, used, .. }) =
             (charge.account(), now + self.lag[0], self.state);
         let windows = account.windows(|_, quota| {
@@ -68,13 +68,13 @@ impl Fact {
 
 impl Lease {
     /// Whether its tokens may be spent, if any are left.
-    pub(crate) fn is_alive(&self, now: i64) -> bool {
+    pub(super) fn is_alive(&self, now: i64) -> bool {
         now < self.dies
     }
 
     /// How many tokens the next lease should have: twice as many if this one was spent at once,
     /// else half as many.
-    pub(crate) fn next(&self, now: i64, quota: &Quota, max: u64) -> u64 {
+    pub(super) fn next(&self, now: i64, quota: &Quota, max: u64) -> u64 {
         if now >= self.until(quota) {
             1
         } else if now - self.taken <= (quota.window as i64 / HOT).min(MAX_HOT) {
@@ -95,7 +95,7 @@ impl Lease {
 }
 
 /// The quota of a charge that a lease may decide: a single plain one, with room for leases.
-pub(crate) fn leasable<'a>(charge: &Charge<'a>) -> Option<&'a Quota> {
+pub(super) fn leasable<'a>(charge: &Charge<'a>) -> Option<&'a Quota> {
     let Account { quotas, .. } = charge.account();
     let [quota] = quotas.as_slice() else { return None };
     let plain = quota.capacity == quota.limit && !charge.is_peek() && !charge.is_up_to();

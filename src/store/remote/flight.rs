@@ -3,9 +3,15 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use tokio::runtime::Handle;
+
 use super::super::charge::{Charge, OwnedCharge};
 use super::super::error::StoreError;
-use super::super::known::{Id, Owner, SHARE, Sent, Waiter, leasable};
+use super::caller::{Caller, within};
+use super::fact::{SHARE, leasable};
+use super::flights::{Id, Waiter};
+use super::idle::Owner;
+use super::known::Sent;
 use super::lender::Lender;
 use crate::decision::Decision;
 
@@ -33,17 +39,41 @@ struct Order {
 }
 
 impl Flight {
-    pub(super) fn new(
-        lender: Lender,
-        owner: Arc<Owner>,
-        id: (Id, u64),
-        charge: OwnedCharge,
-    ) -> Self {
-        let waiters = VecDeque::new();
-        Self { lender, _owner: owner, id, charge, waiters, short: false, ended: false }
+    /// Waits for the call that asks for this charge's key. `None`: it is one to ask for by itself.
+    pub(super) async fn join(
+        caller: &Arc<Caller>,
+        owner: &Arc<Owner>,
+        charge: &Charge<'_>,
+    ) -> Option<Result<Decision, StoreError>> {
+        let quota = leasable(charge).filter(|_| caller.policy.leases() && charge.cost() == 1)?;
+        // A call that tries a store which failed is waited for by its own request only.
+        if caller.is_left_alone(charge) {
+            return None;
+        }
+        let lender = Lender { caller: Arc::clone(caller), owner: Arc::downgrade(owner) };
+        let runtime = Handle::try_current().ok()?;
+        let id = (lender.facts(&charge.account()).id(quota), runtime.id());
+        let (answer, task) = caller.node.flights.join(id, quota.limit, lender.until())?;
+        let longest = lender.longest();
+        if let Some(task) = task {
+            let id = (id, task);
+            let (charge, waiters) = (charge.to_owned(), VecDeque::new());
+            let owner = Arc::clone(owner);
+            let flight =
+                Self { lender, _owner: owner, id, charge, waiters, short: false, ended: false };
+            // A task of its own, as the request may be dropped, or not be polled. It has the flight
+            // from its first moment: it may never be polled either.
+            runtime.spawn(flight.run());
+        }
+        let answer = async {
+            let given_up = |_| Err(StoreError::new("the task that asks the store has ended"));
+            answer.await.unwrap_or_else(given_up)
+        };
+        // That task may stand still with its runtime. If not, it is to note its failure first.
+        Some(within(longest, answer).await)
     }
 
-    pub(super) async fn run(mut self) {
+    async fn run(mut self) {
         while self.board() {
             if let Some(sent) = self.answer_what_is_known()
                 && let Some(order) = self.order(sent)
@@ -56,7 +86,7 @@ impl Flight {
 
     /// Whether a request waits; else the flight has ended.
     fn board(&mut self) -> bool {
-        let (flights, (id, task)) = (self.lender.flights(), self.id);
+        let (flights, (id, task)) = (&self.lender.caller.node.flights, self.id);
         loop {
             flights.board(id, task, self.lender.until(), &mut self.waiters);
             self.waiters.retain(|waiter| !waiter.is_closed());
@@ -75,9 +105,9 @@ impl Flight {
     fn answer_what_is_known(&mut self) -> Option<Sent> {
         let charge = self.charge.as_charge();
         while !self.waiters.is_empty() {
-            let decision = match self.lender.front.look(&charge, true) {
+            let decision = match self.lender.caller.look(&charge) {
                 Ok(decision) => decision,
-                Err(sent) => return Some(sent),
+                Err(sent) => return sent,
             };
             let waiter = self.waiters.pop_front().expect("not empty");
             // A token for a request that was dropped just now is lost.
@@ -89,7 +119,7 @@ impl Flight {
     /// How much to ask for: a token for each request that waits, or a lease.
     fn order(&self, sent: Sent) -> Option<Order> {
         let charge = self.charge.as_charge();
-        let (quota, max) = (leasable(&charge)?, self.lender.max);
+        let (quota, max) = (leasable(&charge)?, self.lender.caller.policy.max_lease);
         let facts = self.lender.facts(&charge.account());
         let (now, fact) = (facts.now(), facts.get(quota));
         drop(facts);
@@ -104,12 +134,9 @@ impl Flight {
     }
 
     async fn ask(&self, order: &Order) -> Result<Decision, StoreError> {
-        let asked = {
-            let charge = Charge::new(self.charge.as_charge().account(), order.tokens);
-            let charge = if order.up_to { charge.up_to() } else { charge };
-            self.lender.front.ask(charge, order.sent).boxed()
-        };
-        asked.await
+        let charge = Charge::new(self.charge.as_charge().account(), order.tokens);
+        let charge = if order.up_to { charge.up_to() } else { charge };
+        self.lender.caller.ask(charge, Some(order.sent)).await
     }
 
     fn deal(&mut self, order: Order, answer: Result<Decision, StoreError>) {
@@ -124,7 +151,7 @@ impl Flight {
                 if answer.is_err() {
                     // Requests that came meanwhile have waited long enough.
                     let ((id, task), until) = (self.id, self.lender.until());
-                    self.lender.flights().board(id, task, until, &mut self.waiters);
+                    self.lender.caller.node.flights.board(id, task, until, &mut self.waiters);
                 }
                 for waiter in self.waiters.drain(..) {
                     let _ = waiter.send(answer.clone());
@@ -157,7 +184,7 @@ impl Drop for Flight {
     fn drop(&mut self) {
         if !self.ended {
             let (id, task) = self.id;
-            self.lender.flights().end(id, task);
+            self.lender.caller.node.flights.end(id, task);
         }
     }
 }

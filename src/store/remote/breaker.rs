@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::error::StoreError;
+use super::super::error::StoreError;
 use crate::timer::Instant;
 
 /// Consecutive failures before the breaker opens, for calls that are sent one after the other ...
@@ -16,7 +16,7 @@ const PAUSE: Duration = Duration::from_millis(250);
 /// Counts consecutive failures of each part of a store that fails independently. Clones are the
 /// same breaker: it belongs to the store, and the store's limiters share it.
 #[derive(Clone, Default)]
-pub(super) struct Breaker(Arc<Parts>);
+pub(crate) struct Breaker(Arc<Parts>);
 
 #[derive(Default)]
 struct Parts {
@@ -60,7 +60,11 @@ impl Breaker {
 
     /// A call, if one may be made. While it is open that is one in each pause, and one at a time,
     /// however long that takes: `longest` at most, if that is known.
-    pub(super) fn begin(&self, domain: u64, longest: Option<Duration>) -> Option<Attempt> {
+    pub(super) fn begin(
+        &self,
+        domain: u64,
+        longest: Option<Duration>,
+    ) -> Result<Attempt, StoreError> {
         let mut probe = None;
         if self.0.failing.load(Ordering::Relaxed) > 0
             && let Some(failures) = self.domains().get_mut(&domain)
@@ -69,7 +73,9 @@ impl Breaker {
             let now = Instant::now();
             let is_tried = failures.probe.is_some_and(|(_, until)| now < until);
             if is_tried || failures.next.is_some_and(|next| now < next) {
-                return None;
+                return Err(StoreError::new(
+                    "the store keeps failing: the circuit breaker is open",
+                ));
             }
             let number = self.0.probes.fetch_add(1, Ordering::Relaxed);
             failures.pause();
@@ -78,12 +84,12 @@ impl Breaker {
             failures.probe = until.map(|until| (number, until));
             probe = Some(number);
         }
-        Some(Attempt { breaker: self.clone(), domain, probe })
+        Ok(Attempt { breaker: self.clone(), domain, probe })
     }
 
     /// What an answer says of a part; of a call that was not sent, nothing. `sent`: failures of
     /// calls that were sent before the last failure was known are one with it.
-    pub(super) fn report<T>(
+    pub(crate) fn report<T>(
         &self,
         domain: u64,
         sent: Option<Instant>,
@@ -107,7 +113,7 @@ impl Breaker {
 
     /// Nothing can be sent to a part: the breaker opens at once ...
     #[cfg(feature = "redis")]
-    pub(super) fn cut_off(&self, domain: u64) {
+    pub(crate) fn cut_off(&self, domain: u64) {
         self.note(domain, |failures| {
             if !failures.cut_off {
                 failures.cut_off = true;
@@ -118,7 +124,7 @@ impl Breaker {
 
     /// ... until something can.
     #[cfg(feature = "redis")]
-    pub(super) fn connected(&self, domain: u64) {
+    pub(crate) fn connected(&self, domain: u64) {
         if self.0.failing.load(Ordering::Relaxed) > 0 {
             self.note(domain, |failures| failures.cut_off = false);
         }

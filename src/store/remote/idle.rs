@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::timeout;
 
-use super::super::stopwatch::Stopwatch;
+use super::stopwatch::Stopwatch;
 
 /// Keys that are looked after: 10 MB of them at most.
 const MAX_KEYS: usize = 16_384;
@@ -18,7 +18,7 @@ const LATE: i64 = 1_000;
 
 /// Clones are the same one.
 #[derive(Clone)]
-pub(crate) struct Idle(Arc<Shared>);
+pub(super) struct Idle(Arc<Shared>);
 
 struct Shared {
     keys: Mutex<Keys>,
@@ -42,20 +42,20 @@ struct Key {
 
 /// Held by a limiter and its requests, which may spend what is leased. When it is dropped, all of
 /// that is due.
-pub(crate) struct Owner(Idle);
+pub(super) struct Owner(Idle);
 
 impl Idle {
-    pub(crate) fn new(time: Stopwatch) -> Self {
+    pub(super) fn new(time: Stopwatch) -> Self {
         Self(Arc::new(Shared { keys: Mutex::default(), sooner: Notify::new(), time }))
     }
 
-    pub(crate) fn owner(&self) -> Arc<Owner> {
+    pub(super) fn owner(&self) -> Arc<Owner> {
         Arc::new(Owner(self.clone()))
     }
 
     /// Looks after a key when it is due, unless it is looked after already. `false`: there are too
     /// many.
-    pub(crate) fn look_after(
+    pub(super) fn look_after(
         &self,
         id: u64,
         due: i64,

@@ -11,13 +11,13 @@ use super::super::error::StoreError;
 use crate::decision::Decision;
 
 /// A key, and the runtime whose requests wait: a task of another runtime may end or stand still.
-pub(crate) type Id = (u64, tokio::runtime::Id);
-pub(crate) type Waiter = oneshot::Sender<Result<Decision, StoreError>>;
-pub(crate) type Answer = oneshot::Receiver<Result<Decision, StoreError>>;
+pub(super) type Id = (u64, tokio::runtime::Id);
+pub(super) type Waiter = oneshot::Sender<Result<Decision, StoreError>>;
+pub(super) type Answer = oneshot::Receiver<Result<Decision, StoreError>>;
 
 /// The keys with a call in flight.
 #[derive(Default)]
-pub(crate) struct Flights(Mutex<Keys>);
+pub(super) struct Flights(Mutex<Keys>);
 
 #[derive(Default)]
 struct Keys {
@@ -39,7 +39,7 @@ struct Waiting {
 impl Flights {
     /// Waits for the call for a key. If there is none, a task of this number is to begin, which is
     /// given up at `until`. `None`: the call there is asks under another limit.
-    pub(crate) fn join(&self, id: Id, limit: u64, until: Instant) -> Option<(Answer, Option<u64>)> {
+    pub(super) fn join(&self, id: Id, limit: u64, until: Instant) -> Option<(Answer, Option<u64>)> {
         let (sender, receiver) = oneshot::channel();
         let Keys { waiting, tasks } = &mut *self.lock();
         let mut begin = || {
@@ -66,7 +66,7 @@ impl Flights {
     }
 
     /// Hands over the requests that wait for a key to its task, which has until then.
-    pub(crate) fn board(
+    pub(super) fn board(
         &self,
         id: Id,
         task: u64,
@@ -81,7 +81,7 @@ impl Flights {
     }
 
     /// Ends a task, unless a request waits for it.
-    pub(crate) fn end_if_empty(&self, id: Id, task: u64) -> bool {
+    pub(super) fn end_if_empty(&self, id: Id, task: u64) -> bool {
         let flights = &mut self.lock().waiting;
         let flight = flights.get(&id).filter(|flight| flight.task == task);
         let ends = flight.is_none_or(|flight| flight.waiters.is_empty());
@@ -92,7 +92,7 @@ impl Flights {
     }
 
     /// Ends a task. Requests that wait for it see their channel closed.
-    pub(crate) fn end(&self, id: Id, task: u64) {
+    pub(super) fn end(&self, id: Id, task: u64) {
         let flights = &mut self.lock().waiting;
         if flights.get(&id).is_some_and(|flight| flight.task == task) {
             flights.remove(&id);

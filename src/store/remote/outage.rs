@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::error::StoreError;
-use super::scope::Scope;
+use super::super::error::StoreError;
+use super::super::scope::Scope;
 use crate::observe;
 use crate::timer::Instant;
 

@@ -1,4 +1,10 @@
-//! Keeps leased tokens, and returns unused ones.
+//! Keeps leased tokens, and returns unused ones (S34).
+//!
+//! A lease is taken from the shared count before a token of it is spent, and dies with its window,
+//! counted from when it was asked for: so what passes was granted by the store, in that window.
+//! What it costs is that tokens leased to one node are not there for another. So leases are small:
+//! a part of what is left, and no more than the key's demand, which doubles while leases are spent
+//! at once and halves when they are not; and unused tokens are returned soon.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -6,8 +12,10 @@ use std::time::Duration;
 use super::super::account::Account;
 use super::super::adjust::Adjust;
 use super::super::charge::{Charge, OwnedCharge};
-use super::super::front::Front;
-use super::super::known::{Fact, Facts, Flights, Lease, Owner, SHARE, Sent, leasable};
+use super::caller::Caller;
+use super::fact::{Fact, Lease, SHARE, leasable};
+use super::idle::Owner;
+use super::known::{Facts, Sent};
 use crate::decision::Decision;
 use crate::quota::Quota;
 use crate::timer::Instant;
@@ -26,26 +34,19 @@ const NEVER: Duration = Duration::from_secs(365 * 86_400);
 /// What leases are made of. The tasks that look after them don't own them.
 #[derive(Clone)]
 pub(super) struct Lender {
-    pub(super) front: Front,
-    /// The largest lease.
-    pub(super) max: u64,
+    pub(super) caller: Arc<Caller>,
     pub(super) owner: Weak<Owner>,
 }
 
 impl Lender {
-    pub(super) fn flights(&self) -> &Flights {
-        &self.front.guard.remote.flights
-    }
-
     /// What is known of a key, locked.
     pub(super) fn facts(&self, account: &Account<'_>) -> Facts<'_> {
-        self.front.known().of(account.scope, account.key)
+        self.caller.node.known.of(account.scope, account.key)
     }
 
     /// How long a request waits for a shared call.
     pub(super) fn longest(&self) -> Option<Duration> {
-        let longest = self.front.guard.remote.longest();
-        longest.map(|longest| longest.saturating_add(MOMENT))
+        self.caller.policy.deadline.map(|deadline| deadline.saturating_add(MOMENT))
     }
 
     /// When a shared call that begins now is given up.
@@ -61,7 +62,7 @@ impl Lender {
         demand: u64,
         sent: Sent,
     ) -> Fact {
-        let known = self.front.known();
+        let known = &self.caller.node.known;
         let (lag, (start, used)) = (known.lag(decision, sent), decision.usage()[0].count());
         let (left, limit, until) = (decision.granted(), quota.limit, decision.reset_at_ms());
         Fact {
@@ -89,7 +90,7 @@ impl Lender {
         let last = facts.get(quota);
         fact.refuses_until = last.refuses_until;
         let Fact { state, lease, .. } = &mut fact;
-        if self.front.known().was_reset_since(sent) || !lease.is_alive(facts.now()) {
+        if self.caller.node.known.was_reset_since(sent) || !lease.is_alive(facts.now()) {
             // The rest is of a count that is gone.
             lease.left = 0;
             facts.set(quota, Fact { lease: *lease, ..last });
@@ -120,7 +121,7 @@ impl Lender {
         if tokens > 0 {
             charge.account().scope().observe().lease_returned(tokens);
             let adjust = Adjust::refund(charge.account(), tokens, decision);
-            self.front.correct(adjust).detach();
+            self.caller.correct(adjust).detach();
         }
     }
 
@@ -128,7 +129,7 @@ impl Lender {
     /// leases to look after.
     fn look_after(&self, id: u64, charge: OwnedCharge, since: i64, quota: &Quota) -> bool {
         let (this, due) = (self.clone(), since + idle(quota));
-        self.front.guard.remote.idle.look_after(id, due, &self.owner, move || this.look(charge, id))
+        self.caller.node.idle.look_after(id, due, &self.owner, move || this.look(charge, id))
     }
 
     fn look(self, charge: OwnedCharge, id: u64) {
@@ -149,12 +150,6 @@ impl Lender {
             drop(facts);
             self.look_after(id, charge.clone(), taken, quota);
         }
-    }
-
-    /// Who may spend what is leased.
-    pub(super) fn owned(front: Front, max: u64) -> (Self, Arc<Owner>) {
-        let owner = front.guard.remote.idle.owner();
-        (Self { front, max, owner: Arc::downgrade(&owner) }, owner)
     }
 }
 

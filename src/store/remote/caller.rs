@@ -1,0 +1,223 @@
+//! Calls a store, notes its answers, and answers in its place while it fails.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::super::Store;
+use super::super::adjust::Adjust;
+use super::super::charge::Charge;
+use super::super::error::{OnStoreFailure, StoreError};
+use super::super::memory::MemoryStore;
+use super::super::reply::Reply;
+use super::super::scope::Scope;
+use super::breaker::Breaker;
+#[cfg(feature = "tokio")]
+use super::flights::Flights;
+#[cfg(feature = "tokio")]
+use super::idle::Idle;
+use super::known::{Known, Sent};
+use super::outage::Outage;
+use crate::decision::Decision;
+use crate::key::Key;
+use crate::observe::UnderWay;
+
+/// What this process has for a store, whatever the handle.
+pub(super) struct Node {
+    pub(super) known: Known,
+    pub(super) breaker: Breaker,
+    /// The memory that counts while the store fails.
+    pub(super) fallback: MemoryStore,
+    #[cfg(feature = "tokio")]
+    pub(super) flights: Flights,
+    #[cfg(feature = "tokio")]
+    pub(super) idle: Idle,
+}
+
+impl Node {
+    pub(super) fn new(breaker: Breaker) -> Self {
+        let known = Known::default();
+        Self {
+            #[cfg(feature = "tokio")]
+            idle: Idle::new(known.time()),
+            #[cfg(feature = "tokio")]
+            flights: Flights::default(),
+            fallback: MemoryStore::new(),
+            known,
+            breaker,
+        }
+    }
+}
+
+/// How this process talks to a store, as its handle says.
+#[derive(Clone, Copy)]
+pub(super) struct Policy {
+    /// How long a call may take, if that is known.
+    pub(super) deadline: Option<Duration>,
+    /// The store ends its calls by the deadline itself, and reports them to the breaker.
+    pub(super) ends_itself: bool,
+    /// Whether refusals are remembered, and tokens leased.
+    pub(super) remembers: bool,
+    /// Whether other processes may reset.
+    pub(super) revalidates: bool,
+    /// The largest lease; 0: none.
+    #[cfg_attr(not(feature = "tokio"), expect(dead_code))]
+    pub(super) max_lease: u64,
+    pub(super) on_failure: OnStoreFailure,
+}
+
+impl Policy {
+    pub(super) fn leases(&self) -> bool {
+        self.remembers && self.max_lease > 1
+    }
+}
+
+/// Makes the calls of a handle.
+pub(super) struct Caller {
+    pub(super) store: Arc<dyn Store>,
+    pub(super) node: Arc<Node>,
+    pub(super) policy: Policy,
+    outage: Outage,
+}
+
+impl Caller {
+    pub(super) fn new(store: Arc<dyn Store>, node: Arc<Node>, policy: Policy) -> Self {
+        Self { store, node, policy, outage: Outage::default() }
+    }
+
+    /// The decision that follows from what is known, else what to [`ask`](Self::ask) with.
+    pub(super) fn look(&self, charge: &Charge<'_>) -> Result<Decision, Option<Sent>> {
+        if charge.is_peek() || !self.policy.remembers {
+            return Err(None);
+        }
+        let may_return = self.may_return(charge);
+        self.node.known.look(charge, may_return, self.policy.leases()).map_err(Some)
+    }
+
+    /// Whether the breaker is open, except for a call now and then that tests the store.
+    #[cfg(feature = "tokio")]
+    pub(super) fn is_left_alone(&self, charge: &Charge<'_>) -> bool {
+        let account = charge.account();
+        self.node.breaker.is_open(|| self.store.fault_domain(account.scope, account.key))
+    }
+
+    /// Asks the store for a decision, and notes it.
+    pub(super) async fn ask(
+        &self,
+        charge: Charge<'_>,
+        sent: Option<Sent>,
+    ) -> Result<Decision, StoreError> {
+        let account = charge.account();
+        let asked = self.call(account.scope, account.key, |store| store.charge(charge));
+        let mut decision = asked.await?;
+        if let Some(sent) = sent {
+            self.node.known.note(&charge, &mut decision, sent, self.may_return(&charge));
+        }
+        Ok(decision)
+    }
+
+    /// Answers in place of the store.
+    pub(super) fn stand_in(&self, charge: Charge<'_>, error: StoreError) -> Reply<Decision> {
+        if !charge.is_peek() {
+            charge.account().scope().observe().without_store();
+            self.outage.answer_without();
+        }
+        match self.policy.on_failure {
+            OnStoreFailure::Local => self.node.fallback.charge(charge).map(Decision::into_local),
+            OnStoreFailure::Allow => Reply::failed(error),
+            OnStoreFailure::Deny => Reply::failed(error.denying()),
+        }
+    }
+
+    /// Corrects counts of the store.
+    pub(super) fn correct(self: &Arc<Self>, adjust: Adjust<'_>) -> Reply<()> {
+        let (this, adjust) = (Arc::clone(self), adjust.to_owned());
+        let (node, account) = (Arc::clone(&self.node), adjust.as_adjust().account().to_owned());
+        let forget = Twice::now(move || node.known.correct(&account.as_account()));
+        Reply::later(async move {
+            let adjust = adjust.as_adjust();
+            let account = adjust.account();
+            let answer = this.call(account.scope, account.key, |store| store.adjust(adjust)).await;
+            drop(forget);
+            answer
+        })
+    }
+
+    /// Clears the counts of a key.
+    pub(super) fn reset(self: &Arc<Self>, scope: &Scope, key: &Key) -> Reply<()> {
+        let (this, node) = (Arc::clone(self), Arc::clone(&self.node));
+        let (of, id) = ((scope.clone(), key.clone()), (scope.clone(), key.clone()));
+        let forget = Twice::now(move || node.known.reset(&of.0, &of.1));
+        Reply::later(async move {
+            let (scope, key) = &id;
+            let answer = this.call(scope, key, |store| store.reset(scope, key)).await;
+            drop(forget);
+            answer
+        })
+    }
+
+    /// A call to the store that ends in time, if one may be made.
+    async fn call<T>(
+        &self,
+        scope: &Scope,
+        key: &Key,
+        ask: impl FnOnce(&dyn Store) -> Reply<T>,
+    ) -> Result<T, StoreError> {
+        let Policy { deadline, ends_itself, .. } = self.policy;
+        let domain = self.store.fault_domain(scope, key);
+        let attempt = self.node.breaker.begin(domain, deadline)?;
+        let (timing, under_way) = (scope.observe().store_is_called(), UnderWay::new());
+        let reply = ask(&*self.store);
+        let answer = within(deadline.filter(|_| !ends_itself), reply).await;
+        drop(under_way);
+        scope.observe().store_was_called(timing);
+        if !ends_itself {
+            attempt.report(&answer);
+        }
+        drop(attempt);
+        self.outage.note(scope, &answer);
+        answer
+    }
+
+    /// Whether tokens may come back to the counts of a charge, by other nodes or by a reset.
+    fn may_return(&self, charge: &Charge<'_>) -> bool {
+        let known = &self.node.known;
+        if self.policy.revalidates || charge.is_refundable() {
+            known.expect_returns(charge.account().scope);
+        }
+        known.expects_returns(charge.account().scope)
+    }
+}
+
+/// The reply, or an error when it is late.
+pub(super) async fn within<T>(
+    deadline: Option<Duration>,
+    reply: impl Future<Output = Result<T, StoreError>>,
+) -> Result<T, StoreError> {
+    #[cfg(feature = "tokio")]
+    if let Some(deadline) = deadline
+        // Other runtimes' stores have to keep their own.
+        && tokio::runtime::Handle::try_current().is_ok()
+    {
+        let late = StoreError::new("the store did not answer in time");
+        return tokio::time::timeout(deadline, reply).await.unwrap_or(Err(late));
+    }
+    let _ = deadline;
+    reply.await
+}
+
+/// Forgets now, and again when it is dropped with the reply: answers in between may be outdated.
+struct Twice<F: Fn()>(F);
+
+impl<F: Fn()> Twice<F> {
+    fn now(forget: F) -> Self {
+        forget();
+        Self(forget)
+    }
+}
+
+impl<F: Fn()> Drop for Twice<F> {
+    fn drop(&mut self) {
+        (self.0)();
+    }
+}
