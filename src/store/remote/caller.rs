@@ -61,7 +61,6 @@ pub(super) struct Policy {
     /// Whether other processes may reset.
     pub(super) revalidates: bool,
     /// The largest lease; 0: none.
-    #[cfg_attr(not(feature = "tokio"), expect(dead_code))]
     pub(super) max_lease: u64,
     pub(super) on_failure: OnStoreFailure,
 }
