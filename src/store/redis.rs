@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::future::Future;
-#[cfg(any(feature = "redis-sentinel", feature = "testing"))]
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -261,7 +260,7 @@ impl RedisStore {
 
     fn over(source: Source) -> Self {
         let calls = Calls::new(source);
-        let remote = Remote::reporting(calls.clone(), calls.breaker().clone());
+        let remote = Remote::reporting(calls.clone(), Arc::clone(calls.breaker()));
         Self { calls, remote }
     }
 

@@ -126,7 +126,7 @@ impl Remote {
             max_lease: 0,
             on_failure: OnStoreFailure::Local,
         };
-        Self::new(Arc::new(store), Arc::new(Node::new(Breaker::default())), policy)
+        Self::new(Arc::new(store), Arc::new(Node::new(Arc::default())), policy)
     }
 
     fn new(store: Arc<dyn Store>, node: Arc<Node>, policy: Policy) -> Self {
@@ -245,7 +245,7 @@ impl Remote {
 /// For a store that ends its calls itself, and reports them to a breaker.
 #[cfg(feature = "redis")]
 impl Remote {
-    pub(super) fn reporting(store: impl Store, breaker: Breaker) -> Self {
+    pub(super) fn reporting(store: impl Store, breaker: Arc<Breaker>) -> Self {
         let this = Self::around(store);
         let policy = Policy { ends_itself: true, ..this.caller.policy };
         Self::new(Arc::clone(&this.caller.store), Arc::new(Node::new(breaker)), policy)
@@ -260,7 +260,7 @@ impl Remote {
     /// Other counts of the same store.
     pub(super) fn elsewhere(self, store: impl Store) -> Self {
         let Caller { node, policy, .. } = &*self.caller;
-        Self::new(Arc::new(store), Arc::new(Node::new(node.breaker.clone())), *policy)
+        Self::new(Arc::new(store), Arc::new(Node::new(Arc::clone(&node.breaker))), *policy)
     }
 }
 

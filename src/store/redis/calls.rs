@@ -1,6 +1,5 @@
 //! Calls of the server: each is sent, shared by decisions, and ended in time (S32).
 
-#[cfg(feature = "testing")]
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -29,12 +28,11 @@ mod failure;
 mod gather;
 mod queue;
 mod runtimes;
-mod waiting;
 
 use call::Call;
 use failure::ended;
+use queue::Waiting;
 use runtimes::Runtimes;
-use waiting::{Outcome, Waiting};
 
 /// The default deadline of a call.
 const DEADLINE: Duration = Duration::from_millis(250);
@@ -42,7 +40,7 @@ const DEADLINE: Duration = Duration::from_millis(250);
 /// The server's counters, by calls that end in time and report to the breaker.
 #[derive(Clone)]
 pub(super) struct Calls {
-    runtimes: Runtimes,
+    runtimes: Arc<Runtimes>,
     /// Decisions don't share calls.
     pub(super) apart: bool,
     pub(super) commands: Commands,
@@ -63,7 +61,7 @@ impl Calls {
         }
     }
 
-    pub(super) fn breaker(&self) -> &Breaker {
+    pub(super) fn breaker(&self) -> &Arc<Breaker> {
         self.runtimes.breaker()
     }
 
@@ -79,11 +77,11 @@ impl Calls {
 
     /// Calls the script, together with concurrent decisions.
     async fn ask(&self, mut cmd: Cmd, until: Instant) -> Result<Answer, StoreError> {
-        let gather = self.runtimes.here()?.gather;
+        let gather = self.runtimes.here()?;
         if !self.apart && !gather.is_apart() {
             match gather.join(cmd, until).await {
-                Outcome::Answered(answer) => return answer,
-                Outcome::Returned(same) => cmd = same,
+                Ok(answer) => return answer,
+                Err(same) => cmd = same,
             }
         }
         self.call(cmd, until).await
@@ -95,8 +93,8 @@ impl Calls {
         let (waiting, outcome) = Waiting::new(cmd, until);
         tokio::spawn(Call::new(link, vec![waiting], until).run());
         match outcome.await {
-            Ok(Outcome::Answered(answer)) => answer,
-            Ok(Outcome::Returned(_)) | Err(_) => Err(ended()),
+            Ok(Ok(answer)) => answer,
+            Ok(Err(_)) | Err(_) => Err(ended()),
         }
     }
 

@@ -89,7 +89,7 @@ impl Link {
     }
 
     /// Hears of calls that fail.
-    pub(super) fn breaker(&self) -> &Breaker {
+    pub(super) fn breaker(&self) -> &Arc<Breaker> {
         &self.upkeep.source.breaker
     }
 

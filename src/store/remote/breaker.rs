@@ -13,13 +13,9 @@ const FAILURES: u32 = 5;
 /// ... for this time. Then a single call may test the store.
 const PAUSE: Duration = Duration::from_millis(250);
 
-/// Counts consecutive failures of each part of a store that fails independently. Clones are the
-/// same breaker: it belongs to the store, and the store's limiters share it.
-#[derive(Clone, Default)]
-pub(crate) struct Breaker(Arc<Parts>);
-
+/// Counts consecutive failures of each part of a store that fails independently.
 #[derive(Default)]
-struct Parts {
+pub(crate) struct Breaker {
     /// How many fail: mostly none, and then nothing is locked.
     failing: AtomicUsize,
     domains: Mutex<HashMap<u64, Failures>>,
@@ -54,19 +50,19 @@ impl Breaker {
     /// Whether the breaker is open for this part.
     #[cfg(feature = "tokio")]
     pub(super) fn is_open(&self, domain: impl FnOnce() -> u64) -> bool {
-        self.0.failing.load(Ordering::Relaxed) > 0
+        self.failing.load(Ordering::Relaxed) > 0
             && self.domains().get(&domain()).is_some_and(Failures::are_too_many)
     }
 
     /// A call, if one may be made. While it is open that is one in each pause, and one at a time,
     /// however long that takes: `longest` at most, if that is known.
     pub(super) fn begin(
-        &self,
+        self: &Arc<Self>,
         domain: u64,
         longest: Option<Duration>,
     ) -> Result<Attempt, StoreError> {
         let mut probe = None;
-        if self.0.failing.load(Ordering::Relaxed) > 0
+        if self.failing.load(Ordering::Relaxed) > 0
             && let Some(failures) = self.domains().get_mut(&domain)
             && failures.are_too_many()
         {
@@ -77,14 +73,14 @@ impl Breaker {
                     "the store keeps failing: the circuit breaker is open",
                 ));
             }
-            let number = self.0.probes.fetch_add(1, Ordering::Relaxed);
+            let number = self.probes.fetch_add(1, Ordering::Relaxed);
             failures.pause();
             // What is too far away to be an instant is given up anew at each look.
             let until = now.checked_add(longest.unwrap_or(PAUSE));
             failures.probe = until.map(|until| (number, until));
             probe = Some(number);
         }
-        Ok(Attempt { breaker: self.clone(), domain, probe })
+        Ok(Attempt { breaker: Arc::clone(self), domain, probe })
     }
 
     /// What an answer says of a part; of a call that was not sent, nothing. `sent`: failures of
@@ -104,7 +100,7 @@ impl Breaker {
                     failures.pause();
                 }
             }),
-            _ if self.0.failing.load(Ordering::Relaxed) > 0 => {
+            _ if self.failing.load(Ordering::Relaxed) > 0 => {
                 self.note(domain, |failures| *failures = Failures::default());
             }
             _ => {}
@@ -125,7 +121,7 @@ impl Breaker {
     /// ... until something can.
     #[cfg(feature = "redis")]
     pub(crate) fn connected(&self, domain: u64) {
-        if self.0.failing.load(Ordering::Relaxed) > 0 {
+        if self.failing.load(Ordering::Relaxed) > 0 {
             self.note(domain, |failures| failures.cut_off = false);
         }
     }
@@ -137,18 +133,18 @@ impl Breaker {
         if failures.in_a_row == 0 && !failures.cut_off {
             domains.remove(&domain);
         }
-        self.0.failing.store(domains.len(), Ordering::Relaxed);
+        self.failing.store(domains.len(), Ordering::Relaxed);
     }
 
     fn domains(&self) -> MutexGuard<'_, HashMap<u64, Failures>> {
-        self.0.domains.lock().unwrap_or_else(PoisonError::into_inner)
+        self.domains.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// A call that may be made. If it tests a store that failed, the next one may do so when this is
 /// dropped.
 pub(super) struct Attempt {
-    breaker: Breaker,
+    breaker: Arc<Breaker>,
     domain: u64,
     probe: Option<u64>,
 }

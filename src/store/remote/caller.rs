@@ -21,25 +21,26 @@ use super::outage::Outage;
 use crate::decision::Decision;
 use crate::key::Key;
 use crate::observe::UnderWay;
+use crate::sync::AtEnd;
 
 /// What this process has for a store, whatever the handle.
 pub(super) struct Node {
     pub(super) known: Known,
-    pub(super) breaker: Breaker,
+    pub(super) breaker: Arc<Breaker>,
     /// The memory that counts while the store fails.
     pub(super) fallback: MemoryStore,
     #[cfg(feature = "tokio")]
     pub(super) flights: Flights,
     #[cfg(feature = "tokio")]
-    pub(super) idle: Idle,
+    pub(super) idle: Arc<Idle>,
 }
 
 impl Node {
-    pub(super) fn new(breaker: Breaker) -> Self {
+    pub(super) fn new(breaker: Arc<Breaker>) -> Self {
         let known = Known::default();
         Self {
             #[cfg(feature = "tokio")]
-            idle: Idle::new(known.time()),
+            idle: Arc::new(Idle::new(known.time())),
             #[cfg(feature = "tokio")]
             flights: Flights::default(),
             fallback: MemoryStore::new(),
@@ -132,7 +133,7 @@ impl Caller {
     pub(super) fn correct(self: &Arc<Self>, adjust: Adjust<'_>) -> Reply<()> {
         let (this, adjust) = (Arc::clone(self), adjust.to_owned());
         let (node, account) = (Arc::clone(&self.node), adjust.as_adjust().account().to_owned());
-        let forget = Twice::now(move || node.known.correct(&account.as_account()));
+        let forget = twice(move || node.known.correct(&account.as_account()));
         Reply::later(async move {
             let adjust = adjust.as_adjust();
             let account = adjust.account();
@@ -146,7 +147,7 @@ impl Caller {
     pub(super) fn reset(self: &Arc<Self>, scope: &Scope, key: &Key) -> Reply<()> {
         let (this, node) = (Arc::clone(self), Arc::clone(&self.node));
         let (of, id) = ((scope.clone(), key.clone()), (scope.clone(), key.clone()));
-        let forget = Twice::now(move || node.known.reset(&of.0, &of.1));
+        let forget = twice(move || node.known.reset(&of.0, &of.1));
         Reply::later(async move {
             let (scope, key) = &id;
             let answer = this.call(scope, key, |store| store.reset(scope, key)).await;
@@ -205,18 +206,8 @@ pub(super) async fn within<T>(
     reply.await
 }
 
-/// Forgets now, and again when it is dropped with the reply: answers in between may be outdated.
-struct Twice<F: Fn()>(F);
-
-impl<F: Fn()> Twice<F> {
-    fn now(forget: F) -> Self {
-        forget();
-        Self(forget)
-    }
-}
-
-impl<F: Fn()> Drop for Twice<F> {
-    fn drop(&mut self) {
-        (self.0)();
-    }
+/// Forgets now, and again when this is dropped with the reply: answers in between may be outdated.
+fn twice<F: Fn()>(forget: F) -> AtEnd<F> {
+    forget();
+    AtEnd(forget)
 }

@@ -22,6 +22,8 @@ const MAX_KEPT: i64 = 120_000;
 /// Times are of this process's clock, but for the state's.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Fact {
+    /// Of the key: a reset finds all that is known of it, whatever its quotas are.
+    pub(super) hash: u64,
     /// Where the store has none, one that has ended.
     pub(super) state: State,
     /// By how much the store's clock is ahead of this process's: at least, and at most.

@@ -9,7 +9,7 @@ use super::super::charge::{Charge, OwnedCharge};
 use super::super::error::StoreError;
 use super::caller::{Caller, within};
 use super::fact::{SHARE, leasable};
-use super::flights::{Id, Waiter};
+use super::flights::{Asker, Id};
 use super::idle::Owner;
 use super::known::Sent;
 use super::lender::Lender;
@@ -23,7 +23,7 @@ pub(super) struct Flight {
     id: (Id, u64),
     /// Of one token.
     charge: OwnedCharge,
-    waiters: VecDeque<Waiter>,
+    waiters: VecDeque<Asker>,
     /// Not as much was there as it had seemed.
     short: bool,
     ended: bool,

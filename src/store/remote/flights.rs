@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::oneshot;
@@ -12,24 +13,20 @@ use crate::decision::Decision;
 
 /// A key, and the runtime whose requests wait: a task of another runtime may end or stand still.
 pub(super) type Id = (u64, tokio::runtime::Id);
-pub(super) type Waiter = oneshot::Sender<Result<Decision, StoreError>>;
-pub(super) type Answer = oneshot::Receiver<Result<Decision, StoreError>>;
+pub(super) type Asker = oneshot::Sender<Result<Decision, StoreError>>;
 
 /// The keys with a call in flight.
 #[derive(Default)]
-pub(super) struct Flights(Mutex<Keys>);
-
-#[derive(Default)]
-struct Keys {
-    waiting: HashMap<Id, Waiting>,
+pub(super) struct Flights {
+    keys: Mutex<HashMap<Id, Boarding>>,
     /// How many tasks were begun.
-    tasks: u64,
+    tasks: AtomicU64,
 }
 
-/// All are of one limit.
-struct Waiting {
+/// Requests that wait for the next call. All are of one limit.
+struct Boarding {
     limit: u64,
-    waiters: Vec<Waiter>,
+    waiters: Vec<Asker>,
     /// The task that asks.
     task: u64,
     /// When that is given up: its runtime may stand still.
@@ -39,14 +36,15 @@ struct Waiting {
 impl Flights {
     /// Waits for the call for a key. If there is none, a task of this number is to begin, which is
     /// given up at `until`. `None`: the call there is asks under another limit.
-    pub(super) fn join(&self, id: Id, limit: u64, until: Instant) -> Option<(Answer, Option<u64>)> {
+    pub(super) fn join(
+        &self,
+        id: Id,
+        limit: u64,
+        until: Instant,
+    ) -> Option<(oneshot::Receiver<Result<Decision, StoreError>>, Option<u64>)> {
         let (sender, receiver) = oneshot::channel();
-        let Keys { waiting, tasks } = &mut *self.lock();
-        let mut begin = || {
-            *tasks += 1;
-            *tasks
-        };
-        let task = match waiting.entry(id) {
+        let begin = || self.tasks.fetch_add(1, Ordering::Relaxed);
+        let task = match self.lock().entry(id) {
             Entry::Occupied(flight) if flight.get().limit != limit => return None,
             Entry::Occupied(mut flight) => {
                 let flight = flight.get_mut();
@@ -58,7 +56,7 @@ impl Flights {
             }
             Entry::Vacant(place) => {
                 let task = begin();
-                place.insert(Waiting { limit, waiters: vec![sender], task, until });
+                place.insert(Boarding { limit, waiters: vec![sender], task, until });
                 Some(task)
             }
         };
@@ -71,9 +69,9 @@ impl Flights {
         id: Id,
         task: u64,
         until: Instant,
-        waiters: &mut impl Extend<Waiter>,
+        waiters: &mut impl Extend<Asker>,
     ) {
-        let flights = &mut self.lock().waiting;
+        let mut flights = self.lock();
         if let Some(flight) = flights.get_mut(&id).filter(|flight| flight.task == task) {
             flight.until = until;
             waiters.extend(flight.waiters.drain(..));
@@ -82,7 +80,7 @@ impl Flights {
 
     /// Ends a task, unless a request waits for it.
     pub(super) fn end_if_empty(&self, id: Id, task: u64) -> bool {
-        let flights = &mut self.lock().waiting;
+        let mut flights = self.lock();
         let flight = flights.get(&id).filter(|flight| flight.task == task);
         let ends = flight.is_none_or(|flight| flight.waiters.is_empty());
         if ends && flight.is_some() {
@@ -93,13 +91,13 @@ impl Flights {
 
     /// Ends a task. Requests that wait for it see their channel closed.
     pub(super) fn end(&self, id: Id, task: u64) {
-        let flights = &mut self.lock().waiting;
+        let mut flights = self.lock();
         if flights.get(&id).is_some_and(|flight| flight.task == task) {
             flights.remove(&id);
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Keys> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, HashMap<Id, Boarding>> {
+        self.keys.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -16,60 +16,51 @@ const MAX_KEYS: usize = 16_384;
 /// A task that is later than this is given up, in milliseconds.
 const LATE: i64 = 1_000;
 
-/// Clones are the same one.
-#[derive(Clone)]
-pub(super) struct Idle(Arc<Shared>);
-
-struct Shared {
-    keys: Mutex<Keys>,
+pub(super) struct Idle {
+    keys: Mutex<Due>,
     sooner: Notify,
     time: Stopwatch,
 }
 
 #[derive(Default)]
-struct Keys {
-    /// By the time at which to look after them.
-    due: BTreeMap<(i64, u64), Key>,
+struct Due {
+    /// Those who may spend it, and what to do, by the time at which to look after a key.
+    due: BTreeMap<(i64, u64), (Weak<Owner>, Box<dyn FnOnce() + Send>)>,
     ids: HashSet<u64>,
     /// When the task is given up, if there is one: its runtime may stand still.
     runs_until: Option<i64>,
 }
 
-struct Key {
-    owner: Weak<Owner>,
-    look: Box<dyn FnOnce() + Send>,
-}
-
 /// Held by a limiter and its requests, which may spend what is leased. When it is dropped, all of
 /// that is due.
-pub(super) struct Owner(Idle);
+pub(super) struct Owner(Arc<Idle>);
 
 impl Idle {
     pub(super) fn new(time: Stopwatch) -> Self {
-        Self(Arc::new(Shared { keys: Mutex::default(), sooner: Notify::new(), time }))
+        Self { keys: Mutex::default(), sooner: Notify::new(), time }
     }
 
-    pub(super) fn owner(&self) -> Arc<Owner> {
-        Arc::new(Owner(self.clone()))
+    pub(super) fn owner(self: &Arc<Self>) -> Arc<Owner> {
+        Arc::new(Owner(Arc::clone(self)))
     }
 
     /// Looks after a key when it is due, unless it is looked after already. `false`: there are too
     /// many.
     pub(super) fn look_after(
-        &self,
+        self: &Arc<Self>,
         id: u64,
         due: i64,
         owner: &Weak<Owner>,
         look: impl FnOnce() + Send + 'static,
     ) -> bool {
-        let (mut keys, now) = (self.keys(), self.0.time.now());
+        let (mut keys, now) = (self.keys(), self.time.now());
         let mut first = false;
         if !keys.ids.contains(&id) {
             if keys.ids.len() >= MAX_KEYS {
                 return false;
             }
             first = keys.due.first_key_value().is_none_or(|((first, _), _)| due < *first);
-            keys.due.insert((due, id), Key { owner: Weak::clone(owner), look: Box::new(look) });
+            keys.due.insert((due, id), (Weak::clone(owner), Box::new(look)));
             keys.ids.insert(id);
         }
         let starts = keys.runs_until.is_none_or(|until| until < now);
@@ -79,15 +70,15 @@ impl Idle {
         // A runtime that shuts down drops the task at once, and the task takes the lock again.
         drop(keys);
         if starts {
-            tokio::spawn(Task { idle: self.clone(), ended: false }.run());
+            tokio::spawn(Task { idle: Arc::clone(self), ended: false }.run());
         } else if first {
-            self.0.sooner.notify_one();
+            self.sooner.notify_one();
         }
         true
     }
 
-    fn keys(&self) -> MutexGuard<'_, Keys> {
-        self.0.keys.lock().unwrap_or_else(PoisonError::into_inner)
+    fn keys(&self) -> MutexGuard<'_, Due> {
+        self.keys.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -95,17 +86,17 @@ impl Drop for Owner {
     fn drop(&mut self) {
         let mut keys = self.0.keys();
         let due = mem::take(&mut keys.due).into_iter().map(|((due, id), key)| {
-            let is_left = key.owner.strong_count() == 0;
+            let is_left = key.0.strong_count() == 0;
             ((if is_left { i64::MIN } else { due }, id), key)
         });
         keys.due = due.collect();
         drop(keys);
-        self.0.0.sooner.notify_one();
+        self.0.sooner.notify_one();
     }
 }
 
 struct Task {
-    idle: Idle,
+    idle: Arc<Idle>,
     ended: bool,
 }
 
@@ -113,13 +104,13 @@ impl Task {
     async fn run(mut self) {
         while let Some(wait) = self.look() {
             // Until then, or until something is due sooner.
-            let _ = timeout(wait, self.idle.0.sooner.notified()).await;
+            let _ = timeout(wait, self.idle.sooner.notified()).await;
         }
     }
 
     /// Looks after what is due. How long the next one has time, if there is any.
     fn look(&mut self) -> Option<Duration> {
-        let now = self.idle.0.time.now();
+        let now = self.idle.time.now();
         loop {
             let mut keys = self.idle.keys();
             let Some(((due, _), _)) = keys.due.first_key_value() else {
@@ -132,11 +123,11 @@ impl Task {
                 keys.runs_until = Some(due + LATE);
                 return Some(Duration::from_millis((due - now) as u64));
             }
-            let ((_, id), key) = keys.due.pop_first().expect("there is a first");
+            let ((_, id), (_, look)) = keys.due.pop_first().expect("there is a first");
             // What is leased from here on is looked after anew.
             keys.ids.remove(&id);
             drop(keys);
-            (key.look)();
+            look();
         }
     }
 }

@@ -39,7 +39,7 @@ const RESET: u64 = 1 << 32;
 /// What a process knows of a store.
 pub(super) struct Known {
     time: Stopwatch,
-    shards: Sharded<Table<OfKey>>,
+    shards: Sharded<Table<Fact>>,
     /// Buckets in a shard's table when it has grown.
     buckets: usize,
     /// How often a key of each kind was changed by this process: what was asked before then is not
@@ -49,18 +49,11 @@ pub(super) struct Known {
     returning: [AtomicU64; RETURNING],
 }
 
-/// With the key's hash: a reset finds all that is known of a key, whatever its quotas are.
-#[derive(Clone, Copy, Default)]
-struct OfKey {
-    hash: u64,
-    fact: Fact,
-}
-
 /// What is known of a key, a fact for each quota, under the lock that they share.
 pub(super) struct Facts<'a> {
     now: i64,
     hash: u64,
-    table: MutexGuard<'a, Table<OfKey>>,
+    table: MutexGuard<'a, Table<Fact>>,
 }
 
 /// When a question is sent, and what had happened to its key before.
@@ -129,9 +122,9 @@ impl Known {
             account.scope().observe().lease_spent(charge.cost());
             return Ok(fact.decide(now, charge));
         }
-        let (basis, sent) = (Basis::get(&facts, charge, may_return), self.sent(&facts));
+        let (seen, sent) = (facts.refusing(charge, may_return), self.sent(&facts));
         drop(facts);
-        let refusal = basis.and_then(|basis| basis.refusal(charge)).ok_or(sent)?;
+        let refusal = seen.and_then(|(states, now)| refusal(charge, states, now)).ok_or(sent)?;
         account.scope().observe().refused_from_memory();
         Ok(refusal)
     }
@@ -231,12 +224,12 @@ impl Facts<'_> {
     pub(super) fn get(&self, quota: &Quota) -> Fact {
         let Found::Entry(slot) = self.find(quota) else { return Fact::default() };
         let Entry { until, payload, .. } = self.table.get(slot);
-        if self.now < until { payload.fact } else { Fact::default() }
+        if self.now < until { payload } else { Fact::default() }
     }
 
     /// `false`: there is no room.
     pub(super) fn set(&mut self, quota: &Quota, fact: Fact) -> bool {
-        let (until, payload) = (fact.until(quota), OfKey { hash: self.hash, fact });
+        let (until, payload) = (fact.until(quota), Fact { hash: self.hash, ..fact });
         loop {
             match self.find(quota) {
                 Found::Entry(slot) if until <= self.now => self.table.clear(slot),
@@ -249,21 +242,43 @@ impl Facts<'_> {
         }
     }
 
+    /// The states of all quotas of a charge, if each has refused, and the time by the store's clock:
+    /// at least, and at most.
+    fn refusing(
+        &self,
+        charge: &Charge<'_>,
+        may_return: bool,
+    ) -> Option<([Option<State>; Quotas::MAX], Range<i64>)> {
+        let mut states = [None; Quotas::MAX];
+        let (mut least, mut most) = (MAX, -MAX);
+        for (state, quota) in states.iter_mut().zip(charge.account().quotas()) {
+            let fact = self.get(quota);
+            // What was remembered for longer may be of before another limiter said so.
+            let is_old = may_return && self.now >= fact.at + BRIEF;
+            if is_old || self.now >= fact.refuses_until {
+                return None;
+            }
+            *state = Some(fact.state);
+            (least, most) = (least.min(fact.lag[0]), most.max(fact.lag[1]));
+        }
+        Some((states, self.now + least..self.now + most))
+    }
+
     /// Takes the tokens of a charge from those that are held, if they suffice.
     fn spend(&mut self, charge: &Charge<'_>) -> Option<Fact> {
         let quota = leasable(charge)?;
         let Found::Entry(slot) = self.find(quota) else { return None };
-        let Fact { lease, .. } = &mut self.table.payload_mut(slot).fact;
+        let Fact { lease, .. } = &mut self.table.payload_mut(slot);
         if !lease.is_alive(self.now) || lease.left < charge.cost() || lease.limit > quota.limit {
             return None;
         }
         lease.left -= charge.cost();
-        Some(self.table.get(slot).payload.fact)
+        Some(self.table.get(slot).payload)
     }
 
     /// Forgets all quotas. They are looked for in the whole table: resets are rare.
     fn clear(&mut self) {
-        let of_key = |entry: &&mut Entry<OfKey>| entry.payload.hash == self.hash;
+        let of_key = |entry: &&mut Entry<Fact>| entry.payload.hash == self.hash;
         self.table.entries_mut().filter(of_key).for_each(|entry| *entry = Entry::default());
     }
 
@@ -278,37 +293,16 @@ fn place(scope: &Scope) -> (usize, u64) {
     (id / 64 % RETURNING, 1 << (id % 64))
 }
 
-/// What was seen of all quotas of a charge.
-struct Basis {
+/// The refusal that follows from these states at this time.
+fn refusal(
+    charge: &Charge<'_>,
     states: [Option<State>; Quotas::MAX],
-    /// The time, by the store's clock: at least, and at most.
     now: Range<i64>,
-}
-
-impl Basis {
-    fn get(facts: &Facts<'_>, charge: &Charge<'_>, may_return: bool) -> Option<Self> {
-        let mut states = [None; Quotas::MAX];
-        let (mut least, mut most) = (MAX, -MAX);
-        for (state, quota) in states.iter_mut().zip(charge.account().quotas()) {
-            let fact = facts.get(quota);
-            // What was remembered for longer may be of before another limiter said so.
-            let is_old = may_return && facts.now >= fact.at + BRIEF;
-            if is_old || facts.now >= fact.refuses_until {
-                return None;
-            }
-            *state = Some(fact.state);
-            (least, most) = (least.min(fact.lag[0]), most.max(fact.lag[1]));
-        }
-        Some(Self { states, now: facts.now + least..facts.now + most })
-    }
-
-    /// The refusal that follows from it.
-    fn refusal(self, charge: &Charge<'_>) -> Option<Decision> {
-        let (mut decision, _) = charge.decide_from(self.now.start, self.states);
-        decision.take_states();
-        let refused = holds_until(charge, &decision).is_some_and(|until| self.now.end < until);
-        refused.then_some(decision)
-    }
+) -> Option<Decision> {
+    let (mut decision, _) = charge.decide_from(now.start, states);
+    decision.take_states();
+    let refused = holds_until(charge, &decision).is_some_and(|until| now.end < until);
+    refused.then_some(decision)
 }
 
 /// Until when a refusal is sure to be one, on the store's clock. `None`: it passed, or no count

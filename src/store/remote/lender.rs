@@ -70,8 +70,8 @@ impl Lender {
             state: State { start, used, until },
             lag: [lag.start, lag.end],
             at: sent.at,
-            refuses_until: 0,
             lease: Lease { dies: until - lag.end, left, limit, taken: known.now(), demand },
+            ..Fact::default()
         }
     }
 

@@ -14,7 +14,7 @@ use super::super::link::is_of_replica;
 use super::super::link::{Connection, Link};
 use super::super::script::{self, Answer, LOADS, MANY, ONE, rights};
 use super::failure::{failed, late, unsent};
-use super::waiting::Waiting;
+use super::queue::Waiting;
 use crate::store::error::StoreError;
 
 /// How long to wait for all nodes of a cluster to load a script.

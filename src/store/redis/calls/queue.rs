@@ -3,9 +3,13 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use redis::Cmd;
+use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use super::waiting::Waiting;
+use super::super::script::Answer;
+use super::failure::unsent;
+use crate::store::error::StoreError;
 
 /// Decisions in one call. More would save little, and keep the server from others for longer.
 const MAX_BATCH: usize = 128;
@@ -20,6 +24,8 @@ const UNKNOWN: usize = 1_024;
 const FULL: usize = 4;
 /// How long the least round trip is remembered, at least: the distance may change.
 const SPAN: Duration = Duration::from_secs(5);
+
+/// Decisions that wait, and the calls in flight.
 #[derive(Default)]
 pub(super) struct Queue {
     waiting: VecDeque<Waiting>,
@@ -32,59 +38,23 @@ pub(super) struct Queue {
     leaving: bool,
     /// The last call took several.
     busy: bool,
-    distance: Distance,
-}
-
-/// The least round trip of this span and of the one before.
-#[derive(Default)]
-struct Distance {
+    /// The least round trip of this span and of the one before, and since when this one is.
+    least: [Option<Duration>; 2],
     since: Option<Instant>,
-    least: Option<Duration>,
-    before: Option<Duration>,
-}
-
-impl Distance {
-    fn note(&mut self, now: Instant, took: Duration) {
-        if self.since.is_none_or(|since| now - since >= SPAN) {
-            self.since = Some(now);
-            self.before = self.least.take();
-        }
-        self.least = Some(self.least.map_or(took, |least| least.min(took)));
-    }
-
-    /// How many calls may be in flight.
-    fn calls(&self) -> usize {
-        match self.least.into_iter().chain(self.before).min() {
-            None => UNKNOWN,
-            Some(least) => CALLS + (least.as_nanos() / PACE.as_nanos()) as usize,
-        }
-    }
-}
-
-/// How a decision is to be sent.
-pub(super) enum Leave {
-    /// At once, in a call of its own.
-    Alone(Waiting),
-    /// With a task that is to be started.
-    WithTask,
-    /// With others' task.
-    Later,
 }
 
 impl Queue {
-    /// Its place in the order of arrival, and how it is sent.
-    pub(super) fn come(&mut self, waiting: Waiting) -> (u64, Leave) {
+    /// Its place in the order of arrival. It comes back if it leaves at once, in a call of its own.
+    pub(super) fn come(&mut self, waiting: Waiting) -> (u64, Option<Waiting>) {
         let is_alone = self.calls == 0 && self.waiting.is_empty() && !self.leaving && !self.busy;
         self.came += 1;
-        let leave = if is_alone {
+        if is_alone {
             self.left += 1;
             self.begin(1);
-            Leave::Alone(waiting)
-        } else {
-            self.waiting.push_back(waiting);
-            if self.claim() { Leave::WithTask } else { Leave::Later }
-        };
-        (self.came, leave)
+            return (self.came, Some(waiting));
+        }
+        self.waiting.push_back(waiting);
+        (self.came, None)
     }
 
     /// Whether it has left.
@@ -103,8 +73,13 @@ impl Queue {
         self.calls -= 1;
     }
 
+    /// How long a call took.
     pub(super) fn note(&mut self, now: Instant, took: Duration) {
-        self.distance.note(now, took);
+        if self.since.is_none_or(|since| now - since >= SPAN) {
+            self.since = Some(now);
+            self.least = [None, self.least[0]];
+        }
+        self.least[0] = Some(self.least[0].map_or(took, |least| least.min(took)));
     }
 
     /// The decisions of the next call, which has begun, and until when they wait for it.
@@ -121,7 +96,11 @@ impl Queue {
 
     fn has_room(&self) -> bool {
         let more = if self.waiting.len() >= MAX_BATCH { FULL } else { 0 };
-        self.calls < self.distance.calls() + more
+        let calls = match self.least.into_iter().flatten().min() {
+            None => UNKNOWN,
+            Some(least) => CALLS + (least.as_nanos() / PACE.as_nanos()) as usize,
+        };
+        self.calls < calls + more
     }
 
     /// Whether a task has to be started that sends what waits.
@@ -143,5 +122,44 @@ impl Queue {
             }
         }
         batch
+    }
+}
+
+/// What became of a command. Itself: it was not sent in this way, and is to be sent in another.
+pub(crate) type Answered = Result<Result<Answer, StoreError>, Cmd>;
+
+/// A command that waits to be sent, and for its answer.
+pub(crate) struct Waiting {
+    pub(crate) cmd: Cmd,
+    pub(crate) until: Instant,
+    /// How long it may wait for a connection.
+    pub(crate) patience: Duration,
+    reply: oneshot::Sender<Answered>,
+}
+
+impl Waiting {
+    pub(crate) fn new(cmd: Cmd, until: Instant) -> (Self, oneshot::Receiver<Answered>) {
+        let (reply, outcome) = oneshot::channel();
+        let patience = until - Instant::now();
+        (Self { cmd, until, patience, reply }, outcome)
+    }
+
+    /// What is late or was dropped is not sent.
+    pub(crate) fn is_wanted(&self, now: Instant) -> bool {
+        now < self.until && !self.reply.is_closed()
+    }
+
+    /// It is not sent any more.
+    pub(crate) fn withdraw(self) {
+        self.answer(Err(unsent()));
+    }
+
+    pub(crate) fn give_back(self) {
+        // Who is gone needs no answer, here and below.
+        let _ = self.reply.send(Err(self.cmd));
+    }
+
+    pub(crate) fn answer(self, answer: Result<Answer, StoreError>) {
+        let _ = self.reply.send(Ok(answer));
     }
 }

@@ -2,94 +2,72 @@
 //! flight: what becomes of one runtime is nothing to the others.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::runtime::{Handle, Id};
 
-use super::super::link::Link;
-use super::super::link::Source;
+use super::super::link::{Link, Source};
 use super::failure::runtime;
 use super::gather::Gather;
 use crate::store::error::StoreError;
 use crate::store::remote::Breaker;
+use crate::sync::AtEnd;
 
-/// Clones share it.
-#[derive(Clone)]
-pub(crate) struct Runtimes(Arc<Shared>);
-
-struct Shared {
+pub(crate) struct Runtimes {
     source: Arc<Source>,
-    homes: Mutex<HashMap<Id, Home>>,
-}
-
-/// What a runtime has.
-#[derive(Clone)]
-pub(crate) struct Home {
-    pub(crate) link: Link,
-    pub(crate) gather: Gather,
+    /// What each has.
+    homes: Mutex<HashMap<Id, Arc<Gather>>>,
 }
 
 impl Runtimes {
     /// Connects at once, if there is a runtime.
-    pub(crate) fn new(source: Source) -> Self {
-        let (source, homes) = (Arc::new(source), Mutex::default());
-        let this = Self(Arc::new(Shared { source, homes }));
+    pub(crate) fn new(source: Source) -> Arc<Self> {
+        let this = Arc::new(Self { source: Arc::new(source), homes: Mutex::default() });
         let _ = this.here();
         this
     }
 
     /// What the current runtime has.
-    pub(crate) fn here(&self) -> Result<Home, StoreError> {
+    pub(crate) fn here(self: &Arc<Self>) -> Result<Arc<Gather>, StoreError> {
         let runtime = runtime()?;
-        let mut homes = self.0.homes();
-        if let Some(home) = homes.get(&runtime.id()) {
-            return Ok(home.clone());
+        let (mut homes, id) = (self.homes(), runtime.id());
+        if let Some(home) = homes.get(&id) {
+            return Ok(Arc::clone(home));
         }
-        let link = Link::new(&self.0.source);
-        let home = Home { gather: Gather::new(link.clone(), runtime.clone()), link };
-        homes.insert(runtime.id(), home.clone());
+        let home = Arc::new(Gather::new(Link::new(&self.source), runtime.clone()));
+        homes.insert(id, Arc::clone(&home));
         drop(homes);
-        let tenant = Tenant { of: Arc::downgrade(&self.0), runtime: runtime.id() };
+        let of = Arc::downgrade(self);
+        let leave = AtEnd(move || {
+            if let Some(of) = of.upgrade() {
+                of.homes().remove(&id);
+            }
+        });
         let end = home.link.end();
+        // Also dropped when its runtime ends.
         runtime.spawn(async move {
             end.await;
-            drop(tenant);
+            drop(leave);
         });
         Ok(home)
     }
 
-    pub(crate) fn breaker(&self) -> &Breaker {
-        &self.0.source.breaker
+    pub(crate) fn breaker(&self) -> &Arc<Breaker> {
+        &self.source.breaker
     }
 
     /// What fails together with this key.
     pub(crate) fn domain(&self, key: impl FnOnce() -> String) -> u64 {
-        if !self.0.source.sharded {
+        if !self.source.sharded {
             return 0;
         }
-        let homes = self.0.homes();
+        let homes = self.homes();
         let here = Handle::try_current().ok().and_then(|runtime| homes.get(&runtime.id()));
         let home = here.or_else(|| homes.values().next());
         home.map_or(0, |home| home.link.domain(key))
     }
-}
 
-impl Shared {
-    fn homes(&self) -> MutexGuard<'_, HashMap<Id, Home>> {
+    fn homes(&self) -> MutexGuard<'_, HashMap<Id, Arc<Gather>>> {
         self.homes.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// Leaves its home when its runtime ends.
-struct Tenant {
-    of: Weak<Shared>,
-    runtime: Id,
-}
-
-impl Drop for Tenant {
-    fn drop(&mut self) {
-        if let Some(of) = self.of.upgrade() {
-            of.homes().remove(&self.runtime);
-        }
     }
 }

@@ -37,7 +37,7 @@ pub(crate) struct Source {
     pub(crate) connect: Option<Connect>,
     pub(crate) sharded: bool,
     /// Hears of calls that fail, and of parts that nothing can be sent to.
-    pub(crate) breaker: Breaker,
+    pub(crate) breaker: Arc<Breaker>,
     since: Instant,
     /// When any runtime had an answer, in milliseconds since then.
     heard: AtomicU64,
@@ -47,7 +47,7 @@ pub(crate) struct Source {
 
 impl Source {
     fn new(given: Option<Box<dyn Handle>>, connect: Option<Connect>, sharded: bool) -> Self {
-        let (breaker, since, heard) = (Breaker::default(), Instant::now(), AtomicU64::new(0));
+        let (breaker, since, heard) = (Arc::default(), Instant::now(), AtomicU64::new(0));
         let permitted = AtomicBool::new(false);
         Self { given, connect, sharded, breaker, since, heard, permitted }
     }
