@@ -194,7 +194,8 @@ impl Limits {
     /// [`Decision::ready_after`], which is the longest wait of all limits.
     ///
     /// ```
-    ///     /// use tower_fixed_window::{Limiter, Limits, Line, ManualClock, MemoryStore, Quota};
+    /// use std::time::Duration;
+    /// use tower_fixed_window::{Limiter, Limits, Line, ManualClock, MemoryStore, Quota};
     ///
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let clock = ManualClock::at_ms(1_700_000_040_000);

@@ -67,6 +67,7 @@ mod lender;
 mod outage;
 mod stopwatch;
 
+#[cfg(feature = "redis")]
 pub(super) use breaker::Breaker;
 use caller::{Caller, Node, Policy};
 #[cfg(feature = "tokio")]

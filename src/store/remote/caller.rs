@@ -166,10 +166,11 @@ impl Caller {
         let Policy { deadline, ends_itself, .. } = self.policy;
         let domain = self.store.fault_domain(scope, key);
         let attempt = self.node.breaker.begin(domain, deadline)?;
-        let (timing, under_way) = (scope.observe().store_is_called(), UnderWay::new());
-        let reply = ask(&*self.store);
-        let answer = within(deadline.filter(|_| !ends_itself), reply).await;
-        drop(under_way);
+        let timing = scope.observe().store_is_called();
+        let answer = {
+            let _under_way = UnderWay::new();
+            within(deadline.filter(|_| !ends_itself), ask(&*self.store)).await
+        };
         scope.observe().store_was_called(timing);
         if !ends_itself {
             attempt.report(&answer);

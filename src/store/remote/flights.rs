@@ -13,7 +13,8 @@ use crate::decision::Decision;
 
 /// A key, and the runtime whose requests wait: a task of another runtime may end or stand still.
 pub(super) type Id = (u64, tokio::runtime::Id);
-pub(super) type Asker = oneshot::Sender<Result<Decision, StoreError>>;
+pub(super) type Decided = Result<Decision, StoreError>;
+pub(super) type Asker = oneshot::Sender<Decided>;
 
 /// The keys with a call in flight.
 #[derive(Default)]
@@ -41,7 +42,7 @@ impl Flights {
         id: Id,
         limit: u64,
         until: Instant,
-    ) -> Option<(oneshot::Receiver<Result<Decision, StoreError>>, Option<u64>)> {
+    ) -> Option<(oneshot::Receiver<Decided>, Option<u64>)> {
         let (sender, receiver) = oneshot::channel();
         let begin = || self.tasks.fetch_add(1, Ordering::Relaxed);
         let task = match self.lock().entry(id) {

@@ -22,10 +22,12 @@ pub(super) struct Idle {
     time: Stopwatch,
 }
 
+type Look = Box<dyn FnOnce() + Send>;
+
 #[derive(Default)]
 struct Due {
     /// Those who may spend it, and what to do, by the time at which to look after a key.
-    due: BTreeMap<(i64, u64), (Weak<Owner>, Box<dyn FnOnce() + Send>)>,
+    due: BTreeMap<(i64, u64), (Weak<Owner>, Look)>,
     ids: HashSet<u64>,
     /// When the task is given up, if there is one: its runtime may stand still.
     runs_until: Option<i64>,

@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use fastrand::Rng;
 use proptest::prelude::*;
-use tower_fixed_window::store::Remote;
 use tower_fixed_window::testing::{TOGETHER_VECTORS, VECTORS, block_on, replay};
 use tower_fixed_window::{CountsFile, Limiter, ManualClock, MemoryStore, Quota, Quotas, Receipt};
 
@@ -80,10 +79,6 @@ forward_to_memory!(Deployed, {
         charges: &[tower_fixed_window::store::Charge<'_>],
     ) -> Option<tower_fixed_window::store::Reply<tower_fixed_window::Decision>> {
         open(&self.folder.path().join("counts"), 100, &self.clock).charge_all(charges)
-    }
-
-    fn remote(&self) -> Option<&Remote> {
-        None
     }
 });
 
