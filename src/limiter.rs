@@ -48,6 +48,8 @@ pub struct Limiter {
     has_store: bool,
     /// Whether its tokens may come back.
     refundable: bool,
+    /// Whether it has no part in the leases of its store.
+    unleased: bool,
 }
 
 /// What to write where it [can't be found](Limiter::can_be_found).
@@ -63,6 +65,7 @@ impl Limiter {
             store: Arc::new(MemoryStore::new()),
             has_store: false,
             refundable: false,
+            unleased: false,
         }
     }
 
@@ -113,9 +116,14 @@ impl Limiter {
         Self { refundable: true, ..self }
     }
 
+    /// The same without leases.
+    pub(crate) fn unleased(self) -> Self {
+        Self { unleased: true, ..self }
+    }
+
     /// Whether a charge takes a while.
     pub(crate) fn is_remote(&self) -> bool {
-        self.guard.is_some()
+        self.store.answers_within().is_some()
     }
 
     /// Whether a shared store has a name for its counters.
@@ -344,6 +352,9 @@ impl Limiter {
     pub(crate) fn send(&self, mut charge: Charge<'_>) -> Reply<Decision> {
         if self.refundable {
             charge = charge.refundable();
+        }
+        if self.unleased {
+            charge = charge.unleased();
         }
         self.store.charge(charge)
     }

@@ -165,8 +165,9 @@ pub trait Store: Send + Sync + 'static {
         0
     }
 
-    /// Returns the time within which each reply ends, if there is one: the time for a charge of
-    /// several limits that this store charges one after the other.
+    /// Returns the time within which each reply of a store elsewhere ends: also the time for
+    /// several limits that it charges one after the other. By default, `None`: the store is in this
+    /// process and answers immediately.
     fn answers_within(&self) -> Option<Duration> {
         None
     }

@@ -17,6 +17,8 @@ pub(crate) struct Ask {
     pub(crate) peek: bool,
     /// Tokens may be returned, which decides nothing here.
     pub(crate) refundable: bool,
+    /// Nor does this: the tokens are taken from the store itself.
+    pub(crate) unleased: bool,
 }
 
 impl Ask {

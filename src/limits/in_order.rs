@@ -17,7 +17,7 @@ pub(super) fn charge(
     deadline: Option<Duration>,
 ) -> Reply<Decision> {
     Reply::later(async move {
-        let ends = deadline.map(|deadline| Instant::now() + deadline);
+        let ends = deadline.and_then(|deadline| Instant::now().checked_add(deadline));
         let this = InOrder { lines, ends, passed: Vec::new(), asked: None, returning: Vec::new() };
         this.run().await
     })

@@ -44,7 +44,14 @@ impl<'a> Charge<'a> {
     pub fn new(account: Account<'a>, cost: u64) -> Self {
         Self {
             account,
-            ask: Ask { cost, reserve: false, up_to: false, peek: false, refundable: false },
+            ask: Ask {
+                cost,
+                reserve: false,
+                up_to: false,
+                peek: false,
+                refundable: false,
+                unleased: false,
+            },
         }
     }
 
@@ -85,6 +92,12 @@ impl<'a> Charge<'a> {
     #[must_use]
     pub fn refundable(mut self) -> Self {
         self.ask.refundable = true;
+        self
+    }
+
+    /// No leased tokens are spent for it, nor are any leased.
+    pub(crate) fn unleased(mut self) -> Self {
+        self.ask.unleased = true;
         self
     }
 

@@ -240,14 +240,6 @@ impl MemoryStore {
         }
     }
 
-    /// Whether another process finds the counts.
-    pub(super) fn is_saved(&self) -> bool {
-        #[cfg(feature = "saved")]
-        return self.saver.is_some();
-        #[cfg(not(feature = "saved"))]
-        false
-    }
-
     /// The exact time, which may have gone back.
     #[cold]
     fn now_again(&self, shard: &mut Shard) -> Reading {
@@ -381,10 +373,8 @@ impl Store for MemoryStore {
         let account = charge.account();
         let Account { scope, quotas, key } = account;
         // A request that waits for a window counts the time until it ends.
-        let now = match charge.may_reserve() {
-            true => self.memory.time.now(),
-            false => self.memory.time.recently(),
-        };
+        let time = &self.memory.time;
+        let now = if charge.may_reserve() { time.now() } else { time.recently() };
         let (now, mut shard, home) = self.find(now, scope, key);
         if let [quota] = quotas.as_slice()
             && let Some(decision) = shard.charge_running(now, quota, &home, charge.ask)
@@ -445,7 +435,10 @@ impl Store for MemoryStore {
     }
 
     fn is_shared(&self) -> bool {
-        self.is_saved()
+        #[cfg(feature = "saved")]
+        return self.saver.is_some();
+        #[cfg(not(feature = "saved"))]
+        false
     }
 }
 

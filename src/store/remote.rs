@@ -324,7 +324,7 @@ impl Store for Remote {
     }
 
     fn answers_within(&self) -> Option<Duration> {
-        self.caller.policy.deadline
+        Some(self.caller.policy.deadline.unwrap_or(Duration::MAX))
     }
 
     fn stand_in(&self, charge: Charge<'_>, error: StoreError) -> Reply<Decision> {

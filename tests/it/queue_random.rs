@@ -158,11 +158,7 @@ async fn run(setup: &Setup, rng: &mut Rng) -> u64 {
                 .queue(setup.most, max_wait);
             layer = match delay {
                 None => layer.store(memory.clone()),
-                Some(delay) => {
-                    let mut far = FarStore::new(move || delay);
-                    far.memory = memory.clone();
-                    layer.store(far)
-                }
+                Some(delay) => layer.store(FarStore::over(memory.clone(), move || delay)),
             };
             if setup.plans {
                 let plans = [setup.quotas(1), setup.quotas(2)];

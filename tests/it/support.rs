@@ -259,7 +259,15 @@ struct Distant {
 
 impl FarStore {
     pub(crate) fn new(delay: impl Fn() -> u64 + Send + Sync + 'static) -> Self {
-        let (memory, sent) = (MemoryStore::with_clock(paused_clock()), Arc::default());
+        Self::over(MemoryStore::with_clock(paused_clock()), delay)
+    }
+
+    /// The way to this memory.
+    pub(crate) fn over(
+        memory: MemoryStore,
+        delay: impl Fn() -> u64 + Send + Sync + 'static,
+    ) -> Self {
+        let sent = Arc::default();
         let distant =
             Distant { memory: memory.clone(), delay: Arc::new(delay), sent: Arc::clone(&sent) };
         Self { memory, sent, remote: Remote::around(distant).without_deadline() }

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use tower_fixed_window::store::RedisStore;
-use tower_fixed_window::{Limiter, Quota, Quotas};
+use tower_fixed_window::{Limiter, OnStoreFailure, Quota, Quotas};
 
 use crate::server::{Server, wait_for};
 
@@ -32,7 +32,7 @@ fn store(server: &Server) -> RedisStore {
 }
 
 fn limiter(store: RedisStore) -> Limiter {
-    Limiter::new(Quota::per_minute(5)).name("rights").store(store).without_fallback()
+    Limiter::new(Quota::per_minute(5)).name("rights").store(store.on_failure(OnStoreFailure::Deny))
 }
 
 /// The short way through the script, and the others.

@@ -100,7 +100,8 @@ impl Lease {
 pub(super) fn leasable<'a>(charge: &Charge<'a>) -> Option<&'a Quota> {
     let Account { quotas, .. } = charge.account();
     let [quota] = quotas.as_slice() else { return None };
-    let plain = quota.capacity == quota.limit && !charge.is_peek() && !charge.is_up_to();
+    let plain = quota.capacity == quota.limit
+        && !(charge.is_peek() || charge.is_up_to() || charge.ask.unleased);
     let reserves = charge.may_reserve() && quota.max_reserved > 0;
     (plain && !reserves && quota.limit >= 2 * SHARE && charge.cost() > 0).then_some(quota)
 }

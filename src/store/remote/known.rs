@@ -242,8 +242,8 @@ impl Facts<'_> {
         }
     }
 
-    /// The states of all quotas of a charge, if each has refused, and the time by the store's clock:
-    /// at least, and at most.
+    /// The states of all quotas of a charge, if each has refused, and the time by the store's
+    /// clock: at least, and at most.
     fn refusing(
         &self,
         charge: &Charge<'_>,

@@ -12,8 +12,8 @@ use redis::{Cmd, ErrorKind, RedisError, RedisResult, ServerErrorKind};
 use tokio::time::Instant;
 
 use super::shards::Range;
-use crate::store::remote::Breaker;
 use crate::store::redis::script::{MANY, ONE, rights};
+use crate::store::remote::Breaker;
 
 /// A connection, and what parts of the keys it leads to if that is a cluster.
 pub(crate) struct Connected {
