@@ -65,8 +65,9 @@ impl State {
         }
         if whole > 0 {
             let good_for = decision.good_until_ms().saturating_sub(decision.now_ms());
-            // One less: it was a fraction of a millisecond later than the store says.
-            let good_for = Duration::from_millis(good_for.saturating_sub(1).max(0) as u64);
+            // One less: it was a fraction of a millisecond later than the store says. But an answer
+            // that is there at once is good in the last millisecond of a window, too.
+            let good_for = Duration::from_millis(good_for.saturating_sub(1).max(1) as u64);
             let (decision, before, left) = (decision.clone(), 0, whole);
             let good_until = sent + good_for;
             self.hand = Some(Hand { decision, quotas, before, left, good_until });

@@ -46,6 +46,7 @@ mod secrets;
 mod shared;
 mod shutdown;
 mod stacked_layers;
+mod stacked_random;
 mod store_failures;
 mod streams_and_upgrades;
 mod support;

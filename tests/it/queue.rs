@@ -408,3 +408,22 @@ impl Service<Request<Body>> for NeverReady {
         std::future::ready(Ok(Response::new(Body::empty())))
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_request_in_the_last_millisecond_of_a_window_is_charged_once() {
+    for window in [1, 2, 1_000] {
+        let layer = FixedWindowLayer::new(Quota::new(2, Duration::from_millis(window)))
+            .key(global())
+            .store(MemoryStore::with_clock(paused_clock()))
+            .queue(9, LONG);
+        let served = Served::default();
+        let service = noting(&layer, &served);
+        sleep(Duration::from_millis(window - 1)).await;
+        let start = Instant::now();
+        for _ in 0..5 {
+            let Ok(response) = service.clone().oneshot(get("/")).await;
+            assert_eq!(response.status(), 200);
+        }
+        assert!(start.elapsed() <= Duration::from_millis(2 * window + 2), "of {window} ms");
+    }
+}
