@@ -6,6 +6,7 @@ mod calendars;
 mod conformance;
 mod decisions;
 mod edges;
+mod every_small_case;
 mod kept_receipts;
 mod keys;
 mod leases;

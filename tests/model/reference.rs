@@ -24,15 +24,15 @@ pub(crate) struct Terms {
 
 /// The state of S5.
 #[derive(Clone, Copy, PartialEq, Debug)]
-struct Counter {
-    start: i128,
-    used: i128,
-    until: i128,
+pub(crate) struct Counter {
+    pub(crate) start: i128,
+    pub(crate) used: i128,
+    pub(crate) until: i128,
 }
 
 /// What is there at one instant.
 #[derive(Clone, Copy, Debug)]
-struct Now {
+pub(crate) struct Now {
     start: i128,
     used: i128,
     until: Option<i128>,
@@ -59,7 +59,7 @@ pub(crate) struct Answer {
 /// A charge that passed, as S14 and S15 need it.
 #[derive(Clone, Debug)]
 pub(crate) struct Taken {
-    cost: i128,
+    pub(crate) cost: i128,
     refundable_until: Vec<i128>,
 }
 
@@ -74,7 +74,7 @@ pub(crate) enum Ask {
 #[derive(Clone)]
 pub(crate) struct Model {
     shift: i128,
-    counters: Vec<Option<Counter>>,
+    pub(crate) counters: Vec<Option<Counter>>,
 }
 
 impl Terms {
@@ -183,6 +183,12 @@ impl Terms {
         if left < used { left } else { used }
     }
 
+    /// Whether nothing but another quota stands against a charge.
+    pub(crate) fn fits(&self, now: Now, cost: i128, ask: Ask) -> bool {
+        let credit = if ask == Ask::Reserve { self.max_reserved } else { 0 };
+        cost == 0 || self.limit > 0 && now.used + cost <= self.limit + credit
+    }
+
     /// The window that is the last in which any of `used` tokens are covered, or `more` of them.
     fn last_window(&self, now: Now, more: i128) -> (i128, i128) {
         let mut windows = 0;
@@ -225,7 +231,7 @@ impl Model {
         Self { shift: shift.into(), counters: vec![None; quotas] }
     }
 
-    fn look(&self, terms: &[Terms], now: i128) -> Vec<Now> {
+    pub(crate) fn look(&self, terms: &[Terms], now: i128) -> Vec<Now> {
         let pairs = terms.iter().zip(&self.counters);
         pairs.map(|(terms, counter)| terms.look(*counter, now, self.shift)).collect()
     }
@@ -239,13 +245,8 @@ impl Model {
     ) -> (Answer, Option<Taken>) {
         let windows = self.look(terms, now);
         let reserve = ask == Ask::Reserve;
-        let mut refusing: Vec<usize> = (0..terms.len())
-            .filter(|&i| {
-                let credit = if reserve { terms[i].max_reserved } else { 0 };
-                let full = windows[i].used + cost > terms[i].limit + credit;
-                cost > 0 && (full || terms[i].limit == 0)
-            })
-            .collect();
+        let mut refusing: Vec<usize> =
+            (0..terms.len()).filter(|&i| !terms[i].fits(windows[i], cost, ask)).collect();
         // S13: what another quota counts in a window that is over by then.
         let covered: Vec<(i128, i128)> =
             terms.iter().zip(&windows).map(|(terms, now)| terms.last_window(*now, cost)).collect();
