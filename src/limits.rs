@@ -5,6 +5,7 @@ use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::Poll;
+use std::time::Duration;
 
 use crate::decision::{Decision, MAX_LIMITS, RateLimited};
 use crate::limiter::{Limiter, Receipt, note_passed, observe_decision};
@@ -59,12 +60,12 @@ pub use receipts::Receipts;
 /// latest retry, otherwise the one with the smallest part of its limit left.
 /// [`Decision::of`] returns the decision of each limit.
 ///
-/// In memory, a charge is one step: no other request sees tokens that are not taken in the end. A
-/// store that can't do that charges the limits one after the other, and returns what was taken when
-/// one refuses, within one deadline. Nothing passes above a limit then, either. For that moment,
-/// another request may be refused early; tokens whose return was lost stay counted until their
-/// window ends; and a window from the first request stays open. At the moment, a
-/// `RedisStore` is such a store.
+/// In memory, a charge is one step: no other request sees tokens that are not taken in the end. In
+/// a `RedisStore` it is one step, too, and one round trip. A cluster, whose keys are on several
+/// servers, and any other store that can't do that charges the limits one after the other, and
+/// returns what was taken when one refuses, within one deadline. Nothing passes above a limit then,
+/// either. For that moment, another request may be refused early; tokens whose return was lost stay
+/// counted until their window ends; and a window from the first request stays open.
 ///
 /// Clones share their counters. The methods return a [`Reply`], which must be awaited.
 #[derive(Clone)]
@@ -313,11 +314,17 @@ impl Limits {
                 }
                 return reply;
             }
+            let in_order = in_order(limits, charges, self.store.answers_within());
+            let reply = Reply::later(async move {
+                match reply.await {
+                    // The store has only just found out.
+                    Err(error) if error.is_apart() => in_order.await,
+                    answer => answer,
+                }
+            });
             return noted(reply, charges);
         }
-        let owned = limits.iter().zip(charges);
-        let owned = owned.map(|(&limit, charge)| (limit.clone(), charge.to_owned())).collect();
-        noted(in_order::charge(owned, self.store.answers_within()), charges)
+        noted(in_order(limits, charges, self.store.answers_within()), charges)
     }
 
     fn ask_receipts(
@@ -350,6 +357,19 @@ impl fmt::Debug for Limits {
         let of = |limit: &Limiter| (limit.scope().name().to_owned(), *limit.quotas());
         f.debug_map().entries(self.limits.iter().map(of)).finish()
     }
+}
+
+/// Charges these limits one after the other.
+fn in_order(
+    limits: [&Limiter; MAX_LIMITS],
+    charges: &[Charge<'_>],
+    deadline: Option<Duration>,
+) -> Reply<Decision> {
+    let lines = limits.into_iter().zip(charges);
+    in_order::charge(
+        lines.map(|(limit, charge)| (limit.clone(), charge.to_owned())).collect(),
+        deadline,
+    )
 }
 
 fn noted(reply: Reply<Decision>, charges: &[Charge<'_>]) -> Reply<Decision> {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::beside::{All, Decided, FEW, Limits, MAX_LIMITS, Verdict};
 use super::{Ask, Decision, Usage};
-use crate::quota::Span;
+use crate::quota::{Quotas, Span};
 use crate::window::{State, Window};
 
 /// Decisions of limits that become one.
@@ -129,6 +129,22 @@ impl Decision {
             merging.push(line.name, decision);
         }
         merging.done()
+    }
+
+    /// Notes of one of the limits what a store elsewhere keeps from here on: what it had, and what
+    /// it writes.
+    pub(crate) fn note_states_of(
+        &mut self,
+        limit: usize,
+        had: [Option<State>; Quotas::MAX],
+        writes: [Option<State>; Quotas::MAX],
+    ) {
+        let Some(All::Limits(limits)) = self.all.as_deref_mut() else { return };
+        let Some(decided) = &mut limits.decided[limit] else { return };
+        let all = decided.all.take();
+        let mut of = decided.with(all);
+        of.note_states(had, writes);
+        decided.all = of.all;
     }
 
     /// Refuses what was reserved of several limits, if one of them would count it in a window that

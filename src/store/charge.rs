@@ -172,7 +172,8 @@ impl<'a> Charge<'a> {
     }
 
     /// Decides over several charges of different scopes: all of them pass, or none takes anything.
-    /// If one of them is a peek, none takes anything. Of eight at most, and at least one.
+    /// If one of them is a peek, none takes anything. Of eight at most, and at least one. As with
+    /// [`decide`](Self::decide), the decision carries the states.
     ///
     /// ```
     /// use tower_fixed_window::store::{Account, Charge, Scope};
@@ -209,20 +210,30 @@ impl<'a> Charge<'a> {
         assert!(!charges.is_empty(), "several limits are decided over at least one charge");
         let now = instant(now);
         let charges = &charges[..charges.len().min(MAX_LIMITS)];
+        let mut states = [[None; Quotas::MAX]; MAX_LIMITS];
         let windows: Vec<[Window<'a>; Quotas::MAX]> = charges
             .iter()
-            .map(|Charge { account, .. }| {
-                account.windows(|_, quota| account.window(now, quota, |quota| load(account, quota)))
+            .zip(&mut states)
+            .map(|(Charge { account, .. }, states)| {
+                account.windows(|i, quota| {
+                    states[i] = load(account, quota);
+                    account.window(now, quota, |_| states[i])
+                })
             })
             .collect();
         let lines = charges.iter().zip(&windows).map(|(charge, windows)| charge.line(windows, 0));
         let lines: Vec<_> = lines.collect();
         let mut writes = Vec::new();
-        let decision = Decision::over_limits::<{ Quotas::MAX }>(now, &lines, |i, _, states| {
+        let mut written = [[None; Quotas::MAX]; MAX_LIMITS];
+        let mut decision = Decision::over_limits::<{ Quotas::MAX }>(now, &lines, |i, _, states| {
             let Charge { account, .. } = charges[i];
+            written[i] = states;
             let states = account.quotas().iter().zip(states);
             writes.extend(states.filter_map(|(quota, state)| Some((account, quota, state?))));
         });
+        for i in 0..charges.len() {
+            decision.note_states_of(i, states[i], written[i]);
+        }
         (decision, writes)
     }
 

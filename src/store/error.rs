@@ -34,6 +34,8 @@ enum Fault {
     Unsent,
     /// It works, except for this one key.
     Key,
+    /// It works, and can't charge several limits in one step. Nothing was done.
+    Apart,
 }
 
 impl StoreError {
@@ -67,6 +69,16 @@ impl StoreError {
     #[cfg(feature = "redis")]
     pub(crate) fn of_key(self) -> Self {
         Self { fault: Fault::Key, ..self }
+    }
+
+    /// The limits can't be charged in one step, and nothing was done.
+    #[cfg(feature = "redis")]
+    pub(crate) fn apart(self) -> Self {
+        Self { fault: Fault::Apart, ..self }
+    }
+
+    pub(crate) fn is_apart(&self) -> bool {
+        self.fault == Fault::Apart
     }
 
     /// Requests are refused because of it, by the policy of the store's handle.

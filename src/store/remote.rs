@@ -44,7 +44,7 @@ use std::time::Duration;
 
 use super::Store;
 use super::adjust::Adjust;
-use super::charge::Charge;
+use super::charge::{Charge, OwnedCharge};
 use super::error::{OnStoreFailure, StoreError};
 use super::memory::MemoryStore;
 use super::reply::Reply;
@@ -289,6 +289,24 @@ impl Store for Remote {
                 Err(error) => caller.stand_in(charge, error).await,
             }
         })
+    }
+
+    fn charge_all(&self, charges: &[Charge<'_>]) -> Option<Reply<Decision>> {
+        // Nothing is sent before it is polled.
+        let reply = self.caller.store.charge_all(charges)?;
+        let sent = match self.caller.look_all(charges) {
+            Ok(refusal) => return Some(Reply::now(refusal)),
+            Err(sent) => sent,
+        };
+        let charges: Vec<_> = charges.iter().map(Charge::to_owned).collect();
+        let caller = Arc::clone(&self.caller);
+        Some(Reply::later(async move {
+            let charges: Vec<_> = charges.iter().map(OwnedCharge::as_charge).collect();
+            match caller.ask_all(&charges, sent, reply).await {
+                Err(error) if !error.is_apart() => caller.stand_in_all(&charges, error).await,
+                answer => answer,
+            }
+        }))
     }
 
     fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {

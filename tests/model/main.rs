@@ -20,6 +20,7 @@ mod reservations;
 mod saved;
 mod several_limits;
 mod several_limits_at_once;
+mod several_limits_elsewhere;
 mod several_references;
 #[path = "../shared.rs"]
 mod shared;

@@ -15,7 +15,7 @@ use crate::shared_count;
 use crate::traffic;
 
 /// Three masters that share the slots.
-fn cluster() -> Option<Vec<Server>> {
+pub(crate) fn cluster() -> Option<Vec<Server>> {
     cluster_with(&[])
 }
 

@@ -25,6 +25,7 @@ mod rights;
 mod runtimes;
 mod secrets;
 mod server;
+mod several_limits;
 mod shared_count;
 mod silent_hosts;
 mod slow_link;

@@ -79,29 +79,6 @@ impl CountsFile {
     }
 
     /// Reads another clock, for tests.
-    ///
-    /// ```
-    /// use std::time::Duration;
-    /// use tower_fixed_window::testing::block_on;
-    /// use tower_fixed_window::{CountsFile, Limiter, ManualClock, Quota};
-    ///
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let folder = std::env::temp_dir().join(format!("tfw-clock-{}", std::process::id()));
-    /// # std::fs::create_dir_all(&folder)?;
-    /// # let path = folder.join("counts");
-    /// let clock = ManualClock::at_ms(1_700_000_040_000);
-    /// let deploy = || {
-    ///     let file = CountsFile::new(&path, Duration::MAX).clock(clock.clone());
-    ///     let limiter = Limiter::new(Quota::per_month(3)).name("plan");
-    ///     std::io::Result::Ok(limiter.store(file.open()?))
-    /// };
-    /// assert_eq!(block_on(deploy()?.check("alice"))?.used(), 1);
-    /// assert_eq!(block_on(deploy()?.check("alice"))?.used(), 2);
-    /// clock.advance(Duration::from_secs(31 * 86_400));
-    /// assert_eq!(block_on(deploy()?.check("alice"))?.used(), 1);
-    /// # std::fs::remove_dir_all(folder)?;
-    /// # Ok(()) }
-    /// ```
     #[must_use]
     pub fn clock(mut self, clock: impl Clock) -> Self {
         self.time = Time::Other(Box::new(clock));

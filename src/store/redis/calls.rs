@@ -11,13 +11,13 @@ use super::link::Source;
 use super::script::{self, Answer, Commands};
 #[cfg(feature = "testing")]
 use crate::clock::Clock;
-use crate::decision::Decision;
+use crate::decision::{Decision, MAX_LIMITS, Merging};
 use crate::key::Key;
 use crate::store::Store;
 #[cfg(feature = "testing")]
 use crate::store::account::instant;
 use crate::store::adjust::Adjust;
-use crate::store::charge::Charge;
+use crate::store::charge::{Charge, OwnedCharge};
 use crate::store::error::StoreError;
 use crate::store::remote::Breaker;
 use crate::store::reply::Reply;
@@ -31,7 +31,7 @@ mod runtimes;
 
 use call::Call;
 use failure::ended;
-use queue::Waiting;
+use queue::{Asked, Waiting};
 use runtimes::Runtimes;
 
 /// The default deadline of a call.
@@ -76,21 +76,24 @@ impl Calls {
     }
 
     /// Calls the script, together with concurrent decisions.
-    async fn ask(&self, mut cmd: Cmd, until: Instant) -> Result<Answer, StoreError> {
+    async fn ask(&self, mut asked: Asked, until: Instant) -> Result<Answer, StoreError> {
         let gather = self.runtimes.here()?;
         if !self.apart && !gather.is_apart() {
-            match gather.join(cmd, until).await {
+            match gather.join(asked, until).await {
                 Ok(answer) => return answer,
-                Err(same) => cmd = same,
+                Err(same) => asked = same,
             }
         }
-        self.call(cmd, until).await
+        match asked {
+            Asked::One(cmd) => self.call(cmd, until).await,
+            Asked::All(_) => Err(StoreError::new("limits are in several slots").apart()),
+        }
     }
 
     /// Sends a command on its own.
     async fn call(&self, cmd: Cmd, until: Instant) -> Result<Answer, StoreError> {
         let link = self.runtimes.here()?.link.of(script::key(&cmd));
-        let (waiting, outcome) = Waiting::new(cmd, until);
+        let (waiting, outcome) = Waiting::new(Asked::One(cmd), until);
         tokio::spawn(Call::new(link, vec![waiting], until).run());
         match outcome.await {
             Ok(Ok(answer)) => answer,
@@ -122,14 +125,48 @@ impl Store for Calls {
         let (this, charge) = (self.clone(), charge.to_owned());
         Reply::later(async move {
             let (until, charge) = (this.until(), charge.as_charge());
-            let mut answer = this.ask(cmd, until).await?;
+            let mut answer = this.ask(Asked::One(cmd), until).await?;
             if let Some(time) = answer.outside() {
                 this.commands.correct_time(time);
-                answer = this.ask(this.commands.charge(&charge, now), until).await?;
+                let again = this.commands.charge(&charge, now);
+                answer = this.ask(Asked::One(again), until).await?;
             }
             let decision = answer.decide(&charge, now);
             decision.ok_or_else(senseless)
         })
+    }
+
+    fn charge_all(&self, charges: &[Charge<'_>]) -> Option<Reply<Decision>> {
+        let scopes = charges.iter().map(|charge| charge.account().scope().id());
+        let is_apart = self.apart || self.runtimes.here().is_ok_and(|gather| gather.is_apart());
+        let twice =
+            scopes.clone().enumerate().any(|(i, id)| scopes.clone().take(i).any(|of| of == id));
+        if is_apart || twice || !(1..=MAX_LIMITS).contains(&charges.len()) {
+            return None;
+        }
+        if let [charge] = charges {
+            let name = Arc::clone(charge.account().scope().shared_name());
+            return Some(self.charge(*charge).map(move |decision| {
+                let mut merging = Merging::new();
+                merging.push(&name, decision);
+                merging.done()
+            }));
+        }
+        let now = self.now();
+        let cmds = self.commands.charge_all(charges, now);
+        let (this, charges) =
+            (self.clone(), charges.iter().map(Charge::to_owned).collect::<Vec<_>>());
+        Some(Reply::later(async move {
+            let charges: Vec<_> = charges.iter().map(OwnedCharge::as_charge).collect();
+            let until = this.until();
+            let mut answer = this.ask(Asked::All(cmds), until).await?;
+            if let Some(time) = answer.outside() {
+                this.commands.correct_time(time);
+                answer =
+                    this.ask(Asked::All(this.commands.charge_all(&charges, now)), until).await?;
+            }
+            answer.decide_all(&charges, now).ok_or_else(senseless)
+        }))
     }
 
     fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {

@@ -7,7 +7,7 @@ use redis::{
     Value,
 };
 
-use crate::decision::Decision;
+use crate::decision::{Decision, MAX_LIMITS};
 use crate::quota::{Anchor, Quotas, Span};
 use crate::store::charge::Charge;
 use crate::window::{State, Window};
@@ -62,20 +62,28 @@ pub(super) fn key(call: &Cmd) -> &[u8] {
     args(call, if script { 3 } else { 1 }).next().unwrap_or_default()
 }
 
-/// The call of [`MANY`] for what several calls of [`ONE`] ask.
-pub(super) fn many<'a>(calls: impl ExactSizeIterator<Item = &'a Cmd> + Clone) -> Cmd {
-    let mut cmd = Cmd::with_capacity(8 + 3 * calls.len(), 128 * calls.len());
-    cmd.arg("EVALSHA").arg(MANY.hash()).arg(calls.len());
+/// The call of [`MANY`] for what several calls of [`ONE`] ask, alone or in groups.
+pub(super) fn many<'a>(asked: impl Iterator<Item = &'a [Cmd]> + Clone) -> Cmd {
+    let keys = asked.clone().map(<[_]>::len).sum();
+    let mut cmd = Cmd::with_capacity(8 + 3 * keys, 128 * keys);
+    cmd.arg("EVALSHA").arg(MANY.hash()).arg(keys);
     // Most differ in their keys only.
-    let (mut kinds, mut of_which) = (Vec::<&Cmd>::new(), Vec::with_capacity(calls.len()));
-    for call in calls {
-        cmd.arg(args(call, 3).next());
-        let recent = kinds.len().saturating_sub(RECENT);
-        let same = kinds[recent..].iter().position(|kind| args(kind, 4).eq(args(call, 4)));
-        of_which.push(same.map_or(kinds.len(), |i| recent + i));
-        if same.is_none() {
-            kinds.push(call);
+    let (mut kinds, mut of_which) = (Vec::<&Cmd>::new(), Vec::with_capacity(keys));
+    let mut grouped = false;
+    for calls in asked {
+        for call in calls {
+            cmd.arg(args(call, 3).next());
+            let recent = kinds.len().saturating_sub(RECENT);
+            let same = kinds[recent..].iter().position(|kind| args(kind, 4).eq(args(call, 4)));
+            let kind = same.map_or(kinds.len(), |i| recent + i) as i64 + 1;
+            // One that is followed by another one of its group.
+            of_which.push(-kind);
+            if same.is_none() {
+                kinds.push(call);
+            }
         }
+        grouped |= calls.len() > 1;
+        of_which.last_mut().into_iter().for_each(|last| *last = -*last);
     }
     cmd.arg(kinds.len());
     for kind in &kinds {
@@ -84,10 +92,8 @@ pub(super) fn many<'a>(calls: impl ExactSizeIterator<Item = &'a Cmd> + Clone) ->
             cmd.arg(arg);
         });
     }
-    if kinds.len() > 1 {
-        of_which.iter().for_each(|kind| {
-            cmd.arg(kind + 1);
-        });
+    if kinds.len() > 1 || grouped {
+        cmd.arg(of_which);
     }
     cmd
 }
@@ -106,6 +112,8 @@ pub(super) enum Answer {
     Plain(i64, i64),
     /// The time, the tokens taken, and the states as they were.
     General(Vec<Option<i64>>),
+    /// Of each of a group.
+    Group(Vec<Self>),
 }
 
 impl Answer {
@@ -123,10 +131,13 @@ impl Answer {
         }
     }
 
-    /// From the answer of [`MANY`] to `n` decisions.
-    pub(super) fn many(value: Value, n: usize) -> RedisResult<Vec<RedisResult<Self>>> {
+    /// From the answer of [`MANY`] to decisions alone or in groups of these sizes.
+    pub(super) fn many(
+        value: Value,
+        sizes: impl Iterator<Item = usize> + Clone,
+    ) -> RedisResult<Vec<RedisResult<Self>>> {
         let values = match value {
-            Value::Array(values) if values.len() == n + 1 => values,
+            Value::Array(values) if values.len() == sizes.clone().sum::<usize>() + 1 => values,
             Value::ServerError(error) => return Err(error.into()),
             _ => return Err(senseless().into()),
         };
@@ -136,7 +147,13 @@ impl Answer {
             Value::Int(used) => Ok(Self::Plain(time(micros), used)),
             array => Ok(Self::General(FromRedisValue::from_redis_value(array)?)),
         };
-        Ok(values.map(answer).collect())
+        let group = |size| match size {
+            1 => answer(values.next().unwrap_or(Value::Nil)),
+            _ => {
+                values.by_ref().take(size).map(answer).collect::<RedisResult<_>>().map(Self::Group)
+            }
+        };
+        Ok(sizes.map(group).collect())
     }
 
     /// The server's time, if nothing was done because the boundaries of calendars were not around
@@ -148,15 +165,66 @@ impl Answer {
                 _ => None,
             },
             Self::Plain(..) => None,
+            Self::Group(answers) => answers.iter().find_map(Self::outside),
         }
     }
 
     /// What follows from it, worked out here once more, in integers. `None` if the two don't agree.
     /// `now` is the time if it is not the server's.
     pub(super) fn decide(&self, charge: &Charge<'_>, now: Option<i64>) -> Option<Decision> {
+        let Seen { now, windows, states, taken } = match self {
+            // Refused, the tokens used are below 0.
+            Self::Plain(time, used) if *used < 0 => plain(charge, now.unwrap_or(*time), -used, -1)?,
+            _ => self.see(charge, now)?,
+        };
+        let (mut decision, writes) = charge.decide_over(now, &windows);
+        if let Some(states) = states {
+            decision.note_states(states, writes);
+        }
+        let agreed =
+            decision.allowed() == (taken >= 0) && decision.granted() as i64 == taken.max(0);
+        agreed.then_some(decision)
+    }
+
+    /// The same over several limits.
+    pub(super) fn decide_all(&self, charges: &[Charge<'_>], now: Option<i64>) -> Option<Decision> {
+        let Self::Group(answers) = self else { return None };
+        if answers.len() != charges.len() {
+            return None;
+        }
+        let seen = charges.iter().zip(answers).map(|(charge, answer)| answer.see(charge, now));
+        let seen: Vec<Seen<'_>> = seen.collect::<Option<_>>()?;
+        let lines: Vec<_> =
+            charges.iter().zip(&seen).map(|(charge, seen)| charge.line(&seen.windows, 0)).collect();
+        let mut writes = [[None; Quotas::MAX]; MAX_LIMITS];
+        let time = seen.iter().map(|seen| seen.now).max()?;
+        let mut decision = Decision::over_limits(time, &lines, |i, _, states| writes[i] = states);
+        for (i, seen) in seen.iter().enumerate() {
+            if let Some(states) = seen.states {
+                decision.note_states_of(i, states, writes[i]);
+            }
+        }
+        let agreed = match charges.iter().any(Charge::is_peek) {
+            true => !decision.allowed() || seen.iter().all(|seen| seen.taken >= 0),
+            false if decision.allowed() => {
+                charges.iter().zip(&seen).all(|(charge, seen)| seen.taken == charge.cost() as i64)
+            }
+            false => seen.iter().all(|seen| seen.taken <= 0),
+        };
+        agreed.then_some(decision)
+    }
+
+    /// What it says of one charge.
+    fn see<'a>(&self, charge: &Charge<'a>, now: Option<i64>) -> Option<Seen<'a>> {
         match self {
-            Self::Plain(time, used) => plain(charge, now.unwrap_or(*time), *used),
+            Self::Plain(time, used) => {
+                // Of a group that was refused, the tokens used plus 1 are below 0.
+                let taken = if *used < 0 { 0 } else { charge.ask.cost as i64 };
+                let used = if *used < 0 { -used - 1 } else { used - taken };
+                plain(charge, now.unwrap_or(*time), used, taken)
+            }
             Self::General(numbers) => general(charge, numbers),
+            Self::Group(_) => None,
         }
     }
 }
@@ -170,7 +238,17 @@ fn senseless() -> ParsingError {
     "an unexpected answer".into()
 }
 
-fn general(charge: &Charge<'_>, answer: &[Option<i64>]) -> Option<Decision> {
+/// What a charge was decided on.
+struct Seen<'a> {
+    now: i64,
+    windows: [Window<'a>; Quotas::MAX],
+    /// `None`: they are not to be known.
+    states: Option<[Option<State>; Quotas::MAX]>,
+    /// -1: it was refused.
+    taken: i64,
+}
+
+fn general<'a>(charge: &Charge<'a>, answer: &[Option<i64>]) -> Option<Seen<'a>> {
     let &[Some(now), Some(taken), ref numbers @ ..] = answer else { return None };
     let (account, mut numbers) = (charge.account, numbers.iter().copied());
     let (mut states, mut seen) = ([None; Quotas::MAX], [None; Quotas::MAX]);
@@ -195,23 +273,16 @@ fn general(charge: &Charge<'_>, answer: &[Option<i64>]) -> Option<Decision> {
     }
     let windows = account
         .windows(|i, quota| seen[i].unwrap_or_else(|| account.window(now, quota, |_| states[i])));
-    let (mut decision, writes) = charge.decide_over(now, &windows);
-    if are_raw {
-        decision.note_states(states, writes);
-    }
-    let agreed = decision.allowed() == (taken >= 0) && decision.granted() as i64 == taken.max(0);
-    agreed.then_some(decision)
+    Some(Seen { now, windows, states: are_raw.then_some(states), taken })
 }
 
-fn plain(charge: &Charge<'_>, now: i64, answer: i64) -> Option<Decision> {
-    let refused = answer < 0;
-    let used = if refused { -answer } else { answer - charge.ask.cost as i64 };
-    let Span { start, end } = charge
-        .account
-        .windows::<1>(|_, quota| Window::at(now, None, quota, charge.account.shift(quota)))[0]
+fn plain<'a>(charge: &Charge<'a>, now: i64, used: i64, taken: i64) -> Option<Seen<'a>> {
+    let account = charge.account;
+    let Span { start, end } = account
+        .windows::<1>(|_, quota| Window::at(now, None, quota, account.shift(quota)))[0]
         .span();
     // Where it was refused there was a state. Where it passed, nothing depends on that.
-    let state = State { start, used, until: end };
-    let (decision, _) = charge.decide_from(now, [Some(state), None, None, None]);
-    (decision.allowed() != refused).then_some(decision)
+    let states = [Some(State { start, used, until: end }), None, None, None];
+    let windows = account.windows(|i, quota| account.window(now, quota, |_| states[i]));
+    Some(Seen { now, windows, states: Some(states), taken })
 }

@@ -93,13 +93,15 @@ impl Breaker {
     ) {
         match answer {
             Err(error) if error.is_unsent() => {}
-            Err(error) if !error.is_of_key() => self.note(domain, |failures| {
-                if sent.is_none() || sent > failures.last {
-                    failures.in_a_row = failures.in_a_row.saturating_add(1);
-                    failures.last = Some(Instant::now());
-                    failures.pause();
-                }
-            }),
+            Err(error) if !error.is_of_key() && !error.is_apart() => {
+                self.note(domain, |failures| {
+                    if sent.is_none() || sent > failures.last {
+                        failures.in_a_row = failures.in_a_row.saturating_add(1);
+                        failures.last = Some(Instant::now());
+                        failures.pause();
+                    }
+                })
+            }
             _ if self.failing.load(Ordering::Relaxed) > 0 => {
                 self.note(domain, |failures| *failures = Failures::default());
             }

@@ -18,7 +18,7 @@ use super::flights::Flights;
 use super::idle::Idle;
 use super::known::{Known, Sent};
 use super::outage::Outage;
-use crate::decision::Decision;
+use crate::decision::{Decision, Merging};
 use crate::key::Key;
 use crate::observe::UnderWay;
 use crate::sync::AtEnd;
@@ -114,6 +114,68 @@ impl Caller {
             self.node.known.note(&charge, &mut decision, sent, self.may_return(&charge));
         }
         Ok(decision)
+    }
+
+    /// The refusal of several limits that follows from what is known: of those of which it is.
+    /// Else what to [`ask_all`](Self::ask_all) with.
+    pub(super) fn look_all(&self, charges: &[Charge<'_>]) -> Result<Decision, Vec<Option<Sent>>> {
+        let (mut merging, mut refuses) = (Merging::new(), false);
+        let look = |charge: &Charge<'_>| {
+            if !self.policy.remembers || charges.iter().any(Charge::is_peek) {
+                return None;
+            }
+            match self.node.known.look(charge, self.may_return(charge), false) {
+                Ok(refusal) => {
+                    refuses = true;
+                    merging.push(charge.account().scope().shared_name(), refusal);
+                    None
+                }
+                Err(sent) => Some(sent),
+            }
+        };
+        let sent = charges.iter().map(look).collect();
+        if refuses { Ok(merging.done()) } else { Err(sent) }
+    }
+
+    /// Awaits the store's decision over several limits, and notes what refuses.
+    pub(super) async fn ask_all(
+        &self,
+        charges: &[Charge<'_>],
+        sent: Vec<Option<Sent>>,
+        reply: Reply<Decision>,
+    ) -> Result<Decision, StoreError> {
+        let account = charges[0].account();
+        let decision = self.call(account.scope, account.key, |_| reply).await?;
+        if decision.allowed() {
+            return Ok(decision);
+        }
+        for (charge, sent) in charges.iter().zip(sent) {
+            let of = decision.of(charge.account().scope().name());
+            if let (Some(sent), Some(mut of)) = (sent, of) {
+                self.node.known.note(charge, &mut of, sent, self.may_return(charge));
+            }
+        }
+        Ok(decision)
+    }
+
+    /// Answers in place of the store, over several limits.
+    pub(super) fn stand_in_all(
+        &self,
+        charges: &[Charge<'_>],
+        error: StoreError,
+    ) -> Reply<Decision> {
+        for charge in charges.iter().filter(|charge| !charge.is_peek()) {
+            charge.account().scope().observe().without_store();
+            self.outage.answer_without();
+        }
+        match self.policy.on_failure {
+            OnStoreFailure::Local => match self.node.fallback.charge_all(charges) {
+                Some(reply) => reply.map(Decision::into_local),
+                None => Reply::failed(error),
+            },
+            OnStoreFailure::Allow => Reply::failed(error),
+            OnStoreFailure::Deny => Reply::failed(error.denying()),
+        }
     }
 
     /// Answers in place of the store.

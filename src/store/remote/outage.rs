@@ -41,9 +41,9 @@ impl Outage {
                 scope.observe().store_failed();
                 observe::mistake(&UNREADABLE);
             }
-            Err(error) => self.failed(scope, error),
-            Ok(_) if self.is_on.load(Ordering::Relaxed) => self.answered(scope),
-            Ok(_) => {}
+            Err(error) if !error.is_apart() => self.failed(scope, error),
+            _ if self.is_on.load(Ordering::Relaxed) => self.answered(scope),
+            _ => {}
         }
     }
 

@@ -14,7 +14,7 @@ use super::super::link::is_of_replica;
 use super::super::link::{Connection, Link};
 use super::super::script::{self, Answer, LOADS, MANY, ONE, rights};
 use super::failure::{failed, late, unsent};
-use super::queue::Waiting;
+use super::queue::{Asked, Waiting};
 use crate::store::error::StoreError;
 
 /// How long to wait for all nodes of a cluster to load a script.
@@ -55,7 +55,7 @@ impl Call {
     pub(crate) async fn send(self) -> Ended {
         let Self { link, mut batch, until } = self;
         let domain = link.domain(|| {
-            let key = batch.first().map(|one| script::key(&one.cmd));
+            let key = batch.first().map(|one| script::key(&one.asked.cmds()[0]));
             String::from_utf8_lossy(key.unwrap_or_default()).into_owned()
         });
         let mut over = None;
@@ -82,7 +82,8 @@ impl Ended {
     pub(crate) fn crosses_slots(&self) -> bool {
         let crosses = ErrorKind::Server(ServerErrorKind::CrossSlot);
         let refused = matches!(&self.result, Some(Err(error)) if error.kind() == crosses);
-        refused && self.batch.len() > 1
+        let keys = self.batch.iter().map(|waiting| waiting.asked.cmds().len());
+        refused && keys.sum::<usize>() > 1
     }
 
     /// Nothing was done: all of it is to be sent in another way.
@@ -147,14 +148,14 @@ async fn send(
         }
         let (script, answers) = match &batch[..] {
             [] => return Ok(Answers { answers: Vec::new(), took: None }),
-            [one] => {
-                let answer = connection.req_packed_command(&one.cmd).await;
+            [Waiting { asked: Asked::One(cmd), .. }] => {
+                let answer = connection.req_packed_command(cmd).await;
                 (&*ONE, answer.and_then(Answer::one).map(|answer| vec![Ok(answer)]))
             }
             all => {
-                let cmd = script::many(all.iter().map(|waiting| &waiting.cmd));
-                let answer = connection.req_packed_command(&cmd).await;
-                (&*MANY, answer.and_then(|answer| Answer::many(answer, all.len())))
+                let asked = all.iter().map(|waiting| waiting.asked.cmds());
+                let answer = connection.req_packed_command(&script::many(asked.clone())).await;
+                (&*MANY, answer.and_then(|answer| Answer::many(answer, asked.map(<[_]>::len))))
             }
         };
         let by_replica = match &answers {

@@ -9,7 +9,6 @@ use std::future::Future;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use redis::Cmd;
 use tokio::runtime::Handle;
 use tokio::task::yield_now;
 use tokio::time::{Instant, timeout_at};
@@ -17,7 +16,7 @@ use tokio::time::{Instant, timeout_at};
 use super::super::link::Link;
 use super::call::Call;
 use super::failure::{ended, late, unsent};
-use super::queue::{Answered, Queue, Waiting};
+use super::queue::{Answered, Asked, Queue, Waiting};
 use crate::sync::AtEnd;
 
 /// How often the task that leaves lets others run before. tokio comes back after some sixty tasks,
@@ -43,9 +42,9 @@ impl Gather {
         self.apart.load(Ordering::Relaxed)
     }
 
-    /// Sends it in a shared call. The command: calls can't be shared here.
-    pub(crate) async fn join(self: Arc<Self>, cmd: Cmd, until: Instant) -> Answered {
-        let (waiting, outcome) = Waiting::new(cmd, until);
+    /// Sends it in a shared call. Itself: calls can't be shared here.
+    pub(crate) async fn join(self: Arc<Self>, asked: Asked, until: Instant) -> Answered {
+        let (waiting, outcome) = Waiting::new(asked, until);
         // Its place in the order of arrival.
         let (place, alone) = self.change(|queue| queue.come(waiting));
         if let Some(waiting) = alone {

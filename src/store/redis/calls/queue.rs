@@ -1,6 +1,7 @@
 //! Decisions that wait to travel, and how many calls may be in flight.
 
 use std::collections::VecDeque;
+use std::slice;
 use std::time::Duration;
 
 use redis::Cmd;
@@ -11,7 +12,7 @@ use super::super::script::Answer;
 use super::failure::unsent;
 use crate::store::error::StoreError;
 
-/// Decisions in one call. More would save little, and keep the server from others for longer.
+/// Keys in one call. More would save little, and keep the server from others for longer.
 const MAX_BATCH: usize = 128;
 /// Calls in flight, whatever the distance: with one the server would be idle while its answer
 /// travels.
@@ -29,6 +30,8 @@ const SPAN: Duration = Duration::from_secs(5);
 #[derive(Default)]
 pub(super) struct Queue {
     waiting: VecDeque<Waiting>,
+    /// How many keys these are about.
+    keys: usize,
     /// How many have come, and how many of these have left.
     came: u64,
     left: u64,
@@ -53,6 +56,7 @@ impl Queue {
             self.begin(1);
             return (self.came, Some(waiting));
         }
+        self.keys += waiting.asked.cmds().len();
         self.waiting.push_back(waiting);
         (self.came, None)
     }
@@ -95,7 +99,7 @@ impl Queue {
     }
 
     fn has_room(&self) -> bool {
-        let more = if self.waiting.len() >= MAX_BATCH { FULL } else { 0 };
+        let more = if self.keys >= MAX_BATCH { FULL } else { 0 };
         let calls = match self.least.into_iter().flatten().min() {
             None => UNKNOWN,
             Some(least) => CALLS + (least.as_nanos() / PACE.as_nanos()) as usize,
@@ -112,12 +116,18 @@ impl Queue {
 
     fn batch(&mut self, now: Instant) -> Vec<Waiting> {
         let mut batch = Vec::with_capacity(MAX_BATCH.min(self.waiting.len()));
-        while batch.len() < MAX_BATCH
+        let mut room = MAX_BATCH;
+        // A group is never split.
+        while let Some(keys) = self.waiting.front().map(|next| next.asked.cmds().len())
+            && keys <= room
             && let Some(next) = self.waiting.pop_front()
         {
-            self.left += 1;
+            (self.left, self.keys) = (self.left + 1, self.keys - keys);
             match next.is_wanted(now) {
-                true => batch.push(next),
+                true => {
+                    room -= keys;
+                    batch.push(next);
+                }
                 false => next.withdraw(),
             }
         }
@@ -125,12 +135,27 @@ impl Queue {
     }
 }
 
-/// What became of a command. Itself: it was not sent in this way, and is to be sent in another.
-pub(crate) type Answered = Result<Result<Answer, StoreError>, Cmd>;
+/// What became of a question. Itself: it was not sent in this way, and is to be sent in another.
+pub(crate) type Answered = Result<Result<Answer, StoreError>, Asked>;
 
-/// A command that waits to be sent, and for its answer.
+/// A command of one key, or a group of them that are decided in one step.
+pub(crate) enum Asked {
+    One(Cmd),
+    All(Vec<Cmd>),
+}
+
+impl Asked {
+    pub(crate) fn cmds(&self) -> &[Cmd] {
+        match self {
+            Self::One(cmd) => slice::from_ref(cmd),
+            Self::All(cmds) => cmds,
+        }
+    }
+}
+
+/// What waits to be sent, and for its answer.
 pub(crate) struct Waiting {
-    pub(crate) cmd: Cmd,
+    pub(crate) asked: Asked,
     pub(crate) until: Instant,
     /// How long it may wait for a connection.
     pub(crate) patience: Duration,
@@ -138,10 +163,10 @@ pub(crate) struct Waiting {
 }
 
 impl Waiting {
-    pub(crate) fn new(cmd: Cmd, until: Instant) -> (Self, oneshot::Receiver<Answered>) {
+    pub(crate) fn new(asked: Asked, until: Instant) -> (Self, oneshot::Receiver<Answered>) {
         let (reply, outcome) = oneshot::channel();
         let patience = until - Instant::now();
-        (Self { cmd, until, patience, reply }, outcome)
+        (Self { asked, until, patience, reply }, outcome)
     }
 
     /// What is late or was dropped is not sent.
@@ -156,7 +181,7 @@ impl Waiting {
 
     pub(crate) fn give_back(self) {
         // Who is gone needs no answer, here and below.
-        let _ = self.reply.send(Err(self.cmd));
+        let _ = self.reply.send(Err(self.asked));
     }
 
     pub(crate) fn answer(self, answer: Result<Answer, StoreError>) {

@@ -7,6 +7,7 @@ use redis::Cmd;
 
 use super::super::script;
 use super::calendars::Calendars;
+use crate::decision::Ask;
 use crate::key::Key;
 use crate::quota::{Anchor, Boundaries, MAX_TOKENS};
 use crate::store::account::Account;
@@ -44,8 +45,22 @@ impl Commands {
             (false, true) => "up-to",
             (false, false) => "charge",
         };
-        let general = || self.general(&charge.account, act, ask.cost, ask.reserve, &[], now);
+        let general = || self.general(&charge.account, act, ask.cost, ask.reserve, false, &[], now);
         self.plain(charge, now).unwrap_or_else(general)
+    }
+
+    /// For each of several limits in one charge.
+    pub(crate) fn charge_all(&self, charges: &[Charge<'_>], now: Option<i64>) -> Vec<Cmd> {
+        let peek = charges.iter().any(Charge::is_peek);
+        let cmd = |charge: &Charge<'_>| {
+            let ask = Ask { peek, up_to: false, ..charge.ask };
+            let Ask { cost, reserve, .. } = ask;
+            let charge = Charge { ask, ..*charge };
+            let act = if peek { "peek" } else { "charge" };
+            let general = || self.general(&charge.account, act, cost, reserve, true, &[], now);
+            self.plain(&charge, now).unwrap_or_else(general)
+        };
+        charges.iter().map(cmd).collect()
     }
 
     /// `None`: it changes nothing.
@@ -54,9 +69,11 @@ impl Commands {
         Some(match adjust.correction() {
             Correction::Return { tokens: 0, .. } | Correction::Take { tokens: 0 } => return None,
             Correction::Return { tokens, until } => {
-                self.general(&account, "return", *tokens, true, until, now)
+                self.general(&account, "return", *tokens, true, false, until, now)
             }
-            Correction::Take { tokens } => self.general(&account, "take", *tokens, false, &[], now),
+            Correction::Take { tokens } => {
+                self.general(&account, "take", *tokens, false, false, &[], now)
+            }
         })
     }
 
@@ -79,7 +96,7 @@ impl Commands {
 
     /// The call of the script's short way, where that is enough.
     fn plain(&self, charge: &Charge<'_>, now: Option<i64>) -> Option<Cmd> {
-        let Charge { account, ask } = charge;
+        let Charge { account, ask, .. } = charge;
         let &[quota] = account.quotas().as_slice() else { return None };
         // These tokens fit between two windows' starts, in microseconds.
         let plain = quota.capacity == quota.limit
@@ -94,14 +111,17 @@ impl Commands {
         Some(cmd)
     }
 
-    /// The call of the script. `until` has for each quota the instant up to which it takes returns;
-    /// sent of a calendar is the number of the window that begins then.
+    /// The call of the script. `grouped`: other limits are decided with this one. `until` has for
+    /// each quota the instant up to which it takes returns; sent of a calendar is the number of the
+    /// window that begins then.
+    #[allow(clippy::too_many_arguments)]
     fn general(
         &self,
         account: &Account<'_>,
         act: &str,
         tokens: u64,
         reserve: bool,
+        grouped: bool,
         until: &[i64],
         now: Option<i64>,
     ) -> Cmd {
@@ -119,7 +139,7 @@ impl Commands {
                 Anchor::Calendar(calendar) => {
                     until = calendar.number(until - 1) + 1;
                     let now = now.unwrap_or_else(|| self.calendars.time());
-                    let compared = debt > 0 && account.quotas().len() > 1;
+                    let compared = debt > 0 && (grouped || account.quotas().len() > 1);
                     Some(self.calendars.around(calendar, now, quota, compared))
                 }
                 _ => None,

@@ -5,7 +5,7 @@
 -- Answer   as in `window.lua`; instead of a number alone it and the server's time, in eight bytes each
 
 local redis, key, args = redis, KEYS[1], ARGV
-local call, try, pack = redis.call, redis.pcall, struct.pack
+local call, try, pack, step = redis.call, redis.pcall, struct.pack, nil
 --[[ needs.lua ]]
 local time = call('TIME')
 local micros = time[1] * 1000000 + time[2]

@@ -8,6 +8,9 @@
 -- args     what is asked, below
 -- micros   the server's time in microseconds
 -- pack     joins an answer that is a number and the time; nil: it stays alone
+-- step     nil: the decision is this key's alone. One of a group's steps otherwise: a table, for a look,
+--          gets of each quota when its tokens are due, or 0, and the end of the window that covers them;
+--          0, after a refusal, writes what has moved
 -- start, least, most, length
 --          what `plain.lua` makes of the arguments
 --
@@ -81,6 +84,10 @@ if #args < 10 then
   args = { 'charge', args[1], args[6] or '', args[2], args[3], limit, limit, limit, grid, 0 }
 end
 local act, tokens, real = args[1], tonumber(args[2]), (micros - micros % 1000) / 1000
+if step then
+  tokens = step == 0 and 0 or tokens
+  act = step == 0 and act or 'peek'
+end
 -- Under a foreign clock nothing is to expire while a test runs faster or slower than real time.
 local now, late = tonumber(args[3]), 3600000
 if not now then
@@ -430,8 +437,9 @@ if #values > 0 then
   end
 end
 
-local answer = { now, taken }
+local answer, moved = { now, taken }, false
 for _, q in ipairs(quotas) do
+  moved = moved or q.stepped_back
   if q.starts then
     answer[#answer + 1] = q.start
     answer[#answer + 1] = q.used
@@ -444,4 +452,11 @@ for _, q in ipairs(quotas) do
     answer[#answer + 1] = q.stored_till or false
   end
 end
-return answer
+if step and step ~= 0 and tokens > 0 and taken == 0 then
+  for _, q in ipairs(quotas) do
+    local n = in_debt(q, tokens)
+    step[#step + 1] = n > 0 and begins(q, n) or 0
+    step[#step + 1] = begins(q, n + 1)
+  end
+end
+return answer, moved
