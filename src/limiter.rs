@@ -126,9 +126,14 @@ impl Limiter {
         self.store.answers_within().is_some()
     }
 
+    /// Whether other processes count there, too.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.store.is_shared()
+    }
+
     /// Whether a shared store has a name for its counters.
     pub(crate) fn can_be_found(&self) -> bool {
-        !self.store.is_shared() || !self.scope.name().is_empty()
+        !self.is_shared() || !self.scope.name().is_empty()
     }
 
     /// Takes one token.

@@ -8,6 +8,7 @@ use super::tokens::{Asked, Hand, Told};
 use crate::decision::Decision;
 use crate::quota::MAX_TOKENS;
 use crate::store::{Reply, StoreError};
+use crate::timer::Instant;
 
 /// As many requests are covered by one charge.
 const NEIGHBOURS: usize = 1_024;
@@ -64,12 +65,9 @@ impl State {
             out.back.push((decision.part(whole, granted - whole), quotas));
         }
         if whole > 0 {
-            let good_for = decision.good_until_ms().saturating_sub(decision.now_ms());
-            // One less: it was a fraction of a millisecond later than the store says. But an answer
-            // that is there at once is good in the last millisecond of a window, too.
-            let good_for = Duration::from_millis(good_for.saturating_sub(1).max(1) as u64);
+            self.served = Some(sent);
+            let good_until = good_until(&decision, sent, asker.now);
             let (decision, before, left) = (decision.clone(), 0, whole);
-            let good_until = sent + good_for;
             self.hand = Some(Hand { decision, quotas, before, left, good_until });
         }
         if decision.exceeds_capacity() && by == last && self.there.contains_key(&by) {
@@ -133,8 +131,7 @@ impl State {
                 before = tokens;
                 unjudged = unjudged.min(number);
             } else if self.waiting < most && due.is_some_and(|due| due <= entry.deadline + TICK) {
-                entry.has_to_wait = true;
-                self.waiting += 1;
+                entry.has_to_wait(&mut self.waiting, out);
                 before = tokens;
             } else {
                 let refusal = told.refusal(tokens.saturating_sub(in_hand), now);
@@ -142,5 +139,20 @@ impl State {
             }
         }
         self.unjudged = unjudged;
+    }
+}
+
+/// Until when the tokens of a decision are those of a window that is not over, judged from when it
+/// was asked for.
+fn good_until(decision: &Decision, sent: Instant, now: Instant) -> Instant {
+    // One less: it was a fraction of a millisecond later than the store says.
+    let left = decision.good_until_ms().saturating_sub(decision.now_ms()).saturating_sub(1);
+    let good_until = sent + Duration::from_millis(left.max(0) as u64).max(TICK);
+    // No answer comes in time where windows are shorter than its way.
+    match decision.usage().iter().map(|usage| usage.window()).min() {
+        Some(shortest) if now.saturating_duration_since(sent) * 2 >= shortest => {
+            good_until.max(now + shortest)
+        }
+        _ => good_until,
     }
 }

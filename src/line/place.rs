@@ -33,8 +33,11 @@ impl Place {
     ) -> Result<Self, Decision> {
         let line = queue.lines.of(key);
         let asker = asker(queue, quotas);
-        let number = line.lock().join(cost, own, &asker)?;
-        Ok(Self { queue: Arc::clone(queue), line, number, alarm: None })
+        let mut out = Out::default();
+        let number = line.lock().join(cost, own, &asker, &mut out)?;
+        let place = Self { queue: Arc::clone(queue), line, number, alarm: None };
+        place.follow(out);
+        Ok(place)
     }
 
     /// Ready when its turn has come, and it is to be charged once its service is ready.
@@ -138,6 +141,11 @@ impl Place {
 
     /// What follows for others, without the lock.
     fn follow(&self, mut out: Out) {
+        let observed = self.queue.limiter.scope().observe();
+        if out.waits != 0 {
+            observed.waits(out.waits);
+        }
+        out.waited.drain(..).for_each(|time| observed.waited(time));
         for (decision, quotas) in out.back.drain(..) {
             self.line.give_back(&self.queue.limiter, &quotas, &decision).detach();
         }
@@ -155,8 +163,9 @@ impl Place {
 
 fn asker<'a>(queue: &'a Queue, quotas: &'a Quotas) -> Asker<'a> {
     let Queue { lines, limiter, most, max_wait } = queue;
-    let (closed, remote) = (lines.closed.load(Ordering::Acquire), limiter.is_remote());
-    Asker { quotas, now: Instant::now(), most: *most, max_wait: *max_wait, remote, closed }
+    let (now, closed) = (Instant::now(), lines.closed.load(Ordering::Acquire));
+    let (remote, shared) = (limiter.is_remote(), limiter.is_shared());
+    Asker { quotas, now, most: *most, max_wait: *max_wait, remote, shared, closed }
 }
 
 impl Drop for Place {

@@ -29,6 +29,8 @@ pub(super) struct State {
     /// From here on some have joined who don't know whether they have to wait.
     pub(super) unjudged: u64,
     pub(super) told: Option<Told>,
+    /// When tokens were granted last.
+    pub(super) served: Option<Instant>,
     pub(super) asked: Option<Asked>,
     pub(super) hand: Option<Hand>,
     /// The charge of those up to a number has failed.
@@ -40,6 +42,7 @@ pub(super) struct Entry {
     pub(super) cost: u64,
     /// Whether its quotas are its own, and not the layer's.
     pub(super) own: Option<Box<Quotas>>,
+    pub(super) arrived: Instant,
     pub(super) deadline: Instant,
     /// By then it is polled again, if it is polled at all.
     pub(super) looks: Instant,
@@ -47,6 +50,14 @@ pub(super) struct Entry {
     /// It is its turn, but its service was not ready.
     pub(super) readying: bool,
     pub(super) waker: Option<Waker>,
+}
+
+impl Entry {
+    pub(super) fn has_to_wait(&mut self, waiting: &mut u64, out: &mut Out) {
+        self.has_to_wait = true;
+        *waiting += 1;
+        out.waits += 1;
+    }
 }
 
 /// Who polls.
@@ -59,6 +70,8 @@ pub(super) struct Asker<'a> {
     pub(super) max_wait: Duration,
     /// Whether a charge takes a while.
     pub(super) remote: bool,
+    /// Whether other nodes charge the same keys.
+    pub(super) shared: bool,
     /// No request may wait any longer.
     pub(super) closed: bool,
 }
@@ -83,6 +96,10 @@ pub(super) struct Out {
     /// A charge in flight that no request waits for.
     pub(super) orphan: Option<(Reply<Decision>, Quotas)>,
     dropped: Option<Waker>,
+    /// How many more have to wait.
+    pub(super) waits: i64,
+    /// How long others have waited.
+    pub(super) waited: Vec<Duration>,
 }
 
 impl Out {
@@ -98,6 +115,7 @@ impl State {
         cost: u64,
         own: bool,
         asker: &Asker<'_>,
+        out: &mut Out,
     ) -> Result<u64, Decision> {
         let Asker { quotas, now, most, max_wait, .. } = *asker;
         let deadline = now.checked_add(max_wait).unwrap_or(now + Duration::from_secs(1 << 32));
@@ -117,10 +135,13 @@ impl State {
             self.unjudged = number;
         }
         self.tokens += u128::from(cost);
-        self.waiting += u64::from(has_to_wait);
         let own = own.then(|| Box::new(*quotas));
-        let (looks, readying, waker) = (now, false, None);
-        let entry = Entry { cost, own, deadline, looks, has_to_wait, readying, waker };
+        let (arrived, looks, readying, waker) = (now, now, false, None);
+        let mut entry =
+            Entry { cost, own, arrived, deadline, looks, has_to_wait: false, readying, waker };
+        if has_to_wait {
+            entry.has_to_wait(&mut self.waiting, out);
+        }
         self.there.insert(number, entry);
         Ok(number)
     }
@@ -175,7 +196,7 @@ impl State {
 
     pub(super) fn refuse(&mut self, number: u64, refusal: Decision, now: Instant, out: &mut Out) {
         let was_head = self.head() == Some(number);
-        let Some(entry) = self.remove(number) else { return };
+        let Some(entry) = self.remove(number, now, out) else { return };
         self.refused.insert(number, refusal);
         out.wakers.extend(entry.waker);
         if was_head {
@@ -183,18 +204,22 @@ impl State {
         }
     }
 
-    fn remove(&mut self, number: u64) -> Option<Entry> {
+    fn remove(&mut self, number: u64, now: Instant, out: &mut Out) -> Option<Entry> {
         let entry = self.there.remove(&number).or_else(|| self.away.remove(&number))?;
         self.tokens -= u128::from(entry.cost);
-        self.waiting -= u64::from(entry.has_to_wait);
+        if entry.has_to_wait {
+            self.waiting -= 1;
+            out.waits -= 1;
+            out.waited.push(now.saturating_duration_since(entry.arrived));
+        }
         Some(entry)
     }
 
     /// It is served, refused or gone.
     pub(super) fn leave(&mut self, me: u64, out: &mut Out) {
-        let was_head = self.head() == Some(me);
+        let (was_head, now) = (self.head() == Some(me), Instant::now());
         self.refused.remove(&me);
-        out.dropped = self.remove(me).and_then(|entry| entry.waker);
+        out.dropped = self.remove(me, now, out).and_then(|entry| entry.waker);
         let polled = self.asked.as_ref().filter(|asked| asked.polled_by == Some(me));
         let (is_mine, is_lost) =
             (polled.is_some(), polled.is_some_and(|asked| asked.reply.is_none()));
@@ -209,7 +234,7 @@ impl State {
         if self.there.is_empty() {
             self.empty_hand(out);
         } else if was_head || is_mine {
-            self.wake_head(Instant::now(), out);
+            self.wake_head(now, out);
         }
     }
 }

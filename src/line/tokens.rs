@@ -8,6 +8,9 @@ use crate::quota::Quotas;
 use crate::store::Reply;
 use crate::timer::Instant;
 
+/// The youngest requests ask later by this, at most.
+const MOST_COURTESY: Duration = Duration::from_millis(50);
+
 /// The last answer.
 pub(super) struct Told {
     pub(super) decision: Decision,
@@ -31,6 +34,16 @@ impl Told {
         let at = exact.unwrap_or_else(|| self.decision.earliest_ms(&self.quotas, tokens));
         let after = at.saturating_sub(self.decision.now_ms()).max(0);
         self.sent.checked_add(Duration::from_millis(after as u64))
+    }
+
+    /// How much later a request asks on a store that serves other nodes, too, so that those with
+    /// older ones go first.
+    pub(super) fn courtesy(&self, age: Duration, max_wait: Duration) -> Duration {
+        let window = self.decision.usage()[self.decision.governing()].window();
+        let most = (window / 16).min(MOST_COURTESY).min(max_wait / 2);
+        // A window more or less matters less to older ones.
+        let rank = |age: Duration| (age.as_secs_f64() / window.as_secs_f64()).ln_1p();
+        most.mul_f64((1.0 - rank(age) / rank(max_wait)).clamp(0.0, 1.0))
     }
 
     /// The refusal of a request that would be due then.

@@ -122,7 +122,15 @@ impl State {
     /// When the head is due, by the last answer. `None`: never.
     fn due(&self, head: u64, asker: &Asker<'_>) -> Option<Instant> {
         let told = self.told.as_ref().filter(|told| !told.stale && told.quotas == *asker.quotas);
-        told.map_or(Some(asker.now), |told| told.due(self.there[&head].cost.into()))
+        let Some(told) = told else { return Some(asker.now) };
+        let head = &self.there[&head];
+        let due = told.due(head.cost.into())?;
+        if !asker.shared || due <= told.sent {
+            return Some(due);
+        }
+        // Where all have waited for as long as they may, the nodes take turns.
+        let from = self.served.map_or(head.arrived, |served| served.max(head.arrived));
+        Some(due + told.courtesy(due.saturating_duration_since(from), asker.max_wait))
     }
 
     fn wait_behind(&mut self, me: u64, asker: &Asker<'_>) -> Result<Instant, End> {

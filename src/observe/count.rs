@@ -38,6 +38,13 @@ pub(super) enum Event {
     LeaseReturned,
 }
 
+/// What is timed.
+#[derive(Clone, Copy)]
+pub(super) enum Timed {
+    Store,
+    Wait,
+}
+
 /// Names and help texts.
 #[cfg(feature = "metrics")]
 pub(super) const EVENTS: [(&str, &str); Event::LeaseReturned as usize + 1] = [

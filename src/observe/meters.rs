@@ -3,7 +3,7 @@
 
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::OnceLock;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use std::{array, iter};
 #[cfg(feature = "saved")]
 use std::{
@@ -11,19 +11,23 @@ use std::{
         Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    time::{SystemTime, UNIX_EPOCH},
 };
 
 #[cfg(any(feature = "redis", feature = "saved"))]
 use metrics::counter;
 use metrics::{Counter, Histogram, Key, Label, Level, Metadata, Recorder, Unit, gauge};
 
-use super::count::{EVENTS, Event, OUTCOMES, Outcome};
+use super::count::{EVENTS, Event, OUTCOMES, Outcome, Timed};
 
 static METADATA: Metadata<'_> =
     Metadata::new("tower_fixed_window", Level::INFO, Some("tower_fixed_window"));
 
-const STORE_SECONDS: &str = "tower_fixed_window_store_seconds";
+/// Names and help texts of what is timed.
+const SECONDS: [(&str, &str); Timed::Wait as usize + 1] = [
+    ("tower_fixed_window_store_seconds", "Duration of calls to a remote store, in seconds"),
+    ("tower_fixed_window_wait_seconds", "Time that requests have waited in a queue, in seconds"),
+];
 
 /// Outcomes first, then events.
 const COUNTERS: usize = OUTCOMES.len() + EVENTS.len();
@@ -39,7 +43,7 @@ fn name_and_help(counter: usize) -> (&'static str, &'static str) {
 #[derive(Default)]
 pub(crate) struct Meters {
     counters: [OnceLock<Counter>; COUNTERS],
-    store_seconds: OnceLock<Histogram>,
+    seconds: [OnceLock<Histogram>; SECONDS.len()],
     /// Their names, made once also where no recorder is installed.
     keys: OnceLock<Keys>,
 }
@@ -51,7 +55,7 @@ impl RefUnwindSafe for Meters {}
 
 struct Keys {
     counters: [Key; COUNTERS],
-    store_seconds: Key,
+    seconds: [Key; SECONDS.len()],
 }
 
 impl Keys {
@@ -64,7 +68,7 @@ impl Keys {
         };
         Self {
             counters: array::from_fn(counter),
-            store_seconds: Key::from_parts(STORE_SECONDS, vec![scope()]),
+            seconds: SECONDS.map(|(name, _)| Key::from_parts(name, vec![scope()])),
         }
     }
 }
@@ -88,12 +92,17 @@ impl Meters {
         }
     }
 
-    pub(super) fn time(&self, scope: &str, Timing(start): Timing) {
-        let seconds = start.elapsed().as_secs_f64();
-        match self.store_seconds.get() {
+    pub(super) fn time(&self, scope: &str, what: Timed, took: Duration) {
+        let seconds = took.as_secs_f64();
+        match self.seconds[what as usize].get() {
             Some(histogram) => histogram.record(seconds),
-            None => self.register_store_seconds(scope).record(seconds),
+            None => self.register_seconds(scope, what).record(seconds),
         }
+    }
+
+    /// More requests wait, or fewer.
+    pub(super) fn wait(&self, scope: &str, more: f64) {
+        gauge!("tower_fixed_window_waiting", "scope" => scope.to_owned()).increment(more);
     }
 
     /// All counters at once, so that counters of rare events start at 0: Prometheus can't see an
@@ -122,14 +131,14 @@ impl Meters {
         })
     }
 
-    fn register_store_seconds(&self, scope: &str) -> Histogram {
-        const HELP: &str = "Duration of calls to a remote store, in seconds";
-        let key = &self.keys(scope).store_seconds;
+    fn register_seconds(&self, scope: &str, what: Timed) -> Histogram {
+        let (name, help) = SECONDS[what as usize];
+        let key = &self.keys(scope).seconds[what as usize];
         metrics::with_recorder(|recorder| {
             let histogram = recorder.register_histogram(key, &METADATA);
-            if is_there(recorder) && self.store_seconds.set(histogram.clone()).is_ok() {
-                let unit = Some(Unit::Seconds);
-                recorder.describe_histogram(STORE_SECONDS.into(), unit, HELP.into());
+            let kept = &self.seconds[what as usize];
+            if is_there(recorder) && kept.set(histogram.clone()).is_ok() {
+                recorder.describe_histogram(name.into(), Some(Unit::Seconds), help.into());
             }
             histogram
         })
@@ -250,5 +259,9 @@ pub(crate) struct Timing(Instant);
 impl Timing {
     pub(super) fn start() -> Self {
         Self(Instant::now())
+    }
+
+    pub(super) fn took(&self) -> Duration {
+        self.0.elapsed()
     }
 }

@@ -1,6 +1,8 @@
 //! Without the feature `metrics`.
 
-use super::count::{Event, Outcome};
+use std::time::Duration;
+
+use super::count::{Event, Outcome, Timed};
 
 #[derive(Default)]
 pub(crate) struct Meters;
@@ -10,7 +12,9 @@ impl Meters {
 
     pub(super) fn count(&self, _: &str, _: Event, _: u64) {}
 
-    pub(super) fn time(&self, _: &str, _: Timing) {}
+    pub(super) fn time(&self, _: &str, _: Timed, _: Duration) {}
+
+    pub(super) fn wait(&self, _: &str, _: f64) {}
 }
 
 #[cfg(feature = "redis")]
@@ -33,15 +37,8 @@ impl Timing {
     pub(super) fn start() -> Self {
         Self
     }
-}
 
-#[cfg(feature = "saved")]
-#[derive(Default)]
-pub(crate) struct Saves;
-
-#[cfg(feature = "saved")]
-impl Saves {
-    pub(crate) fn note(&self, _: u64, _: std::time::Duration) {}
-
-    pub(crate) fn note_failure(&self) {}
+    pub(super) fn took(&self) -> Duration {
+        Duration::ZERO
+    }
 }

@@ -3,7 +3,7 @@
 use std::fmt::Display;
 use std::time::Duration;
 
-use super::count::{Event, Outcome};
+use super::count::{Event, Outcome, Timed};
 use super::log;
 use super::meters::{Meters, Timing};
 
@@ -68,7 +68,17 @@ impl Observed<'_> {
 
     /// That call has been answered, or has failed.
     pub(crate) fn store_was_called(self, timing: Timing) {
-        self.meters.time(self.name, timing);
+        self.meters.time(self.name, Timed::Store, timing.took());
+    }
+
+    /// More requests wait in the queue than before, or fewer.
+    pub(crate) fn waits(self, more: i64) {
+        self.meters.wait(self.name, more as f64);
+    }
+
+    /// A request has waited in the queue.
+    pub(crate) fn waited(self, time: Duration) {
+        self.meters.time(self.name, Timed::Wait, time);
     }
 
     pub(crate) fn store_failed(self) {

@@ -2,6 +2,7 @@
 //! What the alerts do is tested by Prometheus's own promtool: `scripts/test`.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use axum::body::Body;
 use http::Response;
@@ -24,14 +25,18 @@ type Exported = BTreeMap<String, BTreeMap<String, BTreeSet<String>>>;
 /// store in memory.
 async fn exported() -> Exported {
     let buckets = PrometheusBuilder::new()
-        .set_buckets_for_metric(Matcher::Suffix("store_seconds".into()), &[0.1])
+        .set_buckets_for_metric(Matcher::Suffix("_seconds".into()), &[0.1])
         .expect("a bucket");
     let recorder = buckets.build_recorder();
     let handle = recorder.handle();
     let _guard = metrics::set_default_local_recorder(Box::leak(Box::new(recorder)));
     let inner =
         service_fn(async |_| Ok::<_, std::convert::Infallible>(Response::<Body>::default()));
-    let Ok(_) = per_minute(1, Mood::Later).name("api").layer(inner).oneshot(get("/")).await;
+    let queued = per_minute(1, Mood::Later).name("api").queue(1, Duration::from_secs(3_600));
+    let service = queued.layer(inner);
+    let Ok(_) = service.clone().oneshot(get("/")).await;
+    let waits = tokio::time::timeout(Duration::from_millis(50), service.oneshot(get("/")));
+    assert!(waits.await.is_err());
     MemoryStore::with_max_keys(100).record_metrics("api");
 
     let mut exported = Exported::new();
@@ -132,8 +137,13 @@ async fn queries_name_only_what_the_crate_exports() {
     // Whatever is exported is asked about somewhere.
     for name in exported.keys() {
         let is_shown = DASHBOARD.contains(name.as_str());
-        // What these two add to is in what requests and calls are divided by.
-        let elsewhere = ["_sum", "_remembered_refusals_total", "_lease_tokens_spent_total"];
+        // What these add to is in what requests and calls are divided by.
+        let elsewhere = [
+            "_sum",
+            "wait_seconds_count",
+            "_remembered_refusals_total",
+            "_lease_tokens_spent_total",
+        ];
         assert!(is_shown || elsewhere.iter().any(|end| name.ends_with(end)), "{name}");
     }
 }
@@ -154,7 +164,7 @@ fn the_dashboard_has_a_panel_for_each_question_with_the_queries_of_the_page() {
         })
         .collect();
     assert_eq!(shown, questions());
-    assert_eq!(shown.len(), 9);
+    assert_eq!(shown.len(), 11);
 }
 
 #[test]

@@ -32,6 +32,7 @@ mod outbound;
 mod panics;
 mod pictures;
 mod queue;
+mod queue_nodes;
 mod queue_races;
 mod queue_random;
 mod random_operations;

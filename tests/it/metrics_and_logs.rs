@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use axum::body::Body;
+use futures_util::future::{FutureExt, join_all};
 use http::{Request, Response};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
 use tower::util::BoxCloneSyncService;
@@ -17,7 +18,7 @@ use tower_fixed_window::{
     FixedWindowLayer, Limiter, MAX_WINDOW, ManualClock, MemoryStore, OnStoreFailure, Quota,
 };
 
-use crate::support::{ANSWERS, Log, Mood, NOW_MS, TestStore, get, per_minute};
+use crate::support::{ANSWERS, Log, Mood, NOW_MS, TestStore, get, paused_clock, per_minute};
 
 type Limited = BoxCloneSyncService<Request<Body>, Response<Body>, Infallible>;
 
@@ -199,6 +200,34 @@ async fn each_outcome_has_its_series_and_its_event() {
     }
 }
 
+/// Each request is counted once, when it has passed or was refused.
+#[tokio::test(start_paused = true)]
+async fn requests_that_wait_are_counted_with_how_long_they_did() {
+    let (recorder, handle) = recorder();
+    let _guard = metrics::set_default_local_recorder(recorder);
+    let layer = FixedWindowLayer::new(Quota::per_second(1))
+        .name("api")
+        .key(global())
+        .store(MemoryStore::with_clock(paused_clock()))
+        .queue(2, Duration::from_secs(60));
+    let service = limited(layer);
+    let requests = join_all((0..4).map(|_| ask(&service)));
+    let look = |name: &str| scraped(&handle).get(name).copied();
+    let (statuses, ()) = tokio::join!(requests, async {
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        assert_eq!(look(r#"waiting{scope="api"}"#), Some(2.0));
+        assert_eq!(look(r#"decisions_total{scope="api",outcome="passed"}"#), Some(1.0));
+    });
+    assert_eq!(statuses, [200, 200, 200, 429]);
+    assert_eq!(look(r#"waiting{scope="api"}"#), Some(0.0));
+    assert_eq!(look(r#"wait_seconds_count{scope="api"}"#), Some(2.0));
+    assert_eq!(look(r#"wait_seconds_sum{scope="api"}"#).map(f64::round), Some(3.0));
+    for (outcome, count) in [("passed", 3.0), ("refused", 1.0), ("reserved", 0.0)] {
+        let series = format!(r#"decisions_total{{scope="api",outcome="{outcome}"}}"#);
+        assert_eq!(look(&series), Some(count), "{outcome}");
+    }
+}
+
 #[tokio::test]
 async fn a_store_failure_is_an_outcome_without_a_fallback() {
     use OnStoreFailure::{Allow, Deny, Local};
@@ -277,8 +306,8 @@ fn counters_of_rare_events_start_at_zero() {
 }
 
 /// The table of metrics in the guide, and what there is.
-#[test]
-fn the_guide_names_every_metric_and_no_other() {
+#[tokio::test]
+async fn the_guide_names_every_metric_and_no_other() {
     let guide = include_str!("../../docs/observing.md");
     let (_, table) = guide.split_once("| metric |").expect("a table");
     let (table, rest) = table.split_once("\n\n").expect("its end");
@@ -287,7 +316,10 @@ fn the_guide_names_every_metric_and_no_other() {
 
     let (recorder, handle) = recorder();
     let _guard = metrics::set_default_local_recorder(recorder);
-    assert_eq!(block_on(ask(&limited(per_minute(9, Mood::Later)))), 200);
+    assert_eq!(ask(&limited(per_minute(9, Mood::Later))).await, 200);
+    let queue = limited(per_minute(1, Mood::Now).queue(1, Duration::from_secs(3_600)));
+    assert_eq!(ask(&queue).await, 200);
+    assert!(ask(&queue).now_or_never().is_none());
     let folder = tempfile::tempdir().expect("a folder");
     let store = MemoryStore::open(folder.path().join("counts"), Duration::MAX).expect("opens");
     store.save().expect("saves");

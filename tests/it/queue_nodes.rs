@@ -1,0 +1,72 @@
+//! Lines of several nodes that share a store, near and far, on tokio's paused clock.
+
+use std::convert::Infallible;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use axum::body::Body;
+use http::{Request, Response};
+use tokio::time::{Instant, sleep};
+use tower::{Layer, ServiceExt, service_fn};
+use tower_fixed_window::key::global;
+use tower_fixed_window::{FixedWindowLayer, MemoryStore, Quota};
+
+use crate::support::{FarStore, get, paused_clock};
+
+/// How many requests of each node pass in each window of a second. The nodes are so many milliseconds
+/// away, one way, and send so many requests a second.
+async fn passed(
+    nodes: &[(u64, u64)],
+    limit: u64,
+    seconds: u64,
+    max_wait: Duration,
+) -> Vec<Vec<usize>> {
+    let memory = MemoryStore::with_clock(paused_clock());
+    let start = Instant::now();
+    let mut tasks = Vec::new();
+    let passed = Arc::new(Mutex::new(vec![vec![0; nodes.len()]; 200]));
+    for (node, &(delay, rate)) in nodes.iter().enumerate() {
+        let store = FarStore::over(memory.clone(), move || delay);
+        let layer = FixedWindowLayer::new(Quota::per_second(limit))
+            .name("api")
+            .key(global())
+            .store(store)
+            .queue(100_000, max_wait);
+        let passed = Arc::clone(&passed);
+        let service = layer.layer(service_fn(move |_: Request<Body>| {
+            let second = start.elapsed().as_secs() as usize;
+            passed.lock().unwrap()[second][node] += 1;
+            async { Ok::<_, Infallible>(Response::new(Body::empty())) }
+        }));
+        tasks.push(tokio::spawn(async move {
+            for _ in 0..rate * seconds {
+                drop(tokio::spawn(service.clone().oneshot(get("/"))));
+                sleep(Duration::from_micros(1_000_000 / rate)).await;
+            }
+        }));
+    }
+    sleep(Duration::from_secs(seconds)).await;
+    tasks.iter().for_each(|task| task.abort());
+    let passed = passed.lock().unwrap();
+    passed[..seconds as usize].to_vec()
+}
+
+/// Each with half the limit's load or more.
+#[tokio::test(start_paused = true)]
+async fn no_node_is_starved_by_a_nearer_one() {
+    for rates in [[50, 50, 50], [100, 100, 100], [300, 50, 50]] {
+        for max_wait in [3, 60] {
+            let nodes = [1, 10, 40].into_iter().zip(rates).collect::<Vec<_>>();
+            let windows = passed(&nodes, 100, 12, Duration::from_secs(max_wait)).await;
+            // The first one goes to who comes first, and the last one is not over for all.
+            let total = |node: usize| windows[1..11].iter().map(|of| of[node]).sum::<usize>();
+            let totals = [0, 1, 2].map(total);
+            for window in &windows {
+                assert!(window.iter().sum::<usize>() <= 100, "{window:?}");
+            }
+            assert!(totals.iter().sum::<usize>() >= 990, "the windows are full: {totals:?}");
+            let is_fair = totals.iter().all(|&total| total >= 1_000 / 3 / 2);
+            assert!(is_fair, "{rates:?}, {max_wait} s: {totals:?} of {windows:?}");
+        }
+    }
+}
