@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use tower_fixed_window::store::RedisStore;
-use tower_fixed_window::{Limiter, OnStoreFailure, Quota, Quotas};
+use tower_fixed_window::{Limiter, Limits, Line, OnStoreFailure, Quota, Quotas};
 
 use crate::server::{Server, wait_for};
 
@@ -91,8 +91,8 @@ async fn several_missing_rights_are_said_at_once() {
     add_user(&server);
     change_user(&server, &["-@hash", "-@write"]);
     let error = store(&server).ping().await.expect_err("it may not write");
-    let says = "Redis does not permit a command that is needed (hincrby, hmget, hset, hlen, hgetall, \
-                pexpireat, del)";
+    let says = "Redis does not permit a command that is needed (hincrby, hget, hmget, hset, hlen, \
+                hgetall, pexpireat, del)";
     assert_eq!(error.to_string(), says);
 }
 
@@ -157,4 +157,22 @@ async fn a_server_that_returns_without_a_command_is_found_out() {
         });
     });
     assert_eq!(server.ask::<u64>(&["DBSIZE"]), 0, "{said:?}");
+}
+
+/// One limit of several goes the short way, which needs no `HSET`, and another one does not.
+#[tokio::test]
+async fn several_limits_write_nothing_where_one_of_them_may_not_be_written() {
+    let Some(server) = Server::start() else { return };
+    add_user(&server);
+    let limits = Limits::new([
+        Limiter::new(Quota::per_minute(50)).name("plain"),
+        Limiter::new(Quota::per_month(50)).name("month"),
+    ]);
+    let limits = limits.store(store(&server).on_failure(OnStoreFailure::Deny));
+    let lines = |key| [Line::new("plain", key, 1), Line::new("month", key, 1)];
+    assert!(limits.check(lines("ann")).await.expect("it may").allowed());
+    change_user(&server, &["-hset"]);
+    let error = limits.check(lines("bob")).await.expect_err("it may not");
+    assert_eq!(error.to_string(), "Redis does not permit a command that is needed (hset)");
+    assert_eq!(server.ask::<Vec<String>>(&["KEYS", "*bob}"]), [""; 0]);
 }

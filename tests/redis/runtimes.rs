@@ -272,7 +272,7 @@ fn a_lease_that_another_runtime_waits_for_is_not_waited_for() {
 #[test]
 fn ping_checks_at_startup_whether_decisions_may_be_written() {
     let Some(server) = Server::start() else { return };
-    let rights = "on >secret resetkeys ~tfw1:* nocommands +evalsha +script|load +time +hmget";
+    let rights = "on >secret resetkeys ~tfw1:* nocommands +evalsha +script|load +time +hget +hmget";
     let mut command = vec!["ACL", "SETUSER", "reader"];
     command.extend(rights.split_whitespace());
     server.ask::<String>(&command);

@@ -12,6 +12,7 @@
 
 local call, try, pack, tonumber = redis.call, redis.pcall, nil, tonumber
 --[[ needs.lua ]]
+local may_set = may('HSET')
 local time = call('TIME')
 local micros = time[1] * 1000000 + time[2]
 
@@ -31,75 +32,78 @@ for kind = 1, argv[1] do
     args[i - before] = tonumber(argv[i]) or argv[i]
   end
   --[[ plain.lua ]]
-  kinds[kind] = { args, start, least, most, length }
+  kinds[kind] = { args, start, least, most, length, tonumber(args[1]) }
 end
 
-local answers, done, group = { micros }, 0, 0
-
-local function kind_of(i)
-  return kinds[math.abs(argv[at + i])]
-end
-
--- Answers a key of a group, and says whether it refuses, and whether its count has moved.
-local function look(i, spans)
-  local key, kind = keys[i], kind_of(i)
-  local args, start = kind[1], kind[2]
-  if start then
-    -- The short way: the count of this window, or there is none.
-    local value = call('HMGET', key, args[2])[1]
-    local count = value and tonumber(value) or not value and 0
-    if count and count < start + kind[5] then
-      local used = count < start and 0 or count - start
-      answers[i + 1] = -used - 1
-      return args[1] + 0 > args[4] - used
-    end
-  end
-  local answer, moved = decide(key, args, nil, nil, nil, nil, spans)
-  answers[i + 1] = answer
-  return answer[2] < 0, moved, answer[2] == -2
-end
+local answers, done = { micros }, 0
+-- The kinds of a group's keys, how many there are, and whether one command will charge each.
+local group, size, running = {}, 0, {}
 
 -- Whether a quota of a group would count tokens in a window that has ended when another one covers them.
-local function is_late(first, last, spans)
+local function is_late(before, spans)
   local due, of, least = 0, 0, 9007199254740992
   for i = 1, #spans, 2 do
     if spans[i] > due then
       due, of = spans[i], i
     end
   end
-  for i = 1, due > 0 and #spans or 0, 2 do
+  if due == 0 then
+    return false
+  end
+  for i = 1, #spans, 2 do
     least = i ~= of and math.min(least, spans[i + 1]) or least
   end
-  for i = first, due > 0 and last or 0 do
-    local kind = kind_of(i)
-    if type(answers[i + 1]) == 'number' then
-      -- On the clock of the counts the window of the short way ends then.
-      least = math.min(least, (kind[2] + kind[5]) / 1000)
+  for i = 1, size do
+    if type(answers[before + i + 1]) == 'number' then
+      -- In the short way nothing is due later, and all of the window that runs.
+      least = math.min(least, (group[i][2] + group[i][5]) / 1000)
     end
   end
   return due >= least
 end
 
-local function decide_group(first, last)
-  local refused, moved, spans, outside = false, {}, {}, false
-  for i = first, last do
-    local refuses, has_moved, is_outside = look(i, spans)
-    refused, outside = refused or refuses, outside or is_outside
-    moved[#moved + 1] = has_moved and i or nil
+-- Those keys that come after as many others.
+local function decide_group(before)
+  local refused, spans, moved, outside = false, nil, nil, false
+  for i = 1, size do
+    local key, kind = keys[before + i], group[i]
+    local args, start, count = kind[1], kind[2], nil
+    if start then
+      -- The short way: there is a count of this window, or of none that has not ended.
+      local value = call('HGET', key, args[2])
+      count = value and tonumber(value) or not value and 0
+    end
+    if count and count < start + kind[5] then
+      local used = count < start and 0 or count - start
+      answers[before + i + 1] = -used - 1
+      refused = refused or args[4] - used < kind[6]
+      running[i] = count >= start and count + kind[6] <= kind[4]
+    else
+      spans, running[i] = spans or {}, false
+      local answer, has_moved = decide(key, args, nil, nil, nil, nil, spans)
+      answers[before + i + 1] = answer
+      refused, outside = refused or answer[2] == -1, outside or answer[2] == -2
+      if has_moved then
+        moved = moved or {}
+        moved[#moved + 1] = i
+      end
+    end
   end
-  if outside then
+  if outside or group[1][1][1] == 'peek' then
     return
-  elseif refused or is_late(first, last, spans) then
-    for _, i in ipairs(moved) do
-      decide(keys[i], kind_of(i)[1], nil, nil, nil, nil, 0)
+  elseif refused or spans and is_late(before, spans) then
+    for _, i in ipairs(moved or {}) do
+      decide(keys[before + i], group[i][1], nil, nil, nil, nil, 0)
     end
-  elseif not may('HSET') then
+    return
+  elseif not may_set then
     error({ err = "NOPERM this user has no permissions to run the 'hset' command" })
-  elseif kind_of(first)[1][1] ~= 'peek' then
-    for i = first, last do
-      local kind = kind_of(i)
-      answers[i + 1] = decide(keys[i], kind[1], kind[2], kind[3], kind[4], kind[5])
-    end
+  end
+  for i = 1, size do
+    local key, kind = keys[before + i], group[i]
+    local count = running[i] and try('HINCRBY', key, kind[1][2], kind[1][1])
+    answers[before + i + 1] = type(count) == 'number' and count - kind[2]
+      or decide(key, kind[1], kind[2], kind[3], kind[4], kind[5])
   end
 end
 
@@ -108,10 +112,13 @@ local function go_on()
     done = i
     local of = (argv[at + i] or 1) + 0
     if of < 0 then
-      group = group + 1
-    elseif group > 0 then
-      decide_group(i - group, i)
-      group = 0
+      size = size + 1
+      group[size] = kinds[-of]
+    elseif size > 0 then
+      size = size + 1
+      group[size] = kinds[of]
+      decide_group(i - size)
+      size = 0
     else
       local kind = kinds[of]
       answers[i + 1] = decide(keys[i], kind[1], kind[2], kind[3], kind[4], kind[5])
@@ -122,10 +129,10 @@ end
 repeat
   local well, why = pcall(go_on)
   if not well then
-    for i = done - group, done do
+    for i = done + 1 - math.max(size, 1), done do
       answers[i + 1] = { err = type(why) == 'table' and why.err or why }
     end
-    group = 0
+    size = 0
   end
 until well
 return answers

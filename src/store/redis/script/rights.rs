@@ -10,8 +10,8 @@ use redis::{
 use super::lua::Lua;
 
 /// Beside `SCRIPT LOAD` and `EVALSHA`, which have to be called first.
-const COMMANDS: [&str; 8] =
-    ["time", "hincrby", "hmget", "hset", "hlen", "hgetall", "pexpireat", "del"];
+const COMMANDS: [&str; 9] =
+    ["time", "hincrby", "hget", "hmget", "hset", "hlen", "hgetall", "pexpireat", "del"];
 
 static RIGHTS: LazyLock<Lua> = LazyLock::new(|| Lua::new(include_str!("rights.lua")));
 
