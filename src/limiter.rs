@@ -9,6 +9,7 @@ use crate::observe::{self, Outcome};
 use crate::quota::Quotas;
 use crate::store::{Account, Adjust, Charge, MemoryStore, Reply, Scope, Store, StoreError};
 
+pub(crate) mod freed;
 mod receipt;
 
 #[cfg(feature = "serde")]
@@ -247,12 +248,18 @@ impl Limiter {
                 "a receipt belongs to the limiter of its name: settle it there",
             ));
         }
-        self.settle_account(account, &decision, actual)
+        freed::note_after(
+            &self.scope,
+            account.key(),
+            self.settle_account(account, &decision, actual),
+        )
     }
 
     /// The same under the quotas that the charge was decided by.
     pub(crate) fn settle_as_charged(&self, receipt: Receipt, actual: u64) -> Reply<()> {
-        self.settle_account(receipt.account.as_account(), &receipt.decision, actual)
+        let account = receipt.account.as_account();
+        let settled = self.settle_account(account, &receipt.decision, actual);
+        freed::note_after(&self.scope, account.key(), settled)
     }
 
     pub(crate) fn settle_account(
@@ -287,7 +294,8 @@ impl Limiter {
     /// # Ok(()) }
     /// ```
     pub fn reset(&self, key: impl Into<Key>) -> Reply<()> {
-        self.store.reset(&self.scope, &key.into())
+        let key = key.into();
+        freed::note_after(&self.scope, &key, self.store.reset(&self.scope, &key))
     }
 
     /// Returns a limiter for the same counters under other quotas, such as those of a customer's

@@ -12,6 +12,7 @@ use std::time::Duration;
 use crate::decision::Decision;
 use crate::key::Key;
 use crate::limiter::Limiter;
+use crate::limiter::freed::Waiting;
 use crate::quota::Quotas;
 use crate::store::{Account, Reply};
 
@@ -79,26 +80,11 @@ impl Lines {
     pub(crate) fn change_all(&self) {
         self.all().iter().for_each(|line| line.change(State::ask_again));
     }
+}
 
-    /// The head of a key's line asks anew when a reply is done that returns tokens of the key.
-    pub(crate) fn change_after(self: &Arc<Self>, key: &Key, reply: Reply<()>) -> Reply<()> {
-        match reply.into_now() {
-            Ok(answer) => {
-                self.change(key);
-                Reply::from(answer)
-            }
-            Err(later) => {
-                let (lines, key) = (Arc::clone(self), key.clone());
-                Reply::later(async move {
-                    let answer = later.await;
-                    lines.change(&key);
-                    answer
-                })
-            }
-        }
-    }
-
-    fn change(&self, key: &Key) {
+impl Waiting for Lines {
+    /// The head of the key's line asks anew.
+    fn note_freed(&self, key: &Key) {
         let line = self.lock().get(key).and_then(Weak::upgrade);
         if let Some(line) = line {
             line.change(State::ask_again);

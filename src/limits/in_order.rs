@@ -7,7 +7,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use crate::decision::{Decision, Merging};
-use crate::limiter::Limiter;
+use crate::limiter::{Limiter, freed};
 use crate::store::{OwnedAccount, OwnedCharge, Reply, StoreError};
 use crate::timer::{Instant, Sleep};
 
@@ -163,7 +163,9 @@ impl Drop for InOrder {
 
 /// Returns all that a decision has taken.
 fn give_back(limiter: &Limiter, account: &OwnedAccount, decision: &Decision) -> Reply<()> {
-    limiter.settle_account(account.as_account(), decision, 0)
+    let account = account.as_account();
+    let settled = limiter.settle_account(account, decision, 0);
+    freed::note_after(limiter.scope(), account.key(), settled)
 }
 
 /// How much of a deadline is left.

@@ -10,6 +10,7 @@ use super::turn::Step;
 use super::{Line, Queue};
 use crate::decision::Decision;
 use crate::key::Key;
+use crate::limiter::freed;
 use crate::quota::Quotas;
 use crate::store::{Account, Charge, Reply, StoreError};
 use crate::timer::{Instant, Sleep};
@@ -155,7 +156,8 @@ impl Place {
                 let decision = reply.await?;
                 line.give_back(&queue.limiter, &quotas, &decision).await
             });
-            self.queue.lines.change_after(&self.line.key, returned).detach();
+            let scope = self.queue.limiter.scope();
+            freed::note_after(scope, &self.line.key, returned).detach();
         }
         out.wake();
     }

@@ -7,7 +7,7 @@ use std::task::{Context, Poll, ready};
 
 use super::live::Live;
 use crate::decision::Decision;
-use crate::limiter::Limiter;
+use crate::limiter::{Limiter, freed};
 use crate::store::{OwnedAccount, Reply, StoreError};
 
 /// Corrects a charge after its request has ended.
@@ -24,7 +24,8 @@ impl Correction {
         let Self { limiter, account, live, own } = self;
         let account = if own { account } else { account.updated(&live.quotas()) };
         let account = account.as_account();
-        live.lines.change_after(account.key(), limiter.settle_account(account, decision, actual))
+        let settled = limiter.settle_account(account, decision, actual);
+        freed::note_after(limiter.scope(), account.key(), settled)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::panic::Location;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use http::request::Parts;
 use tower_layer::Layer;
@@ -15,8 +15,8 @@ use super::shared::Shared;
 use super::stacked;
 use super::twice::Watch;
 use crate::key::{Key, KeyExtractor, key_fn};
-use crate::limiter::{Limiter, UNNAMED};
-use crate::line::Queue;
+use crate::limiter::{Limiter, UNNAMED, freed};
+use crate::line::{Lines, Queue};
 use crate::quota::Quotas;
 
 mod counting;
@@ -261,6 +261,8 @@ impl<S, J> Layer<S> for FixedWindowLayer<J> {
         let (options, reject) = (self.options.clone(), Arc::clone(&self.reject));
         let queue = options.queue.map(|(most, max_wait)| {
             let (lines, limiter) = (Arc::clone(&live.lines), limiter.clone());
+            let waiting: Weak<Lines> = Arc::downgrade(&lines);
+            freed::add_waiting(limiter.scope(), waiting);
             Arc::new(Queue { lines, limiter, most, max_wait })
         });
         let watch = Watch::default();

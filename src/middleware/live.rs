@@ -195,8 +195,7 @@ impl Control {
     /// Clears the counters of a key under all quotas: those of a plan, and those before
     /// [`set_quotas`](Self::set_quotas). For errors, see [`Limiter::reset`](crate::Limiter::reset).
     pub fn reset(&self, key: impl Into<Key>) -> Reply<()> {
-        let key = key.into();
-        self.live.lines.change_after(&key, self.limiter.reset(key.clone()))
+        self.limiter.reset(key)
     }
 
     /// Ends the waiting of all requests in the layer's [`queue`](crate::FixedWindowLayer::queue)

@@ -15,7 +15,7 @@ use super::stacked;
 use super::upload::Drain;
 use crate::decision::Decision;
 use crate::key::Key;
-use crate::limiter::observe_decision;
+use crate::limiter::{freed, observe_decision};
 use crate::line::{End, Place};
 use crate::observe::{self, Outcome};
 use crate::quota::Quotas;
@@ -296,7 +296,7 @@ impl<J> LimitedRequest<J> {
             return self.correction().make(decision, actual);
         }
         let settled = limiter.settle_account(self.account(), decision, actual);
-        live.lines.change_after(&self.key, settled)
+        freed::note_after(limiter.scope(), &self.key, settled)
     }
 
     /// Corrects the charge later.

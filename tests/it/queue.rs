@@ -12,9 +12,11 @@ use tokio::time::{Instant, sleep};
 use tower::limit::ConcurrencyLimitLayer;
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_fixed_window::key::global;
-use tower_fixed_window::{Control, FixedWindowLayer, Key, Limiter, MemoryStore, Quota, Quotas};
+use tower_fixed_window::{
+    Control, FixedWindowLayer, Key, Limiter, Limits, MemoryStore, Quota, Quotas, Store,
+};
 
-use crate::support::{get, paused_clock};
+use crate::support::{FarStore, get, paused_clock};
 
 fn ten_a_second(queue: u64, max_wait: Duration) -> FixedWindowLayer {
     FixedWindowLayer::new(Quota::per_second(10))
@@ -368,6 +370,45 @@ async fn resets_refunds_and_new_quotas_of_this_process_are_used_at_once() {
         }
         let at = if i == 2 { 2_000 } else { 1_000 };
         assert_eq!(served.lock().unwrap()[10..], [("/10".into(), at), ("/11".into(), at)], "{i}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_others_of_this_process_return_is_used_at_once() {
+    returned_elsewhere(MemoryStore::with_clock(paused_clock())).await;
+    returned_elsewhere(FarStore::new(|| 1)).await;
+}
+
+/// By other limiters of the name, other layers and several limits in one charge.
+async fn returned_elsewhere(store: impl Store + Clone) {
+    let limiter = || Limiter::new(Quota::per_minute(2)).name("api").store(store.clone());
+    let layer = || {
+        let layer = FixedWindowLayer::new(Quota::per_minute(2)).key(global());
+        layer.name("api").store(store.clone())
+    };
+    let limits = || {
+        let limits = Limits::new([Limiter::new(Quota::per_minute(2)).name("api")]);
+        limits.store(store.clone())
+    };
+    for way in 0..5 {
+        limiter().reset(Key::global()).await.expect("it answers");
+        let charged = limiter().charge(Key::global(), 2).await.expect("it answers");
+        let receipt = charged.expect("there is room");
+        let service = noting(&layer().queue(9, LONG), &Served::default());
+        let waiting = tokio::spawn(service.oneshot(get("/")));
+        sleep(Duration::from_secs(1)).await;
+        let start = Instant::now();
+        let returned = match way {
+            0 => limiter().refund(receipt),
+            1 => limiter().settle(receipt, 1),
+            2 => limiter().reset(Key::global()),
+            3 => layer().control().reset(Key::global()),
+            _ => limits().of("api").reset(Key::global()),
+        };
+        returned.await.expect("it answers");
+        let Ok(response) = waiting.await.expect("no panic");
+        assert_eq!(response.status(), 200);
+        assert!(start.elapsed() <= Duration::from_millis(10), "{way}: {:?}", start.elapsed());
     }
 }
 
