@@ -248,6 +248,10 @@ impl<R: Read> Input<'_, R> {
             for way in (0..WAYS).filter(|way| running >> way & 1 == 1) {
                 let fingerprint = self.u64()?.max(1);
                 let [until, start, used] = [self.number()?, self.number()?, self.number()?];
+                // A count ends after its window began: the arithmetic builds on that.
+                if start >= until {
+                    return Err(broken("a number in it is not possible"));
+                }
                 if until > now {
                     bucket[way] = Entry { fingerprint, until, payload: Count { start, used } };
                 }

@@ -148,6 +148,17 @@ fn a_file_that_can_not_be_is_not_used() {
         let told = open(&changed(&saved(), 12, &u32::to_le_bytes(shards))).0;
         assert_eq!(told, "its number of shards is not possible");
     }
+    // Of the first entry: until when it runs, its start, and what is used. Found by fuzzing.
+    let bytes = saved();
+    let (until, start, used) = (54, 62, 70);
+    let end: [u8; 8] = bytes[until..until + 8].try_into().expect("eight bytes");
+    let least = (-(1_i64 << 53)).to_le_bytes();
+    for (at, to) in
+        [(start, end), (start, least), (used, least), (until, [0; 8]), (until, [0xff; 8])]
+    {
+        let told = open(&changed(&bytes, at, &to)).0;
+        assert_eq!(told, "a number in it is not possible", "{to:?} at {at}");
+    }
     // Many buckets: no memory is taken for those that aren't there.
     for buckets in [1_000, u32::MAX] {
         let told = open(&changed(&saved(), 40, &u32::to_le_bytes(buckets))).0;
