@@ -136,7 +136,7 @@ impl State {
         }
         self.tokens += u128::from(cost);
         let own = own.then(|| Box::new(*quotas));
-        let (arrived, looks, readying, waker) = (now, now, false, None);
+        let (arrived, looks, readying, waker) = (now, now + TICK, false, None);
         let mut entry =
             Entry { cost, own, arrived, deadline, looks, has_to_wait: false, readying, waker };
         if has_to_wait {

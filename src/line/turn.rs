@@ -103,9 +103,14 @@ impl State {
         }
     }
 
-    /// Those before it that were not polled for a while let it go first, and keep their places.
+    /// Those before it that were not polled for a while let it go first, and keep their places. If
+    /// it was polled late itself, the runtime is slow, and they may have a little more time.
     fn pass_over(&mut self, me: u64, now: Instant, out: &mut Out) {
         let mut passed = false;
+        let looks = self.there.get(&me).map(|entry| entry.looks);
+        if looks.is_none_or(|looks| now < looks || looks + SIGN_OF_LIFE < now) {
+            return;
+        }
         while let Some(head) = self.there.first_entry()
             && *head.key() < me
             && head.get().looks + PATIENCE <= now
@@ -136,7 +141,8 @@ impl State {
     fn wait_behind(&mut self, me: u64, asker: &Asker<'_>) -> Result<Instant, End> {
         let rank = self.there.range(..me).take(RANKS).count() as u32;
         let head = self.there.first_key_value().expect("one is before it").1;
-        self.wait(me, head.looks + PATIENCE * rank, asker)
+        let until = head.looks + PATIENCE * rank;
+        self.wait(me, if until <= asker.now { asker.now + PATIENCE } else { until }, asker)
     }
 
     pub(super) fn wait_for_answer(&mut self, me: u64, asker: &Asker<'_>) -> Result<Instant, End> {

@@ -14,11 +14,12 @@ use axum::body::Body;
 use futures_util::FutureExt;
 use http::{Request, Response, StatusCode};
 use tokio::time::{Instant, sleep, sleep_until};
+use tower::util::BoxCloneService;
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_fixed_window::key::global;
-use tower_fixed_window::{FixedWindowLayer, MemoryStore, Quota};
+use tower_fixed_window::{FixedWindowLayer, MemoryStore, OnStoreFailure, Quota};
 
-use crate::support::{FarStore, get, paused_clock};
+use crate::support::{FarStore, Mood, TestStore, get, paused_clock};
 
 const LONG: Duration = Duration::from_secs(60);
 
@@ -147,7 +148,7 @@ async fn a_late_request_is_reported_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_that_is_not_polled_lets_others_go_first_and_keeps_its_place() {
+async fn a_newcomer_gives_a_request_that_was_not_polled_a_tenth_of_a_second() {
     let start = Instant::now();
     let order = Arc::new(Mutex::new(Vec::new()));
     let notes = Arc::clone(&order);
@@ -172,7 +173,7 @@ async fn a_request_that_is_not_polled_lets_others_go_first_and_keeps_its_place()
     for request in requests {
         let Ok(_) = request.await.expect("no panic");
     }
-    assert_eq!(*order.lock().unwrap(), ["/first", "/a", "/late", "/b"]);
+    assert_eq!(*order.lock().unwrap(), ["/first", "/late", "/a", "/b"]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -234,4 +235,108 @@ async fn leaving_the_queue_frees_a_place_in_that_window_only() {
     }
     let times = times.lock().unwrap();
     assert!(times.windows(2).all(|pair| pair[0] < pair[1]), "two in one second: {times:?}");
+}
+
+/// The service and what it notes: which request is called in which millisecond.
+type Notes = Arc<Mutex<Vec<(String, u128)>>>;
+
+fn noting(
+    layer: &FixedWindowLayer,
+    notes: &Notes,
+) -> BoxCloneService<Request<Body>, Response<Body>, Infallible> {
+    let (notes, start) = (Arc::clone(notes), Instant::now());
+    BoxCloneService::new(layer.layer(service_fn(move |request: Request<Body>| {
+        let path = request.uri().path().to_owned();
+        notes.lock().unwrap().push((path, start.elapsed().as_millis()));
+        inner(request)
+    })))
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_panic_in_a_closure_ends_only_its_own_request() {
+    let notes = Notes::default();
+    let layer = FixedWindowLayer::new(Quota::per_second(1))
+        .key(global())
+        .store(MemoryStore::with_clock(paused_clock()))
+        .on_decision(|parts, _| assert_ne!(parts.uri.path(), "/panics", "on purpose"))
+        .queue(5, LONG);
+    let service = noting(&layer, &notes);
+    let mut requests = Vec::new();
+    for path in ["/first", "/panics", "/next"] {
+        requests.push(tokio::spawn(service.clone().oneshot(get(path))));
+        tokio::task::yield_now().await;
+    }
+    let ends: Vec<_> = futures_util::future::join_all(requests).await;
+    assert_eq!(ends.iter().map(Result::is_ok).collect::<Vec<_>>(), [true, false, true]);
+    let expected = [("/first", 0), ("/next", 2_000)];
+    assert_eq!(*notes.lock().unwrap(), expected.map(|(path, at)| (path.to_owned(), at)));
+}
+
+/// Each delays those behind it by a tenth of a second, once.
+#[tokio::test(start_paused = true)]
+async fn three_requests_that_are_not_polled_delay_the_fourth_by_three_tenths() {
+    let notes = Notes::default();
+    let layer = FixedWindowLayer::new(Quota::per_second(1))
+        .key(global())
+        .store(MemoryStore::with_clock(paused_clock()))
+        .queue(9, LONG);
+    let service = noting(&layer, &notes);
+    let Ok(_) = service.clone().oneshot(get("/first")).await;
+    let mut forgotten = Vec::new();
+    for _ in 0..3 {
+        let mut request = Box::pin(service.clone().oneshot(get("/forgotten")));
+        assert!((&mut request).now_or_never().is_none());
+        forgotten.push(request);
+    }
+    let live = ["/a", "/b"].map(|path| tokio::spawn(service.clone().oneshot(get(path))));
+    for request in live {
+        let Ok(_) = request.await.expect("no panic");
+    }
+    let expected = [("/first", 0), ("/a", 1_300), ("/b", 2_000)];
+    assert_eq!(*notes.lock().unwrap(), expected.map(|(path, at)| (path.to_owned(), at)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_fails_decides_by_its_policy_for_each_in_its_turn() {
+    for (policy, status) in [(OnStoreFailure::Deny, 503), (OnStoreFailure::Allow, 200)] {
+        let (notes, store) = (Notes::default(), TestStore::new(Mood::Later));
+        let layer = FixedWindowLayer::new(Quota::per_minute(1))
+            .key(global())
+            .store(store.clone().on_failure(policy))
+            .queue(9, LONG * 10);
+        let control = layer.control();
+        let service = noting(&layer, &notes);
+        let Ok(_) = service.clone().oneshot(get("/0")).await;
+        let waiting: Vec<_> =
+            (1..6).map(|i| tokio::spawn(service.clone().oneshot(get(&format!("/{i}"))))).collect();
+        sleep(Duration::from_secs(1)).await;
+        store.set(Mood::FailsLater);
+        control.set_quotas(Quota::per_minute(2));
+        for request in waiting {
+            let Ok(response) = request.await.expect("no panic");
+            assert_eq!(response.status(), status);
+        }
+        let notes = notes.lock().unwrap();
+        assert_eq!(notes.len(), if status == 200 { 6 } else { 1 });
+        assert!(notes.is_sorted(), "{notes:?}");
+    }
+}
+
+/// No answer comes before its window is over, and requests pass all the same.
+#[tokio::test(start_paused = true)]
+async fn requests_pass_over_a_way_that_is_longer_than_the_window() {
+    let notes = Notes::default();
+    let layer = FixedWindowLayer::new(Quota::new(5, Duration::from_millis(20)))
+        .name("far")
+        .key(global())
+        .store(FarStore::new(|| 30))
+        .queue(99, LONG);
+    let service = noting(&layer, &notes);
+    let requests: Vec<_> =
+        (0..20).map(|i| tokio::spawn(service.clone().oneshot(get(&format!("/{i:02}"))))).collect();
+    for request in requests {
+        let Ok(response) = request.await.expect("no panic");
+        assert_eq!(response.status(), 200);
+    }
+    assert!(notes.lock().unwrap().is_sorted());
 }

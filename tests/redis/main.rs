@@ -19,6 +19,7 @@ mod leases;
 mod lost_expiries;
 mod outage;
 mod proxy;
+mod queue;
 mod random;
 mod resharding;
 mod rights;

@@ -1,0 +1,62 @@
+//! Requests that wait in line for a Redis that is 20 ms away. 20,000 of them with `FULL_SIZE=1`.
+
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use axum::body::Body;
+use http::{Request, Response};
+use tower::{Layer, ServiceExt, service_fn};
+use tower_fixed_window::key::global;
+use tower_fixed_window::store::RedisStore;
+use tower_fixed_window::{FixedWindowLayer, Quota};
+
+use crate::proxy::Proxy;
+use crate::server::Server;
+
+const LIMIT: usize = 1_000;
+
+/// One charge covers many of them: each second passes a thousand, and no more.
+#[tokio::test]
+async fn a_thousand_a_second_pass_in_order_over_twenty_milliseconds() {
+    let Some(server) = Server::start() else { return };
+    let proxy = Proxy::to(server.port).delay(Duration::from_millis(20));
+    let full = std::env::var_os("FULL_SIZE").is_some();
+    let requests = if full { 20_000 } else { 3_000 };
+    let store = RedisStore::new(proxy.url()).expect("an address");
+    let layer = FixedWindowLayer::new(Quota::per_second(LIMIT as u64))
+        .name("line")
+        .key(global())
+        .store(store)
+        .queue(requests, Duration::from_secs(120));
+    let calls = Arc::new(Mutex::new(Vec::new()));
+    let notes = Arc::clone(&calls);
+    let service = layer.layer(service_fn(move |request: Request<Body>| {
+        let number: usize = request.uri().path()[1..].parse().expect("a number");
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970");
+        notes.lock().unwrap().push((number, now.as_secs()));
+        async { Ok::<_, Infallible>(Response::new(Body::empty())) }
+    }));
+    let start = Instant::now();
+    let mut waiting = Vec::new();
+    for number in 0..requests {
+        let request = Request::get(format!("/{number}")).body(Body::empty()).expect("a request");
+        let response = service.clone().oneshot(request);
+        waiting.push(tokio::spawn(response));
+    }
+    for response in waiting {
+        let Ok(response) = response.await.expect("no panic");
+        assert_eq!(response.status(), 200);
+    }
+    let took = start.elapsed();
+    let calls = calls.lock().unwrap();
+    assert!(calls.is_sorted_by_key(|(number, _)| *number), "in order of arrival");
+    let mut seconds = BTreeMap::new();
+    calls.iter().for_each(|(_, second)| *seconds.entry(*second).or_insert(0) += 1);
+    println!("{requests} requests in {took:?}: {seconds:?}");
+    // The clock is that of the server, which may be read a millisecond later than it was.
+    assert!(seconds.values().all(|&passed| passed <= LIMIT), "{seconds:?}");
+    let least = requests as usize / LIMIT - 1;
+    assert!(took <= Duration::from_secs(least as u64 + 3), "{took:?}: {seconds:?}");
+}
