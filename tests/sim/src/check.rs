@@ -1,14 +1,15 @@
 //! What has to hold in every history.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::time::UNIX_EPOCH;
 
-use tower_fixed_window::{Decision, Key, OnStoreFailure};
+use tower_fixed_window::{Decision, Key, OnStoreFailure, Quota, Usage};
 
 use crate::history::Event;
-use crate::plan::{Ask, Door, Fault, Kind, Plan, What};
-use crate::run::{Run, SCOPE};
+use crate::plan::{Ask, Door, Fault, Kind, Line, Plan, What};
+use crate::run::Run;
 use crate::server::Fields;
 
 /// A timer ends with the next millisecond, and another one may have to end before.
@@ -46,6 +47,8 @@ impl fmt::Display for Time {
 struct Request<'a> {
     node: usize,
     ask: &'a Ask,
+    /// Of its keys, as Redis has them.
+    names: Vec<String>,
     asked: i64,
     decided: Option<(i64, &'a Decision)>,
     called: bool,
@@ -56,37 +59,84 @@ struct Request<'a> {
     gave_up: bool,
     /// When the first of these was.
     ended: Option<i64>,
-    returns: Option<u64>,
+    /// What is returned of each line, and since when.
+    returns: Vec<u64>,
+    returned: Option<i64>,
+}
+
+/// What was decided for one line of a request.
+struct Part<'a> {
+    index: usize,
+    line: &'a Line,
+    /// Of its key in Redis.
+    name: &'a str,
+    decision: Cow<'a, Decision>,
+}
+
+impl<'a> Request<'a> {
+    /// Whether it asks for several limits in one charge.
+    fn is_several(&self) -> bool {
+        self.ask.lines.len() > 1 || self.ask.lines[0].limit > 0
+    }
+
+    /// Not of lines of which nothing is known: in a refusal, those that were not looked at in time.
+    fn parts(&self, plan: &Plan) -> Vec<Part<'_>> {
+        let Some((_, decision)) = self.decided else { return Vec::new() };
+        let lines = self.ask.lines.iter().enumerate();
+        let of = |(index, line): (usize, &'a Line)| {
+            let decision = match self.is_several() {
+                true => Cow::Owned(decision.of(plan.limits[line.limit].name)?),
+                false => Cow::Borrowed(decision),
+            };
+            Some(Part { index, line, name: &self.names[index], decision })
+        };
+        lines.filter_map(of).collect()
+    }
+
+    /// Whether one of its keys holds somebody else's value.
+    fn is_poisoned(&self) -> bool {
+        self.ask.lines.iter().any(|line| line.limit == 0 && line.key == "poisoned")
+    }
+
+    /// Of those that have passed.
+    fn passed(&self, plan: &Plan) -> Vec<Part<'_>> {
+        let passed = self.decided.is_some_and(|(_, decision)| decision.allowed());
+        if passed { self.parts(plan) } else { Vec::new() }
+    }
+}
+
+/// A key as Redis has it.
+fn name(plan: &Plan, line: &Line) -> String {
+    let scope = plan.limits[line.limit].name;
+    format!("tfw1:{{{scope}:{}}}", Key::from(&line.key).readable())
 }
 
 /// A window of a count: its field and its start.
 type Window = (String, i64);
 
+/// What Redis has let pass of a node's requests for a key in a window, what of it was to be returned,
+/// and when the last one passed.
+type Passed = BTreeMap<(usize, String, Window), (i64, i64, i64)>;
+
 /// The windows that a decision says it was counted in, with their lengths.
-fn windows<'a>(
-    plan: &'a Plan,
-    decision: &Decision,
-) -> impl Iterator<Item = (String, i64, i64)> + use<'a> {
-    let standings: Vec<_> = decision
-        .usage()
-        .iter()
-        .map(|standing| {
-            let end = standing.reset_at().duration_since(UNIX_EPOCH).expect("after it");
-            let (end, length) = (end.as_millis() as i64, standing.window().as_millis() as i64);
-            (end - length, length)
-        })
-        .collect();
-    let quotas = plan.quotas.iter();
-    quotas
-        .zip(standings)
-        .map(|(quota, (start, length))| (quota.counter().to_string(), start, length))
+fn windows(plan: &Plan, line: &Line, decision: &Decision) -> Vec<(String, i64, i64)> {
+    let quotas = plan.limits[line.limit].quotas(&line.key).iter();
+    let of = |(quota, standing): (&Quota, &Usage)| {
+        let end = standing.reset_at().duration_since(UNIX_EPOCH).expect("after it");
+        let (end, length) = (end.as_millis() as i64, standing.window().as_millis() as i64);
+        (quota.counter().to_string(), end - length, length)
+    };
+    quotas.zip(decision.usage()).map(of).collect()
 }
 
 pub fn check(run: &Run) -> Vec<Finding> {
     let mut check = Check::new(run);
     check.each_request();
-    check.limits();
-    check.conservation();
+    let passed = check.passed();
+    check.limits(&passed);
+    check.conservation(&passed);
+    check.kept(&passed);
+    check.causes();
     check.once();
     check.resets();
     check.local();
@@ -105,10 +155,12 @@ struct Check<'a> {
     losses: Vec<i64>,
     /// When connections of a node, or of all, were closed.
     cuts: Vec<(i64, Option<usize>)>,
-    /// By the key as Redis has it.
-    keys: BTreeMap<Vec<u8>, Key>,
+    /// By the key as Redis has it: one of the lines that ask for it.
+    keys: BTreeMap<Vec<u8>, &'a Line>,
     /// By how much each node has changed the count of a window.
     changes: BTreeMap<(usize, String, Window), i64>,
+    /// The most that a window's count has ever been.
+    peaks: BTreeMap<Vec<u8>, BTreeMap<Window, i64>>,
     /// When a key was executed away.
     resets: Vec<(i64, usize, Vec<u8>)>,
 }
@@ -126,6 +178,7 @@ impl<'a> Check<'a> {
             cuts: Vec::new(),
             keys: BTreeMap::new(),
             changes: BTreeMap::new(),
+            peaks: BTreeMap::new(),
             resets: Vec::new(),
         };
         for (at, event) in &run.history {
@@ -138,12 +191,14 @@ impl<'a> Check<'a> {
         let of = |id: &usize| *id;
         let (id, note): (_, &dyn Fn(&mut Request<'a>)) = match event {
             Event::Asked { id, node, ask } => {
-                let key = Key::from(&ask.key);
-                let name = format!("tfw1:{{{SCOPE}:{}}}", key.readable());
-                self.keys.insert(name.into_bytes(), key);
+                let names: Vec<_> = ask.lines.iter().map(|line| name(self.plan, line)).collect();
+                for (name, line) in names.iter().zip(&ask.lines) {
+                    self.keys.insert(name.clone().into_bytes(), line);
+                }
                 let request = Request {
                     node: *node,
                     ask,
+                    names,
                     asked: at,
                     decided: None,
                     called: false,
@@ -152,7 +207,8 @@ impl<'a> Check<'a> {
                     done: None,
                     gave_up: false,
                     ended: None,
-                    returns: None,
+                    returns: vec![0; ask.lines.len()],
+                    returned: None,
                 };
                 self.requests.insert(*id, request);
                 return;
@@ -165,9 +221,10 @@ impl<'a> Check<'a> {
             Event::Failed { id, error } => (of(id), &|request| request.failed = Some(error)),
             Event::Done { id } => (of(id), &|request| request.done = Some(at)),
             Event::GaveUp { id } => (of(id), &|request| request.gave_up = true),
-            Event::Returns { id, tokens } => {
-                let tokens = *tokens;
-                self.requests.get_mut(id).expect("it was asked").returns = Some(tokens);
+            Event::Returns { id, line, tokens } => {
+                let request = self.requests.get_mut(id).expect("it was asked");
+                request.returns[*line] = *tokens;
+                request.returned = Some(at);
                 return;
             }
             Event::Executed { node, command, writes, absent, .. } => {
@@ -195,9 +252,9 @@ impl<'a> Check<'a> {
     }
 
     fn changed(&mut self, node: usize, key: &[u8], before: &Fields, after: &Fields) {
-        let Some(whose) = self.keys.get(key) else { return };
+        let Some(line) = self.keys.get(key) else { return };
         let name = String::from_utf8_lossy(key).into_owned();
-        let shift = stagger(whose.as_bytes());
+        let shift = stagger(self.plan.limits[line.limit].name, &Key::from(&line.key));
         for (field, value) in after {
             let field = String::from_utf8_lossy(field).into_owned();
             let decode = |value: &Vec<u8>| count(&field, value, shift);
@@ -207,6 +264,9 @@ impl<'a> Check<'a> {
                 Some((was, before)) if was == start => used - before,
                 _ => used,
             };
+            let peaks = self.peaks.entry(key.to_vec()).or_default();
+            let peak = peaks.entry((field.clone(), start)).or_default();
+            *peak = used.max(*peak);
             *self.changes.entry((node, name.clone(), (field, start))).or_default() += change;
         }
     }
@@ -247,7 +307,8 @@ impl<'a> Check<'a> {
                 Door::Limiter { fallback: true } => (OnStoreFailure::Local, false),
                 Door::Limiter { fallback: false } => (OnStoreFailure::Deny, false),
             };
-            let through_layer = layer && matches!(request.ask.what, What::Check { .. });
+            let several = request.is_several();
+            let through_layer = layer && matches!(request.ask.what, What::Check { .. }) && !several;
             // A node's limiter has its own policy beside its layer.
             let policy = if through_layer || !layer { fallback } else { OnStoreFailure::Local };
             let local = request.decided.is_some_and(|(_, decision)| decision.is_local());
@@ -282,12 +343,15 @@ impl<'a> Check<'a> {
             }
 
             // S7, S34: what is said of a window is said while it runs.
-            if let Some((decided, decision)) = request.decided.filter(|_| !local) {
+            for Part { line, name, decision, .. } in request.parts(self.plan) {
+                let Some((decided, _)) = request.decided.filter(|_| !decision.is_local()) else {
+                    continue;
+                };
                 let (from, to) = (self.clock(request.asked), self.clock(decided));
                 let runs = |start: i64, length: i64| {
                     from < (start + length) * 1_000 && to >= start * 1_000
                 };
-                let all: Vec<_> = windows(self.plan, decision).collect();
+                let all = windows(self.plan, line, &decision);
                 let retry_at = decision
                     .retry_at()
                     .map(|at| at.duration_since(UNIX_EPOCH).expect("after it").as_micros() as i64);
@@ -297,7 +361,7 @@ impl<'a> Check<'a> {
                     false => retry_at.is_none_or(|at| from < at),
                 };
                 if !well {
-                    let (key, from, to) = (&request.ask.key, Time(from), Time(to));
+                    let (key, from, to) = (name, Time(from), Time(to));
                     find("window", format!("{key} in {all:?}, and it is {from} to {to}"));
                 }
             }
@@ -307,7 +371,9 @@ impl<'a> Check<'a> {
             let by_redis = !local
                 && request.failed.is_none()
                 && (request.decided.is_some() || request.done.is_some());
-            if answered && !by_redis && request.ask.key != "poisoned" {
+            // In order, the next limit is charged when its caller looks: perhaps after the deadline.
+            let slept = several && request.ask.lazy.is_some();
+            if answered && !by_redis && !request.is_poisoned() && !slept {
                 let started = request.asked >= node.starts.as_micros() as i64 + STARTS_WITHIN;
                 let how = request.failed.unwrap_or("answered without Redis").to_owned();
                 match self.plan.kind {
@@ -333,48 +399,60 @@ impl<'a> Check<'a> {
     }
 
     /// What Redis has let pass, and what was to be given back, for each node, key and window.
-    fn passed(&self) -> BTreeMap<(usize, String, Window), (i64, i64, i64)> {
-        let mut passed = BTreeMap::<_, (i64, i64, i64)>::new();
+    fn passed(&self) -> Passed {
+        let mut passed = Passed::new();
         for request in self.requests.values() {
-            let Some((at, decision)) = request.decided else { continue };
-            if !decision.allowed() || decision.is_local() {
-                continue;
-            }
-            let name = format!("tfw1:{{{SCOPE}:{}}}", Key::from(&request.ask.key).readable());
-            for (field, start, _) in windows(self.plan, decision) {
-                let window = self.window(&name, field, start);
-                let entry = passed.entry((request.node, name.clone(), window)).or_default();
-                entry.0 += decision.granted() as i64;
-                entry.1 += request.returns.unwrap_or(0) as i64;
-                entry.2 = at;
+            for Part { index, line, name, decision } in request.passed(self.plan) {
+                if decision.is_local() {
+                    continue;
+                }
+                for (field, start, _) in windows(self.plan, line, &decision) {
+                    let window = self.window(name, field, start);
+                    let key = (request.node, name.to_owned(), window);
+                    let entry = passed.entry(key).or_default();
+                    entry.0 += decision.granted() as i64;
+                    entry.1 += request.returns[index] as i64;
+                    entry.2 = request.decided.map_or(0, |(at, _)| at);
+                }
             }
         }
         passed
     }
 
+    fn first_quota(&self, line: &Line) -> &Quota {
+        &self.plan.limits[line.limit].quotas(&line.key).as_slice()[0]
+    }
+
+    /// The quota of a count.
+    fn quota(&self, name: &str, field: &str) -> &Quota {
+        let line = self.keys[name.as_bytes()];
+        let quotas = self.plan.limits[line.limit].quotas(&line.key);
+        let quota = quotas.iter().find(|quota| quota.counter().to_string() == field);
+        quota.expect("it is one of them")
+    }
+
     /// S7: never more than the limit in a window, but for what was lost or reset in it.
-    fn limits(&mut self) {
+    fn limits(&mut self, passed: &Passed) {
         let mut windows = BTreeMap::<(String, Window), (i64, i64)>::new();
-        for ((_, name, window), (passed, returned, at)) in self.passed() {
-            let entry = windows.entry((name, window)).or_default();
+        for ((_, name, window), (passed, returned, at)) in passed {
+            let entry = windows.entry((name.clone(), window.clone())).or_default();
             entry.0 += passed - returned;
-            entry.1 = entry.1.max(at);
+            entry.1 = entry.1.max(*at);
         }
         for ((name, (field, start)), (passed, at)) in windows {
-            let quota = self.plan.quotas.iter().find(|quota| quota.counter().to_string() == field);
-            let quota = quota.expect("it is one of them");
-            let length = quota.window().as_millis() as i64;
             if start == 0 {
                 // Nothing to count by: see `window`.
                 continue;
             }
+            let quota = self.quota(&name, &field);
+            let (limit, length) = (quota.limit() as i64, quota.window().as_millis() as i64);
             let inside = |at: i64| (start..start + length).contains(&(self.clock(at) / 1_000));
             let gone =
                 |(at, _, key): &&(i64, usize, Vec<u8>)| inside(*at) && *key == name.as_bytes();
             let lost = self.losses.iter().filter(|at| inside(**at)).count();
             // With writes that wait on their way to a master that is none any more.
             let fresh = 1 + lost + self.resets.iter().filter(gone).count();
-            let most = quota.limit() as i64 * fresh as i64;
+            let most = limit * fresh as i64;
             if passed > most {
                 self.find(
                     "limit",
@@ -387,15 +465,14 @@ impl<'a> Check<'a> {
 
     /// S14, S34: what passed was taken from the count before, and comes back once at most, in its
     /// window: a node has taken at least what it let pass, less what was to be given back.
-    fn conservation(&mut self) {
+    fn conservation(&mut self, passed: &Passed) {
         let mut changes = BTreeMap::<_, i64>::new();
         for ((node, name, (field, start)), change) in &self.changes {
             let window = self.window(name, field.clone(), *start);
             *changes.entry((*node, name.clone(), window)).or_default() += change;
         }
-        for ((node, name, window), (passed, returned, at)) in self.passed() {
-            let key = (node, name, window);
-            let taken = changes.get(&key).copied().unwrap_or(0);
+        for (key, &(passed, returned, at)) in passed {
+            let taken = changes.get(key).copied().unwrap_or(0);
             if passed - returned > taken {
                 let (node, name, (field, start)) = key;
                 self.find(
@@ -419,38 +496,162 @@ impl<'a> Check<'a> {
         negative.into_iter().for_each(|what| self.find("conservation", self.over, what));
     }
 
+    /// Whether nothing goes wrong with a request, as far as the network and the server go.
+    fn is_calm(&self, request: &Request<'_>) -> bool {
+        let node = &self.plan.nodes[request.node];
+        let started = request.asked >= node.starts.as_micros() as i64 + STARTS_WITHIN;
+        match self.plan.kind {
+            Kind::Healthy | Kind::Idle | Kind::Poisoned => started,
+            Kind::Cut => started && !self.was_cut(request),
+            Kind::Stormy => request.asked >= self.settled,
+        }
+    }
+
+    /// Until when a request may change counts.
+    fn changes_until(&self, request: &Request<'_>) -> i64 {
+        let last = request.ended.max(request.returned).unwrap_or(i64::MAX);
+        let deadline = self.plan.nodes[request.node].deadline.as_micros() as i64;
+        // An answer that is awaited, and then what is returned.
+        last.saturating_add(2 * deadline)
+    }
+
+    /// Whether some of a request may stay counted in windows that end at an instant, or more than it
+    /// has passed with.
+    fn may_stay(&self, request: &Request<'_>, end: i64) -> bool {
+        // A charge that is dropped is returned only if it is charged in order.
+        let in_order = request.is_several() && self.plan.nodes[request.node].in_order;
+        let dropped = request.decided.is_none() && !in_order;
+        let abandoned = request.gave_up && (dropped || request.returned.is_some());
+        // What it cost beyond its charge may be taken from another window.
+        let more = |line: &Line| line.actual.is_some_and(|actual| actual > line.cost);
+        let late = request.asked < end && self.changes_until(request) >= end;
+        let failed = request.failed.is_some() || !self.is_calm(request);
+        abandoned || late || failed || request.ask.lines.iter().any(more)
+    }
+
+    /// S37: nothing is kept of what was refused, dropped in order, or returned. Not looked at: limits
+    /// with leases, keys that were reset, and windows that were lost or have ended before all that was
+    /// to come back could.
+    fn kept(&mut self, passed: &Passed) {
+        let has_leases = self.plan.nodes.iter().any(|node| node.leases > 1);
+        let mut found = Vec::new();
+        for ((node, name, (field, start)), taken) in &self.changes {
+            let window = self.window(name, field.clone(), *start);
+            let key = (*node, name.clone(), window);
+            let (passed, returned, _) = passed.get(&key).copied().unwrap_or_default();
+            let kept = taken - (passed - returned);
+            let limit = self.keys[name.as_bytes()].limit;
+            let lost = self.losses.iter().any(|at| self.clock(*at) >= start * 1_000);
+            let is_broken = key.2.1 == 0 || limit == 0 && has_leases;
+            let is_reset = || self.resets.iter().any(|(_, _, key)| key == name.as_bytes());
+            if kept <= 0 || lost || is_broken || is_reset() {
+                continue;
+            }
+            let length = self.quota(name, field).window().as_millis() as i64;
+            let end = (start + length) * 1_000 - self.plan.epoch;
+            let requests = self.requests.values().filter(|request| request.node == *node);
+            let of = requests.filter(|request| self.may_stay(request, end));
+            let lines = of.flat_map(|request| request.names.iter().zip(&request.ask.lines));
+            // A true cost may be above the cost.
+            let tokens = |line: &Line| line.cost.max(line.actual.unwrap_or(0)) as i64;
+            let stays: i64 =
+                lines.filter(|(of, _)| *of == name).map(|(_, line)| tokens(line)).sum();
+            if kept > stays {
+                found.push((
+                    end,
+                    format!(
+                        "node {node} let {passed} pass for {name} in {field} from {start}, \
+                         {returned} came back, and {taken} stay counted; {stays} may"
+                    ),
+                ));
+            }
+        }
+        found.into_iter().for_each(|(at, what)| self.find("kept", at, what));
+    }
+
+    /// S6, S37: what is refused by Redis would not have fit at some time of its window; and all limits
+    /// of a charge pass, or none.
+    fn causes(&mut self) {
+        let mut found = Vec::new();
+        for (id, request) in &self.requests {
+            let Some((at, decision)) = request.decided else { continue };
+            let parts = request.parts(self.plan);
+            let granted = parts.iter().map(|part| (part.decision.granted(), part.line.cost));
+            if decision.allowed() {
+                let all = parts.len() == request.ask.lines.len();
+                if !all || granted.clone().any(|(granted, cost)| granted != cost) {
+                    let granted: Vec<_> = granted.collect();
+                    found.push((at, format!("#{id} passes with {granted:?}")));
+                }
+                continue;
+            }
+            if granted.clone().any(|(granted, _)| granted > 0) {
+                found
+                    .push((at, format!("#{id} is refused with {:?}", granted.collect::<Vec<_>>())));
+            }
+            let refused = |part: &&Part<'_>| !part.decision.allowed();
+            if !parts.iter().any(|part| refused(&part)) {
+                found.push((at, format!("#{id} is refused by none of its limits")));
+            }
+            for Part { line, name, decision, .. } in parts.iter().filter(refused) {
+                let quotas = self.plan.limits[line.limit].quotas(&line.key).iter();
+                let windows = quotas.zip(windows(self.plan, line, decision));
+                let is_full = |(quota, (field, start, length)): (&Quota, (String, i64, i64))| {
+                    let limit = quota.limit() as i64;
+                    // True costs may have taken more than a limit (S15), and more than one window's.
+                    let left = |((_, from), used): (&(String, i64), &i64)| {
+                        used - (start - from) / length * limit
+                    };
+                    let peaks = self.peaks.get(name.as_bytes()).into_iter();
+                    let peaks = peaks.flat_map(|peaks| {
+                        peaks.range((field.clone(), 0)..=(field.clone(), start)).rev()
+                    });
+                    line.cost as i64 > limit
+                        || peaks.map(left).any(|used| used + line.cost as i64 > limit)
+                };
+                let full = windows.into_iter().any(is_full);
+                if !full && !decision.is_local() {
+                    found.push((at, format!("#{id} is refused for {name}, which had room")));
+                }
+            }
+        }
+        found.into_iter().for_each(|(at, what)| self.find("together", at, what));
+    }
+
     /// S32: a charge is applied once at most. Seen best where nobody else asks for the key.
     fn once(&mut self) {
         let mut found = Vec::new();
         let mut unreturned = Vec::new();
         let mut taken = BTreeMap::<&str, i64>::new();
-        let first = self.plan.quotas.as_slice()[0].counter().to_string();
         for ((_, name, (field, _)), change) in &self.changes {
-            if *field == first {
+            if *field == self.first_quota(self.keys[name.as_bytes()]).counter().to_string() {
                 *taken.entry(name).or_default() += change;
             }
         }
         for (id, request) in &self.requests {
-            if !request.ask.key.starts_with("once") {
+            for (name, line) in request.names.iter().zip(&request.ask.lines) {
+                let taken = taken.get(&name[..]).copied().unwrap_or(0);
+                let cost = line.cost.max(line.actual.unwrap_or(0));
+                if line.key.starts_with("once") && taken > cost as i64 {
+                    let at = request.ended.unwrap_or(request.asked);
+                    found.push((at, format!("#{id} cost {cost}, and {taken} were taken")));
+                }
+            }
+            let (line, name) = (&request.ask.lines[0], &request.names[0]);
+            if request.is_several() || !line.key.starts_with("once") {
                 continue;
             }
-            let name = format!("tfw1:{{{SCOPE}:{}}}", Key::from(&request.ask.key).readable());
             let taken = taken.get(&name[..]).copied().unwrap_or(0);
-            if taken > request.ask.cost as i64 {
-                let cost = request.ask.cost;
-                let at = request.ended.unwrap_or(request.asked);
-                found.push((at, format!("#{id} cost {cost}, and {taken} were taken")));
-            }
             // S14: also while the store decides. With some time to come back in.
             let node = &self.plan.nodes[request.node];
             let refunds = matches!(node.door, Door::Layer { refund_dropped: true, .. });
             let Some(ended) = request.ended.filter(|_| refunds && request.gave_up) else {
                 continue;
             };
-            let quota = &self.plan.quotas.as_slice()[0];
-            let length = quota.window().as_millis() as i64;
+            let quota = self.first_quota(line);
+            let (first, length) = (quota.counter().to_string(), quota.window().as_millis() as i64);
             let open = self.changes.iter().any(|((_, other, (field, start)), _)| {
-                *other == name
+                other == name
                     && *field == first
                     && start + length > self.clock(ended) / 1_000 + 1_000
             });
@@ -467,7 +668,7 @@ impl<'a> Check<'a> {
         let mut found = Vec::new();
         for (id, request) in &self.requests {
             let (What::Reset, Some(done)) = (request.ask.what, request.done) else { continue };
-            let name = format!("tfw1:{{{SCOPE}:{}}}", Key::from(&request.ask.key).readable());
+            let name = &request.names[0];
             let reset = self.resets.iter().any(|(at, node, key)| {
                 (request.asked..=done).contains(at)
                     && *node == request.node
@@ -482,28 +683,29 @@ impl<'a> Check<'a> {
 
     /// S33: without Redis at most one further limit passes on each node, by its clock.
     fn local(&mut self) {
-        let mut passed = BTreeMap::<(usize, &str, Window), (i64, i64)>::new();
-        let mut resets = BTreeMap::<(usize, &str), i64>::new();
+        let mut passed = BTreeMap::<(usize, String, Window), (i64, i64)>::new();
+        let mut resets = BTreeMap::<(usize, String), i64>::new();
         for request in self.requests.values() {
             if request.ask.what == What::Reset {
-                *resets.entry((request.node, &request.ask.key)).or_default() += 1;
+                let name = request.names[0].clone();
+                *resets.entry((request.node, name)).or_default() += 1;
             }
-            let Some((at, decision)) = request.decided else { continue };
-            if !decision.allowed() || !decision.is_local() {
-                continue;
-            }
-            for (field, start, _) in windows(self.plan, decision) {
-                let window = (request.node, &request.ask.key[..], (field, start));
-                let entry = passed.entry(window).or_default();
-                entry.0 += decision.granted() as i64 - request.returns.unwrap_or(0) as i64;
-                entry.1 = at;
+            for Part { index, line, name, decision } in request.passed(self.plan) {
+                let Some((at, _)) = request.decided.filter(|_| decision.is_local()) else {
+                    continue;
+                };
+                for (field, start, _) in windows(self.plan, line, &decision) {
+                    let window = (request.node, name.to_owned(), (field, start));
+                    let entry = passed.entry(window).or_default();
+                    entry.0 += decision.granted() as i64 - request.returns[index] as i64;
+                    entry.1 = at;
+                }
             }
         }
         let mut found = Vec::new();
         for ((node, key, (field, start)), (passed, at)) in passed {
-            let quota = self.plan.quotas.iter().find(|quota| quota.counter().to_string() == field);
-            let limit = quota.expect("it is one of them").limit() as i64;
-            let most = limit * (1 + resets.get(&(node, key)).copied().unwrap_or(0));
+            let limit = self.quota(&key, &field).limit() as i64;
+            let most = limit * (1 + resets.get(&(node, key.clone())).copied().unwrap_or(0));
             if passed > most {
                 let what = format!(
                     "{passed} of {most} passed in memory at node {node} for {key} in {field} from {start}"
@@ -555,9 +757,9 @@ fn count(field: &str, value: &[u8], shift: u64) -> Option<(i64, i64)> {
 }
 
 /// The shift of a staggered grid: FNV-1a, finished by MurmurHash3's fmix64 (S2).
-fn stagger(key: &[u8]) -> u64 {
+fn stagger(scope: &str, key: &Key) -> u64 {
     let mix = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);
-    let mut hash = SCOPE.as_bytes().iter().chain(key).fold(0xcbf2_9ce4_8422_2325, mix);
+    let mut hash = scope.as_bytes().iter().chain(key.as_bytes()).fold(0xcbf2_9ce4_8422_2325, mix);
     for factor in [0xff51_afd7_ed55_8ccd_u64, 0xc4ce_b9fe_1a85_ec53] {
         hash = (hash ^ (hash >> 33)).wrapping_mul(factor);
     }
@@ -569,8 +771,9 @@ pub fn keys(run: &Run) -> BTreeSet<&str> {
     run.history
         .iter()
         .filter_map(|(_, event)| match event {
-            Event::Asked { ask, .. } => Some(&ask.key[..]),
+            Event::Asked { ask, .. } => Some(ask.lines.iter().map(|line| &line.key[..])),
             _ => None,
         })
+        .flatten()
         .collect()
 }

@@ -44,6 +44,7 @@ pub enum Event {
     /// The caller gives tokens of its charge back, or drops a request whose charge goes back.
     Returns {
         id: usize,
+        line: usize,
         tokens: u64,
     },
 
@@ -117,14 +118,22 @@ impl fmt::Display for Event {
             Self::Decided { id, decision } => {
                 let by = if decision.is_local() { "in memory" } else { "by Redis" };
                 let passes = if decision.allowed() { "passes" } else { "is refused" };
-                write!(f, "#{id} {passes} {by}: {:?}", decision.usage())
+                write!(f, "#{id} {passes} {by}: {:?}", decision.usage())?;
+                for (name, of) in decision.limits() {
+                    let passes = if of.allowed() { "passes" } else { "is refused" };
+                    write!(f, "; {name} {passes}: {:?}", of.usage())?;
+                }
+                Ok(())
             }
             Self::Called { id } => write!(f, "#{id} reaches the service"),
             Self::Responded { id, status } => write!(f, "#{id} has its response, {status}"),
             Self::Done { id } => write!(f, "#{id} is done"),
             Self::Failed { id, error } => write!(f, "#{id} fails: {error}"),
             Self::GaveUp { id } => write!(f, "#{id} is dropped"),
-            Self::Returns { id, tokens } => write!(f, "#{id} gives back {tokens}"),
+            Self::Returns { id, line: 0, tokens } => write!(f, "#{id} gives back {tokens}"),
+            Self::Returns { id, line, tokens } => {
+                write!(f, "#{id} gives back {tokens} of line {line}")
+            }
             Self::Connected { node, connection, host } => {
                 write!(f, "node {node} connects to host {host}: connection {connection}")
             }

@@ -6,6 +6,9 @@ use std::time::Duration;
 use fastrand::Rng;
 use tower_fixed_window::{OnStoreFailure, Quota, Quotas};
 
+/// The name of the limit of single charges.
+pub const SCOPE: &str = "sim";
+
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Kind {
     /// Nothing goes wrong.
@@ -22,7 +25,8 @@ pub enum Kind {
 #[derive(Debug)]
 pub struct Plan {
     pub kind: Kind,
-    pub quotas: Quotas,
+    /// The first is that of single charges. Several may be in one charge.
+    pub limits: Vec<Limit>,
     pub nodes: Vec<Node>,
     /// Keys that many ask for.
     pub keys: usize,
@@ -42,12 +46,34 @@ pub struct Plan {
 }
 
 #[derive(Clone, Debug)]
+pub struct Limit {
+    pub name: &'static str,
+    pub quotas: Quotas,
+    /// Those of some keys.
+    pub plan: Option<Quotas>,
+}
+
+impl Limit {
+    /// By which a key is counted.
+    pub fn quotas(&self, key: &str) -> &Quotas {
+        self.plan(key).unwrap_or(&self.quotas)
+    }
+
+    /// A plan that a key has.
+    pub fn plan(&self, key: &str) -> Option<&Quotas> {
+        self.plan.as_ref().filter(|_| key.ends_with(['0', '2', '4', '6', '8']))
+    }
+}
+
+#[derive(Clone, Debug)]
 pub struct Node {
     pub deadline: Duration,
     pub one_by_one: bool,
     pub leases: u64,
     pub door: Door,
     pub resettable: bool,
+    /// Charges several limits one after the other.
+    pub in_order: bool,
     /// Between two requests, in milliseconds.
     pub gap: u64,
     /// One in so many requests is a crowd.
@@ -72,12 +98,23 @@ pub enum Door {
 #[derive(Clone, PartialEq, Debug)]
 pub struct Ask {
     pub what: What,
-    pub key: String,
-    pub cost: u64,
+    /// One, or more of one charge.
+    pub lines: Vec<Line>,
     /// Dropped after so many milliseconds.
     pub patience: Option<u64>,
     /// Not polled for so many milliseconds after the first time.
     pub lazy: Option<u64>,
+}
+
+/// What one limit is asked for.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Line {
+    /// Of the plan's.
+    pub limit: usize,
+    pub key: String,
+    pub cost: u64,
+    /// What it has really cost, of a charge that is settled.
+    pub actual: Option<u64>,
 }
 
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -89,7 +126,6 @@ pub enum What {
     /// With a receipt, and what it has really cost so many milliseconds later.
     Charge {
         work: u64,
-        actual: Option<u64>,
     },
     Peek,
     Reset,
@@ -146,8 +182,13 @@ pub enum Fault {
 
 impl fmt::Display for Ask {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { what, key, cost, patience, lazy } = self;
-        write!(f, "{what:?} of {cost} for {key}")?;
+        let Self { what, lines, patience, lazy } = self;
+        write!(f, "{what:?}")?;
+        for (i, Line { limit, key, cost, actual }) in lines.iter().enumerate() {
+            let and = if i > 0 { " and" } else { "" };
+            write!(f, "{and} of {cost} for {key} in limit {limit}")?;
+            actual.map_or(Ok(()), |actual| write!(f, " (really {actual})"))?;
+        }
         patience.map_or(Ok(()), |ms| write!(f, ", for {ms} ms"))?;
         lazy.map_or(Ok(()), |ms| write!(f, ", looks again in {ms} ms"))
     }
@@ -177,7 +218,7 @@ impl Plan {
         let calm = kind != Kind::Stormy;
         let heals = if calm { rng.u64(3_000..12_000) } else { rng.u64(4_000..12_000) };
         let leases = maybe(rng, 40, |rng| one(rng, &[4, 100, 1_000])).unwrap_or(0);
-        let nodes: Vec<_> = (0..rng.usize(1..=4)).map(|_| node(rng, kind, leases)).collect();
+        let mut nodes: Vec<_> = (0..rng.usize(1..=4)).map(|_| node(rng, kind, leases)).collect();
         let shortest = nodes.iter().map(|node| node.deadline.as_millis() as u64).min();
         let shortest = shortest.expect("there is a node");
         // To connect and to bring the scripts takes up to seven round trips, and some more to find out that
@@ -217,9 +258,14 @@ impl Plan {
             faults.push((ms(500), Fault::Poison { key: "poisoned".to_owned() }));
         }
         faults.sort_by_key(|(at, _)| *at);
+        let limits = limits(rng, leases);
+        if limits.len() > 1 {
+            // A request asks for more, so that there are fewer.
+            nodes.iter_mut().for_each(|node| node.gap += node.gap / 2);
+        }
         Self {
             kind,
-            quotas: quotas(rng, leases),
+            limits,
             nodes,
             keys,
             epoch: 1_700_000_000_000_000 + rng.i64(0..1_000_000_000_000),
@@ -237,6 +283,18 @@ impl Plan {
             heals: ms(heals),
         }
     }
+}
+
+/// One limit, or several.
+fn limits(rng: &mut Rng, leases: u64) -> Vec<Limit> {
+    let mut limits = vec![Limit { name: SCOPE, quotas: quotas(rng, leases), plan: None }];
+    let more = one(rng, &[0, 0, 1, 1, 2]);
+    for name in ["tokens", "cents"].into_iter().take(more) {
+        let own = quotas(rng, 0);
+        let plan = maybe(rng, 30, |rng| quotas(rng, 0));
+        limits.push(Limit { name, quotas: own, plan });
+    }
+    limits
 }
 
 fn quotas(rng: &mut Rng, leases: u64) -> Quotas {
@@ -284,6 +342,7 @@ fn node(rng: &mut Rng, kind: Kind, leases: u64) -> Node {
         leases: if rng.u8(..4) == 0 { 0 } else { leases },
         door,
         resettable: rng.u8(..4) == 0,
+        in_order: rng.bool(),
         gap: match kind {
             // Longer than a connection lives, now and then.
             Kind::Idle => rng.u64(500..3_000),
@@ -338,32 +397,52 @@ fn fault(rng: &mut Rng, nodes: usize, left: u64) -> Fault {
 impl Node {
     /// One request of this node. `strict`: its caller waits for the answer.
     pub fn ask(&self, rng: &mut Rng, plan: &Plan, id: usize, strict: bool) -> Ask {
-        let limit = plan.quotas.as_slice()[0].limit();
-        let key = match rng.u8(..10) {
-            // Nobody asks for this one again.
-            0..2 => format!("once-{id}"),
-            2..8 if plan.kind == Kind::Poisoned => "poisoned".to_owned(),
-            _ => format!("key-{}", rng.usize(..plan.keys)),
-        };
-        let alone = key.starts_with("once");
-        let cost = match rng.u8(..6) {
-            0 => rng.u64(1..=limit.min(5)),
-            _ => 1,
-        };
+        let mut lines = vec![line(rng, plan, id, 0)];
+        if plan.limits.len() > 1 && rng.u8(..3) == 0 {
+            // Two or three of the limits, in any order; now and then another one alone.
+            lines = (0..plan.limits.len()).map(|limit| line(rng, plan, id, limit)).collect();
+            rng.shuffle(&mut lines);
+            lines.truncate(rng.usize(1..=lines.len()).max(rng.usize(1..=2)));
+        }
+        let alone = lines.iter().all(|line| line.key.starts_with("once"));
+        let several = lines.len() > 1 || lines[0].limit > 0;
         let what = match rng.u8(..20) {
-            _ if alone => What::Check { work: 0 },
-            0..3 => {
-                let work = one(rng, &[0, 10, 300, 1_500]);
-                let actual = maybe(rng, 80, |rng| rng.u64(..=cost + 1));
-                What::Charge { work, actual }
-            }
-            3 => What::Peek,
-            4 if rng.u8(..4) == 0 => What::Reset,
+            _ if alone && !several => What::Check { work: 0 },
+            0..3 => What::Charge { work: one(rng, &[0, 10, 300, 1_500]) },
+            3 if !alone => What::Peek,
+            4 if !alone && rng.u8(..4) == 0 => What::Reset,
             _ => What::Check { work: one(rng, &[0, 0, 0, 50, 500]) },
         };
+        if what == What::Reset {
+            lines.truncate(1);
+        }
+        if matches!(what, What::Charge { .. }) && rng.u8(..5) > 0 {
+            // All are refunded, or some cost something else.
+            let refunded = lines.len() > 1 && rng.bool();
+            for line in &mut lines {
+                let actual = maybe(rng, 80, |rng| rng.u64(..=line.cost + 1));
+                line.actual = if refunded { Some(0) } else { actual };
+            }
+        }
         let all = self.all_impatient;
         let patience = self.patience.filter(|_| !strict && (all || rng.u8(..10) < 8));
         let lazy = self.lazy.filter(|_| !strict && rng.u8(..10) < 5);
-        Ask { what, key, cost, patience, lazy }
+        Ask { what, lines, patience, lazy }
     }
+}
+
+/// What a request asks one of the limits for.
+fn line(rng: &mut Rng, plan: &Plan, id: usize, limit: usize) -> Line {
+    let key = match rng.u8(..10) {
+        // Nobody asks for this one again.
+        0..2 => format!("once-{id}"),
+        2..8 if plan.kind == Kind::Poisoned => "poisoned".to_owned(),
+        _ => format!("key-{}", rng.usize(..plan.keys)),
+    };
+    let most = plan.limits[limit].quotas(&key).as_slice()[0].limit();
+    let cost = match rng.u8(..6) {
+        0 => rng.u64(1..=most.min(5)),
+        _ => 1,
+    };
+    Line { limit, key, cost, actual: None }
 }

@@ -14,16 +14,18 @@ use http::{Request, Response};
 use tokio::runtime::{Builder, Handle, RngSeed};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
-use tower_fixed_window::{Decision, EmptyBody, FixedWindow, FixedWindowLayer, Key, Limiter, RedisStore, StoreError, OnStoreFailure};
+use tower_fixed_window::store::{Adjust, Charge, Reply, Scope, Store};
+use tower_fixed_window::{
+    Decision, EmptyBody, FixedWindow, FixedWindowLayer, Key, Limiter, Limits, OnStoreFailure,
+    RedisStore, StoreError,
+};
 use tower_layer::Layer;
 use tower_service::Service;
 
 use crate::history::{Entry, Event, History};
 use crate::net::{Net, Weather};
-use crate::plan::{Ask, Door, Fault, Kind, Plan, What};
+use crate::plan::{Ask, Door, Fault, Kind, Limit, Line, Plan, SCOPE, What};
 
-/// The name of the limit.
-pub const SCOPE: &str = "sim";
 /// So long after all has been mended everything is shared again.
 const JOINS_WITHIN: Duration = Duration::from_secs(3);
 /// So long that is looked at.
@@ -102,7 +104,10 @@ impl Sim {
         let settles = heals + JOINS_WITHIN;
         let ends = settles + LOOKED_AT;
         let mut others = JoinSet::new();
-        others.spawn(Arc::clone(&self).replicate());
+        let fails_over = |(_, fault): &(_, Fault)| matches!(fault, Fault::Failover { .. });
+        if self.plan.faults.iter().any(fails_over) {
+            others.spawn(Arc::clone(&self).replicate());
+        }
         others.spawn(Arc::clone(&self).spoil(began));
         let ids = Arc::new(Mutex::new(0));
         let callers: Vec<_> = (0..self.plan.nodes.len())
@@ -290,6 +295,9 @@ struct Node {
     limiter: Limiter,
     layer: Option<FixedWindow<Work, EmptyBody>>,
     refund_dropped: bool,
+    /// For several limits in one charge.
+    limits: Option<Limits>,
+    plan: Arc<Vec<Limit>>,
 }
 
 impl Node {
@@ -301,17 +309,33 @@ impl Node {
         let redis = if plan.one_by_one { redis.one_by_one() } else { redis };
         let redis = redis.leases(plan.leases);
         let redis = if plan.resettable { redis.revalidate_refusals() } else { redis };
-        let limited = Limiter::new(sim.plan.quotas).name(SCOPE);
-        let limiter = limited.clone().store(redis.clone());
-        let mut node = Self { index, limiter, layer: None, refund_dropped: false };
-        match plan.door {
-            Door::Limiter { fallback: true } => {}
-            Door::Limiter { fallback: false } => {
-                node.limiter = limited.store(redis.on_failure(OnStoreFailure::Deny));
+        // A node's limiters have their own policy beside its layer.
+        let store = match plan.door {
+            Door::Limiter { fallback: false } => redis.clone().on_failure(OnStoreFailure::Deny),
+            _ => redis.clone(),
+        };
+        let limiter = |limit: &Limit| Limiter::new(limit.quotas).name(limit.name);
+        let limits = (sim.plan.limits.len() > 1).then(|| {
+            let limits = Limits::new(sim.plan.limits.iter().map(limiter));
+            match plan.in_order {
+                true => limits.store(InOrder(store.clone())),
+                false => limits.store(store.clone()),
             }
+        });
+        let quotas = sim.plan.limits[0].quotas;
+        let mut node = Self {
+            index,
+            limiter: limiter(&sim.plan.limits[0]).store(store),
+            layer: None,
+            refund_dropped: false,
+            limits,
+            plan: Arc::new(sim.plan.limits.clone()),
+        };
+        match plan.door {
+            Door::Limiter { .. } => {}
             Door::Layer { policy, refund_dropped } => {
                 let history = sim.history.clone();
-                let layer = FixedWindowLayer::new(sim.plan.quotas)
+                let layer = FixedWindowLayer::new(quotas)
                     .name(SCOPE)
                     .store(redis.on_failure(policy))
                     .key_fn(|parts| Some(Key::from(&parts.extensions.get::<Caller>()?.key)))
@@ -352,7 +376,7 @@ impl Node {
                     // It is dropped when this block ends; what follows from it is of this moment.
                     let granted = taken.lock().expect("one thread").take();
                     if let Some(tokens) = granted.filter(|_| refund_dropped) {
-                        history.add(Event::Returns { id, tokens });
+                        history.add(Event::Returns { id, line: 0, tokens });
                     }
                     history.add(Event::GaveUp { id });
                 }
@@ -367,7 +391,6 @@ impl Node {
         ask: &Ask,
         taken: Arc<Mutex<Option<u64>>>,
     ) {
-        let Ask { what, key, cost, .. } = ask;
         let decided = |decision: &Decision| {
             history.add(Event::Decided { id, decision: decision.clone() });
         };
@@ -376,7 +399,16 @@ impl Node {
             let source = source.map_or(String::new(), |source| format!(" ({source})"));
             history.add(Event::Failed { id, error: format!("{error}{source}") });
         };
-        match *what {
+        let Line { limit, key, cost, actual } = &ask.lines[0];
+        if let Some(limits) = self.limits.as_ref().filter(|_| ask.lines.len() > 1 || *limit > 0) {
+            match self.answer_several(history, id, ask, limits).await {
+                Ok(Some(decision)) => decided(&decision),
+                Ok(None) => history.add(Event::Done { id }),
+                Err(error) => failed(error),
+            }
+            return;
+        }
+        match ask.what {
             What::Check { work } => match &self.layer {
                 Some(layer) => {
                     let mut request = Request::new(());
@@ -391,15 +423,15 @@ impl Node {
                     Err(error) => failed(error),
                 },
             },
-            What::Charge { work, actual } => match self.limiter.charge(key, *cost).await {
+            What::Charge { work } => match self.limiter.charge(key, *cost).await {
                 Ok(Ok(receipt)) => {
                     decided(receipt.decision());
                     if work > 0 {
                         sleep(Duration::from_millis(work)).await;
                     }
-                    if let Some(actual) = actual {
+                    if let Some(actual) = *actual {
                         let tokens = receipt.cost().saturating_sub(actual);
-                        history.add(Event::Returns { id, tokens });
+                        history.add(Event::Returns { id, line: 0, tokens });
                         let _ = self.limiter.settle(receipt, actual).await;
                     }
                 }
@@ -415,6 +447,85 @@ impl Node {
                 Err(error) => failed(error),
             },
         }
+    }
+
+    /// The same of several limits. A refusal's decision is returned, since it was not seen yet.
+    async fn answer_several(
+        &self,
+        history: &History,
+        id: usize,
+        ask: &Ask,
+        limits: &Limits,
+    ) -> Result<Option<Decision>, StoreError> {
+        let name = |line: &Line| self.plan[line.limit].name;
+        let lines: Vec<_> = ask
+            .lines
+            .iter()
+            .map(|of| {
+                let line = tower_fixed_window::Line::new(name(of), &of.key, of.cost);
+                let quotas = self.plan[of.limit].plan(&of.key);
+                quotas.map_or(line.clone(), |quotas| line.with_quotas(quotas))
+            })
+            .collect();
+        let work = match ask.what {
+            What::Check { .. } => return limits.check(&lines).await.map(Some),
+            What::Charge { work } => work,
+            What::Peek => return limits.peek(&lines).await.map(|_| None),
+            What::Reset => {
+                let Line { key, .. } = &ask.lines[0];
+                return limits.of(name(&ask.lines[0])).reset(key).await.map(|()| None);
+            }
+        };
+        let receipts = match limits.charge(&lines).await? {
+            Ok(receipts) => receipts,
+            Err(refused) => return Ok(Some(refused.decision().clone())),
+        };
+        history.add(Event::Decided { id, decision: receipts.decision().clone() });
+        if work > 0 {
+            sleep(Duration::from_millis(work)).await;
+        }
+        let mut costs = Vec::new();
+        for (line, of) in ask.lines.iter().enumerate() {
+            if let Some(actual) = of.actual {
+                let tokens = of.cost.saturating_sub(actual);
+                history.add(Event::Returns { id, line, tokens });
+                costs.push((name(of), actual));
+            }
+        }
+        let _ = match costs.iter().all(|(_, actual)| *actual == 0) {
+            true if costs.len() == ask.lines.len() => limits.refund(receipts).await,
+            _ => limits.settle(receipts, costs).await,
+        };
+        Ok(None)
+    }
+}
+
+/// A store that can't charge several limits in one step.
+struct InOrder(RedisStore);
+
+impl Store for InOrder {
+    fn charge(&self, charge: Charge<'_>) -> Reply<Decision> {
+        self.0.charge(charge)
+    }
+
+    fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {
+        self.0.adjust(adjust)
+    }
+
+    fn reset(&self, scope: &Scope, key: &Key) -> Reply<()> {
+        self.0.reset(scope, key)
+    }
+
+    fn fault_domain(&self, scope: &Scope, key: &Key) -> u64 {
+        self.0.fault_domain(scope, key)
+    }
+
+    fn answers_within(&self) -> Option<Duration> {
+        self.0.answers_within()
+    }
+
+    fn stand_in(&self, charge: Charge<'_>, error: StoreError) -> Reply<Decision> {
+        self.0.stand_in(charge, error)
     }
 }
 
