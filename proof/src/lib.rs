@@ -1,7 +1,7 @@
 //! Puts rate limiters to the test, with real stores, processes and signals, and has the checker look at what
 //! passed. See PROOF.md.
 
-pub use tower_fixed_window_checker::{check, history};
+pub use tower_fixed_window_checker::{check, history, several};
 
 pub mod limiters;
 pub mod node;

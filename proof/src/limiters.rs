@@ -4,7 +4,11 @@ use std::future::Future;
 use std::pin::Pin;
 use std::time::Duration;
 
-use tower_fixed_window::{Clock, Decision, MemoryStore, Quota, Receipt, RedisStore, StoreError, OnStoreFailure};
+use tower_fixed_window::store::{Adjust, Charge, Reply, Scope};
+use tower_fixed_window::{
+    Clock, Decision, Key, Limits, Line, MemoryStore, OnStoreFailure, Quota, Receipt, RedisStore,
+    StoreError,
+};
 
 use crate::check::Windows;
 use crate::history::{Answer, now};
@@ -16,6 +20,11 @@ pub type Later<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 pub trait Limiter: Send + Sync + 'static {
     /// Asks for tokens. A receipt, where there is one, gives them back.
     fn ask(&self, key: u32, cost: u64) -> Later<'_, (Answer, Option<Receipt>)>;
+
+    /// Asks several limits for tokens at once, each for its cost by a key.
+    fn ask_several(&self, lines: Vec<(usize, u32, u64)>) -> Later<'_, Vec<Answer>> {
+        unimplemented!("{lines:?} are asked of limiters that know several limits")
+    }
 
     /// Gives tokens back.
     fn refund(&self, _: Receipt) -> Later<'_, ()> {
@@ -56,6 +65,8 @@ pub struct Setup {
     pub length: u64,
     /// What ours keeps in memory.
     pub max_keys: usize,
+    /// Limits that are charged together; one: each by itself.
+    pub limits: usize,
     /// Whether passes come with receipts.
     pub receipts: bool,
     /// From when on the limiter's clock steps, in microseconds since the epoch.
@@ -113,6 +124,7 @@ pub fn contestants() -> Vec<Contestant> {
         Contestant { name: "ours-redis-local", local: true, ..OURS },
         Contestant { name: "ours-redis-leases", ..OURS },
         Contestant { name: "ours-redis-on-demand", windows: Windows::OnDemand, ..OURS },
+        Contestant { name: "ours-redis-in-order", ..OURS },
     ];
     #[cfg(not(feature = "peers"))]
     let peers = [];
@@ -130,6 +142,17 @@ pub async fn make(setup: &Setup) -> Box<dyn Limiter> {
     };
     let limiter = |quota: Quota| tower_fixed_window::Limiter::new(quota).name("proof");
     let redis = || RedisStore::new(setup.url.as_str()).expect("it is an address");
+    if setup.limits > 1 {
+        let limits = Limits::new(LIMITS.map(|name| limiter(quota).name(name)));
+        return Box::new(match &setup.name[..] {
+            "ours" => Several(limits.store(memory())),
+            "ours-redis-local" => Several(limits.store(redis())),
+            "ours-redis-in-order" => {
+                Several(limits.store(InOrder(redis().on_failure(OnStoreFailure::Deny))))
+            }
+            _ => Several(limits.store(redis().on_failure(OnStoreFailure::Deny))),
+        });
+    }
     let ours = match &setup.name[..] {
         "ours" => limiter(quota).store(memory()),
         "ours-on-demand" => limiter(quota.from_first_request()).store(memory()),
@@ -185,5 +208,68 @@ impl Limiter for Ours {
         Box::pin(async move {
             let _lost_ones_stay_counted: Result<(), StoreError> = reply.await;
         })
+    }
+}
+
+/// The names of limits that are charged together.
+const LIMITS: [&str; 2] = ["requests", "tokens"];
+
+struct Several(Limits);
+
+impl Limiter for Several {
+    fn ask(&self, _: u32, _: u64) -> Later<'_, (Answer, Option<Receipt>)> {
+        unimplemented!("it is asked for several limits")
+    }
+
+    fn ask_several(&self, lines: Vec<(usize, u32, u64)>) -> Later<'_, Vec<Answer>> {
+        Box::pin(async move {
+            let charges = lines
+                .iter()
+                .map(|&(limit, key, cost)| Line::new(LIMITS[limit], u64::from(key), cost));
+            let charges: Vec<_> = charges.collect();
+            let Ok(decision) = self.0.check(&charges).await else {
+                return vec![Answer::Failed; lines.len()];
+            };
+            let answer = |&(limit, _, cost): &(usize, u32, u64)| {
+                // Of a limit that is not in a refusal, nothing is known.
+                let Some(of) = decision.of(LIMITS[limit]) else { return Answer::Undone };
+                match (of.allowed(), of.granted() == cost) {
+                    (true, true) if of.is_local() => Answer::PassedLocally,
+                    (true, true) => Answer::Passed,
+                    (true, false) => Answer::Undone,
+                    (false, _) => Answer::Refused,
+                }
+            };
+            lines.iter().map(answer).collect()
+        })
+    }
+}
+
+/// A store that can't charge several limits in one step.
+struct InOrder(RedisStore);
+
+impl tower_fixed_window::store::Store for InOrder {
+    fn charge(&self, charge: Charge<'_>) -> Reply<Decision> {
+        self.0.charge(charge)
+    }
+
+    fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {
+        self.0.adjust(adjust)
+    }
+
+    fn reset(&self, scope: &Scope, key: &Key) -> Reply<()> {
+        self.0.reset(scope, key)
+    }
+
+    fn fault_domain(&self, scope: &Scope, key: &Key) -> u64 {
+        self.0.fault_domain(scope, key)
+    }
+
+    fn answers_within(&self) -> Option<Duration> {
+        self.0.answers_within()
+    }
+
+    fn stand_in(&self, charge: Charge<'_>, error: StoreError) -> Reply<Decision> {
+        self.0.stand_in(charge, error)
     }
 }

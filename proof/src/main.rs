@@ -84,9 +84,9 @@ async fn table(options: Options) -> ExitCode {
         .collect();
     let mut rows = Vec::new();
     println!(
-        "| what happens | limiter | asked | passed | no answer | slowest | silence | above | unpromised |"
+        "| what happens | limiter | asked | passed | no answer | slowest | silence | above | unpromised | torn | unexplained |"
     );
-    println!("|---|---|---:|---:|---:|---:|---:|---:|---:|");
+    println!("|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|");
     for scenario in scenarios().iter().filter(|scenario| options.runs(scenario)) {
         let who: Vec<_> = contestants
             .iter()
@@ -109,7 +109,7 @@ async fn table(options: Options) -> ExitCode {
                 }
                 let row = row(scenario, contestant, &outcome);
                 println!(
-                    "| {} | {} | {} | {} | {} | {} ms | {} ms | {} | {} |",
+                    "| {} | {} | {} | {} | {} | {} ms | {} ms | {} | {} | {} | {} |",
                     scenario.name,
                     contestant.name,
                     row.asked,
@@ -119,6 +119,8 @@ async fn table(options: Options) -> ExitCode {
                     row.silence,
                     row.above,
                     row.broken,
+                    row.torn,
+                    row.unexplained,
                 );
                 rows.push((scenario.name, contestant.name, row));
             }
@@ -129,9 +131,15 @@ async fn table(options: Options) -> ExitCode {
         matrix(&who, &rows);
     }
     eprintln!("{} s", began.elapsed().as_secs());
-    let broken = |(_, name, row): &&(_, &str, Row)| row.broken > 0 && name.starts_with("ours");
-    for (scenario, name, row) in rows.iter().filter(broken) {
-        eprintln!("{name} is {} above its promise: {scenario}", row.broken);
+    let broken = |(_, name, row): &&(_, &str, Row)| {
+        let harm = row.broken > 0 || row.torn + row.unexplained > 0;
+        harm && name.starts_with("ours")
+    };
+    for (scenario, name, Row { broken, torn, unexplained, .. }) in rows.iter().filter(broken) {
+        eprintln!(
+            "{name} is {broken} above its promise, {torn} requests have passed in part, and \
+             {unexplained} were refused without a reason: {scenario}"
+        );
     }
     ExitCode::from(u8::from(rows.iter().any(|row| broken(&row))))
 }

@@ -105,6 +105,26 @@ impl Client {
         let patience = if dropped { Duration::from_millis(self.random.below(3)) } else { PATIENCE };
 
         let sent = self.setup.now();
+        if load.limits > 1 {
+            let lines = self.lines(key, cost);
+            let answers = timeout(patience, self.limiter.ask_several(lines.clone())).await;
+            let received = self.setup.now();
+            let answers = answers.unwrap_or_else(|_| vec![Answer::GaveUp; lines.len()]);
+            for ((limit, key, cost), answer) in lines.into_iter().zip(answers) {
+                let key = key * self.setup.limits as u32 + limit as u32;
+                write(&Line::Asked(Ask {
+                    node,
+                    id,
+                    key,
+                    cost,
+                    sent,
+                    received,
+                    answer,
+                    returned: None,
+                }));
+            }
+            return;
+        }
         let answer = timeout(patience, self.limiter.ask(key, cost)).await;
         let received = self.setup.now();
 
@@ -125,6 +145,18 @@ impl Client {
                 limiter.refund(receipt).await;
             });
         }
+    }
+
+    /// One limit for all and one for each key, in either order, or one of them alone.
+    fn lines(&mut self, key: u32, cost: u64) -> Vec<(usize, u32, u64)> {
+        let mut lines = vec![(0, 0, 1), (1, key, cost)];
+        match self.random.below(8) {
+            0..3 => {}
+            3..6 => lines.reverse(),
+            6 => lines.truncate(1),
+            _ => _ = lines.remove(0),
+        }
+        lines
     }
 }
 

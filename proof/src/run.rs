@@ -12,6 +12,7 @@ use crate::node::{Node, PATIENCE};
 use crate::proxy::Proxy;
 use crate::redis_server::{Server, signal};
 use crate::scenarios::{Scenario, Step};
+use crate::several::{Returns, torn, unexplained};
 
 /// A history, and when the store lost what it had counted.
 pub struct Outcome {
@@ -19,6 +20,8 @@ pub struct Outcome {
     pub losses: Vec<(u64, u64)>,
     /// When the clients began.
     pub from: u64,
+    /// When calls may have been lost.
+    pub disturbed: Vec<(u64, u64)>,
 }
 
 /// A line of the table.
@@ -36,6 +39,9 @@ pub struct Row {
     pub above: u64,
     /// The same, with what the documentation excepts.
     pub broken: u64,
+    /// Requests for several limits that passed in part, and refusals without a reason.
+    pub torn: usize,
+    pub unexplained: usize,
 }
 
 /// How long a process has to start, in milliseconds.
@@ -65,8 +71,15 @@ pub async fn run(scenario: &Scenario, contestant: &Contestant) -> Outcome {
         from,
     };
     let nodes = if redis { scenario.nodes } else { 1 };
-    let mut stage =
-        Stage { server, replica, proxy, next: first, nodes: Vec::new(), losses: Vec::new() };
+    let mut stage = Stage {
+        server,
+        replica,
+        proxy,
+        next: first,
+        nodes: Vec::new(),
+        losses: Vec::new(),
+        disturbed: Vec::new(),
+    };
     stage.nodes.resize_with(nodes as usize, || None);
     let mut readers = Vec::new();
     for node in 0..nodes as usize {
@@ -77,7 +90,7 @@ pub async fn run(scenario: &Scenario, contestant: &Contestant) -> Outcome {
         readers.extend(tokio::task::block_in_place(|| stage.step(step)));
     }
     let lines = tokio::task::block_in_place(|| stage.end(readers));
-    Outcome { asks: collect(lines), losses: stage.losses, from }
+    Outcome { asks: collect(lines), losses: stage.losses, from, disturbed: stage.disturbed }
 }
 
 /// What the table says of an outcome.
@@ -110,7 +123,32 @@ pub fn row(scenario: &Scenario, contestant: &Contestant, outcome: &Outcome) -> R
         silence: if scenario.steps_clock { 0 } else { silence.unwrap_or(0) / 1_000 },
         above: above(asks, &strict).above,
         broken: above(asks, &promise).above,
+        torn: torn(asks).len(),
+        unexplained: match contestant.local || scenario.limits == 1 {
+            // A node that counts in memory may have its own reasons.
+            true => 0,
+            false => unexplained(asks, &strict, &returns(outcome)).len(),
+        },
     }
+}
+
+/// How long a refused request may hold tokens: its calls, and what other nodes remember of it.
+const HELD: u64 = 1_500_000;
+/// Until everything is as before.
+const CALM: u64 = 1_500_000;
+
+fn returns(outcome: &Outcome) -> Returns {
+    let lost = outcome.asks.iter().filter(|ask| ask.answer == Answer::Failed);
+    let lost = lost.map(|ask| (ask.sent, ask.received));
+    let spans = outcome.disturbed.iter().copied().chain(lost);
+    let mut spans: Vec<_> = spans.map(|(from, to)| (from, to + CALM)).collect();
+    spans.sort_unstable();
+    spans.dedup_by(|next, last| {
+        let overlaps = next.0 <= last.1;
+        last.1 = if overlaps { last.1.max(next.1) } else { last.1 };
+        overlaps
+    });
+    Returns { within: HELD, disturbed: spans }
 }
 
 fn ran_out_of_patience(ask: &Ask) -> bool {
@@ -125,6 +163,8 @@ struct Stage {
     next: Node,
     nodes: Vec<Option<Child>>,
     losses: Vec<(u64, u64)>,
+    /// What harms calls, from when until when.
+    disturbed: Vec<(u64, u64)>,
 }
 
 type Reader = JoinHandle<Vec<Line>>;
@@ -198,6 +238,11 @@ impl Stage {
                 self.nodes[node].iter().for_each(|child| signal("-CONT", child));
             }
         }
+        let lasts = matches!(step, Step::KillStore | Step::FreezeStore | Step::Silent(true));
+        // Until a step that ends it.
+        let to = if lasts { u64::MAX - CALM } else { now() };
+        self.disturbed.iter_mut().for_each(|span| span.1 = span.1.min(now()));
+        self.disturbed.push((before, to));
         None
     }
 

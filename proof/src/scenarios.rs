@@ -18,6 +18,8 @@ pub struct Scenario {
     /// Between two requests of a client, in microseconds, at most.
     pub pause: u64,
     pub cost: u64,
+    /// Limits that are charged together: a request asks for both, or for one.
+    pub limits: usize,
     /// One in so many requests is dropped; one in so many passes is given back.
     pub drops: u64,
     pub refunds: u64,
@@ -44,6 +46,8 @@ pub enum Who {
     /// Ours, since others have no such thing: receipts, costs, a clock that can be replaced.
     Ours,
     OursInMemory,
+    /// Ours, for several limits in one charge.
+    OursTogether,
 }
 
 /// Something that happens, at a time in milliseconds.
@@ -71,15 +75,26 @@ pub enum Step {
     ResumeNode(usize),
 }
 
+/// Who charges several limits in one step, where its store can, and who in order.
+const IN_ORDER: &str = "ours-redis-in-order";
+const TOGETHER: [&str; 4] = ["ours", "ours-redis", "ours-redis-local", IN_ORDER];
+
 impl Scenario {
     /// Whether a limiter can take part.
     pub fn is_for(&self, contestant: &Contestant) -> bool {
         let ours = contestant.name.starts_with("ours");
+        if contestant.name == IN_ORDER && self.who != Who::OursTogether {
+            return false;
+        }
         match self.who {
             Who::All => true,
             Who::Redis => contestant.store == Store::Redis,
             Who::Ours => ours,
             Who::OursInMemory => contestant.name == "ours",
+            Who::OursTogether => {
+                let harmed = self.proxied && contestant.store == Store::Memory;
+                TOGETHER.contains(&contestant.name) && !harmed
+            }
         }
     }
 
@@ -92,6 +107,7 @@ impl Scenario {
             length: self.length,
             // Few, so that a flood fills it.
             max_keys: 1_000,
+            limits: self.limits,
             receipts: self.refunds > 0,
             clock_steps_from: self.steps_clock.then_some(from),
         }
@@ -109,6 +125,7 @@ fn base(name: &'static str, what: &'static str) -> Scenario {
         flood: false,
         pause: 2_000,
         cost: 1,
+        limits: 1,
         drops: 0,
         refunds: 0,
         limit: 50,
@@ -119,6 +136,21 @@ fn base(name: &'static str, what: &'static str) -> Scenario {
         steps_clock: false,
         smoke: false,
         steps: Vec::new(),
+    }
+}
+
+/// Windows are longer than what a node knows of another's refusals.
+fn several(name: &'static str, what: &'static str) -> Scenario {
+    Scenario {
+        who: Who::OursTogether,
+        limits: 2,
+        keys: 4,
+        cost: 3,
+        drops: 20,
+        limit: 200,
+        length: 4_000,
+        millis: 13_000,
+        ..base(name, what)
     }
 }
 
@@ -239,6 +271,23 @@ pub fn scenarios() -> Vec<Scenario> {
                 .chain(often(400, StartNode(1)).map(|(at, step)| (at + 100, step)))
                 .collect(),
             ..base("nodes killed", "a node is killed and started again, every 400 ms")
+        },
+        several("several limits", "two limits in one charge, or one of them alone"),
+        Scenario {
+            proxied: true,
+            steps: [
+                (1_000, KillStore),
+                (2_000, StartStore),
+                (4_500, FreezeStore),
+                (5_500, ThawStore),
+            ]
+            .into_iter()
+            .chain((8_000..9_000).step_by(250).map(|at| (at, Cut)))
+            .collect(),
+            ..several(
+                "several limits, harmed",
+                "the same; Redis is killed and frozen for a second each, then connections are cut",
+            )
         },
         Scenario {
             smoke: true,

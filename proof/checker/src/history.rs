@@ -12,7 +12,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 pub struct Ask {
     /// The process that was asked.
     pub node: u32,
-    /// Different for each request of a node.
+    /// Different for each request of a node. One for several limits is an [`Ask`] for each, with one id.
     pub id: u64,
     /// The client.
     pub key: u32,
@@ -37,6 +37,8 @@ pub enum Answer {
     PassedLocally,
     /// It was refused.
     Refused,
+    /// Another limit has refused the same request: this one keeps nothing of it.
+    Undone,
     /// The limiter failed: an error is neither.
     Failed,
     /// The client gave up: nobody knows what was decided.
@@ -71,6 +73,7 @@ impl fmt::Display for Line {
                     Answer::Passed => "passed",
                     Answer::PassedLocally => "passed-locally",
                     Answer::Refused => "refused",
+                    Answer::Undone => "undone",
                     Answer::Failed => "failed",
                     Answer::GaveUp => "gave-up",
                 };
@@ -98,6 +101,7 @@ impl FromStr for Line {
                     "passed" => Answer::Passed,
                     "passed-locally" => Answer::PassedLocally,
                     "refused" => Answer::Refused,
+                    "undone" => Answer::Undone,
                     "failed" => Answer::Failed,
                     "gave-up" => Answer::GaveUp,
                     _ => return Err(bad()),

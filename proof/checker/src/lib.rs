@@ -3,3 +3,4 @@
 
 pub mod check;
 pub mod history;
+pub mod several;

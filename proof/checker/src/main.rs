@@ -4,11 +4,13 @@ use std::process::ExitCode;
 
 use tower_fixed_window_checker::check::{Promise, Windows, above};
 use tower_fixed_window_checker::history::collect;
+use tower_fixed_window_checker::several::torn;
 
 const USAGE: &str = "cargo run --release -- FILE --limit TOKENS --window MILLISECONDS [--windows WHERE]
 
 FILE has lines NODE ID KEY COST SENT RECEIVED ANSWER, and NODE ID returned SENT. Times are microseconds
-since the Unix epoch. ANSWER is passed, passed-locally, refused, failed or gave-up. WHERE is aligned
+since the Unix epoch. ANSWER is passed, passed-locally, refused, undone, failed or gave-up. A
+request for several limits has a line for each, with one ID; undone: another one has refused. WHERE is aligned
 (unless said), regular, on-demand or bucket.";
 
 fn main() -> ExitCode {
@@ -53,5 +55,9 @@ fn check(mut args: impl Iterator<Item = String>) -> Result<bool, String> {
             println!("key {key} is at least {} above the limit, from {start} on", most.above);
         }
     }
-    Ok(most.above == 0)
+    let torn = torn(&asks);
+    if let Some((node, id)) = torn.first() {
+        println!("{} requests have passed in part, such as {id} of node {node}", torn.len());
+    }
+    Ok(most.above == 0 && torn.is_empty())
 }

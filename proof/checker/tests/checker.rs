@@ -2,6 +2,7 @@
 
 use tower_fixed_window_checker::check::{Promise, Windows, above};
 use tower_fixed_window_checker::history::{Answer, Ask, Line, collect};
+use tower_fixed_window_checker::several::{Returns, torn, unexplained};
 
 const MS: u64 = 1_000;
 /// A multiple of a second, in microseconds.
@@ -283,5 +284,82 @@ fn a_history_is_read_as_it_was_written() {
     assert_eq!(collect(lines), asks);
     for bad in ["", "1 2 3", "1 2 3 4 5 6 perhaps", "1 2 3 4 5 -6 passed", "0 1 came 3"] {
         assert!(bad.parse::<Line>().is_err(), "{bad:?}");
+    }
+}
+
+/// A request for two limits, keys 1 and 2.
+fn both(at: u64, answers: [Answer; 2]) -> [Ask; 2] {
+    let line = |(key, answer)| Ask { key, answer, ..ask(T + at * MS, T + at * MS + 100) };
+    [(1, answers[0]), (2, answers[1])].map(line)
+}
+
+#[test]
+fn a_request_that_passes_in_part_is_torn() {
+    use Answer::*;
+    let whole = [both(1, [Passed, Passed]), both(2, [Undone, Refused]), both(3, [Failed, Failed])];
+    assert_eq!(torn(&whole.concat()), []);
+    for other in [Undone, Refused, Failed] {
+        let part = both(4, [Passed, other]);
+        assert_eq!(torn(&[whole.concat(), part.to_vec()].concat()), [(0, T + 4 * MS)], "{other:?}");
+        assert_eq!(torn(&both(4, [other, PassedLocally])), [(0, T + 4 * MS)], "{other:?}");
+    }
+    // Another node's request of the same id.
+    let mut others = both(4, [Passed, Refused]);
+    others[1].node = 1;
+    assert_eq!(torn(&others), []);
+}
+
+/// Of the key 1, for the times of its refusals.
+fn unexplained_at(asks: &[Ask], disturbed: &[(u64, u64)]) -> Vec<u64> {
+    let returns = Returns { within: 100 * MS, disturbed: disturbed.to_vec() };
+    let found = unexplained(asks, &promise(Windows::Aligned), &returns);
+    found.iter().map(|ask| (ask.sent - T) / MS).collect()
+}
+
+#[test]
+fn a_refusal_needs_a_reason() {
+    let refused = |at: u64| Ask { answer: Answer::Refused, ..ask(T + at * MS, T + at * MS + 100) };
+    // Three pass in a window.
+    let full = passes([100, 200, 300]);
+    assert_eq!(unexplained_at(&[full.clone(), vec![refused(400)]].concat(), &[]), []);
+    assert_eq!(unexplained_at(&[full.clone(), vec![refused(1_400)]].concat(), &[]), [1_400]);
+    assert_eq!(unexplained_at(&[&full[..2], &[refused(400)]].concat(), &[]), [400]);
+    // Of another key.
+    let mut others = full.clone();
+    others[0].key = 2;
+    assert_eq!(unexplained_at(&[others, vec![refused(400)]].concat(), &[]), [400]);
+    // More than there is room for.
+    let larger = Ask { cost: 2, ..refused(400) };
+    assert_eq!(unexplained_at(&[&full[..2], &[larger]].concat(), &[]), []);
+    // What failed may be counted, and what was answered in the next window.
+    for answer in [Answer::Failed, Answer::GaveUp, Answer::PassedLocally] {
+        let mut asks = full.clone();
+        asks[0].answer = answer;
+        assert_eq!(unexplained_at(&[asks, vec![refused(400)]].concat(), &[]), [], "{answer:?}");
+    }
+    let edge = Ask { received: T + 1_001 * MS, ..ask(T + 999 * MS, 0) };
+    let next = [passes([1_100, 1_200]), vec![edge, refused(1_300)]].concat();
+    assert_eq!(unexplained_at(&next, &[]), []);
+    // On an edge, it may be of either window.
+    let late = Ask { received: T + 1_001 * MS, ..refused(999) };
+    assert_eq!(unexplained_at(&[late], &[]), []);
+}
+
+#[test]
+fn what_is_undone_explains_a_refusal_for_a_moment() {
+    let undone = |at: u64| Ask { answer: Answer::Undone, ..ask(T + at * MS, T + at * MS + 100) };
+    let refused = |at: u64| Ask { answer: Answer::Refused, ..ask(T + at * MS, T + at * MS + 100) };
+    let asks = |at: u64| [passes([100, 200]), vec![undone(300), refused(at)]].concat();
+    assert_eq!(unexplained_at(&asks(350), &[]), []);
+    assert_eq!(unexplained_at(&asks(400), &[]), []);
+    assert_eq!(unexplained_at(&asks(401), &[]), [401]);
+    // It was not asked yet.
+    assert_eq!(unexplained_at(&asks(299), &[]), [299]);
+    // What was to be returned may be lost.
+    for lost in [(T, T + 299 * MS), (T + 401 * MS, T + 500 * MS)] {
+        assert_eq!(unexplained_at(&asks(600), &[lost]), [600], "{lost:?}");
+    }
+    for lost in [(T, T + 300 * MS), (T + 400 * MS, T + 500 * MS), (T + 310 * MS, T + 320 * MS)] {
+        assert_eq!(unexplained_at(&asks(600), &[lost]), [], "{lost:?}");
     }
 }
