@@ -254,6 +254,30 @@ impl Group {
     }
 }
 
+#[tokio::test]
+async fn an_error_of_a_group_is_not_the_answer_of_others_in_its_call() {
+    let Some(server) = Server::start() else { return };
+    let limits = gateway(store(&server));
+    server.ask::<String>(&["SET", "tfw1:{requests:tacme}", "somebody else's"]);
+
+    let group = |user: usize| {
+        let user = format!("user{user}");
+        let (bad, good) = (lines(&user, 1), vec![Line::new("tokens", user.clone(), 600)]);
+        let good = [good, vec![Line::new("cents", user, 2)]].concat();
+        [limits.check(bad), limits.check(good)]
+    };
+    for (i, answer) in join_all((0..64).flat_map(group)).await.into_iter().enumerate() {
+        match i % 2 {
+            0 => assert!(answer.is_err(), "{i}: {answer:?}"),
+            _ => {
+                let decision = answer.unwrap_or_else(|error| panic!("{i}: {error:?}"));
+                let used = ["tokens", "cents"].map(|name| decision.of(name).unwrap().used());
+                assert_eq!((decision.allowed(), used), (true, [600, 2]), "{i}");
+            }
+        }
+    }
+}
+
 fn few(rng: &mut Rng) -> u64 {
     rng.u64(..12)
 }

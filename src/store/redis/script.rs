@@ -150,7 +150,9 @@ impl Answer {
         let group = |size| match size {
             1 => answer(values.next().unwrap_or(Value::Nil)),
             _ => {
-                values.by_ref().take(size).map(answer).collect::<RedisResult<_>>().map(Self::Group)
+                // All of them, also behind an error: what follows is of the next group.
+                let answers: Vec<_> = values.by_ref().take(size).map(answer).collect();
+                answers.into_iter().collect::<RedisResult<_>>().map(Self::Group)
             }
         };
         Ok(sizes.map(group).collect())
