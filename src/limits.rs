@@ -367,7 +367,7 @@ fn in_order(
 ) -> Reply<Decision> {
     let lines = limits.into_iter().zip(charges);
     in_order::charge(
-        lines.map(|(limit, charge)| (limit.clone(), charge.to_owned())).collect(),
+        lines.map(|(limit, charge)| (limit.clone().unleased(), charge.to_owned())).collect(),
         deadline,
     )
 }

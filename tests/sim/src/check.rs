@@ -372,7 +372,7 @@ impl<'a> Check<'a> {
                 && request.failed.is_none()
                 && (request.decided.is_some() || request.done.is_some());
             // In order, the next limit is charged when its caller looks: perhaps after the deadline.
-            let slept = several && request.ask.lazy.is_some();
+            let slept = several && node.in_order && request.ask.lazy.is_some();
             if answered && !by_redis && !request.is_poisoned() && !slept {
                 let started = request.asked >= node.starts.as_micros() as i64 + STARTS_WITHIN;
                 let how = request.failed.unwrap_or("answered without Redis").to_owned();
