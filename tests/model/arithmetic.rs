@@ -51,6 +51,20 @@ fn left(decision: &Decision) -> Vec<u64> {
     decision.usage().iter().map(|standing| standing.remaining()).collect()
 }
 
+/// S14. A charge that a smaller capacity granted may end earlier than the count says: then the count
+/// stands for windows later than the reservation's, and its tokens stay taken.
+#[test]
+fn a_reservation_over_a_raised_capacity_may_stay_taken() {
+    let spec = Spec { amounts: (2, 0, 0), window_ms: 3, grid: Grid::Aligned };
+    let mut rig = Rig::new(vec![spec], 0);
+    assert!(rig.charge(1, false).allowed());
+    rig.apply(&Op::Limits(vec![(2, 3, 4)]));
+    let had = rig.receipts.len();
+    assert!(rig.charge(5, true).ready_at().is_some());
+    rig.settle(had, None);
+    assert_eq!(left(&rig.peek(0)), [0]);
+}
+
 proptest! {
     #![proptest_config(config())]
 
@@ -164,9 +178,15 @@ proptest! {
         let cost = rig.cost(&cost);
         let stood = rig.peek(0);
         let had = rig.receipts.len();
-        if rig.charge(cost, reserve).allowed() {
+        let decision = rig.charge(cost, reserve);
+        if decision.allowed() {
             rig.settle(had, None);
-            if stood.usage().iter().all(|standing| ms(standing.reset_at()) < END_OF_TIME) {
+            let limits_changed = before.iter().any(|(_, op)| matches!(op, Op::Limits(_)));
+            if limits_changed && decision.ready_at().is_some() {
+                let left = left(&rig.peek(0));
+                let stood = stood.usage().iter().map(|standing| standing.remaining());
+                prop_assert!(left.iter().zip(stood).all(|(left, stood)| *left <= stood));
+            } else if stood.usage().iter().all(|standing| ms(standing.reset_at()) < END_OF_TIME) {
                 prop_assert_eq!(left(&rig.peek(0)), left(&stood));
             }
         }
