@@ -21,11 +21,11 @@ const PROBES: usize = 4;
 pub(super) struct Counters {
     /// Hashes of counters that are known: most charges need no lock.
     marks: [AtomicU64; MARKS],
-    known: Mutex<Known>,
+    known: Mutex<Noted>,
 }
 
 #[derive(Default)]
-struct Known {
+struct Noted {
     scopes: HashMap<u64, OfScope>,
     count: usize,
     /// Whether there are scopes beside these.
@@ -85,7 +85,7 @@ impl Counters {
     }
 }
 
-impl Known {
+impl Noted {
     fn add(&mut self, scope: u64, quota: &Quota) -> bool {
         let room = self.count < MAX_OF_ALL;
         if !room && !self.scopes.contains_key(&scope) {
@@ -130,7 +130,7 @@ impl Counters {
 
     /// Those of a file.
     pub(super) fn restored(all: Vec<Charged>, others: bool) -> Self {
-        let mut known = Known { others, ..Known::default() };
+        let mut known = Noted { others, ..Noted::default() };
         for Charged { scope, quotas, others } in all {
             quotas.iter().for_each(|quota| _ = known.add(scope, quota));
             if others {

@@ -36,7 +36,7 @@ use connect::sentinel;
 use connect::settings::{lasting, open};
 #[cfg(feature = "redis-tls")]
 use connect::tls;
-use link::Source;
+use link::Origin;
 use script::Commands;
 
 /// Counters in Redis (from 7.0) or Valkey, shared by all nodes that use the same server.
@@ -149,7 +149,7 @@ impl RedisStore {
     /// ```
     pub fn client(client: Client) -> Self {
         let client = lasting(&client);
-        Self::over(Source::connecting(move || {
+        Self::over(Origin::connecting(move || {
             let client = client.clone();
             async move {
                 let client = client?;
@@ -186,7 +186,7 @@ impl RedisStore {
         R: Future<Output = RedisResult<C>> + Send + 'static,
         C: ConnectionLike + Clone + Send + Sync + 'static,
     {
-        Self::over(Source::connecting(move || {
+        Self::over(Origin::connecting(move || {
             #[cfg(feature = "redis-tls")]
             tls::provide();
             connect()
@@ -210,7 +210,7 @@ impl RedisStore {
             tls::provide();
             cluster::connect(client.clone())
         };
-        Self::over(Source::sharded(connect)).one_by_one()
+        Self::over(Origin::sharded(connect)).one_by_one()
     }
 
     /// Creates a store for the master that Sentinels name. The store asks all Sentinels
@@ -250,7 +250,7 @@ impl RedisStore {
             })?;
         }
         let client = Arc::new(client);
-        Ok(Self::over(Source::connecting(move || {
+        Ok(Self::over(Origin::connecting(move || {
             #[cfg(feature = "redis-tls")]
             tls::provide();
             let clients = sentinels.iter().map(|sentinel| client(sentinel.clone())).collect();
@@ -258,7 +258,7 @@ impl RedisStore {
         })))
     }
 
-    fn over(source: Source) -> Self {
+    fn over(source: Origin) -> Self {
         let calls = Calls::new(source);
         let remote = Remote::reporting(calls.clone(), Arc::clone(calls.breaker()));
         Self { calls, remote }
@@ -407,7 +407,7 @@ where
     /// a `PING` after a second without calls, and another one if that fails. A store of
     /// [`RedisStore::new`] reconnects by itself.
     fn from(connection: C) -> Self {
-        Self::over(Source::given(connection))
+        Self::over(Origin::given(connection))
     }
 }
 

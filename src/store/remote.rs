@@ -32,11 +32,12 @@
 //! - `Fact`: a count as the store last showed it, until when it refuses, and the `Lease` of it:
 //!   tokens, and when they end.
 //! - `Flights`: requests that wait for a call (2). `Flight`: the task that asks for those of a key.
-//! - `Lender`: keeps what is leased, and returns it.
+//!   What it leases is kept and returned in `lease`.
 //! - `Idle`: when to look after unused leases. `Owner`: held by those who may spend them.
 //! - `Breaker`: stops calls to a store that keeps failing. `Attempt`: a call that may be made.
 //! - `Outage`: the log of failures.
-//! - `Stopwatch`: this process's time, and how far the store's is ahead of it.
+//!
+//! Times are this process's (`stopwatch`), which knows how far the store's are ahead.
 
 use std::fmt;
 use std::sync::Arc;
@@ -63,7 +64,7 @@ mod flights;
 mod idle;
 mod known;
 #[cfg(feature = "tokio")]
-mod lender;
+mod lease;
 mod outage;
 mod stopwatch;
 

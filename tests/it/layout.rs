@@ -251,3 +251,45 @@ fn the_core_stands_on_tower_and_http_and_three_small_crates() {
     let default = manifest["features"]["default"].as_array().expect("a list");
     assert!(default.is_empty(), "a default feature brings what nobody asked for: {default:?}");
 }
+
+/// Types that are declared under the stores elsewhere, and the largest number of them.
+const STORES_ELSEWHERE: [&str; 2] = ["store/remote", "store/redis"];
+const MAX_TYPES: usize = 49;
+
+/// The structs, enums and traits of a file, without those of its tests.
+fn types(text: &str) -> impl Iterator<Item = &str> {
+    let code = text.split("#[cfg(test)]\nmod tests").next().expect("a first part");
+    code.lines().filter_map(|line| {
+        let line = line.trim_start();
+        // Also `pub(super)` and the like.
+        let line = match line.strip_prefix("pub(") {
+            Some(rest) => rest.split_once(") ")?.1,
+            None => line.strip_prefix("pub ").unwrap_or(line),
+        };
+        let name =
+            ["struct ", "enum ", "trait "].iter().find_map(|kind| line.strip_prefix(kind))?;
+        name.split(|c: char| !c.is_alphanumeric()).next()
+    })
+}
+
+/// A reader of the way to Redis meets few nouns, and none with two meanings.
+#[test]
+fn stores_elsewhere_have_few_types_and_share_no_name() {
+    let text = "struct A<T>(T);\n    pub(in crate::b) enum B {\npub trait C: A {\n/// struct D\n";
+    assert_eq!(types(text).collect::<Vec<_>>(), ["A", "B", "C"]);
+
+    let sources = sources();
+    let mut names = BTreeMap::<&str, Vec<&str>>::new();
+    for (file, text) in &sources {
+        types(text).for_each(|name| names.entry(name).or_default().push(file));
+    }
+    names.retain(|_, files| {
+        files.iter().any(|file| STORES_ELSEWHERE.iter().any(|store| file.starts_with(store)))
+    });
+    let many = names.values().flatten().count();
+    println!("{many} types: {:?}", names.keys());
+    assert!(many > 20, "they were found");
+    assert!(many <= MAX_TYPES, "{many} types, and not {MAX_TYPES}: {names:?}");
+    let shared: Vec<_> = names.iter().filter(|(_, files)| files.len() > 1).collect();
+    assert!(shared.is_empty(), "names of two types: {shared:?}");
+}

@@ -7,7 +7,7 @@ use redis::Cmd;
 use tokio::time::Instant;
 
 use super::connect::settings::NEVER;
-use super::link::Source;
+use super::link::Origin;
 use super::script::{self, Answer, Commands};
 #[cfg(feature = "testing")]
 use crate::clock::Clock;
@@ -50,7 +50,7 @@ pub(super) struct Calls {
 }
 
 impl Calls {
-    pub(super) fn new(source: Source) -> Self {
+    pub(super) fn new(source: Origin) -> Self {
         Self {
             runtimes: Runtimes::new(source),
             apart: false,

@@ -31,12 +31,12 @@ use check::Check;
 #[cfg(feature = "redis-cluster")]
 pub(super) use handle::{Connected, Slots};
 use handle::{Handle, leads_nowhere};
-pub(super) use handle::{Source, is_of_replica};
+pub(super) use handle::{Origin, is_of_replica};
 use renewal::renew;
 #[cfg(feature = "redis-cluster")]
 pub(super) use shards::Range;
 use shards::{Health, Shards};
-use upkeep::{Current, PAUSE, Upkeep};
+use upkeep::{PAUSE, Status, Upkeep};
 
 /// A connection that was silent for so long is tried before it is used.
 const IDLE: Duration = Duration::from_secs(1);
@@ -47,13 +47,6 @@ pub(super) struct Link {
     upkeep: Arc<Upkeep>,
     /// A key of the shard that is to be asked, where there are shards.
     key: Option<Arc<[u8]>>,
-}
-
-/// What there is for a call.
-enum Look {
-    Ready(Connection),
-    /// Until then, or until something changes.
-    Wait(Instant),
 }
 
 /// Why another connection is needed.
@@ -68,7 +61,7 @@ enum Loss<'a> {
 
 impl Link {
     /// Of the current runtime.
-    pub(super) fn new(source: &Arc<Source>) -> Self {
+    pub(super) fn new(source: &Arc<Origin>) -> Self {
         let upkeep = Arc::new(Upkeep::new(source));
         renew(&upkeep);
         Self { upkeep, key: None }
@@ -113,18 +106,19 @@ impl Link {
         let mut changes = None;
         loop {
             match (self.look(patience)?, &mut changes) {
-                (Look::Ready(connection), _) => return Ok(connection),
-                (Look::Wait(until), Some(changes)) => {
-                    let changes: &mut watch::Receiver<Current> = changes;
+                (Ok(connection), _) => return Ok(connection),
+                (Err(until), Some(changes)) => {
+                    let changes: &mut watch::Receiver<Status> = changes;
                     let _ = timeout_at(until, changes.changed()).await;
                 }
                 // What changes from here on is not missed.
-                (Look::Wait(_), none) => *none = Some(self.upkeep.current.subscribe()),
+                (Err(_), none) => *none = Some(self.upkeep.current.subscribe()),
             }
         }
     }
 
-    fn look(&self, patience: u64) -> RedisResult<Look> {
+    /// What there is for a call, or until when to wait, unless something changes.
+    fn look(&self, patience: u64) -> RedisResult<Result<Connection, Instant>> {
         let upkeep = &*self.upkeep;
         let now = upkeep.now();
         let current = upkeep.current.borrow();
@@ -136,10 +130,10 @@ impl Link {
         if let Some(connection) = current.connection.as_ref().filter(|_| health.is_well()) {
             let idle = now.saturating_sub(health.heard()) >= IDLE.as_millis() as u64;
             if !idle && !silent {
-                let Current { made, after_replica, at: since, .. } = *current;
+                let Status { made, after_replica, at: since, .. } = *current;
                 let connection = connection.boxed();
                 let link = self.clone();
-                return Ok(Look::Ready(Connection {
+                return Ok(Ok(Connection {
                     connection,
                     link,
                     made,
@@ -156,7 +150,7 @@ impl Link {
             if health.suspect(now, check.ends()) {
                 tokio::spawn(check.run());
             }
-            return Ok(Look::Wait(upkeep.instant(now) + PAUSE));
+            return Ok(Err(upkeep.instant(now) + PAUSE));
         }
         upkeep.ask(now);
         // Where a probe is needed, it asks for a key that is really used.
@@ -177,15 +171,15 @@ impl Link {
                     renew(&self.upkeep);
                 }
             }
-            return Ok(Look::Wait(upkeep.instant(now) + PAUSE));
+            return Ok(Err(upkeep.instant(now) + PAUSE));
         }
         if checked {
-            return Ok(Look::Wait(upkeep.instant(health.checked_by())));
+            return Ok(Err(upkeep.instant(health.checked_by())));
         }
         let until = health.lost().saturating_add(patience);
         let failed = current.attempts == 0 && current.error.is_some();
         if !failed && now < until {
-            return Ok(Look::Wait(upkeep.instant(until)));
+            return Ok(Err(upkeep.instant(until)));
         }
         if failed || upkeep.is_longest(patience) {
             upkeep.source.cut_off(shards.node(part), health.lost());
@@ -265,7 +259,7 @@ impl Link {
         }
     }
 
-    fn check(&self, current: &Current, part: usize) -> Check {
+    fn check(&self, current: &Status, part: usize) -> Check {
         Check::of(&self.upkeep, self.key.clone(), current, part)
     }
 }

@@ -40,7 +40,7 @@ impl Node {
         let known = Known::default();
         Self {
             #[cfg(feature = "tokio")]
-            idle: Arc::new(Idle::new(known.time())),
+            idle: Arc::new(Idle::new(known.since())),
             #[cfg(feature = "tokio")]
             flights: Flights::default(),
             fallback: MemoryStore::new(),

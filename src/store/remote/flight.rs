@@ -9,33 +9,23 @@ use super::super::charge::{Charge, OwnedCharge};
 use super::super::error::StoreError;
 use super::caller::{Caller, within};
 use super::fact::{SHARE, leasable};
-use super::flights::{Asker, Id};
+use super::flights::{Id, Passenger};
 use super::idle::Owner;
 use super::known::Sent;
-use super::lender::Lender;
 use crate::decision::Decision;
 
 pub(super) struct Flight {
-    lender: Lender,
+    caller: Arc<Caller>,
     /// What it asks for may be spent.
-    _owner: Arc<Owner>,
+    owner: Arc<Owner>,
     /// Of the requests that wait, and of the task.
     id: (Id, u64),
     /// Of one token.
     charge: OwnedCharge,
-    waiters: VecDeque<Asker>,
+    waiters: VecDeque<Passenger>,
     /// Not as much was there as it had seemed.
     short: bool,
     ended: bool,
-}
-
-/// The next call.
-struct Order {
-    tokens: u64,
-    /// Whether fewer are acceptable.
-    up_to: bool,
-    demand: u64,
-    sent: Sent,
 }
 
 impl Flight {
@@ -50,17 +40,19 @@ impl Flight {
         if caller.is_left_alone(charge) {
             return None;
         }
-        let lender = Lender { caller: Arc::clone(caller), owner: Arc::downgrade(owner) };
         let runtime = Handle::try_current().ok()?;
-        let id = (lender.facts(&charge.account()).id(quota), runtime.id());
-        let (answer, task) = caller.node.flights.join(id, quota.limit, lender.until())?;
-        let longest = lender.longest();
+        let id = (caller.facts(&charge.account()).id(quota), runtime.id());
+        let (answer, task) = caller.node.flights.join(id, quota.limit, caller.until())?;
         if let Some(task) = task {
-            let id = (id, task);
-            let (charge, waiters) = (charge.to_owned(), VecDeque::new());
-            let owner = Arc::clone(owner);
-            let flight =
-                Self { lender, _owner: owner, id, charge, waiters, short: false, ended: false };
+            let flight = Self {
+                caller: Arc::clone(caller),
+                owner: Arc::clone(owner),
+                id: (id, task),
+                charge: charge.to_owned(),
+                waiters: VecDeque::new(),
+                short: false,
+                ended: false,
+            };
             // A task of its own, as the request may be dropped, or not be polled. It has the flight
             // from its first moment: it may never be polled either.
             runtime.spawn(flight.run());
@@ -70,25 +62,25 @@ impl Flight {
             answer.await.unwrap_or_else(given_up)
         };
         // That task may stand still with its runtime. If not, it is to note its failure first.
-        Some(within(longest, answer).await)
+        Some(within(caller.longest(), answer).await)
     }
 
     async fn run(mut self) {
         while self.board() {
             if let Some(sent) = self.answer_what_is_known()
-                && let Some(order) = self.order(sent)
+                && let Some((order, demand)) = self.order()
             {
-                let answer = self.ask(&order).await;
-                self.deal(order, answer);
+                let answer = self.caller.ask(order.as_charge(), Some(sent)).await;
+                self.deal(&order.as_charge(), demand, sent, answer);
             }
         }
     }
 
     /// Whether a request waits; else the flight has ended.
     fn board(&mut self) -> bool {
-        let (flights, (id, task)) = (&self.lender.caller.node.flights, self.id);
+        let (flights, (id, task)) = (&self.caller.node.flights, self.id);
         loop {
-            flights.board(id, task, self.lender.until(), &mut self.waiters);
+            flights.board(id, task, self.caller.until(), &mut self.waiters);
             self.waiters.retain(|waiter| !waiter.is_closed());
             if !self.waiters.is_empty() {
                 return true;
@@ -105,7 +97,7 @@ impl Flight {
     fn answer_what_is_known(&mut self) -> Option<Sent> {
         let charge = self.charge.as_charge();
         while !self.waiters.is_empty() {
-            let decision = match self.lender.caller.look(&charge) {
+            let decision = match self.caller.look(&charge) {
                 Ok(decision) => decision,
                 Err(sent) => return sent,
             };
@@ -116,11 +108,11 @@ impl Flight {
         None
     }
 
-    /// How much to ask for: a token for each request that waits, or a lease.
-    fn order(&self, sent: Sent) -> Option<Order> {
+    /// What to ask for: a token for each request that waits, or a lease; and the key's demand.
+    fn order(&self) -> Option<(OwnedCharge, u64)> {
         let charge = self.charge.as_charge();
-        let (quota, max) = (leasable(&charge)?, self.lender.caller.policy.max_lease);
-        let facts = self.lender.facts(&charge.account());
+        let (quota, max) = (leasable(&charge)?, self.caller.policy.max_lease);
+        let facts = self.caller.facts(&charge.account());
         let (now, fact) = (facts.now(), facts.get(quota));
         drop(facts);
         let demand = fact.lease.next(now, quota, max);
@@ -130,28 +122,29 @@ impl Flight {
         let tokens = lease.max(self.waiters.len() as u64);
         // Mostly all of them are there, and that is the simpler question.
         let up_to = tokens > 1 && (self.short || tokens > remaining / 2);
-        Some(Order { tokens, up_to, demand, sent })
+        let order = Charge::new(charge.account(), tokens);
+        Some((if up_to { order.up_to() } else { order }.to_owned(), demand))
     }
 
-    async fn ask(&self, order: &Order) -> Result<Decision, StoreError> {
-        let charge = Charge::new(self.charge.as_charge().account(), order.tokens);
-        let charge = if order.up_to { charge.up_to() } else { charge };
-        self.lender.caller.ask(charge, Some(order.sent)).await
-    }
-
-    fn deal(&mut self, order: Order, answer: Result<Decision, StoreError>) {
+    fn deal(
+        &mut self,
+        order: &Charge<'_>,
+        demand: u64,
+        sent: Sent,
+        answer: Result<Decision, StoreError>,
+    ) {
         match answer {
             Ok(decision) if decision.allowed() => {
                 self.short = false;
-                self.deal_out(&order, &decision);
+                self.deal_out(demand, sent, &decision);
             }
             // Fewer may be there.
-            Ok(_) if order.tokens > 1 && !order.up_to => self.short = true,
+            Ok(_) if order.cost() > 1 && !order.is_up_to() => self.short = true,
             answer => {
                 if answer.is_err() {
                     // Requests that came meanwhile have waited long enough.
-                    let ((id, task), until) = (self.id, self.lender.until());
-                    self.lender.caller.node.flights.board(id, task, until, &mut self.waiters);
+                    let ((id, task), until) = (self.id, self.caller.until());
+                    self.caller.node.flights.board(id, task, until, &mut self.waiters);
                 }
                 for waiter in self.waiters.drain(..) {
                     let _ = waiter.send(answer.clone());
@@ -161,10 +154,10 @@ impl Flight {
     }
 
     /// Answers the requests that wait, and keeps the rest.
-    fn deal_out(&mut self, order: &Order, decision: &Decision) {
+    fn deal_out(&mut self, demand: u64, sent: Sent, decision: &Decision) {
         let charge = self.charge.as_charge();
         let Some(quota) = leasable(&charge) else { return };
-        let mut fact = self.lender.leased(decision, quota, order.demand, order.sent);
+        let mut fact = self.caller.leased(decision, quota, demand, sent);
         let one = fact.decide(fact.lease.taken, &charge);
         let left = &mut fact.lease.left;
         charge.account().scope().observe().lease_taken(*left);
@@ -173,8 +166,9 @@ impl Flight {
         {
             *left -= u64::from(waiter.send(Ok(one.clone())).is_ok());
         }
-        let excess = self.lender.keep(&self.charge, quota, decision.granted(), fact, order.sent);
-        self.lender.give_back(&charge, &one, excess);
+        let (owner, granted) = (Arc::downgrade(&self.owner), decision.granted());
+        let excess = self.caller.keep(&owner, &self.charge, quota, granted, fact, sent);
+        self.caller.give_back(&charge, &one, excess);
     }
 }
 
@@ -184,7 +178,7 @@ impl Drop for Flight {
     fn drop(&mut self) {
         if !self.ended {
             let (id, task) = self.id;
-            self.lender.caller.node.flights.end(id, task);
+            self.caller.node.flights.end(id, task);
         }
     }
 }

@@ -13,8 +13,8 @@ use crate::decision::Decision;
 
 /// A key, and the runtime whose requests wait: a task of another runtime may end or stand still.
 pub(super) type Id = (u64, tokio::runtime::Id);
-pub(super) type Decided = Result<Decision, StoreError>;
-pub(super) type Asker = oneshot::Sender<Decided>;
+pub(super) type Dealt = Result<Decision, StoreError>;
+pub(super) type Passenger = oneshot::Sender<Dealt>;
 
 /// The keys with a call in flight.
 #[derive(Default)]
@@ -27,7 +27,7 @@ pub(super) struct Flights {
 /// Requests that wait for the next call. All are of one limit.
 struct Boarding {
     limit: u64,
-    waiters: Vec<Asker>,
+    waiters: Vec<Passenger>,
     /// The task that asks.
     task: u64,
     /// When that is given up: its runtime may stand still.
@@ -42,7 +42,7 @@ impl Flights {
         id: Id,
         limit: u64,
         until: Instant,
-    ) -> Option<(oneshot::Receiver<Decided>, Option<u64>)> {
+    ) -> Option<(oneshot::Receiver<Dealt>, Option<u64>)> {
         let (sender, receiver) = oneshot::channel();
         let begin = || self.tasks.fetch_add(1, Ordering::Relaxed);
         let task = match self.lock().entry(id) {
@@ -70,7 +70,7 @@ impl Flights {
         id: Id,
         task: u64,
         until: Instant,
-        waiters: &mut impl Extend<Asker>,
+        waiters: &mut impl Extend<Passenger>,
     ) {
         let mut flights = self.lock();
         if let Some(flight) = flights.get_mut(&id).filter(|flight| flight.task == task) {

@@ -9,7 +9,8 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::timeout;
 
-use super::stopwatch::Stopwatch;
+use super::stopwatch::passed;
+use crate::timer::Instant;
 
 /// Keys that are looked after: 10 MB of them at most.
 const MAX_KEYS: usize = 16_384;
@@ -19,7 +20,7 @@ const LATE: i64 = 1_000;
 pub(super) struct Idle {
     keys: Mutex<Due>,
     sooner: Notify,
-    time: Stopwatch,
+    since: Instant,
 }
 
 type Look = Box<dyn FnOnce() + Send>;
@@ -38,8 +39,8 @@ struct Due {
 pub(super) struct Owner(Arc<Idle>);
 
 impl Idle {
-    pub(super) fn new(time: Stopwatch) -> Self {
-        Self { keys: Mutex::default(), sooner: Notify::new(), time }
+    pub(super) fn new(since: Instant) -> Self {
+        Self { keys: Mutex::default(), sooner: Notify::new(), since }
     }
 
     pub(super) fn owner(self: &Arc<Self>) -> Arc<Owner> {
@@ -55,7 +56,7 @@ impl Idle {
         owner: &Weak<Owner>,
         look: impl FnOnce() + Send + 'static,
     ) -> bool {
-        let (mut keys, now) = (self.keys(), self.time.now());
+        let (mut keys, now) = (self.keys(), passed(self.since));
         let mut first = false;
         if !keys.ids.contains(&id) {
             if keys.ids.len() >= MAX_KEYS {
@@ -112,7 +113,7 @@ impl Task {
 
     /// Looks after what is due. How long the next one has time, if there is any.
     fn look(&mut self) -> Option<Duration> {
-        let now = self.idle.time.now();
+        let now = passed(self.idle.since);
         loop {
             let mut keys = self.idle.keys();
             let Some(((due, _), _)) = keys.due.first_key_value() else {

@@ -15,11 +15,12 @@ use super::super::scope::Scope;
 use super::super::sharded::{Sharded, fingerprint, shares};
 use super::super::table::{Entry, Found, Slot, Table};
 use super::fact::{Fact, leasable};
-use super::stopwatch::Stopwatch;
+use super::stopwatch::{lag, passed};
 use crate::decision::Decision;
 use crate::key::Key;
 use crate::quota::{MAX_TOKENS, Quota, Quotas};
 use crate::sync::MutexGuard;
+use crate::timer::Instant;
 use crate::window::{MAX, State};
 
 /// Counts: some 40 MB.
@@ -38,7 +39,7 @@ const RESET: u64 = 1 << 32;
 
 /// What a process knows of a store.
 pub(super) struct Known {
-    time: Stopwatch,
+    since: Instant,
     shards: Sharded<Table<Fact>>,
     /// Buckets in a shard's table when it has grown.
     buckets: usize,
@@ -69,7 +70,7 @@ impl Default for Known {
     fn default() -> Self {
         let (shards, buckets) = shares(MAX_FACTS);
         Self {
-            time: Stopwatch::start(),
+            since: Instant::now(),
             shards: Sharded::new(shards),
             buckets,
             marks: (0..MARKS).map(|_| AtomicU64::new(0)).collect(),
@@ -80,8 +81,8 @@ impl Default for Known {
 
 impl Known {
     #[cfg(feature = "tokio")]
-    pub(super) fn time(&self) -> Stopwatch {
-        self.time
+    pub(super) fn since(&self) -> Instant {
+        self.since
     }
 
     /// Tokens of a scope may come back: to all of its limiters, since they share their counters.
@@ -103,7 +104,7 @@ impl Known {
         if table.is_unallocated() {
             *table = Table::new(1, self.buckets);
         }
-        Facts { now: self.time.now(), hash, table }
+        Facts { now: passed(self.since), hash, table }
     }
 
     /// The decision that follows from what is known, from leased tokens or as a refusal, else when
@@ -136,13 +137,13 @@ impl Known {
 
     #[cfg(feature = "tokio")]
     pub(super) fn now(&self) -> i64 {
-        self.time.now()
+        passed(self.since)
     }
 
     /// By how much the store's clock is ahead of this process's: at least, and at most.
     #[cfg(feature = "tokio")]
     pub(super) fn lag(&self, decision: &Decision, sent: Sent) -> Range<i64> {
-        self.time.lag(decision, sent.at)
+        lag(self.since, decision, sent.at)
     }
 
     /// Whether the key was reset since.
@@ -162,7 +163,7 @@ impl Known {
     ) {
         // A store that does not show its states decides each time.
         let Some(states) = decision.take_states() else { return };
-        let (account, lag) = (charge.account(), self.time.lag(decision, sent.at));
+        let (account, lag) = (charge.account(), lag(self.since, decision, sent.at));
         let mut facts = self.of(account.scope, account.key);
         let changed = self.marks[sent.of].load(Ordering::Relaxed) != sent.mark;
         if changed || lag.end - lag.start >= MAX_ROUND_TRIP {

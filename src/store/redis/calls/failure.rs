@@ -9,7 +9,7 @@ use tokio::runtime::Handle;
 
 #[cfg(feature = "redis-tls")]
 use super::super::connect::tls;
-use super::super::script::rights::Missing;
+use super::super::script::rights::Lacking;
 use crate::store::error::StoreError;
 
 /// What Redis says to one more client.
@@ -36,14 +36,14 @@ pub(crate) fn failed(error: RedisError) -> StoreError {
     let of_key = error.code() == Some("WRONGTYPE")
         || error.kind() == ErrorKind::Parse
         || error.detail().is_some_and(|detail| detail.contains("hash value is not an integer"));
-    let missing = Missing::of(&error);
+    let missing = Lacking::of(&error);
     let what = match error.kind() {
         _ if of_key => "Redis has another value for this key",
         _ if error.detail() == Some(FULL) => "Redis has as many clients as its maxclients allows",
         ErrorKind::Server(ServerErrorKind::ReadOnly | ServerErrorKind::MasterDown) => {
             "Redis is a replica here"
         }
-        _ if missing.is_some_and(|missing| matches!(missing, Missing::Command(_))) => {
+        _ if missing.is_some_and(|missing| matches!(missing, Lacking::Command(_))) => {
             "Redis lacks a command that is needed"
         }
         _ if missing.is_some() => "Redis does not permit a command that is needed",
@@ -62,7 +62,7 @@ pub(crate) fn failed(error: RedisError) -> StoreError {
 
 /// The code of Redis, of the system or of TLS, which contains no secret.
 fn code(error: &RedisError) -> Option<String> {
-    if let Some(Missing::Permission(Some(name)) | Missing::Command(Some(name))) = Missing::of(error)
+    if let Some(Lacking::Permission(Some(name)) | Lacking::Command(Some(name))) = Lacking::of(error)
     {
         return Some(name.to_ascii_lowercase());
     }

@@ -16,7 +16,7 @@ use tokio::time::{Instant, timeout_at};
 use super::super::link::Link;
 use super::call::Call;
 use super::failure::{ended, late, unsent};
-use super::queue::{Answered, Asked, Queue, Waiting};
+use super::queue::{Answered, Asked, Batches, Waiting};
 use crate::sync::AtEnd;
 
 /// How often the task that leaves lets others run before. tokio comes back after some sixty tasks,
@@ -27,7 +27,7 @@ const YIELDS: usize = 3;
 pub(crate) struct Gather {
     pub(crate) link: Link,
     runtime: Handle,
-    queue: Mutex<Queue>,
+    queue: Mutex<Batches>,
     /// It has turned out that no script may use two keys: the server is part of a cluster.
     apart: AtomicBool,
 }
@@ -59,7 +59,7 @@ impl Gather {
     }
 
     /// Changes the queue. Has a task send what waits then, if it may.
-    fn change<T>(self: &Arc<Self>, change: impl FnOnce(&mut Queue) -> T) -> T {
+    fn change<T>(self: &Arc<Self>, change: impl FnOnce(&mut Batches) -> T) -> T {
         let mut queue = self.queue();
         let changed = change(&mut queue);
         let more = queue.claim();
@@ -76,7 +76,7 @@ impl Gather {
             yield_now().await;
         }
         // The others need not wait until it is back.
-        if let Some((batch, until)) = self.change(Queue::leave) {
+        if let Some((batch, until)) = self.change(Batches::leave) {
             self.travel(batch, until).await;
         }
     }
@@ -88,7 +88,7 @@ impl Gather {
         until: Instant,
     ) -> impl Future<Output = ()> + Send + use<> {
         let (this, of) = (Arc::clone(self), Arc::clone(self));
-        let place = AtEnd(move || of.change(Queue::end));
+        let place = AtEnd(move || of.change(Batches::end));
         async move {
             let ended = Call::new(this.link.clone(), batch, until).send().await;
             if let Some(took) = ended.took() {
@@ -104,7 +104,7 @@ impl Gather {
         }
     }
 
-    fn queue(&self) -> MutexGuard<'_, Queue> {
+    fn queue(&self) -> MutexGuard<'_, Batches> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -28,7 +28,7 @@ const SPAN: Duration = Duration::from_secs(5);
 
 /// Decisions that wait, and the calls in flight.
 #[derive(Default)]
-pub(super) struct Queue {
+pub(super) struct Batches {
     waiting: VecDeque<Waiting>,
     /// How many keys these are about.
     keys: usize,
@@ -46,7 +46,7 @@ pub(super) struct Queue {
     since: Option<Instant>,
 }
 
-impl Queue {
+impl Batches {
     /// Its place in the order of arrival. It comes back if it leaves at once, in a call of its own.
     pub(super) fn come(&mut self, waiting: Waiting) -> (u64, Option<Waiting>) {
         let is_alone = self.calls == 0 && self.waiting.is_empty() && !self.leaving && !self.busy;

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::runtime::{Handle, Id};
 
-use super::super::link::{Link, Source};
+use super::super::link::{Link, Origin};
 use super::failure::runtime;
 use super::gather::Gather;
 use crate::store::error::StoreError;
@@ -14,14 +14,14 @@ use crate::store::remote::Breaker;
 use crate::sync::AtEnd;
 
 pub(crate) struct Runtimes {
-    source: Arc<Source>,
+    source: Arc<Origin>,
     /// What each has.
     homes: Mutex<HashMap<Id, Arc<Gather>>>,
 }
 
 impl Runtimes {
     /// Connects at once, if there is a runtime.
-    pub(crate) fn new(source: Source) -> Arc<Self> {
+    pub(crate) fn new(source: Origin) -> Arc<Self> {
         let this = Arc::new(Self { source: Arc::new(source), homes: Mutex::default() });
         let _ = this.here();
         this

@@ -9,7 +9,7 @@ use tokio::time::{Instant, timeout};
 use super::handle::{Handle, Slots, first, is_alive, probe};
 use super::renewal::renew;
 use super::shards::Shards;
-use super::upkeep::{ATTEMPT, Current, LATE, Upkeep, Work};
+use super::upkeep::{ATTEMPT, LATE, Status, Upkeep, Work};
 use crate::observe;
 
 pub(super) struct Check {
@@ -32,7 +32,7 @@ impl Check {
     pub(super) fn of(
         upkeep: &Arc<Upkeep>,
         key: Option<Arc<[u8]>>,
-        current: &Current,
+        current: &Status,
         part: usize,
     ) -> Self {
         let (grace, now) = (upkeep.grace(), upkeep.now());
@@ -51,7 +51,7 @@ impl Check {
     }
 
     /// After a call that was sent at that time, and has failed.
-    pub(super) fn after_failure(mut self, current: &Current, sent: u64) -> Self {
+    pub(super) fn after_failure(mut self, current: &Status, sent: u64) -> Self {
         self.slots = current.slots.clone();
         self.since = sent;
         if self.slots.is_some() {

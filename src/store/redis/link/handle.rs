@@ -31,7 +31,7 @@ pub(crate) type Slots = Arc<dyn Fn() -> Answering<Vec<Range>> + Send + Sync>;
 pub(crate) type Connect = Arc<dyn Fn() -> Connecting + Send + Sync>;
 
 /// Where the connections of a store come from.
-pub(crate) struct Source {
+pub(crate) struct Origin {
     /// The one that there is, if it was given.
     pub(crate) given: Option<Box<dyn Handle>>,
     pub(crate) connect: Option<Connect>,
@@ -45,7 +45,7 @@ pub(crate) struct Source {
     permitted: AtomicBool,
 }
 
-impl Source {
+impl Origin {
     fn new(given: Option<Box<dyn Handle>>, connect: Option<Connect>, sharded: bool) -> Self {
         let (breaker, since, heard) = (Arc::default(), Instant::now(), AtomicU64::new(0));
         let permitted = AtomicBool::new(false);

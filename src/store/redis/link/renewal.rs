@@ -10,9 +10,9 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 
-use super::handle::{Connected, Handle, Slots, first, probe};
+use super::handle::{Connected, first, probe};
 use super::shards::Shards;
-use super::upkeep::{ATTEMPT, Current, PAUSE, Upkeep, Work};
+use super::upkeep::{ATTEMPT, PAUSE, Status, Upkeep, Work};
 use crate::observe;
 
 /// Attempts that may be in flight before the pauses between them grow.
@@ -31,20 +31,14 @@ pub(super) fn renew(upkeep: &Arc<Upkeep>) {
     upkeep.ask(upkeep.now());
     if let Some(work) = Work::begin(upkeep) {
         upkeep.current.send_modify(|current| current.error = None);
-        let changes = upkeep.current.subscribe();
-        tokio::spawn(Renewal { work, changes }.run());
+        tokio::spawn(work.renew(upkeep.current.subscribe()));
     }
 }
 
-struct Renewal {
-    work: Work,
-    changes: watch::Receiver<Current>,
-}
-
-impl Renewal {
-    async fn run(mut self) {
+impl Work {
+    async fn renew(self, mut changes: watch::Receiver<Status>) {
         let Some(pause) = self.pause() else { return };
-        if first(sleep_until(pause), self.is_over()).await.is_none() {
+        if first(sleep_until(pause), is_over(&mut changes)).await.is_none() {
             return;
         }
         let mut attempts = JoinSet::new();
@@ -57,13 +51,15 @@ impl Renewal {
                         None => std::future::pending().await,
                     }
                 };
-                let ended = first(timeout_at(due, next), self.is_over()).await;
+                let ended = first(timeout_at(due, next), is_over(&mut changes)).await;
                 let left = attempts.len();
                 match ended {
                     // There is a good one, or no store any more.
                     None => return,
                     Some(Err(_)) => break,
-                    Some(Ok(Some(Ok(found)))) => return self.install(found),
+                    Some(Ok(Some(Ok((connected, shards))))) => {
+                        return self.install(connected, shards);
+                    }
                     // It may have been closed together with the one before.
                     Some(Ok(Some(Err(_)))) if !replace(&mut failed_once, true) => break,
                     Some(Ok(Some(Err(error)))) => self.failed(error, left),
@@ -79,7 +75,7 @@ impl Renewal {
     /// Where a new connection is no better than the one before (its address leads to a replica, or
     /// it is closed at once, too), they are not made as fast as they fail.
     fn pause(&self) -> Option<Instant> {
-        let upkeep = self.work.upkeep()?;
+        let upkeep = self.upkeep()?;
         let pause = {
             let current = upkeep.current.borrow();
             let in_vain = match current.shards.led_to_replica() {
@@ -96,14 +92,9 @@ impl Renewal {
         Some(pause)
     }
 
-    /// Ends when no connection is needed any more.
-    async fn is_over(&mut self) {
-        let _ = self.changes.wait_for(Current::is_whole).await;
-    }
-
     /// Begins another attempt if callers still ask. When the next one is due; `None`: never.
-    fn attempt(&self, attempts: &mut JoinSet<RedisResult<Found>>) -> Option<Instant> {
-        let upkeep = self.work.upkeep()?;
+    fn attempt(&self, attempts: &mut JoinSet<RedisResult<(Connected, Shards)>>) -> Option<Instant> {
+        let upkeep = self.upkeep()?;
         if upkeep.asked().elapsed() < WANTED {
             let of = Arc::downgrade(&upkeep);
             attempts.spawn(async move {
@@ -121,8 +112,8 @@ impl Renewal {
         Some(Instant::now() + PAUSE * many)
     }
 
-    fn install(&self, Found { connection, shards, slots }: Found) {
-        let Some(upkeep) = self.work.upkeep() else { return };
+    fn install(&self, Connected { connection, slots, .. }: Connected, shards: Shards) {
+        let Some(upkeep) = self.upkeep() else { return };
         observe::store_connected();
         let at = Instant::now();
         upkeep.current.send_modify(|current| {
@@ -144,7 +135,7 @@ impl Renewal {
     }
 
     fn failed(&self, error: RedisError, left: usize) {
-        let Some(upkeep) = self.work.upkeep() else { return };
+        let Some(upkeep) = self.upkeep() else { return };
         upkeep.current.send_modify(|current| {
             current.attempts = left;
             current.error = Some(error).filter(|_| !current.is_whole());
@@ -152,23 +143,22 @@ impl Renewal {
     }
 }
 
-struct Found {
-    connection: Box<dyn Handle>,
-    shards: Shards,
-    slots: Option<Slots>,
+/// Ends when no connection is needed any more.
+async fn is_over(changes: &mut watch::Receiver<Status>) {
+    let _ = changes.wait_for(Status::is_whole).await;
 }
 
 /// Connects. A connection to a cluster is good if it leads to a shard that is missed.
-async fn find(upkeep: Weak<Upkeep>) -> RedisResult<Found> {
+async fn find(upkeep: Weak<Upkeep>) -> RedisResult<(Connected, Shards)> {
     let start = Instant::now();
     let gone = || RedisError::from((ErrorKind::Io, "the store is gone"));
     // The app's closure may panic before it returns a future.
     let connect = |upkeep: Arc<Upkeep>| Some(upkeep.source.connect.as_ref()?());
     let connecting = upkeep.upgrade().and_then(connect).ok_or_else(gone)?;
-    let Connected { mut connection, ranges, slots, permitted } = connecting.await?;
+    let mut connected = connecting.await?;
     let took = start.elapsed();
     let source = upkeep.upgrade().map(|upkeep| Arc::clone(&upkeep.source)).ok_or_else(gone)?;
-    source.permit(permitted).await?;
+    source.permit(&mut connected.permitted).await?;
     let (now, grace, missed) = {
         let upkeep = upkeep.upgrade().ok_or_else(gone)?;
         let current = upkeep.current.borrow();
@@ -176,11 +166,11 @@ async fn find(upkeep: Weak<Upkeep>) -> RedisResult<Found> {
         let missed = if first { Vec::new() } else { current.shards.missed() };
         (upkeep.now(), upkeep.grace().max(took), missed)
     };
-    let shards = Shards::new(ranges, now);
+    let shards = Shards::new(std::mem::take(&mut connected.ranges), now);
     let mut found = missed.is_empty();
     for key in missed {
         let probe = probe(Some(&key));
-        let answer = timeout(grace, connection.req_packed_command(&probe)).await;
+        let answer = timeout(grace, connected.connection.req_packed_command(&probe)).await;
         if answer.is_ok_and(|answer| answer.is_ok_and(|value| value.extract_error().is_ok())) {
             found = true;
             shards.found(&key);
@@ -189,5 +179,5 @@ async fn find(upkeep: Weak<Upkeep>) -> RedisResult<Found> {
     if !found {
         return Err((ErrorKind::Io, "the shard does not answer").into());
     }
-    Ok(Found { connection, shards, slots })
+    Ok((connected, shards))
 }

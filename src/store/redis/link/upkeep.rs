@@ -9,7 +9,7 @@ use redis::RedisError;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::handle::{Handle, Slots, Source};
+use super::handle::{Handle, Origin, Slots};
 use super::shards::{Range, Shards};
 
 /// How long an idle connection has to answer before another one is made beside it: two round trips,
@@ -24,8 +24,8 @@ pub(super) const PAUSE: Duration = Duration::from_millis(250);
 pub(super) const LATE: Duration = Duration::from_millis(100);
 
 pub(super) struct Upkeep {
-    pub(super) source: Arc<Source>,
-    pub(super) current: watch::Sender<Current>,
+    pub(super) source: Arc<Origin>,
+    pub(super) current: watch::Sender<Status>,
     /// When a caller found no connection, in milliseconds of the source's clock.
     asked: AtomicU64,
     /// The longest that a caller waits, in milliseconds.
@@ -35,7 +35,7 @@ pub(super) struct Upkeep {
 }
 
 /// The connection, and the work on another one.
-pub(super) struct Current {
+pub(super) struct Status {
     /// The last one that was made. It stays when it is lost, as it may only have been late.
     pub(super) connection: Option<Box<dyn Handle>>,
     pub(super) shards: Arc<Shards>,
@@ -54,7 +54,7 @@ pub(super) struct Current {
     pub(super) at_work: bool,
 }
 
-impl Current {
+impl Status {
     /// Whether no other connection is needed.
     pub(super) fn is_whole(&self) -> bool {
         self.connection.is_some() && self.shards.are_well()
@@ -62,14 +62,14 @@ impl Current {
 }
 
 impl Upkeep {
-    pub(super) fn new(source: &Arc<Source>) -> Self {
+    pub(super) fn new(source: &Arc<Origin>) -> Self {
         let now = source.now();
         let shards = Shards::new(Vec::new(), now);
         let connection = source.given.as_ref().map(|connection| connection.boxed());
         if connection.is_none() {
             shards.health(0).lose(now);
         }
-        let current = Current {
+        let current = Status {
             connection,
             shards: Arc::new(shards),
             slots: None,

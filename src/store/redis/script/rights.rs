@@ -45,7 +45,7 @@ pub(crate) fn ask() -> Cmd {
 pub(crate) fn permitted(answer: RedisResult<Value>) -> RedisResult<()> {
     let answers: Vec<i64> = match answer {
         Ok(answer @ Value::Array(_)) => FromRedisValue::from_redis_value(answer)?,
-        Err(error) if Missing::of(&error).is_some() || error.code() == Some("NOAUTH") => {
+        Err(error) if Lacking::of(&error).is_some() || error.code() == Some("NOAUTH") => {
             return Err(error);
         }
         _ => return Ok(()),
@@ -69,12 +69,12 @@ pub(crate) fn permitted(answer: RedisResult<Value>) -> RedisResult<()> {
 
 /// Why a command can't be called, and its name if that is known.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub(crate) enum Missing<'a> {
+pub(crate) enum Lacking<'a> {
     Permission(Option<&'a str>),
     Command(Option<&'a str>),
 }
 
-impl<'a> Missing<'a> {
+impl<'a> Lacking<'a> {
     /// What a server says, to a call or within a script.
     pub(crate) fn of(error: &'a RedisError) -> Option<Self> {
         let said = error.detail()?;

@@ -31,22 +31,15 @@ const MOMENT: Duration = Duration::from_millis(10);
 /// A call without a deadline is not given up.
 const NEVER: Duration = Duration::from_secs(365 * 86_400);
 
-/// What leases are made of. The tasks that look after them don't own them.
-#[derive(Clone)]
-pub(super) struct Lender {
-    pub(super) caller: Arc<Caller>,
-    pub(super) owner: Weak<Owner>,
-}
-
-impl Lender {
+impl Caller {
     /// What is known of a key, locked.
     pub(super) fn facts(&self, account: &Account<'_>) -> Facts<'_> {
-        self.caller.node.known.of(account.scope, account.key)
+        self.node.known.of(account.scope, account.key)
     }
 
     /// How long a request waits for a shared call.
     pub(super) fn longest(&self) -> Option<Duration> {
-        self.caller.policy.deadline.map(|deadline| deadline.saturating_add(MOMENT))
+        self.policy.deadline.map(|deadline| deadline.saturating_add(MOMENT))
     }
 
     /// When a shared call that begins now is given up.
@@ -62,7 +55,7 @@ impl Lender {
         demand: u64,
         sent: Sent,
     ) -> Fact {
-        let known = &self.caller.node.known;
+        let known = &self.node.known;
         let (lag, (start, used)) = (known.lag(decision, sent), decision.usage()[0].count());
         let (left, limit, until) = (decision.granted(), quota.limit, decision.reset_at_ms());
         Fact {
@@ -78,7 +71,8 @@ impl Lender {
     /// Keeps what is left of a lease, to be spent until it is due. Returns how many tokens to give
     /// up instead.
     pub(super) fn keep(
-        &self,
+        self: &Arc<Self>,
+        owner: &Weak<Owner>,
         charge: &OwnedCharge,
         quota: &Quota,
         granted: u64,
@@ -90,7 +84,7 @@ impl Lender {
         let last = facts.get(quota);
         fact.refuses_until = last.refuses_until;
         let Fact { state, lease, .. } = &mut fact;
-        if self.caller.node.known.was_reset_since(sent) || !lease.is_alive(facts.now()) {
+        if self.node.known.was_reset_since(sent) || !lease.is_alive(facts.now()) {
             // The rest is of a count that is gone.
             lease.left = 0;
             facts.set(quota, Fact { lease: *lease, ..last });
@@ -106,7 +100,7 @@ impl Lender {
         }
         let (left, taken) = (lease.left, lease.taken);
         let is_looked_after =
-            left == 0 || self.look_after(facts.id(quota), charge.clone(), taken, quota);
+            left == 0 || self.look_after(owner, facts.id(quota), charge.clone(), taken, quota);
         if !(is_looked_after && facts.set(quota, fact)) {
             excess += left;
             // Nor are more tokens asked for next time.
@@ -117,22 +111,34 @@ impl Lender {
     }
 
     /// Returns tokens that were not spent.
-    pub(super) fn give_back(&self, charge: &Charge<'_>, decision: &Decision, tokens: u64) {
+    pub(super) fn give_back(
+        self: &Arc<Self>,
+        charge: &Charge<'_>,
+        decision: &Decision,
+        tokens: u64,
+    ) {
         if tokens > 0 {
             charge.account().scope().observe().lease_returned(tokens);
             let adjust = Adjust::refund(charge.account(), tokens, decision);
-            self.caller.correct(adjust).detach();
+            self.correct(adjust).detach();
         }
     }
 
-    /// Returns what is left of a lease when it was unused for a while. `false`: there are too many
-    /// leases to look after.
-    fn look_after(&self, id: u64, charge: OwnedCharge, since: i64, quota: &Quota) -> bool {
-        let (this, due) = (self.clone(), since + idle(quota));
-        self.caller.node.idle.look_after(id, due, &self.owner, move || this.look(charge, id))
+    /// Returns what is left of a lease when it was unused for a while, or at once when its owner is
+    /// gone. `false`: there are too many leases to look after.
+    fn look_after(
+        self: &Arc<Self>,
+        owner: &Weak<Owner>,
+        id: u64,
+        charge: OwnedCharge,
+        since: i64,
+        quota: &Quota,
+    ) -> bool {
+        let (this, of, due) = (Arc::clone(self), Weak::clone(owner), since + idle(quota));
+        self.node.idle.look_after(id, due, owner, move || this.look_at_lease(&of, charge, id))
     }
 
-    fn look(self, charge: OwnedCharge, id: u64) {
+    fn look_at_lease(self: &Arc<Self>, owner: &Weak<Owner>, charge: OwnedCharge, id: u64) {
         let borrowed = charge.as_charge();
         let Some(quota) = leasable(&borrowed) else { return };
         let mut facts = self.facts(&borrowed.account());
@@ -141,14 +147,14 @@ impl Lender {
         if left == 0 || !fact.lease.is_alive(now) {
             return;
         }
-        if now - taken >= idle(quota) || self.owner.strong_count() == 0 {
+        if now - taken >= idle(quota) || owner.strong_count() == 0 {
             fact.lease.left = 0;
             facts.set(quota, fact);
             drop(facts);
             self.give_back(&borrowed, &fact.decide(now, &borrowed), left);
         } else {
             drop(facts);
-            self.look_after(id, charge.clone(), taken, quota);
+            self.look_after(owner, id, charge.clone(), taken, quota);
         }
     }
 }
