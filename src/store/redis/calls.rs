@@ -29,9 +29,9 @@ mod gather;
 mod queue;
 mod runtimes;
 
-use call::Call;
+use call::Ended;
 use failure::ended;
-use queue::{Asked, Waiting};
+use queue::{Question, Waiting};
 use runtimes::Runtimes;
 
 /// The default deadline of a call.
@@ -76,7 +76,7 @@ impl Calls {
     }
 
     /// Calls the script, together with concurrent decisions.
-    async fn ask(&self, mut asked: Asked, until: Instant) -> Result<Answer, StoreError> {
+    async fn ask(&self, mut asked: Question, until: Instant) -> Result<Answer, StoreError> {
         let gather = self.runtimes.here()?;
         if !self.apart && !gather.is_apart() {
             match gather.join(asked, until).await {
@@ -85,16 +85,16 @@ impl Calls {
             }
         }
         match asked {
-            Asked::One(cmd) => self.call(cmd, until).await,
-            Asked::All(_) => Err(StoreError::new("limits are in several slots").apart()),
+            Question::One(cmd) => self.call(cmd, until).await,
+            Question::All(_) => Err(StoreError::new("limits are in several slots").apart()),
         }
     }
 
     /// Sends a command on its own.
     async fn call(&self, cmd: Cmd, until: Instant) -> Result<Answer, StoreError> {
         let link = self.runtimes.here()?.link.of(script::key(&cmd));
-        let (waiting, outcome) = Waiting::new(Asked::One(cmd), until);
-        tokio::spawn(Call::new(link, vec![waiting], until).run());
+        let (waiting, outcome) = Waiting::new(Question::One(cmd), until);
+        tokio::spawn(async move { Ended::after(link, vec![waiting], until).await.answer() });
         match outcome.await {
             Ok(Ok(answer)) => answer,
             Ok(Err(_)) | Err(_) => Err(ended()),
@@ -125,11 +125,11 @@ impl Store for Calls {
         let (this, charge) = (self.clone(), charge.to_owned());
         Reply::later(async move {
             let (until, charge) = (this.until(), charge.as_charge());
-            let mut answer = this.ask(Asked::One(cmd), until).await?;
+            let mut answer = this.ask(Question::One(cmd), until).await?;
             if let Some(time) = answer.outside() {
                 this.commands.correct_time(time);
                 let again = this.commands.charge(&charge, now);
-                answer = this.ask(Asked::One(again), until).await?;
+                answer = this.ask(Question::One(again), until).await?;
             }
             let decision = answer.decide(&charge, now);
             decision.ok_or_else(senseless)
@@ -159,11 +159,11 @@ impl Store for Calls {
         Some(Reply::later(async move {
             let charges: Vec<_> = charges.iter().map(OwnedCharge::as_charge).collect();
             let until = this.until();
-            let mut answer = this.ask(Asked::All(cmds), until).await?;
+            let mut answer = this.ask(Question::All(cmds), until).await?;
             if let Some(time) = answer.outside() {
                 this.commands.correct_time(time);
                 answer =
-                    this.ask(Asked::All(this.commands.charge_all(&charges, now)), until).await?;
+                    this.ask(Question::All(this.commands.charge_all(&charges, now)), until).await?;
             }
             answer.decide_all(&charges, now).ok_or_else(senseless)
         }))

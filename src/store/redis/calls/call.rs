@@ -14,18 +14,11 @@ use super::super::link::is_of_replica;
 use super::super::link::{Connection, Link};
 use super::super::script::{self, Answer, LOADS, MANY, ONE, rights};
 use super::failure::{failed, late, unsent};
-use super::queue::{Asked, Waiting};
+use super::queue::{Question, Waiting};
 use crate::store::error::StoreError;
 
 /// How long to wait for all nodes of a cluster to load a script.
 const LOAD: Duration = Duration::from_millis(50);
-
-pub(crate) struct Call {
-    link: Link,
-    batch: Vec<Waiting>,
-    /// Until when callers wait for it.
-    until: Instant,
-}
 
 /// A call that has been answered, has failed or is late.
 pub(crate) struct Ended {
@@ -38,22 +31,12 @@ pub(crate) struct Ended {
     result: Option<RedisResult<Answers>>,
 }
 
-struct Answers {
-    answers: Vec<RedisResult<Answer>>,
-    took: Option<Duration>,
-}
+/// And how long they took.
+type Answers = (Vec<RedisResult<Answer>>, Option<Duration>);
 
-impl Call {
-    pub(crate) fn new(link: Link, batch: Vec<Waiting>, until: Instant) -> Self {
-        Self { link, batch, until }
-    }
-
-    pub(crate) async fn run(self) {
-        self.send().await.answer();
-    }
-
-    pub(crate) async fn send(self) -> Ended {
-        let Self { link, mut batch, until } = self;
+impl Ended {
+    /// Sends a batch, whose callers wait until then.
+    pub(crate) async fn after(link: Link, mut batch: Vec<Waiting>, until: Instant) -> Self {
         let domain = link.domain(|| {
             let key = batch.first().map(|one| script::key(&one.asked.cmds()[0]));
             String::from_utf8_lossy(key.unwrap_or_default()).into_owned()
@@ -62,20 +45,18 @@ impl Call {
         let result = timeout_at(until, send(&link, domain, &mut over, &mut batch)).await.ok();
         if let Some(over) = &over {
             match &result {
-                Some(Ok(Answers { answers, .. })) => {
+                Some(Ok((answers, _))) => {
                     answers.iter().for_each(|answer| link.report(over, Some(answer.as_ref())));
                 }
                 Some(Err(error)) => link.report::<()>(over, Some(Err(error))),
                 None => link.report::<()>(over, None),
             }
         }
-        Ended { link, domain, batch, over, result }
+        Self { link, domain, batch, over, result }
     }
-}
 
-impl Ended {
     pub(crate) fn took(&self) -> Option<Duration> {
-        self.result.as_ref()?.as_ref().ok()?.took
+        self.result.as_ref()?.as_ref().ok()?.1
     }
 
     /// Whether it was refused because it is about several keys.
@@ -103,7 +84,7 @@ impl Ended {
         };
         let answer = |waiting, answer| tell(&link, domain, &over, waiting, answer);
         match result {
-            Some(Ok(Answers { answers, .. })) => {
+            Some(Ok((answers, _))) => {
                 for (waiting, outcome) in batch.into_iter().zip(answers) {
                     answer(waiting, outcome.map_err(failed));
                 }
@@ -147,8 +128,8 @@ async fn send(
             Vec::into_iter(late).for_each(Waiting::withdraw);
         }
         let (script, answers) = match &batch[..] {
-            [] => return Ok(Answers { answers: Vec::new(), took: None }),
-            [Waiting { asked: Asked::One(cmd), .. }] => {
+            [] => return Ok((Vec::new(), None)),
+            [Waiting { asked: Question::One(cmd), .. }] => {
                 let answer = connection.req_packed_command(cmd).await;
                 (&*ONE, answer.and_then(Answer::one).map(|answer| vec![Ok(answer)]))
             }
@@ -199,7 +180,7 @@ async fn send(
                 }
             }
             answers => {
-                return answers.map(|answers| Answers { answers, took: Some(now.elapsed()) });
+                return answers.map(|answers| (answers, Some(now.elapsed())));
             }
         }
     }

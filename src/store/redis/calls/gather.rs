@@ -14,9 +14,9 @@ use tokio::task::yield_now;
 use tokio::time::{Instant, timeout_at};
 
 use super::super::link::Link;
-use super::call::Call;
+use super::call::Ended;
 use super::failure::{ended, late, unsent};
-use super::queue::{Answered, Asked, Batches, Waiting};
+use super::queue::{Answered, Batches, Question, Waiting};
 use crate::sync::AtEnd;
 
 /// How often the task that leaves lets others run before. tokio comes back after some sixty tasks,
@@ -43,7 +43,7 @@ impl Gather {
     }
 
     /// Sends it in a shared call. Itself: calls can't be shared here.
-    pub(crate) async fn join(self: Arc<Self>, asked: Asked, until: Instant) -> Answered {
+    pub(crate) async fn join(self: Arc<Self>, asked: Question, until: Instant) -> Answered {
         let (waiting, outcome) = Waiting::new(asked, until);
         // Its place in the order of arrival.
         let (place, alone) = self.change(|queue| queue.come(waiting));
@@ -90,7 +90,7 @@ impl Gather {
         let (this, of) = (Arc::clone(self), Arc::clone(self));
         let place = AtEnd(move || of.change(Batches::end));
         async move {
-            let ended = Call::new(this.link.clone(), batch, until).send().await;
+            let ended = Ended::after(this.link.clone(), batch, until).await;
             if let Some(took) = ended.took() {
                 this.queue().note(Instant::now(), took);
             }

@@ -136,15 +136,15 @@ impl Batches {
 }
 
 /// What became of a question. Itself: it was not sent in this way, and is to be sent in another.
-pub(crate) type Answered = Result<Result<Answer, StoreError>, Asked>;
+pub(crate) type Answered = Result<Result<Answer, StoreError>, Question>;
 
 /// A command of one key, or a group of them that are decided in one step.
-pub(crate) enum Asked {
+pub(crate) enum Question {
     One(Cmd),
     All(Vec<Cmd>),
 }
 
-impl Asked {
+impl Question {
     pub(crate) fn cmds(&self) -> &[Cmd] {
         match self {
             Self::One(cmd) => slice::from_ref(cmd),
@@ -155,7 +155,7 @@ impl Asked {
 
 /// What waits to be sent, and for its answer.
 pub(crate) struct Waiting {
-    pub(crate) asked: Asked,
+    pub(crate) asked: Question,
     pub(crate) until: Instant,
     /// How long it may wait for a connection.
     pub(crate) patience: Duration,
@@ -163,7 +163,7 @@ pub(crate) struct Waiting {
 }
 
 impl Waiting {
-    pub(crate) fn new(asked: Asked, until: Instant) -> (Self, oneshot::Receiver<Answered>) {
+    pub(crate) fn new(asked: Question, until: Instant) -> (Self, oneshot::Receiver<Answered>) {
         let (reply, outcome) = oneshot::channel();
         let patience = until - Instant::now();
         (Self { asked, until, patience, reply }, outcome)
