@@ -31,7 +31,7 @@ mod runtimes;
 
 use call::Ended;
 use failure::ended;
-use queue::{Question, Waiting};
+use queue::{Departing, Question};
 use runtimes::Runtimes;
 
 /// The default deadline of a call.
@@ -93,7 +93,7 @@ impl Calls {
     /// Sends a command on its own.
     async fn call(&self, cmd: Cmd, until: Instant) -> Result<Answer, StoreError> {
         let link = self.runtimes.here()?.link.of(script::key(&cmd));
-        let (waiting, outcome) = Waiting::new(Question::One(cmd), until);
+        let (waiting, outcome) = Departing::new(Question::One(cmd), until);
         tokio::spawn(async move { Ended::after(link, vec![waiting], until).await.answer() });
         match outcome.await {
             Ok(Ok(answer)) => answer,

@@ -14,7 +14,7 @@ use super::super::link::is_of_replica;
 use super::super::link::{Connection, Link};
 use super::super::script::{self, Answer, LOADS, MANY, ONE, rights};
 use super::failure::{failed, late, unsent};
-use super::queue::{Question, Waiting};
+use super::queue::{Departing, Question};
 use crate::store::error::StoreError;
 
 /// How long to wait for all nodes of a cluster to load a script.
@@ -24,7 +24,7 @@ const LOAD: Duration = Duration::from_millis(50);
 pub(crate) struct Ended {
     link: Link,
     domain: u64,
-    batch: Vec<Waiting>,
+    batch: Vec<Departing>,
     /// `None`: it was not sent.
     over: Option<Connection>,
     /// `None`: it is late.
@@ -36,7 +36,7 @@ type Answers = (Vec<RedisResult<Answer>>, Option<Duration>);
 
 impl Ended {
     /// Sends a batch, whose callers wait until then.
-    pub(crate) async fn after(link: Link, mut batch: Vec<Waiting>, until: Instant) -> Self {
+    pub(crate) async fn after(link: Link, mut batch: Vec<Departing>, until: Instant) -> Self {
         let domain = link.domain(|| {
             let key = batch.first().map(|one| script::key(&one.asked.cmds()[0]));
             String::from_utf8_lossy(key.unwrap_or_default()).into_owned()
@@ -69,7 +69,7 @@ impl Ended {
 
     /// Nothing was done: all of it is to be sent in another way.
     pub(crate) fn give_back(self) {
-        self.batch.into_iter().for_each(Waiting::give_back);
+        self.batch.into_iter().for_each(Departing::give_back);
     }
 
     /// Answers all callers, and reports to the breaker.
@@ -101,7 +101,7 @@ fn tell(
     link: &Link,
     domain: u64,
     over: &Connection,
-    waiting: Waiting,
+    waiting: Departing,
     answer: Result<Answer, StoreError>,
 ) {
     link.breaker().report(domain, Some(over.at()), &answer);
@@ -115,7 +115,7 @@ async fn send(
     link: &Link,
     domain: u64,
     over: &mut Option<Connection>,
-    batch: &mut Vec<Waiting>,
+    batch: &mut Vec<Departing>,
 ) -> RedisResult<Answers> {
     let patience = batch.iter().map(|waiting| waiting.patience).max().unwrap_or_default();
     let mut connection = another(link, over, patience).await?;
@@ -125,11 +125,11 @@ async fn send(
         if !batch.iter().all(|waiting| waiting.is_wanted(now)) {
             let (wanted, late) = batch.drain(..).partition(|waiting| waiting.is_wanted(now));
             *batch = wanted;
-            Vec::into_iter(late).for_each(Waiting::withdraw);
+            Vec::into_iter(late).for_each(Departing::withdraw);
         }
         let (script, answers) = match &batch[..] {
             [] => return Ok((Vec::new(), None)),
-            [Waiting { asked: Question::One(cmd), .. }] => {
+            [Departing { asked: Question::One(cmd), .. }] => {
                 let answer = connection.req_packed_command(cmd).await;
                 (&*ONE, answer.and_then(Answer::one).map(|answer| vec![Ok(answer)]))
             }

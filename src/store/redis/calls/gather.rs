@@ -16,7 +16,7 @@ use tokio::time::{Instant, timeout_at};
 use super::super::link::Link;
 use super::call::Ended;
 use super::failure::{ended, late, unsent};
-use super::queue::{Answered, Batches, Question, Waiting};
+use super::queue::{Answered, Batches, Departing, Question};
 use crate::sync::AtEnd;
 
 /// How often the task that leaves lets others run before. tokio comes back after some sixty tasks,
@@ -44,7 +44,7 @@ impl Gather {
 
     /// Sends it in a shared call. Itself: calls can't be shared here.
     pub(crate) async fn join(self: Arc<Self>, asked: Question, until: Instant) -> Answered {
-        let (waiting, outcome) = Waiting::new(asked, until);
+        let (waiting, outcome) = Departing::new(asked, until);
         // Its place in the order of arrival.
         let (place, alone) = self.change(|queue| queue.come(waiting));
         if let Some(waiting) = alone {
@@ -84,7 +84,7 @@ impl Gather {
     /// A call, which has its place among those in flight until it is dropped.
     fn travel(
         self: &Arc<Self>,
-        batch: Vec<Waiting>,
+        batch: Vec<Departing>,
         until: Instant,
     ) -> impl Future<Output = ()> + Send + use<> {
         let (this, of) = (Arc::clone(self), Arc::clone(self));

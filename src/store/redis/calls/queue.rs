@@ -29,7 +29,7 @@ const SPAN: Duration = Duration::from_secs(5);
 /// Decisions that wait, and the calls in flight.
 #[derive(Default)]
 pub(super) struct Batches {
-    waiting: VecDeque<Waiting>,
+    waiting: VecDeque<Departing>,
     /// How many keys these are about.
     keys: usize,
     /// How many have come, and how many of these have left.
@@ -48,7 +48,7 @@ pub(super) struct Batches {
 
 impl Batches {
     /// Its place in the order of arrival. It comes back if it leaves at once, in a call of its own.
-    pub(super) fn come(&mut self, waiting: Waiting) -> (u64, Option<Waiting>) {
+    pub(super) fn come(&mut self, waiting: Departing) -> (u64, Option<Departing>) {
         let is_alone = self.calls == 0 && self.waiting.is_empty() && !self.leaving && !self.busy;
         self.came += 1;
         if is_alone {
@@ -87,7 +87,7 @@ impl Batches {
     }
 
     /// The decisions of the next call, which has begun, and until when they wait for it.
-    pub(super) fn leave(&mut self) -> Option<(Vec<Waiting>, Instant)> {
+    pub(super) fn leave(&mut self) -> Option<(Vec<Departing>, Instant)> {
         self.leaving = false;
         if !self.has_room() {
             return None;
@@ -114,7 +114,7 @@ impl Batches {
         claimed
     }
 
-    fn batch(&mut self, now: Instant) -> Vec<Waiting> {
+    fn batch(&mut self, now: Instant) -> Vec<Departing> {
         let mut batch = Vec::with_capacity(MAX_BATCH.min(self.waiting.len()));
         let mut room = MAX_BATCH;
         // A group is never split.
@@ -154,7 +154,7 @@ impl Question {
 }
 
 /// What waits to be sent, and for its answer.
-pub(crate) struct Waiting {
+pub(crate) struct Departing {
     pub(crate) asked: Question,
     pub(crate) until: Instant,
     /// How long it may wait for a connection.
@@ -162,7 +162,7 @@ pub(crate) struct Waiting {
     reply: oneshot::Sender<Answered>,
 }
 
-impl Waiting {
+impl Departing {
     pub(crate) fn new(asked: Question, until: Instant) -> (Self, oneshot::Receiver<Answered>) {
         let (reply, outcome) = oneshot::channel();
         let patience = until - Instant::now();
