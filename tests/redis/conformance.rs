@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use redis::AsyncConnectionConfig;
 use redis::aio::MultiplexedConnection;
 use tower_fixed_window::store::{RedisStore, Store};
 use tower_fixed_window::testing::conformance;
@@ -13,7 +14,10 @@ use crate::traffic::scripts;
 
 pub(crate) async fn connect(url: &str) -> MultiplexedConnection {
     let client = redis::Client::open(url).expect("an address");
-    client.get_multiplexed_async_connection().await.expect("it connects")
+    // A busy machine may stand still for longer than the library waits.
+    let config = AsyncConnectionConfig::new().set_response_timeout(None);
+    let connection = client.get_multiplexed_async_connection_with_config(&config).await;
+    connection.expect("it connects")
 }
 
 #[test]
