@@ -260,13 +260,16 @@ impl Db {
                 })
             }
             (b"PEXPIREAT", [key, at, options @ ..]) if options.len() < 2 => {
+                let option = options.first().map(|option| &option[..]);
+                if !matches!(option, None | Some(b"NX" | b"GT")) {
+                    return Reply::error("ERR Unsupported option");
+                }
                 let Some(at) = integer(at) else { return Reply::error(NOT_INTEGER) };
                 let now = self.millis();
                 let Some(entry) = self.entry(key) else { return Reply::Int(0) };
-                let sets = match options.first().map(|option| &option[..]) {
+                let sets = match option {
                     Some(b"NX") => entry.expires.is_none(),
-                    Some(b"GT") => entry.expires.is_some_and(|then| then < at),
-                    Some(_) => return Reply::error("ERR Unsupported option"),
+                    Some(_) => entry.expires.is_some_and(|then| then < at),
                     None => true,
                 };
                 if !sets {
