@@ -211,7 +211,7 @@ impl ConnectionLike for Both {
 async fn scripts_do_the_same_in_the_real_and_the_simulated_server() {
     let Some(real) = Real::start() else { return };
     let both = Both::new(&real).await;
-    let scope = Scope::named("real");
+    let (scope, other) = (Scope::named("real"), Scope::named("other"));
     let (first, rounds) = (env("SEED", 1), env("ROUNDS", 150));
     for seed in first..first + rounds {
         let mut rng = Rng::with_seed(seed);
@@ -276,6 +276,27 @@ async fn scripts_do_the_same_in_the_real_and_the_simulated_server() {
                     taken.push((which, decision));
                 }
             }
+            // Several limits in one step, some groups at once.
+            let groups: Vec<_> = (0..rng.usize(..4))
+                .map(|_| [0; 2].map(|_| (rng.usize(..keys.len()), tokens(&mut rng))))
+                .collect();
+            let peeks = rng.u8(..6) == 0;
+            let answers = groups.iter().map(|group| {
+                let (store, scopes) = (store.clone(), [&scope, &other]);
+                let (keys, limits) = (&keys, &limits);
+                async move {
+                    let keys = group.map(|(which, _)| Key::from(&keys[which]));
+                    let charge = |i: usize| {
+                        let account = Account::new(scopes[i], limits, &keys[i]);
+                        let charge = Charge::new(account, group[i].1);
+                        if peeks { charge.peeking() } else { charge }
+                    };
+                    let decision = store.charge_all(&[charge(0), charge(1)]);
+                    let decision = decision.expect("one server").await;
+                    assert!(decision.is_ok(), "SEED={seed}: {decision:?}");
+                }
+            });
+            join_all(answers).await;
             if !taken.is_empty() && rng.u8(..3) == 0 {
                 let (which, decision) = taken.swap_remove(rng.usize(..taken.len()));
                 let key = Key::from(&keys[which]);
@@ -293,8 +314,8 @@ async fn scripts_do_the_same_in_the_real_and_the_simulated_server() {
                 store.reset(&scope, &key).await.expect("it answers");
             }
         }
-        for key in &keys {
-            let name = format!("{prefix}:tfw1:{{real:{}}}", Key::from(key).readable());
+        for (key, scope) in keys.iter().flat_map(|key| [(key, "real"), (key, "other")]) {
+            let name = format!("{prefix}:tfw1:{{{scope}:{}}}", Key::from(key).readable());
             both.clone().compare(&name).await;
         }
     }
