@@ -14,12 +14,14 @@ use std::process::{Command, ExitCode};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::CONTENT_TYPE;
 use http::{HeaderValue, Request, Response, StatusCode};
 use http_body_util::Full;
 use metrics::{Counter, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit};
+use tokio::runtime::Builder;
 use tower::{Layer, Service, service_fn};
 use tower_fixed_window::key::PeerAddr;
 use tower_fixed_window::{FixedWindowLayer, Limiter, Limits, Line, Quota, Quotas};
@@ -33,7 +35,7 @@ struct Path {
     committed: u64,
 }
 
-const PATHS: [Path; 9] = [
+const PATHS: [Path; 11] = [
     Path { name: "a request that passes", run: allowed, service: true, committed: 2_583 },
     Path { name: "a request that is refused", run: refused, service: true, committed: 2_113 },
     Path { name: "a decision in memory", run: decision, service: false, committed: 506 },
@@ -48,7 +50,12 @@ const PATHS: [Path; 9] = [
     },
     Path { name: "the same refused by one", run: one_refuses, service: false, committed: 3_897 },
     Path { name: "a refusal of one limit", run: refusal, service: false, committed: 1_719 },
+    Path { name: QUEUES[0], run: short_queue, service: false, committed: 8_436 },
+    Path { name: QUEUES[1], run: long_queue, service: false, committed: 12_491 },
 ];
+
+/// A request that joins a queue and leaves it, behind one other and behind 40,000.
+const QUEUES: [&str; 2] = ["into a short queue and out", "into a long queue and out"];
 
 fn main() -> ExitCode {
     let args: Vec<String> = env::args().collect();
@@ -72,13 +79,20 @@ fn main() -> ExitCode {
     }
     let floor = per_call("bare");
     println!("{:<28} {floor:>6}", "the bare service");
-    let mut slipped = false;
+    let (mut slipped, mut queues) = (false, vec![]);
     for Path { name, service, committed, .. } in PATHS {
         let added = per_call(name).saturating_sub(if service { floor } else { 0 });
         let slip = added > committed + committed / 10;
         slipped |= slip;
         let verdict = if slip { "TOO MANY" } else { "" };
         println!("{name:<28} {added:>6} added, {committed} committed {verdict}");
+        if QUEUES.contains(&name) {
+            queues.push(added);
+        }
+    }
+    if queues[1] * 2 > queues[0] * 3 {
+        println!("a long queue takes more than 1.5 times as much as a short one");
+        slipped = true;
     }
     if slipped { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }
@@ -174,6 +188,37 @@ fn refusal(times: u64) {
         key = black_box(key);
         assert!(!at_once(limiter.check(key)).expect("memory answers").allowed());
     }
+}
+
+fn short_queue(times: u64) {
+    queue(1, times);
+}
+
+fn long_queue(times: u64) {
+    queue(40_000, times);
+}
+
+/// Requests that each wait behind `others` and leave.
+fn queue(others: u64, times: u64) {
+    let runtime = Builder::new_current_thread().enable_time().build().expect("a runtime");
+    let _entered = runtime.enter();
+    let layer =
+        FixedWindowLayer::new(Quota::per_day(1)).queue(50_000, Duration::from_secs(1 << 33));
+    let mut service = layer.layer(service_fn(home));
+    drive(&mut service, 1, StatusCode::OK);
+    let mut wait = || {
+        let mut request = Request::new(());
+        request.extensions_mut().insert(PeerAddr(SocketAddr::from(([127, 0, 0, 1], 50_000))));
+        let mut response = Box::pin(service.call(black_box(request)));
+        assert!(response.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        response
+    };
+    let others: Vec<_> = (0..others).map(|_| wait()).collect();
+    for _ in 0..times {
+        drop(wait());
+    }
+    // Nothing of this is counted: it is the same for few and for many.
+    drop(others);
 }
 
 fn two_limits(times: u64) {
