@@ -167,7 +167,7 @@ pub trait Store: Send + Sync + 'static {
 
     /// Returns the time within which each reply of a store elsewhere ends: also the time for
     /// several limits that it charges one after the other. By default, `None`: the store is in this
-    /// process and answers immediately.
+    /// process and answers immediately. A [`Remote`] returns its deadline.
     fn answers_within(&self) -> Option<Duration> {
         None
     }

@@ -79,6 +79,22 @@ impl CountsFile {
     }
 
     /// Reads another clock, for tests.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_fixed_window::{CountsFile, ManualClock};
+    ///
+    /// # fn main() -> std::io::Result<()> {
+    /// # let folder = std::env::temp_dir().join(format!("tfw-clock-{}", std::process::id()));
+    /// # std::fs::create_dir_all(&folder)?;
+    /// # let path = folder.join("counts");
+    /// let clock = ManualClock::at_ms(1_700_000_040_000);
+    /// let store = CountsFile::new(&path, Duration::from_secs(1)).clock(clock.clone()).open()?;
+    /// assert!(store.is_empty());
+    /// # drop(store);
+    /// # std::fs::remove_dir_all(folder)
+    /// # }
+    /// ```
     #[must_use]
     pub fn clock(mut self, clock: impl Clock) -> Self {
         self.time = Time::Other(Box::new(clock));
