@@ -53,8 +53,8 @@ use script::Commands;
 ///
 /// # fn main() -> Result<(), tower_fixed_window::StoreError> {
 /// let store = RedisStore::new("redis://127.0.0.1/")?;
-/// let login = FixedWindowLayer::new(Quota::per_minute(5)).name("login").store(store.clone());
-/// let search = FixedWindowLayer::new(Quota::per_minute(30)).name("search").store(store);
+/// let login = FixedWindowLayer::new(Quota::per_minute(5).name("login").store(store.clone()));
+/// let search = FixedWindowLayer::new(Quota::per_minute(30).name("search").store(store));
 /// # let _ = (login, search); Ok(()) }
 /// ```
 ///
@@ -110,7 +110,7 @@ use script::Commands;
 /// let store = RedisStore::new("redis://127.0.0.1/")?
 ///     .prefix("shop")
 ///     .deadline(Duration::from_millis(100));
-/// let login = FixedWindowLayer::new(Quota::per_minute(5)).name("login").store(store.clone());
+/// let login = FixedWindowLayer::new(Quota::per_minute(5).name("login").store(store.clone()));
 /// assert!(store.fallback().is_empty());
 /// # let _ = login; Ok(()) }
 /// ```
@@ -205,10 +205,10 @@ impl RedisStore {
     /// ```
     #[cfg(feature = "redis-cluster")]
     pub fn cluster(client: redis::cluster::ClusterClient) -> Self {
-        let connect = move || {
+        let connect = move |asks| {
             #[cfg(feature = "redis-tls")]
             tls::provide();
-            cluster::connect(client.clone())
+            cluster::connect(client.clone(), asks)
         };
         Self::over(Origin::sharded(connect)).one_by_one()
     }
@@ -301,7 +301,7 @@ impl RedisStore {
     ///
     /// # fn main() -> Result<(), tower_fixed_window::StoreError> {
     /// let store = RedisStore::new("redis://127.0.0.1/")?.leases(1_000);
-    /// let sends = Limiter::new(Quota::per_second(100_000)).name("sends").store(store);
+    /// let sends = Quota::per_second(100_000).name("sends").store(store);
     /// # let _ = sends; Ok(()) }
     /// ```
     #[must_use]
@@ -323,11 +323,11 @@ impl RedisStore {
     ///
     /// # fn main() -> Result<(), tower_fixed_window::StoreError> {
     /// let store = RedisStore::new("redis://127.0.0.1/")?;
-    /// let search = FixedWindowLayer::new(Quota::per_minute(30)).name("search").store(store.clone());
+    /// let search = Quota::per_minute(30).name("search").store(store.clone());
+    /// let search = FixedWindowLayer::new(search);
     /// // No password is tried while Redis is down.
-    /// let login = FixedWindowLayer::new(Quota::per_minute(5))
-    ///     .name("login")
-    ///     .store(store.on_failure(OnStoreFailure::Deny));
+    /// let store = store.on_failure(OnStoreFailure::Deny);
+    /// let login = FixedWindowLayer::new(Quota::per_minute(5).name("login").store(store));
     /// # let _ = (search, login); Ok(()) }
     /// ```
     #[must_use]

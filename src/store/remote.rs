@@ -34,7 +34,7 @@
 //! - `Flights`: requests that wait for a call (2). `Flight`: the task that asks for those of a key.
 //!   What it leases is kept and returned in `lease`.
 //! - `Idle`: when to look after unused leases. `Owner`: held by those who may spend them.
-//! - `Breaker`: stops calls to a store that keeps failing. `Attempt`: a call that may be made.
+//! - `Breaker`: stops calls to a store that keeps failing.
 //! - `Outage`: the log of failures.
 //!
 //! Times are this process's (`stopwatch`), which knows how far the store's are ahead.
@@ -101,13 +101,13 @@ use idle::Owner;
 /// }
 ///
 /// let store = Remote::around(Database).deadline(Duration::from_millis(50));
-/// let api = FixedWindowLayer::new(Quota::per_minute(60)).name("api").key(global());
+/// let api = Quota::per_minute(60).name("api").key(global());
 ///
-/// let local = api.clone().store(store.clone());
+/// let local = FixedWindowLayer::new(api.clone().store(store.clone()));
 /// assert_eq!(ask(&local, Request::get("/")).status(), 200);
 /// assert_eq!(store.fallback().len(), 1);
 ///
-/// let strict = api.store(store.on_failure(OnStoreFailure::Deny));
+/// let strict = FixedWindowLayer::new(api.store(store.on_failure(OnStoreFailure::Deny)));
 /// assert_eq!(ask(&strict, Request::get("/")).status(), 503);
 /// ```
 pub struct Remote {
@@ -185,7 +185,7 @@ impl Remote {
     /// # #[cfg(feature = "redis")]
     /// # fn main() -> Result<(), tower_fixed_window::StoreError> {
     /// let store = RedisStore::new("redis://127.0.0.1/")?.leases(100);
-    /// let api = FixedWindowLayer::new(Quota::per_minute(60_000)).name("api").store(store);
+    /// let api = FixedWindowLayer::new(Quota::per_minute(60_000).name("api").store(store));
     /// # let _ = api; Ok(()) }
     /// ```
     #[cfg(feature = "tokio")]
@@ -200,10 +200,10 @@ impl Remote {
     /// Resets and refunds of this process, and raised limits, take effect at once; a reset by
     /// another process takes effect when the refusal ends. With this option, the node asks the
     /// store again after a second, for all limiters of the names that are charged through it. It
-    /// does so anyway if charges may be refunded: those of limiters that hand out receipts, and of
-    /// layers with [`count_if`](crate::FixedWindowLayer::count_if),
-    /// [`refund_dropped`](crate::FixedWindowLayer::refund_dropped),
-    /// [`settle_true_cost`](crate::FixedWindowLayer::settle_true_cost) or a `queue`.
+    /// does so anyway if charges may be refunded: those of limiters that hand out receipts, of
+    /// [settled](crate::Limit::settled) limits, and of layers with
+    /// [`count_if`](crate::FixedWindowLayer::count_if),
+    /// [`refund_dropped`](crate::FixedWindowLayer::refund_dropped) or a `queue`.
     ///
     /// ```no_run
     /// # #[cfg(feature = "redis")]
@@ -213,7 +213,7 @@ impl Remote {
     /// # #[cfg(feature = "redis")]
     /// # fn main() -> Result<(), tower_fixed_window::StoreError> {
     /// let store = RedisStore::new("redis://127.0.0.1/")?.revalidate_refusals();
-    /// let login = FixedWindowLayer::new(Quota::per_hour(5)).name("login").store(store);
+    /// let login = FixedWindowLayer::new(Quota::per_hour(5).name("login").store(store));
     /// # let _ = login; Ok(()) }
     /// ```
     #[must_use]
@@ -287,7 +287,10 @@ impl Store for Remote {
             };
             match answer {
                 Ok(decision) => Ok(decision),
-                Err(error) => caller.stand_in(charge, error).await,
+                Err(error) => {
+                    let count = |memory: &MemoryStore| Some(memory.charge(charge));
+                    caller.stand_in(&[charge], error, count).await
+                }
             }
         })
     }
@@ -304,7 +307,9 @@ impl Store for Remote {
         Some(Reply::later(async move {
             let charges: Vec<_> = charges.iter().map(OwnedCharge::as_charge).collect();
             match caller.ask_all(&charges, sent, reply).await {
-                Err(error) if !error.is_apart() => caller.stand_in_all(&charges, error).await,
+                Err(error) if !error.is_apart() => {
+                    caller.stand_in(&charges, error, |memory| memory.charge_all(&charges)).await
+                }
                 answer => answer,
             }
         }))
@@ -347,7 +352,7 @@ impl Store for Remote {
     }
 
     fn stand_in(&self, charge: Charge<'_>, error: StoreError) -> Reply<Decision> {
-        self.caller.stand_in(charge, error)
+        self.caller.stand_in(&[charge], error, |memory| Some(memory.charge(charge)))
     }
 }
 

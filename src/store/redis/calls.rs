@@ -3,12 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::Cmd;
 use tokio::time::Instant;
 
 use super::connect::settings::NEVER;
 use super::link::Origin;
-use super::script::{self, Answer, Commands};
+use super::script::{Answer, Commands};
 #[cfg(feature = "testing")]
 use crate::clock::Clock;
 use crate::decision::{Decision, MAX_LIMITS, Merging};
@@ -29,9 +28,7 @@ mod gather;
 mod queue;
 mod runtimes;
 
-use call::Ended;
-use failure::ended;
-use queue::{Departing, Question};
+use queue::Question;
 use runtimes::Runtimes;
 
 /// The default deadline of a call.
@@ -75,42 +72,34 @@ impl Calls {
         None
     }
 
-    /// Calls the script, together with concurrent decisions.
-    async fn ask(&self, mut asked: Question, until: Instant) -> Result<Answer, StoreError> {
+    /// Asks, and once more if the boundaries of calendars were not around the server's time.
+    async fn ask(&self, question: impl Fn() -> Question) -> Result<Answer, StoreError> {
+        let now = Instant::now();
+        let until = now.checked_add(self.deadline).unwrap_or_else(|| now + NEVER);
+        let answer = self.send(question(), until).await?;
+        let Some(time) = answer.outside() else { return Ok(answer) };
+        self.commands.correct_time(time);
+        self.send(question(), until).await
+    }
+
+    /// Calls the script, together with concurrent decisions if calls are shared.
+    async fn send(&self, mut asked: Question, until: Instant) -> Result<Answer, StoreError> {
         let gather = self.runtimes.here()?;
         if !self.apart && !gather.is_apart() {
-            match gather.join(asked, until).await {
+            match Arc::clone(&gather).join(asked, until).await {
                 Ok(answer) => return answer,
                 Err(same) => asked = same,
             }
         }
         match asked {
-            Question::One(cmd) => self.call(cmd, until).await,
+            Question::One(cmd) => gather.send_alone(cmd, until).await,
             Question::All(_) => Err(StoreError::new("limits are in several slots").apart()),
         }
     }
 
-    /// Sends a command on its own.
-    async fn call(&self, cmd: Cmd, until: Instant) -> Result<Answer, StoreError> {
-        let link = self.runtimes.here()?.link.of(script::key(&cmd));
-        let (waiting, outcome) = Departing::new(Question::One(cmd), until);
-        tokio::spawn(async move { Ended::after(link, vec![waiting], until).await.answer() });
-        match outcome.await {
-            Ok(Ok(answer)) => answer,
-            Ok(Err(_)) | Err(_) => Err(ended()),
-        }
-    }
-
-    /// The same for a command without a result.
-    fn send(&self, cmd: Cmd) -> Reply<()> {
-        let this = self.clone();
-        Reply::later(async move { this.call(cmd, this.until()).await.map(|_| ()) })
-    }
-
-    /// The deadline of a call that begins now.
-    fn until(&self) -> Instant {
-        let now = Instant::now();
-        now.checked_add(self.deadline).unwrap_or_else(|| now + NEVER)
+    /// The same in calls of their own.
+    fn apart(&self) -> Self {
+        Self { apart: true, ..self.clone() }
     }
 }
 
@@ -120,19 +109,11 @@ fn senseless() -> StoreError {
 
 impl Store for Calls {
     fn charge(&self, charge: Charge<'_>) -> Reply<Decision> {
-        let now = self.now();
-        let cmd = self.commands.charge(&charge, now);
-        let (this, charge) = (self.clone(), charge.to_owned());
+        let (this, charge, now) = (self.clone(), charge.to_owned(), self.now());
         Reply::later(async move {
-            let (until, charge) = (this.until(), charge.as_charge());
-            let mut answer = this.ask(Question::One(cmd), until).await?;
-            if let Some(time) = answer.outside() {
-                this.commands.correct_time(time);
-                let again = this.commands.charge(&charge, now);
-                answer = this.ask(Question::One(again), until).await?;
-            }
-            let decision = answer.decide(&charge, now);
-            decision.ok_or_else(senseless)
+            let charge = charge.as_charge();
+            let answer = this.ask(|| Question::One(this.commands.charge(&charge, now))).await?;
+            answer.decide(&charge, now).ok_or_else(senseless)
         })
     }
 
@@ -152,42 +133,34 @@ impl Store for Calls {
                 merging.done()
             }));
         }
-        let now = self.now();
-        let cmds = self.commands.charge_all(charges, now);
-        let (this, charges) =
-            (self.clone(), charges.iter().map(Charge::to_owned).collect::<Vec<_>>());
+        let charges: Vec<_> = charges.iter().map(Charge::to_owned).collect();
+        let (this, now) = (self.clone(), self.now());
         Some(Reply::later(async move {
             let charges: Vec<_> = charges.iter().map(OwnedCharge::as_charge).collect();
-            let until = this.until();
-            let mut answer = this.ask(Question::All(cmds), until).await?;
-            if let Some(time) = answer.outside() {
-                this.commands.correct_time(time);
-                answer =
-                    this.ask(Question::All(this.commands.charge_all(&charges, now)), until).await?;
-            }
+            let question = || Question::All(this.commands.charge_all(&charges, now));
+            let answer = this.ask(question).await?;
             answer.decide_all(&charges, now).ok_or_else(senseless)
         }))
     }
 
     fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {
-        let now = self.now();
-        let Some(cmd) = self.commands.adjust(&adjust, now) else { return Reply::now(()) };
-        let (this, adjust) = (self.clone(), adjust.to_owned());
+        if adjust.tokens() == 0 {
+            return Reply::now(());
+        }
+        let (this, adjust, now) = (self.apart(), adjust.to_owned(), self.now());
         Reply::later(async move {
-            let until = this.until();
-            let answer = this.call(cmd, until).await?;
-            if let Some(time) = answer.outside() {
-                this.commands.correct_time(time);
-                let cmd = this.commands.adjust(&adjust.as_adjust(), now);
-                let again = this.call(cmd.expect("it was made before"), until).await?;
-                return again.outside().map_or(Ok(()), |_| Err(senseless()));
-            }
-            Ok(())
+            let adjust = adjust.as_adjust();
+            let answer = this.ask(|| Question::One(this.commands.adjust(&adjust, now))).await?;
+            answer.outside().map_or(Ok(()), |_| Err(senseless()))
         })
     }
 
     fn reset(&self, scope: &Scope, key: &Key) -> Reply<()> {
-        self.send(self.commands.reset(scope, key))
+        let (this, key) = (self.apart(), self.commands.key(scope, key));
+        Reply::later(async move {
+            let answer = this.ask(|| Question::One(Commands::reset(&key))).await;
+            answer.map(|_| ())
+        })
     }
 
     fn fault_domain(&self, scope: &Scope, key: &Key) -> u64 {

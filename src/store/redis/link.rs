@@ -9,12 +9,11 @@
 //! task, and all calls wait for that.
 
 use std::future::{Future, poll_fn};
+use std::mem::replace;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use redis::aio::ConnectionLike;
-use redis::{Cmd, ErrorKind, Pipeline, RedisError, RedisFuture, RedisResult, Value};
+use redis::{Cmd, ErrorKind, RedisError, RedisFuture, RedisResult, Value};
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 
@@ -29,13 +28,13 @@ mod upkeep;
 
 use check::Check;
 #[cfg(feature = "redis-cluster")]
-pub(super) use handle::{Connected, Slots};
+pub(super) use handle::Connected;
 use handle::{Handle, leads_nowhere};
 pub(super) use handle::{Origin, is_of_replica};
 use renewal::renew;
+use shards::Health;
 #[cfg(feature = "redis-cluster")]
-pub(super) use shards::Range;
-use shards::{Health, Shards};
+pub(super) use shards::{Ranges, Shards, Slots};
 use upkeep::{PAUSE, Status, Upkeep};
 
 /// A connection that was silent for so long is tried before it is used.
@@ -47,16 +46,6 @@ pub(super) struct Link {
     upkeep: Arc<Upkeep>,
     /// A key of the shard that is to be asked, where there are shards.
     key: Option<Arc<[u8]>>,
-}
-
-/// Why another connection is needed.
-enum Loss<'a> {
-    /// This one is closed or silent. It may speak again.
-    Silent,
-    /// It leads to a replica. There may be another master.
-    Replica,
-    /// It refuses calls. Callers get the error.
-    Refuses(&'a RedisError),
 }
 
 impl Link {
@@ -90,13 +79,9 @@ impl Link {
         self.upkeep.source.sharded
     }
 
-    /// What fails together with this key: its shard, by the address of its server.
-    pub(super) fn domain(&self, key: impl FnOnce() -> String) -> u64 {
-        if !self.upkeep.source.sharded {
-            return 0;
-        }
-        let shards = Arc::clone(&self.upkeep.current.borrow().shards);
-        shards.node(shards.of(Some(key().as_bytes())))
+    /// What fails together with the key: its shard, by the address of its server.
+    pub(super) fn domain(&self) -> u64 {
+        self.upkeep.shard(self.key.as_deref()).node
     }
 
     /// The connection, which is known to be alive. Waits for it until it was missed for `patience`;
@@ -119,12 +104,10 @@ impl Link {
 
     /// What there is for a call, or until when to wait, unless something changes.
     fn look(&self, patience: u64) -> RedisResult<Result<Connection, Instant>> {
-        let upkeep = &*self.upkeep;
-        let now = upkeep.now();
+        let upkeep = &self.upkeep;
+        let now = upkeep.source.now();
         let current = upkeep.current.borrow();
-        let shards = Arc::clone(&current.shards);
-        let part = shards.of(self.key.as_deref());
-        let health = shards.health(part);
+        let health = Arc::clone(current.shards.of(self.key.as_deref()));
         // Perhaps no caller waited for an answer that did not come.
         let silent = health.unanswered().is_some_and(|until| until <= now);
         if let Some(connection) = current.connection.as_ref().filter(|_| health.is_well()) {
@@ -137,20 +120,19 @@ impl Link {
                     connection,
                     link,
                     made,
-                    shards,
-                    part,
+                    health,
                     hopeless: after_replica && since.elapsed() < IDLE,
                     at: now,
                     patience,
                     unsent: false,
                 }));
             }
-            let check = self.check(&current, part);
+            let check = Check::new(upkeep, self.key.clone(), &current, None);
             drop(current);
-            if health.suspect(now, check.ends()) {
+            if health.suspect(now, check.ends) {
                 tokio::spawn(check.run());
             }
-            return Ok(Err(upkeep.instant(now) + PAUSE));
+            return Ok(Err(upkeep.source.instant(now) + PAUSE));
         }
         upkeep.ask(now);
         // Where a probe is needed, it asks for a key that is really used.
@@ -159,30 +141,24 @@ impl Link {
         if !checked && !current.at_work {
             // No caller has asked for a while: this one may wait again.
             health.lose(now);
-            match current.connection.as_ref() {
-                Some(_) if upkeep.source.connect.is_none() => {
-                    let check = self.check(&current, part);
-                    drop(current);
-                    health.checked_until(check.ends());
-                    tokio::spawn(check.run());
-                }
-                _ => {
-                    drop(current);
-                    renew(&self.upkeep);
-                }
+            let connects_itself = current.connection.is_some() && upkeep.source.connect.is_none();
+            drop(current);
+            match connects_itself {
+                true => self.check(&health, None),
+                false => renew(upkeep),
             }
-            return Ok(Err(upkeep.instant(now) + PAUSE));
+            return Ok(Err(upkeep.source.instant(now) + PAUSE));
         }
         if checked {
-            return Ok(Err(upkeep.instant(health.checked_by())));
+            return Ok(Err(upkeep.source.instant(health.checked_by())));
         }
         let until = health.lost().saturating_add(patience);
         let failed = current.attempts == 0 && current.error.is_some();
         if !failed && now < until {
-            return Ok(Err(upkeep.instant(until)));
+            return Ok(Err(upkeep.source.instant(until)));
         }
         if failed || upkeep.is_longest(patience) {
-            upkeep.source.cut_off(shards.node(part), health.lost());
+            upkeep.source.cut_off(health.node, health.lost());
         }
         let silent = || (ErrorKind::Io, "the server does not answer").into();
         Err(current.error.clone().unwrap_or_else(silent))
@@ -190,77 +166,66 @@ impl Link {
 
     /// Takes note of what became of a call: without an answer, with an error, or well.
     pub(super) fn report<T>(&self, over: &Connection, outcome: Option<Result<&T, &RedisError>>) {
-        let Connection { made, at, .. } = over;
-        let (shards, part) = &self.place(over);
-        let (now, health) = (self.upkeep.now(), shards.health(*part));
+        let Connection { made, at, .. } = *over;
+        let (now, health) = (self.upkeep.source.now(), &self.place(over));
         match outcome {
+            // One that was closed can be replaced at once.
+            Some(Err(error)) if error.is_io_error() => self.silent(made, health, now),
+            // One that refuses can't: callers get the error.
             Some(Err(error)) if leads_nowhere(error) => {
-                // One that was closed can be replaced at once; one that refuses can't.
-                let young = error.is_io_error();
-                let (since, why) =
-                    if young { (now, Loss::Silent) } else { (0, Loss::Refuses(error)) };
-                self.lost(*made, shards, *part, since, why);
+                if is_of_replica(error) {
+                    health.found_replica();
+                }
+                if self.lose(made, health, 0) {
+                    let error = Some(error.clone());
+                    self.upkeep.current.send_modify(|current| current.error = error);
+                }
             }
             Some(answer) => health.hear(now, answer.is_ok()),
             // If something was heard since it was sent, only this one was late.
-            None if health.heard() <= *at => self.lost(*made, shards, *part, *at, Loss::Silent),
+            None if health.heard() <= at => self.silent(made, health, at),
             // Or another shard has answered, if slots have moved.
             None if self.upkeep.source.sharded && health.checked_by() <= now => {
-                self.check_after_failure(health, *part, *at);
+                self.check(health, Some(at));
             }
             None => {}
         }
     }
 
     /// Where calls of this kind are sent by now: slots may have moved.
-    fn place(&self, over: &Connection) -> (Arc<Shards>, usize) {
+    fn place(&self, over: &Connection) -> Arc<Health> {
         let current = self.upkeep.current.borrow();
-        if self.upkeep.source.sharded && current.made == over.made {
-            let part = current.shards.of(self.key.as_deref());
-            return (Arc::clone(&current.shards), part);
-        }
-        (Arc::clone(&over.shards), over.part)
+        let moves = self.upkeep.source.sharded && current.made == over.made;
+        Arc::clone(if moves { current.shards.of(self.key.as_deref()) } else { &over.health })
     }
 
-    fn check_after_failure(&self, health: &Health, part: usize, sent: u64) {
-        let current = self.upkeep.current.borrow();
-        let check = self.check(&current, part).after_failure(&current, sent);
-        drop(current);
-        health.checked_until(check.ends());
+    /// Has a task try a shard: after a call that was sent at that time, if it has failed.
+    fn check(&self, health: &Health, sent: Option<u64>) {
+        let key = self.key.clone();
+        let check = Check::new(&self.upkeep, key, &self.upkeep.current.borrow(), sent);
+        health.checked_until(check.ends);
         tokio::spawn(check.run());
     }
 
     /// Another connection is needed. While there is none, calls wait until a caller's patience has
-    /// ended who has waited `since` then.
-    fn lost(&self, made: u64, shards: &Arc<Shards>, part: usize, since: u64, why: Loss<'_>) {
-        let upkeep = &*self.upkeep;
-        if upkeep.current.borrow().made != made {
-            return;
+    /// ended who has waited `since` then. Whether that is new.
+    fn lose(&self, made: u64, health: &Health, since: u64) -> bool {
+        if self.upkeep.current.borrow().made != made {
+            return false;
         }
-        let health = shards.health(part);
         health.set_key(self.key.as_ref());
-        let of_replica = match why {
-            Loss::Silent => false,
-            Loss::Replica => true,
-            Loss::Refuses(error) => is_of_replica(error),
-        };
-        if of_replica {
-            health.found_replica();
+        let first = health.lose_once(since);
+        if first {
+            renew(&self.upkeep);
         }
-        if !health.lose_once(since) {
-            return;
-        }
-        if let Loss::Silent = why {
-            self.check_after_failure(health, part, since);
-        }
-        renew(&self.upkeep);
-        if let Loss::Refuses(error) = why {
-            upkeep.current.send_modify(|current| current.error = Some(error.clone()));
-        }
+        first
     }
 
-    fn check(&self, current: &Status, part: usize) -> Check {
-        Check::of(&self.upkeep, self.key.clone(), current, part)
+    /// The same where it is closed or silent: it may speak again.
+    fn silent(&self, made: u64, health: &Health, since: u64) {
+        if self.lose(made, health, since) {
+            self.check(health, Some(since));
+        }
     }
 }
 
@@ -269,8 +234,7 @@ pub(super) struct Connection {
     connection: Box<dyn Handle>,
     link: Link,
     made: u64,
-    shards: Arc<Shards>,
-    part: usize,
+    health: Arc<Health>,
     /// The one before led to a replica, and so may the next one, if this one does.
     hopeless: bool,
     at: u64,
@@ -283,22 +247,27 @@ pub(super) struct Connection {
 impl Connection {
     /// When it was handed out.
     pub(super) fn at(&self) -> Instant {
-        self.link.upkeep.instant(self.at)
+        self.link.upkeep.source.instant(self.at)
     }
 
-    async fn send(&mut self, cmd: &Cmd) -> RedisResult<Value> {
-        let (upkeep, health) = (&*self.link.upkeep, self.shards.health(self.part));
+    pub(super) async fn send(&mut self, cmd: &Cmd) -> RedisResult<Value> {
+        let (upkeep, health) = (&*self.link.upkeep, &*self.health);
         let start = Instant::now();
-        health.send(upkeep.now() + self.patience);
+        health.send(upkeep.source.now() + self.patience);
         let (answer, unsent) = noting_unsent(self.connection.req_packed_command(cmd)).await;
         if answer.is_ok() {
             upkeep.took(start.elapsed());
-            let now = upkeep.now();
+            let now = upkeep.source.now();
             health.hear(now, false);
             upkeep.source.hear(now);
         }
         self.unsent = unsent;
         answer
+    }
+
+    /// For calls that say nothing of its health.
+    pub(super) fn handle(&mut self) -> &mut dyn Handle {
+        &mut *self.connection
     }
 
     /// Whether the last command was not sent because the connection had ended, and there may be
@@ -320,28 +289,15 @@ impl Connection {
 
     /// Another one is needed.
     pub(super) fn leave(self) {
-        let why = if self.unsent { Loss::Silent } else { Loss::Replica };
-        let now = self.link.upkeep.now();
-        self.link.lost(self.made, &self.shards, self.part, now, why);
-    }
-}
-
-impl ConnectionLike for Connection {
-    fn req_packed_command<'a>(&'a mut self, cmd: &'a Cmd) -> RedisFuture<'a, Value> {
-        Box::pin(self.send(cmd))
-    }
-
-    fn req_packed_commands<'a>(
-        &'a mut self,
-        pipeline: &'a Pipeline,
-        offset: usize,
-        count: usize,
-    ) -> RedisFuture<'a, Vec<Value>> {
-        self.connection.req_packed_commands(pipeline, offset, count)
-    }
-
-    fn get_db(&self) -> i64 {
-        self.connection.get_db()
+        let Self { link, made, health, unsent, .. } = self;
+        let now = link.upkeep.source.now();
+        if unsent {
+            link.silent(made, &health, now);
+        } else {
+            // There may be another master.
+            health.found_replica();
+            link.lose(made, &health, now);
+        }
     }
 }
 
@@ -352,9 +308,9 @@ fn has_ended(error: &RedisError) -> bool {
 /// Whether an answer says that nothing was sent: what has ended says so when it is handed the
 /// command. A later error proves nothing.
 async fn noting_unsent(mut answer: RedisFuture<'_, Value>) -> (RedisResult<Value>, bool) {
-    let first_poll = AtomicBool::new(true);
+    let mut is_first = true;
     poll_fn(|cx| {
-        let first = first_poll.swap(false, Ordering::Relaxed);
+        let first = replace(&mut is_first, false);
         answer.as_mut().poll(cx).map(|answer| {
             let unsent = first && answer.as_ref().is_err_and(has_ended);
             (answer, unsent)

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::super::error::StoreError;
+use crate::sync::AtEnd;
 use crate::timer::Instant;
 
 /// Consecutive failures before the breaker opens, for calls that are sent one after the other ...
@@ -54,13 +55,14 @@ impl Breaker {
             && self.domains().get(&domain()).is_some_and(Failures::are_too_many)
     }
 
-    /// A call, if one may be made. While it is open that is one in each pause, and one at a time,
-    /// however long that takes: `longest` at most, if that is known.
+    /// Begins a call, if one may be made: it ends when the guard is dropped. While the breaker is
+    /// open that is one in each pause, and one at a time, however long that takes: `longest` at
+    /// most, if that is known.
     pub(super) fn begin(
         self: &Arc<Self>,
         domain: u64,
         longest: Option<Duration>,
-    ) -> Result<Attempt, StoreError> {
+    ) -> Result<AtEnd<impl Fn() + use<>>, StoreError> {
         let mut probe = None;
         if self.failing.load(Ordering::Relaxed) > 0
             && let Some(failures) = self.domains().get_mut(&domain)
@@ -80,7 +82,16 @@ impl Breaker {
             failures.probe = until.map(|until| (number, until));
             probe = Some(number);
         }
-        Ok(Attempt { breaker: Arc::clone(self), domain, probe })
+        let this = Arc::clone(self);
+        // The next call may test the store.
+        Ok(AtEnd(move || {
+            if let Some(probe) = probe
+                && let Some(failures) = this.domains().get_mut(&domain)
+                && failures.probe.is_some_and(|(of, _)| of == probe)
+            {
+                failures.probe = None;
+            }
+        }))
     }
 
     /// What an answer says of a part; of a call that was not sent, nothing. `sent`: failures of
@@ -140,30 +151,5 @@ impl Breaker {
 
     fn domains(&self) -> MutexGuard<'_, HashMap<u64, Failures>> {
         self.domains.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// A call that may be made. If it tests a store that failed, the next one may do so when this is
-/// dropped.
-pub(super) struct Attempt {
-    breaker: Arc<Breaker>,
-    domain: u64,
-    probe: Option<u64>,
-}
-
-impl Attempt {
-    pub(super) fn report<T>(&self, answer: &Result<T, StoreError>) {
-        self.breaker.report(self.domain, None, answer);
-    }
-}
-
-impl Drop for Attempt {
-    fn drop(&mut self) {
-        if let Some(probe) = self.probe
-            && let Some(failures) = self.breaker.domains().get_mut(&self.domain)
-            && failures.probe.is_some_and(|(of, _)| of == probe)
-        {
-            failures.probe = None;
-        }
     }
 }

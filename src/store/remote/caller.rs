@@ -158,37 +158,23 @@ impl Caller {
         Ok(decision)
     }
 
-    /// Answers in place of the store, over several limits.
-    pub(super) fn stand_in_all(
+    /// Answers in place of the store, which gave this error. `count` does so in memory.
+    pub(super) fn stand_in(
         &self,
         charges: &[Charge<'_>],
         error: StoreError,
+        count: impl FnOnce(&MemoryStore) -> Option<Reply<Decision>>,
     ) -> Reply<Decision> {
         for charge in charges.iter().filter(|charge| !charge.is_peek()) {
             charge.account().scope().observe().without_store();
             self.outage.answer_without();
         }
-        match self.policy.on_failure {
-            OnStoreFailure::Local => match self.node.fallback.charge_all(charges) {
-                Some(reply) => reply.map(Decision::into_local),
-                None => Reply::failed(error),
-            },
-            OnStoreFailure::Allow => Reply::failed(error),
-            OnStoreFailure::Deny => Reply::failed(error.denying()),
-        }
-    }
-
-    /// Answers in place of the store.
-    pub(super) fn stand_in(&self, charge: Charge<'_>, error: StoreError) -> Reply<Decision> {
-        if !charge.is_peek() {
-            charge.account().scope().observe().without_store();
-            self.outage.answer_without();
-        }
-        match self.policy.on_failure {
-            OnStoreFailure::Local => self.node.fallback.charge(charge).map(Decision::into_local),
-            OnStoreFailure::Allow => Reply::failed(error),
-            OnStoreFailure::Deny => Reply::failed(error.denying()),
-        }
+        let counted = match self.policy.on_failure {
+            OnStoreFailure::Local => count(&self.node.fallback),
+            OnStoreFailure::Allow => None,
+            OnStoreFailure::Deny => return Reply::failed(error.denying()),
+        };
+        counted.map_or_else(|| Reply::failed(error), |reply| reply.map(Decision::into_local))
     }
 
     /// Corrects counts of the store.
@@ -227,7 +213,7 @@ impl Caller {
     ) -> Result<T, StoreError> {
         let Policy { deadline, ends_itself, .. } = self.policy;
         let domain = self.store.fault_domain(scope, key);
-        let attempt = self.node.breaker.begin(domain, deadline)?;
+        let in_flight = self.node.breaker.begin(domain, deadline)?;
         let timing = scope.observe().store_is_called();
         let answer = {
             let _under_way = UnderWay::new();
@@ -235,9 +221,9 @@ impl Caller {
         };
         scope.observe().store_was_called(timing);
         if !ends_itself {
-            attempt.report(&answer);
+            self.node.breaker.report(domain, None, &answer);
         }
-        drop(attempt);
+        drop(in_flight);
         self.outage.note(scope, &answer);
         answer
     }

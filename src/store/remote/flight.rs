@@ -25,7 +25,6 @@ pub(super) struct Flight {
     waiters: VecDeque<Passenger>,
     /// Not as much was there as it had seemed.
     short: bool,
-    ended: bool,
 }
 
 impl Flight {
@@ -51,7 +50,6 @@ impl Flight {
                 charge: charge.to_owned(),
                 waiters: VecDeque::new(),
                 short: false,
-                ended: false,
             };
             // A task of its own, as the request may be dropped, or not be polled. It has the flight
             // from its first moment: it may never be polled either.
@@ -81,13 +79,12 @@ impl Flight {
         let (flights, (id, task)) = (&self.caller.node.flights, self.id);
         loop {
             flights.board(id, task, self.caller.until(), &mut self.waiters);
+            if self.waiters.is_empty() {
+                return false;
+            }
             self.waiters.retain(|waiter| !waiter.is_closed());
             if !self.waiters.is_empty() {
                 return true;
-            }
-            if flights.end_if_empty(id, task) {
-                self.ended = true;
-                return false;
             }
         }
     }
@@ -176,9 +173,7 @@ impl Drop for Flight {
     /// Also with the runtime that it ran in: requests elsewhere get an error, and the next one asks
     /// anew.
     fn drop(&mut self) {
-        if !self.ended {
-            let (id, task) = self.id;
-            self.caller.node.flights.end(id, task);
-        }
+        let (id, task) = self.id;
+        self.caller.node.flights.end(id, task);
     }
 }

@@ -1,7 +1,7 @@
 //! Requests that wait for one call, which asks for all of them.
 
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -64,30 +64,24 @@ impl Flights {
         Some((receiver, task))
     }
 
-    /// Hands over the requests that wait for a key to its task, which has until then.
+    /// Hands over the requests that wait for a key to its task, which has until then. It ends if no
+    /// request waits.
     pub(super) fn board(
         &self,
         id: Id,
         task: u64,
         until: Instant,
-        waiters: &mut impl Extend<Passenger>,
+        waiters: &mut VecDeque<Passenger>,
     ) {
         let mut flights = self.lock();
-        if let Some(flight) = flights.get_mut(&id).filter(|flight| flight.task == task) {
-            flight.until = until;
-            waiters.extend(flight.waiters.drain(..));
-        }
-    }
-
-    /// Ends a task, unless a request waits for it.
-    pub(super) fn end_if_empty(&self, id: Id, task: u64) -> bool {
-        let mut flights = self.lock();
-        let flight = flights.get(&id).filter(|flight| flight.task == task);
-        let ends = flight.is_none_or(|flight| flight.waiters.is_empty());
-        if ends && flight.is_some() {
+        let Some(flight) = flights.get_mut(&id).filter(|flight| flight.task == task) else {
+            return;
+        };
+        waiters.extend(flight.waiters.drain(..));
+        flight.until = until;
+        if waiters.is_empty() {
             flights.remove(&id);
         }
-        ends
     }
 
     /// Ends a task. Requests that wait for it see their channel closed.

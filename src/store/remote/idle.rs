@@ -10,6 +10,7 @@ use tokio::sync::Notify;
 use tokio::time::timeout;
 
 use super::stopwatch::passed;
+use crate::sync::AtEnd;
 use crate::timer::Instant;
 
 /// Keys that are looked after: 10 MB of them at most.
@@ -36,7 +37,7 @@ struct Due {
 
 /// Held by a limiter and its requests, which may spend what is leased. When it is dropped, all of
 /// that is due.
-pub(super) struct Owner(Arc<Idle>);
+pub(super) type Owner = AtEnd<Box<dyn Fn() + Send + Sync>>;
 
 impl Idle {
     pub(super) fn new(since: Instant) -> Self {
@@ -44,7 +45,8 @@ impl Idle {
     }
 
     pub(super) fn owner(self: &Arc<Self>) -> Arc<Owner> {
-        Arc::new(Owner(Arc::clone(self)))
+        let this = Arc::clone(self);
+        Arc::new(AtEnd(Box::new(move || this.hurry())))
     }
 
     /// Looks after a key when it is due, unless it is looked after already. `false`: there are too
@@ -73,52 +75,43 @@ impl Idle {
         // A runtime that shuts down drops the task at once, and the task takes the lock again.
         drop(keys);
         if starts {
-            tokio::spawn(Task { idle: Arc::clone(self), ended: false }.run());
+            tokio::spawn(Arc::clone(self).run());
         } else if first {
             self.sooner.notify_one();
         }
         true
     }
 
-    fn keys(&self) -> MutexGuard<'_, Due> {
-        self.keys.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Drop for Owner {
-    fn drop(&mut self) {
-        let mut keys = self.0.keys();
+    /// What has no owner any more is due at once.
+    fn hurry(&self) {
+        let mut keys = self.keys();
         let due = mem::take(&mut keys.due).into_iter().map(|((due, id), key)| {
             let is_left = key.0.strong_count() == 0;
             ((if is_left { i64::MIN } else { due }, id), key)
         });
         keys.due = due.collect();
         drop(keys);
-        self.0.sooner.notify_one();
+        self.sooner.notify_one();
     }
-}
 
-struct Task {
-    idle: Arc<Idle>,
-    ended: bool,
-}
-
-impl Task {
-    async fn run(mut self) {
+    /// The task. It may also end with the runtime that it runs in.
+    async fn run(self: Arc<Self>) {
+        let this = Arc::clone(&self);
+        // If another one has begun meanwhile, a third one does no harm.
+        let _end = AtEnd(move || this.keys().runs_until = None);
         while let Some(wait) = self.look() {
             // Until then, or until something is due sooner.
-            let _ = timeout(wait, self.idle.sooner.notified()).await;
+            let _ = timeout(wait, self.sooner.notified()).await;
         }
     }
 
     /// Looks after what is due. How long the next one has time, if there is any.
-    fn look(&mut self) -> Option<Duration> {
-        let now = passed(self.idle.since);
+    fn look(&self) -> Option<Duration> {
+        let now = passed(self.since);
         loop {
-            let mut keys = self.idle.keys();
+            let mut keys = self.keys();
             let Some(((due, _), _)) = keys.due.first_key_value() else {
                 keys.runs_until = None;
-                self.ended = true;
                 return None;
             };
             let due = *due;
@@ -133,13 +126,8 @@ impl Task {
             look();
         }
     }
-}
 
-impl Drop for Task {
-    /// With the runtime that it ran in: the next lease has another one started.
-    fn drop(&mut self) {
-        if !self.ended {
-            self.idle.keys().runs_until = None;
-        }
+    fn keys(&self) -> MutexGuard<'_, Due> {
+        self.keys.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

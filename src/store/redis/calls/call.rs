@@ -1,13 +1,12 @@
 //! One call of the server, in a task of its own.
 //!
-//! The task keeps the deadline, reports to the link and the breaker what became of the call, and
-//! ends whether or not its callers still wait. A caller that is gone before the call is sent
-//! withdraws what it asked for.
+//! The task keeps the deadline, reports to the link and the breaker what became of the call,
+//! answers its callers, and ends whether or not they still wait. A caller that is gone before the
+//! call is sent withdraws what it asked for.
 
 use std::time::Duration;
 
-use redis::aio::ConnectionLike;
-use redis::{ErrorKind, RedisResult, ServerErrorKind};
+use redis::{ErrorKind, RedisError, RedisResult, ServerErrorKind};
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::super::link::is_of_replica;
@@ -20,81 +19,56 @@ use crate::store::error::StoreError;
 /// How long to wait for all nodes of a cluster to load a script.
 const LOAD: Duration = Duration::from_millis(50);
 
-/// A call that has been answered, has failed or is late.
-pub(crate) struct Ended {
-    link: Link,
-    domain: u64,
-    batch: Vec<Departing>,
-    /// `None`: it was not sent.
-    over: Option<Connection>,
-    /// `None`: it is late.
-    result: Option<RedisResult<Answers>>,
-}
-
-/// And how long they took.
+/// The answers, and how long they took if something was sent.
 type Answers = (Vec<RedisResult<Answer>>, Option<Duration>);
 
-impl Ended {
-    /// Sends a batch, whose callers wait until then.
-    pub(crate) async fn after(link: Link, mut batch: Vec<Departing>, until: Instant) -> Self {
-        let domain = link.domain(|| {
-            let key = batch.first().map(|one| script::key(&one.asked.cmds()[0]));
-            String::from_utf8_lossy(key.unwrap_or_default()).into_owned()
-        });
-        let mut over = None;
-        let result = timeout_at(until, send(&link, domain, &mut over, &mut batch)).await.ok();
-        if let Some(over) = &over {
-            match &result {
-                Some(Ok((answers, _))) => {
-                    answers.iter().for_each(|answer| link.report(over, Some(answer.as_ref())));
-                }
-                Some(Err(error)) => link.report::<()>(over, Some(Err(error))),
-                None => link.report::<()>(over, None),
-            }
-        }
-        Self { link, domain, batch, over, result }
-    }
-
-    pub(crate) fn took(&self) -> Option<Duration> {
-        self.result.as_ref()?.as_ref().ok()?.1
-    }
-
-    /// Whether it was refused because it is about several keys.
-    pub(crate) fn crosses_slots(&self) -> bool {
-        let crosses = ErrorKind::Server(ServerErrorKind::CrossSlot);
-        let refused = matches!(&self.result, Some(Err(error)) if error.kind() == crosses);
-        let keys = self.batch.iter().map(|waiting| waiting.asked.cmds().len());
-        refused && keys.sum::<usize>() > 1
-    }
-
-    /// Nothing was done: all of it is to be sent in another way.
-    pub(crate) fn give_back(self) {
-        self.batch.into_iter().for_each(Departing::give_back);
-    }
-
-    /// Answers all callers, and reports to the breaker.
-    pub(crate) fn answer(self) {
-        let Self { link, domain, batch, over, result } = self;
-        let Some(over) = over else {
-            let error = match result {
-                Some(Err(error)) => failed(error).unsent(),
-                _ => unsent(),
-            };
-            return batch.into_iter().for_each(|waiting| waiting.answer(Err(error.clone())));
+/// Sends a batch, whose callers wait until then, and answers them. How long that took; or the batch
+/// itself, if it was refused since it is about several slots: nothing was done.
+pub(crate) async fn call(
+    link: &Link,
+    mut batch: Vec<Departing>,
+    until: Instant,
+) -> Result<Option<Duration>, Vec<Departing>> {
+    let domain = link.domain();
+    let mut over = None;
+    let result = timeout_at(until, send(link, domain, &mut over, &mut batch)).await.ok();
+    let Some(over) = over else {
+        let error = match result {
+            Some(Err(error)) => failed(error).unsent(),
+            _ => unsent(),
         };
-        let answer = |waiting, answer| tell(&link, domain, &over, waiting, answer);
-        match result {
-            Some(Ok((answers, _))) => {
-                for (waiting, outcome) in batch.into_iter().zip(answers) {
-                    answer(waiting, outcome.map_err(failed));
-                }
+        batch.into_iter().for_each(|waiting| waiting.answer(Err(error.clone())));
+        return Ok(None);
+    };
+    let error = match result {
+        Some(Ok((answers, took))) => {
+            answers.iter().for_each(|answer| link.report(&over, Some(answer.as_ref())));
+            for (waiting, answer) in batch.into_iter().zip(answers) {
+                tell(link, domain, &over, waiting, answer.map_err(failed));
             }
-            failure => {
-                let error = failure.map_or_else(late, |error| failed(error.err().expect("above")));
-                batch.into_iter().for_each(|waiting| answer(waiting, Err(error.clone())));
-            }
+            return Ok(took);
         }
+        Some(Err(error)) => {
+            link.report::<()>(&over, Some(Err(&error)));
+            if crosses_slots(&error, &batch) {
+                return Err(batch);
+            }
+            failed(error)
+        }
+        None => {
+            link.report::<()>(&over, None);
+            late()
+        }
+    };
+    for waiting in batch {
+        tell(link, domain, &over, waiting, Err(error.clone()));
     }
+    Ok(None)
+}
+
+fn crosses_slots(error: &RedisError, batch: &[Departing]) -> bool {
+    let keys = batch.iter().map(|waiting| waiting.asked.cmds().len());
+    error.kind() == ErrorKind::Server(ServerErrorKind::CrossSlot) && keys.sum::<usize>() > 1
 }
 
 fn tell(
@@ -130,12 +104,12 @@ async fn send(
         let (script, answers) = match &batch[..] {
             [] => return Ok((Vec::new(), None)),
             [Departing { asked: Question::One(cmd), .. }] => {
-                let answer = connection.req_packed_command(cmd).await;
+                let answer = connection.send(cmd).await;
                 (&*ONE, answer.and_then(Answer::one).map(|answer| vec![Ok(answer)]))
             }
             all => {
                 let asked = all.iter().map(|waiting| waiting.asked.cmds());
-                let answer = connection.req_packed_command(&script::many(asked.clone())).await;
+                let answer = connection.send(&script::many(asked.clone())).await;
                 (&*MANY, answer.and_then(|answer| Answer::many(answer, asked.map(<[_]>::len))))
             }
         };
@@ -162,12 +136,12 @@ async fn send(
                 // it soon.
                 let loaded = match link.is_sharded() {
                     true => {
-                        let loading = connection.req_packed_command(script.load());
+                        let loading = connection.send(script.load());
                         let loaded = timeout(LOAD, loading).await.ok();
                         loaded.filter(|_| loads.is_empty()).map(|loaded| loaded.map(|_| ()))
                     }
                     // It may have lost a command, too, since it was connected.
-                    false => Some(rights::bring(&[script], connection).await),
+                    false => Some(rights::bring(&[script], connection.handle()).await),
                 };
                 match loaded {
                     // The charge was refused, whatever became of the script.

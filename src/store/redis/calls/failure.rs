@@ -5,19 +5,14 @@ use std::io;
 use std::sync::Arc;
 
 use redis::{ErrorKind, RedisError, ServerErrorKind};
-use tokio::runtime::Handle;
 
 #[cfg(feature = "redis-tls")]
 use super::super::connect::tls;
-use super::super::script::rights::Lacking;
+use super::super::script::rights::lacking;
 use crate::store::error::StoreError;
 
 /// What Redis says to one more client.
 const FULL: &str = "max number of clients reached";
-
-pub(crate) fn runtime() -> Result<Handle, StoreError> {
-    Handle::try_current().map_err(|_| StoreError::new("Redis is called outside of a tokio runtime"))
-}
 
 pub(crate) fn late() -> StoreError {
     StoreError::new("Redis did not answer in time")
@@ -36,21 +31,18 @@ pub(crate) fn failed(error: RedisError) -> StoreError {
     let of_key = error.code() == Some("WRONGTYPE")
         || error.kind() == ErrorKind::Parse
         || error.detail().is_some_and(|detail| detail.contains("hash value is not an integer"));
-    let missing = Lacking::of(&error);
     let what = match error.kind() {
         _ if of_key => "Redis has another value for this key",
         _ if error.detail() == Some(FULL) => "Redis has as many clients as its maxclients allows",
         ErrorKind::Server(ServerErrorKind::ReadOnly | ServerErrorKind::MasterDown) => {
             "Redis is a replica here"
         }
-        _ if missing.is_some_and(|missing| matches!(missing, Lacking::Command(_))) => {
-            "Redis lacks a command that is needed"
-        }
-        _ if missing.is_some() => "Redis does not permit a command that is needed",
-        ErrorKind::Server(_) | ErrorKind::Extension => "Redis refused the command",
-        ErrorKind::AuthenticationFailed => "Redis refused the password",
-        ErrorKind::Io => "Redis can't be reached",
-        _ => "Redis failed",
+        kind => lacking(&error).map(|(what, _)| what).unwrap_or(match kind {
+            ErrorKind::Server(_) | ErrorKind::Extension => "Redis refused the command",
+            ErrorKind::AuthenticationFailed => "Redis refused the password",
+            ErrorKind::Io => "Redis can't be reached",
+            _ => "Redis failed",
+        }),
     };
     let code = code(&error);
     let mut failed = StoreError::with_source(what, error);
@@ -62,8 +54,7 @@ pub(crate) fn failed(error: RedisError) -> StoreError {
 
 /// The code of Redis, of the system or of TLS, which contains no secret.
 fn code(error: &RedisError) -> Option<String> {
-    if let Some(Lacking::Permission(Some(name)) | Lacking::Command(Some(name))) = Lacking::of(error)
-    {
+    if let Some((_, Some(name))) = lacking(error) {
         return Some(name.to_ascii_lowercase());
     }
     // What Redis answers to a long command before authentication.

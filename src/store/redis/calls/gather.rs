@@ -9,14 +9,17 @@ use std::future::Future;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use redis::Cmd;
 use tokio::runtime::Handle;
 use tokio::task::yield_now;
 use tokio::time::{Instant, timeout_at};
 
 use super::super::link::Link;
-use super::call::Ended;
+use super::super::script::{self, Answer};
+use super::call::call;
 use super::failure::{ended, late, unsent};
 use super::queue::{Answered, Batches, Departing, Question};
+use crate::store::error::StoreError;
 use crate::sync::AtEnd;
 
 /// How often the task that leaves lets others run before. tokio comes back after some sixty tasks,
@@ -42,13 +45,20 @@ impl Gather {
         self.apart.load(Ordering::Relaxed)
     }
 
+    /// Sends a command in a call of its own.
+    pub(crate) async fn send_alone(&self, cmd: Cmd, until: Instant) -> Result<Answer, StoreError> {
+        let link = self.link.of(script::key(&cmd));
+        let (waiting, outcome) = Departing::new(Question::One(cmd), until);
+        self.runtime.spawn(async move { call(&link, vec![waiting], until).await });
+        outcome.await.ok().and_then(Result::ok).unwrap_or_else(|| Err(ended()))
+    }
+
     /// Sends it in a shared call. Itself: calls can't be shared here.
     pub(crate) async fn join(self: Arc<Self>, asked: Question, until: Instant) -> Answered {
         let (waiting, outcome) = Departing::new(asked, until);
         // Its place in the order of arrival.
         let (place, alone) = self.change(|queue| queue.come(waiting));
         if let Some(waiting) = alone {
-            let until = waiting.until;
             self.runtime.spawn(self.travel(vec![waiting], until));
         }
         match timeout_at(until, outcome).await {
@@ -90,15 +100,14 @@ impl Gather {
         let (this, of) = (Arc::clone(self), Arc::clone(self));
         let place = AtEnd(move || of.change(Batches::end));
         async move {
-            let ended = Ended::after(this.link.clone(), batch, until).await;
-            if let Some(took) = ended.took() {
-                this.queue().note(Instant::now(), took);
+            match call(&this.link, batch, until).await {
+                Ok(Some(took)) => this.queue().note(Instant::now(), took),
+                Ok(None) => {}
+                Err(batch) => {
+                    this.apart.store(true, Ordering::Relaxed);
+                    batch.into_iter().for_each(Departing::give_back);
+                }
             }
-            if ended.crosses_slots() {
-                this.apart.store(true, Ordering::Relaxed);
-                return ended.give_back();
-            }
-            ended.answer();
             // The next one has waited for this.
             drop(place);
         }

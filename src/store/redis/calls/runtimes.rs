@@ -7,7 +7,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::runtime::{Handle, Id};
 
 use super::super::link::{Link, Origin};
-use super::failure::runtime;
 use super::gather::Gather;
 use crate::store::error::StoreError;
 use crate::store::remote::Breaker;
@@ -29,7 +28,8 @@ impl Runtimes {
 
     /// What the current runtime has.
     pub(crate) fn here(self: &Arc<Self>) -> Result<Arc<Gather>, StoreError> {
-        let runtime = runtime()?;
+        let outside = |_| StoreError::new("Redis is called outside of a tokio runtime");
+        let runtime = Handle::try_current().map_err(outside)?;
         let (mut homes, id) = (self.homes(), runtime.id());
         if let Some(home) = homes.get(&id) {
             return Ok(Arc::clone(home));
@@ -64,7 +64,7 @@ impl Runtimes {
         let homes = self.homes();
         let here = Handle::try_current().ok().and_then(|runtime| homes.get(&runtime.id()));
         let home = here.or_else(|| homes.values().next());
-        home.map_or(0, |home| home.link.domain(key))
+        home.map_or(0, |home| home.link.of(key().as_bytes()).domain())
     }
 
     fn homes(&self) -> MutexGuard<'_, HashMap<Id, Arc<Gather>>> {

@@ -9,8 +9,7 @@ use redis::cluster_async::ClusterConnection;
 use redis::cluster_routing::{MultipleNodeRoutingInfo, ResponsePolicy, RoutingInfo};
 use redis::{Cmd, RedisResult, Value};
 
-use super::super::link::Range;
-use super::super::link::{Connected, Slots};
+use super::super::link::{Connected, Ranges, Shards, Slots};
 use super::super::script::rights;
 
 /// How long the client library waits for silent nodes at first: nodes that are near answer within
@@ -21,7 +20,7 @@ const NEAR: Duration = Duration::from_millis(250);
 const SILENT: Duration = Duration::from_secs(5);
 
 /// The library waits for all nodes that it knows, and one of them may be silent.
-pub(crate) async fn connect(client: ClusterClient) -> RedisResult<Connected> {
+pub(crate) async fn connect(client: ClusterClient, asks: bool) -> RedisResult<Connected> {
     let config = ClusterConfig::new().set_response_timeout(SILENT);
     let near = config.clone().set_connection_timeout(NEAR);
     let connection = match client.get_async_connection_with_config(near).await {
@@ -32,8 +31,10 @@ pub(crate) async fn connect(client: ClusterClient) -> RedisResult<Connected> {
     let other = connection.clone();
     let slots: Slots = Arc::new(move || Box::pin(slots(other.clone())));
     let ranges = slots().await?;
-    let permitted = Box::pin(permitted(connection.clone()));
-    Ok(Connected { connection: Box::new(connection), ranges, slots: Some(slots), permitted })
+    if asks {
+        permitted(connection.clone()).await?;
+    }
+    Ok((Box::new(connection), Shards::new(ranges, Some(slots))))
 }
 
 /// Whether a node has all commands that are needed. The others say so when they are called.
@@ -44,7 +45,7 @@ async fn permitted(mut connection: ClusterConnection) -> RedisResult<()> {
 
 /// What nodes have which slots. The library follows redirections, and does not report
 /// them.
-async fn slots(mut connection: ClusterConnection) -> RedisResult<Vec<Range>> {
+async fn slots(mut connection: ClusterConnection) -> RedisResult<Ranges> {
     let mut slots = redis::cmd("CLUSTER");
     slots.arg("SLOTS");
     Ok(ranges(first(&mut connection, slots).await?))
@@ -56,8 +57,8 @@ async fn first(connection: &mut ClusterConnection, cmd: Cmd) -> RedisResult<Valu
 }
 
 /// What node has which slots, as `CLUSTER SLOTS` says it. What makes no sense is left out.
-fn ranges(slots: Value) -> Vec<Range> {
-    let Value::Array(slots) = slots else { return Vec::new() };
+fn ranges(slots: Value) -> Ranges {
+    let Value::Array(slots) = slots else { return Ranges::new() };
     let range = |range: Value| {
         let Value::Array(range) = range else { return None };
         let [Value::Int(first), Value::Int(last), Value::Array(master), ..] = &range[..] else {
@@ -67,7 +68,7 @@ fn ranges(slots: Value) -> Vec<Range> {
         let mut hasher = DefaultHasher::new();
         (host, port).hash(&mut hasher);
         let (first, last) = (u16::try_from(*first).ok()?, u16::try_from(*last).ok()?);
-        Some(Range { first, last, node: hasher.finish() })
+        Some((last, (first, hasher.finish())))
     };
     slots.into_iter().filter_map(range).collect()
 }

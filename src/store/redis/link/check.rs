@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use tokio::time::{Instant, timeout};
 
-use super::handle::{Handle, Slots, first, is_alive, probe};
+use super::handle::{Handle, first, is_alive, probe};
 use super::renewal::renew;
-use super::shards::Shards;
-use super::upkeep::{ATTEMPT, LATE, Status, Upkeep, Work};
+use super::shards::{Health, Slots};
+use super::upkeep::{ATTEMPT, LATE, Status, Upkeep};
 use crate::observe;
 
 pub(super) struct Check {
@@ -17,51 +17,38 @@ pub(super) struct Check {
     /// Of the shard to be tried, where there are shards.
     key: Option<Arc<[u8]>>,
     connection: Option<Box<dyn Handle>>,
-    shards: Arc<Shards>,
-    part: usize,
+    health: Arc<Health>,
     /// Answers which shard that is, if a call has failed.
     slots: Option<Slots>,
     /// Since when it is missed, if it is.
     since: u64,
     grace: Duration,
-    ends: u64,
+    pub(super) ends: u64,
     made: u64,
 }
 
 impl Check {
-    pub(super) fn of(
+    /// `sent`: a call that was sent at that time has failed.
+    pub(super) fn new(
         upkeep: &Arc<Upkeep>,
         key: Option<Arc<[u8]>>,
         current: &Status,
-        part: usize,
+        sent: Option<u64>,
     ) -> Self {
-        let (grace, now) = (upkeep.grace(), upkeep.now());
+        let (grace, now) = (upkeep.grace(), upkeep.source.now());
+        let slots = sent.and_then(|_| current.shards.slots.clone());
+        let lasts = grace * if slots.is_some() { 2 } else { 1 } + LATE;
         Self {
             upkeep: Arc::downgrade(upkeep),
+            health: Arc::clone(current.shards.of(key.as_deref())),
             key,
             connection: current.connection.as_ref().map(|connection| connection.boxed()),
-            shards: Arc::clone(&current.shards),
-            part,
-            slots: None,
-            since: now,
+            slots,
+            since: sent.unwrap_or(now),
             grace,
-            ends: now + (grace + LATE).as_millis() as u64,
+            ends: now + lasts.as_millis() as u64,
             made: current.made,
         }
-    }
-
-    /// After a call that was sent at that time, and has failed.
-    pub(super) fn after_failure(mut self, current: &Status, sent: u64) -> Self {
-        self.slots = current.slots.clone();
-        self.since = sent;
-        if self.slots.is_some() {
-            self.ends += self.grace.as_millis() as u64;
-        }
-        self
-    }
-
-    pub(super) fn ends(&self) -> u64 {
-        self.ends
     }
 
     /// Whether the shard is still the one to be tried. Slots may have moved since the library was
@@ -70,22 +57,22 @@ impl Check {
         let Some(slots) = self.slots.take() else { return true };
         let Ok(Ok(ranges)) = timeout(self.grace, slots()).await else { return true };
         let Some(upkeep) = self.upkeep.upgrade() else { return false };
-        let shards = upkeep.found(ranges);
-        let part = shards.of(self.key.as_deref());
-        if shards.node(part) == self.shards.node(self.part) {
+        upkeep.found(ranges);
+        let health = upkeep.shard(self.key.as_deref());
+        if health.node == self.health.node {
             return true;
         }
-        upkeep.acquit(&self.shards, self.part);
-        (self.shards, self.part) = (shards, part);
+        upkeep.acquit(&self.health);
+        self.health = health;
         // Or another task tries it.
-        self.shards.health(part).suspect(self.since, self.ends)
+        self.health.suspect(self.since, self.ends)
     }
 
     pub(super) async fn run(mut self) {
         if !self.is_of_key().await {
             return;
         }
-        let Self { upkeep, key, connection, shards, part, since, grace, made, .. } = self;
+        let Self { upkeep, key, connection, health, since, grace, made, .. } = self;
         let Some(mut connection) = connection else { return };
         let mut changes = match upkeep.upgrade() {
             Some(upkeep) => upkeep.current.subscribe(),
@@ -104,14 +91,14 @@ impl Check {
             let Some(upkeep) = upkeep.upgrade() else { return };
             if upkeep.source.connect.is_none() && answer.is_some() {
                 // Calls are to say what is wrong with it.
-                return upkeep.well(&shards, part);
+                return upkeep.well(&health);
             }
-            shards.health(part).lose_once(since);
+            health.lose_once(since);
             match upkeep.source.connect {
                 Some(_) => renew(&upkeep),
-                None => _work = Work::begin(&upkeep),
+                None => _work = upkeep.begin_work(),
             }
-            upkeep.ill(&shards, part);
+            upkeep.ill(&health);
         }
         if answer.is_none() {
             // It may only be late. Until there is another one, and as long as there is the store.
@@ -124,7 +111,7 @@ impl Check {
             && answer == Some(true)
         {
             upkeep.took(start.elapsed());
-            upkeep.well(&shards, part);
+            upkeep.well(&health);
         }
     }
 }

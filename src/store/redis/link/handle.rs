@@ -1,7 +1,7 @@
 //! A connection of any kind, where it comes from, and what its answers say of it.
 
 use std::future::{Future, poll_fn};
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::Poll;
@@ -11,24 +11,14 @@ use redis::aio::ConnectionLike;
 use redis::{Cmd, ErrorKind, RedisError, RedisResult, ServerErrorKind};
 use tokio::time::Instant;
 
-use super::shards::Range;
+use super::shards::{Answering, Shards};
 use crate::store::redis::script::{MANY, ONE, rights};
 use crate::store::remote::Breaker;
 
-/// A connection, and what parts of the keys it leads to if that is a cluster.
-pub(crate) struct Connected {
-    pub(crate) connection: Box<dyn Handle>,
-    pub(crate) ranges: Vec<Range>,
-    /// Asks for these anew.
-    pub(crate) slots: Option<Slots>,
-    /// Fails if a command is missing.
-    pub(crate) permitted: Answering<()>,
-}
-
-type Answering<T> = Pin<Box<dyn Future<Output = RedisResult<T>> + Send>>;
-pub(crate) type Connecting = Answering<Connected>;
-pub(crate) type Slots = Arc<dyn Fn() -> Answering<Vec<Range>> + Send + Sync>;
-pub(crate) type Connect = Arc<dyn Fn() -> Connecting + Send + Sync>;
+/// A connection, and the shards that it leads to.
+pub(crate) type Connected = (Box<dyn Handle>, Shards);
+/// Connects, and fails if a command is missing, for which it has to ask if it gets `true`.
+pub(crate) type Connect = Arc<dyn Fn(bool) -> Answering<Connected> + Send + Sync>;
 
 /// Where the connections of a store come from.
 pub(crate) struct Origin {
@@ -42,7 +32,7 @@ pub(crate) struct Origin {
     /// When any runtime had an answer, in milliseconds since then.
     heard: AtomicU64,
     /// A server had all commands that are needed. Another one says so when it gets the scripts.
-    permitted: AtomicBool,
+    pub(super) permitted: AtomicBool,
 }
 
 impl Origin {
@@ -62,18 +52,16 @@ impl Origin {
         R: Future<Output = RedisResult<C>> + Send + 'static,
         C: Handle,
     {
-        let connect: Connect = Arc::new(move || {
+        let connect: Connect = Arc::new(move |asks| {
             let connected = connect();
             Box::pin(async move {
-                let connection: Box<dyn Handle> = Box::new(connected.await?);
-                let mut same = connection.boxed();
-                let permitted = async move {
+                let mut connection: Box<dyn Handle> = Box::new(connected.await?);
+                if asks {
                     // Who lacks the password gets no answer to what is long.
-                    rights::bring(&[], &mut *same).await?;
-                    rights::bring(&[&ONE, &MANY], &mut *same).await
-                };
-                let permitted = Box::pin(permitted);
-                Ok(Connected { connection, ranges: Vec::new(), slots: None, permitted })
+                    rights::bring(&[], &mut *connection).await?;
+                    rights::bring(&[&ONE, &MANY], &mut *connection).await?;
+                }
+                Ok((connection, Shards::one()))
             })
         });
         Self::new(None, Some(connect), false)
@@ -83,10 +71,10 @@ impl Origin {
     #[cfg(feature = "redis-cluster")]
     pub(crate) fn sharded<F, R>(connect: F) -> Self
     where
-        F: Fn() -> R + Send + Sync + 'static,
+        F: Fn(bool) -> R + Send + Sync + 'static,
         R: Future<Output = RedisResult<Connected>> + Send + 'static,
     {
-        let connect: Connect = Arc::new(move || Box::pin(connect()));
+        let connect: Connect = Arc::new(move |asks| Box::pin(connect(asks)));
         Self::new(None, Some(connect), true)
     }
 
@@ -96,18 +84,6 @@ impl Origin {
 
     pub(crate) fn instant(&self, ms: u64) -> Instant {
         self.since + Duration::from_millis(ms)
-    }
-
-    /// Asks a server for the commands that are needed, the first time.
-    pub(crate) async fn permit(
-        &self,
-        permitted: impl Future<Output = RedisResult<()>>,
-    ) -> RedisResult<()> {
-        if !self.permitted.load(Ordering::Relaxed) {
-            permitted.await?;
-            self.permitted.store(true, Ordering::Relaxed);
-        }
-        Ok(())
     }
 
     pub(crate) fn hear(&self, now: u64) {

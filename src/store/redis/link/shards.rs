@@ -1,25 +1,29 @@
 //! The parts of a store that fail by themselves: the shards of a cluster. Any other store is one.
 
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Slots from `first` to `last` are on a node.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(crate) struct Range {
-    pub(crate) first: u16,
-    pub(crate) last: u16,
-    /// A hash of its address.
-    pub(crate) node: u64,
-}
+use redis::RedisResult;
+
+/// By the last slot of each range the first one, and the node that has them: a hash of its address.
+pub(crate) type Ranges = BTreeMap<u16, (u16, u64)>;
+pub(crate) type Answering<T> = Pin<Box<dyn Future<Output = RedisResult<T>> + Send>>;
+pub(crate) type Slots = Arc<dyn Fn() -> Answering<Ranges> + Send + Sync>;
 
 pub(crate) struct Shards {
-    ranges: Vec<Range>,
-    nodes: Vec<(u64, Arc<Health>)>,
+    ranges: Ranges,
+    nodes: Vec<Arc<Health>>,
+    /// Asks which node has which slots, as they may move.
+    pub(crate) slots: Option<Slots>,
 }
 
 /// What is known of a shard, over one connection. Times are milliseconds of the link's clock.
 #[derive(Default)]
 pub(crate) struct Health {
+    pub(crate) node: u64,
     heard: AtomicU64,
     /// Until when the first call since then is to be answered, plus 1; 0: none was sent.
     unanswered: AtomicU64,
@@ -36,82 +40,84 @@ pub(crate) struct Health {
 }
 
 impl Shards {
-    pub(crate) fn new(ranges: Vec<Range>, now: u64) -> Self {
-        Self { ranges: Vec::new(), nodes: Vec::new() }.after_moves(ranges, now)
+    pub(crate) fn new(ranges: Ranges, slots: Option<Slots>) -> Self {
+        Self { ranges: Ranges::new(), nodes: Vec::new(), slots }.after_moves(ranges, 0)
+    }
+
+    /// A store that is no cluster.
+    pub(crate) fn one() -> Self {
+        Self::new(Ranges::new(), None)
+    }
+
+    /// The connection is known to lead to all of them.
+    pub(crate) fn begin(&self, now: u64) {
+        self.nodes.iter().for_each(|health| health.hear(now, false));
     }
 
     /// The same nodes, and others, with these slots.
-    pub(crate) fn after_moves(&self, mut ranges: Vec<Range>, now: u64) -> Self {
-        ranges.sort_unstable();
-        let mut nodes = Vec::<(u64, Arc<Health>)>::new();
+    pub(crate) fn after_moves(&self, ranges: Ranges, now: u64) -> Self {
+        let mut nodes = Vec::new();
         // Slots that no node has fail by themselves; what has no slots is one.
-        for node in ranges.iter().map(|range| range.node).chain([0]) {
-            if nodes.iter().all(|(of, _)| *of != node) {
-                let known = self.nodes.iter().find(|(of, _)| *of == node);
-                let health = known.map(|(_, health)| Arc::clone(health));
-                nodes.push((node, health.unwrap_or_else(|| Arc::new(Health::heard_at(now)))));
+        for node in ranges.values().map(|(_, node)| *node).chain([0]) {
+            if find(&nodes, node).is_none() {
+                let new = || Arc::new(Health { node, heard: now.into(), ..Health::default() });
+                nodes.push(find(&self.nodes, node).map_or_else(new, Arc::clone));
             }
         }
-        Self { ranges, nodes }
+        Self { ranges, nodes, slots: self.slots.clone() }
     }
 
-    /// Which of them has a key.
-    pub(crate) fn of(&self, key: Option<&[u8]>) -> usize {
-        let Some(key) = key.filter(|_| self.nodes.len() > 1) else { return 0 };
-        let slot = slot(key);
-        let range = self.ranges.partition_point(|range| range.last < slot);
-        let range = self.ranges.get(range).filter(|range| range.first <= slot);
-        let node = range.map_or(0, |range| range.node);
-        self.nodes.iter().position(|(of, _)| *of == node).unwrap_or(0)
-    }
-
-    pub(crate) fn node(&self, part: usize) -> u64 {
-        self.nodes[part].0
-    }
-
-    pub(crate) fn health(&self, part: usize) -> &Health {
-        &self.nodes[part].1
+    /// That which has a key.
+    pub(crate) fn of(&self, key: Option<&[u8]>) -> &Arc<Health> {
+        let node = key.filter(|_| self.nodes.len() > 1).map(|key| {
+            let slot = slot(key);
+            match self.ranges.range(slot..).next() {
+                Some((_, (first, node))) if *first <= slot => *node,
+                _ => 0,
+            }
+        });
+        node.and_then(|node| find(&self.nodes, node)).unwrap_or(&self.nodes[0])
     }
 
     pub(crate) fn are_well(&self) -> bool {
-        self.nodes.iter().all(|(_, health)| health.is_well())
+        self.nodes.iter().all(|health| health.is_well())
     }
 
     /// Nodes that are none of the others.
     pub(crate) fn left_by<'a>(&'a self, others: &'a Self) -> impl Iterator<Item = u64> + 'a {
-        let nodes = self.nodes.iter().map(|&(node, _)| node);
-        nodes.filter(|node| others.nodes.iter().all(|(other, _)| other != node))
+        let nodes = self.nodes.iter().map(|health| health.node);
+        nodes.filter(|node| find(&others.nodes, *node).is_none())
     }
 
     /// Those that calls can be sent to.
     pub(crate) fn well(&self) -> impl Iterator<Item = u64> {
-        self.nodes.iter().filter(|(_, health)| health.is_well()).map(|&(node, _)| node)
+        self.nodes.iter().filter(|health| health.is_well()).map(|health| health.node)
     }
 
     pub(crate) fn is_proved(&self) -> bool {
-        self.nodes.iter().any(|(_, health)| health.proved.load(Ordering::Relaxed))
+        self.nodes.iter().any(|health| health.proved.load(Ordering::Relaxed))
     }
 
     pub(crate) fn led_to_replica(&self) -> bool {
-        self.nodes.iter().any(|(_, health)| health.replica.load(Ordering::Relaxed))
+        self.nodes.iter().any(|health| health.replica.load(Ordering::Relaxed))
     }
 
     /// A key of each that is missed.
     pub(crate) fn missed(&self) -> Vec<Arc<[u8]>> {
-        let missed = self.nodes.iter().filter(|(_, health)| !health.is_well());
-        missed.filter_map(|(_, health)| health.key()).collect()
+        let missed = self.nodes.iter().filter(|health| !health.is_well());
+        missed.filter_map(|health| health.key()).collect()
     }
 
     /// It is there again.
     pub(crate) fn found(&self, key: &[u8]) {
-        self.health(self.of(Some(key))).proved.store(true, Ordering::Relaxed);
+        self.of(Some(key)).proved.store(true, Ordering::Relaxed);
     }
 
     /// What the connection before has missed, and this one has not found, is still missed.
     pub(crate) fn inherit(&self, before: &Self) {
-        for (_, missed) in before.nodes.iter().filter(|(_, health)| !health.is_well()) {
+        for missed in before.nodes.iter().filter(|health| !health.is_well()) {
             let Some(key) = missed.key() else { continue };
-            let health = self.health(self.of(Some(&key)));
+            let health = self.of(Some(&key));
             if !health.proved.load(Ordering::Relaxed) {
                 health.lost.store(missed.lost.load(Ordering::Relaxed), Ordering::Relaxed);
                 health.set_key(Some(&key));
@@ -121,10 +127,6 @@ impl Shards {
 }
 
 impl Health {
-    fn heard_at(now: u64) -> Self {
-        Self { heard: AtomicU64::new(now), ..Self::default() }
-    }
-
     pub(crate) fn is_well(&self) -> bool {
         self.lost.load(Ordering::Relaxed) == 0
     }
@@ -212,6 +214,10 @@ impl Health {
     }
 }
 
+fn find(nodes: &[Arc<Health>], node: u64) -> Option<&Arc<Health>> {
+    nodes.iter().find(|health| health.node == node)
+}
+
 /// The slot of a key in a cluster: CRC-16 (XMODEM) over what is in its first braces.
 fn slot(key: &[u8]) -> u16 {
     let tag = key.iter().position(|&byte| byte == b'{').and_then(|start| {
@@ -242,12 +248,11 @@ mod tests {
 
     #[test]
     fn a_shard_is_found_by_the_slot_of_its_key() {
-        let range = |first, last, node| Range { first, last, node };
-        let all = [range(10_923, 16_383, 3), range(0, 5_460, 1), range(5_461, 10_922, 2)];
-        let nodes = |ranges: &[Range]| {
-            let shards = Shards::new(ranges.to_vec(), 0);
-            assert_eq!(shards.of(None), 0);
-            ["b", "{}a", "a"].map(|key| shards.node(shards.of(Some(key.as_bytes()))))
+        let all = [(16_383, (10_923, 3)), (5_460, (0, 1)), (10_922, (5_461, 2))];
+        let nodes = |ranges: &[_]| {
+            let shards = Shards::new(ranges.iter().copied().collect(), None);
+            assert!(Arc::ptr_eq(shards.of(None), &shards.nodes[0]));
+            ["b", "{}a", "a"].map(|key| shards.of(Some(key.as_bytes())).node)
         };
         assert_eq!(nodes(&all), [1, 2, 3]);
         // Slots that no node has share no breaker with those of a node.

@@ -1,16 +1,17 @@
 //! What is known of a store's connection, and of the work on it.
 
 use std::mem::replace;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use redis::RedisError;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::handle::{Handle, Origin, Slots};
-use super::shards::{Range, Shards};
+use super::handle::{Handle, Origin};
+use super::shards::{Health, Ranges, Shards};
+use crate::sync::AtEnd;
 
 /// How long an idle connection has to answer before another one is made beside it: two round trips,
 /// within these bounds. What was frozen for a while has shown a long one.
@@ -38,8 +39,7 @@ pub(super) struct Upkeep {
 pub(super) struct Status {
     /// The last one that was made. It stays when it is lost, as it may only have been late.
     pub(super) connection: Option<Box<dyn Handle>>,
-    pub(super) shards: Arc<Shards>,
-    pub(super) slots: Option<Slots>,
+    pub(super) shards: Shards,
     /// How many were made.
     pub(super) made: u64,
     pub(super) at: Instant,
@@ -64,15 +64,15 @@ impl Status {
 impl Upkeep {
     pub(super) fn new(source: &Arc<Origin>) -> Self {
         let now = source.now();
-        let shards = Shards::new(Vec::new(), now);
+        let shards = Shards::one();
         let connection = source.given.as_ref().map(|connection| connection.boxed());
-        if connection.is_none() {
-            shards.health(0).lose(now);
+        match connection {
+            Some(_) => shards.begin(now),
+            None => shards.of(None).lose(now),
         }
         let current = Status {
             connection,
-            shards: Arc::new(shards),
-            slots: None,
+            shards,
             made: 0,
             at: Instant::now(),
             after_replica: false,
@@ -102,15 +102,7 @@ impl Upkeep {
 
     /// When that was last.
     pub(super) fn asked(&self) -> Instant {
-        self.instant(self.asked.load(Ordering::Relaxed))
-    }
-
-    pub(super) fn now(&self) -> u64 {
-        self.source.now()
-    }
-
-    pub(super) fn instant(&self, ms: u64) -> Instant {
-        self.source.instant(ms)
+        self.source.instant(self.asked.load(Ordering::Relaxed))
     }
 
     pub(super) fn grace(&self) -> Duration {
@@ -129,58 +121,48 @@ impl Upkeep {
     }
 
     /// It has answered. Why others could not be made says nothing of it.
-    pub(super) fn well(&self, shards: &Shards, part: usize) {
-        shards.health(part).recover(self.now());
-        self.source.hear(self.now());
-        self.source.breaker.connected(shards.node(part));
+    pub(super) fn well(&self, health: &Health) {
+        health.recover(self.source.now());
+        self.source.hear(self.source.now());
+        self.source.breaker.connected(health.node);
         self.current.send_modify(|current| current.error = None);
     }
 
     /// Slots have moved, perhaps.
-    pub(super) fn found(&self, ranges: Vec<Range>) -> Arc<Shards> {
-        let mut after = None;
+    pub(super) fn found(&self, ranges: Ranges) {
         self.current.send_modify(|current| {
-            let shards = Arc::new(current.shards.after_moves(ranges, self.now()));
+            let shards = current.shards.after_moves(ranges, self.source.now());
             // No call goes to a node that has left.
             current.shards.left_by(&shards).for_each(|node| self.source.breaker.connected(node));
-            current.shards = Arc::clone(after.insert(shards));
+            current.shards = shards;
         });
-        after.expect("it was set")
+    }
+
+    /// The shard that has a key by now.
+    pub(super) fn shard(&self, key: Option<&[u8]>) -> Arc<Health> {
+        Arc::clone(self.current.borrow().shards.of(key))
     }
 
     /// A shard is not the one that was missed.
-    pub(super) fn acquit(&self, shards: &Shards, part: usize) {
-        shards.health(part).acquit();
-        self.source.breaker.connected(shards.node(part));
+    pub(super) fn acquit(&self, health: &Health) {
+        health.acquit();
+        self.source.breaker.connected(health.node);
         self.current.send_modify(|_| {});
     }
 
     /// Its check brought no answer: callers get the reason why there is no other one.
-    pub(super) fn ill(&self, shards: &Shards, part: usize) {
-        shards.health(part).checked_until(0);
+    pub(super) fn ill(&self, health: &Health) {
+        health.checked_until(0);
         self.current.send_modify(|_| {});
     }
-}
 
-/// The work on a connection, for one task at a time. It ends when this is dropped.
-pub(super) struct Work(Weak<Upkeep>);
-
-impl Work {
-    pub(super) fn begin(upkeep: &Arc<Upkeep>) -> Option<Self> {
-        let begins =
-            upkeep.current.send_if_modified(|current| !replace(&mut current.at_work, true));
-        begins.then(|| Self(Arc::downgrade(upkeep)))
-    }
-
-    pub(super) fn upkeep(&self) -> Option<Arc<Upkeep>> {
-        self.0.upgrade()
-    }
-}
-
-impl Drop for Work {
-    fn drop(&mut self) {
-        if let Some(upkeep) = self.upkeep() {
-            upkeep.current.send_modify(|current| (current.at_work, current.attempts) = (false, 0));
-        }
+    /// Begins the work on a connection, for one task at a time. It ends when the guard is dropped.
+    pub(super) fn begin_work(self: &Arc<Self>) -> Option<AtEnd<impl Fn() + Send + use<>>> {
+        let begins = self.current.send_if_modified(|current| !replace(&mut current.at_work, true));
+        let this = Arc::downgrade(self);
+        let end = |current: &mut Status| (current.at_work, current.attempts) = (false, 0);
+        begins.then(|| {
+            AtEnd(move || this.upgrade().into_iter().for_each(|this| this.current.send_modify(end)))
+        })
     }
 }

@@ -38,15 +38,7 @@ impl Commands {
 
     /// `now` is the time if it is not the server's.
     pub(crate) fn charge(&self, charge: &Charge<'_>, now: Option<i64>) -> Cmd {
-        let ask = &charge.ask;
-        let act = match (ask.peek, ask.up_to) {
-            (true, true) => "peek-up-to",
-            (true, false) => "peek",
-            (false, true) => "up-to",
-            (false, false) => "charge",
-        };
-        let general = || self.general(&charge.account, act, ask.cost, ask.reserve, false, &[], now);
-        self.plain(charge, now).unwrap_or_else(general)
+        self.charge_in(charge, false, now)
     }
 
     /// For each of several limits in one charge.
@@ -54,32 +46,38 @@ impl Commands {
         let peek = charges.iter().any(Charge::is_peek);
         let cmd = |charge: &Charge<'_>| {
             let ask = Ask { peek, up_to: false, ..charge.ask };
-            let Ask { cost, reserve, .. } = ask;
-            let charge = Charge { ask, ..*charge };
-            let act = if peek { "peek" } else { "charge" };
-            let general = || self.general(&charge.account, act, cost, reserve, true, &[], now);
-            self.plain(&charge, now).unwrap_or_else(general)
+            self.charge_in(&Charge { ask, ..*charge }, true, now)
         };
         charges.iter().map(cmd).collect()
     }
 
-    /// `None`: it changes nothing.
-    pub(crate) fn adjust(&self, adjust: &Adjust<'_>, now: Option<i64>) -> Option<Cmd> {
-        let account = adjust.account();
-        Some(match adjust.correction() {
-            Correction::Return { tokens: 0, .. } | Correction::Take { tokens: 0 } => return None,
-            Correction::Return { tokens, until } => {
-                self.general(&account, "return", *tokens, true, false, until, now)
-            }
-            Correction::Take { tokens } => {
-                self.general(&account, "take", *tokens, false, false, &[], now)
-            }
-        })
+    fn charge_in(&self, charge: &Charge<'_>, grouped: bool, now: Option<i64>) -> Cmd {
+        let Ask { cost, reserve, peek, up_to, .. } = charge.ask;
+        let act = match (peek, up_to) {
+            (true, true) => "peek-up-to",
+            (true, false) => "peek",
+            (false, true) => "up-to",
+            (false, false) => "charge",
+        };
+        let general = || self.general(&charge.account, act, cost, reserve, grouped, &[], now);
+        self.plain(charge, now).unwrap_or_else(general)
     }
 
-    pub(crate) fn reset(&self, scope: &Scope, key: &Key) -> Cmd {
+    pub(crate) fn adjust(&self, adjust: &Adjust<'_>, now: Option<i64>) -> Cmd {
+        let account = &adjust.account();
+        match adjust.correction() {
+            Correction::Return { tokens, until } => {
+                self.general(account, "return", *tokens, true, false, until, now)
+            }
+            Correction::Take { tokens } => {
+                self.general(account, "take", *tokens, false, false, &[], now)
+            }
+        }
+    }
+
+    pub(crate) fn reset(key: &str) -> Cmd {
         let mut cmd = redis::cmd("DEL");
-        cmd.arg(self.key(scope, key));
+        cmd.arg(key);
         cmd
     }
 

@@ -45,7 +45,7 @@ pub(crate) fn ask() -> Cmd {
 pub(crate) fn permitted(answer: RedisResult<Value>) -> RedisResult<()> {
     let answers: Vec<i64> = match answer {
         Ok(answer @ Value::Array(_)) => FromRedisValue::from_redis_value(answer)?,
-        Err(error) if Lacking::of(&error).is_some() || error.code() == Some("NOAUTH") => {
+        Err(error) if lacking(&error).is_some() || error.code() == Some("NOAUTH") => {
             return Err(error);
         }
         _ => return Ok(()),
@@ -67,28 +67,21 @@ pub(crate) fn permitted(answer: RedisResult<Value>) -> RedisResult<()> {
     })
 }
 
-/// Why a command can't be called, and its name if that is known.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub(crate) enum Lacking<'a> {
-    Permission(Option<&'a str>),
-    Command(Option<&'a str>),
-}
-
-impl<'a> Lacking<'a> {
-    /// What a server says, to a call or within a script.
-    pub(crate) fn of(error: &'a RedisError) -> Option<Self> {
-        let said = error.detail()?;
-        let named = |after| {
-            let (name, _) = said.split_once(after)?.1.split_once('\'')?;
-            // No secret.
-            let plain = |byte: u8| byte.is_ascii_alphabetic() || b"|, ".contains(&byte);
-            (name.len() <= 100 && name.bytes().all(plain)).then_some(name)
-        };
-        let has = |words: &[&str]| words.iter().any(|words| said.contains(words));
-        if has(&["permissions to run the '", "can't run this command"]) {
-            return Some(Self::Permission(named("permissions to run the '")));
-        }
-        let absent = ["nknown command '", "command called from script", "Invalid command passed"];
-        has(&absent).then(|| Self::Command(named(absent[0])))
+/// What a server lacks by its answer to a call or within a script, and the name of the command if
+/// that is known.
+pub(crate) fn lacking(error: &RedisError) -> Option<(&'static str, Option<&str>)> {
+    let said = error.detail()?;
+    let named = |after| {
+        let (name, _) = said.split_once(after)?.1.split_once('\'')?;
+        // No secret.
+        let plain = |byte: u8| byte.is_ascii_alphabetic() || b"|, ".contains(&byte);
+        (name.len() <= 100 && name.bytes().all(plain)).then_some(name)
+    };
+    let has = |words: &[&str]| words.iter().any(|words| said.contains(words));
+    let forbidden = ["permissions to run the '", "can't run this command"];
+    let absent = ["nknown command '", "command called from script", "Invalid command passed"];
+    if has(&forbidden) {
+        return Some(("Redis does not permit a command that is needed", named(forbidden[0])));
     }
+    has(&absent).then(|| ("Redis lacks a command that is needed", named(absent[0])))
 }
