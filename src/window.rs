@@ -195,6 +195,7 @@ impl<'a> Window<'a> {
     }
 
     /// Tokens taken; see [`State::used`].
+    #[inline]
     pub(crate) fn used(&self) -> i64 {
         self.used
     }

@@ -56,6 +56,14 @@ impl Decision {
         (Self { verdict, refusing, ..decision }, (granted > 0).then_some(usage.used))
     }
 
+    /// The same for a charge that is known to fit.
+    #[inline(always)]
+    pub(crate) fn running_passed(now: i64, window: &Window<'_>, cost: u64) -> (Self, i64) {
+        let used = window.used() + cost as i64;
+        let usage = Usage { used, ..Usage::of(window) };
+        (Self::new(now, cost, [usage, Usage::NONE], 1), used)
+    }
+
     /// The same over several windows, if the charge passes.
     #[inline(always)]
     pub(crate) fn all_running<const N: usize>(

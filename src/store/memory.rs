@@ -21,7 +21,6 @@ use super::sharded::{Sharded, shares};
 use crate::clock::Clock;
 use crate::decision::Decision;
 use crate::key::Key;
-use crate::observe;
 use crate::quota::Quotas;
 use crate::sync::MutexGuard;
 
@@ -29,6 +28,7 @@ use crate::sync::MutexGuard;
 mod file;
 #[cfg(feature = "saved")]
 mod format;
+mod overflow;
 #[cfg(feature = "saved")]
 mod saved;
 #[cfg(feature = "saved")]
@@ -54,7 +54,7 @@ const MINUTE: i64 = 60_000;
 /// They end with the process, and a new one grants full limits. With the feature `saved`,
 /// `MemoryStore::open` keeps them in a file, for quotas of a day, a month or a year on one node.
 ///
-/// Clones share their counters. The name of the layer or limiter separates quotas (those without a
+/// Clones share their counters. The name of the limit separates quotas (those without a
 /// name are separate, too), so one store can serve all of them.
 ///
 /// # Memory
@@ -84,8 +84,8 @@ const MINUTE: i64 = 60_000;
 ///
 /// let store = MemoryStore::with_max_keys(100_000);
 /// assert!(store.is_empty() && store.max_bytes() <= 3_750_000);
-/// let login = FixedWindowLayer::new(Quota::per_minute(5)).name("login").store(store.clone());
-/// let search = FixedWindowLayer::new(Quota::per_minute(30)).name("search").store(store);
+/// let login = FixedWindowLayer::new(Quota::per_minute(5).name("login").store(store.clone()));
+/// let search = FixedWindowLayer::new(Quota::per_minute(30).name("search").store(store));
 /// # let _ = (login, search);
 /// ```
 #[derive(Clone)]
@@ -190,10 +190,11 @@ impl MemoryStore {
     ///
     /// ```
     /// use tower_fixed_window::testing::block_on;
-    /// use tower_fixed_window::{Limiter, MemoryStore, Quota};
+    /// use tower_fixed_window::{Limit, MemoryStore, Quota};
     ///
     /// let store = MemoryStore::new();
-    /// let limiter = Limiter::new(Quota::per_minute(5).and(Quota::per_hour(50))).store(store.clone());
+    /// let quotas = Quota::per_minute(5).and(Quota::per_hour(50));
+    /// let limiter = Limit::new(quotas).store(store.clone());
     /// block_on(limiter.check("alice")).unwrap();
     /// assert_eq!(store.len(), 2); // one entry for each quota
     /// ```
@@ -214,10 +215,10 @@ impl MemoryStore {
     ///
     /// ```
     /// use tower_fixed_window::testing::block_on;
-    /// use tower_fixed_window::{Limiter, MemoryStore, Quota};
+    /// use tower_fixed_window::{Limit, MemoryStore, Quota};
     ///
     /// let store = MemoryStore::with_max_keys(100);
-    /// let limiter = Limiter::new(Quota::per_minute(5)).store(store.clone());
+    /// let limiter = Limit::new(Quota::per_minute(5)).store(store.clone());
     /// for invented in 0..1_000 {
     ///     block_on(limiter.check(invented)).unwrap();
     /// }
@@ -233,7 +234,7 @@ impl MemoryStore {
     #[cfg(feature = "metrics")]
     #[cfg_attr(docsrs, doc(cfg(feature = "metrics")))]
     pub fn record_metrics(&self, name: &str) {
-        observe::memory(name, self.len(), self.memory.max_keys);
+        crate::observe::memory(name, self.len(), self.memory.max_keys);
         #[cfg(feature = "saved")]
         if let Some(saver) = &self.saver {
             saver.saves().record(name);
@@ -296,6 +297,15 @@ impl MemoryStore {
         {
             return Reply::now(decision);
         }
+        if N == 1
+            && let Some((decision, is_new)) = shard.charge_first(now, account, &home, charge.ask)
+        {
+            if is_new {
+                // Still under the lock: a reset or a file that finds the entry finds this.
+                self.memory.counters.note(account.scope(), &quotas[0]);
+            }
+            return Reply::now(decision);
+        }
         let (places, windows) = loop {
             let found = shard.locate_all::<N>(now.at, account, &home);
             // Near a boundary, only the exact time shows on which side of it this is.
@@ -327,44 +337,6 @@ impl MemoryStore {
             (0..N).filter(|i| shared >> i & 1 == 1).for_each(|i| decision.note_shared(i));
         }
         Reply::now(decision)
-    }
-
-    /// Counts a charge without entries of its own, and logs that, unless it was logged recently.
-    /// Returns a bit for each quota that is counted in a shared entry.
-    #[cold]
-    fn count_overflow<const N: usize>(
-        &self,
-        now: i64,
-        until: i64,
-        mut shard: MutexGuard<'_, Shard>,
-        account: &Account<'_>,
-        places: [Place; N],
-        written: u8,
-    ) -> u8 {
-        let places = &places[..account.quotas().len()];
-        let own = |(i, place): (usize, &Place)| place.is_own(written >> i & 1 == 1);
-        if places.iter().enumerate().all(own) {
-            return 0;
-        }
-        shard.overflowed += 1;
-        // What follows takes the locks of all shards.
-        drop(shard);
-        account.scope().observe().overflowed();
-        self.log_overflow(now, until);
-        let shared = places.iter().map(|place| u8::from(matches!(place, Place::Shared(_))));
-        shared.rev().fold(0, |bits, bit| bits << 1 | bit)
-    }
-
-    /// Takes the locks of all shards, unless that was logged recently.
-    fn log_overflow(&self, now: i64, until: i64) {
-        let next = until.max(now.saturating_add(MINUTE)) as u64;
-        let is_first =
-            self.memory.quiet_until.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |quiet| {
-                (quiet <= now as u64).then_some(next)
-            });
-        if is_first.is_ok() {
-            observe::overflow(self.memory.max_keys, self.overflowed());
-        }
     }
 }
 

@@ -10,7 +10,7 @@
 pub(super) const WAYS: usize = 16;
 /// With this many free entries in its first bucket, a key doesn't look at the second one. A table
 /// fills as well as if it always did (by simulation), and most keys are found at the first look.
-const SPARSE: usize = 10;
+const SPARSE: u32 = 10;
 
 /// What an entry of `P` is found by, when it ends and what it holds lie together.
 #[derive(Clone, Copy, Default)]
@@ -169,26 +169,29 @@ impl<P: Copy + Default> Table<P> {
 
     /// A free entry in the first of two buckets while there are plenty, then in the emptier one.
     fn free(&self, fingerprint: u64, now: i64, taken: impl Fn(&Slot) -> bool) -> Found {
-        let (buckets, first) = self.choices(fingerprint);
-        // In a flood there is none, and that is all it has to find out.
-        if buckets.iter().all(|&bucket| self.ends(bucket).all(|until| until > now)) {
-            return Found::Full;
-        }
+        let ([a, b], first) = self.choices(fingerprint);
+        // A bit for each way.
         let free = |bucket: usize| {
-            let ways = (0..WAYS).map(move |i| (first + i) % WAYS);
-            let free = ways.filter(move |&way| self.buckets[bucket][way].until <= now);
-            let slot = move |way| Slot { bucket, way, fingerprint };
-            free.map(slot).filter(|slot| !taken(slot))
+            let ways = self.buckets[bucket].iter().enumerate();
+            ways.fold(0_u16, |free, (way, entry)| {
+                let slot = Slot { bucket, way, fingerprint };
+                free | u16::from(entry.until <= now && !taken(&slot)) << way
+            })
         };
-        let [a, b] = buckets;
-        let room = free(a).count();
-        let chosen = if room < SPARSE && free(b).count() > room { b } else { a };
-        free(chosen).next().map_or(Found::Full, Found::Free)
-    }
-
-    /// When the entries of a bucket end.
-    fn ends(&self, bucket: usize) -> impl Iterator<Item = i64> {
-        self.buckets[bucket].iter().map(|entry| entry.until)
+        let (mut bucket, mut ways) = (a, free(a));
+        if ways.count_ones() < SPARSE {
+            let others = free(b);
+            if others.count_ones() > ways.count_ones() {
+                (bucket, ways) = (b, others);
+            }
+        }
+        match ways.rotate_right(first as u32) {
+            0 => Found::Full,
+            ways => {
+                let way = (first + ways.trailing_zeros() as usize) % WAYS;
+                Found::Free(Slot { bucket, way, fingerprint })
+            }
+        }
     }
 
     /// When the last entry ends; 0 if there is none.

@@ -24,7 +24,7 @@ use crate::observe;
 /// ```
 /// use std::time::Duration;
 /// use tower_fixed_window::testing::block_on;
-/// use tower_fixed_window::{CountsFile, Limiter, Quota};
+/// use tower_fixed_window::{CountsFile, Quota};
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let folder = std::env::temp_dir().join(format!("tfw-file-{}", std::process::id()));
@@ -32,8 +32,8 @@ use crate::observe;
 /// # let path = folder.join("counts");
 /// let file = || CountsFile::new(&path, Duration::from_secs(1)).max_keys(100_000);
 /// let limiter = || {
-///     let limiter = Limiter::new(Quota::per_month(3)).name("exports");
-///     std::io::Result::Ok(limiter.store(file().open()?))
+///     let exports = Quota::per_month(3).name("exports");
+///     std::io::Result::Ok(exports.store(file().open()?))
 /// };
 ///
 /// let first = limiter()?;
@@ -182,7 +182,7 @@ impl MemoryStore {
     ///
     /// # fn main() -> std::io::Result<()> {
     /// let store = MemoryStore::open("/var/lib/app/counts", Duration::from_secs(1))?;
-    /// let plan = FixedWindowLayer::new(Quota::per_month(1_000)).name("plan").store(store.clone());
+    /// let plan = FixedWindowLayer::new(Quota::per_month(1_000).name("plan").store(store.clone()));
     /// // ... serve until SIGTERM
     /// store.save()?;
     /// # let _ = plan;

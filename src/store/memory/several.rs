@@ -5,6 +5,7 @@ use std::array;
 
 use super::super::charge::Charge;
 use super::super::reply::Reply;
+use super::super::table::Slot;
 use super::shard::{Home, Place, Shard};
 use super::time::Reading;
 use super::{Memory, MemoryStore};
@@ -13,10 +14,11 @@ use crate::quota::Quotas;
 use crate::sync::MutexGuard;
 use crate::window::Window;
 
-/// The keys of charges, and the locks of their shards.
+/// The keys of charges, and the locks of their shards. There are `N` charges, or up to `N` where
+/// that is the most: few are known by their number, so that no loop over them is left.
 struct Locked<'s, const N: usize> {
     homes: [Home; N],
-    /// The charges in the order of their shards.
+    /// The charges in the order of their shards, as the remainders of a division by [`MAX_LIMITS`].
     order: [usize; N],
     /// Where the lock of each charge's shard is.
     lock: [usize; N],
@@ -31,7 +33,8 @@ impl MemoryStore {
     /// `None`: two of the charges are of one scope, or there are too many.
     pub(super) fn charge_several(&self, charges: &[Charge<'_>]) -> Option<Reply<Decision>> {
         Some(Reply::now(match charges.len() {
-            1 | 2 => self.charge_together::<2>(charges)?,
+            1 => self.charge_together::<1>(charges)?,
+            2 => self.charge_together::<2>(charges)?,
             3 => self.charge_together::<3>(charges)?,
             4 => self.charge_together::<4>(charges)?,
             5..=MAX_LIMITS => self.charge_together::<MAX_LIMITS>(charges)?,
@@ -144,6 +147,24 @@ impl MemoryStore {
     }
 }
 
+/// A refusal of charges in windows that run, which writes nothing. A function of its own, so that a
+/// charge that passes needs no stack for it.
+#[inline(never)]
+fn refuse_running<const N: usize>(
+    now: Reading,
+    charges: &[Charge<'_>],
+    running: &[Option<(Slot, Window<'_>)>; N],
+) -> Decision {
+    let mut merging = Merging::new();
+    for (Charge { account, ask }, (_, window)) in charges.iter().zip(running.iter().flatten()) {
+        // A charge that fits is a look at the count.
+        let cost = if window.fits(ask.cost, false) { 0 } else { ask.cost };
+        let (decision, _) = Decision::running(now.at, window, cost);
+        merging.push(account.scope().shared_name(), decision);
+    }
+    merging.done()
+}
+
 fn shared(places: &[Place; Quotas::MAX]) -> u8 {
     let shared = places.iter().map(|place| u8::from(matches!(place, Place::Shared(_))));
     shared.rev().fold(0, |bits, bit| bits << 1 | bit)
@@ -153,7 +174,8 @@ impl<'s, const N: usize> Locked<'s, N> {
     /// `None`: two of the charges are of one scope.
     #[inline(always)]
     fn new(memory: &'s Memory, charges: &[Charge<'_>]) -> Option<Self> {
-        let len = charges.len().min(N);
+        let len = if N < MAX_LIMITS { N } else { charges.len().min(N) };
+        let charges = &charges[..len];
         let (mut homes, mut places) = ([Home { hash: 0, scope: 0 }; N], [0; N]);
         for i in 0..len {
             let Charge { account, ask } = &charges[i];
@@ -186,7 +208,7 @@ impl<'s, const N: usize> Locked<'s, N> {
             }
             lock[place % MAX_LIMITS] = locks - 1;
         }
-        Some(Self { homes, order: places.map(|place| place % MAX_LIMITS), lock, len, shards })
+        Some(Self { homes, order: places, lock, len, shards })
     }
 
     fn shards(&mut self) -> impl Iterator<Item = &mut Shard> {
@@ -201,8 +223,8 @@ impl<'s, const N: usize> Locked<'s, N> {
     /// The short path: each charge is plain, of one quota, in a window that runs.
     #[inline(always)]
     fn charge_running(&mut self, now: Reading, charges: &[Charge<'_>]) -> Option<Decision> {
-        let mut running = [None; N];
-        let mut pass = true;
+        let charges = &charges[..self.len];
+        let (mut running, mut pass) = ([None; N], true);
         for i in 0..self.len {
             let Charge { account, ask } = &charges[i];
             let [quota] = account.quotas().as_slice() else { return None };
@@ -214,15 +236,15 @@ impl<'s, const N: usize> Locked<'s, N> {
             pass &= window.fits(ask.cost, false);
             running[i] = Some((slot, window));
         }
+        if !pass {
+            return Some(refuse_running(now, charges, &running));
+        }
         let mut merging = Merging::new();
-        for i in 0..self.len {
-            let (Charge { account, ask }, (slot, window)) = (&charges[i], running[i].as_ref()?);
-            // In a refusal, a charge that fits is a look at the count.
-            let cost = if pass || !window.fits(ask.cost, false) { ask.cost } else { 0 };
-            let (decision, used) = Decision::running(now.at, window, cost);
-            if let Some(used) = used {
-                self.shard_of(i).set_used(*slot, used);
-            }
+        for (i, Charge { account, ask }) in charges.iter().enumerate() {
+            let (slot, window) = running[i].as_ref()?;
+            let (decision, used) = Decision::running_passed(now.at, window, ask.cost);
+            // A charge of nothing has what it found.
+            self.shard_of(i).set_used(*slot, used);
             merging.push(account.scope().shared_name(), decision);
         }
         Some(merging.done())
@@ -237,7 +259,8 @@ impl<'s, const N: usize> Locked<'s, N> {
             let mut places = [Place::None; MAX_LIMITS * Quotas::MAX];
             let (mut first, mut end) = (0, 0);
             let (mut grew, mut lock) = (false, 0);
-            for charge in self.order.into_iter().take(self.len) {
+            for place in self.order.into_iter().take(self.len) {
+                let charge = place % MAX_LIMITS;
                 let (account, home) = (charges[charge].account, self.homes[charge]);
                 if self.lock[charge] != lock {
                     (lock, first) = (self.lock[charge], end);

@@ -1,9 +1,10 @@
 //! The short path of nearly every charge: all of its quotas are plain, and have running windows in
 //! entries of the key's own.
 
-use super::super::super::table::Slot;
+use super::super::super::account::Account;
+use super::super::super::table::{Found, Slot};
 use super::super::time::Reading;
-use super::{Home, Shard, state};
+use super::{Count, Home, Shard, state};
 use crate::decision::{Ask, Decision};
 use crate::quota::Quota;
 use crate::window::Window;
@@ -30,7 +31,38 @@ impl Shard {
         Some(decision)
     }
 
-    /// The same over exactly `N` quotas.
+    /// The first charge of a quota in a window, in the key's entry or in one that is free; with it
+    /// comes whether that is new. `None`: it is not plain, does not pass, takes nothing, its window
+    /// may be about to end, or the key may share a count.
+    #[inline(always)]
+    pub(in crate::store::memory) fn charge_first(
+        &mut self,
+        now: Reading,
+        account: &Account<'_>,
+        home: &Home,
+        ask: Ask,
+    ) -> Option<(Decision, bool)> {
+        let quota = &account.quotas().as_slice()[0];
+        if !ask.is_plain() || !quota.is_plain() || ask.cost == 0 {
+            return None;
+        }
+        let (slot, is_new) = match self.table.find(home.fingerprint(quota), now.at, |_| false) {
+            Found::Entry(slot) if self.table.get(slot).until <= now.at => (slot, false),
+            Found::Free(slot) if self.overflows_until(now.at).is_none() => (slot, true),
+            _ => return None,
+        };
+        let window = Window::at(now.at, None, quota, account.shift(quota));
+        let is_sure = now.is_exact() || !window.is_over_at(now.at, now.latest());
+        if !is_sure || !window.fits(ask.cost, false) {
+            return None;
+        }
+        let (decision, used) = Decision::running_passed(now.at, &window, ask.cost);
+        // Of a plain quota, a new count ends with its window.
+        self.table.set(slot, window.end(), Count { start: window.start(), used });
+        Some((decision, is_new))
+    }
+
+    /// The same as [`charge_running`](Self::charge_running) over exactly `N` quotas.
     #[inline(always)]
     pub(in crate::store::memory) fn charge_all_running<const N: usize>(
         &mut self,
