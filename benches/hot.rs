@@ -13,8 +13,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use benches::Server;
+use tower_fixed_window::Quota;
 use tower_fixed_window::store::RedisStore;
-use tower_fixed_window::{Limiter, Quota};
 
 const NODES: u64 = 4;
 const LIMIT: u64 = 400_000;
@@ -115,7 +115,7 @@ async fn node(args: &[String]) {
     let (port, limit, offered, leases, seconds) =
         (number(0), number(1), number(2), number(3), number(4));
     let store = RedisStore::new(format!("redis://127.0.0.1:{port}/")).expect("an address");
-    let limiter = Limiter::new(Quota::per_second(limit)).name("hot").store(store.leases(leases));
+    let limiter = Quota::per_second(limit).name("hot").store(store.leases(leases));
     let seen = Arc::new(Mutex::new((BTreeMap::<u64, u64>::new(), 0_u64)));
     while limiter.check("cold").await.expect("memory answers").is_local() {}
     let start = tokio::time::Instant::now();

@@ -7,8 +7,8 @@
 //! and 100,000 of them at once.
 //!
 //! `cargo bench -p benches --bench redis` starts a server of its own (`REDIS_SERVER=valkey-server` another);
-//! `-- near`, `-- far` and `-- crowd` print one of the three tables. The server's CPU is what it says of
-//! its main thread.
+//! `-- near`, `-- far`, `-- crowd` and `-- together` print one of the four tables; the last one is of three
+//! limits in one charge. The server's CPU is what it says of its main thread.
 
 use std::process::Command;
 use std::sync::Arc;
@@ -17,12 +17,14 @@ use std::time::{Duration, Instant};
 
 #[path = "../tests/redis/slow_link.rs"]
 mod slow_link;
+#[path = "redis/together.rs"]
+mod together;
 
 use benches::Server;
 use redis::aio::MultiplexedConnection;
 use redis::{Script, cmd};
 use tower_fixed_window::store::{Account, Charge, RedisStore, Scope, Store};
-use tower_fixed_window::{Key, Limiter, OnStoreFailure, Quota, Quotas};
+use tower_fixed_window::{Key, Limit, Limiter, OnStoreFailure, Quota, Quotas};
 
 use slow_link::Far;
 
@@ -96,7 +98,7 @@ async fn main() {
     }
     let Some(server) = Server::start() else { return };
     let quick = has("--test");
-    let all = !["near", "far", "crowd"].into_iter().any(has);
+    let all = !["near", "far", "crowd", "together"].into_iter().any(has);
     if all || has("near") {
         near(&server, quick).await;
     }
@@ -105,6 +107,9 @@ async fn main() {
     }
     if all || has("crowd") {
         crowd(&server, quick);
+    }
+    if all || has("together") {
+        together::together(&server, quick).await;
     }
 }
 
@@ -123,7 +128,7 @@ async fn near(server: &Server, quick: bool) {
     let alone =
         |name, quotas| Contestant::Store(store.clone().one_by_one(), Scope::named(name), quotas);
     let one = Quota::per_hour(1_000_000_000);
-    let hot = Limiter::new(one)
+    let hot = Limit::new(one)
         .name("hot")
         .store(store.clone().leases(100).on_failure(OnStoreFailure::Deny));
     let contestants = [
@@ -175,7 +180,7 @@ struct Seen {
 fn limiter(url: &str, one_by_one: bool) -> Limiter {
     let store = RedisStore::new(url).expect("an address");
     let store = if one_by_one { store.one_by_one() } else { store };
-    Limiter::new(Quota::per_hour(1_000_000_000)).name("far").store(store)
+    Quota::per_hour(1_000_000_000).name("far").store(store)
 }
 
 async fn distances(server: &Server, quick: bool) {

@@ -14,34 +14,50 @@ use axum::response::{Response, Result};
 use axum::routing::{get, post, put};
 use axum::{Json, Router};
 use serde_json::{Value, json};
-use tower_fixed_window::key::{extension, header};
-use tower_fixed_window::{Control, FixedWindowLayer, Key, ParseQuotaError, Plan, Quota, Quotas};
+use tower_fixed_window::key::{extension, header, peer_ip};
+use tower_fixed_window::{
+    FixedWindowLayer, Key, KeyExtractor, Limit, Limiter, ParseQuotaError, Plan, Quota, Quotas,
+};
 
-/// Plans of single keys. Really, they are in a database.
-type Plans = Arc<Mutex<HashMap<Key, Plan>>>;
-
-/// What support needs of a layer.
-struct Limit {
-    control: Control,
-    /// Reads what the layer counts by, as support writes it.
-    key: fn(&str) -> Option<Key>,
-    plans: Plans,
+/// The plans of keys. Really, they are in a database.
+struct Plans {
+    /// Of all other keys.
+    usual: Quotas,
+    of_keys: HashMap<Key, Plan>,
 }
 
-impl Limit {
-    fn plan(&self, key: &Key) -> Plan {
-        let plan = self.plans.lock().unwrap().get(key).copied();
-        plan.unwrap_or(self.control.quotas().into())
+impl Plans {
+    fn of(&self, key: &Key) -> Plan {
+        self.of_keys.get(key).copied().unwrap_or(self.usual.into())
     }
 }
 
-type Limits = Arc<HashMap<&'static str, Limit>>;
+/// A limit that support can change.
+struct Managed {
+    limiter: Limiter,
+    /// Reads what the limit counts by, as support writes it.
+    key: fn(&str) -> Option<Key>,
+    plans: Arc<Mutex<Plans>>,
+}
 
-fn find<'a>(limits: &'a Limits, name: &str) -> Result<&'a Limit, (StatusCode, &'static str)> {
+impl Managed {
+    fn new(name: &str, usual: Quota, by: impl KeyExtractor, key: fn(&str) -> Option<Key>) -> Self {
+        let plans = Plans { usual: usual.into(), of_keys: HashMap::new() };
+        let plans = Arc::new(Mutex::new(plans));
+        let of_requests = plans.clone();
+        let limit = Limit::by_plan(move |_parts, key| of_requests.lock().unwrap().of(key));
+        // With a RedisStore, `.revalidate_refusals()` makes a reset here effective on other nodes.
+        Self { limiter: Limiter::new(limit.name(name).key(by)), key, plans }
+    }
+}
+
+type Limits = Arc<HashMap<&'static str, Managed>>;
+
+fn find<'a>(limits: &'a Limits, name: &str) -> Result<&'a Managed, (StatusCode, &'static str)> {
     limits.get(name).ok_or((StatusCode::NOT_FOUND, "no such limit\n"))
 }
 
-fn key(limit: &Limit, text: &str) -> Result<Key, (StatusCode, &'static str)> {
+fn key(limit: &Managed, text: &str) -> Result<Key, (StatusCode, &'static str)> {
     (limit.key)(text).ok_or((StatusCode::BAD_REQUEST, "not a key of this limit\n"))
 }
 
@@ -55,10 +71,9 @@ async fn usage(
 ) -> Result<Json<Value>> {
     let limit = find(&limits, &name)?;
     let key = key(limit, &text)?;
-    let Some(quotas) = limit.plan(&key).quotas().copied() else {
-        return Ok(Json(json!("unlimited")));
-    };
-    let decision = limit.control.peek_with(key, quotas).await?;
+    let plan = limit.plans.lock().unwrap().of(&key);
+    let Some(&quotas) = plan.quotas() else { return Ok(Json(json!("unlimited"))) };
+    let decision = limit.limiter.with_quotas(quotas).peek(key).await?;
     let usage = quotas.iter().zip(decision.usage()).map(|(quota, usage)| {
         json!({ "quota": quota.to_string(), "used": usage.used(), "remaining": usage.remaining() })
     });
@@ -70,7 +85,7 @@ async fn reset(
     Path((name, text)): Path<(String, String)>,
 ) -> Result<&'static str> {
     let limit = find(&limits, &name)?;
-    limit.control.reset(key(limit, &text)?).await?;
+    limit.limiter.reset(key(limit, &text)?).await?;
     Ok("reset\n")
 }
 
@@ -82,7 +97,7 @@ async fn set_plan(
 ) -> Result<String> {
     let limit = find(&limits, &name)?;
     let (key, plan): (_, Plan) = (key(limit, &text)?, plan.parse().map_err(invalid)?);
-    limit.plans.lock().unwrap().insert(key, plan);
+    limit.plans.lock().unwrap().of_keys.insert(key, plan);
     Ok(format!("{plan}\n"))
 }
 
@@ -93,7 +108,7 @@ async fn set_quotas(
     quotas: String,
 ) -> Result<String> {
     let quotas: Quotas = quotas.parse().map_err(invalid)?;
-    find(&limits, &name)?.control.set_quotas(quotas);
+    find(&limits, &name)?.plans.lock().unwrap().usual = quotas;
     Ok(format!("{quotas}\n"))
 }
 
@@ -101,7 +116,7 @@ async fn set_shadow(
     State(limits): State<Limits>,
     Path((name, shadow)): Path<(String, bool)>,
 ) -> Result<String> {
-    find(&limits, &name)?.control.set_shadow(shadow);
+    find(&limits, &name)?.limiter.set_shadow(shadow);
     Ok(format!("shadow: {shadow}\n"))
 }
 
@@ -142,39 +157,30 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let addr = std::env::var("ADDR").unwrap_or_else(|_| "127.0.0.1:3000".into());
 
     let quota = Quota::per_minute(limit);
-    let plans = Plans::default();
-    // With a RedisStore, `.revalidate_refusals()` makes a reset here effective on the other nodes.
-    let login = FixedWindowLayer::new(quota).name("login");
-    let upload = FixedWindowLayer::new(quota).name("upload").key(header("x-api-key"));
-    let api = FixedWindowLayer::new(quota).name("api").key(extension::<User>());
-    let control = api.control();
-    let of_api = plans.clone();
-    let api = api.quota_fn(move |_, key| {
-        let plan = of_api.lock().unwrap().get(key).copied();
-        plan.unwrap_or_else(|| control.quotas().into())
+    let login =
+        Managed::new("login", quota, peer_ip(), |text| Some(text.parse::<IpAddr>().ok()?.into()));
+    let upload = Managed::new("upload", quota, header("x-api-key"), |text| Some(Key::secret(text)));
+    let api = Managed::new("api", quota, extension::<User>(), |text| {
+        Some(text.parse::<u64>().ok()?.into())
     });
+    let app = Router::new()
+        .route("/login", post(async || "welcome\n").layer(FixedWindowLayer::new(&login.limiter)))
+        .route("/upload", post(async || "stored\n").layer(FixedWindowLayer::new(&upload.limiter)))
+        .route(
+            "/api",
+            get(async || "hello\n")
+                .layer(FixedWindowLayer::new(&api.limiter))
+                .layer(middleware::from_fn(authenticate)),
+        );
 
-    let limit = |control, key| Limit { control, key, plans: Plans::default() };
-    let limits = Limits::new(HashMap::from([
-        ("login", limit(login.control(), |text| Some(text.parse::<IpAddr>().ok()?.into()))),
-        ("upload", limit(upload.control(), |text| Some(Key::secret(text)))),
-        (
-            "api",
-            Limit { plans, ..limit(api.control(), |text| Some(text.parse::<u64>().ok()?.into())) },
-        ),
-    ]));
-
+    let limits = HashMap::from([("login", login), ("upload", upload), ("api", api)]);
     let admin = Router::new()
         .route("/{limit}", put(set_quotas))
         .route("/{limit}/shadow/{on}", put(set_shadow))
         .route("/{limit}/key/{key}", get(usage).delete(reset).put(set_plan))
-        .with_state(limits)
+        .with_state(Limits::new(limits))
         .layer(middleware::from_fn(support_only));
-    let app = Router::new()
-        .route("/login", post(async || "welcome\n").layer(login))
-        .route("/upload", post(async || "stored\n").layer(upload))
-        .route("/api", get(async || "hello\n").layer(api).layer(middleware::from_fn(authenticate)))
-        .nest("/admin", admin);
+    let app = app.nest("/admin", admin);
 
     let listener = tokio::net::TcpListener::bind(addr).await?;
     let addr = listener.local_addr()?;

@@ -39,7 +39,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     };
     let app = Router::new()
         .route("/", get(tell))
-        .layer(FixedWindowLayer::new(Quota::per_minute(limit)).key(client));
+        .layer(FixedWindowLayer::new(Quota::per_minute(limit).key(client)));
 
     let listener = tokio::net::TcpListener::bind(addr).await?;
     let addr = listener.local_addr()?;

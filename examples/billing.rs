@@ -17,7 +17,7 @@ use axum::response::Response;
 use axum::{Router, routing::get, routing::post};
 use tower_fixed_window::key::extension;
 use tower_fixed_window::{
-    FixedWindowLayer, Key, MemoryStore, Quota, QuotaError, RateLimitEndpoint,
+    FixedWindowLayer, Key, Limit, Limits, MemoryStore, Quota, QuotaError, RateLimitEndpoint,
 };
 
 /// As it comes out of a database.
@@ -113,22 +113,19 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         None => MemoryStore::new(),
     };
 
-    // A layer for each, so that the endpoint shows both.
-    let rate = FixedWindowLayer::new(Quota::per_minute(60)).name("rate");
-    let rate = rate.key(extension::<Customer>()).store(store.clone());
+    let rate = Quota::per_minute(60).name("rate");
     let none = Quota::per_month(0);
-    let plan = FixedWindowLayer::new(none)
-        .name("plan")
-        .key(extension::<Customer>())
-        .store(store.clone())
-        .quota_fn(move |parts, _key| parts.extensions.get().map_or(none, |c: &Customer| c.plan));
+    let plan = Limit::by_plan(move |parts, _key| {
+        parts.extensions.get().map_or(none, |customer: &Customer| customer.plan)
+    });
+    let limits = [plan.name("plan"), rate].map(|limit| limit.key(extension::<Customer>()));
+    let layer = FixedWindowLayer::new(Limits::new(limits).store(store.clone()));
 
     // In axum the layer that is added last is the outermost: first authenticate, then count.
     let api = Router::new().route("/", get(async || "hello\n"));
     let app = api
-        .layer(plan.clone())
-        .layer(rate.clone())
-        .route_service("/usage", RateLimitEndpoint::new([&plan, &rate]))
+        .layer(layer.clone())
+        .route_service("/usage", RateLimitEndpoint::new([&layer]))
         .route("/upgrade", post(upgrade))
         .with_state(customers.clone())
         .layer(middleware::from_fn_with_state(customers, authenticate));

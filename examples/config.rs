@@ -42,11 +42,11 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         limits = Limits { login: quota.into(), search: quota.into(), internal: quota.into() };
     }
 
-    let login = FixedWindowLayer::new(limits.login).name("login");
-    let search = FixedWindowLayer::new(limits.search).name("search");
+    let login = FixedWindowLayer::new(limits.login.name("login"));
+    let search = FixedWindowLayer::new(limits.search.name("search"));
     // Without a limit there is no layer.
     let internal = limits.internal.quotas();
-    let internal = internal.map(|quotas| FixedWindowLayer::new(*quotas).name("internal"));
+    let internal = internal.map(|quotas| FixedWindowLayer::new(quotas.name("internal")));
     let app = Router::new()
         .route("/login", post(async || "welcome\n").layer(login))
         .route("/search", get(async || "found\n").layer(search))

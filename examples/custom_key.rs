@@ -43,7 +43,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     // A request with an invented API key has no user, so it counts by its address.
     let per_user =
-        FixedWindowLayer::new(Quota::per_minute(limit)).key(extension::<User>().or(peer_ip()));
+        FixedWindowLayer::new(Quota::per_minute(limit).key(extension::<User>().or(peer_ip())));
 
     let app = Router::new()
         .route("/", get(async || "hello\n"))

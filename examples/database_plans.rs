@@ -13,7 +13,7 @@ use axum::middleware::{self, Next};
 use axum::response::Response;
 use axum::{Router, routing::get};
 use tower_fixed_window::key::extension;
-use tower_fixed_window::{FixedWindowLayer, Key, Plan, Quota};
+use tower_fixed_window::{FixedWindowLayer, Key, Limit, Plan, Quota};
 
 const KEEP: Duration = Duration::from_secs(60);
 
@@ -91,14 +91,11 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     ]);
     let customers = Arc::new(Customers { database, known: Mutex::default() });
 
-    // Its own quota is not used: each customer has a plan.
-    let api = FixedWindowLayer::new(Quota::per_minute(10))
-        .name("api")
-        .key(extension::<Customer>())
-        .quota_fn(|parts, _key| match parts.extensions.get::<Customer>() {
-            Some(customer) => customer.plan,
-            None => Plan::from(Quota::per_minute(0)),
-        });
+    let api = Limit::by_plan(|parts, _key| match parts.extensions.get::<Customer>() {
+        Some(customer) => customer.plan,
+        None => Plan::from(Quota::per_minute(0)),
+    });
+    let api = FixedWindowLayer::new(api.name("api").key(extension::<Customer>()));
     // In axum, the layer added last is the outermost: authentication runs first, then the limit.
     let app = Router::new()
         .route("/", get(async || "hello\n"))

@@ -27,8 +27,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let limit = std::env::var("LIMIT").map_or(Ok(5), |limit| limit.parse())?;
     let addr = std::env::var("ADDR").unwrap_or_else(|_| "127.0.0.1:3000".into());
 
-    let failures = FixedWindowLayer::new(Quota::per_minute(limit))
-        .name("failed-logins")
+    let failures = FixedWindowLayer::new(Quota::per_minute(limit).name("failed-logins"))
         .count_if(|response| response.status == StatusCode::UNAUTHORIZED);
     let app = Router::new().route("/login", post(login).layer(failures));
 

@@ -17,7 +17,8 @@ use axum::{Json, Router, routing::any};
 use serde_json::{Value, json};
 use tower_fixed_window::key::{header, peer_ip};
 use tower_fixed_window::{
-    FixedWindowLayer, GitHubBody, Headers, Key, KeyExtractor, MemoryStore, Quota, RateLimitEndpoint,
+    FixedWindowLayer, GitHubBody, Headers, Key, KeyExtractor, Limit, MemoryStore, Quota,
+    RateLimitEndpoint,
 };
 
 fn setting<T: FromStr<Err: Into<Box<dyn Error>>>>(
@@ -71,12 +72,9 @@ async fn not_found() -> (StatusCode, Json<Value>) {
 /// The API, counted in that store.
 pub(crate) fn app(policy: &Policy, store: &MemoryStore) -> Router {
     // What both limits have in common.
-    let limit = |name, quota: Quota| {
-        FixedWindowLayer::new(quota)
-            .name(name)
-            .store(store.clone())
-            .key(header("authorization").or(peer_ip()))
-            .cost_fn(points)
+    let layer = |limit: Limit| {
+        let limit = limit.key(header("authorization").or(peer_ip())).cost_fn(points);
+        FixedWindowLayer::new(limit.store(store.clone()))
             .status(policy.status)
             .headers(policy.headers)
             .reject(GitHubBody)
@@ -84,9 +82,11 @@ pub(crate) fn app(policy: &Policy, store: &MemoryStore) -> Router {
     // GitHub's windows begin with a client's first request, not at the full hour.
     let by_token = Quota::per_hour(policy.core).from_first_request();
     let by_address = Quota::per_hour(policy.anon).from_first_request();
-    let search = limit("search", Quota::per_minute(policy.search).from_first_request());
-    let core = limit("core", by_address)
-        .quota_fn(move |parts, _key| if has_token(parts) { by_token } else { by_address });
+    let core =
+        Limit::by_plan(move |parts, _key| if has_token(parts) { by_token } else { by_address });
+    let core = layer(core.name("core"));
+    let search = Quota::per_minute(policy.search).from_first_request();
+    let search = layer(search.name("search"));
 
     let standing = RateLimitEndpoint::new([&core, &search]);
     let searching = Router::new()

@@ -13,7 +13,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let limit = std::env::var("LIMIT").map_or(Ok(4), |limit| limit.parse())?;
 
     // LIMIT mails a second. A mail that waits may also take tokens of the next two seconds.
-    let mails = Limiter::new(Quota::per_second(limit).reserve_up_to(2 * limit)).name("mails");
+    let mails = Limiter::new(Quota::per_second(limit).reserve_up_to(2 * limit).name("mails"));
     let start = Instant::now();
     let at = move || format!("{:>4} ms", start.elapsed().as_millis());
     let mut jobs = JoinSet::new();

@@ -30,7 +30,7 @@ const ESTIMATE: u64 = 100;
 async fn whole(Query(ask): Query<Ask>) -> Response {
     let mut response =
         format!("{}\n", "word ".repeat(ask.tokens.min(5_000) as usize)).into_response();
-    response.extensions_mut().insert(TrueCost::of(ask.tokens.min(5_000)));
+    response.extensions_mut().insert(TrueCost::new(ask.tokens.min(5_000)));
     response
 }
 
@@ -51,12 +51,11 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let limit = std::env::var("LIMIT").map_or(Ok(1_000), |limit| limit.parse())?;
     let addr = std::env::var("ADDR").unwrap_or_else(|_| "127.0.0.1:3000".into());
 
-    let tokens = FixedWindowLayer::new(Quota::per_minute(limit))
-        .name("tokens")
-        .cost_fn(|_| ESTIMATE)
-        .settle_true_cost();
-    let app =
-        Router::new().route("/whole", get(whole)).route("/streamed", get(streamed)).layer(tokens);
+    let tokens = Quota::per_minute(limit).name("tokens").cost_fn(|_| ESTIMATE).settled();
+    let app = Router::new()
+        .route("/whole", get(whole))
+        .route("/streamed", get(streamed))
+        .layer(FixedWindowLayer::new(tokens));
 
     let listener = tokio::net::TcpListener::bind(addr).await?;
     let addr = listener.local_addr()?;

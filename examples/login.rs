@@ -70,20 +70,15 @@ fn app(store: impl Store + Clone) -> Router {
         |response: &axum::http::response::Parts| response.status == StatusCode::UNAUTHORIZED;
 
     // Against one client that tries many accounts. Behind a proxy: `.key(client_ip()..)`.
-    let per_address = FixedWindowLayer::new(twice(30, HOUR))
-        .name("login-address")
-        .store(store.clone())
-        .count_if(failed);
+    let per_address = twice(30, HOUR).name("login-address").store(store.clone());
+    let per_address = FixedWindowLayer::new(per_address).count_if(failed);
     // Against many clients that try one account.
     let day = 24 * HOUR;
     let quotas = twice(5, 15 * MINUTE)
         .and(Quota::new(20, day))
         .and(Quota::new(20, day).starting_at(day / 2));
-    let per_account = FixedWindowLayer::new(quotas)
-        .name("login-account")
-        .store(store)
-        .key(extension::<Account>())
-        .count_if(failed);
+    let per_account = quotas.name("login-account").key(extension::<Account>()).store(store);
+    let per_account = FixedWindowLayer::new(per_account).count_if(failed);
 
     let limits =
         ServiceBuilder::new().layer(per_address).layer(from_fn(read_form)).layer(per_account);

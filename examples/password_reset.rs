@@ -11,12 +11,12 @@ use std::time::Duration;
 
 use axum::body::Body;
 use axum::extract::{Path, Request, State};
-use axum::http::{StatusCode, response};
+use axum::http::StatusCode;
 use axum::{Router, routing::post};
-use tower::{ServiceBuilder, ServiceExt};
-use tower_fixed_window::key::{PeerAddr, key_fn};
+use tower::ServiceExt;
+use tower_fixed_window::key::PeerAddr;
 use tower_fixed_window::{
-    FixedWindowLayer, Key, Limiter, ManualClock, MemoryStore, Quota, Quotas, Store,
+    FixedWindowLayer, Key, Limiter, Limits, ManualClock, MemoryStore, Quota, Quotas, Store,
 };
 
 const HOUR: Duration = Duration::from_secs(3_600);
@@ -58,26 +58,24 @@ fn twice(limit: u64, window: Duration) -> Quotas {
 }
 
 fn app(store: impl Store + Clone, sent: Arc<AtomicU32>) -> Router {
-    let limit =
-        |name, quotas: Quotas| FixedWindowLayer::new(quotas).name(name).store(store.clone());
-    let wrong = |response: &response::Parts| response.status == StatusCode::FORBIDDEN;
-
     // Every mail counts, since each one annoys its recipient.
-    let per_account = Limiter::new(twice(3, HOUR)).name("reset-mails").store(store.clone());
-    let mails_per_address = limit("reset-mails-address", twice(10, HOUR));
+    let per_account = twice(3, HOUR).name("reset-mails").store(store.clone());
+    let per_address = twice(10, HOUR).name("reset-mails-address").store(store.clone());
+    let mails = FixedWindowLayer::new(per_address);
 
     // Only wrong codes count.
-    let codes_per_address = limit("reset-codes-address", twice(20, HOUR)).count_if(wrong);
     let day = 24 * HOUR;
-    let quotas =
+    let codes =
         twice(5, HOUR).and(Quota::new(10, day)).and(Quota::new(10, day).starting_at(day / 2));
-    let codes_per_account = limit("reset-codes", quotas)
-        .key(key_fn(|parts| parts.uri.path().split('/').nth(2).map(account)))
-        .count_if(wrong);
+    let codes = Limits::new([
+        twice(20, HOUR).name("reset-codes-address"),
+        codes.name("reset-codes").key_fn(|parts| parts.uri.path().split('/').nth(2).map(account)),
+    ]);
+    let codes = FixedWindowLayer::new(codes.store(store))
+        .count_if(|response| response.status == StatusCode::FORBIDDEN);
 
-    let codes = ServiceBuilder::new().layer(codes_per_address).layer(codes_per_account);
     Router::new()
-        .route("/password-reset/{account}", post(send_mail).layer(mails_per_address))
+        .route("/password-reset/{account}", post(send_mail).layer(mails))
         .route("/password-reset/{account}/{code}", post(check_code).layer(codes))
         .with_state(Mails { per_account, sent })
 }

@@ -15,9 +15,11 @@ use axum::extract::{Request, State};
 use axum::http::StatusCode;
 use axum::{Router, routing::post};
 use futures_util::future::join_all;
-use tower::{ServiceBuilder, ServiceExt};
+use tower::ServiceExt;
 use tower_fixed_window::key::{PeerAddr, extension};
-use tower_fixed_window::{FixedWindowLayer, Key, ManualClock, MemoryStore, Quota, Quotas, Store};
+use tower_fixed_window::{
+    FixedWindowLayer, Key, Limits, ManualClock, MemoryStore, Quota, Quotas, Store,
+};
 
 const HOUR: Duration = Duration::from_secs(3_600);
 
@@ -49,19 +51,16 @@ fn twice(limit: u64, window: Duration) -> Quotas {
     Quota::new(limit, window).and(Quota::new(limit, window).starting_at(window / 2))
 }
 
-fn app(store: impl Store + Clone, bank: Bank) -> Router {
-    let declined =
-        |response: &axum::http::response::Parts| response.status == StatusCode::PAYMENT_REQUIRED;
-    let limit = |name, quotas: Quotas| {
-        FixedWindowLayer::new(quotas).name(name).store(store.clone()).count_if(declined)
-    };
-    // Against many accounts that are made for it. Behind a proxy: `.key(client_ip()..)`.
-    let per_address = limit("payment-address", twice(10, HOUR));
-    // Against one account on many addresses.
-    let per_account = limit("payment-account", twice(5, 24 * HOUR)).key(extension::<User>());
-
-    let limits = ServiceBuilder::new().layer(per_address).layer(per_account);
-    Router::new().route("/payment", post(pay).layer(limits)).with_state(bank)
+fn app(store: impl Store, bank: Bank) -> Router {
+    let limits = Limits::new([
+        // Against many accounts that are made for it. Behind a proxy: `.key(client_ip()..)`.
+        twice(10, HOUR).name("payment-address"),
+        // Against one account on many addresses.
+        twice(5, 24 * HOUR).name("payment-account").key(extension::<User>()),
+    ]);
+    let layer = FixedWindowLayer::new(limits.store(store))
+        .count_if(|response| response.status == StatusCode::PAYMENT_REQUIRED);
+    Router::new().route("/payment", post(pay).layer(layer)).with_state(bank)
 }
 
 #[tokio::main(flavor = "current_thread")]

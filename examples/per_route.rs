@@ -14,8 +14,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let addr = std::env::var("ADDR").unwrap_or_else(|_| "127.0.0.1:3000".into());
 
     // Two layers are two counts. Clients see the names in x-ratelimit-resource.
-    let login = FixedWindowLayer::new(Quota::per_minute(limit(5)?)).name("login");
-    let search = FixedWindowLayer::new(Quota::per_minute(limit(30)?)).name("search");
+    let login = FixedWindowLayer::new(Quota::per_minute(limit(5)?).name("login"));
+    let search = FixedWindowLayer::new(Quota::per_minute(limit(30)?).name("search"));
 
     let app = Router::new()
         .route("/login", post(async || "welcome\n").layer(login))

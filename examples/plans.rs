@@ -12,7 +12,7 @@ use axum::middleware::{self, Next};
 use axum::response::Response;
 use axum::{Router, routing::get};
 use tower_fixed_window::key::extension;
-use tower_fixed_window::{FixedWindowLayer, Key, Quota};
+use tower_fixed_window::{FixedWindowLayer, Key, Limit, Quota};
 
 #[derive(Clone)]
 struct User {
@@ -58,14 +58,17 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         ("Bearer free", User { id: 1, plan: Plan::Free }),
         ("Bearer pro", User { id: 2, plan: Plan::Pro }),
     ]));
-    let api = FixedWindowLayer::new(free)
-        .name("api")
-        .key(extension::<User>())
-        .quota_fn(move |parts, _key| match parts.extensions.get::<User>().map(|user| user.plan) {
+    let by_plan = Limit::by_plan(move |parts, _key| {
+        match parts.extensions.get::<User>().map(|user| user.plan) {
             Some(Plan::Pro) => pro,
             Some(Plan::Free) | None => free,
-        })
+        }
+    });
+    let points = by_plan
+        .name("api")
+        .key(extension::<User>())
         .cost_fn(|parts| if parts.method == Method::GET { 1 } else { 5 });
+    let api = FixedWindowLayer::new(points);
 
     // In axum, the layer added last is the outermost: authentication runs first, then the limit.
     let app = Router::new()

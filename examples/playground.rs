@@ -20,7 +20,7 @@ use axum::{Extension, Json, Router, routing::get};
 use serde_json::{Map, Value, json};
 use tower_fixed_window::key::{header, peer_ip};
 use tower_fixed_window::{
-    Decision, FixedWindowLayer, Key, KeyExtractor, Limiter, MemoryStore, Quota, Quotas,
+    Decision, FixedWindowLayer, Key, KeyExtractor, Limit, MemoryStore, Quota, Quotas,
 };
 
 /// Everything comes from this server, and nothing inline is run.
@@ -80,7 +80,7 @@ async fn standing(
     let mut stands = Map::new();
     for (name, quotas) in Setting::of(&parts.uri, playground.usual).limits() {
         // The counters of the layer of that name.
-        let limiter = Limiter::new(quotas).name(name).store(playground.store.clone());
+        let limiter = quotas.name(name).store(playground.store.clone());
         let peek = limiter.peek(key.clone()).await.map_err(|_| StatusCode::SERVICE_UNAVAILABLE)?;
         stands.insert(name.to_string(), told(&peek));
     }
@@ -127,13 +127,10 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     // One store for all, so that no flood of invented names takes more than its half a megabyte.
     let store = MemoryStore::with_max_keys(10_000);
     let mut limited = Router::new();
-    for (i, (name, quotas)) in usual.limits().into_iter().enumerate() {
-        let layer = FixedWindowLayer::new(quotas)
-            .name(name)
-            .store(store.clone())
-            .key(visitor())
-            .quota_fn(move |parts, _| Setting::of(&parts.uri, usual).limits()[i].1)
-            .expose_decision();
+    for (i, (name, _)) in usual.limits().into_iter().enumerate() {
+        let limit = Limit::by_plan(move |parts, _| Setting::of(&parts.uri, usual).limits()[i].1);
+        let limiter = limit.name(name).key(visitor()).store(store.clone());
+        let layer = FixedWindowLayer::new(limiter).expose_decision();
         limited = limited.route(&format!("/try/{name}"), get(passed).layer(layer));
     }
     let app = limited

@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 
 use axum::Router;
 use axum::routing::{get, post};
-use tower_fixed_window::{FixedWindowLayer, Quota};
+use tower_fixed_window::{FixedWindowLayer, Limit, Quota};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -17,11 +17,11 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let all = Quota::per_minute(limit);
     let not_urgent = all.with_limit(limit * 8 / 10);
     // By the route, which decides what the request does: a client could claim any header.
-    let layer =
-        FixedWindowLayer::new(all).name("shop").quota_fn(move |parts, _| match parts.uri.path() {
-            "/export" => not_urgent,
-            _ => all,
-        });
+    let shop = Limit::by_plan(move |parts, _| match parts.uri.path() {
+        "/export" => not_urgent,
+        _ => all,
+    });
+    let layer = FixedWindowLayer::new(shop.name("shop"));
     let app = Router::new()
         .route("/export", get(async || "exported\n"))
         .route("/purchase", post(async || "purchased\n"))

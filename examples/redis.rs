@@ -19,16 +19,14 @@ use tower_fixed_window::{FixedWindowLayer, Quotas, RedisStore};
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let env = |name: &str, default: &str| std::env::var(name).unwrap_or_else(|_| default.into());
-    let limit: Quotas = env("LIMIT", "60/minute").parse()?;
+    let quotas: Quotas = env("LIMIT", "60/minute").parse()?;
     let store = RedisStore::new(env("REDIS_URL", "redis://127.0.0.1/"))?;
 
-    let limit = FixedWindowLayer::new(limit)
-        .name("demo")
-        // Any value is a key here. In an app, count by the user that your authentication has
-        // verified.
-        .key(header("x-api-key").or(peer_ip()))
-        .store(store.leases(env("LEASES", "0").parse()?));
-    let app = Router::new().route("/", get(async || "hello\n")).layer(limit);
+    // Any value is a key here. In an app, count by the user that your authentication has verified.
+    let limit = quotas.name("demo").key(header("x-api-key").or(peer_ip()));
+    let limiter = limit.store(store.leases(env("LEASES", "0").parse()?));
+    let layer = FixedWindowLayer::new(limiter);
+    let app = Router::new().route("/", get(async || "hello\n")).layer(layer);
 
     let listener = tokio::net::TcpListener::bind(env("ADDR", "127.0.0.1:3000")).await?;
     println!("try: curl -i -H 'x-api-key: alice' http://{}/", listener.local_addr()?);

@@ -8,10 +8,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use axum::{Router, routing::get};
-use tower_fixed_window::{Control, FixedWindowLayer, Quota, Quotas};
+use tower_fixed_window::{FixedWindowLayer, Limiter, Quota, Quotas};
 
 /// Watches the file. A file that can't be parsed changes nothing.
-async fn follow(file: PathBuf, control: Control) {
+async fn follow(file: PathBuf, limiter: Limiter) {
     let mut seen = String::new();
     loop {
         if let Ok(text) = tokio::fs::read_to_string(&file).await
@@ -20,7 +20,7 @@ async fn follow(file: PathBuf, control: Control) {
             match text.trim().parse::<Quotas>() {
                 Ok(quotas) => {
                     println!("limits: {quotas}");
-                    control.set_quotas(quotas);
+                    limiter.set_quotas(quotas);
                 }
                 Err(error) => println!("limits unchanged: {error}"),
             }
@@ -38,8 +38,9 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         .map_or_else(|| std::env::temp_dir().join("tower-fixed-window-limits.txt"), PathBuf::from);
     std::fs::write(&file, format!("{}\n", Quota::per_minute(limit)))?;
 
-    let layer = FixedWindowLayer::new(Quota::per_minute(limit));
-    tokio::spawn(follow(file.clone(), layer.control()));
+    let limiter = Limiter::new(Quota::per_minute(limit));
+    let layer = FixedWindowLayer::new(&limiter);
+    tokio::spawn(follow(file.clone(), limiter));
     let app = Router::new().route("/", get(async || "hello\n")).layer(layer);
 
     let listener = tokio::net::TcpListener::bind(addr).await?;

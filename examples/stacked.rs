@@ -1,9 +1,9 @@
 //! `cargo run --example stacked`
 //!
-//! Three limits on one route: 5 requests in 10 seconds for each API key, 20 a minute for each
-//! address, 100 a minute for all together. A request has to pass all of them; a refusal by one is
-//! counted by none. The response has the headers of the limit with the fewest tokens left, and
-//! `x-ratelimit-resource` names it.
+//! Three limits on one route, decided together: 5 requests in 10 seconds for each API key, 20 a
+//! minute for each address, 100 a minute for all. A request has to pass all of them; a refusal by
+//! one is counted by none. The response has the headers of the limit with the smallest part left,
+//! and `x-ratelimit-resource` names it.
 //!
 //! `LIMIT` replaces all three. The headers of the IETF draft have an item for each.
 
@@ -11,7 +11,6 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use axum::{Router, routing::get};
-use tower::ServiceBuilder;
 use tower_fixed_window::key::{global, header, peer_ip};
 use tower_fixed_window::{FixedWindowLayer, Headers, KeyExtractor, Quota};
 
@@ -20,22 +19,15 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let limit = |usual| std::env::var("LIMIT").map_or(Ok(usual), |limit| limit.parse());
     let addr = std::env::var("ADDR").unwrap_or_else(|_| "127.0.0.1:3000".into());
 
-    // The key is unverified, so the limit per address stays in front of it.
-    let per_key = FixedWindowLayer::new(Quota::new(limit(5)?, Duration::from_secs(10)))
-        .name("key")
-        .key(header("x-api-key").or(peer_ip()))
-        .headers(Headers::GitHubAndIetfDraft10);
-    let per_address = FixedWindowLayer::new(Quota::per_minute(limit(20)?))
-        .name("address")
-        .headers(Headers::GitHubAndIetfDraft10);
-    let together = FixedWindowLayer::new(Quota::per_minute(limit(100)?))
-        .name("all")
-        .key(global())
-        .headers(Headers::GitHubAndIetfDraft10);
-
-    // In a ServiceBuilder, the layer added first runs first.
-    let limits = ServiceBuilder::new().layer(together).layer(per_address).layer(per_key);
-    let app = Router::new().route("/", get(async || "hello\n")).layer(limits);
+    // The key is unverified: a client that invents keys is limited by its address.
+    let by_key = header("x-api-key").or(peer_ip());
+    let layer = FixedWindowLayer::new([
+        Quota::per_minute(limit(100)?).name("all").key(global()),
+        Quota::per_minute(limit(20)?).name("address"),
+        Quota::new(limit(5)?, Duration::from_secs(10)).name("key").key(by_key),
+    ]);
+    let layer = layer.headers(Headers::GitHubAndIetfDraft10);
+    let app = Router::new().route("/", get(async || "hello\n")).layer(layer);
 
     let listener = tokio::net::TcpListener::bind(addr).await?;
     let addr = listener.local_addr()?;

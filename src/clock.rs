@@ -76,11 +76,11 @@ impl Clock for SystemClock {
 ///
 /// ```
 /// use std::time::Duration;
-/// use tower_fixed_window::{Limiter, ManualClock, MemoryStore, Quota};
+/// use tower_fixed_window::{Limit, ManualClock, MemoryStore, Quota};
 ///
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), tower_fixed_window::StoreError> {
 /// let clock = ManualClock::at_ms(1_700_000_040_000);
-/// let limiter = Limiter::new(Quota::per_minute(1)).store(MemoryStore::with_clock(clock.clone()));
+/// let limiter = Limit::new(Quota::per_minute(1)).store(MemoryStore::with_clock(clock.clone()));
 ///
 /// assert!(limiter.check("alice").await?.allowed());
 /// assert!(!limiter.check("alice").await?.allowed());

@@ -12,10 +12,10 @@
 //! 10. [Several nodes](many_nodes)
 //! 11. [Counts that outlive a deploy](deploys)
 //!
-//! [Recipes](recipes) for logins, payments and password resets, [testing your app](testing),
-//! [other stacks](other_stacks) than axum's, [moving from other limiters](moving),
-//! [questions and answers](faq), [features], [what may change](stability), and the exact
-//! [rules](semantics).
+//! [Recipes](recipes) for logins, payments and password resets, [limits for an AI API](ai_api),
+//! [testing your app](testing), [other stacks](other_stacks) than axum's, [moving from other
+//! limiters](moving), [questions and answers](faq), [features], [what may change](stability), and
+//! the exact [rules](semantics).
 
 // If a link or a picture is defined twice, the first definition wins: in rustdoc the pages are
 // modules and contain their pictures, in the repository both are files.
@@ -64,6 +64,10 @@ pub mod deploys {}
 #[cfg_attr(not(doctest), doc = include_str!("guide/links.md"))]
 #[doc = include_str!("../docs/recipes.md")]
 pub mod recipes {}
+
+#[cfg_attr(not(doctest), doc = include_str!("guide/links.md"))]
+#[doc = include_str!("../docs/ai-api.md")]
+pub mod ai_api {}
 
 #[cfg_attr(not(doctest), doc = include_str!("guide/links.md"))]
 #[doc = include_str!("../docs/operating.md")]

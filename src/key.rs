@@ -3,7 +3,7 @@
 //!
 //! ```
 //! use tower_fixed_window::key::{client_ip, extension, global, header, matched_path, peer_ip};
-//! use tower_fixed_window::{FixedWindowLayer, Key, KeyExtractor, Quota};
+//! use tower_fixed_window::{FixedWindowLayer, Key, KeyExtractor, Limit, Quota};
 //!
 //! #[derive(Clone)]
 //! struct User { id: u64 }
@@ -12,14 +12,17 @@
 //!     fn from(user: &User) -> Key { Key::from(user.id) }
 //! }
 //!
-//! let layer = || FixedWindowLayer::new(Quota::per_minute(60));
-//! let _ = layer().key(peer_ip());                                 // the default
-//! let _ = layer().key(client_ip().trusting(["10.0.0.0/8"]));      // behind a proxy
-//! let _ = layer().key(extension::<User>().or(peer_ip()));         // a user, else an address
-//! let _ = layer().key((extension::<User>(), matched_path()));     // each user on each route
-//! let _ = layer().key(header("x-api-key"));                       // see the warning there
-//! let _ = layer().key(global());                                  // one count for all
-//! let _ = layer().key_fn(|parts| parts.extensions.get::<User>().map(Key::from));
+//! const QUOTA: Quota = Quota::per_minute(60);
+//! let _ = QUOTA.key(peer_ip());                               // the default
+//! let _ = QUOTA.key(client_ip().trusting(["10.0.0.0/8"]));    // behind a proxy
+//! let _ = QUOTA.key(extension::<User>().or(peer_ip()));       // a user, else an address
+//! let _ = QUOTA.key((extension::<User>(), matched_path()));   // each user on each route
+//! let _ = QUOTA.key(header("x-api-key"));                     // see the warning there
+//! let _ = QUOTA.key(global());                                // one count for all
+//! let by_user = Limit::new(QUOTA)
+//!     .key_fn(|parts| parts.extensions.get::<User>().map(Key::from));
+//! let layer = FixedWindowLayer::new(by_user);
+//! # let _ = layer;
 //! ```
 
 #[cfg(feature = "client-ip")]

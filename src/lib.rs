@@ -12,6 +12,7 @@ mod decision;
 #[cfg(all(doc, not(doctest)))]
 pub mod guide;
 pub mod key;
+mod limit;
 mod limiter;
 mod limits;
 mod line;
@@ -28,6 +29,7 @@ mod window;
 pub use clock::{Clock, ManualClock, SystemClock};
 pub use decision::{Decision, RateLimited, Usage};
 pub use key::{Key, KeyExtractor, MissingKey};
+pub use limit::Limit;
 #[cfg(feature = "serde")]
 #[cfg_attr(docsrs, doc(cfg(feature = "serde")))]
 pub use limiter::KeptReceipt;
@@ -37,8 +39,8 @@ pub use limiter::{Limiter, Receipt};
 pub use limits::KeptReceipts;
 pub use limits::{Limits, Line, Receipts};
 pub use middleware::{
-    Control, CostMeter, EmptyBody, FixedWindow, FixedWindowLayer, GitHubBody, Grpc, Headers,
-    ProblemJson, RateLimitEndpoint, Reason, Reject, Rejection, ResponseFuture, TrueCost,
+    CostMeter, EmptyBody, FixedWindow, FixedWindowLayer, GitHubBody, Grpc, Headers, ProblemJson,
+    RateLimitEndpoint, Reason, Reject, Rejection, ResponseFuture, TrueCost,
 };
 pub use quota::{
     MAX_TOKENS, MAX_WINDOW, ParseQuotaError, Plan, Quota, QuotaError, Quotas, Weekday,

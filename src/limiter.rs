@@ -1,17 +1,21 @@
-//! A limiter without HTTP: a name, quotas and a store.
+//! A limit that counts in a store, and is changed at run time.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
 use crate::decision::{Decision, RateLimited};
 use crate::key::Key;
+use crate::limit::Limit;
 use crate::observe::{self, Outcome};
 use crate::quota::Quotas;
 use crate::store::{Account, Adjust, Charge, MemoryStore, Reply, Scope, Store, StoreError};
 
 pub(crate) mod freed;
+mod live;
 mod receipt;
 
+pub(crate) use live::Live;
 #[cfg(feature = "serde")]
 #[cfg_attr(docsrs, doc(cfg(feature = "serde")))]
 pub use receipt::KeptReceipt;
@@ -23,7 +27,7 @@ pub use receipt::Receipt;
 /// use tower_fixed_window::{Limiter, Quota};
 ///
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// let uploads = Limiter::new(Quota::per_day(1_000)).name("uploads");
+/// let uploads = Limiter::new(Quota::per_day(1_000).name("uploads"));
 ///
 /// let decision = uploads.check("alice").await?;
 /// assert!(decision.allowed());
@@ -43,73 +47,97 @@ pub use receipt::Receipt;
 #[doc(alias = "throttle")]
 pub struct Limiter {
     scope: Scope,
+    /// The quotas of a generation of [`Live`].
     quotas: Quotas,
+    generation: u64,
     store: Arc<dyn Store>,
-    /// Whether it counts in another store than its first.
-    has_store: bool,
+    live: Arc<Live>,
     /// Whether its tokens may come back.
     refundable: bool,
     /// Whether it has no part in the leases of its store.
     unleased: bool,
 }
 
+/// The generation of quotas that differ between requests.
+const UNKNOWN: u64 = u64::MAX;
+
 /// What to write where it [can't be found](Limiter::can_be_found).
 pub(crate) const UNNAMED: &str = "a rate limit on a shared store needs a name, or its counters \
-    can't be found: write .name(\"login\").store(..)";
+    can't be found: write Quota::per_minute(5).name(\"login\").store(..)";
 
-impl Limiter {
-    /// Creates a limiter that counts in memory, in a store of its own.
-    pub fn new(quotas: impl Into<Quotas>) -> Self {
-        Self {
-            scope: Scope::unnamed(),
-            quotas: quotas.into(),
-            store: Arc::new(MemoryStore::new()),
-            has_store: false,
-            refundable: false,
-            unleased: false,
-        }
-    }
-
-    /// Names the limiter. Every node that shares the store finds the counters by the name.
-    ///
-    /// # Panics
-    /// If the name is not 1 to 64 characters of `[a-z0-9_.-]`.
-    #[must_use]
-    #[track_caller]
-    pub fn name(mut self, name: &str) -> Self {
-        self.scope = Scope::named(name);
-        self
-    }
-
+impl Limit {
     /// Counts in this store. What happens while it fails says a handle of the store itself, such as
     /// [`RedisStore::on_failure`]: by default, this process enforces the same quotas in its memory.
     ///
     /// ```no_run
     /// # #[cfg(feature = "redis")]
-    /// use tower_fixed_window::{Limiter, OnStoreFailure, Quota, RedisStore};
+    /// use tower_fixed_window::{FixedWindowLayer, OnStoreFailure, Quota, RedisStore};
     ///
     /// # #[cfg(not(feature = "redis"))] fn main() {}
     /// # #[cfg(feature = "redis")]
     /// # fn main() -> Result<(), tower_fixed_window::StoreError> {
     /// let store = RedisStore::new("redis://127.0.0.1/")?.on_failure(OnStoreFailure::Deny);
-    /// let codes = Limiter::new(Quota::per_hour(5)).name("codes").store(store);
-    /// # let _ = codes; Ok(()) }
+    /// let codes = Quota::per_hour(5).name("codes").store(store.clone());
+    /// let login = FixedWindowLayer::new(Quota::per_minute(5).name("login").store(store));
+    /// # let _ = (codes, login); Ok(()) }
     /// ```
     ///
     /// # Panics
-    /// If the store is shared ([`Store::is_shared`]) and the limiter has no name.
+    /// If the store is shared ([`Store::is_shared`]) and the limit has no name.
     ///
     /// [`RedisStore::on_failure`]: crate::store::Remote::on_failure
-    #[must_use]
     #[track_caller]
-    pub fn store<S: Store>(self, store: S) -> Self {
-        let this = self.store_named_later(store);
-        assert!(this.can_be_found(), "{UNNAMED}");
-        this
+    pub fn store(self, store: impl Store) -> Limiter {
+        let limiter = Limiter::in_store(self, Arc::new(store));
+        assert!(limiter.can_be_found(), "{UNNAMED}");
+        limiter
+    }
+}
+
+impl From<Limit> for Limiter {
+    fn from(limit: Limit) -> Self {
+        Self::in_store(limit, Arc::new(MemoryStore::new()))
+    }
+}
+
+impl Limiter {
+    /// Creates a limiter that counts in memory, in a store of its own. [`Limit::store`] creates one
+    /// that counts elsewhere.
+    pub fn new(limit: impl Into<Limit>) -> Self {
+        limit.into().into()
     }
 
-    pub(crate) fn store_named_later<S: Store>(self, store: S) -> Self {
-        Self { store: Arc::new(store), has_store: true, ..self }
+    pub(crate) fn in_store(limit: Limit, store: Arc<dyn Store>) -> Self {
+        Self {
+            scope: limit.scope.clone(),
+            quotas: limit.quotas,
+            generation: if limit.plan.is_some() { UNKNOWN } else { 0 },
+            store,
+            live: Arc::new(Live::new(limit)),
+            refundable: false,
+            unleased: false,
+        }
+    }
+
+    /// The same limit in another store. It is no longer changed with this one.
+    pub(crate) fn moved_to(&self, store: Arc<dyn Store>) -> Self {
+        let limit = Limit { quotas: self.quotas(), ..self.live.limit().clone() };
+        let moved = Self::in_store(limit, store);
+        if self.refundable { moved.refundable() } else { moved }
+    }
+
+    pub(crate) fn shared_store(&self) -> &Arc<dyn Store> {
+        &self.store
+    }
+
+    /// What is limited, and what was changed of it.
+    pub(crate) fn live(&self) -> &Arc<Live> {
+        &self.live
+    }
+
+    /// Returns the name of the limit. It is empty if the limit has none.
+    pub fn name(&self) -> &str {
+        self.scope.name()
     }
 
     /// The same, with tokens that may come back.
@@ -144,7 +172,7 @@ impl Limiter {
 
     /// Takes `cost` tokens, all or none.
     pub fn check_cost(&self, key: impl Into<Key>, cost: u64) -> Reply<Decision> {
-        self.ask(&key.into(), &self.quotas, |account| Charge::new(account, cost))
+        self.ask(&key.into(), |account| Charge::new(account, cost))
     }
 
     /// Returns the standing of a key under the limiter's own quotas, and whether one token would
@@ -166,7 +194,7 @@ impl Limiter {
 
     /// Returns the standing of a key, and whether `cost` tokens would pass. Takes nothing.
     pub fn peek_cost(&self, key: impl Into<Key>, cost: u64) -> Reply<Decision> {
-        self.ask(&key.into(), &self.quotas, |account| Charge::new(account, cost).peeking())
+        self.ask(&key.into(), |account| Charge::new(account, cost).peeking())
     }
 
     /// Takes `cost` tokens and returns a receipt to correct the charge later, or the refusal.
@@ -175,7 +203,7 @@ impl Limiter {
     /// use tower_fixed_window::{Limiter, Quota};
     ///
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let tokens = Limiter::new(Quota::per_day(1_000)).name("llm-tokens");
+    /// let tokens = Limiter::new(Quota::per_day(1_000).name("llm-tokens"));
     ///
     /// // One `?` for the store, one for the limit.
     /// let receipt = tokens.charge("alice", 100).await??;
@@ -208,12 +236,12 @@ impl Limiter {
     ///
     /// ```
     /// use std::time::Duration;
-    /// use tower_fixed_window::{Limiter, ManualClock, MemoryStore, Quota};
+    /// use tower_fixed_window::{Limit, ManualClock, MemoryStore, Quota};
     ///
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let clock = ManualClock::at_ms(1_700_000_040_000);
-    /// let mails = Limiter::new(Quota::per_minute(10).reserve_up_to(20))
-    ///     .store(MemoryStore::with_clock(clock));
+    /// let mails = Limit::new(Quota::per_minute(10).reserve_up_to(20));
+    /// let mails = mails.store(MemoryStore::with_clock(clock));
     ///
     /// let first = mails.reserve("newsletter", 10).await??;
     /// assert_eq!(first.decision().ready_after(), Duration::ZERO);
@@ -241,7 +269,11 @@ impl Limiter {
     /// If the store fails, or if the charge was made under another name than this limiter's.
     pub fn settle(&self, receipt: impl Into<Receipt>, actual: u64) -> Reply<()> {
         let Receipt { account, decision } = receipt.into();
-        let account = account.updated(&self.quotas);
+        let account = match self.quotas_now() {
+            Ok(quotas) => account.updated(&quotas),
+            // A plan that the charge was decided by stays.
+            Err(_) => account,
+        };
         let account = account.as_account();
         if account.scope().id() != self.scope.id() {
             return Reply::failed(StoreError::new(
@@ -305,7 +337,7 @@ impl Limiter {
     /// use tower_fixed_window::{Limiter, Quota};
     ///
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let free = Limiter::new(Quota::per_hour(60)).name("api");
+    /// let free = Limiter::new(Quota::per_hour(60).name("api"));
     /// let pro = free.with_quotas(Quota::per_hour(5_000));
     /// assert!(free.check("alice").await?.allowed());
     /// // It is the same counter: the limit is no part of its identity.
@@ -316,16 +348,89 @@ impl Limiter {
     /// ```
     #[must_use]
     pub fn with_quotas(&self, quotas: impl Into<Quotas>) -> Self {
-        Self { quotas: quotas.into(), ..self.clone() }
+        let quotas = quotas.into();
+        let limit = Limit { quotas, plan: None, ..self.live.limit().clone() };
+        Self { quotas, generation: 0, live: Arc::new(Live::new(limit)), ..self.clone() }
     }
 
-    /// Returns the limiter's quotas.
-    pub fn quotas(&self) -> &Quotas {
+    /// Returns the current quotas. Of a limit by plan, `0/second`.
+    pub fn quotas(&self) -> Quotas {
+        self.live.quotas()
+    }
+
+    /// Changes the quotas, from the next charge on, for all clones of this limiter and all layers
+    /// that were made of it. A raised or lowered limit also applies to what is counted already, and
+    /// leaves no debt for the next window. Another window or anchor is another counter.
+    ///
+    /// ```
+    /// use tower_fixed_window::{FixedWindowLayer, Limiter, Quota};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let api = Limiter::new(Quota::per_minute(60).name("api"));
+    /// let layer = FixedWindowLayer::new(&api);
+    ///
+    /// // From an admin route, or when a file of limits has changed.
+    /// api.set_quotas(Quota::per_minute(600));
+    /// assert_eq!(api.peek("alice").await?.remaining(), 600);
+    /// assert_eq!(api.quotas().to_string(), "600/minute");
+    /// # let _ = layer; Ok(()) }
+    /// ```
+    ///
+    /// The quotas of a limit by plan are those of its closure: this changes nothing.
+    pub fn set_quotas(&self, quotas: impl Into<Quotas>) {
+        self.live.set_quotas(quotas.into());
+        freed::note_changed(&self.scope);
+    }
+
+    /// Switches [shadow mode](Limit::shadow) on or off, for all layers that were made of this
+    /// limiter. Without HTTP, decisions only tell.
+    ///
+    /// ```
+    /// use http::Request;
+    /// use tower_fixed_window::key::global;
+    /// use tower_fixed_window::testing::ask;
+    /// use tower_fixed_window::{FixedWindowLayer, Limiter, Quota};
+    ///
+    /// let api = Limiter::new(Quota::per_minute(0).name("api").key(global()));
+    /// let layer = FixedWindowLayer::new(&api);
+    ///
+    /// api.set_shadow(true);
+    /// assert_eq!(ask(&layer, Request::get("/")).status(), 200);
+    /// ```
+    pub fn set_shadow(&self, shadow: bool) {
+        self.live.set_shadow(shadow);
+    }
+
+    /// Whether the quotas are those that this handle was made with.
+    #[inline]
+    pub(crate) fn is_unchanged(&self) -> bool {
+        self.generation == self.live.generation()
+    }
+
+    /// The quotas that this handle was made with.
+    #[inline]
+    pub(crate) fn first_quotas(&self) -> &Quotas {
         &self.quotas
     }
 
-    pub(crate) fn has_store(&self) -> bool {
-        self.has_store
+    /// The quotas of a charge that names none.
+    #[inline]
+    pub(crate) fn quotas_now(&self) -> Result<Cow<'_, Quotas>, StoreError> {
+        if self.is_unchanged() {
+            Ok(Cow::Borrowed(&self.quotas))
+        } else {
+            self.changed_quotas().map(Cow::Owned)
+        }
+    }
+
+    #[cold]
+    fn changed_quotas(&self) -> Result<Quotas, StoreError> {
+        if self.generation == UNKNOWN {
+            return Err(StoreError::new(
+                "this limit's quotas differ between requests: write limiter.with_quotas(plan)",
+            ));
+        }
+        Ok(self.live.quotas())
     }
 
     /// The answer to a charge without the store, which did not answer in time.
@@ -339,10 +444,31 @@ impl Limiter {
     }
 
     #[inline]
-    pub(crate) fn ask(
+    fn ask(&self, key: &Key, charge: impl FnOnce(Account<'_>) -> Charge<'_>) -> Reply<Decision> {
+        if self.is_unchanged() {
+            return self.ask_by(&self.quotas, key, charge);
+        }
+        self.ask_changed(key, charge)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn ask_changed(
         &self,
         key: &Key,
+        charge: impl FnOnce(Account<'_>) -> Charge<'_>,
+    ) -> Reply<Decision> {
+        match self.quotas_now() {
+            Ok(quotas) => self.ask_by(&quotas, key, charge),
+            Err(error) => Reply::failed(error),
+        }
+    }
+
+    #[inline(always)]
+    fn ask_by(
+        &self,
         quotas: &Quotas,
+        key: &Key,
         charge: impl FnOnce(Account<'_>) -> Charge<'_>,
     ) -> Reply<Decision> {
         let charge = charge(Account::new(&self.scope, quotas, key));
@@ -362,14 +488,8 @@ impl Limiter {
     }
 
     #[inline]
-    pub(crate) fn send(&self, mut charge: Charge<'_>) -> Reply<Decision> {
-        if self.refundable {
-            charge = charge.refundable();
-        }
-        if self.unleased {
-            charge = charge.unleased();
-        }
-        self.store.charge(charge)
+    pub(crate) fn send(&self, charge: Charge<'_>) -> Reply<Decision> {
+        self.store.charge(charge.refundable_if(self.refundable).unleased_if(self.unleased))
     }
 
     fn ask_receipt(
@@ -377,8 +497,12 @@ impl Limiter {
         key: &Key,
         charge: impl FnOnce(Account<'_>) -> Charge<'_>,
     ) -> Reply<Result<Receipt, RateLimited>> {
-        let account = Account::new(&self.scope, &self.quotas, key).to_owned();
-        self.ask(key, &self.quotas, |account| charge(account).refundable())
+        let quotas = match self.quotas_now() {
+            Ok(quotas) => quotas,
+            Err(error) => return Reply::failed(error),
+        };
+        let account = Account::new(&self.scope, &quotas, key).to_owned();
+        self.ask_by(&quotas, key, |account| charge(account).refundable())
             .map(|decision| decision.passed().map(|decision| Receipt { account, decision }))
     }
 }
@@ -387,7 +511,7 @@ impl fmt::Debug for Limiter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Limiter")
             .field("name", &self.scope.name())
-            .field("quotas", &self.quotas)
+            .field("quotas", &self.quotas())
             .finish_non_exhaustive()
     }
 }

@@ -1,19 +1,23 @@
 //! Several limits in one charge, without HTTP: [`Limits`].
 
+use std::borrow::Cow;
 use std::fmt;
-use std::future::{Future, poll_fn};
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::Poll;
 use std::time::Duration;
 
 use crate::decision::{Decision, MAX_LIMITS, RateLimited};
-use crate::limiter::{Limiter, Receipt, note_passed, observe_decision};
+use crate::limit::Limit;
+use crate::limiter::{Limiter, Receipt, UNNAMED};
 use crate::store::{Account, Charge, MemoryStore, Reply, Store, StoreError};
 
+mod from;
 mod in_order;
 mod line;
+mod noted;
 mod receipts;
+
+use noted::note;
+pub(crate) use noted::observe_all;
 
 pub use line::Line;
 #[cfg(feature = "serde")]
@@ -26,13 +30,13 @@ pub use receipts::Receipts;
 /// refusal takes from none. Each limit has its own key and its own cost.
 ///
 /// ```
-/// use tower_fixed_window::{Limiter, Limits, Line, Quota};
+/// use tower_fixed_window::{Limits, Line, Quota};
 ///
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let limits = Limits::new([
-///     Limiter::new(Quota::per_minute(600)).name("requests"),
-///     Limiter::new(Quota::per_hour(200_000)).name("tokens"),
-///     Limiter::new(Quota::per_month(5_000)).name("cents"),
+///     Quota::per_minute(600).name("requests"),
+///     Quota::per_hour(200_000).name("tokens"),
+///     Quota::per_month(5_000).name("cents"),
 /// ]);
 ///
 /// // An organization's requests and tokens, and a user's budget.
@@ -78,60 +82,93 @@ impl Limits {
     /// Creates limits that count in memory, in a store of their own.
     ///
     /// # Panics
-    /// If there is none or more than eight, if two have the same name or one has none, or if one
-    /// has a store: see [`store`](Self::store).
+    /// If there is none or more than eight, or if there are several and two have the same name or
+    /// one has none.
     #[track_caller]
-    pub fn new(limits: impl IntoIterator<Item = Limiter>) -> Self {
-        let limits: Vec<_> = limits.into_iter().collect();
+    pub fn new<L: Into<Limit>>(limits: impl IntoIterator<Item = L>) -> Self {
+        let this = Self::unchecked(limits.into_iter().map(Into::into).collect());
+        this.assert_valid();
+        this
+    }
+
+    fn unchecked(limits: Vec<Limit>) -> Self {
+        let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+        let limiters = limits.into_iter().map(|limit| Limiter::in_store(limit, Arc::clone(&store)));
+        // A refusal may be due to tokens that are returned at once, since another limit refused.
+        let limits: Vec<_> = limiters.collect();
+        let limits = match limits.len() {
+            1 => limits.into(),
+            _ => limits.into_iter().map(Limiter::refundable).collect(),
+        };
+        Self { limits, store }
+    }
+
+    /// # Panics
+    /// As [`new`](Self::new) says, for conversions, which don't know the app's line.
+    #[track_caller]
+    pub(crate) fn assert_valid(&self) {
         assert!(
-            (1..=MAX_LIMITS).contains(&limits.len()),
+            (1..=MAX_LIMITS).contains(&self.limits.len()),
             "one to eight limits are charged together, not {}",
-            limits.len()
+            self.limits.len()
         );
-        for (i, limit) in limits.iter().enumerate() {
-            let name = limit.scope().name();
+        for (i, limit) in self.limits.iter().enumerate().filter(|_| self.limits.len() > 1) {
+            let name = limit.name();
             assert!(
                 !name.is_empty(),
-                "each of several limits needs a name: write Limiter::new(..).name(\"tokens\")"
+                "each of several limits needs a name: write Quota::per_minute(60).name(\"tokens\")"
             );
             assert!(
-                limits[..i].iter().all(|other| other.scope().name() != name),
+                self.limits[..i].iter().all(|other| other.name() != name),
                 "two limits of one charge are named {name:?}: \
                  write .name(\"{name}-2\") for the other one"
             );
-            assert!(
-                !limit.has_store(),
-                "several limits have one store: write Limits::new([..]).store(store), \
-                 and not .store(..) for {name:?}"
-            );
         }
-        Self::in_store(limits, MemoryStore::new())
     }
 
     /// Counts in this store.
     ///
     /// ```
-    /// use tower_fixed_window::{Limiter, Limits, MemoryStore, Quota};
+    /// use tower_fixed_window::{Limits, MemoryStore, Quota};
     ///
-    /// let store = MemoryStore::with_max_keys(100_000);
     /// let limits = Limits::new([
-    ///     Limiter::new(Quota::per_minute(60)).name("requests"),
-    ///     Limiter::new(Quota::per_hour(1_000)).name("tokens"),
+    ///     Quota::per_minute(60).name("requests"),
+    ///     Quota::per_hour(1_000).name("tokens"),
     /// ]);
-    /// let limits = limits.store(store);
+    /// let limits = limits.store(MemoryStore::with_max_keys(100_000));
     /// # let _ = limits;
     /// ```
+    ///
+    /// # Panics
+    /// If the store is shared ([`Store::is_shared`]) and the only limit has no name.
     #[must_use]
-    pub fn store<S: Store>(self, store: S) -> Self {
-        Self::in_store(self.limits.to_vec(), store)
+    #[track_caller]
+    pub fn store(self, store: impl Store) -> Self {
+        let store: Arc<dyn Store> = Arc::new(store);
+        let limits = self.limits.iter().map(|limit| limit.moved_to(Arc::clone(&store)));
+        let this = Self { limits: limits.collect(), store };
+        assert!(this.limits.iter().all(Limiter::can_be_found), "{UNNAMED}");
+        this
     }
 
-    fn in_store(limits: Vec<Limiter>, store: impl Store) -> Self {
-        let store = Arc::new(store);
-        let limits = limits.into_iter().map(|limit| limit.store(Arc::clone(&store)));
-        // A refusal may be due to tokens that are returned at once, since another limit refused.
-        let limits = limits.map(Limiter::refundable).collect();
-        Self { limits, store }
+    /// Returns the limiters of all limits, in their order.
+    ///
+    /// ```
+    /// use tower_fixed_window::{Limits, Quota};
+    ///
+    /// let limits = Limits::new([
+    ///     Quota::per_minute(60).name("requests"),
+    ///     Quota::per_hour(1_000).name("tokens"),
+    /// ]);
+    /// let names: Vec<_> = limits.iter().map(|limiter| limiter.name()).collect();
+    /// assert_eq!(names, ["requests", "tokens"]);
+    /// ```
+    pub fn iter(&self) -> impl Iterator<Item = &Limiter> {
+        self.limits.iter()
+    }
+
+    pub(crate) fn limiters(&self) -> &[Limiter] {
+        &self.limits
     }
 
     /// Returns the limiter of one limit: for a peek, a reset, or a charge of this limit alone.
@@ -141,7 +178,11 @@ impl Limits {
     #[must_use]
     #[track_caller]
     pub fn of(&self, name: &str) -> &Limiter {
-        self.find(name).unwrap_or_else(|| panic!("there is no limit {name:?} in {self:?}"))
+        // A closure would not show the caller's line.
+        let Some(limiter) = self.find(name) else {
+            panic!("there is no limit {name:?} in {self:?}")
+        };
+        limiter
     }
 
     fn find(&self, name: &str) -> Option<&Limiter> {
@@ -196,13 +237,13 @@ impl Limits {
     ///
     /// ```
     /// use std::time::Duration;
-    /// use tower_fixed_window::{Limiter, Limits, Line, ManualClock, MemoryStore, Quota};
+    /// use tower_fixed_window::{Limits, Line, ManualClock, MemoryStore, Quota};
     ///
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let clock = ManualClock::at_ms(1_700_000_040_000);
     /// let limits = Limits::new([
-    ///     Limiter::new(Quota::per_minute(2).reserve_up_to(4)).name("mails"),
-    ///     Limiter::new(Quota::per_day(10)).name("customers"),
+    ///     Quota::per_minute(2).reserve_up_to(4).name("mails"),
+    ///     Quota::per_day(10).name("customers"),
     /// ]);
     /// let limits = limits.store(MemoryStore::with_clock(clock));
     ///
@@ -275,7 +316,7 @@ impl Limits {
                 limit.settle_as_charged(receipt, actual)
             })
         });
-        all(corrections.collect())
+        Reply::all(corrections.collect())
     }
 
     fn ask(
@@ -287,8 +328,8 @@ impl Limits {
         if lines.is_empty() || lines.len() > MAX_LIMITS {
             return Reply::failed(StoreError::new("a charge has one to eight lines"));
         }
-        let mut named = 0_u32;
-        for (i, Line { name, .. }) in lines.iter().enumerate() {
+        let (mut named, mut has_changed) = (0_u32, false);
+        for (i, Line { name, quotas, .. }) in lines.iter().enumerate() {
             let limit = self.position(name, i).filter(|limit| named >> limit & 1 == 0);
             let Some(limit) = limit else {
                 return Reply::failed(StoreError::with_source(
@@ -298,33 +339,75 @@ impl Limits {
             };
             named |= 1 << limit;
             limits[i] = &self.limits[limit];
+            has_changed |= quotas.is_none() && !limits[i].is_unchanged();
+        }
+        if has_changed {
+            return self.ask_changed(lines, &limits, how);
         }
         let charge = |i: usize| {
             let (Line { key, cost, quotas, .. }, limit) = (&lines[i], limits[i]);
-            let quotas = quotas.unwrap_or(limit.quotas());
+            let quotas = quotas.unwrap_or(limit.first_quotas());
             how(Charge::new(Account::new(limit.scope(), quotas, key), *cost))
         };
         let mut charges = [charge(0); MAX_LIMITS];
         (1..lines.len()).for_each(|i| charges[i] = charge(i));
         let charges = &charges[..lines.len()];
-        if let Some(mut reply) = self.store.charge_all(charges) {
-            if let Some(answer) = reply.as_now() {
-                if let Ok(decision) = answer {
-                    note(decision, charges);
-                }
-                return reply;
-            }
-            let in_order = in_order(limits, charges, self.store.answers_within());
-            let reply = Reply::later(async move {
-                match reply.await {
-                    // The store has only just found out.
-                    Err(error) if error.is_apart() => in_order.await,
-                    answer => answer,
-                }
-            });
-            return noted(reply, charges);
+        let mut reply = self.send(limits, charges);
+        match reply.as_now() {
+            Some(Ok(decision)) => note(decision, charges),
+            Some(Err(_)) => {}
+            None => return noted(reply, charges),
         }
-        noted(in_order(limits, charges, self.store.answers_within()), charges)
+        reply
+    }
+
+    /// The same where quotas have changed since these limits were made.
+    #[cold]
+    fn ask_changed(
+        &self,
+        lines: &[Line<'_>],
+        limits: &[&Limiter; MAX_LIMITS],
+        how: impl for<'c> Fn(Charge<'c>) -> Charge<'c>,
+    ) -> Reply<Decision> {
+        let now: Result<Vec<_>, _> = lines
+            .iter()
+            .zip(limits)
+            .map(|(line, limit)| {
+                line.quotas.map_or_else(|| limit.quotas_now(), |own| Ok(Cow::Borrowed(own)))
+            })
+            .collect();
+        match now {
+            Ok(quotas) => {
+                let lines = lines.iter().zip(&quotas);
+                let lines: Vec<_> =
+                    lines.map(|(line, quotas)| line.clone().with_quotas(quotas)).collect();
+                self.ask(&lines, how)
+            }
+            Err(error) => Reply::failed(error),
+        }
+    }
+
+    /// Charges these limits in one step, or where the store can't do that one after the other.
+    #[inline(always)]
+    pub(crate) fn send(
+        &self,
+        limits: [&Limiter; MAX_LIMITS],
+        charges: &[Charge<'_>],
+    ) -> Reply<Decision> {
+        let Some(mut reply) = self.store.charge_all(charges) else {
+            return in_order(limits, charges, self.store.answers_within());
+        };
+        if reply.as_now().is_some() {
+            return reply;
+        }
+        let in_order = in_order(limits, charges, self.store.answers_within());
+        Reply::later(async move {
+            match reply.await {
+                // The store has only just found out.
+                Err(error) if error.is_apart() => in_order.await,
+                answer => answer,
+            }
+        })
     }
 
     fn ask_receipts(
@@ -336,7 +419,8 @@ impl Limits {
             .iter()
             .filter_map(|Line { name, key, quotas, .. }| {
                 let limit = self.find(name)?;
-                let account = Account::new(limit.scope(), quotas.unwrap_or(limit.quotas()), key);
+                let now = quotas.map_or_else(|| limit.quotas(), |quotas| *quotas);
+                let account = Account::new(limit.scope(), &now, key);
                 Some((account.to_owned(), quotas.is_none()))
             })
             .collect();
@@ -354,7 +438,7 @@ impl Limits {
 
 impl fmt::Debug for Limits {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let of = |limit: &Limiter| (limit.scope().name().to_owned(), *limit.quotas());
+        let of = |limit: &Limiter| (limit.name().to_owned(), limit.quotas());
         f.debug_map().entries(self.limits.iter().map(of)).finish()
     }
 }
@@ -379,73 +463,4 @@ fn noted(reply: Reply<Decision>, charges: &[Charge<'_>]) -> Reply<Decision> {
         note(&mut decision, &charges);
         decision
     })
-}
-
-/// Reports the decisions that passed, or those that refused, and adds to a refusal what a response
-/// needs. In a refusal, a limit that would have passed has decided nothing.
-#[inline]
-fn note(decision: &mut Decision, charges: &[Charge<'_>]) {
-    let passed = decision.allowed();
-    let mut verdicts = decision.verdicts();
-    let mut next = verdicts.next();
-    for charge in charges {
-        let scope = charge.account().scope();
-        // In the same order, but a limit of which nothing is known has no decision.
-        let Some((name, allowed, waits)) = next else { break };
-        if !Arc::ptr_eq(name, scope.shared_name()) {
-            continue;
-        }
-        if allowed && passed && !charge.is_peek() {
-            note_passed(scope, waits);
-        }
-        next = verdicts.next();
-    }
-    drop(verdicts);
-    if !passed {
-        note_refused(decision, charges);
-    }
-}
-
-#[cold]
-fn note_refused(decision: &mut Decision, charges: &[Charge<'_>]) {
-    for charge in charges {
-        let account = charge.account();
-        let (scope, quotas) = (account.scope(), account.quotas());
-        if !charge.is_peek()
-            && let Some(of) = decision.of(scope.name()).filter(|of| !of.allowed())
-        {
-            observe_decision(scope, quotas, &of, false);
-        }
-        if decision.governing_limit() == Some(scope.name()) {
-            decision.note_refuser(scope.name(), quotas);
-        }
-    }
-}
-
-/// Waits for all of these. The error is that of the first that has failed.
-fn all(replies: Vec<Reply<()>>) -> Reply<()> {
-    let mut answer = Ok(());
-    let mut later = Vec::new();
-    for reply in replies {
-        match reply.into_now() {
-            Ok(now) => answer = answer.and(now),
-            Err(reply) => later.push(reply),
-        }
-    }
-    if later.is_empty() {
-        return Reply::from(answer);
-    }
-    Reply::later(poll_fn(move |cx| {
-        later.retain_mut(|reply| match Pin::new(reply).poll(cx) {
-            Poll::Ready(done) => {
-                answer = std::mem::replace(&mut answer, Ok(())).and(done);
-                false
-            }
-            Poll::Pending => true,
-        });
-        match later.is_empty() {
-            true => Poll::Ready(std::mem::replace(&mut answer, Ok(()))),
-            false => Poll::Pending,
-        }
-    }))
 }

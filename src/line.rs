@@ -75,11 +75,6 @@ impl Lines {
         self.closed.store(true, Ordering::Release);
         self.all().iter().for_each(|line| line.change(State::wake_all));
     }
-
-    /// The quotas have changed: the heads ask anew.
-    pub(crate) fn change_all(&self) {
-        self.all().iter().for_each(|line| line.change(State::ask_again));
-    }
 }
 
 impl Waiting for Lines {
@@ -89,6 +84,11 @@ impl Waiting for Lines {
         if let Some(line) = line {
             line.change(State::ask_again);
         }
+    }
+
+    /// All heads ask anew.
+    fn note_changed(&self) {
+        self.all().iter().for_each(|line| line.change(State::ask_again));
     }
 }
 

@@ -175,11 +175,11 @@ impl Quota {
     /// ```
     /// use std::time::{Duration, UNIX_EPOCH};
     /// use tower_fixed_window::testing::block_on;
-    /// use tower_fixed_window::{Limiter, ManualClock, MemoryStore, Quota};
+    /// use tower_fixed_window::{Limit, ManualClock, MemoryStore, Quota};
     ///
     /// const PLAN: Quota = Quota::per_month(10_000);
     /// let february_29 = ManualClock::at_ms(1_709_164_800_000);
-    /// let limiter = Limiter::new(PLAN).store(MemoryStore::with_clock(february_29));
+    /// let limiter = Limit::new(PLAN).store(MemoryStore::with_clock(february_29));
     /// let decision = block_on(limiter.check("alice")).unwrap();
     /// assert_eq!(decision.reset_after(), Duration::from_secs(86_400));
     /// ```

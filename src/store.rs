@@ -75,7 +75,7 @@ pub use crate::window::State;
 /// use std::collections::HashMap;
 /// use std::sync::Mutex;
 /// use tower_fixed_window::store::{Account, Adjust, Charge, Reply, Scope, State, Store};
-/// use tower_fixed_window::{Decision, Key, Limiter, Quota};
+/// use tower_fixed_window::{Decision, Key, Limit, Quota};
 ///
 /// /// A minimal store: it counts exactly, and keeps its counters for ever.
 /// #[derive(Default)]
@@ -120,7 +120,7 @@ pub use crate::window::State;
 /// }
 ///
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), tower_fixed_window::StoreError> {
-/// let limiter = Limiter::new(Quota::per_minute(1)).store(Simple::default());
+/// let limiter = Limit::new(Quota::per_minute(1)).store(Simple::default());
 /// assert!(limiter.check("alice").await?.allowed());
 /// assert!(!limiter.check("alice").await?.allowed());
 /// # Ok(()) }

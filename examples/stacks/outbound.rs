@@ -12,7 +12,7 @@ use axum::http::{Request, Response};
 use axum::{Router, routing::get};
 use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_fixed_window::key::global;
-use tower_fixed_window::{FixedWindowLayer, Key, Quota};
+use tower_fixed_window::{FixedWindowLayer, Key, Limiter, Quota};
 
 const WINDOW: Duration = Duration::from_secs(2);
 
@@ -32,11 +32,12 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     // Clocks differ, and requests take time to arrive. Windows that begin slightly later than the
     // server's prevent requests from arriving early.
     let ours = Quota::new(limit, WINDOW).starting_at(Duration::from_millis(100));
-    let layer = FixedWindowLayer::new(ours).key(global()).queue(100, Duration::from_secs(60));
+    let limiter = Limiter::new(ours.key(global()));
+    let layer = FixedWindowLayer::new(&limiter).queue(100, Duration::from_secs(60));
     // A request can still leave at the end of one window and arrive in the server's next one, where
     // it takes the place of another. So this example begins with a window. If requests come at any
     // time, use a slightly lower limit than the server's, and handle a 429 anyway.
-    let left = layer.control().peek(Key::global()).await?.reset_after();
+    let left = limiter.peek(Key::global()).await?.reset_after();
     tokio::time::sleep(left).await;
 
     // Any HTTP client is a service: this is reqwest's.

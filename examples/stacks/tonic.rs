@@ -21,13 +21,12 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let limit = std::env::var("LIMIT").map_or(Ok(60), |limit| limit.parse())?;
     let addr = std::env::var("ADDR").unwrap_or_else(|_| "127.0.0.1:3000".into());
 
-    let checks = FixedWindowLayer::new(Quota::per_minute(limit))
-        .name("health")
-        // tonic puts the peer's address into each request.
-        .key_fn(|parts| {
-            let peer: &TcpConnectInfo = parts.extensions.get()?;
-            Some(Key::from(peer.remote_addr()?.ip()))
-        })
+    // tonic puts the peer's address into each request.
+    let checks = Quota::per_minute(limit).name("health").key_fn(|parts| {
+        let peer: &TcpConnectInfo = parts.extensions.get()?;
+        Some(Key::from(peer.remote_addr()?.ip()))
+    });
+    let checks = FixedWindowLayer::new(checks)
         // The other methods are not limited: `Watch` is one call that lasts.
         .skip(|parts| parts.uri.path() != "/grpc.health.v1.Health/Check")
         .reject(Grpc);

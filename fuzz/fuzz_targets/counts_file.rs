@@ -12,7 +12,7 @@ use std::time::Duration;
 use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
 use tower_fixed_window::testing::block_on;
-use tower_fixed_window::{CountsFile, Limiter, ManualClock, MemoryStore, Quota, Quotas};
+use tower_fixed_window::{CountsFile, Limit, Limiter, ManualClock, MemoryStore, Quota, Quotas};
 
 const NOW_MS: u64 = 1_700_000_050_000;
 const KEYS: u8 = 24;
@@ -70,7 +70,7 @@ fn limiters(store: &MemoryStore) -> [Limiter; 4] {
         Quota::per_minute(3).reserve_up_to(9).staggered().into(),
         Quota::new(4, Duration::from_secs(100)).from_first_request().into(),
     ];
-    quotas.map(|quotas| Limiter::new(quotas).name("fuzz").store(store.clone()))
+    quotas.map(|quotas| Limit::new(quotas).name("fuzz").store(store.clone()))
 }
 
 /// A file with entries of each kind, some of them shared.

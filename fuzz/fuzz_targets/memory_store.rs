@@ -14,9 +14,7 @@ use libfuzzer_sys::fuzz_target;
 use reference::{Ask, Grid, Model, Taken, Terms, stagger};
 use tower_fixed_window::store::Reply;
 use tower_fixed_window::testing::block_on;
-use tower_fixed_window::{
-    Decision, Key, Limiter, ManualClock, MemoryStore, Quota, Quotas, Receipt,
-};
+use tower_fixed_window::{Decision, Key, Limit, Limiter, ManualClock, MemoryStore, Quota, Quotas, Receipt};
 
 const NAMES: [&str; 2] = ["a", "b"];
 const START_MS: u64 = 1_700_000_040_000;
@@ -151,7 +149,7 @@ impl Scopes {
         let limiters = sets
             .iter()
             .zip(NAMES)
-            .map(|((_, set), name)| Limiter::new(*set).name(name).store(store.clone()))
+            .map(|((_, set), name)| Limit::new(*set).name(name).store(store.clone()))
             .collect();
         Some(Self { limiters, specs: sets.map(|(specs, _)| specs).into() })
     }

@@ -1,7 +1,7 @@
 //! Puts rate limiters to the test, with real stores, processes and signals, and has the checker look at what
 //! passed. See PROOF.md.
 
-pub use tower_fixed_window_checker::{check, history, several};
+pub use tower_fixed_window_checker::{check, history, line, several};
 
 pub mod limiters;
 pub mod node;
@@ -11,3 +11,4 @@ pub mod proxy;
 pub mod redis_server;
 pub mod run;
 pub mod scenarios;
+pub mod zone;

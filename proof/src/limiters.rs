@@ -1,17 +1,24 @@
 //! What is put to the test: each limiter behind the same few lines.
 
-use std::future::Future;
+use std::convert::Infallible;
+use std::future::{Future, Ready, ready};
 use std::pin::Pin;
+use std::task::{Context, Poll};
 use std::time::Duration;
+
+use http::{Request, Response, StatusCode};
+use tower_layer::Layer;
+use tower_service::Service;
 
 use tower_fixed_window::store::{Adjust, Charge, Reply, Scope};
 use tower_fixed_window::{
-    Clock, Decision, Key, Limits, Line, MemoryStore, OnStoreFailure, Quota, Receipt, RedisStore,
-    StoreError,
+    Clock, Decision, EmptyBody, FixedWindow, FixedWindowLayer, Key, Limits, Line, MemoryStore,
+    OnStoreFailure, Quota, Quotas, Receipt, RedisStore, StoreError,
 };
 
 use crate::check::Windows;
 use crate::history::{Answer, now};
+use crate::zone;
 
 /// An answer that comes later.
 pub type Later<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
@@ -53,6 +60,36 @@ pub enum Store {
     Redis,
 }
 
+/// What a limit has beside tokens in a window.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Beside {
+    Nothing,
+    /// Another quota, with its milliseconds.
+    Quota {
+        limit: u64,
+        length: u64,
+    },
+    /// Unspent tokens are kept, up to so many.
+    Kept {
+        capacity: u64,
+    },
+    /// So many tokens of later windows may be taken; and another quota.
+    Reserved {
+        most: u64,
+        limit: u64,
+        length: u64,
+    },
+    /// A quota for each day of a zone, in which it is midnight while the scenario runs.
+    Day {
+        limit: u64,
+    },
+    /// Requests wait in line, in so many places and for so many milliseconds at most.
+    Line {
+        places: u64,
+        max_wait: u64,
+    },
+}
+
 /// How a limiter is to be made.
 #[derive(Clone, Debug)]
 pub struct Setup {
@@ -67,6 +104,7 @@ pub struct Setup {
     pub max_keys: usize,
     /// Limits that are charged together; one: each by itself.
     pub limits: usize,
+    pub beside: Beside,
     /// Whether passes come with receipts.
     pub receipts: bool,
     /// From when on the limiter's clock steps, in microseconds since the epoch.
@@ -79,6 +117,21 @@ const STEPS_EVERY: u64 = 430_000;
 const STEPS: [i64; 6] = [0, -400_000, 300_000, -150_000, 500_000, 20_000];
 
 impl Setup {
+    /// All that a key is counted by.
+    fn quotas(&self) -> Quotas {
+        let quota = Quota::new(self.limit, Duration::from_millis(self.length));
+        let other = |limit, length| Quota::new(limit, Duration::from_millis(length));
+        match self.beside {
+            Beside::Nothing | Beside::Line { .. } => quota.into(),
+            Beside::Quota { limit, length } => quota.and(other(limit, length)),
+            Beside::Kept { capacity } => quota.rollover_up_to(capacity).into(),
+            Beside::Reserved { most, limit, length } => {
+                quota.reserve_up_to(most).and(other(limit, length))
+            }
+            Beside::Day { limit } => quota.and(Quota::per_day(limit).in_zone(zone::NAME)),
+        }
+    }
+
     /// What the limiter's clock shows at an instant.
     fn clock(&self, at: u64) -> u64 {
         let Some(from) = self.clock_steps_from else { return at };
@@ -136,14 +189,15 @@ pub fn contestants() -> Vec<Contestant> {
 /// Makes one.
 pub async fn make(setup: &Setup) -> Box<dyn Limiter> {
     let quota = Quota::new(setup.limit, Duration::from_millis(setup.length));
+    let quotas = setup.quotas();
     let memory = || match setup.clock_steps_from {
         Some(_) => MemoryStore::with_clock(setup.clone()),
         None => MemoryStore::with_max_keys(setup.max_keys),
     };
-    let limiter = |quota: Quota| tower_fixed_window::Limiter::new(quota).name("proof");
+    let limit = |quotas: Quotas| quotas.name("proof");
     let redis = || RedisStore::new(setup.url.as_str()).expect("it is an address");
     if setup.limits > 1 {
-        let limits = Limits::new(LIMITS.map(|name| limiter(quota).name(name)));
+        let limits = Limits::new(LIMITS.map(|name| quotas.name(name)));
         return Box::new(match &setup.name[..] {
             "ours" => Several(limits.store(memory())),
             "ours-redis-local" => Several(limits.store(redis())),
@@ -153,26 +207,42 @@ pub async fn make(setup: &Setup) -> Box<dyn Limiter> {
             _ => Several(limits.store(redis().on_failure(OnStoreFailure::Deny))),
         });
     }
+    if let Beside::Line { places, max_wait } = setup.beside {
+        let limit = limit(quotas)
+            .key_fn(|parts| Some(Key::from(u64::from(parts.extensions.get::<Waiter>()?.key))))
+            .cost_fn(|parts| parts.extensions.get::<Waiter>().map_or(1, |waiter| waiter.cost));
+        let limit = match &setup.name[..] {
+            "ours" => limit.store(memory()),
+            _ => limit.store(redis().on_failure(OnStoreFailure::Deny)),
+        };
+        let layer = FixedWindowLayer::new(limit)
+            .reject(EmptyBody)
+            .queue(places, Duration::from_millis(max_wait));
+        return Box::new(InLine(layer.layer(Serve)));
+    }
+    let first = || Quotas::from(quota.from_first_request());
     let ours = match &setup.name[..] {
-        "ours" => limiter(quota).store(memory()),
-        "ours-on-demand" => limiter(quota.from_first_request()).store(memory()),
-        "ours-redis" => limiter(quota).store(redis().on_failure(OnStoreFailure::Deny)),
-        "ours-redis-local" => limiter(quota).store(redis()),
-        "ours-redis-leases" => limiter(quota).store(redis().on_failure(OnStoreFailure::Deny).leases(10)),
-        "ours-redis-on-demand" => {
-            limiter(quota.from_first_request()).store(redis().on_failure(OnStoreFailure::Deny))
+        "ours" => limit(quotas).store(memory()),
+        "ours-on-demand" => limit(first()).store(memory()),
+        "ours-redis" => limit(quotas).store(redis().on_failure(OnStoreFailure::Deny)),
+        "ours-redis-local" => limit(quotas).store(redis()),
+        "ours-redis-leases" => {
+            limit(quotas).store(redis().on_failure(OnStoreFailure::Deny).leases(10))
         }
+        "ours-redis-on-demand" => limit(first()).store(redis().on_failure(OnStoreFailure::Deny)),
         #[cfg(feature = "peers")]
         _ => return crate::peers::make(setup).await,
         #[cfg(not(feature = "peers"))]
         other => panic!("there is no {other}: --features peers has more"),
     };
-    Box::new(Ours { limiter: ours, receipts: setup.receipts })
+    let reserves = matches!(setup.beside, Beside::Reserved { .. });
+    Box::new(Ours { limiter: ours, receipts: setup.receipts || reserves, reserves })
 }
 
 struct Ours {
     limiter: tower_fixed_window::Limiter,
     receipts: bool,
+    reserves: bool,
 }
 
 impl Limiter for Ours {
@@ -193,7 +263,10 @@ impl Limiter for Ours {
                 (answer, None)
             });
         }
-        let reply = self.limiter.charge(key, cost);
+        let reply = match self.reserves {
+            true => self.limiter.reserve(key, cost),
+            false => self.limiter.charge(key, cost),
+        };
         Box::pin(async move {
             match reply.await {
                 Ok(Ok(receipt)) => (passed(receipt.decision()), Some(receipt)),
@@ -208,6 +281,49 @@ impl Limiter for Ours {
         Box::pin(async move {
             let _lost_ones_stay_counted: Result<(), StoreError> = reply.await;
         })
+    }
+}
+
+/// A layer whose requests wait in line.
+struct InLine(FixedWindow<Serve, EmptyBody>);
+
+impl Limiter for InLine {
+    fn ask(&self, key: u32, cost: u64) -> Later<'_, (Answer, Option<Receipt>)> {
+        Box::pin(async move {
+            let mut request = Request::new(());
+            request.extensions_mut().insert(Waiter { key, cost });
+            let Ok(response) = self.0.clone().call(request).await;
+            let answer = match response.status() {
+                StatusCode::OK => Answer::Passed,
+                StatusCode::TOO_MANY_REQUESTS => Answer::Refused,
+                _ => Answer::Failed,
+            };
+            (answer, None)
+        })
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Waiter {
+    key: u32,
+    cost: u64,
+}
+
+/// What the layer limits.
+#[derive(Clone, Copy)]
+struct Serve;
+
+impl Service<Request<()>> for Serve {
+    type Response = Response<()>;
+    type Error = Infallible;
+    type Future = Ready<Result<Response<()>, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _: Request<()>) -> Self::Future {
+        ready(Ok(Response::new(())))
     }
 }
 

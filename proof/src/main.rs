@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 use std::time::Instant;
 
-use tower_fixed_window_proof::history::{Ask, Line};
+use tower_fixed_window_proof::history::Ask;
 use tower_fixed_window_proof::limiters::{Contestant, Store, contestants};
 use tower_fixed_window_proof::node::{self, Node};
 use tower_fixed_window_proof::redis_server::Server;
@@ -84,9 +84,9 @@ async fn table(options: Options) -> ExitCode {
         .collect();
     let mut rows = Vec::new();
     println!(
-        "| what happens | limiter | asked | passed | no answer | slowest | silence | above | unpromised | torn | unexplained |"
+        "| what happens | limiter | asked | passed | no answer | slowest | silence | above | unpromised | torn | unexplained | overtaken | idle |"
     );
-    println!("|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|");
+    println!("|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|");
     for scenario in scenarios().iter().filter(|scenario| options.runs(scenario)) {
         let who: Vec<_> = contestants
             .iter()
@@ -109,7 +109,7 @@ async fn table(options: Options) -> ExitCode {
                 }
                 let row = row(scenario, contestant, &outcome);
                 println!(
-                    "| {} | {} | {} | {} | {} | {} ms | {} ms | {} | {} | {} | {} |",
+                    "| {} | {} | {} | {} | {} | {} ms | {} ms | {} | {} | {} | {} | {} | {} |",
                     scenario.name,
                     contestant.name,
                     row.asked,
@@ -121,6 +121,8 @@ async fn table(options: Options) -> ExitCode {
                     row.broken,
                     row.torn,
                     row.unexplained,
+                    row.overtaken,
+                    row.idle,
                 );
                 rows.push((scenario.name, contestant.name, row));
             }
@@ -132,13 +134,16 @@ async fn table(options: Options) -> ExitCode {
     }
     eprintln!("{} s", began.elapsed().as_secs());
     let broken = |(_, name, row): &&(_, &str, Row)| {
-        let harm = row.broken > 0 || row.torn + row.unexplained > 0;
+        let Row { torn, unexplained, overtaken, idle, .. } = row;
+        let harm = row.broken > 0 || torn + unexplained + overtaken + idle > 0;
         harm && name.starts_with("ours")
     };
-    for (scenario, name, Row { broken, torn, unexplained, .. }) in rows.iter().filter(broken) {
+    for (scenario, name, row) in rows.iter().filter(broken) {
+        let Row { broken, torn, unexplained, overtaken, idle, .. } = row;
         eprintln!(
             "{name} is {broken} above its promise, {torn} requests have passed in part, and \
-             {unexplained} were refused without a reason: {scenario}"
+             {unexplained} were refused without a reason, {overtaken} were overtaken in line, which \
+             left {idle} windows unused: {scenario}"
         );
     }
     ExitCode::from(u8::from(rows.iter().any(|row| broken(&row))))
@@ -191,10 +196,7 @@ fn matrix(who: &[&Contestant], rows: &[(&str, &str, Row)]) {
 fn keep(folder: &str, name: &str, asks: &[Ask]) {
     let mut text = String::new();
     for ask in asks {
-        text += &format!("{}\n", Line::Asked(ask.clone()));
-        if let Some(sent) = ask.returned {
-            text += &format!("{}\n", Line::Returned { node: ask.node, id: ask.id, sent });
-        }
+        ask.lines().for_each(|line| text += &format!("{line}\n"));
     }
     let path = std::path::Path::new(folder).join(name.replace(' ', "-"));
     std::fs::write(&path, text).unwrap_or_else(|error| panic!("{}: {error}", path.display()));

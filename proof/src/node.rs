@@ -1,13 +1,16 @@
 //! A process of an app: a limiter, and clients that ask it. Writes its history to standard output.
 
+use std::future::poll_fn;
 use std::io::Write;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::task::Poll;
+use std::time::{Duration, UNIX_EPOCH};
 
 use tokio::time::{sleep, timeout};
 
-use crate::history::{Answer, Ask, Line, now};
+use crate::history::{Answer, Ask, Line, Note, now};
 use crate::limiters::{Limiter, Setup, make};
 use crate::scenarios::{Scenario, scenarios};
 
@@ -47,7 +50,7 @@ impl Node {
     }
 }
 
-/// How long a client waits for an answer.
+/// How long a client waits for an answer, beside its time in line.
 pub const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Runs a node until its time is over.
@@ -82,6 +85,12 @@ impl Client {
     async fn run(mut self) {
         sleep(Duration::from_micros(self.node.from.saturating_sub(now()))).await;
         while now() < self.node.until() {
+            let resting =
+                self.setup.now() / (self.setup.length * 1_000) % (self.node.scenario.rests + 1);
+            if resting > 0 {
+                sleep(Duration::from_millis(5)).await;
+                continue;
+            }
             self.ask().await;
             match self.random.below(self.node.scenario.pause + 1) {
                 0 => tokio::task::yield_now().await,
@@ -102,7 +111,11 @@ impl Client {
         };
         let cost = 1 + self.random.below(load.cost);
         let dropped = load.drops > 0 && self.random.below(load.drops) == 0;
-        let patience = if dropped { Duration::from_millis(self.random.below(3)) } else { PATIENCE };
+        let in_line = load.max_wait();
+        let patience = match dropped {
+            true => Duration::from_millis(self.random.below(in_line.max(3))),
+            false => PATIENCE + Duration::from_millis(in_line),
+        };
 
         let sent = self.setup.now();
         if load.limits > 1 {
@@ -121,16 +134,30 @@ impl Client {
                     received,
                     answer,
                     returned: None,
+                    due: None,
+                    joined: None,
                 }));
             }
             return;
         }
-        let answer = timeout(patience, self.limiter.ask(key, cost)).await;
+        let mut answer = pin!(timeout(patience, self.limiter.ask(key, cost)));
+        let first = poll_fn(|cx| Poll::Ready(answer.as_mut().poll(cx))).await;
+        // In line, from its first moment on.
+        let joined = (in_line > 0 && first.is_pending()).then(|| self.setup.now());
+        let answer = match first {
+            Poll::Ready(answer) => answer,
+            Poll::Pending => answer.await,
+        };
         let received = self.setup.now();
 
         let (answer, receipt) = answer.unwrap_or((Answer::GaveUp, None));
-        let ask = Ask { node, id, key, cost, sent, received, answer, returned: None };
-        write(&Line::Asked(ask));
+        let ready = receipt.as_ref().map(|receipt| receipt.decision());
+        let ready = ready.filter(|decision| !decision.ready_after().is_zero());
+        let due = ready.and_then(|decision| {
+            Some(decision.ready_at()?.duration_since(UNIX_EPOCH).ok()?.as_micros() as u64)
+        });
+        let ask = Ask { node, id, key, cost, sent, received, answer, returned: None, due, joined };
+        ask.lines().for_each(|line| write(&line));
         if let Some(receipt) = receipt
             && load.refunds > 0
             && self.random.below(load.refunds) == 0
@@ -141,7 +168,7 @@ impl Client {
                 sleep(wait).await;
                 let sent = setup.now();
                 // Before the limiter may know.
-                write(&Line::Returned { node, id, sent });
+                write(&Line::Noted { node, id, note: Note::Returned, at: sent });
                 limiter.refund(receipt).await;
             });
         }

@@ -5,14 +5,18 @@ use std::process::{Child, Command, Stdio};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use tempfile::TempDir;
+
 use crate::check::{Promise, above};
 use crate::history::{Answer, Ask, Line, collect, now};
-use crate::limiters::{Contestant, Store};
+use crate::limiters::{Beside, Contestant, Store};
+use crate::line::{idle, overtaken};
 use crate::node::{Node, PATIENCE};
 use crate::proxy::Proxy;
 use crate::redis_server::{Server, signal};
 use crate::scenarios::{Scenario, Step};
 use crate::several::{Returns, torn, unexplained};
+use crate::zone;
 
 /// A history, and when the store lost what it had counted.
 pub struct Outcome {
@@ -42,6 +46,9 @@ pub struct Row {
     /// Requests for several limits that passed in part, and refusals without a reason.
     pub torn: usize,
     pub unexplained: usize,
+    /// Requests that were overtaken in line, and windows that it left unused.
+    pub overtaken: usize,
+    pub idle: usize,
 }
 
 /// How long a process has to start, in milliseconds.
@@ -71,7 +78,13 @@ pub async fn run(scenario: &Scenario, contestant: &Contestant) -> Outcome {
         from,
     };
     let nodes = if redis { scenario.nodes } else { 1 };
+    let zones = (scenario.beside != Beside::Nothing).then(|| {
+        let folder = tempfile::tempdir().expect("there is room for files");
+        zone::write(folder.path(), scenario.midnight(from));
+        folder
+    });
     let mut stage = Stage {
+        zones,
         server,
         replica,
         proxy,
@@ -96,15 +109,21 @@ pub async fn run(scenario: &Scenario, contestant: &Contestant) -> Outcome {
 /// What the table says of an outcome.
 pub fn row(scenario: &Scenario, contestant: &Contestant, outcome: &Outcome) -> Row {
     let asks = &outcome.asks;
-    let strict = Promise {
-        windows: contestant.windows,
-        limit: scenario.limit,
-        length: scenario.length,
-        losses: Vec::new(),
-        local: false,
-    };
-    let promise =
-        Promise { losses: outcome.losses.clone(), local: contestant.local, ..strict.clone() };
+    let strict = scenario.promises(contestant.windows, outcome.from);
+    let promised = strict.iter().map(|strict| Promise {
+        losses: outcome.losses.clone(),
+        local: contestant.local,
+        ..strict.clone()
+    });
+    let promised: Vec<_> = promised.collect();
+    let worst = |promises: &[Promise]| promises.iter().map(|one| above(asks, one).above).max();
+    let in_line = matches!(scenario.beside, Beside::Line { .. });
+    // With a reservation, its quotas may also refuse what they would cover in different windows.
+    let has_reasons = scenario.limits > 1
+        || matches!(
+            scenario.beside,
+            Beside::Quota { .. } | Beside::Kept { .. } | Beside::Day { .. }
+        );
     let count = |answer| asks.iter().filter(|ask| ask.answer == answer).count();
     let decided = |ask: &&Ask| ask.passed() || ask.answer == Answer::Refused;
     let mut times: Vec<_> = asks.iter().filter(decided).map(|ask| ask.received).collect();
@@ -117,14 +136,16 @@ pub fn row(scenario: &Scenario, contestant: &Contestant, outcome: &Outcome) -> R
         passed: asks.iter().filter(|ask| ask.passed()).count(),
         failed: count(Answer::Failed),
         // Others were dropped on purpose.
-        gave_up: asks.iter().filter(|ask| ran_out_of_patience(ask)).count(),
+        gave_up: asks.iter().filter(|ask| ran_out_of_patience(ask, scenario.max_wait())).count(),
         slowest: asks.iter().map(|ask| ask.received - ask.sent).max().unwrap_or(0) / 1_000,
         // Times on a clock that steps say nothing of that.
         silence: if scenario.steps_clock { 0 } else { silence.unwrap_or(0) / 1_000 },
-        above: above(asks, &strict).above,
-        broken: above(asks, &promise).above,
+        above: worst(&strict).unwrap_or(0),
+        broken: worst(&promised).unwrap_or(0),
         torn: torn(asks).len(),
-        unexplained: match contestant.local || scenario.limits == 1 {
+        overtaken: if in_line { overtaken(asks, &strict[0]).len() } else { 0 },
+        idle: if in_line { idle(asks, &strict[0]).len() } else { 0 },
+        unexplained: match contestant.local || !has_reasons {
             // A node that counts in memory may have its own reasons.
             true => 0,
             false => unexplained(asks, &strict, &returns(outcome)).len(),
@@ -151,11 +172,13 @@ fn returns(outcome: &Outcome) -> Returns {
     Returns { within: HELD, disturbed: spans }
 }
 
-fn ran_out_of_patience(ask: &Ask) -> bool {
-    ask.answer == Answer::GaveUp && ask.received - ask.sent >= PATIENCE.as_micros() as u64
+fn ran_out_of_patience(ask: &Ask, max_wait: u64) -> bool {
+    let patience = PATIENCE.as_micros() as u64 + max_wait * 1_000;
+    ask.answer == Answer::GaveUp && ask.received - ask.sent >= patience
 }
 
 struct Stage {
+    zones: Option<TempDir>,
     server: Option<Server>,
     replica: Option<Server>,
     proxy: Option<Proxy>,
@@ -171,7 +194,11 @@ type Reader = JoinHandle<Vec<Line>>;
 
 impl Stage {
     fn start_node(&mut self, node: usize) -> Reader {
-        let mut child = Command::new(std::env::current_exe().expect("it is a file"))
+        let mut command = Command::new(std::env::current_exe().expect("it is a file"));
+        if let Some(zones) = &self.zones {
+            command.env(zone::FOLDER, zones.path());
+        }
+        let mut child = command
             .arg("node")
             .args(self.next.to_args())
             .stdout(Stdio::piped())
@@ -260,7 +287,8 @@ impl Stage {
 
     /// Waits for the nodes. Those that do not end by themselves stopped long ago.
     fn end(&mut self, readers: Vec<Reader>) -> Vec<Line> {
-        let patience = PATIENCE.as_micros() as u64 + 500_000;
+        let in_line = self.next.scenario.max_wait() * 1_000;
+        let patience = PATIENCE.as_micros() as u64 + in_line + 500_000;
         for child in self.nodes.iter_mut().flatten() {
             while now() < self.next.until() + patience && matches!(child.try_wait(), Ok(None)) {
                 thread::sleep(Duration::from_millis(10));

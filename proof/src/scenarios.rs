@@ -1,6 +1,7 @@
 //! What is done to a limiter.
 
-use crate::limiters::{Contestant, Setup, Store};
+use crate::check::{Promise, Windows};
+use crate::limiters::{Beside, Contestant, Setup, Store};
 
 /// A few seconds of load, and what happens meanwhile.
 #[derive(Clone, Debug)]
@@ -20,6 +21,9 @@ pub struct Scenario {
     pub cost: u64,
     /// Limits that are charged together: a request asks for both, or for one.
     pub limits: usize,
+    pub beside: Beside,
+    /// So many windows in which nobody asks follow each in which all do.
+    pub rests: u64,
     /// One in so many requests is dropped; one in so many passes is given back.
     pub drops: u64,
     pub refunds: u64,
@@ -48,6 +52,8 @@ pub enum Who {
     OursInMemory,
     /// Ours, for several limits in one charge.
     OursTogether,
+    /// Ours, where it is known when windows begin.
+    OursKnown,
 }
 
 /// Something that happens, at a time in milliseconds.
@@ -78,6 +84,7 @@ pub enum Step {
 /// Who charges several limits in one step, where its store can, and who in order.
 const IN_ORDER: &str = "ours-redis-in-order";
 const TOGETHER: [&str; 4] = ["ours", "ours-redis", "ours-redis-local", IN_ORDER];
+const KNOWN: [&str; 3] = ["ours", "ours-redis", "ours-redis-local"];
 
 impl Scenario {
     /// Whether a limiter can take part.
@@ -91,9 +98,45 @@ impl Scenario {
             Who::Redis => contestant.store == Store::Redis,
             Who::Ours => ours,
             Who::OursInMemory => contestant.name == "ours",
-            Who::OursTogether => {
-                let harmed = self.proxied && contestant.store == Store::Memory;
-                TOGETHER.contains(&contestant.name) && !harmed
+            Who::OursTogether => TOGETHER.contains(&contestant.name) && !self.harms(contestant),
+            // What a line has decided in memory can't be seen from outside.
+            Who::OursKnown if self.max_wait() > 0 => KNOWN[..2].contains(&contestant.name),
+            Who::OursKnown => KNOWN.contains(&contestant.name) && !self.harms(contestant),
+        }
+    }
+
+    /// Whether something would be harmed that it does not have.
+    fn harms(&self, contestant: &Contestant) -> bool {
+        self.proxied && contestant.store == Store::Memory
+    }
+
+    /// How long a request may wait in line, in milliseconds.
+    pub fn max_wait(&self) -> u64 {
+        match self.beside {
+            Beside::Line { max_wait, .. } => max_wait,
+            _ => 0,
+        }
+    }
+
+    /// When it is midnight in the zone of a scenario that begins at `from`, in seconds.
+    pub fn midnight(&self, from: u64) -> u64 {
+        from / 1_000_000 + 2
+    }
+
+    /// What is promised for each quota of a key.
+    pub fn promises(&self, windows: Windows, from: u64) -> Vec<Promise> {
+        let first = Promise::new(windows, self.limit, self.length);
+        match self.beside {
+            Beside::Nothing | Beside::Line { .. } => vec![first],
+            Beside::Kept { capacity } => vec![Promise { capacity, ..first }],
+            Beside::Quota { limit, length } => vec![first, Promise::new(windows, limit, length)],
+            Beside::Reserved { most: reserved, limit, length } => {
+                vec![Promise { reserved, ..first }, Promise::new(windows, limit, length)]
+            }
+            Beside::Day { limit } => {
+                let starts = vec![self.midnight(from) * 1_000_000];
+                let day = Promise::new(Windows::Listed, limit, 86_400_000);
+                vec![first, Promise { starts, ..day }]
             }
         }
     }
@@ -108,6 +151,7 @@ impl Scenario {
             // Few, so that a flood fills it.
             max_keys: 1_000,
             limits: self.limits,
+            beside: self.beside,
             receipts: self.refunds > 0,
             clock_steps_from: self.steps_clock.then_some(from),
         }
@@ -126,6 +170,8 @@ fn base(name: &'static str, what: &'static str) -> Scenario {
         pause: 2_000,
         cost: 1,
         limits: 1,
+        beside: Beside::Nothing,
+        rests: 0,
         drops: 0,
         refunds: 0,
         limit: 50,
@@ -152,6 +198,20 @@ fn several(name: &'static str, what: &'static str) -> Scenario {
         millis: 13_000,
         ..base(name, what)
     }
+}
+
+const TWO: Beside = Beside::Quota { limit: 120, length: 4_000 };
+
+/// A key has more than tokens in a window. It is seen over many of them.
+fn quotas(name: &'static str, what: &'static str, beside: Beside) -> Scenario {
+    Scenario { who: Who::OursKnown, cost: 3, drops: 20, millis: 10_000, beside, ..base(name, what) }
+}
+
+/// Redis is killed and frozen for a second each, then connections are cut.
+fn harm() -> Vec<(u64, Step)> {
+    use Step::*;
+    let stops = [(1_000, KillStore), (2_000, StartStore), (4_500, FreezeStore), (5_500, ThawStore)];
+    stops.into_iter().chain((8_000..9_000).step_by(250).map(|at| (at, Cut))).collect()
 }
 
 /// All of them.
@@ -272,18 +332,58 @@ pub fn scenarios() -> Vec<Scenario> {
                 .collect(),
             ..base("nodes killed", "a node is killed and started again, every 400 ms")
         },
+        Scenario {
+            refunds: 4,
+            ..quotas("several quotas", "a key has a quota for 1 s and one for 4 s", TWO)
+        },
+        Scenario {
+            proxied: true,
+            steps: harm(),
+            ..quotas(
+                "several quotas, harmed",
+                "the same; Redis is killed and frozen, then connections are cut",
+                TWO,
+            )
+        },
+        Scenario {
+            rests: 2,
+            ..quotas(
+                "rollover",
+                "up to three windows' tokens are kept; clients rest for two of three seconds",
+                Beside::Kept { capacity: 150 },
+            )
+        },
+        Scenario {
+            refunds: 6,
+            limit: 20,
+            ..quotas(
+                "reservations",
+                "tokens of two later seconds may be taken, beside a quota for 4 s",
+                Beside::Reserved { most: 40, limit: 70, length: 4_000 },
+            )
+        },
+        Scenario {
+            millis: 4_000,
+            ..quotas(
+                "calendar",
+                "midnight passes, with a quota for each day beside one for each second",
+                Beside::Day { limit: 80 },
+            )
+        },
+        Scenario {
+            clients: 24,
+            pause: 50_000,
+            limit: 30,
+            ..quotas(
+                "line",
+                "requests wait in line for up to 2.5 s; one in 20 is dropped while it does",
+                Beside::Line { places: 16, max_wait: 2_500 },
+            )
+        },
         several("several limits", "two limits in one charge, or one of them alone"),
         Scenario {
             proxied: true,
-            steps: [
-                (1_000, KillStore),
-                (2_000, StartStore),
-                (4_500, FreezeStore),
-                (5_500, ThawStore),
-            ]
-            .into_iter()
-            .chain((8_000..9_000).step_by(250).map(|at| (at, Cut)))
-            .collect(),
+            steps: harm(),
             ..several(
                 "several limits, harmed",
                 "the same; Redis is killed and frozen for a second each, then connections are cut",

@@ -27,6 +27,14 @@ pub(super) struct Several {
     pub(super) refuser: Option<Refuser>,
 }
 
+impl Default for All {
+    /// Of several limits, before the first decision.
+    #[inline(always)]
+    fn default() -> Self {
+        Self::Limits(Limits::default())
+    }
+}
+
 impl All {
     pub(super) fn several(&self) -> Option<&Several> {
         match self {
@@ -39,11 +47,24 @@ impl All {
     }
 }
 
+impl All {
+    /// The limits that refused, as far as they were noted.
+    pub(super) fn take_refusers(&mut self) -> Vec<Refuser> {
+        match self {
+            Self::Quotas(several) => several.refuser.take().into_iter().collect(),
+            Self::Limits(limits) => {
+                let all = limits.decided.iter_mut().flatten().filter_map(|of| of.all.as_mut());
+                all.flat_map(|all| all.take_refusers()).collect()
+            }
+        }
+    }
+}
+
 /// How many limits one charge can have.
 pub(crate) const MAX_LIMITS: usize = 8;
 
 /// The decisions of several limits.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub(super) struct Limits {
     pub(super) decided: [Option<Decided>; MAX_LIMITS],
     pub(super) governing: u8,

@@ -49,10 +49,13 @@ impl RateLimited {
         &self.0
     }
 
-    /// The decision, and whose it is, if that is known.
-    pub(crate) fn into_parts(mut self) -> (Decision, Option<Refuser>) {
-        let refuser = self.0.all.is_some().then(|| self.0.several().refuser.take()).flatten();
-        (self.0, refuser)
+    /// The decision, and the limits that refused, as far as they are known.
+    pub(crate) fn into_parts(mut self) -> (Decision, Vec<Refuser>) {
+        let refusers = match self.0.all.as_deref_mut() {
+            None => Vec::new(),
+            Some(all) => all.take_refusers(),
+        };
+        (self.0, refusers)
     }
 }
 

@@ -11,10 +11,10 @@ use crate::window::Window;
 /// ```
 /// use std::time::{Duration, UNIX_EPOCH};
 /// use tower_fixed_window::testing::block_on;
-/// use tower_fixed_window::{Limiter, ManualClock, MemoryStore, Quota};
+/// use tower_fixed_window::{Limit, ManualClock, MemoryStore, Quota};
 ///
 /// let store = MemoryStore::with_clock(ManualClock::at_ms(1_700_000_050_000));
-/// let limiter = Limiter::new(Quota::per_minute(5)).store(store);
+/// let limiter = Limit::new(Quota::per_minute(5)).store(store);
 /// let decision = block_on(limiter.check("alice"))?;
 ///
 /// let usage = decision.usage()[0];

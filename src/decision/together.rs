@@ -1,10 +1,11 @@
 //! Several limits in one charge (S37): all of them pass, or none takes anything. The decision over
 //! all is that of the limit that governs, and has those of the others beside it.
 
+use std::borrow::Cow;
 use std::mem;
 use std::sync::Arc;
 
-use super::beside::{All, Decided, FEW, Limits, MAX_LIMITS, Verdict};
+use super::beside::{All, Decided, FEW, Limits, Verdict};
 use super::{Ask, Decision, Usage};
 use crate::quota::{Quotas, Span};
 use crate::window::{State, Window};
@@ -47,15 +48,23 @@ impl Decision {
         self.decided().find(|decided| &*decided.name == name).map(Decided::decision)
     }
 
+    /// What was decided of a limit: all, where there is one limit.
+    pub(crate) fn for_limit(&self, name: &str) -> Option<Cow<'_, Self>> {
+        match self.governing_limit() {
+            None => Some(Cow::Borrowed(self)),
+            Some(_) => self.of(name).map(Cow::Owned),
+        }
+    }
+
     /// Returns the name and the decision of each limit, if this is one over several limits.
     ///
     /// ```
     /// use tower_fixed_window::testing::block_on;
-    /// use tower_fixed_window::{Limiter, Limits, Line, Quota};
+    /// use tower_fixed_window::{Limits, Line, Quota};
     ///
     /// let limits = Limits::new([
-    ///     Limiter::new(Quota::per_minute(600)).name("requests"),
-    ///     Limiter::new(Quota::per_hour(200_000)).name("tokens"),
+    ///     Quota::per_minute(600).name("requests"),
+    ///     Quota::per_hour(200_000).name("tokens"),
     /// ]);
     /// let lines = [Line::new("requests", "acme", 1), Line::new("tokens", "acme", 60_000)];
     /// let decision = block_on(limits.check(lines))?;
@@ -139,11 +148,26 @@ impl Decision {
         had: [Option<State>; Quotas::MAX],
         writes: [Option<State>; Quotas::MAX],
     ) {
+        self.amend(limit, |of| of.note_states(had, writes));
+    }
+
+    /// Adds to the decision of a limit, if that limit has refused.
+    pub(crate) fn amend_refusal_of(&mut self, name: &Arc<str>, amend: impl FnOnce(&mut Self)) {
+        let refuses =
+            |verdict| matches!(verdict, Verdict::Refused { .. } | Verdict::RefusedForGood);
+        let is_it = |of: &Decided| Arc::ptr_eq(&of.name, name) && refuses(of.verdict);
+        let limit = self.decided().position(is_it);
+        if let Some(limit) = limit {
+            self.amend(limit, amend);
+        }
+    }
+
+    fn amend(&mut self, limit: usize, amend: impl FnOnce(&mut Self)) {
         let Some(All::Limits(limits)) = self.all.as_deref_mut() else { return };
-        let Some(decided) = &mut limits.decided[limit] else { return };
+        let Some(Some(decided)) = limits.decided.get_mut(limit) else { return };
         let all = decided.all.take();
         let mut of = decided.with(all);
-        of.note_states(had, writes);
+        amend(&mut of);
         decided.all = of.all;
     }
 
@@ -182,10 +206,10 @@ impl Decision {
 }
 
 impl Merging {
+    #[inline(always)]
     pub(crate) fn new() -> Self {
-        const NONE: All =
-            All::Limits(Limits { decided: [const { None }; MAX_LIMITS], governing: 0 });
-        let all = Box::new(NONE);
+        // By `default`, it is made where it stays; others would be copied there.
+        let all = Box::<All>::default();
         let verdict = Verdict::Passed;
         let governing = Rank { allowed: true, verdict, end: 0, remaining: 0, limit: 0 };
         Self { all, len: 0, now: 0, verdict, local: false, governing }
@@ -197,7 +221,7 @@ impl Merging {
         limits
     }
 
-    /// Adds the decision of a limit. Those beyond [`MAX_LIMITS`] are left out.
+    /// Adds the decision of a limit. What is beyond the most is left out.
     #[inline(always)]
     pub(crate) fn push(&mut self, name: &Arc<str>, decision: Decision) {
         let rank = Rank::of(&decision);

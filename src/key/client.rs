@@ -255,8 +255,7 @@ impl ClientIp {
     /// use tower_fixed_window::{FixedWindowLayer, Quota};
     ///
     /// let client = client_ip().trusting(["10.0.0.0/8"]);
-    /// let layer = FixedWindowLayer::new(Quota::per_minute(60))
-    ///     .key(client.clone())
+    /// let layer = FixedWindowLayer::new(Quota::per_minute(60).key(client.clone()))
     ///     .skip(client.is_in(["192.0.2.0/24", "2001:db8:5::/48"]));
     /// # let _ = layer;
     /// ```

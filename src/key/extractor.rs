@@ -51,7 +51,7 @@ use super::encoding::Key;
 ///     }
 /// }
 ///
-/// let layer = FixedWindowLayer::new(Quota::per_minute(60)).key(by("token"));
+/// let layer = FixedWindowLayer::new(Quota::per_minute(60).key(by("token")));
 /// # let _ = layer;
 /// ```
 #[diagnostic::on_unimplemented(

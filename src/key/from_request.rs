@@ -11,7 +11,7 @@ use super::encoding::Key;
 use super::extractor::{KeyExtractor, MissingKey};
 
 /// Extracts the key with a closure, which returns `None` if the client left it out (400), as
-/// [`FixedWindowLayer::key_fn`](crate::FixedWindowLayer::key_fn) does; for combinations.
+/// [`FixedWindowLayer::key_fn`](crate::Limit::key_fn) does; for combinations.
 pub fn key_fn<F>(f: F) -> KeyFn<F>
 where
     F: Fn(&Parts) -> Option<Key> + Send + Sync + 'static,
@@ -77,7 +77,7 @@ impl KeyExtractor for Global {
 ///     fn from(user: &User) -> Key { Key::from(user.id) }
 /// }
 ///
-/// let layer = FixedWindowLayer::new(Quota::per_minute(60)).key(extension::<User>());
+/// let layer = FixedWindowLayer::new(Quota::per_minute(60).key(extension::<User>()));
 ///
 /// let response = ask(&layer, Request::get("/").extension(User { id: 7 }));
 /// assert_eq!(response.headers()["x-ratelimit-used"], "1");
@@ -188,7 +188,7 @@ impl KeyExtractor for Header {
 /// # #[tokio::main(flavor = "current_thread")] async fn main() {
 /// let app: Router = Router::new()
 ///     .route("/users/{id}", get(async || "a user"))
-///     .layer(FixedWindowLayer::new(Quota::per_day(60)).key(matched_path()));
+///     .layer(FixedWindowLayer::new(Quota::per_day(60).key(matched_path())));
 ///
 /// for (path, used) in [("/users/1", "1"), ("/users/2", "2")] {
 ///     let request = Request::get(path).body(axum::body::Body::empty()).unwrap();

@@ -10,6 +10,9 @@ use crate::store::{Reply, Scope};
 pub(crate) trait Waiting: Send + Sync {
     /// Tokens of this key may have come back.
     fn note_freed(&self, key: &Key);
+
+    /// The quotas have changed.
+    fn note_changed(&self);
 }
 
 /// By the identity of their scope, whatever the store: who is woken in vain asks once more.
@@ -46,10 +49,17 @@ pub(crate) fn note_after(scope: &Scope, key: &Key, reply: Reply<()>) -> Reply<()
     }
 }
 
+/// Lets those who wait know that the quotas of the scope have changed.
+pub(super) fn note_changed(scope: &Scope) {
+    waiting_of(scope.id()).iter().for_each(|waiting| waiting.note_changed());
+}
+
 fn note(scope: u64, key: &Key) {
+    waiting_of(scope).iter().for_each(|waiting| waiting.note_freed(key));
+}
+
+fn waiting_of(scope: u64) -> Vec<Arc<dyn Waiting>> {
     let all = WAITING.read().unwrap_or_else(PoisonError::into_inner);
     let of_scope = all.iter().filter(|(other, _)| *other == scope);
-    let waiting: Vec<Arc<dyn Waiting>> = of_scope.filter_map(|(_, of)| of.upgrade()).collect();
-    drop(all);
-    waiting.iter().for_each(|waiting| waiting.note_freed(key));
+    of_scope.filter_map(|(_, of)| of.upgrade()).collect()
 }

@@ -9,12 +9,12 @@ use crate::quota::Quotas;
 /// the cost. A limit without a line takes no part in the charge.
 ///
 /// ```
-/// use tower_fixed_window::{Limiter, Limits, Line, Quota, Quotas};
+/// use tower_fixed_window::{Limits, Line, Quota, Quotas};
 ///
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let limits = Limits::new([
-///     Limiter::new(Quota::per_minute(60)).name("requests"),
-///     Limiter::new(Quota::per_hour(1_000)).name("tokens"),
+///     Quota::per_minute(60).name("requests"),
+///     Quota::per_hour(1_000).name("tokens"),
 /// ]);
 ///
 /// // A customer's plan.

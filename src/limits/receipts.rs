@@ -14,12 +14,12 @@ pub use kept::KeptReceipts;
 /// charge as it is.
 ///
 /// ```
-/// use tower_fixed_window::{Limiter, Limits, Line, Quota};
+/// use tower_fixed_window::{Limits, Line, Quota};
 ///
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let limits = Limits::new([
-///     Limiter::new(Quota::per_day(9)).name("requests"),
-///     Limiter::new(Quota::per_day(1_000)).name("tokens"),
+///     Quota::per_day(9).name("requests"),
+///     Quota::per_day(1_000).name("tokens"),
 /// ]);
 /// let lines = [Line::new("requests", "acme", 1), Line::new("tokens", "acme", 600)];
 /// let receipts = limits.charge(lines).await??;

@@ -2,30 +2,110 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-use super::live::Live;
-use crate::decision::Decision;
+use super::cost::Costs;
+use crate::decision::{Decision, Merging};
 use crate::limiter::{Limiter, freed};
 use crate::store::{OwnedAccount, Reply, StoreError};
 
+/// What a charge is corrected to.
+#[derive(Clone)]
+pub(crate) enum Actual {
+    /// All is returned.
+    Nothing,
+    /// What was granted.
+    Granted,
+    /// The true costs of the settled limits. The others keep theirs.
+    Costs(Costs),
+}
+
 /// Corrects a charge after its request has ended.
 pub(crate) struct Correction {
+    first: Charged,
+    /// Of several limits, the others.
+    others: Vec<Charged>,
+}
+
+/// What was charged of one limit.
+pub(crate) struct Charged {
     pub(crate) limiter: Limiter,
     pub(crate) account: OwnedAccount,
-    pub(crate) live: Arc<Live>,
     /// Whether the request had quotas of its own, and not those in force.
     pub(crate) own: bool,
+    /// Whether no other limit of the layer is settled.
+    pub(crate) is_only: bool,
+}
+
+impl Actual {
+    /// What a limit's charge of `granted` is corrected to.
+    pub(crate) fn of(&self, limiter: &Limiter, granted: u64, is_only: bool) -> u64 {
+        match self {
+            Self::Nothing => 0,
+            Self::Costs(costs) if limiter.live().limit().settled => {
+                costs.of(limiter.name(), is_only).unwrap_or(granted)
+            }
+            Self::Granted | Self::Costs(_) => granted,
+        }
+    }
+}
+
+impl Charged {
+    /// Corrects the charge, and returns the decision after it. What was returned before is taken
+    /// anew.
+    pub(crate) fn make(
+        &self,
+        decision: &Decision,
+        actual: &Actual,
+        was_returned: bool,
+    ) -> (Reply<()>, Decision) {
+        let Self { limiter, account, own, is_only } = self;
+        let actual = actual.of(limiter, decision.granted(), *is_only);
+        let decision = decision.clone();
+        let decision = if was_returned { decision.with_cost(0) } else { decision };
+        let updated;
+        let account = if *own {
+            account
+        } else {
+            updated = account.clone().updated(&limiter.quotas());
+            &updated
+        };
+        let account = account.as_account();
+        let settled = limiter.settle_account(account, &decision, actual);
+        let settled = freed::note_after(limiter.scope(), account.key(), settled);
+        (settled, decision.with_cost(actual))
+    }
 }
 
 impl Correction {
-    pub(crate) fn make(self, decision: &Decision, actual: u64) -> Reply<()> {
-        let Self { limiter, account, live, own } = self;
-        let account = if own { account } else { account.updated(&live.quotas()) };
-        let account = account.as_account();
-        let settled = limiter.settle_account(account, decision, actual);
-        freed::note_after(limiter.scope(), account.key(), settled)
+    pub(crate) fn of_one(charged: Charged) -> Self {
+        Self { first: charged, others: Vec::new() }
+    }
+
+    /// `None`: no limit was charged.
+    pub(crate) fn of_several(charged: impl Iterator<Item = Charged>) -> Option<Self> {
+        let mut charged = charged;
+        Some(Self { first: charged.next()?, others: charged.collect() })
+    }
+
+    /// Corrects all charges, and returns the decision after that.
+    pub(crate) fn make(
+        &self,
+        decision: &Decision,
+        actual: &Actual,
+        was_returned: bool,
+    ) -> (Reply<()>, Decision) {
+        if decision.governing_limit().is_none() {
+            return self.first.make(decision, actual, was_returned);
+        }
+        let (mut replies, mut merging) = (Vec::new(), Merging::new());
+        for charged in [&self.first].into_iter().chain(&self.others) {
+            let Some(of) = decision.of(charged.limiter.name()) else { continue };
+            let (reply, corrected) = charged.make(&of, actual, was_returned);
+            replies.push(reply);
+            merging.push(charged.limiter.scope().shared_name(), corrected);
+        }
+        (Reply::all(replies), merging.done())
     }
 }
 
@@ -58,7 +138,7 @@ impl Drop for PendingDecision {
         let refunded = Reply::later(async move {
             let decision = reply.await?;
             if decision.allowed() {
-                refund.make(&decision, 0).await?;
+                refund.make(&decision, &Actual::Nothing, false).0.await?;
             }
             Ok(())
         });

@@ -4,114 +4,184 @@ use std::fmt;
 use std::mem;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use crate::observe;
 use crate::timer::Runtime;
 
 /// The true cost of a request: model tokens, bytes, rows. The handler puts it into the extensions
-/// of the response, and the layer corrects its charge without delaying the response. A lower cost
-/// is refunded, a higher one is taken even beyond the limit.
+/// of the response, and the layer corrects the charges of its [settled](crate::Limit::settled)
+/// limits without delaying the response. A lower cost is refunded, a higher one is taken even
+/// beyond the limit.
 ///
 /// ```
 /// use http::Response;
 /// use tower_fixed_window::TrueCost;
 ///
-/// // 250 tokens, whatever the estimate was.
+/// // By the names of the limits, whatever the estimates were.
 /// let mut response = Response::new("an answer");
-/// response.extensions_mut().insert(TrueCost::of(250));
+/// response.extensions_mut().insert(TrueCost::of("tokens", 812).and("cents", 4));
+///
+/// // Of a layer's only settled limit.
+/// response.extensions_mut().insert(TrueCost::new(250));
 /// ```
+///
+/// A limit that is not named keeps its charge. A name that no settled limit has changes nothing,
+/// and is in the log once.
 ///
 /// A streamed body determines its cost as it goes. It keeps a [`CostMeter`], and the charge is
 /// corrected when the meter is dropped: at the end of the body, or when the client disconnects.
+/// Keep all of its costs up to date with each chunk, since any may be the last one. A meter without
+/// any cost refunds the charge.
 ///
 /// ```
 /// use http::Response;
 /// use tower_fixed_window::TrueCost;
 ///
 /// let (cost, mut meter) = TrueCost::metered();
-/// let chunks = ["one", "two"].into_iter().inspect(move |chunk| meter.add(chunk.len() as u64));
+/// let words = ["one", "two"].into_iter().inspect(move |_word| meter.add_to("tokens", 1));
 ///
-/// let mut response = Response::new(chunks);
+/// let mut response = Response::new(words);
 /// response.extensions_mut().insert(cost);
 /// ```
 #[derive(Clone)]
-pub struct TrueCost(Kind);
+pub struct TrueCost(Arc<Report>);
 
-#[derive(Clone)]
-enum Kind {
-    Known(u64),
-    Metered(Arc<Meter>),
-}
-
-type Settle = Box<dyn FnOnce(u64) + Send>;
-
-/// Connects the layers, which know the charge, and the body, which knows the cost.
-#[derive(Default)]
-struct Meter(Mutex<Settlements>);
+/// Connects the layers, which know the charges, and the handler or the body, which knows the costs.
+struct Report(Mutex<Reported>);
 
 #[derive(Default)]
-struct Settlements {
+struct Reported {
+    costs: Costs,
+    /// Whether the costs are known.
+    is_complete: bool,
     waiting: Vec<Settle>,
-    /// The cost of a body that has ended.
-    cost: Option<u64>,
+    /// The settled limits of the layers that have seen the report.
+    settled: Option<Vec<Box<str>>>,
 }
 
-impl Meter {
-    fn settle(&self, settle: Settle) {
-        let mut settlements = self.lock();
-        match settlements.cost {
-            Some(cost) => {
-                drop(settlements);
-                settle(cost);
-            }
-            None => settlements.waiting.push(settle),
+type Settle = Box<dyn FnOnce(&Costs) + Send>;
+
+/// Costs by the names of limits. That of the only limit has no name.
+#[derive(Clone, Default, Debug)]
+pub(crate) struct Costs(Vec<(Box<str>, u64)>);
+
+impl Costs {
+    /// The cost of a limit. The only settled limit of a layer also has the one without a name.
+    pub(crate) fn of(&self, name: &str, is_only: bool) -> Option<u64> {
+        if self.0.is_empty() {
+            // A body that ended before it cost anything.
+            return Some(0);
         }
+        let unnamed = || if is_only { self.get("") } else { None };
+        self.get(name).or_else(unnamed)
     }
 
-    fn end(&self, cost: u64) {
-        let mut settlements = self.lock();
-        settlements.cost = Some(cost);
-        let waiting = mem::take(&mut settlements.waiting);
-        drop(settlements);
-        waiting.into_iter().for_each(|settle| settle(cost));
+    fn get(&self, name: &str) -> Option<u64> {
+        self.0.iter().find(|(other, _)| **other == *name).map(|(_, cost)| *cost)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Settlements> {
+    fn entry(&mut self, name: &str) -> &mut u64 {
+        let at = self.0.iter().position(|(other, _)| **other == *name).unwrap_or_else(|| {
+            self.0.push((name.into(), 0));
+            self.0.len() - 1
+        });
+        &mut self.0[at].1
+    }
+}
+
+impl Report {
+    fn lock(&self) -> MutexGuard<'_, Reported> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
+/// Logs costs that no layer has applied.
+impl Drop for Report {
+    fn drop(&mut self) {
+        let Reported { costs, settled: Some(settled), .. } = mem::take(&mut *self.lock()) else {
+            // No layer has seen it.
+            return;
+        };
+        for (name, _) in &costs.0 {
+            if !settled.contains(name) {
+                let which = match &**name {
+                    "" => "without a name".to_owned(),
+                    name => format!("of {name:?}"),
+                };
+                observe::mistake(&format_args!(
+                    "a response reports a true cost {which}, and no limit takes it: write \
+                     .settled() on the limit, and TrueCost::of(\"its name\", cost) where a layer \
+                     settles several"
+                ));
+            }
+        }
+    }
+}
+
 impl TrueCost {
-    /// Creates a cost that is known already.
-    pub fn of(cost: u64) -> Self {
-        Self(Kind::Known(cost))
+    fn known(costs: Costs) -> Self {
+        let reported = Reported { costs, is_complete: true, ..Reported::default() };
+        Self(Arc::new(Report(Mutex::new(reported))))
+    }
+
+    /// Creates the cost of a layer's only settled limit.
+    pub fn new(cost: u64) -> Self {
+        Self::of("", cost)
+    }
+
+    /// Creates the cost of the limit of this name.
+    pub fn of(name: &str, cost: u64) -> Self {
+        Self::known(Costs(vec![(name.into(), cost)]))
+    }
+
+    /// Adds the cost of the limit of this name, as in the example of [`TrueCost`].
+    #[must_use]
+    pub fn and(self, name: &str, cost: u64) -> Self {
+        *self.0.lock().costs.entry(name) = cost;
+        self
     }
 
     /// Creates a cost that a streamed body adds up.
     pub fn metered() -> (Self, CostMeter) {
-        let meter = Arc::new(Meter::default());
-        (Self(Kind::Metered(Arc::clone(&meter))), CostMeter { cost: 0, meter })
+        let report = Arc::new(Report(Mutex::default()));
+        (Self(Arc::clone(&report)), CostMeter { costs: Costs::default(), report })
     }
 
-    /// The cost, if it is known by now.
-    pub(crate) fn known(&self) -> Option<u64> {
-        match self.0 {
-            Kind::Known(cost) => Some(cost),
-            Kind::Metered(_) => None,
+    /// A layer has seen the report, and settles these limits.
+    pub(crate) fn note_settled<'a>(&self, names: impl Iterator<Item = &'a str>) {
+        let mut reported = self.0.lock();
+        let settled = reported.settled.get_or_insert_default();
+        let before = settled.len();
+        settled.extend(names.map(Box::from));
+        if settled.len() == before + 1 {
+            settled.push("".into());
         }
     }
 
-    /// Corrects the charge when the body has ended.
-    pub(crate) fn settle_at_end(&self, settle: impl FnOnce(u64) + Send + 'static) {
-        if let Kind::Metered(meter) = &self.0 {
-            // The body may end on any thread.
-            let runtime = Runtime::current();
-            meter.settle(Box::new(move |cost| runtime.run(|| settle(cost))));
+    /// The costs, if they are known by now.
+    pub(crate) fn costs(&self) -> Option<Costs> {
+        let reported = self.0.lock();
+        reported.is_complete.then(|| reported.costs.clone())
+    }
+
+    /// Corrects the charges when the body has ended.
+    pub(crate) fn settle_at_end(&self, settle: impl FnOnce(&Costs) + Send + 'static) {
+        // The body may end on any thread.
+        let runtime = Runtime::current();
+        let settle: Settle = Box::new(move |costs| runtime.run(|| settle(costs)));
+        let mut reported = self.0.lock();
+        if reported.is_complete {
+            let costs = reported.costs.clone();
+            drop(reported);
+            settle(&costs);
+        } else {
+            reported.waiting.push(settle);
         }
     }
 }
 
 impl fmt::Debug for TrueCost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("TrueCost").field(&self.known()).finish()
+        f.debug_tuple("TrueCost").field(&self.costs()).finish()
     }
 }
 
@@ -121,35 +191,61 @@ impl fmt::Debug for TrueCost {
 /// use tower_fixed_window::TrueCost;
 ///
 /// let (_, mut meter) = TrueCost::metered();
+/// meter.add_to("tokens", 3);
+/// meter.add_to("tokens", 4);
+/// meter.set("cents", meter.cost_of("tokens").div_ceil(1_000));
+/// assert_eq!((meter.cost_of("tokens"), meter.cost_of("cents")), (7, 1));
+///
+/// // Of a layer's only settled limit.
 /// meter.add(3);
-/// meter.add(4);
-/// assert_eq!(meter.cost(), 7);
+/// assert_eq!(meter.cost(), 3);
 /// ```
 pub struct CostMeter {
-    cost: u64,
-    meter: Arc<Meter>,
+    costs: Costs,
+    report: Arc<Report>,
 }
 
 impl CostMeter {
-    /// Adds to the cost.
+    /// Adds to the cost of a layer's only settled limit.
     pub fn add(&mut self, cost: u64) {
-        self.cost = self.cost.saturating_add(cost);
+        self.add_to("", cost);
     }
 
-    /// Returns the cost so far.
+    /// Adds to the cost of the limit of this name.
+    pub fn add_to(&mut self, name: &str, cost: u64) {
+        let entry = self.costs.entry(name);
+        *entry = entry.saturating_add(cost);
+    }
+
+    /// Sets the cost of the limit of this name.
+    pub fn set(&mut self, name: &str, cost: u64) {
+        *self.costs.entry(name) = cost;
+    }
+
+    /// Returns the cost of the only settled limit so far.
     pub fn cost(&self) -> u64 {
-        self.cost
+        self.cost_of("")
+    }
+
+    /// Returns the cost of the limit of this name so far.
+    pub fn cost_of(&self, name: &str) -> u64 {
+        self.costs.get(name).unwrap_or(0)
     }
 }
 
 impl Drop for CostMeter {
     fn drop(&mut self) {
-        self.meter.end(self.cost);
+        let mut reported = self.report.lock();
+        reported.costs = self.costs.clone();
+        reported.is_complete = true;
+        let waiting = mem::take(&mut reported.waiting);
+        drop(reported);
+        waiting.into_iter().for_each(|settle| settle(&self.costs));
     }
 }
 
 impl fmt::Debug for CostMeter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CostMeter").field("cost", &self.cost).finish_non_exhaustive()
+        f.debug_struct("CostMeter").field("costs", &self.costs).finish_non_exhaustive()
     }
 }

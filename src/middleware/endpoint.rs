@@ -4,7 +4,6 @@ use std::convert::Infallible;
 use std::fmt::{self, Write};
 use std::future::{Future, poll_fn, ready};
 use std::pin::Pin;
-use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use http::header::{ALLOW, CONTENT_TYPE};
@@ -13,22 +12,20 @@ use http::{HeaderValue, Method, Request, Response, StatusCode};
 use tower_service::Service;
 
 use super::headers::{put_uncached, seconds};
-use super::layer::FixedWindowLayer;
-use super::live::Live;
-use super::options::Options;
 use super::reason::{Consequences, Reason};
 use crate::decision::Decision;
 use crate::key::Key;
 use crate::limiter::Limiter;
+use crate::limits::Limits;
 use crate::observe;
 use crate::store::{Account, Charge, Reply, Scope, StoreError};
 
 /// A service that reports the standing of clients, in GitHub's JSON, without charging them.
 ///
-/// It extracts the key of each request as the layers do, and reads their counters. The first layer
-/// is also reported as `rate`. A layer without a limit for the client
-/// ([`quota_fn`](crate::FixedWindowLayer::quota_fn) returned `None`) is left out, and so is one in
-/// [shadow mode](crate::FixedWindowLayer::shadow). If all are, the response is that of GitHub
+/// It extracts the keys of each request as the layers do, and reads their counters. The first limit
+/// is also reported as `rate`. A limit that the client does not have
+/// ([`by_plan`](crate::Limit::by_plan) returned `None`) is left out, and so is one in
+/// [shadow mode](crate::Limit::shadow). If all are, the response is that of GitHub
 /// Enterprise without rate limits, which its clients know: 404 with the message "Rate limiting is
 /// not enabled."
 ///
@@ -36,8 +33,8 @@ use crate::store::{Account, Charge, Reply, Scope, StoreError};
 /// use axum::{Router, routing::get};
 /// use tower_fixed_window::{EmptyBody, FixedWindowLayer, Quota, RateLimitEndpoint};
 ///
-/// let core = FixedWindowLayer::new(Quota::per_hour(5_000)).name("core");
-/// let search = FixedWindowLayer::new(Quota::per_minute(30)).name("search");
+/// let core = FixedWindowLayer::new(Quota::per_hour(5_000).name("core"));
+/// let search = FixedWindowLayer::new(Quota::per_minute(30).name("search"));
 ///
 /// let app: Router = Router::new()
 ///     .route("/user", get(async || "you").layer(core.clone()))
@@ -45,7 +42,7 @@ use crate::store::{Account, Charge, Reply, Scope, StoreError};
 ///     .route_service("/rate_limit", RateLimitEndpoint::new([&core, &search]));
 ///
 /// // Layers that refuse in different ways have different types.
-/// let codes = FixedWindowLayer::new(Quota::per_day(10)).name("codes").reject(EmptyBody);
+/// let codes = FixedWindowLayer::new(Quota::per_day(10).name("codes")).reject(EmptyBody);
 /// let _ = RateLimitEndpoint::new([&core]).and(&codes);
 /// ```
 ///
@@ -58,83 +55,75 @@ use crate::store::{Account, Charge, Reply, Scope, StoreError};
 /// ```
 ///
 /// A request without a key gets a 400 or 500, as from the layers. If a store fails, the response is
-/// a 503 with `retry-after`. All layers are read concurrently.
+/// a 503 with `retry-after`. All limits are read concurrently.
 ///
-/// Each request reads the counters of each layer, and none of these reads is counted. In memory
+/// Each request reads the counters of each limit, and none of these reads is counted. In memory
 /// they cost no more than another response, so that the route can be free, as at GitHub
-/// (`examples/github.rs`). In a remote store they are a call for each layer: give the route a limit
+/// (`examples/github.rs`). In a remote store they are a call for each limit: give the route a limit
 /// of its own there, by address and in memory.
 #[derive(Clone)]
 pub struct RateLimitEndpoint {
-    resources: Vec<Resource>,
-}
-
-#[derive(Clone)]
-struct Resource {
-    limiter: Limiter,
-    options: Options,
-    live: Arc<Live>,
+    limits: Vec<Limiter>,
 }
 
 impl RateLimitEndpoint {
-    /// Creates a service for these layers.
+    /// Creates a service for these layers, [`Limits`] or limiters.
     ///
     /// # Panics
-    /// If a layer has no name.
+    /// If a limit has no name.
     #[track_caller]
-    pub fn new<'a, J: 'a>(layers: impl IntoIterator<Item = &'a FixedWindowLayer<J>>) -> Self {
-        let mut resources = Vec::new();
+    pub fn new<L: Into<Limits>>(layers: impl IntoIterator<Item = L>) -> Self {
+        let mut this = Self { limits: Vec::new() };
         // A closure would not show the caller's line.
         for layer in layers {
-            resources.push(Resource::of(layer));
+            this.push(&layer.into());
         }
-        Self { resources }
+        this
     }
 
-    /// Adds a layer, which may refuse in another way.
+    /// Adds a layer, which may refuse in another way, [`Limits`] or a limiter.
     ///
     /// # Panics
-    /// If the layer has no name.
+    /// If a limit has no name.
     #[must_use]
     #[track_caller]
-    pub fn and<J>(mut self, layer: &FixedWindowLayer<J>) -> Self {
-        self.resources.push(Resource::of(layer));
+    pub fn and(mut self, layer: impl Into<Limits>) -> Self {
+        self.push(&layer.into());
         self
+    }
+
+    #[track_caller]
+    fn push(&mut self, limits: &Limits) {
+        for limiter in limits.limiters() {
+            assert!(
+                !limiter.name().is_empty(),
+                "a rate limit is shown by its name: write Quota::per_hour(5_000).name(\"core\")"
+            );
+            self.limits.push(limiter.clone());
+        }
     }
 }
 
-impl Resource {
-    #[track_caller]
-    fn of<J>(layer: &FixedWindowLayer<J>) -> Self {
-        let (limiter, options, live) = layer.to_resource();
-        assert!(
-            !limiter.scope().name().is_empty(),
-            "a rate limit is shown by its name: write .name(\"core\")"
-        );
-        Self { limiter, options, live }
+/// `None`: there is no limit for this request, or none that it may see (S23).
+fn peek(limiter: &Limiter, parts: &Parts) -> Result<Option<Reply<Decision>>, Reason> {
+    let (live, mut key) = (limiter.live(), Key::default());
+    if live.is_shadow() {
+        return Ok(None);
     }
-
-    /// `None`: there is no limit for this request, or none that it may see (S23).
-    fn peek(&self, parts: &Parts) -> Result<Option<Reply<Decision>>, Reason> {
-        if self.live.shadow(self.options.shadow) {
-            return Ok(None);
+    live.limit().key.extract(parts, &mut key).map_err(|missing| {
+        if !missing.is_client() {
+            observe::mistake(&missing);
         }
-        let mut key = Key::default();
-        self.options.key.extract(parts, &mut key).map_err(|missing| {
-            if !missing.is_client() {
-                observe::mistake(&missing);
-            }
-            Reason::MissingKey(missing)
-        })?;
-        let plan = match &self.options.quota_fn {
-            Some(quota_fn) => quota_fn(parts, &key),
-            None => self.live.quotas().into(),
-        };
-        Ok(plan.quotas().map(|quotas| {
-            let account = Account::new(self.limiter.scope(), quotas, &key);
-            self.limiter.send(Charge::new(account, 0).peeking())
-        }))
-    }
+        Reason::MissingKey(missing)
+    })?;
+    let plan = match &live.limit().plan {
+        Some(plan) => plan(parts, &key),
+        None => live.quotas().into(),
+    };
+    Ok(plan.quotas().map(|quotas| {
+        let account = Account::new(limiter.scope(), quotas, &key);
+        limiter.send(Charge::new(account, 0).peeking())
+    }))
 }
 
 impl<B> Service<Request<B>> for RateLimitEndpoint {
@@ -153,11 +142,9 @@ impl<B> Service<Request<B>> for RateLimitEndpoint {
             response.headers_mut().insert(ALLOW, const { HeaderValue::from_static("GET, HEAD") });
             return Box::pin(ready(Ok(response)));
         }
-        let peek = |resource: &Resource| {
-            let scope = resource.limiter.scope().clone();
-            resource.peek(&parts).map(|reply| (scope, reply))
-        };
-        let peeked: Result<Vec<_>, _> = self.resources.iter().map(peek).collect();
+        let peek =
+            |limiter: &Limiter| peek(limiter, &parts).map(|reply| (limiter.scope().clone(), reply));
+        let peeked: Result<Vec<_>, _> = self.limits.iter().map(peek).collect();
         Box::pin(async move {
             let json = match peeked {
                 Ok(replies) if replies.iter().all(|(_, reply)| reply.is_none()) => {
@@ -237,7 +224,6 @@ async fn join(mut replies: Vec<Reply<Decision>>) -> Result<Vec<Decision>, StoreE
 
 impl fmt::Debug for RateLimitEndpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let names = self.resources.iter().map(|resource| &resource.limiter);
-        f.debug_list().entries(names).finish()
+        f.debug_list().entries(&self.limits).finish()
     }
 }

@@ -74,14 +74,17 @@ where
         request: Request<B>,
     ) -> Self {
         let (mut parts, body) = request.into_parts();
-        match limited.start(&parts) {
+        let next = limited.start(&parts);
+        if matches!(next, Next::Call) && !limited.may_be_refused_inside(&body) {
+            // Nothing is in it to drop, and to find that out takes time.
+            mem::forget(next);
+            limited.calling(&mut parts.extensions);
             // Here, since a request is large enough for each move of it to be felt.
-            Next::Call if !limited.may_be_refused_inside(&body) => {
-                limited.calling(&mut parts.extensions);
-                let future = service.call(Request::from_parts(parts, body));
-                limited.leave();
-                Self { state: State::Calling { future, inside: None }, limited }
-            }
+            let future = service.call(Request::from_parts(parts, body));
+            limited.leave();
+            return Self { state: State::Calling { future, inside: None }, limited };
+        }
+        match next {
             Next::Refuse(reason) => {
                 let (response, rest) = refuse(&mut limited, &reason, &parts, body);
                 Self { state: State::Refused { response: Some(response), rest }, limited }

@@ -11,7 +11,6 @@ use self::marks::{Author, LIMIT, REFUSED_LIMIT, author, is_marked_refused, mark_
 use self::values::{number, number_in};
 use crate::decision::Decision;
 use crate::quota::Quotas;
-use crate::store::Account;
 
 mod ietf;
 mod marks;
@@ -113,12 +112,12 @@ impl PreparedHeaders {
 
     /// Adds the headers to the response to a request that passed (S18), unless those of an inner
     /// layer are tighter (S19). `false`: an inner layer of this crate has refused, and nothing was
-    /// changed.
+    /// changed. `limits` are all that were decided.
     #[inline]
-    pub(crate) fn stamp_passed<R>(
+    pub(crate) fn stamp_passed<'a, R, L: AsRef<[(&'a str, &'a Quotas)]>>(
         &self,
         response: &mut Response<R>,
-        account: &Account<'_>,
+        limits: impl FnOnce() -> L,
         decision: &Decision,
     ) -> bool {
         if is_marked_refused(response) {
@@ -132,8 +131,7 @@ impl PreparedHeaders {
             return false;
         }
         if self.style.ietf() {
-            let (name, quotas) = (account.scope().name(), account.quotas());
-            ietf::append(response.headers_mut(), name, quotas, decision);
+            ietf::append(response.headers_mut(), limits().as_ref(), decision);
         }
         true
     }
@@ -169,12 +167,13 @@ impl PreparedHeaders {
     }
 
     /// Adds the headers to a refusal by a quota (S18). Others that it has stay behind these.
+    /// `limits` are all that were decided, as far as they are known.
     #[inline]
     pub(crate) fn stamp_refused<R>(
         &self,
         response: &mut Response<R>,
         content_type: Option<&HeaderValue>,
-        quotas: Option<(&str, &Quotas)>,
+        limits: &[(&str, &Quotas)],
         decision: &Decision,
     ) {
         let headers = response.headers_mut();
@@ -185,8 +184,8 @@ impl PreparedHeaders {
             let others = mem::replace(headers, self.refusal(decision, content_type));
             self.append_others(headers, &others);
         }
-        if let Some((name, quotas)) = quotas.filter(|_| self.style.ietf()) {
-            ietf::append(headers, name, quotas, decision);
+        if self.style.ietf() && !limits.is_empty() {
+            ietf::append(headers, limits, decision);
         }
         if !self.style.github() {
             mark_refused(response);

@@ -1,28 +1,23 @@
 //! [`FixedWindowLayer`]: its setters by theme, and the service that it makes.
 
 use std::fmt;
-use std::panic::Location;
 use std::sync::{Arc, Weak};
 
-use http::request::Parts;
 use tower_layer::Layer;
 
-use super::live::{Control, Live};
 use super::options::Options;
 use super::rejection::ProblemJson;
 use super::service::FixedWindow;
 use super::shared::Shared;
 use super::stacked;
 use super::twice::Watch;
-use crate::key::{Key, KeyExtractor, key_fn};
-use crate::limiter::{Limiter, UNNAMED, freed};
+use crate::limiter::{Limiter, freed};
+use crate::limits::Limits;
 use crate::line::{Lines, Queue};
-use crate::quota::Quotas;
 
 mod counting;
 mod deciding;
 mod refusing;
-mod storing;
 
 /// Limits the requests to the service it wraps.
 ///
@@ -30,8 +25,9 @@ mod storing;
 /// use axum::{Router, routing::{get, post}};
 /// use tower_fixed_window::{FixedWindowLayer, Quota};
 ///
-/// let login = FixedWindowLayer::new(Quota::per_minute(5)).name("login");
-/// let search = FixedWindowLayer::new(Quota::per_minute(33).and(Quota::per_hour(2_000))).name("search");
+/// let login = FixedWindowLayer::new(Quota::per_minute(5).name("login"));
+/// let search = Quota::per_minute(33).and(Quota::per_hour(2_000)).name("search");
+/// let search = FixedWindowLayer::new(search);
 ///
 /// let app: Router = Router::new()
 ///     .route("/login", post(async || "welcome").layer(login))
@@ -40,16 +36,17 @@ mod storing;
 ///
 /// A request that passes reaches the service, and its response gets the headers
 /// `x-ratelimit-limit`, `-remaining`, `-used`, `-reset` (UTC epoch seconds), and `-resource` if the
-/// layer has a name. A refused request gets a response with status 429, the same headers,
+/// limit has a name. A refused request gets a response with status 429, the same headers,
 /// `retry-after` (seconds) and `cache-control: no-store`, and the service is not called. A refusal
 /// is a response, not an error, so the error type of the service stays the same.
 ///
 /// # Shared counts
 ///
 /// Clones of a layer share their counters, so the same layer on two routes is one limit for both.
-/// Layers that are created separately share counters only if they have the same store *and* the
-/// same name. If a request passes the same layer twice, as on a nested router and on the app around
-/// it, it is charged twice, and the log names the layer once.
+/// So do layers of the same [`Limiter`] or [`Limits`]. Limits that are created separately share
+/// counters only if they have the same store *and* the same name. If a request passes the same
+/// layer twice, as on a nested router and on the app around it, it is charged twice, and the log
+/// names the layer once.
 ///
 /// # Refused uploads
 ///
@@ -87,12 +84,11 @@ mod storing;
 #[doc(alias = "throttle")]
 #[must_use = "a layer does nothing until it is applied to a service"]
 pub struct FixedWindowLayer<J = ProblemJson> {
-    limiter: Limiter,
-    live: Arc<Live>,
+    limits: Limits,
     options: Options,
+    /// Where requests wait.
+    lines: Arc<Lines>,
     reject: Arc<J>,
-    /// For a panic on what is found when it is applied, perhaps by another crate.
-    made_at: &'static Location<'static>,
 }
 
 impl FixedWindowLayer {
@@ -114,45 +110,9 @@ impl FixedWindowLayer {
     /// assert_eq!(ask(&layer, request()).headers()["x-ratelimit-remaining"], "59");
     /// assert_eq!(ask(&layer, request()).headers()["x-ratelimit-remaining"], "58");
     /// ```
-    #[track_caller]
-    pub fn new(quotas: impl Into<Quotas>) -> Self {
-        let quotas = quotas.into();
-        Self {
-            limiter: Limiter::new(quotas),
-            live: Arc::new(Live::new(quotas)),
-            options: Options::default(),
-            reject: Arc::new(ProblemJson),
-            made_at: Location::caller(),
-        }
-    }
-}
-
-impl<J> FixedWindowLayer<J> {
-    /// Names the limit. The name is the scope of its counters, and the value of
-    /// `x-ratelimit-resource`.
     ///
-    /// ```
-    /// use http::Request;
-    /// use tower_fixed_window::key::global;
-    /// use tower_fixed_window::testing::ask;
-    /// use tower_fixed_window::{FixedWindowLayer, Quota};
-    ///
-    /// let layer = FixedWindowLayer::new(Quota::per_minute(5)).name("login").key(global());
-    ///
-    /// assert_eq!(ask(&layer, Request::get("/")).headers()["x-ratelimit-resource"], "login");
-    /// ```
-    ///
-    /// # Panics
-    /// If the name is not 1 to 64 characters of `[a-z0-9_.-]`, or after [`control`](Self::control).
-    #[track_caller]
-    pub fn name(mut self, name: &str) -> Self {
-        self.assert_uncontrolled();
-        self.limiter = self.limiter.name(name);
-        self.fork();
-        self
-    }
-
-    /// Sets the key that requests are counted by: an extractor of [`key`](crate::key), or your own.
+    /// Several limits are decided together: a request passes only if all of them grant it, and a
+    /// refusal takes from none.
     ///
     /// ```
     /// use http::Request;
@@ -160,130 +120,113 @@ impl<J> FixedWindowLayer<J> {
     /// use tower_fixed_window::testing::ask;
     /// use tower_fixed_window::{FixedWindowLayer, Quota};
     ///
-    /// let layer = FixedWindowLayer::new(Quota::per_minute(60)).key(header("x-api-key"));
+    /// let layer = FixedWindowLayer::new([
+    ///     Quota::per_minute(600).name("organization").key(header("x-org")),
+    ///     Quota::per_minute(60).name("user").key(header("x-user")),
+    /// ]);
     ///
-    /// let response = ask(&layer, Request::get("/").header("x-api-key", "alpha"));
-    /// assert_eq!(response.headers()["x-ratelimit-used"], "1");
-    /// assert_eq!(ask(&layer, Request::get("/")).status(), 400);
+    /// let request = Request::get("/").header("x-org", "acme").header("x-user", "ann");
+    /// let response = ask(&layer, request);
+    /// // The limit with the smallest part left.
+    /// assert_eq!(response.headers()["x-ratelimit-resource"], "user");
+    /// assert_eq!(response.headers()["x-ratelimit-remaining"], "59");
     /// ```
-    pub fn key(mut self, key: impl KeyExtractor) -> Self {
-        self.options.key = Arc::new(key);
-        self
+    ///
+    /// To peek, reset or change a limit at run time, make a [`Limiter`] or [`Limits`] first, and
+    /// the layer of it: `FixedWindowLayer::new(&limits)`.
+    ///
+    /// # Panics
+    /// As [`Limits::new`] does: of several limits, each needs a name of its own.
+    #[track_caller]
+    pub fn new(limits: impl Into<Limits>) -> Self {
+        let limits = limits.into();
+        limits.assert_valid();
+        Self {
+            limits,
+            options: Options::default(),
+            lines: Arc::default(),
+            reject: Arc::new(ProblemJson),
+        }
     }
+}
 
-    /// Sets the key that requests are counted by, as a closure. A request for which it returns
-    /// `None` is refused with 400.
-    ///
-    /// ```
-    /// use http::Request;
-    /// use tower_fixed_window::testing::ask;
-    /// use tower_fixed_window::{FixedWindowLayer, Key, Quota};
-    ///
-    /// let layer = FixedWindowLayer::new(Quota::per_minute(60))
-    ///     .key_fn(|parts| parts.uri.path().split('/').nth(1).map(Key::from));
-    ///
-    /// assert_eq!(ask(&layer, Request::get("/acme/users")).headers()["x-ratelimit-used"], "1");
-    /// assert_eq!(ask(&layer, Request::get("/acme/items")).headers()["x-ratelimit-used"], "2");
-    /// assert_eq!(ask(&layer, Request::get("/other")).headers()["x-ratelimit-used"], "1");
-    /// ```
-    pub fn key_fn<F>(self, key: F) -> Self
-    where
-        F: Fn(&Parts) -> Option<Key> + Send + Sync + 'static,
-    {
-        self.key(key_fn(key))
-    }
-
-    /// Returns a control that changes this layer and all its clones at run time. Call it after
-    /// [`name`](Self::name) and [`store`](Self::store): a layer with another name or store is
-    /// another limit.
+impl<J> FixedWindowLayer<J> {
+    /// Returns the limits of the layer, by which they are found and changed at run time.
     ///
     /// ```
     /// use http::Request;
     /// use tower_fixed_window::key::global;
-    /// use tower_fixed_window::testing::ask;
-    /// use tower_fixed_window::{FixedWindowLayer, Quota};
+    /// use tower_fixed_window::testing::{ask, block_on};
+    /// use tower_fixed_window::{FixedWindowLayer, Key, Quota};
     ///
-    /// let layer = FixedWindowLayer::new(Quota::per_minute(1)).key(global());
-    /// let control = layer.control();
-    ///
+    /// let layer = FixedWindowLayer::new(Quota::per_day(1).name("api").key(global()));
     /// assert_eq!(ask(&layer, Request::get("/")).status(), 200);
     /// assert_eq!(ask(&layer, Request::get("/")).status(), 429);
-    /// control.set_quotas(Quota::per_minute(2));
+    ///
+    /// let api = layer.limits().of("api");
+    /// block_on(api.reset(Key::global()))?;
     /// assert_eq!(ask(&layer, Request::get("/")).status(), 200);
+    /// # Ok::<_, tower_fixed_window::StoreError>(())
     /// ```
-    pub fn control(&self) -> Control {
-        self.live.follow(&self.options);
-        self.live.note_control();
-        Control::new(Arc::clone(&self.live), self.limiter())
+    pub fn limits(&self) -> &Limits {
+        &self.limits
     }
 
-    /// For a service that reports the standing of clients under this layer.
-    pub(crate) fn to_resource(&self) -> (Limiter, Options, Arc<Live>) {
-        (self.limiter(), self.options.clone(), Arc::clone(&self.live))
+    /// Whether tokens may come back, whatever limit they are of.
+    fn refunds(&self) -> bool {
+        let Options { count_if, refund_dropped, queue, .. } = &self.options;
+        count_if.is_some() || *refund_dropped || queue.is_some()
     }
 
-    /// Panics with what to write if a control was taken: it would be that of another limit.
-    #[track_caller]
-    fn assert_uncontrolled(&self) {
-        assert!(
-            !self.live.is_controlled(),
-            "a control of this layer was taken before, and would not control what it is now: write \
-             .name(..) and .store(..) before .control()"
-        );
-    }
-
-    /// With another name or store it is another limit, with settings of its own.
-    fn fork(&mut self) {
-        self.live = Arc::new(Live::new(self.live.quotas()));
-    }
-
+    /// The only limit, or the first one, as this layer charges it.
     fn limiter(&self) -> Limiter {
-        let limiter = self.limiter.clone();
-        let Options { count_if, refund_dropped, settle, queue, .. } = &self.options;
-        let refunds = count_if.is_some() || *refund_dropped || *settle || queue.is_some();
+        let limiter = self.limits.limiters()[0].clone();
+        let refunds = self.refunds() || limiter.live().limit().settled;
         let limiter = if refunds { limiter.refundable() } else { limiter };
-        if queue.is_some() { limiter.unleased() } else { limiter }
+        if self.options.queue.is_some() { limiter.unleased() } else { limiter }
     }
 }
 
 impl<S, J> Layer<S> for FixedWindowLayer<J> {
     type Service = FixedWindow<S, J>;
 
-    /// # Panics
-    /// If the layer counts in a shared store and has no name.
-    #[track_caller]
     fn layer(&self, inner: S) -> Self::Service {
-        let made_at = self.made_at;
-        assert!(self.limiter.can_be_found(), "{UNNAMED} on the layer of {made_at}");
-        self.live.follow(&self.options);
-        stacked::note_applied(&self.live, &self.options);
-        let (limiter, live) = (self.limiter(), Arc::clone(&self.live));
         let (options, reject) = (self.options.clone(), Arc::clone(&self.reject));
+        let (limiter, refunds) = (self.limiter(), self.refunds());
+        let limit = limiter.live().limit().clone();
+        let several = (self.limits.limiters().len() > 1).then(|| self.limits.clone());
+        stacked::note_applied(&limiter, &options);
         let queue = options.queue.map(|(most, max_wait)| {
-            let (lines, limiter) = (Arc::clone(&live.lines), limiter.clone());
+            let (lines, limiter) = (Arc::clone(&self.lines), limiter.clone());
             let waiting: Weak<Lines> = Arc::downgrade(&lines);
             freed::add_waiting(limiter.scope(), waiting);
             Arc::new(Queue { lines, limiter, most, max_wait })
         });
         let watch = Watch::default();
-        FixedWindow::new(inner, Shared { limiter, options, live, queue, reject, watch })
+        let shared = Shared { limiter, limit, several, refunds, options, queue, reject, watch };
+        FixedWindow::new(inner, shared)
+    }
+}
+
+impl<J> From<&FixedWindowLayer<J>> for Limits {
+    fn from(layer: &FixedWindowLayer<J>) -> Self {
+        layer.limits.clone()
     }
 }
 
 impl<J> Clone for FixedWindowLayer<J> {
     fn clone(&self) -> Self {
         Self {
-            limiter: self.limiter.clone(),
-            live: Arc::clone(&self.live),
+            limits: self.limits.clone(),
             options: self.options.clone(),
+            lines: Arc::clone(&self.lines),
             reject: Arc::clone(&self.reject),
-            made_at: self.made_at,
         }
     }
 }
 
 impl<J> fmt::Debug for FixedWindowLayer<J> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("FixedWindowLayer").field("limiter", &self.limiter).finish_non_exhaustive()
+        f.debug_struct("FixedWindowLayer").field("limits", &self.limits).finish_non_exhaustive()
     }
 }

@@ -10,29 +10,20 @@ use http::{Method, StatusCode, response};
 use super::headers::Headers;
 use super::upload::Drain;
 use crate::decision::Decision;
-use crate::key::{Key, KeyExtractor, peer_ip};
-use crate::quota::Plan;
 
 type Skip = Arc<dyn Fn(&Parts) -> bool + Send + Sync>;
-type QuotaFn = Arc<dyn Fn(&Parts, &Key) -> Plan + Send + Sync>;
-type CostFn = Arc<dyn Fn(&Parts) -> u64 + Send + Sync>;
 type CountIf = Arc<dyn Fn(&response::Parts) -> bool + Send + Sync>;
 type OnDecision = Arc<dyn Fn(&Parts, &Decision) + Send + Sync>;
 
-/// All options but the way of refusing.
+/// What HTTP does about a limit, but the way of refusing.
 #[derive(Clone)]
 pub(crate) struct Options {
-    pub(crate) key: Arc<dyn KeyExtractor>,
     pub(crate) skip: Option<Skip>,
     pub(crate) skip_preflight: bool,
-    pub(crate) quota_fn: Option<QuotaFn>,
-    pub(crate) cost_fn: Option<CostFn>,
     pub(crate) count_if: Option<CountIf>,
     pub(crate) on_decision: Option<OnDecision>,
     pub(crate) refund_dropped: bool,
     pub(crate) expose_decision: bool,
-    pub(crate) shadow: bool,
-    pub(crate) settle: bool,
     /// How many requests of a key may wait, and for how long.
     pub(crate) queue: Option<(u64, Duration)>,
     /// The bodies of refused requests that can be read.
@@ -52,17 +43,12 @@ fn default_drains() -> Vec<Drain> {
 impl Default for Options {
     fn default() -> Self {
         Self {
-            key: Arc::new(peer_ip()),
             skip: None,
             skip_preflight: false,
-            quota_fn: None,
-            cost_fn: None,
             count_if: None,
             on_decision: None,
             refund_dropped: false,
             expose_decision: false,
-            shadow: false,
-            settle: false,
             queue: None,
             drains: default_drains(),
             status: StatusCode::TOO_MANY_REQUESTS,

@@ -43,6 +43,21 @@ pub(crate) enum GrpcCode {
 }
 
 impl Reason {
+    pub(crate) fn decision(&self) -> Option<&Decision> {
+        match self {
+            Self::RateLimited(decision) => Some(decision),
+            _ => None,
+        }
+    }
+
+    /// The part of the key that the client left out.
+    pub(crate) fn missing_from_client(&self) -> Option<&MissingKey> {
+        match self {
+            Self::MissingKey(missing) if missing.is_client() => Some(missing),
+            _ => None,
+        }
+    }
+
     pub(crate) fn consequences(&self) -> Consequences {
         use GrpcCode::{Internal, InvalidArgument, ResourceExhausted, Unavailable};
 

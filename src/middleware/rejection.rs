@@ -29,8 +29,8 @@ pub use reject::{EmptyBody, GitHubBody, Grpc, ProblemJson, Reject};
 /// use tower_fixed_window::testing::ask_around;
 /// use tower_fixed_window::{FixedWindowLayer, Quota, Reason};
 ///
-/// let layer = FixedWindowLayer::new(Quota::per_hour(0)).name("api").key(global());
-/// let layer = layer.on_reject(|_parts, why| {
+/// let limit = Quota::per_hour(0).name("api").key(global());
+/// let layer = FixedWindowLayer::new(limit).on_reject(|_parts, why| {
 ///     assert!(matches!(why.reason(), Reason::RateLimited(_)));
 ///     assert_eq!(why.decision().unwrap().limit(), 0);
 ///     assert_eq!((why.name(), why.status().as_u16()), ("api", 429));
@@ -45,8 +45,8 @@ pub struct Rejection<'a> {
     /// That of a refusal by a limit.
     pub(crate) limited: StatusCode,
     pub(crate) name: &'a str,
-    /// Where it is known which they are.
-    pub(crate) quotas: Option<&'a Quotas>,
+    /// All limits that were decided, as far as they are known.
+    pub(crate) limits: &'a [(&'a str, &'a Quotas)],
     /// The body for a refusal by the only quota there is, made beforehand.
     pub(crate) prepared_body: Option<&'a Bytes>,
     pub(crate) headers: &'a PreparedHeaders,
@@ -60,10 +60,7 @@ impl<'a> Rejection<'a> {
 
     /// Returns the decision, if the request is over the limit.
     pub fn decision(&self) -> Option<&'a Decision> {
-        match self.reason {
-            Reason::RateLimited(decision) => Some(decision),
-            _ => None,
-        }
+        self.reason.decision()
     }
 
     /// Returns the status of the response.
@@ -84,7 +81,7 @@ impl<'a> Rejection<'a> {
     /// use tower_fixed_window::testing::ask_around;
     /// use tower_fixed_window::{FixedWindowLayer, Quota};
     ///
-    /// let layer = FixedWindowLayer::new(Quota::per_minute(0)).key(global()).on_reject(|_, why| {
+    /// let layer = FixedWindowLayer::new(Quota::per_minute(0).key(global())).on_reject(|_, why| {
     ///     let after = why.retry_after_secs().map(|seconds| format!(", again in {seconds} s"));
     ///     (why.status(), why.message() + &after.unwrap_or_default()).into_response()
     /// });
@@ -99,16 +96,23 @@ impl<'a> Rejection<'a> {
         }
     }
 
-    /// Returns the name of the layer. It is empty if the layer has none.
+    /// Returns the name of the limit that refuses: of several, the one with the latest retry. It is
+    /// empty if the limit has none.
     pub fn name(&self) -> &'a str {
         self.name
     }
 
-    /// The quotas that refused.
-    fn violated(&self) -> impl Iterator<Item = &'a Quota> + use<'a> {
-        let refusing = self.decision().into_iter().flat_map(|decision| decision.refusing());
-        let quotas = self.quotas.map_or(&[][..], |quotas| quotas.as_slice());
-        refusing.filter_map(move |i| quotas.get(i))
+    /// The quotas that refused, with the names of their limits.
+    fn violated(&self) -> Vec<(&'a str, &'a Quota)> {
+        let mut violated = Vec::new();
+        let Some(decision) = self.decision() else { return violated };
+        for &(name, quotas) in self.limits {
+            let decision = decision.for_limit(name);
+            let refusing = decision.into_iter().flat_map(|decision| decision.refusing());
+            let refusing = refusing.filter_map(|i| quotas.as_slice().get(i));
+            violated.extend(refusing.map(|quota| (name, quota)));
+        }
+        violated
     }
 
     /// Returns a sentence for the client. For a limit it begins with "API rate limit exceeded",
@@ -117,7 +121,7 @@ impl<'a> Rejection<'a> {
         match self.reason {
             Reason::RateLimited(decision) => {
                 let mut text = String::from("API rate limit exceeded");
-                if self.quotas.is_some() {
+                if !self.limits.is_empty() {
                     text.push_str(": ");
                     self.write_policies(&mut text, "", ", ");
                 }
@@ -138,9 +142,9 @@ impl<'a> Rejection<'a> {
     }
 
     fn write_policies(&self, text: &mut String, quote: &str, separator: &str) {
-        for (i, quota) in self.violated().enumerate() {
+        for (i, (name, quota)) in self.violated().into_iter().enumerate() {
             let separator = if i == 0 { "" } else { separator };
-            let policy = policy_name(self.name(), quota);
+            let policy = policy_name(name, quota);
             write!(text, "{separator}{quote}{policy}{quote}").expect("writing to a string");
         }
     }
@@ -154,8 +158,7 @@ impl<'a> Rejection<'a> {
     /// use tower_fixed_window::testing::ask;
     /// use tower_fixed_window::{FixedWindowLayer, Quota};
     ///
-    /// let layer = FixedWindowLayer::new(Quota::per_minute(0))
-    ///     .key(global())
+    /// let layer = FixedWindowLayer::new(Quota::per_minute(0).key(global()))
     ///     .on_reject(|_, why| why.response(why.message().into()));
     ///
     /// let response = ask(&layer, Request::get("/"));
@@ -178,7 +181,7 @@ impl<'a> Rejection<'a> {
 
     /// Adds its headers to a response that has none of them yet. Those of this crate are complete
     /// already: a map of headers that is made only to be replaced takes time.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn complete<B>(&self, response: &mut Response<B>) {
         if !is_refused_inside(response) {
             let content_type = response.headers_mut().remove(CONTENT_TYPE);
@@ -190,8 +193,7 @@ impl<'a> Rejection<'a> {
     fn stamp<B>(&self, response: &mut Response<B>, content_type: Option<&HeaderValue>) {
         match self.reason {
             Reason::RateLimited(decision) => {
-                let quotas = self.quotas.map(|quotas| (self.name, quotas));
-                self.headers.stamp_refused(response, content_type, quotas, decision);
+                self.headers.stamp_refused(response, content_type, self.limits, decision);
             }
             reason => {
                 let content_type = content_type.map(|value| (CONTENT_TYPE, value.clone()));

@@ -2,12 +2,11 @@
 //! `response` has what follows from the response.
 
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
 
 use http::request::Parts;
 use http::{Extensions, Response};
 
-use super::correction::{Correction, PendingDecision};
+use super::correction::{Actual, Charged, Correction, PendingDecision};
 use super::reason::Reason;
 use super::rejection::{Reject, Rejection};
 use super::shared::{Current, Shared};
@@ -15,26 +14,39 @@ use super::stacked;
 use super::upload::Drain;
 use crate::decision::Decision;
 use crate::key::Key;
-use crate::limiter::{freed, observe_decision};
-use crate::line::{End, Place};
+use crate::limiter::observe_decision;
+use crate::line::Place;
 use crate::observe::{self, Outcome};
 use crate::quota::Quotas;
-use crate::store::{Account, Charge, Reply, StoreError};
+use crate::store::{Account, Charge, StoreError};
 
+mod lines;
 mod response;
+mod several;
+mod waiting;
+
+use lines::Lines;
 
 pub(crate) struct LimitedRequest<J> {
     current: Arc<Current<J>>,
     key: Key,
-    /// The quotas of this request, where they are not the layer's.
-    quotas: Option<Box<Quotas>>,
     /// What was taken and may still be corrected.
     charged: Option<Decision>,
     /// Whether to give it back if the request is dropped now.
     refund_on_drop: bool,
     shadow: bool,
+    /// What few requests have, so that the others don't carry it.
+    rare: Option<Box<Rare>>,
+}
+
+#[derive(Default)]
+struct Rare {
+    /// The quotas of this request, where they are not the limit's.
+    quotas: Option<Quotas>,
     /// Its place in the line of its key, where it may wait.
-    place: Option<Box<Place>>,
+    place: Option<Place>,
+    /// What it takes of each limit, where there are several.
+    lines: Option<Lines>,
 }
 
 /// What happens to a request next.
@@ -54,13 +66,12 @@ impl<J> LimitedRequest<J> {
     #[inline]
     pub(crate) fn new(current: Arc<Current<J>>) -> Self {
         Self {
-            shadow: current.shared.live.shadow(current.shared.options.shadow),
+            shadow: current.shared.limiter.live().is_shadow(),
             current,
             key: Key::default(),
-            quotas: None,
             charged: None,
             refund_on_drop: false,
-            place: None,
+            rare: None,
         }
     }
 
@@ -71,11 +82,14 @@ impl<J> LimitedRequest<J> {
     /// Finds key, quotas and cost, and charges.
     #[inline]
     pub(crate) fn start(&mut self, parts: &Parts) -> Next {
-        let options = &self.current.shared.options;
+        let Shared { limit, several, options, queue, .. } = &*self.current.shared;
         if options.skips(parts) {
             return Next::Call;
         }
-        if let Err(missing) = options.key.extract(parts, &mut self.key) {
+        if several.is_some() {
+            return self.start_several(parts);
+        }
+        if let Err(missing) = limit.key.extract(parts, &mut self.key) {
             if !missing.is_client() {
                 observe::mistake(&missing);
             }
@@ -84,23 +98,19 @@ impl<J> LimitedRequest<J> {
                 false => Next::Refuse(Reason::MissingKey(missing)),
             };
         }
-        if let Some(quota_fn) = &options.quota_fn {
-            let plan = quota_fn(parts, &self.key);
+        if let Some(plan) = &limit.plan {
+            let plan = plan(parts, &self.key);
             let Some(&quotas) = plan.quotas() else { return Next::Call };
-            self.quotas = Some(Box::new(quotas));
+            self.rare.get_or_insert_default().quotas = Some(quotas);
         }
-        let cost = self.cost(parts);
-        match &self.current.shared.queue {
+        let cost = limit.cost.as_ref().map_or(1, |cost| cost(parts));
+        match queue {
             // What passes in any case, or never does, has no need to wait.
             Some(_) if cost > 0 && !self.shadow && self.quotas().can_grant(cost) => {
                 self.join(parts, cost)
             }
             _ => self.charge(parts, cost),
         }
-    }
-
-    fn cost(&self, parts: &Parts) -> u64 {
-        self.current.shared.options.cost_fn.as_ref().map_or(1, |cost_fn| cost_fn(parts))
     }
 
     #[inline(always)]
@@ -114,72 +124,6 @@ impl<J> LimitedRequest<J> {
     /// For a request that is dropped while the store decides, where that is promised.
     fn refund(&self) -> Option<Correction> {
         self.current.shared.options.refund_dropped.then(|| self.correction())
-    }
-
-    /// Takes its place in the line of its key.
-    #[inline(never)]
-    fn join(&mut self, parts: &Parts, cost: u64) -> Next {
-        let Some(queue) = &self.current.shared.queue else { return Next::Call };
-        match Place::join(queue, &self.key, self.quotas(), self.quotas.is_some(), cost) {
-            Ok(place) => {
-                self.place = Some(Box::new(place));
-                match self.poll_charge(parts, None) {
-                    Poll::Ready(next) => next,
-                    Poll::Pending => Next::Charge,
-                }
-            }
-            Err(refusal) => Next::Refuse(Reason::RateLimited(refusal)),
-        }
-    }
-
-    /// Ready when it is its turn in the line, or its wait has ended otherwise.
-    pub(crate) fn poll_turn(&mut self, parts: &Parts, cx: &mut Context<'_>) -> Poll<Option<Next>> {
-        let quotas = self.quotas_now();
-        let Some(place) = &mut self.place else { return Poll::Ready(Some(Next::Call)) };
-        match ready!(place.poll_turn(&quotas, cx)) {
-            Ok(()) => Poll::Ready(None),
-            Err(end) => Poll::Ready(Some(self.end(parts, end))),
-        }
-    }
-
-    /// Charges it in its turn, when the service is ready.
-    pub(crate) fn poll_charge(
-        &mut self,
-        parts: &Parts,
-        cx: Option<&mut Context<'_>>,
-    ) -> Poll<Next> {
-        let quotas = self.quotas_now();
-        let Some(place) = &mut self.place else { return Poll::Ready(Next::Call) };
-        Poll::Ready(match ready!(place.poll_charge(&quotas, cx)) {
-            Ok(decision) => {
-                self.renew();
-                self.decide(parts, Ok(decision))
-            }
-            Err(end) => self.end(parts, end),
-        })
-    }
-
-    fn end(&mut self, parts: &Parts, end: End) -> Next {
-        match end {
-            End::LetGo => Next::Wait,
-            End::Refused(refusal) => Next::Refuse(Reason::RateLimited(refusal)),
-            End::Failed(error) => self.decide(parts, Err(error)),
-            End::Unanswered => Next::Refuse(Reason::StoreFailed),
-            End::Closed => Next::Refuse(Reason::QueueClosed),
-        }
-    }
-
-    /// The quotas that it is charged by when its turn has come.
-    fn quotas_now(&self) -> Quotas {
-        self.quotas.as_deref().copied().unwrap_or_else(|| self.current.shared.live.quotas())
-    }
-
-    /// The settings may have changed while it waited.
-    fn renew(&mut self) {
-        let Current { shared, settings } = &*self.current;
-        if !shared.live.is_current(settings) {
-            self.current = Current::new(shared);
-        }
     }
 
     /// What follows from the store's answer.
@@ -205,6 +149,9 @@ impl<J> LimitedRequest<J> {
         self.refund_on_drop = options.refund_dropped;
         self.charged = Some(decision);
         self.report_charged(parts);
+        if self.rare.is_some() {
+            self.charge_shadows();
+        }
         Next::Call
     }
 
@@ -232,9 +179,11 @@ impl<J> LimitedRequest<J> {
     #[cold]
     #[inline(never)]
     fn mark(&self, extensions: &mut Extensions) {
-        let Shared { limiter, options, live, watch, .. } = &*self.current.shared;
+        let Shared { limiter, options, watch, .. } = &*self.current.shared;
         if self.charged.is_some() {
-            watch.mark((limiter.scope().name(), live, options), &self.key, extensions);
+            let first = self.lines().and_then(|lines| lines.first_key());
+            let key = first.unwrap_or(&self.key);
+            watch.mark(limiter, options, key, extensions);
         }
     }
 
@@ -245,23 +194,13 @@ impl<J> LimitedRequest<J> {
         if let Reason::RateLimited(decision) = reason {
             self.report(parts, decision);
         } else if let Some(outcome) = reason.consequences().outcome {
-            let missing = match reason {
-                Reason::MissingKey(missing) if missing.is_client() => Some(missing),
-                _ => None,
-            };
-            self.current.shared.limiter.scope().observe().refused_undecided(outcome, missing);
-        }
-    }
-
-    /// It is served or refused: it is the turn of the next one in its line.
-    #[inline]
-    pub(crate) fn leave(&mut self) {
-        #[inline(never)]
-        fn leave(place: &mut Option<Box<Place>>) {
-            *place = None;
-        }
-        if self.place.is_some() {
-            leave(&mut self.place);
+            match self.lines() {
+                Some(lines) => self.report_undecided(lines, reason, outcome),
+                None => {
+                    let observed = self.current.shared.limiter.scope().observe();
+                    observed.refused_undecided(outcome, reason.missing_from_client());
+                }
+            }
         }
     }
 
@@ -270,43 +209,53 @@ impl<J> LimitedRequest<J> {
     where
         J: Reject<R>,
     {
+        if self.rare.is_some() {
+            return self.reject_rare(parts, reason);
+        }
+        let Current { settings, shared, .. } = &*self.current;
+        let name = shared.limiter.name();
         let why = Rejection {
             reason,
-            limited: self.current.shared.options.status,
-            name: self.current.shared.limiter.scope().name(),
-            quotas: Some(self.quotas()),
-            prepared_body: Some(&self.current.settings.body).filter(|_| self.quotas.is_none()),
-            headers: &self.current.settings.headers,
+            limited: shared.options.status,
+            name,
+            limits: &[(name, &settings.quotas)],
+            prepared_body: Some(&settings.body),
+            headers: &settings.headers,
         };
-        let mut response = self.current.shared.reject.reject(parts, &why);
+        self.reject_by(parts, &why)
+    }
+
+    #[inline(always)]
+    fn reject_by<R>(&self, parts: &Parts, why: &Rejection<'_>) -> Response<R>
+    where
+        J: Reject<R>,
+    {
+        let mut response = self.current.shared.reject.reject(parts, why);
         why.complete(&mut response);
         response
     }
 
     /// Returns what was taken, if anything was, without waiting for that (S14).
     pub(crate) fn give_back(&mut self) {
-        if let Some(decision) = self.charged.take() {
-            self.settled(&decision, 0).detach();
-        }
+        self.return_charged();
+        self.charged = None;
     }
 
-    fn settled(&self, decision: &Decision, actual: u64) -> Reply<()> {
-        let Shared { limiter, live, .. } = &*self.current.shared;
-        if !live.is_current(&self.current.settings) {
-            return self.correction().make(decision, actual);
+    fn return_charged(&self) {
+        if let Some(decision) = &self.charged {
+            self.correction().make(decision, &Actual::Nothing, false).0.detach();
         }
-        let settled = limiter.settle_account(self.account(), decision, actual);
-        freed::note_after(limiter.scope(), &self.key, settled)
+        self.correct_shadows(&Actual::Nothing);
     }
 
     /// Corrects the charge later.
     fn correction(&self) -> Correction {
-        Correction {
-            limiter: self.current.shared.limiter.clone(),
-            account: self.account().to_owned(),
-            live: Arc::clone(&self.current.shared.live),
-            own: self.quotas.is_some(),
+        if let Some(lines) = self.lines() {
+            return self.correction_of(lines);
         }
+        let limiter = self.current.shared.limiter.clone();
+        let (account, own) = (self.account().to_owned(), self.has_own_quotas());
+        Correction::of_one(Charged { limiter, account, own, is_only: true })
     }
 
     /// Reports the decision where it stays: it is large enough for each move of it to be felt.
@@ -320,7 +269,12 @@ impl<J> LimitedRequest<J> {
     /// Reports a decision to the operator, and to the layer's hook.
     #[inline(always)]
     fn report(&self, parts: &Parts, decision: &Decision) {
-        observe_decision(self.current.shared.limiter.scope(), self.quotas(), decision, self.shadow);
+        if let Some(lines) = self.lines() {
+            self.report_several(lines, decision);
+        } else {
+            let scope = self.current.shared.limiter.scope();
+            observe_decision(scope, self.quotas(), decision, self.shadow);
+        }
         if let Some(on_decision) = &self.current.shared.options.on_decision {
             on_decision(parts, decision);
         }
@@ -328,12 +282,34 @@ impl<J> LimitedRequest<J> {
 
     /// Passes it without a decision.
     fn pass(&self, outcome: Outcome) -> Next {
-        self.current.shared.limiter.scope().observe().answered(outcome);
+        match self.lines() {
+            None => self.current.shared.limiter.scope().observe().answered(outcome),
+            Some(lines) => self.pass_several(lines, outcome),
+        }
         Next::Call
     }
 
     fn quotas(&self) -> &Quotas {
-        self.quotas.as_deref().unwrap_or(&self.current.settings.quotas)
+        self.own_quotas().unwrap_or(&self.current.settings.quotas)
+    }
+
+    #[cold]
+    fn rare(&mut self) -> &mut Rare {
+        self.rare.get_or_insert_default()
+    }
+
+    #[inline]
+    fn lines(&self) -> Option<&Lines> {
+        self.rare.as_ref()?.lines.as_ref()
+    }
+
+    #[inline]
+    fn own_quotas(&self) -> Option<&Quotas> {
+        self.rare.as_ref()?.quotas.as_ref()
+    }
+
+    fn has_own_quotas(&self) -> bool {
+        self.own_quotas().is_some()
     }
 
     fn account(&self) -> Account<'_> {

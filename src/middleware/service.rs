@@ -39,7 +39,7 @@ use super::shared::{Lanes, Shared};
 ///     S: Service<Request<String>, Response = Response<Incoming>> + Clone,
 /// {
 ///     let client = client.map_response(|response: Response<Incoming>| response.map(Body::new));
-///     let mut api = FixedWindowLayer::new(Quota::per_minute(60)).key(global()).layer(client);
+///     let mut api = FixedWindowLayer::new(Quota::per_minute(60).key(global())).layer(client);
 ///     api.ready().await?.call(request).await
 /// }
 /// ```

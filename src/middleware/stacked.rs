@@ -7,9 +7,9 @@ use std::sync::{Arc, OnceLock};
 
 use http::Extensions;
 
-use super::live::Live;
 use super::options::Options;
 use super::twice;
+use crate::limiter::Limiter;
 
 /// In the extensions of a request that layers of this crate may have charged: whether a layer has
 /// refused it.
@@ -67,10 +67,10 @@ pub(crate) fn are_possible() -> bool {
 }
 
 /// Notes a layer that is applied.
-pub(crate) fn note_applied(live: &Arc<Live>, options: &Options) {
+pub(crate) fn note_applied(limiter: &Limiter, options: &Options) {
     static FIRST: OnceLock<twice::Layer> = OnceLock::new();
 
-    let layer = twice::layer(live, options);
+    let layer = twice::layer(limiter, options);
     if *FIRST.get_or_init(|| layer) != layer {
         SEVERAL.store(true, Ordering::Relaxed);
     }

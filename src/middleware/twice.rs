@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use http::Extensions;
 
-use super::live::Live;
 use super::options::Options;
 use crate::key::Key;
+use crate::limiter::Limiter;
 use crate::observe;
 
 /// How many requests of a service are marked. By then most services have had a request on each of
@@ -29,9 +29,9 @@ impl Clone for Charges {
     }
 }
 
-/// Equal for clones of a layer. A clone with another key, plan or cost is another limit, also where
-/// it shares the counters.
-pub(super) type Layer = [usize; 5];
+/// Equal for layers of one limit. A clone that counts other responses is another one, also where it
+/// shares the counters.
+pub(super) type Layer = [usize; 2];
 
 impl Watch {
     #[inline]
@@ -42,34 +42,30 @@ impl Watch {
     /// Marks a request that was charged. If the same layer has marked it before, this is logged.
     pub(crate) fn mark(
         &self,
-        (name, live, options): (&str, &Arc<Live>, &Options),
+        limiter: &Limiter,
+        options: &Options,
         key: &Key,
         extensions: &mut Extensions,
     ) {
         self.0.fetch_add(1, Ordering::Relaxed);
-        let charge = (layer(live, options), key.clone());
+        let charge = (layer(limiter, options), key.clone());
         let Charges(charges) = extensions.get_or_insert_default();
         if charges.contains(&charge) {
+            let name = limiter.name();
             let name = if name.is_empty() { String::new() } else { format!(" `{name}`") };
             observe::mistake(&format_args!(
                 "the same rate limit{name} is applied twice on the way of a request and charges it \
                  twice: remove one of the two `.layer(..)` calls, on the app or on a route or router \
-                 in it, or make it another limit with `.name(..)`"
+                 in it, or make it another limit with another name"
             ));
         }
         charges.push(charge);
     }
 }
 
-pub(super) fn layer(live: &Arc<Live>, options: &Options) -> Layer {
+pub(super) fn layer(limiter: &Limiter, options: &Options) -> Layer {
     fn address<T: ?Sized>(arc: &Arc<T>) -> usize {
         Arc::as_ptr(arc).cast::<()>().addr()
     }
-    [
-        address(live),
-        address(&options.key),
-        options.quota_fn.as_ref().map_or(0, address),
-        options.cost_fn.as_ref().map_or(0, address),
-        options.count_if.as_ref().map_or(0, address),
-    ]
+    [address(limiter.live()), options.count_if.as_ref().map_or(0, address)]
 }

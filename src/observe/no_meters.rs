@@ -23,6 +23,18 @@ pub(crate) fn store_connected() {}
 #[cfg(feature = "redis")]
 pub(crate) fn store_checked() {}
 
+/// The saves of a store.
+#[cfg(feature = "saved")]
+#[derive(Default)]
+pub(crate) struct Saves;
+
+#[cfg(feature = "saved")]
+impl Saves {
+    pub(crate) fn note(&self, _: u64, _: Duration) {}
+
+    pub(crate) fn note_failure(&self) {}
+}
+
 pub(crate) struct UnderWay;
 
 impl UnderWay {

@@ -7,7 +7,7 @@ use super::set::Quotas;
 pub(super) const UNLIMITED: &str = "unlimited";
 
 /// What a request may spend: quotas, or no limit at all. The closure of
-/// [`quota_fn`](crate::FixedWindowLayer::quota_fn) returns anything that is one: a [`Quota`],
+/// [`Limit::by_plan`](crate::Limit::by_plan) returns anything that is one: a [`Quota`],
 /// [`Quotas`], or an `Option` of either, where `None` is no limit. In text, no limit is
 /// `unlimited`.
 ///

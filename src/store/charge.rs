@@ -90,14 +90,20 @@ impl<'a> Charge<'a> {
     ///
     /// [`Scope`]: super::Scope
     #[must_use]
-    pub fn refundable(mut self) -> Self {
-        self.ask.refundable = true;
+    pub fn refundable(self) -> Self {
+        self.refundable_if(true)
+    }
+
+    #[inline]
+    pub(crate) fn refundable_if(mut self, is_refundable: bool) -> Self {
+        self.ask.refundable |= is_refundable;
         self
     }
 
-    /// No leased tokens are spent for it, nor are any leased.
-    pub(crate) fn unleased(mut self) -> Self {
-        self.ask.unleased = true;
+    /// Where set, no leased tokens are spent for it, nor are any leased.
+    #[inline]
+    pub(crate) fn unleased_if(mut self, is_unleased: bool) -> Self {
+        self.ask.unleased |= is_unleased;
         self
     }
 

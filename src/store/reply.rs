@@ -1,7 +1,8 @@
 //! The answer of a store: [`Reply`], which may contain its value already.
 
 use std::fmt;
-use std::future::Future;
+use std::future::{Future, poll_fn};
+use std::mem;
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 
@@ -94,6 +95,36 @@ impl<T> Reply<T> {
             When::Now(Some(answer)) => Ok(answer),
             when => Err(Self(when)),
         }
+    }
+}
+
+impl Reply<()> {
+    /// Waits for all of these. The error is that of the first that has failed.
+    pub(crate) fn all(replies: Vec<Self>) -> Self {
+        let mut answer = Ok(());
+        let mut later = Vec::new();
+        for reply in replies {
+            match reply.into_now() {
+                Ok(now) => answer = answer.and(now),
+                Err(reply) => later.push(reply),
+            }
+        }
+        if later.is_empty() {
+            return Reply::from(answer);
+        }
+        Reply::later(poll_fn(move |cx| {
+            later.retain_mut(|reply| match Pin::new(reply).poll(cx) {
+                Poll::Ready(done) => {
+                    answer = mem::replace(&mut answer, Ok(())).and(done);
+                    false
+                }
+                Poll::Pending => true,
+            });
+            match later.is_empty() {
+                true => Poll::Ready(mem::replace(&mut answer, Ok(()))),
+                false => Poll::Pending,
+            }
+        }))
     }
 }
 

@@ -24,9 +24,8 @@ use super::block_on::block_on;
 /// use tower_fixed_window::{FixedWindowLayer, ManualClock, MemoryStore, Quota};
 ///
 /// let clock = ManualClock::at_ms(1_700_000_040_000);
-/// let layer = FixedWindowLayer::new(Quota::per_minute(1))
-///     .key(header("x-api-key"))
-///     .store(MemoryStore::with_clock(clock.clone()));
+/// let limit = Quota::per_minute(1).key(header("x-api-key"));
+/// let layer = FixedWindowLayer::new(limit.store(MemoryStore::with_clock(clock.clone())));
 ///
 /// let request = || Request::get("/").header("x-api-key", "alpha");
 /// assert_eq!(ask(&layer, request()).body(), "hello");
@@ -63,8 +62,7 @@ where
 /// use tower_fixed_window::testing::ask_around;
 /// use tower_fixed_window::{FixedWindowLayer, Quota};
 ///
-/// let layer = FixedWindowLayer::new(Quota::per_minute(5))
-///     .key(global())
+/// let layer = FixedWindowLayer::new(Quota::per_minute(5).key(global()))
 ///     .count_if(|response| response.status.is_server_error());
 ///
 /// let response = ask_around(&layer, any(StatusCode::BAD_GATEWAY), Request::get("/"));

@@ -7,6 +7,7 @@ use std::time::Duration;
 use crate::clock::ManualClock;
 use crate::decision::Decision;
 use crate::key::Key;
+use crate::limit::Limit;
 use crate::limiter::Limiter;
 use crate::quota::{Quota, Quotas};
 use crate::store::{Account, Adjust, Charge, Scope, Store};
@@ -31,7 +32,7 @@ pub(super) async fn check<S: Store>(new: impl Fn(ManualClock) -> S) {
 }
 
 fn limiter<S: Store>(store: &Arc<S>, scope: &str, quotas: impl Into<Quotas>) -> Limiter {
-    Limiter::new(quotas).name(scope).store(Arc::clone(store))
+    Limit::new(quotas).name(scope).store(Arc::clone(store))
 }
 
 async fn used(limiter: &Limiter, key: impl Into<Key>) -> Vec<u64> {

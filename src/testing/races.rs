@@ -8,6 +8,7 @@ use std::time::Duration;
 use super::block_on::Job;
 use crate::clock::ManualClock;
 use crate::key::Key;
+use crate::limit::Limit;
 use crate::limiter::Limiter;
 use crate::limits::{Limits, Line};
 use crate::quota::Quota;
@@ -85,7 +86,7 @@ pub(super) fn all_limits_or_none<S: Store>(
 ) {
     let clock = ManualClock::at_ms(NOW_MS);
     let limits = ["few", "many"].into_iter().zip([33, 50]);
-    let limits = limits.map(|(name, limit)| Limiter::new(Quota::per_hour(limit)).name(name));
+    let limits = limits.map(|(name, limit)| Quota::per_hour(limit).name(name));
     let limits = Limits::new(limits).store(new(clock.clone()));
     // Of two keys of one limit, and one of the other, which both share.
     let passed = [AtomicU64::new(0), AtomicU64::new(0)];
@@ -161,5 +162,5 @@ fn limiter<S: Store>(
     new: &impl Fn(ManualClock) -> S,
     clock: &ManualClock,
 ) -> Limiter {
-    Limiter::new(quotas).name("race").store(new(clock.clone()))
+    Limit::new(quotas).name("race").store(new(clock.clone()))
 }

@@ -7,6 +7,7 @@ use serde::Deserialize;
 
 use crate::clock::ManualClock;
 use crate::decision::Decision;
+use crate::limit::Limit;
 use crate::limiter::{Limiter, Receipt};
 use crate::quota::Quotas;
 use crate::store::{Store, StoreError};
@@ -132,7 +133,7 @@ pub async fn replay<S: Store>(
             (trace.id, wrong)
         } else {
             let trace: Trace = serde_json::from_value(trace)?;
-            let limiter = Limiter::new(quota::all(&trace.quotas)).name("trace").store(store);
+            let limiter = Limit::new(quota::all(&trace.quotas)).name("trace").store(store);
             let wrong = trace.replay(limiter, &clock).await;
             (trace.id, wrong)
         };
@@ -197,7 +198,7 @@ impl Step {
                 return limiter.peek_cost(KEY, 0).await;
             }
             Op::Limits { limits } => {
-                let old = limiter.quotas().as_slice();
+                let old = limiter.quotas();
                 let mut new = old.iter().zip(limits).map(|(quota, limit)| quota.with_limit(*limit));
                 let first = Quotas::from(new.next().expect("a quota"));
                 *limiter = limiter.with_quotas(new.fold(first, Quotas::and));

@@ -9,7 +9,7 @@ use std::time::Duration;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use serde_json::{Value, json};
-use tower_fixed_window::{Limiter, ManualClock, MemoryStore, Quota, Quotas};
+use tower_fixed_window::{Limit, ManualClock, MemoryStore, Quota, Quotas};
 
 use super::example;
 
@@ -220,7 +220,7 @@ async fn decides_as_the_limiter_does() {
 
 async fn passed(quotas: Quotas, requests: &[(u64, u8)]) -> HashMap<u8, Vec<u64>> {
     let clock = ManualClock::at_ms(0);
-    let limiter = Limiter::new(quotas).store(MemoryStore::with_clock(clock.clone()));
+    let limiter = Limit::new(quotas).store(MemoryStore::with_clock(clock.clone()));
     let mut passed = HashMap::<_, Vec<_>>::new();
     for (seconds, client) in requests {
         clock.set_ms((NOON + seconds) * 1_000);

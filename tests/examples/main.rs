@@ -10,6 +10,7 @@ use std::net::TcpStream;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
+mod ai_gateway;
 mod browser;
 mod choose_limit;
 mod hostile_logs;
@@ -23,8 +24,18 @@ fn example(name: &str) -> Command {
     assert!(binary.exists(), "no {}: run `cargo build --examples`", binary.display());
     let mut command = Command::new(binary);
     let settings = [
-        "ADDR", "COUNTS", "LIMIT", "LIMITS", "CORE", "ANON", "SEARCH", "STATUS", "HEADERS",
+        "ADDR",
+        "COUNTS",
+        "LIMIT",
+        "LIMITS",
+        "PLANS",
+        "CORE",
+        "ANON",
+        "SEARCH",
+        "STATUS",
+        "HEADERS",
         "WINDOW",
+        "REDIS_URL",
     ];
     for setting in settings {
         command.env_remove(setting);

@@ -61,7 +61,7 @@ impl Told {
 
     fn limiter(&self) -> Limiter {
         let remote = self.remote.clone().expect("in front of it");
-        Limiter::new(Quota::per_day(1_000_000)).name("told").store(remote)
+        Quota::per_day(1_000_000).name("told").store(remote)
     }
 }
 

@@ -8,7 +8,7 @@ use http::{Request, StatusCode};
 use tower::ServiceExt;
 use tower_fixed_window::key::global;
 use tower_fixed_window::{
-    FixedWindowLayer, Headers, ManualClock, MemoryStore, Quota, Quotas, RateLimitEndpoint,
+    FixedWindowLayer, Headers, Limit, ManualClock, MemoryStore, Quota, Quotas, RateLimitEndpoint,
 };
 
 /// 2026-03-29 00:00:00.500 UTC: in Berlin, two and a half hours before clocks are set forward.
@@ -20,7 +20,7 @@ const MARCH_S: u64 = 1_774_994_400;
 
 fn layer(quotas: impl Into<Quotas>, clock: &ManualClock) -> FixedWindowLayer {
     let store = MemoryStore::with_clock(clock.clone());
-    FixedWindowLayer::new(quotas).name("plan").key(global()).store(store)
+    FixedWindowLayer::new(Limit::new(quotas).name("plan").key(global()).store(store))
 }
 
 async fn get(app: &Router, path: &str) -> Response {
@@ -80,14 +80,14 @@ async fn an_upgrade_in_mid_month_keeps_what_was_used() {
     let clock = ManualClock::at_ms(NOW_MS);
     let plan = Quota::per_month(2).from_day(15).in_zone("Europe/Berlin");
     let layer = layer(plan.and(Quota::per_minute(60)), &clock);
-    let control = layer.control();
+    let limiter = layer.limits().of("plan").clone();
     let app = Router::new()
         .route("/", on_get(async || "hello").layer(layer.clone()))
         .route_service("/rate_limit", RateLimitEndpoint::new([&layer]));
     for status in [200, 200, 429] {
         assert_eq!(get(&app, "/").await.status(), status);
     }
-    control.set_quotas(plan.with_limit(5).and(Quota::per_minute(60)));
+    limiter.set_quotas(plan.with_limit(5).and(Quota::per_minute(60)));
     let response = get(&app, "/").await;
     assert_eq!(response.status(), StatusCode::OK);
     assert_eq!(header(&response, "x-ratelimit-used"), "3");

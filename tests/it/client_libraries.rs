@@ -20,14 +20,16 @@ use tonic::transport::{Channel, Endpoint};
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
 use tower::{Layer, Service, service_fn};
-use tower_fixed_window::key::global;
 use tower_fixed_window::{
-    Clock, EmptyBody, FixedWindowLayer, Grpc, Headers, ManualClock, MemoryStore, OnStoreFailure,
-    Quota, Reject,
+    Clock, EmptyBody, FixedWindowLayer, Grpc, Headers, Limit, ManualClock, MemoryStore,
+    OnStoreFailure, Quota, Reject,
 };
 
 use crate::github;
-use crate::support::{Mood, NOW_MS, RESET, RETRY_AFTER, TestStore, client, per_minute, serve};
+use crate::support::{
+    Mood, NOW_MS, RESET, RETRY_AFTER, TestStore, client, everyone, layered, named, per_minute,
+    serve,
+};
 
 /// Serves any service by hyper alone, in HTTP/1 and HTTP/2.
 pub(crate) async fn serve_hyper<S, B>(service: S) -> SocketAddr
@@ -75,7 +77,8 @@ async fn a_client_that_obeys_retry_after_is_never_refused_twice() {
     let minute = Quota::per_minute(3);
     for quota in [minute, minute.from_first_request(), minute.staggered()] {
         let clock = ManualClock::at_ms(NOW_MS);
-        let layer = FixedWindowLayer::new(quota).store(MemoryStore::with_clock(clock.clone()));
+        let layer =
+            FixedWindowLayer::new(Limit::new(quota).store(MemoryStore::with_clock(clock.clone())));
         let app = Router::new().route("/", get(async || "hello")).layer(layer);
         let url = format!("http://{}/", serve(app).await);
         let client = client();
@@ -121,8 +124,9 @@ async fn a_client_that_obeys_retry_after_in_real_time_is_never_refused_twice() {
 #[tokio::test]
 async fn a_client_that_obeys_the_remaining_header_is_never_refused() {
     let clock = ManualClock::at_ms(NOW_MS);
-    let layer =
-        FixedWindowLayer::new(Quota::per_minute(3)).store(MemoryStore::with_clock(clock.clone()));
+    let layer = FixedWindowLayer::new(
+        Limit::new(Quota::per_minute(3)).store(MemoryStore::with_clock(clock.clone())),
+    );
     let app = Router::new().route("/", get(async || "hello")).layer(layer);
     let url = format!("http://{}/", serve(app).await);
     let client = client();
@@ -137,7 +141,7 @@ async fn a_client_that_obeys_the_remaining_header_is_never_refused() {
 
 #[tokio::test]
 async fn http_2_clients_see_the_same_headers() {
-    let layer = per_minute(1, Mood::Now).name("api").headers(Headers::GitHubAndIetfDraft10);
+    let layer = named("api", 1, Mood::Now).headers(Headers::GitHubAndIetfDraft10);
     let url = format!("http://{}/", serve_hyper(layer.layer(service_fn(hello))).await);
     let http2 = reqwest::Client::builder().no_proxy().http2_prior_knowledge().build();
     let http2 = http2.expect("a client");
@@ -186,8 +190,8 @@ async fn check(client: &mut HealthClient<Channel>) -> Result<(), tonic::Status> 
 async fn grpc_clients_see_resource_exhausted_and_when_to_come_back() {
     let store = TestStore::new(Mood::Now);
     let clock = store.clock.clone();
-    let layer = FixedWindowLayer::new(Quota::per_minute(2)).name("health").key(global());
-    let mut client = health(layer.store(store).reject(Grpc)).await;
+    let layer = FixedWindowLayer::new(everyone(2).name("health").store(store));
+    let mut client = health(layer.reject(Grpc)).await;
     let passed = client.check(HealthCheckRequest::default()).await.expect("it passes");
     assert_eq!(passed.metadata().get("x-ratelimit-remaining").expect("a field"), "1");
     check(&mut client).await.expect("it passes");
@@ -207,20 +211,19 @@ async fn grpc_clients_see_resource_exhausted_and_when_to_come_back() {
 
 #[tokio::test]
 async fn grpc_clients_see_client_and_server_errors_as_grpc_codes() {
-    let keyless = per_minute(9, Mood::Now).key_fn(|_| None).reject(Grpc);
+    let keyless = layered(everyone(9).key_fn(|_| None), Mood::Now).reject(Grpc);
     let status = check(&mut health(keyless).await).await.expect_err("it is refused");
     assert_eq!(status.code(), Code::InvalidArgument);
     assert_eq!(status.message(), "The request lacks a key for the rate limit");
 
-    let failing = per_minute(9, Mood::Now)
-        .store(TestStore::new(Mood::FailsNow).on_failure(OnStoreFailure::Deny))
-        .reject(Grpc);
+    let store = TestStore::new(Mood::FailsNow).on_failure(OnStoreFailure::Deny);
+    let failing = FixedWindowLayer::new(everyone(9).store(store)).reject(Grpc);
     let status = check(&mut health(failing).await).await.expect_err("it is refused");
     assert_eq!(status.code(), Code::Unavailable);
     assert_eq!(status.metadata().get("retry-after").expect("a field"), "1");
 
     // Text that gRPC wants encoded arrives as it was.
-    let keyless = per_minute(9, Mood::Now).key(Unreadable).reject(Grpc);
+    let keyless = layered(everyone(9).key(Unreadable), Mood::Now).reject(Grpc);
     let status = check(&mut health(keyless).await).await.expect_err("it is refused");
     assert_eq!(status.message(), "The request lacks 100 % \u{201c}né\u{201d}\n");
 }

@@ -57,22 +57,28 @@ fn compile_errors_of_unsuitable_bodies_and_keys_suggest_a_fix() {
         let count = message.matches(advice).count();
         assert_eq!(count, 1, "{advice} is not once in the compiler's message:\n{message}");
     }
-    let closure = "limit.reject(EmptyBody).key(|_: &http::request::Parts| Some(Key::global()))";
-    let (compiles, message) = check(closure);
+    let made = |limit: &str| format!("FixedWindowLayer::new({limit}).reject(EmptyBody)");
+    let key =
+        "Quota::per_minute(60).name(\"api\").key(|_: &http::request::Parts| Some(Key::global()))";
+    let closure = made(key);
+    let (compiles, message) = check(&closure);
     assert!(!compiles, "a closure was accepted as an extractor");
     for advice in ["can't extract a key", "`.key_fn(|parts| ...)`", "`extension::<User>()`"] {
         assert!(message.contains(advice), "no {advice} in the compiler's message:\n{message}");
     }
     // A closure's arguments are counted by the compiler, in words of its own.
-    let short =
-        ["limit.on_reject(|_| Response::new(Own))", "limit.quota_fn(|_| Quota::per_hour(1))"];
-    for closure in short {
+    let plan = "tower_fixed_window::Limit::by_plan";
+    let short = [
+        "limit.on_reject(|_| Response::new(Own))".to_owned(),
+        made(&format!("{plan}(|_| Quota::per_hour(1))")),
+    ];
+    for closure in &short {
         let (compiles, message) = check(closure);
         assert!(!compiles, "{closure} was accepted");
         let advice = "expected to take 2 arguments, but it takes 1 argument";
         assert!(message.contains(advice), "no {advice} in the compiler's message:\n{message}");
     }
-    let (compiles, message) = check("limit.reject(EmptyBody).quota_fn(|_, _| 60)");
+    let (compiles, message) = check(&made(&format!("{plan}(|_, _| 60)")));
     assert!(!compiles, "a number was accepted as a plan");
     for advice in ["`Plan: From<", "Quotas"] {
         assert!(message.contains(advice), "no {advice} in the compiler's message:\n{message}");
@@ -89,9 +95,13 @@ fn compile_errors_of_unsuitable_bodies_and_keys_suggest_a_fix() {
     assert!(compiles, "the advice does not help:\n{message}");
     // The ways out are ways out, so the failures above had no other reason.
     let key_fn = closure.replace(".key(", ".key_fn(");
-    for way_out in
-        ["limit.reject(EmptyBody)", "limit.on_reject(|_, why| why.response(Own))", &key_fn]
-    {
+    let by_plan = made(&format!("{plan}(|_, _| Quota::per_hour(1))"));
+    for way_out in [
+        "limit.reject(EmptyBody)",
+        "limit.on_reject(|_, why| why.response(Own))",
+        &key_fn,
+        &by_plan,
+    ] {
         let (compiles, message) = check(way_out);
         assert!(compiles, "{way_out} does not help:\n{message}");
     }

@@ -20,7 +20,7 @@ use tokio::sync::Barrier;
 use tokio::task::JoinSet;
 use tower::{ServiceBuilder, service_fn};
 use tower_fixed_window::key::PeerAddr;
-use tower_fixed_window::{FixedWindowLayer, Quota};
+use tower_fixed_window::{FixedWindowLayer, Limit, Quota};
 
 use crate::support::{ANSWERS, TestStore, client};
 
@@ -32,7 +32,8 @@ const LIMIT: usize = 100;
 async fn axum_passes_exactly_the_limit_of_2000_requests_over_64_connections() {
     for mood in ANSWERS {
         let store = TestStore::new(mood);
-        let limit = FixedWindowLayer::new(Quota::per_minute(LIMIT as u64)).store(store.clone());
+        let limit =
+            FixedWindowLayer::new(Limit::new(Quota::per_minute(LIMIT as u64)).store(store.clone()));
         let (addr, accepted) = serve_axum(limit).await;
         assert_exact(addr, &accepted, &store).await;
     }
@@ -42,7 +43,8 @@ async fn axum_passes_exactly_the_limit_of_2000_requests_over_64_connections() {
 async fn hyper_passes_exactly_the_limit_of_2000_requests_over_64_connections() {
     for mood in ANSWERS {
         let store = TestStore::new(mood);
-        let limit = FixedWindowLayer::new(Quota::per_minute(LIMIT as u64)).store(store.clone());
+        let limit =
+            FixedWindowLayer::new(Limit::new(Quota::per_minute(LIMIT as u64)).store(store.clone()));
         let (addr, accepted) = serve_hyper(limit).await;
         assert_exact(addr, &accepted, &store).await;
     }
@@ -138,12 +140,11 @@ async fn a_refusal_by_one_of_two_quotas_charges_neither() {
         // The start of an hour.
         store.clock.set_ms(1_699_999_200_000);
         let quotas = Quota::per_minute(MINUTE as u64).and(Quota::per_hour(HOUR as u64));
-        let limit = FixedWindowLayer::new(quotas).name("search").store(store.clone());
-        let control = limit.control();
-        let (addr, _) = serve_axum(limit).await;
+        let limiter = quotas.name("search").store(store.clone());
+        let (addr, _) = serve_axum(FixedWindowLayer::new(&limiter)).await;
         let address = std::net::IpAddr::from([127, 0, 0, 1]);
         let used = async || {
-            let standing = control.peek(address).await.expect("the store answers");
+            let standing = limiter.peek(address).await.expect("the store answers");
             standing.usage().iter().map(|s| s.used() as usize).collect::<Vec<_>>()
         };
 
@@ -154,10 +155,8 @@ async fn a_refusal_by_one_of_two_quotas_charges_neither() {
         // The hour's other tokens but ten are spent elsewhere, under the same name.
         let spent = HOUR - MINUTE - 10;
         store.clock.set_ms(1_699_999_200_000 + 60_000);
-        let limiter = tower_fixed_window::Limiter::new(Quota::per_hour(HOUR as u64))
-            .name("search")
-            .store(store.clone());
-        assert!(limiter.check_cost(address, spent as u64).await.expect("an answer").allowed());
+        let elsewhere = Quota::per_hour(HOUR as u64).name("search").store(store.clone());
+        assert!(elsewhere.check_cost(address, spent as u64).await.expect("an answer").allowed());
 
         // Refused by the hour: the minute has only what passed.
         assert_eq!(flood(addr).await[&200], 10);

@@ -11,7 +11,7 @@ use serde_json::Value;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_fixed_window::MemoryStore;
 
-use crate::support::{Mood, get, per_minute};
+use crate::support::{Mood, get, named};
 
 const PAGE: &str = include_str!("../../docs/observing.md");
 const DASHBOARD: &str = include_str!("../../docs/operations/dashboard.json");
@@ -32,7 +32,7 @@ async fn exported() -> Exported {
     let _guard = metrics::set_default_local_recorder(Box::leak(Box::new(recorder)));
     let inner =
         service_fn(async |_| Ok::<_, std::convert::Infallible>(Response::<Body>::default()));
-    let queued = per_minute(1, Mood::Later).name("api").queue(1, Duration::from_secs(3_600));
+    let queued = named("api", 1, Mood::Later).queue(1, Duration::from_secs(3_600));
     let service = queued.layer(inner);
     let Ok(_) = service.clone().oneshot(get("/")).await;
     let waits = tokio::time::timeout(Duration::from_millis(50), service.oneshot(get("/")));

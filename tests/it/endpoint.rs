@@ -10,11 +10,13 @@ use hyper::body::Incoming;
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_fixed_window::key::{extension, global, header};
 use tower_fixed_window::{
-    FixedWindowLayer, GitHubBody, Grpc, OnStoreFailure, Quota, RateLimitEndpoint,
+    FixedWindowLayer, GitHubBody, Grpc, Limit, OnStoreFailure, Quota, RateLimitEndpoint,
 };
 
 use crate::client_libraries::{hello, serve_hyper};
-use crate::support::{ANSWERS, FarStore, Mood, TestStore, client, get, per_minute, serve};
+use crate::support::{
+    ANSWERS, FarStore, Mood, TestStore, client, everyone, get, layered, named, per_minute, serve,
+};
 
 /// Status and body.
 async fn ask<S, B>(service: &S, request: Request<Body>) -> (StatusCode, String)
@@ -35,9 +37,9 @@ where
 /// Two resources under one clock, which are counted and shown.
 fn app(mood: Mood) -> Router {
     let store = TestStore::new(mood);
-    let core = FixedWindowLayer::new(Quota::per_hour(5_000)).key(global()).store(store.clone());
-    let search = FixedWindowLayer::new(Quota::per_minute(30)).key(global()).store(store);
-    let (core, search) = (core.name("core"), search.name("search"));
+    let core = Quota::per_hour(5_000).name("core").key(global()).store(store.clone());
+    let search = everyone(30).name("search").store(store);
+    let (core, search) = (FixedWindowLayer::new(core), FixedWindowLayer::new(search));
     Router::new()
         .route("/user", on_get(async || "you").layer(core.clone()))
         .route("/search", on_get(async || "found").layer(search.clone()))
@@ -82,7 +84,7 @@ async fn it_answers_head_and_refuses_other_methods() {
 #[tokio::test]
 async fn it_is_served_by_axum_and_by_hyper_alone() {
     let core =
-        FixedWindowLayer::new(Quota::per_hour(9)).name("core").store(TestStore::new(Mood::Now));
+        FixedWindowLayer::new(Quota::per_hour(9).name("core").store(TestStore::new(Mood::Now)));
     let endpoint = RateLimitEndpoint::new([&core]);
     let app = Router::new()
         .route("/", on_get(async || "you").layer(core))
@@ -94,7 +96,7 @@ async fn it_is_served_by_axum_and_by_hyper_alone() {
     let expected = format!(r#"{{"resources":{{"core":{core}}},"rate":{core}}}"#);
     assert_eq!(told.text().await.expect("a body"), expected);
 
-    let all = per_minute(5, Mood::Now).name("all");
+    let all = named("all", 5, Mood::Now);
     let endpoint = RateLimitEndpoint::new([&all]);
     let limited = all.layer(service_fn(hello));
     let service = service_fn(move |request: Request<Incoming>| {
@@ -116,9 +118,9 @@ async fn it_is_served_by_axum_and_by_hyper_alone() {
 
 #[tokio::test]
 async fn layers_that_refuse_in_other_ways_are_shown_together() {
-    let a = per_minute(1, Mood::Now).name("a");
-    let b = per_minute(2, Mood::Now).name("b").reject(GitHubBody);
-    let c = per_minute(3, Mood::Later).name("c").reject(Grpc);
+    let a = named("a", 1, Mood::Now);
+    let b = named("b", 2, Mood::Now).reject(GitHubBody);
+    let c = named("c", 3, Mood::Later).reject(Grpc);
     let endpoint = RateLimitEndpoint::new([&a]).and(&b).and(&c);
     let (_, told) = ask(&endpoint, get("/")).await;
     let standing = |n| format!(r#"{{"limit":{n},"used":0,"remaining":{n},"reset":1700000100}}"#);
@@ -127,23 +129,24 @@ async fn layers_that_refuse_in_other_ways_are_shown_together() {
 }
 
 #[derive(Clone)]
-struct Limit(u64);
+struct Allowed(u64);
 
 #[tokio::test]
 async fn each_caller_sees_the_quotas_of_its_plan_and_its_own_count() {
     for mood in ANSWERS {
-        let layer = FixedWindowLayer::new(Quota::per_minute(1))
+        let layer = FixedWindowLayer::new(
+            Limit::by_plan(|parts, _| {
+                Quota::per_minute(parts.extensions.get().map_or(1, |&Allowed(tokens)| tokens))
+            })
             .name("api")
-            .store(TestStore::new(mood))
             .key(header("x-user"))
-            .quota_fn(|parts, _| {
-                Quota::per_minute(parts.extensions.get().map_or(1, |&Limit(limit)| limit))
-            });
+            .store(TestStore::new(mood)),
+        );
         let endpoint = RateLimitEndpoint::new([&layer]);
         let service =
             layer.layer(service_fn(async |_| Ok::<_, Infallible>(Response::new(Body::empty()))));
-        let of = |user, limit| {
-            let request = Request::get("/").header("x-user", user).extension(Limit(limit));
+        let of = |user, tokens| {
+            let request = Request::get("/").header("x-user", user).extension(Allowed(tokens));
             request.body(Body::empty()).expect("a request")
         };
         for _ in 0..3 {
@@ -159,25 +162,28 @@ async fn each_caller_sees_the_quotas_of_its_plan_and_its_own_count() {
 
 #[tokio::test]
 async fn of_several_quotas_the_one_with_the_fewest_left_is_shown() {
-    let layer = FixedWindowLayer::new(Quota::per_minute(5).and(Quota::per_hour(2)))
-        .name("api")
-        .key(global())
-        .store(TestStore::new(Mood::Now));
+    let layer = FixedWindowLayer::new(
+        Quota::per_minute(5)
+            .and(Quota::per_hour(2))
+            .name("api")
+            .key(global())
+            .store(TestStore::new(Mood::Now)),
+    );
     let (_, told) = ask(&RateLimitEndpoint::new([&layer]), get("/")).await;
     assert!(told.contains(r#""api":{"limit":2,"used":0,"remaining":2,"reset":1700002800}"#));
 }
 
 #[tokio::test]
 async fn it_follows_a_limit_that_is_changed() {
-    let layer = per_minute(5, Mood::Now).name("api");
+    let layer = named("api", 5, Mood::Now);
     let endpoint = RateLimitEndpoint::new([&layer]);
-    layer.control().set_quotas(Quota::per_minute(7));
+    layer.limits().of("api").set_quotas(Quota::per_minute(7));
     assert!(ask(&endpoint, get("/")).await.1.contains(r#""limit":7,"#));
 }
 
 #[tokio::test]
 async fn a_request_without_a_key_gets_a_400_or_500() {
-    let by_key = per_minute(5, Mood::Now).name("api").key(header("x-api-key"));
+    let by_key = layered(everyone(5).name("api").key(header("x-api-key")), Mood::Now);
     let told = ask(&RateLimitEndpoint::new([&by_key]), get("/")).await;
     assert_eq!(told, (StatusCode::BAD_REQUEST, r#"{"message":"Bad Request"}"#.to_owned()));
 
@@ -188,7 +194,7 @@ async fn a_request_without_a_key_gets_a_400_or_500() {
             Self::global()
         }
     }
-    let by_user = per_minute(5, Mood::Now).name("api").key(extension::<User>());
+    let by_user = layered(everyone(5).name("api").key(extension::<User>()), Mood::Now);
     let (status, _) = ask(&RateLimitEndpoint::new([&by_user]), get("/")).await;
     assert_eq!(status, StatusCode::INTERNAL_SERVER_ERROR);
 }
@@ -198,8 +204,8 @@ async fn a_store_that_fails_is_a_503_unless_memory_stands_in() {
     for mood in [Mood::FailsNow, Mood::FailsLater] {
         for policy in [OnStoreFailure::Allow, OnStoreFailure::Deny, OnStoreFailure::Local] {
             let store = TestStore::new(Mood::Now);
-            let layer = FixedWindowLayer::new(Quota::per_minute(5)).name("api").key(global());
-            let layer = layer.store(store.clone().on_failure(policy));
+            let counted = store.clone().on_failure(policy);
+            let layer = FixedWindowLayer::new(everyone(5).name("api").store(counted));
             let endpoint = RateLimitEndpoint::new([&layer]);
             assert_eq!(ask(&endpoint, get("/")).await.0, StatusCode::OK);
             store.set(mood);
@@ -217,7 +223,9 @@ async fn a_store_that_fails_is_a_503_unless_memory_stands_in() {
 }
 
 #[test]
-#[should_panic(expected = "a rate limit is shown by its name: write .name(\"core\")")]
+#[should_panic(
+    expected = "a rate limit is shown by its name: write Quota::per_hour(5_000).name(\"core\")"
+)]
 fn a_layer_without_a_name_can_not_be_shown() {
     let _ = RateLimitEndpoint::new([&per_minute(5, Mood::Now)]);
 }
@@ -226,7 +234,7 @@ fn a_layer_without_a_name_can_not_be_shown() {
 async fn it_asks_all_layers_at_once() {
     let store = FarStore::new(|| 50);
     let layer = |name: &str| {
-        FixedWindowLayer::new(Quota::per_hour(9)).key(global()).name(name).store(store.clone())
+        FixedWindowLayer::new(Quota::per_hour(9).name(name).key(global()).store(store.clone()))
     };
     let layers = ["a", "b", "c", "d", "e"].map(layer);
     let start = tokio::time::Instant::now();
@@ -243,12 +251,11 @@ async fn a_caller_without_a_limit_sees_no_numbers() {
     for mood in ANSWERS {
         let store = TestStore::new(mood);
         let unlimited = |name| {
-            let layer = FixedWindowLayer::new(Quota::per_minute(9)).key(global()).name(name);
-            layer.quota_fn(|_, _| None::<Quota>).store(store.clone())
+            let limit = Limit::by_plan(|_, _| None::<Quota>).name(name).key(global());
+            FixedWindowLayer::new(limit.store(store.clone()))
         };
         let (a, b) = (unlimited("a"), unlimited("b"));
-        let search = FixedWindowLayer::new(Quota::per_minute(30)).key(global()).name("search");
-        let search = search.store(store.clone());
+        let search = FixedWindowLayer::new(everyone(30).name("search").store(store.clone()));
         let standing = r#"{"limit":30,"used":0,"remaining":30,"reset":1700000100}"#;
 
         let told = ask(&RateLimitEndpoint::new([&a, &search]), get("/")).await;
@@ -264,11 +271,11 @@ async fn a_caller_without_a_limit_sees_no_numbers() {
 #[tokio::test]
 async fn a_limit_in_shadow_mode_shows_no_numbers() {
     for mood in ANSWERS {
-        let core = per_minute(5, mood).name("core").key(header("x-user")).shadow();
-        let search = per_minute(30, mood).name("search");
-        let (control, standing) = (core.control(), |limit| {
+        let core = layered(everyone(5).name("core").key(header("x-user")).shadow(), mood);
+        let search = named("search", 30, mood);
+        let standing = |limit| {
             format!(r#"{{"limit":{limit},"used":0,"remaining":{limit},"reset":1700000100}}"#)
-        });
+        };
         // Nor is a request refused that has no key for it.
         let endpoint = RateLimitEndpoint::new([&core]).and(&search);
         let told = ask(&endpoint, get("/")).await;
@@ -277,7 +284,7 @@ async fn a_limit_in_shadow_mode_shows_no_numbers() {
         let (status, told) = ask(&RateLimitEndpoint::new([&core]), get("/")).await;
         assert_eq!(status, StatusCode::NOT_FOUND, "{told}");
 
-        control.set_shadow(false);
+        core.limits().of("core").set_shadow(false);
         let request = Request::get("/").header("x-user", "alice").body(Body::empty());
         let core = standing(5);
         let both = format!(r#"{{"resources":{{"core":{core},"search":{search}}},"rate":{core}}}"#);

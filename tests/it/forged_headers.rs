@@ -10,10 +10,10 @@ use http::request::Parts;
 use proptest::prelude::*;
 use tower::{Service, ServiceExt};
 use tower_fixed_window::key::{ClientIp, PeerAddr, client_ip, header};
-use tower_fixed_window::{FixedWindowLayer, Quota};
+use tower_fixed_window::{FixedWindowLayer, Limit, Quota};
 
 use crate::client_ip::request;
-use crate::support::{Mood, TestStore, client, used};
+use crate::support::{Mood, TestStore, client, layered, used};
 
 /// How an honest proxy adds an address to what it got.
 #[derive(Clone, Copy, Debug)]
@@ -174,12 +174,12 @@ async fn passed_of(requests: impl IntoIterator<Item = Request<Body>>) -> usize {
     let store = || TestStore::new(Mood::Now);
     let mut app = Router::new()
         .route("/", get(async || "hello"))
-        .layer(FixedWindowLayer::new(minute(10)).key(header("x-api-key")).store(store()))
-        .layer(
-            FixedWindowLayer::new(minute(30))
-                .key(client_ip().trusting(["10.0.0.1"]))
-                .store(store()),
-        );
+        .layer(FixedWindowLayer::new(
+            Limit::new(minute(10)).key(header("x-api-key")).store(store()),
+        ))
+        .layer(FixedWindowLayer::new(
+            Limit::new(minute(30)).key(client_ip().trusting(["10.0.0.1"])).store(store()),
+        ));
     let mut passed = 0;
     for request in requests {
         let Ok(service) = ServiceExt::<Request<Body>>::ready(&mut app).await;
@@ -243,12 +243,12 @@ async fn used_by(client: &reqwest::Client, url: &str) -> u64 {
 
 #[tokio::test]
 async fn two_ipv4_clients_of_a_dual_stack_listener_do_not_share_a_count() {
-    for layer in [
-        FixedWindowLayer::new(Quota::per_day(100)),
-        FixedWindowLayer::new(Quota::per_day(100)).key(client_ip().trusting(["10.0.0.0/8"])),
+    for limit in [
+        Limit::new(Quota::per_day(100)),
+        Quota::per_day(100).key(client_ip().trusting(["10.0.0.0/8"])),
     ] {
         let app = Router::new().route("/", get(async || "hello"));
-        let port = dual_stack(app.layer(layer.store(TestStore::new(Mood::Now)))).await;
+        let port = dual_stack(app.layer(layered(limit, Mood::Now))).await;
         let url = format!("http://127.0.0.1:{port}/");
         let (a, b) = (client_at([127, 0, 0, 1]), client_at([127, 0, 0, 2]));
         assert_eq!(used_by(&a, &url).await, 1);

@@ -9,10 +9,9 @@ use axum::body::Body;
 use http::{Request, Response};
 use tokio::time::sleep;
 use tower::{Layer, Service, ServiceExt, service_fn};
-use tower_fixed_window::key::global;
-use tower_fixed_window::{Control, FixedWindowLayer, Key, Quota};
+use tower_fixed_window::{FixedWindowLayer, Key, Limiter};
 
-use crate::support::{ANSWERS, FarStore, get, per_minute};
+use crate::support::{ANSWERS, FarStore, everyone, get, layered, limiter_of, per_minute};
 
 const LONG: Duration = Duration::from_secs(600);
 
@@ -25,14 +24,18 @@ async fn inner(_: Request<Body>) -> Result<Response<Body>, Infallible> {
 /// Two a minute, in a store that is 10 ms away.
 fn far() -> (FarStore, FixedWindowLayer) {
     let store = FarStore::new(|| 10);
-    let layer = FixedWindowLayer::new(Quota::per_minute(2)).name("api").key(global());
-    (store.clone(), layer.store(store))
+    (store.clone(), FixedWindowLayer::new(everyone(2).name("api").store(store)))
+}
+
+/// The limiter of such a layer.
+fn api(layer: &FixedWindowLayer) -> Limiter {
+    layer.limits().of("api").clone()
 }
 
 /// Tokens in use once all that is under way has ended.
-async fn used(control: &Control) -> u64 {
+async fn used(limiter: &Limiter) -> u64 {
     sleep(Duration::from_millis(100)).await;
-    control.peek(Key::global()).await.expect("the store answers").used()
+    limiter.peek(Key::global()).await.expect("the store answers").used()
 }
 
 #[tokio::test(start_paused = true)]
@@ -40,11 +43,11 @@ async fn a_hang_up_while_the_store_decides_is_refunded_if_the_layer_refunds_hang
     // On the way to the store, and when the answer is on its way back.
     for after in [5, 15] {
         for (layer, left) in [(far().1, 1), (far().1.refund_dropped(), 0)] {
-            let control = layer.control();
+            let limiter = api(&layer);
             let request = tokio::spawn(layer.layer(service_fn(inner)).oneshot(get("/")));
             sleep(Duration::from_millis(after)).await;
             request.abort();
-            assert_eq!(used(&control).await, left, "dropped after {after} ms");
+            assert_eq!(used(&limiter).await, left, "dropped after {after} ms");
         }
     }
 }
@@ -56,9 +59,9 @@ async fn a_charge_that_was_not_sent_is_cancelled() {
     for set in settings {
         let (store, limit) = far();
         let limit = set(limit);
-        let control = limit.control();
+        let limiter = api(&limit);
         drop(limit.layer(service_fn(inner)).call(get("/")));
-        assert_eq!(used(&control).await, 0);
+        assert_eq!(used(&limiter).await, 0);
         // The peek.
         assert_eq!(store.sent.load(Ordering::SeqCst), 1);
     }
@@ -68,7 +71,7 @@ async fn a_charge_that_was_not_sent_is_cancelled() {
 async fn a_hang_up_while_the_store_decides_leaves_the_queue() {
     for after in [5, 15, 25] {
         let layer = far().1.queue(1, LONG);
-        let control = layer.control();
+        let limiter = api(&layer);
         let service = layer.layer(service_fn(inner));
         for _ in 0..2 {
             let Ok(_) = service.clone().oneshot(get("/")).await;
@@ -76,7 +79,7 @@ async fn a_hang_up_while_the_store_decides_leaves_the_queue() {
         let queued = tokio::spawn(service.clone().oneshot(get("/")));
         sleep(Duration::from_millis(after)).await;
         queued.abort();
-        assert_eq!(used(&control).await, 2, "dropped after {after} ms");
+        assert_eq!(used(&limiter).await, 2, "dropped after {after} ms");
         // The only place of the queue is free.
         let Ok(response) = service.oneshot(get("/")).await;
         assert_eq!(response.status(), 200);
@@ -86,12 +89,12 @@ async fn a_hang_up_while_the_store_decides_leaves_the_queue() {
 #[tokio::test(start_paused = true)]
 async fn with_a_queue_a_hang_up_while_the_store_decides_counts_nothing() {
     let layer = far().1.queue(1, LONG);
-    let control = layer.control();
+    let limiter = api(&layer);
     let request = tokio::spawn(layer.layer(service_fn(inner)).oneshot(get("/")));
     sleep(Duration::from_millis(15)).await;
     request.abort();
     sleep(Duration::from_millis(50)).await;
-    assert_eq!(used(&control).await, 0);
+    assert_eq!(used(&limiter).await, 0);
 }
 
 #[tokio::test(start_paused = true)]
@@ -100,7 +103,7 @@ async fn a_hang_up_after_queueing_counts_unless_the_layer_refunds_hang_ups() {
         let (_, layer) = far();
         let layer = if refunds { layer.refund_dropped() } else { layer };
         let layer = layer.queue(9, LONG);
-        let control = layer.control();
+        let limiter = api(&layer);
         let service = layer.layer(service_fn(inner));
         for _ in 0..2 {
             let Ok(_) = service.clone().oneshot(get("/")).await;
@@ -109,7 +112,7 @@ async fn a_hang_up_after_queueing_counts_unless_the_layer_refunds_hang_ups() {
         sleep(Duration::from_millis(58_500)).await;
         assert!(!queued.is_finished(), "the service has it");
         queued.abort();
-        assert_eq!(used(&control).await, u64::from(!refunds));
+        assert_eq!(used(&limiter).await, u64::from(!refunds));
     }
 }
 
@@ -126,7 +129,7 @@ async fn a_panic_in_a_closure_is_a_dropped_request() {
             (per_minute(9, mood).on_decision(|_, _| panicking()), 1),
             (per_minute(9, mood).count_if(|_| panicking()), 1),
         ] {
-            let control = layer.control();
+            let limiter = limiter_of(&layer);
             let service = layer.layer(service_fn(async |_: Request<Body>| {
                 Ok::<_, Infallible>(Response::new(Body::empty()))
             }));
@@ -135,7 +138,7 @@ async fn a_panic_in_a_closure_is_a_dropped_request() {
             for _ in 0..20 {
                 tokio::task::yield_now().await;
             }
-            let standing = control.peek(Key::global()).await.expect("the store answers");
+            let standing = limiter.peek(Key::global()).await.expect("the store answers");
             assert_eq!(standing.used(), left);
         }
     }
@@ -147,9 +150,9 @@ async fn a_completed_request_is_not_refunded_when_its_future_is_dropped() {
         for layer in [
             per_minute(9, mood).refund_dropped(),
             per_minute(9, mood).refund_dropped().count_if(|_| true),
-            per_minute(9, mood).refund_dropped().count_if(|_| true).shadow(),
+            layered(everyone(9).shadow(), mood).refund_dropped().count_if(|_| true),
         ] {
-            let control = layer.control();
+            let limiter = limiter_of(&layer);
             let service = layer.layer(service_fn(async |_: Request<Body>| {
                 Ok::<_, Infallible>(Response::new(Body::empty()))
             }));
@@ -159,7 +162,7 @@ async fn a_completed_request_is_not_refunded_when_its_future_is_dropped() {
             for _ in 0..20 {
                 tokio::task::yield_now().await;
             }
-            let standing = control.peek(Key::global()).await.expect("the store answers");
+            let standing = limiter.peek(Key::global()).await.expect("the store answers");
             assert_eq!(standing.used(), 1);
         }
     }
@@ -167,15 +170,11 @@ async fn a_completed_request_is_not_refunded_when_its_future_is_dropped() {
 
 #[tokio::test(start_paused = true)]
 async fn a_request_that_is_never_polled_costs_nothing_with_leases() {
-    let layer = FixedWindowLayer::new(Quota::per_minute(100))
-        .name("leased")
-        .key(global())
-        .store(FarStore::new(|| 10).leases(10))
-        .refund_dropped();
-    let control = layer.control();
+    let limiter = everyone(100).name("leased").store(FarStore::new(|| 10).leases(10));
+    let layer = FixedWindowLayer::new(&limiter).refund_dropped();
     let future = layer.layer(service_fn(inner)).call(get("/"));
     sleep(Duration::from_millis(100)).await;
     drop(future);
     sleep(Duration::from_secs(10)).await;
-    assert_eq!(used(&control).await, 0);
+    assert_eq!(used(&limiter).await, 0);
 }

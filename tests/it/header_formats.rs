@@ -16,7 +16,7 @@ use tower::util::BoxCloneSyncService;
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_fixed_window::key::global;
 use tower_fixed_window::{
-    Control, EmptyBody, FixedWindowLayer, Headers, Key, Limiter, ManualClock, MemoryStore, Quota,
+    EmptyBody, FixedWindowLayer, Headers, Key, Limit, Limiter, ManualClock, MemoryStore, Quota,
     Quotas,
 };
 
@@ -72,11 +72,12 @@ fn asked() -> impl Strategy<Value = Vec<(u64, u64)>> {
 }
 
 /// A limit whose requests cost what their paths say.
-fn limit(quotas: Quotas, clock: &ManualClock) -> FixedWindowLayer {
-    FixedWindowLayer::new(quotas)
-        .key(global())
-        .store(MemoryStore::with_clock(clock.clone()))
-        .cost_fn(|parts| parts.uri.path()[1..].parse().expect("a cost"))
+fn limit(quotas: impl Into<Quotas>) -> Limit {
+    Limit::new(quotas).key(global()).cost_fn(|parts| parts.uri.path()[1..].parse().expect("a cost"))
+}
+
+fn layered(limit: Limit, clock: &ManualClock) -> FixedWindowLayer {
+    FixedWindowLayer::new(limit.store(MemoryStore::with_clock(clock.clone())))
         .headers(Headers::GitHubAndIetfDraft10)
 }
 
@@ -182,7 +183,7 @@ proptest! {
     ) {
         let clock = ManualClock::at_ms(NOW_MS);
         let mut now = NOW_MS;
-        let service = handler(limit(quotas, &clock));
+        let service = handler(layered(limit(quotas), &clock));
         let capacity = quotas.iter().map(Quota::capacity).min().expect("a quota");
         let rollover = quotas.iter().any(|quota| quota.capacity() > quota.limit());
         for (cost, wait) in asked {
@@ -226,7 +227,7 @@ proptest! {
     ) {
         prop_assume!(quota.capacity() == quota.limit());
         let clock = ManualClock::at_ms(NOW_MS);
-        let service = handler(limit(quota.into(), &clock));
+        let service = handler(layered(limit(quota), &clock));
         // One that asks for no more than it was told to be left.
         let mut left = quota.limit();
         for cost in costs.into_iter().filter(|&cost| cost <= quota.limit()) {
@@ -245,18 +246,20 @@ proptest! {
     ) {
         let clock = ManualClock::at_ms(NOW_MS);
         let mut now = NOW_MS;
-        let [a, b, c] = [0, 1, 2].map(|i| limit(all[i], &clock).name(["a", "b", "c"][i]));
-        let controls = [a.control(), b.control(), c.control()];
+        let names = ["a", "b", "c"];
+        let layers = [0, 1, 2].map(|i| layered(limit(all[i]).name(names[i]), &clock));
+        let limiters = [0, 1, 2].map(|i| layers[i].limits().of(names[i]).clone());
+        let [a, b, c] = layers;
         let service = handler(ServiceBuilder::new().layer(a).layer(b).layer(c));
         for (cost, wait) in asked {
             now += wait;
             clock.set_ms(now);
-            let before = controls.each_ref().map(standing);
+            let before = limiters.each_ref().map(standing);
             let response = ask(&service, cost);
             let told = github(response.headers());
             let speaker = limit_headers(&response)["resource"].to_owned();
-            let after = controls.each_ref().map(standing);
-            let i = ["a", "b", "c"].iter().position(|name| *name == speaker).expect("one of them");
+            let after = limiters.each_ref().map(standing);
+            let i = names.iter().position(|name| *name == speaker).expect("one of them");
             if response.status() == StatusCode::OK {
                 let tightness = |s: &GitHub| (s.remaining, Reverse(s.reset));
                 let tightest = after.iter().min_by_key(|s| tightness(s)).expect("three");
@@ -280,8 +283,8 @@ proptest! {
 }
 
 /// What a layer's headers would say of a request that costs nothing.
-fn standing(control: &Control) -> GitHub {
-    let decision = control.peek(Key::global()).now_or_never().expect("at once").expect("memory");
+fn standing(limiter: &Limiter) -> GitHub {
+    let decision = limiter.peek(Key::global()).now_or_never().expect("at once").expect("memory");
     let tightest = decision.usage().iter().min_by_key(|s| (s.remaining(), Reverse(s.reset_at())));
     let tightest = tightest.expect("a quota");
     let reset = tightest.reset_at().duration_since(UNIX_EPOCH).expect("after 1970");
@@ -316,7 +319,7 @@ fn a_layer_sends_only_the_configured_headers() {
         (Headers::None, &[]),
     ] {
         let clock = ManualClock::at_ms(NOW_MS);
-        let service = handler(limit(Quota::per_minute(1).into(), &clock).headers(style));
+        let service = handler(layered(limit(Quota::per_minute(1)), &clock).headers(style));
         assert_eq!(sent(&ask(&service, 1)), names);
         let refused = ask(&service, 1);
         assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
@@ -335,12 +338,12 @@ fn a_limiter_without_a_layer_has_the_headers_of_a_layer() {
     {
         for name in ["", "api"] {
             let clock = ManualClock::at_ms(NOW_MS);
-            let mut layer = limit(quotas, &clock).reject(EmptyBody).headers(style);
-            let mut limiter = Limiter::new(quotas).store(MemoryStore::with_clock(clock));
+            let (mut limit, mut alone) = (limit(quotas), Limit::new(quotas));
             if !name.is_empty() {
-                (layer, limiter) = (layer.name(name), limiter.name(name));
+                (limit, alone) = (limit.name(name), alone.name(name));
             }
-            let service = handler(layer);
+            let service = handler(layered(limit, &clock).reject(EmptyBody).headers(style));
+            let limiter = alone.store(MemoryStore::with_clock(clock));
             // Passed, refused for now, refused for good.
             for (cost, allowed) in [(2, true), (2, false), (4, false)] {
                 let response = ask(&service, cost);
@@ -358,7 +361,7 @@ fn a_limiter_without_a_layer_has_the_headers_of_a_layer() {
 fn the_headers_of_the_ietf_draft_have_this_format() {
     let clock = ManualClock::at_ms(NOW_MS);
     let quotas = Quota::per_minute(2).and(Quota::new(7, Duration::from_millis(1_500)));
-    let service = handler(limit(quotas, &clock).name("api"));
+    let service = handler(layered(limit(quotas).name("api"), &clock));
     let passed = ask(&service, 2);
     let field =
         |response: &Response<Body>, name| response.headers()[name].to_str().unwrap().to_owned();
@@ -371,7 +374,7 @@ fn the_headers_of_the_ietf_draft_have_this_format() {
     assert_eq!(field(&refused, "ratelimit"), r#""api:2/minute";r=0;t=40, "api:7/1500ms";r=5;t=1"#);
     // After all that can be carried over, 18 tokens are there in the fourth minute from now.
     let quotas = Quota::per_minute(5).rollover_up_to(20).and(Quota::per_second(100));
-    let service = handler(limit(quotas, &clock).name("api"));
+    let service = handler(layered(limit(quotas).name("api"), &clock));
     assert_eq!(ask(&service, 20).status(), StatusCode::OK);
     let refused = ask(&service, 18);
     let says = r#""api:5/minute";r=0;t=220, "api:100/second";r=80;t=1"#;
@@ -385,10 +388,10 @@ fn layers_with_different_header_formats_do_not_contradict_each_other() {
     for outer_style in styles {
         for inner_style in styles {
             let clock = ManualClock::at_ms(NOW_MS);
-            let of = |n, name| limit(Quota::per_minute(n).into(), &clock).name(name);
+            let of = |n, name| layered(limit(Quota::per_minute(n)).name(name), &clock);
             let outer = of(5, "outer").headers(outer_style);
             let inner = of(1, "inner").headers(inner_style);
-            let control = outer.control();
+            let limiter = outer.limits().of("outer").clone();
             let service = handler(ServiceBuilder::new().layer(outer).layer(inner.clone()));
             let alone = handler(inner);
             ask(&service, 1);
@@ -396,7 +399,7 @@ fn layers_with_different_header_formats_do_not_contradict_each_other() {
             let (refused, its_own) = (ask(&service, 1), ask(&alone, 2));
             assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
             assert_eq!(sent(&refused), sent(&its_own), "{outer_style:?} around {inner_style:?}");
-            assert_eq!(standing(&control).used, 1, "{outer_style:?} around {inner_style:?}");
+            assert_eq!(standing(&limiter).used, 1, "{outer_style:?} around {inner_style:?}");
         }
     }
 }

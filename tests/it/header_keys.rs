@@ -3,7 +3,7 @@
 use axum::body::Body;
 use http::{HeaderValue, Request, Response};
 use tower::{Layer, ServiceExt, service_fn};
-use tower_fixed_window::key::{client_ip, global, header, peer_ip};
+use tower_fixed_window::key::{client_ip, header, peer_ip};
 use tower_fixed_window::{FixedWindow, FixedWindowLayer, Key, KeyExtractor, MissingKey, Quota};
 
 use crate::client_ip::request;
@@ -94,7 +94,7 @@ where
 
 #[tokio::test]
 async fn an_unusable_header_gets_a_400_that_names_it() {
-    let layer = FixedWindowLayer::new(Quota::per_minute(60)).key(header("x-api-key"));
+    let layer = FixedWindowLayer::new(Quota::per_minute(60).key(header("x-api-key")));
     let service = layer.layer(service_fn(echo));
     for values in [&[][..], &[""], &["a", "b"]] {
         let mut request = Request::new(Body::empty());
@@ -114,7 +114,6 @@ async fn an_unusable_header_gets_a_400_that_names_it() {
 async fn each_skip_exempts_only_the_requests_it_matches() {
     let client = client_ip().trusting(["10.0.0.0/8"]);
     let layer = per_minute(0, Mood::Now)
-        .key(global())
         .skip(|parts| parts.uri.path() == "/health")
         .skip(client.is_in(["192.0.2.0/24"]))
         .skip_preflight();

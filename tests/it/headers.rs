@@ -12,10 +12,12 @@ use http::header::{CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER};
 use serde_json::{Value, json};
 use tower::ServiceExt;
 use tower_fixed_window::key::global;
-use tower_fixed_window::{FixedWindowLayer, Quota, Quotas};
+use tower_fixed_window::{FixedWindowLayer, Limit, Quota, Quotas};
 
 use crate::support::RETRY_AFTER as RETRY;
-use crate::support::{ANSWERS, Mood, NOW_MS, RESET, TestStore, get, limit_headers, per_minute};
+use crate::support::{
+    ANSWERS, NOW_MS, RESET, TestStore, everyone, get, layered, limit_headers, named, per_minute,
+};
 
 /// The end of the hour that the tests are in, as `x-ratelimit-reset` says it.
 const HOUR_END: &str = "1700002800";
@@ -28,8 +30,8 @@ async fn ask(app: &Router) -> Response {
     app.clone().oneshot(get("/")).await.expect("infallible")
 }
 
-fn limit(quotas: impl Into<Quotas>, mood: Mood) -> FixedWindowLayer {
-    FixedWindowLayer::new(quotas).key(global()).store(TestStore::new(mood))
+fn limit(quotas: impl Into<Quotas>) -> Limit {
+    Limit::new(quotas).key(global())
 }
 
 /// Asserts limit, remaining, used and reset, and that there is no other rate-limit field.
@@ -83,7 +85,7 @@ async fn a_refusal_has_retry_after_and_is_not_cached() {
 #[tokio::test]
 async fn a_named_layer_sends_its_name_with_allowed_and_refused_responses() {
     for mood in ANSWERS {
-        let app = app().layer(per_minute(1, mood).name("login"));
+        let app = app().layer(named("login", 1, mood));
         assert_fields(&ask(&app).await, ["1", "0", "1", RESET], Some("login"));
         let refused = ask(&app).await;
         assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
@@ -109,7 +111,7 @@ async fn times_are_rounded_up_and_never_zero() {
         // A window that ends half-way in a second: 1.5 s of it are left at first.
         let quota = Quota::new(1, Duration::from_millis(2_500))
             .starting_at(Duration::from_millis(NOW_MS - 1_000));
-        let layer = FixedWindowLayer::new(quota).key(global()).store(store.clone());
+        let layer = FixedWindowLayer::new(Limit::new(quota).key(global()).store(store.clone()));
         let app = app().layer(layer);
         let end = NOW_MS + 1_500;
         let reset = end.div_ceil(1_000).to_string();
@@ -142,9 +144,9 @@ async fn the_body_of_a_refusal_is_problem_json_with_githubs_message() {
     for mood in ANSWERS {
         let quotas = Quota::per_minute(1).and(Quota::per_hour(1)).and(Quota::per_day(9));
         for (layer, policies) in [
-            (limit(Quota::per_minute(1), mood), json!(["1/minute"])),
-            (limit(Quota::per_minute(1), mood).name("login"), json!(["login:1/minute"])),
-            (limit(quotas, mood).name("all"), json!(["all:1/minute", "all:1/hour"])),
+            (per_minute(1, mood), json!(["1/minute"])),
+            (named("login", 1, mood), json!(["login:1/minute"])),
+            (layered(limit(quotas).name("all"), mood), json!(["all:1/minute", "all:1/hour"])),
         ] {
             let app = app().layer(layer);
             ask(&app).await;
@@ -165,7 +167,7 @@ async fn the_body_of_a_refusal_is_problem_json_with_githubs_message() {
 #[tokio::test]
 async fn headers_show_the_tightest_quota_and_on_a_refusal_the_one_that_resets_last() {
     for mood in ANSWERS {
-        let app = app().layer(limit(Quota::per_minute(2).and(Quota::per_hour(2)), mood));
+        let app = app().layer(layered(limit(Quota::per_minute(2).and(Quota::per_hour(2))), mood));
         // As many remain: the later reset speaks.
         assert_fields(&ask(&app).await, ["2", "1", "1", HOUR_END], None);
         ask(&app).await;
@@ -174,7 +176,7 @@ async fn headers_show_the_tightest_quota_and_on_a_refusal_the_one_that_resets_la
         assert_eq!(refused.headers()[RETRY_AFTER], "2740");
     }
     for mood in ANSWERS {
-        let app = app().layer(limit(Quota::per_minute(1).and(Quota::per_hour(9)), mood));
+        let app = app().layer(layered(limit(Quota::per_minute(1).and(Quota::per_hour(9))), mood));
         assert_fields(&ask(&app).await, ["1", "0", "1", RESET], None);
         let refused = ask(&app).await;
         assert_fields(&refused, ["1", "0", "1", RESET], None);
@@ -185,15 +187,15 @@ async fn headers_show_the_tightest_quota_and_on_a_refusal_the_one_that_resets_la
 #[tokio::test]
 async fn an_outer_layer_replaces_the_headers_of_an_inner_one_only_if_it_is_tighter() {
     for mood in ANSWERS {
-        let looser = app().layer(per_minute(5, mood).name("inner")).layer(per_minute(10, mood));
+        let looser = app().layer(named("inner", 5, mood)).layer(per_minute(10, mood));
         assert_fields(&ask(&looser).await, ["5", "4", "1", RESET], Some("inner"));
 
-        let tighter = app().layer(per_minute(5, mood).name("inner")).layer(per_minute(3, mood));
+        let tighter = app().layer(named("inner", 5, mood)).layer(per_minute(3, mood));
         // The outer one has no name, so there is none: the inner one's would be wrong.
         assert_fields(&ask(&tighter).await, ["3", "2", "1", RESET], None);
 
-        let hourly = limit(Quota::per_hour(5), mood).name("hourly");
-        let as_tight = app().layer(per_minute(5, mood).name("inner")).layer(hourly.clone());
+        let hourly = layered(limit(Quota::per_hour(5)).name("hourly"), mood);
+        let as_tight = app().layer(named("inner", 5, mood)).layer(hourly.clone());
         let response = ask(&as_tight).await;
         assert_eq!(
             limit_headers(&response)["resource"],
@@ -201,12 +203,12 @@ async fn an_outer_layer_replaces_the_headers_of_an_inner_one_only_if_it_is_tight
             "as many remain, and reset later"
         );
 
-        let same = app().layer(hourly).layer(per_minute(4, mood).name("outer"));
+        let same = app().layer(hourly).layer(named("outer", 4, mood));
         assert_fields(&ask(&same).await, ["5", "3", "2", HOUR_END], Some("hourly"));
 
         // As many remain, and reset at the same time: the inner one's stay.
-        let dear = per_minute(7, mood).name("dear").cost_fn(|_| 4);
-        let cheap = per_minute(4, mood).name("cheap");
+        let dear = layered(everyone(7).name("dear").cost_fn(|_| 4), mood);
+        let cheap = named("cheap", 4, mood);
         let tie = app().layer(dear).layer(cheap);
         assert_fields(&ask(&tie).await, ["7", "3", "4", RESET], Some("dear"));
     }
@@ -216,7 +218,7 @@ async fn an_outer_layer_replaces_the_headers_of_an_inner_one_only_if_it_is_tight
 async fn an_inner_layers_refusal_keeps_its_headers_under_an_outer_one() {
     for mood in ANSWERS {
         for outer in [2, 10] {
-            let app = app().layer(per_minute(1, mood).name("inner")).layer(per_minute(outer, mood));
+            let app = app().layer(named("inner", 1, mood)).layer(per_minute(outer, mood));
             ask(&app).await;
             // Also where the outer one has none left itself.
             let refused = ask(&app).await;
@@ -233,7 +235,7 @@ async fn an_outer_layers_refusal_charges_no_inner_layer() {
         let inner = per_minute(9, mood);
         let app = Router::new()
             .route("/", on_get(async || "").layer(inner.clone()))
-            .layer(per_minute(1, mood).name("outer"))
+            .layer(named("outer", 1, mood))
             .route("/inner", on_get(async || "").layer(inner));
         ask(&app).await;
         assert_fields(&ask(&app).await, ["1", "0", "1", RESET], Some("outer"));
@@ -271,7 +273,7 @@ async fn headers_of_an_upstream_are_always_replaced() {
         for names in subsets {
             let app = upstream(names).layer(per_minute(60, mood));
             assert_fields(&ask(&app).await, ["60", "59", "1", RESET], None);
-            let app = upstream(names).layer(per_minute(60, mood).name("ours"));
+            let app = upstream(names).layer(named("ours", 60, mood));
             assert_fields(&ask(&app).await, ["60", "59", "1", RESET], Some("ours"));
             let app = upstream(names).layer(per_minute(5, mood)).layer(per_minute(60, mood));
             assert_fields(&ask(&app).await, ["5", "4", "1", RESET], None);

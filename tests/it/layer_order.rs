@@ -17,13 +17,15 @@ use http::{HeaderName, Method, StatusCode};
 use tokio::time::{Instant, sleep};
 use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_fixed_window::key::{extension, global, header};
-use tower_fixed_window::{EmptyBody, FixedWindowLayer, Key, MemoryStore, Quota};
+use tower_fixed_window::{EmptyBody, FixedWindowLayer, Key, Limit, MemoryStore, Quota};
 use tower_http::compression::CompressionLayer;
 use tower_http::cors::CorsLayer;
 use tower_http::timeout::TimeoutLayer;
 use tower_http::trace::TraceLayer;
 
-use crate::support::{Mood, get, limit_headers, paused_clock, per_minute};
+use crate::support::{
+    Mood, everyone, get, layered, limit_headers, limiter_of, named, paused_clock, per_minute,
+};
 
 fn app() -> Router {
     Router::new().route("/", on_get(async || "hello").post(async || "made"))
@@ -63,7 +65,7 @@ fn cors() -> CorsLayer {
 
 #[tokio::test]
 async fn cors_outside_of_the_limit_lets_pages_read_a_refusal_and_answers_preflights() {
-    let app = app().layer(per_minute(1, Mood::Now).name("api")).layer(cors());
+    let app = app().layer(named("api", 1, Mood::Now)).layer(cors());
     for _ in 0..5 {
         let preflight = ask(&app, from_browser(Method::OPTIONS)).await;
         assert_eq!(preflight.status(), StatusCode::OK);
@@ -163,7 +165,11 @@ async fn compression_inside_of_the_limit_changes_the_body_type_of_a_refusal() {
 }
 
 fn paused(quota: Quota) -> FixedWindowLayer {
-    FixedWindowLayer::new(quota).key(global()).store(MemoryStore::with_clock(paused_clock()))
+    in_memory(quota.key(global()))
+}
+
+fn in_memory(limit: Limit) -> FixedWindowLayer {
+    FixedWindowLayer::new(limit.store(MemoryStore::with_clock(paused_clock())))
 }
 
 fn timeout() -> TimeoutLayer {
@@ -205,11 +211,11 @@ async fn a_timeout_outside_of_the_limit_includes_queueing_and_its_response_has_n
     for (limit, left) in
         [(paused(Quota::per_minute(9)), 1), (paused(Quota::per_minute(9)).refund_dropped(), 0)]
     {
-        let control = limit.control();
+        let limiter = limiter_of(&limit);
         let late = ask(&slow().layer(limit).layer(timeout()), get("/slow")).await;
         assert_eq!(late.status(), StatusCode::REQUEST_TIMEOUT);
         assert!(limit_headers(&late).is_empty());
-        assert_eq!(control.peek(Key::global()).await.expect("memory").used(), left);
+        assert_eq!(limiter.peek(Key::global()).await.expect("memory").used(), left);
     }
 }
 
@@ -237,8 +243,8 @@ where
 
 #[tokio::test(start_paused = true)]
 async fn queued_requests_take_no_permit_of_a_concurrency_limit_inside_of_the_limit() {
-    let queued =
-        || paused(Quota::per_minute(1)).key(header("x-user")).queue(9, Duration::from_secs(600));
+    let limit = Quota::per_minute(1).key(header("x-user"));
+    let queued = || in_memory(limit.clone()).queue(9, Duration::from_secs(600));
     let outside = ServiceBuilder::new()
         .layer(queued())
         .load_shed()
@@ -267,7 +273,7 @@ async fn requests_shed_inside_of_the_limit_count_unless_they_are_excluded() {
     for (limit, left) in
         [(paused(Quota::per_minute(9)), 2), (paused(Quota::per_minute(9)).refund_dropped(), 1)]
     {
-        let control = limit.control();
+        let limiter = limiter_of(&limit);
         let service = ServiceBuilder::new()
             .layer(limit)
             .load_shed()
@@ -277,7 +283,7 @@ async fn requests_shed_inside_of_the_limit_count_unless_they_are_excluded() {
         sleep(Duration::from_secs(1)).await;
         assert_eq!(outcome(service, "bob").await, (Err(()), 0));
         assert_eq!(served.await.expect("no panic"), (Ok(200), 10));
-        assert_eq!(control.peek(Key::global()).await.expect("memory").used(), left);
+        assert_eq!(limiter.peek(Key::global()).await.expect("memory").used(), left);
     }
 }
 
@@ -320,7 +326,8 @@ fn with_token(token: &str) -> http::Request<Body> {
 
 #[tokio::test]
 async fn authentication_outside_of_the_limit_provides_the_users_key() {
-    let app = app().layer(per_minute(1, Mood::Now).key(extension::<User>())).layer(from_fn(auth));
+    let app =
+        app().layer(layered(everyone(1).key(extension::<User>()), Mood::Now)).layer(from_fn(auth));
     assert_eq!(ask(&app, with_token("alpha")).await.status(), StatusCode::OK);
     assert_eq!(ask(&app, with_token("alpha")).await.status(), StatusCode::TOO_MANY_REQUESTS);
     assert_eq!(ask(&app, with_token("beta")).await.status(), StatusCode::OK);
@@ -334,7 +341,8 @@ async fn authentication_outside_of_the_limit_provides_the_users_key() {
 
 #[tokio::test]
 async fn authentication_inside_of_the_limit_is_too_late_for_the_key() {
-    let app = app().layer(from_fn(auth)).layer(per_minute(1, Mood::Now).key(extension::<User>()));
+    let app =
+        app().layer(from_fn(auth)).layer(layered(everyone(1).key(extension::<User>()), Mood::Now));
     let response = ask(&app, with_token("alpha")).await;
     assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR, "and no free pass");
 }
@@ -342,7 +350,7 @@ async fn authentication_inside_of_the_limit_is_too_late_for_the_key() {
 #[tokio::test]
 async fn a_second_limit_outside_of_authentication_stops_password_guessing() {
     let guesses = per_minute(2, Mood::Now).count_if(|response| response.status == 401);
-    let per_user = per_minute(9, Mood::Now).key(extension::<User>());
+    let per_user = layered(everyone(9).key(extension::<User>()), Mood::Now);
     let app = app().layer(per_user).layer(from_fn(auth)).layer(guesses);
     for _ in 0..5 {
         assert_eq!(ask(&app, with_token("alpha")).await.status(), StatusCode::OK);
@@ -380,13 +388,13 @@ async fn errors_handled_inside_of_the_limit_are_responses_with_its_headers() {
 #[tokio::test]
 async fn errors_handled_outside_of_the_limit_have_no_headers_and_count() {
     let limit = per_minute(1, Mood::Now);
-    let control = limit.control();
+    let limiter = limiter_of(&limit);
     let service =
         ServiceBuilder::new().layer(HandleErrorLayer::new(sorry)).layer(limit).service(failing());
     let Ok(answer) = service.clone().oneshot(get("/")).await;
     assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE);
     assert!(limit_headers(&answer).is_empty());
-    assert_eq!(control.peek(Key::global()).await.expect("memory").used(), 1);
+    assert_eq!(limiter.peek(Key::global()).await.expect("memory").used(), 1);
     // A refusal is no error: it goes past the handler.
     let Ok(refused) = service.oneshot(get("/")).await;
     assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);

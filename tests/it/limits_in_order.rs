@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep, timeout};
-use tower_fixed_window::{Limiter, Limits, Line, OnStoreFailure, Quota, Store};
+use tower_fixed_window::{Limits, Line, OnStoreFailure, Quota, Store};
 
 use crate::support::FarStore;
 
@@ -17,9 +17,9 @@ fn limits(store: impl Store) -> Limits {
 
 fn limiters() -> Limits {
     Limits::new([
-        Limiter::new(Quota::per_hour(9)).name("requests"),
-        Limiter::new(Quota::per_hour(5)).name("tokens"),
-        Limiter::new(Quota::per_day(2)).name("cents"),
+        Quota::per_hour(9).name("requests"),
+        Quota::per_hour(5).name("tokens"),
+        Quota::per_day(2).name("cents"),
     ])
 }
 
@@ -121,8 +121,8 @@ async fn one_deadline_is_for_all_limits_and_what_comes_late_is_returned() {
 async fn an_error_of_the_store_keeps_nothing() {
     let store =
         FarStore::new(|| 100).deadline(Duration::from_millis(250)).on_failure(OnStoreFailure::Deny);
-    let limiters = ["requests", "tokens"].map(|name| Limiter::new(Quota::per_hour(9)).name(name));
-    let limits = Limits::new(limiters).store(store.clone());
+    let limits = ["requests", "tokens"].map(|name| Quota::per_hour(9).name(name));
+    let limits = Limits::new(limits).store(store.clone());
     let both = [Line::new("requests", "acme", 1), Line::new("tokens", "acme", 1)];
     let error = limits.check(both).await.unwrap_err();
     assert_eq!(error.to_string(), "the store did not answer in time");
@@ -147,8 +147,8 @@ async fn a_reservation_that_would_be_due_too_late_is_returned() {
     let store = FarStore::new(|| DELAY);
     let limiters = || {
         Limits::new([
-            Limiter::new(Quota::per_second(1).reserve_up_to(9)).name("fast"),
-            Limiter::new(Quota::per_minute(1).reserve_up_to(9)).name("slow"),
+            Quota::per_second(1).reserve_up_to(9).name("fast"),
+            Quota::per_minute(1).reserve_up_to(9).name("slow"),
         ])
     };
     let (limits, memory) =

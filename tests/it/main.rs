@@ -18,6 +18,7 @@ mod hang_ups;
 mod header_formats;
 mod header_keys;
 mod headers;
+mod layer_of_several_limits;
 mod layer_order;
 mod layout;
 mod limits_in_order;

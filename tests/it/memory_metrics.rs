@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tower_fixed_window::testing::block_on;
-use tower_fixed_window::{Limiter, ManualClock, MemoryStore, Quota};
+use tower_fixed_window::{Limit, ManualClock, MemoryStore, Quota};
 
 use crate::support::{Log, NOW_MS};
 
@@ -13,7 +13,7 @@ fn store(max_keys: usize) -> (MemoryStore, ManualClock) {
 }
 
 fn flood(store: &MemoryStore, quota: Quota, keys: std::ops::Range<u64>) {
-    let limiter = Limiter::new(quota).name("flood").store(store.clone());
+    let limiter = Limit::new(quota).name("flood").store(store.clone());
     for key in keys {
         let _ = block_on(limiter.check(("secret", key))).expect("memory answers");
     }
@@ -33,7 +33,7 @@ fn len_counts_entries_of_current_windows() {
     clock.advance(Duration::from_secs(3_600));
     assert_eq!((store.len(), store.is_empty()), (0, true));
     // Looking is free: a peek takes no entry.
-    let limiter = Limiter::new(Quota::per_minute(5)).store(store.clone());
+    let limiter = Limit::new(Quota::per_minute(5)).store(store.clone());
     let _ = block_on(limiter.peek("alice")).expect("memory answers");
     assert!(store.is_empty());
 }
@@ -60,7 +60,7 @@ fn refusals_in_a_store_with_room_are_not_overflow() {
     flood(&store, Quota::per_week(5), 0..1);
     clock.advance(Duration::from_secs(60));
     let overflowed = store.overflowed();
-    let limiter = Limiter::new(Quota::per_minute(1)).store(store.clone());
+    let limiter = Limit::new(Quota::per_minute(1)).store(store.clone());
     for key in 0..10 {
         assert!(!block_on(limiter.check_cost(key, 2)).expect("memory answers").allowed());
         assert!(block_on(limiter.check_cost(key, 0)).expect("memory answers").allowed());

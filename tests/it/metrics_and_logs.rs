@@ -15,10 +15,13 @@ use tower::{Layer, ServiceExt, service_fn};
 use tower_fixed_window::key::{global, header};
 use tower_fixed_window::testing::block_on;
 use tower_fixed_window::{
-    FixedWindowLayer, Limiter, MAX_WINDOW, ManualClock, MemoryStore, OnStoreFailure, Quota,
+    FixedWindowLayer, Limit, MAX_WINDOW, ManualClock, MemoryStore, OnStoreFailure, Quota,
 };
 
-use crate::support::{ANSWERS, Log, Mood, NOW_MS, TestStore, get, paused_clock, per_minute};
+use crate::support::{
+    ANSWERS, Log, Mood, NOW_MS, TestStore, everyone, get, layered, limiter_of, named, paused_clock,
+    per_minute,
+};
 
 type Limited = BoxCloneSyncService<Request<Body>, Response<Body>, Infallible>;
 
@@ -76,7 +79,8 @@ async fn metrics_count_allowed_refused_failed_and_overflowed_requests() {
     let _guard = metrics::set_default_local_recorder(recorder);
 
     let store = TestStore::new(Mood::Later);
-    let layer = FixedWindowLayer::new(THREE).name("login").key(global()).store(store.clone());
+    let layer =
+        FixedWindowLayer::new(Limit::new(THREE).name("login").key(global()).store(store.clone()));
     let login = limited(layer);
     for status in [200, 200, 200, 429, 429] {
         assert_eq!(ask(&login).await, status);
@@ -100,7 +104,7 @@ async fn metrics_count_allowed_refused_failed_and_overflowed_requests() {
     assert_eq!(ask(&login).await, 429);
 
     let flooded = MemoryStore::with_max_keys(100).clock(ManualClock::at_ms(NOW_MS));
-    let limiter = Limiter::new(Quota::per_minute(1)).name("flood").store(flooded.clone());
+    let limiter = Quota::per_minute(1).name("flood").store(flooded.clone());
     for key in 0..1_000 {
         let _ = limiter.check(key).await.expect("memory answers");
     }
@@ -135,8 +139,8 @@ async fn metrics_count_decisions_without_a_call_and_the_use_of_leased_tokens() {
     let (recorder, handle) = recorder();
     let _guard = metrics::set_default_local_recorder(recorder);
     let store = TestStore::new(Mood::Later).shared();
-    let layer = FixedWindowLayer::new(Quota::per_hour(10_000)).name("api").key(global());
-    let api = limited(layer.store(store.clone().leases(100)));
+    let api = Quota::per_hour(10_000).name("api").key(global());
+    let api = limited(FixedWindowLayer::new(api.store(store.clone().leases(100))));
     for _ in 0..200 {
         assert_eq!(ask(&api).await, 200);
     }
@@ -153,8 +157,8 @@ async fn metrics_count_decisions_without_a_call_and_the_use_of_leased_tokens() {
     assert_eq!(spent + calls, 200, "each call serves the one who waits for it");
     assert_eq!(taken, 200 + returned);
 
-    let login = FixedWindowLayer::new(Quota::per_hour(1)).name("login").key(global());
-    let login = limited(login.store(store));
+    let login = Quota::per_hour(1).name("login").key(global());
+    let login = limited(FixedWindowLayer::new(login.store(store)));
     for status in [200, 429, 429, 429] {
         assert_eq!(ask(&login).await, status);
     }
@@ -173,20 +177,21 @@ async fn metrics_count_decisions_without_a_call_and_the_use_of_leased_tokens() {
 #[tokio::test(start_paused = true)]
 async fn each_outcome_has_its_series_and_its_event() {
     /// A way to limit, and what becomes of a request.
-    type Case = (&'static str, fn(FixedWindowLayer) -> FixedWindowLayer, u64, &'static str, u16);
+    type Case = (&'static str, fn(Limit) -> Limit, u64, &'static str, u16);
     let cases: &[Case] = &[
-        ("passed", |layer| layer, 9, "", 200),
-        ("refused", |layer| layer, 0, "a request is refused", 429),
-        ("shadow_refused", |layer| layer.shadow(), 0, "a request would be refused", 200),
-        ("missing_key", |layer| layer.key(header("x-key")), 9, "a request is refused", 400),
-        ("shadow_missing_key", |layer| layer.key(header("x-key")).shadow(), 9, "", 200),
+        ("passed", |limit| limit, 9, "", 200),
+        ("refused", |limit| limit, 0, "a request is refused", 429),
+        ("shadow_refused", |limit| limit.shadow(), 0, "a request would be refused", 200),
+        ("missing_key", |limit| limit.key(header("x-key")), 9, "a request is refused", 400),
+        ("shadow_missing_key", |limit| limit.key(header("x-key")).shadow(), 9, "", 200),
     ];
     for mood in ANSWERS {
-        for &(outcome, set, limit, event, status) in cases {
+        for &(outcome, set, tokens, event, status) in cases {
             let (recorder, handle) = recorder();
             let _guard = metrics::set_default_local_recorder(recorder);
             let log = Log::start();
-            assert_eq!(ask(&limited(set(per_minute(limit, mood).name("api")))).await, status);
+            let limit = set(everyone(tokens).name("api"));
+            assert_eq!(ask(&limited(layered(limit, mood))).await, status);
             let series = format!(r#"decisions_total{{scope="api",outcome="{outcome}"}}"#);
             assert_eq!(scraped(&handle).get(&series), Some(&1.0), "{outcome}, {mood:?}");
             let text = log.text();
@@ -205,11 +210,13 @@ async fn each_outcome_has_its_series_and_its_event() {
 async fn requests_that_wait_are_counted_with_how_long_they_did() {
     let (recorder, handle) = recorder();
     let _guard = metrics::set_default_local_recorder(recorder);
-    let layer = FixedWindowLayer::new(Quota::per_second(1))
-        .name("api")
-        .key(global())
-        .store(MemoryStore::with_clock(paused_clock()))
-        .queue(2, Duration::from_secs(60));
+    let layer = FixedWindowLayer::new(
+        Quota::per_second(1)
+            .name("api")
+            .key(global())
+            .store(MemoryStore::with_clock(paused_clock())),
+    )
+    .queue(2, Duration::from_secs(60));
     let service = limited(layer);
     let requests = join_all((0..4).map(|_| ask(&service)));
     let look = |name: &str| scraped(&handle).get(name).copied();
@@ -242,8 +249,9 @@ async fn a_store_failure_is_an_outcome_without_a_fallback() {
             let _guard = metrics::set_default_local_recorder(recorder);
             let log = Log::start();
             let store = TestStore::new(failure).on_failure(policy);
-            let layer = FixedWindowLayer::new(THREE).name("api").key(global()).store(store);
-            let service = limited(if shadow { layer.shadow() } else { layer });
+            let limit = THREE.name("api").key(global());
+            let limit = if shadow { limit.shadow() } else { limit };
+            let service = limited(FixedWindowLayer::new(limit.store(store)));
             assert_eq!(ask(&service).await, status);
             let event = "a request is refused scope=\"api\" outcome=\"failed_closed\"";
             assert_eq!(log.text().contains(event), status == 503, "{}", log.text());
@@ -265,7 +273,7 @@ async fn a_limiter_counts_decisions_but_not_peeks() {
         let _guard = metrics::set_default_local_recorder(recorder);
         let log = Log::start();
         let quota = Quota::per_minute(1).reserve_up_to(1);
-        let jobs = Limiter::new(quota).name("jobs").store(TestStore::new(mood));
+        let jobs = Limit::new(quota).name("jobs").store(TestStore::new(mood));
         let _ = jobs.peek("secret").await.expect("it answers");
         let _ = jobs.check("secret").await.expect("it answers");
         let _ = jobs.reserve("secret", 1).await.expect("it answers").expect("it is reserved");
@@ -294,7 +302,7 @@ fn counters_of_rare_events_start_at_zero() {
     let (recorder, handle) = recorder();
     let _guard = metrics::set_default_local_recorder(recorder);
     // Prometheus sees no increase from nothing to 1, and an alert would miss the first outage.
-    let service = limited(per_minute(9, Mood::Now).name("api"));
+    let service = limited(named("api", 9, Mood::Now));
     assert_eq!(scraped(&handle).len(), 0, "a scope that nobody asks is not told of");
     assert_eq!(block_on(ask(&service)), 200);
     let all = scraped(&handle);
@@ -349,7 +357,7 @@ async fn the_guide_names_every_metric_and_no_other() {
 
 #[test]
 fn a_recorder_may_be_installed_after_the_first_request() {
-    let layer = per_minute(9, Mood::Now).name("early");
+    let layer = named("early", 9, Mood::Now);
     let service = limited(layer);
     let (recorder, handle) = recorder();
     assert_eq!(block_on(ask(&service)), 200);
@@ -367,12 +375,11 @@ fn a_recorder_may_be_installed_after_the_first_request() {
 async fn a_refusal_is_logged_with_its_quota_and_retry_after() {
     for mood in ANSWERS {
         let log = Log::start();
-        let layer = FixedWindowLayer::new(Quota::per_minute(0).and(Quota::per_hour(1)))
+        let limit = Limit::by_plan(|_, _| Quota::per_minute(1).and(Quota::per_hour(1)))
+            .name("login")
             .key(header("x-key"))
-            .store(TestStore::new(mood))
-            .quota_fn(|_, _| Quota::per_minute(1).and(Quota::per_hour(1)))
             .cost_fn(|parts| if parts.uri.path() == "/huge" { 9 } else { 1 });
-        let service = limited(layer.name("login"));
+        let service = limited(layered(limit, mood));
         let ask = async |path: &str| {
             let request = Request::get(path).header("x-key", "hunter2").body(Body::empty());
             service.clone().oneshot(request.expect("a request")).await.expect("infallible");
@@ -398,9 +405,9 @@ async fn the_start_and_the_end_of_an_outage_are_logged() {
         for failure in [Mood::FailsNow, Mood::FailsLater, Mood::Hangs] {
             let log = Log::start();
             let store = TestStore::new(Mood::Later).in_time();
-            let layer = FixedWindowLayer::new(Quota::new(1_000, MAX_WINDOW)).name("api");
-            let layer = layer.key(global()).store(store.clone().on_failure(policy));
-            let service = limited(layer);
+            let limit = Quota::new(1_000, MAX_WINDOW).name("api").key(global());
+            let counted = store.clone().on_failure(policy);
+            let service = limited(FixedWindowLayer::new(limit.store(counted)));
             ask(&service).await;
             assert_eq!(log.text(), "");
 
@@ -459,7 +466,7 @@ async fn on_decision_sees_each_decision_once_with_its_request() {
                 seen.lock().expect("no panic").push((path, decision.allowed(), decision.used()));
             },
         );
-        let control = layer.control();
+        let limiter = limiter_of(&layer);
         let service = limited(layer);
         let ask = async |path: &str| {
             let Ok(response) = service.clone().oneshot(get(path)).await;
@@ -469,7 +476,7 @@ async fn on_decision_sees_each_decision_once_with_its_request() {
         assert_eq!(ask("/skipped").await, 200);
         assert_eq!(ask("/b").await, 200);
         assert_eq!(ask("/c").await, 429);
-        control.set_shadow(true);
+        limiter.set_shadow(true);
         assert_eq!(ask("/d").await, 200);
         let told = |path: &str, allowed, used| (path.to_owned(), allowed, used);
         assert_eq!(
@@ -519,13 +526,15 @@ async fn on_decision_is_not_called_without_a_decision() {
         {
             let shown = Arc::new(Mutex::new(Vec::new()));
             let seen = Arc::clone(&shown);
-            let layer = FixedWindowLayer::new(THREE)
-                .store(TestStore::new(failure).on_failure(policy))
-                .on_decision(move |_, decision| {
+            let layer = |limit: Limit| {
+                let (store, seen) = (TestStore::new(failure), Arc::clone(&seen));
+                let layer = FixedWindowLayer::new(limit.store(store.on_failure(policy)));
+                layer.on_decision(move |_, decision| {
                     seen.lock().expect("no panic").push(decision.is_local());
-                });
-            assert_eq!(ask(&limited(layer.clone().key(global()))).await, 200);
-            assert_eq!(ask(&limited(layer.key(header("x-missing")))).await, 400);
+                })
+            };
+            assert_eq!(ask(&limited(layer(THREE.key(global())))).await, 200);
+            assert_eq!(ask(&limited(layer(THREE.key(header("x-missing"))))).await, 400);
             assert_eq!(*shown.lock().expect("no panic"), expected, "{failure:?}, {policy:?}");
         }
     }

@@ -12,16 +12,18 @@ use tokio::time::{Instant, sleep, sleep_until};
 use tower::limit::ConcurrencyLimitLayer;
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_fixed_window::key::{global, header};
-use tower_fixed_window::{Control, FixedWindowLayer, Key, MemoryStore, Quota};
+use tower_fixed_window::{FixedWindowLayer, Key, Limit, Limiter, MemoryStore, Quota};
 
-use crate::support::{FarStore, get, paused_clock};
+use crate::support::{FarStore, get, limiter_of, paused_clock};
 
 const LONG: Duration = Duration::from_secs(60);
 
 fn a_second(limit: u64) -> FixedWindowLayer {
-    FixedWindowLayer::new(Quota::per_second(limit))
-        .key(global())
-        .store(MemoryStore::with_clock(paused_clock()))
+    in_memory(Quota::per_second(limit).key(global()))
+}
+
+fn in_memory(limit: Limit) -> FixedWindowLayer {
+    FixedWindowLayer::new(limit.store(MemoryStore::with_clock(paused_clock())))
 }
 
 /// A service that is ready while it is open, and notes who is served at which millisecond. Those who
@@ -158,16 +160,16 @@ async fn a_late_request_waits_no_longer_than_max_wait_in_total() {
     for reversed in [false, true] {
         let gate = Gate::new();
         let layer = a_second(1).queue(3, Duration::from_secs(5));
-        let control = layer.control();
+        let limiter = limiter_of(&layer);
         let statuses = served_late(&layer, &gate, 3, 4_500, reversed).await;
         assert_eq!(statuses, [200, 200, 429]);
         assert_eq!(gate.start.elapsed().as_millis(), 5_002);
-        assert_eq!(used(&control).await, 1, "who was refused has taken nothing");
+        assert_eq!(used(&limiter).await, 1, "who was refused has taken nothing");
     }
 }
 
-async fn used(control: &Control) -> u64 {
-    control.peek(Key::global()).await.expect("memory").used()
+async fn used(limiter: &Limiter) -> u64 {
+    limiter.peek(Key::global()).await.expect("memory").used()
 }
 
 #[tokio::test(start_paused = true)]
@@ -197,7 +199,7 @@ async fn new_requests_pass_after_late_ones() {
 #[tokio::test(start_paused = true)]
 async fn late_requests_do_not_delay_other_keys() {
     let gate = Gate::new();
-    let layer = a_second(1).key(header("x-user")).queue(3, LONG);
+    let layer = in_memory(Quota::per_second(1).key(header("x-user"))).queue(3, LONG);
     let service = layer.layer(gate.clone());
     let request = |user: &str, path: &str| {
         Request::get(path).header("x-user", user).body(Body::empty()).expect("a request")
@@ -248,7 +250,7 @@ async fn under_a_concurrency_limit_all_are_served_within_the_limit_of_each_windo
         let served = Arc::new(Mutex::new(Vec::new()));
         let (notes, start) = (Arc::clone(&served), Instant::now());
         let layer = a_second(1).queue(30, LONG);
-        let control = layer.control();
+        let limiter = limiter_of(&layer);
         let service = ServiceBuilder::new()
             .layer(layer)
             .layer(ConcurrencyLimitLayer::new(2))
@@ -270,7 +272,7 @@ async fn under_a_concurrency_limit_all_are_served_within_the_limit_of_each_windo
         let served = served.lock().unwrap().clone();
         assert_eq!(served.len(), 12);
         assert!(windows(&served).iter().all(|&passed| passed <= 1), "{served:?}");
-        assert!(used(&control).await <= 1);
+        assert!(used(&limiter).await <= 1);
     }
 }
 
@@ -278,17 +280,13 @@ async fn under_a_concurrency_limit_all_are_served_within_the_limit_of_each_windo
 async fn late_requests_pass_in_order_with_a_remote_store() {
     for reversed in [false, true] {
         let gate = Gate::new();
-        let layer = FixedWindowLayer::new(Quota::per_second(2))
-            .name("far")
-            .key(global())
-            .store(FarStore::new(|| 3))
-            .queue(9, LONG);
-        let control = layer.control();
+        let limiter = Quota::per_second(2).name("far").key(global()).store(FarStore::new(|| 3));
+        let layer = FixedWindowLayer::new(&limiter).queue(9, LONG);
         let statuses = served_late(&layer, &gate, 7, 6_400, reversed).await;
         assert_eq!(statuses, [200; 7]);
         let served = gate.served();
         assert!(windows(&served).iter().all(|&passed| passed <= 2), "{served:?}");
-        assert!(used(&control).await <= 2);
+        assert!(used(&limiter).await <= 2);
         let late: Vec<_> = served.iter().skip(2).map(|(path, _)| path.clone()).collect();
         assert!(late.is_sorted(), "{served:?}");
     }
@@ -297,13 +295,11 @@ async fn late_requests_pass_in_order_with_a_remote_store() {
 #[tokio::test(start_paused = true)]
 async fn a_late_request_overdraws_none_of_several_quotas() {
     let gate = Gate::new();
-    let layer = FixedWindowLayer::new(Quota::per_second(1).and(Quota::per_hour(10)))
-        .key(global())
-        .store(MemoryStore::with_clock(paused_clock()))
-        .queue(5, LONG);
-    let control = layer.control();
+    let quotas = Quota::per_second(1).and(Quota::per_hour(10));
+    let layer = in_memory(quotas.key(global())).queue(5, LONG);
+    let limiter = limiter_of(&layer);
     let statuses = served_late(&layer, &gate, 3, 4_500, true).await;
     assert_eq!(statuses, [200; 3]);
-    let standing = control.peek(Key::global()).await.expect("memory");
+    let standing = limiter.peek(Key::global()).await.expect("memory");
     assert_eq!(standing.usage()[1].used(), 4, "each one is counted once");
 }

@@ -11,9 +11,9 @@ use http::{Request, Response, StatusCode};
 use serde_json::Value;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_fixed_window::key::{PeerAddr, extension, header, peer_ip};
-use tower_fixed_window::{FixedWindowLayer, Key, KeyExtractor, Quota};
+use tower_fixed_window::{FixedWindowLayer, Key, KeyExtractor, Limit, Quota};
 
-use crate::support::{ANSWERS, Log, Mood, TestStore, get, limit_headers, used};
+use crate::support::{ANSWERS, Log, Mood, TestStore, get, layered, limit_headers, used};
 
 const PEER: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 4711);
 
@@ -28,12 +28,12 @@ impl From<&User> for Key {
 
 /// The answer to a request under a limit of 1, and whether it reached the service.
 async fn ask(
-    limit: impl Fn() -> FixedWindowLayer,
+    limit: impl Fn() -> Limit,
     mood: Mood,
     request: Request<Body>,
 ) -> (Response<Body>, bool) {
     let calls = AtomicUsize::new(0);
-    let service = limit().store(TestStore::new(mood)).layer(service_fn(|_: Request<Body>| {
+    let service = layered(limit(), mood).layer(service_fn(|_: Request<Body>| {
         calls.fetch_add(1, Ordering::SeqCst);
         async { Ok::<_, Infallible>(Response::new(Body::empty())) }
     }));
@@ -56,7 +56,7 @@ async fn assert_refused((response, reached): (Response<Body>, bool), status: Sta
 
 #[tokio::test]
 async fn a_missing_header_is_a_400_that_names_it() {
-    let limit = || FixedWindowLayer::new(Quota::per_minute(1)).key(header("x-api-key"));
+    let limit = || Quota::per_minute(1).key(header("x-api-key"));
     let with = |values: &[&str]| {
         let mut request = get("/");
         for value in values {
@@ -78,7 +78,7 @@ async fn a_missing_header_is_a_400_that_names_it() {
 
 #[tokio::test]
 async fn a_closure_that_finds_no_key_is_a_400() {
-    let limit = || FixedWindowLayer::new(Quota::per_minute(1)).key_fn(|_| None);
+    let limit = || Limit::new(Quota::per_minute(1)).key_fn(|_| None);
     for mood in ANSWERS {
         assert_refused(ask(limit, mood, get("/")).await, StatusCode::BAD_REQUEST).await;
     }
@@ -89,7 +89,7 @@ async fn a_missing_peer_address_is_a_500_and_its_fix_is_logged_once() {
     // No other test in this program makes the same mistake, which is told once in the life of a
     // process.
     let log = Log::start();
-    let limit = || FixedWindowLayer::new(Quota::per_minute(1));
+    let limit = || Limit::new(Quota::per_minute(1));
     for mood in ANSWERS {
         for _ in 0..3 {
             let answer = ask(limit, mood, get("/")).await;
@@ -106,7 +106,7 @@ async fn a_missing_peer_address_is_a_500_and_its_fix_is_logged_once() {
 
 #[tokio::test]
 async fn a_peer_address_from_axum_or_from_peer_addr_counts() {
-    let limit = || FixedWindowLayer::new(Quota::per_minute(1));
+    let limit = || Limit::new(Quota::per_minute(1));
     for mood in ANSWERS {
         let (mut axum, mut other) = (get("/"), get("/"));
         axum.extensions_mut().insert(ConnectInfo(PEER));
@@ -121,9 +121,8 @@ async fn a_peer_address_from_axum_or_from_peer_addr_counts() {
 
 #[tokio::test]
 async fn an_extension_that_no_layer_set_is_a_500_unless_there_is_a_fallback() {
-    let strict = || FixedWindowLayer::new(Quota::per_minute(1)).key(extension::<User>());
-    let lenient =
-        || FixedWindowLayer::new(Quota::per_minute(1)).key(extension::<User>().or(peer_ip()));
+    let strict = || Quota::per_minute(1).key(extension::<User>());
+    let lenient = || Quota::per_minute(1).key(extension::<User>().or(peer_ip()));
     for mood in ANSWERS {
         let answer = ask(strict, mood, get("/")).await;
         assert_refused(answer, StatusCode::INTERNAL_SERVER_ERROR).await;
@@ -137,9 +136,9 @@ async fn an_extension_that_no_layer_set_is_a_500_unless_there_is_a_fallback() {
 #[tokio::test]
 async fn each_key_has_its_own_count() {
     for mood in ANSWERS {
-        let layer = FixedWindowLayer::new(Quota::per_minute(1))
-            .key(extension::<User>())
-            .store(TestStore::new(mood));
+        let layer = FixedWindowLayer::new(
+            Quota::per_minute(1).key(extension::<User>()).store(TestStore::new(mood)),
+        );
         let service = layer.layer(service_fn(async |_: Request<Body>| {
             Ok::<_, Infallible>(Response::new(Body::empty()))
         }));

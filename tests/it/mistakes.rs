@@ -24,7 +24,9 @@ use tonic_health::pb::health_client::HealthClient;
 use tower::util::BoxCloneSyncService;
 use tower::{Layer, ServiceBuilder, ServiceExt, service_fn};
 use tower_fixed_window::key::{PeerAddr, client_ip, extension, global, header, peer_ip};
-use tower_fixed_window::{FixedWindowLayer, Grpc, Headers, Key, KeyExtractor, Quota};
+use tower_fixed_window::{
+    FixedWindowLayer, Grpc, Headers, Key, KeyExtractor, Limit, MemoryStore, Quota,
+};
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::SubscriberExt;
@@ -77,8 +79,18 @@ async fn ask(layer: &FixedWindowLayer, request: Request<Body>) -> Response<Body>
     limited(layer).oneshot(request).await.expect("infallible")
 }
 
+const QUOTA: Quota = Quota::per_minute(1_000);
+
 fn per_minute() -> FixedWindowLayer {
-    FixedWindowLayer::new(Quota::per_minute(1_000))
+    FixedWindowLayer::new(QUOTA)
+}
+
+fn named(name: &str) -> FixedWindowLayer {
+    FixedWindowLayer::new(QUOTA.name(name))
+}
+
+fn by(key: impl KeyExtractor) -> FixedWindowLayer {
+    FixedWindowLayer::new(QUOTA.key(key))
 }
 
 /// A request from this peer.
@@ -106,7 +118,7 @@ fn only(log: &[String]) -> &str {
 
 /// A limit by address, and requests without an address.
 async fn without_addresses() {
-    for layer in [per_minute(), per_minute().name("api")] {
+    for layer in [per_minute(), named("api")] {
         for _ in 0..3 {
             let response = ask(&layer, Request::new(Body::empty())).await;
             assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
@@ -167,7 +179,7 @@ const FORWARDED: [(&str, &str); 3] =
 fn a_proxy_without_client_ip_is_noticed_by_the_first_request() {
     let layers = || {
         let fallback = header("x-api-key").or(peer_ip());
-        [per_minute(), per_minute().key(client_ip()), per_minute().key(fallback)]
+        [per_minute(), by(client_ip()), by(fallback)]
     };
     for case in 0..LOCAL.len() {
         let log = logged_in_case(case, async |case| {
@@ -189,7 +201,7 @@ fn a_proxy_without_client_ip_is_noticed_by_the_first_request() {
 #[test]
 fn a_proxy_is_noticed_by_the_second_request() {
     let log = logged(async || {
-        let layer = limited(&per_minute().key(peer_ip()));
+        let layer = limited(&by(peer_ip()));
         let _ = layer.clone().oneshot(from("10.0.0.5")).await;
         let request = with(from("10.0.0.5"), "x-forwarded-for", "192.0.2.7");
         let _ = layer.oneshot(request).await;
@@ -200,7 +212,7 @@ fn a_proxy_is_noticed_by_the_second_request() {
 #[test]
 fn a_proxy_that_appears_after_many_requests_is_noticed() {
     let log = logged(async || {
-        let layer = limited(&per_minute().key(peer_ip()));
+        let layer = limited(&by(peer_ip()));
         for _ in 0..10_000 {
             let _ = layer.clone().oneshot(from("10.0.0.5")).await;
         }
@@ -223,17 +235,17 @@ fn nobody_is_warned_of_a_proxy_who_has_none_or_trusts_it() {
             }
         };
         // Trusted, said to be the client, or not the key.
-        local(per_minute().key(client_ip().trusting(["10.0.0.0/8"]))).await;
-        local(per_minute().key(client_ip().trusting_hops(1))).await;
-        local(per_minute().key(client_ip().trusting_hops(0))).await;
-        local(per_minute().key(header("x-real-ip").or(peer_ip()))).await;
-        local(per_minute().key(global())).await;
+        local(by(client_ip().trusting(["10.0.0.0/8"]))).await;
+        local(by(client_ip().trusting_hops(1))).await;
+        local(by(client_ip().trusting_hops(0))).await;
+        local(by(header("x-real-ip").or(peer_ip()))).await;
+        local(by(global())).await;
         local(per_minute().skip(|_| true)).await;
         // A client sends what a proxy would.
         for peer in ["192.0.2.1", "100.128.0.1", "172.32.0.1", "2001:db8::1"] {
             for (name, value) in FORWARDED {
                 let _ = ask(&per_minute(), with(from(peer), name, value)).await;
-                let _ = ask(&per_minute().key(client_ip()), with(from(peer), name, value)).await;
+                let _ = ask(&by(client_ip()), with(from(peer), name, value)).await;
             }
         }
         // No proxy.
@@ -261,18 +273,18 @@ async fn used_after_one(app: Router) -> u64 {
 
 #[test]
 fn the_same_layer_twice_on_the_way_of_a_request_is_named() {
-    for (case, named) in
+    for (case, told) in
         ["the same rate limit is applied twice", "`api` is applied twice"].iter().enumerate()
     {
         let log = logged_in_case(case, async |case| {
-            let layer = if case == 0 { per_minute() } else { per_minute().name("api") };
+            let layer = if case == 0 { per_minute() } else { named("api") };
             let app = twice(layer.clone(), layer);
             for request in 1..=400 {
                 assert_eq!(used_after_one(app.clone()).await, 2 * request);
             }
         });
-        assert!(only(&log).contains(named), "{log:#?}");
-        assert!(log[0].contains("`.layer(..)`") && log[0].contains("`.name(..)`"), "{log:#?}");
+        assert!(only(&log).contains(told), "{log:#?}");
+        assert!(log[0].contains("`.layer(..)`") && log[0].contains("another name"), "{log:#?}");
     }
 }
 
@@ -281,12 +293,12 @@ fn the_same_layer_twice_is_noticed_without_headers_and_with_a_queue() {
     for case in 0..3 {
         let log = logged_in_case(case, async |case| {
             let layer = match case {
-                0 => per_minute().shadow(),
+                0 => FixedWindowLayer::new(Limit::new(QUOTA).shadow()),
                 1 => per_minute().headers(Headers::None),
                 _ => per_minute().queue(10, Duration::from_secs(60)),
             };
             // With another limit between the two.
-            let other = per_minute().key(global());
+            let other = by(global());
             let layers = ServiceBuilder::new().layer(layer.clone()).layer(other).layer(layer);
             let app: Router = Router::new().route("/", on_get(async || "hello")).layer(layers);
             let _ = app.oneshot(from("192.0.2.7")).await;
@@ -298,7 +310,10 @@ fn the_same_layer_twice_is_noticed_without_headers_and_with_a_queue() {
 #[test]
 fn layers_that_share_a_count_on_purpose_are_not_taken_for_one() {
     let log = logged(async || {
-        let layer = per_minute();
+        let store = MemoryStore::new();
+        let counted = |limit: Limit| FixedWindowLayer::new(limit.store(store.clone()));
+        let limit = QUOTA.name("api");
+        let layer = counted(limit.clone());
         // On two routes.
         let app: Router = Router::new()
             .route("/api", on_get(async || "hello").layer(layer.clone()))
@@ -308,11 +323,11 @@ fn layers_that_share_a_count_on_purpose_are_not_taken_for_one() {
         // By address for all, and by user for those who have signed in.
         let others = [
             per_minute(),
-            layer.clone().name("other"),
-            layer.clone().key(global()),
-            layer.clone().cost_fn(|_| 9),
+            counted(QUOTA.name("other")),
+            counted(limit.clone().key(global())),
+            counted(limit.cost_fn(|_| 9)),
             layer.clone().count_if(|response| response.status == StatusCode::UNAUTHORIZED),
-            layer.clone().quota_fn(|_, _| Quota::per_hour(10)),
+            counted(Limit::by_plan(|_, _| Quota::per_hour(10)).name("api")),
             layer.clone().skip(|_| true),
         ];
         for other in others {
@@ -366,9 +381,9 @@ fn under_tonic_a_missing_address_names_the_line_for_tonic() {
 
 #[tokio::test]
 async fn the_line_for_tonic_counts_by_address() {
-    let layer = FixedWindowLayer::new(Quota::per_day(2)).key_fn(|parts| {
+    let layer = FixedWindowLayer::new(Limit::new(Quota::per_day(2)).key_fn(|parts| {
         Some(Key::from(parts.extensions.get::<TcpConnectInfo>()?.remote_addr()?.ip()))
-    });
+    }));
     let statuses = call(layer.reject(Grpc), 3).await;
     let codes: Vec<_> = statuses.iter().map(|status| status.as_ref().map(|s| s.code())).collect();
     assert_eq!(codes, [None, None, Some(tonic::Code::ResourceExhausted)]);
@@ -399,18 +414,14 @@ fn on_a_unix_socket_the_log_names_lines_that_work_there() {
     let app = |layer| Router::new().route("/", on_get(async || "hello")).layer(layer);
     let client = || client_ip().trusting(["127.0.0.1"]);
     let log = logged(async || {
-        let layers = [
-            per_minute(),
-            per_minute().key(client()),
-            per_minute().key(client_ip().trusting_hops(1)),
-        ];
+        let layers = [per_minute(), by(client()), by(client_ip().trusting_hops(1))];
         for layer in layers {
             assert_eq!(ask_unix(app(layer), "192.0.2.7").await, (500, None));
         }
         // What the log says.
         let peer = || Extension(PeerAddr(([127, 0, 0, 1], 0).into()));
         for key in [client(), client_ip().trusting_hops(1)] {
-            let app = app(per_minute().key(key)).layer(peer());
+            let app = app(by(key)).layer(peer());
             assert_eq!(ask_unix(app.clone(), "192.0.2.7").await, (200, Some(1)));
             assert_eq!(ask_unix(app.clone(), "192.0.2.7").await, (200, Some(2)));
             assert_eq!(ask_unix(app.clone(), "192.0.2.8").await, (200, Some(1)));
@@ -437,11 +448,12 @@ impl From<&User> for Key {
 fn what_the_code_lacks_is_for_the_operator_and_not_for_the_client() {
     let log = logged(async || {
         tracing_subscriber::fmt().with_max_level(LevelFilter::DEBUG).with_ansi(false).init();
-        let name = |layer: FixedWindowLayer| layer.name("api");
+        let limit = || QUOTA.name("api");
         let cases = [
-            (name(per_minute().key(extension::<User>())), 500, "this server is misconfigured"),
-            (name(per_minute().key_fn(|_| None)), 400, "lacks a key for the rate limit"),
+            (limit().key(extension::<User>()), 500, "this server is misconfigured"),
+            (limit().key_fn(|_| None), 400, "lacks a key for the rate limit"),
         ];
+        let cases = cases.map(|(limit, status, text)| (FixedWindowLayer::new(limit), status, text));
         for (layer, status, message) in cases.iter().flat_map(|case| [case; 3]) {
             let response = ask(layer, Request::new(Body::empty())).await;
             assert_eq!(response.status(), *status);

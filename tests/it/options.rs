@@ -11,10 +11,14 @@ use tokio::task::yield_now;
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_fixed_window::key::global;
 use tower_fixed_window::{
-    Control, Decision, FixedWindowLayer, ManualClock, MemoryStore, OnStoreFailure, Quota, TrueCost,
+    Decision, FixedWindowLayer, Limit, Limiter, ManualClock, MemoryStore, OnStoreFailure, Plan,
+    Quota, TrueCost,
 };
 
-use crate::support::{ANSWERS, Mood, NOW_MS, TestStore, get, limit_headers, per_minute, used};
+use crate::support::{
+    ANSWERS, Mood, NOW_MS, TestStore, everyone, get, layered, limit_headers, limiter_of,
+    per_minute, used,
+};
 
 /// Corrections are made in the background: this lets them be done.
 async fn corrected() {
@@ -23,9 +27,9 @@ async fn corrected() {
     }
 }
 
-async fn peeked(control: &Control) -> u64 {
+async fn peeked(limiter: &Limiter) -> u64 {
     corrected().await;
-    control.peek(tower_fixed_window::Key::global()).await.expect("the store answers").used()
+    limiter.peek(tower_fixed_window::Key::global()).await.expect("the store answers").used()
 }
 
 /// Answers with the status that the request's path names, and its body's length as true cost where
@@ -34,7 +38,7 @@ async fn inner(request: Request<Body>) -> Result<Response<Body>, std::convert::I
     let path = request.uri().path().trim_start_matches('/').to_owned();
     let mut response = Response::new(Body::empty());
     if let Some(cost) = path.strip_prefix("cost/") {
-        response.extensions_mut().insert(TrueCost::of(cost.parse().expect("a number")));
+        response.extensions_mut().insert(TrueCost::new(cost.parse().expect("a number")));
     } else if let Ok(status) = path.parse::<u16>() {
         *response.status_mut() = StatusCode::from_u16(status).expect("a status");
     }
@@ -64,8 +68,13 @@ where
 #[tokio::test]
 async fn plans_share_a_counter_and_differ_in_their_limits() {
     for mood in ANSWERS {
-        let layer = per_minute(1, mood)
-            .quota_fn(|parts, _| Quota::per_minute(if parts.uri.path() == "/pro" { 3 } else { 1 }));
+        let layer = layered(
+            Limit::by_plan(|parts, _| {
+                Quota::per_minute(if parts.uri.path() == "/pro" { 3 } else { 1 })
+            })
+            .key(global()),
+            mood,
+        );
         let mut service = service!(layer);
         assert_eq!(limit_headers(&call(&mut service, "/free").await)["limit"], "1");
         assert_eq!(call(&mut service, "/free").await.status(), 429);
@@ -85,7 +94,7 @@ async fn plans_share_a_counter_and_differ_in_their_limits() {
 #[tokio::test]
 async fn a_refusal_names_the_plan_that_refused() {
     for mood in ANSWERS {
-        let layer = per_minute(5, mood).quota_fn(|_, _| Quota::per_hour(0));
+        let layer = layered(Limit::by_plan(|_, _| Quota::per_hour(0)).key(global()), mood);
         let refused = call(&mut service!(layer), "/").await;
         let body = axum::body::to_bytes(refused.into_body(), 1_000).await.expect("a body");
         let text = std::str::from_utf8(&body).expect("JSON");
@@ -96,11 +105,14 @@ async fn a_refusal_names_the_plan_that_refused() {
 #[tokio::test]
 async fn a_request_costs_what_the_closure_says() {
     for mood in ANSWERS {
-        let layer = per_minute(10, mood).cost_fn(|parts| match parts.uri.path() {
-            "/free" => 0,
-            "/huge" => 11,
-            _ => 4,
-        });
+        let layer = layered(
+            everyone(10).cost_fn(|parts| match parts.uri.path() {
+                "/free" => 0,
+                "/huge" => 11,
+                _ => 4,
+            }),
+            mood,
+        );
         let mut service = service!(layer);
         assert_eq!(used(&call(&mut service, "/").await), 4);
         assert_eq!(used(&call(&mut service, "/free").await), 4);
@@ -134,7 +146,7 @@ async fn the_status_of_a_refusal_can_be_chosen() {
 async fn only_failures_count() {
     for mood in ANSWERS {
         let layer = per_minute(2, mood).count_if(|response| response.status == 401);
-        let control = layer.control();
+        let limiter = limiter_of(&layer);
         let mut service = service!(layer);
         for _ in 0..10 {
             assert_eq!(used(&call(&mut service, "/200").await), 0, "and the headers say so");
@@ -143,7 +155,7 @@ async fn only_failures_count() {
         assert_eq!(used(&call(&mut service, "/200").await), 1);
         assert_eq!(used(&call(&mut service, "/401").await), 2);
         assert_eq!(call(&mut service, "/200").await.status(), 429);
-        assert_eq!(peeked(&control).await, 2);
+        assert_eq!(peeked(&limiter).await, 2);
     }
 }
 
@@ -205,14 +217,14 @@ async fn a_dropped_request_is_refunded_only_with_refund_dropped() {
             (per_minute(9, mood).refund_dropped(), 0),
             (per_minute(9, mood).count_if(|_| false), 1),
         ] {
-            let control = layer.control();
+            let limiter = limiter_of(&layer);
             let service = Gate::new().service(&layer);
             let request = tokio::spawn(service.oneshot(get("/")));
             corrected().await;
-            assert_eq!(peeked(&control).await, 1, "under way");
+            assert_eq!(peeked(&limiter).await, 1, "under way");
             request.abort();
             assert!(request.await.expect_err("it was dropped").is_cancelled());
-            assert_eq!(peeked(&control).await, left);
+            assert_eq!(peeked(&limiter).await, left);
         }
     }
 }
@@ -221,7 +233,7 @@ async fn a_dropped_request_is_refunded_only_with_refund_dropped() {
 async fn a_panic_in_the_service_is_a_dropped_request() {
     for mood in ANSWERS {
         let layer = per_minute(9, mood).refund_dropped();
-        let control = layer.control();
+        let limiter = limiter_of(&layer);
         let service = layer.layer(service_fn(|_: Request<Body>| async {
             if true {
                 panic!("on purpose");
@@ -229,22 +241,22 @@ async fn a_panic_in_the_service_is_a_dropped_request() {
             Ok::<_, std::convert::Infallible>(Response::new(Body::empty()))
         }));
         assert!(tokio::spawn(service.oneshot(get("/"))).await.expect_err("it panics").is_panic());
-        assert_eq!(peeked(&control).await, 0);
+        assert_eq!(peeked(&limiter).await, 0);
     }
 }
 
 #[tokio::test]
 async fn a_reported_cost_corrects_the_charge() {
     for mood in ANSWERS {
-        let layer = per_minute(100, mood).cost_fn(|_| 10).settle_true_cost();
-        let control = layer.control();
+        let layer = layered(everyone(100).cost_fn(|_| 10).settled(), mood);
+        let limiter = limiter_of(&layer);
         let mut service = service!(layer);
         assert_eq!(used(&call(&mut service, "/cost/4").await), 4, "less is returned");
-        assert_eq!(peeked(&control).await, 4);
+        assert_eq!(peeked(&limiter).await, 4);
         assert_eq!(used(&call(&mut service, "/cost/10").await), 14, "as estimated");
         assert_eq!(used(&call(&mut service, "/").await), 24, "not reported");
         assert_eq!(used(&call(&mut service, "/cost/250").await), 274, "more is taken");
-        assert_eq!(peeked(&control).await, 274);
+        assert_eq!(peeked(&limiter).await, 274);
         assert_eq!(call(&mut service, "/").await.status(), 429);
     }
 }
@@ -252,8 +264,8 @@ async fn a_reported_cost_corrects_the_charge() {
 #[tokio::test]
 async fn a_layer_that_counts_requests_ignores_what_they_cost() {
     for mood in ANSWERS {
-        let (requests, tokens) = (per_minute(9, mood), per_minute(999, mood).settle_true_cost());
-        let (of_requests, of_tokens) = (requests.control(), tokens.control());
+        let (requests, tokens) = (per_minute(9, mood), layered(everyone(999).settled(), mood));
+        let (of_requests, of_tokens) = (limiter_of(&requests), limiter_of(&tokens));
         let mut service =
             ServiceBuilder::new().layer(requests).layer(tokens).service(service_fn(inner));
         call(&mut service, "/cost/250").await;
@@ -277,35 +289,35 @@ fn streaming(chunks: u64) -> Response<Body> {
 #[tokio::test]
 async fn a_streamed_response_settles_once_when_it_ends_or_is_dropped() {
     for mood in ANSWERS {
-        let layer = per_minute(1_000, mood).cost_fn(|_| 10).settle_true_cost();
-        let control = layer.control();
+        let layer = layered(everyone(1_000).cost_fn(|_| 10).settled(), mood);
+        let limiter = limiter_of(&layer);
         let service = layer.layer(service_fn(async |_: Request<Body>| {
             Ok::<_, std::convert::Infallible>(streaming(300))
         }));
 
         let Ok(response) = service.clone().oneshot(get("/")).await;
-        assert_eq!(peeked(&control).await, 10, "the estimate, while it runs");
+        assert_eq!(peeked(&limiter).await, 10, "the estimate, while it runs");
         let body = axum::body::to_bytes(response.into_body(), usize::MAX).await.expect("chunks");
         assert_eq!(body.len(), 5 * 300);
-        assert_eq!(peeked(&control).await, 300);
+        assert_eq!(peeked(&limiter).await, 300);
 
         // The client hangs up after two chunks.
         let Ok(response) = service.oneshot(get("/")).await;
         let mut chunks = response.into_body().into_data_stream();
         chunks.next().await.expect("a chunk").expect("a chunk");
         chunks.next().await.expect("a chunk").expect("a chunk");
-        assert_eq!(peeked(&control).await, 310);
+        assert_eq!(peeked(&limiter).await, 310);
         drop(chunks);
-        assert_eq!(peeked(&control).await, 302);
-        drop(control);
+        assert_eq!(peeked(&limiter).await, 302);
+        drop(limiter);
     }
 }
 
 #[tokio::test]
 async fn a_body_that_ends_before_its_response_is_seen_settles_too() {
     for mood in ANSWERS {
-        let layer = per_minute(1_000, mood).settle_true_cost();
-        let control = layer.control();
+        let layer = layered(everyone(1_000).settled(), mood);
+        let limiter = limiter_of(&layer);
         let service = layer.layer(service_fn(async |_: Request<Body>| {
             let (cost, mut meter) = TrueCost::metered();
             meter.add(7);
@@ -315,7 +327,7 @@ async fn a_body_that_ends_before_its_response_is_seen_settles_too() {
             Ok::<_, std::convert::Infallible>(response)
         }));
         let Ok(_) = service.oneshot(get("/")).await;
-        assert_eq!(peeked(&control).await, 7);
+        assert_eq!(peeked(&limiter).await, 7);
     }
 }
 
@@ -325,7 +337,7 @@ async fn when_one_of_stacked_layers_refuses_only_its_headers_are_sent_and_none_c
         for refusing in 0..3 {
             let limits = [0, 1, 2].map(|i| if i == refusing { 0 } else { 10 + i });
             let layers = limits.map(|limit| per_minute(limit, mood));
-            let controls = layers.each_ref().map(FixedWindowLayer::control);
+            let limiters = layers.each_ref().map(limiter_of);
             let [a, b, c] = layers;
             let mut service =
                 ServiceBuilder::new().layer(a).layer(b).layer(c).service(service_fn(inner));
@@ -337,8 +349,8 @@ async fn when_one_of_stacked_layers_refuses_only_its_headers_are_sent_and_none_c
                 ("0", "0"),
                 "layer {refusing}"
             );
-            for control in controls {
-                assert_eq!(peeked(&control).await, 0, "refused by layer {refusing}");
+            for limiter in limiters {
+                assert_eq!(peeked(&limiter).await, 0, "refused by layer {refusing}");
             }
         }
     }
@@ -348,51 +360,51 @@ async fn when_one_of_stacked_layers_refuses_only_its_headers_are_sent_and_none_c
 async fn a_refusal_without_headers_is_not_counted_by_an_outer_layer() {
     for mood in ANSWERS {
         let outer = per_minute(9, mood);
-        let control = outer.control();
-        let keyless = per_minute(9, mood).key_fn(|_| None);
+        let limiter = limiter_of(&outer);
+        let keyless = layered(everyone(9).key_fn(|_| None), mood);
         let mut service =
             ServiceBuilder::new().layer(outer).layer(keyless).service(service_fn(inner));
         assert_eq!(call(&mut service, "/").await.status(), 400);
-        assert_eq!(peeked(&control).await, 0);
+        assert_eq!(peeked(&limiter).await, 0);
     }
 }
 
 #[tokio::test]
 async fn shadow_mode_counts_but_neither_refuses_nor_sends_headers() {
     for mood in ANSWERS {
-        let layer = per_minute(2, mood).shadow();
-        let control = layer.control();
+        let layer = layered(everyone(2).shadow(), mood);
+        let limiter = limiter_of(&layer);
         let mut service = service!(layer);
         for _ in 0..5 {
             let response = call(&mut service, "/").await;
             assert_eq!(response.status(), 200);
             assert!(limit_headers(&response).is_empty());
         }
-        assert_eq!(peeked(&control).await, 2, "what would have been refused is not counted");
-        control.set_shadow(false);
+        assert_eq!(peeked(&limiter).await, 2, "what would have been refused is not counted");
+        limiter.set_shadow(false);
         assert_eq!(call(&mut service, "/").await.status(), 429);
-        control.set_shadow(true);
+        limiter.set_shadow(true);
         assert_eq!(call(&mut service, "/").await.status(), 200);
     }
 }
 
 #[tokio::test]
-async fn setting_shadow_on_a_clone_does_not_change_the_original_layer() {
-    let enforced = per_minute(0, Mood::Now);
-    let trial = enforced.clone().name("trial").shadow();
-    assert_eq!(call(&mut service!(trial), "/").await.status(), 200);
-    assert_eq!(call(&mut service!(enforced.clone()), "/").await.status(), 429);
-    let _also_without_a_name_of_its_own = enforced.clone().shadow();
-    assert_eq!(call(&mut service!(enforced), "/").await.status(), 429);
+async fn shadow_on_a_clone_of_a_limit_does_not_change_the_original() {
+    let (enforced, store) = (everyone(0).name("api"), TestStore::new(Mood::Now));
+    let trial = enforced.clone().shadow();
+    for (limit, status) in [(&trial, 200), (&enforced, 429), (&trial, 200)] {
+        let layer = FixedWindowLayer::new(limit.clone().store(store.clone()));
+        assert_eq!(call(&mut service!(layer), "/").await.status(), status);
+    }
 }
 
 #[tokio::test]
 async fn shadow_mode_lets_requests_without_a_key_and_a_failing_store_pass() {
-    let keyless = per_minute(9, Mood::Now).key_fn(|_| None).shadow();
+    let keyless = layered(everyone(9).key_fn(|_| None).shadow(), Mood::Now);
     assert_eq!(call(&mut service!(keyless), "/").await.status(), 200);
     for mood in [Mood::FailsNow, Mood::FailsLater] {
         let store = TestStore::new(mood).on_failure(OnStoreFailure::Deny);
-        let failing = per_minute(9, mood).store(store).shadow();
+        let failing = FixedWindowLayer::new(everyone(9).shadow().store(store));
         let response = call(&mut service!(failing), "/").await;
         assert_eq!(response.status(), 200);
         assert!(limit_headers(&response).is_empty());
@@ -404,15 +416,14 @@ async fn a_limit_that_is_changed_applies_to_the_next_request_of_every_service() 
     for mood in ANSWERS {
         let store = TestStore::new(mood);
         let clock = store.clock.clone();
-        let layer =
-            FixedWindowLayer::new(Quota::per_minute(2)).key(global()).store(store).name("api");
-        let control = layer.control();
+        let limiter = everyone(2).name("api").store(store);
+        let layer = FixedWindowLayer::new(&limiter);
         let (mut one, mut other) = (service!(layer.clone()), service!(layer));
         assert_eq!(used(&call(&mut one, "/").await), 1);
         assert_eq!(used(&call(&mut other, "/").await), 2);
         assert_eq!(call(&mut one, "/").await.status(), 429);
 
-        control.set_quotas(Quota::per_minute(4));
+        limiter.set_quotas(Quota::per_minute(4));
         let response = call(&mut one.clone(), "/").await;
         assert_eq!(
             (limit_headers(&response)["limit"], limit_headers(&response)["used"]),
@@ -420,14 +431,14 @@ async fn a_limit_that_is_changed_applies_to_the_next_request_of_every_service() 
         );
         assert_eq!(used(&call(&mut other, "/").await), 4);
 
-        control.set_quotas(Quota::per_minute(1));
+        limiter.set_quotas(Quota::per_minute(1));
         assert_eq!(call(&mut one, "/").await.status(), 429);
         assert_eq!(call(&mut other, "/").await.status(), 429);
         // No debt for the next window.
         clock.set_ms(NOW_MS + 60_000);
         assert_eq!(used(&call(&mut one, "/").await), 1);
 
-        control.reset(tower_fixed_window::Key::global()).await.expect("the store answers");
+        limiter.reset(tower_fixed_window::Key::global()).await.expect("the store answers");
         assert_eq!(used(&call(&mut one, "/").await), 1);
     }
 }
@@ -471,11 +482,11 @@ async fn an_exempted_preflight_is_neither_counted_nor_refused() {
 #[tokio::test]
 async fn a_request_still_running_at_the_end_of_its_window_refunds_no_other_window() {
     let clock = ManualClock::at_ms(NOW_MS);
-    let layer = FixedWindowLayer::new(Quota::per_minute(9))
-        .key(global())
-        .store(MemoryStore::with_clock(clock.clone()))
-        .count_if(|_| false);
-    let control = layer.control();
+    let layer = FixedWindowLayer::new(
+        Quota::per_minute(9).key(global()).store(MemoryStore::with_clock(clock.clone())),
+    )
+    .count_if(|_| false);
+    let limiter = limiter_of(&layer);
     let gate = Gate::new();
     let service = gate.service(&layer);
     let old = tokio::spawn(service.clone().oneshot(get("/")));
@@ -483,21 +494,21 @@ async fn a_request_still_running_at_the_end_of_its_window_refunds_no_other_windo
     clock.set_ms(NOW_MS + 60_000);
     let new = tokio::spawn(service.oneshot(get("/")));
     corrected().await;
-    assert_eq!(peeked(&control).await, 1);
+    assert_eq!(peeked(&limiter).await, 1);
     gate.0.add_permits(1);
     old.await.expect("no panic").expect("infallible");
-    assert_eq!(peeked(&control).await, 1, "the old one's token was of the old window");
+    assert_eq!(peeked(&limiter).await, 1, "the old one's token was of the old window");
     gate.0.add_permits(1);
     new.await.expect("no panic").expect("infallible");
-    assert_eq!(peeked(&control).await, 0);
+    assert_eq!(peeked(&limiter).await, 0);
 }
 
 /// A layer whose requests cost what their metered bodies say, and its clock.
-fn metered(quota: Quota) -> (FixedWindowLayer, ManualClock) {
+fn metered(limit: impl Into<Limit>) -> (FixedWindowLayer, ManualClock) {
     let clock = ManualClock::at_ms(NOW_MS);
-    let store = MemoryStore::with_clock(clock.clone());
-    let layer = FixedWindowLayer::new(quota).key(global()).store(store);
-    (layer.settle_true_cost(), clock)
+    let limit = limit.into().key(global()).settled();
+    let layer = FixedWindowLayer::new(limit.store(MemoryStore::with_clock(clock.clone())));
+    (layer, clock)
 }
 
 /// The answer to a request whose body costs 35, and is still being sent.
@@ -516,8 +527,7 @@ async fn end(response: Response<Body>) {
 
 #[tokio::test]
 async fn a_reported_cost_is_settled_under_the_plan_of_its_request() {
-    let (layer, clock) = metered(Quota::per_minute(1_000));
-    let layer = layer.quota_fn(|_, _| Quota::per_minute(10));
+    let (layer, clock) = metered(Limit::by_plan(|_, _| Quota::per_minute(10)));
     end(streamed(&layer).await).await;
     // 25 of debt: gone in three windows of 10, not in the next of 1,000.
     for (minute, status) in [(1, 429), (2, 429), (3, 200)] {
@@ -530,14 +540,14 @@ async fn a_reported_cost_is_settled_under_the_plan_of_its_request() {
 async fn a_correction_uses_a_limit_that_changed_meanwhile() {
     for (before, after, next) in [(1_000, 10, 429), (10, 1_000, 200)] {
         let (layer, clock) = metered(Quota::per_minute(5));
-        let control = layer.control();
-        control.set_quotas(Quota::per_minute(before));
+        let limiter = limiter_of(&layer);
+        limiter.set_quotas(Quota::per_minute(before));
         let response = streamed(&layer).await;
-        control.set_quotas(Quota::per_minute(after));
+        limiter.set_quotas(Quota::per_minute(after));
         end(response).await;
         clock.set_ms(NOW_MS + 60_000);
         // What is left of it shows under the smaller one.
-        control.set_quotas(Quota::per_minute(10));
+        limiter.set_quotas(Quota::per_minute(10));
         assert_eq!(call(&mut service!(layer), "/").await.status(), next, "{before}, {after}");
     }
 }
@@ -548,7 +558,7 @@ async fn a_cost_known_with_the_response_uses_a_limit_that_changed_meanwhile() {
     let gate = Gate::new();
     let request = tokio::spawn(gate.service(&layer).oneshot(get("/cost/35")));
     corrected().await;
-    layer.control().set_quotas(Quota::per_minute(10));
+    limiter_of(&layer).set_quotas(Quota::per_minute(10));
     gate.0.add_permits(1);
     let Ok(_) = request.await.expect("no panic");
     clock.set_ms(NOW_MS + 60_000);
@@ -560,15 +570,19 @@ async fn a_plan_that_is_none_has_no_limit_whatever_type_the_closure_returns() {
     fn is_free(parts: &http::request::Parts) -> bool {
         parts.uri.path() != "/unlimited"
     }
+    fn by_plan<Q: Copy + Send + Sync + 'static>(quotas: Q) -> Limit
+    where
+        Option<Q>: Into<Plan>,
+    {
+        let plan = move |parts: &_, _: &_| is_free(parts).then_some(quotas);
+        Limit::by_plan(plan).key(global())
+    }
     for mood in ANSWERS {
-        let limit = || per_minute(5, mood);
         let (one, several) = (Quota::per_minute(1), Quota::per_minute(1).and(Quota::per_hour(1)));
         let layers = [
-            limit().quota_fn(move |parts, _| is_free(parts).then_some(one)),
-            limit().quota_fn(move |parts, _| is_free(parts).then_some(several)),
-            limit()
-                .quota_fn(move |parts, _| is_free(parts).then_some(one))
-                .queue(9, Duration::ZERO),
+            layered(by_plan(one), mood),
+            layered(by_plan(several), mood),
+            layered(by_plan(one), mood).queue(9, Duration::ZERO),
         ];
         for layer in layers {
             let service = layer.layer(Router::new());
@@ -584,30 +598,6 @@ async fn a_plan_that_is_none_has_no_limit_whatever_type_the_closure_returns() {
             assert_eq!(second.status(), StatusCode::TOO_MANY_REQUESTS);
         }
     }
-}
-
-#[test]
-fn a_control_never_belongs_to_another_limit() {
-    let layer = || FixedWindowLayer::new(Quota::per_minute(1));
-    let controlled = || {
-        let layer = layer();
-        let _ = layer.control();
-        layer
-    };
-    let panics = |change: fn(FixedWindowLayer) -> FixedWindowLayer| {
-        // Before it is taken, each of them is right.
-        let _ = change(layer()).control();
-        let message = std::panic::catch_unwind(|| change(controlled())).expect_err("a panic");
-        let message = message
-            .downcast::<String>()
-            .map(|text| *text)
-            .or_else(|message| message.downcast::<&str>().map(|text| text.to_string()));
-        message.expect("a text").contains("before .control()")
-    };
-    assert!(panics(|layer| layer.name("api")));
-    assert!(panics(|layer| layer.store(MemoryStore::new())));
-    // What follows with the next request may come later.
-    let _ = controlled().shadow().key(global());
 }
 
 #[tokio::test]
@@ -633,17 +623,17 @@ async fn an_extractor_may_be_chosen_at_run_time() {
     let boxed: Box<dyn KeyExtractor> = Box::new(header("x-key"));
     let shared: Arc<dyn KeyExtractor> = Arc::new(global());
     for (key, expected) in [(Ok(boxed), None), (Err(shared), Some(Key::global()))] {
-        let layer = FixedWindowLayer::new(Quota::per_minute(9));
-        let layer = match key {
-            Ok(boxed) => layer.key(boxed),
-            Err(shared) => layer.key(shared),
+        let limit = match key {
+            Ok(boxed) => Quota::per_minute(9).key(boxed),
+            Err(shared) => Quota::per_minute(9).key(shared),
         };
-        let control = layer.control();
+        let layer = FixedWindowLayer::new(limit);
+        let limiter = limiter_of(&layer);
         let response = layer.layer(Router::new()).oneshot(get("/")).await.expect("infallible");
         let Some(key) = expected else {
             assert_eq!(response.status(), StatusCode::BAD_REQUEST);
             continue;
         };
-        assert_eq!(control.peek(key).await.expect("memory").used(), 1);
+        assert_eq!(limiter.peek(key).await.expect("memory").used(), 1);
     }
 }

@@ -9,10 +9,8 @@ use hyper::body::Incoming;
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
 use tower::{Service, ServiceBuilder, ServiceExt};
-use tower_fixed_window::key::global;
-use tower_fixed_window::{FixedWindowLayer, Quota};
 
-use crate::support::{ANSWERS, TestStore, serve};
+use crate::support::{ANSWERS, per_minute, serve};
 
 /// What hyper's client receives can't be made from bytes, as a refusal is: its bodies are boxed
 /// under the layer.
@@ -20,9 +18,8 @@ use crate::support::{ANSWERS, TestStore, serve};
 async fn hypers_client_is_limited_as_a_service() {
     let addr = serve(Router::new().route("/", on_get(async || "hello"))).await;
     for mood in ANSWERS {
-        let limit = FixedWindowLayer::new(Quota::per_minute(2)).key(global());
         let mut api = ServiceBuilder::new()
-            .layer(limit.store(TestStore::new(mood)).queue(5, Duration::from_secs(1)))
+            .layer(per_minute(2, mood).queue(5, Duration::from_secs(1)))
             .map_response(|response: Response<Incoming>| response.map(Body::new))
             .service(Client::builder(TokioExecutor::new()).build_http::<Body>());
         let mut statuses = Vec::new();

@@ -7,15 +7,12 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use axum::Router;
-use axum::routing::get;
 use http::Request;
-use tower::Layer;
 use tower_fixed_window::key::{client_ip, header, peer_ip};
 use tower_fixed_window::store::Scope;
-use tower_fixed_window::testing::{Hello, ask};
+use tower_fixed_window::testing::ask;
 use tower_fixed_window::{
-    FixedWindowLayer, Limiter, MAX_TOKENS, ManualClock, MemoryStore, Quota, Quotas,
+    FixedWindowLayer, Limit, Limits, MAX_TOKENS, ManualClock, MemoryStore, Quota, Quotas,
     RateLimitEndpoint, RedisStore, Weekday,
 };
 
@@ -27,19 +24,17 @@ fn minute() -> Quota {
     Quota::per_minute(1)
 }
 
-fn limit() -> FixedWindowLayer {
-    FixedWindowLayer::new(minute())
+fn limit() -> Limit {
+    Limit::new(minute())
+}
+
+fn layer(name: &str) -> FixedWindowLayer {
+    FixedWindowLayer::new(minute().name(name))
 }
 
 /// One that counts where others find it by its name.
 fn shared() -> TestStore {
     TestStore::new(Mood::Now).shared()
-}
-
-fn controlled() -> FixedWindowLayer {
-    let limit = limit().name("api");
-    let _ = limit.control();
-    limit
 }
 
 type Mistake = (u32, fn());
@@ -73,13 +68,16 @@ const MISTAKES: &[Mistake] = &[
     (line!(), || made(minute().and(minute()))),
     (line!(), || made(Quotas::from(minute()).and(minute()))),
     (line!(), || made(limit().name("Log in"))),
-    (line!(), || made(controlled().name("other"))),
-    (line!(), || made(controlled().store(MemoryStore::new()))),
-    (line!(), || made(limit().store(shared()).layer(Hello))),
-    (line!(), || made(RateLimitEndpoint::new([&limit()]))),
-    (line!(), || made(RateLimitEndpoint::new([&limit().name("a")]).and(&limit()))),
-    (line!(), || made(Limiter::new(minute()).name(""))),
-    (line!(), || made(Limiter::new(minute()).store(shared()))),
+    (line!(), || made(minute().name(""))),
+    (line!(), || made(Quotas::from(minute()).name(""))),
+    (line!(), || made(limit().store(shared()))),
+    (line!(), || made(Limits::new([minute()]).store(shared()))),
+    (line!(), || made(Limits::new([minute(), minute()]))),
+    (line!(), || made(Limits::new([minute().name("a"), minute().name("a")]))),
+    (line!(), || made(Limits::new([minute().name("a")]).of("b"))),
+    (line!(), || made(FixedWindowLayer::new([limit(), limit()]))),
+    (line!(), || made(RateLimitEndpoint::new([&FixedWindowLayer::new(minute())]))),
+    (line!(), || made(RateLimitEndpoint::new([&layer("a")]).and(&FixedWindowLayer::new(minute())))),
     (line!(), || made(Scope::named("ä"))),
     (line!(), || made(MemoryStore::with_max_keys(0))),
     (line!(), || { let store = MemoryStore::new(); made(store.clone().clock(ManualClock::at_ms(0))) }),
@@ -92,7 +90,7 @@ const MISTAKES: &[Mistake] = &[
     (line!(), || made(client_ip().trusting(["10.0.0.0/8"]).trusting_hops(1))),
     (line!(), || made(client_ip().from_header("ä"))),
     (line!(), || made(client_ip().is_in(["10.0.0/8"]))),
-    (line!(), || made(ask(&limit(), Request::get("not a path")))),
+    (line!(), || made(ask(&layer("a"), Request::get("not a path")))),
 ];
 
 /// Set in a process that makes mistakes.
@@ -121,20 +119,6 @@ fn a_panic_names_the_line_of_the_app() {
         let place = format!("panicked at {}:{line}:", file!());
         assert!(told.contains(&place), "not {place}\n{told}");
     }
-}
-
-/// It is axum that applies it.
-#[test]
-fn a_panic_of_a_layer_without_a_name_names_the_line_that_made_it() {
-    const MADE: u32 = line!() + 2;
-    if env::var(MISTAKEN).is_ok() {
-        let limit = FixedWindowLayer::new(minute()).store(shared());
-        let _: Router = Router::new().route("/", get(async || "hello")).layer(limit);
-        return;
-    }
-    let told = told("a_panic_of_a_layer_without_a_name_names_the_line_that_made_it");
-    let made = format!(r#"write .name("login").store(..) on the layer of {}:{MADE}:"#, file!());
-    assert!(told.contains(&made), "not {made}\n{told}");
 }
 
 /// What says in its documentation that it panics. The suite for stores shows what a store has done.

@@ -13,16 +13,17 @@ use tower::limit::ConcurrencyLimitLayer;
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_fixed_window::key::global;
 use tower_fixed_window::{
-    Control, FixedWindowLayer, Key, Limiter, Limits, MemoryStore, Quota, Quotas, Store,
+    FixedWindowLayer, Key, Limit, Limiter, Limits, MemoryStore, Quota, Quotas, Store,
 };
 
-use crate::support::{FarStore, get, paused_clock};
+use crate::support::{FarStore, get, limiter_of, paused_clock};
 
 fn ten_a_second(queue: u64, max_wait: Duration) -> FixedWindowLayer {
-    FixedWindowLayer::new(Quota::per_second(10))
-        .key(global())
-        .store(MemoryStore::with_clock(paused_clock()))
-        .queue(queue, max_wait)
+    in_memory(Quota::per_second(10).key(global())).queue(queue, max_wait)
+}
+
+fn in_memory(limit: Limit) -> FixedWindowLayer {
+    FixedWindowLayer::new(limit.store(MemoryStore::with_clock(paused_clock())))
 }
 
 const LONG: Duration = Duration::from_secs(60);
@@ -74,7 +75,7 @@ async fn forty_concurrent_requests_are_served_in_order_in_four_windows_and_the_n
 async fn a_dropped_waiter_frees_its_place() {
     let served = Served::default();
     let layer = ten_a_second(10, LONG);
-    let control = layer.control();
+    let limiter = limiter_of(&layer);
     let service = noting(&layer, &served);
     let mut requests: Vec<_> =
         (0..20).map(|_| tokio::spawn(service.clone().oneshot(get("/")))).collect();
@@ -84,7 +85,7 @@ async fn a_dropped_waiter_frees_its_place() {
     let one = requests.pop().expect("twenty");
     one.abort();
     assert!(one.await.expect_err("dropped").is_cancelled());
-    assert_eq!(control.peek(Key::global()).await.expect("memory").used(), 10);
+    assert_eq!(limiter.peek(Key::global()).await.expect("memory").used(), 10);
     requests.push(tokio::spawn(service.clone().oneshot(get("/"))));
     for request in requests {
         let Ok(response) = request.await.expect("no panic");
@@ -97,7 +98,7 @@ async fn a_dropped_waiter_frees_its_place() {
 async fn a_request_that_would_wait_longer_than_max_wait_is_refused_and_takes_nothing() {
     let served = Served::default();
     let layer = ten_a_second(30, Duration::from_millis(1_500));
-    let control = layer.control();
+    let limiter = limiter_of(&layer);
     let service = noting(&layer, &served);
     let requests: Vec<_> =
         (0..20).map(|_| tokio::spawn(service.clone().oneshot(get("/")))).collect();
@@ -107,7 +108,7 @@ async fn a_request_that_would_wait_longer_than_max_wait_is_refused_and_takes_not
     assert_eq!(refused.status(), 429);
     assert_eq!(refused.headers()["retry-after"], "2");
     assert_eq!(refused.headers()["x-ratelimit-used"], "10");
-    assert_eq!(control.peek(Key::global()).await.expect("memory").used(), 10);
+    assert_eq!(limiter.peek(Key::global()).await.expect("memory").used(), 10);
     for request in requests {
         let Ok(response) = request.await.expect("no panic");
         assert_eq!(response.status(), 200);
@@ -137,7 +138,8 @@ async fn a_request_may_wait_for_exactly_as_long_as_max_wait() {
 
 #[tokio::test(start_paused = true)]
 async fn requests_wait_for_windows_of_quotas_of_their_own() {
-    let layer = ten_a_second(30, LONG).quota_fn(|_, _| Quota::per_second(5));
+    let limit = Limit::by_plan(|_, _| Quota::per_second(5)).key(global());
+    let layer = in_memory(limit).queue(30, LONG);
     assert_eq!(seconds_of(&layer, 10).await, [[0; 5], [1; 5]].concat());
 }
 
@@ -152,10 +154,7 @@ async fn requests_that_would_wait_too_long_are_told_which_quotas_are_exceeded() 
         (second.and(many), "10", "2", r#""10/second""#),
         (many.and(second), "10", "2", r#""10/second""#),
     ] {
-        let layer = FixedWindowLayer::new(quotas)
-            .key(global())
-            .store(MemoryStore::with_clock(paused_clock()))
-            .queue(30, Duration::from_millis(1_500));
+        let layer = in_memory(quotas.key(global())).queue(30, Duration::from_millis(1_500));
         let service = noting(&layer, &Served::default());
         let requests: Vec<_> =
             (0..20).map(|_| tokio::spawn(service.clone().oneshot(get("/")))).collect();
@@ -210,13 +209,13 @@ async fn waiting_requests_hold_no_place_in_the_inner_service() {
 async fn closing_the_queue_answers_all_waiters_with_503() {
     let served = Served::default();
     let layer = ten_a_second(30, LONG);
-    let control = layer.control();
+    let limiter = limiter_of(&layer);
     let service = noting(&layer, &served);
     let requests: Vec<_> =
         (0..12).map(|_| tokio::spawn(service.clone().oneshot(get("/")))).collect();
     sleep(Duration::from_millis(1)).await;
     let start = Instant::now();
-    control.close_queue();
+    layer.close_queue();
     let mut statuses = Vec::new();
     for request in requests {
         let Ok(response) = request.await.expect("no panic");
@@ -224,7 +223,7 @@ async fn closing_the_queue_answers_all_waiters_with_503() {
     }
     assert_eq!(statuses, [vec![200; 10], vec![503; 2]].concat());
     assert_eq!(start.elapsed(), Duration::ZERO, "at once");
-    assert_eq!(control.peek(Key::global()).await.expect("memory").used(), 10, "given back");
+    assert_eq!(limiter.peek(Key::global()).await.expect("memory").used(), 10, "given back");
     // Nor does any other wait.
     let Ok(response) = service.oneshot(get("/")).await;
     assert_eq!(response.status(), 503);
@@ -233,7 +232,8 @@ async fn closing_the_queue_answers_all_waiters_with_503() {
 #[tokio::test(start_paused = true)]
 async fn no_request_waits_in_shadow_mode() {
     let served = Served::default();
-    let service = noting(&ten_a_second(30, LONG).shadow(), &served);
+    let layer = in_memory(Quota::per_second(10).key(global()).shadow()).queue(30, LONG);
+    let service = noting(&layer, &served);
     for _ in 0..15 {
         let Ok(response) = service.clone().oneshot(get("/")).await;
         assert_eq!(response.status(), 200);
@@ -251,11 +251,11 @@ async fn seconds_after(
 ) -> Vec<u64> {
     let (quotas, store) = (quotas.into(), MemoryStore::with_clock(paused_clock()));
     let minute = *quotas.iter().max_by_key(|quota| quota.window()).expect("at least one");
-    let earlier = Limiter::new(minute).name("api").store(store.clone());
+    let earlier = Limit::new(minute).name("api").store(store.clone());
     assert!(
         taken == 0 || earlier.check_cost(Key::global(), taken).await.expect("memory").allowed()
     );
-    let layer = FixedWindowLayer::new(quotas).name("api").key(global()).store(store);
+    let layer = FixedWindowLayer::new(Limit::new(quotas).name("api").key(global()).store(store));
     let served = Served::default();
     let service = noting(&layer.queue(1_000, Duration::from_secs(120)), &served);
     sleep(Duration::from_millis(at)).await;
@@ -304,7 +304,8 @@ async fn costs_pass_in_order_of_arrival_and_a_cost_of_zero_at_once() {
     let cost = |parts: &http::request::Parts| {
         parts.uri.path().rsplit('-').next().and_then(|cost| cost.parse().ok()).unwrap_or(1)
     };
-    let service = noting(&ten_a_second(30, LONG).cost_fn(cost), &served);
+    let limit = Quota::per_second(10).key(global()).cost_fn(cost);
+    let service = noting(&in_memory(limit).queue(30, LONG), &served);
     let mut requests = Vec::new();
     for path in ["/a-6", "/b-6", "/c-1", "/d-10", "/e-0", "/f-4", "/g-4", "/h-4"] {
         requests.push(tokio::spawn(service.clone().oneshot(get(path))));
@@ -334,19 +335,17 @@ async fn costs_pass_in_order_of_arrival_and_a_cost_of_zero_at_once() {
 
 #[tokio::test(start_paused = true)]
 async fn resets_refunds_and_new_quotas_of_this_process_are_used_at_once() {
-    let change: [fn(&Control); 3] = [
-        |control| _ = control.reset(Key::global()),
-        |control| control.set_quotas(Quota::per_minute(12)),
+    let change: [fn(&Limiter); 3] = [
+        |limiter| _ = limiter.reset(Key::global()),
+        |limiter| limiter.set_quotas(Quota::per_minute(12)),
         |_| {},
     ];
     for (i, change) in change.into_iter().enumerate() {
         let served = Served::default();
-        let layer = FixedWindowLayer::new(Quota::per_minute(10))
-            .key(global())
-            .store(MemoryStore::with_clock(paused_clock()))
+        let layer = in_memory(Quota::per_minute(10).key(global()))
             .count_if(|response| response.status != 204)
             .queue(30, LONG);
-        let control = layer.control();
+        let limiter = limiter_of(&layer);
         let (notes, start) = (served.clone(), Instant::now());
         let service = layer.layer(service_fn(move |request: Request<Body>| {
             let (path, notes) = (request.uri().path().to_owned(), notes.clone());
@@ -364,7 +363,7 @@ async fn resets_refunds_and_new_quotas_of_this_process_are_used_at_once() {
             requests.push(tokio::spawn(service.clone().oneshot(get(&format!("/{n}")))));
         }
         sleep(Duration::from_secs(1)).await;
-        change(&control);
+        change(&limiter);
         for request in requests {
             request.await.expect("no panic").expect("infallible");
         }
@@ -381,13 +380,13 @@ async fn what_others_of_this_process_return_is_used_at_once() {
 
 /// By other limiters of the name, other layers and several limits in one charge.
 async fn returned_elsewhere(store: impl Store + Clone) {
-    let limiter = || Limiter::new(Quota::per_minute(2)).name("api").store(store.clone());
+    let limiter = || Quota::per_minute(2).name("api").store(store.clone());
     let layer = || {
-        let layer = FixedWindowLayer::new(Quota::per_minute(2)).key(global());
-        layer.name("api").store(store.clone())
+        let limit = Quota::per_minute(2).name("api").key(global());
+        FixedWindowLayer::new(limit.store(store.clone()))
     };
     let limits = || {
-        let limits = Limits::new([Limiter::new(Quota::per_minute(2)).name("api")]);
+        let limits = Limits::new([Quota::per_minute(2).name("api")]);
         limits.store(store.clone())
     };
     for way in 0..5 {
@@ -402,7 +401,7 @@ async fn returned_elsewhere(store: impl Store + Clone) {
             0 => limiter().refund(receipt),
             1 => limiter().settle(receipt, 1),
             2 => limiter().reset(Key::global()),
-            3 => layer().control().reset(Key::global()),
+            3 => layer().limits().of("api").reset(Key::global()),
             _ => limits().of("api").reset(Key::global()),
         };
         returned.await.expect("it answers");
@@ -415,7 +414,7 @@ async fn returned_elsewhere(store: impl Store + Clone) {
 #[tokio::test(start_paused = true)]
 async fn closing_the_queue_ends_the_wait_for_the_service() {
     let layer = ten_a_second(30, LONG);
-    let control = layer.control();
+    let limiter = limiter_of(&layer);
     let service = layer.layer(NeverReady);
     let mut requests: Vec<_> = (0..12)
         .map(|_| {
@@ -424,8 +423,8 @@ async fn closing_the_queue_ends_the_wait_for_the_service() {
         })
         .collect();
     sleep(Duration::from_millis(2_500)).await;
-    assert_eq!(control.peek(Key::global()).await.expect("memory").used(), 0, "nothing is taken");
-    control.close_queue();
+    assert_eq!(limiter.peek(Key::global()).await.expect("memory").used(), 0, "nothing is taken");
+    layer.close_queue();
     for request in requests.drain(10..) {
         let Ok(response) = request.await.expect("no panic");
         assert_eq!(response.status(), 503);
@@ -453,10 +452,8 @@ impl Service<Request<Body>> for NeverReady {
 #[tokio::test(start_paused = true)]
 async fn a_request_in_the_last_millisecond_of_a_window_is_charged_once() {
     for window in [1, 2, 1_000] {
-        let layer = FixedWindowLayer::new(Quota::new(2, Duration::from_millis(window)))
-            .key(global())
-            .store(MemoryStore::with_clock(paused_clock()))
-            .queue(9, LONG);
+        let quota = Quota::new(2, Duration::from_millis(window));
+        let layer = in_memory(quota.key(global())).queue(9, LONG);
         let served = Served::default();
         let service = noting(&layer, &served);
         sleep(Duration::from_millis(window - 1)).await;

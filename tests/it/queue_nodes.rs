@@ -27,11 +27,10 @@ async fn passed(
     let passed = Arc::new(Mutex::new(vec![vec![0; nodes.len()]; 200]));
     for (node, &(delay, rate)) in nodes.iter().enumerate() {
         let store = FarStore::over(memory.clone(), move || delay);
-        let layer = FixedWindowLayer::new(Quota::per_second(limit))
-            .name("api")
-            .key(global())
-            .store(store)
-            .queue(100_000, max_wait);
+        let layer = FixedWindowLayer::new(
+            Quota::per_second(limit).name("near-and-far").key(global()).store(store),
+        )
+        .queue(100_000, max_wait);
         let passed = Arc::clone(&passed);
         let service = layer.layer(service_fn(move |_: Request<Body>| {
             let second = start.elapsed().as_secs() as usize;

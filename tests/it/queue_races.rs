@@ -19,7 +19,7 @@ use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_fixed_window::key::global;
 use tower_fixed_window::{FixedWindowLayer, MemoryStore, OnStoreFailure, Quota};
 
-use crate::support::{FarStore, Mood, TestStore, get, paused_clock};
+use crate::support::{FarStore, Mood, TestStore, get, limiter_of, paused_clock};
 
 const LONG: Duration = Duration::from_secs(60);
 
@@ -53,11 +53,11 @@ fn a_waiter_may_be_dropped_by_its_own_waker() {
             .build()
             .expect("a runtime");
         runtime.block_on(async {
-            let service = FixedWindowLayer::new(Quota::per_second(1))
-                .key(global())
-                .store(MemoryStore::with_clock(paused_clock()))
-                .queue(5, LONG)
-                .layer(service_fn(inner));
+            let service = FixedWindowLayer::new(
+                Quota::per_second(1).key(global()).store(MemoryStore::with_clock(paused_clock())),
+            )
+            .queue(5, LONG)
+            .layer(service_fn(inner));
             let Ok(_) = service.clone().oneshot(get("/")).await;
             let mut first = Box::pin(service.clone().oneshot(get("/")));
             assert!((&mut first).now_or_never().is_none());
@@ -109,16 +109,16 @@ impl Service<Request<Body>> for ReadyAt {
 #[tokio::test(start_paused = true)]
 async fn a_late_request_that_is_served_holds_up_no_other() {
     let start = Instant::now();
-    let service = FixedWindowLayer::new(Quota::per_second(1))
-        .key(global())
-        .store(MemoryStore::with_clock(paused_clock()))
-        .queue(5, LONG)
-        .layer(service_fn(async |request: Request<Body>| {
-            if request.uri().path() == "/late" {
-                sleep(LONG).await;
-            }
-            inner(request).await
-        }));
+    let service = FixedWindowLayer::new(
+        Quota::per_second(1).key(global()).store(MemoryStore::with_clock(paused_clock())),
+    )
+    .queue(5, LONG)
+    .layer(service_fn(async |request: Request<Body>| {
+        if request.uri().path() == "/late" {
+            sleep(LONG).await;
+        }
+        inner(request).await
+    }));
     let Ok(_) = service.clone().oneshot(get("/first")).await;
     let mut late = Box::pin(service.clone().oneshot(get("/late")));
     assert!((&mut late).now_or_never().is_none());
@@ -135,11 +135,11 @@ async fn a_late_request_is_reported_once() {
     let start = Instant::now();
     let reports = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&reports);
-    let layer = FixedWindowLayer::new(Quota::per_second(1))
-        .key(global())
-        .store(MemoryStore::with_clock(paused_clock()))
-        .on_decision(move |_, _| _ = counted.fetch_add(1, Ordering::SeqCst))
-        .queue(5, LONG);
+    let layer = FixedWindowLayer::new(
+        Quota::per_second(1).key(global()).store(MemoryStore::with_clock(paused_clock())),
+    )
+    .on_decision(move |_, _| _ = counted.fetch_add(1, Ordering::SeqCst))
+    .queue(5, LONG);
     let mut service = layer.layer(ReadyAt(start + Duration::from_millis(4_500)));
     let Ok(_) = service.call(get("/first")).await;
     let Ok(late) = service.call(get("/late")).await;
@@ -152,14 +152,14 @@ async fn a_newcomer_gives_a_request_that_was_not_polled_a_tenth_of_a_second() {
     let start = Instant::now();
     let order = Arc::new(Mutex::new(Vec::new()));
     let notes = Arc::clone(&order);
-    let service = FixedWindowLayer::new(Quota::per_second(1))
-        .key(global())
-        .store(MemoryStore::with_clock(paused_clock()))
-        .queue(2, LONG)
-        .layer(service_fn(move |request: Request<Body>| {
-            notes.lock().unwrap().push(request.uri().path().to_owned());
-            inner(request)
-        }));
+    let service = FixedWindowLayer::new(
+        Quota::per_second(1).key(global()).store(MemoryStore::with_clock(paused_clock())),
+    )
+    .queue(2, LONG)
+    .layer(service_fn(move |request: Request<Body>| {
+        notes.lock().unwrap().push(request.uri().path().to_owned());
+        inner(request)
+    }));
     let Ok(_) = service.clone().oneshot(get("/first")).await;
     let mut late = Box::pin(service.clone().oneshot(get("/late")));
     assert!((&mut late).now_or_never().is_none());
@@ -179,11 +179,10 @@ async fn a_newcomer_gives_a_request_that_was_not_polled_a_tenth_of_a_second() {
 #[tokio::test(start_paused = true)]
 async fn new_requests_stop_queueing_once_the_late_ones_have_passed() {
     let start = Instant::now();
-    let layer = FixedWindowLayer::new(Quota::per_second(400))
-        .name("far")
-        .key(global())
-        .store(FarStore::new(|| 5))
-        .queue(200, LONG);
+    let layer = FixedWindowLayer::new(
+        Quota::per_second(400).name("far").key(global()).store(FarStore::new(|| 5)),
+    )
+    .queue(200, LONG);
     let mut ready = layer.layer(ReadyAt(start + Duration::from_millis(2_500)));
     let service = layer.layer(service_fn(inner));
     // The service is not ready for them.
@@ -214,14 +213,14 @@ async fn leaving_the_queue_frees_a_place_in_that_window_only() {
     let start = Instant::now();
     let times = Arc::new(Mutex::new(Vec::new()));
     let notes = Arc::clone(&times);
-    let service = FixedWindowLayer::new(Quota::per_second(1))
-        .key(global())
-        .store(MemoryStore::with_clock(paused_clock()))
-        .queue(5, LONG)
-        .layer(service_fn(move |request: Request<Body>| {
-            notes.lock().unwrap().push(start.elapsed().as_secs());
-            inner(request)
-        }));
+    let service = FixedWindowLayer::new(
+        Quota::per_second(1).key(global()).store(MemoryStore::with_clock(paused_clock())),
+    )
+    .queue(5, LONG)
+    .layer(service_fn(move |request: Request<Body>| {
+        notes.lock().unwrap().push(start.elapsed().as_secs());
+        inner(request)
+    }));
     let mut requests = Vec::new();
     for _ in 0..4 {
         requests.push(tokio::spawn(service.clone().oneshot(get("/"))));
@@ -255,11 +254,11 @@ fn noting(
 #[tokio::test(start_paused = true)]
 async fn a_panic_in_a_closure_ends_only_its_own_request() {
     let notes = Notes::default();
-    let layer = FixedWindowLayer::new(Quota::per_second(1))
-        .key(global())
-        .store(MemoryStore::with_clock(paused_clock()))
-        .on_decision(|parts, _| assert_ne!(parts.uri.path(), "/panics", "on purpose"))
-        .queue(5, LONG);
+    let layer = FixedWindowLayer::new(
+        Quota::per_second(1).key(global()).store(MemoryStore::with_clock(paused_clock())),
+    )
+    .on_decision(|parts, _| assert_ne!(parts.uri.path(), "/panics", "on purpose"))
+    .queue(5, LONG);
     let service = noting(&layer, &notes);
     let mut requests = Vec::new();
     for path in ["/first", "/panics", "/next"] {
@@ -276,10 +275,10 @@ async fn a_panic_in_a_closure_ends_only_its_own_request() {
 #[tokio::test(start_paused = true)]
 async fn three_requests_that_are_not_polled_delay_the_fourth_by_three_tenths() {
     let notes = Notes::default();
-    let layer = FixedWindowLayer::new(Quota::per_second(1))
-        .key(global())
-        .store(MemoryStore::with_clock(paused_clock()))
-        .queue(9, LONG);
+    let layer = FixedWindowLayer::new(
+        Quota::per_second(1).key(global()).store(MemoryStore::with_clock(paused_clock())),
+    )
+    .queue(9, LONG);
     let service = noting(&layer, &notes);
     let Ok(_) = service.clone().oneshot(get("/first")).await;
     let mut forgotten = Vec::new();
@@ -300,18 +299,18 @@ async fn three_requests_that_are_not_polled_delay_the_fourth_by_three_tenths() {
 async fn a_store_that_fails_decides_by_its_policy_for_each_in_its_turn() {
     for (policy, status) in [(OnStoreFailure::Deny, 503), (OnStoreFailure::Allow, 200)] {
         let (notes, store) = (Notes::default(), TestStore::new(Mood::Later));
-        let layer = FixedWindowLayer::new(Quota::per_minute(1))
-            .key(global())
-            .store(store.clone().on_failure(policy))
-            .queue(9, LONG * 10);
-        let control = layer.control();
+        let layer = FixedWindowLayer::new(
+            Quota::per_minute(1).key(global()).store(store.clone().on_failure(policy)),
+        )
+        .queue(9, LONG * 10);
+        let limiter = limiter_of(&layer);
         let service = noting(&layer, &notes);
         let Ok(_) = service.clone().oneshot(get("/0")).await;
         let waiting: Vec<_> =
             (1..6).map(|i| tokio::spawn(service.clone().oneshot(get(&format!("/{i}"))))).collect();
         sleep(Duration::from_secs(1)).await;
         store.set(Mood::FailsLater);
-        control.set_quotas(Quota::per_minute(2));
+        limiter.set_quotas(Quota::per_minute(2));
         for request in waiting {
             let Ok(response) = request.await.expect("no panic");
             assert_eq!(response.status(), status);
@@ -326,11 +325,13 @@ async fn a_store_that_fails_decides_by_its_policy_for_each_in_its_turn() {
 #[tokio::test(start_paused = true)]
 async fn requests_pass_over_a_way_that_is_longer_than_the_window() {
     let notes = Notes::default();
-    let layer = FixedWindowLayer::new(Quota::new(5, Duration::from_millis(20)))
-        .name("far")
-        .key(global())
-        .store(FarStore::new(|| 30))
-        .queue(99, LONG);
+    let layer = FixedWindowLayer::new(
+        Quota::new(5, Duration::from_millis(20))
+            .name("far")
+            .key(global())
+            .store(FarStore::new(|| 30)),
+    )
+    .queue(99, LONG);
     let service = noting(&layer, &notes);
     let requests: Vec<_> =
         (0..20).map(|i| tokio::spawn(service.clone().oneshot(get(&format!("/{i:02}"))))).collect();

@@ -18,7 +18,7 @@ use http::{Request, Response};
 use tokio::time::{Instant, sleep, sleep_until};
 use tower::{Layer, Service, ServiceExt};
 use tower_fixed_window::key::header;
-use tower_fixed_window::{FixedWindowLayer, Key, Limiter, MemoryStore, Quota, Quotas};
+use tower_fixed_window::{FixedWindowLayer, Key, Limit, MemoryStore, Quota, Quotas};
 
 use crate::support::{FarStore, paused_clock};
 
@@ -151,21 +151,21 @@ async fn run(setup: &Setup, rng: &mut Rng) -> u64 {
         .nodes
         .iter()
         .map(|&delay| {
-            let mut layer = FixedWindowLayer::new(setup.quotas(1))
+            let plans = [setup.quotas(1), setup.quotas(2)];
+            let limit = if setup.plans {
+                Limit::by_plan(move |parts, _| plans[number(&parts.headers, "x-plan") as usize])
+            } else {
+                plans[0].into()
+            };
+            let limit = limit
                 .name("api")
                 .key(header("x-key"))
-                .cost_fn(|parts| number(&parts.headers, "x-cost"))
-                .queue(setup.most, max_wait);
-            layer = match delay {
-                None => layer.store(memory.clone()),
-                Some(delay) => layer.store(FarStore::over(memory.clone(), move || delay)),
+                .cost_fn(|parts| number(&parts.headers, "x-cost"));
+            let limiter = match delay {
+                None => limit.store(memory.clone()),
+                Some(delay) => limit.store(FarStore::over(memory.clone(), move || delay)),
             };
-            if setup.plans {
-                let plans = [setup.quotas(1), setup.quotas(2)];
-                layer.quota_fn(move |parts, _| plans[number(&parts.headers, "x-plan") as usize])
-            } else {
-                layer
-            }
+            FixedWindowLayer::new(limiter).queue(setup.most, max_wait)
         })
         .collect();
     let services: Vec<_> = layers
@@ -214,7 +214,6 @@ async fn run(setup: &Setup, rng: &mut Rng) -> u64 {
         requests.push(tokio::spawn(task));
         tokio::task::yield_now().await;
     }
-    let controls: Vec<_> = layers.iter().map(FixedWindowLayer::control).collect();
     let others = if setup.late || setup.changes { 12 } else { 0 };
     for _ in 0..others {
         sleep(Duration::from_millis(rng.u64(..4_000))).await;
@@ -225,7 +224,7 @@ async fn run(setup: &Setup, rng: &mut Rng) -> u64 {
         }
         if setup.changes {
             let quotas = setup.quotas(rng.u64(1..=2));
-            controls.iter().for_each(|control| control.set_quotas(quotas));
+            layers.iter().for_each(|layer| layer.limits().of("api").set_quotas(quotas));
         }
     }
     {
@@ -247,7 +246,7 @@ async fn run(setup: &Setup, rng: &mut Rng) -> u64 {
     // What was taken for nobody has come back.
     sleep(Duration::from_millis(400)).await;
     let now = start.elapsed().as_millis() as u64;
-    let limiter = Limiter::new(setup.quotas(2)).name("api").store(memory);
+    let limiter = Limit::new(setup.quotas(2)).name("api").store(memory);
     for key in 0..2 {
         let key_text = key.to_string();
         let request = Request::get("/").header("x-key", &key_text).body(()).expect("a request");

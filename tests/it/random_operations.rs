@@ -20,7 +20,9 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, Sleep, sleep, sleep_until, timeout};
 use tower::{Layer, Service, ServiceExt};
 use tower_fixed_window::key::extension;
-use tower_fixed_window::{Decision, FixedWindow, FixedWindowLayer, Key, Limiter, Quota, TrueCost};
+use tower_fixed_window::{
+    Decision, FixedWindow, FixedWindowLayer, Key, Limit, Limiter, Quota, TrueCost,
+};
 
 use crate::support::{FarStore, MINUTE_MS};
 
@@ -232,10 +234,12 @@ impl World {
         let store = FarStore::new(move || delays.lock().unwrap().u64(..40));
         let quota = Quota::new(LIMIT, WINDOW);
         let ledger = Ledger::default();
-        let layer = |scope: &'static str| {
+        let counting = |scope: &'static str, settled: bool| {
             let ledger = ledger.clone();
-            let layer = FixedWindowLayer::new(quota).name(scope).key(extension::<Plan>());
-            layer.store(store.clone()).on_decision(move |parts, decision| {
+            let limit = quota.name(scope).key(extension::<Plan>());
+            let limit = if settled { limit.settled() } else { limit };
+            let layer = FixedWindowLayer::new(limit.store(store.clone()));
+            layer.on_decision(move |parts, decision| {
                 let plan: &Plan = parts.extensions.get().expect("a plan");
                 if decision.allowed() {
                     let window = taken_from(decision);
@@ -244,12 +248,13 @@ impl World {
                 }
             })
         };
+        let layer = |scope| counting(scope, false);
         let max_wait = Duration::from_secs(130);
         let layers = [
             (AT_ONCE, layer(AT_ONCE)),
             (AT_ONCE, layer(AT_ONCE).refund_dropped()),
             (AT_ONCE, layer(AT_ONCE).count_if(|response| response.status != 404)),
-            (AT_ONCE, layer(AT_ONCE).settle_true_cost()),
+            (AT_ONCE, counting(AT_ONCE, true)),
             (QUEUED, layer(QUEUED).queue(RESERVED, max_wait)),
             (LATE, layer(LATE).queue(RESERVED, max_wait)),
         ];
@@ -260,7 +265,7 @@ impl World {
             (scope, layer.layer(Inner { start, ledger: ledger.clone(), rng, busy: None }))
         });
         let limiters = [AT_ONCE, QUEUED]
-            .map(|scope| (scope, Limiter::new(quota).name(scope).store(store.clone())));
+            .map(|scope| (scope, Limit::new(quota).name(scope).store(store.clone())));
         Self { rng, ledger, services: services.into(), limiters: limiters.into() }
     }
 

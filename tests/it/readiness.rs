@@ -84,7 +84,7 @@ async fn skipped_requests_call_the_instance_that_was_made_ready() {
 async fn several_requests_may_wait_for_the_store_concurrently() {
     let (strict, calls) = Strict::new();
     let store = TestStore::new(Mood::Hangs);
-    let layer = FixedWindowLayer::new(Quota::per_minute(2)).key(global()).store(store.clone());
+    let layer = FixedWindowLayer::new(Quota::per_minute(2).key(global()).store(store.clone()));
     let mut service = layer.layer(strict);
     let mut waiting = Vec::new();
     for _ in 0..3 {

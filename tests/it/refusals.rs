@@ -11,11 +11,14 @@ use http::{HeaderMap, Request, Response};
 use tower::{Layer, ServiceExt};
 use tower_fixed_window::key::global;
 use tower_fixed_window::{
-    EmptyBody, FixedWindowLayer, Headers, Key, Limiter, OnStoreFailure, Quota, Reject, Rejection,
-    StoreError, testing,
+    EmptyBody, FixedWindowLayer, Headers, Key, Limit, Limiter, OnStoreFailure, Quota, Reject,
+    Rejection, StoreError, testing,
 };
 
-use crate::support::{ANSWERS, Mood, RETRY_AFTER as SECONDS, TestStore, get, per_minute, used};
+use crate::support::{
+    ANSWERS, Mood, RETRY_AFTER as SECONDS, TestStore, everyone, get, layered, named, per_minute,
+    used,
+};
 
 const STYLES: [Headers; 4] =
     [Headers::GitHub, Headers::IetfDraft10, Headers::GitHubAndIetfDraft10, Headers::None];
@@ -80,7 +83,7 @@ async fn rate_limit_headers_of_a_closure_stay_where_the_layer_sends_none_of_thei
 #[tokio::test]
 async fn a_reject_of_your_own_gets_the_headers_that_the_ready_made_ones_have() {
     for (mood, style) in ANSWERS.into_iter().flat_map(|mood| STYLES.map(|style| (mood, style))) {
-        let limit = || per_minute(1, mood).name("api").headers(style);
+        let limit = || named("api", 1, mood).headers(style);
         let ready_made = refused(&limit().reject(EmptyBody)).await;
         let own = refused(&limit().reject(Plain)).await;
         assert_eq!(own.status(), ready_made.status());
@@ -124,8 +127,8 @@ async fn each_refusal_keeps_its_content_type_and_other_headers() {
 #[tokio::test]
 async fn a_failure_is_completed_as_a_refusal_by_a_limit_is() {
     let failing = || {
-        per_minute(1, Mood::Now)
-            .store(TestStore::new(Mood::FailsNow).on_failure(OnStoreFailure::Deny))
+        let store = TestStore::new(Mood::FailsNow).on_failure(OnStoreFailure::Deny);
+        FixedWindowLayer::new(everyone(1).store(store))
     };
     let own = refused(&failing().reject(Plain)).await;
     assert_eq!(own.status(), 503);
@@ -167,10 +170,10 @@ fn seconds_are_there_where_waiting_helps() {
     };
     let never = per_minute(0, Mood::Now);
     assert_eq!(seconds(never), ("None".into(), false));
-    let keyless = per_minute(1, Mood::Now).key_fn(|_| None);
+    let keyless = layered(everyone(1).key_fn(|_| None), Mood::Now);
     assert_eq!(seconds(keyless), ("None".into(), false));
-    let failing = per_minute(1, Mood::Now)
-        .store(TestStore::new(Mood::FailsNow).on_failure(OnStoreFailure::Deny));
+    let store = TestStore::new(Mood::FailsNow).on_failure(OnStoreFailure::Deny);
+    let failing = FixedWindowLayer::new(everyone(1).store(store));
     assert_eq!(seconds(failing), ("Some(1)".into(), true));
 }
 
@@ -194,13 +197,13 @@ async fn a_handlers_refusal_is_the_response_that_a_layer_makes() {
         Quota::per_minute(0).and(Quota::per_hour(0)),
     ];
     for (mood, quotas) in ANSWERS.into_iter().flat_map(|mood| quotas.map(|q| (mood, q))) {
-        let limiter = Limiter::new(quotas).name("login").store(TestStore::new(mood));
+        let limiter = Limit::new(quotas).name("login").store(TestStore::new(mood));
         let app = axum::Router::new().route("/", on_get(handler)).with_state(limiter);
         let _ = app.clone().oneshot(get("/")).await.expect("infallible");
         let refused = app.oneshot(get("/")).await.expect("infallible");
 
-        let layer = FixedWindowLayer::new(quotas).name("login").key(global());
-        let service = layer.store(TestStore::new(mood)).layer(axum::Router::new());
+        let layer = layered(quotas.name("login").key(global()), mood);
+        let service = layer.layer(axum::Router::new());
         let _ = service.clone().oneshot(get("/")).await.expect("infallible");
         let expected = service.oneshot(get("/")).await.expect("infallible");
         let mut refused = whole(refused).await;
@@ -212,9 +215,7 @@ async fn a_handlers_refusal_is_the_response_that_a_layer_makes() {
 #[tokio::test]
 async fn a_handler_whose_store_fails_answers_503() {
     let store = TestStore::new(Mood::FailsLater);
-    let limiter = Limiter::new(Quota::per_minute(1))
-        .name("login")
-        .store(store.on_failure(OnStoreFailure::Deny));
+    let limiter = Quota::per_minute(1).name("login").store(store.on_failure(OnStoreFailure::Deny));
     let app = axum::Router::new().route("/", on_get(handler)).with_state(limiter);
     let (status, headers, body) = whole(app.oneshot(get("/")).await.expect("infallible")).await;
     assert_eq!((status, &headers[RETRY_AFTER]), (503, &"1".parse().expect("a value")));
@@ -224,8 +225,8 @@ async fn a_handler_whose_store_fails_answers_503() {
 
 #[tokio::test]
 async fn an_outer_layer_does_not_count_what_a_handler_refuses() {
-    let limiter = Limiter::new(Quota::per_minute(1)).name("login").store(TestStore::new(Mood::Now));
-    let outer = per_minute(9, Mood::Now).name("outer");
+    let limiter = Quota::per_minute(1).name("login").store(TestStore::new(Mood::Now));
+    let outer = named("outer", 9, Mood::Now);
     let app = axum::Router::new().route("/", on_get(handler)).with_state(limiter).layer(outer);
     for _ in 0..3 {
         let _ = app.clone().oneshot(get("/")).await.expect("infallible");
@@ -238,7 +239,7 @@ async fn an_outer_layer_does_not_count_what_a_handler_refuses() {
 
 #[tokio::test]
 async fn a_refusal_from_elsewhere_is_a_response_without_policies() {
-    let limiter = Limiter::new(Quota::per_minute(0)).name("login");
+    let limiter = Limiter::new(Quota::per_minute(0).name("login"));
     let known = limiter.check("alice").await.expect("memory").into_result().expect_err("refused");
     let known = whole(Response::from(known)).await;
     assert!(known.2.contains("API rate limit exceeded: login:0/minute"), "{}", known.2);

@@ -8,15 +8,15 @@ use axum::Router;
 use axum::routing::any;
 use http::StatusCode;
 use tower::ServiceExt;
-use tower_fixed_window::key::{global, header};
+use tower_fixed_window::key::header;
 use tower_fixed_window::store::Store;
 use tower_fixed_window::testing::block_on;
 use tower_fixed_window::{
-    FixedWindowLayer, Key, Limiter, ManualClock, MemoryStore, OnStoreFailure, Quota, Quotas,
+    FixedWindowLayer, Key, Limit, ManualClock, MemoryStore, OnStoreFailure, Quota, Quotas,
     StoreError,
 };
 
-use crate::support::{ANSWERS, Mood, NOW_MS, TestStore, get};
+use crate::support::{ANSWERS, Mood, NOW_MS, TestStore, everyone, get, limiter_of};
 
 const FREE: Quota = Quota::per_minute(1);
 
@@ -43,13 +43,12 @@ fn alice() -> Key {
 #[tokio::test]
 async fn a_reset_works_for_plans_chosen_per_request() {
     for mood in ANSWERS {
-        let layer = FixedWindowLayer::new(FREE)
-            .key(header("x-user"))
-            .store(TestStore::new(mood))
-            .quota_fn(|_, _| pro());
+        let layer = FixedWindowLayer::new(
+            Limit::by_plan(|_, _| pro()).key(header("x-user")).store(TestStore::new(mood)),
+        );
         let app = app(&layer);
         assert_eq!([status(&app).await, status(&app).await], [200, 429]);
-        layer.control().reset(alice()).await.expect("memory");
+        limiter_of(&layer).reset(alice()).await.expect("memory");
         assert_eq!(status(&app).await, 200, "{mood:?}");
     }
 }
@@ -58,14 +57,14 @@ async fn a_reset_works_for_plans_chosen_per_request() {
 async fn a_reset_clears_counts_of_earlier_quotas() {
     for mood in ANSWERS {
         let store = TestStore::new(mood);
-        let layer = FixedWindowLayer::new(FREE).key(header("x-user")).store(store);
-        let (app, control) = (app(&layer), layer.control());
+        let layer = FixedWindowLayer::new(Limit::new(FREE).key(header("x-user")).store(store));
+        let (app, limiter) = (app(&layer), limiter_of(&layer));
         assert_eq!([status(&app).await, status(&app).await], [200, 429]);
-        control.set_quotas(pro());
+        limiter.set_quotas(pro());
         assert_eq!([status(&app).await, status(&app).await], [200, 429]);
-        control.reset(alice()).await.expect("memory");
+        limiter.reset(alice()).await.expect("memory");
         assert_eq!(status(&app).await, 200, "{mood:?}");
-        control.set_quotas(FREE);
+        limiter.set_quotas(FREE);
         assert_eq!(status(&app).await, 200, "{mood:?}");
     }
 }
@@ -74,7 +73,7 @@ async fn a_reset_clears_counts_of_earlier_quotas() {
 async fn a_limiter_resets_charges_made_under_a_plan_on_another_clone_of_the_store() {
     for mood in ANSWERS {
         let store: Arc<dyn Store> = Arc::new(TestStore::new(mood));
-        let limiter = |store: &Arc<dyn Store>| Limiter::new(FREE).name("api").store(store.clone());
+        let limiter = |store: &Arc<dyn Store>| Limit::new(FREE).name("api").store(store.clone());
         let (one, other) = (limiter(&store), limiter(&Arc::clone(&store)));
         let check = async || one.with_quotas(pro()).check("alice").await.expect("memory").allowed();
         assert!(check().await && !check().await && !check().await);
@@ -86,7 +85,7 @@ async fn a_limiter_resets_charges_made_under_a_plan_on_another_clone_of_the_stor
 #[test]
 fn resetting_a_key_in_a_shared_overflow_entry_is_an_error() {
     let store = MemoryStore::with_max_keys(1).clock(ManualClock::at_ms(NOW_MS));
-    let limiter = Limiter::new(Quota::per_hour(3)).store(store);
+    let limiter = Limit::new(Quota::per_hour(3)).store(store);
     for key in 0..200_u64 {
         let _ = block_on(limiter.check(key)).expect("memory");
     }
@@ -102,7 +101,7 @@ fn resetting_a_key_in_a_shared_overflow_entry_is_an_error() {
 #[test]
 fn a_reset_in_a_scope_with_too_many_windows_is_an_error() {
     let store = MemoryStore::with_clock(ManualClock::at_ms(NOW_MS));
-    let made_up = Limiter::new(FREE).name("made-up").store(store.clone());
+    let made_up = Limit::new(FREE).name("made-up").store(store.clone());
     let window = |n| Quota::new(1, Duration::from_secs(n));
     for n in 1..=64 {
         assert!(block_on(made_up.with_quotas(window(n)).check("alice")).expect("memory").allowed());
@@ -116,7 +115,7 @@ fn a_reset_in_a_scope_with_too_many_windows_is_an_error() {
     let error = block_on(made_up.reset("alice")).expect_err("one is not known");
     assert!(error.to_string().contains("different windows"), "{error}");
     // Another scope has nothing to do with it.
-    let other = Limiter::new(FREE).name("other").store(store);
+    let other = Limit::new(FREE).name("other").store(store);
     assert!(block_on(other.check("alice")).expect("memory").allowed());
     block_on(other.reset("alice")).expect("one counter");
     assert!(block_on(other.check("alice")).expect("memory").allowed());
@@ -126,9 +125,9 @@ fn a_reset_in_a_scope_with_too_many_windows_is_an_error() {
 #[test]
 fn a_reset_that_the_fallback_of_a_store_cannot_apply_is_an_error() {
     let store = TestStore::new(Mood::Now).shared();
-    let limiter = Limiter::new(FREE).name("api").store(store.clone());
+    let limiter = Limit::new(FREE).name("api").store(store.clone());
     let memory = store.remote.fallback().clone();
-    let memory = Limiter::new(FREE).name("api").store(memory);
+    let memory = Limit::new(FREE).name("api").store(memory);
     for n in 1..=65 {
         let plan = memory.with_quotas(Quota::new(1, Duration::from_secs(n)));
         assert!(block_on(plan.check("alice")).expect("memory").allowed());
@@ -139,10 +138,10 @@ fn a_reset_that_the_fallback_of_a_store_cannot_apply_is_an_error() {
 
 #[test]
 fn a_scope_used_in_one_store_can_be_reset_in_another() {
-    let limiter = Limiter::new(FREE).name("moved");
+    let limit = FREE.name("moved");
     for _ in 0..3 {
         let store = MemoryStore::with_clock(ManualClock::at_ms(NOW_MS));
-        let limiter = limiter.clone().store(store);
+        let limiter = limit.clone().store(store);
         assert!(block_on(limiter.check("alice")).expect("memory").allowed());
         block_on(limiter.reset("alice")).expect("memory");
         assert!(block_on(limiter.check("alice")).expect("memory").allowed());
@@ -151,18 +150,15 @@ fn a_scope_used_in_one_store_can_be_reset_in_another() {
 
 #[tokio::test]
 async fn a_peek_names_its_quotas_if_they_differ_per_request() {
-    let store = TestStore::new(Mood::Now);
-    let layer = FixedWindowLayer::new(FREE).key(header("x-user")).store(store);
-    // Also a control that was taken before.
-    let before = layer.control();
-    assert_eq!(before.peek(alice()).await.expect("memory").limit(), 1);
-    let layer = layer.quota_fn(|_, _| pro());
+    let limit = Limit::by_plan(|_, _| pro()).key(header("x-user"));
+    let limiter = limit.store(TestStore::new(Mood::Now));
+    let layer = FixedWindowLayer::new(&limiter);
     let app = app(&layer);
     assert_eq!(status(&app).await, 200);
-    for control in [before, layer.control()] {
-        let error: StoreError = control.peek(alice()).await.expect_err("by which quotas?");
-        assert!(error.to_string().contains("peek_with"), "{error}");
-        let standing = control.peek_with(alice(), pro()).await.expect("memory");
+    for limiter in [limiter, limiter_of(&layer)] {
+        let error: StoreError = limiter.peek(alice()).await.expect_err("by which quotas?");
+        assert!(error.to_string().contains("limiter.with_quotas(plan)"), "{error}");
+        let standing = limiter.with_quotas(pro()).peek(alice()).await.expect("memory");
         assert_eq!((standing.limit(), standing.used()), (1, 1));
     }
 }
@@ -178,7 +174,7 @@ fn a_store_behind_a_pointer_behaves_like_the_store() {
     let far = TestStore::new(Mood::FailsLater).in_time();
     let shared: Arc<dyn Store> = Arc::new(far.clone());
     assert_eq!(shared.answers_within(), Some(Duration::from_millis(250)));
-    let limiter = Limiter::new(FREE).store(shared);
+    let limiter = Limit::new(FREE).store(shared);
     assert!(block_on(limiter.check("alice")).expect("memory").allowed());
     assert_eq!(far.remote.fallback().len(), 1, "the same memory");
 }
@@ -187,7 +183,7 @@ fn a_store_behind_a_pointer_behaves_like_the_store() {
 fn a_reset_key_has_the_full_capacity_of_any_plan() {
     let clock = ManualClock::at_ms(NOW_MS);
     let store = MemoryStore::with_max_keys(1).clock(clock);
-    let limiter = Limiter::new(Quota::per_hour(5)).store(store.clone());
+    let limiter = Limit::new(Quota::per_hour(5)).store(store.clone());
     let plan = Quota::per_hour(5).rollover_up_to(10);
     for key in 0..200_u64 {
         let _ = block_on(limiter.check(key)).expect("memory");
@@ -204,14 +200,14 @@ fn a_reset_key_has_the_full_capacity_of_any_plan() {
 #[tokio::test]
 async fn a_reset_through_a_layer_without_a_fallback_clears_the_fallback_of_others() {
     let store = TestStore::new(Mood::FailsNow).shared();
-    let layer = FixedWindowLayer::new(Quota::per_minute(1)).name("api").key(global());
-    let local = layer.clone().store(store.clone());
-    let deny = layer.store(store.clone().on_failure(OnStoreFailure::Deny));
-    let control = deny.control();
+    let limit = everyone(1).name("api");
+    let local = FixedWindowLayer::new(limit.clone().store(store.clone()));
+    let limiter = limit.store(store.clone().on_failure(OnStoreFailure::Deny));
+    let deny = FixedWindowLayer::new(&limiter);
     let (_keep, app) = (app(&deny), app(&local));
     assert_eq!([status(&app).await, status(&app).await], [200, 429]);
     store.set(Mood::Now);
-    control.reset(Key::global()).await.expect("it can be asked");
+    limiter.reset(Key::global()).await.expect("it can be asked");
     store.set(Mood::FailsNow);
     assert_eq!(status(&app).await, 200);
 }

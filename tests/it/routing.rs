@@ -10,7 +10,9 @@ use tower_fixed_window::key::{global, matched_path};
 use tower_fixed_window::{FixedWindowLayer, Quota};
 use tower_http::trace::TraceLayer;
 
-use crate::support::{ANSWERS, TestStore, get, limit_headers, per_minute, used};
+use crate::support::{
+    ANSWERS, TestStore, everyone, get, layered, limit_headers, named, per_minute, used,
+};
 
 async fn ask(app: &Router, path: &str) -> Response {
     app.clone().oneshot(get(path)).await.expect("infallible")
@@ -139,11 +141,11 @@ async fn service_builder_counts_once() {
 #[tokio::test]
 async fn by_matched_path_each_route_has_a_count_and_all_404s_share_one() {
     for mood in ANSWERS {
-        let layer = FixedWindowLayer::new(Quota::per_minute(10)).key(matched_path());
+        let layer = layered(everyone(10).key(matched_path()), mood);
         let app = Router::new()
             .route("/users/{id}", on_get(async || ""))
             .route("/search", on_get(async || ""))
-            .layer(layer.store(TestStore::new(mood)));
+            .layer(layer);
         let paths = [("/users/1", 1), ("/users/2", 2), ("/search", 1), ("/no", 1), ("/nor", 2)];
         for (path, n) in paths {
             assert_eq!(used(&ask(&app, path).await), n, "{path}");
@@ -156,13 +158,12 @@ async fn named_layers_never_share_a_count() {
     for mood in ANSWERS {
         // On one store: the name alone keeps them apart.
         let store = TestStore::new(mood);
-        let named = |name: &str, limit| {
-            let layer = FixedWindowLayer::new(Quota::per_minute(limit)).key(global());
-            layer.name(name).store(store.clone())
+        let limited = |name: &str, tokens| {
+            FixedWindowLayer::new(everyone(tokens).name(name).store(store.clone()))
         };
         let app = Router::new()
-            .route("/login", on_get(async || "").layer(named("login", 1)))
-            .route("/search", on_get(async || "").layer(named("search", 2)));
+            .route("/login", on_get(async || "").layer(limited("login", 1)))
+            .route("/search", on_get(async || "").layer(limited("search", 2)));
 
         assert_eq!(ask(&app, "/login").await.status(), StatusCode::OK);
         assert_eq!(ask(&app, "/login").await.status(), StatusCode::TOO_MANY_REQUESTS);
@@ -181,7 +182,7 @@ async fn unnamed_layers_on_one_store_never_share_a_count() {
     for mood in ANSWERS {
         let store = TestStore::new(mood);
         let unnamed =
-            || FixedWindowLayer::new(Quota::per_minute(1)).key(global()).store(store.clone());
+            || FixedWindowLayer::new(Quota::per_minute(1).key(global()).store(store.clone()));
         let app = Router::new()
             .route("/a", on_get(async || "").layer(unnamed()))
             .route("/b", on_get(async || "").layer(unnamed()));
@@ -194,7 +195,7 @@ async fn unnamed_layers_on_one_store_never_share_a_count() {
 #[tokio::test]
 async fn clones_of_a_layer_on_two_routes_are_one_limit() {
     for mood in ANSWERS {
-        for limit in [per_minute(2, mood), per_minute(2, mood).name("both")] {
+        for limit in [per_minute(2, mood), named("both", 2, mood)] {
             let app = Router::new()
                 .route("/a", on_get(async || "").layer(limit.clone()))
                 .route("/b", on_get(async || "").layer(limit));
@@ -209,13 +210,10 @@ async fn clones_of_a_layer_on_two_routes_are_one_limit() {
 async fn layers_of_one_name_on_one_store_are_one_limit() {
     for mood in ANSWERS {
         let store = TestStore::new(mood);
-        let named = || {
-            let layer = FixedWindowLayer::new(Quota::per_minute(2)).key(global());
-            layer.name("both").store(store.clone())
-        };
+        let both = || FixedWindowLayer::new(everyone(2).name("both").store(store.clone()));
         let app = Router::new()
-            .route("/a", on_get(async || "").layer(named()))
-            .route("/b", on_get(async || "").layer(named()));
+            .route("/a", on_get(async || "").layer(both()))
+            .route("/b", on_get(async || "").layer(both()));
         assert_eq!(used(&ask(&app, "/a").await), 1);
         assert_eq!(used(&ask(&app, "/b").await), 2);
     }

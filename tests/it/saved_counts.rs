@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tower_fixed_window::testing::block_on;
-use tower_fixed_window::{CountsFile, Limiter, ManualClock, MemoryStore, Quota};
+use tower_fixed_window::{CountsFile, ManualClock, MemoryStore, Quota};
 
 use crate::metrics_and_logs::{recorder, scraped};
 use crate::support::{Log, NOW_MS};
@@ -23,7 +23,7 @@ fn the_log_names_the_file_that_is_loaded_and_the_reason_why_one_is_not() {
     let log = Log::start();
     let store = open(&path, NOW_MS);
     assert_eq!(log.text(), "", "there is none");
-    let limiter = Limiter::new(Quota::per_day(9)).name("api").store(store.clone());
+    let limiter = Quota::per_day(9).name("api").store(store.clone());
     assert!(block_on(limiter.check("secret")).expect("memory answers").allowed());
     drop((limiter, store));
 

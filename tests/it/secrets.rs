@@ -9,7 +9,7 @@ use tower::{Layer, ServiceExt, service_fn};
 use tower_fixed_window::key::{client_ip, extension, header, key_fn, peer_ip};
 use tower_fixed_window::store::{Adjust, Charge, Reply, Scope, Store};
 use tower_fixed_window::{
-    Decision, FixedWindowLayer, Key, KeyExtractor, Limiter, MemoryStore, OnStoreFailure, Quota,
+    Decision, FixedWindowLayer, Key, KeyExtractor, Limit, MemoryStore, OnStoreFailure, Quota,
     TrueCost,
 };
 
@@ -74,7 +74,7 @@ impl From<&Session> for Key {
 async fn handler(request: Request<Body>) -> Result<Response<Body>, std::convert::Infallible> {
     tracing::trace!(decision = ?request.extensions().get::<Decision>(), "asked");
     let mut response = Response::new(Body::empty());
-    response.extensions_mut().insert(TrueCost::of(2));
+    response.extensions_mut().insert(TrueCost::new(2));
     Ok(response)
 }
 
@@ -86,22 +86,25 @@ async fn a_trace_level_log_and_the_store_hold_no_secret() {
     let _guard = metrics::set_default_local_recorder(&recorder);
     let seen = Arc::new(Mutex::new(Vec::new()));
     let cookie = |parts: &http::request::Parts| parts.headers.get("cookie").map(Key::secret);
-    let layers = [
-        ("header", layer().key(header("authorization"))),
-        ("fallback", layer().key(header("x-api-key").or(client_ip()))),
-        ("session", layer().key((extension::<Session>(), peer_ip()))),
-        ("missing", layer().key(extension::<String>())),
-        ("address", layer().key(peer_ip())),
-        ("hashed-address", layer().key(key_fn(|_| Some(Key::secret(ADDRESS))))),
-        ("closure", layer().key(key_fn(cookie))),
+    let limits = [
+        ("header", limit().key(header("authorization"))),
+        ("fallback", limit().key(header("x-api-key").or(client_ip()))),
+        ("session", limit().key((extension::<Session>(), peer_ip()))),
+        ("missing", limit().key(extension::<String>())),
+        ("address", limit().key(peer_ip())),
+        ("hashed-address", limit().key(key_fn(|_| Some(Key::secret(ADDRESS))))),
+        ("closure", limit().key(key_fn(cookie))),
     ];
-    for (name, layer) in layers {
+    for (name, limit) in limits {
         for mood in [Mood::Now, Mood::Later, Mood::FailsNow, Mood::FailsLater] {
             for policy in [OnStoreFailure::Local, OnStoreFailure::Allow, OnStoreFailure::Deny] {
                 let store =
                     Spy { inner: TestStore::new(mood).on_failure(policy), seen: Arc::clone(&seen) };
-                let layer = layer.clone().name(name).store(store);
-                tracing::trace!(?layer, handle = ?layer.control(), "made");
+                let limit = limit.clone().name(name);
+                tracing::trace!(?limit, "made");
+                let limiter = limit.store(store);
+                let layer = FixedWindowLayer::new(&limiter).expose_decision();
+                tracing::trace!(?layer, ?limiter, "made");
                 let service = layer.layer(service_fn(handler));
                 tracing::trace!(?service, "made");
                 for _ in 0..4 {
@@ -133,8 +136,8 @@ async fn a_trace_level_log_and_the_store_hold_no_secret() {
     assert!(!seen.windows(SECRET.len()).any(|part| part == SECRET.as_bytes()));
 }
 
-fn layer() -> FixedWindowLayer {
-    FixedWindowLayer::new(Quota::per_minute(3)).settle_true_cost().expose_decision()
+fn limit() -> Limit {
+    Limit::new(Quota::per_minute(3)).settled()
 }
 
 /// A request with a secret wherever one may be.
@@ -156,7 +159,7 @@ fn secretive() -> http::request::Parts {
 /// Without HTTP, and in a store that is full of secrets.
 async fn overflow_and_by_hand(seen: &Arc<Mutex<Vec<u8>>>) {
     let store = MemoryStore::with_max_keys(10);
-    let limiter = Limiter::new(Quota::per_minute(3)).name("hand").store(store.clone());
+    let limiter = Quota::per_minute(3).name("hand").store(store.clone());
     for i in 0..500 {
         let key = Key::secret(format!("{SECRET}-{i}"));
         tracing::trace!(?key, readable = %key.readable(), "made");
@@ -166,7 +169,7 @@ async fn overflow_and_by_hand(seen: &Arc<Mutex<Vec<u8>>>) {
     tracing::trace!(?limiter, ?store, "full");
 
     let spy = Spy { inner: TestStore::new(Mood::Now), seen: Arc::clone(seen) };
-    let limiter = Limiter::new(Quota::per_minute(3)).name("hand").store(spy);
+    let limiter = Quota::per_minute(3).name("hand").store(spy);
     let mail = Key::hmac("a secret of the app's", format!("{SECRET}@example.com"));
     let receipt = limiter.charge(&mail, 1).await.expect("it answers").expect("it passes");
     tracing::trace!(?receipt, "charged");

@@ -8,7 +8,7 @@ use tokio::runtime::{Builder, Runtime};
 use tower::ServiceExt;
 use tower_fixed_window::key::global;
 use tower_fixed_window::testing::block_on;
-use tower_fixed_window::{FixedWindowLayer, Key, Limiter, Quota};
+use tower_fixed_window::{FixedWindowLayer, Key, Quota};
 
 use crate::support::{Mood, TestStore, get};
 
@@ -16,11 +16,10 @@ use crate::support::{Mood, TestStore, get};
 fn answered(store: &TestStore) -> Runtime {
     let runtime = Builder::new_current_thread().enable_time().start_paused(true).build();
     let runtime = runtime.expect("a runtime");
-    let limit = FixedWindowLayer::new(Quota::per_minute(5))
-        .name("login")
-        .key(global())
-        .store(store.clone())
-        .count_if(|response| response.status == StatusCode::UNAUTHORIZED);
+    let limit = FixedWindowLayer::new(
+        Quota::per_minute(5).name("login").key(global()).store(store.clone()),
+    )
+    .count_if(|response| response.status == StatusCode::UNAUTHORIZED);
     let app: Router = Router::new().route("/", on_get(async || "welcome")).layer(limit);
     let response = runtime.block_on(app.oneshot(get("/"))).expect("infallible");
     assert_eq!(response.status(), StatusCode::OK);
@@ -30,7 +29,7 @@ fn answered(store: &TestStore) -> Runtime {
 /// What the store has counted in the end.
 fn used(store: &TestStore) -> u64 {
     store.set(Mood::Now);
-    let limiter = Limiter::new(Quota::per_minute(5)).name("login").store(store.clone());
+    let limiter = Quota::per_minute(5).name("login").store(store.clone());
     block_on(limiter.peek(Key::global())).expect("an answer").used()
 }
 

@@ -22,10 +22,13 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 use tower::retry::{Policy, RetryLayer};
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
-use tower_fixed_window::key::{global, header};
-use tower_fixed_window::{Control, FixedWindowLayer, Key, Quota, TrueCost};
+use tower_fixed_window::key::header;
+use tower_fixed_window::{FixedWindowLayer, Key, Limit, Limiter, Quota, TrueCost};
 
-use crate::support::{ANSWERS, FarStore, Mood, TestStore, get, limit_headers, per_minute, serve};
+use crate::support::{
+    ANSWERS, FarStore, Mood, TestStore, everyone, get, layered, limit_headers, limiter_of,
+    per_minute, serve,
+};
 
 /// A byte each half second, for eight seconds.
 fn bytes() -> impl Stream<Item = Result<&'static str, Infallible>> + Send + 'static {
@@ -49,8 +52,8 @@ async fn inner(request: Request<Body>) -> Result<Response, Infallible> {
     Ok(body.expect("a body").into_response())
 }
 
-async fn used(control: &Control) -> u64 {
-    control.peek(Key::global()).await.expect("memory answers").used()
+async fn used(limiter: &Limiter) -> u64 {
+    limiter.peek(Key::global()).await.expect("memory answers").used()
 }
 
 /// Sends a request, and looks a second later, while it is still being answered if that takes longer.
@@ -69,8 +72,8 @@ where
 async fn refused_uploads_hold_no_token_that_other_users_need() {
     for mood in ANSWERS {
         let outer = per_minute(4, mood);
-        let control = outer.control();
-        let per_user = per_minute(2, mood).key(header("x-user"));
+        let limiter = limiter_of(&outer);
+        let per_user = layered(everyone(2).key(header("x-user")), mood);
         let service = ServiceBuilder::new().layer(outer).layer(per_user).service(service_fn(inner));
         for _ in 0..2 {
             let Ok(passed) = service.clone().oneshot(from("alice", Body::empty())).await;
@@ -90,7 +93,7 @@ async fn refused_uploads_hold_no_token_that_other_users_need() {
             assert_eq!(limit_headers(&refused)["limit"], "2");
         }
         assert_eq!(start.elapsed().as_secs(), 8, "they were read to their ends");
-        assert_eq!(used(&control).await, 4, "each charge was given back once");
+        assert_eq!(used(&limiter).await, 4, "each charge was given back once");
     }
 }
 
@@ -100,17 +103,17 @@ async fn all_layers_around_the_one_that_refuses_give_back_at_once() {
         for refusing in 0..3 {
             let limits = [0, 1, 2].map(|i| if i == refusing { 0 } else { 9 });
             let layers = limits.map(|limit| per_minute(limit, mood));
-            let controls = layers.each_ref().map(FixedWindowLayer::control);
+            let limiters = layers.each_ref().map(limiter_of);
             let [a, b, c] = layers;
             let service =
                 ServiceBuilder::new().layer(a).layer(b).layer(c).service(service_fn(inner));
             let refused = sent(service, slow_upload()).await;
-            for control in &controls {
-                assert_eq!(used(control).await, 0, "refused by layer {refusing}");
+            for limiter in &limiters {
+                assert_eq!(used(limiter).await, 0, "refused by layer {refusing}");
             }
             assert_eq!(refused.await.expect("no panic"), StatusCode::TOO_MANY_REQUESTS);
-            for control in &controls {
-                assert_eq!(used(control).await, 0, "refused by layer {refusing}");
+            for limiter in &limiters {
+                assert_eq!(used(limiter).await, 0, "refused by layer {refusing}");
             }
         }
     }
@@ -119,28 +122,28 @@ async fn all_layers_around_the_one_that_refuses_give_back_at_once() {
 #[tokio::test(start_paused = true)]
 async fn a_charge_is_held_until_the_inner_layer_has_decided() {
     let outer = per_minute(9, Mood::Now);
-    let control = outer.control();
-    let inner_layer = FixedWindowLayer::new(Quota::per_minute(0)).key(global());
-    let inner_layer = inner_layer.name("inner").store(FarStore::new(|| 2_000));
+    let limiter = limiter_of(&outer);
+    let inner_layer = everyone(0).name("inner").store(FarStore::new(|| 2_000));
+    let inner_layer = FixedWindowLayer::new(inner_layer);
     let service = ServiceBuilder::new().layer(outer).layer(inner_layer).service(service_fn(inner));
     let refused = sent(service, slow_upload()).await;
-    assert_eq!(used(&control).await, 1, "the inner store is asked");
+    assert_eq!(used(&limiter).await, 1, "the inner store is asked");
     sleep(Duration::from_secs(4)).await;
-    assert_eq!(used(&control).await, 0, "it has answered");
+    assert_eq!(used(&limiter).await, 0, "it has answered");
     assert!(!refused.is_finished());
     assert_eq!(refused.await.expect("no panic"), StatusCode::TOO_MANY_REQUESTS);
-    assert_eq!(used(&control).await, 0);
+    assert_eq!(used(&limiter).await, 0);
 }
 
 #[tokio::test(start_paused = true)]
 async fn an_inner_layer_that_refuses_for_another_reason_holds_no_token() {
     for mood in ANSWERS {
         let outer = per_minute(9, mood);
-        let control = outer.control();
-        let keyless = per_minute(9, mood).key_fn(|_| None);
+        let limiter = limiter_of(&outer);
+        let keyless = layered(everyone(9).key_fn(|_| None), mood);
         let service = ServiceBuilder::new().layer(outer).layer(keyless).service(service_fn(inner));
         let refused = sent(service, slow_upload()).await;
-        assert_eq!(used(&control).await, 0);
+        assert_eq!(used(&limiter).await, 0);
         assert_eq!(refused.await.expect("no panic"), StatusCode::BAD_REQUEST);
     }
 }
@@ -149,52 +152,56 @@ async fn an_inner_layer_that_refuses_for_another_reason_holds_no_token() {
 async fn an_upload_that_an_inner_layer_in_shadow_would_refuse_counts() {
     for mood in ANSWERS {
         let outer = per_minute(9, mood);
-        let control = outer.control();
-        let shadow = per_minute(0, mood).shadow();
+        let limiter = limiter_of(&outer);
+        let shadow = layered(everyone(0).shadow(), mood);
         let service = ServiceBuilder::new().layer(outer).layer(shadow).service(service_fn(inner));
         let passed = sent(service, slow_upload()).await;
-        assert_eq!(used(&control).await, 1);
+        assert_eq!(used(&limiter).await, 1);
         assert_eq!(passed.await.expect("no panic"), StatusCode::OK);
-        assert_eq!(used(&control).await, 1);
+        assert_eq!(used(&limiter).await, 1);
     }
 }
 
-type Correction = fn(FixedWindowLayer) -> FixedWindowLayer;
+/// How a limit is set, and its layer.
+type Correction = (fn(Limit) -> Limit, fn(FixedWindowLayer) -> FixedWindowLayer);
 
 /// Ways to correct a charge by its response.
 const CORRECTIONS: [Correction; 6] = [
-    |layer| layer,
-    |layer| layer.count_if(|_| true),
-    |layer| layer.count_if(|_| false),
-    |layer| layer.refund_dropped(),
-    |layer| layer.settle_true_cost(),
-    |layer| layer.shadow(),
+    (|limit| limit, |layer| layer),
+    (|limit| limit, |layer| layer.count_if(|_| true)),
+    (|limit| limit, |layer| layer.count_if(|_| false)),
+    (|limit| limit, |layer| layer.refund_dropped()),
+    (|limit| limit.settled(), |layer| layer),
+    (|limit| limit.shadow(), |layer| layer),
 ];
 
 #[tokio::test(start_paused = true)]
 async fn a_charge_is_given_back_once_whatever_else_may_correct_it() {
     for mood in ANSWERS {
-        for (correction, correct) in CORRECTIONS.into_iter().enumerate() {
+        for (correction, (set, correct)) in CORRECTIONS.into_iter().enumerate() {
             for hangs_up in [false, true] {
                 let store = TestStore::new(mood);
-                let outer = FixedWindowLayer::new(Quota::per_minute(9)).key(global()).name("outer");
-                let outer = outer.store(store);
-                let control = outer.control();
+                let limiter = everyone(9).name("outer").store(store.clone());
+                let outer = set(everyone(9).name("outer")).store(store);
+                let outer = FixedWindowLayer::new(outer);
                 // What others have used.
-                let Ok(_) = outer.clone().layer(service_fn(inner)).oneshot(get("/")).await;
+                let Ok(_) = FixedWindowLayer::new(&limiter)
+                    .layer(service_fn(inner))
+                    .oneshot(get("/"))
+                    .await;
                 let service = ServiceBuilder::new()
                     .layer(correct(outer))
                     .layer(per_minute(0, mood))
                     .service(service_fn(inner));
                 let refused = tokio::spawn(service.oneshot(slow_upload()));
                 sleep(Duration::from_secs(1)).await;
-                assert_eq!(used(&control).await, 1, "correction {correction}");
+                assert_eq!(used(&limiter).await, 1, "correction {correction}");
                 if hangs_up {
                     refused.abort();
                 }
                 assert_eq!(refused.await.is_err(), hangs_up);
                 sleep(Duration::from_secs(1)).await;
-                assert_eq!(used(&control).await, 1, "correction {correction}");
+                assert_eq!(used(&limiter).await, 1, "correction {correction}");
             }
         }
     }
@@ -224,27 +231,27 @@ impl Policy<Request<Body>, Response, Infallible> for OnceMore {
 }
 
 /// What a request costs at last that was refused in its first try and served in its second.
-async fn used_by_a_second_try(mood: Mood, correct: Correction) -> (Response, u64) {
-    let outer = correct(per_minute(9, mood));
-    let control = outer.control();
+async fn used_by_a_second_try(mood: Mood, (set, correct): Correction) -> (Response, u64) {
+    let outer = correct(layered(set(everyone(9)), mood));
+    let limiter = limiter_of(&outer);
     let inner_layer = per_minute(0, mood);
-    let inner_control = inner_layer.control();
+    let inner_limiter = limiter_of(&inner_layer);
     let service = ServiceBuilder::new()
         .layer(outer)
         .layer(RetryLayer::new(OnceMore(true)))
         .layer(inner_layer)
         .service(service_fn(async |_: Request<Body>| {
             let mut response = Body::empty().into_response();
-            response.extensions_mut().insert(TrueCost::of(5));
+            response.extensions_mut().insert(TrueCost::new(5));
             Ok::<_, Infallible>(response)
         }));
     let response = tokio::spawn(service.oneshot(slow_upload()));
     sleep(Duration::from_secs(1)).await;
-    assert_eq!(used(&control).await, 0);
-    inner_control.set_quotas(Quota::per_minute(99));
+    assert_eq!(used(&limiter).await, 0);
+    inner_limiter.set_quotas(Quota::per_minute(99));
     let Ok(response) = response.await.expect("no panic");
     assert_eq!(response.status(), StatusCode::OK);
-    (response, used(&control).await)
+    (response, used(&limiter).await)
 }
 
 #[tokio::test(start_paused = true)]
@@ -295,7 +302,7 @@ impl http_body::Body for Unknown {
 async fn layers_between_may_change_the_body_and_buffer_the_request() {
     for mood in ANSWERS {
         let outer = per_minute(9, mood);
-        let control = outer.control();
+        let limiter = limiter_of(&outer);
         let service = ServiceBuilder::new()
             .layer(outer)
             .map_request(|request: Request<Unknown>| request.map(Body::new))
@@ -304,7 +311,7 @@ async fn layers_between_may_change_the_body_and_buffer_the_request() {
             .service_fn(inner);
         let upload = from("alice", Unknown(Body::from_stream(bytes())));
         let refused = sent(service, upload).await;
-        assert_eq!(used(&control).await, 0);
+        assert_eq!(used(&limiter).await, 0);
         assert_eq!(refused.await.expect("no panic"), StatusCode::TOO_MANY_REQUESTS);
     }
 }

@@ -19,15 +19,17 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tower::util::BoxCloneSyncService;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_fixed_window::key::global;
-use tower_fixed_window::{Control, FixedWindowLayer, Key, Quota};
+use tower_fixed_window::{FixedWindowLayer, Key, Limiter, Quota};
 
 use crate::support::{FarStore, paused_clock};
 
 const REQUESTS: u64 = 8_000;
 const FULL_SIZE: u64 = 1_000_000;
+/// From the outside in.
+const NAMES: [&str; 3] = ["layer-0", "layer-1", "layer-2"];
 
 #[derive(Clone, Copy, Debug)]
-struct Limit {
+struct Setup {
     limit: u64,
     window: u64,
     /// A second quota.
@@ -40,7 +42,7 @@ struct Limit {
     delay: Option<u64>,
 }
 
-impl Limit {
+impl Setup {
     fn new(rng: &mut Rng) -> Self {
         let window = [1, 2, 5, 30][rng.usize(..4)];
         Self {
@@ -70,7 +72,7 @@ fn number(headers: &http::HeaderMap, name: &str) -> u64 {
     headers[name].to_str().expect("text").parse().expect("a number")
 }
 
-fn layer(i: usize, limit: Limit, log: &Log) -> FixedWindowLayer {
+fn layer(i: usize, limit: Setup, log: &Log) -> FixedWindowLayer {
     let log = Arc::clone(log);
     let quota = |(limit, window)| Quota::new(limit, Duration::from_secs(window));
     let first = quota((limit.limit, limit.window));
@@ -78,11 +80,12 @@ fn layer(i: usize, limit: Limit, log: &Log) -> FixedWindowLayer {
     let mut far = FarStore::new(move || limit.delay.unwrap_or(0));
     far.memory = tower_fixed_window::MemoryStore::with_clock(paused_clock());
     let memory = far.memory.clone();
-    let mut layer = FixedWindowLayer::new(quotas).key(global()).name(&format!("layer-{i}"));
-    layer = match limit.delay {
-        Some(_) => layer.store(far),
-        None => layer.store(memory),
-    };
+    let counted = quotas.name(NAMES[i]).key(global());
+    let counted = if limit.shadow { counted.shadow() } else { counted };
+    let mut layer = FixedWindowLayer::new(match limit.delay {
+        Some(_) => counted.store(far),
+        None => counted.store(memory),
+    });
     if let Some((most, max_wait)) = limit.queue {
         layer = layer.queue(most, Duration::from_millis(max_wait));
     }
@@ -91,9 +94,6 @@ fn layer(i: usize, limit: Limit, log: &Log) -> FixedWindowLayer {
     }
     if limit.refunds_dropped {
         layer = layer.refund_dropped();
-    }
-    if limit.shadow {
-        layer = layer.shadow();
     }
     layer.on_decision(move |parts, decision| {
         let ends = decision.usage().iter().map(|usage| usage.reset_at()).collect();
@@ -120,12 +120,13 @@ enum End {
 
 async fn run(rng: &mut Rng) -> u64 {
     let start = Instant::now();
-    let limits: Vec<Limit> = (0..rng.usize(1..=3)).map(|_| Limit::new(rng)).collect();
+    let limits: Vec<Setup> = (0..rng.usize(1..=3)).map(|_| Setup::new(rng)).collect();
     println!("{limits:?}");
     let log = Log::default();
     let layers: Vec<_> =
         limits.iter().enumerate().map(|(i, limit)| layer(i, *limit, &log)).collect();
-    let controls: Vec<Control> = layers.iter().map(FixedWindowLayer::control).collect();
+    let limiters: Vec<Limiter> =
+        layers.iter().zip(NAMES).map(|(layer, name)| layer.limits().of(name).clone()).collect();
     let mut service = BoxCloneSyncService::new(service_fn(inner));
     for layer in layers.iter().rev() {
         service = BoxCloneSyncService::new(layer.layer(service));
@@ -177,13 +178,13 @@ async fn run(rng: &mut Rng) -> u64 {
     }
     sleep(Duration::from_secs(1)).await;
     let log = log.lock().expect("no panic").clone();
-    check(&limits, &controls, &log, &ends).await;
+    check(&limits, &limiters, &log, &ends).await;
     requests
 }
 
 async fn check(
-    limits: &[Limit],
-    controls: &[Control],
+    limits: &[Setup],
+    limiters: &[Limiter],
     log: &[(usize, u64, Decided)],
     ends: &[End],
 ) {
@@ -203,7 +204,7 @@ async fn check(
         if i == 0 && limit.queue.is_some() && !limit.shadow {
             assert!(order.is_sorted(), "{limit:?}: {order:?}");
         }
-        let standing = controls[i].peek(Key::global()).await.expect("the store answers");
+        let standing = limiters[i].peek(Key::global()).await.expect("the store answers");
         let quotas = [Some((limit.limit, limit.window)), limit.longer];
         for (q, (most, _)) in quotas.into_iter().flatten().enumerate() {
             let mut counts: BTreeMap<SystemTime, u64> = BTreeMap::new();

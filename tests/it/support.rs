@@ -17,7 +17,9 @@ use tokio::task::yield_now;
 use tokio::time::sleep;
 use tower_fixed_window::key::global;
 use tower_fixed_window::store::{Remote, Reply, Store};
-use tower_fixed_window::{FixedWindowLayer, ManualClock, MemoryStore, Quota, StoreError};
+use tower_fixed_window::{
+    FixedWindowLayer, Limit, Limiter, ManualClock, MemoryStore, Quota, StoreError,
+};
 use tracing_subscriber::filter::dynamic_filter_fn;
 use tracing_subscriber::{Layer as _, fmt, layer::SubscriberExt, util::SubscriberInitExt};
 
@@ -154,9 +156,29 @@ forward_to_memory!(Moody, {
     }
 });
 
-/// One count of `limit` a minute for everybody, in a store of that mood.
-pub(crate) fn per_minute(limit: u64, mood: Mood) -> FixedWindowLayer {
-    FixedWindowLayer::new(Quota::per_minute(limit)).key(global()).store(TestStore::new(mood))
+/// One count of so many a minute for everybody.
+pub(crate) fn everyone(tokens: u64) -> Limit {
+    Quota::per_minute(tokens).key(global())
+}
+
+/// A layer that counts in a store of that mood.
+pub(crate) fn layered(limit: Limit, mood: Mood) -> FixedWindowLayer {
+    FixedWindowLayer::new(limit.store(TestStore::new(mood)))
+}
+
+/// One count of so many a minute for everybody, in a store of that mood.
+pub(crate) fn per_minute(tokens: u64, mood: Mood) -> FixedWindowLayer {
+    layered(everyone(tokens), mood)
+}
+
+/// The same with a name.
+pub(crate) fn named(name: &str, tokens: u64, mood: Mood) -> FixedWindowLayer {
+    layered(everyone(tokens).name(name), mood)
+}
+
+/// The limiter of a layer whose limit has no name.
+pub(crate) fn limiter_of(layer: &FixedWindowLayer) -> Limiter {
+    layer.limits().of("").clone()
 }
 
 pub(crate) fn get(path: &str) -> Request<Body> {

@@ -16,7 +16,7 @@ use fastrand::Rng;
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 use tower_fixed_window::store::{Account, Adjust, Charge, Scope, State};
-use tower_fixed_window::{Clock, Key, Limiter, ManualClock, MemoryStore, Quota, Quotas, Weekday};
+use tower_fixed_window::{Clock, Key, Limit, ManualClock, MemoryStore, Quota, Quotas, Weekday};
 
 use crate::{answer, sized};
 
@@ -252,7 +252,7 @@ fn keys_that_share_a_count_share_its_windows() {
     let clock = ManualClock::at_ms(1_772_323_200_000);
     let store = MemoryStore::with_max_keys(32).clock(clock.clone());
     let quota = Quota::per_month(5).in_zone("Europe/Berlin");
-    let limiter = Limiter::new(quota).store(store.clone());
+    let limiter = Limit::new(quota).store(store.clone());
     let mut random = Rng::with_seed(1);
     let mut passed = HashMap::<(u64, SystemTime), u64>::new();
     let (mut refused_early, mut months) = (0, HashSet::new());
@@ -282,7 +282,7 @@ fn a_count_above_a_lowered_limit_ends_with_its_window() {
     let day = Quota::per_day(10).in_zone("Europe/Berlin");
     // 25 hours long.
     let clock = ManualClock::at_ms(at("2026-10-25T11:00:00Z").as_millisecond() as u64);
-    let limiter = Limiter::new(day).store(MemoryStore::with_clock(clock.clone()));
+    let limiter = Limit::new(day).store(MemoryStore::with_clock(clock.clone()));
     assert!(answer(limiter.check_cost("alice", 10)).allowed());
 
     let lowered = limiter.with_quotas(day.with_limit(1));

@@ -7,7 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
-use tower_fixed_window::{Clock, Limiter, ManualClock, MemoryStore, Quota, Quotas, SystemClock};
+use tower_fixed_window::{
+    Clock, Limit, Limiter, ManualClock, MemoryStore, Quota, Quotas, SystemClock,
+};
 
 use crate::{answer, sized};
 
@@ -107,7 +109,7 @@ fn exactly_the_limit_passes_by_a_clock_that_jumps() {
     for threads in [2, 4, 8] {
         for quotas in [Quotas::from(window), window.staggered().into(), window.and(longer)] {
             let clock = ManualClock::at_ms(NOW_MS);
-            let limiter = Limiter::new(quotas).store(MemoryStore::with_clock(clock.clone()));
+            let limiter = Limit::new(quotas).store(MemoryStore::with_clock(clock.clone()));
             let done = AtomicBool::new(false);
             let windows = thread::scope(|scope| {
                 scope.spawn(|| {

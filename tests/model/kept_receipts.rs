@@ -7,7 +7,8 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use tower_fixed_window::store::Reply;
 use tower_fixed_window::{
-    Clock, KeptReceipt, Key, Limiter, MAX_TOKENS, ManualClock, MemoryStore, Quota, Quotas, Receipt,
+    Clock, KeptReceipt, Key, Limit, Limiter, MAX_TOKENS, ManualClock, MemoryStore, Quota, Quotas,
+    Receipt,
 };
 
 const NOW: u64 = 1_700_000_040_000;
@@ -29,7 +30,7 @@ impl Store {
 
     /// What a process has: a limiter of its own.
     fn process(&self, quotas: impl Into<Quotas>) -> Limiter {
-        Limiter::new(quotas).name("jobs").store(self.store.clone())
+        Limit::new(quotas).name("jobs").store(self.store.clone())
     }
 }
 
@@ -103,7 +104,7 @@ fn a_kept_receipt_refunds_nothing_after_its_window() {
 fn a_receipt_is_the_same_after_it_was_kept_twice() {
     let store = MemoryStore::with_max_keys(1).clock(ManualClock::at_ms(NOW));
     let quotas = Quota::per_minute(1_000).and(Quota::per_hour(1_000));
-    let limiter = Limiter::new(quotas).name("jobs").store(store);
+    let limiter = Limit::new(quotas).name("jobs").store(store);
     let mut shared = [0; 4];
     for key in 0..100_u64 {
         let kept = keep(answer(limiter.charge(key, 1)).expect("it passes"));
@@ -128,7 +129,7 @@ fn a_receipt_without_a_name_cannot_be_kept() {
 fn a_limiter_of_another_name_does_not_settle_a_receipt() {
     let store = Store::new();
     let limiter = store.process(Quota::per_minute(10));
-    let other = Limiter::new(Quota::per_minute(10)).name("other").store(store.store.clone());
+    let other = Quota::per_minute(10).name("other").store(store.store.clone());
     let receipt = answer(limiter.charge("alice", 5)).expect("it passes");
     let error = other.settle(receipt, 1).now_or_never().expect("at once").expect_err("refused");
     assert!(error.to_string().contains("settle it there"), "{error}");
@@ -236,7 +237,7 @@ proptest! {
         let quotas = others.iter().fold(first.into(), and);
         let clock = ManualClock::at_ms(begins);
         let store = MemoryStore::with_max_keys(max_keys).clock(clock.clone());
-        let limiter = Limiter::new(quotas).name("jobs").store(store);
+        let limiter = Limit::new(quotas).name("jobs").store(store);
         for (i, (cost, reserves, step, actual)) in charges.into_iter().enumerate() {
             // Some of them in the overflow.
             let key = if max_keys == 1 { i as u64 % 25 } else { 0 };

@@ -7,7 +7,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use proptest::prelude::*;
 use tower_fixed_window::store::{Account, Scope};
-use tower_fixed_window::{Key, Limiter, MAX_WINDOW, ManualClock, MemoryStore, Quota, Quotas};
+use tower_fixed_window::{
+    Key, Limit, Limiter, MAX_WINDOW, ManualClock, MemoryStore, Quota, Quotas,
+};
 
 use crate::trace::ms;
 use crate::{answer, sized};
@@ -108,7 +110,7 @@ fn the_hash_of_staggered_windows_is_pinned() {
     }
     // 0xf536c20d51ee33f9 % 60000 is 8505: alice's minute turns there.
     let store = MemoryStore::with_clock(ManualClock::at_ms(1_700_000_040_000));
-    let limiter = Limiter::new(Quota::per_minute(1).staggered()).name("login").store(store);
+    let limiter = Quota::per_minute(1).staggered().name("login").store(store);
     assert_eq!(ms(answer(limiter.peek("alice")).reset_at()), 1_700_000_048_505);
 }
 
@@ -130,7 +132,7 @@ fn parts_of_a_key_never_collide() {
 fn debug_output_does_not_show_a_key() {
     let key = Key::from(("alice", 4_711_u64, address("10.1.2.3")));
     assert_eq!(format!("{key:?}"), "Key(..)");
-    let limiter = Limiter::new(Quota::per_minute(1)).name("x");
+    let limiter = Limiter::new(Quota::per_minute(1).name("x"));
     let receipt = crate::charge(&limiter, key, 1, false).1;
     let shown = format!("{receipt:?}");
     assert!(
@@ -219,7 +221,7 @@ fn spread(scope: &str, window: u64) -> (f64, Vec<i128>) {
     const BINS: usize = 100;
     let quota = Quota::new(5, std::time::Duration::from_millis(window)).staggered();
     let store = MemoryStore::with_clock(ManualClock::at_ms(1_700_000_040_000));
-    let limiter = Limiter::new(quota).name(scope).store(store);
+    let limiter = Limit::new(quota).name(scope).store(store);
     let resets: Vec<i128> =
         (0..KEYS).map(|key| ms(answer(limiter.check(key)).reset_at())).collect();
     let mut bins = [0.0; BINS];

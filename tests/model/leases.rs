@@ -9,7 +9,9 @@ use fastrand::Rng;
 use tokio::task::{JoinSet, yield_now};
 use tokio::time::{Instant, sleep};
 use tower_fixed_window::store::{Adjust, Charge, Remote, Reply, Scope, Store};
-use tower_fixed_window::{Decision, Key, Limiter, MemoryStore, OnStoreFailure, Quota, Quotas};
+use tower_fixed_window::{
+    Decision, Key, Limit, Limiter, MemoryStore, OnStoreFailure, Quota, Quotas,
+};
 
 use crate::shared::{Operation, TokioClock, forward_to_memory};
 use crate::simulated_server::{Node, Server, TURN, paused};
@@ -19,9 +21,7 @@ const MS: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
 
 fn limiter(node: &Node, quotas: impl Into<Quotas>, max: u64) -> Limiter {
-    Limiter::new(quotas)
-        .name("far")
-        .store(node.clone().on_failure(OnStoreFailure::Deny).leases(max))
+    Limit::new(quotas).name("far").store(node.clone().on_failure(OnStoreFailure::Deny).leases(max))
 }
 
 async fn check(limiter: &Limiter) -> Decision {
@@ -148,8 +148,8 @@ async fn fewer_tokens_are_asked_for_where_not_all_may_be_left() {
     for (requests, asks) in cases {
         let memory = MemoryStore::with_clock(TokioClock::at_ms(TURN));
         let store = Noting { memory, asked: Arc::default() };
-        let limiter = Limiter::new(Quota::per_minute(40)).name("far");
-        let limiter = limiter.store(Remote::around(store.clone()).leases(100));
+        let limit = Quota::per_minute(40).name("far");
+        let limiter = limit.store(Remote::around(store.clone()).leases(100));
         assert_eq!(crowd(&limiter, requests).await, requests);
         assert_eq!(crowd(&limiter, 1).await, usize::from(requests < 40));
         let asked = store.asked.lock().expect("no panic");
@@ -181,7 +181,7 @@ async fn a_store_error_is_handled_by_the_policy_of_each_waiter() {
     server.set_down(true);
     let node = server.node();
     let strict = limiter(&node, Quota::per_minute(40), 100);
-    let local = Limiter::new(Quota::per_minute(40)).name("far").store(node.leases(100));
+    let local = Quota::per_minute(40).name("far").store(node.leases(100));
     let (failed, answered) = tokio::join!(strict.check("alice"), local.check("alice"));
     assert!(failed.is_err());
     assert!(answered.expect("memory answers").is_local());
@@ -731,7 +731,7 @@ fn a_lease_that_arrives_while_the_runtime_shuts_down_does_not_block_it() {
     let (waits, waiting) = mpsc::channel();
     let store = Gated { memory, gate: Arc::default(), waits };
     let far = Remote::around(store.clone()).on_failure(OnStoreFailure::Deny).leases(100);
-    let limiter = Limiter::new(Quota::per_hour(1_000_000)).name("far").store(far);
+    let limiter = Quota::per_hour(1_000_000).name("far").store(far);
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     let runtime = runtime.worker_threads(2).enable_time().build().expect("a runtime");
     runtime.block_on(async {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use allocation_counter::measure;
 use tower_fixed_window::store::{Account, Adjust, Charge, Scope, Store};
-use tower_fixed_window::{Key, Limiter, ManualClock, MemoryStore, Quota, Quotas};
+use tower_fixed_window::{Key, Limit, Limiter, ManualClock, MemoryStore, Quota, Quotas};
 
 use crate::{answer, sized};
 
@@ -21,7 +21,7 @@ fn eight_threads_and_fifty_thousand_key_windows_admit_exactly_the_limit() {
 
     let clock = ManualClock::at_ms(NOW_MS);
     let store = MemoryStore::with_max_keys(100_000).clock(clock.clone());
-    let limiter = Limiter::new(Quota::per_minute(LIMIT)).name("exact").store(store);
+    let limiter = Quota::per_minute(LIMIT).name("exact").store(store);
     for window in 0..WINDOWS {
         let passed: Vec<AtomicU32> = (0..KEYS).map(|_| AtomicU32::new(0)).collect();
         std::thread::scope(|scope| {
@@ -61,8 +61,8 @@ fn a_flood_of_keys_keeps_memory_within_its_bound_and_every_tracked_count() {
         let clock = ManualClock::at_ms(NOW_MS);
         let store = MemoryStore::with_max_keys(max_keys).clock(clock.clone());
         bound = store.max_bytes();
-        let regular = Limiter::new(quotas).name("regular").store(store.clone());
-        let crowd = Limiter::new(Quota::per_minute(5)).name("crowd").store(store);
+        let regular = Limit::new(quotas).name("regular").store(store.clone());
+        let crowd = Quota::per_minute(5).name("crowd").store(store);
         for key in 0..tracked {
             assert!(answer(regular.check(key)).allowed());
         }
@@ -163,7 +163,7 @@ fn a_growing_store_keeps_every_count_and_memory_follows_the_number_of_keys() {
     for keys in [10, 100, 1_000, 10_000, 30_000_u64] {
         let used = measure(|| {
             let store = MemoryStore::with_max_keys(100_000).clock(clock.clone());
-            let limiter = Limiter::new(quotas).store(store.clone());
+            let limiter = Limit::new(quotas).store(store.clone());
             for key in 0..keys {
                 // Those that were there before are charged again, in between.
                 for key in [key, key / 2] {
@@ -194,7 +194,7 @@ fn in_small_stores_no_key_exceeds_its_limit_when_a_table_cannot_grow() {
         let one = Quota::per_week(1);
         // Also where only the second of a key's entries finds no room.
         let quotas = if i % 2 == 0 { one.into() } else { one.and(Quota::per_day(1)) };
-        let limiter = Limiter::new(quotas).store(store);
+        let limiter = Limit::new(quotas).store(store);
         for key in 0..46_u64 / quotas.len() as u64 {
             let _ = answer(limiter.check(key));
             assert!(!answer(limiter.check(key)).allowed(), "{key} in store {i}");
@@ -206,7 +206,7 @@ fn in_small_stores_no_key_exceeds_its_limit_when_a_table_cannot_grow() {
 fn a_key_is_counted_until_its_window_ends() {
     let clock = ManualClock::at_ms(NOW_MS);
     let store = MemoryStore::with_clock(clock.clone());
-    let _ = answer(Limiter::new(Quota::per_minute(5)).store(store.clone()).check("alice"));
+    let _ = answer(Limit::new(Quota::per_minute(5)).store(store.clone()).check("alice"));
     clock.advance(Duration::from_millis(59_999));
     assert_eq!((store.len(), store.is_empty()), (1, false));
     clock.advance(Duration::from_millis(1));
@@ -221,7 +221,7 @@ fn a_million_keys_take_37_mb() {
 #[test]
 fn the_debug_text_of_a_store_has_its_size_and_no_key() {
     let store = MemoryStore::with_max_keys(100);
-    let _ = answer(Limiter::new(Quota::per_minute(5)).store(store.clone()).check("alice"));
+    let _ = answer(Limit::new(Quota::per_minute(5)).store(store.clone()).check("alice"));
     let text = format!("{store:?}");
     assert!(text.contains(&format!("max_bytes: {}", store.max_bytes())), "{text}");
     assert!(!text.contains("alice"));
@@ -232,7 +232,7 @@ fn a_store_allocates_memory_as_keys_arrive() {
     let used = measure(|| {
         let store = MemoryStore::new();
         drop(store.clone());
-        let limiter = Limiter::new(Quota::per_minute(1)).store(store);
+        let limiter = Limit::new(Quota::per_minute(1)).store(store);
         let _ = answer(limiter.check("one"));
     });
     let bound = MemoryStore::new().max_bytes();
@@ -243,20 +243,21 @@ fn a_store_allocates_memory_as_keys_arrive() {
 fn a_limiter_takes_little_memory_before_its_first_charge() {
     const LIMITERS: usize = 1_000;
     let shared = MemoryStore::new();
-    let limiter = |n| Limiter::new(Quota::per_minute(1)).name(&format!("tenant-{n}"));
+    let limit = |n| Quota::per_minute(1).name(&format!("tenant-{n}"));
     let bytes = |limiter: &dyn Fn(usize) -> Limiter| {
         let used = measure(|| drop((0..LIMITERS).map(limiter).collect::<Vec<_>>()));
         used.bytes_max as usize / LIMITERS
     };
-    let [own, shared] = [bytes(&limiter), bytes(&|n| limiter(n).store(shared.clone()))];
-    assert!(own < 3_000 && shared < 2_000, "{own} bytes, and {shared} on a shared store");
+    let [own, shared] =
+        [bytes(&|n| Limiter::new(limit(n))), bytes(&|n| limit(n).store(shared.clone()))];
+    assert!(own < 3_000 && shared < 2_200, "{own} bytes, and {shared} on a shared store");
 }
 
 #[test]
 fn a_clock_that_was_a_year_ahead_refuses_no_client_for_a_year() {
     const YEAR: u64 = 365 * 24 * 3_600_000;
     let clock = ManualClock::at_ms(NOW_MS + YEAR);
-    let limiter = Limiter::new(Quota::per_minute(5)).store(MemoryStore::with_clock(clock.clone()));
+    let limiter = Limit::new(Quota::per_minute(5)).store(MemoryStore::with_clock(clock.clone()));
     for _ in 0..5 {
         assert!(answer(limiter.check("alice")).allowed());
     }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, UNIX_EPOCH};
 
 use proptest::prelude::*;
-use tower_fixed_window::{Limiter, ManualClock, MemoryStore, Quota, Quotas, Receipt};
+use tower_fixed_window::{Limit, Limiter, ManualClock, MemoryStore, Quota, Quotas, Receipt};
 
 use crate::reference::{Grid, stagger};
 use crate::trace::{Spec, set};
@@ -19,7 +19,7 @@ fn small(max_keys: usize) -> (MemoryStore, ManualClock) {
 
 /// Fills every entry with keys of a long window.
 fn flood(store: &MemoryStore, keys: u64) {
-    let flood = Limiter::new(Quota::per_week(1)).name("flood").store(store.clone());
+    let flood = Quota::per_week(1).name("flood").store(store.clone());
     for key in 0..keys {
         let _ = answer(flood.check(key));
     }
@@ -32,7 +32,7 @@ fn a_tracked_key_keeps_its_count_and_is_not_refused_before_its_limit() {
         let quotas = Quota::per_minute(20)
             .and(Quota::per_hour(30))
             .and(Quota::new(25, Duration::from_secs(600)).from_first_request());
-        let regular = Limiter::new(quotas).name("regular").store(store.clone());
+        let regular = Limit::new(quotas).name("regular").store(store.clone());
         for key in 0..tracked {
             assert!(answer(regular.check(key)).allowed());
         }
@@ -65,7 +65,7 @@ fn which_keys_share_an_overflow_entry_differs_between_stores() {
     let refused = || {
         let (store, _) = small(1_000);
         flood(&store, 3_000);
-        let late = Limiter::new(Quota::per_hour(1)).name("late").store(store);
+        let late = Quota::per_hour(1).name("late").store(store);
         (0..500_u64).filter(|key| !answer(late.check(*key)).allowed()).collect::<Vec<_>>()
     };
     let (one, other) = (refused(), refused());
@@ -79,9 +79,9 @@ fn which_keys_share_an_overflow_entry_differs_between_stores() {
 fn keys_of_a_full_store_share_many_counts() {
     let (store, _) = small(20_000);
     // All pass, and fill the store to its last entry.
-    let flood = Limiter::new(Quota::per_week(60_000)).name("flood").store(store.clone());
+    let flood = Quota::per_week(60_000).name("flood").store(store.clone());
     (0..60_000_u64).for_each(|key| assert!(answer(flood.check(key)).allowed()));
-    let late = Limiter::new(Quota::per_hour(1)).name("late").store(store);
+    let late = Quota::per_hour(1).name("late").store(store);
     // Nearly all counts are hit, so this is how many there are.
     let counts = (0..2_000_u64).filter(|key| answer(late.check(*key)).allowed()).count();
     assert!((150..300).contains(&counts), "{counts} counts");
@@ -92,7 +92,7 @@ fn keys_of_different_scopes_share_no_count() {
     let (store, _) = small(16);
     flood(&store, 100);
     for name in ["one", "two", "three"] {
-        let late = Limiter::new(Quota::per_hour(5)).name(name).store(store.clone());
+        let late = Quota::per_hour(5).name(name).store(store.clone());
         assert_eq!((0..9).filter(|_| answer(late.check("late")).allowed()).count(), 5, "{name}");
     }
 }
@@ -106,7 +106,7 @@ fn an_overflow_entry_empties_one_window_after_its_last_allowed_charge() {
     ] {
         let (store, clock) = small(1);
         flood(&store, 1_000);
-        let late = Limiter::new(quota).name("late").store(store);
+        let late = Limit::new(quota).name("late").store(store);
         assert!(answer(late.check("late")).allowed());
         clock.advance(Duration::from_secs(40));
         assert!(answer(late.check("late")).allowed());
@@ -124,7 +124,7 @@ fn an_overflow_entry_empties_one_window_after_its_last_allowed_charge() {
 #[test]
 fn a_key_that_leaves_overflow_keeps_its_count() {
     let (store, clock) = small(1);
-    let flood = Limiter::new(Quota::per_minute(1)).name("flood").store(store.clone());
+    let flood = Quota::per_minute(1).name("flood").store(store.clone());
     clock.set_ms(NOW_MS - 1_000);
     for key in 0..1_000_u64 {
         let _ = answer(flood.check(key));
@@ -132,7 +132,7 @@ fn a_key_that_leaves_overflow_keeps_its_count() {
     let (hour, december) = (1_700_002_800, 1_701_388_800);
     for (quota, end) in [(Quota::per_hour(5), hour), (Quota::per_month(5), december)] {
         clock.set_ms(NOW_MS - 1_000);
-        let late = Limiter::new(quota).name("late").store(store.clone());
+        let late = Limit::new(quota).name("late").store(store.clone());
         let before = store.overflowed();
         for _ in 0..3 {
             assert!(answer(late.check("late")).allowed());
@@ -153,7 +153,7 @@ fn a_key_that_leaves_overflow_keeps_its_count() {
 fn fill_overflow(store: &MemoryStore) {
     for i in 1..100 {
         let quota = Quota::new(1, Duration::from_secs(86_400 + i));
-        let other = Limiter::new(quota).name("other").store(store.clone());
+        let other = Limit::new(quota).name("other").store(store.clone());
         for key in 0..10_u64 {
             let _ = answer(other.check(key));
         }
@@ -168,7 +168,7 @@ fn a_full_overflow_refuses_charges_and_reservations() {
     let hour = Quota::per_hour(5);
     let quotas = [(hour, 5, 1), (hour.reserve_up_to(5), 10, 2), (hour.rollover_up_to(15), 15, 1)];
     for (quota, most, windows) in quotas {
-        let late = Limiter::new(quota).name("late").store(store.clone());
+        let late = Limit::new(quota).name("late").store(store.clone());
         let passed = (0..100).filter(|_| charge(&late, "late", 1, true).1.is_some()).count();
         assert!(passed <= most, "{passed} of {most}");
         let refused = answer(late.check_cost("late", 5));
@@ -180,12 +180,12 @@ fn a_full_overflow_refuses_charges_and_reservations() {
 #[test]
 fn a_full_overflow_has_room_again_when_its_windows_have_ended() {
     let (store, clock) = small(1);
-    let flood = Limiter::new(Quota::per_week(1_000)).name("flood").store(store.clone());
+    let flood = Quota::per_week(1_000).name("flood").store(store.clone());
     for key in 0..1_000_u64 {
         assert!(answer(flood.check(key)).allowed());
     }
     fill_overflow(&store);
-    let late = Limiter::new(Quota::per_hour(5)).name("late").store(store);
+    let late = Quota::per_hour(5).name("late").store(store);
     assert!(!answer(late.check("late")).allowed());
     clock.advance(Duration::from_secs(2 * 86_400));
     assert!(answer(late.check("late")).allowed());
@@ -199,8 +199,8 @@ fn quotas_of_one_key_never_share_an_entry() {
     let hour = Quota::per_hour(1_000);
     for both in [minute.and(hour), hour.and(minute)] {
         let (store, clock) = small(16);
-        let before = Limiter::new(minute).name("x").store(store.clone());
-        let after = Limiter::new(both).name("x").store(store);
+        let before = Limit::new(minute).name("x").store(store.clone());
+        let after = Limit::new(both).name("x").store(store);
         let _ = answer(before.check("alice"));
         clock.advance(Duration::from_secs(120));
         let passed = (0..10).filter(|_| answer(after.check("alice")).allowed()).count();
@@ -216,8 +216,8 @@ fn quotas_of_one_key_never_share_an_overflow_entry() {
     for both in [minute.and(hour), hour.and(minute)] {
         let (store, clock) = small(1);
         flood(&store, 1_000);
-        let before = Limiter::new(minute).name("x").store(store.clone());
-        let after = Limiter::new(both).name("x").store(store);
+        let before = Limit::new(minute).name("x").store(store.clone());
+        let after = Limit::new(both).name("x").store(store);
         let _ = answer(before.check("alice"));
         clock.advance(Duration::from_secs(120));
         let passed = (0..10).filter(|_| answer(after.check("alice")).allowed()).count();
@@ -229,7 +229,7 @@ fn quotas_of_one_key_never_share_an_overflow_entry() {
 fn in_a_flood_a_reset_or_refund_affects_only_its_own_key() {
     let (store, _) = small(1);
     let quotas = Quota::per_hour(5).and(Quota::per_day(8));
-    let limiter = Limiter::new(quotas).name("x").store(store.clone());
+    let limiter = Limit::new(quotas).name("x").store(store.clone());
     assert!(answer(limiter.check("tracked")).allowed());
     flood(&store, 1_000);
     let (_, receipt) = charge(&limiter, "late", 3, false);
@@ -247,11 +247,11 @@ fn in_a_flood_a_reset_or_refund_affects_only_its_own_key() {
 #[test]
 fn a_reset_takes_a_key_out_of_a_shared_count_once_an_entry_is_free() {
     let (store, clock) = small(1);
-    let flood = Limiter::new(Quota::per_minute(1)).name("flood").store(store.clone());
+    let flood = Quota::per_minute(1).name("flood").store(store.clone());
     for key in 0..1_000_u64 {
         let _ = answer(flood.check(key));
     }
-    let late = Limiter::new(Quota::per_hour(5)).name("late").store(store.clone());
+    let late = Quota::per_hour(5).name("late").store(store.clone());
     assert!(answer(late.check_cost("late", 5)).allowed());
     // All windows of the flood have ended.
     clock.advance(Duration::from_secs(120));
@@ -268,7 +268,7 @@ fn a_reset_takes_a_key_out_of_a_shared_count_once_an_entry_is_free() {
 fn a_clock_that_steps_back_within_a_window_leaves_a_shared_count_as_it_is() {
     let (store, clock) = small(1);
     flood(&store, 1_000);
-    let late = Limiter::new(Quota::per_minute(2)).name("late").store(store);
+    let late = Quota::per_minute(2).name("late").store(store);
     clock.advance(Duration::from_secs(40));
     assert!(answer(late.check_cost("late", 2)).allowed());
     let before = answer(late.check("late"));
@@ -292,11 +292,11 @@ fn a_refund_to_a_shared_entry_ends_with_its_grid_window() {
         for late in [false, true] {
             let (store, clock) = small(1);
             clock.set_ms(NOW_MS + 30_000);
-            let flood = Limiter::new(Quota::per_second(1)).name("flood").store(store.clone());
+            let flood = Quota::per_second(1).name("flood").store(store.clone());
             for key in 0..1_000_u64 {
                 let _ = answer(flood.check(key));
             }
-            let limiter = Limiter::new(quotas).name("limited").store(store.clone());
+            let limiter = Limit::new(quotas).name("limited").store(store.clone());
             assert!(answer(limiter.check("k")).allowed());
             clock.advance(Duration::from_millis(500));
             let (_, receipt) = charge(&limiter, "k", 3, false);
@@ -331,7 +331,7 @@ fn a_refund_to_a_shared_entry_ends_with_its_grid_window() {
 #[test]
 fn a_refund_is_never_written_to_a_shared_entry() {
     let (store, _) = small(1);
-    let limiter = Limiter::new(Quota::per_week(50)).name("limited").store(store.clone());
+    let limiter = Quota::per_week(50).name("limited").store(store.clone());
     let (_, receipt) = charge(&limiter, "early", 20, false);
     let receipt = receipt.expect("it has an entry of its own");
     assert_eq!(store.overflowed(), 0);
@@ -360,7 +360,7 @@ fn a_clock_that_was_a_year_ahead_for_a_moment_refuses_new_keys_for_a_window_at_m
             Quota::per_minute(5).from_first_request(),
         ] {
             let (store, clock) = small(max_keys);
-            let limiter = Limiter::new(quota).name("limited").store(store.clone());
+            let limiter = Limit::new(quota).name("limited").store(store.clone());
             let passed =
                 |key: u64| (0..10).filter(|_| answer(limiter.check(key)).allowed()).count();
             let crowd = max_keys as u64 * 3 + 1_000;
@@ -384,7 +384,7 @@ fn a_clock_that_was_a_year_ahead_for_a_moment_refuses_new_keys_for_a_window_at_m
 #[test]
 fn a_clock_that_was_a_year_ahead_leaves_no_overflow_behind() {
     let (store, clock) = small(16);
-    let limiter = Limiter::new(Quota::per_minute(5)).name("limited").store(store.clone());
+    let limiter = Quota::per_minute(5).name("limited").store(store.clone());
     clock.advance(Duration::from_secs(365 * 86_400));
     (0..1_000_u64).for_each(|key| _ = answer(limiter.check(key)));
     assert!(store.overflowed() > 0);
@@ -575,7 +575,7 @@ fn never_above_the_limit(
         .iter()
         .zip(NAMES)
         .map(|(specs, name)| {
-            Limiter::new(set(specs).expect("checked")).name(name).store(store.clone())
+            Limit::new(set(specs).expect("checked")).name(name).store(store.clone())
         })
         .collect();
     let crowd: Vec<Quotas> = specs.iter().map(|specs| set(specs).expect("checked")).collect();

@@ -402,7 +402,7 @@ fn the_error_of_an_invalid_name_lists_valid_characters() {
     for name in ["", "Login", "a b", "é", &"x".repeat(65)] {
         let name = name.to_owned();
         let limiter =
-            move || drop(tower_fixed_window::Limiter::new(Quota::per_minute(1)).name(&name));
+            move || drop(tower_fixed_window::Limiter::new(Quota::per_minute(1).name(&name)));
         let panic =
             catch_unwind(limiter).expect_err("refused").downcast::<String>().expect("a message");
         assert!(panic.contains(".name(\"login\")"), "{panic}");

@@ -5,7 +5,9 @@ use std::time::Duration;
 use fastrand::Rng;
 use tokio::time::{advance, sleep};
 use tower_fixed_window::store::{Account, Charge, Scope, Store};
-use tower_fixed_window::{Decision, Key, Limiter, MemoryStore, OnStoreFailure, Quota, Quotas};
+use tower_fixed_window::{
+    Decision, Key, Limit, Limiter, MemoryStore, OnStoreFailure, Quota, Quotas,
+};
 
 use crate::shared::TokioClock;
 use crate::simulated_server::{Node, Server, TURN, paused};
@@ -14,7 +16,7 @@ use crate::{answer, sized};
 const SECOND: Duration = Duration::from_secs(1);
 
 fn limiter(node: &Node, quotas: impl Into<Quotas>) -> Limiter {
-    Limiter::new(quotas).name("far").store(node.clone().on_failure(OnStoreFailure::Deny))
+    Limit::new(quotas).name("far").store(node.clone().on_failure(OnStoreFailure::Deny))
 }
 
 async fn check(limiter: &Limiter, cost: u64) -> Decision {
@@ -162,7 +164,7 @@ async fn refusals_under_any_number_of_names_are_remembered() {
     let server = Server::start();
     let node = server.node();
     for n in 0..NAMES {
-        let tenant = limiter(&node, Quota::per_minute(1)).name(&format!("tenant-{n}"));
+        let tenant = Quota::per_minute(1).name(&format!("tenant-{n}")).store(node.clone());
         assert!(allowed(&tenant).await && !allowed(&tenant).await && !allowed(&tenant).await);
     }
     assert_eq!(server.calls(), 2 * NAMES);
@@ -190,7 +192,7 @@ async fn the_number_of_remembered_refusals_is_bounded() {
 async fn a_reset_clears_counts_of_the_fallback() {
     let server = Server::start();
     let node = server.node();
-    let limiter = |quotas: Quota| Limiter::new(quotas).name("far").store(node.clone());
+    let limiter = |quotas: Quota| Limit::new(quotas).name("far").store(node.clone());
     let (one, other) = (limiter(Quota::per_minute(1)), limiter(Quota::per_hour(1)));
     let check = async || one.check("alice").await.expect("it answers").allowed();
     server.set_down(true);
@@ -207,7 +209,7 @@ async fn a_reset_clears_counts_of_the_fallback() {
 /// Who resets on another node, and how long this one refuses after that.
 async fn refuses_after_reset(limiter: &Limiter, server: &Server) -> Duration {
     while allowed(limiter).await {}
-    let there = self::limiter(&server.node(), *limiter.quotas());
+    let there = self::limiter(&server.node(), limiter.quotas());
     there.reset("alice").await.expect("it answers");
     let start = tokio::time::Instant::now();
     while !allowed(limiter).await {
@@ -220,7 +222,7 @@ async fn refuses_after_reset(limiter: &Limiter, server: &Server) -> Duration {
 async fn a_reset_by_another_process_applies_when_the_refusal_ends_or_within_a_second() {
     let server = Server::start();
     let limiter = |name: &str, store: Node| {
-        Limiter::new(Quota::per_minute(1)).name(name).store(store.on_failure(OnStoreFailure::Deny))
+        Quota::per_minute(1).name(name).store(store.on_failure(OnStoreFailure::Deny))
     };
     let took = refuses_after_reset(&limiter("far", server.node()), &server).await;
     assert!(took > 59 * SECOND, "{took:?}");
@@ -231,7 +233,7 @@ async fn a_reset_by_another_process_applies_when_the_refusal_ends_or_within_a_se
     assert!(took <= SECOND, "{took:?}");
     let took = refuses_after_reset(&before, &server).await;
     assert!(took <= SECOND, "of the same name in this process: {took:?}");
-    let named = limiter("near", server.node().revalidate_refusals()).name("far");
+    let named = limiter("far", server.node().revalidate_refusals());
     let took = refuses_after_reset(&named, &server).await;
     assert!(took <= SECOND, "named after that: {took:?}");
     // Whoever has receipts may return them.
@@ -315,7 +317,7 @@ async fn a_true_cost_that_raises_a_count_changes_the_remembered_times_at_once() 
     limiter.settle(receipt, 10).await.expect("it answers");
     let told = check(&limiter, 3).await;
     assert_eq!((told.used(), told.retry_after()), (10, Some(4 * 60 * SECOND)));
-    assert_eq!(check(&limiter, 1).await, truth(&server, limiter.quotas(), 1, false));
+    assert_eq!(check(&limiter, 1).await, truth(&server, &limiter.quotas(), 1, false));
 }
 
 /// What one limiter may refund, it may refund on every node.
@@ -341,7 +343,7 @@ async fn what_may_be_refunded_under_one_name_leaves_another_names_refusals_remem
     let server = Server::start();
     let node = server.node();
     let here = limiter(&node, Quota::per_hour(1));
-    let other = here.clone().name("near");
+    let other = Quota::per_hour(1).name("near").store(node.clone());
     let _ = other.charge("bob", 1).await.expect("it answers").expect("it passes");
     assert!(allowed(&here).await && !allowed(&here).await);
     sleep(7 * SECOND).await;
@@ -418,7 +420,7 @@ async fn peeks_call_the_store() {
 async fn during_an_outage_remembered_refusals_hold_and_those_of_the_fallback_are_not_remembered() {
     let server = Server::start();
     let node = server.node();
-    let limiter = Limiter::new(Quota::per_minute(1)).name("far").store(node.clone());
+    let limiter = Quota::per_minute(1).name("far").store(node.clone());
     let spent = async |key| !limiter.check(key).await.expect("it answers").allowed();
     assert!(!spent("alice").await && spent("alice").await);
     server.set_down(true);
@@ -504,7 +506,7 @@ async fn varied(seed: u64, steps: u64) -> u64 {
     let mut rng = Rng::with_seed(seed);
     let (server, twin) = (Server::start(), MemoryStore::with_clock(TokioClock::at_ms(TURN)));
     let here = limiter(&server.node(), Quota::per_second(1));
-    let bare = Limiter::new(Quota::per_second(1)).name("far").store(twin);
+    let bare = Quota::per_second(1).name("far").store(twin);
     // Where tokens may come back, a refusal is remembered for a second at most.
     let reserves = rng.bool();
     let plans: Vec<Quotas> = (0..rng.usize(1..6)).map(|_| plan(&mut rng)).collect();

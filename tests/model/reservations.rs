@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use fastrand::Rng;
-use tower_fixed_window::{Limiter, ManualClock, MemoryStore, Quota, Quotas, Receipt};
+use tower_fixed_window::{Limit, Limiter, ManualClock, MemoryStore, Quota, Quotas, Receipt};
 
 use crate::trace::ms;
 use crate::{answer, charge};
@@ -13,7 +13,7 @@ use crate::{answer, charge};
 const TURN: u64 = 1_700_000_040_000;
 
 fn limiter(clock: &ManualClock, quotas: impl Into<Quotas>) -> Limiter {
-    Limiter::new(quotas).store(MemoryStore::with_clock(clock.clone()))
+    Limit::new(quotas).store(MemoryStore::with_clock(clock.clone()))
 }
 
 /// When what has passed may start.

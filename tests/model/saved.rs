@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 use tower_fixed_window::{
-    CountsFile, Limiter, Limits, Line, ManualClock, MemoryStore, Quota, Quotas, Weekday,
+    CountsFile, Limit, Limiter, Limits, Line, ManualClock, MemoryStore, Quota, Quotas, Weekday,
 };
 
 use crate::{answer, charge};
@@ -54,7 +54,7 @@ impl Deploys {
     }
 
     fn limiter(&self, quotas: impl Into<Quotas>) -> Limiter {
-        Limiter::new(quotas).name("api").store(self.open())
+        Limit::new(quotas).name("api").store(self.open())
     }
 }
 
@@ -119,7 +119,7 @@ fn debt_and_reservations_outlive_a_deploy() {
 fn several_limits_of_one_charge_outlive_a_deploy() {
     let deploys = Deploys::new();
     let limits = || {
-        let limit = |name, quota| Limiter::new(quota).name(name);
+        let limit = |name, quota| Limit::new(quota).name(name);
         let limits = [
             limit("requests", Quota::per_minute(5)),
             limit("tokens", Quota::per_hour(100)),
@@ -232,7 +232,7 @@ fn a_full_store_waits_no_longer_than_a_window_for_a_clock_that_was_ahead() {
     let deploys = Deploys::new();
     deploys.clock.set_ms(NOW_MS + 400 * MONTH_MS);
     let small = || deploys.file().max_keys(16).open().expect("the file opens");
-    let limiter = |store| Limiter::new(Quota::per_minute(1)).name("api").store(store);
+    let limiter = |store| Quota::per_minute(1).name("api").store(store);
     let ahead = limiter(small());
     (0..2_000).for_each(|key| drop(answer(ahead.check(key))));
     drop(ahead);
@@ -252,12 +252,12 @@ fn a_full_store_waits_no_longer_than_a_window_for_a_clock_that_was_ahead() {
 fn keys_that_share_a_count_share_it_after_a_deploy() {
     let deploys = Deploys::new();
     let flood = |store: &MemoryStore| {
-        let flood = Limiter::new(Quota::per_week(1)).name("flood").store(store.clone());
+        let flood = Quota::per_week(1).name("flood").store(store.clone());
         (0..4_000).for_each(|key| drop(answer(flood.check(key))));
     };
     let store = deploys.open();
     flood(&store);
-    let late = |store| Limiter::new(Quota::per_hour(5)).name("late").store(store);
+    let late = |store| Quota::per_hour(5).name("late").store(store);
     let before = late(store.clone());
     (0..2_000).for_each(|key| drop(answer(before.check(key))));
     let left: Vec<_> = (0..3_000).map(|key| answer(before.peek(key)).remaining()).collect();
@@ -277,7 +277,7 @@ fn a_store_of_another_size_has_all_counts_and_room_for_them() {
     for (first, second) in [(1_000, 200_000), (200_000, 1_000), (10, 1_000), (50_000, 10)] {
         let deploys = Deploys::new();
         let open = |max_keys| deploys.file().max_keys(max_keys).open().expect("the file opens");
-        let limiter = |store| Limiter::new(Quota::per_hour(3)).name("api").store(store);
+        let limiter = |store| Quota::per_hour(3).name("api").store(store);
         // The second half of these fills a small store.
         let keys = 0..first.min(20_000) as u64 * 2;
         let before = limiter(open(first));
@@ -307,8 +307,7 @@ fn a_store_of_another_size_has_all_counts_and_room_for_them() {
 fn a_larger_store_has_room_for_more_keys_and_a_smaller_one_takes_less_memory() {
     let deploys = Deploys::new();
     let open = |max_keys| deploys.file().max_keys(max_keys).open().expect("the file opens");
-    let limiter =
-        |store: &MemoryStore| Limiter::new(Quota::per_hour(3)).name("api").store(store.clone());
+    let limiter = |store: &MemoryStore| Quota::per_hour(3).name("api").store(store.clone());
     let store = open(10);
     (0..10).for_each(|key| assert!(answer(limiter(&store).check(key)).allowed()));
     drop(store);
@@ -334,8 +333,7 @@ fn a_save_while_keys_come_and_tables_grow_misses_none_of_those_before() {
     let deploys = Deploys::new();
     for _ in 0..5 {
         let store = deploys.file().max_keys(3 * keys as usize).open().expect("opens");
-        let limiter =
-            |store: &MemoryStore| Limiter::new(Quota::per_year(9)).name("api").store(store.clone());
+        let limiter = |store: &MemoryStore| Quota::per_year(9).name("api").store(store.clone());
         let charged: [AtomicU64; THREADS as usize] = Default::default();
         std::thread::scope(|scope| {
             for (thread, charged) in charged.iter().enumerate() {
@@ -371,7 +369,7 @@ fn a_save_while_keys_come_and_tables_grow_misses_none_of_those_before() {
 fn the_last_clone_saves_when_it_is_dropped() {
     let deploys = Deploys::new();
     let store = deploys.open();
-    let limiter = Limiter::new(Quota::per_hour(3)).name("api").store(store.clone());
+    let limiter = Quota::per_hour(3).name("api").store(store.clone());
     assert!(answer(limiter.check("alice")).allowed());
     drop(store);
     assert!(!deploys.path().exists());
@@ -385,7 +383,7 @@ fn save_saves_what_is_counted_so_far() {
     let deploys = Deploys::new();
     let limiter = {
         let store = deploys.open();
-        let limiter = Limiter::new(Quota::per_hour(3)).name("api").store(store.clone());
+        let limiter = Quota::per_hour(3).name("api").store(store.clone());
         assert!(answer(limiter.check("alice")).allowed());
         store.save().expect("saves");
         limiter
@@ -397,7 +395,7 @@ fn save_saves_what_is_counted_so_far() {
         .clock(deploys.clock.clone())
         .open()
         .expect("the copy opens");
-    assert_eq!(used(&Limiter::new(Quota::per_hour(3)).name("api").store(copy), "alice"), [1]);
+    assert_eq!(used(&Quota::per_hour(3).name("api").store(copy), "alice"), [1]);
 }
 
 #[test]
@@ -450,7 +448,7 @@ fn only_the_owner_can_read_what_is_saved() {
 fn limits_on_such_a_store_have_a_name() {
     let deploys = Deploys::new();
     let store = deploys.open();
-    let build = || Limiter::new(Quota::per_hour(3)).store(store);
+    let build = || Limit::new(Quota::per_hour(3)).store(store);
     let unnamed = catch_unwind(AssertUnwindSafe(build));
     let told = *unnamed.expect_err("no name").downcast::<String>().expect("text");
     assert!(told.contains(".name("), "{told}");

@@ -8,7 +8,7 @@ use allocation_counter::measure;
 use tower_fixed_window::store::{Account, Charge, Scope, Store};
 use tower_fixed_window::testing::{TOGETHER_VECTORS, block_on, replay};
 use tower_fixed_window::{
-    KeptReceipts, Key, Limiter, Limits, Line, MAX_TOKENS, ManualClock, MemoryStore, Quota, Quotas,
+    KeptReceipts, Key, Limit, Limits, Line, MAX_TOKENS, ManualClock, MemoryStore, Quota, Quotas,
 };
 
 use crate::{answer, sized};
@@ -18,7 +18,7 @@ const NOW_MS: u64 = 1_699_999_200_000;
 
 fn limits<const N: usize>(quotas: [(&str, Quotas); N]) -> Limits {
     let store = MemoryStore::with_clock(ManualClock::at_ms(NOW_MS));
-    Limits::new(quotas.map(|(name, quotas)| Limiter::new(quotas).name(name))).store(store)
+    Limits::new(quotas.map(|(name, quotas)| Limit::new(quotas).name(name))).store(store)
 }
 
 fn gateway() -> Limits {
@@ -236,8 +236,8 @@ fn lines_that_name_no_limit_or_one_twice_are_an_error_and_charge_nothing() {
 
 #[test]
 fn limits_that_can_not_be_told_apart_panic_with_the_line_to_write() {
-    let limiter = || Limiter::new(Quota::per_minute(5));
-    let build = |limits: Vec<Limiter>| {
+    let limit = || Limit::new(Quota::per_minute(5));
+    let build = |limits: Vec<Limit>| {
         let panicked =
             catch_unwind(AssertUnwindSafe(|| Limits::new(limits))).expect_err("a mistake");
         match panicked.downcast::<String>() {
@@ -248,21 +248,16 @@ fn limits_that_can_not_be_told_apart_panic_with_the_line_to_write() {
     for (limits, message) in [
         (vec![], "one to eight limits are charged together, not 0"),
         (
-            (0..9).map(|i| limiter().name(&format!("limit-{i}"))).collect(),
+            (0..9).map(|i| limit().name(&format!("limit-{i}"))).collect(),
             "one to eight limits are charged together, not 9",
         ),
         (
-            vec![limiter().name("tokens"), limiter()],
-            "each of several limits needs a name: write Limiter::new(..).name(\"tokens\")",
+            vec![limit().name("tokens"), limit()],
+            "each of several limits needs a name: write Quota::per_minute(60).name(\"tokens\")",
         ),
         (
-            vec![limiter().name("tokens"), limiter().name("cents"), limiter().name("tokens")],
+            vec![limit().name("tokens"), limit().name("cents"), limit().name("tokens")],
             "two limits of one charge are named \"tokens\": write .name(\"tokens-2\") for the other one",
-        ),
-        (
-            vec![limiter().name("tokens").store(MemoryStore::new())],
-            "several limits have one store: write Limits::new([..]).store(store), and not .store(..) \
-             for \"tokens\"",
         ),
     ] {
         assert_eq!(build(limits), message);
@@ -277,7 +272,7 @@ fn another_process_settles_what_one_has_charged() {
     let store = MemoryStore::with_clock(ManualClock::at_ms(NOW_MS));
     let process = || {
         let limits = [("requests", Quota::per_minute(6)), ("cents", Quota::per_day(50))];
-        Limits::new(limits.map(|(name, quota)| Limiter::new(quota).name(name))).store(store.clone())
+        Limits::new(limits.map(|(name, quota)| Limit::new(quota).name(name))).store(store.clone())
     };
     let lines = [Line::new("requests", "acme", 1), Line::new("cents", "ann", 3)];
     let receipts = answer(process().charge(&lines)).expect("it passes");

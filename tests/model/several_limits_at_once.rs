@@ -10,9 +10,7 @@ use std::sync::Mutex;
 use std::time::{Duration, SystemTime};
 
 use fastrand::Rng;
-use tower_fixed_window::{
-    Limiter, Limits, Line, ManualClock, MemoryStore, Quota, Quotas, Receipts,
-};
+use tower_fixed_window::{Limit, Limits, Line, ManualClock, MemoryStore, Quota, Quotas, Receipts};
 
 use crate::{answer, sized};
 
@@ -96,7 +94,7 @@ fn rounds(seed: u64, rounds: u64, max_keys: usize, exact: bool) {
     let clock = ManualClock::at_ms(NOW_MS);
     let store = MemoryStore::with_max_keys(max_keys).clock(clock.clone());
     let plans = plans();
-    let limiters = NAMES.iter().zip(&plans).map(|(name, [own, _])| Limiter::new(*own).name(name));
+    let limiters = NAMES.iter().zip(&plans).map(|(name, [own, _])| Limit::new(*own).name(name));
     let limits = Limits::new(limiters).store(store);
     let ledger = Ledger::default();
     let mut time = Rng::with_seed(seed);

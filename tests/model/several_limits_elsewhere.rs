@@ -10,7 +10,7 @@ use tower_fixed_window::store::{
     Account, Adjust, Charge, OnStoreFailure, Remote, Reply, Scope, State, Store,
 };
 use tower_fixed_window::testing::block_on;
-use tower_fixed_window::{Decision, Key, Limiter, Limits, Line, Quota, StoreError};
+use tower_fixed_window::{Decision, Key, Limits, Line, Quota, StoreError};
 
 const NOW_MS: u64 = 1_700_000_040_000;
 
@@ -99,11 +99,8 @@ impl Store for Database {
 }
 
 fn limits(store: impl Store) -> Limits {
-    Limits::new([
-        Limiter::new(Quota::per_year(60)).name("requests"),
-        Limiter::new(Quota::per_year(1_000)).name("tokens"),
-    ])
-    .store(store)
+    Limits::new([Quota::per_year(60).name("requests"), Quota::per_year(1_000).name("tokens")])
+        .store(store)
 }
 
 fn check(limits: &Limits, tokens: u64) -> Result<Decision, StoreError> {

@@ -4,7 +4,7 @@
 use proptest::prelude::*;
 use proptest::sample::Index;
 use tower_fixed_window::{
-    Decision, Key, Limiter, Limits, Line, ManualClock, MemoryStore, Quotas, Receipts,
+    Decision, Key, Limit, Limits, Line, ManualClock, MemoryStore, Quotas, Receipts,
 };
 
 use crate::reference::{self, Ask, Model, Taken, Together, stagger, together};
@@ -76,8 +76,7 @@ impl Rig {
         let clock = ManualClock::at_ms(NOW_MS);
         let store = MemoryStore::with_max_keys(max_keys).clock(clock.clone());
         let named = NAMES.iter().zip(&specs);
-        let limits =
-            named.map(|(name, specs)| Limiter::new(set(specs).expect("checked")).name(name));
+        let limits = named.map(|(name, specs)| Limit::new(set(specs).expect("checked")).name(name));
         let limits = Limits::new(limits).store(store);
         let model = |(name, specs): (&&str, &Vec<Spec>)| {
             let of = |key| Model::new(specs.len(), stagger(name, Key::from(key).as_bytes()));

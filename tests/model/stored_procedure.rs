@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures_util::future::FutureExt;
 use tower_fixed_window::store::{Account, Adjust, Charge, Remote, Reply, Scope, State, Store};
 use tower_fixed_window::{
-    Clock, Decision, Key, Limiter, ManualClock, MemoryStore, OnStoreFailure, Quota, StoreError,
+    Clock, Decision, Key, ManualClock, MemoryStore, OnStoreFailure, Quota, StoreError,
 };
 
 /// What is sent of a quota, which has neither rollover nor reservations.
@@ -56,14 +56,15 @@ impl Row {
 }
 
 /// The tables of a server, and two procedures that change them, in arithmetic of their own.
+#[derive(Clone)]
 struct Server {
     clock: ManualClock,
-    states: Mutex<HashMap<(String, String), State>>,
+    states: Arc<Mutex<HashMap<(String, String), State>>>,
 }
 
 impl Server {
     /// The time, and the states as they were.
-    fn charge(
+    fn call_charge(
         &self,
         owner: &str,
         rows: &[Row],
@@ -84,7 +85,7 @@ impl Server {
     }
 
     /// Adds to the counts of this window; what comes back does so until then, and opens no window.
-    fn adjust(&self, owner: &str, rows: &[Row], tokens: i64, until: &[u64]) {
+    fn call_adjust(&self, owner: &str, rows: &[Row], tokens: i64, until: &[u64]) {
         let now = self.clock.now_ms();
         let mut states = self.states.lock().expect("no panic");
         for (i, row) in rows.iter().enumerate() {
@@ -100,28 +101,24 @@ impl Server {
     }
 }
 
-struct Elsewhere {
-    server: Arc<Server>,
-}
-
 fn owner(scope: &Scope, key: &Key) -> String {
     format!("{}/{}", scope.name(), key.readable())
 }
 
-fn rows(account: &Account<'_>, now: u64) -> Vec<Row> {
-    account.quotas().iter().map(|quota| Row::new(account, quota, now)).collect()
+/// What is sent of an account.
+fn sent(account: &Account<'_>, now: u64) -> (String, Vec<Row>) {
+    let rows = account.quotas().iter().map(|quota| Row::new(account, quota, now)).collect();
+    (owner(account.scope(), account.key()), rows)
 }
 
-impl Store for Elsewhere {
+impl Store for Server {
     fn charge(&self, charge: Charge<'_>) -> Reply<Decision> {
-        let (server, charge) = (Arc::clone(&self.server), charge.to_owned());
+        let (server, charge) = (self.clone(), charge.to_owned());
         Reply::later(async move {
             let charge = charge.as_charge();
-            let account = charge.account();
-            let owner = owner(account.scope(), account.key());
-            let rows = rows(&account, server.clock.now_ms());
-            let (now, states) =
-                server.charge(&owner, &rows, charge.cost() as i64, charge.is_peek());
+            let (owner, rows) = sent(&charge.account(), server.clock.now_ms());
+            let (cost, peek) = (charge.cost() as i64, charge.is_peek());
+            let (now, states) = server.call_charge(&owner, &rows, cost, peek);
             let mut states = states.into_iter();
             // What it has decided, worked out from what it has seen.
             Ok(charge.decide(now, |_| states.next().flatten()).0)
@@ -129,20 +126,18 @@ impl Store for Elsewhere {
     }
 
     fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {
-        let (server, adjust) = (Arc::clone(&self.server), adjust.to_owned());
+        let (server, adjust) = (self.clone(), adjust.to_owned());
         Reply::later(async move {
             let adjust = adjust.as_adjust();
-            let account = adjust.account();
             let until: Vec<_> = adjust.refundable_until().map(|(_, until)| until).collect();
-            let owner = owner(account.scope(), account.key());
-            let rows = rows(&account, server.clock.now_ms());
-            server.adjust(&owner, &rows, adjust.tokens() as i64, &until);
+            let (owner, rows) = sent(&adjust.account(), server.clock.now_ms());
+            server.call_adjust(&owner, &rows, adjust.tokens() as i64, &until);
             Ok(())
         })
     }
 
     fn reset(&self, scope: &Scope, key: &Key) -> Reply<()> {
-        let (server, owner) = (Arc::clone(&self.server), owner(scope, key));
+        let (server, owner) = (self.clone(), owner(scope, key));
         Reply::later(async move {
             let mut states = server.states.lock().expect("no panic");
             states.retain(|(of, _), _| *of != owner);
@@ -155,15 +150,15 @@ impl Store for Elsewhere {
 fn a_store_that_decides_on_its_server_needs_only_what_is_public() {
     // Six hours before the end of a November.
     let clock = ManualClock::at_ms(1_701_367_200_000);
-    let server = Server { clock: clock.clone(), states: Mutex::default() };
-    let elsewhere = Remote::around(Elsewhere { server: Arc::new(server) });
+    let server = Server { clock: clock.clone(), states: Arc::default() };
+    let elsewhere = Remote::around(server);
     let elsewhere = elsewhere.remember_nothing().on_failure(OnStoreFailure::Deny);
     let quotas = Quota::per_minute(5)
         .and(Quota::per_hour(20).staggered())
         .and(Quota::per_month(1_500).in_zone("Europe/Berlin"));
-    let limiter = Limiter::new(quotas).name("api");
-    let there = limiter.clone().store(elsewhere);
-    let here = limiter.store(MemoryStore::with_clock(clock.clone()));
+    let limit = quotas.name("api");
+    let there = limit.clone().store(elsewhere);
+    let here = limit.store(MemoryStore::with_clock(clock.clone()));
 
     let mut rng = fastrand::Rng::with_seed(7);
     let mut receipts = Vec::new();

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use proptest::prelude::*;
 use tower_fixed_window::{
-    Decision, Key, Limiter, MAX_TOKENS, MAX_WINDOW, ManualClock, MemoryStore, Quota, Quotas,
+    Decision, Key, Limit, Limiter, MAX_TOKENS, MAX_WINDOW, ManualClock, MemoryStore, Quota, Quotas,
     Receipt,
 };
 
@@ -235,7 +235,7 @@ impl Rig {
         let store = MemoryStore::with_max_keys(64).clock(clock.clone());
         let model = Model::new(specs.len(), stagger(SCOPE, Key::from(KEY).as_bytes()));
         let set = set(&specs).expect("checked");
-        let limiter = Limiter::new(set).name(SCOPE).store(store);
+        let limiter = Limit::new(set).name(SCOPE).store(store);
         Self { clock, now, limiter, receipts: vec![], model, resets: vec![], specs }
     }
 

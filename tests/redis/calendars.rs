@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use fastrand::Rng;
 use tower_fixed_window::store::RedisStore;
 use tower_fixed_window::{
-    Decision, Limiter, MAX_TOKENS, ManualClock, OnStoreFailure, Quota, Quotas,
+    Decision, Limit, Limiter, MAX_TOKENS, ManualClock, OnStoreFailure, Quota, Quotas,
 };
 
 use crate::agreement::{Pair, Trace};
@@ -123,7 +123,7 @@ const MARCH_20: u64 = 1_774_008_000_000;
 async fn limiter(server: &Server, clock: &ManualClock, quota: &str) -> Limiter {
     let store = RedisStore::from(connect(&server.url()).await).clock(clock.clone());
     let quotas: Quotas = quota.parse().expect("quotas");
-    Limiter::new(quotas).name("plan").store(store.on_failure(OnStoreFailure::Deny))
+    Limit::new(quotas).name("plan").store(store.on_failure(OnStoreFailure::Deny))
 }
 
 #[tokio::test]
@@ -187,8 +187,7 @@ async fn boundaries_follow_the_servers_clock() {
         let store = RedisStore::new(server.url()).expect("an address");
         let store = store.deadline(Duration::from_secs(20));
         let quotas = Quota::per_month(5).and(Quota::per_day(9).in_zone("Asia/Kathmandu"));
-        let limiter =
-            Limiter::new(quotas).name("plan").store(store.on_failure(OnStoreFailure::Deny));
+        let limiter = Limit::new(quotas).name("plan").store(store.on_failure(OnStoreFailure::Deny));
         let evaluated = || {
             let stats: String = server.ask(&["INFO", "commandstats"]);
             let calls = stats.split_once("cmdstat_evalsha:calls=").map_or("0", |(_, rest)| rest);
@@ -215,8 +214,7 @@ async fn boundaries_follow_the_servers_clock() {
         // The same where the first that a node asks is to return tokens.
         first = limiter.charge("bob", 5).await.expect("it answers");
         let other = RedisStore::new(server.url()).expect("an address");
-        let other =
-            Limiter::new(quotas).name("plan").store(other.deadline(Duration::from_secs(20)));
+        let other = Limit::new(quotas).name("plan").store(other.deadline(Duration::from_secs(20)));
         let receipt = first.expect("it passed");
         other.refund(receipt).await.expect("it answers");
         assert!(other.check_cost("bob", 5).await.expect("it answers").allowed());
@@ -302,7 +300,7 @@ fn node() {
                 // Every third one has leases.
                 let store = store.clone().leases(if i % 3 == 2 { 20 } else { 0 });
                 let store = store.on_failure(OnStoreFailure::Deny);
-                Limiter::new(quota).name(&format!("limit{i}")).store(store)
+                Limit::new(quota).name(&format!("limit{i}")).store(store)
             })
             .collect();
         loop {
@@ -329,9 +327,8 @@ fn node() {
 async fn a_remembered_refusal_reports_the_end_that_is_stored() {
     let Some(server) = Server::start() else { return };
     let store = RedisStore::new(server.url()).expect("an address");
-    let limiter = Limiter::new(Quota::per_month(2))
-        .name("plan")
-        .store(store.on_failure(OnStoreFailure::Deny));
+    let limit = Quota::per_month(2).name("plan");
+    let limiter = limit.clone().store(store.on_failure(OnStoreFailure::Deny));
     assert!(limiter.check_cost("alice", 2).await.expect("it answers").allowed());
     let key = "tfw1:{plan:talice}";
     let count: String = server.ask(&["HGET", key, "month+1@UTC"]);
@@ -341,7 +338,7 @@ async fn a_remembered_refusal_reports_the_end_that_is_stored() {
     for end in [end + 3_600_000, end - 3_600_000] {
         server.ask::<u64>(&["HSET", key, "month+1@UTC", &format!("{start}-{end}#{number}")]);
         let store = RedisStore::new(server.url()).expect("an address");
-        let limiter = limiter.clone().store(store);
+        let limiter = limit.clone().store(store);
         let told = limiter.check("alice").await.expect("it answers");
         let remembered = limiter.check("alice").await.expect("it answers");
         let of = |decision: &Decision| (decision.reset_at(), decision.retry_at());

@@ -6,7 +6,7 @@ use redis::cluster::ClusterClient;
 use redis::sentinel::{SentinelClient, SentinelClientBuilder, SentinelServerType};
 use redis::{Client, IntoConnectionInfo, TlsCertificates};
 use tower_fixed_window::store::RedisStore;
-use tower_fixed_window::{Limiter, OnStoreFailure, Quota};
+use tower_fixed_window::{OnStoreFailure, Quota};
 
 use crate::leases::{self, DURABLE};
 use crate::outage::{By, Load, limiter};
@@ -81,8 +81,7 @@ async fn an_existing_cluster_connection_is_recognized() {
     let Some(nodes) = cluster() else { return };
     let client = ClusterClient::new(urls(&nodes)).expect("addresses");
     let store = RedisStore::from(client.get_async_connection().await.expect("it connects"));
-    let limiter =
-        Limiter::new(Quota::per_day(2)).name("found").store(store.on_failure(OnStoreFailure::Deny));
+    let limiter = Quota::per_day(2).name("found").store(store.on_failure(OnStoreFailure::Deny));
     for passes in [true, true, false] {
         let crowd = (0..100_u64).map(|key| limiter.check(key));
         for answer in futures_util::future::join_all(crowd).await {
@@ -246,7 +245,7 @@ async fn a_tls_server_is_used_only_if_its_certificate_is_trusted() {
     let trusting = TlsCertificates { client_tls: None, root_cert };
     let client = Client::build_with_tls(url.as_str(), trusting).expect("an address");
     let limiter = |store: RedisStore| {
-        Limiter::new(Quota::per_day(5)).name("tls").store(store.on_failure(OnStoreFailure::Deny))
+        Quota::per_day(5).name("tls").store(store.on_failure(OnStoreFailure::Deny))
     };
     let trusted = limiter(RedisStore::client(client));
     let deadline = Instant::now() + Duration::from_secs(10);
@@ -291,7 +290,7 @@ async fn the_documented_acl_rights_are_enough() {
     server.ask::<String>(&["ACL", "SETUSER", "default", "resetpass", "off"]);
     let url = |password| format!("redis://limiter:{password}@127.0.0.1:{}/", server.port);
     let limiter = |password| {
-        Limiter::new(Quota::per_day(5).and(Quota::per_week(20))).name("acl").store(
+        Quota::per_day(5).and(Quota::per_week(20)).name("acl").store(
             RedisStore::new(url(password)).expect("an address").on_failure(OnStoreFailure::Deny),
         )
     };

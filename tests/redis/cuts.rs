@@ -17,7 +17,7 @@ const DISTANCES: [u64; 4] = [0, 1, 5, 20];
 const LOADS: [usize; 4] = [1, 32, 128, 1_000];
 
 fn limiter(store: RedisStore) -> Limiter {
-    Limiter::new(Quota::per_day(1_000_000_000).from_first_request()).name("cuts").store(store)
+    Quota::per_day(1_000_000_000).from_first_request().name("cuts").store(store)
 }
 
 fn store(port: u16) -> RedisStore {

@@ -17,7 +17,7 @@ use crate::server::{Server, free_port, wait_for};
 use crate::tls::Certificate;
 
 fn node(store: RedisStore) -> Limiter {
-    Limiter::new(Quota::per_day(1_000).from_first_request()).name("idle").store(store)
+    Quota::per_day(1_000).from_first_request().name("idle").store(store)
 }
 
 fn new(url: &str) -> Limiter {

@@ -10,7 +10,7 @@ const TURN: u64 = 1_700_000_040_000;
 async fn process(server: &Server) -> Limiter {
     let store = RedisStore::from(connect(&server.url()).await).clock(ManualClock::at_ms(TURN));
     let store = store.on_failure(OnStoreFailure::Local);
-    Limiter::new(Quota::per_hour(1_000)).name("jobs").store(store)
+    Quota::per_hour(1_000).name("jobs").store(store)
 }
 
 #[tokio::test]

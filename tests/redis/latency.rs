@@ -16,7 +16,7 @@ use crate::server::{ALONE, Server};
 use crate::slow_link::Far;
 
 fn limiter(store: RedisStore) -> Limiter {
-    Limiter::new(Quota::per_day(1_000_000).from_first_request()).name("distance").store(store)
+    Quota::per_day(1_000_000).from_first_request().name("distance").store(store)
 }
 
 fn store(port: u16) -> RedisStore {

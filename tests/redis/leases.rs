@@ -129,7 +129,7 @@ fn node() {
         let store = shared_count::store(&urls);
         for limit in LIMITS {
             for _ in 0..4 {
-                let limiter = Limiter::new(Quota::new(limit, WINDOW)).name("leases").store(
+                let limiter = Quota::new(limit, WINDOW).name("leases").store(
                     store
                         .clone()
                         .on_failure(OnStoreFailure::Deny)

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tower_fixed_window::store::{RedisStore, Store};
-use tower_fixed_window::{Limiter, OnStoreFailure, Quota, Quotas};
+use tower_fixed_window::{OnStoreFailure, Quota, Quotas};
 
 use crate::conformance::connect;
 use crate::gathered_calls::Crowd;
@@ -56,7 +56,7 @@ async fn heals<S: Store>(with: impl Fn(RedisStore) -> S) {
     let Some(server) = Server::start() else { return };
     let store = RedisStore::from(connect(&server.url()).await).deadline(Duration::from_secs(5));
     let store = store.on_failure(OnStoreFailure::Deny);
-    let limiter = Limiter::new(Quota::per_day(60)).name("lost").store(with(store));
+    let limiter = Quota::per_day(60).name("lost").store(with(store));
     for (i, second) in seconds().into_iter().enumerate() {
         for (j, other) in others().into_iter().enumerate() {
             let by = ["PERSIST", "RESTORE"][(i + j) % 2];
@@ -98,8 +98,7 @@ async fn a_lost_expiry_is_that_of_all_counts_of_the_key_in_gathered_calls() {
 async fn a_lost_expiry_covers_debt() {
     let Some(server) = Server::start() else { return };
     let store = RedisStore::from(connect(&server.url()).await);
-    let limiter =
-        Limiter::new(Quota::per_day(5)).name("lost").store(store.on_failure(OnStoreFailure::Deny));
+    let limiter = Quota::per_day(5).name("lost").store(store.on_failure(OnStoreFailure::Deny));
     let month = Quota::per_month(5).in_zone("Europe/Paris");
     for (quota, most) in [(Quota::per_day(5), 0), (month, 92 * 86_400_000)] {
         let limiter = limiter.with_quotas(quota);

@@ -113,7 +113,8 @@ impl Load {
 
 pub(crate) fn limiter(store: RedisStore, limit: u64) -> Limiter {
     // Of an hour, so that what is counted stays in one window (but for one run in some hundreds).
-    Limiter::new(Quota::per_hour(limit).from_first_request())
+    Quota::per_hour(limit)
+        .from_first_request()
         .name("outage")
         // Or who is refused once would ask nobody for an hour, and notice nothing.
         .store(store.revalidate_refusals())
@@ -458,10 +459,12 @@ async fn tokens_granted_by_memory_are_refunded_to_memory() {
 async fn each_layer_has_its_own_store_failure_policy() {
     let dead = format!("redis://127.0.0.1:{}/", free_port());
     let answer = async |policy| {
-        let layer = FixedWindowLayer::new(Quota::per_minute(1))
-            .name("policy")
-            .key(global())
-            .store(RedisStore::new(dead.as_str()).expect("an address").on_failure(policy));
+        let layer = FixedWindowLayer::new(
+            Quota::per_minute(1)
+                .name("policy")
+                .key(global())
+                .store(RedisStore::new(dead.as_str()).expect("an address").on_failure(policy)),
+        );
         let mut service = layer.layer(service_fn(async |_: http::Request<()>| {
             Ok::<_, std::convert::Infallible>(http::Response::new(bytes::Bytes::new()))
         }));

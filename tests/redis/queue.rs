@@ -25,11 +25,10 @@ async fn a_thousand_a_second_pass_in_order_over_twenty_milliseconds() {
     let full = std::env::var_os("FULL_SIZE").is_some();
     let requests = if full { 20_000 } else { 3_000 };
     let store = RedisStore::new(proxy.url()).expect("an address");
-    let layer = FixedWindowLayer::new(Quota::per_second(LIMIT as u64))
-        .name("line")
-        .key(global())
-        .store(store)
-        .queue(requests, Duration::from_secs(120));
+    let layer = FixedWindowLayer::new(
+        Quota::per_second(LIMIT as u64).name("line").key(global()).store(store),
+    )
+    .queue(requests, Duration::from_secs(120));
     let calls = Arc::new(Mutex::new(Vec::new()));
     let notes = Arc::clone(&calls);
     let service = layer.layer(service_fn(move |request: Request<Body>| {

@@ -32,7 +32,7 @@ fn store(server: &Server) -> RedisStore {
 }
 
 fn limiter(store: RedisStore) -> Limiter {
-    Limiter::new(Quota::per_minute(5)).name("rights").store(store.on_failure(OnStoreFailure::Deny))
+    Quota::per_minute(5).name("rights").store(store.on_failure(OnStoreFailure::Deny))
 }
 
 /// The short way through the script, and the others.
@@ -164,10 +164,8 @@ async fn a_server_that_returns_without_a_command_is_found_out() {
 async fn several_limits_write_nothing_where_one_of_them_may_not_be_written() {
     let Some(server) = Server::start() else { return };
     add_user(&server);
-    let limits = Limits::new([
-        Limiter::new(Quota::per_minute(50)).name("plain"),
-        Limiter::new(Quota::per_month(50)).name("month"),
-    ]);
+    let limits =
+        Limits::new([Quota::per_minute(50).name("plain"), Quota::per_month(50).name("month")]);
     let limits = limits.store(store(&server).on_failure(OnStoreFailure::Deny));
     let lines = |key| [Line::new("plain", key, 1), Line::new("month", key, 1)];
     assert!(limits.check(lines("ann")).await.expect("it may").allowed());

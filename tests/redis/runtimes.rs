@@ -26,7 +26,7 @@ fn store(url: &str) -> RedisStore {
 }
 
 fn limiter(store: RedisStore) -> Limiter {
-    Limiter::new(Quota::per_day(1_000).from_first_request()).name("runtimes").store(store)
+    Quota::per_day(1_000).from_first_request().name("runtimes").store(store)
 }
 
 async fn used(limiter: &Limiter) -> (u64, bool) {
@@ -41,7 +41,7 @@ fn a_runtime_that_can_not_connect_fails_no_request_of_another() {
     let Some(server) = Server::start() else { return };
     let store = RedisStore::new(server.url()).expect("an address");
     let store = store.deadline(Duration::from_secs(5));
-    let limiter = Limiter::new(Quota::per_day(1_000_000_000)).name("runtimes").store(store);
+    let limiter = Quota::per_day(1_000_000_000).name("runtimes").store(store);
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let ask = || {
@@ -115,9 +115,9 @@ fn the_end_of_a_runtime_fails_no_request_of_another() {
     let store = RedisStore::new(server.url()).expect("an address");
     // A busy machine is late now and then.
     let store = store.deadline(Duration::from_secs(5));
-    let limiter = Limiter::new(Quota::per_day(1_000_000_000)).name("runtimes");
-    assert_eq!(come_and_go(&limiter.clone().store(store.clone())), 0);
-    let limiter = limiter.store(store.leases(100));
+    let limit = Quota::per_day(1_000_000_000).name("runtimes");
+    assert_eq!(come_and_go(&limit.clone().store(store.clone())), 0);
+    let limiter = limit.store(store.leases(100));
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let lasting = scope.spawn(|| {
@@ -169,12 +169,15 @@ fn a_reported_cost_is_kept_when_the_body_is_dropped_outside_of_a_runtime() {
     let Some(server) = Server::start() else { return };
     let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("one");
     let store = RedisStore::new(server.url()).expect("an address");
-    let layer = FixedWindowLayer::new(Quota::per_day(1_000).from_first_request())
-        .name("runtimes")
-        .key(global())
-        .store(store.clone())
-        .reject(EmptyBody)
-        .settle_true_cost();
+    let layer = FixedWindowLayer::new(
+        Quota::per_day(1_000)
+            .from_first_request()
+            .name("runtimes")
+            .key(global())
+            .settled()
+            .store(store.clone()),
+    )
+    .reject(EmptyBody);
     let service = layer.layer(service_fn(async |_: http::Request<()>| {
         let (cost, meter) = TrueCost::metered();
         let mut response = http::Response::new(());
@@ -187,8 +190,8 @@ fn a_reported_cost_is_kept_when_the_body_is_dropped_outside_of_a_runtime() {
     let mut meter = meter.lock().expect("no panic").take().expect("one");
     meter.add(100);
     std::thread::spawn(move || drop(meter)).join().expect("no panic");
-    let limiter = Limiter::new(Quota::per_day(1_000).from_first_request());
-    let limiter = limiter.name("runtimes").store(store.on_failure(OnStoreFailure::Deny));
+    let limit = Quota::per_day(1_000).from_first_request().name("runtimes");
+    let limiter = limit.store(store.on_failure(OnStoreFailure::Deny));
     wait_for("the cost to be counted", || {
         let standing = runtime.block_on(limiter.peek(Key::global()));
         standing.expect("it answers").used() == 100

@@ -5,7 +5,7 @@ use http::{Request, Response};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_fixed_window::key::{header, key_fn};
 use tower_fixed_window::store::RedisStore;
-use tower_fixed_window::{EmptyBody, FixedWindowLayer, Key, KeyExtractor, Limiter, Quota};
+use tower_fixed_window::{EmptyBody, FixedWindowLayer, Key, KeyExtractor, Quota};
 
 use crate::conformance::connect;
 use crate::server::Server;
@@ -19,11 +19,11 @@ async fn no_secret_of_a_key_is_stored_in_redis() {
 
     let cookie = key_fn(|parts| parts.headers.get(COOKIE).map(Key::secret));
     let token = header("authorization").or(header("x-api-key"));
-    let layer = FixedWindowLayer::new(Quota::per_hour(3)).name("api").store(store.clone());
-    let service =
-        layer.key((token, cookie)).reject(EmptyBody).layer(service_fn(async |_: Request<()>| {
-            Ok::<_, std::convert::Infallible>(Response::new(()))
-        }));
+    let limit = Quota::per_hour(3).name("api").key((token, cookie));
+    let layer = FixedWindowLayer::new(limit.store(store.clone()));
+    let service = layer.reject(EmptyBody).layer(service_fn(async |_: Request<()>| {
+        Ok::<_, std::convert::Infallible>(Response::new(()))
+    }));
     let mut refused = 0;
     for i in 0..5 {
         let request = Request::get(format!("/?token={SECRET}"))
@@ -37,7 +37,7 @@ async fn no_secret_of_a_key_is_stored_in_redis() {
         refused += u32::from(response.expect("infallible").status() == 429);
     }
     assert_eq!(refused, 1, "the counts are the server's");
-    let limiter = Limiter::new(Quota::per_hour(3)).name("mail").store(store);
+    let limiter = Quota::per_hour(3).name("mail").store(store);
     let mail = Key::hmac("a secret of the app's", format!("{SECRET}@example.com"));
     let _ = limiter.check(mail).await.expect("it answers");
 

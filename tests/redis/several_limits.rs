@@ -12,7 +12,7 @@ use tower_fixed_window::store::{
 };
 use tower_fixed_window::testing::{TOGETHER_VECTORS, replay};
 use tower_fixed_window::{
-    Decision, Key, Limiter, Limits, Line, ManualClock, MemoryStore, Quota, Quotas,
+    Decision, Key, Limit, Limits, Line, ManualClock, MemoryStore, Quota, Quotas,
 };
 
 use crate::cluster_and_sentinel::{cluster, urls};
@@ -32,9 +32,9 @@ fn store(server: &Server) -> RedisStore {
 /// What an AI gateway limits.
 fn gateway(store: impl Store) -> Limits {
     Limits::new([
-        Limiter::new(Quota::per_year(600)).name("requests"),
-        Limiter::new(Quota::new(200_000, Duration::from_secs(86_400 * 300))).name("tokens"),
-        Limiter::new(Quota::new(50, Duration::from_secs(86_400 * 299))).name("cents"),
+        Quota::per_year(600).name("requests"),
+        Quota::new(200_000, Duration::from_secs(86_400 * 300)).name("tokens"),
+        Quota::new(50, Duration::from_secs(86_400 * 299)).name("cents"),
     ])
     .store(store)
 }
@@ -156,8 +156,8 @@ async fn a_reservation_that_is_late_for_another_limit_is_not_remembered() {
     let Some(server) = Server::start() else { return };
     let hour = Duration::from_secs(3_600);
     let limits = Limits::new([
-        Limiter::new(Quota::new(10, 24_000 * hour).reserve_up_to(20)).name("long"),
-        Limiter::new(Quota::new(100, 7_000 * hour)).name("short"),
+        Quota::new(10, 24_000 * hour).reserve_up_to(20).name("long"),
+        Quota::new(100, 7_000 * hour).name("short"),
     ])
     .store(store(&server));
     let lines = [Line::new("long", "k", 10), Line::new("short", "k", 10)];
@@ -184,7 +184,7 @@ async fn an_error_of_one_key_is_the_groups_and_nothing_is_written() {
         for bad in ["plain", "both", "month"] {
             for field in [false, true] {
                 server.ask::<()>(&["FLUSHALL"]);
-                let limiters = quotas.map(|(name, quotas)| Limiter::new(quotas).name(name));
+                let limiters = quotas.map(|(name, quotas)| Limit::new(quotas).name(name));
                 let limits = Limits::new(limiters);
                 let limits = match shared {
                     true => limits.store(Crowd::new(store(&server), Arc::default())),
@@ -419,11 +419,8 @@ async fn never_more_than_a_limit_passes_beside_leases_and_refunds() {
         .map(|i| {
             let store = store(&server);
             let store = if i == 0 { store.leases(16) } else { store };
-            Limits::new([
-                Limiter::new(Quota::per_year(900)).name("requests"),
-                Limiter::new(Quota::per_year(400)).name("jobs"),
-            ])
-            .store(store)
+            Limits::new([Quota::per_year(900).name("requests"), Quota::per_year(400).name("jobs")])
+                .store(store)
         })
         .collect();
     let tasks: Vec<_> = (0..12_u64)
@@ -466,7 +463,7 @@ async fn never_more_than_a_limit_passes_beside_leases_and_refunds() {
     }
     drop(nodes);
     assert!(held[0] <= 900 && held[1] <= 400, "{held:?}");
-    let fresh = Limiter::new(Quota::per_year(400)).name("jobs").store(store(&server));
+    let fresh = Quota::per_year(400).name("jobs").store(store(&server));
     let jobs = fresh.peek("all").await.expect("it answers").used() as i64;
     assert_eq!(jobs, held[1], "nothing is kept of what was refused or refunded");
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use fastrand::Rng;
 use redis::cluster::ClusterClient;
 use tower_fixed_window::store::RedisStore;
-use tower_fixed_window::{Limiter, OnStoreFailure, Quota};
+use tower_fixed_window::{OnStoreFailure, Quota};
 
 use crate::server::{ALONE, Server, ask};
 
@@ -166,7 +166,7 @@ async fn task(store: RedisStore, leases: u64, counts: Arc<Mutex<Counts>>) {
     let mut rng = Rng::new();
     let limiters: Vec<_> = (0..10)
         .map(|key| {
-            Limiter::new(Quota::new(limit(key), WINDOW))
+            Quota::new(limit(key), WINDOW)
                 .name("exact")
                 .store(store.clone().on_failure(OnStoreFailure::Deny).leases(leases))
         })

@@ -333,7 +333,7 @@ async fn the_store_recovers_when_a_master_and_a_sentinel_fall_silent_together() 
 async fn a_key_of_another_type_fails_alone() {
     let Some(server) = Server::start() else { return };
     let store = RedisStore::new(server.url()).expect("an address");
-    let limiter = Limiter::new(Quota::per_day(1_000)).name("outage").store(store);
+    let limiter = Quota::per_day(1_000).name("outage").store(store);
     for (key, command) in [(1, vec!["SET", "tfw1:{outage:u1}", "x"])] {
         server.ask::<String>(&command);
         for i in 1..=20_u64 {
@@ -349,7 +349,7 @@ async fn a_key_of_another_type_fails_alone() {
 async fn a_key_with_a_field_that_is_no_count_fails_alone() {
     let Some(server) = Server::start() else { return };
     let store = RedisStore::new(server.url()).expect("an address");
-    let limiter = Limiter::new(Quota::per_day(1_000)).name("outage").store(store);
+    let limiter = Quota::per_day(1_000).name("outage").store(store);
     let month = Quota::per_month(1_000);
     let saved = Quota::per_hour(1_000).rollover_up_to(2_000);
     for (quota, field) in

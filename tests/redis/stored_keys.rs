@@ -10,7 +10,8 @@ use tower::{Layer, ServiceExt};
 use tower_fixed_window::key::global;
 use tower_fixed_window::store::RedisStore;
 use tower_fixed_window::{
-    FixedWindow, FixedWindowLayer, Key, Limiter, MAX_WINDOW, ManualClock, OnStoreFailure, Quota,
+    FixedWindow, FixedWindowLayer, Key, Limit, Limiter, MAX_WINDOW, ManualClock, OnStoreFailure,
+    Quota,
 };
 
 use crate::conformance::connect;
@@ -24,7 +25,7 @@ async fn limiter(server: &Server, quotas: &str) -> Limiter {
 
 fn limiter_on(store: RedisStore, quotas: &str) -> Limiter {
     let quotas: tower_fixed_window::Quotas = quotas.parse().expect("quotas");
-    Limiter::new(quotas).name("life").store(store.on_failure(OnStoreFailure::Deny))
+    Limit::new(quotas).name("life").store(store.on_failure(OnStoreFailure::Deny))
 }
 
 /// Waits for the next window, so that what follows is in one.
@@ -93,10 +94,11 @@ async fn a_reset_deletes_the_key_with_all_its_counts() {
     let Some(server) = Server::start() else { return };
     let store = RedisStore::from(connect(&server.url()).await);
     let (free, pro) = (Quota::per_day(1), Quota::per_week(1).staggered());
-    let layer = FixedWindowLayer::new(free).name("plans").store(store.clone()).key(global());
-    let control = layer.control();
-    let by_plan = layer.clone().quota_fn(move |_, _| pro);
-    let limiter = Limiter::new(free).name("plans").store(store);
+    let control = free.name("plans").key(global()).store(store.clone());
+    let layer = FixedWindowLayer::new(&control);
+    let by_plan = Limit::by_plan(move |_, _| pro).name("plans").key(global());
+    let by_plan = FixedWindowLayer::new(by_plan.store(store.clone()));
+    let limiter = free.name("plans").store(store);
     let here = Service::new(&layer);
     let there = Service::new(&by_plan);
     let passes = async || {
@@ -109,8 +111,9 @@ async fn a_reset_deletes_the_key_with_all_its_counts() {
         control.reset(Key::global()).await.expect("it answers");
         assert_eq!(server.ask::<u64>(&["DBSIZE"]), 0);
     }
-    assert!(control.peek(Key::global()).await.is_err(), "by which quotas?");
-    let standing = control.peek_with(Key::global(), pro).await.expect("it answers");
+    let standing = by_plan.limits().of("plans");
+    assert!(standing.peek(Key::global()).await.is_err(), "by which quotas?");
+    let standing = control.with_quotas(pro).peek(Key::global()).await.expect("it answers");
     assert_eq!(standing.remaining(), 1);
 }
 
@@ -205,7 +208,8 @@ async fn a_counter_that_redis_expires_late_counts_for_nothing() {
 async fn every_key_has_an_expiry_and_disappears() {
     let Some(server) = Server::start() else { return };
     let store = RedisStore::new(server.url()).expect("an address");
-    let limit = Limiter::new(Quota::new(3, Duration::from_secs(20)).from_first_request())
+    let limit = Quota::new(3, Duration::from_secs(20))
+        .from_first_request()
         .name("life")
         .store(store.deadline(Duration::from_secs(20)).on_failure(OnStoreFailure::Deny));
     let tasks: Vec<_> = (0..64_u64)

@@ -72,7 +72,7 @@ impl Certificate {
 }
 
 fn limiter(store: RedisStore) -> Limiter {
-    Limiter::new(Quota::per_day(1_000)).name("tls").store(store.on_failure(OnStoreFailure::Deny))
+    Quota::per_day(1_000).name("tls").store(store.on_failure(OnStoreFailure::Deny))
 }
 
 /// Until Redis answers: a server may still be starting.

@@ -27,7 +27,7 @@ fn store(server: &Server) -> RedisStore {
 }
 
 fn limiter_on(store: RedisStore, limit: u64) -> Limiter {
-    Limiter::new(Quota::new(limit, MAX_WINDOW))
+    Quota::new(limit, MAX_WINDOW)
         .name("quiet")
         .store(store.deadline(Duration::from_secs(20)).on_failure(OnStoreFailure::Deny))
 }
@@ -98,9 +98,7 @@ async fn stores_with_different_prefixes_remember_refusals_separately() {
     let Some(server) = Server::start() else { return };
     let store = RedisStore::new(server.url()).expect("an address");
     let limiter = |store: RedisStore| {
-        Limiter::new(Quota::new(1, MAX_WINDOW))
-            .name("quiet")
-            .store(store.on_failure(OnStoreFailure::Deny))
+        Quota::new(1, MAX_WINDOW).name("quiet").store(store.on_failure(OnStoreFailure::Deny))
     };
     let (one, other) =
         (limiter(store.clone().prefix("one")), limiter(store.clone().prefix("other")));
@@ -118,11 +116,10 @@ async fn layers_on_one_store_share_remembered_refusals() {
     let Some(server) = Server::start() else { return };
     let store = RedisStore::new(server.url()).expect("an address");
     let layer = || {
-        FixedWindowLayer::new(Quota::new(1, MAX_WINDOW))
-            .name("quiet")
-            .key(global())
-            .store(store.clone())
-            .reject(EmptyBody)
+        FixedWindowLayer::new(
+            Quota::new(1, MAX_WINDOW).name("quiet").key(global()).store(store.clone()),
+        )
+        .reject(EmptyBody)
     };
     let (one, other) = (layer(), layer());
     let status = async |layer: &FixedWindowLayer<EmptyBody>| {
@@ -135,9 +132,9 @@ async fn layers_on_one_store_share_remembered_refusals() {
     let before = scripts(&server);
     assert_eq!(status(&other).await, 429);
     assert_eq!(scripts(&server), before, "the other one knows");
-    other.control().reset(Key::global()).await.expect("it answers");
+    other.limits().of("quiet").reset(Key::global()).await.expect("it answers");
     assert_eq!((status(&one).await, status(&one).await), (200, 429));
-    one.control().set_quotas(Quota::new(2, MAX_WINDOW));
+    one.limits().of("quiet").set_quotas(Quota::new(2, MAX_WINDOW));
     assert_eq!((status(&one).await, status(&one).await), (200, 429));
 }
 
@@ -150,11 +147,10 @@ async fn a_request_that_an_inner_layer_refuses_causes_two_calls_of_the_outer_one
     let Some(server) = Server::start() else { return };
     let store = RedisStore::new(server.url()).expect("an address");
     let layer = |name, limit| {
-        FixedWindowLayer::new(Quota::new(limit, MAX_WINDOW))
-            .name(name)
-            .key(global())
-            .store(store.clone())
-            .reject(EmptyBody)
+        FixedWindowLayer::new(
+            Quota::new(limit, MAX_WINDOW).name(name).key(global()).store(store.clone()),
+        )
+        .reject(EmptyBody)
     };
     let service = layer("inner", 1).layer(service_fn(async |_: http::Request<()>| {
         Ok::<_, std::convert::Infallible>(http::Response::new(()))

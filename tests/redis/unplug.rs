@@ -380,9 +380,8 @@ async fn callers(
 async fn network() {
     let _alone = ALONE.lock().await;
     let (ms, s, long) = (Duration::from_millis, Duration::from_secs, Duration::from_secs(60));
-    let limiter = |store| {
-        Limiter::new(Quota::per_day(1_000_000_000).from_first_request()).name("outage").store(store)
-    };
+    let limiter =
+        |store| Quota::per_day(1_000_000_000).from_first_request().name("outage").store(store);
     println!("\n| what happens | requests | by Redis | by memory | given up | slowest |");
     println!("|---|---|---|---|---|---|");
     {

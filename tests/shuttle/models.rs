@@ -9,7 +9,7 @@ use shuttle::sync::Arc;
 use shuttle::sync::atomic::{AtomicU64, Ordering};
 use shuttle::thread;
 use tower_fixed_window::store::Reply;
-use tower_fixed_window::{Clock, Limiter, Limits, Line, MemoryStore, Quota, Quotas};
+use tower_fixed_window::{Clock, Limit, Limiter, Limits, Line, MemoryStore, Quota, Quotas};
 
 const WINDOW: Duration = Duration::from_millis(100);
 /// The entries of the smallest store.
@@ -41,12 +41,12 @@ fn now<T>(reply: Reply<T>) -> T {
 
 fn limiter(quotas: impl Into<Quotas>, time: &Time) -> (Limiter, MemoryStore) {
     let store = MemoryStore::with_max_keys(1).clock(time.clone());
-    (Limiter::new(quotas).name("model").store(store.clone()), store)
+    (Limit::new(quotas).name("model").store(store.clone()), store)
 }
 
 /// Takes entries for a long time.
 fn fill(store: &MemoryStore, entries: u64) {
-    let others = Limiter::new(Quota::per_week(1)).name("others").store(store.clone());
+    let others = Quota::per_week(1).name("others").store(store.clone());
     for key in 0..entries {
         assert!(now(others.check(key)).allowed());
     }
@@ -165,7 +165,7 @@ fn keys_that_share_an_overflow_entry() {
 fn a_key_that_moves_to_an_entry_of_its_own() {
     let time = Time::at(50);
     let (limiter, store) = limiter(Quota::new(2, 4 * WINDOW), &time);
-    let short = Limiter::new(Quota::new(1, WINDOW)).name("short").store(store.clone());
+    let short = Quota::new(1, WINDOW).name("short").store(store.clone());
     assert!(now(short.check("gone at 100")).allowed());
     fill(&store, ENTRIES - 1);
     let ticks = thread::spawn({
@@ -181,7 +181,7 @@ fn a_key_that_moves_to_an_entry_of_its_own() {
 fn several_limits() -> Limits {
     let store = MemoryStore::with_max_keys(2_048).clock(Time::at(50));
     let limits = [("one", 2), ("two", 3)];
-    let limits = limits.map(|(name, n)| Limiter::new(Quota::new(n, WINDOW)).name(name));
+    let limits = limits.map(|(name, n)| Quota::new(n, WINDOW).name(name));
     Limits::new(limits).store(store)
 }
 

@@ -13,7 +13,7 @@ use governor::middleware::StateInformationMiddleware;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode};
 use tower::service_fn;
-use tower_fixed_window::{FixedWindowLayer, MemoryStore, Quota};
+use tower_fixed_window::{FixedWindowLayer, Limit, MemoryStore, Quota};
 use tower_governor::GovernorLayer;
 use tower_governor::key_extractor::PeerIpKeyExtractor;
 use tower_layer::Layer;
@@ -65,7 +65,8 @@ pub fn refusal() -> Response<Body> {
 pub fn ours(limit: u32) -> FixedWindowLayer {
     // Of a million keys, the default store finds some 400 no entry of their own, and refuses early.
     let store = MemoryStore::with_max_keys(1_250_000);
-    FixedWindowLayer::new(Quota::per_day(u64::from(limit))).store(store)
+    let limit = Limit::new(Quota::per_day(u64::from(limit)));
+    FixedWindowLayer::new(limit.store(store))
 }
 
 /// With headers, of which it sends two.

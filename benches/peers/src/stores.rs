@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum_limit::{FixedWindowPolicy, MemoryBackend, RateLimitBackend};
 use tower_fixed_window::testing::block_on;
-use tower_fixed_window::{MemoryStore, Quota};
+use tower_fixed_window::{Limit, MemoryStore, Quota};
 use tower_rate_limiter::FixedWindowStore;
 
 use crate::{Limiter, address, each};
@@ -25,7 +25,7 @@ pub(crate) fn limiter(name: &str, limit: u32, window: Duration, keys: u32) -> Li
     match name {
         "tower-fixed-window" => {
             let store = MemoryStore::with_max_keys(keys.max(1_000_000) as usize);
-            let limiter = tower_fixed_window::Limiter::new(Quota::new(many, window)).store(store);
+            let limiter = Limit::new(Quota::new(many, window)).store(store);
             each(move |client| {
                 let Ok(decision) = limiter.check(address(client)).into_now() else {
                     panic!("memory answers now")

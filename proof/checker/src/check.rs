@@ -4,15 +4,18 @@
 //! answered within a window were decided in it, whatever the limiter did inside: their sum is a lower bound of
 //! what passed there. Nothing is ever held against a limiter that an exact one could have done.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 
 use crate::history::{Answer, Ask};
+use crate::spans::spans;
 
 /// Where a limiter's windows are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Windows {
     /// They begin at the multiples of their length since the Unix epoch.
     Aligned,
+    /// They begin at instants that are given, as a calendar's do.
+    Listed,
     /// One follows the other, on a grid for each key that is not known.
     Regular,
     /// Each begins with a request, when the one before is over.
@@ -27,12 +30,35 @@ pub struct Promise {
     pub windows: Windows,
     /// Tokens.
     pub limit: u64,
+    /// Tokens that may be there at once, since those of earlier windows are kept: the limit, or more.
+    pub capacity: u64,
+    /// Tokens of later windows that may be taken. More than the limit, or any of these, only where it is
+    /// known when windows begin.
+    pub reserved: u64,
     /// Milliseconds.
     pub length: u64,
+    /// When listed windows begin, in microseconds and in order; one is before all of them.
+    pub starts: Vec<u64>,
     /// When the store lost what it had counted, each from before that until after it, in microseconds.
     pub losses: Vec<(u64, u64)>,
     /// Whether each node may count by itself while the store is away: one further limit for each.
     pub local: bool,
+}
+
+impl Promise {
+    /// So many tokens in each window, and nothing else.
+    pub fn new(windows: Windows, limit: u64, length: u64) -> Self {
+        Self {
+            windows,
+            limit,
+            capacity: limit,
+            reserved: 0,
+            length,
+            starts: Vec::new(),
+            losses: Vec::new(),
+            local: false,
+        }
+    }
 }
 
 /// The worst of a history.
@@ -46,11 +72,12 @@ pub struct Most {
 
 /// A pass, in whatever unit its user needs.
 #[derive(Clone, Copy)]
-struct Pass {
-    sent: u64,
-    received: u64,
-    cost: u64,
-    returned: Option<u64>,
+pub(crate) struct Pass {
+    pub sent: u64,
+    pub received: u64,
+    pub cost: u64,
+    pub returned: Option<u64>,
+    pub due: Option<u64>,
 }
 
 /// By how much a history is above what is promised, at least.
@@ -68,10 +95,10 @@ pub fn above(asks: &[Ask], promise: &Promise) -> Most {
         }
         let local = promise.local && ask.answer == Answer::PassedLocally;
         // Only where the beginning of a window is known, it is known until when tokens were held in it.
-        let given_back = ask.returned.is_some() && promise.windows != Windows::Aligned;
+        let given_back = ask.returned.is_some() && !promise.has_known_windows();
         let cost = if given_back { 0 } else { ask.cost };
-        let Ask { sent, received, returned, .. } = *ask;
-        let pass = Pass { sent, received, cost, returned };
+        let Ask { sent, received, returned, due, .. } = *ask;
+        let pass = Pass { sent, received, cost, returned, due };
         counts.entry((ask.key, local.then_some(ask.node))).or_default().push(pass);
     }
     let mut most = Most::default();
@@ -83,7 +110,7 @@ pub fn above(asks: &[Ask], promise: &Promise) -> Most {
             continue;
         }
         let (above, start) = match promise.windows {
-            Windows::Aligned => aligned(&passes, promise, losses),
+            Windows::Aligned | Windows::Listed => spans(&passes, promise, losses),
             Windows::Regular => between(passes, losses, |passes, _| regular(passes, promise)),
             Windows::OnDemand => {
                 let unknown = unknown.get(&key).copied();
@@ -99,31 +126,6 @@ pub fn above(asks: &[Ask], promise: &Promise) -> Most {
         }
     }
     most
-}
-
-/// Windows whose beginnings are known: the most that was held at any instant in one of them.
-fn aligned(passes: &[Pass], promise: &Promise, losses: &[(u64, u64)]) -> (u64, u64) {
-    let length = promise.length * 1_000;
-    let mut changes = BTreeMap::<u64, Vec<(u64, i64)>>::new();
-    for pass in passes.iter().filter(|pass| pass.sent / length == pass.received / length) {
-        let changes = changes.entry(pass.sent / length * length).or_default();
-        changes.push((pass.received, pass.cost as i64));
-        // From here on the limiter may have them back.
-        changes.extend(pass.returned.map(|returned| (returned, -(pass.cost as i64))));
-    }
-    let most = changes.into_iter().map(|(start, mut changes)| {
-        let end = start + length;
-        let lost = losses.iter().filter(|(from, to)| *from < end && *to >= start).count() as u64;
-        let allowed = promise.limit * (1 + lost);
-        // At one instant, what comes back comes first.
-        changes.sort_unstable();
-        let held = changes.iter().scan(0, |held, (_, change)| {
-            *held += change;
-            Some(*held)
-        });
-        (held.max().unwrap_or(0).max(0).cast_unsigned().saturating_sub(allowed), start)
-    });
-    most.max().unwrap_or_default()
 }
 
 /// Windows that begin anew with each loss: what is not wholly between two is left out.

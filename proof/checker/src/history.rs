@@ -26,6 +26,10 @@ pub struct Ask {
     pub answer: Answer,
     /// When the refund of its tokens was sent.
     pub returned: Option<u64>,
+    /// From when on it may run, if it has taken tokens of later windows.
+    pub due: Option<u64>,
+    /// When it was in a line already.
+    pub joined: Option<u64>,
 }
 
 /// What became of a request.
@@ -61,8 +65,27 @@ pub fn now() -> u64 {
 pub enum Line {
     /// `NODE ID KEY COST SENT RECEIVED ANSWER`.
     Asked(Ask),
-    /// `NODE ID returned SENT`.
-    Returned { node: u32, id: u64, sent: u64 },
+    /// `NODE ID NOTE AT`, where `NOTE` is `returned`, `due` or `joined`.
+    Noted { node: u32, id: u64, note: Note, at: u64 },
+}
+
+/// What is known of a request beside its answer: see the fields of [`Ask`].
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Note {
+    Returned,
+    Due,
+    Joined,
+}
+
+impl Ask {
+    /// The lines that it is written as.
+    pub fn lines(&self) -> impl Iterator<Item = Line> {
+        let Self { node, id, returned, due, joined, .. } = *self;
+        let notes = [(Note::Returned, returned), (Note::Due, due), (Note::Joined, joined)];
+        let noted =
+            move |(note, at): (Note, Option<u64>)| Some(Line::Noted { node, id, note, at: at? });
+        [Line::Asked(self.clone())].into_iter().chain(notes.into_iter().filter_map(noted))
+    }
 }
 
 impl fmt::Display for Line {
@@ -79,7 +102,14 @@ impl fmt::Display for Line {
                 };
                 write!(f, "{node} {id} {key} {cost} {sent} {received} {answer}")
             }
-            Self::Returned { node, id, sent } => write!(f, "{node} {id} returned {sent}"),
+            Self::Noted { node, id, note, at } => {
+                let note = match note {
+                    Note::Returned => "returned",
+                    Note::Due => "due",
+                    Note::Joined => "joined",
+                };
+                write!(f, "{node} {id} {note} {at}")
+            }
         }
     }
 }
@@ -93,8 +123,14 @@ impl FromStr for Line {
         let small = |text: &str| text.parse::<u32>().map_err(|_| bad());
         let words: Vec<_> = line.split_whitespace().collect();
         match words[..] {
-            [node, id, "returned", sent] => {
-                Ok(Self::Returned { node: small(node)?, id: number(id)?, sent: number(sent)? })
+            [node, id, note, at] => {
+                let note = match note {
+                    "returned" => Note::Returned,
+                    "due" => Note::Due,
+                    "joined" => Note::Joined,
+                    _ => return Err(bad()),
+                };
+                Ok(Self::Noted { node: small(node)?, id: number(id)?, note, at: number(at)? })
             }
             [node, id, key, cost, sent, received, answer] => {
                 let answer = match answer {
@@ -115,6 +151,8 @@ impl FromStr for Line {
                     received: number(received)?,
                     answer,
                     returned: None,
+                    due: None,
+                    joined: None,
                 }))
             }
             _ => Err(bad()),
@@ -122,19 +160,21 @@ impl FromStr for Line {
     }
 }
 
-/// Puts lines together: refunds with the requests that they belong to.
+/// Puts lines together: notes with the requests that they belong to.
 pub fn collect(lines: impl IntoIterator<Item = Line>) -> Vec<Ask> {
-    let (mut asks, mut refunds) = (Vec::new(), HashMap::new());
+    let (mut asks, mut notes) = (Vec::new(), HashMap::new());
     for line in lines {
         match line {
             Line::Asked(ask) => asks.push(ask),
-            Line::Returned { node, id, sent } => {
-                refunds.insert((node, id), sent);
+            Line::Noted { node, id, note, at } => {
+                notes.insert((node, id, note), at);
             }
         }
     }
     for ask in &mut asks {
-        ask.returned = refunds.get(&(ask.node, ask.id)).copied();
+        let noted = |note| notes.get(&(ask.node, ask.id, note)).copied();
+        (ask.returned, ask.due) = (noted(Note::Returned), noted(Note::Due));
+        ask.joined = noted(Note::Joined);
     }
     asks
 }

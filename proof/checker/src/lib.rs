@@ -3,4 +3,6 @@
 
 pub mod check;
 pub mod history;
+pub mod line;
 pub mod several;
+mod spans;

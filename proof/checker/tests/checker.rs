@@ -2,6 +2,7 @@
 
 use tower_fixed_window_checker::check::{Promise, Windows, above};
 use tower_fixed_window_checker::history::{Answer, Ask, Line, collect};
+use tower_fixed_window_checker::line::{idle, overtaken};
 use tower_fixed_window_checker::several::{Returns, torn, unexplained};
 
 const MS: u64 = 1_000;
@@ -9,12 +10,13 @@ const MS: u64 = 1_000;
 const T: u64 = 1_700_000_000_000_000;
 
 fn promise(windows: Windows) -> Promise {
-    Promise { windows, limit: 3, length: 1_000, losses: Vec::new(), local: false }
+    Promise::new(windows, 3, 1_000)
 }
 
 fn ask(sent: u64, received: u64) -> Ask {
     let answer = Answer::Passed;
-    Ask { node: 0, id: sent, key: 1, cost: 1, sent, received, answer, returned: None }
+    let (returned, due, joined) = (None, None, None);
+    Ask { node: 0, id: sent, key: 1, cost: 1, sent, received, answer, returned, due, joined }
 }
 
 /// Passes that were sent at these times, in milliseconds since T, and answered 100 us later.
@@ -259,7 +261,7 @@ fn windows_that_begin_with_a_pass_are_found() {
             most = most.max(passed);
         }
         let asks: Vec<_> = times.iter().map(|at| ask(at * MS + 1, at * MS + 2)).collect();
-        let promise = Promise { limit: 1, length: LENGTH, ..promise(Windows::OnDemand) };
+        let promise = Promise::new(Windows::OnDemand, 1, LENGTH);
         let found = above(&asks, &promise).above;
         // A window begins somewhere in its millisecond, and so does the next.
         assert!(found < most, "seed {seed}: {times:?}");
@@ -271,18 +273,19 @@ fn windows_that_begin_with_a_pass_are_found() {
 fn a_history_is_read_as_it_was_written() {
     let mut asks = passes([1, 2, 3, 4]);
     asks[1].returned = Some(T + 7 * MS);
+    asks[1].due = Some(T + 9 * MS);
+    asks[3].joined = Some(T + 5 * MS);
     asks[2].answer = Answer::GaveUp;
     asks[3].answer = Answer::PassedLocally;
     let mut text = String::new();
     for ask in &asks {
-        text += &format!("{}\n", Line::Asked(ask.clone()));
-        if let Some(sent) = ask.returned {
-            text += &format!("{}\n", Line::Returned { node: ask.node, id: ask.id, sent });
-        }
+        ask.lines().for_each(|line| text += &format!("{line}\n"));
     }
     let lines = text.lines().map(|line| line.parse().expect("a line"));
     assert_eq!(collect(lines), asks);
-    for bad in ["", "1 2 3", "1 2 3 4 5 6 perhaps", "1 2 3 4 5 -6 passed", "0 1 came 3"] {
+    for bad in
+        ["", "1 2 3", "1 2 done 3", "1 2 3 4 5 6 perhaps", "1 2 3 4 5 -6 passed", "0 1 came 3"]
+    {
         assert!(bad.parse::<Line>().is_err(), "{bad:?}");
     }
 }
@@ -311,8 +314,12 @@ fn a_request_that_passes_in_part_is_torn() {
 
 /// Of the key 1, for the times of its refusals.
 fn unexplained_at(asks: &[Ask], disturbed: &[(u64, u64)]) -> Vec<u64> {
+    unexplained_under(&[promise(Windows::Aligned)], asks, disturbed)
+}
+
+fn unexplained_under(quotas: &[Promise], asks: &[Ask], disturbed: &[(u64, u64)]) -> Vec<u64> {
     let returns = Returns { within: 100 * MS, disturbed: disturbed.to_vec() };
-    let found = unexplained(asks, &promise(Windows::Aligned), &returns);
+    let found = unexplained(asks, quotas, &returns);
     found.iter().map(|ask| (ask.sent - T) / MS).collect()
 }
 
@@ -362,4 +369,301 @@ fn what_is_undone_explains_a_refusal_for_a_moment() {
     for lost in [(T, T + 300 * MS), (T + 400 * MS, T + 500 * MS), (T + 310 * MS, T + 320 * MS)] {
         assert_eq!(unexplained_at(&asks(600), &[lost]), [], "{lost:?}");
     }
+}
+
+#[test]
+fn answers_that_wait_for_a_window_are_counted_over_several() {
+    let waited = |n: u64| -> Vec<_> {
+        (0..n).map(|i| Ask { id: i, ..ask(T + 900 * MS, T + 2_100 * MS) }).collect()
+    };
+    assert_eq!(aligned(&waited(9)), 0);
+    assert_eq!(aligned(&waited(11)), 2);
+    // They may be of any of the three windows, beside what is known.
+    assert_eq!(aligned(&[waited(7), passes([1_400, 1_500, 1_600])].concat()), 1);
+    assert_eq!(aligned(&[waited(6), passes([1_400, 1_500, 1_600])].concat()), 0);
+    // Before and after them are other windows.
+    assert_eq!(aligned(&[waited(9), passes([3_100, 3_200, 3_300])].concat()), 0);
+    let before: Vec<_> = [100, 200, 300].map(|at| ask(T - at * MS, T - at * MS + 100)).into();
+    assert_eq!(aligned(&[waited(9), before].concat()), 0);
+}
+
+#[test]
+fn tokens_that_are_kept_pass_later() {
+    let kept = Promise { capacity: 6, ..promise(Windows::Aligned) };
+    let most = |asks: &[Ask]| above(asks, &kept).above;
+    assert_eq!(most(&passes(100..106)), 0);
+    assert_eq!(most(&passes(100..107)), 1);
+    // Three are granted anew.
+    let all = [passes(100..106), passes(1_100..1_103), passes(2_100..2_103)].concat();
+    assert_eq!(most(&all), 0);
+    assert_eq!(most(&[all, passes([2_500])].concat()), 1);
+    // Six, if one window leaves them.
+    assert_eq!(most(&[passes(100..106), passes(2_100..2_106)].concat()), 0);
+    assert_eq!(most(&[passes(100..106), passes(1_100..1_101), passes(2_100..2_106)].concat()), 1);
+    // No more are kept, however long nobody asks.
+    assert_eq!(most(&[passes([100]), passes(9_100..9_107)].concat()), 1);
+    // A refund is of its window.
+    let mut late = [passes(100..106), passes(1_100..1_104)].concat();
+    late[0].returned = Some(T + 900 * MS);
+    assert_eq!(most(&late), 0);
+    late[0].returned = Some(T + 1_000 * MS);
+    assert_eq!(most(&late), 1);
+    // A store that loses its counts has all of them again.
+    let losses = vec![(T + 800 * MS, T + 801 * MS)];
+    let lost = Promise { losses, ..kept.clone() };
+    assert_eq!(above(&[passes(100..106), passes(900..906)].concat(), &lost).above, 0);
+    assert_eq!(above(&[passes(1_100..1_107)].concat(), &lost).above, 1);
+}
+
+/// Passes with a time from when on they may run, in milliseconds since T.
+fn due(at: impl IntoIterator<Item = (u64, u64)>) -> Vec<Ask> {
+    let due = |(at, due)| Ask { due: Some(T + due * MS), ..ask(T + at * MS, T + at * MS + 100) };
+    at.into_iter().map(due).collect()
+}
+
+#[test]
+fn tokens_of_later_windows_are_taken_up_to_what_is_reserved() {
+    let reserved = Promise { reserved: 6, ..promise(Windows::Aligned) };
+    let most = |asks: &[Ask]| above(asks, &reserved).above;
+    let later = |from: u64| due((from..from + 3).map(|at| (at, at / 1_000 * 1_000 + 1_000)));
+    let latest = due((200..203).map(|at| (at, 2_000)));
+    let full = [passes(100..103), later(110), latest].concat();
+    assert_eq!(most(&full), 0);
+    assert_eq!(most(&[full.clone(), due([(300, 3_000)])].concat()), 1);
+    // A window later, what it grants.
+    let next = due((1_100..1_103).map(|at| (at, 3_000)));
+    assert_eq!(most(&[full.clone(), next.clone()].concat()), 0);
+    assert_eq!(most(&[full.clone(), next, due([(1_200, 4_000)])].concat()), 1);
+    // One that comes back until the end of the window that covers it makes room.
+    let mut returned = [full.clone(), due((1_100..1_104).map(|at| (at, 3_000)))].concat();
+    returned[8].returned = Some(T + 1_050 * MS);
+    returned[12].due = Some(T + 2_000 * MS);
+    assert_eq!(most(&returned), 0);
+    returned[3].returned = Some(T + 2_050 * MS);
+    returned[8].returned = None;
+    assert_eq!(most(&returned), 1);
+    // It brings what earlier windows have covered of it.
+    let mut large = due([(100, 2_000)]);
+    (large[0].cost, large[0].returned) = (3, Some(T + 2_050 * MS));
+    let many = |last: u64| {
+        let due_in = |n: u64, window| due((0..n).map(|i| (2_100 + i, window)));
+        let reserved = [due_in(3, 3_000), due_in(5, 4_000), due_in(last, 5_000)].concat();
+        [large.clone(), passes(2_100..2_103), reserved].concat()
+    };
+    assert_eq!(most(&many(0)), 0);
+    assert_eq!(most(&many(1)), 1);
+    let mut kept = many(0);
+    (kept[0].due, kept[0].returned) = (Some(T + 1_000 * MS), None);
+    assert_eq!(most(&kept), 2);
+}
+
+#[test]
+fn what_is_reserved_runs_in_windows_that_cover_it() {
+    let reserved = Promise { reserved: 9, ..promise(Windows::Aligned) };
+    let most = |asks: &[Ask]| above(asks, &reserved).above;
+    assert_eq!(most(&due((100..103).map(|at| (at, 2_000)))), 0);
+    assert_eq!(most(&due((100..104).map(|at| (at, 2_000)))), 1);
+    // Beside what passes at once there.
+    let both =
+        |n: u64| [due((100..100 + n).map(|at| (at, 2_000))), passes([2_100, 2_200])].concat();
+    assert_eq!(most(&both(1)), 0);
+    assert_eq!(most(&both(3)), 2);
+    // What is given back doesn't run, but others may be where it was.
+    let mut returned = due((100..104).map(|at| (at, 2_000)));
+    returned[1].returned = Some(T + 500 * MS);
+    assert_eq!(most(&returned), 0);
+    returned[1].cost = 2;
+    assert_eq!(most(&[&returned[..], &due([(300, 2_000)])].concat()), 0);
+    // The last of a window as a whole, but only of one.
+    let costs = |n: u64| {
+        let all = (0..n).map(|i| (100 + i, 2_000 + i / 3 * 1_000));
+        due(all).into_iter().map(|ask| Ask { cost: 2, ..ask }).collect::<Vec<_>>()
+    };
+    assert_eq!(most(&costs(2)), 0);
+    assert_eq!(most(&costs(3)), 2);
+    // In two windows, seven.
+    assert_eq!(most(&costs(4)[1..]), 0);
+    let single = due((100..108).map(|at| (at, 2_000 + at % 2 * 1_000)));
+    assert_eq!(most(&single), 2);
+    // Of a store that lost its counts, this is not known.
+    let losses = vec![(T + 50 * MS, T + 60 * MS)];
+    let lost = Promise { losses, ..reserved.clone() };
+    assert_eq!(above(&due((100..104).map(|at| (at, 2_000))), &lost).above, 0);
+}
+
+#[test]
+fn windows_of_a_calendar_begin_when_it_says() {
+    let starts = vec![T + 500 * MS, T + 2_500 * MS];
+    let listed = Promise { starts, ..promise(Windows::Listed) };
+    let most = |asks: &[Ask]| above(asks, &listed);
+    let three = |from: u64| passes(from..from + 3);
+    let all = [three(400), three(500), three(2_400), three(2_500), three(9_000)];
+    assert_eq!(most(&[&all[0][..], &all[1], &all[3]].concat()).above, 0);
+    assert_eq!(most(&all[..2].concat()).above, 0);
+    let worst = most(&all[1..3].concat());
+    assert_eq!((worst.above, worst.at), (3, Some((1, T + 500 * MS))));
+    let worst = most(&all[3..].concat());
+    assert_eq!((worst.above, worst.at), (3, Some((1, T + 2_500 * MS))));
+    assert_eq!(most(&passes(100..104)).above, 1);
+    // What comes back is of its window there, too.
+    let mut returned = passes([600, 700, 800, 900]);
+    returned[0].returned = Some(T + 850 * MS);
+    assert_eq!(most(&returned).above, 0);
+}
+
+/// An exact count as the rules have it, with tokens that are kept or reserved, and refunds.
+#[test]
+fn an_exact_limiter_that_keeps_and_reserves_is_never_above() {
+    for seed in 0..500_u64 {
+        let mut state = seed;
+        let mut below = |bound: u64| random(&mut state) % bound;
+        let (capacity, reserved) = (3 + below(4), below(3) * 3);
+        let promise = Promise { capacity, reserved, ..promise(Windows::Aligned) };
+        let (mut asks, mut used, mut window) =
+            (Vec::<Ask>::new(), 3 - capacity as i64, T / (1_000 * MS));
+        // When they were decided, and in which window they run.
+        let mut runs = Vec::new();
+        let mut now = T;
+        for _ in 0..60 {
+            now += if below(10) == 0 { below(2_500 * MS) } else { below(90 * MS) };
+            while window < now / (1_000 * MS) {
+                (used, window) = ((used - 3).max(3 - capacity as i64), window + 1);
+            }
+            // Now and then one comes back, if its window is open and nothing is taken of a later one.
+            if below(4) == 0 && !asks.is_empty() {
+                let one = below(asks.len() as u64) as usize;
+                let latest = *runs.iter().max().expect("there is one");
+                let is_last = reserved == 0 || runs[one] == latest;
+                if asks[one].returned.is_none() && runs[one] >= window && is_last {
+                    used = (used - asks[one].cost as i64).max(3 - capacity as i64);
+                    asks[one].returned = Some(now);
+                }
+            }
+            let cost = 1 + below(3);
+            if used + cost as i64 <= 3 + reserved as i64 {
+                used += cost as i64;
+                let later = (used - 3).max(0).cast_unsigned().div_ceil(3);
+                let (before, after) = (below(30 * MS), below(30 * MS));
+                let due = (later > 0).then_some((window + later) * 1_000 * MS);
+                asks.push(Ask { cost, due, id: now, ..ask(now - before, now + after) });
+                runs.push(window + later);
+            }
+        }
+        assert_eq!(above(&asks, &promise).above, 0, "seed {seed}: {promise:?}");
+    }
+}
+
+#[test]
+fn a_refusal_needs_a_reason_under_one_of_its_quotas() {
+    let refused = |at: u64| Ask { answer: Answer::Refused, ..ask(T + at * MS, T + at * MS + 100) };
+    let long = Promise::new(Windows::Aligned, 5, 10_000);
+    let both = [promise(Windows::Aligned), long.clone()];
+    let at = |asks: &[Ask]| unexplained_under(&both, asks, &[]);
+    assert_eq!(at(&[passes([100, 200]), vec![refused(300)]].concat()), [300]);
+    assert_eq!(at(&[passes([100, 200, 250]), vec![refused(300)]].concat()), []);
+    assert_eq!(at(&[passes([100, 200, 250]), vec![refused(1_300)]].concat()), [1_300]);
+    assert_eq!(at(&[passes([100, 200, 250, 1_100, 1_200]), vec![refused(2_300)]].concat()), []);
+    // On the edge of either.
+    let edge = Ask { received: T + 2_001 * MS, ..refused(1_999) };
+    assert_eq!(at(&[edge]), []);
+    // What is kept is there.
+    let kept = [Promise { capacity: 6, ..promise(Windows::Aligned) }];
+    let at = |asks: &[Ask]| unexplained_under(&kept, asks, &[]);
+    assert_eq!(at(&[passes([1_100, 1_200, 1_300]), vec![refused(1_400)]].concat()), [1_400]);
+    let used = passes(100..106);
+    assert_eq!(at(&[used.clone(), passes(1_100..1_102), vec![refused(1_400)]].concat()), [1_400]);
+    assert_eq!(at(&[used.clone(), passes(1_100..1_103), vec![refused(1_400)]].concat()), []);
+    assert_eq!(at(&[used, passes(2_100..2_105), vec![refused(2_400)]].concat()), [2_400]);
+    // And so is what may be reserved.
+    let reserved = [Promise { reserved: 3, ..promise(Windows::Aligned) }];
+    let at = |asks: &[Ask]| unexplained_under(&reserved, asks, &[]);
+    assert_eq!(at(&[passes(100..105), vec![refused(300)]].concat()), [300]);
+    assert_eq!(at(&[passes(100..106), vec![refused(300)]].concat()), []);
+    assert_eq!(at(&[passes(100..106), passes(1_100..1_103), vec![refused(1_300)]].concat()), []);
+    assert_eq!(
+        at(&[passes(100..106), passes(1_100..1_102), vec![refused(1_300)]].concat()),
+        [1_300]
+    );
+}
+
+/// Asked and answered at these times in milliseconds, in line a millisecond after it was asked.
+fn waits(sent: u64, received: u64) -> Ask {
+    let joined = Some(T + (sent + 1) * MS);
+    Ask { joined, ..ask(T + sent * MS, T + received * MS) }
+}
+
+#[test]
+fn nobody_overtakes_in_line() {
+    let count = |asks: &[Ask]| {
+        let mut found: Vec<_> = overtaken(asks, &promise(Windows::Aligned));
+        found.sort_unstable_by_key(|ask| ask.sent);
+        found.iter().map(|ask| (ask.sent - T) / MS).collect::<Vec<_>>()
+    };
+    let line = [waits(100, 1_010), waits(200, 2_010), waits(300, 3_010)];
+    assert_eq!(count(&line), []);
+    // Its answer may be late by a window.
+    assert_eq!(count(&[waits(100, 2_900), waits(200, 1_010)]), []);
+    assert_eq!(count(&[waits(100, 3_010), waits(200, 1_010)]), [100]);
+    assert_eq!(count(&[waits(100, 3_010), waits(150, 3_020), waits(200, 1_010)]), [100, 150]);
+    // It was asked before the other was in line.
+    assert_eq!(count(&[waits(100, 3_010), waits(101, 1_010)]), []);
+    let mut both = [waits(100, 3_010), waits(200, 1_010)];
+    both[0].joined = None;
+    assert_eq!(count(&both), []);
+    // Other lines.
+    both[0].joined = Some(T + 101 * MS);
+    both[1].key = 2;
+    assert_eq!(count(&both), []);
+    both[1].key = 1;
+    both[1].node = 1;
+    assert_eq!(count(&both), []);
+    both[1].node = 0;
+    both[1].answer = Answer::Refused;
+    assert_eq!(count(&both), []);
+}
+
+#[test]
+fn a_window_in_which_one_waits_is_used_up() {
+    let idle = |asks: &[Ask]| idle(asks, &promise(Windows::Aligned));
+    let window = |n: u64| (1, T / (1_000 * MS) + n);
+    // It waits through window 1.
+    let waits_for_two = waits(900, 2_010);
+    let used = passes([1_100, 1_200, 1_300]);
+    assert_eq!(idle(&[used.clone(), vec![waits_for_two.clone()]].concat()), []);
+    // With an answer that may have been decided there, two are missing one.
+    assert_eq!(idle(&[&used[..2], std::slice::from_ref(&waits_for_two)].concat()), []);
+    assert_eq!(idle(&[&used[..1], std::slice::from_ref(&waits_for_two)].concat()), [window(1)]);
+    // Whatever its own answer is.
+    let refused = Ask { answer: Answer::Refused, ..waits_for_two.clone() };
+    assert_eq!(idle(&[&used[..2], std::slice::from_ref(&refused)].concat()), [window(1)]);
+    assert_eq!(idle(&[&used[..], std::slice::from_ref(&refused)].concat()), []);
+    // What is not known to be refused may be counted.
+    for answer in [Answer::Failed, Answer::GaveUp] {
+        let mut unknown = used.clone();
+        unknown[0].answer = answer;
+        assert_eq!(idle(&[unknown, vec![refused.clone()]].concat()), []);
+    }
+    // Refused ones are not, nor those of other keys.
+    let mut others = used.clone();
+    others[0].key = 2;
+    assert_eq!(idle(&[others, vec![refused.clone()]].concat()), [window(1)]);
+    // The head may need more than is left.
+    let mut larger = used[..2].to_vec();
+    larger[1].cost = 2;
+    larger[0].cost = 0;
+    assert_eq!(idle(&[larger, vec![refused.clone()]].concat()), []);
+    let one = [Ask { cost: 2, ..used[0].clone() }, refused.clone()];
+    assert_eq!(idle(&one), []);
+    // It has to wait from before the window until after it, in line.
+    assert_eq!(idle(&[waits(1_000, 2_010)]), []);
+    assert_eq!(idle(&[Ask { answer: Answer::Refused, ..waits(900, 1_999) }]), []);
+    assert_eq!(idle(&[Ask { joined: None, ..refused.clone() }]), []);
+    let joined = Some(T + 1_001 * MS);
+    assert_eq!(idle(&[Ask { joined, ..refused }]), []);
+    // An answer of the next window may be late, not one that was asked for then.
+    let late = ask(T + 1_900 * MS, T + 2_005 * MS);
+    let refused = Ask { answer: Answer::Refused, ..waits_for_two };
+    assert_eq!(idle(&[&used[..2], &[late, refused.clone()]].concat()), []);
+    let next = ask(T + 2_001 * MS, T + 2_005 * MS);
+    assert_eq!(idle(&[&used[..2], &[next, refused]].concat()), [window(1)]);
 }

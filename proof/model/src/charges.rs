@@ -55,16 +55,19 @@ pub enum Fault {
     TooMuchBack,
     /// What was counted in memory is forgotten when the store answers.
     LocalForgets,
+    /// What was counted in memory is returned to the store.
+    LocalToStore,
 }
 
 impl Fault {
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::LeaseOutlives,
         Self::RefusalOutlives,
         Self::RefundAcross,
         Self::RefundTwice,
         Self::TooMuchBack,
         Self::LocalForgets,
+        Self::LocalToStore,
     ];
 
     /// The promise that it breaks.
@@ -78,7 +81,8 @@ impl Fault {
 
     /// The smallest protocol that has it.
     pub fn protocol(self) -> Protocol {
-        Protocol { fault: Some(self), local: self == Self::LocalForgets, ..SMALL }
+        let local = [Self::LocalForgets, Self::LocalToStore].contains(&self);
+        Protocol { fault: Some(self), local, ..SMALL }
     }
 }
 
@@ -106,12 +110,20 @@ struct Node {
     lease: Option<Kept>,
     refusal: Option<Kept>,
     /// A pass that may be given back.
-    receipt: Option<u8>,
+    receipt: Option<Receipt>,
     /// Tokens on their way back; one message at a time.
     refund: Option<Refund>,
-    /// As it is counted in memory, and as it was.
+    /// What is counted in memory, and what has passed by that without what was given back.
     local: u8,
-    local_passed: u8,
+    local_passed: i8,
+}
+
+/// A pass of the window before so many.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+struct Receipt {
+    windows: u8,
+    /// Whether memory has counted it.
+    local: bool,
 }
 
 /// A charge, or its answer, on its way.
@@ -200,8 +212,8 @@ impl Protocol {
             }
             let kept = [&mut node.lease, &mut node.refusal];
             kept.into_iter().flatten().for_each(|kept| older(&mut kept.windows));
-            node.receipt.iter_mut().for_each(older);
-            node.receipt.take_if(|windows| *windows == LONG_AGO);
+            node.receipt.iter_mut().for_each(|receipt| older(&mut receipt.windows));
+            node.receipt.take_if(|receipt| receipt.windows == LONG_AGO);
             node.refund.iter_mut().for_each(|refund| older(&mut refund.windows));
             node.refund.take_if(|refund| refund.windows == LONG_AGO);
             (node.local, node.local_passed) = (0, 0);
@@ -241,7 +253,7 @@ impl Protocol {
             node.local = 0;
         }
         if kept.tokens > 0 && waited {
-            self.passed(node, kept.windows);
+            self.passed(node, kept.windows, false);
         }
         if kept.runs == 0 {
             return;
@@ -254,9 +266,9 @@ impl Protocol {
         }
     }
 
-    fn passed(&self, node: &mut Node, windows: u8) {
+    fn passed(&self, node: &mut Node, windows: u8, local: bool) {
         if self.refunds && windows < LONG_AGO {
-            node.receipt = Some(windows);
+            node.receipt = Some(Receipt { windows, local });
         }
     }
 
@@ -265,6 +277,7 @@ impl Protocol {
         if self.local && node.local < self.limit {
             node.local += 1;
             node.local_passed += 1;
+            self.passed(node, 0, true);
         }
     }
 }
@@ -359,7 +372,7 @@ impl Model for Protocol {
                 lease.tokens -= 1;
                 let windows = lease.windows;
                 node.lease.take_if(|lease| lease.tokens == 0);
-                self.passed(node, windows);
+                self.passed(node, windows, false);
                 state.held += 1;
             }
             Step::GiveBack(i) => {
@@ -369,9 +382,18 @@ impl Model for Protocol {
                 node.refund = (windows < LONG_AGO).then_some(Refund { tokens, windows });
             }
             Step::Refund(i) => {
-                let windows = state.nodes[i].receipt.take()?;
-                state.nodes[i].refund = Some(Refund { tokens: 1, windows });
-                state.held -= i8::from(windows == 0);
+                let node = &mut state.nodes[i];
+                let Receipt { windows, local } = node.receipt.take()?;
+                let this_window = windows == 0;
+                if local {
+                    node.local_passed -= i8::from(this_window);
+                    node.local = node.local.saturating_sub(u8::from(this_window));
+                } else {
+                    state.held -= i8::from(this_window);
+                }
+                if !local || self.is(Fault::LocalToStore) {
+                    node.refund = Some(Refund { tokens: 1, windows });
+                }
             }
             Step::RefundArrives(i) | Step::RefundArrivesAndIsSentAgain(i) => {
                 let Refund { tokens, windows } = state.nodes[i].refund.clone()?;
@@ -416,7 +438,7 @@ impl Model for Protocol {
                 state.nodes.iter().flat_map(kept).flatten().all(|kept| kept.windows == 0)
             }),
             Property::<Self>::always(LOCAL, |protocol, state| {
-                state.nodes.iter().all(|node| node.local_passed <= protocol.limit)
+                state.nodes.iter().all(|node| node.local_passed <= protocol.limit as i8)
             }),
             // That nothing is proven of what never happens.
             Property::<Self>::sometimes("the limit passes", |protocol, state| {
@@ -428,13 +450,19 @@ impl Model for Protocol {
         ];
         if self.local {
             properties.push(Property::<Self>::sometimes("memory counts", |protocol, state| {
-                state.nodes.iter().all(|node| node.local_passed == protocol.limit)
+                state.nodes.iter().all(|node| node.local_passed == protocol.limit as i8)
             }));
         }
         if self.refunds {
             properties.push(Property::<Self>::sometimes("a refund is late", |_, state| {
                 let refunds = state.nodes.iter().filter_map(|node| node.refund.as_ref());
                 refunds.filter(|refund| refund.windows == 1).count() > 1
+            }));
+        }
+        if self.local && self.refunds {
+            properties.push(Property::<Self>::sometimes("memory takes back", |_, state| {
+                let gave = |node: &Node| node.receipt.as_ref().is_some_and(|r| r.local);
+                state.nodes.iter().all(gave)
             }));
         }
         if self.lease > 1 {

@@ -25,6 +25,8 @@ fn charges(smoke: bool) -> bool {
         Protocol { refunds: false, failover: true, ..SMALL },
         Protocol { refunds: false, local: true, ..SMALL },
         Protocol { failover: true, ..SMALL },
+        Protocol { local: true, ..SMALL },
+        Protocol { local: true, failover: true, ..SMALL },
         Protocol { length: 3, ..SMALL },
         Protocol { limit: 3, lease: 3, ..SMALL },
         Protocol { refunds: false, local: true, failover: true, ..SMALL },

@@ -22,6 +22,7 @@ fn the_protocol_keeps_its_promises() {
         SMALL,
         Protocol { refunds: false, failover: true, ..SMALL },
         Protocol { refunds: false, local: true, ..SMALL },
+        Protocol { local: true, ..SMALL },
     ] {
         assert_holds(&protocol, look(&protocol));
     }

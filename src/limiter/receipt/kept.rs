@@ -27,17 +27,17 @@ impl Receipt {
 /// process.
 ///
 /// ```
-/// use tower_fixed_window::{KeptReceipt, Limiter, MemoryStore, Quota};
+/// use tower_fixed_window::{KeptReceipt, MemoryStore, Quota};
 ///
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// // A RedisStore, for two processes.
 /// let store = MemoryStore::new();
-/// let tokens = Limiter::new(Quota::per_day(1_000)).name("llm-tokens").store(store.clone());
+/// let tokens = Quota::per_day(1_000).name("llm-tokens").store(store.clone());
 /// let receipt = tokens.charge("alice", 500).await??;
 /// let job: String = serde_json::to_string(&receipt.keep().expect("the limiter has a name"))?;
 ///
 /// // Later, where the job runs: the same name, the same store.
-/// let tokens = Limiter::new(Quota::per_day(1_000)).name("llm-tokens").store(store);
+/// let tokens = Quota::per_day(1_000).name("llm-tokens").store(store);
 /// let receipt: KeptReceipt = serde_json::from_str(&job)?;
 /// tokens.settle(receipt, 120).await?;
 /// assert_eq!(tokens.peek("alice").await?.used(), 120);

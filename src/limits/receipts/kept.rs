@@ -31,14 +31,15 @@ impl Receipts {
 /// process. What [`KeptReceipt`] says of use, storage and errors applies to these, too.
 ///
 /// ```
-/// use tower_fixed_window::{KeptReceipts, Limiter, Limits, Line, MemoryStore, Quota};
+/// use tower_fixed_window::{KeptReceipts, Limits, Line, MemoryStore, Quota};
 ///
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let store = MemoryStore::new();
-/// let limits = || Limits::new([
-///     Limiter::new(Quota::per_day(9)).name("requests"),
-///     Limiter::new(Quota::per_day(1_000)).name("tokens"),
-/// ]).store(store.clone()); // A RedisStore, for two processes.
+/// let limits = || {
+///     let requests = Quota::per_day(9).name("requests");
+///     let tokens = Quota::per_day(1_000).name("tokens");
+///     Limits::new([requests, tokens]).store(store.clone()) // A RedisStore, for two processes.
+/// };
 ///
 /// let lines = [Line::new("requests", "acme", 1), Line::new("tokens", "acme", 600)];
 /// let receipts = limits().charge(lines).await??;

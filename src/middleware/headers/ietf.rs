@@ -19,12 +19,32 @@ pub(super) fn has_name(name: &HeaderName) -> bool {
     *name == POLICY || *name == LIMIT
 }
 
-/// Adds them behind those of inner layers.
-pub(super) fn append(headers: &mut HeaderMap, name: &str, quotas: &Quotas, decision: &Decision) {
-    let (mut policies, mut limits) = (String::new(), String::new());
-    let quotas = quotas.iter().zip(decision.usage());
-    for (i, (quota, standing)) in quotas.enumerate() {
-        let separator = if i == 0 { "" } else { ", " };
+/// Adds them behind those of inner layers: of each limit that was decided, its name, its quotas and
+/// its decision.
+pub(super) fn append(headers: &mut HeaderMap, limits: &[(&str, &Quotas)], decision: &Decision) {
+    let (mut policies, mut standings) = (String::new(), String::new());
+    for (name, quotas) in limits {
+        if let Some(decision) = decision.for_limit(name) {
+            write(&mut policies, &mut standings, name, quotas, &decision);
+        }
+    }
+    for (name, text) in [(POLICY, policies), (LIMIT, standings)] {
+        // Names are ASCII of our own: they are always values.
+        if let Ok(value) = HeaderValue::try_from(text) {
+            headers.append(name, value);
+        }
+    }
+}
+
+fn write(
+    policies: &mut String,
+    standings: &mut String,
+    name: &str,
+    quotas: &Quotas,
+    decision: &Decision,
+) {
+    for (i, (quota, standing)) in quotas.iter().zip(decision.usage()).enumerate() {
+        let separator = if policies.is_empty() { "" } else { ", " };
         let name = policy_name(name, quota);
         let limit = quota.limit().min(MAX_INTEGER);
         let _ = write!(policies, "{separator}\"{name}\";q={limit}");
@@ -38,12 +58,6 @@ pub(super) fn append(headers: &mut HeaderMap, name: &str, quotas: &Quotas, decis
             end = end.max(decision.retry_at_ms().unwrap_or(end));
         }
         let (remaining, after) = (standing.remaining().min(MAX_INTEGER), end - decision.now_ms());
-        let _ = write!(limits, "{separator}\"{name}\";r={remaining};t={}", seconds(after));
-    }
-    for (name, text) in [(POLICY, policies), (LIMIT, limits)] {
-        // Names are ASCII of our own: they are always values.
-        if let Ok(value) = HeaderValue::try_from(text) {
-            headers.append(name, value);
-        }
+        let _ = write!(standings, "{separator}\"{name}\";r={remaining};t={}", seconds(after));
     }
 }

@@ -1,4 +1,4 @@
-//! What follows from a decision: a queue, shadow mode, and hooks that receive it.
+//! What follows from a decision: a queue, and hooks that receive it.
 
 use std::sync::Arc;
 #[cfg(feature = "tokio")]
@@ -22,8 +22,10 @@ impl<J> FixedWindowLayer<J> {
     /// request holds no place in the inner service. If it is not polled, it delays the others by
     /// a tenth of a second. The order holds within a process.
     ///
-    /// [`Control::close_queue`](crate::Control::close_queue) ends all waiting with 503, for a
-    /// graceful shutdown.
+    /// [`close_queue`](Self::close_queue) ends all waiting with 503, for a graceful shutdown.
+    ///
+    /// # Panics
+    /// If the layer has several limits.
     ///
     /// ```
     /// use std::time::Duration;
@@ -33,38 +35,29 @@ impl<J> FixedWindowLayer<J> {
     /// use tower_fixed_window::{FixedWindowLayer, Quota};
     ///
     /// // A window of a day: the second request would have to wait too long.
-    /// let layer = FixedWindowLayer::new(Quota::per_day(1))
-    ///     .key(global())
+    /// let layer = FixedWindowLayer::new(Quota::per_day(1).key(global()))
     ///     .queue(30, Duration::from_millis(1));
     ///
     /// assert_eq!(ask(&layer, Request::get("/")).status(), 200);
     /// assert_eq!(ask(&layer, Request::get("/")).status(), 429);
     /// ```
     #[cfg(feature = "tokio")]
+    #[track_caller]
     pub fn queue(mut self, requests: u64, max_wait: Duration) -> Self {
+        assert!(
+            self.limits.limiters().len() == 1,
+            "requests wait in a queue for one limit, and this layer has several"
+        );
         self.options.queue = Some((requests, max_wait));
         self
     }
 
-    /// Decides and counts, but refuses no request and sends no headers. Use it to try a limit out;
-    /// [`Control::set_shadow`](crate::Control::set_shadow) switches it at run time.
-    ///
-    /// ```
-    /// use http::Request;
-    /// use tower_fixed_window::key::global;
-    /// use tower_fixed_window::testing::ask;
-    /// use tower_fixed_window::{FixedWindowLayer, Quota};
-    ///
-    /// let layer = FixedWindowLayer::new(Quota::per_minute(0)).key(global()).shadow();
-    /// let control = layer.control();
-    ///
-    /// assert_eq!(ask(&layer, Request::get("/")).status(), 200);
-    /// control.set_shadow(false);
-    /// assert_eq!(ask(&layer, Request::get("/")).status(), 429);
-    /// ```
-    pub fn shadow(mut self) -> Self {
-        self.options.shadow = true;
-        self
+    /// Ends the waiting of all requests in the [`queue`](Self::queue) of this layer and its clones
+    /// with 503. Later requests don't wait. Call it for a graceful shutdown.
+    #[cfg(feature = "tokio")]
+    #[cfg_attr(docsrs, doc(cfg(feature = "tokio")))]
+    pub fn close_queue(&self) {
+        self.lines.close();
     }
 
     /// Puts the [`Decision`](crate::Decision) into the extensions of requests that pass, for
@@ -81,7 +74,7 @@ impl<J> FixedWindowLayer<J> {
     ///     format!("{} left", decision.remaining())
     /// }
     ///
-    /// let layer = FixedWindowLayer::new(Quota::per_minute(5)).key(global()).expose_decision();
+    /// let layer = FixedWindowLayer::new(Quota::per_minute(5).key(global())).expose_decision();
     ///
     /// let response = ask_around(&layer, any(handler), Request::get("/"));
     /// assert_eq!(response.status(), 200);
@@ -92,13 +85,13 @@ impl<J> FixedWindowLayer<J> {
     }
 
     /// Calls a closure with each decision and its request, for logs or metrics with your own ids,
-    /// or to warn an account near its limit. For logs and metrics by the layer's name, use the
+    /// or to warn an account near its limit. For logs and metrics by the limit's name, use the
     /// features `tracing` and `metrics` instead.
     ///
     /// The layer calls it once for each request, before it calls the service or responds with a
     /// refusal; for a request that waits in a queue, when it has waited. In
-    /// [shadow mode](Self::shadow), it also calls it for requests that pass although the decision
-    /// refuses them. It does not call it if there is no decision: for exempt requests, for
+    /// [shadow mode](crate::Limit::shadow), it also calls it for requests that pass although the
+    /// decision refuses them. It does not call it if there is no decision: for exempt requests, for
     /// requests without a key, and while the store fails and nothing decides in its place (if
     /// memory does, [`is_local`](Decision::is_local) is `true`).
     ///
@@ -122,13 +115,12 @@ impl<J> FixedWindowLayer<J> {
     /// }
     ///
     /// let (sender, refused_tenants) = mpsc::channel();
-    /// let layer = FixedWindowLayer::new(Quota::per_day(1))
-    ///     .key(extension::<Tenant>())
-    ///     .on_decision(move |parts, decision| {
-    ///         if let Some(tenant) = parts.extensions.get::<Tenant>() && !decision.allowed() {
-    ///             let _ = sender.send((tenant.id, decision.limit()));
-    ///         }
-    ///     });
+    /// let layer = FixedWindowLayer::new(Quota::per_day(1).key(extension::<Tenant>()));
+    /// let layer = layer.on_decision(move |parts, decision| {
+    ///     if let Some(tenant) = parts.extensions.get::<Tenant>() && !decision.allowed() {
+    ///         let _ = sender.send((tenant.id, decision.limit()));
+    ///     }
+    /// });
     ///
     /// let tenant = Tenant { id: 7, token: "t0k3n" };
     /// assert_eq!(ask(&layer, Request::get("/").extension(tenant.clone())).status(), 200);

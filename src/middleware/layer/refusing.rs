@@ -21,7 +21,7 @@ impl<J> FixedWindowLayer<J> {
     /// use tower_fixed_window::{FixedWindowLayer, Quota};
     ///
     /// let layer =
-    ///     FixedWindowLayer::new(Quota::per_minute(0)).key(global()).status(StatusCode::FORBIDDEN);
+    ///     FixedWindowLayer::new(Quota::per_minute(0).key(global())).status(StatusCode::FORBIDDEN);
     ///
     /// assert_eq!(ask(&layer, Request::get("/")).status(), 403);
     /// ```
@@ -38,9 +38,7 @@ impl<J> FixedWindowLayer<J> {
     /// use tower_fixed_window::testing::ask;
     /// use tower_fixed_window::{FixedWindowLayer, Headers, Quota};
     ///
-    /// let layer = FixedWindowLayer::new(Quota::per_minute(60))
-    ///     .name("api")
-    ///     .key(global())
+    /// let layer = FixedWindowLayer::new(Quota::per_minute(60).name("api").key(global()))
     ///     .headers(Headers::IetfDraft10);
     ///
     /// let response = ask(&layer, Request::get("/"));
@@ -61,15 +59,15 @@ impl<J> FixedWindowLayer<J> {
     /// use tower_fixed_window::testing::ask;
     /// use tower_fixed_window::{FixedWindowLayer, Grpc, Quota};
     ///
-    /// let layer = FixedWindowLayer::new(Quota::per_second(0)).key(global()).reject(Grpc);
+    /// let layer = FixedWindowLayer::new(Quota::per_second(0).key(global())).reject(Grpc);
     ///
     /// let response = ask(&layer, Request::post("/"));
     /// assert_eq!(response.status(), 200);
     /// assert_eq!(response.headers()["grpc-status"], "8");
     /// ```
     pub fn reject<K>(self, reject: K) -> FixedWindowLayer<K> {
-        let Self { limiter, live, options, made_at, reject: _ } = self;
-        FixedWindowLayer { limiter, live, options, made_at, reject: Arc::new(reject) }
+        let Self { limits, options, lines, reject: _ } = self;
+        FixedWindowLayer { limits, options, lines, reject: Arc::new(reject) }
     }
 
     /// Makes the response to a refused request by a closure, which gets the request's parts and why
@@ -84,7 +82,7 @@ impl<J> FixedWindowLayer<J> {
     /// use tower_fixed_window::testing::ask_around;
     /// use tower_fixed_window::{FixedWindowLayer, Quota};
     ///
-    /// let layer = FixedWindowLayer::new(Quota::per_minute(0)).key(global());
+    /// let layer = FixedWindowLayer::new(Quota::per_minute(0).key(global()));
     /// let layer = layer.on_reject(|parts, why| {
     ///     let accept = parts.headers.get(ACCEPT);
     ///     match accept.is_some_and(|kind| kind == "application/json") {
@@ -139,8 +137,7 @@ impl<J> FixedWindowLayer<J> {
     /// use tower_fixed_window::testing::ask;
     /// use tower_fixed_window::{FixedWindowLayer, Quota};
     ///
-    /// let layer = FixedWindowLayer::new(Quota::per_minute(0))
-    ///     .key(global())
+    /// let layer = FixedWindowLayer::new(Quota::per_minute(0).key(global()))
     ///     .drain_refused::<hyper::body::Incoming>();
     ///
     /// assert_eq!(ask(&layer, Request::post("/")).status(), 429);

@@ -7,12 +7,11 @@ use http::{HeaderMap, Response, StatusCode};
 use super::Rejection;
 use super::reject::problem_response;
 use crate::decision::{Decision, RateLimited};
-use crate::key::Key;
 use crate::limiter::Limiter;
 use crate::middleware::headers::{Headers, PreparedHeaders};
 use crate::middleware::reason::Reason;
 use crate::quota::Quotas;
-use crate::store::{Account, StoreError};
+use crate::store::StoreError;
 
 impl Limiter {
     /// Returns the headers that a layer of this name and with these quotas adds to a response.
@@ -26,7 +25,7 @@ impl Limiter {
     ///
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), tower_fixed_window::StoreError> {
-    /// let limiter = Limiter::new(Quota::per_hour(1)).name("api");
+    /// let limiter = Limiter::new(Quota::per_hour(1).name("api"));
     ///
     /// let passed = limiter.check("alice").await?;
     /// let headers = limiter.headers(&passed, Headers::GitHub);
@@ -41,14 +40,13 @@ impl Limiter {
     /// # Ok(()) }
     /// ```
     pub fn headers(&self, decision: &Decision, headers: Headers) -> HeaderMap {
-        let (scope, quotas, key) = (self.scope(), self.quotas(), Key::global());
-        let prepared = PreparedHeaders::new(headers, scope.name(), 0);
+        let limits = &[(self.name(), &self.quotas())];
+        let prepared = PreparedHeaders::new(headers, self.name(), 0);
         let mut response = Response::new(());
         if decision.allowed() {
-            let account = Account::new(scope, quotas, &key);
-            prepared.stamp_passed(&mut response, &account, decision);
+            prepared.stamp_passed(&mut response, || limits, decision);
         } else {
-            prepared.stamp_refused(&mut response, None, Some((scope.name(), quotas)), decision);
+            prepared.stamp_refused(&mut response, None, limits, decision);
         }
         response.into_parts().0.headers
     }
@@ -71,7 +69,7 @@ impl Limiter {
 /// }
 ///
 /// # #[tokio::main(flavor = "current_thread")] async fn main() {
-/// let logins = Limiter::new(Quota::per_hour(1)).name("login");
+/// let logins = Limiter::new(Quota::per_hour(1).name("login"));
 /// assert!(login(&logins, "alice@example.com").await.is_ok());
 ///
 /// let refused = login(&logins, "alice@example.com").await.unwrap_err();
@@ -82,24 +80,25 @@ impl Limiter {
 /// ```
 impl<B: From<Bytes>> From<RateLimited> for Response<B> {
     fn from(error: RateLimited) -> Self {
-        let (decision, refuser) = error.into_parts();
-        let (name, quotas) =
-            refuser.as_ref().map_or(("", None), |of| (&*of.name, Some(&of.quotas)));
-        answer(&Reason::RateLimited(decision), name, quotas)
+        let (decision, refusers) = error.into_parts();
+        let limits: Vec<_> = refusers.iter().map(|of| (&*of.name, &of.quotas)).collect();
+        let governing = decision.governing_limit().map(String::from);
+        let name = governing.as_deref().or(limits.first().map(|(name, _)| *name));
+        answer(&Reason::RateLimited(decision), name.unwrap_or_default(), &limits)
     }
 }
 
 /// 503 with `retry-after`, and nothing of the error's text.
 impl<B: From<Bytes>> From<StoreError> for Response<B> {
     fn from(_: StoreError) -> Self {
-        answer(&Reason::StoreFailed, "", None)
+        answer(&Reason::StoreFailed, "", &[])
     }
 }
 
-fn answer<B: From<Bytes>>(reason: &Reason, name: &str, quotas: Option<&Quotas>) -> Response<B> {
+fn answer<B: From<Bytes>>(reason: &Reason, name: &str, limits: &[(&str, &Quotas)]) -> Response<B> {
     let headers = PreparedHeaders::new(Headers::GitHub, name, 0);
     let limited = StatusCode::TOO_MANY_REQUESTS;
-    let why = Rejection { reason, limited, name, quotas, prepared_body: None, headers: &headers };
+    let why = Rejection { reason, limited, name, limits, prepared_body: None, headers: &headers };
     problem_response(&why)
 }
 

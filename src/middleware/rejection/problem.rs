@@ -14,8 +14,8 @@ use crate::quota::Quotas;
 #[inline]
 pub(super) fn problem(why: &Rejection<'_>) -> Bytes {
     if let Reason::RateLimited(decision) = why.reason() {
-        let only_one =
-            why.quotas.is_some_and(|quotas| quotas.len() == 1) && !decision.exceeds_capacity();
+        let only_one = matches!(why.limits, [(_, quotas)] if quotas.len() == 1)
+            && !decision.exceeds_capacity();
         if let Some(prepared) = why.prepared_body.filter(|_| only_one) {
             return prepared.clone();
         }

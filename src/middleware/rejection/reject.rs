@@ -31,7 +31,7 @@ use super::{Rejection, problem};
 ///     }
 /// }
 ///
-/// let layer = FixedWindowLayer::new(Quota::per_minute(0)).key(global()).reject(PlainText);
+/// let layer = FixedWindowLayer::new(Quota::per_minute(0).key(global())).reject(PlainText);
 ///
 /// let response = ask(&layer, Request::get("/"));
 /// assert_eq!(response.status(), 429);
@@ -60,7 +60,7 @@ pub trait Reject<B> {
 /// use tower_fixed_window::testing::ask;
 /// use tower_fixed_window::{FixedWindowLayer, Quota};
 ///
-/// let layer = FixedWindowLayer::new(Quota::per_minute(0)).key(global());
+/// let layer = FixedWindowLayer::new(Quota::per_minute(0).key(global()));
 ///
 /// let response = ask(&layer, Request::get("/"));
 /// assert_eq!(response.headers()["content-type"], "application/problem+json");
@@ -89,7 +89,7 @@ pub(super) fn problem_response<B: From<Bytes>>(why: &Rejection<'_>) -> Response<
 /// use tower_fixed_window::testing::ask;
 /// use tower_fixed_window::{EmptyBody, FixedWindowLayer, Quota};
 ///
-/// let layer = FixedWindowLayer::new(Quota::per_minute(0)).key(global()).reject(EmptyBody);
+/// let layer = FixedWindowLayer::new(Quota::per_minute(0).key(global())).reject(EmptyBody);
 ///
 /// let response = ask(&layer, Request::get("/"));
 /// assert_eq!(response.status(), 429);
@@ -115,8 +115,7 @@ impl<B: Default> Reject<B> for EmptyBody {
 /// use tower_fixed_window::testing::ask;
 /// use tower_fixed_window::{FixedWindowLayer, GitHubBody, Quota};
 ///
-/// let layer = FixedWindowLayer::new(Quota::per_hour(0))
-///     .key(global())
+/// let layer = FixedWindowLayer::new(Quota::per_hour(0).key(global()))
 ///     .reject(GitHubBody)
 ///     .status(StatusCode::FORBIDDEN);
 ///
@@ -145,7 +144,7 @@ impl<B: From<Bytes>> Reject<B> for GitHubBody {
 /// use tower_fixed_window::testing::ask;
 /// use tower_fixed_window::{FixedWindowLayer, Grpc, Quota};
 ///
-/// let layer = FixedWindowLayer::new(Quota::per_second(0)).key(global()).reject(Grpc);
+/// let layer = FixedWindowLayer::new(Quota::per_second(0).key(global())).reject(Grpc);
 ///
 /// let response = ask(&layer, Request::post("/"));
 /// assert_eq!(response.status(), 200);

@@ -4,16 +4,16 @@ use http::Response;
 
 use super::LimitedRequest;
 use crate::decision::Decision;
+use crate::middleware::correction::Actual;
 use crate::middleware::cost::TrueCost;
 use crate::middleware::headers::is_refused_inside;
+use crate::middleware::shared::Shared;
 
 impl<J> LimitedRequest<J> {
     /// Returns what was taken of a request that an inner layer has refused, before its response
     /// (S9): [`correct`](Self::correct) sees whether it stays returned.
     pub(crate) fn return_early(&mut self) {
-        if let Some(decision) = &self.charged {
-            self.settled(decision, 0).detach();
-        }
+        self.return_charged();
         self.refund_on_drop = false;
     }
 
@@ -30,7 +30,7 @@ impl<J> LimitedRequest<J> {
     #[inline]
     pub(crate) fn stamp<R>(&mut self, response: &mut Response<R>) {
         if let Some(decision) = &self.charged
-            && !self.current.settings.headers.stamp_passed(response, &self.account(), decision)
+            && !self.stamp_by(response, decision)
         {
             // This layer does not count what an inner layer of this crate has refused (S9).
             self.give_back();
@@ -39,10 +39,19 @@ impl<J> LimitedRequest<J> {
         self.refund_on_drop = false;
     }
 
+    #[inline(always)]
+    fn stamp_by<R>(&self, response: &mut Response<R>, decision: &Decision) -> bool {
+        if let Some(lines) = self.lines() {
+            return self.stamp_several(lines, response, decision);
+        }
+        let limits = || [(self.current.shared.limiter.name(), self.quotas())];
+        self.current.settings.headers.stamp_passed(response, limits, decision)
+    }
+
     /// Corrects the charge by what the response shows, and adds the headers.
     #[inline(never)]
     pub(crate) fn correct<R>(&mut self, mut response: Response<R>, returned: bool) -> Response<R> {
-        if self.charged.is_none() {
+        if self.charged.is_none() && !self.has_shadows() {
             return response;
         }
         if is_refused_inside(&response) {
@@ -52,18 +61,19 @@ impl<J> LimitedRequest<J> {
             return response;
         }
         // What was taken stays where it can be refunded from, as a closure may panic.
-        let cost;
-        (response, cost) = self.true_cost(response);
+        let actual;
+        (response, actual) = self.actual(response);
+        if let Some(actual) = &actual {
+            self.correct_shadows(actual);
+        }
         // What was returned is taken anew: a layer in between has answered otherwise.
-        let taken = self.charged.as_ref().filter(|_| returned).map(Decision::granted);
-        if let Some(cost) = cost.or(taken)
-            && let Some(mut decision) = self.charged.take()
+        let taken = returned.then_some(Actual::Granted);
+        if let Some(actual) = actual.or(taken)
+            && let Some(decision) = self.charged.take()
         {
-            if returned {
-                decision = decision.with_cost(0);
-            }
-            self.settled(&decision, cost).detach();
-            self.charged = Some(decision.with_cost(cost));
+            let (settled, corrected) = self.correction().make(&decision, &actual, returned);
+            settled.detach();
+            self.charged = Some(corrected);
         }
         if !self.shadow {
             self.stamp(&mut response);
@@ -72,23 +82,33 @@ impl<J> LimitedRequest<J> {
         response
     }
 
-    /// The cost that the response shows, where it is another than was charged; one that is still
-    /// adding up is settled when it is known.
-    fn true_cost<R>(&self, response: Response<R>) -> (Response<R>, Option<u64>) {
+    /// What the response shows that the charge is corrected to. Costs that are still adding up are
+    /// settled when they are known.
+    fn actual<R>(&self, response: Response<R>) -> (Response<R>, Option<Actual>) {
         let (parts, body) = response.into_parts();
-        let counts =
-            self.current.shared.options.count_if.as_ref().is_none_or(|count_if| count_if(&parts));
-        let reported =
-            parts.extensions.get::<TrueCost>().filter(|_| self.current.shared.options.settle);
-        let cost = match (reported, &self.charged) {
-            _ if !counts => Some(0),
-            (Some(cost), Some(decision)) => cost.known().or_else(|| {
-                let (correction, decision) = (self.correction(), decision.clone());
-                cost.settle_at_end(move |cost| correction.make(&decision, cost).detach());
-                None
-            }),
+        let Shared { options, .. } = self.shared();
+        let counts = options.count_if.as_ref().is_none_or(|count_if| count_if(&parts));
+        let actual = match parts.extensions.get::<TrueCost>() {
+            _ if !counts => Some(Actual::Nothing),
+            Some(cost) if self.is_settled() => {
+                cost.note_settled(self.settled_names());
+                let costs = cost.costs().map(Actual::Costs);
+                if costs.is_none() {
+                    let charged =
+                        self.charged.clone().map(|decision| (self.correction(), decision));
+                    let shadows = self.shadow_correction();
+                    cost.settle_at_end(move |costs| {
+                        let actual = Actual::Costs(costs.clone());
+                        if let Some((correction, decision)) = charged {
+                            correction.make(&decision, &actual, false).0.detach();
+                        }
+                        shadows(&actual);
+                    });
+                }
+                costs
+            }
             _ => None,
         };
-        (Response::from_parts(parts, body), cost)
+        (Response::from_parts(parts, body), actual)
     }
 }

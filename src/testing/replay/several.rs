@@ -8,7 +8,7 @@ use serde::Deserialize;
 use super::quota::{self, QuotaSpec};
 use crate::clock::ManualClock;
 use crate::decision::Decision;
-use crate::limiter::Limiter;
+use crate::limit::Limit;
 use crate::limits::{Limits, Line, Receipts};
 use crate::store::{Store, StoreError};
 
@@ -84,7 +84,7 @@ impl SeveralTrace {
         let limits = self
             .limits
             .iter()
-            .map(|LimitSpec { name, quotas }| Limiter::new(quota::all(quotas)).name(name));
+            .map(|LimitSpec { name, quotas }| Limit::new(quota::all(quotas)).name(name));
         let limits = Limits::new(limits).store(store);
         let mut charged = HashMap::new();
         let mut wrong = Vec::new();

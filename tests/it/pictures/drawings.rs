@@ -9,7 +9,7 @@ use std::{env, fs};
 
 use tower_fixed_window::testing::block_on;
 use tower_fixed_window::{
-    Decision, Limiter, ManualClock, MemoryStore, OnStoreFailure, Quota, Quotas,
+    Decision, Limit, ManualClock, MemoryStore, OnStoreFailure, Quota, Quotas,
 };
 
 use super::svg::{Svg, WIDTH};
@@ -54,7 +54,7 @@ impl Lane {
         let quotas = quotas.into();
         let clock = ManualClock::at_ms(NOON_MS);
         let store = MemoryStore::with_clock(clock.clone());
-        let limiter = Limiter::new(quotas).store(store);
+        let limiter = Limit::new(quotas).store(store);
         let look = || block_on(limiter.peek("client")).unwrap();
         let second = |time: SystemTime| {
             let ms = time.duration_since(SystemTime::UNIX_EPOCH).unwrap().as_millis() as i64;
@@ -313,7 +313,7 @@ fn months() -> Picture {
         svg.text("i h", LEFT, y + 14, name);
         y += 22;
         let clock = ManualClock::at_ms(JANUARY * 1_000);
-        let limiter = Limiter::new(quota).store(MemoryStore::with_clock(clock.clone()));
+        let limiter = Limit::new(quota).store(MemoryStore::with_clock(clock.clone()));
         let mut day = 0;
         while day < 181 {
             let decision = block_on(limiter.peek("client")).unwrap();
@@ -368,13 +368,13 @@ async fn two_nodes() -> ([Node; 2], Vec<(u32, u64, u64)>) {
     tokio::time::pause();
     let store = TestStore::new(Mood::Now);
     let limiter = || {
-        let limiter = Limiter::new(Quota::per_minute(LEASED)).name("api");
+        let limit = Quota::per_minute(LEASED).name("api");
         // A node of its own: its leases are no other's.
-        limiter.store(store.clone().shared().leases(100).on_failure(OnStoreFailure::Deny))
+        limit.store(store.clone().shared().leases(100).on_failure(OnStoreFailure::Deny))
     };
     let limiters = [limiter(), limiter()];
     // Looks at the shared count, without a lease of its own.
-    let watcher = Limiter::new(Quota::per_minute(LEASED)).name("api").store(store.clone().shared());
+    let watcher = Quota::per_minute(LEASED).name("api").store(store.clone().shared());
     store.clock.set_ms(NOON_MS);
     let (mut nodes, mut counts) = (<[Node; 2]>::default(), Vec::new());
     let (mut taken, mut spent) = (0, 0);

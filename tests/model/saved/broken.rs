@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use tower_fixed_window::{CountsFile, Limiter, ManualClock, MemoryStore, Quota};
+use tower_fixed_window::{CountsFile, Limit, ManualClock, MemoryStore, Quota};
 
 use super::{Deploys, MINUTE_MS, NOW_MS, folder, used};
 use crate::answer;
@@ -24,7 +24,7 @@ fn saved() -> Vec<u8> {
     let deploys = Deploys::new();
     let store = deploys.file().max_keys(4).open().expect("opens");
     for quota in [Quota::per_hour(1), Quota::per_month(5).in_zone("Europe/Berlin")] {
-        let limiter = Limiter::new(quota).name("api").store(store.clone());
+        let limiter = Limit::new(quota).name("api").store(store.clone());
         (0..12).for_each(|key| drop(answer(limiter.check(key))));
     }
     assert!(store.overflowed() > 0);
@@ -50,7 +50,7 @@ fn open(bytes: &[u8]) -> (String, MemoryStore, Deploys) {
 
 /// It counts, and a deploy finds that.
 fn works(store: MemoryStore, deploys: &Deploys) {
-    let limiter = Limiter::new(Quota::per_hour(3)).name("api").store(store);
+    let limiter = Quota::per_hour(3).name("api").store(store);
     let passed = (0..9).filter(|_| answer(limiter.check("alice")).allowed()).count();
     assert_eq!(passed, 3);
     drop(limiter);
@@ -138,7 +138,7 @@ fn a_reset_fails_where_a_time_zone_is_not_known_any_more() {
     let deploys = Deploys::new();
     fs::write(deploys.path(), changed(&bytes, at, b"Europe/Bonn!!")).expect("written");
     let store = deploys.file().max_keys(4).error_if_broken().open().expect("all else is there");
-    let limiter = Limiter::new(Quota::per_hour(1)).name("api").store(store);
+    let limiter = Quota::per_hour(1).name("api").store(store);
     assert!(limiter.reset("unheard of").into_now().expect("at once").is_err());
 }
 
@@ -212,7 +212,7 @@ fn what_a_killed_process_left_is_replaced() {
 fn a_save_that_fails_leaves_the_file_and_the_next_one_works() {
     let deploys = Deploys::new();
     let store = deploys.open();
-    let limiter = Limiter::new(Quota::per_hour(3)).name("api").store(store.clone());
+    let limiter = Quota::per_hour(3).name("api").store(store.clone());
     assert!(answer(limiter.check("alice")).allowed());
     store.save().expect("saves");
     let before = fs::read(deploys.path()).expect("a file");
@@ -235,7 +235,7 @@ fn a_save_that_fails_leaves_the_file_and_the_next_one_works() {
 fn a_file_is_not_replaced_by_the_same_again() {
     let deploys = Deploys::new();
     let store = deploys.open();
-    let limiter = Limiter::new(Quota::per_hour(3)).name("api").store(store.clone());
+    let limiter = Quota::per_hour(3).name("api").store(store.clone());
     let inode = || fs::metadata(deploys.path()).map(|file| file.ino()).ok();
     assert!(answer(limiter.check("alice")).allowed());
     store.save().expect("saves");
@@ -286,8 +286,7 @@ fn a_full_disk_keeps_the_file_of_before() {
         let file = CountsFile::new(disk.0.path().join("counts"), Duration::MAX);
         file.clock(clock.clone()).open().expect("opens")
     };
-    let limiter =
-        |store: &MemoryStore| Limiter::new(Quota::per_hour(3)).name("api").store(store.clone());
+    let limiter = |store: &MemoryStore| Quota::per_hour(3).name("api").store(store.clone());
     let store = open();
     assert!(answer(limiter(&store).check("alice")).allowed());
     store.save().expect("there is room for this");
@@ -316,7 +315,7 @@ fn a_file_of_the_first_release_is_still_read() {
         let file = CountsFile::new(&golden, Duration::MAX).max_keys(10);
         let store = file.clock(ManualClock::at_ms(NOW_MS)).open().expect("opens");
         for (quota, cost) in golden_counts() {
-            let limiter = Limiter::new(quota).name("golden").store(store.clone());
+            let limiter = Limit::new(quota).name("golden").store(store.clone());
             assert!(answer(limiter.check_cost("alice", cost)).allowed());
         }
     }
@@ -324,7 +323,7 @@ fn a_file_of_the_first_release_is_still_read() {
     fs::copy(golden, deploys.path()).expect("copied");
     let store = deploys.file().error_if_broken().open().expect("this build reads it");
     for (quota, cost) in golden_counts() {
-        let limiter = Limiter::new(quota).name("golden").store(store.clone());
+        let limiter = Limit::new(quota).name("golden").store(store.clone());
         assert_eq!(used(&limiter, "alice"), [cost], "{quota}");
         assert_eq!(used(&limiter, "bob"), [0], "{quota}");
     }

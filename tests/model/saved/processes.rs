@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use tower_fixed_window::{CountsFile, Limiter, MemoryStore, Quota};
+use tower_fixed_window::{CountsFile, Limit, Limiter, MemoryStore, Quota};
 
 use super::folder;
 use crate::answer;
@@ -58,7 +58,7 @@ fn count_in_zones(file: &Path, zones: [&str; 3]) {
     let store = MemoryStore::open(file, Duration::MAX).expect("opens");
     for zone in zones {
         let quota = Quota::per_year(3).in_zone(zone);
-        let limiter = Limiter::new(quota).name("zoned").store(store.clone());
+        let limiter = Limit::new(quota).name("zoned").store(store.clone());
         assert!(answer(limiter.check(zone)).allowed());
     }
 }
@@ -72,8 +72,8 @@ fn another_process_finds_counters_of_time_zones_in_any_order() {
     output(child("zones", &file));
     let store = MemoryStore::open(&file, Duration::MAX).expect("opens");
     for zone in zones {
-        let limiter = Limiter::new(Quota::per_year(3).in_zone(zone)).name("zoned");
-        let limiter = limiter.store(store.clone());
+        let limit = Quota::per_year(3).in_zone(zone).name("zoned");
+        let limiter = limit.store(store.clone());
         assert_eq!(answer(limiter.peek(zone)).used(), 2, "{zone}");
     }
 }
@@ -150,11 +150,10 @@ fn failures_to_save_are_told_once_each_and_so_is_their_end() {
 const KEYS: u64 = 200;
 
 fn limiter(store: &MemoryStore) -> Limiter {
-    Limiter::new(
-        Quota::per_year(NO_LIMIT).and(Quota::new(NO_LIMIT, Duration::from_secs(86_400 * 3_000))),
-    )
-    .name("load")
-    .store(store.clone())
+    Quota::per_year(NO_LIMIT)
+        .and(Quota::new(NO_LIMIT, Duration::from_secs(86_400 * 3_000)))
+        .name("load")
+        .store(store.clone())
 }
 
 /// Charges without end, and says what is counted before each save and after it.

@@ -8,7 +8,9 @@ use std::time::Duration;
 use fastrand::Rng;
 use proptest::prelude::*;
 use tower_fixed_window::testing::{TOGETHER_VECTORS, VECTORS, block_on, replay};
-use tower_fixed_window::{CountsFile, Limiter, ManualClock, MemoryStore, Quota, Quotas, Receipt};
+use tower_fixed_window::{
+    CountsFile, Limit, Limiter, ManualClock, MemoryStore, Quota, Quotas, Receipt,
+};
 
 use super::{MINUTE_MS, NOW_MS, folder};
 use crate::shared::{Operation, forward_to_memory};
@@ -35,10 +37,10 @@ proptest! {
         let folder = folder();
         let mut rig = Rig::new(specs, now);
         let deploy = |rig: &mut Rig| {
-            let limiter = Limiter::new(set(&rig.specs).expect("checked")).name("model");
+            let limit = Limit::new(set(&rig.specs).expect("checked")).name("model");
             // The store before saves when its last handle is gone.
-            rig.limiter = limiter.clone();
-            rig.limiter = limiter.store(open(&folder.path().join("counts"), 64, &rig.clock));
+            rig.limiter = Limiter::new(limit.clone());
+            rig.limiter = limit.store(open(&folder.path().join("counts"), 64, &rig.clock));
         };
         deploy(&mut rig);
         for (step, op, deploys) in &trace {
@@ -114,7 +116,7 @@ struct Twins {
 impl Twins {
     fn limiters(&self, plan: usize) -> [Limiter; 2] {
         let limiter =
-            |store: &MemoryStore| Limiter::new(plans()[plan]).name("twin").store(store.clone());
+            |store: &MemoryStore| Limit::new(plans()[plan]).name("twin").store(store.clone());
         [&self.stores[0], &self.stores[1]].map(limiter)
     }
 

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::time::UNIX_EPOCH;
 
-use tower_fixed_window::{Decision, Key, OnStoreFailure, Quota, Usage};
+use tower_fixed_window::{Decision, Key, OnStoreFailure, Quota, Quotas, Usage};
 
 use crate::history::Event;
 use crate::plan::{Ask, Door, Fault, Kind, Line, Plan, What};
@@ -134,6 +134,8 @@ pub fn check(run: &Run) -> Vec<Finding> {
     check.each_request();
     let passed = check.passed();
     check.limits(&passed);
+    check.spans();
+    check.steps();
     check.conservation(&passed);
     check.kept(&passed);
     check.causes();
@@ -153,10 +155,14 @@ struct Check<'a> {
     settled: i64,
     over: i64,
     losses: Vec<i64>,
+    /// When the servers' clock stepped, and by how many microseconds.
+    steps: Vec<(i64, i64)>,
     /// When connections of a node, or of all, were closed.
     cuts: Vec<(i64, Option<usize>)>,
     /// By the key as Redis has it: one of the lines that ask for it.
     keys: BTreeMap<Vec<u8>, &'a Line>,
+    /// By the key, too: its quotas, by their fields.
+    fields: BTreeMap<Vec<u8>, Vec<(String, Quota)>>,
     /// By how much each node has changed the count of a window.
     changes: BTreeMap<(usize, String, Window), i64>,
     /// The most that a window's count has ever been.
@@ -175,8 +181,10 @@ impl<'a> Check<'a> {
             settled: i64::MAX,
             over: i64::MAX,
             losses: Vec::new(),
+            steps: Vec::new(),
             cuts: Vec::new(),
             keys: BTreeMap::new(),
+            fields: BTreeMap::new(),
             changes: BTreeMap::new(),
             peaks: BTreeMap::new(),
             resets: Vec::new(),
@@ -193,7 +201,11 @@ impl<'a> Check<'a> {
             Event::Asked { id, node, ask } => {
                 let names: Vec<_> = ask.lines.iter().map(|line| name(self.plan, line)).collect();
                 for (name, line) in names.iter().zip(&ask.lines) {
-                    self.keys.insert(name.clone().into_bytes(), line);
+                    if self.keys.insert(name.clone().into_bytes(), line).is_none() {
+                        let quotas = self.plan.limits[line.limit].quotas(&line.key).iter();
+                        let fields = quotas.map(|quota| (quota.counter().to_string(), *quota));
+                        self.fields.insert(name.clone().into_bytes(), fields.collect());
+                    }
                 }
                 let request = Request {
                     node: *node,
@@ -242,6 +254,7 @@ impl<'a> Check<'a> {
             }
             Event::Lost => return self.losses.push(at),
             Event::Fault(Fault::Close { node, .. }) => return self.cuts.push((at, *node)),
+            Event::Fault(Fault::Step { by }) => return self.steps.push((at, by * 1_000)),
             Event::Settled => return self.settled = at,
             Event::Over => return self.over = at,
             _ => return,
@@ -260,10 +273,18 @@ impl<'a> Check<'a> {
             let decode = |value: &Vec<u8>| count(&field, value, shift);
             let Some((start, used)) = decode(value) else { continue };
             let was = before.get(field.as_bytes()).and_then(decode);
-            let change = match was {
-                Some((was, before)) if was == start => used - before,
-                _ => used,
-            };
+            let quota = self.quota(&name, &field);
+            let limit = quota.limit() as i64;
+            let least = limit - quota.capacity() as i64;
+            let length = quota.window().as_millis() as i64;
+            // What an earlier window has left, or one to come that moved along when the clock stepped.
+            let carried = was.map_or(least, |(was, before)| match start - was {
+                0.. => {
+                    (before - limit * ((start - was) / length).max((start > was).into())).max(least)
+                }
+                _ => before,
+            });
+            let change = used - carried;
             let peaks = self.peaks.entry(key.to_vec()).or_default();
             let peak = peaks.entry((field.clone(), start)).or_default();
             *peak = used.max(*peak);
@@ -277,7 +298,8 @@ impl<'a> Check<'a> {
 
     /// The servers' clock in microseconds at an instant of the history.
     fn clock(&self, at: i64) -> i64 {
-        self.plan.epoch + at
+        let stepped = self.steps.iter().filter(|(when, _)| *when <= at).map(|(_, by)| by);
+        self.plan.epoch + at + stepped.sum::<i64>()
     }
 
     /// Whether it was in flight when a connection of its node was closed, or until its node knew.
@@ -347,6 +369,10 @@ impl<'a> Check<'a> {
                 let Some((decided, _)) = request.decided.filter(|_| !decision.is_local()) else {
                     continue;
                 };
+                // What a node remembers, it has measured on its own clock.
+                if self.steps.iter().any(|(at, _)| *at <= decided) {
+                    continue;
+                }
                 let (from, to) = (self.clock(request.asked), self.clock(decided));
                 let runs = |start: i64, length: i64| {
                     from < (start + length) * 1_000 && to >= start * 1_000
@@ -372,7 +398,7 @@ impl<'a> Check<'a> {
                 && request.failed.is_none()
                 && (request.decided.is_some() || request.done.is_some());
             // In order, the next limit is charged when its caller looks: perhaps after the deadline.
-            let slept = several && node.in_order && request.ask.lazy.is_some();
+            let slept = several && node.charges_in_order() && request.ask.lazy.is_some();
             if answered && !by_redis && !request.is_poisoned() && !slept {
                 let started = request.asked >= node.starts.as_micros() as i64 + STARTS_WITHIN;
                 let how = request.failed.unwrap_or("answered without Redis").to_owned();
@@ -392,9 +418,14 @@ impl<'a> Check<'a> {
     /// Where windows begin with the first request, those before and after a reset or a loss overlap, and
     /// what was taken in one may come back in the other (S14): they are looked at as one.
     fn window(&self, name: &str, field: String, start: i64) -> Window {
-        let broken = field.ends_with('f')
-            && (!self.losses.is_empty()
-                || self.resets.iter().any(|(_, _, key)| key == name.as_bytes()));
+        let gone = || {
+            !self.losses.is_empty() || self.resets.iter().any(|(_, _, key)| key == name.as_bytes())
+        };
+        // A reservation comes back in the window that covers it, and so does what has moved along.
+        let quota = self.quota(name, &field);
+        let length = quota.window().as_micros() as i64;
+        let moved = self.steps.iter().any(|(_, by)| *by <= -length || *by < 0 && gone());
+        let broken = field.ends_with('f') && gone() || quota.max_reserved() > 0 || moved;
         (field, if broken { 0 } else { start })
     }
 
@@ -425,13 +456,12 @@ impl<'a> Check<'a> {
 
     /// The quota of a count.
     fn quota(&self, name: &str, field: &str) -> &Quota {
-        let line = self.keys[name.as_bytes()];
-        let quotas = self.plan.limits[line.limit].quotas(&line.key);
-        let quota = quotas.iter().find(|quota| quota.counter().to_string() == field);
-        quota.expect("it is one of them")
+        let quota = self.fields[name.as_bytes()].iter().find(|(known, _)| known == field);
+        &quota.expect("it is one of them").1
     }
 
-    /// S7: never more than the limit in a window, but for what was lost or reset in it.
+    /// S7: never more than the limit in a window, but for what was lost or reset in it, and for a clock
+    /// that stepped back by a window or more.
     fn limits(&mut self, passed: &Passed) {
         let mut windows = BTreeMap::<(String, Window), (i64, i64)>::new();
         for ((_, name, window), (passed, returned, at)) in passed {
@@ -445,14 +475,18 @@ impl<'a> Check<'a> {
                 continue;
             }
             let quota = self.quota(&name, &field);
-            let (limit, length) = (quota.limit() as i64, quota.window().as_millis() as i64);
-            let inside = |at: i64| (start..start + length).contains(&(self.clock(at) / 1_000));
+            let length = quota.window().as_millis() as i64;
+            // Under a clock that stepped back, a window may run before its time.
+            let stepped = !self.steps.is_empty();
+            let inside =
+                |at: i64| stepped || (start..start + length).contains(&(self.clock(at) / 1_000));
             let gone =
                 |(at, _, key): &&(i64, usize, Vec<u8>)| inside(*at) && *key == name.as_bytes();
             let lost = self.losses.iter().filter(|at| inside(**at)).count();
             // With writes that wait on their way to a master that is none any more.
-            let fresh = 1 + lost + self.resets.iter().filter(gone).count();
-            let most = limit * fresh as i64;
+            let resets = self.resets.iter().filter(gone).count();
+            let fresh = 1 + lost + resets;
+            let most = quota.capacity() as i64 * fresh as i64;
             if passed > most {
                 self.find(
                     "limit",
@@ -461,6 +495,141 @@ impl<'a> Check<'a> {
                 );
             }
         }
+    }
+
+    /// S7, S13: where tokens are kept or taken in advance, no span of windows lets more pass than there was
+    /// at its beginning and than it grants, nor does it run more. Not looked at: keys that were reset, lost
+    /// counts, and a clock that stepped.
+    fn spans(&mut self) {
+        if !self.losses.is_empty() || !self.steps.is_empty() {
+            return;
+        }
+        // For each count, by the start of the window: what was let pass and not returned, and what runs there.
+        let has_more = |quotas: &Quotas| {
+            quotas.iter().any(|quota| quota.capacity() > quota.limit() || quota.max_reserved() > 0)
+        };
+        let plan = self.plan.limits.iter();
+        if !plan.flat_map(|limit| [Some(limit.quotas), limit.plan]).flatten().any(|q| has_more(&q))
+        {
+            return;
+        }
+        let mut counts = BTreeMap::<(&str, String), BTreeMap<i64, (i64, i64)>>::new();
+        let mut most = 0;
+        for request in self.requests.values() {
+            let passed = request.passed(self.plan);
+            let Some((_, whole)) = request.decided else { continue };
+            let ready = whole.ready_at().filter(|_| !whole.ready_after().is_zero());
+            let ready = ready.map(|at| at.duration_since(UNIX_EPOCH).expect("after it"));
+            for Part { index, line, decision, .. } in passed {
+                if decision.is_local() {
+                    continue;
+                }
+                most = most.max(line.cost as i64);
+                let held = decision.granted() as i64 - request.returns[index] as i64;
+                for (field, start, length) in windows(self.plan, line, &decision) {
+                    let later =
+                        ready.map_or(0, |at| (at.as_millis() as i64 - start).div_euclid(length));
+                    let of = counts.entry((&request.names[index], field)).or_default();
+                    of.entry(start).or_default().0 += held;
+                    of.entry(start + later * length).or_default().1 += held;
+                }
+            }
+        }
+        let mut found = Vec::new();
+        for ((name, field), windows) in counts {
+            let quota = self.quota(name, &field);
+            let [limit, capacity, reserved] =
+                [quota.limit(), quota.capacity(), quota.max_reserved()].map(|n| n as i64);
+            let length = quota.window().as_millis() as i64;
+            // What comes back later brings what earlier windows have covered of it.
+            let covered = if reserved > 0 { most - 1 } else { 0 };
+            if self.resets.iter().any(|(_, _, key)| key == name.as_bytes()) {
+                continue;
+            }
+            for &first in windows.keys() {
+                let (mut passed, mut runs) = (0, 0);
+                for (&last, (held, run)) in windows.range(first..) {
+                    let later = (last - first) / length;
+                    (passed, runs) = (passed + held, runs + run);
+                    let may_pass = capacity + reserved + limit * later + covered;
+                    let may_run = (capacity + limit * later).max(limit * (later + 1) + covered);
+                    if passed > may_pass || runs > may_run {
+                        let at = (last + length) * 1_000 - self.plan.epoch;
+                        found.push((at, format!(
+                            "{passed} of {may_pass} passed and {runs} of {may_run} run for {name} in {field} from {first} to {last}"
+                        )));
+                    }
+                }
+            }
+        }
+        found.into_iter().for_each(|(at, what)| self.find("spans", at, what));
+    }
+
+    /// S4: a step back grants nothing. What runs when the clock steps back runs on, or moves along to the
+    /// window of the new time: from the beginning of the first until the end of the second no more than
+    /// the limit passes. Not looked at: keys that were reset, lost counts, and two steps within.
+    fn steps(&mut self) {
+        if self.steps.is_empty() || !self.losses.is_empty() {
+            return;
+        }
+        // Of each count that has plain windows on a grid: where one begins, its length and its limit.
+        let mut counts = BTreeMap::<(&str, String), (i64, i64, i64)>::new();
+        // When a request was sent and answered, and what it holds.
+        let mut held = BTreeMap::<(&str, String), Vec<(i64, i64, i64)>>::new();
+        for request in self.requests.values() {
+            let Some((at, _)) = request.decided else { continue };
+            for Part { index, line, decision, .. } in request.passed(self.plan) {
+                let name = &request.names[index][..];
+                for (field, start, length) in windows(self.plan, line, &decision) {
+                    let quota = self.quota(name, &field);
+                    let plain = quota.capacity() == quota.limit() && quota.max_reserved() == 0;
+                    let leased =
+                        line.limit == 0 && self.plan.nodes.iter().any(|node| node.leases > 1);
+                    if decision.is_local() || !plain || leased || field.ends_with('f') {
+                        continue;
+                    }
+                    let tokens = decision.granted() as i64 - request.returns[index] as i64;
+                    let of = (name, field);
+                    counts.insert(of.clone(), (start, length, quota.limit() as i64));
+                    held.entry(of).or_default().push((request.asked, at, tokens));
+                }
+            }
+        }
+        let mut found = Vec::new();
+        for ((name, field), (start, length, limit)) in counts {
+            if self.resets.iter().any(|(_, _, key)| key == name.as_bytes()) {
+                continue;
+            }
+            for (i, &(at, by)) in self.steps.iter().enumerate().filter(|(_, (_, by))| *by < 0) {
+                let length = length * 1_000;
+                let since = |clock: i64| (clock - start * 1_000).rem_euclid(length);
+                let before = since(self.clock(at) - by);
+                let from = at - before;
+                // Less than a window, and it runs until its own end.
+                let until = match -by < length {
+                    true => at + length - before - by,
+                    false => at + length - since(self.clock(at)),
+                };
+                let last = i.checked_sub(1).map_or(0, |i| self.steps[i].0);
+                let next = self.steps.get(i + 1).map_or(i64::MAX, |(at, _)| *at);
+                if from < last || until > next {
+                    continue;
+                }
+                let inside =
+                    |(asked, decided, _): &&(i64, i64, i64)| *asked >= from && *decided < until;
+                let held = &held[&(name, field.clone())];
+                let passed: i64 = held.iter().filter(inside).map(|(_, _, tokens)| tokens).sum();
+                if passed > limit {
+                    let what = format!(
+                        "{passed} of {limit} passed for {name} in {field} from {} until {}",
+                        Time(from),
+                        Time(until),
+                    );
+                    found.push((at, what));
+                }
+            }
+        }
+        found.into_iter().for_each(|(at, what)| self.find("stepped", at, what));
     }
 
     /// S14, S34: what passed was taken from the count before, and comes back once at most, in its
@@ -519,14 +688,20 @@ impl<'a> Check<'a> {
     /// has passed with.
     fn may_stay(&self, request: &Request<'_>, end: i64) -> bool {
         // A charge that is dropped is returned only if it is charged in order.
-        let in_order = request.is_several() && self.plan.nodes[request.node].in_order;
+        let node = &self.plan.nodes[request.node];
+        let in_order = request.is_several() && node.charges_in_order();
         let dropped = request.decided.is_none() && !in_order;
         let abandoned = request.gave_up && (dropped || request.returned.is_some());
         // What it cost beyond its charge may be taken from another window.
         let more = |line: &Line| line.actual.is_some_and(|actual| actual > line.cost);
         let late = request.asked < end && self.changes_until(request) >= end;
         let failed = request.failed.is_some() || !self.is_calm(request);
-        abandoned || late || failed || request.ask.lines.iter().any(more)
+        // What was on its way back when a connection was closed.
+        let until = self.changes_until(request);
+        let lost = self.cuts.iter().any(|&(at, node)| {
+            node.is_none_or(|node| node == request.node) && (request.asked..=until).contains(&at)
+        });
+        abandoned || late || failed || lost || request.ask.lines.iter().any(more)
     }
 
     /// S37: nothing is kept of what was refused, dropped in order, or returned. Not looked at: limits
@@ -534,6 +709,9 @@ impl<'a> Check<'a> {
     /// to come back could.
     fn kept(&mut self, passed: &Passed) {
         let has_leases = self.plan.nodes.iter().any(|node| node.leases > 1);
+        if !self.steps.is_empty() {
+            return;
+        }
         let mut found = Vec::new();
         for ((node, name, (field, start)), taken) in &self.changes {
             let window = self.window(name, field.clone(), *start);
@@ -542,7 +720,9 @@ impl<'a> Check<'a> {
             let kept = taken - (passed - returned);
             let limit = self.keys[name.as_bytes()].limit;
             let lost = self.losses.iter().any(|at| self.clock(*at) >= start * 1_000);
-            let is_broken = key.2.1 == 0 || limit == 0 && has_leases;
+            // A calendar's windows differ in length: when they end is not known here.
+            let is_calendar = !field.starts_with(|c: char| c.is_ascii_digit());
+            let is_broken = key.2.1 == 0 || limit == 0 && has_leases || is_calendar;
             let is_reset = || self.resets.iter().any(|(_, _, key)| key == name.as_bytes());
             if kept <= 0 || lost || is_broken || is_reset() {
                 continue;
@@ -600,16 +780,20 @@ impl<'a> Check<'a> {
                     let limit = quota.limit() as i64;
                     // True costs may have taken more than a limit (S15), and more than one window's.
                     let left = |((_, from), used): (&(String, i64), &i64)| {
-                        used - (start - from) / length * limit
+                        used - (start - from).max(0) / length * limit
                     };
+                    // A count that moves along is of a window to come.
+                    let last = if self.steps.is_empty() { start } else { i64::MAX };
                     let peaks = self.peaks.get(name.as_bytes()).into_iter();
                     let peaks = peaks.flat_map(|peaks| {
-                        peaks.range((field.clone(), 0)..=(field.clone(), start)).rev()
+                        peaks.range((field.clone(), 0)..=(field.clone(), last)).rev()
                     });
                     line.cost as i64 > limit
                         || peaks.map(left).any(|used| used + line.cost as i64 > limit)
                 };
-                let full = windows.into_iter().any(is_full);
+                // Its quotas may also cover it in windows that don't agree (S13).
+                let reserves = matches!(request.ask.what, What::Charge { reserves: true, .. });
+                let full = windows.into_iter().any(is_full) || reserves;
                 if !full && !decision.is_local() {
                     found.push((at, format!("#{id} is refused for {name}, which had room")));
                 }
@@ -704,7 +888,8 @@ impl<'a> Check<'a> {
         }
         let mut found = Vec::new();
         for ((node, key, (field, start)), (passed, at)) in passed {
-            let limit = self.quota(&key, &field).limit() as i64;
+            let quota = self.quota(&key, &field);
+            let limit = (quota.capacity() + quota.max_reserved()) as i64;
             let most = limit * (1 + resets.get(&(node, key.clone())).copied().unwrap_or(0));
             if passed > most {
                 let what = format!(
@@ -740,7 +925,8 @@ impl<'a> Check<'a> {
 fn count(field: &str, value: &[u8], shift: u64) -> Option<(i64, i64)> {
     let value = str::from_utf8(value).ok()?;
     if let Some((used, rest)) = value.split_once('@') {
-        let start = rest.split('*').next()?;
+        let end = rest.char_indices().skip(1).find(|(_, c)| !c.is_ascii_digit());
+        let start = &rest[..end.map_or(rest.len(), |(end, _)| end)];
         return Some((start.parse().ok()?, used.parse().ok()?));
     }
     let digits = field.find(|c: char| !c.is_ascii_digit())?;

@@ -56,6 +56,8 @@ struct State {
     connections: usize,
     /// Sockets that a client holds.
     held: usize,
+    /// How far the servers' clock has stepped, in microseconds.
+    stepped: i64,
 }
 
 /// Clones are the same network.
@@ -84,6 +86,7 @@ impl Net {
             pipes: Vec::new(),
             connections: 0,
             held: 0,
+            stepped: 0,
         };
         Self { state: Arc::new(Mutex::new(state)), history, epoch, began: Instant::now() }
     }
@@ -94,7 +97,12 @@ impl Net {
 
     /// The servers' clock in microseconds.
     pub fn micros(&self) -> i64 {
-        self.epoch + self.began.elapsed().as_micros() as i64
+        self.epoch + self.began.elapsed().as_micros() as i64 + self.lock().stepped
+    }
+
+    /// The servers' clock steps, by milliseconds.
+    pub fn step(&self, by: i64) {
+        self.lock().stepped += by * 1_000;
     }
 
     pub fn weather(&self, change: impl FnOnce(&mut Weather)) {

@@ -41,6 +41,8 @@ pub struct Plan {
     /// How often the replica is brought up to date.
     pub lag: Duration,
     pub faults: Vec<(Duration, Fault)>,
+    /// Whether some charges may take tokens of later windows.
+    pub reserves: bool,
     /// When all that goes wrong has ended.
     pub heals: Duration,
 }
@@ -126,6 +128,8 @@ pub enum What {
     /// With a receipt, and what it has really cost so many milliseconds later.
     Charge {
         work: u64,
+        /// It may take tokens of later windows.
+        reserves: bool,
     },
     Peek,
     Reset,
@@ -162,6 +166,10 @@ pub enum Fault {
     Failover {
         leads: u64,
         split: u64,
+    },
+    /// The servers' clock steps, by milliseconds.
+    Step {
+        by: i64,
     },
     FlushScripts,
     FlushAll,
@@ -207,7 +215,7 @@ fn maybe<T>(rng: &mut Rng, percent: u8, some: impl FnOnce(&mut Rng) -> T) -> Opt
 }
 
 impl Plan {
-    pub fn new(rng: &mut Rng) -> Self {
+    pub fn new(rng: &mut Rng, extras: &mut Rng) -> Self {
         let kind = match rng.u8(..100) {
             0..12 => Kind::Healthy,
             12..27 => Kind::Idle,
@@ -227,6 +235,12 @@ impl Plan {
         let most = if reconnects { shortest / 40 } else { shortest / 20 };
         let delay = rng.u64(0..=most);
         let jitter = rng.u64(0..=(most - delay).min(delay));
+        // Half of those who are impatient leave while the store decides.
+        for node in &mut nodes {
+            if node.patience.is_some() && rng.bool() {
+                node.patience = Some(rng.u64(1..=2 * (delay + jitter) + 1));
+            }
+        }
         let keys = rng.usize(1..=3);
         // A connection that was idle for less than a second is not checked (S36), so none is closed
         // before a second and a round trip: the outcome of a charge that meets the close is unknown.
@@ -263,12 +277,14 @@ impl Plan {
             // A request asks for more, so that there are fewer.
             nodes.iter_mut().for_each(|node| node.gap += node.gap / 2);
         }
-        Self {
+        let epoch = 1_700_000_000_000_000 + rng.i64(0..1_000_000_000_000);
+        let mut plan = Self {
             kind,
             limits,
             nodes,
             keys,
-            epoch: 1_700_000_000_000_000 + rng.i64(0..1_000_000_000_000),
+            epoch,
+            reserves: false,
             delay,
             jitter,
             closes_idle,
@@ -281,8 +297,84 @@ impl Plan {
             lag: ms(one(rng, &[10, 100, 1_000])),
             faults,
             heals: ms(heals),
+        };
+        plan.extend(extras, leases);
+        plan
+    }
+
+    /// Some plans have more, from a generator of its own: a seed's plan stays what it is otherwise.
+    fn extend(&mut self, rng: &mut Rng, leases: u64) {
+        let more = rng.u8(..10);
+        // Leases have a plain quota.
+        let first = usize::from(leases > 0);
+        match more {
+            0 | 1 => {
+                for limit in &mut self.limits[first..] {
+                    keep_or_reserve(rng, &mut limit.quotas);
+                    limit.plan.iter_mut().for_each(|plan| keep_or_reserve(rng, plan));
+                }
+                let mut all = self.limits.iter().flat_map(|limit| [Some(limit.quotas), limit.plan]);
+                self.reserves = all.any(|quotas| quotas.is_some_and(|quotas| reserves(&quotas)));
+            }
+            2 => {
+                let (calendar, boundary) = one(rng, &calendars());
+                for limit in &mut self.limits[first..] {
+                    let quota = calendar.with_limit(limit.quotas.as_slice()[0].limit());
+                    limit.quotas = match rng.bool() {
+                        true => quota.into(),
+                        false => limit.quotas.as_slice()[0].and(quota),
+                    };
+                }
+                // It is crossed in between.
+                let heals = self.heals.as_millis() as i64;
+                self.epoch = (boundary * 1_000 - rng.i64(1_000..heals)) * 1_000;
+            }
+            3 => {
+                for _ in 0..rng.usize(1..=3) {
+                    let at = rng.u64(500..self.heals.as_millis() as u64);
+                    let by = one(rng, &STEPS) + rng.i64(-300..300);
+                    self.faults.push((ms(at), Fault::Step { by }));
+                }
+                self.faults.sort_by_key(|(at, _)| *at);
+            }
+            _ => {}
         }
     }
+}
+
+/// By which a clock steps, in milliseconds: within a window, over some of them, and over all.
+const STEPS: [i64; 9] = [-400, 700, -1_500, 1_500, -4_000, 4_000, -70_000, 70_000, 3_600_000];
+
+/// Calendars, and an instant at which one of their windows begins, in seconds.
+fn calendars() -> [(Quota, i64); 5] {
+    [
+        (Quota::per_month(1), 1_701_388_800),
+        (Quota::per_day(1).in_zone("Europe/Berlin"), 1_700_434_800),
+        // The day before has 23 hours.
+        (Quota::per_day(1).in_zone("Europe/Berlin"), 1_711_922_400),
+        (Quota::per_week(1).in_zone("America/New_York"), 1_700_456_400),
+        (Quota::per_year(1).in_zone("Asia/Kolkata"), 1_704_047_400),
+    ]
+}
+
+/// Whether tokens of later windows may be taken under one of the quotas.
+fn reserves(quotas: &Quotas) -> bool {
+    quotas.iter().any(|quota| quota.max_reserved() > 0)
+}
+
+fn keep_or_reserve(rng: &mut Rng, quotas: &mut Quotas) {
+    let all = quotas.as_slice();
+    let (first, mut others) = (all[0], all[1..].to_vec());
+    let limit = first.limit();
+    if others.is_empty() && rng.bool() {
+        others.push(Quota::new(limit * 2, first.window() * 3));
+    }
+    let first = match rng.u8(..3) {
+        0 => first.rollover_up_to(limit + rng.u64(1..=2 * limit)),
+        1 => first.reserve_up_to(rng.u64(1..=2 * limit)),
+        _ => first.rollover_up_to(limit * 2).reserve_up_to(rng.u64(1..=2 * limit)),
+    };
+    *quotas = others.into_iter().fold(first.into(), |quotas: Quotas, quota| quotas.and(quota));
 }
 
 /// One limit, or several.
@@ -395,6 +487,11 @@ fn fault(rng: &mut Rng, nodes: usize, left: u64) -> Fault {
 }
 
 impl Node {
+    /// Whether several limits are charged one after the other.
+    pub fn charges_in_order(&self) -> bool {
+        self.in_order || self.one_by_one
+    }
+
     /// One request of this node. `strict`: its caller waits for the answer.
     pub fn ask(&self, rng: &mut Rng, plan: &Plan, id: usize, strict: bool) -> Ask {
         let mut lines = vec![line(rng, plan, id, 0)];
@@ -408,7 +505,10 @@ impl Node {
         let several = lines.len() > 1 || lines[0].limit > 0;
         let what = match rng.u8(..20) {
             _ if alone && !several => What::Check { work: 0 },
-            0..3 => What::Charge { work: one(rng, &[0, 10, 300, 1_500]) },
+            0..3 => What::Charge {
+                work: one(rng, &[0, 10, 300, 1_500]),
+                reserves: plan.reserves && rng.bool(),
+            },
             3 if !alone => What::Peek,
             4 if !alone && rng.u8(..4) == 0 => What::Reset,
             _ => What::Check { work: one(rng, &[0, 0, 0, 50, 500]) },

@@ -17,7 +17,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 use tower_fixed_window::store::{Adjust, Charge, Reply, Scope, Store};
 use tower_fixed_window::{
     Decision, EmptyBody, FixedWindow, FixedWindowLayer, Key, Limiter, Limits, OnStoreFailure,
-    RedisStore, StoreError,
+    RateLimited, Receipt, RedisStore, StoreError,
 };
 use tower_layer::Layer;
 use tower_service::Service;
@@ -66,7 +66,7 @@ pub fn run(seed: u64) -> Run {
         .build()
         .expect("a runtime");
     let mut rng = Rng::with_seed(seed);
-    let plan = Plan::new(&mut rng);
+    let plan = Plan::new(&mut rng, &mut Rng::with_seed(!seed));
     let (history, plan) = runtime.block_on(async {
         let history = History::began_now();
         let sim = Arc::new(Sim::new(plan, rng.fork(), history.clone()));
@@ -222,6 +222,7 @@ impl Sim {
                 }
                 net.leads_to(net.master());
             }
+            Fault::Step { by } => net.step(by),
             Fault::FlushScripts => net.host(master, |host| host.server.forget_scripts()),
             Fault::FlushAll => {
                 net.host(master, |host| host.server.replace_data(Default::default()));
@@ -314,9 +315,9 @@ impl Node {
             Door::Limiter { fallback: false } => redis.clone().on_failure(OnStoreFailure::Deny),
             _ => redis.clone(),
         };
-        let limiter = |limit: &Limit| Limiter::new(limit.quotas).name(limit.name);
+        let named = |limit: &Limit| limit.quotas.name(limit.name);
         let limits = (sim.plan.limits.len() > 1).then(|| {
-            let limits = Limits::new(sim.plan.limits.iter().map(limiter));
+            let limits = Limits::new(sim.plan.limits.iter().map(named));
             match plan.in_order {
                 true => limits.store(InOrder(store.clone())),
                 false => limits.store(store.clone()),
@@ -325,7 +326,7 @@ impl Node {
         let quotas = sim.plan.limits[0].quotas;
         let mut node = Self {
             index,
-            limiter: limiter(&sim.plan.limits[0]).store(store),
+            limiter: named(&sim.plan.limits[0]).store(store),
             layer: None,
             refund_dropped: false,
             limits,
@@ -335,11 +336,13 @@ impl Node {
             Door::Limiter { .. } => {}
             Door::Layer { policy, refund_dropped } => {
                 let history = sim.history.clone();
-                let layer = FixedWindowLayer::new(quotas)
+                let caller =
+                    |parts: &http::request::Parts| parts.extensions.get::<Caller>().cloned();
+                let limit = quotas
                     .name(SCOPE)
-                    .store(redis.on_failure(policy))
-                    .key_fn(|parts| Some(Key::from(&parts.extensions.get::<Caller>()?.key)))
-                    .cost_fn(|parts| parts.extensions.get::<Caller>().map_or(1, |who| who.cost))
+                    .key_fn(move |parts| Some(Key::from(&caller(parts)?.key)))
+                    .cost_fn(move |parts| caller(parts).map_or(1, |who| who.cost));
+                let layer = FixedWindowLayer::new(limit.store(redis.on_failure(policy)))
                     .on_decision(move |parts, decision| {
                         let caller = parts.extensions.get::<Caller>().expect("it is put there");
                         caller.decided(&history, decision);
@@ -423,7 +426,7 @@ impl Node {
                     Err(error) => failed(error),
                 },
             },
-            What::Charge { work } => match self.limiter.charge(key, *cost).await {
+            What::Charge { work, reserves } => match self.charge(key, *cost, reserves).await {
                 Ok(Ok(receipt)) => {
                     decided(receipt.decision());
                     if work > 0 {
@@ -449,6 +452,13 @@ impl Node {
         }
     }
 
+    fn charge(&self, key: &str, cost: u64, reserves: bool) -> Reply<Result<Receipt, RateLimited>> {
+        match reserves {
+            true => self.limiter.reserve(key, cost),
+            false => self.limiter.charge(key, cost),
+        }
+    }
+
     /// The same of several limits. A refusal's decision is returned, since it was not seen yet.
     async fn answer_several(
         &self,
@@ -469,14 +479,18 @@ impl Node {
             .collect();
         let work = match ask.what {
             What::Check { .. } => return limits.check(&lines).await.map(Some),
-            What::Charge { work } => work,
+            What::Charge { work, .. } => work,
             What::Peek => return limits.peek(&lines).await.map(|_| None),
             What::Reset => {
                 let Line { key, .. } = &ask.lines[0];
                 return limits.of(name(&ask.lines[0])).reset(key).await.map(|()| None);
             }
         };
-        let receipts = match limits.charge(&lines).await? {
+        let charge = match ask.what {
+            What::Charge { reserves: true, .. } => limits.reserve(&lines),
+            _ => limits.charge(&lines),
+        };
+        let receipts = match charge.await? {
             Ok(receipts) => receipts,
             Err(refused) => return Ok(Some(refused.decision().clone())),
         };

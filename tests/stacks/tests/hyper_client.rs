@@ -10,9 +10,8 @@ use tower_fixed_window::key::global;
 use tower_fixed_window::{FixedWindowLayer, Quota};
 
 fn client() -> impl Service<Request<Body>, Response = Response<Body>, Error = impl Into<BoxError>> {
-    let limit = FixedWindowLayer::new(Quota::per_hour(2).from_first_request())
-        // .queue(100, Duration::from_secs(60)) makes requests wait instead
-        .key(global());
+    // .queue(100, Duration::from_secs(60)) makes requests wait instead
+    let limit = FixedWindowLayer::new(Quota::per_hour(2).from_first_request().key(global()));
     ServiceBuilder::new()
         .layer(limit)
         // A refusal has a body made of bytes. hyper's `Incoming` can't be.

@@ -5,19 +5,19 @@ use std::net::IpAddr;
 use lambda_http::request::RequestContext;
 use lambda_http::{Body, Error, Request, Response, Service, service_fn};
 use tower::ServiceBuilder;
-use tower_fixed_window::{FixedWindowLayer, Key, Quota};
+use tower_fixed_window::{FixedWindowLayer, Key, Limit, Quota};
 
 async fn hello(_: Request) -> Result<Response<Body>, Error> {
     Ok(Response::new("hello\n".into()))
 }
 
 fn limited() -> impl Service<Request, Response = Response<Body>, Error = Error, Future: Send> {
-    let limit = FixedWindowLayer::new(Quota::per_hour(2).from_first_request())
-        .key_fn(|parts| {
-            let RequestContext::ApiGatewayV2(event) = parts.extensions.get()? else { return None };
-            let client: IpAddr = event.http.source_ip.as_ref()?.parse().ok()?;
-            Some(Key::from(client))
-        })
+    let limit = Limit::new(Quota::per_hour(2).from_first_request()).key_fn(|parts| {
+        let RequestContext::ApiGatewayV2(event) = parts.extensions.get()? else { return None };
+        let client: IpAddr = event.http.source_ip.as_ref()?.parse().ok()?;
+        Some(Key::from(client))
+    });
+    let limit = FixedWindowLayer::new(limit)
         // Lambda's body can't be made from bytes, as the default refusal is.
         .on_reject(|_, why| why.response(why.message().into()));
     ServiceBuilder::new().layer(limit).service(service_fn(hello))

@@ -10,8 +10,8 @@ use tower_fixed_window::{FixedWindowLayer, Quota};
 
 async fn serve(listener: UnixListener) -> io::Result<()> {
     let proxy = PeerAddr(([127, 0, 0, 1], 0).into());
-    let limit = FixedWindowLayer::new(Quota::per_hour(2).from_first_request())
-        .key(client_ip().trusting(["127.0.0.1"]));
+    let client = client_ip().trusting(["127.0.0.1"]);
+    let limit = FixedWindowLayer::new(Quota::per_hour(2).from_first_request().key(client));
     let app = Router::new()
         .route("/", get(async || "hello\n"))
         .layer(limit)

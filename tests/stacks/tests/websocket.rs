@@ -34,8 +34,8 @@ async fn echo(mut socket: WebSocket, peer: SocketAddr, messages: Limiter) {
 }
 
 async fn serve(listener: TcpListener) -> io::Result<()> {
-    let sockets = FixedWindowLayer::new(Quota::per_hour(2).from_first_request()).name("sockets");
-    let messages = Limiter::new(Quota::per_hour(3).from_first_request()).name("messages");
+    let sockets = FixedWindowLayer::new(Quota::per_hour(2).from_first_request().name("sockets"));
+    let messages = Limiter::new(Quota::per_hour(3).from_first_request().name("messages"));
     let app = Router::new().route("/", any(open)).layer(sockets).with_state(messages);
     axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>()).await
 }

@@ -1,0 +1,224 @@
+//! `cargo run --example ai_gateway`
+//!
+//! A gateway for a language model: an organization has requests and tokens a minute, each of its
+//! users cents a calendar month, and a request passes only if all three limits hold. A request is
+//! charged by its `max_tokens`, and corrected to what the model has used when its stream ends.
+//!
+//! `LIMITS` sets the limits, `PLANS` is a file with a line for each organization that has others
+//! (`acme: requests=6000/minute tokens=unlimited cents=90000/month`), which is read again when it
+//! changes. With `REDIS_URL` (and `--features redis`) all gateways count together.
+
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::env;
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
+
+use axum::body::{Body, to_bytes};
+use axum::extract::{Extension, Request};
+use axum::http::StatusCode;
+use axum::http::request::Parts;
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use axum::{Router, routing::post};
+use futures_util::stream;
+use tower_fixed_window::key::extension;
+use tower_fixed_window::{
+    FixedWindowLayer, Key, Limit, Limits, Plan, Quotas, RateLimitEndpoint, TrueCost,
+};
+
+type Error = Box<dyn std::error::Error + Send + Sync>;
+
+#[derive(Clone)]
+struct Org(String);
+
+#[derive(Clone)]
+struct User(String);
+
+impl From<&Org> for Key {
+    fn from(org: &Org) -> Key {
+        Key::from(&org.0)
+    }
+}
+
+impl From<&User> for Key {
+    fn from(user: &User) -> Key {
+        Key::from(&user.0)
+    }
+}
+
+/// Stands in for authentication: really, a verified token says who it is.
+async fn authenticate(mut request: Request, next: Next) -> Result<Response, StatusCode> {
+    let org = header(&request, "x-org").ok_or(StatusCode::UNAUTHORIZED)?;
+    let user = header(&request, "x-user").ok_or(StatusCode::UNAUTHORIZED)?;
+    // Users of two organizations may have the same name.
+    let user = User(format!("{org}/{user}"));
+    request.extensions_mut().insert(Org(org));
+    request.extensions_mut().insert(user);
+    Ok(next.run(request).await)
+}
+
+fn header(request: &Request, name: &str) -> Option<String> {
+    let value = request.headers().get(name)?.to_str().ok()?;
+    (!value.is_empty()).then(|| value.to_owned())
+}
+
+/// What a client asks of the model.
+#[derive(Clone, serde::Deserialize)]
+struct Chat {
+    max_tokens: u64,
+    /// What the fake model will use: all, unless it is said.
+    uses: Option<u64>,
+}
+
+/// Reads the body before the limits, which need its `max_tokens`.
+async fn read_chat(request: Request, next: Next) -> Result<Response, Response> {
+    const LONGEST: usize = 1 << 20;
+
+    let (mut parts, body) = request.into_parts();
+    let body = to_bytes(body, LONGEST).await;
+    let body = body.map_err(|_| StatusCode::PAYLOAD_TOO_LARGE.into_response())?;
+    let chat: Chat = serde_json::from_slice(&body)
+        .map_err(|error| (StatusCode::BAD_REQUEST, format!("{error}\n")).into_response())?;
+    parts.extensions.insert(chat);
+    Ok(next.run(Request::from_parts(parts, Body::empty())).await)
+}
+
+fn estimated_tokens(parts: &Parts) -> u64 {
+    // At least one, so that an exhausted limit refuses.
+    parts.extensions.get::<Chat>().map_or(1, |chat| chat.max_tokens.max(1))
+}
+
+/// A cent for each 1,000 tokens, rounded up.
+fn cents(tokens: u64) -> u64 {
+    tokens.div_ceil(1_000)
+}
+
+/// The fake model: it streams a word for each token, and says at the end what it has used.
+async fn chat(Extension(chat): Extension<Chat>) -> Response {
+    let uses = chat.uses.unwrap_or(chat.max_tokens);
+    let (cost, mut meter) = TrueCost::metered();
+    let words = (0..=uses).map(move |said| {
+        Ok::<_, Infallible>(if said < uses {
+            meter.add_to("tokens", 1);
+            // Kept up to date: the client may disconnect after any word.
+            meter.set("cents", cents(meter.cost_of("tokens")));
+            "word ".to_owned()
+        } else {
+            format!("\n{{\"usage\":{{\"total_tokens\":{uses}}}}}\n")
+        })
+    });
+    let mut response = Body::from_stream(stream::iter(words)).into_response();
+    response.extensions_mut().insert(cost);
+    response
+}
+
+const NAMES: [&str; 3] = ["requests", "tokens", "cents"];
+
+/// The limits of an organization, by their names.
+type Plans = HashMap<String, Plan>;
+
+/// Reads limits such as `requests=600/minute tokens=200000/minute cents=5000/month`.
+fn parse(text: &str) -> Result<Plans, Error> {
+    let mut plans = Plans::new();
+    for limit in text.split_whitespace() {
+        let (name, plan) = limit.split_once('=').ok_or(format!("{limit}: name=limit"))?;
+        if !NAMES.contains(&name) {
+            return Err(format!("{name} is none of {NAMES:?}").into());
+        }
+        plans.insert(name.to_owned(), plan.parse()?);
+    }
+    Ok(plans)
+}
+
+/// The limits of all, and of the organizations that have others.
+struct Book {
+    default: Plans,
+    by_org: RwLock<HashMap<String, Plans>>,
+}
+
+impl Book {
+    fn plan(&self, parts: &Parts, name: &str) -> Plan {
+        let by_org = self.by_org.read().unwrap_or_else(PoisonError::into_inner);
+        let org = parts.extensions.get::<Org>().and_then(|Org(org)| by_org.get(org));
+        let plan = org.and_then(|plans| plans.get(name)).or_else(|| self.default.get(name));
+        plan.copied().unwrap_or_else(|| None::<Quotas>.into())
+    }
+
+    fn read(&self, text: &str) -> Result<(), Error> {
+        let mut by_org = HashMap::new();
+        for line in text.lines().map(str::trim).filter(|line| !line.is_empty()) {
+            let (org, plans) = line.split_once(':').ok_or(format!("{line}: org: limits"))?;
+            by_org.insert(org.trim().to_owned(), parse(plans)?);
+        }
+        *self.by_org.write().unwrap_or_else(PoisonError::into_inner) = by_org;
+        Ok(())
+    }
+
+    /// Follows the file. One that can't be read changes nothing.
+    async fn follow(self: Arc<Self>, file: String) {
+        let mut seen = String::new();
+        loop {
+            if let Ok(text) = tokio::fs::read_to_string(&file).await
+                && text != seen
+            {
+                match self.read(&text) {
+                    Ok(()) => println!("plans: read {file}"),
+                    Err(error) => println!("plans: unchanged, {error}"),
+                }
+                seen = text;
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    }
+}
+
+/// Counts in Redis where it is said, else in memory.
+fn counted(limits: Limits) -> Result<Limits, Error> {
+    match env::var("REDIS_URL") {
+        Err(_) => Ok(limits),
+        #[cfg(feature = "redis")]
+        Ok(url) => Ok(limits.store(tower_fixed_window::RedisStore::new(url)?)),
+        #[cfg(not(feature = "redis"))]
+        Ok(_) => Err("for REDIS_URL, run with --features redis".into()),
+    }
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Error> {
+    let addr = env::var("ADDR").unwrap_or_else(|_| "127.0.0.1:3000".into());
+    let default = env::var("LIMITS")
+        .unwrap_or_else(|_| "requests=600/minute tokens=200000/minute cents=5000/month".into());
+    let book = Arc::new(Book { default: parse(&default)?, by_org: RwLock::default() });
+    if let Ok(file) = env::var("PLANS") {
+        tokio::spawn(Arc::clone(&book).follow(file));
+    }
+
+    let limit = |name: &'static str| {
+        let book = Arc::clone(&book);
+        Limit::by_plan(move |parts, _key| book.plan(parts, name)).name(name)
+    };
+    let limits = counted(Limits::new([
+        limit("requests").key(extension::<Org>()),
+        limit("tokens").key(extension::<Org>()).cost_fn(estimated_tokens).settled(),
+        limit("cents")
+            .key(extension::<User>())
+            .cost_fn(|parts| cents(estimated_tokens(parts)))
+            .settled(),
+    ]))?;
+    // A request that is dropped before its response costs nothing.
+    let layer = FixedWindowLayer::new(&limits).refund_dropped();
+
+    let app = Router::new()
+        .route("/v1/chat", post(chat).layer(layer).layer(middleware::from_fn(read_chat)))
+        .route_service("/usage", RateLimitEndpoint::new([&limits]))
+        .layer(middleware::from_fn(authenticate));
+
+    let listener = tokio::net::TcpListener::bind(addr).await?;
+    let addr = listener.local_addr()?;
+    let client = format!("-i -H 'x-org: acme' -H 'x-user: ann' http://{addr}");
+    println!("try: curl {client}/v1/chat -d '{{\"max_tokens\": 100, \"uses\": 40}}'");
+    println!("and: curl {client}/usage");
+    axum::serve(listener, app).await?;
+    Ok(())
+}

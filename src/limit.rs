@@ -1,0 +1,364 @@
+//! What is limited: a [`Limit`].
+
+use std::fmt;
+use std::sync::Arc;
+
+use http::request::Parts;
+
+use crate::key::{Key, KeyExtractor, key_fn, peer_ip};
+use crate::quota::{Plan, Quota, Quotas};
+use crate::store::Scope;
+
+pub(crate) type PlanFn = Arc<dyn Fn(&Parts, &Key) -> Plan + Send + Sync>;
+pub(crate) type CostFn = Arc<dyn Fn(&Parts) -> u64 + Send + Sync>;
+
+/// What is limited: quotas with a name, who is counted, and what a request costs. A
+/// [`FixedWindowLayer`](crate::FixedWindowLayer), a [`Limiter`](crate::Limiter) and
+/// [`Limits`](crate::Limits) are made of limits.
+///
+/// A [`Quota`] becomes a limit by its first setter:
+///
+/// ```
+/// use tower_fixed_window::key::client_ip;
+/// use tower_fixed_window::{FixedWindowLayer, Quota};
+///
+/// let search = Quota::per_minute(30).and(Quota::per_hour(2_000)).name("search").key(client_ip());
+/// let layer = FixedWindowLayer::new(search);
+/// # let _ = layer;
+/// ```
+///
+/// By default a limit has no name, counts each client's address
+/// ([`peer_ip`](crate::key::peer_ip)), and each request costs 1. Key and cost are read from
+/// requests, so they apply in a layer. Without HTTP, calls name them.
+#[derive(Clone)]
+#[must_use = "a limit does nothing until it is part of a layer, a limiter or several limits"]
+pub struct Limit {
+    pub(crate) scope: Scope,
+    pub(crate) quotas: Quotas,
+    /// The quotas of each request, where they differ.
+    pub(crate) plan: Option<PlanFn>,
+    pub(crate) key: Arc<dyn KeyExtractor>,
+    pub(crate) cost: Option<CostFn>,
+    pub(crate) shadow: bool,
+    pub(crate) settled: bool,
+}
+
+impl Limit {
+    /// Creates a limit without a name, by the address of the peer.
+    ///
+    /// ```
+    /// use tower_fixed_window::{Limit, Quota};
+    ///
+    /// let watched = Limit::new(Quota::per_minute(60)).shadow();
+    /// # let _ = watched;
+    /// ```
+    pub fn new(quotas: impl Into<Quotas>) -> Self {
+        Self {
+            scope: Scope::unnamed(),
+            quotas: quotas.into(),
+            plan: None,
+            key: Arc::new(peer_ip()),
+            cost: None,
+            shadow: false,
+            settled: false,
+        }
+    }
+
+    /// Creates a limit whose quotas differ between requests, for example free and paid plans under
+    /// one name. The closure also gets the key. All plans share one counter for each window length,
+    /// so a customer who upgrades keeps what is used. With `None` a request has no limit: it passes
+    /// uncounted and without headers. With a limit of 0 each request is refused: a ban.
+    ///
+    /// Without a request there is no plan: name the quotas with
+    /// [`Limiter::with_quotas`](crate::Limiter::with_quotas).
+    /// [`Limiter::quotas`](crate::Limiter::quotas) returns `0/second`, and
+    /// [`Limiter::set_quotas`](crate::Limiter::set_quotas) changes nothing of what the closure
+    /// returns.
+    ///
+    /// ```
+    /// use http::Request;
+    /// use tower_fixed_window::key::global;
+    /// use tower_fixed_window::testing::ask;
+    /// use tower_fixed_window::{FixedWindowLayer, Limit, Quota};
+    ///
+    /// // Really: a plan that the authentication layer has left in the extensions.
+    /// let by_plan = Limit::by_plan(|parts, _key| match parts.uri.path() {
+    ///     "/internal" => None,
+    ///     "/pro" => Some(Quota::per_hour(5_000)),
+    ///     _ => Some(Quota::per_hour(60)),
+    /// });
+    /// let layer = FixedWindowLayer::new(by_plan.key(global()));
+    ///
+    /// assert_eq!(ask(&layer, Request::get("/")).headers()["x-ratelimit-remaining"], "59");
+    /// assert_eq!(ask(&layer, Request::get("/pro")).headers()["x-ratelimit-remaining"], "4998");
+    /// assert_eq!(ask(&layer, Request::get("/internal")).headers().get("x-ratelimit-limit"), None);
+    /// ```
+    #[doc(alias = "ban")]
+    #[doc(alias = "unlimited")]
+    #[doc(alias = "quota_fn")]
+    pub fn by_plan<F, Q>(plan: F) -> Self
+    where
+        F: Fn(&Parts, &Key) -> Q + Send + Sync + 'static,
+        Q: Into<Plan>,
+    {
+        let plan: PlanFn = Arc::new(move |parts, key| plan(parts, key).into());
+        Self { plan: Some(plan), ..Self::new(Quota::per_second(0)) }
+    }
+
+    /// Names the limit. Clients see the name as `x-ratelimit-resource`, operators in metrics and
+    /// log lines, and every node that shares the store finds the counters by it.
+    ///
+    /// ```
+    /// use tower_fixed_window::{Limit, Limiter, Quota};
+    ///
+    /// let uploads = Limiter::new(Limit::new(Quota::per_day(100)).name("uploads"));
+    /// assert_eq!(uploads.name(), "uploads");
+    /// ```
+    ///
+    /// # Panics
+    /// If the name is not 1 to 64 characters of `[a-z0-9_.-]`.
+    #[track_caller]
+    pub fn name(mut self, name: &str) -> Self {
+        self.scope = Scope::named(name);
+        self
+    }
+
+    /// Sets who is counted. The default is the address of the peer,
+    /// [`peer_ip`](crate::key::peer_ip).
+    ///
+    /// ```
+    /// use http::Request;
+    /// use tower_fixed_window::key::header;
+    /// use tower_fixed_window::testing::ask;
+    /// use tower_fixed_window::{FixedWindowLayer, Limit, Quota};
+    ///
+    /// let limit = Limit::new(Quota::per_minute(1)).key(header("x-tenant"));
+    /// let layer = FixedWindowLayer::new(limit);
+    ///
+    /// assert_eq!(ask(&layer, Request::get("/").header("x-tenant", "a")).status(), 200);
+    /// assert_eq!(ask(&layer, Request::get("/").header("x-tenant", "b")).status(), 200);
+    /// assert_eq!(ask(&layer, Request::get("/").header("x-tenant", "a")).status(), 429);
+    /// assert_eq!(ask(&layer, Request::get("/")).status(), 400);
+    /// ```
+    pub fn key(mut self, key: impl KeyExtractor) -> Self {
+        self.key = Arc::new(key);
+        self
+    }
+
+    /// Sets who is counted by a closure. A request for which it returns `None` is refused.
+    ///
+    /// ```
+    /// use http::Request;
+    /// use tower_fixed_window::testing::ask;
+    /// use tower_fixed_window::{FixedWindowLayer, Key, Limit, Quota};
+    ///
+    /// let by_path = Limit::new(Quota::per_minute(1))
+    ///     .key_fn(|parts| Some(Key::from(parts.uri.path())));
+    /// let layer = FixedWindowLayer::new(by_path);
+    ///
+    /// assert_eq!(ask(&layer, Request::get("/a")).status(), 200);
+    /// assert_eq!(ask(&layer, Request::get("/b")).status(), 200);
+    /// assert_eq!(ask(&layer, Request::get("/a")).status(), 429);
+    /// ```
+    pub fn key_fn<F>(self, key: F) -> Self
+    where
+        F: Fn(&Parts) -> Option<Key> + Send + Sync + 'static,
+    {
+        self.key(key_fn(key))
+    }
+
+    /// Sets how many tokens a request costs. The default is 1. A request of cost 0 passes and takes
+    /// nothing: so an estimate of 0 passes even where the [true cost](Self::settled) won't fit.
+    /// Where that matters, return at least 1.
+    ///
+    /// ```
+    /// use http::{Method, Request};
+    /// use tower_fixed_window::key::global;
+    /// use tower_fixed_window::testing::ask;
+    /// use tower_fixed_window::{FixedWindowLayer, Quota};
+    ///
+    /// let writes_cost_more = Quota::per_hour(5_000)
+    ///     .key(global())
+    ///     .cost_fn(|parts| if parts.method == Method::GET { 1 } else { 5 });
+    /// let layer = FixedWindowLayer::new(writes_cost_more);
+    ///
+    /// assert_eq!(ask(&layer, Request::get("/")).headers()["x-ratelimit-used"], "1");
+    /// assert_eq!(ask(&layer, Request::post("/")).headers()["x-ratelimit-used"], "6");
+    /// ```
+    pub fn cost_fn<F>(mut self, cost: F) -> Self
+    where
+        F: Fn(&Parts) -> u64 + Send + Sync + 'static,
+    {
+        self.cost = Some(Arc::new(cost));
+        self
+    }
+
+    /// Corrects the charge to the [`TrueCost`](crate::TrueCost) that the response reports: a lower
+    /// cost is refunded, a higher one is taken even beyond the limit. Without this, a limit ignores
+    /// the report.
+    ///
+    /// ```
+    /// use axum::{Extension, routing::any};
+    /// use http::Request;
+    /// use tower_fixed_window::key::global;
+    /// use tower_fixed_window::testing::ask_around;
+    /// use tower_fixed_window::{FixedWindowLayer, Quota, TrueCost};
+    ///
+    /// const ESTIMATE: u64 = 500;
+    /// let tokens = Quota::per_day(100_000).name("tokens").key(global());
+    /// let layer = FixedWindowLayer::new(tokens.cost_fn(|_| ESTIMATE).settled());
+    ///
+    /// async fn handler() -> Extension<TrueCost> {
+    ///     Extension(TrueCost::new(120))
+    /// }
+    ///
+    /// let response = ask_around(&layer, any(handler), Request::get("/"));
+    /// assert_eq!(response.headers()["x-ratelimit-used"], "120");
+    /// ```
+    pub fn settled(mut self) -> Self {
+        self.settled = true;
+        self
+    }
+
+    /// Decides and counts, but refuses no request and sends no headers. Use it to try a limit out;
+    /// [`Limiter::set_shadow`](crate::Limiter::set_shadow) switches it at run time.
+    ///
+    /// ```
+    /// use http::Request;
+    /// use tower_fixed_window::key::global;
+    /// use tower_fixed_window::testing::ask;
+    /// use tower_fixed_window::{FixedWindowLayer, Limiter, Quota};
+    ///
+    /// let api = Limiter::new(Quota::per_minute(0).name("api").key(global()).shadow());
+    /// let layer = FixedWindowLayer::new(&api);
+    ///
+    /// assert_eq!(ask(&layer, Request::get("/")).status(), 200);
+    /// api.set_shadow(false);
+    /// assert_eq!(ask(&layer, Request::get("/")).status(), 429);
+    /// ```
+    #[doc(alias = "dry run")]
+    pub fn shadow(mut self) -> Self {
+        self.shadow = true;
+        self
+    }
+}
+
+impl Quota {
+    /// Makes a [`Limit`] of this name: see [`Limit::name`].
+    ///
+    /// ```
+    /// use tower_fixed_window::{FixedWindowLayer, Quota};
+    ///
+    /// let layer = FixedWindowLayer::new(Quota::per_minute(5).name("login"));
+    /// # let _ = layer;
+    /// ```
+    ///
+    /// # Panics
+    /// If the name is not 1 to 64 characters of `[a-z0-9_.-]`.
+    #[track_caller]
+    pub fn name(self, name: &str) -> Limit {
+        Limit::new(self).name(name)
+    }
+
+    /// Makes a [`Limit`] that counts by this key: see [`Limit::key`].
+    ///
+    /// ```
+    /// use tower_fixed_window::key::header;
+    /// use tower_fixed_window::{FixedWindowLayer, Quota};
+    ///
+    /// let layer = FixedWindowLayer::new(Quota::per_minute(5).key(header("x-api-key")));
+    /// # let _ = layer;
+    /// ```
+    pub fn key(self, key: impl KeyExtractor) -> Limit {
+        Limit::new(self).key(key)
+    }
+
+    /// Makes a [`Limit`] that counts by this closure: see [`Limit::key_fn`].
+    ///
+    /// ```
+    /// use tower_fixed_window::{FixedWindowLayer, Key, Quota};
+    ///
+    /// let limit = Quota::per_minute(5).key_fn(|parts| parts.uri.host().map(Key::from));
+    /// let layer = FixedWindowLayer::new(limit);
+    /// # let _ = layer;
+    /// ```
+    pub fn key_fn<F>(self, key: F) -> Limit
+    where
+        F: Fn(&Parts) -> Option<Key> + Send + Sync + 'static,
+    {
+        Limit::new(self).key_fn(key)
+    }
+}
+
+impl Quotas {
+    /// Makes a [`Limit`] of this name: see [`Limit::name`].
+    ///
+    /// ```
+    /// use tower_fixed_window::{FixedWindowLayer, Quota};
+    ///
+    /// let quotas = Quota::per_minute(5).and(Quota::per_hour(50));
+    /// let layer = FixedWindowLayer::new(quotas.name("login"));
+    /// # let _ = layer;
+    /// ```
+    ///
+    /// # Panics
+    /// If the name is not 1 to 64 characters of `[a-z0-9_.-]`.
+    #[track_caller]
+    pub fn name(self, name: &str) -> Limit {
+        Limit::new(self).name(name)
+    }
+
+    /// Makes a [`Limit`] that counts by this key: see [`Limit::key`].
+    ///
+    /// ```
+    /// use tower_fixed_window::key::header;
+    /// use tower_fixed_window::{FixedWindowLayer, Quotas};
+    ///
+    /// let quotas: Quotas = "5/minute, 50/hour".parse()?;
+    /// let layer = FixedWindowLayer::new(quotas.key(header("x-api-key")));
+    /// # let _ = layer;
+    /// # Ok::<_, tower_fixed_window::ParseQuotaError>(())
+    /// ```
+    pub fn key(self, key: impl KeyExtractor) -> Limit {
+        Limit::new(self).key(key)
+    }
+
+    /// Makes a [`Limit`] that counts by this closure: see [`Limit::key_fn`].
+    ///
+    /// ```
+    /// use tower_fixed_window::{FixedWindowLayer, Key, Quota};
+    ///
+    /// let limit = Quota::per_minute(5).and(Quota::per_hour(50)).key_fn(|parts| parts.uri.host().map(Key::from));
+    /// let layer = FixedWindowLayer::new(limit);
+    /// # let _ = layer;
+    /// ```
+    pub fn key_fn<F>(self, key: F) -> Limit
+    where
+        F: Fn(&Parts) -> Option<Key> + Send + Sync + 'static,
+    {
+        Limit::new(self).key_fn(key)
+    }
+}
+
+impl From<Quota> for Limit {
+    fn from(quota: Quota) -> Self {
+        Self::new(quota)
+    }
+}
+
+impl From<Quotas> for Limit {
+    fn from(quotas: Quotas) -> Self {
+        Self::new(quotas)
+    }
+}
+
+impl fmt::Debug for Limit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut debug = f.debug_struct("Limit");
+        debug.field("name", &self.scope.name());
+        if self.plan.is_none() {
+            debug.field("quotas", &self.quotas);
+        }
+        debug.finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,57 @@
+//! What becomes [`Limits`]: quotas, one limit or several, and limiters.
+
+use std::sync::Arc;
+
+use super::Limits;
+use crate::limit::Limit;
+use crate::limiter::Limiter;
+use crate::quota::{Quota, Quotas};
+
+impl From<Quota> for Limits {
+    fn from(quota: Quota) -> Self {
+        Limit::from(quota).into()
+    }
+}
+
+impl From<Quotas> for Limits {
+    fn from(quotas: Quotas) -> Self {
+        Limit::from(quotas).into()
+    }
+}
+
+impl From<Limit> for Limits {
+    fn from(limit: Limit) -> Self {
+        Self::unchecked(vec![limit])
+    }
+}
+
+impl From<Vec<Limit>> for Limits {
+    fn from(limits: Vec<Limit>) -> Self {
+        Self::unchecked(limits)
+    }
+}
+
+impl<const N: usize> From<[Limit; N]> for Limits {
+    fn from(limits: [Limit; N]) -> Self {
+        Self::unchecked(limits.into())
+    }
+}
+
+impl From<Limiter> for Limits {
+    fn from(limiter: Limiter) -> Self {
+        let store = Arc::clone(limiter.shared_store());
+        Self { limits: [limiter].into(), store }
+    }
+}
+
+impl From<&Limiter> for Limits {
+    fn from(limiter: &Limiter) -> Self {
+        limiter.clone().into()
+    }
+}
+
+impl From<&Self> for Limits {
+    fn from(limits: &Self) -> Self {
+        limits.clone()
+    }
+}

@@ -1,0 +1,71 @@
+//! What a request takes of several limits.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::decision::Decision;
+use crate::key::Key;
+use crate::middleware::correction::{Actual, Charged};
+use crate::quota::Quotas;
+
+/// What a request takes of each limit.
+#[derive(Default)]
+pub(super) struct Lines {
+    /// Of the limits that can refuse.
+    pub(super) lines: Vec<Line>,
+    /// Of those in shadow mode.
+    pub(super) shadows: Vec<(Line, Shadow)>,
+    /// The limit that was looked at last.
+    pub(super) last: usize,
+}
+
+/// What a request takes of one limit.
+pub(super) struct Line {
+    pub(super) limit: usize,
+    pub(super) key: Key,
+    pub(super) cost: u64,
+    /// The quotas of this request, where they are not the limit's.
+    pub(super) quotas: Option<Quotas>,
+}
+
+/// The charge of a limit in shadow mode, which the request does not wait for.
+#[derive(Clone, Default)]
+pub(super) struct Shadow(Arc<Mutex<ShadowCharge>>);
+
+#[derive(Default)]
+struct ShadowCharge {
+    decision: Option<Decision>,
+    /// A correction that came before the decision.
+    actual: Option<Actual>,
+}
+
+impl Shadow {
+    pub(super) fn decided(&self, charged: &Charged, decision: Decision) {
+        let mut charge = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let actual = charge.actual.take();
+        charge.decision = Some(decision);
+        drop(charge);
+        if let Some(actual) = actual {
+            self.correct(charged, &actual);
+        }
+    }
+
+    pub(super) fn correct(&self, charged: &Charged, actual: &Actual) {
+        let mut charge = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match charge.decision.take() {
+            Some(decision) if decision.allowed() => {
+                let (reply, corrected) = charged.make(&decision, actual, false);
+                charge.decision = Some(corrected);
+                drop(charge);
+                reply.detach();
+            }
+            Some(_) => {}
+            None => charge.actual = Some(actual.clone()),
+        }
+    }
+}
+
+impl Lines {
+    pub(super) fn first_key(&self) -> Option<&Key> {
+        self.lines.first().map(|line| &line.key)
+    }
+}

@@ -1,0 +1,264 @@
+//! A request through several limits that are decided together (S37).
+
+use std::slice;
+
+use http::Response;
+use http::request::Parts;
+
+use super::lines::{Line, Lines, Shadow};
+use super::{LimitedRequest, Next};
+use crate::decision::{Decision, MAX_LIMITS};
+use crate::key::Key;
+use crate::limiter::{Limiter, observe_decision};
+use crate::limits;
+use crate::middleware::correction::{Actual, Charged, Correction, PendingDecision};
+use crate::middleware::headers::PreparedHeaders;
+use crate::middleware::reason::Reason;
+use crate::middleware::rejection::{Reject, Rejection};
+use crate::middleware::shared::Shared;
+use crate::observe::{self, Outcome};
+use crate::quota::Quotas;
+use crate::store::{Account, Charge, Reply};
+
+impl<J> LimitedRequest<J> {
+    /// Finds key, quotas and cost for each limit, and charges all of them.
+    #[inline(never)]
+    pub(super) fn start_several(&mut self, parts: &Parts) -> Next {
+        // Each limit by itself may be in shadow mode, and none of those can refuse.
+        self.shadow = false;
+        let mut lines = Lines::default();
+        let missing = self.find_lines(parts, &mut lines);
+        let has_lines = !lines.lines.is_empty();
+        self.rare().lines = Some(lines);
+        match missing {
+            Err(reason) => Next::Refuse(reason),
+            Ok(()) if has_lines => self.charge_several(parts),
+            Ok(()) => {
+                self.refund_on_drop = self.shared().options.refund_dropped;
+                self.charge_shadows();
+                Next::Call
+            }
+        }
+    }
+
+    fn find_lines(&self, parts: &Parts, lines: &mut Lines) -> Result<(), Reason> {
+        for (i, limiter) in self.limiters().iter().enumerate() {
+            let (limit, is_shadow) = (limiter.live().limit(), limiter.live().is_shadow());
+            let mut key = Key::default();
+            lines.last = i;
+            if let Err(missing) = limit.key.extract(parts, &mut key) {
+                if !missing.is_client() {
+                    observe::mistake(&missing);
+                }
+                if !is_shadow {
+                    return Err(Reason::MissingKey(missing));
+                }
+                limiter.scope().observe().answered(Outcome::ShadowMissingKey);
+                continue;
+            }
+            let quotas = match &limit.plan {
+                None => None,
+                Some(plan) => match plan(parts, &key).quotas() {
+                    None => continue,
+                    Some(&quotas) => Some(quotas),
+                },
+            };
+            let cost = limit.cost.as_ref().map_or(1, |cost| cost(parts));
+            let line = Line { limit: i, key, cost, quotas };
+            match is_shadow {
+                true => lines.shadows.push((line, Shadow::default())),
+                false => lines.lines.push(line),
+            }
+        }
+        Ok(())
+    }
+
+    fn charge_several(&mut self, parts: &Parts) -> Next {
+        let (Some(limits), Some(lines)) = (&self.current.shared.several, self.lines()) else {
+            return Next::Call;
+        };
+        let charges = self.charges_of(lines);
+        let mut limiters = [&limits.limiters()[0]; MAX_LIMITS];
+        for (limiter, line) in limiters.iter_mut().zip(&lines.lines) {
+            *limiter = &limits.limiters()[line.limit];
+        }
+        match limits.send(limiters, &charges).into_now() {
+            Ok(answer) => self.decide(parts, answer),
+            Err(later) => Next::Decide(PendingDecision::new(later, self.refund())),
+        }
+    }
+
+    /// Charges the limits in shadow mode, when the others have passed.
+    pub(super) fn charge_shadows(&self) {
+        let Some(lines) = self.lines() else { return };
+        for (line, shadow) in &lines.shadows {
+            let (charged, shadow) = (self.charged_of(line), shadow.clone());
+            let charge = Charge::new(charged.account.as_account(), line.cost);
+            let reply = charged.limiter.send(charge);
+            let quotas = *self.quotas_of(line);
+            let note = move |answer| {
+                let scope = charged.limiter.scope();
+                match answer {
+                    Ok(decision) => {
+                        observe_decision(scope, &quotas, &decision, true);
+                        shadow.decided(&charged, decision);
+                    }
+                    Err(_) => scope.observe().answered(Outcome::FailedOpen),
+                }
+            };
+            match reply.into_now() {
+                Ok(answer) => note(answer),
+                Err(later) => Reply::later(async move {
+                    note(later.await);
+                    Ok(())
+                })
+                .detach(),
+            }
+        }
+    }
+
+    /// Corrects the charges of limits in shadow mode.
+    pub(super) fn correct_shadows(&self, actual: &Actual) {
+        for (line, shadow) in self.lines().into_iter().flat_map(|lines| &lines.shadows) {
+            shadow.correct(&self.charged_of(line), actual);
+        }
+    }
+
+    /// The same later.
+    pub(super) fn shadow_correction(&self) -> Box<dyn FnOnce(&Actual) + Send> {
+        let shadows = self.lines().into_iter().flat_map(|lines| &lines.shadows);
+        let shadows: Vec<_> =
+            shadows.map(|(line, shadow)| (self.charged_of(line), shadow.clone())).collect();
+        Box::new(move |actual| {
+            shadows.iter().for_each(|(charged, shadow)| shadow.correct(charged, actual));
+        })
+    }
+
+    pub(super) fn correction_of(&self, lines: &Lines) -> Correction {
+        let charged = lines.lines.iter().map(|line| self.charged_of(line));
+        Correction::of_several(charged).expect("some limit was charged")
+    }
+
+    fn charged_of(&self, line: &Line) -> Charged {
+        let limiter = self.limiter_of(line.limit);
+        Charged {
+            account: Account::new(limiter.scope(), self.quotas_of(line), &line.key).to_owned(),
+            own: line.quotas.is_some(),
+            is_only: self.settled_names().count() == 1,
+            limiter: limiter.clone(),
+        }
+    }
+
+    /// The names and quotas of all limits that were decided.
+    pub(super) fn limits_of<'a>(&'a self, lines: &'a Lines) -> Vec<(&'a str, &'a Quotas)> {
+        let of = |line: &'a Line| (self.limiter_of(line.limit).name(), self.quotas_of(line));
+        lines.lines.iter().map(of).collect()
+    }
+
+    /// The limit whose name and headers the response has.
+    pub(super) fn governing(&self, lines: &Lines, decision: Option<&Decision>) -> usize {
+        let name = decision.and_then(|decision| decision.governing_limit());
+        let mut limits = lines.lines.iter().map(|line| line.limit);
+        limits.find(|limit| name == Some(self.limiter_of(*limit).name())).unwrap_or(lines.last)
+    }
+
+    pub(super) fn headers_of(&self, limit: usize) -> &PreparedHeaders {
+        &self.current.settings_of(limit).headers
+    }
+
+    /// The response to a request that has several limits, or quotas of its own.
+    #[inline(never)]
+    pub(super) fn reject_rare<R>(&self, parts: &Parts, reason: &Reason) -> Response<R>
+    where
+        J: Reject<R>,
+    {
+        let limits = match self.lines() {
+            Some(lines) => self.limits_of(lines),
+            None => vec![(self.shared().limiter.name(), self.quotas())],
+        };
+        let limit = self.lines().map_or(0, |lines| self.governing(lines, reason.decision()));
+        let why = Rejection {
+            reason,
+            limited: self.shared().options.status,
+            name: self.limiter_of(limit).name(),
+            limits: &limits,
+            prepared_body: None,
+            headers: self.headers_of(limit),
+        };
+        self.reject_by(parts, &why)
+    }
+
+    pub(super) fn stamp_several<R>(
+        &self,
+        lines: &Lines,
+        response: &mut Response<R>,
+        decision: &Decision,
+    ) -> bool {
+        let headers = self.headers_of(self.governing(lines, Some(decision)));
+        headers.stamp_passed(response, || self.limits_of(lines), decision)
+    }
+
+    pub(super) fn report_several(&self, lines: &Lines, decision: &Decision) {
+        limits::observe_all(decision, &self.charges_of(lines));
+    }
+
+    /// Reports a request that passes without a decision.
+    pub(super) fn pass_several(&self, lines: &Lines, outcome: Outcome) {
+        for line in &lines.lines {
+            self.limiter_of(line.limit).scope().observe().answered(outcome);
+        }
+    }
+
+    /// Reports a request that is refused without a decision: by the limit whose key is missing, or
+    /// by all.
+    pub(super) fn report_undecided(&self, lines: &Lines, reason: &Reason, outcome: Outcome) {
+        let missing = reason.missing_from_client();
+        let scope = |limit| self.limiter_of(limit).scope().observe();
+        match reason {
+            Reason::MissingKey(_) => scope(lines.last).refused_undecided(outcome, missing),
+            _ => {
+                for line in &lines.lines {
+                    scope(line.limit).refused_undecided(outcome, missing);
+                }
+            }
+        }
+    }
+
+    pub(super) fn limiter_of(&self, limit: usize) -> &Limiter {
+        &self.limiters()[limit]
+    }
+
+    /// Of all limits, or of the only one.
+    fn limiters(&self) -> &[Limiter] {
+        let Shared { limiter, several, .. } = self.shared();
+        several.as_ref().map_or(slice::from_ref(limiter), |limits| limits.limiters())
+    }
+
+    pub(super) fn has_shadows(&self) -> bool {
+        self.lines().is_some_and(|lines| !lines.shadows.is_empty())
+    }
+
+    /// Whether true costs are of interest.
+    pub(super) fn is_settled(&self) -> bool {
+        self.settled_names().next().is_some()
+    }
+
+    pub(super) fn settled_names(&self) -> impl Iterator<Item = &str> {
+        let settled = |limiter: &&Limiter| limiter.live().limit().settled;
+        self.limiters().iter().filter(settled).map(Limiter::name)
+    }
+
+    fn quotas_of<'a>(&'a self, line: &'a Line) -> &'a Quotas {
+        line.quotas.as_ref().unwrap_or(&self.current.settings_of(line.limit).quotas)
+    }
+
+    fn charges_of<'a>(&'a self, lines: &'a Lines) -> Vec<Charge<'a>> {
+        let charge = |line: &'a Line| {
+            let limiter = self.limiter_of(line.limit);
+            let refunds = self.shared().refunds || limiter.live().limit().settled;
+            let account = Account::new(limiter.scope(), self.quotas_of(line), &line.key);
+            Charge::new(account, line.cost).refundable_if(refunds)
+        };
+        lines.lines.iter().map(charge).collect()
+    }
+}

@@ -1,0 +1,95 @@
+//! A request that waits in the line of its key.
+
+use std::task::{Context, Poll, ready};
+
+use http::request::Parts;
+
+use super::{LimitedRequest, Next, Rare};
+use crate::line::{End, Place};
+use crate::middleware::reason::Reason;
+use crate::middleware::shared::Current;
+use crate::quota::Quotas;
+
+impl<J> LimitedRequest<J> {
+    /// Takes its place in the line of its key.
+    #[inline(never)]
+    pub(super) fn join(&mut self, parts: &Parts, cost: u64) -> Next {
+        let Some(queue) = &self.current.shared.queue else { return Next::Call };
+        match Place::join(queue, &self.key, self.quotas(), self.has_own_quotas(), cost) {
+            Ok(place) => {
+                self.rare().place = Some(place);
+                match self.poll_charge(parts, None) {
+                    Poll::Ready(next) => next,
+                    Poll::Pending => Next::Charge,
+                }
+            }
+            Err(refusal) => Next::Refuse(Reason::RateLimited(refusal)),
+        }
+    }
+
+    /// Ready when it is its turn in the line, or its wait has ended otherwise.
+    pub(crate) fn poll_turn(&mut self, parts: &Parts, cx: &mut Context<'_>) -> Poll<Option<Next>> {
+        let quotas = self.quotas_now();
+        let Some(place) = self.place() else { return Poll::Ready(Some(Next::Call)) };
+        match ready!(place.poll_turn(&quotas, cx)) {
+            Ok(()) => Poll::Ready(None),
+            Err(end) => Poll::Ready(Some(self.end(parts, end))),
+        }
+    }
+
+    /// Charges it in its turn, when the service is ready.
+    pub(crate) fn poll_charge(
+        &mut self,
+        parts: &Parts,
+        cx: Option<&mut Context<'_>>,
+    ) -> Poll<Next> {
+        let quotas = self.quotas_now();
+        let Some(place) = self.place() else { return Poll::Ready(Next::Call) };
+        Poll::Ready(match ready!(place.poll_charge(&quotas, cx)) {
+            Ok(decision) => {
+                self.renew();
+                self.decide(parts, Ok(decision))
+            }
+            Err(end) => self.end(parts, end),
+        })
+    }
+
+    fn end(&mut self, parts: &Parts, end: End) -> Next {
+        match end {
+            End::LetGo => Next::Wait,
+            End::Refused(refusal) => Next::Refuse(Reason::RateLimited(refusal)),
+            End::Failed(error) => self.decide(parts, Err(error)),
+            End::Unanswered => Next::Refuse(Reason::StoreFailed),
+            End::Closed => Next::Refuse(Reason::QueueClosed),
+        }
+    }
+
+    /// The quotas that it is charged by when its turn has come.
+    fn quotas_now(&self) -> Quotas {
+        self.own_quotas().copied().unwrap_or_else(|| self.current.shared.limiter.quotas())
+    }
+
+    /// The settings may have changed while it waited.
+    fn renew(&mut self) {
+        let shared = &self.current.shared;
+        if !self.current.is_current(shared) {
+            self.current = Current::new(shared);
+        }
+    }
+
+    /// It is served or refused: it is the turn of the next one in its line.
+    #[inline]
+    pub(crate) fn leave(&mut self) {
+        #[inline(never)]
+        fn leave(rare: &mut Rare) {
+            rare.place = None;
+        }
+        if let Some(rare) = &mut self.rare {
+            leave(rare);
+        }
+    }
+
+    fn place(&mut self) -> Option<&mut Place> {
+        self.rare.as_mut()?.place.as_mut()
+    }
+}
