@@ -23,9 +23,7 @@ use axum::response::{IntoResponse, Response};
 use axum::{Router, routing::post};
 use futures_util::stream;
 use tower_fixed_window::key::extension;
-use tower_fixed_window::{
-    FixedWindowLayer, Key, Limit, Limits, Plan, Quotas, RateLimitEndpoint, TrueCost,
-};
+use tower_fixed_window::{FixedWindowLayer, Key, Limit, Limits, Plan, RateLimitEndpoint, TrueCost};
 
 type Error = Box<dyn std::error::Error + Send + Sync>;
 
@@ -142,7 +140,7 @@ impl Book {
         let by_org = self.by_org.read().unwrap_or_else(PoisonError::into_inner);
         let org = parts.extensions.get::<Org>().and_then(|Org(org)| by_org.get(org));
         let plan = org.and_then(|plans| plans.get(name)).or_else(|| self.default.get(name));
-        plan.copied().unwrap_or_else(|| None::<Quotas>.into())
+        plan.copied().unwrap_or(Plan::UNLIMITED)
     }
 
     fn read(&self, text: &str) -> Result<(), Error> {

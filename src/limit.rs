@@ -66,8 +66,9 @@ impl Limit {
 
     /// Creates a limit whose quotas differ between requests, for example free and paid plans under
     /// one name. The closure also gets the key. All plans share one counter for each window length,
-    /// so a customer who upgrades keeps what is used. With `None` a request has no limit: it passes
-    /// uncounted and without headers. With a limit of 0 each request is refused: a ban.
+    /// so a customer who upgrades keeps what is used. With [`Plan::UNLIMITED`] a request has no
+    /// limit: it passes uncounted and without headers. With a limit of 0 each request is refused:
+    /// a ban.
     ///
     /// Without a request there is no plan: name the quotas with
     /// [`Limiter::with_quotas`](crate::Limiter::with_quotas).
@@ -79,13 +80,13 @@ impl Limit {
     /// use http::Request;
     /// use tower_fixed_window::key::global;
     /// use tower_fixed_window::testing::ask;
-    /// use tower_fixed_window::{FixedWindowLayer, Limit, Quota};
+    /// use tower_fixed_window::{FixedWindowLayer, Limit, Plan, Quota};
     ///
     /// // Really: a plan that the authentication layer has left in the extensions.
     /// let by_plan = Limit::by_plan(|parts, _key| match parts.uri.path() {
-    ///     "/internal" => None,
-    ///     "/pro" => Some(Quota::per_hour(5_000)),
-    ///     _ => Some(Quota::per_hour(60)),
+    ///     "/internal" => Plan::UNLIMITED,
+    ///     "/pro" => Quota::per_hour(5_000).into(),
+    ///     _ => Quota::per_hour(60).into(),
     /// });
     /// let layer = FixedWindowLayer::new(by_plan.key(global()));
     ///

@@ -1,26 +1,50 @@
 //! What a decision says of requests in a line: a charge may cover several of them, and those behind
 //! have to wait.
 
+use std::time::Duration;
+
 use super::Decision;
 use super::beside::Verdict;
 use crate::quota::{MAX_TOKENS, Quota, Quotas, Span};
 use crate::window::Window;
 
 impl Decision {
-    /// The decision of one of the requests that a charge covers, after others have got `before`
-    /// tokens of it.
-    pub(crate) fn part(&self, before: u64, cost: u64) -> Self {
-        let mut part = self.clone().with_cost(before + cost);
-        part.granted = cost;
-        part
+    /// The decision of one of the requests that a charge covers: of each limit its name, the tokens
+    /// that others have got before, and the request's own.
+    pub(crate) fn part<'a>(&self, parts: impl Iterator<Item = (&'a str, u64, u64)>) -> Self {
+        self.map_limits(parts.map(|(name, before, cost)| (name, (before, cost))), |of, part| {
+            let (before, cost) = part;
+            let mut part = of.with_cost(before + cost);
+            part.granted = cost;
+            part
+        })
     }
 
-    /// The end of the first of the windows that the tokens were taken from, in milliseconds.
-    pub(crate) fn good_until_ms(&self) -> i64 {
-        self.usage().iter().map(|usage| usage.end()).min().unwrap_or(0)
+    /// What it says of the counts, without a verdict on what was asked for.
+    pub(crate) fn standing(self) -> Self {
+        let names: Vec<_> = self.limits().map(|(name, _)| name.to_owned()).collect();
+        let names = names.iter().map(|name| (&**name, ())).chain([("", ())]);
+        self.map_limits(names, |of, ()| Self {
+            granted: 0,
+            verdict: Verdict::Passed,
+            refusing: 0,
+            ..of
+        })
     }
 
-    /// When further tokens could all have passed, at the earliest.
+    /// The end of the first of the windows that the tokens were taken from, in milliseconds, and
+    /// the shortest length of a window.
+    pub(crate) fn first_to_end(&self) -> (i64, Duration) {
+        let of = |decision: &Self| {
+            let ends = decision.usage().iter().map(|usage| usage.end());
+            let lengths = decision.usage().iter().map(|usage| usage.window());
+            (ends.min().unwrap_or(0), lengths.min().unwrap_or(Duration::MAX))
+        };
+        let all = self.limits().map(|(_, decision)| of(&decision));
+        all.reduce(|a, b| (a.0.min(b.0), a.1.min(b.1))).unwrap_or_else(|| of(self))
+    }
+
+    /// When further tokens of one limit could all have passed, at the earliest.
     pub(crate) fn earliest_ms(&self, quotas: &Quotas, tokens: u64) -> i64 {
         let starts =
             quotas.iter().enumerate().map(|(i, quota)| self.covers(i, quota, tokens).start);
@@ -28,8 +52,32 @@ impl Decision {
     }
 
     /// The refusal of a request that would have to wait until further tokens have passed, its own
-    /// among them, `later` milliseconds after this decision.
-    pub(crate) fn refusal_behind(&self, quotas: &Quotas, tokens: u64, later: i64) -> Self {
+    /// among them, `later` milliseconds after this decision: of each limit its name, its quotas and
+    /// the tokens.
+    pub(crate) fn refusal_behind<'a>(
+        &self,
+        ahead: impl Iterator<Item = (&'a str, &'a Quotas, u64)> + Clone,
+        later: i64,
+    ) -> Self {
+        let governing = self.governing_limit();
+        let ahead = ahead.map(|(name, quotas, tokens)| {
+            let governs = governing.is_none_or(|governing| governing == name);
+            (name, (quotas, tokens, governs))
+        });
+        let refusal = self.map_limits(ahead.clone(), |of, (quotas, tokens, _)| {
+            of.behind(quotas, tokens, later, false)
+        });
+        if !refusal.allowed() {
+            return refusal;
+        }
+        // There may be room by now: the limit that governs refuses all the same.
+        self.map_limits(ahead, |of, (quotas, tokens, governs)| {
+            of.behind(quotas, tokens, later, governs)
+        })
+    }
+
+    /// What one limit decides when further tokens have passed, or whether they have or not.
+    fn behind(&self, quotas: &Quotas, tokens: u64, later: i64, refuse: bool) -> Self {
         let mut refusal = Self { granted: 0, now: self.now.saturating_add(later), ..self.clone() };
         let mut latest = (self.retry_at_ms().unwrap_or(refusal.now), self.reset_at_ms());
         for (i, quota) in quotas.iter().enumerate() {
@@ -41,6 +89,9 @@ impl Decision {
                     refusal.govern_by(i);
                 }
             }
+        }
+        if refusal.refusing == 0 && !refuse {
+            return refusal;
         }
         refusal.refusing |= u8::from(refusal.refusing == 0) << refusal.governing;
         refusal.verdict = Verdict::Refused { retry_at: latest.0.max(refusal.now) };

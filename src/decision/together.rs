@@ -56,6 +56,25 @@ impl Decision {
         }
     }
 
+    /// This decision with each limit's changed: those that are named, in their order, each with what
+    /// it is changed by. Where there is one limit, the first.
+    pub(super) fn map_limits<'a, T>(
+        &self,
+        mut named: impl Iterator<Item = (&'a str, T)>,
+        mut change: impl FnMut(Self, T) -> Self,
+    ) -> Self {
+        if self.governing_limit().is_none() {
+            return named.next().map_or_else(|| self.clone(), |(_, by)| change(self.clone(), by));
+        }
+        let mut merging = Merging::new();
+        for (name, by) in named {
+            if let Some(decided) = self.decided().find(|decided| &*decided.name == name) {
+                merging.push(&decided.name, change(decided.decision(), by));
+            }
+        }
+        merging.done()
+    }
+
     /// Returns the name and the decision of each limit, if this is one over several limits.
     ///
     /// ```

@@ -8,8 +8,8 @@ use crate::store::{Reply, Scope};
 
 /// Waits for tokens of a scope.
 pub(crate) trait Waiting: Send + Sync {
-    /// Tokens of this key may have come back.
-    fn note_freed(&self, key: &Key);
+    /// Tokens of this key may have come back to a scope.
+    fn note_freed(&self, scope: u64, key: &Key);
 
     /// The quotas have changed.
     fn note_changed(&self);
@@ -23,8 +23,10 @@ static ANY: AtomicBool = AtomicBool::new(false);
 /// Lets them know of tokens that come back to the scope.
 pub(crate) fn add_waiting(scope: &Scope, waiting: Weak<dyn Waiting>) {
     let mut all = WAITING.write().unwrap_or_else(PoisonError::into_inner);
-    all.retain(|(_, other)| other.strong_count() > 0 && !other.ptr_eq(&waiting));
-    all.push((scope.id(), waiting));
+    let id = scope.id();
+    let is_this = |of: u64, other: &Weak<dyn Waiting>| of == id && other.ptr_eq(&waiting);
+    all.retain(|(of, other)| other.strong_count() > 0 && !is_this(*of, other));
+    all.push((id, waiting));
     ANY.store(true, Ordering::Release);
 }
 
@@ -55,7 +57,7 @@ pub(super) fn note_changed(scope: &Scope) {
 }
 
 fn note(scope: u64, key: &Key) {
-    waiting_of(scope).iter().for_each(|waiting| waiting.note_freed(key));
+    waiting_of(scope).iter().for_each(|waiting| waiting.note_freed(scope, key));
 }
 
 fn waiting_of(scope: u64) -> Vec<Arc<dyn Waiting>> {

@@ -5,14 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 
+use super::claim::{Claim, Terms, Tokens};
 use super::state::{Asker, End, Out};
 use super::turn::Step;
 use super::{Line, Queue};
 use crate::decision::Decision;
-use crate::key::Key;
-use crate::limiter::freed;
-use crate::quota::Quotas;
-use crate::store::{Account, Charge, Reply, StoreError};
+use crate::store::{Reply, StoreError};
 use crate::timer::{Instant, Sleep};
 
 /// The place of a request in its line. It leaves the line when it is dropped.
@@ -24,18 +22,12 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// Joins the line of a key, as the last one, or is refused.
-    pub(crate) fn join(
-        queue: &Arc<Queue>,
-        key: &Key,
-        quotas: &Quotas,
-        own: bool,
-        cost: u64,
-    ) -> Result<Self, Decision> {
-        let line = queue.lines.of(key);
-        let asker = asker(queue, quotas);
+    /// Joins the line of its counters, as the last one, or is refused.
+    pub(crate) fn join(queue: &Arc<Queue>, claim: &Claim) -> Result<Self, Decision> {
+        let line = queue.lines.of(claim);
+        let asker = asker(queue, &claim.terms);
         let mut out = Out::default();
-        let number = line.lock().join(cost, own, &asker, &mut out)?;
+        let number = line.lock().join(claim, &asker, &mut out)?;
         let place = Self { queue: Arc::clone(queue), line, number, alarm: None };
         place.follow(out);
         Ok(place)
@@ -44,29 +36,29 @@ impl Place {
     /// Ready when its turn has come, and it is to be charged once its service is ready.
     pub(crate) fn poll_turn(
         &mut self,
-        quotas: &Quotas,
+        terms: &Terms,
         cx: &mut Context<'_>,
     ) -> Poll<Result<(), End>> {
-        self.poll(false, quotas, Some(cx)).map_ok(|_| ())
+        self.poll(false, terms, Some(cx)).map_ok(|_| ())
     }
 
     /// Charges it. Without a context, only what is answered at once.
     pub(crate) fn poll_charge(
         &mut self,
-        quotas: &Quotas,
+        terms: &Terms,
         cx: Option<&mut Context<'_>>,
     ) -> Poll<Result<Decision, End>> {
-        self.poll(true, quotas, cx).map(|end| end.and_then(|granted| granted.ok_or(End::LetGo)))
+        self.poll(true, terms, cx).map(|end| end.and_then(|granted| granted.ok_or(End::LetGo)))
     }
 
     fn poll(
         &mut self,
         ready: bool,
-        quotas: &Quotas,
+        terms: &Terms,
         mut cx: Option<&mut Context<'_>>,
     ) -> Poll<Result<Option<Decision>, End>> {
         loop {
-            let (asker, mut out) = (asker(&self.queue, quotas), Out::default());
+            let (asker, mut out) = (asker(&self.queue, terms), Out::default());
             let mut state = self.line.lock();
             if let Some(cx) = &cx {
                 state.set_waker(self.number, cx.waker(), &mut out);
@@ -80,7 +72,7 @@ impl Place {
                 Step::Granted(decision) => return Poll::Ready(Ok(Some(decision))),
                 Step::End(end) => return Poll::Ready(Err(end)),
                 Step::Ask { cost, up_to } => {
-                    self.ask(cost, up_to, &asker);
+                    self.ask(&cost, up_to, &asker);
                     continue;
                 }
                 Step::Poll(reply) => match self.poll_reply(reply, &asker, cx.as_deref_mut()) {
@@ -104,12 +96,8 @@ impl Place {
         sleep.poll(cx)
     }
 
-    fn ask(&self, cost: u64, up_to: bool, asker: &Asker<'_>) {
-        let limiter = &self.queue.limiter;
-        let account = Account::new(limiter.scope(), asker.quotas, &self.line.key);
-        let charge = Charge::new(account, cost);
-        let charge = if up_to { charge.up_to() } else { charge };
-        match limiter.send(charge).into_now() {
+    fn ask(&self, cost: &Tokens, up_to: bool, asker: &Asker<'_>) {
+        match self.line.charge(&self.queue, asker.terms, cost, up_to).into_now() {
             Ok(answer) => self.answer(answer, asker),
             Err(reply) => self.line.lock().park(reply, None),
         }
@@ -142,32 +130,36 @@ impl Place {
 
     /// What follows for others, without the lock.
     fn follow(&self, mut out: Out) {
-        let observed = self.queue.limiter.scope().observe();
-        if out.waits != 0 {
-            observed.waits(out.waits);
+        if out.waits != 0 || !out.waited.is_empty() {
+            for counter in &*self.line.counters {
+                let observed = self.queue.limiter_of(counter).scope().observe();
+                observed.waits(out.waits);
+                out.waited.iter().for_each(|time| observed.waited(*time));
+            }
         }
-        out.waited.drain(..).for_each(|time| observed.waited(time));
-        for (decision, quotas) in out.back.drain(..) {
-            self.line.give_back(&self.queue.limiter, &quotas, &decision).detach();
+        for (decision, terms) in out.back.drain(..) {
+            self.line.give_back(&self.queue, &terms, &decision).detach();
         }
-        if let Some((reply, quotas)) = out.orphan.take() {
+        if let Some((reply, terms)) = out.orphan.take() {
             let (queue, line) = (Arc::clone(&self.queue), Arc::clone(&self.line));
             let returned = Reply::later(async move {
                 let decision = reply.await?;
-                line.give_back(&queue.limiter, &quotas, &decision).await
+                line.give_back(&queue, &terms, &decision).await
             });
-            let scope = self.queue.limiter.scope();
-            freed::note_after(scope, &self.line.key, returned).detach();
+            self.line.note_after(&self.queue, returned).detach();
         }
         out.wake();
     }
 }
 
-fn asker<'a>(queue: &'a Queue, quotas: &'a Quotas) -> Asker<'a> {
-    let Queue { lines, limiter, most, max_wait } = queue;
+fn asker<'a>(queue: &'a Queue, terms: &'a Terms) -> Asker<'a> {
+    let Queue { lines, limits, most, max_wait } = queue;
     let (now, closed) = (Instant::now(), lines.closed.load(Ordering::Acquire));
-    let (remote, shared) = (limiter.is_remote(), limiter.is_shared());
-    Asker { quotas, now, most: *most, max_wait: *max_wait, remote, shared, closed }
+    // All limits count in one store.
+    let limiter = &limits.limiters()[0];
+    let (covers_others, shared) = (limiter.is_remote(), limiter.is_shared());
+    let (most, max_wait, of_several) = (*most, *max_wait, queue.is_of_several());
+    Asker { terms, now, most, max_wait, covers_others, of_several, shared, closed }
 }
 
 impl Drop for Place {

@@ -1,12 +1,13 @@
 //! Who is in a line, in which order, and what is known there.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::task::Waker;
 use std::time::Duration;
 
+use super::claim::{Claim, Terms, Those, Tokens};
 use super::tokens::{Asked, Hand, Told};
 use crate::decision::Decision;
-use crate::quota::Quotas;
 use crate::store::{Reply, StoreError};
 use crate::timer::Instant;
 
@@ -14,7 +15,6 @@ use crate::timer::Instant;
 pub(super) const TICK: Duration = Duration::from_millis(1);
 
 /// The requests of a key that wait, by their numbers in order of arrival.
-#[derive(Default)]
 pub(super) struct State {
     pub(super) arrivals: u64,
     pub(super) there: BTreeMap<u64, Entry>,
@@ -23,7 +23,7 @@ pub(super) struct State {
     /// Refused while they were looking away.
     pub(super) refused: BTreeMap<u64, Decision>,
     /// What all that are there ask for.
-    pub(super) tokens: u128,
+    pub(super) tokens: Tokens,
     /// How many have been told to wait.
     pub(super) waiting: u64,
     /// From here on some have joined who don't know whether they have to wait.
@@ -38,10 +38,10 @@ pub(super) struct State {
 }
 
 pub(super) struct Entry {
-    /// 0 from when it has got its tokens.
-    pub(super) cost: u64,
-    /// Whether its quotas are its own, and not the layer's.
-    pub(super) own: Option<Box<Quotas>>,
+    /// None from when it has got its tokens.
+    pub(super) cost: Tokens,
+    /// What it is decided by, where that is its own, and not the layer's.
+    pub(super) own: Option<Terms>,
     pub(super) arrived: Instant,
     pub(super) deadline: Instant,
     /// By then it is polled again, if it is polled at all.
@@ -63,17 +63,27 @@ impl Entry {
 /// Who polls.
 pub(super) struct Asker<'a> {
     /// What its charge is decided by.
-    pub(super) quotas: &'a Quotas,
+    pub(super) terms: &'a Terms,
     pub(super) now: Instant,
     /// How many may wait, and for how long.
     pub(super) most: u64,
     pub(super) max_wait: Duration,
-    /// Whether a charge takes a while.
-    pub(super) remote: bool,
+    /// Whether a charge covers those behind the head, since it takes a while.
+    pub(super) covers_others: bool,
+    /// Whether several limits are charged together.
+    pub(super) of_several: bool,
     /// Whether other nodes charge the same keys.
     pub(super) shared: bool,
     /// No request may wait any longer.
     pub(super) closed: bool,
+}
+
+impl Asker<'_> {
+    /// Whether all limits could ever grant as many tokens.
+    pub(super) fn can_be_granted(&self, tokens: &Tokens) -> bool {
+        let mut of = self.terms.iter().zip(tokens.costs());
+        of.all(|(term, tokens)| term.quotas.can_grant(tokens))
+    }
 }
 
 /// Why a request is not charged.
@@ -92,9 +102,9 @@ pub(crate) enum End {
 pub(super) struct Out {
     wakers: Vec<Waker>,
     /// These tokens are returned.
-    pub(super) back: Vec<(Decision, Quotas)>,
+    pub(super) back: Vec<(Decision, Terms)>,
     /// A charge in flight that no request waits for.
-    pub(super) orphan: Option<(Reply<Decision>, Quotas)>,
+    pub(super) orphan: Option<(Reply<Decision>, Terms)>,
     dropped: Option<Waker>,
     /// How many more have to wait.
     pub(super) waits: i64,
@@ -109,24 +119,45 @@ impl Out {
 }
 
 impl State {
+    /// Of a line in which requests ask for tokens of as many limits.
+    pub(super) fn new(cost: &Tokens) -> Self {
+        Self {
+            arrivals: 0,
+            there: BTreeMap::new(),
+            away: BTreeMap::new(),
+            refused: BTreeMap::new(),
+            tokens: cost.none(),
+            waiting: 0,
+            unjudged: 0,
+            told: None,
+            served: None,
+            asked: None,
+            hand: None,
+            failed: None,
+        }
+    }
+
     /// A newcomer takes the last place, unless it has to wait and there is no room, or no time.
     pub(super) fn join(
         &mut self,
-        cost: u64,
-        own: bool,
+        claim: &Claim,
         asker: &Asker<'_>,
         out: &mut Out,
     ) -> Result<u64, Decision> {
-        let Asker { quotas, now, most, max_wait, .. } = *asker;
+        let Claim { cost, own, .. } = claim;
+        let Asker { terms, now, most, max_wait, .. } = *asker;
         let deadline = now.checked_add(max_wait).unwrap_or(now + Duration::from_secs(1 << 32));
-        let before = self.tokens.saturating_sub(self.in_hand()) + u128::from(cost);
-        let told = self.told.as_ref().filter(|told| !told.stale && told.quotas == *quotas);
+        let told = self.told.as_ref().filter(|told| !told.stale && told.terms == *terms);
         let has_to_wait = match told {
-            Some(told) => match told.due(before) {
-                Some(due) if due <= now => false,
-                Some(due) if self.waiting < most && due <= deadline + TICK => true,
-                _ => return Err(told.refusal(before, now)),
-            },
+            Some(told) => {
+                let mut tokens = self.not_in_hand(&self.tokens);
+                tokens += cost;
+                match told.due(&tokens) {
+                    Some(due) if due <= now => false,
+                    Some(due) if self.waiting < most && due <= deadline + TICK => true,
+                    _ => return Err(told.refusal(&tokens, now)),
+                }
+            }
             None => false,
         };
         let number = self.arrivals;
@@ -134,8 +165,8 @@ impl State {
         if self.there.is_empty() {
             self.unjudged = number;
         }
-        self.tokens += u128::from(cost);
-        let own = own.then(|| Box::new(*quotas));
+        self.tokens += cost;
+        let (cost, own) = (cost.clone(), own.then(|| Arc::clone(terms)));
         let (arrived, looks, readying, waker) = (now, now + TICK, false, None);
         let mut entry =
             Entry { cost, own, arrived, deadline, looks, has_to_wait: false, readying, waker };
@@ -171,27 +202,31 @@ impl State {
         out.wakers.extend(self.there.values_mut().filter_map(|entry| entry.waker.take()));
     }
 
-    /// Tokens may be there now: the head asks at once.
-    pub(super) fn ask_again(&mut self, out: &mut Out) {
-        if let Some(told) = &mut self.told {
-            told.stale = true;
-        }
+    /// There may be tokens of some limits now: if the head waits for one of these, it asks at once.
+    pub(super) fn ask_again(&mut self, limits: Those, out: &mut Out) {
         if let Some(asked) = &mut self.asked {
-            asked.again = true;
+            asked.freed = asked.freed.and(limits);
         }
-        self.wake_head(Instant::now(), out);
+        let Some((_, head)) = self.there.first_key_value() else { return };
+        if let Some(told) = &mut self.told
+            && told.waits_for(limits, &head.cost)
+        {
+            told.stale = true;
+            self.wake_head(Instant::now(), out);
+        }
     }
 
-    pub(super) fn in_hand(&self) -> u128 {
-        self.hand.as_ref().map_or(0, |hand| hand.left.into())
+    /// These tokens without those that were granted and are not used yet.
+    pub(super) fn not_in_hand(&self, tokens: &Tokens) -> Tokens {
+        self.hand.as_ref().map_or_else(|| tokens.clone(), |hand| tokens - &hand.left)
     }
 
     pub(super) fn empty_hand(&mut self, out: &mut Out) {
-        let Some(hand) = self.hand.take().filter(|hand| hand.left > 0) else { return };
-        out.back.push((hand.rest(), hand.quotas));
+        let Some(hand) = self.hand.take().filter(|hand| !hand.left.is_none()) else { return };
         if let Some(told) = &mut self.told {
-            told.decision = hand.decision.part(0, hand.before);
+            told.decision = hand.without_rest();
         }
+        out.back.push((hand.rest(), hand.terms));
     }
 
     pub(super) fn refuse(&mut self, number: u64, refusal: Decision, now: Instant, out: &mut Out) {
@@ -206,7 +241,7 @@ impl State {
 
     fn remove(&mut self, number: u64, now: Instant, out: &mut Out) -> Option<Entry> {
         let entry = self.there.remove(&number).or_else(|| self.away.remove(&number))?;
-        self.tokens -= u128::from(entry.cost);
+        self.tokens -= &entry.cost;
         if entry.has_to_wait {
             self.waiting -= 1;
             out.waits -= 1;
@@ -225,10 +260,10 @@ impl State {
             (polled.is_some(), polled.is_some_and(|asked| asked.reply.is_none()));
         if self.there.is_empty() || is_lost {
             // A charge that was not sent is withdrawn, and one that has panicked has no answer.
-            if let Some(Asked { reply: Some(reply), quotas, polled_by: Some(_), .. }) =
+            if let Some(Asked { reply: Some(reply), terms, polled_by: Some(_), .. }) =
                 self.asked.take()
             {
-                out.orphan = Some((reply, quotas));
+                out.orphan = Some((reply, terms));
             }
         }
         if self.there.is_empty() {

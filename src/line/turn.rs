@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::claim::Tokens;
 use super::state::{Asker, End, Out, State, TICK};
 use crate::decision::Decision;
 use crate::store::Reply;
@@ -24,7 +25,7 @@ pub(super) enum Step {
     Turn(Instant),
     /// It charges these tokens, or as many of them as there are.
     Ask {
-        cost: u64,
+        cost: Tokens,
         up_to: bool,
     },
     /// It polls the charge in flight.
@@ -61,9 +62,9 @@ impl State {
             let failed = End::Failed(error.clone());
             return if ready { Step::End(failed) } else { self.turn(me, asker) };
         }
-        let (cost, deadline) = (self.there[&me].cost, self.there[&me].deadline);
-        if let Some(hand) = &mut self.hand {
-            if hand.quotas == *asker.quotas && cost <= hand.left {
+        let deadline = self.there[&me].deadline;
+        if let Some(hand) = &self.hand {
+            if hand.terms == *asker.terms && self.there[&me].cost.fits(&hand.left) {
                 return if ready { Step::Granted(self.grant(me)) } else { self.turn(me, asker) };
             }
             self.empty_hand(out);
@@ -128,10 +129,10 @@ impl State {
 
     /// When the head is due, by the last answer. `None`: never.
     fn due(&self, head: u64, asker: &Asker<'_>) -> Option<Instant> {
-        let told = self.told.as_ref().filter(|told| !told.stale && told.quotas == *asker.quotas);
+        let told = self.told.as_ref().filter(|told| !told.stale && told.terms == *asker.terms);
         let Some(told) = told else { return Some(asker.now) };
         let head = &self.there[&head];
-        let due = told.due(head.cost.into())?;
+        let due = told.due(&head.cost)?;
         if !asker.shared || due <= told.sent {
             return Some(due);
         }
@@ -179,7 +180,7 @@ impl State {
     fn is_about_to_go(&self, deadline: Instant, now: Instant) -> bool {
         let head = self.there.first_key_value();
         let due = || match (&self.told, head) {
-            (Some(told), Some((_, head))) => told.due(head.cost.into()),
+            (Some(told), Some((_, head))) => told.due(&head.cost),
             _ => None,
         };
         now < deadline + PATIENCE
@@ -205,8 +206,9 @@ impl State {
 
     /// It has waited for as long as it may.
     fn too_late(&self, me: u64, asker: &Asker<'_>) -> End {
-        let before = self.there.range(..=me).map(|(_, entry)| u128::from(entry.cost)).sum();
-        let told = self.told.as_ref();
-        told.map_or(End::Unanswered, |told| End::Refused(told.refusal(before, asker.now)))
+        let Some(told) = &self.told else { return End::Unanswered };
+        let mut tokens = self.tokens.none();
+        self.there.range(..=me).for_each(|(_, entry)| tokens += &entry.cost);
+        End::Refused(told.refusal(&tokens, asker.now))
     }
 }

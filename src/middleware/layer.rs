@@ -141,12 +141,8 @@ impl FixedWindowLayer {
     pub fn new(limits: impl Into<Limits>) -> Self {
         let limits = limits.into();
         limits.assert_valid();
-        Self {
-            limits,
-            options: Options::default(),
-            lines: Arc::default(),
-            reject: Arc::new(ProblemJson),
-        }
+        let lines = Arc::new(Lines::new(limits.limiters().len() > 1));
+        Self { limits, options: Options::default(), lines, reject: Arc::new(ProblemJson) }
     }
 }
 
@@ -197,10 +193,13 @@ impl<S, J> Layer<S> for FixedWindowLayer<J> {
         let several = (self.limits.limiters().len() > 1).then(|| self.limits.clone());
         stacked::note_applied(&limiter, &options);
         let queue = options.queue.map(|(most, max_wait)| {
-            let (lines, limiter) = (Arc::clone(&self.lines), limiter.clone());
-            let waiting: Weak<Lines> = Arc::downgrade(&lines);
-            freed::add_waiting(limiter.scope(), waiting);
-            Arc::new(Queue { lines, limiter, most, max_wait })
+            let lines = Arc::clone(&self.lines);
+            let limits = several.clone().unwrap_or_else(|| Limits::from(&limiter));
+            for limiter in limits.iter() {
+                let waiting: Weak<Lines> = Arc::downgrade(&lines);
+                freed::add_waiting(limiter.scope(), waiting);
+            }
+            Arc::new(Queue { lines, limits, most, max_wait })
         });
         let watch = Watch::default();
         let shared = Shared { limiter, limit, several, refunds, options, queue, reject, watch };

@@ -56,9 +56,8 @@ impl FromStr for Plan {
 
     /// Parses quotas separated by commas, or `unlimited`.
     fn from_str(text: &str) -> Result<Self, ParseQuotaError> {
-        Parser { text, at: 0 }.whole(|p| {
-            Ok(if p.eat(UNLIMITED) { Self::from(None::<Quotas>) } else { p.quotas()?.into() })
-        })
+        Parser { text, at: 0 }
+            .whole(|p| Ok(if p.eat(UNLIMITED) { Self::UNLIMITED } else { p.quotas()?.into() }))
     }
 }
 

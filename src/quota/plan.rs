@@ -8,14 +8,14 @@ pub(super) const UNLIMITED: &str = "unlimited";
 
 /// What a request may spend: quotas, or no limit at all. The closure of
 /// [`Limit::by_plan`](crate::Limit::by_plan) returns anything that is one: a [`Quota`],
-/// [`Quotas`], or an `Option` of either, where `None` is no limit. In text, no limit is
-/// `unlimited`.
+/// [`Quotas`], or an `Option` of either, where `None` is [`UNLIMITED`](Self::UNLIMITED). In text,
+/// no limit is `unlimited`.
 ///
 /// ```
-/// use tower_fixed_window::{Plan, Quota, Quotas};
+/// use tower_fixed_window::{Plan, Quota};
 ///
-/// let unlimited: Option<Quotas> = None;
-/// assert_eq!("unlimited".parse(), Ok(Plan::from(unlimited)));
+/// assert_eq!("unlimited".parse(), Ok(Plan::UNLIMITED));
+/// assert_eq!(Plan::UNLIMITED.to_string(), "unlimited");
 ///
 /// let plan: Plan = "60/hour".parse()?;
 /// assert_eq!(plan.quotas(), Some(&Quota::per_hour(60).into()));
@@ -26,6 +26,9 @@ pub(super) const UNLIMITED: &str = "unlimited";
 pub struct Plan(Option<Quotas>);
 
 impl Plan {
+    /// No limit at all.
+    pub const UNLIMITED: Self = Self(None);
+
     /// The quotas; `None`: no limit.
     pub fn quotas(&self) -> Option<&Quotas> {
         self.0.as_ref()

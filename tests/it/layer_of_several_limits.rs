@@ -416,9 +416,3 @@ fn a_layer_changes_its_quotas_with_those_of_its_limits() {
     assert_eq!(fields(&ask(&other, Request::get("/")))[..3], ["2", "0", "2"]);
     assert_eq!(ask(&one, Request::get("/")).status(), 429);
 }
-
-#[test]
-#[should_panic = "requests wait in a queue for one limit"]
-fn a_queue_is_for_one_limit() {
-    let _ = FixedWindowLayer::new(settled()).queue(1, Duration::from_secs(1));
-}

@@ -34,6 +34,7 @@ mod panics;
 mod pictures;
 mod queue;
 mod queue_nodes;
+mod queue_of_several_limits;
 mod queue_races;
 mod queue_random;
 mod random_operations;

@@ -1,5 +1,6 @@
-//! Random requests in lines, on tokio's paused clock: one to three quotas, costs, plans, live changes,
-//! disconnects, services that are late, one to three nodes near and far. Never does more pass than a
+//! Random requests in lines, on tokio's paused clock: one to three quotas, a second limit over all
+//! keys, costs, plans, live changes, disconnects, services that are late, one to three nodes near and
+//! far. Never does more pass than a
 //! quota grants in any of its windows, requests of a key pass in order of arrival, none waits for too
 //! long, and no token is lost.
 //!
@@ -17,8 +18,8 @@ use fastrand::Rng;
 use http::{Request, Response};
 use tokio::time::{Instant, sleep, sleep_until};
 use tower::{Layer, Service, ServiceExt};
-use tower_fixed_window::key::header;
-use tower_fixed_window::{FixedWindowLayer, Key, Limit, MemoryStore, Quota, Quotas};
+use tower_fixed_window::key::{global, header};
+use tower_fixed_window::{FixedWindowLayer, Key, Limit, Limits, MemoryStore, Quota, Quotas, Store};
 
 use crate::support::{FarStore, paused_clock};
 
@@ -84,6 +85,8 @@ impl Service<Request<Body>> for Inner {
 struct Setup {
     /// With their factors under other plans.
     quotas: Vec<(u64, u64)>,
+    /// Of the limit over all keys, which is decided together with that of each key.
+    all: Option<(u64, u64)>,
     /// One-way distances; `None`: one node with the store in memory.
     nodes: Vec<Option<u64>>,
     max_wait: u64,
@@ -109,8 +112,10 @@ impl Setup {
             0 => vec![None],
             n => std::iter::repeat_with(|| Some(rng.u64(1..=90))).take(n as usize).collect(),
         };
+        let all = (rng.u64(..3) == 0).then(|| (rng.u64(6..=20), WINDOWS[rng.usize(..3)]));
         Self {
             quotas,
+            all,
             nodes,
             max_wait: [500, 3_000, 10_000, 60_000][rng.usize(..4)],
             most: [2, 20, 1_000][rng.usize(..3)],
@@ -136,6 +141,7 @@ impl Setup {
     /// Nothing but time decides who passes when.
     fn is_exact(&self) -> bool {
         !(self.costs || self.plans || self.changes || self.disconnects || self.late)
+            && self.all.is_none()
             && self.nodes == [None]
             && self.max_wait == 60_000
             && self.most == 1_000
@@ -161,11 +167,16 @@ async fn run(setup: &Setup, rng: &mut Rng) -> u64 {
                 .name("api")
                 .key(header("x-key"))
                 .cost_fn(|parts| number(&parts.headers, "x-cost"));
-            let limiter = match delay {
-                None => limit.store(memory.clone()),
-                Some(delay) => limit.store(FarStore::over(memory.clone(), move || delay)),
+            let all = setup.all.map(|(limit, window)| {
+                let all = Quota::new(limit, Duration::from_secs(window)).name("all").key(global());
+                all.cost_fn(|parts| number(&parts.headers, "x-cost"))
+            });
+            let limits: Vec<_> = [limit].into_iter().chain(all).collect();
+            let layer = match delay {
+                None => in_store(limits, memory.clone()),
+                Some(delay) => in_store(limits, FarStore::over(memory.clone(), move || delay)),
             };
-            FixedWindowLayer::new(limiter).queue(setup.most, max_wait)
+            layer.queue(setup.most, max_wait)
         })
         .collect();
     let services: Vec<_> = layers
@@ -235,7 +246,9 @@ async fn run(setup: &Setup, rng: &mut Rng) -> u64 {
     for (number, request) in requests.into_iter().enumerate() {
         let answer = tokio::time::timeout(Duration::from_secs(200), request).await;
         let Some((status, took)) = answer.expect("it hangs").expect("no panic") else { continue };
-        let bound = max_wait + Duration::from_millis(500);
+        // Several limits in that store are charged one after the other.
+        let trips = if setup.all.is_some() { 1_000 } else { 500 };
+        let bound = max_wait + Duration::from_millis(trips);
         assert!(took <= bound, "{number} took {took:?}: {status}");
     }
     let calls = world.lock().unwrap().calls.clone();
@@ -246,7 +259,7 @@ async fn run(setup: &Setup, rng: &mut Rng) -> u64 {
     // What was taken for nobody has come back.
     sleep(Duration::from_millis(400)).await;
     let now = start.elapsed().as_millis() as u64;
-    let limiter = Limit::new(setup.quotas(2)).name("api").store(memory);
+    let limiter = Limit::new(setup.quotas(2)).name("api").store(memory.clone());
     for key in 0..2 {
         let key_text = key.to_string();
         let request = Request::get("/").header("x-key", &key_text).body(()).expect("a request");
@@ -259,7 +272,20 @@ async fn run(setup: &Setup, rng: &mut Rng) -> u64 {
             assert_eq!(usage.used(), passed, "of {window} ms, of key {key} at {now}: {calls:?}");
         }
     }
+    if let Some((limit, window)) = setup.all {
+        let quota = Quota::new(limit, Duration::from_secs(window));
+        let limiter = quota.name("all").store(memory);
+        let used = limiter.peek(Key::global()).await.expect("memory").used();
+        let window = window * 1_000;
+        let is_now = |call: &&Call| call.at / window == now / window;
+        let passed: u64 = calls.iter().filter(is_now).map(|call| call.cost).sum();
+        assert_eq!(used, passed, "of all, in {window} ms, at {now}: {calls:?}");
+    }
     calls.len() as u64
+}
+
+fn in_store(limits: Vec<Limit>, store: impl Store) -> FixedWindowLayer {
+    FixedWindowLayer::new(Limits::new(limits).store(store))
 }
 
 /// As the layer reads it.
@@ -280,6 +306,14 @@ fn check(setup: &Setup, calls: &[Call]) {
             let count: &mut u64 = counts.entry((call.key, call.at / (window * 1_000))).or_default();
             *count += call.cost;
             assert!(*count <= limit * factor, "{limit} in {window} s: {call:?} of {calls:?}");
+        }
+    }
+    if let Some((limit, window)) = setup.all {
+        let mut counts = BTreeMap::new();
+        for call in calls {
+            let count: &mut u64 = counts.entry(call.at / (window * 1_000)).or_default();
+            *count += call.cost;
+            assert!(*count <= limit, "{limit} of all in {window} s: {call:?} of {calls:?}");
         }
     }
     let mut last = BTreeMap::new();

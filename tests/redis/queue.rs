@@ -10,7 +10,7 @@ use http::{Request, Response};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_fixed_window::key::global;
 use tower_fixed_window::store::RedisStore;
-use tower_fixed_window::{FixedWindowLayer, Quota};
+use tower_fixed_window::{FixedWindowLayer, Limit, Limits, Quota};
 
 use crate::proxy::Proxy;
 use crate::server::Server;
@@ -20,15 +20,25 @@ const LIMIT: usize = 1_000;
 /// One charge covers many of them: each second passes a thousand, and no more.
 #[tokio::test]
 async fn a_thousand_a_second_pass_in_order_over_twenty_milliseconds() {
+    let quota = Quota::per_second(LIMIT as u64).name("line").key(global());
+    pass_in_order([quota].into()).await;
+}
+
+/// The same where each request is charged for two limits.
+#[tokio::test]
+async fn a_thousand_a_second_of_two_limits_pass_in_order_over_twenty_milliseconds() {
+    let seconds = Quota::per_second(LIMIT as u64).name("seconds").key(global());
+    pass_in_order([seconds, Quota::per_hour(1_000_000).name("hours").key(global())].into()).await;
+}
+
+async fn pass_in_order(limits: Vec<Limit>) {
     let Some(server) = Server::start() else { return };
     let proxy = Proxy::to(server.port).delay(Duration::from_millis(20));
     let full = std::env::var_os("FULL_SIZE").is_some();
     let requests = if full { 20_000 } else { 3_000 };
     let store = RedisStore::new(proxy.url()).expect("an address");
-    let layer = FixedWindowLayer::new(
-        Quota::per_second(LIMIT as u64).name("line").key(global()).store(store),
-    )
-    .queue(requests, Duration::from_secs(120));
+    let layer = FixedWindowLayer::new(Limits::new(limits).store(store));
+    let layer = layer.queue(requests, Duration::from_secs(120));
     let calls = Arc::new(Mutex::new(Vec::new()));
     let notes = Arc::clone(&calls);
     let service = layer.layer(service_fn(move |request: Request<Body>| {

@@ -32,6 +32,7 @@ impl<J> LimitedRequest<J> {
         self.rare().lines = Some(lines);
         match missing {
             Err(reason) => Next::Refuse(reason),
+            Ok(()) if has_lines && self.may_wait() => self.join(parts, 0),
             Ok(()) if has_lines => self.charge_several(parts),
             Ok(()) => {
                 self.refund_on_drop = self.shared().options.refund_dropped;
@@ -39,6 +40,15 @@ impl<J> LimitedRequest<J> {
                 Next::Call
             }
         }
+    }
+
+    /// What passes in any case, or never does, has no need to wait.
+    fn may_wait(&self) -> bool {
+        let Some(lines) = self.lines().filter(|_| self.shared().queue.is_some()) else {
+            return false;
+        };
+        lines.lines.iter().any(|line| line.cost > 0)
+            && lines.lines.iter().all(|line| self.quotas_of(line).can_grant(line.cost))
     }
 
     fn find_lines(&self, parts: &Parts, lines: &mut Lines) -> Result<(), Reason> {

@@ -4,18 +4,20 @@ use std::task::{Context, Poll, ready};
 
 use http::request::Parts;
 
+use super::lines::Line;
 use super::{LimitedRequest, Next, Rare};
-use crate::line::{End, Place};
+use crate::limiter::Limiter;
+use crate::line::{Claim, Counter, End, Place, Term, Terms, Tokens};
 use crate::middleware::reason::Reason;
 use crate::middleware::shared::Current;
 use crate::quota::Quotas;
 
 impl<J> LimitedRequest<J> {
-    /// Takes its place in the line of its key.
+    /// Takes its place in the line of its key, or of its keys.
     #[inline(never)]
     pub(super) fn join(&mut self, parts: &Parts, cost: u64) -> Next {
         let Some(queue) = &self.current.shared.queue else { return Next::Call };
-        match Place::join(queue, &self.key, self.quotas(), self.has_own_quotas(), cost) {
+        match Place::join(queue, &self.claim(cost)) {
             Ok(place) => {
                 self.rare().place = Some(place);
                 match self.poll_charge(parts, None) {
@@ -27,11 +29,38 @@ impl<J> LimitedRequest<J> {
         }
     }
 
+    /// What it asks for; `cost` is that of the only limit.
+    fn claim(&self, cost: u64) -> Claim {
+        let terms = self.terms_now();
+        let Some(lines) = self.lines() else {
+            let scope = self.shared().limiter.scope().id();
+            let counters = [Counter { limit: 0, scope, key: self.key.clone() }].into();
+            return Claim {
+                counters,
+                terms,
+                own: self.has_own_quotas(),
+                cost: Tokens::One(cost.into()),
+            };
+        };
+        let counter = |line: &Line| Counter {
+            limit: line.limit,
+            scope: self.limiter_of(line.limit).scope().id(),
+            key: line.key.clone(),
+        };
+        let costs: Vec<_> = lines.lines.iter().map(|line| line.cost).collect();
+        Claim {
+            counters: lines.lines.iter().map(counter).collect(),
+            terms,
+            own: lines.lines.iter().any(|line| line.quotas.is_some()),
+            cost: Tokens::of(&costs),
+        }
+    }
+
     /// Ready when it is its turn in the line, or its wait has ended otherwise.
     pub(crate) fn poll_turn(&mut self, parts: &Parts, cx: &mut Context<'_>) -> Poll<Option<Next>> {
-        let quotas = self.quotas_now();
+        let terms = self.terms_now();
         let Some(place) = self.place() else { return Poll::Ready(Some(Next::Call)) };
-        match ready!(place.poll_turn(&quotas, cx)) {
+        match ready!(place.poll_turn(&terms, cx)) {
             Ok(()) => Poll::Ready(None),
             Err(end) => Poll::Ready(Some(self.end(parts, end))),
         }
@@ -43,9 +72,9 @@ impl<J> LimitedRequest<J> {
         parts: &Parts,
         cx: Option<&mut Context<'_>>,
     ) -> Poll<Next> {
-        let quotas = self.quotas_now();
+        let terms = self.terms_now();
         let Some(place) = self.place() else { return Poll::Ready(Next::Call) };
-        Poll::Ready(match ready!(place.poll_charge(&quotas, cx)) {
+        Poll::Ready(match ready!(place.poll_charge(&terms, cx)) {
             Ok(decision) => {
                 self.renew();
                 self.decide(parts, Ok(decision))
@@ -64,9 +93,19 @@ impl<J> LimitedRequest<J> {
         }
     }
 
-    /// The quotas that it is charged by when its turn has come.
-    fn quotas_now(&self) -> Quotas {
-        self.own_quotas().copied().unwrap_or_else(|| self.current.shared.limiter.quotas())
+    /// What it is charged by when its turn has come.
+    fn terms_now(&self) -> Terms {
+        let term = |limiter: &Limiter, own: Option<&Quotas>| Term {
+            name: limiter.scope().shared_name().clone(),
+            quotas: own.copied().unwrap_or_else(|| limiter.quotas()),
+        };
+        match self.lines() {
+            None => [term(&self.current.shared.limiter, self.own_quotas())].into(),
+            Some(lines) => {
+                let of = |line: &Line| term(self.limiter_of(line.limit), line.quotas.as_ref());
+                lines.lines.iter().map(of).collect()
+            }
+        }
     }
 
     /// The settings may have changed while it waited.

@@ -1,0 +1,352 @@
+//! Waiting where a layer has several limits: in one line for each combination of keys, and the head
+//! is charged for all limits or for none (S13, S37).
+
+use std::convert::Infallible;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use axum::body::Body;
+use http::{Request, Response};
+use tokio::time::{Instant, sleep};
+use tower::{Layer, Service, ServiceExt, service_fn};
+use tower_fixed_window::key::{global, header};
+use tower_fixed_window::{
+    FixedWindowLayer, Key, KeyExtractor, Limit, Limits, MemoryStore, Plan, Quota,
+};
+
+use crate::support::{FarStore, paused_clock};
+
+const LONG: Duration = Duration::from_secs(60);
+
+/// Who was served, and in which second.
+type Served = Arc<Mutex<Vec<(String, u128)>>>;
+
+fn layer_of<const N: usize>(limits: [Limit; N]) -> FixedWindowLayer {
+    FixedWindowLayer::new(Limits::new(limits).store(MemoryStore::with_clock(paused_clock())))
+}
+
+/// Ten a second for an organization, four for each of its users.
+fn of_org_and_user() -> FixedWindowLayer {
+    layer_of([
+        Quota::per_second(10).name("org").key(header("x-org")),
+        Quota::per_second(4).name("user").key(header("x-user")),
+    ])
+}
+
+fn noting(
+    layer: &FixedWindowLayer,
+    served: &Served,
+) -> impl Service<Request<Body>, Response = Response<Body>, Error = Infallible, Future: Send>
++ Clone
++ use<> {
+    let (served, start) = (served.clone(), Instant::now());
+    layer.layer(service_fn(move |request: Request<Body>| {
+        let path = request.uri().path().to_owned();
+        served.lock().unwrap().push((path, start.elapsed().as_millis() / 1_000));
+        async { Ok(Response::new(Body::empty())) }
+    }))
+}
+
+fn request(path: &str, user: &str) -> Request<Body> {
+    let request = Request::get(path).header("x-org", "acme").header("x-user", user);
+    request.body(Body::empty()).expect("valid")
+}
+
+fn key_of(name: &'static str, value: &'static str) -> Key {
+    let request = Request::get("/").header(name, value).body(()).expect("valid");
+    let mut key = Key::default();
+    header(name).extract(&request.into_parts().0, &mut key).expect("it is there");
+    key
+}
+
+async fn used(layer: &FixedWindowLayer, limit: &str, key: Key) -> u64 {
+    layer.limits().of(limit).peek(key).await.expect("memory").used()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_user_waits_in_order_for_the_limit_of_the_user() {
+    let (layer, served) = (of_org_and_user(), Served::default());
+    let service = noting(&layer.clone().queue(30, LONG), &served);
+    let mut waiting = Vec::new();
+    for i in 0..10 {
+        let call = service.clone().oneshot(request(&format!("/{i}"), "ann"));
+        waiting.push(tokio::spawn(call));
+        tokio::task::yield_now().await;
+    }
+    sleep(Duration::from_millis(10)).await;
+    // Nothing is taken for those that wait.
+    assert_eq!(used(&layer, "org", key_of("x-org", "acme")).await, 4);
+    for response in waiting {
+        let Ok(response) = response.await.expect("no panic");
+        assert_eq!(response.status(), 200);
+        assert!(response.headers().contains_key("x-ratelimit-resource"));
+    }
+    let expected: Vec<_> = (0..10).map(|i| (format!("/{i}"), i / 4)).collect();
+    assert_eq!(*served.lock().unwrap(), expected);
+}
+
+#[tokio::test(start_paused = true)]
+async fn users_wait_in_lines_of_their_own_for_the_limit_that_they_share() {
+    let (layer, served) = (of_org_and_user(), Served::default());
+    let service = noting(&layer.queue(30, LONG), &served);
+    let mut waiting = Vec::new();
+    for i in 0..8 {
+        for user in ["ann", "bob", "eve"] {
+            let call = service.clone().oneshot(request(&format!("/{user}/{i}"), user));
+            waiting.push(tokio::spawn(call));
+            tokio::task::yield_now().await;
+        }
+    }
+    for response in waiting {
+        let Ok(response) = response.await.expect("no panic");
+        assert_eq!(response.status(), 200);
+    }
+    let served = served.lock().unwrap();
+    let in_second = |second| served.iter().filter(move |(_, at)| *at == second);
+    assert_eq!((0..3).map(|second| in_second(second).count()).collect::<Vec<_>>(), [10, 10, 4]);
+    for user in ["/ann", "/bob", "/eve"] {
+        let of_user = || served.iter().filter(|(path, _)| path.starts_with(user));
+        assert!(of_user().is_sorted(), "{served:?}");
+        assert!((0..3).all(|second| of_user().filter(|(_, at)| *at == second).count() <= 4));
+    }
+}
+
+/// The refusal of a request that would wait too long names every limit that it would wait for, and
+/// its headers are those of the longest wait.
+#[tokio::test(start_paused = true)]
+async fn a_refusal_behind_others_tells_when_it_could_pass_by_all_limits() {
+    let layer = layer_of([
+        Quota::per_second(4).name("seconds").key(global()),
+        Quota::per_minute(6).name("minutes").key(global()),
+        Quota::per_minute(100).name("many").key(global()),
+    ]);
+    let service = noting(&layer.queue(30, Duration::from_millis(1_500)), &Served::default());
+    let requests: Vec<_> =
+        (0..6).map(|_| tokio::spawn(service.clone().oneshot(request("/", "ann")))).collect();
+    sleep(Duration::from_millis(1)).await;
+    let Ok(refused) = service.clone().oneshot(request("/", "ann")).await;
+    assert_eq!(refused.status(), 429);
+    assert_eq!(refused.headers()["retry-after"], "60");
+    assert_eq!(refused.headers()["x-ratelimit-resource"], "minutes");
+    assert_eq!(refused.headers()["x-ratelimit-limit"], "6");
+    let body = axum::body::to_bytes(refused.into_body(), 10_000).await.expect("a body");
+    let body = String::from_utf8_lossy(&body);
+    assert!(
+        body.contains(r#""violated-policies":["seconds:4/second","minutes:6/minute"]"#),
+        "{body}"
+    );
+    for response in requests {
+        let Ok(response) = response.await.expect("no panic");
+        assert_eq!(response.status(), 200);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_line_is_as_long_as_the_queue_allows() {
+    let layer = of_org_and_user();
+    let service = noting(&layer.queue(2, LONG), &Served::default());
+    let mut statuses = Vec::new();
+    let requests: Vec<_> =
+        (0..8).map(|_| tokio::spawn(service.clone().oneshot(request("/", "ann")))).collect();
+    for response in requests {
+        let Ok(response) = response.await.expect("no panic");
+        statuses.push(response.status().as_u16());
+    }
+    statuses.sort_unstable();
+    assert_eq!(statuses, [vec![200; 6], vec![429; 2]].concat());
+}
+
+/// Of a limit in tokens the second has 10, and "b" asks for 8 of the 4 that are left.
+#[tokio::test(start_paused = true)]
+async fn costs_of_several_units_pass_in_order_and_those_of_none_at_once() {
+    let cost = |parts: &http::request::Parts| -> u64 {
+        parts.uri.path().rsplit('-').next().and_then(|cost| cost.parse().ok()).expect("a cost")
+    };
+    let layer = layer_of([
+        Quota::per_second(5)
+            .name("requests")
+            .key(global())
+            .cost_fn(move |parts| cost(parts).min(1)),
+        Quota::per_second(10).name("tokens").key(global()).cost_fn(cost),
+    ]);
+    let (limits, served) = (layer.limits().clone(), Served::default());
+    let service = noting(&layer.queue(30, LONG), &served);
+    let mut waiting = Vec::new();
+    for path in ["/a-6", "/b-8", "/c-1", "/d-1", "/e-0", "/f-1"] {
+        waiting.push(tokio::spawn(service.clone().oneshot(request(path, "ann"))));
+        tokio::task::yield_now().await;
+    }
+    // One that can never pass is told so at once.
+    let Ok(never) = service.clone().oneshot(request("/never-11", "ann")).await;
+    assert_eq!((never.status().as_u16(), never.headers().get("retry-after")), (429, None));
+    assert_eq!(limits.of("requests").peek(Key::global()).await.expect("memory").used(), 1);
+    for response in waiting {
+        let Ok(response) = response.await.expect("no panic");
+        assert_eq!(response.status(), 200);
+    }
+    let expected = [("/a-6", 0), ("/e-0", 0), ("/b-8", 1), ("/c-1", 1), ("/d-1", 1), ("/f-1", 2)];
+    let expected: Vec<_> = expected.iter().map(|(path, at)| ((*path).to_owned(), *at)).collect();
+    assert_eq!(*served.lock().unwrap(), expected);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refund_of_any_limit_calls_the_first_in_the_line() {
+    let layer = layer_of([
+        Quota::per_day(2).name("org").key(header("x-org")),
+        Quota::per_day(5).name("user").key(header("x-user")),
+    ]);
+    let (limits, served) = (layer.limits().clone(), Served::default());
+    let taken = limits.of("org").charge(key_of("x-org", "acme"), 1).await.expect("memory");
+    let service = noting(&layer.queue(30, Duration::from_secs(100_000)), &served);
+    let waiting: Vec<_> =
+        (0..2).map(|_| tokio::spawn(service.clone().oneshot(request("/", "ann")))).collect();
+    sleep(Duration::from_secs(5)).await;
+    assert_eq!(served.lock().unwrap().len(), 1);
+    limits.of("org").refund(taken.expect("it passes")).await.expect("memory");
+    for response in waiting {
+        let Ok(response) = response.await.expect("no panic");
+        assert_eq!(response.status(), 200);
+    }
+    assert_eq!(served.lock().unwrap().last().expect("two").1, 5);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_changed_limit_calls_the_first_in_the_line_and_decides() {
+    let layer = layer_of([
+        Quota::per_day(1).name("org").key(header("x-org")),
+        Quota::per_day(5).name("user").key(header("x-user")),
+    ]);
+    let (limits, served) = (layer.limits().clone(), Served::default());
+    let service = noting(&layer.queue(30, Duration::from_secs(100_000)), &served);
+    let waiting: Vec<_> =
+        (0..3).map(|_| tokio::spawn(service.clone().oneshot(request("/", "ann")))).collect();
+    sleep(Duration::from_secs(5)).await;
+    limits.of("org").set_quotas(Quota::per_day(2));
+    sleep(Duration::from_secs(5)).await;
+    assert_eq!(served.lock().unwrap().len(), 2);
+    limits.of("org").reset(key_of("x-org", "acme")).await.expect("memory");
+    for response in waiting {
+        let Ok(response) = response.await.expect("no panic");
+        assert_eq!(response.status(), 200);
+    }
+    let seconds: Vec<_> = served.lock().unwrap().iter().map(|(_, at)| *at).collect();
+    assert_eq!(seconds, [0, 5, 10]);
+}
+
+/// Nobody waits for a limit in shadow mode, nor for one that a plan leaves out.
+#[tokio::test(start_paused = true)]
+async fn only_limits_that_can_refuse_are_waited_for() {
+    let plan = |parts: &http::request::Parts, _: &Key| match parts.uri.path() {
+        "/free" => Plan::from(Quota::per_second(1)),
+        _ => Plan::UNLIMITED,
+    };
+    let layer = layer_of([
+        Quota::per_second(1).name("shadow").key(global()).shadow(),
+        Limit::by_plan(plan).name("plan").key(global()),
+        Quota::per_second(3).name("all").key(global()),
+    ]);
+    let (limits, served) = (layer.limits().clone(), Served::default());
+    let service = noting(&layer.queue(30, LONG), &served);
+    let mut waiting = Vec::new();
+    for path in ["/free", "/free", "/paid", "/paid", "/paid"] {
+        waiting.push(tokio::spawn(service.clone().oneshot(request(path, "ann"))));
+        tokio::task::yield_now().await;
+    }
+    for response in waiting {
+        let Ok(response) = response.await.expect("no panic");
+        assert_eq!(response.status(), 200);
+    }
+    let mut served = served.lock().unwrap().clone();
+    served.sort();
+    let expected = [("/free", 0), ("/free", 1), ("/paid", 0), ("/paid", 0), ("/paid", 1)];
+    let expected: Vec<_> = expected.iter().map(|(path, at)| ((*path).to_owned(), *at)).collect();
+    assert_eq!(served, expected);
+    assert_eq!(limits.of("shadow").peek(Key::global()).await.expect("memory").used(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn closing_the_queue_of_several_limits_answers_with_503_and_takes_nothing() {
+    let layer = of_org_and_user().queue(30, LONG);
+    let service = noting(&layer, &Served::default());
+    let requests: Vec<_> =
+        (0..6).map(|_| tokio::spawn(service.clone().oneshot(request("/", "ann")))).collect();
+    sleep(Duration::from_millis(1)).await;
+    layer.close_queue();
+    let mut statuses = Vec::new();
+    for response in requests {
+        let Ok(response) = response.await.expect("no panic");
+        statuses.push(response.status().as_u16());
+    }
+    assert_eq!(statuses, [200, 200, 200, 200, 503, 503]);
+    assert_eq!(used(&layer, "org", key_of("x-org", "acme")).await, 4);
+}
+
+/// A request that has got its tokens and is dropped before its service is ready returns them to
+/// every limit, and those who wait elsewhere get them.
+#[tokio::test(start_paused = true)]
+async fn a_request_that_is_dropped_in_its_turn_has_taken_nothing() {
+    let layer = of_org_and_user();
+    let limits = layer.limits().clone();
+    let service = noting(&layer.queue(30, LONG), &Served::default());
+    let mut requests: Vec<_> =
+        (0..9).map(|_| tokio::spawn(service.clone().oneshot(request("/", "ann")))).collect();
+    sleep(Duration::from_millis(1_500)).await;
+    let last = requests.pop().expect("nine");
+    assert!(!last.is_finished());
+    last.abort();
+    sleep(Duration::from_millis(1_500)).await;
+    assert!(requests.iter().all(tokio::task::JoinHandle::is_finished));
+    for (limit, key) in [("org", key_of("x-org", "acme")), ("user", key_of("x-user", "ann"))] {
+        assert_eq!(limits.of(limit).peek(key).await.expect("memory").used(), 0, "{limit}");
+    }
+}
+
+/// Where limits are charged one after the other, the first one's tokens come back each time that the
+/// second refuses. Nobody is called for these.
+#[tokio::test(start_paused = true)]
+async fn those_who_wait_for_one_limit_are_not_called_by_tokens_of_another() {
+    let store = FarStore::new(|| 5);
+    let sent = Arc::clone(&store.sent);
+    let limits = Limits::new([
+        Quota::per_minute(100).name("org").key(header("x-org")),
+        Quota::per_minute(1).name("user").key(header("x-user")),
+        Quota::per_minute(1).name("path").key_fn(|parts| Some(parts.uri.path().into())),
+    ]);
+    let layer = FixedWindowLayer::new(limits.store(store)).queue(30, LONG);
+    let service = noting(&layer, &Served::default());
+    let mut waiting = Vec::new();
+    for (path, user) in [("/a", "ann"), ("/b", "bob"), ("/a", "bob"), ("/b", "ann"), ("/a", "ann")]
+    {
+        waiting.push(tokio::spawn(service.clone().oneshot(request(path, user))));
+        sleep(Duration::from_millis(100)).await;
+    }
+    sleep(Duration::from_secs(50)).await;
+    let charges = sent.load(Ordering::SeqCst);
+    assert!(charges < 40, "{charges} charges for five requests");
+    waiting.iter().for_each(tokio::task::JoinHandle::abort);
+}
+
+/// One charge covers those behind the first, as far as all limits have room.
+#[tokio::test(start_paused = true)]
+async fn a_line_before_a_store_far_away_passes_many_with_each_charge() {
+    let store = FarStore::new(|| 20);
+    let limits = Limits::new([
+        Quota::per_second(200).name("seconds").key(global()),
+        Quota::per_minute(500).name("minutes").key(global()),
+    ]);
+    let served = Served::default();
+    let layer = FixedWindowLayer::new(limits.store(store));
+    let service = noting(&layer.queue(1_000, Duration::from_secs(100)), &served);
+    let waiting: Vec<_> = (0..700)
+        .map(|i| tokio::spawn(service.clone().oneshot(request(&format!("/{i:03}"), "ann"))))
+        .collect();
+    for response in waiting {
+        let Ok(response) = response.await.expect("no panic");
+        assert_eq!(response.status(), 200);
+    }
+    let served = served.lock().unwrap();
+    assert!(served.is_sorted_by_key(|(path, _)| path), "{served:?}");
+    let in_second = |second| served.iter().filter(|(_, at)| *at == second).count();
+    assert_eq!([0, 1, 2, 3, 60].map(in_second), [200, 200, 100, 0, 200]);
+}
