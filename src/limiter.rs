@@ -294,6 +294,7 @@ impl Limiter {
         freed::note_after(&self.scope, account.key(), settled)
     }
 
+    /// Corrects a charge that was reported.
     pub(crate) fn settle_account(
         &self,
         account: Account<'_>,
@@ -303,8 +304,22 @@ impl Limiter {
         let taken = decision.granted();
         match actual.checked_sub(taken) {
             Some(0) => Reply::now(()),
-            Some(more) => self.store.adjust(Adjust::take(account, more, decision)),
-            None => self.store.adjust(Adjust::refund(account, taken - actual, decision)),
+            Some(more) => {
+                account.scope().observe().settled(more);
+                self.store.adjust(Adjust::take(account, more, decision))
+            }
+            None => {
+                account.scope().observe().refunded(taken - actual);
+                self.store.adjust(Adjust::refund(account, taken - actual, decision))
+            }
+        }
+    }
+
+    /// Returns what was taken for nobody: no charge was reported.
+    pub(crate) fn give_back(&self, account: Account<'_>, decision: &Decision) -> Reply<()> {
+        match decision.granted() {
+            0 => Reply::now(()),
+            taken => self.store.adjust(Adjust::refund(account, taken, decision)),
         }
     }
 
@@ -535,7 +550,7 @@ pub(crate) fn observe_decision(scope: &Scope, quotas: &Quotas, decision: &Decisi
     }
     let observed = scope.observe();
     if decision.allowed() {
-        note_passed(scope, decision.ready_at_ms().is_some());
+        note_passed(scope, decision.granted(), decision.ready_at_ms().is_some());
     } else {
         let outcome = if shadow { Outcome::ShadowRefused } else { Outcome::Refused };
         let quota = || &quotas.as_slice()[decision.governing()];
@@ -545,8 +560,8 @@ pub(crate) fn observe_decision(scope: &Scope, quotas: &Quotas, decision: &Decisi
 
 /// Reports that a charge passed, for now or for later.
 #[inline(always)]
-pub(crate) fn note_passed(scope: &Scope, waits: bool) {
+pub(crate) fn note_passed(scope: &Scope, tokens: u64, waits: bool) {
     if observe::ON {
-        scope.observe().answered(if waits { Outcome::Reserved } else { Outcome::Passed });
+        scope.observe().passed(if waits { Outcome::Reserved } else { Outcome::Passed }, tokens);
     }
 }

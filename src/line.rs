@@ -149,7 +149,7 @@ impl Line {
         let of = |i: usize| {
             let decision = decision.for_limit(&terms[i].name)?;
             let limiter = queue.limiter_of(&self.counters[i]);
-            Some(limiter.settle_account(self.account(queue, terms, i), &decision, 0))
+            Some(limiter.give_back(self.account(queue, terms, i), &decision))
         };
         let returned = Reply::all((0..terms.len()).filter_map(of).collect());
         // Other lines have some of the counters.

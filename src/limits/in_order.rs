@@ -164,7 +164,7 @@ impl Drop for InOrder {
 /// Returns all that a decision has taken.
 fn give_back(limiter: &Limiter, account: &OwnedAccount, decision: &Decision) -> Reply<()> {
     let account = account.as_account();
-    let settled = limiter.settle_account(account, decision, 0);
+    let settled = limiter.give_back(account, decision);
     freed::note_after(limiter.scope(), account.key(), settled)
 }
 

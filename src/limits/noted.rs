@@ -33,7 +33,7 @@ pub(crate) fn observe_all(decision: &Decision, charges: &[Charge<'_>]) {
             continue;
         }
         if allowed && !charge.is_peek() {
-            note_passed(scope, waits);
+            note_passed(scope, charge.cost(), waits);
         }
         next = verdicts.next();
     }

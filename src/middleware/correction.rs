@@ -7,7 +7,7 @@ use std::task::{Context, Poll, ready};
 use super::cost::Costs;
 use crate::decision::{Decision, Merging};
 use crate::limiter::{Limiter, freed};
-use crate::store::{OwnedAccount, Reply, StoreError};
+use crate::store::{Account, OwnedAccount, Reply, StoreError};
 
 /// What a charge is corrected to.
 #[derive(Clone)]
@@ -59,10 +59,21 @@ impl Charged {
         actual: &Actual,
         was_returned: bool,
     ) -> (Reply<()>, Decision) {
-        let Self { limiter, account, own, is_only } = self;
+        let Self { limiter, is_only, .. } = self;
         let actual = actual.of(limiter, decision.granted(), *is_only);
         let decision = decision.clone();
         let decision = if was_returned { decision.with_cost(0) } else { decision };
+        let settled = self.adjust(|account| limiter.settle_account(account, &decision, actual));
+        (settled, decision.with_cost(actual))
+    }
+
+    /// Returns a charge of which nobody has heard.
+    fn give_back(&self, decision: &Decision) -> Reply<()> {
+        self.adjust(|account| self.limiter.give_back(account, decision))
+    }
+
+    fn adjust(&self, adjust: impl FnOnce(Account<'_>) -> Reply<()>) -> Reply<()> {
+        let Self { limiter, account, own, .. } = self;
         let updated;
         let account = if *own {
             account
@@ -71,9 +82,7 @@ impl Charged {
             &updated
         };
         let account = account.as_account();
-        let settled = limiter.settle_account(account, &decision, actual);
-        let settled = freed::note_after(limiter.scope(), account.key(), settled);
-        (settled, decision.with_cost(actual))
+        freed::note_after(limiter.scope(), account.key(), adjust(account))
     }
 }
 
@@ -107,6 +116,15 @@ impl Correction {
         }
         (Reply::all(replies), merging.done())
     }
+
+    /// Returns all charges, of which nobody has heard.
+    fn give_back(&self, decision: &Decision) -> Reply<()> {
+        let all = [&self.first].into_iter().chain(&self.others);
+        let returned = all.filter_map(|charged| {
+            Some(charged.give_back(&*decision.for_limit(charged.limiter.name())?))
+        });
+        Reply::all(returned.collect())
+    }
 }
 
 /// A decision that the store has not made yet. If it is dropped, a charge that was not sent is
@@ -138,7 +156,7 @@ impl Drop for PendingDecision {
         let refunded = Reply::later(async move {
             let decision = reply.await?;
             if decision.allowed() {
-                refund.make(&decision, &Actual::Nothing, false).0.await?;
+                refund.give_back(&decision).await?;
             }
             Ok(())
         });

@@ -36,6 +36,9 @@ pub(super) enum Event {
     LeaseTaken,
     LeaseSpent,
     LeaseReturned,
+    TokensCharged,
+    TokensRefunded,
+    TokensSettled,
 }
 
 /// What is timed.
@@ -47,7 +50,7 @@ pub(super) enum Timed {
 
 /// Names and help texts.
 #[cfg(feature = "metrics")]
-pub(super) const EVENTS: [(&str, &str); Event::LeaseReturned as usize + 1] = [
+pub(super) const EVENTS: [(&str, &str); Event::TokensSettled as usize + 1] = [
     ("tower_fixed_window_store_failures_total", "Calls to the store that failed or timed out"),
     (
         "tower_fixed_window_without_store_total",
@@ -67,4 +70,10 @@ pub(super) const EVENTS: [(&str, &str); Event::LeaseReturned as usize + 1] = [
         "Leased tokens spent on requests without a call",
     ),
     ("tower_fixed_window_lease_tokens_returned_total", "Leased tokens returned unspent"),
+    ("tower_fixed_window_tokens_charged_total", "Tokens charged to requests that passed"),
+    ("tower_fixed_window_tokens_refunded_total", "Tokens refunded, since a true cost was lower"),
+    (
+        "tower_fixed_window_tokens_settled_total",
+        "Tokens taken beyond the charge, since a true cost was higher",
+    ),
 ];

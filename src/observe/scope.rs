@@ -29,6 +29,23 @@ impl Observed<'_> {
         self.meters.count_outcome(self.name, outcome);
     }
 
+    /// A charge of some tokens has passed.
+    #[inline]
+    pub(crate) fn passed(self, outcome: Outcome, tokens: u64) {
+        self.meters.count_outcome(self.name, outcome);
+        self.meters.count(self.name, Event::TokensCharged, tokens);
+    }
+
+    /// Tokens of a charge were refunded.
+    pub(crate) fn refunded(self, tokens: u64) {
+        self.meters.count(self.name, Event::TokensRefunded, tokens);
+    }
+
+    /// Tokens were taken beyond a charge.
+    pub(crate) fn settled(self, tokens: u64) {
+        self.meters.count(self.name, Event::TokensSettled, tokens);
+    }
+
     /// A request was refused without a decision, perhaps since it lacks its key.
     pub(crate) fn refused_undecided(self, outcome: Outcome, missing: Option<&impl Display>) {
         self.meters.count_outcome(self.name, outcome);

@@ -55,10 +55,13 @@ pub(crate) fn scraped(handle: &PrometheusHandle) -> BTreeMap<String, f64> {
         .collect()
 }
 
-/// What counters have counted, gauges, and how often each histogram was written to.
+/// What counters have counted, gauges, and how often each histogram was written to. `token_metrics`
+/// has the tokens.
 fn counts(handle: &PrometheusHandle) -> Vec<(String, u64)> {
-    let is_count =
-        |name: &String| !name.contains("_seconds") || name.starts_with("store_seconds_count");
+    let is_count = |name: &String| {
+        !name.starts_with("tokens_")
+            && (!name.contains("_seconds") || name.starts_with("store_seconds_count"))
+    };
     let scraped = scraped(handle).into_iter().filter(|(name, n)| is_count(name) && *n > 0.0);
     scraped.map(|(name, value)| (name, value as u64)).collect()
 }

@@ -1,0 +1,141 @@
+//! Tokens that are charged, refunded and settled, as an operator sees them: the tokens spent are those
+//! that the store has counted.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use axum::body::Body;
+use http::{Request, Response, StatusCode};
+use metrics_exporter_prometheus::PrometheusHandle;
+use tower::{Layer, ServiceExt, service_fn};
+use tower_fixed_window::key::global;
+use tower_fixed_window::store::Store;
+use tower_fixed_window::{
+    FixedWindowLayer, Key, Limit, Limits, Line, MAX_WINDOW, MemoryStore, Quota, TrueCost,
+};
+
+use crate::metrics_and_logs::{recorder, scraped};
+use crate::support::{FarStore, paused_clock};
+
+/// Charged, refunded, settled and spent.
+fn tokens(handle: &PrometheusHandle, scope: &str) -> [u64; 4] {
+    let scraped = scraped(handle);
+    let of = |what: &str| {
+        let name = format!("tokens_{what}_total{{scope=\"{scope}\"}}");
+        scraped.get(&name).copied().unwrap_or_default() as u64
+    };
+    let (charged, refunded, settled) = (of("charged"), of("refunded"), of("settled"));
+    [charged, refunded, settled, charged + settled - refunded]
+}
+
+fn of_tokens(name: &str) -> Limit {
+    let cost = |parts: &http::request::Parts| {
+        parts.headers.get("x-cost").map_or(1, |n| n.to_str().unwrap().parse().unwrap())
+    };
+    Quota::new(1_000, MAX_WINDOW).name(name).key(global()).cost_fn(cost).settled()
+}
+
+async fn used(limits: &Limits, name: &str) -> u64 {
+    limits.of(name).peek(Key::global()).await.expect("memory").used()
+}
+
+/// Answers with a true cost, a status, or never.
+async fn answer(request: Request<Body>) -> Result<Response<Body>, Infallible> {
+    let (path, mut response) = (request.uri().path(), Response::new(Body::empty()));
+    if let Some(cost) = path.strip_prefix("/cost/") {
+        let cost = TrueCost::of("tokens", cost.parse().expect("a number"));
+        response.extensions_mut().insert(cost);
+    } else if path == "/free" {
+        *response.status_mut() = StatusCode::NOT_MODIFIED;
+    } else if path == "/never" {
+        std::future::pending::<()>().await;
+    }
+    Ok(response)
+}
+
+fn request(path: &str, cost: u64) -> Request<Body> {
+    Request::get(path).header("x-cost", cost).body(Body::empty()).expect("valid")
+}
+
+async fn spend(store: impl Store) -> (PrometheusHandle, Limits) {
+    let (recorder, handle) = recorder();
+    let _guard = metrics::set_default_local_recorder(recorder);
+    let limits = Limits::new([of_tokens("tokens"), of_tokens("estimates")]).store(store);
+    let layer = FixedWindowLayer::new(&limits)
+        .count_if(|parts| parts.status != StatusCode::NOT_MODIFIED)
+        .refund_dropped();
+    let service = layer.layer(service_fn(answer));
+    // A lower cost, a higher one, one that is refunded, and one that stays.
+    for (path, cost) in [("/cost/4", 10), ("/cost/25", 20), ("/free", 30), ("/", 40)] {
+        let Ok(response) = service.clone().oneshot(request(path, cost)).await;
+        assert!(response.status().as_u16() < 400, "{path}");
+    }
+    // Refused: nothing is charged.
+    let Ok(refused) = service.clone().oneshot(request("/", 999)).await;
+    assert_eq!(refused.status(), 429);
+    // Dropped in the handler, and while the store decides.
+    for after in [500, 2] {
+        let call = service.clone().oneshot(request("/never", 50));
+        assert!(tokio::time::timeout(Duration::from_millis(after), call).await.is_err());
+    }
+    // Without HTTP.
+    let lines = [Line::new("tokens", Key::global(), 7), Line::new("estimates", Key::global(), 3)];
+    let receipts = limits.charge(&lines).await.expect("memory").expect("it passes");
+    limits.settle(receipts, [("tokens", 2), ("estimates", 8)]).await.expect("memory");
+    let receipts = limits.charge(&lines).await.expect("memory").expect("it passes");
+    limits.refund(receipts).await.expect("memory");
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    (handle, limits)
+}
+
+#[tokio::test(start_paused = true)]
+async fn tokens_spent_are_those_that_the_store_has_counted() {
+    let memory = || MemoryStore::with_clock(paused_clock());
+    let far = FarStore::new(|| 5);
+    for ((handle, limits), drops) in [(spend(memory()).await, 2), (spend(far).await, 1)] {
+        for (name, expected) in [
+            ("tokens", [114 + 50 * drops, 48 + 50 * drops, 5, 71]),
+            ("estimates", [106 + 50 * drops, 33 + 50 * drops, 5, 78]),
+        ] {
+            assert_eq!(tokens(&handle, name), expected, "{name}");
+            assert_eq!(used(&limits, name).await, expected[3], "{name}");
+        }
+    }
+}
+
+/// What a line takes for requests that are gone by then is no charge of anybody's.
+#[tokio::test(start_paused = true)]
+async fn tokens_that_a_queue_returns_were_never_charged() {
+    let (recorder, handle) = recorder();
+    let _guard = metrics::set_default_local_recorder(recorder);
+    let limits = Limits::new([
+        Quota::per_second(4).name("seconds").key(global()),
+        Quota::per_minute(100).name("minutes").key(global()),
+    ]);
+    let limits = limits.store(FarStore::new(|| 20));
+    let layer = FixedWindowLayer::new(&limits).queue(100, Duration::from_secs(60));
+    let called = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&called);
+    let service = layer.layer(service_fn(move |_: Request<Body>| {
+        count.fetch_add(1, Ordering::SeqCst);
+        async { Ok::<_, Infallible>(Response::new(Body::empty())) }
+    }));
+    let call = |i: u64| {
+        let call = service.clone().oneshot(request("/", 1));
+        // Every third one is gone at about the time of the answer.
+        let patience = if i.is_multiple_of(3) { 30 + i * 7 } else { 60_000 };
+        tokio::spawn(tokio::time::timeout(Duration::from_millis(patience), call))
+    };
+    for call in (0..30).map(call).collect::<Vec<_>>() {
+        let _gone_or_served = call.await.expect("no panic");
+    }
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let called = called.load(Ordering::SeqCst) as u64;
+    assert!((20..30).contains(&called), "{called}");
+    for name in ["seconds", "minutes"] {
+        assert_eq!(tokens(&handle, name), [called, 0, 0, called], "{name}");
+    }
+    assert_eq!(used(&limits, "minutes").await, called);
+}
