@@ -108,6 +108,9 @@ impl Limiter {
     }
 
     pub(crate) fn in_store(limit: Limit, store: Arc<dyn Store>) -> Self {
+        if limit.cost.is_some() || limit.settled {
+            limit.scope.observe().has_costs();
+        }
         Self {
             scope: limit.scope.clone(),
             quotas: limit.quotas,

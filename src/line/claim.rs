@@ -1,6 +1,7 @@
 //! What a request asks for while it waits: tokens of one limit, or of several that are decided
 //! together (S37).
 
+use std::hash::{Hash, Hasher};
 use std::ops::{AddAssign, Sub, SubAssign};
 use std::sync::Arc;
 
@@ -8,12 +9,19 @@ use crate::key::Key;
 use crate::quota::{MAX_TOKENS, Quotas};
 
 /// A key under one of the layer's limits. Requests that have these in common wait in one line.
-#[derive(Clone, PartialEq, Eq, Hash)]
+#[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Counter {
     /// The limit's position in the layer.
     pub(crate) limit: usize,
     pub(crate) scope: u64,
     pub(crate) key: Key,
+}
+
+impl Hash for Counter {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        // Of equal keys, few are under different limits.
+        self.key.hash(state);
+    }
 }
 
 /// The name and the quotas of a limit that decides.

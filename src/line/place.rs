@@ -17,18 +17,20 @@ use crate::timer::{Instant, Sleep};
 pub(crate) struct Place {
     queue: Arc<Queue>,
     line: Arc<Line>,
+    terms: Terms,
     number: u64,
     alarm: Option<Sleep>,
 }
 
 impl Place {
     /// Joins the line of its counters, as the last one, or is refused.
-    pub(crate) fn join(queue: &Arc<Queue>, claim: &Claim) -> Result<Self, Decision> {
-        let line = queue.lines.of(claim);
+    pub(crate) fn join(queue: &Arc<Queue>, claim: Claim) -> Result<Self, Decision> {
+        let line = queue.lines.of(&claim);
         let asker = asker(queue, &claim.terms);
         let mut out = Out::default();
-        let number = line.lock().join(claim, &asker, &mut out)?;
-        let place = Self { queue: Arc::clone(queue), line, number, alarm: None };
+        let number = line.lock().join(&claim, &asker, &mut out)?;
+        let (queue, terms) = (Arc::clone(queue), claim.terms);
+        let place = Self { queue, line, terms, number, alarm: None };
         place.follow(out);
         Ok(place)
     }
@@ -36,29 +38,32 @@ impl Place {
     /// Ready when its turn has come, and it is to be charged once its service is ready.
     pub(crate) fn poll_turn(
         &mut self,
-        terms: &Terms,
+        changed: Option<Terms>,
         cx: &mut Context<'_>,
     ) -> Poll<Result<(), End>> {
-        self.poll(false, terms, Some(cx)).map_ok(|_| ())
+        self.poll(false, changed, Some(cx)).map_ok(|_| ())
     }
 
     /// Charges it. Without a context, only what is answered at once.
     pub(crate) fn poll_charge(
         &mut self,
-        terms: &Terms,
+        changed: Option<Terms>,
         cx: Option<&mut Context<'_>>,
     ) -> Poll<Result<Decision, End>> {
-        self.poll(true, terms, cx).map(|end| end.and_then(|granted| granted.ok_or(End::LetGo)))
+        self.poll(true, changed, cx).map(|end| end.and_then(|granted| granted.ok_or(End::LetGo)))
     }
 
     fn poll(
         &mut self,
         ready: bool,
-        terms: &Terms,
+        changed: Option<Terms>,
         mut cx: Option<&mut Context<'_>>,
     ) -> Poll<Result<Option<Decision>, End>> {
+        if let Some(changed) = changed {
+            self.terms = changed;
+        }
         loop {
-            let (asker, mut out) = (asker(&self.queue, terms), Out::default());
+            let (asker, mut out) = (asker(&self.queue, &self.terms), Out::default());
             let mut state = self.line.lock();
             if let Some(cx) = &cx {
                 state.set_waker(self.number, cx.waker(), &mut out);

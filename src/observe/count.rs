@@ -70,7 +70,10 @@ pub(super) const EVENTS: [(&str, &str); Event::TokensSettled as usize + 1] = [
         "Leased tokens spent on requests without a call",
     ),
     ("tower_fixed_window_lease_tokens_returned_total", "Leased tokens returned unspent"),
-    ("tower_fixed_window_tokens_charged_total", "Tokens charged to requests that passed"),
+    (
+        "tower_fixed_window_tokens_charged_total",
+        "Tokens charged to requests that passed, where they have costs",
+    ),
     ("tower_fixed_window_tokens_refunded_total", "Tokens refunded, since a true cost was lower"),
     (
         "tower_fixed_window_tokens_settled_total",

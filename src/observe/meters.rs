@@ -3,14 +3,12 @@
 
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use std::{array, iter};
 #[cfg(feature = "saved")]
 use std::{
-    sync::{
-        Mutex, PoisonError,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::{Mutex, PoisonError, atomic::AtomicU64},
     time::{SystemTime, UNIX_EPOCH},
 };
 
@@ -46,6 +44,9 @@ pub(crate) struct Meters {
     seconds: [OnceLock<Histogram>; SECONDS.len()],
     /// Their names, made once also where no recorder is installed.
     keys: OnceLock<Keys>,
+    /// Whether charges have costs other than 1. Where they don't, to count tokens would only take
+    /// time.
+    costs: AtomicBool,
 }
 
 /// A panic in a recorder leaves nothing half done here, and a feature takes no trait from a public
@@ -74,6 +75,17 @@ impl Keys {
 }
 
 impl Meters {
+    pub(super) fn note_costs(&self) {
+        if !self.has_costs() {
+            self.costs.store(true, Ordering::Relaxed);
+        }
+    }
+
+    #[inline(always)]
+    pub(super) fn has_costs(&self) -> bool {
+        self.costs.load(Ordering::Relaxed)
+    }
+
     #[inline]
     pub(super) fn count_outcome(&self, scope: &str, outcome: Outcome) {
         self.increment(scope, outcome as usize, 1);

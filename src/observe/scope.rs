@@ -29,10 +29,25 @@ impl Observed<'_> {
         self.meters.count_outcome(self.name, outcome);
     }
 
+    /// Tokens are counted from here on: charges have costs.
+    pub(crate) fn has_costs(self) {
+        self.meters.note_costs();
+    }
+
     /// A charge of some tokens has passed.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn passed(self, outcome: Outcome, tokens: u64) {
+        if tokens == 1 && !self.meters.has_costs() {
+            self.meters.count_outcome(self.name, outcome);
+        } else {
+            self.charged(outcome, tokens);
+        }
+    }
+
+    #[inline(never)]
+    fn charged(self, outcome: Outcome, tokens: u64) {
         self.meters.count_outcome(self.name, outcome);
+        self.meters.note_costs();
         self.meters.count(self.name, Event::TokensCharged, tokens);
     }
 

@@ -50,6 +50,44 @@ fn ai_gateway() {
     assert_eq!((refused.status, refused.field("x-ratelimit-resource")), (429, Some("requests")));
 }
 
+/// Two gateways count in one Redis, and in this process while it is gone.
+#[cfg(feature = "redis")]
+#[test]
+fn ai_gateways_over_redis() {
+    let Some(mut redis) = crate::redis::Server::start() else { return };
+    let gateway = || {
+        let mut command = example("ai_gateway");
+        Server::start_with(command.env("LIMITS", LIMITS).env("REDIS_URL", redis.url()))
+    };
+    let (one, other) = (gateway(), gateway());
+    let answer = chat(&one, ANN, 900, 40);
+    assert_eq!((answer.status, answer.number("x-ratelimit-used")), (200, 900));
+    assert_eq!(usage(&other, ANN), [Some(1), Some(40), Some(1)]);
+
+    // One limit refuses, and none takes anything.
+    let refused = chat(&other, ANN, 961, 1);
+    assert_eq!((refused.status, refused.field("x-ratelimit-resource")), (429, Some("tokens")));
+    // Another user has other cents, and the organization's tokens.
+    let bob = "x-org: acme\r\nx-user: bob";
+    assert_eq!(chat(&other, bob, 10, 10).status, 200);
+    assert_eq!(usage(&one, bob), [Some(2), Some(50), Some(1)]);
+    assert_eq!(chat(&one, bob, 10, 10).status, 200);
+    for gateway in [&one, &other] {
+        let refused = chat(gateway, ANN, 1, 1);
+        assert_eq!(
+            (refused.status, refused.field("x-ratelimit-resource")),
+            (429, Some("requests"))
+        );
+    }
+
+    redis.kill();
+    let eve = "x-org: other\r\nx-user: eve";
+    for (gateway, uses) in [(&one, 30), (&other, 50)] {
+        assert_eq!(chat(gateway, eve, 100, uses).status, 200);
+        assert_eq!(usage(gateway, eve), [Some(1), Some(uses), Some(1)]);
+    }
+}
+
 #[test]
 fn ai_gateway_with_plans() {
     let folder = tempfile::tempdir().expect("a folder");

@@ -15,6 +15,10 @@ mod browser;
 mod choose_limit;
 mod hostile_logs;
 mod playground;
+#[cfg(feature = "redis")]
+#[path = "../redis/server.rs"]
+#[allow(dead_code, reason = "the tests of the store need more")]
+mod redis;
 
 fn example(name: &str) -> Command {
     // The test is target/<profile>/deps/examples-<hash>.

@@ -12,8 +12,9 @@ use metrics_exporter_prometheus::PrometheusHandle;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_fixed_window::key::global;
 use tower_fixed_window::store::Store;
+use tower_fixed_window::testing::block_on;
 use tower_fixed_window::{
-    FixedWindowLayer, Key, Limit, Limits, Line, MAX_WINDOW, MemoryStore, Quota, TrueCost,
+    FixedWindowLayer, Key, Limit, Limiter, Limits, Line, MAX_WINDOW, MemoryStore, Quota, TrueCost,
 };
 
 use crate::metrics_and_logs::{recorder, scraped};
@@ -111,8 +112,8 @@ async fn tokens_that_a_queue_returns_were_never_charged() {
     let (recorder, handle) = recorder();
     let _guard = metrics::set_default_local_recorder(recorder);
     let limits = Limits::new([
-        Quota::per_second(4).name("seconds").key(global()),
-        Quota::per_minute(100).name("minutes").key(global()),
+        Quota::per_second(8).name("seconds").key(global()).cost_fn(|_| 2),
+        Quota::per_minute(200).name("minutes").key(global()).cost_fn(|_| 2),
     ]);
     let limits = limits.store(FarStore::new(|| 20));
     let layer = FixedWindowLayer::new(&limits).queue(100, Duration::from_secs(60));
@@ -135,7 +136,20 @@ async fn tokens_that_a_queue_returns_were_never_charged() {
     let called = called.load(Ordering::SeqCst) as u64;
     assert!((20..30).contains(&called), "{called}");
     for name in ["seconds", "minutes"] {
-        assert_eq!(tokens(&handle, name), [called, 0, 0, called], "{name}");
+        assert_eq!(tokens(&handle, name), [2 * called, 0, 0, 2 * called], "{name}");
     }
-    assert_eq!(used(&limits, "minutes").await, called);
+    assert_eq!(used(&limits, "minutes").await, 2 * called);
+}
+
+/// To count the tokens of each request would take time, and tell no more than the requests do.
+#[test]
+fn tokens_are_counted_from_the_first_cost_on() {
+    let (recorder, handle) = recorder();
+    let limiter = Limiter::new(Quota::per_minute(60).name("api"));
+    metrics::with_local_recorder(recorder, || {
+        for (cost, expected) in [(1, 0), (1, 0), (5, 5), (1, 6), (0, 6)] {
+            assert!(block_on(limiter.check_cost(Key::global(), cost)).expect("memory").allowed());
+            assert_eq!(tokens(&handle, "api"), [expected, 0, 0, expected], "{cost}");
+        }
+    });
 }

@@ -17,7 +17,7 @@ impl<J> LimitedRequest<J> {
     #[inline(never)]
     pub(super) fn join(&mut self, parts: &Parts, cost: u64) -> Next {
         let Some(queue) = &self.current.shared.queue else { return Next::Call };
-        match Place::join(queue, &self.claim(cost)) {
+        match Place::join(queue, self.claim(cost)) {
             Ok(place) => {
                 self.rare().place = Some(place);
                 match self.poll_charge(parts, None) {
@@ -58,9 +58,9 @@ impl<J> LimitedRequest<J> {
 
     /// Ready when it is its turn in the line, or its wait has ended otherwise.
     pub(crate) fn poll_turn(&mut self, parts: &Parts, cx: &mut Context<'_>) -> Poll<Option<Next>> {
-        let terms = self.terms_now();
+        let changed = self.changed_terms();
         let Some(place) = self.place() else { return Poll::Ready(Some(Next::Call)) };
-        match ready!(place.poll_turn(&terms, cx)) {
+        match ready!(place.poll_turn(changed, cx)) {
             Ok(()) => Poll::Ready(None),
             Err(end) => Poll::Ready(Some(self.end(parts, end))),
         }
@@ -72,9 +72,9 @@ impl<J> LimitedRequest<J> {
         parts: &Parts,
         cx: Option<&mut Context<'_>>,
     ) -> Poll<Next> {
-        let terms = self.terms_now();
+        let changed = self.changed_terms();
         let Some(place) = self.place() else { return Poll::Ready(Next::Call) };
-        Poll::Ready(match ready!(place.poll_charge(&terms, cx)) {
+        Poll::Ready(match ready!(place.poll_charge(changed, cx)) {
             Ok(decision) => {
                 self.renew();
                 self.decide(parts, Ok(decision))
@@ -93,7 +93,11 @@ impl<J> LimitedRequest<J> {
         }
     }
 
-    /// What it is charged by when its turn has come.
+    /// What it is charged by, if quotas have changed since it came.
+    fn changed_terms(&self) -> Option<Terms> {
+        (!self.current.is_current(self.shared())).then(|| self.terms_now())
+    }
+
     fn terms_now(&self) -> Terms {
         let term = |limiter: &Limiter, own: Option<&Quotas>| Term {
             name: limiter.scope().shared_name().clone(),
