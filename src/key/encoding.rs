@@ -200,7 +200,7 @@ impl Key {
         self.push(tag::SECRET, &hmac_sha256::Hash::hash(secret));
     }
 
-    #[inline]
+    #[inline(always)]
     pub(super) fn push_ip(&mut self, address: IpAddr, prefix: u8) {
         match address.to_canonical() {
             IpAddr::V4(address) if self.len() == 0 => *self = Self::from_ipv4(address),
