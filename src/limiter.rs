@@ -7,15 +7,17 @@ use std::sync::Arc;
 use crate::decision::{Decision, RateLimited};
 use crate::key::Key;
 use crate::limit::Limit;
-use crate::observe::{self, Outcome};
 use crate::quota::Quotas;
 use crate::store::{Account, Adjust, Charge, MemoryStore, Reply, Scope, Store, StoreError};
 
 pub(crate) mod freed;
 mod live;
+mod noted;
 mod receipt;
 
 pub(crate) use live::Live;
+use noted::note_decision;
+pub(crate) use noted::{note_passed, observe_decision};
 #[cfg(feature = "serde")]
 #[cfg_attr(docsrs, doc(cfg(feature = "serde")))]
 pub use receipt::KeptReceipt;
@@ -318,7 +320,7 @@ impl Limiter {
         }
     }
 
-    /// Returns what was taken for nobody: no charge was reported.
+    /// Returns what was taken by a charge that was not reported.
     pub(crate) fn give_back(&self, account: Account<'_>, decision: &Decision) -> Reply<()> {
         match decision.granted() {
             0 => Reply::now(()),
@@ -531,40 +533,5 @@ impl fmt::Debug for Limiter {
             .field("name", &self.scope.name())
             .field("quotas", &self.quotas())
             .finish_non_exhaustive()
-    }
-}
-
-/// Reports a decision that was not made for a layer, and adds to a refusal what a response needs.
-#[inline(always)]
-fn note_decision(scope: &Scope, quotas: &Quotas, decision: &mut Decision, is_peek: bool) {
-    if !is_peek {
-        observe_decision(scope, quotas, decision, false);
-    }
-    if !decision.allowed() {
-        decision.note_refuser(scope.name(), quotas);
-    }
-}
-
-/// Reports a decision to the log and the metrics. In shadow mode nothing is refused.
-#[inline(always)]
-pub(crate) fn observe_decision(scope: &Scope, quotas: &Quotas, decision: &Decision, shadow: bool) {
-    if !observe::ON {
-        return;
-    }
-    let observed = scope.observe();
-    if decision.allowed() {
-        note_passed(scope, decision.granted(), decision.ready_at_ms().is_some());
-    } else {
-        let outcome = if shadow { Outcome::ShadowRefused } else { Outcome::Refused };
-        let quota = || &quotas.as_slice()[decision.governing()];
-        observed.refused(outcome, quota, || decision.retry_after());
-    }
-}
-
-/// Reports that a charge passed, for now or for later.
-#[inline(always)]
-pub(crate) fn note_passed(scope: &Scope, tokens: u64, waits: bool) {
-    if observe::ON {
-        scope.observe().passed(if waits { Outcome::Reserved } else { Outcome::Passed }, tokens);
     }
 }

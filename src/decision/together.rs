@@ -56,8 +56,8 @@ impl Decision {
         }
     }
 
-    /// This decision with each limit's changed: those that are named, in their order, each with what
-    /// it is changed by. Where there is one limit, the first.
+    /// Changes the decisions of the named limits, each by what stands beside its name. Where there
+    /// is one limit, its name does not matter.
     pub(super) fn map_limits<'a, T>(
         &self,
         mut named: impl Iterator<Item = (&'a str, T)>,

@@ -25,7 +25,7 @@ impl State {
             for (number, entry) in behind.take_while(|(_, entry)| entry.own == head.own) {
                 let mut sum = cost.clone();
                 sum += &entry.cost;
-                // Several limits grant all that is asked for, or nothing.
+                // Several limits grant all tokens or none.
                 if asker.of_several && !self.is_likely(&sum, asker) {
                     break;
                 }

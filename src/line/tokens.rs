@@ -42,7 +42,7 @@ impl Told {
     fn earliest_of_each(&self, tokens: &Tokens) -> impl Iterator<Item = i64> {
         self.terms.iter().zip(tokens.costs()).map(|(term, tokens)| {
             let decision = self.decision.for_limit(&term.name);
-            // A limit of which nothing is known delays nobody.
+            // A limit of which nothing is known is no reason to wait.
             decision.map_or(i64::MIN, |decision| decision.earliest_ms(&term.quotas, tokens))
         })
     }

@@ -67,7 +67,7 @@ impl Charged {
         (settled, decision.with_cost(actual))
     }
 
-    /// Returns a charge of which nobody has heard.
+    /// Returns a charge that was not reported.
     fn give_back(&self, decision: &Decision) -> Reply<()> {
         self.adjust(|account| self.limiter.give_back(account, decision))
     }
@@ -117,7 +117,7 @@ impl Correction {
         (Reply::all(replies), merging.done())
     }
 
-    /// Returns all charges, of which nobody has heard.
+    /// Returns all charges of a request that was not reported.
     fn give_back(&self, decision: &Decision) -> Reply<()> {
         let all = [&self.first].into_iter().chain(&self.others);
         let returned = all.filter_map(|charged| {

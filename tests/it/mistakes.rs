@@ -25,7 +25,7 @@ use tower::util::BoxCloneSyncService;
 use tower::{Layer, ServiceBuilder, ServiceExt, service_fn};
 use tower_fixed_window::key::{PeerAddr, client_ip, extension, global, header, peer_ip};
 use tower_fixed_window::{
-    FixedWindowLayer, Grpc, Headers, Key, KeyExtractor, Limit, MemoryStore, Quota,
+    FixedWindowLayer, Grpc, Headers, Key, KeyExtractor, Limit, MemoryStore, Quota, TrueCost,
 };
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::filter::Targets;
@@ -157,6 +157,42 @@ fn a_subscriber_that_shows_errors_gets_them_alone() {
     });
     assert!(only(&log).contains(" ERROR tower_fixed_window: "), "{log:#?}");
     assert!(log[0].contains(CONNECT_INFO), "{log:#?}");
+}
+
+/// A handler reports true costs that no limit of its layer takes, or only some of them.
+#[test]
+fn true_costs_that_no_limit_takes_are_told_once() {
+    let costs = [
+        || TrueCost::new(7),
+        || TrueCost::of("tokens", 7).and("cents", 1),
+        || TrueCost::of("tokens", 7),
+    ];
+    let ask = async |limits: Vec<Limit>, cost: fn() -> TrueCost| {
+        let service = service_fn(move |_: Request<Body>| {
+            let mut response = Response::new(Body::empty());
+            response.extensions_mut().insert(cost());
+            async { Ok::<_, Infallible>(response) }
+        });
+        let layer = FixedWindowLayer::new(limits);
+        for _ in 0..3 {
+            let response = layer.layer(service).oneshot(get("/")).await;
+            assert_eq!(response.expect("infallible").status(), StatusCode::OK);
+        }
+    };
+    for (case, name) in [(0, "a true cost without a name"), (1, "a true cost of \"cents\"")] {
+        let log = logged_in_case(case, async |case| {
+            let key = |name| QUOTA.name(name).key(global());
+            match case {
+                0 => ask(vec![key("tokens")], costs[0]).await,
+                _ => ask(vec![key("tokens").settled(), key("cents")], costs[1]).await,
+            }
+            // What is taken is no mistake.
+            ask(vec![key("tokens").settled()], costs[0]).await;
+            ask(vec![key("tokens").settled()], costs[2]).await;
+        });
+        assert!(only(&log).contains(name), "{log:#?}");
+        assert!(log[0].contains(".settled()"), "{log:#?}");
+    }
 }
 
 /// Peers that are hardly clients of a server in public.

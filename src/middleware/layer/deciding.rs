@@ -11,17 +11,17 @@ use crate::decision::Decision;
 
 impl<J> FixedWindowLayer<J> {
     /// Lets requests over the limit wait in a line instead of refusing them: for each key up to
-    /// `requests` in this process, each for at most `max_wait`, in order of arrival. Where the layer
-    /// has several limits, each combination of keys has a line, and each limit counts the request
-    /// as waiting. A request that finds the line full, or would have to wait for longer, is refused.
-    /// Its `retry-after` is the time until it could pass behind the others.
+    /// `requests` in this process, each for at most `max_wait`, in order of arrival. A request that
+    /// finds the line full, or would have to wait for longer, is refused. Its `retry-after` is the
+    /// time until it could pass behind the others. Several limits have a line for each combination
+    /// of their keys.
     ///
     /// Nothing is taken for a request that waits, or is dropped while it waits. The first in the
     /// line is charged, for all limits or none, when its window begins and the service is ready, or
-    /// as soon as tokens are returned: never more than the limit passes. A lower cost does not overtake a higher one; a
-    /// cost of 0 passes at once, and a cost above the capacity is refused at once. A waiting
-    /// request holds no place in the inner service. If it is not polled, it delays the others by
-    /// a tenth of a second. The order holds within a process.
+    /// as soon as tokens are returned: never more than the limit passes. A lower cost does not
+    /// overtake a higher one; a cost of 0 passes at once, and a cost above the capacity is refused
+    /// at once. A waiting request holds no place in the inner service. If it is not polled, it
+    /// delays the others by a tenth of a second. The order holds within a process.
     ///
     /// [`close_queue`](Self::close_queue) ends all waiting with 503, for a graceful shutdown.
     ///

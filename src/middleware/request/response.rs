@@ -90,25 +90,32 @@ impl<J> LimitedRequest<J> {
         let counts = options.count_if.as_ref().is_none_or(|count_if| count_if(&parts));
         let actual = match parts.extensions.get::<TrueCost>() {
             _ if !counts => Some(Actual::Nothing),
-            Some(cost) if self.is_settled() => {
+            Some(cost) => {
                 cost.note_settled(self.settled_names());
-                let costs = cost.costs().map(Actual::Costs);
-                if costs.is_none() {
-                    let charged =
-                        self.charged.clone().map(|decision| (self.correction(), decision));
-                    let shadows = self.shadow_correction();
-                    cost.settle_at_end(move |costs| {
-                        let actual = Actual::Costs(costs.clone());
-                        if let Some((correction, decision)) = charged {
-                            correction.make(&decision, &actual, false).0.detach();
-                        }
-                        shadows(&actual);
-                    });
-                }
-                costs
+                self.settle(cost)
             }
-            _ => None,
+            None => None,
         };
         (Response::from_parts(parts, body), actual)
+    }
+
+    /// The costs that settled limits take, or `None`: these are corrected when the costs are known.
+    fn settle(&self, cost: &TrueCost) -> Option<Actual> {
+        if !self.is_settled() {
+            return None;
+        }
+        let costs = cost.costs().map(Actual::Costs);
+        if costs.is_none() {
+            let charged = self.charged.clone().map(|decision| (self.correction(), decision));
+            let shadows = self.shadow_correction();
+            cost.settle_at_end(move |costs| {
+                let actual = Actual::Costs(costs.clone());
+                if let Some((correction, decision)) = charged {
+                    correction.make(&decision, &actual, false).0.detach();
+                }
+                shadows(&actual);
+            });
+        }
+        costs
     }
 }
