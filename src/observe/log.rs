@@ -80,10 +80,10 @@ pub(super) fn refused_undecided(scope: &str, outcome: Outcome, missing: Option<&
     let _ = (scope, outcome, missing);
 }
 
-pub(super) fn store_fails(scope: &str, error: &impl Display) {
-    const WHAT: &str = "the store fails, and requests are answered without it";
-
-    log!(warn, WHAT, scope = scope, error = format_args!("{error}"));
+/// `meanwhile` says what happens to requests.
+pub(super) fn store_fails(scope: &str, meanwhile: &'static str, error: &impl Display) {
+    let error = format_args!("{error}");
+    log!(warn, "the store fails", scope = scope, meanwhile = meanwhile, error = error);
 }
 
 pub(super) fn store_is_back(scope: &str, requests: u64, after: Duration) {

@@ -83,8 +83,8 @@ impl Observed<'_> {
     }
 
     /// The store begins to fail.
-    pub(crate) fn store_fails(self, error: &impl Display) {
-        log::store_fails(self.name, error);
+    pub(crate) fn store_fails(self, meanwhile: &'static str, error: &impl Display) {
+        log::store_fails(self.name, meanwhile, error);
     }
 
     /// The store answers again: the number of requests answered without it, and the time that it

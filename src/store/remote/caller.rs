@@ -82,7 +82,8 @@ pub(super) struct Caller {
 
 impl Caller {
     pub(super) fn new(store: Arc<dyn Store>, node: Arc<Node>, policy: Policy) -> Self {
-        Self { store, node, policy, outage: Outage::default() }
+        let outage = Outage::new(policy.on_failure);
+        Self { store, node, policy, outage }
     }
 
     /// The decision that follows from what is known, else what to [`ask`](Self::ask) with.

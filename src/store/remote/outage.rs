@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::super::error::StoreError;
+use super::super::error::{OnStoreFailure, StoreError};
 use super::super::scope::Scope;
 use crate::observe;
 use crate::timer::Instant;
@@ -18,8 +18,8 @@ const UNREADABLE: &str = "a key of the rate limiter holds what is none of its co
     with the store's prefix";
 
 /// A time in which the store fails, if it does.
-#[derive(Default)]
 pub(super) struct Outage {
+    on_failure: OnStoreFailure,
     is_on: AtomicBool,
     state: Mutex<Option<Failing>>,
 }
@@ -35,6 +35,10 @@ struct Failing {
 }
 
 impl Outage {
+    pub(super) fn new(on_failure: OnStoreFailure) -> Self {
+        Self { on_failure, is_on: AtomicBool::new(false), state: Mutex::default() }
+    }
+
     pub(super) fn note<T>(&self, scope: &Scope, answer: &Result<T, StoreError>) {
         match answer {
             Err(error) if error.is_of_key() => {
@@ -67,7 +71,12 @@ impl Outage {
             }
         }
         drop(state);
-        scope.observe().store_fails(error);
+        let meanwhile = match self.on_failure {
+            OnStoreFailure::Local => "requests are counted in this process",
+            OnStoreFailure::Allow => "requests pass uncounted",
+            OnStoreFailure::Deny => "requests are refused with 503",
+        };
+        scope.observe().store_fails(meanwhile, error);
     }
 
     fn answered(&self, scope: &Scope) {
