@@ -72,7 +72,7 @@ impl Decision {
                 merging.push(&decided.name, change(decided.decision(), by));
             }
         }
-        merging.done()
+        if merging.len == 0 { self.clone() } else { merging.done() }
     }
 
     /// Returns the name and the decision of each limit, if this is one over several limits.

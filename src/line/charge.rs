@@ -100,8 +100,8 @@ impl State {
         let is_all = granted == cost;
         let cost = (by == last).then_some(cost);
         let mut told = Told { decision, terms, cost, sent, stale: false, judged: false };
-        let head = self.there.first_key_value().map(|(_, head)| &head.cost);
-        told.stale = !is_all && head.is_some_and(|head| told.waits_for(freed, head));
+        let first = self.first_short();
+        told.stale = !is_all && first.is_some_and(|first| told.waits_for(freed, first));
         self.told = Some(told);
         if !is_served {
             self.judge(asker, out);

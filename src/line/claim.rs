@@ -66,6 +66,10 @@ impl Those {
     pub(super) fn is_all(self) -> bool {
         self.0 == u8::MAX
     }
+
+    pub(super) fn is_none(self) -> bool {
+        self.0 == 0
+    }
 }
 
 /// Tokens of each limit. All that meet in a line have as many limits.

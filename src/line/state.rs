@@ -202,16 +202,19 @@ impl State {
         out.wakers.extend(self.there.values_mut().filter_map(|entry| entry.waker.take()));
     }
 
+    /// The first request that has no tokens yet.
+    pub(super) fn first_short(&self) -> Option<&Tokens> {
+        self.there.values().map(|entry| &entry.cost).find(|cost| !cost.is_none())
+    }
+
     /// There may be tokens of some limits now: if the head waits for one of these, it asks at once.
     pub(super) fn ask_again(&mut self, limits: Those, out: &mut Out) {
         if let Some(asked) = &mut self.asked {
             asked.freed = asked.freed.and(limits);
         }
-        let Some((_, head)) = self.there.first_key_value() else { return };
-        if let Some(told) = &mut self.told
-            && told.waits_for(limits, &head.cost)
-        {
-            told.stale = true;
+        let (Some(told), Some(first)) = (&self.told, self.first_short()) else { return };
+        if told.waits_for(limits, first) {
+            self.told.iter_mut().for_each(|told| told.stale = true);
             self.wake_head(Instant::now(), out);
         }
     }

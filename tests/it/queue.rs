@@ -12,6 +12,7 @@ use tokio::time::{Instant, sleep};
 use tower::limit::ConcurrencyLimitLayer;
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_fixed_window::key::global;
+use tower_fixed_window::testing::block_on;
 use tower_fixed_window::{
     FixedWindowLayer, Key, Limit, Limiter, Limits, MemoryStore, Quota, Quotas, Store,
 };
@@ -464,4 +465,29 @@ async fn a_request_in_the_last_millisecond_of_a_window_is_charged_once() {
         }
         assert!(start.elapsed() <= Duration::from_millis(2 * window + 2), "of {window} ms");
     }
+}
+
+/// The next one in the line asks at once, though it was not the first when tokens came back.
+#[tokio::test(start_paused = true)]
+async fn tokens_that_come_back_while_the_first_is_called_are_for_the_next() {
+    let limit = Quota::per_second(3).key(global()).cost_fn(|_| 2);
+    let layer = in_memory(limit).queue(30, LONG);
+    let (limiter, start, called) =
+        (limiter_of(&layer), Instant::now(), Arc::new(Mutex::new(vec![])));
+    let calls = Arc::clone(&called);
+    let service = layer.layer(service_fn(move |_: Request<Body>| {
+        calls.lock().unwrap().push(start.elapsed().as_millis() / 1_000);
+        // The store is in memory: it answers now.
+        block_on(limiter.reset(Key::global())).expect("memory");
+        async { Ok::<_, Infallible>(Response::new(Body::empty())) }
+    }));
+    let taken = limiter_of(&layer).check_cost(Key::global(), 3).await.expect("memory");
+    assert!(taken.allowed());
+    let requests: Vec<_> =
+        (0..3).map(|_| tokio::spawn(service.clone().oneshot(get("/")))).collect();
+    for request in requests {
+        let Ok(response) = request.await.expect("no panic");
+        assert_eq!(response.status(), 200);
+    }
+    assert_eq!(*called.lock().unwrap(), [1, 1, 1]);
 }

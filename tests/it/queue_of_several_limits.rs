@@ -2,19 +2,21 @@
 //! is charged for all limits or for none (S13, S37).
 
 use std::convert::Infallible;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use axum::body::Body;
+use futures_util::future::join_all;
 use http::{Request, Response};
 use tokio::time::{Instant, sleep};
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_fixed_window::key::{global, header};
 use tower_fixed_window::{
-    FixedWindowLayer, Key, KeyExtractor, Limit, Limits, MemoryStore, Plan, Quota,
+    FixedWindowLayer, Key, KeyExtractor, Limit, Limits, Line, MemoryStore, Plan, Quota,
 };
 
+use crate::metrics_and_logs::{recorder, scraped};
 use crate::support::{FarStore, paused_clock};
 
 const LONG: Duration = Duration::from_secs(60);
@@ -349,4 +351,112 @@ async fn a_line_before_a_store_far_away_passes_many_with_each_charge() {
     assert!(served.is_sorted_by_key(|(path, _)| path), "{served:?}");
     let in_second = |second| served.iter().filter(|(_, at)| *at == second).count();
     assert_eq!([0, 1, 2, 3, 60].map(in_second), [200, 200, 100, 0, 200]);
+}
+
+/// Whoever waits under two limits is among those that wait under each.
+#[tokio::test(start_paused = true)]
+async fn requests_that_wait_are_counted_under_each_of_their_limits() {
+    let (recorder, handle) = recorder();
+    let _guard = metrics::set_default_local_recorder(recorder);
+    let layer = of_org_and_user().queue(30, LONG);
+    let service = noting(&layer, &Served::default());
+    let calls = (0..6).map(|_| service.clone().oneshot(request("/", "ann")));
+    let look = |name: &str| scraped(&handle).get(name).copied();
+    let (_, ()) = tokio::join!(join_all(calls), async {
+        sleep(Duration::from_millis(500)).await;
+        for limit in ["org", "user"] {
+            assert_eq!(look(&format!("waiting{{scope=\"{limit}\"}}")), Some(2.0), "{limit}");
+        }
+    });
+    for limit in ["org", "user"] {
+        assert_eq!(look(&format!("waiting{{scope=\"{limit}\"}}")), Some(0.0), "{limit}");
+        assert_eq!(look(&format!("wait_seconds_count{{scope=\"{limit}\"}}")), Some(2.0), "{limit}");
+        let passed = format!("decisions_total{{scope=\"{limit}\",outcome=\"passed\"}}");
+        assert_eq!(look(&passed), Some(6.0), "{limit}");
+    }
+}
+
+/// Of those that one charge covers, two are gone when it is answered. What was taken for them comes
+/// back, and whoever waits elsewhere for that limit is called.
+#[tokio::test(start_paused = true)]
+async fn tokens_of_those_that_are_gone_call_another_line() {
+    let limits = Limits::new([
+        Quota::per_day(3).name("org").key(header("x-org")),
+        Quota::per_day(9).name("user").key(header("x-user")),
+    ]);
+    let (limits, served) = (limits.store(FarStore::new(|| 20)), Served::default());
+    let layer = FixedWindowLayer::new(&limits);
+    let service = noting(&layer.queue(30, Duration::from_secs(100_000)), &served);
+    let call = |user| tokio::spawn(service.clone().oneshot(request("/", user)));
+    let full = limits.of("org").check_cost(key_of("x-org", "acme"), 3).await.expect("memory");
+    assert!(full.allowed());
+    let anns: Vec<_> = (0..3).map(|_| call("ann")).collect();
+    sleep(Duration::from_secs(1)).await;
+    // Ann's requests are covered by the next charge, and Bob's comes just too late.
+    limits.of("org").reset(key_of("x-org", "acme")).await.expect("memory");
+    let bob = call("bob");
+    sleep(Duration::from_millis(5)).await;
+    anns[1..].iter().for_each(tokio::task::JoinHandle::abort);
+    let Ok(response) = bob.await.expect("no panic");
+    assert_eq!(response.status(), 200);
+    assert!(served.lock().unwrap().iter().all(|(_, at)| *at < 3), "{served:?}");
+    assert_eq!(used(&FixedWindowLayer::new(&limits), "org", key_of("x-org", "acme")).await, 2);
+}
+
+/// Other nodes may have taken what the line knew to be left: then fewer are charged together.
+#[tokio::test(start_paused = true)]
+async fn a_charge_of_many_that_is_refused_is_made_for_fewer() {
+    let delay = Arc::new(AtomicU64::new(20));
+    let of_store = Arc::clone(&delay);
+    let store = FarStore::new(move || of_store.load(Ordering::SeqCst));
+    let quotas = [Quota::per_second(10).name("seconds"), Quota::per_minute(600).name("minutes")];
+    let other = Limits::new(quotas.clone()).store(store.memory.clone());
+    let served = Served::default();
+    let layer =
+        FixedWindowLayer::new(Limits::new(quotas.map(|quota| quota.key(global()))).store(store));
+    let service = noting(&layer.queue(30, LONG), &served);
+    let of_other = |cost| {
+        let lines = ["seconds", "minutes"].map(|name| Line::new(name, Key::global(), cost));
+        other.check(lines)
+    };
+    assert!(of_other(10).await.expect("memory").allowed());
+    let waiting: Vec<_> =
+        (0..14).map(|_| tokio::spawn(service.clone().oneshot(request("/", "ann")))).collect();
+    // The next charge is sent so as to come with the window, and comes after the other node's.
+    sleep(Duration::from_millis(500)).await;
+    delay.store(60, Ordering::SeqCst);
+    sleep(Duration::from_millis(505)).await;
+    assert!(of_other(8).await.expect("memory").allowed());
+    for response in waiting {
+        let Ok(response) = response.await.expect("no panic");
+        assert_eq!(response.status(), 200);
+    }
+    let served = served.lock().unwrap();
+    let in_second = |second| served.iter().filter(|(_, at)| *at == second).count();
+    assert_eq!([0, 1, 2, 3].map(in_second), [0, 2, 10, 2]);
+}
+
+/// A charge covers those behind the first only where they have its plan.
+#[tokio::test(start_paused = true)]
+async fn each_request_in_a_line_is_charged_by_its_own_plan() {
+    let plan = |parts: &http::request::Parts, _: &Key| match parts.uri.path() {
+        "/small" => Quota::per_second(1),
+        _ => Quota::per_second(10),
+    };
+    let limits = Limits::new([
+        Limit::by_plan(plan).name("plan").key(global()),
+        Quota::per_minute(600).name("minutes").key(global()),
+    ]);
+    let (layer, served) =
+        (FixedWindowLayer::new(limits.store(FarStore::new(|| 20))), Served::default());
+    let service = noting(&layer.queue(30, LONG), &served);
+    let waiting: Vec<_> = ["/big", "/big", "/small", "/big", "/small"]
+        .map(|path| tokio::spawn(service.clone().oneshot(request(path, "ann"))))
+        .into();
+    for response in waiting {
+        let Ok(response) = response.await.expect("no panic");
+        assert_eq!(response.status(), 200);
+    }
+    let seconds: Vec<_> = served.lock().unwrap().iter().map(|(_, at)| *at).collect();
+    assert_eq!(seconds, [0, 0, 1, 1, 2]);
 }
