@@ -194,23 +194,46 @@ async fn costs_of_several_units_pass_in_order_and_those_of_none_at_once() {
 
 #[tokio::test(start_paused = true)]
 async fn a_refund_of_any_limit_calls_the_first_in_the_line() {
-    let layer = layer_of([
-        Quota::per_day(2).name("org").key(header("x-org")),
-        Quota::per_day(5).name("user").key(header("x-user")),
-    ]);
-    let (limits, served) = (layer.limits().clone(), Served::default());
-    let taken = limits.of("org").charge(key_of("x-org", "acme"), 1).await.expect("memory");
-    let service = noting(&layer.queue(30, Duration::from_secs(100_000)), &served);
-    let waiting: Vec<_> =
-        (0..2).map(|_| tokio::spawn(service.clone().oneshot(request("/", "ann")))).collect();
-    sleep(Duration::from_secs(5)).await;
-    assert_eq!(served.lock().unwrap().len(), 1);
-    limits.of("org").refund(taken.expect("it passes")).await.expect("memory");
-    for response in waiting {
-        let Ok(response) = response.await.expect("no panic");
-        assert_eq!(response.status(), 200);
+    for (limit, key) in [("org", key_of("x-org", "acme")), ("user", key_of("x-user", "ann"))] {
+        let layer = layer_of([
+            Quota::per_day(2).name("org").key(header("x-org")),
+            Quota::per_day(2).name("user").key(header("x-user")),
+        ]);
+        let (limits, served) = (layer.limits().clone(), Served::default());
+        let taken = limits.of(limit).charge(key, 1).await.expect("memory");
+        let service = noting(&layer.queue(30, Duration::from_secs(100_000)), &served);
+        let waiting: Vec<_> =
+            (0..2).map(|_| tokio::spawn(service.clone().oneshot(request("/", "ann")))).collect();
+        sleep(Duration::from_secs(5)).await;
+        assert_eq!(served.lock().unwrap().len(), 1);
+        limits.of(limit).refund(taken.expect("it passes")).await.expect("memory");
+        for response in waiting {
+            let Ok(response) = response.await.expect("no panic");
+            assert_eq!(response.status(), 200);
+        }
+        assert_eq!(served.lock().unwrap().last().expect("two").1, 5, "{limit}");
     }
-    assert_eq!(served.lock().unwrap().last().expect("two").1, 5);
+}
+
+/// The store has refused, and the answer is on its way.
+#[tokio::test(start_paused = true)]
+async fn tokens_that_come_back_before_the_answer_are_asked_for_again() {
+    // One after the other: "user" is decided when the answer of "org" is back.
+    for (key, on_its_way) in [("org", 50), ("user", 90)] {
+        let store = FarStore::new(|| 20);
+        let quotas = ["org", "user"].map(|name| Quota::per_day(1).name(name).key(global()));
+        let other = Limits::new(quotas.clone()).store(store.memory.clone());
+        let served = Served::default();
+        let layer = FixedWindowLayer::new(Limits::new(quotas).store(store));
+        let service = noting(&layer.queue(30, Duration::from_secs(100_000)), &served);
+        assert!(other.of(key).check(Key::global()).await.expect("memory").allowed());
+        let call = tokio::spawn(service.oneshot(request("/", "ann")));
+        sleep(Duration::from_millis(on_its_way)).await;
+        other.of(key).reset(Key::global()).await.expect("memory");
+        let Ok(response) = call.await.expect("no panic");
+        assert_eq!(response.status(), 200);
+        assert_eq!(served.lock().unwrap().last().expect("one").1, 0, "{key}");
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -76,6 +76,9 @@ async fn spend(store: impl Store) -> (PrometheusHandle, Limits) {
     // Refused: nothing is charged.
     let Ok(refused) = service.clone().oneshot(request("/", 999)).await;
     assert_eq!(refused.status(), 429);
+    // The first limit would pass: what it has taken meanwhile is no charge.
+    let lines = [Line::new("tokens", Key::global(), 1), Line::new("estimates", Key::global(), 999)];
+    assert!(!limits.check(&lines).await.expect("memory").allowed());
     // Dropped in the handler, and while the store decides.
     for after in [500, 2] {
         let call = service.clone().oneshot(request("/never", 50));
