@@ -5,7 +5,7 @@ use std::cmp::Reverse;
 use std::fmt;
 use std::time::{Duration, SystemTime};
 
-use crate::quota::{MAX_TOKENS, Quotas, Span};
+use crate::quota::{Quota, Quotas, Span};
 use crate::window::{MAX, State};
 
 mod ahead;
@@ -252,7 +252,7 @@ impl Decision {
 
     /// The same after the charge was corrected to another cost.
     pub(crate) fn with_cost(mut self, cost: u64) -> Self {
-        let more = cost.min(MAX_TOKENS) as i64 - self.granted as i64;
+        let more = cost.min(Quota::MAX_TOKENS) as i64 - self.granted as i64;
         for standing in self.standings_mut() {
             standing.used = standing.used.saturating_add(more).min(MAX);
         }

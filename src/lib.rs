@@ -42,9 +42,7 @@ pub use middleware::{
     CostMeter, EmptyBody, FixedWindow, FixedWindowLayer, GitHubBody, Grpc, Headers, ProblemJson,
     RateLimitEndpoint, Reason, Reject, Rejection, ResponseFuture, TrueCost,
 };
-pub use quota::{
-    MAX_TOKENS, MAX_WINDOW, ParseQuotaError, Plan, Quota, QuotaError, Quotas, Weekday,
-};
+pub use quota::{ParseQuotaError, Plan, Quota, QuotaError, Quotas, Weekday};
 #[cfg(feature = "saved")]
 #[cfg_attr(docsrs, doc(cfg(feature = "saved")))]
 pub use store::CountsFile;

@@ -26,13 +26,6 @@ pub use set::Quotas;
 use calendar::Period;
 use zone::Zone;
 
-/// The largest limit, cost or capacity ([bounds](Quota#bounds)): 2^53 - 1, the largest integer that
-/// every client represents exactly (JavaScript's numbers, Lua's in Redis).
-pub const MAX_TOKENS: u64 = (1 << 53) - 1;
-
-/// The longest window: ten years of 365 days, one of the [bounds](Quota#bounds).
-pub const MAX_WINDOW: Duration = Duration::from_secs(10 * 365 * 86_400);
-
 const DAY_MS: u64 = 86_400_000;
 const WEEK_MS: u64 = 7 * DAY_MS;
 /// The epoch is a Thursday; the first Monday is four days later.
@@ -80,10 +73,11 @@ const MONDAY_MS: u64 = 4 * 86_400_000;
 ///
 /// # Bounds
 ///
-/// A limit is at most 2^53 - 1 ([`MAX_TOKENS`]). A limit of 0 refuses every request; for
-/// "unlimited", skip the request instead. A window is a whole number of milliseconds from 1 ms to
-/// ten years ([`MAX_WINDOW`]). Other values panic where they are written, which in a `const` is a
-/// compile error. For numbers from a database or a file, use [`try_new`](Self::try_new).
+/// A limit is at most 2^53 - 1 ([`MAX_TOKENS`](Self::MAX_TOKENS)). A limit of 0 refuses every
+/// request; for "unlimited", skip the request instead. A window is a whole number of milliseconds
+/// from 1 ms to ten years ([`MAX_WINDOW`](Self::MAX_WINDOW)). Other values panic where they are
+/// written, which in a `const` is a compile error. For numbers from a database or a file, use
+/// [`try_new`](Self::try_new).
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Quota {
     pub(crate) limit: u64,
@@ -126,7 +120,7 @@ impl Quota {
     /// `limit` tokens in each second.
     ///
     /// # Panics
-    /// If the limit is above [`MAX_TOKENS`].
+    /// If the limit is above [`MAX_TOKENS`](Self::MAX_TOKENS).
     #[track_caller]
     pub const fn per_second(limit: u64) -> Self {
         Self::new(limit, Duration::from_secs(1))
@@ -135,7 +129,7 @@ impl Quota {
     /// `limit` tokens in each minute.
     ///
     /// # Panics
-    /// If the limit is above [`MAX_TOKENS`].
+    /// If the limit is above [`MAX_TOKENS`](Self::MAX_TOKENS).
     #[track_caller]
     pub const fn per_minute(limit: u64) -> Self {
         Self::new(limit, Duration::from_secs(60))
@@ -144,7 +138,7 @@ impl Quota {
     /// `limit` tokens in each hour.
     ///
     /// # Panics
-    /// If the limit is above [`MAX_TOKENS`].
+    /// If the limit is above [`MAX_TOKENS`](Self::MAX_TOKENS).
     #[track_caller]
     pub const fn per_hour(limit: u64) -> Self {
         Self::new(limit, Duration::from_secs(3_600))
@@ -153,7 +147,7 @@ impl Quota {
     /// `limit` tokens in each day, from midnight to midnight UTC.
     ///
     /// # Panics
-    /// If the limit is above [`MAX_TOKENS`].
+    /// If the limit is above [`MAX_TOKENS`](Self::MAX_TOKENS).
     #[track_caller]
     pub const fn per_day(limit: u64) -> Self {
         Self::new(limit, Duration::from_secs(86_400))
@@ -162,7 +156,7 @@ impl Quota {
     /// `limit` tokens in each week, from Monday 00:00 UTC.
     ///
     /// # Panics
-    /// If the limit is above [`MAX_TOKENS`].
+    /// If the limit is above [`MAX_TOKENS`](Self::MAX_TOKENS).
     #[track_caller]
     pub const fn per_week(limit: u64) -> Self {
         Self::new(limit, Duration::from_secs(7 * 86_400))
@@ -185,7 +179,7 @@ impl Quota {
     /// ```
     ///
     /// # Panics
-    /// If the limit is above [`MAX_TOKENS`].
+    /// If the limit is above [`MAX_TOKENS`](Self::MAX_TOKENS).
     #[track_caller]
     pub const fn per_month(limit: u64) -> Self {
         Self::new(limit, Duration::from_secs(86_400)).on(Period::Month(1), Zone::UTC)
@@ -195,7 +189,7 @@ impl Quota {
     /// forgets what was used, as for [`per_month`](Self::per_month).
     ///
     /// # Panics
-    /// If the limit is above [`MAX_TOKENS`].
+    /// If the limit is above [`MAX_TOKENS`](Self::MAX_TOKENS).
     #[track_caller]
     pub const fn per_year(limit: u64) -> Self {
         Self::new(limit, Duration::from_secs(86_400)).on(Period::Year(1, 1), Zone::UTC)
@@ -230,7 +224,7 @@ impl Quota {
     /// # Errors
     /// [`QuotaError`] if the limit or the window is out of [bounds](Quota#bounds).
     pub const fn try_new(limit: u64, window: Duration) -> Result<Self, QuotaError> {
-        if limit > MAX_TOKENS {
+        if limit > Self::MAX_TOKENS {
             return Err(QuotaError::LimitTooLarge);
         }
         if !window.subsec_nanos().is_multiple_of(1_000_000) {
@@ -239,7 +233,7 @@ impl Quota {
         if window.as_millis() == 0 {
             return Err(QuotaError::WindowZero);
         }
-        if window.as_millis() > MAX_WINDOW.as_millis() {
+        if window.as_millis() > Self::MAX_WINDOW.as_millis() {
             return Err(QuotaError::WindowTooLong);
         }
         let window = window.as_millis() as u64;
@@ -461,7 +455,7 @@ impl Quota {
     ///
     /// # Panics
     /// If `capacity` is below the limit, or with
-    /// [`reserve_up_to`](Self::reserve_up_to) above [`MAX_TOKENS`].
+    /// [`reserve_up_to`](Self::reserve_up_to) above [`MAX_TOKENS`](Self::MAX_TOKENS).
     #[doc(alias = "burst")]
     #[track_caller]
     pub const fn rollover_up_to(mut self, capacity: u64) -> Self {
@@ -477,7 +471,7 @@ impl Quota {
     /// ([`Limiter::reserve`](crate::Limiter::reserve)).
     ///
     /// # Panics
-    /// If `max_reserved` and the capacity add up to more than [`MAX_TOKENS`].
+    /// If `max_reserved` and the capacity add up to more than [`MAX_TOKENS`](Self::MAX_TOKENS).
     #[track_caller]
     pub const fn reserve_up_to(mut self, max_reserved: u64) -> Self {
         self.max_reserved = max_reserved;
@@ -487,7 +481,8 @@ impl Quota {
     #[track_caller]
     const fn check_sum(self) -> Self {
         assert!(
-            self.max_reserved <= MAX_TOKENS && self.capacity <= MAX_TOKENS - self.max_reserved,
+            self.max_reserved <= Self::MAX_TOKENS
+                && self.capacity <= Self::MAX_TOKENS - self.max_reserved,
             "a quota's capacity and what may be reserved are together at most 2^53 - 1"
         );
         self
@@ -504,14 +499,14 @@ impl Quota {
     /// ```
     ///
     /// # Panics
-    /// If the limit is above [`MAX_TOKENS`].
+    /// If the limit is above [`MAX_TOKENS`](Self::MAX_TOKENS).
     #[track_caller]
     pub const fn with_limit(mut self, limit: u64) -> Self {
-        assert!(limit <= MAX_TOKENS, "{}", QuotaError::LimitTooLarge.message());
+        assert!(limit <= Self::MAX_TOKENS, "{}", QuotaError::LimitTooLarge.message());
         self.limit = limit;
         self.capacity = limit;
-        if self.max_reserved > MAX_TOKENS - limit {
-            self.max_reserved = MAX_TOKENS - limit;
+        if self.max_reserved > Self::MAX_TOKENS - limit {
+            self.max_reserved = Self::MAX_TOKENS - limit;
         }
         self
     }
@@ -579,6 +574,16 @@ impl Quota {
                 _ => false,
             }
     }
+}
+
+// A block of its own: rustdoc shows a block's constants before its methods.
+impl Quota {
+    /// The largest limit, cost or capacity ([bounds](Self#bounds)): 2^53 - 1, the largest integer
+    /// that every client represents exactly (JavaScript's numbers, Lua's in Redis).
+    pub const MAX_TOKENS: u64 = (1 << 53) - 1;
+
+    /// The longest window: ten years of 365 days, one of the [bounds](Self#bounds).
+    pub const MAX_WINDOW: Duration = Duration::from_secs(10 * 365 * 86_400);
 }
 
 #[track_caller]

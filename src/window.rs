@@ -4,7 +4,7 @@
 //! All of the rules' numbers are here and nowhere else; a store that works elsewhere (a script in
 //! Redis) mirrors this file and is held to it by the conformance suite.
 
-use crate::quota::{Anchor, Calendar, MAX_TOKENS, Quota, Span};
+use crate::quota::{Anchor, Calendar, Quota, Span};
 
 mod grid;
 mod state;
@@ -226,13 +226,13 @@ impl<'a> Window<'a> {
     /// What to write when `cost` tokens are taken, whether they fit or not (S15 may overdraw).
     #[inline]
     pub(crate) fn take(&self, cost: u64) -> State {
-        self.write(self.used_after(cost), cost.min(MAX_TOKENS) as i64)
+        self.write(self.used_after(cost), cost.min(Quota::MAX_TOKENS) as i64)
     }
 
     /// The tokens taken after a charge of `cost`.
     #[inline]
     pub(crate) fn used_after(&self, cost: u64) -> i64 {
-        self.used.saturating_add(cost.min(MAX_TOKENS) as i64).min(MAX)
+        self.used.saturating_add(cost.min(Quota::MAX_TOKENS) as i64).min(MAX)
     }
 
     /// Whether tokens of a later window are taken than of one that ends at this instant: a count
@@ -249,7 +249,7 @@ impl<'a> Window<'a> {
     /// What to write when `tokens` are returned; `None` where there is no state to return them
     /// to (S14).
     pub(crate) fn give_back(&self, tokens: u64) -> Option<State> {
-        let tokens = tokens.min(MAX_TOKENS) as i64;
+        let tokens = tokens.min(Quota::MAX_TOKENS) as i64;
         self.until.known().map(|_| self.write((self.used - tokens).max(floor(self.quota)), -tokens))
     }
 

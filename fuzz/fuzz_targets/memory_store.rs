@@ -14,7 +14,9 @@ use libfuzzer_sys::fuzz_target;
 use reference::{Ask, Grid, Model, Taken, Terms, stagger};
 use tower_fixed_window::store::Reply;
 use tower_fixed_window::testing::block_on;
-use tower_fixed_window::{Decision, Key, Limit, Limiter, ManualClock, MemoryStore, Quota, Quotas, Receipt};
+use tower_fixed_window::{
+    Decision, Key, Limit, Limiter, ManualClock, MemoryStore, Quota, Quotas, Receipt,
+};
 
 const NAMES: [&str; 2] = ["a", "b"];
 const START_MS: u64 = 1_700_000_040_000;

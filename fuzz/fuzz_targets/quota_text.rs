@@ -3,7 +3,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use tower_fixed_window::{MAX_TOKENS, MAX_WINDOW, Quota, Quotas};
+use tower_fixed_window::{Quota, Quotas};
 
 fuzz_target!(|text: &str| {
     match text.parse::<Quotas>() {
@@ -13,8 +13,8 @@ fuzz_target!(|text: &str| {
             for quota in quotas.iter() {
                 assert_eq!(quota.to_string().parse::<Quota>(), Ok(*quota));
                 assert!(quota.capacity() >= quota.limit());
-                assert!(quota.capacity() + quota.max_reserved() <= MAX_TOKENS);
-                assert!(!quota.window().is_zero() && quota.window() <= MAX_WINDOW);
+                assert!(quota.capacity() + quota.max_reserved() <= Quota::MAX_TOKENS);
+                assert!(!quota.window().is_zero() && quota.window() <= Quota::MAX_WINDOW);
             }
         }
         Err(error) => assert!(error.to_string().contains("column"), "{error}"),

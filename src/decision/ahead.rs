@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::Decision;
 use super::beside::Verdict;
-use crate::quota::{MAX_TOKENS, Quota, Quotas, Span};
+use crate::quota::{Quota, Quotas, Span};
 use crate::window::Window;
 
 impl Decision {
@@ -103,6 +103,6 @@ impl Decision {
         let usage = &self.usage()[i];
         // A count above the limit may end with its window (S5).
         let used = usage.used.min(quota.limit() as i64);
-        Window::known(quota, usage.span(), used, None).covered(tokens.min(MAX_TOKENS))
+        Window::known(quota, usage.span(), used, None).covered(tokens.min(Quota::MAX_TOKENS))
     }
 }

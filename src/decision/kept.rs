@@ -3,7 +3,7 @@
 use super::Decision;
 use super::beside::{All, FEW, Several, Verdict};
 use super::standing::Usage;
-use crate::quota::{Anchor, MAX_TOKENS, Quota, Quotas, Span};
+use crate::quota::{Anchor, Quota, Quotas, Span};
 use crate::window::MAX;
 
 const DAY_MS: i64 = 86_400_000;
@@ -94,6 +94,6 @@ fn is_possible(quota: &Quota, now: i64, granted: u64, numbers: &[i64; 5]) -> boo
         && is_window(covered_start, covered_end)
         && runs
         && is_covered
-        && granted <= MAX_TOKENS
+        && granted <= Quota::MAX_TOKENS
         && (least_used + granted as i64..=most_used).contains(&used)
 }

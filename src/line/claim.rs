@@ -6,7 +6,7 @@ use std::ops::{AddAssign, Sub, SubAssign};
 use std::sync::Arc;
 
 use crate::key::Key;
-use crate::quota::{MAX_TOKENS, Quotas};
+use crate::quota::{Quota, Quotas};
 
 /// A key under one of the layer's limits. Requests that have these in common wait in one line.
 #[derive(Clone, PartialEq, Eq)]
@@ -102,7 +102,7 @@ impl Tokens {
 
     /// Of each limit, as a charge can have them.
     pub(super) fn costs(&self) -> impl Iterator<Item = u64> + Clone {
-        self.each().iter().map(|tokens| (*tokens).min(MAX_TOKENS.into()) as u64)
+        self.each().iter().map(|tokens| (*tokens).min(Quota::MAX_TOKENS.into()) as u64)
     }
 
     pub(super) fn is_none(&self) -> bool {

@@ -7,16 +7,16 @@ use std::fmt;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum QuotaError {
-    /// The limit is above [`MAX_TOKENS`](crate::MAX_TOKENS).
+    /// The limit is above [`MAX_TOKENS`](crate::Quota::MAX_TOKENS).
     LimitTooLarge,
     /// The window is zero.
     WindowZero,
-    /// The window is above [`MAX_WINDOW`](crate::MAX_WINDOW).
+    /// The window is above [`MAX_WINDOW`](crate::Quota::MAX_WINDOW).
     WindowTooLong,
     /// The window has a part of a millisecond.
     WindowNotWholeMillis,
-    /// The capacity is below the limit, or above [`MAX_TOKENS`](crate::MAX_TOKENS) with what may be
-    /// reserved.
+    /// The capacity is below the limit, or above [`MAX_TOKENS`](crate::Quota::MAX_TOKENS) with
+    /// what may be reserved.
     Capacity,
     /// Two quotas of one set have the same window and anchor.
     EqualWindows,

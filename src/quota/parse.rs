@@ -10,7 +10,7 @@ use super::plan::{Plan, UNLIMITED};
 use super::set::Quotas;
 use super::text::UNITS;
 use super::zone::Zone;
-use super::{Anchor, MAX_TOKENS, Quota};
+use super::{Anchor, Quota};
 
 impl FromStr for Quota {
     type Err = ParseQuotaError;
@@ -240,7 +240,7 @@ impl<'a> Parser<'a> {
     fn check(&self, at: usize, quota: &Quota) -> Parsed<()> {
         let sum = quota.capacity.checked_add(quota.max_reserved);
         match sum {
-            Some(0..=MAX_TOKENS) if quota.capacity >= quota.limit => Ok(()),
+            Some(0..=Quota::MAX_TOKENS) if quota.capacity >= quota.limit => Ok(()),
             _ => Err(self.invalid(at, QuotaError::Capacity)),
         }
     }

@@ -10,7 +10,7 @@ use serde::ser::{Serialize, Serializer};
 use super::error::QuotaError;
 use super::parse;
 use super::plan::Plan;
-use super::{MAX_TOKENS, Quota, Quotas};
+use super::{Quota, Quotas};
 
 /// What a file may contain.
 trait InFile: FromStr<Err: fmt::Display> + From<Quota> {
@@ -76,7 +76,7 @@ impl<'de, T: InFile> Visitor<'de> for Value<T> {
         }
         let limit = limit.ok_or_else(|| A::Error::missing_field("limit"))?;
         let window = window.ok_or_else(|| A::Error::missing_field("window"))?;
-        if limit > MAX_TOKENS {
+        if limit > Quota::MAX_TOKENS {
             return Err(A::Error::custom(QuotaError::LimitTooLarge));
         }
         parse::windows(limit, &window).map(T::from).map_err(A::Error::custom)

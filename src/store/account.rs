@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::scope::Scope;
 use crate::key::Key;
-use crate::quota::{Anchor, MAX_TOKENS, Quota, Quotas};
+use crate::quota::{Anchor, Quota, Quotas};
 use crate::window::{State, Window, stagger};
 
 /// The counters of a key, under a scope, for a set of quotas.
@@ -151,5 +151,5 @@ pub(super) fn shift(scope: &Scope, key: &Key, quota: &Quota) -> u64 {
 #[inline]
 pub(crate) fn instant(now: u64) -> i64 {
     // One less than the latest `until`, which is never reached.
-    now.min(MAX_TOKENS - 1) as i64
+    now.min(Quota::MAX_TOKENS - 1) as i64
 }

@@ -1,9 +1,9 @@
 //! What a store keeps of a window: [`State`].
 
-use crate::quota::MAX_TOKENS;
+use crate::quota::Quota;
 
 /// The last instant, and the largest count: everything saturates here (S11).
-pub(crate) const MAX: i64 = MAX_TOKENS as i64;
+pub(crate) const MAX: i64 = Quota::MAX_TOKENS as i64;
 
 /// What a store keeps for one quota of one key. Instants are milliseconds since the epoch. Later
 /// versions may add fields, so a store begins with the default and sets what it has read:

@@ -29,7 +29,7 @@ fn quota() -> impl Strategy<Value = Quota> {
         Just(0_u64),
         1..20_u64,
         9_990..10_010_u64,
-        Just(tower_fixed_window::MAX_TOKENS),
+        Just(tower_fixed_window::Quota::MAX_TOKENS),
     ];
     let window_ms = prop_oneof![
         1..5_u64,

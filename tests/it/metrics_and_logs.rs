@@ -15,7 +15,7 @@ use tower::{Layer, ServiceExt, service_fn};
 use tower_fixed_window::key::{global, header};
 use tower_fixed_window::testing::block_on;
 use tower_fixed_window::{
-    FixedWindowLayer, Limit, MAX_WINDOW, ManualClock, MemoryStore, OnStoreFailure, Quota,
+    FixedWindowLayer, Limit, ManualClock, MemoryStore, OnStoreFailure, Quota,
 };
 
 use crate::support::{
@@ -74,7 +74,7 @@ fn expected(series: &[(&str, u64)]) -> Vec<(String, u64)> {
 
 /// Three requests in a window so long that a test never sees its end: what stands in for a store
 /// runs on the system's clock.
-const THREE: Quota = Quota::new(3, MAX_WINDOW);
+const THREE: Quota = Quota::new(3, Quota::MAX_WINDOW);
 
 #[tokio::test(start_paused = true)]
 async fn metrics_count_allowed_refused_failed_and_overflowed_requests() {
@@ -408,7 +408,7 @@ async fn the_start_and_the_end_of_an_outage_are_logged() {
         for failure in [Mood::FailsNow, Mood::FailsLater, Mood::Hangs] {
             let log = Log::start();
             let store = TestStore::new(Mood::Later).in_time();
-            let limit = Quota::new(1_000, MAX_WINDOW).name("api").key(global());
+            let limit = Quota::new(1_000, Quota::MAX_WINDOW).name("api").key(global());
             let counted = store.clone().on_failure(policy);
             let service = limited(FixedWindowLayer::new(limit.store(counted)));
             ask(&service).await;

@@ -12,13 +12,13 @@ use tower_fixed_window::key::{client_ip, header, peer_ip};
 use tower_fixed_window::store::Scope;
 use tower_fixed_window::testing::ask;
 use tower_fixed_window::{
-    FixedWindowLayer, Limit, Limits, MAX_TOKENS, ManualClock, MemoryStore, Quota, Quotas,
-    RateLimitEndpoint, RedisStore, Weekday,
+    FixedWindowLayer, Limit, Limits, ManualClock, MemoryStore, Quota, Quotas, RateLimitEndpoint,
+    RedisStore, Weekday,
 };
 
 use crate::support::{Mood, TestStore};
 
-const TOO_MANY: u64 = MAX_TOKENS + 1;
+const TOO_MANY: u64 = Quota::MAX_TOKENS + 1;
 
 fn minute() -> Quota {
     Quota::per_minute(1)
@@ -63,7 +63,7 @@ const MISTAKES: &[Mistake] = &[
     (line!(), || made(Quota::per_year(1).from_date(2, 30))),
     (line!(), || made(Quota::per_minute(2).rollover_up_to(1))),
     (line!(), || made(minute().rollover_up_to(TOO_MANY))),
-    (line!(), || made(minute().reserve_up_to(MAX_TOKENS))),
+    (line!(), || made(minute().reserve_up_to(Quota::MAX_TOKENS))),
     (line!(), || made(minute().with_limit(TOO_MANY))),
     (line!(), || made(minute().and(minute()))),
     (line!(), || made(Quotas::from(minute()).and(minute()))),

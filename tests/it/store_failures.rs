@@ -14,7 +14,7 @@ use std::time::Duration;
 use tower::util::BoxCloneSyncService;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_fixed_window::key::global;
-use tower_fixed_window::{FixedWindowLayer, Limit, Limiter, MAX_WINDOW, OnStoreFailure, Quota};
+use tower_fixed_window::{FixedWindowLayer, Limit, Limiter, OnStoreFailure, Quota};
 
 use crate::support::{Mood, TestStore, get, limit_headers, used};
 
@@ -22,7 +22,7 @@ const FAILURES: [Mood; 2] = [Mood::FailsNow, Mood::FailsLater];
 
 /// Three requests in a window so long that a test never sees its end: the fallback in memory runs
 /// on the system's clock.
-const THREE: Quota = Quota::new(3, MAX_WINDOW);
+const THREE: Quota = Quota::new(3, Quota::MAX_WINDOW);
 
 type Limited = BoxCloneSyncService<Request<Body>, Response<Body>, Infallible>;
 

@@ -14,7 +14,7 @@ use tower_fixed_window::key::global;
 use tower_fixed_window::store::Store;
 use tower_fixed_window::testing::block_on;
 use tower_fixed_window::{
-    FixedWindowLayer, Key, Limit, Limiter, Limits, Line, MAX_WINDOW, MemoryStore, Quota, TrueCost,
+    FixedWindowLayer, Key, Limit, Limiter, Limits, Line, MemoryStore, Quota, TrueCost,
 };
 
 use crate::metrics_and_logs::{recorder, scraped};
@@ -35,7 +35,7 @@ fn of_tokens(name: &str) -> Limit {
     let cost = |parts: &http::request::Parts| {
         parts.headers.get("x-cost").map_or(1, |n| n.to_str().unwrap().parse().unwrap())
     };
-    Quota::new(1_000, MAX_WINDOW).name(name).key(global()).cost_fn(cost).settled()
+    Quota::new(1_000, Quota::MAX_WINDOW).name(name).key(global()).cost_fn(cost).settled()
 }
 
 async fn used(limits: &Limits, name: &str) -> u64 {

@@ -7,8 +7,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use tower_fixed_window::store::Reply;
 use tower_fixed_window::{
-    Clock, KeptReceipt, Key, Limit, Limiter, MAX_TOKENS, ManualClock, MemoryStore, Quota, Quotas,
-    Receipt,
+    Clock, KeptReceipt, Key, Limit, Limiter, ManualClock, MemoryStore, Quota, Quotas, Receipt,
 };
 
 const NOW: u64 = 1_700_000_040_000;
@@ -196,7 +195,7 @@ fn impossible_receipts_are_errors() {
 
 /// Any that a charge leaves: after debts, rollover, reservations, and a clock that steps back.
 fn quota() -> impl Strategy<Value = Quota> {
-    let limit = prop_oneof![2 => Just(0), 9 => 1..40_u64, 1 => Just(MAX_TOKENS)];
+    let limit = prop_oneof![2 => Just(0), 9 => 1..40_u64, 1 => Just(Quota::MAX_TOKENS)];
     let windows = (0..9_usize, 1..10_000_u64);
     (limit, windows, 0..3_u64, 0..3_u64).prop_map(|(limit, (kind, ms), more, reserved)| {
         let quota = match kind {
@@ -211,7 +210,7 @@ fn quota() -> impl Strategy<Value = Quota> {
             _ => Quota::per_day(limit).in_zone("Europe/Berlin"),
         };
         match limit {
-            0 | MAX_TOKENS => quota,
+            0 | Quota::MAX_TOKENS => quota,
             _ => quota.rollover_up_to(limit * (1 + more)).reserve_up_to(limit * 2 * reserved),
         }
     })
@@ -229,7 +228,7 @@ proptest! {
     fn every_receipt_can_be_kept_and_read(
         first in quota(),
         others in vec(quota(), 0..3),
-        begins in prop_oneof![3 => Just(NOW), 1 => Just(0), 1 => Just(MAX_TOKENS - 90_000)],
+        begins in prop_oneof![3 => Just(NOW), 1 => Just(0), 1 => Just(Quota::MAX_TOKENS - 90_000)],
         max_keys in prop_oneof![Just(1_usize), Just(1_000)],
         charges in vec((0..60_u64, any::<bool>(), step(), proptest::option::of(0..200_u64)), 1..40),
     ) {

@@ -7,9 +7,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use proptest::prelude::*;
 use tower_fixed_window::store::{Account, Scope};
-use tower_fixed_window::{
-    Key, Limit, Limiter, MAX_WINDOW, ManualClock, MemoryStore, Quota, Quotas,
-};
+use tower_fixed_window::{Key, Limit, Limiter, ManualClock, MemoryStore, Quota, Quotas};
 
 use crate::trace::ms;
 use crate::{answer, sized};
@@ -99,7 +97,7 @@ fn the_hash_of_staggered_windows_is_pinned() {
         ("api.v1", composite, 0x7e9c_7d71_1dfb_a409),
     ] {
         // Of the largest window and a prime one, what is left of the hash is where it begins.
-        for window in [MAX_WINDOW, std::time::Duration::from_millis(2_147_483_647)] {
+        for window in [Quota::MAX_WINDOW, std::time::Duration::from_millis(2_147_483_647)] {
             let quotas = Quotas::from(Quota::new(1, window).staggered());
             let scope = Scope::named(scope);
             let windows = Account::new(&scope, &quotas, &key).window_at(&quotas.as_slice()[0], 0);

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use serde::{Deserialize, Serialize};
-use tower_fixed_window::{MAX_TOKENS, MAX_WINDOW, Plan, Quota, QuotaError, Quotas, Weekday};
+use tower_fixed_window::{Plan, Quota, QuotaError, Quotas, Weekday};
 
 use crate::trace::{amounts, quota, set, specs};
 
@@ -49,8 +49,8 @@ fn a_quota_parses_in_every_documented_spelling() {
         ("5/250ms", Quota::new(5, Duration::from_millis(250))),
         ("0/minute", Quota::per_minute(0)),
         ("7/w", Quota::per_week(7)),
-        ("9007199254740991/d", Quota::per_day(MAX_TOKENS)),
-        ("1/3650d", Quota::new(1, MAX_WINDOW)),
+        ("9007199254740991/d", Quota::per_day(Quota::MAX_TOKENS)),
+        ("1/3650d", Quota::new(1, Quota::MAX_WINDOW)),
         ("60/hour from-first-request", Quota::per_hour(60).from_first_request()),
         ("60/hour staggered", Quota::per_hour(60).staggered()),
         ("60/day starting-at=6h", Quota::per_day(60).starting_at(seconds(6 * 3_600))),
@@ -322,7 +322,7 @@ fn an_invalid_quota_is_rejected_when_it_is_built() {
     let ms = Duration::from_millis;
     for (limit, window, error, says) in [
         (1, Duration::ZERO, QuotaError::WindowZero, "Duration::from_secs(60)"),
-        (1, MAX_WINDOW + ms(1), QuotaError::WindowTooLong, "ten years"),
+        (1, Quota::MAX_WINDOW + ms(1), QuotaError::WindowTooLong, "ten years"),
         (1, Duration::MAX, QuotaError::WindowNotWholeMillis, "Duration::from_millis(n)"),
         (1, Duration::from_secs(u64::MAX), QuotaError::WindowTooLong, "ten years"),
         (1, Duration::from_micros(1), QuotaError::WindowNotWholeMillis, "Duration::from_millis(n)"),
@@ -332,7 +332,7 @@ fn an_invalid_quota_is_rejected_when_it_is_built() {
             QuotaError::WindowNotWholeMillis,
             "whole milliseconds",
         ),
-        (MAX_TOKENS + 1, minute, QuotaError::LimitTooLarge, ".skip(..)"),
+        (Quota::MAX_TOKENS + 1, minute, QuotaError::LimitTooLarge, ".skip(..)"),
         (u64::MAX, minute, QuotaError::LimitTooLarge, "2^53 - 1"),
     ] {
         assert_eq!(Quota::try_new(limit, window), Err(error));
@@ -342,7 +342,7 @@ fn an_invalid_quota_is_rejected_when_it_is_built() {
         assert_eq!(*panic, error.to_string(), "the same message");
     }
     assert!(Quota::try_new(0, ms(1)).is_ok());
-    assert!(Quota::try_new(MAX_TOKENS, MAX_WINDOW).is_ok());
+    assert!(Quota::try_new(Quota::MAX_TOKENS, Quota::MAX_WINDOW).is_ok());
 
     let refused: [(Build, &str); 20] = [
         (|| Quota::per_month(1).staggered().into(), "a calendar says where windows begin"),
@@ -358,15 +358,15 @@ fn an_invalid_quota_is_rejected_when_it_is_built() {
         (|| Quota::per_week(1).from_day(1).into(), "a week begins on a weekday"),
         (|| Quota::per_year(1).from_date(2, 30).into(), "a year on a month and a day"),
         (|| Quota::per_month(u64::MAX).into(), ".skip(..)"),
-        (|| Quota::per_second(MAX_TOKENS + 1).into(), ".skip(..)"),
+        (|| Quota::per_second(Quota::MAX_TOKENS + 1).into(), ".skip(..)"),
         (|| Quota::per_week(u64::MAX).into(), ".skip(..)"),
         (|| Quota::per_minute(1).with_limit(u64::MAX).into(), ".skip(..)"),
         (
             || Quota::per_minute(10).rollover_up_to(9).into(),
             "write .rollover_up_to(n) with n >= limit",
         ),
-        (|| Quota::per_minute(10).rollover_up_to(MAX_TOKENS + 1).into(), "at most 2^53 - 1"),
-        (|| Quota::per_minute(10).reserve_up_to(MAX_TOKENS).into(), "at most 2^53 - 1"),
+        (|| Quota::per_minute(10).rollover_up_to(Quota::MAX_TOKENS + 1).into(), "at most 2^53 - 1"),
+        (|| Quota::per_minute(10).reserve_up_to(Quota::MAX_TOKENS).into(), "at most 2^53 - 1"),
         (|| Quota::per_minute(10).reserve_up_to(u64::MAX).into(), "at most 2^53 - 1"),
         (|| Quota::per_minute(5).and(Quota::per_minute(9)), "keep the smaller"),
         (

@@ -8,7 +8,7 @@ use allocation_counter::measure;
 use tower_fixed_window::store::{Account, Charge, Scope, Store};
 use tower_fixed_window::testing::{TOGETHER_VECTORS, block_on, replay};
 use tower_fixed_window::{
-    KeptReceipts, Key, Limit, Limits, Line, MAX_TOKENS, ManualClock, MemoryStore, Quota, Quotas,
+    KeptReceipts, Key, Limit, Limits, Line, ManualClock, MemoryStore, Quota, Quotas,
 };
 
 use crate::{answer, sized};
@@ -102,8 +102,8 @@ fn the_limit_with_the_smallest_part_left_governs_to_the_last_token() {
     assert_eq!(governing([of(10), of(1_000)], [5, 900]), "two", "100 are left, a tenth");
     assert_eq!(governing([of(1_000), of(10)], [900, 5]), "one");
     // Parts that a float can't tell apart, and whose products are beyond 64 bits.
-    assert_eq!(governing([of(MAX_TOKENS), of(MAX_TOKENS - 1)], [1, 1]), "two");
-    assert_eq!(governing([of(MAX_TOKENS - 1), of(MAX_TOKENS)], [1, 1]), "one");
+    assert_eq!(governing([of(Quota::MAX_TOKENS), of(Quota::MAX_TOKENS - 1)], [1, 1]), "two");
+    assert_eq!(governing([of(Quota::MAX_TOKENS - 1), of(Quota::MAX_TOKENS)], [1, 1]), "one");
     // Nothing is left of a limit of 0, and of a limit that is used up: the later reset.
     assert_eq!(governing([of(1_000), of(0)], [999, 0]), "two");
     assert_eq!(governing([Quota::per_day(0).into(), of(7)], [0, 7]), "one");

@@ -5,8 +5,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use proptest::prelude::*;
 use tower_fixed_window::{
-    Decision, Key, Limit, Limiter, MAX_TOKENS, MAX_WINDOW, ManualClock, MemoryStore, Quota, Quotas,
-    Receipt,
+    Decision, Key, Limit, Limiter, ManualClock, MemoryStore, Quota, Quotas, Receipt,
 };
 
 use crate::reference::{Answer, Ask, END_OF_TIME, Grid, Model, Taken, Terms, stagger};
@@ -67,19 +66,19 @@ pub(crate) fn amounts() -> impl Strategy<Value = Amounts> {
         1 => Just(0),
         8 => 1..=20_u64,
         2 => 1..=10_000_u64,
-        1 => Just(MAX_TOKENS),
-        1 => 1..=MAX_TOKENS,
+        1 => Just(Quota::MAX_TOKENS),
+        1 => 1..=Quota::MAX_TOKENS,
     ];
     let more = || {
         prop_oneof![
             4 => Just(0),
             2 => 1..=30_u64,
-            1 => 1..=MAX_TOKENS,
+            1 => 1..=Quota::MAX_TOKENS,
         ]
     };
     (limit, more(), more()).prop_map(|(limit, more, reserved)| {
-        let more = more.min(MAX_TOKENS - limit);
-        (limit, more, reserved.min(MAX_TOKENS - limit - more))
+        let more = more.min(Quota::MAX_TOKENS - limit);
+        (limit, more, reserved.min(Quota::MAX_TOKENS - limit - more))
     })
 }
 
@@ -92,8 +91,8 @@ fn window_ms() -> impl Strategy<Value = u64> {
         3 => 1..=10_u64,
         3 => prop::sample::select(vec![1_000, 60_000, 3_600_000, 86_400_000, 604_800_000]),
         2 => 1..=100_000_u64,
-        1 => Just(MAX_WINDOW.as_millis() as u64),
-        1 => 1..=MAX_WINDOW.as_millis() as u64,
+        1 => Just(Quota::MAX_WINDOW.as_millis() as u64),
+        1 => 1..=Quota::MAX_WINDOW.as_millis() as u64,
     ]
 }
 
@@ -124,7 +123,7 @@ pub(crate) fn cost() -> impl Strategy<Value = Cost> {
         6 => (1..=5_u64).prop_map(Cost::Of),
         1 => Just(Cost::Of(0)),
         1 => any::<u64>().prop_map(Cost::Of),
-        1 => prop::sample::select(vec![MAX_TOKENS, MAX_TOKENS + 1, u64::MAX]).prop_map(Cost::Of),
+        1 => prop::sample::select(vec![Quota::MAX_TOKENS, Quota::MAX_TOKENS + 1, u64::MAX]).prop_map(Cost::Of),
         3 => (0..=2_000_u64).prop_map(Cost::Share),
         2 => Just(Cost::Remaining),
         1 => Just(Cost::RemainingAndOne),

@@ -9,9 +9,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use fastrand::Rng;
 use tower_fixed_window::store::RedisStore;
-use tower_fixed_window::{
-    Decision, Limit, Limiter, MAX_TOKENS, ManualClock, OnStoreFailure, Quota, Quotas,
-};
+use tower_fixed_window::{Decision, Limit, Limiter, ManualClock, OnStoreFailure, Quota, Quotas};
 
 use crate::agreement::{Pair, Trace};
 use crate::conformance::connect;
@@ -56,7 +54,7 @@ const TURNS: [u64; 12] = [
     1_767_225_600,
     4_102_444_800,
     253_402_300_799,
-    MAX_TOKENS / 1_000,
+    Quota::MAX_TOKENS / 1_000,
 ];
 
 fn tokens(rng: &mut Rng) -> u64 {
@@ -64,14 +62,14 @@ fn tokens(rng: &mut Rng) -> u64 {
         0 => 0,
         1..=9 => rng.u64(1..6),
         10..=13 => rng.u64(1..100),
-        14 => rng.u64(..=MAX_TOKENS),
-        _ => MAX_TOKENS - rng.u64(..3),
+        14 => rng.u64(..=Quota::MAX_TOKENS),
+        _ => Quota::MAX_TOKENS - rng.u64(..3),
     }
 }
 
 fn turn(rng: &mut Rng) -> u64 {
     let turn = rng.choice(&TURNS).expect("some") * 1_000;
-    (turn + rng.u64(..172_800_000)).saturating_sub(86_400_000).min(MAX_TOKENS)
+    (turn + rng.u64(..172_800_000)).saturating_sub(86_400_000).min(Quota::MAX_TOKENS)
 }
 
 /// Often to where the last decision's window ends, and often some windows on or back.
@@ -85,15 +83,15 @@ fn step_clock(rng: &mut Rng, now: u64, last: Option<&Decision>) -> u64 {
         6 => now.saturating_add(rng.u64(..3_600_000)),
         7 => end,
         8 => end.saturating_sub(1),
-        9 => end.saturating_add(rng.u64(..=length.min(MAX_TOKENS))),
+        9 => end.saturating_add(rng.u64(..=length.min(Quota::MAX_TOKENS))),
         10 => now.saturating_add(length.saturating_mul(rng.u64(1..5))),
         11 => end.saturating_sub(length),
         12 => end.saturating_sub(length.saturating_mul(2)).saturating_add(rng.u64(..2)),
-        13 => now.saturating_sub(rng.u64(..=length.min(MAX_TOKENS))),
+        13 => now.saturating_sub(rng.u64(..=length.min(Quota::MAX_TOKENS))),
         14 => now.saturating_sub(length.saturating_mul(rng.u64(1..4))),
         _ => turn(rng),
     }
-    .min(MAX_TOKENS)
+    .min(Quota::MAX_TOKENS)
 }
 
 #[tokio::test]

@@ -10,7 +10,7 @@ use fastrand::Rng;
 use redis::aio::MultiplexedConnection;
 use redis::cmd;
 use tower_fixed_window::store::{Account, Adjust, Charge, RedisStore, Scope, Store};
-use tower_fixed_window::{Decision, Key, MAX_TOKENS, ManualClock, Quota, Quotas, Usage};
+use tower_fixed_window::{Decision, Key, ManualClock, Quota, Quotas, Usage};
 
 use crate::agreement::{Pair, Trace};
 use crate::conformance::connect;
@@ -80,7 +80,7 @@ async fn memory_and_redis_agree_on_gathered_calls_when_limits_change() {
 
 /// Limits that go down and up under all that a caller may do (S5, S10), over a few windows.
 async fn change<S: Store>(with: impl Fn(RedisStore) -> S) {
-    const LIMITS: [u64; 8] = [0, 1, 3, 10, 60, 60, 5_000, MAX_TOKENS - 100_000];
+    const LIMITS: [u64; 8] = [0, 1, 3, 10, 60, 60, 5_000, Quota::MAX_TOKENS - 100_000];
 
     let Some(server) = Server::start() else { return };
     let connection = connect(&server.url()).await;

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use fastrand::Rng;
-use tower_fixed_window::{MAX_TOKENS, Quota, Quotas};
+use tower_fixed_window::{Quota, Quotas};
 
 /// A number from the environment.
 pub(crate) fn env(name: &str, default: u64) -> u64 {
@@ -16,8 +16,8 @@ pub(crate) fn tokens(rng: &mut Rng) -> u64 {
         0 => 0,
         1..=5 => rng.u64(1..10),
         6 | 7 => rng.u64(1..1_000),
-        8 => rng.u64(..=MAX_TOKENS),
-        _ => MAX_TOKENS - rng.u64(..3),
+        8 => rng.u64(..=Quota::MAX_TOKENS),
+        _ => Quota::MAX_TOKENS - rng.u64(..3),
     }
 }
 
@@ -50,10 +50,10 @@ pub(crate) fn some_quotas<W>(
         let limit = tokens(rng);
         let mut quota = plain(limit, window);
         if rng.u8(..3) == 0 {
-            quota = quota.rollover_up_to(limit + tokens(rng).min(MAX_TOKENS - limit));
+            quota = quota.rollover_up_to(limit + tokens(rng).min(Quota::MAX_TOKENS - limit));
         }
         if rng.u8(..3) == 0 {
-            quota = quota.reserve_up_to(tokens(rng).min(MAX_TOKENS - quota.capacity()));
+            quota = quota.reserve_up_to(tokens(rng).min(Quota::MAX_TOKENS - quota.capacity()));
         }
         quota
     };
@@ -75,14 +75,14 @@ pub(crate) fn step_clock(rng: &mut Rng, now: u64, length: u64) -> u64 {
         10 => now.saturating_sub(length.saturating_mul(rng.u64(1..4))),
         _ => start(rng),
     }
-    .min(MAX_TOKENS)
+    .min(Quota::MAX_TOKENS)
 }
 
 pub(crate) fn start(rng: &mut Rng) -> u64 {
     match rng.u8(..8) {
         0 => rng.u64(..3),
-        1 => MAX_TOKENS - rng.u64(..1_000),
-        2 => rng.u64(..=MAX_TOKENS),
+        1 => Quota::MAX_TOKENS - rng.u64(..1_000),
+        2 => rng.u64(..=Quota::MAX_TOKENS),
         _ => 1_700_000_000_000 + rng.u64(..100_000_000),
     }
 }

@@ -10,8 +10,7 @@ use tower::{Layer, ServiceExt};
 use tower_fixed_window::key::global;
 use tower_fixed_window::store::RedisStore;
 use tower_fixed_window::{
-    FixedWindow, FixedWindowLayer, Key, Limit, Limiter, MAX_WINDOW, ManualClock, OnStoreFailure,
-    Quota,
+    FixedWindow, FixedWindowLayer, Key, Limit, Limiter, ManualClock, OnStoreFailure, Quota,
 };
 
 use crate::conformance::connect;
@@ -102,7 +101,7 @@ async fn a_reset_deletes_the_key_with_all_its_counts() {
     let here = Service::new(&layer);
     let there = Service::new(&by_plan);
     let passes = async || {
-        let last = limiter.with_quotas(Quota::new(1, MAX_WINDOW)).check(Key::global()).await;
+        let last = limiter.with_quotas(Quota::new(1, Quota::MAX_WINDOW)).check(Key::global()).await;
         [here.passes().await, there.passes().await, last.expect("it answers").allowed()]
     };
     for _ in 0..2 {

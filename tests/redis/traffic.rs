@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use tower_fixed_window::store::RedisStore;
-use tower_fixed_window::{EmptyBody, FixedWindowLayer, Limiter, MAX_WINDOW, OnStoreFailure, Quota};
+use tower_fixed_window::{EmptyBody, FixedWindowLayer, Limiter, OnStoreFailure, Quota};
 
 use crate::server::Server;
 
@@ -27,7 +27,7 @@ fn store(server: &Server) -> RedisStore {
 }
 
 fn limiter_on(store: RedisStore, limit: u64) -> Limiter {
-    Quota::new(limit, MAX_WINDOW)
+    Quota::new(limit, Quota::MAX_WINDOW)
         .name("quiet")
         .store(store.deadline(Duration::from_secs(20)).on_failure(OnStoreFailure::Deny))
 }
@@ -57,7 +57,7 @@ async fn a_refused_key_causes_no_traffic() {
     }
     assert_eq!(scripts(&server), before, "of 100,000 requests none came here");
     // A raised limit is noticed at once.
-    assert!(allowed(&limiter.with_quotas(Quota::new(6, MAX_WINDOW))).await);
+    assert!(allowed(&limiter.with_quotas(Quota::new(6, Quota::MAX_WINDOW))).await);
     assert_eq!(scripts(&server), before + 1);
 }
 
@@ -98,7 +98,7 @@ async fn stores_with_different_prefixes_remember_refusals_separately() {
     let Some(server) = Server::start() else { return };
     let store = RedisStore::new(server.url()).expect("an address");
     let limiter = |store: RedisStore| {
-        Quota::new(1, MAX_WINDOW).name("quiet").store(store.on_failure(OnStoreFailure::Deny))
+        Quota::new(1, Quota::MAX_WINDOW).name("quiet").store(store.on_failure(OnStoreFailure::Deny))
     };
     let (one, other) =
         (limiter(store.clone().prefix("one")), limiter(store.clone().prefix("other")));
@@ -117,7 +117,7 @@ async fn layers_on_one_store_share_remembered_refusals() {
     let store = RedisStore::new(server.url()).expect("an address");
     let layer = || {
         FixedWindowLayer::new(
-            Quota::new(1, MAX_WINDOW).name("quiet").key(global()).store(store.clone()),
+            Quota::new(1, Quota::MAX_WINDOW).name("quiet").key(global()).store(store.clone()),
         )
         .reject(EmptyBody)
     };
@@ -134,7 +134,7 @@ async fn layers_on_one_store_share_remembered_refusals() {
     assert_eq!(scripts(&server), before, "the other one knows");
     other.limits().of("quiet").reset(Key::global()).await.expect("it answers");
     assert_eq!((status(&one).await, status(&one).await), (200, 429));
-    one.limits().of("quiet").set_quotas(Quota::new(2, MAX_WINDOW));
+    one.limits().of("quiet").set_quotas(Quota::new(2, Quota::MAX_WINDOW));
     assert_eq!((status(&one).await, status(&one).await), (200, 429));
 }
 
@@ -148,7 +148,7 @@ async fn a_request_that_an_inner_layer_refuses_causes_two_calls_of_the_outer_one
     let store = RedisStore::new(server.url()).expect("an address");
     let layer = |name, limit| {
         FixedWindowLayer::new(
-            Quota::new(limit, MAX_WINDOW).name(name).key(global()).store(store.clone()),
+            Quota::new(limit, Quota::MAX_WINDOW).name(name).key(global()).store(store.clone()),
         )
         .reject(EmptyBody)
     };

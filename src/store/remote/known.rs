@@ -18,7 +18,7 @@ use super::fact::{Fact, leasable};
 use super::stopwatch::{lag, passed};
 use crate::decision::Decision;
 use crate::key::Key;
-use crate::quota::{MAX_TOKENS, Quota, Quotas};
+use crate::quota::{Quota, Quotas};
 use crate::sync::MutexGuard;
 use crate::timer::Instant;
 use crate::window::{MAX, State};
@@ -315,7 +315,8 @@ fn holds_until(charge: &Charge<'_>, decision: &Decision) -> Option<i64> {
         // That is when it fits without debt.
         Some(retry_at) if !charge.may_reserve() => Some(retry_at),
         _ => {
-            let cost = if charge.is_up_to() { 1 } else { charge.cost().min(MAX_TOKENS) as i64 };
+            let cost =
+                if charge.is_up_to() { 1 } else { charge.cost().min(Quota::MAX_TOKENS) as i64 };
             let refuses = |i: &usize| {
                 let quota = &charge.account().quotas.as_slice()[*i];
                 let debt = if charge.may_reserve() { quota.max_reserved } else { 0 };

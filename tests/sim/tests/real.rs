@@ -14,7 +14,7 @@ use futures_util::future::join_all;
 use redis::aio::{ConnectionLike, MultiplexedConnection};
 use redis::{Cmd, Pipeline, RedisError, RedisFuture, RedisResult, Value, cmd};
 use tower_fixed_window::store::{Account, Adjust, Charge, RedisStore, Scope, Store};
-use tower_fixed_window::{Decision, Key, MAX_TOKENS, ManualClock};
+use tower_fixed_window::{Decision, Key, ManualClock, Quota};
 use tower_fixed_window_sim::server::{Reply, Server};
 use tower_fixed_window_sim::wire;
 
@@ -217,7 +217,7 @@ async fn scripts_do_the_same_in_the_real_and_the_simulated_server() {
         let mut rng = Rng::with_seed(seed);
         let mut now = match rng.u8(..6) {
             0 => rng.u64(..3),
-            1 => rng.u64(..=MAX_TOKENS),
+            1 => rng.u64(..=Quota::MAX_TOKENS),
             _ => 1_700_000_000_000 + rng.u64(..100_000_000),
         };
         let clock = ManualClock::at_ms(now);
@@ -243,7 +243,7 @@ async fn scripts_do_the_same_in_the_real_and_the_simulated_server() {
                 2 => now.saturating_sub(rng.u64(..2 * length)),
                 _ => now,
             }
-            .min(MAX_TOKENS);
+            .min(Quota::MAX_TOKENS);
             clock.set_ms(now);
             if rng.u8(..8) == 0 {
                 let new = with_limits(&mut rng, &windows);

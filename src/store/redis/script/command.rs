@@ -9,7 +9,7 @@ use super::super::script;
 use super::calendars::Calendars;
 use crate::decision::Ask;
 use crate::key::Key;
-use crate::quota::{Anchor, Boundaries, MAX_TOKENS};
+use crate::quota::{Anchor, Boundaries, Quota};
 use crate::store::account::Account;
 use crate::store::adjust::{Adjust, Correction};
 use crate::store::charge::Charge;
@@ -125,7 +125,7 @@ impl Commands {
     ) -> Cmd {
         let mut cmd = self.script(account);
         // No quota has more than 2^53 - 1 to give.
-        cmd.arg(act).arg(tokens.min(MAX_TOKENS + 1));
+        cmd.arg(act).arg(tokens.min(Quota::MAX_TOKENS + 1));
         match now {
             Some(now) => cmd.arg(now),
             None => cmd.arg(""),
