@@ -41,10 +41,8 @@ mod proxied;
 #[cfg_attr(docsrs, doc(cfg(feature = "client-ip")))]
 pub use client::{ClientIp, client_ip};
 pub use encoding::Key;
-pub use extractor::{KeyExtractor, MissingKey, Or};
-pub use from_request::{
-    Extension, Global, Header, KeyFn, MatchedPath, extension, global, header, key_fn, matched_path,
-};
+pub use extractor::{KeyExtractor, MissingKey};
+pub use from_request::{extension, global, header, key_fn, matched_path};
 pub use ip::{PeerAddr, PeerIp, peer_ip};
 #[cfg(feature = "client-ip")]
 #[cfg_attr(docsrs, doc(cfg(feature = "client-ip")))]

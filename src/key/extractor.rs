@@ -38,9 +38,11 @@ use super::encoding::Key;
 /// # Ok::<_, http::Error>(())
 /// ```
 ///
-/// One that a setting chooses is a `Box<dyn KeyExtractor>`, or an `Arc` of it:
+/// One that a setting chooses is a `Box<dyn KeyExtractor>`. One that several limits share is an
+/// `Arc`:
 ///
 /// ```
+/// use std::sync::Arc;
 /// use tower_fixed_window::key::{header, peer_ip};
 /// use tower_fixed_window::{FixedWindowLayer, KeyExtractor, Quota};
 ///
@@ -51,7 +53,11 @@ use super::encoding::Key;
 ///     }
 /// }
 ///
-/// let layer = FixedWindowLayer::new(Quota::per_minute(60).key(by("token")));
+/// let key = Arc::new(by("token"));
+/// let layer = FixedWindowLayer::new([
+///     Quota::per_minute(60).name("requests").key(key.clone()),
+///     Quota::per_day(1_000).name("exports").key(key),
+/// ]);
 /// # let _ = layer;
 /// ```
 #[diagnostic::on_unimplemented(
@@ -68,7 +74,7 @@ pub trait KeyExtractor: Send + Sync + 'static {
     fn extract(&self, parts: &Parts, key: &mut Key) -> Result<(), MissingKey>;
 
     /// Falls back to another extractor if this one finds no key.
-    fn or<E: KeyExtractor>(self, other: E) -> Or<Self, E>
+    fn or(self, other: impl KeyExtractor) -> impl KeyExtractor
     where
         Self: Sized,
     {
@@ -140,9 +146,7 @@ impl fmt::Display for MissingKey {
 
 impl std::error::Error for MissingKey {}
 
-/// The extractor returned by [`KeyExtractor::or`].
-#[derive(Clone, Copy, Debug)]
-pub struct Or<A, B>(A, B);
+struct Or<A, B>(A, B);
 
 impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for Or<A, B> {
     fn extract(&self, parts: &Parts, key: &mut Key) -> Result<(), MissingKey> {

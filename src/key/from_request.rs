@@ -1,7 +1,5 @@
 //! Extractors of everything but addresses.
 
-use std::any::type_name;
-use std::fmt;
 use std::marker::PhantomData;
 
 use http::HeaderName;
@@ -11,23 +9,15 @@ use super::encoding::Key;
 use super::extractor::{KeyExtractor, MissingKey};
 
 /// Extracts the key with a closure, which returns `None` if the client left it out (400), as
-/// [`FixedWindowLayer::key_fn`](crate::Limit::key_fn) does; for combinations.
-pub fn key_fn<F>(f: F) -> KeyFn<F>
+/// [`Limit::key_fn`](crate::Limit::key_fn) does; for combinations.
+pub fn key_fn<F>(f: F) -> impl KeyExtractor
 where
     F: Fn(&Parts) -> Option<Key> + Send + Sync + 'static,
 {
     KeyFn(f)
 }
 
-/// The extractor returned by [`key_fn`].
-#[derive(Clone, Copy)]
-pub struct KeyFn<F>(F);
-
-impl<F> fmt::Debug for KeyFn<F> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("KeyFn(..)")
-    }
-}
+struct KeyFn<F>(F);
 
 impl<F> KeyExtractor for KeyFn<F>
 where
@@ -41,14 +31,11 @@ where
 }
 
 /// One key for all requests: a limit for the whole service. [`Key::global`] is that key.
-pub fn global() -> Global {
+pub fn global() -> impl KeyExtractor {
     Global
 }
 
-/// The extractor returned by [`global`].
-#[derive(Clone, Copy, Debug)]
-#[non_exhaustive]
-pub struct Global;
+struct Global;
 
 impl KeyExtractor for Global {
     fn extract(&self, _: &Parts, _: &mut Key) -> Result<(), MissingKey> {
@@ -83,22 +70,15 @@ impl KeyExtractor for Global {
 /// assert_eq!(response.headers()["x-ratelimit-used"], "1");
 /// assert_eq!(ask(&layer, Request::get("/")).status(), 500);
 /// ```
-pub fn extension<T>() -> Extension<T>
+pub fn extension<T>() -> impl KeyExtractor
 where
     T: Clone + Send + Sync + 'static,
     for<'a> Key: From<&'a T>,
 {
-    Extension(PhantomData)
+    Extension::<T>(PhantomData)
 }
 
-/// The extractor returned by [`extension`].
-pub struct Extension<T>(PhantomData<fn() -> T>);
-
-impl<T> fmt::Debug for Extension<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Extension<{}>", type_name::<T>())
-    }
-}
+struct Extension<T>(PhantomData<fn() -> T>);
 
 impl<T> KeyExtractor for Extension<T>
 where
@@ -144,7 +124,7 @@ where
 /// assert_eq!(twice.unwrap_err().to_string(), "exactly one x-api-key header");
 /// ```
 #[track_caller]
-pub fn header(name: &'static str) -> Header {
+pub fn header(name: &'static str) -> impl KeyExtractor {
     match HeaderName::from_lowercase(name.as_bytes()) {
         Ok(name) => Header(name),
         Err(_) => {
@@ -155,9 +135,7 @@ pub fn header(name: &'static str) -> Header {
     }
 }
 
-/// The extractor returned by [`header`].
-#[derive(Clone, Debug)]
-pub struct Header(HeaderName);
+struct Header(HeaderName);
 
 impl KeyExtractor for Header {
     fn extract(&self, parts: &Parts, key: &mut Key) -> Result<(), MissingKey> {
@@ -197,14 +175,11 @@ impl KeyExtractor for Header {
 /// }
 /// # }
 /// ```
-pub fn matched_path() -> MatchedPath {
+pub fn matched_path() -> impl KeyExtractor {
     MatchedPath
 }
 
-/// The extractor returned by [`matched_path`].
-#[derive(Clone, Copy, Debug)]
-#[non_exhaustive]
-pub struct MatchedPath;
+struct MatchedPath;
 
 impl KeyExtractor for MatchedPath {
     #[cfg(feature = "axum")]

@@ -12,7 +12,6 @@ use http_body_util::combinators::BoxBody;
 use http_body_util::{BodyExt, Full};
 use tower::util::MapResponseLayer;
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
-use tower_fixed_window::key::{extension, key_fn};
 use tower_fixed_window::{EmptyBody, FixedWindow, FixedWindowLayer};
 use tower_http::compression::CompressionLayer;
 use tower_http::trace::TraceLayer;
@@ -76,9 +75,7 @@ where
 }
 
 #[test]
-fn types_without_readable_parts_have_a_debug_text() {
-    let extractors = format!("{:?} {:?}", extension::<String>(), key_fn(|_| None));
-    assert_eq!(extractors, "Extension<alloc::string::String> KeyFn(..)");
+fn a_future_without_readable_parts_has_a_debug_text() {
     let mut limited = a_limit().layer(Router::<()>::new());
     let future = limited.call(Request::new(Body::empty()));
     assert_eq!(format!("{future:?}"), "ResponseFuture(calling)");
