@@ -22,9 +22,16 @@ mod in_order;
 mod races;
 mod replay;
 
-pub use ask::{Hello, ask, ask_around};
-pub use block_on::{Job, block_on};
-pub use replay::{Failure, Report, replay};
+// Types that signatures name and callers don't.
+#[doc(hidden)]
+pub use ask::Hello;
+pub use ask::{ask, ask_around};
+#[doc(hidden)]
+pub use block_on::Job;
+pub use block_on::block_on;
+pub use replay::replay;
+#[doc(hidden)]
+pub use replay::{Failure, Report};
 
 /// The shared traces, each with the expected answer of every step, for [`replay`].
 pub const VECTORS: &str = include_str!("testing/vectors.json");

@@ -13,8 +13,8 @@ use tower_service::Service;
 
 use super::block_on::block_on;
 
-/// Sends a request through a layer, or a stack of layers, to a service that responds with
-/// [`Hello`], and waits for the response:
+/// Sends a request through a layer, or a stack of layers, to a service that responds with 200 and
+/// `hello`, and waits for the response:
 ///
 /// ```
 /// use std::time::Duration;

@@ -116,8 +116,20 @@ impl Expect {
 /// [`TOGETHER_VECTORS`](super::TOGETHER_VECTORS). `new` creates a store for each trace, which must
 /// read the time from the clock.
 ///
+/// ```
+/// use tower_fixed_window::MemoryStore;
+/// use tower_fixed_window::testing::{VECTORS, block_on, replay};
+///
+/// let report = block_on(replay(VECTORS, MemoryStore::with_clock))?;
+/// // The wrong answers: `report` as text lists them.
+/// assert!(report.failures.is_empty(), "{report}");
+/// assert_eq!(report.failed, 0);
+/// assert!(report.passed > 0);
+/// # Ok::<_, serde_json::Error>(())
+/// ```
+///
 /// # Errors
-/// If the text is not in that format. The report contains wrong answers.
+/// If the text is not in that format.
 pub async fn replay<S: Store>(
     json: &str,
     new: impl Fn(ManualClock) -> S,
