@@ -21,6 +21,9 @@ use super::upload::{Drain, Rest};
 
 pin_project! {
     /// The response of [`FixedWindow`](crate::FixedWindow).
+    ///
+    /// `S` is the inner service, `B` the body of the request, and `J` makes the responses to
+    /// refused requests.
     #[must_use = "futures do nothing unless they are awaited"]
     pub struct ResponseFuture<S, B, J>
     where

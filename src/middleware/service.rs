@@ -14,6 +14,9 @@ use super::shared::{Lanes, Shared};
 
 /// A service whose requests are limited: see [`FixedWindowLayer`](crate::FixedWindowLayer).
 ///
+/// `S` is the inner service. `J` makes the responses to refused requests, as
+/// [`FixedWindowLayer::reject`](crate::FixedWindowLayer::reject) has set it.
+///
 /// It is as ready as the inner service, and calls the very instance that was made ready. Where the
 /// store answers later than at once, that instance is kept for the request, and a clone takes its
 /// place; where the request has to wait for a window, a clone is made ready when it is due.
@@ -53,6 +56,34 @@ pub struct FixedWindow<S, J = ProblemJson> { // no Service? Write `.reject(Empty
 impl<S, J> FixedWindow<S, J> {
     pub(crate) fn new(inner: S, shared: Shared<J>) -> Self {
         Self { inner, lanes: Arc::new(Lanes::new(shared)) }
+    }
+
+    /// Returns the inner service.
+    ///
+    /// ```
+    /// use axum::Router;
+    /// use tower::Layer;
+    /// use tower_fixed_window::{FixedWindowLayer, Quota};
+    ///
+    /// let app: Router = Router::new();
+    /// let mut limited = FixedWindowLayer::new(Quota::per_minute(60)).layer(app);
+    /// assert!(!limited.get_ref().has_routes());
+    ///
+    /// *limited.get_mut() = Router::new().route("/", axum::routing::get(async || "hello"));
+    /// assert!(limited.into_inner().has_routes());
+    /// ```
+    pub fn get_ref(&self) -> &S {
+        &self.inner
+    }
+
+    /// Returns the inner service, to change it: see [`get_ref`](Self::get_ref).
+    pub fn get_mut(&mut self) -> &mut S {
+        &mut self.inner
+    }
+
+    /// Returns the inner service, without the limit: see [`get_ref`](Self::get_ref).
+    pub fn into_inner(self) -> S {
+        self.inner
     }
 }
 
