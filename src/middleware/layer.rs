@@ -75,7 +75,8 @@ mod refusing;
 ///
 /// # The type of a layer
 ///
-/// The type parameter selects how the layer refuses. In a struct, `FixedWindowLayer` suffices:
+/// `J` makes the responses to refused requests: [`reject`](Self::reject) sets it, to a type that
+/// implements [`Reject`](crate::Reject). In a struct, `FixedWindowLayer` suffices:
 ///
 /// ```
 /// # use tower_fixed_window::FixedWindowLayer;
