@@ -3,10 +3,12 @@
 use std::array;
 use std::cmp::Reverse;
 use std::fmt;
-use std::time::{Duration, SystemTime};
 
 use crate::quota::{Quota, Quotas, Span};
 use crate::window::{MAX, State};
+
+// First, since rustdoc shows methods in the order of modules.
+mod reading;
 
 mod ahead;
 mod beside;
@@ -24,7 +26,6 @@ pub(crate) use charge::Ask;
 pub(crate) use kept::KeptDecision;
 pub use limited::RateLimited;
 pub use standing::Usage;
-use standing::system_time;
 pub(crate) use together::{Line, Merging};
 
 /// Whether a charge passed, and the standing of the key.
@@ -132,105 +133,11 @@ impl Decision {
         &self.few[self.governing() % FEW]
     }
 
-    /// Returns whether the charge passed, immediately or as a reservation.
-    #[inline]
-    pub fn allowed(&self) -> bool {
-        matches!(self.verdict, Verdict::Passed | Verdict::Reserved { .. })
-    }
-
-    /// Returns the number of tokens taken: the cost, or fewer if fewer were acceptable; 0 for a
-    /// refusal or a peek.
-    pub fn granted(&self) -> u64 {
-        self.granted
-    }
-
-    /// Returns the limit of the governing quota.
-    #[inline]
-    pub fn limit(&self) -> u64 {
-        self.governor().limit()
-    }
-
-    /// Returns the tokens used in the window of the governing quota.
-    #[inline]
-    pub fn used(&self) -> u64 {
-        self.governor().used()
-    }
-
-    /// Returns the tokens left in the window of the governing quota.
-    #[inline]
-    pub fn remaining(&self) -> u64 {
-        self.governor().remaining()
-    }
-
-    /// Returns when the window of the governing quota ends.
-    pub fn reset_at(&self) -> SystemTime {
-        self.governor().reset_at()
-    }
-
-    /// Returns how long the window of the governing quota still runs.
-    pub fn reset_after(&self) -> Duration {
-        self.until(self.governor().end())
-    }
-
-    /// Returns how long to wait after a refusal until the same charge fits, if no other request
-    /// takes tokens. `None` if the charge was not refused, or can never fit
-    /// ([`exceeds_capacity`](Self::exceeds_capacity)).
-    pub fn retry_after(&self) -> Option<Duration> {
-        self.retry_at_ms().map(|at| self.until(at))
-    }
-
-    /// Returns the start of the first window in which a refused charge would fit.
-    pub fn retry_at(&self) -> Option<SystemTime> {
-        self.retry_at_ms().map(system_time)
-    }
-
-    /// Returns whether the charge was refused for good, because its cost exceeds what the quota can
-    /// grant.
-    pub fn exceeds_capacity(&self) -> bool {
-        self.verdict == Verdict::RefusedForGood
-    }
-
-    /// Returns the start of the window that covers a reservation, if that is a later window.
-    pub fn ready_at(&self) -> Option<SystemTime> {
-        self.ready_at_ms().map(system_time)
-    }
-
-    /// Returns how long a reservation has to wait. Zero if the tokens were available.
-    pub fn ready_after(&self) -> Duration {
-        self.ready_at_ms().map_or(Duration::ZERO, |at| self.until(at))
-    }
-
-    /// Returns when this was decided, by the store's clock.
-    pub fn decided_at(&self) -> SystemTime {
-        system_time(self.now)
-    }
-
-    /// Returns the standing of each quota, in the order of the quotas.
-    #[inline]
-    pub fn usage(&self) -> &[Usage] {
-        match self.beside() {
-            Some(several) => &several.standings[..self.len.into()],
-            None => &self.few[..self.len.into()],
-        }
-    }
-
     fn standings_mut(&mut self) -> &mut [Usage] {
         match self.all.as_deref_mut() {
             Some(All::Quotas(several)) => &mut several.standings[..self.len.into()],
             _ => &mut self.few[..self.len.into()],
         }
-    }
-
-    /// Returns the quotas that refused, as positions in [`usage`](Self::usage).
-    pub fn refusing(&self) -> impl Iterator<Item = usize> + use<> {
-        let refusing = self.refusing;
-        (0..Quotas::MAX).filter(move |i| refusing >> i & 1 == 1)
-    }
-
-    /// Returns the position of the governing quota in [`usage`](Self::usage).
-    #[inline]
-    pub fn governing(&self) -> usize {
-        self.governing.into()
     }
 
     /// The refusal of a charge whose reservation was returned: it can be met when the reservation
@@ -309,11 +216,6 @@ impl Decision {
         self
     }
 
-    /// Returns whether this process decided in memory, because the store failed.
-    pub fn is_local(&self) -> bool {
-        self.local
-    }
-
     #[inline]
     pub(crate) fn now_ms(&self) -> i64 {
         self.now
@@ -339,10 +241,6 @@ impl Decision {
     #[inline]
     pub(crate) fn reset_at_ms(&self) -> i64 {
         self.governor().end()
-    }
-
-    fn until(&self, at: i64) -> Duration {
-        Duration::from_millis(at.saturating_sub(self.now).max(0) as u64)
     }
 }
 

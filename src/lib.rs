@@ -6,6 +6,9 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![warn(clippy::print_stdout)]
 
+// First, since rustdoc shows methods in the order of modules: `Quota::key` is not the first one.
+mod quota;
+
 mod clock;
 mod decision;
 // Its examples are tested in tests/guide.rs: some need more than the library does.
@@ -18,7 +21,6 @@ mod limits;
 mod line;
 mod middleware;
 mod observe;
-mod quota;
 pub mod store;
 mod sync;
 #[cfg(feature = "testing")]

@@ -15,6 +15,9 @@ use crate::limiter::{Limiter, freed};
 use crate::limits::Limits;
 use crate::line::{Lines, Queue};
 
+// First, since rustdoc shows methods in the order of modules.
+mod creating;
+
 mod counting;
 mod deciding;
 mod refusing;
@@ -90,61 +93,6 @@ pub struct FixedWindowLayer<J = ProblemJson> {
     /// Where requests wait.
     lines: Arc<Lines>,
     reject: Arc<J>,
-}
-
-impl FixedWindowLayer {
-    /// Limits requests by the address of their peer, in memory.
-    ///
-    /// Under axum, this needs the feature `axum` and
-    /// `into_make_service_with_connect_info::<SocketAddr>()`; under other servers, a
-    /// [`PeerAddr`](crate::key::PeerAddr) in the extensions of each request.
-    ///
-    /// ```
-    /// use http::Request;
-    /// use tower_fixed_window::key::PeerAddr;
-    /// use tower_fixed_window::testing::ask;
-    /// use tower_fixed_window::{FixedWindowLayer, Quota};
-    ///
-    /// let layer = FixedWindowLayer::new(Quota::per_minute(60));
-    ///
-    /// let request = || Request::get("/").extension(PeerAddr(([192, 0, 2, 1], 4711).into()));
-    /// assert_eq!(ask(&layer, request()).headers()["x-ratelimit-remaining"], "59");
-    /// assert_eq!(ask(&layer, request()).headers()["x-ratelimit-remaining"], "58");
-    /// ```
-    ///
-    /// Several limits are decided together: a request passes only if all of them grant it, and a
-    /// refusal takes from none.
-    ///
-    /// ```
-    /// use http::Request;
-    /// use tower_fixed_window::key::header;
-    /// use tower_fixed_window::testing::ask;
-    /// use tower_fixed_window::{FixedWindowLayer, Quota};
-    ///
-    /// let layer = FixedWindowLayer::new([
-    ///     Quota::per_minute(600).name("organization").key(header("x-org")),
-    ///     Quota::per_minute(60).name("user").key(header("x-user")),
-    /// ]);
-    ///
-    /// let request = Request::get("/").header("x-org", "acme").header("x-user", "ann");
-    /// let response = ask(&layer, request);
-    /// // The limit with the smallest part left.
-    /// assert_eq!(response.headers()["x-ratelimit-resource"], "user");
-    /// assert_eq!(response.headers()["x-ratelimit-remaining"], "59");
-    /// ```
-    ///
-    /// To peek, reset or change a limit at run time, make a [`Limiter`] or [`Limits`] first, and
-    /// the layer of it: `FixedWindowLayer::new(&limits)`.
-    ///
-    /// # Panics
-    /// As [`Limits::new`] does: of several limits, each needs a name of its own.
-    #[track_caller]
-    pub fn new(limits: impl Into<Limits>) -> Self {
-        let limits = limits.into();
-        limits.assert_valid();
-        let lines = Arc::new(Lines::new(limits.limiters().len() > 1));
-        Self { limits, options: Options::default(), lines, reject: Arc::new(ProblemJson) }
-    }
 }
 
 impl<J> FixedWindowLayer<J> {

@@ -17,12 +17,14 @@ use super::counters::Counters;
 use super::error::StoreError;
 use super::reply::Reply;
 use super::scope::Scope;
-use super::sharded::{Sharded, shares};
-use crate::clock::Clock;
+use super::sharded::Sharded;
 use crate::decision::Decision;
 use crate::key::Key;
 use crate::quota::Quotas;
 use crate::sync::MutexGuard;
+
+// First, since rustdoc shows methods in the order of modules.
+mod creating;
 
 #[cfg(feature = "saved")]
 mod file;
@@ -108,72 +110,6 @@ struct Memory {
 }
 
 impl MemoryStore {
-    /// Creates a store of a million entries.
-    pub fn new() -> Self {
-        Self::with_max_keys(1_000_000)
-    }
-
-    /// Creates a store of `max_keys` entries. Two quotas of one key take two.
-    ///
-    /// # Panics
-    /// If `max_keys` is 0.
-    #[track_caller]
-    pub fn with_max_keys(max_keys: usize) -> Self {
-        Self::build(max_keys, Time::system())
-    }
-
-    /// Creates a store of a million entries that reads another clock, for tests:
-    /// [`ManualClock`](crate::ManualClock) has an example.
-    pub fn with_clock(clock: impl Clock) -> Self {
-        Self::new().clock(clock)
-    }
-
-    /// Reads another clock, for tests. The counters stay.
-    ///
-    /// ```
-    /// use tower_fixed_window::{ManualClock, MemoryStore};
-    ///
-    /// let store = MemoryStore::with_max_keys(100).clock(ManualClock::at_ms(1_700_000_040_000));
-    /// # let _ = store;
-    /// ```
-    ///
-    /// # Panics
-    /// If the store was cloned: the clones would have another time. If it has a file: `CountsFile`
-    /// takes the clock.
-    #[must_use]
-    #[track_caller]
-    pub fn clock(mut self, clock: impl Clock) -> Self {
-        let memory = Arc::get_mut(&mut self.memory);
-        let memory = memory.expect("a store's clock is set before the store is cloned");
-        memory.time = Time::Other(Box::new(clock));
-        self
-    }
-
-    #[track_caller]
-    fn build(max_keys: usize, time: Time) -> Self {
-        assert!(
-            max_keys > 0,
-            "a store of no keys can't count: write MemoryStore::with_max_keys(100_000)"
-        );
-        let (shards, buckets) = shares(max_keys);
-        Self::of(Memory {
-            shards: Sharded::new(shards),
-            buckets,
-            counters: Counters::default(),
-            time,
-            max_keys,
-            quiet_until: AtomicU64::new(0),
-        })
-    }
-
-    fn of(memory: Memory) -> Self {
-        Self {
-            memory: Arc::new(memory),
-            #[cfg(feature = "saved")]
-            saver: None,
-        }
-    }
-
     /// Returns the most memory that the counters can take, in bytes: with all shards at their
     /// maximal size, while one has just doubled and still holds its old table. (If several threads
     /// double a shard at the same instant, 69 kB more for each.)

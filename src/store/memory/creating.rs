@@ -1,0 +1,78 @@
+//! An empty store.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use super::time::Time;
+use super::{Memory, MemoryStore};
+use crate::clock::Clock;
+use crate::store::counters::Counters;
+use crate::store::sharded::{Sharded, shares};
+
+impl MemoryStore {
+    /// Creates a store of a million entries.
+    pub fn new() -> Self {
+        Self::with_max_keys(1_000_000)
+    }
+
+    /// Creates a store of `max_keys` entries. Two quotas of one key take two.
+    ///
+    /// # Panics
+    /// If `max_keys` is 0.
+    #[track_caller]
+    pub fn with_max_keys(max_keys: usize) -> Self {
+        Self::build(max_keys, Time::system())
+    }
+
+    /// Creates a store of a million entries that reads another clock, for tests:
+    /// [`ManualClock`](crate::ManualClock) has an example.
+    pub fn with_clock(clock: impl Clock) -> Self {
+        Self::new().clock(clock)
+    }
+
+    /// Reads another clock, for tests. The counters stay.
+    ///
+    /// ```
+    /// use tower_fixed_window::{ManualClock, MemoryStore};
+    ///
+    /// let store = MemoryStore::with_max_keys(100).clock(ManualClock::at_ms(1_700_000_040_000));
+    /// # let _ = store;
+    /// ```
+    ///
+    /// # Panics
+    /// If the store was cloned: the clones would have another time. If it has a file: `CountsFile`
+    /// takes the clock.
+    #[must_use]
+    #[track_caller]
+    pub fn clock(mut self, clock: impl Clock) -> Self {
+        let memory = Arc::get_mut(&mut self.memory);
+        let memory = memory.expect("a store's clock is set before the store is cloned");
+        memory.time = Time::Other(Box::new(clock));
+        self
+    }
+
+    #[track_caller]
+    pub(super) fn build(max_keys: usize, time: Time) -> Self {
+        assert!(
+            max_keys > 0,
+            "a store of no keys can't count: write MemoryStore::with_max_keys(100_000)"
+        );
+        let (shards, buckets) = shares(max_keys);
+        Self::of(Memory {
+            shards: Sharded::new(shards),
+            buckets,
+            counters: Counters::default(),
+            time,
+            max_keys,
+            quiet_until: AtomicU64::new(0),
+        })
+    }
+
+    pub(super) fn of(memory: Memory) -> Self {
+        Self {
+            memory: Arc::new(memory),
+            #[cfg(feature = "saved")]
+            saver: None,
+        }
+    }
+}
