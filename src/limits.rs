@@ -19,6 +19,7 @@ mod receipts;
 use noted::note;
 pub(crate) use noted::observe_all;
 
+pub(crate) use from::IntoLimits;
 pub use line::Line;
 #[cfg(feature = "serde")]
 #[cfg_attr(docsrs, doc(cfg(feature = "serde")))]

@@ -72,24 +72,44 @@ impl KeyExtractor for Global {
 /// ```
 pub fn extension<T>() -> impl KeyExtractor
 where
-    T: Clone + Send + Sync + 'static,
-    for<'a> Key: From<&'a T>,
+    T: IntoKey + Clone + Send + Sync + 'static,
 {
     Extension::<T>(PhantomData)
+}
+
+/// A value with `impl From<&T> for Key`. The compiler shows the advice of a trait of this crate
+/// only.
+#[diagnostic::on_unimplemented(
+    message = "requests can't be counted by a `{Self}`: there is no key for it",
+    label = "no `From<&{Self}> for Key`",
+    note = "write `impl From<&{Self}> for Key {{ fn from(value: &{Self}) -> Key {{ Key::from(value.id) }} }}`"
+)]
+pub trait IntoKey {
+    #[doc(hidden)]
+    fn key(&self) -> Key;
+}
+
+#[diagnostic::do_not_recommend]
+impl<T> IntoKey for T
+where
+    for<'a> Key: From<&'a T>,
+{
+    fn key(&self) -> Key {
+        Key::from(self)
+    }
 }
 
 struct Extension<T>(PhantomData<fn() -> T>);
 
 impl<T> KeyExtractor for Extension<T>
 where
-    T: Clone + Send + Sync + 'static,
-    for<'a> Key: From<&'a T>,
+    T: IntoKey + Clone + Send + Sync + 'static,
 {
     fn extract(&self, parts: &Parts, key: &mut Key) -> Result<(), MissingKey> {
         let Some(value) = parts.extensions.get::<T>() else {
             return Err(MissingKey::extension::<T>());
         };
-        key.append(&Key::from(value));
+        key.append(&value.key());
         Ok(())
     }
 }

@@ -7,6 +7,25 @@ use crate::limit::Limit;
 use crate::limiter::Limiter;
 use crate::quota::{Quota, Quotas};
 
+/// All that becomes [`Limits`]. The compiler shows the advice of a trait of this crate only.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a limit",
+    label = "write a quota here, such as `Quota::per_minute(60)`",
+    note = "a text is parsed first: `\"60/minute\".parse::<Quotas>()?`",
+    note = "`Quotas`, `Limit`, an array or a `Vec` of limits, `Limiter`, `&Limiter`, `Limits` and `&Limits` do as well"
+)]
+pub trait IntoLimits {
+    #[doc(hidden)]
+    fn into_limits(self) -> Limits;
+}
+
+#[diagnostic::do_not_recommend]
+impl<T: Into<Limits>> IntoLimits for T {
+    fn into_limits(self) -> Limits {
+        self.into()
+    }
+}
+
 impl From<Quota> for Limits {
     fn from(quota: Quota) -> Self {
         Limit::from(quota).into()

@@ -66,6 +66,17 @@ fn compile_errors_of_unsuitable_bodies_and_keys_suggest_a_fix() {
     for advice in ["can't extract a key", "`.key_fn(|parts| ...)`", "`extension::<User>()`"] {
         assert!(message.contains(advice), "no {advice} in the compiler's message:\n{message}");
     }
+    let (compiles, message) = check(&made("\"60/minute\""));
+    assert!(!compiles, "a text was accepted as a limit");
+    for advice in ["`&str` is not a limit", "`Quota::per_minute(60)`", ".parse::<Quotas>()?`"] {
+        assert!(message.contains(advice), "no {advice} in the compiler's message:\n{message}");
+    }
+    let user = "Quota::per_minute(60).key(tower_fixed_window::key::extension::<Inner>())";
+    let (compiles, message) = check(&made(user));
+    assert!(!compiles, "a type without a key was accepted as an extension");
+    for advice in ["there is no key for it", "`impl From<&Inner> for Key {"] {
+        assert!(message.contains(advice), "no {advice} in the compiler's message:\n{message}");
+    }
     // A closure's arguments are counted by the compiler, in words of its own.
     let plan = "tower_fixed_window::Limit::by_plan";
     let short = [
@@ -101,6 +112,8 @@ fn compile_errors_of_unsuitable_bodies_and_keys_suggest_a_fix() {
         "limit.on_reject(|_, why| why.response(Own))",
         &key_fn,
         &by_plan,
+        &made("\"60/minute\".parse::<tower_fixed_window::Quotas>().unwrap()"),
+        &made(&user.replace("Inner", "String")),
     ] {
         let (compiles, message) = check(way_out);
         assert!(compiles, "{way_out} does not help:\n{message}");

@@ -3,13 +3,14 @@
 use std::sync::Arc;
 
 use super::FixedWindowLayer;
-use crate::limits::Limits;
+use crate::limits::IntoLimits;
 use crate::line::Lines;
 use crate::middleware::options::Options;
 use crate::middleware::rejection::ProblemJson;
 
 impl FixedWindowLayer {
-    /// Limits requests by the address of their peer, in memory.
+    /// Limits requests by the address of their peer, in memory. `limits` is a quota, or anything
+    /// else that becomes [`Limits`](crate::Limits).
     ///
     /// Under axum, this needs the feature `axum` and
     /// `into_make_service_with_connect_info::<SocketAddr>()`; under other servers, a
@@ -50,13 +51,14 @@ impl FixedWindowLayer {
     /// ```
     ///
     /// To peek, reset or change a limit at run time, make a [`Limiter`](crate::Limiter) or
-    /// [`Limits`] first, and the layer of it: `FixedWindowLayer::new(&limits)`.
+    /// [`Limits`](crate::Limits) first, and the layer of it: `FixedWindowLayer::new(&limits)`.
     ///
     /// # Panics
-    /// As [`Limits::new`] does: of several limits, each needs a name of its own.
+    /// As [`Limits::new`](crate::Limits::new) does: of several limits, each needs a name of its
+    /// own.
     #[track_caller]
-    pub fn new(limits: impl Into<Limits>) -> Self {
-        let limits = limits.into();
+    pub fn new(limits: impl IntoLimits) -> Self {
+        let limits = limits.into_limits();
         limits.assert_valid();
         let lines = Arc::new(Lines::new(limits.limiters().len() > 1));
         Self { limits, options: Options::default(), lines, reject: Arc::new(ProblemJson) }
