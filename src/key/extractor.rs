@@ -4,11 +4,13 @@ use std::any::type_name;
 use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use http::HeaderName;
 use http::request::Parts;
 
 use super::encoding::Key;
+use crate::observe;
 
 /// Extracts from a request the key that it is counted by.
 ///
@@ -78,7 +80,7 @@ pub trait KeyExtractor: Send + Sync + 'static {
     where
         Self: Sized,
     {
-        Or(self, other)
+        Or { first: self, other, missed: AtomicU32::new(0) }
     }
 }
 
@@ -146,15 +148,48 @@ impl fmt::Display for MissingKey {
 
 impl std::error::Error for MissingKey {}
 
-struct Or<A, B>(A, B);
+struct Or<A, B> {
+    first: A,
+    other: B,
+    /// How many requests had no key by the first extractor, until one has.
+    missed: AtomicU32,
+}
+
+/// After that number of requests without an extension, no layer sets it.
+const ENOUGH: u32 = 1_000;
+
+impl<A, B> Or<A, B> {
+    #[cold]
+    fn note_missing(&self, missing: &MissingKey) {
+        let Missing::Extension(name) = missing.0 else { return };
+        if self.missed.load(Ordering::Relaxed) < ENOUGH
+            && self.missed.fetch_add(1, Ordering::Relaxed) == ENOUGH - 1
+        {
+            observe::doubt(&format_args!(
+                "none of {ENOUGH} requests had the extension `{name}` that a rate limit counts \
+                 by, so all are counted by what `.or(..)` names: if a layer sets it, put the limit \
+                 inside of that layer (in axum: add the limit before it)"
+            ));
+        }
+    }
+}
 
 impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for Or<A, B> {
     fn extract(&self, parts: &Parts, key: &mut Key) -> Result<(), MissingKey> {
         let len = key.len();
-        self.0.extract(parts, key).or_else(|_| {
-            key.truncate(len);
-            self.1.extract(parts, key)
-        })
+        match self.first.extract(parts, key) {
+            Ok(()) => {
+                if self.missed.load(Ordering::Relaxed) < ENOUGH {
+                    self.missed.store(ENOUGH, Ordering::Relaxed);
+                }
+                Ok(())
+            }
+            Err(missing) => {
+                self.note_missing(&missing);
+                key.truncate(len);
+                self.other.extract(parts, key)
+            }
+        }
     }
 }
 

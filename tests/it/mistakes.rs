@@ -514,3 +514,43 @@ fn what_the_code_lacks_is_for_the_operator_and_not_for_the_client() {
     }
     assert_eq!(client.len(), 3);
 }
+
+/// A user where the layer of authentication has set one.
+fn user_or_peer() -> FixedWindowLayer {
+    by(extension::<User>().or(peer_ip()))
+}
+
+#[test]
+fn a_fallback_that_all_requests_take_is_noticed_after_a_thousand() {
+    let log = logged(async || {
+        let layer = limited(&user_or_peer());
+        for _ in 0..3_000 {
+            let _ = layer.clone().oneshot(from("192.0.2.7")).await;
+        }
+    });
+    let line = only(&log);
+    assert!(
+        line.contains("none of 1000 requests had the extension `it::mistakes::User`"),
+        "{line}"
+    );
+    assert!(line.contains("add the limit before it"), "{line}");
+}
+
+#[test]
+fn a_fallback_that_some_requests_take_is_no_mistake() {
+    let log = logged(async || {
+        let layer = limited(&user_or_peer());
+        for i in 0..3_000 {
+            let mut request = from("192.0.2.7");
+            if i == 900 {
+                request.extensions_mut().insert(User);
+            }
+            let _ = layer.clone().oneshot(request).await;
+        }
+        let by_header = limited(&by(header("x-api-key").or(peer_ip())));
+        for _ in 0..3_000 {
+            let _ = by_header.clone().oneshot(from("192.0.2.7")).await;
+        }
+    });
+    assert_eq!(log, [""; 0]);
+}
