@@ -1,4 +1,4 @@
-//! What a decision says about the quota that governs it, and about the others.
+//! The answer of a decision, and the standing of the quotas that it is about.
 
 use std::time::{Duration, SystemTime};
 
