@@ -165,8 +165,8 @@ struct Check<'a> {
     fields: BTreeMap<Vec<u8>, Vec<(String, Quota)>>,
     /// By how much each node has changed the count of a window.
     changes: BTreeMap<(usize, String, Window), i64>,
-    /// The most that a window's count has ever been.
-    peaks: BTreeMap<Vec<u8>, BTreeMap<Window, i64>>,
+    /// The most that a window's count has ever been, and when it was written first.
+    peaks: BTreeMap<Vec<u8>, BTreeMap<Window, (i64, i64)>>,
     /// When a key was executed away.
     resets: Vec<(i64, usize, Vec<u8>)>,
 }
@@ -248,7 +248,7 @@ impl<'a> Check<'a> {
                     return;
                 }
                 for write in writes {
-                    self.changed(*node, &write.key, &write.before, &write.after);
+                    self.changed(at, *node, &write.key, &write.before, &write.after);
                 }
                 return;
             }
@@ -264,7 +264,7 @@ impl<'a> Check<'a> {
         request.ended.get_or_insert(at);
     }
 
-    fn changed(&mut self, node: usize, key: &[u8], before: &Fields, after: &Fields) {
+    fn changed(&mut self, at: i64, node: usize, key: &[u8], before: &Fields, after: &Fields) {
         let Some(line) = self.keys.get(key) else { return };
         let name = String::from_utf8_lossy(key).into_owned();
         let shift = stagger(self.plan.limits[line.limit].name, &Key::from(&line.key));
@@ -286,7 +286,7 @@ impl<'a> Check<'a> {
             });
             let change = used - carried;
             let peaks = self.peaks.entry(key.to_vec()).or_default();
-            let peak = peaks.entry((field.clone(), start)).or_default();
+            let (peak, _) = peaks.entry((field.clone(), start)).or_insert((0, at));
             *peak = used.max(*peak);
             *self.changes.entry((node, name.clone(), (field, start))).or_default() += change;
         }
@@ -424,7 +424,13 @@ impl<'a> Check<'a> {
         // A reservation comes back in the window that covers it, and so does what has moved along.
         let quota = self.quota(name, &field);
         let length = quota.window().as_micros() as i64;
-        let moved = self.steps.iter().any(|(_, by)| *by <= -length || *by < 0 && gone());
+        // Several steps may lead as far back as one.
+        let (mut back, mut last) = (0, 0);
+        let moved = self.steps.iter().any(|&(at, by)| {
+            back = (back + at - last).min(0) + by;
+            last = at;
+            back <= -length || by < 0 && gone()
+        });
         let broken = field.ends_with('f') && gone() || quota.max_reserved() > 0 || moved;
         (field, if broken { 0 } else { start })
     }
@@ -612,16 +618,26 @@ impl<'a> Check<'a> {
                 };
                 let last = i.checked_sub(1).map_or(0, |i| self.steps[i].0);
                 let next = self.steps.get(i + 1).map_or(i64::MAX, |(at, _)| *at);
-                if from < last || until > next {
+                // A window that nothing was counted in before the step doesn't run on.
+                let window = (field.clone(), (self.clock(at) - by - before) / 1_000);
+                let written = self.peaks.get(name.as_bytes()).and_then(|peaks| peaks.get(&window));
+                let runs_on = written.is_some_and(|(_, since)| (from..at).contains(since));
+                if from < last || until > next || !runs_on {
                     continue;
                 }
                 let inside =
                     |(asked, decided, _): &&(i64, i64, i64)| *asked >= from && *decided < until;
                 let held = &held[&(name, field.clone())];
                 let passed: i64 = held.iter().filter(inside).map(|(_, _, tokens)| tokens).sum();
-                if passed > limit {
+                let most = match -by < length {
+                    true => limit,
+                    // By the new time no window before has ended: its tokens come back to the count that
+                    // has moved along.
+                    false => limit + self.comes_back(name, from, at),
+                };
+                if passed > most {
                     let what = format!(
-                        "{passed} of {limit} passed for {name} in {field} from {} until {}",
+                        "{passed} of {most} passed for {name} in {field} from {} until {}",
                         Time(from),
                         Time(until),
                     );
@@ -630,6 +646,25 @@ impl<'a> Check<'a> {
             }
         }
         found.into_iter().for_each(|(at, what)| self.find("stepped", at, what));
+    }
+
+    /// How many tokens of a key, asked for before an instant, may come back after another one.
+    fn comes_back(&self, name: &str, before: i64, since: i64) -> i64 {
+        let mut tokens = 0;
+        for request in self.requests.values().filter(|request| request.done.is_none()) {
+            if request.asked >= before || self.changes_until(request) < since {
+                continue;
+            }
+            let lines = request.names.iter().zip(&request.ask.lines);
+            let of = lines.filter(|(of, _)| *of == name);
+            tokens += of.map(|(_, line)| line.cost as i64).sum::<i64>();
+            for Part { index, name: of, decision, .. } in request.passed(self.plan) {
+                if of == name && !decision.is_local() {
+                    tokens -= decision.granted() as i64 - request.returns[index] as i64;
+                }
+            }
+        }
+        tokens
     }
 
     /// S14, S34: what passed was taken from the count before, and comes back once at most, in its
@@ -779,7 +814,7 @@ impl<'a> Check<'a> {
                 let is_full = |(quota, (field, start, length)): (&Quota, (String, i64, i64))| {
                     let limit = quota.limit() as i64;
                     // True costs may have taken more than a limit (S15), and more than one window's.
-                    let left = |((_, from), used): (&(String, i64), &i64)| {
+                    let left = |((_, from), (used, _)): (&Window, &(i64, i64))| {
                         used - (start - from).max(0) / length * limit
                     };
                     // A count that moves along is of a window to come.
@@ -834,10 +869,14 @@ impl<'a> Check<'a> {
             };
             let quota = self.first_quota(line);
             let (first, length) = (quota.counter().to_string(), quota.window().as_millis() as i64);
+            // A clock that steps forward meanwhile may end the window.
+            let while_returned = |at: i64| at > ended && at <= ended + 1_000_000;
+            let ahead = self.steps.iter().filter(|(at, by)| *by > 0 && while_returned(*at));
+            let ahead: i64 = ahead.map(|(_, by)| by).sum();
             let open = self.changes.iter().any(|((_, other, (field, start)), _)| {
                 other == name
                     && *field == first
-                    && start + length > self.clock(ended) / 1_000 + 1_000
+                    && start + length > (self.clock(ended) + ahead) / 1_000 + 1_000
             });
             if taken > 0 && open && self.plan.kind == Kind::Healthy {
                 unreturned.push((ended, format!("#{id} was dropped, and {taken} stay counted")));
