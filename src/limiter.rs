@@ -10,6 +10,7 @@ use crate::limit::Limit;
 use crate::quota::Quotas;
 use crate::store::{Account, Adjust, Charge, MemoryStore, Reply, Scope, Store, StoreError};
 
+mod doubts;
 pub(crate) mod freed;
 mod live;
 mod noted;
@@ -110,6 +111,11 @@ impl Limiter {
     }
 
     pub(crate) fn in_store(limit: Limit, store: Arc<dyn Store>) -> Self {
+        doubts::note_zero(&limit);
+        Self::made(limit, store)
+    }
+
+    fn made(limit: Limit, store: Arc<dyn Store>) -> Self {
         if limit.cost.is_some() || limit.settled {
             limit.scope.observe().has_costs();
         }
@@ -127,7 +133,7 @@ impl Limiter {
     /// The same limit in another store. It is no longer changed with this one.
     pub(crate) fn moved_to(&self, store: Arc<dyn Store>) -> Self {
         let limit = Limit { quotas: self.quotas(), ..self.live.limit().clone() };
-        let moved = Self::in_store(limit, store);
+        let moved = Self::made(limit, store);
         if self.refundable { moved.refundable() } else { moved }
     }
 

@@ -25,7 +25,8 @@ use tower::util::BoxCloneSyncService;
 use tower::{Layer, ServiceBuilder, ServiceExt, service_fn};
 use tower_fixed_window::key::{PeerAddr, client_ip, extension, global, header, peer_ip};
 use tower_fixed_window::{
-    FixedWindowLayer, Grpc, Headers, Key, KeyExtractor, Limit, MemoryStore, Quota, TrueCost,
+    FixedWindowLayer, Grpc, Headers, Key, KeyExtractor, Limit, Limiter, MemoryStore, Quota,
+    TrueCost,
 };
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::filter::Targets;
@@ -551,6 +552,35 @@ fn a_fallback_that_some_requests_take_is_no_mistake() {
         for _ in 0..3_000 {
             let _ = by_header.clone().oneshot(from("192.0.2.7")).await;
         }
+    });
+    assert_eq!(log, [""; 0]);
+}
+
+#[test]
+fn a_limit_of_zero_is_noticed_when_it_is_built() {
+    let log = logged(async || {
+        let none = || Quota::per_minute(0);
+        for layer in [none().name("api"), Limit::new(none().and(Quota::per_hour(9)))] {
+            let _ = FixedWindowLayer::new(layer);
+        }
+        let _ = Limiter::new(none().name("api"));
+    });
+    let first = only(&log);
+    assert!(first.contains("a rate limit of 0 refuses every request"), "{first}");
+    for advice in ["`Plan::UNLIMITED`", "`Limit::by_plan(|_, _| Quota::per_minute(0))`"] {
+        assert!(first.contains(advice), "{first}");
+    }
+}
+
+#[test]
+fn a_limit_of_zero_that_is_meant_is_no_mistake() {
+    let log = logged(async || {
+        let _ = FixedWindowLayer::new(Limit::by_plan(|_, _| Quota::per_minute(0)));
+        let _ = FixedWindowLayer::new(Limit::new(Quota::per_minute(0)).shadow());
+        let limiter = Limiter::new(QUOTA.name("api"));
+        limiter.set_quotas(Quota::per_minute(0));
+        let _ = FixedWindowLayer::new(&limiter);
+        let _ = limiter.with_quotas(Quota::per_minute(0));
     });
     assert_eq!(log, [""; 0]);
 }
