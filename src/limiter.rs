@@ -10,7 +10,7 @@ use crate::limit::Limit;
 use crate::quota::Quotas;
 use crate::store::{Account, Adjust, Charge, MemoryStore, Reply, Scope, Store, StoreError};
 
-mod doubts;
+pub(crate) mod doubts;
 pub(crate) mod freed;
 mod live;
 mod noted;
@@ -91,8 +91,10 @@ impl Limit {
     /// [`RedisStore::on_failure`]: crate::store::Remote::on_failure
     #[track_caller]
     pub fn store(self, store: impl Store) -> Limiter {
+        let id = doubts::identity(&store);
         let limiter = Limiter::in_store(self, Arc::new(store));
         assert!(limiter.can_be_found(), "{UNNAMED}");
+        doubts::note_name(id, limiter.live());
         limiter
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::decision::{Decision, MAX_LIMITS, RateLimited};
 use crate::limit::Limit;
-use crate::limiter::{Limiter, Receipt, UNNAMED};
+use crate::limiter::{Limiter, Receipt, UNNAMED, doubts};
 use crate::store::{Account, Charge, MemoryStore, Reply, Store, StoreError};
 
 mod from;
@@ -145,10 +145,12 @@ impl Limits {
     #[must_use]
     #[track_caller]
     pub fn store(self, store: impl Store) -> Self {
+        let id = doubts::identity(&store);
         let store: Arc<dyn Store> = Arc::new(store);
         let limits = self.limits.iter().map(|limit| limit.moved_to(Arc::clone(&store)));
         let this = Self { limits: limits.collect(), store };
         assert!(this.limits.iter().all(Limiter::can_be_found), "{UNNAMED}");
+        this.limits.iter().for_each(|limiter| doubts::note_name(id, limiter.live()));
         this
     }
 

@@ -1,7 +1,15 @@
 //! Limits that may be a mistake, noticed when they are built.
 
+use std::any::Any;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use super::Live;
 use crate::limit::Limit;
 use crate::observe;
+#[cfg(feature = "redis")]
+use crate::store::RedisStore;
+use crate::store::{MemoryStore, Store};
 
 /// A limit of 0 often comes from a setting where 0 was to say "unlimited".
 pub(super) fn note_zero(limit: &Limit) {
@@ -13,4 +21,48 @@ pub(super) fn note_zero(limit: &Limit) {
              `Limit::by_plan(|_, _| Quota::per_minute(0))`"
         ));
     }
+}
+
+/// Two limits of one name on a store charge the same counters. Plans are to do that.
+pub(crate) fn note_name(store: Option<usize>, live: &Arc<Live>) {
+    /// More than an app writes down. Limits that an app creates as it runs are not all kept.
+    const MOST: usize = 1_024;
+    /// The last limit that was built, by its store and its name.
+    static NAMED: Mutex<BTreeMap<(usize, String), Weak<Live>>> = Mutex::new(BTreeMap::new());
+
+    let limit = live.limit();
+    let (Some(store), name) = (store, limit.scope.name()) else { return };
+    if name.is_empty() || limit.plan.is_some() {
+        return;
+    }
+    let mut named = NAMED.lock().unwrap_or_else(PoisonError::into_inner);
+    if named.len() >= MOST {
+        named.retain(|_, live| live.strong_count() > 0);
+    }
+    let id = (store, name.to_owned());
+    let earlier = named.get(&id).and_then(Weak::upgrade);
+    if named.len() < MOST || earlier.is_some() {
+        named.insert(id, Arc::downgrade(live));
+    }
+    drop(named);
+    if earlier.is_some_and(|earlier| earlier.quotas() != limit.quotas) {
+        observe::doubt(&format_args!(
+            "two rate limits of one store are named `{name}`, have different quotas, and share their \
+             counts: give one of them another name, or where the quotas differ between requests, \
+             write one `Limit::by_plan(..)`"
+        ));
+    }
+}
+
+/// The same number for clones of a store, where that is known.
+pub(crate) fn identity(store: &dyn Any) -> Option<usize> {
+    if let Some(memory) = store.downcast_ref::<MemoryStore>() {
+        return Some(memory.address());
+    }
+    #[cfg(feature = "redis")]
+    if let Some(redis) = store.downcast_ref::<RedisStore>() {
+        return Some(redis.address());
+    }
+    let shared = store.downcast_ref::<Arc<dyn Store>>()?;
+    Some(Arc::as_ptr(shared).cast::<()>().addr())
 }

@@ -392,6 +392,11 @@ impl RedisStore {
         Self { remote, ..this }
     }
 
+    /// The same for clones with the same handles, as long as there is one.
+    pub(crate) fn address(&self) -> usize {
+        self.remote.address()
+    }
+
     /// Returns the memory that counts while Redis fails, for its metrics.
     pub fn fallback(&self) -> &MemoryStore {
         self.remote.fallback()

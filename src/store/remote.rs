@@ -118,6 +118,11 @@ pub struct Remote {
 }
 
 impl Remote {
+    #[cfg(feature = "redis")]
+    pub(super) fn address(&self) -> usize {
+        Arc::as_ptr(&self.caller).addr()
+    }
+
     /// Wraps a store, with a deadline of 250 ms and a fallback of a million entries.
     pub fn around(store: impl Store) -> Self {
         let policy = Policy {

@@ -584,3 +584,32 @@ fn a_limit_of_zero_that_is_meant_is_no_mistake() {
     });
     assert_eq!(log, [""; 0]);
 }
+
+#[test]
+fn one_name_with_two_sets_of_quotas_on_a_store_is_noticed() {
+    let log = logged(async || {
+        let store = MemoryStore::new();
+        let first = QUOTA.name("api").store(store.clone());
+        let second = Quota::per_hour(5).name("api").store(store);
+        let _ = (FixedWindowLayer::new(first), FixedWindowLayer::new(second));
+    });
+    let line = only(&log);
+    assert!(line.contains("are named `api`, have different quotas"), "{line}");
+    assert!(line.contains("another name") && line.contains("`Limit::by_plan(..)`"), "{line}");
+}
+
+#[test]
+fn one_name_on_a_store_is_no_mistake_for_equal_quotas_plans_and_limits_that_are_gone() {
+    let log = logged(async || {
+        let store = MemoryStore::new();
+        let other = || Quota::per_hour(5).name("api");
+        let first = QUOTA.name("api").store(store.clone());
+        let second = QUOTA.name("api").store(store.clone());
+        let plan = Limit::by_plan(|_, _| Quota::per_hour(5)).name("api").store(store.clone());
+        let elsewhere = other().store(MemoryStore::new());
+        drop((first, second, plan, elsewhere));
+        let later = other().store(store);
+        later.set_quotas(QUOTA);
+    });
+    assert_eq!(log, [""; 0]);
+}
