@@ -483,3 +483,22 @@ async fn each_request_in_a_line_is_charged_by_its_own_plan() {
     let seconds: Vec<_> = served.lock().unwrap().iter().map(|(_, at)| *at).collect();
     assert_eq!(seconds, [0, 0, 1, 1, 2]);
 }
+
+/// Both limits have the same key, and are told apart by their names.
+#[tokio::test(start_paused = true)]
+async fn those_who_wait_for_a_limit_are_not_called_by_another_of_the_same_key() {
+    let store = FarStore::new(|| 5);
+    let sent = Arc::clone(&store.sent);
+    let limits = Limits::new([
+        Quota::per_minute(100).name("wide").key(global()),
+        Quota::per_minute(1).name("narrow").key(global()),
+    ]);
+    let layer = FixedWindowLayer::new(limits.store(store)).queue(30, LONG);
+    let service = noting(&layer, &Served::default());
+    let waiting: Vec<_> =
+        (0..3).map(|_| tokio::spawn(service.clone().oneshot(request("/", "ann")))).collect();
+    sleep(Duration::from_secs(50)).await;
+    let charges = sent.load(Ordering::SeqCst);
+    assert!(charges < 20, "{charges} charges for three requests");
+    waiting.iter().for_each(tokio::task::JoinHandle::abort);
+}
