@@ -31,10 +31,11 @@ where
 }
 
 /// One key for all requests: a limit for the whole service. [`Key::global`] is that key.
-pub fn global() -> impl KeyExtractor {
+pub fn global() -> impl KeyExtractor + Clone {
     Global
 }
 
+#[derive(Clone)]
 struct Global;
 
 impl KeyExtractor for Global {
@@ -70,7 +71,7 @@ impl KeyExtractor for Global {
 /// assert_eq!(response.headers()["x-ratelimit-used"], "1");
 /// assert_eq!(ask(&layer, Request::get("/")).status(), 500);
 /// ```
-pub fn extension<T>() -> impl KeyExtractor
+pub fn extension<T>() -> impl KeyExtractor + Clone
 where
     T: IntoKey + Clone + Send + Sync + 'static,
 {
@@ -100,6 +101,12 @@ where
 }
 
 struct Extension<T>(PhantomData<fn() -> T>);
+
+impl<T> Clone for Extension<T> {
+    fn clone(&self) -> Self {
+        Self(PhantomData)
+    }
+}
 
 impl<T> KeyExtractor for Extension<T>
 where
@@ -144,7 +151,7 @@ where
 /// assert_eq!(twice.unwrap_err().to_string(), "exactly one x-api-key header");
 /// ```
 #[track_caller]
-pub fn header(name: &'static str) -> impl KeyExtractor {
+pub fn header(name: &'static str) -> impl KeyExtractor + Clone {
     match HeaderName::from_lowercase(name.as_bytes()) {
         Ok(name) => Header(name),
         Err(_) => {
@@ -155,6 +162,7 @@ pub fn header(name: &'static str) -> impl KeyExtractor {
     }
 }
 
+#[derive(Clone)]
 struct Header(HeaderName);
 
 impl KeyExtractor for Header {
@@ -195,10 +203,11 @@ impl KeyExtractor for Header {
 /// }
 /// # }
 /// ```
-pub fn matched_path() -> impl KeyExtractor {
+pub fn matched_path() -> impl KeyExtractor + Clone {
     MatchedPath
 }
 
+#[derive(Clone)]
 struct MatchedPath;
 
 impl KeyExtractor for MatchedPath {
