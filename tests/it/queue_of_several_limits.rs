@@ -4,6 +4,7 @@
 use std::convert::Infallible;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::body::Body;
@@ -501,4 +502,73 @@ async fn those_who_wait_for_a_limit_are_not_called_by_another_of_the_same_key() 
     let charges = sent.load(Ordering::SeqCst);
     assert!(charges < 20, "{charges} charges for three requests");
     waiting.iter().for_each(tokio::task::JoinHandle::abort);
+}
+
+/// Those that one charge covers have taken their tokens one after the other.
+#[tokio::test(start_paused = true)]
+async fn each_of_those_that_one_charge_covers_shows_its_own_count() {
+    let layer_over_store = |limits: Vec<Limit>| {
+        let layer = FixedWindowLayer::new(Limits::new(limits).store(FarStore::new(|| 20)));
+        noting(&layer.queue(30, LONG), &Served::default())
+    };
+    let wide = Quota::per_minute(100).name("wide").key(global()).cost_fn(|_| 2);
+    let tight = Quota::per_minute(30).name("tight").key(global());
+    for (limits, shown, cost) in [(vec![wide.clone()], 100, 2), (vec![wide, tight], 30, 1)] {
+        let service = layer_over_store(limits);
+        let waiting: Vec<_> =
+            (0..5).map(|_| tokio::spawn(service.clone().oneshot(request("/", "ann")))).collect();
+        for (i, response) in (1..).zip(waiting) {
+            let Ok(response) = response.await.expect("no panic");
+            let number = |name: &str| response.headers()[name].to_str().expect("text").parse().ok();
+            assert_eq!(number("x-ratelimit-limit"), Some(shown));
+            assert_eq!(number("x-ratelimit-used"), Some(i * cost), "{i} of {shown}");
+        }
+    }
+}
+
+/// Ready for one call only.
+#[derive(Clone, Default)]
+struct ReadyOnce(Arc<AtomicU64>);
+
+impl Service<Request<Body>> for ReadyOnce {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = std::future::Ready<Result<Response<Body>, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        if self.0.load(Ordering::SeqCst) == 0 { Poll::Ready(Ok(())) } else { Poll::Pending }
+    }
+
+    fn call(&mut self, _: Request<Body>) -> Self::Future {
+        self.0.fetch_add(1, Ordering::SeqCst);
+        std::future::ready(Ok(Response::new(Body::empty())))
+    }
+}
+
+/// The limits have room, and the service has none: the refusal says when to come back all the same.
+#[tokio::test(start_paused = true)]
+async fn a_request_whose_service_is_not_ready_in_time_is_refused_for_the_limit_that_governs() {
+    let limits = Limits::new([
+        Quota::per_minute(10).name("org").key(header("x-org")),
+        Quota::per_minute(8).name("user").key(header("x-user")),
+    ]);
+    let limits = limits.store(FarStore::new(|| 20));
+    let layer = FixedWindowLayer::new(limits).queue(30, Duration::from_secs(2));
+    let service = layer.layer(ReadyOnce::default());
+    let mut calls = Vec::new();
+    for _ in 0..2 {
+        // Readied before the call of the other one.
+        let mut service = service.clone();
+        let Ok(service) = service.ready().await;
+        calls.push(tokio::spawn(service.call(request("/", "ann"))));
+    }
+    let mut responses = Vec::new();
+    for call in calls {
+        let Ok(response) = call.await.expect("no panic");
+        responses.push(response);
+    }
+    assert_eq!(responses[0].status(), 200);
+    assert_eq!(responses[1].status(), 429);
+    assert_eq!(responses[1].headers()["x-ratelimit-resource"], "user");
+    assert!(responses[1].headers().contains_key("retry-after"));
 }
