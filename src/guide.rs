@@ -14,7 +14,8 @@
 //!
 //! [Recipes](recipes) for logins, payments and password resets, [limits for an AI API](ai_api),
 //! [testing your app](testing), [other stacks](other_stacks) than axum's, [moving from other
-//! limiters](moving), [questions and answers](faq), [features], [what may change](stability), and
+//! limiters](moving), [429 in OpenAPI](openapi), [questions and answers](faq), [why it is as it
+//! is](design), [features], [what may change](stability), and
 //! the exact [rules](semantics).
 
 // If a link or a picture is defined twice, the first definition wins: in rustdoc the pages are
@@ -88,6 +89,14 @@ pub mod other_stacks {}
 #[cfg_attr(not(doctest), doc = include_str!("guide/links.md"))]
 #[doc = include_str!("../docs/testing.md")]
 pub mod testing {}
+
+#[cfg_attr(not(doctest), doc = include_str!("guide/links.md"))]
+#[doc = include_str!("../docs/openapi.md")]
+pub mod openapi {}
+
+#[cfg_attr(not(doctest), doc = include_str!("guide/links.md"))]
+#[doc = include_str!("../docs/design.md")]
+pub mod design {}
 
 #[cfg_attr(not(doctest), doc = include_str!("guide/links.md"))]
 #[doc = include_str!("../docs/stability.md")]

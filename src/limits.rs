@@ -170,6 +170,11 @@ impl Limits {
         self.limits.iter()
     }
 
+    #[cfg(feature = "openapi")]
+    pub(crate) fn may_fail(&self) -> bool {
+        self.store.is_shared() || self.store.answers_within().is_some()
+    }
+
     pub(crate) fn limiters(&self) -> &[Limiter] {
         &self.limits
     }

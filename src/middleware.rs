@@ -8,6 +8,8 @@ mod endpoint;
 mod future;
 mod headers;
 mod layer;
+#[cfg(feature = "openapi")]
+mod openapi;
 mod options;
 mod reason;
 mod rejection;

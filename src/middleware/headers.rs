@@ -39,11 +39,11 @@ pub enum Headers {
 }
 
 impl Headers {
-    fn github(self) -> bool {
+    pub(crate) fn github(self) -> bool {
         matches!(self, Self::GitHub | Self::GitHubAndIetfDraft10)
     }
 
-    fn ietf(self) -> bool {
+    pub(crate) fn ietf(self) -> bool {
         matches!(self, Self::IetfDraft10 | Self::GitHubAndIetfDraft10)
     }
 }

@@ -118,6 +118,16 @@ impl<J> FixedWindowLayer<J> {
     }
 
     /// Whether tokens may come back, whatever limit they are of.
+    #[cfg(feature = "openapi")]
+    pub(super) fn options(&self) -> &Options {
+        &self.options
+    }
+
+    #[cfg(feature = "openapi")]
+    pub(super) fn rejects(&self) -> &J {
+        &self.reject
+    }
+
     fn refunds(&self) -> bool {
         let Options { count_if, refund_dropped, queue, .. } = &self.options;
         count_if.is_some() || *refund_dropped || queue.is_some()

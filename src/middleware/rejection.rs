@@ -17,6 +17,8 @@ mod outside;
 mod problem;
 mod reject;
 
+#[cfg(feature = "openapi")]
+pub(crate) use problem::QUOTA_EXCEEDED;
 pub(crate) use problem::prepare;
 pub use reject::{EmptyBody, GitHubBody, Grpc, ProblemJson, Reject};
 

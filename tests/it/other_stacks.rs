@@ -1,10 +1,16 @@
-//! The programs of docs/other-stacks.md are those that `scripts/stacks` runs.
+//! The programs of docs/other-stacks.md and docs/openapi.md are those that `scripts/stacks` runs.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+
+/// The pages that show them, one after the other.
+fn pages() -> String {
+    let read = |page| fs::read_to_string(Path::new(ROOT).join(page)).expect("a page");
+    ["docs/other-stacks.md", "docs/openapi.md"].map(read).concat()
+}
 
 /// Without the comment that begins the file, and without the test that ends it.
 fn program(file: &str) -> String {
@@ -14,20 +20,19 @@ fn program(file: &str) -> String {
 }
 
 #[test]
-fn the_page_shows_the_programs_that_are_run() {
-    let root = Path::new(ROOT);
-    let page = fs::read_to_string(root.join("docs/other-stacks.md")).expect("a page");
+fn the_pages_show_the_programs_that_are_run() {
+    let page = pages();
     let blocks = page.split("```rust,ignore\n").skip(1);
     let shown: Vec<_> = blocks.filter_map(|block| block.split("\n```").next()).collect();
-    let files = fs::read_dir(root.join("tests/stacks/tests")).expect("a folder");
+    let files = fs::read_dir(Path::new(ROOT).join("tests/stacks/tests")).expect("a folder");
     let mut run = 0;
     for file in files {
         let path = file.expect("readable").path();
         let program = program(&fs::read_to_string(&path).expect("UTF-8"));
-        assert!(shown.contains(&&*program), "docs/other-stacks.md lacks {}", path.display());
+        assert!(shown.contains(&&*program), "no page shows {}", path.display());
         run += 1;
     }
-    assert_eq!(shown.len(), run, "every program on the page is run");
+    assert_eq!(shown.len(), run, "every program on the pages is run");
 }
 
 /// The crates that a program uses, as Cargo names them.
@@ -41,7 +46,7 @@ fn crates(program: &str) -> BTreeSet<String> {
 
 #[test]
 fn a_line_before_each_program_adds_the_crates_that_it_uses() {
-    let page = fs::read_to_string(Path::new(ROOT).join("docs/other-stacks.md")).expect("a page");
+    let page = pages();
     let manifest = Path::new(ROOT).join("tests/stacks/Cargo.toml");
     let manifest = fs::read_to_string(manifest).expect("a manifest");
     let mut blocks = page.split("```rust,ignore\n");

@@ -40,10 +40,13 @@ pub(crate) fn prepare(name: &str, quotas: &Quotas, status: StatusCode) -> Bytes 
 }
 
 /// The IETF draft's problem type for an exceeded quota (draft-ietf-httpapi-ratelimit-headers-10).
+pub(crate) const QUOTA_EXCEEDED: &str =
+    "https://iana.org/assignments/http-problem-types#quota-exceeded";
+
 fn quota_exceeded(status: StatusCode, message: &str, policies: &str) -> Bytes {
     let status = status.as_u16();
     format!(
-        r#"{{"type":"https://iana.org/assignments/http-problem-types#quota-exceeded","title":"Quota exceeded","status":{status},"message":"{message}","violated-policies":[{policies}]}}"#
+        r#"{{"type":"{QUOTA_EXCEEDED}","title":"Quota exceeded","status":{status},"message":"{message}","violated-policies":[{policies}]}}"#
     )
     .into()
 }

@@ -1,0 +1,137 @@
+//! The responses of a layer as OpenAPI describes them.
+
+use std::any::Any;
+
+use http::StatusCode;
+use serde_json::{Map, Value, json};
+
+use super::layer::FixedWindowLayer;
+use super::rejection::{GitHubBody, Grpc, ProblemJson, QUOTA_EXCEEDED};
+
+impl<J: 'static> FixedWindowLayer<J> {
+    /// Returns the responses that this layer sends itself, as [response objects] of OpenAPI 3.1 by
+    /// their status. Merge them into the responses of each operation behind the layer:
+    /// `docs/openapi.md` shows how, with `utoipa` and with `aide`.
+    ///
+    /// 429 (or the [`status`](Self::status) of the layer) is a refusal. 400 and 500 are requests
+    /// without a key: the client left something out, or the server is configured wrongly. 503 is
+    /// there if the store is shared or has a
+    /// deadline, or if requests wait in a queue. The body that
+    /// [`on_reject`](Self::on_reject) makes is not known: add its `content`. For [`Grpc`], which
+    /// OpenAPI can't describe, the object is empty.
+    ///
+    /// ```
+    /// use tower_fixed_window::{FixedWindowLayer, Quota};
+    ///
+    /// let layer = FixedWindowLayer::new(Quota::per_minute(60).name("search"));
+    /// let responses = layer.openapi_responses();
+    /// assert_eq!(responses["429"]["headers"]["retry-after"]["schema"]["type"], "integer");
+    /// assert!(responses["429"]["content"]["application/problem+json"].is_object());
+    /// assert!(responses.get("503").is_none());
+    /// ```
+    ///
+    /// [response objects]: https://spec.openapis.org/oas/v3.1.1.html#response-object
+    #[cfg_attr(docsrs, doc(cfg(feature = "openapi")))]
+    pub fn openapi_responses(&self) -> Value {
+        let reject: &dyn Any = self.rejects();
+        let mut responses = Map::new();
+        if reject.is::<Grpc>() {
+            return responses.into();
+        }
+        let (status, headers) = (self.options().status, refusal_headers(self));
+        let refusal =
+            response("The rate limit is exceeded.", headers, content(reject, status, true));
+        responses.insert(status.as_str().to_owned(), refusal);
+
+        let mut add_failure = |status: StatusCode, description, may_retry| {
+            let headers = common_headers(may_retry);
+            let failure = response(description, headers, content(reject, status, false));
+            responses.entry(status.as_str()).or_insert(failure);
+        };
+        let lacks_key = "The request lacks what its rate limit counts by.";
+        add_failure(StatusCode::BAD_REQUEST, lacks_key, false);
+        let is_misconfigured = "The rate limit of this server is misconfigured.";
+        add_failure(StatusCode::INTERNAL_SERVER_ERROR, is_misconfigured, false);
+        if self.options().queue.is_some() || self.limits().may_fail() {
+            let is_unavailable = "The rate limit can't be checked, or the server is shutting down.";
+            add_failure(StatusCode::SERVICE_UNAVAILABLE, is_unavailable, true);
+        }
+        responses.into()
+    }
+}
+
+fn response(description: &str, headers: Value, content: Option<Value>) -> Value {
+    let mut response = json!({ "description": description, "headers": headers });
+    if let Some(content) = content {
+        response["content"] = content;
+    }
+    response
+}
+
+/// The schema of a body, by its media type.
+fn content(reject: &dyn Any, status: StatusCode, is_refusal: bool) -> Option<Value> {
+    let mut properties = json!({ "message": { "type": "string" } });
+    let media = if reject.is::<GitHubBody>() {
+        "application/json"
+    } else if reject.is::<ProblemJson>() {
+        let kind = if is_refusal { QUOTA_EXCEEDED } else { "about:blank" };
+        // Not `const`, which OpenAPI 3.0 and some libraries lack.
+        properties["type"] = json!({ "type": "string", "enum": [kind] });
+        properties["title"] = json!({ "type": "string" });
+        properties["status"] = json!({ "type": "integer", "enum": [status.as_u16()] });
+        if is_refusal {
+            let text = json!({ "type": "string" });
+            properties["violated-policies"] = json!({ "type": "array", "items": text });
+        }
+        "application/problem+json"
+    } else {
+        return None;
+    };
+    let required: Vec<_> = properties.as_object()?.keys().cloned().collect();
+    let schema = json!({ "type": "object", "properties": properties, "required": required });
+    Some(json!({ media: { "schema": schema } }))
+}
+
+fn refusal_headers<J>(layer: &FixedWindowLayer<J>) -> Value {
+    let style = layer.options().headers;
+    let mut headers = common_headers(true);
+    // Absent where waiting does not help.
+    headers["retry-after"]["required"] = json!(false);
+    if style.github() {
+        let integer = json!({ "type": "integer", "minimum": 0 });
+        headers["x-ratelimit-limit"] = header("The requests, or tokens, of a window.", &integer);
+        headers["x-ratelimit-remaining"] = header("How many of them are left: 0.", &integer);
+        headers["x-ratelimit-used"] = header("How many of them are used.", &integer);
+        let reset = "When the window ends, in seconds since the Unix epoch, UTC.";
+        headers["x-ratelimit-reset"] = header(reset, &integer);
+        let names = layer.limits().iter().map(|limiter| limiter.name());
+        let names: Vec<_> = names.filter(|name| !name.is_empty()).collect();
+        if !names.is_empty() {
+            let one_of_them = json!({ "type": "string", "enum": names });
+            headers["x-ratelimit-resource"] = header("The name of the limit.", &one_of_them);
+        }
+    }
+    if style.ietf() {
+        let text = json!({ "type": "string" });
+        let policy = "The quotas, as in draft-ietf-httpapi-ratelimit-headers-10.";
+        headers["ratelimit-policy"] = header(policy, &text);
+        headers["ratelimit"] = header("What is left of them, as in the same draft.", &text);
+    }
+    headers
+}
+
+/// The headers that refusals and failures have.
+fn common_headers(may_retry: bool) -> Value {
+    let not_stored = json!({ "type": "string", "enum": ["no-store"] });
+    let mut headers = json!({ "cache-control": header("Responses are not stored.", &not_stored) });
+    if may_retry {
+        let seconds = json!({ "type": "integer", "minimum": 1 });
+        let description = "Seconds to wait before the same request may pass.";
+        headers["retry-after"] = header(description, &seconds);
+    }
+    headers
+}
+
+fn header(description: &str, schema: &Value) -> Value {
+    json!({ "description": description, "required": true, "schema": schema })
+}
