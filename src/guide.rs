@@ -1,4 +1,5 @@
-//! The guide. In reading order:
+//! The guide. The [tutorial](tutorial) adds limits to an app, step by step. For reference, in
+//! reading order:
 //!
 //! 1. [Choosing a limit](choosing), from your access log
 //! 2. [How windows work](windows), in pictures, and [windows of a calendar](calendars)
@@ -20,6 +21,10 @@
 
 // If a link or a picture is defined twice, the first definition wins: in rustdoc the pages are
 // modules and contain their pictures, in the repository both are files.
+#[cfg_attr(not(doctest), doc = include_str!("guide/links.md"))]
+#[doc = include_str!("../docs/tutorial.md")]
+pub mod tutorial {}
+
 #[cfg_attr(not(doctest), doc = include_str!("guide/links.md"))]
 #[doc = include_str!("../docs/choosing.md")]
 pub mod choosing {}

@@ -19,6 +19,7 @@ mod playground;
 #[path = "../redis/server.rs"]
 #[allow(dead_code, reason = "the tests of the store need more")]
 mod redis;
+mod tutorial;
 
 fn example(name: &str) -> Command {
     // The test is target/<profile>/deps/examples-<hash>.

@@ -55,6 +55,7 @@ mod store_failures;
 mod streams_and_upgrades;
 mod support;
 mod token_metrics;
+mod tutorial;
 mod types;
 mod uploads;
 mod words;

@@ -1,0 +1,114 @@
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::Request;
+use axum::http::header::AUTHORIZATION;
+use axum::middleware::{Next, from_fn};
+use axum::response::Response;
+use axum::routing::{get, post};
+use metrics_exporter_prometheus::PrometheusBuilder;
+use tower_fixed_window::key::{client_ip, extension};
+use tower_fixed_window::{
+    FixedWindowLayer, Key, KeyExtractor, Limit, MemoryStore, Plan, Quota, RedisStore, Store,
+};
+
+#[derive(Clone)]
+struct User {
+    id: u64,
+    plan: &'static str,
+}
+
+impl From<&User> for Key {
+    fn from(user: &User) -> Key {
+        Key::from(user.id)
+    }
+}
+
+/// Your authentication, which verifies the token.
+async fn authenticate(mut request: Request, next: Next) -> Response {
+    let user = match request.headers().get(AUTHORIZATION).map(|token| token.as_bytes()) {
+        Some(b"Bearer ann") => Some(User { id: 1, plan: "pro" }),
+        Some(b"Bearer bob") => Some(User { id: 2, plan: "internal" }),
+        _ => None,
+    };
+    if let Some(user) = user {
+        request.extensions_mut().insert(user);
+    }
+    next.run(request).await
+}
+
+fn app(store: Arc<dyn Store>) -> Router {
+    let address = client_ip().trusting(["127.0.0.1"]);
+    let login = Quota::per_minute(5).and(Quota::per_hour(50)).name("login").key(address.clone());
+    let search = Limit::by_plan(|parts, _key| {
+        let user = parts.extensions.get::<User>();
+        match user.map(|user| user.plan) {
+            Some("internal") => Plan::UNLIMITED,
+            Some("pro") => Quota::per_minute(300).into(),
+            _ => Quota::per_minute(30).into(),
+        }
+    });
+    let search = search.name("search").key(extension::<User>().or(address));
+
+    let login = FixedWindowLayer::new(login.store(store.clone()));
+    let search = FixedWindowLayer::new(search.store(store));
+    Router::new()
+        .route("/login", post(async || "welcome\n").layer(login))
+        .route("/search", get(async || "found\n").layer(search))
+        .layer(from_fn(authenticate))
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let store: Arc<dyn Store> = match std::env::var("REDIS_URL") {
+        Ok(url) => Arc::new(RedisStore::new(url)?),
+        Err(_) => Arc::new(MemoryStore::new()),
+    };
+    let metrics = PrometheusBuilder::new().install_recorder()?;
+    let app = app(store).route("/metrics", get(async move || metrics.render()));
+
+    let addr = std::env::var("ADDR").unwrap_or("127.0.0.1:3000".into());
+    let listener = tokio::net::TcpListener::bind(addr).await?;
+    println!("try: curl -i http://{}/search", listener.local_addr()?);
+    axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>()).await?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use axum::body::Body;
+    use tower::ServiceExt;
+    use tower_fixed_window::ManualClock;
+    use tower_fixed_window::key::PeerAddr;
+
+    use super::*;
+
+    async fn search(app: &Router, token: &str) -> Response {
+        let peer = PeerAddr(SocketAddr::from(([192, 0, 2, 1], 4711)));
+        let request = Request::get("/search").header(AUTHORIZATION, token).extension(peer);
+        app.clone().oneshot(request.body(Body::empty()).unwrap()).await.unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_visitor_may_search_30_times_a_minute() {
+        let clock = ManualClock::at_ms(1_800_000_000_000);
+        let app = app(Arc::new(MemoryStore::with_clock(clock.clone())));
+
+        for left in (0..30).rev() {
+            let response = search(&app, "").await;
+            assert_eq!(response.status(), 200);
+            assert_eq!(response.headers()["x-ratelimit-remaining"], left.to_string());
+        }
+        let refused = search(&app, "").await;
+        assert_eq!(refused.status(), 429);
+        assert_eq!(refused.headers()["retry-after"], "60");
+        assert_eq!(search(&app, "Bearer ann").await.headers()["x-ratelimit-remaining"], "299");
+        assert!(!search(&app, "Bearer bob").await.headers().contains_key("x-ratelimit-limit"));
+
+        clock.advance(Duration::from_secs(60));
+        assert_eq!(search(&app, "").await.status(), 200);
+    }
+}
