@@ -26,6 +26,7 @@ pub(crate) use charge::Ask;
 pub(crate) use kept::KeptDecision;
 pub use limited::RateLimited;
 pub use standing::Usage;
+pub(crate) use standing::system_time;
 pub(crate) use together::{Line, Merging};
 
 /// Whether a charge passed, and the standing of the key.

@@ -10,8 +10,9 @@
 //! 7. [Configuration](configuration): limits in files and databases
 //! 8. [Operation](operating)
 //! 9. [Metrics and logs](observing)
-//! 10. [Several nodes](many_nodes)
-//! 11. [Counts that outlive a deploy](deploys)
+//! 10. [A customer says they are limited](support)
+//! 11. [Several nodes](many_nodes)
+//! 12. [Counts that outlive a deploy](deploys)
 //!
 //! [Recipes](recipes) for logins, payments and password resets, [limits for an AI API](ai_api),
 //! [testing your app](testing), [other stacks](other_stacks) than axum's, [moving from other
@@ -58,6 +59,10 @@ pub mod responses {}
 #[cfg_attr(not(doctest), doc = include_str!("guide/links.md"))]
 #[doc = include_str!("../docs/features.md")]
 pub mod features {}
+
+#[cfg_attr(not(doctest), doc = include_str!("guide/links.md"))]
+#[doc = include_str!("../docs/support.md")]
+pub mod support {}
 
 #[cfg_attr(not(doctest), doc = include_str!("guide/links.md"))]
 #[doc = include_str!("../docs/many-nodes.md")]

@@ -35,7 +35,7 @@ pub use limit::Limit;
 #[cfg(feature = "serde")]
 #[cfg_attr(docsrs, doc(cfg(feature = "serde")))]
 pub use limiter::KeptReceipt;
-pub use limiter::{Limiter, Receipt};
+pub use limiter::{Limiter, Receipt, Refused, RefusedKey, RefusedRoute};
 #[cfg(feature = "serde")]
 #[cfg_attr(docsrs, doc(cfg(feature = "serde")))]
 pub use limits::KeptReceipts;

@@ -6,23 +6,29 @@ use std::sync::Arc;
 
 use crate::decision::{Decision, RateLimited};
 use crate::key::Key;
-use crate::limit::Limit;
 use crate::quota::Quotas;
-use crate::store::{Account, Adjust, Charge, MemoryStore, Reply, Scope, Store, StoreError};
+use crate::store::{Account, Adjust, Charge, Reply, Scope, Store, StoreError, instant};
+
+// First, since rustdoc shows methods in the order of modules.
+mod creating;
 
 pub(crate) mod doubts;
 pub(crate) mod freed;
 mod live;
 mod noted;
 mod receipt;
+mod refused;
+mod watched;
 
 pub(crate) use live::Live;
+use live::{UNKNOWN, WATCHED};
 use noted::note_decision;
 pub(crate) use noted::{note_passed, observe_decision};
 #[cfg(feature = "serde")]
 #[cfg_attr(docsrs, doc(cfg(feature = "serde")))]
 pub use receipt::KeptReceipt;
 pub use receipt::Receipt;
+pub use refused::{Refused, RefusedKey, RefusedRoute};
 
 /// A rate limit without HTTP: for a WebSocket, a job, or calls to another API.
 ///
@@ -50,7 +56,8 @@ pub use receipt::Receipt;
 #[doc(alias = "throttle")]
 pub struct Limiter {
     scope: Scope,
-    /// The quotas of a generation of [`Live`].
+    /// The quotas of a generation of [`Live`], which has a mark where decisions are watched: it
+    /// then equals none.
     quotas: Quotas,
     generation: u64,
     store: Arc<dyn Store>,
@@ -61,84 +68,11 @@ pub struct Limiter {
     unleased: bool,
 }
 
-/// The generation of quotas that differ between requests.
-const UNKNOWN: u64 = u64::MAX;
-
 /// What to write where it [can't be found](Limiter::can_be_found).
 pub(crate) const UNNAMED: &str = "a rate limit on a shared store needs a name, or its counters \
     can't be found: write Quota::per_minute(5).name(\"login\").store(..)";
 
-impl Limit {
-    /// Counts in this store. What happens while it fails says a handle of the store itself, such as
-    /// [`RedisStore::on_failure`]: by default, this process enforces the same quotas in its memory.
-    ///
-    /// ```no_run
-    /// # #[cfg(feature = "redis")]
-    /// use tower_fixed_window::{FixedWindowLayer, OnStoreFailure, Quota, RedisStore};
-    ///
-    /// # #[cfg(not(feature = "redis"))] fn main() {}
-    /// # #[cfg(feature = "redis")]
-    /// # fn main() -> Result<(), tower_fixed_window::StoreError> {
-    /// let store = RedisStore::new("redis://127.0.0.1/")?.on_failure(OnStoreFailure::Deny);
-    /// let codes = Quota::per_hour(5).name("codes").store(store.clone());
-    /// let login = FixedWindowLayer::new(Quota::per_minute(5).name("login").store(store));
-    /// # let _ = (codes, login); Ok(()) }
-    /// ```
-    ///
-    /// # Panics
-    /// If the store is shared ([`Store::is_shared`]) and the limit has no name.
-    ///
-    /// [`RedisStore::on_failure`]: crate::store::Remote::on_failure
-    #[track_caller]
-    pub fn store(self, store: impl Store) -> Limiter {
-        let id = doubts::identity(&store);
-        let limiter = Limiter::in_store(self, Arc::new(store));
-        assert!(limiter.can_be_found(), "{UNNAMED}");
-        doubts::note_name(id, limiter.live());
-        limiter
-    }
-}
-
-impl From<Limit> for Limiter {
-    fn from(limit: Limit) -> Self {
-        Self::in_store(limit, Arc::new(MemoryStore::new()))
-    }
-}
-
 impl Limiter {
-    /// Creates a limiter that counts in memory, in a store of its own. [`Limit::store`] creates one
-    /// that counts elsewhere.
-    pub fn new(limit: impl Into<Limit>) -> Self {
-        limit.into().into()
-    }
-
-    pub(crate) fn in_store(limit: Limit, store: Arc<dyn Store>) -> Self {
-        doubts::note_zero(&limit);
-        Self::made(limit, store)
-    }
-
-    fn made(limit: Limit, store: Arc<dyn Store>) -> Self {
-        if limit.cost.is_some() || limit.settled {
-            limit.scope.observe().has_costs();
-        }
-        Self {
-            scope: limit.scope.clone(),
-            quotas: limit.quotas,
-            generation: if limit.plan.is_some() { UNKNOWN } else { 0 },
-            store,
-            live: Arc::new(Live::new(limit)),
-            refundable: false,
-            unleased: false,
-        }
-    }
-
-    /// The same limit in another store. It is no longer changed with this one.
-    pub(crate) fn moved_to(&self, store: Arc<dyn Store>) -> Self {
-        let limit = Limit { quotas: self.quotas(), ..self.live.limit().clone() };
-        let moved = Self::made(limit, store);
-        if self.refundable { moved.refundable() } else { moved }
-    }
-
     pub(crate) fn shared_store(&self) -> &Arc<dyn Store> {
         &self.store
     }
@@ -340,7 +274,7 @@ impl Limiter {
     ///
     /// # Errors
     /// If the store fails. In memory, if the key shares its entry with others because the store is
-    /// full ([`MemoryStore`]), or if more than 64 windows were used under one name, so that the
+    /// full ([`MemoryStore`](crate::MemoryStore)), or if more than 64 windows were used under one name, so that the
     /// store does not know all counters of the key.
     ///
     /// ```
@@ -356,29 +290,6 @@ impl Limiter {
     pub fn reset(&self, key: impl Into<Key>) -> Reply<()> {
         let key = key.into();
         freed::note_after(&self.scope, &key, self.store.reset(&self.scope, &key))
-    }
-
-    /// Returns a limiter for the same counters under other quotas, such as those of a customer's
-    /// plan.
-    ///
-    /// ```
-    /// use tower_fixed_window::{Limiter, Quota};
-    ///
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let free = Limiter::new(Quota::per_hour(60).name("api"));
-    /// let pro = free.with_quotas(Quota::per_hour(5_000));
-    /// assert!(free.check("alice").await?.allowed());
-    /// // It is the same counter: the limit is no part of its identity.
-    /// assert_eq!(pro.peek("alice").await?.remaining(), 4_999);
-    /// // Another window is another counter.
-    /// assert_eq!(free.with_quotas(Quota::per_day(9)).peek("alice").await?.used(), 0);
-    /// # Ok(()) }
-    /// ```
-    #[must_use]
-    pub fn with_quotas(&self, quotas: impl Into<Quotas>) -> Self {
-        let quotas = quotas.into();
-        let limit = Limit { quotas, plan: None, ..self.live.limit().clone() };
-        Self { quotas, generation: 0, live: Arc::new(Live::new(limit)), ..self.clone() }
     }
 
     /// Returns the current quotas. Of a limit by plan, `0/second`.
@@ -410,8 +321,8 @@ impl Limiter {
         freed::note_changed(&self.scope);
     }
 
-    /// Switches [shadow mode](Limit::shadow) on or off, for all layers that were made of this
-    /// limiter. Without HTTP, decisions only tell.
+    /// Switches [shadow mode](crate::Limit::shadow) on or off, for all layers that were made of
+    /// this limiter. Without HTTP, decisions only tell.
     ///
     /// ```
     /// use http::Request;
@@ -429,10 +340,26 @@ impl Limiter {
         self.live.set_shadow(shadow);
     }
 
+    /// Returns which keys were refused lately in this process, most often first: how often, since
+    /// when, by which quota, and until when. `None`: they are not counted, see the examples of
+    /// [`Limit::track_refused`](crate::Limit::track_refused).
+    ///
+    /// This holds a lock for as long as it takes to copy the keys. Refusals of that time are not
+    /// counted.
+    pub fn refused(&self) -> Option<Refused> {
+        Some(self.live.tracker()?.refused(instant(self.store.now_ms())))
+    }
+
     /// Whether the quotas are those that this handle was made with.
     #[inline]
     pub(crate) fn is_unchanged(&self) -> bool {
         self.generation == self.live.generation()
+    }
+
+    /// Whether they are, but for the mark.
+    #[inline]
+    fn is_only_watched(&self) -> bool {
+        self.generation == self.live.generation() | WATCHED
     }
 
     /// The quotas that this handle was made with.
@@ -444,21 +371,20 @@ impl Limiter {
     /// The quotas of a charge that names none.
     #[inline]
     pub(crate) fn quotas_now(&self) -> Result<Cow<'_, Quotas>, StoreError> {
-        if self.is_unchanged() {
-            Ok(Cow::Borrowed(&self.quotas))
-        } else {
-            self.changed_quotas().map(Cow::Owned)
-        }
+        if self.is_unchanged() { Ok(Cow::Borrowed(&self.quotas)) } else { self.changed_quotas() }
     }
 
     #[cold]
-    fn changed_quotas(&self) -> Result<Quotas, StoreError> {
+    fn changed_quotas(&self) -> Result<Cow<'_, Quotas>, StoreError> {
         if self.generation == UNKNOWN {
             return Err(StoreError::new(
                 "this limit's quotas differ between requests: write limiter.with_quotas(plan)",
             ));
         }
-        Ok(self.live.quotas())
+        Ok(match self.is_only_watched() {
+            true => Cow::Borrowed(&self.quotas),
+            false => Cow::Owned(self.live.quotas()),
+        })
     }
 
     /// The answer to a charge without the store, which did not answer in time.
@@ -474,7 +400,7 @@ impl Limiter {
     #[inline]
     fn ask(&self, key: &Key, charge: impl FnOnce(Account<'_>) -> Charge<'_>) -> Reply<Decision> {
         if self.is_unchanged() {
-            return self.ask_by(&self.quotas, key, charge);
+            return self.ask_by(charge(Account::new(&self.scope, &self.quotas, key)));
         }
         self.ask_changed(key, charge)
     }
@@ -486,22 +412,19 @@ impl Limiter {
         key: &Key,
         charge: impl FnOnce(Account<'_>) -> Charge<'_>,
     ) -> Reply<Decision> {
+        if self.is_only_watched() {
+            return self.ask_watched(charge(Account::new(&self.scope, &self.quotas, key)));
+        }
         match self.quotas_now() {
-            Ok(quotas) => self.ask_by(&quotas, key, charge),
+            Ok(quotas) => self.ask_watched(charge(Account::new(&self.scope, &quotas, key))),
             Err(error) => Reply::failed(error),
         }
     }
 
     #[inline(always)]
-    fn ask_by(
-        &self,
-        quotas: &Quotas,
-        key: &Key,
-        charge: impl FnOnce(Account<'_>) -> Charge<'_>,
-    ) -> Reply<Decision> {
-        let charge = charge(Account::new(&self.scope, quotas, key));
+    fn ask_by(&self, charge: Charge<'_>) -> Reply<Decision> {
         let mut reply = self.send(charge);
-        let is_peek = charge.is_peek();
+        let (quotas, is_peek) = (charge.account().quotas(), charge.is_peek());
         if let Some(answer) = reply.as_now() {
             if let Ok(decision) = answer {
                 note_decision(&self.scope, quotas, decision, is_peek);
@@ -529,9 +452,12 @@ impl Limiter {
             Ok(quotas) => quotas,
             Err(error) => return Reply::failed(error),
         };
-        let account = Account::new(&self.scope, &quotas, key).to_owned();
-        self.ask_by(&quotas, key, |account| charge(account).refundable())
-            .map(|decision| decision.passed().map(|decision| Receipt { account, decision }))
+        let account = Account::new(&self.scope, &quotas, key);
+        let charge = charge(account).refundable();
+        let reply =
+            if self.is_unchanged() { self.ask_by(charge) } else { self.ask_watched(charge) };
+        let account = account.to_owned();
+        reply.map(|decision| decision.passed().map(|decision| Receipt { account, decision }))
     }
 }
 

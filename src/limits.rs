@@ -1,6 +1,5 @@
 //! Several limits in one charge, without HTTP: [`Limits`].
 
-use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,6 +14,7 @@ mod in_order;
 mod line;
 mod noted;
 mod receipts;
+mod watched;
 
 use noted::note;
 pub(crate) use noted::observe_all;
@@ -347,10 +347,11 @@ impl Limits {
             };
             named |= 1 << limit;
             limits[i] = &self.limits[limit];
-            has_changed |= quotas.is_none() && !limits[i].is_unchanged();
+            has_changed |=
+                !limits[i].is_unchanged() && (quotas.is_none() || limits[i].live().is_watched());
         }
         if has_changed {
-            return self.ask_changed(lines, &limits, how);
+            return self.ask_changed(lines, limits, how);
         }
         let charge = |i: usize| {
             let (Line { key, cost, quotas, .. }, limit) = (&lines[i], limits[i]);
@@ -359,7 +360,11 @@ impl Limits {
         };
         let mut charges = [charge(0); MAX_LIMITS];
         (1..lines.len()).for_each(|i| charges[i] = charge(i));
-        let charges = &charges[..lines.len()];
+        self.ask_by(limits, &charges[..lines.len()])
+    }
+
+    #[inline(always)]
+    fn ask_by(&self, limits: [&Limiter; MAX_LIMITS], charges: &[Charge<'_>]) -> Reply<Decision> {
         let mut reply = self.send(limits, charges);
         match reply.as_now() {
             Some(Ok(decision)) => note(decision, charges),
@@ -367,32 +372,6 @@ impl Limits {
             None => return noted(reply, charges),
         }
         reply
-    }
-
-    /// The same where quotas have changed since these limits were made.
-    #[cold]
-    fn ask_changed(
-        &self,
-        lines: &[Line<'_>],
-        limits: &[&Limiter; MAX_LIMITS],
-        how: impl for<'c> Fn(Charge<'c>) -> Charge<'c>,
-    ) -> Reply<Decision> {
-        let now: Result<Vec<_>, _> = lines
-            .iter()
-            .zip(limits)
-            .map(|(line, limit)| {
-                line.quotas.map_or_else(|| limit.quotas_now(), |own| Ok(Cow::Borrowed(own)))
-            })
-            .collect();
-        match now {
-            Ok(quotas) => {
-                let lines = lines.iter().zip(&quotas);
-                let lines: Vec<_> =
-                    lines.map(|(line, quotas)| line.clone().with_quotas(quotas)).collect();
-                self.ask(&lines, how)
-            }
-            Err(error) => Reply::failed(error),
-        }
     }
 
     /// Charges these limits in one step, or where the store can't do that one after the other.

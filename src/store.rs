@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::clock::{Clock, SystemClock};
 use crate::decision::Decision;
 use crate::key::Key;
 
@@ -22,7 +23,7 @@ mod sharded;
 mod table;
 
 pub use account::Account;
-pub(crate) use account::OwnedAccount;
+pub(crate) use account::{OwnedAccount, instant};
 pub use adjust::{Adjust, OwnedAdjust};
 pub use charge::{Charge, OwnedCharge};
 pub use error::{OnStoreFailure, StoreError};
@@ -172,6 +173,13 @@ pub trait Store: Send + Sync + 'static {
         None
     }
 
+    /// Returns the time by the clock that decides, in milliseconds since the epoch, for what this
+    /// process does by itself, such as [`Limiter::refused`](crate::Limiter::refused). By default,
+    /// the system's time.
+    fn now_ms(&self) -> u64 {
+        SystemClock.now_ms()
+    }
+
     /// Answers a charge for which no time is left, in place of [`charge`](Self::charge). By
     /// default, this is the error.
     fn stand_in(&self, charge: Charge<'_>, error: StoreError) -> Reply<Decision> {
@@ -210,6 +218,10 @@ macro_rules! forward_store {
 
             fn answers_within(&$this) -> Option<Duration> {
                 $store.answers_within()
+            }
+
+            fn now_ms(&$this) -> u64 {
+                $store.now_ms()
             }
 
             fn stand_in(&$this, charge: Charge<'_>, error: StoreError) -> Reply<Decision> {

@@ -73,6 +73,10 @@ impl Store for Counts {
     fn is_shared(&self) -> bool {
         false
     }
+
+    fn now_ms(&self) -> u64 {
+        self.clock.now_ms()
+    }
 }
 
 type Map = HashMap<(String, Key), HashMap<String, State>>;
@@ -185,6 +189,10 @@ macro_rules! forward_to_remote {
 
             fn answers_within(&$this) -> Option<std::time::Duration> {
                 $to.answers_within()
+            }
+
+            fn now_ms(&$this) -> u64 {
+                $to.now_ms()
             }
 
             fn stand_in(

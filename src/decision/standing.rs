@@ -104,7 +104,7 @@ impl fmt::Debug for Usage {
 }
 
 /// An instant in milliseconds.
-pub(super) fn system_time(ms: i64) -> SystemTime {
+pub(crate) fn system_time(ms: i64) -> SystemTime {
     let since = Duration::from_millis(ms.unsigned_abs());
     let time = if ms < 0 { UNIX_EPOCH.checked_sub(since) } else { UNIX_EPOCH.checked_add(since) };
     // Not every system's time reaches 285,000 years.

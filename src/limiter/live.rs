@@ -1,10 +1,16 @@
 //! What can be changed of a limit at run time.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
+use super::refused::Tracker;
 use crate::limit::Limit;
 use crate::quota::Quotas;
+
+/// The generation of a handle whose quotas differ between requests.
+pub(super) const UNKNOWN: u64 = u64::MAX;
+/// A mark of a handle's generation: its decisions are [watched](Live::is_watched).
+pub(super) const WATCHED: u64 = 1 << 62;
 
 /// A limit as it was built, and what was changed of it since: shared by all clones of its limiter,
 /// and by all layers and services that count by it.
@@ -15,6 +21,7 @@ pub(crate) struct Live {
     /// The quotas in place of those it was built with.
     changed: Mutex<Option<Box<Quotas>>>,
     shadow: AtomicBool,
+    tracker: Option<Arc<Tracker>>,
 }
 
 impl Live {
@@ -23,8 +30,31 @@ impl Live {
             generation: AtomicU64::new(0),
             changed: Mutex::default(),
             shadow: AtomicBool::new(limit.shadow),
+            tracker: limit.tracked.as_ref().map(|tracked| Arc::new(Tracker::new(tracked))),
             limit,
         }
+    }
+
+    /// The same limit under other quotas.
+    pub(super) fn with_quotas(&self, quotas: Quotas) -> Self {
+        let limit = Limit { quotas, plan: None, tracked: None, ..self.limit.clone() };
+        Self { tracker: self.tracker.clone(), ..Self::new(limit) }
+    }
+
+    /// The generation of a handle with the quotas that the limit was built with.
+    pub(super) fn first_generation(&self) -> u64 {
+        if self.is_watched() { WATCHED } else { 0 }
+    }
+
+    /// Whether more is made of its decisions than a report.
+    pub(crate) fn is_watched(&self) -> bool {
+        self.tracker.is_some()
+    }
+
+    /// Counts its refusals, if that is wanted.
+    #[inline]
+    pub(crate) fn tracker(&self) -> Option<&Tracker> {
+        self.tracker.as_deref()
     }
 
     pub(crate) fn limit(&self) -> &Limit {

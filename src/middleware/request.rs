@@ -24,6 +24,7 @@ mod lines;
 mod response;
 mod several;
 mod waiting;
+mod watched;
 
 use lines::Lines;
 
@@ -140,7 +141,7 @@ impl<J> LimitedRequest<J> {
         };
         if !decision.allowed() {
             if self.shadow {
-                self.report(parts, &decision);
+                self.report_shadow(parts, &decision);
                 return Next::Call;
             }
             return Next::Refuse(Reason::RateLimited(decision));
@@ -150,7 +151,7 @@ impl<J> LimitedRequest<J> {
         self.charged = Some(decision);
         self.report_charged(parts);
         if self.rare.is_some() {
-            self.charge_shadows();
+            self.charge_shadows(parts);
         }
         Next::Call
     }
@@ -193,6 +194,9 @@ impl<J> LimitedRequest<J> {
         self.leave();
         if let Reason::RateLimited(decision) = reason {
             self.report(parts, decision);
+            if self.rare.is_some() || self.current.shared.limiter.live().is_watched() {
+                self.watch_refusal(parts, decision);
+            }
         } else if let Some(outcome) = reason.consequences().outcome {
             match self.lines() {
                 Some(lines) => self.report_undecided(lines, reason, outcome),

@@ -347,6 +347,10 @@ impl Store for MemoryStore {
         })
     }
 
+    fn now_ms(&self) -> u64 {
+        self.memory.time.now().at.max(0) as u64
+    }
+
     fn is_shared(&self) -> bool {
         #[cfg(feature = "saved")]
         return self.saver.is_some();

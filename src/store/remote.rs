@@ -356,6 +356,10 @@ impl Store for Remote {
         Some(self.caller.policy.deadline.unwrap_or(Duration::MAX))
     }
 
+    fn now_ms(&self) -> u64 {
+        self.caller.store.now_ms()
+    }
+
     fn stand_in(&self, charge: Charge<'_>, error: StoreError) -> Reply<Decision> {
         self.caller.stand_in(&[charge], error, |memory| Some(memory.charge(charge)))
     }

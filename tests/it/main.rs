@@ -41,6 +41,7 @@ mod queue_random;
 mod random_operations;
 mod readiness;
 mod refusals;
+mod refused_keys;
 mod resets;
 mod routing;
 #[cfg(unix)]

@@ -154,6 +154,10 @@ forward_to_memory!(Moody, {
     fn is_shared(&self) -> bool {
         self.shared
     }
+
+    fn now_ms(&self) -> u64 {
+        self.memory.now_ms()
+    }
 });
 
 /// One count of so many a minute for everybody.
@@ -324,4 +328,8 @@ impl Distant {
     }
 }
 
-forward_to_memory!(Distant, {});
+forward_to_memory!(Distant, {
+    fn now_ms(&self) -> u64 {
+        self.memory.now_ms()
+    }
+});

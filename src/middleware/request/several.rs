@@ -36,7 +36,7 @@ impl<J> LimitedRequest<J> {
             Ok(()) if has_lines => self.charge_several(parts),
             Ok(()) => {
                 self.refund_on_drop = self.shared().options.refund_dropped;
-                self.charge_shadows();
+                self.charge_shadows(parts);
                 Next::Call
             }
         }
@@ -99,18 +99,24 @@ impl<J> LimitedRequest<J> {
     }
 
     /// Charges the limits in shadow mode, when the others have passed.
-    pub(super) fn charge_shadows(&self) {
+    #[cold]
+    #[inline(never)]
+    pub(super) fn charge_shadows(&self, parts: &Parts) {
         let Some(lines) = self.lines() else { return };
         for (line, shadow) in &lines.shadows {
             let (charged, shadow) = (self.charged_of(line), shadow.clone());
             let charge = Charge::new(charged.account.as_account(), line.cost);
             let reply = charged.limiter.send(charge);
-            let quotas = *self.quotas_of(line);
+            let route = charged.limiter.live().tracker().and_then(|tracker| tracker.route());
+            let route = route.and_then(|route| Some(route(parts)?.to_owned()));
             let note = move |answer| {
-                let scope = charged.limiter.scope();
+                let (scope, account) = (charged.limiter.scope(), charged.account.as_account());
                 match answer {
                     Ok(decision) => {
-                        observe_decision(scope, &quotas, &decision, true);
+                        let (key, quotas) = (account.key(), account.quotas());
+                        observe_decision(scope, quotas, &decision, true);
+                        let route = |_: &_| route.map(Into::into);
+                        charged.limiter.watch(key, quotas, &decision, route);
                         shadow.decided(&charged, decision);
                     }
                     Err(_) => scope.observe().answered(Outcome::FailedOpen),
@@ -258,7 +264,7 @@ impl<J> LimitedRequest<J> {
         self.limiters().iter().filter(settled).map(Limiter::name)
     }
 
-    fn quotas_of<'a>(&'a self, line: &'a Line) -> &'a Quotas {
+    pub(super) fn quotas_of<'a>(&'a self, line: &'a Line) -> &'a Quotas {
         line.quotas.as_ref().unwrap_or(&self.current.settings_of(line.limit).quotas)
     }
 

@@ -9,7 +9,7 @@ use super::connect::settings::NEVER;
 use super::link::Origin;
 use super::script::{Answer, Commands};
 #[cfg(feature = "testing")]
-use crate::clock::Clock;
+use crate::clock::{Clock, SystemClock};
 use crate::decision::{Decision, MAX_LIMITS, Merging};
 use crate::key::Key;
 use crate::store::Store;
@@ -161,6 +161,11 @@ impl Store for Calls {
             let answer = this.ask(|| Question::One(Commands::reset(&key))).await;
             answer.map(|_| ())
         })
+    }
+
+    #[cfg(feature = "testing")]
+    fn now_ms(&self) -> u64 {
+        self.clock.as_ref().map_or_else(|| SystemClock.now_ms(), |clock| clock.now_ms())
     }
 
     fn fault_domain(&self, scope: &Scope, key: &Key) -> u64 {

@@ -1,0 +1,346 @@
+//! Which keys and routes a limit refused lately: [`Refused`].
+//!
+//! Each period of a quarter of an hour has its counts, by the Space-Saving algorithm (Metwally,
+//! Agrawal and El Abbadi, 2005). The current period and the one before are reported.
+
+use std::borrow::Borrow;
+use std::cell::Cell;
+use std::cmp::Reverse;
+use std::collections::HashMap;
+use std::hash::Hash;
+use std::mem;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Mutex, PoisonError, TryLockError};
+use std::time::SystemTime;
+
+use foldhash::quality::RandomState;
+
+use crate::decision::{Decision, system_time};
+use crate::key::Key;
+use crate::limit::{RouteFn, Tracked};
+use crate::quota::{Quota, Quotas};
+
+/// In milliseconds.
+const PERIOD: i64 = 15 * 60 * 1_000;
+/// The number of refusals in a period that are all counted. It is a flood when there are more: then
+/// one in `SAMPLE` counts for as many.
+const ALL: u64 = 1_000;
+const SAMPLE: u64 = 8;
+
+/// What a limit refused in this process in the current quarter of an hour and the one before:
+/// [`Limiter::refused`](crate::Limiter::refused).
+///
+/// It is for the app's own routes: a key may be an address or an id. `Debug` shows no key.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Refused {
+    /// The number of refusals that were counted.
+    pub total: u64,
+    /// The keys that were refused, most often first.
+    pub keys: Vec<RefusedKey>,
+    /// The same by what the closure of
+    /// [`track_refused_by`](crate::Limit::track_refused_by) returned, such as routes.
+    pub routes: Vec<RefusedRoute>,
+}
+
+/// A key that was refused lately, in [`Refused::keys`].
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct RefusedKey {
+    /// The key: [`Key::readable`] shows it.
+    pub key: Key,
+    /// How often it was refused, at most.
+    pub count: u64,
+    /// By how much `count` can be too high: it was refused `count - error` times, at least.
+    pub error: u64,
+    /// The part of all refusals that `count` is, from 0 to 1.
+    pub share: f64,
+    /// When it was first refused, since it is in the list.
+    pub first: SystemTime,
+    /// When it was last refused.
+    pub last: SystemTime,
+    /// The quota that refused last.
+    pub quota: Quota,
+    /// Until when it was refused last. `None`: the cost can never fit.
+    pub retry_at: Option<SystemTime>,
+}
+
+/// A route whose requests were refused lately, in [`Refused::routes`].
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct RefusedRoute {
+    /// What the closure returned.
+    pub route: String,
+    /// How many of its requests were refused, at most.
+    pub count: u64,
+    /// By how much `count` can be too high.
+    pub error: u64,
+    /// The part of all refusals that `count` is, from 0 to 1.
+    pub share: f64,
+}
+
+/// Counts the refusals of a limit.
+pub(crate) struct Tracker {
+    route: Option<RouteFn>,
+    /// Until when a flood is sampled.
+    samples_until: AtomicI64,
+    /// This quarter of an hour, and the one before.
+    quarters: Mutex<[Quarter; 2]>,
+}
+
+/// A period, by its number since the epoch.
+struct Quarter {
+    number: i64,
+    keys: Hitters<Key>,
+    routes: Hitters<String>,
+}
+
+impl Tracker {
+    pub(super) fn new(tracked: &Tracked) -> Self {
+        let routes = if tracked.route.is_some() { tracked.most } else { 0 };
+        let quarter = || Quarter {
+            number: i64::MIN,
+            keys: Hitters::new(tracked.most),
+            routes: Hitters::new(routes),
+        };
+        let (route, samples_until) = (tracked.route.clone(), AtomicI64::new(i64::MIN));
+        Self { route, samples_until, quarters: Mutex::new([quarter(), quarter()]) }
+    }
+
+    /// Finds the route of a request.
+    pub(crate) fn route(&self) -> Option<&RouteFn> {
+        self.route.as_ref()
+    }
+
+    /// As how many a refusal counts, if it does.
+    #[inline]
+    pub(super) fn weight(&self, decision: &Decision) -> Option<u64> {
+        if decision.now_ms() >= self.samples_until.load(Ordering::Relaxed) {
+            return Some(1);
+        }
+        thread_local! {
+            static RANDOM: Cell<u64> = const { Cell::new(1) };
+        }
+        // Random, as refusals may come in turns. By Knuth.
+        let random = RANDOM.get().wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        RANDOM.set(random);
+        (random >> 32 & (SAMPLE - 1) == 0).then_some(SAMPLE)
+    }
+
+    /// Counts a refusal, unless another thread is about to count one.
+    #[inline(never)]
+    pub(super) fn note(
+        &self,
+        weight: u64,
+        key: &Key,
+        quotas: &Quotas,
+        decision: &Decision,
+        route: Option<&str>,
+    ) {
+        let mut quarters = match self.quarters.try_lock() {
+            Ok(quarters) => quarters,
+            Err(TryLockError::Poisoned(quarters)) => quarters.into_inner(),
+            Err(TryLockError::WouldBlock) => return,
+        };
+        let [current, before] = &mut *quarters;
+        let number = decision.now_ms().div_euclid(PERIOD);
+        // A clock that steps back over a boundary does not end the quarter that has begun.
+        if number != current.number && number != current.number.saturating_sub(1) {
+            mem::swap(current, before);
+            current.begin(number);
+            self.samples_until.store(i64::MIN, Ordering::Relaxed);
+        }
+        let (first, at) = (&quotas.as_slice()[0], decision.now_ms());
+        // The quotas may have changed while a request waited.
+        let quota = quotas.as_slice().get(decision.governing()).unwrap_or(first);
+        let refusal = Refusal { weight, at, retry_at: decision.retry_at_ms(), quota };
+        current.keys.note(key, &refusal);
+        if current.keys.total >= ALL && weight == 1 {
+            let end = current.number.saturating_add(1).saturating_mul(PERIOD);
+            self.samples_until.store(end, Ordering::Relaxed);
+        }
+        if let Some(route) = route {
+            current.routes.note(route, &refusal);
+        }
+    }
+
+    /// What was refused lately, by the time of the store.
+    pub(super) fn refused(&self, now: i64) -> Refused {
+        let quarters = self.quarters.lock().unwrap_or_else(PoisonError::into_inner);
+        let number = now.div_euclid(PERIOD);
+        // A clock that is a little behind that of the decisions hides nothing.
+        let lately = number.saturating_sub(1)..=number.saturating_add(1);
+        let lately = quarters.iter().filter(|quarter| lately.contains(&quarter.number));
+        let (keys, routes): (Vec<_>, Vec<_>) =
+            lately.map(|quarter| (&quarter.keys, &quarter.routes)).unzip();
+        let total = keys.iter().map(|keys| keys.total).sum();
+        let share = |count: u64| count as f64 / u64::max(total, 1) as f64;
+        let keys = merged(&keys).into_iter().map(|hitter| RefusedKey {
+            share: share(hitter.count),
+            count: hitter.count,
+            error: hitter.error,
+            first: system_time(hitter.first),
+            last: system_time(hitter.last),
+            quota: hitter.quota,
+            retry_at: hitter.retry_at.map(system_time),
+            key: hitter.of,
+        });
+        let routes = merged(&routes).into_iter().map(|hitter| RefusedRoute {
+            share: share(hitter.count),
+            count: hitter.count,
+            error: hitter.error,
+            route: hitter.of,
+        });
+        Refused { total, keys: keys.collect(), routes: routes.collect() }
+    }
+}
+
+impl Quarter {
+    #[cold]
+    fn begin(&mut self, number: i64) {
+        self.number = number;
+        self.keys.clear();
+        self.routes.clear();
+    }
+}
+
+struct Refusal<'a> {
+    weight: u64,
+    at: i64,
+    retry_at: Option<i64>,
+    quota: &'a Quota,
+}
+
+/// The most frequent of any number, by Space-Saving: what is new takes the place of the least
+/// frequent one, and its count. With `n` places and `total` refusals, a count is too high by at
+/// most `total / n`, and what was refused more often than that is there.
+struct Hitters<T> {
+    most: usize,
+    total: u64,
+    places: HashMap<T, usize, RandomState>,
+    hitters: Vec<Hitter<T>>,
+    /// No count is lower.
+    least: u64,
+    /// No place before this one has that count.
+    next: usize,
+}
+
+#[derive(Clone)]
+struct Hitter<T> {
+    of: T,
+    count: u64,
+    error: u64,
+    first: i64,
+    last: i64,
+    retry_at: Option<i64>,
+    quota: Quota,
+}
+
+impl<T: Hash + Eq + Clone> Hitters<T> {
+    fn new(most: usize) -> Self {
+        let (places, hitters) = (HashMap::default(), Vec::new());
+        Self { most, total: 0, places, hitters, least: 0, next: 0 }
+    }
+
+    fn clear(&mut self) {
+        (self.total, self.least, self.next) = (0, 0, 0);
+        self.places.clear();
+        self.hitters.clear();
+    }
+
+    #[inline(always)]
+    fn note<Q>(&mut self, of: &Q, refusal: &Refusal<'_>)
+    where
+        T: Borrow<Q>,
+        Q: ?Sized + Hash + Eq + ToOwned<Owned = T>,
+    {
+        self.total += refusal.weight;
+        match self.places.get(of) {
+            Some(&place) => self.hitters[place].add(refusal),
+            None => self.admit(of.to_owned(), refusal),
+        }
+    }
+
+    #[cold]
+    fn admit(&mut self, of: T, refusal: &Refusal<'_>) {
+        let Refusal { weight, at, retry_at, quota } = *refusal;
+        let new = |error| {
+            let (of, quota) = (of.clone(), *quota);
+            Hitter { of, count: error + weight, error, first: at, last: at, retry_at, quota }
+        };
+        let place = if self.hitters.len() < self.most {
+            self.hitters.push(new(0));
+            self.hitters.len() - 1
+        } else if let Some(place) = self.least() {
+            let old = mem::replace(&mut self.hitters[place], new(self.least));
+            self.places.remove(&old.of);
+            place
+        } else {
+            return;
+        };
+        self.places.insert(of, place);
+    }
+
+    /// The place of a least frequent one. Counts only grow: each place is looked at twice for each
+    /// value that the least count has had, which is at most `total / most`. So this takes a
+    /// constant time for each refusal, on average.
+    fn least(&mut self) -> Option<usize> {
+        loop {
+            while let Some(hitter) = self.hitters.get(self.next) {
+                self.next += 1;
+                if hitter.count == self.least {
+                    return Some(self.next - 1);
+                }
+            }
+            self.least = self.hitters.iter().map(|hitter| hitter.count).min()?;
+            self.next = 0;
+        }
+    }
+
+    /// The count of what is not there, at most.
+    fn unseen(&self) -> u64 {
+        let is_full = self.most > 0 && self.hitters.len() == self.most;
+        let least = self.hitters.iter().map(|hitter| hitter.count).min();
+        least.filter(|_| is_full).unwrap_or(0)
+    }
+}
+
+impl<T> Hitter<T> {
+    #[inline(always)]
+    fn add(&mut self, refusal: &Refusal<'_>) {
+        self.count += refusal.weight;
+        self.last = refusal.at;
+        self.retry_at = refusal.retry_at;
+        self.quota = *refusal.quota;
+    }
+}
+
+/// Those of one period or of two, the later one first; sorted by their counts.
+fn merged<T: Hash + Eq + Clone>(periods: &[&Hitters<T>]) -> Vec<Hitter<T>> {
+    let mut merged: Vec<Hitter<T>> = Vec::new();
+    for (i, period) in periods.iter().enumerate() {
+        let other = periods.get(1 - i);
+        let unseen = other.map_or(0, |other| other.unseen());
+        for hitter in &period.hitters {
+            let there = other.and_then(|other| Some((other, *other.places.get(&hitter.of)?)));
+            let mut hitter = hitter.clone();
+            match there {
+                Some(_) if i == 1 => continue,
+                Some((earlier, place)) => {
+                    let earlier = &earlier.hitters[place];
+                    hitter.count += earlier.count;
+                    hitter.error += earlier.error;
+                    hitter.first = hitter.first.min(earlier.first);
+                }
+                // It may have been there, and have lost its place.
+                None => {
+                    hitter.count += unseen;
+                    hitter.error += unseen;
+                }
+            }
+            merged.push(hitter);
+        }
+    }
+    merged.sort_by_key(|hitter| (Reverse(hitter.count), Reverse(hitter.last)));
+    merged
+}

@@ -1,0 +1,45 @@
+//! Decisions that are watched: refusals that are counted by key and by route.
+
+use http::request::Parts;
+
+use super::LimitedRequest;
+use super::lines::Lines;
+use crate::decision::Decision;
+use crate::key::Key;
+use crate::limiter::Limiter;
+use crate::quota::Quotas;
+
+impl<J> LimitedRequest<J> {
+    /// Reports a refusal that is none, in shadow mode.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn report_shadow(&self, parts: &Parts, decision: &Decision) {
+        self.report(parts, decision);
+        self.watch_refusal(parts, decision);
+    }
+
+    /// Counts a refusal by its key, where that is wanted.
+    #[inline(never)]
+    pub(super) fn watch_refusal(&self, parts: &Parts, decision: &Decision) {
+        match self.lines() {
+            None => note(&self.current.shared.limiter, &self.key, self.quotas(), decision, parts),
+            Some(lines) => self.watch_refusals(lines, parts, decision),
+        }
+    }
+
+    fn watch_refusals(&self, lines: &Lines, parts: &Parts, decision: &Decision) {
+        for line in &lines.lines {
+            let limiter = self.limiter_of(line.limit);
+            if limiter.live().is_watched()
+                && let Some(of) = decision.of(limiter.name())
+            {
+                note(limiter, &line.key, self.quotas_of(line), &of, parts);
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn note(limiter: &Limiter, key: &Key, quotas: &Quotas, decision: &Decision, parts: &Parts) {
+    limiter.watch(key, quotas, decision, |tracker| Some(tracker.route()?(parts)?.into()));
+}

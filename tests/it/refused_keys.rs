@@ -1,0 +1,444 @@
+//! `.track_refused(..)`: which keys and routes a limit refused lately.
+
+use std::collections::HashMap;
+use std::thread;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use axum::body::Body;
+use futures_util::FutureExt;
+use http::{Request, Response};
+use metrics_exporter_prometheus::PrometheusBuilder;
+use proptest::prelude::*;
+use tower::{Layer, ServiceExt, service_fn};
+use tower_fixed_window::key::header;
+use tower_fixed_window::testing::block_on;
+use tower_fixed_window::{
+    FixedWindowLayer, Key, Limit, Limiter, Limits, Line, ManualClock, MemoryStore, OnStoreFailure,
+    Plan, Quota, Quotas, Refused, RefusedKey,
+};
+
+use crate::support::{ANSWERS, Log, Mood, NOW_MS, TestStore, paused_clock};
+
+const QUARTER: Duration = Duration::from_secs(15 * 60);
+
+fn at(ms: u64) -> SystemTime {
+    UNIX_EPOCH + Duration::from_millis(ms)
+}
+
+fn limit(tokens: u64) -> Limit {
+    Quota::per_hour(tokens).name("api").key(header("x-key")).track_refused(100)
+}
+
+async fn ask(layer: &FixedWindowLayer, path: &str, key: &str) -> u16 {
+    let inner = service_fn(async |_| Ok::<_, std::convert::Infallible>(Response::new(())));
+    let layer = layer.clone().reject(tower_fixed_window::EmptyBody);
+    let request = Request::get(path).header("x-key", key).body(()).expect("a path");
+    let Ok(response) = layer.layer(inner).oneshot(request).await;
+    response.status().as_u16()
+}
+
+fn refused(limiter: &Limiter) -> Refused {
+    limiter.refused().expect("they are counted")
+}
+
+/// The counts by key.
+fn counts(refused: &Refused) -> HashMap<Key, u64> {
+    refused.keys.iter().map(|of| (of.key.clone(), of.count)).collect()
+}
+
+fn count(limiter: &Limiter, key: &str) -> u64 {
+    let counts = counts(&refused(limiter));
+    counts.get(&Key::secret(key)).or(counts.get(&Key::from(key))).copied().unwrap_or_default()
+}
+
+#[tokio::test]
+async fn the_list_says_how_often_since_when_by_which_quota_and_until_when() {
+    let clock = ManualClock::at_ms(NOW_MS);
+    let store = MemoryStore::with_clock(clock.clone());
+    let quotas = Quota::per_minute(2).and(Quota::per_hour(3));
+    let api = Limit::new(quotas).name("api").track_refused(10).store(store);
+    assert!(refused(&api).keys.is_empty());
+
+    for _ in 0..4 {
+        let _ = api.check("a").await.expect("memory answers");
+    }
+    for _ in 0..2 {
+        let _ = api.check_cost("never", 5).await.expect("memory answers");
+    }
+    let list = refused(&api);
+    let of = |key: &str| {
+        let found = list.keys.iter().find(|of| of.key == Key::from(key));
+        found.cloned().expect("it was refused")
+    };
+    let RefusedKey { count, error, share, first, last, quota, retry_at, .. } = of("a");
+    assert_eq!((count, error, share), (2, 0, 0.5));
+    assert_eq!((first, last), (at(NOW_MS), at(NOW_MS)));
+    assert_eq!(quota, Quota::per_minute(2));
+    assert_eq!(retry_at, Some(at(1_700_000_100_000)));
+    // No window grants five.
+    assert_eq!((of("never").count, of("never").retry_at), (2, None));
+    assert_eq!((list.total, list.keys.len()), (4, 2));
+
+    // Then by the other quota.
+    clock.advance(Duration::from_secs(60));
+    for _ in 0..2 {
+        let _ = api.check("a").await.expect("memory answers");
+    }
+    let a = &refused(&api).keys[0];
+    assert_eq!((a.count, a.quota), (3, Quota::per_hour(3)));
+    assert_eq!((a.first, a.last), (at(NOW_MS), at(NOW_MS + 60_000)));
+    assert_eq!(a.retry_at, Some(at(1_700_002_800_000)));
+}
+
+#[tokio::test]
+async fn refusals_are_counted_however_they_are_asked_for() {
+    for mood in ANSWERS {
+        // In a layer.
+        let api = limit(1).store(TestStore::new(mood));
+        let layer = FixedWindowLayer::new(&api);
+        for status in [200, 429, 429] {
+            assert_eq!(ask(&layer, "/", "a").await, status);
+        }
+        assert_eq!(count(&api, "a"), 2, "{mood:?}");
+
+        // Without HTTP, with and without a receipt, under other quotas too.
+        let api = limit(1).store(TestStore::new(mood));
+        assert!(api.check("b").await.expect("an answer").allowed());
+        assert!(!api.check("b").await.expect("an answer").allowed());
+        assert!(api.charge("b", 1).await.expect("an answer").is_err());
+        assert!(api.reserve("b", 2).await.expect("an answer").is_err());
+        let plan = api.with_quotas(Quota::per_hour(0));
+        assert!(!plan.check("b").await.expect("an answer").allowed());
+        api.set_quotas(Quota::per_day(0));
+        assert!(!api.check("b").await.expect("an answer").allowed());
+        assert_eq!((count(&api, "b"), count(&plan, "b")), (5, 5), "{mood:?}");
+        assert_eq!(refused(&api).keys[0].quota, Quota::per_day(0));
+
+        // Looks and passes are none.
+        let _ = api.peek("b").await.expect("an answer");
+        let _ = api.peek_cost("c", 9).await.expect("an answer");
+        assert_eq!(refused(&api).total, 5);
+
+        // Several limits at once: only those that refuse, also under a plan of the line.
+        let limits = Limits::new([limit(1), limit(9).name("tokens")]).store(TestStore::new(mood));
+        let zero = Quotas::from(Quota::per_hour(0));
+        for plan in [None, None, Some(&zero)] {
+            let line = |name, key| Line::new(name, key, 1);
+            let tokens = line("tokens", "t");
+            let tokens = plan.map_or(tokens.clone(), |plan| tokens.with_quotas(plan));
+            let _ = limits.check([line("api", "a"), tokens]).await.expect("an answer");
+            let _ = limits.peek([line("api", "a")]).await.expect("an answer");
+        }
+        assert_eq!((count(limits.of("api"), "a"), refused(limits.of("api")).total), (2, 2));
+        assert_eq!((count(limits.of("tokens"), "t"), refused(limits.of("tokens")).total), (1, 1));
+    }
+}
+
+#[tokio::test]
+async fn a_layer_of_several_limits_counts_each_by_its_own_key_and_shadows_too() {
+    for mood in ANSWERS {
+        let limits = Limits::new([
+            limit(2),
+            Quota::per_hour(1).name("all").key(tower_fixed_window::key::global()).shadow(),
+            limit(9).name("never").track_refused_by(9, |parts| Some(parts.uri.path())),
+        ]);
+        let untracked = limits.of("all").refused();
+        assert!(untracked.is_none(), "a list of none would say that nobody is limited");
+        let watched = Quota::per_hour(1).name("all").key(tower_fixed_window::key::global());
+        let watched = watched.shadow().track_refused_by(9, |parts| Some(parts.uri.path()));
+        let limits = Limits::new([limit(2), watched, limit(9).name("never")]);
+        let limits = limits.store(TestStore::new(mood));
+        let layer = FixedWindowLayer::new(&limits);
+        for (path, key, status) in
+            [("/a", "x", 200), ("/b", "x", 200), ("/b", "x", 429), ("/b", "y", 200)]
+        {
+            assert_eq!(ask(&layer, path, key).await, status);
+        }
+        // Shadow charges that come later have happened by now.
+        for _ in 0..50 {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!((count(limits.of("api"), "x"), refused(limits.of("api")).total), (1, 1));
+        assert_eq!(refused(limits.of("never")).total, 0);
+        // Two were let pass although they would be refused; the one that was refused took no part.
+        let shadow = refused(limits.of("all"));
+        assert_eq!((shadow.total, shadow.keys[0].key == Key::global()), (2, true), "{mood:?}");
+        assert_eq!((shadow.routes[0].route.as_str(), shadow.routes[0].count), ("/b", 2));
+    }
+}
+
+#[tokio::test]
+async fn a_shadow_run_shows_that_one_bundle_of_files_is_what_would_be_refused() {
+    for mood in ANSWERS {
+        let limit =
+            limit(10).shadow().track_refused_by(20, |parts| parts.uri.path().split('/').nth(1));
+        let api = limit.store(TestStore::new(mood));
+        let layer = FixedWindowLayer::new(&api);
+        for client in ["a", "b", "c"] {
+            for file in 0..40 {
+                assert_eq!(ask(&layer, &format!("/static/{file}.js"), client).await, 200);
+            }
+            assert_eq!(ask(&layer, "/search", client).await, 200);
+        }
+        let list = refused(&api);
+        assert_eq!((list.total, list.keys.len()), (3 * 31, 3));
+        let routes: Vec<_> =
+            list.routes.iter().map(|of| (of.route.as_str(), of.count, of.error)).collect();
+        assert_eq!(routes, [("static", 90, 0), ("search", 3, 0)]);
+        // Enforced, refusals are in the same list.
+        api.set_shadow(false);
+        assert_eq!(ask(&layer, "/search", "a").await, 429);
+        assert_eq!(refused(&api).routes[1].count, 4);
+    }
+}
+
+#[tokio::test]
+async fn what_is_no_refusal_by_a_quota_is_not_counted() {
+    let store = TestStore::new(Mood::FailsLater).on_failure(OnStoreFailure::Deny);
+    let api = limit(1).store(store);
+    let layer = FixedWindowLayer::new(&api);
+    assert_eq!(ask(&layer, "/", "a").await, 503);
+    let request = Request::get("/").body(Body::empty()).expect("a path");
+    let inner =
+        service_fn(async |_| Ok::<_, std::convert::Infallible>(Response::new(Body::empty())));
+    let Ok(response) = layer.layer(inner).oneshot(request).await;
+    assert_eq!(response.status(), 400, "its key is missing");
+    assert_eq!(refused(&api).total, 0);
+}
+
+#[tokio::test]
+async fn remembered_refusals_are_counted() {
+    let api = limit(1).store(TestStore::new(Mood::Later).shared());
+    for _ in 0..5 {
+        let _ = api.check("a").await.expect("an answer");
+    }
+    assert_eq!(count(&api, "a"), 4, "three of these were remembered");
+}
+
+#[tokio::test]
+async fn a_plan_of_a_request_is_the_quota_of_its_refusal() {
+    let plan = |parts: &http::request::Parts, _: &Key| match parts.uri.path() {
+        "/free" => Plan::UNLIMITED,
+        "/banned" => Quota::per_minute(0).into(),
+        _ => Quota::per_hour(1).into(),
+    };
+    let limit = Limit::by_plan(plan).name("api").key(header("x-key")).track_refused(10);
+    let api = limit.store(TestStore::new(Mood::Now));
+    let layer = FixedWindowLayer::new(&api);
+    for (path, status) in [("/free", 200), ("/free", 200), ("/", 200), ("/", 429)] {
+        assert_eq!(ask(&layer, path, "a").await, status);
+    }
+    assert_eq!(refused(&api).keys[0].quota, Quota::per_hour(1));
+    assert_eq!(ask(&layer, "/banned", "a").await, 429);
+    let list = refused(&api);
+    assert_eq!((list.total, list.keys[0].count), (2, 2));
+    assert_eq!(list.keys[0].quota, Quota::per_minute(0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_waited_in_vain_is_counted_once() {
+    let store = MemoryStore::with_clock(paused_clock());
+    let api = limit(1).store(store);
+    let layer = FixedWindowLayer::new(&api).queue(1, Duration::from_secs(5_000));
+    assert_eq!(ask(&layer, "/", "a").await, 200);
+    let asking = async || ask(&layer, "/", "a").await;
+    let mut waits = Box::pin(asking());
+    assert!(waits.as_mut().now_or_never().is_none());
+    // The line is full.
+    assert_eq!(ask(&layer, "/", "a").await, 429);
+    assert_eq!(count(&api, "a"), 1);
+    // Its quotas become fewer while it waits, and grant nothing.
+    api.set_quotas(Quota::per_hour(0));
+    assert_eq!(waits.await, 429);
+    assert_eq!(count(&api, "a"), 2);
+}
+
+#[test]
+fn entries_are_of_this_quarter_of_an_hour_and_the_one_before() {
+    let clock = ManualClock::at_ms(0);
+    let start = 1_700_000_000_000 / 900_000 * 900_000;
+    clock.set_ms(start + 899_000);
+    let api = limit(0).store(MemoryStore::with_clock(clock.clone()));
+    let refuse = |key: &str| assert!(!block_on(api.check(key)).expect("memory answers").allowed());
+    refuse("old");
+    refuse("both");
+    clock.advance(Duration::from_secs(1));
+    refuse("both");
+    refuse("new");
+    refuse("new");
+    let list = refused(&api);
+    assert_eq!(list.total, 5);
+    let of = |key: &str| (Key::from(key), if key == "old" { 1 } else { 2 });
+    assert_eq!(counts(&list), HashMap::from(["old", "both", "new"].map(of)));
+    let both = list.keys.iter().find(|of| of.key == Key::from("both")).expect("in both");
+    assert_eq!((both.first, both.last), (at(start + 899_000), at(start + 900_000)));
+
+    // Also where nothing is refused any more.
+    clock.advance(QUARTER);
+    assert_eq!(counts(&refused(&api)), HashMap::from([of("new"), (Key::from("both"), 1)]));
+    clock.advance(QUARTER);
+    assert_eq!((refused(&api).total, refused(&api).keys.len()), (0, 0));
+    refuse("later");
+    assert_eq!(counts(&refused(&api)), HashMap::from([(Key::from("later"), 1)]));
+}
+
+#[test]
+fn a_clock_that_steps_neither_hides_nor_keeps_entries_for_ever() {
+    let start = 1_700_000_000_000 / 900_000 * 900_000;
+    let clock = ManualClock::at_ms(start);
+    let api = limit(0).store(MemoryStore::with_clock(clock.clone()));
+    let refuse = |key: &str| assert!(!block_on(api.check(key)).expect("memory answers").allowed());
+    refuse("a");
+    // Back over a boundary, by a second.
+    clock.set_ms(start - 1_000);
+    refuse("a");
+    assert_eq!(count(&api, "a"), 2);
+    clock.set_ms(start + 1_000);
+    refuse("a");
+    assert_eq!(count(&api, "a"), 3);
+    // A year ahead, and back: what was counted then is not of now.
+    clock.set_ms(start + 365 * 86_400_000);
+    refuse("b");
+    assert_eq!((count(&api, "a"), count(&api, "b")), (0, 1));
+    clock.set_ms(start + 2_000);
+    refuse("c");
+    assert_eq!((count(&api, "b"), count(&api, "c")), (0, 1));
+    clock.advance(2 * QUARTER);
+    assert_eq!(refused(&api).total, 0);
+}
+
+#[test]
+fn limits_that_are_built_twice_have_lists_of_their_own() {
+    let limit = limit(0);
+    let (one, other) = (Limiter::new(limit.clone()), Limiter::new(limit));
+    let _ = block_on(one.check("a")).expect("memory answers");
+    assert_eq!((refused(&one).total, refused(&one.clone()).total), (1, 1));
+    assert_eq!(refused(&other).total, 0);
+    // Moved to another store, it begins anew.
+    let moved = Limits::new([Quota::per_hour(0).name("api").track_refused(3)]);
+    let moved = moved.store(MemoryStore::new());
+    let _ = block_on(moved.of("api").check("a")).expect("memory answers");
+    assert_eq!(refused(moved.of("api")).total, 1);
+}
+
+#[test]
+fn no_places_keep_nothing_but_the_total() {
+    let api = Limiter::new(Quota::per_hour(0).name("api").track_refused(0));
+    let _ = block_on(api.check("a")).expect("memory answers");
+    assert_eq!((refused(&api).total, refused(&api).keys.len()), (1, 0));
+}
+
+#[tokio::test]
+async fn keys_are_neither_in_debug_nor_in_logs_nor_in_metrics() {
+    const SECRET: &str = "hunter2";
+    let log = Log::start();
+    let recorder = PrometheusBuilder::new().build_recorder();
+    let handle = recorder.handle();
+    let _guard = metrics::set_default_local_recorder(&recorder);
+    let limit = Quota::per_hour(0).name("api").key_fn(|_| Some(Key::from(SECRET)));
+    let limit = limit.track_refused_by(9, |parts| Some(parts.uri.path()));
+    tracing::trace!(?limit, "made");
+    let api = Limiter::new(limit);
+    let layer = FixedWindowLayer::new(&api);
+    assert_eq!(ask(&layer, "/", "a").await, 429);
+    let list = refused(&api);
+    assert_eq!(list.keys[0].key.readable().to_string(), format!("t{SECRET}"));
+    tracing::trace!(?list, ?api, ?layer, "asked");
+    assert!(log.text().contains("asked") && !log.text().contains(SECRET), "{}", log.text());
+    assert!(handle.render().contains("api") && !handle.render().contains(SECRET));
+}
+
+#[test]
+fn threads_that_refuse_at_once_lose_some_counts_and_invent_none() {
+    let api = Limiter::new(Quota::per_hour(0).name("api").track_refused(4));
+    thread::scope(|scope| {
+        for thread in 0..4_u64 {
+            let api = &api;
+            scope.spawn(move || {
+                for i in 0..200 {
+                    let key = if i % 2 == 0 { 0 } else { 1 + thread };
+                    let _ = block_on(api.check(key)).expect("memory answers");
+                    if i % 10 == 0 {
+                        let _ = refused(api);
+                    }
+                }
+            });
+        }
+    });
+    let list = refused(&api);
+    assert!(list.total > 0 && list.total <= 800, "{}", list.total);
+    for of in &list.keys {
+        let most = if of.key == Key::from(0) { 400 } else { 100 };
+        assert!(of.count - of.error <= most, "{of:?}");
+    }
+}
+
+#[test]
+fn a_flood_is_sampled_from_its_thousandth_refusal_on_and_the_next_quarter_is_not() {
+    let clock = ManualClock::at_ms(1_700_000_000_000 / 900_000 * 900_000);
+    let store = MemoryStore::with_clock(clock.clone());
+    let api = Quota::per_hour(0).name("api").track_refused(100).store(store);
+    let refuse = |key: u64| assert!(!block_on(api.check(key)).expect("an answer").allowed());
+    (0..1_000).for_each(|_| refuse(7));
+    assert_eq!((refused(&api).total, refused(&api).keys[0].count), (1_000, 1_000));
+    // Refusals that take turns are sampled alike.
+    (0..200_000).for_each(|i| refuse(i % 8));
+    let list = refused(&api);
+    for key in 0..8 {
+        let exact = if key == 7 { 26_000 } else { 25_000 };
+        let of = list.keys.iter().find(|of| of.key == Key::from(key)).expect("it is there");
+        // Eight standard deviations: 8 * sqrt(7 * 25_000).
+        assert!(of.count.abs_diff(exact) < 3_400 && of.error == 0, "{of:?}, {exact}");
+    }
+    let total: u64 = list.keys.iter().map(|of| of.count).sum();
+    assert_eq!(list.total, total);
+
+    // One refusal of the next quarter is there at once.
+    clock.advance(QUARTER);
+    refuse(99);
+    assert_eq!(counts(&refused(&api))[&Key::from(99)], 1);
+    assert_eq!(refused(&api).total, total + 1);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    /// Against exact counts: each count is right within its error, the error within the bound, and
+    /// each key above the bound is there, over one quarter and over two.
+    #[test]
+    fn counts_are_within_the_bound_of_the_algorithm(
+        most in 1_usize..20,
+        skew in 1_u32..6,
+        quarters in prop::collection::vec(prop::collection::vec(0.0_f64..1.0, 0..400), 1..3),
+    ) {
+        let clock = ManualClock::at_ms(1_700_000_000_000 / 900_000 * 900_000);
+        let store = MemoryStore::with_clock(clock.clone());
+        let api = Quota::per_hour(0).name("api").track_refused(most).store(store);
+        let mut exact: HashMap<Key, u64> = HashMap::new();
+        let mut bound = 0;
+        for (i, quarter) in quarters.iter().enumerate() {
+            if i > 0 {
+                clock.advance(QUARTER);
+            }
+            for random in quarter {
+                let key = (random.powi(skew as i32) * 60.0) as u64;
+                let _ = block_on(api.check(key)).expect("memory answers");
+                *exact.entry(Key::from(key)).or_default() += 1;
+            }
+            bound += quarter.len() as u64 / most as u64;
+        }
+        let list = refused(&api);
+        prop_assert_eq!(list.total, exact.values().sum::<u64>());
+        prop_assert!(list.keys.len() <= most * quarters.len());
+        prop_assert!(list.keys.is_sorted_by(|a, b| a.count >= b.count));
+        for of in &list.keys {
+            let exact = exact.get(&of.key).copied().unwrap_or_default();
+            prop_assert!(of.error <= bound, "{:?} above {}", of, bound);
+            prop_assert!(of.count >= exact && of.count - of.error <= exact, "{:?}: {}", of, exact);
+        }
+        let listed = counts(&list);
+        for (key, count) in exact {
+            prop_assert!(count <= bound || listed.contains_key(&key), "{} of {}", count, bound);
+        }
+    }
+}
