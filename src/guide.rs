@@ -1,4 +1,4 @@
-//! The guide. The [tutorial](tutorial) adds limits to an app, step by step. For reference, in
+//! The guide. The [tutorial] adds limits to an app, step by step. For reference, in
 //! reading order:
 //!
 //! 1. [Choosing a limit](choosing), from your access log

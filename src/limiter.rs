@@ -274,8 +274,8 @@ impl Limiter {
     ///
     /// # Errors
     /// If the store fails. In memory, if the key shares its entry with others because the store is
-    /// full ([`MemoryStore`](crate::MemoryStore)), or if more than 64 windows were used under one name, so that the
-    /// store does not know all counters of the key.
+    /// full ([`MemoryStore`](crate::MemoryStore)), or if more than 64 windows were used under one
+    /// name, so that the store does not know all counters of the key.
     ///
     /// ```
     /// use tower_fixed_window::{Limiter, Quota};
