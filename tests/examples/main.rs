@@ -1,7 +1,7 @@
 //! The examples as a reader starts them: their binaries, over real sockets.
 //!
-//! `cargo test` builds them beforehand; for `cargo test -p tests --test examples` alone, run
-//! `cargo build --examples` first.
+//! `scripts/test` builds them beforehand; for `cargo test -p tests --test examples` alone, run
+//! `cargo build --workspace --bins --examples` first.
 
 use std::collections::HashMap;
 use std::env::{self, consts::EXE_SUFFIX};
@@ -25,8 +25,11 @@ fn example(name: &str) -> Command {
     // The test is target/<profile>/deps/examples-<hash>.
     let test = env::current_exe().expect("tests run from a file");
     let profile = test.ancestors().nth(2).expect("a file in target/<profile>/deps");
-    let binary = profile.join("examples").join(format!("{name}{EXE_SUFFIX}"));
-    assert!(binary.exists(), "no {}: run `cargo build --examples`", binary.display());
+    let file = format!("{name}{EXE_SUFFIX}");
+    // An example of a package, or a package of its own.
+    let mut binaries = [profile.join("examples").join(&file), profile.join(file)].into_iter();
+    let binary = binaries.find(|binary| binary.exists());
+    let binary = binary.unwrap_or_else(|| panic!("no {name}: see the head of this file"));
     let mut command = Command::new(binary);
     let settings = [
         "ADDR",
@@ -720,8 +723,8 @@ fn each_example_is_in_the_index_and_is_started_here() {
     for entry in files_of(examples).chain(files_of(stacks)) {
         let path = entry.expect("readable").path();
         let name = path.file_stem().and_then(|name| name.to_str()).expect("a name");
-        let main = path.join("main.rs");
-        let source = if main.exists() { main } else { path.clone() };
+        let mains = [path.join("main.rs"), path.join("src/main.rs")];
+        let source = mains.into_iter().find(|main| main.exists()).unwrap_or(path.clone());
         if source.extension().is_none_or(|extension| extension != "rs") || name == "lib" {
             continue;
         }
@@ -730,7 +733,7 @@ fn each_example_is_in_the_index_and_is_started_here() {
         let source = std::fs::read_to_string(source).expect("readable");
         let first = source.lines().next().unwrap_or_default();
         let command = first.split('`').nth(1).unwrap_or_default();
-        let starts = command.contains(&format!("--example {name}"));
+        let starts = ["--example", "-p"].iter().any(|by| command.contains(&format!("{by} {name}")));
         assert!(starts, "the first line of {name} is not its command");
         assert!(index.contains(command), "examples/README.md starts {name} in another way");
         let is_started = tests.contains(&format!("example(\"{name}\")"))

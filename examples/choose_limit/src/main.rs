@@ -1,4 +1,4 @@
-//! `cargo run --release --example choose_limit -- access.log`
+//! `cargo run --release -p choose_limit -- access.log`
 //!
 //! Which number should I write? Reads access logs and shows, for a list of quotas, which clients
 //! each of them would have refused.

@@ -5,7 +5,7 @@ use tower_fixed_window::Quota;
 pub(crate) const HELP: &str = r#"Which limit should I write? Reads access logs, and shows for a list of quotas which clients
 each of them would have refused.
 
-usage: cargo run --release --example choose_limit -- [OPTION].. LOG..
+usage: cargo run --release -p choose_limit -- [OPTION].. LOG..
 
 A LOG is a file, or `-` for standard input. gzip is recognised by its content. Lines are read in
 the common and combined formats and as JSON. Several logs, rotated or from several servers, are

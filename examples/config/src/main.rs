@@ -1,6 +1,6 @@
-//! `cargo run --example config`
+//! `cargo run -p config`
 //!
-//! Limits from a file: `LIMITS=limits.toml cargo run --example config` (or a built-in text).
+//! Limits from a file: `LIMITS=limits.toml cargo run -p config` (or a built-in text).
 
 use std::net::SocketAddr;
 

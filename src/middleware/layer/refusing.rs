@@ -107,24 +107,20 @@ impl<J> FixedWindowLayer<J> {
     /// Reads the rest of refused requests with bodies of type `B`: see
     /// [above](Self#refused-uploads). axum's bodies don't need this. Each call adds a type.
     ///
-    /// In a `ServiceBuilder`, a layer outside of the limit may change the type of the bodies:
+    /// In a `ServiceBuilder`, a layer outside of the limit may change the type of the bodies, as
+    /// tower-http's `RequestBodyLimitLayer` does:
     ///
     /// ```
-    /// use std::time::Duration;
     /// use axum::body::Body;
+    /// use http::Request;
+    /// use http_body_util::Limited;
     /// use tower::ServiceBuilder;
-    /// use tower_http::body::Limited;
-    /// use tower_http::limit::RequestBodyLimitLayer;
-    /// use tower_http::timeout::{RequestBodyTimeoutLayer, TimeoutBody};
     /// use tower_fixed_window::{FixedWindowLayer, Quota};
     ///
+    /// let at_most = |request: Request<Body>| request.map(|body| Limited::new(body, 1 << 20));
     /// let layers = ServiceBuilder::new()
-    ///     .layer(RequestBodyTimeoutLayer::new(Duration::from_secs(10)))
-    ///     .layer(RequestBodyLimitLayer::new(1 << 20))
-    ///     .layer(
-    ///         FixedWindowLayer::new(Quota::per_minute(60))
-    ///             .drain_refused::<Limited<TimeoutBody<Body>>>(),
-    ///     );
+    ///     .map_request(at_most)
+    ///     .layer(FixedWindowLayer::new(Quota::per_minute(60)).drain_refused::<Limited<Body>>());
     /// # let _: axum::Router = axum::Router::new()
     /// #     .route("/", axum::routing::post(async |body: String| body)).layer(layers);
     /// ```
