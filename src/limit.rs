@@ -210,6 +210,8 @@ impl Limit {
     /// cost is refunded, a higher one is taken even beyond the limit. Without this, a limit ignores
     /// the report.
     ///
+    /// A request estimated at 0 passes even where its true cost does not fit. Estimate at least 1.
+    ///
     /// ```
     /// use axum::{Extension, routing::any};
     /// use http::Request;

@@ -77,7 +77,9 @@ impl<J> FixedWindowLayer<J> {
     ///
     /// The layer takes the tokens before it calls the service, and refunds them if the response
     /// does not count. So a request counts until its response is known: with a limit of 5, at most
-    /// 5 undecided requests are in flight, and never more than 5 failures pass.
+    /// 5 undecided requests are in flight, and never more than 5 failures pass. With a remote
+    /// store, a background task sends the refund. If the runtime shuts down first, the request
+    /// stays counted until its window ends.
     ///
     /// ```
     /// use axum::routing::any;
@@ -108,8 +110,9 @@ impl<J> FixedWindowLayer<J> {
 
     /// Refunds the charge if a request is dropped before its response: the client disconnected, or
     /// the handler or a closure of this layer panicked. If a remote store is still deciding, a task
-    /// awaits and refunds the charge (feature `tokio`). Use this only if such requests are cheap: a
-    /// client can start work and disconnect, again and again.
+    /// awaits and refunds the charge (feature `tokio`). If the runtime shuts down first, the charge
+    /// stays counted until its window ends. Use this only if such requests are cheap: a client can
+    /// start work and disconnect, again and again.
     ///
     /// ```
     /// use http::Request;

@@ -104,8 +104,9 @@ impl<J> FixedWindowLayer<J> {
         self.reject(reject)
     }
 
-    /// Reads the rest of refused requests with bodies of type `B`: see
-    /// [above](Self#refused-uploads). axum's bodies don't need this. Each call adds a type.
+    /// Reads the rest of refused requests with bodies of type `B` before the response, for at most
+    /// 30 s: see [above](Self#refused-uploads). axum's bodies don't need this. Each call adds a
+    /// type.
     ///
     /// In a `ServiceBuilder`, a layer outside of the limit may change the type of the bodies, as
     /// tower-http's `RequestBodyLimitLayer` does:

@@ -1,4 +1,22 @@
-//! Counters as bytes, with a version and a checksum: `docs/deploys.md` describes the format.
+//! Counters as bytes, with a version and a checksum. All numbers are little-endian.
+//!
+//! - 8 bytes: `tfwcount`
+//! - 4: the version of the format, 1
+//! - 4: the number of shards
+//! - 8, 8: the seeds of the hash
+//! - 8: what the hash makes of a few known keys: another hash would find nothing
+//! - for each shard: the table of its own entries, the table of shared entries; then, 8 bytes each,
+//!   the latest time that it has seen, and until when entries of a clock that was ahead may begin
+//! - 1, 4: whether there are scopes that the list does not have, and how many it has
+//! - for each scope: 8: the hash of its name; 1: whether it was charged under more quotas than the
+//!   list has; 4: how many follow; each as 2 bytes for its length and the text that a configuration
+//!   file would have
+//! - 8: when it was saved, in milliseconds since the epoch
+//! - 8: FNV-1a (64 bits) of all bytes before
+//!
+//! A table is the number of its buckets (4 bytes), and for each bucket a bit for each of 16 entries
+//! (2 bytes) and the entries with a bit. An entry has 8 bytes for each of: the key's hash, until
+//! when it runs, the start of its window, and what is used (signed).
 
 use std::io::{self, ErrorKind, Read, Write};
 
