@@ -9,36 +9,36 @@ use crate::decision::{Decision, Merging};
 use crate::limiter::{Limiter, freed};
 use crate::store::{Account, OwnedAccount, Reply, StoreError};
 
-/// What a charge is corrected to.
+/// The cost that a charge is corrected to.
 #[derive(Clone)]
 pub(crate) enum Actual {
-    /// All is returned.
+    /// Nothing: all tokens are returned.
     Nothing,
-    /// What was granted.
+    /// The tokens that were granted.
     Granted,
-    /// The true costs of the settled limits. The others keep theirs.
+    /// The true costs of the settled limits. Other limits keep their charges.
     Costs(Costs),
 }
 
 /// Corrects a charge after its request has ended.
 pub(crate) struct Correction {
     first: Charged,
-    /// Of several limits, the others.
+    /// The charges of the layer's other limits.
     others: Vec<Charged>,
 }
 
-/// What was charged of one limit.
+/// The charge of one limit.
 pub(crate) struct Charged {
     pub(crate) limiter: Limiter,
     pub(crate) account: OwnedAccount,
-    /// Whether the request had quotas of its own, and not those in force.
+    /// `true` if the request had quotas of its own plan, not those in force.
     pub(crate) own: bool,
-    /// Whether no other limit of the layer is settled.
+    /// `true` if no other limit of the layer is settled.
     pub(crate) is_only: bool,
 }
 
 impl Actual {
-    /// What a limit's charge of `granted` is corrected to.
+    /// Returns the cost to which a limit's charge of `granted` tokens is corrected.
     pub(crate) fn of(&self, limiter: &Limiter, granted: u64, is_only: bool) -> u64 {
         match self {
             Self::Nothing => 0,
@@ -51,8 +51,8 @@ impl Actual {
 }
 
 impl Charged {
-    /// Corrects the charge, and returns the decision after it. What was returned before is taken
-    /// anew.
+    /// Corrects the charge, and returns the decision after the correction. Tokens that were
+    /// returned before are taken again.
     pub(crate) fn make(
         &self,
         decision: &Decision,
@@ -67,7 +67,7 @@ impl Charged {
         (settled, decision.with_cost(actual))
     }
 
-    /// Returns a charge that was not reported.
+    /// Refunds a charge that was not reported.
     fn give_back(&self, decision: &Decision) -> Reply<()> {
         self.adjust(|account| self.limiter.give_back(account, decision))
     }
@@ -91,13 +91,13 @@ impl Correction {
         Self { first: charged, others: Vec::new() }
     }
 
-    /// `None`: no limit was charged.
+    /// Returns `None` if no limit was charged.
     pub(crate) fn of_several(charged: impl Iterator<Item = Charged>) -> Option<Self> {
         let mut charged = charged;
         Some(Self { first: charged.next()?, others: charged.collect() })
     }
 
-    /// Corrects all charges, and returns the decision after that.
+    /// Corrects all charges, and returns the merged decision after the corrections.
     pub(crate) fn make(
         &self,
         decision: &Decision,
@@ -117,7 +117,7 @@ impl Correction {
         (Reply::all(replies), merging.done())
     }
 
-    /// Returns all charges of a request that was not reported.
+    /// Refunds all charges of a request that was not reported.
     fn give_back(&self, decision: &Decision) -> Reply<()> {
         let all = [&self.first].into_iter().chain(&self.others);
         let returned = all.filter_map(|charged| {

@@ -45,30 +45,32 @@ use crate::timer::Runtime;
 #[derive(Clone)]
 pub struct TrueCost(Arc<Report>);
 
-/// Connects the layers, which know the charges, and the handler or the body, which knows the costs.
+/// Carries costs from the handler or the body, which know these, to the layers, which know the
+/// charges.
 struct Report(Mutex<Reported>);
 
 #[derive(Default)]
 struct Reported {
     costs: Costs,
-    /// Whether the costs are known.
+    /// `true` once the costs are final.
     is_complete: bool,
     waiting: Vec<Settle>,
-    /// The settled limits of the layers that have seen the report.
+    /// The settled limits of the layers that have read the report.
     settled: Option<Vec<Box<str>>>,
 }
 
 type Settle = Box<dyn FnOnce(&Costs) + Send>;
 
-/// Costs by the names of limits. That of the only limit has no name.
+/// Costs by the names of limits. The name of a layer's only settled limit may be left out: `""`.
 #[derive(Clone, Default, Debug)]
 pub(crate) struct Costs(Vec<(Box<str>, u64)>);
 
 impl Costs {
-    /// The cost of a limit. The only settled limit of a layer also has the one without a name.
+    /// Returns the cost of a limit. The only settled limit of a layer also takes the cost without a
+    /// name.
     pub(crate) fn of(&self, name: &str, is_only: bool) -> Option<u64> {
         if self.0.is_empty() {
-            // A body that ended before it cost anything.
+            // The body ended before it reported any cost.
             return Some(0);
         }
         let unnamed = || if is_only { self.get("") } else { None };
@@ -98,7 +100,7 @@ impl Report {
 impl Drop for Report {
     fn drop(&mut self) {
         let Reported { costs, settled: Some(settled), .. } = mem::take(&mut *self.lock()) else {
-            // No layer has seen it.
+            // No layer has read it.
             return;
         };
         for (name, _) in &costs.0 {
@@ -146,7 +148,7 @@ impl TrueCost {
         (Self(Arc::clone(&report)), CostMeter { costs: Costs::default(), report })
     }
 
-    /// A layer has seen the report, and settles these limits.
+    /// Records that a layer has read the report and settles the limits of these names.
     pub(crate) fn note_settled<'a>(&self, names: impl Iterator<Item = &'a str>) {
         let mut reported = self.0.lock();
         let settled = reported.settled.get_or_insert_default();
@@ -157,7 +159,7 @@ impl TrueCost {
         }
     }
 
-    /// The costs, if they are known by now.
+    /// Returns the costs, if they are final by now.
     pub(crate) fn costs(&self) -> Option<Costs> {
         let reported = self.0.lock();
         reported.is_complete.then(|| reported.costs.clone())

@@ -22,8 +22,8 @@ use crate::store::{Account, Charge, Reply, Scope, StoreError};
 
 /// A service that reports the standing of clients, in GitHub's JSON, without charging them.
 ///
-/// It extracts the keys of each request as the layers do, and reads their counters. The first limit
-/// is also reported as `rate`. A limit that the client does not have
+/// The endpoint extracts the keys of each request as the layers do, and reads their counters. The
+/// first limit is also reported as `rate`. A limit that the client does not have
 /// ([`by_plan`](crate::Limit::by_plan) returned `None`) is left out, and so is one in
 /// [shadow mode](crate::Limit::shadow). If all are, the response is that of GitHub
 /// Enterprise without rate limits, which its clients know: 404 with the message "Rate limiting is
@@ -104,7 +104,8 @@ impl RateLimitEndpoint {
     }
 }
 
-/// `None`: there is no limit for this request, or none that it may see (S23).
+/// Reads a limit's standing. Returns `None` if the request has no limit, or none that it may see
+/// (S23).
 fn peek(limiter: &Limiter, parts: &Parts) -> Result<Option<Reply<Decision>>, Reason> {
     let (live, mut key) = (limiter.live(), Key::default());
     if live.is_shadow() {
@@ -165,7 +166,7 @@ impl<B> Service<Request<B>> for RateLimitEndpoint {
     }
 }
 
-/// The message is the status's own unless there is another one.
+/// Returns a failure with this message, or with the reason phrase of its status.
 fn failure(status: StatusCode, message: Option<&str>, may_retry: bool) -> Response<String> {
     let message = message.or(status.canonical_reason()).unwrap_or_default();
     response(status, format!(r#"{{"message":"{message}"}}"#), may_retry)
@@ -181,7 +182,7 @@ fn response(status: StatusCode, json: String, may_retry: bool) -> Response<Strin
     response
 }
 
-/// The standing under each resource, as JSON: names need no escaping.
+/// Returns the standing of each resource as JSON. Names need no escaping.
 async fn standings(peeked: Vec<(Scope, Option<Reply<Decision>>)>) -> Result<String, StoreError> {
     let first_is_limited = peeked.first().is_some_and(|(_, reply)| reply.is_some());
     let limited = peeked.into_iter().filter_map(|(scope, reply)| Some((scope, reply?)));
@@ -205,7 +206,7 @@ async fn standings(peeked: Vec<(Scope, Option<Reply<Decision>>)>) -> Result<Stri
     Ok(format!(r#"{{"resources":{{{all}}}{rate}}}"#))
 }
 
-/// The answers of all stores, or the first failure. The stores answer concurrently.
+/// Awaits all stores concurrently, and returns their answers or the first failure.
 async fn join(mut replies: Vec<Reply<Decision>>) -> Result<Vec<Decision>, StoreError> {
     let mut decisions: Vec<Option<Decision>> = vec![None; replies.len()];
     poll_fn(|cx| {

@@ -1,5 +1,5 @@
-//! The future of a limited request: it waits for the store if it must, for its window if it may,
-//! then for the service.
+//! The future of a limited request: [`ResponseFuture`]. It waits for the store's answer, for the
+//! request's turn in its line where the layer has one, and then for the service.
 
 use std::fmt;
 use std::future::Future;
@@ -39,18 +39,19 @@ pin_project! {
 pin_project! {
     #[project = StateProj]
     enum State<S, B, F, R> {
-        /// The store has not answered yet. The service that was made ready waits with the request.
+        /// The store has not answered yet. The future holds the service that was made ready.
         Deciding { decision: PendingDecision, held: Option<Held<S, B>> },
-        /// It waits in its line, and holds nothing that others need.
+        /// The request waits in its line. It holds a clone of the service that is not ready, so
+        /// that it keeps no capacity from others.
         Waiting { held: Option<Held<S, B>> },
-        /// It is its turn, and it waits for the service.
+        /// The request is the head of its line and waits for the service to be ready.
         Readying { held: Option<Held<S, B>> },
-        /// It is charged, and the service that was made ready waits with it.
+        /// The head of the line is being charged. The future holds the service that was made ready.
         Charging { held: Option<Held<S, B>> },
-        /// `inside` is there where a layer inside of this one may refuse it.
+        /// The service is called. `inside` is set if a layer inside of this one may refuse.
         Calling { #[pin] future: F, inside: Option<Inside> },
-        /// What the client is still sending is read first. The response is made before, so that
-        /// neither the request nor the decision is kept for it.
+        /// The request is refused. The rest of its body is read before the response is returned;
+        /// the response is already made, so that the request itself can be dropped.
         Refused { response: Option<R>, rest: Option<Rest<B>> },
     }
 }
@@ -69,7 +70,8 @@ where
     B: 'static,
     J: Reject<R>,
 {
-    /// `service` is ready. It is called at once, or a clone takes its place.
+    /// Charges the request and calls the service at once if it passes. A request that has to wait
+    /// takes `service`, which is ready, and leaves a clone in its place.
     #[inline(always)]
     pub(crate) fn new(
         mut limited: LimitedRequest<J>,
@@ -79,12 +81,12 @@ where
         let (mut parts, body) = request.into_parts();
         let next = limited.start(&parts);
         if matches!(next, Next::Call) && !limited.may_be_refused_inside(&body) {
-            // Nothing is in it to drop, and to find that out takes time.
+            // `Next::Call` holds nothing to drop; dropping it would check that at run time.
             mem::forget(next);
-            limited.calling(&mut parts.extensions);
-            // Here, since a request is large enough for each move of it to be felt.
+            limited.prepare_call(&mut parts.extensions);
+            // Called in this function, since moving a request is measurable.
             let future = service.call(Request::from_parts(parts, body));
-            limited.leave();
+            limited.leave_line();
             return Self { state: State::Calling { future, inside: None }, limited };
         }
         match next {
@@ -100,8 +102,8 @@ where
     }
 }
 
-/// Takes the next step with a service that is ready: it is called, kept, or let go. Apart, so that
-/// the path of a request that is called at once stays short.
+/// Returns the state after `next`: the ready service is called, kept, or released. Not inlined, so
+/// that the path of a request that is called at once stays short.
 #[inline(never)]
 fn follow<S, B, J, R>(
     limited: &mut LimitedRequest<J>,
@@ -117,11 +119,11 @@ where
 {
     match next {
         Next::Call => {
-            limited.calling(&mut parts.extensions);
+            limited.prepare_call(&mut parts.extensions);
             let inside = limited.may_be_refused_inside(&body);
             let inside = inside.then(|| Inside::of(&mut parts.extensions));
             let future = service.call(Request::from_parts(parts, body));
-            limited.leave();
+            limited.leave_line();
             State::Calling { future, inside }
         }
         Next::Refuse(reason) => {
@@ -138,11 +140,13 @@ where
             let service = mem::replace(service, clone);
             State::Charging { held: Some(Held { service, parts, body }) }
         }
-        Next::Wait => State::Waiting { held: Some(Held { service: let_go(service), parts, body }) },
+        Next::Wait => {
+            State::Waiting { held: Some(Held { service: release(service), parts, body }) }
+        }
     }
 }
 
-/// The response to a refused request, and the rest of its body if that is to be read.
+/// Returns the response to a refused request, and the rest of its body if that is to be read.
 #[inline(never)]
 fn refuse<B: 'static, J: Reject<R>, R>(
     limited: &mut LimitedRequest<J>,
@@ -151,13 +155,14 @@ fn refuse<B: 'static, J: Reject<R>, R>(
     body: B,
 ) -> (Response<R>, Option<Rest<B>>) {
     stacked::note_refused(&parts.extensions);
-    limited.refused(parts, reason);
+    limited.report_refusal(parts, reason);
     let rest = Drain::rest(&limited.shared().options.drains, parts, body);
     (limited.reject(parts, reason), rest)
 }
 
-/// A clone that is not ready: a request that waits must not hold what others need to be served.
-fn let_go<S: Clone>(service: &mut S) -> S {
+/// Replaces a ready service by a clone that is not ready, and returns another such clone: a waiting
+/// request must not hold capacity that others need.
+fn release<S: Clone>(service: &mut S) -> S {
     let unready = service.clone();
     *service = unready.clone();
     unready
@@ -176,8 +181,7 @@ where
         loop {
             match this.state.as_mut().project() {
                 StateProj::Calling { future, inside } => {
-                    // Stamped where it is: a response is large enough for each move of it to be
-                    // felt.
+                    // Stamped in place, since moving a response is measurable.
                     let mut answer = future.poll(cx);
                     if let Some(inside) = inside {
                         return follow_inside(answer, inside, this.limited);
@@ -215,8 +219,8 @@ fn follow_inside<R, E, J>(
     answer.map_ok(|response| limited.correct(response, inside.has_refused()))
 }
 
-/// Goes on to the next state, towards the call of the service or a refusal: apart, since requests
-/// that are decided at once have nothing of it to carry.
+/// Moves a waiting request to its next state. Not inlined, since requests that are decided at once
+/// never wait.
 #[inline(never)]
 fn advance<S, B, J, R>(
     mut state: Pin<&mut State<S, B, S::Future, Response<R>>>,
@@ -252,7 +256,7 @@ where
                 match limited.poll_turn(parts, cx) {
                     Poll::Ready(None) => return Poll::Pending,
                     Poll::Ready(Some(next)) => next,
-                    // One that was before it is back.
+                    // A request that had left its place as head has returned to it.
                     Poll::Pending => Next::Wait,
                 }
             };

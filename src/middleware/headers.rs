@@ -1,4 +1,4 @@
-//! A [`Decision`] as the headers of a response: GitHub's here, the IETF's in `ietf`.
+//! Writes a [`Decision`] as headers of a response: GitHub's here, the IETF's in `ietf`.
 
 use std::mem;
 use std::sync::Mutex;
@@ -19,12 +19,12 @@ mod values;
 pub(crate) use marks::is_refused_inside;
 pub(crate) use values::{policy_name, seconds};
 
-/// Which rate-limit headers a layer sends: see
+/// The rate-limit headers that a layer sends: see
 /// [`FixedWindowLayer::headers`](crate::FixedWindowLayer::headers).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub enum Headers {
-    /// Those of GitHub's REST API: `x-ratelimit-limit`, `-remaining`, `-used`, `-reset` and
+    /// The headers of GitHub's REST API: `x-ratelimit-limit`, `-remaining`, `-used`, `-reset` and
     /// `-resource`.
     #[default]
     GitHub,
@@ -65,13 +65,13 @@ pub(crate) struct PreparedHeaders {
     refusal: Mutex<LastRefusal>,
 }
 
-/// What the last response to a request that passed leaves to the next one.
+/// Values that the last passed request leaves to the next one.
 #[derive(Debug)]
 struct LastValues {
-    /// The end of the window, in milliseconds and as it is written: the same for most, and too
-    /// large for the table of numbers.
+    /// The end of the window, in milliseconds and as a header value. Most requests share this end,
+    /// and the table of small numbers does not hold it.
     reset: (i64, HeaderValue),
-    /// Where the next large integers are written. It lives as long as the last response with one.
+    /// A buffer for the next large integers. Responses keep slices of it alive.
     chunk: BytesMut,
 }
 
@@ -81,7 +81,7 @@ impl Default for LastValues {
     }
 }
 
-/// The last refusal. Under an attack they are the same for all refusals of a second.
+/// The last refusal's headers. During an attack, all refusals of a second have the same.
 #[derive(Debug, Default)]
 struct LastRefusal {
     values: RefusalValues,
@@ -111,8 +111,8 @@ impl PreparedHeaders {
     }
 
     /// Adds the headers to the response to a request that passed (S18), unless those of an inner
-    /// layer are tighter (S19). `false`: an inner layer of this crate has refused, and nothing was
-    /// changed. `limits` are all that were decided.
+    /// layer are tighter (S19). Returns `false`, without a change, if an inner layer of this crate
+    /// has refused. `limits` are all limits that were decided.
     #[inline]
     pub(crate) fn stamp_passed<'a, R, L: AsRef<[(&'a str, &'a Quotas)]>>(
         &self,
@@ -138,7 +138,7 @@ impl PreparedHeaders {
 
     #[inline]
     fn stamp_github(&self, headers: &mut HeaderMap, decision: &Decision) -> bool {
-        // Mostly there is none yet, so the cheapest way to look is to write.
+        // Most responses have no such header yet, so that inserting is the cheapest check.
         if let Some(theirs) = headers.insert(LIMIT, self.limit(decision.limit())) {
             match author(headers) {
                 Author::Refused => {
@@ -166,8 +166,8 @@ impl PreparedHeaders {
         true
     }
 
-    /// Adds the headers to a refusal by a quota (S18). Others that it has stay behind these.
-    /// `limits` are all that were decided, as far as they are known.
+    /// Adds the headers to a refusal by a quota (S18), before the response's other headers.
+    /// `limits` are all limits that were decided, as far as these are known.
     #[inline]
     pub(crate) fn stamp_refused<R>(
         &self,
@@ -178,7 +178,7 @@ impl PreparedHeaders {
     ) {
         let headers = response.headers_mut();
         if headers.capacity() == 0 {
-            // An unused map has no memory to free, and to find that out takes time.
+            // An unused map has nothing to free; dropping it would check that at run time.
             mem::forget(mem::replace(headers, self.refusal(decision, content_type)));
         } else {
             let others = mem::replace(headers, self.refusal(decision, content_type));
@@ -192,7 +192,7 @@ impl PreparedHeaders {
         }
     }
 
-    /// Adds the headers that a refusal has beside those that this style writes.
+    /// Adds the refusal's other headers, apart from the ones that this style writes.
     #[cold]
     fn append_others(&self, headers: &mut HeaderMap, others: &HeaderMap) {
         let github = [LIMIT, REMAINING, USED, RESET, RESOURCE];
@@ -206,7 +206,7 @@ impl PreparedHeaders {
         }
     }
 
-    /// The limit of the governing quota: mostly the one that was expected.
+    /// Returns the limit of the governing quota as a value, which is prepared for the first quota.
     #[inline]
     fn limit(&self, limit: u64) -> HeaderValue {
         match &self.limit {
@@ -215,7 +215,7 @@ impl PreparedHeaders {
         }
     }
 
-    /// What remains, what is used, and when the window ends.
+    /// Inserts `remaining`, `used` and `reset`.
     #[inline]
     fn insert_values(&self, headers: &mut HeaderMap, decision: &Decision) {
         let (mut held, mut own);
@@ -224,7 +224,7 @@ impl PreparedHeaders {
                 held = guard;
                 &mut *held
             }
-            // A held lock is not waited for.
+            // Another thread holds the lock: writing new values is faster than waiting.
             Err(_) => {
                 own = LastValues::default();
                 &mut own
@@ -239,7 +239,7 @@ impl PreparedHeaders {
         headers.insert(RESET, last.reset.1.clone());
     }
 
-    /// The headers of a refusal by a quota, but for the IETF's.
+    /// Returns the headers of a refusal by a quota, without the IETF's.
     fn refusal(&self, decision: &Decision, content_type: Option<&HeaderValue>) -> HeaderMap {
         let retry_at = decision.retry_at_ms();
         let values = RefusalValues {
@@ -263,7 +263,7 @@ impl PreparedHeaders {
 
     #[cold]
     fn make_refusal(&self, values: RefusalValues, content_type: Option<&HeaderValue>) -> HeaderMap {
-        // Room for these, a content-type, and what a server adds.
+        // Has room for these, a content-type, and headers that a server adds.
         let mut headers = HeaderMap::with_capacity(12);
         if self.style.github() {
             headers.insert(REFUSED_LIMIT, self.limit(values.limit));
@@ -279,16 +279,17 @@ impl PreparedHeaders {
     }
 }
 
-/// The seconds that a refused client waits (S18).
+/// Returns the seconds that a refused client waits (S18).
 pub(crate) fn retry_after(decision: &Decision) -> Option<u64> {
     let retry_at = decision.retry_at_ms()?;
     Some(seconds(retry_at.saturating_sub(decision.now_ms())).max(1))
 }
 
-/// The same after a failure that may be over soon.
+/// The seconds that a client waits after a failure that may end soon.
 pub(crate) const FAILED_RETRY_AFTER: u64 = 1;
 
-/// Whether fewer tokens remain than an inner layer has written, or as many and later (S19).
+/// Returns whether the decision leaves fewer tokens than an inner layer's headers, or as many until
+/// a later reset (S19).
 fn is_tighter(decision: &Decision, headers: &HeaderMap) -> bool {
     let written = |name| {
         let value: Option<&HeaderValue> = headers.get(name);
@@ -307,8 +308,7 @@ pub(crate) fn stamp_failed<R>(response: &mut Response<R>, may_retry: bool) {
     mark_refused(response);
 }
 
-/// Keeps a response from being cached, and where waiting may help its request from being repeated
-/// at once.
+/// Adds `cache-control: no-store` and, if waiting may help, `retry-after`.
 pub(crate) fn put_uncached(headers: &mut HeaderMap, may_retry: bool) {
     headers.insert(CACHE_CONTROL, NO_STORE);
     if may_retry {

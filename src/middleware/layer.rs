@@ -90,7 +90,7 @@ mod refusing;
 pub struct FixedWindowLayer<J = ProblemJson> {
     limits: Limits,
     options: Options,
-    /// Where requests wait.
+    /// The lines in which requests wait.
     lines: Arc<Lines>,
     reject: Arc<J>,
 }
@@ -117,7 +117,6 @@ impl<J> FixedWindowLayer<J> {
         &self.limits
     }
 
-    /// Whether tokens may come back, whatever limit they are of.
     #[cfg(feature = "openapi")]
     pub(super) fn options(&self) -> &Options {
         &self.options
@@ -128,12 +127,13 @@ impl<J> FixedWindowLayer<J> {
         &self.reject
     }
 
+    /// Returns whether any limit of the layer may get tokens back.
     fn refunds(&self) -> bool {
         let Options { count_if, refund_dropped, queue, .. } = &self.options;
         count_if.is_some() || *refund_dropped || queue.is_some()
     }
 
-    /// The only limit, or the first one, as this layer charges it.
+    /// Returns the only limit, or the first one, as this layer charges it.
     fn limiter(&self) -> Limiter {
         let limiter = self.limits.limiters()[0].clone();
         let refunds = self.refunds() || limiter.live().limit().settled;

@@ -1,4 +1,4 @@
-//! The responses of a layer as OpenAPI describes them.
+//! Describes the responses of a layer as OpenAPI objects.
 
 use std::any::Any;
 
@@ -95,7 +95,7 @@ fn content(reject: &dyn Any, status: StatusCode, is_refusal: bool) -> Option<Val
 fn refusal_headers<J>(layer: &FixedWindowLayer<J>) -> Value {
     let style = layer.options().headers;
     let mut headers = common_headers(true);
-    // Absent where waiting does not help.
+    // Absent if waiting does not help.
     headers["retry-after"]["required"] = json!(false);
     if style.github() {
         let integer = json!({ "type": "integer", "minimum": 0 });
@@ -120,7 +120,7 @@ fn refusal_headers<J>(layer: &FixedWindowLayer<J>) -> Value {
     headers
 }
 
-/// The headers that refusals and failures have.
+/// Returns the headers of refusals and failures.
 fn common_headers(may_retry: bool) -> Value {
     let not_stored = json!({ "type": "string", "enum": ["no-store"] });
     let mut headers = json!({ "cache-control": header("Responses are not stored.", &not_stored) });

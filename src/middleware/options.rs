@@ -1,4 +1,4 @@
-//! The options of a layer, as its requests need them.
+//! A layer's options: [`Options`].
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +15,7 @@ type Skip = Arc<dyn Fn(&Parts) -> bool + Send + Sync>;
 type CountIf = Arc<dyn Fn(&response::Parts) -> bool + Send + Sync>;
 type OnDecision = Arc<dyn Fn(&Parts, &Decision) + Send + Sync>;
 
-/// What HTTP does about a limit, but the way of refusing.
+/// How a layer applies its limits to HTTP, apart from how it refuses.
 #[derive(Clone)]
 pub(crate) struct Options {
     pub(crate) skip: Option<Skip>,
@@ -24,15 +24,15 @@ pub(crate) struct Options {
     pub(crate) on_decision: Option<OnDecision>,
     pub(crate) refund_dropped: bool,
     pub(crate) expose_decision: bool,
-    /// How many requests of a key may wait, and for how long.
+    /// The most requests of a key that may wait, and the longest wait.
     pub(crate) queue: Option<(u64, Duration)>,
-    /// The bodies of refused requests that can be read.
+    /// Readers for the bodies of refused requests.
     pub(crate) drains: Vec<Drain>,
     pub(crate) status: StatusCode,
     pub(crate) headers: Headers,
 }
 
-/// axum's bodies can be read where axum is known.
+/// Returns a reader for axum's bodies, with the feature `axum`.
 fn default_drains() -> Vec<Drain> {
     #[cfg(feature = "axum")]
     return vec![Drain::of::<axum::body::Body>()];
@@ -58,7 +58,7 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Whether a request passes uncounted.
+    /// Returns whether a request passes without being counted.
     #[inline]
     pub(crate) fn skips(&self, parts: &Parts) -> bool {
         let preflight = || {

@@ -1,4 +1,4 @@
-//! Why a request is refused, and what follows: over HTTP, over gRPC, and for the operator.
+//! Why a request is refused: [`Reason`], with its HTTP status, gRPC code and metric.
 
 use http::StatusCode;
 
@@ -22,14 +22,14 @@ pub enum Reason {
     QueueClosed,
 }
 
-/// What follows from a [`Reason`].
+/// How a [`Reason`] is answered and counted.
 pub(crate) struct Consequences {
-    /// Unless the layer has another for it.
+    /// The status, unless the layer sets another one for this reason.
     pub(crate) status: StatusCode,
     pub(crate) grpc: GrpcCode,
-    /// Whether the same request may pass later.
+    /// `true` if the same request may pass later.
     pub(crate) may_retry: bool,
-    /// What is counted.
+    /// The outcome that metrics count.
     pub(crate) outcome: Option<Outcome>,
 }
 
@@ -50,7 +50,7 @@ impl Reason {
         }
     }
 
-    /// The part of the key that the client left out.
+    /// Returns the part of the key that the client left out.
     pub(crate) fn missing_from_client(&self) -> Option<&MissingKey> {
         match self {
             Self::MissingKey(missing) if missing.is_client() => Some(missing),

@@ -44,12 +44,12 @@ pub use reject::{EmptyBody, GitHubBody, Grpc, ProblemJson, Reject};
 #[derive(Clone, Copy, Debug)]
 pub struct Rejection<'a> {
     pub(crate) reason: &'a Reason,
-    /// That of a refusal by a limit.
+    /// The status of refusals by a limit.
     pub(crate) limited: StatusCode,
     pub(crate) name: &'a str,
-    /// All limits that were decided, as far as they are known.
+    /// All limits that were decided, as far as these are known.
     pub(crate) limits: &'a [(&'a str, &'a Quotas)],
-    /// The body for a refusal by the only quota there is, made beforehand.
+    /// The body for a refusal by the layer's only quota, prepared beforehand.
     pub(crate) prepared_body: Option<&'a Bytes>,
     pub(crate) headers: &'a PreparedHeaders,
 }
@@ -104,7 +104,7 @@ impl<'a> Rejection<'a> {
         self.name
     }
 
-    /// The quotas that refused, with the names of their limits.
+    /// Returns the quotas that refused, with the names of their limits.
     fn violated(&self) -> Vec<(&'a str, &'a Quota)> {
         let mut violated = Vec::new();
         let Some(decision) = self.decision() else { return violated };
@@ -174,15 +174,15 @@ impl<'a> Rejection<'a> {
         response
     }
 
-    /// The same with its headers.
+    /// Returns a response with this body, the refusal's status and its headers.
     fn stamped<B>(&self, body: B, content_type: Option<&HeaderValue>) -> Response<B> {
         let mut response = self.response(body);
         self.stamp(&mut response, content_type);
         response
     }
 
-    /// Adds its headers to a response that has none of them yet. Those of this crate are complete
-    /// already: a map of headers that is made only to be replaced takes time.
+    /// Adds the refusal's headers, unless the response has them. Responses that this crate makes
+    /// are complete from the start, which avoids a header map that is only replaced.
     #[inline(always)]
     pub(crate) fn complete<B>(&self, response: &mut Response<B>) {
         if !is_refused_inside(response) {

@@ -1,5 +1,5 @@
-//! A request on its way through the limit: its key, its charge, and what follows from the decision.
-//! `response` has what follows from the response.
+//! A request on its way through the limit, from its key to the decision: [`LimitedRequest`].
+//! `response` corrects the charge when the response is there.
 
 use std::sync::Arc;
 
@@ -31,34 +31,34 @@ use lines::Lines;
 pub(crate) struct LimitedRequest<J> {
     current: Arc<Current<J>>,
     key: Key,
-    /// What was taken and may still be corrected.
+    /// The charge that may still be corrected.
     charged: Option<Decision>,
-    /// Whether to give it back if the request is dropped now.
+    /// `true` if dropping the request returns its charge (S14).
     refund_on_drop: bool,
     shadow: bool,
-    /// What few requests have, so that the others don't carry it.
+    /// Fields that few requests need, boxed to keep the others small.
     rare: Option<Box<Rare>>,
 }
 
 #[derive(Default)]
 struct Rare {
-    /// The quotas of this request, where they are not the limit's.
+    /// The quotas of this request's plan.
     quotas: Option<Quotas>,
-    /// Its place in the line of its key, where it may wait.
+    /// The request's place in the line of its key, if the layer has a queue.
     place: Option<Place>,
-    /// What it takes of each limit, where there are several.
+    /// The request's charges, if the layer has several limits.
     lines: Option<Lines>,
 }
 
-/// What happens to a request next.
+/// The next step of a request.
 pub(crate) enum Next {
-    /// The service is called.
+    /// Call the service.
     Call,
-    /// It waits in its line.
+    /// Wait in the line.
     Wait,
-    /// It is charged where it is in its line.
+    /// Charge the head of the line.
     Charge,
-    /// It waits for the store.
+    /// Wait for the store's answer.
     Decide(PendingDecision),
     Refuse(Reason),
 }
@@ -80,7 +80,7 @@ impl<J> LimitedRequest<J> {
         &self.current.shared
     }
 
-    /// Finds key, quotas and cost, and charges.
+    /// Extracts key, plan and cost of the request, and charges it or puts it in line.
     #[inline]
     pub(crate) fn start(&mut self, parts: &Parts) -> Next {
         let Shared { limit, several, options, queue, .. } = &*self.current.shared;
@@ -106,9 +106,9 @@ impl<J> LimitedRequest<J> {
         }
         let cost = limit.cost.as_ref().map_or(1, |cost| cost(parts));
         match queue {
-            // What passes in any case, or never does, has no need to wait.
+            // Requests that pass in any case, or never, don't wait.
             Some(_) if cost > 0 && !self.shadow && self.quotas().can_grant(cost) => {
-                self.join(parts, cost)
+                self.join_line(parts, cost)
             }
             _ => self.charge(parts, cost),
         }
@@ -122,18 +122,19 @@ impl<J> LimitedRequest<J> {
         }
     }
 
-    /// For a request that is dropped while the store decides, where that is promised.
+    /// Returns the correction for a request that is dropped while the store decides, if the layer
+    /// promises a refund (S14).
     fn refund(&self) -> Option<Correction> {
         self.current.shared.options.refund_dropped.then(|| self.correction())
     }
 
-    /// What follows from the store's answer.
+    /// Applies the store's answer, and returns the next step.
     #[inline]
     pub(crate) fn decide(&mut self, parts: &Parts, answer: Result<Decision, StoreError>) -> Next {
         let options = &self.current.shared.options;
         let decision = match answer {
             Ok(decision) => decision,
-            // A standing that is unknown is not reported (S23).
+            // Without an answer there is no standing to report (S23).
             Err(error) if error.denies() && !self.shadow => {
                 return Next::Refuse(Reason::StoreFailed);
             }
@@ -146,7 +147,7 @@ impl<J> LimitedRequest<J> {
             }
             return Next::Refuse(Reason::RateLimited(decision));
         }
-        // Before anything that may panic.
+        // Set before hooks, which may panic.
         self.refund_on_drop = options.refund_dropped;
         self.charged = Some(decision);
         self.report_charged(parts);
@@ -156,9 +157,9 @@ impl<J> LimitedRequest<J> {
         Next::Call
     }
 
-    /// The service is about to be called.
+    /// Prepares the extensions of a request whose service is about to be called.
     #[inline]
-    pub(crate) fn calling(&mut self, extensions: &mut Extensions) {
+    pub(crate) fn prepare_call(&mut self, extensions: &mut Extensions) {
         let options = &self.current.shared.options;
         if options.expose_decision {
             self.charged.clone().map(|decision| extensions.insert(decision));
@@ -168,7 +169,8 @@ impl<J> LimitedRequest<J> {
         }
     }
 
-    /// Whether a layer inside of this one may refuse it long before its response is complete.
+    /// Returns whether a layer inside of this one may refuse the request long before its response
+    /// is complete.
     #[inline]
     pub(crate) fn may_be_refused_inside<B: 'static>(&self, body: &B) -> bool {
         stacked::are_possible()
@@ -176,7 +178,7 @@ impl<J> LimitedRequest<J> {
             && Drain::may_read(&self.current.shared.options.drains, body)
     }
 
-    /// For other layers on the way of the request.
+    /// Marks the request as charged, for other layers that it goes through.
     #[cold]
     #[inline(never)]
     fn mark(&self, extensions: &mut Extensions) {
@@ -188,10 +190,10 @@ impl<J> LimitedRequest<J> {
         }
     }
 
-    /// A request is refused.
+    /// Leaves the line and reports the refusal.
     #[inline]
-    pub(crate) fn refused(&mut self, parts: &Parts, reason: &Reason) {
-        self.leave();
+    pub(crate) fn report_refusal(&mut self, parts: &Parts, reason: &Reason) {
+        self.leave_line();
         if let Reason::RateLimited(decision) = reason {
             self.report(parts, decision);
             if self.rare.is_some() || self.current.shared.limiter.live().is_watched() {
@@ -208,7 +210,7 @@ impl<J> LimitedRequest<J> {
         }
     }
 
-    /// The response to a refused request.
+    /// Returns the response to a refused request.
     pub(crate) fn reject<R>(&self, parts: &Parts, reason: &Reason) -> Response<R>
     where
         J: Reject<R>,
@@ -239,7 +241,7 @@ impl<J> LimitedRequest<J> {
         response
     }
 
-    /// Returns what was taken, if anything was, without waiting for that (S14).
+    /// Refunds the charge, if there is one, in the background (S14).
     pub(crate) fn give_back(&mut self) {
         self.return_charged();
         self.charged = None;
@@ -252,7 +254,7 @@ impl<J> LimitedRequest<J> {
         self.correct_shadows(&Actual::Nothing);
     }
 
-    /// Corrects the charge later.
+    /// Returns a handle that corrects the charge later.
     fn correction(&self) -> Correction {
         if let Some(lines) = self.lines() {
             return self.correction_of(lines);
@@ -262,7 +264,7 @@ impl<J> LimitedRequest<J> {
         Correction::of_one(Charged { limiter, account, own, is_only: true })
     }
 
-    /// Reports the decision where it stays: it is large enough for each move of it to be felt.
+    /// Reports the charge's decision by reference, since moving it is measurable.
     #[inline(always)]
     fn report_charged(&self, parts: &Parts) {
         if let Some(decision) = &self.charged {
@@ -284,7 +286,7 @@ impl<J> LimitedRequest<J> {
         }
     }
 
-    /// Passes it without a decision.
+    /// Lets the request pass without a decision.
     fn pass(&self, outcome: Outcome) -> Next {
         match self.lines() {
             None => self.current.shared.limiter.scope().observe().answered(outcome),

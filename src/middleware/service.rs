@@ -17,9 +17,9 @@ use super::shared::{Lanes, Shared};
 /// `S` is the inner service. `J` makes the responses to refused requests, as
 /// [`FixedWindowLayer::reject`](crate::FixedWindowLayer::reject) has set it.
 ///
-/// It is as ready as the inner service, and calls the very instance that was made ready. Where the
-/// store answers later than at once, that instance is kept for the request, and a clone takes its
-/// place; where the request has to wait for a window, a clone is made ready when it is due.
+/// The service is ready when the inner service is, and calls the instance that was made ready. If
+/// the store does not answer at once, the request keeps that instance, and a clone takes its place.
+/// If the request waits for a window, a clone is made ready when the window begins.
 ///
 /// # If it is not a service
 ///
@@ -46,7 +46,8 @@ use super::shared::{Lanes, Shared};
 ///     api.ready().await?.call(request).await
 /// }
 /// ```
-// The compiler shows the next line where a method of `Service` is missing, and nothing else of us.
+// The compiler shows the next line, and nothing else of this crate, if a method of `Service` is
+// missing.
 #[rustfmt::skip]
 pub struct FixedWindow<S, J = ProblemJson> { // no Service? Write `.reject(EmptyBody)`, or see its docs
     inner: S,

@@ -1,4 +1,4 @@
-//! What responses under a limit's current quotas have in common.
+//! A limit's quotas in force, with prepared headers and body: [`Settings`].
 
 use bytes::Bytes;
 
@@ -8,7 +8,7 @@ use super::rejection::prepare;
 use crate::limiter::Limiter;
 use crate::quota::Quotas;
 
-/// The quotas in force, with what responses under them have in common.
+/// The quotas in force, and the parts of responses that depend only on these.
 pub(crate) struct Settings {
     generation: u64,
     pub(crate) quotas: Quotas,
@@ -19,7 +19,7 @@ pub(crate) struct Settings {
 impl Settings {
     pub(crate) fn new(limiter: &Limiter, options: &Options) -> Self {
         let (name, live) = (limiter.name(), limiter.live());
-        // Read before the quotas, which may change meanwhile.
+        // Read before the quotas: if these change in between, the settings are made again.
         let generation = live.generation();
         let quotas = live.quotas();
         Self {
@@ -30,7 +30,7 @@ impl Settings {
         }
     }
 
-    /// Whether the limit still has these quotas.
+    /// Returns whether the limit still has these quotas.
     #[inline]
     pub(crate) fn are_current(&self, limiter: &Limiter) -> bool {
         limiter.live().generation() == self.generation

@@ -1,4 +1,4 @@
-//! What all services of a layer have in common.
+//! State that all services of a layer share: [`Shared`], and per-thread copies of it in [`Lanes`].
 
 use std::num::NonZero;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,26 +14,26 @@ use crate::limits::Limits;
 use crate::line::Queue;
 
 pub(crate) struct Shared<J> {
-    /// Of the only limit, or the first one.
+    /// The limiter of the only limit, or of the first one.
     pub(crate) limiter: Limiter,
     pub(crate) limit: Limit,
-    /// All limits, where there are several.
+    /// All limits, if there are several.
     pub(crate) several: Option<Limits>,
-    /// Whether tokens may come back, whatever limit they are of.
+    /// `true` if any limit of the layer may get tokens back.
     pub(crate) refunds: bool,
     pub(crate) options: Options,
-    /// Where requests may wait.
+    /// The queue in which requests wait, if the layer has one.
     pub(crate) queue: Option<Arc<Queue>>,
     pub(crate) reject: Arc<J>,
     pub(crate) watch: Watch,
 }
 
-/// What a request holds of its layer, by a single count.
+/// The layer's state and the quotas in force. A request holds one `Arc` of it.
 pub(crate) struct Current<J> {
     pub(crate) shared: Arc<Shared<J>>,
-    /// Of the only limit, or the first one.
+    /// The settings of the only limit, or of the first one.
     pub(crate) settings: Settings,
-    /// Of the other limits.
+    /// The settings of the other limits.
     others: Box<[Settings]>,
 }
 
@@ -49,7 +49,7 @@ impl<J> Current<J> {
         })
     }
 
-    /// The settings of one of several limits.
+    /// Returns the settings of the limit with this index.
     pub(crate) fn settings_of(&self, limit: usize) -> &Settings {
         match limit {
             0 => &self.settings,
@@ -57,7 +57,7 @@ impl<J> Current<J> {
         }
     }
 
-    /// Whether no quotas have changed since.
+    /// Returns whether no limit's quotas have changed since this was made.
     #[inline]
     pub(crate) fn is_current(&self, shared: &Shared<J>) -> bool {
         self.settings.are_current(&shared.limiter)
@@ -71,19 +71,19 @@ impl<J> Current<J> {
     }
 }
 
-/// A copy of the settings for each thread that can run at a time: requests of different threads
-/// write no memory that they share, neither counts of references nor prepared values.
+/// A [`Current`] for each thread that can run at a time. Requests on different threads share no
+/// memory that they write, such as reference counts and prepared header values.
 pub(crate) struct Lanes<J> {
     shared: Arc<Shared<J>>,
     lanes: Box<[Lane<J>]>,
 }
 
-/// On cache lines of its own.
+/// A thread's copy, on cache lines of its own.
 #[repr(align(128))]
 struct Lane<J> {
-    /// The first settings, which most layers keep: they are read without a lock.
+    /// The first settings, read without a lock. Most layers never change them.
     first: OnceLock<Arc<Current<J>>>,
-    /// Those after a change.
+    /// The settings after a change of quotas.
     changed: Mutex<Option<Arc<Current<J>>>>,
 }
 
@@ -112,7 +112,7 @@ impl<J> Lanes<J> {
         &self.shared
     }
 
-    /// The settings in force.
+    /// Returns the settings in force.
     #[inline]
     pub(crate) fn current(&self) -> Arc<Current<J>> {
         let lane = &self.lanes[number_of_thread() & (self.lanes.len() - 1)];
@@ -123,7 +123,7 @@ impl<J> Lanes<J> {
     }
 }
 
-/// How many threads can run at a time: a power of two.
+/// Returns how many threads can run at a time, as a power of two.
 fn threads() -> usize {
     const MOST: usize = 64;
     static THREADS: OnceLock<usize> = OnceLock::new();

@@ -1,5 +1,5 @@
-//! Layers around each other: those around one that refuses learn of it at once, since its response
-//! may wait for the rest of an upload (S9).
+//! Stacked layers: when an inner layer refuses a request, the outer layers learn of the refusal at
+//! once. The response itself may be delayed until the rest of an upload is read (S9).
 
 use std::mem;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,19 +11,18 @@ use super::options::Options;
 use super::twice;
 use crate::limiter::Limiter;
 
-/// In the extensions of a request that layers of this crate may have charged: whether a layer has
-/// refused it.
+/// An extension of a request, `true` once a layer has refused it.
 #[derive(Default)]
 struct Refused(Arc<AtomicBool>);
 
-/// Cloned extensions belong to another request, such as a second try.
+/// Cloned extensions belong to another request, such as a retry, which is not refused yet.
 impl Clone for Refused {
     fn clone(&self) -> Self {
         Self::default()
     }
 }
 
-/// What a layer learns of a request that it has passed on.
+/// Shows an outer layer whether an inner one has refused the request.
 pub(crate) struct Inside {
     refused: Arc<AtomicBool>,
     seen: bool,
@@ -35,19 +34,19 @@ impl Inside {
         Self { refused: Arc::clone(refused), seen: false }
     }
 
-    /// Whether a layer has refused it since this was asked before.
+    /// Returns `true` once, at the first call after an inner layer has refused the request.
     pub(crate) fn refuses(&mut self) -> bool {
         let before = mem::replace(&mut self.seen, self.refused.load(Ordering::Acquire));
         self.seen && !before
     }
 
-    /// Whether that was [seen](Self::refuses).
+    /// Returns whether [`refuses`](Self::refuses) has returned `true`.
     pub(crate) fn has_refused(&self) -> bool {
         self.seen
     }
 }
 
-/// Lets the layers around this one know that it has refused.
+/// Informs the outer layers that this layer has refused the request.
 #[inline]
 pub(crate) fn note_refused(extensions: &Extensions) {
     if are_possible()
@@ -59,14 +58,14 @@ pub(crate) fn note_refused(extensions: &Extensions) {
 
 static SEVERAL: AtomicBool = AtomicBool::new(false);
 
-/// Whether this process has applied layers that are different limits. Where all are the same one,
-/// requests don't pay for others.
+/// Returns whether this process has applied layers with different limits. If all layers have the
+/// same one, requests skip the checks for stacked layers.
 #[inline]
 pub(crate) fn are_possible() -> bool {
     SEVERAL.load(Ordering::Relaxed)
 }
 
-/// Notes a layer that is applied.
+/// Records that a layer is applied to a service.
 pub(crate) fn note_applied(limiter: &Limiter, options: &Options) {
     static FIRST: OnceLock<twice::Layer> = OnceLock::new();
 

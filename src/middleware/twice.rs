@@ -1,4 +1,4 @@
-//! Notices a layer that is applied twice on the way of a request, and so charges it twice.
+//! Detects a layer that is applied twice on the way of a request, and so charges it twice.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -10,11 +10,11 @@ use crate::key::Key;
 use crate::limiter::Limiter;
 use crate::observe;
 
-/// How many requests of a service are marked. By then most services have had a request on each of
-/// their routes, and later requests cost nothing.
+/// The number of requests of a service that are marked. After these, most services have had a
+/// request on each route, and later requests cost nothing.
 const MARKED: u32 = 256;
 
-/// How many requests of a service were marked.
+/// Counts the marked requests of a service.
 #[derive(Default)]
 pub(crate) struct Watch(AtomicU32);
 
@@ -29,8 +29,8 @@ impl Clone for Charges {
     }
 }
 
-/// Equal for layers of one limit. A clone that counts other responses is another one, also where it
-/// shares the counters.
+/// Identifies a layer: equal for layers of one limit. A clone with another `count_if` differs, also
+/// if it shares the counters.
 pub(super) type Layer = [usize; 2];
 
 impl Watch {

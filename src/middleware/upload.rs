@@ -1,9 +1,9 @@
 //! The body of a refused request.
 //!
-//! HTTP/1 servers close a connection if the request was not read to its end, and a client that is
-//! still sending finds a broken pipe instead of its 429. HTTP/2 servers reset such a stream, and
-//! close a connection after many resets. So the rest is read and discarded first, within bounds,
-//! since a client could send for ever.
+//! HTTP/1 servers close a connection whose request was not read to its end, and a client that is
+//! still sending sees a broken pipe instead of the 429. HTTP/2 servers reset such a stream, and
+//! close the connection after many resets. So the layer reads and discards the rest of the body
+//! first. The bounds below keep a client from sending for ever.
 //!
 //! The service accepts request bodies of any type, and can read only some of them. [`Drain::of`]
 //! names the types.
@@ -21,30 +21,30 @@ use http_body::Body;
 
 use crate::timer::{Instant, Sleep};
 
-/// How much is read: more would cost more than the response is worth.
+/// The most bytes that are read. Beyond that, the 429 is not worth the traffic.
 const MAX_BYTES: u64 = 16 << 20;
-/// For how long.
+/// The most time that reading takes.
 const MAX_TIME: Duration = Duration::from_secs(30);
-/// For how long nothing may come: the client may be waiting for the answer.
+/// Reading ends when no data came for this long: the client may be waiting for the response.
 const MAX_SILENCE: Duration = Duration::from_secs(1);
-/// How much at once: a body that always has more must not keep other tasks from running.
+/// The most frames in one poll, so that a body that always has data does not block other tasks.
 const MAX_FRAMES_OF_A_POLL: usize = 64;
 
-/// How to read bodies of some type.
+/// Reads bodies of one type, which is erased.
 #[derive(Clone)]
 pub(crate) struct Drain(Arc<dyn Any + Send + Sync>);
 
 type Read<B> = fn(Pin<&mut B>, &mut Context<'_>) -> Poll<Option<u64>>;
 
-/// What can be done with bodies of type `B`.
+/// Functions on bodies of type `B`.
 struct Reader<B> {
-    /// The fewest bytes that are still to come; `None` if nothing is.
+    /// Returns the least number of bytes that are left, or `None` at the end of the body.
     left: fn(&B) -> Option<u64>,
-    /// The length of what has come, `None` at the end.
+    /// Polls a frame and returns its length, or `None` at the end of the body.
     read: Read<B>,
 }
 
-/// A body of which the rest is being read.
+/// A body whose rest is being read.
 pub(crate) struct Rest<B> {
     body: Pin<Box<B>>,
     read: Read<B>,
@@ -71,19 +71,18 @@ impl Drain {
         drains.iter().find_map(|drain| drain.0.downcast_ref())
     }
 
-    /// Whether a layer that refuses may find something to read in this body, perhaps as a body of
+    /// Returns whether a layer that refuses may have to read the rest of this body, perhaps under
     /// another type.
     pub(crate) fn may_read<B: 'static>(drains: &[Self], body: &B) -> bool {
         size_of::<B>() > 0
             && Self::reader(drains).is_none_or(|reader| (reader.left)(body).is_some())
     }
 
-    /// The body of a request that was refused, if the rest of it is to be read and one of `drains`
-    /// can do it.
+    /// Returns the body of a refused request, if its rest is to be read and one of `drains` can.
     pub(crate) fn rest<B: 'static>(drains: &[Self], parts: &Parts, body: B) -> Option<Rest<B>> {
         let reader = Self::reader(drains)?;
-        // A client that waits for `100-continue` has not begun. A longer upload would be cut off in
-        // any case.
+        // A client that waits for `100-continue` has sent nothing. A longer upload would exceed the
+        // bound and be cut off anyway.
         let worth_it = (reader.left)(&body).is_some_and(|left| left <= MAX_BYTES)
             && !parts.headers.contains_key(EXPECT);
         worth_it.then(|| Rest {
@@ -97,7 +96,7 @@ impl Drain {
 }
 
 impl<B> Rest<B> {
-    /// Done at the end, and when enough was read or waited.
+    /// Is ready at the end of the body, or when a bound is reached.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let time = self.until.saturating_duration_since(Instant::now());
         if time.is_zero() {
@@ -105,7 +104,7 @@ impl<B> Rest<B> {
         }
         for _ in 0..MAX_FRAMES_OF_A_POLL {
             match (self.read)(self.body.as_mut(), cx) {
-                // Frames without a byte in them come to an end, too.
+                // An empty frame counts as a byte, so that endless empty frames reach the bound.
                 Poll::Ready(Some(length)) if length.max(1) < self.left => {
                     self.left -= length.max(1);
                     self.silence = None;
@@ -115,7 +114,7 @@ impl<B> Rest<B> {
                     if self.silence.is_none() {
                         self.silence = Sleep::try_new(MAX_SILENCE.min(time));
                     }
-                    // Without a timer it could wait for ever.
+                    // Without a timer, reading could wait for ever.
                     let Some(silence) = &mut self.silence else { return Poll::Ready(()) };
                     return silence.poll(cx);
                 }

@@ -19,8 +19,8 @@ pub(super) fn has_name(name: &HeaderName) -> bool {
     *name == POLICY || *name == LIMIT
 }
 
-/// Adds them behind those of inner layers: of each limit that was decided, its name, its quotas and
-/// its decision.
+/// Appends both headers, after those of inner layers, with one item for each quota of each limit
+/// that was decided.
 pub(super) fn append(headers: &mut HeaderMap, limits: &[(&str, &Quotas)], decision: &Decision) {
     let (mut policies, mut standings) = (String::new(), String::new());
     for (name, quotas) in limits {
@@ -29,7 +29,7 @@ pub(super) fn append(headers: &mut HeaderMap, limits: &[(&str, &Quotas)], decisi
         }
     }
     for (name, text) in [(POLICY, policies), (LIMIT, standings)] {
-        // Names are ASCII of our own: they are always values.
+        // Names of limits are ASCII, so that the text is always a valid value.
         if let Ok(value) = HeaderValue::try_from(text) {
             headers.append(name, value);
         }
@@ -48,8 +48,8 @@ fn write(
         let name = policy_name(name, quota);
         let limit = quota.limit().min(MAX_INTEGER);
         let _ = write!(policies, "{separator}\"{name}\";q={limit}");
-        // The window in whole seconds; one that has none can't be said, and needs not be. A
-        // calendar's is the one that runs.
+        // `w` is optional and in whole seconds: other windows have none. A calendar's window is the
+        // one that runs.
         if standing.window().subsec_nanos() == 0 {
             let _ = write!(policies, ";w={}", standing.window().as_secs());
         }

@@ -1,4 +1,4 @@
-//! Which layer has written the rate-limit headers of a response.
+//! Recognizes which layer wrote the rate-limit headers of a response.
 //!
 //! Layers of this crate may be stacked, and upstream services may send headers of the same names.
 //! The *name* of the limit in the map shows which layer wrote it: a name that points into a static
@@ -9,8 +9,8 @@
 use http::Response;
 use http::header::{HeaderMap, HeaderName};
 
-/// The same text twice: at its first place the mark of a request that passed, at its second that of
-/// a refusal. Two places of one static are two addresses, whatever a linker folds.
+/// The name twice: the first copy marks a request that passed, the second a refusal. Two places in
+/// one static have two addresses, whatever a linker merges.
 static LIMITS: [u8; 34] = *b"x-ratelimit-limitx-ratelimit-limit";
 
 const fn limit_at(half: usize) -> HeaderName {
@@ -21,7 +21,7 @@ const fn limit_at(half: usize) -> HeaderName {
     }
 }
 
-// Constants, which are put into a map without being cloned first.
+// Constants are inserted into a map without a clone.
 pub(super) const LIMIT: HeaderName = limit_at(0);
 pub(super) const REFUSED_LIMIT: HeaderName = limit_at(1);
 
@@ -34,13 +34,13 @@ pub(super) fn mark_refused<R>(response: &mut Response<R>) {
     response.extensions_mut().insert(Refused);
 }
 
-/// Whether a refusal was [marked](mark_refused).
+/// Returns whether a refusal was [marked](mark_refused).
 #[inline]
 pub(super) fn is_marked_refused<R>(response: &Response<R>) -> bool {
     response.extensions().get::<Refused>().is_some()
 }
 
-/// Whether an inner layer of this crate refused the request.
+/// Returns whether an inner layer of this crate refused the request.
 #[inline]
 pub(crate) fn is_refused_inside<R>(response: &Response<R>) -> bool {
     response.headers().keys().any(|name| address(name) == address(&REFUSED_LIMIT))
@@ -55,8 +55,8 @@ pub(super) enum Author {
     Other,
 }
 
-/// The author of the headers, after [`LIMIT`] was written over theirs: a value that is replaced
-/// leaves its name as it was.
+/// Returns the author of the headers after [`LIMIT`] was inserted over them: an insert replaces the
+/// value and keeps the author's name.
 pub(super) fn author(headers: &HeaderMap) -> Author {
     match headers.keys().find(|name| **name == LIMIT).map(address) {
         Some(name) if name == address(&LIMIT) => Author::Passed,

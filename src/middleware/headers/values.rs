@@ -1,28 +1,29 @@
-//! How numbers, times and the names of quotas are written in headers.
+//! Writes numbers, times and the names of quotas as header values.
 
 use bytes::{Bytes, BytesMut};
 use http::header::HeaderValue;
 
 use crate::quota::Quota;
 
-/// Whole seconds, rounded up: a client that waits as long is never too early.
+/// Returns whole seconds, rounded up, so that a client that waits for them is never too early.
 pub(crate) fn seconds(ms: i64) -> u64 {
     (ms.max(0) as u64).div_ceil(1_000)
 }
 
-/// The name of a quota towards clients: `login:5/minute`.
+/// Returns the name of a quota for clients, such as `login:5/minute`.
 pub(crate) fn policy_name(name: &str, quota: &Quota) -> String {
     format!("{name}{}{}", if name.is_empty() { "" } else { ":" }, quota.rate())
 }
 
-/// An integer as a value. Small ones, which most are, come from a table without an allocation.
+/// Returns an integer as a value. Most integers are small, and come from a table without an
+/// allocation.
 pub(super) fn number(n: u64) -> HeaderValue {
     small(n)
         .unwrap_or_else(|| large(Bytes::copy_from_slice(itoa::Buffer::new().format(n).as_bytes())))
 }
 
-/// The same, written behind others into a chunk, of which the value is a slice: an allocation of
-/// its own would cost as much as all of the rest.
+/// Returns an integer as a value that is a slice of a shared chunk: an allocation for each integer
+/// would cost as much as the rest of the headers.
 #[inline]
 pub(super) fn number_in(n: u64, chunk: &mut BytesMut) -> HeaderValue {
     small(n).unwrap_or_else(|| {
@@ -46,7 +47,7 @@ fn digits(n: u64) -> &'static str {
     &TABLE[end - digits..end]
 }
 
-/// Below this, integers are in the table.
+/// Integers below this are in the table.
 const SMALL: u64 = 10_000;
 
 /// Four digits each.

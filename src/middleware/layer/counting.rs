@@ -1,4 +1,4 @@
-//! Which requests count.
+//! Setters that choose which requests count.
 
 use std::sync::Arc;
 

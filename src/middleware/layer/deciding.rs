@@ -1,4 +1,4 @@
-//! What follows from a decision: a queue, and hooks that receive it.
+//! Setters for after the decision: a queue, and hooks that receive the decision.
 
 use std::sync::Arc;
 #[cfg(feature = "tokio")]

@@ -1,5 +1,5 @@
-//! Responses outside of the layer: the headers of a handler's own charge, and the response if it
-//! was refused, or if its store failed.
+//! Responses outside of the layer: headers for a handler's own charge, and the responses for a
+//! refusal and for a failed store.
 
 use bytes::Bytes;
 use http::{HeaderMap, Response, StatusCode};

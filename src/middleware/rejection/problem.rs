@@ -1,4 +1,4 @@
-//! The bodies of refusals in JSON.
+//! The JSON bodies of refusals.
 
 use std::fmt::{self, Write};
 
@@ -10,7 +10,7 @@ use crate::middleware::headers::policy_name;
 use crate::middleware::reason::Reason;
 use crate::quota::Quotas;
 
-/// A problem (RFC 9457) with GitHub's `message`.
+/// Returns a problem (RFC 9457) with GitHub's `message`.
 #[inline]
 pub(super) fn problem(why: &Rejection<'_>) -> Bytes {
     if let Reason::RateLimited(decision) = why.reason() {
@@ -33,7 +33,7 @@ pub(super) fn problem(why: &Rejection<'_>) -> Bytes {
     .into()
 }
 
-/// The body for a refusal by the only quota of a layer.
+/// Returns the body for a refusal by the layer's only quota.
 pub(crate) fn prepare(name: &str, quotas: &Quotas, status: StatusCode) -> Bytes {
     let policy = policy_name(name, &quotas.as_slice()[0]);
     quota_exceeded(status, &format!("API rate limit exceeded: {policy}"), &format!("\"{policy}\""))
@@ -51,12 +51,12 @@ fn quota_exceeded(status: StatusCode, message: &str, policies: &str) -> Bytes {
     .into()
 }
 
-/// The body of GitHub's API.
+/// Returns the body that GitHub's API has.
 pub(super) fn github(why: &Rejection<'_>) -> Bytes {
     format!(r#"{{"message":"{}"}}"#, Escaped(&why.message())).into()
 }
 
-/// Text inside of a JSON string. Only what an extractor calls missing can need it.
+/// Escapes text for a JSON string. Only the name of a missing key can need that.
 struct Escaped<'a>(&'a str);
 
 impl fmt::Display for Escaped<'_> {

@@ -1,4 +1,4 @@
-//! The kinds of responses that there are to a [`Rejection`].
+//! [`Reject`], and the kinds of responses that this crate has for a [`Rejection`].
 
 use std::fmt::Write;
 
@@ -75,7 +75,7 @@ impl<B: From<Bytes>> Reject<B> for ProblemJson {
     }
 }
 
-/// The default response.
+/// Returns the default response.
 pub(super) fn problem_response<B: From<Bytes>>(why: &Rejection<'_>) -> Response<B> {
     static PROBLEM: HeaderValue = HeaderValue::from_static("application/problem+json");
     why.stamped(B::from(problem::problem(why)), Some(&PROBLEM))

@@ -1,4 +1,4 @@
-//! What a request takes of several limits.
+//! A request's charges of several limits.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -7,23 +7,23 @@ use crate::key::Key;
 use crate::middleware::correction::{Actual, Charged};
 use crate::quota::Quotas;
 
-/// What a request takes of each limit.
+/// A request's charge of each limit.
 #[derive(Default)]
 pub(super) struct Lines {
-    /// Of the limits that can refuse.
+    /// The charges of limits that can refuse.
     pub(super) lines: Vec<Line>,
-    /// Of those in shadow mode.
+    /// The charges of limits in shadow mode.
     pub(super) shadows: Vec<(Line, Shadow)>,
-    /// The limit that was looked at last.
+    /// The limit whose key was extracted last.
     pub(super) last: usize,
 }
 
-/// What a request takes of one limit.
+/// A request's charge of one limit.
 pub(super) struct Line {
     pub(super) limit: usize,
     pub(super) key: Key,
     pub(super) cost: u64,
-    /// The quotas of this request, where they are not the limit's.
+    /// The quotas of this request's plan.
     pub(super) quotas: Option<Quotas>,
 }
 
@@ -34,7 +34,7 @@ pub(super) struct Shadow(Arc<Mutex<ShadowCharge>>);
 #[derive(Default)]
 struct ShadowCharge {
     decision: Option<Decision>,
-    /// A correction that came before the decision.
+    /// A correction that arrived before the decision.
     actual: Option<Actual>,
 }
 

@@ -1,4 +1,4 @@
-//! The response: what it shows of the charge, and the headers that it gets.
+//! Applies the response to the charge: it may correct the charge, and gets the headers.
 
 use http::Response;
 
@@ -10,15 +10,15 @@ use crate::middleware::headers::is_refused_inside;
 use crate::middleware::shared::Shared;
 
 impl<J> LimitedRequest<J> {
-    /// Returns what was taken of a request that an inner layer has refused, before its response
-    /// (S9): [`correct`](Self::correct) sees whether it stays returned.
+    /// Refunds the charge of a request that an inner layer has refused, before its response is
+    /// there (S9). [`correct`](Self::correct) takes the tokens again if the response shows
+    /// otherwise.
     pub(crate) fn return_early(&mut self) {
         self.return_charged();
         self.refund_on_drop = false;
     }
 
-    /// Whether a response may show that the charge was wrong: then it has to be
-    /// [corrected](Self::correct).
+    /// Returns whether this response may [correct](Self::correct) the charge.
     #[inline]
     pub(crate) fn is_corrected_by<R>(&self, response: &Response<R>) -> bool {
         self.current.shared.options.count_if.is_some()
@@ -35,7 +35,7 @@ impl<J> LimitedRequest<J> {
             // This layer does not count what an inner layer of this crate has refused (S9).
             self.give_back();
         }
-        // Whatever happens to the response now, the charge stands.
+        // The charge stands from here on, even if the response is dropped.
         self.refund_on_drop = false;
     }
 
@@ -48,7 +48,7 @@ impl<J> LimitedRequest<J> {
         self.current.settings.headers.stamp_passed(response, limits, decision)
     }
 
-    /// Corrects the charge by what the response shows, and adds the headers.
+    /// Corrects the charge by the response, and adds the headers.
     #[inline(never)]
     pub(crate) fn correct<R>(&mut self, mut response: Response<R>, returned: bool) -> Response<R> {
         if self.charged.is_none() && !self.has_shadows() {
@@ -60,13 +60,15 @@ impl<J> LimitedRequest<J> {
             }
             return response;
         }
-        // What was taken stays where it can be refunded from, as a closure may panic.
+        // `charged` is kept until the closures of `actual` have returned: if one panics, dropping
+        // the request refunds the charge.
         let actual;
         (response, actual) = self.actual(response);
         if let Some(actual) = &actual {
             self.correct_shadows(actual);
         }
-        // What was returned is taken anew: a layer in between has answered otherwise.
+        // Tokens that were returned early are taken again: a layer in between has replaced the
+        // refusal by another response.
         let taken = returned.then_some(Actual::Granted);
         if let Some(actual) = actual.or(taken)
             && let Some(decision) = self.charged.take()
@@ -82,8 +84,8 @@ impl<J> LimitedRequest<J> {
         response
     }
 
-    /// What the response shows that the charge is corrected to. Costs that are still adding up are
-    /// settled when they are known.
+    /// Returns the cost to which the response corrects the charge. The costs of a streamed body are
+    /// settled when the body ends.
     fn actual<R>(&self, response: Response<R>) -> (Response<R>, Option<Actual>) {
         let (parts, body) = response.into_parts();
         let Shared { options, .. } = self.shared();
@@ -99,7 +101,8 @@ impl<J> LimitedRequest<J> {
         (Response::from_parts(parts, body), actual)
     }
 
-    /// The costs that settled limits take, or `None`: these are corrected when the costs are known.
+    /// Returns the costs of settled limits if they are final. Otherwise the limits are corrected
+    /// when the body ends.
     fn settle(&self, cost: &TrueCost) -> Option<Actual> {
         if !self.is_settled() {
             return None;

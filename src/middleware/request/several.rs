@@ -21,10 +21,11 @@ use crate::quota::Quotas;
 use crate::store::{Account, Charge, Reply};
 
 impl<J> LimitedRequest<J> {
-    /// Finds key, quotas and cost for each limit, and charges all of them.
+    /// Extracts key, quotas and cost for each limit, and charges all limits or puts the request in
+    /// line.
     #[inline(never)]
     pub(super) fn start_several(&mut self, parts: &Parts) -> Next {
-        // Each limit by itself may be in shadow mode, and none of those can refuse.
+        // Shadow mode is a limit's own here; `find_lines` separates limits in shadow mode.
         self.shadow = false;
         let mut lines = Lines::default();
         let missing = self.find_lines(parts, &mut lines);
@@ -32,7 +33,7 @@ impl<J> LimitedRequest<J> {
         self.rare().lines = Some(lines);
         match missing {
             Err(reason) => Next::Refuse(reason),
-            Ok(()) if has_lines && self.may_wait() => self.join(parts, 0),
+            Ok(()) if has_lines && self.may_wait() => self.join_line(parts, 0),
             Ok(()) if has_lines => self.charge_several(parts),
             Ok(()) => {
                 self.refund_on_drop = self.shared().options.refund_dropped;
@@ -42,7 +43,8 @@ impl<J> LimitedRequest<J> {
         }
     }
 
-    /// What passes in any case, or never does, has no need to wait.
+    /// Returns whether the request may have to wait. Requests that pass in any case, or never,
+    /// don't.
     fn may_wait(&self) -> bool {
         let Some(lines) = self.lines().filter(|_| self.shared().queue.is_some()) else {
             return false;
@@ -98,7 +100,7 @@ impl<J> LimitedRequest<J> {
         }
     }
 
-    /// Charges the limits in shadow mode, when the others have passed.
+    /// Charges the limits in shadow mode, after the others have passed.
     #[cold]
     #[inline(never)]
     pub(super) fn charge_shadows(&self, parts: &Parts) {
@@ -140,7 +142,7 @@ impl<J> LimitedRequest<J> {
         }
     }
 
-    /// The same later.
+    /// Returns a closure that corrects the charges of limits in shadow mode later.
     pub(super) fn shadow_correction(&self) -> Box<dyn FnOnce(&Actual) + Send> {
         let shadows = self.lines().into_iter().flat_map(|lines| &lines.shadows);
         let shadows: Vec<_> =
@@ -165,13 +167,13 @@ impl<J> LimitedRequest<J> {
         }
     }
 
-    /// The names and quotas of all limits that were decided.
+    /// Returns the names and quotas of all limits that were decided.
     pub(super) fn limits_of<'a>(&'a self, lines: &'a Lines) -> Vec<(&'a str, &'a Quotas)> {
         let of = |line: &'a Line| (self.limiter_of(line.limit).name(), self.quotas_of(line));
         lines.lines.iter().map(of).collect()
     }
 
-    /// The limit whose name and headers the response has.
+    /// Returns the limit whose name and headers the response gets.
     pub(super) fn governing(&self, lines: &Lines, decision: Option<&Decision>) -> usize {
         let name = decision.and_then(|decision| decision.governing_limit());
         let mut limits = lines.lines.iter().map(|line| line.limit);
@@ -182,7 +184,7 @@ impl<J> LimitedRequest<J> {
         &self.current.settings_of(limit).headers
     }
 
-    /// The response to a request that has several limits, or quotas of its own.
+    /// Returns the response to a refused request that has several limits, or a plan.
     #[inline(never)]
     pub(super) fn reject_rare<R>(&self, parts: &Parts, reason: &Reason) -> Response<R>
     where
@@ -225,8 +227,8 @@ impl<J> LimitedRequest<J> {
         }
     }
 
-    /// Reports a request that is refused without a decision: by the limit whose key is missing, or
-    /// by all.
+    /// Reports a request that is refused without a decision, by the limit whose key is missing or
+    /// by all limits.
     pub(super) fn report_undecided(&self, lines: &Lines, reason: &Reason, outcome: Outcome) {
         let missing = reason.missing_from_client();
         let scope = |limit| self.limiter_of(limit).scope().observe();
@@ -244,7 +246,7 @@ impl<J> LimitedRequest<J> {
         &self.limiters()[limit]
     }
 
-    /// Of all limits, or of the only one.
+    /// Returns the limiters of all limits, or of the only one.
     fn limiters(&self) -> &[Limiter] {
         let Shared { limiter, several, .. } = self.shared();
         several.as_ref().map_or(slice::from_ref(limiter), |limits| limits.limiters())
@@ -254,7 +256,7 @@ impl<J> LimitedRequest<J> {
         self.lines().is_some_and(|lines| !lines.shadows.is_empty())
     }
 
-    /// Whether true costs are of interest.
+    /// Returns whether any limit is settled by true costs.
     pub(super) fn is_settled(&self) -> bool {
         self.settled_names().next().is_some()
     }

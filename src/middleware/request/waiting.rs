@@ -13,9 +13,9 @@ use crate::middleware::shared::Current;
 use crate::quota::Quotas;
 
 impl<J> LimitedRequest<J> {
-    /// Takes its place in the line of its key, or of its keys.
+    /// Puts the request in the line of its key, or of its combination of keys.
     #[inline(never)]
-    pub(super) fn join(&mut self, parts: &Parts, cost: u64) -> Next {
+    pub(super) fn join_line(&mut self, parts: &Parts, cost: u64) -> Next {
         let Some(queue) = &self.current.shared.queue else { return Next::Call };
         match Place::join(queue, self.claim(cost)) {
             Ok(place) => {
@@ -29,7 +29,7 @@ impl<J> LimitedRequest<J> {
         }
     }
 
-    /// What it asks for; `cost` is that of the only limit.
+    /// Returns the request's claim. `cost` is the cost for the only limit.
     fn claim(&self, cost: u64) -> Claim {
         let terms = self.terms_now();
         let Some(lines) = self.lines() else {
@@ -56,17 +56,18 @@ impl<J> LimitedRequest<J> {
         }
     }
 
-    /// Ready when it is its turn in the line, or its wait has ended otherwise.
+    /// Is ready with `None` when the request is the head of its line, and with the next step if its
+    /// wait ended otherwise.
     pub(crate) fn poll_turn(&mut self, parts: &Parts, cx: &mut Context<'_>) -> Poll<Option<Next>> {
         let changed = self.changed_terms();
         let Some(place) = self.place() else { return Poll::Ready(Some(Next::Call)) };
         match ready!(place.poll_turn(changed, cx)) {
             Ok(()) => Poll::Ready(None),
-            Err(end) => Poll::Ready(Some(self.end(parts, end))),
+            Err(end) => Poll::Ready(Some(self.end_wait(parts, end))),
         }
     }
 
-    /// Charges it in its turn, when the service is ready.
+    /// Charges the head of the line, once the service is ready.
     pub(crate) fn poll_charge(
         &mut self,
         parts: &Parts,
@@ -79,11 +80,11 @@ impl<J> LimitedRequest<J> {
                 self.renew();
                 self.decide(parts, Ok(decision))
             }
-            Err(end) => self.end(parts, end),
+            Err(end) => self.end_wait(parts, end),
         })
     }
 
-    fn end(&mut self, parts: &Parts, end: End) -> Next {
+    fn end_wait(&mut self, parts: &Parts, end: End) -> Next {
         match end {
             End::LetGo => Next::Wait,
             End::Refused(refusal) => Next::Refuse(Reason::RateLimited(refusal)),
@@ -93,7 +94,7 @@ impl<J> LimitedRequest<J> {
         }
     }
 
-    /// What it is charged by, if quotas have changed since it came.
+    /// Returns the quotas in force, if they have changed since the request arrived.
     fn changed_terms(&self) -> Option<Terms> {
         (!self.current.is_current(self.shared())).then(|| self.terms_now())
     }
@@ -112,7 +113,7 @@ impl<J> LimitedRequest<J> {
         }
     }
 
-    /// The settings may have changed while it waited.
+    /// Replaces the settings if they have changed while the request waited.
     fn renew(&mut self) {
         let shared = &self.current.shared;
         if !self.current.is_current(shared) {
@@ -120,9 +121,9 @@ impl<J> LimitedRequest<J> {
         }
     }
 
-    /// It is served or refused: it is the turn of the next one in its line.
+    /// Leaves the line, so that the next request becomes its head.
     #[inline]
-    pub(crate) fn leave(&mut self) {
+    pub(crate) fn leave_line(&mut self) {
         #[inline(never)]
         fn leave(rare: &mut Rare) {
             rare.place = None;

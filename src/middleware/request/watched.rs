@@ -1,4 +1,4 @@
-//! Decisions that are watched: refusals that are counted by key and by route.
+//! Counts refusals by key and by route, for limits that track them.
 
 use http::request::Parts;
 
@@ -10,7 +10,7 @@ use crate::limiter::Limiter;
 use crate::quota::Quotas;
 
 impl<J> LimitedRequest<J> {
-    /// Reports a refusal that is none, in shadow mode.
+    /// Reports a decision that would have refused outside of shadow mode.
     #[cold]
     #[inline(never)]
     pub(super) fn report_shadow(&self, parts: &Parts, decision: &Decision) {
@@ -18,7 +18,7 @@ impl<J> LimitedRequest<J> {
         self.watch_refusal(parts, decision);
     }
 
-    /// Counts a refusal by its key, where that is wanted.
+    /// Counts a refusal by its key and route, for limits that track refusals.
     #[inline(never)]
     pub(super) fn watch_refusal(&self, parts: &Parts, decision: &Decision) {
         match self.lines() {
