@@ -1,4 +1,4 @@
-//! One request through a layer, for tests of limits.
+//! Sends one request through a layer, for tests of limits.
 
 use std::convert::Infallible;
 use std::fmt::Debug;

@@ -1,5 +1,5 @@
-//! What a store does in addition to the arithmetic: which key a counter belongs to, how long it
-//! lives, and that each call does what it should and no more.
+//! Checks of a store beyond the arithmetic: the key of a counter, how long a counter lives, and
+//! that each call changes only what it should.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -87,7 +87,7 @@ async fn identity<S: Store>(store: Arc<S>) {
 }
 
 async fn life<S: Store>(store: Arc<S>, clock: ManualClock) {
-    // To the last millisecond of its window, and no longer.
+    // A counter lives to the last millisecond of its window.
     let limit = limiter(&store, "window", Quota::per_hour(1));
     clock.set_ms(NOW_MS / 3_600_000 * 3_600_000);
     assert!(allowed(&limit, "one", 1).await);
@@ -96,7 +96,7 @@ async fn life<S: Store>(store: Arc<S>, clock: ManualClock) {
     clock.advance(Duration::from_millis(1));
     assert!(allowed(&limit, "one", 1).await, "and is no hindrance afterwards");
 
-    // Beyond it while there is something to remember.
+    // A counter outlives its window while tokens may roll over.
     let limit = limiter(&store, "rollover", Quota::per_minute(1).rollover_up_to(3));
     assert!(allowed(&limit, "one", 3).await);
     for (too_much, cost) in [(2, 0), (3, 2)] {
@@ -123,7 +123,7 @@ async fn peeks<S: Store>(store: Arc<S>, clock: ManualClock) {
     for _ in 0..3 {
         assert_eq!(used(&limit, "one").await, [0], "a peek takes nothing");
     }
-    // Refused for good, and for nothing.
+    // A charge above the limit and a charge of 0 take nothing.
     for cost in [3, 0] {
         let _ = allowed(&limit, "one", cost).await;
     }
@@ -140,7 +140,7 @@ async fn resets<S: Store>(store: Arc<S>) {
     let quotas = Quota::per_minute(1).and(Quota::per_hour(5));
     let here = limiter(&store, "here", quotas);
     let there = limiter(&store, "there", quotas);
-    // Plans of other windows, and quotas of before a change.
+    // Counters of plans with other windows, and of quotas before a change.
     let hour = Quota::per_hour(5);
     let beside = [
         limiter(&store, "here", Quota::per_day(5)),
@@ -180,7 +180,7 @@ async fn partial_grants<S: Store>(store: Arc<S>) {
     let charge = |cost| Charge::new(Account::new(&scope, &quotas, &key), cost).up_to();
     for (charge, granted, total) in [
         (charge(3), 3, 3),
-        // Takes what is there, from all quotas alike.
+        // A partial charge takes the same tokens from all quotas.
         (charge(4), 2, 5),
         (charge(1), 0, 5),
         (charge(9).reserving(), 2, 7),
@@ -209,14 +209,15 @@ async fn refunds<S: Store>(store: Arc<S>, clock: ManualClock) {
     assert_eq!(used(&limit, "one").await, [0], "never above the capacity");
     assert!(allowed(&limit, "one", 5).await);
 
-    // Into the next window, and a little back: its tokens are not those of the last one (S4).
+    // The clock moves into the next window, and a little back: the next window's tokens are not the
+    // last one's (S4).
     clock.advance(MINUTE);
     assert!(allowed(&limit, "one", 5).await);
     clock.set_ms(NOW_MS + 59_999);
     store.adjust(Adjust::refund(account, 5, &first)).await.expect("the store answers");
     assert_eq!(used(&limit, "one").await, [5], "a window that has ended takes nothing back");
 
-    // Nothing is created, and nothing revived.
+    // A correction creates no counter, and revives none.
     clock.set_ms(NOW_MS + 180_000);
     let rollover = Quotas::from(Quota::per_minute(5).rollover_up_to(9));
     let other = Key::from("other");

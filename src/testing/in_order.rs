@@ -5,13 +5,13 @@ use crate::key::Key;
 use crate::quota::{Quota, Quotas};
 use crate::store::{Account, Adjust, Charge, Reply, Scope, Store};
 
-/// The traces that come out differently in this way (S37), and no others: what moves of a limit
-/// behind the one that refused is not written (G11), and windows from the first request stay open
-/// that were opened by a charge whose tokens were returned (T002, T015).
+/// The traces, and no others, whose answers differ if limits are charged in order (S37): a limit
+/// behind the one that refused is not written (G11), and a window from the first request stays open
+/// although the tokens of the charge that opened it were returned (T002, T015).
 pub(super) const EXCEPTED: [&str; 3] = ["G11", "T002", "T015"];
 
-/// A store that charges several limits one after the other, though it may be able to do it in one
-/// step.
+/// A store that charges several limits one after the other, even if the inner store can charge all
+/// in one step.
 pub(super) struct InOrder<S>(pub(super) S);
 
 impl<S: Store> Store for InOrder<S> {

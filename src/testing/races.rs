@@ -1,4 +1,4 @@
-//! What must hold under concurrency.
+//! Checks of a store under concurrent charges.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,7 +17,7 @@ use crate::store::Store;
 const THREADS: u64 = 4;
 const NOW_MS: u64 = 1_700_000_040_000;
 
-/// Runs a job on each of some threads at once.
+/// Runs a job on several threads at once.
 fn race<'a>(
     block_on: &(impl Fn(Job<'_>) + Send + Sync),
     job: impl Fn(u64) -> Job<'a> + Send + Sync,
@@ -73,8 +73,8 @@ pub(super) fn all_or_nothing<S: Store>(
         });
         clock.advance(Duration::from_secs(60));
     }
-    // 33 in the first minute, then what the hour has left: had a refusal been counted by the hour,
-    // it would be less.
+    // 33 pass in the first minute, then the rest of the hour's quota: fewer, if the hour had
+    // counted a refusal.
     assert_eq!(passed.into_inner(), 50, "of 33 a minute and 50 an hour, in two minutes");
 }
 
@@ -88,7 +88,7 @@ pub(super) fn all_limits_or_none<S: Store>(
     let limits = ["few", "many"].into_iter().zip([33, 50]);
     let limits = limits.map(|(name, limit)| Quota::per_hour(limit).name(name));
     let limits = Limits::new(limits).store(new(clock.clone()));
-    // Of two keys of one limit, and one of the other, which both share.
+    // Two keys of one limit, and one key of the other limit, which both charges share.
     let passed = [AtomicU64::new(0), AtomicU64::new(0)];
     race(block_on, |thread| {
         let passed = &passed[thread as usize % 2];
@@ -117,13 +117,14 @@ pub(super) fn all_limits_or_none<S: Store>(
     let used = used.into_inner().expect("no panic");
     assert!(passed.iter().all(|passed| *passed <= 33), "{passed:?} passed, of 33 each");
     assert!(passed[0] + passed[1] <= 50, "{passed:?} passed, of 50 together");
-    // In order, a request may be refused for tokens that are returned a moment later.
+    // If limits are charged one after the other, a request may be refused for tokens that are
+    // returned a moment later.
     assert!(!in_one_step || passed[0] + passed[1] == 50, "{passed:?} passed, of 50 together");
     let counted = [passed[0], passed[1], passed[0] + passed[1]];
     assert_eq!(used, counted, "what passed is what is counted");
 }
 
-/// What is returned can be taken again, once (S14).
+/// Returned tokens can be taken again, once (S14).
 pub(super) fn refunds_once<S: Store>(
     new: &impl Fn(ManualClock) -> S,
     block_on: &(impl Fn(Job<'_>) + Send + Sync),

@@ -1,4 +1,4 @@
-//! The replay of traces: JSON in, what differs out.
+//! Replays traces from JSON and reports wrong answers.
 
 use std::fmt;
 use std::time::UNIX_EPOCH;
@@ -53,7 +53,7 @@ impl fmt::Display for Report {
 
 #[derive(Deserialize)]
 struct File {
-    /// Of one limit, or of several.
+    /// A trace of one limit, or of several.
     traces: Vec<serde_json::Value>,
 }
 

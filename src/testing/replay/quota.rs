@@ -16,7 +16,7 @@ pub(super) fn all(specs: &[QuotaSpec]) -> Quotas {
 #[derive(Deserialize)]
 pub(super) struct QuotaSpec {
     limit: u64,
-    /// The windows are of this length, or of a calendar.
+    /// The length of windows; absent for a calendar's.
     #[serde(default)]
     window_ms: u64,
     /// `day`, `week`, `month` or `year`.
@@ -44,7 +44,7 @@ enum AnchorSpec {
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum FirstSpec {
-    /// Of the month.
+    /// A day of the month.
     Day(u8),
     /// A weekday, or `MM-DD`.
     Name(String),

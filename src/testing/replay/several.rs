@@ -16,7 +16,7 @@ use crate::store::{Store, StoreError};
 pub(super) struct SeveralTrace {
     pub(super) id: String,
     limits: Vec<LimitSpec>,
-    steps: Vec<Step>,
+    steps: Vec<TogetherStep>,
 }
 
 #[derive(Deserialize)]
@@ -26,35 +26,35 @@ struct LimitSpec {
 }
 
 #[derive(Deserialize)]
-struct Step {
+struct TogetherStep {
     at_ms: u64,
     #[serde(flatten)]
-    op: Op,
-    /// There is nothing to expect of a correction or a reset.
-    expect: Option<Expect>,
+    op: TogetherOp,
+    /// The expected answer; a correction or a reset has none.
+    expect: Option<TogetherExpect>,
 }
 
 #[derive(Deserialize)]
 #[serde(tag = "op", rename_all = "snake_case")]
-enum Op {
-    Charge(Lines),
-    Reserve(Lines),
-    Peek(Lines),
+enum TogetherOp {
+    Charge(KeysAndCosts),
+    Reserve(KeysAndCosts),
+    Peek(KeysAndCosts),
     Refund { of: usize },
     Settle { of: usize, actuals: Vec<Option<u64>> },
     Reset { limit: usize, key: String },
 }
 
-/// For each limit its key and its cost. Without a cost it takes no part.
+/// The key and the cost of each limit. A limit without a cost takes no part.
 #[derive(Deserialize)]
-struct Lines {
+struct KeysAndCosts {
     keys: Vec<Option<String>>,
     costs: Vec<Option<u64>>,
 }
 
 /// `retry_at_ms` of a refusal may be `null`, never; it is absent, and reads the same, elsewhere.
 #[derive(Deserialize, PartialEq, Debug)]
-struct Expect {
+struct TogetherExpect {
     allowed: bool,
     limits: Vec<Option<Standing>>,
     retry_at_ms: Option<u64>,
@@ -69,7 +69,7 @@ struct Standing {
 }
 
 /// The receipts of a step, with the keys of the limits that took part, by name.
-struct Charged {
+struct ChargedLimits {
     receipts: Receipts,
     keys: HashMap<String, String>,
 }
@@ -102,23 +102,25 @@ impl SeveralTrace {
     async fn take(
         &self,
         i: usize,
-        op: &Op,
+        op: &TogetherOp,
         limits: &Limits,
-        charged: &mut HashMap<usize, Charged>,
-    ) -> Result<Option<Expect>, StoreError> {
+        charged: &mut HashMap<usize, ChargedLimits>,
+    ) -> Result<Option<TogetherExpect>, StoreError> {
         let asked = match op {
-            Op::Charge(lines) | Op::Reserve(lines) | Op::Peek(lines) => lines,
-            Op::Refund { of } => {
+            TogetherOp::Charge(lines) | TogetherOp::Reserve(lines) | TogetherOp::Peek(lines) => {
+                lines
+            }
+            TogetherOp::Refund { of } => {
                 self.correct(limits, charged.remove(of), |_| Some(0)).await?;
                 return Ok(None);
             }
-            Op::Settle { of, actuals } => {
+            TogetherOp::Settle { of, actuals } => {
                 self.correct(limits, charged.remove(of), |i| actuals[i]).await?;
                 return Ok(None);
             }
-            Op::Reset { limit, key } => {
+            TogetherOp::Reset { limit, key } => {
                 let name = &self.limits[*limit].name;
-                for Charged { keys, .. } in charged.values_mut() {
+                for ChargedLimits { keys, .. } in charged.values_mut() {
                     keys.retain(|limit, charged| (limit, &*charged) != (name, key));
                 }
                 limits.of(name).reset(&key[..]).await?;
@@ -128,7 +130,7 @@ impl SeveralTrace {
         let lines = self.lines(asked);
         if lines.is_empty() {
             let limits = self.limits.iter().map(|_| None).collect();
-            return Ok(Some(Expect {
+            return Ok(Some(TogetherExpect {
                 allowed: true,
                 limits,
                 retry_at_ms: None,
@@ -136,8 +138,8 @@ impl SeveralTrace {
             }));
         }
         let receipts = match op {
-            Op::Charge(_) => limits.charge(&lines).await?,
-            Op::Reserve(_) => limits.reserve(&lines).await?,
+            TogetherOp::Charge(_) => limits.charge(&lines).await?,
+            TogetherOp::Reserve(_) => limits.reserve(&lines).await?,
             _ => return Ok(Some(self.expect(&limits.peek(&lines).await?))),
         };
         Ok(Some(match receipts {
@@ -146,13 +148,13 @@ impl SeveralTrace {
                 let expect = self.expect(receipts.decision());
                 let keys = self.limits.iter().zip(&asked.keys);
                 let keys = keys.filter_map(|(limit, key)| Some((limit.name.clone(), key.clone()?)));
-                charged.insert(i, Charged { receipts, keys: keys.collect() });
+                charged.insert(i, ChargedLimits { receipts, keys: keys.collect() });
                 expect
             }
         }))
     }
 
-    fn lines(&self, Lines { keys, costs }: &Lines) -> Vec<Line<'_>> {
+    fn lines(&self, KeysAndCosts { keys, costs }: &KeysAndCosts) -> Vec<Line<'_>> {
         let limits = self.limits.iter().zip(keys).zip(costs);
         limits
             .filter_map(|((limit, key), cost)| {
@@ -162,14 +164,14 @@ impl SeveralTrace {
             .collect()
     }
 
-    /// Corrects the costs of the limits that took part, but those of a key that was reset.
+    /// Corrects the costs of the limits that took part, except of a key that was reset.
     async fn correct(
         &self,
         limits: &Limits,
-        charged: Option<Charged>,
+        charged: Option<ChargedLimits>,
         actual: impl Fn(usize) -> Option<u64>,
     ) -> Result<(), StoreError> {
-        let Some(Charged { receipts, keys }) = charged else { return Ok(()) };
+        let Some(ChargedLimits { receipts, keys }) = charged else { return Ok(()) };
         let decision = receipts.decision();
         let took_part = |name: &str| decision.of(name).is_some() && keys.contains_key(name);
         let costs: Vec<_> = self
@@ -182,7 +184,7 @@ impl SeveralTrace {
         limits.settle(receipts, costs).await
     }
 
-    fn expect(&self, decision: &Decision) -> Expect {
+    fn expect(&self, decision: &Decision) -> TogetherExpect {
         let ms = |at: SystemTime| {
             at.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
         };
@@ -195,7 +197,7 @@ impl SeveralTrace {
                 reset_ms: usage.iter().map(|usage| ms(usage.reset_at())).collect(),
             })
         };
-        Expect {
+        TogetherExpect {
             allowed: decision.allowed(),
             limits: self.limits.iter().map(standing).collect(),
             retry_at_ms: decision.retry_at().map(ms),
