@@ -33,7 +33,7 @@ use calls::Calls;
 use connect::cluster;
 #[cfg(feature = "redis-sentinel")]
 use connect::sentinel;
-use connect::settings::{lasting, open};
+use connect::settings::{open, with_keepalive};
 #[cfg(feature = "redis-tls")]
 use connect::tls;
 use link::Origin;
@@ -148,14 +148,14 @@ impl RedisStore {
     /// # let _ = store; } Ok(()) }
     /// ```
     pub fn client(client: Client) -> Self {
-        let client = lasting(&client);
-        Self::over(Origin::connecting(move || {
+        let client = with_keepalive(&client);
+        Self::from_origin(Origin::connecting(move || {
             let client = client.clone();
             async move {
                 let client = client?;
                 #[cfg(feature = "redis-tls")]
-                if tls::is_spoken_by(&client) {
-                    tls::provide();
+                if tls::is_used_by(&client) {
+                    tls::install_provider();
                 }
                 open(&client).await
             }
@@ -186,9 +186,9 @@ impl RedisStore {
         R: Future<Output = RedisResult<C>> + Send + 'static,
         C: ConnectionLike + Clone + Send + Sync + 'static,
     {
-        Self::over(Origin::connecting(move || {
+        Self::from_origin(Origin::connecting(move || {
             #[cfg(feature = "redis-tls")]
-            tls::provide();
+            tls::install_provider();
             connect()
         }))
     }
@@ -207,10 +207,10 @@ impl RedisStore {
     pub fn cluster(client: redis::cluster::ClusterClient) -> Self {
         let connect = move |asks| {
             #[cfg(feature = "redis-tls")]
-            tls::provide();
+            tls::install_provider();
             cluster::connect(client.clone(), asks)
         };
-        Self::over(Origin::sharded(connect)).one_by_one()
+        Self::from_origin(Origin::sharded(connect)).one_by_one()
     }
 
     /// Creates a store for the master that Sentinels name. The store asks all Sentinels
@@ -250,22 +250,22 @@ impl RedisStore {
             })?;
         }
         let client = Arc::new(client);
-        Ok(Self::over(Origin::connecting(move || {
+        Ok(Self::from_origin(Origin::connecting(move || {
             #[cfg(feature = "redis-tls")]
-            tls::provide();
+            tls::install_provider();
             let clients = sentinels.iter().map(|sentinel| client(sentinel.clone())).collect();
             sentinel::connect(clients)
         })))
     }
 
-    fn over(source: Origin) -> Self {
+    fn from_origin(source: Origin) -> Self {
         let calls = Calls::new(source);
         let remote = Remote::reporting(calls.clone(), Arc::clone(calls.breaker()));
         Self { calls, remote }
     }
 
-    /// The same counts, called in another way.
-    fn with(mut self, change: impl FnOnce(&mut Calls)) -> Self {
+    /// Changes how the same counts are called.
+    fn with_calls(mut self, change: impl FnOnce(&mut Calls)) -> Self {
         change(&mut self.calls);
         Self { remote: self.remote.over(self.calls.clone()), ..self }
     }
@@ -289,7 +289,7 @@ impl RedisStore {
     /// Sets how long a call waits for its answer before it fails. The default is 250 ms.
     #[must_use]
     pub fn deadline(self, deadline: Duration) -> Self {
-        let this = self.with(|calls| calls.deadline = deadline);
+        let this = self.with_calls(|calls| calls.deadline = deadline);
         Self { remote: this.remote.deadline(deadline), ..this }
     }
 
@@ -351,7 +351,7 @@ impl RedisStore {
     /// ```
     #[must_use]
     pub fn one_by_one(self) -> Self {
-        self.with(|calls| calls.apart = true)
+        self.with_calls(|calls| calls.apart = true)
     }
 
     /// Sends a decision and a reset, for a key of its own. Use it in apps that must fail at startup
@@ -386,13 +386,13 @@ impl RedisStore {
     #[cfg(feature = "testing")]
     #[must_use]
     pub fn clock(self, clock: impl Clock) -> Self {
-        let this = self.with(|calls| calls.clock = Some(Arc::new(clock)));
+        let this = self.with_calls(|calls| calls.clock = Some(Arc::new(clock)));
         // Remembered refusals would follow the server's clock.
         let remote = this.remote.remember_nothing().on_failure(OnStoreFailure::Deny);
         Self { remote, ..this }
     }
 
-    /// The same for clones with the same handles, as long as there is one.
+    /// Returns a number that no other live handle has.
     pub(crate) fn address(&self) -> usize {
         self.remote.address()
     }
@@ -412,7 +412,7 @@ where
     /// a `PING` after a second without calls, and another one if that fails. A store of
     /// [`RedisStore::new`] reconnects by itself.
     fn from(connection: C) -> Self {
-        Self::over(Origin::given(connection))
+        Self::from_origin(Origin::given(connection))
     }
 }
 

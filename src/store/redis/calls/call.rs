@@ -9,7 +9,7 @@ use std::time::Duration;
 use redis::{ErrorKind, RedisError, RedisResult, ServerErrorKind};
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::super::link::is_of_replica;
+use super::super::link::is_from_replica;
 use super::super::link::{Connection, Link};
 use super::super::script::{self, Answer, LOADS, MANY, ONE, rights};
 use super::failure::{failed, late, unsent};
@@ -29,7 +29,7 @@ pub(crate) async fn call(
     mut batch: Vec<Departing>,
     until: Instant,
 ) -> Result<Option<Duration>, Vec<Departing>> {
-    let domain = link.domain();
+    let domain = link.fault_domain();
     let mut over = None;
     let result = timeout_at(until, send(link, domain, &mut over, &mut batch)).await.ok();
     let Some(over) = over else {
@@ -42,21 +42,21 @@ pub(crate) async fn call(
     };
     let error = match result {
         Some(Ok((answers, took))) => {
-            answers.iter().for_each(|answer| link.report(&over, Some(answer.as_ref())));
+            answers.iter().for_each(|answer| link.report_outcome(&over, Some(answer.as_ref())));
             for (waiting, answer) in batch.into_iter().zip(answers) {
                 tell(link, domain, &over, waiting, answer.map_err(failed));
             }
             return Ok(took);
         }
         Some(Err(error)) => {
-            link.report::<()>(&over, Some(Err(&error)));
+            link.report_outcome::<()>(&over, Some(Err(&error)));
             if crosses_slots(&error, &batch) {
                 return Err(batch);
             }
             failed(error)
         }
         None => {
-            link.report::<()>(&over, None);
+            link.report_outcome::<()>(&over, None);
             late()
         }
     };
@@ -78,7 +78,7 @@ fn tell(
     waiting: Departing,
     answer: Result<Answer, StoreError>,
 ) {
-    link.breaker().report(domain, Some(over.at()), &answer);
+    link.breaker().report(domain, Some(over.handed_out_at()), &answer);
     waiting.answer(answer);
 }
 
@@ -115,9 +115,9 @@ async fn send(
         };
         let by_replica = match &answers {
             Ok(answers) => answers.iter().any(is_refused),
-            Err(error) => is_of_replica(error),
+            Err(error) => is_from_replica(error),
         };
-        if connection.had_ended() || by_replica && connection.is_replaceable() {
+        if connection.can_resend() || by_replica && connection.is_replaceable() {
             if let Ok(answers) = answers {
                 // What a replica need not write, it answers.
                 let (refused, answered): (Vec<_>, Vec<_>) =
@@ -141,11 +141,11 @@ async fn send(
                         loaded.filter(|_| loads.is_empty()).map(|loaded| loaded.map(|_| ()))
                     }
                     // It may have lost a command, too, since it was connected.
-                    false => Some(rights::bring(&[script], connection.handle()).await),
+                    false => Some(rights::load_scripts(&[script], connection.handle()).await),
                 };
                 match loaded {
                     // The charge was refused, whatever became of the script.
-                    Some(Err(error)) if connection.has_ended(&error) => {
+                    Some(Err(error)) if connection.can_resend_after(&error) => {
                         connection = another(link, over, patience).await?;
                         loads = 0..LOADS;
                     }
@@ -167,11 +167,11 @@ async fn another<'a>(
     patience: Duration,
 ) -> RedisResult<&'a mut Connection> {
     if let Some(left) = over.take() {
-        left.leave();
+        left.replace();
     }
-    Ok(over.insert(link.get(patience).await?))
+    Ok(over.insert(link.get_connection(patience).await?))
 }
 
 fn is_refused(answer: &RedisResult<Answer>) -> bool {
-    answer.as_ref().is_err_and(is_of_replica)
+    answer.as_ref().is_err_and(is_from_replica)
 }

@@ -71,7 +71,7 @@ fn code(error: &RedisError) -> Option<String> {
         None => source.downcast_ref::<io::Error>()?,
     };
     #[cfg(feature = "redis-tls")]
-    if let Some(what) = tls::what_failed(io) {
+    if let Some(what) = tls::describe_refusal(io) {
         return Some(what.to_owned());
     }
     Some(io.kind().to_string())

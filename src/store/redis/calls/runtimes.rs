@@ -43,7 +43,7 @@ impl Runtimes {
                 of.homes().remove(&id);
             }
         });
-        let end = home.link.end();
+        let end = home.link.wait_for_end();
         // Also dropped when its runtime ends.
         runtime.spawn(async move {
             end.await;
@@ -64,7 +64,7 @@ impl Runtimes {
         let homes = self.homes();
         let here = Handle::try_current().ok().and_then(|runtime| homes.get(&runtime.id()));
         let home = here.or_else(|| homes.values().next());
-        home.map_or(0, |home| home.link.of(key().as_bytes()).domain())
+        home.map_or(0, |home| home.link.for_key(key().as_bytes()).fault_domain())
     }
 
     fn homes(&self) -> MutexGuard<'_, HashMap<Id, Arc<Gather>>> {

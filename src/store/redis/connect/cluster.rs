@@ -1,4 +1,4 @@
-//! Connecting to a cluster, of which some nodes may be silent.
+//! Connects to a cluster, of which some nodes may be silent.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
@@ -12,52 +12,50 @@ use redis::{Cmd, RedisResult, Value};
 use super::super::link::{Connected, Ranges, Shards, Slots};
 use super::super::script::rights;
 
-/// How long the client library waits for silent nodes at first: nodes that are near answer within
-/// it.
+/// How long the client library waits for silent nodes at first: near nodes answer sooner.
 const NEAR: Duration = Duration::from_millis(250);
-/// An answer that takes longer does not come. No call waits that long unless its deadline is
-/// longer.
+/// A node that takes longer is given up. No call waits this long unless its deadline is longer.
 const SILENT: Duration = Duration::from_secs(5);
 
-/// The library waits for all nodes that it knows, and one of them may be silent.
+/// Connects. The library waits for all nodes that it knows, and one of them may be silent: so the
+/// first attempt is a short one.
 pub(crate) async fn connect(client: ClusterClient, asks: bool) -> RedisResult<Connected> {
     let config = ClusterConfig::new().set_response_timeout(SILENT);
     let near = config.clone().set_connection_timeout(NEAR);
     let connection = match client.get_async_connection_with_config(near).await {
         Ok(connection) => connection,
-        // All of them may be far.
+        // All nodes may be far away.
         Err(_) => client.get_async_connection_with_config(config).await?,
     };
     let other = connection.clone();
-    let slots: Slots = Arc::new(move || Box::pin(slots(other.clone())));
+    let slots: Slots = Arc::new(move || Box::pin(ask_slots(other.clone())));
     let ranges = slots().await?;
     if asks {
-        permitted(connection.clone()).await?;
+        check_commands(connection.clone()).await?;
     }
     Ok((Box::new(connection), Shards::new(ranges, Some(slots))))
 }
 
-/// Whether a node has all commands that are needed. The others say so when they are called.
-async fn permitted(mut connection: ClusterConnection) -> RedisResult<()> {
-    rights::permitted(first(&mut connection, rights::load().clone()).await)?;
-    rights::permitted(first(&mut connection, rights::ask()).await)
+/// Fails if a node lacks a needed command. Calls to other nodes fail if those lack one.
+async fn check_commands(mut connection: ClusterConnection) -> RedisResult<()> {
+    rights::check_permitted(ask_a_master(&mut connection, rights::load().clone()).await)?;
+    rights::check_permitted(ask_a_master(&mut connection, rights::ask()).await)
 }
 
-/// What nodes have which slots. The library follows redirections, and does not report
-/// them.
-async fn slots(mut connection: ClusterConnection) -> RedisResult<Ranges> {
+/// Asks which node has which slots. The library follows redirections, and does not report them.
+async fn ask_slots(mut connection: ClusterConnection) -> RedisResult<Ranges> {
     let mut slots = redis::cmd("CLUSTER");
     slots.arg("SLOTS");
-    Ok(ranges(first(&mut connection, slots).await?))
+    Ok(parse_slots(ask_a_master(&mut connection, slots).await?))
 }
 
-async fn first(connection: &mut ClusterConnection, cmd: Cmd) -> RedisResult<Value> {
-    let first = (MultipleNodeRoutingInfo::AllMasters, Some(ResponsePolicy::OneSucceeded));
-    connection.route_command(cmd, RoutingInfo::MultiNode(first)).await?.extract_error()
+async fn ask_a_master(connection: &mut ClusterConnection, cmd: Cmd) -> RedisResult<Value> {
+    let any = (MultipleNodeRoutingInfo::AllMasters, Some(ResponsePolicy::OneSucceeded));
+    connection.route_command(cmd, RoutingInfo::MultiNode(any)).await?.extract_error()
 }
 
-/// What node has which slots, as `CLUSTER SLOTS` says it. What makes no sense is left out.
-fn ranges(slots: Value) -> Ranges {
+/// Parses the answer to `CLUSTER SLOTS`. Malformed entries are left out.
+fn parse_slots(slots: Value) -> Ranges {
     let Value::Array(slots) = slots else { return Ranges::new() };
     let range = |range: Value| {
         let Value::Array(range) = range else { return None };

@@ -1,20 +1,20 @@
-//! Finding the master by Sentinels, of which some may be silent.
+//! Finds the master by Sentinels, of which some may be silent.
 
 use redis::aio::MultiplexedConnection;
 use redis::sentinel::SentinelClient;
 use redis::{ErrorKind, RedisError, RedisResult};
 use tokio::task::JoinSet;
 
-use super::settings::{lasting, open};
+use super::settings::{open, with_keepalive};
 
-/// Asks all of them at once. The first master that can be reached is taken.
+/// Asks all Sentinels at once, and connects to the first master that can be reached.
 pub(crate) async fn connect(
     clients: Vec<RedisResult<SentinelClient>>,
 ) -> RedisResult<MultiplexedConnection> {
     let mut asked = JoinSet::new();
     for client in clients {
         asked.spawn(async move {
-            let master = lasting(&client?.async_get_client().await?)?;
+            let master = with_keepalive(&client?.async_get_client().await?)?;
             open(&master).await
         });
     }

@@ -1,4 +1,4 @@
-//! Connections of the library, and what is set on them.
+//! Opens connections of the library, with this crate's settings.
 
 use std::time::Duration;
 
@@ -8,14 +8,14 @@ use redis::{AsyncConnectionConfig, Client, ConnectionAddr, RedisError, RedisResu
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout};
 
-/// What stands for a deadline that is too far away to be an instant.
+/// Stands for a deadline that is too far away to be an instant.
 pub(crate) const NEVER: Duration = Duration::from_secs(30 * 365 * 86_400);
-/// An idle connection is probed by the system after so long.
+/// The system probes a connection that was idle for this long.
 const KEEPALIVE: Duration = Duration::from_secs(30);
-/// Calls that a connection holds before the next one has to wait for its turn.
+/// Calls in flight on a connection before the next one waits for its turn.
 const PIPELINE: usize = 1_024;
 
-/// A server that can be reached says at once why it closes a connection.
+/// How long to wait, at least, for a server to say why it closes a connection.
 const LISTEN: Duration = Duration::from_millis(10);
 
 pub(crate) async fn open(client: &Client) -> RedisResult<MultiplexedConnection> {
@@ -23,16 +23,16 @@ pub(crate) async fn open(client: &Client) -> RedisResult<MultiplexedConnection> 
     match client.get_multiplexed_async_connection_with_config(&config()).await {
         Err(error) if error.is_connection_dropped() => {
             let patience = start.elapsed().max(LISTEN);
-            let refusal = timeout(patience, refusal(client)).await.ok().flatten();
+            let refusal = timeout(patience, read_refusal(client)).await.ok().flatten();
             Err(refusal.unwrap_or(error))
         }
         opened => opened,
     }
 }
 
-/// What a server says before it has been asked. With `maxclients` connections it refuses others so,
-/// which the library takes for the answer to what it has sent.
-async fn refusal(client: &Client) -> Option<RedisError> {
+/// Returns the error that a server sends before any command, as it does with `maxclients`
+/// connections. The library takes it for the answer to its own command.
+async fn read_refusal(client: &Client) -> Option<RedisError> {
     let ConnectionAddr::Tcp(host, port) = client.get_connection_info().addr() else { return None };
     let stream = TcpStream::connect((host.as_str(), *port)).await.ok()?;
     stream.readable().await.ok()?;
@@ -41,7 +41,7 @@ async fn refusal(client: &Client) -> Option<RedisError> {
     redis::parse_redis_value(&said[..read]).and_then(|value| value.extract_error()).err()
 }
 
-/// Deadlines are the store's own and the link's.
+/// Returns the library's settings, without timeouts: the store and the link have deadlines.
 fn config() -> AsyncConnectionConfig {
     AsyncConnectionConfig::new()
         .set_connection_timeout(None)
@@ -49,8 +49,8 @@ fn config() -> AsyncConnectionConfig {
         .set_pipeline_buffer_size(PIPELINE)
 }
 
-/// The same client, over connections that probe their peer and send at once.
-pub(crate) fn lasting(client: &Client) -> RedisResult<Client> {
+/// Returns the same client, whose connections probe their peer and send at once.
+pub(crate) fn with_keepalive(client: &Client) -> RedisResult<Client> {
     let info = client.get_connection_info();
     let settings = info.tcp_settings().clone().set_nodelay(true);
     let settings = match settings.keepalive() {

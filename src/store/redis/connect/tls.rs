@@ -1,4 +1,4 @@
-//! What rustls needs of a process, and what it says.
+//! Sets up rustls, and describes its errors.
 
 use std::io;
 
@@ -6,21 +6,21 @@ use redis::{Client, ConnectionAddr};
 use rustls::crypto::{CryptoProvider, ring};
 use rustls::{CertificateError, Error};
 
-pub(crate) fn is_spoken_by(client: &Client) -> bool {
+pub(crate) fn is_used_by(client: &Client) -> bool {
     matches!(client.get_connection_info().addr(), ConnectionAddr::TcpTls { .. })
 }
 
-/// rustls wants the process to have chosen its cryptography, and would panic where the app's
-/// dependencies bring several. What the app has chosen stays.
-pub(crate) fn provide() {
+/// Chooses rustls' cryptography, unless the app has. Without a choice, rustls panics if the app's
+/// dependencies bring several.
+pub(crate) fn install_provider() {
     if CryptoProvider::get_default().is_none() {
         // Another thread may have been faster.
         let _ = ring::default_provider().install_default();
     }
 }
 
-/// Why a connection was refused here.
-pub(crate) fn what_failed(error: &io::Error) -> Option<&'static str> {
+/// Returns why this process has refused a connection.
+pub(crate) fn describe_refusal(error: &io::Error) -> Option<&'static str> {
     let error = error.get_ref()?.downcast_ref::<Error>()?;
     let Error::InvalidCertificate(error) = error else { return Some("the TLS handshake failed") };
     Some(match error {

@@ -1,4 +1,4 @@
-//! A connection of any kind, where it comes from, and what its answers say of it.
+//! A connection of any kind, [`Handle`], where it comes from, [`Origin`], and what its errors mean.
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
@@ -17,29 +17,29 @@ use crate::store::remote::Breaker;
 
 /// A connection, and the shards that it leads to.
 pub(crate) type Connected = (Box<dyn Handle>, Shards);
-/// Connects, and fails if a command is missing, for which it has to ask if it gets `true`.
+/// Connects. With `true`, also asks for the needed commands, and fails if one is missing.
 pub(crate) type Connect = Arc<dyn Fn(bool) -> Answering<Connected> + Send + Sync>;
 
 /// Where the connections of a store come from.
 pub(crate) struct Origin {
-    /// The one that there is, if it was given.
+    /// The open connection that the app has given, if it has.
     pub(crate) given: Option<Box<dyn Handle>>,
     pub(crate) connect: Option<Connect>,
     pub(crate) sharded: bool,
-    /// Hears of calls that fail, and of parts that nothing can be sent to.
+    /// The breaker, which hears of failed calls and of shards that nothing can be sent to.
     pub(crate) breaker: Arc<Breaker>,
     since: Instant,
-    /// When any runtime had an answer, in milliseconds since then.
-    heard: AtomicU64,
-    /// A server had all commands that are needed. Another one says so when it gets the scripts.
+    /// When a runtime last got an answer, in milliseconds after `since`.
+    answered_at: AtomicU64,
+    /// `true` once a server had all needed commands. Another one proves it when it gets scripts.
     pub(super) permitted: AtomicBool,
 }
 
 impl Origin {
     fn new(given: Option<Box<dyn Handle>>, connect: Option<Connect>, sharded: bool) -> Self {
-        let (breaker, since, heard) = (Arc::default(), Instant::now(), AtomicU64::new(0));
+        let (breaker, since, answered_at) = (Arc::default(), Instant::now(), AtomicU64::new(0));
         let permitted = AtomicBool::new(false);
-        Self { given, connect, sharded, breaker, since, heard, permitted }
+        Self { given, connect, sharded, breaker, since, answered_at, permitted }
     }
 
     pub(crate) fn given(connection: impl Handle) -> Self {
@@ -57,17 +57,17 @@ impl Origin {
             Box::pin(async move {
                 let mut connection: Box<dyn Handle> = Box::new(connected.await?);
                 if asks {
-                    // Who lacks the password gets no answer to what is long.
-                    rights::bring(&[], &mut *connection).await?;
-                    rights::bring(&[&ONE, &MANY], &mut *connection).await?;
+                    // Before authentication, Redis does not answer long commands: short ones first.
+                    rights::load_scripts(&[], &mut *connection).await?;
+                    rights::load_scripts(&[&ONE, &MANY], &mut *connection).await?;
                 }
-                Ok((connection, Shards::one()))
+                Ok((connection, Shards::single()))
             })
         });
         Self::new(None, Some(connect), false)
     }
 
-    /// The same for a cluster, whose shards fail each by itself.
+    /// Creates the origin of a cluster, whose shards fail independently.
     #[cfg(feature = "redis-cluster")]
     pub(crate) fn sharded<F, R>(connect: F) -> Self
     where
@@ -86,20 +86,21 @@ impl Origin {
         self.since + Duration::from_millis(ms)
     }
 
-    pub(crate) fn hear(&self, now: u64) {
-        self.heard.store(now, Ordering::Relaxed);
+    pub(crate) fn note_answer(&self, now: u64) {
+        self.answered_at.store(now, Ordering::Relaxed);
     }
 
-    /// A runtime can't send anything to a part. If another one can, the store has not failed.
-    /// Shards answer each by itself.
-    pub(crate) fn cut_off(&self, node: u64, lost: u64) {
-        if self.sharded || self.heard.load(Ordering::Relaxed) <= lost {
+    /// Reports to the breaker that a runtime can't reach a shard, unless an answer came after
+    /// `lost_since`: then another runtime can, and the store has not failed. In a cluster, that
+    /// answer may be another shard's.
+    pub(crate) fn cut_off(&self, node: u64, lost_since: u64) {
+        if self.sharded || self.answered_at.load(Ordering::Relaxed) <= lost_since {
             self.breaker.cut_off(node);
         }
     }
 }
 
-/// A connection of any kind. The library's are handles: clones send over the same socket.
+/// A connection of any kind. Clones of the library's connections send over the same socket.
 pub(crate) trait Handle: ConnectionLike + Send + Sync + 'static {
     fn boxed(&self) -> Box<dyn Handle>;
 }
@@ -110,28 +111,28 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Handle for C {
     }
 }
 
-/// Whether another connection may do better.
-pub(super) fn leads_nowhere(error: &RedisError) -> bool {
-    error.is_unrecoverable_error() || error.is_io_error() || is_of_replica(error)
+/// Returns whether another connection may do better.
+pub(super) fn needs_replacement(error: &RedisError) -> bool {
+    error.is_unrecoverable_error() || error.is_io_error() || is_from_replica(error)
 }
 
-/// Whether a replica has refused a call, and done nothing.
-pub(crate) fn is_of_replica(error: &RedisError) -> bool {
+/// Returns whether a replica has refused a call. It has then done nothing.
+pub(crate) fn is_from_replica(error: &RedisError) -> bool {
     use ServerErrorKind::{MasterDown, ReadOnly};
 
     matches!(error.kind(), ErrorKind::Server(ReadOnly | MasterDown))
 }
 
-/// Any answer is a sign of life, also that this user may not ask.
+/// Returns whether the server replies. Any reply, even NOPERM, proves that the connection is alive.
 pub(crate) async fn is_alive(connection: &mut Box<dyn Handle>, probe: &Cmd) -> bool {
     match connection.req_packed_command(probe).await {
         Ok(_) => true,
-        Err(error) => !leads_nowhere(&error),
+        Err(error) => !needs_replacement(&error),
     }
 }
 
-/// On a cluster `PING` would go to all of it.
-pub(crate) fn probe(key: Option<&[u8]>) -> Cmd {
+/// Returns a command to test a shard with. In a cluster, `PING` would go to all nodes.
+pub(crate) fn probe_for(key: Option<&[u8]>) -> Cmd {
     match key {
         None => redis::cmd("PING"),
         Some(key) => {
@@ -142,8 +143,8 @@ pub(crate) fn probe(key: Option<&[u8]>) -> Cmd {
     }
 }
 
-/// What `future` ends with, unless `end` comes first.
-pub(crate) async fn first<T>(
+/// Returns the output of `future`, or `None` if `end` comes first.
+pub(crate) async fn unless_ended<T>(
     future: impl Future<Output = T>,
     end: impl Future<Output = ()>,
 ) -> Option<T> {

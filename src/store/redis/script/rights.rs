@@ -16,7 +16,7 @@ const COMMANDS: [&str; 9] =
 static RIGHTS: LazyLock<Lua> = LazyLock::new(|| Lua::new(include_str!("rights.lua")));
 
 /// Brings scripts to a server, in one round trip. Fails if a command is missing there.
-pub(crate) async fn bring(
+pub(crate) async fn load_scripts(
     scripts: &[&Lua],
     connection: &mut (impl ConnectionLike + ?Sized + Send),
 ) -> RedisResult<()> {
@@ -26,7 +26,7 @@ pub(crate) async fn bring(
     }
     calls.add_command(load().clone()).add_command(ask());
     let answers = connection.req_packed_commands(&calls, 0, scripts.len() + 2).await?;
-    answers.into_iter().try_for_each(|answer| permitted(answer.extract_error()))
+    answers.into_iter().try_for_each(|answer| check_permitted(answer.extract_error()))
 }
 
 /// The call after which a server can be asked.
@@ -42,7 +42,7 @@ pub(crate) fn ask() -> Cmd {
 }
 
 /// Fails if an answer to these calls says that a command is missing. Decisions tell other errors.
-pub(crate) fn permitted(answer: RedisResult<Value>) -> RedisResult<()> {
+pub(crate) fn check_permitted(answer: RedisResult<Value>) -> RedisResult<()> {
     let answers: Vec<i64> = match answer {
         Ok(answer @ Value::Array(_)) => FromRedisValue::from_redis_value(answer)?,
         Err(error) if lacking(&error).is_some() || error.code() == Some("NOAUTH") => {
