@@ -1,9 +1,9 @@
-//! Requests that wait for their turn, in order of arrival (S13): a [`Line`] for each key, or for
-//! each combination of keys where a layer has several limits, and the [`Place`] of a request in it.
-//! Nothing here knows what waits.
+//! Requests that wait for their turn, in order of arrival (S13). Each key has a [`WaitingLine`]; if
+//! a layer has several limits, each combination of keys has one. A [`Place`] is that of a request.
+//! This module does not depend on what a request is.
 //!
-//! Nothing is taken for a request that waits. The head of the line is charged when it is due, and
-//! leaves when it is served; then it is the next one's turn.
+//! No tokens are taken for a request that waits. The head of the line is charged when it is due,
+//! and leaves when it is served; then the next request is the head.
 
 use std::collections::HashMap;
 use std::slice;
@@ -25,33 +25,33 @@ mod state;
 mod tokens;
 mod turn;
 
-use claim::Those;
+use claim::LimitSet;
 pub(crate) use claim::{Claim, Counter, Term, Terms, Tokens};
 pub(crate) use place::Place;
 pub(crate) use state::End;
-use state::{Out, State};
+use state::{Effects, LineState};
 
-/// How requests wait in the lines of a layer.
+/// The lines of a layer, and the settings by which requests wait in them.
 pub(crate) struct Queue {
     pub(crate) lines: Arc<Lines>,
     pub(crate) limits: Limits,
-    /// How many may wait in each line.
+    /// How many requests may wait in each line.
     pub(crate) most: u64,
     pub(crate) max_wait: Duration,
 }
 
-/// The lines of a layer, each as long as a request is in it.
+/// The lines of a layer. A line exists while a request is in it.
 pub(crate) struct Lines {
-    /// Whether the layer has several limits.
+    /// `true` if the layer has several limits.
     are_of_several: bool,
-    all: Mutex<HashMap<Arc<[Counter]>, Weak<Line>>>,
+    all: Mutex<HashMap<Arc<[Counter]>, Weak<WaitingLine>>>,
     closed: AtomicBool,
 }
 
-struct Line {
+struct WaitingLine {
     lines: Arc<Lines>,
     counters: Arc<[Counter]>,
-    state: Mutex<State>,
+    state: Mutex<LineState>,
 }
 
 impl Lines {
@@ -59,42 +59,42 @@ impl Lines {
         Self { are_of_several, all: Mutex::default(), closed: AtomicBool::new(false) }
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<Arc<[Counter]>, Weak<Line>>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Arc<[Counter]>, Weak<WaitingLine>>> {
         self.all.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The line of some counters, for one more.
-    fn of(self: &Arc<Self>, claim: &Claim) -> Arc<Line> {
+    /// Returns the line of the claim's counters; creates it if there is none.
+    fn line_for(self: &Arc<Self>, claim: &Claim) -> Arc<WaitingLine> {
         let mut lines = self.lock();
         if let Some(line) = lines.get(&claim.counters).and_then(Weak::upgrade) {
             return line;
         }
-        let (counters, state) = (Arc::clone(&claim.counters), State::new(&claim.cost));
-        let line = Line { lines: Arc::clone(self), counters, state: Mutex::new(state) };
+        let (counters, state) = (Arc::clone(&claim.counters), LineState::new(&claim.cost));
+        let line = WaitingLine { lines: Arc::clone(self), counters, state: Mutex::new(state) };
         let line = Arc::new(line);
         lines.insert(Arc::clone(&line.counters), Arc::downgrade(&line));
         line
     }
 
-    fn all(&self) -> Vec<Arc<Line>> {
+    fn all(&self) -> Vec<Arc<WaitingLine>> {
         self.lock().values().filter_map(Weak::upgrade).collect()
     }
 
-    /// Ends all waiting. Without a runtime nothing waits.
+    /// Closes the queue: all requests stop waiting. Without a runtime nothing waits.
     #[cfg_attr(not(feature = "tokio"), allow(dead_code))]
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::Release);
-        self.all().iter().for_each(|line| line.change(State::wake_all));
+        self.all().iter().for_each(|line| line.update(LineState::wake_all));
     }
 }
 
 impl Waiting for Lines {
-    /// The heads of the key's lines ask anew.
+    /// Lets the heads of the key's lines charge again.
     fn note_freed(&self, scope: u64, key: &Key) {
         let lines = self.lock();
         let found: Vec<_> = if self.are_of_several {
-            let is_it = |counter: &Counter| counter.scope == scope && counter.key == *key;
-            let with = lines.iter().filter(|(counters, _)| counters.iter().any(is_it));
+            let matches = |counter: &Counter| counter.scope == scope && counter.key == *key;
+            let with = lines.iter().filter(|(counters, _)| counters.iter().any(matches));
             with.filter_map(|(_, line)| line.upgrade()).collect()
         } else {
             let counter = Counter { limit: 0, scope, key: key.clone() };
@@ -102,31 +102,32 @@ impl Waiting for Lines {
         };
         drop(lines);
         for line in found {
-            let is_it = |counter: &Counter| counter.scope == scope && counter.key == *key;
-            let limits = Those::of(line.counters.iter().map(is_it));
-            line.change(|state, out| state.ask_again(limits, out));
+            let matches = |counter: &Counter| counter.scope == scope && counter.key == *key;
+            let limits = LimitSet::from_flags(line.counters.iter().map(matches));
+            line.update(|state, effects| state.retry_head(limits, effects));
         }
     }
 
-    /// All heads ask anew.
+    /// Lets all heads charge again.
     fn note_changed(&self) {
-        let ask_again = |state: &mut State, out: &mut Out| state.ask_again(Those::ALL, out);
-        self.all().iter().for_each(|line| line.change(ask_again));
+        let retry_head =
+            |state: &mut LineState, effects: &mut Effects| state.retry_head(LimitSet::ALL, effects);
+        self.all().iter().for_each(|line| line.update(retry_head));
     }
 }
 
-impl Line {
-    fn lock(&self) -> MutexGuard<'_, State> {
+impl WaitingLine {
+    fn lock(&self) -> MutexGuard<'_, LineState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn change(&self, change: impl FnOnce(&mut State, &mut Out)) {
-        let mut out = Out::default();
-        change(&mut self.lock(), &mut out);
-        out.wake();
+    fn update(&self, change: impl FnOnce(&mut LineState, &mut Effects)) {
+        let mut effects = Effects::default();
+        change(&mut self.lock(), &mut effects);
+        effects.wake();
     }
 
-    /// Charges all its limits by these terms.
+    /// Charges all limits of the line under these terms.
     fn charge(&self, queue: &Queue, terms: &Terms, cost: &Tokens, up_to: bool) -> Reply<Decision> {
         let charge = |i: usize, cost| {
             let charge = Charge::new(self.account(queue, terms, i), cost).refundable_if(true);
@@ -144,20 +145,20 @@ impl Line {
         queue.limits.send(limiters, &charges)
     }
 
-    /// Returns what a decision has taken.
+    /// Returns the tokens that a decision has taken.
     fn give_back(&self, queue: &Queue, terms: &Terms, decision: &Decision) -> Reply<()> {
-        let of = |i: usize| {
+        let return_one = |i: usize| {
             let decision = decision.for_limit(&terms[i].name)?;
             let limiter = queue.limiter_of(&self.counters[i]);
             Some(limiter.give_back(self.account(queue, terms, i), &decision))
         };
-        let returned = Reply::all((0..terms.len()).filter_map(of).collect());
-        // Other lines have some of the counters.
-        if queue.is_of_several() { self.note_after(queue, returned) } else { returned }
+        let returned = Reply::all((0..terms.len()).filter_map(return_one).collect());
+        // Other lines may share some of the counters.
+        if queue.is_of_several() { self.notify_after(queue, returned) } else { returned }
     }
 
-    /// Lets those who wait for its counters know when a reply is done.
-    fn note_after(&self, queue: &Queue, returned: Reply<()>) -> Reply<()> {
+    /// Wakes the lines that wait for these counters when the reply is done.
+    fn notify_after(&self, queue: &Queue, returned: Reply<()>) -> Reply<()> {
         self.counters.iter().fold(returned, |returned, counter| {
             freed::note_after(queue.limiter_of(counter).scope(), &counter.key, returned)
         })
@@ -179,10 +180,10 @@ impl Queue {
     }
 }
 
-impl Drop for Line {
+impl Drop for WaitingLine {
     fn drop(&mut self) {
         let mut lines = self.lines.lock();
-        // Another line may have taken its place.
+        // A new line may be in the map already.
         if lines.get(&self.counters).is_some_and(|line| line.strong_count() == 0) {
             lines.remove(&self.counters);
         }

@@ -1,120 +1,133 @@
-//! The charges of a line, and who they are for.
+//! The charges of a line, and how granted tokens are shared among its requests.
 
 use std::mem;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::claim::{Those, Tokens};
-use super::state::{Asker, Out, State, TICK};
-use super::tokens::{Asked, Hand, Told, granted, part};
+use super::claim::{LimitSet, Tokens};
+use super::state::{Effects, LineState, Poller, TICK};
+use super::tokens::{Answer, ChargeInFlight, Grant, granted_tokens, part_decision};
 use crate::decision::Decision;
 use crate::store::{Reply, StoreError};
 use crate::timer::Instant;
 
-/// As many requests are covered by one charge.
-const NEIGHBOURS: usize = 1_024;
+/// The most requests behind the head that one charge covers.
+const MOST_NEIGHBORS: usize = 1_024;
 
-impl State {
-    /// Charges the head, and those behind it with equal quotas where a charge takes a while.
-    /// Returns the tokens to ask for, and whether fewer are worth having.
-    pub(super) fn ask(&mut self, me: u64, asker: &Asker<'_>) -> (Tokens, bool) {
-        let head = &self.there[&me];
+impl LineState {
+    /// Starts a charge for the head and, before a store that takes a while, for the requests behind
+    /// it with equal quotas. Returns the tokens to charge, and whether a part of them is of use.
+    pub(super) fn start_charge(&mut self, me: u64, poller: &Poller<'_>) -> (Tokens, bool) {
+        let head = &self.waiters[&me];
         let (mut cost, mut last) = (head.cost.clone(), me);
-        if asker.covers_others && asker.can_be_granted(&cost) {
-            let behind = self.there.range(me + 1..).take(NEIGHBOURS);
-            for (number, entry) in behind.take_while(|(_, entry)| entry.own == head.own) {
+        if poller.covers_neighbors && poller.can_be_granted(&cost) {
+            let behind = self.waiters.range(me + 1..).take(MOST_NEIGHBORS);
+            for (number, waiter) in
+                behind.take_while(|(_, waiter)| waiter.own_terms == head.own_terms)
+            {
                 let mut sum = cost.clone();
-                sum += &entry.cost;
+                sum += &waiter.cost;
                 // Several limits grant all tokens or none.
-                if asker.of_several && !self.is_likely(&sum, asker) {
+                if poller.of_several && !self.is_likely(&sum, poller) {
                     break;
                 }
                 (cost, last) = (sum, *number);
             }
         }
-        let (terms, sent) = (Arc::clone(asker.terms), asker.now);
-        let (reply, polled_by, freed) = (None, Some(me), Those::NONE);
-        let asked = (cost.clone(), last != me);
-        self.asked = Some(Asked { by: me, last, cost, terms, sent, reply, polled_by, freed });
-        asked
+        let (terms, sent) = (Arc::clone(poller.terms), poller.now);
+        let (reply, polled_by, freed) = (None, Some(me), LimitSet::NONE);
+        let (sender, last_covered, charged) = (me, last, cost.clone());
+        self.in_flight = Some(ChargeInFlight {
+            sender,
+            last_covered,
+            cost,
+            terms,
+            sent,
+            reply,
+            polled_by,
+            freed,
+        });
+        (charged, last != me)
     }
 
-    /// Whether as many tokens could be granted now, as far as the line knows.
-    fn is_likely(&self, tokens: &Tokens, asker: &Asker<'_>) -> bool {
-        let told = self.told.as_ref().filter(|told| !told.stale && told.terms == *asker.terms);
-        let is_due = |told: &Told| told.due(tokens).is_some_and(|due| due <= asker.now);
-        asker.can_be_granted(tokens) && told.is_none_or(is_due)
+    /// Returns whether the last answer leaves room for these tokens now, or there is no answer.
+    fn is_likely(&self, tokens: &Tokens, poller: &Poller<'_>) -> bool {
+        let answer = self.answer.as_ref();
+        let answer = answer.filter(|answer| !answer.stale && answer.terms == *poller.terms);
+        let is_due = |answer: &Answer| answer.due(tokens).is_some_and(|due| due <= poller.now);
+        poller.can_be_granted(tokens) && answer.is_none_or(is_due)
     }
 
-    /// The charge in flight has no answer yet.
-    pub(super) fn park(&mut self, reply: Reply<Decision>, polled_by: Option<u64>) {
-        if let Some(asked) = &mut self.asked {
-            (asked.reply, asked.polled_by) = (Some(reply), polled_by);
+    /// Keeps the reply of the charge in flight until it is polled again.
+    pub(super) fn park_reply(&mut self, reply: Reply<Decision>, polled_by: Option<u64>) {
+        if let Some(charge) = &mut self.in_flight {
+            (charge.reply, charge.polled_by) = (Some(reply), polled_by);
         }
     }
 
-    /// The charge in flight was answered.
-    pub(super) fn answer(
+    /// Notes the answer of the charge in flight.
+    pub(super) fn note_answer(
         &mut self,
         me: u64,
         answer: Result<Decision, StoreError>,
-        asker: &Asker<'_>,
-        out: &mut Out,
+        poller: &Poller<'_>,
+        effects: &mut Effects,
     ) {
-        let Some(asked) = self.asked.take() else { return };
-        let Asked { by, last, cost, terms, sent, freed, .. } = asked;
+        let Some(charge) = self.in_flight.take() else { return };
+        let ChargeInFlight { sender, last_covered, cost, terms, sent, freed, .. } = charge;
         if self.head() != Some(me) {
-            self.wake_head(asker.now, out);
+            self.wake_head(poller.now, effects);
         }
         let decision = match answer {
             Ok(decision) => decision,
             Err(error) => {
-                self.failed = Some((last, error));
+                self.failure = Some((last_covered, error));
                 return;
             }
         };
-        let granted = granted(&decision, &terms);
-        let whole = self.whole(&granted, last);
-        let (none, is_less) = (whole.none(), whole != granted);
+        let granted = granted_tokens(&decision, &terms);
+        let whole = self.whole_requests(&granted, last_covered);
+        let (none, is_less) = (whole.zeroed(), whole != granted);
         if is_less {
-            let back = part(&decision, &terms, &whole, &(&granted - &whole));
-            out.back.push((back, Arc::clone(&terms)));
+            let excess = part_decision(&decision, &terms, &whole, &(&granted - &whole));
+            effects.returns.push((excess, Arc::clone(&terms)));
         }
         let is_served = whole != none;
         if is_served {
-            self.served = Some(sent);
-            let good_until = good_until(&decision, sent, asker.now);
+            self.last_grant = Some(sent);
+            let valid_until = valid_until(&decision, sent, poller.now);
             let (decision, terms, left) = (decision.clone(), Arc::clone(&terms), whole.clone());
-            self.hand = Some(Hand { decision, terms, before: none.clone(), left, good_until });
+            self.grant = Some(Grant { decision, terms, given: none.clone(), left, valid_until });
         }
-        if decision.exceeds_capacity() && by == last && self.there.contains_key(&by) {
-            self.refuse(by, decision.clone(), asker.now, out);
+        let is_of_one = sender == last_covered;
+        if decision.exceeds_capacity() && is_of_one && self.waiters.contains_key(&sender) {
+            self.refuse_waiter(sender, decision.clone(), poller.now, effects);
         }
-        // Of several limits, the refusal of many says nothing of the first of them alone.
-        let is_open = asker.of_several && by != last && !is_served;
+        // If several limits refuse the tokens of many requests, the head alone might still pass.
+        let is_open = poller.of_several && !is_of_one && !is_served;
         let decision = match (is_less, is_open) {
             (false, false) => decision,
             (false, true) => decision.standing(),
-            (true, _) => part(&decision, &terms, &none, &whole),
+            (true, _) => part_decision(&decision, &terms, &none, &whole),
         };
         let is_all = granted == cost;
-        let cost = (by == last).then_some(cost);
-        let mut told = Told { decision, terms, cost, sent, stale: false, judged: false };
-        let first = self.first_short();
-        told.stale = !is_all && first.is_some_and(|first| told.waits_for(freed, first));
-        self.told = Some(told);
+        let cost = is_of_one.then_some(cost);
+        let mut answer = Answer { decision, terms, cost, sent, stale: false, judged: false };
+        let first = self.first_without_tokens();
+        answer.stale = !is_all && first.is_some_and(|first| answer.waits_for(freed, first));
+        self.answer = Some(answer);
         if !is_served {
-            self.judge(asker, out);
+            self.judge_newcomers(poller, effects);
         }
     }
 
-    /// How many of the tokens that were granted go to whole requests, from the head on.
-    fn whole(&self, granted: &Tokens, last: u64) -> Tokens {
-        let mut whole = granted.none();
-        for entry in self.there.range(..=last).map(|(_, entry)| entry) {
+    /// Returns how many of the granted tokens go to whole requests, from the head on.
+    fn whole_requests(&self, granted: &Tokens, last: u64) -> Tokens {
+        let mut whole = granted.zeroed();
+        for waiter in self.waiters.range(..=last).map(|(_, waiter)| waiter) {
             let mut sum = whole.clone();
-            sum += &entry.cost;
-            if !sum.fits(granted) {
+            sum += &waiter.cost;
+            if !sum.fits_in(granted) {
                 break;
             }
             whole = sum;
@@ -122,68 +135,72 @@ impl State {
         whole
     }
 
-    /// The head gets its tokens of those that the line holds.
-    pub(super) fn grant(&mut self, me: u64) -> Decision {
-        let entry = self.there.get_mut(&me).expect("it is the head");
-        let none = entry.cost.none();
-        let cost = mem::replace(&mut entry.cost, none);
-        self.tokens -= &cost;
-        let hand = self.hand.as_mut().expect("it covers the head");
-        let granted = hand.take(&cost).expect("it covers the head");
-        if hand.left.is_none() {
-            self.hand = None;
+    /// Takes the head's tokens from the grant.
+    pub(super) fn grant_head(&mut self, me: u64) -> Decision {
+        let waiter = self.waiters.get_mut(&me).expect("it is the head");
+        let none = waiter.cost.zeroed();
+        let cost = mem::replace(&mut waiter.cost, none);
+        self.requested -= &cost;
+        let grant = self.grant.as_mut().expect("it covers the head");
+        let part = grant.take_part(&cost).expect("it covers the head");
+        if grant.left.is_zero() {
+            self.grant = None;
         }
-        granted
+        part
     }
 
-    /// Those who have joined without knowing it learn whether they have to wait, or can't.
-    pub(super) fn judge(&mut self, asker: &Asker<'_>, out: &mut Out) {
-        let Asker { now, most, .. } = *asker;
-        let Some(told) = self.told.as_mut().filter(|told| !told.judged && !told.stale) else {
+    /// Judges the unjudged requests by the last answer: each may be due, has to wait, or is refused
+    /// since the line is full or the wait would be too long.
+    pub(super) fn judge_newcomers(&mut self, poller: &Poller<'_>, effects: &mut Effects) {
+        let Poller { now, max_waiting, .. } = *poller;
+        let Some(answer) = self.answer.as_mut().filter(|answer| !answer.judged && !answer.stale)
+        else {
             return;
         };
-        told.judged = true;
-        let from = self.unjudged;
-        let numbers: Vec<_> = self.there.range(from..).map(|(number, _)| *number).collect();
-        let mut before = self.tokens.clone();
-        numbers.iter().for_each(|number| before -= &self.there[number].cost);
-        let mut unjudged = self.arrivals;
+        answer.judged = true;
+        let from = self.first_unjudged;
+        let numbers: Vec<_> = self.waiters.range(from..).map(|(number, _)| *number).collect();
+        let mut before = self.requested.clone();
+        numbers.iter().for_each(|number| before -= &self.waiters[number].cost);
+        let mut first_unjudged = self.arrivals;
         for number in numbers {
-            let told = self.told.as_ref().expect("looked at just now");
+            let answer = self.answer.as_ref().expect("looked at just now");
             let mut tokens = before.clone();
-            tokens += &self.there[&number].cost;
-            let short = self.not_in_hand(&tokens);
-            let entry = self.there.get_mut(&number).expect("it is there");
-            let due = told.due(&short);
-            let known = told.terms == *entry.own.as_ref().unwrap_or(asker.terms);
-            if entry.has_to_wait || entry.cost.is_none() {
+            tokens += &self.waiters[&number].cost;
+            let short = self.beyond_grant(&tokens);
+            let waiter = self.waiters.get_mut(&number).expect("it is there");
+            let due = answer.due(&short);
+            let known = answer.terms == *waiter.own_terms.as_ref().unwrap_or(poller.terms);
+            if waiter.has_to_wait || waiter.cost.is_zero() {
                 before = tokens;
-            } else if short.is_none() || !known || due.is_some_and(|due| due <= now) {
+            } else if short.is_zero() || !known || due.is_some_and(|due| due <= now) {
                 before = tokens;
-                unjudged = unjudged.min(number);
-            } else if self.waiting < most && due.is_some_and(|due| due <= entry.deadline + TICK) {
-                entry.has_to_wait(&mut self.waiting, out);
+                first_unjudged = first_unjudged.min(number);
+            } else if self.waiting < max_waiting
+                && due.is_some_and(|due| due <= waiter.deadline + TICK)
+            {
+                waiter.start_waiting(&mut self.waiting, effects);
                 before = tokens;
             } else {
-                let refusal = told.refusal(&short, now);
-                self.refuse(number, refusal, now, out);
+                let refusal = answer.refusal(&short, now);
+                self.refuse_waiter(number, refusal, now, effects);
             }
         }
-        self.unjudged = unjudged;
+        self.first_unjudged = first_unjudged;
     }
 }
 
-/// Until when the tokens of a decision are those of a window that is not over, judged from when it
-/// was asked for.
-fn good_until(decision: &Decision, sent: Instant, now: Instant) -> Instant {
-    // One less: it was a fraction of a millisecond later than the store says.
+/// Returns until when a decision's tokens can be used: until the first of their windows ends,
+/// counted from when the charge was sent.
+fn valid_until(decision: &Decision, sent: Instant, now: Instant) -> Instant {
+    // Less one: the store decided up to a millisecond later than its rounded time.
     let (end, shortest) = decision.first_to_end();
     let left = end.saturating_sub(decision.now_ms()).saturating_sub(1);
-    let good_until = sent + Duration::from_millis(left.max(0) as u64).max(TICK);
-    // No answer comes in time where windows are shorter than its way.
+    let valid_until = sent + Duration::from_millis(left.max(0) as u64).max(TICK);
+    // If windows are about as short as the store's delay, every answer would come too late.
     if now.saturating_duration_since(sent) * 2 >= shortest {
-        good_until.max(now + shortest)
+        valid_until.max(now + shortest)
     } else {
-        good_until
+        valid_until
     }
 }

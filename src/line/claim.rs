@@ -1,5 +1,5 @@
-//! What a request asks for while it waits: tokens of one limit, or of several that are decided
-//! together (S37).
+//! The claim of a request in a line: tokens of one limit, or of several that are charged together
+//! (S37).
 
 use std::hash::{Hash, Hasher};
 use std::ops::{AddAssign, Sub, SubAssign};
@@ -8,7 +8,7 @@ use std::sync::Arc;
 use crate::key::Key;
 use crate::quota::{Quota, Quotas};
 
-/// A key under one of the layer's limits. Requests that have these in common wait in one line.
+/// A key under one of the layer's limits. Requests with the same counters wait in one line.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Counter {
     /// The limit's position in the layer.
@@ -19,47 +19,48 @@ pub(crate) struct Counter {
 
 impl Hash for Counter {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        // Of equal keys, few are under different limits.
+        // The key is enough: few equal keys are under different limits.
         self.key.hash(state);
     }
 }
 
-/// The name and the quotas of a limit that decides.
+/// The name of a limit, and the quotas that decide a charge under it.
 #[derive(PartialEq)]
 pub(crate) struct Term {
     pub(crate) name: Arc<str>,
     pub(crate) quotas: Quotas,
 }
 
-/// What a request is decided by, in the order of its line's counters.
+/// The terms of a request, in the order of its line's counters.
 pub(crate) type Terms = Arc<[Term]>;
 
+/// The tokens that a request claims, by which counters and quotas.
 pub(crate) struct Claim {
     pub(crate) counters: Arc<[Counter]>,
     pub(crate) terms: Terms,
-    /// Whether some quotas are the request's, and not the limit's.
+    /// `true` if some quotas are the request's own, and not the limit's.
     pub(crate) own: bool,
     pub(crate) cost: Tokens,
 }
 
-/// Some of the limits of a line, a bit each.
+/// A set of a line's limits, a bit for each.
 #[derive(Clone, Copy)]
-pub(super) struct Those(u8);
+pub(super) struct LimitSet(u8);
 
-impl Those {
+impl LimitSet {
     pub(super) const NONE: Self = Self(0);
     pub(super) const ALL: Self = Self(u8::MAX);
 
-    /// Those limits of a line for which this is so.
-    pub(super) fn of(are: impl Iterator<Item = bool>) -> Self {
-        Self(are.enumerate().fold(0, |bits, (i, is)| bits | u8::from(is) << i))
+    /// Creates the set of the limits whose flag is `true`.
+    pub(super) fn from_flags(flags: impl Iterator<Item = bool>) -> Self {
+        Self(flags.enumerate().fold(0, |bits, (i, flag)| bits | u8::from(flag) << i))
     }
 
-    pub(super) fn and(self, others: Self) -> Self {
-        Self(self.0 | others.0)
+    pub(super) fn union(self, other: Self) -> Self {
+        Self(self.0 | other.0)
     }
 
-    pub(super) fn has(self, limit: usize) -> bool {
+    pub(super) fn contains(self, limit: usize) -> bool {
         self.0 >> limit & 1 == 1
     }
 
@@ -67,12 +68,12 @@ impl Those {
         self.0 == u8::MAX
     }
 
-    pub(super) fn is_none(self) -> bool {
+    pub(super) fn is_empty(self) -> bool {
         self.0 == 0
     }
 }
 
-/// Tokens of each limit. All that meet in a line have as many limits.
+/// Numbers of tokens, one for each limit. All values in a line have the same number of limits.
 #[derive(Clone, PartialEq)]
 pub(crate) enum Tokens {
     One(u128),
@@ -80,7 +81,6 @@ pub(crate) enum Tokens {
 }
 
 impl Tokens {
-    /// Of one limit, or of several.
     pub(crate) fn of(costs: &[u64]) -> Self {
         match *costs {
             [cost] => Self::One(cost.into()),
@@ -88,37 +88,42 @@ impl Tokens {
         }
     }
 
-    /// No tokens of as many limits.
-    pub(super) fn none(&self) -> Self {
+    /// Returns zero tokens for each of these limits.
+    pub(super) fn zeroed(&self) -> Self {
         self.map(self, |_, _| 0)
     }
 
-    pub(super) fn each(&self) -> &[u128] {
+    pub(super) fn per_limit(&self) -> &[u128] {
         match self {
             Self::One(tokens) => std::slice::from_ref(tokens),
             Self::Several(tokens) => tokens,
         }
     }
 
-    /// Of each limit, as a charge can have them.
+    /// Returns the cost for each limit, cut to what a charge can have.
     pub(super) fn costs(&self) -> impl Iterator<Item = u64> + Clone {
-        self.each().iter().map(|tokens| (*tokens).min(Quota::MAX_TOKENS.into()) as u64)
+        self.per_limit().iter().map(|tokens| (*tokens).min(Quota::MAX_TOKENS.into()) as u64)
     }
 
-    pub(super) fn is_none(&self) -> bool {
-        self.each().iter().all(|tokens| *tokens == 0)
+    pub(super) fn is_zero(&self) -> bool {
+        self.per_limit().iter().all(|tokens| *tokens == 0)
     }
 
-    /// Whether others have as many of each.
-    pub(super) fn fits(&self, others: &Self) -> bool {
-        self.each().iter().zip(others.each()).all(|(tokens, others)| tokens <= others)
+    /// Returns whether `available` has at least these tokens for each limit.
+    pub(super) fn fits_in(&self, available: &Self) -> bool {
+        let mut limits = self.per_limit().iter().zip(available.per_limit());
+        limits.all(|(tokens, available)| tokens <= available)
     }
 
     fn map(&self, other: &Self, op: impl Fn(u128, u128) -> u128) -> Self {
         match (self, other) {
-            (Self::One(one), other) => Self::One(op(*one, other.each()[0])),
+            (Self::One(one), other) => Self::One(op(*one, other.per_limit()[0])),
             (Self::Several(several), other) => Self::Several(
-                several.iter().zip(other.each()).map(|(one, other)| op(*one, *other)).collect(),
+                several
+                    .iter()
+                    .zip(other.per_limit())
+                    .map(|(one, other)| op(*one, *other))
+                    .collect(),
             ),
         }
     }

@@ -1,214 +1,233 @@
-//! Whose turn it is in a line, and until when the others look away.
+//! Whose turn it is in a line, and when the others are polled next.
 
 use std::time::Duration;
 
 use super::claim::Tokens;
-use super::state::{Asker, End, Out, State, TICK};
+use super::state::{Effects, End, LineState, Poller, TICK};
 use crate::decision::Decision;
 use crate::store::Reply;
 use crate::timer::Instant;
 
-/// For how long those behind it wait for one that is not polled.
+/// How long the requests behind a request wait for it to be polled, before they go first.
 const PATIENCE: Duration = Duration::from_millis(100);
-/// How often one that may be waited for shows that it is polled.
+/// How often a request is polled that others wait for.
 const SIGN_OF_LIFE: Duration = Duration::from_millis(50);
-/// Those further behind look no later whether those before them are polled.
+/// The highest rank: requests further behind check no later that the head is polled.
 const RANKS: u64 = 64;
-/// The first ones count exactly how many are before them.
+/// Within this rank, the requests before a request are counted exactly.
 const NEAR: usize = 8;
 
-/// What a request does next.
-pub(super) enum Step {
-    /// It looks again by then.
+/// The next step of a request that is polled.
+pub(super) enum NextStep {
+    /// Wait until then.
     Wait(Instant),
-    /// It is its turn: it readies its service, and looks again by then.
+    /// Take the turn: make the service ready, and poll again by then.
     Turn(Instant),
-    /// It charges these tokens, or as many of them as there are.
-    Ask {
+    /// Charge these tokens, or as many of them as there are.
+    Charge {
         cost: Tokens,
         up_to: bool,
     },
-    /// It polls the charge in flight.
-    Poll(Reply<Decision>),
+    /// Poll the charge in flight.
+    PollCharge(Reply<Decision>),
     Granted(Decision),
     End(End),
 }
 
-impl From<Result<Instant, End>> for Step {
+impl From<Result<Instant, End>> for NextStep {
     fn from(wait: Result<Instant, End>) -> Self {
         wait.map_or_else(Self::End, Self::Wait)
     }
 }
 
-impl State {
-    pub(super) fn step(&mut self, me: u64, ready: bool, asker: &Asker<'_>, out: &mut Out) -> Step {
-        let now = asker.now;
-        if let Some(refusal) = self.refused.remove(&me) {
-            return Step::End(End::Refused(refusal));
+impl LineState {
+    /// Decides what the request `me` does next; `ready` if its service is.
+    pub(super) fn next_step(
+        &mut self,
+        me: u64,
+        ready: bool,
+        poller: &Poller<'_>,
+        effects: &mut Effects,
+    ) -> NextStep {
+        let now = poller.now;
+        if let Some(refusal) = self.refusals.remove(&me) {
+            return NextStep::End(End::Refused(refusal));
         }
-        if let Some(entry) = self.away.remove(&me) {
-            self.there.insert(me, entry);
+        if let Some(waiter) = self.passed_over.remove(&me) {
+            self.waiters.insert(me, waiter);
         }
-        self.pass_over(me, now, out);
-        if self.hand.as_ref().is_some_and(|hand| hand.good_until <= now) {
-            self.empty_hand(out);
+        self.pass_over_unpolled(me, now, effects);
+        if self.grant.as_ref().is_some_and(|grant| grant.valid_until <= now) {
+            self.return_unused(effects);
         }
         if self.head() != Some(me) {
-            return if ready { Step::End(End::LetGo) } else { self.wait_behind(me, asker).into() };
+            return if ready {
+                NextStep::End(End::LetGo)
+            } else {
+                self.wait_behind(me, poller).into()
+            };
         }
-        if let Some((last, error)) = &self.failed
+        if let Some((last, error)) = &self.failure
             && me <= *last
         {
             let failed = End::Failed(error.clone());
-            return if ready { Step::End(failed) } else { self.turn(me, asker) };
+            return if ready { NextStep::End(failed) } else { self.take_turn(me, poller) };
         }
-        let deadline = self.there[&me].deadline;
-        if let Some(hand) = &self.hand {
-            if hand.terms == *asker.terms && self.there[&me].cost.fits(&hand.left) {
-                return if ready { Step::Granted(self.grant(me)) } else { self.turn(me, asker) };
+        let deadline = self.waiters[&me].deadline;
+        if let Some(grant) = &self.grant {
+            if grant.terms == *poller.terms && self.waiters[&me].cost.fits_in(&grant.left) {
+                return if ready {
+                    NextStep::Granted(self.grant_head(me))
+                } else {
+                    self.take_turn(me, poller)
+                };
             }
-            self.empty_hand(out);
+            self.return_unused(effects);
         }
-        if let Some(asked) = &mut self.asked {
-            if ready && asked.by != me {
-                return Step::End(End::LetGo);
+        if let Some(charge) = &mut self.in_flight {
+            if ready && charge.sender != me {
+                return NextStep::End(End::LetGo);
             }
-            return match asked.reply.take() {
+            return match charge.reply.take() {
                 Some(reply) => {
-                    asked.polled_by = Some(me);
-                    Step::Poll(reply)
+                    charge.polled_by = Some(me);
+                    NextStep::PollCharge(reply)
                 }
-                None => self.wait_for_answer(me, asker).into(),
+                None => self.wait_for_answer(me, poller).into(),
             };
         }
-        match self.due(me, asker) {
+        match self.head_due(me, poller) {
             Some(due) if due <= now => {}
             due => {
-                self.judge(asker, out);
-                if let Some(refusal) = self.refused.remove(&me) {
-                    return Step::End(End::Refused(refusal));
+                self.judge_newcomers(poller, effects);
+                if let Some(refusal) = self.refusals.remove(&me) {
+                    return NextStep::End(End::Refused(refusal));
                 }
                 let due = due.unwrap_or(deadline);
                 return if ready {
-                    Step::End(End::LetGo)
+                    NextStep::End(End::LetGo)
                 } else {
-                    self.wait(me, due, asker).into()
+                    self.wait_until(me, due, poller).into()
                 };
             }
         }
         if now >= deadline + PATIENCE {
-            Step::End(self.too_late(me, asker))
+            NextStep::End(self.timeout_end(me, poller))
         } else if ready {
-            let (cost, up_to) = self.ask(me, asker);
-            Step::Ask { cost, up_to }
+            let (cost, up_to) = self.start_charge(me, poller);
+            NextStep::Charge { cost, up_to }
         } else {
-            self.turn(me, asker)
+            self.take_turn(me, poller)
         }
     }
 
-    /// Those before it that were not polled for a while let it go first, and keep their places. If
-    /// it was polled late itself, the runtime is slow, and they may have a little more time.
-    fn pass_over(&mut self, me: u64, now: Instant, out: &mut Out) {
+    /// Lets the request go before those that were not polled for a while; they keep their places.
+    /// If the request itself was polled late, the runtime is slow, and the others get more time.
+    fn pass_over_unpolled(&mut self, me: u64, now: Instant, effects: &mut Effects) {
         let mut passed = false;
-        let looks = self.there.get(&me).map(|entry| entry.looks);
-        if looks.is_none_or(|looks| now < looks || looks + SIGN_OF_LIFE < now) {
+        let next_poll = self.waiters.get(&me).map(|waiter| waiter.next_poll);
+        if next_poll.is_none_or(|next_poll| now < next_poll || next_poll + SIGN_OF_LIFE < now) {
             return;
         }
-        while let Some(head) = self.there.first_entry()
+        while let Some(head) = self.waiters.first_entry()
             && *head.key() < me
-            && head.get().looks + PATIENCE <= now
+            && head.get().next_poll + PATIENCE <= now
         {
-            let (number, entry) = head.remove_entry();
-            self.away.insert(number, entry);
+            let (number, waiter) = head.remove_entry();
+            self.passed_over.insert(number, waiter);
             passed = true;
         }
         if passed && self.head() != Some(me) {
-            self.wake_head(now, out);
+            self.wake_head(now, effects);
         }
     }
 
-    /// When the head is due, by the last answer. `None`: never.
-    fn due(&self, head: u64, asker: &Asker<'_>) -> Option<Instant> {
-        let told = self.told.as_ref().filter(|told| !told.stale && told.terms == *asker.terms);
-        let Some(told) = told else { return Some(asker.now) };
-        let head = &self.there[&head];
-        let due = told.due(&head.cost)?;
-        if !asker.shared || due <= told.sent {
+    /// Returns when the head is due by the last answer; `None`: never.
+    fn head_due(&self, head: u64, poller: &Poller<'_>) -> Option<Instant> {
+        let answer =
+            self.answer.as_ref().filter(|answer| !answer.stale && answer.terms == *poller.terms);
+        let Some(answer) = answer else { return Some(poller.now) };
+        let head = &self.waiters[&head];
+        let due = answer.due(&head.cost)?;
+        if !poller.shared || due <= answer.sent {
             return Some(due);
         }
-        // Where all have waited for as long as they may, the nodes take turns.
-        let from = self.served.map_or(head.arrived, |served| served.max(head.arrived));
-        Some(due + told.courtesy(due.saturating_duration_since(from), asker.max_wait))
+        // Counted from the line's last grant, so that nodes take turns if all heads are old.
+        let from = self.last_grant.map_or(head.arrived, |granted| granted.max(head.arrived));
+        Some(due + answer.courtesy_delay(due.saturating_duration_since(from), poller.max_wait))
     }
 
-    fn wait_behind(&mut self, me: u64, asker: &Asker<'_>) -> Result<Instant, End> {
-        let (first, head) = self.there.first_key_value().expect("one is before it");
-        let rank = match self.there.range(..me).take(NEAR).count() {
-            // Gaps matter less there, and counting them takes time.
+    /// Waits behind the head: the further back, the later the request checks that it is polled.
+    fn wait_behind(&mut self, me: u64, poller: &Poller<'_>) -> Result<Instant, End> {
+        let (first, head) = self.waiters.first_key_value().expect("one is before it");
+        let rank = match self.waiters.range(..me).take(NEAR).count() {
+            // An estimate: numbers have gaps, but counting takes time.
             NEAR => (me - first).min(RANKS) as u32,
             near => near as u32,
         };
-        let until = head.looks + PATIENCE * rank;
-        self.wait(me, if until <= asker.now { asker.now + PATIENCE } else { until }, asker)
+        let until = head.next_poll + PATIENCE * rank;
+        self.wait_until(me, if until <= poller.now { poller.now + PATIENCE } else { until }, poller)
     }
 
-    pub(super) fn wait_for_answer(&mut self, me: u64, asker: &Asker<'_>) -> Result<Instant, End> {
-        self.wait(me, asker.now + SIGN_OF_LIFE, asker)
+    pub(super) fn wait_for_answer(&mut self, me: u64, poller: &Poller<'_>) -> Result<Instant, End> {
+        self.wait_until(me, poller.now + SIGN_OF_LIFE, poller)
     }
 
-    /// Until when it looks away.
-    fn wait(&mut self, me: u64, until: Instant, asker: &Asker<'_>) -> Result<Instant, End> {
-        let now = asker.now;
-        let Some(deadline) = self.there.get(&me).map(|entry| entry.deadline) else {
+    /// Sets when the request is polled next, at most until its deadline, or ends its wait.
+    fn wait_until(&mut self, me: u64, until: Instant, poller: &Poller<'_>) -> Result<Instant, End> {
+        let now = poller.now;
+        let Some(deadline) = self.waiters.get(&me).map(|waiter| waiter.deadline) else {
             return Ok(until);
         };
-        if self.asked.as_ref().is_none_or(|asked| asked.last < me) {
-            if asker.closed {
+        if self.in_flight.as_ref().is_none_or(|charge| charge.last_covered < me) {
+            if poller.closed {
                 return Err(End::Closed);
             }
-            if deadline <= now && !self.is_about_to_go(deadline, now) {
-                return Err(self.too_late(me, asker));
+            if deadline <= now && !self.is_head_about_to_go(deadline, now) {
+                return Err(self.timeout_end(me, poller));
             }
         }
-        let entry = self.there.get_mut(&me).expect("looked at just now");
-        entry.readying = false;
-        entry.looks = until.min(if now < deadline { deadline } else { now + SIGN_OF_LIFE });
-        Ok(entry.looks)
+        let waiter = self.waiters.get_mut(&me).expect("looked at just now");
+        waiter.readying = false;
+        waiter.next_poll = until.min(if now < deadline { deadline } else { now + SIGN_OF_LIFE });
+        Ok(waiter.next_poll)
     }
 
-    /// Whether those who were due by this deadline are on their way.
-    fn is_about_to_go(&self, deadline: Instant, now: Instant) -> bool {
-        let head = self.there.first_key_value();
-        let due = || match (&self.told, head) {
-            (Some(told), Some((_, head))) => told.due(&head.cost),
+    /// Returns whether the head is likely to be served shortly, and was due by this deadline.
+    fn is_head_about_to_go(&self, deadline: Instant, now: Instant) -> bool {
+        let head = self.waiters.first_key_value();
+        let due = || match (&self.answer, head) {
+            (Some(answer), Some((_, head))) => answer.due(&head.cost),
             _ => None,
         };
         now < deadline + PATIENCE
             && head.is_some_and(|(_, head)| !head.readying)
-            && (self.hand.is_some() || due().is_some_and(|due| due <= deadline + TICK))
+            && (self.grant.is_some() || due().is_some_and(|due| due <= deadline + TICK))
     }
 
-    fn turn(&mut self, me: u64, asker: &Asker<'_>) -> Step {
-        let now = asker.now;
-        if asker.closed {
-            return Step::End(End::Closed);
+    /// Lets the head make its service ready.
+    fn take_turn(&mut self, me: u64, poller: &Poller<'_>) -> NextStep {
+        let now = poller.now;
+        if poller.closed {
+            return NextStep::End(End::Closed);
         }
-        let good_until = self.hand.as_ref().map(|hand| hand.good_until);
-        let entry = self.there.get_mut(&me).expect("it is the head");
-        if entry.readying && entry.deadline <= now {
-            return Step::End(self.too_late(me, asker));
+        let valid_until = self.grant.as_ref().map(|grant| grant.valid_until);
+        let waiter = self.waiters.get_mut(&me).expect("it is the head");
+        if waiter.readying && waiter.deadline <= now {
+            return NextStep::End(self.timeout_end(me, poller));
         }
-        entry.readying = true;
-        entry.looks = now + SIGN_OF_LIFE;
-        let ends = good_until.into_iter().chain((now < entry.deadline).then_some(entry.deadline));
-        Step::Turn(ends.fold(entry.looks, Instant::min))
+        waiter.readying = true;
+        waiter.next_poll = now + SIGN_OF_LIFE;
+        let ends =
+            valid_until.into_iter().chain((now < waiter.deadline).then_some(waiter.deadline));
+        NextStep::Turn(ends.fold(waiter.next_poll, Instant::min))
     }
 
-    /// It has waited for as long as it may.
-    fn too_late(&self, me: u64, asker: &Asker<'_>) -> End {
-        let Some(told) = &self.told else { return End::Unanswered };
-        let mut tokens = self.tokens.none();
-        self.there.range(..=me).for_each(|(_, entry)| tokens += &entry.cost);
-        End::Refused(told.refusal(&tokens, asker.now))
+    /// Returns how the wait of a request ends that has reached its deadline.
+    fn timeout_end(&self, me: u64, poller: &Poller<'_>) -> End {
+        let Some(answer) = &self.answer else { return End::Unanswered };
+        let mut tokens = self.requested.zeroed();
+        self.waiters.range(..=me).for_each(|(_, waiter)| tokens += &waiter.cost);
+        End::Refused(answer.refusal(&tokens, poller.now))
     }
 }
