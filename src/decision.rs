@@ -11,17 +11,17 @@ use crate::window::{MAX, State};
 mod reading;
 
 mod ahead;
-mod beside;
 mod charge;
+mod details;
 #[cfg(feature = "serde")]
 mod kept;
 mod limited;
 mod standing;
 mod together;
 
-use beside::{All, FEW, Several, Verdict};
-pub(crate) use beside::{MAX_LIMITS, Refuser};
 pub(crate) use charge::Ask;
+use details::{Details, FEW, QuotaDetails, Verdict};
+pub(crate) use details::{MAX_LIMITS, Refuser};
 #[cfg(feature = "serde")]
 pub(crate) use kept::KeptDecision;
 pub use limited::RateLimited;
@@ -29,7 +29,7 @@ pub use standing::Usage;
 pub(crate) use standing::system_time;
 pub(crate) use together::{Line, Merging};
 
-/// Whether a charge passed, and the standing of the key.
+/// The answer to a charge: whether it passed, and the standing of the key.
 ///
 /// If several quotas were charged, one of them *governs*, and the methods with a single value are
 /// about that quota: on a refusal the refusing quota with the latest retry, otherwise the one with
@@ -61,58 +61,63 @@ pub struct Decision {
     now: i64,
     granted: u64,
     verdict: Verdict,
-    /// The standings of one or two quotas, in their order. Where `all` has them, only the governing
-    /// quota's, at its position modulo [`FEW`].
-    few: [Usage; FEW],
-    /// All standings, where there are more or some tokens were reserved, or those of several
+    /// The standings of one or two quotas, in their order. If `details` has the standings, only the
+    /// governing quota's is here, at its position modulo [`FEW`].
+    inline: [Usage; FEW],
+    /// All standings, if there are more, if some tokens were reserved, or if there are several
     /// limits.
-    all: Option<Box<All>>,
+    details: Option<Box<Details>>,
     len: u8,
     governing: u8,
     /// A bit for each quota that refused.
     refusing: u8,
     /// A bit for each quota whose tokens were taken from a count that other keys share.
     shared: u8,
-    /// Whether it was made by the fallback of a store that failed.
+    /// `true` if the fallback of a store that failed decided.
     local: bool,
 }
 
 impl Decision {
-    /// Notes whose refusal it is, in memory of its own: what passes has none of that to carry.
+    /// Notes the limit that refused, outside of the decision itself: one that passes stays small.
     #[cold]
     pub(crate) fn note_refuser(&mut self, name: &str, quotas: &Quotas) {
-        self.several().refuser = Some(Refuser { name: name.into(), quotas: *quotas });
+        self.quota_details_mut().refuser = Some(Refuser { name: name.into(), quotas: *quotas });
     }
 
-    /// Moves few standings to where all are: of several limits, those of the one that governs.
-    fn several(&mut self) -> &mut Several {
-        let of_limits = matches!(self.all.as_deref(), Some(All::Limits(_)));
-        let all = match (of_limits, &mut self.all) {
-            (true, Some(all)) => {
-                let All::Limits(limits) = &mut **all else { unreachable!("looked at just now") };
-                limits.all_mut()
+    /// Returns the details of the governing limit's quotas, after moving inline standings there if
+    /// there are none yet.
+    fn quota_details_mut(&mut self) -> &mut QuotaDetails {
+        let of_limits = matches!(self.details.as_deref(), Some(Details::Limits(_)));
+        let details = match (of_limits, &mut self.details) {
+            (true, Some(details)) => {
+                let Details::Limits(limits) = &mut **details else {
+                    unreachable!("looked at just now")
+                };
+                limits.governing_details_mut()
             }
-            (_, all) => all,
+            (_, details) => details,
         };
-        let all = all.get_or_insert_with(|| Box::new(All::Quotas(Several::of(&self.few))));
-        let All::Quotas(several) = &mut **all else { unreachable!("a limit has no limits") };
-        several
+        let details = details.get_or_insert_with(|| {
+            Box::new(Details::Quotas(QuotaDetails::from_usage(&self.inline)))
+        });
+        let Details::Quotas(quotas) = &mut **details else { unreachable!("a limit has no limits") };
+        quotas
     }
 
-    /// All standings, where these are not few: of several limits, those of the one that governs.
+    /// Returns the details of the governing limit's quotas; `None` if all standings are inline.
     #[inline(always)]
-    fn beside(&self) -> Option<&Several> {
-        match &self.all {
+    fn quota_details(&self) -> Option<&QuotaDetails> {
+        match &self.details {
             None => None,
-            Some(all) => all.several(),
+            Some(details) => details.for_governing_limit(),
         }
     }
 
     #[inline(always)]
     fn govern_by(&mut self, i: usize) {
         self.governing = i as u8;
-        if let Some(several) = self.beside() {
-            self.few[i % FEW] = several.standings[i];
+        if let Some(details) = self.quota_details() {
+            self.inline[i % FEW] = details.standings[i];
         }
     }
 
@@ -128,26 +133,26 @@ impl Decision {
         self.govern_by(tightest);
     }
 
-    /// The standing of the quota that governs.
+    /// Returns the standing of the quota that governs.
     #[inline]
     fn governor(&self) -> &Usage {
-        &self.few[self.governing() % FEW]
+        &self.inline[self.governing() % FEW]
     }
 
     fn standings_mut(&mut self) -> &mut [Usage] {
-        match self.all.as_deref_mut() {
-            Some(All::Quotas(several)) => &mut several.standings[..self.len.into()],
-            _ => &mut self.few[..self.len.into()],
+        match self.details.as_deref_mut() {
+            Some(Details::Quotas(details)) => &mut details.standings[..self.len.into()],
+            _ => &mut self.inline[..self.len.into()],
         }
     }
 
-    /// The refusal of a charge whose reservation was returned: it can be met when the reservation
-    /// would have been.
+    /// Returns the refusal of a charge whose reservation was returned. Its retry is when the
+    /// reservation would have been ready.
     pub(crate) fn into_refusal(self) -> Self {
         let Verdict::Reserved { ready_at } = self.verdict else { return self };
         let (mut bits, mut latest) = (0, None);
         for (i, standing) in self.usage().iter().enumerate() {
-            let covered = self.covered(i).start;
+            let covered = self.covering_window(i).start;
             bits |= u8::from(covered > standing.span().start) << i;
             latest = latest.or((covered == ready_at).then_some(i));
         }
@@ -158,7 +163,7 @@ impl Decision {
         refusal
     }
 
-    /// The same after the charge was corrected to another cost.
+    /// Returns the decision after its charge was corrected to another cost.
     pub(crate) fn with_cost(mut self, cost: u64) -> Self {
         let more = cost.min(Quota::MAX_TOKENS) as i64 - self.granted as i64;
         for standing in self.standings_mut() {
@@ -169,18 +174,18 @@ impl Decision {
         self
     }
 
-    /// The window in which the tokens of a quota are covered (S13).
-    fn covered(&self, i: usize) -> Span {
-        let covered = self.beside().and_then(|several| several.covered);
+    /// Returns the window that covers the tokens of a quota (S13).
+    fn covering_window(&self, i: usize) -> Span {
+        let covered = self.quota_details().and_then(|details| details.covered);
         covered.map_or_else(|| self.usage()[i].span(), |covered| covered[i])
     }
 
-    /// Until when the tokens of a quota can be refunded: the end of the window that covers them.
-    /// `None`: they come from a count that other keys share, which has windows of its own, so that
-    /// the window of the grid counts (S14).
+    /// Returns until when the tokens of a quota can be refunded: the end of the window that covers
+    /// them. `None`: the tokens come from a count that other keys share. Its windows are not the
+    /// key's, so that the window of the grid counts (S14).
     pub(crate) fn refundable_until(&self, i: usize) -> Option<i64> {
         let own = self.shared >> i & 1 == 0;
-        own.then(|| self.covered(i).end)
+        own.then(|| self.covering_window(i).end)
     }
 
     /// Notes that a quota's tokens were taken from a count that other keys share.
@@ -188,30 +193,31 @@ impl Decision {
         self.shared |= 1 << i;
     }
 
-    /// Notes what a store elsewhere keeps from here on, for the process that asked it: what it had,
-    /// and what it writes.
+    /// Notes the states that a remote store keeps from here on, for the process that called it: the
+    /// states that the store writes, or else those that it had.
     pub(crate) fn note_states(
         &mut self,
         had: [Option<State>; Quotas::MAX],
         writes: [Option<State>; Quotas::MAX],
     ) {
         let states = array::from_fn(|i| writes[i].or(had[i]));
-        self.several().states = Some(states);
+        self.quota_details_mut().states = Some(states);
     }
 
-    /// What was noted, once: what is handed on has no need of it.
+    /// Returns the noted states once, and removes them: users of the decision don't need them.
     pub(crate) fn take_states(&mut self) -> Option<[Option<State>; Quotas::MAX]> {
-        let Some(All::Quotas(all)) = self.all.as_deref_mut() else { return None };
-        let states = all.states.take();
-        if usize::from(self.len) <= FEW && all.covered.is_none() && all.refuser.is_none() {
-            self.all = None;
+        let Some(Details::Quotas(details)) = self.details.as_deref_mut() else { return None };
+        let states = details.states.take();
+        if usize::from(self.len) <= FEW && details.covered.is_none() && details.refuser.is_none() {
+            self.details = None;
         }
         states
     }
 
+    /// Marks the decision as one of the fallback.
     pub(crate) fn into_local(mut self) -> Self {
         self.local = true;
-        if let Some(All::Limits(limits)) = self.all.as_deref_mut() {
+        if let Some(Details::Limits(limits)) = self.details.as_deref_mut() {
             limits.note_local();
         }
         self
@@ -238,7 +244,7 @@ impl Decision {
         }
     }
 
-    /// The end of the window of the quota that governs, in milliseconds.
+    /// Returns the end of the governing quota's window, in milliseconds.
     #[inline]
     pub(crate) fn reset_at_ms(&self) -> i64 {
         self.governor().end()
@@ -249,7 +255,7 @@ impl PartialEq for Decision {
     fn eq(&self, other: &Self) -> bool {
         let bits = |of: &Self| (of.refusing, of.shared, of.local);
         let count = |of: &Self| (of.now, of.granted, of.verdict, of.governing());
-        let covered = |i| self.covered(i) == other.covered(i);
+        let covered = |i| self.covering_window(i) == other.covering_window(i);
         bits(self) == bits(other)
             && count(self) == count(other)
             && self.usage() == other.usage()

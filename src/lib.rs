@@ -6,12 +6,13 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![warn(clippy::print_stdout)]
 
-// First, since rustdoc shows methods in the order of modules: `Quota::key` is not the first one.
+// First, since rustdoc shows methods in the order of modules: the first one must not be
+// `Quota::key`.
 mod quota;
 
 mod clock;
 mod decision;
-// Its examples are tested in tests/guide.rs: some need more than the library does.
+// The examples of the guide are tested in tests/guide.rs: some need more crates than the library.
 #[cfg(all(doc, not(doctest)))]
 pub mod guide;
 pub mod key;

@@ -1,6 +1,6 @@
-//! Waiting for a window. Only this file uses a runtime; without the feature `tokio` nothing waits.
+//! Timers. Only this file uses a runtime; without the feature `tokio` nothing waits.
 
-/// A clock that only goes on; a test with tokio's can stop it.
+/// A monotonic instant. Tests pause its clock with tokio's.
 #[cfg(not(feature = "tokio"))]
 pub(crate) use std::time::Instant;
 #[cfg(feature = "tokio")]
@@ -8,7 +8,7 @@ pub(crate) use tokio::time::Instant;
 #[cfg(feature = "tokio")]
 pub(crate) use with_tokio::{Runtime, Sleep};
 #[cfg(not(feature = "tokio"))]
-pub(crate) use without::{Runtime, Sleep};
+pub(crate) use without_tokio::{Runtime, Sleep};
 
 #[cfg(feature = "tokio")]
 mod with_tokio {
@@ -24,7 +24,7 @@ mod with_tokio {
 
     use super::Instant;
 
-    /// The runtime of this thread, for what is done later and perhaps on a thread without one.
+    /// The runtime of this thread, to enter it later, perhaps on a thread without one.
     pub(crate) struct Runtime(Option<Handle>);
 
     impl Runtime {
@@ -32,6 +32,7 @@ mod with_tokio {
             Self(Handle::try_current().ok())
         }
 
+        /// Runs `f` in this runtime, unless the thread is in a runtime already.
         pub(crate) fn run(&self, f: impl FnOnce()) {
             let missing = self.0.as_ref().filter(|_| Handle::try_current().is_err());
             let _entered = missing.map(Handle::enter);
@@ -46,7 +47,7 @@ mod with_tokio {
             Self(Box::pin(time::sleep_until(instant)))
         }
 
-        /// `None`: outside of a runtime, or in one without timers.
+        /// Returns `None` outside of a runtime, and in one without timers.
         pub(crate) fn try_new(duration: Duration) -> Option<Self> {
             thread_local! {
                 static HAS_NO_TIMERS: Cell<bool> = const { Cell::new(false) };
@@ -54,7 +55,7 @@ mod with_tokio {
             if Handle::try_current().is_err() || HAS_NO_TIMERS.get() {
                 return None;
             }
-            // Only by this panic does tokio show it, with the line to write: once on each thread.
+            // Without timers tokio panics, and its message has the line to write: once per thread.
             let sleep = catch_unwind(|| Self::until(Instant::now() + duration)).ok();
             HAS_NO_TIMERS.set(sleep.is_none());
             sleep
@@ -73,7 +74,7 @@ mod with_tokio {
 }
 
 #[cfg(not(feature = "tokio"))]
-mod without {
+mod without_tokio {
     use std::task::{Context, Poll};
     use std::time::Duration;
 
@@ -91,7 +92,7 @@ mod without {
         }
     }
 
-    /// It never ends.
+    /// A sleep that never ends.
     pub(crate) struct Sleep;
 
     impl Sleep {

@@ -1,8 +1,9 @@
 //! The arithmetic of a fixed window: pure, in integers, over one quota of one key. Stores keep a
-//! [`State`] per (scope, quota, key) and ask here what it means and what to write.
+//! [`State`] per (scope, quota, key). A [`Window`] interprets it at an instant and computes the
+//! state to write.
 //!
-//! All of the rules' numbers are here and nowhere else; a store that works elsewhere (a script in
-//! Redis) mirrors this file and is held to it by the conformance suite.
+//! The rules' arithmetic is only in this file. A store that works elsewhere (a script in Redis)
+//! mirrors it, and the conformance suite compares the two.
 
 use crate::quota::{Anchor, Calendar, Quota, Span};
 
@@ -13,7 +14,7 @@ pub(crate) use grid::stagger;
 use grid::{end, grid};
 pub(crate) use state::MAX;
 pub use state::State;
-use state::Until;
+use state::StateEnd;
 
 /// A quota of one key as it stands at one instant.
 #[derive(Clone, Copy, Debug)]
@@ -22,60 +23,60 @@ pub(crate) struct Window<'a> {
     start: i64,
     end: i64,
     used: i64,
-    until: Until,
+    until: StateEnd,
 }
 
 impl<'a> Window<'a> {
-    /// What `state` means at `now`. `shift` is the grid's shift for a staggered quota
-    /// ([`stagger`]), else ignored.
+    /// Returns the window that runs at `now`, with what `state` has counted in it. `shift` moves
+    /// the grid of a staggered quota ([`stagger`]); other quotas ignore it.
     #[inline(always)]
     pub(crate) fn at(now: i64, state: Option<State>, quota: &'a Quota, shift: u64) -> Self {
         if let Anchor::Calendar(calendar) = quota.anchor {
             return Self::on_calendar(now, state, quota, calendar);
         }
         let length = quota.window as i64;
-        let floor = floor(quota);
+        let least = least_used(quota);
         let Some(state) = state.filter(|state| now < state.until) else {
             return Self::on_grid(now, quota, shift);
         };
-        // A clock that stepped back by less than a window: the stored window still runs (S4).
+        // If the clock stepped back by less than a window, the stored window still runs (S4).
         if now.saturating_sub(state.start).abs() < length {
             return Self {
                 quota,
                 start: state.start,
                 end: end(state.start, quota),
-                used: state.used.max(floor),
-                until: Until::At(state.until),
+                used: state.used.max(least),
+                until: StateEnd::At(state.until),
             };
         }
         if now < state.start {
-            // By a window or more: the state moves along and keeps its count (S4).
+            // If it stepped back by more, the state moves along and keeps its count (S4).
             let start = grid(now, quota, shift);
-            // Whole windows, also where the last instant has cut one short.
+            // For whole windows, even if the last instant has cut one short.
             let lasts = ((state.until - state.start) as u64).next_multiple_of(quota.window);
             return Self {
                 quota,
                 start,
                 end: end(start, quota),
-                used: state.used.max(floor),
-                until: Until::Moved(start.saturating_add(lasts as i64).min(MAX)),
+                used: state.used.max(least),
+                until: StateEnd::Moved(start.saturating_add(lasts as i64).min(MAX)),
             };
         }
         let passed = (now - state.start) / length;
         let used = state.used.saturating_sub(limit(quota).saturating_mul(passed));
-        if used <= floor {
-            // It came down before `until`, because the limit was raised meanwhile (S5).
+        if used <= least {
+            // The count is spent before `until`, because the limit was raised meanwhile (S5).
             return Self::on_grid(now, quota, shift);
         }
         let start = state.start + passed * length;
-        let until = Until::At(state.until);
+        let until = StateEnd::At(state.until);
         let mut window = Self { quota, start, end: end(start, quota), used, until };
         window.used = window.counted();
         window
     }
 
-    /// What `state` means in a window that still runs at `latest`, for a [plain](Quota::is_plain)
-    /// quota whose count ends with it: nearly always. `None`: see [`at`](Self::at).
+    /// The same as [`at`](Self::at) in the usual case, in less time: a [plain](Quota::is_plain)
+    /// quota whose count ends with its window, which still runs at `latest`. `None` in other cases.
     #[inline(always)]
     pub(crate) fn running(now: i64, latest: i64, state: State, quota: &'a Quota) -> Option<Self> {
         let State { start, used, until: end } = state;
@@ -84,11 +85,11 @@ impl<'a> Window<'a> {
             _ => end - start == quota.window as i64,
         };
         let runs = lasts_one && used >= 0 && start <= now && latest < end;
-        runs.then_some(Self { quota, start, end, used, until: Until::At(end) })
+        runs.then_some(Self { quota, start, end, used, until: StateEnd::At(end) })
     }
 
-    /// Whether it may be another window at `latest`, a little after the instant that it was found
-    /// by.
+    /// Returns whether another window may run at `latest`, a little after the `now` that this one
+    /// was found by.
     #[inline]
     pub(crate) fn is_over_at(&self, now: i64, latest: i64) -> bool {
         let begins = matches!(self.quota.anchor, Anchor::FirstRequest) && self.start >= now;
@@ -99,7 +100,7 @@ impl<'a> Window<'a> {
         match quota.anchor {
             Anchor::Calendar(calendar) => {
                 let Span { start, end } = calendar.around(now);
-                Self { quota, start, end, used: floor(quota), until: Until::New }
+                Self { quota, start, end, used: least_used(quota), until: StateEnd::New }
             }
             _ => Self::on_grid(now, quota, shift),
         }
@@ -107,29 +108,30 @@ impl<'a> Window<'a> {
 
     fn on_grid(now: i64, quota: &'a Quota, shift: u64) -> Self {
         let start = grid(now, quota, shift);
-        Self { quota, start, end: end(start, quota), used: floor(quota), until: Until::New }
+        Self { quota, start, end: end(start, quota), used: least_used(quota), until: StateEnd::New }
     }
 
-    /// What `state` means in the windows of a calendar (S35).
+    /// The same as [`at`](Self::at) for the windows of a calendar (S35).
     #[inline(never)]
     fn on_calendar(now: i64, state: Option<State>, quota: &'a Quota, calendar: Calendar) -> Self {
         let new = Self::new(now, quota, 0);
         let Some(state) = state.filter(|state| now < state.until) else { return new };
-        let until = Until::At(state.until);
+        let until = StateEnd::At(state.until);
         let running = Self { used: state.used.max(new.used), until, ..new };
         if state.start == new.start {
             return running;
         }
         match calendar.windows(state.start, now) {
             0 => running,
-            // A clock that stepped back by less than a window: the stored window still runs (S4).
+            // If the clock stepped back by less than a window, the stored window still runs (S4).
             -1 if now > new.start => {
                 Self { start: state.start, end: calendar.after(state.start, 1), ..running }
             }
-            // By a window or more: the state moves along, keeps its count and lasts as long (S4).
+            // If it stepped back by more, the state moves along, keeps its count and lasts as long
+            // (S4).
             ..0 => {
                 let lasts = Self { start: state.start, ..running }.left().unwrap_or(1);
-                Self { until: Until::Moved(new.after(lasts)), ..running }
+                Self { until: StateEnd::Moved(new.after(lasts)), ..running }
             }
             passed => {
                 let used = state.used.saturating_sub(limit(quota).saturating_mul(passed));
@@ -142,27 +144,27 @@ impl<'a> Window<'a> {
         }
     }
 
-    /// What another place has worked out by the same rules. On a calendar `until` is in how many
-    /// windows the state ends.
+    /// Creates a window that another place has computed by the same rules. On a calendar, `until`
+    /// is the number of windows until the state ends.
     pub(crate) fn known(quota: &'a Quota, span: Span, used: i64, until: Option<i64>) -> Self {
         let Span { start, end } = span;
-        let known = Self { quota, start, end, used, until: Until::New };
+        let known = Self { quota, start, end, used, until: StateEnd::New };
         let until = until.map(|until| match quota.anchor {
             Anchor::Calendar(_) => known.after(until),
             _ => until,
         });
-        Self { until: until.map_or(Until::New, Until::At), ..known }
+        Self { until: until.map_or(StateEnd::New, StateEnd::At), ..known }
     }
 
-    /// The window around `now` with nothing left in it.
+    /// Returns the window around `now` with no tokens left.
     pub(crate) fn spent(now: i64, quota: &'a Quota, shift: u64) -> Self {
         let window = Self::new(now, quota, shift);
         let used = (quota.limit + quota.max_reserved) as i64;
-        let until = window.until(used, used - window.used);
-        Self { used, until: Until::At(until), ..window }
+        let until = window.state_end(used, used - window.used);
+        Self { used, until: StateEnd::At(until), ..window }
     }
 
-    /// The same count in the window of `now`, for as many windows.
+    /// Returns the same count in the window around `now`, for the same number of windows.
     pub(crate) fn moved(&self, now: i64, shift: u64) -> Self {
         let Self { start, end, .. } = Self::new(now, self.quota, shift);
         let moved = Self { start, end, ..*self };
@@ -178,12 +180,12 @@ impl<'a> Window<'a> {
         self.quota
     }
 
-    /// Where this window began.
+    /// Returns when this window began.
     pub(crate) fn start(&self) -> i64 {
         self.start
     }
 
-    /// Where the next one begins.
+    /// Returns when the next window begins.
     #[inline]
     pub(crate) fn end(&self) -> i64 {
         self.end
@@ -194,20 +196,20 @@ impl<'a> Window<'a> {
         Span { start: self.start, end: self.end }
     }
 
-    /// Tokens taken; see [`State::used`].
+    /// Returns the tokens taken; see [`State::used`].
     #[inline]
     pub(crate) fn used(&self) -> i64 {
         self.used
     }
 
-    /// What to write where nothing is taken: a state that has moved would otherwise move along for
-    /// as long as the clock was ahead (S4).
+    /// Returns the state to write if nothing is taken: one that has moved, which would otherwise
+    /// move along for as long as the clock was ahead (S4).
     #[inline]
     pub(crate) fn settled(&self) -> Option<State> {
-        matches!(self.until, Until::Moved(_)).then(|| self.take(0))
+        matches!(self.until, StateEnd::Moved(_)).then(|| self.take(0))
     }
 
-    /// How many tokens could be taken now, with what may be reserved or without.
+    /// Returns how many tokens could be taken now, with `reserve` also from later windows.
     #[inline]
     pub(crate) fn available(&self, reserve: bool) -> u64 {
         if self.quota.limit == 0 {
@@ -217,81 +219,89 @@ impl<'a> Window<'a> {
         (limit(self.quota) + debt).saturating_sub(self.used).max(0) as u64
     }
 
-    /// Whether a charge of `cost` passes (S6, S8).
+    /// Returns whether a charge of `cost` passes (S6, S8).
     #[inline]
     pub(crate) fn fits(&self, cost: u64, reserve: bool) -> bool {
         cost <= self.available(reserve)
     }
 
-    /// What to write when `cost` tokens are taken, whether they fit or not (S15 may overdraw).
+    /// Returns the state after `cost` tokens are taken, even if they don't fit (S15 may overdraw).
     #[inline]
     pub(crate) fn take(&self, cost: u64) -> State {
-        self.write(self.used_after(cost), cost.min(Quota::MAX_TOKENS) as i64)
+        self.state_with(self.used_after(cost), cost.min(Quota::MAX_TOKENS) as i64)
     }
 
-    /// The tokens taken after a charge of `cost`.
+    /// Returns the tokens taken after a charge of `cost`.
     #[inline]
     pub(crate) fn used_after(&self, cost: u64) -> i64 {
         self.used.saturating_add(cost.min(Quota::MAX_TOKENS) as i64).min(MAX)
     }
 
-    /// Whether tokens of a later window are taken than of one that ends at this instant: a count
-    /// can't say in which window they leave room, and no more come back of the earlier one (S14).
+    /// Returns whether tokens are taken of a later window than the one that ends at `end`. Then
+    /// that one takes no more refunds, since a count can't say which window has room again (S14).
     pub(crate) fn is_reserved_past(&self, end: i64) -> bool {
         let Self { quota, .. } = self;
         quota.max_reserved > 0 && quota.limit > 0 && {
-            let last = self.covered(0);
-            // Where both saturate, that is the same one.
+            let last = self.covering_window(0);
+            // If both ends saturate, the windows are the same.
             last.start >= end && last.end > end
         }
     }
 
-    /// What to write when `tokens` are returned; `None` where there is no state to return them
-    /// to (S14).
+    /// Returns the state after `tokens` are returned; `None` if there is no state to return them to
+    /// (S14).
     pub(crate) fn give_back(&self, tokens: u64) -> Option<State> {
         let tokens = tokens.min(Quota::MAX_TOKENS) as i64;
-        self.until.known().map(|_| self.write((self.used - tokens).max(floor(self.quota)), -tokens))
+        self.until
+            .known()
+            .map(|_| self.state_with((self.used - tokens).max(least_used(self.quota)), -tokens))
     }
 
     #[inline]
-    fn write(&self, used: i64, added: i64) -> State {
-        State { start: self.start, used, until: self.until(used, added) }
+    fn state_with(&self, used: i64, added: i64) -> State {
+        State { start: self.start, used, until: self.state_end(used, added) }
     }
 
-    /// When a count is back at the floor to which `added` has brought it (S5).
+    /// Returns when the state ends that `added` tokens have brought to `used`: when its count is
+    /// back at the least (S5).
     #[inline]
-    fn until(&self, used: i64, added: i64) -> i64 {
-        // Most counts end with their window. This is never so under a limit of 0.
-        let above = (used - floor(self.quota)) as u64;
-        if above.wrapping_sub(1) < self.quota.limit { self.end() } else { self.lasts(added) }
+    fn state_end(&self, used: i64, added: i64) -> i64 {
+        // Most counts end with their window. Under a limit of 0 this is never true.
+        let above = (used - least_used(self.quota)) as u64;
+        if above.wrapping_sub(1) < self.quota.limit {
+            self.end()
+        } else {
+            self.end_after_windows(added)
+        }
     }
 
-    /// It takes a copy, as do others that are called seldom: a window that is never pointed to
-    /// stays in registers.
+    /// The same for all other counts. Functions that are called seldom take a copy: a window that
+    /// is never pointed to stays in registers.
     #[inline(never)]
-    fn lasts(self, added: i64) -> i64 {
+    fn end_after_windows(self, added: i64) -> i64 {
         let quota = self.quota;
-        match windows((self.counted() + added).min(MAX) - floor(quota), quota) {
+        match windows_for((self.counted() + added).min(MAX) - least_used(quota), quota) {
             Some(windows) => self.after(windows.max(1)),
-            // Nothing comes down, and what is there ends when it would have.
+            // Under a limit of 0 the count stays, and ends when it would have ended before.
             None => self.after(self.left().unwrap_or(1)),
         }
     }
 
-    /// What of the tokens taken counts in the windows to come: no more than is granted up to
+    /// Returns how many of the tokens taken count in later windows: no more than are granted up to
     /// `until`. The rest was taken under a higher limit, and ends with this window (S5).
     #[inline]
     fn counted(&self) -> i64 {
         match self.left() {
             Some(windows) if windows < MAX && self.quota.limit > 0 => {
                 let granted = limit(self.quota).saturating_mul(windows);
-                self.used.min(granted.saturating_add(floor(self.quota)))
+                self.used.min(granted.saturating_add(least_used(self.quota)))
             }
             _ => self.used,
         }
     }
 
-    /// How many windows the state lasts, with this one. What saturates lasts for ever.
+    /// Returns how many windows the state lasts, with this one. A state that saturates lasts for
+    /// ever.
     #[inline]
     fn left(&self) -> Option<i64> {
         self.until.known().map(|until| match (until, self.quota.anchor) {
@@ -301,17 +311,19 @@ impl<'a> Window<'a> {
         })
     }
 
-    /// When a refused `cost` would fit if no other request took tokens before (S16); `None`: never.
+    /// Returns when a refused `cost` would fit if no other request took tokens before (S16);
+    /// `None`: never.
     #[inline]
     pub(crate) fn retry_at(&self, cost: u64, reserve: bool) -> Option<i64> {
         let (quota, until) = (self.quota, self.until.known());
         // Most counts end with their window, and then the key is new.
         let ends = until == Some(self.end()) && quota.limit > 0 && cost <= quota.capacity;
-        if ends { until } else { self.fits_at(cost, reserve) }
+        if ends { until } else { self.first_fit(cost, reserve) }
     }
 
+    /// The same for counts that last longer, and for reservations.
     #[inline(never)]
-    fn fits_at(self, cost: u64, reserve: bool) -> Option<i64> {
+    fn first_fit(self, cost: u64, reserve: bool) -> Option<i64> {
         let quota = self.quota;
         let most = quota.capacity + if reserve { quota.max_reserved } else { 0 };
         if cost > most {
@@ -325,9 +337,9 @@ impl<'a> Window<'a> {
         })
     }
 
-    /// The window in which `cost` tokens are covered that have just been taken here (S13): this
-    /// one, unless they left a debt.
-    pub(crate) fn covered(&self, cost: u64) -> Span {
+    /// Returns the window that covers `cost` tokens if they are taken here (S13): this one, unless
+    /// they leave a debt.
+    pub(crate) fn covering_window(&self, cost: u64) -> Span {
         match self.in_debt(cost as i64) {
             Some(0) => self.span(),
             Some(windows) => Span { start: self.after(windows), end: self.after(windows + 1) },
@@ -335,16 +347,16 @@ impl<'a> Window<'a> {
         }
     }
 
-    /// In how many windows `cost` more tokens are no debt; `None`: never.
+    /// Returns in how many windows `cost` more tokens are no debt; `None`: never.
     fn in_debt(&self, cost: i64) -> Option<i64> {
         if self.used + cost <= limit(self.quota) {
             return Some(0);
         }
-        let windows = windows(self.counted() + cost - limit(self.quota), self.quota)?;
+        let windows = windows_for(self.counted() + cost - limit(self.quota), self.quota)?;
         Some(windows.max(1))
     }
 
-    /// The start of the `n`th window after this one.
+    /// Returns the start of the `n`th window after this one.
     #[inline]
     fn after(&self, n: i64) -> i64 {
         match (self.quota.anchor, n) {
@@ -355,9 +367,9 @@ impl<'a> Window<'a> {
     }
 }
 
-/// In how many windows `tokens` are granted, rounded up; `None`: never.
+/// Returns how many windows grant `tokens`, rounded up; `None`: a limit of 0 never does.
 #[inline]
-fn windows(tokens: i64, quota: &Quota) -> Option<i64> {
+fn windows_for(tokens: i64, quota: &Quota) -> Option<i64> {
     if quota.limit == 0 {
         return None;
     }
@@ -369,9 +381,9 @@ fn windows(tokens: i64, quota: &Quota) -> Option<i64> {
     })
 }
 
-/// What a new key has used: nothing, or less than that where it starts with rolled-over tokens.
+/// Returns the count of a new key: 0, or less if the key starts with rolled-over tokens.
 #[inline]
-fn floor(quota: &Quota) -> i64 {
+fn least_used(quota: &Quota) -> i64 {
     // A limit of 0 refuses everything, rolled-over tokens included (S8).
     if quota.limit == 0 { 0 } else { limit(quota) - quota.capacity as i64 }
 }

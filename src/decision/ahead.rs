@@ -1,17 +1,20 @@
-//! What a decision says of requests in a line: a charge may cover several of them, and those behind
-//! have to wait.
+//! Decisions for requests in a line: a charge may cover several of them, and those behind have to
+//! wait.
 
 use std::time::Duration;
 
 use super::Decision;
-use super::beside::Verdict;
+use super::details::Verdict;
 use crate::quota::{Quota, Quotas, Span};
 use crate::window::Window;
 
 impl Decision {
-    /// The decision of one of the requests that a charge covers: of each limit its name, the tokens
-    /// that others have got before, and the request's own.
-    pub(crate) fn part<'a>(&self, parts: impl Iterator<Item = (&'a str, u64, u64)>) -> Self {
+    /// Returns the decision for one of the requests that a charge covers. `parts` has each limit's
+    /// name, the tokens that the requests before this one got, and its own.
+    pub(crate) fn part_of_request<'a>(
+        &self,
+        parts: impl Iterator<Item = (&'a str, u64, u64)>,
+    ) -> Self {
         self.map_limits(parts.map(|(name, before, cost)| (name, (before, cost))), |of, part| {
             let (before, cost) = part;
             let mut part = of.with_cost(before + cost);
@@ -20,8 +23,8 @@ impl Decision {
         })
     }
 
-    /// What it says of the counts, without a verdict on what was asked for.
-    pub(crate) fn standing(self) -> Self {
+    /// Returns the standing of the counts, without a verdict on the charge.
+    pub(crate) fn without_verdict(self) -> Self {
         let names: Vec<_> = self.limits().map(|(name, _)| name.to_owned()).collect();
         let names = names.iter().map(|name| (&**name, ())).chain([("", ())]);
         self.map_limits(names, |of, ()| Self {
@@ -32,9 +35,9 @@ impl Decision {
         })
     }
 
-    /// The end of the first of the windows that the tokens were taken from, in milliseconds, and
-    /// the shortest length of a window.
-    pub(crate) fn first_to_end(&self) -> (i64, Duration) {
+    /// Returns the end of the first of all windows to end, in milliseconds, and the length of the
+    /// shortest one.
+    pub(crate) fn first_window_end(&self) -> (i64, Duration) {
         let of = |decision: &Self| {
             let ends = decision.usage().iter().map(|usage| usage.end());
             let lengths = decision.usage().iter().map(|usage| usage.window());
@@ -44,16 +47,18 @@ impl Decision {
         all.reduce(|a, b| (a.0.min(b.0), a.1.min(b.1))).unwrap_or_else(|| of(self))
     }
 
-    /// When further tokens of one limit could all have passed, at the earliest.
+    /// Returns when further tokens of one limit could all have passed, at the earliest.
     pub(crate) fn earliest_ms(&self, quotas: &Quotas, tokens: u64) -> i64 {
-        let starts =
-            quotas.iter().enumerate().map(|(i, quota)| self.covers(i, quota, tokens).start);
+        let starts = quotas
+            .iter()
+            .enumerate()
+            .map(|(i, quota)| self.covering_window_of(i, quota, tokens).start);
         starts.chain(self.retry_at_ms()).max().unwrap_or(self.now)
     }
 
-    /// The refusal of a request that would have to wait until further tokens have passed, its own
-    /// among them, `later` milliseconds after this decision: of each limit its name, its quotas and
-    /// the tokens.
+    /// Returns the refusal, `later` milliseconds after this decision, of a request that would have
+    /// to wait until further tokens have passed, its own included. `ahead` has each limit's name,
+    /// its quotas and these tokens.
     pub(crate) fn refusal_behind<'a>(
         &self,
         ahead: impl Iterator<Item = (&'a str, &'a Quotas, u64)> + Clone,
@@ -65,23 +70,25 @@ impl Decision {
             (name, (quotas, tokens, governs))
         });
         let refusal = self.map_limits(ahead.clone(), |of, (quotas, tokens, _)| {
-            of.behind(quotas, tokens, later, false)
+            of.refusal_in_limit(quotas, tokens, later, false)
         });
         if !refusal.allowed() {
             return refusal;
         }
-        // There may be room by now: the limit that governs refuses all the same.
+        // By now there may be room. The limit that governs still refuses.
         self.map_limits(ahead, |of, (quotas, tokens, governs)| {
-            of.behind(quotas, tokens, later, governs)
+            of.refusal_in_limit(quotas, tokens, later, governs)
         })
     }
 
-    /// What one limit decides when further tokens have passed, or whether they have or not.
-    fn behind(&self, quotas: &Quotas, tokens: u64, later: i64, refuse: bool) -> Self {
+    /// Returns the decision of one limit when further tokens have passed: a refusal if they don't
+    /// fit into the current windows, or in any case if `refuse`.
+    fn refusal_in_limit(&self, quotas: &Quotas, tokens: u64, later: i64, refuse: bool) -> Self {
         let mut refusal = Self { granted: 0, now: self.now.saturating_add(later), ..self.clone() };
         let mut latest = (self.retry_at_ms().unwrap_or(refusal.now), self.reset_at_ms());
         for (i, quota) in quotas.iter().enumerate() {
-            let (start, end) = (self.covers(i, quota, tokens).start, self.usage()[i].end());
+            let (start, end) =
+                (self.covering_window_of(i, quota, tokens).start, self.usage()[i].end());
             if start >= end {
                 refusal.refusing |= 1 << i;
                 if (start, end) > latest {
@@ -98,11 +105,12 @@ impl Decision {
         refusal
     }
 
-    /// The window of one quota in which further tokens are covered.
-    fn covers(&self, i: usize, quota: &Quota, tokens: u64) -> Span {
+    /// Returns the window of one quota that covers further tokens.
+    fn covering_window_of(&self, i: usize, quota: &Quota, tokens: u64) -> Span {
         let usage = &self.usage()[i];
         // A count above the limit may end with its window (S5).
         let used = usage.used.min(quota.limit() as i64);
-        Window::known(quota, usage.span(), used, None).covered(tokens.min(Quota::MAX_TOKENS))
+        Window::known(quota, usage.span(), used, None)
+            .covering_window(tokens.min(Quota::MAX_TOKENS))
     }
 }

@@ -1,28 +1,28 @@
-//! How a charge is decided over all quotas of a key (S6).
+//! The decision of a charge over all quotas of a key (S6).
 
 use crate::quota::{Quotas, Span};
 use crate::window::{State, Window};
 
 use super::Decision;
-use super::beside::{All, FEW, Several, Verdict};
+use super::details::{Details, FEW, QuotaDetails, Verdict};
 use super::standing::Usage;
 
-/// A charge over all quotas of a key.
+/// The tokens that a charge asks for, and its options.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ask {
     pub(crate) cost: u64,
     pub(crate) reserve: bool,
     pub(crate) up_to: bool,
-    /// Only look: the standings are those before the charge.
+    /// `true` if nothing is taken: the standings are those before the charge.
     pub(crate) peek: bool,
-    /// Tokens may be returned, which decides nothing here.
+    /// `true` if tokens may be returned later. Does not change the decision.
     pub(crate) refundable: bool,
-    /// Nor does this: the tokens are taken from the store itself.
+    /// `true` if the store itself is charged, not a lease. Does not change the decision.
     pub(crate) unleased: bool,
 }
 
 impl Ask {
-    /// Whether it is for its cost, now, or not at all.
+    /// Returns whether the charge takes all of its cost now, or nothing.
     #[inline]
     pub(crate) fn is_plain(&self) -> bool {
         !(self.reserve || self.up_to || self.peek)
@@ -30,19 +30,19 @@ impl Ask {
 }
 
 impl Decision {
-    /// One that passed.
+    /// Creates the decision of a charge that passed.
     #[inline]
-    pub(super) fn new(now: i64, granted: u64, few: [Usage; FEW], len: usize) -> Self {
-        let (verdict, all, governing) = (Verdict::Passed, None, 0);
+    pub(super) fn new(now: i64, granted: u64, inline: [Usage; FEW], len: usize) -> Self {
+        let (verdict, details, governing) = (Verdict::Passed, None, 0);
         let (len, refusing, shared, local) = (len as u8, 0, 0, false);
-        Self { now, granted, verdict, few, all, len, governing, refusing, shared, local }
+        Self { now, granted, verdict, inline, details, len, governing, refusing, shared, local }
     }
 
-    /// The same as [`over`](Self::over) for a plain charge in a [running](Window::running) window:
-    /// the decision, and what is used then if that changes.
+    /// The same as [`over`](Self::over) for a plain charge in a [running](Window::running) window.
+    /// Returns the decision and, if tokens are taken, the new count.
     #[inline(always)]
     pub(crate) fn running(now: i64, window: &Window<'_>, cost: u64) -> (Self, Option<i64>) {
-        let mut usage = Usage::of(window);
+        let mut usage = Usage::from_window(window);
         let (granted, verdict) = if window.fits(cost, false) {
             usage.used = window.used_after(cost);
             (cost, Verdict::Passed)
@@ -56,15 +56,16 @@ impl Decision {
         (Self { verdict, refusing, ..decision }, (granted > 0).then_some(usage.used))
     }
 
-    /// The same for a charge that is known to fit.
+    /// The same as [`running`](Self::running) for a charge that is known to fit.
     #[inline(always)]
     pub(crate) fn running_passed(now: i64, window: &Window<'_>, cost: u64) -> (Self, i64) {
         let used = window.used() + cost as i64;
-        let usage = Usage { used, ..Usage::of(window) };
+        let usage = Usage { used, ..Usage::from_window(window) };
         (Self::new(now, cost, [usage, Usage::NONE], 1), used)
     }
 
-    /// The same over several windows, if the charge passes.
+    /// The same as [`running`](Self::running) over several windows; `None` if the charge is
+    /// refused.
     #[inline(always)]
     pub(crate) fn all_running<const N: usize>(
         now: i64,
@@ -76,18 +77,20 @@ impl Decision {
         }
         let mut standings = [Usage::NONE; Quotas::MAX];
         for (standing, window) in standings.iter_mut().zip(windows) {
-            *standing = Usage { used: window.used_after(cost), ..Usage::of(window) };
+            *standing = Usage { used: window.used_after(cost), ..Usage::from_window(window) };
         }
         let mut decision = Self::new(now, cost, [standings[0], standings[1]], N);
         if N > FEW {
-            decision.all = Some(Box::new(All::Quotas(Several::of(&standings))));
+            decision.details =
+                Some(Box::new(Details::Quotas(QuotaDetails::from_usage(&standings))));
         }
         decision.govern_by_tightest();
         Some(decision)
     }
 
-    /// All of them pass, or none (S6). `windows` has a window for each quota, at most `N`; with the
-    /// decision come the states to write, in their order.
+    /// Decides a charge over all quotas: all grant it, or none does (S6). `windows` has a window
+    /// for each quota, at most `N`. Returns the decision and the states to write, in the same
+    /// order.
     #[inline(always)]
     pub(crate) fn over<const N: usize>(
         now: i64,
@@ -97,7 +100,7 @@ impl Decision {
         let mut cost = ask.cost;
         if ask.up_to {
             let available = windows.iter().map(|window| window.available(ask.reserve)).min();
-            // Nothing there: refused as if for the first token.
+            // If nothing is available, the charge is refused as if for one token.
             cost = cost.min(available.unwrap_or(0).max(1));
         }
         let mut refusing = 0;
@@ -105,19 +108,19 @@ impl Decision {
             refusing |= u8::from(!window.fits(cost, ask.reserve)) << i;
         }
         let reserved = if refusing == 0 && ask.reserve && cost > 0 {
-            Reserved::over(windows, cost)
+            Reservation::find(windows, cost)
         } else {
             None
         };
-        if let Some(Reserved { late: true, short, .. }) = reserved {
+        if let Some(Reservation { late: true, short, .. }) = reserved {
             refusing = short;
         }
         let granted = if refusing == 0 && !ask.peek { cost } else { 0 };
         let mut writes = [None; N];
         let mut standings = [Usage::NONE; Quotas::MAX];
         for ((window, standing), write) in windows.iter().zip(&mut standings).zip(&mut writes) {
-            *standing = Usage::of(window);
-            // A charge of nothing takes nothing (S8), as does one that is refused.
+            *standing = Usage::from_window(window);
+            // A charge of 0 takes nothing (S8), and neither does a refused one.
             if granted > 0 {
                 let state = window.take(granted);
                 standing.used = state.used;
@@ -128,17 +131,20 @@ impl Decision {
         }
         let mut decision = Self::new(now, granted, [standings[0], standings[1]], windows.len());
         if N > FEW && windows.len() > FEW {
-            decision.all = Some(Box::new(All::Quotas(Several::of(&standings))));
+            decision.details =
+                Some(Box::new(Details::Quotas(QuotaDetails::from_usage(&standings))));
         }
         match reserved {
             _ if refusing == 0 => {
                 decision.govern_by_tightest();
-                if let Some(Reserved { ready_at, covered, .. }) = reserved.filter(|_| granted > 0) {
+                if let Some(Reservation { ready_at, covered, .. }) =
+                    reserved.filter(|_| granted > 0)
+                {
                     decision.verdict = Verdict::Reserved { ready_at };
-                    decision.several().covered = Some(covered);
+                    decision.quota_details_mut().covered = Some(covered);
                 }
             }
-            Some(Reserved { ready_at, last, .. }) => {
+            Some(Reservation { ready_at, last, .. }) => {
                 decision.refusing = refusing;
                 decision.verdict = Verdict::Refused { retry_at: ready_at };
                 decision.govern_by(last);
@@ -170,23 +176,24 @@ impl Decision {
     }
 }
 
-/// What is taken of later windows (S13).
-struct Reserved {
-    /// The window in which the tokens of each quota are covered.
+/// Tokens taken from later windows (S13).
+struct Reservation {
+    /// The window that covers the tokens of each quota.
     covered: [Span; Quotas::MAX],
     ready_at: i64,
     /// A bit for each quota whose tokens are short.
     short: u8,
-    /// The one of these that is covered last.
+    /// The short quota whose tokens are covered last.
     last: usize,
-    /// A quota would count the tokens in a window that has ended when another one covers them.
+    /// `true` if one quota covers the tokens only after the window has ended that covers them under
+    /// another quota.
     late: bool,
 }
 
-impl Reserved {
-    /// `None`: nothing is.
+impl Reservation {
+    /// Returns `None` if the current windows cover all tokens.
     #[inline(never)]
-    fn over(windows: &[Window<'_>], cost: u64) -> Option<Self> {
+    fn find(windows: &[Window<'_>], cost: u64) -> Option<Self> {
         let mut reserved = Self {
             covered: [Span::default(); Quotas::MAX],
             ready_at: 0,
@@ -196,7 +203,7 @@ impl Reserved {
         };
         let mut latest = None;
         for (i, window) in windows.iter().enumerate() {
-            let covered = window.covered(cost);
+            let covered = window.covering_window(cost);
             reserved.covered[i] = covered;
             if covered.start > window.start() {
                 reserved.short |= 1 << i;
@@ -209,15 +216,16 @@ impl Reserved {
         (reserved.ready_at, _) = latest?;
         let others = |i: usize| (0..windows.len()).filter(move |other| *other != i);
         let ends = |i: usize| others(i).map(|i| reserved.covered[i].end).min().unwrap_or(i64::MAX);
-        // Each with the others: a window may end where it begins, when both saturate.
+        // Each quota is compared with the others only: its own window may end where it begins, if
+        // both saturate.
         reserved.late = (0..windows.len())
             .any(|i| reserved.short >> i & 1 == 1 && reserved.covered[i].start >= ends(i));
         Some(reserved)
     }
 }
 
-impl Several {
-    pub(super) fn of(usage: &[Usage]) -> Self {
+impl QuotaDetails {
+    pub(super) fn from_usage(usage: &[Usage]) -> Self {
         let mut standings = [Usage::NONE; Quotas::MAX];
         standings[..usage.len()].copy_from_slice(usage);
         Self { standings, covered: None, states: None, refuser: None }

@@ -1,28 +1,28 @@
-//! What is kept of a decision whose charge passed, to correct the charge in another process.
+//! The numbers of a decision that a kept receipt has, to correct the charge in another process.
 
 use super::Decision;
-use super::beside::{All, FEW, Several, Verdict};
+use super::details::{Details, FEW, QuotaDetails, Verdict};
 use super::standing::Usage;
 use crate::quota::{Anchor, Quota, Quotas, Span};
 use crate::window::MAX;
 
 const DAY_MS: i64 = 86_400_000;
 
-/// The numbers of a decision: when it was made, the tokens, which quotas took them from a count
-/// that other keys share, and of each quota the window, what is used in it, and the window that
+/// The numbers of a decision: its time, the tokens, a bit for each quota that took them from a
+/// count that other keys share, and for each quota the window, its count, and the window that
 /// covers the tokens.
 pub(crate) type KeptDecision = (i64, u64, u8, Vec<[i64; 5]>);
 
 impl Decision {
     pub(crate) fn to_kept(&self) -> KeptDecision {
         let of = |(i, usage): (usize, &Usage)| {
-            let (Span { start, end }, covered) = (usage.span(), self.covered(i));
+            let (Span { start, end }, covered) = (usage.span(), self.covering_window(i));
             [start, end, usage.used, covered.start, covered.end]
         };
         (self.now, self.granted, self.shared, self.usage().iter().enumerate().map(of).collect())
     }
 
-    /// `None`: there can't be such a decision under these quotas.
+    /// Returns `None` if no decision under these quotas can have these numbers.
     pub(crate) fn from_kept(quotas: &Quotas, kept: &KeptDecision) -> Option<Self> {
         let &(now, granted, shared, ref windows) = kept;
         let is_possible = |(quota, window)| is_possible(quota, now, granted, window);
@@ -33,15 +33,15 @@ impl Decision {
         {
             return None;
         }
-        let mut several = Several::of(&[]);
+        let mut details = QuotaDetails::from_usage(&[]);
         let mut covered = [Span::default(); Quotas::MAX];
         for (i, (quota, &[start, end, used, covered_start, covered_end])) in
             quotas.iter().zip(windows).enumerate()
         {
-            several.standings[i] = Usage { limit: quota.limit, start, end, used };
+            details.standings[i] = Usage { limit: quota.limit, start, end, used };
             covered[i] = Span { start: covered_start, end: covered_end };
         }
-        several.covered = Some(covered);
+        details.covered = Some(covered);
         let later = |[start, _, _, covered, _]: &[i64; 5]| (covered > start).then_some(*covered);
         let verdict = match windows.iter().filter_map(later).max() {
             Some(ready_at) => Verdict::Reserved { ready_at },
@@ -49,18 +49,18 @@ impl Decision {
         };
         let decision = Self::new(now, granted, [Usage::NONE; FEW], windows.len());
         let mut decision =
-            Self { verdict, all: Some(Box::new(All::Quotas(several))), shared, ..decision };
+            Self { verdict, details: Some(Box::new(Details::Quotas(details))), shared, ..decision };
         decision.govern_by_tightest();
         Some(decision)
     }
 }
 
-/// Whether a charge that took `granted` tokens of a quota can have left these numbers.
+/// Returns whether a charge that took `granted` tokens of a quota can have left these numbers.
 fn is_possible(quota: &Quota, now: i64, granted: u64, numbers: &[i64; 5]) -> bool {
     let &[start, end, used, covered_start, covered_end] = numbers;
     let length = quota.window as i64;
-    // Windows of a calendar differ: by the days of months and years, and by changes of the clock.
-    // Of a key that came from a shared count, the first one begins late.
+    // Windows of a calendar differ in length, by the days of months and years and by changes of the
+    // clock. The first window of a key that came from a shared count begins late.
     let (most, calendar) = match quota.anchor {
         Anchor::Calendar(calendar) => (length + 2 * DAY_MS, Some(calendar)),
         _ => (length, None),
@@ -72,10 +72,10 @@ fn is_possible(quota: &Quota, now: i64, granted: u64, numbers: &[i64; 5]) -> boo
         };
         (-most..=MAX).contains(&start) && (start..=MAX).contains(&end) && is_length(end - start)
     };
-    // A clock that stepped back by less than a window is at most in the one before that.
+    // After the clock stepped back by less than a window, it is at most one window earlier.
     let runs = start.saturating_sub(2 * most) <= now && now <= end;
 
-    // In how many windows all of the tokens are covered, at most.
+    // All of the tokens are covered within this number of windows.
     let limit = quota.limit as i64;
     let windows =
         (used.saturating_sub(limit).max(0) as u64).div_ceil(quota.limit.max(1)).max(1) as i64;

@@ -4,7 +4,7 @@ use std::error::Error;
 use std::fmt;
 
 use super::Decision;
-use super::beside::Refuser;
+use super::details::Refuser;
 
 /// A refused charge as an error: [`Decision::into_result`]. [`Limiter::charge`] returns it, too.
 ///
@@ -36,7 +36,7 @@ impl Decision {
         self.passed().map(drop)
     }
 
-    /// The same, with the decision.
+    /// The same as [`into_result`](Self::into_result), but returns the decision if it passed.
     pub(crate) fn passed(self) -> Result<Self, RateLimited> {
         if self.allowed() { Ok(self) } else { Err(RateLimited(self)) }
     }
@@ -49,9 +49,9 @@ impl RateLimited {
         &self.0
     }
 
-    /// The decision, and the limits that refused, as far as they are known.
+    /// Returns the decision, and the limits that refused as far as they are known.
     pub(crate) fn into_parts(mut self) -> (Decision, Vec<Refuser>) {
-        let refusers = match self.0.all.as_deref_mut() {
+        let refusers = match self.0.details.as_deref_mut() {
             None => Vec::new(),
             Some(all) => all.take_refusers(),
         };

@@ -1,9 +1,9 @@
-//! The answer of a decision, and the standing of the quotas that it is about.
+//! The getters of [`Decision`]: its verdict, and the standing of its quotas.
 
 use std::time::{Duration, SystemTime};
 
 use super::Decision;
-use super::beside::Verdict;
+use super::details::Verdict;
 use super::standing::{Usage, system_time};
 use crate::quota::Quotas;
 
@@ -84,9 +84,9 @@ impl Decision {
     /// Returns the standing of each quota, in the order of the quotas.
     #[inline]
     pub fn usage(&self) -> &[Usage] {
-        match self.beside() {
-            Some(several) => &several.standings[..self.len.into()],
-            None => &self.few[..self.len.into()],
+        match self.quota_details() {
+            Some(details) => &details.standings[..self.len.into()],
+            None => &self.inline[..self.len.into()],
         }
     }
 

@@ -33,11 +33,11 @@ pub struct Usage {
 }
 
 impl Usage {
-    /// Of a quota of which nothing is known.
+    /// A placeholder for a quota that does not exist.
     pub(super) const NONE: Self = Self { limit: 0, start: 0, end: 0, used: 0 };
 
     #[inline]
-    pub(super) fn of(window: &Window<'_>) -> Self {
+    pub(super) fn from_window(window: &Window<'_>) -> Self {
         Self {
             limit: window.quota().limit,
             start: window.start(),
@@ -89,7 +89,7 @@ impl Usage {
         self.end
     }
 
-    /// The start of the window, and what is counted in it, as a store keeps them.
+    /// Returns the start of the window and its count, as a store keeps them.
     #[inline]
     pub(crate) fn count(&self) -> (i64, i64) {
         (self.start, self.used)
@@ -103,7 +103,7 @@ impl fmt::Debug for Usage {
     }
 }
 
-/// An instant in milliseconds.
+/// Converts an instant in milliseconds since the epoch.
 pub(crate) fn system_time(ms: i64) -> SystemTime {
     let since = Duration::from_millis(ms.unsigned_abs());
     let time = if ms < 0 { UNIX_EPOCH.checked_sub(since) } else { UNIX_EPOCH.checked_add(since) };

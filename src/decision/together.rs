@@ -1,19 +1,19 @@
-//! Several limits in one charge (S37): all of them pass, or none takes anything. The decision over
-//! all is that of the limit that governs, and has those of the others beside it.
+//! Several limits in one charge (S37): all of them grant it, or none takes anything. The decision
+//! is that of the limit that governs, and its details have the decisions of all limits.
 
 use std::borrow::Cow;
 use std::mem;
 use std::sync::Arc;
 
-use super::beside::{All, Decided, FEW, Limits, Verdict};
+use super::details::{Decided, Details, FEW, LimitDecisions, Verdict};
 use super::{Ask, Decision, Usage};
 use crate::quota::{Quotas, Span};
 use crate::window::{State, Window};
 
-/// Decisions of limits that become one.
+/// Merges the decisions of several limits into one.
 pub(crate) struct Merging {
-    /// Written in place, since it is large.
-    all: Box<All>,
+    /// A box that is written in place, since its content is large.
+    details: Box<Details>,
     len: usize,
     now: i64,
     verdict: Verdict,
@@ -21,7 +21,7 @@ pub(crate) struct Merging {
     governing: Rank,
 }
 
-/// By which one limit governs in place of another.
+/// The rank of a limit's decision: the highest one governs.
 struct Rank {
     allowed: bool,
     verdict: Verdict,
@@ -30,13 +30,13 @@ struct Rank {
     limit: u64,
 }
 
-/// One limit of a charge of several: its name, the windows of its quotas, and its cost.
+/// One limit in a charge of several: its name, the windows of its quotas, and its cost.
 #[derive(Clone, Copy)]
 pub(crate) struct Line<'w, 'a> {
     pub(crate) name: &'w Arc<str>,
     pub(crate) windows: &'w [Window<'a>],
     pub(crate) ask: Ask,
-    /// A bit for each quota that is counted where other keys are.
+    /// A bit for each quota whose count other keys share.
     pub(crate) shared: u8,
 }
 
@@ -45,10 +45,10 @@ impl Decision {
     /// ([`Limits::charge`](crate::Limits::charge)) and that limit took part. In a refusal, limits
     /// that would have passed took nothing, and are [`allowed`](Self::allowed).
     pub fn of(&self, name: &str) -> Option<Self> {
-        self.decided().find(|decided| &*decided.name == name).map(Decided::decision)
+        self.decided().find(|decided| &*decided.name == name).map(Decided::to_decision)
     }
 
-    /// What was decided of a limit: all, where there is one limit.
+    /// Returns the decision of a limit. A decision over one limit is returned whatever the name.
     pub(crate) fn for_limit(&self, name: &str) -> Option<Cow<'_, Self>> {
         match self.governing_limit() {
             None => Some(Cow::Borrowed(self)),
@@ -56,8 +56,8 @@ impl Decision {
         }
     }
 
-    /// Changes the decisions of the named limits, each by what stands beside its name. Where there
-    /// is one limit, its name does not matter.
+    /// Changes the decisions of the named limits, each by the value beside its name. A decision
+    /// over one limit is changed by the first value, whatever the name.
     pub(super) fn map_limits<'a, T>(
         &self,
         mut named: impl Iterator<Item = (&'a str, T)>,
@@ -69,7 +69,7 @@ impl Decision {
         let mut merging = Merging::new();
         for (name, by) in named {
             if let Some(decided) = self.decided().find(|decided| &*decided.name == name) {
-                merging.push(&decided.name, change(decided.decision(), by));
+                merging.push(&decided.name, change(decided.to_decision(), by));
             }
         }
         if merging.len == 0 { self.clone() } else { merging.done() }
@@ -94,10 +94,10 @@ impl Decision {
     /// # Ok::<_, tower_fixed_window::StoreError>(())
     /// ```
     pub fn limits(&self) -> impl Iterator<Item = (&str, Self)> {
-        self.decided().map(|decided| (&*decided.name, decided.decision()))
+        self.decided().map(|decided| (&*decided.name, decided.to_decision()))
     }
 
-    /// The names of the limits, and of each whether it passes, and later or now.
+    /// Returns for each limit its name, whether it passes, and whether it has to wait.
     pub(crate) fn verdicts(&self) -> impl Iterator<Item = (&Arc<str>, bool, bool)> {
         self.decided().map(|Decided { name, verdict, .. }| {
             let waits = matches!(verdict, Verdict::Reserved { .. });
@@ -106,8 +106,8 @@ impl Decision {
     }
 
     fn decided(&self) -> impl Iterator<Item = &Decided> {
-        let decided = match self.all.as_deref() {
-            Some(All::Limits(limits)) => &limits.decided[..],
+        let decided = match self.details.as_deref() {
+            Some(Details::Limits(limits)) => &limits.decided[..],
             _ => &[],
         };
         decided.iter().map_while(Option::as_ref)
@@ -116,16 +116,17 @@ impl Decision {
     /// Returns the name of the limit that governs, if this is a decision over several limits: see
     /// the example of [`limits`](Self::limits).
     pub fn governing_limit(&self) -> Option<&str> {
-        match self.all.as_deref() {
-            Some(All::Limits(limits)) => Some(&limits.governing().name),
+        match self.details.as_deref() {
+            Some(Details::Limits(limits)) => Some(&limits.governing().name),
             _ => None,
         }
     }
 }
 
 impl Decision {
-    /// All limits pass, or none takes anything. `write` is called with each line, whether its cost
-    /// is taken, and what to write: if nothing is taken, what has moved (S4).
+    /// Decides a charge of several limits: all grant it, or none takes anything. Calls `write` with
+    /// each line's position, whether its cost is taken, and the states to write; if nothing is
+    /// taken, these are the ones that have moved (S4).
     pub(crate) fn over_limits<const N: usize>(
         now: i64,
         lines: &[Line<'_, '_>],
@@ -135,11 +136,11 @@ impl Decision {
             line.windows.iter().all(|window| window.fits(line.ask.cost, line.ask.reserve))
         };
         let fit = lines.iter().all(fits);
-        let late = fit && lines.iter().any(|line| line.ask.reserve) && are_late(lines);
+        let late = fit && lines.iter().any(|line| line.ask.reserve) && are_lines_too_late(lines);
         let is_peek = lines.iter().any(|line| line.ask.peek);
         let mut merging = Merging::new();
         for (i, line) in lines.iter().enumerate() {
-            // What is late is worked out as if it passed.
+            // A late reservation is decided as if it passed, and then undone.
             let ask = Ask { peek: !late && (is_peek || !fit), up_to: false, ..line.ask };
             let (mut decision, mut writes) = Self::over::<N>(now, line.windows, ask);
             if late {
@@ -159,43 +160,42 @@ impl Decision {
         merging.done()
     }
 
-    /// Notes of one of the limits what a store elsewhere keeps from here on: what it had, and what
-    /// it writes.
+    /// The same as [`note_states`](Self::note_states), for one of several limits.
     pub(crate) fn note_states_of(
         &mut self,
         limit: usize,
         had: [Option<State>; Quotas::MAX],
         writes: [Option<State>; Quotas::MAX],
     ) {
-        self.amend(limit, |of| of.note_states(had, writes));
+        self.amend_limit(limit, |of| of.note_states(had, writes));
     }
 
-    /// Adds to the decision of a limit, if that limit has refused.
+    /// Changes the details of a limit's decision, if that limit has refused.
     pub(crate) fn amend_refusal_of(&mut self, name: &Arc<str>, amend: impl FnOnce(&mut Self)) {
         let refuses =
             |verdict| matches!(verdict, Verdict::Refused { .. } | Verdict::RefusedForGood);
         let is_it = |of: &Decided| Arc::ptr_eq(&of.name, name) && refuses(of.verdict);
         let limit = self.decided().position(is_it);
         if let Some(limit) = limit {
-            self.amend(limit, amend);
+            self.amend_limit(limit, amend);
         }
     }
 
-    fn amend(&mut self, limit: usize, amend: impl FnOnce(&mut Self)) {
-        let Some(All::Limits(limits)) = self.all.as_deref_mut() else { return };
+    fn amend_limit(&mut self, limit: usize, amend: impl FnOnce(&mut Self)) {
+        let Some(Details::Limits(limits)) = self.details.as_deref_mut() else { return };
         let Some(Some(decided)) = limits.decided.get_mut(limit) else { return };
-        let all = decided.all.take();
-        let mut of = decided.with(all);
-        amend(&mut of);
-        decided.all = of.all;
+        let details = decided.details.take();
+        let mut decision = decided.to_decision_with(details);
+        amend(&mut decision);
+        decided.details = decision.details;
     }
 
-    /// Refuses what was reserved of several limits, if one of them would count it in a window that
-    /// has ended when another one covers it (S13).
+    /// Refuses a reservation of several limits, if one of them would cover it only after the window
+    /// has ended that covers it under another one (S13). Returns whether it did.
     pub(crate) fn refuse_late(decisions: &mut [Self]) -> bool {
         let taking = decisions.iter().enumerate().filter(|(_, decision)| decision.granted > 0);
-        let late = too_late(taking.flat_map(|(i, decision)| {
-            let spans = |(j, usage): (usize, &Usage)| (usage.span(), decision.covered(j));
+        let late = is_too_late(taking.flat_map(|(i, decision)| {
+            let spans = |(j, usage): (usize, &Usage)| (usage.span(), decision.covering_window(j));
             decision
                 .usage()
                 .iter()
@@ -213,8 +213,8 @@ impl Decision {
         late
     }
 
-    /// What it is when its tokens were returned, since another limit refused: a look at the count,
-    /// or the refusal of what was reserved.
+    /// Returns the decision after its tokens were returned, since another limit refused: it takes
+    /// nothing, and a reservation becomes a refusal.
     pub(crate) fn undone(self) -> Self {
         match self.verdict {
             Verdict::Reserved { .. } => self.into_refusal(),
@@ -227,28 +227,28 @@ impl Decision {
 impl Merging {
     #[inline(always)]
     pub(crate) fn new() -> Self {
-        // By `default`, it is made where it stays; others would be copied there.
-        let all = Box::<All>::default();
+        // Only `default` creates the value in its box; others would be copied there.
+        let details = Box::<Details>::default();
         let verdict = Verdict::Passed;
         let governing = Rank { allowed: true, verdict, end: 0, remaining: 0, limit: 0 };
-        Self { all, len: 0, now: 0, verdict, local: false, governing }
+        Self { details, len: 0, now: 0, verdict, local: false, governing }
     }
 
     #[inline]
-    fn limits(&mut self) -> &mut Limits {
-        let All::Limits(limits) = &mut *self.all else { unreachable!("made so") };
+    fn limits(&mut self) -> &mut LimitDecisions {
+        let Details::Limits(limits) = &mut *self.details else { unreachable!("made so") };
         limits
     }
 
-    /// Adds the decision of a limit. What is beyond the most is left out.
+    /// Adds the decision of a limit, unless there are [`MAX_LIMITS`](super::MAX_LIMITS) already.
     #[inline(always)]
     pub(crate) fn push(&mut self, name: &Arc<str>, decision: Decision) {
-        let rank = Rank::of(&decision);
+        let rank = Rank::from_decision(&decision);
         let prevails = self.len == 0 || rank.prevails_over(&self.governing);
-        let Decision { now, granted, verdict, few, all, .. } = decision;
+        let Decision { now, granted, verdict, inline, details, .. } = decision;
         let Decision { len, governing, refusing, shared, local, .. } = decision;
         self.now = self.now.max(now);
-        // Refused for good is the last, then the latest time.
+        // Refused for good prevails, then the latest retry.
         if verdict != Verdict::Passed {
             self.verdict = self.verdict.max(verdict);
         }
@@ -262,8 +262,8 @@ impl Merging {
             now,
             granted,
             verdict,
-            few,
-            all,
+            inline,
+            details,
             len,
             governing,
             refusing,
@@ -277,19 +277,19 @@ impl Merging {
         }
     }
 
-    /// The decision over all of them, of which there is at least one.
+    /// Returns the decision over all limits, of which there is at least one.
     #[inline]
     pub(crate) fn done(mut self) -> Decision {
-        let governing = self.limits().governing().with(None);
-        let Self { all, now, verdict, local, .. } = self;
-        Decision { now, verdict, local, all: Some(all), ..governing }
+        let governing = self.limits().governing().to_decision_with(None);
+        let Self { details, now, verdict, local, .. } = self;
+        Decision { now, verdict, local, details: Some(details), ..governing }
     }
 }
 
-impl Limits {
-    pub(super) fn all_mut(&mut self) -> &mut Option<Box<All>> {
+impl LimitDecisions {
+    pub(super) fn governing_details_mut(&mut self) -> &mut Option<Box<Details>> {
         let governing = self.decided[usize::from(self.governing)].as_mut();
-        &mut governing.expect("one of them governs").all
+        &mut governing.expect("one of them governs").details
     }
 
     pub(super) fn note_local(&mut self) {
@@ -298,21 +298,21 @@ impl Limits {
 }
 
 impl Decided {
-    fn decision(&self) -> Decision {
-        self.with(self.all.clone())
+    fn to_decision(&self) -> Decision {
+        self.to_decision_with(self.details.clone())
     }
 
     #[inline]
-    fn with(&self, all: Option<Box<All>>) -> Decision {
-        let Self { now, granted, verdict, few, len, governing, refusing, shared, local, .. } =
+    fn to_decision_with(&self, details: Option<Box<Details>>) -> Decision {
+        let Self { now, granted, verdict, inline, len, governing, refusing, shared, local, .. } =
             *self;
-        Decision { now, granted, verdict, few, all, len, governing, refusing, shared, local }
+        Decision { now, granted, verdict, inline, details, len, governing, refusing, shared, local }
     }
 }
 
 impl Rank {
     #[inline(always)]
-    fn of(decision: &Decision) -> Self {
+    fn from_decision(decision: &Decision) -> Self {
         Self {
             allowed: decision.allowed(),
             verdict: decision.verdict,
@@ -322,13 +322,13 @@ impl Rank {
         }
     }
 
-    /// Whether this limit refuses for longer, or if both pass, has the smaller part left.
+    /// Returns whether this limit refuses for longer or, if both pass, has the smaller part left.
     #[inline(always)]
     fn prevails_over(&self, other: &Self) -> bool {
         if !(self.allowed && other.allowed) {
             return !self.allowed && (other.allowed || self.refuses_longer(other));
         }
-        // Compares the parts of the limits without a division. Of a limit of 0, nothing is left.
+        // Compares the parts of the limits without a division. A limit of 0 has nothing left.
         let times = |left: u64, limit: u64| u128::from(left) * u128::from(limit.max(1));
         let left = times(self.remaining, other.limit);
         let others_left = times(other.remaining, self.limit);
@@ -341,17 +341,18 @@ impl Rank {
     }
 }
 
-fn are_late(lines: &[Line<'_, '_>]) -> bool {
+fn are_lines_too_late(lines: &[Line<'_, '_>]) -> bool {
     let taking = lines.iter().enumerate().filter(|(_, line)| line.ask.cost > 0);
-    too_late(taking.flat_map(|(i, line)| {
+    is_too_late(taking.flat_map(|(i, line)| {
         let windows = line.windows.iter().enumerate();
-        windows.map(move |(j, window)| ((i, j), window.span(), window.covered(line.ask.cost)))
+        windows
+            .map(move |(j, window)| ((i, j), window.span(), window.covering_window(line.ask.cost)))
     }))
 }
 
-/// Whether a quota covers its tokens when the window has ended in which another one counts them.
-/// Each has a position, the window that runs, and the one that covers the tokens.
-fn too_late(quotas: impl Iterator<Item = ((usize, usize), Span, Span)> + Clone) -> bool {
+/// Returns whether a quota covers its tokens only after the window has ended that covers them under
+/// another quota. Each item is a quota's position, its current window, and the covering one.
+fn is_too_late(quotas: impl Iterator<Item = ((usize, usize), Span, Span)> + Clone) -> bool {
     let owed = quotas.clone().filter(|(_, window, covered)| covered.start > window.start);
     let Some((last, _, due)) = owed.max_by_key(|(_, _, covered)| covered.start) else {
         return false;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::claim::{LimitSet, Tokens};
 use super::state::{Effects, LineState, Poller, TICK};
-use super::tokens::{Answer, ChargeInFlight, Grant, granted_tokens, part_decision};
+use super::tokens::{ChargeInFlight, Grant, LastAnswer, granted_tokens, part_decision};
 use crate::decision::Decision;
 use crate::store::{Reply, StoreError};
 use crate::timer::Instant;
@@ -54,7 +54,7 @@ impl LineState {
     fn is_likely(&self, tokens: &Tokens, poller: &Poller<'_>) -> bool {
         let answer = self.answer.as_ref();
         let answer = answer.filter(|answer| !answer.stale && answer.terms == *poller.terms);
-        let is_due = |answer: &Answer| answer.due(tokens).is_some_and(|due| due <= poller.now);
+        let is_due = |answer: &LastAnswer| answer.due(tokens).is_some_and(|due| due <= poller.now);
         poller.can_be_granted(tokens) && answer.is_none_or(is_due)
     }
 
@@ -107,12 +107,12 @@ impl LineState {
         let is_open = poller.of_several && !is_of_one && !is_served;
         let decision = match (is_less, is_open) {
             (false, false) => decision,
-            (false, true) => decision.standing(),
+            (false, true) => decision.without_verdict(),
             (true, _) => part_decision(&decision, &terms, &none, &whole),
         };
         let is_all = granted == cost;
         let cost = is_of_one.then_some(cost);
-        let mut answer = Answer { decision, terms, cost, sent, stale: false, judged: false };
+        let mut answer = LastAnswer { decision, terms, cost, sent, stale: false, judged: false };
         let first = self.first_without_tokens();
         answer.stale = !is_all && first.is_some_and(|first| answer.waits_for(freed, first));
         self.answer = Some(answer);
@@ -194,7 +194,7 @@ impl LineState {
 /// counted from when the charge was sent.
 fn valid_until(decision: &Decision, sent: Instant, now: Instant) -> Instant {
     // Less one: the store decided up to a millisecond later than its rounded time.
-    let (end, shortest) = decision.first_to_end();
+    let (end, shortest) = decision.first_window_end();
     let left = end.saturating_sub(decision.now_ms()).saturating_sub(1);
     let valid_until = sent + Duration::from_millis(left.max(0) as u64).max(TICK);
     // If windows are about as short as the store's delay, every answer would come too late.

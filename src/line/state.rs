@@ -6,7 +6,7 @@ use std::task::Waker;
 use std::time::Duration;
 
 use super::claim::{Claim, LimitSet, Terms, Tokens};
-use super::tokens::{Answer, ChargeInFlight, Grant};
+use super::tokens::{ChargeInFlight, Grant, LastAnswer};
 use crate::decision::Decision;
 use crate::store::{Reply, StoreError};
 use crate::timer::Instant;
@@ -31,7 +31,7 @@ pub(super) struct LineState {
     /// The first number from which on there are waiters not yet judged by an answer.
     pub(super) first_unjudged: u64,
     /// The last answer.
-    pub(super) answer: Option<Answer>,
+    pub(super) answer: Option<LastAnswer>,
     /// When the last charge that granted tokens was sent.
     pub(super) last_grant: Option<Instant>,
     pub(super) in_flight: Option<ChargeInFlight>,
@@ -291,7 +291,8 @@ impl LineState {
         let (is_mine, is_lost) =
             (polled.is_some(), polled.is_some_and(|charge| charge.reply.is_none()));
         if self.waiters.is_empty() || is_lost {
-            // A charge that was not sent has taken nothing, and one whose poll panicked has no reply.
+            // A charge that was not sent has taken nothing, and one whose poll panicked has no
+            // reply.
             if let Some(ChargeInFlight { reply: Some(reply), terms, polled_by: Some(_), .. }) =
                 self.in_flight.take()
             {

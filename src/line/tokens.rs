@@ -11,7 +11,7 @@ use crate::timer::Instant;
 const MOST_COURTESY: Duration = Duration::from_millis(50);
 
 /// The last answer of the store.
-pub(super) struct Answer {
+pub(super) struct LastAnswer {
     pub(super) decision: Decision,
     pub(super) terms: Terms,
     /// The tokens that were charged, if all or none were to be granted.
@@ -25,7 +25,7 @@ pub(super) struct Answer {
     pub(super) judged: bool,
 }
 
-impl Answer {
+impl LastAnswer {
     /// Returns when these further tokens can have passed, at the earliest; `None`: never.
     pub(super) fn due(&self, tokens: &Tokens) -> Option<Instant> {
         let exact = self.decision.retry_at_ms().filter(|_| self.cost.as_ref() == Some(tokens));
@@ -46,8 +46,8 @@ impl Answer {
         })
     }
 
-    /// Returns whether one of these limits delays a request of this cost. All limits, after a change
-    /// of quotas, always do.
+    /// Returns whether one of these limits delays a request of this cost. All limits, after a
+    /// change of quotas, always do.
     pub(super) fn waits_for(&self, limits: LimitSet, cost: &Tokens) -> bool {
         if limits.is_empty() || limits.is_all() {
             return limits.is_all();
@@ -85,8 +85,8 @@ pub(super) struct ChargeInFlight {
     pub(super) sent: Instant,
     /// `None` while a request polls it.
     pub(super) reply: Option<Reply<Decision>>,
-    /// The request that polled the reply last, which is woken by it. `None`: the charge was not sent
-    /// yet.
+    /// The request that polled the reply last, which is woken by it. `None`: the charge was not
+    /// sent yet.
     pub(super) polled_by: Option<u64>,
     /// The limits whose tokens may have come back since the charge was started.
     pub(super) freed: LimitSet,
@@ -138,7 +138,7 @@ pub(super) fn part_decision(
     cost: &Tokens,
 ) -> Decision {
     let parts = terms.iter().zip(before.costs().zip(cost.costs()));
-    decision.part(parts.map(|(term, (before, cost))| (&*term.name, before, cost)))
+    decision.part_of_request(parts.map(|(term, (before, cost))| (&*term.name, before, cost)))
 }
 
 /// Returns how many tokens a decision has granted.

@@ -1,9 +1,9 @@
-//! Windows of one length, laid end to end.
+//! Grids: windows of one length, laid end to end.
 
 use super::state::MAX;
 use crate::quota::{Anchor, Quota, fmix64};
 
-/// The start of the window of a grid around `now`.
+/// Returns the start of the window around `now`.
 #[inline]
 pub(super) fn grid(now: i64, quota: &Quota, shift: u64) -> i64 {
     let offset = match quota.anchor {
@@ -14,14 +14,14 @@ pub(super) fn grid(now: i64, quota: &Quota, shift: u64) -> i64 {
     now - (now - offset as i64).rem_euclid(quota.window as i64)
 }
 
-/// The end of a window of a grid.
+/// Returns the end of a window.
 #[inline]
 pub(super) fn end(start: i64, quota: &Quota) -> i64 {
     start.saturating_add(quota.window as i64).min(MAX)
 }
 
-/// The shift of a staggered grid for a scope and an encoded key: FNV-1a, finished by
-/// MurmurHash3's fmix64 (S2). The same on every node, for ever.
+/// Returns the shift of a staggered grid for a scope and an encoded key: FNV-1a, finished by
+/// MurmurHash3's fmix64 (S2). The shift is the same on every node, for ever.
 pub(crate) fn stagger(scope: &str, key: &[u8]) -> u64 {
     let mut hash = 0xcbf2_9ce4_8422_2325_u64;
     for byte in scope.bytes().chain(key.iter().copied()) {

@@ -1,12 +1,13 @@
-//! What a store keeps of a window: [`State`].
+//! The state of a window that a store keeps: [`State`].
 
 use crate::quota::Quota;
 
 /// The last instant, and the largest count: everything saturates here (S11).
 pub(crate) const MAX: i64 = Quota::MAX_TOKENS as i64;
 
-/// What a store keeps for one quota of one key. Instants are milliseconds since the epoch. Later
-/// versions may add fields, so a store begins with the default and sets what it has read:
+/// The state that a store keeps for one quota of one key. Instants are milliseconds since the
+/// epoch. Later versions may add fields, so a store begins with the default and sets what it has
+/// read:
 ///
 /// ```
 /// use tower_fixed_window::store::State;
@@ -26,17 +27,17 @@ pub struct State {
     pub until: i64,
 }
 
-/// Until when there is a state.
+/// The end of a state.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Until {
-    /// There is none: a new key.
+pub(super) enum StateEnd {
+    /// There is no state: a new key.
     New,
     At(i64),
-    /// The clock stepped back, and the state is stored in a later window (S4).
+    /// The state is stored in a later window, since the clock stepped back (S4).
     Moved(i64),
 }
 
-impl Until {
+impl StateEnd {
     #[inline]
     pub(super) fn known(self) -> Option<i64> {
         match self {
