@@ -1,4 +1,4 @@
-//! A correction of what was charged: [`Adjust`].
+//! Corrections of earlier charges: [`Adjust`].
 
 use super::account::{Account, OwnedAccount, instant};
 use crate::decision::Decision;
@@ -34,14 +34,14 @@ use crate::window::{State, Window};
 #[derive(Clone, Copy, Debug)]
 pub struct Adjust<'a> {
     account: Account<'a>,
-    correction: Correction,
-    /// What is corrected was counted by the fallback of a store that failed.
+    change: TokenChange,
+    /// `true` if the charge was counted by the fallback of a store that failed.
     local: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Correction {
-    /// Until the windows have ended that the tokens were taken from.
+pub(super) enum TokenChange {
+    /// Returns tokens until the windows have ended that they were taken from.
     Return {
         tokens: u64,
         until: [i64; Quotas::MAX],
@@ -65,27 +65,23 @@ impl<'a> Adjust<'a> {
         for (i, quota) in account.quotas.iter().enumerate().take(decision.usage().len()) {
             until[i] = last(i, quota);
         }
-        Self {
-            account,
-            correction: Correction::Return { tokens, until },
-            local: decision.is_local(),
-        }
+        Self { account, change: TokenChange::Return { tokens, until }, local: decision.is_local() }
     }
 
     /// Takes `tokens` in addition to those of `decision`, even beyond the limit: they have been
     /// used already.
     pub fn take(account: Account<'a>, tokens: u64, decision: &Decision) -> Self {
-        Self { account, correction: Correction::Take { tokens }, local: decision.is_local() }
+        Self { account, change: TokenChange::Take { tokens }, local: decision.is_local() }
     }
 
-    /// Whether it was counted by the fallback of a store that failed.
+    /// Returns whether the charge was counted by the fallback of a store that failed.
     pub(super) fn is_local(&self) -> bool {
         self.local
     }
 
     #[cfg(feature = "redis")]
-    pub(super) fn correction(&self) -> &Correction {
-        &self.correction
+    pub(super) fn change(&self) -> &TokenChange {
+        &self.change
     }
 
     /// Returns the account.
@@ -95,31 +91,26 @@ impl<'a> Adjust<'a> {
 
     /// Returns whether tokens are returned. Such a correction never opens or revives a window.
     pub fn is_refund(&self) -> bool {
-        matches!(self.correction, Correction::Return { .. })
+        matches!(self.change, TokenChange::Return { .. })
     }
 
     /// Returns a copy without borrows, for a reply that comes later.
     pub fn to_owned(&self) -> OwnedAdjust {
-        OwnedAdjust {
-            account: self.account.to_owned(),
-            correction: self.correction,
-            local: self.local,
-        }
+        OwnedAdjust { account: self.account.to_owned(), change: self.change, local: self.local }
     }
 
-    /// The tokens that come back, or that were used.
+    /// Returns the number of tokens that are returned or taken.
     pub fn tokens(&self) -> u64 {
-        let (Correction::Return { tokens, .. } | Correction::Take { tokens }) = self.correction;
+        let (TokenChange::Return { tokens, .. } | TokenChange::Take { tokens }) = self.change;
         tokens
     }
 
-    /// Of tokens that come back, for a store that corrects on its server: each quota with the
-    /// instant, in milliseconds since the epoch, from which on nothing comes back to it. Empty
-    /// where they were used.
+    /// Returns each quota with the instant, in milliseconds since the epoch, from which on it takes
+    /// no tokens back: for a store that corrects on its server. Empty if tokens are taken.
     pub fn refundable_until(&self) -> impl Iterator<Item = (&'a Quota, u64)> + use<'a> {
-        let until = match self.correction {
-            Correction::Return { until, .. } => until,
-            Correction::Take { .. } => [0; Quotas::MAX],
+        let until = match self.change {
+            TokenChange::Return { until, .. } => until,
+            TokenChange::Take { .. } => [0; Quotas::MAX],
         };
         let quotas = if self.is_refund() { self.account.quotas.as_slice() } else { &[] };
         quotas.iter().zip(until).map(|(quota, until)| (quota, until.max(0) as u64))
@@ -144,13 +135,13 @@ impl<'a> Adjust<'a> {
     ) -> [Option<State>; Quotas::MAX] {
         let mut writes = [None; Quotas::MAX];
         for (i, window) in windows[..self.account.quotas.len()].iter().enumerate() {
-            writes[i] = match self.correction {
-                Correction::Return { tokens: 0, .. } | Correction::Take { tokens: 0 } => None,
-                // Also where the clock has stepped back since: what has ended stays ended (S4).
-                Correction::Return { until, .. } if now.max(window.start()) >= until[i] => None,
-                Correction::Return { until, .. } if window.is_reserved_past(until[i]) => None,
-                Correction::Return { tokens, .. } => window.give_back(tokens),
-                Correction::Take { tokens } => Some(window.take(tokens)),
+            writes[i] = match self.change {
+                TokenChange::Return { tokens: 0, .. } | TokenChange::Take { tokens: 0 } => None,
+                // A window that has ended stays ended, even if the clock has stepped back (S4).
+                TokenChange::Return { until, .. } if now.max(window.start()) >= until[i] => None,
+                TokenChange::Return { until, .. } if window.is_reserved_past(until[i]) => None,
+                TokenChange::Return { tokens, .. } => window.give_back(tokens),
+                TokenChange::Take { tokens } => Some(window.take(tokens)),
             };
         }
         writes
@@ -161,17 +152,13 @@ impl<'a> Adjust<'a> {
 #[derive(Clone, Debug)]
 pub struct OwnedAdjust {
     account: OwnedAccount,
-    correction: Correction,
+    change: TokenChange,
     local: bool,
 }
 
 impl OwnedAdjust {
     /// Returns the [`Adjust`].
     pub fn as_adjust(&self) -> Adjust<'_> {
-        Adjust {
-            account: self.account.as_account(),
-            correction: self.correction,
-            local: self.local,
-        }
+        Adjust { account: self.account.as_account(), change: self.change, local: self.local }
     }
 }

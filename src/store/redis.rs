@@ -351,7 +351,7 @@ impl RedisStore {
     /// ```
     #[must_use]
     pub fn one_by_one(self) -> Self {
-        self.with_calls(|calls| calls.apart = true)
+        self.with_calls(|calls| calls.one_by_one = true)
     }
 
     /// Sends a decision and a reset, for a key of its own. Use it in apps that must fail at startup

@@ -1,4 +1,4 @@
-//! Calls of the server: each is sent, shared by decisions, and ended in time (S32).
+//! Calls of the server, which decisions share, and which end in time (S32): [`Calls`].
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -38,8 +38,8 @@ const DEADLINE: Duration = Duration::from_millis(250);
 #[derive(Clone)]
 pub(super) struct Calls {
     runtimes: Arc<Runtimes>,
-    /// Decisions don't share calls.
-    pub(super) apart: bool,
+    /// `true` if decisions don't share calls.
+    pub(super) one_by_one: bool,
     pub(super) commands: Commands,
     pub(super) deadline: Duration,
     #[cfg(feature = "testing")]
@@ -50,7 +50,7 @@ impl Calls {
     pub(super) fn new(source: Origin) -> Self {
         Self {
             runtimes: Runtimes::new(source),
-            apart: false,
+            one_by_one: false,
             commands: Commands::new(""),
             deadline: DEADLINE,
             #[cfg(feature = "testing")]
@@ -72,23 +72,24 @@ impl Calls {
         None
     }
 
-    /// Asks, and once more if the boundaries of calendars were not around the server's time.
-    async fn ask(&self, question: impl Fn() -> Question) -> Result<Answer, StoreError> {
+    /// Sends a question, and once more if the boundaries of calendars were not around the server's
+    /// time.
+    async fn ask_server(&self, question: impl Fn() -> Question) -> Result<Answer, StoreError> {
         let now = Instant::now();
         let until = now.checked_add(self.deadline).unwrap_or_else(|| now + NEVER);
-        let answer = self.send(question(), until).await?;
-        let Some(time) = answer.outside() else { return Ok(answer) };
+        let answer = self.send_once(question(), until).await?;
+        let Some(time) = answer.time_outside() else { return Ok(answer) };
         self.commands.correct_time(time);
-        self.send(question(), until).await
+        self.send_once(question(), until).await
     }
 
-    /// Calls the script, together with concurrent decisions if calls are shared.
-    async fn send(&self, mut asked: Question, until: Instant) -> Result<Answer, StoreError> {
-        let gather = self.runtimes.here()?;
-        if !self.apart && !gather.is_apart() {
-            match Arc::clone(&gather).join(asked, until).await {
+    /// Sends a question, in a call with concurrent decisions if calls are shared.
+    async fn send_once(&self, mut asked: Question, until: Instant) -> Result<Answer, StoreError> {
+        let gather = self.runtimes.current_gather()?;
+        if !self.one_by_one && !gather.is_one_by_one() {
+            match Arc::clone(&gather).send_shared(asked, until).await {
                 Ok(answer) => return answer,
-                Err(same) => asked = same,
+                Err(question) => asked = question,
             }
         }
         match asked {
@@ -97,13 +98,13 @@ impl Calls {
         }
     }
 
-    /// The same in calls of their own.
-    fn apart(&self) -> Self {
-        Self { apart: true, ..self.clone() }
+    /// Returns the same counters, by calls that are not shared.
+    fn unshared(&self) -> Self {
+        Self { one_by_one: true, ..self.clone() }
     }
 }
 
-fn senseless() -> StoreError {
+fn unexpected_answer() -> StoreError {
     StoreError::new("Redis returned an unexpected answer").of_key()
 }
 
@@ -112,17 +113,19 @@ impl Store for Calls {
         let (this, charge, now) = (self.clone(), charge.to_owned(), self.now());
         Reply::later(async move {
             let charge = charge.as_charge();
-            let answer = this.ask(|| Question::One(this.commands.charge(&charge, now))).await?;
-            answer.decide(&charge, now).ok_or_else(senseless)
+            let answer =
+                this.ask_server(|| Question::One(this.commands.charge(&charge, now))).await?;
+            answer.decide(&charge, now).ok_or_else(unexpected_answer)
         })
     }
 
     fn charge_all(&self, charges: &[Charge<'_>]) -> Option<Reply<Decision>> {
         let scopes = charges.iter().map(|charge| charge.account().scope().id());
-        let is_apart = self.apart || self.runtimes.here().is_ok_and(|gather| gather.is_apart());
+        let gather = self.runtimes.current_gather();
+        let one_by_one = self.one_by_one || gather.is_ok_and(|gather| gather.is_one_by_one());
         let twice =
             scopes.clone().enumerate().any(|(i, id)| scopes.clone().take(i).any(|of| of == id));
-        if is_apart || twice || !(1..=MAX_LIMITS).contains(&charges.len()) {
+        if one_by_one || twice || !(1..=MAX_LIMITS).contains(&charges.len()) {
             return None;
         }
         if let [charge] = charges {
@@ -138,8 +141,8 @@ impl Store for Calls {
         Some(Reply::later(async move {
             let charges: Vec<_> = charges.iter().map(OwnedCharge::as_charge).collect();
             let question = || Question::All(this.commands.charge_all(&charges, now));
-            let answer = this.ask(question).await?;
-            answer.decide_all(&charges, now).ok_or_else(senseless)
+            let answer = this.ask_server(question).await?;
+            answer.decide_all(&charges, now).ok_or_else(unexpected_answer)
         }))
     }
 
@@ -147,18 +150,19 @@ impl Store for Calls {
         if adjust.tokens() == 0 {
             return Reply::now(());
         }
-        let (this, adjust, now) = (self.apart(), adjust.to_owned(), self.now());
+        let (this, adjust, now) = (self.unshared(), adjust.to_owned(), self.now());
         Reply::later(async move {
             let adjust = adjust.as_adjust();
-            let answer = this.ask(|| Question::One(this.commands.adjust(&adjust, now))).await?;
-            answer.outside().map_or(Ok(()), |_| Err(senseless()))
+            let answer =
+                this.ask_server(|| Question::One(this.commands.adjust(&adjust, now))).await?;
+            answer.time_outside().map_or(Ok(()), |_| Err(unexpected_answer()))
         })
     }
 
     fn reset(&self, scope: &Scope, key: &Key) -> Reply<()> {
-        let (this, key) = (self.apart(), self.commands.key(scope, key));
+        let (this, key) = (self.unshared(), self.commands.key(scope, key));
         Reply::later(async move {
-            let answer = this.ask(|| Question::One(Commands::reset(&key))).await;
+            let answer = this.ask_server(|| Question::One(Commands::reset(&key))).await;
             answer.map(|_| ())
         })
     }
@@ -169,6 +173,6 @@ impl Store for Calls {
     }
 
     fn fault_domain(&self, scope: &Scope, key: &Key) -> u64 {
-        self.runtimes.domain(|| self.commands.key(scope, key))
+        self.runtimes.fault_domain(|| self.commands.key(scope, key))
     }
 }

@@ -20,7 +20,7 @@ pub(super) mod rights;
 pub(super) use command::Commands;
 pub(super) use lua::Lua;
 
-/// Kinds of decisions among which one of the same kind is looked for.
+/// How many of the last kinds of calls are searched for one with the same arguments.
 const RECENT: usize = 16;
 
 /// How often a script is loaded for one call: scripts may be flushed again before the call is back.
@@ -30,11 +30,11 @@ pub(super) const LOADS: usize = 3;
 pub(super) static ONE: LazyLock<Lua> =
     LazyLock::new(|| Lua::new(&with_window(include_str!("script/one.lua"))));
 
-/// The same for several, one after the other.
+/// The same for several decisions, one after the other.
 pub(super) static MANY: LazyLock<Lua> =
     LazyLock::new(|| Lua::new(&with_window(include_str!("script/many.lua"))));
 
-/// Whether a call was refused, and nothing done, because its script has to be loaded.
+/// Returns whether a call was refused because its script has to be loaded. Nothing was done then.
 pub(super) fn is_missing(error: &RedisError) -> bool {
     error.kind() == ErrorKind::Server(ServerErrorKind::NoScript)
 }
@@ -49,34 +49,35 @@ fn with_window(script: &str) -> String {
     parts.iter().fold(script.to_owned(), |script, (name, part)| script.replace(name, part))
 }
 
-/// The beginning of a call of [`ONE`]; what follows are its arguments.
-pub(super) fn one(key: &str, args: usize) -> Cmd {
+/// Returns the beginning of a call of [`ONE`]. Its arguments follow.
+pub(super) fn begin_call(key: &str, args: usize) -> Cmd {
     let mut cmd = Cmd::with_capacity(4 + args, 256);
     cmd.arg("EVALSHA").arg(ONE.hash()).arg(1).arg(key);
     cmd
 }
 
-/// The key of a call: of a script, or of a plain command.
-pub(super) fn key(call: &Cmd) -> &[u8] {
-    let script = args(call, 0).next() == Some(b"EVALSHA");
-    args(call, if script { 3 } else { 1 }).next().unwrap_or_default()
+/// Returns the key of a call: of a script, or of a plain command.
+pub(super) fn key_of(call: &Cmd) -> &[u8] {
+    let script = args_from(call, 0).next() == Some(b"EVALSHA");
+    args_from(call, if script { 3 } else { 1 }).next().unwrap_or_default()
 }
 
-/// The call of [`MANY`] for what several calls of [`ONE`] ask, alone or in groups.
-pub(super) fn many<'a>(asked: impl Iterator<Item = &'a [Cmd]> + Clone) -> Cmd {
+/// Merges calls of [`ONE`], alone or in groups, into a call of [`MANY`].
+pub(super) fn merge_calls<'a>(asked: impl Iterator<Item = &'a [Cmd]> + Clone) -> Cmd {
     let keys = asked.clone().map(<[_]>::len).sum();
     let mut cmd = Cmd::with_capacity(8 + 3 * keys, 128 * keys);
     cmd.arg("EVALSHA").arg(MANY.hash()).arg(keys);
-    // Most differ in their keys only.
+    // Most calls differ in their keys only.
     let (mut kinds, mut of_which) = (Vec::<&Cmd>::new(), Vec::with_capacity(keys));
     let mut grouped = false;
     for calls in asked {
         for call in calls {
-            cmd.arg(args(call, 3).next());
+            cmd.arg(args_from(call, 3).next());
             let recent = kinds.len().saturating_sub(RECENT);
-            let same = kinds[recent..].iter().position(|kind| args(kind, 4).eq(args(call, 4)));
+            let same =
+                kinds[recent..].iter().position(|kind| args_from(kind, 4).eq(args_from(call, 4)));
             let kind = same.map_or(kinds.len(), |i| recent + i) as i64 + 1;
-            // One that is followed by another one of its group.
+            // Below 0: another call of the same group follows.
             of_which.push(-kind);
             if same.is_none() {
                 kinds.push(call);
@@ -87,8 +88,8 @@ pub(super) fn many<'a>(asked: impl Iterator<Item = &'a [Cmd]> + Clone) -> Cmd {
     }
     cmd.arg(kinds.len());
     for kind in &kinds {
-        cmd.arg(args(kind, 4).len());
-        args(kind, 4).for_each(|arg| {
+        cmd.arg(args_from(kind, 4).len());
+        args_from(kind, 4).for_each(|arg| {
             cmd.arg(arg);
         });
     }
@@ -98,59 +99,63 @@ pub(super) fn many<'a>(asked: impl Iterator<Item = &'a [Cmd]> + Clone) -> Cmd {
     cmd
 }
 
-fn args(call: &Cmd, from: usize) -> impl ExactSizeIterator<Item = &[u8]> {
+fn args_from(call: &Cmd, from: usize) -> impl ExactSizeIterator<Item = &[u8]> {
     let all = call.args_iter().skip(from);
     all.map(|arg| if let Arg::Simple(arg) = arg { arg } else { b"" })
 }
 
-/// In place of the tokens taken.
+/// Stands in place of the tokens taken if the time is outside of the calendars' boundaries.
 const OUTSIDE: i64 = -2;
 
-/// What a script says to one decision.
+/// A script's answer to a charge or a correction.
 pub(super) enum Answer {
-    /// The time, and the tokens used now; if it was refused those used, below 0.
+    /// The time, and the tokens used now: below 0 if the charge was refused.
     Plain(i64, i64),
     /// The time, the tokens taken, and the states as they were.
     General(Vec<Option<i64>>),
-    /// Of each of a group.
+    /// The answers to the charges of a group.
     Group(Vec<Self>),
 }
 
 impl Answer {
-    /// From the answer of [`ONE`].
-    pub(super) fn one(value: Value) -> RedisResult<Self> {
+    /// Parses the answer of [`ONE`], or of a plain command.
+    pub(super) fn from_one(value: Value) -> RedisResult<Self> {
         match value.extract_error()? {
             Value::BulkString(bytes) => {
-                let (numbers, []) = bytes.as_chunks::<8>() else { return Err(senseless().into()) };
-                let &[used, micros] = numbers else { return Err(senseless().into()) };
-                Ok(Self::Plain(time(i64::from_be_bytes(micros)), i64::from_be_bytes(used)))
+                let (numbers, []) = bytes.as_chunks::<8>() else {
+                    return Err(unexpected_answer().into());
+                };
+                let &[used, micros] = numbers else { return Err(unexpected_answer().into()) };
+                Ok(Self::Plain(to_ms(i64::from_be_bytes(micros)), i64::from_be_bytes(used)))
             }
-            // Of a command that decides nothing.
+            // A plain command's answer.
             Value::Int(number) => Ok(Self::General(vec![Some(number)])),
             array => Ok(Self::General(FromRedisValue::from_redis_value(array)?)),
         }
     }
 
-    /// From the answer of [`MANY`] to decisions alone or in groups of these sizes.
-    pub(super) fn many(
+    /// Parses the answer of [`MANY`] to decisions alone or in groups of these sizes.
+    pub(super) fn from_many(
         value: Value,
         sizes: impl Iterator<Item = usize> + Clone,
     ) -> RedisResult<Vec<RedisResult<Self>>> {
         let values = match value {
             Value::Array(values) if values.len() == sizes.clone().sum::<usize>() + 1 => values,
             Value::ServerError(error) => return Err(error.into()),
-            _ => return Err(senseless().into()),
+            _ => return Err(unexpected_answer().into()),
         };
         let mut values = values.into_iter();
-        let Some(Value::Int(micros)) = values.next() else { return Err(senseless().into()) };
+        let Some(Value::Int(micros)) = values.next() else {
+            return Err(unexpected_answer().into());
+        };
         let answer = |value: Value| match value.extract_error()? {
-            Value::Int(used) => Ok(Self::Plain(time(micros), used)),
+            Value::Int(used) => Ok(Self::Plain(to_ms(micros), used)),
             array => Ok(Self::General(FromRedisValue::from_redis_value(array)?)),
         };
         let group = |size| match size {
             1 => answer(values.next().unwrap_or(Value::Nil)),
             _ => {
-                // All of them, also behind an error: what follows is of the next group.
+                // Takes all of them, also behind an error: the rest is for the next groups.
                 let answers: Vec<_> = values.by_ref().take(size).map(answer).collect();
                 answers.into_iter().collect::<RedisResult<_>>().map(Self::Group)
             }
@@ -158,26 +163,28 @@ impl Answer {
         Ok(sizes.map(group).collect())
     }
 
-    /// The server's time, if nothing was done because the boundaries of calendars were not around
-    /// it.
-    pub(super) fn outside(&self) -> Option<i64> {
+    /// Returns the server's time if nothing was done because the boundaries of calendars were not
+    /// around it.
+    pub(super) fn time_outside(&self) -> Option<i64> {
         match self {
             Self::General(numbers) => match numbers[..] {
                 [Some(now), Some(OUTSIDE)] => Some(now),
                 _ => None,
             },
             Self::Plain(..) => None,
-            Self::Group(answers) => answers.iter().find_map(Self::outside),
+            Self::Group(answers) => answers.iter().find_map(Self::time_outside),
         }
     }
 
-    /// What follows from it, worked out here once more, in integers. `None` if the two don't agree.
-    /// `now` is the time if it is not the server's.
+    /// Returns the decision, computed here once more, in integers. `None` if the script has decided
+    /// otherwise. `now` is the time if it is not the server's.
     pub(super) fn decide(&self, charge: &Charge<'_>, now: Option<i64>) -> Option<Decision> {
-        let Seen { now, windows, states, taken } = match self {
-            // Refused, the tokens used are below 0.
-            Self::Plain(time, used) if *used < 0 => plain(charge, now.unwrap_or(*time), -used, -1)?,
-            _ => self.see(charge, now)?,
+        let Basis { now, windows, states, taken } = match self {
+            // If the charge was refused, this is -(tokens used).
+            Self::Plain(time, used) if *used < 0 => {
+                plain_basis(charge, now.unwrap_or(*time), -used, -1)?
+            }
+            _ => self.basis(charge, now)?,
         };
         let (mut decision, writes) = charge.decide_over(now, &windows);
         if let Some(states) = states {
@@ -188,14 +195,14 @@ impl Answer {
         agreed.then_some(decision)
     }
 
-    /// The same over several limits.
+    /// Returns the decision over several limits, in the same way.
     pub(super) fn decide_all(&self, charges: &[Charge<'_>], now: Option<i64>) -> Option<Decision> {
         let Self::Group(answers) = self else { return None };
         if answers.len() != charges.len() {
             return None;
         }
-        let seen = charges.iter().zip(answers).map(|(charge, answer)| answer.see(charge, now));
-        let seen: Vec<Seen<'_>> = seen.collect::<Option<_>>()?;
+        let seen = charges.iter().zip(answers).map(|(charge, answer)| answer.basis(charge, now));
+        let seen: Vec<Basis<'_>> = seen.collect::<Option<_>>()?;
         let lines: Vec<_> =
             charges.iter().zip(&seen).map(|(charge, seen)| charge.line(&seen.windows, 0)).collect();
         let mut writes = [[None; Quotas::MAX]; MAX_LIMITS];
@@ -216,41 +223,40 @@ impl Answer {
         agreed.then_some(decision)
     }
 
-    /// What it says of one charge.
-    fn see<'a>(&self, charge: &Charge<'a>, now: Option<i64>) -> Option<Seen<'a>> {
+    /// Returns what one charge was decided on.
+    fn basis<'a>(&self, charge: &Charge<'a>, now: Option<i64>) -> Option<Basis<'a>> {
         match self {
             Self::Plain(time, used) => {
-                // Of a group that was refused, the tokens used plus 1 are below 0.
+                // If the group was refused, this is -(tokens used + 1).
                 let taken = if *used < 0 { 0 } else { charge.ask.cost as i64 };
                 let used = if *used < 0 { -used - 1 } else { used - taken };
-                plain(charge, now.unwrap_or(*time), used, taken)
+                plain_basis(charge, now.unwrap_or(*time), used, taken)
             }
-            Self::General(numbers) => general(charge, numbers),
+            Self::General(numbers) => general_basis(charge, numbers),
             Self::Group(_) => None,
         }
     }
 }
 
-/// In milliseconds.
-fn time(micros: i64) -> i64 {
+fn to_ms(micros: i64) -> i64 {
     micros / 1_000
 }
 
-fn senseless() -> ParsingError {
+fn unexpected_answer() -> ParsingError {
     "an unexpected answer".into()
 }
 
-/// What a charge was decided on.
-struct Seen<'a> {
+/// The time and the windows that a charge was decided on, and its outcome.
+struct Basis<'a> {
     now: i64,
     windows: [Window<'a>; Quotas::MAX],
-    /// `None`: they are not to be known.
+    /// `None` if the answer does not show them as they are stored.
     states: Option<[Option<State>; Quotas::MAX]>,
-    /// -1: it was refused.
+    /// -1 if the charge was refused.
     taken: i64,
 }
 
-fn general<'a>(charge: &Charge<'a>, answer: &[Option<i64>]) -> Option<Seen<'a>> {
+fn general_basis<'a>(charge: &Charge<'a>, answer: &[Option<i64>]) -> Option<Basis<'a>> {
     let &[Some(now), Some(taken), ref numbers @ ..] = answer else { return None };
     let (account, mut numbers) = (charge.account, numbers.iter().copied());
     let (mut states, mut seen) = ([None; Quotas::MAX], [None; Quotas::MAX]);
@@ -275,16 +281,16 @@ fn general<'a>(charge: &Charge<'a>, answer: &[Option<i64>]) -> Option<Seen<'a>> 
     }
     let windows = account
         .windows(|i, quota| seen[i].unwrap_or_else(|| account.window(now, quota, |_| states[i])));
-    Some(Seen { now, windows, states: are_raw.then_some(states), taken })
+    Some(Basis { now, windows, states: are_raw.then_some(states), taken })
 }
 
-fn plain<'a>(charge: &Charge<'a>, now: i64, used: i64, taken: i64) -> Option<Seen<'a>> {
+fn plain_basis<'a>(charge: &Charge<'a>, now: i64, used: i64, taken: i64) -> Option<Basis<'a>> {
     let account = charge.account;
     let Span { start, end } = account
         .windows::<1>(|_, quota| Window::at(now, None, quota, account.shift(quota)))[0]
         .span();
-    // Where it was refused there was a state. Where it passed, nothing depends on that.
+    // A refused charge had a state. If the charge passed, nothing depends on that.
     let states = [Some(State { start, used, until: end }), None, None, None];
     let windows = account.windows(|i, quota| account.window(now, quota, |_| states[i]));
-    Some(Seen { now, windows, states: Some(states), taken })
+    Some(Basis { now, windows, states: Some(states), taken })
 }

@@ -1,8 +1,8 @@
-//! One call of the server, in a task of its own.
+//! Makes one call of the server, in a task of its own: [`call_server`].
 //!
-//! The task keeps the deadline, reports to the link and the breaker what became of the call,
-//! answers its callers, and ends whether or not they still wait. A caller that is gone before the
-//! call is sent withdraws what it asked for.
+//! The task keeps the deadline, reports the outcome to the link and the breaker, answers its
+//! callers, and ends whether or not they still wait. The question of a caller that is gone before
+//! the call is not sent.
 
 use std::time::Duration;
 
@@ -12,8 +12,8 @@ use tokio::time::{Instant, timeout, timeout_at};
 use super::super::link::is_from_replica;
 use super::super::link::{Connection, Link};
 use super::super::script::{self, Answer, LOADS, MANY, ONE, rights};
-use super::failure::{failed, late, unsent};
-use super::queue::{Departing, Question};
+use super::failure::{late_error, store_error, unsent_error};
+use super::queue::{Question, QueuedQuestion};
 use crate::store::error::StoreError;
 
 /// How long to wait for all nodes of a cluster to load a script.
@@ -22,29 +22,30 @@ const LOAD: Duration = Duration::from_millis(50);
 /// The answers, and how long they took if something was sent.
 type Answers = (Vec<RedisResult<Answer>>, Option<Duration>);
 
-/// Sends a batch, whose callers wait until then, and answers them. How long that took; or the batch
-/// itself, if it was refused since it is about several slots: nothing was done.
-pub(crate) async fn call(
+/// Sends a batch, whose callers wait until `until`, and answers them. Returns how long the call
+/// took; or the batch, if a cluster has refused it since its keys are in several slots: nothing was
+/// done then.
+pub(crate) async fn call_server(
     link: &Link,
-    mut batch: Vec<Departing>,
+    mut batch: Vec<QueuedQuestion>,
     until: Instant,
-) -> Result<Option<Duration>, Vec<Departing>> {
+) -> Result<Option<Duration>, Vec<QueuedQuestion>> {
     let domain = link.fault_domain();
     let mut over = None;
-    let result = timeout_at(until, send(link, domain, &mut over, &mut batch)).await.ok();
+    let result = timeout_at(until, send_wanted(link, domain, &mut over, &mut batch)).await.ok();
     let Some(over) = over else {
         let error = match result {
-            Some(Err(error)) => failed(error).unsent(),
-            _ => unsent(),
+            Some(Err(error)) => store_error(error).unsent(),
+            _ => unsent_error(),
         };
-        batch.into_iter().for_each(|waiting| waiting.answer(Err(error.clone())));
+        batch.into_iter().for_each(|waiting| waiting.send_answer(Err(error.clone())));
         return Ok(None);
     };
     let error = match result {
         Some(Ok((answers, took))) => {
             answers.iter().for_each(|answer| link.report_outcome(&over, Some(answer.as_ref())));
             for (waiting, answer) in batch.into_iter().zip(answers) {
-                tell(link, domain, &over, waiting, answer.map_err(failed));
+                report_and_answer(link, domain, &over, waiting, answer.map_err(store_error));
             }
             return Ok(took);
         }
@@ -53,64 +54,63 @@ pub(crate) async fn call(
             if crosses_slots(&error, &batch) {
                 return Err(batch);
             }
-            failed(error)
+            store_error(error)
         }
         None => {
             link.report_outcome::<()>(&over, None);
-            late()
+            late_error()
         }
     };
     for waiting in batch {
-        tell(link, domain, &over, waiting, Err(error.clone()));
+        report_and_answer(link, domain, &over, waiting, Err(error.clone()));
     }
     Ok(None)
 }
 
-fn crosses_slots(error: &RedisError, batch: &[Departing]) -> bool {
+fn crosses_slots(error: &RedisError, batch: &[QueuedQuestion]) -> bool {
     let keys = batch.iter().map(|waiting| waiting.asked.cmds().len());
     error.kind() == ErrorKind::Server(ServerErrorKind::CrossSlot) && keys.sum::<usize>() > 1
 }
 
-fn tell(
+fn report_and_answer(
     link: &Link,
     domain: u64,
     over: &Connection,
-    waiting: Departing,
+    waiting: QueuedQuestion,
     answer: Result<Answer, StoreError>,
 ) {
     link.breaker().report(domain, Some(over.handed_out_at()), &answer);
-    waiting.answer(answer);
+    waiting.send_answer(answer);
 }
 
-/// Sends what is still wanted of a batch; again only if it was refused because its script is
-/// missing, if the connection had ended before it was sent, or if a replica has refused to write:
-/// then it has done nothing.
-async fn send(
+/// Sends the questions of a batch whose callers still wait. Sends them again only if nothing was
+/// done: the script is missing, the connection had ended before, or a replica refused to write.
+async fn send_wanted(
     link: &Link,
     domain: u64,
     over: &mut Option<Connection>,
-    batch: &mut Vec<Departing>,
+    batch: &mut Vec<QueuedQuestion>,
 ) -> RedisResult<Answers> {
     let patience = batch.iter().map(|waiting| waiting.patience).max().unwrap_or_default();
-    let mut connection = another(link, over, patience).await?;
+    let mut connection = next_connection(link, over, patience).await?;
     let mut loads = 0..LOADS;
     loop {
         let now = Instant::now();
         if !batch.iter().all(|waiting| waiting.is_wanted(now)) {
             let (wanted, late) = batch.drain(..).partition(|waiting| waiting.is_wanted(now));
             *batch = wanted;
-            Vec::into_iter(late).for_each(Departing::withdraw);
+            Vec::into_iter(late).for_each(QueuedQuestion::fail_unsent);
         }
         let (script, answers) = match &batch[..] {
             [] => return Ok((Vec::new(), None)),
-            [Departing { asked: Question::One(cmd), .. }] => {
+            [QueuedQuestion { asked: Question::One(cmd), .. }] => {
                 let answer = connection.send(cmd).await;
-                (&*ONE, answer.and_then(Answer::one).map(|answer| vec![Ok(answer)]))
+                (&*ONE, answer.and_then(Answer::from_one).map(|answer| vec![Ok(answer)]))
             }
             all => {
                 let asked = all.iter().map(|waiting| waiting.asked.cmds());
-                let answer = connection.send(&script::many(asked.clone())).await;
-                (&*MANY, answer.and_then(|answer| Answer::many(answer, asked.map(<[_]>::len))))
+                let answer = connection.send(&script::merge_calls(asked.clone())).await;
+                (&*MANY, answer.and_then(|answer| Answer::from_many(answer, asked.map(<[_]>::len))))
             }
         };
         let by_replica = match &answers {
@@ -119,34 +119,39 @@ async fn send(
         };
         if connection.can_resend() || by_replica && connection.is_replaceable() {
             if let Ok(answers) = answers {
-                // What a replica need not write, it answers.
+                // A replica answers questions that write nothing.
                 let (refused, answered): (Vec<_>, Vec<_>) =
                     batch.drain(..).zip(answers).partition(|(_, answer)| is_refused(answer));
                 *batch = refused.into_iter().map(|(waiting, _)| waiting).collect();
                 for (waiting, answer) in answered {
-                    tell(link, domain, connection, waiting, answer.map_err(failed));
+                    report_and_answer(
+                        link,
+                        domain,
+                        connection,
+                        waiting,
+                        answer.map_err(store_error),
+                    );
                 }
             }
-            connection = another(link, over, patience).await?;
+            connection = next_connection(link, over, patience).await?;
             continue;
         }
         match answers {
             Err(error) if script::is_missing(&error) && loads.next().is_some() => {
-                // All nodes of a cluster load it, and one of them may be gone. Then the others have
-                // it soon.
+                // All nodes of a cluster load it. If one of them is gone, the others have it soon.
                 let loaded = match link.is_sharded() {
                     true => {
-                        let loading = connection.send(script.load());
+                        let loading = connection.send(script.load_call());
                         let loaded = timeout(LOAD, loading).await.ok();
                         loaded.filter(|_| loads.is_empty()).map(|loaded| loaded.map(|_| ()))
                     }
-                    // It may have lost a command, too, since it was connected.
+                    // The server may have lost a command, too, since the connection was made.
                     false => Some(rights::load_scripts(&[script], connection.handle()).await),
                 };
                 match loaded {
                     // The charge was refused, whatever became of the script.
                     Some(Err(error)) if connection.can_resend_after(&error) => {
-                        connection = another(link, over, patience).await?;
+                        connection = next_connection(link, over, patience).await?;
                         loads = 0..LOADS;
                     }
                     Some(Err(error)) => return Err(error),
@@ -160,8 +165,8 @@ async fn send(
     }
 }
 
-/// The connection to send over, in place of the one before.
-async fn another<'a>(
+/// Returns a connection to send over, in place of the one before.
+async fn next_connection<'a>(
     link: &Link,
     over: &'a mut Option<Connection>,
     patience: Duration,

@@ -8,25 +8,25 @@ use redis::{ErrorKind, RedisError, ServerErrorKind};
 
 #[cfg(feature = "redis-tls")]
 use super::super::connect::tls;
-use super::super::script::rights::lacking;
+use super::super::script::rights::missing_command;
 use crate::store::error::StoreError;
 
-/// What Redis says to one more client.
+/// Redis' answer to one client too many.
 const FULL: &str = "max number of clients reached";
 
-pub(crate) fn late() -> StoreError {
+pub(crate) fn late_error() -> StoreError {
     StoreError::new("Redis did not answer in time")
 }
 
-pub(crate) fn unsent() -> StoreError {
+pub(crate) fn unsent_error() -> StoreError {
     StoreError::new("the call to Redis could not be sent in time").unsent()
 }
 
-pub(crate) fn ended() -> StoreError {
+pub(crate) fn runtime_ended_error() -> StoreError {
     StoreError::new("the runtime of the call to Redis has ended")
 }
 
-pub(crate) fn failed(error: RedisError) -> StoreError {
+pub(crate) fn store_error(error: RedisError) -> StoreError {
     // A script reports its own errors as the server's.
     let of_key = error.code() == Some("WRONGTYPE")
         || error.kind() == ErrorKind::Parse
@@ -37,14 +37,14 @@ pub(crate) fn failed(error: RedisError) -> StoreError {
         ErrorKind::Server(ServerErrorKind::ReadOnly | ServerErrorKind::MasterDown) => {
             "Redis is a replica here"
         }
-        kind => lacking(&error).map(|(what, _)| what).unwrap_or(match kind {
+        kind => missing_command(&error).map(|(what, _)| what).unwrap_or(match kind {
             ErrorKind::Server(_) | ErrorKind::Extension => "Redis refused the command",
             ErrorKind::AuthenticationFailed => "Redis refused the password",
             ErrorKind::Io => "Redis can't be reached",
             _ => "Redis failed",
         }),
     };
-    let code = code(&error);
+    let code = harmless_code(&error);
     let mut failed = StoreError::with_source(what, error);
     if let Some(code) = code {
         failed = failed.with_code(&code);
@@ -52,12 +52,12 @@ pub(crate) fn failed(error: RedisError) -> StoreError {
     if of_key { failed.of_key() } else { failed }
 }
 
-/// The code of Redis, of the system or of TLS, which contains no secret.
-fn code(error: &RedisError) -> Option<String> {
-    if let Some((_, Some(name))) = lacking(error) {
+/// Returns the code of Redis, the system or TLS, which contains no secret.
+fn harmless_code(error: &RedisError) -> Option<String> {
+    if let Some((_, Some(name))) = missing_command(error) {
         return Some(name.to_ascii_lowercase());
     }
-    // What Redis answers to a long command before authentication.
+    // Redis answers this to a long command before authentication.
     if error.detail().is_some_and(|detail| detail.contains("unauthenticated")) {
         return Some("NOAUTH".to_owned());
     }

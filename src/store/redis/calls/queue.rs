@@ -1,4 +1,4 @@
-//! Decisions that wait to travel, and how many calls may be in flight.
+//! Questions that wait to be sent, and how many calls may be in flight: [`Batches`].
 
 use std::collections::VecDeque;
 use std::slice;
@@ -9,112 +9,114 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use super::super::script::Answer;
-use super::failure::unsent;
+use super::failure::unsent_error;
 use crate::store::error::StoreError;
 
-/// Keys in one call. More would save little, and keep the server from others for longer.
+/// Keys in one call. Larger batches save little and block the server longer.
 const MAX_BATCH: usize = 128;
-/// Calls in flight, whatever the distance: with one the server would be idle while its answer
+/// Calls that may be in flight at any distance: with one, the server would be idle while its answer
 /// travels.
-const CALLS: usize = 2;
-/// And one more for each of these of the round trip: so a call may leave as often.
-const PACE: Duration = Duration::from_micros(50);
-/// Calls in flight before the distance is known.
-const UNKNOWN: usize = 1_024;
-/// A full call may leave while there are this many more: what waits would be no smaller later.
-const FULL: usize = 4;
+const MIN_CALLS: usize = 2;
+/// Another call may be in flight for each such part of a round trip: so one can be sent in each.
+const INTERVAL: Duration = Duration::from_micros(50);
+/// Calls that may be in flight before the distance is known.
+const UNMEASURED: usize = 1_024;
+/// Calls that may be in flight beyond that if the next one is full: it gains nothing by waiting.
+const MORE_IF_FULL: usize = 4;
 /// How long the least round trip is remembered, at least: the distance may change.
 const SPAN: Duration = Duration::from_secs(5);
 
-/// Decisions that wait, and the calls in flight.
+/// The questions that wait, and the number of calls in flight.
 #[derive(Default)]
 pub(super) struct Batches {
-    waiting: VecDeque<Departing>,
-    /// How many keys these are about.
+    waiting: VecDeque<QueuedQuestion>,
+    /// How many keys the waiting questions have.
     keys: usize,
-    /// How many have come, and how many of these have left.
-    came: u64,
-    left: u64,
+    /// How many questions have arrived, and how many of them wait no longer.
+    arrived: u64,
+    removed: u64,
     /// How many calls are in flight.
-    calls: usize,
-    /// A task is about to leave.
-    leaving: bool,
-    /// The last call took several.
-    busy: bool,
-    /// The least round trip of this span and of the one before, and since when this one is.
+    in_flight: usize,
+    /// `true` if a task is about to send a batch.
+    has_sender: bool,
+    /// `true` if several questions shared the last call.
+    last_was_shared: bool,
+    /// The least round trip of this span and of the one before, and when this one began.
     least: [Option<Duration>; 2],
-    since: Option<Instant>,
+    span_start: Option<Instant>,
 }
 
 impl Batches {
-    /// Its place in the order of arrival. It comes back if it leaves at once, in a call of its own.
-    pub(super) fn come(&mut self, waiting: Departing) -> (u64, Option<Departing>) {
-        let is_alone = self.calls == 0 && self.waiting.is_empty() && !self.leaving && !self.busy;
-        self.came += 1;
+    /// Adds a question, and returns its number in the order of arrival. Also returns the question
+    /// if it is to be sent at once, in a call of its own.
+    pub(super) fn push(&mut self, waiting: QueuedQuestion) -> (u64, Option<QueuedQuestion>) {
+        let is_alone = self.in_flight == 0
+            && self.waiting.is_empty()
+            && !self.has_sender
+            && !self.last_was_shared;
+        self.arrived += 1;
         if is_alone {
-            self.left += 1;
-            self.begin(1);
-            return (self.came, Some(waiting));
+            self.removed += 1;
+            self.begin_call(1);
+            return (self.arrived, Some(waiting));
         }
         self.keys += waiting.asked.cmds().len();
         self.waiting.push_back(waiting);
-        (self.came, None)
+        (self.arrived, None)
     }
 
-    /// Whether it has left.
-    pub(super) fn has_left(&self, place: u64) -> bool {
-        self.left >= place
+    /// Returns whether the question of this number waits no longer.
+    pub(super) fn is_removed(&self, number: u64) -> bool {
+        self.removed >= number
     }
 
-    /// A call begins.
-    fn begin(&mut self, decisions: usize) {
-        self.busy = decisions > 1;
-        self.calls += 1;
+    fn begin_call(&mut self, questions: usize) {
+        self.last_was_shared = questions > 1;
+        self.in_flight += 1;
     }
 
-    /// One is back.
-    pub(super) fn end(&mut self) {
-        self.calls -= 1;
+    pub(super) fn end_call(&mut self) {
+        self.in_flight -= 1;
     }
 
-    /// How long a call took.
-    pub(super) fn note(&mut self, now: Instant, took: Duration) {
-        if self.since.is_none_or(|since| now - since >= SPAN) {
-            self.since = Some(now);
+    pub(super) fn note_round_trip(&mut self, now: Instant, took: Duration) {
+        if self.span_start.is_none_or(|start| now - start >= SPAN) {
+            self.span_start = Some(now);
             self.least = [None, self.least[0]];
         }
         self.least[0] = Some(self.least[0].map_or(took, |least| least.min(took)));
     }
 
-    /// The decisions of the next call, which has begun, and until when they wait for it.
-    pub(super) fn leave(&mut self) -> Option<(Vec<Departing>, Instant)> {
-        self.leaving = false;
+    /// Begins the next call, if one more may be in flight. Returns its questions, and until when
+    /// their callers wait.
+    pub(super) fn take_batch(&mut self) -> Option<(Vec<QueuedQuestion>, Instant)> {
+        self.has_sender = false;
         if !self.has_room() {
             return None;
         }
-        let batch = self.batch(Instant::now());
+        let batch = self.remove_batch(Instant::now());
         let until = batch.iter().map(|waiting| waiting.until).max()?;
-        self.begin(batch.len());
+        self.begin_call(batch.len());
         Some((batch, until))
     }
 
     fn has_room(&self) -> bool {
-        let more = if self.keys >= MAX_BATCH { FULL } else { 0 };
+        let more = if self.keys >= MAX_BATCH { MORE_IF_FULL } else { 0 };
         let calls = match self.least.into_iter().flatten().min() {
-            None => UNKNOWN,
-            Some(least) => CALLS + (least.as_nanos() / PACE.as_nanos()) as usize,
+            None => UNMEASURED,
+            Some(least) => MIN_CALLS + (least.as_nanos() / INTERVAL.as_nanos()) as usize,
         };
-        self.calls < calls + more
+        self.in_flight < calls + more
     }
 
-    /// Whether a task has to be started that sends what waits.
-    pub(super) fn claim(&mut self) -> bool {
-        let claimed = !self.waiting.is_empty() && !self.leaving && self.has_room();
-        self.leaving |= claimed;
+    /// Returns whether the caller has to start a task that sends the waiting questions.
+    pub(super) fn claim_sender(&mut self) -> bool {
+        let claimed = !self.waiting.is_empty() && !self.has_sender && self.has_room();
+        self.has_sender |= claimed;
         claimed
     }
 
-    fn batch(&mut self, now: Instant) -> Vec<Departing> {
+    fn remove_batch(&mut self, now: Instant) -> Vec<QueuedQuestion> {
         let mut batch = Vec::with_capacity(MAX_BATCH.min(self.waiting.len()));
         let mut room = MAX_BATCH;
         // A group is never split.
@@ -122,20 +124,20 @@ impl Batches {
             && keys <= room
             && let Some(next) = self.waiting.pop_front()
         {
-            (self.left, self.keys) = (self.left + 1, self.keys - keys);
+            (self.removed, self.keys) = (self.removed + 1, self.keys - keys);
             match next.is_wanted(now) {
                 true => {
                     room -= keys;
                     batch.push(next);
                 }
-                false => next.withdraw(),
+                false => next.fail_unsent(),
             }
         }
         batch
     }
 }
 
-/// What became of a question. Itself: it was not sent in this way, and is to be sent in another.
+/// The outcome of a question, or the question itself if it has to be sent in another way.
 pub(crate) type Answered = Result<Result<Answer, StoreError>, Question>;
 
 /// A command of one key, or a group of them that are decided in one step.
@@ -153,38 +155,38 @@ impl Question {
     }
 }
 
-/// What waits to be sent, and for its answer.
-pub(crate) struct Departing {
+/// A question that waits to be sent, and for its answer.
+pub(crate) struct QueuedQuestion {
     pub(crate) asked: Question,
     pub(crate) until: Instant,
-    /// How long it may wait for a connection.
+    /// How long the question may wait for a connection.
     pub(crate) patience: Duration,
     reply: oneshot::Sender<Answered>,
 }
 
-impl Departing {
+impl QueuedQuestion {
     pub(crate) fn new(asked: Question, until: Instant) -> (Self, oneshot::Receiver<Answered>) {
         let (reply, outcome) = oneshot::channel();
         let patience = until - Instant::now();
         (Self { asked, until, patience, reply }, outcome)
     }
 
-    /// What is late or was dropped is not sent.
+    /// Returns whether to send the question: it is not late, and its caller still waits.
     pub(crate) fn is_wanted(&self, now: Instant) -> bool {
         now < self.until && !self.reply.is_closed()
     }
 
-    /// It is not sent any more.
-    pub(crate) fn withdraw(self) {
-        self.answer(Err(unsent()));
+    /// Answers that the question was not sent.
+    pub(crate) fn fail_unsent(self) {
+        self.send_answer(Err(unsent_error()));
     }
 
-    pub(crate) fn give_back(self) {
-        // Who is gone needs no answer, here and below.
+    pub(crate) fn return_question(self) {
+        // A caller that is gone needs no answer, here and below.
         let _ = self.reply.send(Err(self.asked));
     }
 
-    pub(crate) fn answer(self, answer: Result<Answer, StoreError>) {
+    pub(crate) fn send_answer(self, answer: Result<Answer, StoreError>) {
         let _ = self.reply.send(Ok(answer));
     }
 }

@@ -1,5 +1,5 @@
-//! The runtimes that call a store. Each has a connection of its own, and calls of its own in
-//! flight: what becomes of one runtime is nothing to the others.
+//! The runtimes that call a store: [`Runtimes`]. Each has a connection of its own, and calls of its
+//! own in flight, so that the end of a runtime does not affect the others.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,60 +14,60 @@ use crate::sync::AtEnd;
 
 pub(crate) struct Runtimes {
     source: Arc<Origin>,
-    /// What each has.
-    homes: Mutex<HashMap<Id, Arc<Gather>>>,
+    /// The connection and the calls of each runtime.
+    gathers: Mutex<HashMap<Id, Arc<Gather>>>,
 }
 
 impl Runtimes {
-    /// Connects at once, if there is a runtime.
+    /// Connects at once if called in a runtime.
     pub(crate) fn new(source: Origin) -> Arc<Self> {
-        let this = Arc::new(Self { source: Arc::new(source), homes: Mutex::default() });
-        let _ = this.here();
+        let this = Arc::new(Self { source: Arc::new(source), gathers: Mutex::default() });
+        let _ = this.current_gather();
         this
     }
 
-    /// What the current runtime has.
-    pub(crate) fn here(self: &Arc<Self>) -> Result<Arc<Gather>, StoreError> {
+    /// Returns the connection and the calls of the current runtime. The first call connects.
+    pub(crate) fn current_gather(self: &Arc<Self>) -> Result<Arc<Gather>, StoreError> {
         let outside = |_| StoreError::new("Redis is called outside of a tokio runtime");
         let runtime = Handle::try_current().map_err(outside)?;
-        let (mut homes, id) = (self.homes(), runtime.id());
-        if let Some(home) = homes.get(&id) {
-            return Ok(Arc::clone(home));
+        let (mut gathers, id) = (self.gathers(), runtime.id());
+        if let Some(gather) = gathers.get(&id) {
+            return Ok(Arc::clone(gather));
         }
-        let home = Arc::new(Gather::new(Link::new(&self.source), runtime.clone()));
-        homes.insert(id, Arc::clone(&home));
-        drop(homes);
+        let gather = Arc::new(Gather::new(Link::new(&self.source), runtime.clone()));
+        gathers.insert(id, Arc::clone(&gather));
+        drop(gathers);
         let of = Arc::downgrade(self);
         let leave = AtEnd(move || {
             if let Some(of) = of.upgrade() {
-                of.homes().remove(&id);
+                of.gathers().remove(&id);
             }
         });
-        let end = home.link.wait_for_end();
-        // Also dropped when its runtime ends.
+        let end = gather.link.wait_for_end();
+        // The task is also dropped when its runtime ends.
         runtime.spawn(async move {
             end.await;
             drop(leave);
         });
-        Ok(home)
+        Ok(gather)
     }
 
     pub(crate) fn breaker(&self) -> &Arc<Breaker> {
         &self.source.breaker
     }
 
-    /// What fails together with this key.
-    pub(crate) fn domain(&self, key: impl FnOnce() -> String) -> u64 {
+    /// Returns the number of the shard that has a key.
+    pub(crate) fn fault_domain(&self, key: impl FnOnce() -> String) -> u64 {
         if !self.source.sharded {
             return 0;
         }
-        let homes = self.homes();
-        let here = Handle::try_current().ok().and_then(|runtime| homes.get(&runtime.id()));
-        let home = here.or_else(|| homes.values().next());
-        home.map_or(0, |home| home.link.for_key(key().as_bytes()).fault_domain())
+        let gathers = self.gathers();
+        let here = Handle::try_current().ok().and_then(|runtime| gathers.get(&runtime.id()));
+        let gather = here.or_else(|| gathers.values().next());
+        gather.map_or(0, |gather| gather.link.for_key(key().as_bytes()).fault_domain())
     }
 
-    fn homes(&self) -> MutexGuard<'_, HashMap<Id, Arc<Gather>>> {
-        self.homes.lock().unwrap_or_else(PoisonError::into_inner)
+    fn gathers(&self) -> MutexGuard<'_, HashMap<Id, Arc<Gather>>> {
+        self.gathers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -38,8 +38,8 @@ pub(crate) async fn connect(client: ClusterClient, asks: bool) -> RedisResult<Co
 
 /// Fails if a node lacks a needed command. Calls to other nodes fail if those lack one.
 async fn check_commands(mut connection: ClusterConnection) -> RedisResult<()> {
-    rights::check_permitted(ask_a_master(&mut connection, rights::load().clone()).await)?;
-    rights::check_permitted(ask_a_master(&mut connection, rights::ask()).await)
+    rights::check_permitted(ask_a_master(&mut connection, rights::load_call().clone()).await)?;
+    rights::check_permitted(ask_a_master(&mut connection, rights::ask_call()).await)
 }
 
 /// Asks which node has which slots. The library follows redirections, and does not report them.

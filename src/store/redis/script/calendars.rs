@@ -8,36 +8,36 @@ use crate::clock::{Clock, SystemClock};
 use crate::quota::{Boundaries, Calendar, Quota};
 use crate::store::account::instant;
 
-/// Boundaries that are kept, each worked out once for a window. Past that they are worked out anew.
-const KEPT: usize = 4_096;
-/// A state that lasts longer, in windows, may keep its key longer than it lasts.
+/// Calendars whose boundaries are cached, for one window each. With more, the cache is cleared.
+const MAX_CACHED: usize = 4_096;
+/// The key of a state that lasts for more windows may outlive the state.
 const LASTING: u64 = 64;
-/// What is reserved is compared with the windows of other quotas: of ten years at most.
+/// Reservations are compared with the windows of other quotas, over ten years at most.
 const COMPARED: u64 = 4_096;
 
 #[derive(Default)]
 pub(super) struct Calendars {
-    /// By how much the server's time is ahead of this process's, once it was far off.
+    /// How far the server's clock is ahead of this process's, noted once it was far off.
     ahead: AtomicI64,
-    kept: Mutex<HashMap<Calendar, Arc<Boundaries>>>,
+    cached: Mutex<HashMap<Calendar, Arc<Boundaries>>>,
 }
 
 impl Calendars {
-    /// What time it is for the server, as far as this process knows.
-    pub(super) fn time(&self) -> i64 {
+    /// Returns the server's time, as far as this process knows it.
+    pub(super) fn server_time(&self) -> i64 {
         let now = instant(SystemClock.now_ms());
         instant(now.saturating_add(self.ahead.load(Ordering::Relaxed)).max(0) as u64)
     }
 
-    /// The server has another time than it was taken to have.
-    pub(super) fn correct(&self, time: i64) {
+    /// Notes the server's time, which is not what was assumed.
+    pub(super) fn correct_time(&self, time: i64) {
         let ahead = time.saturating_sub(instant(SystemClock.now_ms()));
         self.ahead.store(ahead, Ordering::Relaxed);
     }
 
-    /// The boundaries from the window before an instant on, and how many of them it takes until all
-    /// has ended that is written there under a quota.
-    pub(super) fn around(
+    /// Returns the boundaries from the window before `at` on, and how many of them it takes until
+    /// everything that is written at `at` under a quota has ended.
+    pub(super) fn boundaries_around(
         &self,
         calendar: Calendar,
         at: i64,
@@ -47,20 +47,20 @@ impl Calendars {
         let most = quota.capacity + quota.max_reserved;
         let bound = if compared { COMPARED } else { LASTING };
         let windows = most.div_ceil(quota.limit.max(1)).min(bound);
-        // One before, this one, and two that may begin until the script runs.
+        // The window before, this one, and two that may begin until the script runs.
         let count = windows as usize + 4;
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(boundaries) = kept.get(&calendar)
+        let mut cached = self.cached.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(boundaries) = cached.get(&calendar)
             && boundaries.starts.len() >= count
             && (boundaries.starts[1]..boundaries.starts[2]).contains(&at)
         {
             return (Arc::clone(boundaries), count);
         }
         let boundaries = Arc::new(calendar.boundaries(at, count as i64));
-        if kept.len() >= KEPT {
-            kept.clear();
+        if cached.len() >= MAX_CACHED {
+            cached.clear();
         }
-        kept.insert(calendar, Arc::clone(&boundaries));
+        cached.insert(calendar, Arc::clone(&boundaries));
         (boundaries, count)
     }
 }

@@ -1,4 +1,4 @@
-//! The calls of the script for charges and corrections.
+//! Makes the calls of the script for charges and corrections: [`Commands`].
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -11,15 +11,15 @@ use crate::decision::Ask;
 use crate::key::Key;
 use crate::quota::{Anchor, Boundaries, Quota};
 use crate::store::account::Account;
-use crate::store::adjust::{Adjust, Correction};
+use crate::store::adjust::{Adjust, TokenChange};
 use crate::store::charge::Charge;
 use crate::store::scope::Scope;
 
-/// What stands for a grid where there is none.
+/// Stand in place of the grid of quotas that have none.
 const FROM_FIRST_REQUEST: i64 = -1;
 const ON_A_CALENDAR: i64 = -2;
 
-/// Makes commands about keys that begin with a prefix.
+/// Makes commands for keys that begin with a prefix.
 #[derive(Clone)]
 pub(crate) struct Commands {
     prefix: Arc<str>,
@@ -31,27 +31,27 @@ impl Commands {
         Self { prefix: prefix.into(), calendars: Arc::default() }
     }
 
-    /// The server has another time than the commands that were made so far took it to have.
+    /// Notes the server's time, which is not what earlier commands assumed.
     pub(crate) fn correct_time(&self, time: i64) {
-        self.calendars.correct(time);
+        self.calendars.correct_time(time);
     }
 
-    /// `now` is the time if it is not the server's.
+    /// Returns the call for a charge. `now` is the time if it is not the server's.
     pub(crate) fn charge(&self, charge: &Charge<'_>, now: Option<i64>) -> Cmd {
-        self.charge_in(charge, false, now)
+        self.charge_call(charge, false, now)
     }
 
-    /// For each of several limits in one charge.
+    /// Returns a call for each of several limits that are charged in one step.
     pub(crate) fn charge_all(&self, charges: &[Charge<'_>], now: Option<i64>) -> Vec<Cmd> {
         let peek = charges.iter().any(Charge::is_peek);
         let cmd = |charge: &Charge<'_>| {
             let ask = Ask { peek, up_to: false, ..charge.ask };
-            self.charge_in(&Charge { ask, ..*charge }, true, now)
+            self.charge_call(&Charge { ask, ..*charge }, true, now)
         };
         charges.iter().map(cmd).collect()
     }
 
-    fn charge_in(&self, charge: &Charge<'_>, grouped: bool, now: Option<i64>) -> Cmd {
+    fn charge_call(&self, charge: &Charge<'_>, grouped: bool, now: Option<i64>) -> Cmd {
         let Ask { cost, reserve, peek, up_to, .. } = charge.ask;
         let act = match (peek, up_to) {
             (true, true) => "peek-up-to",
@@ -59,18 +59,18 @@ impl Commands {
             (false, true) => "up-to",
             (false, false) => "charge",
         };
-        let general = || self.general(&charge.account, act, cost, reserve, grouped, &[], now);
-        self.plain(charge, now).unwrap_or_else(general)
+        let general = || self.general_call(&charge.account, act, cost, reserve, grouped, &[], now);
+        self.plain_call(charge, now).unwrap_or_else(general)
     }
 
     pub(crate) fn adjust(&self, adjust: &Adjust<'_>, now: Option<i64>) -> Cmd {
         let account = &adjust.account();
-        match adjust.correction() {
-            Correction::Return { tokens, until } => {
-                self.general(account, "return", *tokens, true, false, until, now)
+        match adjust.change() {
+            TokenChange::Return { tokens, until } => {
+                self.general_call(account, "return", *tokens, true, false, until, now)
             }
-            Correction::Take { tokens } => {
-                self.general(account, "take", *tokens, false, false, &[], now)
+            TokenChange::Take { tokens } => {
+                self.general_call(account, "take", *tokens, false, false, &[], now)
             }
         }
     }
@@ -88,20 +88,23 @@ impl Commands {
         name
     }
 
-    fn script(&self, account: &Account<'_>) -> Cmd {
-        script::one(&self.key(account.scope(), account.key()), 3 + 7 * account.quotas().len())
+    fn begin_call(&self, account: &Account<'_>) -> Cmd {
+        script::begin_call(
+            &self.key(account.scope(), account.key()),
+            3 + 7 * account.quotas().len(),
+        )
     }
 
-    /// The call of the script's short way, where that is enough.
-    fn plain(&self, charge: &Charge<'_>, now: Option<i64>) -> Option<Cmd> {
+    /// Returns the call of the script's fast path, if that is enough.
+    fn plain_call(&self, charge: &Charge<'_>, now: Option<i64>) -> Option<Cmd> {
         let Charge { account, ask, .. } = charge;
         let &[quota] = account.quotas().as_slice() else { return None };
-        // These tokens fit between two windows' starts, in microseconds.
+        // The tokens fit between the starts of two windows, in microseconds.
         let plain = quota.capacity == quota.limit
             && (1..=quota.limit.min(quota.window * 1_000 - 1)).contains(&ask.cost)
             && !(ask.peek || ask.up_to || ask.reserve && quota.max_reserved > 0);
         let grid = account.grid(&quota).filter(|_| plain)?;
-        let mut cmd = self.script(account);
+        let mut cmd = self.begin_call(account);
         cmd.arg(ask.cost).arg(quota.counter().to_string()).arg(quota.window).arg(quota.limit);
         if grid > 0 || now.is_some() {
             cmd.arg(grid).arg(now);
@@ -109,11 +112,11 @@ impl Commands {
         Some(cmd)
     }
 
-    /// The call of the script. `grouped`: other limits are decided with this one. `until` has for
-    /// each quota the instant up to which it takes returns; sent of a calendar is the number of the
-    /// window that begins then.
+    /// Returns a call of the script. `grouped`: other limits are decided with this one. `until` has
+    /// for each quota the instant until which it takes tokens back. For a calendar, the number of
+    /// the window that begins then is sent.
     #[allow(clippy::too_many_arguments)]
-    fn general(
+    fn general_call(
         &self,
         account: &Account<'_>,
         act: &str,
@@ -123,7 +126,7 @@ impl Commands {
         until: &[i64],
         now: Option<i64>,
     ) -> Cmd {
-        let mut cmd = self.script(account);
+        let mut cmd = self.begin_call(account);
         // No quota has more than 2^53 - 1 to give.
         cmd.arg(act).arg(tokens.min(Quota::MAX_TOKENS + 1));
         match now {
@@ -136,9 +139,9 @@ impl Commands {
             let boundaries = match quota.anchor {
                 Anchor::Calendar(calendar) => {
                     until = calendar.number(until - 1) + 1;
-                    let now = now.unwrap_or_else(|| self.calendars.time());
+                    let now = now.unwrap_or_else(|| self.calendars.server_time());
                     let compared = debt > 0 && (grouped || account.quotas().len() > 1);
-                    Some(self.calendars.around(calendar, now, quota, compared))
+                    Some(self.calendars.boundaries_around(calendar, now, quota, compared))
                 }
                 _ => None,
             };

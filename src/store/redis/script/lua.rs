@@ -1,4 +1,4 @@
-//! A script, and how a server gets it.
+//! A script, its hash, and the call that loads it: [`Lua`].
 
 use redis::{Cmd, Script, cmd};
 
@@ -18,8 +18,8 @@ impl Lua {
         &self.hash
     }
 
-    /// The call that brings it.
-    pub(crate) fn load(&self) -> &Cmd {
+    /// Returns the call that loads the script.
+    pub(crate) fn load_call(&self) -> &Cmd {
         &self.load
     }
 }
