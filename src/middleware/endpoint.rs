@@ -24,7 +24,7 @@ use crate::store::{Account, Charge, Reply, Scope, StoreError};
 ///
 /// The endpoint extracts the keys of each request as the layers do, and reads their counters. The
 /// first limit is also reported as `rate`. A limit that the client does not have
-/// ([`by_plan`](crate::Limit::by_plan) returned `None`) is left out, and so is one in
+/// ([`Plan::UNLIMITED`](crate::Plan::UNLIMITED)) is left out, and so is one in
 /// [shadow mode](crate::Limit::shadow). If all are, the response is that of GitHub
 /// Enterprise without rate limits, which its clients know: 404 with the message "Rate limiting is
 /// not enabled."

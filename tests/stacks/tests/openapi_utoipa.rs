@@ -1,33 +1,50 @@
-//! utoipa: the responses are added to each operation of the document.
+//! utoipa: the responses of each route's limit are added to its operations.
 
 use std::collections::BTreeMap;
 
-use axum::{Json, Router, routing::get};
+use axum::routing::{get, post};
+use axum::{Json, Router};
 use tower_fixed_window::{FixedWindowLayer, Quota};
 use utoipa::OpenApi;
-use utoipa::openapi::{RefOr, Response};
+use utoipa::openapi::{PathItem, RefOr, Response};
 
 #[utoipa::path(get, path = "/", responses((status = 200, content_type = "text/plain", body = str)))]
 async fn hello() -> &'static str {
     "hello\n"
 }
 
+#[utoipa::path(post, path = "/in", responses((status = 200, content_type = "text/plain", body = str)))]
+async fn login() -> &'static str {
+    "welcome\n"
+}
+
 #[derive(OpenApi)]
-#[openapi(paths(hello))]
+#[openapi(paths(hello, login))]
 struct Api;
 
-fn app() -> Result<Router, serde_json::Error> {
-    let limit = FixedWindowLayer::new(Quota::per_hour(2).from_first_request());
+/// Adds the responses of a path's limit.
+fn add_refusals(path: &mut PathItem, limit: &FixedWindowLayer) -> Result<(), serde_json::Error> {
     let responses: BTreeMap<String, RefOr<Response>> =
         serde_json::from_value(limit.openapi_responses())?;
+    // And the other methods that your API has.
+    for operation in [&mut path.get, &mut path.post].into_iter().flatten() {
+        operation.responses.responses.extend(responses.clone());
+    }
+    Ok(())
+}
+
+fn app() -> Result<Router, serde_json::Error> {
+    let hellos = FixedWindowLayer::new(Quota::per_hour(2).from_first_request());
+    let logins = FixedWindowLayer::new(Quota::per_hour(1).from_first_request());
 
     let mut api = Api::openapi();
-    for path in api.paths.paths.values_mut() {
-        for operation in [&mut path.get, &mut path.post].into_iter().flatten() {
-            operation.responses.responses.extend(responses.clone());
+    for (path, limit) in [("/", &hellos), ("/in", &logins)] {
+        if let Some(path) = api.paths.paths.get_mut(path) {
+            add_refusals(path, limit)?;
         }
     }
-    let limited = Router::new().route("/", get(hello)).layer(limit);
+    let limited =
+        Router::new().route("/", get(hello).layer(hellos)).route("/in", post(login).layer(logins));
     Ok(limited.route("/openapi.json", get(async || Json(api))))
 }
 
