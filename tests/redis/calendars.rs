@@ -325,6 +325,7 @@ fn node() {
 async fn a_remembered_refusal_reports_the_end_that_is_stored() {
     let Some(server) = Server::start() else { return };
     let store = RedisStore::new(server.url()).expect("an address");
+    let store = store.deadline(Duration::from_secs(20));
     let limit = Quota::per_month(2).name("plan");
     let limiter = limit.clone().store(store.on_failure(OnStoreFailure::Deny));
     assert!(limiter.check_cost("alice", 2).await.expect("it answers").allowed());
@@ -336,7 +337,7 @@ async fn a_remembered_refusal_reports_the_end_that_is_stored() {
     for end in [end + 3_600_000, end - 3_600_000] {
         server.ask::<u64>(&["HSET", key, "month+1@UTC", &format!("{start}-{end}#{number}")]);
         let store = RedisStore::new(server.url()).expect("an address");
-        let limiter = limit.clone().store(store);
+        let limiter = limit.clone().store(store.deadline(Duration::from_secs(20)));
         let told = limiter.check("alice").await.expect("it answers");
         let remembered = limiter.check("alice").await.expect("it answers");
         let of = |decision: &Decision| (decision.reset_at(), decision.retry_at());

@@ -1,7 +1,7 @@
 //! Connections that are cut while Redis is well, and other failures under load: how many requests
 //! the policy decides, and for how long.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -133,12 +133,16 @@ async fn flushed_scripts_and_cut_connections_fail_only_requests_in_flight() {
         store(server.port).deadline(Duration::from_secs(5)).on_failure(OnStoreFailure::Deny),
     );
     let stop = Arc::new(AtomicBool::new(false));
+    let answered = Arc::new(AtomicU64::new(0));
     let tasks = (0..32_u64).map(|key| {
         let (limiter, stop) = (limiter.clone(), Arc::clone(&stop));
+        let answered = Arc::clone(&answered);
         tokio::spawn(async move {
             let mut answers = Vec::new();
             while !stop.load(Ordering::Relaxed) {
-                answers.push(limiter.check(key).await.map(|_| ()));
+                let answer = limiter.check(key).await.map(|_| ());
+                answered.fetch_add(u64::from(answer.is_ok()), Ordering::Relaxed);
+                answers.push(answer);
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
             answers
@@ -148,6 +152,9 @@ async fn flushed_scripts_and_cut_connections_fail_only_requests_in_flight() {
     for _ in 0..200 {
         server.ask::<String>(&["SCRIPT", "FLUSH"]);
         server.ask::<u64>(&["CLIENT", "KILL", "TYPE", "normal"]);
+        // A node that gets no answer between two cuts opens its breaker, and is right.
+        let before = answered.load(Ordering::Relaxed);
+        wait_for("an answer", || answered.load(Ordering::Relaxed) > before);
         tokio::time::sleep(Duration::from_millis(15)).await;
     }
     stop.store(true, Ordering::Relaxed);

@@ -138,7 +138,8 @@ async fn a_right_that_is_withdrawn_fails_before_anything_is_written() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_returns_without_a_command_is_found_out() {
     let Some(mut server) = Server::start() else { return };
-    let limiter = limiter(RedisStore::new(server.url()).expect("an address"));
+    let store = RedisStore::new(server.url()).expect("an address");
+    let limiter = limiter(store.deadline(Duration::from_secs(5)));
     assert!(limiter.check("ann").await.expect("it answers").allowed());
     let port = server.port;
     server.kill();

@@ -22,14 +22,13 @@ fn limiter(server: &Server, limit: u64) -> Limiter {
     limiter_on(store(server), limit)
 }
 
+/// With a deadline that a busy machine meets.
 fn store(server: &Server) -> RedisStore {
-    RedisStore::new(server.url()).expect("an address")
+    RedisStore::new(server.url()).expect("an address").deadline(Duration::from_secs(20))
 }
 
 fn limiter_on(store: RedisStore, limit: u64) -> Limiter {
-    Quota::new(limit, Quota::MAX_WINDOW)
-        .name("quiet")
-        .store(store.deadline(Duration::from_secs(20)).on_failure(OnStoreFailure::Deny))
+    Quota::new(limit, Quota::MAX_WINDOW).name("quiet").store(store.on_failure(OnStoreFailure::Deny))
 }
 
 async fn allowed(limiter: &Limiter) -> bool {
@@ -96,7 +95,7 @@ async fn a_reset_or_refund_by_another_process_is_seen_within_a_second() {
 #[tokio::test]
 async fn stores_with_different_prefixes_remember_refusals_separately() {
     let Some(server) = Server::start() else { return };
-    let store = RedisStore::new(server.url()).expect("an address");
+    let store = store(&server);
     let limiter = |store: RedisStore| {
         Quota::new(1, Quota::MAX_WINDOW).name("quiet").store(store.on_failure(OnStoreFailure::Deny))
     };
@@ -114,7 +113,7 @@ async fn layers_on_one_store_share_remembered_refusals() {
     use tower_fixed_window::{Key, key::global};
 
     let Some(server) = Server::start() else { return };
-    let store = RedisStore::new(server.url()).expect("an address");
+    let store = store(&server);
     let layer = || {
         FixedWindowLayer::new(
             Quota::new(1, Quota::MAX_WINDOW).name("quiet").key(global()).store(store.clone()),
@@ -145,7 +144,7 @@ async fn a_request_that_an_inner_layer_refuses_causes_two_calls_of_the_outer_one
     use tower_fixed_window::key::global;
 
     let Some(server) = Server::start() else { return };
-    let store = RedisStore::new(server.url()).expect("an address");
+    let store = store(&server);
     let layer = |name, limit| {
         FixedWindowLayer::new(
             Quota::new(limit, Quota::MAX_WINDOW).name(name).key(global()).store(store.clone()),
@@ -187,7 +186,7 @@ async fn a_request_that_an_inner_layer_refuses_causes_two_calls_of_the_outer_one
 #[tokio::test(flavor = "multi_thread")]
 async fn leases_serve_many_requests_of_a_hot_key_with_one_call() {
     let Some(server) = Server::start() else { return };
-    hot_key(RedisStore::new(server.url()).expect("an address"), || scripts(&server)).await;
+    hot_key(store(&server), || scripts(&server)).await;
 }
 
 /// Asks for one key 10,000 times, with leases; `scripts` says how many have been run.
