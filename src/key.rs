@@ -1,4 +1,4 @@
-//! What requests are counted by: [`Key`], extractors that read it from a request, and ways to
+//! Keys that requests are counted by: [`Key`], extractors that read it from a request, and ways to
 //! combine them.
 //!
 //! ```

@@ -1,4 +1,4 @@
-//! What is limited: a [`Limit`].
+//! A [`Limit`]: quotas, with a name, a key and a cost.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ pub(crate) type PlanFn = Arc<dyn Fn(&Parts, &Key) -> Plan + Send + Sync>;
 pub(crate) type CostFn = Arc<dyn Fn(&Parts) -> u64 + Send + Sync>;
 pub(crate) type RouteFn = Arc<dyn Fn(&Parts) -> Option<&str> + Send + Sync>;
 
-/// What is limited: quotas with a name, who is counted, and what a request costs. A
+/// A limit: quotas with a name, whose requests share a count, and what a request costs. A
 /// [`FixedWindowLayer`](crate::FixedWindowLayer), a [`Limiter`](crate::Limiter) and
 /// [`Limits`](crate::Limits) are made of limits.
 ///
@@ -36,21 +36,21 @@ pub(crate) type RouteFn = Arc<dyn Fn(&Parts) -> Option<&str> + Send + Sync>;
 pub struct Limit {
     pub(crate) scope: Scope,
     pub(crate) quotas: Quotas,
-    /// The quotas of each request, where they differ.
+    /// Chooses the quotas of each request, if they differ between requests.
     pub(crate) plan: Option<PlanFn>,
     pub(crate) key: Arc<dyn KeyExtractor>,
     pub(crate) cost: Option<CostFn>,
     pub(crate) shadow: bool,
     pub(crate) settled: bool,
-    /// How refusals are counted by key.
+    /// Settings by which refusals are counted; `None`: they are not.
     pub(crate) tracked: Option<Arc<Tracked>>,
 }
 
-/// How refusals are counted.
+/// Settings by which refusals are counted.
 pub(crate) struct Tracked {
-    /// The number of keys.
+    /// How many keys are listed.
     pub(crate) most: usize,
-    /// What else they are counted by.
+    /// Returns the route that a request's refusal also counts under.
     pub(crate) route: Option<RouteFn>,
 }
 

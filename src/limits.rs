@@ -16,7 +16,7 @@ mod noted;
 mod receipts;
 mod watched;
 
-use noted::note;
+use noted::note_decision;
 pub(crate) use noted::observe_all;
 
 pub(crate) use from::IntoLimits;
@@ -104,8 +104,10 @@ impl Limits {
         Self { limits, store }
     }
 
+    /// Checks limits that a conversion has created: the panic shows the caller's line.
+    ///
     /// # Panics
-    /// As [`new`](Self::new) says, for conversions, which don't know the app's line.
+    /// For the same reasons as [`new`](Self::new).
     #[track_caller]
     pub(crate) fn assert_valid(&self) {
         assert!(
@@ -197,17 +199,17 @@ impl Limits {
         self.position(name, 0).map(|limit| &self.limits[limit])
     }
 
-    /// Where the limit of a name is, which is likely to be `here`.
+    /// Returns the position of the limit of a name, which is probably `here`.
     #[inline(always)]
     fn position(&self, name: &str, here: usize) -> Option<usize> {
         match self.limits.get(here) {
             Some(limit) if limit.scope().name() == name => Some(here),
-            _ => self.search(name),
+            _ => self.search_position(name),
         }
     }
 
     #[inline(never)]
-    fn search(&self, name: &str) -> Option<usize> {
+    fn search_position(&self, name: &str) -> Option<usize> {
         self.limits.iter().position(|limit| limit.scope().name() == name)
     }
 
@@ -216,7 +218,7 @@ impl Limits {
     /// # Errors
     /// If the store fails, or if the lines name no limit of these, one twice, or none at all.
     pub fn check<'a>(&self, lines: impl AsRef<[Line<'a>]>) -> Reply<Decision> {
-        self.ask(lines.as_ref(), |charge| charge)
+        self.charge_lines(lines.as_ref(), |charge| charge)
     }
 
     /// Returns the standing of each line's key, and whether the costs would pass. Takes nothing.
@@ -224,7 +226,7 @@ impl Limits {
     /// # Errors
     /// The same as those of [`check`](Self::check).
     pub fn peek<'a>(&self, lines: impl AsRef<[Line<'a>]>) -> Reply<Decision> {
-        self.ask(lines.as_ref(), |charge| charge.peeking())
+        self.charge_lines(lines.as_ref(), |charge| charge.peeking())
     }
 
     /// Takes the cost of each line and returns receipts to correct the charge later, or the
@@ -236,7 +238,7 @@ impl Limits {
         &self,
         lines: impl AsRef<[Line<'a>]>,
     ) -> Reply<Result<Receipts, RateLimited>> {
-        self.ask_receipts(lines.as_ref(), |charge| charge)
+        self.charge_for_receipts(lines.as_ref(), |charge| charge)
     }
 
     /// Takes the cost of each line, also from later windows as far as the quotas allow
@@ -268,7 +270,7 @@ impl Limits {
         &self,
         lines: impl AsRef<[Line<'a>]>,
     ) -> Reply<Result<Receipts, RateLimited>> {
-        self.ask_receipts(lines.as_ref(), |charge| charge.reserving())
+        self.charge_for_receipts(lines.as_ref(), |charge| charge.reserving())
     }
 
     /// Refunds a [charge](Self::charge) of all its limits: to each quota until the window of the
@@ -277,7 +279,7 @@ impl Limits {
     /// # Errors
     /// The same as those of [`settle`](Self::settle).
     pub fn refund(&self, receipts: impl Into<Receipts>) -> Reply<()> {
-        self.correct(receipts.into().lines.into_iter().map(|line| (line, 0)).collect())
+        self.correct_costs(receipts.into().lines.into_iter().map(|line| (line, 0)).collect())
     }
 
     /// Sets the true costs of a charge, by the names of the limits. Limits that are not named keep
@@ -304,10 +306,10 @@ impl Limits {
             };
             costs.push((lines.swap_remove(line), cost));
         }
-        self.correct(costs)
+        self.correct_costs(costs)
     }
 
-    fn correct(&self, costs: Vec<(LineReceipt, u64)>) -> Reply<()> {
+    fn correct_costs(&self, costs: Vec<(LineReceipt, u64)>) -> Reply<()> {
         let known =
             |(line, _): &(LineReceipt, u64)| self.find(line.receipt.scope().name()).is_some();
         if !costs.iter().all(known) {
@@ -315,22 +317,23 @@ impl Limits {
                 "receipts belong to the limits of their names: settle them there",
             ));
         }
-        let corrections = costs.into_iter().filter_map(|(LineReceipt { receipt, own }, actual)| {
-            let limit = self.find(receipt.scope().name())?;
-            // Under a plan of its own, it stays what it was decided by.
-            Some(if own {
-                limit.settle(receipt, actual)
-            } else {
-                limit.settle_as_charged(receipt, actual)
-            })
-        });
+        let corrections =
+            costs.into_iter().filter_map(|(LineReceipt { receipt, by_limit }, actual)| {
+                let limit = self.find(receipt.scope().name())?;
+                // A charge under quotas of its own is settled under these.
+                Some(if by_limit {
+                    limit.settle(receipt, actual)
+                } else {
+                    limit.settle_as_charged(receipt, actual)
+                })
+            });
         Reply::all(corrections.collect())
     }
 
-    fn ask(
+    fn charge_lines(
         &self,
         lines: &[Line<'_>],
-        how: impl for<'c> Fn(Charge<'c>) -> Charge<'c>,
+        configure: impl for<'c> Fn(Charge<'c>) -> Charge<'c>,
     ) -> Reply<Decision> {
         let mut limits = [&self.limits[0]; MAX_LIMITS];
         if lines.is_empty() || lines.len() > MAX_LIMITS {
@@ -351,30 +354,34 @@ impl Limits {
                 !limits[i].is_unchanged() && (quotas.is_none() || limits[i].live().is_watched());
         }
         if has_changed {
-            return self.ask_changed(lines, limits, how);
+            return self.charge_changed(lines, limits, configure);
         }
         let charge = |i: usize| {
             let (Line { key, cost, quotas, .. }, limit) = (&lines[i], limits[i]);
             let quotas = quotas.unwrap_or(limit.first_quotas());
-            how(Charge::new(Account::new(limit.scope(), quotas, key), *cost))
+            configure(Charge::new(Account::new(limit.scope(), quotas, key), *cost))
         };
         let mut charges = [charge(0); MAX_LIMITS];
         (1..lines.len()).for_each(|i| charges[i] = charge(i));
-        self.ask_by(limits, &charges[..lines.len()])
+        self.charge_and_note(limits, &charges[..lines.len()])
     }
 
     #[inline(always)]
-    fn ask_by(&self, limits: [&Limiter; MAX_LIMITS], charges: &[Charge<'_>]) -> Reply<Decision> {
+    fn charge_and_note(
+        &self,
+        limits: [&Limiter; MAX_LIMITS],
+        charges: &[Charge<'_>],
+    ) -> Reply<Decision> {
         let mut reply = self.send(limits, charges);
         match reply.as_now() {
-            Some(Ok(decision)) => note(decision, charges),
+            Some(Ok(decision)) => note_decision(decision, charges),
             Some(Err(_)) => {}
-            None => return noted(reply, charges),
+            None => return note_later(reply, charges),
         }
         reply
     }
 
-    /// Charges these limits in one step, or where the store can't do that one after the other.
+    /// Charges these limits in one step, or one after the other if the store can't do that.
     #[inline(always)]
     pub(crate) fn send(
         &self,
@@ -382,25 +389,25 @@ impl Limits {
         charges: &[Charge<'_>],
     ) -> Reply<Decision> {
         let Some(mut reply) = self.store.charge_all(charges) else {
-            return in_order(limits, charges, self.store.answers_within());
+            return charge_in_order(limits, charges, self.store.answers_within());
         };
         if reply.as_now().is_some() {
             return reply;
         }
-        let in_order = in_order(limits, charges, self.store.answers_within());
+        let in_order = charge_in_order(limits, charges, self.store.answers_within());
         Reply::later(async move {
             match reply.await {
-                // The store has only just found out.
+                // The store has found out by this call that it can't.
                 Err(error) if error.is_apart() => in_order.await,
                 answer => answer,
             }
         })
     }
 
-    fn ask_receipts(
+    fn charge_for_receipts(
         &self,
         lines: &[Line<'_>],
-        how: impl for<'c> Fn(Charge<'c>) -> Charge<'c>,
+        configure: impl for<'c> Fn(Charge<'c>) -> Charge<'c>,
     ) -> Reply<Result<Receipts, RateLimited>> {
         let accounts: Vec<_> = lines
             .iter()
@@ -411,12 +418,12 @@ impl Limits {
                 Some((account.to_owned(), quotas.is_none()))
             })
             .collect();
-        self.ask(lines, how).map(|decision| {
+        self.charge_lines(lines, configure).map(|decision| {
             let decision = decision.passed()?;
             let of = decision.limits().zip(accounts);
-            let line = |((_, decision), (account, own))| LineReceipt {
+            let line = |((_, decision), (account, by_limit))| LineReceipt {
                 receipt: Receipt::new(account, decision),
-                own,
+                by_limit,
             };
             Ok(Receipts { lines: of.map(line).collect(), decision })
         })
@@ -430,8 +437,8 @@ impl fmt::Debug for Limits {
     }
 }
 
-/// Charges these limits one after the other.
-fn in_order(
+/// Charges the limits one after the other.
+fn charge_in_order(
     limits: [&Limiter; MAX_LIMITS],
     charges: &[Charge<'_>],
     deadline: Option<Duration>,
@@ -443,11 +450,12 @@ fn in_order(
     )
 }
 
-fn noted(reply: Reply<Decision>, charges: &[Charge<'_>]) -> Reply<Decision> {
+/// Notes the decision when the reply is there.
+fn note_later(reply: Reply<Decision>, charges: &[Charge<'_>]) -> Reply<Decision> {
     let charges: Vec<_> = charges.iter().map(Charge::to_owned).collect();
     reply.map(move |mut decision| {
         let charges: Vec<_> = charges.iter().map(|charge| charge.as_charge()).collect();
-        note(&mut decision, &charges);
+        note_decision(&mut decision, &charges);
         decision
     })
 }

@@ -31,7 +31,7 @@ use zone::Zone;
 
 const DAY_MS: u64 = 86_400_000;
 const WEEK_MS: u64 = 7 * DAY_MS;
-/// The epoch is a Thursday; the first Monday is four days later.
+/// The first Monday, four days after the epoch, a Thursday.
 const MONDAY_MS: u64 = 4 * 86_400_000;
 
 /// `limit` tokens per `window`.
@@ -106,10 +106,10 @@ pub(crate) enum Anchor {
 }
 
 impl Anchor {
-    /// A number for the anchors without an offset, which no offset has. A function of its own, so
+    /// Returns a number for anchors without an offset, above all offsets. This function is apart so
     /// that grids need no jump table.
     #[cold]
-    const fn mark(self) -> u64 {
+    const fn tag(self) -> u64 {
         match self {
             Self::Grid { .. } => 0,
             Self::Staggered => u64::MAX,
@@ -216,12 +216,13 @@ impl Quota {
     #[cfg(feature = "time-zones")]
     #[cfg_attr(docsrs, doc(cfg(feature = "time-zones")))]
     pub fn try_in_zone(self, name: &str) -> Result<Self, QuotaError> {
-        self.zoned(name)
+        self.in_named_zone(name)
     }
 
-    fn zoned(self, name: &str) -> Result<Self, QuotaError> {
+    /// Puts the windows of a calendar into a time zone.
+    fn in_named_zone(self, name: &str) -> Result<Self, QuotaError> {
         let period = self.calendar()?.period;
-        Ok(self.on(period, Zone::named(name)?))
+        Ok(self.on_calendar(period, Zone::named(name)?))
     }
 
     /// Lets weeks begin on this day.
@@ -237,7 +238,7 @@ impl Quota {
     /// If the quota is not one of [`per_week`](Self::per_week).
     #[track_caller]
     pub const fn from_weekday(self, first: Weekday) -> Self {
-        expect(self.beginning(Period::Week(first)))
+        expect_quota(self.starting_on(Period::Week(first)))
     }
 
     /// Lets months begin on this day, 1 to 31, or on the last day of a shorter month: from day 31,
@@ -255,7 +256,7 @@ impl Quota {
     /// [`try_from_day`](Self::try_from_day) returns an error instead.
     #[track_caller]
     pub const fn from_day(self, first: u8) -> Self {
-        expect(self.try_from_day(first))
+        expect_quota(self.try_from_day(first))
     }
 
     /// The same as [`from_day`](Self::from_day), for billing days from a database.
@@ -269,7 +270,7 @@ impl Quota {
     /// # Errors
     /// [`QuotaError::FirstDay`].
     pub const fn try_from_day(self, first: u8) -> Result<Self, QuotaError> {
-        self.beginning(Period::Month(first))
+        self.starting_on(Period::Month(first))
     }
 
     /// Lets years begin on this month and day. From 29 February, they begin on 28 February in other
@@ -286,20 +287,21 @@ impl Quota {
     /// If there is no such day, or the quota is not one of [`per_year`](Self::per_year).
     #[track_caller]
     pub const fn from_date(self, month: u8, day: u8) -> Self {
-        expect(self.beginning(Period::Year(month, day)))
+        expect_quota(self.starting_on(Period::Year(month, day)))
     }
 
-    const fn beginning(self, first: Period) -> Result<Self, QuotaError> {
-        match (self.calendar(), first.checked()) {
-            (Ok(Calendar { period, zone }), Ok(first)) if period.is_like(first) => {
-                Ok(self.on(first, zone))
+    /// Sets the first day of a calendar's windows.
+    const fn starting_on(self, first: Period) -> Result<Self, QuotaError> {
+        match (self.calendar(), first.validated()) {
+            (Ok(Calendar { period, zone }), Ok(first)) if period.is_same_kind(first) => {
+                Ok(self.on_calendar(first, zone))
             }
             (Ok(_), _) => Err(QuotaError::FirstDay),
             (Err(error), _) => Err(error),
         }
     }
 
-    /// The calendar of these windows.
+    /// Returns the calendar that these windows follow, if there is one.
     const fn calendar(&self) -> Result<Calendar, QuotaError> {
         const MONDAYS: Period = Period::Week(Weekday::Monday);
 
@@ -312,9 +314,10 @@ impl Quota {
         }
     }
 
-    /// The same with the windows of a calendar. Days and weeks of UTC are the plain ones.
-    const fn on(mut self, period: Period, zone: Zone) -> Self {
-        self.window = period.days() * DAY_MS;
+    /// Returns the same quota with the windows of a calendar. Days and Monday's weeks in UTC stay a
+    /// grid.
+    const fn on_calendar(mut self, period: Period, zone: Zone) -> Self {
+        self.window = period.max_days() * DAY_MS;
         self.anchor = match period {
             Period::Day if zone.is_utc() => Anchor::Grid { offset: 0 },
             Period::Week(Weekday::Monday) if zone.is_utc() => Anchor::Grid { offset: MONDAY_MS },
@@ -337,7 +340,7 @@ impl Quota {
             "a rollover capacity is at least the limit: write .rollover_up_to(n) with n >= limit"
         );
         self.capacity = capacity;
-        self.check_sum()
+        self.check_token_sum()
     }
 
     /// Lets callers that wait take up to `max_reserved` tokens of later windows in advance
@@ -348,11 +351,11 @@ impl Quota {
     #[track_caller]
     pub const fn reserve_up_to(mut self, max_reserved: u64) -> Self {
         self.max_reserved = max_reserved;
-        self.check_sum()
+        self.check_token_sum()
     }
 
     #[track_caller]
-    const fn check_sum(self) -> Self {
+    const fn check_token_sum(self) -> Self {
         assert!(
             self.max_reserved <= Self::MAX_TOKENS
                 && self.capacity <= Self::MAX_TOKENS - self.max_reserved,
@@ -418,25 +421,26 @@ impl Quota {
     /// assert_eq!(Quota::per_month(9).from_day(15).counter().to_string(), "month+15@UTC");
     /// ```
     pub fn counter(&self) -> impl fmt::Display + use<> {
-        Counter(*self)
+        CounterName(*self)
     }
 
-    /// The same as [`counter`](Self::counter), as a number that must still be mixed. It is the same
-    /// only in this process.
+    /// The same as [`counter`](Self::counter), as a number that must still be mixed. The number
+    /// holds only in this process.
     pub(crate) const fn identity(&self) -> u64 {
         let anchor = match self.anchor {
             Anchor::Grid { offset } => offset,
-            other => other.mark(),
+            other => other.tag(),
         };
         self.window ^ anchor.wrapping_mul(0x9E37_79B9_7F4A_7C15)
     }
 
-    /// Whether nothing is saved from its windows.
+    /// Returns whether the windows of this quota carry nothing over, and its limit is not 0.
     #[inline]
     pub(crate) fn is_plain(&self) -> bool {
         self.capacity == self.limit && self.limit > 0
     }
 
+    /// Returns whether both quotas have the same counter: see [`counter`](Self::counter).
     const fn same_counter(&self, other: &Quota) -> bool {
         self.window == other.window
             && match (self.anchor, other.anchor) {
@@ -460,16 +464,17 @@ impl Quota {
 }
 
 #[track_caller]
-const fn expect(quota: Result<Quota, QuotaError>) -> Quota {
+const fn expect_quota(quota: Result<Quota, QuotaError>) -> Quota {
     match quota {
         Ok(quota) => quota,
         Err(error) => panic!("{}", error.message()),
     }
 }
 
-struct Counter(Quota);
+/// The text that identifies a quota's counters.
+struct CounterName(Quota);
 
-impl fmt::Display for Counter {
+impl fmt::Display for CounterName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Quota { window, anchor, .. } = self.0;
         match anchor {

@@ -30,7 +30,7 @@ struct Rank {
     limit: u64,
 }
 
-/// One limit in a charge of several: its name, the windows of its quotas, and its cost.
+/// A limit in a charge of several: its name, the windows of its quotas, and its cost.
 #[derive(Clone, Copy)]
 pub(crate) struct Line<'w, 'a> {
     pub(crate) name: &'w Arc<str>,

@@ -69,8 +69,8 @@ enum Trust {
 type IsIn = Box<dyn Fn(&Parts) -> bool + Send + Sync>;
 
 impl Trust {
-    /// Whether a hop is trusted that is this many hops away from the server.
-    fn includes(&self, address: IpAddr, between: usize) -> bool {
+    /// Returns whether a hop is trusted; `between` other hops are between it and the server.
+    fn includes_hop(&self, address: IpAddr, between: usize) -> bool {
         match self {
             Self::None => false,
             Self::Networks(networks) => networks.contains(address),
@@ -125,7 +125,7 @@ impl ClientIp {
         I: IntoIterator,
         I::Item: fmt::Display,
     {
-        let networks = Networks::parse(networks)?.trusted()?;
+        let networks = Networks::parse(networks)?.without_everything()?;
         match &mut self.trust {
             Trust::None => self.trust = Trust::Networks(networks),
             Trust::Networks(trusted) => trusted.append(networks),
@@ -239,7 +239,7 @@ impl ClientIp {
     /// # Errors
     /// If the server did not provide the address of its peer.
     pub fn address(&self, parts: &Parts) -> Result<IpAddr, MissingKey> {
-        self.find(parts).map(|(address, _)| address)
+        self.find_address(parts).map(|(address, _)| address)
     }
 
     /// Returns a closure that checks if the client's address is in one of these networks: an allow
@@ -281,26 +281,27 @@ impl ClientIp {
         I::Item: fmt::Display,
     {
         let networks = Networks::parse(networks)?;
-        // If a hop can't be read, the address is that of a proxy, which may be in the list.
+        // If a hop can't be read, the address found is that of a proxy, which may be in the list.
         Ok(Box::new(move |parts| {
-            self.find(parts).is_ok_and(|(address, whole)| whole && networks.contains(address))
+            self.find_address(parts)
+                .is_ok_and(|(address, whole)| whole && networks.contains(address))
         }))
     }
 
-    /// The client's address, and whether every hop on the way to it could be read.
-    fn find(&self, parts: &Parts) -> Result<(IpAddr, bool), MissingKey> {
+    /// Returns the client's address, and whether every hop on the way to it could be read.
+    fn find_address(&self, parts: &Parts) -> Result<(IpAddr, bool), MissingKey> {
         let mut address = ip::peer(parts)?.to_canonical();
         let mut whole = true;
-        if self.trust.includes(address, 0) {
+        if self.trust.includes_hop(address, 0) {
             let mut between = 0;
-            self.source.walk(&parts.headers, |hop| {
+            self.source.visit_hops(&parts.headers, |hop| {
                 let Some(hop) = hop else {
                     whole = false;
                     return false;
                 };
                 address = hop.to_canonical();
                 between += 1;
-                self.trust.includes(address, between)
+                self.trust.includes_hop(address, between)
             });
         }
         Ok((address, whole))
@@ -312,7 +313,7 @@ const ONE_WAY: &str = "client_ip() trusts by networks or by a number of hops: wr
 
 impl KeyExtractor for ClientIp {
     fn extract(&self, parts: &Parts, key: &mut Key) -> Result<(), MissingKey> {
-        let (address, _) = self.find(parts)?;
+        let (address, _) = self.find_address(parts)?;
         if let Trust::None = self.trust {
             ip::notice_proxy(parts);
         }

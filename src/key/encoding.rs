@@ -1,4 +1,4 @@
-//! [`Key`], and how it is encoded.
+//! [`Key`] and its encoding.
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
@@ -40,8 +40,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 #[derive(Clone)]
 pub struct Key(Repr);
 
-/// Most keys are an address, a number, a hash, or a number and a route. These need no allocation,
-/// and are cheap to move.
+/// The bytes of a key. Most keys are an address, a number, a hash, or a number and a route: these
+/// need no allocation and are cheap to move.
 #[derive(Clone)]
 enum Repr {
     Inline { len: u8, bytes: [u8; INLINE] },
@@ -50,10 +50,10 @@ enum Repr {
 
 const INLINE: usize = 38;
 
-/// Text above this is hashed.
+/// Longer text is hashed.
 const MAX_TEXT: usize = 64;
 
-/// IPv6 addresses count by this prefix: what one subscriber has.
+/// The prefix by which IPv6 addresses count: a subscriber has at least a /64.
 pub(super) const IPV6_PREFIX: u8 = 64;
 
 mod tag {
@@ -107,7 +107,7 @@ impl Key {
         key
     }
 
-    /// The most usual key is written as one word.
+    /// The most frequent key: its bytes are written as one word.
     #[inline(always)]
     fn from_ipv4(address: Ipv4Addr) -> Self {
         let ([a, b, c, d], mut bytes) = (address.octets(), [0; INLINE]);
@@ -125,7 +125,7 @@ impl Key {
         }
     }
 
-    /// The key of these bytes, if they are whole parts.
+    /// Returns the key of these bytes, if they are whole parts.
     #[cfg(feature = "serde")]
     pub(crate) fn from_encoded(bytes: &[u8]) -> Option<Self> {
         let mut key = Self::default();
@@ -209,7 +209,7 @@ impl Key {
         }
     }
 
-    /// A function of its own, so that the rest is small enough to be inlined.
+    /// Never inlined, so that [`push_ip`](Self::push_ip) is small enough to be.
     #[inline(never)]
     fn push_ipv6(&mut self, address: Ipv6Addr, prefix: u8) {
         let prefix = prefix.min(128);
@@ -219,7 +219,7 @@ impl Key {
         self.push(tag::IPV6, &part[..1 + usize::from(prefix.div_ceil(8))]);
     }
 
-    /// Tags and contents of the parts.
+    /// Returns the tag and the content of each part.
     fn parts(&self) -> impl Iterator<Item = (u8, &[u8])> {
         let mut rest = self.as_bytes();
         std::iter::from_fn(move || {
@@ -269,7 +269,7 @@ impl fmt::Display for Readable<'_> {
             match (tag, part.len()) {
                 (tag::TEXT, _) => {
                     f.write_str("t")?;
-                    percent(f, part)?;
+                    write_percent_encoded(f, part)?;
                 }
                 (tag::UNSIGNED | tag::NEGATIVE, 8) => {
                     let number = u64::from_be_bytes(part.try_into().expect("eight bytes"));
@@ -279,7 +279,7 @@ impl fmt::Display for Readable<'_> {
                 (tag::IPV6, 1..=17) => {
                     let mut octets = [0; 16];
                     octets[..part.len() - 1].copy_from_slice(&part[1..]);
-                    // An address has colons, which no other part has.
+                    // No other part has colons, so an IPv6 address needs no tag.
                     write!(f, "{}_{}", Ipv6Addr::from(octets), part[0])?;
                 }
                 _ => {
@@ -292,7 +292,7 @@ impl fmt::Display for Readable<'_> {
     }
 }
 
-fn percent(f: &mut fmt::Formatter<'_>, text: &[u8]) -> fmt::Result {
+fn write_percent_encoded(f: &mut fmt::Formatter<'_>, text: &[u8]) -> fmt::Result {
     text.iter().try_for_each(|&byte| match byte {
         b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'_' | b'.' | b'@' | b'-' => {
             write!(f, "{}", char::from(byte))

@@ -1,4 +1,4 @@
-//! [`KeyExtractor`], and how extractors are combined.
+//! [`KeyExtractor`], and combinations of extractors.
 
 use std::any::type_name;
 use std::borrow::Cow;
@@ -40,7 +40,7 @@ use crate::observe;
 /// # Ok::<_, http::Error>(())
 /// ```
 ///
-/// One that a setting chooses is a `Box<dyn KeyExtractor>`. One that several limits share is an
+/// An extractor that a setting chooses is a `Box<dyn KeyExtractor>`. Several limits share one in an
 /// `Arc`:
 ///
 /// ```
@@ -80,7 +80,7 @@ pub trait KeyExtractor: Send + Sync + 'static {
     where
         Self: Sized,
     {
-        Or { first: self, other, missed: AtomicU32::new(0) }
+        OrElse { first: self, other, missed: AtomicU32::new(0) }
     }
 }
 
@@ -95,13 +95,14 @@ pub trait KeyExtractor: Send + Sync + 'static {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct MissingKey(Missing);
 
-/// The text is created only to be shown: mostly a fallback finds a key.
+/// The missing part of a request. Its text is created only when it is shown, since mostly a
+/// fallback finds a key.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Missing {
     Client(Cow<'static, str>),
     Server(Cow<'static, str>),
     Header(HeaderName),
-    /// By the name of its type.
+    /// The name of an extension's type.
     Extension(&'static str),
 }
 
@@ -148,25 +149,27 @@ impl fmt::Display for MissingKey {
 
 impl std::error::Error for MissingKey {}
 
-struct Or<A, B> {
+/// Extracts with `first`, or else with `other`.
+struct OrElse<A, B> {
     first: A,
     other: B,
-    /// How many requests had no key by the first extractor, until one has.
+    /// The number of requests for which `first` found no key, until it has found one.
     missed: AtomicU32,
 }
 
-/// After that number of requests without an extension, no layer sets it.
-const ENOUGH: u32 = 1_000;
+/// The number of requests without an extension after which the log says that no layer sets it.
+const MAX_MISSED: u32 = 1_000;
 
-impl<A, B> Or<A, B> {
+impl<A, B> OrElse<A, B> {
+    /// Counts a request without the extension, and logs once that no layer seems to set it.
     #[cold]
     fn note_missing(&self, missing: &MissingKey) {
         let Missing::Extension(name) = missing.0 else { return };
-        if self.missed.load(Ordering::Relaxed) < ENOUGH
-            && self.missed.fetch_add(1, Ordering::Relaxed) == ENOUGH - 1
+        if self.missed.load(Ordering::Relaxed) < MAX_MISSED
+            && self.missed.fetch_add(1, Ordering::Relaxed) == MAX_MISSED - 1
         {
             observe::doubt(&format_args!(
-                "none of {ENOUGH} requests had the extension `{name}` that a rate limit counts \
+                "none of {MAX_MISSED} requests had the extension `{name}` that a rate limit counts \
                  by, so all are counted by what `.or(..)` names: if a layer sets it, put the limit \
                  inside of that layer (in axum: add the limit before it)"
             ));
@@ -174,13 +177,13 @@ impl<A, B> Or<A, B> {
     }
 }
 
-impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for Or<A, B> {
+impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for OrElse<A, B> {
     fn extract(&self, parts: &Parts, key: &mut Key) -> Result<(), MissingKey> {
         let len = key.len();
         match self.first.extract(parts, key) {
             Ok(()) => {
-                if self.missed.load(Ordering::Relaxed) < ENOUGH {
-                    self.missed.store(ENOUGH, Ordering::Relaxed);
+                if self.missed.load(Ordering::Relaxed) < MAX_MISSED {
+                    self.missed.store(MAX_MISSED, Ordering::Relaxed);
                 }
                 Ok(())
             }

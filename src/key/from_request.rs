@@ -1,4 +1,4 @@
-//! Extractors of everything but addresses.
+//! Extractors that read headers, extensions and routes, or call a closure.
 
 use std::marker::PhantomData;
 
@@ -30,7 +30,7 @@ where
     }
 }
 
-/// One key for all requests: a limit for the whole service. [`Key::global`] is that key.
+/// Counts all requests by one key, [`Key::global`]: a limit for the whole service.
 pub fn global() -> impl KeyExtractor + Clone {
     Global
 }
@@ -78,8 +78,8 @@ where
     Extension::<T>(PhantomData)
 }
 
-/// A value with `impl From<&T> for Key`. The compiler shows the advice of a trait of this crate
-/// only.
+/// A value with `impl From<&T> for Key`. A trait of this crate, since only its advice is shown by
+/// the compiler.
 #[diagnostic::on_unimplemented(
     message = "requests can't be counted by a `{Self}`: there is no key for it",
     label = "no `From<&{Self}> for Key`",

@@ -8,8 +8,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-/// The longest hop that is looked at: an IPv6 address in brackets and quotes, with a port, takes
-/// 56 bytes.
+/// The longest hop that is read. An IPv6 address in brackets and quotes, with a port, takes 56
+/// bytes.
 const MAX_HOP: usize = 96;
 
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
@@ -18,9 +18,9 @@ const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Source {
     XForwardedFor,
-    /// That of RFC 7239.
+    /// The header of RFC 7239.
     Forwarded,
-    /// One that names a single address.
+    /// A header with a single address.
     Single(HeaderName),
 }
 
@@ -39,22 +39,28 @@ impl From<HeaderName> for Source {
 impl Source {
     /// Passes the hops to `see`, nearest first, as long as it returns `true`; `None` is a hop that
     /// can't be read.
-    pub(super) fn walk(&self, headers: &HeaderMap, mut see: impl FnMut(Option<IpAddr>) -> bool) {
+    pub(super) fn visit_hops(
+        &self,
+        headers: &HeaderMap,
+        mut see: impl FnMut(Option<IpAddr>) -> bool,
+    ) {
         let lines = |name| headers.get_all(name).iter().rev().map(HeaderValue::as_bytes);
         match self {
             Self::XForwardedFor => {
                 let hops = lines(&X_FORWARDED_FOR).flat_map(|line| line.rsplit(|&b| b == b','));
-                let _ended = hops.map(node).all(&mut see);
+                let _ended = hops.map(hop_address).all(&mut see);
             }
             Self::Forwarded => {
-                let elements = lines(&http::header::FORWARDED).flat_map(|l| Unquoted::new(l, b','));
+                let elements =
+                    lines(&http::header::FORWARDED).flat_map(|l| UnquotedParts::new(l, b','));
                 let _ended = elements.map(|e| e.and_then(forwarded_for)).all(&mut see);
             }
             Self::Single(name) => {
                 let mut values = lines(name);
-                // A proxy that sets this header leaves one. Of two, the client may have sent any.
+                // A proxy that sets this header leaves only one. If there are two, the client may
+                // have sent either.
                 match (values.next(), values.next()) {
-                    (Some(value), None) => see(node(value)),
+                    (Some(value), None) => see(hop_address(value)),
                     (Some(_), Some(_)) => see(None),
                     (None, _) => true,
                 };
@@ -63,10 +69,10 @@ impl Source {
     }
 }
 
-/// The `for` of one element of `Forwarded`, if there is exactly one, and it is an address.
+/// Returns the `for` of one element of `Forwarded`, if it has exactly one, and that is an address.
 fn forwarded_for(element: &[u8]) -> Option<IpAddr> {
     let mut found = None;
-    for pair in Unquoted::new(element, b';') {
+    for pair in UnquotedParts::new(element, b';') {
         let pair = pair?.trim_ascii();
         if pair.get(..4).is_some_and(|name| name.eq_ignore_ascii_case(b"for=")) {
             if found.is_some() {
@@ -75,23 +81,23 @@ fn forwarded_for(element: &[u8]) -> Option<IpAddr> {
             found = Some(&pair[4..]);
         }
     }
-    node(found?)
+    hop_address(found?)
 }
 
-/// The text between separators outside of quoted strings, from right to left; `None` and then
-/// nothing more if a quoted string has no beginning.
-struct Unquoted<'a> {
+/// Iterates from right to left over the parts between separators outside of quoted strings. A
+/// quoted string without a beginning ends the iteration with `None`.
+struct UnquotedParts<'a> {
     rest: Option<&'a [u8]>,
     separator: u8,
 }
 
-impl<'a> Unquoted<'a> {
+impl<'a> UnquotedParts<'a> {
     fn new(text: &'a [u8], separator: u8) -> Self {
         Self { rest: Some(text), separator }
     }
 }
 
-impl<'a> Iterator for Unquoted<'a> {
+impl<'a> Iterator for UnquotedParts<'a> {
     type Item = Option<&'a [u8]>;
 
     fn next(&mut self) -> Option<Self::Item> {
@@ -105,7 +111,7 @@ impl<'a> Iterator for Unquoted<'a> {
                 if escapes.is_multiple_of(2) {
                     quoted = !quoted;
                 }
-                // No later step looks at these bytes again: quotes have them between them.
+                // The backslashes before a quote are skipped: no later step looks at them.
                 at -= escapes;
             } else if rest[at] == self.separator && !quoted {
                 self.rest = Some(&rest[..at]);
@@ -116,13 +122,13 @@ impl<'a> Iterator for Unquoted<'a> {
     }
 }
 
-/// The address of a hop: in quotes or not, in brackets or not, with a port or not.
-fn node(text: &[u8]) -> Option<IpAddr> {
+/// Parses the address of a hop: in quotes or not, in brackets or not, with a port or not.
+fn hop_address(text: &[u8]) -> Option<IpAddr> {
     let text = text.trim_ascii();
     if text.len() > MAX_HOP {
         return None;
     }
-    let Some(quoted) = text.strip_prefix(b"\"") else { return address(text) };
+    let Some(quoted) = text.strip_prefix(b"\"") else { return parse_address(text) };
     // RFC 9110 lets a backslash stand before any character of a quoted string.
     let mut plain = [0; MAX_HOP];
     let mut len = 0;
@@ -135,11 +141,11 @@ fn node(text: &[u8]) -> Option<IpAddr> {
         };
         len += 1;
     }
-    address(&plain[..len])
+    parse_address(&plain[..len])
 }
 
-/// Other names are not addresses: `unknown`, `_hidden`, `unix:`, host names.
-fn address(text: &[u8]) -> Option<IpAddr> {
+/// Parses an address. Other names are none: `unknown`, `_hidden`, `unix:`, host names.
+fn parse_address(text: &[u8]) -> Option<IpAddr> {
     let text = str::from_utf8(text).ok()?;
     if let Some(bracketed) = text.strip_prefix('[') {
         let (address, port) = bracketed.split_once(']')?;
@@ -155,7 +161,7 @@ fn address(text: &[u8]) -> Option<IpAddr> {
     is_port(port).then_some(address.into())
 }
 
-/// A number, or an obfuscated port of RFC 7239.
+/// Returns whether this is a port: a number, or an obfuscated port of RFC 7239.
 fn is_port(text: &str) -> bool {
     match text.strip_prefix('_') {
         Some(name) => {

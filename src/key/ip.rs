@@ -1,4 +1,4 @@
-//! The peer's address as a key. Only this file knows where servers put it.
+//! The peer's address as a key. Only this file knows where servers store the address.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -89,23 +89,24 @@ impl KeyExtractor for PeerIp {
     }
 }
 
-/// Logs if a request that counts by its peer has come through a proxy.
+/// Logs a hint if a request that counts by its peer has come through a proxy.
 #[inline]
 pub(super) fn notice_proxy(parts: &Parts) {
-    // The peer's address is read again: kept for this, it would cost each request.
+    // Reads the peer's address again: keeping it would cost each request time.
     #[cold]
     #[inline(never)]
-    fn look(parts: &Parts) {
+    fn check_proxy(parts: &Parts) {
         if peer(parts).is_ok_and(|peer| proxied::is_proxied(parts, peer)) {
-            proxied::log();
+            proxied::log_hint();
         }
     }
-    if proxied::is_due() {
-        look(parts);
+    if proxied::is_check_due() {
+        check_proxy(parts);
     }
 }
 
-/// The peer's address as the server provides it. An address that the app has set takes precedence.
+/// Returns the peer's address as the server provides it. An address that the app has set takes
+/// precedence.
 #[inline(always)]
 pub(super) fn peer(parts: &Parts) -> Result<IpAddr, MissingKey> {
     if let Some(peer) = parts.extensions.get::<PeerAddr>() {

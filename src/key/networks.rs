@@ -27,15 +27,15 @@ impl Networks {
         self.0.append(&mut more.0);
     }
 
-    /// Networks of proxies: they must not contain every address.
-    pub(super) fn trusted(self) -> Result<Self, InvalidNetwork> {
+    /// Returns these networks as those of proxies: none may contain every address.
+    pub(super) fn without_everything(self) -> Result<Self, InvalidNetwork> {
         match self.0.iter().find(|network| network.prefix_len() == 0) {
-            Some(network) => Err(InvalidNetwork(Why::Everything(network.to_string()))),
+            Some(network) => Err(InvalidNetwork(NetworkFault::Everything(network.to_string()))),
             None => Ok(self),
         }
     }
 
-    /// `address` is a canonical one.
+    /// Returns whether a network contains `address`, which must be canonical.
     pub(super) fn contains(&self, address: IpAddr) -> bool {
         self.0.iter().any(|network| network.contains(&address))
     }
@@ -45,7 +45,9 @@ fn parse(text: &str) -> Result<IpNet, InvalidNetwork> {
     let trimmed = text.trim();
     let network = match trimmed.parse::<IpAddr>() {
         Ok(address) => IpNet::from(address),
-        Err(_) => trimmed.parse().map_err(|_| InvalidNetwork(Why::Unreadable(text.into())))?,
+        Err(_) => {
+            trimmed.parse().map_err(|_| InvalidNetwork(NetworkFault::Unreadable(text.into())))?
+        }
     };
     Ok(match network {
         IpNet::V6(mapped) if mapped.prefix_len() >= 96 => match mapped.addr().to_ipv4_mapped() {
@@ -61,10 +63,10 @@ fn parse(text: &str) -> Result<IpNet, InvalidNetwork> {
 /// A text that is not a network, or a network that can't be trusted. `Display` shows what to write:
 /// see [`ClientIp::try_trusting`](super::ClientIp::try_trusting).
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct InvalidNetwork(Why);
+pub struct InvalidNetwork(NetworkFault);
 
 #[derive(Clone, PartialEq, Eq, Debug)]
-enum Why {
+enum NetworkFault {
     Unreadable(String),
     Everything(String),
 }
@@ -72,12 +74,12 @@ enum Why {
 impl fmt::Display for InvalidNetwork {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
-            Why::Unreadable(text) => write!(
+            NetworkFault::Unreadable(text) => write!(
                 f,
                 "{text:?} is not a network: write one such as \"10.0.0.0/8\" or \"2001:db8::/32\", or \
                  a single address such as \"192.0.2.1\""
             ),
-            Why::Everything(network) => write!(
+            NetworkFault::Everything(network) => write!(
                 f,
                 "{network} contains every address, so that every client could forge its own: list the \
                  proxies, or if their addresses are unknown, write .trusting_hops(1)"

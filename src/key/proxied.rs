@@ -1,4 +1,4 @@
-//! Notices requests that come through a proxy and count by its address.
+//! Detects requests that come through a proxy and count by its address.
 
 use std::cell::Cell;
 use std::net::IpAddr;
@@ -12,14 +12,14 @@ const HINT: &str = "requests with forwarding headers come from a loopback or pri
     `.key(client_ip().trusting([\"10.0.0.0/8\"]))` with the addresses of your proxies (feature \
     `client-ip`), or `.key(client_ip().trusting_hops(0))` if there is no proxy";
 
-/// A client can send these headers, too. A peer with a public address may well be a client, and
-/// only a proxy knows which of the headers it sets.
+/// Headers that proxies set. Clients can send them, too, and a peer with a public address may be a
+/// client.
 const FORWARDING: [&str; 3] = ["x-forwarded-for", "forwarded", "x-real-ip"];
 
-/// Whether to look at a request: at the first ones of each thread, and at some of the later ones,
-/// since it takes time to look up headers.
+/// Returns whether to check this request. Looking up headers takes time, so each thread checks its
+/// first requests and a sample of the later ones.
 #[inline]
-pub(super) fn is_due() -> bool {
+pub(super) fn is_check_due() -> bool {
     const FIRST: u32 = 64;
     const LATER: u32 = 256;
     thread_local!(static REQUESTS: Cell<u32> = const { Cell::new(0) });
@@ -29,16 +29,16 @@ pub(super) fn is_due() -> bool {
     request < FIRST || request.is_multiple_of(LATER)
 }
 
-/// Whether a request with this peer has probably come through a proxy.
+/// Returns whether a request from this peer has probably come through a proxy.
 pub(super) fn is_proxied(parts: &Parts, peer: IpAddr) -> bool {
     is_local(peer) && FORWARDING.iter().any(|name| parts.headers.contains_key(*name))
 }
 
-pub(super) fn log() {
+pub(super) fn log_hint() {
     observe::doubt(&HINT);
 }
 
-/// Whether the address is that of a host or of a network inside of a provider.
+/// Returns whether the address is of this host, of a private network, or of a provider's network.
 fn is_local(address: IpAddr) -> bool {
     match address.to_canonical() {
         IpAddr::V4(v4) => {

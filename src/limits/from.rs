@@ -1,4 +1,4 @@
-//! What becomes [`Limits`]: quotas, one limit or several, and limiters.
+//! Conversions into [`Limits`]: from quotas, one limit or several, and limiters.
 
 use std::sync::Arc;
 
@@ -7,7 +7,8 @@ use crate::limit::Limit;
 use crate::limiter::Limiter;
 use crate::quota::{Quota, Quotas};
 
-/// All that becomes [`Limits`]. The compiler shows the advice of a trait of this crate only.
+/// A value that converts into [`Limits`]. A trait of this crate, since only its advice is shown by
+/// the compiler.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a limit",
     label = "write a quota here, such as `Quota::per_minute(60)`",

@@ -1,5 +1,6 @@
-//! Several limits in a store that can't charge them in one step (S37): one after the other, within
-//! one deadline. What was taken is returned when one refuses, and when the request is dropped.
+//! Several limits in a store that can't charge them in one step (S37): they are charged one after
+//! the other, within one deadline. Tokens taken are returned when a limit refuses, and when the
+//! request is dropped.
 
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
@@ -11,84 +12,91 @@ use crate::limiter::{Limiter, freed};
 use crate::store::{OwnedAccount, OwnedCharge, Reply, StoreError};
 use crate::timer::{Instant, Sleep};
 
-/// Charges these limits. `deadline` is that of the store, and here of all its calls together.
+/// Charges the limits of these lines. `deadline` is that of the store, here for all calls together.
 pub(super) fn charge(
     lines: Vec<(Limiter, OwnedCharge)>,
     deadline: Option<Duration>,
 ) -> Reply<Decision> {
     Reply::later(async move {
         let ends = deadline.and_then(|deadline| Instant::now().checked_add(deadline));
-        let this = InOrder { lines, ends, passed: Vec::new(), asked: None, returning: Vec::new() };
+        let this = SequentialCharge {
+            lines,
+            ends,
+            passed: Vec::new(),
+            in_flight: None,
+            returning: Vec::new(),
+        };
         this.run().await
     })
 }
 
-struct InOrder {
+/// A charge of several limits, one after the other. Dropping it returns the tokens taken so far.
+struct SequentialCharge {
     lines: Vec<(Limiter, OwnedCharge)>,
     ends: Option<Instant>,
-    /// Decisions of the first lines, until all lines have passed.
+    /// The decisions of the lines that have passed, in order.
     passed: Vec<Decision>,
     /// The call for the next line, once it was sent.
-    asked: Option<Reply<Decision>>,
+    in_flight: Option<Reply<Decision>>,
     /// Calls that return tokens.
     returning: Vec<Reply<()>>,
 }
 
-impl InOrder {
+impl SequentialCharge {
     async fn run(mut self) -> Result<Decision, StoreError> {
         while self.passed.len() < self.lines.len() {
-            let decision = self.ask().await?;
+            let decision = self.charge_next().await?;
             if !decision.allowed() {
-                return Ok(self.refuse(Some(decision)).await);
+                return Ok(self.refuse_all(Some(decision)).await);
             }
             self.passed.push(decision);
         }
         let mut undone = self.passed.clone();
         if Decision::refuse_late(&mut undone) {
-            return Ok(self.refuse(None).await);
+            return Ok(self.refuse_all(None).await);
         }
         let passed = std::mem::take(&mut self.passed);
         Ok(self.merge(passed.into_iter().map(Some)))
     }
 
     /// Charges the next line.
-    async fn ask(&mut self) -> Result<Decision, StoreError> {
+    async fn charge_next(&mut self) -> Result<Decision, StoreError> {
         let (limiter, charge) = &self.lines[self.passed.len()];
         let late = || StoreError::new("the store did not answer in time");
-        // The first call keeps the deadline by itself.
-        let sleep = if self.passed.is_empty() { None } else { self.ends.map(left) };
+        // The store ends the first call at the deadline itself.
+        let sleep = if self.passed.is_empty() { None } else { self.ends.map(time_left) };
         if sleep == Some(Duration::ZERO) {
             return limiter.stand_in(charge.as_charge(), late()).await;
         }
         let mut sleep = sleep.and_then(Sleep::try_new);
         let mut reply = limiter.send(charge.as_charge());
-        // Sent with its first poll, and then to be returned if this is dropped.
-        let asked = &mut self.asked;
+        // A reply is sent with its first poll. From then on, a drop has to return its tokens.
+        let in_flight = &mut self.in_flight;
         let answer = poll_fn(|cx| {
-            let reply = asked.get_or_insert_with(|| {
+            let reply = in_flight.get_or_insert_with(|| {
                 std::mem::replace(&mut reply, Reply::failed(StoreError::new("sent")))
             });
             match Pin::new(reply).poll(cx) {
                 Poll::Ready(answer) => Poll::Ready(Some(answer)),
-                Poll::Pending => ended(&mut sleep, cx).map(|()| None),
+                Poll::Pending => poll_deadline(&mut sleep, cx).map(|()| None),
             }
         });
         match answer.await {
             Some(answer) => {
-                self.asked = None;
+                self.in_flight = None;
                 answer
             }
             None => {
-                self.return_asked();
+                self.return_in_flight();
                 let (limiter, charge) = &self.lines[self.passed.len()];
                 limiter.stand_in(charge.as_charge(), late()).await
             }
         }
     }
 
-    /// Returns what was taken, and looks at the lines that were not asked. `refusal` is the next
-    /// line's; without one, those that have passed are too late together.
-    async fn refuse(mut self, refusal: Option<Decision>) -> Decision {
+    /// Returns the tokens taken, and peeks at the lines that were not charged. `refusal` is that of
+    /// the next line; `None` if all lines have passed but their reservations don't fit together.
+    async fn refuse_all(mut self, refusal: Option<Decision>) -> Decision {
         let mut decided = self.passed.clone();
         if refusal.is_none() {
             Decision::refuse_late(&mut decided);
@@ -102,7 +110,7 @@ impl InOrder {
             .map(|(limiter, charge)| limiter.send(charge.as_charge().peeking()))
             .collect();
         let mut looks: Vec<_> = peeks.iter().map(|_| None).collect();
-        let mut sleep = self.ends.map(left).and_then(Sleep::try_new);
+        let mut sleep = self.ends.map(time_left).and_then(Sleep::try_new);
         let returning = &mut self.returning;
         poll_fn(|cx| {
             returning.retain_mut(|reply| Pin::new(reply).poll(cx).is_pending());
@@ -114,10 +122,10 @@ impl InOrder {
                 }
             }
             let is_done = returning.is_empty() && looks.iter().all(Option::is_some);
-            if is_done { Poll::Ready(()) } else { ended(&mut sleep, cx) }
+            if is_done { Poll::Ready(()) } else { poll_deadline(&mut sleep, cx) }
         })
         .await;
-        // A line of which nothing is known is not in the decision.
+        // A line without an answer is not in the decision.
         decided.extend(looks.into_iter().map(Option::flatten));
         self.merge(decided)
     }
@@ -132,28 +140,31 @@ impl InOrder {
         merging.done()
     }
 
-    /// Has the tokens returned of a call that is in flight, when it has its answer.
-    fn return_asked(&mut self) {
-        let Some(reply) = self.asked.take() else { return };
+    /// Lets the tokens of a call in flight be returned when it has its answer.
+    fn return_in_flight(&mut self) {
+        let Some(reply) = self.in_flight.take() else { return };
         let (limiter, charge) = self.lines[self.passed.len()].clone();
         let returned = Reply::later(async move {
             let decision = reply.await?;
-            give_back(&limiter, charge.account(), &decision).await
+            return_tokens(&limiter, charge.account(), &decision).await
         });
         returned.detach();
     }
 
+    /// Starts returning the tokens of all lines that have passed.
     fn return_passed(&mut self) {
         let lines = self.lines.iter().zip(std::mem::take(&mut self.passed));
         self.returning = lines
-            .map(|((limiter, charge), decision)| give_back(limiter, charge.account(), &decision))
+            .map(|((limiter, charge), decision)| {
+                return_tokens(limiter, charge.account(), &decision)
+            })
             .collect();
     }
 }
 
-impl Drop for InOrder {
+impl Drop for SequentialCharge {
     fn drop(&mut self) {
-        self.return_asked();
+        self.return_in_flight();
         if !self.passed.is_empty() {
             self.return_passed();
         }
@@ -161,18 +172,19 @@ impl Drop for InOrder {
     }
 }
 
-/// Returns all that a decision has taken.
-fn give_back(limiter: &Limiter, account: &OwnedAccount, decision: &Decision) -> Reply<()> {
+/// Returns the tokens that a decision has taken.
+fn return_tokens(limiter: &Limiter, account: &OwnedAccount, decision: &Decision) -> Reply<()> {
     let account = account.as_account();
     let settled = limiter.give_back(account, decision);
     freed::note_after(limiter.scope(), account.key(), settled)
 }
 
-/// How much of a deadline is left.
-fn left(ends: Instant) -> Duration {
+/// Returns how much time is left until a deadline.
+fn time_left(ends: Instant) -> Duration {
     ends.saturating_duration_since(Instant::now())
 }
 
-fn ended(sleep: &mut Option<Sleep>, cx: &mut Context<'_>) -> Poll<()> {
+/// Waits for the deadline, if there is one.
+fn poll_deadline(sleep: &mut Option<Sleep>, cx: &mut Context<'_>) -> Poll<()> {
     sleep.as_mut().map_or(Poll::Pending, |sleep| sleep.poll(cx))
 }

@@ -1,12 +1,12 @@
-//! What one limit is charged: [`Line`].
+//! The charge of one limit, among several: [`Line`].
 
 use std::fmt;
 
 use crate::key::Key;
 use crate::quota::Quotas;
 
-/// What one limit is charged, in a charge of several: the name of the limit, whose count it is, and
-/// the cost. A limit without a line takes no part in the charge.
+/// A limit in a charge of several: the name of the limit, the key, and the cost. A limit without
+/// a line takes no part in the charge.
 ///
 /// ```
 /// use tower_fixed_window::{Limits, Line, Quota, Quotas};

@@ -1,4 +1,4 @@
-//! What is reported of a decision over several limits, and noted in it.
+//! Reports decisions over several limits to metrics and logs, and adds to them what responses need.
 
 use std::sync::Arc;
 
@@ -6,18 +6,18 @@ use crate::decision::Decision;
 use crate::limiter::{note_passed, observe_decision};
 use crate::store::Charge;
 
-/// Reports the decisions that passed, or those that refused, and adds to a refusal what a response
-/// needs.
+/// Reports the decisions that passed, or those that refused, and notes in a refusal which limits
+/// refused, for its response.
 #[inline(always)]
-pub(super) fn note(decision: &mut Decision, charges: &[Charge<'_>]) {
+pub(super) fn note_decision(decision: &mut Decision, charges: &[Charge<'_>]) {
     match decision.allowed() {
         true => observe_all(decision, charges),
         false => note_refused(decision, charges),
     }
 }
 
-/// Reports the decisions that passed, or those that refused. In a refusal, a limit that would have
-/// passed has decided nothing.
+/// Reports the decisions that passed, or those that refused. In a refusal, limits that would have
+/// passed are not reported.
 #[inline(always)]
 pub(crate) fn observe_all(decision: &Decision, charges: &[Charge<'_>]) {
     if !decision.allowed() {
@@ -27,7 +27,7 @@ pub(crate) fn observe_all(decision: &Decision, charges: &[Charge<'_>]) {
     let mut next = verdicts.next();
     for charge in charges {
         let scope = charge.account().scope();
-        // In the same order, but a limit of which nothing is known has no decision.
+        // Both are in the same order, but a limit that did not answer has no decision.
         let Some((name, allowed, waits)) = next else { break };
         if !Arc::ptr_eq(name, scope.shared_name()) {
             continue;

@@ -37,8 +37,8 @@ pub struct Receipts {
 #[derive(Debug)]
 pub(super) struct LineReceipt {
     pub(super) receipt: Receipt,
-    /// Whether it was decided by the limit's own quotas.
-    pub(super) own: bool,
+    /// `true` if the limit's quotas decided, and not those of the charge.
+    pub(super) by_limit: bool,
 }
 
 impl Receipts {

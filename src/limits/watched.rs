@@ -10,13 +10,13 @@ use crate::limiter::Limiter;
 use crate::store::{Account, Charge, Reply};
 
 impl Limits {
-    /// Charges these limits by the quotas of now.
+    /// Charges these limits under their current quotas.
     #[cold]
-    pub(super) fn ask_changed(
+    pub(super) fn charge_changed(
         &self,
         lines: &[Line<'_>],
         limits: [&Limiter; MAX_LIMITS],
-        how: impl for<'c> Fn(Charge<'c>) -> Charge<'c>,
+        configure: impl for<'c> Fn(Charge<'c>) -> Charge<'c>,
     ) -> Reply<Decision> {
         let all = || lines.iter().zip(limits);
         let now: Result<Vec<_>, _> = all()
@@ -31,10 +31,10 @@ impl Limits {
         let charges: Vec<_> = all()
             .zip(&quotas)
             .map(|((Line { key, cost, .. }, limit), quotas)| {
-                how(Charge::new(Account::new(limit.scope(), quotas, key), *cost))
+                configure(Charge::new(Account::new(limit.scope(), quotas, key), *cost))
             })
             .collect();
-        let mut reply = self.ask_by(limits, &charges);
+        let mut reply = self.charge_and_note(limits, &charges);
         let is_peek = charges.iter().any(Charge::is_peek);
         if is_peek || !all().any(|(_, limit)| limit.live().is_watched()) {
             return reply;
@@ -58,7 +58,7 @@ impl Limits {
     }
 }
 
-/// Looks at the decision of one limit.
+/// Counts the decision of one limit, if it is a refusal and the limit tracks these.
 fn watch(limit: &Limiter, charge: &Charge<'_>, decision: &Decision) {
     if !limit.live().is_watched() {
         return;

@@ -1,11 +1,11 @@
-//! The quotas that are a number and a window.
+//! Constructors of quotas, from a limit and a window.
 
 use std::time::Duration;
 
 use super::calendar::Period;
 use super::error::QuotaError;
 use super::zone::Zone;
-use super::{Anchor, MONDAY_MS, Quota, WEEK_MS, expect};
+use super::{Anchor, MONDAY_MS, Quota, WEEK_MS, expect_quota};
 
 impl Quota {
     /// `limit` tokens in each second.
@@ -73,7 +73,7 @@ impl Quota {
     /// If the limit is above [`MAX_TOKENS`](Self::MAX_TOKENS).
     #[track_caller]
     pub const fn per_month(limit: u64) -> Self {
-        Self::new(limit, Duration::from_secs(86_400)).on(Period::Month(1), Zone::UTC)
+        Self::new(limit, Duration::from_secs(86_400)).on_calendar(Period::Month(1), Zone::UTC)
     }
 
     /// `limit` tokens in each year, from 1 January 00:00 UTC. In memory, a restart
@@ -83,7 +83,7 @@ impl Quota {
     /// If the limit is above [`MAX_TOKENS`](Self::MAX_TOKENS).
     #[track_caller]
     pub const fn per_year(limit: u64) -> Self {
-        Self::new(limit, Duration::from_secs(86_400)).on(Period::Year(1, 1), Zone::UTC)
+        Self::new(limit, Duration::from_secs(86_400)).on_calendar(Period::Year(1, 1), Zone::UTC)
     }
 
     /// `limit` tokens in each window of the given length.
@@ -99,7 +99,7 @@ impl Quota {
     /// ```
     #[track_caller]
     pub const fn new(limit: u64, window: Duration) -> Self {
-        expect(Self::try_new(limit, window))
+        expect_quota(Self::try_new(limit, window))
     }
 
     /// The same as [`new`](Self::new), for numbers from a database or a file.

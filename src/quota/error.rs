@@ -1,4 +1,4 @@
-//! What is wrong with a quota: [`QuotaError`].
+//! The error of a quota that can't be built: [`QuotaError`].
 
 use std::fmt;
 

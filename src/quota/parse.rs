@@ -1,4 +1,4 @@
-//! Quotas from text.
+//! Parses quotas from text.
 
 use std::fmt;
 use std::str::FromStr;
@@ -38,7 +38,7 @@ impl FromStr for Quota {
     /// );
     /// ```
     fn from_str(text: &str) -> Result<Self, ParseQuotaError> {
-        Parser { text, at: 0 }.whole(Parser::quota)
+        Parser { text, at: 0 }.parse_all(Parser::quota)
     }
 }
 
@@ -47,7 +47,7 @@ impl FromStr for Quotas {
 
     /// Parses quotas separated by commas.
     fn from_str(text: &str) -> Result<Self, ParseQuotaError> {
-        Parser { text, at: 0 }.whole(Parser::quotas)
+        Parser { text, at: 0 }.parse_all(Parser::quotas)
     }
 }
 
@@ -57,14 +57,14 @@ impl FromStr for Plan {
     /// Parses quotas separated by commas, or `unlimited`.
     fn from_str(text: &str) -> Result<Self, ParseQuotaError> {
         Parser { text, at: 0 }
-            .whole(|p| Ok(if p.eat(UNLIMITED) { Self::UNLIMITED } else { p.quotas()?.into() }))
+            .parse_all(|p| Ok(if p.eat(UNLIMITED) { Self::UNLIMITED } else { p.quotas()?.into() }))
     }
 }
 
-/// Parses what follows the slash.
+/// Parses a window with its options: the text after the slash.
 #[cfg(feature = "serde")]
 pub(super) fn windows(limit: u64, text: &str) -> Result<Quota, ParseQuotaError> {
-    Parser { text, at: 0 }.whole(|p| p.windows(limit, 0))
+    Parser { text, at: 0 }.parse_all(|p| p.windows(limit, 0))
 }
 
 /// Why a text is not a quota: what was expected, and at which position.
@@ -79,11 +79,11 @@ pub(super) fn windows(limit: u64, text: &str) -> Result<Quota, ParseQuotaError> 
 pub struct ParseQuotaError {
     text: String,
     at: usize,
-    kind: Kind,
+    kind: ErrorKind,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
-enum Kind {
+enum ErrorKind {
     Expected(&'static str),
     Message(&'static str),
     Invalid(QuotaError),
@@ -103,9 +103,9 @@ impl fmt::Display for ParseQuotaError {
         let column = self.text[..self.at].chars().count() + 1;
         write!(f, "{shown:?}, column {column}: ")?;
         match self.kind {
-            Kind::Expected(what) => write!(f, "expected {what}"),
-            Kind::Message(message) => f.write_str(message),
-            Kind::Invalid(error) => error.fmt(f),
+            ErrorKind::Expected(what) => write!(f, "expected {what}"),
+            ErrorKind::Message(message) => f.write_str(message),
+            ErrorKind::Invalid(error) => error.fmt(f),
         }
     }
 }
@@ -119,7 +119,7 @@ struct Parser<'a> {
 
 type Parsed<T> = Result<T, ParseQuotaError>;
 
-/// What may follow a rate. The first three choose where windows begin.
+/// The options that may follow a rate. The first three choose where windows begin.
 const OPTIONS: [&str; 7] = [
     "staggered",
     "from-first-request",
@@ -130,7 +130,8 @@ const OPTIONS: [&str; 7] = [
     "in",
 ];
 const STARTING_AT: usize = 2;
-/// Each of these is chosen at most once.
+/// The messages for options that occur twice: the first is for the three that choose where windows
+/// begin.
 const ONCE: [&str; 5] = [
     "windows begin in one way: keep one of staggered, from-first-request, starting-at=",
     "rollover-up-to= is here twice: keep one",
@@ -143,8 +144,9 @@ const A_UNIT: &str = "a unit: ms, s, minute, hour, day or week";
 const A_NUMBER: &str = "a whole number of at most 2^53 - 1";
 
 impl<'a> Parser<'a> {
-    fn whole<T>(mut self, parse: impl FnOnce(&mut Self) -> Parsed<T>) -> Parsed<T> {
-        self.space();
+    /// Parses the text as a whole: nothing may follow.
+    fn parse_all<T>(mut self, parse: impl FnOnce(&mut Self) -> Parsed<T>) -> Parsed<T> {
+        self.skip_space();
         let value = parse(&mut self)?;
         if self.at == self.text.len() {
             return Ok(value);
@@ -155,7 +157,7 @@ impl<'a> Parser<'a> {
     fn quotas(&mut self) -> Parsed<Quotas> {
         let mut quotas = Quotas::from(self.quota()?);
         while self.eat(",") {
-            self.space();
+            self.skip_space();
             let at = self.at;
             let quota = self.quota()?;
             quotas = quotas.try_and(quota).map_err(|error| self.invalid(at, error))?;
@@ -166,20 +168,20 @@ impl<'a> Parser<'a> {
     fn quota(&mut self) -> Parsed<Quota> {
         let start = self.at;
         if self.eat(UNLIMITED) {
-            return Err(self.error(start, Kind::Message(UNLIMITED_QUOTA)));
+            return Err(self.error(start, ErrorKind::Message(UNLIMITED_QUOTA)));
         }
         let limit = self.number("a limit: a whole number, as in 100/hour")?;
-        self.space();
+        self.skip_space();
         let is_rate =
             self.eat("/") || self.eat("per") && self.rest().starts_with(char::is_whitespace);
         if !is_rate {
             return self.expected("a slash and a window, as in 100/hour");
         }
-        self.space();
+        self.skip_space();
         self.windows(limit, start)
     }
 
-    /// What follows the slash.
+    /// Parses a window with its options. `start` is where the limit begins.
     fn windows(&mut self, limit: u64, start: usize) -> Parsed<Quota> {
         let at = self.at;
         let (window, period) = match self.period() {
@@ -191,22 +193,22 @@ impl<'a> Parser<'a> {
             self.invalid(if limit { start } else { at }, error)
         })?;
         if let Some(period) = period {
-            quota = quota.on(period, Zone::UTC);
+            quota = quota.on_calendar(period, Zone::UTC);
         }
-        let mut told = [false; ONCE.len()];
+        let mut seen = [false; ONCE.len()];
         loop {
             let end = self.at;
-            self.space();
+            self.skip_space();
             let at = self.at;
             let Some((option, _)) = (0..).zip(OPTIONS).find(|(_, option)| self.eat(option)) else {
                 return Ok(quota);
             };
             if at == end {
-                return Err(self.error(at, Kind::Expected("a space")));
+                return Err(self.error(at, ErrorKind::Expected("a space")));
             }
-            let what = usize::saturating_sub(option, STARTING_AT);
-            if std::mem::replace(&mut told[what], true) {
-                return Err(self.error(at, Kind::Message(ONCE[what])));
+            let slot = usize::saturating_sub(option, STARTING_AT);
+            if std::mem::replace(&mut seen[slot], true) {
+                return Err(self.error(at, ErrorKind::Message(ONCE[slot])));
             }
             if option <= STARTING_AT && matches!(quota.anchor, Anchor::Calendar(_)) {
                 return Err(self.invalid(at, QuotaError::CalendarAnchor));
@@ -218,10 +220,10 @@ impl<'a> Parser<'a> {
                 3 => quota.capacity = self.number(A_NUMBER)?,
                 4 => quota.max_reserved = self.number(A_NUMBER)?,
                 _ => {
-                    let value = self.argument()?;
+                    let value = self.argument_start()?;
                     let on_calendar = match option {
-                        5 => quota.beginning(self.first_day()?),
-                        _ => quota.zoned(self.zone()?),
+                        5 => quota.starting_on(self.first_day()?),
+                        _ => quota.in_named_zone(self.zone()?),
                     };
                     quota = on_calendar.map_err(|error| match error {
                         QuotaError::NotACalendar | QuotaError::CalendarAnchor => {
@@ -232,12 +234,12 @@ impl<'a> Parser<'a> {
                 }
             }
             if option > STARTING_AT {
-                self.check(at, &quota)?;
+                self.check_capacity(at, &quota)?;
             }
         }
     }
 
-    fn check(&self, at: usize, quota: &Quota) -> Parsed<()> {
+    fn check_capacity(&self, at: usize, quota: &Quota) -> Parsed<()> {
         let sum = quota.capacity.checked_add(quota.max_reserved);
         match sum {
             Some(0..=Quota::MAX_TOKENS) if quota.capacity >= quota.limit => Ok(()),
@@ -245,22 +247,22 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// Where the word begins that has to follow.
-    fn argument(&mut self) -> Parsed<usize> {
+    /// Skips the space before an option's argument, and returns where the argument begins.
+    fn argument_start(&mut self) -> Parsed<usize> {
         let end = self.at;
-        self.space();
+        self.skip_space();
         if self.at == end { self.expected("a space") } else { Ok(self.at) }
     }
 
-    /// `sunday`, `day 15`, `04-06`.
+    /// Parses `sunday`, `day 15` or `04-06`.
     fn first_day(&mut self) -> Parsed<Period> {
-        // What is larger is no day either.
+        // A larger number becomes 255, which is no day either.
         let day = |number| u8::try_from(number).unwrap_or(u8::MAX);
         if let Some((_, first)) = Weekday::NAMES.into_iter().find(|(name, _)| self.eat(name)) {
             return Ok(Period::Week(first));
         }
         if self.eat("day") {
-            self.space();
+            self.skip_space();
             return Ok(Period::Month(day(self.number("a day of the month, as in day 15")?)));
         }
         let month = self.number("a weekday, day 15, or 04-06 for 6 April")?;
@@ -280,7 +282,7 @@ impl<'a> Parser<'a> {
         Ok(&rest[..name])
     }
 
-    /// `month`, `year`.
+    /// Parses `month` or `year`.
     fn period(&mut self) -> Option<Period> {
         let rest = self.rest();
         let word = rest.find(|c: char| !c.is_ascii_alphabetic()).unwrap_or(rest.len());
@@ -290,7 +292,7 @@ impl<'a> Parser<'a> {
         Some(period)
     }
 
-    /// `minute`, `10s`, `10 seconds`.
+    /// Parses `minute`, `10s` or `10 seconds`.
     fn span(&mut self, expected: &'static str) -> Parsed<Duration> {
         let start = self.at;
         let counted = self.rest().starts_with(|c: char| c.is_ascii_digit());
@@ -298,7 +300,7 @@ impl<'a> Parser<'a> {
             true => self.number(A_NUMBER)?,
             false => 1,
         };
-        self.space();
+        self.skip_space();
         let rest = self.rest();
         let word = rest.find(|c: char| !c.is_ascii_alphabetic()).unwrap_or(rest.len());
         let unit = UNITS.into_iter().find(|(_, names)| names.contains(&&rest[..word]));
@@ -321,7 +323,7 @@ impl<'a> Parser<'a> {
         let digits = &rest[..end];
         let last = digits.trim_end_matches('_').len();
         if let Some(gap) = digits.find("__").or((last < end).then_some(last)) {
-            return Err(self.error(self.at + gap, Kind::Message("digits stand around each _")));
+            return Err(self.error(self.at + gap, ErrorKind::Message("digits stand around each _")));
         }
         let Ok(number) = digits.replace('_', "").parse() else { return self.expected(A_NUMBER) };
         self.at += end;
@@ -332,26 +334,27 @@ impl<'a> Parser<'a> {
         &self.text[self.at..]
     }
 
+    /// Skips this token, and returns whether it was there.
     fn eat(&mut self, token: &str) -> bool {
         let found = self.rest().starts_with(token);
         self.at += if found { token.len() } else { 0 };
         found
     }
 
-    fn space(&mut self) {
+    fn skip_space(&mut self) {
         let rest = self.rest();
         self.at += rest.len() - rest.trim_start().len();
     }
 
     fn expected<T>(&self, what: &'static str) -> Parsed<T> {
-        Err(self.error(self.at, Kind::Expected(what)))
+        Err(self.error(self.at, ErrorKind::Expected(what)))
     }
 
     fn invalid(&self, at: usize, error: QuotaError) -> ParseQuotaError {
-        self.error(at, Kind::Invalid(error))
+        self.error(at, ErrorKind::Invalid(error))
     }
 
-    fn error(&self, at: usize, kind: Kind) -> ParseQuotaError {
+    fn error(&self, at: usize, kind: ErrorKind) -> ParseQuotaError {
         ParseQuotaError { text: self.text.to_owned(), at, kind }
     }
 }

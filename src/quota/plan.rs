@@ -1,12 +1,12 @@
-//! What a request may spend, if it has a limit at all.
+//! The quotas of a request, or no limit at all: [`Plan`].
 
 use super::Quota;
 use super::set::Quotas;
 
-/// A plan without quotas, as text.
+/// The text of a plan without quotas.
 pub(super) const UNLIMITED: &str = "unlimited";
 
-/// What a request may spend: quotas, or no limit at all. The closure of
+/// The plan of a request: quotas, or no limit at all. The closure of
 /// [`Limit::by_plan`](crate::Limit::by_plan) returns anything that is one: a [`Quota`],
 /// [`Quotas`], or an `Option` of either, where `None` is [`UNLIMITED`](Self::UNLIMITED). In text,
 /// no limit is `unlimited`.

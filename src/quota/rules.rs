@@ -1,5 +1,5 @@
-//! How far a zone's clock is ahead of UTC, and when that changes: what is taken from the time zone
-//! database. The only file that knows `jiff`.
+//! The rules of time zones, from the time zone database: how far a zone's clock is ahead of UTC,
+//! and when that changes. Only this file uses `jiff`.
 
 use super::error::QuotaError;
 
@@ -9,7 +9,7 @@ pub(super) struct Rules(jiff::tz::TimeZone);
 
 #[cfg(feature = "time-zones")]
 impl Rules {
-    /// The zone of a name in any case, and the name as the database spells it.
+    /// Returns the rules of a zone by its name in upper or lower case, and the database's spelling.
     pub(super) fn named(name: &str) -> Result<(Self, String), QuotaError> {
         let database = jiff::tz::db();
         let found = database.get(name).ok().filter(|zone| !zone.is_unknown());
@@ -20,19 +20,19 @@ impl Rules {
         }
     }
 
-    /// Seconds ahead of UTC.
+    /// Returns how many seconds the clock is ahead of UTC.
     pub(super) fn offset(&self, at: i64) -> i64 {
         self.0.to_offset(timestamp(at)).seconds().into()
     }
 
-    /// The changes after an instant, in order: when, and the offset from there on.
+    /// Returns the changes after an instant, in order: each with its time and the new offset.
     pub(super) fn changes(&self, after: i64) -> impl Iterator<Item = (i64, i64)> {
         let changes = self.0.following(timestamp(after));
         changes.map(|change| (change.timestamp().as_second(), change.offset().seconds().into()))
     }
 }
 
-/// What is outside of jiff's years is not asked for.
+/// Converts an instant. One outside of jiff's years, which callers don't pass, is cut to these.
 #[cfg(feature = "time-zones")]
 fn timestamp(second: i64) -> jiff::Timestamp {
     use jiff::Timestamp;
@@ -41,7 +41,7 @@ fn timestamp(second: i64) -> jiff::Timestamp {
     Timestamp::from_second(second.clamp(min, max)).unwrap_or_default()
 }
 
-/// Without a time zone database there are none.
+/// No rules: without the feature there is no time zone database.
 #[cfg(not(feature = "time-zones"))]
 pub(super) enum Rules {}
 

@@ -12,11 +12,11 @@ use super::parse;
 use super::plan::Plan;
 use super::{Quota, Quotas};
 
-/// What a file may contain.
+/// A type that a configuration file may contain.
 trait InFile: FromStr<Err: fmt::Display> + From<Quota> {
     const EXPECTED: &str;
 
-    /// `None`: it can't be a list.
+    /// Returns `None` if the type can't be a list.
     fn from_list(quotas: Quotas) -> Option<Self>;
 }
 
@@ -46,9 +46,9 @@ impl InFile for Plan {
     }
 }
 
-struct Value<T>(PhantomData<T>);
+struct QuotaVisitor<T>(PhantomData<T>);
 
-impl<'de, T: InFile> Visitor<'de> for Value<T> {
+impl<'de, T: InFile> Visitor<'de> for QuotaVisitor<T> {
     type Value = T;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -94,8 +94,8 @@ impl<'de, T: InFile> Visitor<'de> for Value<T> {
     }
 }
 
-/// A window in a table: with a unit, since a number alone means seconds in some programs and
-/// milliseconds in others.
+/// The text of a window in a table. A unit is required, since a number alone means seconds in some
+/// programs and milliseconds in others.
 struct WindowText(String);
 
 impl<'de> Deserialize<'de> for WindowText {
@@ -127,10 +127,10 @@ macro_rules! in_files {
 
         impl<'de> Deserialize<'de> for $t {
             fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-                // Other formats don't say what comes next: they have what was serialized, text.
+                // Binary formats don't say which type comes next. They contain serialized text.
                 match deserializer.is_human_readable() {
-                    true => deserializer.deserialize_any(Value(PhantomData)),
-                    false => deserializer.deserialize_str(Value(PhantomData)),
+                    true => deserializer.deserialize_any(QuotaVisitor(PhantomData)),
+                    false => deserializer.deserialize_str(QuotaVisitor(PhantomData)),
                 }
             }
         }

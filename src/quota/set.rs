@@ -5,7 +5,7 @@ use std::fmt;
 use super::Quota;
 use super::error::QuotaError;
 
-/// One to four quotas that are charged together, all or none.
+/// A set of one to four quotas that are charged together, all or none.
 ///
 /// Created by [`Quota::and`], from a single [`Quota`], or from text.
 ///
@@ -21,7 +21,7 @@ use super::error::QuotaError;
 /// ```
 #[derive(Clone, Copy)]
 pub struct Quotas {
-    // Slots from `len` on repeat the first, so that no slot is without a quota.
+    // Slots from `len` on repeat the first quota, so that each slot has one.
     quotas: [Quota; Quotas::MAX],
     len: u8,
 }
@@ -96,12 +96,13 @@ impl Quotas {
         Ok(self)
     }
 
-    /// Whether a charge of this cost can ever pass (S8).
+    /// Returns whether a charge of this cost can ever pass (S8).
     pub(crate) fn can_grant(&self, cost: u64) -> bool {
         self.iter().all(|quota| cost == 0 || quota.limit > 0 && cost <= quota.capacity)
     }
 
-    /// The same counters under the limits that are in force now, where there are any for them.
+    /// Returns these quotas with each replaced by the one of `current` that has the same counter,
+    /// if there is one.
     pub(crate) fn updated(mut self, current: &Quotas) -> Self {
         for quota in &mut self.quotas {
             if let Some(current) = current.iter().find(|current| current.same_counter(quota)) {

@@ -1,4 +1,4 @@
-//! Quotas as text, `"33/minute, 2000/hour"`.
+//! Formats quotas as text, `"33/minute, 2000/hour"`.
 
 use std::fmt;
 
@@ -7,7 +7,8 @@ use super::plan::{Plan, UNLIMITED};
 use super::set::Quotas;
 use super::{Anchor, MONDAY_MS, Quota, WEEK_MS};
 
-/// Units, longest first, with the names that are read; the first is the one that is printed.
+/// Units, longest first, with the names that are parsed. A unit alone is printed by its first name,
+/// several by its last.
 pub(super) const UNITS: [(u64, &[&str]); 6] = [
     (WEEK_MS, &["week", "weeks", "w"]),
     (86_400_000, &["day", "days", "d"]),
@@ -52,7 +53,7 @@ impl fmt::Display for Quota {
 }
 
 impl Quota {
-    /// Only limit and window, for clients.
+    /// Returns the text of limit and window only, for clients.
     pub(crate) fn rate(&self) -> impl fmt::Display + use<> {
         Rate(*self)
     }

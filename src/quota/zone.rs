@@ -1,8 +1,8 @@
-//! When a day begins in a time zone: [`Zone`].
+//! Time zones, and when a day begins in them: [`Zone`].
 //!
-//! A quota is `Copy` and is compared in a `const`, so a zone is a pointer to what is loaded once
-//! for each name and kept for the life of the process. A process so has one edition of the zone
-//! data.
+//! A quota is `Copy` and is compared in a `const`, so a zone is a pointer to data that is loaded
+//! once for each name and kept for the life of the process. Thus a process has one edition of the
+//! zone data.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -14,39 +14,39 @@ use super::error::QuotaError;
 use super::rules::Rules;
 
 pub(super) const DAY: i64 = 86_400;
-/// No clock is so far from UTC, in seconds.
-const REACH: i64 = 26 * 3_600;
+/// More seconds than any clock is away from UTC.
+const MAX_OFFSET: i64 = 26 * 3_600;
 /// The Gregorian calendar repeats after 400 years, and so do the rules of zones outside of the
 /// years for which single changes are known.
 const CYCLE: i64 = 146_097;
-/// Days within some 8,000 years of the epoch are looked up as they are.
+/// Days this close to the epoch, some 8,000 years, are looked up directly.
 const NEAR: i64 = 20 * CYCLE;
-/// Zones have skipped days, and may do so once more before 2100. Later ones are repeated rules.
+/// The end of the search for skipped days, in 2100. Later changes repeat the rules of until then.
 const SKIPPED_UNTIL: i64 = 4_102_444_800;
 
 /// A time zone.
 #[derive(Clone, Copy)]
-pub(super) struct Zone(Option<&'static Loaded>);
+pub(super) struct Zone(Option<&'static LoadedZone>);
 
-struct Loaded {
-    /// Another for each zone, above 0, and the same in each process.
+struct LoadedZone {
+    /// A number above 0 that only this zone has, the same in each process.
     id: u64,
     name: String,
     rules: Rules,
     /// Days that the zone's clock never showed.
     skipped: Vec<i64>,
-    recent: Recent,
+    recent: RecentWindows,
 }
 
-/// By the names that the database gives them.
-static LOADED: RwLock<Option<HashMap<&str, &Loaded>>> = RwLock::new(None);
+/// The loaded zones, by their names in the database.
+static LOADED: RwLock<Option<HashMap<&str, &LoadedZone>>> = RwLock::new(None);
 
-static RECENT_UTC: Recent = Recent::new();
+static RECENT_UTC: RecentWindows = RecentWindows::new();
 
 impl Zone {
     pub(super) const UTC: Self = Self(None);
 
-    /// The zone of an IANA name, in any case.
+    /// Returns the zone of an IANA name, in upper or lower case.
     pub(super) fn named(name: &str) -> Result<Self, QuotaError> {
         if name.eq_ignore_ascii_case("UTC") {
             return Ok(Self::UTC);
@@ -62,11 +62,12 @@ impl Zone {
         if let Some(zone) = zones.get(&*name) {
             return Ok(Self(Some(zone)));
         }
-        // Names come from users, but there are only as many as the database has.
-        let id = id(&name);
-        let skipped = skipped(&rules);
-        let recent = Recent::new();
-        let zone: &Loaded = Box::leak(Box::new(Loaded { id, name, rules, skipped, recent }));
+        // The names in the database bound the leak.
+        let id = zone_id(&name);
+        let skipped = find_skipped_days(&rules);
+        let recent = RecentWindows::new();
+        let zone: &LoadedZone =
+            Box::leak(Box::new(LoadedZone { id, name, rules, skipped, recent }));
         zones.insert(&zone.name, zone);
         Ok(Self(Some(zone)))
     }
@@ -75,7 +76,7 @@ impl Zone {
         self.0.is_none()
     }
 
-    /// Another number of less than 41 bits for each zone.
+    /// Returns a number of less than 41 bits that only this zone has.
     pub(super) const fn id(self) -> u64 {
         match self.0 {
             Some(zone) => zone.id,
@@ -87,33 +88,33 @@ impl Zone {
         self.0.map_or("UTC", |zone| &zone.name)
     }
 
-    /// The day that the zone's clock shows at an instant, in days since the epoch. Instants are in
-    /// seconds.
+    /// Returns the day that the zone's clock shows at an instant, in days since the epoch. Instants
+    /// are in seconds.
     pub(super) fn day_at(self, at: i64) -> i64 {
         let Some(zone) = self.0 else { return at.div_euclid(DAY) };
-        let far = far(at.div_euclid(DAY)) * DAY;
-        (at + zone.rules.offset(at - far)).div_euclid(DAY)
+        let cycles = whole_cycles(at.div_euclid(DAY)) * DAY;
+        (at + zone.rules.offset(at - cycles)).div_euclid(DAY)
     }
 
-    /// The first instant at which the zone's clock shows this day or a later one.
+    /// Returns the first instant at which the zone's clock shows this day or a later one.
     pub(super) fn first_instant(self, day: i64) -> i64 {
         let Some(zone) = self.0 else { return day * DAY };
-        let far = far(day);
-        first_instant(&zone.rules, day - far) + far * DAY
+        let cycles = whole_cycles(day);
+        first_instant(&zone.rules, day - cycles) + cycles * DAY
     }
 
-    /// Days that the zone's clock never showed, in order.
-    pub(super) fn skipped(self) -> &'static [i64] {
+    /// Returns the days that the zone's clock never showed, in order.
+    pub(super) fn skipped_days(self) -> &'static [i64] {
         self.0.map_or(&[], |zone| &zone.skipped)
     }
 
-    pub(super) fn recent(self) -> &'static Recent {
+    pub(super) fn recent(self) -> &'static RecentWindows {
         self.0.map_or(&RECENT_UTC, |zone| &zone.recent)
     }
 }
 
-/// The number of a zone, by its name: counters that outlive the process are found by it.
-fn id(name: &str) -> u64 {
+/// Returns the number of a zone, from its name: counters that outlive the process are found by it.
+fn zone_id(name: &str) -> u64 {
     // FNV-1a of 64 bits.
     let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
@@ -121,15 +122,15 @@ fn id(name: &str) -> u64 {
     (hash >> 24) + 1
 }
 
-/// By how many days a day is to be moved for the database to know it.
-fn far(day: i64) -> i64 {
+/// Returns by how many days, whole cycles, a day is moved so that the database knows its rules.
+fn whole_cycles(day: i64) -> i64 {
     let beyond = (day.abs() - NEAR).max(0) as u64;
     day.signum() * beyond.div_ceil(CYCLE as u64) as i64 * CYCLE
 }
 
 fn first_instant(rules: &Rules, day: i64) -> i64 {
     let shown = day * DAY;
-    let mut from = shown - REACH;
+    let mut from = shown - MAX_OFFSET;
     let mut offset = rules.offset(from);
     for (change, next) in rules.changes(from) {
         if shown - offset < change {
@@ -140,7 +141,7 @@ fn first_instant(rules: &Rules, day: i64) -> i64 {
     from.max(shown - offset)
 }
 
-fn skipped(rules: &Rules) -> Vec<i64> {
+fn find_skipped_days(rules: &Rules) -> Vec<i64> {
     let start = -NEAR * DAY;
     let mut offset = rules.offset(start);
     let mut skipped = Vec::new();
@@ -173,22 +174,23 @@ impl fmt::Debug for Zone {
     }
 }
 
-/// For each kind of window the one that was asked for last, so that its boundaries are worked out
-/// once and not for each request.
-pub(super) struct Recent([AtomicU64; Recent::KINDS]);
+/// The last window of each kind that was looked up, so that its boundaries are computed once and
+/// not for each request.
+pub(super) struct RecentWindows([AtomicU64; RecentWindows::KINDS]);
 
-impl Recent {
-    /// Days, weeks by weekday, months by day, years by month and day.
+impl RecentWindows {
+    /// The kinds of windows: days, weeks by weekday, months by day, years by month and day.
     pub(super) const KINDS: usize = 1 + 7 + 31 + 12 * 31;
-    /// Start and length in one number of seconds each, so that both are of one window. No window
-    /// has 2^25 seconds, and the year 9999 ends before 2^38.
+    /// The bits of a window's length. Start and length in seconds share one number, so that both
+    /// are of the same window. No window has 2^25 seconds, and the year 9999 ends before 2^38.
     const LENGTH: u32 = 25;
 
     const fn new() -> Self {
         Self([const { AtomicU64::new(0) }; Self::KINDS])
     }
 
-    /// Start and end of the last window, in milliseconds: both 0 if there was none.
+    /// Returns the start and the end of the last window, in milliseconds; both are 0 if there was
+    /// none.
     #[inline]
     pub(super) fn get(&self, kind: usize) -> (i64, i64) {
         let seen = self.0[kind].load(Ordering::Relaxed);

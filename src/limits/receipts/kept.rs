@@ -21,7 +21,7 @@ impl Receipts {
         }
         let keep = |line: LineReceipt| {
             let kept = line.receipt.keep().expect("each of several limits has a name");
-            (kept, line.own)
+            (kept, line.by_limit)
         };
         Ok(KeptReceipts(lines.into_iter().map(keep).collect()))
     }
@@ -56,7 +56,8 @@ pub struct KeptReceipts(Vec<(KeptReceipt, bool)>);
 
 impl From<KeptReceipts> for Receipts {
     fn from(kept: KeptReceipts) -> Self {
-        let line = |(kept, own): (KeptReceipt, bool)| LineReceipt { receipt: kept.into(), own };
+        let line =
+            |(kept, by_limit): (KeptReceipt, bool)| LineReceipt { receipt: kept.into(), by_limit };
         let lines: Vec<_> = kept.0.into_iter().map(line).collect();
         let mut merging = Merging::new();
         for LineReceipt { receipt, .. } in &lines {
