@@ -80,6 +80,23 @@ fn a_second_shorter_window_removes_the_burst() {
     assert_eq!(passes(FIVE.and(TWO_IN_TEN), sent), sent);
 }
 
+/// The numbers of README and docs/windows.md.
+#[test]
+fn fifteen_in_ten_seconds_lower_a_burst_of_120_to_30() {
+    let burst = |quotas: Quotas| {
+        let clock = ManualClock::at_ms(NOON_MS + 59_500);
+        let limiter = Limit::new(quotas).store(MemoryStore::with_clock(clock.clone()));
+        let pass =
+            || (0..60).filter(|_| block_on(limiter.check("alice")).unwrap().allowed()).count();
+        let before = pass();
+        clock.advance(Duration::from_millis(500));
+        before + pass()
+    };
+    let minute = Quota::per_minute(60);
+    assert_eq!(burst(minute.into()), 120);
+    assert_eq!(burst(minute.and(Quota::new(15, Duration::from_secs(10)))), 30);
+}
+
 #[test]
 fn the_same_window_half_a_window_later_leaves_no_boundary() {
     let twice = FIVE.and(FIVE.starting_at(Duration::from_secs(30)));
