@@ -1,0 +1,6 @@
+//! The repository's own rules, for sources and pages: they read files and run nothing.
+
+mod layout;
+mod other_stacks;
+mod tutorial;
+mod words;
