@@ -20,7 +20,7 @@ mod standing;
 mod together;
 
 pub(crate) use charge::Ask;
-use details::{Details, FEW, QuotaDetails, Verdict};
+use details::{Details, MAX_INLINE, QuotaDetails, Verdict};
 pub(crate) use details::{MAX_LIMITS, Refuser};
 #[cfg(feature = "serde")]
 pub(crate) use kept::KeptDecision;
@@ -62,8 +62,8 @@ pub struct Decision {
     granted: u64,
     verdict: Verdict,
     /// The standings of one or two quotas, in their order. If `details` has the standings, only the
-    /// governing quota's is here, at its position modulo [`FEW`].
-    inline: [Usage; FEW],
+    /// governing quota's is here, at its position modulo [`MAX_INLINE`].
+    inline: [Usage; MAX_INLINE],
     /// All standings, if there are more, if some tokens were reserved, or if there are several
     /// limits.
     details: Option<Box<Details>>,
@@ -117,7 +117,7 @@ impl Decision {
     fn govern_by(&mut self, i: usize) {
         self.governing = i as u8;
         if let Some(details) = self.quota_details() {
-            self.inline[i % FEW] = details.standings[i];
+            self.inline[i % MAX_INLINE] = details.standings[i];
         }
     }
 
@@ -136,7 +136,7 @@ impl Decision {
     /// Returns the standing of the quota that governs.
     #[inline]
     fn governor(&self) -> &Usage {
-        &self.inline[self.governing() % FEW]
+        &self.inline[self.governing() % MAX_INLINE]
     }
 
     fn standings_mut(&mut self) -> &mut [Usage] {
@@ -208,7 +208,10 @@ impl Decision {
     pub(crate) fn take_states(&mut self) -> Option<[Option<State>; Quotas::MAX]> {
         let Some(Details::Quotas(details)) = self.details.as_deref_mut() else { return None };
         let states = details.states.take();
-        if usize::from(self.len) <= FEW && details.covered.is_none() && details.refuser.is_none() {
+        if usize::from(self.len) <= MAX_INLINE
+            && details.covered.is_none()
+            && details.refuser.is_none()
+        {
             self.details = None;
         }
         states

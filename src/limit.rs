@@ -48,9 +48,9 @@ pub struct Limit {
 
 /// Settings by which refusals are counted.
 pub(crate) struct Tracked {
-    /// How many keys are listed.
+    /// The number of keys whose refusals are counted.
     pub(crate) most: usize,
-    /// Returns the route that a request's refusal also counts under.
+    /// The closure that returns the route by which refusals are counted, too.
     pub(crate) route: Option<RouteFn>,
 }
 

@@ -95,7 +95,8 @@ impl Limits {
     fn unchecked(limits: Vec<Limit>) -> Self {
         let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
         let limiters = limits.into_iter().map(|limit| Limiter::in_store(limit, Arc::clone(&store)));
-        // A refusal may be due to tokens that are returned at once, since another limit refused.
+        // Refundable, since one limit may refuse because of tokens that are returned at once, when
+        // another limit refuses.
         let limits: Vec<_> = limiters.collect();
         let limits = match limits.len() {
             1 => limits.into(),

@@ -94,8 +94,8 @@ impl Waiting for Lines {
         let lines = self.lock();
         let found: Vec<_> = if self.are_of_several {
             let matches = |counter: &Counter| counter.scope == scope && counter.key == *key;
-            let with = lines.iter().filter(|(counters, _)| counters.iter().any(matches));
-            with.filter_map(|(_, line)| line.upgrade()).collect()
+            let matching = lines.iter().filter(|(counters, _)| counters.iter().any(matches));
+            matching.filter_map(|(_, line)| line.upgrade()).collect()
         } else {
             let counter = Counter { limit: 0, scope, key: key.clone() };
             lines.get(slice::from_ref(&counter)).and_then(Weak::upgrade).into_iter().collect()

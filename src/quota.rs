@@ -314,8 +314,8 @@ impl Quota {
         }
     }
 
-    /// Returns the same quota with the windows of a calendar. Days and Monday's weeks in UTC stay a
-    /// grid.
+    /// Returns the same quota with the windows of a calendar. In UTC, days and weeks from Monday
+    /// stay on a grid.
     const fn on_calendar(mut self, period: Period, zone: Zone) -> Self {
         self.window = period.max_days() * DAY_MS;
         self.anchor = match period {

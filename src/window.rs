@@ -237,8 +237,8 @@ impl<'a> Window<'a> {
         self.used.saturating_add(cost.min(Quota::MAX_TOKENS) as i64).min(MAX)
     }
 
-    /// Returns whether tokens are taken of a later window than the one that ends at `end`. Then
-    /// that one takes no more refunds, since a count can't say which window has room again (S14).
+    /// Returns whether tokens of a window after `end` are taken. Then the window that ends at `end`
+    /// takes no more refunds, since a count can't say which window has room again (S14).
     pub(crate) fn is_reserved_past(&self, end: i64) -> bool {
         let Self { quota, .. } = self;
         quota.max_reserved > 0 && quota.limit > 0 && {
@@ -262,8 +262,8 @@ impl<'a> Window<'a> {
         State { start: self.start, used, until: self.state_end(used, added) }
     }
 
-    /// Returns when the state ends that `added` tokens have brought to `used`: when its count is
-    /// back at the least (S5).
+    /// Returns when the state ends after `added` tokens have changed its count to `used`: when the
+    /// count is back at the least (S5).
     #[inline]
     fn state_end(&self, used: i64, added: i64) -> i64 {
         // Most counts end with their window. Under a limit of 0 this is never true.

@@ -4,7 +4,7 @@ use crate::quota::{Quotas, Span};
 use crate::window::{State, Window};
 
 use super::Decision;
-use super::details::{Details, FEW, QuotaDetails, Verdict};
+use super::details::{Details, MAX_INLINE, QuotaDetails, Verdict};
 use super::standing::Usage;
 
 /// The tokens that a charge asks for, and its options.
@@ -32,7 +32,7 @@ impl Ask {
 impl Decision {
     /// Creates the decision of a charge that passed.
     #[inline]
-    pub(super) fn new(now: i64, granted: u64, inline: [Usage; FEW], len: usize) -> Self {
+    pub(super) fn new(now: i64, granted: u64, inline: [Usage; MAX_INLINE], len: usize) -> Self {
         let (verdict, details, governing) = (Verdict::Passed, None, 0);
         let (len, refusing, shared, local) = (len as u8, 0, 0, false);
         Self { now, granted, verdict, inline, details, len, governing, refusing, shared, local }
@@ -80,7 +80,7 @@ impl Decision {
             *standing = Usage { used: window.used_after(cost), ..Usage::from_window(window) };
         }
         let mut decision = Self::new(now, cost, [standings[0], standings[1]], N);
-        if N > FEW {
+        if N > MAX_INLINE {
             decision.details =
                 Some(Box::new(Details::Quotas(QuotaDetails::from_usage(&standings))));
         }
@@ -130,7 +130,7 @@ impl Decision {
             }
         }
         let mut decision = Self::new(now, granted, [standings[0], standings[1]], windows.len());
-        if N > FEW && windows.len() > FEW {
+        if N > MAX_INLINE && windows.len() > MAX_INLINE {
             decision.details =
                 Some(Box::new(Details::Quotas(QuotaDetails::from_usage(&standings))));
         }

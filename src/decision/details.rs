@@ -7,7 +7,7 @@ use crate::quota::{Quotas, Span};
 use crate::window::State;
 
 /// The number of quotas that a decision holds without an allocation.
-pub(super) const FEW: usize = 2;
+pub(super) const MAX_INLINE: usize = 2;
 
 /// The details of one limit's quotas, or the decisions of several limits.
 #[derive(Clone)]
@@ -66,19 +66,19 @@ pub(crate) const MAX_LIMITS: usize = 8;
 /// The decisions of several limits.
 #[derive(Clone, Default)]
 pub(super) struct LimitDecisions {
-    pub(super) decided: [Option<Decided>; MAX_LIMITS],
+    pub(super) decided: [Option<LimitDecision>; MAX_LIMITS],
     pub(super) governing: u8,
 }
 
 /// The decision of one of several limits: a [`Decision`](super::Decision) with a name. A type that
 /// contains itself would be dropped by a call even if there is nothing to drop.
 #[derive(Clone)]
-pub(super) struct Decided {
+pub(super) struct LimitDecision {
     pub(super) name: Arc<str>,
     pub(super) now: i64,
     pub(super) granted: u64,
     pub(super) verdict: Verdict,
-    pub(super) inline: [Usage; FEW],
+    pub(super) inline: [Usage; MAX_INLINE],
     /// The details of the limit's own quotas.
     pub(super) details: Option<Box<Details>>,
     pub(super) len: u8,
@@ -105,7 +105,7 @@ pub(super) enum Verdict {
 }
 
 impl LimitDecisions {
-    pub(super) fn governing(&self) -> &Decided {
+    pub(super) fn governing(&self) -> &LimitDecision {
         self.decided[usize::from(self.governing)].as_ref().expect("one of them governs")
     }
 }

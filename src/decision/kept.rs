@@ -1,7 +1,7 @@
 //! The numbers of a decision that a kept receipt has, to correct the charge in another process.
 
 use super::Decision;
-use super::details::{Details, FEW, QuotaDetails, Verdict};
+use super::details::{Details, MAX_INLINE, QuotaDetails, Verdict};
 use super::standing::Usage;
 use crate::quota::{Anchor, Quota, Quotas, Span};
 use crate::window::MAX;
@@ -47,7 +47,7 @@ impl Decision {
             Some(ready_at) => Verdict::Reserved { ready_at },
             None => Verdict::Passed,
         };
-        let decision = Self::new(now, granted, [Usage::NONE; FEW], windows.len());
+        let decision = Self::new(now, granted, [Usage::NONE; MAX_INLINE], windows.len());
         let mut decision =
             Self { verdict, details: Some(Box::new(Details::Quotas(details))), shared, ..decision };
         decision.govern_by_tightest();

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use std::mem;
 use std::sync::Arc;
 
-use super::details::{Decided, Details, FEW, LimitDecisions, Verdict};
+use super::details::{Details, LimitDecision, LimitDecisions, MAX_INLINE, Verdict};
 use super::{Ask, Decision, Usage};
 use crate::quota::{Quotas, Span};
 use crate::window::{State, Window};
@@ -45,7 +45,7 @@ impl Decision {
     /// ([`Limits::charge`](crate::Limits::charge)) and that limit took part. In a refusal, limits
     /// that would have passed took nothing, and are [`allowed`](Self::allowed).
     pub fn of(&self, name: &str) -> Option<Self> {
-        self.decided().find(|decided| &*decided.name == name).map(Decided::to_decision)
+        self.decided().find(|decided| &*decided.name == name).map(LimitDecision::to_decision)
     }
 
     /// Returns the decision of a limit. A decision over one limit is returned whatever the name.
@@ -99,13 +99,13 @@ impl Decision {
 
     /// Returns for each limit its name, whether it passes, and whether it has to wait.
     pub(crate) fn verdicts(&self) -> impl Iterator<Item = (&Arc<str>, bool, bool)> {
-        self.decided().map(|Decided { name, verdict, .. }| {
+        self.decided().map(|LimitDecision { name, verdict, .. }| {
             let waits = matches!(verdict, Verdict::Reserved { .. });
             (name, waits || *verdict == Verdict::Passed, waits)
         })
     }
 
-    fn decided(&self) -> impl Iterator<Item = &Decided> {
+    fn decided(&self) -> impl Iterator<Item = &LimitDecision> {
         let decided = match self.details.as_deref() {
             Some(Details::Limits(limits)) => &limits.decided[..],
             _ => &[],
@@ -174,7 +174,7 @@ impl Decision {
     pub(crate) fn amend_refusal_of(&mut self, name: &Arc<str>, amend: impl FnOnce(&mut Self)) {
         let refuses =
             |verdict| matches!(verdict, Verdict::Refused { .. } | Verdict::RefusedForGood);
-        let is_it = |of: &Decided| Arc::ptr_eq(&of.name, name) && refuses(of.verdict);
+        let is_it = |of: &LimitDecision| Arc::ptr_eq(&of.name, name) && refuses(of.verdict);
         let limit = self.decided().position(is_it);
         if let Some(limit) = limit {
             self.amend_limit(limit, amend);
@@ -206,7 +206,8 @@ impl Decision {
         }));
         if late {
             for decision in decisions {
-                let reserved = mem::replace(decision, Self::new(0, 0, [Usage::NONE; FEW], 0));
+                let reserved =
+                    mem::replace(decision, Self::new(0, 0, [Usage::NONE; MAX_INLINE], 0));
                 *decision = reserved.undone();
             }
         }
@@ -257,7 +258,7 @@ impl Merging {
         let limits = self.limits();
         let Some(place) = limits.decided.get_mut(at) else { return };
         let name = Arc::clone(name);
-        *place = Some(Decided {
+        *place = Some(LimitDecision {
             name,
             now,
             granted,
@@ -297,7 +298,7 @@ impl LimitDecisions {
     }
 }
 
-impl Decided {
+impl LimitDecision {
     fn to_decision(&self) -> Decision {
         self.to_decision_with(self.details.clone())
     }

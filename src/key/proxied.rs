@@ -12,8 +12,8 @@ const HINT: &str = "requests with forwarding headers come from a loopback or pri
     `.key(client_ip().trusting([\"10.0.0.0/8\"]))` with the addresses of your proxies (feature \
     `client-ip`), or `.key(client_ip().trusting_hops(0))` if there is no proxy";
 
-/// Headers that proxies set. Clients can send them, too, and a peer with a public address may be a
-/// client.
+/// Headers that proxies set; only a proxy knows which of them. Clients can send them, too, and a
+/// peer with a public address may be a client.
 const FORWARDING: [&str; 3] = ["x-forwarded-for", "forwarded", "x-real-ip"];
 
 /// Returns whether to check this request. Looking up headers takes time, so each thread checks its

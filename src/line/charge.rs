@@ -16,7 +16,7 @@ const MOST_NEIGHBORS: usize = 1_024;
 
 impl LineState {
     /// Starts a charge for the head and, before a store that takes a while, for the requests behind
-    /// it with equal quotas. Returns the tokens to charge, and whether a part of them is of use.
+    /// it with equal quotas. Returns the tokens to charge, and whether the store may grant fewer.
     pub(super) fn start_charge(&mut self, me: u64, poller: &Poller<'_>) -> (Tokens, bool) {
         let head = &self.waiters[&me];
         let (mut cost, mut last) = (head.cost.clone(), me);
@@ -50,7 +50,7 @@ impl LineState {
         (charged, last != me)
     }
 
-    /// Returns whether the last answer leaves room for these tokens now, or there is no answer.
+    /// Returns whether these tokens are likely to be granted now, by the last answer.
     fn is_likely(&self, tokens: &Tokens, poller: &Poller<'_>) -> bool {
         let answer = self.answer.as_ref();
         let answer = answer.filter(|answer| !answer.stale && answer.terms == *poller.terms);

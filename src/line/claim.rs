@@ -34,7 +34,7 @@ pub(crate) struct Term {
 /// The terms of a request, in the order of its line's counters.
 pub(crate) type Terms = Arc<[Term]>;
 
-/// The tokens that a request claims, by which counters and quotas.
+/// The tokens that a request waits for, the counters to take them from, and the quotas.
 pub(crate) struct Claim {
     pub(crate) counters: Arc<[Counter]>,
     pub(crate) terms: Terms,

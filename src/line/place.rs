@@ -54,6 +54,8 @@ impl Place {
         self.poll(true, changed, cx).map(|end| end.and_then(|granted| granted.ok_or(End::LetGo)))
     }
 
+    /// Does the request's next steps until it has to wait. Returns `None` on the request's turn,
+    /// and its decision once it is charged.
     fn poll(
         &mut self,
         ready: bool,
@@ -100,6 +102,7 @@ impl Place {
         }
     }
 
+    /// Wakes the task at `alarm`.
     fn sleep(&mut self, alarm: Instant, cx: &mut Context<'_>) -> Poll<()> {
         let sleep = self.alarm.get_or_insert_with(|| Sleep::until(alarm));
         sleep.set(alarm);

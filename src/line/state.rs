@@ -19,7 +19,7 @@ pub(super) struct LineState {
     /// The number of the next request to arrive.
     pub(super) arrivals: u64,
     pub(super) waiters: BTreeMap<u64, Waiter>,
-    /// Waiters that others went before since they were not polled. Each returns to `waiters` when
+    /// Waiters that others have passed since they were not polled. Each returns to `waiters` when
     /// it is polled.
     pub(super) passed_over: BTreeMap<u64, Waiter>,
     /// Refusals of requests that have not been polled since.

@@ -118,8 +118,8 @@ impl Calendar {
         self.number(to) - self.number(from)
     }
 
-    /// Returns how many windows there are until `to`, with the one that contains `from`. A part of
-    /// a window before `to` counts as one.
+    /// Returns how many windows there are from the one that contains `from` until `to`. A part of a
+    /// window before `to` counts as one.
     pub(crate) fn windows_until(self, from: i64, to: i64) -> i64 {
         let last = self.number(to);
         last - self.number(from) + i64::from(self.boundary(last) < to)
@@ -175,7 +175,7 @@ impl Calendar {
 }
 
 impl fmt::Display for Calendar {
-    /// Identifies its counters: `month+15@America/New_York`.
+    /// Writes the text that identifies the counters: `month+15@America/New_York`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.period.name())?;
         match self.period {
@@ -189,7 +189,7 @@ impl fmt::Display for Calendar {
 }
 
 impl fmt::Display for Weekday {
-    /// Its English name in small letters, as in a quota's text.
+    /// Writes the English name in small letters, as in a quota's text.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(Self::NAMES[*self as usize].0)
     }

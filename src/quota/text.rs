@@ -19,8 +19,8 @@ pub(super) const UNITS: [(u64, &[&str]); 6] = [
 ];
 
 impl fmt::Display for Quota {
-    /// The form that is parsed: `60/minute`, `5/10s`, `60/hour from-first-request`, `100/day in
-    /// Asia/Tokyo`.
+    /// Writes the form that is parsed: `60/minute`, `5/10s`, `60/hour from-first-request`, `100/day
+    /// in Asia/Tokyo`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.rate().fmt(f)?;
         let aligned = if self.window == WEEK_MS { MONDAY_MS } else { 0 };
