@@ -188,7 +188,7 @@ pub trait Store: Send + Sync + 'static {
     }
 }
 
-/// Implements [`Store`] by the store at a place inside.
+/// Implements [`Store`] by the store that a type contains.
 macro_rules! forward_store {
     ([$($generics:tt)*] $type:ty, $this:ident => $store:expr) => {
         impl<$($generics)*> $crate::store::Store for $type {

@@ -47,7 +47,7 @@ impl<'a> Account<'a> {
         self.key
     }
 
-    /// A copy without borrows.
+    /// Returns a copy without borrows.
     pub(crate) fn to_owned(self) -> OwnedAccount {
         OwnedAccount { scope: self.scope.clone(), quotas: *self.quotas, key: self.key.clone() }
     }
@@ -74,14 +74,14 @@ impl<'a> Account<'a> {
         window.start()..window.end()
     }
 
-    /// Where the grid of one of the quotas is shifted to, if it is staggered.
+    /// Returns the shift of a quota's grid: 0 unless the quota is staggered.
     #[inline]
     pub(crate) fn shift(&self, quota: &Quota) -> u64 {
         shift(self.scope, self.key, quota)
     }
 
-    /// Where the grid of a quota passes through, less than a window after the epoch; `None`: it has
-    /// none, windows begin with the first charge or on days of a calendar.
+    /// Returns a point of a quota's grid, less than a window after the epoch. `None` if windows
+    /// begin with the first charge or on days of a calendar.
     pub(crate) fn grid(&self, quota: &Quota) -> Option<u64> {
         match quota.anchor {
             Anchor::Grid { offset } => Some(offset),
@@ -90,7 +90,7 @@ impl<'a> Account<'a> {
         }
     }
 
-    /// A window for each quota; the first one's stands also in the places from there on to `N`.
+    /// Returns a window for each quota. The first quota's window fills the unused places up to `N`.
     #[inline(always)]
     pub(super) fn windows<const N: usize>(
         &self,
@@ -126,7 +126,7 @@ pub(crate) struct OwnedAccount {
 }
 
 impl OwnedAccount {
-    /// The same under the limits that are in force now.
+    /// Returns the account under the limits that are in force now.
     pub(crate) fn updated(mut self, current: &Quotas) -> Self {
         self.quotas = self.quotas.updated(current);
         self
@@ -138,7 +138,7 @@ impl OwnedAccount {
     }
 }
 
-/// Where the grid of a staggered quota is shifted to for a key.
+/// Returns the shift of a quota's grid for a key: 0 unless the quota is staggered.
 #[inline]
 pub(super) fn shift(scope: &Scope, key: &Key, quota: &Quota) -> u64 {
     match quota.anchor {
@@ -147,9 +147,9 @@ pub(super) fn shift(scope: &Scope, key: &Key, quota: &Quota) -> u64 {
     }
 }
 
-/// A reading of a clock, as the arithmetic takes it.
+/// Converts a reading of a clock for the arithmetic.
 #[inline]
 pub(crate) fn instant(now: u64) -> i64 {
-    // One less than the latest `until`, which is never reached.
+    // Stays 1 below the latest `until`, which is never reached.
     now.min(Quota::MAX_TOKENS - 1) as i64
 }

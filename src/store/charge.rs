@@ -100,7 +100,7 @@ impl<'a> Charge<'a> {
         self
     }
 
-    /// Where set, no leased tokens are spent for it, nor are any leased.
+    /// Makes the charge neither spend leased tokens nor lease any, if `is_unleased`.
     #[inline]
     pub(crate) fn unleased_if(mut self, is_unleased: bool) -> Self {
         self.ask.unleased |= is_unleased;
@@ -164,7 +164,7 @@ impl<'a> Charge<'a> {
         (decision, writes.filter_map(|(quota, state)| Some((quota, state?))).collect())
     }
 
-    /// The same from all states. The decision has those that are there from here on.
+    /// Decides in the same way on states that were loaded. The decision carries the new states.
     pub(super) fn decide_from(
         &self,
         now: i64,
@@ -178,7 +178,7 @@ impl<'a> Charge<'a> {
     }
 
     /// Decides over several charges of different scopes: all of them pass, or none takes anything.
-    /// If one of them is a peek, none takes anything. Of eight at most, and at least one. As with
+    /// If one of them is a peek, none takes anything. There are one to eight charges. As with
     /// [`decide`](Self::decide), the decision carries the states.
     ///
     /// ```
@@ -243,16 +243,16 @@ impl<'a> Charge<'a> {
         (decision, writes)
     }
 
-    /// One limit of a charge of several. `shared` has a bit for each quota that is counted where
-    /// other keys are.
+    /// Returns this charge as one limit of several. `shared` has a bit for each quota whose count
+    /// other keys share.
     pub(super) fn line<'w>(&'w self, windows: &'w [Window<'a>], shared: u8) -> Line<'w, 'a> {
         let Account { scope, quotas, .. } = self.account;
         let windows = &windows[..quotas.len()];
         Line { name: scope.shared_name(), windows, ask: self.ask, shared }
     }
 
-    /// The same over the windows of the quotas. `N` is their maximal number: most charges have one,
-    /// and the compiler then leaves out all code for more.
+    /// Decides in the same way over the windows of the quotas. `N` is their maximal number: most
+    /// charges have one, and the compiler then leaves out all code for more.
     #[inline(always)]
     pub(super) fn decide_over<const N: usize>(
         &self,

@@ -1,5 +1,5 @@
-//! Which counters each scope was charged under: a key has to be found under all of them to be
-//! forgotten.
+//! The counters that each scope was charged under, for resets: [`Counters`]. A key is forgotten
+//! only if it is found under all of them.
 
 use std::array;
 use std::collections::HashMap;
@@ -10,56 +10,59 @@ use super::scope::Scope;
 use crate::quota::Quota;
 use crate::sync::Mutex;
 
-/// Counters of one scope, and of all scopes. A plan is one for each of its windows, so these are
-/// many; what makes up windows as it goes is not followed further.
+/// Counters that are noted of one scope, and of all scopes. Each window of a plan is one, so there
+/// may be many. An app that makes up windows as it goes has more, which are not noted.
 const MAX_OF_A_SCOPE: usize = 64;
 const MAX_OF_ALL: usize = 1_024;
-/// Marks of counters that are known, and among how many of them one is looked for.
+/// The number of marks, and how many of them are searched for a counter's mark.
 const MARKS: usize = 64;
 const PROBES: usize = 4;
 
 pub(super) struct Counters {
-    /// Hashes of counters that are known: most charges need no lock.
+    /// Hashes of noted counters, so that most charges need no lock.
     marks: [AtomicU64; MARKS],
-    known: Mutex<Noted>,
+    noted: Mutex<NotedScopes>,
 }
 
 #[derive(Default)]
-struct Noted {
-    scopes: HashMap<u64, OfScope>,
+struct NotedScopes {
+    scopes: HashMap<u64, NotedScope>,
     count: usize,
-    /// Whether there are scopes beside these.
+    /// `true` if further scopes were not noted.
     others: bool,
 }
 
 #[derive(Default)]
-struct OfScope {
+struct NotedScope {
     quotas: Vec<Quota>,
-    /// Whether there are counters beside these.
+    /// `true` if further counters were not noted.
     others: bool,
 }
 
 impl Default for Counters {
     fn default() -> Self {
-        Self { marks: array::from_fn(|_| AtomicU64::new(0)), known: Mutex::default() }
+        Self { marks: array::from_fn(|_| AtomicU64::new(0)), noted: Mutex::default() }
     }
 }
 
 impl Counters {
-    /// Notes that a scope is charged under this counter, for resets to find it. `false`: there are
-    /// too many to note.
+    /// Notes that a scope is charged under this counter, for resets to find it. Returns `false` if
+    /// there are too many to note.
     #[inline]
     pub(super) fn note(&self, scope: &Scope, quota: &Quota) -> bool {
         // 0 is no mark.
         let mark = (scope.id().rotate_left(32) ^ quota.identity()).max(1);
         self.cells(mark).any(|cell| cell.load(Ordering::Relaxed) == mark)
-            || self.add(scope, quota, mark)
+            || self.add_counter(scope, quota, mark)
     }
 
     #[cold]
-    fn add(&self, scope: &Scope, quota: &Quota, mark: u64) -> bool {
-        let added =
-            self.known.lock().unwrap_or_else(PoisonError::into_inner).add(scope.id(), quota);
+    fn add_counter(&self, scope: &Scope, quota: &Quota, mark: u64) -> bool {
+        let added = self
+            .noted
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .add_counter(scope.id(), quota);
         if added {
             let free = self.cells(mark).find(|cell| cell.load(Ordering::Relaxed) == 0);
             if let Some(cell) = free.or(self.cells(mark).next()) {
@@ -69,24 +72,24 @@ impl Counters {
         added
     }
 
-    /// Where a mark may be.
+    /// Returns the places that may have a mark.
     fn cells(&self, mark: u64) -> impl Iterator<Item = &AtomicU64> {
         let first = (mark.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as usize;
         (0..PROBES).map(move |i| &self.marks[(first + i) % MARKS])
     }
 
-    /// The counters of a scope that are known, and whether these are all.
+    /// Calls `look` with the noted counters of a scope, and whether these are all.
     pub(super) fn of<T>(&self, scope: &Scope, look: impl FnOnce(&[Quota], bool) -> T) -> T {
-        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        match known.scopes.get(&scope.id()) {
+        let noted = self.noted.lock().unwrap_or_else(PoisonError::into_inner);
+        match noted.scopes.get(&scope.id()) {
             Some(scope) => look(&scope.quotas, !scope.others),
-            None => look(&[], !known.others),
+            None => look(&[], !noted.others),
         }
     }
 }
 
-impl Noted {
-    fn add(&mut self, scope: u64, quota: &Quota) -> bool {
+impl NotedScopes {
+    fn add_counter(&mut self, scope: u64, quota: &Quota) -> bool {
         let room = self.count < MAX_OF_ALL;
         if !room && !self.scopes.contains_key(&scope) {
             self.others = true;
@@ -106,37 +109,37 @@ impl Noted {
     }
 }
 
-/// What a scope is charged under, to be kept in a file.
+/// The counters that a scope is charged under, to be kept in a file.
 #[cfg(feature = "saved")]
 pub(super) struct Charged {
     pub(super) scope: u64,
     pub(super) quotas: Vec<Quota>,
-    /// Whether these are not all.
+    /// `true` if these are not all.
     pub(super) others: bool,
 }
 
 #[cfg(feature = "saved")]
 impl Counters {
-    /// The counters of all scopes, and whether there are scopes beside these.
+    /// Returns the counters of all scopes, and whether further scopes were not noted.
     pub(super) fn all(&self) -> (Vec<Charged>, bool) {
-        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        let charged = known.scopes.iter().map(|(&scope, OfScope { quotas, others })| Charged {
+        let noted = self.noted.lock().unwrap_or_else(PoisonError::into_inner);
+        let charged = noted.scopes.iter().map(|(&scope, NotedScope { quotas, others })| Charged {
             scope,
             quotas: quotas.clone(),
             others: *others,
         });
-        (charged.collect(), known.others)
+        (charged.collect(), noted.others)
     }
 
-    /// Those of a file.
+    /// Restores the counters from a file.
     pub(super) fn restored(all: Vec<Charged>, others: bool) -> Self {
-        let mut known = Noted { others, ..Noted::default() };
+        let mut noted = NotedScopes { others, ..NotedScopes::default() };
         for Charged { scope, quotas, others } in all {
-            quotas.iter().for_each(|quota| _ = known.add(scope, quota));
+            quotas.iter().for_each(|quota| _ = noted.add_counter(scope, quota));
             if others {
-                known.scopes.entry(scope).or_default().others = true;
+                noted.scopes.entry(scope).or_default().others = true;
             }
         }
-        Self { known: Mutex::new(known), ..Self::default() }
+        Self { noted: Mutex::new(noted), ..Self::default() }
     }
 }

@@ -22,19 +22,19 @@ pub struct StoreError {
     code: Option<Box<str>>,
     source: Option<Arc<dyn Error + Send + Sync>>,
     fault: Fault,
-    /// The policy is to refuse the request.
+    /// `true` if the policy is to refuse the request.
     denies: bool,
 }
 
-/// What an error says of the store.
+/// The part of a store that an error blames.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Fault {
     Store,
-    /// It was not called.
+    /// None: the store was not called.
     Unsent,
-    /// It works, except for this one key.
+    /// This one key: the store works.
     Key,
-    /// It works, and can't charge several limits in one step. Nothing was done.
+    /// None: the store works, but can't charge several limits in one step. Nothing was done.
     Apart,
 }
 
@@ -59,19 +59,19 @@ impl StoreError {
         Self { code: Some(code.into()), ..self }
     }
 
-    /// The call was never sent, so it says nothing about the store.
+    /// Marks the error of a call that was never sent: it says nothing about the store.
     #[cfg(feature = "redis")]
     pub(crate) fn unsent(self) -> Self {
         Self { fault: Fault::Unsent, ..self }
     }
 
-    /// Only this key can't be read.
+    /// Marks the error of a single key that can't be read.
     #[cfg(feature = "redis")]
     pub(crate) fn of_key(self) -> Self {
         Self { fault: Fault::Key, ..self }
     }
 
-    /// The limits can't be charged in one step, and nothing was done.
+    /// Marks the error of limits that can't be charged in one step. Nothing was done.
     #[cfg(feature = "redis")]
     pub(crate) fn apart(self) -> Self {
         Self { fault: Fault::Apart, ..self }
@@ -81,7 +81,7 @@ impl StoreError {
         self.fault == Fault::Apart
     }
 
-    /// Requests are refused because of it, by the policy of the store's handle.
+    /// Marks an error for which the handle's policy refuses requests.
     pub(crate) fn denying(self) -> Self {
         Self { denies: true, ..self }
     }
@@ -115,7 +115,7 @@ impl Error for StoreError {
     }
 }
 
-/// What happens to a request while the store fails: see
+/// The policy for requests while the store fails: see
 /// [`Remote::on_failure`](crate::store::Remote::on_failure).
 ///
 /// The response is never a 429, which would blame the client.

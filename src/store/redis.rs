@@ -267,7 +267,7 @@ impl RedisStore {
     /// Changes how the same counts are called.
     fn with_calls(mut self, change: impl FnOnce(&mut Calls)) -> Self {
         change(&mut self.calls);
-        Self { remote: self.remote.over(self.calls.clone()), ..self }
+        Self { remote: self.remote.with_store(self.calls.clone()), ..self }
     }
 
     /// Puts `prefix:` before every key, for servers that other apps use, too.
@@ -283,7 +283,7 @@ impl RedisStore {
         );
         self.calls.commands = Commands::new(&format!("{prefix}:"));
         // Another prefix has other counters.
-        Self { remote: self.remote.elsewhere(self.calls.clone()), ..self }
+        Self { remote: self.remote.with_other_counts(self.calls.clone()), ..self }
     }
 
     /// Sets how long a call waits for its answer before it fails. The default is 250 ms.

@@ -1,7 +1,7 @@
 //! A store elsewhere: [`Remote`].
 //!
-//! A `Remote` answers a charge from what this process knows of its counts; what that cannot answer,
-//! it asks the store, if the store is well; what the store does not answer, the policy does:
+//! A `Remote` answers a charge from what this process knows of its counts. If that is not enough,
+//! it asks the store; while the store fails, the policy decides:
 //!
 //! ```text
 //! charge ──> 1 look ──> 2 join ──> 3 ask ──> 4 note ──> 5 stand in
@@ -10,7 +10,8 @@
 //!            leases                store
 //! ```
 //!
-//! 1. *Look*: one lock. Leased tokens are spent, or known counts refuse; then nothing else happens.
+//! 1. *Look*: leased tokens are spent, or known counts refuse, under one lock. This ends the
+//!    charge.
 //! 2. *Join*: where tokens are leased and the breaker is closed, requests for a key wait for one
 //!    call.
 //! 3. *Ask*: a call to the store, if the breaker lets one pass. It ends by the deadline.
@@ -18,26 +19,26 @@
 //!    key has changed meanwhile.
 //! 5. *Stand in*: while the store fails, the fallback counts, or the caller gets the error.
 //!
-//! Peeks begin at 3. Corrections and resets are calls, too, and what is known of their key is
-//! forgotten when they begin and when they end.
+//! Peeks begin at 3. Corrections and resets are calls, too: the facts of their key are forgotten
+//! when they begin and when they end.
 //!
 //! The nouns, each in the file of its name or of the one before it:
 //!
-//! - `Remote`: a handle, which says how its limiters talk to the store (here).
-//! - `Caller`: makes the calls of a handle, and stands in (3, 4, 5). `Policy`: what the handle
-//!   says: deadline, leases, what happens on failure. `Node`: what this process has for a store,
-//!   whatever the handle.
+//! - `Remote`: a handle, with the settings by which its limiters call the store (here).
+//! - `Caller`: makes the calls of a handle, and stands in (3, 4, 5). `Policy`: the handle's
+//!   settings: deadline, leases, what happens on failure. `Node`: the state that all handles of a
+//!   store share in this process.
 //! - `Known`: a table of facts, and marks of keys that have changed (1, 4). `Sent`: when a question
 //!   was sent, and the key's mark then.
 //! - `Fact`: a count as the store last showed it, until when it refuses, and the `Lease` of it:
 //!   tokens, and when they end.
-//! - `Flights`: requests that wait for a call (2). `Flight`: the task that asks for those of a key.
-//!   What it leases is kept and returned in `lease`.
-//! - `Idle`: when to look after unused leases. `Owner`: held by those who may spend them.
+//! - `Flights`: requests that wait for a call (2). `Flight`: the task that makes it, for those of a
+//!   key. `lease` keeps the leased tokens, and returns them.
+//! - `Idle`: when to look at unused leases. `Owner`: held by the limiters that may spend them.
 //! - `Breaker`: stops calls to a store that keeps failing.
 //! - `Outage`: the log of failures.
 //!
-//! Times are this process's (`stopwatch`), which knows how far the store's are ahead.
+//! Times are this process's. `stopwatch` computes how far the store's clock is ahead.
 
 use std::fmt;
 use std::sync::Arc;
@@ -112,7 +113,7 @@ use idle::Owner;
 /// ```
 pub struct Remote {
     caller: Arc<Caller>,
-    /// As long as there is one, what is leased may be spent.
+    /// Leased tokens may be spent as long as an owner exists.
     #[cfg(feature = "tokio")]
     owner: Arc<Owner>,
 }
@@ -144,7 +145,7 @@ impl Remote {
         }
     }
 
-    fn with(self, change: impl FnOnce(&mut Policy)) -> Self {
+    fn with_policy(self, change: impl FnOnce(&mut Policy)) -> Self {
         let Caller { store, node, policy, .. } = &*self.caller;
         let mut policy = *policy;
         change(&mut policy);
@@ -155,13 +156,13 @@ impl Remote {
     /// tokio runtime).
     #[must_use]
     pub fn deadline(self, deadline: Duration) -> Self {
-        self.with(|policy| policy.deadline = Some(deadline))
+        self.with_policy(|policy| policy.deadline = Some(deadline))
     }
 
     /// The store itself ends its replies in time, so there is no [`deadline`](Self::deadline).
     #[must_use]
     pub fn without_deadline(self) -> Self {
-        self.with(|policy| policy.deadline = None)
+        self.with_policy(|policy| policy.deadline = None)
     }
 
     /// Lets this process take up to `max` tokens of a busy key from the store with one call, and
@@ -196,7 +197,7 @@ impl Remote {
     #[cfg(feature = "tokio")]
     #[must_use]
     pub fn leases(self, max: u64) -> Self {
-        self.with(|policy| policy.max_lease = max)
+        self.with_policy(|policy| policy.max_lease = max)
     }
 
     /// Makes [resets](crate::Limiter::reset) by another process effective within a second.
@@ -223,7 +224,7 @@ impl Remote {
     /// ```
     #[must_use]
     pub fn revalidate_refusals(self) -> Self {
-        self.with(|policy| policy.revalidates = true)
+        self.with_policy(|policy| policy.revalidates = true)
     }
 
     /// Sets what happens to requests while the store fails. By default, this process enforces the
@@ -232,7 +233,7 @@ impl Remote {
     /// [`Limiter`](crate::Limiter) returns the error.
     #[must_use]
     pub fn on_failure(self, policy: OnStoreFailure) -> Self {
-        self.with(|this| this.on_failure = policy)
+        self.with_policy(|this| this.on_failure = policy)
     }
 
     /// Calls the store for each request: no refusal is remembered, and no tokens are leased. For
@@ -240,7 +241,7 @@ impl Remote {
     /// [`ManualClock`](crate::ManualClock) in tests.
     #[must_use]
     pub fn remember_nothing(self) -> Self {
-        self.with(|policy| policy.remembers = false)
+        self.with_policy(|policy| policy.remembers = false)
     }
 
     /// Returns the memory that counts while the store fails.
@@ -258,14 +259,14 @@ impl Remote {
         Self::new(Arc::clone(&this.caller.store), Arc::new(Node::new(breaker)), policy)
     }
 
-    /// The same counts, called in another way.
-    pub(super) fn over(self, store: impl Store) -> Self {
+    /// Returns a handle of the same counts, which calls them by another store.
+    pub(super) fn with_store(self, store: impl Store) -> Self {
         let Caller { node, policy, .. } = &*self.caller;
         Self::new(Arc::new(store), Arc::clone(node), *policy)
     }
 
-    /// Other counts of the same store.
-    pub(super) fn elsewhere(self, store: impl Store) -> Self {
+    /// Returns a handle of other counts, under the same breaker.
+    pub(super) fn with_other_counts(self, store: impl Store) -> Self {
         let Caller { node, policy, .. } = &*self.caller;
         Self::new(Arc::new(store), Arc::new(Node::new(Arc::clone(&node.breaker))), *policy)
     }
@@ -273,7 +274,7 @@ impl Remote {
 
 impl Store for Remote {
     fn charge(&self, charge: Charge<'_>) -> Reply<Decision> {
-        let sent = match self.caller.look(&charge) {
+        let sent = match self.caller.look_up(&charge) {
             Ok(decision) => return Reply::now(decision),
             Err(sent) => sent,
         };
@@ -288,7 +289,7 @@ impl Store for Remote {
             let joined = None;
             let answer = match joined {
                 Some(answer) => answer,
-                None => caller.ask(charge, sent).await,
+                None => caller.ask_store(charge, sent).await,
             };
             match answer {
                 Ok(decision) => Ok(decision),
@@ -301,9 +302,9 @@ impl Store for Remote {
     }
 
     fn charge_all(&self, charges: &[Charge<'_>]) -> Option<Reply<Decision>> {
-        // Nothing is sent before it is polled.
+        // The reply sends nothing before it is polled.
         let reply = self.caller.store.charge_all(charges)?;
-        let sent = match self.caller.look_all(charges) {
+        let sent = match self.caller.look_up_all(charges) {
             Ok(refusal) => return Some(Reply::now(refusal)),
             Err(sent) => sent,
         };
@@ -311,7 +312,7 @@ impl Store for Remote {
         let caller = Arc::clone(&self.caller);
         Some(Reply::later(async move {
             let charges: Vec<_> = charges.iter().map(OwnedCharge::as_charge).collect();
-            match caller.ask_all(&charges, sent, reply).await {
+            match caller.ask_store_for_all(&charges, sent, reply).await {
                 Err(error) if !error.is_apart() => {
                     caller.stand_in(&charges, error, |memory| memory.charge_all(&charges)).await
                 }
@@ -323,26 +324,26 @@ impl Store for Remote {
     fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {
         let Caller { node, policy, .. } = &*self.caller;
         if adjust.is_local() {
-            // Returned to where it was taken from, never to where it was not.
+            // The tokens return to the memory that granted them, never to the store.
             return match policy.on_failure {
                 OnStoreFailure::Local => node.fallback.adjust(adjust),
                 OnStoreFailure::Allow | OnStoreFailure::Deny => Reply::now(()),
             };
         }
         if adjust.is_refund() {
-            // If tokens come back here, they may do so on other nodes.
+            // If tokens are returned here, other nodes may return some, too.
             node.known.expect_returns(adjust.account().scope());
         }
         // A correction that fails is dropped: what was taken stays counted (S14).
-        self.caller.correct(adjust)
+        self.caller.correct_counts(adjust)
     }
 
     fn reset(&self, scope: &Scope, key: &Key) -> Reply<()> {
-        // Also without a fallback here: other limiters of the same scope may have one.
+        // Even if this handle does not count in memory, other handles of the scope may.
         let local = self.fallback().reset(scope, key).into_now();
-        let store = self.caller.reset(scope, key);
+        let store = self.caller.reset_key(scope, key);
         match local {
-            // It is forgotten if it is in both places.
+            // The key is reset only if both have reset it.
             Ok(Err(error)) => Reply::later(async { store.await.and(Err(error)) }),
             _ => store,
         }
@@ -365,7 +366,7 @@ impl Store for Remote {
     }
 }
 
-/// What is leased through a clone is returned when that is dropped.
+/// Tokens leased through a clone are returned when the clone is dropped.
 impl Clone for Remote {
     fn clone(&self) -> Self {
         let Caller { store, node, policy, .. } = &*self.caller;

@@ -31,7 +31,7 @@ enum When<T> {
     Later(Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send>>),
 }
 
-// Nothing in it is pinned in place: the future is boxed.
+// Nothing in a reply is pinned in place: the future is boxed.
 impl<T> Unpin for Reply<T> {}
 
 impl<T> Reply<T> {
@@ -77,7 +77,7 @@ impl<T> Reply<T> {
         let _ = Pin::new(&mut later).poll(&mut Context::from_waker(Waker::noop()));
     }
 
-    /// The answer if it is there, to look at and to add to.
+    /// Returns the answer if it is there, to read and to change.
     pub(crate) fn as_now(&mut self) -> Option<&mut Result<T, StoreError>> {
         match &mut self.0 {
             When::Now(answer) => answer.as_mut(),
@@ -99,7 +99,7 @@ impl<T> Reply<T> {
 }
 
 impl Reply<()> {
-    /// Waits for all of these. The error is that of the first that has failed.
+    /// Waits for all replies. Returns the error of the first that has failed.
     pub(crate) fn all(replies: Vec<Self>) -> Self {
         let mut answer = Ok(());
         let mut later = Vec::new();
@@ -129,7 +129,7 @@ impl Reply<()> {
 }
 
 impl<T> From<Result<T, StoreError>> for Reply<T> {
-    /// The answer, or the failure.
+    /// Creates a reply that is done or has failed.
     #[inline]
     fn from(answer: Result<T, StoreError>) -> Self {
         Self(When::Now(Some(answer)))

@@ -39,13 +39,13 @@ impl Scope {
         Self::new(name, id)
     }
 
-    /// Whether a scope can have this name.
+    /// Returns whether a scope can have this name.
     pub(crate) fn is_name(name: &str) -> bool {
         let is_valid = |b| matches!(b, b'a'..=b'z' | b'0'..=b'9' | b'_' | b'.' | b'-');
         (1..=64).contains(&name.len()) && name.bytes().all(is_valid)
     }
 
-    /// A scope that no other limiter can find: a new one at each call.
+    /// Creates a scope that no other limiter can find, a new one at each call.
     pub(crate) fn unnamed() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let id = fmix64(NEXT.fetch_add(1, Ordering::Relaxed));
@@ -61,17 +61,17 @@ impl Scope {
         &self.0.name
     }
 
-    /// The same, to keep.
+    /// Returns the name, to keep.
     pub(crate) fn shared_name(&self) -> &Arc<str> {
         &self.0.name
     }
 
-    /// The scope as its operator sees it.
+    /// Returns the scope's log and metrics.
     pub(crate) fn observe(&self) -> Observed<'_> {
         Observed::new(&self.0.name, &self.0.meters)
     }
 
-    /// The same for equal names, other for each scope without a name.
+    /// Returns a number that is the same for equal names, and another for each unnamed scope.
     pub(crate) fn id(&self) -> u64 {
         self.0.id
     }

@@ -9,15 +9,15 @@ use super::super::error::StoreError;
 use crate::sync::AtEnd;
 use crate::timer::Instant;
 
-/// Consecutive failures before the breaker opens, for calls that are sent one after the other ...
+/// Consecutive failures before the breaker opens, of calls that are sent one after the other.
 const FAILURES: u32 = 5;
-/// ... for this time. Then a single call may test the store.
+/// How long the breaker stays open before a single call may test the store.
 const PAUSE: Duration = Duration::from_millis(250);
 
 /// Counts consecutive failures of each part of a store that fails independently.
 #[derive(Default)]
 pub(crate) struct Breaker {
-    /// How many fail: mostly none, and then nothing is locked.
+    /// How many parts fail: usually none, and then nothing is locked.
     failing: AtomicUsize,
     domains: Mutex<HashMap<u64, Failures>>,
     /// How many calls have tested the store, over all outages.
@@ -27,13 +27,13 @@ pub(crate) struct Breaker {
 #[derive(Default)]
 struct Failures {
     in_a_row: u32,
-    /// When the last of them was known.
+    /// When the last failure was known.
     last: Option<Instant>,
-    /// Nothing can be sent.
+    /// `true` if nothing can be sent to the part.
     cut_off: bool,
     /// When the next call may pass, once the breaker is open.
     next: Option<Instant>,
-    /// The call that tests the store, and when it is given up.
+    /// The number of the call that tests the store, and when the call is given up.
     probe: Option<(u64, Instant)>,
 }
 
@@ -48,17 +48,16 @@ impl Failures {
 }
 
 impl Breaker {
-    /// Whether the breaker is open for this part.
+    /// Returns whether the breaker is open for this part.
     #[cfg(feature = "tokio")]
     pub(super) fn is_open(&self, domain: impl FnOnce() -> u64) -> bool {
         self.failing.load(Ordering::Relaxed) > 0
             && self.domains().get(&domain()).is_some_and(Failures::are_too_many)
     }
 
-    /// Begins a call, if one may be made: it ends when the guard is dropped. While the breaker is
-    /// open that is one in each pause, and one at a time, however long that takes: `longest` at
-    /// most, if that is known.
-    pub(super) fn begin(
+    /// Begins a call, which ends when the guard is dropped. While the breaker is open, one call may
+    /// be made in each pause, and one at a time. It is given up after `longest`, if that is known.
+    pub(super) fn begin_call(
         self: &Arc<Self>,
         domain: u64,
         longest: Option<Duration>,
@@ -77,13 +76,13 @@ impl Breaker {
             }
             let number = self.probes.fetch_add(1, Ordering::Relaxed);
             failures.pause();
-            // What is too far away to be an instant is given up anew at each look.
+            // A call whose end is too far away to be an instant counts as given up.
             let until = now.checked_add(longest.unwrap_or(PAUSE));
             failures.probe = until.map(|until| (number, until));
             probe = Some(number);
         }
         let this = Arc::clone(self);
-        // The next call may test the store.
+        // At the end of this call, the next one may test the store.
         Ok(AtEnd(move || {
             if let Some(probe) = probe
                 && let Some(failures) = this.domains().get_mut(&domain)
@@ -94,9 +93,9 @@ impl Breaker {
         }))
     }
 
-    /// What an answer says of a part; of a call that was not sent, nothing. `sent`: failures of
-    /// calls that were sent before the last failure was known are one with it.
-    pub(crate) fn report<T>(
+    /// Notes the answer of a part, unless the call was not sent. `sent`: when the call was sent.
+    /// The failure of a call that was sent before the last failure was known does not count again.
+    pub(crate) fn report_answer<T>(
         &self,
         domain: u64,
         sent: Option<Instant>,
@@ -105,7 +104,7 @@ impl Breaker {
         match answer {
             Err(error) if error.is_unsent() => {}
             Err(error) if !error.is_of_key() && !error.is_apart() => {
-                self.note(domain, |failures| {
+                self.change_failures(domain, |failures| {
                     if sent.is_none() || sent > failures.last {
                         failures.in_a_row = failures.in_a_row.saturating_add(1);
                         failures.last = Some(Instant::now());
@@ -114,16 +113,16 @@ impl Breaker {
                 })
             }
             _ if self.failing.load(Ordering::Relaxed) > 0 => {
-                self.note(domain, |failures| *failures = Failures::default());
+                self.change_failures(domain, |failures| *failures = Failures::default());
             }
             _ => {}
         }
     }
 
-    /// Nothing can be sent to a part: the breaker opens at once ...
+    /// Opens the breaker at once, as nothing can be sent to a part.
     #[cfg(feature = "redis")]
     pub(crate) fn cut_off(&self, domain: u64) {
-        self.note(domain, |failures| {
+        self.change_failures(domain, |failures| {
             if !failures.cut_off {
                 failures.cut_off = true;
                 failures.pause();
@@ -131,15 +130,15 @@ impl Breaker {
         });
     }
 
-    /// ... until something can.
+    /// Notes that calls can be sent to a part again.
     #[cfg(feature = "redis")]
-    pub(crate) fn connected(&self, domain: u64) {
+    pub(crate) fn note_connected(&self, domain: u64) {
         if self.failing.load(Ordering::Relaxed) > 0 {
-            self.note(domain, |failures| failures.cut_off = false);
+            self.change_failures(domain, |failures| failures.cut_off = false);
         }
     }
 
-    fn note(&self, domain: u64, change: impl FnOnce(&mut Failures)) {
+    fn change_failures(&self, domain: u64, change: impl FnOnce(&mut Failures)) {
         let mut domains = self.domains();
         let failures = domains.entry(domain).or_default();
         change(failures);

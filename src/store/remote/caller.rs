@@ -23,7 +23,7 @@ use crate::key::Key;
 use crate::observe::UnderWay;
 use crate::sync::AtEnd;
 
-/// What this process has for a store, whatever the handle.
+/// The state that all handles of a store share in this process.
 pub(super) struct Node {
     pub(super) known: Known,
     pub(super) breaker: Arc<Breaker>,
@@ -50,18 +50,18 @@ impl Node {
     }
 }
 
-/// How this process talks to a store, as its handle says.
+/// The settings by which a handle calls its store.
 #[derive(Clone, Copy)]
 pub(super) struct Policy {
     /// How long a call may take, if that is known.
     pub(super) deadline: Option<Duration>,
     /// The store ends its calls by the deadline itself, and reports them to the breaker.
     pub(super) ends_itself: bool,
-    /// Whether refusals are remembered, and tokens leased.
+    /// `true` if refusals are remembered, and tokens leased.
     pub(super) remembers: bool,
-    /// Whether other processes may reset.
+    /// `true` if other processes may reset keys.
     pub(super) revalidates: bool,
-    /// The largest lease; 0: none.
+    /// The largest lease; 0 for none.
     pub(super) max_lease: u64,
     pub(super) on_failure: OnStoreFailure,
 }
@@ -86,8 +86,9 @@ impl Caller {
         Self { store, node, policy, outage }
     }
 
-    /// The decision that follows from what is known, else what to [`ask`](Self::ask) with.
-    pub(super) fn look(&self, charge: &Charge<'_>) -> Result<Decision, Option<Sent>> {
+    /// Returns the decision that follows from known facts, else what to
+    /// [`ask_store`](Self::ask_store) with.
+    pub(super) fn look_up(&self, charge: &Charge<'_>) -> Result<Decision, Option<Sent>> {
         if charge.is_peek() || !self.policy.remembers {
             return Err(None);
         }
@@ -95,21 +96,21 @@ impl Caller {
         self.node.known.look(charge, may_return, self.policy.leases()).map_err(Some)
     }
 
-    /// Whether the breaker is open, except for a call now and then that tests the store.
+    /// Returns whether the breaker is open for a charge: a call now and then may test the store.
     #[cfg(feature = "tokio")]
-    pub(super) fn is_left_alone(&self, charge: &Charge<'_>) -> bool {
+    pub(super) fn is_breaker_open(&self, charge: &Charge<'_>) -> bool {
         let account = charge.account();
         self.node.breaker.is_open(|| self.store.fault_domain(account.scope, account.key))
     }
 
     /// Asks the store for a decision, and notes it.
-    pub(super) async fn ask(
+    pub(super) async fn ask_store(
         &self,
         charge: Charge<'_>,
         sent: Option<Sent>,
     ) -> Result<Decision, StoreError> {
         let account = charge.account();
-        let asked = self.call(account.scope, account.key, |store| store.charge(charge));
+        let asked = self.call_store(account.scope, account.key, |store| store.charge(charge));
         let mut decision = asked.await?;
         if let Some(sent) = sent {
             self.node.known.note(&charge, &mut decision, sent, self.may_return(&charge));
@@ -117,9 +118,12 @@ impl Caller {
         Ok(decision)
     }
 
-    /// The refusal of several limits that follows from what is known: of those of which it is.
-    /// Else what to [`ask_all`](Self::ask_all) with.
-    pub(super) fn look_all(&self, charges: &[Charge<'_>]) -> Result<Decision, Vec<Option<Sent>>> {
+    /// Returns the refusal of several limits, by those that known facts refuse, else what to
+    /// [`ask_store_for_all`](Self::ask_store_for_all) with.
+    pub(super) fn look_up_all(
+        &self,
+        charges: &[Charge<'_>],
+    ) -> Result<Decision, Vec<Option<Sent>>> {
         let (mut merging, mut refuses) = (Merging::new(), false);
         let look = |charge: &Charge<'_>| {
             if !self.policy.remembers || charges.iter().any(Charge::is_peek) {
@@ -138,15 +142,15 @@ impl Caller {
         if refuses { Ok(merging.done()) } else { Err(sent) }
     }
 
-    /// Awaits the store's decision over several limits, and notes what refuses.
-    pub(super) async fn ask_all(
+    /// Awaits the store's decision over several limits, and notes a refusal.
+    pub(super) async fn ask_store_for_all(
         &self,
         charges: &[Charge<'_>],
         sent: Vec<Option<Sent>>,
         reply: Reply<Decision>,
     ) -> Result<Decision, StoreError> {
         let account = charges[0].account();
-        let decision = self.call(account.scope, account.key, |_| reply).await?;
+        let decision = self.call_store(account.scope, account.key, |_| reply).await?;
         if decision.allowed() {
             return Ok(decision);
         }
@@ -159,7 +163,7 @@ impl Caller {
         Ok(decision)
     }
 
-    /// Answers in place of the store, which gave this error. `count` does so in memory.
+    /// Answers in place of the store, which gave this error. `count` charges the memory.
     pub(super) fn stand_in(
         &self,
         charges: &[Charge<'_>],
@@ -168,7 +172,7 @@ impl Caller {
     ) -> Reply<Decision> {
         for charge in charges.iter().filter(|charge| !charge.is_peek()) {
             charge.account().scope().observe().without_store();
-            self.outage.answer_without();
+            self.outage.count_answer_without();
         }
         let counted = match self.policy.on_failure {
             OnStoreFailure::Local => count(&self.node.fallback),
@@ -179,34 +183,35 @@ impl Caller {
     }
 
     /// Corrects counts of the store.
-    pub(super) fn correct(self: &Arc<Self>, adjust: Adjust<'_>) -> Reply<()> {
+    pub(super) fn correct_counts(self: &Arc<Self>, adjust: Adjust<'_>) -> Reply<()> {
         let (this, adjust) = (Arc::clone(self), adjust.to_owned());
         let (node, account) = (Arc::clone(&self.node), adjust.as_adjust().account().to_owned());
-        let forget = twice(move || node.known.correct(&account.as_account()));
+        let forget = forget_twice(move || node.known.correct(&account.as_account()));
         Reply::later(async move {
             let adjust = adjust.as_adjust();
             let account = adjust.account();
-            let answer = this.call(account.scope, account.key, |store| store.adjust(adjust)).await;
+            let answer =
+                this.call_store(account.scope, account.key, |store| store.adjust(adjust)).await;
             drop(forget);
             answer
         })
     }
 
     /// Clears the counts of a key.
-    pub(super) fn reset(self: &Arc<Self>, scope: &Scope, key: &Key) -> Reply<()> {
+    pub(super) fn reset_key(self: &Arc<Self>, scope: &Scope, key: &Key) -> Reply<()> {
         let (this, node) = (Arc::clone(self), Arc::clone(&self.node));
         let (of, id) = ((scope.clone(), key.clone()), (scope.clone(), key.clone()));
-        let forget = twice(move || node.known.reset(&of.0, &of.1));
+        let forget = forget_twice(move || node.known.reset(&of.0, &of.1));
         Reply::later(async move {
             let (scope, key) = &id;
-            let answer = this.call(scope, key, |store| store.reset(scope, key)).await;
+            let answer = this.call_store(scope, key, |store| store.reset(scope, key)).await;
             drop(forget);
             answer
         })
     }
 
-    /// A call to the store that ends in time, if one may be made.
-    async fn call<T>(
+    /// Calls the store, if the breaker allows it. The call ends by the deadline.
+    async fn call_store<T>(
         &self,
         scope: &Scope,
         key: &Key,
@@ -214,22 +219,23 @@ impl Caller {
     ) -> Result<T, StoreError> {
         let Policy { deadline, ends_itself, .. } = self.policy;
         let domain = self.store.fault_domain(scope, key);
-        let in_flight = self.node.breaker.begin(domain, deadline)?;
+        let in_flight = self.node.breaker.begin_call(domain, deadline)?;
         let timing = scope.observe().store_is_called();
         let answer = {
             let _under_way = UnderWay::new();
-            within(deadline.filter(|_| !ends_itself), ask(&*self.store)).await
+            with_deadline(deadline.filter(|_| !ends_itself), ask(&*self.store)).await
         };
         scope.observe().store_was_called(timing);
         if !ends_itself {
-            self.node.breaker.report(domain, None, &answer);
+            self.node.breaker.report_answer(domain, None, &answer);
         }
         drop(in_flight);
-        self.outage.note(scope, &answer);
+        self.outage.note_answer(scope, &answer);
         answer
     }
 
-    /// Whether tokens may come back to the counts of a charge, by other nodes or by a reset.
+    /// Returns whether tokens may come back to the counts of a charge, by other nodes or by a
+    /// reset.
     fn may_return(&self, charge: &Charge<'_>) -> bool {
         let known = &self.node.known;
         if self.policy.revalidates || charge.is_refundable() {
@@ -239,14 +245,14 @@ impl Caller {
     }
 }
 
-/// The reply, or an error when it is late.
-pub(super) async fn within<T>(
+/// Awaits a reply. Returns an error if it is late.
+pub(super) async fn with_deadline<T>(
     deadline: Option<Duration>,
     reply: impl Future<Output = Result<T, StoreError>>,
 ) -> Result<T, StoreError> {
     #[cfg(feature = "tokio")]
     if let Some(deadline) = deadline
-        // Other runtimes' stores have to keep their own.
+        // In other runtimes, the store has to keep a deadline of its own.
         && tokio::runtime::Handle::try_current().is_ok()
     {
         let late = StoreError::new("the store did not answer in time");
@@ -256,8 +262,9 @@ pub(super) async fn within<T>(
     reply.await
 }
 
-/// Forgets now, and again when this is dropped with the reply: answers in between may be outdated.
-fn twice<F: Fn()>(forget: F) -> AtEnd<F> {
+/// Forgets now, and again when the guard is dropped with the reply: answers in between may be
+/// outdated.
+fn forget_twice<F: Fn()>(forget: F) -> AtEnd<F> {
     forget();
     AtEnd(forget)
 }

@@ -1,4 +1,4 @@
-//! What a process knows of one count of a store elsewhere: [`Fact`].
+//! A process's knowledge of one count of a store elsewhere: [`Fact`].
 
 // Without a runtime nothing is leased.
 #![cfg_attr(not(feature = "tokio"), allow(dead_code))]
@@ -13,54 +13,54 @@ use crate::window::{MAX, State};
 pub(super) const SHARE: u64 = 16;
 /// A lease that is spent within this part of the window makes the next one larger.
 const HOT: i64 = 100;
-/// And no longer than this, in milliseconds: in a long window it would have been returned.
+/// At most this many milliseconds: in a long window, an unspent lease would have been returned.
 const MAX_HOT: i64 = 10_000;
-/// For how long it is remembered what a key demanded, in milliseconds, and for two windows at most.
+/// How long a key's heat is remembered, in milliseconds, and for two windows at most.
 const MAX_KEPT: i64 = 120_000;
 
-/// A count as the store last showed it, until when it refuses, and the tokens that are held of it.
-/// Times are of this process's clock, but for the state's.
+/// A count as the store last showed it, until when it refuses, and the tokens leased from it. Times
+/// are of this process's clock, except those of the state.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Fact {
-    /// Of the key: a reset finds all that is known of it, whatever its quotas are.
+    /// The hash of the key, by which a reset finds the facts of all its quotas.
     pub(super) hash: u64,
-    /// Where the store has none, one that has ended.
+    /// The store's state, or one that has ended if the store has none.
     pub(super) state: State,
     /// By how much the store's clock is ahead of this process's: at least, and at most.
     pub(super) lag: [i64; 2],
-    /// When it was asked for.
+    /// When the store was asked for it.
     pub(super) at: i64,
     /// Only a refusal sets this: other nodes return tokens of a count that was granted.
     pub(super) refuses_until: i64,
     pub(super) lease: Lease,
 }
 
-/// Tokens taken from the count with one call, and spent here. It is remembered for a while after
-/// that, as the next lease depends on how soon it was spent.
+/// Tokens taken from the count with one call, and spent here. A spent lease is remembered for a
+/// while, as the next one depends on how soon it was spent.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Lease {
-    /// When its tokens expire.
-    pub(super) dies: i64,
+    /// When the tokens expire.
+    pub(super) expires_at: i64,
     pub(super) left: u64,
-    /// Under this limit they were taken; a lower one may not spend them. 0: nothing was.
+    /// The limit that the tokens were taken under: a lower one may not spend them. 0 if none were.
     pub(super) limit: u64,
-    pub(super) taken: i64,
-    /// How many tokens the key spends at once, by what was seen of it.
-    pub(super) demand: u64,
+    pub(super) taken_at: i64,
+    /// How many tokens the key spends at once, as far as was seen.
+    pub(super) heat: u64,
 }
 
 impl Fact {
-    /// Until when it is worth remembering.
+    /// Returns until when the fact is worth remembering.
     pub(super) fn until(&self, quota: &Quota) -> i64 {
         self.refuses_until.max(self.lease.until(quota))
     }
 
-    /// The decision on a charge that a lease may decide, from leased tokens.
+    /// Returns the decision on a charge that spends leased tokens.
     pub(super) fn decide(&self, now: i64, charge: &Charge<'_>) -> Decision {
         let (account, now, State { start, used, .. }) =
             (charge.account(), now + self.lag[0], self.state);
         let windows = account.windows(|_, quota| {
-            // A true cost may have raised it since.
+            // A settled cost may have raised the count since.
             let used = used.min(quota.limit as i64) - charge.cost() as i64;
             account.window(now, quota, |_| Some(State { start, used, until: MAX }))
         });
@@ -69,34 +69,35 @@ impl Fact {
 }
 
 impl Lease {
-    /// Whether its tokens may be spent, if any are left.
+    /// Returns whether the tokens may be spent, if any are left.
     pub(super) fn is_alive(&self, now: i64) -> bool {
-        now < self.dies
+        now < self.expires_at
     }
 
-    /// How many tokens the next lease should have: twice as many if this one was spent at once,
-    /// else half as many.
-    pub(super) fn next(&self, now: i64, quota: &Quota, max: u64) -> u64 {
+    /// Returns how many tokens the next lease should have: twice as many if this one was spent at
+    /// once, else half as many.
+    pub(super) fn next_heat(&self, now: i64, quota: &Quota, max: u64) -> u64 {
         if now >= self.until(quota) {
             1
-        } else if now - self.taken <= (quota.window as i64 / HOT).min(MAX_HOT) {
-            self.demand.saturating_mul(2).min(max)
+        } else if now - self.taken_at <= (quota.window as i64 / HOT).min(MAX_HOT) {
+            self.heat.saturating_mul(2).min(max)
         } else {
-            (self.demand / 2).max(1)
+            (self.heat / 2).max(1)
         }
     }
 
     fn until(&self, quota: &Quota) -> i64 {
-        let kept = self.taken + (2 * quota.window as i64).min(MAX_KEPT);
+        let kept = self.taken_at + (2 * quota.window as i64).min(MAX_KEPT);
         match self {
             Self { limit: 0, .. } => 0,
             Self { left: 0, .. } => kept,
-            Self { dies, .. } => kept.max(*dies),
+            Self { expires_at, .. } => kept.max(*expires_at),
         }
     }
 }
 
-/// The quota of a charge that a lease may decide: a single plain one, with room for leases.
+/// Returns the quota of a charge that may spend leased tokens: a single plain one, with room for
+/// leases.
 pub(super) fn leasable<'a>(charge: &Charge<'a>) -> Option<&'a Quota> {
     let Account { quotas, .. } = charge.account();
     let [quota] = quotas.as_slice() else { return None };

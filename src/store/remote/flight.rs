@@ -1,4 +1,4 @@
-//! One task that asks for all requests that wait for a key, until none does.
+//! A task that asks for all requests that wait for a key, until none waits: [`Flight`].
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -7,41 +7,42 @@ use tokio::runtime::Handle;
 
 use super::super::charge::{Charge, OwnedCharge};
 use super::super::error::StoreError;
-use super::caller::{Caller, within};
+use super::caller::{Caller, with_deadline};
 use super::fact::{SHARE, leasable};
-use super::flights::{Id, Passenger};
+use super::flights::{Id, WaitingRequest};
 use super::idle::Owner;
 use super::known::Sent;
 use crate::decision::Decision;
 
 pub(super) struct Flight {
     caller: Arc<Caller>,
-    /// What it asks for may be spent.
+    /// Leased tokens may be spent as long as the task runs.
     owner: Arc<Owner>,
-    /// Of the requests that wait, and of the task.
+    /// The id of the requests that wait, and the number of the task.
     id: (Id, u64),
-    /// Of one token.
+    /// The charge of one token.
     charge: OwnedCharge,
-    waiters: VecDeque<Passenger>,
-    /// Not as much was there as it had seemed.
-    short: bool,
+    waiters: VecDeque<WaitingRequest>,
+    /// `true` if fewer tokens were left than it had seemed.
+    ran_short: bool,
 }
 
 impl Flight {
-    /// Waits for the call that asks for this charge's key. `None`: it is one to ask for by itself.
+    /// Waits for the shared call for this charge's key. `None` if the charge needs its own call.
     pub(super) async fn join(
         caller: &Arc<Caller>,
         owner: &Arc<Owner>,
         charge: &Charge<'_>,
     ) -> Option<Result<Decision, StoreError>> {
         let quota = leasable(charge).filter(|_| caller.policy.leases() && charge.cost() == 1)?;
-        // A call that tries a store which failed is waited for by its own request only.
-        if caller.is_left_alone(charge) {
+        // Only one request waits for a call that tests a failing store.
+        if caller.is_breaker_open(charge) {
             return None;
         }
         let runtime = Handle::try_current().ok()?;
         let id = (caller.facts(&charge.account()).id(quota), runtime.id());
-        let (answer, task) = caller.node.flights.join(id, quota.limit, caller.until())?;
+        let (answer, task) =
+            caller.node.flights.add_request(id, quota.limit, caller.give_up_at())?;
         if let Some(task) = task {
             let flight = Self {
                 caller: Arc::clone(caller),
@@ -49,36 +50,37 @@ impl Flight {
                 id: (id, task),
                 charge: charge.to_owned(),
                 waiters: VecDeque::new(),
-                short: false,
+                ran_short: false,
             };
-            // A task of its own, as the request may be dropped, or not be polled. It has the flight
-            // from its first moment: it may never be polled either.
+            // The request may be dropped or not polled, so a task makes the call. It owns the
+            // flight from the start, which so ends even if the task is never polled.
             runtime.spawn(flight.run());
         }
         let answer = async {
             let given_up = |_| Err(StoreError::new("the task that asks the store has ended"));
             answer.await.unwrap_or_else(given_up)
         };
-        // That task may stand still with its runtime. If not, it is to note its failure first.
-        Some(within(caller.longest(), answer).await)
+        // The task may stand still with its runtime. Otherwise it ends first, and notes its
+        // failure.
+        Some(with_deadline(caller.max_wait(), answer).await)
     }
 
     async fn run(mut self) {
-        while self.board() {
-            if let Some(sent) = self.answer_what_is_known()
-                && let Some((order, demand)) = self.order()
+        while self.take_requests() {
+            if let Some(sent) = self.answer_from_known()
+                && let Some((order, heat)) = self.next_order()
             {
-                let answer = self.caller.ask(order.as_charge(), Some(sent)).await;
-                self.deal(&order.as_charge(), demand, sent, answer);
+                let answer = self.caller.ask_store(order.as_charge(), Some(sent)).await;
+                self.handle_answer(&order.as_charge(), heat, sent, answer);
             }
         }
     }
 
-    /// Whether a request waits; else the flight has ended.
-    fn board(&mut self) -> bool {
+    /// Returns whether a request waits; else the flight has ended.
+    fn take_requests(&mut self) -> bool {
         let (flights, (id, task)) = (&self.caller.node.flights, self.id);
         loop {
-            flights.board(id, task, self.caller.until(), &mut self.waiters);
+            flights.take_requests(id, task, self.caller.give_up_at(), &mut self.waiters);
             if self.waiters.is_empty() {
                 return false;
             }
@@ -89,12 +91,12 @@ impl Flight {
         }
     }
 
-    /// Tokens may have been leased since they began to wait, or the key refused. `None`: no request
-    /// waits any more.
-    fn answer_what_is_known(&mut self) -> Option<Sent> {
+    /// Answers requests by tokens that were leased since they began to wait, or by a refusal.
+    /// Returns `None` if no request waits any more.
+    fn answer_from_known(&mut self) -> Option<Sent> {
         let charge = self.charge.as_charge();
         while !self.waiters.is_empty() {
-            let decision = match self.caller.look(&charge) {
+            let decision = match self.caller.look_up(&charge) {
                 Ok(decision) => decision,
                 Err(sent) => return sent,
             };
@@ -105,43 +107,44 @@ impl Flight {
         None
     }
 
-    /// What to ask for: a token for each request that waits, or a lease; and the key's demand.
-    fn order(&self) -> Option<(OwnedCharge, u64)> {
+    /// Returns the charge to send, of a token for each request that waits or of a lease, and the
+    /// key's heat.
+    fn next_order(&self) -> Option<(OwnedCharge, u64)> {
         let charge = self.charge.as_charge();
         let (quota, max) = (leasable(&charge)?, self.caller.policy.max_lease);
         let facts = self.caller.facts(&charge.account());
         let (now, fact) = (facts.now(), facts.get(quota));
         drop(facts);
-        let demand = fact.lease.next(now, quota, max);
+        let heat = fact.lease.next_heat(now, quota, max);
         let used = if fact.lease.is_alive(now) { fact.state.used.max(0) as u64 } else { 0 };
         let remaining = quota.limit.saturating_sub(used);
-        let lease = demand.min(remaining / SHARE).min(max);
+        let lease = heat.min(remaining / SHARE).min(max);
         let tokens = lease.max(self.waiters.len() as u64);
-        // Mostly all of them are there, and that is the simpler question.
-        let up_to = tokens > 1 && (self.short || tokens > remaining / 2);
+        // Usually all of them are left, and an exact charge is simpler.
+        let up_to = tokens > 1 && (self.ran_short || tokens > remaining / 2);
         let order = Charge::new(charge.account(), tokens);
-        Some((if up_to { order.up_to() } else { order }.to_owned(), demand))
+        Some((if up_to { order.up_to() } else { order }.to_owned(), heat))
     }
 
-    fn deal(
+    fn handle_answer(
         &mut self,
         order: &Charge<'_>,
-        demand: u64,
+        heat: u64,
         sent: Sent,
         answer: Result<Decision, StoreError>,
     ) {
         match answer {
             Ok(decision) if decision.allowed() => {
-                self.short = false;
-                self.deal_out(demand, sent, &decision);
+                self.ran_short = false;
+                self.hand_out_tokens(heat, sent, &decision);
             }
-            // Fewer may be there.
-            Ok(_) if order.cost() > 1 && !order.is_up_to() => self.short = true,
+            // Fewer may be left.
+            Ok(_) if order.cost() > 1 && !order.is_up_to() => self.ran_short = true,
             answer => {
                 if answer.is_err() {
                     // Requests that came meanwhile have waited long enough.
-                    let ((id, task), until) = (self.id, self.caller.until());
-                    self.caller.node.flights.board(id, task, until, &mut self.waiters);
+                    let ((id, task), until) = (self.id, self.caller.give_up_at());
+                    self.caller.node.flights.take_requests(id, task, until, &mut self.waiters);
                 }
                 for waiter in self.waiters.drain(..) {
                     let _ = waiter.send(answer.clone());
@@ -150,12 +153,12 @@ impl Flight {
         }
     }
 
-    /// Answers the requests that wait, and keeps the rest.
-    fn deal_out(&mut self, demand: u64, sent: Sent, decision: &Decision) {
+    /// Gives a token to each request that waits, and keeps the rest.
+    fn hand_out_tokens(&mut self, heat: u64, sent: Sent, decision: &Decision) {
         let charge = self.charge.as_charge();
         let Some(quota) = leasable(&charge) else { return };
-        let mut fact = self.caller.leased(decision, quota, demand, sent);
-        let one = fact.decide(fact.lease.taken, &charge);
+        let mut fact = self.caller.leased_fact(decision, quota, heat, sent);
+        let one = fact.decide(fact.lease.taken_at, &charge);
         let left = &mut fact.lease.left;
         charge.account().scope().observe().lease_taken(*left);
         while *left > 0
@@ -164,16 +167,16 @@ impl Flight {
             *left -= u64::from(waiter.send(Ok(one.clone())).is_ok());
         }
         let (owner, granted) = (Arc::downgrade(&self.owner), decision.granted());
-        let excess = self.caller.keep(&owner, &self.charge, quota, granted, fact, sent);
-        self.caller.give_back(&charge, &one, excess);
+        let excess = self.caller.keep_lease(&owner, &self.charge, quota, granted, fact, sent);
+        self.caller.return_tokens(&charge, &one, excess);
     }
 }
 
 impl Drop for Flight {
-    /// Also with the runtime that it ran in: requests elsewhere get an error, and the next one asks
-    /// anew.
+    /// Ends the task, also when its runtime ends: requests that still wait get an error, and the
+    /// next one asks anew.
     fn drop(&mut self) {
         let (id, task) = self.id;
-        self.caller.node.flights.end(id, task);
+        self.caller.node.flights.end_task(id, task);
     }
 }

@@ -1,4 +1,4 @@
-//! Requests that wait for one call, which asks for all of them.
+//! Requests that wait for one call, which asks for all of them: [`Flights`].
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
@@ -13,36 +13,37 @@ use crate::decision::Decision;
 
 /// A key, and the runtime whose requests wait: a task of another runtime may end or stand still.
 pub(super) type Id = (u64, tokio::runtime::Id);
-pub(super) type Dealt = Result<Decision, StoreError>;
-pub(super) type Passenger = oneshot::Sender<Dealt>;
+pub(super) type SharedAnswer = Result<Decision, StoreError>;
+pub(super) type WaitingRequest = oneshot::Sender<SharedAnswer>;
 
 /// The keys with a call in flight.
 #[derive(Default)]
 pub(super) struct Flights {
-    keys: Mutex<HashMap<Id, Boarding>>,
-    /// How many tasks were begun.
+    keys: Mutex<HashMap<Id, KeyFlight>>,
+    /// How many tasks were begun: the number of the next one.
     tasks: AtomicU64,
 }
 
-/// Requests that wait for the next call. All are of one limit.
-struct Boarding {
+/// Requests that wait for the next call, all under one limit.
+struct KeyFlight {
     limit: u64,
-    waiters: Vec<Passenger>,
-    /// The task that asks.
+    waiters: Vec<WaitingRequest>,
+    /// The number of the task that makes the call.
     task: u64,
-    /// When that is given up: its runtime may stand still.
+    /// When the task is given up: its runtime may stand still.
     until: Instant,
 }
 
 impl Flights {
-    /// Waits for the call for a key. If there is none, a task of this number is to begin, which is
-    /// given up at `until`. `None`: the call there is asks under another limit.
-    pub(super) fn join(
+    /// Adds a request that waits for the call for a key. Also returns the number of the task to
+    /// spawn, if none runs; it is given up at `until`. Returns `None` if the others wait under
+    /// another limit.
+    pub(super) fn add_request(
         &self,
         id: Id,
         limit: u64,
         until: Instant,
-    ) -> Option<(oneshot::Receiver<Dealt>, Option<u64>)> {
+    ) -> Option<(oneshot::Receiver<SharedAnswer>, Option<u64>)> {
         let (sender, receiver) = oneshot::channel();
         let begin = || self.tasks.fetch_add(1, Ordering::Relaxed);
         let task = match self.lock().entry(id) {
@@ -57,21 +58,21 @@ impl Flights {
             }
             Entry::Vacant(place) => {
                 let task = begin();
-                place.insert(Boarding { limit, waiters: vec![sender], task, until });
+                place.insert(KeyFlight { limit, waiters: vec![sender], task, until });
                 Some(task)
             }
         };
         Some((receiver, task))
     }
 
-    /// Hands over the requests that wait for a key to its task, which has until then. It ends if no
-    /// request waits.
-    pub(super) fn board(
+    /// Hands the requests that wait for a key to its task, which is given up at `until`. Ends the
+    /// task if no request waits.
+    pub(super) fn take_requests(
         &self,
         id: Id,
         task: u64,
         until: Instant,
-        waiters: &mut VecDeque<Passenger>,
+        waiters: &mut VecDeque<WaitingRequest>,
     ) {
         let mut flights = self.lock();
         let Some(flight) = flights.get_mut(&id).filter(|flight| flight.task == task) else {
@@ -85,14 +86,14 @@ impl Flights {
     }
 
     /// Ends a task. Requests that wait for it see their channel closed.
-    pub(super) fn end(&self, id: Id, task: u64) {
+    pub(super) fn end_task(&self, id: Id, task: u64) {
         let mut flights = self.lock();
         if flights.get(&id).is_some_and(|flight| flight.task == task) {
             flights.remove(&id);
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<Id, Boarding>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Id, KeyFlight>> {
         self.keys.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

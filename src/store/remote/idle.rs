@@ -1,5 +1,6 @@
-//! Looks after keys whose lease may lie idle: each at its time, or at once when the limiter that
-//! could spend it is gone. One task does so for all, and ends when there is none.
+//! Looks at keys whose lease may be idle: each when it is due, or at once when the limiter that
+//! could spend the lease is gone. One task does so for all keys, and ends when there is none:
+//! [`Idle`].
 
 use std::collections::{BTreeMap, HashSet};
 use std::mem;
@@ -13,45 +14,44 @@ use super::stopwatch::passed;
 use crate::sync::AtEnd;
 use crate::timer::Instant;
 
-/// Keys that are looked after: 10 MB of them at most.
+/// Keys that are scheduled, of 10 MB at most.
 const MAX_KEYS: usize = 16_384;
-/// A task that is later than this is given up, in milliseconds.
+/// The task is given up when it is later than this, in milliseconds.
 const LATE: i64 = 1_000;
 
 pub(super) struct Idle {
     keys: Mutex<Due>,
-    sooner: Notify,
+    due_sooner: Notify,
     since: Instant,
 }
 
-type Look = Box<dyn FnOnce() + Send>;
+type LookAtKey = Box<dyn FnOnce() + Send>;
 
 #[derive(Default)]
 struct Due {
-    /// Those who may spend it, and what to do, by the time at which to look after a key.
-    due: BTreeMap<(i64, u64), (Weak<Owner>, Look)>,
+    /// The owner of each key's lease, and the look at the key, by the time when it is due.
+    due: BTreeMap<(i64, u64), (Weak<Owner>, LookAtKey)>,
     ids: HashSet<u64>,
     /// When the task is given up, if there is one: its runtime may stand still.
     runs_until: Option<i64>,
 }
 
-/// Held by a limiter and its requests, which may spend what is leased. When it is dropped, all of
-/// that is due.
+/// Held by a limiter and its requests, which may spend leased tokens. When it is dropped, all its
+/// leases are due.
 pub(super) type Owner = AtEnd<Box<dyn Fn() + Send + Sync>>;
 
 impl Idle {
     pub(super) fn new(since: Instant) -> Self {
-        Self { keys: Mutex::default(), sooner: Notify::new(), since }
+        Self { keys: Mutex::default(), due_sooner: Notify::new(), since }
     }
 
     pub(super) fn owner(self: &Arc<Self>) -> Arc<Owner> {
         let this = Arc::clone(self);
-        Arc::new(AtEnd(Box::new(move || this.hurry())))
+        Arc::new(AtEnd(Box::new(move || this.hurry_unowned())))
     }
 
-    /// Looks after a key when it is due, unless it is looked after already. `false`: there are too
-    /// many.
-    pub(super) fn look_after(
+    /// Schedules a look at a key, unless one is scheduled. Returns `false` if there are too many.
+    pub(super) fn schedule_look(
         self: &Arc<Self>,
         id: u64,
         due: i64,
@@ -72,18 +72,18 @@ impl Idle {
         if starts {
             keys.runs_until = Some(now + LATE);
         }
-        // A runtime that shuts down drops the task at once, and the task takes the lock again.
+        // Unlock first: a runtime that shuts down drops the task at once, which takes the lock.
         drop(keys);
         if starts {
             tokio::spawn(Arc::clone(self).run());
         } else if first {
-            self.sooner.notify_one();
+            self.due_sooner.notify_one();
         }
         true
     }
 
-    /// What has no owner any more is due at once.
-    fn hurry(&self) {
+    /// Makes leases without an owner due at once.
+    fn hurry_unowned(&self) {
         let mut keys = self.keys();
         let due = mem::take(&mut keys.due).into_iter().map(|((due, id), key)| {
             let is_left = key.0.strong_count() == 0;
@@ -91,22 +91,22 @@ impl Idle {
         });
         keys.due = due.collect();
         drop(keys);
-        self.sooner.notify_one();
+        self.due_sooner.notify_one();
     }
 
-    /// The task. It may also end with the runtime that it runs in.
+    /// Looks at keys when they are due, until there is none. May also end with its runtime.
     async fn run(self: Arc<Self>) {
         let this = Arc::clone(&self);
-        // If another one has begun meanwhile, a third one does no harm.
+        // If another task has begun meanwhile, a third one does no harm.
         let _end = AtEnd(move || this.keys().runs_until = None);
-        while let Some(wait) = self.look() {
-            // Until then, or until something is due sooner.
-            let _ = timeout(wait, self.sooner.notified()).await;
+        while let Some(wait) = self.look_at_due() {
+            // Wait until then, or until a key is due sooner.
+            let _ = timeout(wait, self.due_sooner.notified()).await;
         }
     }
 
-    /// Looks after what is due. How long the next one has time, if there is any.
-    fn look(&self) -> Option<Duration> {
+    /// Looks at all keys that are due. Returns the time until the next one is due, if there is one.
+    fn look_at_due(&self) -> Option<Duration> {
         let now = passed(self.since);
         loop {
             let mut keys = self.keys();
@@ -120,7 +120,7 @@ impl Idle {
                 return Some(Duration::from_millis((due - now) as u64));
             }
             let ((_, id), (_, look)) = keys.due.pop_first().expect("there is a first");
-            // What is leased from here on is looked after anew.
+            // A lease taken from here on schedules a new look.
             keys.ids.remove(&id);
             drop(keys);
             look();

@@ -27,7 +27,7 @@ use crate::window::{MAX, State};
 const MAX_FACTS: usize = 300_000;
 /// How long a refusal is remembered where tokens may come back, in milliseconds.
 const BRIEF: i64 = 1_000;
-/// What comes later than that is not remembered, in milliseconds.
+/// An answer that took longer is not remembered, in milliseconds.
 const MAX_ROUND_TRIP: i64 = 1_024;
 /// Keys share the marks that say that one of them has changed.
 const MARKS: usize = 1_024;
@@ -37,7 +37,7 @@ const RETURNING: usize = 64;
 const REFUND: u64 = 1;
 const RESET: u64 = 1 << 32;
 
-/// What a process knows of a store.
+/// A process's knowledge of a store.
 pub(super) struct Known {
     since: Instant,
     shards: Sharded<Table<Fact>>,
@@ -50,7 +50,7 @@ pub(super) struct Known {
     returning: [AtomicU64; RETURNING],
 }
 
-/// What is known of a key, a fact for each quota, under the lock that they share.
+/// The facts of a key, one for each quota, under the lock that they share.
 pub(super) struct Facts<'a> {
     now: i64,
     hash: u64,
@@ -146,7 +146,7 @@ impl Known {
         lag(self.since, decision, sent.at)
     }
 
-    /// Whether the key was reset since.
+    /// Returns whether the key was reset since.
     #[cfg(feature = "tokio")]
     pub(super) fn was_reset_since(&self, sent: Sent) -> bool {
         self.marks[sent.of].load(Ordering::Relaxed) / RESET != sent.mark / RESET
@@ -254,7 +254,7 @@ impl Facts<'_> {
         let (mut least, mut most) = (MAX, -MAX);
         for (state, quota) in states.iter_mut().zip(charge.account().quotas()) {
             let fact = self.get(quota);
-            // What was remembered for longer may be of before another limiter said so.
+            // An older fact may be from before a limiter expected returns.
             let is_old = may_return && self.now >= fact.at + BRIEF;
             if is_old || self.now >= fact.refuses_until {
                 return None;
@@ -312,7 +312,7 @@ fn refusal(
 fn holds_until(charge: &Charge<'_>, decision: &Decision) -> Option<i64> {
     match decision.retry_at_ms() {
         _ if decision.allowed() => None,
-        // That is when it fits without debt.
+        // At that time, the charge fits without debt.
         Some(retry_at) if !charge.may_reserve() => Some(retry_at),
         _ => {
             let cost =

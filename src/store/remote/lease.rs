@@ -1,10 +1,10 @@
 //! Keeps leased tokens, and returns unused ones (S34).
 //!
-//! A lease is taken from the shared count before a token of it is spent, and dies with its window,
-//! counted from when it was asked for: so what passes was granted by the store, in that window.
-//! What it costs is that tokens leased to one node are not there for another. So leases are small:
-//! a part of what is left, and no more than the key's demand, which doubles while leases are spent
-//! at once and halves when they are not; and unused tokens are returned soon.
+//! A lease is taken from the shared count before a token of it is spent, and expires with its
+//! window, counted from when it was asked for: so the store has granted each token that is spent,
+//! in that window. The cost is that other nodes can't spend tokens leased to one node. So leases
+//! are small: a part of the tokens left, and at most the key's heat, which doubles while leases are
+//! spent at once and halves otherwise. Unused tokens are returned soon.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -23,36 +23,36 @@ use crate::window::State;
 
 /// A lease unused for this part of the window is returned.
 const IDLE: i64 = 16;
-/// And after so long in any case, in milliseconds.
+/// A lease unused for this many milliseconds is returned in any window.
 const MAX_IDLE: i64 = 10_000;
 
-/// What a request waits longer for a shared call than for its own.
+/// How much longer a request waits for a shared call than for its own.
 const MOMENT: Duration = Duration::from_millis(10);
-/// A call without a deadline is not given up.
+/// When a call without a deadline is given up.
 const NEVER: Duration = Duration::from_secs(365 * 86_400);
 
 impl Caller {
-    /// What is known of a key, locked.
+    /// Locks the facts of a key.
     pub(super) fn facts(&self, account: &Account<'_>) -> Facts<'_> {
         self.node.known.of(account.scope, account.key)
     }
 
-    /// How long a request waits for a shared call.
-    pub(super) fn longest(&self) -> Option<Duration> {
+    /// Returns how long a request waits for a shared call.
+    pub(super) fn max_wait(&self) -> Option<Duration> {
         self.policy.deadline.map(|deadline| deadline.saturating_add(MOMENT))
     }
 
-    /// When a shared call that begins now is given up.
-    pub(super) fn until(&self) -> Instant {
-        Instant::now() + self.longest().unwrap_or(NEVER).min(NEVER)
+    /// Returns when a shared call that begins now is given up.
+    pub(super) fn give_up_at(&self) -> Instant {
+        Instant::now() + self.max_wait().unwrap_or(NEVER).min(NEVER)
     }
 
-    /// What is known after a decision, with a lease of what it has granted.
-    pub(super) fn leased(
+    /// Returns the fact after a decision, with a lease of the tokens that it has granted.
+    pub(super) fn leased_fact(
         &self,
         decision: &Decision,
         quota: &Quota,
-        demand: u64,
+        heat: u64,
         sent: Sent,
     ) -> Fact {
         let known = &self.node.known;
@@ -63,14 +63,14 @@ impl Caller {
             state: State { start, used, until },
             lag: [lag.start, lag.end],
             at: sent.at,
-            lease: Lease { dies: until - lag.end, left, limit, taken: known.now(), demand },
+            lease: Lease { expires_at: until - lag.end, left, limit, taken_at: known.now(), heat },
             ..Fact::default()
         }
     }
 
-    /// Keeps what is left of a lease, to be spent until it is due. Returns how many tokens to give
-    /// up instead.
-    pub(super) fn keep(
+    /// Keeps the tokens left of a lease, to be spent here. Returns how many of them to return to
+    /// the store instead.
+    pub(super) fn keep_lease(
         self: &Arc<Self>,
         owner: &Weak<Owner>,
         charge: &OwnedCharge,
@@ -85,12 +85,12 @@ impl Caller {
         fact.refuses_until = last.refuses_until;
         let Fact { state, lease, .. } = &mut fact;
         if self.node.known.was_reset_since(sent) || !lease.is_alive(facts.now()) {
-            // The rest is of a count that is gone.
+            // The tokens left are of a count that is gone.
             lease.left = 0;
             facts.set(quota, Fact { lease: *lease, ..last });
             return 0;
         }
-        // What was left may have been less than this node thought.
+        // Fewer tokens may have been left than this node had assumed.
         let before = lease.limit.saturating_sub(state.used.max(0) as u64) + granted;
         let mut excess = lease.left.saturating_sub((before / SHARE).max(1) - 1);
         lease.left -= excess;
@@ -98,20 +98,20 @@ impl Caller {
             lease.left += last.lease.left;
             lease.limit = lease.limit.max(last.lease.limit);
         }
-        let (left, taken) = (lease.left, lease.taken);
-        let is_looked_after =
-            left == 0 || self.look_after(owner, facts.id(quota), charge.clone(), taken, quota);
-        if !(is_looked_after && facts.set(quota, fact)) {
+        let (left, taken_at) = (lease.left, lease.taken_at);
+        let is_scheduled = left == 0
+            || self.schedule_return(owner, facts.id(quota), charge.clone(), taken_at, quota);
+        if !(is_scheduled && facts.set(quota, fact)) {
             excess += left;
-            // Nor are more tokens asked for next time.
-            (fact.lease.left, fact.lease.demand) = (0, 0);
+            // The next lease is not larger, either.
+            (fact.lease.left, fact.lease.heat) = (0, 0);
             facts.set(quota, fact);
         }
         excess
     }
 
-    /// Returns tokens that were not spent.
-    pub(super) fn give_back(
+    /// Returns unspent tokens to the store.
+    pub(super) fn return_tokens(
         self: &Arc<Self>,
         charge: &Charge<'_>,
         decision: &Decision,
@@ -120,13 +120,13 @@ impl Caller {
         if tokens > 0 {
             charge.account().scope().observe().lease_returned(tokens);
             let adjust = Adjust::refund(charge.account(), tokens, decision);
-            self.correct(adjust).detach();
+            self.correct_counts(adjust).detach();
         }
     }
 
-    /// Returns what is left of a lease when it was unused for a while, or at once when its owner is
-    /// gone. `false`: there are too many leases to look after.
-    fn look_after(
+    /// Has a lease returned when it was unused for a while, or at once when its owner is gone.
+    /// Returns `false` if there are too many leases.
+    fn schedule_return(
         self: &Arc<Self>,
         owner: &Weak<Owner>,
         id: u64,
@@ -134,32 +134,32 @@ impl Caller {
         since: i64,
         quota: &Quota,
     ) -> bool {
-        let (this, of, due) = (Arc::clone(self), Weak::clone(owner), since + idle(quota));
-        self.node.idle.look_after(id, due, owner, move || this.look_at_lease(&of, charge, id))
+        let (this, of, due) = (Arc::clone(self), Weak::clone(owner), since + max_idle(quota));
+        self.node.idle.schedule_look(id, due, owner, move || this.return_if_idle(&of, charge, id))
     }
 
-    fn look_at_lease(self: &Arc<Self>, owner: &Weak<Owner>, charge: OwnedCharge, id: u64) {
+    fn return_if_idle(self: &Arc<Self>, owner: &Weak<Owner>, charge: OwnedCharge, id: u64) {
         let borrowed = charge.as_charge();
         let Some(quota) = leasable(&borrowed) else { return };
         let mut facts = self.facts(&borrowed.account());
         let (now, mut fact) = (facts.now(), facts.get(quota));
-        let Lease { left, taken, .. } = fact.lease;
+        let Lease { left, taken_at, .. } = fact.lease;
         if left == 0 || !fact.lease.is_alive(now) {
             return;
         }
-        if now - taken >= idle(quota) || owner.strong_count() == 0 {
+        if now - taken_at >= max_idle(quota) || owner.strong_count() == 0 {
             fact.lease.left = 0;
             facts.set(quota, fact);
             drop(facts);
-            self.give_back(&borrowed, &fact.decide(now, &borrowed), left);
+            self.return_tokens(&borrowed, &fact.decide(now, &borrowed), left);
         } else {
             drop(facts);
-            self.look_after(owner, id, charge.clone(), taken, quota);
+            self.schedule_return(owner, id, charge.clone(), taken_at, quota);
         }
     }
 }
 
-/// For how long a lease may lie, in milliseconds.
-fn idle(quota: &Quota) -> i64 {
+/// Returns how long a lease may be unused, in milliseconds.
+fn max_idle(quota: &Quota) -> i64 {
     (quota.window as i64 / IDLE).clamp(1, MAX_IDLE)
 }

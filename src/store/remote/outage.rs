@@ -17,7 +17,7 @@ const UNREADABLE: &str = "a key of the rate limiter holds what is none of its co
     for it are answered without the store: something else writes to keys that begin with tfw1:, or \
     with the store's prefix";
 
-/// A time in which the store fails, if it does.
+/// The current outage of a store, if there is one.
 pub(super) struct Outage {
     on_failure: OnStoreFailure,
     is_on: AtomicBool,
@@ -26,12 +26,12 @@ pub(super) struct Outage {
 
 struct Failing {
     since: Instant,
-    /// What was logged of it.
+    /// The causes that were logged.
     causes: Vec<String>,
-    /// Since when it has answered without a failure.
+    /// Since when the store has answered without a failure.
     well_since: Option<Instant>,
-    /// Requests that were answered without it.
-    without: u64,
+    /// Requests that were answered without the store.
+    answered_without: u64,
 }
 
 impl Outage {
@@ -39,26 +39,26 @@ impl Outage {
         Self { on_failure, is_on: AtomicBool::new(false), state: Mutex::default() }
     }
 
-    pub(super) fn note<T>(&self, scope: &Scope, answer: &Result<T, StoreError>) {
+    pub(super) fn note_answer<T>(&self, scope: &Scope, answer: &Result<T, StoreError>) {
         match answer {
             Err(error) if error.is_of_key() => {
                 scope.observe().store_failed();
                 observe::mistake(&UNREADABLE);
             }
-            Err(error) if !error.is_apart() => self.failed(scope, error),
-            _ if self.is_on.load(Ordering::Relaxed) => self.answered(scope),
+            Err(error) if !error.is_apart() => self.note_failure(scope, error),
+            _ if self.is_on.load(Ordering::Relaxed) => self.note_success(scope),
             _ => {}
         }
     }
 
-    fn failed(&self, scope: &Scope, error: &StoreError) {
+    fn note_failure(&self, scope: &Scope, error: &StoreError) {
         scope.observe().store_failed();
         let cause = error.to_string();
         let mut state = self.lock();
         match &mut *state {
             Some(failing) => {
                 failing.well_since = None;
-                // One that comes and goes is logged once.
+                // A cause that comes and goes is logged once.
                 if failing.causes.len() == MAX_CAUSES || failing.causes.contains(&cause) {
                     return;
                 }
@@ -66,7 +66,7 @@ impl Outage {
             }
             None => {
                 let (since, causes) = (Instant::now(), vec![cause]);
-                *state = Some(Failing { since, causes, well_since: None, without: 0 });
+                *state = Some(Failing { since, causes, well_since: None, answered_without: 0 });
                 self.is_on.store(true, Ordering::Relaxed);
             }
         }
@@ -79,7 +79,7 @@ impl Outage {
         scope.observe().store_fails(meanwhile, error);
     }
 
-    fn answered(&self, scope: &Scope) {
+    fn note_success(&self, scope: &Scope) {
         let mut state = self.lock();
         let Some(failing) = &mut *state else { return };
         let now = Instant::now();
@@ -87,16 +87,16 @@ impl Outage {
         if now - well_since < SETTLED {
             return;
         }
-        let (lasted, without) = (well_since - failing.since, failing.without);
+        let (lasted, without) = (well_since - failing.since, failing.answered_without);
         *state = None;
         self.is_on.store(false, Ordering::Relaxed);
         drop(state);
         scope.observe().store_is_back(without, lasted);
     }
 
-    pub(super) fn answer_without(&self) {
+    pub(super) fn count_answer_without(&self) {
         if let Some(failing) = &mut *self.lock() {
-            failing.without += 1;
+            failing.answered_without += 1;
         }
     }
 

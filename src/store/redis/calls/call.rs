@@ -79,7 +79,7 @@ fn report_and_answer(
     waiting: QueuedQuestion,
     answer: Result<Answer, StoreError>,
 ) {
-    link.breaker().report(domain, Some(over.handed_out_at()), &answer);
+    link.breaker().report_answer(domain, Some(over.handed_out_at()), &answer);
     waiting.send_answer(answer);
 }
 

@@ -124,7 +124,7 @@ impl Upkeep {
                 || current.after_replica && !current.shards.is_proved();
             let in_vain = current.made > 0 && !current.shards.is_proved();
             current.in_vain = if in_vain { current.in_vain + 1 } else { 0 };
-            shards.well_nodes().for_each(|node| self.source.breaker.connected(node));
+            shards.well_nodes().for_each(|node| self.source.breaker.note_connected(node));
             (current.connection, current.shards) = (Some(connection), shards);
             current.made += 1;
             current.made_at = made_at;

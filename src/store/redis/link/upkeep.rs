@@ -126,7 +126,7 @@ impl Upkeep {
     pub(super) fn note_well(&self, health: &Health) {
         health.mark_well(self.source.now());
         self.source.note_answer(self.source.now());
-        self.source.breaker.connected(health.node);
+        self.source.breaker.note_connected(health.node);
         self.current.send_modify(|current| current.error = None);
     }
 
@@ -136,7 +136,7 @@ impl Upkeep {
             let shards = current.shards.with_slots(ranges, self.source.now());
             // No call goes to a node that has left.
             let left = current.shards.nodes_missing_in(&shards);
-            left.for_each(|node| self.source.breaker.connected(node));
+            left.for_each(|node| self.source.breaker.note_connected(node));
             current.shards = shards;
         });
     }
@@ -149,7 +149,7 @@ impl Upkeep {
     /// Ends the loss of a shard, as another one was lost.
     pub(super) fn clear_loss(&self, health: &Health) {
         health.clear_loss();
-        self.source.breaker.connected(health.node);
+        self.source.breaker.note_connected(health.node);
         self.current.send_modify(|_| {});
     }
 
