@@ -17,6 +17,7 @@ use tower_fixed_window::{FixedWindowLayer, Limit, MemoryStore, Quota};
 use tower_governor::GovernorLayer;
 use tower_governor::key_extractor::PeerIpKeyExtractor;
 use tower_layer::Layer;
+#[cfg(feature = "tower-rate-limiter")]
 use tower_rate_limiter::{FixedWindow, IpKeyExtractor, RateLimitLayer};
 use tower_service::Service;
 
@@ -78,9 +79,11 @@ pub fn tower_governor(
     GovernorLayer::new(config.expect("neither is zero"))
 }
 
+#[cfg(feature = "tower-rate-limiter")]
 type TowerRateLimiter =
     RateLimitLayer<IpKeyExtractor, FixedWindow<tower_rate_limiter::MemoryStore>>;
 
+#[cfg(feature = "tower-rate-limiter")]
 fn tower_rate_limiter(limit: u32) -> TowerRateLimiter {
     let store = tower_rate_limiter::MemoryStore::new();
     let policy = FixedWindow::new(store, u64::from(limit), DAY).expect("a long window");
@@ -109,6 +112,7 @@ pub(crate) fn limiter(name: &str, limit: u32) -> Limiter {
         })),
         "tower-fixed-window" => served(ours(limit).layer(service)),
         "tower_governor" => served(tower_governor(limit).layer(service)),
+        #[cfg(feature = "tower-rate-limiter")]
         "tower-rate-limiter" => served(tower_rate_limiter(limit).layer(service)),
         "axum-governor" => served(axum_governor(limit).layer(service)),
         _ => panic!("there is no layer {name}"),

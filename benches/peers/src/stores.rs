@@ -10,6 +10,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use axum_limit::{FixedWindowPolicy, MemoryBackend, RateLimitBackend};
 use tower_fixed_window::testing::block_on;
 use tower_fixed_window::{Limit, MemoryStore, Quota};
+#[cfg(feature = "tower-rate-limiter")]
 use tower_rate_limiter::FixedWindowStore;
 
 use crate::{Limiter, address, each};
@@ -41,6 +42,7 @@ pub(crate) fn limiter(name: &str, limit: u32, window: Duration, keys: u32) -> Li
             let limiter = Arc::new(governor::RateLimiter::hashmap(governor_quota(limit, window)));
             each(move |client| black_box(limiter.check_key(&address(client)).is_ok()))
         }
+        #[cfg(feature = "tower-rate-limiter")]
         "tower-rate-limiter" => {
             let store = tower_rate_limiter::MemoryStore::new();
             each(move |client| {
