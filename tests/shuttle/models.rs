@@ -177,6 +177,42 @@ fn a_key_that_moves_to_an_entry_of_its_own() {
     assert!(!now(limiter.check("one")).allowed());
 }
 
+/// The table doubles while a key of it is charged.
+fn a_table_that_grows() {
+    let time = Time::at(50);
+    let store = MemoryStore::with_max_keys(2 * ENTRIES as usize).clock(time);
+    let limiter = Quota::new(3, WINDOW).name("model").store(store.clone());
+    assert!(now(limiter.check("one")).allowed());
+    fill(&store, ENTRIES - 2);
+    let growth = thread::spawn({
+        let others = Quota::per_week(1).name("later").store(store.clone());
+        move || (0..3_u64).for_each(|key| assert!(now(others.check(key)).allowed()))
+    });
+    assert_eq!(at_once(&limiter, 2, 2), 2);
+    growth.join().expect("no panic");
+    assert_eq!(now(limiter.peek("one")).used(), 3);
+    assert_eq!((store.len(), store.overflowed()), (ENTRIES as usize + 2, 0));
+}
+
+/// A charge by an older reading of the clock finds that another key has the entry, with the same
+/// count.
+fn an_entry_that_another_key_is_given() {
+    let time = Time::at(50);
+    let (limiter, store) = limiter(Quota::new(2, WINDOW), &time);
+    assert!(now(limiter.check("one")).allowed());
+    fill(&store, ENTRIES - 1);
+    let other = thread::spawn({
+        let (limiter, time) = (limiter.clone(), time.clone());
+        move || {
+            time.set(100);
+            assert!(now(limiter.check("two")).allowed());
+        }
+    });
+    assert!(now(limiter.check("one")).allowed());
+    other.join().expect("no panic");
+    assert_eq!(now(limiter.peek("two")).used(), 1);
+}
+
 /// Limits in a store of two shards, which both have some of their keys.
 fn several_limits() -> Limits {
     let store = MemoryStore::with_max_keys(2_048).clock(Time::at(50));
@@ -254,6 +290,8 @@ models!(
     charges_on_both_sides_of_an_edge,
     keys_that_share_an_overflow_entry,
     a_key_that_moves_to_an_entry_of_its_own,
+    a_table_that_grows,
+    an_entry_that_another_key_is_given,
     limits_in_opposite_orders,
     a_refusal_that_nobody_sees,
 );
