@@ -1,57 +1,56 @@
 //! `cargo run --example admin`
 //!
-//! Routes for support, behind authentication: they show and reset the usage of a key, set another
-//! limit or plan, and switch shadow mode, for limits by address, by user and by API key.
+//! Routes for support, behind authentication: who is limited, the usage of a key, unblock it, give
+//! it more until tonight, set other quotas or shadow mode, for good or until an instant; for limits
+//! by address, by user and by API key. docs/support.md goes from the question to the answer.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use axum::extract::{Path, Request, State};
+use axum::extract::{Path, Query, Request, State};
 use axum::http::StatusCode;
 use axum::middleware::{self, Next};
 use axum::response::{Response, Result};
 use axum::routing::{get, post, put};
 use axum::{Json, Router};
+use serde::Deserialize;
 use serde_json::{Value, json};
 use tower_fixed_window::key::{extension, header, peer_ip};
 use tower_fixed_window::{
-    FixedWindowLayer, Key, KeyExtractor, Limit, Limiter, ParseQuotaError, Plan, Quota, Quotas,
+    FixedWindowLayer, Key, KeyExtractor, Limiter, ParseQuotaError, Quota, Quotas,
 };
 
-/// The plans of keys. Really, they are in a database.
-struct Plans {
-    /// Of all other keys.
-    usual: Quotas,
-    of_keys: HashMap<Key, Plan>,
-}
-
-impl Plans {
-    fn of(&self, key: &Key) -> Plan {
-        self.of_keys.get(key).copied().unwrap_or(self.usual.into())
-    }
-}
-
-/// A limit that support can change.
+/// A limit that support can change. Plans for good are in a database: `database_plans`.
 struct Managed {
     limiter: Limiter,
     /// Reads what the limit counts by, as support writes it.
     key: fn(&str) -> Option<Key>,
-    plans: Arc<Mutex<Plans>>,
 }
 
 impl Managed {
     fn new(name: &str, usual: Quota, by: impl KeyExtractor, key: fn(&str) -> Option<Key>) -> Self {
-        let plans = Plans { usual: usual.into(), of_keys: HashMap::new() };
-        let plans = Arc::new(Mutex::new(plans));
-        let of_requests = plans.clone();
-        let limit = Limit::by_plan(move |_parts, key| of_requests.lock().unwrap().of(key));
         // With a RedisStore, `.revalidate_refusals()` makes a reset here effective on other nodes.
-        Self { limiter: Limiter::new(limit.name(name).key(by)), key, plans }
+        Self { limiter: Limiter::new(usual.name(name).key(by).track_refused(1_000)), key }
     }
 }
 
 type Limits = Arc<HashMap<&'static str, Managed>>;
+
+/// `?until=`, in seconds since the Unix epoch. Without it, a change is for good.
+#[derive(Deserialize)]
+struct Until {
+    until: Option<u64>,
+}
+
+impl Until {
+    fn instant(&self) -> Option<SystemTime> {
+        // Far instants that the system's clock can't represent are the last that it can.
+        let last = Duration::from_secs(u32::MAX.into());
+        self.until.map(|seconds| UNIX_EPOCH + Duration::from_secs(seconds).min(last))
+    }
+}
 
 fn find<'a>(limits: &'a Limits, name: &str) -> Result<&'a Managed, (StatusCode, &'static str)> {
     limits.get(name).ok_or((StatusCode::NOT_FOUND, "no such limit\n"))
@@ -65,17 +64,40 @@ fn invalid(error: ParseQuotaError) -> (StatusCode, String) {
     (StatusCode::BAD_REQUEST, format!("{error}\n"))
 }
 
+fn seconds(at: SystemTime) -> u64 {
+    at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+}
+
+/// Who is limited? The keys that this process refused lately, most often first.
+async fn refused(State(limits): State<Limits>, Path(name): Path<String>) -> Result<Json<Value>> {
+    let refused = find(&limits, &name)?.limiter.refused().into_iter();
+    let keys = refused.flat_map(|refused| refused.keys).map(|client| {
+        json!({
+            "key": client.key.readable().to_string(),
+            "refused": client.count,
+            "share": client.share,
+            "quota": client.quota.to_string(),
+            "last": seconds(client.last),
+            "until": client.retry_at.map(seconds),
+        })
+    });
+    Ok(Json(keys.collect()))
+}
+
+/// Why? How much of each quota a key has used.
 async fn usage(
     State(limits): State<Limits>,
     Path((name, text)): Path<(String, String)>,
 ) -> Result<Json<Value>> {
     let limit = find(&limits, &name)?;
-    let key = key(limit, &text)?;
-    let plan = limit.plans.lock().unwrap().of(&key);
-    let Some(&quotas) = plan.quotas() else { return Ok(Json(json!("unlimited"))) };
-    let decision = limit.limiter.with_quotas(quotas).peek(key).await?;
-    let usage = quotas.iter().zip(decision.usage()).map(|(quota, usage)| {
-        json!({ "quota": quota.to_string(), "used": usage.used(), "remaining": usage.remaining() })
+    let decision = limit.limiter.peek(key(limit, &text)?).await?;
+    let usage = decision.usage().iter().map(|usage| {
+        json!({
+            "limit": usage.limit(),
+            "used": usage.used(),
+            "remaining": usage.remaining(),
+            "reset": seconds(usage.reset_at()),
+        })
     });
     Ok(Json(usage.collect()))
 }
@@ -89,34 +111,46 @@ async fn reset(
     Ok("reset\n")
 }
 
-/// The plan of one key: quotas or "unlimited".
-async fn set_plan(
+/// More, or less, for one key, until an instant, in this process.
+async fn set_key_quotas(
     State(limits): State<Limits>,
     Path((name, text)): Path<(String, String)>,
-    plan: String,
+    Query(until): Query<Until>,
+    quotas: String,
 ) -> Result<String> {
     let limit = find(&limits, &name)?;
-    let (key, plan): (_, Plan) = (key(limit, &text)?, plan.parse().map_err(invalid)?);
-    limit.plans.lock().unwrap().of_keys.insert(key, plan);
-    Ok(format!("{plan}\n"))
+    let (key, quotas): (_, Quotas) = (key(limit, &text)?, quotas.parse().map_err(invalid)?);
+    let until = until.instant().ok_or((StatusCode::BAD_REQUEST, "?until= is missing\n"))?;
+    limit.limiter.set_key_quotas_until(key, quotas, until);
+    Ok(format!("{quotas}\n"))
 }
 
-/// The quotas of all keys without a plan.
+/// The quotas of all keys.
 async fn set_quotas(
     State(limits): State<Limits>,
     Path(name): Path<String>,
+    Query(until): Query<Until>,
     quotas: String,
 ) -> Result<String> {
+    let limiter = &find(&limits, &name)?.limiter;
     let quotas: Quotas = quotas.parse().map_err(invalid)?;
-    find(&limits, &name)?.plans.lock().unwrap().usual = quotas;
+    match until.instant() {
+        Some(until) => limiter.set_quotas_until(quotas, until),
+        None => limiter.set_quotas(quotas),
+    }
     Ok(format!("{quotas}\n"))
 }
 
 async fn set_shadow(
     State(limits): State<Limits>,
     Path((name, shadow)): Path<(String, bool)>,
+    Query(until): Query<Until>,
 ) -> Result<String> {
-    find(&limits, &name)?.limiter.set_shadow(shadow);
+    let limiter = &find(&limits, &name)?.limiter;
+    match until.instant() {
+        Some(until) => limiter.set_shadow_until(shadow, until),
+        None => limiter.set_shadow(shadow),
+    }
     Ok(format!("shadow: {shadow}\n"))
 }
 
@@ -176,8 +210,9 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let limits = HashMap::from([("login", login), ("upload", upload), ("api", api)]);
     let admin = Router::new()
         .route("/{limit}", put(set_quotas))
+        .route("/{limit}/refused", get(refused))
         .route("/{limit}/shadow/{on}", put(set_shadow))
-        .route("/{limit}/key/{key}", get(usage).delete(reset).put(set_plan))
+        .route("/{limit}/key/{key}", get(usage).delete(reset).put(set_key_quotas))
         .with_state(Limits::new(limits))
         .layer(middleware::from_fn(support_only));
     let app = app.nest("/admin", admin);
@@ -186,9 +221,11 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let addr = listener.local_addr()?;
     let support = format!("curl -H 'authorization: Bearer support' http://{addr}/admin");
     println!("try: curl -i http://{addr}/api -H 'authorization: Bearer ann'");
+    println!("     {support}/api/refused  # who is limited?");
     println!("     {support}/api/key/1  # ann's usage");
-    println!("     {support}/api/key/1 -X PUT -d 1_000/hour  # or: unlimited");
-    println!("     {support}/api/key/1 -X DELETE");
+    println!("     {support}/api/key/1 -X DELETE  # unblock ann");
+    let tonight = seconds(SystemTime::now()) + 8 * 3_600;
+    println!("     {support}/api/key/1?until={tonight} -X PUT -d 1_000/minute");
     println!("     {support}/login/key/127.0.0.1");
     println!("     {support}/login -X PUT -d 600/minute");
     println!("     {support}/login/shadow/true -X PUT");

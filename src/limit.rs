@@ -9,7 +9,8 @@ use crate::key::{Key, KeyExtractor, key_fn, peer_ip};
 use crate::quota::{Plan, Quota, Quotas};
 use crate::store::Scope;
 
-pub(crate) type PlanFn = Arc<dyn Fn(&Parts, &Key) -> Plan + Send + Sync>;
+/// Returns the plan of a request, or `None` for the limit's own quotas.
+pub(crate) type PlanFn = Arc<dyn Fn(&Parts, &Key) -> Option<Plan> + Send + Sync>;
 pub(crate) type CostFn = Arc<dyn Fn(&Parts) -> u64 + Send + Sync>;
 pub(crate) type RouteFn = Arc<dyn Fn(&Parts) -> Option<&str> + Send + Sync>;
 
@@ -114,7 +115,7 @@ impl Limit {
         F: Fn(&Parts, &Key) -> Q + Send + Sync + 'static,
         Q: Into<Plan>,
     {
-        let plan: PlanFn = Arc::new(move |parts, key| plan(parts, key).into());
+        let plan: PlanFn = Arc::new(move |parts, key| Some(plan(parts, key).into()));
         Self { plan: Some(plan), ..Self::new(Quota::per_second(0)) }
     }
 

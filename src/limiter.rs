@@ -12,6 +12,8 @@ use crate::store::{Account, Adjust, Charge, Reply, Scope, Store, StoreError, ins
 // First, since rustdoc shows methods in the order of modules.
 mod creating;
 
+mod changes;
+mod changing;
 pub(crate) mod doubts;
 pub(crate) mod freed;
 mod live;
@@ -20,7 +22,7 @@ mod receipt;
 mod refused;
 mod watched;
 
-pub(crate) use live::Live;
+pub(crate) use live::{InForce, Live};
 use live::{UNKNOWN, WATCHED};
 use noted::note_decision;
 pub(crate) use noted::{note_passed, observe_decision};
@@ -216,7 +218,7 @@ impl Limiter {
     /// If the store fails, or if the charge was made under another name than this limiter's.
     pub fn settle(&self, receipt: impl Into<Receipt>, actual: u64) -> Reply<()> {
         let Receipt { account, decision } = receipt.into();
-        let account = match self.quotas_now() {
+        let account = match self.quotas_now(account.as_account().key()) {
             Ok(quotas) => account.updated(&quotas),
             // A plan that the charge was decided by stays.
             Err(_) => account,
@@ -292,54 +294,6 @@ impl Limiter {
         freed::note_after(&self.scope, &key, self.store.reset(&self.scope, &key))
     }
 
-    /// Returns the current quotas. Of a limit by plan, `0/second`.
-    pub fn quotas(&self) -> Quotas {
-        self.live.quotas()
-    }
-
-    /// Changes the quotas, from the next charge on, for all clones of this limiter and all layers
-    /// that were made of it. A raised or lowered limit also applies to what is counted already, and
-    /// leaves no debt for the next window. Another window or anchor is another counter.
-    ///
-    /// ```
-    /// use tower_fixed_window::{FixedWindowLayer, Limiter, Quota};
-    ///
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let api = Limiter::new(Quota::per_minute(60).name("api"));
-    /// let layer = FixedWindowLayer::new(&api);
-    ///
-    /// // From an admin route, or when a file of limits has changed.
-    /// api.set_quotas(Quota::per_minute(600));
-    /// assert_eq!(api.peek("alice").await?.remaining(), 600);
-    /// assert_eq!(api.quotas().to_string(), "600/minute");
-    /// # let _ = layer; Ok(()) }
-    /// ```
-    ///
-    /// The quotas of a limit by plan are those of its closure: this changes nothing.
-    pub fn set_quotas(&self, quotas: impl Into<Quotas>) {
-        self.live.set_quotas(quotas.into());
-        freed::note_changed(&self.scope);
-    }
-
-    /// Switches [shadow mode](crate::Limit::shadow) on or off, for all layers that were made of
-    /// this limiter. Without HTTP, decisions only tell.
-    ///
-    /// ```
-    /// use http::Request;
-    /// use tower_fixed_window::key::global;
-    /// use tower_fixed_window::testing::ask;
-    /// use tower_fixed_window::{FixedWindowLayer, Limiter, Quota};
-    ///
-    /// let api = Limiter::new(Quota::per_minute(0).name("api").key(global()));
-    /// let layer = FixedWindowLayer::new(&api);
-    ///
-    /// api.set_shadow(true);
-    /// assert_eq!(ask(&layer, Request::get("/")).status(), 200);
-    /// ```
-    pub fn set_shadow(&self, shadow: bool) {
-        self.live.set_shadow(shadow);
-    }
-
     /// Returns which keys were refused lately in this process, most often first: how often, since
     /// when, by which quota, and until when. `None`: they are not counted, see the examples of
     /// [`Limit::track_refused`](crate::Limit::track_refused).
@@ -353,13 +307,13 @@ impl Limiter {
     /// Whether the quotas are those that this handle was made with.
     #[inline]
     pub(crate) fn is_unchanged(&self) -> bool {
-        self.generation == self.live.generation()
+        self.live.is_of(self.generation)
     }
 
     /// Whether they are, but for the mark.
     #[inline]
     fn is_only_watched(&self) -> bool {
-        self.generation == self.live.generation() | WATCHED
+        self.live.is_of(self.generation & !WATCHED)
     }
 
     /// The quotas that this handle was made with.
@@ -370,21 +324,25 @@ impl Limiter {
 
     /// The quotas of a charge that names none.
     #[inline]
-    pub(crate) fn quotas_now(&self) -> Result<Cow<'_, Quotas>, StoreError> {
-        if self.is_unchanged() { Ok(Cow::Borrowed(&self.quotas)) } else { self.changed_quotas() }
+    pub(crate) fn quotas_now(&self, key: &Key) -> Result<Cow<'_, Quotas>, StoreError> {
+        if self.is_unchanged() { Ok(Cow::Borrowed(&self.quotas)) } else { self.changed_quotas(key) }
     }
 
     #[cold]
-    fn changed_quotas(&self) -> Result<Cow<'_, Quotas>, StoreError> {
-        if self.generation == UNKNOWN {
-            return Err(StoreError::new(
-                "this limit's quotas differ between requests: write limiter.with_quotas(plan)",
-            ));
+    fn changed_quotas(&self, key: &Key) -> Result<Cow<'_, Quotas>, StoreError> {
+        self.end_changes();
+        if self.is_only_watched() {
+            return Ok(Cow::Borrowed(&self.quotas));
         }
-        Ok(match self.is_only_watched() {
-            true => Cow::Borrowed(&self.quotas),
-            false => Cow::Owned(self.live.quotas()),
-        })
+        if let Some(own) = self.live.quotas_of(key) {
+            return Ok(Cow::Owned(own));
+        }
+        match self.generation {
+            UNKNOWN => Err(StoreError::new(
+                "this limit's quotas differ between requests: write limiter.with_quotas(plan)",
+            )),
+            _ => Ok(Cow::Owned(self.live.quotas())),
+        }
     }
 
     /// The answer to a charge without the store, which did not answer in time.
@@ -415,7 +373,7 @@ impl Limiter {
         if self.is_only_watched() {
             return self.ask_watched(charge(Account::new(&self.scope, &self.quotas, key)));
         }
-        match self.quotas_now() {
+        match self.quotas_now(key) {
             Ok(quotas) => self.ask_watched(charge(Account::new(&self.scope, &quotas, key))),
             Err(error) => Reply::failed(error),
         }
@@ -448,7 +406,7 @@ impl Limiter {
         key: &Key,
         charge: impl FnOnce(Account<'_>) -> Charge<'_>,
     ) -> Reply<Result<Receipt, RateLimited>> {
-        let quotas = match self.quotas_now() {
+        let quotas = match self.quotas_now(key) {
             Ok(quotas) => quotas,
             Err(error) => return Reply::failed(error),
         };

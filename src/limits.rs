@@ -1,5 +1,6 @@
 //! Several limits in one charge, without HTTP: [`Limits`].
 
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -414,7 +415,10 @@ impl Limits {
             .iter()
             .filter_map(|Line { name, key, quotas, .. }| {
                 let limit = self.find(name)?;
-                let now = quotas.map_or_else(|| limit.quotas(), |quotas| *quotas);
+                let now = match quotas {
+                    Some(own) => Cow::Borrowed(*own),
+                    None => limit.quotas_now(key).ok()?,
+                };
                 let account = Account::new(limit.scope(), &now, key);
                 Some((account.to_owned(), quotas.is_none()))
             })

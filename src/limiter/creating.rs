@@ -38,7 +38,7 @@ impl Limiter {
 
     /// The same limit in another store. It is no longer changed with this one.
     pub(crate) fn moved_to(&self, store: Arc<dyn Store>) -> Self {
-        let limit = Limit { quotas: self.quotas(), ..self.live.limit().clone() };
+        let limit = Limit { quotas: self.live.usual_quotas(), ..self.live.limit().clone() };
         let moved = Self::made(limit, store);
         if self.refundable { moved.refundable() } else { moved }
     }

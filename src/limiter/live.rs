@@ -1,36 +1,62 @@
-//! What can be changed of a limit at run time.
+//! A limit with its changes at run time: [`Live`].
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use http::request::Parts;
+
+use super::changes::{Changes, NEVER};
 use super::refused::Tracker;
-use crate::limit::Limit;
-use crate::quota::Quotas;
+use crate::key::Key;
+use crate::limit::{Limit, PlanFn};
+use crate::observe::Change;
+use crate::quota::{Plan, Quotas};
 
 /// The generation of a handle whose quotas differ between requests.
 pub(super) const UNKNOWN: u64 = u64::MAX;
 /// A mark of a handle's generation: its decisions are [watched](Live::is_watched).
 pub(super) const WATCHED: u64 = 1 << 62;
+/// A mark of a limit's generation: some change ends by itself, so that each request checks the
+/// time.
+const ENDS: u64 = 1 << 61;
 
-/// A limit as it was built, and what was changed of it since: shared by all clones of its limiter,
-/// and by all layers and services that count by it.
+/// A limit as it was built, with its changes since. All clones of its limiter share it, and all
+/// layers and services that count by it.
 pub(crate) struct Live {
     limit: Limit,
-    /// Increases with each change of the quotas.
+    /// Differs for each change of the quotas, and is 0 for the quotas that the limit was built
+    /// with.
     generation: AtomicU64,
-    /// The quotas in place of those it was built with.
-    changed: Mutex<Option<Box<Quotas>>>,
+    /// The instant when the next change ends.
+    ends: AtomicI64,
     shadow: AtomicBool,
+    changes: Mutex<Changing>,
     tracker: Option<Arc<Tracker>>,
+}
+
+#[derive(Default)]
+struct Changing {
+    /// The number of changes of the quotas so far.
+    count: u64,
+    changes: Option<Box<Changes>>,
+}
+
+/// The quotas in force, of one moment.
+pub(crate) struct InForce {
+    pub(crate) generation: u64,
+    pub(crate) quotas: Quotas,
+    /// Chooses the quotas of requests that differ.
+    pub(crate) plan: Option<PlanFn>,
 }
 
 impl Live {
     pub(super) fn new(limit: Limit) -> Self {
         Self {
             generation: AtomicU64::new(0),
-            changed: Mutex::default(),
+            ends: AtomicI64::new(NEVER),
             shadow: AtomicBool::new(limit.shadow),
-            tracker: limit.tracked.as_ref().map(|tracked| Arc::new(Tracker::new(tracked))),
+            changes: Mutex::default(),
+            tracker: limit.tracked.as_deref().map(|tracked| Arc::new(Tracker::new(tracked))),
             limit,
         }
     }
@@ -46,12 +72,12 @@ impl Live {
         if self.is_watched() { WATCHED } else { 0 }
     }
 
-    /// Whether more is made of its decisions than a report.
+    /// Returns whether refusals are tracked by key.
     pub(crate) fn is_watched(&self) -> bool {
         self.tracker.is_some()
     }
 
-    /// Counts its refusals, if that is wanted.
+    /// Returns the counts of refusals by key, if the limit tracks these.
     #[inline]
     pub(crate) fn tracker(&self) -> Option<&Tracker> {
         self.tracker.as_deref()
@@ -61,33 +87,105 @@ impl Live {
         &self.limit
     }
 
+    fn lock(&self) -> MutexGuard<'_, Changing> {
+        self.changes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub(crate) fn quotas(&self) -> Quotas {
-        let changed = self.changed.lock().unwrap_or_else(PoisonError::into_inner);
-        changed.as_deref().copied().unwrap_or(self.limit.quotas)
+        let quotas = self.lock().changes.as_ref().and_then(|changes| changes.quotas.get());
+        quotas.unwrap_or(self.limit.quotas)
     }
 
-    pub(super) fn set_quotas(&self, quotas: Quotas) {
-        if self.limit.plan.is_some() {
-            return;
+    /// Returns the quotas without a change that ends by itself.
+    pub(super) fn usual_quotas(&self) -> Quotas {
+        let quotas = self.lock().changes.as_ref().and_then(|changes| changes.quotas.for_good());
+        quotas.unwrap_or(self.limit.quotas)
+    }
+
+    /// Returns the quotas of one key, if it has its own for now.
+    pub(super) fn quotas_of(&self, key: &Key) -> Option<Quotas> {
+        let changing = self.lock();
+        changing.changes.as_ref()?.keys.get(key).map(|(quotas, _)| *quotas)
+    }
+
+    /// Returns the quotas in force, and their generation.
+    pub(crate) fn in_force(&self) -> InForce {
+        let changing = self.lock();
+        let (changes, plan) = (changing.changes.as_deref(), self.limit.plan.clone());
+        let quotas = changes.and_then(|changes| changes.quotas.get());
+        let keys = changes.map(|changes| &changes.keys).filter(|keys| !keys.is_empty()).cloned();
+        InForce {
+            generation: self.generation(),
+            quotas: quotas.unwrap_or(self.limit.quotas),
+            plan: match keys {
+                None => plan,
+                Some(keys) => Some(Arc::new(move |parts, key| match keys.get(key) {
+                    Some((quotas, _)) => Some((*quotas).into()),
+                    None => plan.as_ref()?(parts, key),
+                })),
+            },
         }
-        let mut changed = self.changed.lock().unwrap_or_else(PoisonError::into_inner);
-        *changed = Some(Box::new(quotas));
-        // Under the lock: a reader that sees the new generation reads the new quotas.
-        self.generation.fetch_add(1, Ordering::Release);
     }
 
-    /// Increases with each change of the quotas.
+    /// Returns the plan of a request.
+    pub(crate) fn plan(&self, parts: &Parts, key: &Key) -> Plan {
+        let InForce { quotas, plan, .. } = self.in_force();
+        plan.and_then(|plan| plan(parts, key)).unwrap_or(quotas.into())
+    }
+
+    /// Applies a change, and returns the instant when the last change of this kind ends.
+    pub(super) fn change(&self, of: Change, change: impl FnOnce(&mut Changes)) -> Option<i64> {
+        let mut changing = self.lock();
+        let changes = changing.changes.get_or_insert_default();
+        change(changes);
+        let last_end = changes.last_end(of);
+        self.publish(&mut changing, of != Change::Shadow);
+        last_end
+    }
+
+    /// Returns whether some change's time is over.
+    pub(super) fn has_ended(&self, now: impl FnOnce() -> i64) -> bool {
+        self.generation.load(Ordering::Acquire) & ENDS > 0
+            && now() >= self.ends.load(Ordering::Relaxed)
+    }
+
+    /// Ends changes whose time is over. Returns their kinds, each with the instant when the last
+    /// change of that kind ends.
+    pub(super) fn end(&self, now: i64) -> Vec<(Change, Option<i64>)> {
+        let mut changing = self.lock();
+        let Some(changes) = &mut changing.changes else { return Vec::new() };
+        let ended = changes.end(now);
+        let ended: Vec<_> = ended.into_iter().map(|of| (of, changes.last_end(of))).collect();
+        self.publish(&mut changing, ended.iter().any(|(of, _)| *of != Change::Shadow));
+        ended
+    }
+
+    fn publish(&self, changing: &mut Changing, quotas: bool) {
+        changing.count += u64::from(quotas);
+        let Some(changes) = &changing.changes else { return };
+        self.shadow.store(changes.shadow.get().unwrap_or(self.limit.shadow), Ordering::Relaxed);
+        let ends = changes.next_end();
+        self.ends.store(ends, Ordering::Relaxed);
+        let generation = if changes.has_no_quotas() { 0 } else { changing.count };
+        let ends = if ends == NEVER { 0 } else { ENDS };
+        // Stored last, under the lock: a reader of this generation finds the changes.
+        self.generation.store(generation | ends, Ordering::Release);
+    }
+
+    /// Returns whether the quotas are those of a generation, and no change ends by itself.
+    #[inline]
+    pub(crate) fn is_of(&self, generation: u64) -> bool {
+        self.generation.load(Ordering::Acquire) == generation
+    }
+
+    /// Returns a number that differs for each change of the quotas.
     #[inline]
     pub(crate) fn generation(&self) -> u64 {
-        self.generation.load(Ordering::Acquire)
+        self.generation.load(Ordering::Acquire) & !ENDS
     }
 
     #[inline]
     pub(crate) fn is_shadow(&self) -> bool {
         self.shadow.load(Ordering::Relaxed)
-    }
-
-    pub(super) fn set_shadow(&self, shadow: bool) {
-        self.shadow.store(shadow, Ordering::Relaxed);
     }
 }

@@ -21,7 +21,8 @@ impl Limits {
         let all = || lines.iter().zip(limits);
         let now: Result<Vec<_>, _> = all()
             .map(|(line, limit)| {
-                line.quotas.map_or_else(|| limit.quotas_now(), |own| Ok(Cow::Borrowed(own)))
+                line.quotas
+                    .map_or_else(|| limit.quotas_now(&line.key), |own| Ok(Cow::Borrowed(own)))
             })
             .collect();
         let quotas = match now {

@@ -108,6 +108,7 @@ impl RateLimitEndpoint {
 /// (S23).
 fn peek(limiter: &Limiter, parts: &Parts) -> Result<Option<Reply<Decision>>, Reason> {
     let (live, mut key) = (limiter.live(), Key::default());
+    limiter.end_changes();
     if live.is_shadow() {
         return Ok(None);
     }
@@ -117,11 +118,7 @@ fn peek(limiter: &Limiter, parts: &Parts) -> Result<Option<Reply<Decision>>, Rea
         }
         Reason::MissingKey(missing)
     })?;
-    let plan = match &live.limit().plan {
-        Some(plan) => plan(parts, &key),
-        None => live.quotas().into(),
-    };
-    Ok(plan.quotas().map(|quotas| {
+    Ok(live.plan(parts, &key).quotas().map(|quotas| {
         let account = Account::new(limiter.scope(), quotas, &key);
         limiter.send(Charge::new(account, 0).peeking())
     }))

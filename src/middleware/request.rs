@@ -14,6 +14,7 @@ use super::stacked;
 use super::upload::Drain;
 use crate::decision::Decision;
 use crate::key::Key;
+use crate::limit::PlanFn;
 use crate::limiter::observe_decision;
 use crate::line::Place;
 use crate::observe::{self, Outcome};
@@ -99,10 +100,10 @@ impl<J> LimitedRequest<J> {
                 false => Next::Refuse(Reason::MissingKey(missing)),
             };
         }
-        if let Some(plan) = &limit.plan {
-            let plan = plan(parts, &self.key);
-            let Some(&quotas) = plan.quotas() else { return Next::Call };
-            self.rare.get_or_insert_default().quotas = Some(quotas);
+        if let Some(plan) = &self.current.settings.plan
+            && !choose_quotas(plan, parts, &self.key, &mut self.rare)
+        {
+            return Next::Call;
         }
         let cost = limit.cost.as_ref().map_or(1, |cost| cost(parts));
         match queue {
@@ -321,6 +322,16 @@ impl<J> LimitedRequest<J> {
     fn account(&self) -> Account<'_> {
         Account::new(self.current.shared.limiter.scope(), self.quotas(), &self.key)
     }
+}
+
+/// Sets the quotas of a request whose plan has others than the limit, and returns `false` if its
+/// plan is unlimited.
+#[inline(never)]
+fn choose_quotas(plan: &PlanFn, parts: &Parts, key: &Key, rare: &mut Option<Box<Rare>>) -> bool {
+    let Some(plan) = plan(parts, key) else { return true };
+    let Some(&quotas) = plan.quotas() else { return false };
+    rare.get_or_insert_default().quotas = Some(quotas);
+    true
 }
 
 impl<J> Drop for LimitedRequest<J> {

@@ -5,13 +5,16 @@ use bytes::Bytes;
 use super::headers::PreparedHeaders;
 use super::options::Options;
 use super::rejection::prepare;
-use crate::limiter::Limiter;
+use crate::limit::PlanFn;
+use crate::limiter::{InForce, Limiter};
 use crate::quota::Quotas;
 
 /// The quotas in force, and the parts of responses that depend only on these.
 pub(crate) struct Settings {
     generation: u64,
     pub(crate) quotas: Quotas,
+    /// Chooses the quotas of requests that differ: by plan, or for a key until an instant.
+    pub(crate) plan: Option<PlanFn>,
     pub(crate) headers: PreparedHeaders,
     pub(crate) body: Bytes,
 }
@@ -19,20 +22,25 @@ pub(crate) struct Settings {
 impl Settings {
     pub(crate) fn new(limiter: &Limiter, options: &Options) -> Self {
         let (name, live) = (limiter.name(), limiter.live());
-        // Read before the quotas: if these change in between, the settings are made again.
-        let generation = live.generation();
-        let quotas = live.quotas();
+        let InForce { generation, quotas, plan } = live.in_force();
         Self {
             generation,
             headers: PreparedHeaders::new(options.headers, name, quotas.as_slice()[0].limit()),
             body: prepare(name, &quotas, options.status),
             quotas,
+            plan,
         }
     }
 
-    /// Returns whether the limit still has these quotas.
+    /// Returns whether the limit still has these quotas, and no change of these ends by itself.
     #[inline]
     pub(crate) fn are_current(&self, limiter: &Limiter) -> bool {
+        limiter.live().is_of(self.generation)
+    }
+
+    /// Ends changes whose time is over, and returns whether the limit still has these quotas.
+    pub(crate) fn are_current_now(&self, limiter: &Limiter) -> bool {
+        limiter.end_changes();
         limiter.live().generation() == self.generation
     }
 }

@@ -57,17 +57,26 @@ impl<J> Current<J> {
         }
     }
 
-    /// Returns whether no limit's quotas have changed since this was made.
+    /// Returns whether no limit's quotas have changed since this was made, and none of its changes
+    /// ends by itself.
     #[inline]
-    pub(crate) fn is_current(&self, shared: &Shared<J>) -> bool {
+    fn is_current(&self, shared: &Shared<J>) -> bool {
         self.settings.are_current(&shared.limiter)
-            && (self.others.is_empty() || self.others_are_current())
+            && (self.others.is_empty() || self.others_are(Settings::are_current))
     }
 
-    fn others_are_current(&self) -> bool {
+    /// Ends changes whose time is over, and returns whether no limit's quotas have changed.
+    pub(crate) fn is_current_now(&self, shared: &Shared<J>) -> bool {
+        self.is_current(shared)
+            || self.settings.are_current_now(&shared.limiter)
+                && self.others_are(Settings::are_current_now)
+    }
+
+    #[inline(never)]
+    fn others_are(&self, are: fn(&Settings, &Limiter) -> bool) -> bool {
         let Some(limits) = &self.shared.several else { return true };
         let others = self.others.iter().zip(&limits.limiters()[1..]);
-        others.into_iter().all(|(settings, limiter)| settings.are_current(limiter))
+        others.into_iter().all(|(settings, limiter)| are(settings, limiter))
     }
 }
 
@@ -91,12 +100,12 @@ impl<J> Lane<J> {
     #[cold]
     fn renew(&self, shared: &Arc<Shared<J>>) -> Arc<Current<J>> {
         let first = self.first.get_or_init(|| Current::new(shared));
-        if first.is_current(shared) {
+        if first.is_current_now(shared) {
             return Arc::clone(first);
         }
         let mut changed = self.changed.lock().unwrap_or_else(PoisonError::into_inner);
         match &*changed {
-            Some(current) if current.is_current(shared) => Arc::clone(current),
+            Some(current) if current.is_current_now(shared) => Arc::clone(current),
             _ => Arc::clone(changed.insert(Current::new(shared))),
         }
     }

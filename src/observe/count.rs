@@ -41,6 +41,26 @@ pub(super) enum Event {
     TokensSettled,
 }
 
+/// A kind of change of a limit at run time.
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum Change {
+    Quotas,
+    Shadow,
+    /// The quotas of one key.
+    Key,
+}
+
+impl Change {
+    #[cfg_attr(not(any(feature = "tracing", feature = "metrics")), allow(dead_code))]
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Quotas => "quotas",
+            Self::Shadow => "shadow",
+            Self::Key => "key",
+        }
+    }
+}
+
 /// What is timed.
 #[derive(Clone, Copy)]
 pub(super) enum Timed {

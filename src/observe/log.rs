@@ -8,7 +8,7 @@ use std::time::Duration;
 
 #[cfg(feature = "tracing")]
 use super::count::OUTCOMES;
-use super::count::Outcome;
+use super::count::{Change, Outcome};
 
 macro_rules! log {
     ($level:ident, $what:expr $(, $name:ident = $value:expr)*) => {{
@@ -78,6 +78,18 @@ pub(super) fn refused_undecided(scope: &str, outcome: Outcome, missing: Option<&
         "a request is refused"
     );
     let _ = (scope, outcome, missing);
+}
+
+/// Logs that a change has ended by itself.
+pub(super) fn change_ended(scope: &str, of: Change) {
+    #[cfg(feature = "tracing")]
+    tracing::info!(
+        target: "tower_fixed_window",
+        scope,
+        of = of.name(),
+        "a change has ended: what held before holds again"
+    );
+    let _ = (scope, of);
 }
 
 /// `meanwhile` says what happens to requests.

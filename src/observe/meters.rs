@@ -16,7 +16,7 @@ use std::{
 use metrics::counter;
 use metrics::{Counter, Histogram, Key, Label, Level, Metadata, Recorder, Unit, gauge};
 
-use super::count::{EVENTS, Event, OUTCOMES, Outcome, Timed};
+use super::count::{Change, EVENTS, Event, OUTCOMES, Outcome, Timed};
 
 static METADATA: Metadata<'_> =
     Metadata::new("tower_fixed_window", Level::INFO, Some("tower_fixed_window"));
@@ -115,6 +115,15 @@ impl Meters {
     /// More requests wait, or fewer.
     pub(super) fn wait(&self, scope: &str, more: f64) {
         gauge!("tower_fixed_window_waiting", "scope" => scope.to_owned()).increment(more);
+    }
+
+    /// Sets the instant when the last change of a kind ends, in milliseconds, or 0.
+    pub(super) fn change(&self, scope: &str, of: Change, end: Option<i64>) {
+        const UNTIL: &str = "tower_fixed_window_changed_until_timestamp_seconds";
+
+        metrics::describe_gauge!(UNTIL, "When the last change of this kind ends by itself");
+        let end = end.map_or(0.0, |end| end as f64 / 1_000.0);
+        gauge!(UNTIL, "scope" => scope.to_owned(), "of" => of.name()).set(end);
     }
 
     /// All counters at once, so that counters of rare events start at 0: Prometheus can't see an

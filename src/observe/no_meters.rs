@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::count::{Event, Outcome, Timed};
+use super::count::{Change, Event, Outcome, Timed};
 
 #[derive(Default)]
 pub(crate) struct Meters;
@@ -21,6 +21,8 @@ impl Meters {
     pub(super) fn time(&self, _: &str, _: Timed, _: Duration) {}
 
     pub(super) fn wait(&self, _: &str, _: f64) {}
+
+    pub(super) fn change(&self, _: &str, _: Change, _: Option<i64>) {}
 }
 
 #[cfg(feature = "redis")]

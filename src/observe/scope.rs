@@ -3,7 +3,7 @@
 use std::fmt::Display;
 use std::time::Duration;
 
-use super::count::{Event, Outcome, Timed};
+use super::count::{Change, Event, Outcome, Timed};
 use super::log;
 use super::meters::{Meters, Timing};
 
@@ -80,6 +80,16 @@ impl Observed<'_> {
         if log::shows_refusals() {
             log::refused(self.name, outcome, quota(), retry_after());
         }
+    }
+
+    /// Reports the instant when the last change of a kind ends, in milliseconds, if there is one.
+    pub(crate) fn changed(self, of: Change, end: Option<i64>) {
+        self.meters.change(self.name, of, end);
+    }
+
+    /// Logs that a change has ended by itself.
+    pub(crate) fn change_ended(self, of: Change) {
+        log::change_ended(self.name, of);
     }
 
     /// The store begins to fail.

@@ -405,15 +405,28 @@ fn admin() {
         used(0, 4);
     }
     let ann = uses[0].0;
-    assert_eq!(put("/admin/api/key/1", "1_000 per day").body, "1000/day\n");
-    assert_eq!(server.send(ann).number("x-ratelimit-limit"), 1_000);
-    assert_eq!(server.send("GET /api, authorization: Bearer bob").number("x-ratelimit-limit"), 4);
-    assert_eq!(put("/admin/api/key/1", "unlimited").body, "unlimited\n");
-    assert_eq!(server.send(ann).field("x-ratelimit-limit"), None);
-    assert_eq!(admin("GET /admin/api/key/1").body, "\"unlimited\"");
-    let wrong = put("/admin/api/key/1", "many");
+    let limit = |request| server.send(request).number("x-ratelimit-limit");
+    let bob = "GET /api, authorization: Bearer bob";
+    let refused = admin("GET /admin/api/refused").body;
+    assert!(
+        refused.contains(r#""key":"u1""#) && refused.contains(r#""quota":"3/day""#),
+        "{refused}"
+    );
+    // For one key, until an instant: the year 2106, and 1970.
+    let (later, before) = (u32::MAX, 1);
+    assert_eq!(put(&format!("/admin/api/key/1?until={later}"), "1_000 per day").body, "1000/day\n");
+    assert_eq!((limit(ann), limit(bob)), (1_000, 4));
+    put(&format!("/admin/api/key/1?until={before}"), "1_000 per day");
+    assert_eq!(limit(ann), 4);
+    assert_eq!(put(&format!("/admin/api?until={later}"), "9/day").status, 200);
+    assert_eq!((limit(ann), limit(bob)), (9, 9));
+    assert_eq!(put(&format!("/admin/api?until={before}"), "9/day").status, 200);
+    assert_eq!(limit(bob), 4);
+    assert_eq!(admin(&format!("PUT /admin/api/shadow/true?until={before}")).status, 200);
+    let wrong = put(&format!("/admin/api/key/1?until={later}"), "many");
     assert_eq!(wrong.status, 400);
     assert!(wrong.body.contains("column 1: expected a limit"), "{}", wrong.body);
+    assert_eq!(put("/admin/api/key/1", "9/day").status, 400);
     assert_eq!(admin("GET /admin/login/key/localhost").status, 400);
 }
 

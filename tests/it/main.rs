@@ -53,6 +53,7 @@ mod stacked_random;
 mod store_failures;
 mod streams_and_upgrades;
 mod support;
+mod temporary_changes;
 mod token_metrics;
 mod types;
 mod uploads;

@@ -68,9 +68,10 @@ impl<J> LimitedRequest<J> {
                 limiter.scope().observe().answered(Outcome::ShadowMissingKey);
                 continue;
             }
-            let quotas = match &limit.plan {
+            let plan = self.current.settings_of(i).plan.as_ref();
+            let quotas = match plan.and_then(|plan| plan(parts, &key)) {
                 None => None,
-                Some(plan) => match plan(parts, &key).quotas() {
+                Some(plan) => match plan.quotas() {
                     None => continue,
                     Some(&quotas) => Some(quotas),
                 },

@@ -96,7 +96,7 @@ impl<J> LimitedRequest<J> {
 
     /// Returns the quotas in force, if they have changed since the request arrived.
     fn changed_terms(&self) -> Option<Terms> {
-        (!self.current.is_current(self.shared())).then(|| self.terms_now())
+        (!self.current.is_current_now(self.shared())).then(|| self.terms_now())
     }
 
     fn terms_now(&self) -> Terms {
@@ -116,7 +116,7 @@ impl<J> LimitedRequest<J> {
     /// Replaces the settings if they have changed while the request waited.
     fn renew(&mut self) {
         let shared = &self.current.shared;
-        if !self.current.is_current(shared) {
+        if !self.current.is_current_now(shared) {
             self.current = Current::new(shared);
         }
     }

@@ -1,0 +1,307 @@
+//! Changes of a limit that end by themselves: quotas, shadow mode, and the quotas of one key.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use axum::body::{Body, to_bytes};
+use http::{Request, Response};
+use metrics_exporter_prometheus::PrometheusBuilder;
+use tower::{Layer, Service, ServiceExt};
+use tower_fixed_window::key::{global, header};
+use tower_fixed_window::testing::{ask, block_on};
+use tower_fixed_window::{
+    FixedWindowLayer, Key, Limit, Limiter, Limits, Line, ManualClock, MemoryStore, Plan, Quota,
+    RateLimitEndpoint,
+};
+
+use crate::support::{Log, NOW_MS, get, paused_clock};
+
+const HOUR: Duration = Duration::from_secs(3_600);
+
+fn at(ms: u64) -> SystemTime {
+    UNIX_EPOCH + Duration::from_millis(ms)
+}
+
+fn in_an_hour() -> SystemTime {
+    at(NOW_MS) + HOUR
+}
+
+fn store() -> (MemoryStore, ManualClock) {
+    let clock = ManualClock::at_ms(NOW_MS);
+    (MemoryStore::with_clock(clock.clone()), clock)
+}
+
+fn per_day(limit: u64) -> Limit {
+    Quota::per_day(limit).name("api").key(header("x-key"))
+}
+
+/// The limit that a request of a key has, and its status.
+fn limit_of(layer: &FixedWindowLayer, key: &str) -> (String, u16) {
+    let response = ask(layer, Request::get("/").header("x-key", key));
+    let limit = response.headers().get("x-ratelimit-limit");
+    let limit = limit.map_or_else(String::new, |limit| limit.to_str().expect("text").to_owned());
+    (limit, response.status().as_u16())
+}
+
+#[test]
+fn former_quotas_hold_from_the_instant_on() {
+    let (store, clock) = store();
+    let api = per_day(5).store(store);
+    let (layer, clone) = (FixedWindowLayer::new(&api), api.clone());
+    api.set_quotas_until(Quota::per_day(50), in_an_hour());
+    assert_eq!(limit_of(&layer, "a").0, "50");
+    assert_eq!(block_on(clone.peek("b")).expect("memory").limit(), 50);
+    clock.advance(HOUR - Duration::from_millis(1));
+    assert_eq!(limit_of(&layer, "a").0, "50");
+    clock.advance(Duration::from_millis(1));
+    assert_eq!(limit_of(&layer, "a").0, "5");
+    assert_eq!(block_on(clone.peek("b")).expect("memory").limit(), 5);
+    assert_eq!(api.quotas(), Quota::per_day(5).into());
+}
+
+#[test]
+fn a_change_for_good_stays_behind_one_that_ends_and_replaces_one_before() {
+    let (store, clock) = store();
+    let api = per_day(5).store(store);
+    api.set_quotas(Quota::per_day(7));
+    api.set_quotas_until(Quota::per_day(50), in_an_hour());
+    api.set_quotas_until(Quota::per_day(60), in_an_hour() + HOUR);
+    clock.advance(HOUR);
+    assert_eq!(api.quotas(), Quota::per_day(60).into(), "the later change replaced the other");
+    clock.advance(HOUR);
+    assert_eq!(api.quotas(), Quota::per_day(7).into());
+
+    api.set_quotas_until(Quota::per_day(50), in_an_hour() + 2 * HOUR);
+    api.set_quotas(Quota::per_day(8));
+    assert_eq!(api.quotas(), Quota::per_day(8).into());
+    clock.advance(HOUR);
+    assert_eq!(api.quotas(), Quota::per_day(8).into());
+
+    api.set_quotas_until(Quota::per_day(50), at(NOW_MS));
+    assert_eq!(api.quotas(), Quota::per_day(8).into(), "that instant has passed");
+}
+
+#[test]
+fn shadow_mode_ends() {
+    let (store, clock) = store();
+    let api = per_day(0).store(store);
+    let layer = FixedWindowLayer::new(&api);
+    assert_eq!(limit_of(&layer, "a").1, 429);
+    api.set_shadow_until(true, in_an_hour());
+    assert_eq!(limit_of(&layer, "a"), (String::new(), 200));
+    clock.advance(HOUR);
+    assert_eq!(limit_of(&layer, "a").1, 429);
+    api.set_shadow(true);
+    api.set_shadow_until(false, in_an_hour() + HOUR);
+    assert_eq!(limit_of(&layer, "a").1, 429);
+    clock.advance(HOUR);
+    assert_eq!(limit_of(&layer, "a").1, 200);
+}
+
+fn secret(key: &str) -> Key {
+    Key::secret(key)
+}
+
+#[test]
+fn one_key_has_quotas_of_its_own_in_layers_limiters_and_the_endpoint() {
+    let (store, clock) = store();
+    let api = per_day(2).store(store);
+    let layer = FixedWindowLayer::new(&api);
+    let mut endpoint = RateLimitEndpoint::new([&api]);
+    let mut shown = |key: &str| {
+        let request = Request::get("/").header("x-key", key).body(()).expect("a request");
+        let response = block_on(endpoint.call(request)).expect("infallible");
+        let json: serde_json::Value = serde_json::from_str(response.body()).expect("JSON");
+        json["rate"]["limit"].as_u64().expect("a number")
+    };
+    for expected in [200, 200, 429] {
+        assert_eq!(limit_of(&layer, "ann"), ("2".into(), expected));
+    }
+    api.set_key_quotas_until(secret("ann"), Quota::per_day(4), in_an_hour());
+    // What is used stays used.
+    for expected in [200, 200, 429] {
+        assert_eq!(limit_of(&layer, "ann"), ("4".into(), expected));
+    }
+    assert_eq!(limit_of(&layer, "bob"), ("2".into(), 200));
+    assert_eq!(block_on(api.peek(secret("ann"))).expect("memory").limit(), 4);
+    assert_eq!((shown("ann"), shown("bob")), (4, 2));
+    let named = api.with_quotas(Quota::per_day(3));
+    assert_eq!(block_on(named.peek(secret("ann"))).expect("memory").limit(), 3);
+
+    clock.advance(HOUR);
+    assert_eq!(limit_of(&layer, "ann"), ("2".into(), 429));
+    assert_eq!(block_on(api.peek(secret("ann"))).expect("memory").limit(), 2);
+    assert_eq!(shown("ann"), 2);
+    clock.advance(24 * HOUR);
+    assert_eq!(limit_of(&layer, "ann"), ("2".into(), 200));
+}
+
+#[test]
+fn a_key_of_a_limit_by_plan_has_them_too() {
+    let (store, clock) = store();
+    let api = Limit::by_plan(|parts, _| match parts.uri.path() {
+        "/free" => Plan::UNLIMITED,
+        _ => Quota::per_day(1).into(),
+    });
+    let api = api.name("api").key(global()).store(store);
+    let layer = FixedWindowLayer::new(&api);
+    let limit = |path: &str| {
+        let response = ask(&layer, Request::get(path));
+        response.headers().get("x-ratelimit-limit").cloned()
+    };
+    api.set_key_quotas_until(Key::global(), Quota::per_day(9), in_an_hour());
+    assert_eq!(limit("/").expect("a limit"), "9");
+    assert_eq!(limit("/free").expect("a limit"), "9");
+    assert_eq!(block_on(api.peek(Key::global())).expect("memory").limit(), 9);
+    clock.advance(HOUR);
+    assert_eq!(limit("/").expect("a limit"), "1");
+    assert_eq!(limit("/free"), None);
+    assert!(block_on(api.peek(Key::global())).is_err(), "its plan is only known to requests");
+}
+
+#[test]
+fn one_of_several_limits_changes() {
+    let (store, clock) = store();
+    let limits = Limits::new([
+        Quota::per_day(1_000).name("all").key(global()),
+        Quota::per_day(2).name("user").key(header("x-key")),
+    ]);
+    let limits = limits.store(store);
+    let layer = FixedWindowLayer::new(&limits);
+    let user = limits.of("user");
+    user.set_key_quotas_until(secret("ann"), Quota::per_day(4), in_an_hour());
+    for expected in [200, 200, 200, 200, 429] {
+        assert_eq!(limit_of(&layer, "ann"), ("4".into(), expected));
+    }
+    let lines = [Line::new("all", Key::global(), 1), Line::new("user", secret("ann"), 1)];
+    let decision = block_on(limits.check(&lines)).expect("memory");
+    assert!(!decision.allowed());
+    assert_eq!(decision.of("user").expect("charged").limit(), 4);
+    user.set_quotas_until(Quota::per_day(3), in_an_hour());
+    for expected in [200, 200, 200, 429] {
+        assert_eq!(limit_of(&layer, "bob"), ("3".into(), expected));
+    }
+    user.set_shadow_until(true, in_an_hour());
+    assert_eq!(limit_of(&layer, "bob"), ("1000".into(), 200));
+    clock.advance(HOUR);
+    for key in ["ann", "bob"] {
+        assert_eq!(limit_of(&layer, key), ("2".into(), 429));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn requests_in_a_queue_follow_the_quotas_but_keep_those_of_their_key() {
+    let in_a_while = at(crate::support::MINUTE_MS) + Duration::from_secs(30);
+    let three = Quota::per_minute(3);
+    // Three at once, then by the former quotas.
+    let change = |api: &Limiter| api.set_quotas_until(three, in_a_while);
+    assert_eq!(minutes_of_six(change).await, [0, 0, 0, 1, 2, 3]);
+    // As the plan of a request, the quotas of its key are those at its arrival.
+    let change = |api: &Limiter| api.set_key_quotas_until(Key::global(), three, in_a_while);
+    assert_eq!(minutes_of_six(change).await, [0, 0, 0, 1, 1, 1]);
+}
+
+/// The minutes in which six requests are served that arrive together.
+async fn minutes_of_six(change: impl Fn(&Limiter)) -> Vec<u64> {
+    let store = MemoryStore::with_clock(paused_clock());
+    let api = Quota::per_minute(1).name("api").key(global()).store(store);
+    let layer = FixedWindowLayer::new(&api).queue(10, Duration::from_secs(600));
+    let service = layer.layer(tower::service_fn(async |_: Request<Body>| {
+        Ok::<_, Infallible>(Response::new(Body::empty()))
+    }));
+    change(&api);
+    let start = tokio::time::Instant::now();
+    let waits = (0..6).map(|_| {
+        let service = service.clone();
+        tokio::spawn(async move {
+            let response = service.oneshot(get("/")).await.expect("infallible");
+            assert_eq!(response.status(), 200);
+            start.elapsed().as_secs()
+        })
+    });
+    let mut minutes = Vec::new();
+    for wait in waits.collect::<Vec<_>>() {
+        minutes.push(wait.await.expect("no panic") / 60);
+    }
+    minutes
+}
+
+#[test]
+fn a_change_that_ends_is_in_the_metrics_and_its_end_in_the_log() {
+    let log = Log::start();
+    let recorder = PrometheusBuilder::new().build_recorder();
+    let handle = recorder.handle();
+    let _guard = metrics::set_default_local_recorder(&recorder);
+    let (store, clock) = store();
+    let api = per_day(5).store(store);
+    let gauge = |of: &str| {
+        let name = format!(
+            "tower_fixed_window_changed_until_timestamp_seconds{{scope=\"api\",of=\"{of}\"}} "
+        );
+        let text = handle.render();
+        let line = text.lines().find_map(|line| line.strip_prefix(&name));
+        line.map(|value| value.parse::<f64>().expect("a number"))
+    };
+    api.set_quotas_until(Quota::per_day(50), in_an_hour());
+    api.set_shadow_until(true, in_an_hour() + HOUR);
+    api.set_key_quotas_until("secret-key", Quota::per_day(50), in_an_hour());
+    let end = NOW_MS as f64 / 1_000.0 + 3_600.0;
+    assert_eq!(gauge("quotas"), Some(end));
+    assert_eq!((gauge("shadow"), gauge("key")), (Some(end + 3_600.0), Some(end)));
+    assert!(!log.text().contains("has ended"));
+    clock.advance(HOUR);
+    assert!(block_on(api.check("other")).expect("memory").allowed());
+    assert_eq!((gauge("quotas"), gauge("key")), (Some(0.0), Some(0.0)));
+    assert_eq!(gauge("shadow"), Some(end + 3_600.0));
+    let text = log.text();
+    assert_eq!(text.matches("a change has ended").count(), 2, "{text}");
+    assert!(text.contains("of=\"quotas\"") && text.contains("of=\"key\""), "{text}");
+    assert!(!text.contains("secret-key") && !handle.render().contains("secret-key"));
+}
+
+/// Quotas of one window share a count, so that no thread takes more than the larger limit.
+#[test]
+fn threads_that_charge_while_a_change_ends_pass_exactly_the_limits() {
+    for _ in 0..50 {
+        let (store, clock) = store();
+        let api: Limiter = per_day(300).store(store);
+        api.set_key_quotas_until("ann", Quota::per_day(500), in_an_hour());
+        api.set_quotas_until(Quota::per_day(400), in_an_hour());
+        let api = Arc::new(api);
+        let threads = (0..4).map(|_| {
+            let api = Arc::clone(&api);
+            thread::spawn(move || {
+                let passed = |key| block_on(api.check(key)).expect("memory").allowed();
+                let count = |_| [u64::from(passed("ann")), u64::from(passed("bob"))];
+                (0..200).map(count).fold([0, 0], |a, b| [a[0] + b[0], a[1] + b[1]])
+            })
+        });
+        let threads: Vec<_> = threads.collect();
+        clock.advance(HOUR);
+        let passed = threads.into_iter().map(|thread| thread.join().expect("no panic"));
+        let [ann, bob] = passed.fold([0, 0], |a, b| [a[0] + b[0], a[1] + b[1]]);
+        assert!((300..=500).contains(&ann) && (300..=400).contains(&bob), "{ann} {bob}");
+        let refused = block_on(api.check("ann")).expect("memory");
+        assert_eq!((refused.allowed(), refused.limit()), (false, 300));
+    }
+}
+
+#[tokio::test]
+async fn a_refusal_names_the_quotas_of_the_key() {
+    let (store, _clock) = store();
+    let api = per_day(9).store(store);
+    let layer = FixedWindowLayer::new(&api);
+    api.set_key_quotas_until(secret("ann"), Quota::per_day(0), in_an_hour());
+    let service = layer.layer(tower::service_fn(async |_: Request<Body>| {
+        Ok::<_, Infallible>(Response::new(Body::empty()))
+    }));
+    let mut request = get("/");
+    request.headers_mut().insert("x-key", http::HeaderValue::from_static("ann"));
+    let response = service.oneshot(request).await.expect("infallible");
+    assert_eq!(response.status(), 429);
+    let body = to_bytes(response.into_body(), usize::MAX).await.expect("a body");
+    let body = String::from_utf8(body.to_vec()).expect("text");
+    assert!(body.contains("api:0/day") && !body.contains("9/day"), "{body}");
+}
