@@ -6,14 +6,14 @@ use axum::routing::{get, post};
 use axum::{Json, Router};
 use tower_fixed_window::{FixedWindowLayer, Quota};
 use utoipa::OpenApi;
-use utoipa::openapi::{PathItem, RefOr, Response};
+use utoipa::openapi::{PathItem, RefOr, Response as ApiResponse};
 
-#[utoipa::path(get, path = "/", responses((status = 200, content_type = "text/plain", body = str)))]
+#[utoipa::path(get, path = "/", responses((status = 200, description = "a greeting")))]
 async fn hello() -> &'static str {
     "hello\n"
 }
 
-#[utoipa::path(post, path = "/in", responses((status = 200, content_type = "text/plain", body = str)))]
+#[utoipa::path(post, path = "/in", responses((status = 200, description = "logged in")))]
 async fn login() -> &'static str {
     "welcome\n"
 }
@@ -24,7 +24,7 @@ struct Api;
 
 /// Adds the responses of a path's limit.
 fn add_refusals(path: &mut PathItem, limit: &FixedWindowLayer) -> Result<(), serde_json::Error> {
-    let responses: BTreeMap<String, RefOr<Response>> =
+    let responses: BTreeMap<String, RefOr<ApiResponse>> =
         serde_json::from_value(limit.openapi_responses())?;
     // And the other methods that your API has.
     for operation in [&mut path.get, &mut path.post].into_iter().flatten() {
@@ -39,9 +39,7 @@ fn app() -> Result<Router, serde_json::Error> {
 
     let mut api = Api::openapi();
     for (path, limit) in [("/", &hellos), ("/in", &logins)] {
-        if let Some(path) = api.paths.paths.get_mut(path) {
-            add_refusals(path, limit)?;
-        }
+        add_refusals(api.paths.paths.get_mut(path).expect("a documented path"), limit)?;
     }
     let limited =
         Router::new().route("/", get(hello).layer(hellos)).route("/in", post(login).layer(logins));
