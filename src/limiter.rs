@@ -58,19 +58,19 @@ pub use refused::{Refused, RefusedKey, RefusedRoute};
 #[doc(alias = "throttle")]
 pub struct Limiter {
     scope: Scope,
-    /// The quotas of a generation of [`Live`], which has a mark where decisions are watched: it
-    /// then equals none.
+    /// The quotas of this handle's generation of [`Live`]. The mark [`WATCHED`] keeps the
+    /// generation from equalling any of `Live`'s, so that watched decisions take the longer path.
     quotas: Quotas,
     generation: u64,
     store: Arc<dyn Store>,
     live: Arc<Live>,
-    /// Whether its tokens may come back.
+    /// `true` if tokens may be refunded.
     refundable: bool,
-    /// Whether it has no part in the leases of its store.
+    /// `true` if the store grants no leases to this limiter.
     unleased: bool,
 }
 
-/// What to write where it [can't be found](Limiter::can_be_found).
+/// The advice if counters [can't be found](Limiter::can_be_found).
 pub(crate) const UNNAMED: &str = "a rate limit on a shared store needs a name, or its counters \
     can't be found: write Quota::per_minute(5).name(\"login\").store(..)";
 
@@ -79,7 +79,7 @@ impl Limiter {
         &self.store
     }
 
-    /// What is limited, and what was changed of it.
+    /// Returns the limit with its changes.
     pub(crate) fn live(&self) -> &Arc<Live> {
         &self.live
     }
@@ -89,27 +89,27 @@ impl Limiter {
         self.scope.name()
     }
 
-    /// The same, with tokens that may come back.
+    /// Returns the limiter with charges that may be refunded.
     pub(crate) fn refundable(self) -> Self {
         Self { refundable: true, ..self }
     }
 
-    /// The same without leases.
+    /// Returns the limiter without leases.
     pub(crate) fn unleased(self) -> Self {
         Self { unleased: true, ..self }
     }
 
-    /// Whether a charge takes a while.
+    /// Returns whether the store has a deadline, so that a charge takes a while.
     pub(crate) fn is_remote(&self) -> bool {
         self.store.answers_within().is_some()
     }
 
-    /// Whether other processes count there, too.
+    /// Returns whether other processes count in the same store.
     pub(crate) fn is_shared(&self) -> bool {
         self.store.is_shared()
     }
 
-    /// Whether a shared store has a name for its counters.
+    /// Returns whether other processes find the counters: a shared store needs a name.
     pub(crate) fn can_be_found(&self) -> bool {
         !self.is_shared() || !self.scope.name().is_empty()
     }
@@ -304,13 +304,13 @@ impl Limiter {
         Some(self.live.tracker()?.refused(instant(self.store.now_ms())))
     }
 
-    /// Whether the quotas are those that this handle was made with.
+    /// Returns whether the quotas are the ones that this handle was made with.
     #[inline]
     pub(crate) fn is_unchanged(&self) -> bool {
         self.live.is_of(self.generation)
     }
 
-    /// Whether they are, but for the mark.
+    /// Returns whether the quotas are unchanged and decisions are watched.
     #[inline]
     fn is_only_watched(&self) -> bool {
         self.live.is_of(self.generation & !WATCHED)

@@ -28,5 +28,5 @@ pub(crate) use meters::{Meters, UnderWay};
 pub(crate) use meters::{store_checked, store_connected};
 pub(crate) use scope::Observed;
 
-/// Whether requests without a fault are reported.
+/// `true` if requests without a fault are reported.
 pub(crate) const ON: bool = cfg!(any(feature = "tracing", feature = "metrics"));

@@ -62,7 +62,7 @@ impl Limiter {
     /// assert_eq!(api.quotas().to_string(), "60/minute");
     /// ```
     ///
-    /// Of a limit by plan, this changes nothing.
+    /// A limit by plan keeps the quotas of its closure.
     ///
     /// [`Store::now_ms`]: crate::store::Store::now_ms
     pub fn set_quotas_until(&self, quotas: impl Into<Quotas>, until: SystemTime) {

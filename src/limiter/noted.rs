@@ -1,4 +1,4 @@
-//! What is reported of a decision.
+//! Reports decisions.
 
 use crate::decision::Decision;
 use crate::observe::{self, Outcome};

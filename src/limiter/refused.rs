@@ -1,4 +1,4 @@
-//! Which keys and routes a limit refused lately: [`Refused`].
+//! The keys and routes that a limit refused lately: [`Refused`].
 //!
 //! Each period of a quarter of an hour has its counts, by the Space-Saving algorithm (Metwally,
 //! Agrawal and El Abbadi, 2005). The current period and the one before are reported.
@@ -27,10 +27,10 @@ const PERIOD: i64 = 15 * 60 * 1_000;
 const ALL: u64 = 1_000;
 const SAMPLE: u64 = 8;
 
-/// What a limit refused in this process in the current quarter of an hour and the one before:
+/// The refusals of a limit in this process, in the current quarter of an hour and the one before:
 /// [`Limiter::refused`](crate::Limiter::refused).
 ///
-/// It is for the app's own routes: a key may be an address or an id. `Debug` shows no key.
+/// The list is for the app's own routes: a key may be an address or an id. `Debug` shows no key.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Refused {
@@ -69,7 +69,7 @@ pub struct RefusedKey {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct RefusedRoute {
-    /// What the closure returned.
+    /// The route, as the closure returned it.
     pub route: String,
     /// How many of its requests were refused, at most.
     pub count: u64,
@@ -164,7 +164,7 @@ impl Tracker {
         }
     }
 
-    /// What was refused lately, by the time of the store.
+    /// Returns the refusals of the last periods, by the store's clock.
     pub(super) fn refused(&self, now: i64) -> Refused {
         let quarters = self.quarters.lock().unwrap_or_else(PoisonError::into_inner);
         let number = now.div_euclid(PERIOD);
@@ -315,7 +315,7 @@ impl<T> Hitter<T> {
     }
 }
 
-/// Those of one period or of two, the later one first; sorted by their counts.
+/// Merges one or two periods, the later one first, and sorts by count.
 fn merged<T: Hash + Eq + Clone>(periods: &[&Hitters<T>]) -> Vec<Hitter<T>> {
     let mut merged: Vec<Hitter<T>> = Vec::new();
     for (i, period) in periods.iter().enumerate() {
@@ -332,7 +332,7 @@ fn merged<T: Hash + Eq + Clone>(periods: &[&Hitters<T>]) -> Vec<Hitter<T>> {
                     hitter.error += earlier.error;
                     hitter.first = hitter.first.min(earlier.first);
                 }
-                // It may have been there, and have lost its place.
+                // The other period may have counted this one until it lost its place.
                 None => {
                     hitter.count += unseen;
                     hitter.error += unseen;

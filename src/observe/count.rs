@@ -1,6 +1,6 @@
 //! The counters of each scope.
 
-/// What happened to a request. [`OUTCOMES`] has their names.
+/// The outcome of a request. [`OUTCOMES`] has the names.
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Outcome {
     Passed,
@@ -25,7 +25,7 @@ pub(super) const OUTCOMES: [&str; Outcome::FailedClosed as usize + 1] = [
     "failed_closed",
 ];
 
-/// What else happens. [`EVENTS`] has their counters.
+/// An event that is no outcome of a request. [`EVENTS`] has the counters.
 #[derive(Clone, Copy)]
 #[cfg_attr(not(feature = "tokio"), allow(dead_code))]
 pub(super) enum Event {
@@ -61,7 +61,7 @@ impl Change {
     }
 }
 
-/// What is timed.
+/// A duration that is recorded.
 #[derive(Clone, Copy)]
 pub(super) enum Timed {
     Store,

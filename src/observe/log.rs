@@ -25,8 +25,8 @@ macro_rules! log {
     }};
 }
 
-/// Whether a subscriber shows the errors of this crate. Without one, or with a filter that names
-/// other crates only, a service that responds with 500 would leave no trace.
+/// Returns whether a subscriber shows the errors of this crate. Without one, or with a filter that
+/// names other crates only, a service that responds with 500 would leave no trace.
 fn shows_errors() -> bool {
     #[cfg(feature = "tracing")]
     return tracing::event_enabled!(target: "tower_fixed_window", tracing::Level::ERROR);
@@ -34,7 +34,7 @@ fn shows_errors() -> bool {
     false
 }
 
-/// Whether a refusal is shown.
+/// Returns whether a subscriber shows refusals.
 #[inline]
 pub(super) fn shows_refusals() -> bool {
     #[cfg(feature = "tracing")]

@@ -44,8 +44,7 @@ pub(crate) struct Meters {
     seconds: [OnceLock<Histogram>; SECONDS.len()],
     /// Their names, made once also where no recorder is installed.
     keys: OnceLock<Keys>,
-    /// Whether charges have costs other than 1. Where they don't, to count tokens would only take
-    /// time.
+    /// `true` once a charge had a cost other than 1. Until then, tokens are not counted.
     costs: AtomicBool,
 }
 
@@ -170,14 +169,14 @@ impl Meters {
     }
 }
 
-/// Whether a recorder is installed. Without one, the facade has a recorder of size zero that does
-/// nothing, and its handles do nothing for ever, so these are not kept. (If a recorder of the app
-/// has size zero, its handles are not kept either.)
+/// Returns whether a recorder is installed. Without one, the facade has a recorder of size zero
+/// that does nothing, and its handles do nothing for ever, so these are not kept. (If a recorder of
+/// the app has size zero, its handles are not kept either.)
 fn is_there(recorder: &dyn Recorder) -> bool {
     size_of_val(recorder) > 0
 }
 
-/// How full a store in memory is.
+/// Sets the gauges of how full a store in memory is.
 pub(crate) fn memory(store: &str, tracked_keys: usize, max_keys: usize) {
     const TRACKED: &str = "tower_fixed_window_tracked_keys";
     const MAX: &str = "tower_fixed_window_max_keys";
@@ -188,7 +187,7 @@ pub(crate) fn memory(store: &str, tracked_keys: usize, max_keys: usize) {
     gauge!(MAX, "store" => store.to_owned()).set(max_keys as f64);
 }
 
-/// What became of the saves of a store.
+/// Metrics of a store's saves.
 #[cfg(feature = "saved")]
 #[derive(Default)]
 pub(crate) struct Saves {

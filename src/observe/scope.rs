@@ -1,4 +1,4 @@
-//! What is reported of a scope.
+//! Reports the events of a scope.
 
 use std::fmt::Display;
 use std::time::Duration;
@@ -103,12 +103,12 @@ impl Observed<'_> {
         log::store_is_back(self.name, requests, after);
     }
 
-    /// A call to the store begins that may take a while.
+    /// Starts the timing of a call to a store that may take a while.
     pub(crate) fn store_is_called(self) -> Timing {
         Timing::start()
     }
 
-    /// That call has been answered, or has failed.
+    /// Records the duration of a call that was answered or failed.
     pub(crate) fn store_was_called(self, timing: Timing) {
         self.meters.time(self.name, Timed::Store, timing.took());
     }

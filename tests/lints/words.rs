@@ -221,6 +221,45 @@ fn sources_avoid_these_words_and_their_comments_are_short() {
     assert!(faults.is_empty(), "see \"Style\" in CONTRIBUTING.md:\n{}", faults.join("\n"));
 }
 
+/// Openers of sentences whose subject is named elsewhere, if at all.
+const OPENERS: [&str; 11] =
+    ["And", "It", "Of", "One", "That", "They", "Those", "What", "Whether", "Which", "Who"];
+
+/// The first words of the paragraphs in comments, without the code of examples.
+fn openers(text: &str) -> Vec<&str> {
+    let (mut found, mut is_code, mut is_inside) = (Vec::new(), false, false);
+    for line in text.lines().map(str::trim_start) {
+        let words = line.trim_start_matches(['/', '!']).trim_start();
+        if !line.starts_with("//") || words.is_empty() {
+            (is_inside, is_code) = (false, is_code && line.starts_with("//"));
+        } else if words.starts_with("```") {
+            (is_inside, is_code) = (false, !is_code);
+        } else if !is_code && !is_inside {
+            is_inside = true;
+            found.push(words.split(|c: char| !c.is_alphabetic()).next().unwrap_or_default());
+        }
+    }
+    found
+}
+
+#[test]
+fn comments_of_sources_begin_with_their_subject() {
+    let mut files = Vec::new();
+    sources(&Path::new(ROOT).join("src"), &mut files);
+    let (mut paragraphs, mut faults) = (0, Vec::new());
+    for file in files {
+        let text = fs::read_to_string(&file).expect("UTF-8");
+        let openers = openers(&text);
+        paragraphs += openers.len();
+        let name = file.strip_prefix(ROOT).expect("inside").display();
+        let wrong = openers.into_iter().filter(|opener| OPENERS.contains(opener));
+        faults.extend(wrong.map(|opener| format!("{name}: {opener} ..")));
+    }
+    assert!(paragraphs > 1_000, "the comments were found");
+    let most = paragraphs * 4 / 100;
+    assert!(faults.len() < most, "{} of at most {most}:\n{}", faults.len(), faults.join("\n"));
+}
+
 /// Lines of examples that are hidden from readers and go on in a line that is not, each with its
 /// rest.
 fn torn(text: &str) -> Vec<String> {
