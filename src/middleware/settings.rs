@@ -22,6 +22,7 @@ pub(crate) struct Settings {
 impl Settings {
     pub(crate) fn new(limiter: &Limiter, options: &Options) -> Self {
         let (name, live) = (limiter.name(), limiter.live());
+        limiter.end_changes();
         let InForce { generation, quotas, plan } = live.in_force();
         Self {
             generation,

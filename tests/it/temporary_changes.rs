@@ -305,3 +305,16 @@ async fn a_refusal_names_the_quotas_of_the_key() {
     let body = String::from_utf8(body.to_vec()).expect("text");
     assert!(body.contains("api:0/day") && !body.contains("9/day"), "{body}");
 }
+
+/// The first limit's change leads to new settings, which must not skip those of the second.
+#[test]
+fn changes_of_two_limits_end_with_the_same_request() {
+    let (store, clock) = store();
+    let limits = Limits::new([per_day(5), per_day(0).name("other")]).store(store);
+    let layer = FixedWindowLayer::new(&limits);
+    limits.of("api").set_quotas_until(Quota::per_day(50), in_an_hour());
+    limits.of("other").set_shadow_until(true, in_an_hour());
+    assert_eq!(limit_of(&layer, "a"), ("50".to_owned(), 200));
+    clock.advance(HOUR);
+    assert_eq!(limit_of(&layer, "a").1, 429);
+}
