@@ -9,7 +9,7 @@ use crate::limit::Limit;
 use crate::observe;
 #[cfg(feature = "redis")]
 use crate::store::RedisStore;
-use crate::store::{MemoryStore, Store};
+use crate::store::{MemoryStore, Remote, Store};
 
 /// A limit of 0 often comes from a setting where 0 was to say "unlimited".
 pub(super) fn note_zero(limit: &Limit) {
@@ -58,6 +58,9 @@ pub(crate) fn note_name(store: Option<usize>, live: &Arc<Live>) {
 pub(crate) fn identity(store: &dyn Any) -> Option<usize> {
     if let Some(memory) = store.downcast_ref::<MemoryStore>() {
         return Some(memory.address());
+    }
+    if let Some(remote) = store.downcast_ref::<Remote>() {
+        return Some(remote.address());
     }
     #[cfg(feature = "redis")]
     if let Some(redis) = store.downcast_ref::<RedisStore>() {

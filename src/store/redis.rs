@@ -392,7 +392,7 @@ impl RedisStore {
         Self { remote, ..this }
     }
 
-    /// Returns a number that no other live handle has.
+    /// Returns a number that handles share if, and only if, these have the same counts.
     pub(crate) fn address(&self) -> usize {
         self.remote.address()
     }

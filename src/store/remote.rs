@@ -119,9 +119,9 @@ pub struct Remote {
 }
 
 impl Remote {
-    #[cfg(feature = "redis")]
-    pub(super) fn address(&self) -> usize {
-        Arc::as_ptr(&self.caller).addr()
+    /// Returns a number that handles share if, and only if, these have the same counts.
+    pub(crate) fn address(&self) -> usize {
+        Arc::as_ptr(&self.caller.node).addr()
     }
 
     /// Wraps a store, with a deadline of 250 ms and a fallback of a million entries.

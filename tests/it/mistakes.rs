@@ -24,9 +24,10 @@ use tonic_health::pb::health_client::HealthClient;
 use tower::util::BoxCloneSyncService;
 use tower::{Layer, ServiceBuilder, ServiceExt, service_fn};
 use tower_fixed_window::key::{PeerAddr, client_ip, extension, global, header, peer_ip};
+use tower_fixed_window::store::{Remote, Store};
 use tower_fixed_window::{
     FixedWindowLayer, Grpc, Headers, Key, KeyExtractor, Limit, Limiter, MemoryStore, Quota,
-    TrueCost,
+    RedisStore, TrueCost,
 };
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::filter::Targets;
@@ -596,6 +597,28 @@ fn one_name_with_two_sets_of_quotas_on_a_store_is_noticed() {
     let line = only(&log);
     assert!(line.contains("are named `api`, have different quotas"), "{line}");
     assert!(line.contains("another name") && line.contains("`Limit::by_plan(..)`"), "{line}");
+}
+
+#[test]
+fn one_name_with_two_sets_of_quotas_on_a_shared_store_is_noticed() {
+    fn name<S: Store + Clone>(store: S, other: impl FnOnce(S) -> S) {
+        let first = QUOTA.name("api").store(store.clone());
+        let second = Quota::per_hour(5).name("api").store(other(store));
+        drop((first, second));
+    }
+    let lines = |case| {
+        let log = logged_in_case(case, async |case| {
+            let redis = RedisStore::new("redis://127.0.0.1:1/").expect("an address");
+            match case {
+                0 => name(redis, |store| store.deadline(Duration::from_secs(1))),
+                1 => name(Remote::around(MemoryStore::new()), Remote::remember_nothing),
+                _ => name(redis, |store| store.prefix("other")),
+            }
+        });
+        log.iter().filter(|line| line.contains("have different quotas")).count()
+    };
+    // Another prefix has counts of its own.
+    assert_eq!([0, 1, 2].map(lines), [1, 1, 0]);
 }
 
 #[test]
