@@ -1,5 +1,6 @@
 //! Changes of a limit that end by themselves: quotas, shadow mode, and the quotas of one key.
 
+use std::collections::HashMap;
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::thread;
@@ -8,15 +9,17 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use axum::body::{Body, to_bytes};
 use http::{Request, Response};
 use metrics_exporter_prometheus::PrometheusBuilder;
+use proptest::prelude::*;
 use tower::{Layer, Service, ServiceExt};
 use tower_fixed_window::key::{global, header};
+use tower_fixed_window::store::Store;
 use tower_fixed_window::testing::{ask, block_on};
 use tower_fixed_window::{
     FixedWindowLayer, Key, Limit, Limiter, Limits, Line, ManualClock, MemoryStore, Plan, Quota,
     RateLimitEndpoint,
 };
 
-use crate::support::{Log, NOW_MS, get, paused_clock};
+use crate::support::{Log, Mood, NOW_MS, TestStore, get, paused_clock};
 
 const HOUR: Duration = Duration::from_secs(3_600);
 
@@ -317,4 +320,93 @@ fn changes_of_two_limits_end_with_the_same_request() {
     assert_eq!(limit_of(&layer, "a"), ("50".to_owned(), 200));
     clock.advance(HOUR);
     assert_eq!(limit_of(&layer, "a").1, 429);
+}
+
+#[tokio::test]
+async fn a_remembered_refusal_does_not_outlive_a_raise() {
+    let store = TestStore::new(Mood::Later).shared();
+    let limiter = per_day(1).store(store.clone());
+    let check = async || limiter.check("a").await.expect("an answer").allowed();
+    assert!(check().await && !check().await && !check().await);
+    limiter.set_key_quotas_until("a", Quota::per_day(3), in_an_hour());
+    assert!(check().await && check().await && !check().await);
+    store.clock.advance(HOUR);
+    assert!(!check().await);
+}
+
+#[test]
+fn what_is_in_another_store_keeps_no_change_that_ends() {
+    let limits = Limits::new([Quota::per_day(5).name("api")]);
+    limits
+        .of("api")
+        .set_quotas_until(Quota::per_day(9), SystemTime::now() + Duration::from_secs(9));
+    let moved = limits.store(MemoryStore::new());
+    assert_eq!(moved.of("api").quotas(), Quota::per_day(5).into());
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Quotas(u64),
+    QuotasUntil(u64, u64),
+    KeyUntil(u8, u64, u64),
+    Clock(u64),
+    Check(u8),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let (tokens, time, key) = (0..9_u64, 0..60_u64, 0..3_u8);
+    prop_oneof![
+        1 => tokens.clone().prop_map(Step::Quotas),
+        2 => (tokens.clone(), time.clone()).prop_map(|(n, until)| Step::QuotasUntil(n, until)),
+        3 => (key.clone(), tokens, time.clone()).prop_map(|(k, n, until)| Step::KeyUntil(k, n, until)),
+        3 => time.prop_map(Step::Clock),
+        6 => key.prop_map(Step::Check),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    /// Against a plain list of changes, which is searched at each charge. The clock only goes on.
+    #[test]
+    fn each_charge_is_decided_by_what_holds_at_its_time(
+        steps in prop::collection::vec(step(), 1..60),
+        watched in any::<bool>(),
+    ) {
+        let clock = ManualClock::at_ms(NOW_MS);
+        let store = MemoryStore::with_clock(clock.clone());
+        let limit = if watched { per_day(5).track_refused(3) } else { per_day(5) };
+        let limiter = limit.store(store.clone());
+        let layer = FixedWindowLayer::new(&limiter);
+        let (mut for_good, mut for_now) = (5, None);
+        let mut keys: HashMap<u8, (u64, u64)> = HashMap::new();
+        for step in steps {
+            let now = store.now_ms() - NOW_MS;
+            match step {
+                Step::Quotas(n) => {
+                    (for_good, for_now) = (n, None);
+                    limiter.set_quotas(Quota::per_day(n));
+                }
+                Step::QuotasUntil(n, until) => {
+                    for_now = Some((n, until));
+                    limiter.set_quotas_until(Quota::per_day(n), at(NOW_MS + until));
+                }
+                Step::KeyUntil(key, n, until) => {
+                    keys.insert(key, (n, until));
+                    let of = Key::secret(key.to_string());
+                    limiter.set_key_quotas_until(of, Quota::per_day(n), at(NOW_MS + until));
+                }
+                Step::Clock(to) => clock.set_ms(NOW_MS + now.max(to)),
+                Step::Check(key) => {
+                    let holds = |(n, until): (u64, u64)| (until > now).then_some(n);
+                    let own = keys.get(&key).copied().and_then(holds);
+                    let expected = own.or(for_now.and_then(holds)).unwrap_or(for_good);
+                    let text = key.to_string();
+                    prop_assert_eq!(limit_of(&layer, &text).0, expected.to_string());
+                    let peeked = block_on(limiter.peek(Key::secret(&text))).expect("an answer");
+                    prop_assert_eq!(peeked.limit(), expected);
+                }
+            }
+        }
+    }
 }
