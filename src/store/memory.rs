@@ -47,13 +47,13 @@ use saver::Saver;
 use shard::{Home, Place, Shard, max_bytes};
 use time::{Reading, Time};
 
-/// The overflow is logged once in that time, at most.
+/// The overflow is logged at most once in this time, in milliseconds.
 const MINUTE: i64 = 60_000;
 
 /// Counters in memory: exact under concurrency, bounded by construction, without a task in the
 /// background.
 ///
-/// They end with the process, and a new one grants full limits. With the feature `saved`,
+/// The counters end with the process, and a new one grants full limits. With the feature `saved`,
 /// `MemoryStore::open` keeps them in a file, for quotas of a day, a month or a year on one node.
 ///
 /// Clones share their counters. The name of the limit separates quotas (those without a
@@ -93,14 +93,14 @@ const MINUTE: i64 = 60_000;
 #[derive(Clone)]
 pub struct MemoryStore {
     memory: Arc<Memory>,
-    /// Of a store that has a file: it ends with the last clone.
+    /// The saver of a store with a file. It ends with the last clone.
     #[cfg(feature = "saved")]
     saver: Option<Arc<Saver>>,
 }
 
 struct Memory {
     shards: Sharded<Shard>,
-    /// Buckets in a shard's table when it has grown.
+    /// The most buckets of a shard's table.
     buckets: usize,
     counters: Counters,
     time: Time,
@@ -177,12 +177,12 @@ impl MemoryStore {
         }
     }
 
-    /// The same for all clones, as long as there is one.
+    /// Returns a number that is the same for all clones, while there is one.
     pub(crate) fn address(&self) -> usize {
         Arc::as_ptr(&self.memory).addr()
     }
 
-    /// The exact time, which may have gone back.
+    /// Returns the exact time, and sets the shard's time to it, also if the clock has stepped back.
     #[cold]
     fn now_again(&self, shard: &mut Shard) -> Reading {
         let now = self.memory.time.now();
@@ -190,7 +190,7 @@ impl MemoryStore {
         now
     }
 
-    /// An exact time is a shard's, whatever it went by before.
+    /// Sets a shard's time to an exact one, also if the clock has stepped back.
     fn go_by(&self, now: Reading, shard: &mut Shard) {
         if shard.is_unallocated() {
             shard.allocate(now.at, self.memory.buckets);
@@ -202,7 +202,8 @@ impl MemoryStore {
         }
     }
 
-    /// The shard of a key, locked, the time in it, and where in it the key is.
+    /// Locks the shard of a key. Returns the time in this shard, the shard, and the key's home in
+    /// it.
     #[inline(always)]
     fn find(
         &self,
@@ -211,17 +212,17 @@ impl MemoryStore {
         key: &Key,
     ) -> (Reading, MutexGuard<'_, Shard>, Home) {
         let (mut shard, hash) = self.memory.shards.lock(scope, key);
-        // While this call waited, another may have gone by a later time and given this key's entry
-        // to a new one. By the older reading its window would still run, with nothing counted.
-        // So it would by the clock of the last tick, after a call by the exact time.
+        // While this call waited, a call with a later time may have given this key's entry to a new
+        // key. By the older reading, this key's window would still run, with nothing counted. The
+        // same holds for the clock of the last tick, after a call with the exact time.
         if !shard.enter(now.at) {
             now = self.now_again(&mut shard);
         }
         (now, shard, Home { hash, scope: scope.id() })
     }
 
-    /// A charge of at most `N` quotas. A function of its own, so that the usual charge needs no
-    /// stack for it.
+    /// Decides a charge of at most `N` quotas. Not inlined, so that the usual charge needs no stack
+    /// for it.
     #[inline(never)]
     fn decide<const N: usize>(
         &self,
@@ -242,14 +243,15 @@ impl MemoryStore {
             && let Some((decision, is_new)) = shard.charge_first(now, account, &home, charge.ask)
         {
             if is_new {
-                // Still under the lock: a reset or a file that finds the entry finds this.
+                // Noted under the lock, so that a reset or a save that finds the entry finds its
+                // counter.
                 self.memory.counters.note(account.scope(), &quotas[0]);
             }
             return Reply::now(decision);
         }
         let (places, windows) = loop {
             let found = shard.locate_all::<N>(now.at, account, &home);
-            // Near a boundary, only the exact time shows on which side of it this is.
+            // Near a boundary, only the exact time shows on which side of it the charge is.
             if now.is_exact()
                 || !found.1.iter().any(|window| window.is_over_at(now.at, now.latest()))
             {
@@ -273,7 +275,7 @@ impl MemoryStore {
         if let Some(until) = shard.overflows_until(now)
             && !charge.is_peek()
         {
-            // By value: where it is not needed, the places are in registers.
+            // Passed by value, so that the places stay in registers on the usual path.
             let shared = self.count_overflow(now, until, shard, account, places, written);
             (0..N).filter(|i| shared >> i & 1 == 1).for_each(|i| decision.note_shared(i));
         }
@@ -326,7 +328,7 @@ impl Store for MemoryStore {
         Reply::now(())
     }
 
-    /// The key's own entries are cleared, also if this fails because the others can't be.
+    /// Clears the key's own entries, also if this fails because of shared ones.
     fn reset(&self, scope: &Scope, key: &Key) -> Reply<()> {
         let (Reading { at: now, .. }, mut shard, home) =
             self.find(self.memory.time.now(), scope, key);

@@ -1,5 +1,5 @@
-//! Locks that share out the keys: a key's hash chooses one, so that all that is kept of a key is
-//! under one lock, and no call waits long for another key's.
+//! Shards: a key's hash selects one, so that all state of a key is under one lock, and few calls
+//! wait for other keys.
 
 use std::hash::BuildHasher;
 use std::sync::OnceLock;
@@ -22,27 +22,26 @@ use crate::sync::{Mutex, MutexGuard};
 #[cfg(feature = "saved")]
 pub(super) mod seeds;
 
-/// Keys of a shard: in a small store, as long as there are enough shards to keep threads apart, and
-/// at most in a large one, where doubling a table takes some 0.1 ms.
+/// Keys of a shard, in a small store (enough shards keep threads apart) and at most, in a large one
+/// (doubling such a table takes some 0.1 ms).
 const KEYS_OF_A_SHARD: (usize, usize) = (1_024, 4_096);
 const SHARDS_FOR_THREADS: usize = 64;
-/// Of stores that are larger than any machine's memory.
+/// The number of shards of a store that is larger than any machine's memory.
 pub(super) const MAX_SHARDS: usize = 32_768;
 
 pub(super) struct Sharded<S> {
-    /// Allocated by the first call: most limiters of a shared store never use the memory that they
-    /// began with.
+    /// Allocated by the first call: most limiters are moved to a shared store before any.
     shards: OnceLock<Box<[Shard<S>]>>,
     count: usize,
     hasher: RandomState,
 }
 
-/// On cache lines of its own: threads with different keys write nothing that they share.
+/// A shard on cache lines of its own: threads with different keys share no memory that they write.
 #[derive(Default)]
 #[repr(align(128))]
 struct Shard<S>(Mutex<S>);
 
-/// How many shards to make for a number of entries, and the buckets that each may have.
+/// Returns the number of shards for a number of entries, and the most buckets of each.
 pub(super) fn shares(max_entries: usize) -> (usize, usize) {
     let few = (max_entries / KEYS_OF_A_SHARD.0).min(SHARDS_FOR_THREADS).next_power_of_two();
     let many = (max_entries / KEYS_OF_A_SHARD.1).min(MAX_SHARDS).next_power_of_two();
@@ -50,7 +49,7 @@ pub(super) fn shares(max_entries: usize) -> (usize, usize) {
     (count, share(max_entries, count))
 }
 
-/// The buckets that each of a number of shards may have.
+/// Returns the most buckets of each of this many shards.
 pub(super) fn share(max_entries: usize, shards: usize) -> usize {
     let entries = max_entries.saturating_add(max_entries / 10).div_ceil(shards);
     entries.div_ceil(WAYS)
@@ -62,7 +61,7 @@ impl<S: Default> Sharded<S> {
         Self { shards: OnceLock::new(), count, hasher: RandomState::default() }
     }
 
-    /// The shard of a key, and the key's hash.
+    /// Locks the shard of a key. Returns it with the key's hash.
     #[inline(always)]
     pub(super) fn lock(&self, scope: &Scope, key: &Key) -> (MutexGuard<'_, S>, u64) {
         let hash = hash(&self.hasher, scope, key);
@@ -70,14 +69,14 @@ impl<S: Default> Sharded<S> {
         (lock(&shards[index(shards, hash)]), hash)
     }
 
-    /// The number of a key's shard, and the key's hash.
+    /// Returns the number of a key's shard, and the key's hash.
     #[inline]
     pub(super) fn place(&self, scope: &Scope, key: &Key) -> (usize, u64) {
         let hash = hash(&self.hasher, scope, key);
         (index(self.shards(), hash), hash)
     }
 
-    /// A thread that holds one locks only those of larger numbers.
+    /// Locks a shard. A thread that holds one may lock only shards of larger numbers.
     #[inline]
     pub(super) fn lock_at(&self, shard: usize) -> MutexGuard<'_, S> {
         lock(&self.shards()[shard])
@@ -96,7 +95,7 @@ impl<S: Default> Sharded<S> {
         self.shards.get_or_init(|| (0..self.count).map(|_| Shard::default()).collect())
     }
 
-    /// All of them, one at a time.
+    /// Locks all shards, one at a time.
     pub(super) fn iter(&self) -> impl Iterator<Item = MutexGuard<'_, S>> {
         self.shards.get().into_iter().flatten().map(lock)
     }
@@ -105,7 +104,7 @@ impl<S: Default> Sharded<S> {
         self.count
     }
 
-    /// What they take apart from what is in their tables.
+    /// Returns the bytes of the shards without their tables.
     pub(super) fn bytes(&self) -> usize {
         self.count * size_of::<Shard<S>>()
     }
@@ -116,14 +115,14 @@ fn hash(hasher: &impl BuildHasher, scope: &Scope, key: &Key) -> u64 {
     hasher.hash_one((scope.id(), key.as_bytes()))
 }
 
-/// What a key's entry for a quota is found by.
+/// Returns the fingerprint of a key's entry for a quota.
 #[inline]
 pub(super) fn fingerprint(hash: u64, quota: &Quota) -> u64 {
     // 0 is no entry.
     fmix64(hash ^ quota.identity()).max(1)
 }
 
-/// Which of the shards, whose number is a power of two, is that of a hash.
+/// Returns the shard of a hash. The number of shards is a power of two.
 #[inline(always)]
 fn index<S>(shards: &[Shard<S>], hash: u64) -> usize {
     (hash >> 32) as usize & (shards.len() - 1)
@@ -131,6 +130,6 @@ fn index<S>(shards: &[Shard<S>], hash: u64) -> usize {
 
 #[inline]
 fn lock<S>(Shard(shard): &Shard<S>) -> MutexGuard<'_, S> {
-    // A panic can't happen under the lock; if it did, the counters would be as good as before.
+    // Nothing under the lock panics; if it did, the counters would still be valid.
     shard.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }

@@ -1,21 +1,21 @@
-//! A bounded table whose entries expire: a flat array of buckets, in which a 64-bit fingerprint has
-//! an entry in one of two. An entry that has expired is free. So there is nothing to sweep, and a
-//! look-up reads two buckets at most, whatever the table holds.
+//! A bounded table whose entries expire: a flat array of buckets. The entry of a 64-bit fingerprint
+//! is in one of two buckets. An expired entry is free, so that nothing has to be swept, and a
+//! look-up reads at most two buckets.
 //!
-//! When both buckets of a fingerprint are full of entries that live, the table is doubled, until it
-//! has as many buckets as it may.
+//! The table doubles when both buckets of a fingerprint are full of live entries, until it has its
+//! largest number of buckets.
 
 /// Entries in a bucket. With two buckets to choose from, 16-way buckets hold as many keys as 10/11
 /// of their entries with few left over: of a million keys 0.05%, of ten thousand 0.13% (medians).
 pub(super) const WAYS: usize = 16;
-/// With this many free entries in its first bucket, a key doesn't look at the second one. A table
-/// fills as well as if it always did (by simulation), and most keys are found at the first look.
+/// A key uses its first bucket without a look at the second one, if the first has this many free
+/// entries. By simulation, the table fills as well as if keys always compared both.
 const SPARSE: u32 = 10;
 
-/// What an entry of `P` is found by, when it ends and what it holds lie together.
+/// An entry: its fingerprint, its end and its payload, next to each other in memory.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Entry<P> {
-    /// 0: none.
+    /// The fingerprint, or 0 if there is no entry.
     pub(super) fingerprint: u64,
     pub(super) until: i64,
     pub(super) payload: P,
@@ -29,7 +29,7 @@ pub(super) struct Table<P> {
     max_buckets: usize,
 }
 
-/// A place in a table, and the fingerprint of the entry that is or may be there.
+/// A place in a table, with the fingerprint of the entry that is there or may be put there.
 #[derive(Clone, Copy)]
 pub(super) struct Slot {
     bucket: usize,
@@ -38,21 +38,21 @@ pub(super) struct Slot {
 }
 
 impl Slot {
-    /// Whether both are the same place.
+    /// Returns whether both are the same place.
     #[inline]
     pub(super) fn is(&self, other: &Slot) -> bool {
         (self.bucket, self.way) == (other.bucket, other.way)
     }
 }
 
-/// What a table has for a fingerprint.
+/// The result of a look-up.
 #[derive(Clone, Copy)]
 pub(super) enum Found {
-    /// Its entry, which may have expired.
+    /// The entry of the fingerprint, which may have expired.
     Entry(Slot),
-    /// A place for one.
+    /// A free place for an entry.
     Free(Slot),
-    /// Both of its buckets are full.
+    /// Both buckets are full.
     Full,
 }
 
@@ -62,13 +62,13 @@ impl<P: Copy + Default> Table<P> {
         Self { buckets: vec![bucket; buckets].into(), max_buckets }
     }
 
-    /// Whether it has no memory yet.
+    /// Returns whether the table has no memory yet.
     #[inline]
     pub(super) fn is_unallocated(&self) -> bool {
         self.buckets.is_empty()
     }
 
-    /// Entries, whether taken or free.
+    /// Returns the number of entries, taken or free.
     pub(super) fn capacity(&self) -> usize {
         self.buckets.len() * WAYS
     }
@@ -81,14 +81,14 @@ impl<P: Copy + Default> Table<P> {
         self.buckets.len() < self.max_buckets
     }
 
-    /// Moves what is live into twice as many buckets. `false`: there may be no more, or what is
-    /// there found no room in them, which is seen in tables of a few buckets only; then it stays as
-    /// it is for good.
+    /// Moves the live entries into twice as many buckets. Returns `false`, and keeps the table as
+    /// it is for good, if it has its largest size, or if an entry found no place, which happens
+    /// only in tables of a few buckets.
     #[cold]
     pub(super) fn grow(&mut self, now: i64) -> bool {
         let mut size = self.buckets.len();
         while size < self.max_buckets {
-            // By halves of the most, so that the last step is as large as the others.
+            // Sizes are halves of the largest, so that the last step is as large as the others.
             let mut next = self.max_buckets;
             while next.div_ceil(2) > size {
                 next = next.div_ceil(2);
@@ -103,14 +103,14 @@ impl<P: Copy + Default> Table<P> {
         false
     }
 
-    /// `None`: something found no room.
+    /// Returns a table of this size with the live entries, or `None` if one found no place.
     fn moved(&self, buckets: usize, now: i64) -> Option<Self> {
-        // With half of all entries free, fewer will do: what is in its first bucket is found
-        // sooner.
+        // Half of all entries are free, so that a smaller reserve is enough. Entries in their first
+        // bucket are found sooner.
         const PLENTY: u32 = 4;
 
         let mut larger = Self::new(buckets, self.max_buckets);
-        // A bit for each entry that is free: one line of memory to look at instead of sixteen.
+        // A bit for each free entry: one cache line to read instead of sixteen.
         let mut free = vec![u16::MAX; buckets];
         for entry in self.buckets.iter().flatten().filter(|entry| entry.until > now) {
             let ([a, b], first) = larger.choices(entry.fingerprint);
@@ -127,7 +127,7 @@ impl<P: Copy + Default> Table<P> {
         Some(larger)
     }
 
-    /// The entry of a fingerprint, else a place for it that is not taken.
+    /// Returns the entry of a fingerprint, or a free place for it that is not `taken`.
     #[inline(always)]
     pub(super) fn find(&self, fingerprint: u64, now: i64, taken: impl Fn(&Slot) -> bool) -> Found {
         match self.entry(fingerprint, &taken) {
@@ -136,7 +136,7 @@ impl<P: Copy + Default> Table<P> {
         }
     }
 
-    /// The entry of a fingerprint, which may have expired.
+    /// Returns the entry of a fingerprint, which may have expired.
     #[inline(always)]
     pub(super) fn entry(&self, fingerprint: u64, taken: impl Fn(&Slot) -> bool) -> Option<Slot> {
         let (buckets, first) = self.choices(fingerprint);
@@ -145,7 +145,7 @@ impl<P: Copy + Default> Table<P> {
             for i in 0..WAYS {
                 let way = (first + i) % WAYS;
                 let slot = Slot { bucket, way, fingerprint };
-                // One that another quota of the key has been given was expired: it is no loss.
+                // A `taken` entry had expired, and is another quota's of the key from now on.
                 if entries[way].fingerprint == fingerprint && !taken(&slot) {
                     return Some(slot);
                 }
@@ -154,8 +154,8 @@ impl<P: Copy + Default> Table<P> {
         None
     }
 
-    /// The buckets of a fingerprint. They fill from a way that it chooses as well: mostly the first
-    /// look finds it.
+    /// Returns the buckets of a fingerprint, and the way from which it fills them: most entries are
+    /// found at this way.
     #[inline]
     fn choices(&self, fingerprint: u64) -> ([usize; 2], usize) {
         let buckets = [self.bucket(fingerprint as u32), self.bucket((fingerprint >> 32) as u32)];
@@ -167,7 +167,7 @@ impl<P: Copy + Default> Table<P> {
         ((u64::from(hash) * self.buckets.len() as u64) >> 32) as usize
     }
 
-    /// A free entry in the first of two buckets while there are plenty, then in the emptier one.
+    /// Returns a free place in the first bucket while this is sparse, then in the emptier one.
     fn free(&self, fingerprint: u64, now: i64, taken: impl Fn(&Slot) -> bool) -> Found {
         let ([a, b], first) = self.choices(fingerprint);
         // A bit for each way.
@@ -194,7 +194,7 @@ impl<P: Copy + Default> Table<P> {
         }
     }
 
-    /// When the last entry ends; 0 if there is none.
+    /// Returns when the last entry ends, or 0 if there is none.
     pub(super) fn last_end(&self) -> i64 {
         self.buckets.iter().flatten().map(|entry| entry.until).max().unwrap_or(0)
     }
@@ -207,7 +207,7 @@ impl<P: Copy + Default> Table<P> {
         self.buckets.iter_mut().flatten()
     }
 
-    /// Changes the entries of the two buckets of a fingerprint.
+    /// Changes all entries in the two buckets of a fingerprint.
     pub(super) fn change_around(
         &mut self,
         fingerprint: u64,
@@ -246,8 +246,8 @@ impl<P: Copy + Default> Table<P> {
         &self.buckets
     }
 
-    /// A table of buckets that were another's, of at most `max_buckets` if these have room for what
-    /// is live.
+    /// Returns a table with the buckets of a saved one, reduced to `max_buckets` if the live
+    /// entries fit.
     pub(super) fn restored(buckets: Vec<Bucket<P>>, max_buckets: usize, now: i64) -> Self {
         let as_before = Self { max_buckets, buckets: buckets.into() };
         match as_before.buckets.len() > max_buckets {

@@ -1,20 +1,20 @@
-//! A file that is replaced whole or not at all, by one process at a time.
+//! A file that one process at a time replaces, whole or not at all.
 
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
-/// A file's path, and the lock beside it for as long as this lives.
+/// The path of a file, with the lock of the file beside it while this value lives.
 pub(super) struct Locked {
     path: PathBuf,
     lock: File,
-    /// Content and size of what was written last.
+    /// The hash and the size of the content that was written last.
     last: Option<(u64, u64)>,
 }
 
 impl Locked {
-    /// Locks the file, which need not be there yet.
+    /// Locks the file, which may be missing.
     pub(super) fn lock(path: &Path) -> io::Result<Self> {
         let path = resolve(path).map_err(|error| explain("find", path, error))?;
         let beside = with_suffix(&path, ".lock");
@@ -28,9 +28,9 @@ impl Locked {
         &self.path
     }
 
-    /// Opens the file. `None`: there is none.
+    /// Opens the file. Returns `None` if there is none.
     pub(super) fn open(&self) -> io::Result<Option<(File, u64)>> {
-        // One that is no file might never be opened.
+        // Opening a pipe, for one, might block for ever.
         let opened = fs::metadata(&self.path).and_then(|found| match found.is_file() {
             true => File::open(&self.path).map(|file| Some((file, found.len()))),
             false => Err(io::Error::other("it is not a file")),
@@ -58,7 +58,7 @@ impl Locked {
         let new = with_suffix(&self.path, ".new");
         let written = self.write(&new, write);
         if !matches!(written, Ok((_, true))) {
-            // All or a part of what is there already, or of what can't be.
+            // The new file has the old content, or a part of the new one.
             let _ = fs::remove_file(&new);
         }
         written.map(|(len, _)| len).map_err(|error| explain("replace", &self.path, error))
@@ -70,7 +70,7 @@ impl Locked {
         new: &Path,
         write: impl FnOnce(&mut File) -> io::Result<u64>,
     ) -> io::Result<(u64, bool)> {
-        // What a killed process has left may belong to others.
+        // A killed process may have left a file, perhaps of another owner.
         match fs::remove_file(new) {
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
             _ => {}
@@ -94,12 +94,13 @@ impl Locked {
 
 impl Drop for Locked {
     fn drop(&mut self) {
-        // A process that is just being started has the lock's file, too.
+        // A process that is being forked has the lock's file, too, and would keep it locked.
         let _ = unlock(&self.lock);
     }
 }
 
-/// The same file whatever directory the process changes to, and that which a link leads to.
+/// Returns an absolute path with links followed, which stays valid if the process changes its
+/// directory.
 fn resolve(path: &Path) -> io::Result<PathBuf> {
     if let Ok(found) = fs::canonicalize(path) {
         return Ok(found);
@@ -127,7 +128,7 @@ fn open(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
     options.mode(0o600).open(path)
 }
 
-/// Takes the lock of a file, until that is closed.
+/// Locks a file until it is closed.
 #[cfg(unix)]
 fn exclusively(file: &File) -> io::Result<()> {
     use rustix::fs::{FlockOperation, flock};

@@ -30,20 +30,20 @@ use crate::quota::Quota;
 use crate::window::MAX;
 
 const MAGIC: [u8; 8] = *b"tfwcount";
-/// Of this format. Another one has another number.
+/// The version of this format.
 const VERSION: u32 = 1;
-/// Buckets that are copied under a lock. So short a time is spun away by a charge that waits.
+/// Buckets that are copied under a lock: few, so that a waiting charge spins and does not sleep.
 const STEP: usize = 4;
-/// A part of a file that is read or written at once.
+/// Bytes that are read or written at once.
 pub(super) const CHUNK: usize = 1 << 16;
 
-/// What a file has of a store.
+/// A store's counters, as read from a file.
 pub(super) struct Saved {
     pub(super) shards: Sharded<Shard>,
     pub(super) buckets: usize,
     pub(super) counters: Counters,
     pub(super) seeds: Seeds,
-    /// When it was saved, by the store's clock.
+    /// The time of the save, by the store's clock.
     pub(super) at: i64,
 }
 
@@ -64,8 +64,8 @@ impl Sum {
     }
 }
 
-/// Writes what runs, one shard after the other. A charge waits for no more than the copy of a few
-/// buckets. Returns the checksum of all but the time, which comes last.
+/// Writes the entries whose windows run, one shard after the other. A charge waits for at most the
+/// copy of a few buckets. Returns the checksum of all but the time, which comes last.
 pub(super) fn write(memory: &Memory, seeds: Seeds, out: &mut impl Write) -> io::Result<u64> {
     let now = memory.time.now().at;
     let mut sum = Sum::new();
@@ -87,13 +87,13 @@ pub(super) fn write(memory: &Memory, seeds: Seeds, out: &mut impl Write) -> io::
         [Part::Own, Part::Overflow]
             .into_iter()
             .for_each(|part| write_part(memory, shard, part, now, &mut bytes));
-        // Of all that was copied, none is of a later time.
+        // Read after the tables, so that no copied entry is of a later time.
         let Times { latest, ahead_until } = memory.shards.lock_at(shard).times();
         bytes.extend(latest.to_le_bytes());
         bytes.extend(ahead_until.to_le_bytes());
         flush(&mut bytes)?;
     }
-    // Of all entries that were copied, the counters are noted.
+    // Written after the entries, so that each copied entry's counter is among these.
     write_counters(&memory.counters, &mut bytes);
     let content = flush(&mut bytes)?;
     bytes.extend(now.to_le_bytes());
@@ -102,7 +102,7 @@ pub(super) fn write(memory: &Memory, seeds: Seeds, out: &mut impl Write) -> io::
     Ok(content)
 }
 
-/// Writes the buckets of a table, as they are found one step after the other.
+/// Writes the buckets of a table, a few at a time.
 fn write_part(memory: &Memory, shard: usize, part: Part, now: i64, bytes: &mut Vec<u8>) {
     let begin = bytes.len();
     let mut copy = Vec::with_capacity(STEP);
@@ -158,12 +158,12 @@ fn write_counters(counters: &Counters, bytes: &mut Vec<u8>) {
     }
 }
 
-/// Why a file can't be used.
+/// Returns the error of a file that can't be used.
 fn broken(reason: impl Into<String>) -> io::Error {
     io::Error::new(ErrorKind::InvalidData, reason.into())
 }
 
-/// Whether these are the bytes of a file of this version, all of them and unchanged.
+/// Checks that these are all bytes of a file of this version, unchanged.
 pub(super) fn check(input: &mut impl Read, len: u64) -> io::Result<()> {
     let short = || broken("it is cut short");
     let mut rest = len.checked_sub(Sum::SIZE).ok_or_else(short)?;

@@ -1,4 +1,4 @@
-//! Charges that find no entry of their own in a full store.
+//! Counts and logs charges that find no entry of their own in a full store.
 
 use std::sync::atomic::Ordering;
 
@@ -9,7 +9,7 @@ use crate::store::account::Account;
 use crate::sync::MutexGuard;
 
 impl MemoryStore {
-    /// Counts a charge without entries of its own, and logs that, unless it was logged recently.
+    /// Counts a charge without entries of its own, and logs this unless it was logged recently.
     /// Returns a bit for each quota that is counted in a shared entry.
     #[cold]
     pub(super) fn count_overflow<const N: usize>(
@@ -27,7 +27,7 @@ impl MemoryStore {
             return 0;
         }
         shard.overflowed += 1;
-        // What follows takes the locks of all shards.
+        // `log_overflow` takes the locks of all shards.
         drop(shard);
         account.scope().observe().overflowed();
         self.log_overflow(now, until);
@@ -35,7 +35,7 @@ impl MemoryStore {
         shared.rev().fold(0, |bits, bit| bits << 1 | bit)
     }
 
-    /// Takes the locks of all shards, unless that was logged recently.
+    /// Logs the overflow, unless it was logged recently. Takes the locks of all shards.
     pub(super) fn log_overflow(&self, now: i64, until: i64) {
         let next = until.max(now.saturating_add(MINUTE)) as u64;
         let is_first =

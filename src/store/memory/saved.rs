@@ -151,7 +151,7 @@ impl CountsFile {
     }
 }
 
-/// What the file has, if there is one.
+/// Reads the file, if there is one.
 fn load(file: &Locked, max_keys: usize, now: i64) -> io::Result<Option<Saved>> {
     let Some((input, len)) = file.open()? else { return Ok(None) };
     let mut input = BufReader::with_capacity(CHUNK, input);

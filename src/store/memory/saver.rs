@@ -1,4 +1,4 @@
-//! The thread that saves: at an interval, on request, and in the end.
+//! The thread that saves: at an interval, on request, and when the store is dropped.
 
 use std::io;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
@@ -47,7 +47,7 @@ impl Saver {
         Ok(Self { thread: Mutex::new(Some(Thread { requests, ended })), saves })
     }
 
-    /// Waits until all that was counted before is saved.
+    /// Waits until all charges before this call are saved.
     pub(super) fn save(&self) -> io::Result<()> {
         let (request, saved) = mpsc::channel();
         if let Some(thread) = &*self.thread.lock().unwrap_or_else(PoisonError::into_inner) {
@@ -57,7 +57,7 @@ impl Saver {
         saved.recv().unwrap_or_else(|_| Err(io::Error::other("the thread that saves is gone")))
     }
 
-    /// What became of the saves so far.
+    /// The results of the saves so far.
     #[cfg(feature = "metrics")]
     pub(super) fn saves(&self) -> &Saves {
         &self.saves
@@ -78,7 +78,7 @@ impl Drop for Saver {
 struct Outcomes {
     file: String,
     saves: Arc<Saves>,
-    /// Since when saves fail.
+    /// The time since which saves fail.
     failing: Option<Instant>,
 }
 

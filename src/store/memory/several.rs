@@ -1,5 +1,5 @@
-//! Several limits in one charge (S37): one step, under the locks of all their shards, which are
-//! taken by ascending number.
+//! Several limits in one charge (S37): one step under the locks of all their shards, which are
+//! taken in ascending order.
 
 use std::array;
 
@@ -14,23 +14,23 @@ use crate::quota::Quotas;
 use crate::sync::MutexGuard;
 use crate::window::Window;
 
-/// The keys of charges, and the locks of their shards. There are `N` charges, or up to `N` where
-/// that is the most: few are known by their number, so that no loop over them is left.
+/// The keys of charges, and the locks of their shards. There are `N` charges, or up to
+/// [`MAX_LIMITS`] if `N` is that: loops over few charges are unrolled.
 struct Locked<'s, const N: usize> {
     homes: [Home; N],
     /// The charges in the order of their shards, as the remainders of a division by [`MAX_LIMITS`].
     order: [usize; N],
-    /// Where the lock of each charge's shard is.
+    /// The index in `shards` of each charge's lock.
     lock: [usize; N],
     len: usize,
     shards: [Option<MutexGuard<'s, Shard>>; N],
 }
 
-/// What was found for a charge.
+/// The places and windows of a charge.
 type Found<'a> = ([Place; Quotas::MAX], [Window<'a>; Quotas::MAX]);
 
 impl MemoryStore {
-    /// `None`: two of the charges are of one scope, or there are too many.
+    /// Returns `None` if two charges are of one scope, or if there are too many.
     pub(super) fn charge_several(&self, charges: &[Charge<'_>]) -> Option<Reply<Decision>> {
         Some(Reply::now(match charges.len() {
             1 => self.charge_together::<1>(charges)?,
@@ -50,7 +50,7 @@ impl MemoryStore {
             true => self.memory.time.now(),
             false => self.memory.time.recently(),
         };
-        // As for one charge: an older reading could find a window that has been given away.
+        // As for one charge, an older reading could find a window whose entry is another key's.
         let mut enters = true;
         locked.shards().for_each(|shard| enters &= shard.enter(now.at));
         if !enters {
@@ -102,8 +102,8 @@ impl MemoryStore {
                 let Some(state) = state else { continue };
                 match place {
                     Place::Own(_) => {}
-                    // What moves moves where it is. In a place that only a charge which passes may
-                    // take, another one's entry could be in its way.
+                    // A refused charge writes only to an entry that it has: another charge may take
+                    // the free place.
                     Place::Free(_) | Place::Inheriting(_) if !takes => continue,
                     _ => _ = self.memory.counters.note(account.scope(), quota),
                 }
@@ -139,7 +139,7 @@ impl MemoryStore {
                 latest = latest.max(until);
             }
         }
-        // What follows takes the locks of all shards.
+        // `log_overflow` takes the locks of all shards.
         drop(locked);
         if let Some(until) = latest {
             self.log_overflow(now, until);
@@ -147,8 +147,8 @@ impl MemoryStore {
     }
 }
 
-/// A refusal of charges in windows that run, which writes nothing. A function of its own, so that a
-/// charge that passes needs no stack for it.
+/// Refuses charges in windows that run, which writes nothing. Not inlined, so that a charge that
+/// passes needs no stack for it.
 #[inline(never)]
 fn refuse_running<const N: usize>(
     now: Reading,
@@ -157,7 +157,7 @@ fn refuse_running<const N: usize>(
 ) -> Decision {
     let mut merging = Merging::new();
     for (Charge { account, ask }, (_, window)) in charges.iter().zip(running.iter().flatten()) {
-        // A charge that fits is a look at the count.
+        // A charge that fits only reports its count.
         let cost = if window.fits(ask.cost, false) { 0 } else { ask.cost };
         let (decision, _) = Decision::running(now.at, window, cost);
         merging.push(account.scope().shared_name(), decision);
@@ -171,7 +171,7 @@ fn shared(places: &[Place; Quotas::MAX]) -> u8 {
 }
 
 impl<'s, const N: usize> Locked<'s, N> {
-    /// `None`: two of the charges are of one scope.
+    /// Returns `None` if two charges are of one scope.
     #[inline(always)]
     fn new(memory: &'s Memory, charges: &[Charge<'_>]) -> Option<Self> {
         let len = if N < MAX_LIMITS { N } else { charges.len().min(N) };
@@ -220,7 +220,7 @@ impl<'s, const N: usize> Locked<'s, N> {
         self.shards[self.lock[charge]].as_mut().expect("each charge has the lock of its shard")
     }
 
-    /// The short path: each charge is plain, of one quota, in a window that runs.
+    /// Decides on the short path: each charge is plain, of one quota, in a window that runs.
     #[inline(always)]
     fn charge_running(&mut self, now: Reading, charges: &[Charge<'_>]) -> Option<Decision> {
         let charges = &charges[..self.len];
@@ -243,19 +243,19 @@ impl<'s, const N: usize> Locked<'s, N> {
         for (i, Charge { account, ask }) in charges.iter().enumerate() {
             let (slot, window) = running[i].as_ref()?;
             let (decision, used) = Decision::running_passed(now.at, window, ask.cost);
-            // A charge of nothing has what it found.
+            // For a charge of 0, `used` is the count that was found.
             self.shard_of(i).set_used(*slot, used);
             merging.push(account.scope().shared_name(), decision);
         }
         Some(merging.done())
     }
 
-    /// The places and windows of each charge. A table that grows for one of them moves those that
-    /// were found before: then all are located again.
+    /// Returns the places and windows of each charge. If a table grows for one of the charges, its
+    /// entries move, and all are located again.
     fn locate<'a>(&mut self, now: Reading, charges: &[Charge<'a>]) -> [Found<'a>; N] {
         loop {
             let mut found: [Option<Found<'a>>; N] = [None; N];
-            // Of all quotas in a shard, in the order of the spots.
+            // The places of all quotas, grouped by shard.
             let mut places = [Place::None; MAX_LIMITS * Quotas::MAX];
             let (mut first, mut end) = (0, 0);
             let (mut grew, mut lock) = (false, 0);

@@ -1,5 +1,5 @@
-//! What is under one lock of the store in memory: a table of keys that have an entry of their own,
-//! and the overflow, whose entries are shared by those that found no room in it.
+//! A shard: the part of a store in memory that is under one lock. Its table has entries of single
+//! keys, and its overflow has entries that several keys share once the table is full.
 
 use super::super::account::{Account, shift};
 use super::super::scope::Scope;
@@ -16,13 +16,13 @@ mod saved;
 #[cfg(feature = "saved")]
 pub(super) use saved::{Part, Times};
 
-/// Of a shard's overflow entries, the share that one quota uses.
+/// One quota uses one in this many of a shard's overflow entries.
 const OVERFLOW_SHARE: u64 = 4;
 
-/// Buckets of a table for each of its overflow.
+/// The table has this many buckets for each bucket of its overflow.
 const PER_OVERFLOW: usize = 32;
 
-/// A count, in an entry that ends with it.
+/// The payload of an entry: a window's start and its used tokens.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Count {
     pub(super) start: i64,
@@ -32,14 +32,14 @@ pub(super) struct Count {
 pub(super) struct Shard {
     table: Table<Count>,
     overflow: Table<Count>,
-    /// From here on no overflow entry is live.
+    /// No overflow entry is live from this instant on.
     overflow_until: i64,
-    /// How many charges have had no entry but these.
+    /// The number of charges that had no entry but shared ones.
     pub(super) overflowed: u64,
-    /// The latest time that a call went by, since the clock stepped back. Without tables it is
-    /// later than any.
+    /// The latest time of a call since the clock stepped back. A shard without tables has the end
+    /// of time here, so that the first call takes the slow path.
     latest: i64,
-    /// Until here windows may begin that were opened before it did.
+    /// Windows that were opened before the clock stepped back begin no later than this.
     ahead_until: i64,
 }
 
@@ -51,23 +51,23 @@ impl Default for Shard {
     }
 }
 
-/// Where a quota of a key is counted.
+/// The place where a quota of a key is counted.
 #[derive(Clone, Copy)]
 pub(super) enum Place {
     /// The key's own entry.
     Own(Slot),
-    /// An entry that it could have.
+    /// A free entry for the key.
     Free(Slot),
-    /// The same, if it takes a count along that it has shared so far.
+    /// A free entry for the key, which starts with the count that the key has shared so far.
     Inheriting(Slot),
-    /// An entry that it shares.
+    /// An overflow entry, shared with other keys.
     Shared(Slot),
     None,
 }
 
 impl Place {
-    /// Whether a charge found an entry of the key's own there. One that would inherit a count has
-    /// none, if that count has refused it.
+    /// Returns whether the charge was counted in an entry of the key's own. A key that was refused
+    /// by a shared count inherits nothing.
     pub(super) fn is_own(&self, written: bool) -> bool {
         match self {
             Self::Own(_) | Self::Free(_) => true,
@@ -77,7 +77,7 @@ impl Place {
     }
 }
 
-/// What a key's entries are found by.
+/// The hash and the scope of a key, from which its entries are found.
 #[derive(Clone, Copy)]
 pub(super) struct Home {
     pub(super) hash: u64,
@@ -90,28 +90,28 @@ impl Home {
         fingerprint(self.hash, quota)
     }
 
-    /// The overflow entry of a quota that this key would share.
+    /// Returns the fingerprint of the overflow entry that this key shares.
     fn shared_fingerprint(&self, quota: &Quota, entries: usize) -> u64 {
         let shares = (entries as u64 / OVERFLOW_SHARE).max(1);
         fmix64((self.hash % shares) ^ self.scope.rotate_left(32) ^ quota.identity()).max(1)
     }
 }
 
-/// The most that the tables of a number of shards take, each with this many buckets.
+/// Returns the most bytes that the tables of all shards take, each with this many buckets.
 pub(super) fn max_bytes(shards: usize, buckets: usize) -> usize {
     let all = (buckets + overflow(buckets)).saturating_mul(shards);
-    // One may have doubled, and is about to let go of what it had before.
+    // One table may be doubling, and holds its old buckets until that is done.
     all.saturating_add(buckets.div_ceil(2)).saturating_mul(size_of::<Bucket<Count>>())
 }
 
-/// Buckets for the overflow of a table.
+/// Returns the number of buckets of the overflow.
 fn overflow(buckets: usize) -> usize {
     buckets.div_ceil(PER_OVERFLOW)
 }
 
 impl Shard {
-    /// Takes note of the time. `false`: a clock that says `now` has stepped back, or there are no
-    /// tables yet.
+    /// Sets the time of the shard. Returns `false` if the clock has stepped back, or if there are
+    /// no tables yet.
     #[inline]
     pub(super) fn enter(&mut self, now: i64) -> bool {
         let enters = now >= self.latest;
@@ -125,14 +125,15 @@ impl Shard {
         self.table.is_unallocated()
     }
 
-    /// Takes memory when the first key comes.
+    /// Allocates the tables, for the first key.
     pub(super) fn allocate(&mut self, now: i64, max_buckets: usize) {
         self.latest = now;
         self.table = Table::new(1, max_buckets);
         self.prepare_overflow();
     }
 
-    /// The clock was ahead, maybe by years, and keys that share entries are not to wait so long.
+    /// Accepts an earlier time. The clock may have been years ahead: shared entries are pulled
+    /// back, so that their keys don't wait that long.
     pub(super) fn step_back(&mut self, now: i64) {
         self.ahead_until = self.ahead_until.max(self.latest);
         self.latest = now;
@@ -144,13 +145,13 @@ impl Shard {
         self.table.live(now)
     }
 
-    /// Until when entries of the overflow are live, if any is.
+    /// Returns until when overflow entries are live, if any is.
     #[inline]
     pub(super) fn overflows_until(&self, now: i64) -> Option<i64> {
         (now < self.overflow_until).then_some(self.overflow_until)
     }
 
-    /// The entries of all quotas of a key, and their windows.
+    /// Returns the places and windows of all quotas of a key.
     #[inline(always)]
     pub(super) fn locate_all<'a, const N: usize>(
         &mut self,
@@ -166,15 +167,15 @@ impl Shard {
                 places[i] = place;
                 window
             });
-            // For the first quota it has grown already.
+            // A single quota has grown the table already.
             if N == 1 || !self.grows_for(&places[..account.quotas().len()], now) {
                 return (places, windows);
             }
         }
     }
 
-    /// Where there is no entry for one of these, makes room, or finds that it can't: either way all
-    /// have to be looked for once more.
+    /// Grows the table if one of these quotas has no place. Returns `true` if all places have to be
+    /// located again.
     pub(super) fn grows_for(&mut self, places: &[Place], now: i64) -> bool {
         let lacks =
             places.iter().any(|place| matches!(place, Place::None)) && self.table.may_grow();
@@ -184,14 +185,15 @@ impl Shard {
         lacks
     }
 
-    /// A table that can't grow overflows, so that every charge is counted.
+    /// Grows the table, or allocates the overflow if it can't grow, so that every charge is
+    /// counted.
     fn grow(&mut self, now: i64) -> bool {
         let grows = self.table.grow(now);
         self.prepare_overflow();
         grows
     }
 
-    /// Only a table that may not grow any more overflows.
+    /// Allocates the overflow of a table that can't grow any more.
     fn prepare_overflow(&mut self) {
         if !self.table.may_grow() && self.overflow.is_unallocated() {
             let buckets = overflow(self.table.max_buckets());
@@ -199,8 +201,8 @@ impl Shard {
         }
     }
 
-    /// The entry of one quota of a key, and its window. `others` are the places of the key's
-    /// other quotas, which are not free.
+    /// Returns the place and the window of one quota of a key. `others` are the places of the key's
+    /// other quotas, which are taken.
     #[inline(always)]
     pub(super) fn locate<'a>(
         &mut self,
@@ -249,11 +251,11 @@ impl Shard {
                 return self.locate(now, account, quota, home, others);
             }
             if self.table.may_grow() {
-                // Where the others are would change: see `grows_for`.
+                // Growing would move the others' entries: `grows_for` locates all again.
                 return (Place::None, Window::at(now, None, quota, shift));
             }
             if now < self.ahead_until {
-                // Its entries are free again when the windows have passed that are there now.
+                // Windows of a clock that was ahead would keep these entries for too long.
                 self.table.change_around(home.fingerprint(quota), |entry| pull_back(entry, now));
             }
         }
@@ -267,13 +269,13 @@ impl Shard {
         };
         let window = Window::at(now, state, quota, shift);
         match (free, shared) {
-            // An entry of its own has come free: it takes the shared count along.
+            // The key gets an entry of its own, with the shared count.
             (Some(slot), Found::Entry(_)) if state.is_some_and(|state| now < state.until) => {
                 (Place::Inheriting(slot), window.moved(now, shift))
             }
             (Some(slot), _) => (Place::Free(slot), window),
             (None, Found::Entry(slot) | Found::Free(slot)) => (Place::Shared(slot), window),
-            // All overflow entries belong to other quotas: refused for a window.
+            // All overflow entries belong to other quotas: the key is refused for a window.
             (None, Found::Full) => (Place::None, Window::spent(now, quota, shift)),
         }
     }
@@ -289,7 +291,8 @@ impl Shard {
         self.overflow.find(fingerprint, now, taken)
     }
 
-    /// Makes a key new under one quota. `false`: it may be counted where others are, too.
+    /// Clears the count of a key under one quota. Returns `false` if the key may be counted in a
+    /// shared entry.
     pub(super) fn forget(
         &mut self,
         now: i64,
@@ -311,7 +314,7 @@ impl Shard {
             Found::Full => true,
         };
         match found {
-            // A new entry might inherit the count of an overflow entry: this one is kept, as new.
+            // Without an entry, the key would inherit the count of a shared one.
             Found::Entry(slot) => self.renew(now, slot, quota, shift(scope, key, quota)),
             Found::Free(slot) if shares => self.renew(now, slot, quota, shift(scope, key, quota)),
             _ => return !shares,
@@ -319,8 +322,7 @@ impl Shard {
         true
     }
 
-    /// An entry with nothing used, under any plan of this counter: what it holds when it is new
-    /// depends on the plan.
+    /// Sets an entry to nothing used, whatever the plan. (A new count depends on the plan.)
     fn renew(&mut self, now: i64, slot: Slot, quota: &Quota, shift: u64) {
         let State { start, until, .. } = Window::at(now, None, quota, shift).take(0);
         self.table.set(slot, until, Count { start, used: -MAX });
@@ -334,8 +336,8 @@ impl Shard {
                 self.table.set(slot, until, Count { start, used });
             }
             Place::Shared(slot) => {
-                // It empties a full window after its last charge: only then have the windows of
-                // all keys that share it ended, wherever these began.
+                // A shared entry ends a full window after its last charge: by then, the windows of
+                // all its keys have ended.
                 let until = until.saturating_add((now - start).max(0)).min(MAX);
                 self.overflow.set(slot, until, Count { start: now.max(start), used });
                 self.overflow_until = self.overflow_until.max(until);
@@ -351,7 +353,7 @@ fn state(entry: Entry<Count>) -> State {
     State { start, used, until }
 }
 
-/// Has a window begin now that lies ahead by a window or more (S4). It keeps its count.
+/// Moves a window that begins a window or more ahead (S4) to now. The count stays.
 fn pull_back(entry: &mut Entry<Count>, now: i64) {
     let lasts = entry.until.saturating_sub(entry.payload.start);
     if lasts > 0 && entry.payload.start.saturating_sub(now) >= lasts {

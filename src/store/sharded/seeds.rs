@@ -1,4 +1,4 @@
-//! Hashes that another process repeats: their seeds, and how to see whether it does.
+//! Seeds of hashes that another process can repeat, and a probe that shows whether it does.
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
@@ -12,21 +12,21 @@ use super::{Mutex as Lock, Shard, Sharded, fingerprint, hash};
 use crate::key::Key;
 use crate::quota::{Quota, Weekday};
 
-/// What the hashes of keys depend on, beside the keys.
+/// The seeds of the hashes of keys.
 #[derive(Clone, Copy)]
 pub(in crate::store) struct Seeds {
     pub(in crate::store) own: u64,
-    /// The same for all new files of a process: what is made of it is never freed.
+    /// Shared by all new files of a process, since the `SharedSeed` made of it is never freed.
     pub(in crate::store) shared: u64,
 }
 
-/// Of each `shared`, what is made of it.
+/// The `SharedSeed` of each [`Seeds::shared`].
 static SHARED: Mutex<BTreeMap<u64, &SharedSeed>> = Mutex::new(BTreeMap::new());
 
 impl Seeds {
     /// Seeds that can't be guessed.
     pub(in crate::store) fn random() -> Self {
-        // The standard library's are from the system's source of randomness.
+        // The standard library seeds its hashes from the system's source of randomness.
         let random = || RandomState::new().hash_one(0);
         let shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
         let shared = shared.keys().next().copied();
@@ -41,8 +41,8 @@ impl Seeds {
         SeedableRandomState::with_seed(self.own, seed)
     }
 
-    /// What becomes of known keys, in each way that the hash and the counters have. A build that
-    /// makes something else of them would find nothing by these seeds.
+    /// Returns a digest of known keys, hashed in each way that the hash and the counters have. A
+    /// build with another digest would find no entry by these seeds.
     pub(in crate::store) fn probe(self) -> u64 {
         let hasher = self.hasher();
         let scope = Scope::named("probe");

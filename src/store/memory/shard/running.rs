@@ -10,7 +10,7 @@ use crate::quota::Quota;
 use crate::window::Window;
 
 impl Shard {
-    /// Decides what nearly every charge is: plain, of one quota, in a window that runs.
+    /// Decides a plain charge of one quota in a window that runs, as nearly every charge is.
     #[inline(always)]
     pub(in crate::store::memory) fn charge_running(
         &mut self,
@@ -31,9 +31,10 @@ impl Shard {
         Some(decision)
     }
 
-    /// The first charge of a quota in a window, in the key's entry or in one that is free; with it
-    /// comes whether that is new. `None`: it is not plain, does not pass, takes nothing, its window
-    /// may be about to end, or the key may share a count.
+    /// Decides the first charge of a quota in a window, in the key's entry or in a free one.
+    /// Returns the decision, and whether the entry is new. Returns `None` if the charge is not
+    /// plain, does not pass or takes nothing, if its window may be about to end, or if the key may
+    /// share a count.
     #[inline(always)]
     pub(in crate::store::memory) fn charge_first(
         &mut self,
@@ -57,12 +58,12 @@ impl Shard {
             return None;
         }
         let (decision, used) = Decision::running_passed(now.at, &window, ask.cost);
-        // Of a plain quota, a new count ends with its window.
+        // The count of a plain quota ends with its window.
         self.table.set(slot, window.end(), Count { start: window.start(), used });
         Some((decision, is_new))
     }
 
-    /// The same as [`charge_running`](Self::charge_running) over exactly `N` quotas.
+    /// Does the same as [`charge_running`](Self::charge_running) for exactly `N` quotas.
     #[inline(always)]
     pub(in crate::store::memory) fn charge_all_running<const N: usize>(
         &mut self,
@@ -89,13 +90,14 @@ impl Shard {
         Some(decision)
     }
 
-    /// Sets what is used in an entry that was found there.
+    /// Sets the used tokens of an entry.
     #[inline]
     pub(in crate::store::memory) fn set_used(&mut self, slot: Slot, used: i64) {
         self.table.payload_mut(slot).used = used;
     }
 
-    /// The key's own entry for a plain quota, in a window that still runs whenever it is now.
+    /// Returns the key's own entry for a plain quota, if its window runs at every instant that the
+    /// reading may mean.
     #[inline(always)]
     pub(in crate::store::memory) fn running<'a>(
         &self,
@@ -112,7 +114,7 @@ impl Shard {
     }
 }
 
-/// A function of its own, so that a charge that passes needs no stack for it.
+/// Refuses a charge. Not inlined, so that a charge that passes needs no stack for it.
 #[inline(never)]
 fn refuse<const N: usize>(now: i64, windows: [Window<'_>; N], ask: Ask) -> Decision {
     Decision::over::<N>(now, &windows, ask).0

@@ -1,16 +1,16 @@
-//! What a file keeps of a shard: its tables, bucket by bucket, and its times.
+//! The parts of a shard that a file keeps: its tables, bucket by bucket, and its times.
 
 use super::super::super::table::{Bucket, Table};
 use super::{Count, PER_OVERFLOW, Shard};
 
-/// The shard's tables: that of the keys with an entry of their own, and the overflow.
+/// A table of the shard: entries of single keys, or the overflow.
 #[derive(Clone, Copy)]
 pub(in crate::store::memory) enum Part {
     Own,
     Overflow,
 }
 
-/// The times that a shard goes by.
+/// The times of a shard.
 #[derive(Clone, Copy)]
 pub(in crate::store::memory) struct Times {
     pub(in crate::store::memory) latest: i64,
@@ -29,8 +29,8 @@ impl Shard {
         Times { latest: self.latest, ahead_until: self.ahead_until }
     }
 
-    /// A shard with the tables of another, at the time that this one went by last. If the clock has
-    /// gone back since, the first call notices that.
+    /// Returns a shard with the tables and the times of a saved one. If the clock has stepped back
+    /// since, the first call detects that.
     pub(in crate::store::memory) fn restored(
         Times { latest, ahead_until }: Times,
         own: Vec<Bucket<Count>>,
@@ -42,8 +42,8 @@ impl Shard {
             return Self::default();
         }
         let table = Table::restored(own, max_buckets, now);
-        // Keys find what they share by how many entries there are: while one runs, none comes or
-        // goes.
+        // The number of shared entries selects the entry of a key, so that it must not change while
+        // one runs.
         let buckets = shared.len();
         let shared = Table::restored(shared, buckets, now);
         let overflow_until = shared.last_end();
@@ -54,7 +54,7 @@ impl Shard {
         restored
     }
 
-    /// The fewest buckets of a shard that may have tables as large as these.
+    /// Returns the smallest bound on buckets under which a shard may have tables of this size.
     pub(in crate::store::memory) fn needed_buckets(&self) -> usize {
         let [own, shared] = [Part::Own, Part::Overflow].map(|part| self.buckets(part).len());
         own.max((shared * PER_OVERFLOW).saturating_sub(PER_OVERFLOW - 1))
