@@ -268,6 +268,22 @@ fn a_refusal_that_nobody_sees() {
     alone.join().expect("no panic");
 }
 
+/// Windows run already: one thread charges both limits, the other one of them alone.
+fn several_limits_and_one_of_them() {
+    let limits = several_limits();
+    let lines = || [Line::new("one", 1_u64, 1), Line::new("two", 11_u64, 1)];
+    assert!(now(limits.check(lines())).allowed());
+    let alone = thread::spawn({
+        let limits = limits.clone();
+        move || (0..2).filter(|_| now(limits.of("two").check(11_u64)).allowed()).count()
+    });
+    let both = (0..2).filter(|_| now(limits.check(lines())).allowed()).count();
+    let alone = alone.join().expect("no panic");
+    assert!(both <= 1 && both + alone == 2, "{both} and {alone}");
+    assert_eq!(now(limits.of("two").peek(11_u64)).used(), 3);
+    assert_eq!(now(limits.of("one").peek(1_u64)).used(), 1 + both as u64);
+}
+
 macro_rules! models {
     ($($model:ident),* $(,)?) => {
         mod at_random {
@@ -294,6 +310,7 @@ models!(
     an_entry_that_another_key_is_given,
     limits_in_opposite_orders,
     a_refusal_that_nobody_sees,
+    several_limits_and_one_of_them,
 );
 
 /// The store reads a clock that shows the last tick only, unless a window is about to end.
