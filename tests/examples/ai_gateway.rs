@@ -19,6 +19,15 @@ fn usage(server: &Server, who: &str) -> [Option<u64>; 3] {
     ["requests", "tokens", "cents"].map(|name| told["resources"][name]["used"].as_u64())
 }
 
+/// A true cost over Redis, or a file of plans, is in force a moment later.
+fn wait_for_usage(server: &Server, who: &str, expected: [Option<u64>; 3]) {
+    let start = Instant::now();
+    while usage(server, who) != expected {
+        assert!(start.elapsed() < Duration::from_secs(10), "{:?}", usage(server, who));
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
 // The windows are days and longer: only a test at midnight would see their end.
 const LIMITS: &str = "requests=3/day tokens=1_000/day cents=5/month";
 
@@ -62,7 +71,7 @@ fn ai_gateways_over_redis() {
     let (one, other) = (gateway(), gateway());
     let answer = chat(&one, ANN, 900, 40);
     assert_eq!((answer.status, answer.number("x-ratelimit-used")), (200, 900));
-    assert_eq!(usage(&other, ANN), [Some(1), Some(40), Some(1)]);
+    wait_for_usage(&other, ANN, [Some(1), Some(40), Some(1)]);
 
     // One limit refuses, and none takes anything.
     let refused = chat(&other, ANN, 961, 1);
@@ -70,7 +79,7 @@ fn ai_gateways_over_redis() {
     // Another user has other cents, and the organization's tokens.
     let bob = "x-org: acme\r\nx-user: bob";
     assert_eq!(chat(&other, bob, 10, 10).status, 200);
-    assert_eq!(usage(&one, bob), [Some(2), Some(50), Some(1)]);
+    wait_for_usage(&one, bob, [Some(2), Some(50), Some(1)]);
     assert_eq!(chat(&one, bob, 10, 10).status, 200);
     for gateway in [&one, &other] {
         let refused = chat(gateway, ANN, 1, 1);
@@ -84,7 +93,7 @@ fn ai_gateways_over_redis() {
     let eve = "x-org: other\r\nx-user: eve";
     for (gateway, uses) in [(&one, 30), (&other, 50)] {
         assert_eq!(chat(gateway, eve, 100, uses).status, 200);
-        assert_eq!(usage(gateway, eve), [Some(1), Some(uses), Some(1)]);
+        wait_for_usage(gateway, eve, [Some(1), Some(uses), Some(1)]);
     }
 }
 
@@ -95,13 +104,7 @@ fn ai_gateway_with_plans() {
     fs::write(&file, "acme: tokens=unlimited\n").expect("a file");
     let mut command = example("ai_gateway");
     let server = Server::start_with(command.env("LIMITS", LIMITS).env("PLANS", &file));
-    let wait_for = |expected: [Option<u64>; 3]| {
-        let start = Instant::now();
-        while usage(&server, ANN) != expected {
-            assert!(start.elapsed() < Duration::from_secs(10), "{:?}", usage(&server, ANN));
-            std::thread::sleep(Duration::from_millis(20));
-        }
-    };
+    let wait_for = |expected| wait_for_usage(&server, ANN, expected);
     wait_for([Some(0), None, Some(0)]);
     assert_eq!(chat(&server, ANN, 3_000, 3_000).status, 200);
     assert_eq!(usage(&server, ANN), [Some(1), None, Some(3)]);
