@@ -1,4 +1,4 @@
-//! `cargo run --example billing`
+//! `cargo run -p billing`
 //!
 //! Plans by the month: 1,000 requests from a customer's billing day on, in the customer's time
 //! zone, and 60 a minute. `GET /usage` shows what is left and costs nothing. `POST /upgrade` raises
