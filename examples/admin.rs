@@ -46,7 +46,7 @@ struct Until {
 
 impl Until {
     fn instant(&self) -> Option<SystemTime> {
-        // Far instants that the system's clock can't represent are the last that it can.
+        // Later instants count as the year 2106, since a `SystemTime` can overflow.
         let last = Duration::from_secs(u32::MAX.into());
         self.until.map(|seconds| UNIX_EPOCH + Duration::from_secs(seconds).min(last))
     }

@@ -15,10 +15,9 @@ impl<J: 'static> FixedWindowLayer<J> {
     ///
     /// 429 (or the [`status`](Self::status) of the layer) is a refusal. 400 and 500 are requests
     /// without a key: the client left something out, or the server is configured wrongly. 503 is
-    /// there if the store is shared or has a
-    /// deadline, or if requests wait in a queue. The body that
-    /// [`on_reject`](Self::on_reject) makes is not known: add its `content`. For [`Grpc`], which
-    /// OpenAPI can't describe, the object is empty.
+    /// included if the store is shared or has a deadline, or if requests wait in a queue. The body
+    /// of an [`on_reject`](Self::on_reject) closure is not known: add its `content`. OpenAPI can't
+    /// describe [`Grpc`]: for it, the object is empty.
     ///
     /// ```
     /// use tower_fixed_window::{FixedWindowLayer, Quota};
