@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 use super::Decision;
 use super::details::Verdict;
 use super::standing::{Usage, system_time};
-use crate::quota::Quotas;
+use crate::quota::{Quota, Quotas};
 
 impl Decision {
     /// Returns whether the charge passed, immediately or as a reservation.
@@ -100,6 +100,13 @@ impl Decision {
     #[inline]
     pub fn governing(&self) -> usize {
         self.governing.into()
+    }
+
+    /// Returns the governing quota, of the quotas that the decision was made by. Returns the first
+    /// if these have changed and are fewer.
+    pub(crate) fn governing_of<'a>(&self, quotas: &'a Quotas) -> &'a Quota {
+        let quotas = quotas.as_slice();
+        quotas.get(self.governing()).unwrap_or(&quotas[0])
     }
 
     /// Returns whether this process decided in memory, because the store failed.

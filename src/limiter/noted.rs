@@ -32,7 +32,7 @@ pub(crate) fn observe_decision(scope: &Scope, quotas: &Quotas, decision: &Decisi
         note_passed(scope, decision.granted(), decision.ready_at_ms().is_some());
     } else {
         let outcome = if shadow { Outcome::ShadowRefused } else { Outcome::Refused };
-        let quota = || &quotas.as_slice()[decision.governing()];
+        let quota = || decision.governing_of(quotas);
         observed.refused(outcome, quota, || decision.retry_after());
     }
 }

@@ -150,10 +150,12 @@ impl Tracker {
             current.begin(number);
             self.samples_until.store(i64::MIN, Ordering::Relaxed);
         }
-        let (first, at) = (&quotas.as_slice()[0], decision.now_ms());
-        // The quotas may have changed while a request waited.
-        let quota = quotas.as_slice().get(decision.governing()).unwrap_or(first);
-        let refusal = Refusal { weight, at, retry_at: decision.retry_at_ms(), quota };
+        let refusal = Refusal {
+            weight,
+            at: decision.now_ms(),
+            retry_at: decision.retry_at_ms(),
+            quota: decision.governing_of(quotas),
+        };
         current.keys.note(key, &refusal);
         if current.keys.total >= ALL && weight == 1 {
             let end = current.number.saturating_add(1).saturating_mul(PERIOD);

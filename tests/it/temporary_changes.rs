@@ -231,6 +231,39 @@ async fn minutes_of_six(change: impl Fn(&Limiter)) -> Vec<u64> {
     minutes
 }
 
+/// Also reported, while the log shows refusals.
+#[tokio::test(start_paused = true)]
+async fn a_request_in_a_queue_may_be_refused_by_a_quota_that_came_later() {
+    let log = Log::start();
+    for others in [0, 1] {
+        let store = MemoryStore::with_clock(paused_clock());
+        let other = Quota::per_minute(9).name("other").key(global());
+        let mut all = vec![Quota::per_minute(1).name("api").key(global())];
+        all.extend((0..others).map(|_| other.clone()));
+        let limits = Limits::new(all).store(store);
+        let api = limits.of("api");
+        let layer = FixedWindowLayer::new(&limits).queue(10, Duration::from_secs(600));
+        let service = layer.layer(tower::service_fn(async |_: Request<Body>| {
+            Ok::<_, Infallible>(Response::new(Body::empty()))
+        }));
+        let first = service.clone().oneshot(get("/")).await.expect("infallible");
+        assert_eq!(first.status(), 200);
+        let waiting = tokio::spawn(service.oneshot(get("/")));
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        // Of the day's tokens, none is left.
+        api.set_quotas(Quota::per_minute(1).and(Quota::per_day(1)));
+        let earlier = block_on(api.with_quotas(Quota::per_day(1)).check(Key::global()));
+        assert!(earlier.expect("memory").allowed());
+
+        let refused = waiting.await.expect("no panic").expect("infallible");
+        assert_eq!(refused.status(), 429);
+        let body = to_bytes(refused.into_body(), usize::MAX).await.expect("a body");
+        let body = String::from_utf8(body.to_vec()).expect("text");
+        assert!(body.contains("api:1/day"), "{body}");
+    }
+    assert_eq!(log.text().matches("quota=1/day").count(), 2, "{}", log.text());
+}
+
 #[test]
 fn a_change_that_ends_is_in_the_metrics_and_its_end_in_the_log() {
     let log = Log::start();

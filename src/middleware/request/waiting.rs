@@ -87,7 +87,11 @@ impl<J> LimitedRequest<J> {
     fn end_wait(&mut self, parts: &Parts, end: End) -> Next {
         match end {
             End::LetGo => Next::Wait,
-            End::Refused(refusal) => Next::Refuse(Reason::RateLimited(refusal)),
+            End::Refused(refusal) => {
+                // The refusal is reported by the quotas that it was decided by.
+                self.renew();
+                Next::Refuse(Reason::RateLimited(refusal))
+            }
             End::Failed(error) => self.decide(parts, Err(error)),
             End::Unanswered => Next::Refuse(Reason::StoreFailed),
             End::Closed => Next::Refuse(Reason::QueueClosed),
