@@ -16,15 +16,17 @@ mod details;
 #[cfg(feature = "serde")]
 mod kept;
 mod limited;
+mod refuser;
 mod standing;
 mod together;
 
 pub(crate) use charge::Ask;
+pub(crate) use details::MAX_LIMITS;
 use details::{Details, MAX_INLINE, QuotaDetails, Verdict};
-pub(crate) use details::{MAX_LIMITS, Refuser};
 #[cfg(feature = "serde")]
 pub(crate) use kept::KeptDecision;
 pub use limited::RateLimited;
+pub(crate) use refuser::{KeptRefuser, Refuser};
 pub use standing::Usage;
 pub(crate) use standing::system_time;
 pub(crate) use together::{Line, Merging};
@@ -75,10 +77,18 @@ pub struct Decision {
     shared: u8,
     /// `true` if the fallback of a store that failed decided.
     local: bool,
+    /// The limit that refused, for charges without a layer.
+    refuser: Option<KeptRefuser>,
 }
 
 impl Decision {
-    /// Notes the limit that refused, outside of the decision itself: one that passes stays small.
+    /// Notes the limit that refused, if it is kept.
+    #[inline]
+    pub(crate) fn note_kept_refuser(&mut self, refuser: KeptRefuser) {
+        self.refuser = Some(refuser);
+    }
+
+    /// Notes a copy of the limit that refused in a box: decisions that pass stay small.
     #[cold]
     pub(crate) fn note_refuser(&mut self, name: &str, quotas: &Quotas) {
         self.quota_details_mut().refuser = Some(Refuser { name: name.into(), quotas: *quotas });

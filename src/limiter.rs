@@ -2,12 +2,13 @@
 
 use std::borrow::Cow;
 use std::fmt;
-use std::sync::Arc;
+use std::ptr;
+use std::sync::{Arc, OnceLock};
 
-use crate::decision::{Decision, RateLimited};
+use crate::decision::{Decision, KeptRefuser, RateLimited};
 use crate::key::Key;
 use crate::quota::Quotas;
-use crate::store::{Account, Adjust, Charge, Reply, Scope, Store, StoreError, instant};
+use crate::store::{Account, Adjust, AnyStore, Charge, Reply, Scope, Store, StoreError, instant};
 
 // First, since rustdoc shows methods in the order of modules.
 mod creating;
@@ -62,12 +63,15 @@ pub struct Limiter {
     /// generation from equalling any of `Live`'s, so that watched decisions take the longer path.
     quotas: Quotas,
     generation: u64,
-    store: Arc<dyn Store>,
+    store: AnyStore,
     live: Arc<Live>,
     /// `true` if tokens may be refunded.
     refundable: bool,
     /// `true` if the store grants no leases to this limiter.
     unleased: bool,
+    /// Set by the first refusal. `None`: each refusal takes a copy, since the limiter may be one of
+    /// many with quotas of their own.
+    refuser: OnceLock<Option<KeptRefuser>>,
 }
 
 /// The advice if counters [can't be found](Limiter::can_be_found).
@@ -75,7 +79,7 @@ pub(crate) const UNNAMED: &str = "a rate limit on a shared store needs a name, o
     can't be found: write Quota::per_minute(5).name(\"login\").store(..)";
 
 impl Limiter {
-    pub(crate) fn shared_store(&self) -> &Arc<dyn Store> {
+    pub(crate) fn shared_store(&self) -> &AnyStore {
         &self.store
     }
 
@@ -121,7 +125,13 @@ impl Limiter {
 
     /// Takes `cost` tokens, all or none.
     pub fn check_cost(&self, key: impl Into<Key>, cost: u64) -> Reply<Decision> {
-        self.ask(&key.into(), |account| Charge::new(account, cost))
+        self.check_key(&key.into(), cost)
+    }
+
+    /// Compiled once, not for each type of keys.
+    #[inline(never)]
+    fn check_key(&self, key: &Key, cost: u64) -> Reply<Decision> {
+        self.ask(key, |account| Charge::new(account, cost))
     }
 
     /// Returns the standing of a key under the limiter's own quotas, and whether one token would
@@ -382,23 +392,44 @@ impl Limiter {
     #[inline(always)]
     fn ask_by(&self, charge: Charge<'_>) -> Reply<Decision> {
         let mut reply = self.send(charge);
-        let (quotas, is_peek) = (charge.account().quotas(), charge.is_peek());
-        if let Some(answer) = reply.as_now() {
-            if let Ok(decision) = answer {
-                note_decision(&self.scope, quotas, decision, is_peek);
+        let quotas = charge.account().quotas();
+        match reply.as_now() {
+            Some(Ok(decision)) => {
+                let refuser = || self.refuser(quotas);
+                note_decision(&self.scope, quotas, decision, charge.is_peek(), refuser);
             }
-            return reply;
+            Some(Err(_)) => {}
+            None => self.note_later(&mut reply, &charge),
         }
-        let (scope, quotas) = (self.scope.clone(), *quotas);
-        reply.map(move |mut decision| {
-            note_decision(&scope, &quotas, &mut decision, is_peek);
-            decision
-        })
+        reply
     }
 
+    /// Lets a reply that comes later note its decision. In place: moving a reply is measurable.
+    #[inline(never)]
+    fn note_later(&self, reply: &mut Reply<Decision>, charge: &Charge<'_>) {
+        let (scope, quotas) = (self.scope.clone(), *charge.account().quotas());
+        let is_peek = charge.is_peek();
+        reply.map_in_place(move |decision| {
+            note_decision(&scope, &quotas, decision, is_peek, || None);
+        });
+    }
+
+    /// Returns what refusals note of this limiter, for charges under its own quotas.
     #[inline]
+    fn refuser(&self, quotas: &Quotas) -> Option<KeptRefuser> {
+        let own = ptr::eq(quotas, &self.quotas);
+        own.then(|| *self.refuser.get_or_init(|| KeptRefuser::of(self.name(), quotas)))?
+    }
+
+    #[inline(always)]
     pub(crate) fn send(&self, charge: Charge<'_>) -> Reply<Decision> {
-        self.store.charge(charge.refundable_if(self.refundable).unleased_if(self.unleased))
+        match &self.store {
+            // In memory, these make no difference.
+            AnyStore::Memory(store) => store.charge(charge),
+            AnyStore::Other(store) => {
+                store.charge(charge.refundable_if(self.refundable).unleased_if(self.unleased))
+            }
+        }
     }
 
     fn ask_receipt(

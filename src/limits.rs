@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::decision::{Decision, MAX_LIMITS, RateLimited};
 use crate::limit::Limit;
 use crate::limiter::{Limiter, Receipt, UNNAMED, doubts};
-use crate::store::{Account, Charge, MemoryStore, Reply, Store, StoreError};
+use crate::store::{Account, AnyStore, Charge, MemoryStore, Reply, Store, StoreError};
 
 mod from;
 mod in_order;
@@ -77,7 +77,7 @@ pub use receipts::Receipts;
 #[derive(Clone)]
 pub struct Limits {
     limits: Arc<[Limiter]>,
-    store: Arc<dyn Store>,
+    store: AnyStore,
 }
 
 impl Limits {
@@ -94,8 +94,8 @@ impl Limits {
     }
 
     fn unchecked(limits: Vec<Limit>) -> Self {
-        let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
-        let limiters = limits.into_iter().map(|limit| Limiter::in_store(limit, Arc::clone(&store)));
+        let store = AnyStore::new(MemoryStore::new());
+        let limiters = limits.into_iter().map(|limit| Limiter::in_store(limit, store.clone()));
         // Refundable, since one limit may refuse because of tokens that are returned at once, when
         // another limit refuses.
         let limits: Vec<_> = limiters.collect();
@@ -150,8 +150,8 @@ impl Limits {
     #[track_caller]
     pub fn store(self, store: impl Store) -> Self {
         let id = doubts::identity(&store);
-        let store: Arc<dyn Store> = Arc::new(store);
-        let limits = self.limits.iter().map(|limit| limit.moved_to(Arc::clone(&store)));
+        let store = AnyStore::new(store);
+        let limits = self.limits.iter().map(|limit| limit.moved_to(store.clone()));
         let this = Self { limits: limits.collect(), store };
         assert!(this.limits.iter().all(Limiter::can_be_found), "{UNNAMED}");
         this.limits.iter().for_each(|limiter| doubts::note_name(id, limiter.live()));

@@ -10,6 +10,7 @@ use crate::key::Key;
 
 mod account;
 mod adjust;
+mod any;
 mod charge;
 mod counters;
 mod error;
@@ -25,6 +26,7 @@ mod table;
 pub use account::Account;
 pub(crate) use account::{OwnedAccount, instant};
 pub use adjust::{Adjust, OwnedAdjust};
+pub(crate) use any::AnyStore;
 pub use charge::{Charge, OwnedCharge};
 pub use error::{OnStoreFailure, StoreError};
 #[cfg(feature = "saved")]

@@ -225,6 +225,13 @@ impl<'a> Window<'a> {
         cost <= self.available(reserve)
     }
 
+    /// Returns whether a charge passes in a [running](Self::running) window, whose quota is plain
+    /// and whose count is not negative.
+    #[inline]
+    pub(crate) fn running_fits(&self, cost: u64) -> bool {
+        cost <= (limit(self.quota) - self.used).max(0) as u64
+    }
+
     /// Returns the state after `cost` tokens are taken, even if they don't fit (S15 may overdraw).
     #[inline]
     pub(crate) fn take(&self, cost: u64) -> State {

@@ -34,26 +34,37 @@ impl Decision {
     #[inline]
     pub(super) fn new(now: i64, granted: u64, inline: [Usage; MAX_INLINE], len: usize) -> Self {
         let (verdict, details, governing) = (Verdict::Passed, None, 0);
-        let (len, refusing, shared, local) = (len as u8, 0, 0, false);
-        Self { now, granted, verdict, inline, details, len, governing, refusing, shared, local }
+        let (len, refusing, shared, local, refuser) = (len as u8, 0, 0, false, None);
+        Self {
+            now,
+            granted,
+            verdict,
+            inline,
+            details,
+            len,
+            governing,
+            refusing,
+            shared,
+            local,
+            refuser,
+        }
     }
 
     /// The same as [`over`](Self::over) for a plain charge in a [running](Window::running) window.
-    /// Returns the decision and, if tokens are taken, the new count.
+    /// Returns the decision and the new count.
     #[inline(always)]
-    pub(crate) fn running(now: i64, window: &Window<'_>, cost: u64) -> (Self, Option<i64>) {
+    pub(crate) fn running(now: i64, window: &Window<'_>, cost: u64) -> (Self, i64) {
         let mut usage = Usage::from_window(window);
-        let (granted, verdict) = if window.fits(cost, false) {
-            usage.used = window.used_after(cost);
-            (cost, Verdict::Passed)
+        let (granted, verdict, refusing) = if window.running_fits(cost) {
+            usage.used += cost as i64;
+            (cost, Verdict::Passed, 0)
         } else if cost <= usage.limit() {
-            (0, Verdict::Refused { retry_at: window.end() })
+            (0, Verdict::Refused { retry_at: window.end() }, 1)
         } else {
-            (0, Verdict::RefusedForGood)
+            (0, Verdict::RefusedForGood, 1)
         };
-        let refusing = u8::from(verdict != Verdict::Passed);
         let decision = Self::new(now, granted, [usage, Usage::NONE], 1);
-        (Self { verdict, refusing, ..decision }, (granted > 0).then_some(usage.used))
+        (Self { verdict, refusing, ..decision }, usage.used)
     }
 
     /// The same as [`running`](Self::running) for a charge that is known to fit.

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::refuser::Refuser;
 use super::standing::Usage;
 use crate::quota::{Quotas, Span};
 use crate::window::State;
@@ -24,7 +25,7 @@ pub(super) struct QuotaDetails {
     pub(super) covered: Option<[Span; Quotas::MAX]>,
     /// The state that a remote store keeps for each quota, if the store told it.
     pub(super) states: Option<[Option<State>; Quotas::MAX]>,
-    /// The limit that refused, for charges without a layer.
+    /// The limit that refused, for charges without a layer, if none is [kept](Refuser) for it.
     pub(super) refuser: Option<Refuser>,
 }
 
@@ -86,13 +87,6 @@ pub(super) struct LimitDecision {
     pub(super) refusing: u8,
     pub(super) shared: u8,
     pub(super) local: bool,
-}
-
-/// The limit that refused, for the response.
-#[derive(Clone, Debug)]
-pub(crate) struct Refuser {
-    pub(crate) name: Box<str>,
-    pub(crate) quotas: Quotas,
 }
 
 /// The verdict on a charge. Of several, the greatest prevails: never is later than any instant.

@@ -4,7 +4,7 @@ use std::error::Error;
 use std::fmt;
 
 use super::Decision;
-use super::details::Refuser;
+use super::refuser::Refuser;
 
 /// A refused charge as an error: [`Decision::into_result`]. [`Limiter::charge`] returns it, too.
 ///
@@ -51,9 +51,10 @@ impl RateLimited {
 
     /// Returns the decision, and the limits that refused as far as they are known.
     pub(crate) fn into_parts(mut self) -> (Decision, Vec<Refuser>) {
-        let refusers = match self.0.details.as_deref_mut() {
-            None => Vec::new(),
-            Some(all) => all.take_refusers(),
+        let refusers = match (self.0.refuser, self.0.details.as_deref_mut()) {
+            (Some(kept), _) => kept.refuser().into_iter().collect(),
+            (None, Some(all)) => all.take_refusers(),
+            (None, None) => Vec::new(),
         };
         (self.0, refusers)
     }

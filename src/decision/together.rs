@@ -307,7 +307,19 @@ impl LimitDecision {
     fn to_decision_with(&self, details: Option<Box<Details>>) -> Decision {
         let Self { now, granted, verdict, inline, len, governing, refusing, shared, local, .. } =
             *self;
-        Decision { now, granted, verdict, inline, details, len, governing, refusing, shared, local }
+        Decision {
+            now,
+            granted,
+            verdict,
+            inline,
+            details,
+            len,
+            governing,
+            refusing,
+            shared,
+            local,
+            refuser: None,
+        }
     }
 }
 

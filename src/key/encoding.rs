@@ -44,7 +44,11 @@ pub struct Key(Repr);
 /// need no allocation and are cheap to move.
 #[derive(Clone)]
 enum Repr {
-    Inline { len: u8, bytes: [u8; INLINE] },
+    /// Unused bytes are 0.
+    Inline {
+        len: u8,
+        bytes: [u8; INLINE],
+    },
     Heap(Vec<u8>),
 }
 
@@ -125,6 +129,18 @@ impl Key {
         }
     }
 
+    /// Returns the encoding as one word if it is short, as that of an IPv4 address or of a small
+    /// number is. No other key has this word: no part begins with a 0.
+    #[inline(always)]
+    pub(crate) fn as_word(&self) -> Option<u64> {
+        match self.0 {
+            Repr::Inline { len: ..=8, bytes: [a, b, c, d, e, f, g, h, ..] } => {
+                Some(u64::from_le_bytes([a, b, c, d, e, f, g, h]))
+            }
+            _ => None,
+        }
+    }
+
     /// Returns the key of these bytes, if they are whole parts.
     #[cfg(feature = "serde")]
     pub(crate) fn from_encoded(bytes: &[u8]) -> Option<Self> {
@@ -160,7 +176,10 @@ impl Key {
 
     pub(super) fn truncate(&mut self, to: usize) {
         match &mut self.0 {
-            Repr::Inline { len, .. } => *len = to.min((*len).into()) as u8,
+            Repr::Inline { len, bytes } => {
+                *len = to.min((*len).into()) as u8;
+                bytes[usize::from(*len)..].fill(0);
+            }
             Repr::Heap(bytes) => bytes.truncate(to),
         }
     }

@@ -1,12 +1,12 @@
 //! Limiters are made of limits.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use super::live::{Live, UNKNOWN};
 use super::{Limiter, UNNAMED, doubts};
 use crate::limit::Limit;
 use crate::quota::Quotas;
-use crate::store::{MemoryStore, Store};
+use crate::store::{AnyStore, MemoryStore, Store};
 
 impl Limiter {
     /// Creates a limiter that counts in memory, in a store of its own. [`Limit::store`] creates one
@@ -15,12 +15,12 @@ impl Limiter {
         limit.into().into()
     }
 
-    pub(crate) fn in_store(limit: Limit, store: Arc<dyn Store>) -> Self {
+    pub(crate) fn in_store(limit: Limit, store: AnyStore) -> Self {
         doubts::note_zero(&limit);
         Self::made(limit, store)
     }
 
-    fn made(limit: Limit, store: Arc<dyn Store>) -> Self {
+    fn made(limit: Limit, store: AnyStore) -> Self {
         if limit.cost.is_some() || limit.settled {
             limit.scope.observe().has_costs();
         }
@@ -33,11 +33,12 @@ impl Limiter {
             live: Arc::new(live),
             refundable: false,
             unleased: false,
+            refuser: OnceLock::new(),
         }
     }
 
     /// The same limit in another store. It is no longer changed with this one.
-    pub(crate) fn moved_to(&self, store: Arc<dyn Store>) -> Self {
+    pub(crate) fn moved_to(&self, store: AnyStore) -> Self {
         let limit = Limit { quotas: self.live.usual_quotas(), ..self.live.limit().clone() };
         let moved = Self::made(limit, store);
         if self.refundable { moved.refundable() } else { moved }
@@ -64,7 +65,8 @@ impl Limiter {
         let quotas = quotas.into();
         let live = self.live.with_quotas(quotas);
         let generation = live.first_generation();
-        Self { quotas, generation, live: Arc::new(live), ..self.clone() }
+        let refuser = OnceLock::from(None);
+        Self { quotas, generation, live: Arc::new(live), refuser, ..self.clone() }
     }
 }
 
@@ -92,7 +94,7 @@ impl Limit {
     #[track_caller]
     pub fn store(self, store: impl Store) -> Limiter {
         let id = doubts::identity(&store);
-        let limiter = Limiter::in_store(self, Arc::new(store));
+        let limiter = Limiter::in_store(self, AnyStore::new(store));
         assert!(limiter.can_be_found(), "{UNNAMED}");
         doubts::note_name(id, limiter.live());
         limiter
@@ -101,6 +103,6 @@ impl Limit {
 
 impl From<Limit> for Limiter {
     fn from(limit: Limit) -> Self {
-        Self::in_store(limit, Arc::new(MemoryStore::new()))
+        Self::in_store(limit, AnyStore::new(MemoryStore::new()))
     }
 }

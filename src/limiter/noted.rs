@@ -1,6 +1,6 @@
 //! Reports decisions.
 
-use crate::decision::Decision;
+use crate::decision::{Decision, KeptRefuser};
 use crate::observe::{self, Outcome};
 use crate::quota::Quotas;
 use crate::store::Scope;
@@ -12,12 +12,16 @@ pub(super) fn note_decision(
     quotas: &Quotas,
     decision: &mut Decision,
     is_peek: bool,
+    refuser: impl FnOnce() -> Option<KeptRefuser>,
 ) {
     if !is_peek {
         observe_decision(scope, quotas, decision, false);
     }
     if !decision.allowed() {
-        decision.note_refuser(scope.name(), quotas);
+        match refuser() {
+            Some(kept) => decision.note_kept_refuser(kept),
+            None => decision.note_refuser(scope.name(), quotas),
+        }
     }
 }
 

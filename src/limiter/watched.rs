@@ -35,17 +35,18 @@ impl Limiter {
         if charge.is_peek() || !self.live().is_watched() {
             return reply;
         }
-        if let Some(answer) = reply.as_now() {
-            if let Ok(decision) = answer {
-                self.watch(charge.account().key(), charge.account().quotas(), decision, |_| None);
+        let account = charge.account();
+        match reply.as_now() {
+            Some(Ok(decision)) => self.watch(account.key(), account.quotas(), decision, |_| None),
+            Some(Err(_)) => {}
+            None => {
+                let (this, charge) = (self.clone(), charge.to_owned());
+                reply.map_in_place(move |decision| {
+                    let account = charge.account().as_account();
+                    this.watch(account.key(), account.quotas(), decision, |_| None);
+                });
             }
-            return reply;
         }
-        let (this, charge) = (self.clone(), charge.to_owned());
-        reply.map(move |decision| {
-            let account = charge.account().as_account();
-            this.watch(account.key(), account.quotas(), &decision, |_| None);
-            decision
-        })
+        reply
     }
 }

@@ -1,7 +1,5 @@
 //! Conversions into [`Limits`]: from quotas, one limit or several, and limiters.
 
-use std::sync::Arc;
-
 use super::Limits;
 use crate::limit::Limit;
 use crate::limiter::Limiter;
@@ -59,7 +57,7 @@ impl<const N: usize> From<[Limit; N]> for Limits {
 
 impl From<Limiter> for Limits {
     fn from(limiter: Limiter) -> Self {
-        let store = Arc::clone(limiter.shared_store());
+        let store = limiter.shared_store().clone();
         Self { limits: [limiter].into(), store }
     }
 }

@@ -117,9 +117,13 @@ impl<J> LimitedRequest<J> {
 
     #[inline(always)]
     fn charge(&mut self, parts: &Parts, cost: u64) -> Next {
-        match self.current.shared.limiter.send(Charge::new(self.account(), cost)).into_now() {
-            Ok(answer) => self.decide(parts, answer),
-            Err(later) => Next::Decide(PendingDecision::new(later, self.refund())),
+        let reply = self.current.shared.limiter.send(Charge::new(self.account(), cost));
+        match reply.move_to(&mut self.charged, Decision::allowed) {
+            Ok(()) => self.pass_charged(parts),
+            Err(reply) => match reply.into_now() {
+                Ok(answer) => self.decide(parts, answer),
+                Err(later) => Next::Decide(PendingDecision::new(later, self.refund())),
+            },
         }
     }
 
@@ -132,7 +136,6 @@ impl<J> LimitedRequest<J> {
     /// Applies the store's answer, and returns the next step.
     #[inline]
     pub(crate) fn decide(&mut self, parts: &Parts, answer: Result<Decision, StoreError>) -> Next {
-        let options = &self.current.shared.options;
         let decision = match answer {
             Ok(decision) => decision,
             // Without an answer there is no standing to report (S23).
@@ -148,9 +151,15 @@ impl<J> LimitedRequest<J> {
             }
             return Next::Refuse(Reason::RateLimited(decision));
         }
-        // Set before hooks, which may panic.
-        self.refund_on_drop = options.refund_dropped;
         self.charged = Some(decision);
+        self.pass_charged(parts)
+    }
+
+    /// Reports the charge, and lets the request pass.
+    #[inline(always)]
+    fn pass_charged(&mut self, parts: &Parts) -> Next {
+        // Set before hooks, which may panic.
+        self.refund_on_drop = self.current.shared.options.refund_dropped;
         self.report_charged(parts);
         if self.rare.is_some() {
             self.charge_shadows(parts);

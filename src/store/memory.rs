@@ -221,6 +221,34 @@ impl MemoryStore {
         (now, shard, Home { hash, scope: scope.id() })
     }
 
+    /// Decides a charge of one quota that reserves, peeks, or takes what there is.
+    #[inline(never)]
+    fn charge_specially(&self, charge: Charge<'_>) -> Reply<Decision> {
+        let (now, shard, home) = self.find_for(&charge);
+        self.decide::<1>(charge, now, shard, home)
+    }
+
+    /// Decides a charge of several quotas.
+    #[inline(never)]
+    fn charge_quotas(&self, charge: Charge<'_>) -> Reply<Decision> {
+        let (now, shard, home) = self.find_for(&charge);
+        match charge.account().quotas().len() {
+            2 => self.decide::<2>(charge, now, shard, home),
+            3 => self.decide::<3>(charge, now, shard, home),
+            _ => self.decide::<{ Quotas::MAX }>(charge, now, shard, home),
+        }
+    }
+
+    /// Locks the shard of a charge's key, as [`find`](Self::find) does.
+    #[inline(always)]
+    fn find_for(&self, charge: &Charge<'_>) -> (Reading, MutexGuard<'_, Shard>, Home) {
+        let Account { scope, key, .. } = charge.account();
+        // A request that waits for a window counts the time until it ends.
+        let time = &self.memory.time;
+        let now = if charge.may_reserve() { time.now() } else { time.recently() };
+        self.find(now, scope, key)
+    }
+
     /// Decides a charge of at most `N` quotas. Not inlined, so that the usual charge needs no stack
     /// for it.
     #[inline(never)]
@@ -284,23 +312,17 @@ impl MemoryStore {
 }
 
 impl Store for MemoryStore {
+    #[inline(always)]
     fn charge(&self, charge: Charge<'_>) -> Reply<Decision> {
-        let account = charge.account();
-        let Account { scope, quotas, key } = account;
-        // A request that waits for a window counts the time until it ends.
-        let time = &self.memory.time;
-        let now = if charge.may_reserve() { time.now() } else { time.recently() };
-        let (now, mut shard, home) = self.find(now, scope, key);
-        if let [quota] = quotas.as_slice()
-            && let Some(decision) = shard.charge_running(now, quota, &home, charge.ask)
-        {
-            return Reply::now(decision);
+        let Account { scope, quotas, key } = charge.account();
+        let [quota] = quotas.as_slice() else { return self.charge_quotas(charge) };
+        if !charge.ask.is_plain() {
+            return self.charge_specially(charge);
         }
-        match quotas.len() {
-            1 => self.decide::<1>(charge, now, shard, home),
-            2 => self.decide::<2>(charge, now, shard, home),
-            3 => self.decide::<3>(charge, now, shard, home),
-            _ => self.decide::<{ Quotas::MAX }>(charge, now, shard, home),
+        let (now, mut shard, home) = self.find(self.memory.time.recently(), scope, key);
+        match shard.charge_running(now, quota, &home, charge.cost()) {
+            Some(decision) => Reply::now(decision),
+            None => self.decide::<1>(charge, now, shard, home),
         }
     }
 

@@ -62,6 +62,26 @@ impl<T> Reply<T> {
         }
     }
 
+    /// Changes the value of the reply.
+    pub(crate) fn map_in_place(&mut self, change: impl FnOnce(&mut T) + Send + 'static)
+    where
+        T: Send + 'static,
+    {
+        match &mut self.0 {
+            When::Now(Some(Ok(value))) => change(value),
+            When::Now(_) => {}
+            later => {
+                let reply = Self(mem::replace(later, When::Now(None)));
+                *later = Reply::later(async {
+                    let mut value = reply.await?;
+                    change(&mut value);
+                    Ok(value)
+                })
+                .0;
+            }
+        }
+    }
+
     /// Runs the reply in the background: a correction never delays a response (S14). Outside of a
     /// tokio runtime, a reply that comes later may be lost.
     pub(crate) fn detach(self)
@@ -82,6 +102,26 @@ impl<T> Reply<T> {
         match &mut self.0 {
             When::Now(answer) => answer.as_mut(),
             When::Later(_) => None,
+        }
+    }
+
+    /// Moves a value that is there, and that `accepts` accepts, to its place. Through a result, as
+    /// from [`into_now`](Self::into_now), the move of a decision is measurable.
+    ///
+    /// # Errors
+    /// The reply, if it has no such value.
+    #[inline(always)]
+    pub(crate) fn move_to(
+        self,
+        place: &mut Option<T>,
+        accepts: impl FnOnce(&T) -> bool,
+    ) -> Result<(), Self> {
+        match self.0 {
+            When::Now(Some(Ok(value))) if accepts(&value) => {
+                *place = Some(value);
+                Ok(())
+            }
+            when => Err(Self(when)),
         }
     }
 

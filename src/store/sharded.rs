@@ -16,7 +16,7 @@ use foldhash::quality::SeedableRandomState as RandomState;
 use super::scope::Scope;
 use super::table::WAYS;
 use crate::key::Key;
-use crate::quota::{Quota, fmix64};
+use crate::quota::Quota;
 use crate::sync::{Mutex, MutexGuard};
 
 #[cfg(feature = "saved")]
@@ -112,14 +112,18 @@ impl<S: Default> Sharded<S> {
 
 #[inline(always)]
 fn hash(hasher: &impl BuildHasher, scope: &Scope, key: &Key) -> u64 {
-    hasher.hash_one((scope.id(), key.as_bytes()))
+    match key.as_word() {
+        Some(word) => hasher.hash_one((scope.id(), word)),
+        None => hasher.hash_one((scope.id(), key.as_bytes())),
+    }
 }
 
 /// Returns the fingerprint of a key's entry for a quota.
 #[inline]
 pub(super) fn fingerprint(hash: u64, quota: &Quota) -> u64 {
-    // 0 is no entry.
-    fmix64(hash ^ quota.identity()).max(1)
+    // An odd factor: different quotas of a key have different products, and the hash is spread over
+    // all bits already. 0 is no entry.
+    (hash ^ quota.identity()).wrapping_mul(0x9E37_79B9_7F4A_7C15).max(1)
 }
 
 /// Returns the shard of a hash. The number of shards is a power of two.

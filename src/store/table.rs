@@ -127,6 +127,23 @@ impl<P: Copy + Default> Table<P> {
         Some(larger)
     }
 
+    /// Returns the entry of a fingerprint, which may have expired, to change it.
+    #[inline(always)]
+    pub(super) fn entry_mut(&mut self, fingerprint: u64) -> Option<&mut Entry<P>> {
+        let ([first_bucket, _], first_way) = self.choices(fingerprint);
+        // Most entries are there.
+        let is_first = self.buckets[first_bucket][first_way].fingerprint == fingerprint;
+        let (bucket, way) =
+            if is_first { (first_bucket, first_way) } else { self.place(fingerprint)? };
+        Some(&mut self.buckets[bucket][way % WAYS])
+    }
+
+    /// Returns the bucket and the way of a fingerprint's entry.
+    #[inline(never)]
+    fn place(&self, fingerprint: u64) -> Option<(usize, usize)> {
+        self.entry(fingerprint, |_| false).map(|Slot { bucket, way, .. }| (bucket, way))
+    }
+
     /// Returns the entry of a fingerprint, or a free place for it that is not `taken`.
     #[inline(always)]
     pub(super) fn find(&self, fingerprint: u64, now: i64, taken: impl Fn(&Slot) -> bool) -> Found {

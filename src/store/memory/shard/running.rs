@@ -17,17 +17,15 @@ impl Shard {
         now: Reading,
         quota: &Quota,
         home: &Home,
-        ask: Ask,
+        cost: u64,
     ) -> Option<Decision> {
-        if !ask.is_plain() {
+        if !quota.is_plain() {
             return None;
         }
-        let (slot, window) = self.running(now, quota, home)?;
-        let (decision, used) = Decision::running(now.at, &window, ask.cost);
-        // A refusal writes nothing.
-        if let Some(used) = used {
-            self.set_used(slot, used);
-        }
+        let entry = self.table.entry_mut(home.fingerprint(quota))?;
+        let window = Window::running(now.at, now.latest(), state(*entry), quota)?;
+        let (decision, used) = Decision::running(now.at, &window, cost);
+        entry.payload.used = used;
         Some(decision)
     }
 

@@ -1,0 +1,37 @@
+//! A store as limiters hold it: [`AnyStore`].
+
+use std::any::Any;
+use std::ops::Deref;
+use std::sync::Arc;
+
+use super::Store;
+use super::memory::MemoryStore;
+
+/// A store of any type. Most limiters count in memory, and charge that store without a call through
+/// a pointer.
+#[derive(Clone)]
+pub(crate) enum AnyStore {
+    Memory(MemoryStore),
+    Other(Arc<dyn Store>),
+}
+
+impl AnyStore {
+    pub(crate) fn new(store: impl Store) -> Self {
+        let any: &dyn Any = &store;
+        match any.downcast_ref::<MemoryStore>() {
+            Some(memory) => Self::Memory(memory.clone()),
+            None => Self::Other(Arc::new(store)),
+        }
+    }
+}
+
+impl Deref for AnyStore {
+    type Target = dyn Store;
+
+    fn deref(&self) -> &(dyn Store + 'static) {
+        match self {
+            Self::Memory(store) => store,
+            Self::Other(store) => &**store,
+        }
+    }
+}
