@@ -22,7 +22,7 @@ fn store(c: &mut Criterion) {
     let scope = Scope::named("bench");
     let one = Quotas::from(Quota::per_hour(1 << 40));
     let two = Quota::per_hour(1 << 40).and(Quota::per_day(1 << 40));
-    let manual = || MemoryStore::with_clock(ManualClock::at_ms(1_700_000_040_000));
+    let manual = || MemoryStore::new().clock(ManualClock::at_ms(1_700_000_040_000));
     for (name, store, quotas, keys) in [
         ("one quota, hot key", MemoryStore::new(), one, 1),
         ("one quota, 100k keys", MemoryStore::new(), one, 100_000),

@@ -90,7 +90,7 @@ async fn main() {
     // Five minutes before a boundary of every first window.
     let midnight = 1_767_225_600_000;
     let clock = ManualClock::at_ms(midnight - 5 * 60_000);
-    let app = app(MemoryStore::with_clock(clock.clone()));
+    let app = app(MemoryStore::new().clock(clock.clone()));
     let attempt = async |address: u32, user: &str, password: &str| {
         let peer = (IpAddr::V4(Ipv4Addr::from_bits(address)), 4711).into();
         let form = Request::post("/login")

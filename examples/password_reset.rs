@@ -85,7 +85,7 @@ async fn main() {
     let midnight = 1_767_225_600_000;
     let clock = ManualClock::at_ms(midnight - 60_000);
     let sent = Arc::new(AtomicU32::new(0));
-    let app = app(MemoryStore::with_clock(clock.clone()), sent.clone());
+    let app = app(MemoryStore::new().clock(clock.clone()), sent.clone());
     let ask = async |address: u32, path: String| {
         let peer = (IpAddr::V4(Ipv4Addr::from_bits(address)), 4711).into();
         let request = Request::post(format!("/password-reset/{path}")).extension(PeerAddr(peer));

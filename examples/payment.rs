@@ -70,7 +70,7 @@ async fn main() {
     let bank = Bank::default();
     // On several nodes, `RedisStore::new(..)?.on_failure(OnStoreFailure::Deny)`: no payments for a
     // while are better than a further limit on each node.
-    let app = app(MemoryStore::with_clock(clock.clone()), bank.clone());
+    let app = app(MemoryStore::new().clock(clock.clone()), bank.clone());
     let pay = async |address: u32, user: u64, card: &'static str| {
         let peer = (IpAddr::V4(Ipv4Addr::from_bits(address)), 4711).into();
         let request = Request::post("/payment").extension(PeerAddr(peer)).extension(User(user));

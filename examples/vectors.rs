@@ -17,7 +17,7 @@ async fn main() -> Result<ExitCode, Box<dyn std::error::Error>> {
     };
     let mut code = ExitCode::SUCCESS;
     for json in files {
-        let report = replay(&json, MemoryStore::with_clock).await?;
+        let report = replay(&json, |clock| MemoryStore::new().clock(clock)).await?;
         println!("{report}");
         if !report.failures.is_empty() {
             code = ExitCode::FAILURE;

@@ -29,7 +29,7 @@ compile_error!(
 ///     }
 /// }
 ///
-/// let store = MemoryStore::with_clock(Ahead);
+/// let store = MemoryStore::new().clock(Ahead);
 /// # let _ = store;
 /// ```
 pub trait Clock: Send + Sync + 'static {
@@ -80,7 +80,7 @@ impl Clock for SystemClock {
 ///
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), tower_fixed_window::StoreError> {
 /// let clock = ManualClock::at_ms(1_700_000_040_000);
-/// let limiter = Limit::new(Quota::per_minute(1)).store(MemoryStore::with_clock(clock.clone()));
+/// let limiter = Limit::new(Quota::per_minute(1)).store(MemoryStore::new().clock(clock.clone()));
 ///
 /// assert!(limiter.check("alice").await?.allowed());
 /// assert!(!limiter.check("alice").await?.allowed());

@@ -200,7 +200,7 @@ impl Limiter {
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let clock = ManualClock::at_ms(1_700_000_040_000);
     /// let mails = Limit::new(Quota::per_minute(10).reserve_up_to(20));
-    /// let mails = mails.store(MemoryStore::with_clock(clock));
+    /// let mails = mails.store(MemoryStore::new().clock(clock));
     ///
     /// let first = mails.reserve("newsletter", 10).await??;
     /// assert_eq!(first.decision().ready_after(), Duration::ZERO);

@@ -257,7 +257,7 @@ impl Limits {
     ///     Quota::per_minute(2).reserve_up_to(4).name("mails"),
     ///     Quota::per_day(10).name("customers"),
     /// ]);
-    /// let limits = limits.store(MemoryStore::with_clock(clock));
+    /// let limits = limits.store(MemoryStore::new().clock(clock));
     ///
     /// let lines = [Line::new("mails", "all", 2), Line::new("customers", "acme", 2)];
     /// assert_eq!(limits.reserve(&lines).await??.decision().ready_after(), Duration::ZERO);

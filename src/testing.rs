@@ -7,7 +7,7 @@
 //! use tower_fixed_window::MemoryStore;
 //! use tower_fixed_window::testing::{block_on, conformance};
 //!
-//! conformance(MemoryStore::with_clock, |job| block_on(job));
+//! conformance(|clock| MemoryStore::new().clock(clock), |job| block_on(job));
 //! ```
 
 use std::sync::Mutex;

@@ -95,7 +95,7 @@ mod tests {
     #[tokio::test]
     async fn a_visitor_may_search_30_times_a_minute() {
         let clock = ManualClock::at_ms(1_800_000_000_000);
-        let app = app(Arc::new(MemoryStore::with_clock(clock.clone())));
+        let app = app(Arc::new(MemoryStore::new().clock(clock.clone())));
 
         for left in (0..30).rev() {
             let response = search(&app, "").await;

@@ -191,7 +191,7 @@ pub async fn make(setup: &Setup) -> Box<dyn Limiter> {
     let quota = Quota::new(setup.limit, Duration::from_millis(setup.length));
     let quotas = setup.quotas();
     let memory = || match setup.clock_steps_from {
-        Some(_) => MemoryStore::with_clock(setup.clone()),
+        Some(_) => MemoryStore::new().clock(setup.clone()),
         None => MemoryStore::with_max_keys(setup.max_keys),
     };
     let limit = |quotas: Quotas| quotas.name("proof");

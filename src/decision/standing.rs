@@ -13,7 +13,7 @@ use crate::window::Window;
 /// use tower_fixed_window::testing::block_on;
 /// use tower_fixed_window::{Limit, ManualClock, MemoryStore, Quota};
 ///
-/// let store = MemoryStore::with_clock(ManualClock::at_ms(1_700_000_050_000));
+/// let store = MemoryStore::new().clock(ManualClock::at_ms(1_700_000_050_000));
 /// let limiter = Limit::new(Quota::per_minute(5)).store(store);
 /// let decision = block_on(limiter.check("alice"))?;
 ///

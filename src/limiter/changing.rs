@@ -51,7 +51,7 @@ impl Limiter {
     /// use tower_fixed_window::{Limit, ManualClock, MemoryStore, Quota};
     ///
     /// let clock = ManualClock::at_ms(1_700_000_000_000);
-    /// let store = MemoryStore::with_clock(clock.clone());
+    /// let store = MemoryStore::new().clock(clock.clone());
     /// let api = Limit::new(Quota::per_minute(60)).name("api").store(store);
     ///
     /// let tonight = UNIX_EPOCH + Duration::from_secs(1_700_006_400);

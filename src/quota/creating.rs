@@ -64,7 +64,7 @@ impl Quota {
     ///
     /// const PLAN: Quota = Quota::per_month(10_000);
     /// let february_29 = ManualClock::at_ms(1_709_164_800_000);
-    /// let limiter = Limit::new(PLAN).store(MemoryStore::with_clock(february_29));
+    /// let limiter = Limit::new(PLAN).store(MemoryStore::new().clock(february_29));
     /// let decision = block_on(limiter.check("alice")).unwrap();
     /// assert_eq!(decision.reset_after(), Duration::from_secs(86_400));
     /// ```

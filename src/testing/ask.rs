@@ -25,7 +25,7 @@ use super::block_on::block_on;
 ///
 /// let clock = ManualClock::at_ms(1_700_000_040_000);
 /// let limit = Quota::per_minute(1).key(header("x-api-key"));
-/// let layer = FixedWindowLayer::new(limit.store(MemoryStore::with_clock(clock.clone())));
+/// let layer = FixedWindowLayer::new(limit.store(MemoryStore::new().clock(clock.clone())));
 ///
 /// let request = || Request::get("/").header("x-api-key", "alpha");
 /// assert_eq!(ask(&layer, request()).body(), "hello");

@@ -120,7 +120,7 @@ impl Expect {
 /// use tower_fixed_window::MemoryStore;
 /// use tower_fixed_window::testing::{VECTORS, block_on, replay};
 ///
-/// let report = block_on(replay(VECTORS, MemoryStore::with_clock))?;
+/// let report = block_on(replay(VECTORS, |clock| MemoryStore::new().clock(clock)))?;
 /// // The wrong answers: `report` as text lists them.
 /// assert!(report.failures.is_empty(), "{report}");
 /// assert_eq!(report.failed, 0);

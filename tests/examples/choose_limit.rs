@@ -220,7 +220,7 @@ async fn decides_as_the_limiter_does() {
 
 async fn passed(quotas: Quotas, requests: &[(u64, u8)]) -> HashMap<u8, Vec<u64>> {
     let clock = ManualClock::at_ms(0);
-    let limiter = Limit::new(quotas).store(MemoryStore::with_clock(clock.clone()));
+    let limiter = Limit::new(quotas).store(MemoryStore::new().clock(clock.clone()));
     let mut passed = HashMap::<_, Vec<_>>::new();
     for (seconds, client) in requests {
         clock.set_ms((NOON + seconds) * 1_000);

@@ -19,7 +19,7 @@ const BILL_S: u64 = 1_776_204_000;
 const MARCH_S: u64 = 1_774_994_400;
 
 fn layer(quotas: impl Into<Quotas>, clock: &ManualClock) -> FixedWindowLayer {
-    let store = MemoryStore::with_clock(clock.clone());
+    let store = MemoryStore::new().clock(clock.clone());
     FixedWindowLayer::new(Limit::new(quotas).name("plan").key(global()).store(store))
 }
 

@@ -78,7 +78,7 @@ async fn a_client_that_obeys_retry_after_is_never_refused_twice() {
     for quota in [minute, minute.from_first_request(), minute.staggered()] {
         let clock = ManualClock::at_ms(NOW_MS);
         let layer =
-            FixedWindowLayer::new(Limit::new(quota).store(MemoryStore::with_clock(clock.clone())));
+            FixedWindowLayer::new(Limit::new(quota).store(MemoryStore::new().clock(clock.clone())));
         let app = Router::new().route("/", get(async || "hello")).layer(layer);
         let url = format!("http://{}/", serve(app).await);
         let client = client();
@@ -125,7 +125,7 @@ async fn a_client_that_obeys_retry_after_in_real_time_is_never_refused_twice() {
 async fn a_client_that_obeys_the_remaining_header_is_never_refused() {
     let clock = ManualClock::at_ms(NOW_MS);
     let layer = FixedWindowLayer::new(
-        Limit::new(Quota::per_minute(3)).store(MemoryStore::with_clock(clock.clone())),
+        Limit::new(Quota::per_minute(3)).store(MemoryStore::new().clock(clock.clone())),
     );
     let app = Router::new().route("/", get(async || "hello")).layer(layer);
     let url = format!("http://{}/", serve(app).await);
@@ -326,7 +326,7 @@ async fn clients_of_githubs_api_get_through_as_with_github() {
             for reads in [Reads::Fields, Reads::Message, Reads::RetryAfter, Reads::Ahead] {
                 let clock = ManualClock::at_ms(NOW_MS);
                 let policy = github::Policy { core: 5, anon: 3, search: 2, status, headers };
-                let app = github::app(&policy, &MemoryStore::with_clock(clock.clone()));
+                let app = github::app(&policy, &MemoryStore::new().clock(clock.clone()));
                 let base = format!("http://{}", serve(app).await);
                 for token in [None, Some("alpha")] {
                     let (http, base, clock) = (client(), base.clone(), clock.clone());
@@ -353,7 +353,7 @@ async fn the_github_example_counts_points_and_shows_the_standing_without_chargin
     let clock = ManualClock::at_ms(NOW_MS);
     let (status, headers) = (StatusCode::FORBIDDEN, Headers::GitHub);
     let policy = github::Policy { core: 12, anon: 60, search: 30, status, headers };
-    let app = github::app(&policy, &MemoryStore::with_clock(clock.clone()));
+    let app = github::app(&policy, &MemoryStore::new().clock(clock.clone()));
     let base = format!("http://{}", serve(app).await);
     let http = client();
     let ask = async |method: &str, path: &str| {

@@ -77,7 +77,7 @@ fn limit(quotas: impl Into<Quotas>) -> Limit {
 }
 
 fn layered(limit: Limit, clock: &ManualClock) -> FixedWindowLayer {
-    FixedWindowLayer::new(limit.store(MemoryStore::with_clock(clock.clone())))
+    FixedWindowLayer::new(limit.store(MemoryStore::new().clock(clock.clone())))
         .headers(Headers::GitHubAndIetfDraft10)
 }
 
@@ -343,7 +343,7 @@ fn a_limiter_without_a_layer_has_the_headers_of_a_layer() {
                 (limit, alone) = (limit.name(name), alone.name(name));
             }
             let service = handler(layered(limit, &clock).reject(EmptyBody).headers(style));
-            let limiter = alone.store(MemoryStore::with_clock(clock));
+            let limiter = alone.store(MemoryStore::new().clock(clock));
             // Passed, refused for now, refused for good.
             for (cost, allowed) in [(2, true), (2, false), (4, false)] {
                 let response = ask(&service, cost);

@@ -23,7 +23,7 @@ const NOW_MS: u64 = 1_700_000_040_000;
 
 fn limits<const N: usize>(limits: [Limit; N]) -> (Limits, ManualClock) {
     let clock = ManualClock::at_ms(NOW_MS);
-    (Limits::new(limits).store(MemoryStore::with_clock(clock.clone())), clock)
+    (Limits::new(limits).store(MemoryStore::new().clock(clock.clone())), clock)
 }
 
 fn gateway() -> [Limit; 3] {
@@ -302,7 +302,7 @@ fn a_stream_settles_each_limit_when_it_ends_however_early() {
 /// Over a store elsewhere, which charges the limits one after the other.
 #[tokio::test(start_paused = true)]
 async fn a_request_that_is_dropped_while_a_store_decides_is_given_back_by_all_limits() {
-    let store = MemoryStore::with_clock(ManualClock::at_ms(NOW_MS));
+    let store = MemoryStore::new().clock(ManualClock::at_ms(NOW_MS));
     let limits = Limits::new(settled()).store(Remote::around(Late(store.clone())));
     let layer = FixedWindowLayer::new(&limits).refund_dropped();
     let mut service = layer.layer(service_fn(async |_: Request<String>| {

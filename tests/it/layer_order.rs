@@ -169,7 +169,7 @@ fn paused(quota: Quota) -> FixedWindowLayer {
 }
 
 fn in_memory(limit: Limit) -> FixedWindowLayer {
-    FixedWindowLayer::new(limit.store(MemoryStore::with_clock(paused_clock())))
+    FixedWindowLayer::new(limit.store(MemoryStore::new().clock(paused_clock())))
 }
 
 fn timeout() -> TimeoutLayer {

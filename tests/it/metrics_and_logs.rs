@@ -219,7 +219,7 @@ async fn requests_that_wait_are_counted_with_how_long_they_did() {
         Quota::per_second(1)
             .name("api")
             .key(global())
-            .store(MemoryStore::with_clock(paused_clock())),
+            .store(MemoryStore::new().clock(paused_clock())),
     )
     .queue(2, Duration::from_secs(60));
     let service = limited(layer);

@@ -23,7 +23,7 @@ fn a_second(limit: u64) -> FixedWindowLayer {
 }
 
 fn in_memory(limit: Limit) -> FixedWindowLayer {
-    FixedWindowLayer::new(limit.store(MemoryStore::with_clock(paused_clock())))
+    FixedWindowLayer::new(limit.store(MemoryStore::new().clock(paused_clock())))
 }
 
 /// A service that is ready while it is open, and notes who is served at which millisecond. Those who

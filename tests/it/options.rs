@@ -483,7 +483,7 @@ async fn an_exempted_preflight_is_neither_counted_nor_refused() {
 async fn a_request_still_running_at_the_end_of_its_window_refunds_no_other_window() {
     let clock = ManualClock::at_ms(NOW_MS);
     let layer = FixedWindowLayer::new(
-        Quota::per_minute(9).key(global()).store(MemoryStore::with_clock(clock.clone())),
+        Quota::per_minute(9).key(global()).store(MemoryStore::new().clock(clock.clone())),
     )
     .count_if(|_| false);
     let limiter = limiter_of(&layer);
@@ -507,7 +507,7 @@ async fn a_request_still_running_at_the_end_of_its_window_refunds_no_other_windo
 fn metered(limit: impl Into<Limit>) -> (FixedWindowLayer, ManualClock) {
     let clock = ManualClock::at_ms(NOW_MS);
     let limit = limit.into().key(global()).settled();
-    let layer = FixedWindowLayer::new(limit.store(MemoryStore::with_clock(clock.clone())));
+    let layer = FixedWindowLayer::new(limit.store(MemoryStore::new().clock(clock.clone())));
     (layer, clock)
 }
 

@@ -21,7 +21,7 @@ const TWO_IN_TEN: Quota = Quota::new(2, Duration::from_secs(10));
 /// What one client sent for in each 5 seconds from 12:00 on, a figure for each, and what passes.
 fn passes(quotas: impl Into<Quotas>, sent: &str) -> String {
     let clock = ManualClock::at_ms(NOON_MS);
-    let limiter = Limit::new(quotas).store(MemoryStore::with_clock(clock.clone()));
+    let limiter = Limit::new(quotas).store(MemoryStore::new().clock(clock.clone()));
     let mut passes = String::new();
     for figure in sent.chars() {
         let sent = figure.to_digit(10).unwrap_or(0);
@@ -85,7 +85,7 @@ fn a_second_shorter_window_removes_the_burst() {
 fn fifteen_in_ten_seconds_lower_a_burst_of_120_to_30() {
     let burst = |quotas: Quotas| {
         let clock = ManualClock::at_ms(NOON_MS + 59_500);
-        let limiter = Limit::new(quotas).store(MemoryStore::with_clock(clock.clone()));
+        let limiter = Limit::new(quotas).store(MemoryStore::new().clock(clock.clone()));
         let pass =
             || (0..60).filter(|_| block_on(limiter.check("alice")).unwrap().allowed()).count();
         let before = pass();
@@ -155,7 +155,7 @@ fn unused_tokens_roll_over() {
 /// 1,200 clients who have been refused, by the 5 seconds after 12:00 in which their window ends.
 fn herd(quota: Quota) -> Vec<usize> {
     let clock = ManualClock::at_ms(NOON_MS);
-    let limiter = Limit::new(quota).name("api").store(MemoryStore::with_clock(clock));
+    let limiter = Limit::new(quota).name("api").store(MemoryStore::new().clock(clock));
     let mut back = vec![0; 13];
     for client in 0..1_200_u64 {
         assert!(block_on(limiter.check(client)).unwrap().allowed());
@@ -184,7 +184,7 @@ fn staggered_windows_spread_the_herd() {
 fn staggered_windows_have_their_boundaries_at_different_times() {
     let both_sides = |quota: Quota| {
         let clock = ManualClock::at_ms(NOON_MS + 59_500);
-        let limiter = Limit::new(quota).name("api").store(MemoryStore::with_clock(clock.clone()));
+        let limiter = Limit::new(quota).name("api").store(MemoryStore::new().clock(clock.clone()));
         let pass = || {
             let passes = |client: &u64| block_on(limiter.check(*client)).unwrap().allowed();
             (0..1_200).filter(passes).count()

@@ -24,7 +24,7 @@ fn ten_a_second(queue: u64, max_wait: Duration) -> FixedWindowLayer {
 }
 
 fn in_memory(limit: Limit) -> FixedWindowLayer {
-    FixedWindowLayer::new(limit.store(MemoryStore::with_clock(paused_clock())))
+    FixedWindowLayer::new(limit.store(MemoryStore::new().clock(paused_clock())))
 }
 
 const LONG: Duration = Duration::from_secs(60);
@@ -250,7 +250,7 @@ async fn seconds_after(
     at: u64,
     requests: usize,
 ) -> Vec<u64> {
-    let (quotas, store) = (quotas.into(), MemoryStore::with_clock(paused_clock()));
+    let (quotas, store) = (quotas.into(), MemoryStore::new().clock(paused_clock()));
     let minute = *quotas.iter().max_by_key(|quota| quota.window()).expect("at least one");
     let earlier = Limit::new(minute).name("api").store(store.clone());
     assert!(
@@ -375,7 +375,7 @@ async fn resets_refunds_and_new_quotas_of_this_process_are_used_at_once() {
 
 #[tokio::test(start_paused = true)]
 async fn what_others_of_this_process_return_is_used_at_once() {
-    returned_elsewhere(MemoryStore::with_clock(paused_clock())).await;
+    returned_elsewhere(MemoryStore::new().clock(paused_clock())).await;
     returned_elsewhere(FarStore::new(|| 1)).await;
 }
 

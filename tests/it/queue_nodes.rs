@@ -21,7 +21,7 @@ async fn passed(
     seconds: u64,
     max_wait: Duration,
 ) -> Vec<Vec<usize>> {
-    let memory = MemoryStore::with_clock(paused_clock());
+    let memory = MemoryStore::new().clock(paused_clock());
     let start = Instant::now();
     let mut tasks = Vec::new();
     let passed = Arc::new(Mutex::new(vec![vec![0; nodes.len()]; 200]));

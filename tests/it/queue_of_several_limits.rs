@@ -26,7 +26,7 @@ const LONG: Duration = Duration::from_secs(60);
 type Served = Arc<Mutex<Vec<(String, u128)>>>;
 
 fn layer_of<const N: usize>(limits: [Limit; N]) -> FixedWindowLayer {
-    FixedWindowLayer::new(Limits::new(limits).store(MemoryStore::with_clock(paused_clock())))
+    FixedWindowLayer::new(Limits::new(limits).store(MemoryStore::new().clock(paused_clock())))
 }
 
 /// Ten a second for an organization, four for each of its users.

@@ -54,7 +54,7 @@ fn a_waiter_may_be_dropped_by_its_own_waker() {
             .expect("a runtime");
         runtime.block_on(async {
             let service = FixedWindowLayer::new(
-                Quota::per_second(1).key(global()).store(MemoryStore::with_clock(paused_clock())),
+                Quota::per_second(1).key(global()).store(MemoryStore::new().clock(paused_clock())),
             )
             .queue(5, LONG)
             .layer(service_fn(inner));
@@ -110,7 +110,7 @@ impl Service<Request<Body>> for ReadyAt {
 async fn a_late_request_that_is_served_holds_up_no_other() {
     let start = Instant::now();
     let service = FixedWindowLayer::new(
-        Quota::per_second(1).key(global()).store(MemoryStore::with_clock(paused_clock())),
+        Quota::per_second(1).key(global()).store(MemoryStore::new().clock(paused_clock())),
     )
     .queue(5, LONG)
     .layer(service_fn(async |request: Request<Body>| {
@@ -136,7 +136,7 @@ async fn a_late_request_is_reported_once() {
     let reports = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&reports);
     let layer = FixedWindowLayer::new(
-        Quota::per_second(1).key(global()).store(MemoryStore::with_clock(paused_clock())),
+        Quota::per_second(1).key(global()).store(MemoryStore::new().clock(paused_clock())),
     )
     .on_decision(move |_, _| _ = counted.fetch_add(1, Ordering::SeqCst))
     .queue(5, LONG);
@@ -153,7 +153,7 @@ async fn a_newcomer_gives_a_request_that_was_not_polled_a_tenth_of_a_second() {
     let order = Arc::new(Mutex::new(Vec::new()));
     let notes = Arc::clone(&order);
     let service = FixedWindowLayer::new(
-        Quota::per_second(1).key(global()).store(MemoryStore::with_clock(paused_clock())),
+        Quota::per_second(1).key(global()).store(MemoryStore::new().clock(paused_clock())),
     )
     .queue(2, LONG)
     .layer(service_fn(move |request: Request<Body>| {
@@ -214,7 +214,7 @@ async fn leaving_the_queue_frees_a_place_in_that_window_only() {
     let times = Arc::new(Mutex::new(Vec::new()));
     let notes = Arc::clone(&times);
     let service = FixedWindowLayer::new(
-        Quota::per_second(1).key(global()).store(MemoryStore::with_clock(paused_clock())),
+        Quota::per_second(1).key(global()).store(MemoryStore::new().clock(paused_clock())),
     )
     .queue(5, LONG)
     .layer(service_fn(move |request: Request<Body>| {
@@ -255,7 +255,7 @@ fn noting(
 async fn a_panic_in_a_closure_ends_only_its_own_request() {
     let notes = Notes::default();
     let layer = FixedWindowLayer::new(
-        Quota::per_second(1).key(global()).store(MemoryStore::with_clock(paused_clock())),
+        Quota::per_second(1).key(global()).store(MemoryStore::new().clock(paused_clock())),
     )
     .on_decision(|parts, _| assert_ne!(parts.uri.path(), "/panics", "on purpose"))
     .queue(5, LONG);
@@ -276,7 +276,7 @@ async fn a_panic_in_a_closure_ends_only_its_own_request() {
 async fn three_requests_that_are_not_polled_delay_the_fourth_by_three_tenths() {
     let notes = Notes::default();
     let layer = FixedWindowLayer::new(
-        Quota::per_second(1).key(global()).store(MemoryStore::with_clock(paused_clock())),
+        Quota::per_second(1).key(global()).store(MemoryStore::new().clock(paused_clock())),
     )
     .queue(9, LONG);
     let service = noting(&layer, &notes);

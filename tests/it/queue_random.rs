@@ -150,7 +150,7 @@ impl Setup {
 
 async fn run(setup: &Setup, rng: &mut Rng) -> u64 {
     let start = Instant::now();
-    let memory = MemoryStore::with_clock(paused_clock());
+    let memory = MemoryStore::new().clock(paused_clock());
     let world: Arc<Mutex<World>> = Arc::default();
     let max_wait = Duration::from_millis(setup.max_wait);
     let layers: Vec<_> = setup

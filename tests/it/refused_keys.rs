@@ -54,7 +54,7 @@ fn count(limiter: &Limiter, key: &str) -> u64 {
 #[tokio::test]
 async fn the_list_says_how_often_since_when_by_which_quota_and_until_when() {
     let clock = ManualClock::at_ms(NOW_MS);
-    let store = MemoryStore::with_clock(clock.clone());
+    let store = MemoryStore::new().clock(clock.clone());
     let quotas = Quota::per_minute(2).and(Quota::per_hour(3));
     let api = Limit::new(quotas).name("api").track_refused(10).store(store);
     assert!(refused(&api).keys.is_empty());
@@ -237,7 +237,7 @@ async fn a_plan_of_a_request_is_the_quota_of_its_refusal() {
 
 #[tokio::test(start_paused = true)]
 async fn a_request_that_waited_in_vain_is_counted_once() {
-    let store = MemoryStore::with_clock(paused_clock());
+    let store = MemoryStore::new().clock(paused_clock());
     let api = limit(1).store(store);
     let layer = FixedWindowLayer::new(&api).queue(1, Duration::from_secs(5_000));
     assert_eq!(ask(&layer, "/", "a").await, 200);
@@ -258,7 +258,7 @@ fn entries_are_of_this_quarter_of_an_hour_and_the_one_before() {
     let clock = ManualClock::at_ms(0);
     let start = 1_700_000_000_000 / 900_000 * 900_000;
     clock.set_ms(start + 899_000);
-    let api = limit(0).store(MemoryStore::with_clock(clock.clone()));
+    let api = limit(0).store(MemoryStore::new().clock(clock.clone()));
     let refuse = |key: &str| assert!(!block_on(api.check(key)).expect("memory answers").allowed());
     refuse("old");
     refuse("both");
@@ -286,7 +286,7 @@ fn entries_are_of_this_quarter_of_an_hour_and_the_one_before() {
 fn a_clock_that_steps_neither_hides_nor_keeps_entries_for_ever() {
     let start = 1_700_000_000_000 / 900_000 * 900_000;
     let clock = ManualClock::at_ms(start);
-    let api = limit(0).store(MemoryStore::with_clock(clock.clone()));
+    let api = limit(0).store(MemoryStore::new().clock(clock.clone()));
     let refuse = |key: &str| assert!(!block_on(api.check(key)).expect("memory answers").allowed());
     refuse("a");
     // Back over a boundary, by a second.
@@ -376,7 +376,7 @@ fn threads_that_refuse_at_once_lose_some_counts_and_invent_none() {
 #[test]
 fn a_flood_is_sampled_from_its_thousandth_refusal_on_and_the_next_quarter_is_not() {
     let clock = ManualClock::at_ms(1_700_000_000_000 / 900_000 * 900_000);
-    let store = MemoryStore::with_clock(clock.clone());
+    let store = MemoryStore::new().clock(clock.clone());
     let api = Quota::per_hour(0).name("api").track_refused(100).store(store);
     let refuse = |key: u64| assert!(!block_on(api.check(key)).expect("an answer").allowed());
     (0..1_000).for_each(|_| refuse(7));
@@ -412,7 +412,7 @@ proptest! {
         quarters in prop::collection::vec(prop::collection::vec(0.0_f64..1.0, 0..400), 1..3),
     ) {
         let clock = ManualClock::at_ms(1_700_000_000_000 / 900_000 * 900_000);
-        let store = MemoryStore::with_clock(clock.clone());
+        let store = MemoryStore::new().clock(clock.clone());
         let api = Quota::per_hour(0).name("api").track_refused(most).store(store);
         let mut exact: HashMap<Key, u64> = HashMap::new();
         let mut bound = 0;

@@ -100,7 +100,7 @@ fn resetting_a_key_in_a_shared_overflow_entry_is_an_error() {
 
 #[test]
 fn a_reset_in_a_scope_with_too_many_windows_is_an_error() {
-    let store = MemoryStore::with_clock(ManualClock::at_ms(NOW_MS));
+    let store = MemoryStore::new().clock(ManualClock::at_ms(NOW_MS));
     let made_up = Limit::new(FREE).name("made-up").store(store.clone());
     let window = |n| Quota::new(1, Duration::from_secs(n));
     for n in 1..=64 {
@@ -140,7 +140,7 @@ fn a_reset_that_the_fallback_of_a_store_cannot_apply_is_an_error() {
 fn a_scope_used_in_one_store_can_be_reset_in_another() {
     let limit = FREE.name("moved");
     for _ in 0..3 {
-        let store = MemoryStore::with_clock(ManualClock::at_ms(NOW_MS));
+        let store = MemoryStore::new().clock(ManualClock::at_ms(NOW_MS));
         let limiter = limit.clone().store(store);
         assert!(block_on(limiter.check("alice")).expect("memory").allowed());
         block_on(limiter.reset("alice")).expect("memory");

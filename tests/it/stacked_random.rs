@@ -78,7 +78,7 @@ fn layer(i: usize, limit: Setup, log: &Log) -> FixedWindowLayer {
     let first = quota((limit.limit, limit.window));
     let quotas = limit.longer.map_or(first.into(), |longer| first.and(quota(longer)));
     let mut far = FarStore::new(move || limit.delay.unwrap_or(0));
-    far.memory = tower_fixed_window::MemoryStore::with_clock(paused_clock());
+    far.memory = tower_fixed_window::MemoryStore::new().clock(paused_clock());
     let memory = far.memory.clone();
     let counted = quotas.name(NAMES[i]).key(global());
     let counted = if limit.shadow { counted.shadow() } else { counted };

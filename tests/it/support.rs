@@ -77,7 +77,7 @@ struct Moody {
 impl TestStore {
     pub(crate) fn new(mood: Mood) -> Self {
         let clock = ManualClock::at_ms(NOW_MS);
-        let memory = Arc::new(MemoryStore::with_clock(clock.clone()));
+        let memory = Arc::new(MemoryStore::new().clock(clock.clone()));
         let moody = Moody { memory, mood: watch::Sender::new(mood), shared: false };
         // What is remembered goes by a clock that runs.
         let remote = Remote::around(moody.clone()).without_deadline().remember_nothing();
@@ -285,7 +285,7 @@ struct Distant {
 
 impl FarStore {
     pub(crate) fn new(delay: impl Fn() -> u64 + Send + Sync + 'static) -> Self {
-        Self::over(MemoryStore::with_clock(paused_clock()), delay)
+        Self::over(MemoryStore::new().clock(paused_clock()), delay)
     }
 
     /// The way to this memory.

@@ -33,7 +33,7 @@ fn in_an_hour() -> SystemTime {
 
 fn store() -> (MemoryStore, ManualClock) {
     let clock = ManualClock::at_ms(NOW_MS);
-    (MemoryStore::with_clock(clock.clone()), clock)
+    (MemoryStore::new().clock(clock.clone()), clock)
 }
 
 fn per_day(limit: u64) -> Limit {
@@ -208,7 +208,7 @@ async fn requests_in_a_queue_follow_the_quotas_but_keep_those_of_their_key() {
 
 /// The minutes in which six requests are served that arrive together.
 async fn minutes_of_six(change: impl Fn(&Limiter)) -> Vec<u64> {
-    let store = MemoryStore::with_clock(paused_clock());
+    let store = MemoryStore::new().clock(paused_clock());
     let api = Quota::per_minute(1).name("api").key(global()).store(store);
     let layer = FixedWindowLayer::new(&api).queue(10, Duration::from_secs(600));
     let service = layer.layer(tower::service_fn(async |_: Request<Body>| {
@@ -236,7 +236,7 @@ async fn minutes_of_six(change: impl Fn(&Limiter)) -> Vec<u64> {
 async fn a_request_in_a_queue_may_be_refused_by_a_quota_that_came_later() {
     let log = Log::start();
     for others in [0, 1] {
-        let store = MemoryStore::with_clock(paused_clock());
+        let store = MemoryStore::new().clock(paused_clock());
         let other = Quota::per_minute(9).name("other").key(global());
         let mut all = vec![Quota::per_minute(1).name("api").key(global())];
         all.extend((0..others).map(|_| other.clone()));
@@ -407,7 +407,7 @@ proptest! {
         watched in any::<bool>(),
     ) {
         let clock = ManualClock::at_ms(NOW_MS);
-        let store = MemoryStore::with_clock(clock.clone());
+        let store = MemoryStore::new().clock(clock.clone());
         let limit = if watched { per_day(5).track_refused(3) } else { per_day(5) };
         let limiter = limit.store(store.clone());
         let layer = FixedWindowLayer::new(&limiter);

@@ -96,7 +96,7 @@ async fn spend(store: impl Store) -> (PrometheusHandle, Limits) {
 
 #[tokio::test(start_paused = true)]
 async fn tokens_spent_are_those_that_the_store_has_counted() {
-    let memory = || MemoryStore::with_clock(paused_clock());
+    let memory = || MemoryStore::new().clock(paused_clock());
     let far = FarStore::new(|| 5);
     for ((handle, limits), drops) in [(spend(memory()).await, 2), (spend(far).await, 1)] {
         for (name, expected) in [

@@ -282,7 +282,7 @@ fn a_count_above_a_lowered_limit_ends_with_its_window() {
     let day = Quota::per_day(10).in_zone("Europe/Berlin");
     // 25 hours long.
     let clock = ManualClock::at_ms(at("2026-10-25T11:00:00Z").as_millisecond() as u64);
-    let limiter = Limit::new(day).store(MemoryStore::with_clock(clock.clone()));
+    let limiter = Limit::new(day).store(MemoryStore::new().clock(clock.clone()));
     assert!(answer(limiter.check_cost("alice", 10)).allowed());
 
     let lowered = limiter.with_quotas(day.with_limit(1));

@@ -320,7 +320,7 @@ fn suite(fault: Fault) {
 
 #[test]
 fn memory_passes_the_suite_at_every_size() {
-    conformance(MemoryStore::with_clock, |job| block_on(job));
+    conformance(|clock| MemoryStore::new().clock(clock), |job| block_on(job));
     for max_keys in [100, 10_000] {
         conformance(|clock| MemoryStore::with_max_keys(max_keys).clock(clock), |job| block_on(job));
     }

@@ -12,7 +12,7 @@ const HOUR_MS: u64 = 1_699_999_200_000;
 #[test]
 fn a_decision_describes_the_quota_that_governs_it() {
     let clock = ManualClock::at_ms(HOUR_MS + 20_000);
-    let store = MemoryStore::with_clock(clock.clone());
+    let store = MemoryStore::new().clock(clock.clone());
     let limiter = Limit::new(Quota::per_minute(5).and(Quota::per_hour(7))).store(store);
     let seconds = Duration::from_secs;
     let hour = UNIX_EPOCH + Duration::from_millis(HOUR_MS);
@@ -59,7 +59,7 @@ fn each_of_four_quotas_governs_when_it_is_the_tightest() {
         let quotas = Quota::per_second(second).and(Quota::per_minute(minute));
         let quotas = quotas.and(Quota::per_hour(hour)).and(Quota::per_day(day));
         let limiter =
-            Limit::new(quotas).store(MemoryStore::with_clock(ManualClock::at_ms(HOUR_MS)));
+            Limit::new(quotas).store(MemoryStore::new().clock(ManualClock::at_ms(HOUR_MS)));
         let decision = answer(limiter.check_cost("alice", 3));
         assert_eq!(decision.governing(), tightest);
         assert_eq!((decision.limit(), decision.used(), decision.remaining()), (7, 3, 4));
@@ -70,7 +70,7 @@ fn each_of_four_quotas_governs_when_it_is_the_tightest() {
 #[test]
 fn a_reservation_is_ready_when_its_window_begins() {
     let limiter = Limit::new(Quota::per_minute(5).reserve_up_to(10))
-        .store(MemoryStore::with_clock(ManualClock::at_ms(HOUR_MS + 20_000)));
+        .store(MemoryStore::new().clock(ManualClock::at_ms(HOUR_MS + 20_000)));
     let ready = [5, 5, 5].map(|cost| {
         let (decision, _) = charge(&limiter, "alice", cost, true);
         assert!(decision.allowed());
@@ -82,7 +82,7 @@ fn a_reservation_is_ready_when_its_window_begins() {
 #[test]
 fn decisions_that_differ_in_one_thing_are_not_equal() {
     let clock = ManualClock::at_ms(HOUR_MS);
-    let limiter = Limit::new(Quota::per_minute(5)).store(MemoryStore::with_clock(clock.clone()));
+    let limiter = Limit::new(Quota::per_minute(5)).store(MemoryStore::new().clock(clock.clone()));
     let peek = |key: &str| answer(limiter.peek(key));
     assert_eq!(peek("alice"), peek("alice"));
     assert_eq!(peek("alice"), peek("bob"));

@@ -109,7 +109,7 @@ fn exactly_the_limit_passes_by_a_clock_that_jumps() {
     for threads in [2, 4, 8] {
         for quotas in [Quotas::from(window), window.staggered().into(), window.and(longer)] {
             let clock = ManualClock::at_ms(NOW_MS);
-            let limiter = Limit::new(quotas).store(MemoryStore::with_clock(clock.clone()));
+            let limiter = Limit::new(quotas).store(MemoryStore::new().clock(clock.clone()));
             let done = AtomicBool::new(false);
             let windows = thread::scope(|scope| {
                 scope.spawn(|| {

@@ -24,7 +24,7 @@ struct Store {
 impl Store {
     fn new() -> Self {
         let clock = ManualClock::at_ms(NOW);
-        Self { store: MemoryStore::with_clock(clock.clone()), clock }
+        Self { store: MemoryStore::new().clock(clock.clone()), clock }
     }
 
     /// What a process has: a limiter of its own.

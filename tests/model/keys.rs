@@ -107,7 +107,7 @@ fn the_hash_of_staggered_windows_is_pinned() {
         }
     }
     // 0xf536c20d51ee33f9 % 60000 is 8505: alice's minute turns there.
-    let store = MemoryStore::with_clock(ManualClock::at_ms(1_700_000_040_000));
+    let store = MemoryStore::new().clock(ManualClock::at_ms(1_700_000_040_000));
     let limiter = Quota::per_minute(1).staggered().name("login").store(store);
     assert_eq!(ms(answer(limiter.peek("alice")).reset_at()), 1_700_000_048_505);
 }
@@ -218,7 +218,7 @@ fn spread(scope: &str, window: u64) -> (f64, Vec<i128>) {
     const KEYS: u64 = 10_000;
     const BINS: usize = 100;
     let quota = Quota::new(5, std::time::Duration::from_millis(window)).staggered();
-    let store = MemoryStore::with_clock(ManualClock::at_ms(1_700_000_040_000));
+    let store = MemoryStore::new().clock(ManualClock::at_ms(1_700_000_040_000));
     let limiter = Limit::new(quota).name(scope).store(store);
     let resets: Vec<i128> =
         (0..KEYS).map(|key| ms(answer(limiter.check(key)).reset_at())).collect();

@@ -146,7 +146,7 @@ async fn fewer_tokens_are_asked_for_where_not_all_may_be_left() {
     let cases =
         [(20, vec![(20, false)]), (21, vec![(21, true)]), (40, vec![(40, true), (1, false)])];
     for (requests, asks) in cases {
-        let memory = MemoryStore::with_clock(TokioClock::at_ms(TURN));
+        let memory = MemoryStore::new().clock(TokioClock::at_ms(TURN));
         let store = Noting { memory, asked: Arc::default() };
         let limit = Quota::per_minute(40).name("far");
         let limiter = limit.store(Remote::around(store.clone()).leases(100));

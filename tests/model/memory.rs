@@ -205,7 +205,7 @@ fn in_small_stores_no_key_exceeds_its_limit_when_a_table_cannot_grow() {
 #[test]
 fn a_key_is_counted_until_its_window_ends() {
     let clock = ManualClock::at_ms(NOW_MS);
-    let store = MemoryStore::with_clock(clock.clone());
+    let store = MemoryStore::new().clock(clock.clone());
     let _ = answer(Limit::new(Quota::per_minute(5)).store(store.clone()).check("alice"));
     clock.advance(Duration::from_millis(59_999));
     assert_eq!((store.len(), store.is_empty()), (1, false));
@@ -257,7 +257,7 @@ fn a_limiter_takes_little_memory_before_its_first_charge() {
 fn a_clock_that_was_a_year_ahead_refuses_no_client_for_a_year() {
     const YEAR: u64 = 365 * 24 * 3_600_000;
     let clock = ManualClock::at_ms(NOW_MS + YEAR);
-    let limiter = Limit::new(Quota::per_minute(5)).store(MemoryStore::with_clock(clock.clone()));
+    let limiter = Limit::new(Quota::per_minute(5)).store(MemoryStore::new().clock(clock.clone()));
     for _ in 0..5 {
         assert!(answer(limiter.check("alice")).allowed());
     }
@@ -270,7 +270,7 @@ fn a_clock_that_was_a_year_ahead_refuses_no_client_for_a_year() {
 
 #[test]
 fn a_store_keeps_its_counters_when_it_gets_a_clock() {
-    let store = MemoryStore::with_clock(ManualClock::at_ms(1_700_000_040_000));
+    let store = MemoryStore::new().clock(ManualClock::at_ms(1_700_000_040_000));
     let charge = |store: &MemoryStore| {
         let (scope, key) = (Scope::named("api"), Key::from("alice"));
         let quotas = Quota::per_minute(5).into();

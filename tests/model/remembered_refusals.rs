@@ -504,7 +504,7 @@ fn varying_limits_get_the_stores_own_answers() {
 
 async fn varied(seed: u64, steps: u64) -> u64 {
     let mut rng = Rng::with_seed(seed);
-    let (server, twin) = (Server::start(), MemoryStore::with_clock(TokioClock::at_ms(TURN)));
+    let (server, twin) = (Server::start(), MemoryStore::new().clock(TokioClock::at_ms(TURN)));
     let here = limiter(&server.node(), Quota::per_second(1));
     let bare = Quota::per_second(1).name("far").store(twin);
     // Where tokens may come back, a refusal is remembered for a second at most.

@@ -13,7 +13,7 @@ use crate::{answer, charge};
 const TURN: u64 = 1_700_000_040_000;
 
 fn limiter(clock: &ManualClock, quotas: impl Into<Quotas>) -> Limiter {
-    Limit::new(quotas).store(MemoryStore::with_clock(clock.clone()))
+    Limit::new(quotas).store(MemoryStore::new().clock(clock.clone()))
 }
 
 /// When what has passed may start.

@@ -17,7 +17,7 @@ use crate::{answer, sized};
 const NOW_MS: u64 = 1_699_999_200_000;
 
 fn limits<const N: usize>(quotas: [(&str, Quotas); N]) -> Limits {
-    let store = MemoryStore::with_clock(ManualClock::at_ms(NOW_MS));
+    let store = MemoryStore::new().clock(ManualClock::at_ms(NOW_MS));
     Limits::new(quotas.map(|(name, quotas)| Limit::new(quotas).name(name))).store(store)
 }
 
@@ -269,7 +269,7 @@ fn limits_that_can_not_be_told_apart_panic_with_the_line_to_write() {
 
 #[test]
 fn another_process_settles_what_one_has_charged() {
-    let store = MemoryStore::with_clock(ManualClock::at_ms(NOW_MS));
+    let store = MemoryStore::new().clock(ManualClock::at_ms(NOW_MS));
     let process = || {
         let limits = [("requests", Quota::per_minute(6)), ("cents", Quota::per_day(50))];
         Limits::new(limits.map(|(name, quota)| Limit::new(quota).name(name))).store(store.clone())
@@ -322,7 +322,7 @@ fn a_charge_of_several_limits_takes_one_allocation() {
 
 #[test]
 fn charges_of_one_scope_are_no_limits_of_one_charge() {
-    let store = MemoryStore::with_clock(ManualClock::at_ms(NOW_MS));
+    let store = MemoryStore::new().clock(ManualClock::at_ms(NOW_MS));
     let (scope, quotas) = (Scope::named("one"), Quotas::from(Quota::per_minute(3)));
     let keys = [Key::from("a"), Key::from("b")];
     let charges = keys.each_ref().map(|key| Charge::new(Account::new(&scope, &quotas, key), 1));

@@ -158,7 +158,7 @@ fn a_store_that_decides_on_its_server_needs_only_what_is_public() {
         .and(Quota::per_month(1_500).in_zone("Europe/Berlin"));
     let limit = quotas.name("api");
     let there = limit.clone().store(elsewhere);
-    let here = limit.store(MemoryStore::with_clock(clock.clone()));
+    let here = limit.store(MemoryStore::new().clock(clock.clone()));
 
     let mut rng = fastrand::Rng::with_seed(7);
     let mut receipts = Vec::new();

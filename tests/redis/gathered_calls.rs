@@ -152,7 +152,7 @@ async fn gathered_calls_are_decided_in_the_order_they_were_made() {
         let clock = ManualClock::at_ms(start(&mut rng));
         // Room enough: no key takes an entry that has expired and, the clock having stepped back, is
         // another's again.
-        let memory = MemoryStore::with_clock(clock.clone());
+        let memory = MemoryStore::new().clock(clock.clone());
         let redis = RedisStore::from(connection.clone())
             .prefix(&seed.to_string())
             .clock(clock.clone())

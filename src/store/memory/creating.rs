@@ -24,13 +24,8 @@ impl MemoryStore {
         Self::build(max_keys, Time::system())
     }
 
-    /// Creates a store of a million entries that reads another clock, for tests:
-    /// [`ManualClock`](crate::ManualClock) has an example.
-    pub fn with_clock(clock: impl Clock) -> Self {
-        Self::new().clock(clock)
-    }
-
-    /// Reads another clock, for tests. The counters stay.
+    /// Reads another clock, for tests: [`ManualClock`](crate::ManualClock) has an example. The
+    /// counters stay.
     ///
     /// ```
     /// use tower_fixed_window::{ManualClock, MemoryStore};

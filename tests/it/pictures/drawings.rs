@@ -53,7 +53,7 @@ impl Lane {
     fn run(name: &'static str, quotas: impl Into<Quotas>, asks: &str) -> Self {
         let quotas = quotas.into();
         let clock = ManualClock::at_ms(NOON_MS);
-        let store = MemoryStore::with_clock(clock.clone());
+        let store = MemoryStore::new().clock(clock.clone());
         let limiter = Limit::new(quotas).store(store);
         let look = || block_on(limiter.peek("client")).unwrap();
         let second = |time: SystemTime| {
@@ -313,7 +313,7 @@ fn months() -> Picture {
         svg.text("i h", LEFT, y + 14, name);
         y += 22;
         let clock = ManualClock::at_ms(JANUARY * 1_000);
-        let limiter = Limit::new(quota).store(MemoryStore::with_clock(clock.clone()));
+        let limiter = Limit::new(quota).store(MemoryStore::new().clock(clock.clone()));
         let mut day = 0;
         while day < 181 {
             let decision = block_on(limiter.peek("client")).unwrap();
