@@ -98,9 +98,9 @@ async fn chat(Extension(chat): Extension<Chat>) -> Response {
     let (cost, mut meter) = TrueCost::metered();
     let words = (0..=uses).map(move |said| {
         Ok::<_, Infallible>(if said < uses {
-            meter.add_to("tokens", 1);
+            meter.add("tokens", 1);
             // Kept up to date: the client may disconnect after any word.
-            meter.set("cents", cents(meter.cost_of("tokens")));
+            meter.set("cents", cents(meter.of("tokens")));
             "word ".to_owned()
         } else {
             format!("\n{{\"usage\":{{\"total_tokens\":{uses}}}}}\n")

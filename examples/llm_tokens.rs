@@ -30,7 +30,7 @@ const ESTIMATE: u64 = 100;
 async fn whole(Query(ask): Query<Ask>) -> Response {
     let mut response =
         format!("{}\n", "word ".repeat(ask.tokens.min(5_000) as usize)).into_response();
-    response.extensions_mut().insert(TrueCost::new(ask.tokens.min(5_000)));
+    response.extensions_mut().insert(TrueCost::of("tokens", ask.tokens.min(5_000)));
     response
 }
 
@@ -38,7 +38,7 @@ async fn whole(Query(ask): Query<Ask>) -> Response {
 async fn streamed(Query(ask): Query<Ask>) -> Response {
     let (cost, mut meter) = TrueCost::metered();
     let words = (0..ask.tokens.min(5_000)).map(move |_| {
-        meter.add(1);
+        meter.add("tokens", 1);
         Ok::<_, Infallible>(Bytes::from("word "))
     });
     let mut response = Body::from_stream(futures_util::stream::iter(words)).into_response();

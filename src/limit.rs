@@ -207,9 +207,9 @@ impl Limit {
         self
     }
 
-    /// Corrects the charge to the [`TrueCost`](crate::TrueCost) that the response reports: a lower
-    /// cost is refunded, a higher one is taken even beyond the limit. Without this, a limit ignores
-    /// the report.
+    /// Corrects the charge to the [`TrueCost`](crate::TrueCost) that the response reports by the
+    /// limit's name: a lower cost is refunded, a higher one is taken even beyond the limit. Without
+    /// this, a limit ignores the report.
     ///
     /// A request estimated at 0 passes even where its true cost does not fit. Estimate at least 1.
     ///
@@ -225,7 +225,7 @@ impl Limit {
     /// let layer = FixedWindowLayer::new(tokens.cost_fn(|_| ESTIMATE).settled());
     ///
     /// async fn handler() -> Extension<TrueCost> {
-    ///     Extension(TrueCost::new(120))
+    ///     Extension(TrueCost::of("tokens", 120))
     /// }
     ///
     /// let response = ask_around(&layer, any(handler), Request::get("/"));

@@ -33,17 +33,15 @@ pub(crate) struct Charged {
     pub(crate) account: OwnedAccount,
     /// `true` if the request had quotas of its own plan, not those in force.
     pub(crate) own: bool,
-    /// `true` if no other limit of the layer is settled.
-    pub(crate) is_only: bool,
 }
 
 impl Actual {
     /// Returns the cost to which a limit's charge of `granted` tokens is corrected.
-    pub(crate) fn of(&self, limiter: &Limiter, granted: u64, is_only: bool) -> u64 {
+    pub(crate) fn of(&self, limiter: &Limiter, granted: u64) -> u64 {
         match self {
             Self::Nothing => 0,
             Self::Costs(costs) if limiter.live().limit().settled => {
-                costs.of(limiter.name(), is_only).unwrap_or(granted)
+                costs.of(limiter.name()).unwrap_or(granted)
             }
             Self::Granted | Self::Costs(_) => granted,
         }
@@ -59,8 +57,8 @@ impl Charged {
         actual: &Actual,
         was_returned: bool,
     ) -> (Reply<()>, Decision) {
-        let Self { limiter, is_only, .. } = self;
-        let actual = actual.of(limiter, decision.granted(), *is_only);
+        let limiter = &self.limiter;
+        let actual = actual.of(limiter, decision.granted());
         let decision = decision.clone();
         let decision = if was_returned { decision.with_cost(0) } else { decision };
         let settled = self.adjust(|account| limiter.settle_account(account, &decision, actual));

@@ -19,13 +19,10 @@ use crate::timer::Runtime;
 /// // By the names of the limits, whatever the estimates were.
 /// let mut response = Response::new("an answer");
 /// response.extensions_mut().insert(TrueCost::of("tokens", 812).and("cents", 4));
-///
-/// // Of a layer's only settled limit.
-/// response.extensions_mut().insert(TrueCost::new(250));
 /// ```
 ///
 /// A limit that is not named keeps its charge. A name that no settled limit has changes nothing,
-/// and is in the log once.
+/// and is in the log once. So a settled limit has a name.
 ///
 /// A streamed body determines its cost as it goes. It keeps a [`CostMeter`], and the charge is
 /// corrected when the meter is dropped: at the end of the body, or when the client disconnects.
@@ -37,7 +34,7 @@ use crate::timer::Runtime;
 /// use tower_fixed_window::TrueCost;
 ///
 /// let (cost, mut meter) = TrueCost::metered();
-/// let words = ["one", "two"].into_iter().inspect(move |_word| meter.add_to("tokens", 1));
+/// let words = ["one", "two"].into_iter().inspect(move |_word| meter.add("tokens", 1));
 ///
 /// let mut response = Response::new(words);
 /// response.extensions_mut().insert(cost);
@@ -61,20 +58,15 @@ struct Reported {
 
 type Settle = Box<dyn FnOnce(&Costs) + Send>;
 
-/// Costs by the names of limits. The name of a layer's only settled limit may be left out: `""`.
+/// Costs by the names of limits.
 #[derive(Clone, Default, Debug)]
 pub(crate) struct Costs(Vec<(Box<str>, u64)>);
 
 impl Costs {
-    /// Returns the cost of a limit. The only settled limit of a layer also takes the cost without a
-    /// name.
-    pub(crate) fn of(&self, name: &str, is_only: bool) -> Option<u64> {
-        if self.0.is_empty() {
-            // The body ended before it reported any cost.
-            return Some(0);
-        }
-        let unnamed = || if is_only { self.get("") } else { None };
-        self.get(name).or_else(unnamed)
+    /// Returns the cost of a limit.
+    pub(crate) fn of(&self, name: &str) -> Option<u64> {
+        // If there are none, the body ended before it reported any cost.
+        if self.0.is_empty() { Some(0) } else { self.get(name) }
     }
 
     fn get(&self, name: &str) -> Option<u64> {
@@ -105,14 +97,10 @@ impl Drop for Report {
         };
         for (name, _) in &costs.0 {
             if !settled.contains(name) {
-                let which = match &**name {
-                    "" => "without a name".to_owned(),
-                    name => format!("of {name:?}"),
-                };
                 observe::mistake(&format_args!(
-                    "a response reports a true cost {which}, and no limit takes it: write \
-                     .settled() on the limit, and TrueCost::of(\"its name\", cost) where a layer \
-                     settles several"
+                    "a response reports a true cost of {name:?}, and no limit takes it: write \
+                     .name(\"tokens\").settled() for the limit, and \
+                     TrueCost::of(\"tokens\", cost) for the response"
                 ));
             }
         }
@@ -123,11 +111,6 @@ impl TrueCost {
     fn known(costs: Costs) -> Self {
         let reported = Reported { costs, is_complete: true, ..Reported::default() };
         Self(Arc::new(Report(Mutex::new(reported))))
-    }
-
-    /// Creates the cost of a layer's only settled limit.
-    pub fn new(cost: u64) -> Self {
-        Self::of("", cost)
     }
 
     /// Creates the cost of the limit of this name.
@@ -151,12 +134,7 @@ impl TrueCost {
     /// Records that a layer has read the report and settles the limits of these names.
     pub(crate) fn note_settled<'a>(&self, names: impl Iterator<Item = &'a str>) {
         let mut reported = self.0.lock();
-        let settled = reported.settled.get_or_insert_default();
-        let before = settled.len();
-        settled.extend(names.map(Box::from));
-        if settled.len() == before + 1 {
-            settled.push("".into());
-        }
+        reported.settled.get_or_insert_default().extend(names.map(Box::from));
     }
 
     /// Returns the costs, if they are final by now.
@@ -187,20 +165,16 @@ impl fmt::Debug for TrueCost {
     }
 }
 
-/// Adds up the cost of a streamed body: see [`TrueCost`].
+/// Adds up the costs of a streamed body: see [`TrueCost`].
 ///
 /// ```
 /// use tower_fixed_window::TrueCost;
 ///
 /// let (_, mut meter) = TrueCost::metered();
-/// meter.add_to("tokens", 3);
-/// meter.add_to("tokens", 4);
-/// meter.set("cents", meter.cost_of("tokens").div_ceil(1_000));
-/// assert_eq!((meter.cost_of("tokens"), meter.cost_of("cents")), (7, 1));
-///
-/// // Of a layer's only settled limit.
-/// meter.add(3);
-/// assert_eq!(meter.cost(), 3);
+/// meter.add("tokens", 3);
+/// meter.add("tokens", 4);
+/// meter.set("cents", meter.of("tokens").div_ceil(1_000));
+/// assert_eq!((meter.of("tokens"), meter.of("cents")), (7, 1));
 /// ```
 pub struct CostMeter {
     costs: Costs,
@@ -208,13 +182,8 @@ pub struct CostMeter {
 }
 
 impl CostMeter {
-    /// Adds to the cost of a layer's only settled limit.
-    pub fn add(&mut self, cost: u64) {
-        self.add_to("", cost);
-    }
-
     /// Adds to the cost of the limit of this name.
-    pub fn add_to(&mut self, name: &str, cost: u64) {
+    pub fn add(&mut self, name: &str, cost: u64) {
         let entry = self.costs.entry(name);
         *entry = entry.saturating_add(cost);
     }
@@ -224,13 +193,8 @@ impl CostMeter {
         *self.costs.entry(name) = cost;
     }
 
-    /// Returns the cost of the only settled limit so far.
-    pub fn cost(&self) -> u64 {
-        self.cost_of("")
-    }
-
     /// Returns the cost of the limit of this name so far.
-    pub fn cost_of(&self, name: &str) -> u64 {
+    pub fn of(&self, name: &str) -> u64 {
         self.costs.get(name).unwrap_or(0)
     }
 }

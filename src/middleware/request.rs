@@ -271,7 +271,7 @@ impl<J> LimitedRequest<J> {
         }
         let limiter = self.current.shared.limiter.clone();
         let (account, own) = (self.account().to_owned(), self.has_own_quotas());
-        Correction::of_one(Charged { limiter, account, own, is_only: true })
+        Correction::of_one(Charged { limiter, account, own })
     }
 
     /// Reports the charge's decision by reference, since moving it is measurable.

@@ -252,24 +252,14 @@ fn a_response_settles_each_limit_by_its_name() {
     assert_eq!(fields(&response)[..3], ["1000", "288", "712"], "after the correction");
     answer(TrueCost::of("cents", 0));
     assert_eq!(used(), [2, 812, 4], "what is not named keeps its charge");
-    // Which one of the two?
-    answer(TrueCost::new(1));
+    // Of no settled limit.
+    answer(TrueCost::of("requests", 7));
     assert_eq!(used(), [3, 912, 9]);
     let response = ask(&layer, Request::get("/"));
     assert_eq!(
         (response.status(), fields(&response)[3]),
         (StatusCode::TOO_MANY_REQUESTS, "tokens")
     );
-}
-
-#[test]
-fn the_only_settled_limit_of_several_needs_no_name_in_a_true_cost() {
-    let [requests, tokens, _] = settled();
-    let (limits, _) = limits([requests, tokens]);
-    let layer = FixedWindowLayer::new(&limits);
-    ask_around(&layer, any(axum::Extension(TrueCost::new(7))), Request::get("/"));
-    let used = |name| block_on(limits.of(name).peek(Key::global())).expect("it answers").used();
-    assert_eq!((used("requests"), used("tokens")), (1, 7));
 }
 
 #[test]
@@ -283,8 +273,8 @@ fn a_stream_settles_each_limit_when_it_ends_however_early() {
         meter
     };
     let add = |meter: &mut CostMeter, tokens| {
-        meter.add_to("tokens", tokens);
-        meter.set("cents", meter.cost_of("tokens").div_ceil(100));
+        meter.add("tokens", tokens);
+        meter.set("cents", meter.of("tokens").div_ceil(100));
     };
     let (mut whole, mut cut, nothing) = (metered(), metered(), metered());
     assert_eq!(used(), [3, 300, 15]);

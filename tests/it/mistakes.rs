@@ -165,9 +165,9 @@ fn a_subscriber_that_shows_errors_gets_them_alone() {
 #[test]
 fn true_costs_that_no_limit_takes_are_told_once() {
     let costs = [
-        || TrueCost::new(7),
-        || TrueCost::of("tokens", 7).and("cents", 1),
         || TrueCost::of("tokens", 7),
+        || TrueCost::of("tokens", 7).and("cents", 1),
+        || TrueCost::of("", 7),
     ];
     let ask = async |limits: Vec<Limit>, cost: fn() -> TrueCost| {
         let service = service_fn(move |_: Request<Body>| {
@@ -181,18 +181,19 @@ fn true_costs_that_no_limit_takes_are_told_once() {
             assert_eq!(response.expect("infallible").status(), StatusCode::OK);
         }
     };
-    for (case, name) in [(0, "a true cost without a name"), (1, "a true cost of \"cents\"")] {
+    for (case, name) in [(0, "\"tokens\""), (1, "\"cents\""), (2, "\"\"")] {
         let log = logged_in_case(case, async |case| {
             let key = |name| QUOTA.name(name).key(global());
             match case {
                 0 => ask(vec![key("tokens")], costs[0]).await,
-                _ => ask(vec![key("tokens").settled(), key("cents")], costs[1]).await,
+                1 => ask(vec![key("tokens").settled(), key("cents")], costs[1]).await,
+                _ => ask(vec![key("tokens").settled()], costs[2]).await,
             }
             // What is taken is no mistake.
             ask(vec![key("tokens").settled()], costs[0]).await;
-            ask(vec![key("tokens").settled()], costs[2]).await;
+            ask(vec![Limit::new(QUOTA).key(global()).settled()], costs[2]).await;
         });
-        assert!(only(&log).contains(name), "{log:#?}");
+        assert!(only(&log).contains(&format!("a true cost of {name}, ")), "{log:#?}");
         assert!(log[0].contains(".settled()"), "{log:#?}");
     }
 }

@@ -38,7 +38,7 @@ async fn inner(request: Request<Body>) -> Result<Response<Body>, std::convert::I
     let path = request.uri().path().trim_start_matches('/').to_owned();
     let mut response = Response::new(Body::empty());
     if let Some(cost) = path.strip_prefix("cost/") {
-        response.extensions_mut().insert(TrueCost::new(cost.parse().expect("a number")));
+        response.extensions_mut().insert(TrueCost::of("", cost.parse().expect("a number")));
     } else if let Ok(status) = path.parse::<u16>() {
         *response.status_mut() = StatusCode::from_u16(status).expect("a status");
     }
@@ -278,7 +278,7 @@ async fn a_layer_that_counts_requests_ignores_what_they_cost() {
 fn streaming(chunks: u64) -> Response<Body> {
     let (cost, mut meter) = TrueCost::metered();
     let chunks = stream::iter(0..chunks).map(move |_| {
-        meter.add(1);
+        meter.add("", 1);
         Ok::<_, std::convert::Infallible>("chunk")
     });
     let mut response = Response::new(Body::from_stream(chunks));
@@ -320,7 +320,7 @@ async fn a_body_that_ends_before_its_response_is_seen_settles_too() {
         let limiter = limiter_of(&layer);
         let service = layer.layer(service_fn(async |_: Request<Body>| {
             let (cost, mut meter) = TrueCost::metered();
-            meter.add(7);
+            meter.add("", 7);
             drop(meter);
             let mut response = Response::new(Body::empty());
             response.extensions_mut().insert(cost);

@@ -192,7 +192,7 @@ impl Service<Request<Body>> for Inner {
                     response.extensions_mut().insert(reported);
                     tokio::spawn(async move {
                         sleep(plan.after).await;
-                        meter.add(cost);
+                        meter.add(AT_ONCE, cost);
                         match cost {
                             0 => drop(Passed(Some((ledger, account)))),
                             _ => ledger.change(account, |count| count.debt += cost as i64 - 1),

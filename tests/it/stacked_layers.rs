@@ -242,7 +242,7 @@ async fn used_by_a_second_try(mood: Mood, (set, correct): Correction) -> (Respon
         .layer(inner_layer)
         .service(service_fn(async |_: Request<Body>| {
             let mut response = Body::empty().into_response();
-            response.extensions_mut().insert(TrueCost::new(5));
+            response.extensions_mut().insert(TrueCost::of("", 5));
             Ok::<_, Infallible>(response)
         }));
     let response = tokio::spawn(service.oneshot(slow_upload()));

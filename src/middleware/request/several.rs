@@ -163,7 +163,6 @@ impl<J> LimitedRequest<J> {
         Charged {
             account: Account::new(limiter.scope(), self.quotas_of(line), &line.key).to_owned(),
             own: line.quotas.is_some(),
-            is_only: self.settled_names().count() == 1,
             limiter: limiter.clone(),
         }
     }
