@@ -281,13 +281,13 @@ fn bounded(input: &Input) {
                 let (scope, key, receipt, at) = receipts.swap_remove(of);
                 // More than was taken would be debt, which has no bound.
                 let actual = if let Op::Settle(_, actual) = op { u64::from(*actual) } else { 0 };
-                let actual = actual.min(receipt.cost());
+                let actual = actual.min(receipt.decision().granted());
                 for (i, spec) in scopes.specs[scope].iter().enumerate() {
                     let Some(taken) = window(spec, scope, key, at) else { continue };
                     // What comes back to its window may pass there again.
                     if window(spec, scope, key, now) == Some(taken) {
                         *books.get_mut(&(scope, key, i, taken)).expect("it passed") -=
-                            receipt.cost() - actual;
+                            receipt.decision().granted() - actual;
                     }
                 }
                 answer(scopes.limiters[scope].settle(receipt, actual));

@@ -89,8 +89,10 @@ pub trait KeyExtractor: Send + Sync + 'static {
 /// ```
 /// use tower_fixed_window::MissingKey;
 ///
-/// assert!(MissingKey::client("the x-api-key header").is_client());
-/// assert!(!MissingKey::server("add the authentication layer").is_client());
+/// let missing = MissingKey::client("the x-api-key header");
+/// assert_eq!(missing.to_string(), "the x-api-key header");
+/// let fix = MissingKey::server("add the authentication layer");
+/// assert_eq!(fix.to_string(), "add the authentication layer");
 /// ```
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct MissingKey(Missing);
@@ -127,7 +129,7 @@ impl MissingKey {
     }
 
     /// Returns whether the client caused it, not the server.
-    pub fn is_client(&self) -> bool {
+    pub(crate) fn is_client(&self) -> bool {
         matches!(self.0, Missing::Client(_) | Missing::Header(_))
     }
 }

@@ -19,8 +19,8 @@ pub use kept::KeptReceipt;
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let limiter = Limiter::new(Quota::per_day(1_000));
 /// let receipt = limiter.charge("alice", 100).await??;
-/// assert_eq!(receipt.cost(), 100);
-/// assert_eq!(receipt.decision().remaining(), 900);
+/// let decision = receipt.decision();
+/// assert_eq!((decision.granted(), decision.remaining()), (100, 900));
 /// limiter.refund(receipt).await?;
 /// # Ok(()) }
 /// ```
@@ -43,10 +43,5 @@ impl Receipt {
     /// Returns the decision.
     pub fn decision(&self) -> &Decision {
         &self.decision
-    }
-
-    /// Returns the number of tokens that were taken.
-    pub fn cost(&self) -> u64 {
-        self.decision.granted()
     }
 }

@@ -10,7 +10,6 @@ use super::headers::{
     FAILED_RETRY_AFTER, PreparedHeaders, is_refused_inside, policy_name, retry_after, stamp_failed,
 };
 use super::reason::Reason;
-use crate::decision::Decision;
 use crate::quota::{Quota, Quotas};
 
 mod outside;
@@ -33,8 +32,7 @@ pub use reject::{EmptyBody, GitHubBody, Grpc, ProblemJson, Reject};
 ///
 /// let limit = Quota::per_hour(0).name("api").key(global());
 /// let layer = FixedWindowLayer::new(limit).on_reject(|_parts, why| {
-///     assert!(matches!(why.reason(), Reason::RateLimited(_)));
-///     assert_eq!(why.decision().unwrap().limit(), 0);
+///     assert!(matches!(why.reason(), Reason::RateLimited(decision) if decision.limit() == 0));
 ///     assert_eq!((why.name(), why.status().as_u16()), ("api", 429));
 ///     why.message().into_response()
 /// });
@@ -58,11 +56,6 @@ impl<'a> Rejection<'a> {
     /// Returns why the request was refused.
     pub fn reason(&self) -> &'a Reason {
         self.reason
-    }
-
-    /// Returns the decision, if the request is over the limit.
-    pub fn decision(&self) -> Option<&'a Decision> {
-        self.reason.decision()
     }
 
     /// Returns the status of the response.
@@ -107,7 +100,7 @@ impl<'a> Rejection<'a> {
     /// Returns the quotas that refused, with the names of their limits.
     fn violated(&self) -> Vec<(&'a str, &'a Quota)> {
         let mut violated = Vec::new();
-        let Some(decision) = self.decision() else { return violated };
+        let Some(decision) = self.reason.decision() else { return violated };
         for &(name, quotas) in self.limits {
             let decision = decision.for_limit(name);
             let refusing = decision.into_iter().flat_map(|decision| decision.refusing());

@@ -67,13 +67,13 @@ pub(super) fn windows(limit: u64, text: &str) -> Result<Quota, ParseQuotaError> 
     Parser { text, at: 0 }.parse_all(|p| p.windows(limit, 0))
 }
 
-/// Why a text is not a quota: what was expected, and at which position.
+/// Why a text is not a quota: what was expected, and at which column.
 ///
 /// ```
 /// use tower_fixed_window::Quotas;
 ///
 /// let error = "5/minute, 5/fortnight".parse::<Quotas>().unwrap_err();
-/// assert_eq!(error.position(), 12);
+/// assert!(error.to_string().contains("column 13: expected a unit"));
 /// ```
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ParseQuotaError {
@@ -87,13 +87,6 @@ enum ErrorKind {
     Expected(&'static str),
     Message(&'static str),
     Invalid(QuotaError),
-}
-
-impl ParseQuotaError {
-    /// Returns the byte at which the error begins.
-    pub fn position(&self) -> usize {
-        self.at
-    }
 }
 
 impl fmt::Display for ParseQuotaError {

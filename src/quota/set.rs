@@ -1,13 +1,14 @@
 //! Several quotas of one key: [`Quotas`].
 
 use std::fmt;
+use std::ops::Deref;
 
 use super::Quota;
 use super::error::QuotaError;
 
 /// A set of one to four quotas that are charged together, all or none.
 ///
-/// Created by [`Quota::and`], from a single [`Quota`], or from text.
+/// Created by [`Quota::and`], from a single [`Quota`], or from text. It is read as a slice.
 ///
 /// ```
 /// use tower_fixed_window::{Quota, Quotas};
@@ -15,7 +16,7 @@ use super::error::QuotaError;
 /// let quotas: Quotas = "33/minute, 2000/hour".parse()?;
 /// assert_eq!(quotas, Quota::per_minute(33).and(Quota::per_hour(2_000)));
 /// assert_eq!(quotas.len(), 2);
-/// assert_eq!(quotas.as_slice()[1], Quota::per_hour(2_000));
+/// assert_eq!(quotas[1], Quota::per_hour(2_000));
 /// assert_eq!(quotas.iter().map(Quota::limit).sum::<u64>(), 2_033);
 /// # Ok::<_, tower_fixed_window::ParseQuotaError>(())
 /// ```
@@ -112,20 +113,23 @@ impl Quotas {
         self
     }
 
-    /// Returns the number of quotas, at least one.
-    #[allow(clippy::len_without_is_empty, reason = "never empty")]
-    pub const fn len(&self) -> usize {
+    // Without the comparison that a slice of this length makes.
+    pub(crate) const fn len(&self) -> usize {
         self.len as usize
     }
 
-    /// Returns the quotas in their order.
-    pub fn as_slice(&self) -> &[Quota] {
+    #[inline]
+    pub(crate) fn as_slice(&self) -> &[Quota] {
         &self.quotas[..self.len as usize]
     }
+}
 
-    /// Iterates over the quotas in their order.
-    pub fn iter(&self) -> std::slice::Iter<'_, Quota> {
-        self.as_slice().iter()
+impl Deref for Quotas {
+    type Target = [Quota];
+
+    #[inline]
+    fn deref(&self) -> &[Quota] {
+        self.as_slice()
     }
 }
 

@@ -77,20 +77,8 @@ impl<'a> Charge<'a> {
     }
 
     /// The tokens may be returned later, by this process or another one. So a refusal by a store
-    /// elsewhere is remembered for a second at most, for all charges of the [`Scope`].
-    ///
-    /// ```
-    /// use tower_fixed_window::store::{Account, Charge, Scope};
-    /// use tower_fixed_window::{Key, Quota, Quotas};
-    ///
-    /// let (scope, quotas, key) = (Scope::named("mails"), Quotas::from(Quota::per_day(9)), Key::from(7));
-    /// let charge = Charge::new(Account::new(&scope, &quotas, &key), 1);
-    /// assert!(charge.refundable().is_refundable());
-    /// ```
-    ///
-    /// [`Scope`]: super::Scope
-    #[must_use]
-    pub fn refundable(self) -> Self {
+    /// elsewhere is remembered for a second at most, for all charges of the scope.
+    pub(crate) fn refundable(self) -> Self {
         self.refundable_if(true)
     }
 
@@ -133,7 +121,7 @@ impl<'a> Charge<'a> {
     }
 
     /// Returns whether its tokens [may be returned](Self::refundable).
-    pub fn is_refundable(&self) -> bool {
+    pub(crate) fn is_refundable(&self) -> bool {
         self.ask.refundable
     }
 

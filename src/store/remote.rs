@@ -153,16 +153,11 @@ impl Remote {
     }
 
     /// Sets how long a call may take before the store is treated as failed (feature `tokio`, in a
-    /// tokio runtime).
+    /// tokio runtime). [`Duration::MAX`] is no deadline: the store itself ends its replies in time.
     #[must_use]
     pub fn deadline(self, deadline: Duration) -> Self {
-        self.with_policy(|policy| policy.deadline = Some(deadline))
-    }
-
-    /// The store itself ends its replies in time, so there is no [`deadline`](Self::deadline).
-    #[must_use]
-    pub fn without_deadline(self) -> Self {
-        self.with_policy(|policy| policy.deadline = None)
+        let deadline = (deadline < Duration::MAX).then_some(deadline);
+        self.with_policy(|policy| policy.deadline = deadline)
     }
 
     /// Lets this process take up to `max` tokens of a busy key from the store with one call, and

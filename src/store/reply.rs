@@ -19,7 +19,6 @@ use super::error::StoreError;
 /// assert_eq!(Reply::now(7).await.unwrap(), 7);
 /// assert_eq!(Reply::later(async { Ok(7) }).await.unwrap(), 7);
 /// assert!(matches!(Reply::now(7).into_now(), Ok(Ok(7))));
-/// assert_eq!(Reply::now(7).map(|n| n + 1).await.unwrap(), 8);
 /// assert!(Reply::<u8>::failed(StoreError::new("no answer")).await.is_err());
 /// # }
 /// ```
@@ -52,7 +51,7 @@ impl<T> Reply<T> {
     }
 
     /// Converts the value of the reply.
-    pub fn map<U>(self, f: impl FnOnce(T) -> U + Send + 'static) -> Reply<U>
+    pub(crate) fn map<U>(self, f: impl FnOnce(T) -> U + Send + 'static) -> Reply<U>
     where
         T: Send + 'static,
     {

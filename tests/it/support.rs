@@ -80,7 +80,7 @@ impl TestStore {
         let memory = Arc::new(MemoryStore::new().clock(clock.clone()));
         let moody = Moody { memory, mood: watch::Sender::new(mood), shared: false };
         // What is remembered goes by a clock that runs.
-        let remote = Remote::around(moody.clone()).without_deadline().remember_nothing();
+        let remote = Remote::around(moody.clone()).deadline(Duration::MAX).remember_nothing();
         let counts = Counts::with_clock(clock.clone());
         let at_once = Arc::new(AtomicBool::new(mood == Mood::Now));
         let this = Self { moody, counts, clock, remote, at_once };
@@ -97,7 +97,7 @@ impl TestStore {
     pub(crate) fn remembering(mut self) -> Self {
         self.at_once = Arc::default();
         self.moody.memory = Arc::new(self.counts.clone());
-        self.remote = Remote::around(self.moody.clone()).without_deadline();
+        self.remote = Remote::around(self.moody.clone()).deadline(Duration::MAX);
         let in_time = *self.moody.mood.borrow() == Mood::Hangs;
         if in_time { self.in_time() } else { self }
     }
@@ -296,7 +296,7 @@ impl FarStore {
         let sent = Arc::default();
         let distant =
             Distant { memory: memory.clone(), delay: Arc::new(delay), sent: Arc::clone(&sent) };
-        Self { memory, sent, remote: Remote::around(distant).without_deadline() }
+        Self { memory, sent, remote: Remote::around(distant).deadline(Duration::MAX) }
     }
 
     pub(crate) fn deadline(self, deadline: Duration) -> Self {

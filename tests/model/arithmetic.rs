@@ -123,7 +123,7 @@ proptest! {
                 Op::Refund(of) if !rig.receipts.is_empty() => {
                     let of = of.index(rig.receipts.len());
                     let before = rig.peek(0);
-                    let cost = rig.receipts[of].0.cost();
+                    let cost = rig.receipts[of].0.decision().granted();
                     rig.settle(of, None);
                     let after = rig.peek(0);
                     // What came back to a window may pass in it again.

@@ -88,7 +88,7 @@ impl Case<'_> {
     }
 
     fn load(&self, quota: &Quota) -> Option<State> {
-        let quotas = self.account.quotas().as_slice();
+        let quotas: &[_] = self.account.quotas();
         let i = quotas.iter().position(|other| ptr::eq(other, quota)).expect("one of them");
         self.states[i]
     }

@@ -81,7 +81,7 @@ fn a_kept_receipt_has_the_decision_of_the_receipt() {
         let decision = receipt.decision().clone();
         let restored = Receipt::from(read(&keep(receipt)));
         assert_eq!(restored.decision(), &decision, "cost {cost}");
-        assert_eq!(restored.cost(), cost);
+        assert_eq!(restored.decision().granted(), cost);
     }
     assert!(answer(limiter.peek("alice")).usage()[0].used() > 10, "some of it was reserved");
 }
@@ -266,7 +266,7 @@ proptest! {
             let limiter = store.process(Quota::per_minute(10).and(Quota::per_hour(100)));
             let _ = answer(limiter.check("alice"));
             let receipt = Receipt::from(kept);
-            let _ = (receipt.decision().ready_after(), receipt.decision().reset_after(), receipt.cost());
+            let _ = (receipt.decision().ready_after(), receipt.decision().reset_after(), receipt.decision().granted());
             let _ = (receipt.decision().ready_at(), format!("{receipt:?}"), receipt.decision().refusing().count());
             let _ = limiter.settle(receipt, actual).now_or_never().expect("at once");
             let _ = answer(limiter.check("alice"));

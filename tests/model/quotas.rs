@@ -26,7 +26,6 @@ proptest! {
     #[test]
     fn no_text_makes_the_parser_panic(text in "\\PC{0,30}|[0-9_]{0,25}([/ ]| per |){0,2}[0-9_]{0,25}(ms|s|min|hour|w)?( [a-z-]{0,20}=?[0-9]{0,20}){0,3}") {
         if let Err(error) = text.parse::<Quotas>() {
-            prop_assert!(text.is_char_boundary(error.position()));
             prop_assert!(error.to_string().len() < 600);
         }
     }

@@ -313,7 +313,7 @@ impl Rig {
         self.resets = expected.reset;
         match (receipt, taken) {
             (Some(receipt), Some(taken)) => {
-                assert_eq!(receipt.cost(), cost);
+                assert_eq!(receipt.decision().granted(), cost);
                 self.receipts.push((receipt, taken));
             }
             (None, None) => {}

@@ -192,7 +192,7 @@ async fn an_error_of_one_key_is_the_groups_and_nothing_is_written() {
                 };
                 let name = format!("tfw1:{{{bad}:tann}}");
                 let of = quotas.iter().find(|(name, _)| *name == bad).expect("one of them").1;
-                let counter = of.as_slice()[0].counter().to_string();
+                let counter = of[0].counter().to_string();
                 match field {
                     true => server.ask::<()>(&["HSET", &name, &counter, "nonsense"]),
                     false => server.ask::<()>(&["SET", &name, "a text"]),

@@ -457,7 +457,7 @@ impl<'a> Check<'a> {
     }
 
     fn first_quota(&self, line: &Line) -> &Quota {
-        &self.plan.limits[line.limit].quotas(&line.key).as_slice()[0]
+        &self.plan.limits[line.limit].quotas(&line.key)[0]
     }
 
     /// The quota of a count.

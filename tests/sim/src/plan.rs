@@ -319,10 +319,10 @@ impl Plan {
             2 => {
                 let (calendar, boundary) = one(rng, &calendars());
                 for limit in &mut self.limits[first..] {
-                    let quota = calendar.with_limit(limit.quotas.as_slice()[0].limit());
+                    let quota = calendar.with_limit(limit.quotas[0].limit());
                     limit.quotas = match rng.bool() {
                         true => quota.into(),
-                        false => limit.quotas.as_slice()[0].and(quota),
+                        false => limit.quotas[0].and(quota),
                     };
                 }
                 // It is crossed in between.
@@ -363,7 +363,7 @@ fn reserves(quotas: &Quotas) -> bool {
 }
 
 fn keep_or_reserve(rng: &mut Rng, quotas: &mut Quotas) {
-    let all = quotas.as_slice();
+    let all: &[_] = quotas;
     let (first, mut others) = (all[0], all[1..].to_vec());
     let limit = first.limit();
     if others.is_empty() && rng.bool() {
@@ -539,7 +539,7 @@ fn line(rng: &mut Rng, plan: &Plan, id: usize, limit: usize) -> Line {
         2..8 if plan.kind == Kind::Poisoned => "poisoned".to_owned(),
         _ => format!("key-{}", rng.usize(..plan.keys)),
     };
-    let most = plan.limits[limit].quotas(&key).as_slice()[0].limit();
+    let most = plan.limits[limit].quotas(&key)[0].limit();
     let cost = match rng.u8(..6) {
         0 => rng.u64(1..=most.min(5)),
         _ => 1,

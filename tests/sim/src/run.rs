@@ -433,7 +433,7 @@ impl Node {
                         sleep(Duration::from_millis(work)).await;
                     }
                     if let Some(actual) = *actual {
-                        let tokens = receipt.cost().saturating_sub(actual);
+                        let tokens = receipt.decision().granted().saturating_sub(actual);
                         history.add(Event::Returns { id, line: 0, tokens });
                         let _ = self.limiter.settle(receipt, actual).await;
                     }
