@@ -440,6 +440,14 @@ impl Quota {
         self.capacity == self.limit && self.limit > 0
     }
 
+    /// Returns whether a window of the quota can have this length.
+    pub(crate) fn may_last(&self, length: Duration) -> bool {
+        // Months differ by up to three days, and a change of the clocks moves a boundary.
+        const MOST: Duration = Duration::from_millis(3 * DAY_MS + DAY_MS / 12);
+        let differs = self.window().abs_diff(length);
+        if let Anchor::Calendar(_) = self.anchor { differs <= MOST } else { differs.is_zero() }
+    }
+
     /// Returns whether both quotas have the same counter: see [`counter`](Self::counter).
     const fn same_counter(&self, other: &Quota) -> bool {
         self.window == other.window

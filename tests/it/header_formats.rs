@@ -15,9 +15,10 @@ use sfv::{Item, ListEntry, Parser};
 use tower::util::BoxCloneSyncService;
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_fixed_window::key::global;
+use tower_fixed_window::store::Reply;
 use tower_fixed_window::{
-    EmptyBody, FixedWindowLayer, Headers, Key, Limit, Limiter, ManualClock, MemoryStore, Quota,
-    Quotas,
+    Decision, EmptyBody, FixedWindowLayer, Headers, Key, Limit, Limiter, Limits, Line, ManualClock,
+    MemoryStore, Quota, Quotas,
 };
 
 use crate::support::{NOW_MS, get, limit_headers};
@@ -355,6 +356,52 @@ fn a_limiter_without_a_layer_has_the_headers_of_a_layer() {
             }
         }
     }
+}
+
+/// Of a plan, of a key, and of quotas that have changed since the decision.
+#[test]
+fn a_limiters_headers_are_of_the_quotas_that_decided() {
+    let clock = ManualClock::at_ms(NOW_MS);
+    let store = MemoryStore::new().clock(clock.clone());
+    let policy = |limiter: &Limiter, decision: Reply<Decision>| {
+        let decision = decision.now_or_never().expect("at once").expect("memory");
+        let headers = limiter.headers(&decision, Headers::IetfDraft10);
+        headers["ratelimit-policy"].to_str().expect("text").to_owned()
+    };
+    let api = Quota::per_month(9).and(Quota::per_minute(1)).name("api").store(store.clone());
+    let usual = r#""api:9/month";q=9;w=2592000, "api:1/minute";q=1;w=60"#;
+    assert_eq!(policy(&api, api.check("alice")), usual);
+    assert_eq!(policy(&api, api.check("alice")), usual, "refused");
+
+    // Twice the same length, in windows that begin at different times.
+    let own = Quota::per_month(20).and(Quota::per_hour(7)).and(Quota::per_hour(8).staggered());
+    let tonight = UNIX_EPOCH + Duration::from_millis(NOW_MS + 1_000);
+    api.set_key_quotas_until("acme", own, tonight);
+    let of_acme =
+        r#""api:20/month";q=20;w=2592000, "api:7/hour";q=7;w=3600, "api:8/hour";q=8;w=3600"#;
+    for cost in [7, 1] {
+        assert_eq!(policy(&api, api.check_cost("acme", cost)), of_acme, "{cost} tokens");
+    }
+    let before = api.peek("bob");
+    api.set_quotas(Quota::per_second(5));
+    // A decision knows no calendar, and the limiter has none any more.
+    assert_eq!(policy(&api, before), usual.replace("month", "30d"));
+    assert_eq!(policy(&api, api.peek("bob")), r#""api:5/second";q=5;w=1"#);
+
+    let by_plan = Limit::by_plan(|_, _| Quota::per_day(1)).name("plans").store(store.clone());
+    let pro = by_plan.with_quotas(Quota::per_hour(5_000));
+    let of_pro = r#""plans:5000/hour";q=5000;w=3600"#;
+    assert_eq!(policy(&pro, pro.check("alice")), of_pro);
+    assert_eq!(policy(&by_plan, pro.check("alice")), of_pro);
+
+    let limits =
+        Limits::new([Quota::per_minute(9).name("requests"), Quota::per_hour(100).name("tokens")]);
+    let limits = limits.store(store);
+    let plan = Quota::per_day(200).into();
+    let lines =
+        [Line::new("requests", "acme", 1), Line::new("tokens", "acme", 1).with_quotas(&plan)];
+    let tokens = limits.of("tokens");
+    assert_eq!(policy(tokens, limits.check(lines)), r#""tokens:200/day";q=200;w=86400"#);
 }
 
 #[test]

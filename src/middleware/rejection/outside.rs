@@ -1,6 +1,8 @@
 //! Responses outside of the layer: headers for a handler's own charge, and the responses for a
 //! refusal and for a failed store.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use http::{HeaderMap, Response, StatusCode};
 
@@ -10,12 +12,14 @@ use crate::decision::{Decision, RateLimited};
 use crate::limiter::Limiter;
 use crate::middleware::headers::{Headers, PreparedHeaders};
 use crate::middleware::reason::Reason;
-use crate::quota::Quotas;
+use crate::quota::{Quota, Quotas};
 use crate::store::StoreError;
 
 impl Limiter {
-    /// Returns the headers that a layer of this name and with these quotas adds to a response.
-    /// Those of a refusal include `retry-after` and `cache-control`.
+    /// Returns the headers that a layer of this name adds to a response, for a decision of this
+    /// limiter under its own quotas, a plan's or a key's. Those of a refusal include `retry-after`
+    /// and `cache-control`. The IETF's headers name a calendar's window by its length, such as
+    /// `30d`, if the limiter's own quotas have none like it.
     ///
     /// This is for frameworks whose middleware is not Tower's. If their headers have another type
     /// than those of the crate `http`, convert each by `name.as_str()` and `value.as_bytes()`.
@@ -40,7 +44,10 @@ impl Limiter {
     /// # Ok(()) }
     /// ```
     pub fn headers(&self, decision: &Decision, headers: Headers) -> HeaderMap {
-        let limits = &[(self.name(), &self.quotas())];
+        let quotas = decision
+            .for_limit(self.name())
+            .map_or_else(|| self.quotas(), |decision| quotas_of(&decision, &self.quotas()));
+        let limits = &[(self.name(), &quotas)];
         let prepared = PreparedHeaders::new(headers, self.name(), 0);
         let mut response = Response::new(());
         if decision.allowed() {
@@ -50,6 +57,22 @@ impl Limiter {
         }
         response.into_parts().0.headers
     }
+}
+
+/// Returns the limits and windows that a decision was made by: those of a plan, of a key, or of a
+/// moment when the limiter had others. A decision knows its window, but no calendar: if it is in
+/// none of the limiter's own, the quota is named by the length of the window.
+fn quotas_of(decision: &Decision, own: &Quotas) -> Quotas {
+    let mut quotas = decision.usage().iter().enumerate().filter_map(|(i, usage)| {
+        let of_own_window = own.as_slice().get(i).filter(|own| own.may_last(usage.window()));
+        let quota = of_own_window.map(|own| own.with_limit(usage.limit()));
+        // Each with an anchor of its own: a set has no two equal ones.
+        let anchor = Duration::from_millis(1 + i as u64);
+        let other = Quota::try_new(usage.limit(), usage.window());
+        quota.or_else(|| Some(other.ok()?.starting_at(anchor)))
+    });
+    let first = quotas.next().map_or(*own, Quotas::from);
+    quotas.fold(first, |all, quota| all.try_and(quota).unwrap_or(all))
 }
 
 /// 429, with the headers and the body that a layer's refusal has. An outer layer of this crate
