@@ -262,6 +262,51 @@ fn a_response_settles_each_limit_by_its_name() {
     );
 }
 
+/// What `cost_fn` and `settled` say of estimates.
+#[test]
+fn an_estimate_of_zero_passes_where_the_true_cost_does_not_fit_and_one_of_one_does_not() {
+    for (estimate, status) in [(0, StatusCode::OK), (1, StatusCode::TOO_MANY_REQUESTS)] {
+        let tokens = Quota::per_hour(100).name("tokens").key(global());
+        let tokens = tokens.cost_fn(move |_| estimate).settled();
+        let layer = FixedWindowLayer::new([tokens, Quota::per_day(9).name("day").key(global())]);
+        let ask = |cost| {
+            let handler = any(axum::Extension(TrueCost::of("tokens", cost)));
+            ask_around(&layer, handler, Request::get("/")).status()
+        };
+        assert_eq!(ask(100), StatusCode::OK);
+        assert_eq!(ask(50), status, "estimated at {estimate}, and nothing is left");
+    }
+}
+
+/// The same limit, however it is written.
+#[test]
+fn setters_of_a_limit_have_no_order() {
+    type Setter = fn(Limit) -> Limit;
+    let setters: [Setter; 5] = [
+        |limit| limit.name("tokens"),
+        |limit| limit.key(header("x-tenant")),
+        |limit| limit.cost_fn(|_| 3),
+        |limit| limit.settled(),
+        |limit| limit.track_refused(10),
+    ];
+    let mut order = [0, 1, 2, 3, 4];
+    // Swaps of neighbours, until each setter was first and last.
+    for i in 0..20 {
+        order.swap(i % 4, i % 4 + 1);
+        let by_quota = Limit::new(Quota::per_hour(5));
+        let limit = order.iter().fold(by_quota, |limit, setter| setters[*setter](limit));
+        let layer = FixedWindowLayer::new(limit.store(MemoryStore::new()));
+        let tokens = layer.limits().of("tokens");
+        let ask = |cost| {
+            let handler = any(axum::Extension(TrueCost::of("tokens", cost)));
+            ask_around(&layer, handler, Request::get("/").header("x-tenant", "a")).status()
+        };
+        assert_eq!((ask(4), ask(1)), (StatusCode::OK, StatusCode::TOO_MANY_REQUESTS), "{order:?}");
+        let used = block_on(tokens.peek(Key::secret("a"))).expect("it answers").used();
+        assert_eq!((used, tokens.refused().expect("it tracks").total), (4, 1), "{order:?}");
+    }
+}
+
 #[test]
 fn a_stream_settles_each_limit_when_it_ends_however_early() {
     let (limits, _) = limits(settled());
