@@ -52,6 +52,10 @@ pub use refused::{Refused, RefusedKey, RefusedRoute};
 /// # Ok(()) }
 /// ```
 ///
+/// [`check`](Self::check) and [`peek`](Self::peek) are about one token, and with `_cost` about as
+/// many as you say. A charge that can be corrected later always names its cost:
+/// [`charge`](Self::charge) and [`reserve`](Self::reserve).
+///
 /// Clones share their counters. The methods return a [`Reply`], which must be awaited. A store in
 /// memory is charged when the method is called. A remote store is called when the reply is first
 /// polled, at the latest, so a charge that is not awaited may never be made.
