@@ -12,7 +12,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
-use benches::Server;
+use harness::Server;
 use tower_fixed_window::Quota;
 use tower_fixed_window::store::RedisStore;
 
@@ -162,15 +162,9 @@ fn cpu_of_this_process() -> f64 {
     ticks.map(|ticks| ticks.parse::<f64>().expect("a number")).sum::<f64>() / 100.0
 }
 
-fn info(server: &Server, section: &str) -> String {
-    let client = redis::Client::open(("127.0.0.1", server.port)).expect("an address");
-    let mut connection = client.get_connection().expect("it connects");
-    redis::cmd("INFO").arg(section).query(&mut connection).expect("it answers")
-}
-
 /// Calls of scripts.
 fn calls_of(server: &Server) -> f64 {
-    let info = info(server, "commandstats");
+    let info: String = server.ask(&["INFO", "commandstats"]);
     let calls = info.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls="));
     let calls = calls.and_then(|calls| calls.split(',').next());
     calls.map_or(0.0, |calls| calls.parse().expect("a number"))
@@ -178,7 +172,7 @@ fn calls_of(server: &Server) -> f64 {
 
 /// Seconds that it has spent.
 fn cpu_of(server: &Server) -> f64 {
-    let info = info(server, "cpu");
+    let info: String = server.ask(&["INFO", "cpu"]);
     let of = |name: &str| {
         info.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<f64>().ok())
     };

@@ -15,18 +15,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-#[path = "../tests/redis/slow_link.rs"]
-mod slow_link;
 #[path = "redis/together.rs"]
 mod together;
 
-use benches::Server;
+use harness::{Proxy, Server};
 use redis::aio::MultiplexedConnection;
 use redis::{Script, cmd};
 use tower_fixed_window::store::{Account, Charge, RedisStore, Scope, Store};
 use tower_fixed_window::{Key, Limit, Limiter, OnStoreFailure, Quota, Quotas};
-
-use slow_link::Far;
 
 const KEYS: u64 = 1_000;
 const MINIMAL: &str = "
@@ -115,8 +111,7 @@ async fn main() {
 
 async fn near(server: &Server, quick: bool) {
     let (rounds, span) = if quick { (1, 20) } else { (7, 500) };
-    let client =
-        redis::Client::open(format!("redis://127.0.0.1:{}/", server.port)).expect("an address");
+    let client = redis::Client::open(server.url()).expect("an address");
     let info = client.get_connection_info().clone();
     // As the store does.
     let settings = info.tcp_settings().clone().set_nodelay(true);
@@ -191,9 +186,8 @@ async fn distances(server: &Server, quick: bool) {
     println!("|---|---|---|---|---|---|---|---|---|---|---|---|---|");
     let only = std::env::var("ONLY").ok();
     for distance in [0, 1, 5, 20] {
-        let far = Far::from(server.port, Duration::from_millis(distance));
-        let port = if distance == 0 { server.port } else { far.port };
-        let url = format!("redis://127.0.0.1:{port}/");
+        let far = Proxy::to(server.port).delay(Duration::from_millis(distance));
+        let url = if distance == 0 { server.url() } else { far.url() };
         let contestants = [limiter(&url, false), limiter(&url, true)];
         for at_once in [1, 16, 256, 2_000, 10_000] {
             if only.as_ref().is_some_and(|only| *only != format!("{distance}/{at_once}")) {
@@ -298,8 +292,8 @@ fn crowd(server: &Server, quick: bool) {
 
 async fn crowd_of_one_round(args: &[String]) {
     let [who, port, at_once] = args else { panic!("who, port, how many") };
-    let far = Far::from(port.parse().expect("a port"), Duration::from_millis(1));
-    let limiter = limiter(&format!("redis://127.0.0.1:{}/", far.port), who == "one-by-one");
+    let far = Proxy::to(port.parse().expect("a port")).delay(Duration::from_millis(1));
+    let limiter = limiter(&far.url(), who == "one-by-one");
     let at_once: u64 = at_once.parse().expect("a number");
     while limiter.check(0).await.expect("memory answers").is_local() {}
     let before = memory();

@@ -99,7 +99,7 @@ fn node_cpu() -> f64 {
 
 pub(crate) async fn together(server: &Server, quick: bool) {
     let (rounds, span) = if quick { (1, 20) } else { (9, 400) };
-    let client = redis::Client::open(format!("redis://127.0.0.1:{}/", server.port));
+    let client = redis::Client::open(server.url());
     let client = client.expect("an address");
     let connection = client.get_multiplexed_async_connection().await.expect("it connects");
     let store = RedisStore::client(client).on_failure(OnStoreFailure::Deny);

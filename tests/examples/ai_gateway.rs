@@ -63,7 +63,7 @@ fn ai_gateway() {
 #[cfg(feature = "redis")]
 #[test]
 fn ai_gateways_over_redis() {
-    let Some(mut redis) = crate::redis::Server::start() else { return };
+    let Some(mut redis) = harness::Server::start() else { return };
     let gateway = || {
         let mut command = example("ai_gateway");
         Server::start_with(command.env("LIMITS", LIMITS).env("REDIS_URL", redis.url()))

@@ -15,10 +15,6 @@ mod browser;
 mod choose_limit;
 mod hostile_logs;
 mod playground;
-#[cfg(feature = "redis")]
-#[path = "../redis/server.rs"]
-#[allow(dead_code, reason = "the tests of the store need more")]
-mod redis;
 mod tutorial;
 
 fn example(name: &str) -> Command {

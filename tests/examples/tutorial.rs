@@ -66,7 +66,7 @@ fn plans_have_limits_of_their_own() {
 #[cfg(feature = "redis")]
 #[test]
 fn two_nodes_share_a_count() {
-    let Some(redis) = super::redis::Server::start() else { return };
+    let Some(redis) = harness::Server::start() else { return };
     let node = || Server::start_with(example("step6").env("REDIS_URL", redis.url()));
     let nodes = [node(), node()];
     let ask = |n: &usize| -> Answer { nodes[*n].send("GET /search") };

@@ -45,8 +45,6 @@ mod routing;
 #[cfg(unix)]
 mod saved_counts;
 mod secrets;
-#[path = "../shared.rs"]
-mod shared;
 mod shutdown;
 mod stacked_layers;
 mod stacked_random;

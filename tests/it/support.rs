@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
+use harness::{Counts, Operation, TokioClock, forward_to_memory, forward_to_remote};
 use http::{Request, Response};
 use tokio::net::TcpListener;
 use tokio::sync::{oneshot, watch};
@@ -22,8 +23,6 @@ use tower_fixed_window::{
 };
 use tracing_subscriber::filter::dynamic_filter_fn;
 use tracing_subscriber::{Layer as _, fmt, layer::SubscriberExt, util::SubscriberInitExt};
-
-use crate::shared::{Counts, Operation, TokioClock, forward_to_memory, forward_to_remote};
 
 /// 39.5 s before the top of a minute, so that rounding up shows.
 pub(crate) const NOW_MS: u64 = 1_700_000_060_500;

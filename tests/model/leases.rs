@@ -6,6 +6,7 @@ use std::thread;
 use std::time::{Duration, SystemTime};
 
 use fastrand::Rng;
+use harness::{Operation, TokioClock, forward_to_memory};
 use tokio::task::{JoinSet, yield_now};
 use tokio::time::{Instant, sleep};
 use tower_fixed_window::store::{Adjust, Charge, Remote, Reply, Scope, Store};
@@ -13,7 +14,6 @@ use tower_fixed_window::{
     Decision, Key, Limit, Limiter, MemoryStore, OnStoreFailure, Quota, Quotas,
 };
 
-use crate::shared::{Operation, TokioClock, forward_to_memory};
 use crate::simulated_server::{Node, Server, TURN, paused};
 use crate::sized;
 

@@ -22,8 +22,6 @@ mod several_limits;
 mod several_limits_at_once;
 mod several_limits_elsewhere;
 mod several_references;
-#[path = "../shared.rs"]
-mod shared;
 mod simulated_server;
 mod stored_procedure;
 mod trace;

@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use fastrand::Rng;
+use harness::TokioClock;
 use tokio::time::{advance, sleep};
 use tower_fixed_window::store::{Account, Charge, Scope, Store};
 use tower_fixed_window::{
     Decision, Key, Limit, Limiter, MemoryStore, OnStoreFailure, Quota, Quotas,
 };
 
-use crate::shared::TokioClock;
 use crate::simulated_server::{Node, Server, TURN, paused};
 use crate::{answer, sized};
 

@@ -7,11 +7,10 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use fastrand::Rng;
+use harness::{Counts, Operation, TokioClock, forward_to_memory, forward_to_remote};
 use tokio::time::sleep;
 use tower_fixed_window::store::{Remote, Reply};
 use tower_fixed_window::{Clock, StoreError};
-
-use crate::shared::{Counts, Operation, TokioClock, forward_to_memory, forward_to_remote};
 
 /// The top of an hour.
 pub(crate) const TURN: u64 = 1_700_002_800_000;

@@ -8,13 +8,13 @@ use std::process::{Child, Command};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use fastrand::Rng;
+use harness::{ALONE, Server, ask};
 use tower_fixed_window::store::RedisStore;
 use tower_fixed_window::{Decision, Limit, Limiter, ManualClock, OnStoreFailure, Quota, Quotas};
 
 use crate::agreement::{Pair, Trace};
 use crate::conformance::connect;
 use crate::random::{env, some_quotas};
-use crate::server::{ALONE, Server, ask};
 
 const STEPS: usize = 40;
 

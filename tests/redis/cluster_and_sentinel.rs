@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use harness::{ALONE, Server, ask, free_port, wait_for};
 use redis::cluster::ClusterClient;
 use redis::sentinel::{SentinelClient, SentinelClientBuilder, SentinelServerType};
 use redis::{Client, IntoConnectionInfo, TlsCertificates};
@@ -10,7 +11,6 @@ use tower_fixed_window::{OnStoreFailure, Quota};
 
 use crate::leases::{self, DURABLE};
 use crate::outage::{By, Load, limiter};
-use crate::server::{ALONE, Server, ask, free_port, wait_for};
 use crate::shared_count;
 use crate::traffic;
 

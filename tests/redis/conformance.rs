@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use harness::Server;
 use redis::AsyncConnectionConfig;
 use redis::aio::MultiplexedConnection;
 use tower_fixed_window::store::{RedisStore, Store};
 use tower_fixed_window::testing::conformance;
 
 use crate::gathered_calls::Crowd;
-use crate::server::Server;
 use crate::traffic::scripts;
 
 pub(crate) async fn connect(url: &str) -> MultiplexedConnection {

@@ -5,13 +5,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use harness::{ALONE, Proxy, Server, ask, wait_for};
 use tokio::task::JoinHandle;
 use tower_fixed_window::store::RedisStore;
 use tower_fixed_window::{Limiter, OnStoreFailure, Quota};
 
-use crate::server::{ALONE, Server, ask, wait_for};
 use crate::silent_hosts::watched;
-use crate::slow_link::Far;
 
 const DISTANCES: [u64; 4] = [0, 1, 5, 20];
 const LOADS: [usize; 4] = [1, 32, 128, 1_000];
@@ -99,7 +98,7 @@ impl Callers {
 
 /// All connections are closed once.
 async fn cut(server: &Server, distance: u64, load: usize, deadline: Duration) -> Policy {
-    let far = Far::from(server.port, Duration::from_millis(distance));
+    let far = Proxy::to(server.port).delay(Duration::from_millis(distance));
     let callers = Callers::start(&limiter(store(far.port).deadline(deadline)), load).await;
     let failed = Instant::now();
     let cut: u64 = server.ask(&["CLIENT", "KILL", "TYPE", "normal"]);
@@ -192,7 +191,7 @@ async fn table() {
     }
     for distance in DISTANCES {
         for load in [1, 32, 128] {
-            let far = Far::from(server.port, Duration::from_millis(distance));
+            let far = Proxy::to(server.port).delay(Duration::from_millis(distance));
             let callers = Callers::start(&limiter(store(far.port)), load).await;
             let failed = Instant::now();
             server.freeze();
@@ -204,7 +203,7 @@ async fn table() {
     }
     for distance in DISTANCES {
         for load in [1, 32, 128] {
-            let far = Far::from(server.port, Duration::from_millis(distance));
+            let far = Proxy::to(server.port).delay(Duration::from_millis(distance));
             let callers = Callers::start(&limiter(store(far.port)), load).await;
             let failed = Instant::now();
             server.kill();

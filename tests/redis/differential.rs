@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
 use fastrand::Rng;
+use harness::Server;
 use redis::aio::MultiplexedConnection;
 use redis::cmd;
 use tower_fixed_window::store::{Account, Adjust, Charge, RedisStore, Scope, Store};
@@ -16,7 +17,6 @@ use crate::agreement::{Pair, Trace};
 use crate::conformance::connect;
 use crate::gathered_calls::Crowd;
 use crate::random::{env, length, start, step_clock, tokens, with_limits};
-use crate::server::Server;
 
 const STEPS: usize = 50;
 

@@ -3,12 +3,12 @@
 
 use std::time::{Duration, Instant};
 
+use harness::{ALONE, Server, ask, wait_for};
 use redis::cluster::ClusterClient;
 use tower_fixed_window::store::RedisStore;
 
 use crate::cluster_and_sentinel::urls;
 use crate::outage::{By, Load, limiter};
-use crate::server::{ALONE, Server, ask, wait_for};
 use crate::silent_hosts::{SECOND, Watched, cluster_with_replica, watched};
 
 /// What is frozen of a master, its replica and three Sentinels.

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use fastrand::Rng;
 use futures_util::future::join4;
+use harness::{ALONE, Server};
 use tower_fixed_window::store::{Account, Adjust, Charge, RedisStore, Reply, Scope, Store};
 use tower_fixed_window::{
     Decision, Key, ManualClock, MemoryStore, OnStoreFailure, Quota, Quotas, StoreError,
@@ -17,7 +18,6 @@ use tower_fixed_window::{
 use crate::conformance::connect;
 use crate::differential::{around, quota_around};
 use crate::random::{env, length, start, step_clock, tokens, with_limits};
-use crate::server::{ALONE, Server};
 use crate::traffic::scripts;
 
 /// A store none of whose charges travels alone: somebody else's is asked before it, and leaves at once.

@@ -6,14 +6,13 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use harness::{Proxy, Server, free_port, wait_for};
 use redis::aio::{ConnectionLike, MultiplexedConnection};
 use redis::sentinel::{SentinelClient, SentinelServerType};
 use redis::{AsyncConnectionConfig, Cmd, ErrorKind, Pipeline, RedisFuture, ServerErrorKind, Value};
 use tower_fixed_window::store::RedisStore;
 use tower_fixed_window::{Decision, Limiter, Quota};
 
-use crate::proxy::Proxy;
-use crate::server::{Server, free_port, wait_for};
 use crate::tls::Certificate;
 
 fn node(store: RedisStore) -> Limiter {

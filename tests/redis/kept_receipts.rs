@@ -1,9 +1,9 @@
 //! Receipts that are settled in another process: here, over another connection.
 
+use harness::Server;
 use tower_fixed_window::{KeptReceipt, Limiter, ManualClock, OnStoreFailure, Quota, RedisStore};
 
 use crate::conformance::connect;
-use crate::server::Server;
 
 const TURN: u64 = 1_700_000_040_000;
 

@@ -6,14 +6,11 @@ use std::task::Poll;
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use harness::{ALONE, Proxy, Server};
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::{sleep, timeout};
 use tower_fixed_window::store::RedisStore;
 use tower_fixed_window::{Limiter, OnStoreFailure, Quota};
-
-use crate::proxy::Proxy;
-use crate::server::{ALONE, Server};
-use crate::slow_link::Far;
 
 fn limiter(store: RedisStore) -> Limiter {
     Quota::per_day(1_000_000).from_first_request().name("distance").store(store)
@@ -55,7 +52,7 @@ fn begin(runtime: &Runtime, future: &mut Pin<Box<impl Future>>) {
 async fn thousands_of_concurrent_calls_take_one_round_trip_at_any_latency() {
     let _alone = ALONE.lock().await;
     let Some(server) = Server::start() else { return };
-    let far = Far::from(server.port, Duration::from_millis(400));
+    let far = Proxy::to(server.port).delay(Duration::from_millis(400));
     let limiter = limiter(store(far.port).deadline(Duration::from_secs(4)));
     while is_local(&limiter, 0).await {}
     let local = at_once(&limiter, 0..2_000).await;
@@ -67,13 +64,13 @@ async fn thousands_of_concurrent_calls_take_one_round_trip_at_any_latency() {
 async fn nodes_share_a_count_when_latency_grows() {
     let _alone = ALONE.lock().await;
     let Some(server) = Server::start() else { return };
-    let far = Far::from(server.port, Duration::ZERO);
+    let far = Proxy::to(server.port);
     let limiter = limiter(store(far.port).deadline(Duration::from_millis(1_500)));
     while is_local(&limiter, 0).await {}
     for _ in 0..20 {
         at_once(&limiter, 0..100).await;
     }
-    far.becomes(|| Duration::from_millis(100));
+    far.set_delay(|| Duration::from_millis(100));
     for _ in 0..3 {
         let local = at_once(&limiter, 0..500).await;
         assert_eq!(local.iter().filter(|&&local| local).count(), 0);

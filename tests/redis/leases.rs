@@ -9,9 +9,9 @@ use std::thread::sleep;
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use fastrand::Rng;
+use harness::{ALONE, Server};
 use tower_fixed_window::{Limiter, OnStoreFailure, Quota};
 
-use crate::server::{ALONE, Server};
 use crate::shared_count;
 
 const LIMITS: [u64; 4] = [50, 300, 2_000, 20_000];

@@ -4,12 +4,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use harness::Server;
 use tower_fixed_window::store::{RedisStore, Store};
 use tower_fixed_window::{OnStoreFailure, Quota, Quotas};
 
 use crate::conformance::connect;
 use crate::gathered_calls::Crowd;
-use crate::server::Server;
 use crate::stored_keys::next_window;
 
 const KEY: &str = "tfw1:{lost:tann}";

@@ -4,13 +4,11 @@ use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use harness::{ALONE, Proxy, Server, ask, free_port, wait_for};
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_fixed_window::key::global;
 use tower_fixed_window::store::RedisStore;
 use tower_fixed_window::{FixedWindowLayer, Limiter, OnStoreFailure, Quota};
-
-use crate::proxy::Proxy;
-use crate::server::{ALONE, Server, ask, free_port, wait_for};
 
 const DEADLINE: Duration = Duration::from_millis(250);
 /// What a noisy machine may add to it.

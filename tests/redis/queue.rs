@@ -6,14 +6,12 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use axum::body::Body;
+use harness::{Proxy, Server};
 use http::{Request, Response};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_fixed_window::key::global;
 use tower_fixed_window::store::RedisStore;
 use tower_fixed_window::{FixedWindowLayer, Limit, Limits, Quota};
-
-use crate::proxy::Proxy;
-use crate::server::Server;
 
 const LIMIT: usize = 1_000;
 

@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use harness::{ALONE, Server};
 use redis::cluster::ClusterClient;
 use tower_fixed_window::Limiter;
 use tower_fixed_window::store::RedisStore;
 
 use crate::cluster_and_sentinel::{cluster_with, urls};
 use crate::outage::limiter;
-use crate::server::{ALONE, Server};
 use crate::silent_hosts::{keys_on, name_of};
 
 /// Moves the slot of a key.

@@ -3,10 +3,9 @@
 
 use std::time::Duration;
 
+use harness::{Server, wait_for};
 use tower_fixed_window::store::RedisStore;
 use tower_fixed_window::{Limiter, Limits, Line, OnStoreFailure, Quota, Quotas};
-
-use crate::server::{Server, wait_for};
 
 /// What the guide says that a user needs.
 fn documented() -> Vec<&'static str> {

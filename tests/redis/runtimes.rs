@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::task::Poll;
 use std::time::Duration;
 
+use harness::{ALONE, Proxy, Server, wait_for};
 use tokio::runtime::{Builder, Runtime};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_fixed_window::key::global;
@@ -13,9 +14,6 @@ use tower_fixed_window::store::RedisStore;
 use tower_fixed_window::{
     CostMeter, EmptyBody, FixedWindowLayer, Key, Limiter, OnStoreFailure, Quota, TrueCost,
 };
-
-use crate::proxy::Proxy;
-use crate::server::{ALONE, Server, wait_for};
 
 fn runtime() -> Runtime {
     Builder::new_current_thread().enable_all().build().expect("a runtime")

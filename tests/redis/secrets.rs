@@ -1,5 +1,6 @@
 //! S26: whoever can read the server finds no secret in it.
 
+use harness::Server;
 use http::header::{AUTHORIZATION, COOKIE};
 use http::{Request, Response};
 use tower::{Layer, ServiceExt, service_fn};
@@ -8,7 +9,6 @@ use tower_fixed_window::store::RedisStore;
 use tower_fixed_window::{EmptyBody, FixedWindowLayer, Key, KeyExtractor, Quota};
 
 use crate::conformance::connect;
-use crate::server::Server;
 
 const SECRET: &str = "hunter2";
 

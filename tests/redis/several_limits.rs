@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use fastrand::Rng;
 use futures_util::future::join_all;
+use harness::Server;
 use redis::cluster::ClusterClient;
 use tower_fixed_window::store::{
     Account, Adjust, Charge, OnStoreFailure, RedisStore, Scope, State, Store,
@@ -19,7 +20,6 @@ use crate::cluster_and_sentinel::{cluster, urls};
 use crate::conformance::connect;
 use crate::gathered_calls::Crowd;
 use crate::random::{env, length, some_quotas, start, step_clock, tokens};
-use crate::server::Server;
 use crate::traffic::scripts;
 
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -513,7 +513,7 @@ async fn limits_on_a_cluster_are_charged_in_order() {
 async fn a_group_that_crosses_slots_is_charged_in_order() {
     let Some(server) = Server::with(&["--save", "", "--cluster-enabled", "yes"]) else { return };
     server.ask::<()>(&["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]);
-    crate::server::wait_for("the cluster", || {
+    harness::wait_for("the cluster", || {
         server.ask::<String>(&["CLUSTER", "INFO"]).contains("cluster_state:ok")
     });
     let limits = gateway(store(&server));

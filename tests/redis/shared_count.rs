@@ -7,11 +7,10 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use fastrand::Rng;
+use harness::{ALONE, Server, ask};
 use redis::cluster::ClusterClient;
 use tower_fixed_window::store::RedisStore;
 use tower_fixed_window::{OnStoreFailure, Quota};
-
-use crate::server::{ALONE, Server, ask};
 
 const PROCESSES: usize = 3;
 /// At once, in each process, with a connection for each unless told otherwise.

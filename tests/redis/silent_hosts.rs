@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use harness::{ALONE, Server, ask, wait_for};
 use redis::cluster::ClusterClient;
 use redis::sentinel::{SentinelClient, SentinelServerType};
 use tower_fixed_window::store::RedisStore;
@@ -11,7 +12,6 @@ use tower_fixed_window::{Limiter, OnStoreFailure, Quota};
 
 use crate::cluster_and_sentinel::{cluster_with, urls};
 use crate::outage::{By, Load, limiter};
-use crate::server::{ALONE, Server, ask, wait_for};
 
 /// And what a noisy machine may add to a second.
 pub(crate) const SECOND: Duration = Duration::from_millis(1_250);

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use axum::Router;
 use axum::body::Body;
 use axum::routing::any;
+use harness::{Server, wait_for};
 use http::Request;
 use tower::{Layer, ServiceExt};
 use tower_fixed_window::key::global;
@@ -14,7 +15,6 @@ use tower_fixed_window::{
 };
 
 use crate::conformance::connect;
-use crate::server::{Server, wait_for};
 
 const TURN: u64 = 1_700_000_040_000;
 

@@ -6,14 +6,13 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use harness::{Server, free_port, wait_for};
 use redis::cluster::ClusterClient;
 use redis::sentinel::{SentinelClientBuilder, SentinelServerType};
 use redis::{Client, ConnectionAddr, TlsCertificates, TlsMode};
 use tempfile::TempDir;
 use tower_fixed_window::store::RedisStore;
 use tower_fixed_window::{Limiter, OnStoreFailure, Quota};
-
-use crate::server::{Server, free_port, wait_for};
 
 /// A certificate that nobody has signed, for this machine.
 pub(crate) struct Certificate {

@@ -4,54 +4,22 @@
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use harness::{ALONE, Proxy, Server, free_port};
 use redis::cluster::ClusterClient;
-use tokio::io::copy_bidirectional;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 use tower_fixed_window::store::RedisStore;
 use tower_fixed_window::{Limiter, Quota};
 
 use crate::cluster_and_sentinel::{cluster_with, urls};
-use crate::proxy::Proxy;
-use crate::server::{ALONE, Server, free_port};
 use crate::silent_hosts::key_on;
-use crate::slow_link::Far;
 
 const LIMIT: u64 = 100;
 const KEYS: usize = 8;
 const CLIENTS: usize = 8;
-
-/// An address behind which one server takes the place of another, as failovers of managed services
-/// do it: connections that stand are left as they are.
-struct Address {
-    port: u16,
-    target: Arc<AtomicU16>,
-}
-
-impl Address {
-    async fn of(server: &Server) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-        let port = listener.local_addr().expect("it").port();
-        let target = Arc::new(AtomicU16::new(server.port));
-        let current = Arc::clone(&target);
-        tokio::spawn(async move {
-            while let Ok((mut client, _)) = listener.accept().await {
-                let port = current.load(Ordering::SeqCst);
-                tokio::spawn(async move {
-                    let Ok(mut server) = TcpStream::connect(("127.0.0.1", port)).await else {
-                        return;
-                    };
-                    let _ = copy_bidirectional(&mut client, &mut server).await;
-                });
-            }
-        });
-        Self { port, target }
-    }
-}
 
 /// A node, ended with this value.
 struct Node(Child);
@@ -194,7 +162,7 @@ async fn slow() {
     // The day counts all requests.
     let limit = &format!("{LIMIT}/2s, 1000000000/day");
     let Some(server) = Server::start() else { return };
-    let far = Far::from(server.port, Duration::ZERO);
+    let far = Proxy::to(server.port);
     let run = Run::start(far.port, limit, "0").await;
     println!("\n{limit}, Redis is slow\n");
     println!(
@@ -218,14 +186,14 @@ async fn slow() {
         |(most, local)| assert!(most <= LIMIT && local <= CLIENTS as u64, "{most} {local}");
     pause(6).await;
     shared(report("at once"));
-    far.becomes(|| Duration::from_millis(100));
+    far.set_delay(|| Duration::from_millis(100));
     pause(10).await;
     shared(report("round trips of 200 ms"));
-    far.becomes(|| Duration::ZERO);
+    far.set_delay(|| Duration::ZERO);
     pause(4).await;
     report("at once");
     let mut last = Instant::now();
-    far.becomes(move || {
+    far.set_delay(move || {
         if last.elapsed() < Duration::from_secs(3) {
             return Duration::ZERO;
         }
@@ -235,13 +203,13 @@ async fn slow() {
     pause(12).await;
     report("spikes of 400 ms, every 3 s");
     let mut packets = 0;
-    far.becomes(move || {
+    far.set_delay(move || {
         packets += 1;
         Duration::from_millis(if packets % 100 == 0 { 200 } else { 0 })
     });
     pause(10).await;
     report("1% of packets stall for 200 ms");
-    far.becomes(|| Duration::ZERO);
+    far.set_delay(|| Duration::ZERO);
     pause(3).await;
     report("at once");
     pause(6).await;
@@ -262,7 +230,8 @@ fn counted(server: &Server) -> u64 {
 async fn unplug(limit: &str, leases: &str) {
     let Some(mut first) = Server::start() else { return };
     let Some(second) = Server::start() else { return };
-    let address = Address::of(&first).await;
+    // Behind it, one server takes the place of another, as failovers of managed services do it.
+    let address = Proxy::to(first.port);
     let run = Run::start(address.port, limit, leases).await;
 
     println!("\n{limit}, leases of up to {leases}, refusals are remembered\n");
@@ -309,7 +278,7 @@ async fn unplug(limit: &str, leases: &str) {
     second.ask::<String>(&["REPLICAOF", "NO", "ONE"]);
     first.ask::<String>(&["REPLICAOF", "127.0.0.1", &second.port.to_string()]);
     pause(1).await;
-    address.target.store(second.port, Ordering::SeqCst);
+    address.set_target(second.port);
     pause(9).await;
     report("failed over to its replica, within 1 s");
     pause(10).await;

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use fastrand::Rng;
+use harness::{Operation, forward_to_memory};
 use proptest::prelude::*;
 use tower_fixed_window::testing::{TOGETHER_VECTORS, VECTORS, block_on, replay};
 use tower_fixed_window::{
@@ -13,7 +14,6 @@ use tower_fixed_window::{
 };
 
 use super::{MINUTE_MS, NOW_MS, folder};
-use crate::shared::{Operation, forward_to_memory};
 use crate::trace::*;
 use crate::{answer, charge};
 

@@ -1,4 +1,7 @@
-//! Servers of a test's own.
+//! Redis or Valkey, for one test: started on a free port, killed, frozen, started again.
+//!
+//! `REDIS_SERVER=valkey-server` chooses another binary. Where there is none, tests are skipped with a
+//! line about it, or fail if `REQUIRE_REDIS` is set.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -9,35 +12,38 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use tokio::sync::Mutex;
 
-/// A server process in a directory of its own. It ends with this value, also when a test panics.
-pub(crate) struct Server {
+/// A server process in a directory of its own. The process ends with this value, also when a test
+/// panics.
+pub struct Server {
     child: Option<Child>,
     dir: TempDir,
-    pub(crate) port: u16,
+    pub port: u16,
     args: Vec<String>,
     env: Vec<(&'static str, String)>,
 }
 
 impl Server {
-    /// `None`: no server is installed, and none is required.
-    pub(crate) fn start() -> Option<Self> {
+    /// A server that writes nothing to its disk. `None`: no server is installed, and none is
+    /// required.
+    pub fn start() -> Option<Self> {
         Self::with(&["--save", ""])
     }
 
     /// A server with further options, such as `["--appendonly", "yes"]`.
-    pub(crate) fn with(args: &[&str]) -> Option<Self> {
+    pub fn with(args: &[&str]) -> Option<Self> {
         Self::on(free_port(), args)
     }
 
-    pub(crate) fn on(port: u16, args: &[&str]) -> Option<Self> {
+    /// A server with options, on this port; 0 if an option names the port.
+    pub fn on(port: u16, args: &[&str]) -> Option<Self> {
         Self::on_with_env(port, args, Vec::new())
     }
 
-    /// A server whose clock is ahead by so many seconds. `None` also where there is no compiler for what
-    /// shifts it.
-    pub(crate) fn ahead(seconds: i64) -> Option<Self> {
+    /// A server whose clock is ahead by some seconds. `None` also where there is no C compiler for
+    /// the library that shifts the clock.
+    pub fn ahead(seconds: i64) -> Option<Self> {
         let library = tempfile::Builder::new().suffix(".so").tempfile().expect("a file");
-        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/redis/shifted_clock.c");
+        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/shifted_clock.c");
         let compiled = Command::new("cc")
             .args(["-shared", "-fPIC", "-O1", "-o"])
             .arg(library.path())
@@ -49,7 +55,7 @@ impl Server {
         }
         let path = library.path().display().to_string();
         let env = vec![("LD_PRELOAD", path), ("CLOCK_SHIFT", seconds.to_string())];
-        // It is loaded when the server answers.
+        // The library may go once the server has loaded it, which it has when it answers.
         Self::on_with_env(free_port(), &["--save", ""], env)
     }
 
@@ -58,9 +64,9 @@ impl Server {
             return None;
         }
         let dir = tempfile::tempdir().expect("a directory");
-        // A Sentinel writes down what it knows; a file comes before all other options.
+        // Sentinel keeps its state in this file, which comes before all other options.
         let config = dir.path().join("server.conf");
-        std::fs::write(&config, "").expect("it is written");
+        std::fs::write(&config, "").expect("a file");
         let mut all = vec![config.display().to_string()];
         all.extend(args.iter().map(|arg| (*arg).to_owned()));
         let mut server = Self { child: None, dir, port, args: all, env };
@@ -68,9 +74,9 @@ impl Server {
         Some(server)
     }
 
-    /// Starts it on the same port, in the same directory.
-    pub(crate) fn restart(&mut self) {
-        assert!(self.child.is_none(), "it runs");
+    /// Starts the server again, on the same port and in the same directory.
+    pub fn restart(&mut self) {
+        assert!(self.child.is_none(), "the server runs");
         let child = Command::new(binary())
             .envs(self.env.iter().map(|(name, value)| (name, value)))
             .args(&self.args)
@@ -87,34 +93,35 @@ impl Server {
         }
     }
 
-    pub(crate) fn kill(&mut self) {
+    /// Kills the server, which may have ended before.
+    pub fn kill(&mut self) {
         if let Some(mut child) = self.child.take() {
             let _ = child.kill();
             let _ = child.wait();
         }
     }
 
-    /// `SIGSTOP` and `SIGCONT`: a machine that hangs, and comes to.
-    pub(crate) fn freeze(&self) {
-        self.signal("-STOP");
+    /// `SIGSTOP`: the server hangs.
+    pub fn freeze(&self) {
+        signal(self.process(), "-STOP");
     }
 
-    pub(crate) fn thaw(&self) {
-        self.signal("-CONT");
+    /// `SIGCONT`: the server goes on.
+    pub fn thaw(&self) {
+        signal(self.process(), "-CONT");
     }
 
-    fn signal(&self, signal: &str) {
-        let id = self.child.as_ref().expect("it runs").id().to_string();
-        let status = Command::new("kill").args([signal, &id]).status().expect("kill runs");
-        assert!(status.success());
+    fn process(&self) -> &Child {
+        self.child.as_ref().expect("the server runs")
     }
 
-    pub(crate) fn url(&self) -> String {
+    /// The address for clients.
+    pub fn url(&self) -> String {
         format!("redis://127.0.0.1:{}/", self.port)
     }
 
-    /// Asks the server itself, past the store.
-    pub(crate) fn ask<T: redis::FromRedisValue>(&self, command: &[&str]) -> T {
+    /// Sends a command to the server, past the store.
+    pub fn ask<T: redis::FromRedisValue>(&self, command: &[&str]) -> T {
         ask(&self.url(), command).expect("the server answers")
     }
 }
@@ -125,25 +132,31 @@ impl Drop for Server {
     }
 }
 
-pub(crate) fn ask<T: redis::FromRedisValue>(url: &str, command: &[&str]) -> redis::RedisResult<T> {
+/// Sends a command to the server at an address.
+pub fn ask<T: redis::FromRedisValue>(url: &str, command: &[&str]) -> redis::RedisResult<T> {
     let client = redis::Client::open(url)?;
     let mut connection = client.get_connection_with_timeout(Duration::from_secs(2))?;
     connection.set_read_timeout(Some(Duration::from_secs(5)))?;
     redis::cmd(command[0]).arg(&command[1..]).query(&mut connection)
 }
 
-pub(crate) fn free_port() -> u16 {
-    // A cluster's second port is 10,000 above.
+/// A port that no process uses now.
+pub fn free_port() -> u16 {
+    // The bus of a cluster's node is 10,000 above its port.
     loop {
-        let port =
-            TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("it").port();
+        let port = TcpListener::bind("127.0.0.1:0")
+            .expect("a port")
+            .local_addr()
+            .expect("an address")
+            .port();
         if port < 55_000 {
             return port;
         }
     }
 }
 
-pub(crate) fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
+/// Waits until `done`, for half a minute at most.
+pub fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
     let start = Instant::now();
     while !done() {
         assert!(start.elapsed() < Duration::from_secs(30), "waited too long for {what}");
@@ -151,24 +164,32 @@ pub(crate) fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// Tests that measure time take this, and have the machine to themselves.
-pub(crate) static ALONE: Mutex<()> = Mutex::const_new(());
+/// Tests that measure time lock this, and do not run beside each other.
+pub static ALONE: Mutex<()> = Mutex::const_new(());
 
 fn ping(port: u16) -> bool {
     let Ok(mut stream) = TcpStream::connect(("127.0.0.1", port)) else { return false };
     let _ = stream.set_read_timeout(Some(Duration::from_secs(1)));
     let mut answer = [0; 5];
-    // A server with passwords answers -NOAUTH, which is an answer.
+    // A server with passwords answers -NOAUTH.
     stream.write_all(b"PING\r\n").is_ok()
         && stream.read_exact(&mut answer).is_ok()
         && (&answer == b"+PONG" || &answer == b"-NOAU")
+}
+
+/// Sends a signal to a process.
+pub fn signal(process: &Child, signal: &str) {
+    let id = process.id().to_string();
+    let status = Command::new("kill").args([signal, &id]).status().expect("kill runs");
+    assert!(status.success(), "kill {signal} works");
 }
 
 fn binary() -> String {
     std::env::var("REDIS_SERVER").unwrap_or_else(|_| "redis-server".to_owned())
 }
 
-fn installed() -> bool {
+/// Whether there is a server to start.
+pub fn installed() -> bool {
     let version = Command::new(binary()).arg("--version").stdout(Stdio::null()).status();
     if version.is_ok_and(|status| status.success()) {
         return true;
