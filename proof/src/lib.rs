@@ -3,12 +3,12 @@
 
 pub use tower_fixed_window_checker::{check, history, line, several};
 
+pub mod limiter;
 pub mod limiters;
 pub mod node;
+mod ours;
 #[cfg(feature = "peers")]
 mod peers;
-pub mod proxy;
-pub mod redis_server;
 pub mod run;
 pub mod scenarios;
 pub mod zone;

@@ -4,9 +4,9 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use tower_fixed_window_proof::history::Ask;
-use tower_fixed_window_proof::limiters::{Contestant, Store, contestants};
+use tower_fixed_window_proof::limiter::{Contestant, Store};
+use tower_fixed_window_proof::limiters::contestants;
 use tower_fixed_window_proof::node::{self, Node};
-use tower_fixed_window_proof::redis_server::Server;
 use tower_fixed_window_proof::run::{Row, row, run};
 use tower_fixed_window_proof::scenarios::{Scenario, scenarios};
 
@@ -70,11 +70,7 @@ impl Options {
 const AT_ONCE: usize = 2;
 
 async fn table(options: Options) -> ExitCode {
-    let redis = Server::is_installed();
-    if !redis {
-        assert!(std::env::var("REQUIRE_REDIS").is_err(), "there is no redis-server");
-        println!("skipped: what counts in Redis, since there is no redis-server\n");
-    }
+    let redis = harness::installed();
     let began = Instant::now();
     let contestants: Vec<_> = contestants()
         .into_iter()

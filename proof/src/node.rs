@@ -11,7 +11,8 @@ use std::time::{Duration, UNIX_EPOCH};
 use tokio::time::{sleep, timeout};
 
 use crate::history::{Answer, Ask, Line, Note, now};
-use crate::limiters::{Limiter, Setup, make};
+use crate::limiter::{Limiter, Setup};
+use crate::limiters::make;
 use crate::scenarios::{Scenario, scenarios};
 
 /// What a process needs: `node SCENARIO LIMITER URL NUMBER FROM`.

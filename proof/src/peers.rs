@@ -22,7 +22,7 @@ use tower_governor::governor::GovernorConfigBuilder;
 
 use crate::check::Windows;
 use crate::history::Answer;
-use crate::limiters::{Contestant, Later, Limiter, Setup, Store};
+use crate::limiter::{Contestant, Later, Limiter, Setup, Store};
 
 const PEER: Contestant = Contestant {
     name: "",

@@ -5,15 +5,14 @@ use std::process::{Child, Command, Stdio};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use harness::{Proxy, Server, signal, wait_for};
 use tempfile::TempDir;
 
 use crate::check::{Promise, above};
 use crate::history::{Answer, Ask, Line, collect, now};
-use crate::limiters::{Beside, Contestant, Store};
+use crate::limiter::{Beside, Contestant, Store};
 use crate::line::{idle, overtaken};
 use crate::node::{Node, PATIENCE};
-use crate::proxy::Proxy;
-use crate::redis_server::{Server, signal};
 use crate::scenarios::{Scenario, Step};
 use crate::several::{Returns, torn, unexplained};
 use crate::zone;
@@ -57,17 +56,14 @@ const STARTS_WITHIN: u64 = 300;
 /// Runs one.
 pub async fn run(scenario: &Scenario, contestant: &Contestant) -> Outcome {
     let redis = contestant.store == Store::Redis;
-    let server = redis.then(Server::start);
-    let replica = (redis && scenario.replica).then(Server::start);
+    let server = redis.then(start_server);
+    let replica = (redis && scenario.replica).then(start_server);
     if let (Some(server), Some(replica)) = (&server, &replica) {
-        replica.ask(&["REPLICAOF", "127.0.0.1", &server.port.to_string()]);
-        replica.wait_for(&["INFO", "replication"], "master_link_status:up");
+        order(replica, &["REPLICAOF", "127.0.0.1", &server.port.to_string()]);
+        wait_for("the replica", || replication(replica).contains("master_link_status:up"));
     }
     let port = server.as_ref().map_or(0, |server| server.port);
-    let proxy = match redis && scenario.proxied {
-        true => Some(Proxy::start(port).await),
-        false => None,
-    };
+    let proxy = (redis && scenario.proxied).then(|| Proxy::to(port));
     let url = format!("redis://127.0.0.1:{}/", proxy.as_ref().map_or(port, |proxy| proxy.port));
     let from = now() + STARTS_WITHIN * 1_000;
     let first = Node {
@@ -104,6 +100,22 @@ pub async fn run(scenario: &Scenario, contestant: &Contestant) -> Outcome {
     }
     let lines = tokio::task::block_in_place(|| stage.end(readers));
     Outcome { asks: collect(lines), losses: stage.losses, from, disturbed: stage.disturbed }
+}
+
+/// A server that has on disk what it has acknowledged, so that it loses nothing when it is killed.
+fn start_server() -> Server {
+    let durable = ["--save", "", "--appendonly", "yes", "--appendfsync", "always"];
+    let server = Server::with(&[&durable[..], &["--repl-diskless-sync-delay", "0"]].concat());
+    server.expect("a server is installed")
+}
+
+/// Sends a command that the server answers with `OK`.
+fn order(server: &Server, command: &[&str]) {
+    let _: String = server.ask(command);
+}
+
+fn replication(server: &Server) -> String {
+    server.ask(&["INFO", "replication"])
 }
 
 /// What the table says of an outcome.
@@ -219,50 +231,41 @@ impl Stage {
             Step::FreezeStore => self.server().freeze(),
             Step::ThawStore => self.server().thaw(),
             Step::EmptyStore => {
-                self.server().ask(&["FLUSHALL"]);
+                order(self.server(), &["FLUSHALL"]);
                 self.losses.push((before, now()));
             }
-            Step::FlushScripts => {
-                self.server().ask(&["SCRIPT", "FLUSH"]);
-            }
-            Step::CloseIdle => {
-                self.server().ask(&["CONFIG", "SET", "timeout", "1"]);
-            }
+            Step::FlushScripts => order(self.server(), &["SCRIPT", "FLUSH"]),
+            Step::CloseIdle => order(self.server(), &["CONFIG", "SET", "timeout", "1"]),
             Step::HandOver => {
                 let port = self.replica().port;
-                self.server().ask(&[
-                    "FAILOVER",
-                    "TO",
-                    "127.0.0.1",
-                    &port.to_string(),
-                    "TIMEOUT",
-                    "2000",
-                ]);
-                self.replica().wait_for(&["ROLE"], "master");
-                self.network(|weather| weather.port = port);
+                let to = ["FAILOVER", "TO", "127.0.0.1", &port.to_string(), "TIMEOUT", "2000"];
+                order(self.server(), &to);
+                let replica = self.replica();
+                wait_for("the failover", || replication(replica).contains("role:master"));
+                self.network().set_target(port);
             }
             Step::FailOver => {
                 let port = self.replica().port;
                 self.server().kill();
-                self.replica().ask(&["REPLICAOF", "NO", "ONE"]);
+                order(self.replica(), &["REPLICAOF", "NO", "ONE"]);
                 self.losses.push((before, now()));
-                self.network(|weather| weather.port = port);
+                self.network().set_target(port);
             }
-            Step::Silent(silent) => self.network(|weather| weather.silent = silent),
+            Step::Silent(silent) => self.network().set_silent(silent),
             Step::Delay(millis) => {
-                self.network(|weather| weather.delay = Duration::from_millis(millis));
+                self.network().set_delay(move || Duration::from_millis(millis));
             }
-            Step::Cut => self.network(|weather| weather.cut += 1),
+            Step::Cut => self.network().cut(),
             Step::KillNode(node) => self.nodes[node].iter_mut().for_each(|child| {
                 let _ = child.kill();
                 let _ = child.wait();
             }),
             Step::StartNode(node) => return Some(self.start_node(node)),
             Step::PauseNode(node) => {
-                self.nodes[node].iter().for_each(|child| signal("-STOP", child));
+                self.nodes[node].iter().for_each(|child| signal(child, "-STOP"));
             }
             Step::ResumeNode(node) => {
-                self.nodes[node].iter().for_each(|child| signal("-CONT", child));
+                self.nodes[node].iter().for_each(|child| signal(child, "-CONT"));
             }
         }
         let lasts = matches!(step, Step::KillStore | Step::FreezeStore | Step::Silent(true));
@@ -281,8 +284,8 @@ impl Stage {
         self.replica.as_mut().expect("the scenario has one")
     }
 
-    fn network(&self, change: impl FnOnce(&mut crate::proxy::Weather)) {
-        self.proxy.as_ref().expect("the scenario has a network").change(change);
+    fn network(&self) -> &Proxy {
+        self.proxy.as_ref().expect("the scenario has a network")
     }
 
     /// Waits for the nodes. Those that do not end by themselves stopped long ago.

@@ -1,7 +1,7 @@
 //! What is done to a limiter.
 
 use crate::check::{Promise, Windows};
-use crate::limiters::{Beside, Contestant, Setup, Store};
+use crate::limiter::{Beside, Contestant, Setup, Store};
 
 /// A few seconds of load, and what happens meanwhile.
 #[derive(Clone, Debug)]

@@ -1,0 +1,146 @@
+//! What all limiters have in common, ours and others: how they are made and asked.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::time::Duration;
+
+use tower_fixed_window::{Clock, Quota, Quotas, Receipt};
+
+use crate::check::Windows;
+use crate::history::{Answer, now};
+use crate::zone;
+
+/// An answer that comes later.
+pub type Later<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// Something that limits.
+pub trait Limiter: Send + Sync + 'static {
+    /// Asks for tokens. A receipt, where there is one, gives them back.
+    fn ask(&self, key: u32, cost: u64) -> Later<'_, (Answer, Option<Receipt>)>;
+
+    /// Asks several limits for tokens at once, each for its cost by a key.
+    fn ask_several(&self, lines: Vec<(usize, u32, u64)>) -> Later<'_, Vec<Answer>> {
+        unimplemented!("{lines:?} are asked of limiters that know several limits")
+    }
+
+    /// Gives tokens back.
+    fn refund(&self, _: Receipt) -> Later<'_, ()> {
+        Box::pin(async {})
+    }
+}
+
+/// A limiter, and how it is set up.
+#[derive(Clone, Copy, Debug)]
+pub struct Contestant {
+    /// Its crate and, for ours, what is switched on.
+    pub name: &'static str,
+    /// The version that is tested.
+    pub version: &'static str,
+    /// Where its counts are.
+    pub store: Store,
+    /// Where its windows are.
+    pub windows: Windows,
+    /// Whether each node may count by itself while the store is away.
+    pub local: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Store {
+    Memory,
+    Redis,
+}
+
+/// What a limit has beside tokens in a window.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Beside {
+    Nothing,
+    /// Another quota, with its milliseconds.
+    Quota {
+        limit: u64,
+        length: u64,
+    },
+    /// Unspent tokens are kept, up to so many.
+    Kept {
+        capacity: u64,
+    },
+    /// So many tokens of later windows may be taken; and another quota.
+    Reserved {
+        most: u64,
+        limit: u64,
+        length: u64,
+    },
+    /// A quota for each day of a zone, in which it is midnight while the scenario runs.
+    Day {
+        limit: u64,
+    },
+    /// Requests wait in line, in so many places and for so many milliseconds at most.
+    Line {
+        places: u64,
+        max_wait: u64,
+    },
+}
+
+/// How a limiter is to be made.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    pub name: String,
+    /// Of the proxy or of Redis.
+    pub url: String,
+    /// Tokens.
+    pub limit: u64,
+    /// Milliseconds; whole seconds, since some know no others.
+    pub length: u64,
+    /// What ours keeps in memory.
+    pub max_keys: usize,
+    /// Limits that are charged together; one: each by itself.
+    pub limits: usize,
+    pub beside: Beside,
+    /// Whether passes come with receipts.
+    pub receipts: bool,
+    /// From when on the limiter's clock steps, in microseconds since the epoch.
+    pub clock_steps_from: Option<u64>,
+}
+
+/// How long the clock runs between two steps, in microseconds.
+const STEPS_EVERY: u64 = 430_000;
+/// How far it is off then, in microseconds: less than a window.
+const STEPS: [i64; 6] = [0, -400_000, 300_000, -150_000, 500_000, 20_000];
+
+impl Setup {
+    /// All that a key is counted by.
+    pub fn quotas(&self) -> Quotas {
+        let quota = Quota::new(self.limit, Duration::from_millis(self.length));
+        let other = |limit, length| Quota::new(limit, Duration::from_millis(length));
+        match self.beside {
+            Beside::Nothing | Beside::Line { .. } => quota.into(),
+            Beside::Quota { limit, length } => quota.and(other(limit, length)),
+            Beside::Kept { capacity } => quota.rollover_up_to(capacity).into(),
+            Beside::Reserved { most, limit, length } => {
+                quota.reserve_up_to(most).and(other(limit, length))
+            }
+            Beside::Day { limit } => quota.and(Quota::per_day(limit).in_zone(zone::NAME)),
+        }
+    }
+
+    /// What the limiter's clock shows at an instant.
+    fn clock(&self, at: u64) -> u64 {
+        let Some(from) = self.clock_steps_from else { return at };
+        let step = at.saturating_sub(from) / STEPS_EVERY;
+        at.saturating_add_signed(STEPS[step as usize % STEPS.len()])
+    }
+
+    /// The latest that the limiter's clock has shown: a clock that steps back by less than a window opens
+    /// no other window (S4).
+    pub fn now(&self) -> u64 {
+        let now = now();
+        let Some(from) = self.clock_steps_from else { return now };
+        let ends = (from..now).step_by(STEPS_EVERY as usize).skip(1);
+        ends.map(|end| self.clock(end - 1)).fold(self.clock(now), u64::max)
+    }
+}
+
+impl Clock for Setup {
+    fn now_ms(&self) -> u64 {
+        self.clock(now()) / 1_000
+    }
+}
