@@ -3,7 +3,7 @@
 #![no_main]
 
 #[allow(dead_code, reason = "it is made for more tests than this one")]
-#[path = "../../tests/model/reference.rs"]
+#[path = "../../tests/core/reference.rs"]
 mod reference;
 
 use std::collections::HashMap;

@@ -3,9 +3,11 @@
 use std::fmt::Debug;
 use std::process::ExitCode;
 
-use tower_fixed_window_model::charges::{self, Protocol, SMALL};
-use tower_fixed_window_model::groups::{self, AND_ALONE, BOTH_WAYS, Groups, IN_ONE_STEP, IN_ORDER};
-use tower_fixed_window_model::{Looked, look};
+use tower_fixed_window_protocol::charges::{self, Protocol, SMALL};
+use tower_fixed_window_protocol::groups::{
+    self, AND_ALONE, BOTH_WAYS, Groups, IN_ONE_STEP, IN_ORDER,
+};
+use tower_fixed_window_protocol::{Looked, look};
 
 fn main() -> ExitCode {
     let smoke = std::env::args().any(|arg| arg == "--smoke");

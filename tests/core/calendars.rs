@@ -4,7 +4,7 @@
 //! offset stays the same.
 //!
 //! A sample of zones and first days, or with `FULL_SIZE=1` all of them:
-//! `FULL_SIZE=1 cargo test --release -p tests --test model calendars`.
+//! `FULL_SIZE=1 cargo test --release -p tests --test core calendars`.
 
 use std::collections::{HashMap, HashSet};
 use std::num::NonZero;

@@ -310,7 +310,7 @@ fn a_full_disk_keeps_the_file_of_before() {
 /// A file that this build must read, and find the keys in: that it hashes as the builds before did.
 #[test]
 fn a_file_of_the_first_release_is_still_read() {
-    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("model/saved/first.counts");
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("core/saved/first.counts");
     if std::env::var_os("WRITE_GOLDEN").is_some() {
         let file = CountsFile::new(&golden, Duration::MAX).max_keys(10);
         let store = file.clock(ManualClock::at_ms(NOW_MS)).open().expect("opens");

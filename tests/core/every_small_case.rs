@@ -4,7 +4,7 @@
 //! With `FULL_SIZE=1` limits to 4, capacities to 6, 4 reserved tokens and windows to 4 ms; of two
 //! quotas, limits and capacities to 2, one reserved token, windows to 3 ms, or to 2 ms with states
 //! that last two of them:
-//! `FULL_SIZE=1 cargo test --release -p tests --test model every_small_case -- --nocapture`.
+//! `FULL_SIZE=1 cargo test --release -p tests --test core every_small_case -- --nocapture`.
 
 use std::ptr;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};

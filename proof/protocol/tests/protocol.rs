@@ -1,8 +1,8 @@
 //! The smallest protocol keeps its promises, and each fault breaks one.
 
-use tower_fixed_window_model::charges::{self, Protocol, SMALL};
-use tower_fixed_window_model::groups::{self, AND_ALONE, Groups, IN_ONE_STEP, IN_ORDER};
-use tower_fixed_window_model::{Looked, look};
+use tower_fixed_window_protocol::charges::{self, Protocol, SMALL};
+use tower_fixed_window_protocol::groups::{self, AND_ALONE, Groups, IN_ONE_STEP, IN_ORDER};
+use tower_fixed_window_protocol::{Looked, look};
 
 #[track_caller]
 fn assert_holds(model: impl std::fmt::Debug, looked: Looked) {

@@ -644,7 +644,7 @@ fn leases_never_exceed_the_limit_and_refuse_early_only_within_the_bound() {
 }
 
 /// The tables of BENCHMARKS.md:
-/// `cargo test --release -p tests --test model leases::print_tables -- --ignored --nocapture`
+/// `cargo test --release -p tests --test core leases::print_tables -- --ignored --nocapture`
 #[test]
 #[ignore = "it prints tables"]
 fn print_tables() {
