@@ -1,12 +1,15 @@
 //! `cargo run --example admin`
 //!
-//! Routes for support, behind authentication: who is limited, the usage of a key, unblock it, give
-//! it more until tonight, set other quotas or shadow mode, for good or until an instant; for limits
-//! by address, by user and by API key. docs/support.md goes from the question to the answer.
+//! Routes for support, behind authentication: who is limited and who soon will be, the usage of a
+//! key, unblock it, give it more until tonight, set other quotas or shadow mode, for good or until
+//! an instant; for limits by address, by user and by API key. docs/support.md goes from the
+//! question to the answer.
+//!
+//! With the feature `redis` and the variable `REDIS_URL`, several nodes share their counts.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::extract::{Path, Query, Request, State};
@@ -19,7 +22,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tower_fixed_window::key::{extension, header, peer_ip};
 use tower_fixed_window::{
-    FixedWindowLayer, Key, KeyExtractor, Limiter, ParseQuotaError, Quota, Quotas,
+    FixedWindowLayer, Key, KeyExtractor, Limit, Limiter, ParseQuotaError, Quota, Quotas,
 };
 
 /// A limit that support can change. Plans for good are in a database: `database_plans`.
@@ -27,13 +30,50 @@ struct Managed {
     limiter: Limiter,
     /// Reads what the limit counts by, as support writes it.
     key: fn(&str) -> Option<Key>,
+    /// Who has used 80% of the limit lately, the last one first.
+    near: Arc<Mutex<VecDeque<Value>>>,
 }
 
 impl Managed {
-    fn new(name: &str, usual: Quota, by: impl KeyExtractor, key: fn(&str) -> Option<Key>) -> Self {
-        // With a RedisStore, `.revalidate_refusals()` makes a reset here effective on other nodes.
-        Self { limiter: Limiter::new(usual.name(name).key(by).track_refused(1_000)), key }
+    fn new(
+        count: impl Fn(Limit) -> Limiter,
+        usual: (&str, Quota),
+        by: impl KeyExtractor,
+        key: fn(&str) -> Option<Key>,
+    ) -> Self {
+        let (name, quota) = usual;
+        let near = Arc::<Mutex<VecDeque<_>>>::default();
+        let warned = Arc::clone(&near);
+        // Really: an e-mail to the customer, sent by another task.
+        let limit = quota.name(name).key(by).track_refused(1_000).warn_at(80, move |near| {
+            let line = json!({
+                "key": near.key.readable().to_string(),
+                "quota": near.quota.to_string(),
+                "used": near.usage.used(),
+                "reset": seconds(near.usage.reset_at()),
+            });
+            let mut warned = warned.lock().unwrap();
+            warned.truncate(99);
+            warned.push_front(line);
+        });
+        Self { limiter: count(limit), key, near }
     }
+}
+
+/// Returns where limits count: in memory, or in a Redis that other nodes share.
+fn store() -> Result<impl Fn(Limit) -> Limiter, Box<dyn std::error::Error>> {
+    #[cfg(feature = "redis")]
+    let redis = match std::env::var("REDIS_URL") {
+        // A reset on one node is effective on the others within a second.
+        Ok(url) => Some(tower_fixed_window::RedisStore::new(url)?.revalidate_refusals()),
+        Err(_) => None,
+    };
+    #[cfg(not(feature = "redis"))]
+    let redis = None::<tower_fixed_window::MemoryStore>;
+    Ok(move |limit: Limit| match &redis {
+        Some(store) => limit.store(store.clone()),
+        None => Limiter::new(limit),
+    })
 }
 
 type Limits = Arc<HashMap<&'static str, Managed>>;
@@ -82,6 +122,12 @@ async fn refused(State(limits): State<Limits>, Path(name): Path<String>) -> Resu
         })
     });
     Ok(Json(keys.collect()))
+}
+
+/// Who will be limited soon? Those who have used 80% of the limit, in a charge of this process.
+async fn near(State(limits): State<Limits>, Path(name): Path<String>) -> Result<Json<Value>> {
+    let near = find(&limits, &name)?.near.lock().unwrap();
+    Ok(Json(near.iter().cloned().collect()))
 }
 
 /// Why? How much of each quota a key has used.
@@ -190,11 +236,14 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let limit = std::env::var("LIMIT").map_or(Ok(60), |limit| limit.parse())?;
     let addr = std::env::var("ADDR").unwrap_or_else(|_| "127.0.0.1:3000".into());
 
-    let quota = Quota::per_minute(limit);
-    let login =
-        Managed::new("login", quota, peer_ip(), |text| Some(text.parse::<IpAddr>().ok()?.into()));
-    let upload = Managed::new("upload", quota, header("x-api-key"), |text| Some(Key::secret(text)));
-    let api = Managed::new("api", quota, extension::<User>(), |text| {
+    let (quota, store) = (Quota::per_minute(limit), store()?);
+    let login = Managed::new(&store, ("login", quota), peer_ip(), |text| {
+        Some(text.parse::<IpAddr>().ok()?.into())
+    });
+    let upload = Managed::new(&store, ("upload", quota), header("x-api-key"), |text| {
+        Some(Key::secret(text))
+    });
+    let api = Managed::new(&store, ("api", quota), extension::<User>(), |text| {
         Some(text.parse::<u64>().ok()?.into())
     });
     let app = Router::new()
@@ -211,6 +260,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let admin = Router::new()
         .route("/{limit}", put(set_quotas))
         .route("/{limit}/refused", get(refused))
+        .route("/{limit}/near", get(near))
         .route("/{limit}/shadow/{on}", put(set_shadow))
         .route("/{limit}/key/{key}", get(usage).delete(reset).put(set_key_quotas))
         .with_state(Limits::new(limits))
@@ -222,6 +272,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let support = format!("curl -H 'authorization: Bearer support' http://{addr}/admin");
     println!("try: curl -i http://{addr}/api -H 'authorization: Bearer ann'");
     println!("     {support}/api/refused  # who is limited?");
+    println!("     {support}/api/near  # who will be soon?");
     println!("     {support}/api/key/1  # ann's usage");
     println!("     {support}/api/key/1 -X DELETE  # unblock ann");
     let tonight = seconds(SystemTime::now()) + 8 * 3_600;

@@ -32,7 +32,7 @@ mod window;
 pub use clock::{Clock, ManualClock, SystemClock};
 pub use decision::{Decision, RateLimited, Usage};
 pub use key::{Key, KeyExtractor, MissingKey};
-pub use limit::Limit;
+pub use limit::{Limit, NearLimit};
 #[cfg(feature = "serde")]
 #[cfg_attr(docsrs, doc(cfg(feature = "serde")))]
 pub use limiter::KeptReceipt;

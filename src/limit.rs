@@ -5,9 +5,15 @@ use std::sync::Arc;
 
 use http::request::Parts;
 
+use crate::decision::Decision;
 use crate::key::{Key, KeyExtractor, key_fn, peer_ip};
 use crate::quota::{Plan, Quota, Quotas};
 use crate::store::Scope;
+
+mod near;
+
+pub use near::NearLimit;
+use near::Warning;
 
 /// Returns the plan of a request, or `None` for the limit's own quotas.
 pub(crate) type PlanFn = Arc<dyn Fn(&Parts, &Key) -> Option<Plan> + Send + Sync>;
@@ -45,6 +51,8 @@ pub struct Limit {
     pub(crate) settled: bool,
     /// Settings by which refusals are counted; `None`: they are not.
     pub(crate) tracked: Option<Arc<Tracked>>,
+    /// Shares of the limit that are reported when a key reaches them.
+    pub(crate) warnings: Vec<Warning>,
 }
 
 /// Settings by which refusals are counted.
@@ -74,6 +82,7 @@ impl Limit {
             shadow: false,
             settled: false,
             tracked: None,
+            warnings: Vec::new(),
         }
     }
 
@@ -258,6 +267,50 @@ impl Limit {
         self
     }
 
+    /// Calls a closure when a key has used a share of the limit, in percent: to write to a customer
+    /// before they are limited. Several shares can be given.
+    ///
+    /// ```
+    /// use std::sync::mpsc;
+    /// use tower_fixed_window::{Key, Limiter, Quota};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), tower_fixed_window::StoreError> {
+    /// let (mails, outbox) = mpsc::channel();
+    /// let api = Quota::per_day(10).name("api").warn_at(80, move |near| {
+    ///     let left = near.usage.remaining();
+    ///     let _ = mails.send((near.key.clone(), format!("{left} of {} left", near.quota)));
+    /// });
+    /// let api = Limiter::new(api);
+    /// for _ in 0..20 {
+    ///     let _ = api.check("acme").await?;
+    /// }
+    /// assert_eq!(outbox.recv().unwrap(), (Key::from("acme"), "2 of 10/day left".to_owned()));
+    /// assert!(outbox.try_recv().is_err());
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// The charge that reaches the share calls the closure: once for each key, quota and window, on
+    /// any number of nodes, since the store decides one charge after the other. Each charge of a
+    /// limit that warns is decided by the store itself: such a limit takes no
+    /// leases. If tokens are refunded and taken again, the share is
+    /// reached again. While a store fails, each process warns by its own counts. A window that
+    /// begins above the share, with tokens reserved or settled before, and a lowered limit, do not
+    /// warn: `docs/support.md`.
+    ///
+    /// The closure must not block, since a request waits for it. The charge stands even if the
+    /// closure panics.
+    ///
+    /// # Panics
+    /// If the share is not 1 to 100 percent.
+    #[track_caller]
+    pub fn warn_at<F>(mut self, percent: u8, warn: F) -> Self
+    where
+        F: Fn(&NearLimit<'_>) + Send + Sync + 'static,
+    {
+        self.warnings.push(Warning::new(percent, warn));
+        self
+    }
+
     /// Counts which keys are refused, for [`Limiter::refused`](crate::Limiter::refused): about
     /// `keys` of them, those with the most refusals. In shadow mode, these are the keys that would
     /// be refused.
@@ -340,6 +393,17 @@ impl Limit {
     {
         let tracked = Tracked { most: keys, route: Some(Arc::new(route)) };
         Self { tracked: Some(Arc::new(tracked)), ..self }
+    }
+
+    pub(crate) fn warns(&self) -> bool {
+        !self.warnings.is_empty()
+    }
+
+    /// Warns of the shares that the last `taken` tokens of a decision have reached.
+    pub(crate) fn warn(&self, key: &Key, quotas: &Quotas, decision: &Decision, taken: u64) {
+        for warning in &self.warnings {
+            warning.look(&self.scope, key, quotas, decision, taken);
+        }
     }
 }
 

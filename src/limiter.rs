@@ -269,7 +269,11 @@ impl Limiter {
             Some(0) => Reply::now(()),
             Some(more) => {
                 account.scope().observe().settled(more);
-                self.store.adjust(Adjust::take(account, more, decision))
+                let taken = self.store.adjust(Adjust::take(account, more, decision));
+                match self.live.limit().warns() && !decision.is_local() {
+                    true => self.warn_after(taken, account, more),
+                    false => taken,
+                }
             }
             None => {
                 account.scope().observe().refunded(taken - actual);

@@ -13,7 +13,7 @@ mod meters;
 mod meters;
 mod scope;
 
-pub(crate) use count::{Change, Outcome};
+pub(crate) use count::{Change, Meanwhile, Outcome};
 #[cfg(feature = "saved")]
 pub(crate) use log::{
     counts_broken, counts_loaded, counts_not_saved, counts_saved, counts_saved_again,

@@ -168,6 +168,14 @@ pub trait Store: Send + Sync + 'static {
         0
     }
 
+    /// Returns the name of the server that holds this key's counters, for the log while the store
+    /// fails: host and port, never a credential. By default, `None`. A store whose parts fail
+    /// independently ([`fault_domain`](Self::fault_domain)) names the server of the key's part.
+    fn server(&self, scope: &Scope, key: &Key) -> Option<Arc<str>> {
+        let _ = (scope, key);
+        None
+    }
+
     /// Returns the time within which each reply of a store elsewhere ends: also the time for
     /// several limits that it charges one after the other. By default, `None`: the store is in this
     /// process and answers immediately. A [`Remote`] returns its deadline.
@@ -216,6 +224,10 @@ macro_rules! forward_store {
 
             fn fault_domain(&$this, scope: &Scope, key: &Key) -> u64 {
                 $store.fault_domain(scope, key)
+            }
+
+            fn server(&$this, scope: &Scope, key: &Key) -> Option<std::sync::Arc<str>> {
+                $store.server(scope, key)
             }
 
             fn answers_within(&$this) -> Option<Duration> {

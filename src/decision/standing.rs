@@ -74,6 +74,13 @@ impl Usage {
         (self.limit as i64).saturating_sub(self.used).max(0) as u64
     }
 
+    /// Returns whether the last `taken` tokens have reached this share of the limit, in percent.
+    pub(crate) fn has_reached(&self, percent: u8, taken: u64) -> bool {
+        let share = (u128::from(self.limit) * u128::from(percent)).div_ceil(100) as i64;
+        let before = self.used.saturating_sub_unsigned(taken);
+        before < share && share <= self.used
+    }
+
     /// Returns when the window ends.
     pub fn reset_at(&self) -> SystemTime {
         system_time(self.end())

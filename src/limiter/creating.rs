@@ -24,7 +24,7 @@ impl Limiter {
         if limit.cost.is_some() || limit.settled {
             limit.scope.observe().has_costs();
         }
-        let (is_plan, live) = (limit.plan.is_some(), Live::new(limit));
+        let (is_plan, warns, live) = (limit.plan.is_some(), limit.warns(), Live::new(limit));
         Self {
             scope: live.limit().scope.clone(),
             quotas: live.limit().quotas,
@@ -32,7 +32,8 @@ impl Limiter {
             store,
             live: Arc::new(live),
             refundable: false,
-            unleased: false,
+            // A decision of a lease does not tell which of its tokens reaches a share.
+            unleased: warns,
             refuser: OnceLock::new(),
         }
     }

@@ -72,9 +72,9 @@ impl Live {
         if self.is_watched() { WATCHED } else { 0 }
     }
 
-    /// Returns whether refusals are tracked by key.
+    /// Returns whether refusals are tracked by key, or shares of the limit are reported.
     pub(crate) fn is_watched(&self) -> bool {
-        self.tracker.is_some()
+        self.tracker.is_some() || self.limit.warns()
     }
 
     /// Returns the counts of refusals by key, if the limit tracks these.
@@ -118,6 +118,8 @@ impl Live {
             generation: self.generation(),
             quotas: quotas.unwrap_or(self.limit.quotas),
             plan: match keys {
+                // A request that has a plan takes the longer path, on which the limit warns.
+                None if self.limit.warns() => plan.or_else(|| Some(Arc::new(|_, _| None))),
                 None => plan,
                 Some(keys) => Some(Arc::new(move |parts, key| match keys.get(key) {
                     Some((quotas, _)) => Some((*quotas).into()),

@@ -1,4 +1,5 @@
-//! Decisions that are watched: refusals that are counted by key.
+//! Decisions that are watched: refusals that are counted by key, and charges that reach a share of
+//! the limit.
 
 use std::borrow::Cow;
 
@@ -7,10 +8,10 @@ use super::refused::Tracker;
 use crate::decision::Decision;
 use crate::key::Key;
 use crate::quota::Quotas;
-use crate::store::{Charge, Reply};
+use crate::store::{Account, Charge, Reply};
 
 impl Limiter {
-    /// Counts a decision, if it is a refusal and these are counted.
+    /// Counts a refusal, if these are counted, and warns of the share that a charge has reached.
     #[inline(always)]
     pub(crate) fn watch<'a>(
         &self,
@@ -25,7 +26,46 @@ impl Limiter {
         {
             let route = route(tracker);
             tracker.note(weight, key, quotas, decision, route.as_deref());
+        } else if decision.allowed() {
+            self.warn(key, quotas, decision);
         }
+    }
+
+    /// Warns of the share that a charge has reached.
+    #[cold]
+    pub(crate) fn warn(&self, key: &Key, quotas: &Quotas, decision: &Decision) {
+        self.live().limit().warn(key, quotas, decision, decision.granted());
+    }
+
+    /// Warns of the share that tokens beyond a charge have reached. A peek shows where they have
+    /// led.
+    pub(super) fn warn_after(
+        &self,
+        taken: Reply<()>,
+        account: Account<'_>,
+        more: u64,
+    ) -> Reply<()> {
+        let (this, account) = (self.clone(), account.to_owned());
+        let look = move || {
+            let peek = this.send(Charge::new(account.as_account(), 0).peeking());
+            peek.map(move |decision| {
+                let account = account.as_account();
+                this.live().limit().warn(account.key(), account.quotas(), &decision, more);
+            })
+        };
+        // The correction is made, even if the store does not answer the peek.
+        match taken.into_now() {
+            Ok(Ok(())) => look().detach(),
+            Ok(Err(error)) => return Reply::failed(error),
+            Err(later) => {
+                return Reply::later(async move {
+                    later.await?;
+                    let _ = look().await;
+                    Ok(())
+                });
+            }
+        }
+        Reply::now(())
     }
 
     /// Charges, and looks at the decision.

@@ -59,7 +59,7 @@ impl Limits {
     }
 }
 
-/// Counts the decision of one limit, if it is a refusal and the limit tracks these.
+/// Looks at the decision of one limit, if the limit watches these.
 fn watch(limit: &Limiter, charge: &Charge<'_>, decision: &Decision) {
     if !limit.live().is_watched() {
         return;

@@ -162,7 +162,7 @@ impl<J> LimitedRequest<J> {
         self.refund_on_drop = self.current.shared.options.refund_dropped;
         self.report_charged(parts);
         if self.rare.is_some() {
-            self.charge_shadows(parts);
+            self.follow_charge(parts);
         }
         Next::Call
     }
@@ -207,7 +207,7 @@ impl<J> LimitedRequest<J> {
         if let Reason::RateLimited(decision) = reason {
             self.report(parts, decision);
             if self.rare.is_some() || self.current.shared.limiter.live().is_watched() {
-                self.watch_refusal(parts, decision);
+                self.watch_decision(parts, decision);
             }
         } else if let Some(outcome) = reason.consequences().outcome {
             match self.lines() {
@@ -337,9 +337,14 @@ impl<J> LimitedRequest<J> {
 /// plan is unlimited.
 #[inline(never)]
 fn choose_quotas(plan: &PlanFn, parts: &Parts, key: &Key, rare: &mut Option<Box<Rare>>) -> bool {
-    let Some(plan) = plan(parts, key) else { return true };
-    let Some(&quotas) = plan.quotas() else { return false };
-    rare.get_or_insert_default().quotas = Some(quotas);
+    let quotas = match plan(parts, key) {
+        None => None,
+        Some(plan) => match plan.quotas() {
+            None => return false,
+            Some(&quotas) => Some(quotas),
+        },
+    };
+    rare.get_or_insert_default().quotas = quotas;
     true
 }
 

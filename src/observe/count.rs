@@ -30,15 +30,45 @@ pub(super) const OUTCOMES: [&str; Outcome::FailedClosed as usize + 1] = [
 #[cfg_attr(not(feature = "tokio"), allow(dead_code))]
 pub(super) enum Event {
     StoreFailure,
-    WithoutStore,
+    /// Requests answered without the store, by the policy for that.
+    CountedLocally,
+    Allowed,
+    Denied,
     Overflow,
     RememberedRefusal,
     LeaseTaken,
     LeaseSpent,
     LeaseReturned,
+    Warned,
     TokensCharged,
     TokensRefunded,
     TokensSettled,
+}
+
+/// How requests are answered while the store fails.
+#[derive(Clone, Copy)]
+pub(crate) enum Meanwhile {
+    Local,
+    Allow,
+    Deny,
+}
+
+impl Meanwhile {
+    pub(super) fn event(self) -> Event {
+        match self {
+            Self::Local => Event::CountedLocally,
+            Self::Allow => Event::Allowed,
+            Self::Deny => Event::Denied,
+        }
+    }
+
+    pub(super) fn text(self) -> &'static str {
+        match self {
+            Self::Local => "requests are counted in this process",
+            Self::Allow => "requests pass uncounted",
+            Self::Deny => "requests are refused with 503",
+        }
+    }
 }
 
 /// A kind of change of a limit at run time.
@@ -68,14 +98,13 @@ pub(super) enum Timed {
     Wait,
 }
 
-/// Names and help texts.
+/// Names and help texts. Events of one name differ by [`policy`].
 #[cfg(feature = "metrics")]
 pub(super) const EVENTS: [(&str, &str); Event::TokensSettled as usize + 1] = [
     ("tower_fixed_window_store_failures_total", "Calls to the store that failed or timed out"),
-    (
-        "tower_fixed_window_without_store_total",
-        "Requests answered without the store, because it failed",
-    ),
+    WITHOUT_STORE,
+    WITHOUT_STORE,
+    WITHOUT_STORE,
     ("tower_fixed_window_overflow_total", "Charges in memory without an entry of their own"),
     (
         "tower_fixed_window_remembered_refusals_total",
@@ -91,6 +120,10 @@ pub(super) const EVENTS: [(&str, &str); Event::TokensSettled as usize + 1] = [
     ),
     ("tower_fixed_window_lease_tokens_returned_total", "Leased tokens returned unspent"),
     (
+        "tower_fixed_window_warnings_total",
+        "Times that a key has used the share of a limit at which the limit warns",
+    ),
+    (
         "tower_fixed_window_tokens_charged_total",
         "Tokens charged to requests that passed, where they have costs",
     ),
@@ -100,3 +133,16 @@ pub(super) const EVENTS: [(&str, &str); Event::TokensSettled as usize + 1] = [
         "Tokens taken beyond the charge, since a true cost was higher",
     ),
 ];
+
+#[cfg(feature = "metrics")]
+const WITHOUT_STORE: (&str, &str) = (
+    "tower_fixed_window_without_store_total",
+    "Requests answered without the store, because it failed",
+);
+
+/// Returns the policy by which requests are answered without the store, as a label.
+#[cfg(feature = "metrics")]
+pub(super) fn policy(event: usize) -> Option<&'static str> {
+    let policies = ["local", "allow", "deny"];
+    policies.get(event.checked_sub(Event::CountedLocally as usize)?).copied()
+}

@@ -93,9 +93,21 @@ pub(super) fn change_ended(scope: &str, of: Change) {
 }
 
 /// `meanwhile` says what happens to requests.
-pub(super) fn store_fails(scope: &str, meanwhile: &'static str, error: &impl Display) {
+pub(super) fn store_fails(
+    scope: &str,
+    meanwhile: &'static str,
+    server: Option<&str>,
+    error: &impl Display,
+) {
+    const WHAT: &str = "the store fails";
+
     let error = format_args!("{error}");
-    log!(warn, "the store fails", scope = scope, meanwhile = meanwhile, error = error);
+    match server {
+        Some(server) => {
+            log!(warn, WHAT, scope = scope, meanwhile = meanwhile, server = server, error = error);
+        }
+        None => log!(warn, WHAT, scope = scope, meanwhile = meanwhile, error = error),
+    }
 }
 
 pub(super) fn store_is_back(scope: &str, requests: u64, after: Duration) {

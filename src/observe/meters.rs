@@ -16,7 +16,7 @@ use std::{
 use metrics::counter;
 use metrics::{Counter, Histogram, Key, Label, Level, Metadata, Recorder, Unit, gauge};
 
-use super::count::{Change, EVENTS, Event, OUTCOMES, Outcome, Timed};
+use super::count::{Change, EVENTS, Event, OUTCOMES, Outcome, Timed, policy};
 
 static METADATA: Metadata<'_> =
     Metadata::new("tower_fixed_window", Level::INFO, Some("tower_fixed_window"));
@@ -62,8 +62,11 @@ impl Keys {
     fn new(scope: &str) -> Self {
         let scope = || Label::new("scope", scope.to_owned());
         let counter = |i: usize| {
-            let outcome = OUTCOMES.get(i).map(|name| Label::new("outcome", *name));
-            let labels: Vec<_> = iter::once(scope()).chain(outcome).collect();
+            let other = match i.checked_sub(OUTCOMES.len()) {
+                None => Some(Label::new("outcome", OUTCOMES[i])),
+                Some(event) => policy(event).map(|policy| Label::new("policy", policy)),
+            };
+            let labels: Vec<_> = iter::once(scope()).chain(other).collect();
             Key::from_parts(name_and_help(i).0, labels)
         };
         Self {

@@ -3,7 +3,7 @@
 use std::fmt::Display;
 use std::time::Duration;
 
-use super::count::{Change, Event, Outcome, Timed};
+use super::count::{Change, Event, Meanwhile, Outcome, Timed};
 use super::log;
 use super::meters::{Meters, Timing};
 
@@ -92,9 +92,14 @@ impl Observed<'_> {
         log::change_ended(self.name, of);
     }
 
-    /// The store begins to fail.
-    pub(crate) fn store_fails(self, meanwhile: &'static str, error: &impl Display) {
-        log::store_fails(self.name, meanwhile, error);
+    /// The store begins to fail. `server` is its name, if that is known.
+    pub(crate) fn store_fails(
+        self,
+        meanwhile: Meanwhile,
+        server: Option<&str>,
+        error: &impl Display,
+    ) {
+        log::store_fails(self.name, meanwhile.text(), server, error);
     }
 
     /// The store answers again: the number of requests answered without it, and the time that it
@@ -108,7 +113,7 @@ impl Observed<'_> {
         Timing::start()
     }
 
-    /// Records the duration of a call that was answered or failed.
+    /// Records the duration of a call that was sent, whether it was answered or failed.
     pub(crate) fn store_was_called(self, timing: Timing) {
         self.meters.time(self.name, Timed::Store, timing.took());
     }
@@ -123,13 +128,19 @@ impl Observed<'_> {
         self.meters.time(self.name, Timed::Wait, time);
     }
 
+    /// A call to the store has failed.
     pub(crate) fn store_failed(self) {
         self.meters.count(self.name, Event::StoreFailure, 1);
     }
 
     /// A request was answered without the store.
-    pub(crate) fn without_store(self) {
-        self.meters.count(self.name, Event::WithoutStore, 1);
+    pub(crate) fn without_store(self, meanwhile: Meanwhile) {
+        self.meters.count(self.name, meanwhile.event(), 1);
+    }
+
+    /// A key has used a share of the limit at which the limit warns.
+    pub(crate) fn warned(self) {
+        self.meters.count(self.name, Event::Warned, 1);
     }
 
     /// A charge found no entry of its own in memory.

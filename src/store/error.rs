@@ -94,6 +94,11 @@ impl StoreError {
         self.fault == Fault::Unsent
     }
 
+    /// Returns whether a call was sent and failed, or was not answered in time.
+    pub(crate) fn is_failed_call(&self) -> bool {
+        matches!(self.fault, Fault::Store | Fault::Key)
+    }
+
     pub(crate) fn is_of_key(&self) -> bool {
         self.fault == Fault::Key
     }

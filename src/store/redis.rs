@@ -33,10 +33,10 @@ use calls::Calls;
 use connect::cluster;
 #[cfg(feature = "redis-sentinel")]
 use connect::sentinel;
-use connect::settings::{open, with_keepalive};
+use connect::settings::{open, server_name, with_keepalive};
 #[cfg(feature = "redis-tls")]
 use connect::tls;
-use link::Origin;
+use link::{Origin, Servers};
 use script::Commands;
 
 /// Counters in Redis (from 7.0) or Valkey, shared by all nodes that use the same server.
@@ -148,8 +148,10 @@ impl RedisStore {
     /// # let _ = store; } Ok(()) }
     /// ```
     pub fn client(client: Client) -> Self {
+        let servers = Servers::default();
+        servers.set_only(server_name(&client));
         let client = with_keepalive(&client);
-        Self::from_origin(Origin::connecting(move || {
+        let origin = Origin::connecting(move || {
             let client = client.clone();
             async move {
                 let client = client?;
@@ -159,7 +161,8 @@ impl RedisStore {
                 }
                 open(&client).await
             }
-        }))
+        });
+        Self::from_origin(origin.with_servers(Arc::new(servers)))
     }
 
     /// Creates a store that connects with a closure, for set-ups without a constructor here. The
@@ -205,12 +208,14 @@ impl RedisStore {
     /// ```
     #[cfg(feature = "redis-cluster")]
     pub fn cluster(client: redis::cluster::ClusterClient) -> Self {
+        let servers = Arc::<Servers>::default();
+        let of = Arc::clone(&servers);
         let connect = move |asks| {
             #[cfg(feature = "redis-tls")]
             tls::install_provider();
-            cluster::connect(client.clone(), asks)
+            cluster::connect(client.clone(), asks, Arc::clone(&of))
         };
-        Self::from_origin(Origin::sharded(connect)).one_by_one()
+        Self::from_origin(Origin::sharded(connect).with_servers(servers)).one_by_one()
     }
 
     /// Creates a store for the master that Sentinels name. The store asks all Sentinels
@@ -249,13 +254,15 @@ impl RedisStore {
                 )
             })?;
         }
-        let client = Arc::new(client);
-        Ok(Self::from_origin(Origin::connecting(move || {
+        let (client, servers) = (Arc::new(client), Arc::<Servers>::default());
+        let of = Arc::clone(&servers);
+        let origin = Origin::connecting(move || {
             #[cfg(feature = "redis-tls")]
             tls::install_provider();
             let clients = sentinels.iter().map(|sentinel| client(sentinel.clone())).collect();
-            sentinel::connect(clients)
-        })))
+            sentinel::connect(clients, Arc::clone(&of))
+        });
+        Ok(Self::from_origin(origin.with_servers(servers)))
     }
 
     fn from_origin(source: Origin) -> Self {

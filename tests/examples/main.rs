@@ -408,6 +408,10 @@ fn admin() {
         refused.contains(r#""key":"u1""#) && refused.contains(r#""quota":"3/day""#),
         "{refused}"
     );
+    // Ann had used three of three, four, then one of four.
+    let near = admin("GET /admin/api/near").body;
+    assert!(near.contains(r#""key":"u1""#) && near.contains(r#""used":3"#), "{near}");
+    assert_eq!(server.send("GET /admin/api/near").status, 401);
     // For one key, until an instant: the year 2106, and 1970.
     let (later, before) = (u32::MAX, 1);
     assert_eq!(put(&format!("/admin/api/key/1?until={later}"), "1_000 per day").body, "1000/day\n");

@@ -164,7 +164,7 @@ fn the_dashboard_has_a_panel_for_each_question_with_the_queries_of_the_page() {
         })
         .collect();
     assert_eq!(shown, questions());
-    assert_eq!(shown.len(), 12);
+    assert_eq!(shown.len(), 13);
 }
 
 #[test]

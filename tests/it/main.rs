@@ -55,3 +55,4 @@ mod temporary_changes;
 mod token_metrics;
 mod types;
 mod uploads;
+mod warnings;

@@ -132,7 +132,7 @@ async fn metrics_count_allowed_refused_failed_and_overflowed_requests() {
             (r#"store_failures_total{scope="login"}"#, 5),
             (r#"store_seconds_count{scope="login"}"#, 5 + 5 + 1),
             (r#"tracked_keys{store="flood"}"#, flooded.len() as u64),
-            (r#"without_store_total{scope="login"}"#, 7),
+            (r#"without_store_total{scope="login",policy="local"}"#, 7),
         ])
     );
 }
@@ -244,11 +244,11 @@ async fn requests_that_wait_are_counted_with_how_long_they_did() {
 async fn a_store_failure_is_an_outcome_without_a_fallback() {
     use OnStoreFailure::{Allow, Deny, Local};
     for failure in [Mood::FailsNow, Mood::FailsLater] {
-        for (policy, shadow, outcome, status) in [
-            (Local, false, "passed", 200),
-            (Allow, false, "failed_open", 200),
-            (Deny, false, "failed_closed", 503),
-            (Deny, true, "failed_open", 200),
+        for (policy, label, shadow, outcome, status) in [
+            (Local, "local", false, "passed", 200),
+            (Allow, "allow", false, "failed_open", 200),
+            (Deny, "deny", false, "failed_closed", 503),
+            (Deny, "deny", true, "failed_open", 200),
         ] {
             let (recorder, handle) = recorder();
             let _guard = metrics::set_default_local_recorder(recorder);
@@ -264,7 +264,7 @@ async fn a_store_failure_is_an_outcome_without_a_fallback() {
                 (format!(r#"decisions_total{{scope="api",outcome="{outcome}"}}"#), 1),
                 (r#"store_failures_total{scope="api"}"#.to_owned(), 1),
                 (r#"store_seconds_count{scope="api"}"#.to_owned(), 1),
-                (r#"without_store_total{scope="api"}"#.to_owned(), 1),
+                (format!(r#"without_store_total{{scope="api",policy="{label}"}}"#), 1),
             ];
             assert_eq!(counts(&handle), series, "{failure:?}, {policy:?}");
         }
@@ -311,8 +311,12 @@ fn counters_of_rare_events_start_at_zero() {
     assert_eq!(scraped(&handle).len(), 0, "a scope that nobody asks is not told of");
     assert_eq!(block_on(ask(&service)), 200);
     let all = scraped(&handle);
-    for rare in ["store_failures_total", "without_store_total", "overflow_total"] {
+    for rare in ["store_failures_total", "overflow_total", "warnings_total"] {
         assert_eq!(all.get(&format!(r#"{rare}{{scope="api"}}"#)), Some(&0.0), "{rare}");
+    }
+    for policy in ["local", "allow", "deny"] {
+        let rare = format!(r#"without_store_total{{scope="api",policy="{policy}"}}"#);
+        assert_eq!(all.get(&rare), Some(&0.0), "{policy}");
     }
     let outcomes = all.keys().filter(|name| name.starts_with("decisions_total"));
     assert_eq!(outcomes.count(), 8);

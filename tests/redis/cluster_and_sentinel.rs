@@ -126,13 +126,13 @@ async fn the_store_recovers_from_a_killed_cluster_node() {
 }
 
 /// A master, its replica, and a Sentinel that watches them.
-struct Watched {
-    master: Server,
+pub(crate) struct Watched {
+    pub(crate) master: Server,
     replica: Server,
-    sentinel: Server,
+    pub(crate) sentinel: Server,
 }
 
-fn watched() -> Option<Watched> {
+pub(crate) fn watched() -> Option<Watched> {
     let master = Server::start()?;
     let replica = Server::with(&["--replicaof", "127.0.0.1", &master.port.to_string()])?;
     wait_for("the replica", || {
@@ -152,7 +152,7 @@ fn watched() -> Option<Watched> {
 }
 
 impl Watched {
-    fn store(&self) -> RedisStore {
+    pub(crate) fn store(&self) -> RedisStore {
         let client =
             |url| SentinelClient::build(vec![url], "mymaster", None, SentinelServerType::Master);
         RedisStore::sentinel([self.sentinel.url()], client).expect("addresses")

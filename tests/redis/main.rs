@@ -17,6 +17,7 @@ mod kept_receipts;
 mod latency;
 mod leases;
 mod lost_expiries;
+mod observed_outages;
 mod outage;
 mod queue;
 mod random;

@@ -61,6 +61,7 @@ pub(crate) fn table() -> String {
         ManualClock,
         MemoryStore,
         MissingKey,
+        NearLimit<'static>,
         OnStoreFailure,
         OwnedAdjust,
         OwnedCharge,

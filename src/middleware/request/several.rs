@@ -118,9 +118,10 @@ impl<J> LimitedRequest<J> {
                     Ok(decision) => {
                         let (key, quotas) = (account.key(), account.quotas());
                         observe_decision(scope, quotas, &decision, true);
+                        // First, since a hook of the app's may panic.
+                        shadow.decided(&charged, decision.clone());
                         let route = |_: &_| route.map(Into::into);
                         charged.limiter.watch(key, quotas, &decision, route);
-                        shadow.decided(&charged, decision);
                     }
                     Err(_) => scope.observe().answered(Outcome::FailedOpen),
                 }

@@ -1,4 +1,5 @@
-//! Counts refusals by key and by route, for limits that track them.
+//! Counts refusals by key and by route, for limits that track them, and warns of shares of a limit
+//! that a request has reached.
 
 use http::request::Parts;
 
@@ -15,19 +16,29 @@ impl<J> LimitedRequest<J> {
     #[inline(never)]
     pub(super) fn report_shadow(&self, parts: &Parts, decision: &Decision) {
         self.report(parts, decision);
-        self.watch_refusal(parts, decision);
+        self.watch_decision(parts, decision);
     }
 
-    /// Counts a refusal by its key and route, for limits that track refusals.
+    /// Charges limits in shadow mode, and looks at the charge.
+    #[cold]
     #[inline(never)]
-    pub(super) fn watch_refusal(&self, parts: &Parts, decision: &Decision) {
-        match self.lines() {
-            None => note(&self.current.shared.limiter, &self.key, self.quotas(), decision, parts),
-            Some(lines) => self.watch_refusals(lines, parts, decision),
+    pub(super) fn follow_charge(&self, parts: &Parts) {
+        self.charge_shadows(parts);
+        if let Some(decision) = &self.charged {
+            self.watch_decision(parts, decision);
         }
     }
 
-    fn watch_refusals(&self, lines: &Lines, parts: &Parts, decision: &Decision) {
+    /// Counts a refusal by its key and route, or warns of a share, for limits that do so.
+    #[inline(never)]
+    pub(super) fn watch_decision(&self, parts: &Parts, decision: &Decision) {
+        match self.lines() {
+            None => note(&self.current.shared.limiter, &self.key, self.quotas(), decision, parts),
+            Some(lines) => self.watch_decisions(lines, parts, decision),
+        }
+    }
+
+    fn watch_decisions(&self, lines: &Lines, parts: &Parts, decision: &Decision) {
         for line in &lines.lines {
             let limiter = self.limiter_of(line.limit);
             if limiter.live().is_watched()

@@ -175,4 +175,8 @@ impl Store for Calls {
     fn fault_domain(&self, scope: &Scope, key: &Key) -> u64 {
         self.runtimes.fault_domain(|| self.commands.key(scope, key))
     }
+
+    fn server(&self, scope: &Scope, key: &Key) -> Option<Arc<str>> {
+        self.runtimes.server_of(self.fault_domain(scope, key))
+    }
 }

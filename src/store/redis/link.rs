@@ -23,6 +23,7 @@ use crate::store::remote::Breaker;
 mod check;
 mod handle;
 mod renewal;
+mod servers;
 mod shards;
 mod upkeep;
 
@@ -32,6 +33,7 @@ pub(super) use handle::Connected;
 use handle::{Handle, needs_replacement};
 pub(super) use handle::{Origin, is_from_replica};
 use renewal::renew;
+pub(super) use servers::Servers;
 use shards::Health;
 #[cfg(feature = "redis-cluster")]
 pub(super) use shards::{Ranges, Shards, Slots};

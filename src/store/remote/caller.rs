@@ -171,7 +171,7 @@ impl Caller {
         count: impl FnOnce(&MemoryStore) -> Option<Reply<Decision>>,
     ) -> Reply<Decision> {
         for charge in charges.iter().filter(|charge| !charge.is_peek()) {
-            charge.account().scope().observe().without_store();
+            charge.account().scope().observe().without_store(self.outage.meanwhile);
             self.outage.count_answer_without();
         }
         let counted = match self.policy.on_failure {
@@ -225,12 +225,17 @@ impl Caller {
             let _under_way = UnderWay::new();
             with_deadline(deadline.filter(|_| !ends_itself), ask(&*self.store)).await
         };
-        scope.observe().store_was_called(timing);
+        if !answer.as_ref().is_err_and(StoreError::is_unsent) {
+            scope.observe().store_was_called(timing);
+        }
+        if answer.as_ref().is_err_and(StoreError::is_failed_call) {
+            scope.observe().store_failed();
+        }
         if !ends_itself {
             self.node.breaker.report_answer(domain, None, &answer);
         }
         drop(in_flight);
-        self.outage.note_answer(scope, &answer);
+        self.outage.note_answer(scope, domain, &answer, || self.store.server(scope, key));
         answer
     }
 

@@ -1,12 +1,12 @@
 //! Logs when a store begins to fail and when it is back, not each request.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::super::error::{OnStoreFailure, StoreError};
 use super::super::scope::Scope;
-use crate::observe;
+use crate::observe::{self, Meanwhile};
 use crate::timer::Instant;
 
 /// The store is back when it has answered for this time without a failure.
@@ -19,15 +19,16 @@ const UNREADABLE: &str = "a key of the rate limiter holds what is none of its co
 
 /// The current outage of a store, if there is one.
 pub(super) struct Outage {
-    on_failure: OnStoreFailure,
+    /// How requests are answered meanwhile.
+    pub(super) meanwhile: Meanwhile,
     is_on: AtomicBool,
     state: Mutex<Option<Failing>>,
 }
 
 struct Failing {
     since: Instant,
-    /// The causes that were logged.
-    causes: Vec<String>,
+    /// The causes that were logged, each with the part of the store that has failed.
+    causes: Vec<(u64, String)>,
     /// Since when the store has answered without a failure.
     well_since: Option<Instant>,
     /// Requests that were answered without the store.
@@ -36,24 +37,38 @@ struct Failing {
 
 impl Outage {
     pub(super) fn new(on_failure: OnStoreFailure) -> Self {
-        Self { on_failure, is_on: AtomicBool::new(false), state: Mutex::default() }
+        let meanwhile = match on_failure {
+            OnStoreFailure::Local => Meanwhile::Local,
+            OnStoreFailure::Allow => Meanwhile::Allow,
+            OnStoreFailure::Deny => Meanwhile::Deny,
+        };
+        Self { meanwhile, is_on: AtomicBool::new(false), state: Mutex::default() }
     }
 
-    pub(super) fn note_answer<T>(&self, scope: &Scope, answer: &Result<T, StoreError>) {
+    /// Notes an answer of a part of the store. `server` returns its name.
+    pub(super) fn note_answer<T>(
+        &self,
+        scope: &Scope,
+        domain: u64,
+        answer: &Result<T, StoreError>,
+        server: impl FnOnce() -> Option<Arc<str>>,
+    ) {
         match answer {
-            Err(error) if error.is_of_key() => {
-                scope.observe().store_failed();
-                observe::mistake(&UNREADABLE);
-            }
-            Err(error) if !error.is_apart() => self.note_failure(scope, error),
+            Err(error) if error.is_of_key() => observe::mistake(&UNREADABLE),
+            Err(error) if !error.is_apart() => self.note_failure(scope, domain, error, server),
             _ if self.is_on.load(Ordering::Relaxed) => self.note_success(scope),
             _ => {}
         }
     }
 
-    fn note_failure(&self, scope: &Scope, error: &StoreError) {
-        scope.observe().store_failed();
-        let cause = error.to_string();
+    fn note_failure(
+        &self,
+        scope: &Scope,
+        domain: u64,
+        error: &StoreError,
+        server: impl FnOnce() -> Option<Arc<str>>,
+    ) {
+        let cause = (domain, error.to_string());
         let mut state = self.lock();
         match &mut *state {
             Some(failing) => {
@@ -71,12 +86,7 @@ impl Outage {
             }
         }
         drop(state);
-        let meanwhile = match self.on_failure {
-            OnStoreFailure::Local => "requests are counted in this process",
-            OnStoreFailure::Allow => "requests pass uncounted",
-            OnStoreFailure::Deny => "requests are refused with 503",
-        };
-        scope.observe().store_fails(meanwhile, error);
+        scope.observe().store_fails(self.meanwhile, server().as_deref(), error);
     }
 
     fn note_success(&self, scope: &Scope) {

@@ -28,7 +28,7 @@ impl Runtimes {
 
     /// Returns the connection and the calls of the current runtime. The first call connects.
     pub(crate) fn current_gather(self: &Arc<Self>) -> Result<Arc<Gather>, StoreError> {
-        let outside = |_| StoreError::new("Redis is called outside of a tokio runtime");
+        let outside = |_| StoreError::new("Redis is called outside of a tokio runtime").unsent();
         let runtime = Handle::try_current().map_err(outside)?;
         let (mut gathers, id) = (self.gathers(), runtime.id());
         if let Some(gather) = gathers.get(&id) {
@@ -65,6 +65,11 @@ impl Runtimes {
         let here = Handle::try_current().ok().and_then(|runtime| gathers.get(&runtime.id()));
         let gather = here.or_else(|| gathers.values().next());
         gather.map_or(0, |gather| gather.link.for_key(key().as_bytes()).fault_domain())
+    }
+
+    /// Returns the name of a shard's server, if it is known.
+    pub(crate) fn server_of(&self, domain: u64) -> Option<Arc<str>> {
+        self.source.servers.of(domain)
     }
 
     fn gathers(&self) -> MutexGuard<'_, HashMap<Id, Arc<Gather>>> {

@@ -41,6 +41,21 @@ async fn read_refusal(client: &Client) -> Option<RedisError> {
     redis::parse_redis_value(&said[..read]).and_then(|value| value.extract_error()).err()
 }
 
+/// Returns the name of a client's server, for the log: without user and password.
+pub(crate) fn server_name(client: &Client) -> Option<String> {
+    match client.get_connection_info().addr() {
+        ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
+            Some(host_and_port(host, *port))
+        }
+        ConnectionAddr::Unix(path) => Some(path.display().to_string()),
+        _ => None,
+    }
+}
+
+pub(crate) fn host_and_port(host: &str, port: u16) -> String {
+    if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
+}
+
 /// Returns the library's settings, without timeouts: the store and the link have deadlines.
 fn config() -> AsyncConnectionConfig {
     AsyncConnectionConfig::new()

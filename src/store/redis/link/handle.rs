@@ -11,6 +11,7 @@ use redis::aio::ConnectionLike;
 use redis::{Cmd, ErrorKind, RedisError, RedisResult, ServerErrorKind};
 use tokio::time::Instant;
 
+use super::servers::Servers;
 use super::shards::{Answering, Shards};
 use crate::store::redis::script::{MANY, ONE, rights};
 use crate::store::remote::Breaker;
@@ -26,6 +27,7 @@ pub(crate) struct Origin {
     pub(crate) given: Option<Box<dyn Handle>>,
     pub(crate) connect: Option<Connect>,
     pub(crate) sharded: bool,
+    pub(crate) servers: Arc<Servers>,
     /// The breaker, which hears of failed calls and of shards that nothing can be sent to.
     pub(crate) breaker: Arc<Breaker>,
     since: Instant,
@@ -38,8 +40,13 @@ pub(crate) struct Origin {
 impl Origin {
     fn new(given: Option<Box<dyn Handle>>, connect: Option<Connect>, sharded: bool) -> Self {
         let (breaker, since, answered_at) = (Arc::default(), Instant::now(), AtomicU64::new(0));
-        let permitted = AtomicBool::new(false);
-        Self { given, connect, sharded, breaker, since, answered_at, permitted }
+        let (permitted, servers) = (AtomicBool::new(false), Arc::default());
+        Self { given, connect, sharded, servers, breaker, since, answered_at, permitted }
+    }
+
+    /// Sets what notes the names of servers.
+    pub(crate) fn with_servers(self, servers: Arc<Servers>) -> Self {
+        Self { servers, ..self }
     }
 
     pub(crate) fn given(connection: impl Handle) -> Self {

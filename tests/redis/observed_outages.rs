@@ -1,0 +1,442 @@
+//! What an operator reads while Redis is stopped, frozen, slow, partly down, cut off, or refuses: the
+//! metrics of docs/observing.md, the log, and the alerts that fire on these metrics.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::io;
+use std::process::Command;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use harness::{ALONE, Proxy, Server, free_port};
+use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
+use redis::cluster::ClusterClient;
+use tokio::time::sleep;
+use tower_fixed_window::store::RedisStore;
+use tower_fixed_window::{Limiter, OnStoreFailure, Quota};
+use tracing::subscriber::DefaultGuard;
+
+use crate::cluster_and_sentinel::{cluster_with, urls, watched};
+
+/// Requests that are in flight at a time, of one node.
+const TASKS: u64 = 8;
+const CALM: Duration = Duration::from_secs(1);
+const OUTAGE: Duration = Duration::from_secs(2);
+
+type Series = BTreeMap<String, f64>;
+
+/// What this thread's metrics and log say.
+struct Operator {
+    handle: PrometheusHandle,
+    log: Log,
+    _recorder: metrics::LocalRecorderGuard<'static>,
+    _subscriber: DefaultGuard,
+}
+
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl io::Write for Log {
+    fn write(&mut self, text: &[u8]) -> io::Result<usize> {
+        self.0.lock().expect("no panic").write(text)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Operator {
+    fn start() -> Self {
+        // Those of docs/observing.md.
+        let buckets = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25];
+        let recorder = PrometheusBuilder::new()
+            .set_buckets_for_metric(Matcher::Suffix("store_seconds".into()), &buckets)
+            .expect("buckets")
+            .build_recorder();
+        let (handle, log) = (recorder.handle(), Log::default());
+        let of = log.clone();
+        let subscriber = tracing_subscriber::fmt()
+            .with_ansi(false)
+            .with_writer(move || of.clone())
+            .with_max_level(tracing::Level::WARN)
+            .finish();
+        Self {
+            handle,
+            log,
+            _recorder: metrics::set_default_local_recorder(Box::leak(Box::new(recorder))),
+            _subscriber: tracing::subscriber::set_default(subscriber),
+        }
+    }
+
+    fn series(&self) -> Series {
+        let text = self.handle.render();
+        let series = text.lines().filter(|line| !line.starts_with('#') && !line.is_empty());
+        let pairs = series.map(|line| line.rsplit_once(' ').expect("a name and a value"));
+        pairs.map(|(name, value)| (name.to_owned(), value.parse().expect("a number"))).collect()
+    }
+
+    /// The lines of the log that report the beginning of a failure.
+    fn failures(&self) -> Vec<String> {
+        let text = self.log.0.lock().expect("no panic").clone();
+        let text = String::from_utf8(text).expect("text");
+        let fails = text.lines().filter(|line| line.contains("the store fails"));
+        fails.map(str::to_owned).collect()
+    }
+}
+
+/// By how much each series has risen.
+#[derive(Clone, Default)]
+struct Rise(Series);
+
+impl Rise {
+    fn between(before: &Series, after: &Series) -> Self {
+        let rise = |(name, value): (&String, &f64)| {
+            (name.clone(), value - before.get(name).copied().unwrap_or_default())
+        };
+        Self(after.iter().map(rise).collect())
+    }
+
+    fn of(&self, metric: &str) -> u64 {
+        let named = |name: &str| name.split('{').next() == Some(metric);
+        let of = self.0.iter().filter(|(name, _)| named(name));
+        of.map(|(_, value)| *value).sum::<f64>() as u64
+    }
+
+    fn decisions(&self) -> u64 {
+        self.of("tower_fixed_window_decisions_total")
+    }
+
+    /// Calls that were sent.
+    fn calls(&self) -> u64 {
+        self.of("tower_fixed_window_store_seconds_count")
+    }
+
+    fn failures(&self) -> u64 {
+        self.of("tower_fixed_window_store_failures_total")
+    }
+
+    fn without_store(&self) -> u64 {
+        self.of("tower_fixed_window_without_store_total")
+    }
+
+    fn connections(&self) -> u64 {
+        self.of("tower_fixed_window_store_connections_total")
+    }
+
+    /// Calls within so many seconds.
+    fn within(&self, seconds: &str) -> u64 {
+        let (start, le) = ("tower_fixed_window_store_seconds_bucket", format!("le=\"{seconds}\""));
+        let of = self.0.iter().filter(|(name, _)| name.starts_with(start) && name.contains(&le));
+        of.map(|(_, value)| *value).sum::<f64>() as u64
+    }
+}
+
+/// What was measured: in a second of calm, in the first second of an outage, and in a later one.
+struct Measured {
+    calm: Rise,
+    onset: Rise,
+    later: Rise,
+}
+
+/// Sends requests to a limiter, all in this thread, and lets an outage begin among them.
+async fn measure(
+    operator: &Operator,
+    limiter: &Limiter,
+    keys: &[u64],
+    begin: impl FnOnce(),
+) -> Measured {
+    let tasks: Vec<_> = (0..TASKS)
+        .map(|_| {
+            let (limiter, keys) = (limiter.clone(), keys.to_vec());
+            tokio::spawn(async move {
+                for key in keys.iter().cycle() {
+                    // Without a fallback, an error is the answer.
+                    let _ = limiter.check(*key).await;
+                    sleep(Duration::from_millis(5)).await;
+                }
+            })
+        })
+        .collect();
+    sleep(Duration::from_millis(500)).await;
+    let first = operator.series();
+    sleep(CALM).await;
+    let calm = operator.series();
+    begin();
+    sleep(CALM).await;
+    let onset = operator.series();
+    sleep(OUTAGE).await;
+    let later = operator.series();
+    tasks.iter().for_each(tokio::task::JoinHandle::abort);
+    Measured {
+        calm: Rise::between(&first, &calm),
+        onset: Rise::between(&calm, &onset),
+        later: Rise::between(&onset, &later),
+    }
+}
+
+impl Measured {
+    fn show(&self, what: &str) {
+        for (when, rise) in [("calm", &self.calm), ("onset", &self.onset), ("later", &self.later)] {
+            println!(
+                "{what}, {when}: {} decisions, {} without the store, {} calls, {} within 0.1 s, \
+                 {} failed, {} connections",
+                rise.decisions(),
+                rise.without_store(),
+                rise.calls(),
+                rise.within("0.1"),
+                rise.failures(),
+                rise.connections()
+            );
+        }
+    }
+
+    fn is_calm_at_first(&self) {
+        let calm = &self.calm;
+        assert!(calm.decisions() > 100 && calm.calls() > 100, "{} decisions", calm.decisions());
+        assert_eq!((calm.without_store(), calm.failures()), (0, 0));
+    }
+
+    /// Runs the alert rules on ten minutes of calm and 25 of this outage. `firing`: what fires three
+    /// minutes after its start, and 22 minutes after.
+    fn alerts(&self, what: &str, firing: [&[&str]; 2]) {
+        let rules = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/operations/alerts.yml");
+        if Command::new("promtool").arg("--version").output().is_err() {
+            return eprintln!("skipped: there is no promtool (Debian: apt-get install prometheus)");
+        }
+        let mut test = format!("rule_files: ['{rules}']\nevaluation_interval: 1m\ntests:\n");
+        let _ = write!(test, "  - name: {what}\n    interval: 1m\n    input_series:\n");
+        for name in self.later.0.keys().filter(|name| !name.contains("quantile")) {
+            let of = |rise: &Rise| rise.0.get(name).copied().unwrap_or_default();
+            let (calm, onset) = (of(&self.calm), of(&self.onset));
+            let later = of(&self.later) / OUTAGE.as_secs_f64();
+            let mut value = 0.0;
+            let minutes = (0..36).map(|minute| {
+                value += match minute {
+                    0 => 0.0,
+                    1..11 => 60.0 * calm,
+                    11 => onset + 59.0 * later,
+                    _ => 60.0 * later,
+                };
+                value.to_string()
+            });
+            let values = minutes.collect::<Vec<_>>().join(" ");
+            let _ = write!(test, "      - series: '{name}'\n        values: '{values}'\n");
+        }
+        test.push_str("    promql_expr_test:\n");
+        let [soon, late] = firing;
+        for (minute, firing) in [(10, &[][..]), (14, soon), (33, late)] {
+            let expr = "count by (alertname) (ALERTS{alertstate=\"firing\"})";
+            let _ = write!(test, "      - expr: {expr}\n        eval_time: {minute}m\n");
+            test.push_str("        exp_samples:\n");
+            for alert in firing {
+                let labels = format!("{{alertname=\"{alert}\"}}");
+                let _ = write!(test, "          - labels: '{labels}'\n            value: 1\n");
+            }
+        }
+        let file = tempfile::Builder::new().suffix(".yml").tempfile().expect("a file");
+        std::fs::write(file.path(), &test).expect("it is written");
+        let run = Command::new("promtool").args(["test", "rules"]).arg(file.path()).output();
+        let run = run.expect("promtool runs");
+        let said = [run.stdout, run.stderr].concat();
+        assert!(run.status.success(), "{what}: {}\n{test}", String::from_utf8_lossy(&said));
+    }
+}
+
+fn limiter(store: RedisStore) -> Limiter {
+    Quota::per_hour(1_000_000_000).name("api").store(store)
+}
+
+fn redis_at(url: &str) -> Limiter {
+    limiter(RedisStore::new(url).expect("an address"))
+}
+
+const WITHOUT_STORE: &[&str] = &["RateLimitWithoutStore"];
+
+#[tokio::test]
+async fn a_stopped_server_has_no_calls_and_each_request_is_answered_without_it() {
+    let _alone = ALONE.lock().await;
+    let Some(mut server) = Server::start() else { return };
+    let operator = Operator::start();
+    let limiter = redis_at(&server.url());
+    let name = format!("server=\"127.0.0.1:{}\"", server.port);
+    let measured = measure(&operator, &limiter, &[1], || server.kill()).await;
+    measured.show("stopped");
+    measured.is_calm_at_first();
+    let Measured { onset, later, .. } = &measured;
+    // Those in flight when it stopped.
+    assert!(onset.failures() <= TASKS, "{} failed", onset.failures());
+    assert_eq!((later.calls(), later.failures(), later.connections()), (0, 0, 0));
+    assert!(later.without_store() > 0);
+    assert_eq!(later.without_store(), later.decisions());
+    let lines = operator.failures();
+    assert!(!lines.is_empty() && lines.iter().all(|line| line.contains(&name)), "{lines:?}");
+    measured.alerts("stopped", [WITHOUT_STORE, WITHOUT_STORE]);
+}
+
+#[tokio::test]
+async fn a_frozen_server_fails_the_calls_that_were_in_flight_and_gets_no_others() {
+    let _alone = ALONE.lock().await;
+    let Some(server) = Server::start() else { return };
+    let operator = Operator::start();
+    let limiter = redis_at(&server.url());
+    let measured = measure(&operator, &limiter, &[1], || server.freeze()).await;
+    server.thaw();
+    measured.show("frozen");
+    measured.is_calm_at_first();
+    let Measured { onset, later, .. } = &measured;
+    let failed = onset.failures();
+    assert!((1..=2 * TASKS).contains(&failed), "{failed} failed");
+    // Their time is that of the deadline, and no sample near zero hides it.
+    assert!(onset.calls() - onset.within("0.1") >= failed, "{failed} failed");
+    assert_eq!((later.calls(), later.failures(), later.connections()), (0, 0, 0));
+    assert!(later.without_store() > 0);
+    assert_eq!(later.without_store(), later.decisions());
+    let lines = operator.failures();
+    let name = format!("server=\"127.0.0.1:{}\"", server.port);
+    assert!(lines[0].contains(&name) && lines[0].contains("did not answer"), "{lines:?}");
+    measured.alerts("frozen", [WITHOUT_STORE, WITHOUT_STORE]);
+}
+
+#[tokio::test]
+async fn a_slow_server_decides_and_is_seen_in_the_histogram() {
+    let _alone = ALONE.lock().await;
+    let Some(server) = Server::start() else { return };
+    let operator = Operator::start();
+    let proxy = Proxy::to(server.port);
+    let limiter = redis_at(&proxy.url());
+    let measured = measure(&operator, &limiter, &[1], || {
+        proxy.set_delay(|| Duration::from_millis(65));
+    });
+    let measured = measured.await;
+    measured.show("slow");
+    measured.is_calm_at_first();
+    let later = &measured.later;
+    assert_eq!((later.without_store(), later.failures(), later.within("0.1")), (0, 0, 0));
+    assert!(later.calls() > 0 && later.decisions() > 0);
+    assert!(operator.failures().is_empty(), "{:?}", operator.failures());
+    measured.alerts("slow", [&[], &["RateLimitStoreSlow"]]);
+}
+
+#[tokio::test]
+async fn a_shard_that_is_down_is_named_and_the_others_are_called() {
+    let _alone = ALONE.lock().await;
+    // Else the other shards refuse, too, as soon as they have noticed.
+    let options = ["--cluster-require-full-coverage", "no"];
+    let Some(mut nodes) = cluster_with(&options) else { return };
+    let operator = Operator::start();
+    let client = ClusterClient::new(urls(&nodes)).expect("addresses");
+    let limiter = limiter(RedisStore::cluster(client));
+    // On all shards.
+    let keys: Vec<_> = (0..30).collect();
+    let names: Vec<_> =
+        nodes.iter().map(|node| format!("server=\"127.0.0.1:{}\"", node.port)).collect();
+    let measured = measure(&operator, &limiter, &keys, || nodes[1].kill()).await;
+    measured.show("one shard");
+    measured.is_calm_at_first();
+    let Measured { onset, later, .. } = &measured;
+    assert!(onset.failures() <= 3 * TASKS, "{} failed", onset.failures());
+    let (without, calls) = (later.without_store(), later.calls());
+    assert!(without > 0 && calls > 0 && later.decisions().abs_diff(without + calls) <= 2 * TASKS);
+    assert!(later.failures() <= 8, "only tests of the shard: {} failed", later.failures());
+    let lines = operator.failures();
+    assert!(lines[0].contains(&names[1]), "{lines:?}");
+    assert!(lines.iter().all(|line| !line.contains(&names[0]) && !line.contains(&names[2])));
+    measured.alerts("one shard", [WITHOUT_STORE, WITHOUT_STORE]);
+}
+
+#[tokio::test]
+async fn cut_connections_fail_the_calls_in_flight_and_are_made_again() {
+    let _alone = ALONE.lock().await;
+    let Some(server) = Server::start() else { return };
+    let operator = Operator::start();
+    // Far enough for calls to be in flight. They are lost without a word.
+    let proxy = Proxy::to(server.port).delay(Duration::from_millis(3));
+    let limiter = redis_at(&proxy.url());
+    let measured = measure(&operator, &limiter, &[1], || proxy.forget()).await;
+    measured.show("cut");
+    measured.is_calm_at_first();
+    let Measured { onset, later, .. } = &measured;
+    assert!(onset.failures() <= TASKS, "{} failed", onset.failures());
+    assert!(onset.without_store() <= 2 * TASKS, "{} without", onset.without_store());
+    assert!((1..=3).contains(&onset.connections()), "{} connections", onset.connections());
+    assert_eq!((later.without_store(), later.failures(), later.connections()), (0, 0, 0));
+    assert!(later.calls() > 0);
+    let soon = if onset.without_store() > 0 { WITHOUT_STORE } else { &[] };
+    measured.alerts("cut", [soon, &[]]);
+}
+
+#[tokio::test]
+async fn a_server_that_refuses_is_called_now_and_then_and_all_of_these_calls_fail() {
+    let _alone = ALONE.lock().await;
+    let Some(server) = Server::start() else { return };
+    let operator = Operator::start();
+    let limiter = redis_at(&server.url());
+    let measured = measure(&operator, &limiter, &[1], || {
+        server.ask::<String>(&["CONFIG", "SET", "maxmemory", "1"]);
+    });
+    let measured = measured.await;
+    measured.show("refuses");
+    measured.is_calm_at_first();
+    let later = &measured.later;
+    assert!((1..=12).contains(&later.failures()), "{} failed", later.failures());
+    assert_eq!(later.calls(), later.failures());
+    assert_eq!(later.without_store(), later.decisions());
+    let lines = operator.failures();
+    assert!(lines[0].contains("Redis refused the command (OOM)"), "{lines:?}");
+    let both = &["RateLimitStoreFails", "RateLimitWithoutStore"];
+    measured.alerts("refuses", [WITHOUT_STORE, both]);
+}
+
+#[tokio::test]
+async fn log_and_metrics_say_what_the_policy_does_and_never_a_credential() {
+    use OnStoreFailure::{Allow, Deny, Local};
+    let port = free_port();
+    let Some(mut server) = Server::on(port, &["--save", "", "--requirepass", "hunter2"]) else {
+        return;
+    };
+    for (policy, label, meanwhile) in [
+        (Local, "local", "requests are counted in this process"),
+        (Allow, "allow", "requests pass uncounted"),
+        (Deny, "deny", "requests are refused with 503"),
+    ] {
+        let operator = Operator::start();
+        let url = format!("redis://default:hunter2@127.0.0.1:{port}/");
+        let store = RedisStore::new(url).expect("an address").on_failure(policy);
+        let limiter = limiter(store);
+        assert!(limiter.check(1).await.expect("it answers").allowed());
+        server.kill();
+        for _ in 0..3 {
+            assert_eq!(limiter.check(1).await.is_ok(), policy == Local);
+        }
+        let lines = operator.failures();
+        let line = format!(
+            "the store fails scope=\"api\" meanwhile=\"{meanwhile}\" \
+             server=\"127.0.0.1:{port}\" error=Redis can't be reached"
+        );
+        assert!(!lines.is_empty() && lines.iter().all(|of| of.contains(&line)), "{lines:?}");
+        let (log, series) = (operator.log.0.lock().expect("no panic").clone(), operator.series());
+        assert!(!String::from_utf8(log).expect("text").contains("hunter2"));
+        for of in ["local", "allow", "deny"] {
+            let name =
+                format!("tower_fixed_window_without_store_total{{scope=\"api\",policy=\"{of}\"}}");
+            assert_eq!(series.get(&name), Some(&if of == label { 3.0 } else { 0.0 }), "{of}");
+        }
+        server.restart();
+    }
+}
+
+#[tokio::test]
+async fn behind_sentinel_the_log_names_the_master() {
+    let Some(mut watched) = watched() else { return };
+    let operator = Operator::start();
+    let limiter = limiter(watched.store());
+    assert!(limiter.check(1).await.expect("it answers").allowed());
+    // Without a Sentinel, there is no failover.
+    watched.sentinel.kill();
+    let name = format!("server=\"127.0.0.1:{}\"", watched.master.port);
+    watched.master.kill();
+    assert!(limiter.check(1).await.expect("memory answers").is_local());
+    let lines = operator.failures();
+    assert!(!lines.is_empty() && lines.iter().all(|line| line.contains(&name)), "{lines:?}");
+}
