@@ -1,4 +1,4 @@
-//! One limit of 400,000 a second that four processes share: how many decisions pass, window by window,
+//! Four processes share a limit of 400,000 a second: how many decisions pass, window by window,
 //! and what that costs. People run `INCR` without a script for this, as a race of a check and a
 //! count lets more pass; here exactly the limit does.
 //!
@@ -61,7 +61,7 @@ fn main() {
 }
 
 struct Seen {
-    /// What passed in each.
+    /// Decisions that passed in each window.
     windows: BTreeMap<u64, u64>,
     local: u64,
     calls: f64,
@@ -108,7 +108,7 @@ fn run(server: &Server, limit: u64, offered: u64, leases: u64, seconds: u64) -> 
     }
 }
 
-/// Tells how much it let pass in each window.
+/// Prints how much the node let pass in each window.
 #[tokio::main(flavor = "current_thread")]
 async fn node(args: &[String]) {
     let number = |i: usize| args[i].parse::<u64>().expect("a number");
@@ -154,7 +154,7 @@ async fn node(args: &[String]) {
     println!("local {}\ncpu {}", seen.1, cpu_of_this_process());
 }
 
-/// Seconds that this process has spent.
+/// Seconds of processor time that this process has spent.
 fn cpu_of_this_process() -> f64 {
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
     let after_name = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
@@ -170,7 +170,7 @@ fn calls_of(server: &Server) -> f64 {
     calls.map_or(0.0, |calls| calls.parse().expect("a number"))
 }
 
-/// Seconds that it has spent.
+/// Seconds of processor time that the server has spent.
 fn cpu_of(server: &Server) -> f64 {
     let info: String = server.ask(&["INFO", "cpu"]);
     let of = |name: &str| {

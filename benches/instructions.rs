@@ -29,7 +29,7 @@ use tower_fixed_window::{FixedWindowLayer, Limit, Limiter, Limits, Line, Quota};
 struct Path {
     name: &'static str,
     run: fn(u64),
-    /// Whether it is a service, of which only what it adds to the bare one counts.
+    /// The path is a service: only its instructions above the bare one's count.
     service: bool,
     /// The instructions it may take. Lower them when a change has earned it.
     committed: u64,

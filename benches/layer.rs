@@ -1,4 +1,4 @@
-//! What the layer adds to a service: the same service bare, limited and passing, limited and
+//! The cost of the layer: the same service bare, limited and passing, limited and
 //! refusing; one key, and 100,000 of them. Read the times as ratios to `bare`.
 
 use std::convert::Infallible;

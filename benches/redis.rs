@@ -162,7 +162,7 @@ async fn near(server: &Server, quick: bool) {
     }
 }
 
-/// What callers see.
+/// The callers' view.
 struct Seen {
     per_second: f64,
     /// Milliseconds.
@@ -227,7 +227,7 @@ async fn see(limiter: &Limiter, at_once: u64, warm: Duration, span: Duration) ->
                     let start = Instant::now();
                     let decision = limiter.check(key % KEYS).await.expect("memory answers");
                     let now = Instant::now();
-                    // What began before is part of what is measured: nobody is left out for being slow.
+                    // Requests that began before count as well: no request is left out for being slow.
                     if now > since && now < since + span {
                         took.push(now - start);
                         local += u32::from(decision.is_local());

@@ -25,7 +25,7 @@ enum Asks {
 struct Contestant {
     name: &'static str,
     asks: Asks,
-    /// What each limit is charged. `LIMIT` is refused: some is used.
+    /// The cost for each limit. `LIMIT` is refused: some is used.
     costs: [u64; 3],
 }
 
@@ -66,7 +66,7 @@ impl Contestant {
     }
 }
 
-/// Of a request, in microseconds: of its limits one after the other, or of its group.
+/// Microseconds of a request: its limits one after the other, or its group.
 struct Measured {
     median: f64,
     calls: f64,

@@ -116,7 +116,7 @@ fn changed(changes: Vec<Change>) -> Vec<u8> {
     bytes
 }
 
-/// What each key has left, without a change.
+/// Peeks at what each key has left.
 fn standings(limiters: &[Limiter; 4]) -> Vec<Vec<u64>> {
     let keys = (0..KEYS).flat_map(|key| limiters.iter().map(move |limiter| (limiter, key)));
     let left = |(limiter, key): (&Limiter, u8)| {

@@ -23,7 +23,7 @@ struct Input<'a> {
 
 fuzz_target!(|input: Input<'_>| {
     let source = usize::from(input.source) % NAMES.len();
-    // What a server would refuse to read never gets here.
+    // A server would refuse to read other bytes.
     let valid = |line: &&[u8]| HeaderValue::from_bytes(line).is_ok();
     let mut lines: Vec<Vec<u8>> =
         input.lines.iter().copied().filter(valid).map(<[u8]>::to_vec).collect();

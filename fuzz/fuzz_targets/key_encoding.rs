@@ -20,7 +20,7 @@ enum Part<'a> {
     Hmac(&'a [u8]),
 }
 
-/// What makes two parts the same to a user.
+/// The parts of a key, by what a user tells apart.
 #[derive(PartialEq, Debug)]
 enum Meaning {
     Text(String),

@@ -90,7 +90,7 @@ impl Spec {
     }
 }
 
-/// Those of them that may stand in one set, and the set.
+/// The quotas that may be in one set, and the set.
 fn set(specs: &[Spec]) -> Option<(Vec<Spec>, Quotas)> {
     let (first, rest) = specs.split_first()?;
     let (mut kept, mut set) = (vec![*first], Quotas::from(first.quota()));
@@ -284,7 +284,7 @@ fn bounded(input: &Input) {
                 let actual = actual.min(receipt.decision().granted());
                 for (i, spec) in scopes.specs[scope].iter().enumerate() {
                     let Some(taken) = window(spec, scope, key, at) else { continue };
-                    // What comes back to its window may pass there again.
+                    // Tokens that return to their window may pass there again.
                     if window(spec, scope, key, now) == Some(taken) {
                         *books.get_mut(&(scope, key, i, taken)).expect("it passed") -=
                             receipt.decision().granted() - actual;

@@ -1,4 +1,4 @@
-//! What all limiters have in common, ours and others: how they are made and asked.
+//! The interface of all limiters, ours and others: how they are made and asked.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -15,7 +15,7 @@ pub type Later<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// Something that limits.
 pub trait Limiter: Send + Sync + 'static {
-    /// Asks for tokens. A receipt, where there is one, gives them back.
+    /// Asks for tokens. A receipt, where there is one, refunds them.
     fn ask(&self, key: u32, cost: u64) -> Later<'_, (Answer, Option<Receipt>)>;
 
     /// Asks several limits for tokens at once, each for its cost by a key.
@@ -23,7 +23,7 @@ pub trait Limiter: Send + Sync + 'static {
         unimplemented!("{lines:?} are asked of limiters that know several limits")
     }
 
-    /// Gives tokens back.
+    /// Refunds tokens.
     fn refund(&self, _: Receipt) -> Later<'_, ()> {
         Box::pin(async {})
     }
@@ -40,7 +40,7 @@ pub struct Contestant {
     pub store: Store,
     /// Where its windows are.
     pub windows: Windows,
-    /// Whether each node may count by itself while the store is away.
+    /// Each node may count by itself while the store is away.
     pub local: bool,
 }
 
@@ -50,7 +50,7 @@ pub enum Store {
     Redis,
 }
 
-/// What a limit has beside tokens in a window.
+/// Further rules of a limit, beside tokens in a window.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Beside {
     Nothing,
@@ -59,11 +59,11 @@ pub enum Beside {
         limit: u64,
         length: u64,
     },
-    /// Unspent tokens are kept, up to so many.
+    /// Unspent tokens are kept, up to this capacity.
     Kept {
         capacity: u64,
     },
-    /// So many tokens of later windows may be taken; and another quota.
+    /// Up to `most` tokens of later windows may be taken; and another quota.
     Reserved {
         most: u64,
         limit: u64,
@@ -73,7 +73,7 @@ pub enum Beside {
     Day {
         limit: u64,
     },
-    /// Requests wait in line, in so many places and for so many milliseconds at most.
+    /// Requests wait in line, in a number of places and for some milliseconds at most.
     Line {
         places: u64,
         max_wait: u64,
@@ -84,18 +84,18 @@ pub enum Beside {
 #[derive(Clone, Debug)]
 pub struct Setup {
     pub name: String,
-    /// Of the proxy or of Redis.
+    /// The address of the proxy or of Redis.
     pub url: String,
     /// Tokens.
     pub limit: u64,
     /// Milliseconds; whole seconds, since some know no others.
     pub length: u64,
-    /// What ours keeps in memory.
+    /// Keys that ours keeps in memory.
     pub max_keys: usize,
     /// Limits that are charged together; one: each by itself.
     pub limits: usize,
     pub beside: Beside,
-    /// Whether passes come with receipts.
+    /// Passes come with receipts.
     pub receipts: bool,
     /// From when on the limiter's clock steps, in microseconds since the epoch.
     pub clock_steps_from: Option<u64>,
@@ -122,7 +122,7 @@ impl Setup {
         }
     }
 
-    /// What the limiter's clock shows at an instant.
+    /// The time that the limiter's clock shows at an instant.
     fn clock(&self, at: u64) -> u64 {
         let Some(from) = self.clock_steps_from else { return at };
         let step = at.saturating_sub(from) / STEPS_EVERY;

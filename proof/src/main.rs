@@ -60,7 +60,7 @@ impl Options {
     fn takes(&self, contestant: &Contestant) -> bool {
         match &self.only {
             Some(name) => contestant.name.starts_with(&name[..]),
-            // What is most intricate; and what has a clock that steps.
+            // The most intricate one, and one with a clock that steps.
             None => !self.smoke || matches!(contestant.name, "ours" | "ours-redis-leases"),
         }
     }
@@ -89,7 +89,7 @@ async fn table(options: Options) -> ExitCode {
             .filter(|who| scenario.is_for(who))
             .filter(|who| !options.smoke || who.name != "ours" || scenario.steps_clock)
             .collect();
-        // They mostly wait.
+        // Scenarios mostly wait.
         for pair in who.chunks(AT_ONCE) {
             let running: Vec<_> = pair
                 .iter()

@@ -15,7 +15,7 @@ use crate::limiter::{Limiter, Setup};
 use crate::limiters::make;
 use crate::scenarios::{Scenario, scenarios};
 
-/// What a process needs: `node SCENARIO LIMITER URL NUMBER FROM`.
+/// The arguments of a process: `node SCENARIO LIMITER URL NUMBER FROM`.
 #[derive(Clone, Debug)]
 pub struct Node {
     pub scenario: Scenario,
@@ -175,7 +175,7 @@ impl Client {
         }
     }
 
-    /// One limit for all and one for each key, in either order, or one of them alone.
+    /// Charges a limit for all and a limit for each key, in either order, or one of them alone.
     fn lines(&mut self, key: u32, cost: u64) -> Vec<(usize, u32, u64)> {
         let mut lines = vec![(0, 0, 1), (1, key, cost)];
         match self.random.below(8) {

@@ -156,7 +156,7 @@ struct Waiter {
     cost: u64,
 }
 
-/// What the layer limits.
+/// The service that the layer limits.
 #[derive(Clone, Copy)]
 struct Serve;
 
@@ -194,7 +194,7 @@ impl Limiter for Several {
                 return vec![Answer::Failed; lines.len()];
             };
             let answer = |&(limit, _, cost): &(usize, u32, u64)| {
-                // Of a limit that is not in a refusal, nothing is known.
+                // Nothing is known of a limit that is not in a refusal.
                 let Some(of) = decision.of(LIMITS[limit]) else { return Answer::Undone };
                 match (of.allowed(), of.granted() == cost) {
                     (true, true) if of.is_local() => Answer::PassedLocally,

@@ -118,7 +118,7 @@ fn replication(server: &Server) -> String {
     server.ask(&["INFO", "replication"])
 }
 
-/// What the table says of an outcome.
+/// The table's row for an outcome.
 pub fn row(scenario: &Scenario, contestant: &Contestant, outcome: &Outcome) -> Row {
     let asks = &outcome.asks;
     let strict = scenario.promises(contestant.windows, outcome.from);
@@ -198,7 +198,7 @@ struct Stage {
     next: Node,
     nodes: Vec<Option<Child>>,
     losses: Vec<(u64, u64)>,
-    /// What harms calls, from when until when.
+    /// Spans in which calls are harmed.
     disturbed: Vec<(u64, u64)>,
 }
 

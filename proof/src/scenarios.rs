@@ -1,4 +1,4 @@
-//! What is done to a limiter.
+//! Scenarios: load on a limiter, and harm to its store, network and nodes.
 
 use crate::check::{Promise, Windows};
 use crate::limiter::{Beside, Contestant, Setup, Store};
@@ -22,30 +22,30 @@ pub struct Scenario {
     /// Limits that are charged together: a request asks for both, or for one.
     pub limits: usize,
     pub beside: Beside,
-    /// So many windows in which nobody asks follow each in which all do.
+    /// Windows without requests after each window with requests.
     pub rests: u64,
-    /// One in so many requests is dropped; one in so many passes is given back.
+    /// One of this many requests is dropped; one of this many passes is refunded. 0: none.
     pub drops: u64,
     pub refunds: u64,
     /// Tokens in each window, and its milliseconds.
     pub limit: u64,
     pub length: u64,
     pub millis: u64,
-    /// Whether there is a network between the nodes and Redis that can be harmed.
+    /// The network between the nodes and Redis can be harmed.
     pub proxied: bool,
     pub replica: bool,
-    /// Whether the limiter's clock steps.
+    /// The limiter's clock steps.
     pub steps_clock: bool,
-    /// Whether it is part of the smoke.
+    /// The scenario is part of the smoke.
     pub smoke: bool,
     pub steps: Vec<(u64, Step)>,
 }
 
-/// Who can take part.
+/// The limiters that take part.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Who {
     All,
-    /// Who counts in Redis.
+    /// Limiters that count in Redis.
     Redis,
     /// Ours, since others have no such thing: receipts, costs, a clock that can be replaced.
     Ours,
@@ -81,13 +81,13 @@ pub enum Step {
     ResumeNode(usize),
 }
 
-/// Who charges several limits in one step, where its store can, and who in order.
+/// The limiter that charges several limits in order, and all that charge several limits.
 const IN_ORDER: &str = "ours-redis-in-order";
 const TOGETHER: [&str; 4] = ["ours", "ours-redis", "ours-redis-local", IN_ORDER];
 const KNOWN: [&str; 3] = ["ours", "ours-redis", "ours-redis-local"];
 
 impl Scenario {
-    /// Whether a limiter can take part.
+    /// Returns `true` if a limiter takes part.
     pub fn is_for(&self, contestant: &Contestant) -> bool {
         let ours = contestant.name.starts_with("ours");
         if contestant.name == IN_ORDER && self.who != Who::OursTogether {
@@ -99,13 +99,13 @@ impl Scenario {
             Who::Ours => ours,
             Who::OursInMemory => contestant.name == "ours",
             Who::OursTogether => TOGETHER.contains(&contestant.name) && !self.harms(contestant),
-            // What a line has decided in memory can't be seen from outside.
+            // A line's decisions in memory can't be seen from outside.
             Who::OursKnown if self.max_wait() > 0 => KNOWN[..2].contains(&contestant.name),
             Who::OursKnown => KNOWN.contains(&contestant.name) && !self.harms(contestant),
         }
     }
 
-    /// Whether something would be harmed that it does not have.
+    /// Returns `true` if the scenario harms a network that the limiter does not have.
     fn harms(&self, contestant: &Contestant) -> bool {
         self.proxied && contestant.store == Store::Memory
     }
@@ -123,7 +123,7 @@ impl Scenario {
         from / 1_000_000 + 2
     }
 
-    /// What is promised for each quota of a key.
+    /// The promise for each quota of a key.
     pub fn promises(&self, windows: Windows, from: u64) -> Vec<Promise> {
         let first = Promise::new(windows, self.limit, self.length);
         match self.beside {

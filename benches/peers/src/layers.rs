@@ -64,7 +64,7 @@ pub fn refusal() -> Response<Body> {
 }
 
 pub fn ours(limit: u32) -> FixedWindowLayer {
-    // Of a million keys, the default store finds some 400 no entry of their own, and refuses early.
+    // The default store finds no entry for some 400 of a million keys, and refuses them early.
     let store = MemoryStore::with_max_keys(1_250_000);
     let limit = Limit::new(Quota::per_day(u64::from(limit)));
     FixedWindowLayer::new(limit.store(store))

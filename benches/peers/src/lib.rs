@@ -53,7 +53,7 @@ impl Case {
     pub fn prepared(id: &str) -> Self {
         let case = Self::new(id, DAY);
         let mut worker = (case.limiter)();
-        // One by one: a list of them would leave a hole in the heap, which costs those who allocate.
+        // No list of keys: its hole in the heap would cost the limiters that allocate.
         (0..case.keys).for_each(|n| _ = worker(&[client(n)]));
         case
     }

@@ -1,4 +1,4 @@
-//! What `scripts/peers` calls: each command prints lines of numbers that begin with what was measured.
+//! Commands for `scripts/peers`: each prints lines of numbers that begin with their name.
 
 mod edge;
 

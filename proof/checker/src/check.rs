@@ -12,11 +12,11 @@ use crate::spans::spans;
 /// Where a limiter's windows are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Windows {
-    /// They begin at the multiples of their length since the Unix epoch.
+    /// Windows begin at the multiples of their length since the Unix epoch.
     Aligned,
-    /// They begin at instants that are given, as a calendar's do.
+    /// Windows begin at given instants, as a calendar's do.
     Listed,
-    /// One follows the other, on a grid for each key that is not known.
+    /// Each key has a grid of its own, which is not known.
     Regular,
     /// Each begins with a request, when the one before is over.
     OnDemand,
@@ -24,7 +24,7 @@ pub enum Windows {
     Bucket,
 }
 
-/// What a limiter promises.
+/// The promise of a limiter.
 #[derive(Clone, Debug)]
 pub struct Promise {
     pub windows: Windows,
@@ -41,7 +41,7 @@ pub struct Promise {
     pub starts: Vec<u64>,
     /// When the store lost what it had counted, each from before that until after it, in microseconds.
     pub losses: Vec<(u64, u64)>,
-    /// Whether each node may count by itself while the store is away: one further limit for each.
+    /// Nodes may count by themselves while the store is away: one further limit for each.
     pub local: bool,
 }
 
@@ -103,7 +103,7 @@ pub fn above(asks: &[Ask], promise: &Promise) -> Most {
     }
     let mut most = Most::default();
     for ((key, node), passes) in counts {
-        // What a node counts by itself is not lost by the store.
+        // The store does not lose a node's own count.
         let losses = if node.is_none() { &promise.losses[..] } else { &[] };
         let total: u64 = passes.iter().map(|pass| pass.cost).sum();
         if total <= promise.limit {
@@ -115,7 +115,7 @@ pub fn above(asks: &[Ask], promise: &Promise) -> Most {
             Windows::OnDemand => {
                 let unknown = unknown.get(&key).copied();
                 between(passes, losses, |passes, from| {
-                    // Who began the first window after a loss may be left out.
+                    // The request that began the first window after a loss may be left out.
                     on_demand(passes, promise, if from > 0 { Some(from) } else { unknown })
                 })
             }
@@ -164,7 +164,7 @@ impl Starts {
         let first = millis.iter().map(|pass| pass.0).min().unwrap_or(0).saturating_sub(length);
         let last = millis.iter().map(|pass| pass.1).max().unwrap_or(0) + 1;
         let starts = (last - first + 1) as usize;
-        // It lies in the windows that begin from `received - length` to `sent - 1`.
+        // The pass is in the windows that begin from `received - length` to `sent - 1`.
         let mut changes = vec![0; starts + 1];
         for &(sent, received, cost) in &millis {
             let from = (received.saturating_sub(length)).max(first);

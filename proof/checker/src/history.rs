@@ -22,7 +22,7 @@ pub struct Ask {
     pub sent: u64,
     /// After it had answered.
     pub received: u64,
-    /// What it answered.
+    /// The limiter's answer.
     pub answer: Answer,
     /// When the refund of its tokens was sent.
     pub returned: Option<u64>,
@@ -32,14 +32,14 @@ pub struct Ask {
     pub joined: Option<u64>,
 }
 
-/// What became of a request.
+/// The outcome of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Answer {
-    /// It passed, by the count that all nodes share.
+    /// Passed by the count that all nodes share.
     Passed,
-    /// It passed, by a count of its node's own that stands in for a store that failed.
+    /// Passed by its node's own count, in place of a store that failed.
     PassedLocally,
-    /// It was refused.
+    /// Refused by the limit.
     Refused,
     /// Another limit has refused the same request: this one keeps nothing of it.
     Undone,
@@ -50,7 +50,7 @@ pub enum Answer {
 }
 
 impl Ask {
-    /// Whether it passed.
+    /// Returns `true` for both kinds of passes.
     pub fn passed(&self) -> bool {
         matches!(self.answer, Answer::Passed | Answer::PassedLocally)
     }
@@ -69,7 +69,7 @@ pub enum Line {
     Noted { node: u32, id: u64, note: Note, at: u64 },
 }
 
-/// What is known of a request beside its answer: see the fields of [`Ask`].
+/// A fact about a request beside its answer: see the fields of [`Ask`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Note {
     Returned,

@@ -58,7 +58,7 @@ pub fn idle(asks: &[Ask], promise: &Promise) -> Vec<(u32, u64)> {
         windows.map(|window| (ask.key, window))
     });
     let is_idle = |of: &(u32, u64)| {
-        // What is left may be too little for the head.
+        // The tokens that are left may be too few for the head.
         used.get(of).copied().unwrap_or(0) + most <= promise.limit
     };
     let mut idle: Vec<_> = waited.filter(is_idle).collect();

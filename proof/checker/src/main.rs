@@ -55,7 +55,7 @@ fn check(mut args: impl Iterator<Item = String>) -> Result<bool, String> {
             _ => file = Some(arg),
         }
     }
-    // Those that are listed say themselves how long they are.
+    // Listed windows say themselves how long they are.
     let length = length.or((windows == Windows::Listed).then_some(1));
     let (Some(file), Some(limit), Some(length @ 1..)) = (file, limit, length) else {
         return Err("a file, --limit and --window are needed".to_owned());

@@ -40,7 +40,7 @@ pub fn unexplained<'a>(asks: &'a [Ask], quotas: &[Promise], returns: &Returns) -
     left
 }
 
-/// Whether a refusal would have fit under a quota, for all that is known.
+/// Returns `true` if a refused request would have fit under a quota, for all that is known.
 fn room<'a>(
     asks: &'a [Ask],
     promise: &'a Promise,
@@ -51,7 +51,7 @@ fn room<'a>(
         let overlaps = |(from, to): &(u64, u64)| ask.sent <= *to && ask.received + within >= *from;
         returns.disturbed.iter().any(overlaps)
     };
-    // What may be counted in each window of a key, and what was held for a moment.
+    // Tokens that may be counted in each window of a key, and tokens that were held for a moment.
     let mut counted = HashMap::<(u32, u64), u64>::new();
     let mut held = HashMap::<u32, Vec<&Ask>>::new();
     for ask in asks {

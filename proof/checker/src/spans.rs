@@ -33,7 +33,7 @@ impl Promise {
         }
     }
 
-    /// What may be taken in a window, and in so many after it.
+    /// The most that may be taken in a window and in `later` windows after it.
     pub(crate) fn granted(&self, later: u64) -> u64 {
         self.capacity + self.reserved + self.limit * later
     }
@@ -48,11 +48,11 @@ impl Promise {
 
 /// By how much the worst span is above what it grants, and when it begins.
 pub(crate) fn spans(passes: &[Pass], promise: &Promise, losses: &[(u64, u64)]) -> (u64, u64) {
-    // One that comes back in the window that covers it brings what earlier windows have covered of it.
+    // A refund in the window that covers the request brings what earlier windows have covered of it.
     let returned = passes.iter().filter(|pass| pass.returned.is_some() && pass.due.is_some());
     let brought = returned.map(|pass| pass.cost.saturating_sub(1)).max().unwrap_or(0);
     let counted = worst(passes, promise, losses, |later| promise.granted(later) + brought);
-    // What was reserved before a loss may run after it, and what was given back doesn't run.
+    // Requests reserved before a loss may run after it, and refunded ones don't run.
     if promise.reserved == 0 || !losses.is_empty() {
         return counted;
     }
@@ -61,7 +61,7 @@ pub(crate) fn spans(passes: &[Pass], promise: &Promise, losses: &[(u64, u64)]) -
         None => *pass,
     };
     let run: Vec<_> = passes.iter().filter(|pass| pass.returned.is_none()).map(run).collect();
-    // One that was given back may have left others where it ended.
+    // A refunded request may have left others where it ended.
     let most = passes.iter().map(|pass| pass.cost).max().unwrap_or(0);
     counted.max(worst(&run, promise, losses, |later| promise.running(later, most)))
 }
@@ -72,7 +72,7 @@ fn worst(
     losses: &[(u64, u64)],
     granted: impl Fn(u64) -> u64,
 ) -> (u64, u64) {
-    // What is held from an instant on, and the window in which it was asked for.
+    // Tokens held from an instant on, and the window of their request.
     let mut changes = Vec::<(u64, i64, u64)>::new();
     for pass in passes {
         let sent = promise.window(pass.sent);

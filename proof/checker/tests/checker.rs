@@ -141,7 +141,7 @@ fn tokens_that_were_given_back_may_pass_again() {
     // Not before they are given back.
     asks[0].returned = Some(T + 450 * MS);
     assert_eq!(aligned(&asks), 1);
-    // One that may have been decided after that takes its place.
+    // A pass that may have been decided after that takes its place.
     asks[0].returned = Some(T + 350 * MS);
     asks[3] = ask(T + 340 * MS, T + 360 * MS);
     assert_eq!(aligned(&asks), 0);
@@ -170,10 +170,10 @@ fn a_store_that_lost_its_counts_may_let_a_limit_pass_again() {
     assert_eq!(lost(Windows::Aligned, 1_000, 1_010), 3);
     let earlier = Promise { losses: vec![(T - 500 * MS, T - 1)], ..promise(Windows::Aligned) };
     assert_eq!(above(&asks, &earlier).above, 3);
-    // It may have been done at the first instant of the window.
+    // The loss may have been at the first instant of the window.
     let just = Promise { losses: vec![(T - 500 * MS, T)], ..promise(Windows::Aligned) };
     assert_eq!(above(&asks, &just).above, 0);
-    // Who began the first window after a loss may have been sent before it.
+    // The request that began the first window after a loss may have been sent before the loss.
     let mut begun = passes([1_300, 1_350, 1_420, 1_430, 1_440]);
     begun.push(ask(T + 405 * MS, T + 420 * MS));
     let losses = vec![(T + 400 * MS, T + 410 * MS)];
@@ -312,7 +312,7 @@ fn a_request_that_passes_in_part_is_torn() {
     assert_eq!(torn(&others), []);
 }
 
-/// Of the key 1, for the times of its refusals.
+/// The unexplained refusals of key 1, by their times.
 fn unexplained_at(asks: &[Ask], disturbed: &[(u64, u64)]) -> Vec<u64> {
     unexplained_under(&[promise(Windows::Aligned)], asks, disturbed)
 }
@@ -331,14 +331,14 @@ fn a_refusal_needs_a_reason() {
     assert_eq!(unexplained_at(&[full.clone(), vec![refused(400)]].concat(), &[]), []);
     assert_eq!(unexplained_at(&[full.clone(), vec![refused(1_400)]].concat(), &[]), [1_400]);
     assert_eq!(unexplained_at(&[&full[..2], &[refused(400)]].concat(), &[]), [400]);
-    // Of another key.
+    // Passes of another key explain nothing.
     let mut others = full.clone();
     others[0].key = 2;
     assert_eq!(unexplained_at(&[others, vec![refused(400)]].concat(), &[]), [400]);
     // More than there is room for.
     let larger = Ask { cost: 2, ..refused(400) };
     assert_eq!(unexplained_at(&[&full[..2], &[larger]].concat(), &[]), []);
-    // What failed may be counted, and what was answered in the next window.
+    // Failed requests may be counted, and requests answered in the next window.
     for answer in [Answer::Failed, Answer::GaveUp, Answer::PassedLocally] {
         let mut asks = full.clone();
         asks[0].answer = answer;
@@ -360,9 +360,9 @@ fn what_is_undone_explains_a_refusal_for_a_moment() {
     assert_eq!(unexplained_at(&asks(350), &[]), []);
     assert_eq!(unexplained_at(&asks(400), &[]), []);
     assert_eq!(unexplained_at(&asks(401), &[]), [401]);
-    // It was not asked yet.
+    // The pass was sent later.
     assert_eq!(unexplained_at(&asks(299), &[]), [299]);
-    // What was to be returned may be lost.
+    // A refund may be lost.
     for lost in [(T, T + 299 * MS), (T + 401 * MS, T + 500 * MS)] {
         assert_eq!(unexplained_at(&asks(600), &[lost]), [600], "{lost:?}");
     }
@@ -378,7 +378,7 @@ fn answers_that_wait_for_a_window_are_counted_over_several() {
     };
     assert_eq!(aligned(&waited(9)), 0);
     assert_eq!(aligned(&waited(11)), 2);
-    // They may be of any of the three windows, beside what is known.
+    // Late answers may belong to any of the three windows.
     assert_eq!(aligned(&[waited(7), passes([1_400, 1_500, 1_600])].concat()), 1);
     assert_eq!(aligned(&[waited(6), passes([1_400, 1_500, 1_600])].concat()), 0);
     // Before and after them are other windows.
@@ -434,7 +434,7 @@ fn tokens_of_later_windows_are_taken_up_to_what_is_reserved() {
     let next = due((1_100..1_103).map(|at| (at, 3_000)));
     assert_eq!(most(&[full.clone(), next.clone()].concat()), 0);
     assert_eq!(most(&[full.clone(), next, due([(1_200, 4_000)])].concat()), 1);
-    // One that comes back until the end of the window that covers it makes room.
+    // A refund until the end of the window that covers the request makes room.
     let mut returned = [full.clone(), due((1_100..1_104).map(|at| (at, 3_000)))].concat();
     returned[8].returned = Some(T + 1_050 * MS);
     returned[12].due = Some(T + 2_000 * MS);
@@ -442,7 +442,7 @@ fn tokens_of_later_windows_are_taken_up_to_what_is_reserved() {
     returned[3].returned = Some(T + 2_050 * MS);
     returned[8].returned = None;
     assert_eq!(most(&returned), 1);
-    // It brings what earlier windows have covered of it.
+    // The refund brings what earlier windows have covered.
     let mut large = due([(100, 2_000)]);
     (large[0].cost, large[0].returned) = (3, Some(T + 2_050 * MS));
     let many = |last: u64| {
@@ -468,7 +468,7 @@ fn what_is_reserved_runs_in_windows_that_cover_it() {
         |n: u64| [due((100..100 + n).map(|at| (at, 2_000))), passes([2_100, 2_200])].concat();
     assert_eq!(most(&both(1)), 0);
     assert_eq!(most(&both(3)), 2);
-    // What is given back doesn't run, but others may be where it was.
+    // Refunded requests don't run, but others may take their place.
     let mut returned = due((100..104).map(|at| (at, 2_000)));
     returned[1].returned = Some(T + 500 * MS);
     assert_eq!(most(&returned), 0);
@@ -485,7 +485,7 @@ fn what_is_reserved_runs_in_windows_that_cover_it() {
     assert_eq!(most(&costs(4)[1..]), 0);
     let single = due((100..108).map(|at| (at, 2_000 + at % 2 * 1_000)));
     assert_eq!(most(&single), 2);
-    // Of a store that lost its counts, this is not known.
+    // After a loss of counts, this is not known.
     let losses = vec![(T + 50 * MS, T + 60 * MS)];
     let lost = Promise { losses, ..reserved.clone() };
     assert_eq!(above(&due((100..104).map(|at| (at, 2_000))), &lost).above, 0);
@@ -505,7 +505,7 @@ fn windows_of_a_calendar_begin_when_it_says() {
     let worst = most(&all[3..].concat());
     assert_eq!((worst.above, worst.at), (3, Some((1, T + 2_500 * MS))));
     assert_eq!(most(&passes(100..104)).above, 1);
-    // What comes back is of its window there, too.
+    // Refunds belong to their window there, too.
     let mut returned = passes([600, 700, 800, 900]);
     returned[0].returned = Some(T + 850 * MS);
     assert_eq!(most(&returned).above, 0);
@@ -566,7 +566,7 @@ fn a_refusal_needs_a_reason_under_one_of_its_quotas() {
     // On the edge of either.
     let edge = Ask { received: T + 2_001 * MS, ..refused(1_999) };
     assert_eq!(at(&[edge]), []);
-    // What is kept is there.
+    // Kept tokens are available.
     let kept = [Promise { capacity: 6, ..promise(Windows::Aligned) }];
     let at = |asks: &[Ask]| unexplained_under(&kept, asks, &[]);
     assert_eq!(at(&[passes([1_100, 1_200, 1_300]), vec![refused(1_400)]].concat()), [1_400]);
@@ -574,7 +574,7 @@ fn a_refusal_needs_a_reason_under_one_of_its_quotas() {
     assert_eq!(at(&[used.clone(), passes(1_100..1_102), vec![refused(1_400)]].concat()), [1_400]);
     assert_eq!(at(&[used.clone(), passes(1_100..1_103), vec![refused(1_400)]].concat()), []);
     assert_eq!(at(&[used, passes(2_100..2_105), vec![refused(2_400)]].concat()), [2_400]);
-    // And so is what may be reserved.
+    // Tokens that may be reserved are, too.
     let reserved = [Promise { reserved: 3, ..promise(Windows::Aligned) }];
     let at = |asks: &[Ask]| unexplained_under(&reserved, asks, &[]);
     assert_eq!(at(&[passes(100..105), vec![refused(300)]].concat()), [300]);
@@ -605,7 +605,7 @@ fn nobody_overtakes_in_line() {
     assert_eq!(count(&[waits(100, 2_900), waits(200, 1_010)]), []);
     assert_eq!(count(&[waits(100, 3_010), waits(200, 1_010)]), [100]);
     assert_eq!(count(&[waits(100, 3_010), waits(150, 3_020), waits(200, 1_010)]), [100, 150]);
-    // It was asked before the other was in line.
+    // The request was sent before the other was in line.
     assert_eq!(count(&[waits(100, 3_010), waits(101, 1_010)]), []);
     let mut both = [waits(100, 3_010), waits(200, 1_010)];
     both[0].joined = None;
@@ -626,7 +626,7 @@ fn nobody_overtakes_in_line() {
 fn a_window_in_which_one_waits_is_used_up() {
     let idle = |asks: &[Ask]| idle(asks, &promise(Windows::Aligned));
     let window = |n: u64| (1, T / (1_000 * MS) + n);
-    // It waits through window 1.
+    // This request waits through window 1.
     let waits_for_two = waits(900, 2_010);
     let used = passes([1_100, 1_200, 1_300]);
     assert_eq!(idle(&[used.clone(), vec![waits_for_two.clone()]].concat()), []);
@@ -637,7 +637,7 @@ fn a_window_in_which_one_waits_is_used_up() {
     let refused = Ask { answer: Answer::Refused, ..waits_for_two.clone() };
     assert_eq!(idle(&[&used[..2], std::slice::from_ref(&refused)].concat()), [window(1)]);
     assert_eq!(idle(&[&used[..], std::slice::from_ref(&refused)].concat()), []);
-    // What is not known to be refused may be counted.
+    // Requests that are not known to be refused may be counted.
     for answer in [Answer::Failed, Answer::GaveUp] {
         let mut unknown = used.clone();
         unknown[0].answer = answer;
@@ -654,7 +654,7 @@ fn a_window_in_which_one_waits_is_used_up() {
     assert_eq!(idle(&[larger, vec![refused.clone()]].concat()), []);
     let one = [Ask { cost: 2, ..used[0].clone() }, refused.clone()];
     assert_eq!(idle(&one), []);
-    // It has to wait from before the window until after it, in line.
+    // Only a request that is in line from before the window until after it shows an idle one.
     assert_eq!(idle(&[waits(1_000, 2_010)]), []);
     assert_eq!(idle(&[Ask { answer: Answer::Refused, ..waits(900, 1_999) }]), []);
     assert_eq!(idle(&[Ask { joined: None, ..refused.clone() }]), []);
