@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use crate::decision::Decision;
 use crate::limiter::{note_passed, observe_decision};
-use crate::store::Charge;
+use crate::observe::{self, Outcome};
+use crate::store::{Account, Charge};
 
 /// Reports the decisions that passed, or those that refused, and notes in a refusal which limits
 /// refused, for its response.
@@ -45,8 +46,19 @@ fn observe_refusals(decision: &Decision, charges: &[Charge<'_>]) {
         let account = charge.account();
         let of = decision.of(account.scope().name());
         if let Some(refusal) = of.filter(|of| !of.allowed()) {
-            observe_decision(account.scope(), account.quotas(), &refusal, false);
+            let governs = decision.governing_limit() == Some(account.scope().name());
+            observe_refusal(account, &refusal, governs);
         }
+    }
+}
+
+/// Counts a refusal, and logs it if its limit governs: a request is one line.
+fn observe_refusal(account: Account<'_>, refusal: &Decision, governs: bool) {
+    let (scope, quotas) = (account.scope(), account.quotas());
+    if governs {
+        observe_decision(scope, quotas, refusal, false);
+    } else if observe::ON {
+        scope.observe().also_refused(Outcome::Refused);
     }
 }
 
@@ -55,9 +67,10 @@ fn note_refused(decision: &mut Decision, charges: &[Charge<'_>]) {
     for charge in charges {
         let account = charge.account();
         let (scope, quotas) = (account.scope(), account.quotas());
+        let governs = decision.governing_limit() == Some(scope.name());
         decision.amend_refusal_of(scope.shared_name(), |refusal| {
             if !charge.is_peek() {
-                observe_decision(scope, quotas, refusal, false);
+                observe_refusal(account, refusal, governs);
             }
             refusal.note_refuser(scope.name(), quotas);
         });

@@ -82,6 +82,12 @@ impl Observed<'_> {
         }
     }
 
+    /// A request was refused by a quota, and another limit that refused it governs. The log has a
+    /// line for that one.
+    pub(crate) fn also_refused(self, outcome: Outcome) {
+        self.meters.count_outcome(self.name, outcome);
+    }
+
     /// Reports the instant when the last change of a kind ends, in milliseconds, if there is one.
     pub(crate) fn changed(self, of: Change, end: Option<i64>) {
         self.meters.change(self.name, of, end);

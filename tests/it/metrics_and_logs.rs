@@ -15,7 +15,7 @@ use tower::{Layer, ServiceExt, service_fn};
 use tower_fixed_window::key::{global, header};
 use tower_fixed_window::testing::block_on;
 use tower_fixed_window::{
-    FixedWindowLayer, Limit, ManualClock, MemoryStore, OnStoreFailure, Quota,
+    FixedWindowLayer, Key, Limit, Limits, Line, ManualClock, MemoryStore, OnStoreFailure, Quota,
 };
 
 use crate::support::{
@@ -407,6 +407,45 @@ async fn a_refusal_is_logged_with_its_quota_and_retry_after() {
         let text = log.text();
         assert!(text.ends_with("outcome=\"refused\"\n"), "it can never fit: {text}");
         assert!(!text.contains("hunter2"), "{text}");
+    }
+}
+
+/// In a layer, and without HTTP.
+#[tokio::test]
+async fn a_refusal_by_several_limits_is_one_line_and_counts_for_each_of_them() {
+    let minute = Quota::per_minute(1);
+    let day = || Quota::per_day(1).name("day").key(global());
+    let all =
+        [minute.name("minute").key(global()), day(), Quota::per_hour(9).name("much").key(global())];
+    let limits = Limits::new(all).store(MemoryStore::new().clock(ManualClock::at_ms(NOW_MS)));
+    let (recorder, metrics) = recorder();
+    let _guard = metrics::set_default_local_recorder(recorder);
+    let log = Log::start();
+    let lines = ["minute", "day"].map(|name| Line::new(name, Key::global(), 1));
+    assert!(limits.check(&lines).await.expect("memory").allowed());
+    assert_eq!(log.text(), "");
+
+    let line =
+        "a request is refused scope=\"day\" quota=1/day outcome=\"refused\" retry_after=6340";
+    let service = limited(FixedWindowLayer::new(&limits));
+    for refusals in [1, 2] {
+        match refusals {
+            1 => assert!(!limits.check(&lines).await.expect("memory").allowed()),
+            _ => assert_eq!(ask(&service).await, 429),
+        }
+        let text = log.text();
+        assert_eq!(
+            (text.lines().count(), text.matches(line).count()),
+            (refusals, refusals),
+            "{text}"
+        );
+        let counts = scraped(&metrics);
+        let refused = |name| {
+            counts.get(&format!("decisions_total{{scope=\"{name}\",outcome=\"refused\"}}")).copied()
+        };
+        let each = Some(refusals as f64);
+        assert_eq!([refused("minute"), refused("day")], [each, each]);
+        assert_eq!(refused("much").unwrap_or(0.0), 0.0, "it would have passed");
     }
 }
 
