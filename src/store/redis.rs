@@ -27,6 +27,8 @@ mod calls;
 mod connect;
 mod link;
 mod script;
+#[cfg(tfw_sim)]
+mod simulated;
 
 use calls::Calls;
 #[cfg(feature = "redis-cluster")]
@@ -68,7 +70,9 @@ use script::Commands;
 /// connection for that time, calls fail immediately until there is one. The layer's policy decides
 /// what happens then ([`OnStoreFailure`](crate::OnStoreFailure)). A call whose outcome is unknown
 /// is not sent again. The exception is the client of a cluster, which may resend after a lost
-/// connection: a request then counts twice and is refused early, never let through above the limit.
+/// connection. A request that is sent twice counts twice: some are refused early, and none is let
+/// through above the limit. A refund that is sent twice comes back twice, and as many more tokens
+/// pass.
 ///
 /// # What is in Redis
 ///
@@ -208,12 +212,16 @@ impl RedisStore {
     /// ```
     #[cfg(feature = "redis-cluster")]
     pub fn cluster(client: redis::cluster::ClusterClient) -> Self {
-        let servers = Arc::<Servers>::default();
+        let (client, servers) = (Arc::new(client), Arc::<Servers>::default());
         let of = Arc::clone(&servers);
         let connect = move |asks| {
             #[cfg(feature = "redis-tls")]
             tls::install_provider();
-            cluster::connect(client.clone(), asks, Arc::clone(&of))
+            let client = Arc::clone(&client);
+            let open = move |connecting, answering| {
+                cluster::open((*client).clone(), connecting, answering)
+            };
+            cluster::connect(open, asks, Arc::clone(&of))
         };
         Self::from_origin(Origin::sharded(connect).with_servers(servers)).one_by_one()
     }
@@ -259,8 +267,10 @@ impl RedisStore {
         let origin = Origin::connecting(move || {
             #[cfg(feature = "redis-tls")]
             tls::install_provider();
-            let clients = sentinels.iter().map(|sentinel| client(sentinel.clone())).collect();
-            sentinel::connect(clients, Arc::clone(&of))
+            let clients = sentinels.iter().map(|sentinel| client(sentinel.clone()));
+            let masters: Vec<_> =
+                clients.map(|client| sentinel::open_master(client, Arc::clone(&of))).collect();
+            sentinel::connect(masters)
         });
         Ok(Self::from_origin(origin.with_servers(servers)))
     }

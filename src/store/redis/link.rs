@@ -36,7 +36,7 @@ use renewal::renew;
 pub(super) use servers::Servers;
 use shards::Health;
 #[cfg(feature = "redis-cluster")]
-pub(super) use shards::{Ranges, Shards, Slots};
+pub(super) use shards::{Answering, Ranges, Shards, Slots};
 use upkeep::{PAUSE, Status, Upkeep};
 
 /// A connection without answers for this long is tested before it is used.

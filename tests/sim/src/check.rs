@@ -7,8 +7,9 @@ use std::time::UNIX_EPOCH;
 
 use tower_fixed_window::{Decision, Key, OnStoreFailure, Quota, Quotas, Usage};
 
+use crate::cluster::{PARTS, part_of};
 use crate::history::Event;
-use crate::plan::{Ask, Door, Fault, Kind, Line, Plan, What};
+use crate::plan::{Ask, Door, Fault, Kind, Line, Plan, Servers, What};
 use crate::run::Run;
 use crate::server::Fields;
 
@@ -19,6 +20,8 @@ const TICK: i64 = 3_000;
 const MOMENT: i64 = 10_000;
 /// How long a store that is asked from its first moment on may take to be connected.
 const STARTS_WITHIN: i64 = 1_000_000;
+/// How long after all hosts of a cluster know about slots that have moved.
+const SETTLES_WITHIN: i64 = 1_000_000;
 
 #[derive(Debug)]
 pub struct Finding {
@@ -165,6 +168,8 @@ struct Check<'a> {
     fields: BTreeMap<Vec<u8>, Vec<(String, Quota)>>,
     /// By how much each node has changed the count of a window.
     changes: BTreeMap<(usize, String, Window), i64>,
+    /// What a node has returned of a key.
+    comes_twice: BTreeMap<(usize, String), i64>,
     /// The most that a window's count has ever been, and when it was written first.
     peaks: BTreeMap<Vec<u8>, BTreeMap<Window, (i64, i64)>>,
     /// When a key was executed away.
@@ -186,6 +191,7 @@ impl<'a> Check<'a> {
             keys: BTreeMap::new(),
             fields: BTreeMap::new(),
             changes: BTreeMap::new(),
+            comes_twice: BTreeMap::new(),
             peaks: BTreeMap::new(),
             resets: Vec::new(),
         };
@@ -285,6 +291,9 @@ impl<'a> Check<'a> {
                 _ => before,
             });
             let change = used - carried;
+            if change < 0 && self.resends() {
+                *self.comes_twice.entry((node, name.clone())).or_default() -= change;
+            }
             let peaks = self.peaks.entry(key.to_vec()).or_default();
             let (peak, _) = peaks.entry((field.clone(), start)).or_insert((0, at));
             *peak = used.max(*peak);
@@ -392,6 +401,8 @@ impl<'a> Check<'a> {
                 }
             }
 
+            // Not looked at in a cluster's storms: a shard that nobody asks for stays lost until then.
+            let is_cluster = matches!(self.plan.servers, Servers::Cluster { .. });
             // Where nothing is wrong, or nothing any more, Redis answers.
             let answered = request.ended.is_some() && !request.gave_up;
             let by_redis = !local
@@ -400,14 +411,19 @@ impl<'a> Check<'a> {
             // In order, the next limit is charged when its caller looks: perhaps after the deadline.
             let slept = several && node.charges_in_order() && request.ask.lazy.is_some();
             if answered && !by_redis && !request.is_poisoned() && !slept {
-                let started = request.asked >= node.starts.as_micros() as i64 + STARTS_WITHIN;
+                let started = request.asked >= node.starts.as_micros() as i64 + STARTS_WITHIN
+                    && !self.moves(request);
                 let how = request.failed.unwrap_or("answered without Redis").to_owned();
                 match self.plan.kind {
                     Kind::Healthy if started => find("healthy", how),
                     Kind::Idle if started => find("idle", how),
                     Kind::Poisoned if started => find("one key", how),
                     Kind::Cut if started && !self.was_cut(request) => find("cut", how),
-                    Kind::Stormy if request.asked >= self.settled => find("joined", how),
+                    Kind::Stormy if is_cluster => {}
+                    Kind::Stormy | Kind::Shard if request.asked >= self.settled => {
+                        find("joined", how)
+                    }
+                    Kind::Shard if started && self.is_elsewhere(request) => find("shard", how),
                     _ => {}
                 }
             }
@@ -492,7 +508,9 @@ impl<'a> Check<'a> {
             // With writes that wait on their way to a master that is none any more.
             let resets = self.resets.iter().filter(gone).count();
             let fresh = 1 + lost + resets;
-            let most = quota.capacity() as i64 * fresh as i64;
+            let twice = self.comes_twice.iter().filter(|((_, of), _)| *of == name);
+            let twice: i64 = twice.map(|(_, tokens)| tokens).sum();
+            let most = quota.capacity() as i64 * fresh as i64 + twice;
             if passed > most {
                 self.find(
                     "limit",
@@ -507,7 +525,7 @@ impl<'a> Check<'a> {
     /// at its beginning and than it grants, nor does it run more. Not looked at: keys that were reset, lost
     /// counts, and a clock that stepped.
     fn spans(&mut self) {
-        if !self.losses.is_empty() || !self.steps.is_empty() {
+        if !self.losses.is_empty() || !self.steps.is_empty() || self.resends() {
             return;
         }
         // For each count, by the start of the window: what was let pass and not returned, and what runs there.
@@ -575,7 +593,7 @@ impl<'a> Check<'a> {
     /// window of the new time: from the beginning of the first until the end of the second no more than
     /// the limit passes. Not looked at: keys that were reset, lost counts, and two steps within.
     fn steps(&mut self) {
-        if self.steps.is_empty() || !self.losses.is_empty() {
+        if self.steps.is_empty() || !self.losses.is_empty() || self.resends() {
             return;
         }
         // Of each count that has plain windows on a grid: where one begins, its length and its limit.
@@ -677,7 +695,8 @@ impl<'a> Check<'a> {
         }
         for (key, &(passed, returned, at)) in passed {
             let taken = changes.get(key).copied().unwrap_or(0);
-            if passed - returned > taken {
+            let twice = self.comes_twice.get(&(key.0, key.1.clone())).copied().unwrap_or(0);
+            if passed - returned > taken + twice {
                 let (node, name, (field, start)) = key;
                 self.find(
                     "conservation",
@@ -692,7 +711,10 @@ impl<'a> Check<'a> {
         // Also where nothing passed: nothing comes back that was not taken.
         let negative: Vec<_> = changes
             .iter()
-            .filter(|(_, change)| **change < 0)
+            .filter(|((node, name, _), change)| {
+                let twice = self.comes_twice.get(&(*node, name.clone()));
+                **change + twice.copied().unwrap_or(0) < 0
+            })
             .map(|((node, name, (field, start)), change)| {
                 format!("node {node} changed {name} in {field} from {start} by {change}")
             })
@@ -703,12 +725,50 @@ impl<'a> Check<'a> {
     /// Whether nothing goes wrong with a request, as far as the network and the server go.
     fn is_calm(&self, request: &Request<'_>) -> bool {
         let node = &self.plan.nodes[request.node];
-        let started = request.asked >= node.starts.as_micros() as i64 + STARTS_WITHIN;
+        let started =
+            request.asked >= node.starts.as_micros() as i64 + STARTS_WITHIN && !self.moves(request);
         match self.plan.kind {
             Kind::Healthy | Kind::Idle | Kind::Poisoned => started,
             Kind::Cut => started && !self.was_cut(request),
-            Kind::Stormy => request.asked >= self.settled,
+            Kind::Stormy | Kind::Shard => request.asked >= self.settled,
         }
+    }
+
+    /// Whether slots are on their way to another master, or not all know yet that they are there. The
+    /// client library then asks for a key more often than there may be time for: what it asks for two
+    /// keys at once, one of them is redirected again (`ASKING` is of the next command, whichever comes).
+    fn moves(&self, request: &Request<'_>) -> bool {
+        let Servers::Cluster { gossip, .. } = self.plan.servers else { return false };
+        self.plan.faults.iter().any(|(at, fault)| {
+            let Fault::Reshard { lasts, .. } = fault else { return false };
+            let at = at.as_micros() as i64;
+            let until = at + ((lasts + gossip) * 1_000) as i64 + SETTLES_WITHIN;
+            request.asked <= until && request.ended.is_none_or(|ended| ended >= at)
+        })
+    }
+
+    /// Whether all keys of a request are on masters that are well. What has moved away from the one
+    /// that is not, has to be there.
+    fn is_elsewhere(&self, request: &Request<'_>) -> bool {
+        let Servers::Cluster { masters, victim, gossip } = self.plan.servers else { return false };
+        request.names.iter().all(|name| {
+            let part = part_of(name.as_bytes(), masters * PARTS);
+            let mut owner = part / PARTS;
+            for (at, fault) in &self.plan.faults {
+                let Fault::Reshard { parts, to, lasts } = fault else { continue };
+                let until = at.as_micros() as i64 + ((lasts + gossip) * 1_000) as i64;
+                if parts.contains(&part) && (request.asked > until || *to == victim) {
+                    owner = *to;
+                }
+            }
+            owner != victim
+        })
+    }
+
+    /// Whether the client library may send a call again whose connection was lost (S32): what it
+    /// takes may be counted twice, and what it returns may come back twice.
+    fn resends(&self) -> bool {
+        matches!(self.plan.servers, Servers::Cluster { .. }) && self.plan.kind.harms_servers()
     }
 
     /// Until when a request may change counts.
@@ -744,7 +804,7 @@ impl<'a> Check<'a> {
     /// to come back could.
     fn kept(&mut self, passed: &Passed) {
         let has_leases = self.plan.nodes.iter().any(|node| node.leases > 1);
-        if !self.steps.is_empty() {
+        if !self.steps.is_empty() || self.resends() {
             return;
         }
         let mut found = Vec::new();
@@ -851,7 +911,7 @@ impl<'a> Check<'a> {
             for (name, line) in request.names.iter().zip(&request.ask.lines) {
                 let taken = taken.get(&name[..]).copied().unwrap_or(0);
                 let cost = line.cost.max(line.actual.unwrap_or(0));
-                if line.key.starts_with("once") && taken > cost as i64 {
+                if line.key.starts_with("once") && taken > cost as i64 && !self.resends() {
                     let at = request.ended.unwrap_or(request.asked);
                     found.push((at, format!("#{id} cost {cost}, and {taken} were taken")));
                 }

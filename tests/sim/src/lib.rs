@@ -5,9 +5,11 @@
 //! commands, and time.
 
 pub mod check;
+pub mod cluster;
 pub mod history;
 pub mod net;
 pub mod plan;
 pub mod run;
+pub mod sentinel;
 pub mod server;
 pub mod wire;

@@ -8,7 +8,8 @@ use std::thread;
 use std::time::Instant;
 
 use tower_fixed_window_sim::check::{Finding, Time, check};
-use tower_fixed_window_sim::run::run;
+use tower_fixed_window_sim::plan::Servers;
+use tower_fixed_window_sim::run::{plan, run};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber, subscriber};
 
@@ -19,8 +20,10 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 /// Findings that are printed for each check.
 const PRINTED: usize = 3;
 
-const USAGE: &str = "sim [SEEDS] [--from SEED] [--first]   runs that many seeds, 1000 unless said;
+const USAGE: &str = "sim [SEEDS] [--from SEED] [--first] [--shared]
+                                        runs that many seeds, 1000 unless said;
                                         --first: until one is found
+                                        --shared: those with a cluster or Sentinels
 sim --seed SEED                         prints the history of one";
 
 /// Discards the logs of the nodes: without a subscriber they are printed.
@@ -42,7 +45,7 @@ impl Subscriber for Discard {
 
 fn main() -> ExitCode {
     subscriber::set_global_default(Discard).expect("there is no other");
-    let (mut seeds, mut from, mut first, mut one) = (1_000, 1, false, None);
+    let (mut seeds, mut from, mut first, mut shared, mut one) = (1_000, 1, false, false, None);
     let mut args = std::env::args().skip(1);
     let number = |text: Option<String>| text.and_then(|text| text.replace('_', "").parse().ok());
     while let Some(arg) = args.next() {
@@ -51,6 +54,10 @@ fn main() -> ExitCode {
             "--from" => number(args.next()).map(|seed| from = seed),
             "--first" => {
                 first = true;
+                Some(())
+            }
+            "--shared" => {
+                shared = true;
                 Some(())
             }
             _ => number(Some(arg)).map(|count| seeds = count),
@@ -62,7 +69,7 @@ fn main() -> ExitCode {
     }
     match one {
         Some(seed) => print(seed),
-        None => search(from, seeds, first),
+        None => search(from, seeds, first, shared),
     }
 }
 
@@ -88,7 +95,7 @@ struct Found {
     first: Option<u64>,
 }
 
-fn search(from: u64, seeds: u64, first: bool) -> ExitCode {
+fn search(from: u64, seeds: u64, first: bool, shared: bool) -> ExitCode {
     let began = Instant::now();
     let (next, ran) = (AtomicU64::new(from), AtomicU64::new(0));
     let found = Mutex::new(Found::default());
@@ -101,6 +108,9 @@ fn search(from: u64, seeds: u64, first: bool) -> ExitCode {
                     let enough = first && found.lock().expect("no panic").first.is_some();
                     if seed >= from + seeds || enough {
                         break;
+                    }
+                    if shared && plan(seed).servers == Servers::One {
+                        continue;
                     }
                     let run = run(seed);
                     let findings = check(&run);

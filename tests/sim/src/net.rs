@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 use std::future::pending;
 use std::io;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
@@ -18,7 +19,9 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::Notify;
 use tokio::time::{Instant, Sleep, sleep_until};
 
+use crate::cluster::{self, Cluster};
 use crate::history::{Event, History};
+use crate::sentinel::Sentinel;
 use crate::server::{Data, Reply, Server};
 use crate::wire;
 
@@ -48,8 +51,11 @@ pub struct Host {
 struct State {
     rng: Rng,
     weather: Weather,
-    hosts: [Host; 2],
+    hosts: Vec<Host>,
+    /// Of a cluster, that which goes wrong if one does.
     master: usize,
+    cluster: Option<Cluster>,
+    sentinels: Vec<Sentinel>,
     /// What the address leads to.
     leads_to: usize,
     pipes: Vec<Weak<Pipe>>,
@@ -80,8 +86,10 @@ impl Net {
         let state = State {
             rng,
             weather,
-            hosts: [host(false), host(true)],
+            hosts: vec![host(false), host(true)],
             master: 0,
+            cluster: None,
+            sentinels: Vec::new(),
             leads_to: 0,
             pipes: Vec::new(),
             connections: 0,
@@ -89,6 +97,27 @@ impl Net {
             stepped: 0,
         };
         Self { state: Arc::new(Mutex::new(state)), history, epoch, began: Instant::now() }
+    }
+
+    /// Sentinels name the master.
+    pub fn watched(self, sentinels: Vec<Sentinel>) -> Self {
+        self.lock().sentinels = sentinels;
+        self
+    }
+
+    /// So many masters share the slots, and one of them has a replica.
+    pub fn clustered(self, masters: usize, victim: usize) -> Self {
+        let mut state = self.lock();
+        let host = |replica| {
+            let mut server = Server::default();
+            server.set_replica(replica);
+            Host { server, up: true, frozen: None, refusing: None }
+        };
+        state.hosts = (0..=masters).map(|i| host(i == masters)).collect();
+        state.master = victim;
+        state.cluster = Some(Cluster::new(masters, victim));
+        drop(state);
+        self
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -119,6 +148,43 @@ impl Net {
 
     pub fn set_master(&self, host: usize) {
         self.lock().master = host;
+    }
+
+    /// The one that follows the master, or that the master was.
+    pub fn other(&self) -> usize {
+        let state = self.lock();
+        state.cluster.as_ref().map_or_else(|| 1 - state.master, |cluster| cluster.replica.0)
+    }
+
+    /// Changes the cluster, if there is one.
+    pub fn cluster<T>(&self, change: impl FnOnce(&mut Cluster) -> T) -> Option<T> {
+        self.lock().cluster.as_mut().map(change)
+    }
+
+    /// Some keys of parts that move go where they will be, or all of them.
+    pub fn migrate(&self, parts: &[usize], all: bool) {
+        let mut state = self.lock();
+        let State { rng, hosts, cluster: Some(cluster), .. } = &mut *state else { return };
+        for from in 0..hosts.len() {
+            for to in 0..hosts.len() {
+                let goes = |key: &[u8]| cluster.goes_to(key, from, parts) == Some(to);
+                let keys = hosts[from].server.take(|key| goes(key) && (all || rng.bool()));
+                hosts[to].server.put(keys);
+            }
+        }
+    }
+
+    pub fn sentinel(&self, index: usize) -> Sentinel {
+        self.lock().sentinels[index].clone()
+    }
+
+    pub fn sentinels(&self) -> usize {
+        self.lock().sentinels.len()
+    }
+
+    /// A Sentinel hears who is the master.
+    pub fn tell(&self, sentinel: usize, master: usize) {
+        self.lock().sentinels[sentinel].names = master;
     }
 
     pub fn leads_to(&self, host: usize) {
@@ -183,15 +249,29 @@ impl Net {
         leaves + Duration::from_millis(takes)
     }
 
+    /// There and back.
+    pub async fn round_trip(&self, node: usize) {
+        sleep_until(self.arrival(node)).await;
+        sleep_until(self.arrival(node)).await;
+    }
+
     /// What a node's store calls to connect.
     pub async fn connect(self, node: usize) -> RedisResult<MultiplexedConnection> {
-        let refused = |text| redis::RedisError::from((ErrorKind::Io, text));
         let lookup = self.lock().weather.lookup;
         if !lookup.is_zero() {
             tokio::time::sleep(lookup).await;
         }
         let host = self.lock().leads_to;
-        // There and back.
+        self.connect_to(node, host, own_deadlines()).await
+    }
+
+    pub async fn connect_to(
+        self,
+        node: usize,
+        host: usize,
+        config: AsyncConnectionConfig,
+    ) -> RedisResult<MultiplexedConnection> {
+        let refused = |text| redis::RedisError::from((ErrorKind::Io, text));
         sleep_until(self.arrival(node)).await;
         let up = self.lock().hosts[host].up;
         sleep_until(self.arrival(node)).await;
@@ -211,6 +291,7 @@ impl Net {
                 forgets: state.weather.forgets_idle,
                 ends: Mutex::new(Ends::default()),
                 changed: Notify::new(),
+                asking: AtomicBool::new(false),
             });
             state.pipes.push(Arc::downgrade(&pipe));
             pipe
@@ -218,9 +299,6 @@ impl Net {
         self.history.add(Event::Connected { node, connection: pipe.id, host });
         tokio::spawn(self.clone().serve(Arc::clone(&pipe)));
         let socket = Socket { pipe, net: self.clone(), sleep: None };
-        // Deadlines are the store's and the link's, as where the crate connects by itself.
-        let config =
-            AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
         let info = RedisConnectionInfo::default();
         let (connection, driver) =
             MultiplexedConnection::new_with_config(&info, socket, config).await?;
@@ -294,20 +372,38 @@ impl Net {
     fn execute(&self, pipe: &Pipe, args: Vec<Vec<u8>>) -> Reply {
         let micros = self.micros();
         let mut state = self.lock();
-        let host = &mut state.hosts[pipe.host];
-        let (reply, writes) = match host.refusing.filter(|(until, _)| *until > Instant::now()) {
-            Some((_, error)) => (Reply::Error(error.to_owned()), Vec::new()),
+        let State { hosts, cluster, .. } = &mut *state;
+        let host = &mut hosts[pipe.host];
+        let has = |key: &[u8]| host.server.data().has(key);
+        let asks = |words: &[&[u8]]| args.iter().zip(words).all(|(arg, word)| arg == word);
+        let instead = match cluster {
+            _ if host.refusing.is_some_and(|(until, _)| until > Instant::now()) => {
+                host.refusing.map(|(_, error)| Reply::Error(error.to_owned()))
+            }
+            Some(_) if asks(&[b"ASKING"]) => {
+                pipe.asking.store(true, Ordering::Relaxed);
+                Some(Reply::Status("OK".to_owned()))
+            }
+            Some(cluster) if asks(&[b"CLUSTER", b"SLOTS"]) => Some(cluster.slots(pipe.host)),
+            Some(cluster) => {
+                let asking = pipe.asking.swap(false, Ordering::Relaxed);
+                cluster.refuses(pipe.host, &args, asking, has)
+            }
+            None => None,
+        };
+        let executed = instead.is_none();
+        let (reply, writes) = match instead {
+            Some(reply) => (reply, Vec::new()),
             None => host.server.call(&args, micros),
         };
         let keys = match &args[0][..] {
-            b"EVALSHA" => {
-                let keys = args.get(2).and_then(|keys| str::from_utf8(keys).ok()?.parse().ok());
-                args.get(3..).unwrap_or_default().iter().take(keys.unwrap_or(0))
-            }
-            _ => args.get(1..).unwrap_or_default().iter().take(1),
+            b"EVALSHA" => cluster::keys(&args),
+            _ => args.get(1..2).unwrap_or_default(),
         };
         let data = host.server.data();
         let absent = |key: &&Vec<u8>| data.fields(key).is_none_or(|fields| fields.is_empty());
+        // Of a cluster, another host may have it.
+        let keys = keys.iter().filter(|_| executed || cluster.is_none());
         let absent = keys.filter(absent).cloned().collect();
         drop(state);
         self.history.add(Event::Executed {
@@ -364,6 +460,13 @@ pub struct Pipe {
     ends: Mutex<Ends>,
     /// For the server's side.
     changed: Notify,
+    /// The next command is asked of one that does not have its slot yet.
+    asking: AtomicBool,
+}
+
+/// Deadlines are the store's and the link's, as where the crate connects by itself.
+pub fn own_deadlines() -> AsyncConnectionConfig {
+    AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None)
 }
 
 #[derive(Default)]

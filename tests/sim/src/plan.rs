@@ -6,6 +6,9 @@ use std::time::Duration;
 use fastrand::Rng;
 use tower_fixed_window::{OnStoreFailure, Quota, Quotas};
 
+use crate::cluster::PARTS;
+use crate::sentinel::Health;
+
 /// The name of the limit of single charges.
 pub const SCOPE: &str = "sim";
 
@@ -19,12 +22,34 @@ pub enum Kind {
     Poisoned,
     /// Connections are closed now and then, of a node or of all, and the server is well.
     Cut,
+    /// One master of a cluster fails, and the others are well.
+    Shard,
     Stormy,
+}
+
+impl Kind {
+    /// Whether a server is harmed, or all that leads to it.
+    pub fn harms_servers(self) -> bool {
+        matches!(self, Self::Stormy | Self::Shard)
+    }
+}
+
+/// What the stores connect to.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Servers {
+    /// A master, and its replica, at one address.
+    One,
+    /// The same, and Sentinels that name the master.
+    Watched(Vec<Health>),
+    /// Masters that share the slots. One of them has a replica, and what goes wrong does there.
+    /// The others hear of changes after so many milliseconds.
+    Cluster { masters: usize, victim: usize, gossip: u64 },
 }
 
 #[derive(Debug)]
 pub struct Plan {
     pub kind: Kind,
+    pub servers: Servers,
     /// The first is that of single charges. Several may be in one charge.
     pub limits: Vec<Limit>,
     pub nodes: Vec<Node>,
@@ -186,6 +211,12 @@ pub enum Fault {
     Poison {
         key: String,
     },
+    /// Parts of a cluster's slots move to another master, which takes so many milliseconds.
+    Reshard {
+        parts: Vec<usize>,
+        to: usize,
+        lasts: u64,
+    },
 }
 
 impl fmt::Display for Ask {
@@ -215,7 +246,7 @@ fn maybe<T>(rng: &mut Rng, percent: u8, some: impl FnOnce(&mut Rng) -> T) -> Opt
 }
 
 impl Plan {
-    pub fn new(rng: &mut Rng, extras: &mut Rng) -> Self {
+    pub fn new(rng: &mut Rng, extras: &mut Rng, servers: &mut Rng) -> Self {
         let kind = match rng.u8(..100) {
             0..12 => Kind::Healthy,
             12..27 => Kind::Idle,
@@ -280,6 +311,7 @@ impl Plan {
         let epoch = 1_700_000_000_000_000 + rng.i64(0..1_000_000_000_000);
         let mut plan = Self {
             kind,
+            servers: Servers::One,
             limits,
             nodes,
             keys,
@@ -299,7 +331,67 @@ impl Plan {
             heals: ms(heals),
         };
         plan.extend(extras, leases);
+        match servers.u8(..100) {
+            0..10 => plan.cluster(servers),
+            10..16 => plan.watch(servers),
+            _ => {}
+        }
         plan
+    }
+
+    /// Sentinels name the master, and one of them is well.
+    fn watch(&mut self, rng: &mut Rng) {
+        let healths = [Health::Well, Health::Well, Health::Silent, Health::Gone];
+        let mut all: Vec<_> = (0..rng.usize(0..4)).map(|_| one(rng, &healths)).collect();
+        all.insert(rng.usize(..=all.len()), Health::Well);
+        self.servers = Servers::Watched(all);
+        if self.kind != Kind::Stormy {
+            // To ask a Sentinel and to make sure takes five round trips more.
+            (self.delay, self.jitter) = (self.delay / 2, self.jitter / 2);
+        }
+    }
+
+    fn cluster(&mut self, rng: &mut Rng) {
+        let masters = rng.usize(2..=3);
+        let (victim, gossip) = (rng.usize(..masters), rng.u64(..500));
+        self.servers = Servers::Cluster { masters, victim, gossip };
+        // As a store of a cluster is.
+        self.nodes.iter_mut().for_each(|node| node.one_by_one = true);
+        self.lookup = ms(0);
+        // To connect takes eleven round trips, and who asks a shard that was lost waits for that.
+        let shortest = self.nodes.iter().map(|node| node.deadline.as_millis() as u64).min();
+        self.delay = self.delay.min(shortest.expect("there is a node") / 50);
+        self.jitter = self.jitter.min(self.delay / 2);
+        let heals = self.heals.as_millis() as u64;
+        let reshard = |rng: &mut Rng, from: u64, until: u64| {
+            let at = rng.u64(from..until);
+            let lasts = rng.u64(..1_500).min(until - at);
+            let first = rng.usize(..masters * PARTS);
+            let last = rng.usize(first..(first + PARTS).min(masters * PARTS));
+            let parts = (first..=last).collect();
+            (ms(at), Fault::Reshard { parts, to: rng.usize(..masters), lasts })
+        };
+        match self.kind {
+            Kind::Healthy | Kind::Poisoned | Kind::Stormy => {
+                for _ in 0..rng.usize(..4) {
+                    self.faults.push(reshard(rng, 500, heals - gossip));
+                }
+            }
+            _ => {
+                self.kind = Kind::Shard;
+                (self.closes_idle, self.forgets_idle) = (None, None);
+                self.faults.retain(|(_, fault)| matches!(fault, Fault::Step { .. }));
+                for node in &mut self.nodes {
+                    (node.gap, node.crowd) = (one(rng, &[20, 50, 100]), one(rng, &[20, 60, 1_000]));
+                }
+                let fails_over = rng.bool();
+                for _ in 0..rng.usize(1..=2) {
+                    let at = rng.u64(2_000..heals - 500);
+                    self.faults.push((ms(at), shard_fault(rng, fails_over, heals - at)));
+                }
+            }
+        }
+        self.faults.sort_by_key(|(at, _)| *at);
     }
 
     /// Some plans have more, from a generator of its own: a seed's plan stays what it is otherwise.
@@ -483,6 +575,18 @@ fn fault(rng: &mut Rng, nodes: usize, left: u64) -> Fault {
             ),
         },
         _ => Fault::Slow { lasts, delay: rng.u64(20..400) },
+    }
+}
+
+/// What goes wrong with one master of a cluster. None is frozen while its replica has taken over: the
+/// client library then holds all calls while it connects to the frozen one, up to 250 ms each time.
+fn shard_fault(rng: &mut Rng, fails_over: bool, left: u64) -> Fault {
+    let lasts = rng.u64(50..4_000).min(left);
+    match rng.u8(..6) {
+        0..2 => Fault::Kill { lasts, keeps: rng.bool(), loading: 0 },
+        2..5 if fails_over => Fault::Failover { leads: lasts.min(1_000), split: 0 },
+        2..5 => Fault::Freeze { lasts },
+        _ => Fault::Refuse { lasts, error: "LOADING Redis is loading the dataset in memory" },
     }
 }
 

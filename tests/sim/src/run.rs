@@ -7,6 +7,7 @@ use std::panic;
 use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex, Once};
 use std::task::{Context, Poll};
+use std::thread;
 use std::time::Duration;
 
 use fastrand::Rng;
@@ -22,9 +23,11 @@ use tower_fixed_window::{
 use tower_layer::Layer;
 use tower_service::Service;
 
+use crate::cluster::{self, Cluster};
 use crate::history::{Entry, Event, History};
 use crate::net::{Net, Weather};
-use crate::plan::{Ask, Door, Fault, Kind, Limit, Line, Plan, SCOPE, What};
+use crate::plan::{Ask, Door, Fault, Limit, Line, Plan, SCOPE, Servers, What};
+use crate::sentinel::{self, Sentinel};
 
 /// So long after all has been mended everything is shared again.
 const JOINS_WITHIN: Duration = Duration::from_secs(3);
@@ -59,6 +62,23 @@ fn catch_panics() {
 
 pub fn run(seed: u64) -> Run {
     catch_panics();
+    // The hash maps of a thread differ from each other, and by how many there were before.
+    match plan(seed).servers {
+        Servers::Cluster { .. } => thread::spawn(move || play(seed)).join().expect("no panic"),
+        _ => play(seed),
+    }
+}
+
+/// What a seed stands for.
+pub fn plan(seed: u64) -> Plan {
+    plan_by(&mut Rng::with_seed(seed), seed)
+}
+
+fn plan_by(rng: &mut Rng, seed: u64) -> Plan {
+    Plan::new(rng, &mut Rng::with_seed(!seed), &mut Rng::with_seed(seed.rotate_left(32)))
+}
+
+fn play(seed: u64) -> Run {
     let runtime = Builder::new_current_thread()
         .enable_time()
         .start_paused(true)
@@ -66,11 +86,13 @@ pub fn run(seed: u64) -> Run {
         .build()
         .expect("a runtime");
     let mut rng = Rng::with_seed(seed);
-    let plan = Plan::new(&mut rng, &mut Rng::with_seed(!seed));
+    let plan = plan_by(&mut rng, seed);
     let (history, plan) = runtime.block_on(async {
         let history = History::began_now();
         let sim = Arc::new(Sim::new(plan, rng.fork(), history.clone()));
+        cluster::set_net(Some(sim.net.clone()));
         Arc::clone(&sim).play(rng).await;
+        cluster::set_net(None);
         let sim = Arc::into_inner(sim).expect("all that used it has ended");
         (history, sim.plan)
     });
@@ -95,7 +117,14 @@ impl Sim {
             lookup: plan.lookup,
             stalled: vec![None; plan.nodes.len()],
         };
-        Self { net: Net::new(rng, weather, plan.epoch, history.clone()), plan, history }
+        let net = Net::new(rng, weather, plan.epoch, history.clone());
+        let net = match &plan.servers {
+            Servers::One => net,
+            Servers::Watched(all) => net
+                .watched(all.iter().map(|health| Sentinel { names: 0, health: *health }).collect()),
+            Servers::Cluster { masters, victim, .. } => net.clustered(*masters, *victim),
+        };
+        Self { net, plan, history }
     }
 
     async fn play(self: Arc<Self>, mut rng: Rng) {
@@ -143,7 +172,7 @@ impl Sim {
             sleep(self.plan.lag).await;
             let master = self.net.master();
             let data = self.net.data(master);
-            self.net.host(1 - master, |host| {
+            self.net.host(self.net.other(), |host| {
                 if host.server.is_replica() {
                     host.server.replace_data(data);
                 }
@@ -205,9 +234,12 @@ impl Sim {
                 host.frozen = host.frozen.max(Some(now + ms(lasts)));
             }),
             Fault::Failover { leads, split } => {
-                let next = 1 - master;
+                let next = net.other();
                 net.host(next, |host| host.server.set_replica(false));
+                net.cluster(|cluster| cluster.take_over(master, next));
                 net.set_master(next);
+                // Every second Sentinel hears of it at once.
+                (0..net.sentinels()).step_by(2).for_each(|sentinel| net.tell(sentinel, next));
                 self.history.add(Event::Lost);
                 if split > 0 {
                     sleep(ms(split)).await;
@@ -216,11 +248,14 @@ impl Sim {
                 // Another failover may have made it the master again.
                 if net.master() == next {
                     net.host(master, |host| host.server.set_replica(true));
+                    net.cluster(|cluster| cluster.learn(master));
                 }
                 if leads > split {
                     sleep(ms(leads - split)).await;
                 }
                 net.leads_to(net.master());
+                (0..net.sentinels()).for_each(|sentinel| net.tell(sentinel, net.master()));
+                net.cluster(Cluster::gossip);
             }
             Fault::Step { by } => net.step(by),
             Fault::FlushScripts => net.host(master, |host| host.server.forget_scripts()),
@@ -240,7 +275,21 @@ impl Sim {
                 let key = format!("tfw1:{{{SCOPE}:{}}}", Key::from(key).readable());
                 let set = [b"SET".to_vec(), key.into_bytes(), b"somebody else's".to_vec()];
                 let micros = net.micros();
-                net.host(master, |host| _ = host.server.call(&set, micros));
+                let owner = net.cluster(|cluster| cluster.owner(&set[1])).unwrap_or(master);
+                net.host(owner, |host| _ = host.server.call(&set, micros));
+            }
+            Fault::Reshard { parts, to, lasts } => {
+                let parts = net.cluster(|cluster| cluster.begin(&parts, to)).unwrap_or_default();
+                for _ in 0..4 {
+                    sleep(ms(lasts / 4)).await;
+                    net.migrate(&parts, false);
+                }
+                net.migrate(&parts, true);
+                net.cluster(|cluster| cluster.settle(&parts));
+                if let Servers::Cluster { gossip, .. } = self.plan.servers {
+                    sleep(ms(gossip)).await;
+                }
+                net.cluster(Cluster::gossip);
             }
         }
     }
@@ -267,7 +316,7 @@ impl Sim {
             let strict = Instant::now() >= settles;
             // Enough of them for a breaker to try, and for two to find out about a silence.
             let probing =
-                Instant::now() >= settles - JOINS_WITHIN && self.plan.kind == Kind::Stormy;
+                Instant::now() >= settles - JOINS_WITHIN && self.plan.kind.harms_servers();
             let gap = if probing { plan.gap.min(100) } else { plan.gap };
             sleep(Duration::from_millis(rng.u64(..=2 * gap))).await;
             if Instant::now() >= ends {
@@ -305,7 +354,18 @@ impl Node {
     fn new(sim: &Arc<Sim>, index: usize) -> Self {
         let plan = &sim.plan.nodes[index];
         let net = sim.net.clone();
-        let redis = RedisStore::connecting(move || net.clone().connect(index));
+        let redis = match sim.plan.servers {
+            Servers::One => RedisStore::connecting(move || net.clone().connect(index)),
+            Servers::Watched(ref all) => {
+                let open = move |sentinel| sentinel::open_master(net.clone(), index, sentinel);
+                RedisStore::sentinels_asked_by(all.len(), open)
+            }
+            Servers::Cluster { masters, .. } => {
+                let open =
+                    move |connection, answer| cluster::open(index, masters, connection, answer);
+                RedisStore::cluster_opened_by(open)
+            }
+        };
         let redis = redis.deadline(plan.deadline);
         let redis = if plan.one_by_one { redis.one_by_one() } else { redis };
         let redis = redis.leases(plan.leases);

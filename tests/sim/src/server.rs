@@ -45,7 +45,7 @@ enum Held {
 }
 
 #[derive(Clone, PartialEq, Debug)]
-struct Entry {
+pub struct Entry {
     held: Held,
     /// In milliseconds.
     expires: Option<i64>,
@@ -62,6 +62,10 @@ impl Data {
 
     fn change(&mut self) -> &mut BTreeMap<Arc<[u8]>, Entry> {
         Arc::make_mut(&mut self.0)
+    }
+
+    pub fn has(&self, key: &[u8]) -> bool {
+        self.0.contains_key(key)
     }
 
     /// The fields of a hash.
@@ -123,6 +127,17 @@ impl Server {
         self.db.data = data;
     }
 
+    /// Takes keys out, to put them on another server.
+    pub fn take(&mut self, mut which: impl FnMut(&[u8]) -> bool) -> Vec<(Arc<[u8]>, Entry)> {
+        let keys: Vec<_> = self.db.data.0.keys().filter(|key| which(key)).cloned().collect();
+        let take = |key| self.db.data.change().remove_entry(&key);
+        keys.into_iter().filter_map(take).collect()
+    }
+
+    pub fn put(&mut self, keys: Vec<(Arc<[u8]>, Entry)>) {
+        self.db.data.change().extend(keys);
+    }
+
     pub fn forget_scripts(&mut self) {
         self.scripts.clear();
     }
@@ -182,6 +197,10 @@ impl Db {
         match (&name[..], args) {
             (b"PING", _) => Reply::status("PONG"),
             (b"CLIENT" | b"SELECT" | b"AUTH", _) => Reply::status("OK"),
+            (b"ROLE", []) => {
+                let role = if self.replica { "slave" } else { "master" };
+                Reply::Array(vec![Reply::bulk(role), Reply::Int(0), Reply::Array(vec![])])
+            }
             (b"FLUSHALL", _) => {
                 let keys: Vec<_> = self.data.0.keys().cloned().collect();
                 keys.iter().for_each(|key| _ = self.remove(key));

@@ -1,15 +1,20 @@
 //! Connects to a cluster, of which some nodes may be silent.
 
+use std::future::Future;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::time::Duration;
 
+use redis::aio::ConnectionLike;
 use redis::cluster::{ClusterClient, ClusterConfig};
-use redis::cluster_async::ClusterConnection;
-use redis::cluster_routing::{MultipleNodeRoutingInfo, ResponsePolicy, RoutingInfo};
-use redis::{Cmd, RedisResult, Value};
+use redis::cluster_async::{ClusterConnection, Connect};
+use redis::cluster_routing::{
+    MultipleNodeRoutingInfo, ResponsePolicy, Route, RoutingInfo, SingleNodeRoutingInfo, SlotAddr,
+};
+use redis::{Cmd, ErrorKind, RedisError, RedisResult, Value};
+use tokio::task::JoinSet;
 
-use super::super::link::{Connected, Ranges, Servers, Shards, Slots};
+use super::super::link::{Answering, Connected, Ranges, Servers, Shards, Slots};
 use super::super::script::rights;
 use super::settings::host_and_port;
 
@@ -18,50 +23,100 @@ const NEAR: Duration = Duration::from_millis(250);
 /// A node that takes longer is given up. No call waits this long unless its deadline is longer.
 const SILENT: Duration = Duration::from_secs(5);
 
+/// Calls nodes of a cluster.
+type Ask = Arc<dyn Fn(Cmd, RoutingInfo) -> Answering<Value> + Send + Sync>;
+
+/// Opens the library's connection to all nodes. `connecting` is how long to wait for a node's
+/// connection, by default as long as the app has set, and `answering` for each answer.
+pub(crate) async fn open(
+    client: ClusterClient,
+    connecting: Option<Duration>,
+    answering: Duration,
+) -> RedisResult<ClusterConnection> {
+    let config = ClusterConfig::new().set_response_timeout(answering);
+    let config = match connecting {
+        Some(connecting) => config.set_connection_timeout(connecting),
+        None => config,
+    };
+    client.get_async_connection_with_config(config).await
+}
+
 /// Connects. The library waits for all nodes that it knows, and one of them may be silent: so the
 /// first attempt is a short one.
-pub(crate) async fn connect(
-    client: ClusterClient,
+pub(crate) async fn connect<C, R>(
+    open: impl Fn(Option<Duration>, Duration) -> R,
     asks: bool,
     servers: Arc<Servers>,
-) -> RedisResult<Connected> {
-    let config = ClusterConfig::new().set_response_timeout(SILENT);
-    let near = config.clone().set_connection_timeout(NEAR);
-    let connection = match client.get_async_connection_with_config(near).await {
+) -> RedisResult<Connected>
+where
+    C: ConnectionLike + Connect + Clone + Send + Sync + Unpin + 'static,
+    R: Future<Output = RedisResult<ClusterConnection<C>>>,
+{
+    let connection = match open(Some(NEAR), SILENT).await {
         Ok(connection) => connection,
         // All nodes may be far away.
-        Err(_) => client.get_async_connection_with_config(config).await?,
+        Err(_) => open(None, SILENT).await?,
     };
     let other = connection.clone();
-    let slots: Slots = Arc::new(move || Box::pin(ask_slots(other.clone(), Arc::clone(&servers))));
-    let ranges = slots().await?;
+    let ask: Ask = Arc::new(move |call, to| {
+        let mut connection = other.clone();
+        Box::pin(async move { connection.route_command(call, to).await?.extract_error() })
+    });
+    let ranges = note_slots(ask_a_master(&ask, slots_call()).await?, &servers);
     if asks {
-        check_commands(connection.clone()).await?;
+        check_commands(&ask).await?;
     }
+    let slots: Slots = Arc::new(move |masters| {
+        Box::pin(ask_masters(Arc::clone(&ask), masters, Arc::clone(&servers)))
+    });
     Ok((Box::new(connection), Shards::new(ranges, Some(slots))))
 }
 
 /// Fails if a node lacks a needed command. Calls to other nodes fail if those lack one.
-async fn check_commands(mut connection: ClusterConnection) -> RedisResult<()> {
-    rights::check_permitted(ask_a_master(&mut connection, rights::load_call().clone()).await)?;
-    rights::check_permitted(ask_a_master(&mut connection, rights::ask_call()).await)
+async fn check_commands(ask: &Ask) -> RedisResult<()> {
+    rights::check_permitted(ask_a_master(ask, rights::load_call().clone()).await)?;
+    rights::check_permitted(ask_a_master(ask, rights::ask_call()).await)
 }
 
-/// Asks which node has which slots. The library follows redirections, and does not report them.
-async fn ask_slots(
-    mut connection: ClusterConnection,
-    servers: Arc<Servers>,
-) -> RedisResult<Ranges> {
+/// Returns the call that asks which node has which slots. The library follows redirections, and
+/// does not report them.
+fn slots_call() -> Cmd {
     let mut slots = redis::cmd("CLUSTER");
     slots.arg("SLOTS");
-    let (names, ranges) = parse_slots(ask_a_master(&mut connection, slots).await?);
-    servers.set_all(names);
-    Ok(ranges)
+    slots
 }
 
-async fn ask_a_master(connection: &mut ClusterConnection, cmd: Cmd) -> RedisResult<Value> {
+/// Asks the masters that have these slots, each in a call of its own, and returns the first answer.
+/// The library leaves a single call of all masters unsent while calls of a silent one are in
+/// flight, until another call comes.
+async fn ask_masters(ask: Ask, masters: Vec<u16>, servers: Arc<Servers>) -> RedisResult<Ranges> {
+    let mut asked = JoinSet::new();
+    for slot in masters {
+        let route = SingleNodeRoutingInfo::SpecificNode(Route::new(slot, SlotAddr::Master));
+        asked.spawn(ask(slots_call(), RoutingInfo::SingleNode(route)));
+    }
+    let mut error = RedisError::from((ErrorKind::Io, "no master of the cluster answers"));
+    while let Some(answer) = asked.join_next().await {
+        match answer {
+            Ok(Ok(slots)) => return Ok(note_slots(slots, &servers)),
+            Ok(Err(failed)) => error = failed,
+            Err(_) => error = (ErrorKind::Client, "asking a master has panicked").into(),
+        }
+    }
+    Err(error)
+}
+
+/// Asks all masters in a call, and returns the first answer.
+async fn ask_a_master(ask: &Ask, call: Cmd) -> RedisResult<Value> {
     let any = (MultipleNodeRoutingInfo::AllMasters, Some(ResponsePolicy::OneSucceeded));
-    connection.route_command(cmd, RoutingInfo::MultiNode(any)).await?.extract_error()
+    ask(call, RoutingInfo::MultiNode(any)).await
+}
+
+/// Notes the names of the nodes in the answer to `CLUSTER SLOTS`, and returns their ranges.
+fn note_slots(slots: Value, servers: &Servers) -> Ranges {
+    let (names, ranges) = parse_slots(slots);
+    servers.set_all(names);
+    ranges
 }
 
 /// Parses the answer to `CLUSTER SLOTS`, and returns the names of the nodes, too. Malformed entries

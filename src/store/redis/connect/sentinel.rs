@@ -1,5 +1,6 @@
 //! Finds the master by Sentinels, of which some may be silent.
 
+use std::future::Future;
 use std::sync::Arc;
 
 use redis::aio::MultiplexedConnection;
@@ -10,19 +11,15 @@ use tokio::task::JoinSet;
 use super::super::link::Servers;
 use super::settings::{open, server_name, with_keepalive};
 
-/// Asks all Sentinels at once, and connects to the first master that can be reached.
-pub(crate) async fn connect(
-    clients: Vec<RedisResult<SentinelClient>>,
-    servers: Arc<Servers>,
-) -> RedisResult<MultiplexedConnection> {
+/// Asks all Sentinels at once, and returns the connection to the first master that can be reached.
+pub(crate) async fn connect<R, C>(sentinels: impl IntoIterator<Item = R>) -> RedisResult<C>
+where
+    R: Future<Output = RedisResult<C>> + Send + 'static,
+    C: Send + 'static,
+{
     let mut asked = JoinSet::new();
-    for client in clients {
-        let servers = Arc::clone(&servers);
-        asked.spawn(async move {
-            let master = with_keepalive(&client?.async_get_client().await?)?;
-            servers.set_only(server_name(&master));
-            open(&master).await
-        });
+    for sentinel in sentinels {
+        asked.spawn(sentinel);
     }
     let mut error = RedisError::from((ErrorKind::EmptySentinelList, "there is no Sentinel"));
     while let Some(answer) = asked.join_next().await {
@@ -33,4 +30,14 @@ pub(crate) async fn connect(
         }
     }
     Err(error)
+}
+
+/// Connects to the master that a Sentinel names, and notes its name.
+pub(crate) async fn open_master(
+    client: RedisResult<SentinelClient>,
+    servers: Arc<Servers>,
+) -> RedisResult<MultiplexedConnection> {
+    let master = with_keepalive(&client?.async_get_client().await?)?;
+    servers.set_only(server_name(&master));
+    open(&master).await
 }

@@ -8,7 +8,7 @@ use tokio::time::{Instant, timeout};
 
 use super::handle::{Handle, is_alive, probe_for, unless_ended};
 use super::renewal::renew;
-use super::shards::{Health, Slots};
+use super::shards::{Answering, Health, Ranges};
 use super::upkeep::{ATTEMPT, LATE, Status, Upkeep};
 use crate::observe;
 
@@ -19,7 +19,7 @@ pub(super) struct Check {
     connection: Option<Box<dyn Handle>>,
     health: Arc<Health>,
     /// Asks which shard that is, if a call has failed.
-    slots: Option<Slots>,
+    slots: Option<Answering<Ranges>>,
     /// Since when the shard is lost, if it is.
     lost_since: u64,
     grace: Duration,
@@ -36,7 +36,7 @@ impl Check {
         sent: Option<u64>,
     ) -> Self {
         let (grace, now) = (upkeep.grace(), upkeep.source.now());
-        let slots = sent.and_then(|_| current.shards.slots.clone());
+        let slots = sent.and_then(|_| current.shards.ask_slots());
         let lasts = grace * if slots.is_some() { 2 } else { 1 } + LATE;
         Self {
             upkeep: Arc::downgrade(upkeep),
@@ -55,7 +55,7 @@ impl Check {
     /// redirections. Returns `false` if another task tests that shard.
     async fn find_shard(&mut self) -> bool {
         let Some(slots) = self.slots.take() else { return true };
-        let Ok(Ok(ranges)) = timeout(self.grace, slots()).await else { return true };
+        let Ok(Ok(ranges)) = timeout(self.grace, slots).await else { return true };
         let Some(upkeep) = self.upkeep.upgrade() else { return false };
         upkeep.set_slots(ranges);
         let health = upkeep.shard_of(self.key.as_deref());

@@ -12,13 +12,14 @@ use redis::RedisResult;
 /// The first slot of each range by its last one, and the range's node: a hash of its address.
 pub(crate) type Ranges = BTreeMap<u16, (u16, u64)>;
 pub(crate) type Answering<T> = Pin<Box<dyn Future<Output = RedisResult<T>> + Send>>;
-pub(crate) type Slots = Arc<dyn Fn() -> Answering<Ranges> + Send + Sync>;
+/// Asks for them: the nodes that have these slots.
+pub(crate) type Slots = Arc<dyn Fn(Vec<u16>) -> Answering<Ranges> + Send + Sync>;
 
 pub(crate) struct Shards {
     ranges: Ranges,
     nodes: Vec<Arc<Health>>,
     /// Asks the cluster which node has which slots: they may move.
-    pub(crate) slots: Option<Slots>,
+    slots: Option<Slots>,
 }
 
 /// The health of a shard, as seen over one connection. Times are milliseconds of the link's clock.
@@ -68,6 +69,13 @@ impl Shards {
             }
         }
         Self { ranges, nodes, slots: self.slots.clone() }
+    }
+
+    /// Asks all nodes which of them has which slots, if this is a cluster.
+    pub(crate) fn ask_slots(&self) -> Option<Answering<Ranges>> {
+        let one_each: BTreeMap<_, _> =
+            self.ranges.values().map(|(first, node)| (node, *first)).collect();
+        self.slots.as_ref().map(|ask| ask(one_each.into_values().collect()))
     }
 
     /// Returns the shard that has a key, by default the first one.
