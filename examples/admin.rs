@@ -28,9 +28,9 @@ use tower_fixed_window::{
 /// A limit that support can change. Plans for good are in a database: `database_plans`.
 struct Managed {
     limiter: Limiter,
-    /// Reads what the limit counts by, as support writes it.
+    /// Parses a key as support writes it, such as an address or a user's number.
     key: fn(&str) -> Option<Key>,
-    /// Who has used 80% of the limit lately, the last one first.
+    /// The keys that used 80% of the limit lately, the last one first.
     near: Arc<Mutex<VecDeque<Value>>>,
 }
 
@@ -44,7 +44,7 @@ impl Managed {
         let (name, quota) = usual;
         let near = Arc::<Mutex<VecDeque<_>>>::default();
         let warned = Arc::clone(&near);
-        // Really: an e-mail to the customer, sent by another task.
+        // In production, a separate task e-mails the customer.
         let limit = quota.name(name).key(by).track_refused(1_000).warn_at(80, move |near| {
             let line = json!({
                 "key": near.key.readable().to_string(),
@@ -60,11 +60,11 @@ impl Managed {
     }
 }
 
-/// Returns where limits count: in memory, or in a Redis that other nodes share.
+/// Returns a function that makes limiters: in memory, or in a Redis that other nodes share.
 fn store() -> Result<impl Fn(Limit) -> Limiter, Box<dyn std::error::Error>> {
     #[cfg(feature = "redis")]
     let redis = match std::env::var("REDIS_URL") {
-        // A reset on one node is effective on the others within a second.
+        // `revalidate_refusals` makes a reset effective on all nodes within a second.
         Ok(url) => Some(tower_fixed_window::RedisStore::new(url)?.revalidate_refusals()),
         Err(_) => None,
     };
@@ -108,7 +108,7 @@ fn seconds(at: SystemTime) -> u64 {
     at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }
 
-/// Who is limited? The keys that this process refused lately, most often first.
+/// Lists the keys that this process refused lately, the most often refused first.
 async fn refused(State(limits): State<Limits>, Path(name): Path<String>) -> Result<Json<Value>> {
     let refused = find(&limits, &name)?.limiter.refused().into_iter();
     let keys = refused.flat_map(|refused| refused.keys).map(|client| {
@@ -124,13 +124,13 @@ async fn refused(State(limits): State<Limits>, Path(name): Path<String>) -> Resu
     Ok(Json(keys.collect()))
 }
 
-/// Who will be limited soon? Those who have used 80% of the limit, in a charge of this process.
+/// Lists the keys that are close to the limit: a charge of this process took them to 80% of it.
 async fn near(State(limits): State<Limits>, Path(name): Path<String>) -> Result<Json<Value>> {
     let near = find(&limits, &name)?.near.lock().unwrap();
     Ok(Json(near.iter().cloned().collect()))
 }
 
-/// Why? How much of each quota a key has used.
+/// Shows why a key is limited: how much of each quota it has used.
 async fn usage(
     State(limits): State<Limits>,
     Path((name, text)): Path<(String, String)>,
@@ -157,7 +157,7 @@ async fn reset(
     Ok("reset\n")
 }
 
-/// More, or less, for one key, until an instant, in this process.
+/// Gives one key a higher or lower limit until an instant, in this process.
 async fn set_key_quotas(
     State(limits): State<Limits>,
     Path((name, text)): Path<(String, String)>,
@@ -171,7 +171,7 @@ async fn set_key_quotas(
     Ok(format!("{quotas}\n"))
 }
 
-/// The quotas of all keys.
+/// Replaces the quotas of all keys.
 async fn set_quotas(
     State(limits): State<Limits>,
     Path(name): Path<String>,
@@ -224,7 +224,7 @@ async fn authenticate(mut request: Request, next: Next) -> Result<Response, Stat
 }
 
 async fn support_only(request: Request, next: Next) -> Result<Response, StatusCode> {
-    // Really: your authentication of support staff.
+    // In production, your authentication of support staff decides this.
     if token(&request) != Some("support") {
         return Err(StatusCode::UNAUTHORIZED);
     }

@@ -45,7 +45,7 @@ impl From<&User> for Key {
     }
 }
 
-/// Stands in for authentication: really, a verified token says who it is.
+/// Stands in for authentication. In production, a verified token names the user and organization.
 async fn authenticate(mut request: Request, next: Next) -> Result<Response, StatusCode> {
     let org = header(&request, "x-org").ok_or(StatusCode::UNAUTHORIZED)?;
     let user = header(&request, "x-user").ok_or(StatusCode::UNAUTHORIZED)?;
@@ -61,11 +61,11 @@ fn header(request: &Request, name: &str) -> Option<String> {
     (!value.is_empty()).then(|| value.to_owned())
 }
 
-/// What a client asks of the model.
+/// The body of a request, as far as the limits and the fake model read it.
 #[derive(Clone, serde::Deserialize)]
 struct Chat {
     max_tokens: u64,
-    /// What the fake model will use: all, unless it is said.
+    /// The tokens that the fake model will use; by default, all of `max_tokens`.
     uses: Option<u64>,
 }
 
@@ -92,14 +92,15 @@ fn cents(tokens: u64) -> u64 {
     tokens.div_ceil(1_000)
 }
 
-/// The fake model: it streams a word for each token, and says at the end what it has used.
+/// Stands in for the model: streams a word for each token, and reports at the end how many it used.
 async fn chat(Extension(chat): Extension<Chat>) -> Response {
     let uses = chat.uses.unwrap_or(chat.max_tokens);
     let (cost, mut meter) = TrueCost::metered();
     let words = (0..=uses).map(move |said| {
         Ok::<_, Infallible>(if said < uses {
             meter.add("tokens", 1);
-            // Kept up to date: the client may disconnect after any word.
+            // The cost is updated with each word, since the client may disconnect after any of
+            // them.
             meter.set("cents", cents(meter.of("tokens")));
             "word ".to_owned()
         } else {
@@ -113,7 +114,7 @@ async fn chat(Extension(chat): Extension<Chat>) -> Response {
 
 const NAMES: [&str; 3] = ["requests", "tokens", "cents"];
 
-/// The limits of an organization, by their names.
+/// An organization's limits, by their names.
 type Plans = HashMap<String, Plan>;
 
 /// Reads limits such as `requests=600/minute tokens=200000/minute cents=5000/month`.
@@ -129,7 +130,7 @@ fn parse(text: &str) -> Result<Plans, Error> {
     Ok(plans)
 }
 
-/// The limits of all, and of the organizations that have others.
+/// The default limits, and those of organizations with limits of their own.
 struct Book {
     default: Plans,
     by_org: RwLock<HashMap<String, Plans>>,
@@ -153,7 +154,7 @@ impl Book {
         Ok(())
     }
 
-    /// Follows the file. One that can't be read changes nothing.
+    /// Rereads the file when it changes. A file that can't be read changes nothing.
     async fn follow(self: Arc<Self>, file: String) {
         let mut seen = String::new();
         loop {
@@ -171,7 +172,7 @@ impl Book {
     }
 }
 
-/// Counts in Redis where it is said, else in memory.
+/// Makes limiters that count in Redis if `REDIS_URL` is set, else in memory.
 fn counted(limits: Limits) -> Result<Limits, Error> {
     match env::var("REDIS_URL") {
         Err(_) => Ok(limits),

@@ -28,8 +28,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         .ipv6_prefix(prefix);
 
     let counted = client.clone();
-    let tell = async move |parts: Parts| match counted.address(&parts) {
-        // 192.0.2.7, or 2001:db8::7 (2001:db8::/64), by its prefix.
+    let respond = async move |parts: Parts| match counted.address(&parts) {
+        // Responses are 192.0.2.7, or 2001:db8::7 (2001:db8::/64) with the prefix that is the key.
         Ok(address) if address.is_ipv4() => Ok(format!("{address}\n")),
         Ok(address) => {
             let key = Key::from_ip(address, prefix).readable().to_string();
@@ -38,7 +38,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         Err(missing) => Err((StatusCode::INTERNAL_SERVER_ERROR, missing.to_string())),
     };
     let app = Router::new()
-        .route("/", get(tell))
+        .route("/", get(respond))
         .layer(FixedWindowLayer::new(Quota::per_minute(limit).key(client)));
 
     let listener = tokio::net::TcpListener::bind(addr).await?;

@@ -22,7 +22,7 @@ impl From<&User> for Key {
     }
 }
 
-/// Puts the user into the request's extensions, if the API key is one of ours.
+/// Puts the user into the request's extensions if the API key is known.
 async fn auth(mut request: Request, next: Next) -> Response {
     let api_key = request.headers().get("x-api-key").map(|value| value.as_bytes());
     let user = match api_key {

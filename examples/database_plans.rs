@@ -36,7 +36,7 @@ impl Database {
     async fn customer(&self, token: &str) -> Result<Option<Customer>, StatusCode> {
         println!("a query");
         let Some((id, _, plan)) = self.0.iter().find(|row| row.1 == token) else { return Ok(None) };
-        // A plan that can't be read is a fault of ours, and not "unlimited".
+        // An unreadable plan is an error here, and must not become "unlimited".
         let plan = plan.parse().map_err(|_| StatusCode::INTERNAL_SERVER_ERROR)?;
         Ok(Some(Customer { id: *id, plan }))
     }
@@ -44,7 +44,7 @@ impl Database {
 
 struct Customers {
     database: Database,
-    /// Only of tokens that exist, so it is not larger than the table.
+    /// Holds only tokens that exist, so the cache is never larger than the table.
     known: Mutex<HashMap<String, (Instant, Customer)>>,
 }
 

@@ -37,13 +37,14 @@ fn points(parts: &request::Parts) -> u64 {
     }
 }
 
-/// Whether there is a token, exactly where the key finds one. This copy accepts any token. An API
-/// has to verify tokens first, since a client that invents a token gets a fresh count.
+/// Returns whether there is a token, in the header where the key looks for one. This copy accepts
+/// any token. An API has to verify tokens first, since a client that invents a token gets a fresh
+/// count.
 fn has_token(parts: &request::Parts) -> bool {
     header("authorization").extract(parts, &mut Key::default()).is_ok()
 }
 
-/// What the environment sets.
+/// The settings from the environment.
 pub(crate) struct Policy {
     pub(crate) core: u64,
     pub(crate) anon: u64,
@@ -69,9 +70,9 @@ async fn not_found() -> (StatusCode, Json<Value>) {
     (StatusCode::NOT_FOUND, Json(json!({"message": "Not Found"})))
 }
 
-/// The API, counted in that store.
+/// The API, counted in the given store.
 pub(crate) fn app(policy: &Policy, store: &MemoryStore) -> Router {
-    // What both limits have in common.
+    // Both limits share the key, the cost, the status and the body of refusals.
     let layer = |limit: Limit| {
         let limit = limit.key(header("authorization").or(peer_ip())).cost_fn(points);
         FixedWindowLayer::new(limit.store(store.clone()))
@@ -96,7 +97,7 @@ pub(crate) fn app(policy: &Policy, store: &MemoryStore) -> Router {
     Router::new()
         .route("/user", any(user))
         .route("/repos/{owner}/{repo}", any(repo))
-        // Inside of the limit at a cost of 0: never refused, and with the headers.
+        // `/rate_limit` is inside of the layer at a cost of 0: never refused, and with the headers.
         .route_service("/rate_limit", standing)
         .fallback(not_found)
         .layer(core)

@@ -26,7 +26,7 @@ fn some() -> u64 {
 
 const ESTIMATE: u64 = 100;
 
-/// The whole response at once: its cost is known with the response.
+/// Responds with all words at once: the cost is known when the response begins.
 async fn whole(Query(ask): Query<Ask>) -> Response {
     let mut response =
         format!("{}\n", "word ".repeat(ask.tokens.min(5_000) as usize)).into_response();
@@ -34,7 +34,7 @@ async fn whole(Query(ask): Query<Ask>) -> Response {
     response
 }
 
-/// Word by word: the cost is what was sent.
+/// Streams word by word: the cost is the number of words sent.
 async fn streamed(Query(ask): Query<Ask>) -> Response {
     let (cost, mut meter) = TrueCost::metered();
     let words = (0..ask.tokens.min(5_000)).map(move |_| {

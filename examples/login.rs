@@ -60,7 +60,7 @@ async fn login(Extension(login): Extension<Login>) -> StatusCode {
     }
 }
 
-/// The same limit in two grids of windows, half a window apart.
+/// Sets a limit twice, in two grids of windows that are half a window apart.
 fn twice(limit: u64, window: Duration) -> Quotas {
     Quota::new(limit, window).and(Quota::new(limit, window).starting_at(window / 2))
 }
@@ -69,10 +69,10 @@ fn app(store: impl Store + Clone) -> Router {
     let failed =
         |response: &axum::http::response::Parts| response.status == StatusCode::UNAUTHORIZED;
 
-    // Against one client that tries many accounts. Behind a proxy: `.key(client_ip()..)`.
+    // Slows down one client that tries many accounts. Behind a proxy: `.key(client_ip()..)`.
     let per_address = twice(30, HOUR).name("login-address").store(store.clone());
     let per_address = FixedWindowLayer::new(per_address).count_if(failed);
-    // Against many clients that try one account.
+    // Slows down many clients that try one account.
     let day = 24 * HOUR;
     let quotas = twice(5, 15 * MINUTE)
         .and(Quota::new(20, day))
@@ -116,7 +116,7 @@ async fn main() {
     }
     println!("1,000 right logins pass");
 
-    // One account, guessed at from a hundred addresses: five in a quarter of an hour.
+    // A hundred addresses guess at one account: five guesses in a quarter of an hour pass.
     let through = guesses(async |i| attempt(100 + i, "ali", "guess").await, 100).await;
     assert_eq!(through, 5);
     let refused = attempt(7, "ALI+", "guess").await;
@@ -124,19 +124,19 @@ async fn main() {
     assert_eq!(refused.headers()["x-ratelimit-resource"], "login-account");
     println!("5 of 100 guesses at one account pass, from 100 addresses");
 
-    // The boundary brings no second limit: the other windows are in their middle.
+    // The boundary brings no second limit, since the other windows are halfway through.
     clock.set_ms(midnight);
     assert_eq!(guesses(async |i| attempt(300 + i, "ali", "guess").await, 100).await, 0);
     clock.set_ms(midnight + 450_000);
     assert_eq!(guesses(async |i| attempt(300 + i, "ali", "guess").await, 100).await, 5);
     println!("0 more at the boundary, 5 more when the second window has turned");
 
-    // One password, tried at many accounts from one address.
+    // A single address tries one password at many accounts.
     let spray = async |i| attempt(2, &format!("user-{i}"), "123456").await;
     assert_eq!(guesses(spray, 100).await, 30);
     println!("30 of 100 accounts can be tried from one address");
 
-    // A month of guessing at one account, every ten minutes, from as many addresses as it takes.
+    // A month of guessing at one account, every ten minutes, each time from a new address.
     clock.set_ms(midnight + 365 * 86_400_000);
     let patient = async |i| {
         let answer = attempt(1_000 + i, "ben", "guess").await;

@@ -21,7 +21,8 @@ use tower_fixed_window::{
 
 const HOUR: Duration = Duration::from_secs(3_600);
 
-/// An account as a key, in any spelling of its name; hashed, since it is a mail address.
+/// The key of an account: the same for any spelling of its name, and hashed, since the name is a
+/// mail address.
 fn account(name: &str) -> Key {
     Key::hmac("a secret of the app", name.trim().to_lowercase())
 }
@@ -32,7 +33,7 @@ struct Mails {
     sent: Arc<AtomicU32>,
 }
 
-/// The response is the same whether the account exists and whether its limit is reached.
+/// Responds alike whether or not the account exists or its limit is reached.
 async fn send_mail(State(mails): State<Mails>, Path(name): Path<String>) -> StatusCode {
     match mails.per_account.check(account(&name)).await {
         Ok(decision) if decision.allowed() && name.ends_with("@example.org") => {
@@ -44,7 +45,7 @@ async fn send_mail(State(mails): State<Mails>, Path(name): Path<String>) -> Stat
     }
 }
 
-/// In an app, compare codes in constant time, and let them expire after some minutes.
+/// Checks a code. An app compares codes in constant time, and lets them expire after some minutes.
 async fn check_code(Path((_, code)): Path<(String, u32)>) -> StatusCode {
     match code {
         123_456 => StatusCode::OK,
@@ -52,7 +53,7 @@ async fn check_code(Path((_, code)): Path<(String, u32)>) -> StatusCode {
     }
 }
 
-/// The same limit in two grids of windows, half a window apart.
+/// Sets a limit twice, in two grids of windows that are half a window apart.
 fn twice(limit: u64, window: Duration) -> Quotas {
     Quota::new(limit, window).and(Quota::new(limit, window).starting_at(window / 2))
 }
@@ -105,7 +106,7 @@ async fn main() {
     assert_eq!(sent.load(Ordering::Relaxed), 0, "the boundary brings no second limit");
     println!("3 mails for 50 requests, and none more at the boundary");
 
-    // One client can't send mails to many accounts.
+    // A client can't send mails to many accounts.
     let mut accepted = 0;
     for i in 0..100 {
         accepted += u32::from(ask(2, format!("user-{i}@example.org")).await == 202);
@@ -113,8 +114,8 @@ async fn main() {
     assert_eq!((accepted, sent.load(Ordering::Relaxed)), (10, 10));
     println!("10 mails for 100 accounts from one address");
 
-    // Codes: five wrong ones in an hour, also around its boundary, and the right one is refused
-    // then.
+    // Five wrong codes in an hour pass, also around the hour's boundary. Then the right code is
+    // refused, too.
     clock.set_ms(midnight - 1);
     let mut checked = 0;
     for i in 0..50 {
@@ -128,7 +129,7 @@ async fn main() {
     assert_eq!(ask(3, "ben@example.org/123456".into()).await, 200);
     println!("5 of 50 codes are checked");
 
-    // A month of guessing, every ten minutes, from as many addresses as it takes.
+    // A month of guessing, every ten minutes, each time from a new address.
     clock.set_ms(midnight + 365 * 86_400_000);
     let mut checked = 0;
     for i in 0..30 * 24 * 6 {

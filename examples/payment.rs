@@ -23,7 +23,7 @@ use tower_fixed_window::{
 
 const HOUR: Duration = Duration::from_secs(3_600);
 
-/// Your authentication layer puts it into the request's extensions.
+/// A customer. Your authentication layer puts it into the request's extensions.
 #[derive(Clone)]
 struct User(u64);
 
@@ -33,10 +33,10 @@ impl From<&User> for Key {
     }
 }
 
-/// How many cards reached the bank.
+/// Counts the cards that reached the bank.
 type Bank = Arc<AtomicU32>;
 
-/// The bank accepts one card, `good`, and takes its time.
+/// Stands in for the bank: accepts one card, `good`, and takes some time.
 async fn pay(State(bank): State<Bank>, card: String) -> StatusCode {
     bank.fetch_add(1, Ordering::Relaxed);
     tokio::task::yield_now().await;
@@ -46,16 +46,16 @@ async fn pay(State(bank): State<Bank>, card: String) -> StatusCode {
     }
 }
 
-/// The same limit in two grids of windows, half a window apart.
+/// Sets a limit twice, in two grids of windows that are half a window apart.
 fn twice(limit: u64, window: Duration) -> Quotas {
     Quota::new(limit, window).and(Quota::new(limit, window).starting_at(window / 2))
 }
 
 fn app(store: impl Store, bank: Bank) -> Router {
     let limits = Limits::new([
-        // Against many accounts that are made for it. Behind a proxy: `.key(client_ip()..)`.
+        // Slows down one client with many accounts. Behind a proxy: `.key(client_ip()..)`.
         twice(10, HOUR).name("payment-address"),
-        // Against one account on many addresses.
+        // Slows down many clients that share one account.
         twice(5, 24 * HOUR).name("payment-account").key(extension::<User>()),
     ]);
     let layer = FixedWindowLayer::new(limits.store(store))
@@ -68,8 +68,8 @@ async fn main() {
     let midnight = 1_767_225_600_000;
     let clock = ManualClock::at_ms(midnight - 60_000);
     let bank = Bank::default();
-    // On several nodes, `RedisStore::new(..)?.on_failure(OnStoreFailure::Deny)`: no payments for a
-    // while are better than a further limit on each node.
+    // Several nodes need `RedisStore::new(..)?.on_failure(OnStoreFailure::Deny)`: to accept no
+    // payments for a while is better than one more limit on each node.
     let app = app(MemoryStore::new().clock(clock.clone()), bank.clone());
     let pay = async |address: u32, user: u64, card: &'static str| {
         let peer = (IpAddr::V4(Ipv4Addr::from_bits(address)), 4711).into();

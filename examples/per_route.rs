@@ -13,7 +13,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let limit = |usual| std::env::var("LIMIT").map_or(Ok(usual), |limit| limit.parse());
     let addr = std::env::var("ADDR").unwrap_or_else(|_| "127.0.0.1:3000".into());
 
-    // Two layers are two counts. Clients see the names in x-ratelimit-resource.
+    // Each layer has its own count. `x-ratelimit-resource` has the name of the limit.
     let login = FixedWindowLayer::new(Quota::per_minute(limit(5)?).name("login"));
     let search = FixedWindowLayer::new(Quota::per_minute(limit(30)?).name("search"));
 

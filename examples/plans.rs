@@ -34,7 +34,7 @@ impl From<&User> for Key {
 
 type Users = Arc<HashMap<&'static str, User>>;
 
-/// Knows the users by their tokens, and refuses other requests.
+/// Authenticates users by their tokens, and rejects other requests.
 async fn authenticate(
     State(users): State<Users>,
     mut request: Request,

@@ -23,7 +23,7 @@ use tower_fixed_window::{
     Decision, FixedWindowLayer, Key, KeyExtractor, Limit, MemoryStore, Quota, Quotas,
 };
 
-/// Everything comes from this server, and nothing inline is run.
+/// Allows only this server's own files, and no inline scripts.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src data:; \
     connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
@@ -42,7 +42,7 @@ struct Setting {
 }
 
 impl Setting {
-    /// As the query has it, within what a page can show.
+    /// Reads the query, and clamps its values to what the page can show.
     fn of(uri: &Uri, usual: Self) -> Self {
         let Query(Self { limit, window }) = Query::try_from_uri(uri).unwrap_or(Query(usual));
         Self { limit: limit.clamp(1, 20), window: window.clamp(4, 600) }
@@ -70,7 +70,7 @@ struct Playground {
     store: MemoryStore,
 }
 
-/// The visitor's standing under each limit, without a charge, and the server's time for the page.
+/// Reports the visitor's standing under each limit without a charge, and the server's time.
 async fn standing(
     State(playground): State<Playground>,
     parts: Parts,
@@ -79,21 +79,21 @@ async fn standing(
     visitor().extract(&parts, &mut key).map_err(|_| StatusCode::INTERNAL_SERVER_ERROR)?;
     let mut stands = Map::new();
     for (name, quotas) in Setting::of(&parts.uri, playground.usual).limits() {
-        // The counters of the layer of that name.
+        // The name of the layer's limit gives this limiter the same counters.
         let limiter = quotas.name(name).store(playground.store.clone());
         let peek = limiter.peek(key.clone()).await.map_err(|_| StatusCode::SERVICE_UNAVAILABLE)?;
-        stands.insert(name.to_string(), told(&peek));
+        stands.insert(name.to_string(), as_json(&peek));
     }
     Ok(Json(stands.into()))
 }
 
-/// The inner service: it responds with the decision of the limit.
+/// Stands in for the inner service: responds with the limit's decision.
 async fn passed(Extension(decision): Extension<Decision>) -> Json<Value> {
-    Json(told(&decision))
+    Json(as_json(&decision))
 }
 
-/// A decision to the millisecond; `x-ratelimit-reset` is in seconds.
-fn told(decision: &Decision) -> Value {
+/// Writes a decision with milliseconds, since `x-ratelimit-reset` has only seconds.
+fn as_json(decision: &Decision) -> Value {
     let quotas = decision.usage().iter().map(|quota| {
         let (window, ends) = (quota.window().as_millis() as u64, ms(quota.reset_at()));
         json!({"limit": quota.limit(), "used": quota.used(), "window": window, "ends": ends})
@@ -124,7 +124,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let usual = Setting { limit: setting("LIMIT", 5)?, window: setting("WINDOW", 10)? };
     let addr = std::env::var("ADDR").unwrap_or_else(|_| "127.0.0.1:3000".into());
 
-    // One store for all, so that no flood of invented names takes more than its half a megabyte.
+    // All limits share a store, so a flood of invented names takes no more than its half a
+    // megabyte.
     let store = MemoryStore::with_max_keys(10_000);
     let mut limited = Router::new();
     for (i, (name, _)) in usual.limits().into_iter().enumerate() {

@@ -16,7 +16,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     let all = Quota::per_minute(limit);
     let not_urgent = all.with_limit(limit * 8 / 10);
-    // By the route, which decides what the request does: a client could claim any header.
+    // The route decides the limit, since a client could claim any header.
     let shop = Limit::by_plan(move |parts, _| match parts.uri.path() {
         "/export" => not_urgent,
         _ => all,

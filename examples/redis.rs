@@ -1,6 +1,6 @@
 //! `cargo run --features redis --example redis`
 //!
-//! One count for several nodes, in Redis. Start it twice, and send requests to both:
+//! Several nodes share one count in Redis. Start the example twice, and send requests to both:
 //!
 //! ```sh
 //! ADDR=127.0.0.1:3001 cargo run --features redis --example redis

@@ -20,12 +20,12 @@ function visitorsName() {
   try {
     return (sessionStorage.visitor ??= fresh);
   } catch {
-    return fresh; // A browser that stores nothing.
+    return fresh; // The browser stores nothing.
   }
 }
 const visitor = visitorsName();
 
-// What is set in the page; at first the server's own limit and window.
+// The settings of the page as a query; empty at first, for the server's own limit and window.
 let setting = "";
 
 class Gone extends Error {}
@@ -42,7 +42,7 @@ async function ask(path) {
   }
 }
 
-// The server's clock, in milliseconds since 1970: as of the quickest of the last few answers.
+// The server's clock, in milliseconds since 1970, according to the quickest of the last responses.
 const clock = {
   heard: [],
   hear(now, { sent, answered }) {
@@ -53,17 +53,17 @@ const clock = {
   now: () => clock.at(performance.now()),
 };
 
-// --- What it has told ---
+// --- The server's reports ---
 
-const limits = {}; // By name, for each of its quotas: the limit, what is used, the window's length and end.
-let told; // The setting that all this is about.
-const seen = {}; // By name, for each quota: by their ends, what was used and refused in its windows.
+const limits = {}; // For each name and quota: the limit, the used part, the window's length and end.
+let told; // The setting that `limits` and `seen` belong to.
+const seen = {}; // For each name and quota: the used and refused requests of each window, by its end.
 let chosen = $("input:checked").value;
 
 const isOpen = (name, used) => name !== "first-request" || used > 0;
 const REMEMBERED = 32;
 
-// Answers may overtake each other: a later window counts, and in one window the higher count.
+// Responses may overtake each other: a later window wins, and within a window the higher count.
 function learn(name, { quotas }) {
   limits[name] ??= quotas;
   quotas.forEach((quota, i) => {
@@ -80,11 +80,11 @@ function note(name, i, ends, used, refused) {
   if (windows.size > REMEMBERED) windows.delete(Math.min(...windows.keys()));
 }
 
-// How this visitor stands, which costs nothing to ask: at the start, and when a window has ended.
+// Asks for this visitor's standing, without a charge: at the start, and when a window has ended.
 let next;
 async function look() {
   const answer = await ask("standing");
-  if (answer.asked !== setting) return; // Set anew meanwhile, so it is looked at again.
+  if (answer.asked !== setting) return; // The setting has changed since; another `look` is on its way.
   const standing = Object.entries(JSON.parse(answer.body));
   if (told !== setting) {
     for (const [name] of standing) delete limits[name], delete seen[name];
@@ -99,7 +99,7 @@ async function look() {
   draw();
 }
 
-// One request. The body has the decision if it passed; the headers have it if it was refused.
+// Sends a request. The body has the decision if it passed, the headers if it was refused.
 async function send(name) {
   const answer = { name, ...(await ask(`try/${name}`)) };
   if (answer.passed) answer.told = JSON.parse(answer.body);
@@ -108,7 +108,7 @@ async function send(name) {
     learn(name, answer.told);
     clock.hear(answer.told.at, answer);
   } else {
-    // The window that refused, by its end in whole seconds.
+    // The refusing window is found by its end, which the header has in whole seconds.
     const reset = Number(answer.response.headers.get("x-ratelimit-reset"));
     seen[name]?.forEach((windows, i) => {
       const ends = [...windows.keys()].find((ends) => Math.ceil(ends / 1000) === reset);
@@ -191,7 +191,7 @@ const SHOWN = 8;
 function drawStrips() {
   $("#strips").replaceChildren(...limits[chosen].map((quota, i) => {
     const windows = seen[chosen]?.[i] ?? new Map();
-    // On a grid, windows without a request have their place as well.
+    // Grids have a place for windows without a request, too.
     const ends = chosen === "first-request"
       ? [...windows.keys()].sort((a, b) => a - b).slice(-SHOWN)
       : Array.from({ length: SHOWN }, (_, back) => quota.ends - back * quota.window).reverse();
@@ -246,7 +246,7 @@ async function click(requests, name = chosen) {
   const passed = answers.filter((answer) => answer.passed);
   const refused = answers.filter((answer) => !answer.passed);
   const field = ({ response }, name) => response.headers.get(name);
-  // The refusal is the one to read.
+  // Readers look for the refusal, so the panel shows it.
   if (refused.length) {
     showResponse(refused.at(-1));
     const counts = requests > 1 ? `${passed.length} passed, ${refused.length} refused` : "Refused";
@@ -417,7 +417,7 @@ async function attack(name) {
     run.end = fromFirst ? await openedEnd(name) : nextEnd(limits[name]);
     await until(run.end - HALF - 200);
     await look();
-    // A click may have spent something meanwhile.
+    // A click may have used a token in the meantime.
   } while (!limits[name].every(isAsPlanned));
 
   await Promise.all(run.shots.map(async (shot) => {
@@ -474,7 +474,7 @@ function verdict(text) {
 
 // The requests around the boundary, and below them the windows that they fell into.
 function drawLens() {
-  if (run.judged) return; // What happens later is not the attack's.
+  if (run.judged) return; // Later requests are not part of the attack.
   const place = (at) => ((at + RANGE) / (2 * RANGE)) * 100;
   $("#lens .dots").replaceChildren(...run.shots.map(({ at, answer }) => {
     const dot = element("i", { class: answer ? (answer.passed ? "passed" : "refused") : "planned" });
@@ -532,7 +532,7 @@ function set() {
 
 async function begin() {
   fill("origin", location.origin);
-  // The server may not be there yet, as a page that is restored may be older than it.
+  // A restored tab can load before the server has started, so the page retries.
   while (!limits[chosen]) {
     await attend(look);
     if (!limits[chosen]) await new Promise((resolve) => setTimeout(resolve, 1000));

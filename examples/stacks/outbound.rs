@@ -20,7 +20,7 @@ const WINDOW: Duration = Duration::from_secs(2);
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let limit = std::env::var("LIMIT").map_or(Ok(5), |limit| limit.parse())?;
 
-    // The API of another team.
+    // Stands in for the API of another team.
     let theirs = FixedWindowLayer::new(Quota::new(limit, WINDOW));
     let app = Router::new().route("/", get(async || "hello\n")).layer(theirs);
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
@@ -34,8 +34,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let ours = Quota::new(limit, WINDOW).starting_at(Duration::from_millis(100));
     let limiter = Limiter::new(ours.key(global()));
     let layer = FixedWindowLayer::new(&limiter).queue(100, Duration::from_secs(60));
-    // A request can still leave at the end of one window and arrive in the server's next one, where
-    // it takes the place of another. So this example begins with a window. If requests come at any
+    // Requests can still leave at the end of one window and arrive in the server's next one, where
+    // they take the place of others. So this example begins with a window. If requests come at any
     // time, use a slightly lower limit than the server's, and handle a 429 anyway.
     let left = limiter.peek(Key::global()).await?.reset_after();
     tokio::time::sleep(left).await;

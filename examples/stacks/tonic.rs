@@ -27,7 +27,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         Some(Key::from(peer.remote_addr()?.ip()))
     });
     let checks = FixedWindowLayer::new(checks)
-        // The other methods are not limited: `Watch` is one call that lasts.
+        // Other methods are not limited: `Watch` is one long call.
         .skip(|parts| parts.uri.path() != "/grpc.health.v1.Health/Check")
         .reject(Grpc);
     let (_reporter, health) = tonic_health::server::health_reporter();

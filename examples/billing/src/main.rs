@@ -35,7 +35,7 @@ struct Customer {
 }
 
 impl Customer {
-    /// Fails where the row has a day or a zone that there is not.
+    /// Fails if the row has a day or a time zone that does not exist.
     fn load(row: &Row, limit: u64) -> Result<Self, QuotaError> {
         let plan = Quota::per_month(limit).try_from_day(row.billing_day)?.try_in_zone(row.zone)?;
         Ok(Self { id: row.id, plan })
@@ -70,7 +70,7 @@ async fn authenticate(
 async fn upgrade(State(customers): State<Customers>, headers: HeaderMap) -> &'static str {
     let mut customers = customers.lock().expect("no panic");
     if let Some(customer) = token(&headers).and_then(|token| customers.get_mut(token)) {
-        // The limit is no part of the counter's identity: the count goes on.
+        // The limit is not part of the counter's identity, so the count goes on.
         customer.plan = customer.plan.with_limit(10_000);
     }
     "welcome to the larger plan\n"
@@ -121,7 +121,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let limits = [plan.name("plan"), rate].map(|limit| limit.key(extension::<Customer>()));
     let layer = FixedWindowLayer::new(Limits::new(limits).store(store.clone()));
 
-    // In axum the layer that is added last is the outermost: first authenticate, then count.
+    // In axum, the layer added last is the outermost: authentication runs first, then the limit.
     let api = Router::new().route("/", get(async || "hello\n"));
     let app = api
         .layer(layer.clone())

@@ -13,13 +13,13 @@ const MAX_TEXT: usize = 64;
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum Client {
     V4(Ipv4Addr),
-    /// Its /64, which is what one subscriber has.
+    /// The address's /64, since a subscriber usually has one.
     V6(u64),
     Text(Box<str>),
 }
 
 impl Client {
-    /// `None` for what logs write in place of nothing.
+    /// Parses a client. `None` for an empty text, and for the dash that logs write instead.
     pub(crate) fn new(text: &str) -> Option<Self> {
         let text = text.trim();
         if matches!(text, "" | "-") {
@@ -58,7 +58,7 @@ impl fmt::Display for Client {
                 write!(f, "{}/64", Ipv6Addr::from(u128::from(*network) << 64))
             }
             Self::Text(text) => text.chars().try_for_each(|char| match char {
-                // What could rewrite a terminal's screen, or turn the text around.
+                // Control and bidirectional characters could rewrite a terminal's screen.
                 char if char.is_control() => write!(f, "{}", char.escape_unicode()),
                 '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => {
                     write!(f, "{}", char.escape_unicode())
@@ -95,7 +95,7 @@ impl Clients {
         Self { numbers: foldhash::HashMap::default(), most }
     }
 
-    /// `None` for a new client when there are too many.
+    /// Returns the client's number. `None` if it is new and there are too many already.
     pub(crate) fn number(&mut self, client: Client) -> Option<u32> {
         let next = self.numbers.len();
         match self.numbers.entry(client) {
@@ -108,7 +108,7 @@ impl Clients {
         self.most
     }
 
-    /// What clients are called in a report.
+    /// The names of clients for a report, hashed on request.
     pub(crate) fn names(&self, hash: bool) -> Names<'_> {
         let mut clients: Vec<_> = self.numbers.iter().collect();
         clients.sort_unstable_by_key(|(_, number)| **number);

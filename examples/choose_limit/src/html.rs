@@ -102,7 +102,8 @@ fn row(report: &Report, judged: &Judged) -> String {
     )
 }
 
-/// Of the recommended quotas, or of all where there are none.
+/// Lists the clients that the recommended quotas refuse most; without a recommendation, those of
+/// all quotas.
 fn refused_most(report: &Report) -> String {
     let chosen = |judged: &&Judged| report.recommended.is_none() || report.recommends(judged);
     let mut text = String::new();

@@ -12,7 +12,7 @@ pub(crate) const MAX_LINE: usize = 65_536;
 const BUFFER: usize = 65_536;
 
 pub(crate) enum Line {
-    /// In the buffer, without its end.
+    /// A complete line, in the buffer, without its line end.
     Whole,
     TooLong,
     End,

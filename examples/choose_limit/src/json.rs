@@ -118,7 +118,7 @@ struct Paths {
 struct Value<'a> {
     fields: &'a Fields,
     paths: Paths,
-    /// How much of the paths lies behind.
+    /// The part of each path that has been followed already.
     depth: usize,
     found: &'a mut Found,
 }
@@ -166,7 +166,7 @@ impl<'de> Visitor<'de> for Value<'_> {
         Ok(())
     }
 
-    /// Of a list, such as the values of a header, the last one counts.
+    /// The last value of a list counts, as with a header that has several values.
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<(), A::Error> {
         let Self { fields, paths, depth, found } = self;
         while list.next_element_seed(Value { fields, paths, depth, found })?.is_some() {}
@@ -179,7 +179,7 @@ impl<'de> Visitor<'de> for Value<'_> {
             if next.here | next.below == 0 {
                 map.next_value::<IgnoredAny>()?;
             } else {
-                // The dot, too.
+                // Skips the name and the dot after it.
                 let depth = depth + length + 1;
                 map.next_value_seed(Value { fields, paths: next, depth, found })?;
             }

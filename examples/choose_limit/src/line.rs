@@ -1,4 +1,4 @@
-//! One line of a log: when, and who.
+//! A line of a log: the time of a request, and its client.
 
 use crate::client::Client;
 use crate::json;
@@ -48,7 +48,8 @@ fn text(line: &[u8], key: &str) -> Result<(i64, Client), Unread> {
     Ok((time, client.ok_or(Unread::NoClient)?))
 }
 
-/// What stands before the time, the time, and the rest. A user may have brackets in the name.
+/// Splits a line into the text before its time, the time, and the rest. The user's name may have
+/// brackets, too.
 fn around_time(line: &[u8]) -> Option<(&[u8], i64, &[u8])> {
     let brackets = line.iter().enumerate().filter(|(_, byte)| **byte == b'[').take(4);
     brackets.map(|(at, _)| at).find_map(|at| {
@@ -58,7 +59,8 @@ fn around_time(line: &[u8]) -> Option<(&[u8], i64, &[u8])> {
     })
 }
 
-/// The third word before the time. Names of users may have spaces: then it is the first word.
+/// Finds the address: the third word before the time, or the first word, since names of users may
+/// have spaces.
 fn address(before: &[u8]) -> Option<&[u8]> {
     let mut words = before.split(u8::is_ascii_whitespace).filter(|word| !word.is_empty());
     let first = words.clone().next()?;

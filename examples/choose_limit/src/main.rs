@@ -1,11 +1,11 @@
 //! `cargo run --release -p choose_limit -- access.log`
 //!
-//! Which number should I write? Reads access logs and shows, for a list of quotas, which clients
-//! each of them would have refused.
+//! Finds the number to write into a limit: reads access logs and shows, for a list of quotas, which
+//! clients each of them would have refused.
 //!
-//! `options` has the help, `order` reads logs as one stream of requests in the order of time
-//! (`input`, `line`, `json`, `time`, `client`), `simulate` is the limits, and `report` the answers,
-//! for which `recommend` chooses; `table` and `html` with `plots` show them.
+//! `options` has the help; `order` reads logs as one stream of requests in the order of time
+//! (`input`, `line`, `json`, `time`, `client`); `simulate` applies the limits, `report` collects
+//! the results, and `recommend` chooses; `table` and `html` with `plots` show them.
 
 mod client;
 mod html;
@@ -119,7 +119,7 @@ fn not_a_log(page: &str) -> Result<(), String> {
 
 fn print(text: &str) -> ExitCode {
     match io::stdout().write_all(text.as_bytes()) {
-        // The reader has stopped reading, as `head` does.
+        // The reader of the output has closed it, as `head` does.
         Err(error) if error.kind() != ErrorKind::BrokenPipe => {
             eprintln!("{error}");
             ExitCode::FAILURE

@@ -33,7 +33,7 @@ sorted; with more than 16 logs, by 1048576 lines divided by their number. Lines 
 bytes, lines that come later than that, and lines that can't be read are skipped and counted.
 "#;
 
-/// One in a thousand.
+/// The share of clients that may be refused by default: 0.1%.
 const TOLERATED: f64 = 0.001;
 const MAX_CLIENTS: usize = 1_000_000;
 

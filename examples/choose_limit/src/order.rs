@@ -12,7 +12,7 @@ use crate::table::grouped;
 const SORTED: usize = 1 << 20;
 const SORTED_IN_A_LOG: usize = 65_536;
 
-/// What reads the lines, and what it met.
+/// Reads lines, and counts those that can't be used.
 pub(crate) struct Reader {
     pub(crate) format: Format,
     pub(crate) clients: Clients,
@@ -20,7 +20,7 @@ pub(crate) struct Reader {
     pub(crate) too_long: u64,
     pub(crate) without_client: u64,
     pub(crate) late: u64,
-    /// Of clients beyond the bound.
+    /// Requests of clients beyond the maximum.
     pub(crate) left_out: u64,
     pub(crate) first_broken: Option<String>,
     pub(crate) failed: Vec<String>,
@@ -47,7 +47,7 @@ impl Reader {
         self.broken + self.too_long + self.without_client + self.late + self.left_out
     }
 
-    /// What limits the accuracy of the numbers.
+    /// Notes on the accuracy of the numbers.
     pub(crate) fn notes(&self, sorted_within: usize) -> Vec<String> {
         let most = self.clients.most();
         let counted = [
@@ -69,7 +69,7 @@ impl Reader {
         counted.chain(first).chain(self.failed.iter().cloned()).collect()
     }
 
-    /// The next request of a log: when and who.
+    /// The time and the client of a log's next request.
     fn next(&mut self, log: &mut Log) -> Option<(i64, u32)> {
         loop {
             match log.input.line(&mut self.line) {
@@ -110,10 +110,10 @@ struct Log {
     input: Input,
     lines: u64,
     ended: bool,
-    /// Read and not handed out yet, by time.
+    /// Requests that were read and not returned yet, by time.
     held: BTreeMap<i64, Vec<u32>>,
     count: usize,
-    /// Those of one time, in the order of the log.
+    /// The clients of one time, in the order of the log.
     due: std::vec::IntoIter<u32>,
     now: i64,
 }

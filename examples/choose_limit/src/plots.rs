@@ -11,13 +11,13 @@ const FEW: usize = 10;
 const TALLEST: f64 = 88.0;
 
 struct Column {
-    /// Below it.
+    /// The text below the bar.
     label: String,
-    /// On top of it.
+    /// The text on top of the bar.
     value: String,
-    /// For those who point at it.
+    /// The tooltip.
     title: String,
-    /// Of the highest possible.
+    /// The share of the highest possible bar.
     height: f64,
     chosen: bool,
 }

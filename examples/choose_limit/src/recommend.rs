@@ -13,11 +13,12 @@ pub(crate) fn candidates() -> Vec<Quota> {
 }
 
 impl Report {
-    /// Chooses, and says why: of the candidates the smallest a minute and the smallest an hour that
-    /// together refuse no more than the tolerated share of clients; of given quotas the one that
-    /// grants least.
+    /// Chooses quotas, and says why. Among the candidates: the smallest limits a minute and an hour
+    /// that together refuse no more than the tolerated share of clients. Among given quotas: the
+    /// one that grants least.
     pub(crate) fn recommend(&mut self, simulation: &Simulation, given: bool, tolerated: f64) {
-        // Of 3 / 1,000 in binary, a thousand times is a little less than 3.
+        // The addend makes up for rounding: 3 / 1,000 in binary, times 1,000, is a little less than
+        // 3.
         let allowed = (tolerated * self.clients as f64 + 1e-9) as u64;
         self.tolerated = tolerated;
         let choice =
@@ -62,7 +63,7 @@ impl Report {
         let quotas = |windows: &Windows| simulation.grids[windows.grid].quotas.iter();
         let minute = quotas(minutes).find(|quota| fits(minutes, quota))?;
         for hour in quotas(hours).filter(|quota| fits(hours, quota)) {
-            // One of them alone is enough, where the other would never refuse.
+            // A single quota is enough where the other one would never refuse.
             if hour.limit() <= minute.limit() {
                 return Some(((*hour).into(), hours.above(hour.limit())));
             }

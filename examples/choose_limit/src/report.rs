@@ -13,13 +13,13 @@ const NAMED: usize = 5;
 #[derive(Serialize)]
 pub(crate) struct Report {
     pub(crate) requests: u64,
-    /// Lines that could not be read, or not be used; `notes` says why.
+    /// Lines that could not be read or used; `notes` has the reasons.
     pub(crate) skipped: u64,
     pub(crate) clients: u64,
     pub(crate) from: String,
     pub(crate) to: String,
     pub(crate) quotas: Vec<Judged>,
-    /// As text that is read as `Quotas`.
+    /// Quotas in the syntax that `Quotas` parses.
     pub(crate) recommended: Option<String>,
     pub(crate) why: String,
     pub(crate) notes: Vec<String>,
@@ -29,15 +29,15 @@ pub(crate) struct Report {
     pub(crate) tolerated: f64,
 }
 
-/// What a quota would have done.
+/// The results of one quota.
 #[derive(Serialize)]
 pub(crate) struct Judged {
     pub(crate) quota: String,
-    /// Requests.
+    /// Refused requests.
     pub(crate) refused: u64,
     /// Clients that were refused at least once.
     pub(crate) clients_refused: u64,
-    /// Of the clients' busiest windows.
+    /// Percentiles of the clients' busiest windows.
     pub(crate) p99: u32,
     pub(crate) p99_9: u32,
     pub(crate) busiest_window: BusiestWindow,
@@ -66,7 +66,7 @@ pub(crate) struct Boundary {
     pub(crate) times_limit: f64,
 }
 
-/// What a second window would have cost clients that the quota alone never refused.
+/// The additional refusals by a second window: of clients that the quota alone never refused.
 #[derive(Serialize)]
 pub(crate) struct SecondWindow {
     pub(crate) quota: String,
@@ -80,14 +80,14 @@ pub(crate) struct Refused {
     pub(crate) refused: u32,
 }
 
-/// What clients did in windows of one kind.
+/// The busiest windows of all clients, for windows of one length.
 pub(crate) struct Windows {
     /// `minute`, `10s`.
     pub(crate) name: String,
     /// Each client's busiest window, ascending.
     pub(crate) most: Vec<u32>,
     pub(crate) busiest: BusiestWindow,
-    /// Its index among the grids.
+    /// The index in `Simulation::grids`.
     pub(crate) grid: usize,
 }
 
@@ -114,14 +114,14 @@ impl Windows {
         self.most[(self.most.len() * n).div_ceil(1_000).saturating_sub(1)]
     }
 
-    /// How many clients exceeded the limit.
+    /// Counts the clients that exceeded the limit.
     pub(crate) fn above(&self, limit: u64) -> u64 {
         (self.most.len() - self.most.partition_point(|most| u64::from(*most) <= limit)) as u64
     }
 }
 
 impl Report {
-    /// `all`: every quota that was simulated, not only up to the first that refuses no client.
+    /// `all` reports every simulated quota, even above the first one that refuses no client.
     pub(crate) fn new(simulation: &Simulation, names: &Names<'_>, all: bool) -> Self {
         let firsts = simulation.grids.iter().enumerate().filter(|(_, grid)| grid.bursts);
         let windows: Vec<_> =
@@ -225,7 +225,7 @@ fn round(number: f64) -> f64 {
 }
 
 impl Report {
-    /// Whether the quota is the recommended one, or one of them.
+    /// Returns whether the recommendation includes the quota.
     pub(crate) fn recommends(&self, judged: &Judged) -> bool {
         self.recommended.iter().any(|quotas| quotas.split(", ").any(|quota| quota == judged.quota))
     }

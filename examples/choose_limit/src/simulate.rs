@@ -1,33 +1,34 @@
-//! What limits would have done.
+//! Simulates limits over a log.
 //!
-//! The windows are the limiter's ([`Account::window_at`]). Refused requests are not counted, so of
-//! the requests in a window a limit of n passes the first n and refuses the others: one count
-//! answers for all limits over the same windows.
+//! The windows are the limiter's ([`Account::window_at`]). Refused requests are not counted: of the
+//! requests in a window, a limit of n passes the first n. So a single count per window answers for
+//! all limits over the same windows.
 
 use std::time::Duration;
 
 use tower_fixed_window::store::{Account, Scope};
 use tower_fixed_window::{Key, Quota, Quotas};
 
-/// Steps in which a period as long as a window is measured.
+/// The resolution of bursts: a stretch as long as a window is measured in this many steps.
 const STEPS: i64 = 60;
 
 /// Quotas over the same windows.
 pub(crate) struct Grid {
-    /// By limit, ascending.
+    /// Sorted by limit, ascending.
     pub(crate) quotas: Vec<Quota>,
-    /// The grid of their second windows, whose quotas stand in the same order.
+    /// The index of the grid with their second windows, whose quotas are in the same order.
     pub(crate) second: Option<usize>,
     pub(crate) busiest: Busiest,
-    /// By quota.
+    /// Refused requests, for each quota.
     pub(crate) refused: Vec<u64>,
-    /// By quota, the most that passed a client in any stretch as long as a window.
+    /// The most requests of a client that passed in any stretch as long as a window, for each
+    /// quota.
     pub(crate) burst: Vec<u64>,
-    /// Of the quotas, side by side.
+    /// The limits of `quotas`, contiguous for speed.
     limits: Vec<u64>,
-    /// The first of the quotas, for the windows.
+    /// The first quota, which determines the windows.
     windows: Quotas,
-    /// Whether bursts are measured.
+    /// Turns the measurement of bursts on.
     pub(crate) bursts: bool,
 }
 
@@ -38,36 +39,36 @@ pub(crate) struct Busiest {
     pub(crate) from: i64,
 }
 
-/// A client on a grid.
+/// A client's counts on one grid.
 #[derive(Clone, Default)]
 pub(crate) struct Meter {
     start: i64,
     end: i64,
     used: u32,
-    /// In the client's busiest window.
+    /// Requests in the client's busiest window.
     pub(crate) most: u32,
-    /// In the window before, and how many of those are less than a window old.
+    /// Requests in the window before, and how many of them are less than a window old.
     before: u32,
     recent: u32,
-    /// By quota, as far as there are any.
+    /// Refused requests, for each quota up to the last one that refused any.
     pub(crate) refused: Vec<u32>,
-    /// Requests that are less than a window old: the step of time, and how many.
+    /// Requests that are less than a window old: steps of time, each with a count.
     trail: Vec<(u32, u32)>,
 }
 
 pub(crate) struct Simulation {
-    /// A staggered quota's windows depend on the name of the layer: here it is any.
+    /// Staggered windows depend on the name of the limit. The logs have no name, so any will do.
     scope: Scope,
     pub(crate) grids: Vec<Grid>,
-    /// By client, and then by grid.
+    /// The meters of the first client, one for each grid, then those of the next.
     meters: Vec<Meter>,
     pub(crate) requests: u64,
     pub(crate) from: i64,
     pub(crate) to: i64,
 }
 
-/// What the guide adds to a quota against bursts at the boundary: a quarter of the limit in a sixth
-/// of the window. `None` for windows of less than six seconds: logs are not that exact.
+/// The second quota that the guide recommends against bursts at a boundary: a quarter of the limit
+/// in a sixth of the window. `None` for windows of less than six seconds: logs are not that exact.
 pub(crate) fn second(quota: &Quota) -> Option<Quota> {
     let window = quota.window().as_secs() / 6;
     (window > 0).then(|| Quota::new(quota.limit().div_ceil(4), Duration::from_secs(window)))
@@ -98,7 +99,7 @@ impl Simulation {
         }
     }
 
-    /// A request, none earlier than the one before.
+    /// Counts a request. Requests come in the order of time.
     pub(crate) fn request(&mut self, now: i64, client: u32) {
         self.requests += 1;
         self.from = self.from.min(now);
@@ -112,7 +113,7 @@ impl Simulation {
         }
     }
 
-    /// Each client that asked for anything, as a meter for each grid.
+    /// The clients with requests, each with its meters, one for each grid.
     pub(crate) fn clients(&self) -> impl Iterator<Item = (u32, &[Meter])> {
         let clients = self.meters.chunks(self.grids.len().max(1)).enumerate();
         clients.map(|(client, meters)| (client as u32, meters)).filter(|(_, m)| m[0].most > 0)
@@ -170,7 +171,7 @@ impl Grid {
         }
     }
 
-    /// Keeps the trail of what is less than a window old, before a request at `now` is counted.
+    /// Updates `trail`, `recent` and `before` ahead of counting a request at `now`.
     fn follow(&self, now: i64, start: i64, meter: &mut Meter) {
         let step = (self.length() / STEPS).max(1);
         let (steps, slot) = ((self.length() / step) as u32, (now / step) as u32);
@@ -191,11 +192,11 @@ impl Grid {
         }
     }
 
-    /// Of the window before the limit passed the first ones, and of those only what is recent is in
-    /// one stretch with what has passed in this window.
+    /// Raises the bursts of limits. In the window before, a limit passed the first requests; those
+    /// of them that are recent share a stretch with the requests that passed in this window.
     fn burst(&mut self, meter: &Meter) {
         let [before, recent, used] = [meter.before, meter.recent, meter.used].map(u64::from);
-        // Twice the limit is the most, and the higher the limit the longer the burst.
+        // No burst exceeds twice the limit, and bursts grow with the limit.
         let highest = self.burst.partition_point(|burst| *burst < used + recent);
         let bursts = self.limits.iter().zip(&mut self.burst[..highest]).rev();
         for (limit, burst) in bursts.take_while(|(limit, burst)| **burst < 2 * **limit) {

@@ -93,7 +93,7 @@ fn rows(report: &Report, windows: &Windows, judged: &[&Judged]) -> String {
     let mut text = String::new();
     for row in &rows {
         for (column, (cell, width)) in row.iter().zip(widths).enumerate() {
-            // The first and the last column are words.
+            // The first and the last column are words, so they are aligned to the left.
             match column {
                 0 => write!(text, "  {cell:<width$}").expect("a string"),
                 8 => write!(text, "   {cell}").expect("a string"),

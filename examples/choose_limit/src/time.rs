@@ -26,7 +26,7 @@ pub(crate) fn parse(text: &[u8]) -> Option<i64> {
 /// A number: of seconds, or where that is too much, of milli-, micro- or nanoseconds.
 pub(crate) fn number(number: f64) -> Option<i64> {
     let ms = [1e3, 1.0, 1e-3, 1e-6].map(|unit| number * unit);
-    // 1973 to 5138: the ranges of the units don't meet, and a duration is no time.
+    // Accepts 1973 to 5138: in this range, the units can't be confused, and a duration is no time.
     ms.into_iter().find(|ms| (1e11..1e14).contains(ms)).map(|ms| ms.round() as i64)
 }
 
@@ -77,7 +77,7 @@ fn date(year: i64, month: i64, day: i64) -> Option<i64> {
         1..=12 => 31,
         _ => return None,
     };
-    // A time of the last day of 1969 may be of 1970 by its zone.
+    // A time on the last day of 1969 may be in 1970 in UTC.
     ((1969..=9999).contains(&year) && (1..=length).contains(&day)).then_some(())?;
     Some(days_before(year, month) + day - 1)
 }
@@ -98,7 +98,7 @@ fn digits(text: &[u8]) -> Option<i64> {
 /// `2026-11-21T23:30:36Z`.
 pub(crate) fn utc(ms: i64) -> String {
     let (day, second) = (ms.div_euclid(DAY_MS), ms.rem_euclid(DAY_MS) / 1_000);
-    // A guess that is never too late by a year, and a step at most.
+    // An average year is exact enough for a guess; a step up or down corrects it.
     let guess = 1970 + day * 400 / 146_097;
     let year = if days_before(guess + 1, 1) <= day { guess + 1 } else { guess };
     let year = if days_before(year, 1) > day { year - 1 } else { year };

@@ -21,7 +21,7 @@ internal = "unlimited"
 struct Limits {
     login: Quotas,
     search: Quotas,
-    /// A plan may be without a limit.
+    /// A plan may have no limit.
     internal: Plan,
 }
 
@@ -32,7 +32,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         Ok(file) => std::fs::read_to_string(file)?,
         Err(_) => BUILT_IN.into(),
     };
-    // An invalid limit is an error at startup, with its line and column.
+    // An invalid limit fails at startup, and the error has its line and column.
     let mut limits: Limits = toml::from_str(&text).unwrap_or_else(|error| {
         eprintln!("{error}");
         std::process::exit(1)
@@ -44,7 +44,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     let login = FixedWindowLayer::new(limits.login.name("login"));
     let search = FixedWindowLayer::new(limits.search.name("search"));
-    // Without a limit there is no layer.
+    // Plans without a limit have no layer.
     let internal = limits.internal.quotas();
     let internal = internal.map(|quotas| FixedWindowLayer::new(quotas.name("internal")));
     let app = Router::new()
