@@ -9,7 +9,7 @@ use crate::trace::*;
 
 fn config() -> ProptestConfig {
     ProptestConfig {
-        // What is found becomes a test of its own.
+        // A failing case becomes a test of its own instead of a file of seeds.
         failure_persistence: None,
         cases: if std::env::var_os("PROPTEST_CASES").is_some() {
             ProptestConfig::default().cases
@@ -46,7 +46,7 @@ fn a_state_from_the_end_of_time_lasts_whole_windows_after_a_step_back() {
     assert!(rig.charge(1, false).allowed());
 }
 
-/// What is left in each window.
+/// The tokens left in each window.
 fn left(decision: &Decision) -> Vec<u64> {
     decision.usage().iter().map(|standing| standing.remaining()).collect()
 }
@@ -126,7 +126,7 @@ proptest! {
                     let cost = rig.receipts[of].0.decision().granted();
                     rig.settle(of, None);
                     let after = rig.peek(0);
-                    // What came back to a window may pass in it again.
+                    // Tokens that a refund returned to a window may pass in it again.
                     for (i, (before, after)) in before.usage().iter().zip(after.usage()).enumerate() {
                         let back = after.remaining().saturating_sub(before.remaining());
                         prop_assert!(back <= cost);

@@ -61,7 +61,7 @@ impl Civil {
     }
 }
 
-/// What a quota's windows begin on.
+/// The first day of a quota's windows.
 #[derive(Clone, Copy, Debug)]
 enum First {
     Day,
@@ -274,8 +274,8 @@ fn keys_that_share_a_count_share_its_windows() {
     assert!(store.overflowed() > 1_000 && refused_early > 100 && months.len() > 3);
 }
 
-/// What was taken under a higher limit ends with its window, however long that is, and also after the
-/// clock has stepped back by several.
+/// A count above a limit that was lowered since ends with its window, also if the window is long or
+/// the clock has stepped back by several windows.
 #[test]
 fn a_count_above_a_lowered_limit_ends_with_its_window() {
     let at = |text: &str| text.parse::<Timestamp>().expect("an instant");

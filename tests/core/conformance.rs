@@ -17,10 +17,10 @@ fn state(start: i64, used: i64, until: i64) -> State {
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Fault {
     None,
-    /// Others come in between reading and writing.
+    /// Other charges come between reading and writing.
     ChargesInTwoSteps,
     AdjustsInTwoSteps,
-    /// Each quota by itself: a refusal by one takes from another.
+    /// Each quota is charged by itself, so a refusal by one quota takes tokens from another.
     ChargesQuotaByQuota,
     WritesTheFirstQuotaOnly,
     ForgetsAtTheWindowsEnd,
@@ -51,7 +51,8 @@ enum Fault {
     AlwaysReserves,
     /// No fault: several limits are charged in one step.
     InOneStep,
-    /// Each limit by itself: what passes is taken, though another one refuses.
+    /// Each limit is charged by itself, so a limit that passes keeps its tokens though another one
+    /// refuses.
     ChargesLimitByLimit,
     ChargesLimitsInTwoSteps,
     WritesTheFirstLimitOnly,
@@ -142,7 +143,7 @@ impl Faulty {
     }
 }
 
-/// Everything but a fault happens under one lock.
+/// All work is done under one lock, except for the fault.
 static STEP: Mutex<()> = Mutex::new(());
 
 impl Store for Faulty {
@@ -170,7 +171,7 @@ impl Store for Faulty {
                     let _ = self.decide(Charge::new(one, charge.cost()), now);
                 }
                 if decision.allowed() {
-                    // The answer of a charge, from the counters as they were before it.
+                    // The decision is made from the counters before the charge.
                     for quota in account.quotas() {
                         let one = Quotas::from(*quota);
                         let one = Account::new(account.scope(), &one, account.key());

@@ -1,4 +1,4 @@
-//! What a decision says of the quota that governs it, in numbers worked out by hand.
+//! The numbers in a decision about the governing quota, worked out by hand.
 
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -6,7 +6,7 @@ use tower_fixed_window::{Decision, Limit, ManualClock, MemoryStore, Quota};
 
 use crate::{answer, charge};
 
-/// An hour begins, and with it a minute.
+/// The start of an hour, and so of a minute.
 const HOUR_MS: u64 = 1_699_999_200_000;
 
 #[test]

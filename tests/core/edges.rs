@@ -1,5 +1,5 @@
-//! Threads that meet at few keys while windows end: by the system's clock, which is read by its last
-//! tick far from an edge, and by a clock that jumps.
+//! Threads charge a few keys concurrently while windows end: by the system's clock, which reads the
+//! last tick when no edge is near, and by a clock that jumps.
 
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -17,10 +17,10 @@ const KEYS: u64 = 3;
 const LIMIT: u64 = 200;
 const NOW_MS: u64 = 1_700_000_040_000;
 
-/// What passed, and whether anything was refused, in each window of each key.
+/// For each window of each key: how many requests passed, and whether any was refused.
 type Windows = HashMap<(u64, SystemTime), (u64, bool)>;
 
-/// Charges from many threads until it is over.
+/// Charges from many threads until `over` returns true.
 fn charge(limiter: &Limiter, threads: u64, over: impl Fn() -> bool + Sync) -> Windows {
     let windows = Mutex::new(Windows::new());
     thread::scope(|scope| {
@@ -115,7 +115,8 @@ fn exactly_the_limit_passes_by_a_clock_that_jumps() {
                 scope.spawn(|| {
                     let mut at = NOW_MS;
                     for jump in 0..jumps {
-                        // Back by less than a window, and on by more in the end.
+                        // The clock goes back by less than a window, and forward by more in the
+                        // end.
                         at = at.saturating_add_signed([37, -49, 80, 5][jump % 4]);
                         clock.set_ms(at);
                         thread::yield_now();

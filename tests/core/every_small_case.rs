@@ -1,5 +1,5 @@
-//! Every small case (S1 to S16): each quota up to a size, each state that it may have, each instant
-//! around that and all that can be asked, against the reference. Nothing is left to chance.
+//! Every small case (S1 to S16): each quota up to a size, each of its possible states, each instant
+//! around that state and each operation, compared with the reference, without random choice.
 //!
 //! With `FULL_SIZE=1` limits to 4, capacities to 6, 4 reserved tokens and windows to 4 ms; of two
 //! quotas, limits and capacities to 2, one reserved token, windows to 3 ms, or to 2 ms with states
@@ -93,7 +93,7 @@ impl Case<'_> {
         self.states[i]
     }
 
-    /// What is written is what the reference keeps.
+    /// Compares the written states with what the reference keeps.
     fn check_writes(&self, writes: &[(&Quota, State)], model: &Model, what: &str) {
         for (i, quota) in self.account.quotas().iter().enumerate() {
             let write = writes.iter().find(|(other, _)| ptr::eq(*other, quota));
@@ -151,18 +151,18 @@ fn counter(State { start, used, until, .. }: State) -> Counter {
     Counter { start: start.into(), used: used.into(), until: until.into() }
 }
 
-/// All cases of these quotas, and how many they are.
+/// Runs all cases of these quotas, and returns their number.
 fn check(size: Size, specs: &[Spec]) -> u64 {
     let Some(quotas) = set(specs) else { return 0 };
     let (scope, key) = (Scope::named("small"), Key::global());
     let (account, terms) = (Account::new(&scope, &quotas, &key), all_terms(specs));
     let length = specs.iter().map(|spec| spec.window_ms).max().expect("a quota") as i64;
     let most = specs.iter().map(|Spec { amounts: (limit, more, reserved), .. }| {
-        // One more can never pass.
+        // This cost can never pass, and no larger one behaves differently.
         limit + more + reserved + 1
     });
     let most = most.max().expect("a quota");
-    // What was taken in windows of its own, before this one and after it.
+    // Tokens taken in windows of their own: before this window, in it and after it.
     let taken: Vec<_> =
         (-1..=size.lasts).map(|n| taken(account, &terms, START + n * length)).collect();
     let mut cases = 0;
@@ -199,14 +199,14 @@ fn all_terms(specs: &[Spec]) -> Vec<Terms> {
     specs.iter().map(terms).collect()
 }
 
-/// A charge of nothing has a receipt, too.
+/// A charge of 0 tokens has a receipt, too.
 fn taken(account: Account<'_>, terms: &[Terms], at: i64) -> (Decision, Taken) {
     let (decision, _) = Charge::new(account, 0).decide(at as u64, |_| None);
     let (_, taken) = Model::new(terms.len(), 0).ask(terms, at.into(), 0, Ask::Charge);
     (decision, taken.expect("it passes"))
 }
 
-/// On all cores.
+/// Runs on all cores.
 fn check_all(size: Size, sets: &[Vec<Spec>]) -> u64 {
     let (next, cases) = (AtomicUsize::new(0), AtomicU64::new(0));
     thread::scope(|scope| {
@@ -244,10 +244,10 @@ fn every_two_small_quotas_decide_like_the_reference() {
 fn check_pairs(size: Size) -> u64 {
     let specs = size.specs();
     let pairs = specs.iter().flat_map(|one| specs.iter().map(move |two| [one, two]));
-    // The shorter window first: their order is no matter of arithmetic.
+    // The shorter window comes first, since the order of quotas does not change the arithmetic.
     let pairs = pairs.filter(|[one, two]| one.window_ms <= two.window_ms);
     let sets = pairs.map(|pair| pair.map(Clone::clone).to_vec());
-    // A prime number of pairs apart, so that each quota is there.
+    // The step is a prime number of pairs, so that each quota is part of the sample.
     let sets: Vec<Vec<Spec>> = sets.step_by(sized(31, 1)).collect();
     check_all(size, &sets)
 }

@@ -27,7 +27,7 @@ impl Store {
         Self { store: MemoryStore::new().clock(clock.clone()), clock }
     }
 
-    /// What a process has: a limiter of its own.
+    /// A process has a limiter of its own.
     fn process(&self, quotas: impl Into<Quotas>) -> Limiter {
         Limit::new(quotas).name("jobs").store(self.store.clone())
     }
@@ -97,8 +97,8 @@ fn a_kept_receipt_refunds_nothing_after_its_window() {
     assert_eq!(answer(limiter.peek("alice")).used(), 5);
 }
 
-/// It also says which tokens were taken from a count that other keys share: they can be refunded for
-/// another time.
+/// A kept receipt also says which tokens came from a count shared with other keys, which can be
+/// refunded for another time.
 #[test]
 fn a_receipt_is_the_same_after_it_was_kept_twice() {
     let store = MemoryStore::with_max_keys(1).clock(ManualClock::at_ms(NOW));
@@ -174,7 +174,7 @@ fn impossible_receipts_are_errors() {
         ("1700000100000,1700000160000", "1700000130000,1700000190000"),
         ("1700000100000,1700000160000", "1699999980000,1700000040000"),
         ("1700000100000,1700000160000", "1700000340000,1700000400000"),
-        // It reserves under a quota that does not.
+        // The receipt has a reservation, but no quota of it can reserve.
         (" reserve-up-to=20", ""),
         // More than the quota has, and less than the charge took.
         ("1700000100000,15,", "1700000100000,31,"),

@@ -96,7 +96,8 @@ fn the_hash_of_staggered_windows_is_pinned() {
         ("login", composite.clone(), 0x5ab6_924f_e70e_db7a),
         ("api.v1", composite, 0x7e9c_7d71_1dfb_a409),
     ] {
-        // Of the largest window and a prime one, what is left of the hash is where it begins.
+        // The hash modulo the window is where a staggered window begins: for the largest window,
+        // and for a prime one.
         for window in [Quota::MAX_WINDOW, std::time::Duration::from_millis(2_147_483_647)] {
             let quotas = Quotas::from(Quota::new(1, window).staggered());
             let scope = Scope::named(scope);
@@ -106,7 +107,7 @@ fn the_hash_of_staggered_windows_is_pinned() {
             assert_eq!(windows.start.rem_euclid(length), begins, "{scope:?} {}", key.readable());
         }
     }
-    // 0xf536c20d51ee33f9 % 60000 is 8505: alice's minute turns there.
+    // 0xf536c20d51ee33f9 % 60000 is 8505: alice's minute begins there.
     let store = MemoryStore::new().clock(ManualClock::at_ms(1_700_000_040_000));
     let limiter = Quota::per_minute(1).staggered().name("login").store(store);
     assert_eq!(ms(answer(limiter.peek("alice")).reset_at()), 1_700_000_048_505);
@@ -120,7 +121,7 @@ fn parts_of_a_key_never_collide() {
     assert_ne!(Key::from("127.0.0.1"), Key::from(address("127.0.0.1")));
     assert_ne!(Key::from("7"), Key::from(7_u64));
     assert_ne!(Key::from(7_i64), Key::from(-7_i64));
-    // A text that looks like the encoding of two.
+    // A text that looks like the encoding of two parts.
     assert_ne!(Key::from("a\u{0}t\u{1}b"), Key::from(("a\u{0}", "b")));
     assert_ne!(Key::secret("alice"), Key::from("alice"));
     assert_ne!(Key::hmac("a", "alice"), Key::hmac("b", "alice"));
@@ -139,14 +140,14 @@ fn debug_output_does_not_show_a_key() {
     );
 }
 
-/// A part of a key, equal to another exactly when their keys should be.
+/// A part of a key. Two parts are equal exactly when their keys should be.
 #[derive(Clone, PartialEq, Debug)]
 enum Part {
     Text(String),
     Number(i128),
     Bytes([u8; 16]),
     V4(Ipv4Addr),
-    /// The address has nothing behind the prefix.
+    /// The address has only zeros after the prefix.
     V6(Ipv6Addr, u8),
     Secret(Vec<u8>),
     Hmac(Vec<u8>),
@@ -188,7 +189,7 @@ fn key(parts: &[Part]) -> Key {
             },
             Part::Bytes(bytes) => Key::from(*bytes),
             Part::V4(address) => Key::from(IpAddr::from(*address)),
-            // A short prefix may leave an address that looks like a mapped one.
+            // A short prefix may leave an address that looks like an IPv4-mapped one.
             Part::V6(address, prefix) => Key::from_ip(IpAddr::from(*address), *prefix),
             Part::Secret(secret) => Key::secret(secret),
             Part::Hmac(value) => Key::hmac("pepper", value),
@@ -237,7 +238,7 @@ fn ten_thousand_staggered_keys_spread_evenly_and_keep_their_windows_after_a_rest
         [("login", 60_000), ("search", 3_600_000), ("x", 1_000), ("y", 86_400_000)]
     {
         let (chi_square, resets) = spread(scope, window);
-        // 99 degrees of freedom: 149 is passed by one in a thousand that are even.
+        // 99 degrees of freedom: one in a thousand even distributions exceeds 149.
         assert!(chi_square < 149.0, "{scope}: {chi_square}");
         assert_eq!(spread(scope, window).1, resets);
     }

@@ -28,7 +28,7 @@ async fn check(limiter: &Limiter) -> Decision {
     limiter.check("alice").await.expect("it answers")
 }
 
-/// Asks one after the other until leases are as large as they get.
+/// Sends requests one by one until leases have their full size.
 async fn warm_up(limiter: &Limiter, requests: u64) {
     for _ in 0..requests {
         assert!(check(limiter).await.allowed());
@@ -44,7 +44,7 @@ async fn one_call_serves_many_requests_of_a_hot_key() {
         passed += 1;
     }
     assert_eq!(passed, 10_000, "a node alone loses nothing");
-    // 1, 2, 4 .. 64, then 100 at once, and less as the limit comes near.
+    // The leases have 1, 2, 4 .. 64, then 100 tokens, and fewer as the limit comes near.
     assert!(server.calls() < 200, "{} calls", server.calls());
     let calls = server.calls();
     assert!(!check(&limiter).await.allowed());
@@ -101,7 +101,7 @@ async fn a_lease_that_is_too_small_is_followed_by_another_and_a_refusal_answers_
     assert_eq!((passed, server.calls()), (40, 2));
 }
 
-/// Asks so often at once, and returns how many pass.
+/// Sends this many concurrent requests, and returns how many pass.
 async fn crowd(limiter: &Limiter, requests: usize) -> usize {
     let ask = |limiter: Limiter| async move { check(&limiter).await.allowed() };
     let tasks: JoinSet<_> = (0..requests).map(|_| ask(limiter.clone())).collect();
@@ -117,7 +117,7 @@ async fn requests_that_share_a_call_get_what_another_node_has_left() {
     assert_eq!(crowd(&here, 20).await, 3);
 }
 
-/// Memory that notes what it is asked for: how many tokens, and whether fewer would do.
+/// A store in memory that notes its charges: how many tokens, and whether fewer would do.
 #[derive(Clone)]
 struct Noting {
     memory: MemoryStore,
@@ -139,10 +139,10 @@ impl Store for Noting {
     }
 }
 
-/// All tokens or none is the simpler question.
+/// A charge for all tokens or none is the simpler one.
 #[tokio::test(start_paused = true)]
 async fn fewer_tokens_are_asked_for_where_not_all_may_be_left() {
-    // More than half of what seems to be left; and one token is all or none.
+    // More than half of the tokens that seem to be left; and a single token is all or none.
     let cases =
         [(20, vec![(20, false)]), (21, vec![(21, true)]), (40, vec![(40, true), (1, false)])];
     for (requests, asks) in cases {
@@ -225,7 +225,8 @@ async fn a_lease_ends_with_the_window_in_which_it_was_requested() {
     let limiter = limiter(&server.node(), Quota::per_minute(1_000), 100);
     sleep(59 * SECOND + 900 * MS).await;
     warm_up(&limiter, 7).await;
-    // The answer to the next takes 40 ms: when it comes, the window has 60 ms or 20 left.
+    // The reply to the next call takes 40 ms: it arrives 60 ms or 20 ms before the end of the
+    // window.
     server.slow(1, 0..=0, 40..=40);
     assert!(check(&limiter).await.allowed());
     server.slow(1, 0..=0, 0..=0);
@@ -244,13 +245,13 @@ async fn a_lease_is_used_after_the_limit_is_raised_but_not_after_it_is_lowered()
     let limiter = limiter(&server.node(), Quota::per_minute(1_000), 100);
     warm_up(&limiter, 32).await;
     let calls = server.calls();
-    // 63 are taken, 31 of them in hand.
+    // 63 tokens are taken, 31 of them leased and unused.
     let lowered = limiter.with_quotas(Quota::per_minute(50));
     assert!(!check(&lowered).await.allowed());
     let lowered = limiter.with_quotas(Quota::per_minute(500));
     assert!(check(&lowered).await.used() > 63);
     assert_eq!(server.calls(), calls + 2);
-    // What is in hand for the higher one is still there, beside what was taken for the lower one.
+    // Tokens leased under the higher limit are still there, beside those taken under the lower one.
     let raised = limiter.with_quotas(Quota::per_minute(2_000));
     let in_hand = raised.peek("alice").await.expect("it answers").used() - 33;
     assert!(in_hand > 31, "{in_hand}");
@@ -267,7 +268,7 @@ async fn a_lease_larger_than_its_share_is_reduced_to_it() {
     warm_up(&limiter, 31).await;
     let there = self::limiter(&server.node(), Quota::per_minute(1_000), 0);
     assert!(there.check_cost("alice", 900).await.expect("it answers").allowed());
-    // 32 were there to be taken, of 69: a 16th of that is 4.
+    // 32 of 69 tokens could be taken: a 16th of that is 4.
     assert!(check(&limiter).await.allowed());
     sleep(MS).await;
     assert_eq!(limiter.peek("alice").await.expect("it answers").used(), 931 + 4);
@@ -306,7 +307,7 @@ async fn a_lease_from_before_a_reset_is_not_spent_after_it() {
     let server = Server::start();
     let limiter = limiter(&server.node(), Quota::per_minute(100), 100);
     warm_up(&limiter, 7).await;
-    // Six more are on their way while the reset comes and goes.
+    // Six more requests are in flight while the reset is sent and answered.
     server.slow(1, 0..=0, 20..=20);
     let asked = tokio::spawn(limiter.check("alice"));
     sleep(MS).await;
@@ -331,7 +332,7 @@ async fn unused_leased_tokens_are_returned() {
     assert_eq!(used().await, 15, "it may still be spent");
     sleep(SECOND).await;
     assert_eq!(used().await, 8);
-    // The next is small, and asked for.
+    // The next lease is small, and needs a call.
     let calls = server.calls();
     assert!(check(&limiter).await.allowed());
     assert_eq!(server.calls(), calls + 1);
@@ -345,7 +346,7 @@ async fn a_renewed_lease_is_returned_when_it_was_unused_for_a_while_itself() {
     let limiter = limiter(&server.node(), Quota::new(10_000, 16 * SECOND), 100);
     warm_up(&limiter, 8).await;
     sleep(600 * MS).await;
-    // The eighth of these is of another lease.
+    // The eighth of these comes from another lease.
     warm_up(&limiter, 8).await;
     let calls = server.calls();
     sleep(600 * MS).await;
@@ -356,7 +357,7 @@ async fn a_renewed_lease_is_returned_when_it_was_unused_for_a_while_itself() {
     assert_eq!(limiter.peek("alice").await.expect("it answers").used(), 17);
 }
 
-/// In a long window after ten seconds: a 16th of a month would be two days.
+/// Ten seconds pass in a long window, since a 16th of a month would be two days.
 #[tokio::test(start_paused = true)]
 async fn unused_leased_tokens_of_a_month_are_returned_after_ten_seconds() {
     for quota in [Quota::per_month(1_000), Quota::per_week(1_000)] {
@@ -368,7 +369,7 @@ async fn unused_leased_tokens_of_a_month_are_returned_after_ten_seconds() {
         assert_eq!(used().await, 15, "it may still be spent");
         sleep(2 * SECOND).await;
         assert_eq!(used().await, 8);
-        // What was not spent in time makes no larger lease.
+        // Tokens that were not used in time don't enlarge the next lease.
         assert!(check(&limiter).await.allowed());
         assert_eq!(used().await, 12);
     }
@@ -425,7 +426,7 @@ fn a_runtime_that_ends_leaves_no_waiter_blocked() {
         server.slow(1, 5..=5, 5..=5);
         let limiter = limiter(&server.node(), Quota::per_minute(1_000), 100);
         warm_up(&limiter, 8).await;
-        // Dropped in mid-flight, with the task that asks.
+        // Requests are dropped in mid-flight, and so is the task that calls the store.
         let _ = tokio::time::timeout(MS, limiter.clone().check("bob")).await;
         limiter
     });
@@ -439,7 +440,7 @@ async fn after_a_reset_by_another_process_leases_report_the_new_count() {
     warm_up(&limiter, 900).await;
     let other = self::limiter(&server.node(), Quota::per_hour(1_000), 100);
     other.reset("alice").await.expect("it answers");
-    // What was leased before may be spent, and is reported as it was.
+    // Tokens that were leased before the reset may be used, and decisions report them as they did.
     warm_up(&limiter, 100).await;
     let calls = server.calls();
     for _ in 0..100 {
@@ -449,7 +450,7 @@ async fn after_a_reset_by_another_process_leases_report_the_new_count() {
     assert!(server.calls() - calls < 20, "{} calls", server.calls() - calls);
 }
 
-/// More than the table has places for.
+/// More keys than the table has slots.
 #[tokio::test(start_paused = true)]
 async fn keys_that_were_quiet_for_long_leave_room_for_hot_ones() {
     let server = Server::start();
@@ -474,14 +475,14 @@ async fn leases_that_cannot_be_looked_after_take_no_more_calls_than_none() {
     }
     let calls = server.calls();
     warm_up(&limiter, 100).await;
-    // What is returned is so in the background.
+    // Leases are returned in the background.
     sleep(MS).await;
     // The first lease is returned, before it is known that there are too many.
     assert_eq!(server.calls() - calls, 101);
     assert_eq!(limiter.peek("alice").await.expect("it answers").used(), 100);
 }
 
-/// With the runtime that a key was leased in ends the task that looks after its lease.
+/// The task that returns a key's unused lease ends with the runtime in which the key was leased.
 #[test]
 fn unused_leased_tokens_are_returned_in_a_later_runtime() {
     let limiter = paused(async {
@@ -499,31 +500,31 @@ fn unused_leased_tokens_are_returned_in_a_later_runtime() {
     });
 }
 
-/// What nodes under load have done in a window.
+/// The requests that nodes under load have sent in a window.
 #[derive(Default, Clone, Copy)]
 struct Seen {
     passed: u64,
-    /// When somebody was refused first, and how much had been spent by those who had asked by then.
+    /// The first refusal, and the cost of all requests up to then.
     refused: Option<Instant>,
     spent: u64,
 }
 
-/// Of `n` nodes, at most so many requests are refused too early.
+/// The most requests that `n` nodes together refuse too early.
 fn bound(n: u64, limit: u64, max: u64) -> f64 {
     let first = (n - 1) * max.min(limit / 16).saturating_sub(1);
     let second = limit as f64 * (1.0 - (1.0 - 1.0 / 16.0_f64).powi(n as i32 - 1));
     second.min(first as f64)
 }
 
-/// How load comes to the nodes.
+/// How load is spread over the nodes.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Load {
     Uniform,
     /// Each node has half the load of the one before.
     Skewed,
-    /// One node has nearly all.
+    /// A single node has nearly all requests.
     OneSided,
-    /// One after the other speaks for a while, and is silent then.
+    /// Nodes take turns: each is busy for a while, then silent.
     Silent,
 }
 
@@ -535,26 +536,26 @@ struct World {
     limit: u64,
     max: u64,
     load: Load,
-    /// Requests in a second.
+    /// Requests per second.
     demand: f64,
-    /// The longest way, in milliseconds.
+    /// The longest distance, in milliseconds.
     way: u64,
     /// In milliseconds.
     window: u64,
     windows: u64,
 }
 
-/// What part of a limit was not spent, in the worst window.
+/// The share of a limit that was unused in the worst window.
 #[derive(Default)]
 struct Early {
-    /// When somebody was refused.
+    /// At the first refusal.
     at_first: f64,
-    /// To the end of the window.
+    /// At the end of the window.
     at_last: f64,
 }
 
-/// Lets nodes ask for some windows. Never more than the limit passes; how early it was refused, and
-/// calls for each request.
+/// Sends requests to nodes for some windows, and asserts that no more than the limit passes.
+/// Returns how early requests were refused, and the calls per request.
 async fn simulate(seed: u64, world: &World) -> (Early, f64) {
     let mut rng = Rng::with_seed(seed);
     let server = Server::start();
@@ -745,7 +746,7 @@ fn a_lease_that_arrives_while_the_runtime_shuts_down_does_not_block_it() {
         drop(closing);
     });
     store.shut(true);
-    // Enough to spend what is leased, so that one of them asks for more.
+    // Enough requests to use the lease, so that one of them calls for more.
     for _ in 0..200 {
         let limiter = limiter.clone();
         runtime.spawn(async move { check(&limiter).await.allowed() });
@@ -753,7 +754,7 @@ fn a_lease_that_arrives_while_the_runtime_shuts_down_does_not_block_it() {
     waiting.recv_timeout(10 * SECOND).expect("a call waits at the gate");
     let opens = thread::spawn(move || {
         let _ = closed.recv();
-        // Until all other tasks are dropped, also the one that looked after leases so far.
+        // All other tasks are dropped first, among them the one that returned leases so far.
         thread::sleep(100 * MS);
         store.shut(false);
     });

@@ -1,5 +1,5 @@
-//! Everything below HTTP, a module for each promise. Time is a manual clock's, or tokio's that
-//! stands still; in `edges` also the system's.
+//! Everything below HTTP, a module for each promise. Time is a manual clock's or tokio's paused
+//! clock's, and in `edges` also the system's.
 
 mod arithmetic;
 mod calendars;
@@ -29,12 +29,12 @@ mod trace;
 use tower_fixed_window::store::Reply;
 use tower_fixed_window::{Decision, Key, Limiter, Receipt};
 
-/// The answer of a store in memory, which has it at once and never fails.
+/// Unwraps a reply of a store in memory, which is there at once and never an error.
 pub(crate) fn answer<T>(reply: Reply<T>) -> T {
     reply.into_now().expect("memory answers at once").expect("and does not fail")
 }
 
-/// How much of a test is run: all of it with `FULL_SIZE=1`, else a part.
+/// The size of a test: full with `FULL_SIZE=1`, else a part of it.
 pub(crate) fn sized<T>(part: T, all: T) -> T {
     if std::env::var_os("FULL_SIZE").is_some() { all } else { part }
 }

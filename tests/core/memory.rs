@@ -28,7 +28,7 @@ fn eight_threads_and_fifty_thousand_key_windows_admit_exactly_the_limit() {
             for thread in 0..THREADS as u64 {
                 let (limiter, passed) = (&limiter, &passed);
                 scope.spawn(move || {
-                    // Twice the limit in all; the threads meet at each key.
+                    // Twice the limit in total, with concurrent threads at each key.
                     for key in 0..KEYS {
                         for _ in 0..2 * LIMIT / THREADS as u64 + thread % 2 {
                             if answer(limiter.check(key)).allowed() {
@@ -92,7 +92,7 @@ fn a_flood_of_keys_keeps_memory_within_its_bound_and_every_tracked_count() {
             started.elapsed()
         );
     }
-    // What is no counter: the limiters, the clock, the head of the store.
+    // The allowance is for all but counters: limiters, clock, the store's header.
     assert!(bytes <= bound + 16_384, "{bytes} bytes, of {bound}");
     if full {
         assert!(bound <= 36_600_000, "{bound} bytes for a million");
@@ -122,8 +122,7 @@ fn the_store_allocates_nothing_for_a_charge() {
             let _ = answer(full.charge(Charge::new(account(key), 1)));
         }
         assert!(full.overflowed() > 0);
-        // The shard has grown. The standings of more than two quotas are in a list of the decision's
-        // own.
+        // The shard has grown. Decisions over more than two quotas allocate a list for them.
         for key in &keys {
             let _ = ask(key);
         }
@@ -165,13 +164,14 @@ fn a_growing_store_keeps_every_count_and_memory_follows_the_number_of_keys() {
             let store = MemoryStore::with_max_keys(100_000).clock(clock.clone());
             let limiter = Limit::new(quotas).store(store.clone());
             for key in 0..keys {
-                // Those that were there before are charged again, in between.
+                // Earlier keys are charged again in between.
                 for key in [key, key / 2] {
                     assert!(answer(limiter.check(key)).allowed());
                 }
             }
             for key in 0..keys {
-                // By itself, and by each key of which it is the half.
+                // Each key was charged once as itself, and once for each key that it is the half
+                // of.
                 let halved = (2 * key..2 * key + 2).filter(|twice| *twice < keys).count() as u64;
                 let decision = answer(limiter.peek(key));
                 let used = decision.usage().iter().map(|standing| standing.used());
@@ -179,20 +179,21 @@ fn a_growing_store_keeps_every_count_and_memory_follows_the_number_of_keys() {
             }
             assert_eq!((store.len() as u64, store.overflowed()), (2 * keys, 0));
         });
-        // A bucket for each shard, and what they need.
+        // A bucket for each shard, and the entries' own needs.
         let most = 64 * 1_024 + 2 * keys * 100;
         assert!(used.bytes_max <= most, "{} bytes for {keys} keys", used.bytes_max);
     }
 }
 
-/// In one of some ten thousand tables of three buckets, what was in two doesn't fit into three.
+/// In one of some ten thousand tables of three buckets, entries that fit into two don't fit into
+/// three.
 #[test]
 fn in_small_stores_no_key_exceeds_its_limit_when_a_table_cannot_grow() {
     let clock = ManualClock::at_ms(NOW_MS);
     for i in 0..20_000 {
         let store = MemoryStore::with_max_keys(32 + i % 13).clock(clock.clone());
         let one = Quota::per_week(1);
-        // Also where only the second of a key's entries finds no room.
+        // Also if only the second of a key's entries finds no slot.
         let quotas = if i % 2 == 0 { one.into() } else { one.and(Quota::per_day(1)) };
         let limiter = Limit::new(quotas).store(store);
         for key in 0..46_u64 / quotas.len() as u64 {

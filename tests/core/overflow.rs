@@ -48,7 +48,8 @@ fn a_tracked_key_keeps_its_count_and_is_not_refused_before_its_limit() {
         for key in 0..tracked {
             assert!(!answer(regular.check(key)).allowed());
         }
-        // In the next minute the entry of the first quota may be anybody's; those of the others not.
+        // In the next minute, the first quota's entry may have been reused, those of the others
+        // not.
         clock.advance(Duration::from_secs(60));
         flood(&store, max_keys as u64 * 3 + 100);
         for key in 0..tracked {
@@ -59,7 +60,7 @@ fn a_tracked_key_keeps_its_count_and_is_not_refused_before_its_limit() {
     }
 }
 
-/// So nobody can find keys that meet in one entry of a store that runs elsewhere.
+/// The seed keeps clients from finding keys that share an entry in a store that runs elsewhere.
 #[test]
 fn which_keys_share_an_overflow_entry_differs_between_stores() {
     let refused = || {
@@ -73,16 +74,16 @@ fn which_keys_share_an_overflow_entry_differs_between_stores() {
     assert_ne!(one, other);
 }
 
-/// The larger the store, the fewer clients are refused for what others have used: a quota has a shared
+/// The larger the store, the fewer clients are refused because of others: a quota has a shared
 /// count for every 128 keys.
 #[test]
 fn keys_of_a_full_store_share_many_counts() {
     let (store, _) = small(20_000);
-    // All pass, and fill the store to its last entry.
+    // All requests pass, and fill the store to its last entry.
     let flood = Quota::per_week(60_000).name("flood").store(store.clone());
     (0..60_000_u64).for_each(|key| assert!(answer(flood.check(key)).allowed()));
     let late = Quota::per_hour(1).name("late").store(store);
-    // Nearly all counts are hit, so this is how many there are.
+    // Nearly all shared counts are used, so their number is known.
     let counts = (0..2_000_u64).filter(|key| answer(late.check(*key)).allowed()).count();
     assert!((150..300).contains(&counts), "{counts} counts");
 }
@@ -110,7 +111,7 @@ fn an_overflow_entry_empties_one_window_after_its_last_allowed_charge() {
         assert!(answer(late.check("late")).allowed());
         clock.advance(Duration::from_secs(40));
         assert!(answer(late.check("late")).allowed());
-        // Refused ones do not keep it from emptying.
+        // Refused requests do not keep the overflow from becoming empty.
         for _ in 0..59 {
             clock.advance(Duration::from_secs(1));
             assert!(!answer(late.check("late")).allowed());
@@ -138,7 +139,7 @@ fn a_key_that_leaves_overflow_keeps_its_count() {
             assert!(answer(late.check("late")).allowed());
         }
         assert_eq!(store.overflowed(), before + 3, "{quota}");
-        // Next minute, the entries of the flood are free.
+        // In the next minute, the entries of the flood are free.
         clock.set_ms(NOW_MS);
         for used in [4, 5] {
             let decision = answer(late.check("late"));
@@ -281,7 +282,7 @@ fn a_clock_that_steps_back_within_a_window_leaves_a_shared_count_as_it_is() {
 #[test]
 fn a_refund_to_a_shared_entry_ends_with_its_grid_window() {
     let (aligned, day) = (Quota::per_minute(5), Quota::per_day(1_000));
-    // It begins with the first request, and the shared entry does not know which that was.
+    // Such windows begin with a key's first request, which the shared entry does not know.
     let first = aligned.from_first_request();
     for (quotas, refundable) in [
         (Quotas::from(aligned), true),
@@ -302,7 +303,8 @@ fn a_refund_to_a_shared_entry_ends_with_its_grid_window() {
             let (_, receipt) = charge(&limiter, "k", 3, false);
             let receipt = receipt.expect("four of five");
             assert!(store.overflowed() > 0);
-            // The flood's entries are free: it gets one of its own, and takes the count along.
+            // The flood's entries are free: the key gets one of its own, and takes the shared count
+            // along.
             clock.advance(Duration::from_secs(2));
             assert_eq!(answer(limiter.check("k")).used(), 5);
 
@@ -327,7 +329,7 @@ fn a_refund_to_a_shared_entry_ends_with_its_grid_window() {
     }
 }
 
-/// A receipt from before a reset would take from what others have counted there.
+/// A receipt from before a reset would take tokens from other keys' counts.
 #[test]
 fn a_refund_is_never_written_to_a_shared_entry() {
     let (store, _) = small(1);
@@ -337,7 +339,7 @@ fn a_refund_is_never_written_to_a_shared_entry() {
     assert_eq!(store.overflowed(), 0);
     answer(limiter.reset("early"));
     flood(&store, 1_000);
-    // All that share an entry fill it.
+    // The keys that share an entry fill it.
     let crowd = |limiter: &Limiter| {
         let keys = 0..200_u64;
         keys.filter(|key| answer(limiter.check(*key)).allowed()).count()
@@ -349,7 +351,7 @@ fn a_refund_is_never_written_to_a_shared_entry() {
     assert_eq!(crowd(&limiter), 0, "others' tokens came back");
 }
 
-/// S4, S30: what was written under that clock lies ahead for a year.
+/// S4, S30: counts written under the wrong clock lie a year ahead.
 #[test]
 fn a_clock_that_was_a_year_ahead_for_a_moment_refuses_new_keys_for_a_window_at_most() {
     const YEAR: Duration = Duration::from_secs(365 * 86_400);
@@ -368,7 +370,7 @@ fn a_clock_that_was_a_year_ahead_for_a_moment_refuses_new_keys_for_a_window_at_m
             clock.advance(YEAR);
             (crowd..2 * crowd).for_each(|key| _ = passed(key));
             clock.set_ms(NOW_MS + 1_000);
-            // It gives nothing away.
+            // A crowd that returns after a step back gets no token twice.
             for key in crowd..3 * crowd {
                 assert_eq!(passed(key), 0, "{max_keys}, {quota}: {key}");
             }
@@ -380,7 +382,7 @@ fn a_clock_that_was_a_year_ahead_for_a_moment_refuses_new_keys_for_a_window_at_m
     }
 }
 
-/// S4, S30: an overflow that has ended is not looked at any more, so that a reset frees entries.
+/// S4, S30: an overflow that has ended is no longer read, so a reset frees entries.
 #[test]
 fn a_clock_that_was_a_year_ahead_leaves_no_overflow_behind() {
     let (store, clock) = small(16);
@@ -410,7 +412,7 @@ enum Op {
         cost: u64,
         reserve: bool,
     },
-    /// The same key again and again.
+    /// Charges the same key again and again.
     Insist {
         scope: usize,
         key: u64,
@@ -420,7 +422,7 @@ enum Op {
         scope: usize,
         key: u64,
     },
-    /// New keys, each once.
+    /// Charges new keys, each once.
     Flood(u64),
     Wait(u64),
 }
@@ -439,7 +441,7 @@ fn op(keys: u64) -> impl Strategy<Value = Op> {
     ]
 }
 
-/// A key shares an entry, gets one of its own, and returns what it has taken, in this window or later.
+/// A key shares an entry, gets one of its own, and returns its tokens, in this window or later.
 fn episode() -> impl Strategy<Value = Vec<Op>> {
     let who = (1..3_usize, 0..2_u64, 1..=3_u64);
     let refunds = prop::collection::vec(any::<prop::sample::Index>(), 0..6);
@@ -474,10 +476,10 @@ fn specs() -> impl Strategy<Value = Vec<Spec>> {
     })
 }
 
-/// What one key has got from one quota, by its own books.
+/// The tokens that a key got from one quota, by the test's own accounts.
 #[derive(Default)]
 struct Books {
-    /// Where the grid passes through.
+    /// The most that passes in a window of the grid.
     through: u64,
     /// Window of the grid, charge that passed -> tokens.
     by_window: HashMap<i128, BTreeMap<usize, u64>>,
@@ -503,11 +505,11 @@ impl Books {
         assert!(sum <= most, "{sum} of {most} passed in a window: {spec:?} at {now}");
     }
 
-    /// Windows begin whenever they like: but there must be a way to lay them, none shorter than
-    /// the quota's, so that none holds more than the limit.
+    /// Windows may begin at any time, but there must be a way to place them, none shorter than the
+    /// quota's, so that none holds more than the limit.
     fn check_first_request(&self, window: u64, most: u64) {
         let passed: Vec<_> = self.passed.values().copied().collect();
-        // For each number of charges: the earliest that a window behind them could begin.
+        // For each number of charges: the earliest start of a window after them.
         let mut begins = vec![Some(0)];
         for i in 1..=passed.len() {
             let last = passed[i - 1].0;
@@ -534,7 +536,7 @@ impl Books {
         }
     }
 
-    /// The end of the window that its tokens were taken from, at the latest.
+    /// The latest end of the windows that the tokens were taken from.
     fn ends(&self, spec: &Spec, at: u64) -> u64 {
         let through = match spec.grid {
             Grid::FirstRequest => at,
@@ -561,7 +563,7 @@ struct Entry {
     id: usize,
 }
 
-/// New keys come under the quotas of the first scopes, so many of them.
+/// New keys arrive under the quotas of the first `crowds` scopes.
 fn never_above_the_limit(
     max_keys: usize,
     crowds: usize,
@@ -621,10 +623,10 @@ fn never_above_the_limit(
                 clock.set_ms(now);
             }
             Op::Refund(of) if !receipts.is_empty() => {
-                // Mostly what is older can't come back any more.
+                // Tokens of older windows usually can't be returned any more.
                 let recent = receipts.len().min(24);
                 let entry = receipts.remove(receipts.len() - recent + of.index(recent));
-                // A reservation's tokens come from more windows than one (S13).
+                // A reservation's tokens come from several windows (S13).
                 if entry.reserved {
                     continue;
                 }
@@ -638,7 +640,8 @@ fn never_above_the_limit(
             }
             Op::Refund(_) => {}
             Op::Reset { scope, key } => {
-                // An error where it shares an entry; what is its own is forgotten all the same.
+                // A reset is an error if the key shares an entry; the key's own entries are deleted
+                // all the same.
                 let _ = limiters[*scope].reset(*key).into_now().expect("at once");
                 receipts.retain(|entry| (entry.scope, entry.key) != (*scope, *key));
                 books.retain(|(s, k, _), _| (s, k) != (scope, key));
@@ -663,8 +666,8 @@ proptest! {
         never_above_the_limit(max_keys, 3, first, &specs, &ops);
     }
 
-    /// The crowd's windows are short: keys come to entries of their own, and go, with receipts for
-    /// what they have taken from shared ones.
+    /// The crowd's windows are short, so keys get entries of their own and lose them, while
+    /// receipts from shared entries remain.
     #[test]
     fn a_refunding_key_in_overflow_never_exceeds_its_limit_after_it_gets_its_own_entry(
         specs in prop::collection::vec(specs(), 3).prop_map(|mut specs| {

@@ -188,11 +188,11 @@ fn a_calendar_is_printed_as_it_is_read_and_known_by_its_windows() {
             "week+monday@Asia/Tokyo",
         ),
         (Quota::per_day(9).in_zone("Asia/Tokyo"), "9/day in Asia/Tokyo", "day@Asia/Tokyo"),
-        // What begins as the plain windows do is those.
+        // Windows that begin as the plain ones do are the plain ones.
         (Quota::per_day(9).in_zone("UTC"), "9/day", "86400000+0"),
         (Quota::per_day(9).in_zone("Asia/Tokyo").in_zone("utc"), "9/day", "86400000+0"),
         (Quota::per_week(9).from_weekday(Weekday::Monday), "9/week", "604800000+345600000"),
-        // An alias is another name.
+        // An alias of a zone is another name, and so another counter.
         (Quota::per_day(9).in_zone("Etc/UTC"), "9/day in Etc/UTC", "day@Etc/UTC"),
     ] {
         assert_eq!(quota.to_string(), text);

@@ -1,8 +1,8 @@
-//! A second, naive reading of rules S1 to S16: it walks from window to window where that is
+//! A second, naive implementation of rules S1 to S16: it goes from window to window where that is
 //! affordable, counts in 128 bits, and shares no line with the crate.
 
 pub(crate) const END_OF_TIME: i128 = (1 << 53) - 1;
-/// Windows that are walked through one by one; more are jumped over.
+/// More windows than this are skipped in one step.
 const WALK: i128 = 2_000;
 
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -30,17 +30,17 @@ pub(crate) struct Counter {
     pub(crate) until: i128,
 }
 
-/// What is there at one instant.
+/// The counter at one instant.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Now {
     start: i128,
     used: i128,
     until: Option<i128>,
-    /// The window that is stored is a later one: the clock has stepped back (S4).
+    /// The stored window is a later one: the clock has stepped back (S4).
     from_ahead: bool,
 }
 
-/// All that a decision tells.
+/// The contents of a decision.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Answer {
     pub(crate) allowed: bool,
@@ -79,7 +79,7 @@ pub(crate) struct Model {
 
 impl Terms {
     fn floor(&self) -> i128 {
-        // Of a limit of 0 nothing is ever left (S8).
+        // A limit of 0 never has tokens left (S8).
         if self.limit == 0 { 0 } else { self.limit - self.capacity }
     }
 
@@ -96,7 +96,7 @@ impl Terms {
         now - if into < 0 { into + self.window } else { into }
     }
 
-    /// How many windows until `tokens` more have been granted; `None`: never.
+    /// The number of windows until `tokens` more have been granted; `None`: never.
     fn windows_for(&self, tokens: i128) -> Option<i128> {
         if tokens <= 0 {
             return Some(0);
@@ -136,7 +136,7 @@ impl Terms {
                 return Now { start, used, until: Some(until), from_ahead: false };
             }
             let moved = self.start_of(now, shift);
-            // Whole windows, also of a state whose last one the end of time has cut short.
+            // Whole windows, also for a state whose last window the end of time has cut short.
             let windows = (until - start + self.window - 1) / self.window;
             let until = Some(self.after(moved, windows));
             return Now { start: moved, used, until, from_ahead: true };
@@ -163,7 +163,8 @@ impl Terms {
         }
     }
 
-    /// What lasts beyond the window: what windows until the end of the state have yet to grant.
+    /// The part of `used` that lasts beyond the window: tokens that windows until the end of the
+    /// state have yet to grant.
     fn lasting(&self, Now { start, used, until, .. }: Now) -> i128 {
         let Some(until) = until else { return used };
         if self.limit == 0 || until == END_OF_TIME {
@@ -183,13 +184,13 @@ impl Terms {
         if left < used { left } else { used }
     }
 
-    /// Whether nothing but another quota stands against a charge.
+    /// Returns whether this quota lets a charge pass. Other quotas may still refuse it.
     pub(crate) fn fits(&self, now: Now, cost: i128, ask: Ask) -> bool {
         let credit = if ask == Ask::Reserve { self.max_reserved } else { 0 };
         cost == 0 || self.limit > 0 && now.used + cost <= self.limit + credit
     }
 
-    /// The window that is the last in which any of `used` tokens are covered, or `more` of them.
+    /// The last window that covers any of the `used` tokens, or of `more` tokens on top.
     fn last_window(&self, now: Now, more: i128) -> (i128, i128) {
         let mut windows = 0;
         if now.used + more > self.limit && self.limit > 0 {
@@ -199,7 +200,7 @@ impl Terms {
         (self.after(now.start, windows), self.after(now.start, windows + 1))
     }
 
-    /// Whether a later window than one with this end has tokens that were reserved (S14).
+    /// Returns whether tokens are reserved in a window later than the one with this end (S14).
     fn is_reserved_after(&self, now: Now, end: i128) -> bool {
         if self.max_reserved == 0 || self.limit == 0 {
             return false;
@@ -208,14 +209,15 @@ impl Terms {
         first >= end && last > end
     }
 
-    /// What is stored when `more` tokens are counted, or fewer than none.
+    /// The counter to store after `more` tokens are counted; a refund's are negative.
     fn keep(&self, now: Now, more: i128) -> Counter {
         let more = more.clamp(-END_OF_TIME, END_OF_TIME);
         let bounded = |used: i128| used.min(END_OF_TIME).max(self.floor());
         let end = self.after(now.start, 1);
         let until = match self.windows_for(bounded(self.lasting(now) + more) - self.floor()) {
             _ if self.limit == 0 => {
-                // Whole windows, also of a state that a step back has moved away from the end of time.
+                // Whole windows, also for a state that a step back has moved away from the end of
+                // time.
                 let last = now.until.unwrap_or(end).max(end) - now.start;
                 self.after(now.start, (last + self.window - 1) / self.window)
             }
@@ -369,30 +371,31 @@ impl Model {
         .collect()
     }
 
-    /// Whether a count ends in this time.
+    /// Returns whether any counter ends in this time.
     pub(crate) fn ends_between(&self, from: i128, to: i128) -> bool {
         self.counters.iter().flatten().any(|counter| from < counter.until && counter.until <= to)
     }
 }
 
-/// One limit of a charge of several, with its cost.
+/// A limit with its cost, one of several in a charge.
 pub(crate) struct Line<'a> {
     pub(crate) model: &'a mut Model,
     pub(crate) terms: &'a [Terms],
     pub(crate) cost: i128,
 }
 
-/// What a decision over several limits tells, and what each limit's does.
+/// The contents of a decision over several limits, and of each limit's own decision.
 pub(crate) struct Together {
     pub(crate) allowed: bool,
     pub(crate) retry_at: Option<i128>,
     pub(crate) ready_at: Option<i128>,
     pub(crate) answers: Vec<Answer>,
-    /// Of a charge that passed.
+    /// `Some` if the charge passed.
     pub(crate) taken: Option<Vec<Taken>>,
 }
 
-/// S37, naively: each limit decides on a copy of its counters. These are kept if all of them pass.
+/// S37, naively: each limit decides on a copy of its counters. The copies are kept if all limits
+/// pass.
 pub(crate) fn together(lines: &mut [Line<'_>], now: i128, ask: Ask) -> Together {
     let tried: Vec<_> = lines
         .iter()

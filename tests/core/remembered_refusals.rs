@@ -1,4 +1,5 @@
-//! Refusals that are remembered: no traffic, the store's own words, and never too late (S34).
+//! Remembered refusals: no calls, the store's own decision, and never longer than the store would
+//! refuse (S34).
 
 use std::time::Duration;
 
@@ -59,7 +60,7 @@ async fn a_remembered_refusal_equals_the_stores_answer() {
     assert_eq!(known, truth(10));
     assert_eq!((known.used(), known.remaining(), known.limit()), (95, 5, 100));
     assert_eq!(known.retry_after(), Some(50 * SECOND));
-    // The longer window refuses what is larger than all that is left of it.
+    // The longer window refuses a cost that exceeds all that is left of it.
     let larger = check(&limiter, 30).await;
     assert_eq!((larger.limit(), &larger), (120, &truth(30)));
     // No window is large enough.
@@ -88,7 +89,7 @@ async fn a_raised_limit_applies_at_once() {
     assert!(allowed(&limiter).await && !allowed(&limiter).await);
     let raised = limiter.with_quotas(Quota::per_minute(2));
     assert!(allowed(&raised).await && !allowed(&raised).await);
-    // A lower one refuses without asking.
+    // A lower limit refuses without a call.
     let calls = server.calls();
     assert_eq!(check(&limiter, 1).await.limit(), 1);
     assert_eq!(server.calls(), calls);
@@ -150,7 +151,7 @@ async fn refusals_under_any_number_of_windows_are_remembered_and_cleared_by_a_re
         assert!(check(n).await && !check(n).await && !check(n).await);
     }
     assert_eq!(server.calls(), 2 * WINDOWS);
-    // In the place of the store's own reset, which does not find all of them.
+    // The result does not matter: the store's own reset does not find all of the windows.
     let _ = limiter.reset("alice").await;
     for n in 1..=WINDOWS {
         let _ = check(n).await;
@@ -206,7 +207,7 @@ async fn a_reset_clears_counts_of_the_fallback() {
     );
 }
 
-/// Who resets on another node, and how long this one refuses after that.
+/// Resets a key on another node, and returns how long this node still refuses it.
 async fn refuses_after_reset(limiter: &Limiter, server: &Server) -> Duration {
     while allowed(limiter).await {}
     let there = self::limiter(&server.node(), limiter.quotas());
@@ -236,7 +237,7 @@ async fn a_reset_by_another_process_applies_when_the_refusal_ends_or_within_a_se
     let named = limiter("far", server.node().revalidate_refusals());
     let took = refuses_after_reset(&named, &server).await;
     assert!(took <= SECOND, "named after that: {took:?}");
-    // Whoever has receipts may return them.
+    // Any holder of receipts may return them.
     let receipts = limiter("far", server.node());
     let _ = receipts.charge("bob", 1).await.expect("it answers").expect("it passes");
     sleep(7 * SECOND).await;
@@ -253,7 +254,7 @@ async fn a_refusal_decided_before_a_reset_is_not_remembered_after_it() {
     let server = Server::start();
     let limiter = limiter(&server.node(), Quota::per_minute(1));
     assert!(allowed(&limiter).await);
-    // The refusal is on its way back while the reset comes and goes.
+    // The refusal is on its way back while the reset is sent and answered.
     server.slow(1, 0..=0, 200..=200);
     let refused = tokio::spawn(limiter.check("alice"));
     sleep(Duration::from_millis(1)).await;
@@ -291,7 +292,7 @@ async fn a_lowered_limit_leaves_no_debt_in_remembered_refusals() {
     assert_eq!((server.calls(), known.retry_after()), (calls, Some(60 * SECOND)));
 }
 
-/// What an answer says of the store's clock is no better than the time that it took.
+/// A reply's time of the store is only as exact as the call was quick.
 #[tokio::test(start_paused = true)]
 async fn a_refusal_that_took_more_than_a_second_is_not_remembered() {
     for (takes, is_remembered) in [(1_000, true), (1_100, false)] {
@@ -320,7 +321,7 @@ async fn a_true_cost_that_raises_a_count_changes_the_remembered_times_at_once() 
     assert_eq!(check(&limiter, 1).await, truth(&server, &limiter.quotas(), 1, false));
 }
 
-/// What one limiter may refund, it may refund on every node.
+/// A limiter that can refund may do so on any node.
 #[tokio::test(start_paused = true)]
 async fn a_limiter_that_may_refund_shortens_what_others_of_its_name_remember() {
     let server = Server::start();
@@ -382,17 +383,17 @@ async fn a_reservation_that_comes_too_late_calls_the_store_again() {
     let receipt = there.charge("alice", 1).await.expect("it answers").expect("it passes");
     assert!(!check(&here, 2).await.allowed() && check(&here, 1).await.allowed());
     assert!(reserved(&here, 2).await.allowed());
-    // Due when the minute is over that counts it.
+    // The reservation is due at the end of the minute that counts it.
     let late = reserved(&here, 1).await;
     assert_eq!((late.allowed(), late.retry_after()), (false, Some(2 * SECOND)));
     assert_eq!((late.refusing().collect::<Vec<_>>(), late.limit()), (vec![0], 2));
-    // Now the minute's tokens are gone, and the next one counts it.
+    // The minute's tokens are taken now, so the next minute counts the reservation.
     there.settle(receipt, 1 + 27).await.expect("it answers");
     let due = reserved(&here, 1).await;
     assert_eq!(due.ready_after(), 15 * SECOND);
 }
 
-/// S4: the count that it has moved lasts from there on.
+/// S4: the count that the step back has moved lasts from there on.
 #[tokio::test(start_paused = true)]
 async fn what_is_remembered_moves_once_when_the_stores_clock_steps_back() {
     let server = Server::start();
@@ -431,8 +432,8 @@ async fn during_an_outage_remembered_refusals_hold_and_those_of_the_fallback_are
     assert!(!spent("bob").await, "the store has not refused bob");
 }
 
-/// Random quotas, costs and ways: a refusal from memory is one that the store would give at that
-/// instant, in the same words, but for a `now` that is late by no more than a round trip.
+/// Random quotas, costs and operations: a refusal from memory is the store's refusal at that
+/// instant, except for a `now` that is late by at most a round trip.
 #[test]
 fn a_remembered_refusal_never_refuses_what_the_store_would_allow() {
     let seeds = std::env::var("SEED").map_or(0..300, |seed| {
@@ -485,8 +486,8 @@ async fn trace(seed: u64) -> u64 {
     remembered
 }
 
-/// One process, whose quotas, limits and costs vary from charge to charge: behind the front each
-/// charge gets the store's own answer, which a twin of the store gives without a front.
+/// A process whose quotas, limits and costs vary from charge to charge. Each decision has to be the
+/// store's own, which a twin of the store without the front makes.
 #[test]
 fn varying_limits_get_the_stores_own_answers() {
     const STEPS: u64 = 250;
@@ -497,7 +498,7 @@ fn varying_limits_get_the_stores_own_answers() {
     });
     let traces = seeds.end - seeds.start;
     let remembered: u64 = seeds.map(|seed| paused(varied(seed, STEPS))).sum();
-    // So many of these 50,000 so far.
+    // The numbers are for 50,000 charges.
     let least = if traces == 200 { 24_383 } else { traces * STEPS / 10 };
     assert!(remembered >= least, "only {remembered} answers from memory");
 }
@@ -507,7 +508,7 @@ async fn varied(seed: u64, steps: u64) -> u64 {
     let (server, twin) = (Server::start(), MemoryStore::new().clock(TokioClock::at_ms(TURN)));
     let here = limiter(&server.node(), Quota::per_second(1));
     let bare = Quota::per_second(1).name("far").store(twin);
-    // Where tokens may come back, a refusal is remembered for a second at most.
+    // Where tokens may be returned, a refusal is remembered for a second at most.
     let reserves = rng.bool();
     let plans: Vec<Quotas> = (0..rng.usize(1..6)).map(|_| plan(&mut rng)).collect();
     let mut remembered = 0;
@@ -545,7 +546,7 @@ async fn reserved(limiter: &Limiter, cost: u64) -> Decision {
     }
 }
 
-/// Some of a few counters, under limits of its own.
+/// Picks some of a few counters, under limits of their own.
 fn plan(rng: &mut Rng) -> Quotas {
     let mut counters = [
         Quota::new(1, Duration::from_millis(500)),
@@ -587,7 +588,7 @@ async fn a_refusal_under_one_plan_does_not_outlast_the_count_under_another() {
 async fn a_remembered_refusal_ends_before_the_next_window_begins() {
     const TENTH: Duration = Duration::from_micros(100);
     let minute = Quota::per_minute(1);
-    // What refuses until the minute is over, and for longer.
+    // The first refuses until the end of the minute, the second for longer.
     for first in [Quotas::from(minute), minute.and(Quota::per_hour(1))] {
         let server = Server::start();
         advance(TENTH).await;
@@ -602,7 +603,7 @@ async fn a_remembered_refusal_ends_before_the_next_window_begins() {
     }
 }
 
-/// What the server would say at once.
+/// The server's own decision, without delay.
 fn truth(server: &Server, quotas: &Quotas, cost: u64, reserve: bool) -> Decision {
     let (scope, key) = (Scope::named("far"), Key::from("alice"));
     let charge = Charge::new(Account::new(&scope, quotas, &key), cost).peeking();

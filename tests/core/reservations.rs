@@ -9,14 +9,14 @@ use tower_fixed_window::{Limit, Limiter, ManualClock, MemoryStore, Quota, Quotas
 use crate::trace::ms;
 use crate::{answer, charge};
 
-/// The top of a minute.
+/// The start of a minute.
 const TURN: u64 = 1_700_000_040_000;
 
 fn limiter(clock: &ManualClock, quotas: impl Into<Quotas>) -> Limiter {
     Limit::new(quotas).store(MemoryStore::new().clock(clock.clone()))
 }
 
-/// When what has passed may start.
+/// The time at which a charge that passed may start.
 fn start(receipt: &Receipt) -> i128 {
     let decision = receipt.decision();
     ms(decision.ready_at().unwrap_or(decision.decided_at()))
@@ -39,7 +39,7 @@ fn two_a_second_and_sixty_a_minute_never_start_ninety_in_a_minute() {
     assert_eq!([0, 1, 2].map(|minute| starts[&(first + minute)]), [30, 60, 60]);
 }
 
-/// Random quotas and times. Tokens that come back may pass again, in the window that has room.
+/// Random quotas and times. Returned tokens may pass again, in any window with room.
 #[test]
 fn no_window_sees_more_starts_than_its_limit() {
     let mut total = 0;
@@ -58,7 +58,7 @@ fn no_window_sees_more_starts_than_its_limit() {
         });
         let first = Quotas::from(quotas.next().expect("one"));
         let limiter = limiter(&clock, quotas.fold(first, Quotas::and));
-        // A charge of several tokens may start in a window of which it takes one only.
+        // A charge of several tokens may start in a window from which it takes only one.
         let most = if rng.bool() { 1 } else { 5 };
         let mut receipts = Vec::new();
         for _ in 0..rng.usize(50..400) {

@@ -432,7 +432,7 @@ fn only_the_owner_can_read_what_is_saved() {
     let deploys = Deploys::new();
     fs::write(deploys.path(), "").expect("written");
     fs::set_permissions(deploys.path(), PermissionsExt::from_mode(0o666)).expect("permitted");
-    // What a killed process might have left, in a place that others can open.
+    // A killed process may leave such a file, and others can open it.
     let left = deploys.folder.path().join("counts.new");
     fs::write(&left, "").expect("written");
     fs::set_permissions(&left, PermissionsExt::from_mode(0o666)).expect("permitted");

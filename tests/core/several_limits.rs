@@ -149,7 +149,8 @@ fn a_reservation_waits_for_the_last_of_its_limits() {
     ]);
     let lines = [Line::new("fast", "k", 1), Line::new("slow", "k", 1), Line::new("long", "k", 1)];
     assert!(answer(limits.reserve(&lines)).is_ok());
-    // It would run in the next minute, but the second after this one would count it (S13).
+    // The reservation would run in the next minute, but the limit a second after this would count
+    // it (S13).
     let late = answer(limits.reserve(&lines)).expect_err("too late");
     let at = |ms| Some(UNIX_EPOCH + Duration::from_millis(NOW_MS + ms));
     assert_eq!(

@@ -133,7 +133,7 @@ fn rounds(seed: u64, rounds: u64, max_keys: usize, exact: bool) {
                 let standing =
                     answer(limits.of(NAMES[*limit]).with_quotas(plans[*limit][0]).peek(*key));
                 let usage = &standing.usage()[*quota];
-                // What was saved up is not shown.
+                // Peeks don't show the rollover of earlier windows.
                 let shown = if *limit == 2 { continue } else { usage.used() as i64 };
                 assert_eq!(shown, *held, "{} of {key}, round {round}, seed {seed}", NAMES[*limit]);
             }

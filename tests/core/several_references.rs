@@ -17,10 +17,10 @@ const NOW_MS: u64 = 1_700_000_000_000;
 
 #[derive(Clone, Debug)]
 enum Op {
-    /// Of each limit the key, and a cost if it takes part.
+    /// For each limit the key, and a cost if the limit takes part.
     Charge(Ask3, Vec<(usize, Option<u64>)>),
     Refund(Index),
-    /// Each cost in quarters of what was taken, up to twice of it; above: as it is.
+    /// Each cost in quarters of the taken tokens, up to twice as many; beyond that, the cost stays.
     Settle(Index, Vec<u64>),
     Reset(usize, usize),
     Limits(usize, Vec<Amounts>),

@@ -1,5 +1,5 @@
-//! A server that is far away, and what nodes see of it: on tokio's clock, which stands still but
-//! for the waits of the test.
+//! A distant server, as its nodes see it: on tokio's paused clock, which only moves while the test
+//! waits.
 
 use std::future::Future;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -12,16 +12,16 @@ use tokio::time::sleep;
 use tower_fixed_window::store::{Remote, Reply};
 use tower_fixed_window::{Clock, StoreError};
 
-/// The top of an hour.
+/// The start of an hour.
 pub(crate) const TURN: u64 = 1_700_002_800_000;
 
 type Range = std::ops::RangeInclusive<u64>;
 
-/// What all nodes ask.
+/// The server that all nodes call.
 #[derive(Clone)]
 pub(crate) struct Server(Arc<Inner>);
 
-/// The time, by a clock that can be set back.
+/// The server's time, by a clock that can be set back.
 #[derive(Clone)]
 struct Wall {
     clock: TokioClock,
@@ -39,7 +39,7 @@ struct Inner {
     wall: Wall,
     calls: AtomicU64,
     down: AtomicBool,
-    /// How long the ways there and back may take, in milliseconds.
+    /// The ranges of delays on the way there and back, in milliseconds.
     ways: Mutex<(Range, Range, Rng)>,
 }
 
@@ -55,7 +55,7 @@ impl Server {
         }))
     }
 
-    /// From now on calls take so many milliseconds, there and back.
+    /// Sets the ranges of delays for later calls, in milliseconds.
     pub(crate) fn slow(&self, seed: u64, there: Range, back: Range) {
         *self.0.ways.lock().expect("no panic") = (there, back, Rng::with_seed(seed));
     }
@@ -74,23 +74,23 @@ impl Server {
         self.0.calls.load(Ordering::SeqCst)
     }
 
-    /// The time that the server goes by.
+    /// The server's time.
     pub(crate) fn now(&self) -> SystemTime {
         UNIX_EPOCH + Duration::from_millis(self.0.wall.now_ms())
     }
 
-    /// A process: clones of it share what it remembers.
+    /// A process. Its clones share what it remembers.
     pub(crate) fn node(&self) -> Node {
         Node { server: self.clone(), remote: Remote::around(Way { server: self.clone() }) }
     }
 
-    /// A process that waits ten seconds for an answer.
+    /// A process with a deadline of ten seconds.
     pub(crate) fn patient_node(&self) -> Node {
         let Node { server, remote } = self.node();
         Node { server, remote: remote.deadline(Duration::from_secs(10)) }
     }
 
-    /// Without a way to go, and without a call.
+    /// The store itself, without distance, and without counting a call.
     pub(crate) fn memory(&self) -> &Counts {
         &self.0.memory
     }
@@ -137,14 +137,14 @@ impl Way {
 
 forward_to_memory!(Way, {});
 
-/// Without a timer where there is no way to go: a timer ends at a whole millisecond.
+/// A distance of 0 has no timer, since timers end at whole milliseconds.
 async fn pass(way: Duration) {
     if !way.is_zero() {
         sleep(way).await;
     }
 }
 
-/// Runs a test on a clock that moves when all wait.
+/// Runs a test on a clock that moves when all tasks wait.
 pub(crate) fn paused<F: Future>(test: F) -> F::Output {
     let mut runtime = tokio::runtime::Builder::new_current_thread();
     runtime.enable_time().start_paused(true).build().expect("a runtime").block_on(test)

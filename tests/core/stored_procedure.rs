@@ -10,15 +10,16 @@ use tower_fixed_window::{
     Clock, Decision, Key, ManualClock, MemoryStore, OnStoreFailure, Quota, StoreError,
 };
 
-/// What is sent of a quota, which has neither rollover nor reservations.
+/// A quota as it is sent to the server. It has neither rollover nor reservations.
 struct Row {
     counter: String,
     limit: i64,
-    /// Where the windows begin, from the one before now on: those of a calendar differ in length.
+    /// The starts of windows, from the one before now on. Windows of a calendar differ in length,
+    /// so the server can't work them out.
     starts: Vec<i64>,
 }
 
-/// As many as a debt can last here.
+/// The most windows that a debt lasts in these tests.
 const STARTS: usize = 60;
 
 impl Row {
@@ -33,12 +34,12 @@ impl Row {
         Self { counter: quota.counter().to_string(), limit: quota.limit() as i64, starts }
     }
 
-    /// Which of the windows holds an instant.
+    /// The index of the window at an instant.
     fn number(&self, at: i64) -> usize {
         self.starts.partition_point(|start| *start <= at) - 1
     }
 
-    /// What is counted in the window of this time: of earlier ones only debt.
+    /// The tokens that count in the current window: of earlier windows, only debt.
     fn used(&self, now: u64, state: Option<State>) -> i64 {
         let Some(state) = state else { return 0 };
         let passed = self.number(now as i64) - self.number(state.start);
@@ -105,7 +106,7 @@ fn owner(scope: &Scope, key: &Key) -> String {
     format!("{}/{}", scope.name(), key.readable())
 }
 
-/// What is sent of an account.
+/// The owner and the quotas of an account, as sent to the server.
 fn sent(account: &Account<'_>, now: u64) -> (String, Vec<Row>) {
     let rows = account.quotas().iter().map(|quota| Row::new(account, quota, now)).collect();
     (owner(account.scope(), account.key()), rows)
@@ -120,7 +121,7 @@ impl Store for Server {
             let (cost, peek) = (charge.cost() as i64, charge.is_peek());
             let (now, states) = server.call_charge(&owner, &rows, cost, peek);
             let mut states = states.into_iter();
-            // What it has decided, worked out from what it has seen.
+            // The states that the server has seen lead to the decision that it made.
             Ok(charge.decide(now, |_| states.next().flatten()).0)
         })
     }

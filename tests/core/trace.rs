@@ -14,7 +14,7 @@ use crate::{answer, charge};
 const SCOPE: &str = "model";
 const KEY: &str = "alice";
 
-/// Limit, capacity above it, what may be reserved.
+/// Limit, capacity above it, and the maximum of reserved tokens.
 pub(crate) type Amounts = (u64, u64, u64);
 
 #[derive(Clone, Debug)]
@@ -29,14 +29,14 @@ pub(crate) enum Op {
     Charge(Cost),
     Reserve(Cost),
     Peek(Cost),
-    /// Of one of the receipts that are left.
+    /// Refunds one of the receipts that are left.
     Refund(prop::sample::Index),
     Settle(prop::sample::Index, Cost),
     Reset,
     Limits(Vec<Amounts>),
 }
 
-/// A cost, mostly in relation to what matters.
+/// A cost, mostly close to a limit.
 #[derive(Clone, Debug)]
 pub(crate) enum Cost {
     Of(u64),
@@ -54,7 +54,7 @@ pub(crate) enum Step {
     /// Thousandths of the window of one of the quotas.
     Windows(prop::sample::Index, i64),
     Millis(i64),
-    /// Onto the end of that quota's window as it was last reported, and a little on or back.
+    /// To the last reported end of that quota's window, or a little before or after it.
     Edge(prop::sample::Index, i64),
     To(u64),
 }
@@ -106,7 +106,7 @@ fn grid() -> impl Strategy<Value = Grid> {
     ]
 }
 
-/// One to four quotas that may stand in one set.
+/// Generates up to four quotas that can be in one set.
 pub(crate) fn specs(amounts: impl Strategy<Value = Amounts>) -> impl Strategy<Value = Vec<Spec>> {
     let spec = (amounts, window_ms(), grid()).prop_map(|(amounts, window_ms, grid)| Spec {
         amounts,
@@ -168,7 +168,7 @@ pub(crate) fn anywhere() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A time on the clock: near its beginning, today, near the end of what it can show, or beyond.
+/// A time on the clock: near its start, today, near its largest value, or beyond.
 pub(crate) fn start() -> impl Strategy<Value = u64> {
     let end = END_OF_TIME as u64;
     prop_oneof![
@@ -199,7 +199,7 @@ pub(crate) fn quota(spec: &Spec) -> Quota {
     quota.rollover_up_to(limit + more).reserve_up_to(reserved)
 }
 
-/// The set of them, if they may stand in one.
+/// The quotas as a set, if they can be in one.
 pub(crate) fn set(specs: &[Spec]) -> Option<Quotas> {
     let mut quotas = specs.iter().map(quota);
     let first = Quotas::from(quotas.next()?);
@@ -217,7 +217,7 @@ pub(crate) fn terms(spec: &Spec) -> Terms {
     }
 }
 
-/// Both at once, held to the same answers.
+/// The limiter and the reference: each step goes through both, and their answers have to agree.
 pub(crate) struct Rig {
     pub(crate) clock: ManualClock,
     pub(crate) now: u64,
@@ -243,7 +243,7 @@ impl Rig {
         self.clock.set_ms(now);
     }
 
-    /// Where a step leads.
+    /// The time after a step.
     pub(crate) fn after(&self, step: &Step) -> u64 {
         let now = i128::from(self.now);
         let to = match step {
@@ -261,7 +261,7 @@ impl Rig {
     }
 
     pub(crate) fn model_now(&self) -> i128 {
-        // The end itself is never reached: what lasts until then lasts for ever.
+        // The end itself is never reached: a state that lasts until then lasts for ever.
         i128::from(self.now).min(END_OF_TIME - 1)
     }
 
@@ -269,7 +269,8 @@ impl Rig {
         self.specs.iter().map(terms).collect()
     }
 
-    /// Whether no quota has refused a reservation for its count (S13).
+    /// Returns whether every refusal of a reservation is because it would run too late, rather than
+    /// for the count (S13).
     pub(crate) fn comes_too_late(&self, decision: &Decision, cost: u64) -> bool {
         let fits = |i: usize| {
             let ((limit, _, reserved), usage) = (self.specs[i].amounts, &decision.usage()[i]);
@@ -332,7 +333,7 @@ impl Rig {
         });
     }
 
-    /// Takes a step; every answer, and the standing afterwards, is what the reference says.
+    /// Takes a step, and asserts that the answer and the usage afterwards are the reference's.
     pub(crate) fn take(&mut self, step: &Step, op: &Op) {
         self.go_to(self.after(step));
         self.apply(op);

@@ -12,14 +12,14 @@ fn chat(server: &Server, who: &str, max_tokens: u64, uses: u64) -> Answer {
     server.send_body("POST /v1/chat", who, &body)
 }
 
-/// Of each limit what is used, and nothing of those that a client does not have.
+/// The used part of each limit; `None` for limits that the client does not have.
 fn usage(server: &Server, who: &str) -> [Option<u64>; 3] {
     let told = server.send_body("GET /usage", who, "").body;
     let told: serde_json::Value = serde_json::from_str(&told).expect("JSON");
     ["requests", "tokens", "cents"].map(|name| told["resources"][name]["used"].as_u64())
 }
 
-/// A true cost over Redis, or a file of plans, is in force a moment later.
+/// Corrections over Redis and changes of the plans' file take effect a moment later, so this waits.
 fn wait_for_usage(server: &Server, who: &str, expected: [Option<u64>; 3]) {
     let start = Instant::now();
     while usage(server, who) != expected {
@@ -44,12 +44,12 @@ fn ai_gateway() {
     assert!(answer.body.contains(r#"{"usage":{"total_tokens":40}}"#), "{}", answer.body);
     assert_eq!(usage(&server, ANN), [Some(1), Some(40), Some(1)]);
 
-    // One limit refuses, and none takes anything.
+    // The limit of tokens refuses, and no limit counts the request.
     let refused = chat(&server, ANN, 961, 1);
     assert_eq!((refused.status, refused.field("x-ratelimit-resource")), (429, Some("tokens")));
     assert_eq!(usage(&server, ANN), [Some(1), Some(40), Some(1)]);
 
-    // Another user has other cents, and the organization's tokens.
+    // Another user has other cents, and shares the organization's tokens.
     let bob = "x-org: acme\r\nx-user: bob";
     assert_eq!(chat(&server, bob, 10, 10).status, 200);
     assert_eq!(usage(&server, bob), [Some(2), Some(50), Some(1)]);
@@ -73,10 +73,10 @@ fn ai_gateways_over_redis() {
     assert_eq!((answer.status, answer.number("x-ratelimit-used")), (200, 900));
     wait_for_usage(&other, ANN, [Some(1), Some(40), Some(1)]);
 
-    // One limit refuses, and none takes anything.
+    // The limit of tokens refuses, and no limit counts the request.
     let refused = chat(&other, ANN, 961, 1);
     assert_eq!((refused.status, refused.field("x-ratelimit-resource")), (429, Some("tokens")));
-    // Another user has other cents, and the organization's tokens.
+    // Another user has other cents, and shares the organization's tokens.
     let bob = "x-org: acme\r\nx-user: bob";
     assert_eq!(chat(&other, bob, 10, 10).status, 200);
     wait_for_usage(&one, bob, [Some(2), Some(50), Some(1)]);

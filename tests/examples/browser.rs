@@ -17,17 +17,17 @@ pub(crate) struct Browser {
     from: BufReader<ChildStdout>,
     session: Option<String>,
     calls: u64,
-    /// What the page has complained of: exceptions, and what its policy forbids.
+    /// Exceptions in the page, and violations of its content policy.
     complaints: Vec<Value>,
     _profile: TempDir,
 }
 
 impl Browser {
-    /// The browser that `CHROMIUM` names, at an address.
+    /// Opens an address in the browser that `CHROMIUM` names.
     pub(crate) fn open(url: &str) -> Self {
         let chromium = env::var("CHROMIUM").expect("CHROMIUM: run scripts/playground-test");
         let profile = TempDir::new().expect("a directory");
-        // It speaks on the third and fourth descriptor, which only a shell can lay.
+        // The browser's commands use descriptors 3 and 4, which only a shell can set up.
         let laid = r#"exec "$@" 3<&0 4>&1 </dev/null >/dev/null 2>&1"#;
         let mut child = Command::new("sh")
             .args(["-c", laid, "sh", &chromium])
@@ -128,14 +128,14 @@ impl Browser {
         self.call("Emulation.setDeviceMetricsOverride", size);
     }
 
-    /// What the user's system asks for, such as `("prefers-color-scheme", "dark")`.
+    /// Sets preferences of the user's system, such as `("prefers-color-scheme", "dark")`.
     pub(crate) fn prefer(&mut self, features: &[(&str, &str)]) {
         let features = features.iter().map(|(name, value)| json!({"name": name, "value": value}));
         let features = json!({"features": features.collect::<Vec<_>>()});
         self.call("Emulation.setEmulatedMedia", features);
     }
 
-    /// The whole page, as it is.
+    /// Takes a picture of the whole page, beyond what the window shows.
     pub(crate) fn screenshot(&mut self, file: &Path) {
         let whole = json!({"format": "png", "captureBeyondViewport": true});
         let taken = self.call("Page.captureScreenshot", whole);

@@ -26,7 +26,7 @@ pub(crate) fn run(arguments: &[&str]) -> Output {
     example("choose_limit").args(arguments).output().expect("it ends")
 }
 
-/// What it prints, if all is well.
+/// The program's output, after a run without errors.
 pub(crate) fn told(arguments: &[&str]) -> String {
     let output = run(arguments);
     let wrong = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -79,8 +79,9 @@ fn counts_the_refusals_of_each_quota() {
     assert_eq!(report["to"], "2026-11-20T12:03:20Z");
     assert_eq!(report["notes"], json!([]));
 
-    // Of Ada's 4 in the second minute one is refused. Around the boundary 6 pass within a minute,
-    // twice the limit. With a second window of 1/10s Bob is refused nothing: he leaves time.
+    // Ada's fourth request in the second minute is refused. Around the boundary 6 pass within a
+    // minute, twice the limit. A second window of 1/10s refuses none of Bob's, which are further
+    // apart.
     let minute = &report["quotas"][0];
     assert_eq!(minute["quota"], "3/minute");
     assert_eq!(minute["refused"], 1);
@@ -106,7 +107,7 @@ fn counts_the_refusals_of_each_quota() {
         hour["second_window"],
         json!({"quota": "2/10m", "refused": 2, "clients_refused": 1})
     );
-    // One client in three is more than one in a thousand.
+    // The only refused client is a third of all clients, more than the default of 0.1%.
     assert_eq!(report["recommended"], Value::Null);
     let given = ["--quota", "3/minute", "--quota", "7/hour", "--tolerate", "34%"];
     let report = json(&[&given[..], &[&file("known", known())]].concat());

@@ -108,7 +108,7 @@ impl Server {
         if resets(&first) == 1 {
             return first;
         }
-        // What was counted after the turn has to be gone as well.
+        // The requests after the turn count, too, so they have to expire before the next try.
         let last = first.last().expect("a request").number("x-ratelimit-reset");
         while std::time::UNIX_EPOCH.elapsed().expect("after 1970").as_secs() < last {
             std::thread::sleep(Duration::from_millis(100));
@@ -121,7 +121,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // The server may have ended by itself.
         let _killed = self.child.kill();
         let _waited = self.child.wait();
     }
@@ -532,7 +532,7 @@ fn outbound() {
     assert_eq!(told.lines().filter(|line| line.ends_with("200 OK")).count(), 12, "{told}");
 }
 
-/// They assert what they print, and the page about them has each line.
+/// Runs an example that asserts what it prints, and compares its output with docs/recipes.md.
 fn as_in_the_recipes(mut example: Command, lines: usize) {
     let ended = example.output().expect("it ends");
     let told = String::from_utf8_lossy(&ended.stdout);
@@ -763,7 +763,7 @@ fn vectors() {
     assert!(ended.status.success(), "{told}");
     assert!(told.trim_end().ends_with(" traces passed, 0 failed"), "{told}");
 
-    // One trace whose second answer is wrong on purpose.
+    // A trace with a wrong second answer.
     let file = format!("{}/wrong.json", env!("CARGO_TARGET_TMPDIR"));
     std::fs::write(&file, WRONG).expect("a file");
     let ended = example("vectors").arg(&file).output().expect("it ends");

@@ -85,11 +85,11 @@ fn the_standing_is_exact_to_the_millisecond_and_free() {
         assert_eq!(quotas.len(), if limit == "two-at-once" { 2 } else { 1 });
         for quota in quotas {
             assert!((at + 1..=at + 600_000).contains(&ms(&quota["ends"])));
-            // One, unless the window has turned since.
+            // The request counts once, unless the window has turned since.
             assert!(quota["used"] == 1 || quota["used"] == 0, "{quota}");
             assert_eq!((&quota["limit"], &quota["window"]), (&json!(5), &json!(600_000)));
         }
-        // The handler behind the limit tells it too, and the fields in whole seconds.
+        // The inner handler shows the decision, too, and the headers have whole seconds.
         let answer = server.send(&ada(limit));
         let decided: Value = serde_json::from_str(&answer.body).expect("JSON");
         let decided = decided["quotas"].as_array().expect("quotas");
@@ -198,7 +198,7 @@ fn attack(browser: &mut Browser, limit: &str, said: &str) -> String {
     panic!("the machine is too busy for an attack of one second");
 }
 
-/// What an experiment has come to, done again if a request came between.
+/// The outcome of an experiment. If another request got in the way, the experiment is repeated.
 fn outcome(browser: &mut Browser, form: &str) -> String {
     for _ in 0..3 {
         browser.click(&format!("{form} button"));
@@ -244,7 +244,7 @@ fn in_a_browser() {
     assert!(browser.text("#fields").contains("x-ratelimit-remaining: 0\n"));
     assert!(browser.text("#fields").contains("\nretry-after: "));
     picture(browser, "03-burst");
-    // It empties by itself, and what was is in the strip.
+    // The window empties by itself, and the strip shows its count.
     browser.wait("document.querySelectorAll('.panes .on').length === 0");
     assert_eq!(browser.text(".strip .hit .count"), "5\u{2009}+3");
 

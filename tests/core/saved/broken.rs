@@ -48,7 +48,7 @@ fn open(bytes: &[u8]) -> (String, MemoryStore, Deploys) {
     (told.rsplit_once(": ").expect("a reason").1.to_owned(), store, deploys)
 }
 
-/// It counts, and a deploy finds that.
+/// Asserts that the store counts, and that the next deploy finds the counts.
 fn works(store: MemoryStore, deploys: &Deploys) {
     let limiter = Quota::per_hour(3).name("api").store(store);
     let passed = (0..9).filter(|_| answer(limiter.check("alice")).allowed()).count();
@@ -76,7 +76,7 @@ fn a_file_cut_at_any_byte_is_not_used() {
 fn a_file_with_any_bit_flipped_is_not_used() {
     let bytes = saved();
     for at in 0..bytes.len() {
-        // Of what says which file it is, each.
+        // The header is tried with each bit of each byte, the rest with one bit of each byte.
         for bit in (0..8).filter(|bit| at < 40 || *bit == at % 8) {
             let mut flipped = bytes.clone();
             flipped[at] ^= 1 << bit;
@@ -148,7 +148,7 @@ fn a_file_that_can_not_be_is_not_used() {
         let told = open(&changed(&saved(), 12, &u32::to_le_bytes(shards))).0;
         assert_eq!(told, "its number of shards is not possible");
     }
-    // Of the first entry: until when it runs, its start, and what is used. Found by fuzzing.
+    // The first entry's numbers: its end, its start, and how much is used. Found by fuzzing.
     let bytes = saved();
     let (until, start, used) = (54, 62, 70);
     let end: [u8; 8] = bytes[until..until + 8].try_into().expect("eight bytes");
@@ -159,7 +159,7 @@ fn a_file_that_can_not_be_is_not_used() {
         let told = open(&changed(&bytes, at, &to)).0;
         assert_eq!(told, "a number in it is not possible", "{to:?} at {at}");
     }
-    // Many buckets: no memory is taken for those that aren't there.
+    // Many buckets: the store allocates no memory for buckets that the file does not have.
     for buckets in [1_000, u32::MAX] {
         let told = open(&changed(&saved(), 40, &u32::to_le_bytes(buckets))).0;
         assert!(

@@ -14,23 +14,23 @@ use crate::answer;
 
 const NO_LIMIT: u64 = 1 << 50;
 
-/// What the child does, and to which file.
-const DEED: &str = "SAVED_CHILD";
+/// The child's task, and its file.
+const TASK: &str = "SAVED_CHILD";
 const FILE: &str = "SAVED_FILE";
 
-/// Runs this program with nothing but a deed.
-fn child(deed: &str, file: &Path) -> Command {
+/// Runs this program as a child that only does its task.
+fn child(task: &str, file: &Path) -> Command {
     let mut command = Command::new(env::current_exe().expect("this program"));
-    command.args(["--exact", "saved::processes::what_a_child_does", "--nocapture"]);
-    command.env(DEED, deed).env(FILE, file).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.args(["--exact", "saved::processes::the_child_does_its_task", "--nocapture"]);
+    command.env(TASK, task).env(FILE, file).stdout(Stdio::piped()).stderr(Stdio::piped());
     command
 }
 
 #[test]
-fn what_a_child_does() {
-    let (Ok(deed), Some(file)) = (env::var(DEED), env::var_os(FILE)) else { return };
+fn the_child_does_its_task() {
+    let (Ok(task), Some(file)) = (env::var(TASK), env::var_os(FILE)) else { return };
     let file = Path::new(&file);
-    match &*deed {
+    match &*task {
         "zones" => count_in_zones(file, ["Asia/Tokyo", "Europe/Berlin", "America/New_York"]),
         "load" => load(file),
         "fail" => fail(file),
@@ -198,7 +198,7 @@ fn kill_after(mut child: Child, lines: usize, spins: u64) -> Vec<String> {
 fn a_process_that_is_killed_at_any_of_200_moments_loses_no_more_than_since_its_last_save() {
     let folder = folder();
     let file = folder.path().join("counts");
-    // Of each counter, what the process before has left.
+    // The counters as the process before left them.
     let mut before = vec![0; 2 * KEYS as usize];
     for kill in 0..200 {
         let child = child("load", &file).spawn().expect("the child runs");
@@ -209,7 +209,7 @@ fn a_process_that_is_killed_at_any_of_200_moments_loses_no_more_than_since_its_l
         let used = |key| answer(limiter.peek(key)).usage().iter().map(|u| u.used()).collect();
         let after: Vec<u64> = (0..KEYS).flat_map(|key| -> Vec<u64> { used(key) }).collect();
         for (before, after) in before.iter().zip(&after) {
-            // It was charging when it was killed, and its last line may be missing.
+            // The kill may come after a charge and before its line.
             let known = before + saved..=before + charged + 2;
             assert!(known.contains(after), "after kill {kill}: {after} is not of {known:?}");
         }

@@ -44,7 +44,7 @@ proptest! {
         };
         deploy(&mut rig);
         for (step, op, deploys) in &trace {
-            // What has ended when the file is loaded has ended for good.
+            // Entries that end before the file is loaded are gone, also after a step back.
             if rig.after(step) >= rig.now {
                 rig.take(step, op);
             }
@@ -149,8 +149,8 @@ impl Twins {
     }
 }
 
-/// Of two stores with the same counts one is deployed anew, the other goes on: no step tells them
-/// apart.
+/// Two stores have the same counts. One is saved and loaded again, the other goes on, and no
+/// operation tells them apart.
 #[test]
 fn a_store_that_was_loaded_is_the_one_that_was_saved() {
     let rounds = if std::env::var_os("FULL_SIZE").is_some() { 2_000 } else { 60 };
@@ -174,7 +174,7 @@ fn a_store_that_was_loaded_is_the_one_that_was_saved() {
             drop(second);
             twins.stores = [first, open(&other, max_keys, &clock)];
             (0..rng.u64(..120)).for_each(|_| twins.step(&mut rng));
-            // What has ended is not loaded: of the same counts at a later time, again.
+            // Ended entries are not loaded, so both stores are compared again at a later time.
             clock.advance(Duration::from_millis(rng.u64(..2 * MINUTE_MS)));
             let [first, second] = twins.stores;
             drop(second);
