@@ -46,7 +46,7 @@ impl Told {
             under_way: Arc::default(),
             remote: None,
         };
-        // It is to be asked each time.
+        // Each request has to call the store, so nothing is remembered.
         let remote = Remote::around(this.clone()).deadline(deadline).remember_nothing();
         Self { remote: Some(remote.on_failure(OnStoreFailure::Deny)), ..this }
     }

@@ -50,7 +50,7 @@ fn x_forwarded_for() {
 
 #[rustfmt::skip]
 const X_FORWARDED_FOR: &[Case] = &[
-    // Who is believed.
+    // Trusted and untrusted peers.
     ("192.0.2.7", &[], "192.0.2.7", "nobody stands before the client"),
     ("192.0.2.7", &["8.8.8.8"], "192.0.2.7", "the peer is not trusted"),
     ("192.0.2.7", &["8.8.8.8, 10.0.0.1"], "192.0.2.7", "naming a proxy of ours makes nobody trusted"),
@@ -95,7 +95,7 @@ const X_FORWARDED_FOR: &[Case] = &[
     ("10.0.0.1", &["::ffff:c000:0207"], "192.0.2.7", "the same in hexadecimal"),
     ("10.0.0.1", &["\"192.0.2.7\""], "192.0.2.7", "in quotes"),
     ("10.0.0.1", &["\"[2001:db8::7]:4711\""], "2001:db8::7", "quotes, brackets and a port"),
-    // What can't be read ends the walk at the last trusted address.
+    // An unreadable entry ends the walk at the last trusted address.
     ("10.0.0.1", &[""], "10.0.0.1", "an empty line"),
     ("10.0.0.1", &[" , "], "10.0.0.1", "nothing but a comma"),
     ("10.0.0.1", &["192.0.2.7,"], "10.0.0.1", "the nearest hop is nothing"),

@@ -94,7 +94,7 @@ fn compile_errors_of_unsuitable_bodies_and_keys_suggest_a_fix() {
     for advice in ["`Plan: From<", "Quotas"] {
         assert!(message.contains(advice), "no {advice} in the compiler's message:\n{message}");
     }
-    // Of a method that is missing the compiler gives no reason. It shows a line of the type.
+    // For a missing method, the compiler gives no reason, but it shows a line of the type.
     let main = include_str!("../ui/misfit.rs").replace("serve((LIMIT)", "let _ = ((LIMIT)");
     let main = main.replace(".layer(Inner));", ".layer(Inner)).oneshot(Request::new(\"\"));");
     let (compiles, message) = check_source(&main.replace("LIMIT", "limit"));

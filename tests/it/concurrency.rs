@@ -70,7 +70,7 @@ async fn flood(addr: SocketAddr) -> BTreeMap<u16, usize> {
     for i in 0..CONNECTIONS {
         let all_connected = Arc::clone(&all_connected);
         clients.spawn(async move {
-            // One connection each, since the requests come one after the other.
+            // A client has a single connection, since its requests come one by one.
             let client = client();
             all_connected.wait().await;
             let mut answers = BTreeMap::<u16, usize>::new();

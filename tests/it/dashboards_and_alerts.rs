@@ -21,8 +21,8 @@ const ALERTS_TEST: &str = include_str!("../../docs/operations/alerts-test.yml");
 /// The values of each label of each metric.
 type Exported = BTreeMap<String, BTreeMap<String, BTreeSet<String>>>;
 
-/// What Prometheus reads after one request through a store that needs a call, and one look at a
-/// store in memory.
+/// The metrics in Prometheus after one request through a store that needs a call, and one reading
+/// of a store in memory.
 async fn exported() -> Exported {
     let buckets = PrometheusBuilder::new()
         .set_buckets_for_metric(Matcher::Suffix("_seconds".into()), &[0.1])
@@ -134,10 +134,10 @@ async fn queries_name_only_what_the_crate_exports() {
             are_exported(&format!("{} {}", text("expr"), text("legendFormat")), &exported);
         }
     }
-    // Whatever is exported is asked about somewhere.
+    // Each exported metric is part of the dashboard or an alert.
     for name in exported.keys() {
         let is_shown = DASHBOARD.contains(name.as_str());
-        // What these add to is in what requests and calls are divided by.
+        // These metrics are part of others, such as the requests and calls that panels divide by.
         let elsewhere = [
             "_sum",
             "wait_seconds_count",

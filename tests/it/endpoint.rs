@@ -71,7 +71,7 @@ async fn it_answers_in_githubs_json_and_charges_nothing() {
 async fn it_answers_head_and_refuses_other_methods() {
     let app = app(Mood::Now);
     let head = Request::head("/rate_limit").body(Body::empty()).expect("a request");
-    // What a server does not send as the body of an answer to HEAD, it still measures.
+    // A server measures the body of a response to HEAD, but does not send it.
     assert_eq!(ask(&app, head).await.0, StatusCode::OK);
     for method in ["POST", "PUT", "DELETE", "OPTIONS"] {
         let request = Request::builder().method(method).uri("/rate_limit").body(Body::empty());

@@ -1,4 +1,5 @@
-//! What somebody can do who wants around a limit: any header, any value, as many as they like.
+//! Clients that try to get around a limit with forged headers: any header, any value, any number of
+//! them.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -114,7 +115,7 @@ proptest! {
         ..ProptestConfig::default()
     })]
 
-    /// Who is always found by its own address neither escapes its count nor spends another's.
+    /// A client whose own address is known neither escapes its count nor spends another client's.
     #[test]
     fn forged_headers_do_not_change_the_key_of_a_client(
         header in header_of_choice(),
@@ -150,7 +151,7 @@ proptest! {
         prop_assert_eq!(header.of(by_number).address(&parts), Ok(attacker));
     }
 
-    /// And whoever sends what, from wherever: no panic, and an address that somebody has named.
+    /// Any request from any peer: no panic, and the address is one that a proxy or peer has named.
     #[test]
     fn any_header_value_is_handled(
         header in header_of_choice(),
@@ -214,10 +215,10 @@ async fn invented_keys_are_limited_by_an_outer_limit_per_address() {
         request
     };
     assert_eq!(passed_of((0..200).map(behind)).await, 30);
-    // And it has spent nobody else's.
+    // The flood has spent no other client's tokens.
     let both = (0..200).map(behind).chain((0..30).map(|i| keyed([192, 0, 2, 8], &i.to_string())));
     assert_eq!(passed_of(both).await, 60);
-    // One key that is used from everywhere has its own limit.
+    // A key that is used from many addresses has its own limit.
     assert_eq!(passed_of((0..200).map(|i| keyed([192, 0, 2, i], "one"))).await, 10);
 }
 

@@ -1,5 +1,4 @@
-//! What the headers say, read back by a program that believes them: whatever the quotas, costs and
-//! times are.
+//! Reads the headers back as a client does that trusts them, for any quotas, costs and times.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -65,14 +64,14 @@ fn quotas() -> impl Strategy<Value = Quotas> {
     })
 }
 
-/// What is asked, and how long after the question before.
+/// The cost of each request, and the time since the one before.
 fn asked() -> impl Strategy<Value = Vec<(u64, u64)>> {
     let cost = prop_oneof![8 => 0..4_u64, 2 => 4..50_u64, 1 => 9_000..10_100_u64];
     let wait = prop_oneof![6 => 0..3_u64, 2 => 0..2_000_u64, 1 => 0..4_000_000_u64];
     vec((cost, wait), 1..40)
 }
 
-/// A limit whose requests cost what their paths say.
+/// A limit whose requests have their cost in the path.
 fn limit(quotas: impl Into<Quotas>) -> Limit {
     Limit::new(quotas).key(global()).cost_fn(|parts| parts.uri.path()[1..].parse().expect("a cost"))
 }
@@ -159,14 +158,14 @@ fn items(headers: &HeaderMap, name: &str) -> Vec<(String, BTreeMap<String, u64>)
     list.into_iter().map(item).collect()
 }
 
-/// What the draft asks for: an item for each quota, of the same names in both headers.
+/// Asserts what the draft requires: an item for each quota, of the same names in both headers.
 fn assert_ietf(headers: &HeaderMap, quotas: &[Quota], refused: bool) {
     let policies = items(headers, "ratelimit-policy");
     let limits = items(headers, "ratelimit");
     assert_eq!((policies.len(), limits.len()), (quotas.len(), quotas.len()));
     for ((policy, limit), quota) in policies.iter().zip(&limits).zip(quotas) {
         assert_eq!(policy.0, limit.0);
-        // An integer of a structured field has at most 15 digits.
+        // Integers of structured fields have at most 15 digits.
         assert_eq!(policy.1["q"], quota.limit().min(999_999_999_999_999));
         let whole = quota.window().subsec_nanos() == 0;
         assert_eq!(policy.1.get("w").copied(), whole.then(|| quota.window().as_secs()));
@@ -229,7 +228,7 @@ proptest! {
         prop_assume!(quota.capacity() == quota.limit());
         let clock = ManualClock::at_ms(NOW_MS);
         let service = handler(layered(limit(quota), &clock));
-        // One that asks for no more than it was told to be left.
+        // The client never asks for more than the header said was left.
         let mut left = quota.limit();
         for cost in costs.into_iter().filter(|&cost| cost <= quota.limit()) {
             if cost > left {
@@ -283,7 +282,7 @@ proptest! {
     }
 }
 
-/// What a layer's headers would say of a request that costs nothing.
+/// The headers that a request at a cost of 0 would get.
 fn standing(limiter: &Limiter) -> GitHub {
     let decision = limiter.peek(Key::global()).now_or_never().expect("at once").expect("memory");
     let tightest = decision.usage().iter().min_by_key(|s| (s.remaining(), Reverse(s.reset_at())));
@@ -325,7 +324,7 @@ fn a_layer_sends_only_the_configured_headers() {
         let refused = ask(&service, 1);
         assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
         assert_eq!(sent(&refused), names);
-        // What keeps a refusal from being repeated and cached is there in any case.
+        // These headers keep clients from retrying and caching a refusal, in any style.
         assert_eq!(refused.headers()["retry-after"], "40");
         assert_eq!(refused.headers()["cache-control"], "no-store");
     }
@@ -358,7 +357,7 @@ fn a_limiter_without_a_layer_has_the_headers_of_a_layer() {
     }
 }
 
-/// Of a plan, of a key, and of quotas that have changed since the decision.
+/// The quotas may be a plan's, a key's, or have changed since the decision.
 #[test]
 fn a_limiters_headers_are_of_the_quotas_that_decided() {
     let clock = ManualClock::at_ms(NOW_MS);
@@ -417,7 +416,7 @@ fn the_headers_of_the_ietf_draft_have_this_format() {
     assert_eq!(field(&passed, "ratelimit"), r#""api:2/minute";r=0;t=40, "api:7/1500ms";r=5;t=1"#);
     let refused = ask(&service, 6);
     assert_eq!(field(&refused, "ratelimit-policy"), policy);
-    // One can grant six tokens in its next window, the other one never.
+    // The second quota can grant six tokens in its next window, the first one never.
     assert_eq!(field(&refused, "ratelimit"), r#""api:2/minute";r=0;t=40, "api:7/1500ms";r=5;t=1"#);
     // After all that can be carried over, 18 tokens are there in the fourth minute from now.
     let quotas = Quota::per_minute(5).rollover_up_to(20).and(Quota::per_second(100));

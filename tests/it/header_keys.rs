@@ -38,10 +38,10 @@ fn an_unusable_header_falls_back_and_leaves_no_partial_key() {
         assert_eq!(key(&either, &lines), address, "{values:?}");
     }
     assert_eq!(key(&either, &[("x-api-key", b"a")]), Ok(Key::secret("a")));
-    // Nor does what the first of two parts has written.
+    // The first of two parts leaves nothing behind if the second one fails.
     let both = (header("x-api-key"), header("x-app")).or(peer_ip());
     assert_eq!(key(&both, &[("x-api-key", b"a")]), address);
-    // What another extractor has written before stays.
+    // A key that another extractor has begun is kept.
     let mut app_and_address = Key::secret("a");
     app_and_address.append(&address.expect("there is a peer"));
     assert_eq!(key(&(header("x-app"), either), &[("x-app", b"a")]), Ok(app_and_address));

@@ -252,7 +252,7 @@ fn a_response_settles_each_limit_by_its_name() {
     assert_eq!(fields(&response)[..3], ["1000", "288", "712"], "after the correction");
     answer(TrueCost::of("cents", 0));
     assert_eq!(used(), [2, 812, 4], "what is not named keeps its charge");
-    // Of no settled limit.
+    // `requests` is not settled, so its true cost changes nothing.
     answer(TrueCost::of("requests", 7));
     assert_eq!(used(), [3, 912, 9]);
     let response = ask(&layer, Request::get("/"));
@@ -262,7 +262,7 @@ fn a_response_settles_each_limit_by_its_name() {
     );
 }
 
-/// What `cost_fn` and `settled` say of estimates.
+/// The documentation of `cost_fn` and `settled` promises this for estimates.
 #[test]
 fn an_estimate_of_zero_passes_where_the_true_cost_does_not_fit_and_one_of_one_does_not() {
     for (estimate, status) in [(0, StatusCode::OK), (1, StatusCode::TOO_MANY_REQUESTS)] {

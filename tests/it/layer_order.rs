@@ -1,5 +1,5 @@
-//! Which side of other layers this one goes: the rows of docs/ordering.md, the right side and the
-//! wrong one.
+//! Where this layer goes among others: the rows of docs/ordering.md, in the right and in the wrong
+//! order.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -230,7 +230,7 @@ fn ten_seconds() -> Handler {
     }))
 }
 
-/// What becomes of a request, and how many seconds after the start.
+/// The outcome of a request, and its seconds since the start.
 async fn outcome<S>(service: S, user: &'static str) -> (Result<u16, ()>, u64)
 where
     S: Service<http::Request<Body>, Response = http::Response<Body>, Error = BoxError>,

@@ -31,7 +31,7 @@ fn lines(tokens: u64) -> [Line<'static>; 3] {
     ]
 }
 
-/// What the store has counted.
+/// The tokens that the store has counted for each limit.
 async fn used(store: &FarStore) -> [u64; 3] {
     let mut used = [0; 3];
     let counted = limits(store.memory.clone());
@@ -134,7 +134,7 @@ async fn an_error_of_the_store_keeps_nothing() {
 async fn a_refusal_by_tokens_that_others_held_for_a_moment_ends_within_a_second() {
     let store = FarStore::new(|| DELAY);
     let (limits, other) = (limits(store.clone()), limits(store.memory.clone()));
-    // Of another process, which returns them.
+    // The tokens are held by another process, which returns them.
     let held = other.charge([Line::new("tokens", "acme", 5)]).await.unwrap().unwrap();
     assert!(!limits.check(lines(1)).await.unwrap().allowed());
     other.refund(held).await.unwrap();

@@ -1,4 +1,4 @@
-//! What the layer promises over HTTP: one module for each subject.
+//! The layer's promises over HTTP: one module for each subject.
 
 mod auto_traits;
 mod breaker;

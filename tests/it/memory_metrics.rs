@@ -1,4 +1,4 @@
-//! What an operator learns of the store in memory: how full it is, and that it was too small.
+//! Metrics and logs of the store in memory: how full it is, and whether it was too small.
 
 use std::time::Duration;
 
@@ -83,12 +83,13 @@ fn an_overflow_is_logged_once_per_window_with_numbers_and_without_keys() {
     assert!(text.contains("WARN tower_fixed_window: the memory store is full"), "{text}");
     assert!(text.contains("max_keys=1000 overflowed=1"), "{text}");
 
-    // It goes on, and everybody knows.
+    // The overflow goes on, and the log has the warning already.
     clock.advance(Duration::from_secs(600));
     flood(&store, Quota::per_hour(5), 0..3_000);
     assert_eq!(log.warnings().lines().count(), 1);
 
-    // In the next window the entries are free. When they are taken again, that is told again.
+    // In the next window the entries are free. When the store is full again, the log has another
+    // warning.
     clock.advance(Duration::from_secs(2 * 3_600));
     flood(&store, Quota::per_hour(5), 0..800);
     assert_eq!(log.warnings().lines().count(), 1);

@@ -1,5 +1,5 @@
-//! What an operator sees: the events of the log, the metrics as Prometheus reads them, and what
-//! `.on_decision(..)` is shown.
+//! The operator's view: the events of the log, the metrics as Prometheus reads them, and the
+//! arguments of `.on_decision(..)`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
@@ -42,7 +42,7 @@ pub(crate) fn recorder() -> (&'static PrometheusRecorder, PrometheusHandle) {
     (Box::leak(Box::new(recorder)), handle)
 }
 
-/// What Prometheus would read, without comments: the value of each series.
+/// The value of each series, as Prometheus would read it, without comments.
 pub(crate) fn scraped(handle: &PrometheusHandle) -> BTreeMap<String, f64> {
     let text = handle.render();
     let series = text.lines().filter(|line| !line.starts_with('#') && !line.is_empty());
@@ -55,8 +55,7 @@ pub(crate) fn scraped(handle: &PrometheusHandle) -> BTreeMap<String, f64> {
         .collect()
 }
 
-/// What counters have counted, gauges, and how often each histogram was written to. `token_metrics`
-/// has the tokens.
+/// Counters, gauges and the number of samples of each histogram. `token_metrics` has the tokens.
 fn counts(handle: &PrometheusHandle) -> Vec<(String, u64)> {
     let is_count = |name: &String| {
         !name.starts_with("tokens_")
@@ -147,14 +146,14 @@ async fn metrics_count_decisions_without_a_call_and_the_use_of_leased_tokens() {
     for _ in 0..200 {
         assert_eq!(ask(&api).await, 200);
     }
-    // What lies for a 16th of the window is given back.
+    // Tokens unused for a 16th of the window are returned.
     tokio::time::sleep(Duration::from_secs(300)).await;
     let scraped = scraped(&handle);
     let of =
         |name: &str| scraped.get(&format!(r#"{name}{{scope="api"}}"#)).map_or(0, |n| *n as u64);
     let [taken, spent, returned] =
         ["taken", "spent", "returned"].map(|what| of(&format!("lease_tokens_{what}_total")));
-    // One call more for what was given back.
+    // The return of tokens is one more call.
     let calls = of("store_seconds_count") - 1;
     assert!(calls < 20 && returned > 0, "{calls} calls, {returned} given back");
     assert_eq!(spent + calls, 200, "each call serves the one who waits for it");
@@ -354,7 +353,7 @@ async fn the_guide_names_every_metric_and_no_other() {
     let outcome = |line: &str| Some(line.split_once("outcome=\"")?.1.split_once('"')?.0.to_owned());
     assert_eq!(told, text.lines().filter_map(outcome).collect());
 
-    // And the queries ask for nothing else.
+    // The guide's queries use no other metrics.
     let names = found
         .iter()
         .flat_map(|name| ["", "_bucket", "_count"].map(|suffix| format!("{name}{suffix}")));
@@ -479,7 +478,7 @@ async fn the_start_and_the_end_of_an_outage_are_logged() {
             );
             assert!(lines[0].contains(&fails), "{lines:?}");
 
-            // One success is not the end: it may be one among failures.
+            // A single success does not end the outage, since it may be one among failures.
             store.set(Mood::Later);
             tokio::time::advance(Duration::from_millis(300)).await;
             ask(&service).await;

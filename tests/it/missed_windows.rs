@@ -177,7 +177,7 @@ async fn new_requests_pass_after_late_ones() {
     let gate = Gate::new();
     let layer = a_second(1).queue(5, LONG);
     let service = layer.layer(gate.clone());
-    // It was ready before the others were late.
+    // This service was ready before the others were late.
     let mut ready = service.clone();
     let Ok(_) = ready.ready().await;
     let Ok(_) = service.clone().oneshot(get("/first")).await;
@@ -240,7 +240,7 @@ async fn a_late_request_that_is_not_polled_does_not_block_the_next() {
     gate.open(false);
     let Ok(response) = b.await.expect("no panic");
     assert_eq!(response.status(), 200);
-    // It has been its turn since a tenth of a second after that of the other.
+    // The second request's turn began a tenth of a second after the first one's.
     assert_eq!(gate.served()[1], ("/b".to_owned(), 4_500));
 }
 

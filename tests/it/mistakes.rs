@@ -189,7 +189,7 @@ fn true_costs_that_no_limit_takes_are_told_once() {
                 1 => ask(vec![key("tokens").settled(), key("cents")], costs[1]).await,
                 _ => ask(vec![key("tokens").settled()], costs[2]).await,
             }
-            // What is taken is no mistake.
+            // Applied true costs are not mistakes.
             ask(vec![key("tokens").settled()], costs[0]).await;
             ask(vec![Limit::new(QUOTA).key(global()).settled()], costs[2]).await;
         });
@@ -198,7 +198,7 @@ fn true_costs_that_no_limit_takes_are_told_once() {
     }
 }
 
-/// Peers that are hardly clients of a server in public.
+/// Addresses of peers that are hardly clients of a public server.
 const LOCAL: [&str; 9] = [
     "127.0.0.1",
     "10.0.0.5",
@@ -301,7 +301,7 @@ fn twice(inner: FixedWindowLayer, outer: FixedWindowLayer) -> Router {
     Router::new().nest("/api", nested).route("/", on_get(async || "hello")).layer(outer)
 }
 
-/// What was used after a request through both.
+/// The `used` of a response after a request through both layers.
 async fn used_after_one(app: Router) -> u64 {
     let mut request = get("/api");
     request.extensions_mut().extend(from("192.0.2.7").extensions().clone());
@@ -457,7 +457,7 @@ fn on_a_unix_socket_the_log_names_lines_that_work_there() {
         for layer in layers {
             assert_eq!(ask_unix(app(layer), "192.0.2.7").await, (500, None));
         }
-        // What the log says.
+        // The fix that the log recommends works.
         let peer = || Extension(PeerAddr(([127, 0, 0, 1], 0).into()));
         for key in [client(), client_ip().trusting_hops(1)] {
             let app = app(by(key)).layer(peer());

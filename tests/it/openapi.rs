@@ -1,4 +1,4 @@
-//! What a layer says of its responses for OpenAPI is what it sends.
+//! The layer's description of its responses for OpenAPI agrees with the responses.
 
 use axum::body::{Body, to_bytes};
 use http::{HeaderName, Request, Response, StatusCode};
@@ -74,7 +74,7 @@ async fn compare<J: Reject<Body> + Send + Sync + 'static>(
     }
 }
 
-/// Whether a value has the type of a schema, and is in its list.
+/// Returns whether a value has the schema's type, and is in its list.
 fn fits(schema: &Value, value: &Value) -> bool {
     let has_type = match schema["type"].as_str().expect("a type") {
         "integer" => value.as_u64().is_some_and(|n| n >= schema["minimum"].as_u64().unwrap_or(0)),

@@ -1,5 +1,5 @@
-//! What a layer can be told: plans, costs, outcomes, shadow mode, knobs at run time. Each over a
-//! store that answers at once and one that answers later.
+//! The layer's options: plans, costs, outcomes, shadow mode, changes at run time. Each over a store
+//! that answers at once and one that answers later.
 
 use std::time::Duration;
 
@@ -546,7 +546,7 @@ async fn a_correction_uses_a_limit_that_changed_meanwhile() {
         limiter.set_quotas(Quota::per_minute(after));
         end(response).await;
         clock.set_ms(NOW_MS + 60_000);
-        // What is left of it shows under the smaller one.
+        // The rest of the old count shows under the smaller limit.
         limiter.set_quotas(Quota::per_minute(10));
         assert_eq!(call(&mut service!(layer), "/").await.status(), next, "{before}, {after}");
     }

@@ -12,8 +12,8 @@ use tower::{Service, ServiceBuilder, ServiceExt};
 
 use crate::support::{ANSWERS, per_minute, serve};
 
-/// What hyper's client receives can't be made from bytes, as a refusal is: its bodies are boxed
-/// under the layer.
+/// The bodies that hyper's client receives can't be made from bytes, as refusals are: so bodies are
+/// boxed under the layer.
 #[tokio::test]
 async fn hypers_client_is_limited_as_a_service() {
     let addr = serve(Router::new().route("/", on_get(async || "hello"))).await;

@@ -32,7 +32,7 @@ fn layer(name: &str) -> FixedWindowLayer {
     FixedWindowLayer::new(minute().name(name))
 }
 
-/// One that counts where others find it by its name.
+/// A store whose counters other limiters find by name.
 fn shared() -> TestStore {
     TestStore::new(Mood::Now).shared()
 }
@@ -41,7 +41,7 @@ type Mistake = (u32, fn());
 
 fn made<T>(_: T) {}
 
-/// Each on a line of its own.
+/// Each mistake is on a line of its own, which the panic names.
 #[rustfmt::skip]
 const MISTAKES: &[Mistake] = &[
     (line!(), || made(Quota::new(TOO_MANY, Duration::from_secs(1)))),
@@ -96,7 +96,7 @@ const MISTAKES: &[Mistake] = &[
 /// Set in a process that makes mistakes.
 const MISTAKEN: &str = "TOWER_FIXED_WINDOW_MISTAKEN";
 
-/// What a process writes that runs this test to make mistakes.
+/// The standard error of a process that runs this test to make the mistakes.
 fn told(test: &str) -> String {
     let output = Command::new(env::current_exe().expect("this program"))
         .args(["--exact", &format!("panics::{test}"), "--nocapture"])
@@ -121,7 +121,8 @@ fn a_panic_names_the_line_of_the_app() {
     }
 }
 
-/// What says in its documentation that it panics. The suite for stores shows what a store has done.
+/// The functions whose documentation has a section on panics. The suite for stores is left out,
+/// since it shows what a store has done.
 #[test]
 fn what_may_panic_shows_its_callers_line() {
     fn look(folder: &Path, found: &mut usize) {

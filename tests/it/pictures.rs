@@ -18,7 +18,8 @@ const NOON_MS: u64 = 1_700_000_000_000 / 86_400_000 * 86_400_000 + 12 * 3_600_00
 const FIVE: Quota = Quota::per_minute(5);
 const TWO_IN_TEN: Quota = Quota::new(2, Duration::from_secs(10));
 
-/// What one client sent for in each 5 seconds from 12:00 on, a figure for each, and what passes.
+/// The requests of one client that pass in each 5 seconds from 12:00 on. `sent` has a digit for
+/// each.
 fn passes(quotas: impl Into<Quotas>, sent: &str) -> String {
     let clock = ManualClock::at_ms(NOON_MS);
     let limiter = Limit::new(quotas).store(MemoryStore::new().clock(clock.clone()));
@@ -75,7 +76,7 @@ fn a_second_shorter_window_removes_the_burst() {
         &[("passed", &both)],
     );
     assert_eq!(both, "...........22.......................");
-    // Who sent evenly loses nothing by it.
+    // A client that sends evenly loses nothing to the second quota.
     let sent = "1..1..1..1..1..1..1..1..1..1..1..1..";
     assert_eq!(passes(FIVE.and(TWO_IN_TEN), sent), sent);
 }

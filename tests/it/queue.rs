@@ -57,7 +57,7 @@ async fn forty_concurrent_requests_are_served_in_order_in_four_windows_and_the_n
     }
     let Ok(refused) = service.oneshot(get("/refused")).await;
     assert_eq!(refused.status(), 429);
-    // Those before it fill the fourth window: the fifth begins in 4 s (S13).
+    // The waiting requests fill the fourth window: the fifth begins in 4 s (S13).
     assert_eq!(refused.headers()["retry-after"], "4");
     for response in waiting {
         let Ok(response) = response.await.expect("no panic");
@@ -312,7 +312,7 @@ async fn costs_pass_in_order_of_arrival_and_a_cost_of_zero_at_once() {
         requests.push(tokio::spawn(service.clone().oneshot(get(path))));
         tokio::task::yield_now().await;
     }
-    // One that can never pass is told so at once.
+    // A request that can never pass is refused at once.
     let Ok(never) = service.clone().oneshot(get("/never-11")).await;
     assert_eq!((never.status().as_u16(), never.headers().get("retry-after")), (429, None));
     for request in requests {

@@ -22,7 +22,7 @@ use crate::support::{FarStore, paused_clock};
 
 const LONG: Duration = Duration::from_secs(60);
 
-/// Who was served, and in which second.
+/// The requests that were served, each with its second.
 type Served = Arc<Mutex<Vec<(String, u128)>>>;
 
 fn layer_of<const N: usize>(limits: [Limit; N]) -> FixedWindowLayer {
@@ -160,7 +160,7 @@ async fn a_line_is_as_long_as_the_queue_allows() {
     assert_eq!(statuses, [vec![200; 6], vec![429; 2]].concat());
 }
 
-/// Of a limit in tokens the second has 10, and "b" asks for 8 of the 4 that are left.
+/// The limit in tokens has 10 a second. 4 of them are left when "b" asks for 8.
 #[tokio::test(start_paused = true)]
 async fn costs_of_several_units_pass_in_order_and_those_of_none_at_once() {
     let cost = |parts: &http::request::Parts| -> u64 {
@@ -180,7 +180,7 @@ async fn costs_of_several_units_pass_in_order_and_those_of_none_at_once() {
         waiting.push(tokio::spawn(service.clone().oneshot(request(path, "ann"))));
         tokio::task::yield_now().await;
     }
-    // One that can never pass is told so at once.
+    // A request that can never pass is refused at once.
     let Ok(never) = service.clone().oneshot(request("/never-11", "ann")).await;
     assert_eq!((never.status().as_u16(), never.headers().get("retry-after")), (429, None));
     assert_eq!(limits.of("requests").peek(Key::global()).await.expect("memory").used(), 1);
@@ -219,7 +219,7 @@ async fn a_refund_of_any_limit_calls_the_first_in_the_line() {
 /// The store has refused, and the answer is on its way.
 #[tokio::test(start_paused = true)]
 async fn tokens_that_come_back_before_the_answer_are_asked_for_again() {
-    // One after the other: "user" is decided when the answer of "org" is back.
+    // The limits are charged in order: "user" is decided after the reply for "org".
     for (key, on_its_way) in [("org", 50), ("user", 90)] {
         let store = FarStore::new(|| 20);
         let quotas = ["org", "user"].map(|name| Quota::per_day(1).name(name).key(global()));
@@ -353,7 +353,7 @@ async fn those_who_wait_for_one_limit_are_not_called_by_tokens_of_another() {
     waiting.iter().for_each(tokio::task::JoinHandle::abort);
 }
 
-/// One charge covers those behind the first, as far as all limits have room.
+/// A charge covers those behind the first request, too, as far as all limits have room.
 #[tokio::test(start_paused = true)]
 async fn a_line_before_a_store_far_away_passes_many_with_each_charge() {
     let store = FarStore::new(|| 20);
@@ -400,8 +400,8 @@ async fn requests_that_wait_are_counted_under_each_of_their_limits() {
     }
 }
 
-/// Of those that one charge covers, two are gone when it is answered. What was taken for them comes
-/// back, and whoever waits elsewhere for that limit is called.
+/// Two of the requests that one charge covers are gone when the reply comes. Their tokens are
+/// returned, and requests that wait elsewhere for that limit are woken.
 #[tokio::test(start_paused = true)]
 async fn tokens_of_those_that_are_gone_call_another_line() {
     let limits = Limits::new([
@@ -504,7 +504,7 @@ async fn those_who_wait_for_a_limit_are_not_called_by_another_of_the_same_key() 
     waiting.iter().for_each(tokio::task::JoinHandle::abort);
 }
 
-/// Those that one charge covers have taken their tokens one after the other.
+/// Requests that one charge covers take their tokens one after the other.
 #[tokio::test(start_paused = true)]
 async fn each_of_those_that_one_charge_covers_shows_its_own_count() {
     let layer_over_store = |limits: Vec<Limit>| {

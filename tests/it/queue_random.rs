@@ -41,7 +41,7 @@ struct Call {
 #[derive(Default)]
 struct World {
     calls: Vec<Call>,
-    /// Whether the services are not ready.
+    /// The services are not ready.
     busy: bool,
     wakers: Vec<Waker>,
 }
@@ -80,14 +80,14 @@ impl Service<Request<Body>> for Inner {
     }
 }
 
-/// What a run is about.
+/// The parameters of a run.
 #[derive(Debug)]
 struct Setup {
     /// With their factors under other plans.
     quotas: Vec<(u64, u64)>,
-    /// Of the limit over all keys, which is decided together with that of each key.
+    /// The limit over all keys, which is decided together with each key's.
     all: Option<(u64, u64)>,
-    /// One-way distances; `None`: one node with the store in memory.
+    /// The one-way distance of each node; `None`: one node with the store in memory.
     nodes: Vec<Option<u64>>,
     max_wait: u64,
     most: u64,
@@ -256,7 +256,7 @@ async fn run(setup: &Setup, rng: &mut Rng) -> u64 {
     if setup.is_exact() {
         exact(setup, &arrivals, &calls);
     }
-    // What was taken for nobody has come back.
+    // Tokens taken for requests that are gone were returned.
     sleep(Duration::from_millis(400)).await;
     let now = start.elapsed().as_millis() as u64;
     let limiter = Limit::new(setup.quotas(2)).name("api").store(memory.clone());

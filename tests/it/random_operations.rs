@@ -40,7 +40,7 @@ const AT_ONCE: &str = "at-once";
 const QUEUED: &str = "queued";
 const LATE: &str = "late";
 
-/// What should be counted, by scope, key and window.
+/// The expected counts, by scope, key and window.
 #[derive(Clone, Default)]
 struct Ledger(Arc<Mutex<BTreeMap<Account, Count>>>);
 
@@ -68,10 +68,10 @@ impl Ledger {
         self.0.lock().unwrap().get(&account).copied().unwrap_or_default()
     }
 
-    /// What the store should have counted at the end of a window.
+    /// The expected count of a window at its end.
     fn used(&self, scope: &'static str, key: u64, window: u64) -> i64 {
         if scope == QUEUED {
-            // With what is reserved of the next one.
+            // The next window's reservations count, too.
             return self.get((scope, key, window)).granted
                 + self.get((scope, key, window + 1)).granted;
         }
@@ -94,12 +94,12 @@ fn taken_from(decision: &Decision) -> u64 {
 struct Plan {
     scope: &'static str,
     key: u64,
-    /// How long the service takes.
+    /// The duration of the service's work.
     after: Duration,
     fate: Fate,
-    /// Whether the layer gives back what is dropped under the service.
+    /// The layer refunds requests that are dropped before their response.
     refunds: bool,
-    /// Where it was granted a token.
+    /// The window from which the request took a token.
     granted: Arc<Mutex<Option<u64>>>,
     reached: Arc<Mutex<bool>>,
 }
@@ -206,7 +206,7 @@ impl Service<Request<Body>> for Inner {
     }
 }
 
-/// What panics on purpose is not worth a line each.
+/// Keeps panics that the test makes on purpose out of the output.
 fn quiet() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -223,7 +223,7 @@ struct World {
     rng: fastrand::Rng,
     ledger: Ledger,
     services: Vec<(&'static str, FixedWindow<Inner>)>,
-    /// One for each scope.
+    /// The limiters, one for each scope.
     limiters: Vec<(&'static str, Limiter)>,
 }
 
@@ -269,7 +269,7 @@ impl World {
         Self { rng, ledger, services: services.into(), limiters: limiters.into() }
     }
 
-    /// One operation, at some time in the first half of the window.
+    /// Starts one operation, at some time in the first half of the window.
     fn begin(&mut self, tasks: &mut JoinSet<()>) {
         let rng = &mut self.rng;
         let at = Duration::from_millis(rng.u64(..30_000));
@@ -310,7 +310,7 @@ impl World {
                 && !*plan.reached.lock().unwrap()
                 && let Some(window) = *plan.granted.lock().unwrap()
             {
-                // It was in the queue.
+                // The request was still in the queue.
                 ledger.change((scope, key, window), |count| count.granted -= 1);
             }
         });

@@ -41,14 +41,15 @@ async fn refused<J: Reject<Body>>(layer: &FixedWindowLayer<J>) -> Response<Body>
     service.oneshot(get("/asked")).await.expect("infallible")
 }
 
-/// What is left without the headers that describe the body.
+/// The headers of a response, except those that describe the body.
 fn without_type(response: &Response<Body>) -> HeaderMap {
     let mut headers = response.headers().clone();
     headers.remove(CONTENT_TYPE);
     headers
 }
 
-/// What is configured as the layer's own is the layer's; the rest is left to the closure.
+/// The layer replaces the kinds of headers that it is configured to send. Other kinds stay as the
+/// closure wrote them.
 #[tokio::test]
 async fn rate_limit_headers_of_a_closure_stay_where_the_layer_sends_none_of_their_kind() {
     const GITHUB: [&str; 5] = ["limit", "remaining", "used", "reset", "resource"];
@@ -243,7 +244,7 @@ async fn a_refusal_from_elsewhere_is_a_response_without_policies() {
     let known = limiter.check("alice").await.expect("memory").into_result().expect_err("refused");
     let known = whole(Response::from(known)).await;
     assert!(known.2.contains("API rate limit exceeded: login:0/minute"), "{}", known.2);
-    // What a layer's hook saw.
+    // A decision that a hook of the layer has seen.
     let (sender, decisions) = std::sync::mpsc::channel();
     let layer = per_minute(0, Mood::Now).on_decision(move |_, decision| {
         let _ = sender.send(decision.clone());

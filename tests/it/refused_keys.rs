@@ -393,7 +393,7 @@ fn a_flood_is_sampled_from_its_thousandth_refusal_on_and_the_next_quarter_is_not
     let total: u64 = list.keys.iter().map(|of| of.count).sum();
     assert_eq!(list.total, total);
 
-    // One refusal of the next quarter is there at once.
+    // The first refusal of the next quarter is listed at once.
     clock.advance(QUARTER);
     refuse(99);
     assert_eq!(counts(&refused(&api))[&Key::from(99)], 1);

@@ -20,7 +20,7 @@ use crate::support::{ANSWERS, Mood, NOW_MS, TestStore, everyone, get, limiter_of
 
 const FREE: Quota = Quota::per_minute(1);
 
-/// One request an hour and two a day, on grids of the caller's own.
+/// A quota an hour and a quota a day, on grids of their own.
 fn pro() -> Quotas {
     Quota::per_hour(1).staggered().and(Quota::per_day(2).from_first_request())
 }
@@ -93,7 +93,7 @@ fn resetting_a_key_in_a_shared_overflow_entry_is_an_error() {
     let error = block_on(limiter.reset("late")).expect_err("its count is not its own");
     assert!(error.to_string().contains("shares a count with others"), "{error}");
     assert!(!block_on(limiter.check("late")).expect("memory").allowed());
-    // Who has an entry of its own is forgotten, as ever.
+    // A key with an entry of its own is reset as before.
     block_on(limiter.reset(0_u64)).expect("its own entry");
     assert_eq!(block_on(limiter.peek(0_u64)).expect("memory").used(), 0);
 }
@@ -121,7 +121,7 @@ fn a_reset_in_a_scope_with_too_many_windows_is_an_error() {
     assert!(block_on(other.check("alice")).expect("memory").allowed());
 }
 
-/// What an outage has counted in memory counts again in the next one.
+/// Counts that the fallback keeps from one outage would count again in the next one.
 #[test]
 fn a_reset_that_the_fallback_of_a_store_cannot_apply_is_an_error() {
     let store = TestStore::new(Mood::Now).shared();

@@ -1,4 +1,4 @@
-//! What an operator learns of counts in a file: that they are loaded, when they were saved, and why
+//! Logs and metrics of counts in a file: whether they were loaded, when they were saved, and why
 //! they can't be.
 
 use std::fs;

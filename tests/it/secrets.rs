@@ -77,7 +77,7 @@ const NAMES: [&str; 7] =
 async fn handler(request: Request<Body>) -> Result<Response<Body>, std::convert::Infallible> {
     tracing::trace!(decision = ?request.extensions().get::<Decision>(), "asked");
     let mut response = Response::new(Body::empty());
-    // Of whichever limit asks.
+    // The true cost is for any of the limits.
     let cost = NAMES.iter().fold(TrueCost::of("", 2), |cost, name| cost.and(name, 2));
     response.extensions_mut().insert(cost);
     Ok(response)

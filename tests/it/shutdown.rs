@@ -1,4 +1,4 @@
-//! What becomes of corrections that are on their way when the runtime ends.
+//! Corrections that are in flight when the runtime ends.
 
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ fn answered(store: &TestStore) -> Runtime {
     runtime
 }
 
-/// What the store has counted in the end.
+/// The store's count in the end.
 fn used(store: &TestStore) -> u64 {
     store.set(Mood::Now);
     let limiter = Quota::per_minute(5).name("login").store(store.clone());

@@ -184,7 +184,7 @@ async fn a_charge_is_given_back_once_whatever_else_may_correct_it() {
                 let limiter = everyone(9).name("outer").store(store.clone());
                 let outer = set(everyone(9).name("outer")).store(store);
                 let outer = FixedWindowLayer::new(outer);
-                // What others have used.
+                // Other clients have used a token.
                 let Ok(_) = FixedWindowLayer::new(&limiter)
                     .layer(service_fn(inner))
                     .oneshot(get("/"))
@@ -230,7 +230,7 @@ impl Policy<Request<Body>, Response, Infallible> for OnceMore {
     }
 }
 
-/// What a request costs at last that was refused in its first try and served in its second.
+/// The true cost of a request that was refused in its first try and served in its second.
 async fn used_by_a_second_try(mood: Mood, (set, correct): Correction) -> (Response, u64) {
     let outer = correct(layered(set(everyone(9)), mood));
     let limiter = limiter_of(&outer);

@@ -38,7 +38,7 @@ struct Setup {
     counts_errors: bool,
     refunds_dropped: bool,
     shadow: bool,
-    /// One way; `None`: in memory.
+    /// The one-way delay of the store; `None`: a store in memory.
     delay: Option<u64>,
 }
 
@@ -59,7 +59,7 @@ impl Setup {
     }
 }
 
-/// What a layer has decided on a request.
+/// A layer's decision on a request.
 #[derive(Clone, Debug)]
 struct Decided {
     allowed: bool,

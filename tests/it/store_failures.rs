@@ -57,7 +57,7 @@ async fn by_default_the_quota_is_enforced_in_memory_while_the_store_fails() {
             let response = ask(&service).await;
             assert_eq!((response.status(), used(&response)), (StatusCode::OK, n), "{failure:?}");
         }
-        // One only: after five failures in a row the store would be left alone for a while.
+        // A single refusal: five consecutive failures would open the breaker.
         let response = ask(&service).await;
         assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS, "{failure:?}");
         assert_eq!(limit_headers(&response)["remaining"], "0");
@@ -165,7 +165,7 @@ async fn while_a_store_hangs_only_one_request_waits_for_it() {
             assert!(limiter.check("alice").await.expect("memory stands in").is_local());
         }
         for _ in 0..3 {
-            // It is left alone for a while, then a single request tries it, of whatever key.
+            // The breaker is open for a while. Then a single request, of any key, tries the store.
             assert!(limiter.check("alice").now_or_never().is_some(), "{leases}");
             tokio::time::advance(Duration::from_millis(250)).await;
             let mut probe = pin!(limiter.check("alice"));

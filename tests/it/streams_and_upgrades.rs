@@ -1,4 +1,4 @@
-//! What is not a plain request and answer passes unharmed, and counts once.
+//! Streams, upgrades and other requests beyond plain ones pass unchanged, and count once.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -24,7 +24,7 @@ async fn assert_counted_once(addr: SocketAddr) {
     assert_eq!(response.headers()["x-ratelimit-used"], "2");
 }
 
-/// What comes out of a channel, each when it is there.
+/// A stream of a channel's items, each as soon as it is sent.
 fn channel<T: Send + 'static>()
 -> (mpsc::Sender<T>, impl Stream<Item = Result<T, Infallible>> + Send) {
     let (sender, receiver) = mpsc::channel(1);

@@ -1,4 +1,4 @@
-//! What the tests share: a clock that stands still, a store that misbehaves on demand, servers.
+//! Shared by the tests: a clock that stands still, stores that misbehave on demand, servers.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -26,9 +26,9 @@ use tracing_subscriber::{Layer as _, fmt, layer::SubscriberExt, util::Subscriber
 
 /// 39.5 s before the top of a minute, so that rounding up shows.
 pub(crate) const NOW_MS: u64 = 1_700_000_060_500;
-/// That minute's end, as `x-ratelimit-reset` says it.
+/// The minute's end, as in `x-ratelimit-reset`.
 pub(crate) const RESET: &str = "1700000100";
-/// How far it is away, as `retry-after` says it.
+/// The seconds until then, as in `retry-after`.
 pub(crate) const RETRY_AFTER: &str = "40";
 
 /// The start of that minute.
@@ -61,11 +61,11 @@ pub(crate) struct TestStore {
     counts: Counts,
     pub(crate) clock: ManualClock,
     pub(crate) remote: Remote,
-    /// It has always answered at once, and is called without a deadline.
+    /// The store has always answered at once, and is called without a deadline.
     at_once: Arc<AtomicBool>,
 }
 
-/// What a [`TestStore`] calls.
+/// The backend of a [`TestStore`].
 #[derive(Clone)]
 struct Moody {
     memory: Arc<dyn Store>,
@@ -78,7 +78,7 @@ impl TestStore {
         let clock = ManualClock::at_ms(NOW_MS);
         let memory = Arc::new(MemoryStore::new().clock(clock.clone()));
         let moody = Moody { memory, mood: watch::Sender::new(mood), shared: false };
-        // What is remembered goes by a clock that runs.
+        // Nothing is remembered, since memories end by a clock that runs.
         let remote = Remote::around(moody.clone()).deadline(Duration::MAX).remember_nothing();
         let counts = Counts::with_clock(clock.clone());
         let at_once = Arc::new(AtomicBool::new(mood == Mood::Now));
@@ -86,13 +86,13 @@ impl TestStore {
         if mood == Mood::Hangs { this.in_time() } else { this }
     }
 
-    /// One that others may find by name, whose refusals are remembered.
+    /// Makes a store whose counters other limiters find by name, and whose refusals are remembered.
     pub(crate) fn shared(mut self) -> Self {
         self.moody.shared = true;
         self.remembering()
     }
 
-    /// One whose refusals are remembered.
+    /// Makes a store whose refusals are remembered.
     pub(crate) fn remembering(mut self) -> Self {
         self.at_once = Arc::default();
         self.moody.memory = Arc::new(self.counts.clone());
@@ -101,8 +101,8 @@ impl TestStore {
         if in_time { self.in_time() } else { self }
     }
 
-    /// With a deadline, where it is meant to be missed: on a busy machine an answer may take longer than
-    /// any, and then another store counts.
+    /// Adds a deadline, for tests in which the store misses it. Other tests have none: on a busy
+    /// machine an answer may miss any deadline, and then another store counts.
     pub(crate) fn in_time(self) -> Self {
         Self { remote: self.remote.deadline(Duration::from_millis(250)), ..self }
     }
@@ -159,22 +159,23 @@ forward_to_memory!(Moody, {
     }
 });
 
-/// One count of so many a minute for everybody.
+/// A limit of this many requests a minute, with one count for all clients.
 pub(crate) fn everyone(tokens: u64) -> Limit {
     Quota::per_minute(tokens).key(global())
 }
 
-/// A layer that counts in a store of that mood.
+/// A layer that counts in a store of this mood.
 pub(crate) fn layered(limit: Limit, mood: Mood) -> FixedWindowLayer {
     FixedWindowLayer::new(limit.store(TestStore::new(mood)))
 }
 
-/// One count of so many a minute for everybody, in a store of that mood.
+/// A layer for this many requests a minute, with one count for all clients, in a store of this
+/// mood.
 pub(crate) fn per_minute(tokens: u64, mood: Mood) -> FixedWindowLayer {
     layered(everyone(tokens), mood)
 }
 
-/// The same with a name.
+/// The same layer, with a name.
 pub(crate) fn named(name: &str, tokens: u64, mood: Mood) -> FixedWindowLayer {
     layered(everyone(tokens).name(name), mood)
 }
@@ -200,12 +201,12 @@ pub(crate) fn limit_headers<B>(response: &Response<B>) -> BTreeMap<&str, &str> {
     headers
 }
 
-/// What `x-ratelimit-used` says: with a limit that is far away, the requests counted so far.
+/// The value of `x-ratelimit-used`: if the limit is far away, the number of requests so far.
 pub(crate) fn used<B>(response: &Response<B>) -> u64 {
     limit_headers(response)["used"].parse().expect("an integer")
 }
 
-/// All that is logged on this thread while it lives, down to the finest level.
+/// The events of this thread while the value lives, down to the finest level.
 #[derive(Clone, Default)]
 pub(crate) struct Log(Arc<Mutex<Vec<u8>>>);
 
@@ -214,8 +215,9 @@ thread_local! {
 }
 
 impl Log {
-    /// One subscriber for the whole program, which asks each thread: with one for each thread, an
-    /// event that is first met on a thread without any may be switched off for all of them.
+    /// Starts to collect. The program has one subscriber, which asks each thread: with a subscriber
+    /// for each thread, an event that is first met on a thread without one may be switched off for
+    /// all of them.
     pub(crate) fn start() -> Self {
         static SUBSCRIBER: Once = Once::new();
         SUBSCRIBER.call_once(|| {
@@ -275,7 +277,7 @@ pub(crate) struct FarStore {
     remote: Remote,
 }
 
-/// What a [`FarStore`] calls.
+/// The backend of a [`FarStore`].
 struct Distant {
     memory: MemoryStore,
     delay: Arc<dyn Fn() -> u64 + Send + Sync>,

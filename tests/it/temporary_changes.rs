@@ -123,7 +123,7 @@ fn one_key_has_quotas_of_its_own_in_layers_limiters_and_the_endpoint() {
         assert_eq!(limit_of(&layer, "ann"), ("2".into(), expected));
     }
     api.set_key_quotas_until(secret("ann"), Quota::per_day(4), in_an_hour());
-    // What is used stays used.
+    // A changed limit keeps the count.
     for expected in [200, 200, 429] {
         assert_eq!(limit_of(&layer, "ann"), ("4".into(), expected));
     }
@@ -250,7 +250,7 @@ async fn a_request_in_a_queue_may_be_refused_by_a_quota_that_came_later() {
         assert_eq!(first.status(), 200);
         let waiting = tokio::spawn(service.oneshot(get("/")));
         tokio::time::sleep(Duration::from_millis(10)).await;
-        // Of the day's tokens, none is left.
+        // The day's tokens are used up.
         api.set_quotas(Quota::per_minute(1).and(Quota::per_day(1)));
         let earlier = block_on(api.with_quotas(Quota::per_day(1)).check(Key::global()));
         assert!(earlier.expect("memory").allowed());

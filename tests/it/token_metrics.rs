@@ -109,7 +109,7 @@ async fn tokens_spent_are_those_that_the_store_has_counted() {
     }
 }
 
-/// What a line takes for requests that are gone by then is no charge of anybody's.
+/// A line takes tokens for requests that may be gone by then. No charge counts those.
 #[tokio::test(start_paused = true)]
 async fn tokens_that_a_queue_returns_were_never_charged() {
     let (recorder, handle) = recorder();

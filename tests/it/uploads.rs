@@ -1,4 +1,4 @@
-//! Who is refused while sending a body still reads why.
+//! Clients that are refused while they send a body can still read why.
 
 use std::convert::Infallible;
 use std::future::Future;

@@ -18,7 +18,7 @@ use tower_fixed_window::{
 use crate::metrics_and_logs::{recorder, scraped};
 use crate::support::{ANSWERS, Log, Mood, NOW_MS, TestStore, paused_clock};
 
-/// What was warned of: name, key, quota, used, percent.
+/// The warnings: name, key, quota, used, percent.
 type Warned = Arc<Mutex<Vec<(String, Key, String, u64, u8)>>>;
 
 fn warning(limit: impl Into<Limit>, percent: u8, warned: &Warned) -> Limit {
@@ -184,7 +184,7 @@ async fn a_limit_that_changes_warns_by_the_limit_in_force() {
         api.set_quotas(Quota::per_hour(18));
         ask(9).await;
         assert_eq!(used(&warned), [8, 16], "{mood:?}");
-        // One key's own, until an instant.
+        // A temporary limit of one key.
         let later = UNIX_EPOCH + Duration::from_millis(NOW_MS + 60_000);
         api.set_key_quotas_until(Key::secret("a"), Quota::per_hour(100), later);
         ask(70).await;

@@ -32,7 +32,7 @@ impl Picture {
     }
 }
 
-/// What happened to one client's requests in columns of 5 seconds from 12:00 on.
+/// The outcome of one client's requests, in columns of 5 seconds from 12:00 on.
 struct Lane {
     name: &'static str,
     /// In each column: how many passed and how many were refused.
@@ -353,7 +353,7 @@ fn months() -> Picture {
     )
 }
 
-/// One node's calls: when, and how many tokens each took.
+/// A node's requests, and its calls: the time and the tokens of each.
 #[derive(Default)]
 struct Node {
     asked: Vec<u32>,

@@ -59,7 +59,7 @@ impl Svg {
         self.path("r", 2, &places.iter().map(cross).collect::<String>());
     }
 
-    /// What a disc and a cross mean, at the right.
+    /// Draws the legend of discs and crosses, at the right.
     pub(crate) fn key(&mut self, y: i32) {
         self.passed(&[(WIDTH - 142, y - 4)]);
         self.text("s t", WIDTH - 132, y, "passes");
