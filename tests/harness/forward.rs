@@ -1,6 +1,6 @@
 //! Stores that pass calls on to another one.
 
-/// What is asked of a store.
+/// The operations of a store.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Operation {
     Charge,

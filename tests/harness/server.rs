@@ -188,7 +188,7 @@ fn binary() -> String {
     std::env::var("REDIS_SERVER").unwrap_or_else(|_| "redis-server".to_owned())
 }
 
-/// Whether there is a server to start.
+/// Returns whether there is a server to start.
 pub fn installed() -> bool {
     let version = Command::new(binary()).arg("--version").stdout(Stdio::null()).status();
     if version.is_ok_and(|status| status.success()) {

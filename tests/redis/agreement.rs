@@ -12,13 +12,13 @@ pub(crate) struct Pair<S> {
     seed: u64,
     pub(crate) memory: MemoryStore,
     pub(crate) redis: S,
-    /// What has passed.
+    /// The decisions that passed, for later corrections.
     taken: Vec<Decision>,
 }
 
 impl<S: Store> Pair<S> {
-    /// The counters in Redis are new ones for each seed. Nothing here is about time: a busy machine
-    /// may take some.
+    /// Counters in Redis are new for each seed. Nothing here depends on time, since a busy machine
+    /// may be slow.
     pub(crate) fn new(
         connection: &MultiplexedConnection,
         seed: u64,
@@ -63,11 +63,11 @@ impl<S: Store> Pair<S> {
     }
 }
 
-/// What happens to a key, at random.
+/// Random operations on a key.
 pub(crate) struct Trace<Q, C> {
     pub(crate) quotas: Q,
     pub(crate) tokens: fn(&mut Rng) -> u64,
-    /// The next time, after the one before and what was decided then.
+    /// Returns the next time, from the time before and the decision made then.
     pub(crate) next: C,
 }
 

@@ -60,7 +60,7 @@ fn three_processes_with_leases_share_a_count_on_a_cluster() {
     assert!(nodes.iter().all(|node| traffic::scripts(node) > 0), "each has its share");
 }
 
-/// It is a while until a master that comes back takes writes, and until then none takes any.
+/// A master that comes back takes no writes for a while.
 #[test]
 fn killed_nodes_and_cluster_masters_never_let_more_than_the_limit_pass() {
     let _alone = ALONE.blocking_lock();
@@ -206,13 +206,13 @@ async fn the_store_follows_a_manual_failover() {
     let Some(watched) = watched() else { return };
     let load = Load::start(&[limiter(watched.store(), 1_000_000)], 1, 8);
     load.answered_by(By::Redis, Instant::now()).await;
-    // It takes a while until it thinks the replica good enough.
+    // Sentinel refuses at first, until it considers the replica good enough.
     wait_for("Sentinel to fail over", || {
         let failover = ["SENTINEL", "FAILOVER", "mymaster"];
         ask::<String>(&watched.sentinel.url(), &failover).is_ok()
     });
     watched.failed_over();
-    // Valkey closes all connections when it is.
+    // Valkey closes all connections at its demotion.
     wait_for("the old master to be demoted", || {
         ask::<String>(&watched.master.url(), &["INFO", "replication"])
             .is_ok_and(|info| info.contains("role:slave"))
@@ -267,7 +267,7 @@ async fn a_tls_server_is_used_only_if_its_certificate_is_trusted() {
     );
 }
 
-/// What the guide says that a user needs, from here up to the end of the code.
+/// The rights that the guide says a user needs, from `begins` to the end of the code.
 fn documented(begins: &str) -> String {
     let guide = include_str!("../../docs/many-nodes.md");
     let from = guide.find(begins).expect("it is documented");
@@ -275,7 +275,7 @@ fn documented(begins: &str) -> String {
     rights.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// A user with a password who may do this, and nothing else.
+/// A user with a password and these rights only.
 fn add_user(server: &Server, rights: &str) {
     let mut command = vec!["ACL", "SETUSER", "limiter", "reset", "on", ">secret"];
     command.extend(rights.split_whitespace());

@@ -31,12 +31,12 @@ struct Callers {
     tasks: Vec<JoinHandle<u64>>,
 }
 
-/// What the policy has decided.
+/// The decisions of the policy while the store fails.
 #[derive(Debug)]
 struct Policy {
     asked: u64,
     decided: usize,
-    /// From the failure until the last answer.
+    /// The time from the failure to the last decision by the policy.
     lasted: Duration,
     slowest: Duration,
 }
@@ -122,8 +122,8 @@ async fn a_cut_lets_the_policy_decide_at_most_the_requests_in_flight() {
     }
 }
 
-/// What was on its way when its connection was closed fails, and nothing else does: not what met a
-/// missing script, nor what was to be sent.
+/// Calls in flight fail when their connection is closed. All others succeed: those that met a
+/// missing script, and those that were not sent yet.
 #[tokio::test(flavor = "multi_thread")]
 async fn flushed_scripts_and_cut_connections_fail_only_requests_in_flight() {
     let _alone = ALONE.lock().await;

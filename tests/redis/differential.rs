@@ -55,12 +55,12 @@ async fn agree<S: Store>(with: impl Fn(RedisStore) -> S) {
     }
 }
 
-/// What has happened in traces of limits that change.
+/// Counts of the cases that traces with changing limits have met.
 #[derive(Default, Debug)]
 struct Changes {
-    /// More was used than the limit is now.
+    /// More was used than the new limit.
     above: u32,
-    /// And a correction or a reservation came on top of it.
+    /// The same, and then a correction or a reservation.
     corrected: u32,
     /// A window began with tokens that were used before.
     debts: u32,
@@ -220,7 +220,7 @@ pub(crate) fn quota_around(rng: &mut Rng, length: u64, anchor: u8, offset: u64) 
     }
 }
 
-/// What is in a key of one quota: its count as it is written, and when it expires.
+/// The stored count of a quota in a key, as it is written, and its expiry.
 async fn written(
     connection: &mut MultiplexedConnection,
     key: &str,
@@ -242,8 +242,8 @@ async fn a_counter_may_alternate_between_number_and_text_in_gathered_calls() {
     cross(|store| Crowd::new(store, Arc::default())).await;
 }
 
-/// One quota whose limit goes up and down around the largest count that is a number, with rollover
-/// and without, on a clock that steps over the ends of windows in both directions.
+/// The limit of a quota goes up and down around the largest count that is a number, with rollover
+/// and without, on a clock that crosses the ends of windows in both directions.
 async fn cross<S: Store>(with: impl Fn(RedisStore) -> S) {
     let Some(server) = Server::start() else { return };
     let mut connection = connect(&server.url()).await;

@@ -11,7 +11,7 @@ use crate::cluster_and_sentinel::urls;
 use crate::outage::{By, Load, limiter};
 use crate::silent_hosts::{SECOND, Watched, cluster_with_replica, watched};
 
-/// What is frozen of a master, its replica and three Sentinels.
+/// The frozen parts of a master, its replica and three Sentinels.
 #[derive(Clone, Copy, Debug)]
 struct Silent {
     sentinel: bool,

@@ -95,12 +95,12 @@ async fn large_limits_take_one_redis_command() {
     assert_eq!(charge(1).await, (false, 1_000_000_000_000));
 }
 
-/// What fails is seen.
+/// Denies on failure, so that no failure is hidden by memory.
 fn store(store: RedisStore) -> RedisStore {
     store.on_failure(OnStoreFailure::Deny)
 }
 
-/// Asks in this order, all before the first answer.
+/// Polls the replies in this order, all before the first answer.
 async fn at_once(
     replies: impl IntoIterator<Item = Reply<Decision>>,
 ) -> Vec<Result<Decision, StoreError>> {
@@ -130,11 +130,11 @@ fn charges(store: &RedisStore, keys: impl IntoIterator<Item = u64>) -> Vec<Reply
     keys.into_iter().map(charge).collect()
 }
 
-/// What is counted of one key.
+/// The stored count of a key.
 fn used(server: &Server, key: u64) -> u64 {
     let value: Option<u64> =
         server.ask(&["HGET", &format!("tfw1:{{together:u{key}}}"), "86400000+0"]);
-    // A day has that many microseconds.
+    // A day has this many microseconds.
     value.unwrap_or(0) % 86_400_000_000
 }
 
@@ -143,15 +143,15 @@ async fn gathered_calls_are_decided_in_the_order_they_were_made() {
     let Some(server) = Server::start() else { return };
     let connection = connect(&server.url()).await;
     let scope = Scope::named("together");
-    // What finds its script missing may come after those who were asked later.
+    // Loads the script: a call that finds it missing is repeated after later ones.
     let _ = at_once(charges(&RedisStore::from(connection.clone()), 0..9)).await;
     let (first, rounds) = (env("SEED", 1), env("ROUNDS", 60));
     let (mut asked, before) = (0, scripts(&server));
     for seed in first..first + rounds {
         let mut rng = Rng::with_seed(seed);
         let clock = ManualClock::at_ms(start(&mut rng));
-        // Room enough: no key takes an entry that has expired and, the clock having stepped back, is
-        // another's again.
+        // The store has enough room: no key takes an entry that has expired, which would be another
+        // key's after the clock steps back.
         let memory = MemoryStore::new().clock(clock.clone());
         let redis = RedisStore::from(connection.clone())
             .prefix(&seed.to_string())
@@ -167,7 +167,7 @@ async fn gathered_calls_are_decided_in_the_order_they_were_made() {
         for _ in 0..4 {
             now = step_clock(&mut rng, now, windows[0].0);
             clock.set_ms(now);
-            // One quota or several, of the same windows: what they count is the same.
+            // All these kinds of quotas have the same windows, and so the same counters.
             let kinds: Vec<Quotas> = (0..rng.usize(1..5))
                 .map(|_| with_limits(&mut rng, &windows[..[1, 1, 2, 4][seed as usize % 4]]))
                 .collect();
@@ -208,7 +208,7 @@ async fn gathered_calls_may_alternate_between_number_and_text() {
     let Some(server) = Server::start() else { return };
     let connection = connect(&server.url()).await;
     let scope = Scope::named("together");
-    // What finds its script missing may come after those who were asked later.
+    // Loads the script: a call that finds it missing is repeated after later ones.
     let _ = at_once(charges(&RedisStore::from(connection.clone()), 0..9)).await;
     let (first, rounds) = (env("SEED", 1), env("ROUNDS", 100));
     let mut crossings = 0;
@@ -246,7 +246,7 @@ async fn gathered_calls_may_alternate_between_number_and_text() {
                     is_text[key] = text;
                 }
             }
-            // What is counted is of another window now, or of an earlier one.
+            // The clock moves to another window, also to an earlier one.
             clock.set_ms(1_700_000_000_000 + rng.u64(..3) * length);
         }
     }

@@ -23,7 +23,7 @@ fn new(url: &str) -> Limiter {
     node(RedisStore::new(url).expect("an address"))
 }
 
-/// What `n` requests in turns are told, with a pause after each.
+/// Sends `n` requests to the nodes in turn, with a pause after each, and returns the decisions.
 pub(crate) async fn in_turns(nodes: &[Limiter], n: usize, pause: Duration) -> Vec<Decision> {
     let mut decisions = Vec::new();
     for node in nodes.iter().cycle().take(n) {
@@ -103,7 +103,7 @@ async fn nodes_share_a_count_behind_a_network_that_drops_idle_connections() {
     assert!(proxy.made() >= 6, "each request has found its connection forgotten");
 }
 
-/// Of the default deadline, 250 ms, some 200 are needed.
+/// A call needs some 200 ms of the default deadline of 250 ms.
 #[tokio::test]
 async fn nodes_share_a_count_behind_a_slow_network_that_drops_idle_connections() {
     let Some(server) = Server::start() else { return };
@@ -117,8 +117,8 @@ async fn nodes_share_a_count_behind_a_slow_network_that_drops_idle_connections()
     assert_one_count_of(|run| [store(run), store(run)]).await;
 }
 
-/// It was silent, other attempts to connect failed meanwhile, and then it answered again. Later it is
-/// checked as any idle connection: those failures say nothing of it.
+/// The connection was silent, other attempts to connect failed, and then it answered again. Those
+/// failures don't matter when it is checked later, as any idle connection.
 #[tokio::test]
 async fn a_connection_that_answers_again_is_checked_like_any_other() {
     let Some(server) = Server::start() else { return };
@@ -145,7 +145,7 @@ async fn a_connection_that_answers_again_is_checked_like_any_other() {
     assert!(!is_local().await, "its check was not waited for");
 }
 
-/// What was frozen seems to be far. It is not waited for as if it were.
+/// A frozen connection looks slow, but the store does not wait for it as for a slow one.
 #[tokio::test]
 async fn a_connection_that_was_frozen_and_then_forgotten_is_soon_replaced() {
     let Some(server) = Server::start() else { return };
@@ -213,7 +213,7 @@ impl ConnectionLike for Demoted {
     }
 }
 
-/// What a call was told long ago says nothing of the connection now.
+/// The result of an old call says nothing about the connection now.
 #[tokio::test]
 async fn a_connection_of_the_app_that_has_failed_once_is_checked_before_it_is_given_up() {
     let Some(server) = Server::start() else { return };
@@ -377,7 +377,7 @@ async fn a_silent_connection_is_replaced_even_if_callers_give_up_before_its_dead
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     let (first, redis) = (first.expect("an answer"), redis.expect("by Redis"));
-    // And what a noisy machine may add to it.
+    // The bounds leave time for a noisy machine.
     assert!(first < Duration::from_millis(650), "{first:?}");
     assert!(redis < Duration::from_millis(1_500), "{redis:?}");
 }

@@ -24,7 +24,7 @@ async fn is_local(limiter: &Limiter, key: u64) -> bool {
     limiter.check(key).await.expect("memory answers").is_local()
 }
 
-/// Whether each of these was counted locally, asked for at the same time.
+/// Sends concurrent requests for these keys, and returns for each whether it was counted locally.
 async fn at_once(limiter: &Limiter, keys: impl IntoIterator<Item = u64>) -> Vec<bool> {
     let ask = |key| {
         let limiter = limiter.clone();
@@ -119,14 +119,14 @@ async fn calls_that_time_out_open_the_breaker_even_if_their_callers_have_left() 
         assert!(impatient(key).await.is_err(), "nobody answers yet");
     }
     sleep(deadline + deadline / 4).await;
-    // One of them may try whether it is back.
+    // A single request may try whether the server is back.
     let answers = join_all((0..3).map(|key| timeout(deadline / 2, is_local(&limiter, key)))).await;
     let at_once = answers.iter().filter(|answer| matches!(answer, Ok(true))).count();
     assert!(at_once >= 2, "{answers:?}");
     server.thaw();
 }
 
-/// Its connection is checked, and that is not answered either.
+/// The connection is checked, and the check gets no answer, either.
 #[tokio::test]
 async fn a_single_call_to_a_frozen_server_opens_the_breaker() {
     let _alone = ALONE.lock().await;
@@ -254,7 +254,7 @@ fn a_blocked_runtime_does_not_delay_the_end_of_an_outage() {
     other.block_on(async { while is_local(&limiter, 0).await {} });
     server.freeze();
     still.block_on(async { assert_eq!(at_once(&limiter, 0..10).await, [true; 10]) });
-    // It was to listen for two seconds.
+    // The blocked runtime has the task that listens for the server, for two seconds.
     other.block_on(async { sleep(Duration::from_secs(3)).await });
     server.thaw();
     other.block_on(async {
@@ -272,7 +272,7 @@ fn a_blocked_runtime_does_not_delay_the_end_of_an_outage() {
     drop(still);
 }
 
-/// It has as many calls in flight as may be.
+/// The blocked runtime has the maximum of calls in flight.
 #[test]
 fn many_calls_in_a_blocked_runtime_do_not_block_calls_in_another() {
     let Some(server) = Server::start() else { return };

@@ -17,11 +17,11 @@ use crate::shared_count;
 const LIMITS: [u64; 4] = [50, 300, 2_000, 20_000];
 const WINDOW: Duration = Duration::from_secs(2);
 const LEASES: &str = "100";
-/// What was answered is on the disk.
+/// Redis writes each answered command to the disk first.
 pub(crate) const DURABLE: [&str; 4] = ["--appendonly", "yes", "--appendfsync", "always"];
 
-/// At most so many of a limit's tokens may lie on other nodes.
-fn in_hand(limit: u64) -> u64 {
+/// The most tokens of a limit that may be leased by other nodes.
+fn most_leased_elsewhere(limit: u64) -> u64 {
     2 * (limit / 16).min(100).saturating_sub(1)
 }
 
@@ -34,7 +34,7 @@ fn three_processes_with_leases_share_a_count() {
 
 /// The same as [`shared_count::run`], with leases.
 pub(crate) fn run(urls: &str) {
-    let early = shared_count::run_early(urls, in_hand, |_, mut node| {
+    let early = shared_count::run_early(urls, most_leased_elsewhere, |_, mut node| {
         node.env("NODE_LEASES", LEASES);
         node
     });
@@ -147,11 +147,11 @@ async fn ask(limiter: Limiter, limit: u64, mut log: File) {
         match limiter.check(limit).await {
             Ok(decision) if decision.allowed() => {
                 let reset = decision.reset_at().duration_since(UNIX_EPOCH).expect("after it");
-                // One write, which a kill does not cut.
+                // A single write, which a kill does not split.
                 let line = format!("{limit} {} .\n", reset.as_millis());
                 log.write_all(line.as_bytes()).expect("it is written");
             }
-            // A refusal may be known at once: others are to have a turn.
+            // A remembered refusal is answered at once, so other tasks get a turn.
             Ok(_) => tokio::time::sleep(Duration::from_millis(1)).await,
             Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
         }

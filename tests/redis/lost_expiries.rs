@@ -14,7 +14,7 @@ use crate::stored_keys::next_window;
 
 const KEY: &str = "tfw1:{lost:tann}";
 
-/// What a key may hold beside the count of a second.
+/// The quotas that a key may have counts of, beside a quota a second.
 fn others() -> [Quotas; 8] {
     [
         Quota::per_day(60).into(),
@@ -65,7 +65,7 @@ async fn heals<S: Store>(with: impl Fn(RedisStore) -> S) {
                 let limiter = limiter.with_quotas(quotas);
                 limiter.check_cost("ann", cost).await.expect("it answers")
             };
-            // One plan after the other, or both at once.
+            // The plans alternate: the other quota alone, or both quotas in one charge.
             let used = match j % 2 {
                 0 => ask(other, 41).await,
                 _ => ask(other.and(second), 41).await,
@@ -93,7 +93,7 @@ async fn a_lost_expiry_is_that_of_all_counts_of_the_key_in_gathered_calls() {
     heals(|store| Crowd::new(store, Arc::default())).await;
 }
 
-/// Of a calendar's windows to come only a bound is known.
+/// The length of a calendar's future windows is only known up to a bound.
 #[tokio::test]
 async fn a_lost_expiry_covers_debt() {
     let Some(server) = Server::start() else { return };

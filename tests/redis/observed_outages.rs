@@ -1,5 +1,5 @@
-//! What an operator reads while Redis is stopped, frozen, slow, partly down, cut off, or refuses: the
-//! metrics of docs/observing.md, the log, and the alerts that fire on these metrics.
+//! The operator's view of a Redis that is stopped, frozen, slow, partly down, cut off, or refuses:
+//! the metrics of docs/observing.md, the log, and the alerts that these metrics trigger.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -25,7 +25,7 @@ const OUTAGE: Duration = Duration::from_secs(2);
 
 type Series = BTreeMap<String, f64>;
 
-/// What this thread's metrics and log say.
+/// The metrics and the log of this thread.
 struct Operator {
     handle: PrometheusHandle,
     log: Log,
@@ -48,7 +48,7 @@ impl io::Write for Log {
 
 impl Operator {
     fn start() -> Self {
-        // Those of docs/observing.md.
+        // The buckets are those of docs/observing.md.
         let buckets = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25];
         let recorder = PrometheusBuilder::new()
             .set_buckets_for_metric(Matcher::Suffix("store_seconds".into()), &buckets)
@@ -132,14 +132,14 @@ impl Rise {
     }
 }
 
-/// What was measured: in a second of calm, in the first second of an outage, and in a later one.
+/// The metrics of a second without an outage, of the outage's first second, and of a later second.
 struct Measured {
     calm: Rise,
     onset: Rise,
     later: Rise,
 }
 
-/// Sends requests to a limiter, all in this thread, and lets an outage begin among them.
+/// Sends requests to a limiter, all in this thread, while an outage begins.
 async fn measure(
     operator: &Operator,
     limiter: &Limiter,
@@ -264,7 +264,7 @@ async fn a_stopped_server_has_no_calls_and_each_request_is_answered_without_it()
     measured.show("stopped");
     measured.is_calm_at_first();
     let Measured { onset, later, .. } = &measured;
-    // Those in flight when it stopped.
+    // Only calls in flight fail when the server stops.
     assert!(onset.failures() <= TASKS, "{} failed", onset.failures());
     assert_eq!((later.calls(), later.failures(), later.connections()), (0, 0, 0));
     assert!(later.without_store() > 0);

@@ -11,7 +11,7 @@ use tower_fixed_window::store::RedisStore;
 use tower_fixed_window::{FixedWindowLayer, Limiter, OnStoreFailure, Quota};
 
 const DEADLINE: Duration = Duration::from_millis(250);
-/// What a noisy machine may add to it.
+/// The delay that a noisy machine may add.
 const NOISE: Duration = Duration::from_millis(500);
 const LIMIT: u64 = 200;
 
@@ -110,11 +110,12 @@ impl Load {
 }
 
 pub(crate) fn limiter(store: RedisStore, limit: u64) -> Limiter {
-    // Of an hour, so that what is counted stays in one window (but for one run in some hundreds).
+    // The window is an hour, so that all counts are in one window, but for one run in some
+    // hundreds.
     Quota::per_hour(limit)
         .from_first_request()
         .name("outage")
-        // Or who is refused once would ask nobody for an hour, and notice nothing.
+        // Without this, a refused key would cause no calls for an hour, and notice no outage.
         .store(store.revalidate_refusals())
 }
 
@@ -440,7 +441,7 @@ async fn what_a_replica_need_not_write_is_its_answer() {
     assert!(of_memory.eq(written), "all others were refused");
 }
 
-/// What it took in memory goes back to memory: Redis has not counted it.
+/// Tokens granted by memory are refunded to memory, since Redis has not counted them.
 #[tokio::test]
 async fn tokens_granted_by_memory_are_refunded_to_memory() {
     let port = free_port();
@@ -514,7 +515,7 @@ async fn limiters_that_share_a_count_also_share_it_in_the_fallback() {
     assert!(!other.check("ann").await.expect("memory answers").allowed(), "one further limit");
 }
 
-/// Who reads the log knows what to mend, and learns no secret.
+/// The log names the cause and the remedy, and no secret.
 #[tokio::test]
 async fn the_log_names_the_cause_of_an_outage_and_those_that_follow() {
     let Some(mut server) = Server::start() else { return };

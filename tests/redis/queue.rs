@@ -15,7 +15,7 @@ use tower_fixed_window::{FixedWindowLayer, Limit, Limits, Quota};
 
 const LIMIT: usize = 1_000;
 
-/// One charge covers many of them: each second passes a thousand, and no more.
+/// A charge covers many requests: each second, a thousand pass and no more.
 #[tokio::test]
 async fn a_thousand_a_second_pass_in_order_over_twenty_milliseconds() {
     let quota = Quota::per_second(LIMIT as u64).name("line").key(global());

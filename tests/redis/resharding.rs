@@ -64,13 +64,13 @@ async fn ask(limiter: &Limiter, keys: &[u64], time: Duration) -> Vec<[u32; 2]> {
     all
 }
 
-/// What moved to another node fails with that one.
+/// Keys that moved to another node fail with that node only.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_that_fails_after_slots_moved_to_it_fails_no_keys_of_others() {
     let _alone = ALONE.lock().await;
     let Some(nodes) = cluster_with(&["--cluster-require-full-coverage", "no"]) else { return };
     let store = RedisStore::cluster(ClusterClient::new(urls(&nodes)).expect("addresses"));
-    // Each node stands still for a moment, too, when it writes down that one is gone.
+    // The other nodes stop for a moment, too, when they record that a node is gone.
     let limiter = limiter(store.deadline(Duration::from_secs(1)), 1_000_000_000);
     let [stays, moves] = keys_on(&nodes[0]);
     let [other, _] = keys_on(&nodes[1]);

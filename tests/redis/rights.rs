@@ -7,7 +7,7 @@ use harness::{Server, wait_for};
 use tower_fixed_window::store::RedisStore;
 use tower_fixed_window::{Limiter, Limits, Line, OnStoreFailure, Quota, Quotas};
 
-/// What the guide says that a user needs.
+/// The rights that the guide says a user needs.
 fn documented() -> Vec<&'static str> {
     let guide = include_str!("../../docs/many-nodes.md");
     let from = guide.find("~tfw1:* +").expect("it is documented");
@@ -56,7 +56,7 @@ async fn connecting_says_which_right_is_missing() {
         let says = format!("Redis does not permit a command that is needed ({right})");
         assert_eq!(error.to_string(), says);
         assert_eq!(server.ask::<u64>(&["DBSIZE"]), 0, "{right}");
-        // It joins when it may.
+        // The limiter joins as soon as its user has the right.
         add_user(&server);
         let start = std::time::Instant::now();
         while limiter.check("ann").await.is_err() {
@@ -159,7 +159,7 @@ async fn a_server_that_returns_without_a_command_is_found_out() {
     assert_eq!(server.ask::<u64>(&["DBSIZE"]), 0, "{said:?}");
 }
 
-/// One limit of several goes the short way, which needs no `HSET`, and another one does not.
+/// The first limit takes the fast path, which needs no `HSET`; the second limit needs it.
 #[tokio::test]
 async fn several_limits_write_nothing_where_one_of_them_may_not_be_written() {
     let Some(server) = Server::start() else { return };

@@ -213,7 +213,7 @@ fn a_store_that_is_dropped_leaves_no_connection_and_no_task() {
     wait_for("connections and tasks to end", || proxy.open() == 0 && tasks() == 0);
 }
 
-/// What a limiter had in hand is given back with its end, not a 16th of the window later.
+/// A limiter returns its leases when it is dropped, and not a 16th of the window later.
 #[test]
 fn a_dropped_limiter_returns_its_leases_and_leaves_no_connection() {
     let Some(server) = Server::start() else { return };
@@ -269,7 +269,7 @@ fn a_lease_that_another_runtime_waits_for_is_not_waited_for() {
     drop(still);
 }
 
-/// It is of no use to start an app that may read only.
+/// An app without the right to write should fail at its start.
 #[test]
 fn ping_checks_at_startup_whether_decisions_may_be_written() {
     let Some(server) = Server::start() else { return };

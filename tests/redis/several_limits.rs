@@ -29,7 +29,7 @@ fn store(server: &Server) -> RedisStore {
     store.deadline(DEADLINE).on_failure(OnStoreFailure::Deny)
 }
 
-/// What an AI gateway limits.
+/// The limits of an AI gateway.
 fn gateway(store: impl Store) -> Limits {
     Limits::new([
         Quota::per_year(600).name("requests"),
@@ -139,13 +139,13 @@ async fn a_refused_group_takes_nothing_and_is_remembered() {
     assert!(limits.check(lines("bob", 3)).await.expect("it answers").allowed());
     assert!(limits.check(lines("ann", 2)).await.expect("it answers").allowed());
     assert_eq!(used(&limits, "ann").await, [3, 1_800, 50]);
-    // What one limit alone knows refuses the group.
+    // A refusal that a limit remembers on its own refuses the group.
     let bob = limits.of("cents").check_cost("bob", 48).await.expect("it answers");
     assert!(!bob.allowed());
     let calls = scripts(&server);
     assert!(!limits.check(lines("bob", 48)).await.expect("it answers").allowed());
     assert_eq!(scripts(&server), calls);
-    // Until it is reset here.
+    // A reset on this node ends the refusal.
     limits.of("cents").reset("ann").await.expect("it answers");
     assert!(limits.check(lines("ann", 3)).await.expect("it answers").allowed());
 }
@@ -208,7 +208,7 @@ async fn an_error_of_one_key_is_the_groups_and_nothing_is_written() {
     }
 }
 
-/// What is decided together, at random.
+/// Random limits, decided together.
 struct Group {
     scopes: Vec<Scope>,
     windows: Vec<Vec<&'static str>>,
@@ -508,7 +508,7 @@ async fn limits_on_a_cluster_are_charged_in_order() {
     }
 }
 
-/// One server of a cluster, taken for a server of its own.
+/// A single server of a cluster, called as a plain server.
 #[tokio::test]
 async fn a_group_that_crosses_slots_is_charged_in_order() {
     let Some(server) = Server::with(&["--save", "", "--cluster-enabled", "yes"]) else { return };

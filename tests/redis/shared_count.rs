@@ -45,8 +45,8 @@ fn three_processes_share_a_count_with_gathered_calls() {
     });
 }
 
-/// One process believes that it is an hour later, another one that it is an hour earlier. The
-/// server's clock is the only one that counts.
+/// The clock of one process is an hour ahead, that of another an hour behind. Only the server's
+/// clock counts.
 #[test]
 fn processes_whose_clocks_differ_by_an_hour_share_a_count() {
     let Some(faketime) = std::env::var_os("LIBFAKETIME") else {
@@ -153,7 +153,7 @@ fn node() {
     std::fs::write(std::env::var("NODE_REPORT").expect("where to"), report).expect("it is written");
 }
 
-/// Of a single server, or of a cluster's.
+/// Connects to a single server, or to a cluster if there are several addresses.
 pub(crate) fn store(urls: &str) -> RedisStore {
     match urls.split(',').collect::<Vec<_>>()[..] {
         [url] => RedisStore::new(url).expect("an address"),

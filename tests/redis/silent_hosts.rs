@@ -1,4 +1,5 @@
-//! One host that is silent or gone is not an outage. Silent: frozen, as a host without power is.
+//! A single host that is silent or gone is not an outage. Frozen servers stand for silent hosts,
+//! such as those without power.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -13,10 +14,10 @@ use tower_fixed_window::{Limiter, OnStoreFailure, Quota};
 use crate::cluster_and_sentinel::{cluster_with, urls};
 use crate::outage::{By, Load, limiter};
 
-/// And what a noisy machine may add to a second.
+/// A second, and the delay that a noisy machine may add.
 pub(crate) const SECOND: Duration = Duration::from_millis(1_250);
 
-/// How long it takes until Redis answers.
+/// The time until Redis answers.
 async fn joins(limiter: &Limiter) -> Duration {
     let start = Instant::now();
     while limiter.check(1).await.expect("it answers").is_local() {
@@ -65,7 +66,7 @@ async fn the_store_waits_for_a_slow_connect_closure() {
     assert!(calls < 8, "{calls} attempts");
 }
 
-/// What a key is in Redis.
+/// The name of a key in Redis.
 pub(crate) fn name_of(key: u64) -> String {
     format!("tfw1:{{outage:u{key}}}")
 }
@@ -328,7 +329,7 @@ async fn the_store_recovers_when_a_master_and_a_sentinel_fall_silent_together() 
     load.finish("a master and a Sentinel frozen").await;
 }
 
-/// What somebody else has put where a count belongs is that key's failure.
+/// Foreign data in the place of a count fails only the requests of that key.
 #[tokio::test]
 async fn a_key_of_another_type_fails_alone() {
     let Some(server) = Server::start() else { return };

@@ -1,4 +1,4 @@
-//! What is in Redis: readable keys, each with its expiry.
+//! The keys in Redis: readable, each with an expiry.
 
 use std::time::{Duration, Instant};
 

@@ -110,7 +110,7 @@ async fn way() {
             let start = Instant::now();
             loop {
                 let error = limiter(store.clone()).check("ann").await.expect_err("not trusted");
-                // It has come as far as the certificate.
+                // The connection got as far as the certificate.
                 if error
                     .to_string()
                     .contains("its certificate is not signed by a trusted authority")
@@ -141,7 +141,7 @@ async fn way() {
             let url = format!("rediss://127.0.0.1:{port}/");
             let client = ClusterClient::builder([url]).certs(certificate.certificates());
             let store = RedisStore::cluster(client.build().expect("addresses"));
-            // It has to come up by itself: asking it would need a provider.
+            // The cluster has to come up without questions, since asking needs a provider.
             let slots = ["CLUSTER", "ADDSLOTSRANGE", "0", "16383"];
             let _ = limiter(store.clone()).check("ann").await;
             while certificate.ask::<String>(port, &slots).await.is_none() {

@@ -59,7 +59,7 @@ async fn a_refused_key_causes_no_traffic() {
     assert_eq!(scripts(&server), before + 1);
 }
 
-/// What another process does, as another store with a connection of its own.
+/// Another store with its own connection stands for another process.
 #[tokio::test]
 async fn a_reset_or_refund_by_another_process_is_seen_within_a_second() {
     let Some(server) = Server::start() else { return };
@@ -72,7 +72,7 @@ async fn a_reset_or_refund_by_another_process_is_seen_within_a_second() {
         }
         let took = start.elapsed();
         println!("{what} was seen after {took:?}");
-        // And what a noisy machine may add to it.
+        // The bound leaves time for a noisy machine.
         assert!(took < Duration::from_millis(1_500), "{what}: {took:?}");
     };
     let receipt = there.charge("ann", 1).await.expect("it answers").expect("it passes");

@@ -104,7 +104,7 @@ impl Run {
         Self { _nodes: nodes, clients, seen }
     }
 
-    /// What clients have seen since this was asked last.
+    /// The results of clients since the last call.
     fn seen(&self) -> Seen {
         std::mem::take(&mut *self.seen.lock().expect("no panic"))
     }
@@ -173,7 +173,7 @@ async fn slow() {
     let mut report = |what: &str| {
         let counted = counted(&server);
         let seen = run.seen();
-        // Those under way now may be counted already.
+        // Requests in flight may be counted already.
         let local = seen.passed.saturating_sub(counted - before);
         before = counted;
         println!("{} {local} |", seen.row(what));
@@ -252,7 +252,7 @@ async fn unplug(limit: &str, leases: &str) {
     };
 
     pause(10).await;
-    // Of a lease the last tokens may be on the wrong node.
+    // The last tokens may be leased by the wrong node.
     let nearly = LIMIT - if leases == "0" { 0 } else { 2 * (LIMIT / 16 - 1) };
     let exact = |passed: u64| assert!((nearly..=LIMIT).contains(&passed), "{passed} passed");
     exact(report("nothing"));
@@ -296,7 +296,7 @@ async fn unplug(limit: &str, leases: &str) {
     assert!(counted <= requests);
 }
 
-/// What callers saw of a network, or of a part of Redis.
+/// The results of callers while the network or a part of Redis fails.
 async fn callers(
     what: &str,
     limiters: &[Limiter],

@@ -109,8 +109,8 @@ fn charges_and_a_reset() {
     assert!(used <= 1 && (passed == 1 || used == 1), "{passed} passed, {used} used");
 }
 
-/// One thread's reading of the clock is older than the charge by which another's key has taken
-/// over an entry that had run out by then.
+/// A thread reads the clock before another thread's charge, whose key takes over an entry that has
+/// expired by then.
 fn a_charge_at_the_edge_of_a_window() {
     let time = Time::at(50);
     let (limiter, store) = limiter(Quota::new(1, WINDOW), &time);
@@ -130,7 +130,7 @@ fn a_charge_at_the_edge_of_a_window() {
     assert!(!(decision.allowed() && start == first), "a second one in the first window");
 }
 
-/// Of two charges one reads the clock before a window ends and one after.
+/// Two charges: the first reads the clock before a window ends, the second after.
 fn charges_on_both_sides_of_an_edge() {
     let time = Time::at(55);
     let (limiter, _) = limiter(Quota::new(2, WINDOW).from_first_request(), &time);
@@ -140,7 +140,7 @@ fn charges_on_both_sides_of_an_edge() {
         let time = time.clone();
         move || time.set(156)
     });
-    // One of the first window, two of the next.
+    // The limit is 2: up to one charge passes in the first window, and up to two in the next.
     let passed = at_once(&limiter, 2, 2);
     ticks.join().expect("no panic");
     assert!((1..=3).contains(&passed), "{passed}");

@@ -1,4 +1,4 @@
-//! Which auto traits the public types have: a line for each type.
+//! The auto traits of the public types: a line for each type.
 
 use std::panic::{RefUnwindSafe, UnwindSafe};
 
@@ -6,7 +6,7 @@ use tower_fixed_window::key::*;
 use tower_fixed_window::store::*;
 use tower_fixed_window::*;
 
-/// Whether a type has a trait: an associated constant of the type hides that of a trait.
+/// Tells whether a type has a trait: an associated constant of the type hides that of a trait.
 macro_rules! has {
     ($type:ty: $trait:path) => {{
         #[allow(dead_code)]
@@ -39,7 +39,7 @@ macro_rules! table {
     };
 }
 
-/// Those that are there without features.
+/// The types that exist without features.
 pub(crate) fn table() -> String {
     let table = table![
         Account<'static>,
