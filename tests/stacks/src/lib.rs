@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-/// What the limit of each program lets through in an hour.
+/// The limit of each program, per hour.
 const LIMIT: u64 = 2;
 
 #[derive(Debug)]
@@ -49,7 +49,8 @@ impl Answer {
         value.unwrap_or_else(|| panic!("no {name}: {self:?}"))
     }
 
-    /// That the `n`th request of an hour passed, or was refused, with its headers.
+    /// Asserts that this is the response to the `n`th request of an hour: passed or refused, with
+    /// its headers.
     pub fn assert_is(&self, n: u64) {
         assert_eq!(self.number("x-ratelimit-limit"), LIMIT);
         assert_eq!(self.number("x-ratelimit-remaining"), LIMIT.saturating_sub(n));
@@ -92,7 +93,7 @@ async fn get_from(addr: SocketAddr, path: &str) -> Answer {
     send(stream, &format!("GET {path}"), "", "").await
 }
 
-/// That two requests pass and the third is refused.
+/// Asserts that two requests pass and the third is refused.
 pub async fn assert_limited(mut ask: impl AsyncFnMut() -> Answer) {
     for n in 1..=LIMIT + 1 {
         ask().await.assert_is(n);
@@ -109,8 +110,8 @@ pub async fn serve(app: axum::Router) -> SocketAddr {
     addr
 }
 
-/// That the document of an app describes its refusals: their status, headers and body. With
-/// `SCHEMATHESIS`, a program, that finds no response that the document lacks.
+/// Asserts that the document of an app describes its refusals: status, headers and body. If
+/// `SCHEMATHESIS` names that program, it checks all responses against the document.
 #[cfg(feature = "openapi")]
 pub async fn assert_documented(addr: SocketAddr) {
     let document = get_from(addr, "/openapi.json").await;

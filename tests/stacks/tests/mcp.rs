@@ -53,11 +53,11 @@ impl ServerHandler for Tools {
         let Some(ConnectInfo(peer)) = peer else {
             return Err(ErrorData::internal_error("no address of the client", None));
         };
-        // One count for each client and tool.
+        // Each client has a count for each tool.
         let decision = self.calls.check((peer.ip(), &*request.name)).await;
         let decision = decision.map_err(|_| ErrorData::internal_error("no answer", None))?;
         if let Err(refused) = decision.into_result() {
-            // As the result of the tool, so that the model reads it.
+            // A refusal is a result of the tool, so that the model reads it.
             return Ok(CallToolResult::error(vec![ContentBlock::text(refused.to_string())]).into());
         }
         Self::tool_router().call(ToolCallContext::new(self, request, context)).await

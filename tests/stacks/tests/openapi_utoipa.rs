@@ -26,7 +26,7 @@ struct Api;
 fn add_refusals(path: &mut PathItem, limit: &FixedWindowLayer) -> Result<(), serde_json::Error> {
     let responses: BTreeMap<String, RefOr<ApiResponse>> =
         serde_json::from_value(limit.openapi_responses())?;
-    // And the other methods that your API has.
+    // Add the other methods of your API.
     for operation in [&mut path.get, &mut path.post].into_iter().flatten() {
         operation.responses.responses.extend(responses.clone());
     }
