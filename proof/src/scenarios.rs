@@ -24,7 +24,7 @@ pub struct Scenario {
     pub beside: Beside,
     /// Windows without requests after each window with requests.
     pub rests: u64,
-    /// One of this many requests is dropped; one of this many passes is refunded. 0: none.
+    /// Drops one of `drops` requests, and refunds one of `refunds` passes, at random; 0: none.
     pub drops: u64,
     pub refunds: u64,
     /// Tokens in each window, and its milliseconds.

@@ -143,15 +143,16 @@ fn between(
     parts.max().unwrap_or_default()
 }
 
-/// What passed in a window that begins within a millisecond, for each of them from the first on which
-/// matters.
+/// The tokens that passed in a window that begins within a millisecond, for each millisecond from
+/// the first relevant one on.
 ///
-/// True windows begin at any instant. The window of millisecond `m` counts only what lies in each window
-/// that begins within `m`: so the least over milliseconds is at most the least over instants.
+/// True windows begin at any instant. The window of millisecond `m` counts only passes that are in
+/// every window that begins within `m`. So the least over milliseconds is at most the least over
+/// instants.
 struct Starts {
     first: u64,
     passed: Vec<u64>,
-    /// For each millisecond, that of the first answer to a request that was sent after it.
+    /// For each millisecond, the time of the first answer to a request that was sent after it.
     answered: Vec<u64>,
 }
 

@@ -1,4 +1,4 @@
-//! What was asked and answered, as seen by the clients: as values, and as lines of text, so that a limiter
+//! Requests and answers as the clients saw them: as values, and as lines of text, so that a limiter
 //! in any language can write a history.
 
 use std::collections::HashMap;
@@ -6,13 +6,14 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// One request, and the answer to it. Times are microseconds since the Unix epoch, on the clock of the
+/// A request and its answer. Times are microseconds since the Unix epoch, on the clock of the
 /// machine that runs clients and store.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Ask {
     /// The process that was asked.
     pub node: u32,
-    /// Different for each request of a node. One for several limits is an [`Ask`] for each, with one id.
+    /// Different for each request of a node. A request for several limits is an [`Ask`] for each,
+    /// with one id.
     pub id: u64,
     /// The client.
     pub key: u32,

@@ -8,8 +8,8 @@ use std::collections::HashMap;
 use crate::check::Promise;
 use crate::history::{Answer, Ask};
 
-/// Those that got their answer two windows later, or more, than one that joined their line after them. A
-/// head that is not polled may miss a window.
+/// Requests that were answered at least two windows later than a request that joined their line
+/// after them. A head of the line that is not polled may miss a window.
 pub fn overtaken<'a>(asks: &'a [Ask], promise: &Promise) -> Vec<&'a Ask> {
     let mut lines = HashMap::<(u32, u32), Vec<&Ask>>::new();
     for ask in asks.iter().filter(|ask| ask.passed()) {
@@ -18,7 +18,7 @@ pub fn overtaken<'a>(asks: &'a [Ask], promise: &Promise) -> Vec<&'a Ask> {
     let mut overtaken = Vec::new();
     for mut passed in lines.into_values() {
         passed.sort_unstable_by_key(|ask| ask.sent);
-        // For each, the first answer to one that was sent then or later.
+        // For each request, the first answer to a request that was sent then or later.
         let mut first = u64::MAX;
         let mut firsts: Vec<_> = passed
             .iter()

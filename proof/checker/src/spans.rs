@@ -38,8 +38,8 @@ impl Promise {
         self.capacity + self.reserved + self.limit * later
     }
 
-    /// What may run in them. The last request of a window may run there as a whole, if some of it is left
-    /// for the next.
+    /// The tokens that may run in these windows. The last request of a window may run there as a
+    /// whole, if part of its cost is left for the next.
     fn running(&self, later: u64, most: u64) -> u64 {
         let begun = self.limit * (later + 1) + most.saturating_sub(1);
         begun.max(self.capacity + self.limit * later)

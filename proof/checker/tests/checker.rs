@@ -75,8 +75,8 @@ fn a_request_of_unknown_fate_may_have_begun_a_window() {
 #[test]
 fn both_limits_may_pass_around_an_edge() {
     let burst = passes([996, 997, 998, 1_000, 1_001, 1_002]);
-    // Of windows, on whatever grid. A bucket would have had to flow for a second, and a window that begins with
-    // the first is not over.
+    // The two limits pass in two windows, on whatever grid. A bucket would need another second, and
+    // a window that begins with the first request is not over.
     assert_eq!(all(&burst), [0, 0, 3, 3]);
     let burst = passes([1, 996, 997, 1_001, 1_002, 1_003]);
     assert_eq!(all(&burst), [0, 0, 0, 2]);

@@ -9,7 +9,7 @@ use stateright::{Model, Property};
 
 use crate::look::Breakable;
 
-/// What is looked at.
+/// The parameters of a model.
 #[derive(Clone, Debug)]
 pub struct Protocol {
     pub nodes: usize,
@@ -17,18 +17,18 @@ pub struct Protocol {
     pub limit: u8,
     /// Ticks in a window.
     pub length: u8,
-    /// What a charge takes at most: one token for itself, and a lease of the rest.
+    /// The most tokens that a charge takes: one for its request, and a lease of the rest.
     pub lease: u8,
-    /// Whether clients give tokens back. Each keeps one receipt at most.
+    /// Clients refund tokens. Each client keeps one receipt at most.
     pub refunds: bool,
-    /// Whether requests without an answer are counted in memory.
+    /// Requests without an answer are counted in memory.
     pub local: bool,
     pub failover: bool,
-    /// A safety that is left out.
+    /// A safety measure that is left out.
     pub fault: Option<Fault>,
 }
 
-/// The smallest one in which every promise can be broken.
+/// The smallest model in which every promise can be broken.
 pub const SMALL: Protocol = Protocol {
     nodes: 2,
     limit: 2,
@@ -40,10 +40,10 @@ pub const SMALL: Protocol = Protocol {
     fault: None,
 };
 
-/// What can be wrong.
+/// The faults that can be built in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fault {
-    /// A lease is dated from its answer, not from when it was asked for.
+    /// A lease ends a window after its answer, and not after its request.
     LeaseOutlives,
     /// A refusal is dated from its answer.
     RefusalOutlives,
@@ -51,11 +51,11 @@ pub enum Fault {
     RefundAcross,
     /// A refund whose answer is lost is sent again.
     RefundTwice,
-    /// A node gives back more of a lease than is left.
+    /// A node returns more tokens of a lease than are left.
     TooMuchBack,
-    /// What was counted in memory is forgotten when the store answers.
+    /// The counts in memory are forgotten when the store answers.
     LocalForgets,
-    /// What was counted in memory is returned to the store.
+    /// Tokens counted in memory are returned to the store.
     LocalToStore,
 }
 
@@ -91,15 +91,16 @@ impl Fault {
 pub struct State {
     /// Ticks since the window began.
     phase: u8,
-    /// What the store has counted in this window, and what its replica knows of that.
+    /// The tokens that the store has counted in this window, and the part of them that its replica
+    /// knows.
     used: u8,
     replica: u8,
-    /// What has passed in this window by the store's count, without what was given back.
+    /// The tokens that passed in this window by the store's count, without refunds.
     held: i8,
-    /// Tokens that a failover has lost in this window; one for each window.
+    /// Tokens that a failover has lost in this window. A window has one failover at most.
     lost: u8,
     failed_over: bool,
-    /// In order: which is which makes no difference.
+    /// The order makes no difference, so it is fixed.
     nodes: Vec<Node>,
 }
 
@@ -111,25 +112,25 @@ struct Node {
     refusal: Option<Kept>,
     /// A pass that may be given back.
     receipt: Option<Receipt>,
-    /// Tokens on their way back; one message at a time.
+    /// Tokens on their way back, in one message at a time.
     refund: Option<Refund>,
-    /// What is counted in memory, and what has passed by that without what was given back.
+    /// The tokens counted in memory, and those of them that passed and were not refunded.
     local: u8,
     local_passed: i8,
 }
 
-/// A pass of the window before so many.
+/// A pass of an earlier window, this many windows ago.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 struct Receipt {
     windows: u8,
-    /// Whether memory has counted it.
+    /// The pass was counted in memory.
     local: bool,
 }
 
-/// A charge, or its answer, on its way.
+/// A charge, or its answer, in flight.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 struct Call {
-    /// Whether a request waits for it still.
+    /// A request still waits for the answer.
     waited: bool,
     state: Way,
 }
@@ -138,20 +139,21 @@ struct Call {
 enum Way {
     /// Ticks since it was sent.
     Asked(u8),
-    /// It passed, if the tokens are not 0; how long that holds, counted from when it was asked for.
+    /// The charge passed if the tokens are not 0. The rest says how long that holds, counted from
+    /// the request.
     Answered(Kept),
 }
 
-/// What the store has said, and for how many ticks more it holds.
+/// The store's decision, and for how many more ticks it holds.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 struct Kept {
     tokens: u8,
     runs: u8,
-    /// How many windows ago the store said so.
+    /// The number of windows since the decision.
     windows: u8,
 }
 
-/// Tokens on their way back to the window before so many.
+/// Tokens on their way back to an earlier window, this many windows ago.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 struct Refund {
     tokens: u8,
@@ -220,14 +222,14 @@ impl Protocol {
         }
     }
 
-    /// What is on its way grows old, too.
+    /// Ages an answer in flight, too.
     fn age_on_its_way(&self, kept: &mut Kept) {
         let lease = kept.tokens > 0;
         if !self.is(if lease { Fault::LeaseOutlives } else { Fault::RefusalOutlives }) {
             kept.runs = kept.runs.saturating_sub(1);
         }
         if kept.runs == 0 {
-            // Nothing of it will be spent.
+            // None of the lease will be used.
             kept.tokens = kept.tokens.min(1);
         }
     }
@@ -240,7 +242,7 @@ impl Protocol {
         let Way::Asked(age) = *way else { return };
         let tokens = self.lease.min(self.limit.saturating_sub(state.used));
         state.used += tokens;
-        // It passes, if its answer arrives.
+        // The request passes if its answer arrives.
         state.held += i8::from(tokens > 0);
         let mut kept = Kept { tokens, runs: self.length - state.phase, windows: 0 };
         (0..age).for_each(|_| self.age_on_its_way(&mut kept));
@@ -261,7 +263,7 @@ impl Protocol {
         match kept.tokens {
             0 => node.refusal = Some(kept),
             1 => {}
-            // One is for the request itself.
+            // The first token is for the request itself.
             _ => node.lease = Some(Kept { tokens: kept.tokens - 1, ..kept }),
         }
     }
@@ -310,7 +312,7 @@ impl Model for Protocol {
         }
         for (i, node) in state.nodes.iter().enumerate() {
             if i > 0 && state.nodes[i - 1] == *node {
-                // It would do the same.
+                // An equal node would take the same steps.
                 continue;
             }
             match &node.call {
@@ -405,7 +407,7 @@ impl Model for Protocol {
                 }
             }
             Step::RefundLost(i) => state.nodes[i].refund = None,
-            // What it sent may still arrive.
+            // Messages that a node has sent may still arrive after its crash.
             Step::Crash(i) => {
                 let refund = state.nodes[i].refund.take();
                 state.nodes[i] = Node { refund, ..Node::default() };
@@ -440,7 +442,7 @@ impl Model for Protocol {
             Property::<Self>::always(LOCAL, |protocol, state| {
                 state.nodes.iter().all(|node| node.local_passed <= protocol.limit as i8)
             }),
-            // That nothing is proven of what never happens.
+            // These states are reached, so that the proofs above are not empty.
             Property::<Self>::sometimes("the limit passes", |protocol, state| {
                 state.held == protocol.limit as i8
             }),

@@ -9,29 +9,29 @@ use stateright::{Model, Property};
 
 use crate::look::Breakable;
 
-/// What is looked at.
+/// The parameters of a model.
 #[derive(Clone, Debug)]
 pub struct Groups {
     pub nodes: usize,
     /// Tokens in a window of each limit.
     pub limits: [u8; 2],
-    /// What a request takes of each.
+    /// The cost of a request under each limit.
     pub costs: [u8; 2],
-    /// What requests ask for: limits, in the order in which they are charged.
+    /// The sets of limits that requests ask for, in the order of their charges.
     pub asked: &'static [&'static [usize]],
-    /// Whether the store can't charge them in one step.
+    /// The store can't charge several limits in one step.
     pub in_order: bool,
-    /// Whether clients return what they got. Each keeps one receipt at most.
+    /// Clients refund their tokens. Each client keeps one receipt at most.
     pub refunds: bool,
-    /// Whether requests without an answer are counted in memory.
+    /// Requests without an answer are counted in memory.
     pub local: bool,
-    /// A safety that is left out.
+    /// A safety measure that is left out.
     pub fault: Option<Fault>,
 }
 
 /// Requests that ask for both limits.
 pub const TOGETHER: &[&[usize]] = &[&[0, 1]];
-/// Others that ask for the second limit alone.
+/// Other requests ask for the second limit alone.
 pub const AND_ALONE: &[&[usize]] = &[&[0, 1], &[1]];
 /// Others that ask for them the other way round.
 pub const BOTH_WAYS: &[&[usize]] = &[&[0, 1], &[1, 0]];
@@ -51,28 +51,28 @@ pub const IN_ORDER: Groups = Groups {
 /// The same in one step.
 pub const IN_ONE_STEP: Groups = Groups { in_order: false, ..IN_ORDER };
 
-/// What can be wrong.
+/// The faults that can be built in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fault {
-    /// A refused charge keeps what its first limit has taken.
+    /// A refused charge keeps the tokens of its first limit.
     RefusedKeeps,
-    /// What a call took after its request was dropped is not returned.
+    /// Tokens taken by a call whose request was dropped are not returned.
     DroppedKeeps,
-    /// Tokens whose return had no answer are returned again.
+    /// Tokens are returned again if the answer to their return was lost.
     ReturnedTwice,
-    /// The store takes tokens back of a window that is over.
+    /// The store accepts returns to a window that is over.
     ReturnedAcross,
-    /// A refused charge returns also what the limit that refused has not taken.
+    /// A refused charge also returns tokens that the refusing limit has not taken.
     ReturnsUntaken,
-    /// What was taken in a node's memory is returned to the store.
+    /// Tokens taken in a node's memory are returned to the store.
     ReturnedElsewhere,
-    /// A request passes when its first limit has.
+    /// A request passes as soon as its first limit passes.
     PassesByTheFirst,
-    /// A charge that is refused in memory keeps what it took there of its first limit.
+    /// A charge that memory refuses keeps the tokens of its first limit there.
     RefusedKeepsInMemory,
-    /// In one step: the first limit is written before the second is looked at.
+    /// In one step: the first limit is written before the second is read.
     WritesTooEarly,
-    /// In one step: others run between looking at the limits and taking.
+    /// In one step: other charges run between reading the limits and writing them.
     LooksThenTakes,
     /// In one step: others run between the limits.
     TakesOneByOne,
@@ -142,13 +142,14 @@ impl State {
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash, Debug)]
 struct Count {
     used: u8,
-    /// What requests have passed with, without what was refunded.
+    /// Tokens of requests that passed, without refunds.
     passed: u8,
-    /// What stays counted by an exception of S37: a node died, or an answer or a return was lost.
+    /// Tokens that stay counted by an exception of S37: a node crashed, or an answer or a return
+    /// was lost.
     excepted: u8,
     /// Tokens on their way back.
     returning: u8,
-    /// The same of windows that are over, where that makes a difference.
+    /// Tokens on their way back to windows that are over, where that makes a difference.
     outdated: u8,
 }
 
@@ -173,24 +174,24 @@ struct Memory {
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 struct Request {
     asks: &'static [usize],
-    /// What it has of each limit, until all have passed.
+    /// The tokens taken from each limit so far, until all limits have passed.
     tokens: [Token; 2],
     call: Call,
 }
 
-/// What was taken of a limit.
+/// The token that a request has from a limit.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 enum Token {
-    /// Nothing, or nothing of a window that runs.
+    /// No token, or none of the current window.
     #[default]
     None,
     Taken,
     InMemory,
-    /// Of a window that is over, where that makes a difference.
+    /// A token of a window that is over, where that makes a difference.
     Outdated,
 }
 
-/// A charge of limits, or its answer, on its way.
+/// A charge of limits, or its answer, in flight.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 struct Call {
     limits: &'static [usize],
@@ -212,13 +213,13 @@ enum Way {
 /// A step, mostly of one node.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Step {
-    /// Of a limit's window.
+    /// Ends a limit's window.
     End(usize),
     Send(usize, &'static [usize]),
     Execute(usize),
     Answer(usize),
     Lose(usize),
-    /// The deadline has come: the request is answered from memory.
+    /// The deadline passes: the request is answered from memory.
     GiveUp(usize),
     /// The request is dropped, or ends in an error.
     Drop(usize),
@@ -238,7 +239,7 @@ impl Groups {
         self.fault == Some(fault)
     }
 
-    /// What the call of a request asks for, from its first limit on that was not asked.
+    /// The next call of a request: for the first of these limits, or in one step for all of them.
     fn call(&self, asks: &'static [usize]) -> Call {
         Call { limits: if self.in_order { &asks[..1] } else { asks }, way: Way::Asked }
     }
@@ -276,7 +277,8 @@ impl Groups {
         state.counts[limit].used + self.costs[limit] <= self.limits[limit]
     }
 
-    /// What requests have of a limit in the end, and what stays counted without one.
+    /// The tokens that requests will have from a limit, and those that stay counted without a
+    /// request.
     fn in_the_end(&self, state: &State, limit: usize) -> u8 {
         let passed =
             |call: &&Call| matches!(call.way, Way::Passed(tokens) if tokens[limit] == Token::Taken);
@@ -285,7 +287,7 @@ impl Groups {
         passed + excepted + returning + on_their_way
     }
 
-    /// What requests hold of a limit that have not passed all of theirs.
+    /// The tokens of requests that have not passed all of their limits yet.
     fn held(&self, state: &State, limit: usize) -> u8 {
         let requests = state.nodes.iter().filter_map(|node| node.request.as_ref());
         let held = requests.filter(|request| request.tokens[limit] == Token::Taken);
@@ -430,7 +432,7 @@ impl Groups {
         }
     }
 
-    /// What a call has taken stays counted: its answer is lost.
+    /// Tokens of a call whose answer is lost stay counted.
     fn forget(&self, state: &mut State, call: &Call) {
         if let Way::Passed(tokens) | Way::Begun(tokens) = call.way {
             self.except(state, tokens);
@@ -478,7 +480,7 @@ impl Model for Groups {
         }
         for (i, node) in state.nodes.iter().enumerate() {
             if i > 0 && state.nodes[i - 1] == *node {
-                // It would do the same.
+                // An equal node would take the same steps.
                 continue;
             }
             match &node.request {
@@ -586,7 +588,7 @@ impl Model for Groups {
                 count.outdated -= cost;
                 count.used = count.used.saturating_sub(cost);
             }
-            // What it sent to be returned may still arrive.
+            // Returns that a node has sent may still arrive after its crash.
             Step::Crash(i) => {
                 let node = std::mem::take(&mut state.nodes[i]);
                 if let Some(request) = node.request {
@@ -640,7 +642,7 @@ impl Model for Groups {
                     })
                 })
             }),
-            // That nothing is proven of what never happens.
+            // These states are reached, so that the proofs above are not empty.
             Property::<Self>::sometimes("both limits pass in full", |groups, state| {
                 let counts = state.counts.iter().zip(groups.limits).zip(groups.costs);
                 counts.into_iter().all(|((count, limit), cost)| count.passed > limit - cost)

@@ -12,20 +12,20 @@ pub trait Breakable: Model {
     fn breaks(&self) -> Option<&'static str>;
 }
 
-/// What was found.
+/// The result of a search.
 #[derive(Debug)]
 pub struct Looked {
     pub states: usize,
-    /// The longest of the shortest ways to a state, in steps.
+    /// The longest of the shortest paths to a state, in steps.
     pub depth: usize,
     pub took: Duration,
-    /// What does not hold, and the steps to that.
+    /// The promises that don't hold, each with the steps that break it.
     pub broken: Vec<(&'static str, Vec<String>)>,
-    /// What should happen, and never does.
+    /// The states that should be reached and never are.
     pub never: Vec<&'static str>,
 }
 
-/// Looks at every state; with a fault, until its promise is broken.
+/// Visits every state, or with a fault, stops at the first broken promise.
 pub fn look<M>(model: &M) -> Looked
 where
     M: Breakable<State: fmt::Debug + Hash + Clone + PartialEq + Send + Sync, Action: Clone>,
@@ -35,7 +35,7 @@ where
     let began = Instant::now();
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let (enough, threads) = match model.breaks() {
-        // One thread, so that the way is always the same.
+        // A single thread, so that the path is always the same.
         Some(promise) => (HasDiscoveries::AnyOf([promise].into()), 1),
         None => (HasDiscoveries::AnyFailures, cores),
     };
