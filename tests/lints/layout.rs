@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 
 use imports::Crate;
 
-/// Of code: without documentation, comments, blank lines and tests.
+/// The most lines of code in a file, without documentation, comments, blank lines and tests.
 const MAX_LINES: usize = 300;
 
-/// Faults of today. One that has been repaired is an error, so that nothing stays here unnoticed.
+/// The current faults. A fault that has been repaired must leave the list.
 const EXCEPTIONS: &[&str] = &[];
 
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
@@ -21,7 +21,7 @@ fn read(path: impl AsRef<Path>) -> String {
     fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
 }
 
-/// What stands between backquotes.
+/// The names in backquotes.
 fn quoted(cell: &str) -> BTreeSet<String> {
     cell.split('`').skip(1).step_by(2).map(str::to_owned).collect()
 }
@@ -71,7 +71,7 @@ fn sources() -> BTreeMap<String, String> {
     found.iter().map(|path| (name(path), read(path))).filter(|(name, _)| name != "guide").collect()
 }
 
-/// What follows each `prefix` that is not the end of a longer name or path.
+/// The text after each `prefix` that is not the end of a longer name or path.
 fn after<'a>(code: &'a str, prefix: &'a str) -> impl Iterator<Item = &'a str> {
     let is_name = |c: char| c.is_alphanumeric() || c == '_' || c == ':';
     code.match_indices(prefix)
@@ -85,7 +85,7 @@ fn row_of(rows: &[Row], file: &str) -> Option<usize> {
     own.or_else(|| row_of(rows, file.rsplit_once('/')?.0))
 }
 
-/// What a file may not do. Its first line is what [`EXCEPTIONS`] names.
+/// The violations of the map. [`EXCEPTIONS`] has the first line of a fault.
 fn faults(rows: &[Row], sources: &BTreeMap<String, String>) -> Vec<String> {
     let of = Crate::new(sources.iter().map(|(path, text)| (&path[..], &text[..])));
     let mut faults = Vec::new();

@@ -1,4 +1,4 @@
-//! Which file of a crate uses which, read from the text of its sources.
+//! The uses between the files of a crate, read from the text of its sources.
 //!
 //! A path (`crate::a::b`, `super::b`, `self::b`, `b::c` after `mod b;` or `use crate::b;`) leads to
 //! the file that defines what it names, through all re-exports. `mod` declarations and re-exports are
@@ -158,7 +158,7 @@ struct Path {
 
 #[derive(Default)]
 struct File {
-    /// What a name stands for here, by any `use`; `*` for all that is of a module.
+    /// The paths that each name stands for, by any `use`; `*` for all names of a module.
     names: BTreeMap<String, Vec<Path>>,
     /// The names that are re-exported.
     exported: BTreeSet<String>,
@@ -174,7 +174,7 @@ fn read(text: &str) -> File {
     let lines: BTreeSet<_> = tokens.iter().flat_map(|(_, from, to)| *from..=*to).collect();
     let mut file = File { lines: lines.len(), ..File::default() };
     let tokens: Vec<Token> = tokens.into_iter().map(|(token, ..)| token).collect();
-    // Whether each brace that is open belongs to a module.
+    // For each open brace: whether it belongs to a module.
     let mut braces = Vec::new();
     let mut i = 0;
     while i < tokens.len() {
@@ -244,7 +244,7 @@ fn is_capture(tokens: &[Token], i: usize) -> bool {
     tokens.get(i + 1) == Some(&Token::Punctuation('<'))
 }
 
-/// Whether `pub` or `pub(..)` stands at the end.
+/// Returns whether the tokens end with `pub` or `pub(..)`.
 fn is_public(before: &[Token]) -> bool {
     let is_pub = |token: Option<&Token>| token == Some(&Token::Name("pub".into()));
     match before.last() {
