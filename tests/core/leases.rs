@@ -253,9 +253,9 @@ async fn a_lease_is_used_after_the_limit_is_raised_but_not_after_it_is_lowered()
     assert_eq!(server.calls(), calls + 2);
     // Tokens leased under the higher limit are still there, beside those taken under the lower one.
     let raised = limiter.with_quotas(Quota::per_minute(2_000));
-    let in_hand = raised.peek("alice").await.expect("it answers").used() - 33;
-    assert!(in_hand > 31, "{in_hand}");
-    for _ in 0..in_hand {
+    let leased = raised.peek("alice").await.expect("it answers").used() - 33;
+    assert!(leased > 31, "{leased}");
+    for _ in 0..leased {
         assert_eq!(check(&raised).await.limit(), 2_000);
     }
     assert_eq!(server.calls(), calls + 3, "the peek is one");
