@@ -70,7 +70,7 @@ proptest! {
 
     #[test]
     fn memory_answers_like_the_reference(
-        specs in specs(amounts()), now in start(), trace in trace(anywhere(), op()),
+        specs in specs(amounts()), now in start(), trace in trace(any_step(), op()),
     ) {
         let mut rig = Rig::new(specs, now);
         for (step, op) in &trace {
@@ -84,7 +84,7 @@ proptest! {
         specs in specs(plain_amounts()),
         // At the end of time every window ends at once.
         now in start().prop_filter("time is left", |now| i128::from(*now) < END_OF_TIME / 2),
-        trace in trace(anywhere(), prop_oneof![
+        trace in trace(any_step(), prop_oneof![
             6 => cost().prop_map(Op::Charge),
             1 => cost().prop_map(Op::Peek),
             1 => any::<prop::sample::Index>().prop_map(Op::Refund),
@@ -148,7 +148,7 @@ proptest! {
     #[test]
     fn a_clock_that_steps_back_grants_nothing(
         specs in specs(amounts()), now in start(),
-        before in trace(anywhere(), op()), back in prop_oneof![0..=10_u64, 0..=100_000_u64, any::<u64>()],
+        before in trace(any_step(), op()), back in prop_oneof![0..=10_u64, 0..=100_000_u64, any::<u64>()],
     ) {
         let mut rig = Rig::new(specs, now);
         for (step, op) in &before {
@@ -167,8 +167,8 @@ proptest! {
     #[test]
     fn a_refund_returns_no_more_than_was_taken_and_never_above_capacity(
         specs in specs(amounts()), now in start(),
-        before in trace(anywhere(), op()), cost in cost(), reserve: bool,
-        between in trace(anywhere(), op()), actual in prop::option::of(cost()),
+        before in trace(any_step(), op()), cost in cost(), reserve: bool,
+        between in trace(any_step(), op()), actual in prop::option::of(cost()),
     ) {
         let mut rig = Rig::new(specs, now);
         for (step, op) in &before {
@@ -215,7 +215,7 @@ proptest! {
     #[test]
     fn a_charge_passes_at_retry_at_and_not_before(
         specs in specs(amounts()), now in start(),
-        before in trace(anywhere(), op()), cost in cost(), reserve: bool,
+        before in trace(any_step(), op()), cost in cost(), reserve: bool,
     ) {
         let mut rig = Rig::new(specs, now);
         for (step, op) in &before {

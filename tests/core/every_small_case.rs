@@ -15,7 +15,7 @@ use tower_fixed_window::{Decision, Key, Quota};
 
 use crate::reference::{Ask, Counter, Grid, Model, Taken, Terms};
 use crate::sized;
-use crate::trace::{Spec, set, terms, told};
+use crate::trace::{Spec, answer_of, set, terms};
 
 /// The largest of each.
 #[derive(Clone, Copy)]
@@ -119,7 +119,7 @@ impl Case<'_> {
         let mut model = self.model();
         let cost = if up_to { self.up_to(cost, ask) } else { cost };
         let (expected, _) = model.ask(self.terms, self.now.into(), cost.into(), ask);
-        assert_eq!(told(&decision), expected, "{}", self.at(&format!("{charge:?}")));
+        assert_eq!(answer_of(&decision), expected, "{}", self.at(&format!("{charge:?}")));
         self.check_writes(&writes, &model, "charge");
     }
 

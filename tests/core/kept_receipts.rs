@@ -33,7 +33,7 @@ impl Store {
     }
 }
 
-fn keep(receipt: Receipt) -> String {
+fn to_json(receipt: Receipt) -> String {
     serde_json::to_string(&receipt.keep().expect("it can be kept")).expect("text")
 }
 
@@ -55,17 +55,17 @@ fn another_process_settles_and_refunds_what_one_has_charged() {
         let key = || Key::from(("alice", 7_u64));
         let before = answer(one.peek(key()));
 
-        let kept = keep(answer(one.charge(key(), 500)).expect("it passes"));
+        let kept = to_json(answer(one.charge(key(), 500)).expect("it passes"));
         store.clock.advance(Duration::from_millis(10));
         answer(other.settle(read(&kept), 120));
         let after = answer(one.peek(key()));
         assert_eq!(before.remaining() - after.remaining(), 120, "{quotas}: less than charged");
 
-        let kept = keep(answer(one.charge(key(), 1)).expect("it passes"));
+        let kept = to_json(answer(one.charge(key(), 1)).expect("it passes"));
         answer(other.settle(read(&kept), 30));
         assert_eq!(answer(one.peek(key())).remaining(), after.remaining() - 30, "{quotas}: more");
 
-        let kept = keep(answer(one.charge(key(), 200)).expect("it passes"));
+        let kept = to_json(answer(one.charge(key(), 200)).expect("it passes"));
         answer(other.refund(read(&kept)));
         assert_eq!(answer(one.peek(key())).remaining(), after.remaining() - 30, "{quotas}");
     }
@@ -79,7 +79,7 @@ fn a_kept_receipt_has_the_decision_of_the_receipt() {
     for cost in [0, 4, 6, 10] {
         let receipt = answer(limiter.reserve("alice", cost)).expect("it passes");
         let decision = receipt.decision().clone();
-        let restored = Receipt::from(read(&keep(receipt)));
+        let restored = Receipt::from(read(&to_json(receipt)));
         assert_eq!(restored.decision(), &decision, "cost {cost}");
         assert_eq!(restored.decision().granted(), cost);
     }
@@ -90,7 +90,7 @@ fn a_kept_receipt_has_the_decision_of_the_receipt() {
 fn a_kept_receipt_refunds_nothing_after_its_window() {
     let store = Store::new();
     let limiter = store.process(Quota::per_minute(10));
-    let kept = keep(answer(limiter.charge("alice", 5)).expect("it passes"));
+    let kept = to_json(answer(limiter.charge("alice", 5)).expect("it passes"));
     store.clock.advance(Duration::from_secs(60));
     let _ = answer(limiter.check_cost("alice", 5));
     answer(limiter.refund(read(&kept)));
@@ -106,8 +106,8 @@ fn a_receipt_is_the_same_after_it_was_kept_twice() {
     let limiter = Limit::new(quotas).name("jobs").store(store);
     let mut shared = [0; 4];
     for key in 0..100_u64 {
-        let kept = keep(answer(limiter.charge(key, 1)).expect("it passes"));
-        assert_eq!(keep(Receipt::from(read(&kept))), kept);
+        let kept = to_json(answer(limiter.charge(key, 1)).expect("it passes"));
+        assert_eq!(to_json(Receipt::from(read(&kept))), kept);
         let bits = (0..4).find(|bits| kept.contains(&format!("[{NOW},1,{bits},[")));
         shared[bits.expect("a bit for each quota")] += 1;
     }
@@ -139,7 +139,7 @@ fn a_limiter_of_another_name_does_not_settle_a_receipt() {
 fn sample() -> String {
     let store = Store::new();
     let quotas = Quota::per_minute(10).reserve_up_to(20).and(Quota::per_hour(100));
-    keep(answer(store.process(quotas).reserve("alice", 15)).expect("it passes"))
+    to_json(answer(store.process(quotas).reserve("alice", 15)).expect("it passes"))
 }
 
 #[test]
@@ -246,7 +246,7 @@ proptest! {
             };
             if let Ok(receipt) = receipt {
                 let decision = receipt.decision().clone();
-                let restored = Receipt::from(read(&keep(receipt)));
+                let restored = Receipt::from(read(&to_json(receipt)));
                 prop_assert_eq!(restored.decision(), &decision);
                 if let Some(actual) = actual {
                     answer(limiter.settle(restored, actual));

@@ -546,7 +546,7 @@ impl Books {
         at + spec.window_ms - into as u64
     }
 
-    fn strike(&mut self, id: usize) {
+    fn remove_charge(&mut self, id: usize) {
         self.passed.remove(&id);
         for window in self.by_window.values_mut() {
             window.remove(&id);
@@ -634,7 +634,7 @@ fn never_above_the_limit(
                 for (i, spec) in specs[entry.scope].iter().enumerate() {
                     let books = books.get_mut(&(entry.scope, entry.key, i)).expect("it passed");
                     if now < books.ends(spec, entry.at) {
-                        books.strike(entry.id);
+                        books.remove_charge(entry.id);
                     }
                 }
             }

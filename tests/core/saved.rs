@@ -23,7 +23,8 @@ const NOW_MS: u64 = 1_700_000_050_000;
 const MINUTE_MS: u64 = 60_000;
 const MONTH_MS: u64 = 31 * 86_400_000;
 
-/// In memory where the system has that, as nothing here asks whether a disk is one.
+/// The folder is in memory if the system has such a folder, since these tests don't depend on a
+/// disk.
 pub(crate) fn folder() -> TempDir {
     let memory = Path::new("/dev/shm");
     let folder = if memory.is_dir() { TempDir::new_in(memory) } else { TempDir::new() };

@@ -8,7 +8,7 @@ use tower_fixed_window::{
 };
 
 use crate::reference::{self, Ask, Model, Taken, Together, stagger, together};
-use crate::trace::{Amounts, Spec, amounts, ms, set, specs, terms, told};
+use crate::trace::{Amounts, Spec, amounts, answer_of, ms, set, specs, terms};
 use crate::{answer, sized};
 
 const NAMES: [&str; 4] = ["requests", "tokens", "cents", "jobs"];
@@ -51,14 +51,14 @@ fn small() -> impl Strategy<Value = Amounts> {
     prop_oneof![9 => (1..=20_u64, more(), more()), 1 => amounts()]
 }
 
-/// Thousandths of a window of one of the quotas: forwards, and now and then back.
+/// Thousandths of a window of one of the quotas: forward, and now and then back.
 fn step() -> impl Strategy<Value = (Index, i64)> {
     let by =
         prop_oneof![6 => Just(0), 6 => 0..=1_500_i64, 1 => -1_200..=0_i64, 1 => -4_000..=9_000_i64];
     (any::<Index>(), by)
 }
 
-/// A limit, a key, and what the reference has taken of them.
+/// A limit, a key, and the tokens that the reference has taken of them.
 type Of = (usize, usize, Taken);
 
 struct Rig {
@@ -90,7 +90,7 @@ impl Rig {
         self.specs.iter().map(|specs| set(specs).expect("checked")).collect()
     }
 
-    fn go(&mut self, (of, by): &(Index, i64)) {
+    fn move_clock(&mut self, (of, by): &(Index, i64)) {
         let windows: Vec<_> = self.specs.iter().flatten().map(|spec| spec.window_ms).collect();
         let by = i128::from(*of.get(&windows)) * i128::from(*by) / 1_000;
         // Far from the end of time, where windows have no length.
@@ -177,7 +177,7 @@ impl Rig {
     }
 
     fn take(&mut self, step: &(Index, i64), op: &Op) {
-        self.go(step);
+        self.move_clock(step);
         match op {
             Op::Charge(ask, lines) => self.charge(*ask, lines),
             Op::Refund(of) => self.correct(of, None),
@@ -216,7 +216,7 @@ fn check(decision: &Decision, expected: &Together, part: &[(usize, usize, u64)],
     assert_eq!(decision.allowed(), expected.allowed, "{part:?} at {at:?}");
     assert_eq!((retry_at, ready_at), (expected.retry_at, expected.ready_at), "{part:?} at {at:?}");
     for ((i, ..), expected) in part.iter().zip(&expected.answers) {
-        let told = told(&decision.of(NAMES[*i]).expect("it took part"));
+        let told = answer_of(&decision.of(NAMES[*i]).expect("it took part"));
         let of = |answer: &reference::Answer| {
             let reference::Answer { granted, limit, used, remaining, reset, .. } = answer;
             (*granted, limit.clone(), used.clone(), remaining.clone(), reset.clone())

@@ -156,7 +156,7 @@ pub(crate) fn forward() -> impl Strategy<Value = Step> {
     ]
 }
 
-pub(crate) fn anywhere() -> impl Strategy<Value = Step> {
+pub(crate) fn any_step() -> impl Strategy<Value = Step> {
     let index = any::<prop::sample::Index>;
     prop_oneof![
         12 => forward(),
@@ -301,7 +301,7 @@ impl Rig {
         let (now, terms) = (self.model_now(), self.terms());
         let decision = answer(self.limiter.peek_cost(KEY, cost));
         let (expected, _) = self.model.ask(&terms, now, cost.into(), Ask::Peek);
-        assert_eq!(told(&decision), expected, "peek {cost} at {now}");
+        assert_eq!(answer_of(&decision), expected, "peek {cost} at {now}");
         decision
     }
 
@@ -310,7 +310,7 @@ impl Rig {
         let ask = if reserve { Ask::Reserve } else { Ask::Charge };
         let (expected, taken) = self.model.ask(&terms, now, cost.into(), ask);
         let (decision, receipt) = charge(&self.limiter, KEY, cost, reserve);
-        assert_eq!(told(&decision), expected, "{cost} at {now}, reserving: {reserve}");
+        assert_eq!(answer_of(&decision), expected, "{cost} at {now}, reserving: {reserve}");
         self.resets = expected.reset;
         match (receipt, taken) {
             (Some(receipt), Some(taken)) => {
@@ -374,7 +374,7 @@ pub(crate) fn ms(at: SystemTime) -> i128 {
     }
 }
 
-pub(crate) fn told(decision: &Decision) -> Answer {
+pub(crate) fn answer_of(decision: &Decision) -> Answer {
     let standings = decision.usage();
     let all = |f: fn(&tower_fixed_window::Usage) -> i128| standings.iter().map(f).collect();
     Answer {

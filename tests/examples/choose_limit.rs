@@ -27,7 +27,7 @@ pub(crate) fn run(arguments: &[&str]) -> Output {
 }
 
 /// The program's output, after a run without errors.
-pub(crate) fn told(arguments: &[&str]) -> String {
+pub(crate) fn printed(arguments: &[&str]) -> String {
     let output = run(arguments);
     let wrong = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.success() && wrong.is_empty(), "{wrong}");
@@ -35,7 +35,7 @@ pub(crate) fn told(arguments: &[&str]) -> String {
 }
 
 pub(crate) fn json(arguments: &[&str]) -> Value {
-    serde_json::from_str(&told(&[&["--json"], arguments].concat())).expect("JSON")
+    serde_json::from_str(&printed(&[&["--json"], arguments].concat())).expect("JSON")
 }
 
 pub(crate) fn wrong(arguments: &[&str]) -> (Option<i32>, String) {
@@ -44,7 +44,7 @@ pub(crate) fn wrong(arguments: &[&str]) -> (Option<i32>, String) {
     (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
 }
 
-/// So many seconds after noon, in the common format.
+/// A line in the common format, this many seconds after noon.
 pub(crate) fn line(seconds: u64, client: &str) -> String {
     let (hour, minute, second) = (12 + seconds / 3_600, seconds / 60 % 60, seconds % 60);
     format!(
@@ -56,8 +56,8 @@ fn log(requests: impl IntoIterator<Item = (u64, &'static str)>) -> String {
     requests.into_iter().map(|(seconds, client)| line(seconds, client)).collect()
 }
 
-/// Ada asks 3 times at the end of a minute and 4 times at the start of the next, Bob twice in each
-/// of two, and Cyd once.
+/// Ada sends 3 requests at the end of a minute and 4 at the start of the next, Bob two in each of
+/// two minutes, and Cyd one.
 pub(crate) fn known() -> String {
     let ada = [57, 58, 59, 60, 61, 62, 63].map(|second| (second, "192.0.2.1"));
     let bob = [0, 30, 90, 119].map(|second| (second, "192.0.2.2"));
@@ -123,8 +123,8 @@ fn measures_bursts_in_half_open_intervals() {
     }
 }
 
-/// A thousand clients ask twice a minute for a quarter of an hour, one of them once more in each
-/// minute.
+/// A thousand clients send two requests a minute for a quarter of an hour, and one of them another
+/// one in each minute.
 #[test]
 fn recommends_the_smallest_quota_that_refuses_one_client_in_a_thousand() {
     let mut text = String::new();
@@ -152,23 +152,23 @@ fn recommends_the_smallest_quota_that_refuses_one_client_in_a_thousand() {
     let hours = ["1/hour", "2/hour", "5/hour", "10/hour", "20/hour", "50/hour"];
     assert_eq!(names, [&minutes[..], &hours].concat());
     assert_eq!(quotas[1]["refused"], 15);
-    assert!(told(&[&log]).contains("recommended: 2/minute, 50/hour\n"));
+    assert!(printed(&[&log]).contains("recommended: 2/minute, 50/hour\n"));
 
-    // Another one, whom 50/hour would refuse: the two together are one too many.
+    // Another client that 50/hour would refuse: together, the two are one client too many.
     let more = (15..26).flat_map(|minute| [60 * minute, 60 * minute + 1]);
     text.extend(more.map(|second| line(second, "10.0.0.8")));
     assert_eq!(json(&[&file("thousand", text)])["recommended"], "2/minute, 100/hour");
 }
 
-/// The crate's own limiter, asked for each request of a random log, and a search for the worst
-/// stretch among what it has let through.
+/// Runs the crate's own limiter on a random log, and searches the passed requests for the largest
+/// burst.
 #[tokio::test]
 async fn decides_as_the_limiter_does() {
     let mut random = fastrand::Rng::with_seed(22);
     let mut seconds = 0;
     let mut requests: Vec<(u64, u8)> = (0..6_000)
         .map(|_| {
-            // Now in a rush, now hardly ever.
+            // Bursts alternate with rare requests.
             seconds += if random.u8(..100) < 97 { random.u64(..2) } else { random.u64(..300) };
             (seconds % 39_000, random.u8(..4) * random.u8(..3))
         })
@@ -206,7 +206,7 @@ async fn decides_as_the_limiter_does() {
         assert_eq!(judged["clients_refused"], refused.len(), "{text}");
         // Steps of a sixtieth are exact where they are seconds.
         if quota.window() == Duration::from_secs(60) {
-            let worst = passed.values().map(|times| worst(times, 60)).max();
+            let worst = passed.values().map(|times| most_within(times, 60)).max();
             assert_eq!(judged["boundary"]["passed"], worst.unwrap(), "{text}");
         }
         let second: Quotas = judged["second_window"]["quota"].as_str().unwrap().parse().unwrap();
@@ -233,7 +233,7 @@ async fn passed(quotas: Quotas, requests: &[(u64, u8)]) -> HashMap<u8, Vec<u64>>
     passed
 }
 
-fn worst(times: &[u64], length: u64) -> usize {
+fn most_within(times: &[u64], length: u64) -> usize {
     let within =
         |start: &u64| times.iter().filter(|t| (*start..start + length).contains(t)).count();
     times.iter().map(within).max().unwrap_or(0)

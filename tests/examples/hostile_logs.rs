@@ -1,4 +1,4 @@
-//! `choose_limit` on logs that are broken or mean harm.
+//! `choose_limit` on broken and malicious logs.
 
 use std::fmt::Write as _;
 use std::io::Write;
@@ -8,11 +8,11 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 use serde_json::{Value, json};
 
-use super::choose_limit::{file, json, known, line, told, wrong};
+use super::choose_limit::{file, json, known, line, printed, wrong};
 use super::example;
 
-/// The bound is 65536 lines: what comes later than that is left out, and one line from the year
-/// 2099 or 1999 doesn't shift what others count for.
+/// The bound is 65536 lines: later lines are left out, and a line from the year 2099 or 1999 does
+/// not shift the others.
 #[test]
 fn ignores_lines_that_are_years_out_of_order() {
     let mut text = String::from("192.0.2.9 - - [20/Nov/2099:12:00:00 +0000] \"GET /\" 200 5\n");
@@ -77,7 +77,7 @@ fn reads_a_truncated_archive_as_far_as_possible() {
     assert!(note.contains("cut.gz ends at line 13: "), "{note}");
 }
 
-/// A line of 64 MiB, in a process that is then looked at while it waits for more.
+/// A line of 64 MiB, and the memory of the process that waits for more.
 #[test]
 #[cfg(target_os = "linux")]
 fn does_not_load_a_long_line() {
@@ -112,7 +112,7 @@ fn says_when_there_were_more_clients_than_it_can_distinguish() {
     assert_eq!((&report["clients"], &report["requests"]), (&json!(10), &json!(40)));
     let note = "requests left out, because there were more than 10 clients: 20";
     assert_eq!((&report["notes"], &report["skipped"]), (&json!([note]), &json!(20)));
-    assert!(told(&["--max-clients", "10", &log]).contains(note));
+    assert!(printed(&["--max-clients", "10", &log]).contains(note));
     assert_eq!(json(&["--max-clients", "30", &log])["notes"], json!([]));
 }
 
@@ -121,13 +121,13 @@ fn hides_clients_behind_hashes() {
     let page = format!("{}/hidden.html", env!("CARGO_TARGET_TMPDIR"));
     let log = file("known", known());
     let arguments = ["--hash", "--quota", "3/minute", "--tolerate", "1", "--html", &page, &log];
-    let (table, report) = (told(&arguments), json(&arguments));
+    let (table, report) = (printed(&arguments), json(&arguments));
     let page = std::fs::read_to_string(&page).expect("a page");
     assert!(![&table, &report.to_string(), &page].iter().any(|text| text.contains("192.0.2.")));
     let hash = |report: &Value| report["quotas"][0]["refused_most"][0]["client"].clone();
     assert_eq!(hash(&report), report["quotas"][0]["busiest_window"]["client"]);
     assert_eq!(hash(&report).as_str().map(str::len), Some(16));
-    // Addresses are few: a hash that stays the same could be looked up.
+    // Addresses are few: a constant hash could be looked up in a table.
     assert_ne!(hash(&report), hash(&json(&arguments)));
 }
 
@@ -142,7 +142,7 @@ fn escapes_hostile_logs_in_its_page() {
     }
     let log = file("<b>hostile", text + "broken");
     let arguments = ["--key", "user", "--tolerate", "1", "--html", &page, &log];
-    let table = told(&arguments);
+    let table = printed(&arguments);
     assert!(!table.contains('\u{1b}') && table.contains("\\u{1b}[2J\\u{202e}"), "{table}");
     let page = std::fs::read_to_string(&page).expect("a page");
     for raw in ["<script", "<img", "<b>hostile", "alert('1')", "\u{1b}", "\u{202e}", "&amp;\u{1b}"]
@@ -160,7 +160,7 @@ fn escapes_hostile_logs_in_its_page() {
 
 #[test]
 fn explains_wrong_arguments() {
-    assert!(told(&["--help"]).contains("--tolerate SHARE"));
+    assert!(printed(&["--help"]).contains("--tolerate SHARE"));
     let log = &*file("known", known());
     for (arguments, why) in [
         (&[][..], "which log?"),

@@ -64,7 +64,7 @@ impl Server {
         let command = command.env("ADDR", "127.0.0.1:0").stdout(Stdio::piped());
         let mut child = command.spawn().expect("an example starts");
         let stdout = BufReader::new(child.stdout.take().expect("piped"));
-        // Whatever goes wrong from here on, the child ends with the value.
+        // The child ends with this value, whatever fails from here on.
         let mut server = Self { child, address: String::new(), stdout };
         let mut line = String::new();
         while !line.contains("http://") {
@@ -97,8 +97,8 @@ impl Server {
         Answer::parse(&text)
     }
 
-    /// Sends all the requests within one window. Between two of them the minute may turn: the
-    /// answers then tell of two resets, and it is done again, from the start of a window.
+    /// Sends all requests within one window. If the minute ends between two of them, the answers
+    /// have two resets, and all are sent again from the start of a window.
     fn round(&self, requests: &[&str]) -> Vec<Answer> {
         self.round_of(requests, |request| self.send(request))
     }
@@ -180,15 +180,15 @@ impl Answer {
     }
 }
 
-/// How many windows the answers tell of.
+/// The number of windows in the answers.
 fn resets(answers: &[Answer]) -> usize {
     let mut resets: Vec<_> = answers.iter().map(|a| a.number("x-ratelimit-reset")).collect();
     resets.dedup();
     resets.len()
 }
 
-/// All the requests within one window, for windows that are too long to wait for: a server that is
-/// started again has counted nothing.
+/// Sends all requests within one window that is too long to wait for: a restarted server has
+/// counted nothing.
 fn round_anew(start: impl Fn() -> Server, requests: &[&str]) -> Vec<Answer> {
     let round = |_| {
         let server = start();
@@ -197,7 +197,7 @@ fn round_anew(start: impl Fn() -> Server, requests: &[&str]) -> Vec<Answer> {
     (0..3).map(round).find(|answers| resets(answers) == 1).expect("windows that last longer")
 }
 
-/// Three pass, the fourth is refused.
+/// Asserts that three requests pass and the fourth is refused.
 fn three_pass(answers: &[Answer], resource: Option<&str>) {
     assert_eq!(answers.len(), 4);
     for (used, answer) in (1..).zip(&answers[..3]) {
@@ -226,7 +226,7 @@ fn quickstart_grants_sixty() {
     as_in_the_readme("HTTP/1.1 429 Too Many Requests", &answers[60]);
 }
 
-/// The transcript in the README has the same fields, and but for the time the same values.
+/// The transcript in the README has the same headers and, except for times, the same values.
 fn as_in_the_readme(status: &str, answer: &Answer) {
     let readme = include_str!("../../README.md");
     let (_, told) = readme.split_once(status).expect("a transcript");
@@ -483,7 +483,7 @@ fn failed_logins() {
         let form = "content-type: application/x-www-form-urlencoded";
         server.send_body("POST /login", form, &format!("user=ali&password={password}"))
     };
-    // Right ones, as many as one likes: at most four of them undecided, since those count.
+    // Any number of right passwords passes, at most four at a time, since undecided attempts count.
     std::thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| {
@@ -513,10 +513,11 @@ fn llm_tokens() {
         "GET /whole",
     ]);
     answers[0].passed(250, 1_000);
-    // The estimate, while it is under way; what it was is known when the next one comes.
+    // The estimate counts while the request is in flight, and the true cost from the next request
+    // on.
     answers[1].passed(250 + 100, 1_000);
     answers[2].passed(250 + 30, 1_000);
-    // More than was left, and nobody knew before: then that is owed.
+    // The response cost more than was left, which was not known before: the rest is debt.
     assert_eq!(answers[3].status, 200);
     assert_eq!(answers[3].number("x-ratelimit-used"), 250 + 30 + 900);
     assert_eq!(answers[3].number("x-ratelimit-remaining"), 0);
@@ -705,13 +706,14 @@ fn jobs() {
     let ended = example("jobs").env("LIMIT", "2").output().expect("it ends");
     let told = String::from_utf8_lossy(&ended.stdout);
     assert!(ended.status.success(), "{told}");
-    // Two, and four reserved; the second is given back, and another one takes its place.
+    // Two mails leave at once and four are reserved. The second mail is refunded, and another takes
+    // its place.
     let sent = told.lines().filter(|line| line.ends_with("is sent")).count();
     assert!(sent >= 6, "{told}");
     assert!(told.contains("a batch of 2 may be sent"), "{told}");
 }
 
-/// Its Redis is not there; `tests/redis` has what happens where it is.
+/// The example starts without a Redis; `tests/redis` has one.
 #[test]
 fn redis() {
     let nowhere = [("REDIS_URL", "redis://127.0.0.1:1/"), ("LIMIT", "3/minute")];

@@ -98,15 +98,15 @@ fn the_standing_is_exact_to_the_millisecond_and_free() {
         assert!(decided.iter().any(|quota| ms(&quota["ends"]).div_ceil(1_000) == reset));
         assert!(decided.iter().all(|quota| quota["used"] == 1 || quota["used"] == 2));
     }
-    // A window from the first request doesn't turn so soon. Another visitor has a count of his own.
+    // A window from the first request does not end this soon. Another visitor has another count.
     let used = |told: Value| told["first-request"]["quotas"][0]["used"].clone();
     assert_eq!((used(told), used(standing(&server, "ada"))), (json!(1), json!(2)));
     assert_eq!(used(standing(&server, "ben")), 0);
 }
 
-/// A limit's worth before the end of an aligned window, and another after it: how many pass under
-/// each of two limits. Whatever else the machine does, the server's clock says when that was: it is
-/// done again if the second window of `two-at-once` has ended meanwhile.
+/// Sends a limit's worth of requests before the end of an aligned window, and as many after it: how
+/// many pass under each of two limits. The server's clock times them. If the second window of
+/// `two-at-once` has ended in the meantime, they are sent again.
 #[test]
 fn a_burst_at_the_boundary_passes_twice_the_limit_unless_a_second_window_spans_it() {
     let server = start(4);
@@ -175,7 +175,7 @@ fn picture(browser: &mut Browser, name: &str) {
     }
 }
 
-/// Sets a field of the page, as a user does who leaves it then.
+/// Sets a field of the page, and leaves it, as a user does.
 fn set(browser: &mut Browser, selector: &str, value: &str) {
     browser.value(&format!(
         "(() => {{ const field = document.querySelector({selector:?}); field.value = {value:?}; \
@@ -183,7 +183,7 @@ fn set(browser: &mut Browser, selector: &str, value: &str) {
     ));
 }
 
-/// Attacks, again if the machine was too busy to send in time, and tells the verdict.
+/// Attacks, again if the machine was too busy to send in time, and returns the verdict.
 fn attack(browser: &mut Browser, limit: &str, said: &str) -> String {
     set(browser, "#attacking [name=said]", said);
     for _ in 0..8 {
@@ -248,7 +248,7 @@ fn in_a_browser() {
     browser.wait("document.querySelectorAll('.panes .on').length === 0");
     assert_eq!(browser.text(".strip .hit .count"), "5\u{2009}+3");
 
-    // Nothing is tried before something is said.
+    // Without a prediction, no experiment begins.
     browser.click("#bursting button");
     assert_eq!(browser.value("document.activeElement.closest('form')?.id"), "bursting");
     assert_eq!(browser.text("#bursting .outcome"), "");

@@ -1,4 +1,5 @@
-//! A store that keeps failing is left alone, and one call at a time finds out whether it is back (S32).
+//! The circuit breaker: it stops calls to a store that keeps failing, and lets one call at a time
+//! try it (S32).
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -18,7 +19,7 @@ enum Does {
     Hang,
 }
 
-/// A store that does as it is told, for each domain.
+/// A store that behaves as set, for each domain.
 #[derive(Clone)]
 struct Told {
     does: Arc<Mutex<[Does; 2]>>,
@@ -194,7 +195,7 @@ async fn a_failure_of_a_single_key_does_not_open_the_breaker() {
     assert!(limiter.check(1_u64).await.is_ok());
 }
 
-/// The trial of an earlier outage, which lasts into a later one.
+/// A trial call of an earlier outage, which lasts into a later one.
 #[tokio::test(start_paused = true)]
 async fn a_dropped_trial_of_an_earlier_outage_makes_no_room_beside_a_later_one() {
     let store = Told::to(Does::AnswerLater, Duration::from_secs(10));
@@ -211,7 +212,7 @@ async fn a_dropped_trial_of_an_earlier_outage_makes_no_room_beside_a_later_one()
         advance(PAUSE).await;
         store.now(0, Does::Hang);
     };
-    // Asked before the outage, and answered in it.
+    // The call begins before the outage, and ends in it.
     let mut late = limiter.check(0_u64);
     assert!((&mut late).now_or_never().is_none());
     fail().await;

@@ -1,4 +1,4 @@
-//! Windows of a calendar (S35) over HTTP: the numbers that clients are told are those of the window that runs.
+//! Calendar windows (S35) over HTTP: the numbers in responses are those of the current window.
 
 use axum::Router;
 use axum::body::to_bytes;

@@ -1,5 +1,5 @@
-//! Clients as others have written them, over real sockets: what they read makes them wait, and what
-//! they wait for is true. Where they would sleep, the server's clock is moved instead.
+//! Clients of other projects, over real sockets: the headers make them wait, and they wait for the
+//! right time. Where they would sleep, the server's clock is moved instead.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -258,7 +258,7 @@ enum Reads {
     Message,
     /// As generic retries: `retry-after`.
     RetryAfter,
-    /// As go-github: the headers of every response; while none are left it asks nothing.
+    /// As go-github: the headers of every response; with none left, it sends no request.
     Ahead,
 }
 
@@ -281,8 +281,8 @@ impl GitHubClient {
         request.send().await.expect("an answer")
     }
 
-    /// Asks until it has what it asked for; gives up where it can't tell why it is refused, or is
-    /// refused twice in a row.
+    /// Sends requests until all have passed. Gives up if the client can't find out why it was
+    /// refused, or is refused twice in a row.
     async fn get(&mut self, path: &str) -> Value {
         for _ in 0..2 {
             let response = self.send(path).await;

@@ -63,7 +63,7 @@ fn matchers(text: &str) -> Vec<(String, String, String)> {
 }
 
 /// Asserts that all metrics, labels and values in a text of queries are exported ones.
-fn are_exported(queries: &str, exported: &Exported) {
+fn assert_exported(queries: &str, exported: &Exported) {
     let is_word = |c: char| c.is_ascii_alphanumeric() || c == '_';
     let mut labels = BTreeSet::new();
     for (at, _) in queries.match_indices("tower_fixed_window_") {
@@ -121,17 +121,17 @@ async fn queries_name_only_what_the_crate_exports() {
     let exported = exported().await;
     for (_, queries) in questions() {
         for query in queries {
-            are_exported(&query, &exported);
+            assert_exported(&query, &exported);
         }
     }
     for (_, rule) in rules() {
-        are_exported(rule, &exported);
+        assert_exported(rule, &exported);
     }
     let dashboard: Value = serde_json::from_str(DASHBOARD).expect("JSON");
     for panel in dashboard["panels"].as_array().expect("panels") {
         for target in panel["targets"].as_array().expect("targets") {
             let text = |field: &str| target[field].as_str().expect("text").to_owned();
-            are_exported(&format!("{} {}", text("expr"), text("legendFormat")), &exported);
+            assert_exported(&format!("{} {}", text("expr"), text("legendFormat")), &exported);
         }
     }
     // Each exported metric is part of the dashboard or an alert.

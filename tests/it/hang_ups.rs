@@ -15,13 +15,13 @@ use crate::support::{ANSWERS, FarStore, everyone, get, layered, limiter_of, per_
 
 const LONG: Duration = Duration::from_secs(600);
 
-/// Answers after a second.
+/// A service that answers after a second.
 async fn inner(_: Request<Body>) -> Result<Response<Body>, Infallible> {
     sleep(Duration::from_secs(1)).await;
     Ok(Response::new(Body::empty()))
 }
 
-/// Two a minute, in a store that is 10 ms away.
+/// A limit of two a minute, in a store that is 10 ms away.
 fn far() -> (FarStore, FixedWindowLayer) {
     let store = FarStore::new(|| 10);
     (store.clone(), FixedWindowLayer::new(everyone(2).name("api").store(store)))
@@ -32,7 +32,7 @@ fn api(layer: &FixedWindowLayer) -> Limiter {
     layer.limits().of("api").clone()
 }
 
-/// Tokens in use once all that is under way has ended.
+/// The used tokens after all corrections.
 async fn used(limiter: &Limiter) -> u64 {
     sleep(Duration::from_millis(100)).await;
     limiter.peek(Key::global()).await.expect("the store answers").used()
@@ -40,7 +40,7 @@ async fn used(limiter: &Limiter) -> u64 {
 
 #[tokio::test(start_paused = true)]
 async fn a_hang_up_while_the_store_decides_is_refunded_if_the_layer_refunds_hang_ups() {
-    // On the way to the store, and when the answer is on its way back.
+    // Drops on the way to the store, and on the way back.
     for after in [5, 15] {
         for (layer, left) in [(far().1, 1), (far().1.refund_dropped(), 0)] {
             let limiter = api(&layer);

@@ -31,7 +31,7 @@ fn app() -> Router {
     Router::new().route("/", on_get(async || "hello").post(async || "made"))
 }
 
-/// In axum, what is added later runs earlier: it is outside.
+/// In axum, the layer added last is the outermost.
 async fn ask(app: &Router, request: http::Request<Body>) -> Response {
     app.clone().oneshot(request).await.expect("infallible")
 }
@@ -176,7 +176,7 @@ fn timeout() -> TimeoutLayer {
     TimeoutLayer::with_status_code(StatusCode::REQUEST_TIMEOUT, Duration::from_secs(5))
 }
 
-fn slow() -> Router {
+fn slow_app() -> Router {
     let slow = on_get(async || sleep(Duration::from_secs(50)).await);
     Router::new().route("/", on_get(async || "hello")).route("/slow", slow)
 }
@@ -184,35 +184,35 @@ fn slow() -> Router {
 #[tokio::test(start_paused = true)]
 async fn a_timeout_inside_of_the_limit_excludes_queueing_and_its_response_has_headers() {
     let queued = paused(Quota::per_minute(1)).queue(9, Duration::from_secs(600));
-    let app = slow().layer(timeout()).layer(queued);
+    let app = slow_app().layer(timeout()).layer(queued);
     assert_eq!(ask(&app, get("/")).await.status(), StatusCode::OK);
     let (start, waited) = (Instant::now(), ask(&app, get("/")).await);
     assert_eq!(waited.status(), StatusCode::OK);
     assert_eq!(start.elapsed().as_secs(), 60, "longer than the time that the service has");
 
-    let app = slow().layer(timeout()).layer(paused(Quota::per_minute(9)));
+    let app = slow_app().layer(timeout()).layer(paused(Quota::per_minute(9)));
     let late = ask(&app, get("/slow")).await;
     assert_eq!((late.status(), limit_headers(&late)["used"]), (StatusCode::REQUEST_TIMEOUT, "1"));
     let served = paused(Quota::per_minute(9)).count_if(|response| response.status != 408);
-    let late = ask(&slow().layer(timeout()).layer(served), get("/slow")).await;
+    let late = ask(&slow_app().layer(timeout()).layer(served), get("/slow")).await;
     assert_eq!(limit_headers(&late)["used"], "0", "it can be exempted by its status");
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_timeout_outside_of_the_limit_includes_queueing_and_its_response_has_no_headers() {
     let queued = paused(Quota::per_minute(1)).queue(9, Duration::from_secs(600));
-    let app = slow().layer(queued).layer(timeout());
+    let app = slow_app().layer(queued).layer(timeout());
     assert_eq!(ask(&app, get("/")).await.status(), StatusCode::OK);
     let (start, late) = (Instant::now(), ask(&app, get("/")).await);
     assert_eq!(late.status(), StatusCode::REQUEST_TIMEOUT);
     assert_eq!(start.elapsed().as_secs(), 5);
 
-    // To the limit such a request was dropped: it counts, unless the layer is told otherwise.
+    // The limit sees a dropped request, which counts unless the layer refunds it.
     for (limit, left) in
         [(paused(Quota::per_minute(9)), 1), (paused(Quota::per_minute(9)).refund_dropped(), 0)]
     {
         let limiter = limiter_of(&limit);
-        let late = ask(&slow().layer(limit).layer(timeout()), get("/slow")).await;
+        let late = ask(&slow_app().layer(limit).layer(timeout()), get("/slow")).await;
         assert_eq!(late.status(), StatusCode::REQUEST_TIMEOUT);
         assert!(limit_headers(&late).is_empty());
         assert_eq!(limiter.peek(Key::global()).await.expect("memory").used(), left);
@@ -331,7 +331,7 @@ async fn authentication_outside_of_the_limit_provides_the_users_key() {
     assert_eq!(ask(&app, with_token("alpha")).await.status(), StatusCode::OK);
     assert_eq!(ask(&app, with_token("alpha")).await.status(), StatusCode::TOO_MANY_REQUESTS);
     assert_eq!(ask(&app, with_token("beta")).await.status(), StatusCode::OK);
-    // Guesses are not limited by it: they never get here.
+    // The user's limit does not see guesses: authentication rejects them first.
     for _ in 0..5 {
         let guess = ask(&app, with_token("guess")).await;
         assert_eq!(guess.status(), StatusCode::UNAUTHORIZED);
@@ -361,19 +361,19 @@ async fn a_second_limit_outside_of_authentication_stops_password_guessing() {
     assert_eq!(ask(&app, with_token("guess")).await.status(), StatusCode::TOO_MANY_REQUESTS);
 }
 
-/// A service whose layers fail.
+/// A service that always fails.
 fn failing() -> Handler {
     Handler::new(service_fn(async |_| Err::<http::Response<Body>, _>("on purpose".into())))
 }
 
-/// Makes a response of an error, as axum asks for.
-async fn sorry(error: BoxError) -> (StatusCode, String) {
+/// Makes a response of an error, as axum requires.
+async fn error_response(error: BoxError) -> (StatusCode, String) {
     (StatusCode::SERVICE_UNAVAILABLE, error.to_string())
 }
 
 #[tokio::test]
 async fn errors_handled_inside_of_the_limit_are_responses_with_its_headers() {
-    let handle_errors = || HandleErrorLayer::new(sorry);
+    let handle_errors = || HandleErrorLayer::new(error_response);
     let limit = per_minute(9, Mood::Now);
     let service = ServiceBuilder::new().layer(limit).layer(handle_errors()).service(failing());
     let Ok(answer) = service.oneshot(get("/")).await;
@@ -389,8 +389,10 @@ async fn errors_handled_inside_of_the_limit_are_responses_with_its_headers() {
 async fn errors_handled_outside_of_the_limit_have_no_headers_and_count() {
     let limit = per_minute(1, Mood::Now);
     let limiter = limiter_of(&limit);
-    let service =
-        ServiceBuilder::new().layer(HandleErrorLayer::new(sorry)).layer(limit).service(failing());
+    let service = ServiceBuilder::new()
+        .layer(HandleErrorLayer::new(error_response))
+        .layer(limit)
+        .service(failing());
     let Ok(answer) = service.clone().oneshot(get("/")).await;
     assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE);
     assert!(limit_headers(&answer).is_empty());

@@ -26,8 +26,8 @@ fn in_memory(limit: Limit) -> FixedWindowLayer {
     FixedWindowLayer::new(limit.store(MemoryStore::new().clock(paused_clock())))
 }
 
-/// A service that is ready while it is open, and notes who is served at which millisecond. Those who
-/// wait for it are woken in the order of their arrival, or from the last to the first.
+/// A service that is ready while it is open, and notes the millisecond of each call. Callers that
+/// wait for it are woken in the order of their arrival, or in reverse.
 #[derive(Clone)]
 struct Gate {
     state: Arc<Mutex<State>>,
@@ -92,8 +92,8 @@ impl Service<Request<Body>> for Gate {
     }
 }
 
-/// Has one request served at once and `queued` wait, 1 ms apart, under a service that is closed until
-/// `open_at`. The statuses of those that waited.
+/// Has one request served at once while `queued` others wait, 1 ms apart, under a service that is
+/// closed until `open_at`. Returns the statuses of those that waited.
 async fn served_late(
     layer: &FixedWindowLayer,
     gate: &Gate,
@@ -134,7 +134,7 @@ async fn three_late_requests_pass_one_per_window_in_order_of_arrival() {
     }
 }
 
-/// How many were served in each window of a second.
+/// The number of requests served in each window of a second.
 fn windows(served: &[(String, u128)]) -> Vec<usize> {
     let mut windows = vec![0; 200];
     served.iter().for_each(|(_, at)| windows[*at as usize / 1_000] += 1);

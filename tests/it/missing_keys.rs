@@ -86,8 +86,7 @@ async fn a_closure_that_finds_no_key_is_a_400() {
 
 #[tokio::test]
 async fn a_missing_peer_address_is_a_500_and_its_fix_is_logged_once() {
-    // No other test in this program makes the same mistake, which is told once in the life of a
-    // process.
+    // No other test in this program makes the same mistake, which a process logs once.
     let log = Log::start();
     let limit = || Limit::new(Quota::per_minute(1));
     for mood in ANSWERS {

@@ -1,7 +1,7 @@
 //! Mistakes in the set-up of a server are logged once, with the line to write.
 //!
-//! Each is made in a process of its own, since it is logged once in the life of a process. What
-//! that process writes to its standard output and error is what its operator reads.
+//! Each mistake is made in a process of its own, since it is logged once in the life of a process.
+//! The operator reads the standard output and error of that process.
 
 use std::any::type_name;
 use std::convert::Infallible;
@@ -91,7 +91,7 @@ fn named(name: &str) -> FixedWindowLayer {
     FixedWindowLayer::new(QUOTA.name(name))
 }
 
-fn by(key: impl KeyExtractor) -> FixedWindowLayer {
+fn limited_by(key: impl KeyExtractor) -> FixedWindowLayer {
     FixedWindowLayer::new(QUOTA.key(key))
 }
 
@@ -110,7 +110,7 @@ fn with(mut request: Request<Body>, name: &'static str, value: &'static str) -> 
 
 /// The only line, without addresses.
 #[track_caller]
-fn only(log: &[String]) -> &str {
+fn only_line(log: &[String]) -> &str {
     let [line] = log else { panic!("not one line: {log:#?}") };
     for address in ["192.0.2.", "10.0.0.1:", "10.0.0.5", "4711"] {
         assert!(!line.contains(address), "{line}");
@@ -133,7 +133,7 @@ const CONNECT_INFO: &str = "into_make_service_with_connect_info::<SocketAddr>()"
 #[test]
 fn without_a_subscriber_a_mistake_goes_to_standard_error() {
     let log = logged(async || without_addresses().await);
-    assert!(only(&log).starts_with("tower_fixed_window: "), "{log:#?}");
+    assert!(only_line(&log).starts_with("tower_fixed_window: "), "{log:#?}");
     for advice in [CONNECT_INFO, "`tower_fixed_window::key::PeerAddr`", "salvo: ", "`.key_fn(..)`"]
     {
         assert!(log[0].contains(advice), "{log:#?}");
@@ -148,7 +148,7 @@ fn a_filter_that_names_other_crates_only_does_not_hide_a_mistake() {
         tracing_subscriber::registry().with(shown).with(filter).init();
         without_addresses().await;
     });
-    assert!(only(&log).starts_with("tower_fixed_window: "), "{log:#?}");
+    assert!(only_line(&log).starts_with("tower_fixed_window: "), "{log:#?}");
 }
 
 #[test]
@@ -157,7 +157,7 @@ fn a_subscriber_that_shows_errors_gets_them_alone() {
         tracing_subscriber::fmt().with_ansi(false).init();
         without_addresses().await;
     });
-    assert!(only(&log).contains(" ERROR tower_fixed_window: "), "{log:#?}");
+    assert!(only_line(&log).contains(" ERROR tower_fixed_window: "), "{log:#?}");
     assert!(log[0].contains(CONNECT_INFO), "{log:#?}");
 }
 
@@ -193,7 +193,7 @@ fn true_costs_that_no_limit_takes_are_told_once() {
             ask(vec![key("tokens").settled()], costs[0]).await;
             ask(vec![Limit::new(QUOTA).key(global()).settled()], costs[2]).await;
         });
-        assert!(only(&log).contains(&format!("a true cost of {name}, ")), "{log:#?}");
+        assert!(only_line(&log).contains(&format!("a true cost of {name}, ")), "{log:#?}");
         assert!(log[0].contains(".settled()"), "{log:#?}");
     }
 }
@@ -218,7 +218,7 @@ const FORWARDED: [(&str, &str); 3] =
 fn a_proxy_without_client_ip_is_noticed_by_the_first_request() {
     let layers = || {
         let fallback = header("x-api-key").or(peer_ip());
-        [per_minute(), by(client_ip()), by(fallback)]
+        [per_minute(), limited_by(client_ip()), limited_by(fallback)]
     };
     for case in 0..LOCAL.len() {
         let log = logged_in_case(case, async |case| {
@@ -230,7 +230,7 @@ fn a_proxy_without_client_ip_is_noticed_by_the_first_request() {
                 }
             }
         });
-        let line = only(&log);
+        let line = only_line(&log);
         assert!(line.contains(r#"`.key(client_ip().trusting(["10.0.0.0/8"]))`"#), "{line}");
         assert!(line.contains("`.key(client_ip().trusting_hops(0))`"), "{line}");
     }
@@ -240,18 +240,18 @@ fn a_proxy_without_client_ip_is_noticed_by_the_first_request() {
 #[test]
 fn a_proxy_is_noticed_by_the_second_request() {
     let log = logged(async || {
-        let layer = limited(&by(peer_ip()));
+        let layer = limited(&limited_by(peer_ip()));
         let _ = layer.clone().oneshot(from("10.0.0.5")).await;
         let request = with(from("10.0.0.5"), "x-forwarded-for", "192.0.2.7");
         let _ = layer.oneshot(request).await;
     });
-    assert!(only(&log).contains("client_ip().trusting("), "{log:#?}");
+    assert!(only_line(&log).contains("client_ip().trusting("), "{log:#?}");
 }
 
 #[test]
 fn a_proxy_that_appears_after_many_requests_is_noticed() {
     let log = logged(async || {
-        let layer = limited(&by(peer_ip()));
+        let layer = limited(&limited_by(peer_ip()));
         for _ in 0..10_000 {
             let _ = layer.clone().oneshot(from("10.0.0.5")).await;
         }
@@ -260,7 +260,7 @@ fn a_proxy_that_appears_after_many_requests_is_noticed() {
             let _ = layer.clone().oneshot(request).await;
         }
     });
-    assert!(only(&log).contains("client_ip().trusting("), "{log:#?}");
+    assert!(only_line(&log).contains("client_ip().trusting("), "{log:#?}");
 }
 
 #[test]
@@ -274,17 +274,17 @@ fn nobody_is_warned_of_a_proxy_who_has_none_or_trusts_it() {
             }
         };
         // Trusted, said to be the client, or not the key.
-        local(by(client_ip().trusting(["10.0.0.0/8"]))).await;
-        local(by(client_ip().trusting_hops(1))).await;
-        local(by(client_ip().trusting_hops(0))).await;
-        local(by(header("x-real-ip").or(peer_ip()))).await;
-        local(by(global())).await;
+        local(limited_by(client_ip().trusting(["10.0.0.0/8"]))).await;
+        local(limited_by(client_ip().trusting_hops(1))).await;
+        local(limited_by(client_ip().trusting_hops(0))).await;
+        local(limited_by(header("x-real-ip").or(peer_ip()))).await;
+        local(limited_by(global())).await;
         local(per_minute().skip(|_| true)).await;
         // A client sends what a proxy would.
         for peer in ["192.0.2.1", "100.128.0.1", "172.32.0.1", "2001:db8::1"] {
             for (name, value) in FORWARDED {
                 let _ = ask(&per_minute(), with(from(peer), name, value)).await;
-                let _ = ask(&by(client_ip()), with(from(peer), name, value)).await;
+                let _ = ask(&limited_by(client_ip()), with(from(peer), name, value)).await;
             }
         }
         // No proxy.
@@ -322,7 +322,7 @@ fn the_same_layer_twice_on_the_way_of_a_request_is_named() {
                 assert_eq!(used_after_one(app.clone()).await, 2 * request);
             }
         });
-        assert!(only(&log).contains(told), "{log:#?}");
+        assert!(only_line(&log).contains(told), "{log:#?}");
         assert!(log[0].contains("`.layer(..)`") && log[0].contains("another name"), "{log:#?}");
     }
 }
@@ -337,12 +337,12 @@ fn the_same_layer_twice_is_noticed_without_headers_and_with_a_queue() {
                 _ => per_minute().queue(10, Duration::from_secs(60)),
             };
             // With another limit between the two.
-            let other = by(global());
+            let other = limited_by(global());
             let layers = ServiceBuilder::new().layer(layer.clone()).layer(other).layer(layer);
             let app: Router = Router::new().route("/", on_get(async || "hello")).layer(layers);
             let _ = app.oneshot(from("192.0.2.7")).await;
         });
-        assert!(only(&log).contains("is applied twice"), "{log:#?}");
+        assert!(only_line(&log).contains("is applied twice"), "{log:#?}");
     }
 }
 
@@ -411,7 +411,7 @@ fn under_tonic_a_missing_address_names_the_line_for_tonic() {
             assert!(!status.message().contains("TcpConnectInfo"), "{status:?}");
         }
     });
-    let line = only(&log);
+    let line = only_line(&log);
     assert!(!line.contains("axum"), "{line}");
     let advice = "`.key_fn(|parts| Some(Key::from(\
         parts.extensions.get::<TcpConnectInfo>()?.remote_addr()?.ip())))`";
@@ -453,20 +453,20 @@ fn on_a_unix_socket_the_log_names_lines_that_work_there() {
     let app = |layer| Router::new().route("/", on_get(async || "hello")).layer(layer);
     let client = || client_ip().trusting(["127.0.0.1"]);
     let log = logged(async || {
-        let layers = [per_minute(), by(client()), by(client_ip().trusting_hops(1))];
+        let layers = [per_minute(), limited_by(client()), limited_by(client_ip().trusting_hops(1))];
         for layer in layers {
             assert_eq!(ask_unix(app(layer), "192.0.2.7").await, (500, None));
         }
         // The fix that the log recommends works.
         let peer = || Extension(PeerAddr(([127, 0, 0, 1], 0).into()));
         for key in [client(), client_ip().trusting_hops(1)] {
-            let app = app(by(key)).layer(peer());
+            let app = app(limited_by(key)).layer(peer());
             assert_eq!(ask_unix(app.clone(), "192.0.2.7").await, (200, Some(1)));
             assert_eq!(ask_unix(app.clone(), "192.0.2.7").await, (200, Some(2)));
             assert_eq!(ask_unix(app.clone(), "192.0.2.8").await, (200, Some(1)));
         }
     });
-    let line = only(&log);
+    let line = only_line(&log);
     assert!(
         line.contains("`.layer(axum::Extension(PeerAddr(([127, 0, 0, 1], 0).into())))`"),
         "{line}"
@@ -520,7 +520,7 @@ fn what_the_code_lacks_is_for_the_operator_and_not_for_the_client() {
 
 /// A user where the layer of authentication has set one.
 fn user_or_peer() -> FixedWindowLayer {
-    by(extension::<User>().or(peer_ip()))
+    limited_by(extension::<User>().or(peer_ip()))
 }
 
 #[test]
@@ -531,7 +531,7 @@ fn a_fallback_that_all_requests_take_is_noticed_after_a_thousand() {
             let _ = layer.clone().oneshot(from("192.0.2.7")).await;
         }
     });
-    let line = only(&log);
+    let line = only_line(&log);
     assert!(
         line.contains("none of 1000 requests had the extension `it::mistakes::User`"),
         "{line}"
@@ -550,7 +550,7 @@ fn a_fallback_that_some_requests_take_is_no_mistake() {
             }
             let _ = layer.clone().oneshot(request).await;
         }
-        let by_header = limited(&by(header("x-api-key").or(peer_ip())));
+        let by_header = limited(&limited_by(header("x-api-key").or(peer_ip())));
         for _ in 0..3_000 {
             let _ = by_header.clone().oneshot(from("192.0.2.7")).await;
         }
@@ -567,7 +567,7 @@ fn a_limit_of_zero_is_noticed_when_it_is_built() {
         }
         let _ = Limiter::new(none().name("api"));
     });
-    let first = only(&log);
+    let first = only_line(&log);
     assert!(first.contains("a rate limit of 0 refuses every request"), "{first}");
     for advice in ["`Plan::UNLIMITED`", "`Limit::by_plan(|_, _| Quota::per_minute(0))`"] {
         assert!(first.contains(advice), "{first}");
@@ -595,7 +595,7 @@ fn one_name_with_two_sets_of_quotas_on_a_store_is_noticed() {
         let second = Quota::per_hour(5).name("api").store(store);
         let _ = (FixedWindowLayer::new(first), FixedWindowLayer::new(second));
     });
-    let line = only(&log);
+    let line = only_line(&log);
     assert!(line.contains("are named `api`, have different quotas"), "{line}");
     assert!(line.contains("another name") && line.contains("`Limit::by_plan(..)`"), "{line}");
 }

@@ -20,7 +20,7 @@ use crate::support::{
     per_minute, used,
 };
 
-/// Corrections are made in the background: this lets them be done.
+/// Lets corrections finish, which are made in the background.
 async fn corrected() {
     for _ in 0..20 {
         yield_now().await;
@@ -32,8 +32,8 @@ async fn peeked(limiter: &Limiter) -> u64 {
     limiter.peek(tower_fixed_window::Key::global()).await.expect("the store answers").used()
 }
 
-/// Answers with the status that the request's path names, and its body's length as true cost where
-/// the path says so.
+/// Answers with the status in the request's path. If the path says so, the body's length is the
+/// true cost.
 async fn inner(request: Request<Body>) -> Result<Response<Body>, std::convert::Infallible> {
     let path = request.uri().path().trim_start_matches('/').to_owned();
     let mut response = Response::new(Body::empty());
@@ -159,7 +159,7 @@ async fn only_failures_count() {
     }
 }
 
-/// An inner service whose requests wait to be let go, one by one.
+/// An inner service whose requests wait until they are released, one by one.
 #[derive(Clone)]
 struct Gate(std::sync::Arc<tokio::sync::Semaphore>);
 

@@ -97,7 +97,7 @@ const MISTAKES: &[Mistake] = &[
 const MISTAKEN: &str = "TOWER_FIXED_WINDOW_MISTAKEN";
 
 /// The standard error of a process that runs this test to make the mistakes.
-fn told(test: &str) -> String {
+fn stderr_of(test: &str) -> String {
     let output = Command::new(env::current_exe().expect("this program"))
         .args(["--exact", &format!("panics::{test}"), "--nocapture"])
         .env(MISTAKEN, "1")
@@ -114,7 +114,7 @@ fn a_panic_names_the_line_of_the_app() {
         }
         return;
     }
-    let told = told("a_panic_names_the_line_of_the_app");
+    let told = stderr_of("a_panic_names_the_line_of_the_app");
     for (line, _) in MISTAKES {
         let place = format!("panicked at {}:{line}:", file!());
         assert!(told.contains(&place), "not {place}\n{told}");
@@ -125,11 +125,11 @@ fn a_panic_names_the_line_of_the_app() {
 /// since it shows what a store has done.
 #[test]
 fn what_may_panic_shows_its_callers_line() {
-    fn look(folder: &Path, found: &mut usize) {
+    fn search_folder(folder: &Path, found: &mut usize) {
         for entry in fs::read_dir(folder).expect("a directory") {
             let path = entry.expect("readable").path();
             if path.is_dir() {
-                look(&path, found);
+                search_folder(&path, found);
                 continue;
             }
             let text = fs::read_to_string(&path).expect("UTF-8");
@@ -150,6 +150,6 @@ fn what_may_panic_shows_its_callers_line() {
         }
     }
     let mut found = 0;
-    look(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../src")), &mut found);
+    search_folder(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../src")), &mut found);
     assert!(found > 40, "{found}");
 }

@@ -225,7 +225,7 @@ async fn closing_the_queue_answers_all_waiters_with_503() {
     assert_eq!(statuses, [vec![200; 10], vec![503; 2]].concat());
     assert_eq!(start.elapsed(), Duration::ZERO, "at once");
     assert_eq!(limiter.peek(Key::global()).await.expect("memory").used(), 10, "given back");
-    // Nor does any other wait.
+    // Other requests don't wait, either.
     let Ok(response) = service.oneshot(get("/")).await;
     assert_eq!(response.status(), 503);
 }
@@ -379,7 +379,7 @@ async fn what_others_of_this_process_return_is_used_at_once() {
     returned_elsewhere(FarStore::new(|| 1)).await;
 }
 
-/// By other limiters of the name, other layers and several limits in one charge.
+/// By other limiters of the name, by other layers, and by a charge of several limits.
 async fn returned_elsewhere(store: impl Store + Clone) {
     let limiter = || Quota::per_minute(2).name("api").store(store.clone());
     let layer = || {
@@ -432,7 +432,7 @@ async fn closing_the_queue_ends_the_wait_for_the_service() {
     }
 }
 
-/// A service that is never ready. What was called without it being so is served.
+/// A service that is never ready. It serves calls that come all the same.
 #[derive(Clone)]
 struct NeverReady;
 
@@ -467,7 +467,7 @@ async fn a_request_in_the_last_millisecond_of_a_window_is_charged_once() {
     }
 }
 
-/// The next one in the line asks at once, though it was not the first when tokens came back.
+/// The second request in line tries at once, though it was not the first when the tokens came back.
 #[tokio::test(start_paused = true)]
 async fn tokens_that_come_back_while_the_first_is_called_are_for_the_next() {
     let limit = Quota::per_second(3).key(global()).cost_fn(|_| 2);
@@ -477,7 +477,7 @@ async fn tokens_that_come_back_while_the_first_is_called_are_for_the_next() {
     let calls = Arc::clone(&called);
     let service = layer.layer(service_fn(move |_: Request<Body>| {
         calls.lock().unwrap().push(start.elapsed().as_millis() / 1_000);
-        // The store is in memory: it answers now.
+        // The store is in memory, so it answers without waiting.
         block_on(limiter.reset(Key::global())).expect("memory");
         async { Ok::<_, Infallible>(Response::new(Body::empty())) }
     }));

@@ -78,7 +78,7 @@ async fn a_user_waits_in_order_for_the_limit_of_the_user() {
         tokio::task::yield_now().await;
     }
     sleep(Duration::from_millis(10)).await;
-    // Nothing is taken for those that wait.
+    // Waiting requests take no tokens.
     assert_eq!(used(&layer, "org", key_of("x-org", "acme")).await, 4);
     for response in waiting {
         let Ok(response) = response.await.expect("no panic");
@@ -216,7 +216,7 @@ async fn a_refund_of_any_limit_calls_the_first_in_the_line() {
     }
 }
 
-/// The store has refused, and the answer is on its way.
+/// The store has refused, and the answer is in flight.
 #[tokio::test(start_paused = true)]
 async fn tokens_that_come_back_before_the_answer_are_asked_for_again() {
     // The limits are charged in order: "user" is decided after the reply for "org".
@@ -260,7 +260,7 @@ async fn a_changed_limit_calls_the_first_in_the_line_and_decides() {
     assert_eq!(seconds, [0, 5, 10]);
 }
 
-/// Nobody waits for a limit in shadow mode, nor for one that a plan leaves out.
+/// Requests don't wait for a limit in shadow mode, nor for a limit that their plan leaves out.
 #[tokio::test(start_paused = true)]
 async fn only_limits_that_can_refuse_are_waited_for() {
     let plan = |parts: &http::request::Parts, _: &Key| match parts.uri.path() {
@@ -308,8 +308,8 @@ async fn closing_the_queue_of_several_limits_answers_with_503_and_takes_nothing(
     assert_eq!(used(&layer, "org", key_of("x-org", "acme")).await, 4);
 }
 
-/// A request that has got its tokens and is dropped before its service is ready returns them to
-/// every limit, and those who wait elsewhere get them.
+/// A request that is dropped with its tokens before its service is ready returns them to every
+/// limit, and requests that wait elsewhere get them.
 #[tokio::test(start_paused = true)]
 async fn a_request_that_is_dropped_in_its_turn_has_taken_nothing() {
     let layer = of_org_and_user();
@@ -328,8 +328,8 @@ async fn a_request_that_is_dropped_in_its_turn_has_taken_nothing() {
     }
 }
 
-/// Where limits are charged one after the other, the first one's tokens come back each time that the
-/// second refuses. Nobody is called for these.
+/// Where limits are charged in order, the first limit's tokens come back each time the second limit
+/// refuses. These tokens wake no request.
 #[tokio::test(start_paused = true)]
 async fn those_who_wait_for_one_limit_are_not_called_by_tokens_of_another() {
     let store = FarStore::new(|| 5);
@@ -377,7 +377,7 @@ async fn a_line_before_a_store_far_away_passes_many_with_each_charge() {
     assert_eq!([0, 1, 2, 3, 60].map(in_second), [200, 200, 100, 0, 200]);
 }
 
-/// Whoever waits under two limits is among those that wait under each.
+/// A request that waits for two limits counts for each of them.
 #[tokio::test(start_paused = true)]
 async fn requests_that_wait_are_counted_under_each_of_their_limits() {
     let (recorder, handle) = recorder();
@@ -485,7 +485,7 @@ async fn each_request_in_a_line_is_charged_by_its_own_plan() {
     assert_eq!(seconds, [0, 0, 1, 1, 2]);
 }
 
-/// Both limits have the same key, and are told apart by their names.
+/// Both limits have the same key, and differ by their names.
 #[tokio::test(start_paused = true)]
 async fn those_who_wait_for_a_limit_are_not_called_by_another_of_the_same_key() {
     let store = FarStore::new(|| 5);
@@ -526,7 +526,7 @@ async fn each_of_those_that_one_charge_covers_shows_its_own_count() {
     }
 }
 
-/// Ready for one call only.
+/// A service that is ready for one call only.
 #[derive(Clone, Default)]
 struct ReadyOnce(Arc<AtomicU64>);
 
@@ -545,7 +545,8 @@ impl Service<Request<Body>> for ReadyOnce {
     }
 }
 
-/// The limits have room, and the service has none: the refusal says when to come back all the same.
+/// The limits have room, but the service is not ready: the refusal has a time to come back all the
+/// same.
 #[tokio::test(start_paused = true)]
 async fn a_request_whose_service_is_not_ready_in_time_is_refused_for_the_limit_that_governs() {
     let limits = Limits::new([
@@ -557,7 +558,7 @@ async fn a_request_whose_service_is_not_ready_in_time_is_refused_for_the_limit_t
     let service = layer.layer(ReadyOnce::default());
     let mut calls = Vec::new();
     for _ in 0..2 {
-        // Readied before the call of the other one.
+        // The request is made ready before the other one is called.
         let mut service = service.clone();
         let Ok(service) = service.ready().await;
         calls.push(tokio::spawn(service.call(request("/", "ann"))));

@@ -1,5 +1,6 @@
-//! Random operations on layers, front and store at once, by callers that drop, panic and pay later:
-//! never does more pass than the limit, and no token is lost where a refund was promised.
+//! Random operations on layers, on the front of a store and on the store, with clients that
+//! disconnect, services that panic and costs that come later: no more passes than the limit, and no
+//! token is lost where a refund was promised.
 //!
 //! A round is a window. Requests begin in its first half, and before it ends the store's counts are
 //! compared with what they should be. A million operations with `FULL_SIZE=1`, from another seed each
@@ -89,7 +90,7 @@ fn taken_from(decision: &Decision) -> u64 {
     (ms - MINUTE_MS) / WINDOW.as_millis() as u64
 }
 
-/// A request as its caller and the service inside have thought it out.
+/// A request, as its client and the inner service have planned it.
 #[derive(Clone)]
 struct Plan {
     scope: &'static str,
@@ -119,7 +120,7 @@ impl From<&Plan> for Key {
     }
 }
 
-/// The service inside: in one scope it is busy now and then, at times for more than a window.
+/// The inner service. In one scope it is busy now and then, at times for longer than a window.
 struct Inner {
     start: Instant,
     ledger: Ledger,
@@ -169,7 +170,7 @@ impl Service<Request<Body>> for Inner {
         let plan: Plan = request.extensions().get().cloned().expect("a plan");
         let ledger = self.ledger.clone();
         *plan.reached.lock().unwrap() = true;
-        // By the time of the call: nobody passes in a window that is not its own.
+        // The call's own time decides: no request passes in a window that is not its own.
         let now = self.start.elapsed().as_millis() / WINDOW.as_millis();
         let account = (plan.scope, plan.key, now as u64);
         ledger.change(account, |count| count.passed += 1);
@@ -207,7 +208,7 @@ impl Service<Request<Body>> for Inner {
 }
 
 /// Keeps panics that the test makes on purpose out of the output.
-fn quiet() {
+fn silence_expected_panics() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         let hook = panic::take_hook();
@@ -285,7 +286,7 @@ impl World {
             3 => Fate::PaysLater(rng.u64(..4)),
             _ => Fate::Counts,
         };
-        // When the caller hangs up: while the store decides, under the service, or in the queue.
+        // The client hangs up while the store decides, while the service works, or in the queue.
         let patience = match (which, rng.u8(..3)) {
             (1, 0) => rng.u64(..120),
             (1, 1) => rng.u64(..4_000),
@@ -344,7 +345,7 @@ impl World {
 
 #[tokio::test(start_paused = true)]
 async fn random_operations_never_exceed_the_limit_or_lose_a_refund() {
-    quiet();
+    silence_expected_panics();
     let full = std::env::var_os("FULL_SIZE").is_some();
     let (ops, seed) = if full { (FULL_SIZE, fastrand::u64(..)) } else { (OPS, 14) };
     println!("seed {seed}");

@@ -15,7 +15,7 @@ use crate::support::{ANSWERS, Mood, TestStore, get, per_minute, used};
 use tower_fixed_window::key::global;
 use tower_fixed_window::{FixedWindowLayer, Quota};
 
-/// Not an `Error`, to show that nothing is asked of it.
+/// The error is not an `Error`, since the layer needs no trait of it.
 #[derive(Debug, PartialEq)]
 struct Broken(&'static str);
 

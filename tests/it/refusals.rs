@@ -1,4 +1,5 @@
-//! The response to a refused request: whoever makes it, the layer completes it once.
+//! The response to a refused request: any closure or type may make it, and the layer adds its
+//! headers once.
 
 use std::str;
 
@@ -23,7 +24,7 @@ use crate::support::{
 const STYLES: [Headers; 4] =
     [Headers::GitHub, Headers::IetfDraft10, Headers::GitHubAndIetfDraft10, Headers::None];
 
-/// Somebody else's way of refusing: it knows nothing of rate-limit headers.
+/// Another crate's response: it knows no rate-limit headers.
 struct Plain;
 
 impl Reject<Body> for Plain {
@@ -99,7 +100,7 @@ async fn a_reject_of_your_own_gets_the_headers_that_the_ready_made_ones_have() {
     }
 }
 
-/// Also where all values of the limit are those of the refusal before.
+/// Also if all values of the limit equal those of the refusal before.
 #[tokio::test]
 async fn each_refusal_keeps_its_content_type_and_other_headers() {
     for style in STYLES {
@@ -178,7 +179,7 @@ fn seconds_are_there_where_waiting_helps() {
     assert_eq!(seconds(failing), ("Some(1)".into(), true));
 }
 
-/// Limits by what only the handler knows.
+/// Limits by data that only the handler knows.
 async fn handler(State(logins): State<Limiter>) -> axum::response::Result<&'static str> {
     logins.check(Key::global()).await?.into_result()?;
     Ok("welcome")

@@ -21,7 +21,7 @@ use crate::support::{ANSWERS, Mood, NOW_MS, TestStore, everyone, get, limiter_of
 const FREE: Quota = Quota::per_minute(1);
 
 /// A quota an hour and a quota a day, on grids of their own.
-fn pro() -> Quotas {
+fn pro_plan() -> Quotas {
     Quota::per_hour(1).staggered().and(Quota::per_day(2).from_first_request())
 }
 
@@ -44,7 +44,7 @@ fn alice() -> Key {
 async fn a_reset_works_for_plans_chosen_per_request() {
     for mood in ANSWERS {
         let layer = FixedWindowLayer::new(
-            Limit::by_plan(|_, _| pro()).key(header("x-user")).store(TestStore::new(mood)),
+            Limit::by_plan(|_, _| pro_plan()).key(header("x-user")).store(TestStore::new(mood)),
         );
         let app = app(&layer);
         assert_eq!([status(&app).await, status(&app).await], [200, 429]);
@@ -60,7 +60,7 @@ async fn a_reset_clears_counts_of_earlier_quotas() {
         let layer = FixedWindowLayer::new(Limit::new(FREE).key(header("x-user")).store(store));
         let (app, limiter) = (app(&layer), limiter_of(&layer));
         assert_eq!([status(&app).await, status(&app).await], [200, 429]);
-        limiter.set_quotas(pro());
+        limiter.set_quotas(pro_plan());
         assert_eq!([status(&app).await, status(&app).await], [200, 429]);
         limiter.reset(alice()).await.expect("memory");
         assert_eq!(status(&app).await, 200, "{mood:?}");
@@ -75,7 +75,8 @@ async fn a_limiter_resets_charges_made_under_a_plan_on_another_clone_of_the_stor
         let store: Arc<dyn Store> = Arc::new(TestStore::new(mood));
         let limiter = |store: &Arc<dyn Store>| Limit::new(FREE).name("api").store(store.clone());
         let (one, other) = (limiter(&store), limiter(&Arc::clone(&store)));
-        let check = async || one.with_quotas(pro()).check("alice").await.expect("memory").allowed();
+        let check =
+            async || one.with_quotas(pro_plan()).check("alice").await.expect("memory").allowed();
         assert!(check().await && !check().await && !check().await);
         other.reset("alice").await.expect("memory");
         assert!(check().await, "{mood:?}");
@@ -150,7 +151,7 @@ fn a_scope_used_in_one_store_can_be_reset_in_another() {
 
 #[tokio::test]
 async fn a_peek_names_its_quotas_if_they_differ_per_request() {
-    let limit = Limit::by_plan(|_, _| pro()).key(header("x-user"));
+    let limit = Limit::by_plan(|_, _| pro_plan()).key(header("x-user"));
     let limiter = limit.store(TestStore::new(Mood::Now));
     let layer = FixedWindowLayer::new(&limiter);
     let app = app(&layer);
@@ -158,7 +159,7 @@ async fn a_peek_names_its_quotas_if_they_differ_per_request() {
     for limiter in [limiter, limiter_of(&layer)] {
         let error: StoreError = limiter.peek(alice()).await.expect_err("by which quotas?");
         assert!(error.to_string().contains("limiter.with_quotas(plan)"), "{error}");
-        let standing = limiter.with_quotas(pro()).peek(alice()).await.expect("memory");
+        let standing = limiter.with_quotas(pro_plan()).peek(alice()).await.expect("memory");
         assert_eq!((standing.limit(), standing.used()), (1, 1));
     }
 }

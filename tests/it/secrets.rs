@@ -16,12 +16,12 @@ use tower_fixed_window::{
 use crate::client_ip::request;
 use crate::support::{Log, Mood, TestStore};
 
-/// Where the word below is, something has leaked.
+/// The word in every secret: where it shows up, something has leaked.
 const SECRET: &str = "hunter2";
-/// Where the client is. Stores know it; the crate's own lines and labels don't.
+/// The client's address. Stores know it; the crate's log lines and labels don't have it.
 const ADDRESS: &str = "192.0.2.7";
 
-/// A store that writes down whatever it could put into a key of Redis'.
+/// A store that writes down everything it could put into a Redis key.
 #[derive(Clone)]
 struct Spy {
     inner: TestStore,
@@ -61,7 +61,7 @@ impl Store for Spy {
     }
 }
 
-/// A user as an app may have it, with more in it than it should.
+/// A user as an app may have it, with more fields than it should.
 #[derive(Clone, Debug)]
 struct Session(String);
 
@@ -145,7 +145,7 @@ fn limit() -> Limit {
     Limit::new(Quota::per_minute(3)).settled()
 }
 
-/// A request with a secret wherever one may be.
+/// A request with a secret in every place.
 fn secretive() -> http::request::Parts {
     let mut parts = request(
         ADDRESS,

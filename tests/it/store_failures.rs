@@ -1,4 +1,4 @@
-//! A store that fails or hangs: what then happens is what the layer was set to.
+//! A store that fails or hangs: requests follow the layer's policy.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -63,7 +63,7 @@ async fn by_default_the_quota_is_enforced_in_memory_while_the_store_fails() {
         assert_eq!(limit_headers(&response)["remaining"], "0");
         assert_eq!(calls.load(Ordering::SeqCst), 4);
 
-        // Back again, the store's own count goes on.
+        // Once the store is back, its own count goes on.
         store.set(Mood::Later);
         assert_eq!(used(&ask(&service).await), 2);
     }
@@ -179,7 +179,7 @@ async fn while_a_store_hangs_only_one_request_waits_for_it() {
     }
 }
 
-/// S14: the store has not counted it, and would give away another one.
+/// S14: the store has not counted the token, and would refund another one.
 #[tokio::test(start_paused = true)]
 async fn a_token_that_was_counted_in_memory_is_returned_to_memory() {
     let store = TestStore::new(Mood::FailsNow).shared();

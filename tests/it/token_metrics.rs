@@ -144,7 +144,7 @@ async fn tokens_that_a_queue_returns_were_never_charged() {
     assert_eq!(used(&limits, "minutes").await, 2 * called);
 }
 
-/// To count the tokens of each request would take time, and tell no more than the requests do.
+/// Tokens are only counted once a cost differs from 1: until then they equal the requests.
 #[test]
 fn tokens_are_counted_from_the_first_cost_on() {
     let (recorder, handle) = recorder();

@@ -30,8 +30,8 @@ fn warning(limit: impl Into<Limit>, percent: u8, warned: &Warned) -> Limit {
     })
 }
 
-/// A limit of ten an hour that warns at 80%.
-fn ten(warned: &Warned) -> Limit {
+/// A limit of ten per hour that warns at 80%.
+fn limit_of_ten(warned: &Warned) -> Limit {
     warning(Quota::per_hour(10).name("api").key(header("x-key")), 80, warned)
 }
 
@@ -69,7 +69,7 @@ async fn each_key_is_warned_of_once_in_a_window_however_it_is_charged() {
     for mood in ANSWERS {
         // In a layer.
         let warned = Warned::default();
-        let api = ten(&warned).store(TestStore::new(mood));
+        let api = limit_of_ten(&warned).store(TestStore::new(mood));
         let layer = FixedWindowLayer::new(&api);
         for i in 0..24 {
             let status = ask(&layer, "/", if i % 2 == 0 { "a" } else { "b" }).await;
@@ -80,7 +80,7 @@ async fn each_key_is_warned_of_once_in_a_window_however_it_is_charged() {
 
         // Without HTTP.
         let warned = Warned::default();
-        let api = ten(&warned).store(TestStore::new(mood));
+        let api = limit_of_ten(&warned).store(TestStore::new(mood));
         for _ in 0..12 {
             let _ = api.check("c").await.expect("an answer");
             let _ = api.peek("c").await.expect("an answer");
@@ -97,7 +97,7 @@ async fn each_key_is_warned_of_once_in_a_window_however_it_is_charged() {
         // Several limits at once: each by its own key, and only if all have passed.
         let warned = Warned::default();
         let tokens = warning(Quota::per_hour(100).name("tokens"), 50, &warned);
-        let limits = Limits::new([ten(&warned), tokens]).store(TestStore::new(mood));
+        let limits = Limits::new([limit_of_ten(&warned), tokens]).store(TestStore::new(mood));
         let lines = |cost| [Line::new("api", "a", 1), Line::new("tokens", "t", cost)];
         for cost in [40, 70, 20] {
             let _ = limits.check(lines(cost)).await.expect("an answer");
@@ -139,7 +139,7 @@ async fn the_next_window_warns_again_and_several_shares_and_quotas_each_warn() {
 async fn refunds_and_charges_reach_a_share_twice_and_true_costs_reach_it_later() {
     for mood in ANSWERS {
         let warned = Warned::default();
-        let api = ten(&warned).store(TestStore::new(mood));
+        let api = limit_of_ten(&warned).store(TestStore::new(mood));
         let receipt = api.charge("a", 8).await.expect("an answer").expect("it passes");
         api.refund(receipt).await.expect("an answer");
         let receipt = api.charge("a", 9).await.expect("an answer").expect("it passes");
@@ -155,7 +155,7 @@ async fn refunds_and_charges_reach_a_share_twice_and_true_costs_reach_it_later()
 
         // In a layer, the same.
         let warned = Warned::default();
-        let api = ten(&warned).settled().store(TestStore::new(mood));
+        let api = limit_of_ten(&warned).settled().store(TestStore::new(mood));
         let layer = FixedWindowLayer::new(&api).count_if(|response| response.status != 304);
         assert_eq!(ask(&layer, "/cost/9", "a").await, 200);
         assert_eq!(ask(&layer, "/", "a").await, 200);
@@ -170,7 +170,7 @@ async fn refunds_and_charges_reach_a_share_twice_and_true_costs_reach_it_later()
 async fn a_limit_that_changes_warns_by_the_limit_in_force() {
     for mood in ANSWERS {
         let warned = Warned::default();
-        let api = ten(&warned).store(TestStore::new(mood));
+        let api = limit_of_ten(&warned).store(TestStore::new(mood));
         let layer = FixedWindowLayer::new(&api);
         let ask = async |times: u64| {
             for _ in 0..times {
@@ -222,7 +222,7 @@ async fn limits_in_shadow_mode_and_in_layers_of_several_warn() {
     for mood in ANSWERS {
         let warned = Warned::default();
         let all = warning(Quota::per_hour(5).name("all").key(global()).shadow(), 80, &warned);
-        let limits = Limits::new([ten(&warned), all]).store(TestStore::new(mood));
+        let limits = Limits::new([limit_of_ten(&warned), all]).store(TestStore::new(mood));
         let layer = FixedWindowLayer::new(&limits);
         for _ in 0..9 {
             assert_eq!(ask(&layer, "/", "a").await, 200);
@@ -233,7 +233,8 @@ async fn limits_in_shadow_mode_and_in_layers_of_several_warn() {
         );
 
         let warned = Warned::default();
-        let layer = FixedWindowLayer::new(ten(&warned).shadow().store(TestStore::new(mood)));
+        let layer =
+            FixedWindowLayer::new(limit_of_ten(&warned).shadow().store(TestStore::new(mood)));
         for _ in 0..20 {
             assert_eq!(ask(&layer, "/", "a").await, 200);
         }
@@ -310,7 +311,7 @@ async fn while_a_store_fails_each_process_warns_by_its_own_counts() {
     // Without a decision there is none.
     for policy in [OnStoreFailure::Allow, OnStoreFailure::Deny] {
         let store = TestStore::new(Mood::FailsLater).on_failure(policy);
-        let layer = FixedWindowLayer::new(ten(&warned).store(store));
+        let layer = FixedWindowLayer::new(limit_of_ten(&warned).store(store));
         for _ in 0..12 {
             let _ = ask(&layer, "/", "a").await;
         }
@@ -433,7 +434,7 @@ proptest! {
 #[test]
 fn quotas_of_a_line_have_their_own_share() {
     let warned = Warned::default();
-    let limits = Limits::new([ten(&warned)]);
+    let limits = Limits::new([limit_of_ten(&warned)]);
     let pro: Quotas = "100/hour".parse().expect("quotas");
     let line = || [Line::new("api", "a", 8).with_quotas(&pro)];
     for _ in 0..11 {

@@ -67,14 +67,14 @@ fn tokens(rng: &mut Rng) -> u64 {
     }
 }
 
-fn turn(rng: &mut Rng) -> u64 {
+fn time_near_a_turn(rng: &mut Rng) -> u64 {
     let turn = rng.choice(&TURNS).expect("some") * 1_000;
     (turn + rng.u64(..172_800_000)).saturating_sub(86_400_000).min(Quota::MAX_TOKENS)
 }
 
 /// Often to where the last decision's window ends, and often some windows on or back.
 fn step_clock(rng: &mut Rng, now: u64, last: Option<&Decision>) -> u64 {
-    let Some(standing) = last.map(|last| last.usage()[0]) else { return turn(rng) };
+    let Some(standing) = last.map(|last| last.usage()[0]) else { return time_near_a_turn(rng) };
     let length = standing.window().as_millis() as u64;
     let end =
         standing.reset_at().duration_since(UNIX_EPOCH).map_or(0, |end| end.as_millis() as u64);
@@ -89,7 +89,7 @@ fn step_clock(rng: &mut Rng, now: u64, last: Option<&Decision>) -> u64 {
         12 => end.saturating_sub(length.saturating_mul(2)).saturating_add(rng.u64(..2)),
         13 => now.saturating_sub(rng.u64(..=length.min(Quota::MAX_TOKENS))),
         14 => now.saturating_sub(length.saturating_mul(rng.u64(1..4))),
-        _ => turn(rng),
+        _ => time_near_a_turn(rng),
     }
     .min(Quota::MAX_TOKENS)
 }

@@ -19,7 +19,7 @@ pub(crate) fn cluster() -> Option<Vec<Server>> {
     cluster_with(&[])
 }
 
-/// The same with further options.
+/// A cluster of three masters with further options.
 pub(crate) fn cluster_with(options: &[&str]) -> Option<Vec<Server>> {
     let cluster = ["--cluster-enabled", "yes", "--cluster-node-timeout", "1000"];
     let options = [&cluster, options].concat();
@@ -47,7 +47,7 @@ fn three_processes_share_a_count_on_a_cluster() {
     let _alone = ALONE.blocking_lock();
     let Some(nodes) = cluster() else { return };
     shared_count::run(&urls(&nodes).join(","), |_, node| node);
-    // Not how many keys there are: they may have expired by now.
+    // The number of keys proves nothing, since they may have expired.
     assert!(nodes.iter().all(|node| traffic::scripts(node) > 0), "each has its share");
 }
 
@@ -56,7 +56,7 @@ fn three_processes_with_leases_share_a_count_on_a_cluster() {
     let _alone = ALONE.blocking_lock();
     let Some(nodes) = cluster() else { return };
     leases::run(&urls(&nodes).join(","));
-    // Not how many keys there are: they may have expired by now.
+    // The number of keys proves nothing, since they may have expired.
     assert!(nodes.iter().all(|node| traffic::scripts(node) > 0), "each has its share");
 }
 
@@ -75,7 +75,7 @@ async fn leases_serve_many_requests_of_a_hot_key_with_one_call_to_a_cluster() {
     traffic::hot_key(store, || nodes.iter().map(traffic::scripts).sum()).await;
 }
 
-/// A store that was not told finds out, and nobody notices.
+/// The store detects the cluster by itself, and no request fails.
 #[tokio::test]
 async fn an_existing_cluster_connection_is_recognized() {
     let Some(nodes) = cluster() else { return };
@@ -158,7 +158,7 @@ impl Watched {
         RedisStore::sentinel([self.sentinel.url()], client).expect("addresses")
     }
 
-    /// When the former replica takes writes, and Sentinel says so.
+    /// Waits until the former replica takes writes and Sentinel names it.
     fn failed_over(&self) -> Instant {
         wait_for("the failover", || {
             let master: Vec<String> =
@@ -184,7 +184,7 @@ async fn the_store_follows_a_failover_of_a_killed_master() {
     load.finish("failed over from a killed master").await;
 }
 
-/// The old master never says a word: no connection breaks.
+/// The frozen master stays silent, so no connection breaks.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_store_follows_a_failover_of_a_frozen_master() {
     let _alone = ALONE.lock().await;
@@ -199,7 +199,7 @@ async fn the_store_follows_a_failover_of_a_frozen_master() {
     load.finish("failed over from a frozen master").await;
 }
 
-/// The old master lives on as a replica, and refuses to write.
+/// The old master becomes a replica, and refuses writes.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_store_follows_a_manual_failover() {
     let _alone = ALONE.lock().await;
@@ -258,7 +258,7 @@ async fn a_tls_server_is_used_only_if_its_certificate_is_trusted() {
         tokio::time::sleep(Duration::from_millis(50)).await;
     };
     assert_eq!(decision.remaining(), 4);
-    // Nobody vouches for this certificate.
+    // The certificate is signed by no trusted authority.
     let untrusted = limiter(RedisStore::new(url).expect("an address"));
     let error = untrusted.check("ann").await.expect_err("not trusted");
     assert_eq!(

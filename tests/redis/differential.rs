@@ -234,17 +234,17 @@ async fn written(
 
 #[tokio::test]
 async fn a_counter_may_alternate_between_number_and_text() {
-    cross(|store| store).await;
+    cross_format(|store| store).await;
 }
 
 #[tokio::test]
 async fn a_counter_may_alternate_between_number_and_text_in_gathered_calls() {
-    cross(|store| Crowd::new(store, Arc::default())).await;
+    cross_format(|store| Crowd::new(store, Arc::default())).await;
 }
 
 /// The limit of a quota goes up and down around the largest count that is a number, with rollover
 /// and without, on a clock that crosses the ends of windows in both directions.
-async fn cross<S: Store>(with: impl Fn(RedisStore) -> S) {
+async fn cross_format<S: Store>(with: impl Fn(RedisStore) -> S) {
     let Some(server) = Server::start() else { return };
     let mut connection = connect(&server.url()).await;
     let scope = Scope::named("cross");

@@ -20,8 +20,8 @@ use crate::differential::{around, quota_around};
 use crate::random::{env, length, start, step_clock, tokens, with_limits};
 use crate::traffic::scripts;
 
-/// A store none of whose charges travels alone: somebody else's is asked before it, and leaves at once.
-/// What is asked while that is under way leaves together.
+/// A store that puts each charge into a call with others: it sends another key's charge first, and
+/// charges made while that is in flight leave together.
 pub(crate) struct Crowd {
     store: RedisStore,
     scope: Scope,
@@ -65,7 +65,8 @@ impl Store for Crowd {
     }
 }
 
-/// More tokens than microseconds in the window: as text from there on, and exact.
+/// Limits of more tokens than the window has microseconds are exact, and counts are text from there
+/// on.
 #[tokio::test]
 async fn large_limits_take_one_redis_command() {
     let Some(server) = Server::start() else { return };
@@ -186,7 +187,8 @@ async fn gathered_calls_are_decided_in_the_order_they_were_made() {
                 })
                 .collect();
             asked += crowd.len() as u64;
-            // Or the first one may wait for a connection that was idle, and be late.
+            // Otherwise the first charge may wait for the check of an idle connection, and come
+            // late.
             redis.ping().await.expect("it answers");
             let decisions = at_once(crowd.iter().map(|&charge| redis.charge(charge))).await;
             for (i, (charge, decision)) in crowd.into_iter().zip(decisions).enumerate() {
@@ -202,7 +204,7 @@ async fn gathered_calls_are_decided_in_the_order_they_were_made() {
     assert!(calls * 20 < asked, "{asked} decisions in {calls} calls");
 }
 
-/// Also where the one before has left the count as text, or as a number, and the next one not.
+/// Also if the call before has left the count as text or as a number, and this one changes that.
 #[tokio::test]
 async fn gathered_calls_may_alternate_between_number_and_text() {
     let Some(server) = Server::start() else { return };
@@ -232,7 +234,8 @@ async fn gathered_calls_may_alternate_between_number_and_text() {
                     (key, Charge::new(Account::new(&scope, quotas, &keys[key]), cost))
                 })
                 .collect();
-            // Or the first one may wait for a connection that was idle, and be late.
+            // Otherwise the first charge may wait for the check of an idle connection, and come
+            // late.
             redis.ping().await.expect("it answers");
             let decisions = at_once(crowd.iter().map(|&(_, charge)| redis.charge(charge))).await;
             for (i, ((key, charge), decision)) in crowd.into_iter().zip(decisions).enumerate() {
@@ -279,7 +282,7 @@ async fn a_key_with_an_unreadable_value_fails_alone() {
             Ok(decision) => assert_eq!((decision.used(), bad.contains(&key)), (1, false), "{key}"),
         }
     }
-    // First without their scripts, which come with a question.
+    // The scripts are missing at first, so the server asks for them.
     assert_eq!(scripts(&server), 2 * 3, "one alone, and all others");
 }
 
@@ -296,7 +299,7 @@ async fn a_missing_script_fails_no_call_and_counts_none_twice() {
     }
 }
 
-/// As often as it has been sent, and it was sent to a server that did nothing any more.
+/// Each charge counts as often as it was sent: once, to a server that did no more work.
 #[tokio::test(flavor = "multi_thread")]
 async fn calls_in_flight_when_the_server_dies_are_not_sent_again() {
     let _alone = ALONE.lock().await;
@@ -317,13 +320,13 @@ async fn calls_in_flight_when_the_server_dies_are_not_sent_again() {
     assert!(answers.iter().all(Result::is_err), "nobody was there");
     assert!(took < Duration::from_millis(750), "all of them in time: {took:?}");
     server.restart();
-    // Time for whoever would try again.
+    // A store that repeats its calls would do so within this time.
     tokio::time::sleep(Duration::from_secs(1)).await;
     for key in 0..300 {
         assert_eq!(used(&server, key), 1, "of key {key}");
     }
     loop {
-        // Nothing of it is left in the way of the next.
+        // The lost calls don't delay later ones.
         let answers = at_once(charges(&store, 0..300)).await;
         if answers.iter().all(Result::is_ok) {
             break;
@@ -332,7 +335,7 @@ async fn calls_in_flight_when_the_server_dies_are_not_sent_again() {
     }
 }
 
-/// Its fate is known, and nobody is charged for it.
+/// The store knows that the charges were not sent, so no key is charged.
 #[tokio::test]
 async fn calls_that_expire_or_are_dropped_before_they_are_sent_charge_nothing() {
     let _alone = ALONE.lock().await;
@@ -344,7 +347,7 @@ async fn calls_that_expire_or_are_dropped_before_they_are_sent_charge_nothing() 
         assert!(charge.await.expect("it answers").allowed());
     }
     server.freeze();
-    // More calls than may be under way at this distance, on a slow machine, too.
+    // More calls than can be in flight at this distance, also on a slow machine.
     let mut crowd = Vec::new();
     for charge in charges(&store, 100..2_100) {
         crowd.push(tokio::spawn(charge));
@@ -373,7 +376,7 @@ async fn calls_that_expire_or_are_dropped_before_they_are_sent_charge_nothing() 
     assert_eq!(counts, [1, 1, 2, 2, 1, 1, 1, 1, 1, 1]);
 }
 
-/// Streams and selects do that: they poll a future once, and have something else to do then.
+/// Streams and selects may poll a future once, and then drop or delay it.
 #[tokio::test]
 async fn a_future_that_is_not_polled_again_blocks_no_other_call() {
     let Some(server) = Server::start() else { return };

@@ -50,8 +50,8 @@ async fn nodes_share_a_count_on_a_server_that_closes_idle_connections() {
     assert_one_count(&in_turns(&nodes, 6, Duration::from_millis(2_500)).await);
 }
 
-/// A request needs a part of its deadline here. A run in which the machine stood still for the rest proves
-/// nothing, and is repeated.
+/// Requests here need a part of their deadline. A run in which the machine stalled for the rest
+/// proves nothing, and is repeated.
 async fn assert_one_count_of(nodes: impl Fn(u32) -> [Limiter; 2]) {
     for run in 1..=5 {
         let machine = Machine::watch();
@@ -65,7 +65,7 @@ async fn assert_one_count_of(nodes: impl Fn(u32) -> [Limiter; 2]) {
     panic!("the machine stood still in each run");
 }
 
-/// A thread that notices when this process gets no time.
+/// A thread that notices when this process gets no processor time.
 struct Machine(Arc<AtomicBool>, JoinHandle<Duration>);
 
 impl Machine {
@@ -99,7 +99,7 @@ async fn nodes_share_a_count_behind_a_network_that_drops_idle_connections() {
         node(store.prefix(&run.to_string()))
     };
     assert_one_count_of(|run| [store(run), store(run)]).await;
-    // But for the first one, which its node has just made.
+    // The exception is the first request, whose node has just connected.
     assert!(proxy.made() >= 6, "each request has found its connection forgotten");
 }
 
@@ -158,7 +158,7 @@ async fn a_connection_that_was_frozen_and_then_forgotten_is_soon_replaced() {
             if !may {
                 std::future::pending::<()>().await;
             }
-            // As the store connects by itself: deadlines are its own.
+            // The closure connects as the store does by itself, without deadlines of the library.
             let config = AsyncConnectionConfig::new();
             let config = config.set_connection_timeout(None).set_response_timeout(None);
             let client = redis::Client::open(url)?;
@@ -167,7 +167,7 @@ async fn a_connection_that_was_frozen_and_then_forgotten_is_soon_replaced() {
     });
     let node = node(store);
     let is_local = async || node.check("ann").await.expect("it answers").is_local();
-    // Its first answer is one to a check, and comes late.
+    // The first answer on the connection is to a check, and comes late.
     tokio::time::sleep(Duration::from_millis(1_200)).await;
     open.store(false, Ordering::Relaxed);
     server.freeze();
@@ -186,7 +186,7 @@ async fn a_connection_that_was_frozen_and_then_forgotten_is_soon_replaced() {
     assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
 }
 
-/// A connection of the app's, which led to a replica for a while.
+/// A connection made by the app, which led to a replica for a while.
 #[derive(Clone)]
 struct Demoted(MultiplexedConnection, Arc<AtomicBool>);
 
@@ -230,7 +230,7 @@ async fn a_connection_of_the_app_that_has_failed_once_is_checked_before_it_is_gi
     assert!(!is_local().await, "its check was not waited for");
 }
 
-/// An answer that is there at once does not mean that nothing was sent.
+/// A quick refusal by a replica is not a call that was never sent.
 #[tokio::test]
 async fn a_replica_that_refuses_at_once_is_replaced_once() {
     let Some(server) = Server::start() else { return };
@@ -254,7 +254,7 @@ fn sentinel(sentinel: &Server) -> RedisStore {
     RedisStore::sentinel([sentinel.url()], client).expect("an address")
 }
 
-/// The master is where Sentinel says, behind a network of its own.
+/// Sentinel names the master's address, which leads through a network of its own.
 #[tokio::test]
 async fn nodes_share_a_count_over_sentinel() {
     let Some(server) = Server::start() else { return };
@@ -266,7 +266,8 @@ async fn nodes_share_a_count_over_sentinel() {
     assert_one_count(&in_turns(&nodes, 5, Duration::from_secs(3)).await);
 }
 
-/// With Sentinel another one is looked for first: far away, that takes a deadline that fits.
+/// With Sentinel, the store looks for another master first, and a distant one needs a longer
+/// deadline.
 #[tokio::test]
 async fn nodes_share_a_count_over_sentinel_on_a_slow_network() {
     let Some(server) = Server::start() else { return };
@@ -297,7 +298,7 @@ async fn nodes_share_a_count_over_tls() {
     }
 }
 
-/// Many at once wait for one check.
+/// Concurrent requests wait for a single check.
 #[tokio::test]
 async fn concurrent_calls_on_a_dropped_connection_wait_for_one_check() {
     let Some(server) = Server::start() else { return };
@@ -319,14 +320,14 @@ async fn concurrent_calls_on_a_dropped_connection_wait_for_one_check() {
     assert_eq!(proxy.made(), 2);
 }
 
-/// An idle one costs a round trip more, not a connection.
+/// An idle connection costs another round trip, and no reconnect.
 #[tokio::test]
 async fn a_live_connection_is_kept_however_long_it_was_idle() {
     let Some(server) = Server::start() else { return };
     let proxy = Proxy::to(server.port);
     let nodes = [new(&proxy.url())];
     assert_one_count(&in_turns(&nodes, 3, Duration::from_millis(1_500)).await);
-    // Where the machine stands still for a moment, another one may be made beside it.
+    // If the machine stalls for a moment, another connection may be made beside it.
     assert!(proxy.made() < 3, "{}", proxy.made());
 }
 
@@ -342,7 +343,7 @@ async fn an_idle_store_sends_no_commands() {
     };
     let before: u64 = commands();
     tokio::time::sleep(Duration::from_secs(3)).await;
-    // But for the client that asks for this, which announces itself.
+    // The few commands are those of the client that reads the statistics.
     let sent = commands() - before;
     assert!(sent <= 5, "{sent} commands");
 }
@@ -356,7 +357,7 @@ async fn a_connection_made_by_the_caller_is_checked_before_use() {
     assert_one_count(&in_turns(&nodes, 6, Duration::from_millis(1_600)).await);
 }
 
-/// Nobody's patience is needed for a connection to be given up.
+/// The connection is given up on time even if no caller waits for that.
 #[tokio::test]
 async fn a_silent_connection_is_replaced_even_if_callers_give_up_before_its_deadline() {
     let Some(server) = Server::start() else { return };
@@ -402,14 +403,14 @@ async fn a_store_that_is_not_used_does_not_reconnect() {
     drop(node);
 }
 
-/// The system probes an idle connection, which a network would otherwise forget.
+/// The system sends keepalive probes on an idle connection, which a network would otherwise forget.
 #[cfg(target_os = "linux")]
 #[tokio::test]
 async fn connections_have_tcp_keepalive() {
     let Some(server) = Server::start() else { return };
     let node = new(&server.url());
     assert_one_count(&in_turns(std::slice::from_ref(&node), 1, Duration::ZERO).await);
-    // Until what was sent is acknowledged, there is another timer.
+    // Unacknowledged data has another timer.
     tokio::time::sleep(Duration::from_millis(200)).await;
     let connections = std::fs::read_to_string("/proc/net/tcp").expect("it is Linux");
     let server = format!("0100007F:{:04X}", server.port);

@@ -38,7 +38,7 @@ fn runtime() -> Runtime {
     Builder::new_current_thread().enable_all().build().expect("a runtime")
 }
 
-/// Polls it a single time: what it has started goes on only if somebody drives the runtime.
+/// Polls a future once. Its work only continues while the runtime is driven.
 fn begin(runtime: &Runtime, future: &mut Pin<Box<impl Future>>) {
     let once = poll_fn(|cx| {
         assert!(future.as_mut().poll(cx).is_pending());
@@ -47,7 +47,7 @@ fn begin(runtime: &Runtime, future: &mut Pin<Box<impl Future>>) {
     runtime.block_on(once);
 }
 
-/// In calls of 128, two at a time, it would take eight round trips.
+/// Calls of 128 charges, two at a time, would take eight round trips.
 #[tokio::test(flavor = "multi_thread")]
 async fn thousands_of_concurrent_calls_take_one_round_trip_at_any_latency() {
     let _alone = ALONE.lock().await;
@@ -59,7 +59,7 @@ async fn thousands_of_concurrent_calls_take_one_round_trip_at_any_latency() {
     assert_eq!(local.iter().filter(|&&local| local).count(), 0);
 }
 
-/// Fewer calls are under way at first than this distance asks for.
+/// At first, the store has fewer calls in flight than the new latency needs.
 #[tokio::test(flavor = "multi_thread")]
 async fn nodes_share_a_count_when_latency_grows() {
     let _alone = ALONE.lock().await;
@@ -88,7 +88,7 @@ async fn calls_that_were_never_sent_are_not_counted_as_store_failures() {
         assert!(!is_local(&patient, 0).await);
     }
     server.freeze();
-    // More calls than may be under way at this distance, on a slow machine, too.
+    // More calls than can be in flight at this distance, also on a slow machine.
     let mut crowd = Vec::new();
     for key in 0..2_000 {
         let patient = patient.clone();
@@ -143,7 +143,7 @@ async fn a_single_call_to_a_frozen_server_opens_the_breaker() {
     server.thaw();
 }
 
-/// Not at the end of the breaker's pause.
+/// The outage ends with the answer, and not with the breaker's pause.
 #[tokio::test]
 async fn the_first_answer_after_a_stall_ends_the_outage() {
     let _alone = ALONE.lock().await;
@@ -159,7 +159,7 @@ async fn the_first_answer_after_a_stall_ends_the_outage() {
     assert!(!is_local(&limiter, 0).await);
 }
 
-/// Not for what it was about to send, nor for what it has sent.
+/// The blocked runtime may have charges that it has sent, and others that it has not sent yet.
 #[test]
 fn a_call_in_a_blocked_runtime_does_not_block_calls_in_another() {
     let Some(server) = Server::start() else { return };
@@ -173,9 +173,9 @@ fn a_call_in_a_blocked_runtime_does_not_block_calls_in_another() {
     assert!(!other.block_on(is_local(&limiter, 6)));
 }
 
-/// Closes a connection that was used lately: that shows with the next call.
+/// Closes a connection that was used lately, so that only the next call notices.
 async fn closed(server: &Server, proxy: &Proxy, limiter: &Limiter) {
-    // Next time they share a call.
+    // The next requests of these keys share a call.
     while at_once(limiter, 10..20).await.contains(&true) {}
     proxy.set_silent(true);
     server.ask::<u64>(&["CLIENT", "KILL", "TYPE", "normal"]);
@@ -197,7 +197,7 @@ async fn a_charge_that_waits_for_another_connection_is_withdrawn_with_its_caller
     assert_eq!((standing.used(), standing.is_local()), (0, false), "it was never sent before");
 }
 
-/// Or each of them would wait for its deadline.
+/// With a closed breaker, each request would wait for its deadline.
 #[tokio::test]
 async fn the_breaker_is_open_as_long_as_no_connection_can_be_had() {
     let _alone = ALONE.lock().await;
@@ -244,7 +244,7 @@ async fn a_short_deadline_of_one_clone_does_not_shorten_that_of_another() {
     drop(hasty);
 }
 
-/// Nor does one that listens for the server in a runtime that nobody drives any more.
+/// The task that listens for the server may be in a runtime that no thread drives any more.
 #[test]
 fn a_blocked_runtime_does_not_delay_the_end_of_an_outage() {
     let _alone = ALONE.blocking_lock();

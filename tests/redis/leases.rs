@@ -48,7 +48,7 @@ fn killed_nodes_and_servers_never_let_more_than_the_limit_pass() {
     kill_while_leases_are_held(vec![server], 4);
 }
 
-/// Nodes are killed at random, and instead of every so many of them a server.
+/// Kills nodes at random, and every few nodes a server instead.
 pub(crate) fn kill_while_leases_are_held(mut servers: Vec<Server>, every: usize) {
     let dir = tempfile::tempdir().expect("a directory");
     let log = |i: usize| dir.path().join(i.to_string());
@@ -68,7 +68,7 @@ pub(crate) fn kill_while_leases_are_held(mut servers: Vec<Server>, every: usize)
             server.restart();
         } else {
             let i = rng.usize(..3);
-            // `kill -9`: what it had in hand is lost.
+            // `kill -9`: the node's leases are lost.
             drop(nodes.swap_remove(i));
             nodes.push(start(3 + killed));
         }
@@ -115,7 +115,7 @@ impl Drop for Node {
     }
 }
 
-/// Writes down each request that passes, at once, until it is killed.
+/// Writes each pass to a log at once, until the node is killed.
 #[test]
 #[ignore = "started by other tests"]
 fn node() {

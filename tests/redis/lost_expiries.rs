@@ -29,13 +29,13 @@ fn others() -> [Quotas; 8] {
     ]
 }
 
-/// A window that ends soon: the short way through the script, and the long one.
+/// Quotas a second: for the fast path through the script, and for a slow one.
 fn seconds() -> [Quota; 2] {
     let second = Quota::per_second(50);
     [second, second.rollover_up_to(60)]
 }
 
-fn lose(server: &Server, by: &str) {
+fn lose_expiry(server: &Server, by: &str) {
     match by {
         "PERSIST" => assert_eq!(server.ask::<u64>(&["PERSIST", KEY]), 1),
         _ => server.ask::<()>(&[
@@ -52,7 +52,7 @@ fn expiry(server: &Server) -> i64 {
     server.ask(&["PEXPIRETIME", KEY])
 }
 
-async fn heals<S: Store>(with: impl Fn(RedisStore) -> S) {
+async fn assert_expiry_returns<S: Store>(with: impl Fn(RedisStore) -> S) {
     let Some(server) = Server::start() else { return };
     let store = RedisStore::from(connect(&server.url()).await).deadline(Duration::from_secs(5));
     let store = store.on_failure(OnStoreFailure::Deny);
@@ -72,7 +72,7 @@ async fn heals<S: Store>(with: impl Fn(RedisStore) -> S) {
             };
             assert!(used.allowed(), "{at}");
             let (before, taken) = (expiry(&server), used.usage()[0].used());
-            lose(&server, by);
+            lose_expiry(&server, by);
             next_window(1_000).await;
             assert!(ask(second.into(), 1).await.allowed(), "{at}");
             assert_eq!(expiry(&server), before, "{at}");
@@ -85,12 +85,12 @@ async fn heals<S: Store>(with: impl Fn(RedisStore) -> S) {
 
 #[tokio::test]
 async fn a_lost_expiry_is_that_of_all_counts_of_the_key() {
-    heals(|store| store).await;
+    assert_expiry_returns(|store| store).await;
 }
 
 #[tokio::test]
 async fn a_lost_expiry_is_that_of_all_counts_of_the_key_in_gathered_calls() {
-    heals(|store| Crowd::new(store, Arc::default())).await;
+    assert_expiry_returns(|store| Crowd::new(store, Arc::default())).await;
 }
 
 /// The length of a calendar's future windows is only known up to a bound.
@@ -105,7 +105,7 @@ async fn a_lost_expiry_covers_debt() {
         let receipt = limiter.charge("ann", 1).await.expect("it answers").expect("it passed");
         limiter.settle(receipt, 14).await.expect("it answers");
         let before = expiry(&server);
-        lose(&server, "PERSIST");
+        lose_expiry(&server, "PERSIST");
         next_window(1_000).await;
         let second = limiter.with_quotas(Quota::per_second(5));
         assert!(second.check("ann").await.expect("it answers").allowed());

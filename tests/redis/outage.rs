@@ -39,7 +39,7 @@ impl Answer {
     }
 }
 
-/// Nodes under load, each with a store of its own.
+/// Nodes under load, each with its own store.
 pub(crate) struct Load {
     answers: Arc<Mutex<Vec<Answer>>>,
     stop: Arc<AtomicBool>,
@@ -47,7 +47,7 @@ pub(crate) struct Load {
 }
 
 impl Load {
-    /// Each node asks for one of `keys` keys, in turn, with `tasks` requests at once.
+    /// Starts to send: each node has `tasks` concurrent requests, for `keys` keys in turn.
     pub(crate) fn start(limiters: &[Limiter], keys: u64, tasks: usize) -> Self {
         let (answers, stop) = (Arc::<Mutex<Vec<_>>>::default(), Arc::new(AtomicBool::new(false)));
         let tasks = limiters
@@ -77,7 +77,7 @@ impl Load {
         Self { answers, stop, tasks }
     }
 
-    /// Until an answer to what was asked after `since` came from there.
+    /// Waits for a decision by `by` on a request sent after `since`.
     pub(crate) async fn answered_by(&self, by: By, since: Instant) -> Duration {
         loop {
             let found = |answer: &&Answer| answer.by == by && answer.asked >= since;
@@ -89,7 +89,7 @@ impl Load {
         }
     }
 
-    /// Ends it, and checks that nobody had to wait, or was left without an answer.
+    /// Ends the load, and asserts that each request had its answer in time.
     pub(crate) async fn finish(self, what: &str) -> Vec<Answer> {
         self.stop.store(true, Ordering::Relaxed);
         for task in self.tasks {
@@ -151,7 +151,7 @@ async fn a_killed_server_is_used_again_after_its_restart() {
     }
     tokio::time::sleep(Duration::from_millis(500)).await;
     let answers = load.finish("killed").await;
-    // Redis came back empty twice. Memory limits: once per node.
+    // Redis was empty after each of two restarts, and memory limits once per node.
     assert_eq!(passed(&answers, By::Redis), LIMIT * 3, "a limit for each life of Redis");
     assert_eq!(passed(&answers, By::Memory), LIMIT * 3, "a limit for each node");
 }
@@ -203,7 +203,7 @@ async fn requests_are_answered_in_time_while_the_server_is_frozen() {
     let answers = load.finish("frozen").await;
     assert_eq!(passed(&answers, By::Redis), LIMIT);
     assert_eq!(passed(&answers, By::Memory), LIMIT * 3);
-    // The breaker: of 5 seconds nearly none was spent on waiting.
+    // With the breaker open, requests hardly wait in these 5 seconds.
     let waited = answers.iter().filter(|answer| {
         answer.asked > frozen + Duration::from_secs(1)
             && answer.asked < thawed
@@ -218,7 +218,7 @@ async fn requests_are_answered_in_time_while_the_server_is_frozen() {
 async fn flushed_scripts_are_loaded_again_without_an_error() {
     let _alone = ALONE.lock().await;
     let Some(server) = Server::start() else { return };
-    // Nobody is refused: a refusal would be remembered, and cause no traffic.
+    // The limit refuses no request: a remembered refusal would cause no calls.
     let node = |_| {
         // A busy machine misses the usual deadline.
         let store = RedisStore::new(server.url()).expect("an address");
@@ -252,7 +252,7 @@ async fn nodes_started_while_redis_is_down_connect_when_it_starts() {
     load.finish("started while Redis was down").await;
 }
 
-/// The first request waits for the first connection, rather than to be counted apart.
+/// The first request waits for the first connection, and is not counted locally.
 #[test]
 fn a_store_made_outside_of_a_runtime_connects_with_the_first_request() {
     let Some(server) = Server::start() else { return };
@@ -308,8 +308,8 @@ async fn the_store_reconnects_when_its_master_becomes_a_replica() {
     load.finish("turned into a replica").await;
 }
 
-/// A replica has done nothing of what it refuses to write, so the new master can be asked. Where it
-/// has no data yet, it answers MASTERDOWN instead of READONLY.
+/// A replica has not applied a write that it refuses, so the call can be repeated on the new
+/// master. A replica without data answers MASTERDOWN instead of READONLY.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_replica_refuses_to_write_is_sent_to_the_new_master() {
     let _alone = ALONE.lock().await;
@@ -329,7 +329,8 @@ async fn what_a_replica_refuses_to_write_is_sent_to_the_new_master() {
     }
 }
 
-/// Nothing has told this node of the failover: it was refused before, and a replica can read.
+/// The node has not noticed the failover: its last call was refused by the limit, for which a
+/// replica only reads.
 #[tokio::test(flavor = "multi_thread")]
 async fn charges_refunds_and_resets_follow_a_master_that_only_reads() {
     let _alone = ALONE.lock().await;
@@ -371,7 +372,7 @@ async fn charges_refunds_and_resets_follow_a_master_that_only_reads() {
     }
 }
 
-/// The address goes on leading to the replica, which answers what it need not write.
+/// The address still leads to the replica, which answers calls that write nothing.
 #[tokio::test(flavor = "multi_thread")]
 async fn connections_to_a_replica_are_not_made_as_fast_as_it_refuses() {
     let _alone = ALONE.lock().await;
@@ -396,7 +397,7 @@ async fn connections_to_a_replica_are_not_made_as_fast_as_it_refuses() {
     assert!(u128::from(made) < 8 + took.as_millis() / 250, "{made} connections in {took:?}");
 }
 
-/// However far it is, and however long callers would wait.
+/// The call fails at once, at any distance and with any deadline.
 #[tokio::test]
 async fn a_call_that_two_replicas_refuse_has_failed() {
     let Some(server) = Server::start() else { return };
@@ -411,7 +412,7 @@ async fn a_call_that_two_replicas_refuse_has_failed() {
     assert!(proxy.made() - before < 10, "{} connections", proxy.made() - before);
 }
 
-/// Where no other server can be reached, its own answers are better than those of memory.
+/// If no other server can be reached, the replica's own answers are better than those of memory.
 #[tokio::test]
 async fn what_a_replica_need_not_write_is_its_answer() {
     let Some(server) = Server::start() else { return };
@@ -433,7 +434,7 @@ async fn what_a_replica_need_not_write_is_its_answer() {
     }
     reachable.store(false, Ordering::SeqCst);
     server.ask::<String>(&["REPLICAOF", "127.0.0.1", "1"]);
-    // The first leaves alone, the others share a call.
+    // The first call has a single charge, and the others share a call.
     let answers = [0, 20].into_iter().chain(1..20).map(|key| node.check(key));
     let answers = futures_util::future::join_all(answers).await;
     let of_memory = answers.into_iter().map(|answer| answer.expect("it answers").is_local());
@@ -568,7 +569,7 @@ impl std::io::Write for Log {
     }
 }
 
-/// Before it returns a future.
+/// The panic comes before the closure returns a future.
 #[tokio::test]
 async fn a_connect_closure_that_panics_is_not_called_in_a_circle() {
     let Some(server) = Server::start() else { return };

@@ -1,5 +1,5 @@
-//! Commands that a server lacks, and rights that a user lacks: connecting finds out, and says which. What is
-//! withdrawn later fails before anything is written (S31).
+//! Commands that a server lacks, and rights that a user lacks: connecting finds them, and the error
+//! names them. A right withdrawn later fails a call before anything is written (S31).
 
 use std::time::Duration;
 
@@ -34,8 +34,8 @@ fn limiter(store: RedisStore) -> Limiter {
     Quota::per_minute(5).name("rights").store(store.on_failure(OnStoreFailure::Deny))
 }
 
-/// The short way through the script, and the others.
-fn ways() -> [Quotas; 4] {
+/// Quotas for the fast path through the script, and for each of the others.
+fn quotas_of_each_path() -> [Quotas; 4] {
     [
         Quota::per_minute(50).into(),
         Quota::per_minute(50).and(Quota::per_hour(500)),
@@ -83,7 +83,7 @@ async fn connecting_says_which_command_is_missing() {
     }
 }
 
-/// All of them are named.
+/// The error names all of them.
 #[tokio::test]
 async fn several_missing_rights_are_said_at_once() {
     let Some(server) = Server::start() else { return };
@@ -95,12 +95,12 @@ async fn several_missing_rights_are_said_at_once() {
     assert_eq!(error.to_string(), says);
 }
 
-/// The connection stays, and so do the scripts.
+/// The connection and the loaded scripts remain.
 #[tokio::test]
 async fn a_right_that_is_withdrawn_fails_before_anything_is_written() {
     let Some(server) = Server::start() else { return };
     for shared in [true, false] {
-        for (i, quotas) in ways().into_iter().enumerate() {
+        for (i, quotas) in quotas_of_each_path().into_iter().enumerate() {
             for right in ["hgetall", "pexpireat", "hlen", "hset"] {
                 add_user(&server);
                 server.ask::<()>(&["FLUSHALL"]);
@@ -133,7 +133,7 @@ async fn a_right_that_is_withdrawn_fails_before_anything_is_written() {
     }
 }
 
-/// A node that was connected before the server came back without a command.
+/// A node connected before the server came back without a command.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_returns_without_a_command_is_found_out() {
     let Some(mut server) = Server::start() else { return };

@@ -1,4 +1,4 @@
-//! Runtimes come and go, and stand still: the store is none of theirs.
+//! Runtimes that start, end, and stand still: the store depends on none of them.
 
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -32,7 +32,7 @@ async fn used(limiter: &Limiter) -> (u64, bool) {
     (decision.used(), decision.is_local())
 }
 
-/// There is no room for a further connection, say.
+/// A runtime can't connect if its process has no file descriptors left, for example.
 #[test]
 fn a_runtime_that_can_not_connect_fails_no_request_of_another() {
     let _alone = ALONE.blocking_lock();
@@ -82,8 +82,8 @@ fn a_static_store_is_shared_by_runtimes_that_come_and_go() {
     }
 }
 
-/// Threads that make a runtime for every 25 requests, and how many of all requests Redis did not
-/// answer.
+/// Starts threads that make a runtime for every 25 requests, and returns how many requests Redis
+/// did not answer.
 fn come_and_go(limiter: &Limiter) -> usize {
     let rounds = |thread: u64| {
         let ask = async |key| limiter.check(key).await.expect("it answers").is_local();
@@ -143,7 +143,7 @@ fn a_store_made_in_a_blocked_runtime_connects_in_another() {
     drop(still);
 }
 
-/// Its connection is driven by nobody any more.
+/// The connection was made in a runtime that no thread drives any more.
 #[test]
 fn a_blocked_runtime_does_not_block_other_runtimes() {
     let Some(server) = Server::start() else { return };
@@ -161,7 +161,7 @@ fn a_blocked_runtime_does_not_block_other_runtimes() {
     drop(still);
 }
 
-/// A body may end wherever its last owner is.
+/// The last owner of a body may drop it anywhere.
 #[test]
 fn a_reported_cost_is_kept_when_the_body_is_dropped_outside_of_a_runtime() {
     let Some(server) = Server::start() else { return };
@@ -250,7 +250,7 @@ fn ping_checks_at_startup_whether_redis_can_be_reached() {
     });
 }
 
-/// The task that asks for all who wait there is in a runtime that nobody drives.
+/// The task that calls for all waiting requests is in a runtime that no thread drives.
 #[test]
 fn a_lease_that_another_runtime_waits_for_is_not_waited_for() {
     let Some(server) = Server::start() else { return };

@@ -78,7 +78,7 @@ async fn the_shared_traces_pass_in_shared_calls() {
     replays(&[], |store| Crowd::new(store, Arc::default())).await;
 }
 
-/// There, keys may be on several servers: limits are charged in order, which S37 says of these.
+/// Keys may be on several servers there, so limits are charged in order (S37).
 #[tokio::test]
 async fn the_shared_traces_pass_one_by_one() {
     replays(&["G11", "T002", "T015"], RedisStore::one_by_one).await;
@@ -98,7 +98,7 @@ async fn a_charge_of_three_limits_is_one_call() {
     assert_eq!(used(&limits, "ann").await, [20, 12_000, 20]);
 }
 
-/// Up to 128 keys share a call, and no group is in two.
+/// A call has up to 128 keys, and a group is never split between two calls.
 #[tokio::test]
 async fn groups_share_calls_with_single_charges() {
     let Some(server) = Server::start() else { return };
@@ -112,7 +112,7 @@ async fn groups_share_calls_with_single_charges() {
     assert!(groups.iter().all(|answer| answer.as_ref().is_ok_and(Decision::allowed)));
     let passed = singles.iter().filter(|answer| answer.as_ref().is_ok_and(Decision::allowed));
     assert_eq!(passed.count(), 50);
-    // 656 keys, of which the first three leave alone.
+    // 656 keys: the first three have a call of their own.
     let calls = scripts(&server);
     assert!((6..=14).contains(&calls), "{calls} calls");
     assert_eq!(used(&limits, "user 0").await, [204, 204 * 600, 29]);
@@ -135,7 +135,7 @@ async fn a_refused_group_takes_nothing_and_is_remembered() {
         assert!(refused.retry_at().is_some() && !refused.is_local());
     }
     assert_eq!(scripts(&server), calls, "none of them came here");
-    // Others and smaller ones are asked for.
+    // Other keys and smaller costs need a call.
     assert!(limits.check(lines("bob", 3)).await.expect("it answers").allowed());
     assert!(limits.check(lines("ann", 2)).await.expect("it answers").allowed());
     assert_eq!(used(&limits, "ann").await, [3, 1_800, 50]);
@@ -247,7 +247,7 @@ impl Group {
                 let limit = rng.u64(..30);
                 return quota(limit, &self.windows[i][0]).into();
             }
-            let some = if rng.bool() { tokens } else { few };
+            let some = if rng.bool() { tokens } else { few_tokens };
             some_quotas(rng, some, &self.windows[i], quota)
         };
         (0..self.scopes.len()).map(|i| of(rng, i)).collect()
@@ -278,11 +278,11 @@ async fn an_error_of_a_group_is_not_the_answer_of_others_in_its_call() {
     }
 }
 
-fn few(rng: &mut Rng) -> u64 {
+fn few_tokens(rng: &mut Rng) -> u64 {
     rng.u64(..12)
 }
 
-/// The arithmetic over counts that nothing forgets.
+/// The arithmetic over counts that never expire.
 #[derive(Default)]
 struct Model(HashMap<(String, Key, String), State>);
 
@@ -311,8 +311,8 @@ impl Model {
     }
 }
 
-/// Memory and Redis decide the same, whatever happens. Where the clock steps back by much, memory may
-/// have given away the place of a count that had ended: then the arithmetic stands for it.
+/// Memory and Redis decide alike. After a large step back of the clock, memory may have reused the
+/// slot of an ended count: then the arithmetic is compared instead.
 async fn agree<S: Store>(with: impl Fn(RedisStore) -> S) {
     let Some(server) = Server::start() else { return };
     let connection = connect(&server.url()).await;
@@ -347,7 +347,7 @@ async fn agree<S: Store>(with: impl Fn(RedisStore) -> S) {
                 let account = Account::new(&group.scopes[i], &quotas, &keys[key]);
                 let adjust = match rng.bool() {
                     true => Adjust::refund(account, rng.u64(..=decision.granted()), &decision),
-                    false => Adjust::take(account, few(&mut rng), &decision),
+                    false => Adjust::take(account, few_tokens(&mut rng), &decision),
                 };
                 model.adjust(adjust, now);
                 memory.adjust(adjust).await.expect("memory answers");
@@ -360,7 +360,7 @@ async fn agree<S: Store>(with: impl Fn(RedisStore) -> S) {
             for (scope, quotas) in group.scopes.iter().zip(&quotas) {
                 let key = rng.usize(..2);
                 let account = Account::new(scope, quotas, &keys[key]);
-                let cost = if rng.u8(..10) == 0 { tokens(&mut rng) } else { few(&mut rng) };
+                let cost = if rng.u8(..10) == 0 { tokens(&mut rng) } else { few_tokens(&mut rng) };
                 let charge = Charge::new(account, cost);
                 let charge = if reserves { charge.reserving() } else { charge };
                 charges.push(if peeks { charge.peeking() } else { charge });
@@ -378,7 +378,7 @@ async fn agree<S: Store>(with: impl Fn(RedisStore) -> S) {
             assert_eq!(decision, expected, "{at}: {charges:?}");
             if !decision.allowed() {
                 refused += 1;
-                // All fit, each by itself.
+                // Each limit fits by itself.
                 let fits = charges.iter().all(|charge| {
                     let load = |quota: &Quota| model.0.get(&Model::id(&charge.account(), quota));
                     charge.peeking().decide(now, |quota| load(quota).copied()).0.allowed()

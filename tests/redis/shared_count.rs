@@ -13,13 +13,13 @@ use tower_fixed_window::store::RedisStore;
 use tower_fixed_window::{OnStoreFailure, Quota};
 
 const PROCESSES: usize = 3;
-/// At once, in each process, with a connection for each unless told otherwise.
+/// Concurrent requests in each process, each on its own connection unless set otherwise.
 const TASKS: usize = 32;
 const KEYS: usize = 50;
 const WINDOW: Duration = Duration::from_secs(2);
 const WINDOWS: u32 = 10;
 
-/// Asked and passed, by key and window.
+/// Requests and passes, by key and window.
 type Counts = HashMap<(usize, u64), (u64, u64)>;
 
 /// From 1 to 1,000.
@@ -66,7 +66,7 @@ pub(crate) fn run(urls: &str, prepare: impl Fn(usize, Command) -> Command) {
     run_early(urls, |_| 0, prepare);
 }
 
-/// The same, where of each limit so many tokens may be missing. How many were, at worst.
+/// Does the same, but up to `most` tokens of each limit may be unused. Returns the most that were.
 pub(crate) fn run_early(
     urls: &str,
     missing: impl Fn(u64) -> u64,
@@ -110,7 +110,7 @@ pub(crate) fn run_early(
     let asked: u64 = counts.values().map(|(asked, _)| asked).sum();
     println!("{asked} asked in {} key-windows, {full} of them more than their limit", counts.len());
     assert!(counts.len() >= 500, "{} key-windows", counts.len());
-    // Also on a busy machine; else nothing is tested.
+    // On a busy machine, too, this much happens; otherwise the test would prove nothing.
     assert!(full >= 200, "only {full} of {} key-windows were asked for too much", counts.len());
     worst
 }
@@ -173,7 +173,7 @@ async fn task(store: RedisStore, leases: u64, counts: Arc<Mutex<Counts>>) {
     let all: u64 = (0..KEYS).map(limit).sum();
     let end = Instant::now() + WINDOW * WINDOWS;
     while Instant::now() < end {
-        // As often as their limits are large, and the small ones a little more.
+        // Requests are in proportion to limits, with a few more for small limits.
         let key = if rng.u8(..5) == 0 {
             rng.usize(..KEYS)
         } else {

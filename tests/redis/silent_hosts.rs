@@ -18,7 +18,7 @@ use crate::outage::{By, Load, limiter};
 pub(crate) const SECOND: Duration = Duration::from_millis(1_250);
 
 /// The time until Redis answers.
-async fn joins(limiter: &Limiter) -> Duration {
+async fn time_to_join(limiter: &Limiter) -> Duration {
     let start = Instant::now();
     while limiter.check(1).await.expect("it answers").is_local() {
         assert!(start.elapsed() < Duration::from_secs(10), "it does not join");
@@ -40,11 +40,11 @@ async fn the_store_connects_to_a_cluster_whose_first_seed_is_silent() {
     let (Some(silent), Some(nodes)) = (frozen(), cluster_with(&[])) else { return };
     let seeds = [vec![silent.url()], urls(&nodes)].concat();
     let store = RedisStore::cluster(ClusterClient::new(seeds).expect("addresses"));
-    let took = joins(&limiter(store, 1_000_000)).await;
+    let took = time_to_join(&limiter(store, 1_000_000)).await;
     assert!(took < SECOND, "{took:?}");
 }
 
-/// A token is fetched first, say.
+/// The closure may fetch a token first, for example.
 #[tokio::test]
 async fn the_store_waits_for_a_slow_connect_closure() {
     let Some(server) = Server::start() else { return };
@@ -59,9 +59,9 @@ async fn the_store_waits_for_a_slow_connect_closure() {
             client?.get_multiplexed_async_connection().await
         }
     });
-    let took = joins(&limiter(store.clone(), 1_000_000)).await;
+    let took = time_to_join(&limiter(store.clone(), 1_000_000)).await;
     assert!(took < Duration::from_secs(2), "{took:?}");
-    // Within a deadline that suffices nothing is local at all.
+    // The deadline leaves time for that, so no request is counted locally.
     let calls = calls.load(Ordering::SeqCst);
     assert!(calls < 8, "{calls} attempts");
 }
@@ -93,7 +93,8 @@ pub(crate) fn key_on(node: &Server) -> u64 {
     key
 }
 
-/// Asks for keys of healthy shards and of one that is not, and says how many of each failed.
+/// Sends requests for keys of healthy shards and of a dead one, and returns how many of each
+/// failed.
 async fn ask_beside(limiter: &Limiter, healthy: [u64; 2], dead: u64, time: Duration) -> [u32; 4] {
     let stop = Arc::new(AtomicBool::new(false));
     let ask = |keys: Vec<u64>| {
@@ -159,7 +160,7 @@ async fn with_a_dead_shard(
 async fn a_dead_shard_does_not_fail_requests_to_other_shards() {
     let _alone = ALONE.lock().await;
     for freezes in [false, true] {
-        // Each node stands still for a moment, too, when it writes down that one is gone.
+        // The other nodes stop for a moment, too, when they record that a node is gone.
         let deadline = Duration::from_secs(1);
         let Some((_nodes, keys, limiter)) = with_a_dead_shard(freezes, deadline).await else {
             return;
@@ -172,7 +173,7 @@ async fn a_dead_shard_does_not_fail_requests_to_other_shards() {
     }
 }
 
-/// Its shards are checked after a silence, and why another one can't be reached says nothing of them.
+/// Idle shards are checked before use. The failure of another shard must not fail these checks.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_dead_shard_does_not_fail_requests_to_shards_that_were_idle() {
     let _alone = ALONE.lock().await;
@@ -293,17 +294,17 @@ async fn a_silent_sentinel_does_not_delay_the_connection() {
     let _alone = ALONE.lock().await;
     let Some(watched) = watched() else { return };
     watched.sentinels[0].freeze();
-    let took = joins(&limiter(watched.store(), 1_000_000)).await;
+    let took = time_to_join(&limiter(watched.store(), 1_000_000)).await;
     assert!(took < SECOND, "{took:?}");
 }
 
-/// Its refusal comes before the others' answers.
+/// The killed Sentinel's port refuses the connection before the others answer.
 #[tokio::test]
 async fn a_killed_sentinel_does_not_prevent_the_connection() {
     let _alone = ALONE.lock().await;
     let Some(mut watched) = watched() else { return };
     watched.sentinels[0].kill();
-    let took = joins(&limiter(watched.store(), 1_000_000)).await;
+    let took = time_to_join(&limiter(watched.store(), 1_000_000)).await;
     assert!(took < SECOND, "{took:?}");
 }
 
@@ -365,7 +366,7 @@ async fn a_key_with_a_field_that_is_no_count_fails_alone() {
     }
 }
 
-/// All nodes of a cluster are to load a script, and one of them may be gone.
+/// All nodes of a cluster have to load a script, although one of them may be gone.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_healthy_shard_without_scripts_answers_while_another_is_dead() {
     let _alone = ALONE.lock().await;

@@ -74,8 +74,8 @@ fn limiter(store: RedisStore) -> Limiter {
     Quota::per_day(1_000).name("tls").store(store.on_failure(OnStoreFailure::Deny))
 }
 
-/// Until Redis answers: a server may still be starting.
-async fn joins(store: RedisStore) {
+/// Waits until Redis answers, since the server may still be starting.
+async fn wait_until_joined(store: RedisStore) {
     let (limiter, start) = (limiter(store), Instant::now());
     while let Err(error) = limiter.check("ann").await {
         assert!(start.elapsed() < Duration::from_secs(20), "{error:?}");
@@ -87,9 +87,10 @@ async fn joins(store: RedisStore) {
 fn every_way_to_connect_works_beside_another_crypto_provider() {
     for way in ["new", "client", "connecting", "cluster", "sentinel"] {
         let this = std::env::current_exe().expect("this program");
-        // A process of its own: what one way has chosen would serve the others.
+        // Each way has its own process, since the provider that one way chooses would serve the
+        // others.
         let status = Command::new(this)
-            .args(["--exact", "tls::way", "--ignored", "--nocapture"])
+            .args(["--exact", "tls::connects_one_way", "--ignored", "--nocapture"])
             .env("TLS_WAY", way)
             .status();
         assert!(status.expect("it runs").success(), "{way}");
@@ -98,7 +99,7 @@ fn every_way_to_connect_works_beside_another_crypto_provider() {
 
 #[tokio::test]
 #[ignore = "started by another test"]
-async fn way() {
+async fn connects_one_way() {
     let Ok(way) = std::env::var("TLS_WAY") else { return };
     let certificate = Certificate::of((2020, 2100));
     let port = free_port();
@@ -123,7 +124,7 @@ async fn way() {
         }
         "client" => {
             let Some(_server) = start(&[]) else { return };
-            joins(RedisStore::client(certificate.client(port))).await;
+            wait_until_joined(RedisStore::client(certificate.client(port))).await;
         }
         "connecting" => {
             let Some(_server) = start(&[]) else { return };
@@ -132,7 +133,7 @@ async fn way() {
                 let client = client.clone();
                 async move { client.get_multiplexed_async_connection().await }
             };
-            joins(RedisStore::connecting(connect)).await;
+            wait_until_joined(RedisStore::connecting(connect)).await;
         }
         "cluster" => {
             let Some(_server) = start(&["--cluster-enabled", "yes", "--tls-cluster", "yes"]) else {
@@ -147,7 +148,7 @@ async fn way() {
             while certificate.ask::<String>(port, &slots).await.is_none() {
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
-            joins(store).await;
+            wait_until_joined(store).await;
         }
         "sentinel" => {
             let (Some(_master), sentinel_port) = (start(&[]), free_port()) else { return };
@@ -178,7 +179,7 @@ async fn way() {
             while certificate.ask::<String>(sentinel_port, &monitor).await.is_none() {
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
-            joins(store).await;
+            wait_until_joined(store).await;
         }
         way => panic!("{way}"),
     }

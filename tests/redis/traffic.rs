@@ -1,4 +1,4 @@
-//! No traffic where none is needed: the server's own counter of commands is the witness.
+//! Calls to Redis, counted by the server: none where none is needed.
 
 use std::time::{Duration, Instant};
 
@@ -54,7 +54,7 @@ async fn a_refused_key_causes_no_traffic() {
         task.await.expect("no panic");
     }
     assert_eq!(scripts(&server), before, "of 100,000 requests none came here");
-    // A raised limit is noticed at once.
+    // A raised limit takes effect at once.
     assert!(allowed(&limiter.with_quotas(Quota::new(6, Quota::MAX_WINDOW))).await);
     assert_eq!(scripts(&server), before + 1);
 }
@@ -82,7 +82,7 @@ async fn a_reset_or_refund_by_another_process_is_seen_within_a_second() {
     assert!(!allowed(&here).await);
     there.reset("ann").await.expect("it answers");
     passes_within_a_second("a reset").await;
-    // In the meantime a call a second, not one for each request.
+    // In the meantime there is a call per second, not one per request.
     let before = scripts(&server);
     for _ in 0..10_000 {
         assert!(!allowed(&here).await);
@@ -104,8 +104,8 @@ async fn stores_with_different_prefixes_remember_refusals_separately() {
     assert!(allowed(&other).await);
 }
 
-/// A layer's control and another layer on the same store see at once what was reset, and what the
-/// quotas are now.
+/// Resets and new quotas of a layer's control take effect at once in another layer on the same
+/// store.
 #[tokio::test]
 async fn layers_on_one_store_share_remembered_refusals() {
     use tower::{Layer, ServiceExt, service_fn};
@@ -136,7 +136,7 @@ async fn layers_on_one_store_share_remembered_refusals() {
     assert_eq!((status(&one).await, status(&one).await), (200, 429));
 }
 
-/// The outer layer takes a token, and gives it back when the inner one has refused.
+/// The outer layer takes a token, and returns it after the inner layer has refused.
 #[tokio::test]
 async fn a_request_that_an_inner_layer_refuses_causes_two_calls_of_the_outer_one() {
     use tower::{Layer, ServiceExt, service_fn};
@@ -173,7 +173,7 @@ async fn a_request_that_an_inner_layer_refuses_causes_two_calls_of_the_outer_one
         };
         tokio::time::timeout(Duration::from_secs(10), refunded).await.expect("a refund");
     };
-    // The inner layer asks, too, and remembers the answer.
+    // The inner layer calls, too, and remembers the answer.
     refused().await;
     let before = scripts(&server);
     for _ in 0..10 {
@@ -188,7 +188,8 @@ async fn leases_serve_many_requests_of_a_hot_key_with_one_call() {
     hot_key(store(&server), || scripts(&server)).await;
 }
 
-/// Asks for one key 10,000 times, with leases; `scripts` says how many have been run.
+/// Sends 10,000 requests for one key with leases; `scripts` returns the number of scripts run so
+/// far.
 pub(crate) async fn hot_key(store: RedisStore, scripts: impl Fn() -> u64) {
     let limiter = limiter_on(store.leases(100), 1_000_000);
     let before = scripts();

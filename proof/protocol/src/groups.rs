@@ -356,7 +356,7 @@ impl Groups {
                 for &limit in request.call.limits {
                     request.tokens[limit] = taken[limit];
                 }
-                self.go_on(state, node, request);
+                self.continue_request(state, node, request);
             }
             Way::Refused { .. } => {
                 if self.is(Fault::ReturnsUntaken) {
@@ -371,7 +371,7 @@ impl Groups {
     }
 
     /// The limits of its last call have passed.
-    fn go_on(&self, state: &mut State, node: usize, mut request: Request) {
+    fn continue_request(&self, state: &mut State, node: usize, mut request: Request) {
         let asked = request.call.limits.last().expect("there is one");
         let next = request.asks.iter().position(|limit| limit == asked).expect("it is one") + 1;
         let rest = &request.asks[next..];
@@ -406,7 +406,7 @@ impl Groups {
                 request.tokens[limit] = Token::InMemory;
             }
             request.call = Call { limits, way: Way::Passed(request.tokens) };
-            self.go_on(state, node, request);
+            self.continue_request(state, node, request);
             return;
         }
         let first = limits[0];

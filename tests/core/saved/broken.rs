@@ -19,7 +19,7 @@ pub(super) fn sum(bytes: &[u8]) -> [u8; 8] {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, step).to_le_bytes()
 }
 
-/// The bytes of a file with counts of a few keys, some of which share theirs.
+/// The bytes of a file with counts of a few keys, some of which share a count.
 fn saved() -> Vec<u8> {
     let deploys = Deploys::new();
     let store = deploys.file().max_keys(4).open().expect("opens");
@@ -49,7 +49,7 @@ fn open(bytes: &[u8]) -> (String, MemoryStore, Deploys) {
 }
 
 /// Asserts that the store counts, and that the next deploy finds the counts.
-fn works(store: MemoryStore, deploys: &Deploys) {
+fn assert_works(store: MemoryStore, deploys: &Deploys) {
     let limiter = Quota::per_hour(3).name("api").store(store);
     let passed = (0..9).filter(|_| answer(limiter.check("alice")).allowed()).count();
     assert_eq!(passed, 3);
@@ -63,11 +63,11 @@ fn a_file_cut_at_any_byte_is_not_used() {
     for len in 0..bytes.len() {
         let (told, store, deploys) = open(&bytes[..len]);
         let short = ["it is cut short", "it is cut short or damaged"].contains(&&*told);
-        // Without its beginning it could be anybody's.
+        // A file without its beginning could be any program's.
         assert!(short || (len < 16 && told == "it is not a file of counts"), "{len}: {told}");
         assert!(store.is_empty());
         if len % 64 == 0 {
-            works(store, &deploys);
+            assert_works(store, &deploys);
         }
     }
 }
@@ -106,7 +106,7 @@ fn a_file_with_bytes_at_its_end_is_not_used() {
     assert_eq!(open(&bytes).0, "it ends too late");
 }
 
-/// A change with the checksum that belongs to it: as another version would write it.
+/// A change with its checksum, as another version would write it.
 fn changed(bytes: &[u8], at: usize, to: &[u8]) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
     bytes.truncate(bytes.len() - 8);
@@ -120,12 +120,12 @@ fn changed(bytes: &[u8], at: usize, to: &[u8]) -> Vec<u8> {
 fn a_file_of_another_version_is_not_used() {
     let (told, store, deploys) = open(&changed(&saved(), 8, &2_u32.to_le_bytes()));
     assert_eq!(told, "it has version 2 of the format");
-    works(store, &deploys);
+    assert_works(store, &deploys);
     // The seeds and what becomes of known keys by them.
     for at in [16, 24, 32] {
         let (told, store, deploys) = open(&changed(&saved(), at, &[7; 8]));
         assert_eq!(told, "another version of this crate, which hashes keys otherwise, wrote it");
-        works(store, &deploys);
+        assert_works(store, &deploys);
     }
 }
 
@@ -174,7 +174,7 @@ fn a_file_of_another_program_is_kept() {
     for bytes in [&b"{\"alice\": 3}\n"[..], b"", b"SQLite format 3\0", &[0; 4_096]] {
         let (told, store, deploys) = open(bytes);
         assert!(["it is not a file of counts", "it is cut short"].contains(&&*told), "{told}");
-        works(store, &deploys);
+        assert_works(store, &deploys);
     }
 }
 
@@ -186,7 +186,7 @@ fn what_is_no_file_is_an_error() {
     assert!(error.to_string().ends_with("/counts: it is not a file"), "{error}");
     fs::remove_dir(deploys.path()).expect("empty");
 
-    // Nobody writes to it: to open it would wait for ever.
+    // No process writes to the pipe, so opening it would block for ever.
     let made = Command::new("mkfifo").arg(deploys.path()).status().expect("mkfifo runs");
     assert!(made.success());
     let error = deploys.file().open().expect_err("a pipe");
