@@ -1,8 +1,8 @@
 //! A flood of invented keys against the store in memory: 100 million charges over 20 million random
 //! keys, a store of a million entries, and 1,000 regular keys that were there before, all in one
-//! window. Checked: the regular ones get their limit, no more and no less, and memory stays where
-//! it was promised to. Measured: the time of a charge with and without the flood, and how many
-//! newcomers are refused early, beside the formula.
+//! window. Asserts that the regular keys get exactly their limit, and that memory stays within its
+//! bound. Measures the time of a charge with and without the flood, and compares how many newcomers
+//! are refused early with the formula.
 //!
 //! `cargo bench -p benches --bench flood`, or with `-- --test` a hundredth of it. `-- regulars 20000000`
 //! makes that many charges, and only one of the parts: `regulars`, `newcomers`, `times`.
@@ -17,7 +17,7 @@ const LIMIT: u64 = 60;
 const REGULARS: u64 = 1_000;
 const NEWCOMERS: u64 = 1_000;
 
-/// How much of it all.
+/// The size of a run.
 struct Scale {
     max_keys: usize,
     charges: u64,
@@ -47,7 +47,7 @@ impl Rig {
         reply.into_now().expect("memory answers now").expect("memory does not fail")
     }
 
-    /// Nanoseconds for each charge of a random key out of so many.
+    /// Nanoseconds per charge of a random key, out of `keys` keys.
     fn time(&self, next: &mut impl FnMut() -> u64, charges: u64, keys: u64) -> f64 {
         let started = Instant::now();
         for _ in 0..charges {
@@ -82,7 +82,7 @@ fn main() {
     }
 }
 
-/// Regular keys spend their limit in the midst of the flood.
+/// Regular keys use their limit during the flood.
 fn regulars(scale: &Scale) {
     let memory = resident();
     let rig = Rig::new(scale);
@@ -91,7 +91,7 @@ fn regulars(scale: &Scale) {
         assert!(rig.ask(regular(i), false).allowed());
     }
     let mut next = random(1);
-    // Each of them comes again in every round, once; there is one round for each token left.
+    // A round for each token left: each regular key is charged once per round.
     let rounds = LIMIT - 1;
     let mut refused = 0;
     for round in 0..rounds {
@@ -120,9 +120,9 @@ fn regulars(scale: &Scale) {
     assert!(grown <= bound + (8 << 20), "above the bound, and more than an allocator's play");
 }
 
-/// A newcomer shares one of `entries` overflow entries with whoever else has none. It is refused
-/// early if that has been charged `LIMIT` times before: with so many charges in the overflow for
-/// each entry, the Poisson distribution says how likely.
+/// A newcomer shares one of `entries` overflow entries with all keys that have no entry of their
+/// own. It is refused early if that entry has been charged `LIMIT` times before: the Poisson
+/// distribution gives the probability, from the charges per overflow entry.
 fn newcomers(scale: &Scale) {
     let rig = Rig::new(scale);
     let mut next = random(2);
@@ -147,8 +147,7 @@ fn newcomers(scale: &Scale) {
     }
 }
 
-/// The same number of charges on as many different keys as the store has room for, and on those of
-/// the flood.
+/// Compares charges of as many keys as the store has room for with charges of the flood's keys.
 fn times(scale: &Scale, small: bool) {
     let charges = scale.charges / 10;
     let (mut calm, mut flooded) = (vec![], vec![]);
@@ -158,7 +157,7 @@ fn times(scale: &Scale, small: bool) {
     let mut next = random(3);
     room.time(&mut next, 4 * tracked, tracked);
     full.time(&mut next, 8 * tracked, scale.keys);
-    // In turns, so that a busy machine is as busy for the one as for the other.
+    // The parts take turns, so that a busy machine slows both down.
     for _ in 0..10 {
         calm.push(room.time(&mut next, charges / 10, tracked));
         flooded.push(full.time(&mut next, charges / 10, scale.keys));
@@ -174,7 +173,7 @@ fn median(mut of: Vec<f64>) -> f64 {
     of[of.len() / 2]
 }
 
-/// The probability of `least` or more events where `mean` are expected.
+/// The probability of at least `least` events if `mean` are expected.
 fn poisson_at_least(least: u64, mean: f64) -> f64 {
     let (mut term, mut below) = ((-mean).exp(), 0.0);
     for k in 0..least {
@@ -184,7 +183,7 @@ fn poisson_at_least(least: u64, mean: f64) -> f64 {
     1.0 - below
 }
 
-/// Bytes of memory that the process has, where the system tells; else 0.
+/// Bytes of memory that the process uses, if the system says so; else 0.
 fn resident() -> usize {
     let pages = |text: String| text.split(' ').nth(1)?.parse::<usize>().ok();
     std::fs::read_to_string("/proc/self/statm").ok().and_then(pages).unwrap_or(0) * 4_096

@@ -1,11 +1,12 @@
-//! Four processes share a limit of 400,000 a second: how many decisions pass, window by window,
-//! and what that costs. People run `INCR` without a script for this, as a race of a check and a
-//! count lets more pass; here exactly the limit does.
+//! Four processes share a limit of 400,000 a second: how many decisions pass in each window, and
+//! their cost. People run `INCR` without a script for this, where a check and a later count let
+//! more pass. Here, exactly the limit passes.
 //!
-//! `cargo bench -p benches --bench hot` starts a server and the nodes (`REDIS_SERVER=valkey-server`
-//! another server). Without leases, then with leases of up to 100 and of up to 1,000. Some more is asked for
-//! than may pass. Below the limit is what leases leave on a node that does not need it: with `n` nodes at
-//! most `limit * (1 - (15/16)^(n - 1))`, and at most `(n - 1) * (min(max, limit / 16) - 1)`.
+//! `cargo bench -p benches --bench hot` starts a server and the nodes
+//! (`REDIS_SERVER=valkey-server`: another server): without leases, then with leases of up to 100
+//! and up to 1,000 tokens. Slightly more requests are offered than may pass. Fewer than the limit
+//! pass where leases stay unused on a node: with `n` nodes at most `limit * (1 - (15/16)^(n - 1))`,
+//! and at most `(n - 1) * (min(max, limit / 16) - 1)`.
 
 use std::collections::BTreeMap;
 use std::process::{Child, Command, Stdio};
@@ -18,7 +19,7 @@ use tower_fixed_window::store::RedisStore;
 
 const NODES: u64 = 4;
 const LIMIT: u64 = 400_000;
-/// A second, of all nodes together.
+/// Requests per second, of all nodes together.
 const OFFERED: u64 = 440_000;
 const TASKS: u64 = 512;
 const TICK: Duration = Duration::from_millis(20);
@@ -41,7 +42,7 @@ fn main() {
     for leases in [0, 100, 1_000] {
         let Some(server) = Server::start() else { return };
         let seen = run(&server, limit, offered, leases, seconds);
-        // The first and the last were cut off.
+        // The first and the last window are incomplete.
         let whole: Vec<u64> = seen.windows.values().copied().collect();
         let whole = &whole[1..whole.len().saturating_sub(1).max(1)];
         let (least, most) = (whole.iter().min().unwrap_or(&0), whole.iter().max().unwrap_or(&0));
@@ -108,7 +109,7 @@ fn run(server: &Server, limit: u64, offered: u64, leases: u64, seconds: u64) -> 
     }
 }
 
-/// Prints how much the node let pass in each window.
+/// A node: prints how many decisions passed in each window.
 #[tokio::main(flavor = "current_thread")]
 async fn node(args: &[String]) {
     let number = |i: usize| args[i].parse::<u64>().expect("a number");
@@ -124,7 +125,7 @@ async fn node(args: &[String]) {
             let (limiter, seen) = (limiter.clone(), Arc::clone(&seen));
             tokio::spawn(async move {
                 let mut asked = 0;
-                // Spread over the tick.
+                // Tasks start at different times within a tick.
                 let mut at = start + TICK * task as u32 / TASKS as u32;
                 while start.elapsed() < Duration::from_secs(seconds) {
                     tokio::time::sleep_until(at).await;
@@ -154,7 +155,7 @@ async fn node(args: &[String]) {
     println!("local {}\ncpu {}", seen.1, cpu_of_this_process());
 }
 
-/// Seconds of processor time that this process has spent.
+/// Seconds of processor time that this process has used.
 fn cpu_of_this_process() -> f64 {
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
     let after_name = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
@@ -162,7 +163,7 @@ fn cpu_of_this_process() -> f64 {
     ticks.map(|ticks| ticks.parse::<f64>().expect("a number")).sum::<f64>() / 100.0
 }
 
-/// Calls of scripts.
+/// The number of script calls.
 fn calls_of(server: &Server) -> f64 {
     let info: String = server.ask(&["INFO", "commandstats"]);
     let calls = info.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls="));
@@ -170,7 +171,7 @@ fn calls_of(server: &Server) -> f64 {
     calls.map_or(0.0, |calls| calls.parse().expect("a number"))
 }
 
-/// Seconds of processor time that the server has spent.
+/// Seconds of processor time that the server has used.
 fn cpu_of(server: &Server) -> f64 {
     let info: String = server.ask(&["INFO", "cpu"]);
     let of = |name: &str| {

@@ -1,5 +1,6 @@
-//! Instructions per request, counted by callgrind: the same on a busy machine as on a calm one. Fails
-//! where a path takes over 10% more than is committed here, so that a slip is seen when it is made.
+//! Instructions per request, counted by callgrind: the same on a busy machine as on an idle one.
+//! Fails if a path takes over 10% more than is committed here, so that a regression is seen when it
+//! is made.
 //!
 //! `cargo bench -p benches --bench instructions`. Without valgrind it says so, and passes.
 
@@ -29,9 +30,9 @@ use tower_fixed_window::{FixedWindowLayer, Limit, Limiter, Limits, Line, Quota};
 struct Path {
     name: &'static str,
     run: fn(u64),
-    /// The path is a service: only its instructions above the bare one's count.
+    /// The path is a service: the instructions of the same service without a layer are subtracted.
     service: bool,
-    /// The instructions it may take. Lower them when a change has earned it.
+    /// The committed instructions. Lower them when a change has saved some.
     committed: u64,
 }
 
@@ -55,7 +56,7 @@ const PATHS: [Path; 12] = [
     Path { name: QUEUES[1], run: long_queue, service: false, committed: 13_263 },
 ];
 
-/// A request that joins a queue and leaves it, behind one other and behind 40,000.
+/// A request that joins a queue and leaves it, behind one other request and behind 40,000.
 const QUEUES: [&str; 2] = ["into a short queue and out", "into a long queue and out"];
 
 fn main() -> ExitCode {
@@ -70,7 +71,7 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     if args.iter().any(|arg| arg == "--test") {
-        // A smoke test of the benches: that the paths run.
+        // `--test` only checks that the paths run.
         PATHS.iter().for_each(|path| (path.run)(10));
         return ExitCode::SUCCESS;
     }
@@ -98,7 +99,7 @@ fn main() -> ExitCode {
     if slipped { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }
 
-/// A recorder as cheap as one that counts can be: what is measured has `metrics` on, and in use.
+/// The cheapest recorder that counts, so that `metrics` is on and in use.
 struct Atomics(AtomicU64);
 
 impl Recorder for Atomics {
@@ -119,7 +120,7 @@ impl Recorder for Atomics {
     fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
 }
 
-/// The difference of two runs, so that nothing of the set-up is in it.
+/// The difference of two runs, which excludes the set-up.
 fn per_call(name: &str) -> u64 {
     const FEW: u64 = 1_000;
     const MANY: u64 = 3_000;
@@ -150,7 +151,7 @@ fn bare(times: u64) {
 }
 
 fn allowed(times: u64) {
-    // Integers below 10,000 come from a table.
+    // Header values below 10,000 come from a table, so the limit is below that.
     let layer = FixedWindowLayer::new(Quota::per_day(5_000));
     drive(layer.layer(service_fn(home)), times, StatusCode::OK);
 }
@@ -166,7 +167,7 @@ fn decision(times: u64) {
     decide(Quota::per_day(5_000), times);
 }
 
-/// In a store that grows meanwhile.
+/// The store grows in the meantime.
 fn first(times: u64) {
     let limiter = Limiter::new(Quota::per_day(5_000));
     for key in 0..times {
@@ -226,7 +227,7 @@ fn queue(others: u64, times: u64) {
     for _ in 0..times {
         drop(wait());
     }
-    // Nothing of this is counted: it is the same for few and for many.
+    // The cost of dropping these is the same in both runs, so it cancels out.
     drop(others);
 }
 
@@ -244,7 +245,7 @@ fn one_refuses(times: u64) {
 
 const NAMES: [&str; 3] = ["requests", "tokens", "cents"];
 
-/// Charges of limits that each have an entry of a window that runs.
+/// Charges several limits, which each have an entry in the current window.
 fn limits<const N: usize>(quotas: [u64; N], times: u64, allowed: bool) {
     let limiters = quotas.into_iter().zip(NAMES);
     let limits = Limits::new(limiters.map(|(n, name)| Quota::per_day(n).name(name)));

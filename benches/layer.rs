@@ -18,7 +18,7 @@ use tower_fixed_window::{FixedWindowLayer, Quota};
 use tower_layer::Layer;
 use tower_service::Service;
 
-/// Answers with a few bytes and a content-type.
+/// An inner service that answers with a few bytes and a content-type.
 #[derive(Clone)]
 struct Bare;
 

@@ -1,14 +1,14 @@
-//! Decisions in Redis beside what Redis can do at best: a bare `INCR`, and the smallest script that
-//! counts in a window (`TIME`, `INCRBY`, `PEXPIREAT`), over one connection, in turns. Decisions that
-//! are asked at the same time travel together, except one by one. The last one asks for a single hot
-//! key, of which a process takes up to 100 tokens at once.
+//! Decisions in Redis, compared with the least that Redis can do: a bare `INCR`, and the smallest
+//! script that counts in a window (`TIME`, `INCRBY`, `PEXPIREAT`), over one connection, in turns.
+//! Concurrent decisions share calls, except in the rows "one by one". The last row is a single hot
+//! key, of which a process leases up to 100 tokens.
 //!
-//! Then decisions at a distance, which a proxy in this process makes, gathered and one by one in turns,
-//! and 100,000 of them at once.
+//! Then decisions at a distance, which a proxy in this process makes: in shared calls and one by
+//! one, in turns, and 100,000 at once.
 //!
-//! `cargo bench -p benches --bench redis` starts a server of its own (`REDIS_SERVER=valkey-server` another);
-//! `-- near`, `-- far`, `-- crowd` and `-- together` print one of the four tables; the last one is of three
-//! limits in one charge. The server's CPU is what it says of its main thread.
+//! `cargo bench -p benches --bench redis` starts its own server (`REDIS_SERVER=valkey-server`:
+//! another server). `-- near`, `-- far`, `-- crowd` and `-- together` print one of the four tables;
+//! the last one has three limits in one charge. The server's CPU is that of its main thread.
 
 use std::process::Command;
 use std::sync::Arc;
@@ -69,7 +69,7 @@ impl Contestant {
             Self::Leases(limiter) => {
                 let decision = limiter.check("hot").await.expect("it answers");
                 assert!(decision.allowed());
-                // As a server does between two requests.
+                // Yields, as a server does between two requests.
                 tokio::task::coop::consume_budget().await;
             }
         }
@@ -113,7 +113,7 @@ async fn near(server: &Server, quick: bool) {
     let (rounds, span) = if quick { (1, 20) } else { (7, 500) };
     let client = redis::Client::open(server.url()).expect("an address");
     let info = client.get_connection_info().clone();
-    // As the store does.
+    // The store sets this, too.
     let settings = info.tcp_settings().clone().set_nodelay(true);
     let client = redis::Client::open(info.set_tcp_settings(settings)).expect("an address");
     let connection = client.get_multiplexed_async_connection().await.expect("it connects");
@@ -162,13 +162,13 @@ async fn near(server: &Server, quick: bool) {
     }
 }
 
-/// The callers' view.
+/// The results of the callers.
 struct Seen {
     per_second: f64,
     /// Milliseconds.
     median: f64,
     late: f64,
-    /// Answers without Redis.
+    /// Decisions without Redis.
     local: f64,
 }
 
@@ -213,7 +213,7 @@ async fn distances(server: &Server, quick: bool) {
     }
 }
 
-/// Callers that ask again as soon as they have been answered.
+/// Runs callers that send the next request as soon as they have the answer.
 async fn see(limiter: &Limiter, at_once: u64, warm: Duration, span: Duration) -> Seen {
     let stop = Arc::new(AtomicBool::new(false));
     let since = Instant::now() + warm;
@@ -227,7 +227,8 @@ async fn see(limiter: &Limiter, at_once: u64, warm: Duration, span: Duration) ->
                     let start = Instant::now();
                     let decision = limiter.check(key % KEYS).await.expect("memory answers");
                     let now = Instant::now();
-                    // Requests that began before count as well: no request is left out for being slow.
+                    // Requests that began before count as well, so that slow requests are not left
+                    // out.
                     if now > since && now < since + span {
                         took.push(now - start);
                         local += u32::from(decision.is_local());
@@ -256,7 +257,7 @@ async fn see(limiter: &Limiter, at_once: u64, warm: Duration, span: Duration) ->
     }
 }
 
-/// Each round is a process of its own, whose memory is the crowd's.
+/// Each round is a process of its own, so that its memory is the crowd's.
 fn crowd(server: &Server, quick: bool) {
     let (rounds, at_once) = if quick { (1, 1_000) } else { (7, 100_000) };
     println!("\n{at_once} at once, each a single time, 1 ms one way; medians of {rounds}\n");
@@ -319,7 +320,7 @@ async fn crowd_of_one_round(args: &[String]) {
         local += u32::from(is_local);
     }
     let (done, burst) = (start.elapsed(), Instant::now());
-    // Until ten in a row are shared.
+    // Waits for ten shared decisions in a row.
     let (mut shared, mut again) = (0, Duration::ZERO);
     while shared < 10 {
         match limiter.check(0).await.expect("memory answers").is_local() {
@@ -391,7 +392,7 @@ fn median<T>(measured: &[T], of: impl Fn(&T) -> f64) -> f64 {
     numbers[numbers.len() / 2]
 }
 
-/// Seconds that the server's main thread has spent.
+/// Seconds of processor time that the server's main thread has used.
 async fn cpu(connection: &MultiplexedConnection) -> f64 {
     let of_main_thread = |line: &str| {
         let (name, value) = line.split_once(':')?;
@@ -400,7 +401,7 @@ async fn cpu(connection: &MultiplexedConnection) -> f64 {
     info(connection, "cpu").await.lines().filter_map(of_main_thread).sum()
 }
 
-/// Calls of a script, and of `INCR`.
+/// The number of script and `INCR` calls.
 async fn calls(connection: &MultiplexedConnection) -> f64 {
     let calls = |line: &str| {
         let calls = line.strip_prefix("cmdstat_evalsha:calls=");

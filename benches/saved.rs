@@ -1,6 +1,6 @@
-//! Counts in a file: how long a million counters take to load and to save, and what a decision takes
-//! while they are saved all the time, in turns with decisions while nothing is saved, and while a
-//! thread beside them is as busy, but has nothing to do with the store.
+//! Counts in a file: the time to load and to save a million counters, and the time of a decision
+//! while they are saved all the time. It is compared, in turns, with decisions while nothing is
+//! saved, and with decisions beside a thread that is as busy but does not use the store.
 //!
 //! `cargo bench -p benches --bench saved`, on an idle machine; with `-- --test` a hundredth of it.
 //! Without the disk, if the system has a folder in memory, and then on the disk.
@@ -47,7 +47,7 @@ fn measure(name: &str, path: &Path, Scale { keys, decisions }: &Scale) {
 
     let (mut saves, mut loads) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
-        // The same once more would not be written.
+        // An unchanged store would not be written.
         ask(&store, 0);
         let start = Instant::now();
         store.save().expect("saves");
@@ -62,7 +62,7 @@ fn measure(name: &str, path: &Path, Scale { keys, decisions }: &Scale) {
     println!("{name}: {live} counters, {bytes} bytes");
     println!("  save {:.3} s, load {:.3} s (medians of {ROUNDS})", median(saves), median(loads));
 
-    // In turns, so that both have the machine in the same mood.
+    // The parts take turns, so that a busy machine slows all of them down.
     let (mut quiet, mut beside, mut saving): (Percentiles, Percentiles, Percentiles) =
         Default::default();
     let saved = AtomicU64::new(0);
@@ -105,7 +105,7 @@ fn charge(store: &MemoryStore, scope: &Scope, quotas: &Quotas, key: u64) {
     let _ = black_box(reply.into_now().expect("memory answers now").expect("memory can't fail"));
 }
 
-/// How long each decision takes, of random keys.
+/// The time of each decision, for random keys.
 fn time(store: &MemoryStore, seed: u64, keys: u64, decisions: usize) -> Vec<u32> {
     let (scope, quotas) = (Scope::named("saved"), Quotas::from(Quota::per_year(1_000_000)));
     let mut random = seed + 1;

@@ -1,4 +1,4 @@
-//! A decision of the memory store, beside the two things it can't do without: reading the clock,
+//! A decision of the memory store, compared with the two things that it needs: reading the clock,
 //! and a lock around a hash map.
 
 use std::collections::HashMap;
@@ -42,7 +42,7 @@ fn store(c: &mut Criterion) {
     group.finish();
 }
 
-/// Numbers below `n` in an order that no cache can guess.
+/// Numbers below `n` in an order that no cache predicts.
 fn numbers(n: u64) -> impl FnMut() -> u64 {
     let mut state = 1_u64;
     move || {

@@ -1,4 +1,4 @@
-//! Three limits in one charge, beside three charges of one limit each, one after the other.
+//! Three limits in one charge, compared with three charges of one limit each, one after the other.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ use tower_fixed_window::{Limits, Line, OnStoreFailure, Quota};
 
 use super::{Server, cpu, info, median};
 
-/// So many that no refusal is remembered when its key comes again, a second later.
+/// Enough keys that no refusal is remembered when a key comes again, a second later.
 const KEYS: u64 = 100_000;
 const LIMIT: u64 = 1_000_000_000;
 const NAMES: [&str; 3] = ["requests", "tokens", "cents"];
@@ -25,7 +25,7 @@ enum Asks {
 struct Contestant {
     name: &'static str,
     asks: Asks,
-    /// The cost for each limit. `LIMIT` is refused: some is used.
+    /// The cost for each limit. A cost of `LIMIT` is refused, since some tokens are used.
     costs: [u64; 3],
 }
 
@@ -66,7 +66,7 @@ impl Contestant {
     }
 }
 
-/// Microseconds of a request: its limits one after the other, or its group.
+/// Microseconds of a request: its limits one after the other, or in one charge.
 struct Measured {
     median: f64,
     calls: f64,
@@ -75,7 +75,7 @@ struct Measured {
     node: f64,
 }
 
-/// The server's work so far: calls of a script, what they took, and its CPU, in microseconds.
+/// The server's work so far: script calls, their time, and its CPU, in microseconds.
 async fn work(connection: &MultiplexedConnection) -> [f64; 3] {
     let stats = info(connection, "commandstats").await;
     let script = stats.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:"));
@@ -106,7 +106,7 @@ pub(crate) async fn together(server: &Server, quick: bool) {
     let store = store.deadline(Duration::from_secs(20));
     let limits = NAMES.map(|name| Quota::per_hour(LIMIT).name(name));
     let limits = Limits::new(limits).store(store);
-    // All counts are there, as those of users are who have come before.
+    // All counters exist, as those of returning users do.
     run(&limits, CONTESTANTS[2], 256, |key, _| key >= KEYS).await;
 
     println!(
@@ -143,7 +143,7 @@ pub(crate) async fn together(server: &Server, quick: bool) {
     }
 }
 
-/// How long each request took, of so many callers that ask again as soon as they are answered.
+/// The time of each request, of callers that send the next one as soon as they have the answer.
 async fn run(
     limits: &Limits,
     contestant: Contestant,
