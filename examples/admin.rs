@@ -1,9 +1,9 @@
 //! `cargo run --example admin`
 //!
-//! Routes for support, behind authentication: who is limited and who soon will be, the usage of a
-//! key, unblock it, give it more until tonight, set other quotas or shadow mode, for good or until
-//! an instant; for limits by address, by user and by API key. docs/support.md goes from the
-//! question to the answer.
+//! Routes for support, behind authentication. They list who is limited and who soon will be, show
+//! the usage of a key, unblock it, and give it a higher limit until tonight. They also change a
+//! limit's quotas and shadow mode, for good or until an instant. Limits are by address, by user and
+//! by API key. docs/support.md begins with the questions that users ask.
 //!
 //! With the feature `redis` and the variable `REDIS_URL`, several nodes share their counts.
 
@@ -25,7 +25,7 @@ use tower_fixed_window::{
     FixedWindowLayer, Key, KeyExtractor, Limit, Limiter, ParseQuotaError, Quota, Quotas,
 };
 
-/// A limit that support can change. Plans for good are in a database: `database_plans`.
+/// A limit that support can change. Lasting plans belong in a database: `database_plans`.
 struct Managed {
     limiter: Limiter,
     /// Parses a key as support writes it, such as an address or a user's number.

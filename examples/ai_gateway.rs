@@ -1,12 +1,14 @@
 //! `cargo run --example ai_gateway`
 //!
-//! A gateway for a language model: an organization has requests and tokens a minute, each of its
-//! users cents a calendar month, and a request passes only if all three limits hold. A request is
-//! charged by its `max_tokens`, and corrected to what the model has used when its stream ends.
+//! A gateway for a language model. An organization has limits of requests and of tokens a minute,
+//! and each of its users a limit of cents a calendar month. A request passes only if all three
+//! limits hold. The charge is its `max_tokens` first, and is corrected to what the model has used
+//! when the stream ends.
 //!
-//! `LIMITS` sets the limits, `PLANS` is a file with a line for each organization that has others
-//! (`acme: requests=6000/minute tokens=unlimited cents=90000/month`), which is read again when it
-//! changes. With `REDIS_URL` (and `--features redis`) all gateways count together.
+//! `LIMITS` sets the limits. `PLANS` is a file with a line for each organization that has its own
+//! limits (`acme: requests=6000/minute tokens=unlimited cents=90000/month`); the gateway rereads
+//! the file when it changes. With `REDIS_URL` (and `--features redis`) all gateways share their
+//! counts.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -83,7 +85,7 @@ async fn read_chat(request: Request, next: Next) -> Result<Response, Response> {
 }
 
 fn estimated_tokens(parts: &Parts) -> u64 {
-    // At least one, so that an exhausted limit refuses.
+    // The least charge is one token, so that an exhausted limit refuses.
     parts.extensions.get::<Chat>().map_or(1, |chat| chat.max_tokens.max(1))
 }
 

@@ -1,7 +1,8 @@
 //! `cargo run --example behind_proxy`
 //!
-//! Behind a proxy: responds with the address that it would count, so that curl can check a
-//! deployment. `TRUSTED` are the proxies' networks, `SOURCE` is the header that they write.
+//! A server behind a proxy: responds with the address that it would count, so that you can check a
+//! deployment with curl. `TRUSTED` has the proxies' networks, `SOURCE` names the header that they
+//! write.
 
 use std::net::SocketAddr;
 

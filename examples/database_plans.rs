@@ -1,6 +1,6 @@
 //! `cargo run --example database_plans`
 //!
-//! Plans out of a database: the authentication layer looks up the customer and the plan, and keeps
+//! Plans from a database: the authentication layer looks up the customer and the plan, and caches
 //! them for a minute. The limit reads the plan from the request, without waiting.
 
 use std::collections::HashMap;

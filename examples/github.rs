@@ -1,8 +1,8 @@
 //! `cargo run --example github`
 //!
-//! A small copy of GitHub's policy, for clients of GitHub's API: 5,000 points an hour for each
-//! token, 60 for each address without one, a separate limit for searches, and `/rate_limit`, which
-//! reports the client's standing without a charge.
+//! A small copy of GitHub's policy, to test clients of GitHub's API with: 5,000 points an hour for
+//! each token, 60 for each address without a token, a separate limit for searches, and
+//! `/rate_limit`, which reports the client's standing without a charge.
 //!
 //! `CORE`, `ANON` and `SEARCH` set the limits, `STATUS` (403 or 429) the status of a refusal,
 //! `HEADERS` (github, ietf, both) the headers.

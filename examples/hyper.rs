@@ -1,6 +1,6 @@
 //! `cargo run --example hyper`
 //!
-//! Without axum: a limited service on hyper's server, HTTP/1 and HTTP/2.
+//! A limited service on hyper's server, without axum: HTTP/1 and HTTP/2.
 
 use std::convert::Infallible;
 

@@ -1,6 +1,6 @@
 //! `cargo run --example jobs`
 //!
-//! Without HTTP: sends mails at the rate that a mail server allows. Ends by itself.
+//! Sends mails at the rate that a mail server allows, without HTTP. The example ends by itself.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,8 @@ use tower_fixed_window::{Limiter, Quota};
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let limit = std::env::var("LIMIT").map_or(Ok(4), |limit| limit.parse())?;
 
-    // LIMIT mails a second. A mail that waits may also take tokens of the next two seconds.
+    // The limit is LIMIT mails a second. A mail that waits may also take tokens of the next two
+    // seconds.
     let mails = Limiter::new(Quota::per_second(limit).reserve_up_to(2 * limit).name("mails"));
     let start = Instant::now();
     let at = move || format!("{:>4} ms", start.elapsed().as_millis());
@@ -27,7 +28,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
             }
         };
         if n == 2 {
-            // This mail is not sent, so another one can take its place.
+            // This mail is not sent, so its token goes to another one.
             mails.refund(receipt).await?;
             println!("{}  mail {n} has no address; its token is refunded", at());
             continue;
@@ -39,7 +40,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     while jobs.join_next().await.is_some() {}
 
-    // Without waiting: a charge passes immediately or not at all, here for a whole batch.
+    // A charge that does not wait passes at once or not at all, here for a whole batch.
     sleep(Duration::from_secs(1)).await;
     let receipt = mails.charge("smtp.example.org", limit).await??;
     println!("{}  a batch of {limit} may be sent", at());

@@ -1,8 +1,8 @@
 //! `cargo run --example llm_tokens`
 //!
-//! Model tokens: a request is charged an estimate first, and corrected to what it really used, also
-//! if its response is streamed and the client disconnects. 1,000 tokens a minute for each client
-//! address.
+//! Tokens of a language model, 1,000 a minute for each client address. A request is charged an
+//! estimate first, and corrected to what it has really used, also if the client disconnects from a
+//! stream.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -13,7 +13,7 @@ use axum::response::{IntoResponse, Response};
 use axum::{Router, routing::get};
 use tower_fixed_window::{FixedWindowLayer, Quota, TrueCost};
 
-/// How many tokens a response has, and the most that a client may request.
+/// Asks for a response of this many tokens.
 #[derive(serde::Deserialize)]
 struct Ask {
     #[serde(default = "some")]

@@ -2,8 +2,8 @@
 //!
 //! A login with limits against guessing: wrong passwords count for each address and for each
 //! account, right ones don't count. Each quota is set twice, half a window apart, so that a
-//! boundary brings no second limit. Ends by itself: it sends its requests itself, with a manual
-//! clock.
+//! boundary brings no second limit. The example sends its own requests with a manual clock, and
+//! ends by itself.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
@@ -34,7 +34,8 @@ struct Account(String);
 
 impl From<&Account> for Key {
     fn from(account: &Account) -> Key {
-        // Hashed, since account names are often mail addresses. Take the secret from your settings.
+        // The key is hashed, since account names are often mail addresses. Take the secret from
+        // your settings.
         Key::hmac("a secret of the app", &account.0)
     }
 }
@@ -69,10 +70,10 @@ fn app(store: impl Store + Clone) -> Router {
     let failed =
         |response: &axum::http::response::Parts| response.status == StatusCode::UNAUTHORIZED;
 
-    // Slows down one client that tries many accounts. Behind a proxy: `.key(client_ip()..)`.
+    // Stops one client that tries many accounts. Behind a proxy: `.key(client_ip()..)`.
     let per_address = twice(30, HOUR).name("login-address").store(store.clone());
     let per_address = FixedWindowLayer::new(per_address).count_if(failed);
-    // Slows down many clients that try one account.
+    // Stops many clients that try one account.
     let day = 24 * HOUR;
     let quotas = twice(5, 15 * MINUTE)
         .and(Quota::new(20, day))
@@ -87,7 +88,7 @@ fn app(store: impl Store + Clone) -> Router {
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() {
-    // Five minutes before a boundary of every first window.
+    // The clock starts five minutes before a boundary of all windows without an offset.
     let midnight = 1_767_225_600_000;
     let clock = ManualClock::at_ms(midnight - 5 * 60_000);
     let app = app(MemoryStore::new().clock(clock.clone()));
@@ -99,7 +100,7 @@ async fn main() {
             .body(Body::from(format!("user={user}&password={password}")));
         app.clone().oneshot(form.expect("a request")).await.expect("it never fails")
     };
-    /// Counts the responses that let a guess pass.
+    /// Counts the attempts that reach the password check.
     async fn guesses(answers: impl AsyncFn(u32) -> Response, tries: u32) -> u32 {
         let mut through = 0;
         for i in 0..tries {

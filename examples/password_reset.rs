@@ -1,8 +1,8 @@
 //! `cargo run --example password_reset`
 //!
 //! Password resets with a code of six digits sent by mail. Limits cover mails and wrong codes, for
-//! each address and for each account, and no response reveals which accounts exist. Ends by itself:
-//! it sends its requests itself, with a manual clock.
+//! each address and for each account, and no response reveals which accounts exist. The example
+//! sends its own requests with a manual clock, and ends by itself.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;

@@ -2,8 +2,8 @@
 //!
 //! A payment form with limits against trying out stolen cards: declined payments count for each
 //! address and for each account, accepted ones don't count. A request counts until the bank has
-//! answered, so concurrent requests can't bypass the limit. Ends by itself: it sends its requests
-//! itself, with a manual clock.
+//! answered, so concurrent requests can't bypass the limit. The example sends its own requests with
+//! a manual clock, and ends by itself.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
@@ -53,9 +53,9 @@ fn twice(limit: u64, window: Duration) -> Quotas {
 
 fn app(store: impl Store, bank: Bank) -> Router {
     let limits = Limits::new([
-        // Slows down one client with many accounts. Behind a proxy: `.key(client_ip()..)`.
+        // Stops one client with many accounts. Behind a proxy: `.key(client_ip()..)`.
         twice(10, HOUR).name("payment-address"),
-        // Slows down many clients that share one account.
+        // Stops many clients that share one account.
         twice(5, 24 * HOUR).name("payment-account").key(extension::<User>()),
     ]);
     let layer = FixedWindowLayer::new(limits.store(store))
@@ -68,8 +68,8 @@ async fn main() {
     let midnight = 1_767_225_600_000;
     let clock = ManualClock::at_ms(midnight - 60_000);
     let bank = Bank::default();
-    // Several nodes need `RedisStore::new(..)?.on_failure(OnStoreFailure::Deny)`: to accept no
-    // payments for a while is better than one more limit on each node.
+    // On several nodes, use `RedisStore::new(..)?.on_failure(OnStoreFailure::Deny)`: during an
+    // outage, accepting no payments is better than one more limit on each node.
     let app = app(MemoryStore::new().clock(clock.clone()), bank.clone());
     let pay = async |address: u32, user: u64, card: &'static str| {
         let peer = (IpAddr::V4(Ipv4Addr::from_bits(address)), 4711).into();
@@ -92,14 +92,14 @@ async fn main() {
     assert_eq!(answers.iter().filter(|status| **status == 429).count(), 95);
     println!("5 of 100 cards that one account sends at once reach the bank");
 
-    // Midnight brings no second limit, noon does.
+    // Midnight brings no second limit, since the other windows end at noon.
     clock.set_ms(midnight);
     assert_eq!(pay(300, 2, "stolen").await, 429);
     clock.set_ms(midnight + 12 * 3_600_000);
     assert_eq!(pay(300, 2, "stolen").await, 402);
     println!("none more at midnight");
 
-    // A hundred accounts on one address.
+    // A hundred accounts pay from one address.
     bank.store(0, Ordering::Relaxed);
     join_all((0..100).map(|i| pay(7, 1_000 + i, "stolen"))).await;
     assert_eq!(bank.load(Ordering::Relaxed), 10);

@@ -34,7 +34,7 @@ fn visitor() -> impl KeyExtractor {
     header("x-visitor").or(peer_ip())
 }
 
-/// The settings of the page: requests, and seconds.
+/// The settings of the page: a number of requests, and seconds.
 #[derive(Clone, Copy, serde::Deserialize)]
 struct Setting {
     limit: u64,

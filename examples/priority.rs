@@ -1,7 +1,8 @@
 //! `cargo run --example priority`
 //!
 //! Exports are not urgent: they stop at 80 of 100 requests a minute, so that the last 20 are left
-//! for purchases. Both are on the same counter, since the limit is not part of it.
+//! for purchases. Both limits share a counter, since the number of requests is not part of its
+//! identity.
 
 use std::net::SocketAddr;
 

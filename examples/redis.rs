@@ -7,8 +7,8 @@
 //! ADDR=127.0.0.1:3002 cargo run --features redis --example redis
 //! ```
 //!
-//! `REDIS_URL` is the address of Redis, which may start later or fail. `LIMIT` is a quota:
-//! `60/minute`. `LEASES` is how many tokens a node may lease at once for a busy key.
+//! `REDIS_URL` is the address of Redis, which may start later or fail. `LIMIT` is a quota such as
+//! `60/minute`. `LEASES` is the most tokens that a node leases at once for a busy key.
 
 use std::net::SocketAddr;
 
@@ -22,7 +22,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let quotas: Quotas = env("LIMIT", "60/minute").parse()?;
     let store = RedisStore::new(env("REDIS_URL", "redis://127.0.0.1/"))?;
 
-    // Any value is a key here. In an app, count by the user that your authentication has verified.
+    // Any value of the header is a key here. In an app, count by the user that your authentication
+    // has verified.
     let limit = quotas.name("demo").key(header("x-api-key").or(peer_ip()));
     let limiter = limit.store(store.leases(env("LEASES", "0").parse()?));
     let layer = FixedWindowLayer::new(limiter);

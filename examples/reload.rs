@@ -1,7 +1,7 @@
 //! `cargo run --example reload`
 //!
 //! Limits from a file that is reloaded while the server runs: edit it, and the next request uses
-//! the new limit. What is counted already stays counted.
+//! the new limit. Requests counted so far stay counted.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;

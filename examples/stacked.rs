@@ -1,11 +1,11 @@
 //! `cargo run --example stacked`
 //!
 //! Three limits on one route, decided together: 5 requests in 10 seconds for each API key, 20 a
-//! minute for each address, 100 a minute for all. A request has to pass all of them; a refusal by
-//! one is counted by none. The response has the headers of the limit with the smallest part left,
-//! and `x-ratelimit-resource` names it.
+//! minute for each address, 100 a minute for all. A request has to pass all of them, and if one
+//! refuses, none counts it. The response has the headers of the limit with the smallest share left,
+//! and `x-ratelimit-resource` names that limit.
 //!
-//! `LIMIT` replaces all three. The headers of the IETF draft have an item for each.
+//! `LIMIT` replaces all three limits. The headers of the IETF draft have an item for each limit.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -19,7 +19,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let limit = |usual| std::env::var("LIMIT").map_or(Ok(usual), |limit| limit.parse());
     let addr = std::env::var("ADDR").unwrap_or_else(|_| "127.0.0.1:3000".into());
 
-    // The key is unverified: a client that invents keys is limited by its address.
+    // The key is not verified, so the limit by address is for clients that invent keys.
     let by_key = header("x-api-key").or(peer_ip());
     let layer = FixedWindowLayer::new([
         Quota::per_minute(limit(100)?).name("all").key(global()),

@@ -1,8 +1,8 @@
 //! `cargo run --example vectors`
 //!
-//! Replays traces of charges with their expected answers, through a store in memory: `cargo run
-//! --example vectors -- FILE` (without a file: the traces in the crate). The traces are of one
-//! limit, or of several that are charged together.
+//! Replays traces of charges with their expected decisions, through a store in memory: those in the
+//! crate, or with `cargo run --example vectors -- FILE` those of a file. The traces have one limit,
+//! or several that are charged together.
 
 use std::process::ExitCode;
 

@@ -1,10 +1,9 @@
 //! `cargo run -p billing`
 //!
 //! Plans by the month: 1,000 requests from a customer's billing day on, in the customer's time
-//! zone, and 60 a minute. `GET /usage` shows what is left and costs nothing. `POST /upgrade` raises
-//! the limit to 10,000 in mid-month; requests already used stay used. With `COUNTS=path`, they also
-//! stay used when the app is deployed anew: what is counted is saved to that file each second, and
-//! at the end.
+//! zone, and 60 a minute. `GET /usage` shows what is left, without a charge. `POST /upgrade` raises
+//! the limit to 10,000 in mid-month, and used requests stay used. With `COUNTS=path`, the counts
+//! survive a new deployment: they are saved to that file each second, and at the end.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -20,14 +19,14 @@ use tower_fixed_window::{
     FixedWindowLayer, Key, Limit, Limits, MemoryStore, Quota, QuotaError, RateLimitEndpoint,
 };
 
-/// As it comes out of a database.
+/// A row of the database.
 struct Row {
     id: u64,
     billing_day: u8,
     zone: &'static str,
 }
 
-/// A customer with the quota of the plan, made once and not for each request.
+/// A customer with the plan's quota, which is made once and not for each request.
 #[derive(Clone)]
 struct Customer {
     id: u64,

@@ -1,4 +1,4 @@
-//! The report as a page: one file, without scripts, and nothing is loaded from anywhere.
+//! The report as a page: one file, without scripts, which loads nothing.
 
 use crate::plots;
 use crate::recommend::percent;
@@ -122,7 +122,7 @@ fn refused_most(report: &Report) -> String {
     text
 }
 
-/// Whatever comes from a log may be written by an attacker.
+/// Escapes text for HTML, since an attacker may have written text in a log.
 pub(crate) fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for char in text.chars() {

@@ -1,4 +1,4 @@
-//! Files and standard input as lines of bounded length, unpacked where they are packed.
+//! Files and standard input as lines of bounded length, unpacked if they are compressed.
 
 use std::cell::Cell;
 use std::fs::File;
@@ -7,7 +7,7 @@ use std::rc::Rc;
 
 use flate2::bufread::MultiGzDecoder;
 
-/// Longer lines are passed over without being kept.
+/// Longer lines are skipped, and not kept in memory.
 pub(crate) const MAX_LINE: usize = 65_536;
 const BUFFER: usize = 65_536;
 
@@ -25,7 +25,7 @@ pub(crate) struct Input {
 
 impl Input {
     /// Opens a file, or standard input for `-`. `read` counts the bytes that were read from it, and
-    /// `total` grows by its size, if that is known.
+    /// `total` grows by its size, if the size is known.
     pub(crate) fn open(name: &str, read: &Rc<Cell<u64>>, total: &mut u64) -> io::Result<Self> {
         let file: Box<dyn Read> = if name == "-" {
             Box::new(io::stdin())
@@ -60,7 +60,7 @@ impl Input {
 }
 
 fn unpacked(mut file: impl BufRead + 'static) -> io::Result<Box<dyn BufRead>> {
-    // A pipe may hand over one byte first.
+    // A pipe may deliver a single byte first.
     let mut magic = Vec::new();
     (&mut file).take(2).read_to_end(&mut magic)?;
     let packed = magic == [0x1f, 0x8b];

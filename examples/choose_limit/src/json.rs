@@ -1,4 +1,4 @@
-//! A line of JSON: only the fields that are looked for are taken out, whatever else is in it.
+//! A line of JSON: takes out the needed fields, and ignores all others.
 
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use std::fmt;
@@ -7,7 +7,7 @@ use crate::client::Client;
 use crate::line::Unread;
 use crate::time;
 
-/// Where servers and proxies write the time; the first that is there counts.
+/// The fields in which servers and proxies write the time; the first that a line has counts.
 const TIMES: [&str; 14] = [
     "time_iso8601",
     "timestamp",
@@ -25,7 +25,8 @@ const TIMES: [&str; 14] = [
     "StartLocal",
 ];
 
-/// Where they write the client's address: nginx, Caddy, Traefik, Envoy, Elastic, cloud providers.
+/// The fields in which they write the client's address: nginx, Caddy, Traefik, Envoy, Elastic,
+/// cloud providers.
 const CLIENTS: [&str; 21] = [
     "request.client_ip",
     "request.remote_ip",
@@ -85,7 +86,7 @@ impl Fields {
     }
 }
 
-/// The best so far, with the places of their paths in the list.
+/// The best time and client so far, with the places of their paths in the lists.
 #[derive(Default)]
 struct Found {
     time: Option<(usize, i64)>,

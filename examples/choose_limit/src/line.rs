@@ -4,7 +4,7 @@ use crate::client::Client;
 use crate::json;
 use crate::time;
 
-/// Why a line can't be used.
+/// The reasons why a line can't be used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Unread {
     Broken,

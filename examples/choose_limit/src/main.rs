@@ -99,7 +99,7 @@ fn run(options: &Options) -> Result<String, String> {
     Ok(table::table(&report))
 }
 
-/// `--html access.log` would write over the log, where the name of the page was forgotten.
+/// Refuses `--html access.log`, which would overwrite the log, if the page's name was forgotten.
 fn not_a_log(page: &str) -> Result<(), String> {
     match File::open(page) {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),

@@ -1,4 +1,4 @@
-//! Columns, one for each quota, drawn by the style sheet: they fit whatever width there is.
+//! Bar charts with a bar for each quota. The style sheet draws them, so they fit any width.
 
 use crate::html::escape;
 use crate::recommend::percent;
@@ -60,7 +60,7 @@ pub(crate) fn all(report: &Report, windows: &Windows, judged: &[&Judged]) -> Str
     .concat()
 }
 
-/// By 1, 2, 5, 10, ..: each column has those that exceed the one before.
+/// Bars at 1, 2, 5, 10, ..: each has the clients above the bar before.
 fn busiest(windows: &Windows) -> Vec<Column> {
     let limits = (0..10).flat_map(|n| [1, 2, 5].map(|digit| digit * 10_u64.pow(n)));
     let mut columns = Vec::new();
@@ -92,7 +92,7 @@ fn clients_refused(report: &Report, judged: &[&Judged]) -> Vec<Column> {
     })
 }
 
-/// From all clients down to less than a single one.
+/// The height of a bar on a logarithmic scale, from all clients down to less than one.
 fn log_height(share: f64, report: &Report) -> f64 {
     let least = (0.5 / report.clients as f64).min(if report.tolerated > 0.0 {
         report.tolerated / 2.0
@@ -113,7 +113,7 @@ fn requests_refused(report: &Report, judged: &[&Judged]) -> Vec<Column> {
     })
 }
 
-/// Twice the limit is the most there can be.
+/// A burst is twice the limit at most.
 fn bursts(report: &Report, judged: &[&Judged]) -> Vec<Column> {
     columns(report, judged, |judged| {
         let passed = judged.boundary.passed;
@@ -163,7 +163,7 @@ fn figure(title: &str, about: &str, columns: &[Column], mark: Option<f64>) -> St
     text + "</ol>\n</figure>\n"
 }
 
-/// `2k` in place of `2,000`, for what has little room.
+/// Writes `2k` instead of `2,000`, where there is little room.
 fn short(number: u64) -> String {
     let (divisor, unit) = match number {
         0..1_000 => return number.to_string(),

@@ -1,4 +1,4 @@
-//! How far it is, on a terminal.
+//! Progress, on a terminal.
 
 use std::cell::Cell;
 use std::io::{self, IsTerminal};
@@ -12,7 +12,7 @@ const REQUESTS: u64 = 16_384;
 const PAUSE: Duration = Duration::from_millis(500);
 
 pub(crate) struct Progress {
-    /// Bytes of all logs, as they are on the disk.
+    /// Bytes of all logs, as they are on disk.
     pub(crate) read: Rc<Cell<u64>>,
     pub(crate) total: u64,
     told: Instant,

@@ -1,4 +1,4 @@
-//! The candidates, and the choice among them.
+//! The candidates, and the choice between them.
 
 use tower_fixed_window::{Quota, Quotas};
 

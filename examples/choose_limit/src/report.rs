@@ -1,4 +1,4 @@
-//! The answers, as they are printed and as JSON.
+//! The results, for people and as JSON.
 
 use serde::Serialize;
 use tower_fixed_window::Quota;
@@ -7,7 +7,7 @@ use crate::client::Names;
 use crate::simulate::{Grid, Meter, Simulation};
 use crate::time::utc;
 
-/// How many clients are named for each quota.
+/// The number of clients that are named for each quota.
 const NAMED: usize = 5;
 
 #[derive(Serialize)]
@@ -46,7 +46,7 @@ pub(crate) struct Judged {
     pub(crate) refused_most: Vec<Refused>,
     #[serde(skip)]
     pub(crate) limit: u64,
-    /// The index of its windows in the report.
+    /// The index of the quota's windows in `Report::windows`.
     #[serde(skip)]
     pub(crate) windows: usize,
 }
@@ -178,8 +178,8 @@ fn judged(
     }
 }
 
-/// A client that the first window never refuses is refused by the second alone, as if there were no
-/// first one.
+/// Counts what a second quota refuses of clients that the first one never refuses: for them, the
+/// second decides as if it were alone.
 fn cost_of_second(
     simulation: &Simulation,
     first: usize,

@@ -1,6 +1,6 @@
 //! `cargo run -p config`
 //!
-//! Limits from a file: `LIMITS=limits.toml cargo run -p config` (or a built-in text).
+//! Limits from a file, or from a built-in text: `LIMITS=limits.toml cargo run -p config`.
 
 use std::net::SocketAddr;
 
