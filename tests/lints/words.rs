@@ -276,7 +276,8 @@ fn comments_of_sources_begin_with_their_subject() {
             faults.push(format!("{folder}: {} of {paragraphs}\n{}", wrong.len(), wrong.join("\n")));
         }
     }
-    assert!(faults.is_empty(), "4% of a folder's paragraphs or more:\n{}", faults.join("\n"));
+    let most = "4% of a folder's paragraphs or more: see \"Style\" in CONTRIBUTING.md";
+    assert!(faults.is_empty(), "{most}\n{}", faults.join("\n"));
 }
 
 /// Lines of examples that are hidden from readers and go on in a line that is not, each with its
