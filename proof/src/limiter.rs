@@ -10,10 +10,10 @@ use crate::check::Windows;
 use crate::history::{Answer, now};
 use crate::zone;
 
-/// An answer that comes later.
+/// A decision that is ready later.
 pub type Later<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// Something that limits.
+/// A rate limiter under test.
 pub trait Limiter: Send + Sync + 'static {
     /// Asks for tokens. A receipt, where there is one, refunds them.
     fn ask(&self, key: u32, cost: u64) -> Later<'_, (Answer, Option<Receipt>)>;
@@ -32,13 +32,13 @@ pub trait Limiter: Send + Sync + 'static {
 /// A limiter, and how it is set up.
 #[derive(Clone, Copy, Debug)]
 pub struct Contestant {
-    /// Its crate and, for ours, what is switched on.
+    /// The crate and, for ours, the options that are on.
     pub name: &'static str,
-    /// The version that is tested.
+    /// The tested version.
     pub version: &'static str,
-    /// Where its counts are.
+    /// The place of the counts.
     pub store: Store,
-    /// Where its windows are.
+    /// The grid of the windows.
     pub windows: Windows,
     /// Each node may count by itself while the store is away.
     pub local: bool,
@@ -80,7 +80,7 @@ pub enum Beside {
     },
 }
 
-/// How a limiter is to be made.
+/// The set-up of a limiter.
 #[derive(Clone, Debug)]
 pub struct Setup {
     pub name: String,
@@ -97,17 +97,17 @@ pub struct Setup {
     pub beside: Beside,
     /// Passes come with receipts.
     pub receipts: bool,
-    /// From when on the limiter's clock steps, in microseconds since the epoch.
+    /// The time from which the limiter's clock steps, in microseconds since the epoch.
     pub clock_steps_from: Option<u64>,
 }
 
-/// How long the clock runs between two steps, in microseconds.
+/// The time between two steps of the clock, in microseconds.
 const STEPS_EVERY: u64 = 430_000;
-/// How far it is off then, in microseconds: less than a window.
+/// The size of a step, in microseconds: less than a window.
 const STEPS: [i64; 6] = [0, -400_000, 300_000, -150_000, 500_000, 20_000];
 
 impl Setup {
-    /// All that a key is counted by.
+    /// All quotas of a key.
     pub fn quotas(&self) -> Quotas {
         let quota = Quota::new(self.limit, Duration::from_millis(self.length));
         let other = |limit, length| Quota::new(limit, Duration::from_millis(length));

@@ -1,11 +1,11 @@
-//! All limiters that are put to the test.
+//! All limiters under test.
 
 use crate::limiter::{Contestant, Limiter, Setup};
 use crate::ours;
 #[cfg(feature = "peers")]
 use crate::peers;
 
-/// All of them, in the order of the tables.
+/// All limiters, in the order of the tables.
 pub fn contestants() -> Vec<Contestant> {
     #[cfg(not(feature = "peers"))]
     let peers = [];

@@ -60,13 +60,13 @@ impl Options {
     fn takes(&self, contestant: &Contestant) -> bool {
         match &self.only {
             Some(name) => contestant.name.starts_with(&name[..]),
-            // The most intricate one, and one with a clock that steps.
+            // The smoke has the most intricate limiter, and one with a clock that steps.
             None => !self.smoke || matches!(contestant.name, "ours" | "ours-redis-leases"),
         }
     }
 }
 
-/// Limiters that are put to the same test at the same time.
+/// Limiters that run the same scenario at the same time.
 const AT_ONCE: usize = 2;
 
 async fn table(options: Options) -> ExitCode {
@@ -89,7 +89,7 @@ async fn table(options: Options) -> ExitCode {
             .filter(|who| scenario.is_for(who))
             .filter(|who| !options.smoke || who.name != "ours" || scenario.steps_clock)
             .collect();
-        // Scenarios mostly wait.
+        // Scenarios mostly wait, so several run at once.
         for pair in who.chunks(AT_ONCE) {
             let running: Vec<_> = pair
                 .iter()

@@ -22,7 +22,7 @@ pub struct Node {
     pub limiter: String,
     pub url: String,
     pub number: u32,
-    /// When its clients begin, in microseconds since the epoch.
+    /// The start of the clients, in microseconds since the epoch.
     pub from: u64,
 }
 
@@ -33,7 +33,7 @@ impl Node {
         [name, limiter.clone(), url.clone(), number.to_string(), from.to_string()]
     }
 
-    /// As [`Self::to_args`] wrote it.
+    /// Reads what [`Self::to_args`] wrote.
     pub fn from_args(args: impl Iterator<Item = String>) -> Option<Self> {
         let [name, limiter, url, number, from] = &args.collect::<Vec<_>>()[..] else { return None };
         Some(Self {
@@ -45,16 +45,16 @@ impl Node {
         })
     }
 
-    /// When they end.
+    /// The end of the clients.
     pub fn until(&self) -> u64 {
         self.from + self.scenario.millis * 1_000
     }
 }
 
-/// How long a client waits for an answer, beside its time in line.
+/// The time that a client waits for an answer, beside its time in line.
 pub const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Runs a node until its time is over.
+/// Runs a node until the end of its clients.
 pub async fn run(node: Node) {
     let setup = node.scenario.setup(&node.limiter, &node.url, node.from);
     let limiter: Arc<dyn Limiter> = Arc::from(make(&setup).await);
@@ -95,7 +95,7 @@ impl Client {
             self.ask().await;
             match self.random.below(self.node.scenario.pause + 1) {
                 0 => tokio::task::yield_now().await,
-                // A timer ends with a millisecond.
+                // Timers end at whole milliseconds.
                 pause => sleep(Duration::from_micros(pause)).await,
             }
         }
@@ -143,7 +143,7 @@ impl Client {
         }
         let mut answer = pin!(timeout(patience, self.limiter.ask(key, cost)));
         let first = poll_fn(|cx| Poll::Ready(answer.as_mut().poll(cx))).await;
-        // In line, from its first moment on.
+        // A request that is pending after its first poll is in line.
         let joined = (in_line > 0 && first.is_pending()).then(|| self.setup.now());
         let answer = match first {
             Poll::Ready(answer) => answer,
@@ -168,7 +168,7 @@ impl Client {
             tokio::spawn(async move {
                 sleep(wait).await;
                 let sent = setup.now();
-                // Before the limiter may know.
+                // The time is noted before the limiter learns of the refund.
                 write(&Line::Noted { node, id, note: Note::Returned, at: sent });
                 limiter.refund(receipt).await;
             });
@@ -189,7 +189,7 @@ impl Client {
 }
 
 fn write(line: &Line) {
-    // Nobody reads any more: the scenario is over.
+    // The scenario is over if no process reads the history.
     if writeln!(std::io::stdout(), "{line}").is_err() {
         std::process::exit(0);
     }

@@ -130,7 +130,7 @@ impl<B: RateLimitBackend + Send + Sync + 'static> Limiter for AxumLimit<B> {
                 &key.to_string(),
                 self.quota,
             );
-            // As its extractor does.
+            // The crate's extractor reads the time like this.
             let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970");
             let now = now.as_millis() as u64;
             match self.backend.transact::<FixedWindowPolicy>(&key, self.quota, now).await {

@@ -17,13 +17,13 @@ use crate::scenarios::{Scenario, Step};
 use crate::several::{Returns, torn, unexplained};
 use crate::zone;
 
-/// A history, and when the store lost what it had counted.
+/// A history, and the times at which the store lost its counts.
 pub struct Outcome {
     pub asks: Vec<Ask>,
     pub losses: Vec<(u64, u64)>,
-    /// When the clients began.
+    /// The start of the clients.
     pub from: u64,
-    /// When calls may have been lost.
+    /// The times at which calls may have been lost.
     pub disturbed: Vec<(u64, u64)>,
 }
 
@@ -36,11 +36,11 @@ pub struct Row {
     pub gave_up: usize,
     /// The slowest answer, in milliseconds.
     pub slowest: u64,
-    /// The longest time in which nobody got a decision, in milliseconds.
+    /// The longest time in which no client got a decision, in milliseconds.
     pub silence: u64,
     /// By how many tokens more than the limit passed in a window, at least, whatever has happened.
     pub above: u64,
-    /// The same, with what the documentation excepts.
+    /// The same, without the excess that the documentation allows.
     pub broken: u64,
     /// Requests for several limits that passed in part, and refusals without a reason.
     pub torn: usize,
@@ -50,10 +50,10 @@ pub struct Row {
     pub idle: usize,
 }
 
-/// How long a process has to start, in milliseconds.
+/// The time that processes have to start, in milliseconds.
 const STARTS_WITHIN: u64 = 300;
 
-/// Runs one.
+/// Runs a limiter through a scenario.
 pub async fn run(scenario: &Scenario, contestant: &Contestant) -> Outcome {
     let redis = contestant.store == Store::Redis;
     let server = redis.then(start_server);

@@ -3,20 +3,20 @@
 use crate::check::{Promise, Windows};
 use crate::limiter::{Beside, Contestant, Setup, Store};
 
-/// A few seconds of load, and what happens meanwhile.
+/// A few seconds of load, and the harm done in them.
 #[derive(Clone, Debug)]
 pub struct Scenario {
     pub name: &'static str,
-    /// For the table.
+    /// The description in the table.
     pub what: &'static str,
     pub who: Who,
-    /// Processes; those that count in memory are one.
+    /// The number of processes; limiters that count in memory have one.
     pub nodes: u32,
-    /// In each process.
+    /// The number of clients in each process.
     pub clients: u32,
     pub keys: u32,
     pub flood: bool,
-    /// Between two requests of a client, in microseconds, at most.
+    /// The longest pause between two requests of a client, in microseconds.
     pub pause: u64,
     pub cost: u64,
     /// Limits that are charged together: a request asks for both, or for one.
@@ -52,11 +52,11 @@ pub enum Who {
     OursInMemory,
     /// Ours, for several limits in one charge.
     OursTogether,
-    /// Ours, where it is known when windows begin.
+    /// Ours, if the beginnings of windows are known.
     OursKnown,
 }
 
-/// Something that happens, at a time in milliseconds.
+/// A harmful event, at a time in milliseconds.
 #[derive(Clone, Copy, Debug)]
 pub enum Step {
     KillStore,
@@ -67,12 +67,12 @@ pub enum Step {
     FlushScripts,
     /// Connections that are idle for more than a second are closed by the server.
     CloseIdle,
-    /// To the replica, with everything that was counted.
+    /// A failover to the replica, which has all counts.
     HandOver,
-    /// The master is killed, and the replica has what it was sent.
+    /// A failover after the master was killed: the replica has the counts that were sent to it.
     FailOver,
     Silent(bool),
-    /// For each way, in milliseconds.
+    /// The delay in each direction, in milliseconds.
     Delay(u64),
     Cut,
     KillNode(usize),
@@ -110,7 +110,7 @@ impl Scenario {
         self.proxied && contestant.store == Store::Memory
     }
 
-    /// How long a request may wait in line, in milliseconds.
+    /// The longest time that a request may wait in line, in milliseconds.
     pub fn max_wait(&self) -> u64 {
         match self.beside {
             Beside::Line { max_wait, .. } => max_wait,
@@ -141,14 +141,14 @@ impl Scenario {
         }
     }
 
-    /// How a limiter is made for it, when it begins at `from`, in microseconds since the epoch.
+    /// The set-up of a limiter for this scenario, which begins at `from`, in microseconds since the epoch.
     pub fn setup(&self, limiter: &str, url: &str, from: u64) -> Setup {
         Setup {
             name: limiter.to_owned(),
             url: url.to_owned(),
             limit: self.limit,
             length: self.length,
-            // Few, so that a flood fills it.
+            // The store is small, so that a flood fills it.
             max_keys: 1_000,
             limits: self.limits,
             beside: self.beside,
@@ -214,10 +214,10 @@ fn harm() -> Vec<(u64, Step)> {
     stops.into_iter().chain((8_000..9_000).step_by(250).map(|at| (at, Cut))).collect()
 }
 
-/// All of them.
+/// All scenarios.
 pub fn scenarios() -> Vec<Scenario> {
     use Step::*;
-    // A step again and again.
+    // Repeats a harmful event.
     let often = |every: usize, step: Step| (200..3_800).step_by(every).map(move |at| (at, step));
     vec![
         Scenario {

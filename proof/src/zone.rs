@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-/// The variable that says where zones are.
+/// The variable with the folder of time zones.
 pub const FOLDER: &str = "TZDIR";
 /// The zone that [`write`] writes.
 pub const NAME: &str = "Proof/Midnight";
@@ -12,7 +12,7 @@ pub const NAME: &str = "Proof/Midnight";
 pub fn write(folder: &Path, midnight: u64) {
     const DAY: i32 = 86_400;
     let since_utc_midnight = (midnight % DAY as u64) as i32;
-    // Ahead of UTC, by half a day at most.
+    // The zone is ahead of UTC by half a day at most.
     let offset = match DAY - since_utc_midnight {
         ahead if ahead > DAY / 2 => ahead - DAY,
         ahead => ahead,

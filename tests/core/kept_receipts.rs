@@ -111,7 +111,7 @@ fn a_receipt_is_the_same_after_it_was_kept_twice() {
         let bits = (0..4).find(|bits| kept.contains(&format!("[{NOW},1,{bits},[")));
         shared[bits.expect("a bit for each quota")] += 1;
     }
-    // At last there is no entry for either.
+    // In the end, neither quota has an entry of its own.
     assert!(shared[0] > 0 && shared[3] > 50, "{shared:?}");
 }
 
@@ -193,7 +193,7 @@ fn impossible_receipts_are_errors() {
     }
 }
 
-/// Any that a charge leaves: after debts, rollover, reservations, and a clock that steps back.
+/// Random receipts: after debts, rollover, reservations, and steps back of the clock.
 fn quota() -> impl Strategy<Value = Quota> {
     let limit = prop_oneof![2 => Just(0), 9 => 1..40_u64, 1 => Just(Quota::MAX_TOKENS)];
     let windows = (0..9_usize, 1..10_000_u64);
@@ -238,7 +238,7 @@ proptest! {
         let store = MemoryStore::with_max_keys(max_keys).clock(clock.clone());
         let limiter = Limit::new(quotas).name("jobs").store(store);
         for (i, (cost, reserves, step, actual)) in charges.into_iter().enumerate() {
-            // Some of them in the overflow.
+            // Some keys are in the overflow.
             let key = if max_keys == 1 { i as u64 % 25 } else { 0 };
             let receipt = match reserves {
                 true => answer(limiter.reserve(key, cost)),

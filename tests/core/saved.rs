@@ -110,7 +110,7 @@ fn debt_and_reservations_outlive_a_deploy() {
 
     let limiter = deploys.limiter(quota);
     assert_eq!((used(&limiter, "alice"), used(&limiter, "bob")), (vec![7], vec![10]));
-    // The window of a reservation is the one that it was promised.
+    // A reservation keeps the window that it was promised.
     deploys.clock.set_ms(NOW_MS + 2 * MINUTE_MS);
     assert!(reserved.ready_at().is_some());
     assert_eq!((used(&limiter, "alice"), used(&limiter, "bob")), (vec![1], vec![4]));
@@ -144,7 +144,7 @@ fn several_limits_of_one_charge_outlive_a_deploy() {
     let charged = answer(limits().charge(lines(10)));
     let before = used(&limits());
     assert_eq!(before, [2, 40, 30]);
-    // As long as the process lives, a charge can be taken back, also from what was loaded.
+    // While the process lives, charges can be refunded, also from loaded counts.
     answer(limits().refund(charged.expect("passes")));
     assert_eq!(used(&limits()), [1, 20, 20]);
 }
@@ -175,7 +175,7 @@ fn a_reset_finds_what_the_process_before_has_counted() {
         let limiter = deploys.limiter(quotas);
         assert!(answer(limiter.check("alice")).allowed() && answer(limiter.check("bob")).allowed());
     }
-    // A limiter that has charged nothing yet, and is asked under another plan.
+    // This limiter has charged nothing yet, and is called under another plan.
     let limiter = deploys.limiter(Quota::per_day(1));
     answer(limiter.reset("alice"));
     for quotas in quotas {
@@ -206,7 +206,7 @@ fn a_clock_that_went_back_between_save_and_load_grants_nothing() {
         // In a window before the one that is stored, which so still runs.
         (30_000, 80_000),
         (MINUTE_MS, 110_000),
-        // By more than that: the count moves to the window of now.
+        // After a larger step back, the count moves to the current window.
         (2 * MINUTE_MS, 50_000),
         (MONTH_MS, 50_000),
     ] {
@@ -227,7 +227,7 @@ fn a_clock_that_went_back_between_save_and_load_grants_nothing() {
     }
 }
 
-/// In a full store, where keys share counts.
+/// The store is full, so keys share counts.
 #[test]
 fn a_full_store_waits_no_longer_than_a_window_for_a_clock_that_was_ahead() {
     let deploys = Deploys::new();
@@ -242,7 +242,7 @@ fn a_full_store_waits_no_longer_than_a_window_for_a_clock_that_was_ahead() {
     let store = small();
     let late = limiter(store.clone());
     (2_000..2_200).for_each(|key| drop(answer(late.check(key))));
-    // Now its entries are free again. Further keys might meet in a bucket.
+    // The entries are free again. More keys than these might share a bucket.
     deploys.clock.set_ms(NOW_MS + 2 * MINUTE_MS);
     let before = store.overflowed();
     assert!(answer(late.check(3_000)).allowed());
@@ -268,7 +268,7 @@ fn keys_that_share_a_count_share_it_after_a_deploy() {
     let store = deploys.open();
     let after = late(store.clone());
     (0..3_000).for_each(|key| assert_eq!(answer(after.peek(key)).remaining(), left[key as usize]));
-    // A reset of such a key says that it can't.
+    // A reset of a key that shares a count is an error.
     let resets = |key: &i32| after.reset(*key).into_now().expect("at once").is_err();
     assert!((0..2_000).filter(resets).count() > 1_000);
 }
@@ -294,7 +294,7 @@ fn a_store_of_another_size_has_all_counts_and_room_for_them() {
         assert!(live * 32 <= store.max_bytes(), "{live} entries in {}", store.max_bytes());
         let after = limiter(store.clone());
         assert_eq!(left(&after), expected, "{first} and then {second} keys");
-        // New keys are counted as well.
+        // New keys count as well.
         for key in 100_000..100_010 {
             let passed = (0..5).filter(|_| answer(after.check(key)).allowed()).count();
             assert!(passed <= 3, "{first} and then {second} keys: {passed}");
@@ -317,7 +317,7 @@ fn a_larger_store_has_room_for_more_keys_and_a_smaller_one_takes_less_memory() {
     assert!(store.overflowed() < 200, "{}", store.overflowed());
     drop(store);
 
-    // Two hours later, there are few keys.
+    // Two hours later, the store has few keys.
     deploys.clock.set_ms(NOW_MS + 120 * MINUTE_MS);
     let store = open(100);
     assert!(store.max_bytes() < 10_000, "{}", store.max_bytes());
@@ -390,7 +390,7 @@ fn save_saves_what_is_counted_so_far() {
         limiter
     };
     assert!(answer(limiter.check("alice")).allowed());
-    // As if the process had been killed here.
+    // The copy stands for the file of a process that was killed here.
     fs::copy(deploys.path(), deploys.folder.path().join("copy")).expect("copied");
     let copy = CountsFile::new(deploys.folder.path().join("copy"), Duration::MAX)
         .clock(deploys.clock.clone())

@@ -32,7 +32,7 @@ fn saved() -> Vec<u8> {
     fs::read(deploys.path()).expect("a file")
 }
 
-/// Opens a file of these bytes: with an error, and without.
+/// Opens a file of these bytes twice: for its error, and for the empty store instead.
 fn open(bytes: &[u8]) -> (String, MemoryStore, Deploys) {
     let deploys = Deploys::new();
     fs::write(deploys.path(), bytes).expect("written");
@@ -129,7 +129,7 @@ fn a_file_of_another_version_is_not_used() {
     }
 }
 
-/// As with another edition of the zone data.
+/// The zone data of this build lacks a zone of the file, as another edition might.
 #[test]
 fn a_reset_fails_where_a_time_zone_is_not_known_any_more() {
     let bytes = saved();
@@ -250,7 +250,7 @@ fn a_file_is_not_replaced_by_the_same_again() {
     store.save().expect("saves");
     let second = inode();
     assert_ne!(second, first);
-    // Unless it is gone.
+    // A file that is gone is written again, without a change.
     fs::remove_file(deploys.path()).expect("removed");
     store.save().expect("saves");
     drop((store, limiter));
@@ -296,7 +296,7 @@ fn a_full_disk_keeps_the_file_of_before() {
     let error = store.save().expect_err("there is no room for these");
     assert_eq!(error.kind(), ErrorKind::StorageFull, "{error}");
     assert!(!disk.0.path().join("counts.new").exists(), "the room is free again");
-    // The process ends, and can't save that either.
+    // The process ends, and this save fails, too.
     drop(store);
     let store = open();
     assert_eq!(used(&limiter(&store), "alice"), [1]);

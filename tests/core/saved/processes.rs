@@ -87,13 +87,13 @@ fn a_file_that_another_process_holds_is_an_error_until_that_ends() {
     assert!(lines.any(|line| line.expect("text") == "open"));
     let error = MemoryStore::open(&file, Duration::MAX).expect_err("it is held");
     assert_eq!(error.kind(), std::io::ErrorKind::ResourceBusy, "{error}");
-    // However it ends.
+    // The lock ends with the process, also if the process is killed.
     child.kill().expect("killed");
     child.wait().expect("ended");
     drop(MemoryStore::open(&file, Duration::MAX).expect("opens"));
 }
 
-/// As a user without rights, who root is not.
+/// Runs as another user, since root may open any file.
 #[test]
 fn no_permission_is_an_error_that_says_so() {
     let folder = folder();
@@ -156,7 +156,7 @@ fn limiter(store: &MemoryStore) -> Limiter {
         .store(store.clone())
 }
 
-/// Charges without end, and says what is counted before each save and after it.
+/// Charges without end, and prints the counts before and after each save.
 fn load(file: &Path) {
     let every = Duration::from_micros(300);
     let store = CountsFile::new(file, every).max_keys(1_000).error_if_broken().open();
@@ -181,7 +181,7 @@ fn last(lines: &[String], what: &str) -> u64 {
     numbers.next_back().map_or(0, |number| number.parse().expect("a number"))
 }
 
-/// Reads some lines of a child, kills it, and returns all that it has said.
+/// Reads some lines of a child, kills it, and returns all of its output.
 fn kill_after(mut child: Child, lines: usize, spins: u64) -> Vec<String> {
     let mut said = BufReader::new(child.stdout.take().expect("piped")).lines();
     let mut all: Vec<String> = said.by_ref().take(lines).map(|line| line.expect("text")).collect();

@@ -38,7 +38,7 @@ proptest! {
         let mut rig = Rig::new(specs, now);
         let deploy = |rig: &mut Rig| {
             let limit = Limit::new(set(&rig.specs).expect("checked")).name("model");
-            // The store before saves when its last handle is gone.
+            // The previous store saves when its last handle is dropped.
             rig.limiter = Limiter::new(limit.clone());
             rig.limiter = limit.store(open(&folder.path().join("counts"), 64, &rig.clock));
         };
@@ -55,7 +55,7 @@ proptest! {
     }
 }
 
-/// Is deployed anew for each call.
+/// A store that is saved and loaded again for each call.
 struct Deployed {
     folder: tempfile::TempDir,
     clock: ManualClock,
