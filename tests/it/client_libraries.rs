@@ -334,7 +334,7 @@ async fn clients_of_githubs_api_get_through_as_with_github() {
                     for _ in 0..11 {
                         assert_eq!(client.get("/user").await["login"], "octocat");
                     }
-                    // 11 requests in windows of 3 or of 5.
+                    // The client sends 11 requests, in windows of 3 or of 5.
                     let spent = if token.is_none() { 3 } else { 2 };
                     let expected = if matches!(reads, Reads::Ahead) { 0 } else { spent };
                     assert_eq!(client.refusals, expected, "{reads:?}, {status}");
@@ -372,7 +372,8 @@ async fn the_github_example_counts_points_and_shows_the_standing_without_chargin
         ask("GET", "/search/repositories").await.headers()["x-ratelimit-resource"],
         "search"
     );
-    // Four are left: a write doesn't fit, and that is told as a spent limit is.
+    // Four tokens are left: a write does not fit, and its refusal looks like that of a used-up
+    // limit.
     let refused = ask("DELETE", "/repos/octocat/hello").await;
     assert_eq!(refused.status(), StatusCode::FORBIDDEN);
     assert_eq!(seconds(&refused, "x-ratelimit-remaining"), Some(0));

@@ -154,7 +154,7 @@ async fn each_caller_sees_the_quotas_of_its_plan_and_its_own_count() {
         }
         assert!(ask(&endpoint, of("alice", 9)).await.1.contains(r#""limit":9,"used":3,"#));
         assert!(ask(&endpoint, of("bob", 5)).await.1.contains(r#""limit":5,"used":0,"#));
-        // A downgrade: more is used than there is.
+        // After a downgrade, more is used than the limit grants.
         let told = ask(&endpoint, of("alice", 2)).await.1;
         assert!(told.contains(r#""limit":2,"used":3,"remaining":0,"#), "{told}");
     }
@@ -276,7 +276,7 @@ async fn a_limit_in_shadow_mode_shows_no_numbers() {
         let standing = |limit| {
             format!(r#"{{"limit":{limit},"used":0,"remaining":{limit},"reset":1700000100}}"#)
         };
-        // Nor is a request refused that has no key for it.
+        // A request without a key for a limit is answered without that limit.
         let endpoint = RateLimitEndpoint::new([&core]).and(&search);
         let told = ask(&endpoint, get("/")).await;
         let search = standing(30);

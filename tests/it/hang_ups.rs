@@ -62,7 +62,7 @@ async fn a_charge_that_was_not_sent_is_cancelled() {
         let limiter = api(&limit);
         drop(limit.layer(service_fn(inner)).call(get("/")));
         assert_eq!(used(&limiter).await, 0);
-        // The peek.
+        // The peek is the only call: the dropped request has sent none.
         assert_eq!(store.sent.load(Ordering::SeqCst), 1);
     }
 }
@@ -80,7 +80,7 @@ async fn a_hang_up_while_the_store_decides_leaves_the_queue() {
         sleep(Duration::from_millis(after)).await;
         queued.abort();
         assert_eq!(used(&limiter).await, 2, "dropped after {after} ms");
-        // The only place of the queue is free.
+        // The queue's only place is free again.
         let Ok(response) = service.oneshot(get("/")).await;
         assert_eq!(response.status(), 200);
     }

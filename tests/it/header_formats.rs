@@ -141,7 +141,7 @@ fn github(headers: &HeaderMap) -> GitHub {
 
 /// The items of a structured list whose members are strings with integers as parameters.
 fn items(headers: &HeaderMap, name: &str) -> Vec<(String, BTreeMap<String, u64>)> {
-    // As a recipient does it: all lines of the field, joined.
+    // Recipients join all lines of a header.
     let lines: Vec<_> = headers.get_all(name).iter().map(|line| line.as_bytes()).collect();
     let list: sfv::List =
         Parser::new(&lines.join(&b", "[..])).parse().unwrap_or_else(|e| panic!("{name}: {e}"));
@@ -265,7 +265,7 @@ proptest! {
                 let tightest = after.iter().min_by_key(|s| tightness(s)).expect("three");
                 prop_assert_eq!(tightness(&told), tightness(tightest), "{:?}", after);
                 prop_assert_eq!(told, after[i], "one set, and not a mixture");
-                // Inner layers' first.
+                // Inner layers come first.
                 let quotas: Vec<_> = all.iter().rev().flatten().copied().collect();
                 assert_ietf(response.headers(), &quotas, false);
             } else {
@@ -275,7 +275,7 @@ proptest! {
                 let names = items(response.headers(), "ratelimit");
                 prop_assert!(names.iter().all(|(name, _)| name.starts_with(&speaker)));
                 assert_ietf(response.headers(), &all[i], true);
-                // Nobody counted it: neither the layers outside nor that one.
+                // No layer counted it, neither the outer ones nor this one.
                 prop_assert_eq!(before.map(|s| s.used), after.map(|s| s.used));
             }
         }
@@ -383,7 +383,7 @@ fn a_limiters_headers_are_of_the_quotas_that_decided() {
     }
     let before = api.peek("bob");
     api.set_quotas(Quota::per_second(5));
-    // A decision knows no calendar, and the limiter has none any more.
+    // The decision has no calendar, and the changed limiter no month: it is shown as 30 days.
     assert_eq!(policy(&api, before), usual.replace("month", "30d"));
     assert_eq!(policy(&api, api.peek("bob")), r#""api:5/second";q=5;w=1"#);
 
@@ -441,7 +441,8 @@ fn layers_with_different_header_formats_do_not_contradict_each_other() {
             let service = handler(ServiceBuilder::new().layer(outer).layer(inner.clone()));
             let alone = handler(inner);
             ask(&service, 1);
-            // A refusal is the refusing layer's, in its words alone; the other one has not counted.
+            // A refusal has only the refusing layer's headers. The other layer has not counted the
+            // request.
             let (refused, its_own) = (ask(&service, 1), ask(&alone, 2));
             assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
             assert_eq!(sent(&refused), sent(&its_own), "{outer_style:?} around {inner_style:?}");

@@ -19,7 +19,7 @@ use crate::support::{
     ANSWERS, NOW_MS, RESET, TestStore, everyone, get, layered, limit_headers, named, per_minute,
 };
 
-/// The end of the hour that the tests are in, as `x-ratelimit-reset` says it.
+/// The end of the tests' hour, as in `x-ratelimit-reset`.
 const HOUR_END: &str = "1700002800";
 
 fn app() -> Router {
@@ -168,7 +168,7 @@ async fn the_body_of_a_refusal_is_problem_json_with_githubs_message() {
 async fn headers_show_the_tightest_quota_and_on_a_refusal_the_one_that_resets_last() {
     for mood in ANSWERS {
         let app = app().layer(layered(limit(Quota::per_minute(2).and(Quota::per_hour(2))), mood));
-        // As many remain: the later reset speaks.
+        // Both have as many left: the later reset decides.
         assert_fields(&ask(&app).await, ["2", "1", "1", HOUR_END], None);
         ask(&app).await;
         let refused = ask(&app).await;
@@ -191,7 +191,7 @@ async fn an_outer_layer_replaces_the_headers_of_an_inner_one_only_if_it_is_tight
         assert_fields(&ask(&looser).await, ["5", "4", "1", RESET], Some("inner"));
 
         let tighter = app().layer(named("inner", 5, mood)).layer(per_minute(3, mood));
-        // The outer one has no name, so there is none: the inner one's would be wrong.
+        // The outer limit has no name, so there is no resource: the inner limit's would be wrong.
         assert_fields(&ask(&tighter).await, ["3", "2", "1", RESET], None);
 
         let hourly = layered(limit(Quota::per_hour(5)).name("hourly"), mood);
@@ -206,7 +206,7 @@ async fn an_outer_layer_replaces_the_headers_of_an_inner_one_only_if_it_is_tight
         let same = app().layer(hourly).layer(named("outer", 4, mood));
         assert_fields(&ask(&same).await, ["5", "3", "2", HOUR_END], Some("hourly"));
 
-        // As many remain, and reset at the same time: the inner one's stay.
+        // Both have as many left and reset at the same time: the inner layer's headers stay.
         let dear = layered(everyone(7).name("dear").cost_fn(|_| 4), mood);
         let cheap = named("cheap", 4, mood);
         let tie = app().layer(dear).layer(cheap);
@@ -220,7 +220,7 @@ async fn an_inner_layers_refusal_keeps_its_headers_under_an_outer_one() {
         for outer in [2, 10] {
             let app = app().layer(named("inner", 1, mood)).layer(per_minute(outer, mood));
             ask(&app).await;
-            // Also where the outer one has none left itself.
+            // Also if the outer limit has no tokens left.
             let refused = ask(&app).await;
             assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
             assert_fields(&refused, ["1", "0", "1", RESET], Some("inner"));
@@ -268,7 +268,8 @@ const ALL: &[&str] = &[
 #[tokio::test]
 async fn headers_of_an_upstream_are_always_replaced() {
     for mood in ANSWERS {
-        // All of them, and each one alone; ours are looser, and replace them all the same.
+        // The handler sends all headers, or each one alone. The layer's limit is looser, and its
+        // headers replace them all the same.
         let subsets = [ALL].into_iter().chain(ALL.chunks(1));
         for names in subsets {
             let app = upstream(names).layer(per_minute(60, mood));

@@ -96,7 +96,7 @@ async fn metrics_count_allowed_refused_failed_and_overflowed_requests() {
         ])
     );
 
-    // Five failures, and the store is left alone: the other two are answered without a call.
+    // After five failures the breaker is open: the other two requests cause no call.
     store.set(Mood::FailsLater);
     for status in [200, 200, 200, 429, 429, 429, 429] {
         assert_eq!(ask(&login).await, status);
@@ -178,7 +178,7 @@ async fn metrics_count_decisions_without_a_call_and_the_use_of_leased_tokens() {
 
 #[tokio::test(start_paused = true)]
 async fn each_outcome_has_its_series_and_its_event() {
-    /// A way to limit, and what becomes of a request.
+    /// A set-up, with the outcome of a request.
     type Case = (&'static str, fn(Limit) -> Limit, u64, &'static str, u16);
     let cases: &[Case] = &[
         ("passed", |limit| limit, 9, "", 200),
@@ -197,7 +197,7 @@ async fn each_outcome_has_its_series_and_its_event() {
             let series = format!(r#"decisions_total{{scope="api",outcome="{outcome}"}}"#);
             assert_eq!(scraped(&handle).get(&series), Some(&1.0), "{outcome}, {mood:?}");
             let text = log.text();
-            // Without the warning of a limit of 0, which a process has once.
+            // The warning about a limit of 0 is left out, since a process logs it once.
             let events = text.lines().filter(|line| line.contains(" DEBUG "));
             assert_eq!(events.count(), usize::from(!event.is_empty()), "{text}");
             if !event.is_empty() {
@@ -209,7 +209,7 @@ async fn each_outcome_has_its_series_and_its_event() {
     }
 }
 
-/// Each request is counted once, when it has passed or was refused.
+/// Each request counts once, when it passes or is refused.
 #[tokio::test(start_paused = true)]
 async fn requests_that_wait_are_counted_with_how_long_they_did() {
     let (recorder, handle) = recorder();
@@ -409,7 +409,7 @@ async fn a_refusal_is_logged_with_its_quota_and_retry_after() {
     }
 }
 
-/// In a layer, and without HTTP.
+/// Refusals in a layer and without HTTP.
 #[tokio::test]
 async fn a_refusal_by_several_limits_is_one_line_and_counts_for_each_of_them() {
     let minute = Quota::per_minute(1);
@@ -502,7 +502,7 @@ async fn the_start_and_the_end_of_an_outage_are_logged() {
             let seconds: f64 = seconds.parse().expect("a number");
             assert!((3.0..6.0).contains(&seconds), "{lines:?}");
 
-            // The next one is told again, with a count of its own.
+            // The next outage is logged again, with its own count.
             store.set(failure);
             ask(&service).await;
             assert_eq!(warned().len(), 3);

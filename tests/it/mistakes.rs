@@ -41,7 +41,7 @@ fn logged<F: AsyncFnOnce()>(mistake: F) -> Vec<String> {
     logged_by(type_name::<F>(), 0, async |_| mistake().await)
 }
 
-/// The same for one of several cases.
+/// The same, for a test of several cases.
 fn logged_in_case<F: AsyncFnOnce(usize)>(case: usize, mistake: F) -> Vec<String> {
     logged_by(type_name::<F>(), case, mistake)
 }
@@ -108,7 +108,7 @@ fn with(mut request: Request<Body>, name: &'static str, value: &'static str) -> 
     request
 }
 
-/// The only line, without addresses.
+/// Returns the only line of a log, without addresses.
 #[track_caller]
 fn only_line(log: &[String]) -> &str {
     let [line] = log else { panic!("not one line: {log:#?}") };
@@ -236,7 +236,7 @@ fn a_proxy_without_client_ip_is_noticed_by_the_first_request() {
     }
 }
 
-/// The first one may be a health check.
+/// The first request may be a health check.
 #[test]
 fn a_proxy_is_noticed_by_the_second_request() {
     let log = logged(async || {
@@ -273,21 +273,21 @@ fn nobody_is_warned_of_a_proxy_who_has_none_or_trusts_it() {
                 let _ = ask(&layer, request).await;
             }
         };
-        // Trusted, said to be the client, or not the key.
+        // The peer is a trusted proxy, declared to be the client, or not part of the key.
         local(limited_by(client_ip().trusting(["10.0.0.0/8"]))).await;
         local(limited_by(client_ip().trusting_hops(1))).await;
         local(limited_by(client_ip().trusting_hops(0))).await;
         local(limited_by(header("x-real-ip").or(peer_ip()))).await;
         local(limited_by(global())).await;
         local(per_minute().skip(|_| true)).await;
-        // A client sends what a proxy would.
+        // A client may send the headers of a proxy.
         for peer in ["192.0.2.1", "100.128.0.1", "172.32.0.1", "2001:db8::1"] {
             for (name, value) in FORWARDED {
                 let _ = ask(&per_minute(), with(from(peer), name, value)).await;
                 let _ = ask(&limited_by(client_ip()), with(from(peer), name, value)).await;
             }
         }
-        // No proxy.
+        // The peer is a public address, and no proxy.
         for peer in LOCAL {
             let _ = ask(&per_minute(), from(peer)).await;
         }
@@ -336,7 +336,7 @@ fn the_same_layer_twice_is_noticed_without_headers_and_with_a_queue() {
                 1 => per_minute().headers(Headers::None),
                 _ => per_minute().queue(10, Duration::from_secs(60)),
             };
-            // With another limit between the two.
+            // Another limit is between the two.
             let other = limited_by(global());
             let layers = ServiceBuilder::new().layer(layer.clone()).layer(other).layer(layer);
             let app: Router = Router::new().route("/", on_get(async || "hello")).layer(layers);
@@ -353,13 +353,13 @@ fn layers_that_share_a_count_on_purpose_are_not_taken_for_one() {
         let counted = |limit: Limit| FixedWindowLayer::new(limit.store(store.clone()));
         let limit = QUOTA.name("api");
         let layer = counted(limit.clone());
-        // On two routes.
+        // The layer is on two routes.
         let app: Router = Router::new()
             .route("/api", on_get(async || "hello").layer(layer.clone()))
             .route("/", on_get(async || "hello").layer(layer.clone()));
         assert_eq!(used_after_one(app.clone()).await, 1);
         assert_eq!(used_after_one(app).await, 2);
-        // By address for all, and by user for those who have signed in.
+        // All clients have a limit by address, and users another one by user.
         let others = [
             per_minute(),
             counted(QUOTA.name("other")),
@@ -504,7 +504,7 @@ fn what_the_code_lacks_is_for_the_operator_and_not_for_the_client() {
             }
         }
     });
-    // Once how to fix it, and for a subscriber that shows them the refusals.
+    // The fix is logged once, and the refusals if the subscriber shows them.
     let (fix, refused) = log.split_first().expect("a line");
     assert!(fix.contains("ERROR") && fix.contains("extension `it::mistakes::User`"), "{fix}");
     let (server, client) = refused.split_at(3);
@@ -518,7 +518,7 @@ fn what_the_code_lacks_is_for_the_operator_and_not_for_the_client() {
     assert_eq!(client.len(), 3);
 }
 
-/// A user where the layer of authentication has set one.
+/// Counts by the user, if authentication has set one.
 fn user_or_peer() -> FixedWindowLayer {
     limited_by(extension::<User>().or(peer_ip()))
 }
@@ -618,7 +618,7 @@ fn one_name_with_two_sets_of_quotas_on_a_shared_store_is_noticed() {
         });
         log.iter().filter(|line| line.contains("have different quotas")).count()
     };
-    // Another prefix has counts of its own.
+    // A store with another prefix has its own counts.
     assert_eq!([0, 1, 2].map(lines), [1, 1, 0]);
 }
 

@@ -29,7 +29,7 @@ fn in_memory(limit: Limit) -> FixedWindowLayer {
 
 const LONG: Duration = Duration::from_secs(60);
 
-/// Notes which request is served when.
+/// Notes the time of each served request.
 type Served = Arc<Mutex<Vec<(String, u128)>>>;
 
 fn noting(
@@ -187,7 +187,7 @@ async fn waiting_requests_hold_no_place_in_the_inner_service() {
     let mut waiting = Vec::new();
     for _ in 0..15 {
         let service = service.clone();
-        // Readied before it is called, as a server does.
+        // Servers make a service ready before they call it.
         waiting.push(tokio::spawn(async move {
             let mut service = service;
             service.ready().await.expect("infallible").call(get("/")).await
@@ -195,7 +195,7 @@ async fn waiting_requests_hold_no_place_in_the_inner_service() {
     }
     sleep(Duration::from_millis(1)).await;
     assert_eq!(in_service.load(Ordering::SeqCst), 10);
-    // Five wait, and the only place is free.
+    // Five requests wait for the service, and the queue's only place is free.
     let mut other = service.clone();
     let ready = tokio::time::timeout(Duration::from_millis(1), other.ready()).await;
     assert!(ready.is_ok(), "the place is held by one that waits");
@@ -242,7 +242,8 @@ async fn no_request_waits_in_shadow_mode() {
     assert!(served.lock().unwrap().iter().all(|(_, at)| *at == 0));
 }
 
-/// The seconds in which so many requests are served that come `at` a millisecond of the minute, after
+/// The seconds in which so many requests are served that come `at` a millisecond of the minute,
+/// after
 /// `taken` tokens of the minute have been used at its start. All are served in order of arrival.
 async fn seconds_after(
     quotas: impl Into<Quotas>,
@@ -278,7 +279,7 @@ async fn waiting_requests_fill_each_second_and_never_burst_when_a_minute_ends() 
     let seconds = seconds_after(quotas, 940, 57_000, 400).await;
     let expected: Vec<_> = (57..77).flat_map(|second| [second; 20]).collect();
     assert_eq!(seconds, expected);
-    // Nothing of the minute is left: the next one begins, second by second.
+    // The minute's tokens are used up. In the next minute, requests pass second by second.
     let seconds = seconds_after(quotas, 1_000, 45_000, 60).await;
     assert_eq!(seconds, [[60; 20], [61; 20], [62; 20]].concat());
 }
@@ -352,7 +353,7 @@ async fn resets_refunds_and_new_quotas_of_this_process_are_used_at_once() {
             let (path, notes) = (request.uri().path().to_owned(), notes.clone());
             async move {
                 notes.lock().unwrap().push((path.clone(), start.elapsed().as_millis()));
-                // Two of them end after two seconds, and do not count.
+                // Two of the requests end after two seconds, and do not count.
                 let uncounted = path == "/0" || path == "/1";
                 sleep(Duration::from_secs(if uncounted { 2 } else { 0 })).await;
                 let status = if uncounted { 204 } else { 200 };

@@ -79,7 +79,7 @@ async fn the_list_says_how_often_since_when_by_which_quota_and_until_when() {
     assert_eq!((of("never").count, of("never").retry_at), (2, None));
     assert_eq!((list.total, list.keys.len()), (4, 2));
 
-    // Then by the other quota.
+    // The other quota refuses then.
     clock.advance(Duration::from_secs(60));
     for _ in 0..2 {
         let _ = api.check("a").await.expect("memory answers");
@@ -114,7 +114,7 @@ async fn refusals_are_counted_however_they_are_asked_for() {
         assert_eq!((count(&api, "b"), count(&plan, "b")), (5, 5), "{mood:?}");
         assert_eq!(refused(&api).keys[0].quota, Quota::per_day(0));
 
-        // Looks and passes are none.
+        // Peeks and passes are not refusals.
         let _ = api.peek("b").await.expect("an answer");
         let _ = api.peek_cost("c", 9).await.expect("an answer");
         assert_eq!(refused(&api).total, 5);
@@ -154,13 +154,13 @@ async fn a_layer_of_several_limits_counts_each_by_its_own_key_and_shadows_too() 
         {
             assert_eq!(ask(&layer, path, key).await, status);
         }
-        // Shadow charges that come later have happened by now.
+        // Shadow charges in the background are done by now.
         for _ in 0..50 {
             tokio::task::yield_now().await;
         }
         assert_eq!((count(limits.of("api"), "x"), refused(limits.of("api")).total), (1, 1));
         assert_eq!(refused(limits.of("never")).total, 0);
-        // Two were let pass although they would be refused; the one that was refused took no part.
+        // Shadow mode let two requests pass. The limit took no part in the refused one.
         let shadow = refused(limits.of("all"));
         assert_eq!((shadow.total, shadow.keys[0].key == Key::global()), (2, true), "{mood:?}");
         assert_eq!((shadow.routes[0].route.as_str(), shadow.routes[0].count), ("/b", 2));
@@ -185,7 +185,7 @@ async fn a_shadow_run_shows_that_one_bundle_of_files_is_what_would_be_refused() 
         let routes: Vec<_> =
             list.routes.iter().map(|of| (of.route.as_str(), of.count, of.error)).collect();
         assert_eq!(routes, [("static", 90, 0), ("search", 3, 0)]);
-        // Enforced, refusals are in the same list.
+        // Without shadow mode, refusals are in the same list.
         api.set_shadow(false);
         assert_eq!(ask(&layer, "/search", "a").await, 429);
         assert_eq!(refused(&api).routes[1].count, 4);
@@ -247,7 +247,7 @@ async fn a_request_that_waited_in_vain_is_counted_once() {
     // The line is full.
     assert_eq!(ask(&layer, "/", "a").await, 429);
     assert_eq!(count(&api, "a"), 1);
-    // Its quotas become fewer while it waits, and grant nothing.
+    // The quotas change while the request waits, and grant nothing.
     api.set_quotas(Quota::per_hour(0));
     assert_eq!(waits.await, 429);
     assert_eq!(count(&api, "a"), 2);
@@ -273,7 +273,7 @@ fn entries_are_of_this_quarter_of_an_hour_and_the_one_before() {
     let both = list.keys.iter().find(|of| of.key == Key::from("both")).expect("in both");
     assert_eq!((both.first, both.last), (at(start + 899_000), at(start + 900_000)));
 
-    // Also where nothing is refused any more.
+    // Old refusals leave the list also if no key is refused any more.
     clock.advance(QUARTER);
     assert_eq!(counts(&refused(&api)), HashMap::from([of("new"), (Key::from("both"), 1)]));
     clock.advance(QUARTER);
@@ -289,14 +289,14 @@ fn a_clock_that_steps_neither_hides_nor_keeps_entries_for_ever() {
     let api = limit(0).store(MemoryStore::new().clock(clock.clone()));
     let refuse = |key: &str| assert!(!block_on(api.check(key)).expect("memory answers").allowed());
     refuse("a");
-    // Back over a boundary, by a second.
+    // The clock steps back over a boundary, by a second.
     clock.set_ms(start - 1_000);
     refuse("a");
     assert_eq!(count(&api, "a"), 2);
     clock.set_ms(start + 1_000);
     refuse("a");
     assert_eq!(count(&api, "a"), 3);
-    // A year ahead, and back: what was counted then is not of now.
+    // The clock goes a year ahead and back: refusals of then are not current.
     clock.set_ms(start + 365 * 86_400_000);
     refuse("b");
     assert_eq!((count(&api, "a"), count(&api, "b")), (0, 1));
@@ -314,7 +314,7 @@ fn limits_that_are_built_twice_have_lists_of_their_own() {
     let _ = block_on(one.check("a")).expect("memory answers");
     assert_eq!((refused(&one).total, refused(&one.clone()).total), (1, 1));
     assert_eq!(refused(&other).total, 0);
-    // Moved to another store, it begins anew.
+    // On another store, the list starts empty.
     let moved = Limits::new([Quota::per_hour(0).name("api").track_refused(3)]);
     let moved = moved.store(MemoryStore::new());
     let _ = block_on(moved.of("api").check("a")).expect("memory answers");
@@ -381,7 +381,7 @@ fn a_flood_is_sampled_from_its_thousandth_refusal_on_and_the_next_quarter_is_not
     let refuse = |key: u64| assert!(!block_on(api.check(key)).expect("an answer").allowed());
     (0..1_000).for_each(|_| refuse(7));
     assert_eq!((refused(&api).total, refused(&api).keys[0].count), (1_000, 1_000));
-    // Refusals that take turns are sampled alike.
+    // Keys whose refusals alternate are sampled alike.
     (0..200_000).for_each(|i| refuse(i % 8));
     let list = refused(&api);
     for key in 0..8 {

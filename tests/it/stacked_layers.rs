@@ -56,7 +56,8 @@ async fn used(limiter: &Limiter) -> u64 {
     limiter.peek(Key::global()).await.expect("memory answers").used()
 }
 
-/// Sends a request, and looks a second later, while it is still being answered if that takes longer.
+/// Sends a request, and reads the count a second later, although a slow response may not be
+/// complete.
 async fn sent<S, B>(service: S, request: Request<B>) -> JoinHandle<StatusCode>
 where
     S: Service<Request<B>, Response = Response, Error: Debug + Send, Future: Send>,
@@ -162,7 +163,7 @@ async fn an_upload_that_an_inner_layer_in_shadow_would_refuse_counts() {
     }
 }
 
-/// How a limit is set, and its layer.
+/// Settings of a limit, and of its layer.
 type Correction = (fn(Limit) -> Limit, fn(FixedWindowLayer) -> FixedWindowLayer);
 
 /// Ways to correct a charge by its response.
@@ -207,7 +208,7 @@ async fn a_charge_is_given_back_once_whatever_else_may_correct_it() {
     }
 }
 
-/// Tries again what was refused, once.
+/// Retries a refused request once.
 #[derive(Clone)]
 struct OnceMore(bool);
 
@@ -261,7 +262,7 @@ async fn a_request_that_is_served_after_all_counts() {
             let (response, used) = used_by_a_second_try(mood, CORRECTIONS[correction]).await;
             assert_eq!(used, expected, "correction {correction}");
             let headers = limit_headers(&response);
-            // The tighter layer's; none are sent of one in shadow.
+            // The tighter layer's headers. A layer in shadow mode sends none.
             let limit = if correction == 5 { "99" } else { "9" };
             assert_eq!((headers["limit"], headers["used"]), (limit, &*used.to_string()));
         }
@@ -283,7 +284,7 @@ async fn a_request_that_gives_back_at_once_is_reported_once() {
     assert_eq!(reports.load(Ordering::SeqCst), 1);
 }
 
-/// A body of a type that no layer was told of.
+/// A body of a type that no layer knows.
 struct Unknown(Body);
 
 impl http_body::Body for Unknown {

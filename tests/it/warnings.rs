@@ -57,7 +57,7 @@ async fn ask(layer: &FixedWindowLayer, path: &str, key: &str) -> u16 {
     let layer = layer.clone().reject(EmptyBody);
     let request = Request::get(path).header("x-key", key).body(()).expect("a path");
     let Ok(response) = layer.layer(inner).oneshot(request).await;
-    // Corrections and shadow charges that come later.
+    // Corrections and shadow charges are made in the background.
     for _ in 0..50 {
         tokio::task::yield_now().await;
     }
@@ -144,10 +144,10 @@ async fn refunds_and_charges_reach_a_share_twice_and_true_costs_reach_it_later()
         api.refund(receipt).await.expect("an answer");
         let receipt = api.charge("a", 9).await.expect("an answer").expect("it passes");
         assert_eq!(used(&warned), [8, 9], "{mood:?}");
-        // More, which is beyond the share already.
+        // The count is above the share already.
         api.settle(receipt, 20).await.expect("an answer");
         assert_eq!(used(&warned), [8, 9]);
-        // A true cost that reaches it, and the charge that follows does not.
+        // The true cost reaches the share. The next charge starts above it.
         let receipt = api.charge("b", 2).await.expect("an answer").expect("it passes");
         api.settle(receipt, 9).await.expect("an answer");
         assert!(api.check("b").await.expect("an answer").allowed());
@@ -180,7 +180,7 @@ async fn a_limit_that_changes_warns_by_the_limit_in_force() {
         ask(8).await;
         api.set_quotas(Quota::per_hour(20));
         ask(8).await;
-        // Lowered below what is used: no charge reaches its share.
+        // The lowered limit is below the count, so no charge reaches its share.
         api.set_quotas(Quota::per_hour(18));
         ask(9).await;
         assert_eq!(used(&warned), [8, 16], "{mood:?}");
@@ -266,7 +266,7 @@ async fn saved_tokens_are_spent_first_and_reserved_ones_begin_a_window_above_the
     for _ in 0..15 {
         assert!(api.check("a").await.expect("memory answers").allowed());
     }
-    // 13 tokens of this window, of which five were saved.
+    // 13 tokens belong to this window, five of them saved earlier.
     assert_eq!(used(&warned), [8]);
 
     let (warned, clock) = (Warned::default(), ManualClock::at_ms(NOW_MS));
@@ -276,7 +276,7 @@ async fn saved_tokens_are_spent_first_and_reserved_ones_begin_a_window_above_the
         assert!(api.reserve("a", 9).await.expect("memory answers").is_ok());
     }
     clock.advance(Duration::from_secs(60));
-    // Eight of its ten are reserved.
+    // Eight of the window's ten tokens are reserved.
     assert!(api.check("a").await.expect("memory answers").allowed());
     assert_eq!(used(&warned), [9]);
 }
@@ -308,7 +308,7 @@ async fn while_a_store_fails_each_process_warns_by_its_own_counts() {
     }
     assert_eq!(used(&warned), [8, 8]);
 
-    // Without a decision there is none.
+    // Without a decision, there is no warning.
     for policy in [OnStoreFailure::Allow, OnStoreFailure::Deny] {
         let store = TestStore::new(Mood::FailsLater).on_failure(policy);
         let layer = FixedWindowLayer::new(limit_of_ten(&warned).store(store));
@@ -336,7 +336,7 @@ async fn a_hook_that_panics_loses_no_count() {
         for _ in 0..50 {
             tokio::task::yield_now().await;
         }
-        // Its request has ended without a response.
+        // The request has ended without a response.
         assert_eq!(api.peek(Key::secret("a")).await.expect("an answer").used(), 0, "{mood:?}");
         let layer = FixedWindowLayer::new(&api);
         assert!(AssertUnwindSafe(ask(&layer, "/", "a")).catch_unwind().await.is_err());
