@@ -242,9 +242,8 @@ async fn no_request_waits_in_shadow_mode() {
     assert!(served.lock().unwrap().iter().all(|(_, at)| *at == 0));
 }
 
-/// The seconds in which so many requests are served that come `at` a millisecond of the minute,
-/// after
-/// `taken` tokens of the minute have been used at its start. All are served in order of arrival.
+/// Returns the second in which each request is served. All come `at` a millisecond of a minute whose
+/// start has used `taken` tokens, and are served in order of arrival.
 async fn seconds_after(
     quotas: impl Into<Quotas>,
     taken: u64,
