@@ -1,26 +1,27 @@
-//! [`FixedWindowLayer`]: its setters by theme, and the service that it makes.
+//! [`FixedWindowLayer`]: its setters, and the service that it makes.
 
 use std::fmt;
 use std::sync::{Arc, Weak};
+#[cfg(feature = "tokio")]
+use std::time::Duration;
 
+use http::request::Parts;
+use http::{Response, StatusCode, response};
+use http_body::Body;
 use tower_layer::Layer;
 
+use super::headers::Headers;
 use super::options::Options;
-use super::rejection::ProblemJson;
+use super::rejection::{ProblemJson, Rejection};
 use super::service::FixedWindow;
 use super::shared::Shared;
 use super::stacked;
 use super::twice::Watch;
+use super::upload::Drain;
+use crate::decision::Decision;
 use crate::limiter::{Limiter, freed};
-use crate::limits::Limits;
+use crate::limits::{IntoLimits, Limits};
 use crate::line::{Lines, Queue};
-
-// First, since rustdoc shows methods in the order of modules.
-mod creating;
-
-mod counting;
-mod deciding;
-mod refusing;
 
 /// Limits the requests to the service it wraps.
 ///
@@ -95,6 +96,63 @@ pub struct FixedWindowLayer<J = ProblemJson> {
     reject: Arc<J>,
 }
 
+impl FixedWindowLayer {
+    /// Limits requests by the address of their peer, in memory. `limits` is a quota, or anything
+    /// else that becomes [`Limits`](crate::Limits).
+    ///
+    /// Under axum, this needs the feature `axum` and
+    /// `into_make_service_with_connect_info::<SocketAddr>()`; under other servers, a
+    /// [`PeerAddr`](crate::key::PeerAddr) in the extensions of each request.
+    ///
+    /// ```
+    /// use http::Request;
+    /// use tower_fixed_window::key::PeerAddr;
+    /// use tower_fixed_window::testing::ask;
+    /// use tower_fixed_window::{FixedWindowLayer, Quota};
+    ///
+    /// let layer = FixedWindowLayer::new(Quota::per_minute(60));
+    ///
+    /// let request = || Request::get("/").extension(PeerAddr(([192, 0, 2, 1], 4711).into()));
+    /// assert_eq!(ask(&layer, request()).headers()["x-ratelimit-remaining"], "59");
+    /// assert_eq!(ask(&layer, request()).headers()["x-ratelimit-remaining"], "58");
+    /// ```
+    ///
+    /// Several limits are decided together: a request passes only if all of them grant it, and a
+    /// refusal takes from none.
+    ///
+    /// ```
+    /// use http::Request;
+    /// use tower_fixed_window::key::header;
+    /// use tower_fixed_window::testing::ask;
+    /// use tower_fixed_window::{FixedWindowLayer, Quota};
+    ///
+    /// let layer = FixedWindowLayer::new([
+    ///     Quota::per_minute(600).name("organization").key(header("x-org")),
+    ///     Quota::per_minute(60).name("user").key(header("x-user")),
+    /// ]);
+    ///
+    /// let request = Request::get("/").header("x-org", "acme").header("x-user", "ann");
+    /// let response = ask(&layer, request);
+    /// // The limit with the smallest part left.
+    /// assert_eq!(response.headers()["x-ratelimit-resource"], "user");
+    /// assert_eq!(response.headers()["x-ratelimit-remaining"], "59");
+    /// ```
+    ///
+    /// To peek, reset or change a limit at run time, make a [`Limiter`](crate::Limiter) or
+    /// [`Limits`](crate::Limits) first, and the layer of it: `FixedWindowLayer::new(&limits)`.
+    ///
+    /// # Panics
+    /// As [`Limits::new`](crate::Limits::new) does: of several limits, each needs a name of its
+    /// own.
+    #[track_caller]
+    pub fn new(limits: impl IntoLimits) -> Self {
+        let limits = limits.into_limits();
+        limits.assert_valid();
+        let lines = Arc::new(Lines::new(limits.limiters().len() > 1));
+        Self { limits, options: Options::default(), lines, reject: Arc::new(ProblemJson) }
+    }
+}
+
 impl<J> FixedWindowLayer<J> {
     /// Returns the limits of the layer, by which they are found and changed at run time.
     ///
@@ -115,6 +173,393 @@ impl<J> FixedWindowLayer<J> {
     /// ```
     pub fn limits(&self) -> &Limits {
         &self.limits
+    }
+
+    /// Exempts requests for which the closure returns `true`: they pass uncounted and without
+    /// headers. Each call exempts more requests. For a customer without a limit, the closure of
+    /// [`Limit::by_plan`](crate::Limit::by_plan) returns `None`.
+    ///
+    /// Exempt requests by properties that a client can't choose: not by a header, and by a path
+    /// only if its handler is cheap, as for most health probes. Better, add the route of a probe
+    /// outside of the layer, or exempt the prober by its address: `client_ip().is_in(..)` (feature
+    /// `client-ip`) is a closure for this.
+    ///
+    /// ```
+    /// use http::Request;
+    /// use tower_fixed_window::key::client_ip;
+    /// use tower_fixed_window::testing::ask;
+    /// use tower_fixed_window::{FixedWindowLayer, Quota};
+    ///
+    /// let layer = FixedWindowLayer::new(Quota::per_minute(60))
+    ///     .skip(|parts| parts.uri.path() == "/health")
+    ///     .skip(client_ip().is_in(["192.0.2.0/24"]));
+    ///
+    /// let response = ask(&layer, Request::get("/health"));
+    /// assert_eq!(response.status(), 200);
+    /// assert!(!response.headers().contains_key("x-ratelimit-limit"));
+    /// ```
+    #[doc(alias = "whitelist")]
+    #[doc(alias = "allowlist")]
+    #[doc(alias = "exempt")]
+    #[doc(alias = "bypass")]
+    pub fn skip<F>(mut self, skip: F) -> Self
+    where
+        F: Fn(&Parts) -> bool + Send + Sync + 'static,
+    {
+        self.options.skip = Some(match self.options.skip.take() {
+            Some(earlier) => Arc::new(move |parts| earlier(parts) || skip(parts)),
+            None => Arc::new(skip),
+        });
+        self
+    }
+
+    /// Exempts CORS preflights (`OPTIONS` with `origin` and `access-control-request-method`). A
+    /// preflight carries no credentials, and if one is refused, the browser reports a failure of
+    /// CORS instead of a limit. If a CORS layer outside of this one answers preflights, they never
+    /// reach the limit.
+    ///
+    /// Any client can send both headers, and its requests are then unlimited. Use this only if the
+    /// handler for `OPTIONS` inside of the limit is cheap.
+    ///
+    /// ```
+    /// use http::Request;
+    /// use tower_fixed_window::key::global;
+    /// use tower_fixed_window::testing::ask;
+    /// use tower_fixed_window::{FixedWindowLayer, Quota};
+    ///
+    /// let layer = FixedWindowLayer::new(Quota::per_minute(0).key(global())).skip_preflight();
+    ///
+    /// let preflight = Request::options("/")
+    ///     .header("origin", "https://app.example")
+    ///     .header("access-control-request-method", "PUT");
+    /// assert_eq!(ask(&layer, preflight).status(), 200);
+    /// assert_eq!(ask(&layer, Request::put("/")).status(), 429);
+    /// ```
+    pub fn skip_preflight(mut self) -> Self {
+        self.options.skip_preflight = true;
+        self
+    }
+
+    /// Counts only requests whose response meets the condition, such as failed logins.
+    ///
+    /// The layer takes the tokens before it calls the service, and refunds them if the response
+    /// does not count. So a request counts until its response is known: with a limit of 5, at most
+    /// 5 undecided requests are in flight, and never more than 5 failures pass. With a remote
+    /// store, a background task sends the refund. If the runtime shuts down first, the request
+    /// stays counted until its window ends.
+    ///
+    /// ```
+    /// use axum::routing::any;
+    /// use http::{Request, StatusCode, Uri};
+    /// use tower_fixed_window::key::global;
+    /// use tower_fixed_window::testing::ask_around;
+    /// use tower_fixed_window::{FixedWindowLayer, Quota};
+    ///
+    /// let layer = FixedWindowLayer::new(Quota::per_minute(5).key(global()))
+    ///     .count_if(|response| response.status == StatusCode::UNAUTHORIZED);
+    ///
+    /// let login = any(async |uri: Uri| match uri.path() {
+    ///     "/right" => StatusCode::OK,
+    ///     _ => StatusCode::UNAUTHORIZED,
+    /// });
+    /// let response = ask_around(&layer, login.clone(), Request::post("/right"));
+    /// assert_eq!(response.headers()["x-ratelimit-used"], "0");
+    /// let response = ask_around(&layer, login, Request::post("/wrong"));
+    /// assert_eq!(response.headers()["x-ratelimit-used"], "1");
+    /// ```
+    pub fn count_if<F>(mut self, counts: F) -> Self
+    where
+        F: Fn(&response::Parts) -> bool + Send + Sync + 'static,
+    {
+        self.options.count_if = Some(Arc::new(counts));
+        self
+    }
+
+    /// Refunds the charge if a request is dropped before its response: the client disconnected, or
+    /// the handler or a closure of this layer panicked. If a remote store is still deciding, a task
+    /// awaits and refunds the charge (feature `tokio`). If the runtime shuts down first, the charge
+    /// stays counted until its window ends. Use this only if such requests are cheap: a client can
+    /// start work and disconnect, again and again.
+    ///
+    /// ```
+    /// use http::Request;
+    /// use tower::{Layer, Service, service_fn};
+    /// use tower_fixed_window::key::global;
+    /// use tower_fixed_window::testing::block_on;
+    /// use tower_fixed_window::{FixedWindowLayer, Key, Limiter, Quota};
+    ///
+    /// let limiter = Limiter::new(Quota::per_minute(5).key(global()));
+    /// let layer = FixedWindowLayer::new(&limiter).refund_dropped();
+    /// let mut slow = layer.layer(service_fn(async |_: Request<String>| {
+    ///     std::future::pending::<()>().await;
+    ///     Ok::<_, std::io::Error>(http::Response::new(axum::body::Body::empty()))
+    /// }));
+    ///
+    /// let response = slow.call(Request::new(String::new()));
+    /// assert_eq!(block_on(limiter.peek(Key::global()))?.used(), 1);
+    /// drop(response);
+    /// assert_eq!(block_on(limiter.peek(Key::global()))?.used(), 0);
+    /// # Ok::<_, tower_fixed_window::StoreError>(())
+    /// ```
+    pub fn refund_dropped(mut self) -> Self {
+        self.options.refund_dropped = true;
+        self
+    }
+
+    /// Lets requests over the limit wait in a line instead of refusing them: for each key up to
+    /// `requests` in this process, each for at most `max_wait`, in order of arrival. A request that
+    /// finds the line full, or would have to wait for longer, is refused. Its `retry-after` is the
+    /// time until it could pass behind the others. Several limits have a line for each combination
+    /// of their keys.
+    ///
+    /// Nothing is taken for a request that waits, or is dropped while it waits. The first in the
+    /// line is charged, for all limits or none, when its window begins and the service is ready, or
+    /// as soon as tokens are returned: never more than the limit passes. A lower cost does not
+    /// overtake a higher one; a cost of 0 passes at once, and a cost above the capacity is refused
+    /// at once. A waiting request holds no place in the inner service. If it is not polled, it
+    /// delays the others by a tenth of a second. The order holds within a process.
+    ///
+    /// [`close_queue`](Self::close_queue) ends all waiting with 503, for a graceful shutdown.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use http::Request;
+    /// use tower_fixed_window::key::global;
+    /// use tower_fixed_window::testing::ask;
+    /// use tower_fixed_window::{FixedWindowLayer, Quota};
+    ///
+    /// // A window of a day: the second request would have to wait too long.
+    /// let layer = FixedWindowLayer::new(Quota::per_day(1).key(global()))
+    ///     .queue(30, Duration::from_millis(1));
+    ///
+    /// assert_eq!(ask(&layer, Request::get("/")).status(), 200);
+    /// assert_eq!(ask(&layer, Request::get("/")).status(), 429);
+    /// ```
+    #[cfg(feature = "tokio")]
+    pub fn queue(mut self, requests: u64, max_wait: Duration) -> Self {
+        self.options.queue = Some((requests, max_wait));
+        self
+    }
+
+    /// Ends the waiting of all requests in the [`queue`](Self::queue) of this layer and its clones
+    /// with 503. Later requests don't wait. Call it for a graceful shutdown.
+    #[cfg(feature = "tokio")]
+    #[cfg_attr(docsrs, doc(cfg(feature = "tokio")))]
+    pub fn close_queue(&self) {
+        self.lines.close();
+    }
+
+    /// Puts the [`Decision`](crate::Decision) into the extensions of requests that pass, for
+    /// handlers to read.
+    ///
+    /// ```
+    /// use axum::{Extension, routing::any};
+    /// use http::Request;
+    /// use tower_fixed_window::key::global;
+    /// use tower_fixed_window::testing::ask_around;
+    /// use tower_fixed_window::{Decision, FixedWindowLayer, Quota};
+    ///
+    /// async fn handler(Extension(decision): Extension<Decision>) -> String {
+    ///     format!("{} left", decision.remaining())
+    /// }
+    ///
+    /// let layer = FixedWindowLayer::new(Quota::per_minute(5).key(global())).expose_decision();
+    ///
+    /// let response = ask_around(&layer, any(handler), Request::get("/"));
+    /// assert_eq!(response.status(), 200);
+    /// ```
+    pub fn expose_decision(mut self) -> Self {
+        self.options.expose_decision = true;
+        self
+    }
+
+    /// Calls a closure with each decision and its request, for logs or metrics with your own ids,
+    /// or to warn an account near its limit. For logs and metrics by the limit's name, use the
+    /// features `tracing` and `metrics` instead.
+    ///
+    /// The layer calls it once for each request, before it calls the service or responds with a
+    /// refusal; for a request that waits in a queue, when it has waited. In
+    /// [shadow mode](crate::Limit::shadow), it also calls it for requests that pass although the
+    /// decision refuses them. It does not call it if there is no decision: for exempt requests, for
+    /// requests without a key, and while the store fails and nothing decides in its place (if
+    /// memory does, [`is_local`](Decision::is_local) is `true`).
+    ///
+    /// The closure must not block, since the request waits for it; send slow work to a channel. It
+    /// does not get the key, which may be a credential; put what your app knows of the client into
+    /// the extensions. Another call adds a closure.
+    ///
+    /// ```
+    /// use std::sync::mpsc;
+    /// use http::Request;
+    /// use tower_fixed_window::key::extension;
+    /// use tower_fixed_window::testing::ask;
+    /// use tower_fixed_window::{FixedWindowLayer, Quota};
+    ///
+    /// /// Your authentication layer puts it into the extensions.
+    /// #[derive(Clone)]
+    /// struct Tenant { id: u64, token: &'static str }
+    ///
+    /// impl From<&Tenant> for tower_fixed_window::Key {
+    ///     fn from(tenant: &Tenant) -> Self { Self::secret(tenant.token) }
+    /// }
+    ///
+    /// let (sender, refused_tenants) = mpsc::channel();
+    /// let layer = FixedWindowLayer::new(Quota::per_day(1).key(extension::<Tenant>()));
+    /// let layer = layer.on_decision(move |parts, decision| {
+    ///     if let Some(tenant) = parts.extensions.get::<Tenant>() && !decision.allowed() {
+    ///         let _ = sender.send((tenant.id, decision.limit()));
+    ///     }
+    /// });
+    ///
+    /// let tenant = Tenant { id: 7, token: "t0k3n" };
+    /// assert_eq!(ask(&layer, Request::get("/").extension(tenant.clone())).status(), 200);
+    /// assert_eq!(ask(&layer, Request::get("/").extension(tenant)).status(), 429);
+    /// assert_eq!(refused_tenants.try_iter().collect::<Vec<_>>(), [(7, 1)]);
+    /// ```
+    pub fn on_decision<F>(mut self, on_decision: F) -> Self
+    where
+        F: Fn(&Parts, &Decision) + Send + Sync + 'static,
+    {
+        self.options.on_decision = Some(match self.options.on_decision.take() {
+            Some(earlier) => Arc::new(move |parts, decision| {
+                earlier(parts, decision);
+                on_decision(parts, decision);
+            }),
+            None => Arc::new(on_decision),
+        });
+        self
+    }
+
+    /// Sets the status of a refusal. The default is 429; GitHub's API uses 403.
+    ///
+    /// ```
+    /// use http::{Request, StatusCode};
+    /// use tower_fixed_window::key::global;
+    /// use tower_fixed_window::testing::ask;
+    /// use tower_fixed_window::{FixedWindowLayer, Quota};
+    ///
+    /// let layer =
+    ///     FixedWindowLayer::new(Quota::per_minute(0).key(global())).status(StatusCode::FORBIDDEN);
+    ///
+    /// assert_eq!(ask(&layer, Request::get("/")).status(), 403);
+    /// ```
+    pub fn status(mut self, status: StatusCode) -> Self {
+        self.options.status = status;
+        self
+    }
+
+    /// Sets which rate-limit headers responses have. The default is GitHub's.
+    ///
+    /// ```
+    /// use http::Request;
+    /// use tower_fixed_window::key::global;
+    /// use tower_fixed_window::testing::ask;
+    /// use tower_fixed_window::{FixedWindowLayer, Headers, Quota};
+    ///
+    /// let layer = FixedWindowLayer::new(Quota::per_minute(60).name("api").key(global()))
+    ///     .headers(Headers::IetfDraft10);
+    ///
+    /// let response = ask(&layer, Request::get("/"));
+    /// assert_eq!(response.headers()["ratelimit-policy"], r#""api:60/minute";q=60;w=60"#);
+    /// ```
+    pub fn headers(mut self, headers: Headers) -> Self {
+        self.options.headers = headers;
+        self
+    }
+
+    /// Sets the response to refused requests: [`GitHubBody`](crate::GitHubBody),
+    /// [`Grpc`](crate::Grpc), [`EmptyBody`](crate::EmptyBody), or a [`Reject`](crate::Reject) of
+    /// your own; [`ProblemJson`](crate::ProblemJson) unless set.
+    ///
+    /// ```
+    /// use http::Request;
+    /// use tower_fixed_window::key::global;
+    /// use tower_fixed_window::testing::ask;
+    /// use tower_fixed_window::{FixedWindowLayer, Grpc, Quota};
+    ///
+    /// let layer = FixedWindowLayer::new(Quota::per_second(0).key(global())).reject(Grpc);
+    ///
+    /// let response = ask(&layer, Request::post("/"));
+    /// assert_eq!(response.status(), 200);
+    /// assert_eq!(response.headers()["grpc-status"], "8");
+    /// ```
+    pub fn reject<K>(self, reject: K) -> FixedWindowLayer<K> {
+        let Self { limits, options, lines, reject: _ } = self;
+        FixedWindowLayer { limits, options, lines, reject: Arc::new(reject) }
+    }
+
+    /// Makes the response to a refused request by a closure, which gets the request's parts and why
+    /// it was refused. The layer adds `retry-after`, `cache-control` and the rate-limit headers
+    /// that [`headers`](Self::headers) selects. Other rate-limit headers of the closure stay.
+    ///
+    /// ```
+    /// use axum::routing::any;
+    /// use axum::{Json, response::IntoResponse};
+    /// use http::{Request, header::ACCEPT};
+    /// use tower_fixed_window::key::global;
+    /// use tower_fixed_window::testing::ask_around;
+    /// use tower_fixed_window::{FixedWindowLayer, Quota};
+    ///
+    /// let layer = FixedWindowLayer::new(Quota::per_minute(0).key(global()));
+    /// let layer = layer.on_reject(|parts, why| {
+    ///     let accept = parts.headers.get(ACCEPT);
+    ///     match accept.is_some_and(|kind| kind == "application/json") {
+    ///         true => (why.status(), Json(why.message())).into_response(),
+    ///         false => (why.status(), why.message()).into_response(),
+    ///     }
+    /// });
+    ///
+    /// let request = Request::get("/").header(ACCEPT, "application/json");
+    /// let response = ask_around(&layer, any(async || "hello"), request);
+    /// assert_eq!(response.status(), 429);
+    /// assert_eq!(response.headers()["content-type"], "application/json");
+    /// assert_eq!(response.headers()["x-ratelimit-remaining"], "0");
+    /// ```
+    pub fn on_reject<F, B>(self, reject: F) -> FixedWindowLayer<F>
+    where
+        F: Fn(&Parts, &Rejection<'_>) -> Response<B> + Send + Sync + 'static,
+    {
+        self.reject(reject)
+    }
+
+    /// Reads the rest of refused requests with bodies of type `B` before the response, for at most
+    /// 30 s: see [above](Self#refused-uploads). axum's bodies don't need this. Each call adds a
+    /// type.
+    ///
+    /// In a `ServiceBuilder`, a layer outside of the limit may change the type of the bodies, as
+    /// tower-http's `RequestBodyLimitLayer` does:
+    ///
+    /// ```
+    /// use axum::body::Body;
+    /// use http::Request;
+    /// use http_body_util::Limited;
+    /// use tower::ServiceBuilder;
+    /// use tower_fixed_window::{FixedWindowLayer, Quota};
+    ///
+    /// let at_most = |request: Request<Body>| request.map(|body| Limited::new(body, 1 << 20));
+    /// let layers = ServiceBuilder::new()
+    ///     .map_request(at_most)
+    ///     .layer(FixedWindowLayer::new(Quota::per_minute(60)).drain_refused::<Limited<Body>>());
+    /// # let _: axum::Router = axum::Router::new()
+    /// #     .route("/", axum::routing::post(async |body: String| body)).layer(layers);
+    /// ```
+    ///
+    /// Under hyper alone:
+    ///
+    /// ```
+    /// use http::Request;
+    /// use tower_fixed_window::key::global;
+    /// use tower_fixed_window::testing::ask;
+    /// use tower_fixed_window::{FixedWindowLayer, Quota};
+    ///
+    /// let layer = FixedWindowLayer::new(Quota::per_minute(0).key(global()))
+    ///     .drain_refused::<hyper::body::Incoming>();
+    ///
+    /// assert_eq!(ask(&layer, Request::post("/")).status(), 429);
+    /// ```
+    pub fn drain_refused<B: Body + 'static>(mut self) -> Self {
+        self.options.drains.push(Drain::of::<B>());
+        self
     }
 
     #[cfg(feature = "openapi")]
