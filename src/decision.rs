@@ -29,7 +29,7 @@ pub use limited::RateLimited;
 pub(crate) use refuser::{KeptRefuser, Refuser};
 pub use standing::Usage;
 pub(crate) use standing::system_time;
-pub(crate) use together::{Line, Merging};
+pub(crate) use together::{LimitWindows, Merging};
 
 /// The answer to a charge: whether it passed, and the standing of the key.
 ///

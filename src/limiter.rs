@@ -15,8 +15,8 @@ mod creating;
 
 mod changes;
 mod changing;
-pub(crate) mod doubts;
 pub(crate) mod freed;
+pub(crate) mod likely_mistakes;
 mod live;
 mod noted;
 mod receipt;

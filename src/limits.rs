@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::decision::{Decision, MAX_LIMITS, RateLimited};
 use crate::limit::Limit;
-use crate::limiter::{Limiter, Receipt, UNNAMED, doubts};
+use crate::limiter::{Limiter, Receipt, UNNAMED, likely_mistakes};
 use crate::store::{Account, AnyStore, Charge, MemoryStore, Reply, Store, StoreError};
 
 mod from;
@@ -149,12 +149,12 @@ impl Limits {
     #[must_use]
     #[track_caller]
     pub fn store(self, store: impl Store) -> Self {
-        let id = doubts::identity(&store);
+        let id = likely_mistakes::identity(&store);
         let store = AnyStore::new(store);
         let limits = self.limits.iter().map(|limit| limit.moved_to(store.clone()));
         let this = Self { limits: limits.collect(), store };
         assert!(this.limits.iter().all(Limiter::can_be_found), "{UNNAMED}");
-        this.limits.iter().for_each(|limiter| doubts::note_name(id, limiter.live()));
+        this.limits.iter().for_each(|limiter| likely_mistakes::note_name(id, limiter.live()));
         this
     }
 

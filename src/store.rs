@@ -12,7 +12,7 @@ mod account;
 mod adjust;
 mod any;
 mod charge;
-mod counters;
+mod charged_quotas;
 mod error;
 mod memory;
 #[cfg(feature = "redis")]

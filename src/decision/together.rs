@@ -32,7 +32,7 @@ struct Rank {
 
 /// A limit in a charge of several: its name, the windows of its quotas, and its cost.
 #[derive(Clone, Copy)]
-pub(crate) struct Line<'w, 'a> {
+pub(crate) struct LimitWindows<'w, 'a> {
     pub(crate) name: &'w Arc<str>,
     pub(crate) windows: &'w [Window<'a>],
     pub(crate) ask: Ask,
@@ -125,37 +125,37 @@ impl Decision {
 
 impl Decision {
     /// Decides a charge of several limits: all grant it, or none takes anything. Calls `write` with
-    /// each line's position, whether its cost is taken, and the states to write; if nothing is
+    /// each limit's position, whether its cost is taken, and the states to write; if nothing is
     /// taken, these are the ones that have moved (S4).
     pub(crate) fn over_limits<const N: usize>(
         now: i64,
-        lines: &[Line<'_, '_>],
+        limits: &[LimitWindows<'_, '_>],
         mut write: impl FnMut(usize, bool, [Option<State>; N]),
     ) -> Self {
-        let fits = |line: &Line<'_, '_>| {
-            line.windows.iter().all(|window| window.fits(line.ask.cost, line.ask.reserve))
+        let fits = |limit: &LimitWindows<'_, '_>| {
+            limit.windows.iter().all(|window| window.fits(limit.ask.cost, limit.ask.reserve))
         };
-        let fit = lines.iter().all(fits);
-        let late = fit && lines.iter().any(|line| line.ask.reserve) && are_lines_too_late(lines);
-        let is_peek = lines.iter().any(|line| line.ask.peek);
+        let fit = limits.iter().all(fits);
+        let late = fit && limits.iter().any(|limit| limit.ask.reserve) && are_too_late(limits);
+        let is_peek = limits.iter().any(|limit| limit.ask.peek);
         let mut merging = Merging::new();
-        for (i, line) in lines.iter().enumerate() {
+        for (i, limit) in limits.iter().enumerate() {
             // A late reservation is decided as if it passed, and then undone.
-            let ask = Ask { peek: !late && (is_peek || !fit), up_to: false, ..line.ask };
-            let (mut decision, mut writes) = Self::over::<N>(now, line.windows, ask);
+            let ask = Ask { peek: !late && (is_peek || !fit), up_to: false, ..limit.ask };
+            let (mut decision, mut writes) = Self::over::<N>(now, limit.windows, ask);
             if late {
                 decision = decision.undone();
             }
             if late || ask.peek {
-                let settled = line.windows.iter().map(|window| window.settled());
+                let settled = limit.windows.iter().map(|window| window.settled());
                 writes = [None; N];
                 writes.iter_mut().zip(settled).for_each(|(write, settled)| *write = settled);
             }
             if !is_peek {
-                decision.shared = line.shared;
+                decision.shared = limit.shared;
                 write(i, decision.granted > 0, writes);
             }
-            merging.push(line.name, decision);
+            merging.push(limit.name, decision);
         }
         merging.done()
     }
@@ -354,12 +354,12 @@ impl Rank {
     }
 }
 
-fn are_lines_too_late(lines: &[Line<'_, '_>]) -> bool {
-    let taking = lines.iter().enumerate().filter(|(_, line)| line.ask.cost > 0);
-    is_too_late(taking.flat_map(|(i, line)| {
-        let windows = line.windows.iter().enumerate();
+fn are_too_late(limits: &[LimitWindows<'_, '_>]) -> bool {
+    let taking = limits.iter().enumerate().filter(|(_, limit)| limit.ask.cost > 0);
+    is_too_late(taking.flat_map(|(i, limit)| {
+        let windows = limit.windows.iter().enumerate();
         windows
-            .map(move |(j, window)| ((i, j), window.span(), window.covering_window(line.ask.cost)))
+            .map(move |(j, window)| ((i, j), window.span(), window.covering_window(limit.ask.cost)))
     }))
 }
 

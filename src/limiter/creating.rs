@@ -3,7 +3,7 @@
 use std::sync::{Arc, OnceLock};
 
 use super::live::{Live, UNKNOWN};
-use super::{Limiter, UNNAMED, doubts};
+use super::{Limiter, UNNAMED, likely_mistakes};
 use crate::limit::Limit;
 use crate::quota::Quotas;
 use crate::store::{AnyStore, MemoryStore, Store};
@@ -16,7 +16,7 @@ impl Limiter {
     }
 
     pub(crate) fn in_store(limit: Limit, store: AnyStore) -> Self {
-        doubts::note_zero(&limit);
+        likely_mistakes::note_zero(&limit);
         Self::made(limit, store)
     }
 
@@ -94,10 +94,10 @@ impl Limit {
     /// [`RedisStore::on_failure`]: crate::store::Remote::on_failure
     #[track_caller]
     pub fn store(self, store: impl Store) -> Limiter {
-        let id = doubts::identity(&store);
+        let id = likely_mistakes::identity(&store);
         let limiter = Limiter::in_store(self, AnyStore::new(store));
         assert!(limiter.can_be_found(), "{UNNAMED}");
-        doubts::note_name(id, limiter.live());
+        likely_mistakes::note_name(id, limiter.live());
         limiter
     }
 }

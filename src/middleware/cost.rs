@@ -40,11 +40,11 @@ use crate::timer::Runtime;
 /// response.extensions_mut().insert(cost);
 /// ```
 #[derive(Clone)]
-pub struct TrueCost(Arc<Report>);
+pub struct TrueCost(Arc<CostReport>);
 
 /// Carries costs from the handler or the body, which know these, to the layers, which know the
 /// charges.
-struct Report(Mutex<Reported>);
+struct CostReport(Mutex<Reported>);
 
 #[derive(Default)]
 struct Reported {
@@ -82,14 +82,14 @@ impl Costs {
     }
 }
 
-impl Report {
+impl CostReport {
     fn lock(&self) -> MutexGuard<'_, Reported> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Logs costs that no layer has applied.
-impl Drop for Report {
+impl Drop for CostReport {
     fn drop(&mut self) {
         let Reported { costs, settled: Some(settled), .. } = mem::take(&mut *self.lock()) else {
             // No layer has read it.
@@ -110,7 +110,7 @@ impl Drop for Report {
 impl TrueCost {
     fn known(costs: Costs) -> Self {
         let reported = Reported { costs, is_complete: true, ..Reported::default() };
-        Self(Arc::new(Report(Mutex::new(reported))))
+        Self(Arc::new(CostReport(Mutex::new(reported))))
     }
 
     /// Creates the cost of the limit of this name.
@@ -127,7 +127,7 @@ impl TrueCost {
 
     /// Creates a cost that a streamed body adds up.
     pub fn metered() -> (Self, CostMeter) {
-        let report = Arc::new(Report(Mutex::default()));
+        let report = Arc::new(CostReport(Mutex::default()));
         (Self(Arc::clone(&report)), CostMeter { costs: Costs::default(), report })
     }
 
@@ -178,7 +178,7 @@ impl fmt::Debug for TrueCost {
 /// ```
 pub struct CostMeter {
     costs: Costs,
-    report: Arc<Report>,
+    report: Arc<CostReport>,
 }
 
 impl CostMeter {

@@ -30,15 +30,15 @@ pin_project! {
         S: Service<Request<B>>,
     {
         #[pin]
-        state: State<S, B, S::Future, S::Response>,
+        state: FutureState<S, B, S::Future, S::Response>,
         // Dropped after the state: the refund comes after the service has been dropped.
         limited: LimitedRequest<J>,
     }
 }
 
 pin_project! {
-    #[project = StateProj]
-    enum State<S, B, F, R> {
+    #[project = FutureStateProj]
+    enum FutureState<S, B, F, R> {
         /// The store has not answered yet. The future holds the service that was made ready.
         Deciding { decision: PendingDecision, held: Option<Held<S, B>> },
         /// The request waits in its line. It holds a clone of the service that is not ready, so
@@ -87,12 +87,12 @@ where
             // Called in this function, since moving a request is measurable.
             let future = service.call(Request::from_parts(parts, body));
             limited.leave_line();
-            return Self { state: State::Calling { future, inside: None }, limited };
+            return Self { state: FutureState::Calling { future, inside: None }, limited };
         }
         match next {
             Next::Refuse(reason) => {
                 let (response, rest) = refuse(&mut limited, &reason, &parts, body);
-                Self { state: State::Refused { response: Some(response), rest }, limited }
+                Self { state: FutureState::Refused { response: Some(response), rest }, limited }
             }
             next => {
                 let state = follow(&mut limited, next, service, parts, body);
@@ -111,7 +111,7 @@ fn follow<S, B, J, R>(
     service: &mut S,
     mut parts: Parts,
     body: B,
-) -> State<S, B, S::Future, Response<R>>
+) -> FutureState<S, B, S::Future, Response<R>>
 where
     S: Service<Request<B>, Response = Response<R>> + Clone,
     B: 'static,
@@ -124,24 +124,24 @@ where
             let inside = inside.then(|| Inside::of(&mut parts.extensions));
             let future = service.call(Request::from_parts(parts, body));
             limited.leave_line();
-            State::Calling { future, inside }
+            FutureState::Calling { future, inside }
         }
         Next::Refuse(reason) => {
             let (response, rest) = refuse(limited, &reason, &parts, body);
-            State::Refused { response: Some(response), rest }
+            FutureState::Refused { response: Some(response), rest }
         }
         Next::Decide(decision) => {
             let clone = service.clone();
             let service = mem::replace(service, clone);
-            State::Deciding { decision, held: Some(Held { service, parts, body }) }
+            FutureState::Deciding { decision, held: Some(Held { service, parts, body }) }
         }
         Next::Charge => {
             let clone = service.clone();
             let service = mem::replace(service, clone);
-            State::Charging { held: Some(Held { service, parts, body }) }
+            FutureState::Charging { held: Some(Held { service, parts, body }) }
         }
         Next::Wait => {
-            State::Waiting { held: Some(Held { service: release(service), parts, body }) }
+            FutureState::Waiting { held: Some(Held { service: release(service), parts, body }) }
         }
     }
 }
@@ -180,7 +180,7 @@ where
         let mut this = self.project();
         loop {
             match this.state.as_mut().project() {
-                StateProj::Calling { future, inside } => {
+                FutureStateProj::Calling { future, inside } => {
                     // Stamped in place, since moving a response is measurable.
                     let mut answer = future.poll(cx);
                     if let Some(inside) = inside {
@@ -195,7 +195,7 @@ where
                     }
                     return answer;
                 }
-                StateProj::Refused { response, rest } => {
+                FutureStateProj::Refused { response, rest } => {
                     if let Some(rest) = rest {
                         ready!(rest.poll(cx));
                     }
@@ -223,7 +223,7 @@ fn follow_inside<R, E, J>(
 /// never wait.
 #[inline(never)]
 fn advance<S, B, J, R>(
-    mut state: Pin<&mut State<S, B, S::Future, Response<R>>>,
+    mut state: Pin<&mut FutureState<S, B, S::Future, Response<R>>>,
     limited: &mut LimitedRequest<J>,
     cx: &mut Context<'_>,
 ) -> Poll<Result<(), S::Error>>
@@ -233,22 +233,22 @@ where
     J: Reject<R>,
 {
     let (next, held) = match state.as_mut().project() {
-        StateProj::Deciding { decision, held } => {
+        FutureStateProj::Deciding { decision, held } => {
             let answer = ready!(decision.poll(cx));
             let held = held.take().expect(DONE);
             (limited.decide(&held.parts, answer), held)
         }
-        StateProj::Waiting { held } => {
+        FutureStateProj::Waiting { held } => {
             let parts = &held.as_ref().expect(DONE).parts;
             let next = ready!(limited.poll_turn(parts, cx));
             let held = held.take();
             let Some(next) = next else {
-                state.set(State::Readying { held });
+                state.set(FutureState::Readying { held });
                 return Poll::Ready(Ok(()));
             };
             (next, held.expect(DONE))
         }
-        StateProj::Readying { held } => {
+        FutureStateProj::Readying { held } => {
             let Held { parts, service, .. } = held.as_mut().expect(DONE);
             let next = if service.poll_ready(cx)?.is_ready() {
                 Next::Charge
@@ -262,12 +262,12 @@ where
             };
             (next, held.take().expect(DONE))
         }
-        StateProj::Charging { held } => {
+        FutureStateProj::Charging { held } => {
             let parts = &held.as_ref().expect(DONE).parts;
             let next = ready!(limited.poll_charge(parts, Some(cx)));
             (next, held.take().expect(DONE))
         }
-        StateProj::Calling { .. } | StateProj::Refused { .. } => {
+        FutureStateProj::Calling { .. } | FutureStateProj::Refused { .. } => {
             return Poll::Ready(Ok(()));
         }
     };
@@ -283,12 +283,12 @@ where
 {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.state {
-            State::Deciding { .. } => "ResponseFuture(deciding)",
-            State::Waiting { .. } => "ResponseFuture(waiting)",
-            State::Readying { .. } => "ResponseFuture(readying)",
-            State::Charging { .. } => "ResponseFuture(charging)",
-            State::Calling { .. } => "ResponseFuture(calling)",
-            State::Refused { .. } => "ResponseFuture(refused)",
+            FutureState::Deciding { .. } => "ResponseFuture(deciding)",
+            FutureState::Waiting { .. } => "ResponseFuture(waiting)",
+            FutureState::Readying { .. } => "ResponseFuture(readying)",
+            FutureState::Charging { .. } => "ResponseFuture(charging)",
+            FutureState::Calling { .. } => "ResponseFuture(calling)",
+            FutureState::Refused { .. } => "ResponseFuture(refused)",
         })
     }
 }

@@ -21,13 +21,13 @@ use crate::observe::{self, Outcome};
 use crate::quota::Quotas;
 use crate::store::{Account, Charge, StoreError};
 
-mod lines;
-mod response;
+mod after_response;
+mod charges;
 mod several;
 mod waiting;
 mod watched;
 
-use lines::Lines;
+use charges::LimitCharges;
 
 pub(crate) struct LimitedRequest<J> {
     current: Arc<Current<J>>,
@@ -48,7 +48,7 @@ struct Rare {
     /// The request's place in the line of its key, if the layer has a queue.
     place: Option<Place>,
     /// The request's charges, if the layer has several limits.
-    lines: Option<Lines>,
+    limit_charges: Option<LimitCharges>,
 }
 
 /// The next step of a request.
@@ -194,7 +194,7 @@ impl<J> LimitedRequest<J> {
     fn mark(&self, extensions: &mut Extensions) {
         let Shared { limiter, options, watch, .. } = &*self.current.shared;
         if self.charged.is_some() {
-            let first = self.lines().and_then(|lines| lines.first_key());
+            let first = self.limit_charges().and_then(|charges| charges.first_key());
             let key = first.unwrap_or(&self.key);
             watch.mark(limiter, options, key, extensions);
         }
@@ -210,8 +210,8 @@ impl<J> LimitedRequest<J> {
                 self.watch_decision(parts, decision);
             }
         } else if let Some(outcome) = reason.consequences().outcome {
-            match self.lines() {
-                Some(lines) => self.report_undecided(lines, reason, outcome),
+            match self.limit_charges() {
+                Some(charges) => self.report_undecided(charges, reason, outcome),
                 None => {
                     let observed = self.current.shared.limiter.scope().observe();
                     observed.refused_undecided(outcome, reason.missing_from_client());
@@ -266,8 +266,8 @@ impl<J> LimitedRequest<J> {
 
     /// Returns a handle that corrects the charge later.
     fn correction(&self) -> Correction {
-        if let Some(lines) = self.lines() {
-            return self.correction_of(lines);
+        if let Some(charges) = self.limit_charges() {
+            return self.correction_of(charges);
         }
         let limiter = self.current.shared.limiter.clone();
         let (account, own) = (self.account().to_owned(), self.has_own_quotas());
@@ -285,8 +285,8 @@ impl<J> LimitedRequest<J> {
     /// Reports a decision to the operator, and to the layer's hook.
     #[inline(always)]
     fn report(&self, parts: &Parts, decision: &Decision) {
-        if let Some(lines) = self.lines() {
-            self.report_several(lines, decision);
+        if let Some(charges) = self.limit_charges() {
+            self.report_several(charges, decision);
         } else {
             let scope = self.current.shared.limiter.scope();
             observe_decision(scope, self.quotas(), decision, self.shadow);
@@ -298,9 +298,9 @@ impl<J> LimitedRequest<J> {
 
     /// Lets the request pass without a decision.
     fn pass(&self, outcome: Outcome) -> Next {
-        match self.lines() {
+        match self.limit_charges() {
             None => self.current.shared.limiter.scope().observe().answered(outcome),
-            Some(lines) => self.pass_several(lines, outcome),
+            Some(charges) => self.pass_several(charges, outcome),
         }
         Next::Call
     }
@@ -315,8 +315,8 @@ impl<J> LimitedRequest<J> {
     }
 
     #[inline]
-    fn lines(&self) -> Option<&Lines> {
-        self.rare.as_ref()?.lines.as_ref()
+    fn limit_charges(&self) -> Option<&LimitCharges> {
+        self.rare.as_ref()?.limit_charges.as_ref()
     }
 
     #[inline]

@@ -13,10 +13,10 @@ use crate::limiter::Limiter;
 
 /// An extension of a request, `true` once a layer has refused it.
 #[derive(Default)]
-struct Refused(Arc<AtomicBool>);
+struct RefusedOnce(Arc<AtomicBool>);
 
 /// Cloned extensions belong to another request, such as a retry, which is not refused yet.
-impl Clone for Refused {
+impl Clone for RefusedOnce {
     fn clone(&self) -> Self {
         Self::default()
     }
@@ -30,7 +30,7 @@ pub(crate) struct Inside {
 
 impl Inside {
     pub(crate) fn of(extensions: &mut Extensions) -> Self {
-        let Refused(refused) = extensions.get_or_insert_default();
+        let RefusedOnce(refused) = extensions.get_or_insert_default();
         Self { refused: Arc::clone(refused), seen: false }
     }
 
@@ -50,7 +50,7 @@ impl Inside {
 #[inline]
 pub(crate) fn note_refused(extensions: &Extensions) {
     if are_possible()
-        && let Some(Refused(refused)) = extensions.get()
+        && let Some(RefusedOnce(refused)) = extensions.get()
     {
         refused.store(true, Ordering::Release);
     }

@@ -1,7 +1,7 @@
 //! A request for tokens: [`Charge`].
 
 use super::account::{Account, OwnedAccount, instant};
-use crate::decision::{Ask, Decision, Line, MAX_LIMITS};
+use crate::decision::{Ask, Decision, LimitWindows, MAX_LIMITS};
 use crate::quota::{Quota, Quotas};
 use crate::window::{State, Window};
 
@@ -215,16 +215,18 @@ impl<'a> Charge<'a> {
                 })
             })
             .collect();
-        let lines = charges.iter().zip(&windows).map(|(charge, windows)| charge.line(windows, 0));
-        let lines: Vec<_> = lines.collect();
+        let limits =
+            charges.iter().zip(&windows).map(|(charge, windows)| charge.with_windows(windows, 0));
+        let limits: Vec<_> = limits.collect();
         let mut writes = Vec::new();
         let mut written = [[None; Quotas::MAX]; MAX_LIMITS];
-        let mut decision = Decision::over_limits::<{ Quotas::MAX }>(now, &lines, |i, _, states| {
-            let Charge { account, .. } = charges[i];
-            written[i] = states;
-            let states = account.quotas().iter().zip(states);
-            writes.extend(states.filter_map(|(quota, state)| Some((account, quota, state?))));
-        });
+        let mut decision =
+            Decision::over_limits::<{ Quotas::MAX }>(now, &limits, |i, _, states| {
+                let Charge { account, .. } = charges[i];
+                written[i] = states;
+                let states = account.quotas().iter().zip(states);
+                writes.extend(states.filter_map(|(quota, state)| Some((account, quota, state?))));
+            });
         for i in 0..charges.len() {
             decision.note_states_of(i, states[i], written[i]);
         }
@@ -233,10 +235,14 @@ impl<'a> Charge<'a> {
 
     /// Returns this charge as one limit of several. `shared` has a bit for each quota whose count
     /// other keys share.
-    pub(super) fn line<'w>(&'w self, windows: &'w [Window<'a>], shared: u8) -> Line<'w, 'a> {
+    pub(super) fn with_windows<'w>(
+        &'w self,
+        windows: &'w [Window<'a>],
+        shared: u8,
+    ) -> LimitWindows<'w, 'a> {
         let Account { scope, quotas, .. } = self.account;
         let windows = &windows[..quotas.len()];
-        Line { name: scope.shared_name(), windows, ask: self.ask, shared }
+        LimitWindows { name: scope.shared_name(), windows, ask: self.ask, shared }
     }
 
     /// Decides in the same way over the windows of the quotas. `N` is their maximal number: most

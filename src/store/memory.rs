@@ -13,7 +13,7 @@ use super::Store;
 use super::account::Account;
 use super::adjust::Adjust;
 use super::charge::Charge;
-use super::counters::Counters;
+use super::charged_quotas::ChargedQuotas;
 use super::error::StoreError;
 use super::reply::Reply;
 use super::scope::Scope;
@@ -30,7 +30,7 @@ mod creating;
 mod file;
 #[cfg(feature = "saved")]
 mod format;
-mod overflow;
+mod overflow_report;
 #[cfg(feature = "saved")]
 mod saved;
 #[cfg(feature = "saved")]
@@ -44,7 +44,7 @@ pub use saved::CountsFile;
 #[cfg(feature = "saved")]
 use saver::Saver;
 
-use shard::{Home, Place, Shard, max_bytes};
+use shard::{CountedIn, Home, Shard, max_bytes};
 use time::{Reading, Time};
 
 /// The overflow is logged at most once in this time, in milliseconds.
@@ -102,7 +102,7 @@ struct Memory {
     shards: Sharded<Shard>,
     /// The most buckets of a shard's table.
     buckets: usize,
-    counters: Counters,
+    counters: ChargedQuotas,
     time: Time,
     max_keys: usize,
     /// When the overflow may be logged again.
@@ -293,7 +293,7 @@ impl MemoryStore {
         for (i, (place, state)) in places.into_iter().zip(writes).enumerate() {
             let Some(state) = state else { continue };
             written |= 1 << i;
-            if !matches!(place, Place::Own(_))
+            if !matches!(place, CountedIn::Own(_))
                 && let Some(quota) = quotas.get(i)
             {
                 self.memory.counters.note(account.scope(), quota);
@@ -339,7 +339,7 @@ impl Store for MemoryStore {
         let writes = adjust.apply_over(now, &windows);
         for ((place, state), quota) in places.into_iter().zip(writes).zip(quotas) {
             // An overflow entry may hold other keys' tokens: a refund to it is dropped.
-            let own = matches!(place, Place::Own(_));
+            let own = matches!(place, CountedIn::Own(_));
             if let Some(state) = state.filter(|_| own || !adjust.is_refund()) {
                 if !own {
                     self.memory.counters.note(scope, quota);

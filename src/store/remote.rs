@@ -65,7 +65,7 @@ mod flights;
 mod idle;
 mod known;
 #[cfg(feature = "tokio")]
-mod lease;
+mod leasing;
 mod outage;
 mod stopwatch;
 

@@ -31,7 +31,7 @@ pub(super) const MAX_SHARDS: usize = 32_768;
 
 pub(super) struct Sharded<S> {
     /// Allocated by the first call: most limiters are moved to a shared store before any.
-    shards: OnceLock<Box<[Shard<S>]>>,
+    shards: OnceLock<Box<[LockedShard<S>]>>,
     count: usize,
     hasher: RandomState,
 }
@@ -39,7 +39,7 @@ pub(super) struct Sharded<S> {
 /// A shard on cache lines of its own: threads with different keys share no memory that they write.
 #[derive(Default)]
 #[repr(align(128))]
-struct Shard<S>(Mutex<S>);
+struct LockedShard<S>(Mutex<S>);
 
 /// Returns the number of shards for a number of entries, and the most buckets of each.
 pub(super) fn shares(max_entries: usize) -> (usize, usize) {
@@ -71,7 +71,7 @@ impl<S: Default> Sharded<S> {
 
     /// Returns the number of a key's shard, and the key's hash.
     #[inline]
-    pub(super) fn place(&self, scope: &Scope, key: &Key) -> (usize, u64) {
+    pub(super) fn locate(&self, scope: &Scope, key: &Key) -> (usize, u64) {
         let hash = hash(&self.hasher, scope, key);
         (index(self.shards(), hash), hash)
     }
@@ -83,7 +83,7 @@ impl<S: Default> Sharded<S> {
     }
 
     #[inline(always)]
-    fn shards(&self) -> &[Shard<S>] {
+    fn shards(&self) -> &[LockedShard<S>] {
         match self.shards.get() {
             Some(shards) => shards,
             None => self.allocate(),
@@ -91,8 +91,8 @@ impl<S: Default> Sharded<S> {
     }
 
     #[cold]
-    fn allocate(&self) -> &[Shard<S>] {
-        self.shards.get_or_init(|| (0..self.count).map(|_| Shard::default()).collect())
+    fn allocate(&self) -> &[LockedShard<S>] {
+        self.shards.get_or_init(|| (0..self.count).map(|_| LockedShard::default()).collect())
     }
 
     /// Locks all shards, one at a time.
@@ -106,7 +106,7 @@ impl<S: Default> Sharded<S> {
 
     /// Returns the bytes of the shards without their tables.
     pub(super) fn bytes(&self) -> usize {
-        self.count * size_of::<Shard<S>>()
+        self.count * size_of::<LockedShard<S>>()
     }
 }
 
@@ -128,12 +128,12 @@ pub(super) fn fingerprint(hash: u64, quota: &Quota) -> u64 {
 
 /// Returns the shard of a hash. The number of shards is a power of two.
 #[inline(always)]
-fn index<S>(shards: &[Shard<S>], hash: u64) -> usize {
+fn index<S>(shards: &[LockedShard<S>], hash: u64) -> usize {
     (hash >> 32) as usize & (shards.len() - 1)
 }
 
 #[inline]
-fn lock<S>(Shard(shard): &Shard<S>) -> MutexGuard<'_, S> {
+fn lock<S>(LockedShard(shard): &LockedShard<S>) -> MutexGuard<'_, S> {
     // Nothing under the lock panics; if it did, the counters would still be valid.
     shard.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }

@@ -134,13 +134,13 @@ impl<P: Copy + Default> Table<P> {
         // Most entries are there.
         let is_first = self.buckets[first_bucket][first_way].fingerprint == fingerprint;
         let (bucket, way) =
-            if is_first { (first_bucket, first_way) } else { self.place(fingerprint)? };
+            if is_first { (first_bucket, first_way) } else { self.find_position(fingerprint)? };
         Some(&mut self.buckets[bucket][way % WAYS])
     }
 
     /// Returns the bucket and the way of a fingerprint's entry.
     #[inline(never)]
-    fn place(&self, fingerprint: u64) -> Option<(usize, usize)> {
+    fn find_position(&self, fingerprint: u64) -> Option<(usize, usize)> {
         self.entry(fingerprint, |_| false).map(|Slot { bucket, way, .. }| (bucket, way))
     }
 
@@ -149,7 +149,7 @@ impl<P: Copy + Default> Table<P> {
     pub(super) fn find(&self, fingerprint: u64, now: i64, taken: impl Fn(&Slot) -> bool) -> Found {
         match self.entry(fingerprint, &taken) {
             Some(slot) => Found::Entry(slot),
-            None => self.free(fingerprint, now, taken),
+            None => self.choose_free(fingerprint, now, taken),
         }
     }
 
@@ -185,7 +185,7 @@ impl<P: Copy + Default> Table<P> {
     }
 
     /// Returns a free place in the first bucket while this is sparse, then in the emptier one.
-    fn free(&self, fingerprint: u64, now: i64, taken: impl Fn(&Slot) -> bool) -> Found {
+    fn choose_free(&self, fingerprint: u64, now: i64, taken: impl Fn(&Slot) -> bool) -> Found {
         let ([a, b], first) = self.choices(fingerprint);
         // A bit for each way.
         let free = |bucket: usize| {

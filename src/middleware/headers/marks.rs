@@ -27,17 +27,17 @@ pub(super) const REFUSED_LIMIT: HeaderName = limit_at(1);
 
 /// The mark of a refusal that has no rate-limit headers to carry it.
 #[derive(Clone, Copy)]
-struct Refused;
+struct RefusedMark;
 
 /// Marks a refusal that has no [`REFUSED_LIMIT`].
 pub(super) fn mark_refused<R>(response: &mut Response<R>) {
-    response.extensions_mut().insert(Refused);
+    response.extensions_mut().insert(RefusedMark);
 }
 
 /// Returns whether a refusal was [marked](mark_refused).
 #[inline]
 pub(super) fn is_marked_refused<R>(response: &Response<R>) -> bool {
-    response.extensions().get::<Refused>().is_some()
+    response.extensions().get::<RefusedMark>().is_some()
 }
 
 /// Returns whether an inner layer of this crate refused the request.

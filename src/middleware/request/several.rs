@@ -5,7 +5,7 @@ use std::slice;
 use http::Response;
 use http::request::Parts;
 
-use super::lines::{Line, Lines, Shadow};
+use super::charges::{LimitCharge, LimitCharges, Shadow};
 use super::{LimitedRequest, Next};
 use crate::decision::{Decision, MAX_LIMITS};
 use crate::key::Key;
@@ -25,16 +25,16 @@ impl<J> LimitedRequest<J> {
     /// line.
     #[inline(never)]
     pub(super) fn start_several(&mut self, parts: &Parts) -> Next {
-        // Shadow mode is a limit's own here; `find_lines` separates limits in shadow mode.
+        // Shadow mode is a limit's own here; `find_charges` separates limits in shadow mode.
         self.shadow = false;
-        let mut lines = Lines::default();
-        let missing = self.find_lines(parts, &mut lines);
-        let has_lines = !lines.lines.is_empty();
-        self.rare().lines = Some(lines);
+        let mut charges = LimitCharges::default();
+        let missing = self.find_charges(parts, &mut charges);
+        let has_charges = !charges.enforced.is_empty();
+        self.rare().limit_charges = Some(charges);
         match missing {
             Err(reason) => Next::Refuse(reason),
-            Ok(()) if has_lines && self.may_wait() => self.join_line(parts, 0),
-            Ok(()) if has_lines => self.charge_several(parts),
+            Ok(()) if has_charges && self.may_wait() => self.join_line(parts, 0),
+            Ok(()) if has_charges => self.charge_several(parts),
             Ok(()) => {
                 self.refund_on_drop = self.shared().options.refund_dropped;
                 self.charge_shadows(parts);
@@ -46,18 +46,18 @@ impl<J> LimitedRequest<J> {
     /// Returns whether the request may have to wait. Requests that pass in any case, or never,
     /// don't.
     fn may_wait(&self) -> bool {
-        let Some(lines) = self.lines().filter(|_| self.shared().queue.is_some()) else {
+        let Some(charges) = self.limit_charges().filter(|_| self.shared().queue.is_some()) else {
             return false;
         };
-        lines.lines.iter().any(|line| line.cost > 0)
-            && lines.lines.iter().all(|line| self.quotas_of(line).can_grant(line.cost))
+        charges.enforced.iter().any(|charge| charge.cost > 0)
+            && charges.enforced.iter().all(|charge| self.quotas_of(charge).can_grant(charge.cost))
     }
 
-    fn find_lines(&self, parts: &Parts, lines: &mut Lines) -> Result<(), Reason> {
+    fn find_charges(&self, parts: &Parts, charges: &mut LimitCharges) -> Result<(), Reason> {
         for (i, limiter) in self.limiters().iter().enumerate() {
             let (limit, is_shadow) = (limiter.live().limit(), limiter.live().is_shadow());
             let mut key = Key::default();
-            lines.last = i;
+            charges.last = i;
             if let Err(missing) = limit.key.extract(parts, &mut key) {
                 if !missing.is_client() {
                     observe::mistake(&missing);
@@ -77,25 +77,25 @@ impl<J> LimitedRequest<J> {
                 },
             };
             let cost = limit.cost.as_ref().map_or(1, |cost| cost(parts));
-            let line = Line { limit: i, key, cost, quotas };
+            let charge = LimitCharge { limit: i, key, cost, quotas };
             match is_shadow {
-                true => lines.shadows.push((line, Shadow::default())),
-                false => lines.lines.push(line),
+                true => charges.shadows.push((charge, Shadow::default())),
+                false => charges.enforced.push(charge),
             }
         }
         Ok(())
     }
 
     fn charge_several(&mut self, parts: &Parts) -> Next {
-        let (Some(limits), Some(lines)) = (&self.current.shared.several, self.lines()) else {
+        let (Some(limits), Some(charges)) = (&self.current.shared.several, self.limit_charges())
+        else {
             return Next::Call;
         };
-        let charges = self.charges_of(lines);
         let mut limiters = [&limits.limiters()[0]; MAX_LIMITS];
-        for (limiter, line) in limiters.iter_mut().zip(&lines.lines) {
-            *limiter = &limits.limiters()[line.limit];
+        for (limiter, charge) in limiters.iter_mut().zip(&charges.enforced) {
+            *limiter = &limits.limiters()[charge.limit];
         }
-        match limits.send(limiters, &charges).into_now() {
+        match limits.send(limiters, &self.charges_of(charges)).into_now() {
             Ok(answer) => self.decide(parts, answer),
             Err(later) => Next::Decide(PendingDecision::new(later, self.refund())),
         }
@@ -105,10 +105,10 @@ impl<J> LimitedRequest<J> {
     #[cold]
     #[inline(never)]
     pub(super) fn charge_shadows(&self, parts: &Parts) {
-        let Some(lines) = self.lines() else { return };
-        for (line, shadow) in &lines.shadows {
-            let (charged, shadow) = (self.charged_of(line), shadow.clone());
-            let charge = Charge::new(charged.account.as_account(), line.cost);
+        let Some(charges) = self.limit_charges() else { return };
+        for (charge, shadow) in &charges.shadows {
+            let (charged, shadow) = (self.charged_of(charge), shadow.clone());
+            let charge = Charge::new(charged.account.as_account(), charge.cost);
             let reply = charged.limiter.send(charge);
             let route = charged.limiter.live().tracker().and_then(|tracker| tracker.route());
             let route = route.and_then(|route| Some(route(parts)?.to_owned()));
@@ -139,46 +139,50 @@ impl<J> LimitedRequest<J> {
 
     /// Corrects the charges of limits in shadow mode.
     pub(super) fn correct_shadows(&self, actual: &Actual) {
-        for (line, shadow) in self.lines().into_iter().flat_map(|lines| &lines.shadows) {
-            shadow.correct(&self.charged_of(line), actual);
+        for (charge, shadow) in
+            self.limit_charges().into_iter().flat_map(|charges| &charges.shadows)
+        {
+            shadow.correct(&self.charged_of(charge), actual);
         }
     }
 
     /// Returns a closure that corrects the charges of limits in shadow mode later.
     pub(super) fn shadow_correction(&self) -> Box<dyn FnOnce(&Actual) + Send> {
-        let shadows = self.lines().into_iter().flat_map(|lines| &lines.shadows);
+        let shadows = self.limit_charges().into_iter().flat_map(|charges| &charges.shadows);
         let shadows: Vec<_> =
-            shadows.map(|(line, shadow)| (self.charged_of(line), shadow.clone())).collect();
+            shadows.map(|(charge, shadow)| (self.charged_of(charge), shadow.clone())).collect();
         Box::new(move |actual| {
             shadows.iter().for_each(|(charged, shadow)| shadow.correct(charged, actual));
         })
     }
 
-    pub(super) fn correction_of(&self, lines: &Lines) -> Correction {
-        let charged = lines.lines.iter().map(|line| self.charged_of(line));
+    pub(super) fn correction_of(&self, charges: &LimitCharges) -> Correction {
+        let charged = charges.enforced.iter().map(|charge| self.charged_of(charge));
         Correction::of_several(charged).expect("some limit was charged")
     }
 
-    fn charged_of(&self, line: &Line) -> Charged {
-        let limiter = self.limiter_of(line.limit);
+    fn charged_of(&self, charge: &LimitCharge) -> Charged {
+        let limiter = self.limiter_of(charge.limit);
         Charged {
-            account: Account::new(limiter.scope(), self.quotas_of(line), &line.key).to_owned(),
-            own: line.quotas.is_some(),
+            account: Account::new(limiter.scope(), self.quotas_of(charge), &charge.key).to_owned(),
+            own: charge.quotas.is_some(),
             limiter: limiter.clone(),
         }
     }
 
     /// Returns the names and quotas of all limits that were decided.
-    pub(super) fn limits_of<'a>(&'a self, lines: &'a Lines) -> Vec<(&'a str, &'a Quotas)> {
-        let of = |line: &'a Line| (self.limiter_of(line.limit).name(), self.quotas_of(line));
-        lines.lines.iter().map(of).collect()
+    pub(super) fn limits_of<'a>(&'a self, charges: &'a LimitCharges) -> Vec<(&'a str, &'a Quotas)> {
+        let of = |charge: &'a LimitCharge| {
+            (self.limiter_of(charge.limit).name(), self.quotas_of(charge))
+        };
+        charges.enforced.iter().map(of).collect()
     }
 
     /// Returns the limit whose name and headers the response gets.
-    pub(super) fn governing(&self, lines: &Lines, decision: Option<&Decision>) -> usize {
+    pub(super) fn governing(&self, charges: &LimitCharges, decision: Option<&Decision>) -> usize {
         let name = decision.and_then(|decision| decision.governing_limit());
-        let mut limits = lines.lines.iter().map(|line| line.limit);
-        limits.find(|limit| name == Some(self.limiter_of(*limit).name())).unwrap_or(lines.last)
+        let mut limits = charges.enforced.iter().map(|charge| charge.limit);
+        limits.find(|limit| name == Some(self.limiter_of(*limit).name())).unwrap_or(charges.last)
     }
 
     pub(super) fn headers_of(&self, limit: usize) -> &PreparedHeaders {
@@ -191,11 +195,12 @@ impl<J> LimitedRequest<J> {
     where
         J: Reject<R>,
     {
-        let limits = match self.lines() {
-            Some(lines) => self.limits_of(lines),
+        let limits = match self.limit_charges() {
+            Some(charges) => self.limits_of(charges),
             None => vec![(self.shared().limiter.name(), self.quotas())],
         };
-        let limit = self.lines().map_or(0, |lines| self.governing(lines, reason.decision()));
+        let limit =
+            self.limit_charges().map_or(0, |charges| self.governing(charges, reason.decision()));
         let why = Rejection {
             reason,
             limited: self.shared().options.status,
@@ -209,35 +214,40 @@ impl<J> LimitedRequest<J> {
 
     pub(super) fn stamp_several<R>(
         &self,
-        lines: &Lines,
+        charges: &LimitCharges,
         response: &mut Response<R>,
         decision: &Decision,
     ) -> bool {
-        let headers = self.headers_of(self.governing(lines, Some(decision)));
-        headers.stamp_passed(response, || self.limits_of(lines), decision)
+        let headers = self.headers_of(self.governing(charges, Some(decision)));
+        headers.stamp_passed(response, || self.limits_of(charges), decision)
     }
 
-    pub(super) fn report_several(&self, lines: &Lines, decision: &Decision) {
-        limits::observe_all(decision, &self.charges_of(lines));
+    pub(super) fn report_several(&self, charges: &LimitCharges, decision: &Decision) {
+        limits::observe_all(decision, &self.charges_of(charges));
     }
 
     /// Reports a request that passes without a decision.
-    pub(super) fn pass_several(&self, lines: &Lines, outcome: Outcome) {
-        for line in &lines.lines {
-            self.limiter_of(line.limit).scope().observe().answered(outcome);
+    pub(super) fn pass_several(&self, charges: &LimitCharges, outcome: Outcome) {
+        for charge in &charges.enforced {
+            self.limiter_of(charge.limit).scope().observe().answered(outcome);
         }
     }
 
     /// Reports a request that is refused without a decision, by the limit whose key is missing or
     /// by all limits.
-    pub(super) fn report_undecided(&self, lines: &Lines, reason: &Reason, outcome: Outcome) {
+    pub(super) fn report_undecided(
+        &self,
+        charges: &LimitCharges,
+        reason: &Reason,
+        outcome: Outcome,
+    ) {
         let missing = reason.missing_from_client();
         let scope = |limit| self.limiter_of(limit).scope().observe();
         match reason {
-            Reason::MissingKey(_) => scope(lines.last).refused_undecided(outcome, missing),
+            Reason::MissingKey(_) => scope(charges.last).refused_undecided(outcome, missing),
             _ => {
-                for line in &lines.lines {
-                    scope(line.limit).refused_undecided(outcome, missing);
+                for charge in &charges.enforced {
+                    scope(charge.limit).refused_undecided(outcome, missing);
                 }
             }
         }
@@ -254,7 +264,7 @@ impl<J> LimitedRequest<J> {
     }
 
     pub(super) fn has_shadows(&self) -> bool {
-        self.lines().is_some_and(|lines| !lines.shadows.is_empty())
+        self.limit_charges().is_some_and(|charges| !charges.shadows.is_empty())
     }
 
     /// Returns whether any limit is settled by true costs.
@@ -267,17 +277,17 @@ impl<J> LimitedRequest<J> {
         self.limiters().iter().filter(settled).map(Limiter::name)
     }
 
-    pub(super) fn quotas_of<'a>(&'a self, line: &'a Line) -> &'a Quotas {
-        line.quotas.as_ref().unwrap_or(&self.current.settings_of(line.limit).quotas)
+    pub(super) fn quotas_of<'a>(&'a self, charge: &'a LimitCharge) -> &'a Quotas {
+        charge.quotas.as_ref().unwrap_or(&self.current.settings_of(charge.limit).quotas)
     }
 
-    fn charges_of<'a>(&'a self, lines: &'a Lines) -> Vec<Charge<'a>> {
-        let charge = |line: &'a Line| {
-            let limiter = self.limiter_of(line.limit);
+    fn charges_of<'a>(&'a self, charges: &'a LimitCharges) -> Vec<Charge<'a>> {
+        let sent = |charge: &'a LimitCharge| {
+            let limiter = self.limiter_of(charge.limit);
             let refunds = self.shared().refunds || limiter.live().limit().settled;
-            let account = Account::new(limiter.scope(), self.quotas_of(line), &line.key);
-            Charge::new(account, line.cost).refundable_if(refunds)
+            let account = Account::new(limiter.scope(), self.quotas_of(charge), &charge.key);
+            Charge::new(account, charge.cost).refundable_if(refunds)
         };
-        lines.lines.iter().map(charge).collect()
+        charges.enforced.iter().map(sent).collect()
     }
 }

@@ -4,7 +4,7 @@ use std::task::{Context, Poll, ready};
 
 use http::request::Parts;
 
-use super::lines::Line;
+use super::charges::LimitCharge;
 use super::{LimitedRequest, Next, Rare};
 use crate::limiter::Limiter;
 use crate::line::{Claim, Counter, End, Place, Term, Terms, Tokens};
@@ -32,7 +32,7 @@ impl<J> LimitedRequest<J> {
     /// Returns the request's claim. `cost` is the cost for the only limit.
     fn claim(&self, cost: u64) -> Claim {
         let terms = self.terms_now();
-        let Some(lines) = self.lines() else {
+        let Some(charges) = self.limit_charges() else {
             let scope = self.shared().limiter.scope().id();
             let counters = [Counter { limit: 0, scope, key: self.key.clone() }].into();
             return Claim {
@@ -42,16 +42,16 @@ impl<J> LimitedRequest<J> {
                 cost: Tokens::One(cost.into()),
             };
         };
-        let counter = |line: &Line| Counter {
-            limit: line.limit,
-            scope: self.limiter_of(line.limit).scope().id(),
-            key: line.key.clone(),
+        let counter = |charge: &LimitCharge| Counter {
+            limit: charge.limit,
+            scope: self.limiter_of(charge.limit).scope().id(),
+            key: charge.key.clone(),
         };
-        let costs: Vec<_> = lines.lines.iter().map(|line| line.cost).collect();
+        let costs: Vec<_> = charges.enforced.iter().map(|charge| charge.cost).collect();
         Claim {
-            counters: lines.lines.iter().map(counter).collect(),
+            counters: charges.enforced.iter().map(counter).collect(),
             terms,
-            own: lines.lines.iter().any(|line| line.quotas.is_some()),
+            own: charges.enforced.iter().any(|charge| charge.quotas.is_some()),
             cost: Tokens::of(&costs),
         }
     }
@@ -108,11 +108,13 @@ impl<J> LimitedRequest<J> {
             name: limiter.scope().shared_name().clone(),
             quotas: own.copied().unwrap_or_else(|| limiter.quotas()),
         };
-        match self.lines() {
+        match self.limit_charges() {
             None => [term(&self.current.shared.limiter, self.own_quotas())].into(),
-            Some(lines) => {
-                let of = |line: &Line| term(self.limiter_of(line.limit), line.quotas.as_ref());
-                lines.lines.iter().map(of).collect()
+            Some(charges) => {
+                let of = |charge: &LimitCharge| {
+                    term(self.limiter_of(charge.limit), charge.quotas.as_ref())
+                };
+                charges.enforced.iter().map(of).collect()
             }
         }
     }

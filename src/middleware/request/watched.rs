@@ -4,7 +4,7 @@
 use http::request::Parts;
 
 use super::LimitedRequest;
-use super::lines::Lines;
+use super::charges::LimitCharges;
 use crate::decision::Decision;
 use crate::key::Key;
 use crate::limiter::Limiter;
@@ -32,19 +32,19 @@ impl<J> LimitedRequest<J> {
     /// Counts a refusal by its key and route, or warns of a share, for limits that do so.
     #[inline(never)]
     pub(super) fn watch_decision(&self, parts: &Parts, decision: &Decision) {
-        match self.lines() {
+        match self.limit_charges() {
             None => note(&self.current.shared.limiter, &self.key, self.quotas(), decision, parts),
-            Some(lines) => self.watch_decisions(lines, parts, decision),
+            Some(charges) => self.watch_decisions(charges, parts, decision),
         }
     }
 
-    fn watch_decisions(&self, lines: &Lines, parts: &Parts, decision: &Decision) {
-        for line in &lines.lines {
-            let limiter = self.limiter_of(line.limit);
+    fn watch_decisions(&self, charges: &LimitCharges, parts: &Parts, decision: &Decision) {
+        for charge in &charges.enforced {
+            let limiter = self.limiter_of(charge.limit);
             if limiter.live().is_watched()
                 && let Some(of) = decision.of(limiter.name())
             {
-                note(limiter, &line.key, self.quotas_of(line), &of, parts);
+                note(limiter, &charge.key, self.quotas_of(charge), &of, parts);
             }
         }
     }

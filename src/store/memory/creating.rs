@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicU64;
 use super::time::Time;
 use super::{Memory, MemoryStore};
 use crate::clock::Clock;
-use crate::store::counters::Counters;
+use crate::store::charged_quotas::ChargedQuotas;
 use crate::store::sharded::{Sharded, shares};
 
 impl MemoryStore {
@@ -56,7 +56,7 @@ impl MemoryStore {
         Self::of(Memory {
             shards: Sharded::new(shards),
             buckets,
-            counters: Counters::default(),
+            counters: ChargedQuotas::default(),
             time,
             max_keys,
             quiet_until: AtomicU64::new(0),

@@ -6,14 +6,14 @@ use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
 /// The path of a file, with the lock of the file beside it while this value lives.
-pub(super) struct Locked {
+pub(super) struct LockedFile {
     path: PathBuf,
     lock: File,
     /// The hash and the size of the content that was written last.
     last: Option<(u64, u64)>,
 }
 
-impl Locked {
+impl LockedFile {
     /// Locks the file, which may be missing.
     pub(super) fn lock(path: &Path) -> io::Result<Self> {
         let path = resolve(path).map_err(|error| explain("find", path, error))?;
@@ -92,7 +92,7 @@ impl Locked {
     }
 }
 
-impl Drop for Locked {
+impl Drop for LockedFile {
     fn drop(&mut self) {
         // A process that is being forked has the lock's file, too, and would keep it locked.
         let _ = unlock(&self.lock);

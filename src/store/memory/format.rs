@@ -20,7 +20,7 @@
 
 use std::io::{self, ErrorKind, Read, Write};
 
-use super::super::counters::{Charged, Counters};
+use super::super::charged_quotas::{ChargedQuotas, ChargedScope};
 use super::super::sharded::seeds::Seeds;
 use super::super::sharded::{MAX_SHARDS, Sharded, share};
 use super::super::table::{Bucket, Entry, WAYS};
@@ -41,7 +41,7 @@ pub(super) const CHUNK: usize = 1 << 16;
 pub(super) struct Saved {
     pub(super) shards: Sharded<Shard>,
     pub(super) buckets: usize,
-    pub(super) counters: Counters,
+    pub(super) counters: ChargedQuotas,
     pub(super) seeds: Seeds,
     /// The time of the save, by the store's clock.
     pub(super) at: i64,
@@ -142,11 +142,11 @@ fn write_bucket(bucket: &Bucket<Count>, now: i64, bytes: &mut Vec<u8>) {
 }
 
 /// Writes the windows of each scope as text, as configuration files have them.
-fn write_counters(counters: &Counters, bytes: &mut Vec<u8>) {
+fn write_counters(counters: &ChargedQuotas, bytes: &mut Vec<u8>) {
     let (charged, others) = counters.all();
     bytes.push(others.into());
     bytes.extend((charged.len() as u32).to_le_bytes());
-    for Charged { scope, quotas, others } in charged {
+    for ChargedScope { scope, quotas, others } in charged {
         bytes.extend(scope.to_le_bytes());
         bytes.push(others.into());
         bytes.extend((quotas.len() as u32).to_le_bytes());
@@ -279,7 +279,7 @@ impl<R: Read> Input<'_, R> {
         Ok(buckets)
     }
 
-    fn counters(&mut self) -> io::Result<Counters> {
+    fn counters(&mut self) -> io::Result<ChargedQuotas> {
         let others = self.flag()?;
         let mut all = Vec::new();
         for _ in 0..self.u32()? {
@@ -291,9 +291,9 @@ impl<R: Read> Input<'_, R> {
                     None => others = true,
                 }
             }
-            all.push(Charged { scope, quotas, others });
+            all.push(ChargedScope { scope, quotas, others });
         }
-        Ok(Counters::restored(all, others))
+        Ok(ChargedQuotas::restored(all, others))
     }
 
     fn flag(&mut self) -> io::Result<bool> {

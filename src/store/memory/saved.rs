@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use super::super::counters::Counters;
+use super::super::charged_quotas::ChargedQuotas;
 use super::super::sharded::seeds::Seeds;
 use super::super::sharded::{Sharded, shares};
-use super::file::Locked;
+use super::file::LockedFile;
 use super::format::{self, CHUNK, Saved};
 use super::saver::Saver;
 use super::time::Time;
@@ -122,7 +122,7 @@ impl CountsFile {
             let error = "an interval of zero would save all the time: a second is usual";
             return Err(io::Error::new(ErrorKind::InvalidInput, error));
         }
-        let mut file = Locked::lock(&path)?;
+        let mut file = LockedFile::lock(&path)?;
         let name = file.path().display().to_string();
         let now = time.now().at;
         let found = match load(&file, max_keys, now) {
@@ -138,7 +138,7 @@ impl CountsFile {
             None => {
                 let ((shards, buckets), seeds) = (shares(max_keys), Seeds::random());
                 let shards = Sharded::seeded(shards, seeds);
-                Saved { shards, buckets, counters: Counters::default(), seeds, at: now }
+                Saved { shards, buckets, counters: ChargedQuotas::default(), seeds, at: now }
             }
         };
         let quiet_until = AtomicU64::new(0);
@@ -152,7 +152,7 @@ impl CountsFile {
 }
 
 /// Reads the file, if there is one.
-fn load(file: &Locked, max_keys: usize, now: i64) -> io::Result<Option<Saved>> {
+fn load(file: &LockedFile, max_keys: usize, now: i64) -> io::Result<Option<Saved>> {
     let Some((input, len)) = file.open()? else { return Ok(None) };
     let mut input = BufReader::with_capacity(CHUNK, input);
     let name = file.path().display();

@@ -6,17 +6,17 @@ use std::array;
 use super::super::charge::Charge;
 use super::super::reply::Reply;
 use super::super::table::Slot;
-use super::shard::{Home, Place, Shard};
+use super::shard::{CountedIn, Home, Shard};
 use super::time::Reading;
 use super::{Memory, MemoryStore};
-use crate::decision::{Decision, Line, MAX_LIMITS, Merging};
+use crate::decision::{Decision, LimitWindows, MAX_LIMITS, Merging};
 use crate::quota::Quotas;
 use crate::sync::MutexGuard;
 use crate::window::Window;
 
 /// The keys of charges, and the locks of their shards. There are `N` charges, or up to
 /// [`MAX_LIMITS`] if `N` is that: loops over few charges are unrolled.
-struct Locked<'s, const N: usize> {
+struct LockedShards<'s, const N: usize> {
     homes: [Home; N],
     /// The charges in the order of their shards, as the remainders of a division by [`MAX_LIMITS`].
     order: [usize; N],
@@ -27,7 +27,7 @@ struct Locked<'s, const N: usize> {
 }
 
 /// The places and windows of a charge.
-type Found<'a> = ([Place; Quotas::MAX], [Window<'a>; Quotas::MAX]);
+type Found<'a> = ([CountedIn; Quotas::MAX], [Window<'a>; Quotas::MAX]);
 
 impl MemoryStore {
     /// Returns `None` if two charges are of one scope, or if there are too many.
@@ -44,7 +44,7 @@ impl MemoryStore {
 
     #[inline(never)]
     fn charge_together<const N: usize>(&self, charges: &[Charge<'_>]) -> Option<Decision> {
-        let mut locked = Locked::<N>::new(&self.memory, charges)?;
+        let mut locked = LockedShards::<N>::new(&self.memory, charges)?;
         // A request that waits for a window counts the time until it ends.
         let mut now = match charges.iter().any(Charge::may_reserve) {
             true => self.memory.time.now(),
@@ -63,7 +63,7 @@ impl MemoryStore {
     }
 
     #[cold]
-    fn all_now_again<const N: usize>(&self, locked: &mut Locked<'_, N>) -> Reading {
+    fn all_now_again<const N: usize>(&self, locked: &mut LockedShards<'_, N>) -> Reading {
         let now = self.memory.time.now();
         locked.shards().for_each(|shard| self.go_by(now, shard));
         now
@@ -74,7 +74,7 @@ impl MemoryStore {
         &self,
         charges: &[Charge<'_>],
         mut now: Reading,
-        mut locked: Locked<'_, N>,
+        mut locked: LockedShards<'_, N>,
     ) -> Decision {
         let found = loop {
             let found = locked.locate(now, charges);
@@ -87,24 +87,24 @@ impl MemoryStore {
             now = self.all_now_again(&mut locked);
         };
         let now = now.at;
-        let lines: [Line<'_, '_>; N] = array::from_fn(|i| {
+        let limits: [LimitWindows<'_, '_>; N] = array::from_fn(|i| {
             let i = i.min(charges.len() - 1);
             let (places, windows) = &found[i];
-            charges[i].line(windows, shared(places))
+            charges[i].with_windows(windows, shared(places))
         });
-        let lines = &lines[..charges.len()];
+        let limits = &limits[..charges.len()];
         let mut taken = [false; N];
-        let decision = Decision::over_limits::<{ Quotas::MAX }>(now, lines, |i, takes, states| {
+        let decision = Decision::over_limits::<{ Quotas::MAX }>(now, limits, |i, takes, states| {
             taken[i] = takes;
             let account = &charges[i].account;
             let shard = locked.shard_of(i);
             for ((quota, place), state) in account.quotas().iter().zip(&found[i].0).zip(states) {
                 let Some(state) = state else { continue };
                 match place {
-                    Place::Own(_) => {}
+                    CountedIn::Own(_) => {}
                     // A refused charge writes only to an entry that it has: another charge may take
                     // the free place.
-                    Place::Free(_) | Place::Inheriting(_) if !takes => continue,
+                    CountedIn::Free(_) | CountedIn::Inheriting(_) if !takes => continue,
                     _ => _ = self.memory.counters.note(account.scope(), quota),
                 }
                 shard.write(now, *place, state);
@@ -125,7 +125,7 @@ impl MemoryStore {
         charges: &[Charge<'_>],
         found: &[Found<'_>; N],
         taken: [bool; N],
-        mut locked: Locked<'_, N>,
+        mut locked: LockedShards<'_, N>,
     ) {
         let mut latest = None;
         for (i, charge) in charges.iter().enumerate() {
@@ -165,12 +165,12 @@ fn refuse_running<const N: usize>(
     merging.done()
 }
 
-fn shared(places: &[Place; Quotas::MAX]) -> u8 {
-    let shared = places.iter().map(|place| u8::from(matches!(place, Place::Shared(_))));
+fn shared(places: &[CountedIn; Quotas::MAX]) -> u8 {
+    let shared = places.iter().map(|place| u8::from(matches!(place, CountedIn::Shared(_))));
     shared.rev().fold(0, |bits, bit| bits << 1 | bit)
 }
 
-impl<'s, const N: usize> Locked<'s, N> {
+impl<'s, const N: usize> LockedShards<'s, N> {
     /// Returns `None` if two charges are of one scope.
     #[inline(always)]
     fn new(memory: &'s Memory, charges: &[Charge<'_>]) -> Option<Self> {
@@ -185,7 +185,7 @@ impl<'s, const N: usize> Locked<'s, N> {
                     return None;
                 }
             }
-            let (shard, hash) = memory.shards.place(account.scope(), account.key());
+            let (shard, hash) = memory.shards.locate(account.scope(), account.key());
             homes[i] = Home { hash, scope };
             // Within a shard, what takes nothing is located last: it is given no place that another
             // charge then does not find its own entry in.
@@ -256,7 +256,7 @@ impl<'s, const N: usize> Locked<'s, N> {
         loop {
             let mut found: [Option<Found<'a>>; N] = [None; N];
             // The places of all quotas, grouped by shard.
-            let mut places = [Place::None; MAX_LIMITS * Quotas::MAX];
+            let mut places = [CountedIn::None; MAX_LIMITS * Quotas::MAX];
             let (mut first, mut end) = (0, 0);
             let (mut grew, mut lock) = (false, 0);
             for place in self.order.into_iter().take(self.len) {
@@ -274,7 +274,7 @@ impl<'s, const N: usize> Locked<'s, N> {
                     end += 1;
                     window
                 });
-                let mut own = [Place::None; Quotas::MAX];
+                let mut own = [CountedIn::None; Quotas::MAX];
                 own[..end - begin].copy_from_slice(&places[begin..end]);
                 found[charge] = Some((own, windows));
                 grew |= shard.grows_for(&places[first..end], now.at);

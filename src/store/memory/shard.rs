@@ -53,7 +53,7 @@ impl Default for Shard {
 
 /// The place where a quota of a key is counted.
 #[derive(Clone, Copy)]
-pub(super) enum Place {
+pub(super) enum CountedIn {
     /// The key's own entry.
     Own(Slot),
     /// A free entry for the key.
@@ -65,7 +65,7 @@ pub(super) enum Place {
     None,
 }
 
-impl Place {
+impl CountedIn {
     /// Returns whether the charge was counted in an entry of the key's own. A key that was refused
     /// by a shared count inherits nothing.
     pub(super) fn is_own(&self, written: bool) -> bool {
@@ -158,9 +158,9 @@ impl Shard {
         now: i64,
         account: &Account<'a>,
         home: &Home,
-    ) -> ([Place; N], [Window<'a>; N]) {
+    ) -> ([CountedIn; N], [Window<'a>; N]) {
         loop {
-            let mut places = [Place::None; N];
+            let mut places = [CountedIn::None; N];
             let windows = account.windows(|i, quota| {
                 let others = if N == 1 { &[] } else { &places[..i] };
                 let (place, window) = self.locate(now, account, quota, home, others);
@@ -176,9 +176,9 @@ impl Shard {
 
     /// Grows the table if one of these quotas has no place. Returns `true` if all places have to be
     /// located again.
-    pub(super) fn grows_for(&mut self, places: &[Place], now: i64) -> bool {
+    pub(super) fn grows_for(&mut self, places: &[CountedIn], now: i64) -> bool {
         let lacks =
-            places.iter().any(|place| matches!(place, Place::None)) && self.table.may_grow();
+            places.iter().any(|place| matches!(place, CountedIn::None)) && self.table.may_grow();
         if lacks {
             self.grow(now);
         }
@@ -210,26 +210,28 @@ impl Shard {
         account: &Account<'_>,
         quota: &'a Quota,
         home: &Home,
-        others: &[Place],
-    ) -> (Place, Window<'a>) {
+        others: &[CountedIn],
+    ) -> (CountedIn, Window<'a>) {
         let taken = |slot: &Slot| {
             others.iter().any(|other| match other {
-                Place::Own(other) | Place::Free(other) | Place::Inheriting(other) => slot.is(other),
-                Place::Shared(_) | Place::None => false,
+                CountedIn::Own(other) | CountedIn::Free(other) | CountedIn::Inheriting(other) => {
+                    slot.is(other)
+                }
+                CountedIn::Shared(_) | CountedIn::None => false,
             })
         };
         let shift = account.shift(quota);
         let free = match self.table.find(home.fingerprint(quota), now, taken) {
             Found::Entry(slot) => {
                 let window = Window::at(now, Some(state(self.table.get(slot))), quota, shift);
-                return (Place::Own(slot), window);
+                return (CountedIn::Own(slot), window);
             }
             Found::Free(slot) => Some(slot),
             Found::Full => None,
         };
         match free {
             Some(slot) if now >= self.overflow_until => {
-                (Place::Free(slot), Window::at(now, None, quota, shift))
+                (CountedIn::Free(slot), Window::at(now, None, quota, shift))
             }
             free => self.locate_elsewhere(now, account, quota, home, free, others),
         }
@@ -243,8 +245,8 @@ impl Shard {
         quota: &'a Quota,
         home: &Home,
         free: Option<Slot>,
-        others: &[Place],
-    ) -> (Place, Window<'a>) {
+        others: &[CountedIn],
+    ) -> (CountedIn, Window<'a>) {
         let shift = account.shift(quota);
         if free.is_none() {
             if others.is_empty() && self.grow(now) {
@@ -252,7 +254,7 @@ impl Shard {
             }
             if self.table.may_grow() {
                 // Growing would move the others' entries: `grows_for` locates all again.
-                return (Place::None, Window::at(now, None, quota, shift));
+                return (CountedIn::None, Window::at(now, None, quota, shift));
             }
             if now < self.ahead_until {
                 // Windows of a clock that was ahead would keep these entries for too long.
@@ -260,7 +262,7 @@ impl Shard {
             }
         }
         let taken = |slot: &Slot| {
-            others.iter().any(|other| matches!(other, Place::Shared(s) if s.is(slot)))
+            others.iter().any(|other| matches!(other, CountedIn::Shared(s) if s.is(slot)))
         };
         let shared = self.find_shared(now, quota, home, taken);
         let state = match shared {
@@ -271,12 +273,12 @@ impl Shard {
         match (free, shared) {
             // The key gets an entry of its own, with the shared count.
             (Some(slot), Found::Entry(_)) if state.is_some_and(|state| now < state.until) => {
-                (Place::Inheriting(slot), window.moved(now, shift))
+                (CountedIn::Inheriting(slot), window.moved(now, shift))
             }
-            (Some(slot), _) => (Place::Free(slot), window),
-            (None, Found::Entry(slot) | Found::Free(slot)) => (Place::Shared(slot), window),
+            (Some(slot), _) => (CountedIn::Free(slot), window),
+            (None, Found::Entry(slot) | Found::Free(slot)) => (CountedIn::Shared(slot), window),
             // All overflow entries belong to other quotas: the key is refused for a window.
-            (None, Found::Full) => (Place::None, Window::spent(now, quota, shift)),
+            (None, Found::Full) => (CountedIn::None, Window::spent(now, quota, shift)),
         }
     }
 
@@ -329,20 +331,20 @@ impl Shard {
     }
 
     #[inline]
-    pub(super) fn write(&mut self, now: i64, place: Place, state: State) {
+    pub(super) fn write(&mut self, now: i64, place: CountedIn, state: State) {
         let State { start, used, until } = state;
         match place {
-            Place::Own(slot) | Place::Free(slot) | Place::Inheriting(slot) => {
+            CountedIn::Own(slot) | CountedIn::Free(slot) | CountedIn::Inheriting(slot) => {
                 self.table.set(slot, until, Count { start, used });
             }
-            Place::Shared(slot) => {
+            CountedIn::Shared(slot) => {
                 // A shared entry ends a full window after its last charge: by then, the windows of
                 // all its keys have ended.
                 let until = until.saturating_add((now - start).max(0)).min(MAX);
                 self.overflow.set(slot, until, Count { start: now.max(start), used });
                 self.overflow_until = self.overflow_until.max(until);
             }
-            Place::None => {}
+            CountedIn::None => {}
         }
     }
 }

@@ -203,11 +203,14 @@ impl Answer {
         }
         let seen = charges.iter().zip(answers).map(|(charge, answer)| answer.basis(charge, now));
         let seen: Vec<Basis<'_>> = seen.collect::<Option<_>>()?;
-        let lines: Vec<_> =
-            charges.iter().zip(&seen).map(|(charge, seen)| charge.line(&seen.windows, 0)).collect();
+        let limits: Vec<_> = charges
+            .iter()
+            .zip(&seen)
+            .map(|(charge, seen)| charge.with_windows(&seen.windows, 0))
+            .collect();
         let mut writes = [[None; Quotas::MAX]; MAX_LIMITS];
         let time = seen.iter().map(|seen| seen.now).max()?;
-        let mut decision = Decision::over_limits(time, &lines, |i, _, states| writes[i] = states);
+        let mut decision = Decision::over_limits(time, &limits, |i, _, states| writes[i] = states);
         for (i, seen) in seen.iter().enumerate() {
             if let Some(states) = seen.states {
                 decision.note_states_of(i, states, writes[i]);

@@ -51,8 +51,8 @@ pub(super) struct Lease {
 
 impl Fact {
     /// Returns until when the fact is worth remembering.
-    pub(super) fn until(&self, quota: &Quota) -> i64 {
-        self.refuses_until.max(self.lease.until(quota))
+    pub(super) fn remembered_until(&self, quota: &Quota) -> i64 {
+        self.refuses_until.max(self.lease.remembered_until(quota))
     }
 
     /// Returns the decision on a charge that spends leased tokens.
@@ -77,7 +77,7 @@ impl Lease {
     /// Returns how many tokens the next lease should have: twice as many if this one was spent at
     /// once, else half as many.
     pub(super) fn next_heat(&self, now: i64, quota: &Quota, max: u64) -> u64 {
-        if now >= self.until(quota) {
+        if now >= self.remembered_until(quota) {
             1
         } else if now - self.taken_at <= (quota.window as i64 / HOT).min(MAX_HOT) {
             self.heat.saturating_mul(2).min(max)
@@ -86,7 +86,7 @@ impl Lease {
         }
     }
 
-    fn until(&self, quota: &Quota) -> i64 {
+    fn remembered_until(&self, quota: &Quota) -> i64 {
         let kept = self.taken_at + (2 * quota.window as i64).min(MAX_KEPT);
         match self {
             Self { limit: 0, .. } => 0,

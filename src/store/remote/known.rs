@@ -88,13 +88,13 @@ impl Known {
     /// Tokens of a scope may come back: to all of its limiters, since they share their counters.
     pub(super) fn expect_returns(&self, scope: &Scope) {
         if !self.expects_returns(scope) {
-            let (of, bit) = place(scope);
+            let (of, bit) = reset_bit(scope);
             self.returning[of].fetch_or(bit, Ordering::Relaxed);
         }
     }
 
     pub(super) fn expects_returns(&self, scope: &Scope) -> bool {
-        let (of, bit) = place(scope);
+        let (of, bit) = reset_bit(scope);
         self.returning[of].load(Ordering::Relaxed) & bit != 0
     }
 
@@ -230,7 +230,7 @@ impl Facts<'_> {
 
     /// `false`: there is no room.
     pub(super) fn set(&mut self, quota: &Quota, fact: Fact) -> bool {
-        let (until, payload) = (fact.until(quota), Fact { hash: self.hash, ..fact });
+        let (until, payload) = (fact.remembered_until(quota), Fact { hash: self.hash, ..fact });
         loop {
             match self.find(quota) {
                 Found::Entry(slot) if until <= self.now => self.table.clear(slot),
@@ -289,7 +289,7 @@ impl Facts<'_> {
 }
 
 /// Where the bit of a scope is.
-fn place(scope: &Scope) -> (usize, u64) {
+fn reset_bit(scope: &Scope) -> (usize, u64) {
     let id = scope.id() as usize;
     (id / 64 % RETURNING, 1 << (id % 64))
 }

@@ -8,7 +8,7 @@ use foldhash::SharedSeed;
 use foldhash::quality::SeedableRandomState;
 
 use super::super::scope::Scope;
-use super::{Mutex as Lock, Shard, Sharded, fingerprint, hash};
+use super::{LockedShard, Mutex as Lock, Sharded, fingerprint, hash};
 use crate::key::Key;
 use crate::quota::{Quota, Weekday};
 
@@ -70,7 +70,7 @@ impl<S: Default> Sharded<S> {
     /// Shards of another process, whose hashes begin with these seeds.
     pub(in crate::store) fn restored(shards: Vec<S>, seeds: Seeds) -> Self {
         let count = shards.len();
-        let shards = shards.into_iter().map(|shard| Shard(Lock::new(shard)));
+        let shards = shards.into_iter().map(|shard| LockedShard(Lock::new(shard)));
         let shards: Box<[_]> = shards.collect();
         Self { shards: shards.into(), count, hasher: seeds.hasher() }
     }

@@ -9,17 +9,17 @@ use crate::quota::Quotas;
 
 /// A request's charge of each limit.
 #[derive(Default)]
-pub(super) struct Lines {
+pub(super) struct LimitCharges {
     /// The charges of limits that can refuse.
-    pub(super) lines: Vec<Line>,
+    pub(super) enforced: Vec<LimitCharge>,
     /// The charges of limits in shadow mode.
-    pub(super) shadows: Vec<(Line, Shadow)>,
+    pub(super) shadows: Vec<(LimitCharge, Shadow)>,
     /// The limit whose key was extracted last.
     pub(super) last: usize,
 }
 
 /// A request's charge of one limit.
-pub(super) struct Line {
+pub(super) struct LimitCharge {
     pub(super) limit: usize,
     pub(super) key: Key,
     pub(super) cost: u64,
@@ -64,8 +64,8 @@ impl Shadow {
     }
 }
 
-impl Lines {
+impl LimitCharges {
     pub(super) fn first_key(&self) -> Option<&Key> {
-        self.lines.first().map(|line| &line.key)
+        self.enforced.first().map(|charge| &charge.key)
     }
 }

@@ -1,4 +1,4 @@
-//! The counters that each scope was charged under, for resets: [`Counters`]. A key is forgotten
+//! The quotas that each scope was charged under, for resets: [`ChargedQuotas`]. A key is forgotten
 //! only if it is found under all of them.
 
 use std::array;
@@ -10,7 +10,7 @@ use super::scope::Scope;
 use crate::quota::Quota;
 use crate::sync::Mutex;
 
-/// Counters that are noted of one scope, and of all scopes. Each window of a plan is one, so there
+/// Quotas that are noted of one scope, and of all scopes. Each window of a plan is one, so there
 /// may be many. An app that makes up windows as it goes has more, which are not noted.
 const MAX_OF_A_SCOPE: usize = 64;
 const MAX_OF_ALL: usize = 1_024;
@@ -18,7 +18,7 @@ const MAX_OF_ALL: usize = 1_024;
 const MARKS: usize = 64;
 const PROBES: usize = 4;
 
-pub(super) struct Counters {
+pub(super) struct ChargedQuotas {
     /// Hashes of noted counters, so that most charges need no lock.
     marks: [AtomicU64; MARKS],
     noted: Mutex<NotedScopes>,
@@ -39,13 +39,13 @@ struct NotedScope {
     others: bool,
 }
 
-impl Default for Counters {
+impl Default for ChargedQuotas {
     fn default() -> Self {
         Self { marks: array::from_fn(|_| AtomicU64::new(0)), noted: Mutex::default() }
     }
 }
 
-impl Counters {
+impl ChargedQuotas {
     /// Notes that a scope is charged under this counter, for resets to find it. Returns `false` if
     /// there are too many to note.
     #[inline]
@@ -109,9 +109,9 @@ impl NotedScopes {
     }
 }
 
-/// The counters that a scope is charged under, to be kept in a file.
+/// The quotas that a scope is charged under, to be kept in a file.
 #[cfg(feature = "saved")]
-pub(super) struct Charged {
+pub(super) struct ChargedScope {
     pub(super) scope: u64,
     pub(super) quotas: Vec<Quota>,
     /// `true` if these are not all.
@@ -119,22 +119,20 @@ pub(super) struct Charged {
 }
 
 #[cfg(feature = "saved")]
-impl Counters {
+impl ChargedQuotas {
     /// Returns the counters of all scopes, and whether further scopes were not noted.
-    pub(super) fn all(&self) -> (Vec<Charged>, bool) {
+    pub(super) fn all(&self) -> (Vec<ChargedScope>, bool) {
         let noted = self.noted.lock().unwrap_or_else(PoisonError::into_inner);
-        let charged = noted.scopes.iter().map(|(&scope, NotedScope { quotas, others })| Charged {
-            scope,
-            quotas: quotas.clone(),
-            others: *others,
+        let charged = noted.scopes.iter().map(|(&scope, NotedScope { quotas, others })| {
+            ChargedScope { scope, quotas: quotas.clone(), others: *others }
         });
         (charged.collect(), noted.others)
     }
 
     /// Restores the counters from a file.
-    pub(super) fn restored(all: Vec<Charged>, others: bool) -> Self {
+    pub(super) fn restored(all: Vec<ChargedScope>, others: bool) -> Self {
         let mut noted = NotedScopes { others, ..NotedScopes::default() };
-        for Charged { scope, quotas, others } in all {
+        for ChargedScope { scope, quotas, others } in all {
             quotas.iter().for_each(|quota| _ = noted.add_counter(scope, quota));
             if others {
                 noted.scopes.entry(scope).or_default().others = true;

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use super::shard::{Place, Shard};
+use super::shard::{CountedIn, Shard};
 use super::{MINUTE, MemoryStore};
 use crate::observe;
 use crate::store::account::Account;
@@ -18,11 +18,11 @@ impl MemoryStore {
         until: i64,
         mut shard: MutexGuard<'_, Shard>,
         account: &Account<'_>,
-        places: [Place; N],
+        places: [CountedIn; N],
         written: u8,
     ) -> u8 {
         let places = &places[..account.quotas().len()];
-        let own = |(i, place): (usize, &Place)| place.is_own(written >> i & 1 == 1);
+        let own = |(i, place): (usize, &CountedIn)| place.is_own(written >> i & 1 == 1);
         if places.iter().enumerate().all(own) {
             return 0;
         }
@@ -31,7 +31,7 @@ impl MemoryStore {
         drop(shard);
         account.scope().observe().overflowed();
         self.log_overflow(now, until);
-        let shared = places.iter().map(|place| u8::from(matches!(place, Place::Shared(_))));
+        let shared = places.iter().map(|place| u8::from(matches!(place, CountedIn::Shared(_))));
         shared.rev().fold(0, |bits, bit| bits << 1 | bit)
     }
 

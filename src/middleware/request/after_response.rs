@@ -41,8 +41,8 @@ impl<J> LimitedRequest<J> {
 
     #[inline(always)]
     fn stamp_by<R>(&self, response: &mut Response<R>, decision: &Decision) -> bool {
-        if let Some(lines) = self.lines() {
-            return self.stamp_several(lines, response, decision);
+        if let Some(charges) = self.limit_charges() {
+            return self.stamp_several(charges, response, decision);
         }
         let limits = || [(self.current.shared.limiter.name(), self.quotas())];
         self.current.settings.headers.stamp_passed(response, limits, decision)
@@ -94,7 +94,7 @@ impl<J> LimitedRequest<J> {
             _ if !counts => Some(Actual::Nothing),
             Some(cost) => {
                 cost.note_settled(self.settled_names());
-                self.settle(cost)
+                self.costs_or_wait_for_end(cost)
             }
             None => None,
         };
@@ -103,7 +103,7 @@ impl<J> LimitedRequest<J> {
 
     /// Returns the costs of settled limits if they are final. Otherwise the limits are corrected
     /// when the body ends.
-    fn settle(&self, cost: &TrueCost) -> Option<Actual> {
+    fn costs_or_wait_for_end(&self, cost: &TrueCost) -> Option<Actual> {
         if !self.is_settled() {
             return None;
         }
