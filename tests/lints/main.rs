@@ -2,5 +2,6 @@
 
 mod layout;
 mod other_stacks;
+mod tour;
 mod tutorial;
 mod words;
