@@ -248,8 +248,8 @@ fn bounded(input: &Input) {
     let Some(scopes) = Scopes::new(input, &store) else { return };
     let mut books = HashMap::<(usize, u64, usize, i128), u64>::new();
     let mut receipts = Vec::<(usize, u64, Receipt, u64)>::new();
-    // Which window of a quota's grid a time is in. Without a grid windows begin where they like: those
-    // of `exact` are checked.
+    // Returns the window of a quota's grid that a time is in. Without a grid, windows begin at any
+    // time: `exact` checks those.
     let window = |spec: &Spec, scope: usize, key: u64, at: u64| {
         let through = match spec.grid() {
             Grid::Aligned => 0,
