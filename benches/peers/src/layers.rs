@@ -1,11 +1,12 @@
 //! The layers, each around the same service, which answers a few bytes with a content-type.
 
 use std::convert::Infallible;
-use std::future::{Future, Ready, ready};
+use std::future::{Ready, ready};
 use std::hint::black_box;
-use std::net::{IpAddr, SocketAddr};
-use std::pin::pin;
-use std::task::{Context, Poll, Waker};
+#[cfg(feature = "others")]
+use std::net::IpAddr;
+use std::net::SocketAddr;
+use std::task::{Context, Waker};
 
 use axum::body::Body;
 use axum::extract::ConnectInfo;
@@ -13,16 +14,17 @@ use governor::middleware::StateInformationMiddleware;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode};
 use tower::service_fn;
-use tower_fixed_window::{FixedWindowLayer, Limit, MemoryStore, Quota};
+use tower_fixed_window::{FixedWindowLayer, Headers, Limit, MemoryStore, Quota};
 use tower_governor::GovernorLayer;
 use tower_governor::key_extractor::PeerIpKeyExtractor;
 use tower_layer::Layer;
-#[cfg(feature = "tower-rate-limiter")]
+#[cfg(feature = "others")]
 use tower_rate_limiter::{FixedWindow, IpKeyExtractor, RateLimitLayer};
 use tower_service::Service;
 
+#[cfg(feature = "others")]
 use crate::stores::governor_quota;
-use crate::{DAY, Limiter, REFUSED, address, each};
+use crate::{DAY, Limiter, REFUSED, address, each, now};
 
 type Answer = Ready<Result<Response<Body>, Infallible>>;
 
@@ -79,11 +81,11 @@ pub fn tower_governor(
     GovernorLayer::new(config.expect("neither is zero"))
 }
 
-#[cfg(feature = "tower-rate-limiter")]
+#[cfg(feature = "others")]
 type TowerRateLimiter =
     RateLimitLayer<IpKeyExtractor, FixedWindow<tower_rate_limiter::MemoryStore>>;
 
-#[cfg(feature = "tower-rate-limiter")]
+#[cfg(feature = "others")]
 fn tower_rate_limiter(limit: u32) -> TowerRateLimiter {
     let store = tower_rate_limiter::MemoryStore::new();
     let policy = FixedWindow::new(store, u64::from(limit), DAY).expect("a long window");
@@ -91,6 +93,7 @@ fn tower_rate_limiter(limit: u32) -> TowerRateLimiter {
     layer.with_policy(policy).build().expect("it is complete")
 }
 
+#[cfg(feature = "others")]
 fn axum_governor(limit: u32) -> axum_governor::GovernorLayer<IpAddr> {
     let config = axum_governor::GovernorConfigBuilder::default()
         .with_extractor(axum_governor::extractor::PeerIp::default())
@@ -111,9 +114,13 @@ pub(crate) fn limiter(name: &str, limit: u32) -> Limiter {
             ready(Ok(response))
         })),
         "tower-fixed-window" => served(ours(limit).layer(service)),
+        "tower-fixed-window, no headers" => {
+            served(ours(limit).headers(Headers::None).layer(service))
+        }
         "tower_governor" => served(tower_governor(limit).layer(service)),
-        #[cfg(feature = "tower-rate-limiter")]
+        #[cfg(feature = "others")]
         "tower-rate-limiter" => served(tower_rate_limiter(limit).layer(service)),
+        #[cfg(feature = "others")]
         "axum-governor" => served(axum_governor(limit).layer(service)),
         _ => panic!("there is no layer {name}"),
     }
@@ -131,9 +138,7 @@ where
         let peer = SocketAddr::new(address(client), 4711);
         request.extensions_mut().insert(ConnectInfo(peer));
         assert!(service.poll_ready(&mut cx).is_ready());
-        let Poll::Ready(Ok(response)) = pin!(service.call(request)).poll(&mut cx) else {
-            panic!("these limits are in memory, and the service answers at once");
-        };
+        let Ok(response) = now(service.call(request));
         let status = black_box(response).status();
         assert!(status == StatusCode::OK || status == StatusCode::TOO_MANY_REQUESTS);
         status == StatusCode::OK

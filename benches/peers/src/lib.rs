@@ -1,6 +1,9 @@
 //! This crate beside its peers: see README.md. A [`Case`] is a limiter and the requests that it gets.
 
+use std::future::Future;
 use std::net::{IpAddr, Ipv4Addr};
+use std::pin::pin;
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 mod layers;
@@ -10,8 +13,10 @@ pub use layers::{four_headers, ours, refusal, tower_governor};
 pub use stores::governor_quota;
 
 pub const DAY: Duration = Duration::from_secs(86_400);
-/// The limits: one that no run spends, or one that every client spends with its first request.
+/// The limits: one that no run spends, one that none of 100,000 clients spends, or one that every
+/// client spends with its first request.
 pub const ALLOWED: u32 = 1_000_000_000;
+pub const USUAL: u32 = 5_000;
 pub const REFUSED: u32 = 1;
 
 /// Answers a request from each of these clients, and returns how many of them passed.
@@ -32,6 +37,8 @@ fn each(passes: impl FnMut(u32) -> bool + Clone + Send + 'static) -> Limiter {
 pub struct Case {
     limiter: Limiter,
     refuses: bool,
+    /// All requests are their clients' first.
+    first: bool,
     zipf: bool,
     pub keys: u32,
 }
@@ -41,17 +48,24 @@ impl Case {
         let parts: Vec<&str> = id.split(':').collect();
         let &[subject, name, case, shape, keys] = &parts[..] else { panic!("no case: {id}") };
         let (refuses, keys) = (case == "refused", keys.parse().expect("a number of keys"));
-        let limit = if refuses { REFUSED } else { ALLOWED };
+        let limit = match case {
+            "refused" => REFUSED,
+            "allowed of 5,000" => USUAL,
+            _ => ALLOWED,
+        };
         let limiter = match subject {
             "layer" => layers::limiter(name, limit),
             _ => stores::limiter(name, limit, window, keys),
         };
-        Self { limiter, refuses, zipf: shape == "zipf", keys }
+        Self { limiter, refuses, first: case == "first", zipf: shape == "zipf", keys }
     }
 
-    /// With a limiter that has had a request from every client.
+    /// With a limiter that has had a request from every client, except where each request is a first.
     pub fn prepared(id: &str) -> Self {
         let case = Self::new(id, DAY);
+        if case.first {
+            return case;
+        }
         let mut worker = (case.limiter)();
         // No list of keys: its hole in the heap would cost the limiters that allocate.
         (0..case.keys).for_each(|n| _ = worker(&[client(n)]));
@@ -72,6 +86,9 @@ impl Case {
     /// The clients of `n` requests, the same in each call: equally often in random order, or the
     /// n-th of them about 1/n as often as the first.
     pub fn requests(&self, n: usize) -> Vec<u32> {
+        if self.first {
+            return (0..n as u32).map(client).collect();
+        }
         let (mut random, keys) = (fastrand::Rng::with_seed(7), f64::from(self.keys));
         let mut next = || match (self.zipf, random.f64()) {
             (true, share) => keys.powf(share) - 1.0,
@@ -79,6 +96,14 @@ impl Case {
         };
         (0..n).map(|_| client(next() as u32)).collect()
     }
+}
+
+/// What a future is ready with: limits in memory don't wait.
+fn now<F: Future>(future: F) -> F::Output {
+    let Poll::Ready(output) = pin!(future).poll(&mut Context::from_waker(Waker::noop())) else {
+        panic!("these limits are in memory, and the service answers at once");
+    };
+    output
 }
 
 /// Another one for each number, spread over all addresses.
