@@ -77,8 +77,8 @@ class Report:
             rows.append([what, f"{most:g}", f"{hoped:g}" if hoped else "-", interval(numbers, digits), met])
 
         def compared(what, kind, subject, verdict, keys, most, hoped=None, peer=None):
-            noun = f"instructions{', fat LTO' * (kind == 'lto')}" if kind != "time" else "added time" if subject == "layer" else "time"
-            target(f"{subject}, {verdict}, {title(keys)}: {noun}{what}", most, hoped, self.ratio(kind, subject, OURS, verdict, keys, peer))
+            noun = "instructions" if kind != "time" else "added time" if subject == "layer" else "time"
+            target(f"{subject}, {verdict}, {title(keys)}: {noun}{what}{', fat LTO' * (kind == 'lto')}", most, hoped, self.ratio(kind, subject, OURS, verdict, keys, peer))
 
         # Of instructions without link-time optimization and with it.
         for subject, verdict, keys, *bounds in (
