@@ -96,14 +96,14 @@ impl Place {
                 }
             };
             let Some(cx) = &mut cx else { return turn };
-            if self.sleep(alarm, cx).is_pending() {
+            if self.wake_at(alarm, cx).is_pending() {
                 return turn;
             }
         }
     }
 
     /// Wakes the task at `alarm`.
-    fn sleep(&mut self, alarm: Instant, cx: &mut Context<'_>) -> Poll<()> {
+    fn wake_at(&mut self, alarm: Instant, cx: &mut Context<'_>) -> Poll<()> {
         let sleep = self.alarm.get_or_insert_with(|| Sleep::until(alarm));
         sleep.set(alarm);
         sleep.poll(cx)

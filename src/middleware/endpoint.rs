@@ -11,7 +11,7 @@ use http::request::Parts;
 use http::{HeaderValue, Method, Request, Response, StatusCode};
 use tower_service::Service;
 
-use super::headers::{put_uncached, seconds};
+use super::headers::{put_failure_headers, seconds};
 use super::reason::{Consequences, Reason};
 use crate::decision::Decision;
 use crate::key::Key;
@@ -175,7 +175,7 @@ fn response(status: StatusCode, json: String, may_retry: bool) -> Response<Strin
     let mut response = Response::new(json);
     *response.status_mut() = status;
     response.headers_mut().insert(CONTENT_TYPE, JSON);
-    put_uncached(response.headers_mut(), may_retry);
+    put_failure_headers(response.headers_mut(), may_retry);
     response
 }
 

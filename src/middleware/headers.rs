@@ -179,9 +179,9 @@ impl PreparedHeaders {
         let headers = response.headers_mut();
         if headers.capacity() == 0 {
             // An unused map has nothing to free; dropping it would check that at run time.
-            mem::forget(mem::replace(headers, self.refusal(decision, content_type)));
+            mem::forget(mem::replace(headers, self.refusal_headers(decision, content_type)));
         } else {
-            let others = mem::replace(headers, self.refusal(decision, content_type));
+            let others = mem::replace(headers, self.refusal_headers(decision, content_type));
             self.append_others(headers, &others);
         }
         if self.style.ietf() && !limits.is_empty() {
@@ -240,29 +240,37 @@ impl PreparedHeaders {
     }
 
     /// Returns the headers of a refusal by a quota, without the IETF's.
-    fn refusal(&self, decision: &Decision, content_type: Option<&HeaderValue>) -> HeaderMap {
+    fn refusal_headers(
+        &self,
+        decision: &Decision,
+        content_type: Option<&HeaderValue>,
+    ) -> HeaderMap {
         let retry_at = decision.retry_at_ms();
         let values = RefusalValues {
             limit: decision.limit(),
             used: decision.used(),
             reset: decision.reset_at_ms().max(retry_at.unwrap_or(0)),
-            retry_after: retry_after(decision),
+            retry_after: retry_after_secs(decision),
         };
         let Ok(mut last) = self.refusal.try_lock() else {
-            return self.make_refusal(values, content_type);
+            return self.make_refusal_headers(values, content_type);
         };
         if last.values != values
             || last.content_type.as_ref() != content_type
             || last.headers.is_empty()
         {
-            let headers = self.make_refusal(values, content_type);
+            let headers = self.make_refusal_headers(values, content_type);
             *last = LastRefusal { values, content_type: content_type.cloned(), headers };
         }
         last.headers.clone()
     }
 
     #[cold]
-    fn make_refusal(&self, values: RefusalValues, content_type: Option<&HeaderValue>) -> HeaderMap {
+    fn make_refusal_headers(
+        &self,
+        values: RefusalValues,
+        content_type: Option<&HeaderValue>,
+    ) -> HeaderMap {
         // Has room for these, a content-type, and headers that a server adds.
         let mut headers = HeaderMap::with_capacity(12);
         if self.style.github() {
@@ -280,7 +288,7 @@ impl PreparedHeaders {
 }
 
 /// Returns the seconds that a refused client waits (S18).
-pub(crate) fn retry_after(decision: &Decision) -> Option<u64> {
+pub(crate) fn retry_after_secs(decision: &Decision) -> Option<u64> {
     let retry_at = decision.retry_at_ms()?;
     Some(seconds(retry_at.saturating_sub(decision.now_ms())).max(1))
 }
@@ -304,12 +312,12 @@ fn is_tighter(decision: &Decision, headers: &HeaderMap) -> bool {
 
 /// Adds the headers to a refusal for another reason than a quota (S33).
 pub(crate) fn stamp_failed<R>(response: &mut Response<R>, may_retry: bool) {
-    put_uncached(response.headers_mut(), may_retry);
+    put_failure_headers(response.headers_mut(), may_retry);
     mark_refused(response);
 }
 
 /// Adds `cache-control: no-store` and, if waiting may help, `retry-after`.
-pub(crate) fn put_uncached(headers: &mut HeaderMap, may_retry: bool) {
+pub(crate) fn put_failure_headers(headers: &mut HeaderMap, may_retry: bool) {
     headers.insert(CACHE_CONTROL, NO_STORE);
     if may_retry {
         headers.insert(RETRY_AFTER, number(FAILED_RETRY_AFTER));

@@ -7,7 +7,8 @@ use http::header::{CONTENT_TYPE, HeaderValue};
 use http::{Response, StatusCode};
 
 use super::headers::{
-    FAILED_RETRY_AFTER, PreparedHeaders, is_refused_inside, policy_name, retry_after, stamp_failed,
+    FAILED_RETRY_AFTER, PreparedHeaders, is_refused_inside, policy_name, retry_after_secs,
+    stamp_failed,
 };
 use super::reason::Reason;
 use crate::quota::{Quota, Quotas};
@@ -86,7 +87,7 @@ impl<'a> Rejection<'a> {
     /// ```
     pub fn retry_after_secs(&self) -> Option<u64> {
         match self.reason {
-            Reason::RateLimited(decision) => retry_after(decision),
+            Reason::RateLimited(decision) => retry_after_secs(decision),
             reason => reason.consequences().may_retry.then_some(FAILED_RETRY_AFTER),
         }
     }

@@ -357,7 +357,7 @@ impl Store for MemoryStore {
         self.memory.counters.of(scope, |counters, all| {
             let mut own = true;
             for quota in counters {
-                own &= shard.forget(now, scope, key, quota, &home);
+                own &= shard.clear_count(now, scope, key, quota, &home);
             }
             Reply::from(match (all, own) {
                 (true, true) => Ok(()),

@@ -63,7 +63,7 @@ impl<J> LimitedRequest<J> {
         // `charged` is kept until the closures of `actual` have returned: if one panics, dropping
         // the request refunds the charge.
         let actual;
-        (response, actual) = self.actual(response);
+        (response, actual) = self.read_true_cost(response);
         if let Some(actual) = &actual {
             self.correct_shadows(actual);
         }
@@ -86,7 +86,7 @@ impl<J> LimitedRequest<J> {
 
     /// Returns the cost to which the response corrects the charge. The costs of a streamed body are
     /// settled when the body ends.
-    fn actual<R>(&self, response: Response<R>) -> (Response<R>, Option<Actual>) {
+    fn read_true_cost<R>(&self, response: Response<R>) -> (Response<R>, Option<Actual>) {
         let (parts, body) = response.into_parts();
         let Shared { options, .. } = self.shared();
         let counts = options.count_if.as_ref().is_none_or(|count_if| count_if(&parts));

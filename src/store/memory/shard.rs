@@ -295,7 +295,7 @@ impl Shard {
 
     /// Clears the count of a key under one quota. Returns `false` if the key may be counted in a
     /// shared entry.
-    pub(super) fn forget(
+    pub(super) fn clear_count(
         &mut self,
         now: i64,
         scope: &Scope,

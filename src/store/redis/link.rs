@@ -279,14 +279,14 @@ impl Connection {
 
     /// Returns whether the last command was not sent because the connection had ended, and another
     /// connection can be made.
-    pub(super) fn can_resend(&self) -> bool {
+    pub(super) fn is_unsent(&self) -> bool {
         self.unsent && self.link.upkeep.source.connect.is_some()
     }
 
     /// Returns the same after an error of commands that change nothing, even if they were sent.
-    pub(super) fn can_resend_after(&mut self, error: &RedisError) -> bool {
+    pub(super) fn is_unsent_after(&mut self, error: &RedisError) -> bool {
         self.unsent |= means_ended(error) && !self.link.upkeep.source.sharded;
-        self.can_resend()
+        self.is_unsent()
     }
 
     /// Returns whether another connection may lead to the master if this one leads to a replica.

@@ -70,7 +70,7 @@ impl Fact {
 
 impl Lease {
     /// Returns whether the tokens may be spent, if any are left.
-    pub(super) fn is_alive(&self, now: i64) -> bool {
+    pub(super) fn can_be_spent_at(&self, now: i64) -> bool {
         now < self.expires_at
     }
 

@@ -116,7 +116,7 @@ impl Flight {
         let (now, fact) = (facts.now(), facts.get(quota));
         drop(facts);
         let heat = fact.lease.next_heat(now, quota, max);
-        let used = if fact.lease.is_alive(now) { fact.state.used.max(0) as u64 } else { 0 };
+        let used = if fact.lease.can_be_spent_at(now) { fact.state.used.max(0) as u64 } else { 0 };
         let remaining = quota.limit.saturating_sub(used);
         let lease = heat.min(remaining / SHARE).min(max);
         let tokens = lease.max(self.waiters.len() as u64);
@@ -157,7 +157,7 @@ impl Flight {
     fn hand_out_tokens(&mut self, heat: u64, sent: Sent, decision: &Decision) {
         let charge = self.charge.as_charge();
         let Some(quota) = leasable(&charge) else { return };
-        let mut fact = self.caller.leased_fact(decision, quota, heat, sent);
+        let mut fact = self.caller.fact_with_lease(decision, quota, heat, sent);
         let one = fact.decide(fact.lease.taken_at, &charge);
         let left = &mut fact.lease.left;
         charge.account().scope().observe().lease_taken(*left);

@@ -88,13 +88,13 @@ impl Known {
     /// Tokens of a scope may come back: to all of its limiters, since they share their counters.
     pub(super) fn expect_returns(&self, scope: &Scope) {
         if !self.expects_returns(scope) {
-            let (of, bit) = reset_bit(scope);
+            let (of, bit) = returning_bit(scope);
             self.returning[of].fetch_or(bit, Ordering::Relaxed);
         }
     }
 
     pub(super) fn expects_returns(&self, scope: &Scope) -> bool {
-        let (of, bit) = reset_bit(scope);
+        let (of, bit) = returning_bit(scope);
         self.returning[of].load(Ordering::Relaxed) & bit != 0
     }
 
@@ -270,7 +270,10 @@ impl Facts<'_> {
         let quota = leasable(charge)?;
         let Found::Entry(slot) = self.find(quota) else { return None };
         let Fact { lease, .. } = &mut self.table.payload_mut(slot);
-        if !lease.is_alive(self.now) || lease.left < charge.cost() || lease.limit > quota.limit {
+        if !lease.can_be_spent_at(self.now)
+            || lease.left < charge.cost()
+            || lease.limit > quota.limit
+        {
             return None;
         }
         lease.left -= charge.cost();
@@ -289,7 +292,7 @@ impl Facts<'_> {
 }
 
 /// Where the bit of a scope is.
-fn reset_bit(scope: &Scope) -> (usize, u64) {
+fn returning_bit(scope: &Scope) -> (usize, u64) {
     let id = scope.id() as usize;
     (id / 64 % RETURNING, 1 << (id % 64))
 }

@@ -48,7 +48,7 @@ impl Caller {
     }
 
     /// Returns the fact after a decision, with a lease of the tokens that it has granted.
-    pub(super) fn leased_fact(
+    pub(super) fn fact_with_lease(
         &self,
         decision: &Decision,
         quota: &Quota,
@@ -84,7 +84,7 @@ impl Caller {
         let last = facts.get(quota);
         fact.refuses_until = last.refuses_until;
         let Fact { state, lease, .. } = &mut fact;
-        if self.node.known.was_reset_since(sent) || !lease.is_alive(facts.now()) {
+        if self.node.known.was_reset_since(sent) || !lease.can_be_spent_at(facts.now()) {
             // The tokens left are of a count that is gone.
             lease.left = 0;
             facts.set(quota, Fact { lease: *lease, ..last });
@@ -94,7 +94,7 @@ impl Caller {
         let before = lease.limit.saturating_sub(state.used.max(0) as u64) + granted;
         let mut excess = lease.left.saturating_sub((before / SHARE).max(1) - 1);
         lease.left -= excess;
-        if last.lease.is_alive(facts.now()) && last.state.start == state.start {
+        if last.lease.can_be_spent_at(facts.now()) && last.state.start == state.start {
             lease.left += last.lease.left;
             lease.limit = lease.limit.max(last.lease.limit);
         }
@@ -144,7 +144,7 @@ impl Caller {
         let mut facts = self.facts(&borrowed.account());
         let (now, mut fact) = (facts.now(), facts.get(quota));
         let Lease { left, taken_at, .. } = fact.lease;
-        if left == 0 || !fact.lease.is_alive(now) {
+        if left == 0 || !fact.lease.can_be_spent_at(now) {
             return;
         }
         if now - taken_at >= max_idle(quota) || owner.strong_count() == 0 {

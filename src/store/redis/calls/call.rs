@@ -32,7 +32,7 @@ pub(crate) async fn call_server(
 ) -> Result<Option<Duration>, Vec<QueuedQuestion>> {
     let domain = link.fault_domain();
     let mut over = None;
-    let result = timeout_at(until, send_wanted(link, domain, &mut over, &mut batch)).await.ok();
+    let result = timeout_at(until, send_and_resend(link, domain, &mut over, &mut batch)).await.ok();
     let Some(over) = over else {
         let error = match result {
             Some(Err(error)) => store_error(error).unsent(),
@@ -85,7 +85,7 @@ fn report_and_answer(
 
 /// Sends the questions of a batch whose callers still wait. Sends them again only if nothing was
 /// done: the script is missing, the connection had ended before, or a replica refused to write.
-async fn send_wanted(
+async fn send_and_resend(
     link: &Link,
     domain: u64,
     over: &mut Option<Connection>,
@@ -114,14 +114,16 @@ async fn send_wanted(
             }
         };
         let by_replica = match &answers {
-            Ok(answers) => answers.iter().any(is_refused),
+            Ok(answers) => answers.iter().any(is_refused_by_replica),
             Err(error) => is_from_replica(error),
         };
-        if connection.can_resend() || by_replica && connection.is_replaceable() {
+        if connection.is_unsent() || by_replica && connection.is_replaceable() {
             if let Ok(answers) = answers {
                 // A replica answers questions that write nothing.
-                let (refused, answered): (Vec<_>, Vec<_>) =
-                    batch.drain(..).zip(answers).partition(|(_, answer)| is_refused(answer));
+                let (refused, answered): (Vec<_>, Vec<_>) = batch
+                    .drain(..)
+                    .zip(answers)
+                    .partition(|(_, answer)| is_refused_by_replica(answer));
                 *batch = refused.into_iter().map(|(waiting, _)| waiting).collect();
                 for (waiting, answer) in answered {
                     report_and_answer(
@@ -150,7 +152,7 @@ async fn send_wanted(
                 };
                 match loaded {
                     // The charge was refused, whatever became of the script.
-                    Some(Err(error)) if connection.can_resend_after(&error) => {
+                    Some(Err(error)) if connection.is_unsent_after(&error) => {
                         connection = next_connection(link, over, patience).await?;
                         loads = 0..LOADS;
                     }
@@ -177,6 +179,6 @@ async fn next_connection<'a>(
     Ok(over.insert(link.get_connection(patience).await?))
 }
 
-fn is_refused(answer: &RedisResult<Answer>) -> bool {
+fn is_refused_by_replica(answer: &RedisResult<Answer>) -> bool {
     answer.as_ref().is_err_and(is_from_replica)
 }
