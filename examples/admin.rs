@@ -1,37 +1,49 @@
 //! `cargo run --example admin`
 //!
-//! Routes for support, behind authentication. They list who is limited and who soon will be, show
-//! the usage of a key, unblock it, and give it a higher limit until tonight. They also change a
-//! limit's quotas and shadow mode, for good or until an instant. Limits are by address, by user and
-//! by API key. docs/support.md begins with the questions that users ask.
+//! Routes for support, behind authentication: who is limited and who soon will be, the usage of a
+//! key, unblock it, give it more until tonight, give all more, or refuse nothing for an hour; for
+//! limits by address, by user and by API key. docs/support.md goes from the question to the answer.
+//!
+//! Each change ends by itself, and a restart forgets it: quotas for good belong in configuration
+//! (`config`, `reload`) or a database (`database_plans`).
 //!
 //! With the feature `redis` and the variable `REDIS_URL`, several nodes share their counts.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use axum::extract::{Path, Query, Request, State};
-use axum::http::StatusCode;
+use axum::extract::{FromRequestParts, Path, Query, Request, State};
+use axum::http::{Method, StatusCode, request::Parts};
 use axum::middleware::{self, Next};
 use axum::response::{Response, Result};
-use axum::routing::{get, post, put};
+use axum::routing::{delete, get, post, put};
 use axum::{Json, Router};
-use serde::Deserialize;
 use serde_json::{Value, json};
 use tower_fixed_window::key::{extension, header, peer_ip};
 use tower_fixed_window::{
     FixedWindowLayer, Key, KeyExtractor, Limit, Limiter, ParseQuotaError, Quota, Quotas,
 };
 
-/// A limit that support can change. Lasting plans belong in a database: `database_plans`.
+/// Reads what a limit counts by, as support writes it, or says how to write it.
+type ReadKey = fn(&str) -> Result<Key, &'static str>;
+
+/// A limit that support can change.
 struct Managed {
     limiter: Limiter,
-    /// Parses a key as support writes it, such as an address or a user's number.
-    key: fn(&str) -> Option<Key>,
-    /// The keys that used 80% of the limit lately, the last one first.
-    near: Arc<Mutex<VecDeque<Value>>>,
+    read_key: ReadKey,
+    /// Who has used 80% of which quota, and until when that counts, the last one first.
+    near: Arc<Mutex<VecDeque<(Key, Quota, SystemTime)>>>,
+    /// What `quotas`, `shadow` or a key was changed to, and until when.
+    changes: Mutex<BTreeMap<String, (String, SystemTime)>>,
+}
+
+/// The status of a request that can't be served, and a sentence that says why.
+type Refusal = (StatusCode, String);
+
+fn bad_request(why: impl std::fmt::Display) -> Refusal {
+    (StatusCode::BAD_REQUEST, why.to_string())
 }
 
 impl Managed {
@@ -39,32 +51,49 @@ impl Managed {
         count: impl Fn(Limit) -> Limiter,
         usual: (&str, Quota),
         by: impl KeyExtractor,
-        key: fn(&str) -> Option<Key>,
+        read_key: ReadKey,
     ) -> Self {
         let (name, quota) = usual;
         let near = Arc::<Mutex<VecDeque<_>>>::default();
         let warned = Arc::clone(&near);
-        // In production, a separate task e-mails the customer.
+        // Really: an e-mail to the customer, sent by another task.
         let limit = quota.name(name).key(by).track_refused(1_000).warn_at(80, move |near| {
-            let line = json!({
-                "key": near.key.readable().to_string(),
-                "quota": near.quota.to_string(),
-                "used": near.usage.used(),
-                "reset": seconds(near.usage.reset_at()),
-            });
             let mut warned = warned.lock().unwrap();
+            warned.retain(|(key, quota, _)| (key, *quota) != (near.key, near.quota));
             warned.truncate(99);
-            warned.push_front(line);
+            warned.push_front((near.key.clone(), near.quota, near.usage.reset_at()));
         });
-        Self { limiter: count(limit), key, near }
+        Self { limiter: count(limit), read_key, near, changes: Mutex::default() }
+    }
+
+    /// Finds a key as the lists of this node show it, also a hash, or reads it.
+    fn key(&self, text: &str) -> Result<Key, Refusal> {
+        let near = self.near.lock().unwrap().iter().map(|near| near.0.clone()).collect::<Vec<_>>();
+        let refused = self.limiter.refused().into_iter().flat_map(|refused| refused.keys);
+        let mut listed = refused.map(|client| client.key).chain(near);
+        match listed.find(|key| key.readable().to_string() == text) {
+            Some(key) => Ok(key),
+            None => (self.read_key)(text).map_err(bad_request),
+        }
+    }
+
+    /// Notes a change, for those who ask what holds now.
+    fn note(&self, of: &str, to: impl ToString, until: SystemTime) {
+        self.changes.lock().unwrap().insert(of.to_owned(), (to.to_string(), until));
+    }
+
+    fn changes(&self) -> BTreeMap<String, (String, SystemTime)> {
+        let mut changes = self.changes.lock().unwrap();
+        changes.retain(|_, (_, until)| *until > SystemTime::now());
+        changes.clone()
     }
 }
 
-/// Returns a function that makes limiters: in memory, or in a Redis that other nodes share.
+/// Returns where limits count: in memory, or in a Redis that other nodes share.
 fn store() -> Result<impl Fn(Limit) -> Limiter, Box<dyn std::error::Error>> {
     #[cfg(feature = "redis")]
     let redis = match std::env::var("REDIS_URL") {
-        // `revalidate_refusals` makes a reset effective on all nodes within a second.
+        // A reset on one node is effective on the others within a second.
         Ok(url) => Some(tower_fixed_window::RedisStore::new(url)?.revalidate_refusals()),
         Err(_) => None,
     };
@@ -76,67 +105,102 @@ fn store() -> Result<impl Fn(Limit) -> Limiter, Box<dyn std::error::Error>> {
     })
 }
 
-type Limits = Arc<HashMap<&'static str, Managed>>;
+type Shared = State<Arc<Managed>>;
 
-/// `?until=`, in seconds since the Unix epoch. Without it, a change is for good.
-#[derive(Deserialize)]
-struct Until {
-    until: Option<u64>,
-}
+/// Until when a change holds: `?until=`. DELETE ends a change, as an instant in the past does.
+struct Until(SystemTime);
 
-impl Until {
-    fn instant(&self) -> Option<SystemTime> {
-        // Later instants count as the year 2106, since a `SystemTime` can overflow.
-        let last = Duration::from_secs(u32::MAX.into());
-        self.until.map(|seconds| UNIX_EPOCH + Duration::from_secs(seconds).min(last))
+impl<S: Sync> FromRequestParts<S> for Until {
+    type Rejection = Refusal;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Refusal> {
+        if parts.method == Method::DELETE {
+            return Ok(Self(UNIX_EPOCH));
+        }
+        let query = Query::<HashMap<String, String>>::try_from_uri(&parts.uri).ok();
+        let until = query.and_then(|query| query.get("until")?.parse().ok());
+        let (now, month) = (seconds(SystemTime::now()), 31 * 24 * 3_600);
+        match until {
+            Some(until) if (now + 1..=now + month).contains(&until) => {
+                Ok(Self(UNIX_EPOCH + Duration::from_secs(until)))
+            }
+            _ => Err(bad_request(format_args!(
+                "?until= is an instant of the next 31 days, in seconds since 1970; now is {now}"
+            ))),
+        }
     }
 }
 
-fn find<'a>(limits: &'a Limits, name: &str) -> Result<&'a Managed, (StatusCode, &'static str)> {
-    limits.get(name).ok_or((StatusCode::NOT_FOUND, "no such limit\n"))
-}
-
-fn key(limit: &Managed, text: &str) -> Result<Key, (StatusCode, &'static str)> {
-    (limit.key)(text).ok_or((StatusCode::BAD_REQUEST, "not a key of this limit\n"))
-}
-
-fn invalid(error: ParseQuotaError) -> (StatusCode, String) {
-    (StatusCode::BAD_REQUEST, format!("{error}\n"))
+/// Reads quotas. The end of a change needs none.
+fn quotas(text: &str, until: SystemTime) -> Result<Quotas, Refusal> {
+    let text = if until == UNIX_EPOCH { "0/s" } else { text };
+    text.parse().map_err(|error: ParseQuotaError| bad_request(error))
 }
 
 fn seconds(at: SystemTime) -> u64 {
     at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }
 
-/// Lists the keys that this process refused lately, the most often refused first.
-async fn refused(State(limits): State<Limits>, Path(name): Path<String>) -> Result<Json<Value>> {
-    let refused = find(&limits, &name)?.limiter.refused().into_iter();
+/// Who is limited? The keys that this process refused lately, most often first.
+async fn refused(State(limit): Shared) -> Json<Value> {
+    let refused = limit.limiter.refused().into_iter();
     let keys = refused.flat_map(|refused| refused.keys).map(|client| {
         json!({
             "key": client.key.readable().to_string(),
             "refused": client.count,
             "share": client.share,
             "quota": client.quota.to_string(),
+            "since": seconds(client.first),
             "last": seconds(client.last),
             "until": client.retry_at.map(seconds),
         })
     });
-    Ok(Json(keys.collect()))
+    Json(keys.collect())
 }
 
-/// Lists the keys that are close to the limit: a charge of this process took them to 80% of it.
-async fn near(State(limits): State<Limits>, Path(name): Path<String>) -> Result<Json<Value>> {
-    let near = find(&limits, &name)?.near.lock().unwrap();
-    Ok(Json(near.iter().cloned().collect()))
+/// Who will be limited soon? Those who have used 80% of the limit, in a charge of this process.
+async fn near(State(limit): Shared) -> Json<Value> {
+    let near = limit.near.lock().unwrap();
+    let keys = near.iter().filter(|(_, _, reset)| *reset > SystemTime::now());
+    let keys = keys.map(|(key, quota, reset)| {
+        let key = key.readable().to_string();
+        json!({ "key": key, "quota": quota.to_string(), "reset": seconds(*reset) })
+    });
+    Json(keys.collect())
 }
 
-/// Shows why a key is limited: how much of each quota it has used.
-async fn usage(
-    State(limits): State<Limits>,
-    Path((name, text)): Path<(String, String)>,
-) -> Result<Json<Value>> {
-    let limit = find(&limits, &name)?;
-    let decision = limit.limiter.peek(key(limit, &text)?).await?;
+/// The quotas of all keys, shadow mode, and what is changed until when, also of single keys.
+async fn show(State(limit): Shared) -> Json<Value> {
+    let changes = limit.changes();
+    let list = changes
+        .iter()
+        .map(|(of, (to, until))| json!({ "of": of, "to": to, "until": seconds(*until) }));
+    Json(json!({
+        "quotas": limit.limiter.quotas().to_string(),
+        "shadow": changes.contains_key("shadow"),
+        "changes": list.collect::<Value>(),
+    }))
+}
+
+/// The quotas of all keys without an exception, in this process.
+async fn set_quotas(limit: Shared, Until(until): Until, text: String) -> Result<Json<Value>> {
+    let quotas = quotas(&text, until)?;
+    limit.limiter.set_quotas_until(quotas, until);
+    limit.note("quotas", quotas, until);
+    Ok(show(limit).await)
+}
+
+/// Refuse nothing, in this process.
+async fn set_shadow(limit: Shared, Until(until): Until) -> Json<Value> {
+    limit.limiter.set_shadow_until(true, until);
+    limit.note("shadow", true, until);
+    show(limit).await
+}
+
+/// Why is a key limited? How much of each quota it has used, and until when it has its own.
+async fn show_key(State(limit): Shared, Path(text): Path<String>) -> Result<Json<Value>> {
+    let key = limit.key(&text)?;
+    let decision = limit.limiter.peek(&key).await?;
     let usage = decision.usage().iter().map(|usage| {
         json!({
             "limit": usage.limit(),
@@ -145,59 +209,48 @@ async fn usage(
             "reset": seconds(usage.reset_at()),
         })
     });
-    Ok(Json(usage.collect()))
+    let key = key.readable().to_string();
+    Ok(Json(json!({
+        "usage": usage.collect::<Value>(),
+        "exception_until": limit.changes().get(&key).map(|(_, until)| seconds(*until)),
+        "store_fails": decision.is_local(), // and this node counts by itself
+        "key": key,
+    })))
 }
 
-async fn reset(
-    State(limits): State<Limits>,
-    Path((name, text)): Path<(String, String)>,
-) -> Result<&'static str> {
-    let limit = find(&limits, &name)?;
-    limit.limiter.reset(key(limit, &text)?).await?;
-    Ok("reset\n")
+/// Lets a key in now. An answer says what holds then, as after each change.
+async fn reset(limit: Shared, Path(text): Path<String>) -> Result<Json<Value>> {
+    limit.limiter.reset(limit.key(&text)?).await.map_err(|error| {
+        let why = format!("the count was cleared on this node at most: {error}");
+        (StatusCode::SERVICE_UNAVAILABLE, why)
+    })?;
+    show_key(limit, Path(text)).await
 }
 
-/// Gives one key a higher or lower limit until an instant, in this process.
+/// An exception: more, or less, for one key, in this process.
 async fn set_key_quotas(
-    State(limits): State<Limits>,
-    Path((name, text)): Path<(String, String)>,
-    Query(until): Query<Until>,
-    quotas: String,
-) -> Result<String> {
-    let limit = find(&limits, &name)?;
-    let (key, quotas): (_, Quotas) = (key(limit, &text)?, quotas.parse().map_err(invalid)?);
-    let until = until.instant().ok_or((StatusCode::BAD_REQUEST, "?until= is missing\n"))?;
-    limit.limiter.set_key_quotas_until(key, quotas, until);
-    Ok(format!("{quotas}\n"))
+    limit: Shared,
+    Path(text): Path<String>,
+    Until(until): Until,
+    body: String,
+) -> Result<Json<Value>> {
+    let (key, quotas) = (limit.key(&text)?, quotas(&body, until)?);
+    limit.limiter.set_key_quotas_until(&key, quotas, until);
+    limit.note(&key.readable().to_string(), quotas, until);
+    show_key(limit, Path(text)).await
 }
 
-/// Replaces the quotas of all keys.
-async fn set_quotas(
-    State(limits): State<Limits>,
-    Path(name): Path<String>,
-    Query(until): Query<Until>,
-    quotas: String,
-) -> Result<String> {
-    let limiter = &find(&limits, &name)?.limiter;
-    let quotas: Quotas = quotas.parse().map_err(invalid)?;
-    match until.instant() {
-        Some(until) => limiter.set_quotas_until(quotas, until),
-        None => limiter.set_quotas(quotas),
-    }
-    Ok(format!("{quotas}\n"))
-}
-
-async fn set_shadow(
-    State(limits): State<Limits>,
-    Path((name, shadow)): Path<(String, bool)>,
-    Query(until): Query<Until>,
-) -> Result<String> {
-    let limiter = &find(&limits, &name)?.limiter;
-    match until.instant() {
-        Some(until) => limiter.set_shadow_until(shadow, until),
-        None => limiter.set_shadow(shadow),
-    }
-    Ok(format!("shadow: {shadow}\n"))
+fn routes(limit: Managed) -> Router {
+    Router::new()
+        .route("/", get(show))
+        .route("/refused", get(refused))
+        .route("/near", get(near))
+        .route("/quotas", put(set_quotas).delete(set_quotas))
+        .route("/shadow", put(set_shadow).delete(set_shadow))
+        .route("/key/{key}", get(show_key))
+        .route("/key/{key}/used", delete(reset))
+        .route("/key/{key}/quotas", put(set_key_quotas).delete(set_key_quotas))
+        .with_state(Arc::new(limit))
 }
 
 #[derive(Clone)]
@@ -223,28 +276,34 @@ async fn authenticate(mut request: Request, next: Next) -> Result<Response, Stat
     Ok(next.run(request).await)
 }
 
-async fn support_only(request: Request, next: Next) -> Result<Response, StatusCode> {
-    // In production, your authentication of support staff decides this.
+async fn support_only(request: Request, next: Next) -> Result<Response, Refusal> {
+    // Really: your authentication of support staff.
     if token(&request) != Some("support") {
-        return Err(StatusCode::UNAUTHORIZED);
+        return Err((StatusCode::UNAUTHORIZED, "for support only".into()));
     }
     Ok(next.run(request).await)
 }
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let limit = std::env::var("LIMIT").map_or(Ok(60), |limit| limit.parse())?;
+    let quota = std::env::var("LIMIT").map_or(Ok(Quota::per_minute(60)), |limit| limit.parse())?;
     let addr = std::env::var("ADDR").unwrap_or_else(|_| "127.0.0.1:3000".into());
 
-    let (quota, store) = (Quota::per_minute(limit), store()?);
+    let store = store()?;
     let login = Managed::new(&store, ("login", quota), peer_ip(), |text| {
-        Some(text.parse::<IpAddr>().ok()?.into())
+        // The lists show networks, such as 2001:db8::_64.
+        let address = text.split('_').next().unwrap_or_default().parse::<IpAddr>();
+        address.map(Key::from).map_err(|_| "write an address, such as 192.0.2.1")
     });
     let upload = Managed::new(&store, ("upload", quota), header("x-api-key"), |text| {
-        Some(Key::secret(text))
+        match text.len() == 65 && text.starts_with('s') {
+            true => Err("no list of this node has this hash: write the value of x-api-key"),
+            false => Ok(Key::secret(text)),
+        }
     });
     let api = Managed::new(&store, ("api", quota), extension::<User>(), |text| {
-        Some(text.parse::<u64>().ok()?.into())
+        let id = text.strip_prefix('u').unwrap_or(text).parse::<u64>();
+        id.map(Key::from).map_err(|_| "write the user's number, such as u1 or 1")
     });
     let app = Router::new()
         .route("/login", post(async || "welcome\n").layer(FixedWindowLayer::new(&login.limiter)))
@@ -256,14 +315,10 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
                 .layer(middleware::from_fn(authenticate)),
         );
 
-    let limits = HashMap::from([("login", login), ("upload", upload), ("api", api)]);
     let admin = Router::new()
-        .route("/{limit}", put(set_quotas))
-        .route("/{limit}/refused", get(refused))
-        .route("/{limit}/near", get(near))
-        .route("/{limit}/shadow/{on}", put(set_shadow))
-        .route("/{limit}/key/{key}", get(usage).delete(reset).put(set_key_quotas))
-        .with_state(Limits::new(limits))
+        .nest("/login", routes(login))
+        .nest("/upload", routes(upload))
+        .nest("/api", routes(api))
         .layer(middleware::from_fn(support_only));
     let app = app.nest("/admin", admin);
 
@@ -272,14 +327,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let support = format!("curl -H 'authorization: Bearer support' http://{addr}/admin");
     println!("try: curl -i http://{addr}/api -H 'authorization: Bearer ann'");
     println!("     {support}/api/refused  # who is limited?");
-    println!("     {support}/api/near  # who will be soon?");
-    println!("     {support}/api/key/1  # ann's usage");
-    println!("     {support}/api/key/1 -X DELETE  # unblock ann");
-    let tonight = seconds(SystemTime::now()) + 8 * 3_600;
-    println!("     {support}/api/key/1?until={tonight} -X PUT -d 1_000/minute");
-    println!("     {support}/login/key/127.0.0.1");
-    println!("     {support}/login -X PUT -d 600/minute");
-    println!("     {support}/login/shadow/true -X PUT");
+    println!("     {support}/api/key/u1  # ann's usage");
+    println!("     {support}/api/key/u1/used -X DELETE  # unblock ann");
     axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>()).await?;
     Ok(())
 }

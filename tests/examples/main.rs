@@ -10,6 +10,7 @@ use std::net::TcpStream;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
+mod admin;
 mod ai_gateway;
 mod browser;
 mod choose_limit;
@@ -360,74 +361,6 @@ fn priority() {
     answers[4].refused(4);
     answers[5].passed(5, 5);
     answers[6].refused(5);
-}
-
-#[test]
-fn admin() {
-    let server = Server::start("admin");
-    let admin = |request: &str| server.send(&format!("{request}, authorization: Bearer support"));
-    let put = |path: &str, body: &str| {
-        let field = "authorization: Bearer support\r\ncontent-type: text/plain";
-        server.send_body(&format!("PUT {path}"), field, body)
-    };
-    let uses = [
-        ("GET /api, authorization: Bearer ann", "api", "1"),
-        ("POST /login", "login", "127.0.0.1"),
-        ("POST /upload, x-api-key: s3cret", "upload", "s3cret"),
-    ];
-    let closed = [server.send("GET /admin/api/key/1").status, put("/admin/none", "1/s").status];
-    assert_eq!(closed, [401, 404]);
-    for (request, limit, key) in uses {
-        let path = format!("/admin/{limit}/key/{key}");
-        // The windows are days: only a test at midnight would see their end.
-        assert_eq!(put(&format!("/admin/{limit}"), "3/day").body, "3/day\n");
-        let used = |used: u64, limit: u64| {
-            let usage = admin(&format!("GET {path}")).body;
-            assert!(usage.contains(&format!(r#""remaining":{}"#, limit - used)), "{usage}");
-            assert!(usage.contains(&format!(r#""used":{used}"#)), "{usage}");
-        };
-        for n in 1..=3 {
-            assert_eq!(server.send(request).number("x-ratelimit-used"), n);
-            used(n, 3);
-        }
-        assert_eq!(server.send(request).status, 429);
-        assert_eq!(admin(&format!("PUT /admin/{limit}/shadow/true")).body, "shadow: true\n");
-        assert_eq!(server.send(request).status, 200);
-        assert_eq!(admin(&format!("PUT /admin/{limit}/shadow/false")).status, 200);
-        assert_eq!(server.send(request).status, 429);
-        assert_eq!(put(&format!("/admin/{limit}"), "4/day").body, "4/day\n");
-        assert_eq!(server.send(request).number("x-ratelimit-used"), 4);
-        assert_eq!(admin(&format!("DELETE {path}")).body, "reset\n");
-        used(0, 4);
-    }
-    let ann = uses[0].0;
-    let limit = |request| server.send(request).number("x-ratelimit-limit");
-    let bob = "GET /api, authorization: Bearer bob";
-    let refused = admin("GET /admin/api/refused").body;
-    assert!(
-        refused.contains(r#""key":"u1""#) && refused.contains(r#""quota":"3/day""#),
-        "{refused}"
-    );
-    // Ann had used three of three, four, then one of four.
-    let near = admin("GET /admin/api/near").body;
-    assert!(near.contains(r#""key":"u1""#) && near.contains(r#""used":3"#), "{near}");
-    assert_eq!(server.send("GET /admin/api/near").status, 401);
-    // For one key, until an instant: the year 2106, and 1970.
-    let (later, before) = (u32::MAX, 1);
-    assert_eq!(put(&format!("/admin/api/key/1?until={later}"), "1_000 per day").body, "1000/day\n");
-    assert_eq!((limit(ann), limit(bob)), (1_000, 4));
-    put(&format!("/admin/api/key/1?until={before}"), "1_000 per day");
-    assert_eq!(limit(ann), 4);
-    assert_eq!(put(&format!("/admin/api?until={later}"), "9/day").status, 200);
-    assert_eq!((limit(ann), limit(bob)), (9, 9));
-    assert_eq!(put(&format!("/admin/api?until={before}"), "9/day").status, 200);
-    assert_eq!(limit(bob), 4);
-    assert_eq!(admin(&format!("PUT /admin/api/shadow/true?until={before}")).status, 200);
-    let wrong = put(&format!("/admin/api/key/1?until={later}"), "many");
-    assert_eq!(wrong.status, 400);
-    assert!(wrong.body.contains("column 1: expected a limit"), "{}", wrong.body);
-    assert_eq!(put("/admin/api/key/1", "9/day").status, 400);
-    assert_eq!(admin("GET /admin/login/key/localhost").status, 400);
 }
 
 #[test]
