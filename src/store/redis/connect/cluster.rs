@@ -66,9 +66,8 @@ where
     if asks {
         check_commands(&ask).await?;
     }
-    let slots: Slots = Arc::new(move |masters| {
-        Box::pin(ask_masters(Arc::clone(&ask), masters, Arc::clone(&servers)))
-    });
+    let slots: Slots =
+        Arc::new(move |slots| Box::pin(ask_masters(Arc::clone(&ask), slots, Arc::clone(&servers))));
     Ok((Box::new(connection), Shards::new(ranges, Some(slots))))
 }
 
@@ -89,9 +88,9 @@ fn slots_call() -> Cmd {
 /// Asks the masters that have these slots, each in a call of its own, and returns the first answer.
 /// The library leaves a single call of all masters unsent while calls of a silent one are in
 /// flight, until another call comes.
-async fn ask_masters(ask: Ask, masters: Vec<u16>, servers: Arc<Servers>) -> RedisResult<Ranges> {
+async fn ask_masters(ask: Ask, slots: Vec<u16>, servers: Arc<Servers>) -> RedisResult<Ranges> {
     let mut asked = JoinSet::new();
-    for slot in masters {
+    for slot in slots {
         let route = SingleNodeRoutingInfo::SpecificNode(Route::new(slot, SlotAddr::Master));
         asked.spawn(ask(slots_call(), RoutingInfo::SingleNode(route)));
     }

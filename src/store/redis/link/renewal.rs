@@ -175,6 +175,8 @@ async fn connect_and_probe(upkeep: Weak<Upkeep>) -> RedisResult<Connected> {
         }
     }
     if !found {
+        // Slots may have moved from the lost shards to others.
+        upkeep.upgrade().ok_or_else(gone)?.set_slots(shards.into_ranges());
         return Err((ErrorKind::Io, "the shard does not answer").into());
     }
     Ok((connection, shards))

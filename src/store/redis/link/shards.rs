@@ -12,7 +12,7 @@ use redis::RedisResult;
 /// The first slot of each range by its last one, and the range's node: a hash of its address.
 pub(crate) type Ranges = BTreeMap<u16, (u16, u64)>;
 pub(crate) type Answering<T> = Pin<Box<dyn Future<Output = RedisResult<T>> + Send>>;
-/// Asks for them: the nodes that have these slots.
+/// Asks the nodes that have these slots for them.
 pub(crate) type Slots = Arc<dyn Fn(Vec<u16>) -> Answering<Ranges> + Send + Sync>;
 
 pub(crate) struct Shards {
@@ -71,11 +71,19 @@ impl Shards {
         Self { ranges, nodes, slots: self.slots.clone() }
     }
 
-    /// Asks all nodes which of them has which slots, if this is a cluster.
+    pub(crate) fn into_ranges(self) -> Ranges {
+        self.ranges
+    }
+
+    /// Asks all nodes which of them has which slots, if this is a cluster. The library sends each
+    /// question to the node that has the slot now. A part of a node's slots may have moved to a
+    /// silent one, usually the first ones: so the ends of each node's slots are asked for.
     pub(crate) fn ask_slots(&self) -> Option<Answering<Ranges>> {
-        let one_each: BTreeMap<_, _> =
-            self.ranges.values().map(|(first, node)| (node, *first)).collect();
-        self.slots.as_ref().map(|ask| ask(one_each.into_values().collect()))
+        let mut ends = BTreeMap::new();
+        for (last, (first, node)) in &self.ranges {
+            ends.entry(node).or_insert([*first, *last])[1] = *last;
+        }
+        self.slots.as_ref().map(|ask| ask(ends.into_values().flatten().collect()))
     }
 
     /// Returns the shard that has a key, by default the first one.
