@@ -1,4 +1,4 @@
-//! What has to hold in every history.
+//! Checks look for what holds in every history.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,8 +20,8 @@ const TICK: i64 = 3_000;
 const MOMENT: i64 = 10_000;
 /// How long a store that is asked from its first moment on may take to be connected.
 const STARTS_WITHIN: i64 = 1_000_000;
-/// How long after all hosts of a cluster know about slots that have moved.
-const SETTLES_WITHIN: i64 = 1_000_000;
+/// How long clients may take to hear of slots that have moved, once all hosts of a cluster have.
+const SETTLES_WITHIN: i64 = 100_000;
 
 #[derive(Debug)]
 pub struct Finding {
@@ -50,7 +50,7 @@ impl fmt::Display for Time {
 struct Request<'a> {
     node: usize,
     ask: &'a Ask,
-    /// Of its keys, as Redis has them.
+    /// The names of the keys in Redis.
     names: Vec<String>,
     asked: i64,
     decided: Option<(i64, &'a Decision)>,
@@ -62,22 +62,22 @@ struct Request<'a> {
     gave_up: bool,
     /// When the first of these was.
     ended: Option<i64>,
-    /// What is returned of each line, and since when.
+    /// The tokens that are returned of each line, and since when.
     returns: Vec<u64>,
     returned: Option<i64>,
 }
 
-/// What was decided for one line of a request.
+/// The decision for one line of a request.
 struct Part<'a> {
     index: usize,
     line: &'a Line,
-    /// Of its key in Redis.
+    /// The name of the key in Redis.
     name: &'a str,
     decision: Cow<'a, Decision>,
 }
 
 impl<'a> Request<'a> {
-    /// Whether it asks for several limits in one charge.
+    /// Returns whether the request asks for several limits in one charge.
     fn is_several(&self) -> bool {
         self.ask.lines.len() > 1 || self.ask.lines[0].limit > 0
     }
@@ -96,12 +96,12 @@ impl<'a> Request<'a> {
         lines.filter_map(of).collect()
     }
 
-    /// Whether one of its keys holds somebody else's value.
+    /// Returns whether a key of the request holds somebody else's value.
     fn is_poisoned(&self) -> bool {
         self.ask.lines.iter().any(|line| line.limit == 0 && line.key == "poisoned")
     }
 
-    /// Of those that have passed.
+    /// Returns the parts of a request that has passed.
     fn passed(&self, plan: &Plan) -> Vec<Part<'_>> {
         let passed = self.decided.is_some_and(|(_, decision)| decision.allowed());
         if passed { self.parts(plan) } else { Vec::new() }
@@ -117,7 +117,7 @@ fn name(plan: &Plan, line: &Line) -> String {
 /// A window of a count: its field and its start.
 type Window = (String, i64);
 
-/// What Redis has let pass of a node's requests for a key in a window, what of it was to be returned,
+/// Tokens of a node for a key in a window: those that Redis let pass, those that were to be returned,
 /// and when the last one passed.
 type Passed = BTreeMap<(usize, String, Window), (i64, i64, i64)>;
 
@@ -168,7 +168,7 @@ struct Check<'a> {
     fields: BTreeMap<Vec<u8>, Vec<(String, Quota)>>,
     /// By how much each node has changed the count of a window.
     changes: BTreeMap<(usize, String, Window), i64>,
-    /// What a node has returned of a key.
+    /// The tokens that a node has returned of a key.
     comes_twice: BTreeMap<(usize, String), i64>,
     /// The most that a window's count has ever been, and when it was written first.
     peaks: BTreeMap<Vec<u8>, BTreeMap<Window, (i64, i64)>>,
@@ -249,7 +249,7 @@ impl<'a> Check<'a> {
                 for key in absent {
                     self.resets.push((at, *node, key.clone()));
                 }
-                // What is deleted changes no count, and opens a new one.
+                // A deletion changes no count, and opens a new one.
                 if !matches!(&command[0][..], b"EVALSHA") {
                     return;
                 }
@@ -283,7 +283,7 @@ impl<'a> Check<'a> {
             let limit = quota.limit() as i64;
             let least = limit - quota.capacity() as i64;
             let length = quota.window().as_millis() as i64;
-            // What an earlier window has left, or one to come that moved along when the clock stepped.
+            // The rest of an earlier window, or of one to come that moved along when the clock stepped.
             let carried = was.map_or(least, |(was, before)| match start - was {
                 0.. => {
                     (before - limit * ((start - was) / length).max((start > was).into())).max(least)
@@ -311,7 +311,8 @@ impl<'a> Check<'a> {
         self.plan.epoch + at + stepped.sum::<i64>()
     }
 
-    /// Whether it was in flight when a connection of its node was closed, or until its node knew.
+    /// Returns whether a request was in flight when a connection of its node was closed, or until its node
+    /// knew.
     fn was_cut(&self, request: &Request<'_>) -> bool {
         let way = (self.plan.delay + self.plan.jitter) as i64 * 1_000 + TICK;
         self.cuts.iter().any(|&(at, node)| {
@@ -321,7 +322,7 @@ impl<'a> Check<'a> {
         })
     }
 
-    /// What can be said of a request by itself.
+    /// Checks each request by itself.
     fn each_request(&mut self) {
         let mut found = Vec::new();
         for (id, request) in &self.requests {
@@ -378,7 +379,7 @@ impl<'a> Check<'a> {
                 let Some((decided, _)) = request.decided.filter(|_| !decision.is_local()) else {
                     continue;
                 };
-                // What a node remembers, it has measured on its own clock.
+                // A node measures what it remembers on its own clock.
                 if self.steps.iter().any(|(at, _)| *at <= decided) {
                     continue;
                 }
@@ -392,7 +393,7 @@ impl<'a> Check<'a> {
                     .map(|at| at.duration_since(UNIX_EPOCH).expect("after it").as_micros() as i64);
                 let well = match decision.allowed() {
                     true => all.iter().all(|(_, start, length)| runs(*start, *length)),
-                    // What else is said of a refusal may be as old as a round trip.
+                    // The rest of a refusal may be as old as a round trip.
                     false => retry_at.is_none_or(|at| from < at),
                 };
                 if !well {
@@ -451,7 +452,7 @@ impl<'a> Check<'a> {
         (field, if broken { 0 } else { start })
     }
 
-    /// What Redis has let pass, and what was to be given back, for each node, key and window.
+    /// Sums what Redis let pass, and what was to be given back, for each node, key and window.
     fn passed(&self) -> Passed {
         let mut passed = Passed::new();
         for request in self.requests.values() {
@@ -565,7 +566,7 @@ impl<'a> Check<'a> {
             let [limit, capacity, reserved] =
                 [quota.limit(), quota.capacity(), quota.max_reserved()].map(|n| n as i64);
             let length = quota.window().as_millis() as i64;
-            // What comes back later brings what earlier windows have covered of it.
+            // Tokens that come back later bring what earlier windows have covered of them.
             let covered = if reserved > 0 { most - 1 } else { 0 };
             if self.resets.iter().any(|(_, _, key)| key == name.as_bytes()) {
                 continue;
@@ -596,7 +597,7 @@ impl<'a> Check<'a> {
         if self.steps.is_empty() || !self.losses.is_empty() || self.resends() {
             return;
         }
-        // Of each count that has plain windows on a grid: where one begins, its length and its limit.
+        // For each count with plain windows on a grid: where a window begins, its length and its limit.
         let mut counts = BTreeMap::<(&str, String), (i64, i64, i64)>::new();
         // When a request was sent and answered, and what it holds.
         let mut held = BTreeMap::<(&str, String), Vec<(i64, i64, i64)>>::new();
@@ -722,7 +723,7 @@ impl<'a> Check<'a> {
         negative.into_iter().for_each(|what| self.find("conservation", self.over, what));
     }
 
-    /// Whether nothing goes wrong with a request, as far as the network and the server go.
+    /// Returns whether the network and the server do no harm to a request.
     fn is_calm(&self, request: &Request<'_>) -> bool {
         let node = &self.plan.nodes[request.node];
         let started =
@@ -734,9 +735,10 @@ impl<'a> Check<'a> {
         }
     }
 
-    /// Whether slots are on their way to another master, or not all know yet that they are there. The
-    /// client library then asks for a key more often than there may be time for: what it asks for two
-    /// keys at once, one of them is redirected again (`ASKING` is of the next command, whichever comes).
+    /// Returns whether slots are on their way to another master, or not all hosts know yet that they are
+    /// there. The client library then asks for a key more often than there may be time for: of two keys
+    /// at once, one is redirected again (`ASKING` is of the next command, whichever comes). Calls for
+    /// keys that stay are held up, too (seed 1023).
     fn moves(&self, request: &Request<'_>) -> bool {
         let Servers::Cluster { gossip, .. } = self.plan.servers else { return false };
         self.plan.faults.iter().any(|(at, fault)| {
@@ -747,8 +749,8 @@ impl<'a> Check<'a> {
         })
     }
 
-    /// Whether all keys of a request are on masters that are well. What has moved away from the one
-    /// that is not, has to be there.
+    /// Returns whether all keys of a request are on masters that are well. Slots that left the master
+    /// that is not well have to be elsewhere by then.
     fn is_elsewhere(&self, request: &Request<'_>) -> bool {
         let Servers::Cluster { masters, victim, gossip } = self.plan.servers else { return false };
         request.names.iter().all(|name| {
@@ -765,7 +767,7 @@ impl<'a> Check<'a> {
         })
     }
 
-    /// Whether the client library may send a call again whose connection was lost (S32): what it
+    /// Returns whether the client library may send a call again whose connection was lost (S32): what it
     /// takes may be counted twice, and what it returns may come back twice.
     fn resends(&self) -> bool {
         matches!(self.plan.servers, Servers::Cluster { .. }) && self.plan.kind.harms_servers()
@@ -779,7 +781,7 @@ impl<'a> Check<'a> {
         last.saturating_add(2 * deadline)
     }
 
-    /// Whether some of a request may stay counted in windows that end at an instant, or more than it
+    /// Returns whether some of a request may stay counted in windows that end at an instant, or more than it
     /// has passed with.
     fn may_stay(&self, request: &Request<'_>, end: i64) -> bool {
         // A charge that is dropped is returned only if it is charged in order.
@@ -787,11 +789,11 @@ impl<'a> Check<'a> {
         let in_order = request.is_several() && node.charges_in_order();
         let dropped = request.decided.is_none() && !in_order;
         let abandoned = request.gave_up && (dropped || request.returned.is_some());
-        // What it cost beyond its charge may be taken from another window.
+        // A cost beyond the charge may be taken from another window.
         let more = |line: &Line| line.actual.is_some_and(|actual| actual > line.cost);
         let late = request.asked < end && self.changes_until(request) >= end;
         let failed = request.failed.is_some() || !self.is_calm(request);
-        // What was on its way back when a connection was closed.
+        // Tokens were on their way back when a connection was closed.
         let until = self.changes_until(request);
         let lost = self.cuts.iter().any(|&(at, node)| {
             node.is_none_or(|node| node == request.node) && (request.asked..=until).contains(&at)
@@ -1012,7 +1014,7 @@ impl<'a> Check<'a> {
                 _ => {}
             }
         }
-        // Of the same kind: what a run never came to see.
+        // The run has not seen the end of these.
         let unseen = self.requests.values().filter(|request| request.ended.is_none()).count();
         if unseen > 0 {
             self.find("deadline", self.over, format!("{unseen} requests have no end"));

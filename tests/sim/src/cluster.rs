@@ -21,12 +21,12 @@ pub const PARTS: usize = 4;
 /// How long the library waits for a connection if nobody says.
 const CONNECTION: Duration = Duration::from_secs(1);
 
-/// Who has which part of the slots.
+/// The owner of each part of the slots.
 type Owners = Vec<usize>;
 
 #[derive(Debug)]
 pub struct Cluster {
-    /// What each host knows. It is the last to know of others.
+    /// The owners as each host knows them. A host is the last to know of others.
     views: Vec<Owners>,
     /// As it is.
     owners: Owners,
@@ -52,7 +52,7 @@ impl Cluster {
         part_of(key, self.owners.len())
     }
 
-    /// Who has a key.
+    /// Returns the owner of a key.
     pub fn owner(&self, key: &[u8]) -> usize {
         self.owners[self.part_of(key)]
     }
@@ -104,7 +104,7 @@ impl Cluster {
         self.views.iter_mut().for_each(|view| view.clone_from(&self.owners));
     }
 
-    /// What a host answers instead of executing a command, if that is not its own to execute.
+    /// Returns the answer to a command that is not the host's own to execute.
     pub fn refuses(
         &self,
         host: usize,

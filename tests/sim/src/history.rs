@@ -1,4 +1,4 @@
-//! What happened, in order: what a run is checked by, and what its seed prints.
+//! A history lists events in order. Checks read it, and a seed prints it.
 
 use std::fmt;
 use std::sync::{Arc, Mutex};
@@ -79,7 +79,7 @@ pub enum Event {
     Settled,
     /// All stores are dropped.
     Over,
-    /// What was still there some time later.
+    /// Sockets and tasks were still there some time later.
     Left {
         sockets: usize,
         tasks: usize,

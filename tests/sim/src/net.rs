@@ -27,14 +27,14 @@ use crate::wire;
 
 /// How the network and the servers behave now.
 pub struct Weather {
-    /// One way, in milliseconds.
+    /// The time of one way, in milliseconds.
     pub delay: u64,
     pub jitter: u64,
     /// The server closes connections that have been idle for so long.
     pub closes_idle: Option<Duration>,
     /// Something in between forgets them, and tells nobody.
     pub forgets_idle: Option<Duration>,
-    /// What it takes to find out where to connect to.
+    /// A lookup of the address takes this long.
     pub lookup: Duration,
     /// For each node: nothing gets through until then, in either direction.
     pub stalled: Vec<Option<Instant>>,
@@ -52,11 +52,11 @@ struct State {
     rng: Rng,
     weather: Weather,
     hosts: Vec<Host>,
-    /// Of a cluster, that which goes wrong if one does.
+    /// The master; in a cluster, the only one that fails.
     master: usize,
     cluster: Option<Cluster>,
     sentinels: Vec<Sentinel>,
-    /// What the address leads to.
+    /// The host that the address leads to.
     leads_to: usize,
     pipes: Vec<Weak<Pipe>>,
     connections: usize,
@@ -255,7 +255,7 @@ impl Net {
         sleep_until(self.arrival(node)).await;
     }
 
-    /// What a node's store calls to connect.
+    /// Connects, for a node's store.
     pub async fn connect(self, node: usize) -> RedisResult<MultiplexedConnection> {
         let lookup = self.lock().weather.lookup;
         if !lookup.is_zero() {
@@ -402,7 +402,7 @@ impl Net {
         };
         let data = host.server.data();
         let absent = |key: &&Vec<u8>| data.fields(key).is_none_or(|fields| fields.is_empty());
-        // Of a cluster, another host may have it.
+        // Another host of a cluster may have the key.
         let keys = keys.iter().filter(|_| executed || cluster.is_none());
         let absent = keys.filter(absent).cloned().collect();
         drop(state);
@@ -526,7 +526,7 @@ impl AsyncRead for Socket {
                         }
                         Ok(())
                     }
-                    // It stays: every further read says the same.
+                    // The end stays: every further read says the same.
                     Bytes::End => Ok(()),
                     Bytes::Reset => Err(io::ErrorKind::ConnectionReset.into()),
                 });

@@ -1,4 +1,4 @@
-//! What a seed stands for: nodes, limits, callers, and what goes wrong when.
+//! A seed stands for a plan: nodes, limits, callers, and faults with their times.
 
 use std::fmt;
 use std::time::Duration;
@@ -22,19 +22,19 @@ pub enum Kind {
     Poisoned,
     /// Connections are closed now and then, of a node or of all, and the server is well.
     Cut,
-    /// One master of a cluster fails, and the others are well.
+    /// A master of a cluster fails, and the others are well.
     Shard,
     Stormy,
 }
 
 impl Kind {
-    /// Whether a server is harmed, or all that leads to it.
+    /// Returns whether a server is harmed, or all that leads to it.
     pub fn harms_servers(self) -> bool {
         matches!(self, Self::Stormy | Self::Shard)
     }
 }
 
-/// What the stores connect to.
+/// The servers that the stores connect to.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Servers {
     /// A master, and its replica, at one address.
@@ -57,7 +57,7 @@ pub struct Plan {
     pub keys: usize,
     /// The server's clock at the start, in microseconds.
     pub epoch: i64,
-    /// One way, in milliseconds.
+    /// The time of one way, in milliseconds.
     pub delay: u64,
     pub jitter: u64,
     pub closes_idle: Option<Duration>,
@@ -66,7 +66,7 @@ pub struct Plan {
     /// How often the replica is brought up to date.
     pub lag: Duration,
     pub faults: Vec<(Duration, Fault)>,
-    /// Whether some charges may take tokens of later windows.
+    /// `true` if some charges may take tokens of later windows.
     pub reserves: bool,
     /// When all that goes wrong has ended.
     pub heals: Duration,
@@ -76,7 +76,7 @@ pub struct Plan {
 pub struct Limit {
     pub name: &'static str,
     pub quotas: Quotas,
-    /// Those of some keys.
+    /// The quotas of some keys.
     pub plan: Option<Quotas>,
 }
 
@@ -103,7 +103,7 @@ pub struct Node {
     pub in_order: bool,
     /// Between two requests, in milliseconds.
     pub gap: u64,
-    /// One in so many requests is a crowd.
+    /// A crowd comes with each of so many requests.
     pub crowd: u64,
     /// Some callers wait no longer than this, or all of them until the last seconds. Not 0: who sends
     /// nothing learns nothing.
@@ -125,7 +125,7 @@ pub enum Door {
 #[derive(Clone, PartialEq, Debug)]
 pub struct Ask {
     pub what: What,
-    /// One, or more of one charge.
+    /// The lines of a charge: one or several.
     pub lines: Vec<Line>,
     /// Dropped after so many milliseconds.
     pub patience: Option<u64>,
@@ -133,14 +133,14 @@ pub struct Ask {
     pub lazy: Option<u64>,
 }
 
-/// What one limit is asked for.
+/// A question to one limit.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Line {
-    /// Of the plan's.
+    /// The number of a limit of the plan.
     pub limit: usize,
     pub key: String,
     pub cost: u64,
-    /// What it has really cost, of a charge that is settled.
+    /// The true cost of a charge that is settled.
     pub actual: Option<u64>,
 }
 
@@ -153,7 +153,7 @@ pub enum What {
     /// With a receipt, and what it has really cost so many milliseconds later.
     Charge {
         work: u64,
-        /// It may take tokens of later windows.
+        /// `true` if the charge may take tokens of later windows.
         reserves: bool,
     },
     Peek,
@@ -167,7 +167,7 @@ pub enum Fault {
         node: Option<usize>,
         answers: bool,
     },
-    /// They vanish without a word.
+    /// Connections vanish without a word.
     Silence {
         node: Option<usize>,
     },
@@ -291,7 +291,7 @@ impl Plan {
             }
         }
         if kind == Kind::Cut {
-            // One after the other: a request waits for a connection within its deadline.
+            // Connections close one after the other: a request waits for a connection within its deadline.
             let mut at = rng.u64(500..2_000);
             while at < heals {
                 let node = maybe(rng, 30, |rng| rng.usize(..nodes.len()));
@@ -385,8 +385,19 @@ impl Plan {
                     (node.gap, node.crowd) = (one(rng, &[20, 50, 100]), one(rng, &[20, 60, 1_000]));
                 }
                 let fails_over = rng.bool();
+                // All hosts and nodes know of slots that have moved before the first one fails.
+                let moves = rng.usize(..3) as u64;
+                for i in 0..moves {
+                    let from = 500 + i * 1_000;
+                    let mut moved = reshard(rng, from, from + 1_000);
+                    if let Fault::Reshard { lasts, .. } = &mut moved.1 {
+                        *lasts = (*lasts).min(300);
+                    }
+                    self.faults.push(moved);
+                }
+                let first = (2_000 + 1_500 * moves.min(1)).min(heals - 700);
                 for _ in 0..rng.usize(1..=2) {
-                    let at = rng.u64(2_000..heals - 500);
+                    let at = rng.u64(first..heals - 500);
                     self.faults.push((ms(at), shard_fault(rng, fails_over, heals - at)));
                 }
             }
@@ -417,7 +428,7 @@ impl Plan {
                         false => limit.quotas[0].and(quota),
                     };
                 }
-                // It is crossed in between.
+                // The boundary is crossed in between.
                 let heals = self.heals.as_millis() as i64;
                 self.epoch = (boundary * 1_000 - rng.i64(1_000..heals)) * 1_000;
             }
@@ -449,7 +460,7 @@ fn calendars() -> [(Quota, i64); 5] {
     ]
 }
 
-/// Whether tokens of later windows may be taken under one of the quotas.
+/// Returns whether tokens of later windows may be taken under one of the quotas.
 fn reserves(quotas: &Quotas) -> bool {
     quotas.iter().any(|quota| quota.max_reserved() > 0)
 }
@@ -469,7 +480,7 @@ fn keep_or_reserve(rng: &mut Rng, quotas: &mut Quotas) {
     *quotas = others.into_iter().fold(first.into(), |quotas: Quotas, quota| quotas.and(quota));
 }
 
-/// One limit, or several.
+/// Draws one limit, or several.
 fn limits(rng: &mut Rng, leases: u64) -> Vec<Limit> {
     let mut limits = vec![Limit { name: SCOPE, quotas: quotas(rng, leases), plan: None }];
     let more = one(rng, &[0, 0, 1, 1, 2]);
@@ -578,7 +589,7 @@ fn fault(rng: &mut Rng, nodes: usize, left: u64) -> Fault {
     }
 }
 
-/// What goes wrong with one master of a cluster. None is frozen while its replica has taken over: the
+/// Draws a fault of one master of a cluster. No master is frozen after its replica took over: the
 /// client library then holds all calls while it connects to the frozen one, up to 250 ms each time.
 fn shard_fault(rng: &mut Rng, fails_over: bool, left: u64) -> Fault {
     let lasts = rng.u64(50..4_000).min(left);
@@ -591,12 +602,12 @@ fn shard_fault(rng: &mut Rng, fails_over: bool, left: u64) -> Fault {
 }
 
 impl Node {
-    /// Whether several limits are charged one after the other.
+    /// Returns whether several limits are charged one after the other.
     pub fn charges_in_order(&self) -> bool {
         self.in_order || self.one_by_one
     }
 
-    /// One request of this node. `strict`: its caller waits for the answer.
+    /// Draws a request of this node. `strict`: its caller waits for the answer.
     pub fn ask(&self, rng: &mut Rng, plan: &Plan, id: usize, strict: bool) -> Ask {
         let mut lines = vec![line(rng, plan, id, 0)];
         if plan.limits.len() > 1 && rng.u8(..3) == 0 {
@@ -635,7 +646,7 @@ impl Node {
     }
 }
 
-/// What a request asks one of the limits for.
+/// Draws a request's question to one of the limits.
 fn line(rng: &mut Rng, plan: &Plan, id: usize, limit: usize) -> Line {
     let key = match rng.u8(..10) {
         // Nobody asks for this one again.

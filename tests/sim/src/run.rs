@@ -1,4 +1,4 @@
-//! One run: the real stores of several nodes over a simulated network, from a seed.
+//! A run plays a seed: the real stores of several nodes over a simulated network, from a seed.
 
 use std::cell::RefCell;
 use std::convert::Infallible;
@@ -69,7 +69,7 @@ pub fn run(seed: u64) -> Run {
     }
 }
 
-/// What a seed stands for.
+/// Returns the plan of a seed.
 pub fn plan(seed: u64) -> Plan {
     plan_by(&mut Rng::with_seed(seed), seed)
 }
@@ -161,7 +161,7 @@ impl Sim {
         sleep(ENDS_WITHIN).await;
         let tasks = Handle::current().metrics().num_alive_tasks();
         self.history.add(Event::Left { sockets: self.net.held(), tasks });
-        // What is left of the network must not keep this.
+        // Connections that are left must not keep the simulation.
         self.net.close(true, |_| true);
         sleep(Duration::from_secs(1)).await;
     }
@@ -436,7 +436,7 @@ impl Node {
                     if timeout(Duration::from_millis(patience), answer).await.is_ok() {
                         return;
                     }
-                    // It is dropped when this block ends; what follows from it is of this moment.
+                    // The request is dropped when this block ends; its refund is of this moment.
                     let granted = taken.lock().expect("one thread").take();
                     if let Some(tokens) = granted.filter(|_| refund_dropped) {
                         history.add(Event::Returns { id, line: 0, tokens });
@@ -603,14 +603,14 @@ impl Store for InOrder {
     }
 }
 
-/// Who makes a request through a layer.
+/// The caller of a request through a layer.
 #[derive(Clone)]
 struct Caller {
     id: usize,
     key: String,
     cost: u64,
     work: Duration,
-    /// What its charge has taken, if it is known.
+    /// The tokens that the charge has taken, if they are known.
     taken: Arc<Mutex<Option<u64>>>,
 }
 

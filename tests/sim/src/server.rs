@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use mlua::{Function, Lua, Table, Value};
 
-/// What a server answers, as it goes over the wire.
+/// A server's answer, as it goes over the wire.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Reply {
     Status(String),
@@ -51,7 +51,7 @@ pub struct Entry {
     expires: Option<i64>,
 }
 
-/// What a server keeps: a failover loses a part of it. A replica shares it until something is written.
+/// The data of a server: a failover loses a part. A replica shares them until something is written.
 #[derive(Clone, Default, Debug)]
 pub struct Data(Arc<BTreeMap<Arc<[u8]>, Entry>>);
 
@@ -311,7 +311,7 @@ impl Db {
         }
     }
 
-    /// What a key holds, unless it has expired.
+    /// Returns the value of a key, unless the key has expired.
     fn entry(&mut self, key: &[u8]) -> Option<&Entry> {
         let now = self.millis();
         if self.data.0.get(key)?.expires.is_some_and(|at| now > at) && !self.replica {
