@@ -21,7 +21,7 @@ const MOMENT: i64 = 10_000;
 /// How long a store that is asked from its first moment on may take to be connected.
 const STARTS_WITHIN: i64 = 1_000_000;
 /// How long clients may take to hear of slots that have moved, once all hosts of a cluster have.
-const SETTLES_WITHIN: i64 = 100_000;
+const SETTLES_WITHIN: i64 = 500_000;
 
 #[derive(Debug)]
 pub struct Finding {
