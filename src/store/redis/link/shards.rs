@@ -77,7 +77,7 @@ impl Shards {
 
     /// Asks all nodes which of them has which slots, if this is a cluster. The library sends each
     /// question to the node that has the slot now. A part of a node's slots may have moved to a
-    /// silent one, usually the first ones: so the ends of each node's slots are asked for.
+    /// silent one, usually the first ones: so the calls go to both ends of each node's slots.
     pub(crate) fn ask_slots(&self) -> Option<Answering<Ranges>> {
         let mut ends = BTreeMap::new();
         for (last, (first, node)) in &self.ranges {
