@@ -191,10 +191,13 @@ async fn set_quotas(limit: Shared, Until(until): Until, text: String) -> Result<
 }
 
 /// Refuse nothing, in this process.
-async fn set_shadow(limit: Shared, Until(until): Until) -> Json<Value> {
+async fn set_shadow(limit: Shared, Until(until): Until, body: String) -> Result<Json<Value>> {
+    if !body.is_empty() {
+        return Err(bad_request("shadow mode takes no body: DELETE ends it").into());
+    }
     limit.limiter.set_shadow_until(true, until);
     limit.note("shadow", true, until);
-    show(limit).await
+    Ok(show(limit).await)
 }
 
 /// Why is a key limited? How much of each quota it has used, and until when it has its own.

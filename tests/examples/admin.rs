@@ -162,6 +162,8 @@ fn a_mistake_of_support_changes_nothing_and_gets_a_sentence() {
             assert!(why.contains("the next 31 days, in seconds since 1970"), "{until}: {why}");
         }
     }
+    let why = node.refusal(&format!("PUT api/shadow?until={}", in_hours(8)), "false");
+    assert_eq!(why, "shadow mode takes no body: DELETE ends it");
     let why = node.refusal(&exception, "many");
     assert!(why.contains("column 1: expected a limit"), "{why}");
     assert_eq!((node.limit(ANN), node.limit(BOB)), (1_000, 3));
