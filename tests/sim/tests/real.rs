@@ -4,10 +4,8 @@
 //! `SEED=7 ROUNDS=1000 cargo test` goes on from elsewhere. `REDIS_SERVER` and `REQUIRE_REDIS` as in the
 //! tests of the crate.
 
-use std::net::TcpListener;
-use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use fastrand::Rng;
 use futures_util::future::join_all;
@@ -24,54 +22,9 @@ mod random;
 
 use random::{env, length, tokens, with_limits};
 
-struct Real {
-    child: Child,
-    _dir: tempfile::TempDir,
-    url: String,
-}
-
-impl Drop for Real {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-impl Real {
-    fn start() -> Option<Self> {
-        let binary = std::env::var("REDIS_SERVER").unwrap_or_else(|_| "redis-server".to_owned());
-        let dir = tempfile::tempdir().expect("a directory");
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let port = listener.local_addr().expect("it").port().to_string();
-        drop(listener);
-        let child = Command::new(&binary)
-            .args(["--port", &port, "--bind", "127.0.0.1", "--save", "", "--dir"])
-            .arg(dir.path())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn();
-        match child {
-            Ok(child) => Some(Self { child, _dir: dir, url: format!("redis://127.0.0.1:{port}/") }),
-            Err(_) => {
-                let required = std::env::var("REQUIRE_REDIS").is_ok();
-                assert!(!required, "REQUIRE_REDIS is set, and there is no {binary}");
-                eprintln!("skipped: there is no {binary}");
-                None
-            }
-        }
-    }
-
-    async fn connect(&self) -> MultiplexedConnection {
-        let client = redis::Client::open(&self.url[..]).expect("an address");
-        let began = Instant::now();
-        loop {
-            match client.get_multiplexed_async_connection().await {
-                Ok(connection) => return connection,
-                Err(error) => assert!(began.elapsed() < Duration::from_secs(30), "{error}"),
-            }
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    }
+async fn connect(real: &harness::Server) -> MultiplexedConnection {
+    let client = redis::Client::open(real.url()).expect("an address");
+    client.get_multiplexed_async_connection().await.expect("the server answers")
 }
 
 fn micros() -> i64 {
@@ -86,8 +39,8 @@ struct Both {
 }
 
 impl Both {
-    async fn new(real: &Real) -> Self {
-        Self { real: real.connect().await, simulated: Arc::default() }
+    async fn new(real: &harness::Server) -> Self {
+        Self { real: connect(real).await, simulated: Arc::default() }
     }
 
     async fn ask(&mut self, cmd: &Cmd) -> RedisResult<Value> {
@@ -209,7 +162,7 @@ impl ConnectionLike for Both {
 /// The store's scripts: all kinds of decisions, alone and in company.
 #[tokio::test]
 async fn scripts_do_the_same_in_the_real_and_the_simulated_server() {
-    let Some(real) = Real::start() else { return };
+    let Some(real) = harness::Server::start() else { return };
     let both = Both::new(&real).await;
     let (scope, other) = (Scope::named("real"), Scope::named("other"));
     let (first, rounds) = (env("SEED", 1), env("ROUNDS", 150));
@@ -324,7 +277,7 @@ async fn scripts_do_the_same_in_the_real_and_the_simulated_server() {
 /// What the scripts use, and what they don't, on keys of all types.
 #[tokio::test]
 async fn commands_do_the_same_in_the_real_and_the_simulated_server() {
-    let Some(real) = Real::start() else { return };
+    let Some(real) = harness::Server::start() else { return };
     let mut both = Both::new(&real).await;
     let (first, rounds) = (env("SEED", 1), env("ROUNDS", 150));
     for seed in first..first + rounds {
@@ -370,7 +323,7 @@ async fn commands_do_the_same_in_the_real_and_the_simulated_server() {
 
 #[tokio::test]
 async fn lua_does_the_same_in_the_real_and_the_simulated_server() {
-    let Some(real) = Real::start() else { return };
+    let Some(real) = harness::Server::start() else { return };
     let mut both = Both::new(&real).await;
     let scripts = [
         "return ARGV[1] + 0",
