@@ -1,4 +1,4 @@
-//! The place of a request in its line.
+//! The place of a request in its line. A timer wakes the request when its turn may have come.
 
 use std::pin::Pin;
 use std::sync::Arc;

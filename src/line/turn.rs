@@ -1,4 +1,4 @@
-//! Whose turn it is in a line, and when the others are polled next.
+//! Whose turn it is in a line, and when the others are polled next. `place` sets their timers.
 
 use std::time::Duration;
 

@@ -69,7 +69,8 @@ impl Fact {
 }
 
 impl Lease {
-    /// Returns whether the tokens may be spent, if any are left.
+    /// Returns whether the lease still runs. `Facts::spend` also looks at its tokens and its limit;
+    /// a new window, a reset and `return_if_idle` end a lease before its time.
     pub(super) fn can_be_spent_at(&self, now: i64) -> bool {
         now < self.expires_at
     }

@@ -200,7 +200,8 @@ impl Known {
         }
     }
 
-    /// Its counts are gone.
+    /// Forgets refusals, leases and states of a key whose counts are gone. Answers on their way are
+    /// outdated, too.
     pub(super) fn reset(&self, scope: &Scope, key: &Key) {
         let mut facts = self.of(scope, key);
         self.marks[self.sent(&facts).of].fetch_add(RESET, Ordering::Relaxed);
