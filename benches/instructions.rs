@@ -50,7 +50,7 @@ const PATHS: [Path; 12] = [
         service: false,
         committed: 2_215,
     },
-    Path { name: "the same refused by one", run: one_refuses, service: false, committed: 3_348 },
+    Path { name: "the same refused by one", run: one_refuses, service: false, committed: 2_783 },
     Path { name: "a refusal of one limit", run: refusal, service: false, committed: 1_199 },
     Path { name: QUEUES[0], run: short_queue, service: false, committed: 9_061 },
     Path { name: QUEUES[1], run: long_queue, service: false, committed: 13_263 },

@@ -424,7 +424,7 @@ impl Limiter {
 
     /// Returns what refusals note of this limiter, for charges under its own quotas.
     #[inline]
-    fn refuser(&self, quotas: &Quotas) -> Option<KeptRefuser> {
+    pub(crate) fn refuser(&self, quotas: &Quotas) -> Option<KeptRefuser> {
         let own = ptr::eq(quotas, &self.quotas);
         own.then(|| *self.refuser.get_or_init(|| KeptRefuser::of(self.name(), quotas)))?
     }

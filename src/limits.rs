@@ -376,7 +376,9 @@ impl Limits {
     ) -> Reply<Decision> {
         let mut reply = self.send(limits, charges);
         match reply.as_now() {
-            Some(Ok(decision)) => note_decision(decision, charges),
+            Some(Ok(decision)) => {
+                note_decision(decision, charges, |i, quotas| limits[i].refuser(quotas));
+            }
             Some(Err(_)) => {}
             None => return note_later(reply, charges),
         }
@@ -460,7 +462,7 @@ fn note_later(reply: Reply<Decision>, charges: &[Charge<'_>]) -> Reply<Decision>
     let charges: Vec<_> = charges.iter().map(Charge::to_owned).collect();
     reply.map(move |mut decision| {
         let charges: Vec<_> = charges.iter().map(|charge| charge.as_charge()).collect();
-        note_decision(&mut decision, &charges);
+        note_decision(&mut decision, &charges, |_, _| None);
         decision
     })
 }

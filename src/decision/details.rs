@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::refuser::Refuser;
+use super::refuser::{KeptRefuser, Refuser};
 use super::standing::Usage;
 use crate::quota::{Quotas, Span};
 use crate::window::State;
@@ -54,8 +54,12 @@ impl Details {
         match self {
             Self::Quotas(quotas) => quotas.refuser.take().into_iter().collect(),
             Self::Limits(limits) => {
-                let all = limits.decided.iter_mut().flatten().filter_map(|of| of.details.as_mut());
-                all.flat_map(|all| all.take_refusers()).collect()
+                let of_limit = |of: &mut LimitDecision| match (of.refuser, &mut of.details) {
+                    (Some(kept), _) => kept.refuser().into_iter().collect(),
+                    (None, Some(details)) => details.take_refusers(),
+                    (None, None) => Vec::new(),
+                };
+                limits.decided.iter_mut().flatten().flat_map(of_limit).collect()
             }
         }
     }
@@ -87,6 +91,7 @@ pub(super) struct LimitDecision {
     pub(super) refusing: u8,
     pub(super) shared: u8,
     pub(super) local: bool,
+    pub(super) refuser: Option<KeptRefuser>,
 }
 
 /// The verdict on a charge. Of several, the greatest prevails: never is later than any instant.

@@ -187,7 +187,7 @@ impl Decision {
         let details = decided.details.take();
         let mut decision = decided.to_decision_with(details);
         amend(&mut decision);
-        decided.details = decision.details;
+        (decided.details, decided.refuser) = (decision.details, decision.refuser);
     }
 
     /// Refuses a reservation of several limits, if one of them would cover it only after the window
@@ -247,7 +247,7 @@ impl Merging {
         let rank = Rank::from_decision(&decision);
         let prevails = self.len == 0 || rank.prevails_over(&self.governing);
         let Decision { now, granted, verdict, inline, details, .. } = decision;
-        let Decision { len, governing, refusing, shared, local, .. } = decision;
+        let Decision { len, governing, refusing, shared, local, refuser, .. } = decision;
         self.now = self.now.max(now);
         // Refused for good prevails, then the latest retry.
         if verdict != Verdict::Passed {
@@ -270,6 +270,7 @@ impl Merging {
             refusing,
             shared,
             local,
+            refuser,
         });
         self.len += 1;
         if prevails {
@@ -283,7 +284,7 @@ impl Merging {
     pub(crate) fn done(mut self) -> Decision {
         let governing = self.limits().governing().to_decision_with(None);
         let Self { details, now, verdict, local, .. } = self;
-        Decision { now, verdict, local, details: Some(details), ..governing }
+        Decision { now, verdict, local, details: Some(details), refuser: None, ..governing }
     }
 }
 
@@ -305,8 +306,8 @@ impl LimitDecision {
 
     #[inline]
     fn to_decision_with(&self, details: Option<Box<Details>>) -> Decision {
-        let Self { now, granted, verdict, inline, len, governing, refusing, shared, local, .. } =
-            *self;
+        let Self { now, granted, verdict, inline, len, governing, .. } = *self;
+        let Self { refusing, shared, local, refuser, .. } = *self;
         Decision {
             now,
             granted,
@@ -318,7 +319,7 @@ impl LimitDecision {
             refusing,
             shared,
             local,
-            refuser: None,
+            refuser,
         }
     }
 }

@@ -2,18 +2,23 @@
 
 use std::sync::Arc;
 
-use crate::decision::Decision;
+use crate::decision::{Decision, KeptRefuser};
 use crate::limiter::{note_passed, observe_decision};
 use crate::observe::{self, Outcome};
+use crate::quota::Quotas;
 use crate::store::{Account, Charge};
 
 /// Reports the decisions that passed, or those that refused, and notes in a refusal which limits
 /// refused, for its response.
 #[inline(always)]
-pub(super) fn note_decision(decision: &mut Decision, charges: &[Charge<'_>]) {
+pub(super) fn note_decision(
+    decision: &mut Decision,
+    charges: &[Charge<'_>],
+    refuser: impl Fn(usize, &Quotas) -> Option<KeptRefuser>,
+) {
     match decision.allowed() {
         true => observe_all(decision, charges),
-        false => note_refused(decision, charges),
+        false => note_refused(decision, charges, refuser),
     }
 }
 
@@ -63,8 +68,12 @@ fn observe_refusal(account: Account<'_>, refusal: &Decision, governs: bool) {
 }
 
 #[cold]
-fn note_refused(decision: &mut Decision, charges: &[Charge<'_>]) {
-    for charge in charges {
+fn note_refused(
+    decision: &mut Decision,
+    charges: &[Charge<'_>],
+    refuser: impl Fn(usize, &Quotas) -> Option<KeptRefuser>,
+) {
+    for (i, charge) in charges.iter().enumerate() {
         let account = charge.account();
         let (scope, quotas) = (account.scope(), account.quotas());
         let governs = decision.governing_limit() == Some(scope.name());
@@ -72,7 +81,10 @@ fn note_refused(decision: &mut Decision, charges: &[Charge<'_>]) {
             if !charge.is_peek() {
                 observe_refusal(account, refusal, governs);
             }
-            refusal.note_refuser(scope.name(), quotas);
+            match refuser(i, quotas) {
+                Some(kept) => refusal.note_kept_refuser(kept),
+                None => refusal.note_refuser(scope.name(), quotas),
+            }
         });
     }
 }
