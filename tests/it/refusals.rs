@@ -12,8 +12,8 @@ use http::{HeaderMap, Request, Response};
 use tower::{Layer, ServiceExt};
 use tower_fixed_window::key::global;
 use tower_fixed_window::{
-    EmptyBody, FixedWindowLayer, Headers, Key, Limit, Limiter, OnStoreFailure, Quota, Reject,
-    Rejection, StoreError, testing,
+    EmptyBody, FixedWindowLayer, Headers, Key, Limit, Limiter, Limits, Line, OnStoreFailure, Quota,
+    Reject, Rejection, StoreError, testing,
 };
 
 use crate::support::{
@@ -258,4 +258,18 @@ async fn a_refusal_from_elsewhere_is_a_response_without_policies() {
     assert!(body.contains(r#""violated-policies":[]"#), "{body}");
     let failed: Response<Body> = StoreError::new("down").into();
     assert_eq!(failed.status(), 503);
+}
+
+#[tokio::test]
+async fn a_refusal_by_several_limits_elsewhere_names_each_policy() {
+    let quotas = [("a", 0), ("b", 9), ("c", 0)];
+    let limits = || Limits::new(quotas.map(|(name, limit)| Quota::per_minute(limit).name(name)));
+    let elsewhere = ANSWERS.map(|mood| limits().store(TestStore::new(mood)));
+    for limits in elsewhere.into_iter().chain([limits()]) {
+        let lines = quotas.map(|(name, _)| Line::new(name, "alice", 1));
+        let refused = limits.check(lines).await.expect("memory").into_result();
+        let (status, _, body) = whole(Response::from(refused.expect_err("refused"))).await;
+        assert_eq!(status, 429);
+        assert!(body.contains(r#""violated-policies":["a:0/minute","c:0/minute"]"#), "{body}");
+    }
 }
