@@ -19,8 +19,8 @@
 //!    key has changed meanwhile.
 //! 5. *Stand in*: while the store fails, the fallback counts, or the caller gets the error.
 //!
-//! Peeks begin at 3. Corrections and resets are calls, too: the facts of their key are forgotten
-//! when they begin and when they end.
+//! Peeks begin at 3. Corrections and resets are calls, too. When they begin and when they end, a
+//! correction forgets the refusals of its key, and a reset forgets all facts.
 //!
 //! The nouns, each in the file of its name or of the one before it:
 //!
@@ -33,7 +33,7 @@
 //! - `Fact`: a count as the store last showed it, until when it refuses, and the `Lease` of it:
 //!   tokens, and when they end.
 //! - `Flights`: requests that wait for a call (2). `Flight`: the task that makes it, for those of a
-//!   key. `lease` keeps the leased tokens, and returns them.
+//!   key. `leasing` keeps the leased tokens, and returns them.
 //! - `Idle`: when to look at unused leases. `Owner`: held by the limiters that may spend them.
 //! - `Breaker`: stops calls to a store that keeps failing.
 //! - `Outage`: the log of failures.
