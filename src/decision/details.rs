@@ -91,6 +91,7 @@ pub(super) struct LimitDecision {
     pub(super) refusing: u8,
     pub(super) shared: u8,
     pub(super) local: bool,
+    /// The limit itself, if it refused and is kept. Otherwise the details may have a copy.
     pub(super) refuser: Option<KeptRefuser>,
 }
 

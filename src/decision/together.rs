@@ -284,6 +284,7 @@ impl Merging {
     pub(crate) fn done(mut self) -> Decision {
         let governing = self.limits().governing().to_decision_with(None);
         let Self { details, now, verdict, local, .. } = self;
+        // Each limit has its own refuser; one in the decision over all would hide the others.
         Decision { now, verdict, local, details: Some(details), refuser: None, ..governing }
     }
 }
