@@ -2,8 +2,8 @@
 //!
 //! A gateway for a language model. An organization has limits of requests and of tokens a minute,
 //! and each of its users a limit of cents a calendar month. A request passes only if all three
-//! limits hold. The charge is its `max_tokens` first, and is corrected to what the model has used
-//! when the stream ends.
+//! limits hold. It is charged its `max_tokens` first, and when the stream ends, the charge is
+//! corrected to what the model has used.
 //!
 //! `LIMITS` sets the limits. `PLANS` is a file with a line for each organization that has its own
 //! limits (`acme: requests=6000/minute tokens=unlimited cents=90000/month`); the gateway rereads
