@@ -20,8 +20,9 @@ const TICK: i64 = 3_000;
 const MOMENT: i64 = 10_000;
 /// How long a store that is asked from its first moment on may take to be connected.
 const STARTS_WITHIN: i64 = 1_000_000;
-/// How long clients may take to hear of slots that have moved, once all hosts of a cluster have.
-const SETTLES_WITHIN: i64 = 500_000;
+/// How long a store may take to connect again, after the deadline of a call that its connection does not
+/// answer.
+const RECONNECTS_WITHIN: i64 = 100_000;
 
 #[derive(Debug)]
 pub struct Finding {
@@ -737,15 +738,18 @@ impl<'a> Check<'a> {
 
     /// Returns whether slots are on their way to another master, or not all hosts know yet that they are
     /// there. The client library then asks for a key more often than there may be time for: of two keys
-    /// at once, one is redirected again (`ASKING` is of the next command, whichever comes). Calls for
-    /// keys that stay are held up, too (seed 1023).
+    /// at once, one is redirected again (`ASKING` is of the next command, whichever comes). After
+    /// redirections in a circle, the library sends nothing more, also for keys that stay (seed 1023). The
+    /// store replaces that connection when a call has waited for its deadline.
     fn moves(&self, request: &Request<'_>) -> bool {
         let Servers::Cluster { gossip, .. } = self.plan.servers else { return false };
         self.plan.faults.iter().any(|(at, fault)| {
             let Fault::Reshard { lasts, .. } = fault else { return false };
             let at = at.as_micros() as i64;
-            let until = at + ((lasts + gossip) * 1_000) as i64 + SETTLES_WITHIN;
-            request.asked <= until && request.ended.is_none_or(|ended| ended >= at)
+            let deadline = self.plan.nodes[request.node].deadline.as_micros() as i64;
+            let agreed = at + ((lasts + gossip) * 1_000) as i64;
+            request.asked <= agreed + deadline + RECONNECTS_WITHIN
+                && request.ended.is_none_or(|ended| ended >= at)
         })
     }
 
