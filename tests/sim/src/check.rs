@@ -11,7 +11,7 @@ use crate::cluster::{PARTS, part_of};
 use crate::history::Event;
 use crate::plan::{Ask, Door, Fault, Kind, Line, Plan, Servers, What};
 use crate::run::Run;
-use crate::server::Fields;
+use crate::server::{Fields, Reply};
 
 /// A timer ends with the next millisecond, and another one may have to end before.
 const TICK: i64 = 3_000;
@@ -159,6 +159,8 @@ struct Check<'a> {
     settled: i64,
     over: i64,
     losses: Vec<i64>,
+    /// Nodes that were redirected to a living master while another one was silent.
+    redirected: BTreeSet<usize>,
     /// When the servers' clock stepped, and by how many microseconds.
     steps: Vec<(i64, i64)>,
     /// When connections of a node, or of all, were closed.
@@ -187,6 +189,7 @@ impl<'a> Check<'a> {
             settled: i64::MAX,
             over: i64::MAX,
             losses: Vec::new(),
+            redirected: BTreeSet::new(),
             steps: Vec::new(),
             cuts: Vec::new(),
             keys: BTreeMap::new(),
@@ -246,7 +249,10 @@ impl<'a> Check<'a> {
                 request.returned = Some(at);
                 return;
             }
-            Event::Executed { node, command, writes, absent, .. } => {
+            Event::Executed { node, command, writes, absent, reply, .. } => {
+                if self.is_redirected(at, reply) {
+                    self.redirected.insert(*node);
+                }
                 for key in absent {
                     self.resets.push((at, *node, key.clone()));
                 }
@@ -425,6 +431,9 @@ impl<'a> Check<'a> {
                     Kind::Stormy | Kind::Shard if request.asked >= self.settled => {
                         find("joined", how)
                     }
+                    // The library holds the calls of a node that is redirected now, also later ones,
+                    // while it connects to the silent master (seed 7204).
+                    Kind::Shard if self.redirected.contains(&request.node) => {}
                     Kind::Shard if started && self.is_elsewhere(request) => find("shard", how),
                     _ => {}
                 }
@@ -751,6 +760,18 @@ impl<'a> Check<'a> {
             request.asked <= agreed + deadline + RECONNECTS_WITHIN
                 && request.ended.is_none_or(|ended| ended >= at)
         })
+    }
+
+    /// Returns whether a reply of an outage of one master redirects to another one: its slots have moved
+    /// there before.
+    fn is_redirected(&self, at: i64, reply: &Reply) -> bool {
+        let Servers::Cluster { victim, .. } = self.plan.servers else { return false };
+        let Reply::Error(error) = reply else { return false };
+        let reshards = |fault: &Fault| matches!(fault, Fault::Reshard { .. });
+        let outage = self.plan.faults.iter().find(|(_, fault)| !reshards(fault));
+        error.starts_with("MOVED")
+            && !error.ends_with(&format!("h{victim}:6379"))
+            && outage.is_some_and(|(since, _)| since.as_micros() as i64 <= at)
     }
 
     /// Returns whether all keys of a request are on masters that are well. Slots that left the master

@@ -166,6 +166,10 @@ async fn connect_and_probe(upkeep: Weak<Upkeep>) -> RedisResult<Connected> {
         (upkeep.grace().max(start.elapsed()), lost)
     };
     let mut found = lost.is_empty();
+    if !found {
+        // Slots may have moved from the lost shards to others.
+        upkeep.upgrade().ok_or_else(gone)?.set_slots(shards.ranges().clone());
+    }
     for key in lost {
         let probe = probe_for(Some(&key));
         let answer = timeout(grace, connection.req_packed_command(&probe)).await;
@@ -175,8 +179,6 @@ async fn connect_and_probe(upkeep: Weak<Upkeep>) -> RedisResult<Connected> {
         }
     }
     if !found {
-        // Slots may have moved from the lost shards to others.
-        upkeep.upgrade().ok_or_else(gone)?.set_slots(shards.into_ranges());
         return Err((ErrorKind::Io, "the shard does not answer").into());
     }
     Ok((connection, shards))

@@ -71,8 +71,8 @@ impl Shards {
         Self { ranges, nodes, slots: self.slots.clone() }
     }
 
-    pub(crate) fn into_ranges(self) -> Ranges {
-        self.ranges
+    pub(crate) fn ranges(&self) -> &Ranges {
+        &self.ranges
     }
 
     /// Asks all nodes which of them has which slots, if this is a cluster. The library sends each
