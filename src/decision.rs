@@ -20,7 +20,7 @@ mod refuser;
 mod standing;
 mod together;
 
-pub(crate) use charge::Ask;
+pub(crate) use charge::{Ask, Ruling};
 pub(crate) use details::MAX_LIMITS;
 use details::{Details, MAX_INLINE, QuotaDetails, Verdict};
 #[cfg(feature = "serde")]

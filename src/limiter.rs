@@ -399,27 +399,31 @@ impl Limiter {
 
     #[inline(always)]
     fn ask_by(&self, charge: Charge<'_>) -> Reply<Decision> {
-        let mut reply = self.send(charge);
-        let quotas = charge.account().quotas();
-        match reply.as_now() {
-            Some(Ok(decision)) => {
-                let refuser = || self.refuser(quotas);
-                note_decision(&self.scope, quotas, decision, charge.is_peek(), refuser);
-            }
-            Some(Err(_)) => {}
-            None => self.note_later(&mut reply, &charge),
-        }
-        reply
+        let (quotas, is_peek) = (charge.account().quotas(), charge.is_peek());
+        let AnyStore::Memory(store) = &self.store else { return self.ask_elsewhere(charge) };
+        let passed = |tokens| note_passed(&self.scope, tokens, false);
+        store.charge_noting(charge, passed, |decision| {
+            note_decision(&self.scope, quotas, decision, is_peek, || self.refuser(quotas));
+        })
     }
 
-    /// Lets a reply that comes later note its decision. In place: moving a reply is measurable.
     #[inline(never)]
-    fn note_later(&self, reply: &mut Reply<Decision>, charge: &Charge<'_>) {
-        let (scope, quotas) = (self.scope.clone(), *charge.account().quotas());
-        let is_peek = charge.is_peek();
-        reply.map_in_place(move |decision| {
-            note_decision(&scope, &quotas, decision, is_peek, || None);
-        });
+    fn ask_elsewhere(&self, charge: Charge<'_>) -> Reply<Decision> {
+        let (quotas, is_peek) = (charge.account().quotas(), charge.is_peek());
+        let mut reply = self.send(charge);
+        match reply.as_now() {
+            Some(Ok(decision)) => {
+                note_decision(&self.scope, quotas, decision, is_peek, || self.refuser(quotas));
+            }
+            Some(Err(_)) => {}
+            None => {
+                let (scope, quotas) = (self.scope.clone(), *quotas);
+                reply.map_in_place(move |decision| {
+                    note_decision(&scope, &quotas, decision, is_peek, || None);
+                });
+            }
+        }
+        reply
     }
 
     /// Returns what refusals note of this limiter, for charges under its own quotas.

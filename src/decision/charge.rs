@@ -50,24 +50,8 @@ impl Decision {
         }
     }
 
-    /// The same as [`over`](Self::over) for a plain charge in a [running](Window::running) window.
-    /// Returns the decision and the new count.
-    #[inline(always)]
-    pub(crate) fn running(now: i64, window: &Window<'_>, cost: u64) -> (Self, i64) {
-        let mut usage = Usage::from_window(window);
-        let (granted, verdict, refusing) = if window.running_fits(cost) {
-            usage.used += cost as i64;
-            (cost, Verdict::Passed, 0)
-        } else if cost <= usage.limit() {
-            (0, Verdict::Refused { retry_at: window.end() }, 1)
-        } else {
-            (0, Verdict::RefusedForGood, 1)
-        };
-        let decision = Self::new(now, granted, [usage, Usage::NONE], 1);
-        (Self { verdict, refusing, ..decision }, usage.used)
-    }
-
-    /// The same as [`running`](Self::running) for a charge that is known to fit.
+    /// The same as [`over`](Self::over) for a plain charge that fits in a
+    /// [running](Window::running) window. Returns the decision and the new count.
     #[inline(always)]
     pub(crate) fn running_passed(now: i64, window: &Window<'_>, cost: u64) -> (Self, i64) {
         let used = window.used() + cost as i64;
@@ -75,8 +59,8 @@ impl Decision {
         (Self::new(now, cost, [usage, Usage::NONE], 1), used)
     }
 
-    /// The same as [`running`](Self::running) over several windows; `None` if the charge is
-    /// refused.
+    /// The same as [`running_passed`](Self::running_passed) over several windows; `None` if the
+    /// charge is refused.
     #[inline(always)]
     pub(crate) fn all_running<const N: usize>(
         now: i64,
@@ -184,6 +168,52 @@ impl Decision {
                 self.govern_by(i);
             }
         }
+    }
+}
+
+/// The decision of a plain charge in a [running](Window::running) window, small enough for
+/// registers: a [`Decision`] is made of it where the reply will be.
+#[derive(Clone, Copy)]
+pub(crate) struct Ruling {
+    now: i64,
+    granted: u64,
+    usage: Usage,
+    verdict: Verdict,
+}
+
+impl Ruling {
+    /// Decides the charge.
+    #[inline(always)]
+    pub(crate) fn new(now: i64, window: &Window<'_>, cost: u64) -> Self {
+        let mut usage = Usage::from_window(window);
+        let (granted, verdict) = if window.running_fits(cost) {
+            usage.used += cost as i64;
+            (cost, Verdict::Passed)
+        } else if cost <= usage.limit() {
+            (0, Verdict::Refused { retry_at: window.end() })
+        } else {
+            (0, Verdict::RefusedForGood)
+        };
+        Self { now, granted, usage, verdict }
+    }
+
+    /// Returns the new count.
+    #[inline]
+    pub(crate) fn used(&self) -> i64 {
+        self.usage.used
+    }
+
+    #[inline]
+    pub(crate) fn passed(&self) -> bool {
+        self.verdict == Verdict::Passed
+    }
+
+    #[inline(always)]
+    pub(crate) fn into_decision(self) -> Decision {
+        let Self { now, granted, usage, verdict } = self;
+        let refusing = u8::from(!self.passed());
+        let decision = Decision::new(now, granted, [usage, Usage::NONE], 1);
+        Decision { verdict, refusing, ..decision }
     }
 }
 

@@ -221,6 +221,35 @@ impl MemoryStore {
         (now, shard, Home { hash, scope: scope.id() })
     }
 
+    /// Does the same as [`Store::charge`], and notes the decision: for a usual charge that passes,
+    /// the number of its tokens, so that its decision stays in registers until it is the reply.
+    #[inline(always)]
+    pub(crate) fn charge_noting(
+        &self,
+        charge: Charge<'_>,
+        note_passed: impl FnOnce(u64),
+        note: impl FnOnce(&mut Decision),
+    ) -> Reply<Decision> {
+        let Account { scope, quotas, key } = charge.account();
+        let [quota] = quotas.as_slice() else { return self.charge_quotas(charge).noted(note) };
+        if !charge.ask.is_plain() {
+            return self.charge_specially(charge).noted(note);
+        }
+        let (now, mut shard, home) = self.find(self.memory.time.recently(), scope, key);
+        match shard.charge_running(now, quota, &home, charge.cost()) {
+            Some(ruling) if ruling.passed() => {
+                drop(shard);
+                note_passed(charge.cost());
+                Reply::now(ruling.into_decision())
+            }
+            Some(ruling) => {
+                drop(shard);
+                Reply::now(ruling.into_decision()).noted(note)
+            }
+            None => self.decide::<1>(charge, now, shard, home).noted(note),
+        }
+    }
+
     /// Decides a charge of one quota that reserves, peeks, or takes what there is.
     #[inline(never)]
     fn charge_specially(&self, charge: Charge<'_>) -> Reply<Decision> {
@@ -314,16 +343,7 @@ impl MemoryStore {
 impl Store for MemoryStore {
     #[inline(always)]
     fn charge(&self, charge: Charge<'_>) -> Reply<Decision> {
-        let Account { scope, quotas, key } = charge.account();
-        let [quota] = quotas.as_slice() else { return self.charge_quotas(charge) };
-        if !charge.ask.is_plain() {
-            return self.charge_specially(charge);
-        }
-        let (now, mut shard, home) = self.find(self.memory.time.recently(), scope, key);
-        match shard.charge_running(now, quota, &home, charge.cost()) {
-            Some(decision) => Reply::now(decision),
-            None => self.decide::<1>(charge, now, shard, home),
-        }
+        self.charge_noting(charge, |_| (), |_| ())
     }
 
     fn charge_all(&self, charges: &[Charge<'_>]) -> Option<Reply<Decision>> {

@@ -104,6 +104,15 @@ impl<T> Reply<T> {
         }
     }
 
+    /// Lets `note` change a value that is there.
+    #[inline(always)]
+    pub(crate) fn noted(mut self, note: impl FnOnce(&mut T)) -> Self {
+        if let Some(Ok(value)) = self.as_now() {
+            note(value);
+        }
+        self
+    }
+
     /// Moves a value that is there, and that `accepts` accepts, to its place. Through a result, as
     /// from [`into_now`](Self::into_now), the move of a decision is measurable.
     ///

@@ -114,8 +114,14 @@ impl<S: Default> Sharded<S> {
 fn hash(hasher: &impl BuildHasher, scope: &Scope, key: &Key) -> u64 {
     match key.as_word() {
         Some(word) => hasher.hash_one((scope.id(), word)),
-        None => hasher.hash_one((scope.id(), key.as_bytes())),
+        None => hash_bytes(hasher, scope, key),
     }
+}
+
+/// Not inlined, so that short keys need no registers for it.
+#[inline(never)]
+fn hash_bytes(hasher: &impl BuildHasher, scope: &Scope, key: &Key) -> u64 {
+    hasher.hash_one((scope.id(), key.as_bytes()))
 }
 
 /// Returns the fingerprint of a key's entry for a quota.

@@ -133,9 +133,12 @@ impl<P: Copy + Default> Table<P> {
         let ([first_bucket, _], first_way) = self.choices(fingerprint);
         // Most entries are there.
         let is_first = self.buckets[first_bucket][first_way].fingerprint == fingerprint;
-        let (bucket, way) =
-            if is_first { (first_bucket, first_way) } else { self.find_position(fingerprint)? };
-        Some(&mut self.buckets[bucket][way % WAYS])
+        if is_first {
+            Some(&mut self.buckets[first_bucket][first_way])
+        } else {
+            self.find_position(fingerprint)
+                .map(|(bucket, way)| &mut self.buckets[bucket][way % WAYS])
+        }
     }
 
     /// Returns the bucket and the way of a fingerprint's entry.

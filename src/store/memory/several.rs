@@ -9,7 +9,7 @@ use super::super::table::Slot;
 use super::shard::{CountedIn, Home, Shard};
 use super::time::Reading;
 use super::{Memory, MemoryStore};
-use crate::decision::{Decision, LimitWindows, MAX_LIMITS, Merging};
+use crate::decision::{Decision, LimitWindows, MAX_LIMITS, Merging, Ruling};
 use crate::quota::Quotas;
 use crate::sync::MutexGuard;
 use crate::window::Window;
@@ -159,7 +159,7 @@ fn refuse_running<const N: usize>(
     for (Charge { account, ask }, (_, window)) in charges.iter().zip(running.iter().flatten()) {
         // A charge that fits only reports its count.
         let cost = if window.fits(ask.cost, false) { 0 } else { ask.cost };
-        let (decision, _) = Decision::running(now.at, window, cost);
+        let decision = Ruling::new(now.at, window, cost).into_decision();
         merging.push(account.scope().shared_name(), decision);
     }
     merging.done()

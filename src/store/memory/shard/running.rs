@@ -5,7 +5,7 @@ use super::super::super::account::Account;
 use super::super::super::table::{Found, Slot};
 use super::super::time::Reading;
 use super::{Count, Home, Shard, state};
-use crate::decision::{Ask, Decision};
+use crate::decision::{Ask, Decision, Ruling};
 use crate::quota::Quota;
 use crate::window::Window;
 
@@ -18,15 +18,15 @@ impl Shard {
         quota: &Quota,
         home: &Home,
         cost: u64,
-    ) -> Option<Decision> {
+    ) -> Option<Ruling> {
         if !quota.is_plain() {
             return None;
         }
         let entry = self.table.entry_mut(home.fingerprint(quota))?;
         let window = Window::running(now.at, now.latest(), state(*entry), quota)?;
-        let (decision, used) = Decision::running(now.at, &window, cost);
-        entry.payload.used = used;
-        Some(decision)
+        let ruling = Ruling::new(now.at, &window, cost);
+        entry.payload.used = ruling.used();
+        Some(ruling)
     }
 
     /// Decides the first charge of a quota in a window, in the key's entry or in a free one.
