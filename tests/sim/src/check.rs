@@ -159,8 +159,8 @@ struct Check<'a> {
     settled: i64,
     over: i64,
     losses: Vec<i64>,
-    /// Nodes that were redirected to a living master while another one was silent.
-    redirected: BTreeSet<usize>,
+    /// Since when nodes have been redirected to a living master while another one was silent.
+    redirected: BTreeMap<usize, i64>,
     /// When the servers' clock stepped, and by how many microseconds.
     steps: Vec<(i64, i64)>,
     /// When connections of a node, or of all, were closed.
@@ -189,7 +189,7 @@ impl<'a> Check<'a> {
             settled: i64::MAX,
             over: i64::MAX,
             losses: Vec::new(),
-            redirected: BTreeSet::new(),
+            redirected: BTreeMap::new(),
             steps: Vec::new(),
             cuts: Vec::new(),
             keys: BTreeMap::new(),
@@ -251,7 +251,7 @@ impl<'a> Check<'a> {
             }
             Event::Executed { node, command, writes, absent, reply, .. } => {
                 if self.is_redirected(at, reply) {
-                    self.redirected.insert(*node);
+                    self.redirected.entry(*node).or_insert(at);
                 }
                 for key in absent {
                     self.resets.push((at, *node, key.clone()));
@@ -431,9 +431,9 @@ impl<'a> Check<'a> {
                     Kind::Stormy | Kind::Shard if request.asked >= self.settled => {
                         find("joined", how)
                     }
-                    // The library holds the calls of a node that is redirected now, also later ones,
-                    // while it connects to the silent master (seed 7204).
-                    Kind::Shard if self.redirected.contains(&request.node) => {}
+                    // After a redirection, the library holds a node's calls whenever it connects to
+                    // the silent master (seed 7204).
+                    Kind::Shard if self.was_redirected(request) => {}
                     Kind::Shard if started && self.is_elsewhere(request) => find("shard", how),
                     _ => {}
                 }
@@ -762,8 +762,14 @@ impl<'a> Check<'a> {
         })
     }
 
-    /// Returns whether a reply of an outage of one master redirects to another one: its slots have moved
-    /// there before.
+    /// Returns whether the node of a request was redirected before the request ended.
+    fn was_redirected(&self, request: &Request<'_>) -> bool {
+        let since = self.redirected.get(&request.node);
+        since.is_some_and(|since| request.ended.is_none_or(|ended| *since <= ended))
+    }
+
+    /// Returns whether a reply redirects to a living master during the outage of another one: slots had
+    /// moved there before.
     fn is_redirected(&self, at: i64, reply: &Reply) -> bool {
         let Servers::Cluster { victim, .. } = self.plan.servers else { return false };
         let Reply::Error(error) = reply else { return false };
