@@ -41,44 +41,29 @@ struct Path {
     committed: [u64; 2],
 }
 
+impl Path {
+    const fn new(name: &'static str, run: fn(u64), committed: [u64; 2]) -> Self {
+        Self { name, run, service: false, committed }
+    }
+
+    const fn of_service(name: &'static str, run: fn(u64), committed: [u64; 2]) -> Self {
+        Self { service: true, ..Self::new(name, run, committed) }
+    }
+}
+
 const PATHS: [Path; 12] = [
-    Path { name: "a request that passes", run: allowed, service: true, committed: [2_470, 2_408] },
-    Path {
-        name: "a request that is refused",
-        run: refused,
-        service: true,
-        committed: [2_036, 1_797],
-    },
-    Path { name: "a decision in memory", run: decision, service: false, committed: [390, 386] },
-    Path { name: "the first one of a key", run: first, service: false, committed: [1_275, 1_266] },
-    Path { name: "a decision of two quotas", run: two, service: false, committed: [710, 716] },
-    Path { name: "a decision on a calendar", run: calendar, service: false, committed: [464, 460] },
-    Path {
-        name: "two limits in one charge",
-        run: two_limits,
-        service: false,
-        committed: [1_648, 1_606],
-    },
-    Path {
-        name: "three limits in one charge",
-        run: three_limits,
-        service: false,
-        committed: [2_202, 2_226],
-    },
-    Path {
-        name: "the same refused by one",
-        run: one_refuses,
-        service: false,
-        committed: [2_783, 2_507],
-    },
-    Path {
-        name: "a refusal of one limit",
-        run: refusal,
-        service: false,
-        committed: [1_199, 1_168],
-    },
-    Path { name: QUEUES[0], run: short_queue, service: false, committed: [9_061, 8_066] },
-    Path { name: QUEUES[1], run: long_queue, service: false, committed: [13_263, 12_064] },
+    Path::of_service("a request that passes", allowed, [2_470, 2_408]),
+    Path::of_service("a request that is refused", refused, [2_036, 1_797]),
+    Path::new("a decision in memory", decision, [390, 386]),
+    Path::new("the first one of a key", first, [1_275, 1_266]),
+    Path::new("a decision of two quotas", two, [710, 716]),
+    Path::new("a decision on a calendar", calendar, [464, 460]),
+    Path::new("two limits in one charge", two_limits, [1_648, 1_606]),
+    Path::new("three limits in one charge", three_limits, [2_202, 2_226]),
+    Path::new("the same refused by one", one_refuses, [2_783, 2_507]),
+    Path::new("a refusal of one limit", refusal, [1_199, 1_168]),
+    Path::new(QUEUES[0], short_queue, [9_061, 8_066]),
+    Path::new(QUEUES[1], long_queue, [13_263, 12_064]),
 ];
 
 /// A request that joins a queue and leaves it, behind one other request and behind 40,000.
