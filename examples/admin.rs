@@ -1,8 +1,9 @@
 //! `cargo run --example admin`
 //!
-//! Routes for support, behind authentication: who is limited and who soon will be, the usage of a
-//! key, unblock it, give it more until tonight, give all more, or refuse nothing for an hour; for
-//! limits by address, by user and by API key. docs/support.md goes from the question to the answer.
+//! Routes for support, behind authentication: who is limited, on which routes, and who soon will
+//! be, the usage of a key, unblock it, give it more until tonight, give all more, or refuse nothing
+//! for an hour; for limits by address, by user and by API key. docs/support.md goes from the
+//! question to the answer.
 //!
 //! Each change ends by itself, and a restart forgets it: quotas for good belong in configuration
 //! (`config`, `reload`) or a database (`database_plans`).
@@ -14,7 +15,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use axum::extract::{FromRequestParts, Path, Query, Request, State};
+use axum::extract::{FromRequestParts, MatchedPath, Path, Query, Request, State};
 use axum::http::{Method, StatusCode, request::Parts};
 use axum::middleware::{self, Next};
 use axum::response::{Response, Result};
@@ -57,7 +58,8 @@ impl Managed {
         let near = Arc::<Mutex<VecDeque<_>>>::default();
         let warned = Arc::clone(&near);
         // Really: an e-mail to the customer, sent by another task.
-        let limit = quota.name(name).key(by).track_refused(1_000).warn_at(80, move |near| {
+        let limit = quota.name(name).key(by).track_refused_by(1_000, route);
+        let limit = limit.warn_at(80, move |near| {
             let mut warned = warned.lock().unwrap();
             warned.retain(|(key, quota, _)| (key, *quota) != (near.key, near.quota));
             warned.truncate(99);
@@ -87,6 +89,10 @@ impl Managed {
         changes.retain(|_, (_, until)| *until > SystemTime::now());
         changes.clone()
     }
+}
+
+fn route(request: &Parts) -> Option<&str> {
+    request.extensions.get().map(MatchedPath::as_str)
 }
 
 /// Returns where limits count: in memory, or in a Redis that other nodes share.
@@ -156,6 +162,15 @@ async fn refused(State(limit): Shared) -> Json<Value> {
         })
     });
     Json(keys.collect())
+}
+
+/// On which routes? Those whose requests this process refused lately, most often first.
+async fn refused_routes(State(limit): Shared) -> Json<Value> {
+    let refused = limit.limiter.refused().into_iter();
+    let routes = refused
+        .flat_map(|refused| refused.routes)
+        .map(|of| json!({ "route": of.route, "refused": of.count, "share": of.share }));
+    Json(routes.collect())
 }
 
 /// Who will be limited soon? Those who have used 80% of the limit, in a charge of this process.
@@ -247,6 +262,7 @@ fn routes(limit: Managed) -> Router {
     Router::new()
         .route("/", get(show))
         .route("/refused", get(refused))
+        .route("/refused/routes", get(refused_routes))
         .route("/near", get(near))
         .route("/quotas", put(set_quotas).delete(set_quotas))
         .route("/shadow", put(set_shadow).delete(set_shadow))
@@ -309,14 +325,13 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         id.map(Key::from).map_err(|_| "write the user's number, such as u1 or 1")
     });
     let app = Router::new()
+        .route("/api", get(async || "hello\n"))
+        .route("/api/search", get(async || "found\n"))
+        .route_layer(FixedWindowLayer::new(&api.limiter))
+        .route_layer(middleware::from_fn(authenticate))
+        // The layers above are of the routes before them.
         .route("/login", post(async || "welcome\n").layer(FixedWindowLayer::new(&login.limiter)))
-        .route("/upload", post(async || "stored\n").layer(FixedWindowLayer::new(&upload.limiter)))
-        .route(
-            "/api",
-            get(async || "hello\n")
-                .layer(FixedWindowLayer::new(&api.limiter))
-                .layer(middleware::from_fn(authenticate)),
-        );
+        .route("/upload", post(async || "stored\n").layer(FixedWindowLayer::new(&upload.limiter)));
 
     let admin = Router::new()
         .nest("/login", routes(login))

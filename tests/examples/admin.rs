@@ -119,6 +119,27 @@ fn support_sees_and_changes_limits_by_user_address_and_api_key() {
 }
 
 #[test]
+fn a_shadow_run_says_by_key_and_by_route_what_would_be_refused() {
+    let node = Node::start(None);
+    node.ask(&format!("PUT api/shadow?until={}", in_hours(8)));
+    let search = |token: &str| format!("GET /api/search, authorization: Bearer {token}");
+    for request in [ANN, ANN, ANN, ANN, BOB, &search("ann"), &search("ann"), &search("ann")] {
+        assert_eq!(node.status(request), 200);
+    }
+    let keys = node.ask("GET api/refused");
+    assert_eq!(
+        (&keys[0]["key"], &keys[0]["refused"], &keys[1]),
+        (&json!("u1"), &json!(4), &json!(null))
+    );
+    let routes = json!([
+        { "route": "/api/search", "refused": 3, "share": 0.75 },
+        { "route": "/api", "refused": 1, "share": 0.25 },
+    ]);
+    assert_eq!(node.ask("GET api/refused/routes"), routes);
+    assert_eq!(node.ask("GET login/refused/routes"), json!([]));
+}
+
+#[test]
 fn support_is_warned_of_each_key_once() {
     let node = Node::start(None);
     for _ in 0..2 {
