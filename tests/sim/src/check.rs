@@ -9,9 +9,10 @@ use tower_fixed_window::{Decision, Key, OnStoreFailure, Quota, Quotas, Usage};
 
 use crate::cluster::{PARTS, part_of};
 use crate::history::Event;
+use crate::holds::Holds;
 use crate::plan::{Ask, Door, Fault, Kind, Line, Plan, Servers, What};
 use crate::run::Run;
-use crate::server::{Fields, Reply};
+use crate::server::Fields;
 
 /// A timer ends with the next millisecond, and another one may have to end before.
 const TICK: i64 = 3_000;
@@ -23,6 +24,9 @@ const STARTS_WITHIN: i64 = 1_000_000;
 /// How long a store may take to connect again, after the deadline of a call that its connection does not
 /// answer.
 const RECONNECTS_WITHIN: i64 = 100_000;
+/// The store connects anew to a cluster in this time, of which one node is silent: the library waits for
+/// that node twice.
+const REPLACED_WITHIN: i64 = 700_000;
 
 #[derive(Debug)]
 pub struct Finding {
@@ -159,8 +163,10 @@ struct Check<'a> {
     settled: i64,
     over: i64,
     losses: Vec<i64>,
-    /// Since when nodes have been redirected to a living master while another one was silent.
-    redirected: BTreeMap<usize, i64>,
+    /// When the client library of a cluster held calls.
+    holds: Holds,
+    /// When a node was told which master has which slots.
+    told: Vec<(i64, usize)>,
     /// When the servers' clock stepped, and by how many microseconds.
     steps: Vec<(i64, i64)>,
     /// When connections of a node, or of all, were closed.
@@ -189,7 +195,8 @@ impl<'a> Check<'a> {
             settled: i64::MAX,
             over: i64::MAX,
             losses: Vec::new(),
-            redirected: BTreeMap::new(),
+            holds: Holds::default(),
+            told: Vec::new(),
             steps: Vec::new(),
             cuts: Vec::new(),
             keys: BTreeMap::new(),
@@ -206,6 +213,11 @@ impl<'a> Check<'a> {
     }
 
     fn note(&mut self, at: i64, event: &'a Event) {
+        let replaced = match event {
+            Event::Executed { node, .. } => self.replaced_by(at, *node),
+            _ => None,
+        };
+        self.holds.note(at, event, replaced);
         let of = |id: &usize| *id;
         let (id, note): (_, &dyn Fn(&mut Request<'a>)) = match event {
             Event::Asked { id, node, ask } => {
@@ -249,9 +261,9 @@ impl<'a> Check<'a> {
                 request.returned = Some(at);
                 return;
             }
-            Event::Executed { node, command, writes, absent, reply, .. } => {
-                if self.is_redirected(at, reply) {
-                    self.redirected.entry(*node).or_insert(at);
+            Event::Executed { node, command, writes, absent, .. } => {
+                if command[0] == b"CLUSTER" {
+                    self.told.push((at, *node));
                 }
                 for key in absent {
                     self.resets.push((at, *node, key.clone()));
@@ -418,7 +430,8 @@ impl<'a> Check<'a> {
                 && (request.decided.is_some() || request.done.is_some());
             // In order, the next limit is charged when its caller looks: perhaps after the deadline.
             let slept = several && node.charges_in_order() && request.ask.lazy.is_some();
-            if answered && !by_redis && !request.is_poisoned() && !slept {
+            if answered && !by_redis && !request.is_poisoned() && !slept && !self.was_held(request)
+            {
                 let started = request.asked >= node.starts.as_micros() as i64 + STARTS_WITHIN
                     && !self.moves(request);
                 let how = request.failed.unwrap_or("answered without Redis").to_owned();
@@ -431,9 +444,6 @@ impl<'a> Check<'a> {
                     Kind::Stormy | Kind::Shard if request.asked >= self.settled => {
                         find("joined", how)
                     }
-                    // After a redirection, the library holds a node's calls whenever it connects to
-                    // the silent master (seed 7204).
-                    Kind::Shard if self.was_redirected(request) => {}
                     Kind::Shard if started && self.is_elsewhere(request) => find("shard", how),
                     _ => {}
                 }
@@ -762,26 +772,22 @@ impl<'a> Check<'a> {
         })
     }
 
-    /// Returns whether the node of a request was redirected before the request ended.
-    fn was_redirected(&self, request: &Request<'_>) -> bool {
-        let since = self.redirected.get(&request.node);
-        since.is_some_and(|since| request.ended.is_none_or(|ended| *since <= ended))
+    /// Returns whether the client library may have held the calls of a request (seeds 7204 and 49110).
+    fn was_held(&self, request: &Request<'_>) -> bool {
+        self.holds.any(request.node, request.asked, request.ended.unwrap_or(i64::MAX))
     }
 
-    /// Returns whether a reply redirects to a living master during the outage of another one: slots had
-    /// moved there before.
-    fn is_redirected(&self, at: i64, reply: &Reply) -> bool {
-        let Servers::Cluster { victim, .. } = self.plan.servers else { return false };
-        let Reply::Error(error) = reply else { return false };
+    /// Returns until when the store replaces a connection over which the library looks for moved slots from
+    /// now on, if a master may be silent.
+    fn replaced_by(&self, at: i64, node: usize) -> Option<i64> {
         let reshards = |fault: &Fault| matches!(fault, Fault::Reshard { .. });
-        let outage = self.plan.faults.iter().find(|(_, fault)| !reshards(fault));
-        error.starts_with("MOVED")
-            && !error.ends_with(&format!("h{victim}:6379"))
-            && outage.is_some_and(|(since, _)| since.as_micros() as i64 <= at)
+        let (since, _) = self.plan.faults.iter().find(|(_, fault)| !reshards(fault))?;
+        let deadline = self.plan.nodes[node].deadline.as_micros() as i64;
+        (since.as_micros() as i64 <= at).then_some(at + deadline + REPLACED_WITHIN)
     }
 
-    /// Returns whether all keys of a request are on masters that are well. Slots that left the master
-    /// that is not well have to be elsewhere by then.
+    /// Returns whether all keys of a request are on masters that are well. Of slots that left the one that
+    /// is not, the node has to have been told: nothing is asked while all calls are answered.
     fn is_elsewhere(&self, request: &Request<'_>) -> bool {
         let Servers::Cluster { masters, victim, gossip } = self.plan.servers else { return false };
         request.names.iter().all(|name| {
@@ -790,7 +796,10 @@ impl<'a> Check<'a> {
             for (at, fault) in &self.plan.faults {
                 let Fault::Reshard { parts, to, lasts } = fault else { continue };
                 let until = at.as_micros() as i64 + ((lasts + gossip) * 1_000) as i64;
-                if parts.contains(&part) && (request.asked > until || *to == victim) {
+                let knows = |(at, node): &(i64, usize)| {
+                    (until..request.asked).contains(at) && *node == request.node
+                };
+                if parts.contains(&part) && (*to == victim || self.told.iter().any(knows)) {
                     owner = *to;
                 }
             }

@@ -1,7 +1,7 @@
 //! A cluster: which host has which slots, what each host knows of that, and what it answers to who
 //! asks the wrong one. The client is the library's own, over simulated connections: [`Wire`].
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::time::Duration;
 
 use redis::aio::{ConnectionLike, MultiplexedConnection};
@@ -196,10 +196,13 @@ fn slot_of(key: &[u8]) -> u16 {
 thread_local! {
     /// The network of this thread's run: the library says only an address.
     static NET: RefCell<Option<Net>> = const { RefCell::new(None) };
+    /// How many connections of the library were opened in this run.
+    static OPENED: Cell<usize> = const { Cell::new(0) };
 }
 
 pub fn set_net(net: Option<Net>) {
     NET.set(net);
+    OPENED.set(0);
 }
 
 /// Opens the library's connection to a cluster, of a node.
@@ -210,8 +213,9 @@ pub async fn open(
     answer: Duration,
 ) -> RedisResult<ClusterConnection<Wire>> {
     let connection = connection.unwrap_or(CONNECTION);
-    // An address has no more to say who connects, and for how long.
-    let user = format!("{node}-{}", connection.as_millis());
+    let opened = OPENED.replace(OPENED.get() + 1);
+    // An address has no more to say who connects, for how long, and for what.
+    let user = format!("{node}-{}-{opened}", connection.as_millis());
     let client = ClusterClient::builder((0..masters).map(|host| format!("redis://h{host}:6379")))
         .username(user)
         .response_timeout(answer)
@@ -233,11 +237,12 @@ impl Connect for Wire {
             let ConnectionAddr::Tcp(host, _) = info.addr() else { panic!("{info:?}") };
             let host = host[1..].parse().expect("the number of a host");
             let user = info.redis_settings().username().expect("it says who connects");
-            let (node, within) = user.split_once('-').expect("and for how long");
-            let number = |text: &str| text.parse::<u64>().expect("a number");
-            let within = Duration::from_millis(number(within));
+            let mut numbers = user.split('-').map(|text| text.parse().expect("a number"));
+            let mut number = || numbers.next().expect("three numbers");
+            let (node, within, opened) = (number(), number(), number());
+            let within = Duration::from_millis(within as u64);
             let net = NET.with_borrow(|net| net.clone()).expect("it is set");
-            let connecting = net.connect_to(number(node) as usize, host, config);
+            let connecting = net.connect_to(node, host, Some(opened), config);
             let late = |_| RedisError::from((ErrorKind::Io, "no connection in time"));
             Ok(Self(timeout(within, connecting).await.map_err(late)??))
         })

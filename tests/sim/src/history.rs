@@ -52,6 +52,8 @@ pub enum Event {
         node: usize,
         connection: usize,
         host: usize,
+        /// Which connection to a cluster it is a part of.
+        part_of: Option<usize>,
     },
     Refused {
         node: usize,
@@ -134,7 +136,7 @@ impl fmt::Display for Event {
             Self::Returns { id, line, tokens } => {
                 write!(f, "#{id} gives back {tokens} of line {line}")
             }
-            Self::Connected { node, connection, host } => {
+            Self::Connected { node, connection, host, .. } => {
                 write!(f, "node {node} connects to host {host}: connection {connection}")
             }
             Self::Refused { node } => write!(f, "node {node} can't connect"),
