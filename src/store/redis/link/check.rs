@@ -58,6 +58,12 @@ impl Check {
         let Ok(Ok(ranges)) = timeout(self.grace, slots).await else { return true };
         let Some(upkeep) = self.upkeep.upgrade() else { return false };
         upkeep.set_slots(ranges);
+        if upkeep.current.borrow().is_stale {
+            // Over this connection, the call may have gone to any node.
+            upkeep.clear_loss(&self.health);
+            renew(&upkeep);
+            return false;
+        }
         let health = upkeep.shard_of(self.key.as_deref());
         if health.node == self.health.node {
             return true;

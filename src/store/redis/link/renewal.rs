@@ -116,7 +116,8 @@ impl Upkeep {
         observe::store_connected();
         let made_at = Instant::now();
         self.current.send_modify(|current| {
-            if current.connection.is_some() {
+            // Which node lost calls over a stale connection is not known.
+            if current.connection.is_some() && !current.is_stale {
                 shards.inherit_losses(&current.shards);
             }
             // A connection in between that proved nothing changes nothing.
@@ -126,6 +127,7 @@ impl Upkeep {
             current.in_vain = if in_vain { current.in_vain + 1 } else { 0 };
             shards.well_nodes().for_each(|node| self.source.breaker.note_connected(node));
             (current.connection, current.shards) = (Some(connection), shards);
+            current.is_stale = false;
             current.made += 1;
             current.made_at = made_at;
             current.error = None;
@@ -168,7 +170,12 @@ async fn connect_and_probe(upkeep: Weak<Upkeep>) -> RedisResult<Connected> {
     let mut found = lost.is_empty();
     if !found {
         // Slots may have moved from the lost shards to others.
-        upkeep.upgrade().ok_or_else(gone)?.set_slots(shards.ranges().clone());
+        let upkeep = upkeep.upgrade().ok_or_else(gone)?;
+        upkeep.set_slots(shards.ranges().clone());
+        // Then other shards need this connection, even if the lost ones are silent.
+        if upkeep.current.borrow().is_stale {
+            return Ok((connection, shards));
+        }
     }
     for key in lost {
         let probe = probe_for(Some(&key));

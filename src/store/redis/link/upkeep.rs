@@ -53,12 +53,15 @@ pub(super) struct Status {
     pub(super) in_vain: u32,
     /// `true` if a task makes connections, or waits for the current one.
     pub(super) at_work: bool,
+    /// `true` if slots have moved since the connection was made. Over such a connection of the
+    /// client library, calls to all nodes may wait for a silent one.
+    pub(super) is_stale: bool,
 }
 
 impl Status {
     /// Returns whether no other connection is needed.
     pub(super) fn is_whole(&self) -> bool {
-        self.connection.is_some() && self.shards.are_well()
+        self.connection.is_some() && self.shards.are_well() && !self.is_stale
     }
 }
 
@@ -81,6 +84,7 @@ impl Upkeep {
             attempts: 0,
             in_vain: 0,
             at_work: false,
+            is_stale: false,
         };
         Self {
             source: Arc::clone(source),
@@ -137,6 +141,7 @@ impl Upkeep {
             // No call goes to a node that has left.
             let left = current.shards.nodes_missing_in(&shards);
             left.for_each(|node| self.source.breaker.note_connected(node));
+            current.is_stale |= shards.ranges() != current.shards.ranges();
             current.shards = shards;
         });
     }
