@@ -19,11 +19,11 @@ fn a_seed_replays() {
     }
 }
 
-/// The slots of a master had moved to another one before a master failed (S36). All but the first two are
-/// beyond the seeds of CI.
+/// The slots of a master had moved to another one before a master failed (S36). Each of these finds one
+/// of the faults of slots, shards and stale connections; most are beyond the seeds of CI.
 #[test]
 fn a_master_that_fails_after_slots_moved_fails_no_keys_of_others() {
-    for seed in [152, 1_578, 3_330, 7_204, 7_864, 10_215, 37_349] {
+    for seed in [152, 1_578, 5_629, 10_215, 37_349] {
         let findings = check(&run(seed));
         assert!(findings.is_empty(), "seed {seed}: {} findings", findings.len());
     }
