@@ -97,12 +97,12 @@ async fn large_limits_take_one_redis_command() {
 }
 
 /// Denies on failure, so that no failure is hidden by memory.
-fn store(store: RedisStore) -> RedisStore {
+pub(crate) fn store(store: RedisStore) -> RedisStore {
     store.on_failure(OnStoreFailure::Deny)
 }
 
 /// Polls the replies in this order, all before the first answer.
-async fn at_once(
+pub(crate) async fn at_once(
     replies: impl IntoIterator<Item = Reply<Decision>>,
 ) -> Vec<Result<Decision, StoreError>> {
     let mut all: Vec<_> = replies.into_iter().map(|reply| (reply, None)).collect();
@@ -122,7 +122,10 @@ async fn at_once(
     all.into_iter().map(|(_, answer)| answer.expect("it is done")).collect()
 }
 
-fn charges(store: &RedisStore, keys: impl IntoIterator<Item = u64>) -> Vec<Reply<Decision>> {
+pub(crate) fn charges(
+    store: &RedisStore,
+    keys: impl IntoIterator<Item = u64>,
+) -> Vec<Reply<Decision>> {
     let (scope, quotas) = (Scope::named("together"), Quota::per_day(1_000_000).into());
     let charge = |key: u64| {
         let key = Key::from(key);
@@ -132,7 +135,7 @@ fn charges(store: &RedisStore, keys: impl IntoIterator<Item = u64>) -> Vec<Reply
 }
 
 /// The stored count of a key.
-fn used(server: &Server, key: u64) -> u64 {
+pub(crate) fn used(server: &Server, key: u64) -> u64 {
     let value: Option<u64> =
         server.ask(&["HGET", &format!("tfw1:{{together:u{key}}}"), "86400000+0"]);
     // A day has this many microseconds.

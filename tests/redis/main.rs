@@ -10,6 +10,7 @@ mod cluster_and_sentinel;
 mod conformance;
 mod cuts;
 mod differential;
+mod equal_charges;
 mod failover;
 mod gathered_calls;
 mod idle_connections;

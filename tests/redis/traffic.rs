@@ -8,10 +8,15 @@ use tower_fixed_window::{EmptyBody, FixedWindowLayer, Limiter, OnStoreFailure, Q
 
 /// Scripts that the server has run.
 pub(crate) fn scripts(server: &Server) -> u64 {
+    commands(server, "evalsha")
+}
+
+/// How often the server has run a command, by itself or in scripts.
+pub(crate) fn commands(server: &Server, name: &str) -> u64 {
     let info: String = server.ask(&["INFO", "commandstats"]);
     let calls = |line: &str| {
-        let calls = line.strip_prefix("cmdstat_evalsha:calls=")?;
-        calls.split(',').next()?.parse::<u64>().ok()
+        let of = line.strip_prefix("cmdstat_")?.strip_prefix(name)?;
+        of.strip_prefix(":calls=")?.split(',').next()?.parse::<u64>().ok()
     };
     info.lines().find_map(calls).unwrap_or(0)
 }

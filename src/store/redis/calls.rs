@@ -92,9 +92,9 @@ impl Calls {
                 Err(question) => asked = question,
             }
         }
-        match asked {
-            Question::One(cmd) => gather.send_alone(cmd, until).await,
-            Question::All(_) => Err(StoreError::new("limits are in several slots").apart()),
+        match asked.pop() {
+            Some(cmd) if asked.is_empty() => gather.send_alone(cmd, until).await,
+            _ => Err(StoreError::new("limits are in several slots").apart()),
         }
     }
 
@@ -113,8 +113,7 @@ impl Store for Calls {
         let (this, charge, now) = (self.clone(), charge.to_owned(), self.now());
         Reply::later(async move {
             let charge = charge.as_charge();
-            let answer =
-                this.ask_server(|| Question::One(this.commands.charge(&charge, now))).await?;
+            let answer = this.ask_server(|| vec![this.commands.charge(&charge, now)]).await?;
             answer.decide(&charge, now).ok_or_else(unexpected_answer)
         })
     }
@@ -140,7 +139,7 @@ impl Store for Calls {
         let (this, now) = (self.clone(), self.now());
         Some(Reply::later(async move {
             let charges: Vec<_> = charges.iter().map(OwnedCharge::as_charge).collect();
-            let question = || Question::All(this.commands.charge_all(&charges, now));
+            let question = || this.commands.charge_all(&charges, now);
             let answer = this.ask_server(question).await?;
             answer.decide_all(&charges, now).ok_or_else(unexpected_answer)
         }))
@@ -153,8 +152,7 @@ impl Store for Calls {
         let (this, adjust, now) = (self.unshared(), adjust.to_owned(), self.now());
         Reply::later(async move {
             let adjust = adjust.as_adjust();
-            let answer =
-                this.ask_server(|| Question::One(this.commands.adjust(&adjust, now))).await?;
+            let answer = this.ask_server(|| vec![this.commands.adjust(&adjust, now)]).await?;
             answer.time_outside().map_or(Ok(()), |_| Err(unexpected_answer()))
         })
     }
@@ -162,7 +160,7 @@ impl Store for Calls {
     fn reset(&self, scope: &Scope, key: &Key) -> Reply<()> {
         let (this, key) = (self.unshared(), self.commands.key(scope, key));
         Reply::later(async move {
-            let answer = this.ask_server(|| Question::One(Commands::reset(&key))).await;
+            let answer = this.ask_server(|| vec![Commands::reset(&key)]).await;
             answer.map(|_| ())
         })
     }

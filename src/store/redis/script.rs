@@ -15,13 +15,12 @@ use crate::window::{State, Window};
 mod calendars;
 mod command;
 mod lua;
+mod merged;
 pub(super) mod rights;
 
 pub(super) use command::Commands;
 pub(super) use lua::Lua;
-
-/// How many of the last kinds of calls are searched for one with the same arguments.
-const RECENT: usize = 16;
+pub(super) use merged::MergedCall;
 
 /// How often a script is loaded for one call: scripts may be flushed again before the call is back.
 pub(super) const LOADS: usize = 3;
@@ -62,43 +61,6 @@ pub(super) fn key_of(call: &Cmd) -> &[u8] {
     args_from(call, if script { 3 } else { 1 }).next().unwrap_or_default()
 }
 
-/// Merges calls of [`ONE`], alone or in groups, into a call of [`MANY`].
-pub(super) fn merge_calls<'a>(asked: impl Iterator<Item = &'a [Cmd]> + Clone) -> Cmd {
-    let keys = asked.clone().map(<[_]>::len).sum();
-    let mut cmd = Cmd::with_capacity(8 + 3 * keys, 128 * keys);
-    cmd.arg("EVALSHA").arg(MANY.hash()).arg(keys);
-    // Most calls differ in their keys only.
-    let (mut kinds, mut of_which) = (Vec::<&Cmd>::new(), Vec::with_capacity(keys));
-    let mut grouped = false;
-    for calls in asked {
-        for call in calls {
-            cmd.arg(args_from(call, 3).next());
-            let recent = kinds.len().saturating_sub(RECENT);
-            let same =
-                kinds[recent..].iter().position(|kind| args_from(kind, 4).eq(args_from(call, 4)));
-            let kind = same.map_or(kinds.len(), |i| recent + i) as i64 + 1;
-            // Below 0: another call of the same group follows.
-            of_which.push(-kind);
-            if same.is_none() {
-                kinds.push(call);
-            }
-        }
-        grouped |= calls.len() > 1;
-        of_which.last_mut().into_iter().for_each(|last| *last = -*last);
-    }
-    cmd.arg(kinds.len());
-    for kind in &kinds {
-        cmd.arg(args_from(kind, 4).len());
-        args_from(kind, 4).for_each(|arg| {
-            cmd.arg(arg);
-        });
-    }
-    if kinds.len() > 1 || grouped {
-        cmd.arg(of_which);
-    }
-    cmd
-}
-
 fn args_from(call: &Cmd, from: usize) -> impl ExactSizeIterator<Item = &[u8]> {
     let all = call.args_iter().skip(from);
     all.map(|arg| if let Arg::Simple(arg) = arg { arg } else { b"" })
@@ -132,35 +94,6 @@ impl Answer {
             Value::Int(number) => Ok(Self::General(vec![Some(number)])),
             array => Ok(Self::General(FromRedisValue::from_redis_value(array)?)),
         }
-    }
-
-    /// Parses the answer of [`MANY`] to decisions alone or in groups of these sizes.
-    pub(super) fn from_many(
-        value: Value,
-        sizes: impl Iterator<Item = usize> + Clone,
-    ) -> RedisResult<Vec<RedisResult<Self>>> {
-        let values = match value {
-            Value::Array(values) if values.len() == sizes.clone().sum::<usize>() + 1 => values,
-            Value::ServerError(error) => return Err(error.into()),
-            _ => return Err(unexpected_answer().into()),
-        };
-        let mut values = values.into_iter();
-        let Some(Value::Int(micros)) = values.next() else {
-            return Err(unexpected_answer().into());
-        };
-        let answer = |value: Value| match value.extract_error()? {
-            Value::Int(used) => Ok(Self::Plain(to_ms(micros), used)),
-            array => Ok(Self::General(FromRedisValue::from_redis_value(array)?)),
-        };
-        let group = |size| match size {
-            1 => answer(values.next().unwrap_or(Value::Nil)),
-            _ => {
-                // Takes all of them, also behind an error: the rest is for the next groups.
-                let answers: Vec<_> = values.by_ref().take(size).map(answer).collect();
-                answers.into_iter().collect::<RedisResult<_>>().map(Self::Group)
-            }
-        };
-        Ok(sizes.map(group).collect())
     }
 
     /// Returns the server's time if nothing was done because the boundaries of calendars were not

@@ -11,9 +11,9 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use super::super::link::is_from_replica;
 use super::super::link::{Connection, Link};
-use super::super::script::{self, Answer, LOADS, MANY, ONE, rights};
+use super::super::script::{self, Answer, LOADS, MANY, MergedCall, ONE, rights};
 use super::failure::{late_error, store_error, unsent_error};
-use super::queue::{Question, QueuedQuestion};
+use super::queue::QueuedQuestion;
 use crate::store::error::StoreError;
 
 /// How long to wait for all nodes of a cluster to load a script.
@@ -68,7 +68,7 @@ pub(crate) async fn call_server(
 }
 
 fn crosses_slots(error: &RedisError, batch: &[QueuedQuestion]) -> bool {
-    let keys = batch.iter().map(|waiting| waiting.asked.cmds().len());
+    let keys = batch.iter().map(|waiting| waiting.asked.len());
     error.kind() == ErrorKind::Server(ServerErrorKind::CrossSlot) && keys.sum::<usize>() > 1
 }
 
@@ -103,14 +103,14 @@ async fn send_and_resend(
         }
         let (script, answers) = match &batch[..] {
             [] => return Ok((Vec::new(), None)),
-            [QueuedQuestion { asked: Question::One(cmd), .. }] => {
-                let answer = connection.send(cmd).await;
+            [one] if one.asked.len() == 1 => {
+                let answer = connection.send(&one.asked[0]).await;
                 (&*ONE, answer.and_then(Answer::from_one).map(|answer| vec![Ok(answer)]))
             }
             all => {
-                let asked = all.iter().map(|waiting| waiting.asked.cmds());
-                let answer = connection.send(&script::merge_calls(asked.clone())).await;
-                (&*MANY, answer.and_then(|answer| Answer::from_many(answer, asked.map(<[_]>::len))))
+                let merged = MergedCall::new(all.iter().map(|waiting| &waiting.asked[..]));
+                let answer = connection.send(&merged.to_cmd()).await;
+                (&*MANY, answer.and_then(|answer| merged.parse(answer)))
             }
         };
         let by_replica = match &answers {

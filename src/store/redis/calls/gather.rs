@@ -47,7 +47,7 @@ impl Gather {
     /// Sends a command in a call of its own.
     pub(crate) async fn send_alone(&self, cmd: Cmd, until: Instant) -> Result<Answer, StoreError> {
         let link = self.link.for_key(script::key_of(&cmd));
-        let (waiting, outcome) = QueuedQuestion::new(Question::One(cmd), until);
+        let (waiting, outcome) = QueuedQuestion::new(vec![cmd], until);
         self.runtime.spawn(async move { call_server(&link, vec![waiting], until).await });
         outcome.await.ok().and_then(Result::ok).unwrap_or_else(|| Err(runtime_ended_error()))
     }

@@ -1,7 +1,6 @@
 //! Questions that wait to be sent, and how many calls may be in flight: [`Batches`].
 
 use std::collections::VecDeque;
-use std::slice;
 use std::time::Duration;
 
 use redis::Cmd;
@@ -60,7 +59,7 @@ impl Batches {
             self.begin_call(1);
             return (self.arrived, Some(waiting));
         }
-        self.keys += waiting.asked.cmds().len();
+        self.keys += waiting.asked.len();
         self.waiting.push_back(waiting);
         (self.arrived, None)
     }
@@ -120,7 +119,7 @@ impl Batches {
         let mut batch = Vec::with_capacity(MAX_BATCH.min(self.waiting.len()));
         let mut room = MAX_BATCH;
         // A group is never split.
-        while let Some(keys) = self.waiting.front().map(|next| next.asked.cmds().len())
+        while let Some(keys) = self.waiting.front().map(|next| next.asked.len())
             && keys <= room
             && let Some(next) = self.waiting.pop_front()
         {
@@ -140,20 +139,8 @@ impl Batches {
 /// The outcome of a question, or the question itself if it has to be sent in another way.
 pub(crate) type Answered = Result<Result<Answer, StoreError>, Question>;
 
-/// A command of one key, or a group of them that are decided in one step.
-pub(crate) enum Question {
-    One(Cmd),
-    All(Vec<Cmd>),
-}
-
-impl Question {
-    pub(crate) fn cmds(&self) -> &[Cmd] {
-        match self {
-            Self::One(cmd) => slice::from_ref(cmd),
-            Self::All(cmds) => cmds,
-        }
-    }
-}
+/// A command of one key, or those of several that are decided in one step.
+pub(crate) type Question = Vec<Cmd>;
 
 /// A question that waits to be sent, and for its answer.
 pub(crate) struct QueuedQuestion {

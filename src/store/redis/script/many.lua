@@ -3,12 +3,16 @@
 -- KEYS     a key for each decision; the same one may come again
 -- ARGV     how many kinds of decisions there are; for each kind the number of its arguments and
 --          these; then for each key which kind it is of, if there are several. Below 0, the key is of a
---          group together with the next one
+--          group together with the next one. For each further charge that is equal to the key's, this is
+--          larger by the number of kinds
 -- Answer   the server's time, and for each key its answer, or its error
 --
 -- Several limits in one charge are a group: all of them are looked at, and if none refuses, all are charged.
 -- What fails for one key fails while it is looked at. Where a group is refused, a number in its answers is
 -- the tokens used, plus 1, below 0.
+--
+-- Equal charges of a key have one answer if all of them pass (to the last one), or if all are refused (to
+-- each); otherwise a list of their answers.
 
 local call, try, pack, tonumber = redis.call, redis.pcall, nil, tonumber
 --[[ needs.lua ]]
@@ -107,6 +111,23 @@ local function decide_group(before)
   end
 end
 
+-- Equal charges of one key: all at once if there is room, and otherwise one after the other.
+local function decide_equal(key, kind, times)
+  local args, start, cost = kind[1], kind[2], kind[6]
+  if start then
+    local all = { string.format('%.0f', cost * times), args[2], args[3], args[4], args[5], args[6] }
+    local answer = decide(key, all, start, start + cost * times, kind[4], kind[5], 1)
+    if answer and (answer >= 0 or args[4] + answer < cost) then
+      return answer
+    end
+  end
+  local each = {}
+  for i = 1, times do
+    each[i] = decide(key, args, start, kind[3], kind[4], kind[5])
+  end
+  return each
+end
+
 local function go_on()
   for i = done + 1, #keys do
     done = i
@@ -119,6 +140,9 @@ local function go_on()
       group[size] = kinds[of]
       decide_group(i - size)
       size = 0
+    elseif of > #kinds then
+      local times = math.ceil(of / #kinds)
+      answers[i + 1] = decide_equal(keys[i], kinds[of - (times - 1) * #kinds], times)
     else
       local kind = kinds[of]
       answers[i + 1] = decide(keys[i], kind[1], kind[2], kind[3], kind[4], kind[5])

@@ -10,7 +10,8 @@
 -- pack     joins an answer that is a number and the time; nil: it stays alone
 -- step     nil: the decision is this key's alone. One of a group's steps otherwise: a table, for a look,
 --          gets of each quota when its tokens are due, or 0, and the end of the window that covers them;
---          0, after a refusal, writes what has moved
+--          0, after a refusal, writes what has moved. 1: nothing is done, and the answer is nil, if the
+--          short way is not enough
 -- start, least, most, length
 --          what `plain.lua` makes of the arguments
 --
@@ -59,6 +60,9 @@ if start then
   if answer then
     return pack and pack('>i8i8', answer, micros) or answer
   end
+end
+if step == 1 then
+  return
 end
 
 -- Everything else.

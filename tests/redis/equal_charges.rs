@@ -1,0 +1,125 @@
+//! Equal charges of one key that share a call are counted by one command, and decided as if they
+//! had been made one after the other.
+
+use std::time::Duration;
+
+use fastrand::Rng;
+use harness::Server;
+use tower_fixed_window::store::{Account, Charge, RedisStore, Scope, Store};
+use tower_fixed_window::{Key, ManualClock, MemoryStore, Quota, Quotas};
+
+use crate::conformance::connect;
+use crate::differential::{around, quota_around};
+use crate::gathered_calls::{at_once, charges, store, used};
+use crate::random::{env, length, start, step_clock};
+use crate::traffic::commands;
+
+#[tokio::test]
+async fn equal_charges_agree_with_memory() {
+    let Some(server) = Server::start() else { return };
+    let connection = connect(&server.url()).await;
+    let scope = Scope::named("equal");
+    // Loads the script: a call that finds it missing is repeated after later ones.
+    let _ = at_once(charges(&RedisStore::from(connection.clone()), 0..9)).await;
+    let (first, rounds) = (env("SEED", 1), env("ROUNDS", 150));
+    let (mut asked, mut split, before) = (0, 0, commands(&server, "hincrby"));
+    for seed in first..first + rounds {
+        let mut rng = Rng::with_seed(seed);
+        let mut now = start(&mut rng);
+        let clock = ManualClock::at_ms(now);
+        let memory = MemoryStore::new().clock(clock.clone());
+        let redis = RedisStore::from(connection.clone())
+            .prefix(&seed.to_string())
+            .clock(clock.clone())
+            .deadline(Duration::from_secs(20));
+        let length = length(&mut rng);
+        let (anchor, offset) = (rng.u8(..3), rng.u64(..length));
+        let kinds: Vec<Quotas> = (0..rng.usize(1..3))
+            .map(|_| match rng.bool() {
+                // The crowd below is about as large.
+                true => Quota::new(rng.u64(1..400), Duration::from_millis(length)).into(),
+                false => quota_around(&mut rng, length, anchor, offset).into(),
+            })
+            .collect();
+        let keys: Vec<Key> = (0..rng.u64(1..4)).map(Key::from).collect();
+        let costs = [1, rng.u64(2..10), around(&mut rng, length)];
+        for _ in 0..4 {
+            let mut crowd = Vec::new();
+            while crowd.len() < 200 {
+                let (quotas, key) = (rng.choice(&kinds), rng.choice(&keys));
+                let account = Account::new(&scope, quotas.expect("some"), key.expect("some"));
+                let charge = Charge::new(account, *rng.choice(&costs).expect("some"));
+                let charge = match rng.u8(..8) {
+                    0 => charge.reserving(),
+                    1 => charge.up_to(),
+                    2 => charge.peeking(),
+                    _ => charge,
+                };
+                crowd.extend((0..rng.u8(1..100)).map(|_| charge));
+            }
+            asked += crowd.len();
+            // Otherwise the first charge may wait for the check of an idle connection, and come
+            // late.
+            redis.ping().await.expect("it answers");
+            let decisions = at_once(crowd.iter().map(|&charge| redis.charge(charge))).await;
+            let mut passed = None;
+            for (i, (charge, decision)) in crowd.into_iter().zip(decisions).enumerate() {
+                let expected = memory.charge(charge).await.expect("memory answers");
+                let at = format!("SEED={seed} charge {i} at {now}: {charge:?}");
+                let decision = decision.unwrap_or_else(|error| panic!("{at}: {error:?}"));
+                assert_eq!(decision, expected, "{at}");
+                let now_passed = Some(decision.allowed());
+                split += u32::from(now_passed != passed);
+                passed = now_passed;
+            }
+            now = step_clock(&mut rng, now, length);
+            clock.set_ms(now);
+        }
+    }
+    let counted = commands(&server, "hincrby") - before;
+    println!("{asked} decisions, {split} changes of outcome, {counted} x HINCRBY");
+    assert!(
+        rounds < 150 || split > 1_000,
+        "{split} times were some charges refused and others not"
+    );
+}
+
+/// One charge leaves alone, and then up to 128 together.
+#[tokio::test]
+async fn one_command_counts_all_equal_charges() {
+    let Some(server) = Server::start() else { return };
+    let store = store(RedisStore::new(server.url()).expect("an address"));
+    // Loads the script: a call that finds it missing is repeated after later ones.
+    let _ = at_once(charges(&store, 10..19)).await;
+    let before = commands(&server, "hincrby");
+    let answers = at_once(charges(&store, [7; 129])).await;
+    for (i, answer) in (1..).zip(answers) {
+        assert_eq!(answer.expect("it answers").used(), i);
+    }
+    assert_eq!(used(&server, 7), 129);
+    // The first command finds no window, and a second one begins it.
+    assert_eq!(commands(&server, "hincrby") - before, 2 + 1);
+
+    // The limit is a million.
+    let (scope, quotas) = (Scope::named("together"), Quota::per_day(1_000_000).into());
+    let key = Key::from(7_u64);
+    let charge = Charge::new(Account::new(&scope, &quotas, &key), 500_000);
+    let answers = at_once([charge; 10].map(|charge| store.charge(charge))).await;
+    let allowed = answers.into_iter().map(|answer| answer.expect("it answers").allowed());
+    assert_eq!(allowed.filter(|allowed| *allowed).count(), 1);
+    assert_eq!(used(&server, 7), 500_129);
+}
+
+#[tokio::test]
+async fn equal_charges_of_an_unreadable_key_fail_alone() {
+    let Some(server) = Server::start() else { return };
+    let store = store(RedisStore::from(connect(&server.url()).await));
+    server.ask::<String>(&["SET", "tfw1:{together:u5}", "no hash"]);
+    server.ask::<u64>(&["HSET", "tfw1:{together:u9}", "86400000+0", "no count"]);
+    let keys = [[1; 20], [5; 20], [2; 20], [9; 20], [3; 20]].concat();
+    let answers = at_once(charges(&store, keys.iter().copied())).await;
+    for (key, answer) in keys.into_iter().zip(answers) {
+        assert_eq!(answer.is_err(), [5, 9].contains(&key), "{key}: {answer:?}");
+    }
+    assert_eq!([1, 2, 3].map(|key| used(&server, key)), [20; 3]);
+}
