@@ -1,6 +1,7 @@
 //! Equal charges of one key that share a call are counted by one command, and decided as if they
 //! had been made one after the other.
 
+use std::iter;
 use std::time::Duration;
 
 use fastrand::Rng;
@@ -35,14 +36,17 @@ async fn equal_charges_agree_with_memory() {
         let length = length(&mut rng);
         let (anchor, offset) = (rng.u8(..3), rng.u64(..length));
         let kinds: Vec<Quotas> = (0..rng.usize(1..3))
-            .map(|_| match rng.bool() {
+            .map(|_| match rng.u8(..4) {
                 // The crowd below is about as large.
-                true => Quota::new(rng.u64(1..400), Duration::from_millis(length)).into(),
-                false => quota_around(&mut rng, length, anchor, offset).into(),
+                0 | 1 => Quota::new(rng.u64(1..400), Duration::from_millis(length)).into(),
+                2 => Quota::new(length * rng.u64(900..5_000), Duration::from_millis(length)).into(),
+                _ => quota_around(&mut rng, length, anchor, offset).into(),
             })
             .collect();
         let keys: Vec<Key> = (0..rng.u64(1..4)).map(Key::from).collect();
-        let costs = [1, rng.u64(2..10), around(&mut rng, length)];
+        // The last ones are together more than a window has microseconds: their number is the time.
+        let part = (length * 1_000 / rng.u64(2..200)).max(1);
+        let costs = [1, rng.u64(2..10), around(&mut rng, length), part];
         for _ in 0..4 {
             let mut crowd = Vec::new();
             while crowd.len() < 200 {
@@ -122,4 +126,83 @@ async fn equal_charges_of_an_unreadable_key_fail_alone() {
         assert_eq!(answer.is_err(), [5, 9].contains(&key), "{key}: {answer:?}");
     }
     assert_eq!([1, 2, 3].map(|key| used(&server, key)), [20; 3]);
+}
+
+/// The number of a plain count is the window's start in microseconds, and the tokens used: together
+/// they stay below the start of the next window.
+#[tokio::test]
+async fn equal_charges_of_more_tokens_than_microseconds_are_not_lost() {
+    let Some(server) = Server::start() else { return };
+    let clock = ManualClock::at_ms(1_700_000_000_000);
+    let store = store(RedisStore::from(connect(&server.url()).await)).clock(clock);
+    let _ = at_once(charges(&store, 0..9)).await;
+    let (scope, quotas) = (Scope::named("together"), Quota::per_second(2_000_000_000).into());
+    let [key, other] = [77_u64, 78].map(Key::from);
+    let charge = |key, cost| store.charge(Charge::new(Account::new(&scope, &quotas, key), cost));
+    // The other key's charge leaves alone. Ten of the rest have the second's microseconds.
+    let all: Vec<_> = iter::once(charge(&other, 1))
+        .chain(iter::repeat_with(|| charge(&key, 100_000)).take(20))
+        .collect();
+    for (i, answer) in (0..).zip(at_once(all).await).skip(1) {
+        assert_eq!(answer.expect("it answers").used(), i * 100_000);
+    }
+    assert_eq!(charge(&key, 1).await.expect("it answers").used(), 2_000_001);
+}
+
+/// The first of the two fits into the number of a plain count, the second doesn't.
+#[tokio::test]
+async fn an_equal_charge_that_lacks_a_right_fails_alone() {
+    for right in ["-hset", "-hmget"] {
+        let Some(server) = Server::start() else { return };
+        server.ask::<String>(&["ACL", "SETUSER", "limiter", "on", ">secret", "~*", "+@all"]);
+        let url = format!("redis://limiter:secret@127.0.0.1:{}/", server.port);
+        let clock = ManualClock::at_ms(1_700_000_000_000);
+        let store = store(RedisStore::from(connect(&url).await)).clock(clock);
+        let _ = at_once(charges(&store, 0..9)).await;
+        let (scope, quotas) = (Scope::named("together"), Quota::per_second(2_000_000).into());
+        let charge =
+            |key: &Key| store.charge(Charge::new(Account::new(&scope, &quotas, key), 400_000));
+        let [hot, other] = ["hot", "other"].map(Key::from);
+        assert_eq!(charge(&hot).await.expect("it answers").used(), 400_000);
+        server.ask::<String>(&["ACL", "SETUSER", "limiter", right]);
+        let answers = at_once([&other, &hot, &hot].map(charge)).await;
+        let used = answers.into_iter().skip(1).map(|answer| answer.ok().map(|one| one.used()));
+        assert_eq!(used.collect::<Vec<_>>(), [Some(800_000), None], "{right}");
+    }
+}
+
+/// Others that ask for the key in a group come between.
+#[tokio::test]
+async fn equal_charges_around_a_group_keep_their_order() {
+    let Some(server) = Server::start() else { return };
+    let store = store(RedisStore::from(connect(&server.url()).await));
+    let _ = at_once(charges(&store, 0..9)).await;
+    let (scope, quotas) = (Scope::named("together"), Quota::per_day(50).into());
+    let beside = Scope::named("beside");
+    for at in [0, 1] {
+        let [key, other] = [100, 200].map(|key| Key::from(key + at as u64));
+        let charge = |key| Charge::new(Account::new(&scope, &quotas, key), 1);
+        let mut group = [Charge::new(Account::new(&beside, &quotas, &key), 1); 2];
+        group[at] = charge(&key);
+        let three = || (0..3).map(|_| store.charge(charge(&key)));
+        let all = iter::once(store.charge(charge(&other)))
+            .chain(three())
+            .chain([store.charge_all(&group).expect("it can")])
+            .chain(three());
+        let answers = at_once(all.collect::<Vec<_>>()).await;
+        let used = answers.into_iter().skip(1).map(|answer| answer.expect("it answers").used());
+        assert_eq!(used.collect::<Vec<_>>(), [1, 2, 3, 4, 5, 6, 7], "{at}");
+    }
+}
+
+#[tokio::test]
+async fn a_window_that_equal_charges_begin_expires() {
+    let Some(server) = Server::start() else { return };
+    let clock = ManualClock::at_ms(1_700_000_000_000);
+    let store = store(RedisStore::from(connect(&server.url()).await)).clock(clock);
+    let _ = at_once(charges(&store, 0..9)).await;
+    let _ = at_once(charges(&store, [vec![11], vec![12; 20]].concat())).await;
+    let [alone, equal] =
+        [11, 12].map(|key| server.ask::<i64>(&["TTL", &format!("tfw1:{{together:u{key}}}")]));
+    assert!(equal > 0 && (alone - equal).abs() < 100, "{alone} {equal}");
 }

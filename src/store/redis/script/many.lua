@@ -111,6 +111,10 @@ local function decide_group(before)
   end
 end
 
+local function to_error(why)
+  return { err = type(why) == 'table' and why.err or why }
+end
+
 -- Equal charges of one key: all at once if there is room, and otherwise one after the other.
 local function decide_equal(key, kind, times)
   local args, start, cost = kind[1], kind[2], kind[6]
@@ -123,7 +127,9 @@ local function decide_equal(key, kind, times)
   end
   local each = {}
   for i = 1, times do
-    each[i] = decide(key, args, start, kind[3], kind[4], kind[5])
+    -- One may need a right that those before did without.
+    local well, answer = pcall(decide, key, args, start, kind[3], kind[4], kind[5])
+    each[i] = well and answer or to_error(answer)
   end
   return each
 end
@@ -154,7 +160,7 @@ repeat
   local well, why = pcall(go_on)
   if not well then
     for i = done + 1 - math.max(size, 1), done do
-      answers[i + 1] = { err = type(why) == 'table' and why.err or why }
+      answers[i + 1] = to_error(why)
     end
     size = 0
   end
