@@ -1,11 +1,11 @@
 //! Runs seeds: `sim [SEEDS] [--from N]`, or prints the history of one: `sim --seed N`.
 
 use std::collections::BTreeMap;
-use std::process::ExitCode;
+use std::process::{self, ExitCode};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tower_fixed_window_sim::check::{Finding, Time, check};
 use tower_fixed_window_sim::plan::Servers;
@@ -19,6 +19,9 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 /// Findings that are printed for each check.
 const PRINTED: usize = 3;
+
+/// How long a seed may take in real time. Most take some 20 ms.
+const PATIENCE: Duration = Duration::from_secs(100);
 
 const USAGE: &str = "sim [SEEDS] [--from SEED] [--first] [--shared]
                                         runs that many seeds, 1000 unless said;
@@ -98,26 +101,38 @@ struct Found {
 fn search(from: u64, seeds: u64, first: bool, shared: bool) -> ExitCode {
     let began = Instant::now();
     let (next, ran) = (AtomicU64::new(from), AtomicU64::new(0));
-    let found = Mutex::new(Found::default());
+    let (found, running) = (Mutex::new(Found::default()), Mutex::new(BTreeMap::new()));
     let threads = thread::available_parallelism().map_or(1, usize::from);
+    let work = || loop {
+        let seed = next.fetch_add(1, Ordering::Relaxed);
+        let enough = first && found.lock().expect("no panic").first.is_some();
+        if seed >= from + seeds || enough {
+            break;
+        }
+        if shared && plan(seed).servers == Servers::One {
+            continue;
+        }
+        running.lock().expect("no panic").insert(seed, Instant::now());
+        let run = run(seed);
+        let findings = check(&run);
+        running.lock().expect("no panic").remove(&seed);
+        ran.fetch_add(1, Ordering::Relaxed);
+        found.lock().expect("no panic").add(seed, run.history.len(), findings);
+    };
     thread::scope(|scope| {
-        for _ in 0..threads {
-            scope.spawn(|| {
-                loop {
-                    let seed = next.fetch_add(1, Ordering::Relaxed);
-                    let enough = first && found.lock().expect("no panic").first.is_some();
-                    if seed >= from + seeds || enough {
-                        break;
-                    }
-                    if shared && plan(seed).servers == Servers::One {
-                        continue;
-                    }
-                    let run = run(seed);
-                    let findings = check(&run);
-                    ran.fetch_add(1, Ordering::Relaxed);
-                    found.lock().expect("no panic").add(seed, run.history.len(), findings);
-                }
-            });
+        let workers: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+        while !workers.iter().all(|worker| worker.is_finished()) {
+            thread::sleep(Duration::from_millis(20));
+            let running = running.lock().expect("no panic");
+            let endless = running.iter().find(|(_, began)| began.elapsed() > PATIENCE);
+            if let Some((&seed, _)) = endless {
+                let mut found = found.lock().expect("no panic");
+                let what = "does not end".into();
+                found.add(seed, 0, vec![Finding { check: "end", at: 0, what }]);
+                found.print(from);
+                // The thread of the seed can't be ended.
+                process::exit(1);
+            }
         }
     });
     let found = found.into_inner().expect("no panic");
@@ -127,17 +142,7 @@ fn search(from: u64, seeds: u64, first: bool, shared: bool) -> ExitCode {
         found.events,
         began.elapsed().as_secs_f64()
     );
-    for (check, seeds) in &found.seeds {
-        println!("\n{check}: in {seeds} seeds");
-        let mut examples: Vec<_> = found.examples[check].iter().collect();
-        examples.sort_by_key(|(seed, _)| *seed);
-        for (seed, finding) in examples.into_iter().take(PRINTED) {
-            println!("  --seed {seed}: {finding}");
-        }
-    }
-    if let Some(seed) = found.first {
-        println!("\nthe first is --seed {seed}, after {} seeds", seed - from + 1);
-    }
+    found.print(from);
     ExitCode::from(u8::from(!found.seeds.is_empty()))
 }
 
@@ -159,6 +164,20 @@ impl Found {
                 examples.sort_by_key(|(seed, _)| *seed);
                 examples.truncate(PRINTED);
             }
+        }
+    }
+
+    fn print(&self, from: u64) {
+        for (check, seeds) in &self.seeds {
+            println!("\n{check}: in {seeds} seeds");
+            let mut examples: Vec<_> = self.examples[check].iter().collect();
+            examples.sort_by_key(|(seed, _)| *seed);
+            for (seed, finding) in examples.into_iter().take(PRINTED) {
+                println!("  --seed {seed}: {finding}");
+            }
+        }
+        if let Some(seed) = self.first {
+            println!("\nthe first is --seed {seed}, after {} seeds", seed - from + 1);
         }
     }
 }
