@@ -114,8 +114,10 @@ impl Key {
     /// The most frequent key: its bytes are written as one word.
     #[inline(always)]
     fn from_ipv4(address: Ipv4Addr) -> Self {
-        let ([a, b, c, d], mut bytes) = (address.octets(), [0; INLINE]);
-        bytes[..8].copy_from_slice(&[tag::IPV4, 4, a, b, c, d, 0, 0]);
+        let part = u64::from(u32::from_le_bytes(address.octets())) << 16;
+        let word = part | u64::from(u16::from_le_bytes([tag::IPV4, 4]));
+        let mut bytes = [0; INLINE];
+        bytes[..8].copy_from_slice(&word.to_le_bytes());
         Self(Repr::Inline { len: 6, bytes })
     }
 
