@@ -3,12 +3,11 @@
 use std::mem;
 use std::sync::Mutex;
 
-use bytes::BytesMut;
 use http::Response;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
 
 use self::marks::{Author, LIMIT, REFUSED_LIMIT, author, is_marked_refused, mark_refused};
-use self::values::{number, number_in};
+use self::values::number;
 use crate::decision::Decision;
 use crate::quota::Quotas;
 
@@ -61,23 +60,18 @@ pub(crate) struct PreparedHeaders {
     style: Headers,
     limit: (u64, HeaderValue),
     resource: Option<HeaderValue>,
-    values: Mutex<LastValues>,
+    reset: Mutex<LastReset>,
     refusal: Mutex<LastRefusal>,
 }
 
-/// Values that the last passed request leaves to the next one.
+/// The end of the last decision's window, in milliseconds and as a header value. Most requests share
+/// this end, and the table of small numbers does not hold it.
 #[derive(Debug)]
-struct LastValues {
-    /// The end of the window, in milliseconds and as a header value. Most requests share this end,
-    /// and the table of small numbers does not hold it.
-    reset: (i64, HeaderValue),
-    /// A buffer for the next large integers. Responses keep slices of it alive.
-    chunk: BytesMut,
-}
+struct LastReset(i64, HeaderValue);
 
-impl Default for LastValues {
+impl Default for LastReset {
     fn default() -> Self {
-        Self { reset: (0, number(0)), chunk: BytesMut::with_capacity(1_024) }
+        Self(0, number(0))
     }
 }
 
@@ -105,7 +99,7 @@ impl PreparedHeaders {
             style,
             limit: (limit, number(limit)),
             resource,
-            values: Mutex::default(),
+            reset: Mutex::default(),
             refusal: Mutex::default(),
         }
     }
@@ -218,25 +212,19 @@ impl PreparedHeaders {
     /// Inserts `remaining`, `used` and `reset`.
     #[inline]
     fn insert_values(&self, headers: &mut HeaderMap, decision: &Decision) {
-        let (mut held, mut own);
-        let last = match self.values.try_lock() {
-            Ok(guard) => {
-                held = guard;
-                &mut *held
-            }
-            // Another thread holds the lock: writing new values is faster than waiting.
-            Err(_) => {
-                own = LastValues::default();
-                &mut own
-            }
-        };
-        let end = decision.reset_at_ms();
-        if last.reset.0 != end {
-            last.reset = (end, number(seconds(end)));
+        headers.insert(REMAINING, number(decision.remaining()));
+        headers.insert(USED, number(decision.used()));
+        headers.insert(RESET, self.reset(decision.reset_at_ms()));
+    }
+
+    #[inline]
+    fn reset(&self, end: i64) -> HeaderValue {
+        // If another thread holds the lock, to write a new value is faster than to wait.
+        let Ok(mut last) = self.reset.try_lock() else { return number(seconds(end)) };
+        if last.0 != end {
+            *last = LastReset(end, number(seconds(end)));
         }
-        headers.insert(REMAINING, number_in(decision.remaining(), &mut last.chunk));
-        headers.insert(USED, number_in(decision.used(), &mut last.chunk));
-        headers.insert(RESET, last.reset.1.clone());
+        last.1.clone()
     }
 
     /// Returns the headers of a refusal by a quota, without the IETF's.

@@ -1,6 +1,5 @@
 //! Writes numbers, times and the names of quotas as header values.
 
-use bytes::{Bytes, BytesMut};
 use http::header::HeaderValue;
 
 use crate::quota::Quota;
@@ -17,28 +16,13 @@ pub(crate) fn policy_name(name: &str, quota: &Quota) -> String {
 
 /// Returns an integer as a value. Most integers are small, and come from a table without an
 /// allocation.
+#[inline]
 pub(super) fn number(n: u64) -> HeaderValue {
-    small(n)
-        .unwrap_or_else(|| large(Bytes::copy_from_slice(itoa::Buffer::new().format(n).as_bytes())))
+    if n < SMALL { HeaderValue::from_static(digits(n)) } else { large(n) }
 }
 
-/// Returns an integer as a value that is a slice of a shared chunk: an allocation for each integer
-/// would cost as much as the rest of the headers.
-#[inline]
-pub(super) fn number_in(n: u64, chunk: &mut BytesMut) -> HeaderValue {
-    small(n).unwrap_or_else(|| {
-        chunk.extend_from_slice(itoa::Buffer::new().format(n).as_bytes());
-        large(chunk.split().freeze())
-    })
-}
-
-#[inline]
-fn small(n: u64) -> Option<HeaderValue> {
-    (n < SMALL).then(|| HeaderValue::from_static(digits(n)))
-}
-
-fn large(digits: Bytes) -> HeaderValue {
-    HeaderValue::from_maybe_shared(digits).expect("digits")
+fn large(n: u64) -> HeaderValue {
+    HeaderValue::from_str(itoa::Buffer::new().format(n)).expect("digits")
 }
 
 fn digits(n: u64) -> &'static str {
