@@ -17,7 +17,7 @@ use super::scope::Scope;
 use super::table::WAYS;
 use crate::key::Key;
 use crate::quota::Quota;
-use crate::sync::{Mutex, MutexGuard};
+use crate::sync::{self, Mutex, MutexGuard};
 
 #[cfg(feature = "saved")]
 pub(super) mod seeds;
@@ -138,8 +138,7 @@ fn index<S>(shards: &[LockedShard<S>], hash: u64) -> usize {
     (hash >> 32) as usize & (shards.len() - 1)
 }
 
-#[inline]
+#[inline(always)]
 fn lock<S>(LockedShard(shard): &LockedShard<S>) -> MutexGuard<'_, S> {
-    // Nothing under the lock panics; if it did, the counters would still be valid.
-    shard.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    sync::lock(shard)
 }
