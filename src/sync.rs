@@ -1,5 +1,7 @@
 //! The lock that the memory store is built on, replaced by shuttle's when a model of it is run.
 
+use std::sync::{PoisonError, TryLockError};
+
 #[cfg(not(tfw_shuttle))]
 pub(crate) use std::sync::{Mutex, MutexGuard};
 
@@ -20,14 +22,17 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[cold]
 #[inline(never)]
 fn wait_for<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    #[cfg(not(tfw_shuttle))]
-    for pauses in [4, 8, 16, 32, 64, 128, 256] {
+    // A model has no use for tries that fail.
+    let pauses = if cfg!(tfw_shuttle) { &[][..] } else { &[4, 8, 16, 32, 64, 128, 256] };
+    for &pauses in pauses {
         (0..pauses).for_each(|_| std::hint::spin_loop());
-        if let Ok(guard) = mutex.try_lock() {
-            return guard;
+        match mutex.try_lock() {
+            Ok(guard) => return guard,
+            Err(TryLockError::Poisoned(poisoned)) => return poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => {}
         }
     }
-    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Calls a closure when it is dropped.

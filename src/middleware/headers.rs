@@ -64,8 +64,8 @@ pub(crate) struct PreparedHeaders {
     refusal: Mutex<LastRefusal>,
 }
 
-/// The end of the last decision's window, in milliseconds and as a header value. Most requests share
-/// this end, and the table of small numbers does not hold it.
+/// The end of the last window, in milliseconds and as a header value. Most requests share this end,
+/// and the table of small numbers does not hold it.
 #[derive(Debug)]
 struct LastReset(i64, HeaderValue);
 
