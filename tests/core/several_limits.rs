@@ -227,12 +227,25 @@ fn lines_that_name_no_limit_or_one_twice_are_an_error_and_charge_nothing() {
         vec![],
         vec![line("requests"), line("token")],
         vec![line("requests"), line("tokens"), line("requests")],
+        vec![line("requests"), line("tokens"), line("tokens")],
+        vec![line("cents"), line("requests"), line("cents")],
         vec![line("requests"); 9],
     ] {
         let error = limits.check(wrong).into_now().expect("at once").unwrap_err().to_string();
         assert!(error.contains("line"), "{error}");
         assert_eq!(used(&limits), [0; 3]);
     }
+}
+
+#[test]
+fn eight_limits_are_charged_together() {
+    const NAMES: [&str; 8] = ["a", "b", "c", "d", "e", "f", "g", "h"];
+    let limits = limits(NAMES.map(|name| (name, Quota::per_minute(2).into())));
+    for passes in [true, true, false] {
+        let decision = answer(limits.check(NAMES.map(|name| Line::new(name, "acme", 1))));
+        assert_eq!((decision.allowed(), decision.limits().count()), (passes, 8));
+    }
+    assert_eq!(NAMES.map(|name| answer(limits.of(name).peek("acme")).used()), [2; 8]);
 }
 
 #[test]

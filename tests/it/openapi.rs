@@ -126,6 +126,10 @@ async fn a_store_that_may_fail_is_described() {
         compare(FixedWindowLayer::new(limit), 1, 503).await;
     }
     assert_eq!(one_a_day().openapi_responses().get("503"), None);
+    for store in [TestStore::new(Mood::Now).shared(), TestStore::new(Mood::Later)] {
+        let limit = Quota::per_day(1).name("api").key(global()).store(store);
+        assert!(FixedWindowLayer::new(limit).openapi_responses()["503"].is_object());
+    }
     let waiting = one_a_day().queue(1, std::time::Duration::from_secs(1));
     assert!(waiting.openapi_responses()["503"].is_object());
 }

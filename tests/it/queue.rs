@@ -6,12 +6,14 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use allocation_counter::measure;
 use axum::body::Body;
+use futures_util::FutureExt;
 use http::{Request, Response};
 use tokio::time::{Instant, sleep};
 use tower::limit::ConcurrencyLimitLayer;
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
-use tower_fixed_window::key::global;
+use tower_fixed_window::key::{global, header};
 use tower_fixed_window::testing::block_on;
 use tower_fixed_window::{
     FixedWindowLayer, Key, Limit, Limiter, Limits, MemoryStore, Quota, Quotas, Store,
@@ -490,4 +492,23 @@ async fn tokens_that_come_back_while_the_first_is_called_are_for_the_next() {
         assert_eq!(response.status(), 200);
     }
     assert_eq!(*called.lock().unwrap(), [1, 1, 1]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn lines_that_all_have_left_keep_no_memory() {
+    const KEYS: u64 = 1_000;
+    let by_user = Quota::per_second(1).key(header("x-user"));
+    let layer = in_memory(by_user).queue(2, LONG);
+    let served = Served::default();
+    let service = noting(&layer, &served);
+    let ask = |user: u64| {
+        let request = Request::get("/").header("x-user", user).body(Body::empty());
+        service.clone().oneshot(request.expect("valid")).now_or_never()
+    };
+    assert!((0..KEYS).all(|user| ask(user).is_some()), "the first of each passes");
+    let used = measure(|| {
+        // Each waits for the next second, and is dropped.
+        assert!((0..KEYS).all(|user| ask(user).is_none()));
+    });
+    assert!(used.bytes_current < 20 * KEYS as i64, "{} bytes are kept", used.bytes_current);
 }
