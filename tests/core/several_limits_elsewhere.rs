@@ -141,7 +141,7 @@ fn a_store_that_fails_stands_in_for_all_limits_or_for_none() {
     assert!(check(&nowhere, 1).is_err());
     for (tokens, passes) in [(900, true), (900, false), (100, true)] {
         let decision = check(&here, tokens).expect("memory answers");
-        assert!(decision.is_local());
+        assert!(decision.is_local() && decision.limits().all(|(_, of)| of.is_local()));
         assert_eq!(decision.allowed(), passes, "{tokens}");
     }
     // Both limits of one step: the refused one took nothing of the other.

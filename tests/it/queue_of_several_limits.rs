@@ -160,6 +160,27 @@ async fn a_line_is_as_long_as_the_queue_allows() {
     assert_eq!(statuses, [vec![200; 6], vec![429; 2]].concat());
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_line_before_a_store_far_away_is_as_long_as_the_queue_allows() {
+    let limits = Limits::new([
+        Quota::per_second(4).name("seconds").key(global()),
+        Quota::per_minute(50).name("minutes").key(global()),
+    ]);
+    let several = FixedWindowLayer::new(limits.store(FarStore::new(|| 20)));
+    let one = Quota::per_second(4).name("seconds").key(global()).store(FarStore::new(|| 20));
+    for layer in [several, FixedWindowLayer::new(one)] {
+        let service = noting(&layer.queue(2, LONG), &Served::default());
+        let ask = |_| tokio::spawn(service.clone().oneshot(request("/", "ann")));
+        let mut statuses = Vec::new();
+        for response in (0..9).map(ask).collect::<Vec<_>>() {
+            let Ok(response) = response.await.expect("no panic");
+            statuses.push(response.status().as_u16());
+        }
+        statuses.sort_unstable();
+        assert_eq!(statuses, [vec![200; 6], vec![429; 3]].concat());
+    }
+}
+
 /// The limit in tokens has 10 a second. 4 of them are left when "b" asks for 8.
 #[tokio::test(start_paused = true)]
 async fn costs_of_several_units_pass_in_order_and_those_of_none_at_once() {

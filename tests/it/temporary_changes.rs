@@ -87,6 +87,18 @@ fn a_change_for_good_stays_behind_one_that_ends_and_replaces_one_before() {
 }
 
 #[test]
+fn a_layer_follows_the_quotas_for_good_when_others_end() {
+    let (store, clock) = store();
+    let api = per_day(5).store(store);
+    let layer = FixedWindowLayer::new(&api);
+    api.set_quotas(Quota::per_day(7));
+    api.set_quotas_until(Quota::per_day(50), in_an_hour());
+    assert_eq!(limit_of(&layer, "a").0, "50");
+    clock.advance(HOUR);
+    assert_eq!(limit_of(&layer, "a").0, "7");
+}
+
+#[test]
 fn shadow_mode_ends() {
     let (store, clock) = store();
     let api = per_day(0).store(store);
@@ -373,8 +385,13 @@ fn what_is_in_another_store_keeps_no_change_that_ends() {
     limits
         .of("api")
         .set_quotas_until(Quota::per_day(9), SystemTime::now() + Duration::from_secs(9));
-    let moved = limits.store(MemoryStore::new());
+    let moved = limits.clone().store(MemoryStore::new());
     assert_eq!(moved.of("api").quotas(), Quota::per_day(5).into());
+    limits.of("api").set_quotas(Quota::per_day(7));
+    limits
+        .of("api")
+        .set_quotas_until(Quota::per_day(9), SystemTime::now() + Duration::from_secs(9));
+    assert_eq!(limits.store(MemoryStore::new()).of("api").quotas(), Quota::per_day(7).into());
 }
 
 #[derive(Clone, Debug)]
