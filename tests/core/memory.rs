@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use allocation_counter::measure;
+use axum::response::IntoResponse;
 use tower_fixed_window::store::{Account, Adjust, Charge, Scope, Store};
 use tower_fixed_window::{Key, Limit, Limiter, ManualClock, MemoryStore, Quota, Quotas};
 
@@ -97,6 +98,20 @@ fn a_flood_of_keys_keeps_memory_within_its_bound_and_every_tracked_count() {
     if full {
         assert!(bound <= 36_600_000, "{bound} bytes for a million");
     }
+}
+
+#[test]
+fn limits_that_are_built_all_the_time_keep_a_bounded_memory() {
+    const LIMITS: usize = 5_000;
+    let used = measure(|| {
+        for i in 0..LIMITS {
+            let limiter = Limiter::new(Quota::per_day(0).name(&format!("of-{i}")));
+            let refused = answer(limiter.check("key")).into_result().expect_err("refused");
+            let response = refused.into_response();
+            assert_eq!(response.headers()["x-ratelimit-resource"], format!("of-{i}"));
+        }
+    });
+    assert!(used.bytes_current < 300_000, "{} bytes are kept", used.bytes_current);
 }
 
 fn sets() -> [Quotas; 3] {

@@ -249,6 +249,12 @@ fn eight_limits_are_charged_together() {
 }
 
 #[test]
+fn the_debug_output_of_a_line_has_no_key() {
+    let line = format!("{:?}", Line::new("tokens", "acme", 7));
+    assert_eq!(line, r#"Line { name: "tokens", cost: 7, .. }"#);
+}
+
+#[test]
 fn limits_that_can_not_be_told_apart_panic_with_the_line_to_write() {
     let limit = || Limit::new(Quota::per_minute(5));
     let build = |limits: Vec<Limit>| {
