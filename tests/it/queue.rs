@@ -97,6 +97,29 @@ async fn a_dropped_waiter_frees_its_place() {
     assert_eq!(served.lock().unwrap().len(), 20);
 }
 
+/// One a second: the first passes, and two wait.
+#[tokio::test(start_paused = true)]
+async fn a_dropped_waiter_leaves_its_turn_and_its_tokens_to_others() {
+    let layer = in_memory(Quota::per_second(1).key(global())).queue(10, Duration::from_secs(3));
+    for dropped in [0, 1] {
+        let served = Served::default();
+        let service = noting(&layer, &served);
+        let ask = |path| tokio::spawn(service.clone().oneshot(get(path)));
+        assert_eq!(ask("/first").await.expect("no panic").expect("infallible").status(), 200);
+        let mut waiting = vec![ask("/a"), ask("/b")];
+        sleep(Duration::from_millis(500)).await;
+        waiting.remove(dropped).abort();
+        waiting.extend([ask("/c"), ask("/d")]);
+        for response in waiting {
+            let Ok(response) = response.await.expect("no panic");
+            assert_eq!(response.status(), 200);
+        }
+        let times: Vec<_> = served.lock().unwrap().iter().map(|(_, at)| at / 20 * 20).collect();
+        assert_eq!(times, [0, 1_000, 2_000, 3_000], "without {dropped}");
+        sleep(Duration::from_millis(990)).await;
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_request_that_would_wait_longer_than_max_wait_is_refused_and_takes_nothing() {
     let served = Served::default();
@@ -137,6 +160,23 @@ async fn seconds_of(layer: &FixedWindowLayer, requests: usize) -> Vec<u128> {
 async fn a_request_may_wait_for_exactly_as_long_as_max_wait() {
     let layer = ten_a_second(30, Duration::from_secs(1));
     assert_eq!(seconds_of(&layer, 20).await, [[0; 10], [1; 10]].concat());
+}
+
+/// The timer of a request behind the first one may fire earlier.
+#[tokio::test(start_paused = true)]
+async fn a_request_at_its_deadline_lets_the_first_one_go_before() {
+    let layer = in_memory(Quota::per_second(2).key(global())).queue(5, Duration::from_secs(1));
+    let service = noting(&layer, &Served::default());
+    let ask = || Box::pin(service.clone().oneshot(get("/")));
+    let passes = |response: Option<Result<Response<Body>, Infallible>>| {
+        response.is_some_and(|response| response.expect("infallible").status() == 200)
+    };
+    assert!(passes(ask().now_or_never()) && passes(ask().now_or_never()));
+    let (mut first, mut second) = (ask(), ask());
+    assert!((&mut first).now_or_never().is_none() && (&mut second).now_or_never().is_none());
+    tokio::time::advance(Duration::from_secs(1)).await;
+    assert!((&mut second).now_or_never().is_none());
+    assert!(passes(first.now_or_never()) && passes(second.now_or_never()));
 }
 
 #[tokio::test(start_paused = true)]
