@@ -94,20 +94,10 @@ impl Decision {
         self.quota_details_mut().refuser = Some(Refuser { name: name.into(), quotas: *quotas });
     }
 
-    /// Returns the details of the governing limit's quotas, after moving inline standings there if
-    /// there are none yet.
+    /// Returns the details of the quotas of one limit's decision, after moving inline standings
+    /// there if there are none yet.
     fn quota_details_mut(&mut self) -> &mut QuotaDetails {
-        let of_limits = matches!(self.details.as_deref(), Some(Details::Limits(_)));
-        let details = match (of_limits, &mut self.details) {
-            (true, Some(details)) => {
-                let Details::Limits(limits) = &mut **details else {
-                    unreachable!("looked at just now")
-                };
-                limits.governing_details_mut()
-            }
-            (_, details) => details,
-        };
-        let details = details.get_or_insert_with(|| {
+        let details = self.details.get_or_insert_with(|| {
             Box::new(Details::Quotas(QuotaDetails::from_usage(&self.inline)))
         });
         let Details::Quotas(quotas) = &mut **details else { unreachable!("a limit has no limits") };

@@ -290,11 +290,6 @@ impl Merging {
 }
 
 impl LimitDecisions {
-    pub(super) fn governing_details_mut(&mut self) -> &mut Option<Box<Details>> {
-        let governing = self.decided[usize::from(self.governing)].as_mut();
-        &mut governing.expect("one of them governs").details
-    }
-
     pub(super) fn note_local(&mut self) {
         self.decided.iter_mut().flatten().for_each(|decided| decided.local = true);
     }

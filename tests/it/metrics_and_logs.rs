@@ -271,6 +271,21 @@ async fn a_store_failure_is_an_outcome_without_a_fallback() {
 }
 
 #[tokio::test]
+async fn each_of_several_limits_counts_a_request_that_passes_without_the_store() {
+    let (recorder, handle) = recorder();
+    let _guard = metrics::set_default_local_recorder(recorder);
+    let store = TestStore::new(Mood::FailsLater).on_failure(OnStoreFailure::Allow);
+    let limits = ["requests", "tokens"].map(|name| THREE.name(name).key(global()));
+    let service = limited(FixedWindowLayer::new(Limits::new(limits).store(store)));
+    assert_eq!(ask(&service).await, 200);
+    let decisions = counts(&handle);
+    for name in ["requests", "tokens"] {
+        let series = format!(r#"decisions_total{{scope="{name}",outcome="failed_open"}}"#);
+        assert!(decisions.contains(&(series, 1)), "{decisions:?}");
+    }
+}
+
+#[tokio::test]
 async fn a_limiter_counts_decisions_but_not_peeks() {
     for mood in ANSWERS {
         let (recorder, handle) = recorder();
