@@ -4,7 +4,9 @@ use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, UNIX_EPOCH};
 
 use proptest::prelude::*;
-use tower_fixed_window::{Limit, Limiter, ManualClock, MemoryStore, Quota, Quotas, Receipt};
+use tower_fixed_window::{
+    Limit, Limiter, Limits, Line, ManualClock, MemoryStore, Quota, Quotas, Receipt,
+};
 
 use crate::reference::{Grid, stagger};
 use crate::trace::{Spec, set};
@@ -326,6 +328,31 @@ fn a_refund_to_a_shared_entry_ends_with_its_grid_window() {
                 assert_eq!(answer(limiter.peek("k")).remaining(), left, "{quotas}");
             }
         }
+    }
+}
+
+#[test]
+fn a_refund_of_several_limits_to_a_shared_entry_ends_with_its_grid_window() {
+    let aligned = Quota::per_minute(5);
+    for (quota, left) in [(aligned, 3), (aligned.from_first_request(), 0)] {
+        let (store, clock) = small(1);
+        clock.set_ms(NOW_MS + 30_000);
+        let flood = Quota::per_second(1).name("flood").store(store.clone());
+        for key in 0..1_000_u64 {
+            let _ = answer(flood.check(key));
+        }
+        let limits = Limits::new([quota.name("tokens"), Quota::per_day(1_000).name("requests")]);
+        let limits = limits.store(store.clone());
+        let lines = |tokens| [Line::new("tokens", "k", tokens), Line::new("requests", "k", 1)];
+        assert!(answer(limits.check(lines(1))).allowed());
+        clock.advance(Duration::from_millis(500));
+        let receipts = answer(limits.charge(lines(3))).expect("four of five");
+        assert!(store.overflowed() > 0);
+        clock.advance(Duration::from_secs(2));
+        let decision = answer(limits.check(lines(1)));
+        assert_eq!(decision.of("tokens").expect("it took part").used(), 5);
+        answer(limits.refund(receipts));
+        assert_eq!(answer(limits.of("tokens").peek("k")).remaining(), left, "{quota}");
     }
 }
 

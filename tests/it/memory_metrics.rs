@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use tower_fixed_window::testing::block_on;
-use tower_fixed_window::{Limit, ManualClock, MemoryStore, Quota};
+use tower_fixed_window::{Limit, Limits, Line, ManualClock, MemoryStore, Quota};
 
+use crate::metrics_and_logs::{recorder, scraped};
 use crate::support::{Log, NOW_MS};
 
 fn store(max_keys: usize) -> (MemoryStore, ManualClock) {
@@ -46,6 +47,31 @@ fn len_stays_within_the_bound() {
         let most = store.max_bytes() / 32;
         assert!((max_keys..=most).contains(&store.len()), "{} of {max_keys}", store.len());
         assert!(store.overflowed() > 0);
+    }
+}
+
+#[test]
+fn each_of_several_limits_without_an_entry_is_an_overflow() {
+    let (recorder, handle) = recorder();
+    let _guard = metrics::set_default_local_recorder(recorder);
+    let (store, _) = store(1);
+    flood(&store, Quota::per_week(1), 0..1_000);
+    let limits = Limits::new(["requests", "tokens"].map(|name| Quota::per_week(5).name(name)));
+    let limits = limits.store(store.clone());
+    let lines = ["requests", "tokens"].map(|name| Line::new(name, ("secret", 1), 2));
+    let before = store.overflowed();
+    for overflowed in [2, 4, 6] {
+        assert_eq!(
+            block_on(limits.check(&lines)).expect("memory answers").allowed(),
+            overflowed < 6
+        );
+        assert_eq!(store.overflowed() - before, overflowed);
+        let _ = block_on(limits.peek(&lines)).expect("memory answers");
+        assert_eq!(store.overflowed() - before, overflowed, "a peek takes no place");
+    }
+    for name in ["requests", "tokens"] {
+        let series = format!(r#"overflow_total{{scope="{name}"}}"#);
+        assert_eq!(scraped(&handle).get(&series), Some(&3.0), "{name}");
     }
 }
 

@@ -271,17 +271,28 @@ async fn a_store_failure_is_an_outcome_without_a_fallback() {
 }
 
 #[tokio::test]
-async fn each_of_several_limits_counts_a_request_that_passes_without_the_store() {
-    let (recorder, handle) = recorder();
-    let _guard = metrics::set_default_local_recorder(recorder);
-    let store = TestStore::new(Mood::FailsLater).on_failure(OnStoreFailure::Allow);
-    let limits = ["requests", "tokens"].map(|name| THREE.name(name).key(global()));
-    let service = limited(FixedWindowLayer::new(Limits::new(limits).store(store)));
-    assert_eq!(ask(&service).await, 200);
-    let decisions = counts(&handle);
-    for name in ["requests", "tokens"] {
-        let series = format!(r#"decisions_total{{scope="{name}",outcome="failed_open"}}"#);
-        assert!(decisions.contains(&(series, 1)), "{decisions:?}");
+async fn each_of_several_limits_counts_a_request_without_a_decision() {
+    use OnStoreFailure::{Allow, Deny};
+    for (policy, key, status, counted) in [
+        (Allow, "x-key", 200, [("requests", "failed_open"), ("tokens", "failed_open")]),
+        (Deny, "x-key", 503, [("requests", "failed_closed"), ("tokens", "failed_closed")]),
+        // By the limit whose key it is alone.
+        (Deny, "x-missing", 400, [("tokens", "missing_key"); 2]),
+    ] {
+        let (recorder, handle) = recorder();
+        let _guard = metrics::set_default_local_recorder(recorder);
+        let store = TestStore::new(Mood::FailsLater).on_failure(policy);
+        let limits = [THREE.name("requests").key(global()), THREE.name("tokens").key(header(key))];
+        let service = limited(FixedWindowLayer::new(Limits::new(limits).store(store)));
+        let request = Request::get("/").header("x-key", "a").body(Body::empty()).expect("valid");
+        let response = service.clone().oneshot(request).await.expect("infallible");
+        assert_eq!(response.status(), status);
+        let mut decisions = counts(&handle);
+        decisions.retain(|(name, _)| name.starts_with("decisions_total"));
+        let series =
+            |(name, outcome)| format!(r#"decisions_total{{scope="{name}",outcome="{outcome}"}}"#);
+        let counted = BTreeSet::from(counted.map(series));
+        assert_eq!(decisions, counted.into_iter().map(|name| (name, 1)).collect::<Vec<_>>());
     }
 }
 
