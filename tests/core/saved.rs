@@ -199,6 +199,28 @@ fn a_reset_that_would_not_find_all_is_an_error_after_a_deploy_too() {
     assert!(error(&deploys.limiter(Quota::per_day(1))));
 }
 
+/// The store notes 1,024 counters. A limit here has 63 plans and its own quota.
+#[test]
+fn a_reset_of_a_limit_beyond_those_noted_is_an_error_after_a_deploy_too() {
+    let deploys = Deploys::new();
+    let limiter = |store: &MemoryStore, i: u64| {
+        Quota::per_day(1).name(&format!("limit-{i}")).store(store.clone())
+    };
+    let resets = |store: &MemoryStore| {
+        [15, 16].map(|i| limiter(store, i).reset("alice").into_now().expect("at once").is_ok())
+    };
+    let store = deploys.open();
+    for i in 0..17 {
+        for ms in 1..=63 {
+            let plan = Quota::new(1, Duration::from_millis(86_400_000 + ms));
+            assert!(answer(limiter(&store, i).with_quotas(plan).check("alice")).allowed());
+        }
+    }
+    assert_eq!(resets(&store), [true, false]);
+    drop(store);
+    assert_eq!(resets(&deploys.open()), [true, false]);
+}
+
 #[test]
 fn a_clock_that_went_back_between_save_and_load_grants_nothing() {
     for (back, waits) in [
