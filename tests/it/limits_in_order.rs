@@ -115,6 +115,14 @@ async fn one_deadline_is_for_all_limits_and_what_comes_late_is_returned() {
         sleep(Duration::from_secs(1)).await;
         assert_eq!(used(&store).await, local.map(|local| u64::from(!local)), "at {delay} ms");
     }
+    // The limit that governs was decided by the store, and the other one in memory.
+    let limits =
+        Limits::new([Quota::per_day(2).name("cents"), Quota::per_hour(9).name("requests")]);
+    let limits = limits.store(FarStore::new(|| 100).deadline(deadline));
+    let lines = [Line::new("cents", "ann", 1), Line::new("requests", "acme", 1)];
+    let decision = limits.check(lines).await.unwrap();
+    assert_eq!(decision.governing_limit(), Some("cents"));
+    assert!(decision.is_local() && !decision.of("cents").unwrap().is_local());
 }
 
 #[tokio::test(start_paused = true)]
