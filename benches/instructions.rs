@@ -52,18 +52,18 @@ impl Path {
 }
 
 const PATHS: [Path; 12] = [
-    Path::of_service("a request that passes", allowed, [2_470, 2_408]),
-    Path::of_service("a request that is refused", refused, [2_036, 1_797]),
-    Path::new("a decision in memory", decision, [390, 386]),
-    Path::new("the first one of a key", first, [1_275, 1_266]),
-    Path::new("a decision of two quotas", two, [710, 716]),
-    Path::new("a decision on a calendar", calendar, [464, 460]),
-    Path::new("two limits in one charge", two_limits, [1_648, 1_606]),
-    Path::new("three limits in one charge", three_limits, [2_202, 2_226]),
-    Path::new("the same refused by one", one_refuses, [2_783, 2_507]),
-    Path::new("a refusal of one limit", refusal, [1_199, 1_168]),
-    Path::new(QUEUES[0], short_queue, [9_061, 8_066]),
-    Path::new(QUEUES[1], long_queue, [13_263, 12_064]),
+    Path::of_service("a request that passes", allowed, [2_413, 2_368]),
+    Path::of_service("a request that is refused", refused, [2_015, 1_809]),
+    Path::new("a decision in memory", decision, [405, 395]),
+    Path::new("the first one of a key", first, [1_350, 1_311]),
+    Path::new("a decision of two quotas", two, [739, 719]),
+    Path::new("a decision on a calendar", calendar, [477, 467]),
+    Path::new("two limits in one charge", two_limits, [1_672, 1_600]),
+    Path::new("three limits in one charge", three_limits, [2_238, 2_242]),
+    Path::new("the same refused by one", one_refuses, [2_827, 2_543]),
+    Path::new("a refusal of one limit", refusal, [1_218, 1_170]),
+    Path::new(QUEUES[0], short_queue, [9_078, 8_074]),
+    Path::new(QUEUES[1], long_queue, [13_205, 12_080]),
 ];
 
 /// A request that joins a queue and leaves it, behind one other request and behind 40,000.
