@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::convert::Infallible;
-use std::sync::Arc;
+use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -93,9 +93,22 @@ fn a_layer_follows_the_quotas_for_good_when_others_end() {
     let layer = FixedWindowLayer::new(&api);
     api.set_quotas(Quota::per_day(7));
     api.set_quotas_until(Quota::per_day(50), in_an_hour());
-    assert_eq!(limit_of(&layer, "a").0, "50");
-    clock.advance(HOUR);
-    assert_eq!(limit_of(&layer, "a").0, "7");
+    api.set_shadow_until(false, in_an_hour() + HOUR);
+    // Each thread has the layer's settings in a place of its own.
+    let in_turn = Barrier::new(2);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            assert_eq!(limit_of(&layer, "a").0, "50");
+            in_turn.wait();
+            in_turn.wait();
+            assert_eq!(limit_of(&layer, "a").0, "7");
+        });
+        assert_eq!(limit_of(&layer, "a").0, "50");
+        in_turn.wait();
+        clock.advance(HOUR);
+        assert_eq!(limit_of(&layer, "a").0, "7");
+        in_turn.wait();
+    });
 }
 
 #[test]
