@@ -195,6 +195,21 @@ fn a_limit_in_shadow_never_refuses_is_charged_behind_the_others_and_is_in_no_fie
 }
 
 #[test]
+fn a_true_cost_takes_nothing_of_a_limit_in_shadow_that_would_refuse() {
+    let (limits, _) = limits([
+        Quota::per_minute(9).name("requests").key(global()),
+        Quota::per_minute(10).name("tokens").key(global()).cost_fn(|_| 8).settled().shadow(),
+    ]);
+    let layer = FixedWindowLayer::new(&limits);
+    for used in [3, 3] {
+        let inner = any(async || axum::Extension(TrueCost::of("tokens", 3)));
+        assert_eq!(ask_around(&layer, inner, Request::get("/")).status(), 200);
+        let tokens = block_on(limits.of("tokens").peek(Key::global())).expect("it answers");
+        assert_eq!(tokens.used(), used);
+    }
+}
+
+#[test]
 fn the_first_limit_in_shadow_makes_no_other_one_pass() {
     let (limits, _) = limits([
         Quota::per_minute(9).name("watched").key(global()).shadow(),

@@ -534,6 +534,16 @@ async fn tokens_that_come_back_while_the_first_is_called_are_for_the_next() {
     assert_eq!(*called.lock().unwrap(), [1, 1, 1]);
 }
 
+#[test]
+fn queues_that_are_dropped_keep_no_memory() {
+    let limit = Quota::per_second(1).name("api").store(MemoryStore::new());
+    let layer = || FixedWindowLayer::new(&limit).queue(2, LONG);
+    let build = || drop(noting(&layer(), &Served::default()));
+    build();
+    let used = measure(|| (0..1_000).for_each(|_| build()));
+    assert!(used.bytes_current < 10_000, "{} bytes are kept", used.bytes_current);
+}
+
 #[tokio::test(start_paused = true)]
 async fn lines_that_all_have_left_keep_no_memory() {
     const KEYS: u64 = 1_000;
