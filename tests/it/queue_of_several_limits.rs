@@ -572,7 +572,9 @@ impl Service<Request<Body>> for ReadyOnce {
 async fn a_request_whose_service_is_not_ready_in_time_is_refused_for_the_limit_that_governs() {
     let limits = Limits::new([
         Quota::per_minute(10).name("org").key(header("x-org")),
-        Quota::per_minute(8).name("user").key(header("x-user")),
+        Limit::new(Quota::per_hour(100).and(Quota::per_minute(8)))
+            .name("user")
+            .key(header("x-user")),
     ]);
     let limits = limits.store(FarStore::new(|| 20));
     let layer = FixedWindowLayer::new(limits).queue(30, Duration::from_secs(2));
@@ -593,4 +595,8 @@ async fn a_request_whose_service_is_not_ready_in_time_is_refused_for_the_limit_t
     assert_eq!(responses[1].status(), 429);
     assert_eq!(responses[1].headers()["x-ratelimit-resource"], "user");
     assert!(responses[1].headers().contains_key("retry-after"));
+    let refused = responses.pop().expect("two").into_body();
+    let body = axum::body::to_bytes(refused, 10_000).await.expect("a body");
+    let body = String::from_utf8_lossy(&body);
+    assert!(body.contains(r#""violated-policies":["user:8/minute"]"#), "{body}");
 }
