@@ -342,6 +342,20 @@ fn the_same_layer_twice_on_the_way_of_a_request_is_named() {
 }
 
 #[test]
+fn several_limits_that_a_request_meets_twice_with_another_key_are_no_mistake() {
+    let log = logged(async || {
+        let by_user = |name| QUOTA.name(name).key(header("x-user"));
+        let layer = FixedWindowLayer::new([by_user("requests"), by_user("tokens")]);
+        let inner = limited(&layer);
+        let outer = service_fn(move |request| inner.clone().oneshot(with(request, "x-user", "b")));
+        let request = with(Request::new(Body::empty()), "x-user", "a");
+        let Ok(response) = layer.layer(outer).oneshot(request).await;
+        assert_eq!(response.status(), StatusCode::OK);
+    });
+    assert!(log.is_empty(), "{log:#?}");
+}
+
+#[test]
 fn the_same_layer_twice_is_noticed_without_headers_and_with_a_queue() {
     for case in 0..3 {
         let log = logged_in_case(case, async |case| {
