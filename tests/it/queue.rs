@@ -312,11 +312,12 @@ async fn seconds_after(
 ) -> Vec<u64> {
     let (quotas, store) = (quotas.into(), MemoryStore::new().clock(paused_clock()));
     let minute = *quotas.iter().max_by_key(|quota| quota.window()).expect("at least one");
-    let earlier = Limit::new(minute).name("api").store(store.clone());
+    let earlier = Limit::new(minute).name("of-queue").store(store.clone());
     assert!(
         taken == 0 || earlier.check_cost(Key::global(), taken).await.expect("memory").allowed()
     );
-    let layer = FixedWindowLayer::new(Limit::new(quotas).name("api").key(global()).store(store));
+    let layer =
+        FixedWindowLayer::new(Limit::new(quotas).name("of-queue").key(global()).store(store));
     let served = Served::default();
     let service = noting(&layer.queue(1_000, Duration::from_secs(120)), &served);
     sleep(Duration::from_millis(at)).await;
@@ -441,13 +442,13 @@ async fn what_others_of_this_process_return_is_used_at_once() {
 
 /// By other limiters of the name, by other layers, and by a charge of several limits.
 async fn returned_elsewhere(store: impl Store + Clone) {
-    let limiter = || Quota::per_minute(2).name("api").store(store.clone());
+    let limiter = || Quota::per_minute(2).name("of-queue").store(store.clone());
     let layer = || {
-        let limit = Quota::per_minute(2).name("api").key(global());
+        let limit = Quota::per_minute(2).name("of-queue").key(global());
         FixedWindowLayer::new(limit.store(store.clone()))
     };
     let limits = || {
-        let limits = Limits::new([Quota::per_minute(2).name("api")]);
+        let limits = Limits::new([Quota::per_minute(2).name("of-queue")]);
         limits.store(store.clone())
     };
     for way in 0..5 {
@@ -462,8 +463,8 @@ async fn returned_elsewhere(store: impl Store + Clone) {
             0 => limiter().refund(receipt),
             1 => limiter().settle(receipt, 1),
             2 => limiter().reset(Key::global()),
-            3 => layer().limits().of("api").reset(Key::global()),
-            _ => limits().of("api").reset(Key::global()),
+            3 => layer().limits().of("of-queue").reset(Key::global()),
+            _ => limits().of("of-queue").reset(Key::global()),
         };
         returned.await.expect("it answers");
         let Ok(response) = waiting.await.expect("no panic");
@@ -554,7 +555,7 @@ async fn tokens_that_come_back_while_the_first_is_called_are_for_the_next() {
 
 #[test]
 fn queues_that_are_dropped_keep_no_memory() {
-    let limit = Quota::per_second(1).name("api").store(MemoryStore::new());
+    let limit = Quota::per_second(1).name("of-queue").store(MemoryStore::new());
     let layer = || FixedWindowLayer::new(&limit).queue(2, LONG);
     let build = || drop(noting(&layer(), &Served::default()));
     build();
