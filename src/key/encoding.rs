@@ -111,7 +111,8 @@ impl Key {
         key
     }
 
-    /// The most frequent key: its bytes are written as one word.
+    /// The most frequent key: its bytes are written as one word, as the hash reads them. A load
+    /// that needs several stores would wait for these.
     #[inline(always)]
     fn from_ipv4(address: Ipv4Addr) -> Self {
         let part = u64::from(u32::from_le_bytes(address.octets())) << 16;

@@ -141,24 +141,6 @@ async fn a_request_that_would_wait_longer_than_max_wait_is_refused_and_takes_not
     }
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_request_that_is_refused_behind_others_was_granted_nothing() {
-    let seen = Arc::new(Mutex::new(Vec::new()));
-    let log = Arc::clone(&seen);
-    let layer = ten_a_second(1, LONG).on_decision(move |_, decision| {
-        log.lock().unwrap().push((decision.allowed(), decision.granted()));
-    });
-    let service = noting(&layer, &Served::default());
-    let requests: Vec<_> =
-        (0..12).map(|_| tokio::spawn(service.clone().oneshot(get("/")))).collect();
-    for request in requests {
-        request.await.expect("no panic").expect("infallible");
-    }
-    let seen = seen.lock().unwrap();
-    assert_eq!(seen.iter().filter(|seen| **seen == (true, 1)).count(), 11);
-    assert_eq!(seen.iter().filter(|seen| **seen == (false, 0)).count(), 1);
-}
-
 /// In which second each of so many concurrent requests is served. None may be refused.
 async fn seconds_of(layer: &FixedWindowLayer, requests: usize) -> Vec<u128> {
     let served = Served::default();
