@@ -120,9 +120,10 @@ impl Server {
         format!("redis://127.0.0.1:{}/", self.port)
     }
 
-    /// Sends a command to the server, past the store.
+    /// Sends a command to the server, past the store. A live Sentinel may need seconds to answer,
+    /// since it waits for the disk to keep its state.
     pub fn ask<T: redis::FromRedisValue>(&self, command: &[&str]) -> T {
-        ask(&self.url(), command).expect("the server answers")
+        ask_within(Duration::from_secs(30), &self.url(), command).expect("the server answers")
     }
 }
 
@@ -134,9 +135,17 @@ impl Drop for Server {
 
 /// Sends a command to the server at an address.
 pub fn ask<T: redis::FromRedisValue>(url: &str, command: &[&str]) -> redis::RedisResult<T> {
+    ask_within(Duration::from_secs(5), url, command)
+}
+
+fn ask_within<T: redis::FromRedisValue>(
+    patience: Duration,
+    url: &str,
+    command: &[&str],
+) -> redis::RedisResult<T> {
     let client = redis::Client::open(url)?;
-    let mut connection = client.get_connection_with_timeout(Duration::from_secs(2))?;
-    connection.set_read_timeout(Some(Duration::from_secs(5)))?;
+    let mut connection = client.get_connection_with_timeout(patience)?;
+    connection.set_read_timeout(Some(patience))?;
     redis::cmd(command[0]).arg(&command[1..]).query(&mut connection)
 }
 
