@@ -23,16 +23,11 @@ impl Decision {
         })
     }
 
-    /// Returns the standing of the counts, without a verdict on the charge.
+    /// Returns the standing of the counts, without a verdict on the charge. It was granted nothing.
     pub(crate) fn without_verdict(self) -> Self {
         let names: Vec<_> = self.limits().map(|(name, _)| name.to_owned()).collect();
         let names = names.iter().map(|name| (&**name, ())).chain([("", ())]);
-        self.map_limits(names, |of, ()| Self {
-            granted: 0,
-            verdict: Verdict::Passed,
-            refusing: 0,
-            ..of
-        })
+        self.map_limits(names, |of, ()| Self { verdict: Verdict::Passed, refusing: 0, ..of })
     }
 
     /// Returns the end of the first of all windows to end, in milliseconds, and the length of the

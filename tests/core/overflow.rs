@@ -152,6 +152,36 @@ fn a_key_that_leaves_overflow_keeps_its_count() {
     }
 }
 
+#[test]
+fn a_refusal_by_several_limits_takes_no_free_entry() {
+    let (store, clock) = small(1);
+    clock.set_ms(NOW_MS - 1_000);
+    let flood = Quota::per_minute(1).name("flood").store(store.clone());
+    for key in 0..1_000_u64 {
+        let _ = answer(flood.check(key));
+    }
+    let limits = Limits::new([
+        // The count moves along with the minutes.
+        Quota::per_minute(5).rollover_up_to(50).name("tokens"),
+        Quota::per_hour(1).name("requests"),
+        Quota::per_hour(9).name("bytes"),
+    ]);
+    let limits = limits.store(store.clone());
+    let check =
+        |names: [&str; 2]| answer(limits.check(names.map(|name| Line::new(name, "late", 1))));
+    assert!(check(["tokens", "requests"]).allowed());
+    // In the next minute, the entries of the flood are free.
+    clock.set_ms(NOW_MS);
+    let (entries, overflowed) = (store.len(), store.overflowed());
+    assert!(!check(["tokens", "requests"]).allowed());
+    assert_eq!(store.len(), entries);
+    assert_eq!(store.overflowed(), overflowed + 2);
+    let decision = check(["tokens", "bytes"]);
+    assert_eq!(decision.of("tokens").expect("it was charged").remaining(), 48);
+    assert_eq!(store.len(), entries + 2);
+    assert_eq!(store.overflowed(), overflowed + 2);
+}
+
 /// Charges daily quotas of different lengths, until each entry of the overflow belongs to one.
 fn fill_overflow(store: &MemoryStore) {
     for i in 1..100 {

@@ -179,6 +179,30 @@ async fn a_request_at_its_deadline_lets_the_first_one_go_before() {
     assert!(passes(first.now_or_never()) && passes(second.now_or_never()));
 }
 
+/// Others take the tokens that three requests wait for.
+#[tokio::test(start_paused = true)]
+async fn those_who_waited_in_vain_are_told_to_come_after_all_that_are_before_them() {
+    let layer =
+        in_memory(Quota::per_second(2).key(global())).queue(5, Duration::from_millis(2_500));
+    let (limiter, service) = (limiter_of(&layer), noting(&layer, &Served::default()));
+    let take_all = || limiter.check_cost(Key::global(), 2).now_or_never().expect("memory");
+    assert!(take_all().expect("memory").allowed());
+    let mut waiting = [(); 3].map(|()| Box::pin(service.clone().oneshot(get("/"))));
+    for second in 1..=2 {
+        assert!(waiting.iter_mut().all(|request| request.now_or_never().is_none()));
+        tokio::time::advance(Duration::from_secs(1)).await;
+        assert!(take_all().expect("memory").allowed(), "in second {second}");
+    }
+    assert!(waiting.iter_mut().all(|request| request.now_or_never().is_none()));
+    tokio::time::advance(Duration::from_millis(500)).await;
+    // The next window is for the two before the last one.
+    for (request, retry_after) in waiting.iter_mut().zip(["1", "1", "2"]).rev() {
+        let Some(Ok(refused)) = request.now_or_never() else { panic!("its time is over") };
+        assert_eq!(refused.status(), 429);
+        assert_eq!(refused.headers()["retry-after"], retry_after);
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn requests_wait_for_windows_of_quotas_of_their_own() {
     let limit = Limit::by_plan(|_, _| Quota::per_second(5)).key(global());

@@ -14,7 +14,8 @@ use tokio::time::{Instant, sleep};
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_fixed_window::key::{global, header};
 use tower_fixed_window::{
-    FixedWindowLayer, Key, KeyExtractor, Limit, Limits, Line, MemoryStore, Plan, Quota,
+    Decision, FixedWindowLayer, Key, KeyExtractor, Limit, Limits, Line, MemoryStore, Plan, Quota,
+    Reason,
 };
 
 use crate::metrics_and_logs::{recorder, scraped};
@@ -479,6 +480,51 @@ async fn a_charge_of_many_that_is_refused_is_made_for_fewer() {
     let served = served.lock().unwrap();
     let in_second = |second| served.iter().filter(|(_, at)| *at == second).count();
     assert_eq!([0, 1, 2, 3].map(in_second), [0, 2, 10, 2]);
+}
+
+/// The charge of many is refused by both limits, a part of it by one.
+#[tokio::test(start_paused = true)]
+async fn those_that_a_refused_charge_covered_are_refused_for_what_they_ask_for() {
+    let store = FarStore::new(|| 20);
+    let quotas = [Quota::per_minute(20).name("org"), Quota::per_minute(14).name("user")];
+    let other = Limits::new(quotas.clone()).store(store.memory.clone());
+    let cost = |parts: &http::request::Parts| if parts.uri.path() == "/" { 1 } else { 4 };
+    let quotas = quotas.map(|quota| quota.key(global()).cost_fn(cost));
+    let refusals = Arc::<Mutex<Vec<_>>>::default();
+    let noted = Arc::clone(&refusals);
+    let layer = FixedWindowLayer::new(Limits::new(quotas).store(store))
+        .queue(30, Duration::from_secs(1))
+        .on_reject(move |_, why| {
+            let Reason::RateLimited(decision) = why.reason() else { panic!("{:?}", why.reason()) };
+            let refuses = |(_, of): &(&str, Decision)| !of.allowed();
+            let limits = decision.limits().filter(refuses).map(|(name, _)| name.to_owned());
+            let (limits, granted) = (limits.collect::<Vec<_>>(), decision.granted());
+            noted.lock().unwrap().push((limits, decision.refusing().count(), granted));
+            why.response(Body::empty())
+        });
+    let service =
+        layer.layer(service_fn(|_| async { Ok::<_, Infallible>(Response::new(Body::empty())) }));
+    let ask = |paths: &[&str]| {
+        let one = |path: &&str| service.clone().oneshot(request(path, "ann"));
+        tokio::spawn(join_all(paths.iter().map(one).collect::<Vec<_>>()))
+    };
+    let statuses = |responses: Vec<Result<Response<Body>, Infallible>>| {
+        let status = |response: Result<Response<_>, _>| response.expect("infallible").status();
+        responses.into_iter().map(|response| status(response).as_u16()).collect::<Vec<_>>()
+    };
+    // The first one is charged alone, and then the others together: 12 of the 13 that are left.
+    let waiting = ask(&["/", "/4", "/4", "/4"]);
+    while other.of("user").peek(Key::global()).await.expect("memory").used() == 0 {
+        sleep(Duration::from_millis(1)).await;
+    }
+    let lines = [("org", 9), ("user", 6)];
+    let lines = lines.map(|(name, cost)| Line::new(name, Key::global(), cost));
+    assert!(other.check(lines).await.expect("memory").allowed());
+    assert_eq!(statuses(waiting.await.expect("no panic")), [200, 200, 429, 429]);
+    // The second one is refused by the answer that grants the first one its token.
+    assert_eq!(statuses(ask(&["/", "/4"]).await.expect("no panic")), [200, 429]);
+    let refusal = (vec!["user".to_owned()], 1, 0);
+    assert_eq!(*refusals.lock().unwrap(), [refusal.clone(), refusal.clone(), refusal]);
 }
 
 /// A charge covers those behind the first only where they have its plan.

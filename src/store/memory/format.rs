@@ -166,7 +166,7 @@ fn broken(reason: impl Into<String>) -> io::Error {
 /// Checks that these are all bytes of a file of this version, unchanged.
 pub(super) fn check(input: &mut impl Read, len: u64) -> io::Result<()> {
     let short = || broken("it is cut short");
-    let mut rest = len.checked_sub(Sum::SIZE).ok_or_else(short)?;
+    let mut rest = len.checked_sub(Sum::SIZE).filter(|rest| *rest > 0).ok_or_else(short)?;
     let (mut sum, mut chunk) = (Sum::new(), vec![0; CHUNK]);
     let mut is_first = true;
     while rest > 0 {
@@ -186,7 +186,6 @@ pub(super) fn check(input: &mut impl Read, len: u64) -> io::Result<()> {
         rest -= chunk.len() as u64;
     }
     match Input(input).u64()? {
-        _ if is_first => Err(short()),
         at_end if at_end != sum.0 => Err(broken("it is cut short or damaged")),
         _ => Ok(()),
     }
