@@ -172,6 +172,20 @@ async fn flushed_scripts_and_cut_connections_fail_only_requests_in_flight() {
     println!("{failed} of {asked} failed");
 }
 
+/// A charge whose script is missing has changed nothing, so another connection may carry it.
+#[tokio::test]
+async fn a_connection_that_is_cut_before_a_script_is_loaded_refuses_no_charge() {
+    let Some(server) = Server::start() else { return };
+    let network = Proxy::to(server.port);
+    let limiter = limiter(store(network.port).on_failure(OnStoreFailure::Deny));
+    let _ = limiter.check(0_u64).await.expect("it answers");
+    server.ask::<String>(&["SCRIPT", "FLUSH"]);
+    network.cut_before("LOAD");
+    let decision = limiter.check(0_u64).await.expect("it answers");
+    assert!(network.has_cut());
+    assert_eq!(decision.used(), 2);
+}
+
 /// The table in `BENCHMARKS.md`.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "scripts/unplug runs it"]

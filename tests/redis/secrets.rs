@@ -1,12 +1,17 @@
 //! S26: whoever can read the server finds no secret in it.
 
+use std::convert::Infallible;
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::thread;
+
 use harness::Server;
 use http::header::{AUTHORIZATION, COOKIE};
 use http::{Request, Response};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_fixed_window::key::{header, key_fn};
 use tower_fixed_window::store::RedisStore;
-use tower_fixed_window::{EmptyBody, FixedWindowLayer, Key, KeyExtractor, Quota};
+use tower_fixed_window::{EmptyBody, FixedWindowLayer, Key, KeyExtractor, OnStoreFailure, Quota};
 
 use crate::conformance::connect;
 
@@ -21,9 +26,9 @@ async fn no_secret_of_a_key_is_stored_in_redis() {
     let token = header("authorization").or(header("x-api-key"));
     let limit = Quota::per_hour(3).name("api").key((token, cookie));
     let layer = FixedWindowLayer::new(limit.store(store.clone()));
-    let service = layer.reject(EmptyBody).layer(service_fn(async |_: Request<()>| {
-        Ok::<_, std::convert::Infallible>(Response::new(()))
-    }));
+    let service = layer
+        .reject(EmptyBody)
+        .layer(service_fn(async |_: Request<()>| Ok::<_, Infallible>(Response::new(()))));
     let mut refused = 0;
     for i in 0..5 {
         let request = Request::get(format!("/?token={SECRET}"))
@@ -49,5 +54,45 @@ async fn no_secret_of_a_key_is_stored_in_redis() {
         // As it is, or in hexadecimal.
         let hex: String = SECRET.bytes().map(|byte| format!("{byte:02x}")).collect();
         assert!(!text.contains(SECRET) && !text.contains(&hex), "{text}");
+    }
+}
+
+/// Carries a client's commands to a server, and answers charges of a key with this error.
+fn refuse_charges(mut client: TcpStream, port: u16, answer: &str) -> io::Result<()> {
+    let mut server = TcpStream::connect(("127.0.0.1", port))?;
+    let (mut from, mut to) = (server.try_clone()?, client.try_clone()?);
+    thread::spawn(move || io::copy(&mut from, &mut to));
+    let mut commands = [0; 1 << 16];
+    loop {
+        match client.read(&mut commands)? {
+            0 => return server.shutdown(Shutdown::Both),
+            read if commands[..read].windows(4).any(|at| at == b"tfw1") => {
+                client.write_all(format!("{answer}\r\n").as_bytes())?;
+            }
+            read => server.write_all(&commands[..read])?,
+        }
+    }
+}
+
+/// A code of Redis is short, and has no lower-case letters.
+#[tokio::test]
+async fn the_text_of_an_error_that_a_server_made_up_is_not_shown() {
+    let Some(server) = Server::start() else { return };
+    for (answer, shown) in [
+        ("-OOM of hunter2", "Redis refused the command (OOM)"),
+        ("-hunter2 is wrong", "Redis refused the command"),
+        ("-HUNTER2HUNTER2HUNTER2HUNTER2HUNTER2 is wrong", "Redis refused the command"),
+    ] {
+        let (listener, port) = (TcpListener::bind("127.0.0.1:0").expect("a port"), server.port);
+        let url = format!("redis://{}/", listener.local_addr().expect("an address"));
+        thread::spawn(move || {
+            for client in listener.incoming().flatten() {
+                thread::spawn(move || refuse_charges(client, port, answer));
+            }
+        });
+        let store = RedisStore::new(url).expect("an address").on_failure(OnStoreFailure::Deny);
+        let limiter = Quota::per_hour(3).name("api").store(store);
+        let error = limiter.check(0_u64).await.expect_err("the server refuses");
+        assert_eq!(error.to_string(), shown, "{answer}");
     }
 }
