@@ -23,8 +23,12 @@ pub(crate) struct Certificate {
 impl Certificate {
     /// `(year, year)`: from when, and until when.
     pub(crate) fn of(years: (i32, i32)) -> Self {
-        let names = vec!["localhost".to_owned(), "127.0.0.1".to_owned()];
-        let mut params = rcgen::CertificateParams::new(names).expect("names");
+        Self::for_hosts(&["localhost", "127.0.0.1"], years)
+    }
+
+    fn for_hosts(hosts: &[&str], years: (i32, i32)) -> Self {
+        let hosts: Vec<_> = hosts.iter().map(|host| (*host).to_owned()).collect();
+        let mut params = rcgen::CertificateParams::new(hosts).expect("names");
         params.not_before = rcgen::date_time_ymd(years.0, 1, 1);
         params.not_after = rcgen::date_time_ymd(years.1, 1, 1);
         let key = rcgen::KeyPair::generate().expect("a key");
@@ -186,13 +190,18 @@ async fn connects_one_way() {
 }
 
 #[tokio::test]
-async fn an_expired_certificate_is_named_in_the_error() {
-    let certificate = Certificate::of((2020, 2021));
-    let port = free_port();
-    let Some(_server) = certificate.server(port, &[]) else { return };
-    wait_for("the server", || std::net::TcpStream::connect(("127.0.0.1", port)).is_ok());
-    // A handshake on a busy machine takes longer than the usual deadline.
-    let store = RedisStore::client(certificate.client(port)).deadline(Duration::from_secs(20));
-    let error = limiter(store).check("ann").await.expect_err("it has expired");
-    assert_eq!(error.to_string(), "Redis can't be reached (its certificate has expired)");
+async fn the_error_says_what_is_wrong_with_a_certificate() {
+    for (host, years, told) in [
+        ("localhost", (2020, 2021), "its certificate has expired"),
+        ("localhost", (2100, 2101), "its certificate is not valid yet"),
+        ("example.org", (2020, 2100), "its certificate is for another name"),
+    ] {
+        let (certificate, port) = (Certificate::for_hosts(&[host], years), free_port());
+        let Some(_server) = certificate.server(port, &[]) else { return };
+        wait_for("the server", || std::net::TcpStream::connect(("127.0.0.1", port)).is_ok());
+        // A handshake on a busy machine takes longer than the usual deadline.
+        let store = RedisStore::client(certificate.client(port)).deadline(Duration::from_secs(20));
+        let error = limiter(store).check("ann").await.expect_err(told);
+        assert_eq!(error.to_string(), format!("Redis can't be reached ({told})"));
+    }
 }
