@@ -125,9 +125,9 @@ pub struct RedisStore {
 }
 
 impl RedisStore {
-    /// Creates a store for the server at an address such as `redis://user:password@host:6379/0` (or
-    /// `rediss://` for TLS, feature `redis-tls`). It connects immediately in a tokio runtime, else
-    /// with the first call.
+    /// Creates a store for the server at an address such as `redis://user:password@host:6379/0`,
+    /// `rediss://` for TLS (feature `redis-tls`), or `unix:///run/redis.sock`. It connects
+    /// immediately in a tokio runtime, else with the first call.
     ///
     /// # Errors
     /// If the address is not valid. A server that does not answer is not an error.

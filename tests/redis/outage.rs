@@ -521,10 +521,8 @@ async fn limiters_that_share_a_count_also_share_it_in_the_fallback() {
 async fn the_log_names_the_cause_of_an_outage_and_those_that_follow() {
     let Some(mut server) = Server::start() else { return };
     server.ask::<String>(&["CONFIG", "SET", "requirepass", "hunter2"]);
-    let log = Arc::<Mutex<Vec<u8>>>::default();
-    let writer = Log(Arc::clone(&log));
-    let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone());
-    let _guard = tracing::subscriber::set_default(subscriber.finish());
+    let log = Log::default();
+    let _guard = log.start();
 
     let url = |user| format!("redis://{user}127.0.0.1:{}/", server.port);
     let wrong = limiter(RedisStore::new(url("")).expect("an address"), LIMIT);
@@ -545,7 +543,7 @@ async fn the_log_names_the_cause_of_an_outage_and_those_that_follow() {
         assert!(right.check("bob").await.expect("memory answers").is_local());
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    let log = String::from_utf8(log.lock().expect("no panic").clone()).expect("text");
+    let log = log.text();
     println!("{log}");
     for cause in ["(NOAUTH)", "(OOM)", "(connection refused)"] {
         assert_eq!(log.matches(cause).count(), 1, "{cause} in {log}");
@@ -555,8 +553,43 @@ async fn the_log_names_the_cause_of_an_outage_and_those_that_follow() {
     assert!(!log.contains("hunter2") && !log.contains("ann"), "{log}");
 }
 
-#[derive(Clone)]
+#[tokio::test]
+async fn a_server_on_a_unix_socket_is_used_and_named_by_its_path() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("redis.sock").display().to_string();
+    let Some(mut server) = Server::with(&["--unixsocket", &path]) else { return };
+    let log = Log::default();
+    let _guard = log.start();
+    let limiter = limiter(RedisStore::new(format!("unix://{path}")).expect("an address"), LIMIT);
+    let is_local = async || limiter.check("ann").await.expect("memory answers").is_local();
+    assert!(!is_local().await);
+    server.kill();
+    assert!(is_local().await);
+    assert!(log.text().contains(&format!("server=\"{path}\"")), "{}", log.text());
+    server.restart();
+    let start = Instant::now();
+    while is_local().await {
+        assert!(start.elapsed().as_secs() < 20);
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+#[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl Log {
+    /// Logs what this thread does, until the guard is dropped.
+    fn start(&self) -> tracing::subscriber::DefaultGuard {
+        let writer = self.clone();
+        let subscriber =
+            tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone());
+        tracing::subscriber::set_default(subscriber.finish())
+    }
+
+    fn text(&self) -> String {
+        String::from_utf8(self.0.lock().expect("no panic").clone()).expect("text")
+    }
+}
 
 impl std::io::Write for Log {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
