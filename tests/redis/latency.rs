@@ -241,7 +241,22 @@ async fn a_short_deadline_of_one_clone_does_not_shorten_that_of_another() {
     let hasty = limiter(patient.clone().deadline(Duration::from_millis(10)));
     let patient = limiter(patient);
     assert!(!is_local(&patient, 0).await, "connecting takes several round trips");
-    drop(hasty);
+    // A hasty caller that gives up does not cut off those that still wait for a connection, or
+    // begin to.
+    proxy.set_delay(|| Duration::ZERO);
+    closed(&server, &proxy, &patient).await;
+    let ask = || {
+        let patient = patient.clone();
+        tokio::spawn(async move { is_local(&patient, 0).await })
+    };
+    let first = ask();
+    sleep(Duration::from_millis(20)).await;
+    assert!(is_local(&hasty, 0).await);
+    let second = ask();
+    sleep(Duration::from_millis(50)).await;
+    proxy.set_silent(false);
+    assert!(!first.await.expect("no panic"));
+    assert!(!second.await.expect("no panic"));
 }
 
 /// The task that listens for the server may be in a runtime that no thread drives any more.

@@ -137,6 +137,7 @@ impl Link {
             return Ok(Err(upkeep.source.instant(now) + PAUSE));
         }
         upkeep.note_asked(now);
+        upkeep.note_patience(patience);
         // If a probe is needed, it reads a key that is really used.
         health.set_probe_key(self.key.as_ref());
         let checked = now < health.check_ends();

@@ -29,7 +29,7 @@ pub(super) struct Upkeep {
     pub(super) current: watch::Sender<Status>,
     /// When a caller last found no connection, in milliseconds of the source's clock.
     asked_at: AtomicU64,
-    /// The longest that a caller waits, in milliseconds.
+    /// The longest patience of a caller that found no connection, in milliseconds.
     longest_patience: AtomicU64,
     /// How long a call takes at best, in microseconds.
     round_trip: AtomicU64,
@@ -100,9 +100,14 @@ impl Upkeep {
         self.asked_at.store(now, Ordering::Relaxed);
     }
 
-    /// Returns whether no other caller waits longer.
+    /// Notes that a caller waits for a connection until its patience has ended.
+    pub(super) fn note_patience(&self, patience: u64) {
+        self.longest_patience.fetch_max(patience, Ordering::Relaxed);
+    }
+
+    /// Returns whether no caller had more patience so far.
     pub(super) fn is_longest_patience(&self, patience: u64) -> bool {
-        self.longest_patience.fetch_max(patience, Ordering::Relaxed) <= patience
+        self.longest_patience.load(Ordering::Relaxed) <= patience
     }
 
     /// Returns when a caller last found no connection.
