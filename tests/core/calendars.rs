@@ -13,8 +13,8 @@ use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use fastrand::Rng;
-use jiff::Timestamp;
 use jiff::tz::TimeZone;
+use jiff::{Timestamp, ToSpan};
 use tower_fixed_window::store::{Account, Adjust, Charge, Scope, State};
 use tower_fixed_window::{Clock, Key, Limit, ManualClock, MemoryStore, Quota, Quotas, Weekday};
 
@@ -243,6 +243,37 @@ fn windows_cover_time_in_every_zone_from_every_first_day() {
             scope.spawn(work);
         }
     });
+}
+
+/// The store remembers which window runs now, for each calendar that it has seen.
+#[test]
+fn each_first_day_has_windows_of_its_own() {
+    let now = jiff::civil::date(2023, 11, 14);
+    let at = |date: jiff::civil::Date| date.to_zoned(TimeZone::UTC).expect("a time").timestamp();
+    let clock = ManualClock::at_ms(at(now).as_millisecond() as u64);
+    let store = MemoryStore::new().clock(clock);
+    let months = (1..=31).map(|day| (None, day));
+    let years = (1..=12).flat_map(|month| (1..=31).map(move |day| (Some(month), day)));
+    // Twice, so that the other calendars are remembered before each.
+    for (month, day) in months.chain(years).collect::<Vec<_>>().repeat(2) {
+        let quota = match month {
+            None => Quota::per_month(9).from_day(day as u8),
+            Some(month) => {
+                let Ok(_) = jiff::civil::Date::new(2024, month, day) else { continue };
+                Quota::per_year(9).from_date(month as u8, day as u8)
+            }
+        };
+        let first_of = |from: jiff::civil::Date| {
+            let first =
+                from.with().month(month.unwrap_or(from.month())).day(1).build().expect("a day");
+            first.with().day(day.min(first.days_in_month())).build().expect("a day")
+        };
+        let step = if month.is_some() { 12.months() } else { 1.month() };
+        let end = [first_of(now), first_of(now.with().day(1).build().expect("a day") + step)];
+        let end = end.into_iter().find(|end| *end > now).expect("the second is");
+        let decision = answer(quota.name("calendar").store(store.clone()).check("k"));
+        assert_eq!(decision.reset_at(), SystemTime::from(at(end)), "{month:?}-{day}");
+    }
 }
 
 /// With no entry left, keys share counts: none gets more than its limit in a window, and all begin anew

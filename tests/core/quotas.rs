@@ -167,6 +167,18 @@ fn a_parse_error_names_its_column() {
 }
 
 #[test]
+fn another_limit_leaves_as_much_to_reserve_as_can_be_counted() {
+    const MOST: u64 = Quota::MAX_TOKENS;
+    let reserved =
+        |first, then| Quota::per_hour(1).reserve_up_to(first).with_limit(then).max_reserved();
+    assert_eq!(
+        [(9, 5), (MOST - 1, 1), (MOST - 1, 10), (MOST - 10, 10), (9, MOST)]
+            .map(|(first, then)| reserved(first, then)),
+        [9, MOST - 1, MOST - 10, MOST - 10, 0]
+    );
+}
+
+#[test]
 fn a_calendar_is_printed_as_it_is_read_and_known_by_its_windows() {
     const PLAN: Quota = Quota::per_month(10).from_day(15);
     const SET: Quotas = Quota::per_minute(5).and(PLAN).and(Quota::per_year(9));

@@ -166,6 +166,21 @@ fn a_reservation_waits_for_the_last_of_its_limits() {
 }
 
 #[test]
+fn a_late_reservation_is_refused_by_the_quotas_that_it_would_wait_for() {
+    let limits = limits([
+        ("fast", Quota::per_second(1).reserve_up_to(9).into()),
+        ("slow", Quota::per_hour(99).and(Quota::per_minute(1).reserve_up_to(9))),
+    ]);
+    let lines = [Line::new("fast", "k", 1), Line::new("slow", "k", 1)];
+    assert!(answer(limits.reserve(&lines)).is_ok());
+    let late = answer(limits.reserve(&lines)).expect_err("too late");
+    for (name, quota) in [("fast", 0), ("slow", 1)] {
+        let of = late.decision().of(name).expect("it took part");
+        assert_eq!((of.refusing().collect::<Vec<_>>(), of.governing()), (vec![quota], quota));
+    }
+}
+
+#[test]
 fn true_costs_are_set_by_name_and_refunds_are_of_all() {
     let limits = gateway();
     let receipts = answer(limits.charge(lines(3))).expect("it passes");
