@@ -245,6 +245,37 @@ fn windows_cover_time_in_every_zone_from_every_first_day() {
     });
 }
 
+/// The database of zones ends before, and its last rules go on.
+#[test]
+fn months_of_far_years_begin_by_the_last_rules_of_their_zone() {
+    for name in ["Europe/Berlin", "America/New_York", "Asia/Tokyo"] {
+        let zone = TimeZone::get(name).expect("a zone");
+        for (year, month) in [2_345, 2_500, 5_000, 9_998]
+            .into_iter()
+            .flat_map(|year| (1..=11).map(move |month| (year, month)))
+        {
+            let first_of = |month| {
+                let first =
+                    jiff::civil::date(year, month, 1).to_zoned(zone.clone()).expect("a time");
+                SystemTime::from(first.timestamp())
+            };
+            let (start, end) = (first_of(month), first_of(month + 1));
+            let clock = ManualClock::at_ms(0);
+            let store = MemoryStore::new().clock(clock.clone());
+            let limiter = Quota::per_month(9).in_zone(name).name("far").store(store);
+            for at in [start, end - Duration::from_millis(1)] {
+                clock.set_ms(at.duration_since(UNIX_EPOCH).expect("later").as_millis() as u64);
+                let decision = answer(limiter.check("k"));
+                assert_eq!(
+                    (decision.used(), decision.reset_at()),
+                    (if at == start { 1 } else { 2 }, end),
+                    "{name}: {at:?}"
+                );
+            }
+        }
+    }
+}
+
 /// The store remembers which window runs now, for each calendar that it has seen.
 #[test]
 fn each_first_day_has_windows_of_its_own() {
