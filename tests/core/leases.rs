@@ -1,14 +1,16 @@
 //! Leases: fewer calls, never above the limit, early by no more than the bound (S34).
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, mpsc};
 use std::thread;
 use std::time::{Duration, SystemTime};
 
 use fastrand::Rng;
 use harness::{Operation, TokioClock, forward_to_memory};
+use tokio::runtime::Handle;
 use tokio::task::{JoinSet, yield_now};
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 use tower_fixed_window::store::{Adjust, Charge, Remote, Reply, Scope, Store};
 use tower_fixed_window::{
     Decision, Key, Limit, Limiter, MemoryStore, OnStoreFailure, Quota, Quotas,
@@ -158,6 +160,34 @@ async fn fewer_tokens_are_asked_for_where_not_all_may_be_left() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn requests_under_different_limits_do_not_share_a_call() {
+    let server = Server::start();
+    let limiter = limiter(&server.node(), Quota::per_minute(1_000), 100);
+    let there = self::limiter(&server.node(), Quota::per_minute(1_000), 0);
+    assert!(there.check_cost("alice", 100).await.expect("it answers").allowed());
+    server.slow(1, 5..=5, 5..=5);
+    let lowered = limiter.with_quotas(Quota::per_minute(32));
+    let (passed, refused) = tokio::join!(check(&limiter), check(&lowered));
+    assert_eq!((passed.allowed(), passed.limit()), (true, 1_000));
+    assert_eq!((refused.allowed(), refused.limit()), (false, 32));
+}
+
+/// A limit of 31 is too low for leases, and a lease of one token is none.
+#[tokio::test(start_paused = true)]
+async fn concurrent_requests_without_leases_have_a_call_each() {
+    for (limit, max) in [(31, 100), (1_000, 1)] {
+        let server = Server::start();
+        server.slow(1, 5..=5, 5..=5);
+        let limiter = limiter(&server.node(), Quota::per_minute(limit), max);
+        let ask = |limiter: Limiter| async move { check(&limiter).await.used() };
+        let tasks: JoinSet<_> = (0..8).map(|_| ask(limiter.clone())).collect();
+        let mut used = tasks.join_all().await;
+        used.sort_unstable();
+        assert_eq!((used, server.calls()), ((1..=8).collect(), 8), "{limit}, {max}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_dropped_waiter_does_not_block_the_others() {
     let server = Server::start();
     server.slow(1, 5..=5, 5..=5);
@@ -190,6 +220,32 @@ async fn a_store_error_is_handled_by_the_policy_of_each_waiter() {
         passed += 1;
     }
     assert_eq!(passed, 40, "one further limit, request by request");
+}
+
+/// A store in memory that panics when it is called for the first time.
+struct Panicking {
+    memory: MemoryStore,
+    was_called: AtomicBool,
+}
+
+impl Panicking {
+    fn forward<T>(&self, _: Operation, ask: impl FnOnce(&MemoryStore) -> Reply<T>) -> Reply<T> {
+        assert!(self.was_called.swap(true, Ordering::SeqCst), "a mistake in the store");
+        ask(&self.memory)
+    }
+}
+
+forward_to_memory!(Panicking, {});
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_panics_fails_the_requests_that_wait_and_none_after_them() {
+    let memory = MemoryStore::new().clock(TokioClock::at_ms(TURN));
+    let store = Remote::around(Panicking { memory, was_called: AtomicBool::new(false) });
+    let store = store.deadline(Duration::MAX).on_failure(OnStoreFailure::Deny).leases(100);
+    let limiter = Quota::per_minute(1_000).name("far").store(store);
+    assert!(limiter.check("alice").await.is_err());
+    let next = timeout(SECOND, check(&limiter)).await;
+    assert!(next.expect("it does not wait for the task that panicked").allowed());
 }
 
 #[tokio::test(start_paused = true)]
@@ -259,6 +315,24 @@ async fn a_lease_is_used_after_the_limit_is_raised_but_not_after_it_is_lowered()
         assert_eq!(check(&raised).await.limit(), 2_000);
     }
     assert_eq!(server.calls(), calls + 3, "the peek is one");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lease_from_before_a_reset_by_another_process_does_not_enlarge_the_next_one() {
+    let server = Server::start();
+    let quota = Quota::per_minute(1_000).from_first_request();
+    let limiter = limiter(&server.node(), quota, 100);
+    warm_up(&limiter, 32).await;
+    self::limiter(&server.node(), quota, 0).reset("alice").await.expect("it answers");
+    sleep(MS).await;
+    // The 31 leased tokens can't be spent under the lower limit, and are of a window that is gone.
+    let lowered = limiter.with_quotas(quota.with_limit(500));
+    assert_eq!(check(&lowered).await.used(), 27);
+    let calls = server.calls();
+    warm_up(&limiter, 26).await;
+    assert_eq!(server.calls(), calls);
+    warm_up(&limiter, 1).await;
+    assert_eq!(server.calls(), calls + 1);
 }
 
 #[tokio::test(start_paused = true)]
@@ -340,6 +414,54 @@ async fn unused_leased_tokens_are_returned() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn unused_leased_tokens_of_a_window_that_has_ended_are_not_returned() {
+    let server = Server::start();
+    let limiter = limiter(&server.node(), Quota::per_minute(1_000), 100);
+    sleep(59 * SECOND).await;
+    warm_up(&limiter, 8).await;
+    sleep(2 * SECOND).await;
+    let there = self::limiter(&server.node(), Quota::per_minute(1_000), 0);
+    assert!(there.check_cost("alice", 20).await.expect("it answers").allowed());
+    sleep(4 * SECOND).await;
+    assert_eq!(there.peek("alice").await.expect("it answers").used(), 20);
+}
+
+#[tokio::test(start_paused = true)]
+async fn unused_leased_tokens_of_a_short_window_do_not_wait_for_those_of_a_long_one() {
+    let server = Server::start();
+    let node = server.node();
+    let (long, short) = (
+        limiter(&node, Quota::per_hour(1_000), 100),
+        limiter(&node, Quota::per_minute(1_000), 100),
+    );
+    warm_up(&long, 8).await;
+    warm_up(&short, 8).await;
+    sleep(4 * SECOND).await;
+    let used = async |limiter: &Limiter| limiter.peek("alice").await.expect("it answers").used();
+    assert_eq!((used(&long).await, used(&short).await), (15, 8));
+}
+
+#[tokio::test(start_paused = true)]
+async fn few_tasks_look_after_the_leases_of_many_keys() {
+    let server = Server::start();
+    let limiter = limiter(&server.node(), Quota::new(100_000, SECOND), 100);
+    let ask = |key: u64| {
+        let limiter = limiter.clone();
+        async move {
+            for _ in 0..20 {
+                assert!(limiter.check(key).await.expect("it answers").allowed());
+            }
+        }
+    };
+    for _ in 0..100 {
+        (0..20).map(ask).collect::<JoinSet<_>>().join_all().await;
+        sleep(5 * MS).await;
+    }
+    let tasks = Handle::current().metrics().num_alive_tasks();
+    assert!(tasks < 10, "{tasks}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_renewed_lease_is_returned_when_it_was_unused_for_a_while_itself() {
     let server = Server::start();
     // A 16th of the window is a second.
@@ -391,6 +513,36 @@ async fn a_lease_pays_larger_costs_if_it_has_enough_tokens() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_request_without_cost_calls_the_store() {
+    let server = Server::start();
+    let limiter = limiter(&server.node(), Quota::per_minute(1_000), 100);
+    warm_up(&limiter, 8).await;
+    let there = self::limiter(&server.node(), Quota::per_minute(1_000), 0);
+    assert!(there.check_cost("alice", 100).await.expect("it answers").allowed());
+    let calls = server.calls();
+    let decision = limiter.check_cost("alice", 0).await.expect("it answers");
+    assert_eq!((decision.used(), server.calls()), (115, calls + 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn only_reservations_that_may_take_tokens_of_later_windows_spend_no_leased_ones() {
+    let server = Server::start();
+    let quota = Quota::per_minute(1_000).reserve_up_to(20);
+    warm_up(&limiter(&server.node(), quota, 100), 200).await;
+    assert!(server.calls() < 20, "{} calls", server.calls());
+    let reserve = async |limiter: &Limiter| limiter.reserve("alice", 1).await.expect("it answers");
+    let plain = limiter(&server.node(), Quota::per_minute(1_000), 100);
+    warm_up(&plain, 8).await;
+    let calls = server.calls();
+    assert!(reserve(&plain).await.is_ok());
+    assert_eq!(server.calls(), calls);
+    let (server, quota) = (Server::start(), Quota::per_minute(40).reserve_up_to(40));
+    warm_up(&limiter(&server.node(), quota, 0), 40).await;
+    let reserved = reserve(&limiter(&server.node(), quota, 100)).await.expect("it passes");
+    assert_eq!(reserved.decision().ready_after(), 60 * SECOND);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_refund_of_leased_tokens_goes_to_the_store() {
     let server = Server::start();
     let limiter = limiter(&server.node(), Quota::per_minute(1_000), 100);
@@ -427,7 +579,7 @@ fn a_runtime_that_ends_leaves_no_waiter_blocked() {
         let limiter = limiter(&server.node(), Quota::per_minute(1_000), 100);
         warm_up(&limiter, 8).await;
         // Requests are dropped in mid-flight, and so is the task that calls the store.
-        let _ = tokio::time::timeout(MS, limiter.clone().check("bob")).await;
+        let _ = timeout(MS, limiter.clone().check("bob")).await;
         limiter
     });
     paused(async { assert!(limiter.check("bob").await.expect("it answers").allowed()) });
@@ -498,6 +650,36 @@ fn unused_leased_tokens_are_returned_in_a_later_runtime() {
         sleep(30 * SECOND).await;
         assert_eq!(used().await, 16);
     });
+}
+
+/// The task that returns unused leases may also stand still with its runtime, before it has begun
+/// or while it waits.
+#[test]
+fn unused_leased_tokens_are_returned_while_an_earlier_runtime_stands_still() {
+    for begins in [false, true] {
+        let mut still = tokio::runtime::Builder::new_current_thread();
+        // After each task it looks whether it is done.
+        still.enable_time().start_paused(true).event_interval(1);
+        let still = still.build().expect("a runtime");
+        let limiter = still.block_on(async {
+            let server = Server::start();
+            let limiter = limiter(&server.node(), Quota::per_hour(1_000), 100);
+            sleep(SECOND).await;
+            warm_up(&limiter, 2).await;
+            if begins {
+                sleep(MS).await;
+            }
+            limiter
+        });
+        paused(async {
+            sleep(15 * SECOND).await;
+            warm_up(&limiter, 9).await;
+            let used = async || limiter.peek("alice").await.expect("it answers").used();
+            assert!(used().await > 11, "some are leased");
+            sleep(30 * SECOND).await;
+            assert_eq!(used().await, 11);
+        });
+    }
 }
 
 /// The requests that nodes under load have sent in a window.

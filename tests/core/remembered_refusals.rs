@@ -327,6 +327,7 @@ async fn a_limiter_that_may_refund_shortens_what_others_of_its_name_remember() {
     let server = Server::start();
     let node = server.node();
     let (here, other) = (limiter(&node, Quota::per_hour(1)), limiter(&node, Quota::per_hour(1)));
+    sleep(SECOND).await;
     assert!(allowed(&here).await && !allowed(&here).await);
     sleep(7 * SECOND).await;
     let calls = server.calls();
@@ -391,6 +392,21 @@ async fn a_reservation_that_comes_too_late_calls_the_store_again() {
     there.settle(receipt, 1 + 27).await.expect("it answers");
     let due = reserved(&here, 1).await;
     assert_eq!(due.ready_after(), 15 * SECOND);
+}
+
+/// S13: its cost is exactly what the quota of a second has left.
+#[tokio::test(start_paused = true)]
+async fn a_reservation_that_exactly_fits_but_comes_too_late_calls_the_store_again() {
+    let server = Server::start();
+    let minute = Quota::per_minute(30).reserve_up_to(100);
+    let here = limiter(&server.node(), Quota::per_second(2).reserve_up_to(3).and(minute));
+    sleep(58 * SECOND).await;
+    assert!(check(&here, 2).await.allowed() && reserved(&here, 2).await.allowed());
+    assert!(!reserved(&here, 1).await.allowed());
+    let there = limiter(&server.node(), Quota::per_minute(30));
+    assert!(check(&there, 26).await.allowed());
+    let due = reserved(&here, 1).await;
+    assert_eq!((due.allowed(), due.ready_after()), (true, 2 * SECOND));
 }
 
 /// S4: the count that the step back has moved lasts from there on.
