@@ -491,6 +491,20 @@ async fn a_group_stands_in_as_the_policy_says_while_redis_is_down() {
     }
 }
 
+/// The same arguments are sent once for both keys.
+#[tokio::test]
+async fn limits_of_equal_quotas_are_charged_together() {
+    let Some(server) = Server::start() else { return };
+    let quotas = ["one", "other"].map(|name| Quota::per_year(3).name(name));
+    let limits = Limits::new(quotas).store(store(&server));
+    let lines = ["one", "other"].map(|name| Line::new(name, "ann", 2));
+    assert!(limits.of("other").check_cost("ann", 2).await.expect("it answers").allowed());
+    let decision = limits.check(&lines).await.expect("it answers");
+    assert_eq!(decision.governing_limit(), Some("other"));
+    assert!(!decision.allowed());
+    assert_eq!(limits.of("one").peek("ann").await.expect("it answers").used(), 0);
+}
+
 /// Keys are in several slots: in order, whether the store knows it from the start or finds out.
 #[tokio::test(flavor = "multi_thread")]
 async fn limits_on_a_cluster_are_charged_in_order() {
