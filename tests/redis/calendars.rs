@@ -9,8 +9,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use fastrand::Rng;
 use harness::{ALONE, Server, ask};
-use tower_fixed_window::store::RedisStore;
-use tower_fixed_window::{Decision, Limit, Limiter, ManualClock, OnStoreFailure, Quota, Quotas};
+use tower_fixed_window::store::{Account, Charge, RedisStore, Scope, Store};
+use tower_fixed_window::{
+    Decision, Key, Limit, Limiter, ManualClock, OnStoreFailure, Quota, Quotas,
+};
 
 use crate::agreement::{Pair, Trace};
 use crate::conformance::connect;
@@ -117,6 +119,29 @@ async fn memory_and_redis_agree_on_calendars() {
 
 /// 2026-03-20 12:00 UTC.
 const MARCH_20: u64 = 1_774_008_000_000;
+
+/// A reservation is compared with the windows of other quotas, also of another limit, over more of
+/// its own windows than a count needs.
+#[tokio::test]
+async fn memory_and_redis_agree_on_a_reservation_of_a_hundred_days() {
+    let Some(server) = Server::start() else { return };
+    let clock = ManualClock::at_ms(MARCH_20);
+    let mut pair = Pair::new(&connect(&server.url()).await, 1, &clock, |store| store);
+    let days = Quota::per_day(1).in_zone("Europe/Berlin").reserve_up_to(200);
+    let (years, key) = (Quota::per_year(1_000), Key::from("alice"));
+    let charge = |(scope, quotas)| Charge::new(Account::new(scope, quotas, &key), 100).reserving();
+
+    let (scope, quotas) = (Scope::named("both"), days.and(years));
+    assert!(pair.charge(charge((&scope, &quotas)), "one limit").await.allowed());
+
+    let scopes = [Scope::named("days"), Scope::named("years")];
+    let quotas = [Quotas::from(days), Quotas::from(years)];
+    let charges: Vec<_> = scopes.iter().zip(&quotas).map(charge).collect();
+    let expected = pair.memory.charge_all(&charges).expect("memory can").await;
+    let decision = pair.redis.charge_all(&charges).expect("Redis can").await.expect("it answers");
+    assert!(decision.allowed());
+    assert_eq!(decision, expected.expect("memory answers"));
+}
 
 async fn limiter(server: &Server, clock: &ManualClock, quota: &str) -> Limiter {
     let store = RedisStore::from(connect(&server.url()).await).clock(clock.clone());

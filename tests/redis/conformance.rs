@@ -2,10 +2,12 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use harness::Server;
 use redis::AsyncConnectionConfig;
 use redis::aio::MultiplexedConnection;
+use tower_fixed_window::ManualClock;
 use tower_fixed_window::store::{RedisStore, Store};
 use tower_fixed_window::testing::conformance;
 
@@ -40,6 +42,16 @@ fn redis_passes_the_conformance_suite_with_gathered_calls() {
     let (asked, calls) = (asked.load(Ordering::Relaxed), scripts(&server));
     println!("{asked} decisions in {calls} calls");
     assert!(calls * 10 < asked * 8, "{asked} decisions in {calls} calls");
+}
+
+#[tokio::test]
+async fn the_time_of_the_store_is_that_of_its_clock() {
+    let Some(server) = Server::start() else { return };
+    let store = RedisStore::from(connect(&server.url()).await);
+    let system = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970");
+    assert!(store.now_ms().abs_diff(system.as_millis() as u64) < 60_000);
+    let clock = ManualClock::at_ms(1_700_000_000_000);
+    assert_eq!(store.clock(clock).now_ms(), 1_700_000_000_000);
 }
 
 fn passes_the_suite<S: Store>(server: &Server, with: impl Fn(RedisStore) -> S + Send + Sync) {

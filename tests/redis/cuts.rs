@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use futures_util::future::join_all;
 use harness::{ALONE, Proxy, Server, ask, wait_for};
 use tokio::task::JoinHandle;
 use tower_fixed_window::store::RedisStore;
@@ -184,6 +185,40 @@ async fn a_connection_that_is_cut_before_a_script_is_loaded_refuses_no_charge() 
     let decision = limiter.check(0_u64).await.expect("it answers");
     assert!(network.has_cut());
     assert_eq!(decision.used(), 2);
+}
+
+/// The server has counted the charge when the connection is cut.
+#[tokio::test]
+async fn a_charge_whose_answer_is_lost_is_not_sent_again() {
+    let _alone = ALONE.lock().await;
+    let Some(server) = Server::start() else { return };
+    let network = Proxy::to(server.port);
+    let store = store(network.port).deadline(Duration::from_secs(5));
+    let limiter = limiter(store.on_failure(OnStoreFailure::Deny));
+    // Both scripts are there, and each key has a count.
+    for answer in join_all((0..4_u64).map(|key| limiter.check(key))).await {
+        assert!(answer.expect("it answers").allowed());
+    }
+    let used = async |key: u64| loop {
+        match limiter.peek(key).await {
+            Ok(decision) => return decision.used(),
+            Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
+        }
+    };
+    // The answer to a charge is five numbers. Of three, the first goes alone, and the others share
+    // a call: its answer is the time, and then one for each of them.
+    for (keys, answer, lost) in [(0..1, "*5\r\n:", 1), (1..4, "*3\r\n:", 2)] {
+        assert_eq!(used(keys.start).await, 1);
+        network.cut_before(answer);
+        let answers = join_all(keys.clone().map(|key| limiter.check(key))).await;
+        assert!(network.has_cut());
+        assert!(answers.iter().rev().take(lost).all(Result::is_err), "{answers:?}");
+        // A store that repeats its calls would do so within this time.
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        for key in keys {
+            assert_eq!(used(key).await, 2, "of key {key}");
+        }
+    }
 }
 
 /// The table in `BENCHMARKS.md`.

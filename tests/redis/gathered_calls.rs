@@ -379,6 +379,24 @@ async fn calls_that_expire_or_are_dropped_before_they_are_sent_charge_nothing() 
     assert_eq!(counts, [1, 1, 2, 2, 1, 1, 1, 1, 1, 1]);
 }
 
+/// The same where decisions share no calls.
+#[tokio::test]
+async fn a_call_of_its_own_that_is_late_is_not_sent() {
+    let Some(server) = Server::start() else { return };
+    let store = store(RedisStore::new(server.url()).expect("an address").one_by_one());
+    let late = store.clone().deadline(Duration::ZERO);
+    for charge in charges(&store.deadline(Duration::from_secs(20)), [1]) {
+        assert!(charge.await.expect("it answers").allowed());
+    }
+    for charge in charges(&late, [1]) {
+        assert_eq!(
+            charge.await.expect_err("late").to_string(),
+            "the call to Redis could not be sent in time"
+        );
+    }
+    assert_eq!(used(&server, 1), 1);
+}
+
 /// Streams and selects may poll a future once, and then drop or delay it.
 #[tokio::test]
 async fn a_future_that_is_not_polled_again_blocks_no_other_call() {

@@ -259,6 +259,15 @@ async fn a_short_deadline_of_one_clone_does_not_shorten_that_of_another() {
     assert!(!second.await.expect("no panic"));
 }
 
+/// The deadline is later than any instant.
+#[tokio::test]
+async fn a_store_without_a_deadline_answers() {
+    let Some(server) = Server::start() else { return };
+    let limiter = limiter(store(server.port).deadline(Duration::MAX));
+    let decision = limiter.check(0_u64).await.expect("memory answers");
+    assert_eq!((decision.is_local(), decision.used()), (false, 1));
+}
+
 /// The task that listens for the server may be in a runtime that no thread drives any more.
 #[test]
 fn a_blocked_runtime_does_not_delay_the_end_of_an_outage() {

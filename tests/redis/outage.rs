@@ -503,6 +503,7 @@ async fn errors_name_no_address_and_no_key() {
     let error = limiter.check("ann").await.expect_err("nobody is there");
     assert_eq!(error.to_string(), "Redis can't be reached (connection refused)");
     assert!(!format!("{store:?} {limiter:?} {error:?}").contains("hunter2"));
+    assert_eq!(format!("{store:?}"), "RedisStore { deadline: 250ms, .. }");
     let error = RedisStore::new("http://user:hunter2@127.0.0.1/").expect_err("no address");
     assert_eq!(error.to_string(), "no address of Redis: write redis://host:6379/");
 }
@@ -511,9 +512,10 @@ async fn errors_name_no_address_and_no_key() {
 async fn limiters_that_share_a_count_also_share_it_in_the_fallback() {
     let dead = format!("redis://127.0.0.1:{}/", free_port());
     let store = RedisStore::new(dead.as_str()).expect("an address");
-    let (one, other) = (limiter(store.clone(), 1), limiter(store, 1));
+    let (one, other) = (limiter(store.clone(), 1), limiter(store.clone(), 1));
     assert!(one.check("ann").await.expect("memory answers").allowed());
     assert!(!other.check("ann").await.expect("memory answers").allowed(), "one further limit");
+    assert_eq!(store.fallback().len(), 1);
 }
 
 /// The log names the cause and the remedy, and no secret.

@@ -4,6 +4,7 @@ use std::convert::Infallible;
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::thread;
+use std::time::Duration;
 
 use harness::Server;
 use http::header::{AUTHORIZATION, COOKIE};
@@ -74,14 +75,22 @@ fn refuse_charges(mut client: TcpStream, port: u16, answer: &str) -> io::Result<
     }
 }
 
-/// A code of Redis is short, and has no lower-case letters.
+/// A code of Redis is short, and has no lower-case letters. A command is short, and has no digits.
 #[tokio::test]
 async fn the_text_of_an_error_that_a_server_made_up_is_not_shown() {
     let Some(server) = Server::start() else { return };
+    let long: &str = format!("-ERR unknown command '{}'", "x".repeat(101)).leak();
     for (answer, shown) in [
         ("-OOM of hunter2", "Redis refused the command (OOM)"),
         ("-hunter2 is wrong", "Redis refused the command"),
         ("-HUNTER2HUNTER2HUNTER2HUNTER2HUNTER2 is wrong", "Redis refused the command"),
+        ("-ERR unknown command 'hunter2'", "Redis lacks a command that is needed (ERR)"),
+        ("-ERR unknown command 'hunter'", "Redis lacks a command that is needed (hunter)"),
+        (long, "Redis lacks a command that is needed (ERR)"),
+        (
+            "-NOPERM no permissions to run the 'hunter2' command",
+            "Redis does not permit a command that is needed (NOPERM)",
+        ),
     ] {
         let (listener, port) = (TcpListener::bind("127.0.0.1:0").expect("a port"), server.port);
         let url = format!("redis://{}/", listener.local_addr().expect("an address"));
@@ -91,6 +100,7 @@ async fn the_text_of_an_error_that_a_server_made_up_is_not_shown() {
             }
         });
         let store = RedisStore::new(url).expect("an address").on_failure(OnStoreFailure::Deny);
+        let store = store.deadline(Duration::from_secs(20));
         let limiter = Quota::per_hour(3).name("api").store(store);
         let error = limiter.check(0_u64).await.expect_err("the server refuses");
         assert_eq!(error.to_string(), shown, "{answer}");

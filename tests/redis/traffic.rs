@@ -64,6 +64,19 @@ async fn a_refused_key_causes_no_traffic() {
     assert_eq!(scripts(&server), before + 1);
 }
 
+#[tokio::test]
+async fn a_key_that_a_calendar_refuses_causes_no_traffic() {
+    let Some(server) = Server::start() else { return };
+    let store = store(&server).on_failure(OnStoreFailure::Deny);
+    let limiter = Quota::per_year(5).name("quiet").store(store);
+    while allowed(&limiter).await {}
+    let before = scripts(&server);
+    for _ in 0..1_000 {
+        assert!(!allowed(&limiter).await);
+    }
+    assert_eq!(scripts(&server), before);
+}
+
 /// Another store with its own connection stands for another process.
 #[tokio::test]
 async fn a_reset_or_refund_by_another_process_is_seen_within_a_second() {
