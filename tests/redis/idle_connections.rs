@@ -9,7 +9,10 @@ use std::time::{Duration, Instant};
 use harness::{Proxy, Server, free_port, wait_for};
 use redis::aio::{ConnectionLike, MultiplexedConnection};
 use redis::sentinel::{SentinelClient, SentinelServerType};
-use redis::{AsyncConnectionConfig, Cmd, ErrorKind, Pipeline, RedisFuture, ServerErrorKind, Value};
+use redis::{
+    AsyncConnectionConfig, Cmd, ErrorKind, Pipeline, RedisError, RedisFuture, RedisResult,
+    ServerErrorKind, Value,
+};
 use tower_fixed_window::store::RedisStore;
 use tower_fixed_window::{Decision, Limiter, Quota};
 
@@ -145,58 +148,70 @@ async fn a_connection_that_answers_again_is_checked_like_any_other() {
     assert!(!is_local().await, "its check was not waited for");
 }
 
+/// Connects as the store does by itself, without deadlines of the library.
+async fn open(url: &str) -> RedisResult<MultiplexedConnection> {
+    let config = AsyncConnectionConfig::new();
+    let config = config.set_connection_timeout(None).set_response_timeout(None);
+    redis::Client::open(url)?.get_multiplexed_async_connection_with_config(&config).await
+}
+
 /// A frozen connection looks slow, but the store does not wait for it as for a slow one.
 #[tokio::test]
 async fn a_connection_that_was_frozen_and_then_forgotten_is_soon_replaced() {
     let Some(server) = Server::start() else { return };
     let proxy = Proxy::to(server.port);
-    let (url, open) = (proxy.url(), Arc::new(AtomicBool::new(true)));
-    let may = Arc::clone(&open);
-    let store = RedisStore::connecting(move || {
+    let (url, opens) = (proxy.url(), Arc::new(AtomicBool::new(true)));
+    let may = Arc::clone(&opens);
+    let connect = move || {
         let (url, may) = (url.clone(), may.load(Ordering::Relaxed));
         async move {
             if !may {
                 std::future::pending::<()>().await;
             }
-            // The closure connects as the store does by itself, without deadlines of the library.
-            let config = AsyncConnectionConfig::new();
-            let config = config.set_connection_timeout(None).set_response_timeout(None);
-            let client = redis::Client::open(url)?;
-            client.get_multiplexed_async_connection_with_config(&config).await
+            open(&url).await
         }
-    });
+    };
+    let store = RedisStore::connecting(connect.clone());
+    let used = node(RedisStore::connecting(connect).deadline(Duration::from_millis(800)));
     let node = node(store);
-    let is_local = async || node.check("ann").await.expect("it answers").is_local();
-    // The first answer on the connection is to a check, and comes late.
+    let is_local = async |node: &Limiter| node.check("ann").await.expect("it answers").is_local();
+    // One connection has answered a call before. On the other, the first answer is to a check, and
+    // comes late.
+    assert!(!is_local(&used).await);
     tokio::time::sleep(Duration::from_millis(1_200)).await;
-    open.store(false, Ordering::Relaxed);
+    opens.store(false, Ordering::Relaxed);
     server.freeze();
-    assert!(is_local().await);
+    assert_eq!(tokio::join!(is_local(&used), is_local(&node)), (true, true));
     tokio::time::sleep(Duration::from_secs(3)).await;
     server.thaw();
     tokio::time::sleep(Duration::from_millis(500)).await;
     proxy.forget();
-    open.store(true, Ordering::Relaxed);
+    opens.store(true, Ordering::Relaxed);
     tokio::time::sleep(Duration::from_millis(1_200)).await;
+    assert!(!is_local(&used).await, "the quick answer before counts more");
     let start = Instant::now();
-    while is_local().await {
+    while is_local(&node).await {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     println!("shared again after {:?}", start.elapsed());
     assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
 }
 
-/// A connection made by the app, which led to a replica for a while.
-#[derive(Clone)]
-struct Demoted(MultiplexedConnection, Arc<AtomicBool>);
+type Answer = RedisFuture<'static, Value>;
 
-impl ConnectionLike for Demoted {
+/// A connection made by the app. A function may answer in place of the server, and gets the
+/// connection's number.
+#[derive(Clone)]
+struct Answering(MultiplexedConnection, u32, Arc<dyn Instead>);
+
+trait Instead: Fn(u32, &Cmd) -> Option<Answer> + Send + Sync + 'static {}
+
+impl<F: Fn(u32, &Cmd) -> Option<Answer> + Send + Sync + 'static> Instead for F {}
+
+impl ConnectionLike for Answering {
     fn req_packed_command<'a>(&'a mut self, cmd: &'a Cmd) -> RedisFuture<'a, Value> {
-        if self.1.load(Ordering::Relaxed) {
-            let error = ErrorKind::Server(ServerErrorKind::ReadOnly);
-            return Box::pin(async move { Err((error, "it is a replica").into()) });
-        }
-        self.0.req_packed_command(cmd)
+        let answer = (self.2)(self.1, cmd);
+        answer.unwrap_or_else(|| self.0.req_packed_command(cmd))
     }
 
     fn req_packed_commands<'a>(
@@ -213,6 +228,29 @@ impl ConnectionLike for Demoted {
     }
 }
 
+fn fails(error: impl Into<RedisError>) -> Answer {
+    Box::pin(std::future::ready(Err(error.into())))
+}
+
+/// Refuses all commands, as a replica does.
+fn refuses_if(demoted: &Arc<AtomicBool>) -> impl Instead + use<> {
+    let demoted = Arc::clone(demoted);
+    let error = (ErrorKind::Server(ServerErrorKind::ReadOnly), "it is a replica");
+    move |_, _: &Cmd| demoted.load(Ordering::Relaxed).then(|| fails(error))
+}
+
+/// A store over such connections, and how many were made.
+fn answering(server: &Server, answer: impl Instead) -> (RedisStore, Arc<AtomicU32>) {
+    let (url, answer, made) = (server.url(), Arc::new(answer), Arc::new(AtomicU32::new(0)));
+    let counted = Arc::clone(&made);
+    let store = RedisStore::connecting(move || {
+        let (url, answer) = (url.clone(), Arc::clone(&answer));
+        let number = counted.fetch_add(1, Ordering::SeqCst);
+        async move { Ok(Answering(open(&url).await?, number, answer)) }
+    });
+    (store, made)
+}
+
 /// The result of an old call says nothing about the connection now.
 #[tokio::test]
 async fn a_connection_of_the_app_that_has_failed_once_is_checked_before_it_is_given_up() {
@@ -220,7 +258,8 @@ async fn a_connection_of_the_app_that_has_failed_once_is_checked_before_it_is_gi
     let client = redis::Client::open(server.url()).expect("an address");
     let connection = client.get_multiplexed_async_connection().await.expect("it connects");
     let demoted = Arc::new(AtomicBool::new(false));
-    let node = node(RedisStore::from(Demoted(connection, Arc::clone(&demoted))));
+    let connection = Answering(connection, 0, Arc::new(refuses_if(&demoted)));
+    let node = node(RedisStore::from(connection));
     let is_local = async || node.check("ann").await.expect("it answers").is_local();
     assert!(!is_local().await);
     demoted.store(true, Ordering::Relaxed);
@@ -234,18 +273,72 @@ async fn a_connection_of_the_app_that_has_failed_once_is_checked_before_it_is_gi
 #[tokio::test]
 async fn a_replica_that_refuses_at_once_is_replaced_once() {
     let Some(server) = Server::start() else { return };
-    let (url, demoted) = (server.url(), Arc::new(AtomicBool::new(false)));
-    let is_demoted = Arc::clone(&demoted);
-    let store = RedisStore::connecting(move || {
-        let (client, demoted) = (redis::Client::open(url.as_str()), Arc::clone(&is_demoted));
-        async move { Ok(Demoted(client?.get_multiplexed_async_connection().await?, demoted)) }
-    });
+    let demoted = Arc::new(AtomicBool::new(false));
+    let (store, _) = answering(&server, refuses_if(&demoted));
     let node = node(store.deadline(Duration::from_secs(5)));
     assert!(!node.check("ann").await.expect("it answers").is_local());
     demoted.store(true, Ordering::Relaxed);
     let start = Instant::now();
     assert!(node.check("ann").await.expect("memory answers").is_local());
     assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
+}
+
+/// The pauses between connections double while none of them answers a call.
+#[tokio::test]
+async fn connections_that_end_at_once_are_not_made_as_fast_as_they_end() {
+    let Some(server) = Server::start() else { return };
+    let ended = |_, _: &Cmd| Some(fails(io::Error::from(io::ErrorKind::BrokenPipe)));
+    let (store, made) = answering(&server, ended);
+    let node = node(store.deadline(Duration::from_secs(1)));
+    assert!(node.check("ann").await.expect("memory answers").is_local());
+    let made = made.load(Ordering::SeqCst);
+    assert!((1..12).contains(&made), "{made} connections");
+}
+
+#[tokio::test]
+async fn a_late_call_between_calls_that_are_answered_is_no_sign_of_a_lost_connection() {
+    let Some(server) = Server::start() else { return };
+    let pings = Arc::new(AtomicU32::new(0));
+    let counted = Arc::clone(&pings);
+    let (store, made) = answering(&server, move |_, cmd: &Cmd| {
+        let sent = cmd.get_packed_command();
+        let has = |text: &[u8]| sent.windows(text.len()).any(|part| part == text);
+        if has(b"PING") {
+            counted.fetch_add(1, Ordering::SeqCst);
+        }
+        has(b"late").then(|| -> Answer { Box::pin(std::future::pending()) })
+    });
+    let node = node(store.one_by_one().deadline(Duration::from_secs(1)));
+    let is_local = async |key: &str| node.check(key).await.expect("it answers").is_local();
+    assert!(!is_local("ann").await);
+    let before = made.load(Ordering::SeqCst);
+    let others = async {
+        let start = Instant::now();
+        while start.elapsed() < Duration::from_millis(1_500) {
+            assert!(!is_local("ann").await, "after {:?}", start.elapsed());
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let (late, ()) = tokio::join!(is_local("late"), others);
+    assert!(late, "the call has no answer");
+    assert_eq!((made.load(Ordering::SeqCst), pings.load(Ordering::SeqCst)), (before, 0));
+}
+
+/// The client library would send again after this error, but not connect again.
+#[tokio::test]
+async fn an_idle_connection_whose_check_times_out_is_replaced() {
+    let Some(server) = Server::start() else { return };
+    let ends = Arc::new(AtomicBool::new(false));
+    let has_ended = Arc::clone(&ends);
+    let (store, _) = answering(&server, move |number, _: &Cmd| {
+        let ends = number == 0 && has_ended.load(Ordering::Relaxed);
+        ends.then(|| fails(io::Error::from(io::ErrorKind::TimedOut)))
+    });
+    let node = node(store.deadline(Duration::from_secs(5)));
+    assert!(!node.check("ann").await.expect("it answers").is_local());
+    ends.store(true, Ordering::Relaxed);
+    tokio::time::sleep(Duration::from_millis(1_200)).await;
+    assert!(!node.check("ann").await.expect("it answers").is_local());
 }
 
 fn sentinel(sentinel: &Server) -> RedisStore {

@@ -1,5 +1,6 @@
 //! Redis gone, frozen, back, or forgetful: every request gets its answer in time.
 
+use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -290,6 +291,39 @@ fn behind_an_address(server: &Server) -> (RedisStore, Arc<AtomicU16>) {
     (store, port)
 }
 
+/// Its deadline counts from that request, not from the loss of the connection.
+#[tokio::test]
+async fn the_first_request_after_an_outage_without_requests_waits_for_a_connection() {
+    let Some(mut server) = Server::start() else { return };
+    let store = RedisStore::new(server.url()).expect("an address");
+    let limiter = limiter(store.deadline(Duration::from_secs(3)), LIMIT);
+    let is_local = async || limiter.check(0).await.expect("it answers").is_local();
+    assert!(!is_local().await);
+    server.kill();
+    while !is_local().await {}
+    tokio::time::sleep(Duration::from_millis(3_500)).await;
+    server.restart();
+    assert!(!is_local().await, "the store had the whole deadline to connect");
+}
+
+/// A new connection may be closed together with the one before.
+#[tokio::test]
+async fn a_single_failed_attempt_to_connect_fails_no_request() {
+    let Some(server) = Server::start() else { return };
+    let (url, calls) = (server.url(), AtomicU16::new(0));
+    let store = RedisStore::connecting(move || {
+        let (url, first) = (url.clone(), calls.fetch_add(1, Ordering::SeqCst) == 0);
+        async move {
+            if first {
+                return Err(io::Error::from(io::ErrorKind::ConnectionReset).into());
+            }
+            redis::Client::open(url)?.get_multiplexed_async_connection().await
+        }
+    });
+    let limiter = limiter(store.deadline(Duration::from_secs(5)), LIMIT);
+    assert!(!limiter.check(0).await.expect("it answers").is_local());
+}
+
 /// A master that became a replica, behind an address that leads elsewhere now.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_store_reconnects_when_its_master_becomes_a_replica() {
@@ -395,6 +429,32 @@ async fn connections_to_a_replica_are_not_made_as_fast_as_it_refuses() {
     println!("{made} connections in {took:?}, {by_replica} answers by the replica");
     assert!(by_replica > 0);
     assert!(u128::from(made) < 8 + took.as_millis() / 250, "{made} connections in {took:?}");
+}
+
+/// A call fails if two consecutive connections lead to replicas. Here, one in between led to a
+/// master.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_master_that_becomes_a_replica_soon_after_another_failover_is_followed() {
+    let _alone = ALONE.lock().await;
+    let (Some(one), Some(other)) = (Server::start(), Server::start()) else { return };
+    let (store, port) = behind_an_address(&one);
+    let limiter = limiter(store.deadline(Duration::from_secs(5)), LIMIT);
+    let is_local = async || limiter.check(0).await.expect("it answers").is_local();
+    // The replica waits for a master that is gone.
+    let fail_over = |from: &Server, to: &Server| {
+        from.ask::<String>(&["REPLICAOF", "127.0.0.1", "1"]);
+        to.ask::<String>(&["REPLICAOF", "NO", "ONE"]);
+        port.store(to.port, Ordering::SeqCst);
+    };
+    assert!(!is_local().await);
+    fail_over(&one, &other);
+    assert!(!is_local().await);
+    other.ask::<u64>(&["CLIENT", "KILL", "TYPE", "normal"]);
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    while is_local().await {}
+    // Within a second of that connection.
+    fail_over(&other, &one);
+    assert!(!is_local().await);
 }
 
 /// The call fails at once, at any distance and with any deadline.

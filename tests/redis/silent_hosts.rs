@@ -6,6 +6,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use harness::{ALONE, Server, ask, wait_for};
+use redis::RedisResult;
+use redis::aio::MultiplexedConnection;
 use redis::cluster::ClusterClient;
 use redis::sentinel::{SentinelClient, SentinelServerType};
 use tower_fixed_window::store::RedisStore;
@@ -64,6 +66,24 @@ async fn the_store_waits_for_a_slow_connect_closure() {
     // The deadline leaves time for that, so no request is counted locally.
     let calls = calls.load(Ordering::SeqCst);
     assert!(calls < 8, "{calls} attempts");
+}
+
+/// Attempts in flight delay the next ones.
+#[tokio::test]
+async fn a_store_makes_few_attempts_while_no_attempt_ends() {
+    let calls = Arc::new(AtomicU32::new(0));
+    let counted = Arc::clone(&calls);
+    let store = RedisStore::connecting(move || {
+        counted.fetch_add(1, Ordering::SeqCst);
+        std::future::pending::<RedisResult<MultiplexedConnection>>()
+    });
+    let (limiter, start) = (limiter(store, 1_000_000), Instant::now());
+    while start.elapsed() < Duration::from_secs(4) {
+        assert!(limiter.check(1).await.expect("memory answers").is_local());
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let calls = calls.load(Ordering::SeqCst);
+    assert!(calls <= 14, "{calls} attempts");
 }
 
 /// The name of a key in Redis.

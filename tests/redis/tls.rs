@@ -2,14 +2,18 @@
 //! chosen none (the feature `custom-provider` of rustls, among the dev-dependencies, stands for a crate
 //! such as reqwest, which brings another one).
 
+use std::io;
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use harness::{Server, free_port, wait_for};
+use redis::aio::MultiplexedConnection;
 use redis::cluster::ClusterClient;
 use redis::sentinel::{SentinelClientBuilder, SentinelServerType};
 use redis::{Client, ConnectionAddr, TlsCertificates, TlsMode};
+use rustls::CertificateError;
+use rustls::crypto::CryptoProvider;
 use tempfile::TempDir;
 use tower_fixed_window::store::RedisStore;
 use tower_fixed_window::{Limiter, OnStoreFailure, Quota};
@@ -89,7 +93,7 @@ async fn wait_until_joined(store: RedisStore) {
 
 #[test]
 fn every_way_to_connect_works_beside_another_crypto_provider() {
-    for way in ["new", "client", "connecting", "cluster", "sentinel"] {
+    for way in ["new", "client", "connecting", "cluster", "sentinel", "plain"] {
         let this = std::env::current_exe().expect("this program");
         // Each way has its own process, since the provider that one way chooses would serve the
         // others.
@@ -185,6 +189,12 @@ async fn connects_one_way() {
             }
             wait_until_joined(store).await;
         }
+        // Without TLS, the store makes no choice for the app.
+        "plain" => {
+            let Some(server) = Server::start() else { return };
+            wait_until_joined(RedisStore::new(server.url()).expect("an address")).await;
+            assert!(CryptoProvider::get_default().is_none());
+        }
         way => panic!("{way}"),
     }
 }
@@ -204,4 +214,16 @@ async fn the_error_says_what_is_wrong_with_a_certificate() {
         let error = limiter(store).check("ann").await.expect_err(told);
         assert_eq!(error.to_string(), format!("Redis can't be reached ({told})"));
     }
+}
+
+/// The app's closure can check that. The client library takes no lists of revoked certificates.
+#[tokio::test]
+async fn the_error_says_that_a_certificate_was_revoked() {
+    let store = RedisStore::connecting(|| async {
+        let error = rustls::Error::InvalidCertificate(CertificateError::Revoked);
+        Err::<MultiplexedConnection, _>(io::Error::other(error).into())
+    });
+    let store = store.deadline(Duration::from_secs(20));
+    let error = limiter(store).check("ann").await.expect_err("it was revoked");
+    assert_eq!(error.to_string(), "Redis can't be reached (its certificate was revoked)");
 }
