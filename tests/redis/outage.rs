@@ -637,18 +637,18 @@ async fn a_server_on_a_unix_socket_is_used_and_named_by_its_path() {
 }
 
 #[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<u8>>>);
+pub(crate) struct Log(Arc<Mutex<Vec<u8>>>);
 
 impl Log {
     /// Logs what this thread does, until the guard is dropped.
-    fn start(&self) -> tracing::subscriber::DefaultGuard {
+    pub(crate) fn start(&self) -> tracing::subscriber::DefaultGuard {
         let writer = self.clone();
         let subscriber =
             tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone());
         tracing::subscriber::set_default(subscriber.finish())
     }
 
-    fn text(&self) -> String {
+    pub(crate) fn text(&self) -> String {
         String::from_utf8(self.0.lock().expect("no panic").clone()).expect("text")
     }
 }

@@ -19,6 +19,7 @@ use tower_fixed_window::{
 use crate::cluster_and_sentinel::{cluster, urls};
 use crate::conformance::connect;
 use crate::gathered_calls::Crowd;
+use crate::outage::Log;
 use crate::random::{env, length, some_quotas, start, step_clock, tokens};
 use crate::traffic::scripts;
 
@@ -531,10 +532,13 @@ async fn a_group_that_crosses_slots_is_charged_in_order() {
         server.ask::<String>(&["CLUSTER", "INFO"]).contains("cluster_state:ok")
     });
     // The store does not fail, so nothing stands in for it.
+    let log = Log::default();
+    let _guard = log.start();
     let limits = gateway(store(&server).on_failure(OnStoreFailure::Local));
     for allowed in [true, true, false] {
         let decision = limits.check(lines("ann", 20)).await.expect("it answers");
         assert_eq!((decision.allowed(), decision.is_local()), (allowed, false));
     }
     assert_eq!(used(&limits, "ann").await, [2, 1_200, 40]);
+    assert!(!log.text().contains("the store fails"), "{}", log.text());
 }

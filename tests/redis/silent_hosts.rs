@@ -14,7 +14,7 @@ use tower_fixed_window::store::RedisStore;
 use tower_fixed_window::{Limiter, OnStoreFailure, Quota};
 
 use crate::cluster_and_sentinel::{cluster_with, urls};
-use crate::outage::{By, Load, limiter};
+use crate::outage::{By, Load, Log, limiter};
 
 /// A second, and the delay that a noisy machine may add.
 pub(crate) const SECOND: Duration = Duration::from_millis(1_250);
@@ -354,6 +354,8 @@ async fn the_store_recovers_when_a_master_and_a_sentinel_fall_silent_together() 
 #[tokio::test]
 async fn a_key_of_another_type_fails_alone() {
     let Some(server) = Server::start() else { return };
+    let log = Log::default();
+    let _guard = log.start();
     let store = RedisStore::new(server.url()).expect("an address");
     let limiter = Quota::per_day(1_000).name("outage").store(store);
     for (key, command) in [(1, vec!["SET", "tfw1:{outage:u1}", "x"])] {
@@ -364,6 +366,7 @@ async fn a_key_of_another_type_fails_alone() {
             assert_eq!((decision.used(), decision.is_local()), (i, false));
         }
     }
+    assert!(!log.text().contains("the store fails"), "{}", log.text());
 }
 
 /// The same for a field of the hash.
