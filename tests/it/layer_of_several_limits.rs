@@ -244,6 +244,23 @@ fn a_dropped_request_is_given_back_by_limits_in_shadow() {
     }
 }
 
+#[test]
+fn what_an_inner_layer_refuses_is_counted_by_no_limit_in_shadow() {
+    for enforced in [true, false] {
+        let watched = Quota::per_minute(9).name("watched").key(global()).shadow();
+        let other = Quota::per_minute(9).name("other").key(global());
+        let (limits, _) = limits([watched, if enforced { other } else { other.shadow() }]);
+        let inner = Limit::new(Quota::per_minute(1)).key(global()).store(MemoryStore::new());
+        let service = FixedWindowLayer::new(inner).layer(Hello);
+        for status in [200, 429] {
+            let outer = FixedWindowLayer::new(&limits);
+            assert_eq!(ask_around(&outer, service.clone(), Request::get("/")).status(), status);
+        }
+        let used = |name| block_on(limits.of(name).peek(Key::global())).expect("it answers").used();
+        assert_eq!([used("watched"), used("other")], [1, 1], "enforced: {enforced}");
+    }
+}
+
 fn settled() -> [Limit; 3] {
     [
         Quota::per_minute(6).name("requests").key(global()),

@@ -24,6 +24,8 @@ impl<J> LimitedRequest<J> {
         self.current.shared.options.count_if.is_some()
             || self.shadow
             || !response.extensions().is_empty()
+            // Several limits, all in shadow mode.
+            || (self.charged.is_none() && self.has_shadows())
     }
 
     /// Adds the headers to the response.
