@@ -148,6 +148,7 @@ fn a_key_that_leaves_overflow_keeps_its_count() {
             assert_eq!(decision.used(), used);
             assert_eq!(decision.reset_at(), UNIX_EPOCH + Duration::from_secs(end));
         }
+        assert_eq!(store.overflowed(), before + 3, "{quota}: its entry is its own now");
         assert!(!answer(late.check("late")).allowed());
     }
 }

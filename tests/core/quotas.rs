@@ -271,6 +271,8 @@ fn files_may_have_tables_lists_and_plans_without_a_limit() {
         assert_eq!(limits.quotas, Some(hundred.into()), "{text}");
         assert_eq!(limits.plan, Some(hundred.into()), "{text}");
     }
+    let most = from_toml("quota = { limit = 9_007_199_254_740_991, window = \"s\" }");
+    assert_eq!(most.expect("the largest").quota, Some(Quota::per_second(Quota::MAX_TOKENS)));
     let both = hundred.and(Quota::per_hour(500).staggered());
     for text in [
         "\"100/10s, 500 per hour staggered\"",

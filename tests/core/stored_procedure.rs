@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures_util::future::FutureExt;
 use tower_fixed_window::store::{Account, Adjust, Charge, Remote, Reply, Scope, State, Store};
 use tower_fixed_window::{
-    Clock, Decision, Key, ManualClock, MemoryStore, OnStoreFailure, Quota, StoreError,
+    Clock, Decision, Key, ManualClock, MemoryStore, OnStoreFailure, Quota, StoreError, SystemClock,
 };
 
 /// A quota as it is sent to the server. It has neither rollover nor reservations.
@@ -152,6 +152,8 @@ fn a_store_that_decides_on_its_server_needs_only_what_is_public() {
     // Six hours before the end of a November.
     let clock = ManualClock::at_ms(1_701_367_200_000);
     let server = Server { clock: clock.clone(), states: Arc::default() };
+    // Temporary changes end by the system's clock, unless the store has another one.
+    assert!(server.now_ms().abs_diff(SystemClock.now_ms()) < 60_000);
     let elsewhere = Remote::around(server);
     let elsewhere = elsewhere.remember_nothing().on_failure(OnStoreFailure::Deny);
     let quotas = Quota::per_minute(5)

@@ -15,7 +15,8 @@ use tower::{Layer, ServiceExt, service_fn};
 use tower_fixed_window::key::{global, header};
 use tower_fixed_window::testing::block_on;
 use tower_fixed_window::{
-    FixedWindowLayer, Key, Limit, Limits, Line, ManualClock, MemoryStore, OnStoreFailure, Quota,
+    Decision, FixedWindowLayer, Key, Limit, Limits, Line, ManualClock, MemoryStore, OnStoreFailure,
+    Quota,
 };
 
 use crate::support::{
@@ -294,6 +295,22 @@ async fn each_of_several_limits_counts_a_request_without_a_decision() {
         let counted = BTreeSet::from(counted.map(series));
         assert_eq!(decisions, counted.into_iter().map(|name| (name, 1)).collect::<Vec<_>>());
     }
+}
+
+/// Refusals of a key whose window runs take a shorter way.
+#[test]
+fn a_limiter_in_memory_counts_each_refusal() {
+    let (recorder, handle) = recorder();
+    let _guard = metrics::set_default_local_recorder(recorder);
+    let store = MemoryStore::new().clock(ManualClock::at_ms(NOW_MS));
+    let jobs = Quota::per_minute(1).name("jobs").store(store);
+    let decisions = [(); 3].map(|()| block_on(jobs.check("secret")).expect("memory answers"));
+    assert_eq!(decisions.each_ref().map(Decision::allowed), [true, false, false]);
+    let count = |outcome| {
+        let name = format!(r#"decisions_total{{scope="jobs",outcome="{outcome}"}}"#);
+        counts(&handle).into_iter().find(|(counted, _)| *counted == name).map(|(_, n)| n)
+    };
+    assert_eq!([count("passed"), count("refused")], [Some(1), Some(2)]);
 }
 
 #[tokio::test]

@@ -11,7 +11,9 @@ use http::{Request, Response, StatusCode};
 use serde_json::Value;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_fixed_window::key::{PeerAddr, extension, header, peer_ip};
-use tower_fixed_window::{FixedWindowLayer, Key, KeyExtractor, Limit, Quota};
+use tower_fixed_window::{
+    FixedWindowLayer, GitHubBody, Key, KeyExtractor, Limit, MissingKey, Quota,
+};
 
 use crate::support::{ANSWERS, Log, Mood, TestStore, get, layered, limit_headers, used};
 
@@ -147,5 +149,30 @@ async fn each_key_has_its_own_count() {
             let response = service.clone().oneshot(request).await.expect("infallible");
             assert_eq!(response.status(), status, "{mood:?}: user {user}");
         }
+    }
+}
+
+/// The text of an extractor of the app's may be anything.
+#[tokio::test]
+async fn what_is_missing_is_told_in_valid_json() {
+    struct Unprintable;
+
+    impl KeyExtractor for Unprintable {
+        fn extract(&self, _: &http::request::Parts, _: &mut Key) -> Result<(), MissingKey> {
+            Err(MissingKey::client("a \"name\"\n"))
+        }
+    }
+
+    let layer = layered(Limit::new(Quota::per_minute(1)).key(Unprintable), Mood::Now);
+    let inner =
+        || service_fn(async |_: Request<Body>| Ok::<_, Infallible>(Response::new(Body::empty())));
+    for response in [
+        layer.clone().layer(inner()).oneshot(get("/")).await,
+        layer.reject(GitHubBody).layer(inner()).oneshot(get("/")).await,
+    ] {
+        let body =
+            to_bytes(response.expect("infallible").into_body(), 10_000).await.expect("a body");
+        let _: Value = serde_json::from_slice(&body).expect("JSON");
+        assert!(String::from_utf8_lossy(&body).contains(r#"a \"name\""#), "{body:?}");
     }
 }

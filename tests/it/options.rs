@@ -1,7 +1,7 @@
 //! The layer's options: plans, costs, outcomes, shadow mode, changes at run time. Each over a store
 //! that answers at once and one that answers later.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use axum::Router;
 use axum::body::Body;
@@ -11,8 +11,8 @@ use tokio::task::yield_now;
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_fixed_window::key::global;
 use tower_fixed_window::{
-    Decision, FixedWindowLayer, Limit, Limiter, ManualClock, MemoryStore, OnStoreFailure, Plan,
-    Quota, TrueCost,
+    Decision, FixedWindowLayer, Key, Limit, Limiter, ManualClock, MemoryStore, OnStoreFailure,
+    Plan, Quota, TrueCost,
 };
 
 use crate::support::{
@@ -527,12 +527,16 @@ async fn end(response: Response<Body>) {
 
 #[tokio::test]
 async fn a_reported_cost_is_settled_under_the_plan_of_its_request() {
-    let (layer, clock) = metered(Limit::by_plan(|_, _| Quota::per_minute(10)));
-    end(streamed(&layer).await).await;
-    // 25 of debt: gone in three windows of 10, not in the next of 1,000.
-    for (minute, status) in [(1, 429), (2, 429), (3, 200)] {
-        clock.set_ms(NOW_MS + minute * 60_000);
-        assert_eq!(call(&mut service!(layer.clone()), "/").await.status(), status);
+    let of_key = metered(Quota::per_minute(1_000));
+    let far = SystemTime::now() + Duration::from_secs(86_400);
+    limiter_of(&of_key.0).set_key_quotas_until(Key::global(), Quota::per_minute(10), far);
+    for (layer, clock) in [metered(Limit::by_plan(|_, _| Quota::per_minute(10))), of_key] {
+        end(streamed(&layer).await).await;
+        // 25 of debt: gone in three windows of 10, not in the next of 1,000.
+        for (minute, status) in [(1, 429), (2, 429), (3, 200)] {
+            clock.set_ms(NOW_MS + minute * 60_000);
+            assert_eq!(call(&mut service!(layer.clone()), "/").await.status(), status);
+        }
     }
 }
 

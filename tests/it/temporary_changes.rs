@@ -108,6 +108,30 @@ fn a_service_follows_the_quotas_for_good_when_others_end() {
     assert!(limits().all(|limit| limit == "50"));
     clock.advance(HOUR);
     assert!(limits().all(|limit| limit == "7"));
+    for quota in [8, 9] {
+        api.set_quotas(Quota::per_day(quota));
+        assert!(limits().all(|limit| limit == quota.to_string()), "{quota}");
+    }
+}
+
+#[test]
+fn a_service_follows_the_quotas_of_each_of_its_limits() {
+    let (store, clock) = store();
+    let all = Quota::per_day(1_000).name("all").key(global());
+    let limits = Limits::new([all, Quota::per_day(2).name("user").key(global())]).store(store);
+    let inner = service_fn(async |_: Request<()>| Ok::<_, Infallible>(Response::new(())));
+    let service = FixedWindowLayer::new(&limits).reject(EmptyBody).layer(inner);
+    let limit = || {
+        let Ok(response) = block_on(service.clone().oneshot(Request::new(())));
+        response.headers()["x-ratelimit-limit"].to_str().expect("text").to_owned()
+    };
+    assert_eq!(limit(), "2");
+    limits.of("user").set_quotas(Quota::per_day(4));
+    assert_eq!(limit(), "4");
+    limits.of("user").set_quotas_until(Quota::per_day(3), in_an_hour());
+    assert_eq!(limit(), "3");
+    clock.advance(HOUR);
+    assert_eq!(limit(), "4");
 }
 
 #[test]

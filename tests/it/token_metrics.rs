@@ -156,3 +156,17 @@ fn tokens_are_counted_from_the_first_cost_on() {
         }
     });
 }
+
+#[test]
+fn charges_of_one_token_count_where_costs_are_possible() {
+    for (cost, expected) in [(Some(5), [1, 0, 4, 5]), (None, [1, 0, 0, 1])] {
+        let (recorder, handle) = recorder();
+        let _guard = metrics::set_default_local_recorder(recorder);
+        let limit = Quota::per_minute(60).name("tokens").key(global());
+        let limit = if cost.is_some() { limit.settled() } else { limit.cost_fn(|_| 1) };
+        let layer = FixedWindowLayer::new(limit.store(MemoryStore::new()));
+        let path = cost.map_or("/".to_owned(), |cost| format!("/cost/{cost}"));
+        let Ok(_) = block_on(layer.layer(service_fn(answer)).oneshot(request(&path, 1)));
+        assert_eq!(tokens(&handle, "tokens"), expected, "{cost:?}");
+    }
+}
