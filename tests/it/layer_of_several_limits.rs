@@ -250,7 +250,8 @@ fn what_an_inner_layer_refuses_is_counted_by_no_limit_in_shadow() {
         let watched = Quota::per_minute(9).name("watched").key(global()).shadow();
         let other = Quota::per_minute(9).name("other").key(global());
         let (limits, _) = limits([watched, if enforced { other } else { other.shadow() }]);
-        let inner = Limit::new(Quota::per_minute(1)).key(global()).store(MemoryStore::new());
+        let clock = ManualClock::at_ms(NOW_MS);
+        let inner = Quota::per_minute(1).key(global()).store(MemoryStore::new().clock(clock));
         let service = FixedWindowLayer::new(inner).layer(Hello);
         for status in [200, 429] {
             let outer = FixedWindowLayer::new(&limits);
