@@ -207,6 +207,7 @@ fn a_mistake_of_support_changes_nothing_and_gets_a_sentence() {
 fn support_over_two_nodes() {
     let Some(mut redis) = harness::Server::start() else { return };
     let nodes = [Node::start(Some(redis.url())), Node::start(Some(redis.url()))];
+    redis.wait_for_apps(nodes.len());
     let [one, other] = &nodes;
     let of_ann = |node: &Node| used(&node.ask("GET api/key/u1"));
 

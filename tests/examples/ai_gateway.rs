@@ -69,6 +69,7 @@ fn ai_gateways_over_redis() {
         Server::start_with(command.env("LIMITS", LIMITS).env("REDIS_URL", redis.url()))
     };
     let (one, other) = (gateway(), gateway());
+    redis.wait_for_apps(2);
     let answer = chat(&one, ANN, 900, 40);
     assert_eq!((answer.status, answer.number("x-ratelimit-used")), (200, 900));
     wait_for_usage(&other, ANN, [Some(1), Some(40), Some(1)]);

@@ -69,10 +69,7 @@ fn two_nodes_share_a_count() {
     let Some(redis) = harness::Server::start() else { return };
     let node = || Server::start_with(example("step6").env("REDIS_URL", redis.url()));
     let nodes = [node(), node()];
-    // A node that has not connected yet counts by itself. One more client asks for the list.
-    harness::wait_for("both nodes to connect", || {
-        redis.ask::<String>(&["CLIENT", "LIST"]).lines().count() > nodes.len()
-    });
+    redis.wait_for_apps(nodes.len());
     let ask = |n: &usize| -> Answer { nodes[*n].send("GET /search") };
     let answers = nodes[0].round_of(&[0, 1, 0, 1], ask);
     let left: Vec<_> = answers.iter().map(|one| one.number("x-ratelimit-remaining")).collect();

@@ -120,6 +120,13 @@ impl Server {
         format!("redis://127.0.0.1:{}/", self.port)
     }
 
+    /// Waits until so many apps have connected. An app that has not yet counts by itself.
+    pub fn wait_for_apps(&self, apps: usize) {
+        // One more client asks for the list.
+        let clients = || self.ask::<String>(&["CLIENT", "LIST"]).lines().count();
+        wait_for("the apps to connect", || clients() > apps);
+    }
+
     /// Sends a command to the server, past the store. A live Sentinel may need seconds to answer,
     /// since it waits for the disk to keep its state.
     pub fn ask<T: redis::FromRedisValue>(&self, command: &[&str]) -> T {
