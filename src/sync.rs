@@ -1,12 +1,12 @@
-//! The lock that the memory store is built on, replaced by shuttle's when a model of it is run.
+//! The lock and the atomics of the memory store, replaced by shuttle's when a model of it is run.
 
 use std::sync::{PoisonError, TryLockError};
 
 #[cfg(not(tfw_shuttle))]
-pub(crate) use std::sync::{Mutex, MutexGuard};
+pub(crate) use std::sync::{Mutex, MutexGuard, atomic};
 
 #[cfg(tfw_shuttle)]
-pub(crate) use shuttle::sync::{Mutex, MutexGuard};
+pub(crate) use shuttle::sync::{Mutex, MutexGuard, atomic};
 
 /// Locks a mutex under which nothing panics. If something did, the counters would still be valid.
 #[inline(always)]

@@ -20,16 +20,18 @@ use super::scope::Scope;
 use super::sharded::Sharded;
 use crate::decision::Decision;
 use crate::key::Key;
-use crate::quota::Quotas;
 use crate::sync::MutexGuard;
 
 // First, since rustdoc shows methods in the order of modules.
 mod creating;
 
+mod charging;
 #[cfg(feature = "saved")]
 mod file;
 #[cfg(feature = "saved")]
 mod format;
+mod last_refused;
+mod locked;
 mod overflow_report;
 #[cfg(feature = "saved")]
 mod saved;
@@ -44,6 +46,7 @@ pub use saved::CountsFile;
 #[cfg(feature = "saved")]
 use saver::Saver;
 
+use locked::LockedShard;
 use shard::{CountedIn, Home, Shard, max_bytes};
 use time::{Reading, Time};
 
@@ -99,7 +102,7 @@ pub struct MemoryStore {
 }
 
 struct Memory {
-    shards: Sharded<Shard>,
+    shards: Sharded<LockedShard>,
     /// The most buckets of a shard's table.
     buckets: usize,
     counters: ChargedQuotas,
@@ -136,13 +139,13 @@ impl MemoryStore {
     /// ```
     pub fn len(&self) -> usize {
         let now = self.memory.time.now().at;
-        self.memory.shards.iter().map(|shard| shard.live(now)).sum()
+        self.memory.shards.iter().map(|shard| shard.lock().live(now)).sum()
     }
 
     /// Returns whether no key's window runs. It scans entries until it finds one.
     pub fn is_empty(&self) -> bool {
         let now = self.memory.time.now().at;
-        self.memory.shards.iter().all(|shard| shard.live(now) == 0)
+        self.memory.shards.iter().all(|shard| shard.lock().live(now) == 0)
     }
 
     /// Returns how many charges had no entry of their own since the store was created. 0 means that
@@ -161,7 +164,7 @@ impl MemoryStore {
     /// assert!(store.overflowed() > 0);
     /// ```
     pub fn overflowed(&self) -> u64 {
-        self.memory.shards.iter().map(|shard| shard.overflowed).sum()
+        self.memory.shards.iter().map(|shard| shard.lock().overflowed).sum()
     }
 
     /// Sets the gauges `tower_fixed_window_tracked_keys` and `tower_fixed_window_max_keys`, with
@@ -211,7 +214,8 @@ impl MemoryStore {
         scope: &Scope,
         key: &Key,
     ) -> (Reading, MutexGuard<'_, Shard>, Home) {
-        let (mut shard, hash) = self.memory.shards.lock(scope, key);
+        let (shard, hash) = self.memory.shards.shard_of(scope, key);
+        let mut shard = shard.lock();
         // While this call waited, a call with a later time may have given this key's entry to a new
         // key. By the older reading, this key's window would still run, with nothing counted. The
         // same holds for the clock of the last tick, after a call with the exact time.
@@ -219,124 +223,6 @@ impl MemoryStore {
             now = self.now_again(&mut shard);
         }
         (now, shard, Home { hash, scope: scope.id() })
-    }
-
-    /// Does the same as [`Store::charge`], and notes the decision: for a usual charge that passes,
-    /// the number of its tokens, so that its decision stays in registers until it is the reply.
-    #[inline(always)]
-    pub(crate) fn charge_noting(
-        &self,
-        charge: Charge<'_>,
-        note_passed: impl FnOnce(u64),
-        note: impl FnOnce(&mut Decision),
-    ) -> Reply<Decision> {
-        let Account { scope, quotas, key } = charge.account();
-        let [quota] = quotas.as_slice() else { return self.charge_quotas(charge).noted(note) };
-        if !charge.ask.is_plain() {
-            return self.charge_specially(charge).noted(note);
-        }
-        let (now, mut shard, home) = self.find(self.memory.time.recently(), scope, key);
-        match shard.charge_running(now, quota, &home, charge.cost()) {
-            Some(ruling) if ruling.passed() => {
-                drop(shard);
-                note_passed(charge.cost());
-                Reply::now(ruling.into_decision())
-            }
-            Some(ruling) => {
-                drop(shard);
-                Reply::now(ruling.into_decision()).noted(note)
-            }
-            None => self.decide::<1>(charge, now, shard, home).noted(note),
-        }
-    }
-
-    /// Decides a charge of one quota that reserves, peeks, or takes what there is.
-    #[inline(never)]
-    fn charge_specially(&self, charge: Charge<'_>) -> Reply<Decision> {
-        let (now, shard, home) = self.find_for(&charge);
-        self.decide::<1>(charge, now, shard, home)
-    }
-
-    /// Decides a charge of several quotas.
-    #[inline(never)]
-    fn charge_quotas(&self, charge: Charge<'_>) -> Reply<Decision> {
-        let (now, shard, home) = self.find_for(&charge);
-        match charge.account().quotas().len() {
-            2 => self.decide::<2>(charge, now, shard, home),
-            3 => self.decide::<3>(charge, now, shard, home),
-            _ => self.decide::<{ Quotas::MAX }>(charge, now, shard, home),
-        }
-    }
-
-    /// Locks the shard of a charge's key, as [`find`](Self::find) does.
-    #[inline(always)]
-    fn find_for(&self, charge: &Charge<'_>) -> (Reading, MutexGuard<'_, Shard>, Home) {
-        let Account { scope, key, .. } = charge.account();
-        // A request that waits for a window counts the time until it ends.
-        let time = &self.memory.time;
-        let now = if charge.may_reserve() { time.now() } else { time.recently() };
-        self.find(now, scope, key)
-    }
-
-    /// Decides a charge of at most `N` quotas. Not inlined, so that the usual charge needs no stack
-    /// for it.
-    #[inline(never)]
-    fn decide<const N: usize>(
-        &self,
-        charge: Charge<'_>,
-        mut now: Reading,
-        mut shard: MutexGuard<'_, Shard>,
-        home: Home,
-    ) -> Reply<Decision> {
-        let account = &charge.account;
-        let quotas = account.quotas().as_slice();
-        if N > 1
-            && let Ok(quotas) = quotas.try_into()
-            && let Some(decision) = shard.charge_all_running::<N>(now, quotas, &home, charge.ask)
-        {
-            return Reply::now(decision);
-        }
-        if N == 1
-            && let Some((decision, is_new)) = shard.charge_first(now, account, &home, charge.ask)
-        {
-            if is_new {
-                // Noted under the lock, so that a reset or a save that finds the entry finds its
-                // counter.
-                self.memory.counters.note(account.scope(), &quotas[0]);
-            }
-            return Reply::now(decision);
-        }
-        let (places, windows) = loop {
-            let found = shard.locate_all::<N>(now.at, account, &home);
-            // Near a boundary, only the exact time shows on which side of it the charge is.
-            if now.is_exact()
-                || !found.1.iter().any(|window| window.is_over_at(now.at, now.latest()))
-            {
-                break found;
-            }
-            now = self.now_again(&mut shard);
-        };
-        let now = now.at;
-        let (mut decision, writes) = charge.decide_over(now, &windows);
-        let mut written = 0;
-        for (i, (place, state)) in places.into_iter().zip(writes).enumerate() {
-            let Some(state) = state else { continue };
-            written |= 1 << i;
-            if !matches!(place, CountedIn::Own(_))
-                && let Some(quota) = quotas.get(i)
-            {
-                self.memory.counters.note(account.scope(), quota);
-            }
-            shard.write(now, place, state);
-        }
-        if let Some(until) = shard.overflows_until(now)
-            && !charge.is_peek()
-        {
-            // Passed by value, so that the places stay in registers on the usual path.
-            let shared = self.count_overflow(now, until, shard, account, places, written);
-            (0..N).filter(|i| shared >> i & 1 == 1).for_each(|i| decision.note_shared(i));
-        }
-        Reply::now(decision)
     }
 }
 

@@ -17,7 +17,6 @@ use super::scope::Scope;
 use super::table::WAYS;
 use crate::key::Key;
 use crate::quota::Quota;
-use crate::sync::{self, Mutex, MutexGuard};
 
 #[cfg(feature = "saved")]
 pub(super) mod seeds;
@@ -31,7 +30,7 @@ pub(super) const MAX_SHARDS: usize = 32_768;
 
 pub(super) struct Sharded<S> {
     /// Allocated by the first call: most limiters are moved to a shared store before any.
-    shards: OnceLock<Box<[LockedShard<S>]>>,
+    shards: OnceLock<Box<[Aligned<S>]>>,
     count: usize,
     hasher: RandomState,
 }
@@ -39,7 +38,7 @@ pub(super) struct Sharded<S> {
 /// A shard on cache lines of its own: threads with different keys share no memory that they write.
 #[derive(Default)]
 #[repr(align(128))]
-struct LockedShard<S>(Mutex<S>);
+struct Aligned<S>(S);
 
 /// Returns the number of shards for a number of entries, and the most buckets of each.
 pub(super) fn shares(max_entries: usize) -> (usize, usize) {
@@ -61,29 +60,29 @@ impl<S: Default> Sharded<S> {
         Self { shards: OnceLock::new(), count, hasher: RandomState::default() }
     }
 
-    /// Locks the shard of a key. Returns it with the key's hash.
+    /// Returns the shard of a key, with the key's hash.
     #[inline(always)]
-    pub(super) fn lock(&self, scope: &Scope, key: &Key) -> (MutexGuard<'_, S>, u64) {
-        let hash = hash(&self.hasher, scope, key);
-        let shards = self.shards();
-        (lock(&shards[index(shards, hash)]), hash)
+    pub(super) fn shard_of(&self, scope: &Scope, key: &Key) -> (&S, u64) {
+        let (shard, hash) = self.locate(scope, key);
+        (self.at(shard), hash)
     }
 
     /// Returns the number of a key's shard, and the key's hash.
-    #[inline]
+    #[inline(always)]
     pub(super) fn locate(&self, scope: &Scope, key: &Key) -> (usize, u64) {
         let hash = hash(&self.hasher, scope, key);
         (index(self.shards(), hash), hash)
     }
 
-    /// Locks a shard. A thread that holds one may lock only shards of larger numbers.
+    /// Returns a shard by its number. A thread that has locked one may lock only shards of larger
+    /// numbers.
     #[inline]
-    pub(super) fn lock_at(&self, shard: usize) -> MutexGuard<'_, S> {
-        lock(&self.shards()[shard])
+    pub(super) fn at(&self, shard: usize) -> &S {
+        &self.shards()[shard].0
     }
 
     #[inline(always)]
-    fn shards(&self) -> &[LockedShard<S>] {
+    fn shards(&self) -> &[Aligned<S>] {
         match self.shards.get() {
             Some(shards) => shards,
             None => self.allocate(),
@@ -91,13 +90,13 @@ impl<S: Default> Sharded<S> {
     }
 
     #[cold]
-    fn allocate(&self) -> &[LockedShard<S>] {
-        self.shards.get_or_init(|| (0..self.count).map(|_| LockedShard::default()).collect())
+    fn allocate(&self) -> &[Aligned<S>] {
+        self.shards.get_or_init(|| (0..self.count).map(|_| Aligned::default()).collect())
     }
 
-    /// Locks all shards, one at a time.
-    pub(super) fn iter(&self) -> impl Iterator<Item = MutexGuard<'_, S>> {
-        self.shards.get().into_iter().flatten().map(lock)
+    /// Returns the shards, if a call has allocated them.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &S> {
+        self.shards.get().into_iter().flatten().map(|Aligned(shard)| shard)
     }
 
     pub(super) fn count(&self) -> usize {
@@ -106,7 +105,7 @@ impl<S: Default> Sharded<S> {
 
     /// Returns the bytes of the shards without their tables.
     pub(super) fn bytes(&self) -> usize {
-        self.count * size_of::<LockedShard<S>>()
+        self.count * size_of::<Aligned<S>>()
     }
 }
 
@@ -134,11 +133,6 @@ pub(super) fn fingerprint(hash: u64, quota: &Quota) -> u64 {
 
 /// Returns the shard of a hash. The number of shards is a power of two.
 #[inline(always)]
-fn index<S>(shards: &[LockedShard<S>], hash: u64) -> usize {
+fn index<S>(shards: &[Aligned<S>], hash: u64) -> usize {
     (hash >> 32) as usize & (shards.len() - 1)
-}
-
-#[inline(always)]
-fn lock<S>(LockedShard(shard): &LockedShard<S>) -> MutexGuard<'_, S> {
-    sync::lock(shard)
 }

@@ -12,6 +12,8 @@ use tower_fixed_window::store::Reply;
 use tower_fixed_window::{Clock, Limit, Limiter, Limits, Line, MemoryStore, Quota, Quotas};
 
 const WINDOW: Duration = Duration::from_millis(100);
+/// An instant with a tick of the clock: the store reads the same as the exact time.
+const TICK: u64 = 60;
 /// The entries of the smallest store.
 const ENTRIES: u64 = 16;
 
@@ -284,6 +286,71 @@ fn several_limits_and_one_of_them() {
     assert_eq!(now(limits.of("one").peek(1_u64)).used(), 1 + both as u64);
 }
 
+/// A client that was refused tries again, while its token is refunded.
+fn a_refusal_again_and_a_refund() {
+    let (limiter, _) = limiter(Quota::new(1, WINDOW), &Time::at(TICK));
+    let receipt = now(limiter.charge("one", 1)).expect("it passes");
+    assert!(!now(limiter.check("one")).allowed());
+    let refunded = Arc::new(AtomicU64::new(0));
+    let refund = thread::spawn({
+        let (limiter, refunded) = (limiter.clone(), Arc::clone(&refunded));
+        move || {
+            now(limiter.refund(receipt));
+            refunded.store(1, Ordering::SeqCst);
+        }
+    });
+    let was_refunded = refunded.load(Ordering::SeqCst) == 1;
+    let passed = now(limiter.check("one")).allowed();
+    assert!(passed || !was_refunded, "refused by a count of before");
+    refund.join().expect("no panic");
+    assert_ne!(passed, now(limiter.check("one")).allowed());
+}
+
+/// A charge that does not fit is followed by a smaller one that does.
+fn a_refusal_and_smaller_charges() {
+    let (limiter, _) = limiter(Quota::new(3, WINDOW), &Time::at(TICK));
+    assert!(now(limiter.check_cost("one", 2)).allowed());
+    let threads = [(); 2].map(|()| {
+        let limiter = limiter.clone();
+        thread::spawn(move || {
+            assert!(!now(limiter.check_cost("one", 2)).allowed());
+            let passed = now(limiter.check("one")).allowed();
+            assert_eq!(now(limiter.check_cost("one", 2)).used(), 3);
+            passed
+        })
+    });
+    let passed = threads.map(|thread| thread.join().expect("no panic"));
+    assert_eq!(passed.into_iter().filter(|passed| *passed).count(), 1);
+}
+
+/// Each key's refusals have its own count, although the copy of the last one is of either key.
+fn keys_that_are_refused_in_turns() {
+    refuse_in_turns(3 * TICK);
+}
+
+/// The first answers were of the exact time. Later ones are not of a time before that.
+fn keys_that_are_refused_in_turns_between_ticks() {
+    refuse_in_turns(3 * TICK - 10);
+}
+
+fn refuse_in_turns(at: u64) {
+    let (limiter, store) = limiter(Quota::new(2, WINDOW), &Time::at(at));
+    let others = Quota::new(3, 2 * WINDOW).name("others").store(store);
+    assert!(now(limiter.check_cost("one", 2)).allowed());
+    assert!(now(others.check_cost("two", 3)).allowed());
+    let (one, two) = (now(limiter.check("one")), now(others.check("two")));
+    assert_ne!((one.used(), one.reset_at()), (two.used(), two.reset_at()));
+    let turns = thread::spawn({
+        let (limiter, one) = (limiter.clone(), one.clone());
+        move || {
+            assert_eq!(now(limiter.check("one")), one);
+            assert_eq!(now(others.check("two")), two);
+        }
+    });
+    (0..2).for_each(|_| assert_eq!(now(limiter.check("one")), one));
+    turns.join().expect("no panic");
+}
+
 macro_rules! models {
     ($($model:ident),* $(,)?) => {
         mod at_random {
@@ -311,6 +378,10 @@ models!(
     limits_in_opposite_orders,
     a_refusal_that_nobody_sees,
     several_limits_and_one_of_them,
+    a_refusal_again_and_a_refund,
+    a_refusal_and_smaller_charges,
+    keys_that_are_refused_in_turns,
+    keys_that_are_refused_in_turns_between_ticks,
 );
 
 /// The store reads a clock that shows the last tick only, unless a window is about to end.

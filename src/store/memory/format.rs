@@ -25,6 +25,7 @@ use super::super::sharded::seeds::Seeds;
 use super::super::sharded::{MAX_SHARDS, Sharded, share};
 use super::super::table::{Bucket, Entry, WAYS};
 use super::Memory;
+use super::locked::LockedShard;
 use super::shard::{Count, Part, Shard, Times};
 use crate::quota::Quota;
 use crate::window::MAX;
@@ -39,7 +40,7 @@ pub(super) const CHUNK: usize = 1 << 16;
 
 /// A store's counters, as read from a file.
 pub(super) struct Saved {
-    pub(super) shards: Sharded<Shard>,
+    pub(super) shards: Sharded<LockedShard>,
     pub(super) buckets: usize,
     pub(super) counters: ChargedQuotas,
     pub(super) seeds: Seeds,
@@ -88,7 +89,7 @@ pub(super) fn write(memory: &Memory, seeds: Seeds, out: &mut impl Write) -> io::
             .into_iter()
             .for_each(|part| write_part(memory, shard, part, now, &mut bytes));
         // Read after the tables, so that no copied entry is of a later time.
-        let Times { latest, ahead_until } = memory.shards.lock_at(shard).times();
+        let Times { latest, ahead_until } = memory.shards.at(shard).lock().times();
         bytes.extend(latest.to_le_bytes());
         bytes.extend(ahead_until.to_le_bytes());
         flush(&mut bytes)?;
@@ -108,7 +109,7 @@ fn write_part(memory: &Memory, shard: usize, part: Part, now: i64, bytes: &mut V
     let mut copy = Vec::with_capacity(STEP);
     let (mut from, mut size) = (0, None);
     loop {
-        let shard = memory.shards.lock_at(shard);
+        let shard = memory.shards.at(shard).lock();
         let buckets = shard.buckets(part);
         if size != Some(buckets.len()) {
             // Before the first step, or since the table has grown.
@@ -218,6 +219,7 @@ pub(super) fn read(input: &mut impl Read, max_keys: usize, now: i64) -> io::Resu
     if input.0.read(&mut [0])? > 0 {
         return Err(broken("it ends too late"));
     }
+    let shards = shards.into_iter().map(LockedShard::from).collect();
     Ok(Saved { shards: Sharded::restored(shards, seeds), buckets, counters, seeds, at })
 }
 

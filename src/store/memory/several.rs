@@ -203,7 +203,7 @@ impl<'s, const N: usize> LockedShards<'s, N> {
             let shard = place / (2 * MAX_LIMITS);
             if shard != last {
                 last = shard;
-                shards[locks] = Some(memory.shards.lock_at(shard));
+                shards[locks] = Some(memory.shards.at(shard).lock());
                 locks += 1;
             }
             lock[place % MAX_LIMITS] = locks - 1;

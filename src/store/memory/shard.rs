@@ -86,7 +86,7 @@ pub(super) struct Home {
 
 impl Home {
     #[inline]
-    fn fingerprint(&self, quota: &Quota) -> u64 {
+    pub(super) fn fingerprint(&self, quota: &Quota) -> u64 {
         fingerprint(self.hash, quota)
     }
 

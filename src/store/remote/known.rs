@@ -19,7 +19,7 @@ use super::stopwatch::{lag, passed};
 use crate::decision::Decision;
 use crate::key::Key;
 use crate::quota::{Quota, Quotas};
-use crate::sync::MutexGuard;
+use crate::sync::{self, Mutex, MutexGuard};
 use crate::timer::Instant;
 use crate::window::{MAX, State};
 
@@ -40,7 +40,7 @@ const RESET: u64 = 1 << 32;
 /// A process's knowledge of a store.
 pub(super) struct Known {
     since: Instant,
-    shards: Sharded<Table<Fact>>,
+    shards: Sharded<Mutex<Table<Fact>>>,
     /// Buckets in a shard's table when it has grown.
     buckets: usize,
     /// How often a key of each kind was changed by this process: what was asked before then is not
@@ -100,7 +100,8 @@ impl Known {
 
     /// The facts of a key, locked.
     pub(super) fn of(&self, scope: &Scope, key: &Key) -> Facts<'_> {
-        let (mut table, hash) = self.shards.lock(scope, key);
+        let (table, hash) = self.shards.shard_of(scope, key);
+        let mut table = sync::lock(table);
         if table.is_unallocated() {
             *table = Table::new(1, self.buckets);
         }

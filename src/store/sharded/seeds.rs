@@ -8,7 +8,7 @@ use foldhash::SharedSeed;
 use foldhash::quality::SeedableRandomState;
 
 use super::super::scope::Scope;
-use super::{LockedShard, Mutex as Lock, Sharded, fingerprint, hash};
+use super::{Aligned, Sharded, fingerprint, hash};
 use crate::key::Key;
 use crate::quota::{Quota, Weekday};
 
@@ -70,8 +70,7 @@ impl<S: Default> Sharded<S> {
     /// Shards of another process, whose hashes begin with these seeds.
     pub(in crate::store) fn restored(shards: Vec<S>, seeds: Seeds) -> Self {
         let count = shards.len();
-        let shards = shards.into_iter().map(|shard| LockedShard(Lock::new(shard)));
-        let shards: Box<[_]> = shards.collect();
+        let shards: Box<[_]> = shards.into_iter().map(Aligned).collect();
         Self { shards: shards.into(), count, hasher: seeds.hasher() }
     }
 

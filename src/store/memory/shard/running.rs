@@ -7,26 +7,36 @@ use super::super::time::Reading;
 use super::{Count, Home, Shard, state};
 use crate::decision::{Ask, Decision, Ruling};
 use crate::quota::Quota;
-use crate::window::Window;
+use crate::window::{State, Window};
 
 impl Shard {
-    /// Decides a plain charge of one quota in a window that runs, as nearly every charge is.
+    /// Decides a plain charge of one plain quota in a window that runs. Returns the state that was
+    /// found, too.
     #[inline(always)]
     pub(in crate::store::memory) fn charge_running(
         &mut self,
         now: Reading,
         quota: &Quota,
-        home: &Home,
+        fingerprint: u64,
+        cost: u64,
+    ) -> Option<(Ruling, State)> {
+        let entry = self.table.entry_mut(fingerprint)?;
+        let state = state(*entry);
+        let ruling = Self::rule_running(now, quota, state, cost)?;
+        entry.payload.used = ruling.used();
+        Some((ruling, state))
+    }
+
+    /// Decides a charge of a plain quota by a state whose window runs.
+    #[inline(always)]
+    pub(in crate::store::memory) fn rule_running(
+        now: Reading,
+        quota: &Quota,
+        state: State,
         cost: u64,
     ) -> Option<Ruling> {
-        if !quota.is_plain() {
-            return None;
-        }
-        let entry = self.table.entry_mut(home.fingerprint(quota))?;
-        let window = Window::running(now.at, now.latest(), state(*entry), quota)?;
-        let ruling = Ruling::new(now.at, &window, cost);
-        entry.payload.used = ruling.used();
-        Some(ruling)
+        let window = Window::running(now.at, now.latest(), state, quota)?;
+        Some(Ruling::new(now.at, &window, cost))
     }
 
     /// Decides the first charge of a quota in a window, in the key's entry or in a free one.
@@ -61,7 +71,7 @@ impl Shard {
         Some((decision, is_new))
     }
 
-    /// Does the same as [`charge_running`](Self::charge_running) for exactly `N` quotas.
+    /// Decides a plain charge of exactly `N` quotas in windows that run.
     #[inline(always)]
     pub(in crate::store::memory) fn charge_all_running<const N: usize>(
         &mut self,
