@@ -7,7 +7,7 @@ use super::MemoryStore;
 use super::shard::{CountedIn, Home, Shard};
 use super::time::Reading;
 use crate::decision::Decision;
-use crate::quota::Quotas;
+use crate::quota::{Quota, Quotas};
 use crate::sync::MutexGuard;
 
 impl MemoryStore {
@@ -26,14 +26,15 @@ impl MemoryStore {
             return self.charge_specially(charge).noted(note);
         }
         let (shard, hash) = self.memory.shards.shard_of(scope, key);
-        let (now, home) = (self.memory.time.recently(), Home { hash, scope: scope.id() });
+        let (time, home) = (&self.memory.time, Home { hash, scope: scope.id() });
         let (fingerprint, cost) = (home.fingerprint(quota), charge.cost());
-        if let Some(ruling) = shard.refuse_again(now, quota, fingerprint, cost) {
+        if let Some(ruling) = shard.refuse_again(time, quota, fingerprint, cost) {
             return Reply::now(ruling.into_decision()).noted(note);
         }
-        let mut shard = shard.lock_running();
+        let now = time.recently();
+        let mut shard = shard.lock_for_charge();
         if !shard.enter(now) {
-            return self.charge_exactly(charge, shard.into_any(), home).noted(note);
+            return self.charge_exactly(charge, quota, shard.into_any(), home).noted(note);
         }
         match shard.charge(now, quota, fingerprint, cost) {
             Some(ruling) if ruling.passed() => {
@@ -49,19 +50,18 @@ impl MemoryStore {
         }
     }
 
-    /// Decides a plain charge of one plain quota in a shard with a later time than the reading that
-    /// the charge had. The refusal is not copied: by its copy, the clock of the last tick would
-    /// refuse at an earlier time.
+    /// Decides a plain charge of one plain quota by the exact time, since the shard has a later one
+    /// than the last tick. A refusal is not copied: the clock of the last tick is earlier.
     #[cold]
     #[inline(never)]
     fn charge_exactly(
         &self,
         charge: Charge<'_>,
+        quota: &Quota,
         mut shard: MutexGuard<'_, Shard>,
         home: Home,
     ) -> Reply<Decision> {
         let now = self.now_again(&mut shard);
-        let quota = &charge.account().quotas.as_slice()[0];
         match shard.charge_running(now, quota, home.fingerprint(quota), charge.cost()) {
             Some((ruling, _)) => Reply::now(ruling.into_decision()),
             None => self.decide::<1>(charge, now, shard, home),

@@ -4,7 +4,8 @@
 use crate::sync::atomic::{AtomicI64, AtomicU64, Ordering, fence};
 use crate::window::State;
 
-/// A copy of an entry, or none. It changes only under the lock of its shard.
+/// A copy of an entry, or none. It changes only under the lock of its shard, and equals its entry:
+/// a thread that changes the entry removes the copy before it releases the lock.
 #[derive(Default)]
 pub(super) struct LastRefused {
     /// Counts the changes, twice: it is odd during one.
@@ -54,7 +55,7 @@ impl LastRefused {
         self.version.store(version + 2, Ordering::Release);
     }
 
-    /// Removes the copy, before its entry changes.
+    /// Removes the copy.
     #[inline]
     pub(super) fn clear(&self) {
         if !self.is_of(0) {

@@ -2,7 +2,7 @@
 
 use super::last_refused::LastRefused;
 use super::shard::Shard;
-use super::time::Reading;
+use super::time::{Reading, Time};
 use crate::decision::Ruling;
 use crate::quota::Quota;
 use crate::sync::{self, Mutex, MutexGuard};
@@ -13,9 +13,13 @@ pub(super) struct LockedShard {
     last_refused: LastRefused,
 }
 
-/// A shard under its lock, for a charge in a window that runs: only this leaves the copy of another
-/// key's entry.
-pub(super) struct Running<'a> {
+/// Two cache lines, so that shards stay as small as `max_bytes` says.
+#[cfg(all(target_os = "linux", target_pointer_width = "64", not(tfw_shuttle)))]
+const _: () = assert!(size_of::<LockedShard>() <= 128);
+
+/// A shard under its lock, for a charge in a window that runs. The copy stays if it is of another
+/// key.
+pub(super) struct LockedForCharge<'a> {
     shard: MutexGuard<'a, Shard>,
     last_refused: &'a LastRefused,
 }
@@ -24,35 +28,39 @@ impl LockedShard {
     /// Locks the shard, for any change.
     #[inline]
     pub(super) fn lock(&self) -> MutexGuard<'_, Shard> {
-        self.lock_running().into_any()
+        self.lock_for_charge().into_any()
     }
 
     #[inline(always)]
-    pub(super) fn lock_running(&self) -> Running<'_> {
+    pub(super) fn lock_for_charge(&self) -> LockedForCharge<'_> {
         let Self { shard, last_refused } = self;
-        Running { shard: sync::lock(shard), last_refused }
+        LockedForCharge { shard: sync::lock(shard), last_refused }
     }
 
-    /// Refuses a plain charge of one quota without the lock, if the last one that was refused is of
-    /// the same key.
+    /// Refuses a plain charge of one plain quota without the lock, if the last one that was refused
+    /// is of the same key. A clock that has stepped back within the window is left to the next call
+    /// that takes the lock.
     #[inline(always)]
     pub(super) fn refuse_again(
         &self,
-        now: Reading,
+        time: &Time,
         quota: &Quota,
         fingerprint: u64,
         cost: u64,
     ) -> Option<Ruling> {
+        // Most charges are of another key, and load no more than this.
         if !self.last_refused.is_of(fingerprint) {
             return None;
         }
         let state = self.last_refused.get(fingerprint)?;
+        // Read after the copy, so that no refusal is of an earlier time than the copied one.
+        let now = time.recently();
         let ruling = Shard::rule_running(now, quota, state, cost)?;
         (!ruling.passed()).then_some(ruling)
     }
 }
 
-impl<'a> Running<'a> {
+impl<'a> LockedForCharge<'a> {
     /// Sets the time of the shard, as [`Shard::enter`] does.
     #[inline(always)]
     pub(super) fn enter(&mut self, now: Reading) -> bool {
@@ -73,7 +81,7 @@ impl<'a> Running<'a> {
             if self.last_refused.is_of(fingerprint) {
                 self.last_refused.clear();
             }
-        } else {
+        } else if !self.last_refused.is_of(fingerprint) {
             self.last_refused.set(fingerprint, state);
         }
         Some(ruling)
