@@ -20,7 +20,7 @@ mod together;
 
 use harness::{Proxy, Server};
 use redis::aio::MultiplexedConnection;
-use redis::{Script, cmd};
+use redis::{AsyncConnectionConfig, Script, cmd};
 use tower_fixed_window::store::{Account, Charge, RedisStore, Scope, Store};
 use tower_fixed_window::{Key, Limit, Limiter, OnStoreFailure, Quota, Quotas};
 
@@ -109,6 +109,14 @@ async fn main() {
     }
 }
 
+/// A machine that stands still for a while is no failure of the store, nor of the client library.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+async fn connect(client: &redis::Client) -> MultiplexedConnection {
+    let config = AsyncConnectionConfig::new().set_response_timeout(Some(PATIENCE));
+    client.get_multiplexed_async_connection_with_config(&config).await.expect("it connects")
+}
+
 async fn near(server: &Server, quick: bool) {
     let (rounds, span) = if quick { (1, 20) } else { (7, 500) };
     let client = redis::Client::open(server.url()).expect("an address");
@@ -116,11 +124,10 @@ async fn near(server: &Server, quick: bool) {
     // The store sets this, too.
     let settings = info.tcp_settings().clone().set_nodelay(true);
     let client = redis::Client::open(info.set_tcp_settings(settings)).expect("an address");
-    let connection = client.get_multiplexed_async_connection().await.expect("it connects");
+    let connection = connect(&client).await;
 
     let store = RedisStore::from(connection.clone()).on_failure(OnStoreFailure::Deny);
-    // A machine that stands still for a while is no failure of the store.
-    let store = store.deadline(Duration::from_secs(20));
+    let store = store.deadline(PATIENCE);
     let of = |name, quotas| Contestant::Store(store.clone(), Scope::named(name), quotas);
     let alone =
         |name, quotas| Contestant::Store(store.clone().one_by_one(), Scope::named(name), quotas);

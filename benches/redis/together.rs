@@ -7,7 +7,7 @@ use redis::aio::MultiplexedConnection;
 use tower_fixed_window::store::RedisStore;
 use tower_fixed_window::{Limits, Line, OnStoreFailure, Quota};
 
-use super::{Server, cpu, info, median};
+use super::{PATIENCE, Server, connect, cpu, info, median};
 
 /// Enough keys that no refusal is remembered when a key comes again, a second later.
 const KEYS: u64 = 100_000;
@@ -101,9 +101,9 @@ pub(crate) async fn together(server: &Server, quick: bool) {
     let (rounds, span) = if quick { (1, 20) } else { (9, 400) };
     let client = redis::Client::open(server.url());
     let client = client.expect("an address");
-    let connection = client.get_multiplexed_async_connection().await.expect("it connects");
+    let connection = connect(&client).await;
     let store = RedisStore::client(client).on_failure(OnStoreFailure::Deny);
-    let store = store.deadline(Duration::from_secs(20));
+    let store = store.deadline(PATIENCE);
     let limits = NAMES.map(|name| Quota::per_hour(LIMIT).name(name));
     let limits = Limits::new(limits).store(store);
     // All counters exist, as those of returning users do.
