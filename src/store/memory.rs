@@ -3,7 +3,8 @@
 //! A key's hash selects a shard, so that all of its quotas are charged under one lock. Each quota
 //! of the key has an entry in the shard's table. A table doubles when it is full of keys whose
 //! windows run, up to its part of `max_keys`. After that, new keys share entries. Shards are small,
-//! so that no charge waits long while one grows.
+//! so that no charge waits long while one grows. The key that a shard refused last is refused again
+//! without the lock.
 
 use std::fmt;
 use std::sync::Arc;

@@ -351,6 +351,25 @@ fn refuse_in_turns(at: u64) {
     turns.join().expect("no panic");
 }
 
+/// The first refusal is of the exact time. The clock ticks while the next two are decided: none is
+/// of the tick before.
+fn refusals_while_the_clock_ticks() {
+    let time = Time::at(TICK + 10);
+    let (limiter, _) = limiter(Quota::new(1, 4 * WINDOW), &time);
+    assert!(now(limiter.check("one")).allowed());
+    let first = now(limiter.check("one")).retry_after();
+    let other = thread::spawn({
+        let (limiter, time) = (limiter.clone(), time.clone());
+        move || {
+            time.set(2 * TICK);
+            assert!(!now(limiter.check("one")).allowed());
+        }
+    });
+    let second = now(limiter.check("one")).retry_after();
+    assert!(second <= first, "{second:?} after {first:?}");
+    other.join().expect("no panic");
+}
+
 macro_rules! models {
     ($($model:ident),* $(,)?) => {
         mod at_random {
@@ -382,6 +401,7 @@ models!(
     a_refusal_and_smaller_charges,
     keys_that_are_refused_in_turns,
     keys_that_are_refused_in_turns_between_ticks,
+    refusals_while_the_clock_ticks,
 );
 
 /// The store reads a clock that shows the last tick only, unless a window is about to end.
