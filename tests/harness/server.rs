@@ -3,9 +3,12 @@
 //! `REDIS_SERVER=valkey-server` chooses another binary. Where there is none, tests are skipped with a
 //! line about it, or fail if `REQUIRE_REDIS` is set.
 
+use std::hash::{BuildHasher, RandomState};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -31,12 +34,14 @@ impl Server {
 
     /// A server with further options, such as `["--appendonly", "yes"]`.
     pub fn with(args: &[&str]) -> Option<Self> {
-        Self::on(free_port(), args)
+        Self::on_free_port(args, &[])
     }
 
     /// A server with options, on this port; 0 if an option names the port.
     pub fn on(port: u16, args: &[&str]) -> Option<Self> {
-        Self::on_with_env(port, args, Vec::new())
+        let mut server = Self::prepare(port, args, Vec::new())?;
+        server.restart();
+        Some(server)
     }
 
     /// A server whose clock is ahead by some seconds. `None` also where there is no C compiler for
@@ -54,12 +59,23 @@ impl Server {
             return None;
         }
         let path = library.path().display().to_string();
-        let env = vec![("LD_PRELOAD", path), ("CLOCK_SHIFT", seconds.to_string())];
+        let env = [("LD_PRELOAD", path), ("CLOCK_SHIFT", seconds.to_string())];
         // The library may go once the server has loaded it, which it has when it answers.
-        Self::on_with_env(free_port(), &["--save", ""], env)
+        Self::on_free_port(&["--save", ""], &env)
     }
 
-    fn on_with_env(port: u16, args: &[&str], env: Vec<(&'static str, String)>) -> Option<Self> {
+    /// Another process may have got the port meanwhile, and the server then ends at once.
+    fn on_free_port(args: &[&str], env: &[(&'static str, String)]) -> Option<Self> {
+        for _ in 0..10 {
+            let mut server = Self::prepare(free_port(), args, env.to_vec())?;
+            if server.starts() {
+                return Some(server);
+            }
+        }
+        panic!("the server ends at once, on each of ten ports");
+    }
+
+    fn prepare(port: u16, args: &[&str], env: Vec<(&'static str, String)>) -> Option<Self> {
         if !installed() {
             return None;
         }
@@ -69,15 +85,18 @@ impl Server {
         std::fs::write(&config, "").expect("a file");
         let mut all = vec![config.display().to_string()];
         all.extend(args.iter().map(|arg| (*arg).to_owned()));
-        let mut server = Self { child: None, dir, port, args: all, env };
-        server.restart();
-        Some(server)
+        Some(Self { child: None, dir, port, args: all, env })
     }
 
     /// Starts the server again, on the same port and in the same directory.
     pub fn restart(&mut self) {
+        assert!(self.starts(), "the server ends at once: is its port {} taken?", self.port);
+    }
+
+    /// Starts the process, and returns whether the server answers. If not, the process has ended.
+    fn starts(&mut self) -> bool {
         assert!(self.child.is_none(), "the server runs");
-        let child = Command::new(binary())
+        let mut child = Command::new(binary())
             .envs(self.env.iter().map(|(name, value)| (name, value)))
             .args(&self.args)
             .args(["--port", &self.port.to_string(), "--bind", "127.0.0.1"])
@@ -86,11 +105,16 @@ impl Server {
             .stderr(Stdio::null())
             .spawn()
             .expect("the server starts");
-        self.child = Some(child);
         // Under TLS there is no plain port to ask.
+        let mut ended = false;
         if self.port != 0 {
-            wait_for("the server to answer", || ping(self.port));
+            wait_for("the server to answer", || {
+                ended = child.try_wait().expect("a process").is_some();
+                ended || ping(self.port)
+            });
         }
+        self.child = (!ended).then_some(child);
+        !ended
     }
 
     /// Kills the server, which may have ended before.
@@ -156,16 +180,18 @@ fn ask_within<T: redis::FromRedisValue>(
     redis::cmd(command[0]).arg(&command[1..]).query(&mut connection)
 }
 
-/// A port that no process uses now.
+/// A port that no process uses now, and that this process gets once. Ports of outgoing connections
+/// are higher, so none of these takes a killed server's port before the server starts again.
 pub fn free_port() -> u16 {
-    // The bus of a cluster's node is 10,000 above its port.
+    const FIRST: u16 = 10_000;
+    /// The bus of a cluster's node is so much above the node's port.
+    const BUS: u16 = 10_000;
+    static NEXT: LazyLock<AtomicU16> =
+        LazyLock::new(|| AtomicU16::new(RandomState::new().hash_one(()) as u16));
+    let is_free = |port| TcpListener::bind(("127.0.0.1", port)).is_ok();
     loop {
-        let port = TcpListener::bind("127.0.0.1:0")
-            .expect("a port")
-            .local_addr()
-            .expect("an address")
-            .port();
-        if port < 55_000 {
+        let port = FIRST + NEXT.fetch_add(1, Ordering::Relaxed) % BUS;
+        if is_free(port) && is_free(port + BUS) {
             return port;
         }
     }
