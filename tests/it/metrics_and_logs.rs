@@ -77,6 +77,19 @@ fn expected(series: &[(&str, u64)]) -> Vec<(String, u64)> {
 const THREE: Quota = Quota::new(3, Quota::MAX_WINDOW);
 
 #[tokio::test(start_paused = true)]
+async fn a_correction_is_one_call_where_no_warning_is_wanted() {
+    let (recorder, handle) = recorder();
+    let _guard = metrics::set_default_local_recorder(recorder);
+    let limiter = Quota::per_minute(9).name("api").store(TestStore::new(Mood::Later));
+    let calls = || scraped(&handle)[r#"store_seconds_count{scope="api"}"#];
+    for (actual, expected) in [(3, 2.0), (2, 3.0), (0, 5.0)] {
+        let receipt = limiter.charge("ann", 2).await.expect("it answers").expect("it passed");
+        limiter.settle(receipt, actual).await.expect("it answers");
+        assert_eq!(calls(), expected, "a charge, and a correction if there is one");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn metrics_count_allowed_refused_failed_and_overflowed_requests() {
     let (recorder, handle) = recorder();
     let _guard = metrics::set_default_local_recorder(recorder);
@@ -408,17 +421,19 @@ async fn the_guide_names_every_metric_and_no_other() {
     }
 }
 
-#[test]
-fn a_recorder_may_be_installed_after_the_first_request() {
-    let layer = named("early", 9, Mood::Now);
-    let service = limited(layer);
+#[tokio::test]
+async fn a_recorder_may_be_installed_after_the_first_request() {
+    let service = limited(named("early", 9, Mood::Later));
     let (recorder, handle) = recorder();
-    assert_eq!(block_on(ask(&service)), 200);
+    assert_eq!(ask(&service).await, 200);
     let _guard = metrics::set_default_local_recorder(recorder);
-    assert_eq!(block_on(ask(&service)), 200);
+    assert_eq!(ask(&service).await, 200);
     assert_eq!(
         counts(&handle),
-        expected(&[(r#"decisions_total{scope="early",outcome="passed"}"#, 1)]),
+        expected(&[
+            (r#"decisions_total{scope="early",outcome="passed"}"#, 1),
+            (r#"store_seconds_count{scope="early"}"#, 1),
+        ]),
         "what was before is lost, what comes after is not"
     );
     assert!(handle.render().contains("# HELP tower_fixed_window_decisions_total Requests, by "));

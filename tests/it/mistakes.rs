@@ -27,7 +27,7 @@ use tower_fixed_window::key::{PeerAddr, client_ip, extension, global, header, pe
 use tower_fixed_window::store::{Remote, Store};
 use tower_fixed_window::{
     FixedWindowLayer, Grpc, Headers, Key, KeyExtractor, Limit, Limiter, MemoryStore, Quota,
-    RedisStore, TrueCost,
+    RateLimitEndpoint, RedisStore, TrueCost,
 };
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::filter::Targets;
@@ -664,4 +664,39 @@ fn one_name_on_a_store_is_no_mistake_for_equal_quotas_plans_and_limits_that_are_
         later.set_quotas(QUOTA);
     });
     assert_eq!(log, [""; 0]);
+}
+
+/// An app that creates limits as it runs has more than are kept.
+#[test]
+fn one_name_with_two_sets_of_quotas_is_noticed_after_many_limits_are_gone() {
+    let log = logged(async || {
+        let store = MemoryStore::new();
+        let named = |i: u64| QUOTA.name(&format!("limit-{i}")).store(store.clone());
+        (0..3_000).for_each(|i| drop(named(i)));
+        let first = named(3_000);
+        let second = Quota::per_hour(5).name("limit-3000").store(store.clone());
+        drop((first, second));
+        // Beyond 1,024 that are in use, only the first of them are known.
+        let used: Vec<_> = (0..1_100).map(named).collect();
+        for i in [1_000, 1_099] {
+            drop(Quota::per_hour(5).name(&format!("limit-{i}")).store(store.clone()));
+        }
+        drop(used);
+    });
+    let names: Vec<_> = log.iter().filter_map(|line| line.split('`').nth(1)).collect();
+    assert_eq!(names, ["limit-3000", "limit-1000"], "{log:#?}");
+}
+
+#[test]
+fn a_key_that_the_server_leaves_out_is_a_mistake_of_the_endpoint_too() {
+    let log = logged(async || {
+        let endpoint = RateLimitEndpoint::new([&named("api")]);
+        for _ in 0..3 {
+            let request = Request::new(Body::empty());
+            let response = endpoint.clone().oneshot(request).await.expect("infallible");
+            assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
+        }
+    });
+    let line = only_line(&log);
+    assert!(line.contains(CONNECT_INFO), "{line}");
 }

@@ -49,6 +49,13 @@ async fn inner(request: Request<Body>) -> Result<Response<Body>, std::convert::I
     Ok(response)
 }
 
+/// The sentence of a refusal.
+async fn message(refused: Response<Body>) -> String {
+    let body = axum::body::to_bytes(refused.into_body(), 1_000).await.expect("a body");
+    let body: serde_json::Value = serde_json::from_slice(&body).expect("JSON");
+    body["message"].as_str().expect("text").to_owned()
+}
+
 macro_rules! service {
     ($layer:expr) => {
         ServiceBuilder::new().layer($layer).service(service_fn(inner))
@@ -124,9 +131,13 @@ async fn a_request_costs_what_the_closure_says() {
             ("0", "8")
         );
         assert!(refused.headers().contains_key("retry-after"));
+        assert_eq!(message(refused).await, "API rate limit exceeded: 10/minute");
         let never = call(&mut service, "/huge").await;
         assert_eq!(never.status(), 429);
         assert!(!never.headers().contains_key("retry-after"), "it can never fit");
+        let exceeds =
+            "API rate limit exceeded: 10/minute; the cost of this request exceeds the limit";
+        assert_eq!(message(never).await, exceeds);
         assert_eq!(call(&mut service, "/free").await.status(), 200);
     }
 }
@@ -156,6 +167,29 @@ async fn only_failures_count() {
         assert_eq!(used(&call(&mut service, "/401").await), 2);
         assert_eq!(call(&mut service, "/200").await.status(), 429);
         assert_eq!(peeked(&limiter).await, 2);
+    }
+}
+
+#[tokio::test]
+async fn a_response_is_judged_only_if_its_request_is_charged() {
+    for mood in ANSWERS {
+        let plan = Limit::by_plan(|parts, _| match parts.uri.path() {
+            "/free" => Plan::UNLIMITED,
+            _ => Plan::from(Quota::per_minute(2)),
+        });
+        let judged = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
+        let judge = std::sync::Arc::clone(&judged);
+        let layer = layered(plan.key(global()), mood)
+            .skip(|parts| parts.uri.path() == "/health")
+            .count_if(move |response| {
+                judge.lock().expect("no panic").push(response.status.as_u16());
+                true
+            });
+        let mut service = service!(layer);
+        for path in ["/free", "/health", "/401", "/200", "/200"] {
+            let _ = call(&mut service, path).await;
+        }
+        assert_eq!(*judged.lock().expect("no panic"), [401, 200], "{mood:?}");
     }
 }
 

@@ -307,6 +307,26 @@ async fn a_frozen_server_fails_the_calls_that_were_in_flight_and_gets_no_others(
     measured.alerts("frozen", [WITHOUT_STORE, WITHOUT_STORE]);
 }
 
+/// The first call after a pause checks the connection, and those beside or after it don't.
+#[tokio::test]
+async fn a_check_of_an_idle_connection_is_counted() {
+    let Some(server) = Server::start() else { return };
+    let operator = Operator::start();
+    let store = RedisStore::new(server.url()).expect("an address").deadline(Duration::from_secs(5));
+    let limiter = limiter(store);
+    for pauses in 0..3 {
+        for _ in 0..3 {
+            let _ = limiter.check("ann").await.expect("it answers");
+        }
+        let counted = |name: &str| operator.series()[&format!("tower_fixed_window_store_{name}")];
+        let checks = counted("checks_total") as u64;
+        // A busy machine may pause once more.
+        assert!((pauses..pauses + 2).contains(&checks), "{checks} checks, {pauses} pauses");
+        assert_eq!(counted("connections_total"), 1.0);
+        sleep(Duration::from_millis(1_200)).await;
+    }
+}
+
 #[tokio::test]
 async fn a_slow_server_decides_and_is_seen_in_the_histogram() {
     let _alone = ALONE.lock().await;

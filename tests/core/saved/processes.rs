@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tower_fixed_window::{CountsFile, Limit, Limiter, MemoryStore, Quota};
 
@@ -34,6 +34,10 @@ fn the_child_does_its_task() {
         "zones" => count_in_zones(file, ["Asia/Tokyo", "Europe/Berlin", "America/New_York"]),
         "load" => load(file),
         "fail" => fail(file),
+        "debug" => {
+            tracing_subscriber::fmt().with_max_level(tracing::Level::DEBUG).with_ansi(false).init();
+            MemoryStore::open(file, Duration::MAX).and_then(|store| store.save()).expect("saves");
+        }
         "hold" => {
             let _store = MemoryStore::open(file, Duration::MAX).expect("opens");
             println!("\nopen");
@@ -128,6 +132,8 @@ fn fail(file: &Path) {
     for _ in 0..2 {
         std::fs::create_dir(&in_its_way).expect("a folder");
         (0..3).for_each(|_| assert!(store.save().is_err()));
+        // The log tells for how long.
+        std::thread::sleep(Duration::from_millis(2));
         std::fs::remove_dir(&in_its_way).expect("removed");
         (0..3).for_each(|_| store.save().expect("saves"));
     }
@@ -136,7 +142,9 @@ fn fail(file: &Path) {
 #[test]
 fn failures_to_save_are_told_once_each_and_so_is_their_end() {
     let folder = folder();
+    let start = Instant::now();
     let (_, told) = output(child("fail", &folder.path().join("counts")));
+    let took = start.elapsed().as_secs_f64();
     let told: Vec<_> = told.lines().filter(|line| line.starts_with("tower_fixed")).collect();
     assert_eq!(told.len(), 4, "{told:?}");
     for told in told.chunks(2) {
@@ -144,6 +152,28 @@ fn failures_to_save_are_told_once_each_and_so_is_their_end() {
                      process error=can't replace ";
         assert!(told[0].starts_with(fails), "{told:?}");
         assert!(told[1].starts_with("tower_fixed_window: the counts are saved again "), "{told:?}");
+        let (_, seconds) = told[1].rsplit_once(" seconds=").expect("it is told");
+        let seconds: f64 = seconds.parse().expect("a number");
+        assert!((0.002..took).contains(&seconds), "{told:?}, in {took} s");
+    }
+}
+
+#[test]
+fn each_save_is_logged_for_those_who_debug() {
+    let folder = folder();
+    let (file, start) = (folder.path().join("counts"), Instant::now());
+    let (told, _) = output(child("debug", &file));
+    let took = start.elapsed().as_secs_f64();
+    // The last one is of the same bytes, when the store is dropped.
+    let told: Vec<_> = told.lines().filter(|line| line.contains("the counts are saved")).collect();
+    assert_eq!(told.len(), 2, "{told:?}");
+    let bytes = std::fs::metadata(&file).expect("a file").len();
+    for line in told {
+        assert!(line.contains(" DEBUG tower_fixed_window: the counts are saved file="), "{line}");
+        let (_, seconds) =
+            line.split_once(&format!("/counts bytes={bytes} seconds=")).expect("they are told");
+        let seconds: f64 = seconds.parse().expect("a number");
+        assert!((0.0..took).contains(&seconds), "{line}, in {took} s");
     }
 }
 
