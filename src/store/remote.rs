@@ -297,12 +297,13 @@ impl Store for Remote {
     }
 
     fn charge_all(&self, charges: &[Charge<'_>]) -> Option<Reply<Decision>> {
-        // The reply sends nothing before it is polled.
-        let reply = self.caller.store.charge_all(charges)?;
+        // First, since a refusal that is known needs no store that can do this.
         let sent = match self.caller.look_up_all(charges) {
             Ok(refusal) => return Some(Reply::now(refusal)),
             Err(sent) => sent,
         };
+        // The reply sends nothing before it is polled.
+        let reply = self.caller.store.charge_all(charges)?;
         let charges: Vec<_> = charges.iter().map(Charge::to_owned).collect();
         let caller = Arc::clone(&self.caller);
         Some(Reply::later(async move {

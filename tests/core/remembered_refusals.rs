@@ -8,7 +8,7 @@ use harness::TokioClock;
 use tokio::time::{advance, sleep};
 use tower_fixed_window::store::{Account, Charge, Scope, Store};
 use tower_fixed_window::{
-    Decision, Key, Limit, Limiter, MemoryStore, OnStoreFailure, Quota, Quotas,
+    Decision, Key, Limit, Limiter, Limits, Line, MemoryStore, OnStoreFailure, Quota, Quotas,
 };
 
 use crate::simulated_server::{Node, Server, TURN, paused};
@@ -338,6 +338,25 @@ async fn a_limiter_that_may_refund_shortens_what_others_of_its_name_remember() {
     assert_eq!(server.calls(), calls + 2, "what was remembered before is too old now");
     let took = refuses_after_reset(&here, &server).await;
     assert!(took <= SECOND, "{took:?}");
+}
+
+/// What one limit has taken is returned when the next one refuses.
+#[tokio::test(start_paused = true)]
+async fn limits_that_are_charged_in_turns_ask_again_after_a_second() {
+    let server = Server::start();
+    let limits = [Quota::per_hour(1).name("far"), Quota::per_day(9).name("all")];
+    let limits = Limits::new(limits).store(server.node());
+    let passes = async || {
+        let lines = ["far", "all"].map(|name| Line::new(name, "alice", 1));
+        limits.check(lines).await.expect("it answers").allowed()
+    };
+    assert!(passes().await && !passes().await);
+    let calls = server.calls();
+    assert!(!passes().await);
+    assert_eq!(server.calls(), calls, "what is known of one limit refuses all (S37)");
+    sleep(7 * SECOND).await;
+    assert!(!passes().await);
+    assert_eq!(server.calls(), calls + 2, "a charge, and a look at the other limit");
 }
 
 #[tokio::test(start_paused = true)]

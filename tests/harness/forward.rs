@@ -79,6 +79,13 @@ macro_rules! forward_to_remote {
                 $to.charge(charge)
             }
 
+            fn charge_all(
+                &$this,
+                charges: &[tower_fixed_window::store::Charge<'_>],
+            ) -> Option<tower_fixed_window::store::Reply<tower_fixed_window::Decision>> {
+                $to.charge_all(charges)
+            }
+
             fn adjust(
                 &$this,
                 adjust: tower_fixed_window::store::Adjust<'_>,

@@ -520,6 +520,15 @@ async fn limits_on_a_cluster_are_charged_in_order() {
         let refused = limits.check(lines("ann", 1)).await.expect("it answers");
         assert_eq!(refused.governing_limit(), Some("cents"), "{name}");
         assert_eq!(used(&limits, "ann").await, [1, 600, 50], "{name}: it was given back");
+        let calls = || nodes.iter().map(scripts).sum::<u64>();
+        let before = calls();
+        for _ in 0..100 {
+            let refused = limits.check(lines("ann", 1)).await.expect("it is known");
+            assert!(!refused.allowed() && refused.of("requests").is_none());
+        }
+        // On a busy machine this takes longer than a second, and the store is asked again.
+        let calls = calls() - before;
+        assert!(calls < 20, "{name}: {calls} calls for 100 refusals");
     }
 }
 
