@@ -574,8 +574,8 @@ impl<J> FixedWindowLayer<J> {
 
     /// Returns whether any limit of the layer may get tokens back.
     fn refunds(&self) -> bool {
-        let Options { count_if, refund_dropped, queue, .. } = &self.options;
-        count_if.is_some() || *refund_dropped || queue.is_some()
+        // A queue's charges say so themselves.
+        self.options.count_if.is_some() || self.options.refund_dropped
     }
 
     /// Returns the only limit, or the first one, as this layer charges it.
