@@ -91,8 +91,9 @@ where
         }
         match next {
             Next::Refuse(reason) => {
-                let (response, rest) = refuse(&mut limited, &reason, &parts, body);
-                Self { state: FutureState::Refused { response: Some(response), rest }, limited }
+                let rest = Drain::rest(&limited.shared().options.drains, &parts, body);
+                let response = Some(refuse(&mut limited, &reason, &parts));
+                Self { state: FutureState::Refused { response, rest }, limited }
             }
             next => {
                 let state = follow(&mut limited, next, service, parts, body);
@@ -127,8 +128,8 @@ where
             FutureState::Calling { future, inside }
         }
         Next::Refuse(reason) => {
-            let (response, rest) = refuse(limited, &reason, &parts, body);
-            FutureState::Refused { response: Some(response), rest }
+            let rest = Drain::rest(&limited.shared().options.drains, &parts, body);
+            FutureState::Refused { response: Some(refuse(limited, &reason, &parts)), rest }
         }
         Next::Decide(decision) => {
             let clone = service.clone();
@@ -146,18 +147,16 @@ where
     }
 }
 
-/// Returns the response to a refused request, and the rest of its body if that is to be read.
+/// Returns the response to a refused request.
 #[inline(never)]
-fn refuse<B: 'static, J: Reject<R>, R>(
+fn refuse<J: Reject<R>, R>(
     limited: &mut LimitedRequest<J>,
     reason: &Reason,
     parts: &Parts,
-    body: B,
-) -> (Response<R>, Option<Rest<B>>) {
+) -> Response<R> {
     stacked::note_refused(&parts.extensions);
     limited.report_refusal(parts, reason);
-    let rest = Drain::rest(&limited.shared().options.drains, parts, body);
-    (limited.reject(parts, reason), rest)
+    limited.reject(parts, reason)
 }
 
 /// Replaces a ready service by a clone that is not ready, and returns another such clone: a waiting

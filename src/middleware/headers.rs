@@ -1,7 +1,7 @@
 //! Writes a [`Decision`] as headers of a response: GitHub's here, the IETF's in `ietf`.
 
-use std::mem;
 use std::sync::Mutex;
+use std::{mem, ptr};
 
 use http::Response;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
@@ -244,7 +244,7 @@ impl PreparedHeaders {
             return self.make_refusal_headers(values, content_type);
         };
         if last.values != values
-            || last.content_type.as_ref() != content_type
+            || !is_same(last.content_type.as_ref(), content_type)
             || last.headers.is_empty()
         {
             let headers = self.make_refusal_headers(values, content_type);
@@ -272,6 +272,16 @@ impl PreparedHeaders {
         headers.insert(CACHE_CONTROL, NO_STORE);
         headers.extend(content_type.map(|value| (CONTENT_TYPE, value.clone())));
         headers
+    }
+}
+
+/// Returns whether two values are equal. Bytes are compared only if they are not the same ones,
+/// which those of a static value are.
+#[inline]
+fn is_same(one: Option<&HeaderValue>, other: Option<&HeaderValue>) -> bool {
+    match (one, other) {
+        (Some(one), Some(other)) => ptr::eq(one.as_bytes(), other.as_bytes()) || one == other,
+        _ => one.is_none() && other.is_none(),
     }
 }
 

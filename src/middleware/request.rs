@@ -221,6 +221,7 @@ impl<J> LimitedRequest<J> {
     }
 
     /// Returns the response to a refused request.
+    #[inline(always)]
     pub(crate) fn reject<R>(&self, parts: &Parts, reason: &Reason) -> Response<R>
     where
         J: Reject<R>,
@@ -241,7 +242,7 @@ impl<J> LimitedRequest<J> {
         self.reject_by(parts, &why)
     }
 
-    #[inline(always)]
+    #[inline]
     fn reject_by<R>(&self, parts: &Parts, why: &Rejection<'_>) -> Response<R>
     where
         J: Reject<R>,
