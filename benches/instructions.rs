@@ -53,7 +53,7 @@ impl Path {
 
 const PATHS: [Path; 12] = [
     Path::of_service("a request that passes", allowed, [2_430, 2_395]),
-    Path::of_service("a request that is refused", refused, [1_888, 1_740]),
+    Path::of_service("a request that is refused", refused, [1_888, 1_701]),
     Path::new("a decision in memory", decision, [407, 394]),
     Path::new("the first one of a key", first, [1_378, 1_376]),
     Path::new("a decision of two quotas", two, [736, 728]),
