@@ -346,3 +346,38 @@ async fn over_a_socket_refused_uploads_hold_no_token_either() {
         assert_eq!(upload.status().as_u16(), 429);
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_shadow_beside_an_enforced_limit_counts_what_is_served_after_all() {
+    use tower_fixed_window::{Limits, MemoryStore};
+    for mood in ANSWERS {
+        let limits = [
+            Quota::per_minute(9).name("enforced").key(tower_fixed_window::key::global()),
+            Quota::per_minute(9).name("shadow").key(tower_fixed_window::key::global()).shadow(),
+        ];
+        let _ = MemoryStore::new;
+        let limits = Limits::new(limits).store(TestStore::new(mood));
+        let outer = FixedWindowLayer::new(&limits);
+        let inner_layer = per_minute(0, mood);
+        let inner_limiter = limiter_of(&inner_layer);
+        let service = ServiceBuilder::new()
+            .layer(outer)
+            .layer(RetryLayer::new(OnceMore(true)))
+            .layer(inner_layer)
+            .service(service_fn(async |_: Request<Body>| {
+                Ok::<_, Infallible>(Body::empty().into_response())
+            }));
+        let response = tokio::spawn(service.oneshot(slow_upload()));
+        sleep(Duration::from_secs(1)).await;
+        for name in ["enforced", "shadow"] {
+            assert_eq!(used(limits.of(name)).await, 0, "given back early: {name}");
+        }
+        inner_limiter.set_quotas(Quota::per_minute(99));
+        let Ok(response) = response.await.expect("no panic");
+        assert_eq!(response.status(), StatusCode::OK);
+        sleep(Duration::from_secs(1)).await;
+        for name in ["enforced", "shadow"] {
+            assert_eq!(used(limits.of(name)).await, 1, "taken again: {name}, {mood:?}");
+        }
+    }
+}

@@ -66,18 +66,16 @@ impl<J> LimitedRequest<J> {
         // the request refunds the charge.
         let actual;
         (response, actual) = self.read_true_cost(response);
-        if let Some(actual) = &actual {
-            self.correct_shadows(actual);
-        }
         // Tokens that were returned early are taken again: a layer in between has replaced the
         // refusal by another response.
         let taken = returned.then_some(Actual::Granted);
-        if let Some(actual) = actual.or(taken)
-            && let Some(decision) = self.charged.take()
-        {
-            let (settled, corrected) = self.correction().make(&decision, &actual, returned);
-            settled.detach();
-            self.charged = Some(corrected);
+        if let Some(actual) = actual.or(taken) {
+            self.correct_shadows(&actual);
+            if let Some(decision) = self.charged.take() {
+                let (settled, corrected) = self.correction().make(&decision, &actual, returned);
+                settled.detach();
+                self.charged = Some(corrected);
+            }
         }
         if !self.shadow {
             self.stamp(&mut response);

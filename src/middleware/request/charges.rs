@@ -34,6 +34,8 @@ pub(super) struct Shadow(Arc<Mutex<ShadowCharge>>);
 #[derive(Default)]
 struct ShadowCharge {
     decision: Option<Decision>,
+    /// `true` if its tokens were returned. They may be taken again.
+    returned: bool,
     /// A correction that arrived before the decision.
     actual: Option<Actual>,
 }
@@ -53,8 +55,9 @@ impl Shadow {
         let mut charge = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         match charge.decision.take() {
             Some(decision) if decision.allowed() => {
-                let (reply, corrected) = charged.make(&decision, actual, false);
-                charge.decision = Some(corrected);
+                let (reply, corrected) = charged.make(&decision, actual, charge.returned);
+                charge.returned = matches!(actual, Actual::Nothing);
+                charge.decision = Some(if charge.returned { decision } else { corrected });
                 drop(charge);
                 reply.detach();
             }
