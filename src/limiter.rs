@@ -8,6 +8,7 @@ use std::sync::{Arc, OnceLock};
 use crate::decision::{Decision, KeptRefuser, RateLimited};
 use crate::key::Key;
 use crate::quota::Quotas;
+use crate::store::freed;
 use crate::store::{Account, Adjust, AnyStore, Charge, Reply, Scope, Store, StoreError, instant};
 
 // First, since rustdoc shows methods in the order of modules.
@@ -15,7 +16,6 @@ mod creating;
 
 mod changes;
 mod changing;
-pub(crate) mod freed;
 pub(crate) mod likely_mistakes;
 mod live;
 mod noted;
@@ -100,6 +100,11 @@ impl Limiter {
     /// Returns the limiter with charges that may be refunded.
     pub(crate) fn refundable(self) -> Self {
         Self { refundable: true, ..self }
+    }
+
+    /// Returns whether tokens may be refunded: the limit is settled, or this was said.
+    pub(crate) fn is_refundable(&self) -> bool {
+        self.refundable
     }
 
     /// Returns the limiter without leases.
@@ -231,11 +236,11 @@ impl Limiter {
     /// # Errors
     /// If the store fails, or if the charge was made under another name than this limiter's.
     pub fn settle(&self, receipt: impl Into<Receipt>, actual: u64) -> Reply<()> {
-        let Receipt { account, decision } = receipt.into();
+        let Receipt { account, decision, own } = receipt.into();
         let account = match self.quotas_now(account.as_account().key()) {
-            Ok(quotas) => account.updated(&quotas),
-            // A plan that the charge was decided by stays.
-            Err(_) => account,
+            Ok(quotas) if !own => account.updated(&quotas),
+            // Quotas that decided the charge stay if they are a plan's or the key's own.
+            _ => account,
         };
         let account = account.as_account();
         if account.scope().id() != self.scope.id() {
@@ -248,13 +253,6 @@ impl Limiter {
             account.key(),
             self.settle_account(account, &decision, actual),
         )
-    }
-
-    /// The same under the quotas that the charge was decided by.
-    pub(crate) fn settle_as_charged(&self, receipt: Receipt, actual: u64) -> Reply<()> {
-        let account = receipt.account.as_account();
-        let settled = self.settle_account(account, &receipt.decision, actual);
-        freed::note_after(&self.scope, account.key(), settled)
     }
 
     /// Corrects a charge that was reported.
@@ -270,8 +268,8 @@ impl Limiter {
             Some(more) => {
                 account.scope().observe().settled(more);
                 let taken = self.store.adjust(Adjust::take(account, more, decision));
-                match self.live.limit().warns() && !decision.is_local() {
-                    true => self.warn_after(taken, account, more),
+                match self.live.limit().warns() {
+                    true => self.warn_after(taken, account, more, decision.is_local()),
                     false => taken,
                 }
             }
@@ -361,6 +359,11 @@ impl Limiter {
             )),
             _ => Ok(Cow::Owned(self.live.quotas())),
         }
+    }
+
+    /// Returns whether quotas of the key's own are in force.
+    pub(crate) fn has_own_quotas(&self, key: &Key) -> bool {
+        !self.is_unchanged() && self.live.quotas_of(key).is_some()
     }
 
     /// The answer to a charge without the store, which did not answer in time.
@@ -457,8 +460,10 @@ impl Limiter {
         let charge = charge(account).refundable();
         let reply =
             if self.is_unchanged() { self.ask_by(charge) } else { self.ask_watched(charge) };
-        let account = account.to_owned();
-        reply.map(|decision| decision.passed().map(|decision| Receipt { account, decision }))
+        let (account, own) = (account.to_owned(), self.has_own_quotas(key));
+        reply.map(move |decision| {
+            decision.passed().map(|decision| Receipt::new(account, decision, own))
+        })
     }
 }
 

@@ -8,7 +8,10 @@ use std::time::Duration;
 use crate::decision::{Decision, MAX_LIMITS, RateLimited};
 use crate::limit::Limit;
 use crate::limiter::{Limiter, Receipt, UNNAMED, likely_mistakes};
-use crate::store::{Account, AnyStore, Charge, MemoryStore, Reply, Store, StoreError};
+use crate::quota::Quotas;
+use crate::store::{
+    Account, AnyStore, Charge, MemoryStore, OwnedAccount, Reply, Store, StoreError,
+};
 
 mod from;
 mod in_order;
@@ -25,7 +28,6 @@ pub use line::Line;
 #[cfg(feature = "serde")]
 #[cfg_attr(docsrs, doc(cfg(feature = "serde")))]
 pub use receipts::KeptReceipts;
-use receipts::LineReceipt;
 pub use receipts::Receipts;
 
 /// Several limits that are charged together: a charge passes only if every limit grants it, and a
@@ -96,14 +98,7 @@ impl Limits {
     fn unchecked(limits: Vec<Limit>) -> Self {
         let store = AnyStore::new(MemoryStore::new());
         let limiters = limits.into_iter().map(|limit| Limiter::in_store(limit, store.clone()));
-        // Refundable, since one limit may refuse because of tokens that are returned at once, when
-        // another limit refuses.
-        let limits: Vec<_> = limiters.collect();
-        let limits = match limits.len() {
-            1 => limits.into(),
-            _ => limits.into_iter().map(Limiter::refundable).collect(),
-        };
-        Self { limits, store }
+        Self { limits: limiters.collect(), store }
     }
 
     /// Checks limits that a conversion has created: the panic shows the caller's line.
@@ -240,7 +235,7 @@ impl Limits {
         &self,
         lines: impl AsRef<[Line<'a>]>,
     ) -> Reply<Result<Receipts, RateLimited>> {
-        self.charge_for_receipts(lines.as_ref(), |charge| charge)
+        self.charge_for_receipts(lines.as_ref(), |charge| charge.refundable())
     }
 
     /// Takes the cost of each line, also from later windows as far as the quotas allow
@@ -272,7 +267,7 @@ impl Limits {
         &self,
         lines: impl AsRef<[Line<'a>]>,
     ) -> Reply<Result<Receipts, RateLimited>> {
-        self.charge_for_receipts(lines.as_ref(), |charge| charge.reserving())
+        self.charge_for_receipts(lines.as_ref(), |charge| charge.reserving().refundable())
     }
 
     /// Refunds a [charge](Self::charge) of all its limits: to each quota until the window of the
@@ -281,7 +276,7 @@ impl Limits {
     /// # Errors
     /// The same as those of [`settle`](Self::settle).
     pub fn refund(&self, receipts: impl Into<Receipts>) -> Reply<()> {
-        self.correct_costs(receipts.into().lines.into_iter().map(|line| (line, 0)).collect())
+        self.correct_costs(receipts.into().receipts.into_iter().map(|of| (of, 0)).collect())
     }
 
     /// Sets the true costs of a charge, by the names of the limits. Limits that are not named keep
@@ -296,40 +291,31 @@ impl Limits {
         receipts: impl Into<Receipts>,
         actual: impl IntoIterator<Item = (&'a str, u64)>,
     ) -> Reply<()> {
-        let mut lines = receipts.into().lines;
+        let mut receipts = receipts.into().receipts;
         let mut costs = Vec::new();
         for (name, cost) in actual {
-            let line = lines.iter().position(|line| line.receipt.scope().name() == name);
-            let Some(line) = line else {
+            let of = receipts.iter().position(|receipt| receipt.scope().name() == name);
+            let Some(of) = of else {
                 return Reply::failed(StoreError::with_source(
                     "a true cost names no limit of its charge, or one twice",
                     format!("the name is {name:?}"),
                 ));
             };
-            costs.push((lines.swap_remove(line), cost));
+            costs.push((receipts.swap_remove(of), cost));
         }
         self.correct_costs(costs)
     }
 
-    fn correct_costs(&self, costs: Vec<(LineReceipt, u64)>) -> Reply<()> {
-        let known =
-            |(line, _): &(LineReceipt, u64)| self.find(line.receipt.scope().name()).is_some();
-        if !costs.iter().all(known) {
+    fn correct_costs(&self, costs: Vec<(Receipt, u64)>) -> Reply<()> {
+        let limit_of = |receipt: &Receipt| self.find(receipt.scope().name());
+        if costs.iter().any(|(receipt, _)| limit_of(receipt).is_none()) {
             return Reply::failed(StoreError::new(
                 "receipts belong to the limits of their names: settle them there",
             ));
         }
-        let corrections =
-            costs.into_iter().filter_map(|(LineReceipt { receipt, by_limit }, actual)| {
-                let limit = self.find(receipt.scope().name())?;
-                // A charge under quotas of its own is settled under these.
-                Some(if by_limit {
-                    limit.settle(receipt, actual)
-                } else {
-                    limit.settle_as_charged(receipt, actual)
-                })
-            });
-        Reply::all(corrections.collect())
+        let correct =
+            |(receipt, actual): (Receipt, u64)| Some(limit_of(&receipt)?.settle(receipt, actual));
+        Reply::all(costs.into_iter().filter_map(correct).collect())
     }
 
     fn charge_lines(
@@ -359,9 +345,8 @@ impl Limits {
             return self.charge_changed(lines, limits, configure);
         }
         let charge = |i: usize| {
-            let (Line { key, cost, quotas, .. }, limit) = (&lines[i], limits[i]);
-            let quotas = quotas.unwrap_or(limit.first_quotas());
-            configure(Charge::new(Account::new(limit.scope(), quotas, key), *cost))
+            let quotas = lines[i].quotas.unwrap_or(limits[i].first_quotas());
+            configure(charge_of(limits[i], quotas, &lines[i]))
         };
         let mut charges = [charge(0); MAX_LIMITS];
         (1..lines.len()).for_each(|i| charges[i] = charge(i));
@@ -422,17 +407,17 @@ impl Limits {
                     None => limit.quotas_now(key).ok()?,
                 };
                 let account = Account::new(limit.scope(), &now, key);
-                Some((account.to_owned(), quotas.is_none()))
+                Some((account.to_owned(), quotas.is_some() || limit.has_own_quotas(key)))
             })
             .collect();
         self.charge_lines(lines, configure).map(|decision| {
             let decision = decision.passed()?;
-            let of = decision.limits().zip(accounts);
-            let line = |((_, decision), (account, by_limit))| LineReceipt {
-                receipt: Receipt::new(account, decision),
-                by_limit,
+            // A limit whose store failed has no decision.
+            let receipt = |(account, own): (OwnedAccount, bool)| {
+                let of = decision.of(account.as_account().scope().name())?;
+                Some(Receipt::new(account, of, own))
             };
-            Ok(Receipts { lines: of.map(line).collect(), decision })
+            Ok(Receipts { receipts: accounts.into_iter().filter_map(receipt).collect(), decision })
         })
     }
 }
@@ -450,11 +435,19 @@ fn charge_in_order(
     charges: &[Charge<'_>],
     deadline: Option<Duration>,
 ) -> Reply<Decision> {
-    let lines = limits.into_iter().zip(charges);
-    in_order::charge(
-        lines.map(|(limit, charge)| (limit.clone().unleased(), charge.to_owned())).collect(),
-        deadline,
-    )
+    // Refundable, since one limit may refuse because of tokens that are returned at once, when
+    // another limit refuses.
+    let line = |(limit, charge): (&Limiter, &Charge<'_>)| {
+        (limit.clone().unleased().refundable(), charge.to_owned())
+    };
+    in_order::charge(limits.into_iter().zip(charges).map(line).collect(), deadline)
+}
+
+/// Returns the charge of a line under these quotas.
+#[inline(always)]
+fn charge_of<'a>(limit: &'a Limiter, quotas: &'a Quotas, line: &'a Line<'_>) -> Charge<'a> {
+    let account = Account::new(limit.scope(), quotas, &line.key);
+    Charge::new(account, line.cost).refundable_if(limit.is_refundable())
 }
 
 /// Notes the decision when the reply is there.

@@ -14,8 +14,8 @@ use std::time::Duration;
 use crate::decision::{Decision, MAX_LIMITS};
 use crate::key::Key;
 use crate::limiter::Limiter;
-use crate::limiter::freed::{self, Waiting};
 use crate::limits::Limits;
+use crate::store::freed::{self, Waiting};
 use crate::store::{Account, Charge, Reply};
 
 mod charge;
@@ -154,7 +154,7 @@ impl WaitingLine {
         };
         let returned = Reply::all((0..terms.len()).filter_map(return_one).collect());
         // Other lines may share some of the counters.
-        if queue.is_of_several() { self.notify_after(queue, returned) } else { returned }
+        self.notify_after(queue, returned)
     }
 
     /// Wakes the lines that wait for these counters when the reply is done.

@@ -14,6 +14,7 @@ mod any;
 mod charge;
 mod charged_quotas;
 mod error;
+pub(crate) mod freed;
 mod memory;
 #[cfg(feature = "redis")]
 mod redis;

@@ -2,10 +2,11 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use super::{Limiter, freed};
+use super::Limiter;
 use crate::key::Key;
 use crate::observe::Change;
 use crate::quota::Quotas;
+use crate::store::freed;
 use crate::store::instant;
 
 impl Limiter {

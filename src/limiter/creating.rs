@@ -24,14 +24,15 @@ impl Limiter {
         if limit.cost.is_some() || limit.settled {
             limit.scope.observe().has_costs();
         }
-        let (is_plan, warns, live) = (limit.plan.is_some(), limit.warns(), Live::new(limit));
+        let (refundable, is_plan, warns) = (limit.settled, limit.plan.is_some(), limit.warns());
+        let live = Live::new(limit);
         Self {
             scope: live.limit().scope.clone(),
             quotas: live.limit().quotas,
             generation: if is_plan { UNKNOWN } else { live.first_generation() },
             store,
             live: Arc::new(live),
-            refundable: false,
+            refundable,
             // A decision of a lease does not tell which of its tokens reaches a share.
             unleased: warns,
             refuser: OnceLock::new(),
@@ -41,8 +42,7 @@ impl Limiter {
     /// The same limit in another store. It is no longer changed with this one.
     pub(crate) fn moved_to(&self, store: AnyStore) -> Self {
         let limit = Limit { quotas: self.live.usual_quotas(), ..self.live.limit().clone() };
-        let moved = Self::made(limit, store);
-        if self.refundable { moved.refundable() } else { moved }
+        Self::made(limit, store)
     }
 
     /// Returns a limiter for the same counters under other quotas, such as those of a customer's

@@ -28,11 +28,13 @@ pub use kept::KeptReceipt;
 pub struct Receipt {
     pub(super) account: OwnedAccount,
     pub(super) decision: Decision,
+    /// `true` if quotas of the key's own, or of the charge's, decided, and not the limiter's.
+    pub(super) own: bool,
 }
 
 impl Receipt {
-    pub(crate) fn new(account: OwnedAccount, decision: Decision) -> Self {
-        Self { account, decision }
+    pub(crate) fn new(account: OwnedAccount, decision: Decision, own: bool) -> Self {
+        Self { account, decision, own }
     }
 
     /// The name that it was charged under.

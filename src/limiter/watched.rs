@@ -8,7 +8,7 @@ use super::refused::Tracker;
 use crate::decision::Decision;
 use crate::key::Key;
 use crate::quota::Quotas;
-use crate::store::{Account, Charge, Reply};
+use crate::store::{Account, Charge, Reply, StoreError};
 
 impl Limiter {
     /// Counts a refusal, if these are counted, and warns of the share that a charge has reached.
@@ -38,16 +38,21 @@ impl Limiter {
     }
 
     /// Warns of the share that tokens beyond a charge have reached. A peek shows where they have
-    /// led.
+    /// led, in the memory that has counted them if the store failed.
     pub(super) fn warn_after(
         &self,
         taken: Reply<()>,
         account: Account<'_>,
         more: u64,
+        is_local: bool,
     ) -> Reply<()> {
         let (this, account) = (self.clone(), account.to_owned());
         let look = move || {
-            let peek = this.send(Charge::new(account.as_account(), 0).peeking());
+            let peek = Charge::new(account.as_account(), 0).peeking();
+            let peek = match is_local {
+                true => this.stand_in(peek, StoreError::new("the store failed before")),
+                false => this.send(peek),
+            };
             peek.map(move |decision| {
                 let account = account.as_account();
                 this.live().limit().warn(account.key(), account.quotas(), &decision, more);

@@ -8,7 +8,8 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use crate::decision::{Decision, Merging};
-use crate::limiter::{Limiter, freed};
+use crate::limiter::Limiter;
+use crate::store::freed;
 use crate::store::{OwnedAccount, OwnedCharge, Reply, StoreError};
 use crate::timer::{Instant, Sleep};
 
@@ -34,8 +35,9 @@ pub(super) fn charge(
 struct SequentialCharge {
     lines: Vec<(Limiter, OwnedCharge)>,
     ends: Option<Instant>,
-    /// The decisions of the lines that have passed, in order.
-    passed: Vec<Decision>,
+    /// The decisions of the lines that have passed, in order. `None`: the line's store failed, and
+    /// its policy lets requests pass.
+    passed: Vec<Option<Decision>>,
     /// The call for the next line, once it was sent.
     in_flight: Option<Reply<Decision>>,
     /// Calls that return tokens.
@@ -44,19 +46,28 @@ struct SequentialCharge {
 
 impl SequentialCharge {
     async fn run(mut self) -> Result<Decision, StoreError> {
+        let mut failure = None;
         while self.passed.len() < self.lines.len() {
-            let decision = self.charge_next().await?;
-            if !decision.allowed() {
-                return Ok(self.refuse_all(Some(decision)).await);
+            match self.charge_next().await {
+                Ok(decision) if decision.allowed() => self.passed.push(Some(decision)),
+                Ok(refusal) => return Ok(self.refuse_all(Some(refusal)).await),
+                Err(error) if error.allows() => {
+                    self.passed.push(None);
+                    failure = Some(error);
+                }
+                Err(error) => return Err(error),
             }
-            self.passed.push(decision);
         }
-        let mut undone = self.passed.clone();
-        if Decision::refuse_late(&mut undone) {
+        if let Some(error) = failure
+            && self.passed.iter().all(Option::is_none)
+        {
+            return Err(error);
+        }
+        if refuse_late(&mut self.passed.clone()) {
             return Ok(self.refuse_all(None).await);
         }
         let passed = std::mem::take(&mut self.passed);
-        Ok(self.merge(passed.into_iter().map(Some)))
+        Ok(self.merge(passed))
     }
 
     /// Charges the next line.
@@ -99,11 +110,11 @@ impl SequentialCharge {
     async fn refuse_all(mut self, refusal: Option<Decision>) -> Decision {
         let mut decided = self.passed.clone();
         if refusal.is_none() {
-            Decision::refuse_late(&mut decided);
+            refuse_late(&mut decided);
         }
         self.return_passed();
-        let mut decided: Vec<_> =
-            decided.into_iter().map(Decision::undone).chain(refusal).map(Some).collect();
+        let undone = decided.into_iter().map(|decision| decision.map(Decision::undone));
+        let mut decided: Vec<_> = undone.chain(refusal.map(Some)).collect();
         let rest = &self.lines[decided.len()..];
         let mut peeks: Vec<_> = rest
             .iter()
@@ -155,8 +166,8 @@ impl SequentialCharge {
     fn return_passed(&mut self) {
         let lines = self.lines.iter().zip(std::mem::take(&mut self.passed));
         self.returning = lines
-            .map(|((limiter, charge), decision)| {
-                return_tokens(limiter, charge.account(), &decision)
+            .filter_map(|((limiter, charge), decision)| {
+                Some(return_tokens(limiter, charge.account(), &decision?))
             })
             .collect();
     }
@@ -170,6 +181,14 @@ impl Drop for SequentialCharge {
         }
         self.returning.drain(..).for_each(Reply::detach);
     }
+}
+
+/// Refuses reservations that are late beside each other ([`Decision::refuse_late`]).
+fn refuse_late(decided: &mut [Option<Decision>]) -> bool {
+    let mut decisions: Vec<_> = decided.iter().flatten().cloned().collect();
+    let is_late = Decision::refuse_late(&mut decisions);
+    decided.iter_mut().flatten().zip(decisions).for_each(|(of, refused)| *of = refused);
+    is_late
 }
 
 /// Returns the tokens that a decision has taken.

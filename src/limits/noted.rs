@@ -30,18 +30,32 @@ pub(crate) fn observe_all(decision: &Decision, charges: &[Charge<'_>]) {
         return observe_refusals(decision, charges);
     }
     let mut verdicts = decision.verdicts();
-    let mut next = verdicts.next();
+    let (mut next, mut noted) = (verdicts.next(), 0);
     for charge in charges {
         let scope = charge.account().scope();
-        // Both are in the same order, but a limit that did not answer has no decision.
+        // Both are in the same order, but a limit whose store failed has no decision.
         let Some((name, allowed, waits)) = next else { break };
         if !Arc::ptr_eq(name, scope.shared_name()) {
             continue;
         }
+        noted += 1;
         if allowed && !charge.is_peek() {
             note_passed(scope, charge.cost(), waits);
         }
         next = verdicts.next();
+    }
+    if noted < charges.len() {
+        observe_failed_open(decision, charges);
+    }
+}
+
+#[cold]
+fn observe_failed_open(decision: &Decision, charges: &[Charge<'_>]) {
+    for charge in charges.iter().filter(|charge| !charge.is_peek()) {
+        let scope = charge.account().scope();
+        if decision.of(scope.name()).is_none() {
+            scope.observe().answered(Outcome::FailedOpen);
+        }
     }
 }
 

@@ -29,16 +29,8 @@ pub use kept::KeptReceipts;
 /// ```
 #[derive(Debug)]
 pub struct Receipts {
-    pub(super) lines: Vec<LineReceipt>,
+    pub(super) receipts: Vec<Receipt>,
     pub(super) decision: Decision,
-}
-
-/// The receipt of one limit.
-#[derive(Debug)]
-pub(super) struct LineReceipt {
-    pub(super) receipt: Receipt,
-    /// `true` if the limit's quotas decided, and not those of the charge.
-    pub(super) by_limit: bool,
 }
 
 impl Receipts {

@@ -3,11 +3,11 @@
 
 use std::borrow::Cow;
 
-use super::Limits;
 use super::line::Line;
+use super::{Limits, charge_of};
 use crate::decision::{Decision, MAX_LIMITS};
 use crate::limiter::Limiter;
-use crate::store::{Account, Charge, Reply};
+use crate::store::{Charge, Reply};
 
 impl Limits {
     /// Charges these limits under their current quotas.
@@ -31,9 +31,7 @@ impl Limits {
         };
         let charges: Vec<_> = all()
             .zip(&quotas)
-            .map(|((Line { key, cost, .. }, limit), quotas)| {
-                configure(Charge::new(Account::new(limit.scope(), quotas, key), *cost))
-            })
+            .map(|((line, limit), quotas)| configure(charge_of(limit, quotas, line)))
             .collect();
         let mut reply = self.charge_and_note(limits, &charges);
         let is_peek = charges.iter().any(Charge::is_peek);

@@ -6,7 +6,8 @@ use std::task::{Context, Poll, ready};
 
 use super::cost::Costs;
 use crate::decision::{Decision, Merging};
-use crate::limiter::{Limiter, freed};
+use crate::limiter::Limiter;
+use crate::store::freed;
 use crate::store::{Account, OwnedAccount, Reply, StoreError};
 
 /// The cost that a charge is corrected to.

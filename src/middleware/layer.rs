@@ -19,9 +19,10 @@ use super::stacked;
 use super::twice::Watch;
 use super::upload::Drain;
 use crate::decision::Decision;
-use crate::limiter::{Limiter, freed};
+use crate::limiter::Limiter;
 use crate::limits::{IntoLimits, Limits};
 use crate::line::{Lines, Queue};
+use crate::store::freed;
 
 /// Limits the requests to the service it wraps.
 ///
@@ -581,8 +582,7 @@ impl<J> FixedWindowLayer<J> {
     /// Returns the only limit, or the first one, as this layer charges it.
     fn limiter(&self) -> Limiter {
         let limiter = self.limits.limiters()[0].clone();
-        let refunds = self.refunds() || limiter.live().limit().settled;
-        let limiter = if refunds { limiter.refundable() } else { limiter };
+        let limiter = if self.refunds() { limiter.refundable() } else { limiter };
         if self.options.queue.is_some() { limiter.unleased() } else { limiter }
     }
 }

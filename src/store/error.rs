@@ -22,8 +22,8 @@ pub struct StoreError {
     code: Option<Box<str>>,
     source: Option<Arc<dyn Error + Send + Sync>>,
     fault: Fault,
-    /// `true` if the policy is to refuse the request.
-    denies: bool,
+    /// What the policy says of the request, if there is one.
+    policy: Option<OnStoreFailure>,
 }
 
 /// The part of a store that an error blames.
@@ -41,7 +41,7 @@ enum Fault {
 impl StoreError {
     /// Creates an error with a short message, which must not contain keys or addresses.
     pub fn new(message: &'static str) -> Self {
-        Self { message, code: None, source: None, fault: Fault::Store, denies: false }
+        Self { message, code: None, source: None, fault: Fault::Store, policy: None }
     }
 
     /// Creates an error with a source. `Display` does not show the source, since it may contain an
@@ -81,13 +81,19 @@ impl StoreError {
         self.fault == Fault::Apart
     }
 
-    /// Marks an error for which the handle's policy refuses requests.
-    pub(crate) fn denying(self) -> Self {
-        Self { denies: true, ..self }
+    /// Marks an error of a call that this policy answers.
+    pub(crate) fn under(self, policy: OnStoreFailure) -> Self {
+        Self { policy: Some(policy), ..self }
     }
 
+    /// Returns whether the policy is to refuse the request.
     pub(crate) fn denies(&self) -> bool {
-        self.denies
+        self.policy == Some(OnStoreFailure::Deny)
+    }
+
+    /// Returns whether the policy is to let the request pass.
+    pub(crate) fn allows(&self) -> bool {
+        self.policy == Some(OnStoreFailure::Allow)
     }
 
     pub(crate) fn is_unsent(&self) -> bool {

@@ -3,8 +3,9 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, Weak};
 
+use super::reply::Reply;
+use super::scope::Scope;
 use crate::key::Key;
-use crate::store::{Reply, Scope};
 
 /// Waits for tokens of a scope.
 pub(crate) trait Waiting: Send + Sync {
@@ -52,7 +53,7 @@ pub(crate) fn note_after(scope: &Scope, key: &Key, reply: Reply<()>) -> Reply<()
 }
 
 /// Lets those who wait know that the quotas of the scope have changed.
-pub(super) fn note_changed(scope: &Scope) {
+pub(crate) fn note_changed(scope: &Scope) {
     waiting_of(scope.id()).iter().for_each(|waiting| waiting.note_changed());
 }
 

@@ -318,13 +318,11 @@ impl Store for Remote {
     }
 
     fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {
-        let Caller { node, policy, .. } = &*self.caller;
+        let node = &self.caller.node;
         if adjust.is_local() {
-            // The tokens return to the memory that granted them, never to the store.
-            return match policy.on_failure {
-                OnStoreFailure::Local => node.fallback.adjust(adjust),
-                OnStoreFailure::Allow | OnStoreFailure::Deny => Reply::now(()),
-            };
+            // The tokens return to the memory that granted them, never to the store: also by a
+            // handle with another policy.
+            return node.fallback.adjust(adjust);
         }
         if adjust.is_refund() {
             // If tokens are returned here, other nodes may return some, too.

@@ -12,6 +12,7 @@ mod keys;
 mod leases;
 mod memory;
 mod overflow;
+mod pairs;
 mod quotas;
 mod reference;
 mod remembered_refusals;

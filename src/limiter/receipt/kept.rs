@@ -65,8 +65,9 @@ impl From<KeptReceipt> for Receipt {
     }
 }
 
-/// The version of the format, the name, the quotas, the key in hexadecimal, and the decision.
-type Written = (u8, String, Quotas, String, KeptDecision);
+/// The version of the format, the name, the quotas, whether they are not the limiter's, the
+/// key in hexadecimal, and the decision.
+type Written = (u8, String, Quotas, bool, String, KeptDecision);
 
 const VERSION: u8 = 1;
 
@@ -75,14 +76,15 @@ impl Serialize for KeptReceipt {
         let account = self.0.account.as_account();
         let key = account.key().as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
         let name = account.scope().name().to_owned();
-        let written: Written = (VERSION, name, *account.quotas(), key, self.0.decision.to_kept());
+        let Receipt { decision, own, .. } = &self.0;
+        let written: Written = (VERSION, name, *account.quotas(), *own, key, decision.to_kept());
         written.serialize(serializer)
     }
 }
 
 impl<'de> Deserialize<'de> for KeptReceipt {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let (version, name, quotas, key, decision) = Written::deserialize(deserializer)?;
+        let (version, name, quotas, own, key, decision) = Written::deserialize(deserializer)?;
         if version != VERSION {
             return Err(D::Error::custom("a receipt of another version of tower-fixed-window"));
         }
@@ -92,7 +94,7 @@ impl<'de> Deserialize<'de> for KeptReceipt {
             return Err(D::Error::custom("no charge has such a receipt"));
         };
         let account = Account::new(&Scope::named(&name), &quotas, &key).to_owned();
-        Ok(Self(Receipt { account, decision }))
+        Ok(Self(Receipt::new(account, decision, own)))
     }
 }
 

@@ -2,9 +2,9 @@
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
 
-use super::{LineReceipt, Receipts};
+use super::Receipts;
 use crate::decision::{MAX_LIMITS, Merging};
-use crate::limiter::KeptReceipt;
+use crate::limiter::{KeptReceipt, Receipt};
 
 #[cfg_attr(docsrs, doc(cfg(feature = "serde")))]
 impl Receipts {
@@ -15,15 +15,11 @@ impl Receipts {
     /// The receipts themselves, if this process decided in memory because the store failed.
     #[allow(clippy::result_large_err, reason = "the receipts are returned as they are")]
     pub fn keep(self) -> Result<KeptReceipts, Self> {
-        let Self { lines, decision } = self;
-        if decision.is_local() {
-            return Err(Self { lines, decision });
+        if self.decision.is_local() {
+            return Err(self);
         }
-        let keep = |line: LineReceipt| {
-            let kept = line.receipt.keep().expect("each of several limits has a name");
-            (kept, line.by_limit)
-        };
-        Ok(KeptReceipts(lines.into_iter().map(keep).collect()))
+        let keep = |receipt: Receipt| receipt.keep().expect("each of several limits has a name");
+        Ok(KeptReceipts(self.receipts.into_iter().map(keep).collect()))
     }
 }
 
@@ -52,18 +48,16 @@ impl Receipts {
 /// # Ok(()) }
 /// ```
 #[derive(Debug)]
-pub struct KeptReceipts(Vec<(KeptReceipt, bool)>);
+pub struct KeptReceipts(Vec<KeptReceipt>);
 
 impl From<KeptReceipts> for Receipts {
     fn from(kept: KeptReceipts) -> Self {
-        let line =
-            |(kept, by_limit): (KeptReceipt, bool)| LineReceipt { receipt: kept.into(), by_limit };
-        let lines: Vec<_> = kept.0.into_iter().map(line).collect();
+        let receipts: Vec<Receipt> = kept.0.into_iter().map(Into::into).collect();
         let mut merging = Merging::new();
-        for LineReceipt { receipt, .. } in &lines {
+        for receipt in &receipts {
             merging.push(receipt.scope().shared_name(), receipt.decision().clone());
         }
-        Self { decision: merging.done(), lines }
+        Self { decision: merging.done(), receipts }
     }
 }
 
@@ -75,9 +69,9 @@ impl Serialize for KeptReceipts {
 
 impl<'de> Deserialize<'de> for KeptReceipts {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let lines = Vec::<(KeptReceipt, bool)>::deserialize(deserializer)?;
-        if (1..=MAX_LIMITS).contains(&lines.len()) {
-            Ok(Self(lines))
+        let receipts = Vec::<KeptReceipt>::deserialize(deserializer)?;
+        if (1..=MAX_LIMITS).contains(&receipts.len()) {
+            Ok(Self(receipts))
         } else {
             Err(D::Error::custom("no charge of several limits has such receipts"))
         }

@@ -109,7 +109,7 @@ impl<J> LimitedRequest<J> {
         for (charge, shadow) in &charges.shadows {
             let (charged, shadow) = (self.charged_of(charge), shadow.clone());
             let charge = Charge::new(charged.account.as_account(), charge.cost);
-            let reply = charged.limiter.send(charge);
+            let reply = charged.limiter.send(charge.unleased_if(true));
             let route = charged.limiter.live().tracker().and_then(|tracker| tracker.route());
             let route = route.and_then(|route| Some(route(parts)?.to_owned()));
             let note = move |answer| {
@@ -284,7 +284,7 @@ impl<J> LimitedRequest<J> {
     fn charges_of<'a>(&'a self, charges: &'a LimitCharges) -> Vec<Charge<'a>> {
         let sent = |charge: &'a LimitCharge| {
             let limiter = self.limiter_of(charge.limit);
-            let refunds = self.shared().refunds || limiter.live().limit().settled;
+            let refunds = self.shared().refunds || limiter.is_refundable();
             let account = Account::new(limiter.scope(), self.quotas_of(charge), &charge.key);
             Charge::new(account, charge.cost).refundable_if(refunds)
         };

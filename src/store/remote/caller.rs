@@ -151,9 +151,6 @@ impl Caller {
     ) -> Result<Decision, StoreError> {
         let account = charges[0].account();
         let decision = self.call_store(account.scope, account.key, |_| reply).await?;
-        if decision.allowed() {
-            return Ok(decision);
-        }
         for (charge, sent) in charges.iter().zip(sent) {
             let of = decision.of(charge.account().scope().name());
             if let (Some(sent), Some(mut of)) = (sent, of) {
@@ -174,12 +171,13 @@ impl Caller {
             charge.account().scope().observe().without_store(self.outage.meanwhile);
             self.outage.count_answer_without();
         }
-        let counted = match self.policy.on_failure {
+        let policy = self.policy.on_failure;
+        let counted = match policy {
             OnStoreFailure::Local => count(&self.node.fallback),
-            OnStoreFailure::Allow => None,
-            OnStoreFailure::Deny => return Reply::failed(error.denying()),
+            OnStoreFailure::Allow | OnStoreFailure::Deny => None,
         };
-        counted.map_or_else(|| Reply::failed(error), |reply| reply.map(Decision::into_local))
+        let failed = || Reply::failed(error.under(policy));
+        counted.map_or_else(failed, |reply| reply.map(Decision::into_local))
     }
 
     /// Corrects counts of the store.

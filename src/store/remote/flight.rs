@@ -40,7 +40,9 @@ impl Flight {
             return None;
         }
         let runtime = Handle::try_current().ok()?;
-        let id = (caller.facts(&charge.account()).id(quota), runtime.id());
+        // Handles with other deadlines have calls of their own.
+        let key = caller.facts(&charge.account()).id(quota);
+        let id = (key, runtime.id(), caller.policy.deadline);
         let (answer, task) =
             caller.node.flights.add_request(id, quota.limit, caller.give_up_at())?;
         if let Some(task) = task {

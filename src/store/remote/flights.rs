@@ -4,6 +4,7 @@ use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use tokio::sync::oneshot;
 use tokio::time::Instant;
@@ -11,8 +12,9 @@ use tokio::time::Instant;
 use super::super::error::StoreError;
 use crate::decision::Decision;
 
-/// A key, and the runtime whose requests wait: a task of another runtime may end or stand still.
-pub(super) type Id = (u64, tokio::runtime::Id);
+/// A key, the runtime whose requests wait (a task of another one may end or stand still), and the
+/// deadline of their calls.
+pub(super) type Id = (u64, tokio::runtime::Id, Option<Duration>);
 pub(super) type SharedAnswer = Result<Decision, StoreError>;
 pub(super) type WaitingRequest = oneshot::Sender<SharedAnswer>;
 

@@ -12,6 +12,7 @@ use std::time::Duration;
 use super::super::account::Account;
 use super::super::adjust::Adjust;
 use super::super::charge::{Charge, OwnedCharge};
+use super::super::freed;
 use super::caller::Caller;
 use super::fact::{Fact, Lease, SHARE, leasable};
 use super::idle::Owner;
@@ -118,9 +119,10 @@ impl Caller {
         tokens: u64,
     ) {
         if tokens > 0 {
-            charge.account().scope().observe().lease_returned(tokens);
-            let adjust = Adjust::refund(charge.account(), tokens, decision);
-            self.correct_counts(adjust).detach();
+            let account = charge.account();
+            account.scope().observe().lease_returned(tokens);
+            let returned = self.correct_counts(Adjust::refund(account, tokens, decision));
+            freed::note_after(account.scope(), account.key(), returned).detach();
         }
     }
 

@@ -1,0 +1,576 @@
+//! Features of a store elsewhere in pairs: several limits, receipts, leases, queues, policies,
+//! shadow mode, changes and warnings.
+
+use std::collections::{HashMap, HashSet};
+use std::convert::Infallible;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, UNIX_EPOCH};
+
+use harness::TokioClock;
+use http::{Request, Response};
+use tokio::time::{Instant, sleep};
+use tower::{Layer, ServiceExt, service_fn};
+use tower_fixed_window::key::global;
+use tower_fixed_window::store::{
+    Account, Adjust, Charge, OnStoreFailure, Remote, Reply, Scope, State, Store,
+};
+use tower_fixed_window::{
+    Clock, Decision, EmptyBody, FixedWindowLayer, Key, Limit, Limits, Line, ManualClock,
+    MemoryStore, Quota, StoreError,
+};
+
+const TURN: u64 = 1_700_002_800_000;
+const SECOND: Duration = Duration::from_secs(1);
+
+type Id = (String, Key, String);
+
+fn id(account: &Account<'_>, quota: &Quota) -> Id {
+    (account.scope().name().to_owned(), account.key().clone(), quota.counter().to_string())
+}
+
+#[derive(Clone)]
+struct Database(Arc<Inner>);
+
+struct Inner {
+    clock: TokioClock,
+    states: Mutex<HashMap<Id, State>>,
+    calls: AtomicU64,
+    in_turns: AtomicBool,
+    there: AtomicU64,
+    back: AtomicU64,
+    down: Mutex<HashSet<String>>,
+}
+
+impl Database {
+    fn start() -> Self {
+        Self(Arc::new(Inner {
+            clock: TokioClock::at_ms(TURN),
+            states: Mutex::default(),
+            calls: AtomicU64::new(0),
+            in_turns: AtomicBool::new(false),
+            there: AtomicU64::new(0),
+            back: AtomicU64::new(0),
+            down: Mutex::default(),
+        }))
+    }
+    fn in_turns() -> Self {
+        let this = Self::start();
+        this.0.in_turns.store(true, Ordering::SeqCst);
+        this
+    }
+    fn slow(&self, there: u64, back: u64) {
+        self.0.there.store(there, Ordering::SeqCst);
+        self.0.back.store(back, Ordering::SeqCst);
+    }
+    fn fail(&self, scope: &str, fails: bool) {
+        let mut down = self.0.down.lock().expect("no panic");
+        if fails {
+            down.insert(scope.to_owned())
+        } else {
+            down.remove(scope)
+        };
+    }
+    fn calls(&self) -> u64 {
+        self.0.calls.load(Ordering::SeqCst)
+    }
+    fn later<T: Send + 'static>(
+        &self,
+        scopes: Vec<String>,
+        ask: impl FnOnce(&mut HashMap<Id, State>, u64) -> T + Send + 'static,
+    ) -> Reply<T> {
+        let this = self.clone();
+        let (there, back) =
+            (self.0.there.load(Ordering::SeqCst), self.0.back.load(Ordering::SeqCst));
+        Reply::later(async move {
+            if there > 0 {
+                sleep(Duration::from_millis(there)).await;
+            }
+            this.0.calls.fetch_add(1, Ordering::SeqCst);
+            if scopes.iter().any(|scope| this.0.down.lock().expect("no panic").contains(scope)) {
+                return Err(StoreError::new("down"));
+            }
+            let answer = ask(&mut this.0.states.lock().expect("no panic"), this.0.clock.now_ms());
+            if back > 0 {
+                sleep(Duration::from_millis(back)).await;
+            }
+            Ok(answer)
+        })
+    }
+}
+
+impl Store for Database {
+    fn charge(&self, charge: Charge<'_>) -> Reply<Decision> {
+        let scopes = vec![charge.account().scope().name().to_owned()];
+        let charge = charge.to_owned();
+        self.later(scopes, move |states, now| {
+            let charge = charge.as_charge();
+            let id = |quota: &Quota| id(&charge.account(), quota);
+            let (decision, writes) = charge.decide(now, |quota| states.get(&id(quota)).copied());
+            let writes = writes.into_iter().map(|(quota, state)| (id(quota), state));
+            states.extend(writes.collect::<Vec<_>>());
+            decision
+        })
+    }
+    fn charge_all(&self, charges: &[Charge<'_>]) -> Option<Reply<Decision>> {
+        if self.0.in_turns.load(Ordering::SeqCst) {
+            return None;
+        }
+        let scopes =
+            charges.iter().map(|charge| charge.account().scope().name().to_owned()).collect();
+        let charges: Vec<_> = charges.iter().map(Charge::to_owned).collect();
+        Some(self.later(scopes, move |states, now| {
+            let charges: Vec<_> = charges.iter().map(|charge| charge.as_charge()).collect();
+            let load =
+                |account: &Account<'_>, quota: &Quota| states.get(&id(account, quota)).copied();
+            let (decision, writes) = Charge::decide_all(&charges, now, load);
+            let writes = writes.into_iter().map(|(of, quota, state)| (id(&of, quota), state));
+            states.extend(writes.collect::<Vec<_>>());
+            decision
+        }))
+    }
+    fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {
+        let scopes = vec![adjust.account().scope().name().to_owned()];
+        let adjust = adjust.to_owned();
+        self.later(scopes, move |states, now| {
+            let adjust = adjust.as_adjust();
+            let id = |quota: &Quota| id(&adjust.account(), quota);
+            let writes = adjust.apply(now, |quota| states.get(&id(quota)).copied());
+            let writes = writes.into_iter().map(|(quota, state)| (id(quota), state));
+            states.extend(writes.collect::<Vec<_>>());
+        })
+    }
+    fn reset(&self, scope: &Scope, key: &Key) -> Reply<()> {
+        let (scope, key) = (scope.name().to_owned(), key.clone());
+        self.later(vec![scope.clone()], move |states, _| {
+            states.retain(|(of, id, _), _| (of, id) != (&scope, &key));
+        })
+    }
+    fn fault_domain(&self, scope: &Scope, _: &Key) -> u64 {
+        if self.0.in_turns.load(Ordering::SeqCst) {
+            scope.name().len() as u64 * 31 + u64::from(scope.name().as_bytes()[0])
+        } else {
+            0
+        }
+    }
+    fn now_ms(&self) -> u64 {
+        self.0.clock.now_ms()
+    }
+}
+
+fn two(store: impl Store) -> Limits {
+    Limits::new([Quota::per_hour(1).name("far"), Quota::per_day(9).name("all")]).store(store)
+}
+
+fn lines() -> [Line<'static>; 2] {
+    ["far", "all"].map(|name| Line::new(name, "alice", 1))
+}
+
+#[tokio::test(start_paused = true)]
+async fn receipts_of_several_limits_shorten_refusals() {
+    for in_turns in [true, false] {
+        let database = if in_turns { Database::in_turns() } else { Database::start() };
+        let (a, b) = (two(Remote::around(database.clone())), two(Remote::around(database.clone())));
+        sleep(SECOND).await;
+        let receipts = a.charge(lines()).await.expect("it answers").expect("it passes");
+        assert!(b.charge(lines()).await.expect("it answers").is_err());
+        a.refund(receipts).await.expect("it answers");
+        let start = Instant::now();
+        while b.charge(lines()).await.expect("it answers").is_err() {
+            sleep(Duration::from_millis(100)).await;
+        }
+        assert!(start.elapsed() <= 2 * SECOND, "in turns: {in_turns}, {:?}", start.elapsed());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn receipts_of_one_limit_as_limits() {
+    for in_turns in [true, false] {
+        let database = if in_turns { Database::in_turns() } else { Database::start() };
+        let one = |store| Limits::new([Quota::per_hour(1).name("far")]).store(store);
+        let (a, b) = (one(Remote::around(database.clone())), one(Remote::around(database.clone())));
+        let line = || [Line::new("far", "alice", 1)];
+        sleep(SECOND).await;
+        let receipts = a.charge(line()).await.expect("it answers").expect("it passes");
+        assert!(b.charge(line()).await.expect("it answers").is_err());
+        a.refund(receipts).await.expect("it answers");
+        let start = Instant::now();
+        while b.charge(line()).await.expect("it answers").is_err() {
+            sleep(Duration::from_millis(100)).await;
+        }
+        assert!(start.elapsed() <= 2 * SECOND, "in turns: {in_turns}, {:?}", start.elapsed());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_group_that_passes_updates_what_is_remembered() {
+    let database = Database::start();
+    let store = Remote::around(database.clone());
+    let limits = Limits::new([Quota::per_minute(10).name("far"), Quota::per_day(99).name("all")])
+        .store(store.clone());
+    let single = Quota::per_minute(10).name("far").store(store);
+    sleep(SECOND).await;
+    assert!(single.check_cost("alice", 8).await.expect("it answers").allowed());
+    assert_eq!(single.check_cost("alice", 5).await.expect("it answers").used(), 8);
+    assert!(limits.check(lines()).await.expect("it answers").allowed());
+    let calls = database.calls();
+    let known = single.check_cost("alice", 5).await.expect("it answers");
+    assert_eq!(database.calls(), calls, "it is remembered");
+    assert_eq!(known.used(), 9, "the store has told 9");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_group_that_passes_changes_retry_at() {
+    let database = Database::start();
+    let store = Remote::around(database.clone());
+    let quota = Quota::per_minute(10).reserve_up_to(30);
+    let limits = Limits::new([quota.name("far"), Quota::per_day(99).name("all")]).store(store);
+    let group = |cost| [Line::new("far", "alice", cost), Line::new("all", "alice", 1)];
+    sleep(SECOND).await;
+    assert!(limits.check(group(8)).await.expect("it answers").allowed());
+    let first = limits.check(group(5)).await.expect("it answers");
+    assert_eq!(first.retry_after(), Some(59 * SECOND));
+    // 28 of 10 are used: a cost of 5 fits in the fourth window.
+    assert!(limits.reserve(group(20)).await.expect("it answers").is_ok());
+    let calls = database.calls();
+    let known = limits.check(group(5)).await.expect("it answers");
+    assert_eq!(database.calls(), calls, "it is remembered");
+    let truth = limits.peek(group(5)).await.expect("it answers");
+    assert_eq!(
+        (known.used(), known.retry_after()),
+        (truth.used(), truth.retry_after()),
+        "remembered, and the store's"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_remembered_debt_that_a_group_of_a_larger_plan_has_ended() {
+    let database = Database::start();
+    let (here, there) = (Remote::around(database.clone()), Remote::around(database.clone()));
+    let quota = Quota::per_minute(10).reserve_up_to(20);
+    let limits =
+        Limits::new([quota.name("far"), Quota::per_day(99).name("all")]).store(here.clone());
+    let there = quota.name("far").store(there);
+    let free = quota.name("far").store(here);
+    sleep(SECOND).await;
+    assert!(there.reserve("alice", 30).await.expect("it answers").is_ok());
+    assert!(!free.check("alice").await.expect("it answers").allowed());
+    sleep(60 * SECOND).await;
+    let pro = Quota::per_minute(1_000).into();
+    let group = [Line::new("far", "alice", 1).with_quotas(&pro), Line::new("all", "alice", 1)];
+    assert!(limits.check(group).await.expect("it answers").allowed());
+    let known = free.check("alice").await.expect("it answers");
+    let truth = free.peek("alice").await.expect("it answers");
+    assert_eq!(known.allowed(), truth.allowed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_shard_that_fails_open_fails_only_its_own_limit() {
+    for first in [true, false] {
+        let database = Database::in_turns();
+        let store = Remote::around(database.clone()).on_failure(OnStoreFailure::Allow);
+        let limit = |name: &str| Quota::per_hour(2).name(name).key(global());
+        let limits =
+            if first { [limit("down"), limit("well")] } else { [limit("well"), limit("down")] };
+        let limits = Limits::new(limits).store(store);
+        let layer = FixedWindowLayer::new(&limits).reject(EmptyBody);
+        let inner = service_fn(async |_: Request<()>| Ok::<_, Infallible>(Response::new(())));
+        database.fail("down", true);
+        let mut passed = 0;
+        for _ in 0..10 {
+            let Ok(response) = layer.layer(inner).oneshot(Request::new(())).await;
+            passed += u64::from(response.status() == 200);
+        }
+        let used = limits.of("well").peek(Key::global()).await.expect("it answers").used();
+        assert_eq!((passed, used), (2, 2), "the limit whose shard is well refuses");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_local_receipt_is_refunded_by_a_clone_with_another_policy() {
+    for policy in [OnStoreFailure::Local, OnStoreFailure::Deny, OnStoreFailure::Allow] {
+        let database = Database::start();
+        let store = Remote::around(database.clone());
+        let a = Quota::per_hour(5).name("far").store(store.clone());
+        let b = Quota::per_hour(5).name("far").store(store.on_failure(policy));
+        database.fail("far", true);
+        let receipt = a.charge("alice", 3).await.expect("it answers").expect("it passes");
+        assert!(receipt.decision().is_local());
+        b.refund(receipt).await.expect("it answers");
+        assert_eq!(a.peek("alice").await.expect("it answers").used(), 0, "{policy:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_correction_after_a_keys_own_quotas_have_ended() {
+    let clock = ManualClock::at_ms(TURN);
+    let base = Limit::new(Quota::per_minute(10))
+        .name("far")
+        .store(MemoryStore::new().clock(clock.clone()));
+    base.set_key_quotas_until(
+        "alice",
+        Quota::per_minute(1_000),
+        UNIX_EPOCH + Duration::from_millis(TURN + 30_000),
+    );
+    let receipt = base.charge("alice", 500).await.expect("it answers").expect("it passes");
+    clock.set_ms(TURN + 40_000);
+    base.settle(receipt, 600).await.expect("it answers");
+    clock.set_ms(TURN + 60_000);
+    assert_eq!(base.peek("alice").await.expect("it answers").used(), 0, "the key's own quotas");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_clone_with_a_longer_deadline_waits_as_long_as_it_says() {
+    for leases in [0, 100] {
+        let database = Database::start();
+        let store =
+            Remote::around(database.clone()).on_failure(OnStoreFailure::Deny).leases(leases);
+        let quick = Quota::per_hour(1_000)
+            .name("far")
+            .store(store.clone().deadline(Duration::from_millis(20)));
+        let patient = Quota::per_hour(1_000).name("far").store(store.deadline(SECOND));
+        database.slow(50, 50);
+        let quick = tokio::spawn(async move { quick.check("alice").await.is_ok() });
+        sleep(Duration::from_millis(5)).await;
+        assert!(patient.check("alice").await.is_ok(), "leases {leases}");
+        assert!(!quick.await.expect("no panic"), "leases {leases}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn leased_tokens_that_come_back_wake_the_queue() {
+    let database = Database::start();
+    let store = Remote::around(database.clone()).leases(100);
+    let quota = Quota::per_minute(100);
+    let leasing = quota.name("far").store(store.clone());
+    let queued =
+        FixedWindowLayer::new(quota.name("far").key(global()).store(store)).reject(EmptyBody);
+    let queued = queued.queue(5, 60 * SECOND);
+    let inner = service_fn(async |_: Request<()>| Ok::<_, Infallible>(Response::new(())));
+    sleep(SECOND).await;
+    for _ in 0..4 {
+        assert!(leasing.check(Key::global()).await.expect("it answers").allowed());
+    }
+    let left = leasing.peek(Key::global()).await.expect("it answers").remaining();
+    assert!(
+        leasing
+            .with_quotas(quota.and(Quota::per_day(1_000)))
+            .check_cost(Key::global(), left)
+            .await
+            .expect("it answers")
+            .allowed()
+    );
+    let start = Instant::now();
+    let Ok(response) = queued.layer(inner).oneshot(Request::new(())).await;
+    assert_eq!(response.status(), 200);
+    assert!(start.elapsed() < 10 * SECOND, "{:?}", start.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn limits_in_shadow_take_no_leases() {
+    let database = Database::start();
+    let store = Remote::around(database.clone()).leases(100);
+    let limit = |name: &str| Quota::per_hour(1_000).name(name).key(global());
+    let limits = Limits::new([limit("far"), limit("shadow").shadow()]).store(store);
+    let layer = FixedWindowLayer::new(&limits).reject(EmptyBody);
+    let inner = service_fn(async |_: Request<()>| Ok::<_, Infallible>(Response::new(())));
+    for _ in 0..20 {
+        let Ok(response) = layer.layer(inner).oneshot(Request::new(())).await;
+        assert_eq!(response.status(), 200);
+        sleep(Duration::from_millis(10)).await;
+    }
+    let used = limits.of("shadow").peek(Key::global()).await.expect("it answers").used();
+    assert_eq!(used, 20, "calls {}", database.calls());
+}
+
+fn ok_service()
+-> impl tower::Service<Request<()>, Response = Response<()>, Error = Infallible, Future: Send>
++ Clone
++ Send {
+    service_fn(async |_: Request<()>| Ok::<_, Infallible>(Response::new(())))
+}
+
+#[tokio::test(start_paused = true)]
+async fn excess_that_one_line_returns_wakes_another_line() {
+    let database = Database::in_turns();
+    let store = Remote::around(database.clone());
+    let far = Quota::per_minute(4).key(global()).name("far").cost_fn(|parts| {
+        parts.headers.get("cost").map_or(1, |cost| cost.to_str().unwrap().parse().unwrap())
+    });
+    let far = far.store(store);
+    let one = FixedWindowLayer::new(&far).reject(EmptyBody).queue(9, 59 * SECOND);
+    let other = FixedWindowLayer::new(&far).reject(EmptyBody).queue(9, 59 * SECOND);
+    let ask = |layer: &FixedWindowLayer<EmptyBody>, cost: u64| {
+        let service = layer.layer(ok_service());
+        let request = Request::get("/").header("cost", cost).body(()).unwrap();
+        tokio::spawn(async move {
+            let start = Instant::now();
+            let Ok(response) = service.oneshot(request).await;
+            (start.elapsed(), response.status().as_u16())
+        })
+    };
+    sleep(SECOND).await;
+    database.slow(20, 20);
+    // A charge is under way for the first; then the head 2 and its neighbor 3 are charged together.
+    let _peeked = ask(&one, 1);
+    sleep(Duration::from_millis(5)).await;
+    let head = ask(&one, 2);
+    sleep(Duration::from_millis(1)).await;
+    let neighbor = ask(&one, 3);
+    sleep(Duration::from_millis(40)).await;
+    let waits = ask(&other, 1);
+    assert_eq!(head.await.expect("no panic").1, 200);
+    let (waited, status) = waits.await.expect("no panic");
+    neighbor.abort();
+    assert!(waited < SECOND && status == 200, "{waited:?}, {status}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_true_cost_warns_while_the_store_fails() {
+    for fails in [false, true] {
+        let database = Database::start();
+        let store = Remote::around(database.clone());
+        let warned = Arc::new(AtomicU64::new(0));
+        let of = Arc::clone(&warned);
+        let far = Quota::per_hour(10).name("far").warn_at(80, move |_| {
+            of.fetch_add(1, Ordering::SeqCst);
+        });
+        let far = far.store(store);
+        database.fail("far", fails);
+        let receipt = far.charge("alice", 1).await.expect("it answers").expect("it passes");
+        far.settle(receipt, 9).await.expect("it answers");
+        sleep(SECOND).await;
+        assert_eq!(warned.load(Ordering::SeqCst), 1, "fails: {fails}");
+    }
+}
+
+/// In turns: what a dropped future of a group holds.
+#[tokio::test(start_paused = true)]
+async fn a_dropped_group_in_turns_gives_back() {
+    for at in [5, 15, 25, 35, 45, 55] {
+        let database = Database::in_turns();
+        let limits = two(Remote::around(database.clone()));
+        database.slow(10, 10);
+        let task = tokio::spawn(limits.check(lines()));
+        sleep(Duration::from_millis(at)).await;
+        task.abort();
+        let done = task.await.is_ok();
+        sleep(SECOND).await;
+        database.slow(0, 0);
+        let used = limits.of("far").peek("alice").await.expect("it answers").used();
+        let all = limits.of("all").peek("alice").await.expect("it answers").used();
+        assert_eq!((used, all), (u64::from(done), u64::from(done)));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_settled_limit_without_a_layer_asks_again_after_a_second() {
+    for kind in 0..3 {
+        let database = Database::start();
+        let store = Remote::around(database.clone());
+        let far = Quota::per_hour(1).name("far").settled();
+        let all = Quota::per_hour(9).name("all");
+        let limits = if kind == 2 { vec![far, all] } else { vec![far] };
+        let limits = Limits::new(limits).store(store);
+        let check = async || match kind {
+            0 => limits.of("far").check("alice").await.expect("it answers").allowed(),
+            1 => limits.check(&lines()[..1]).await.expect("it answers").allowed(),
+            _ => limits.check(lines()).await.expect("it answers").allowed(),
+        };
+        sleep(SECOND).await;
+        assert!(check().await && !check().await);
+        sleep(7 * SECOND).await;
+        let calls = database.calls();
+        assert!(!check().await);
+        assert_eq!(database.calls(), calls + 1, "{kind}");
+    }
+}
+
+/// In turns, Local: a shard that fails stands in for its own limit only.
+#[tokio::test(start_paused = true)]
+async fn a_shard_that_fails_is_counted_in_memory_alone() {
+    let database = Database::in_turns();
+    let limits = Limits::new([Quota::per_hour(5).name("down"), Quota::per_hour(2).name("well")])
+        .store(Remote::around(database.clone()));
+    database.fail("down", true);
+    let lines = || ["down", "well"].map(|name| Line::new(name, "alice", 1));
+    let mut passed = 0;
+    for _ in 0..9 {
+        passed += u64::from(limits.check(lines()).await.expect("it answers").allowed());
+    }
+    assert_eq!(passed, 2);
+    assert_eq!(
+        limits.of("down").peek("alice").await.expect("it answers").used(),
+        2,
+        "given back in memory"
+    );
+}
+
+/// A lease is not spent under a key's own smaller quotas, nor returned twice.
+#[tokio::test(start_paused = true)]
+async fn a_lease_is_not_spent_under_a_keys_own_quotas() {
+    let database = Database::start();
+    let store = Remote::around(database.clone()).leases(100);
+    let far = Quota::per_minute(1_000).name("far").store(store);
+    for _ in 0..10 {
+        assert!(far.check("alice").await.expect("it answers").allowed());
+    }
+    let end = UNIX_EPOCH + Duration::from_millis(TURN + 30_000);
+    far.set_key_quotas_until("alice", Quota::per_minute(10), end);
+    let mut passed = 10;
+    for _ in 0..100 {
+        passed += u64::from(far.check("alice").await.expect("it answers").allowed());
+    }
+    sleep(10 * SECOND).await;
+    for _ in 0..100 {
+        passed += u64::from(far.check("alice").await.expect("it answers").allowed());
+    }
+    let used = far.peek("alice").await.expect("it answers").used();
+    assert!(passed == 10 && used == 10);
+    sleep(21 * SECOND).await;
+    while far.check("alice").await.expect("it answers").allowed() {
+        passed += 1;
+    }
+    assert_eq!(passed, 1_000);
+}
+
+/// A reset while a group is in flight.
+#[tokio::test(start_paused = true)]
+async fn a_reset_while_a_group_is_refused_is_seen() {
+    let database = Database::start();
+    let limits = two(Remote::around(database.clone()));
+    assert!(limits.check(lines()).await.expect("it answers").allowed());
+    database.slow(0, 100);
+    let refused = tokio::spawn(limits.check(lines()));
+    sleep(Duration::from_millis(5)).await;
+    database.slow(0, 0);
+    limits.of("far").reset("alice").await.expect("it answers");
+    assert!(!refused.await.expect("no panic").expect("it answers").allowed());
+    assert!(limits.check(lines()).await.expect("it answers").allowed());
+}
+
+/// Late reservations in turns are not remembered, and hold nothing.
+#[tokio::test(start_paused = true)]
+async fn late_reservations_in_turns() {
+    for in_turns in [false, true] {
+        let database = if in_turns { Database::in_turns() } else { Database::start() };
+        let limits = Limits::new([
+            Quota::per_minute(2).name("far"),
+            Quota::per_hour(3).reserve_up_to(9).name("all"),
+        ]);
+        let limits = limits.store(Remote::around(database.clone()));
+        let lines = |a, b| [Line::new("far", "alice", a), Line::new("all", "alice", b)];
+        sleep(SECOND).await;
+        assert!(limits.reserve(lines(1, 3)).await.expect("it answers").is_ok());
+        let _ = limits.reserve(lines(1, 1)).await.expect("it answers").unwrap_err();
+        let used = |name| limits.of(name).peek("alice");
+        assert_eq!(
+            (
+                used("far").await.expect("it answers").used(),
+                used("all").await.expect("it answers").used()
+            ),
+            (1, 3)
+        );
+        assert!(limits.reserve(lines(0, 1)).await.expect("it answers").is_ok());
+    }
+}
