@@ -60,7 +60,9 @@ async fn pass_in_order(limits: Vec<Limit>) {
     let calls = calls.lock().unwrap();
     assert!(calls.is_sorted_by_key(|(number, _)| *number), "in order of arrival");
     let mut seconds = BTreeMap::new();
-    calls.iter().for_each(|(_, second)| *seconds.entry(*second).or_insert(0) += 1);
+    // Without the first, which is charged alone while the store connects. On a busy machine that
+    // takes half a second, and then its tokens are used in the next window, too.
+    calls.iter().skip(1).for_each(|(_, second)| *seconds.entry(*second).or_insert(0) += 1);
     println!("{requests} requests in {took:?}: {seconds:?}");
     // The clock is that of the server, which may be read a millisecond later than it was.
     assert!(seconds.values().all(|&passed| passed <= LIMIT), "{seconds:?}");
