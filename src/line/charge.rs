@@ -85,7 +85,7 @@ impl LineState {
                 return;
             }
         };
-        let granted = granted_tokens(&decision, &terms);
+        let granted = granted_tokens(&decision, &terms, &cost);
         let whole = self.whole_requests(&granted, last_covered);
         let (none, is_less) = (whole.zeroed(), whole != granted);
         if is_less {

@@ -141,13 +141,18 @@ pub(super) fn part_decision(
     decision.part_of_request(parts.map(|(term, (before, cost))| (&*term.name, before, cost)))
 }
 
-/// Returns how many tokens a decision has granted.
-pub(super) fn granted_tokens(decision: &Decision, terms: &Terms) -> Tokens {
+/// Returns how many tokens of this cost a decision has granted. A limit whose store failed has no
+/// decision, and does not limit a charge that has passed.
+pub(super) fn granted_tokens(decision: &Decision, terms: &Terms, cost: &Tokens) -> Tokens {
     match decision.governing_limit() {
         None => Tokens::One(decision.granted().into()),
         Some(_) => {
-            let granted = |term: &Term| decision.for_limit(&term.name).map_or(0, |of| of.granted());
-            Tokens::of(&terms.iter().map(granted).collect::<Vec<_>>())
+            let granted = |(term, cost): (&Term, u64)| match decision.for_limit(&term.name) {
+                Some(of) => of.granted(),
+                None if decision.allowed() => cost,
+                None => 0,
+            };
+            Tokens::of(&terms.iter().zip(cost.costs()).map(granted).collect::<Vec<_>>())
         }
     }
 }

@@ -574,3 +574,22 @@ async fn late_reservations_in_turns() {
         assert!(limits.reserve(lines(0, 1)).await.expect("it answers").is_ok());
     }
 }
+
+/// The request takes its turn by the limit whose shard is well, and waits for that one only.
+#[tokio::test(start_paused = true)]
+async fn a_queue_passes_by_the_limit_whose_shard_is_well() {
+    let database = Database::in_turns();
+    let store = Remote::around(database.clone()).on_failure(OnStoreFailure::Allow);
+    let limit = |name: &str| Quota::per_minute(2).name(name).key(global());
+    let limits = Limits::new([limit("down"), limit("well")]).store(store);
+    let layer = FixedWindowLayer::new(&limits).reject(EmptyBody).queue(9, 90 * SECOND);
+    database.fail("down", true);
+    sleep(SECOND).await;
+    let start = Instant::now();
+    let mut served = Vec::new();
+    for _ in 0..3 {
+        let Ok(response) = layer.layer(ok_service()).oneshot(Request::new(())).await;
+        served.push((response.status().as_u16(), start.elapsed().as_secs()));
+    }
+    assert_eq!(served, [(200, 0), (200, 0), (200, 59)]);
+}
