@@ -41,7 +41,8 @@ impl Limiter {
 
     /// The same limit in another store. It is no longer changed with this one.
     pub(crate) fn moved_to(&self, store: AnyStore) -> Self {
-        let limit = Limit { quotas: self.live.usual_quotas(), ..self.live.limit().clone() };
+        let (quotas, shadow) = self.live.usual();
+        let limit = Limit { quotas, shadow, ..self.live.limit().clone() };
         Self::made(limit, store)
     }
 

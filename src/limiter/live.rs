@@ -96,10 +96,14 @@ impl Live {
         quotas.unwrap_or(self.limit.quotas)
     }
 
-    /// Returns the quotas without a change that ends by itself.
-    pub(super) fn usual_quotas(&self) -> Quotas {
-        let quotas = self.lock().changes.as_ref().and_then(|changes| changes.quotas.for_good());
-        quotas.unwrap_or(self.limit.quotas)
+    /// Returns the quotas, and whether the limit is in shadow mode, without changes that end by
+    /// themselves.
+    pub(super) fn usual(&self) -> (Quotas, bool) {
+        let changing = self.lock();
+        let changes = changing.changes.as_ref();
+        let quotas = changes.and_then(|changes| changes.quotas.for_good());
+        let shadow = changes.and_then(|changes| changes.shadow.for_good());
+        (quotas.unwrap_or(self.limit.quotas), shadow.unwrap_or(self.limit.shadow))
     }
 
     /// Returns the quotas of one key, if it has its own for now.

@@ -55,7 +55,11 @@ impl SequentialCharge {
                     self.passed.push(None);
                     failure = Some(error);
                 }
-                Err(error) => return Err(error),
+                Err(error) => {
+                    // Before the answer, or the client's next request is refused by these tokens.
+                    self.give_back().await;
+                    return Err(error);
+                }
             }
         }
         if let Some(error) = failure
@@ -139,6 +143,18 @@ impl SequentialCharge {
         // A line without an answer is not in the decision.
         decided.extend(looks.into_iter().map(Option::flatten));
         self.merge(decided)
+    }
+
+    /// Returns the tokens of all lines that have passed, until the deadline.
+    async fn give_back(&mut self) {
+        self.return_passed();
+        let mut sleep = self.ends.map(time_left).and_then(Sleep::try_new);
+        let returning = &mut self.returning;
+        poll_fn(|cx| {
+            returning.retain_mut(|reply| Pin::new(reply).poll(cx).is_pending());
+            if returning.is_empty() { Poll::Ready(()) } else { poll_deadline(&mut sleep, cx) }
+        })
+        .await;
     }
 
     fn merge(&self, decisions: impl IntoIterator<Item = Option<Decision>>) -> Decision {

@@ -142,7 +142,14 @@ impl<J> LimitedRequest<J> {
             Err(error) if error.denies() && !self.shadow => {
                 return Next::Refuse(Reason::StoreFailed);
             }
-            Err(_) => return self.pass(Outcome::FailedOpen),
+            Err(_) => {
+                if self.has_shadows() {
+                    // Their store may be well.
+                    self.refund_on_drop = self.current.shared.options.refund_dropped;
+                    self.charge_shadows(parts);
+                }
+                return self.pass(Outcome::FailedOpen);
+            }
         };
         if !decision.allowed() {
             if self.shadow {
@@ -184,7 +191,7 @@ impl<J> LimitedRequest<J> {
     #[inline]
     pub(crate) fn may_be_refused_inside<B: 'static>(&self, body: &B) -> bool {
         stacked::are_possible()
-            && self.charged.is_some()
+            && (self.charged.is_some() || self.has_shadows())
             && Drain::may_read(&self.current.shared.options.drains, body)
     }
 

@@ -593,3 +593,38 @@ async fn a_queue_passes_by_the_limit_whose_shard_is_well() {
     }
     assert_eq!(served, [(200, 0), (200, 0), (200, 59)]);
 }
+
+/// The next request of the same client is not refused by what the failed one had taken.
+#[tokio::test(start_paused = true)]
+async fn a_failure_returns_what_was_taken_before_it_is_answered() {
+    let database = Database::in_turns();
+    let store = Remote::around(database.clone()).on_failure(OnStoreFailure::Deny);
+    let limit = |name: &str| Quota::per_hour(1).name(name).key(global());
+    let limits = Limits::new([limit("well"), limit("down")]).store(store);
+    let layer = FixedWindowLayer::new(&limits).reject(EmptyBody);
+    database.fail("down", true);
+    for _ in 0..5 {
+        let Ok(response) = layer.layer(ok_service()).oneshot(Request::new(())).await;
+        assert_eq!(response.status(), 503);
+        assert_eq!(limits.of("well").peek(Key::global()).await.expect("it answers").used(), 0);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_shadow_limit_counts_what_passes_since_other_shards_fail() {
+    for more in [false, true] {
+        let database = Database::in_turns();
+        let store = Remote::around(database.clone()).on_failure(OnStoreFailure::Allow);
+        let limit = |name: &str| Quota::per_hour(2).name(name).key(global());
+        let mut limits = vec![limit("down"), limit("shadow").shadow()];
+        limits.extend(more.then(|| limit("well")));
+        let limits = Limits::new(limits).store(store);
+        let layer = FixedWindowLayer::new(&limits).reject(EmptyBody);
+        database.fail("down", true);
+        let Ok(response) = layer.layer(ok_service()).oneshot(Request::new(())).await;
+        assert_eq!(response.status(), 200);
+        sleep(SECOND).await;
+        let shadow = limits.of("shadow").peek(Key::global()).await.expect("it answers");
+        assert_eq!(shadow.used(), 1, "{more}");
+    }
+}

@@ -26,7 +26,7 @@ use tower::{Layer, ServiceBuilder, ServiceExt, service_fn};
 use tower_fixed_window::key::{PeerAddr, client_ip, extension, global, header, peer_ip};
 use tower_fixed_window::store::{Remote, Store};
 use tower_fixed_window::{
-    FixedWindowLayer, Grpc, Headers, Key, KeyExtractor, Limit, Limiter, MemoryStore, Quota,
+    FixedWindowLayer, Grpc, Headers, Key, KeyExtractor, Limit, Limiter, MemoryStore, Plan, Quota,
     RateLimitEndpoint, RedisStore, TrueCost,
 };
 use tracing::level_filters::LevelFilter;
@@ -699,4 +699,29 @@ fn a_key_that_the_server_leaves_out_is_a_mistake_of_the_endpoint_too() {
     });
     let line = only_line(&log);
     assert!(line.contains(CONNECT_INFO), "{line}");
+}
+
+#[test]
+fn a_true_cost_of_a_limit_that_a_request_does_not_have_is_no_mistake() {
+    for case in 0..5 {
+        let log = logged_in_case(case, async |case| {
+            let tokens = || QUOTA.name("tokens").key(global()).settled();
+            let unlimited = || Limit::by_plan(|_, _: &Key| Plan::UNLIMITED).name("tokens");
+            let outer = match case {
+                0 => FixedWindowLayer::new(tokens()).skip(|_| true),
+                1 => FixedWindowLayer::new(unlimited().key(global()).settled()),
+                2 => FixedWindowLayer::new(Quota::per_day(0).name("tokens").settled().shadow()),
+                3 => FixedWindowLayer::new(tokens()).count_if(|_| false),
+                _ => FixedWindowLayer::new(tokens()),
+            };
+            let inner = FixedWindowLayer::new(QUOTA.name("cents").key(global()).settled());
+            let service = service_fn(async |_: Request<Body>| {
+                let mut response = Response::new(Body::empty());
+                response.extensions_mut().insert(TrueCost::of("tokens", 7).and("cents", 1));
+                Ok::<_, Infallible>(response)
+            });
+            let _ = outer.layer(inner.layer(service)).oneshot(from("192.0.2.7")).await;
+        });
+        assert_eq!(log, [""; 0], "case {case}");
+    }
 }

@@ -22,8 +22,10 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 use tower::retry::{Policy, RetryLayer};
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
-use tower_fixed_window::key::header;
-use tower_fixed_window::{FixedWindowLayer, Key, Limit, Limiter, Quota, TrueCost};
+use tower_fixed_window::key::{global, header};
+use tower_fixed_window::{
+    FixedWindowLayer, Key, Limit, Limiter, Limits, MemoryStore, Quota, TrueCost,
+};
 
 use crate::support::{
     ANSWERS, FarStore, Mood, TestStore, everyone, get, layered, limit_headers, limiter_of,
@@ -349,11 +351,10 @@ async fn over_a_socket_refused_uploads_hold_no_token_either() {
 
 #[tokio::test(start_paused = true)]
 async fn a_shadow_beside_an_enforced_limit_counts_what_is_served_after_all() {
-    use tower_fixed_window::{Limits, MemoryStore};
     for mood in ANSWERS {
         let limits = [
-            Quota::per_minute(9).name("enforced").key(tower_fixed_window::key::global()),
-            Quota::per_minute(9).name("shadow").key(tower_fixed_window::key::global()).shadow(),
+            Quota::per_minute(9).name("enforced").key(global()),
+            Quota::per_minute(9).name("shadow").key(global()).shadow(),
         ];
         let _ = MemoryStore::new;
         let limits = Limits::new(limits).store(TestStore::new(mood));
@@ -379,5 +380,22 @@ async fn a_shadow_beside_an_enforced_limit_counts_what_is_served_after_all() {
         for name in ["enforced", "shadow"] {
             assert_eq!(used(limits.of(name)).await, 1, "taken again: {name}, {mood:?}");
         }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_outer_layer_of_shadow_limits_gives_back_at_once() {
+    for names in [&["a"][..], &["a", "b"]] {
+        let limit = |name: &str| Quota::per_minute(9).name(name).key(global());
+        let shadows: Vec<_> = names.iter().map(|name| limit(name).shadow()).collect();
+        let outer = FixedWindowLayer::new(shadows);
+        let limiter = outer.limits().of("a").clone();
+        let service = ServiceBuilder::new().layer(outer).layer(per_minute(0, Mood::Now)).service(
+            service_fn(async |_: Request<Body>| Ok::<_, Infallible>(Body::empty().into_response())),
+        );
+        let refused = tokio::spawn(service.oneshot(slow_upload()));
+        sleep(Duration::from_secs(1)).await;
+        assert!(!refused.is_finished());
+        assert_eq!(used(&limiter).await, 0, "{names:?}");
     }
 }

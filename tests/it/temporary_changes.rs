@@ -496,3 +496,13 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn shadow_mode_for_good_goes_to_another_store() {
+    let limits = Limits::new([Quota::per_minute(0).name("api").key(global())]);
+    for (shadow, status) in [(true, 200), (false, 429)] {
+        limits.of("api").set_shadow(shadow);
+        let moved = limits.clone().store(MemoryStore::new());
+        assert_eq!(ask(&FixedWindowLayer::new(&moved), Request::get("/")).status(), status);
+    }
+}

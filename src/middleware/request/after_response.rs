@@ -53,6 +53,9 @@ impl<J> LimitedRequest<J> {
     /// Corrects the charge by the response, and adds the headers.
     #[inline(never)]
     pub(crate) fn correct<R>(&mut self, mut response: Response<R>, returned: bool) -> Response<R> {
+        if let Some(cost) = response.extensions().get::<TrueCost>() {
+            cost.note_settled(self.settled_names());
+        }
         if self.charged.is_none() && !self.has_shadows() {
             return response;
         }
@@ -92,10 +95,7 @@ impl<J> LimitedRequest<J> {
         let counts = options.count_if.as_ref().is_none_or(|count_if| count_if(&parts));
         let actual = match parts.extensions.get::<TrueCost>() {
             _ if !counts => Some(Actual::Nothing),
-            Some(cost) => {
-                cost.note_settled(self.settled_names());
-                self.costs_or_wait_for_end(cost)
-            }
+            Some(cost) => self.costs_or_wait_for_end(cost),
             None => None,
         };
         (Response::from_parts(parts, body), actual)
