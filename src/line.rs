@@ -153,8 +153,9 @@ impl WaitingLine {
             Some(limiter.give_back(self.account(queue, terms, i), &decision))
         };
         let returned = Reply::all((0..terms.len()).filter_map(return_one).collect());
-        // Other lines may share some of the counters.
-        self.notify_after(queue, returned)
+        // Other lines may share some of the counters of several limits, which grant all tokens or
+        // none. The excess of one limit would send two heads that it can't serve back and forth.
+        if queue.is_of_several() { self.notify_after(queue, returned) } else { returned }
     }
 
     /// Wakes the lines that wait for these counters when the reply is done.

@@ -391,41 +391,6 @@ fn ok_service()
 }
 
 #[tokio::test(start_paused = true)]
-async fn excess_that_one_line_returns_wakes_another_line() {
-    let database = Database::in_turns();
-    let store = Remote::around(database.clone());
-    let far = Quota::per_minute(4).key(global()).name("far").cost_fn(|parts| {
-        parts.headers.get("cost").map_or(1, |cost| cost.to_str().unwrap().parse().unwrap())
-    });
-    let far = far.store(store);
-    let one = FixedWindowLayer::new(&far).reject(EmptyBody).queue(9, 59 * SECOND);
-    let other = FixedWindowLayer::new(&far).reject(EmptyBody).queue(9, 59 * SECOND);
-    let ask = |layer: &FixedWindowLayer<EmptyBody>, cost: u64| {
-        let service = layer.layer(ok_service());
-        let request = Request::get("/").header("cost", cost).body(()).unwrap();
-        tokio::spawn(async move {
-            let start = Instant::now();
-            let Ok(response) = service.oneshot(request).await;
-            (start.elapsed(), response.status().as_u16())
-        })
-    };
-    sleep(SECOND).await;
-    database.slow(20, 20);
-    // A charge is under way for the first; then the head 2 and its neighbor 3 are charged together.
-    let _peeked = ask(&one, 1);
-    sleep(Duration::from_millis(5)).await;
-    let head = ask(&one, 2);
-    sleep(Duration::from_millis(1)).await;
-    let neighbor = ask(&one, 3);
-    sleep(Duration::from_millis(40)).await;
-    let waits = ask(&other, 1);
-    assert_eq!(head.await.expect("no panic").1, 200);
-    let (waited, status) = waits.await.expect("no panic");
-    neighbor.abort();
-    assert!(waited < SECOND && status == 200, "{waited:?}, {status}");
-}
-
-#[tokio::test(start_paused = true)]
 async fn a_true_cost_warns_while_the_store_fails() {
     for fails in [false, true] {
         let database = Database::start();
@@ -551,7 +516,7 @@ async fn a_reset_while_a_group_is_refused_is_seen() {
 
 /// Late reservations in turns are not remembered, and hold nothing.
 #[tokio::test(start_paused = true)]
-async fn late_reservations_in_turns() {
+async fn a_late_reservation_takes_nothing() {
     for in_turns in [false, true] {
         let database = if in_turns { Database::in_turns() } else { Database::start() };
         let limits = Limits::new([
@@ -626,5 +591,28 @@ async fn a_shadow_limit_counts_what_passes_since_other_shards_fail() {
         sleep(SECOND).await;
         let shadow = limits.of("shadow").peek(Key::global()).await.expect("it answers");
         assert_eq!(shadow.used(), 1, "{more}");
+    }
+}
+
+/// Each head asks at the start of a window, and not whenever a head returns what is too little.
+#[tokio::test(start_paused = true)]
+async fn heads_that_return_too_little_do_not_ask_again_at_once() {
+    for lines in [1, 2] {
+        let database = Database::in_turns();
+        let far = Quota::per_minute(4).key(global()).name("far").cost_fn(|parts| {
+            parts.headers.get("cost").map_or(1, |cost| cost.to_str().unwrap().parse().unwrap())
+        });
+        let far = far.store(Remote::around(database.clone()));
+        let layer = || FixedWindowLayer::new(&far).reject(EmptyBody).queue(9, 600 * SECOND);
+        let layers: Vec<_> = (0..lines).map(|_| layer()).collect();
+        sleep(SECOND).await;
+        assert!(far.check_cost(Key::global(), 3).await.expect("it answers").allowed());
+        database.slow(20, 20);
+        for layer in layers.iter().flat_map(|layer| [layer; 4]) {
+            let request = Request::get("/").header("cost", 3).body(()).unwrap();
+            tokio::spawn(layer.layer(ok_service()).oneshot(request));
+        }
+        sleep(110 * SECOND).await;
+        assert!(database.calls() < 10, "{lines} lines: {} calls", database.calls());
     }
 }
