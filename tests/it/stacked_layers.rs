@@ -23,9 +23,7 @@ use tokio::time::{Instant, sleep};
 use tower::retry::{Policy, RetryLayer};
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_fixed_window::key::{global, header};
-use tower_fixed_window::{
-    FixedWindowLayer, Key, Limit, Limiter, Limits, MemoryStore, Quota, TrueCost,
-};
+use tower_fixed_window::{FixedWindowLayer, Key, Limit, Limiter, Limits, Quota, TrueCost};
 
 use crate::support::{
     ANSWERS, FarStore, Mood, TestStore, everyone, get, layered, limit_headers, limiter_of,
@@ -233,10 +231,13 @@ impl Policy<Request<Body>, Response, Infallible> for OnceMore {
     }
 }
 
-/// The true cost of a request that was refused in its first try and served in its second.
-async fn used_by_a_second_try(mood: Mood, (set, correct): Correction) -> (Response, u64) {
-    let outer = correct(layered(set(everyone(9)), mood));
-    let limiter = limiter_of(&outer);
+/// The response to an upload that an inner layer refuses at the first try, and lets pass at the
+/// second. Meanwhile, these limits of the outer layer have returned what they took.
+async fn served_by_a_second_try(
+    outer: FixedWindowLayer,
+    limiters: &[&Limiter],
+    mood: Mood,
+) -> Response {
     let inner_layer = per_minute(0, mood);
     let inner_limiter = limiter_of(&inner_layer);
     let service = ServiceBuilder::new()
@@ -250,10 +251,20 @@ async fn used_by_a_second_try(mood: Mood, (set, correct): Correction) -> (Respon
         }));
     let response = tokio::spawn(service.oneshot(slow_upload()));
     sleep(Duration::from_secs(1)).await;
-    assert_eq!(used(&limiter).await, 0);
+    for limiter in limiters {
+        assert_eq!(used(limiter).await, 0, "given back early: {}", limiter.name());
+    }
     inner_limiter.set_quotas(Quota::per_minute(99));
     let Ok(response) = response.await.expect("no panic");
     assert_eq!(response.status(), StatusCode::OK);
+    response
+}
+
+/// The true cost of a request that was refused in its first try and served in its second.
+async fn used_by_a_second_try(mood: Mood, (set, correct): Correction) -> (Response, u64) {
+    let outer = correct(layered(set(everyone(9)), mood));
+    let limiter = limiter_of(&outer);
+    let response = served_by_a_second_try(outer, &[&limiter], mood).await;
     (response, used(&limiter).await)
 }
 
@@ -356,29 +367,12 @@ async fn a_shadow_beside_an_enforced_limit_counts_what_is_served_after_all() {
             Quota::per_minute(9).name("enforced").key(global()),
             Quota::per_minute(9).name("shadow").key(global()).shadow(),
         ];
-        let _ = MemoryStore::new;
         let limits = Limits::new(limits).store(TestStore::new(mood));
-        let outer = FixedWindowLayer::new(&limits);
-        let inner_layer = per_minute(0, mood);
-        let inner_limiter = limiter_of(&inner_layer);
-        let service = ServiceBuilder::new()
-            .layer(outer)
-            .layer(RetryLayer::new(OnceMore(true)))
-            .layer(inner_layer)
-            .service(service_fn(async |_: Request<Body>| {
-                Ok::<_, Infallible>(Body::empty().into_response())
-            }));
-        let response = tokio::spawn(service.oneshot(slow_upload()));
+        let limiters = ["enforced", "shadow"].map(|name| limits.of(name));
+        let _ = served_by_a_second_try(FixedWindowLayer::new(&limits), &limiters, mood).await;
         sleep(Duration::from_secs(1)).await;
-        for name in ["enforced", "shadow"] {
-            assert_eq!(used(limits.of(name)).await, 0, "given back early: {name}");
-        }
-        inner_limiter.set_quotas(Quota::per_minute(99));
-        let Ok(response) = response.await.expect("no panic");
-        assert_eq!(response.status(), StatusCode::OK);
-        sleep(Duration::from_secs(1)).await;
-        for name in ["enforced", "shadow"] {
-            assert_eq!(used(limits.of(name)).await, 1, "taken again: {name}, {mood:?}");
+        for limiter in limiters {
+            assert_eq!(used(limiter).await, 1, "taken again: {}, {mood:?}", limiter.name());
         }
     }
 }
