@@ -102,7 +102,8 @@ impl Limiter {
         Self { refundable: true, ..self }
     }
 
-    /// Returns whether tokens may be refunded: the limit is settled, or this was said.
+    /// Returns whether tokens may be refunded: of settled limits, and by those who have called
+    /// [`refundable`](Self::refundable).
     pub(crate) fn is_refundable(&self) -> bool {
         self.refundable
     }

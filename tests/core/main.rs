@@ -4,6 +4,7 @@
 mod arithmetic;
 mod calendars;
 mod conformance;
+mod database;
 mod decisions;
 mod edges;
 mod every_small_case;

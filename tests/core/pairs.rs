@@ -1,162 +1,24 @@
 //! Features of a store elsewhere in pairs: several limits, receipts, leases, queues, policies,
 //! shadow mode, changes and warnings.
 
-use std::collections::{HashMap, HashSet};
 use std::convert::Infallible;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, UNIX_EPOCH};
 
-use harness::TokioClock;
 use http::{Request, Response};
 use tokio::time::{Instant, sleep};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_fixed_window::key::global;
-use tower_fixed_window::store::{
-    Account, Adjust, Charge, OnStoreFailure, Remote, Reply, Scope, State, Store,
-};
+use tower_fixed_window::store::{OnStoreFailure, Remote, Store};
 use tower_fixed_window::{
-    Clock, Decision, EmptyBody, FixedWindowLayer, Key, Limit, Limits, Line, ManualClock,
-    MemoryStore, Quota, StoreError,
+    EmptyBody, FixedWindowLayer, Key, Limit, Limits, Line, ManualClock, MemoryStore, Quota,
 };
 
-const TURN: u64 = 1_700_002_800_000;
+use crate::database::Database;
+use crate::simulated_server::TURN;
+
 const SECOND: Duration = Duration::from_secs(1);
-
-type Id = (String, Key, String);
-
-fn id(account: &Account<'_>, quota: &Quota) -> Id {
-    (account.scope().name().to_owned(), account.key().clone(), quota.counter().to_string())
-}
-
-#[derive(Clone)]
-struct Database(Arc<Inner>);
-
-struct Inner {
-    clock: TokioClock,
-    states: Mutex<HashMap<Id, State>>,
-    calls: AtomicU64,
-    in_turns: AtomicBool,
-    there: AtomicU64,
-    back: AtomicU64,
-    down: Mutex<HashSet<String>>,
-}
-
-impl Database {
-    fn start() -> Self {
-        Self(Arc::new(Inner {
-            clock: TokioClock::at_ms(TURN),
-            states: Mutex::default(),
-            calls: AtomicU64::new(0),
-            in_turns: AtomicBool::new(false),
-            there: AtomicU64::new(0),
-            back: AtomicU64::new(0),
-            down: Mutex::default(),
-        }))
-    }
-    fn in_turns() -> Self {
-        let this = Self::start();
-        this.0.in_turns.store(true, Ordering::SeqCst);
-        this
-    }
-    fn slow(&self, there: u64, back: u64) {
-        self.0.there.store(there, Ordering::SeqCst);
-        self.0.back.store(back, Ordering::SeqCst);
-    }
-    fn fail(&self, scope: &str, fails: bool) {
-        let mut down = self.0.down.lock().expect("no panic");
-        if fails {
-            down.insert(scope.to_owned())
-        } else {
-            down.remove(scope)
-        };
-    }
-    fn calls(&self) -> u64 {
-        self.0.calls.load(Ordering::SeqCst)
-    }
-    fn later<T: Send + 'static>(
-        &self,
-        scopes: Vec<String>,
-        ask: impl FnOnce(&mut HashMap<Id, State>, u64) -> T + Send + 'static,
-    ) -> Reply<T> {
-        let this = self.clone();
-        let (there, back) =
-            (self.0.there.load(Ordering::SeqCst), self.0.back.load(Ordering::SeqCst));
-        Reply::later(async move {
-            if there > 0 {
-                sleep(Duration::from_millis(there)).await;
-            }
-            this.0.calls.fetch_add(1, Ordering::SeqCst);
-            if scopes.iter().any(|scope| this.0.down.lock().expect("no panic").contains(scope)) {
-                return Err(StoreError::new("down"));
-            }
-            let answer = ask(&mut this.0.states.lock().expect("no panic"), this.0.clock.now_ms());
-            if back > 0 {
-                sleep(Duration::from_millis(back)).await;
-            }
-            Ok(answer)
-        })
-    }
-}
-
-impl Store for Database {
-    fn charge(&self, charge: Charge<'_>) -> Reply<Decision> {
-        let scopes = vec![charge.account().scope().name().to_owned()];
-        let charge = charge.to_owned();
-        self.later(scopes, move |states, now| {
-            let charge = charge.as_charge();
-            let id = |quota: &Quota| id(&charge.account(), quota);
-            let (decision, writes) = charge.decide(now, |quota| states.get(&id(quota)).copied());
-            let writes = writes.into_iter().map(|(quota, state)| (id(quota), state));
-            states.extend(writes.collect::<Vec<_>>());
-            decision
-        })
-    }
-    fn charge_all(&self, charges: &[Charge<'_>]) -> Option<Reply<Decision>> {
-        if self.0.in_turns.load(Ordering::SeqCst) {
-            return None;
-        }
-        let scopes =
-            charges.iter().map(|charge| charge.account().scope().name().to_owned()).collect();
-        let charges: Vec<_> = charges.iter().map(Charge::to_owned).collect();
-        Some(self.later(scopes, move |states, now| {
-            let charges: Vec<_> = charges.iter().map(|charge| charge.as_charge()).collect();
-            let load =
-                |account: &Account<'_>, quota: &Quota| states.get(&id(account, quota)).copied();
-            let (decision, writes) = Charge::decide_all(&charges, now, load);
-            let writes = writes.into_iter().map(|(of, quota, state)| (id(&of, quota), state));
-            states.extend(writes.collect::<Vec<_>>());
-            decision
-        }))
-    }
-    fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {
-        let scopes = vec![adjust.account().scope().name().to_owned()];
-        let adjust = adjust.to_owned();
-        self.later(scopes, move |states, now| {
-            let adjust = adjust.as_adjust();
-            let id = |quota: &Quota| id(&adjust.account(), quota);
-            let writes = adjust.apply(now, |quota| states.get(&id(quota)).copied());
-            let writes = writes.into_iter().map(|(quota, state)| (id(quota), state));
-            states.extend(writes.collect::<Vec<_>>());
-        })
-    }
-    fn reset(&self, scope: &Scope, key: &Key) -> Reply<()> {
-        let (scope, key) = (scope.name().to_owned(), key.clone());
-        self.later(vec![scope.clone()], move |states, _| {
-            states.retain(|(of, id, _), _| (of, id) != (&scope, &key));
-        })
-    }
-    fn fault_domain(&self, scope: &Scope, _: &Key) -> u64 {
-        if self.0.in_turns.load(Ordering::SeqCst) {
-            scope.name().len() as u64 * 31 + u64::from(scope.name().as_bytes()[0])
-        } else {
-            0
-        }
-    }
-    fn now_ms(&self) -> u64 {
-        self.0.clock.now_ms()
-    }
-}
 
 fn two(store: impl Store) -> Limits {
     Limits::new([Quota::per_hour(1).name("far"), Quota::per_day(9).name("all")]).store(store)

@@ -1,109 +1,20 @@
 //! Several limits in one charge of a third party's store elsewhere, which can do that in one step (S37):
 //! what a `Remote` around it adds.
 
-use std::collections::HashMap;
 use std::convert::Infallible;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use http::{Request, Response};
 use tokio::time::sleep;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_fixed_window::key::global;
-use tower_fixed_window::store::{
-    Account, Adjust, Charge, OnStoreFailure, Remote, Reply, Scope, State, Store,
-};
+use tower_fixed_window::store::{OnStoreFailure, Remote, Store};
 use tower_fixed_window::testing::block_on;
 use tower_fixed_window::{
-    Decision, EmptyBody, FixedWindowLayer, Key, Limit, Limits, Line, Quota, StoreError,
+    Decision, EmptyBody, FixedWindowLayer, Limit, Limits, Line, Quota, StoreError,
 };
 
-const NOW_MS: u64 = 1_700_000_040_000;
-
-type Id = (String, Key, String);
-
-fn id(account: &Account<'_>, quota: &Quota) -> Id {
-    (account.scope().name().to_owned(), account.key().clone(), quota.counter().to_string())
-}
-
-/// A database whose clock stands still.
-#[derive(Clone, Default)]
-struct Database(Arc<Server>);
-
-#[derive(Default)]
-struct Server {
-    states: Mutex<HashMap<Id, State>>,
-    calls: AtomicU64,
-    down: AtomicBool,
-}
-
-impl Database {
-    fn ask<T>(&self, ask: impl FnOnce(&mut HashMap<Id, State>) -> T) -> Result<T, StoreError> {
-        self.0.calls.fetch_add(1, Ordering::Relaxed);
-        if self.0.down.load(Ordering::Relaxed) {
-            return Err(StoreError::new("down"));
-        }
-        Ok(ask(&mut self.0.states.lock().expect("no panic")))
-    }
-
-    fn calls(&self) -> u64 {
-        self.0.calls.load(Ordering::Relaxed)
-    }
-}
-
-impl Store for Database {
-    fn charge(&self, charge: Charge<'_>) -> Reply<Decision> {
-        let (this, charge) = (self.clone(), charge.to_owned());
-        Reply::later(async move {
-            this.ask(|states| {
-                let charge = charge.as_charge();
-                let id = |quota: &Quota| id(&charge.account(), quota);
-                let load = |quota: &Quota| states.get(&id(quota)).copied();
-                let (decision, writes) = charge.decide(NOW_MS, load);
-                let writes = writes.into_iter().map(|(quota, state)| (id(quota), state));
-                states.extend(writes.collect::<Vec<_>>());
-                decision
-            })
-        })
-    }
-
-    fn charge_all(&self, charges: &[Charge<'_>]) -> Option<Reply<Decision>> {
-        let (this, charges) = (self.clone(), charges.iter().map(Charge::to_owned));
-        let charges: Vec<_> = charges.collect();
-        Some(Reply::later(async move {
-            this.ask(|states| {
-                let charges: Vec<_> = charges.iter().map(|charge| charge.as_charge()).collect();
-                let load =
-                    |account: &Account<'_>, quota: &Quota| states.get(&id(account, quota)).copied();
-                let (decision, writes) = Charge::decide_all(&charges, NOW_MS, load);
-                let writes = writes.into_iter().map(|(of, quota, state)| (id(&of, quota), state));
-                states.extend(writes.collect::<Vec<_>>());
-                decision
-            })
-        }))
-    }
-
-    fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {
-        let (this, adjust) = (self.clone(), adjust.to_owned());
-        Reply::later(async move {
-            this.ask(|states| {
-                let adjust = adjust.as_adjust();
-                let id = |quota: &Quota| id(&adjust.account(), quota);
-                let writes = adjust.apply(NOW_MS, |quota| states.get(&id(quota)).copied());
-                let writes = writes.into_iter().map(|(quota, state)| (id(quota), state));
-                states.extend(writes.collect::<Vec<_>>());
-            })
-        })
-    }
-
-    fn reset(&self, scope: &Scope, key: &Key) -> Reply<()> {
-        let (this, scope, key) = (self.clone(), scope.name().to_owned(), key.clone());
-        Reply::later(async move {
-            this.ask(|states| states.retain(|(of, id, _), _| (of, id) != (&scope, &key)))
-        })
-    }
-}
+use crate::database::Database;
 
 fn limits(store: impl Store) -> Limits {
     Limits::new([Quota::per_year(60).name("requests"), Quota::per_year(1_000).name("tokens")])
@@ -117,7 +28,7 @@ fn check(limits: &Limits, tokens: u64) -> Result<Decision, StoreError> {
 
 #[test]
 fn what_is_known_of_one_limit_refuses_all_without_a_call() {
-    let database = Database::default();
+    let database = Database::start();
     let limits = limits(Remote::around(database.clone()));
     assert!(check(&limits, 900).expect("it answers").allowed());
     assert_eq!(database.calls(), 1, "one step");
@@ -139,12 +50,14 @@ fn what_is_known_of_one_limit_refuses_all_without_a_call() {
 
 #[test]
 fn a_store_that_fails_stands_in_for_all_limits_or_for_none() {
-    let database = Database::default();
+    let database = Database::start();
     let store = Remote::around(database.clone()).deadline(Duration::from_secs(9));
     let here = limits(store.clone());
     let nowhere = limits(store.on_failure(OnStoreFailure::Deny));
     assert!(check(&here, 900).expect("it answers").allowed());
-    database.0.down.store(true, Ordering::Relaxed);
+    for scope in ["requests", "tokens"] {
+        database.fail(scope, true);
+    }
     assert!(check(&nowhere, 1).is_err());
     for (tokens, passes) in [(900, true), (900, false), (100, true)] {
         let decision = check(&here, tokens).expect("memory answers");
@@ -187,7 +100,7 @@ async fn asks_again(
     several: bool,
     way: impl FnOnce(FixedWindowLayer<EmptyBody>) -> FixedWindowLayer<EmptyBody>,
 ) -> bool {
-    let database = Database::default();
+    let database = Database::start();
     let mut limits = vec![limit(Quota::per_hour(1).key(global()).name("far"))];
     if several {
         limits.push(Quota::per_day(9).key(global()).name("all"));
