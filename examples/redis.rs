@@ -8,7 +8,7 @@
 //! ```
 //!
 //! `REDIS_URL` is the address of Redis, which may start later or fail. `LIMIT` is a quota such as
-//! `60/minute`. `LEASES` is the most tokens that a node leases at once for a busy key.
+//! `60/minute`.
 
 use std::net::SocketAddr;
 
@@ -25,8 +25,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     // Any value of the header is a key here. In an app, count by the user that your authentication
     // has verified.
     let limit = quotas.name("demo").key(header("x-api-key").or(peer_ip()));
-    let limiter = limit.store(store.leases(env("LEASES", "0").parse()?));
-    let layer = FixedWindowLayer::new(limiter);
+    let layer = FixedWindowLayer::new(limit.store(store));
     let app = Router::new().route("/", get(async || "hello\n")).layer(layer);
 
     let listener = tokio::net::TcpListener::bind(env("ADDR", "127.0.0.1:3000")).await?;

@@ -290,10 +290,9 @@ impl Limit {
     /// ```
     ///
     /// The charge that reaches the share calls the closure: once for each key, quota and window, on
-    /// any number of nodes, since the store decides one charge after the other. Each charge of a
-    /// limit that warns is decided by the store itself: such a limit takes no
-    /// leases. If tokens are refunded and taken again, the share is
-    /// reached again. While a store fails, each process warns by its own counts. A window that
+    /// any number of nodes, since the store decides one charge after the other. If tokens are
+    /// refunded and taken again, the share is reached again. While a store fails, each process
+    /// warns by its own counts. A window that
     /// begins above the share, with tokens reserved or settled before, and a lowered limit, do not
     /// warn: `docs/support.md`.
     ///

@@ -71,8 +71,6 @@ pub struct Limiter {
     live: Arc<Live>,
     /// `true` if tokens may be refunded.
     refundable: bool,
-    /// `true` if the store grants no leases to this limiter.
-    unleased: bool,
     /// Set by the first refusal. `None`: each refusal takes a copy, since the limiter may be one of
     /// many with quotas of their own.
     refuser: OnceLock<Option<KeptRefuser>>,
@@ -106,11 +104,6 @@ impl Limiter {
     /// [`refundable`](Self::refundable).
     pub(crate) fn is_refundable(&self) -> bool {
         self.refundable
-    }
-
-    /// Returns the limiter without leases.
-    pub(crate) fn unleased(self) -> Self {
-        Self { unleased: true, ..self }
     }
 
     /// Returns whether the store has a deadline, so that a charge takes a while.
@@ -443,7 +436,7 @@ impl Limiter {
             // In memory, these make no difference.
             AnyStore::Memory(store) => store.charge(charge),
             AnyStore::Other(store) => {
-                store.charge(charge.refundable_if(self.refundable).unleased_if(self.unleased))
+                store.charge(charge.refundable_if(self.refundable))
             }
         }
     }

@@ -438,7 +438,7 @@ fn charge_in_order(
     // Refundable, since one limit may refuse because of tokens that are returned at once, when
     // another limit refuses.
     let line = |(limit, charge): (&Limiter, &Charge<'_>)| {
-        (limit.clone().unleased().refundable(), charge.to_owned())
+        (limit.clone().refundable(), charge.to_owned())
     };
     in_order::charge(limits.into_iter().zip(charges).map(line).collect(), deadline)
 }

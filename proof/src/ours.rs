@@ -26,12 +26,11 @@ const OURS: Contestant = Contestant {
     local: false,
 };
 
-pub(crate) const CONTESTANTS: [Contestant; 7] = [
+pub(crate) const CONTESTANTS: [Contestant; 6] = [
     Contestant { name: "ours", store: Store::Memory, ..OURS },
     Contestant { name: "ours-on-demand", store: Store::Memory, windows: Windows::OnDemand, ..OURS },
     Contestant { name: "ours-redis", ..OURS },
     Contestant { name: "ours-redis-local", local: true, ..OURS },
-    Contestant { name: "ours-redis-leases", ..OURS },
     Contestant { name: "ours-redis-on-demand", windows: Windows::OnDemand, ..OURS },
     Contestant { name: "ours-redis-in-order", ..OURS },
 ];
@@ -76,9 +75,6 @@ pub(crate) fn make(setup: &Setup) -> Box<dyn Limiter> {
         "ours-on-demand" => limit(first()).store(memory()),
         "ours-redis" => limit(quotas).store(redis().on_failure(OnStoreFailure::Deny)),
         "ours-redis-local" => limit(quotas).store(redis()),
-        "ours-redis-leases" => {
-            limit(quotas).store(redis().on_failure(OnStoreFailure::Deny).leases(10))
-        }
         "ours-redis-on-demand" => limit(first()).store(redis().on_failure(OnStoreFailure::Deny)),
         other => panic!("there is no {other}"),
     };

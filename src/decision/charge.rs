@@ -17,8 +17,6 @@ pub(crate) struct Ask {
     pub(crate) peek: bool,
     /// `true` if tokens may be returned later. Does not change the decision.
     pub(crate) refundable: bool,
-    /// `true` if the store itself is charged, not a lease. Does not change the decision.
-    pub(crate) unleased: bool,
 }
 
 impl Ask {

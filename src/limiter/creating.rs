@@ -24,7 +24,7 @@ impl Limiter {
         if limit.cost.is_some() || limit.settled {
             limit.scope.observe().has_costs();
         }
-        let (refundable, is_plan, warns) = (limit.settled, limit.plan.is_some(), limit.warns());
+        let (refundable, is_plan) = (limit.settled, limit.plan.is_some());
         let live = Live::new(limit);
         Self {
             scope: live.limit().scope.clone(),
@@ -33,8 +33,6 @@ impl Limiter {
             store,
             live: Arc::new(live),
             refundable,
-            // A decision of a lease does not tell which of its tokens reaches a share.
-            unleased: warns,
             refuser: OnceLock::new(),
         }
     }

@@ -582,8 +582,7 @@ impl<J> FixedWindowLayer<J> {
     /// Returns the only limit, or the first one, as this layer charges it.
     fn limiter(&self) -> Limiter {
         let limiter = self.limits.limiters()[0].clone();
-        let limiter = if self.refunds() { limiter.refundable() } else { limiter };
-        if self.options.queue.is_some() { limiter.unleased() } else { limiter }
+        if self.refunds() { limiter.refundable() } else { limiter }
     }
 }
 

@@ -36,9 +36,6 @@ pub(super) enum Event {
     Denied,
     Overflow,
     RememberedRefusal,
-    LeaseTaken,
-    LeaseSpent,
-    LeaseReturned,
     Warned,
     TokensCharged,
     TokensRefunded,
@@ -110,15 +107,6 @@ pub(super) const EVENTS: [(&str, &str); Event::TokensSettled as usize + 1] = [
         "tower_fixed_window_remembered_refusals_total",
         "Refusals answered from memory, without a call",
     ),
-    (
-        "tower_fixed_window_lease_tokens_taken_total",
-        "Tokens taken by calls for leases, including those for the requests that waited",
-    ),
-    (
-        "tower_fixed_window_lease_tokens_spent_total",
-        "Leased tokens spent on requests without a call",
-    ),
-    ("tower_fixed_window_lease_tokens_returned_total", "Leased tokens returned unspent"),
     (
         "tower_fixed_window_warnings_total",
         "Times that a key has used the share of a limit at which the limit warns",

@@ -159,21 +159,4 @@ impl Observed<'_> {
     pub(crate) fn refused_from_memory(self) {
         self.meters.count(self.name, Event::RememberedRefusal, 1);
     }
-
-    /// Tokens were taken from the store, for waiting requests and as a lease.
-    #[cfg(feature = "tokio")]
-    pub(crate) fn lease_taken(self, tokens: u64) {
-        self.meters.count(self.name, Event::LeaseTaken, tokens);
-    }
-
-    /// Leased tokens were spent on requests without a call.
-    pub(crate) fn lease_spent(self, tokens: u64) {
-        self.meters.count(self.name, Event::LeaseSpent, tokens);
-    }
-
-    /// Leased tokens were returned.
-    #[cfg(feature = "tokio")]
-    pub(crate) fn lease_returned(self, tokens: u64) {
-        self.meters.count(self.name, Event::LeaseReturned, tokens);
-    }
 }

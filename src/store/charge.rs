@@ -50,7 +50,6 @@ impl<'a> Charge<'a> {
                 up_to: false,
                 peek: false,
                 refundable: false,
-                unleased: false,
             },
         }
     }
@@ -85,13 +84,6 @@ impl<'a> Charge<'a> {
     #[inline]
     pub(crate) fn refundable_if(mut self, is_refundable: bool) -> Self {
         self.ask.refundable |= is_refundable;
-        self
-    }
-
-    /// Makes the charge neither spend leased tokens nor lease any, if `is_unleased`.
-    #[inline]
-    pub(crate) fn unleased_if(mut self, is_unleased: bool) -> Self {
-        self.ask.unleased |= is_unleased;
         self
     }
 

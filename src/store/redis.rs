@@ -310,22 +310,6 @@ impl RedisStore {
         Self { remote: this.remote.deadline(deadline), ..this }
     }
 
-    /// Lets this process take up to `max` tokens of a busy key with one call, and spend them in
-    /// memory: see [`Remote::leases`].
-    ///
-    /// ```no_run
-    /// use tower_fixed_window::{Limiter, Quota, RedisStore};
-    ///
-    /// # fn main() -> Result<(), tower_fixed_window::StoreError> {
-    /// let store = RedisStore::new("redis://127.0.0.1/")?.leases(1_000);
-    /// let sends = Quota::per_second(100_000).name("sends").store(store);
-    /// # let _ = sends; Ok(()) }
-    /// ```
-    #[must_use]
-    pub fn leases(self, max: u64) -> Self {
-        Self { remote: self.remote.leases(max), ..self }
-    }
-
     /// Makes resets by another process effective within a second: see
     /// [`Remote::revalidate_refusals`].
     #[must_use]

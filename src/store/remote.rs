@@ -4,37 +4,30 @@
 //! it asks the store; while the store fails, the policy decides:
 //!
 //! ```text
-//! charge ──> 1 look ──> 2 join ──> 3 ask ──> 4 note ──> 5 stand in
-//!            known      flights    breaker   known      fallback,
-//!            facts,     of leases  deadline  outage     or an error
-//!            leases                store
+//! charge ──> 1 look ──> 2 ask ────> 3 note ──> 4 stand in
+//!            known      breaker     known      fallback,
+//!            refusals   deadline    outage     or an error
+//!                       store
 //! ```
 //!
-//! 1. *Look*: leased tokens are spent, or known counts refuse, under one lock. This ends the
-//!    charge.
-//! 2. *Join*: where tokens are leased and the breaker is closed, requests for a key wait for one
-//!    call.
-//! 3. *Ask*: a call to the store, if the breaker lets one pass. It ends by the deadline.
-//! 4. *Note*: the breaker and the log hear of the answer, and a refusal is remembered, unless the
+//! 1. *Look*: known counts refuse, under one lock. This ends the charge.
+//! 2. *Ask*: a call to the store, if the breaker lets one pass. It ends by the deadline.
+//! 3. *Note*: the breaker and the log hear of the answer, and a refusal is remembered, unless the
 //!    key has changed meanwhile.
-//! 5. *Stand in*: while the store fails, the fallback counts, or the caller gets the error.
+//! 4. *Stand in*: while the store fails, the fallback counts, or the caller gets the error.
 //!
-//! Peeks begin at 3. Corrections and resets are calls, too. When they begin and when they end, a
+//! Peeks begin at 2. Corrections and resets are calls, too. When they begin and when they end, a
 //! correction forgets the refusals of its key, and a reset forgets all facts.
 //!
 //! The nouns, each in the file of its name or of the one before it:
 //!
 //! - `Remote`: a handle, with the settings by which its limiters call the store (here).
-//! - `Caller`: makes the calls of a handle, and stands in (3, 4, 5). `Policy`: the handle's
-//!   settings: deadline, leases, what happens on failure. `Node`: the state that all handles of a
-//!   store share in this process.
-//! - `Known`: a table of facts, and marks of keys that have changed (1, 4). `Sent`: when a question
-//!   was sent, and the key's mark then.
-//! - `Fact`: a count as the store last showed it, until when it refuses, and the `Lease` of it:
-//!   tokens, and when they end.
-//! - `Flights`: requests that wait for a call (2). `Flight`: the task that makes it, for those of a
-//!   key. `leasing` keeps the leased tokens, and returns them.
-//! - `Idle`: when to look at unused leases. `Owner`: held by the limiters that may spend them.
+//! - `Caller`: makes the calls of a handle, and stands in (2, 3, 4). `Policy`: the handle's
+//!   settings: deadline, what happens on failure. `Node`: the state that all handles of a store
+//!   share in this process.
+//! - `Known`: a table of facts, and marks of keys that have changed (1, 3). `Fact`: a count as the
+//!   store last showed it, and until when it refuses. `Sent`: when a question was sent, and the
+//!   key's mark then.
 //! - `Breaker`: stops calls to a store that keeps failing.
 //! - `Outage`: the log of failures.
 //!
@@ -56,26 +49,13 @@ use crate::key::Key;
 
 mod breaker;
 mod caller;
-mod fact;
-#[cfg(feature = "tokio")]
-mod flight;
-#[cfg(feature = "tokio")]
-mod flights;
-#[cfg(feature = "tokio")]
-mod idle;
 mod known;
-#[cfg(feature = "tokio")]
-mod leasing;
 mod outage;
 mod stopwatch;
 
 #[cfg(feature = "redis")]
 pub(super) use breaker::Breaker;
 use caller::{Caller, Node, Policy};
-#[cfg(feature = "tokio")]
-use flight::Flight;
-#[cfg(feature = "tokio")]
-use idle::Owner;
 
 /// A store that is called over a network, or that can fail, with what its limiters need for that: a
 /// deadline and a breaker (S32), memory that counts while the store fails (S33), and what this
@@ -113,9 +93,6 @@ use idle::Owner;
 /// ```
 pub struct Remote {
     caller: Arc<Caller>,
-    /// Leased tokens may be spent as long as an owner exists.
-    #[cfg(feature = "tokio")]
-    owner: Arc<Owner>,
 }
 
 impl Remote {
@@ -131,18 +108,13 @@ impl Remote {
             ends_itself: false,
             remembers: true,
             revalidates: false,
-            max_lease: 0,
             on_failure: OnStoreFailure::Local,
         };
         Self::new(Arc::new(store), Arc::new(Node::new(Arc::default())), policy)
     }
 
     fn new(store: Arc<dyn Store>, node: Arc<Node>, policy: Policy) -> Self {
-        Self {
-            #[cfg(feature = "tokio")]
-            owner: node.idle.owner(),
-            caller: Arc::new(Caller::new(store, node, policy)),
-        }
+        Self { caller: Arc::new(Caller::new(store, node, policy)) }
     }
 
     fn with_policy(self, change: impl FnOnce(&mut Policy)) -> Self {
@@ -158,41 +130,6 @@ impl Remote {
     pub fn deadline(self, deadline: Duration) -> Self {
         let deadline = (deadline < Duration::MAX).then_some(deadline);
         self.with_policy(|policy| policy.deadline = deadline)
-    }
-
-    /// Lets this process take up to `max` tokens of a busy key from the store with one call, and
-    /// spend them in memory. By default there are no leases; 0 and 1 also mean none.
-    ///
-    /// Never more than the limit passes, whatever happens to nodes or the store: a node takes
-    /// tokens from the shared count before it spends them, and unspent tokens end with the window.
-    /// The cost is that another node may hold the last tokens, so that nodes refuse slightly early.
-    /// A lease is at most a 16th of the tokens left, and at most the key's heat. Heat starts at 1,
-    /// doubles if a lease is spent within a hundredth of the window (at most 10 s), and halves
-    /// otherwise. Tokens unused for a 16th of the window, or for 10 s if that is shorter, are
-    /// returned, and all of them when the limiter that has this store is dropped, such as at a
-    /// shutdown. So `n` nodes refuse at most `(n - 1) * (min(max, limit / 16) - 1)` requests too
-    /// many in a window. `used` in responses includes leased tokens.
-    ///
-    /// Leases need a single quota of at least 32 tokens, without rollover and without a
-    /// [`queue`](crate::FixedWindowLayer::queue); otherwise this has no effect. Requests of cost 1
-    /// take leases; requests with a higher cost use leased tokens if they suffice. A reset by
-    /// another process does not revoke leased tokens.
-    ///
-    /// ```no_run
-    /// # #[cfg(feature = "redis")]
-    /// use tower_fixed_window::{FixedWindowLayer, Quota, RedisStore};
-    ///
-    /// # #[cfg(not(feature = "redis"))] fn main() {}
-    /// # #[cfg(feature = "redis")]
-    /// # fn main() -> Result<(), tower_fixed_window::StoreError> {
-    /// let store = RedisStore::new("redis://127.0.0.1/")?.leases(100);
-    /// let api = FixedWindowLayer::new(Quota::per_minute(60_000).name("api").store(store));
-    /// # let _ = api; Ok(()) }
-    /// ```
-    #[cfg(feature = "tokio")]
-    #[must_use]
-    pub fn leases(self, max: u64) -> Self {
-        self.with_policy(|policy| policy.max_lease = max)
     }
 
     /// Makes [resets](crate::Limiter::reset) by another process effective within a second.
@@ -231,7 +168,7 @@ impl Remote {
         self.with_policy(|this| this.on_failure = policy)
     }
 
-    /// Calls the store for each request: no refusal is remembered, and no tokens are leased. For
+    /// Calls the store for each request: no refusal is remembered. For
     /// stores whose clock differs from this process's, such as a
     /// [`ManualClock`](crate::ManualClock) in tests.
     #[must_use]
@@ -274,19 +211,9 @@ impl Store for Remote {
             Err(sent) => sent,
         };
         let (caller, charge) = (Arc::clone(&self.caller), charge.to_owned());
-        #[cfg(feature = "tokio")]
-        let owner = Arc::clone(&self.owner);
         Reply::later(async move {
             let charge = charge.as_charge();
-            #[cfg(feature = "tokio")]
-            let joined = Flight::join(&caller, &owner, &charge).await;
-            #[cfg(not(feature = "tokio"))]
-            let joined = None;
-            let answer = match joined {
-                Some(answer) => answer,
-                None => caller.ask_store(charge, sent).await,
-            };
-            match answer {
+            match caller.ask_store(charge, sent).await {
                 Ok(decision) => Ok(decision),
                 Err(error) => {
                     let count = |memory: &MemoryStore| Some(memory.charge(charge));
@@ -360,7 +287,6 @@ impl Store for Remote {
     }
 }
 
-/// Tokens leased through a clone are returned when the clone is dropped.
 impl Clone for Remote {
     fn clone(&self) -> Self {
         let Caller { store, node, policy, .. } = &*self.caller;

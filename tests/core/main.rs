@@ -10,7 +10,6 @@ mod edges;
 mod every_small_case;
 mod kept_receipts;
 mod keys;
-mod leases;
 mod memory;
 mod overflow;
 mod pairs;

@@ -4,7 +4,7 @@
 use std::future::Future;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use fastrand::Rng;
 use harness::{Counts, Operation, TokioClock, forward_to_memory, forward_to_remote};
@@ -72,11 +72,6 @@ impl Server {
     /// Calls so far.
     pub(crate) fn calls(&self) -> u64 {
         self.0.calls.load(Ordering::SeqCst)
-    }
-
-    /// The server's time.
-    pub(crate) fn now(&self) -> SystemTime {
-        UNIX_EPOCH + Duration::from_millis(self.0.wall.now_ms())
     }
 
     /// A process. Its clones share what it remembers.

@@ -61,11 +61,6 @@ macro_rules! forward_to_remote {
             }
 
             #[allow(dead_code)]
-            pub(crate) fn leases(self, max: u64) -> Self {
-                Self { remote: self.remote.leases(max), ..self }
-            }
-
-            #[allow(dead_code)]
             pub(crate) fn revalidate_refusals(self) -> Self {
                 Self { remote: self.remote.revalidate_refusals(), ..self }
             }

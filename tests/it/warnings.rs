@@ -282,12 +282,12 @@ async fn saved_tokens_are_spent_first_and_reserved_ones_begin_a_window_above_the
 }
 
 #[tokio::test]
-async fn a_limit_that_warns_takes_no_leases_and_each_charge_is_the_stores() {
+async fn nodes_that_share_a_store_warn_once() {
     let warned = Warned::default();
-    let store = TestStore::new(Mood::Later).shared();
+    let store = TestStore::new(Mood::Later);
     let limit = warning(Quota::per_hour(1_000).name("api").key(header("x-key")), 80, &warned);
-    let nodes = [(); 2]
-        .map(|()| FixedWindowLayer::new(limit.clone().store(store.remote.clone().leases(100))));
+    let nodes =
+        [(); 2].map(|()| FixedWindowLayer::new(limit.clone().store(store.clone().shared())));
     for i in 0..1_010 {
         let _ = ask(&nodes[i % 2], "/", "a").await;
     }

@@ -320,9 +320,7 @@ fn node() {
                     // The same time as UTC, under another name.
                     false => Quota::per_day(limit).in_zone("Africa/Abidjan"),
                 };
-                // Every third one has leases.
-                let store = store.clone().leases(if i % 3 == 2 { 20 } else { 0 });
-                let store = store.on_failure(OnStoreFailure::Deny);
+                let store = store.clone().on_failure(OnStoreFailure::Deny);
                 Limit::new(quota).name(&format!("limit{i}")).store(store)
             })
             .collect();

@@ -9,9 +9,8 @@ use redis::{Client, IntoConnectionInfo, TlsCertificates};
 use tower_fixed_window::store::RedisStore;
 use tower_fixed_window::{OnStoreFailure, Quota};
 
-use crate::leases::{self, DURABLE};
 use crate::outage::{By, Load, limiter};
-use crate::shared_count;
+use crate::shared_count::{self, DURABLE};
 use crate::traffic;
 
 /// Three masters that share the slots.
@@ -51,28 +50,12 @@ fn three_processes_share_a_count_on_a_cluster() {
     assert!(nodes.iter().all(|node| traffic::scripts(node) > 0), "each has its share");
 }
 
-#[test]
-fn three_processes_with_leases_share_a_count_on_a_cluster() {
-    let _alone = ALONE.blocking_lock();
-    let Some(nodes) = cluster() else { return };
-    leases::run(&urls(&nodes).join(","));
-    // The number of keys proves nothing, since they may have expired.
-    assert!(nodes.iter().all(|node| traffic::scripts(node) > 0), "each has its share");
-}
-
 /// A master that comes back takes no writes for a while.
 #[test]
 fn killed_nodes_and_cluster_masters_never_let_more_than_the_limit_pass() {
     let _alone = ALONE.blocking_lock();
     let Some(nodes) = cluster_with(&DURABLE) else { return };
-    leases::kill_while_leases_are_held(nodes, 12);
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn leases_serve_many_requests_of_a_hot_key_with_one_call_to_a_cluster() {
-    let Some(nodes) = cluster() else { return };
-    let store = RedisStore::cluster(ClusterClient::new(urls(&nodes)).expect("addresses"));
-    traffic::hot_key(store, || nodes.iter().map(traffic::scripts).sum()).await;
+    shared_count::kill_some(nodes, 12);
 }
 
 /// The store detects the cluster by itself, and no request fails.

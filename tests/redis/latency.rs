@@ -216,20 +216,6 @@ async fn the_breaker_is_open_as_long_as_no_connection_can_be_had() {
     assert!(!is_local(&limiter, 0).await, "it is connected");
 }
 
-#[test]
-fn a_lease_requested_in_a_blocked_runtime_does_not_block_its_key() {
-    let Some(server) = Server::start() else { return };
-    let limiter = limiter(store(server.port).leases(100));
-    let (still, other) = (runtime(), runtime());
-    let mut waiting = Box::pin(is_local(&limiter, 0));
-    begin(&still, &mut waiting);
-    other.block_on(async {
-        for _ in 0..3 {
-            assert!(!is_local(&limiter, 0).await);
-        }
-    });
-}
-
 /// Clones share the connection, and each has its own deadline.
 #[tokio::test]
 async fn a_short_deadline_of_one_clone_does_not_shorten_that_of_another() {

@@ -16,7 +16,6 @@ mod gathered_calls;
 mod idle_connections;
 mod kept_receipts;
 mod latency;
-mod leases;
 mod lost_expiries;
 mod observed_outages;
 mod outage;

@@ -1,9 +1,7 @@
 //! Runtimes that start, end, and stand still: the store depends on none of them.
 
-use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
-use std::task::Poll;
 use std::time::Duration;
 
 use harness::{ALONE, Proxy, Server, wait_for};
@@ -113,9 +111,8 @@ fn the_end_of_a_runtime_fails_no_request_of_another() {
     let store = RedisStore::new(server.url()).expect("an address");
     // A busy machine is late now and then.
     let store = store.deadline(Duration::from_secs(5));
-    let limit = Quota::per_day(1_000_000_000).name("runtimes");
-    assert_eq!(come_and_go(&limit.clone().store(store.clone())), 0);
-    let limiter = limit.store(store.leases(100));
+    let limiter = Quota::per_day(1_000_000_000).name("runtimes").store(store);
+    assert_eq!(come_and_go(&limiter), 0);
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let lasting = scope.spawn(|| {
@@ -130,7 +127,7 @@ fn the_end_of_a_runtime_fails_no_request_of_another() {
         });
         let local = come_and_go(&limiter);
         stop.store(true, Ordering::Relaxed);
-        assert_eq!(local + lasting.join().expect("no panic"), 0, "with leases");
+        assert_eq!(local + lasting.join().expect("no panic"), 0, "beside one that lasts");
     });
 }
 
@@ -213,24 +210,6 @@ fn a_store_that_is_dropped_leaves_no_connection_and_no_task() {
     wait_for("connections and tasks to end", || proxy.open() == 0 && tasks() == 0);
 }
 
-/// A limiter returns its leases when it is dropped, and not a 16th of the window later.
-#[test]
-fn a_dropped_limiter_returns_its_leases_and_leaves_no_connection() {
-    let Some(server) = Server::start() else { return };
-    let proxy = Proxy::to(server.port);
-    let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("one");
-    runtime.block_on(async {
-        let limiter = limiter(store(&proxy.url()).leases(100).on_failure(OnStoreFailure::Deny));
-        for _ in 0..50 {
-            let _ = limiter.check("ann").await.expect("Redis answers");
-        }
-    });
-    let tasks = || runtime.metrics().num_alive_tasks();
-    wait_for("connections and tasks to end", || proxy.open() == 0 && tasks() == 0);
-    let value: String = server.ask(&["HGET", "tfw1:{runtimes:tann}", "86400000f"]);
-    assert_eq!(value.split('@').next(), Some("50"), "{value}");
-}
-
 #[test]
 fn ping_checks_at_startup_whether_redis_can_be_reached() {
     let Some(server) = Server::start() else { return };
@@ -248,25 +227,6 @@ fn ping_checks_at_startup_whether_redis_can_be_reached() {
         let error = ping(server.url()).await.expect_err("it wants a password");
         assert_eq!(error, "Redis refused the command (NOAUTH)");
     });
-}
-
-/// The task that calls for all waiting requests is in a runtime that no thread drives.
-#[test]
-fn a_lease_that_another_runtime_waits_for_is_not_waited_for() {
-    let Some(server) = Server::start() else { return };
-    let limiter = limiter(store(&server.url()).leases(10));
-    let still = runtime();
-    still.block_on(async {
-        let mut asked = limiter.check("ann");
-        let asked = std::future::poll_fn(|cx| Poll::Ready(Pin::new(&mut asked).poll(cx))).await;
-        assert!(asked.is_pending());
-    });
-    let decision = runtime().block_on(async {
-        let decision = tokio::time::timeout(Duration::from_secs(5), limiter.check("ann"));
-        decision.await.expect("in time").expect("it answers")
-    });
-    assert!(!decision.is_local());
-    drop(still);
 }
 
 /// An app without the right to write should fail at its start.

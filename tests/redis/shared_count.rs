@@ -1,16 +1,20 @@
-//! Exactly the limit passes, however many processes ask.
+//! Exactly the limit passes, however many processes ask, and never more, whoever is killed.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
-use std::process::{Child, Command};
+use std::fs::{File, OpenOptions};
+use std::io::Write as _;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
+use std::thread::sleep;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use fastrand::Rng;
 use harness::{ALONE, Server, ask};
 use redis::cluster::ClusterClient;
 use tower_fixed_window::store::RedisStore;
-use tower_fixed_window::{OnStoreFailure, Quota};
+use tower_fixed_window::{Limiter, OnStoreFailure, Quota};
 
 const PROCESSES: usize = 3;
 /// Concurrent requests in each process, each on its own connection unless set otherwise.
@@ -63,15 +67,6 @@ fn processes_whose_clocks_differ_by_an_hour_share_a_count() {
 
 /// Runs the nodes against the servers at these addresses, and counts what passed.
 pub(crate) fn run(urls: &str, prepare: impl Fn(usize, Command) -> Command) {
-    run_early(urls, |_| 0, prepare);
-}
-
-/// Does the same, but up to `most` tokens of each limit may be unused. Returns the most that were.
-pub(crate) fn run_early(
-    urls: &str,
-    missing: impl Fn(u64) -> u64,
-    prepare: impl Fn(usize, Command) -> Command,
-) -> u64 {
     let dir = tempfile::tempdir().expect("a directory");
     let report = |i: usize| dir.path().join(i.to_string());
     let nodes: Vec<Child> = (0..PROCESSES)
@@ -96,23 +91,21 @@ pub(crate) fn run_early(
             count.1 += next();
         }
     }
-    let (mut full, mut worst) = (0, 0);
+    let mut full = 0;
     for ((key, window), (asked, passed)) in &counts {
         let limit = limit(*key);
-        let least = (*asked).min(limit - missing(limit));
-        assert!(
-            (least..=limit.min(*asked)).contains(passed),
+        assert_eq!(
+            *passed,
+            limit.min(*asked),
             "of {limit} for key {key} in window {window}: {asked} asked, {passed} passed"
         );
         full += usize::from(*asked > limit);
-        worst = worst.max(limit.min(*asked) - passed);
     }
     let asked: u64 = counts.values().map(|(asked, _)| asked).sum();
     println!("{asked} asked in {} key-windows, {full} of them more than their limit", counts.len());
     assert!(counts.len() >= 500, "{} key-windows", counts.len());
     // On a busy machine, too, this much happens; otherwise the test would prove nothing.
     assert!(full >= 200, "only {full} of {} key-windows were asked for too much", counts.len());
-    worst
 }
 
 /// A node: a process of its own, with connections of its own. Started by the tests above.
@@ -128,18 +121,15 @@ fn node() {
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     let counts = Arc::new(Mutex::new(Counts::new()));
     runtime.block_on(async {
-        // Leases are a process's.
-        let leases = std::env::var("NODE_LEASES").map(|max| max.parse().expect("a number"));
         let connections = std::env::var("NODE_CONNECTIONS").map(|n| n.parse().expect("a number"));
-        let connections = connections.unwrap_or(if leases.is_ok() { 1 } else { TASKS });
+        let connections = connections.unwrap_or(TASKS);
         // Slow is not wrong here.
         let store = || store(&urls).deadline(Duration::from_secs(20));
         let stores: Vec<_> = (0..connections).map(|_| store()).collect();
-        let leases = leases.unwrap_or(0);
         let tasks: Vec<_> = (0..TASKS)
             .map(|i| {
                 let store = stores[i % connections].clone();
-                tokio::spawn(task(store, leases, Arc::clone(&counts)))
+                tokio::spawn(task(store, Arc::clone(&counts)))
             })
             .collect();
         for task in tasks {
@@ -161,13 +151,13 @@ pub(crate) fn store(urls: &str) -> RedisStore {
     }
 }
 
-async fn task(store: RedisStore, leases: u64, counts: Arc<Mutex<Counts>>) {
+async fn task(store: RedisStore, counts: Arc<Mutex<Counts>>) {
     let mut rng = Rng::new();
     let limiters: Vec<_> = (0..10)
         .map(|key| {
             Quota::new(limit(key), WINDOW)
                 .name("exact")
-                .store(store.clone().on_failure(OnStoreFailure::Deny).leases(leases))
+                .store(store.clone().on_failure(OnStoreFailure::Deny))
         })
         .collect();
     let all: u64 = (0..KEYS).map(limit).sum();
@@ -188,5 +178,122 @@ async fn task(store: RedisStore, leases: u64, counts: Arc<Mutex<Counts>>) {
         let count = counts.entry((key, window)).or_default();
         count.0 += 1;
         count.1 += u64::from(decision.allowed());
+    }
+}
+
+/// Redis writes each answered command to the disk first.
+pub(crate) const DURABLE: [&str; 4] = ["--appendonly", "yes", "--appendfsync", "always"];
+/// Each is of a key of its own.
+const LIMITS: [u64; 4] = [50, 300, 2_000, 20_000];
+
+#[test]
+fn killed_nodes_and_servers_never_let_more_than_the_limit_pass() {
+    let _alone = ALONE.blocking_lock();
+    let Some(server) = Server::with(&DURABLE) else { return };
+    kill_some(vec![server], 4);
+}
+
+/// Kills nodes at random, and every few nodes a server instead.
+pub(crate) fn kill_some(mut servers: Vec<Server>, every: usize) {
+    let dir = tempfile::tempdir().expect("a directory");
+    let log = |i: usize| dir.path().join(i.to_string());
+    let urls: Vec<String> = servers.iter().map(Server::url).collect();
+    let start = |i: usize| MortalNode::start(&urls.join(","), &log(i));
+    let mut nodes: Vec<MortalNode> = (0..3).map(start).collect();
+    let (mut rng, began) = (Rng::new(), Instant::now());
+    let mut killed = 0;
+    while began.elapsed() < WINDOW * 10 {
+        sleep(Duration::from_millis(rng.u64(100..700)));
+        killed += 1;
+        if killed % every == 0 {
+            let i = rng.usize(..servers.len());
+            let server = &mut servers[i];
+            server.kill();
+            sleep(Duration::from_millis(rng.u64(..300)));
+            server.restart();
+        } else {
+            let i = rng.usize(..3);
+            // `kill -9`.
+            drop(nodes.swap_remove(i));
+            nodes.push(start(3 + killed));
+        }
+    }
+    drop(nodes);
+    let mut passed = HashMap::<(String, String), u64>::new();
+    for entry in std::fs::read_dir(dir.path()).expect("a directory") {
+        let log = std::fs::read_to_string(entry.expect("an entry").path()).expect("a log");
+        for line in log.lines() {
+            if let [limit, window, "."] = line.split(' ').collect::<Vec<_>>()[..] {
+                *passed.entry((limit.to_owned(), window.to_owned())).or_default() += 1;
+            }
+        }
+    }
+    let mut full = 0;
+    for ((limit, window), passed) in &passed {
+        let limit: u64 = limit.parse().expect("a number");
+        assert!(*passed <= limit, "{passed} of {limit} passed in window {window}");
+        full += usize::from(*passed > limit / 2);
+    }
+    println!("{killed} killed, {full} of {} key-windows more than half full", passed.len());
+    assert!(full >= 15, "only {full} of {} key-windows were asked for much", passed.len());
+}
+
+/// A node, killed with this value.
+struct MortalNode(Child);
+
+impl MortalNode {
+    fn start(urls: &str, log: &Path) -> Self {
+        let node = Command::new(std::env::current_exe().expect("this program"))
+            .args(["--exact", "shared_count::mortal_node", "--ignored", "--nocapture"])
+            .env("NODE_URLS", urls)
+            .env("NODE_REPORT", log)
+            .stdout(Stdio::null())
+            .spawn();
+        Self(node.expect("it starts"))
+    }
+}
+
+impl Drop for MortalNode {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Writes each pass to a log at once, until the node is killed.
+#[test]
+#[ignore = "started by other tests"]
+fn mortal_node() {
+    let (Ok(urls), Some(log)) = (std::env::var("NODE_URLS"), std::env::var_os("NODE_REPORT"))
+    else {
+        return;
+    };
+    let log = OpenOptions::new().create(true).append(true).open(log).expect("a file");
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    runtime.block_on(async {
+        let store = store(&urls).on_failure(OnStoreFailure::Deny);
+        for limit in LIMITS {
+            for _ in 0..4 {
+                let limiter = Quota::new(limit, WINDOW).name("mortal").store(store.clone());
+                tokio::spawn(log_passes(limiter, limit, log.try_clone().expect("a file")));
+            }
+        }
+        tokio::time::sleep(WINDOW * 100).await;
+    });
+}
+
+async fn log_passes(limiter: Limiter, limit: u64, mut log: File) {
+    loop {
+        match limiter.check(limit).await {
+            Ok(decision) if decision.allowed() => {
+                let reset = decision.reset_at().duration_since(UNIX_EPOCH).expect("after it");
+                // A single write, which a kill does not split.
+                let line = format!("{limit} {} .\n", reset.as_millis());
+                log.write_all(line.as_bytes()).expect("it is written");
+            }
+            // A remembered refusal is answered at once, so other tasks get a turn.
+            Ok(_) => tokio::time::sleep(Duration::from_millis(1)).await,
+            Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
+        }
     }
 }

@@ -199,34 +199,3 @@ async fn a_request_that_an_inner_layer_refuses_causes_two_calls_of_the_outer_one
     }
     assert_eq!(scripts(&server) - before, 20);
 }
-
-#[tokio::test(flavor = "multi_thread")]
-async fn leases_serve_many_requests_of_a_hot_key_with_one_call() {
-    let Some(server) = Server::start() else { return };
-    hot_key(store(&server), || scripts(&server)).await;
-}
-
-/// Sends 10,000 requests for one key with leases; `scripts` returns the number of scripts run so
-/// far.
-pub(crate) async fn hot_key(store: RedisStore, scripts: impl Fn() -> u64) {
-    let limiter = limiter_on(store.leases(100), 1_000_000);
-    let before = scripts();
-    let tasks: Vec<_> = (0..10)
-        .map(|_| {
-            let limiter = limiter.clone();
-            tokio::spawn(async move {
-                for _ in 0..1_000 {
-                    assert!(allowed(&limiter).await);
-                }
-            })
-        })
-        .collect();
-    for task in tasks {
-        task.await.expect("no panic");
-    }
-    let calls = scripts() - before;
-    println!("{calls} calls for 10,000 requests");
-    assert!((100..200).contains(&calls), "{calls} calls");
-    let used = limiter.peek("ann").await.expect("it answers").used();
-    assert!((10_000..=10_100).contains(&used), "{used}");
-}

@@ -32,12 +32,11 @@ impl Drop for Node {
 }
 
 impl Node {
-    fn start(port: u16, redis: u16, limit: &str, leases: &str) -> Self {
+    fn start(port: u16, redis: u16, limit: &str) -> Self {
         let node = Command::new(example())
             .env("ADDR", format!("127.0.0.1:{port}"))
             .env("REDIS_URL", format!("redis://127.0.0.1:{redis}/"))
             .env("LIMIT", limit)
-            .env("LEASES", leases)
             .stdout(Stdio::null())
             .spawn();
         Self(node.expect("cargo build --example redis has made it"))
@@ -89,9 +88,9 @@ struct Run {
 }
 
 impl Run {
-    async fn start(redis: u16, limit: &str, leases: &str) -> Self {
+    async fn start(redis: u16, limit: &str) -> Self {
         let ports: Vec<u16> = (0..3).map(|_| free_port()).collect();
-        let nodes = ports.iter().map(|&port| Node::start(port, redis, limit, leases)).collect();
+        let nodes = ports.iter().map(|&port| Node::start(port, redis, limit)).collect();
         for &port in &ports {
             while TcpStream::connect(("127.0.0.1", port)).await.is_err() {
                 tokio::time::sleep(Duration::from_millis(20)).await;
@@ -150,8 +149,67 @@ async fn client(nodes: Vec<u16>, first: usize, seen: Arc<Mutex<Seen>>) {
 async fn demonstration() {
     let _alone = ALONE.lock().await;
     // The day counts all requests.
-    unplug(&format!("{LIMIT}/2s, 1000000000/day"), "0").await;
-    unplug(&format!("{LIMIT}/2s"), "100").await;
+    let limit = &format!("{LIMIT}/2s, 1000000000/day");
+    let Some(mut first) = Server::start() else { return };
+    let Some(second) = Server::start() else { return };
+    // Behind it, one server takes the place of another, as failovers of managed services do it.
+    let address = Proxy::to(first.port);
+    let run = Run::start(address.port, limit).await;
+
+    println!("\n{limit}\n");
+    println!(
+        "| what happens to Redis | requests | passed | refused | errors | slowest | passed per limit |"
+    );
+    println!("|---|---|---|---|---|---|---|");
+    let mut requests = 0;
+    let pause = |s| tokio::time::sleep(Duration::from_secs(s));
+    let mut report = |what: &str| {
+        let seen = run.seen();
+        requests += seen.requests;
+        println!("{}", seen.row(what));
+        let most = seen.most();
+        // A limit in Redis, one in a Redis that came back empty, and one for each node.
+        assert!(most <= 5 * LIMIT, "{what}: {most} passed");
+        most
+    };
+
+    pause(10).await;
+    assert_eq!(report("nothing"), LIMIT);
+    first.kill();
+    pause(6).await;
+    report("killed (`kill -9`), gone for 6 s");
+    first.restart();
+    pause(10).await;
+    report("started again, empty");
+    first.freeze();
+    pause(6).await;
+    report("frozen (`SIGSTOP`) for 6 s");
+    first.thaw();
+    pause(10).await;
+    report("thawed");
+    for _ in 0..100 {
+        first.ask::<String>(&["SCRIPT", "FLUSH"]);
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    assert_eq!(report("100 x `SCRIPT FLUSH`"), LIMIT);
+    second.ask::<String>(&["REPLICAOF", "127.0.0.1", &first.port.to_string()]);
+    pause(5).await;
+    second.ask::<String>(&["REPLICAOF", "NO", "ONE"]);
+    first.ask::<String>(&["REPLICAOF", "127.0.0.1", &second.port.to_string()]);
+    pause(1).await;
+    address.set_target(second.port);
+    pause(9).await;
+    report("failed over to its replica, within 1 s");
+    pause(10).await;
+    assert_eq!(report("nothing"), LIMIT);
+    drop(run);
+
+    let counted = counted(&second);
+    println!(
+        "\n{counted} counted by Redis of {requests} requests, {} twice.",
+        counted.saturating_sub(requests)
+    );
+    assert!(counted <= requests);
 }
 
 /// A Redis that does not fail, but takes its time.
@@ -163,7 +221,7 @@ async fn slow() {
     let limit = &format!("{LIMIT}/2s, 1000000000/day");
     let Some(server) = Server::start() else { return };
     let far = Proxy::to(server.port);
-    let run = Run::start(far.port, limit, "0").await;
+    let run = Run::start(far.port, limit).await;
     println!("\n{limit}, Redis is slow\n");
     println!(
         "| how Redis answers | requests | passed | refused | errors | slowest | passed per limit | passed without Redis |"
@@ -225,75 +283,6 @@ fn counted(server: &Server) -> u64 {
         // Added to the start of the day, in microseconds.
         .map(|value| value % 86_400_000_000)
         .sum()
-}
-
-async fn unplug(limit: &str, leases: &str) {
-    let Some(mut first) = Server::start() else { return };
-    let Some(second) = Server::start() else { return };
-    // Behind it, one server takes the place of another, as failovers of managed services do it.
-    let address = Proxy::to(first.port);
-    let run = Run::start(address.port, limit, leases).await;
-
-    println!("\n{limit}, leases of up to {leases}, refusals are remembered\n");
-    println!(
-        "| what happens to Redis | requests | passed | refused | errors | slowest | passed per limit |"
-    );
-    println!("|---|---|---|---|---|---|---|");
-    let mut requests = 0;
-    let pause = |s| tokio::time::sleep(Duration::from_secs(s));
-    let mut report = |what: &str| {
-        let seen = run.seen();
-        requests += seen.requests;
-        println!("{}", seen.row(what));
-        let most = seen.most();
-        // A limit in Redis, one in a Redis that came back empty, and one for each node.
-        assert!(most <= 5 * LIMIT, "{what}: {most} passed");
-        most
-    };
-
-    pause(10).await;
-    // The last tokens may be leased by the wrong node.
-    let nearly = LIMIT - if leases == "0" { 0 } else { 2 * (LIMIT / 16 - 1) };
-    let exact = |passed: u64| assert!((nearly..=LIMIT).contains(&passed), "{passed} passed");
-    exact(report("nothing"));
-    first.kill();
-    pause(6).await;
-    report("killed (`kill -9`), gone for 6 s");
-    first.restart();
-    pause(10).await;
-    report("started again, empty");
-    first.freeze();
-    pause(6).await;
-    report("frozen (`SIGSTOP`) for 6 s");
-    first.thaw();
-    pause(10).await;
-    report("thawed");
-    for _ in 0..100 {
-        first.ask::<String>(&["SCRIPT", "FLUSH"]);
-        tokio::time::sleep(Duration::from_millis(100)).await;
-    }
-    exact(report("100 x `SCRIPT FLUSH`"));
-    second.ask::<String>(&["REPLICAOF", "127.0.0.1", &first.port.to_string()]);
-    pause(5).await;
-    second.ask::<String>(&["REPLICAOF", "NO", "ONE"]);
-    first.ask::<String>(&["REPLICAOF", "127.0.0.1", &second.port.to_string()]);
-    pause(1).await;
-    address.set_target(second.port);
-    pause(9).await;
-    report("failed over to its replica, within 1 s");
-    pause(10).await;
-    exact(report("nothing"));
-    drop(run);
-
-    if leases != "0" {
-        return;
-    }
-    let counted = counted(&second);
-    println!(
-        "\n{counted} counted by Redis of {requests} requests, {} twice.",
-        counted.saturating_sub(requests)
-    );
-    assert!(counted <= requests);
 }
 
 /// The results of callers while the network or a part of Redis fails.

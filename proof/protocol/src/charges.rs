@@ -1,6 +1,6 @@
-//! The protocol between nodes and a shared store, small enough to look at every state: charges, leases,
+//! The protocol between nodes and a shared store, small enough to look at every state: charges,
 //! remembered refusals, refunds, counting in memory while the store is silent, crashes of nodes, and a
-//! failover to a replica that lags. Messages may take any time, and may be lost.
+//! failover to a replica that lags. Messages may take any time, and may be lost. A tick is a second.
 //!
 //! Nothing is counted from the beginning of time: ticks are relative to now, and windows to the one that
 //! runs. So what is found holds for any number of windows.
@@ -17,8 +17,6 @@ pub struct Protocol {
     pub limit: u8,
     /// Ticks in a window.
     pub length: u8,
-    /// The most tokens that a charge takes: one for its request, and a lease of the rest.
-    pub lease: u8,
     /// Clients refund tokens. Each client keeps one receipt at most.
     pub refunds: bool,
     /// Requests without an answer are counted in memory.
@@ -33,7 +31,6 @@ pub const SMALL: Protocol = Protocol {
     nodes: 2,
     limit: 2,
     length: 2,
-    lease: 2,
     refunds: true,
     local: false,
     failover: false,
@@ -43,16 +40,14 @@ pub const SMALL: Protocol = Protocol {
 /// The faults that can be built in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fault {
-    /// A lease ends a window after its answer, and not after its request.
-    LeaseOutlives,
     /// A refusal is dated from its answer.
     RefusalOutlives,
+    /// A refusal outlives its second: it is remembered until its window ends.
+    RefusalStays,
     /// The store takes a refund of a window that is over.
     RefundAcross,
     /// A refund whose answer is lost is sent again.
     RefundTwice,
-    /// A node returns more tokens of a lease than are left.
-    TooMuchBack,
     /// The counts in memory are forgotten when the store answers.
     LocalForgets,
     /// Tokens counted in memory are returned to the store.
@@ -60,12 +55,11 @@ pub enum Fault {
 }
 
 impl Fault {
-    pub const ALL: [Self; 7] = [
-        Self::LeaseOutlives,
+    pub const ALL: [Self; 6] = [
         Self::RefusalOutlives,
+        Self::RefusalStays,
         Self::RefundAcross,
         Self::RefundTwice,
-        Self::TooMuchBack,
         Self::LocalForgets,
         Self::LocalToStore,
     ];
@@ -74,6 +68,7 @@ impl Fault {
     pub fn breaks(self) -> &'static str {
         match self {
             Self::RefusalOutlives => IN_ITS_WINDOW,
+            Self::RefusalStays => A_SECOND,
             Self::LocalForgets => LOCAL,
             _ => LIMIT,
         }
@@ -108,12 +103,11 @@ pub struct State {
 #[derive(Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 struct Node {
     call: Option<Call>,
-    lease: Option<Kept>,
-    refusal: Option<Kept>,
+    refusal: Option<Answer>,
     /// A pass that may be given back.
     receipt: Option<Receipt>,
-    /// Tokens on their way back, in one message at a time.
-    refund: Option<Refund>,
+    /// A token on its way back to an earlier window, this many windows ago, in one message at a time.
+    refund: Option<u8>,
     /// The tokens counted in memory, and those of them that passed and were not refunded.
     local: u8,
     local_passed: i8,
@@ -139,26 +133,23 @@ struct Call {
 enum Way {
     /// Ticks since it was sent.
     Asked(u8),
-    /// The charge passed if the tokens are not 0. The rest says how long that holds, counted from
-    /// the request.
-    Answered(Kept),
+    Answered(Answer),
 }
 
-/// The store's decision, and for how many more ticks it holds.
+/// The store's decision.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-struct Kept {
-    tokens: u8,
+struct Answer {
+    passed: bool,
+    /// For how many more ticks a refusal is remembered.
     runs: u8,
+    /// The charge was sent a tick ago or earlier, and the refusal is remembered nevertheless.
+    old: bool,
     /// The number of windows since the decision.
     windows: u8,
 }
 
-/// Tokens on their way back to an earlier window, this many windows ago.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-struct Refund {
-    tokens: u8,
-    windows: u8,
-}
+/// For how many ticks a refusal is remembered, if its window does not end before.
+const SECOND: u8 = 1;
 
 /// How many windows ago makes no difference any more.
 const LONG_AGO: u8 = 2;
@@ -173,8 +164,6 @@ pub enum Step {
     Lose(usize),
     /// The request that waits is answered from memory.
     GiveUp(usize),
-    Spend(usize),
-    GiveBack(usize),
     Refund(usize),
     RefundArrives(usize),
     RefundArrivesAndIsSentAgain(usize),
@@ -182,6 +171,20 @@ pub enum Step {
     Crash(usize),
     Replicate,
     FailOver,
+}
+
+impl State {
+    fn refusals(&self) -> impl Iterator<Item = &Answer> {
+        self.nodes.iter().filter_map(|node| node.refusal.as_ref())
+    }
+}
+
+impl Answer {
+    /// A tick, by which a refusal has less time.
+    fn age(&mut self, by: u8) {
+        self.runs = self.runs.saturating_sub(by);
+        self.old = self.runs > 0;
+    }
 }
 
 impl Protocol {
@@ -194,13 +197,11 @@ impl Protocol {
         for node in &mut state.nodes {
             match node.call.as_mut().map(|call| &mut call.state) {
                 Some(Way::Asked(age)) => *age = (*age + 1).min(self.length),
-                Some(Way::Answered(kept)) => self.age_on_its_way(kept),
+                Some(Way::Answered(answer)) => self.age_on_its_way(answer),
                 None => {}
             }
-            for kept in [&mut node.lease, &mut node.refusal] {
-                kept.iter_mut().for_each(|kept| kept.runs -= 1);
-                kept.take_if(|kept| kept.runs == 0);
-            }
+            node.refusal.iter_mut().for_each(|refusal| refusal.age(1));
+            node.refusal.take_if(|refusal| refusal.runs == 0);
         }
         if state.phase < self.length {
             return;
@@ -209,29 +210,21 @@ impl Protocol {
         (state.held, state.lost, state.failed_over) = (0, 0, false);
         for node in &mut state.nodes {
             let older = |windows: &mut u8| *windows = (*windows + 1).min(LONG_AGO);
-            if let Some(Call { state: Way::Answered(kept), .. }) = &mut node.call {
-                older(&mut kept.windows);
+            if let Some(Call { state: Way::Answered(answer), .. }) = &mut node.call {
+                older(&mut answer.windows);
             }
-            let kept = [&mut node.lease, &mut node.refusal];
-            kept.into_iter().flatten().for_each(|kept| older(&mut kept.windows));
+            node.refusal.iter_mut().for_each(|refusal| older(&mut refusal.windows));
             node.receipt.iter_mut().for_each(|receipt| older(&mut receipt.windows));
             node.receipt.take_if(|receipt| receipt.windows == LONG_AGO);
-            node.refund.iter_mut().for_each(|refund| older(&mut refund.windows));
-            node.refund.take_if(|refund| refund.windows == LONG_AGO);
+            node.refund.iter_mut().for_each(older);
+            node.refund.take_if(|windows| *windows == LONG_AGO);
             (node.local, node.local_passed) = (0, 0);
         }
     }
 
     /// Ages an answer in flight, too.
-    fn age_on_its_way(&self, kept: &mut Kept) {
-        let lease = kept.tokens > 0;
-        if !self.is(if lease { Fault::LeaseOutlives } else { Fault::RefusalOutlives }) {
-            kept.runs = kept.runs.saturating_sub(1);
-        }
-        if kept.runs == 0 {
-            // None of the lease will be used.
-            kept.tokens = kept.tokens.min(1);
-        }
+    fn age_on_its_way(&self, answer: &mut Answer) {
+        answer.age(u8::from(!self.is(Fault::RefusalOutlives)));
     }
 
     /// The store decides.
@@ -240,31 +233,31 @@ impl Protocol {
             return;
         };
         let Way::Asked(age) = *way else { return };
-        let tokens = self.lease.min(self.limit.saturating_sub(state.used));
-        state.used += tokens;
+        let passed = state.used < self.limit;
+        state.used += u8::from(passed);
         // The request passes if its answer arrives.
-        state.held += i8::from(tokens > 0);
-        let mut kept = Kept { tokens, runs: self.length - state.phase, windows: 0 };
-        (0..age).for_each(|_| self.age_on_its_way(&mut kept));
-        *way = Way::Answered(kept);
+        state.held += i8::from(passed);
+        let left = self.length - state.phase;
+        let runs = match passed {
+            true => 0,
+            false if self.is(Fault::RefusalStays) => left,
+            false => left.min(SECOND),
+        };
+        let mut answer = Answer { passed, runs, old: false, windows: 0 };
+        (0..age).for_each(|_| self.age_on_its_way(&mut answer));
+        *way = Way::Answered(answer);
     }
 
     fn answer(&self, node: &mut Node) {
-        let Some(Call { waited, state: Way::Answered(kept) }) = node.call.take() else { return };
+        let Some(Call { waited, state: Way::Answered(answer) }) = node.call.take() else { return };
         if self.is(Fault::LocalForgets) {
             node.local = 0;
         }
-        if kept.tokens > 0 && waited {
-            self.passed(node, kept.windows, false);
+        if answer.passed && waited {
+            self.passed(node, answer.windows, false);
         }
-        if kept.runs == 0 {
-            return;
-        }
-        match kept.tokens {
-            0 => node.refusal = Some(kept),
-            1 => {}
-            // The first token is for the request itself.
-            _ => node.lease = Some(Kept { tokens: kept.tokens - 1, ..kept }),
+        if answer.runs > 0 {
+            node.refusal = Some(answer);
         }
     }
 
@@ -316,7 +309,7 @@ impl Model for Protocol {
                 continue;
             }
             match &node.call {
-                None if node.lease.is_none() && node.refusal.is_none() => steps.push(Step::Send(i)),
+                None if node.refusal.is_none() => steps.push(Step::Send(i)),
                 None => {}
                 Some(call) => {
                     let asked = matches!(call.state, Way::Asked(_));
@@ -327,22 +320,14 @@ impl Model for Protocol {
                     }
                 }
             }
-            if node.lease.is_some() {
-                steps.push(Step::Spend(i));
-            }
             if node.refund.is_some() {
                 steps.push(Step::RefundArrives(i));
                 steps.push(Step::RefundLost(i));
                 if self.is(Fault::RefundTwice) {
                     steps.push(Step::RefundArrivesAndIsSentAgain(i));
                 }
-            } else {
-                if node.lease.is_some() {
-                    steps.push(Step::GiveBack(i));
-                }
-                if node.receipt.is_some() {
-                    steps.push(Step::Refund(i));
-                }
+            } else if node.receipt.is_some() {
+                steps.push(Step::Refund(i));
             }
             if *node != Node::default() {
                 steps.push(Step::Crash(i));
@@ -368,21 +353,6 @@ impl Model for Protocol {
                 state.nodes[i].call.iter_mut().for_each(|call| call.waited = false);
                 self.count_locally(&mut state.nodes[i]);
             }
-            Step::Spend(i) => {
-                let node = &mut state.nodes[i];
-                let lease = node.lease.as_mut()?;
-                lease.tokens -= 1;
-                let windows = lease.windows;
-                node.lease.take_if(|lease| lease.tokens == 0);
-                self.passed(node, windows, false);
-                state.held += 1;
-            }
-            Step::GiveBack(i) => {
-                let node = &mut state.nodes[i];
-                let Kept { tokens, windows, .. } = node.lease.take()?;
-                let tokens = tokens + u8::from(self.is(Fault::TooMuchBack));
-                node.refund = (windows < LONG_AGO).then_some(Refund { tokens, windows });
-            }
             Step::Refund(i) => {
                 let node = &mut state.nodes[i];
                 let Receipt { windows, local } = node.receipt.take()?;
@@ -394,16 +364,16 @@ impl Model for Protocol {
                     state.held -= i8::from(this_window);
                 }
                 if !local || self.is(Fault::LocalToStore) {
-                    node.refund = Some(Refund { tokens: 1, windows });
+                    node.refund = Some(windows);
                 }
             }
             Step::RefundArrives(i) | Step::RefundArrivesAndIsSentAgain(i) => {
-                let Refund { tokens, windows } = state.nodes[i].refund.clone()?;
+                let windows = state.nodes[i].refund?;
                 if step == Step::RefundArrives(i) {
                     state.nodes[i].refund = None;
                 }
                 if windows == 0 || self.is(Fault::RefundAcross) {
-                    state.used = state.used.saturating_sub(tokens);
+                    state.used = state.used.saturating_sub(1);
                 }
             }
             Step::RefundLost(i) => state.nodes[i].refund = None,
@@ -436,8 +406,10 @@ impl Model for Protocol {
                 state.held <= (state.used + state.lost) as i8
             }),
             Property::<Self>::always(IN_ITS_WINDOW, |_, state| {
-                let kept = |node: &Node| [node.lease.clone(), node.refusal.clone()];
-                state.nodes.iter().flat_map(kept).flatten().all(|kept| kept.windows == 0)
+                state.refusals().all(|refusal| refusal.windows == 0)
+            }),
+            Property::<Self>::always(A_SECOND, |_, state| {
+                state.refusals().all(|refusal| !refusal.old)
             }),
             Property::<Self>::always(LOCAL, |protocol, state| {
                 state.nodes.iter().all(|node| node.local_passed <= protocol.limit as i8)
@@ -447,7 +419,7 @@ impl Model for Protocol {
                 state.held == protocol.limit as i8
             }),
             Property::<Self>::sometimes("a refusal is remembered", |_, state| {
-                state.nodes.iter().any(|node| node.refusal.is_some())
+                state.refusals().next().is_some()
             }),
         ];
         if self.local {
@@ -457,8 +429,7 @@ impl Model for Protocol {
         }
         if self.refunds {
             properties.push(Property::<Self>::sometimes("a refund is late", |_, state| {
-                let refunds = state.nodes.iter().filter_map(|node| node.refund.as_ref());
-                refunds.filter(|refund| refund.windows == 1).count() > 1
+                state.nodes.iter().filter(|node| node.refund == Some(1)).count() > 1
             }));
         }
         if self.local && self.refunds {
@@ -466,15 +437,6 @@ impl Model for Protocol {
                 let gave = |node: &Node| node.receipt.as_ref().is_some_and(|r| r.local);
                 state.nodes.iter().all(gave)
             }));
-        }
-        if self.lease > 1 {
-            properties.push(Property::<Self>::sometimes(
-                "all nodes have a lease",
-                |protocol, state| {
-                    let leases = state.nodes.iter().filter(|node| node.lease.is_some()).count();
-                    leases == protocol.nodes.min(usize::from(protocol.limit / 2))
-                },
-            ));
         }
         if self.failover {
             properties.push(Property::<Self>::sometimes(
@@ -488,10 +450,12 @@ impl Model for Protocol {
 
 /// S7: no more than the limit, and what a failover has lost.
 pub const LIMIT: &str = "no more than the limit passes in a window";
-/// S14, S34: nothing that passed is missing in the store.
+/// S14: nothing that passed is missing in the store.
 pub const COUNTED: &str = "what has passed is counted";
-/// S34: leases and refusals die with their window.
+/// S34: a refusal ends with its window,
 pub const IN_ITS_WINDOW: &str = "what a node remembers is of this window";
+/// and after a second, so that a refund by another node is seen.
+pub const A_SECOND: &str = "what a node remembers was asked for within a second";
 /// S33: one further limit for each node.
 pub const LOCAL: &str = "no more than one limit passes in the memory of a node";
 

@@ -19,9 +19,9 @@ fn main() -> ExitCode {
 fn charges(smoke: bool) -> bool {
     let mut well = true;
     println!(
-        "| nodes | limit | ticks | lease | refunds | memory | failover | states | steps | seconds | holds |"
+        "| nodes | limit | ticks | refunds | memory | failover | states | steps | seconds | holds |"
     );
-    println!("|---:|---:|---:|---:|---|---|---|---:|---:|---:|---|");
+    println!("|---:|---:|---:|---|---|---|---:|---:|---:|---|");
     let three = Protocol { nodes: 3, refunds: false, ..SMALL };
     let larger = [
         Protocol { refunds: false, failover: true, ..SMALL },
@@ -30,17 +30,16 @@ fn charges(smoke: bool) -> bool {
         Protocol { local: true, ..SMALL },
         Protocol { local: true, failover: true, ..SMALL },
         Protocol { length: 3, ..SMALL },
-        Protocol { limit: 3, lease: 3, ..SMALL },
+        Protocol { limit: 3, ..SMALL },
         Protocol { refunds: false, local: true, failover: true, ..SMALL },
         three.clone(),
         Protocol { failover: true, ..three.clone() },
         Protocol { limit: 3, failover: true, ..three.clone() },
-        Protocol { lease: 1, refunds: true, ..three.clone() },
         Protocol { refunds: true, ..three },
     ];
     for protocol in [SMALL].into_iter().chain(larger.into_iter().filter(|_| !smoke)) {
-        let Protocol { nodes, limit, length, lease, refunds, local, failover, .. } = &protocol;
-        print!("| {nodes} | {limit} | {length} | {lease} | {refunds} | {local} | {failover} | ");
+        let Protocol { nodes, limit, length, refunds, local, failover, .. } = &protocol;
+        print!("| {nodes} | {limit} | {length} | {refunds} | {local} | {failover} | ");
         well &= holds(&look(&protocol));
     }
     print_faults_header();

@@ -109,7 +109,7 @@ impl<J> LimitedRequest<J> {
         for (charge, shadow) in &charges.shadows {
             let (charged, shadow) = (self.charged_of(charge), shadow.clone());
             let charge = Charge::new(charged.account.as_account(), charge.cost);
-            let reply = charged.limiter.send(charge.unleased_if(true));
+            let reply = charged.limiter.send(charge);
             let route = charged.limiter.live().tracker().and_then(|tracker| tracker.route());
             let route = route.and_then(|route| Some(route(parts)?.to_owned()));
             let note = move |answer| {

@@ -48,13 +48,6 @@ impl Failures {
 }
 
 impl Breaker {
-    /// Returns whether the breaker is open for this part.
-    #[cfg(feature = "tokio")]
-    pub(super) fn is_open(&self, domain: impl FnOnce() -> u64) -> bool {
-        self.failing.load(Ordering::Relaxed) > 0
-            && self.domains().get(&domain()).is_some_and(Failures::are_too_many)
-    }
-
     /// Begins a call, which ends when the guard is dropped. While the breaker is open, one call may
     /// be made in each pause, and one at a time. It is given up after `longest`, if that is known.
     pub(super) fn begin_call(

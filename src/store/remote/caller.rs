@@ -12,10 +12,6 @@ use super::super::memory::MemoryStore;
 use super::super::reply::Reply;
 use super::super::scope::Scope;
 use super::breaker::Breaker;
-#[cfg(feature = "tokio")]
-use super::flights::Flights;
-#[cfg(feature = "tokio")]
-use super::idle::Idle;
 use super::known::{Known, Sent};
 use super::outage::Outage;
 use crate::decision::{Decision, Merging};
@@ -29,24 +25,11 @@ pub(super) struct Node {
     pub(super) breaker: Arc<Breaker>,
     /// The memory that counts while the store fails.
     pub(super) fallback: MemoryStore,
-    #[cfg(feature = "tokio")]
-    pub(super) flights: Flights,
-    #[cfg(feature = "tokio")]
-    pub(super) idle: Arc<Idle>,
 }
 
 impl Node {
     pub(super) fn new(breaker: Arc<Breaker>) -> Self {
-        let known = Known::default();
-        Self {
-            #[cfg(feature = "tokio")]
-            idle: Arc::new(Idle::new(known.since())),
-            #[cfg(feature = "tokio")]
-            flights: Flights::default(),
-            fallback: MemoryStore::new(),
-            known,
-            breaker,
-        }
+        Self { known: Known::default(), fallback: MemoryStore::new(), breaker }
     }
 }
 
@@ -57,19 +40,11 @@ pub(super) struct Policy {
     pub(super) deadline: Option<Duration>,
     /// The store ends its calls by the deadline itself, and reports them to the breaker.
     pub(super) ends_itself: bool,
-    /// `true` if refusals are remembered, and tokens leased.
+    /// `true` if refusals are remembered.
     pub(super) remembers: bool,
     /// `true` if other processes may reset keys.
     pub(super) revalidates: bool,
-    /// The largest lease; 0 for none.
-    pub(super) max_lease: u64,
     pub(super) on_failure: OnStoreFailure,
-}
-
-impl Policy {
-    pub(super) fn leases(&self) -> bool {
-        self.remembers && self.max_lease > 1
-    }
 }
 
 /// Makes the calls of a handle.
@@ -86,21 +61,14 @@ impl Caller {
         Self { store, node, policy, outage }
     }
 
-    /// Returns the decision that follows from known facts, else what to
+    /// Returns the refusal that follows from known facts, else what to
     /// [`ask_store`](Self::ask_store) with.
     pub(super) fn look_up(&self, charge: &Charge<'_>) -> Result<Decision, Option<Sent>> {
         if charge.is_peek() || !self.policy.remembers {
             return Err(None);
         }
         let may_return = self.may_return(charge);
-        self.node.known.look(charge, may_return, self.policy.leases()).map_err(Some)
-    }
-
-    /// Returns whether the breaker is open for a charge: a call now and then may test the store.
-    #[cfg(feature = "tokio")]
-    pub(super) fn is_breaker_open(&self, charge: &Charge<'_>) -> bool {
-        let account = charge.account();
-        self.node.breaker.is_open(|| self.store.fault_domain(account.scope, account.key))
+        self.node.known.look(charge, may_return).map_err(Some)
     }
 
     /// Asks the store for a decision, and notes it.
@@ -129,7 +97,7 @@ impl Caller {
             if !self.policy.remembers || charges.iter().any(Charge::is_peek) {
                 return None;
             }
-            match self.node.known.look(charge, self.may_return(charge), false) {
+            match self.node.known.look(charge, self.may_return(charge)) {
                 Ok(refusal) => {
                     refuses = true;
                     merging.push(charge.account().scope().shared_name(), refusal);
@@ -249,7 +217,7 @@ impl Caller {
 }
 
 /// Awaits a reply. Returns an error if it is late.
-pub(super) async fn with_deadline<T>(
+async fn with_deadline<T>(
     deadline: Option<Duration>,
     reply: impl Future<Output = Result<T, StoreError>>,
 ) -> Result<T, StoreError> {

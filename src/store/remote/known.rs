@@ -3,8 +3,7 @@
 //!
 //! A refusal is remembered as the states that it was decided on. Later charges are decided on them
 //! anew, under the quotas of their own: as counts only grow while their window runs, a charge that
-//! they refuse the store would refuse as well. What would pass here is for the store to decide,
-//! unless tokens are held that were taken from the store before.
+//! they refuse the store would refuse as well. What would pass here is for the store to decide.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,7 +13,6 @@ use super::super::charge::Charge;
 use super::super::scope::Scope;
 use super::super::sharded::{Sharded, fingerprint, shares};
 use super::super::table::{Entry, Found, Slot, Table};
-use super::fact::{Fact, leasable};
 use super::stopwatch::{lag, passed};
 use crate::decision::Decision;
 use crate::key::Key;
@@ -33,9 +31,22 @@ const MAX_ROUND_TRIP: i64 = 1_024;
 const MARKS: usize = 1_024;
 /// Words of bits for scopes whose tokens may come back.
 const RETURNING: usize = 64;
-/// How a key is marked as changed.
-const REFUND: u64 = 1;
-const RESET: u64 = 1 << 32;
+
+/// A count as the store last showed it, and until when it refuses. Times are of this process's
+/// clock, except those of the state.
+#[derive(Clone, Copy, Default)]
+struct Fact {
+    /// The hash of the key, by which a reset finds the facts of all its quotas.
+    hash: u64,
+    /// The store's state, or one that has ended if the store has none.
+    state: State,
+    /// By how much the store's clock is ahead of this process's: at least, and at most.
+    lag: [i64; 2],
+    /// When the store was asked for it.
+    at: i64,
+    /// Only a refusal sets this: other nodes return tokens of a count that was granted.
+    refuses_until: i64,
+}
 
 /// A process's knowledge of a store.
 pub(super) struct Known {
@@ -43,7 +54,7 @@ pub(super) struct Known {
     shards: Sharded<Mutex<Table<Fact>>>,
     /// Buckets in a shard's table when it has grown.
     buckets: usize,
-    /// How often a key of each kind was changed by this process: what was asked before then is not
+    /// How often this process has changed a key of each mark: what was asked before then is not
     /// remembered.
     marks: Box<[AtomicU64]>,
     /// A bit for scopes whose tokens may come back, here or on other nodes. Scopes may share one.
@@ -51,7 +62,7 @@ pub(super) struct Known {
 }
 
 /// The facts of a key, one for each quota, under the lock that they share.
-pub(super) struct Facts<'a> {
+struct Facts<'a> {
     now: i64,
     hash: u64,
     table: MutexGuard<'a, Table<Fact>>,
@@ -60,7 +71,7 @@ pub(super) struct Facts<'a> {
 /// When a question is sent, and what had happened to its key before.
 #[derive(Clone, Copy)]
 pub(super) struct Sent {
-    pub(super) at: i64,
+    at: i64,
     of: usize,
     mark: u64,
 }
@@ -80,11 +91,6 @@ impl Default for Known {
 }
 
 impl Known {
-    #[cfg(feature = "tokio")]
-    pub(super) fn since(&self) -> Instant {
-        self.since
-    }
-
     /// Tokens of a scope may come back: to all of its limiters, since they share their counters.
     pub(super) fn expect_returns(&self, scope: &Scope) {
         if !self.expects_returns(scope) {
@@ -99,7 +105,7 @@ impl Known {
     }
 
     /// The facts of a key, locked.
-    pub(super) fn of(&self, scope: &Scope, key: &Key) -> Facts<'_> {
+    fn of(&self, scope: &Scope, key: &Key) -> Facts<'_> {
         let (table, hash) = self.shards.shard_of(scope, key);
         let mut table = sync::lock(table);
         if table.is_unallocated() {
@@ -108,22 +114,10 @@ impl Known {
         Facts { now: passed(self.since), hash, table }
     }
 
-    /// The decision that follows from what is known, from leased tokens or as a refusal, else when
-    /// the store is called.
-    pub(super) fn look(
-        &self,
-        charge: &Charge<'_>,
-        may_return: bool,
-        may_spend: bool,
-    ) -> Result<Decision, Sent> {
+    /// The refusal that follows from what is known, else when the store is called.
+    pub(super) fn look(&self, charge: &Charge<'_>, may_return: bool) -> Result<Decision, Sent> {
         let account = charge.account();
-        let mut facts = self.of(account.scope, account.key);
-        if may_spend && let Some(fact) = facts.spend(charge) {
-            let now = facts.now;
-            drop(facts);
-            account.scope().observe().lease_spent(charge.cost());
-            return Ok(fact.decide(now, charge));
-        }
+        let facts = self.of(account.scope, account.key);
         let (seen, sent) = (facts.refusing(charge, may_return), self.sent(&facts));
         drop(facts);
         let refusal = seen.and_then(|(states, now)| refusal(charge, states, now)).ok_or(sent)?;
@@ -134,23 +128,6 @@ impl Known {
     fn sent(&self, facts: &Facts<'_>) -> Sent {
         let of = facts.hash as usize % MARKS;
         Sent { at: facts.now, of, mark: self.marks[of].load(Ordering::Relaxed) }
-    }
-
-    #[cfg(feature = "tokio")]
-    pub(super) fn now(&self) -> i64 {
-        passed(self.since)
-    }
-
-    /// By how much the store's clock is ahead of this process's: at least, and at most.
-    #[cfg(feature = "tokio")]
-    pub(super) fn lag(&self, decision: &Decision, sent: Sent) -> Range<i64> {
-        lag(self.since, decision, sent.at)
-    }
-
-    /// Returns whether the key was reset since.
-    #[cfg(feature = "tokio")]
-    pub(super) fn was_reset_since(&self, sent: Sent) -> bool {
-        self.marks[sent.of].load(Ordering::Relaxed) / RESET != sent.mark / RESET
     }
 
     /// Remembers a refusal, for a short while if tokens `may_return`. Another answer brings what is
@@ -180,10 +157,6 @@ impl Known {
             if fact.refuses_until <= facts.now {
                 continue;
             }
-            if state.start != fact.state.start {
-                // Leased tokens end with their window.
-                fact.lease.left = 0;
-            }
             (fact.state, fact.lag, fact.at) = (state, [lag.start, lag.end], sent.at);
             if !facts.set(quota, fact) {
                 return;
@@ -194,45 +167,33 @@ impl Known {
     /// Its counts were corrected: they refuse nothing for sure.
     pub(super) fn correct(&self, account: &Account<'_>) {
         let mut facts = self.of(account.scope, account.key);
-        self.marks[self.sent(&facts).of].fetch_add(REFUND, Ordering::Relaxed);
+        self.marks[self.sent(&facts).of].fetch_add(1, Ordering::Relaxed);
         for quota in account.quotas() {
             let fact = facts.get(quota);
             facts.set(quota, Fact { refuses_until: 0, ..fact });
         }
     }
 
-    /// Forgets refusals, leases and states of a key whose counts are gone. Answers on their way are
+    /// Forgets refusals and states of a key whose counts are gone. Answers on their way are
     /// outdated, too.
     pub(super) fn reset(&self, scope: &Scope, key: &Key) {
         let mut facts = self.of(scope, key);
-        self.marks[self.sent(&facts).of].fetch_add(RESET, Ordering::Relaxed);
+        self.marks[self.sent(&facts).of].fetch_add(1, Ordering::Relaxed);
         facts.clear();
     }
 }
 
 impl Facts<'_> {
-    /// The time by which they were found.
-    #[cfg(feature = "tokio")]
-    pub(super) fn now(&self) -> i64 {
-        self.now
-    }
-
-    /// A number of the key and a quota.
-    #[cfg(feature = "tokio")]
-    pub(super) fn id(&self, quota: &Quota) -> u64 {
-        self.hash ^ quota.identity()
-    }
-
     /// The fact of a quota; if nothing is known, one that says nothing.
-    pub(super) fn get(&self, quota: &Quota) -> Fact {
+    fn get(&self, quota: &Quota) -> Fact {
         let Found::Entry(slot) = self.find(quota) else { return Fact::default() };
         let Entry { until, payload, .. } = self.table.get(slot);
         if self.now < until { payload } else { Fact::default() }
     }
 
     /// `false`: there is no room.
-    pub(super) fn set(&mut self, quota: &Quota, fact: Fact) -> bool {
-        let (until, payload) = (fact.remembered_until(quota), Fact { hash: self.hash, ..fact });
+    fn set(&mut self, quota: &Quota, fact: Fact) -> bool {
+        let (until, payload) = (fact.refuses_until, Fact { hash: self.hash, ..fact });
         loop {
             match self.find(quota) {
                 Found::Entry(slot) if until <= self.now => self.table.clear(slot),
@@ -265,21 +226,6 @@ impl Facts<'_> {
             (least, most) = (least.min(fact.lag[0]), most.max(fact.lag[1]));
         }
         Some((states, self.now + least..self.now + most))
-    }
-
-    /// Takes the tokens of a charge from those that are held, if they suffice.
-    fn spend(&mut self, charge: &Charge<'_>) -> Option<Fact> {
-        let quota = leasable(charge)?;
-        let Found::Entry(slot) = self.find(quota) else { return None };
-        let Fact { lease, .. } = &mut self.table.payload_mut(slot);
-        if !lease.can_be_spent_at(self.now)
-            || lease.left < charge.cost()
-            || lease.limit > quota.limit
-        {
-            return None;
-        }
-        lease.left -= charge.cost();
-        Some(self.table.get(slot).payload)
     }
 
     /// Forgets all quotas. They are looked for in the whole table: resets are rare.

@@ -8,13 +8,10 @@ use std::time::{Duration, SystemTime};
 use std::{env, fs};
 
 use tower_fixed_window::testing::block_on;
-use tower_fixed_window::{
-    Decision, Limit, ManualClock, MemoryStore, OnStoreFailure, Quota, Quotas,
-};
+use tower_fixed_window::{Decision, Limit, ManualClock, MemoryStore, Quota, Quotas};
 
 use super::svg::{Svg, WIDTH};
 use super::{FIVE, NOON_MS, PAGE, TWO_IN_TEN, herd};
-use crate::support::{Mood, TestStore};
 
 const README: &str = include_str!("../../../README.md");
 const CALENDARS: &str = include_str!("../../../docs/calendars.md");
@@ -353,118 +350,6 @@ fn months() -> Picture {
     )
 }
 
-/// A node's requests, and its calls: the time and the tokens of each.
-#[derive(Default)]
-struct Node {
-    asked: Vec<u32>,
-    calls: Vec<(u32, u64)>,
-}
-
-const LEASED: u64 = 256;
-
-/// Two nodes share 256 a minute: one is asked every 50 ms, the other every 150 ms, until the first
-/// refusal. Also how many tokens were taken and how many spent, at each of these times.
-async fn two_nodes() -> ([Node; 2], Vec<(u32, u64, u64)>) {
-    tokio::time::pause();
-    let store = TestStore::new(Mood::Now);
-    let limiter = || {
-        let limit = Quota::per_minute(LEASED).name("api");
-        // A node of its own: its leases are no other's.
-        limit.store(store.clone().shared().leases(100).on_failure(OnStoreFailure::Deny))
-    };
-    let limiters = [limiter(), limiter()];
-    // Looks at the shared count, without a lease of its own.
-    let watcher = Quota::per_minute(LEASED).name("api").store(store.clone().shared());
-    store.clock.set_ms(NOON_MS);
-    let (mut nodes, mut counts) = (<[Node; 2]>::default(), Vec::new());
-    let (mut taken, mut spent) = (0, 0);
-    for tick in 0.. {
-        for (i, every) in [(0, 1), (1, 3)] {
-            if tick % every != 0 {
-                continue;
-            }
-            let allowed = limiters[i].check("client").await.unwrap().allowed();
-            let now = watcher.peek("client").await.unwrap().used();
-            if now > taken {
-                nodes[i].calls.push((tick, now - taken));
-            }
-            taken = now;
-            if !allowed {
-                return (nodes, counts);
-            }
-            nodes[i].asked.push(tick);
-            spent += 1;
-        }
-        counts.push((tick, taken, spent));
-        let step = Duration::from_millis(50);
-        tokio::time::advance(step).await;
-        store.clock.advance(step);
-    }
-    unreachable!("there is a limit");
-}
-
-fn leases() -> Picture {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-    let (nodes, counts) = runtime.block_on(two_nodes());
-    let &(last, taken, spent) = counts.last().unwrap();
-    assert_eq!(taken, LEASED);
-    let calls: usize = nodes.iter().map(|node| node.calls.len()).sum();
-
-    let mut svg = Svg::default();
-    let unit = (WIDTH - 2 * LEFT - 40) / (last as i32 + 1);
-    let x = |tick: u32| LEFT + 40 + tick as i32 * unit;
-    let y = |tokens: u64| 192 - tokens as i32 / 2;
-    svg.text("i h", LEFT, 28, "256/minute for two nodes, with leases");
-    let steps = |count: fn(&(u32, u64, u64)) -> u64| {
-        let mut path = format!("M{} {}", x(0), y(0));
-        let mut at = y(0);
-        for row in &counts {
-            if y(count(row)) != at {
-                at = y(count(row));
-                write!(path, "H{}V{at}", x(row.0)).unwrap();
-            }
-        }
-        path
-    };
-    svg.dashes("l", &format!("M{} {}H{}", x(0), y(LEASED), WIDTH - LEFT));
-    svg.text("s t", LEFT, y(LEASED) + 4, "256");
-    svg.text("s t", LEFT, y(0) + 4, "0");
-    svg.path("k", 2, &steps(|row| row.1));
-    svg.path("p", 2, &steps(|row| row.2));
-    svg.path("k", 2, &format!("M{} 88h20", x(4)));
-    svg.text("s t", x(4) + 28, 92, "taken from the shared count");
-    svg.path("p", 2, &format!("M{} 108h20", x(4)));
-    svg.text("s t", x(4) + 28, 112, "spent on requests");
-
-    let mut ground = 246;
-    for (name, node) in ["A", "B"].iter().zip(&nodes) {
-        svg.text("i h", LEFT, ground, name);
-        let first = format!("M{} {}h0", x(0), ground + 5);
-        let next = node.asked.windows(2).map(|pair| format!("m{} 0h0", x(pair[1]) - x(pair[0])));
-        let requests: String = [first].into_iter().chain(next).collect();
-        svg.path("p", 2, &requests);
-        let bar = |&(at, tokens): &(u32, u64)| format!("M{} {}v-{}", x(at), ground - 3, tokens * 2);
-        svg.path("k", 2, &node.calls.iter().map(bar).collect::<String>());
-        ground += 44;
-    }
-    let sum = format!(
-        "{spent} requests pass (dots) with {calls} calls to the store (bars: tokens taken by each)"
-    );
-    svg.text("s t", LEFT, ground - 12, &sum);
-    Picture::new(
-        "leases",
-        svg,
-        &format!("Two nodes with leases answer {spent} requests with {calls} calls to the store"),
-        &format!(
-            "A shared limit of 256 a minute. Node A is asked every 50 ms, node B every 150 ms. Each call takes \
-             several tokens from the shared count, which runs ahead of what is spent by what the nodes \
-             hold. Leases grow to {} tokens and shrink to one as the limit comes near.",
-            nodes.iter().flat_map(|node| &node.calls).map(|call| call.1).max().unwrap()
-        ),
-        ground + 6,
-    )
-}
-
 /// Where rustdoc looks for pictures: its pages have no files beside them.
 fn for_rustdoc<'a>(pictures: impl Iterator<Item = (&'a str, &'a str)>) -> String {
     let mut text = String::new();
@@ -480,15 +365,8 @@ fn for_rustdoc<'a>(pictures: impl Iterator<Item = (&'a str, &'a str)>) -> String
 
 #[test]
 fn drawings_match_the_limiter_and_each_is_on_a_page_with_alternative_text() {
-    let pictures = [
-        boundary(),
-        several_windows(),
-        staggered(),
-        first_request(),
-        rollover(),
-        leases(),
-        months(),
-    ];
+    let pictures =
+        [boundary(), several_windows(), staggered(), first_request(), rollover(), months()];
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/pictures");
     let is_committed = |file: &str, drawn: &str| {
         let file = folder.join(file);

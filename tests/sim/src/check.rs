@@ -16,9 +16,6 @@ use crate::server::Fields;
 
 /// A timer ends with the next millisecond, and another one may have to end before.
 const TICK: i64 = 3_000;
-/// A request that waits for a lease leaves the call for it so much more time, so that the call notes its
-/// own failure before anybody answers in its place.
-const MOMENT: i64 = 10_000;
 /// How long a store that is asked from its first moment on may take to be connected.
 const STARTS_WITHIN: i64 = 1_000_000;
 /// How long a store may take to connect again, after the deadline of a call that its connection does not
@@ -366,8 +363,7 @@ impl<'a> Check<'a> {
 
             // S32: everybody is answered in time, by whomever.
             if request.ask.lazy.is_none() {
-                let moment = if node.leases > 1 { MOMENT } else { 0 };
-                let within = node.deadline.as_micros() as i64 + moment + TICK;
+                let within = node.deadline.as_micros() as i64 + TICK;
                 let late = request.ended.is_none_or(|ended| ended - request.asked > within);
                 if late {
                     let ended = request.ended.map(|ended| (ended - request.asked) / 1_000);
@@ -628,9 +624,7 @@ impl<'a> Check<'a> {
                 for (field, start, length) in windows(self.plan, line, &decision) {
                     let quota = self.quota(name, &field);
                     let plain = quota.capacity() == quota.limit() && quota.max_reserved() == 0;
-                    let leased =
-                        line.limit == 0 && self.plan.nodes.iter().any(|node| node.leases > 1);
-                    if decision.is_local() || !plain || leased || field.ends_with('f') {
+                    if decision.is_local() || !plain || field.ends_with('f') {
                         continue;
                     }
                     let tokens = decision.granted() as i64 - request.returns[index] as i64;
@@ -841,11 +835,9 @@ impl<'a> Check<'a> {
         abandoned || late || failed || lost || request.ask.lines.iter().any(more)
     }
 
-    /// S37: nothing is kept of what was refused, dropped in order, or returned. Not looked at: limits
-    /// with leases, keys that were reset, and windows that were lost or have ended before all that was
-    /// to come back could.
+    /// S37: nothing is kept of what was refused, dropped in order, or returned. Not looked at: keys
+    /// that were reset, and windows that were lost or have ended before all that was to come back could.
     fn kept(&mut self, passed: &Passed) {
-        let has_leases = self.plan.nodes.iter().any(|node| node.leases > 1);
         if !self.steps.is_empty() || self.resends() {
             return;
         }
@@ -855,11 +847,10 @@ impl<'a> Check<'a> {
             let key = (*node, name.clone(), window);
             let (passed, returned, _) = passed.get(&key).copied().unwrap_or_default();
             let kept = taken - (passed - returned);
-            let limit = self.keys[name.as_bytes()].limit;
             let lost = self.losses.iter().any(|at| self.clock(*at) >= start * 1_000);
             // A calendar's windows differ in length: when they end is not known here.
             let is_calendar = !field.starts_with(|c: char| c.is_ascii_digit());
-            let is_broken = key.2.1 == 0 || limit == 0 && has_leases || is_calendar;
+            let is_broken = key.2.1 == 0 || is_calendar;
             let is_reset = || self.resets.iter().any(|(_, _, key)| key == name.as_bytes());
             if kept <= 0 || lost || is_broken || is_reset() {
                 continue;

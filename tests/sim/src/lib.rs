@@ -1,6 +1,6 @@
 //! The real `RedisStore` of several nodes over a simulated network, clock and server, from a seed.
 //!
-//! Parts that are real: the store with its link, gather, guard, front and leases, the layer and the limiter,
+//! Parts that are real: the store with its link, gather, guard and front, the layer and the limiter,
 //! the client library's connection, and the Lua scripts. What is simulated: sockets, the server's
 //! commands, and time.
 

@@ -96,7 +96,6 @@ impl Limit {
 pub struct Node {
     pub deadline: Duration,
     pub one_by_one: bool,
-    pub leases: u64,
     pub door: Door,
     pub resettable: bool,
     /// Charges several limits one after the other.
@@ -256,8 +255,7 @@ impl Plan {
         };
         let calm = kind != Kind::Stormy;
         let heals = if calm { rng.u64(3_000..12_000) } else { rng.u64(4_000..12_000) };
-        let leases = maybe(rng, 40, |rng| one(rng, &[4, 100, 1_000])).unwrap_or(0);
-        let mut nodes: Vec<_> = (0..rng.usize(1..=4)).map(|_| node(rng, kind, leases)).collect();
+        let mut nodes: Vec<_> = (0..rng.usize(1..=4)).map(|_| node(rng, kind)).collect();
         let shortest = nodes.iter().map(|node| node.deadline.as_millis() as u64).min();
         let shortest = shortest.expect("there is a node");
         // To connect and to bring the scripts takes up to seven round trips, and some more to find out that
@@ -303,7 +301,7 @@ impl Plan {
             faults.push((ms(500), Fault::Poison { key: "poisoned".to_owned() }));
         }
         faults.sort_by_key(|(at, _)| *at);
-        let limits = limits(rng, leases);
+        let limits = limits(rng);
         if limits.len() > 1 {
             // A request asks for more, so that there are fewer.
             nodes.iter_mut().for_each(|node| node.gap += node.gap / 2);
@@ -330,7 +328,7 @@ impl Plan {
             faults,
             heals: ms(heals),
         };
-        plan.extend(extras, leases);
+        plan.extend(extras);
         match servers.u8(..100) {
             0..10 => plan.cluster(servers),
             10..16 => plan.watch(servers),
@@ -406,13 +404,10 @@ impl Plan {
     }
 
     /// Some plans have more, from a generator of its own: a seed's plan stays what it is otherwise.
-    fn extend(&mut self, rng: &mut Rng, leases: u64) {
-        let more = rng.u8(..10);
-        // Leases have a plain quota.
-        let first = usize::from(leases > 0);
-        match more {
+    fn extend(&mut self, rng: &mut Rng) {
+        match rng.u8(..10) {
             0 | 1 => {
-                for limit in &mut self.limits[first..] {
+                for limit in &mut self.limits {
                     keep_or_reserve(rng, &mut limit.quotas);
                     limit.plan.iter_mut().for_each(|plan| keep_or_reserve(rng, plan));
                 }
@@ -421,7 +416,7 @@ impl Plan {
             }
             2 => {
                 let (calendar, boundary) = one(rng, &calendars());
-                for limit in &mut self.limits[first..] {
+                for limit in &mut self.limits {
                     let quota = calendar.with_limit(limit.quotas[0].limit());
                     limit.quotas = match rng.bool() {
                         true => quota.into(),
@@ -481,21 +476,20 @@ fn keep_or_reserve(rng: &mut Rng, quotas: &mut Quotas) {
 }
 
 /// Draws one limit, or several.
-fn limits(rng: &mut Rng, leases: u64) -> Vec<Limit> {
-    let mut limits = vec![Limit { name: SCOPE, quotas: quotas(rng, leases), plan: None }];
+fn limits(rng: &mut Rng) -> Vec<Limit> {
+    let mut limits = vec![Limit { name: SCOPE, quotas: quotas(rng), plan: None }];
     let more = one(rng, &[0, 0, 1, 1, 2]);
     for name in ["tokens", "cents"].into_iter().take(more) {
-        let own = quotas(rng, 0);
-        let plan = maybe(rng, 30, |rng| quotas(rng, 0));
+        let own = quotas(rng);
+        let plan = maybe(rng, 30, quotas);
         limits.push(Limit { name, quotas: own, plan });
     }
     limits
 }
 
-fn quotas(rng: &mut Rng, leases: u64) -> Quotas {
+fn quotas(rng: &mut Rng) -> Quotas {
     let window = one(rng, &[1_000, 2_000, 5_000, 60_000]);
     let limit = match rng.u8(..4) {
-        _ if leases > 0 => rng.u64(32..400),
         0 => rng.u64(1..5),
         1 => rng.u64(5..30),
         _ => rng.u64(30..300),
@@ -508,12 +502,12 @@ fn quotas(rng: &mut Rng, leases: u64) -> Quotas {
         _ => quota,
     };
     match rng.u8(..8) {
-        0 if leases == 0 => quota.and(Quota::new(limit * 2, ms(window * 3))),
+        0 => quota.and(Quota::new(limit * 2, ms(window * 3))),
         _ => quota.into(),
     }
 }
 
-fn node(rng: &mut Rng, kind: Kind, leases: u64) -> Node {
+fn node(rng: &mut Rng, kind: Kind) -> Node {
     let stormy = kind == Kind::Stormy;
     let door = match rng.u8(..8) {
         0 => Door::Limiter { fallback: false },
@@ -534,7 +528,6 @@ fn node(rng: &mut Rng, kind: Kind, leases: u64) -> Node {
     Node {
         deadline: ms(one(rng, &[100, 250, 250, 1_000])),
         one_by_one: rng.u8(..4) == 0,
-        leases: if rng.u8(..4) == 0 { 0 } else { leases },
         door,
         resettable: rng.u8(..4) == 0,
         in_order: rng.bool(),

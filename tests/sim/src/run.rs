@@ -368,7 +368,6 @@ impl Node {
         };
         let redis = redis.deadline(plan.deadline);
         let redis = if plan.one_by_one { redis.one_by_one() } else { redis };
-        let redis = redis.leases(plan.leases);
         let redis = if plan.resettable { redis.revalidate_refusals() } else { redis };
         // A node's limiters have their own policy beside its layer.
         let store = match plan.door {
