@@ -100,7 +100,7 @@ fn store() -> Result<impl Fn(Limit) -> Limiter, Box<dyn std::error::Error>> {
     #[cfg(feature = "redis")]
     let redis = match std::env::var("REDIS_URL") {
         // A reset on one node is effective on the others within a second.
-        Ok(url) => Some(tower_fixed_window::RedisStore::new(url)?.revalidate_refusals()),
+        Ok(url) => Some(tower_fixed_window::RedisStore::new(url)?),
         Err(_) => None,
     };
     #[cfg(not(feature = "redis"))]

@@ -69,8 +69,6 @@ pub struct Limiter {
     generation: u64,
     store: AnyStore,
     live: Arc<Live>,
-    /// `true` if tokens may be refunded.
-    refundable: bool,
     /// Set by the first refusal. `None`: each refusal takes a copy, since the limiter may be one of
     /// many with quotas of their own.
     refuser: OnceLock<Option<KeptRefuser>>,
@@ -93,17 +91,6 @@ impl Limiter {
     /// Returns the name of the limit. It is empty if the limit has none.
     pub fn name(&self) -> &str {
         self.scope.name()
-    }
-
-    /// Returns the limiter with charges that may be refunded.
-    pub(crate) fn refundable(self) -> Self {
-        Self { refundable: true, ..self }
-    }
-
-    /// Returns whether tokens may be refunded: of settled limits, and by those who have called
-    /// [`refundable`](Self::refundable).
-    pub(crate) fn is_refundable(&self) -> bool {
-        self.refundable
     }
 
     /// Returns whether the store has a deadline, so that a charge takes a while.
@@ -433,11 +420,8 @@ impl Limiter {
     #[inline(always)]
     pub(crate) fn send(&self, charge: Charge<'_>) -> Reply<Decision> {
         match &self.store {
-            // In memory, these make no difference.
             AnyStore::Memory(store) => store.charge(charge),
-            AnyStore::Other(store) => {
-                store.charge(charge.refundable_if(self.refundable))
-            }
+            AnyStore::Other(store) => store.charge(charge),
         }
     }
 
@@ -451,7 +435,7 @@ impl Limiter {
             Err(error) => return Reply::failed(error),
         };
         let account = Account::new(&self.scope, &quotas, key);
-        let charge = charge(account).refundable();
+        let charge = charge(account);
         let reply =
             if self.is_unchanged() { self.ask_by(charge) } else { self.ask_watched(charge) };
         let (account, own) = (account.to_owned(), self.has_own_quotas(key));

@@ -235,7 +235,7 @@ impl Limits {
         &self,
         lines: impl AsRef<[Line<'a>]>,
     ) -> Reply<Result<Receipts, RateLimited>> {
-        self.charge_for_receipts(lines.as_ref(), |charge| charge.refundable())
+        self.charge_for_receipts(lines.as_ref(), |charge| charge)
     }
 
     /// Takes the cost of each line, also from later windows as far as the quotas allow
@@ -267,7 +267,7 @@ impl Limits {
         &self,
         lines: impl AsRef<[Line<'a>]>,
     ) -> Reply<Result<Receipts, RateLimited>> {
-        self.charge_for_receipts(lines.as_ref(), |charge| charge.reserving().refundable())
+        self.charge_for_receipts(lines.as_ref(), |charge| charge.reserving())
     }
 
     /// Refunds a [charge](Self::charge) of all its limits: to each quota until the window of the
@@ -435,11 +435,7 @@ fn charge_in_order(
     charges: &[Charge<'_>],
     deadline: Option<Duration>,
 ) -> Reply<Decision> {
-    // Refundable, since one limit may refuse because of tokens that are returned at once, when
-    // another limit refuses.
-    let line = |(limit, charge): (&Limiter, &Charge<'_>)| {
-        (limit.clone().refundable(), charge.to_owned())
-    };
+    let line = |(limit, charge): (&Limiter, &Charge<'_>)| (limit.clone(), charge.to_owned());
     in_order::charge(limits.into_iter().zip(charges).map(line).collect(), deadline)
 }
 
@@ -447,7 +443,7 @@ fn charge_in_order(
 #[inline(always)]
 fn charge_of<'a>(limit: &'a Limiter, quotas: &'a Quotas, line: &'a Line<'_>) -> Charge<'a> {
     let account = Account::new(limit.scope(), quotas, &line.key);
-    Charge::new(account, line.cost).refundable_if(limit.is_refundable())
+    Charge::new(account, line.cost)
 }
 
 /// Notes the decision when the reply is there.

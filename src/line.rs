@@ -130,7 +130,7 @@ impl WaitingLine {
     /// Charges all limits of the line under these terms.
     fn charge(&self, queue: &Queue, terms: &Terms, cost: &Tokens, up_to: bool) -> Reply<Decision> {
         let charge = |i: usize, cost| {
-            let charge = Charge::new(self.account(queue, terms, i), cost).refundable_if(true);
+            let charge = Charge::new(self.account(queue, terms, i), cost);
             if up_to && !queue.is_of_several() { charge.up_to() } else { charge }
         };
         if !queue.is_of_several() {

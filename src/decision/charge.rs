@@ -15,8 +15,6 @@ pub(crate) struct Ask {
     pub(crate) up_to: bool,
     /// `true` if nothing is taken: the standings are those before the charge.
     pub(crate) peek: bool,
-    /// `true` if tokens may be returned later. Does not change the decision.
-    pub(crate) refundable: bool,
 }
 
 impl Ask {

@@ -24,7 +24,7 @@ impl Limiter {
         if limit.cost.is_some() || limit.settled {
             limit.scope.observe().has_costs();
         }
-        let (refundable, is_plan) = (limit.settled, limit.plan.is_some());
+        let is_plan = limit.plan.is_some();
         let live = Live::new(limit);
         Self {
             scope: live.limit().scope.clone(),
@@ -32,7 +32,6 @@ impl Limiter {
             generation: if is_plan { UNKNOWN } else { live.first_generation() },
             store,
             live: Arc::new(live),
-            refundable,
             refuser: OnceLock::new(),
         }
     }

@@ -19,7 +19,6 @@ use super::stacked;
 use super::twice::Watch;
 use super::upload::Drain;
 use crate::decision::Decision;
-use crate::limiter::Limiter;
 use crate::limits::{IntoLimits, Limits};
 use crate::line::{Lines, Queue};
 use crate::store::freed;
@@ -572,18 +571,6 @@ impl<J> FixedWindowLayer<J> {
     pub(super) fn rejects(&self) -> &J {
         &self.reject
     }
-
-    /// Returns whether any limit of the layer may get tokens back.
-    fn refunds(&self) -> bool {
-        // A queue's charges say so themselves.
-        self.options.count_if.is_some() || self.options.refund_dropped
-    }
-
-    /// Returns the only limit, or the first one, as this layer charges it.
-    fn limiter(&self) -> Limiter {
-        let limiter = self.limits.limiters()[0].clone();
-        if self.refunds() { limiter.refundable() } else { limiter }
-    }
 }
 
 impl<S, J> Layer<S> for FixedWindowLayer<J> {
@@ -591,7 +578,7 @@ impl<S, J> Layer<S> for FixedWindowLayer<J> {
 
     fn layer(&self, inner: S) -> Self::Service {
         let (options, reject) = (self.options.clone(), Arc::clone(&self.reject));
-        let (limiter, refunds) = (self.limiter(), self.refunds());
+        let limiter = self.limits.limiters()[0].clone();
         let limit = limiter.live().limit().clone();
         let several = (self.limits.limiters().len() > 1).then(|| self.limits.clone());
         stacked::note_applied(&limiter, &options);
@@ -605,7 +592,7 @@ impl<S, J> Layer<S> for FixedWindowLayer<J> {
             Arc::new(Queue { lines, limits, most, max_wait })
         });
         let watch = Watch::default();
-        let shared = Shared { limiter, limit, several, refunds, options, queue, reject, watch };
+        let shared = Shared { limiter, limit, several, options, queue, reject, watch };
         FixedWindow::new(inner, shared)
     }
 }

@@ -19,8 +19,6 @@ pub(crate) struct Shared<J> {
     pub(crate) limit: Limit,
     /// All limits, if there are several.
     pub(crate) several: Option<Limits>,
-    /// `true` if any limit of the layer may get tokens back.
-    pub(crate) refunds: bool,
     pub(crate) options: Options,
     /// The queue in which requests wait, if the layer has one.
     pub(crate) queue: Option<Arc<Queue>>,

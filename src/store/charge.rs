@@ -42,16 +42,7 @@ pub struct Charge<'a> {
 impl<'a> Charge<'a> {
     /// Creates a charge of `cost` tokens.
     pub fn new(account: Account<'a>, cost: u64) -> Self {
-        Self {
-            account,
-            ask: Ask {
-                cost,
-                reserve: false,
-                up_to: false,
-                peek: false,
-                refundable: false,
-            },
-        }
+        Self { account, ask: Ask { cost, reserve: false, up_to: false, peek: false } }
     }
 
     /// Lets the charge take tokens of later windows, as far as the quotas allow.
@@ -72,18 +63,6 @@ impl<'a> Charge<'a> {
     #[must_use]
     pub fn peeking(mut self) -> Self {
         self.ask.peek = true;
-        self
-    }
-
-    /// The tokens may be returned later, by this process or another one. So a refusal by a store
-    /// elsewhere is remembered for a second at most, for all charges of the scope.
-    pub(crate) fn refundable(self) -> Self {
-        self.refundable_if(true)
-    }
-
-    #[inline]
-    pub(crate) fn refundable_if(mut self, is_refundable: bool) -> Self {
-        self.ask.refundable |= is_refundable;
         self
     }
 
@@ -110,11 +89,6 @@ impl<'a> Charge<'a> {
     /// Returns whether the charge takes nothing.
     pub fn is_peek(&self) -> bool {
         self.ask.peek
-    }
-
-    /// Returns whether its tokens [may be returned](Self::refundable).
-    pub(crate) fn is_refundable(&self) -> bool {
-        self.ask.refundable
     }
 
     /// Returns a copy without borrows, for a reply that comes later.

@@ -310,11 +310,11 @@ impl RedisStore {
         Self { remote: this.remote.deadline(deadline), ..this }
     }
 
-    /// Makes resets by another process effective within a second: see
-    /// [`Remote::revalidate_refusals`].
+    /// Sets how long this process remembers a refusal, one second by default: see
+    /// [`Remote::remember_refusals`].
     #[must_use]
-    pub fn revalidate_refusals(self) -> Self {
-        Self { remote: self.remote.revalidate_refusals(), ..self }
+    pub fn remember_refusals(self, duration: Duration) -> Self {
+        Self { remote: self.remote.remember_refusals(duration), ..self }
     }
 
     /// Sets what happens to requests while Redis does not answer: see [`Remote::on_failure`].
@@ -389,7 +389,8 @@ impl RedisStore {
     pub fn clock(self, clock: impl Clock) -> Self {
         let this = self.with_calls(|calls| calls.clock = Some(Arc::new(clock)));
         // Remembered refusals would follow the server's clock.
-        let remote = this.remote.remember_nothing().on_failure(OnStoreFailure::Deny);
+        let remote = this.remote.remember_refusals(Duration::ZERO);
+        let remote = remote.on_failure(OnStoreFailure::Deny);
         Self { remote, ..this }
     }
 

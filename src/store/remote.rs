@@ -106,8 +106,7 @@ impl Remote {
         let policy = Policy {
             deadline: Some(Duration::from_millis(250)),
             ends_itself: false,
-            remembers: true,
-            revalidates: false,
+            remember: 1_000,
             on_failure: OnStoreFailure::Local,
         };
         Self::new(Arc::new(store), Arc::new(Node::new(Arc::default())), policy)
@@ -132,31 +131,33 @@ impl Remote {
         self.with_policy(|policy| policy.deadline = deadline)
     }
 
-    /// Makes [resets](crate::Limiter::reset) by another process effective within a second.
+    /// Sets how long this process remembers a refusal, which it then answers without a call: for
+    /// the same or a higher cost, under the same or a lower limit, and no longer than until the
+    /// charge could pass. The default is one second, so a refused key causes at most one call in a second.
     ///
-    /// A node remembers a refusal until its window ends, so that refused clients cause no calls.
-    /// Resets and refunds of this process, and raised limits, take effect at once; a reset by
-    /// another process takes effect when the refusal ends. With this option, the node asks the
-    /// store again after a second, for all limiters of the names that are charged through it. It
-    /// does so anyway if charges may be refunded: those of limiters that hand out receipts, of
-    /// [settled](crate::Limit::settled) limits, and of layers with
-    /// [`count_if`](crate::FixedWindowLayer::count_if),
-    /// [`refund_dropped`](crate::FixedWindowLayer::refund_dropped) or a `queue`.
+    /// What this process changes takes effect at once: resets, refunds, true costs, limits. What
+    /// another process changes takes effect when the refusal is forgotten. [`Duration::ZERO`]
+    /// remembers nothing. [`Duration::MAX`] remembers until the charge could pass: the fewest
+    /// calls, but a key that another process resets is refused here until then.
     ///
     /// ```no_run
+    /// # #[cfg(feature = "redis")]
+    /// use std::time::Duration;
     /// # #[cfg(feature = "redis")]
     /// use tower_fixed_window::{FixedWindowLayer, Quota, RedisStore};
     ///
     /// # #[cfg(not(feature = "redis"))] fn main() {}
     /// # #[cfg(feature = "redis")]
     /// # fn main() -> Result<(), tower_fixed_window::StoreError> {
-    /// let store = RedisStore::new("redis://127.0.0.1/")?.revalidate_refusals();
+    /// // The counts of logins are never reset, and guessing goes on for long.
+    /// let store = RedisStore::new("redis://127.0.0.1/")?.remember_refusals(Duration::MAX);
     /// let login = FixedWindowLayer::new(Quota::per_hour(5).name("login").store(store));
     /// # let _ = login; Ok(()) }
     /// ```
     #[must_use]
-    pub fn revalidate_refusals(self) -> Self {
-        self.with_policy(|policy| policy.revalidates = true)
+    pub fn remember_refusals(self, duration: Duration) -> Self {
+        let remember = duration.as_millis().try_into().unwrap_or(i64::MAX);
+        self.with_policy(|policy| policy.remember = remember)
     }
 
     /// Sets what happens to requests while the store fails. By default, this process enforces the
@@ -166,14 +167,6 @@ impl Remote {
     #[must_use]
     pub fn on_failure(self, policy: OnStoreFailure) -> Self {
         self.with_policy(|this| this.on_failure = policy)
-    }
-
-    /// Calls the store for each request: no refusal is remembered. For
-    /// stores whose clock differs from this process's, such as a
-    /// [`ManualClock`](crate::ManualClock) in tests.
-    #[must_use]
-    pub fn remember_nothing(self) -> Self {
-        self.with_policy(|policy| policy.remembers = false)
     }
 
     /// Returns the memory that counts while the store fails.
@@ -250,10 +243,6 @@ impl Store for Remote {
             // The tokens return to the memory that granted them, never to the store: also by a
             // handle with another policy.
             return node.fallback.adjust(adjust);
-        }
-        if adjust.is_refund() {
-            // If tokens are returned here, other nodes may return some, too.
-            node.known.expect_returns(adjust.account().scope());
         }
         // A correction that fails is dropped: what was taken stays counted (S14).
         self.caller.correct_counts(adjust)

@@ -1,14 +1,16 @@
 //! Remembered refusals: no calls, the store's own decision, and never longer than the store would
 //! refuse (S34).
 
+use std::sync::Mutex;
 use std::time::Duration;
 
 use fastrand::Rng;
 use harness::TokioClock;
 use tokio::time::{advance, sleep};
-use tower_fixed_window::store::{Account, Charge, Scope, Store};
+use tower_fixed_window::store::{Account, Adjust, Charge, Remote, Reply, Scope, State, Store};
 use tower_fixed_window::{
-    Decision, Key, Limit, Limiter, Limits, Line, MemoryStore, OnStoreFailure, Quota, Quotas,
+    Clock, Decision, Key, Limit, Limiter, Limits, Line, ManualClock, MemoryStore, OnStoreFailure,
+    Quota, Quotas,
 };
 
 use crate::simulated_server::{Node, Server, TURN, paused};
@@ -16,8 +18,13 @@ use crate::{answer, sized};
 
 const SECOND: Duration = Duration::from_secs(1);
 
+/// Remembers refusals for as long as they are sure to be some.
 fn limiter(node: &Node, quotas: impl Into<Quotas>) -> Limiter {
-    Limit::new(quotas).name("far").store(node.clone().on_failure(OnStoreFailure::Deny))
+    limiter_on(node.clone().remember_refusals(Duration::MAX), quotas)
+}
+
+fn limiter_on(node: Node, quotas: impl Into<Quotas>) -> Limiter {
+    Limit::new(quotas).name("far").store(node.on_failure(OnStoreFailure::Deny))
 }
 
 async fn check(limiter: &Limiter, cost: u64) -> Decision {
@@ -28,21 +35,113 @@ async fn allowed(limiter: &Limiter) -> bool {
     check(limiter, 1).await.allowed()
 }
 
+/// The calls for 1,000 refusals in a minute.
 #[tokio::test(start_paused = true)]
-async fn a_refused_key_causes_no_traffic_until_its_window_ends() {
-    let server = Server::start();
-    let limiter = limiter(&server.node(), Quota::per_minute(5));
-    for _ in 0..5 {
+async fn a_refused_key_is_asked_for_again_as_often_as_the_handle_says() {
+    for (remember, calls) in [(None, 59), (Some(Duration::ZERO), 1_000), (Some(Duration::MAX), 1)] {
+        let server = Server::start();
+        let node = server.node();
+        let node = match remember {
+            Some(time) => node.remember_refusals(time),
+            None => node,
+        };
+        let limiter = limiter_on(node, Quota::per_minute(5));
+        for _ in 0..5 {
+            assert!(allowed(&limiter).await);
+        }
+        for _ in 0..1_000 {
+            assert!(!allowed(&limiter).await);
+            advance(Duration::from_millis(59)).await;
+        }
+        assert_eq!(server.calls(), 5 + calls, "{remember:?}");
+        advance(SECOND).await;
         assert!(allowed(&limiter).await);
+        assert_eq!(server.calls(), 6 + calls);
     }
-    for _ in 0..1_000 {
-        assert!(!allowed(&limiter).await);
-        advance(Duration::from_millis(59)).await;
+}
+
+/// A fact is as old as it is, whatever the handle that has learned it remembers.
+#[tokio::test(start_paused = true)]
+async fn each_handle_judges_shared_refusals_by_its_own_setting() {
+    let server = Server::start();
+    let node = server.node();
+    let [short, long] = [SECOND, Duration::MAX]
+        .map(|time| limiter_on(node.clone().remember_refusals(time), Quota::per_minute(1)));
+    assert!(allowed(&long).await && !allowed(&long).await);
+    let calls = server.calls();
+    advance(SECOND / 2).await;
+    assert!(!allowed(&short).await && !allowed(&long).await);
+    assert_eq!(server.calls(), calls);
+    advance(SECOND).await;
+    assert!(!allowed(&long).await);
+    assert_eq!(server.calls(), calls);
+    assert!(!allowed(&short).await && !allowed(&short).await);
+    assert_eq!(server.calls(), calls + 1);
+    advance(5 * SECOND).await;
+    assert!(!allowed(&long).await);
+    assert_eq!(server.calls(), calls + 1, "what another handle learned is remembered for long, too");
+}
+
+/// A store of one counter, whose clock is set.
+struct Set(ManualClock, Mutex<Option<State>>);
+
+impl Set {
+    fn by(clock: &ManualClock) -> Self {
+        Self(clock.clone(), Mutex::default())
     }
-    assert_eq!(server.calls(), 6, "the first refusal is the store's");
+}
+
+impl Store for Set {
+    fn charge(&self, charge: Charge<'_>) -> Reply<Decision> {
+        let mut state = self.1.lock().expect("no panic");
+        let (decision, writes) = charge.decide(self.0.now_ms(), |_| *state);
+        *state = writes.first().map(|(_, state)| *state).or(*state);
+        Reply::now(decision)
+    }
+
+    fn adjust(&self, _: Adjust<'_>) -> Reply<()> {
+        Reply::now(())
+    }
+
+    fn reset(&self, _: &Scope, _: &Key) -> Reply<()> {
+        Reply::now(())
+    }
+}
+
+/// The monotonic clock stands still while a machine sleeps. Here the kernel's other clock is moved.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_machine_that_slept_refuses_for_no_longer_than_a_second_more() {
+    let Some(library) = harness::shifted_clock() else { return };
+    let slept = tempfile::NamedTempFile::new().expect("a file");
+    let mut sleeper = std::process::Command::new(std::env::current_exe().expect("this program"));
+    sleeper.args(["--exact", "remembered_refusals::sleeper", "--ignored"]);
+    sleeper.env("LD_PRELOAD", library.path()).env("SLEPT", slept.path());
+    assert!(sleeper.status().expect("it starts").success());
+}
+
+#[tokio::test(start_paused = true)]
+#[ignore = "started by another test"]
+async fn sleeper() {
+    let Some(slept) = std::env::var_os("SLEPT") else { return };
+    let clock = ManualClock::at_ms(TURN);
+    let limiter = Quota::per_minute(1).name("far").store(Remote::around(Set::by(&clock)));
+    assert!(allowed(&limiter).await && !allowed(&limiter).await);
+    clock.advance(60 * SECOND);
+    assert!(!allowed(&limiter).await, "a second has not passed");
+    std::fs::write(slept, "2").expect("it is written");
+    assert!(allowed(&limiter).await);
+}
+
+/// Real time by a second, and the store's by a minute.
+#[tokio::test(start_paused = true)]
+async fn a_store_whose_clock_is_set_is_asked_again_after_a_second() {
+    let clock = ManualClock::at_ms(TURN);
+    let limiter = Quota::per_minute(1).name("far").store(Remote::around(Set::by(&clock)));
+    assert!(allowed(&limiter).await && !allowed(&limiter).await);
+    clock.advance(60 * SECOND);
     advance(SECOND).await;
     assert!(allowed(&limiter).await);
-    assert_eq!(server.calls(), 7);
 }
 
 #[tokio::test(start_paused = true)]
@@ -220,33 +319,20 @@ async fn refuses_after_reset(limiter: &Limiter, server: &Server) -> Duration {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_reset_by_another_process_applies_when_the_refusal_ends_or_within_a_second() {
+async fn a_reset_by_another_process_applies_within_a_second_or_when_the_refusal_ends() {
     let server = Server::start();
-    let limiter = |name: &str, store: Node| {
-        Quota::per_minute(1).name(name).store(store.on_failure(OnStoreFailure::Deny))
-    };
-    let took = refuses_after_reset(&limiter("far", server.node()), &server).await;
-    assert!(took > 59 * SECOND, "{took:?}");
-    let node = server.node();
-    let before = limiter("far", node.clone());
-    let brief = limiter("far", node.revalidate_refusals());
-    let took = refuses_after_reset(&brief, &server).await;
-    assert!(took <= SECOND, "{took:?}");
-    let took = refuses_after_reset(&before, &server).await;
-    assert!(took <= SECOND, "of the same name in this process: {took:?}");
-    let named = limiter("far", server.node().revalidate_refusals());
-    let took = refuses_after_reset(&named, &server).await;
-    assert!(took <= SECOND, "named after that: {took:?}");
-    // Any holder of receipts may return them.
-    let receipts = limiter("far", server.node());
-    let _ = receipts.charge("bob", 1).await.expect("it answers").expect("it passes");
-    sleep(7 * SECOND).await;
-    while allowed(&receipts).await {}
-    let calls = server.calls();
-    assert!(!allowed(&receipts).await);
-    assert_eq!(server.calls(), calls, "it is remembered for a second");
-    let took = refuses_after_reset(&receipts, &server).await;
-    assert!(took <= SECOND, "{took:?}");
+    for (node, most) in [
+        (server.node(), SECOND),
+        (server.node().remember_refusals(Duration::ZERO), Duration::ZERO),
+        (server.node().remember_refusals(Duration::MAX), 60 * SECOND),
+    ] {
+        let limiter = limiter_on(node, Quota::per_minute(1));
+        // The next window has just begun.
+        let since_turn = tokio::time::Instant::now();
+        let took = refuses_after_reset(&limiter, &server).await;
+        assert!(took <= most && took >= most.saturating_sub(SECOND / 20), "{took:?}");
+        sleep((60 * SECOND).saturating_sub(since_turn.elapsed())).await;
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -321,25 +407,6 @@ async fn a_true_cost_that_raises_a_count_changes_the_remembered_times_at_once() 
     assert_eq!(check(&limiter, 1).await, truth(&server, &limiter.quotas(), 1, false));
 }
 
-/// A limiter that can refund may do so on any node.
-#[tokio::test(start_paused = true)]
-async fn a_limiter_that_may_refund_shortens_what_others_of_its_name_remember() {
-    let server = Server::start();
-    let node = server.node();
-    let (here, other) = (limiter(&node, Quota::per_hour(1)), limiter(&node, Quota::per_hour(1)));
-    sleep(SECOND).await;
-    assert!(allowed(&here).await && !allowed(&here).await);
-    sleep(7 * SECOND).await;
-    let calls = server.calls();
-    assert!(!allowed(&here).await);
-    assert_eq!(server.calls(), calls, "no limiter of this name refunds");
-    let _ = other.charge("bob", 1).await.expect("it answers").expect("it passes");
-    assert!(!allowed(&here).await);
-    assert_eq!(server.calls(), calls + 2, "what was remembered before is too old now");
-    let took = refuses_after_reset(&here, &server).await;
-    assert!(took <= SECOND, "{took:?}");
-}
-
 /// What one limit has taken is returned when the next one refuses.
 #[tokio::test(start_paused = true)]
 async fn limits_that_are_charged_in_turns_ask_again_after_a_second() {
@@ -357,20 +424,6 @@ async fn limits_that_are_charged_in_turns_ask_again_after_a_second() {
     sleep(7 * SECOND).await;
     assert!(!passes().await);
     assert_eq!(server.calls(), calls + 2, "a charge, and a look at the other limit");
-}
-
-#[tokio::test(start_paused = true)]
-async fn what_may_be_refunded_under_one_name_leaves_another_names_refusals_remembered() {
-    let server = Server::start();
-    let node = server.node();
-    let here = limiter(&node, Quota::per_hour(1));
-    let other = Quota::per_hour(1).name("near").store(node.clone());
-    let _ = other.charge("bob", 1).await.expect("it answers").expect("it passes");
-    assert!(allowed(&here).await && !allowed(&here).await);
-    sleep(7 * SECOND).await;
-    let calls = server.calls();
-    assert!(!allowed(&here).await);
-    assert_eq!(server.calls(), calls);
 }
 
 #[tokio::test(start_paused = true)]
@@ -543,7 +596,6 @@ async fn varied(seed: u64, steps: u64) -> u64 {
     let (server, twin) = (Server::start(), MemoryStore::new().clock(TokioClock::at_ms(TURN)));
     let here = limiter(&server.node(), Quota::per_second(1));
     let bare = Quota::per_second(1).name("far").store(twin);
-    // Where tokens may be returned, a refusal is remembered for a second at most.
     let reserves = rng.bool();
     let plans: Vec<Quotas> = (0..rng.usize(1..6)).map(|_| plan(&mut rng)).collect();
     let mut remembered = 0;

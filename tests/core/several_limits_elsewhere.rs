@@ -1,18 +1,11 @@
 //! Several limits in one charge of a third party's store elsewhere, which can do that in one step (S37):
 //! what a `Remote` around it adds.
 
-use std::convert::Infallible;
 use std::time::Duration;
 
-use http::{Request, Response};
-use tokio::time::sleep;
-use tower::{Layer, ServiceExt, service_fn};
-use tower_fixed_window::key::global;
 use tower_fixed_window::store::{OnStoreFailure, Remote, Store};
 use tower_fixed_window::testing::block_on;
-use tower_fixed_window::{
-    Decision, EmptyBody, FixedWindowLayer, Limit, Limits, Line, Quota, StoreError,
-};
+use tower_fixed_window::{Decision, Limits, Line, Quota, StoreError};
 
 use crate::database::Database;
 
@@ -72,49 +65,4 @@ fn a_store_that_fails_stands_in_for_all_limits_or_for_none() {
         assert!(check(&here, 0).expect("memory answers").is_local());
     }
     assert!(database.calls() <= calls + 5, "the breaker opens");
-}
-
-/// A layer that may return tokens on one node may do so on all.
-#[tokio::test(start_paused = true)]
-async fn a_layer_that_may_return_tokens_asks_again_after_a_second() {
-    type Layered = FixedWindowLayer<EmptyBody>;
-    type Way = fn(Layered) -> Layered;
-    let ways: [(bool, Way); 4] = [
-        (false, |layer| layer),
-        (true, |layer| layer.count_if(|_| true)),
-        (true, FixedWindowLayer::refund_dropped),
-        (true, |layer| layer.queue(1, Duration::from_millis(1))),
-    ];
-    for several in [false, true] {
-        for (i, (may_return, way)) in ways.into_iter().enumerate() {
-            let asked = asks_again(|limit| limit, several, way).await;
-            assert_eq!(asked, may_return, "several limits: {several}, case {i}");
-        }
-        assert!(asks_again(Limit::settled, several, |layer| layer).await, "{several}");
-    }
-}
-
-/// Returns whether a layer asks the store about a refused key again, seven seconds later.
-async fn asks_again(
-    limit: impl FnOnce(Limit) -> Limit,
-    several: bool,
-    way: impl FnOnce(FixedWindowLayer<EmptyBody>) -> FixedWindowLayer<EmptyBody>,
-) -> bool {
-    let database = Database::start();
-    let mut limits = vec![limit(Quota::per_hour(1).key(global()).name("far"))];
-    if several {
-        limits.push(Quota::per_day(9).key(global()).name("all"));
-    }
-    let store = Remote::around(database.clone());
-    let layer = way(FixedWindowLayer::new(Limits::new(limits).store(store)).reject(EmptyBody));
-    let inner = service_fn(async |_: Request<()>| Ok::<_, Infallible>(Response::new(())));
-    let ask = async || {
-        let Ok(response) = layer.layer(inner).oneshot(Request::new(())).await;
-        response.status().as_u16()
-    };
-    assert_eq!((ask().await, ask().await), (200, 429));
-    sleep(Duration::from_secs(7)).await;
-    let calls = database.calls();
-    assert_eq!(ask().await, 429);
-    database.calls() > calls
 }

@@ -155,7 +155,7 @@ fn a_store_that_decides_on_its_server_needs_only_what_is_public() {
     // Temporary changes end by the system's clock, unless the store has another one.
     assert!(server.now_ms().abs_diff(SystemClock.now_ms()) < 60_000);
     let elsewhere = Remote::around(server);
-    let elsewhere = elsewhere.remember_nothing().on_failure(OnStoreFailure::Deny);
+    let elsewhere = elsewhere.remember_refusals(Duration::ZERO).on_failure(OnStoreFailure::Deny);
     let quotas = Quota::per_minute(5)
         .and(Quota::per_hour(20).staggered())
         .and(Quota::per_month(1_500).in_zone("Europe/Berlin"));

@@ -61,8 +61,8 @@ macro_rules! forward_to_remote {
             }
 
             #[allow(dead_code)]
-            pub(crate) fn revalidate_refusals(self) -> Self {
-                Self { remote: self.remote.revalidate_refusals(), ..self }
+            pub(crate) fn remember_refusals(self, time: std::time::Duration) -> Self {
+                Self { remote: self.remote.remember_refusals(time), ..self }
             }
         }
 

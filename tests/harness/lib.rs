@@ -11,4 +11,4 @@ pub use clock::TokioClock;
 pub use counts::Counts;
 pub use forward::Operation;
 pub use proxy::Proxy;
-pub use server::{ALONE, Server, ask, free_port, installed, signal, wait_for};
+pub use server::{ALONE, Server, ask, free_port, installed, shifted_clock, signal, wait_for};

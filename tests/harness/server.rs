@@ -25,6 +25,22 @@ pub struct Server {
     env: Vec<(&'static str, String)>,
 }
 
+/// A library that, preloaded, shifts the clocks of a process. `None` where there is no C compiler.
+pub fn shifted_clock() -> Option<tempfile::NamedTempFile> {
+    let library = tempfile::Builder::new().suffix(".so").tempfile().expect("a file");
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/shifted_clock.c");
+    let compiled = Command::new("cc")
+        .args(["-shared", "-fPIC", "-O1", "-o"])
+        .arg(library.path())
+        .arg(source)
+        .status();
+    if !compiled.is_ok_and(|status| status.success()) {
+        eprintln!("skipped: there is no C compiler");
+        return None;
+    }
+    Some(library)
+}
+
 impl Server {
     /// A server that writes nothing to its disk. `None`: no server is installed, and none is
     /// required.
@@ -47,17 +63,7 @@ impl Server {
     /// A server whose clock is ahead by some seconds. `None` also where there is no C compiler for
     /// the library that shifts the clock.
     pub fn ahead(seconds: i64) -> Option<Self> {
-        let library = tempfile::Builder::new().suffix(".so").tempfile().expect("a file");
-        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/shifted_clock.c");
-        let compiled = Command::new("cc")
-            .args(["-shared", "-fPIC", "-O1", "-o"])
-            .arg(library.path())
-            .arg(source)
-            .status();
-        if !compiled.is_ok_and(|status| status.success()) {
-            eprintln!("skipped: there is no C compiler");
-            return None;
-        }
+        let library = shifted_clock()?;
         let path = library.path().display().to_string();
         let env = [("LD_PRELOAD", path), ("CLOCK_SHIFT", seconds.to_string())];
         // The library may go once the server has loaded it, which it has when it answers.

@@ -1,6 +1,8 @@
-/* Shows a process another time of day, by CLOCK_SHIFT seconds. Preloaded into a server: libfaketime
-   asks its allocator for memory before that is ready, and the server stands still. */
+/* Shows a process another time of day, by CLOCK_SHIFT seconds, and has its machine sleep for as many
+   seconds as the file SLEPT says. Preloaded into a server: libfaketime asks its allocator for memory
+   before that is ready, and the server stands still. */
 #define _GNU_SOURCE
+#include <stdio.h>
 #include <stdlib.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
@@ -17,10 +19,25 @@ static long shift(void) {
     return seconds;
 }
 
+static long slept(void) {
+    const char *path = getenv("SLEPT");
+    FILE *file = path ? fopen(path, "r") : NULL;
+    long seconds = 0;
+    if (file) {
+        if (fscanf(file, "%ld", &seconds) != 1) {
+            seconds = 0;
+        }
+        fclose(file);
+    }
+    return seconds;
+}
+
 int clock_gettime(clockid_t id, struct timespec *now) {
     int result = (int)syscall(SYS_clock_gettime, id, now);
     if (result == 0 && (id == CLOCK_REALTIME || id == CLOCK_REALTIME_COARSE)) {
         now->tv_sec += shift();
+    } else if (result == 0 && id == CLOCK_BOOTTIME) {
+        now->tv_sec += slept();
     }
     return result;
 }

@@ -640,7 +640,9 @@ fn one_name_with_two_sets_of_quotas_on_a_shared_store_is_noticed() {
             let redis = RedisStore::new("redis://127.0.0.1:1/").expect("an address");
             match case {
                 0 => name(redis, |store| store.deadline(Duration::from_secs(1))),
-                1 => name(Remote::around(MemoryStore::new()), Remote::remember_nothing),
+                1 => name(Remote::around(MemoryStore::new()), |store| {
+                    store.remember_refusals(Duration::ZERO)
+                }),
                 _ => name(redis, |store| store.prefix("other")),
             }
         });

@@ -39,10 +39,24 @@ async fn allowed(limiter: &Limiter) -> bool {
     limiter.check("ann").await.expect("it answers").allowed()
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_refused_key_causes_no_traffic() {
+#[tokio::test]
+async fn a_refused_key_causes_a_call_a_second() {
     let Some(server) = Server::start() else { return };
     let limiter = limiter(&server, 5);
+    while allowed(&limiter).await {}
+    let (before, start) = (scripts(&server), Instant::now());
+    while start.elapsed() < Duration::from_millis(2_500) {
+        assert!(!allowed(&limiter).await);
+        tokio::task::yield_now().await;
+    }
+    let (calls, seconds) = (scripts(&server) - before, start.elapsed().as_secs());
+    assert!((2..=seconds + 1).contains(&calls), "{calls} calls");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_refused_key_causes_no_traffic_if_its_refusal_is_remembered_until_it_ends() {
+    let Some(server) = Server::start() else { return };
+    let limiter = limiter_on(store(&server).remember_refusals(Duration::MAX), 5);
     while allowed(&limiter).await {}
     let before = scripts(&server);
     let tasks: Vec<_> = (0..10)
@@ -67,7 +81,7 @@ async fn a_refused_key_causes_no_traffic() {
 #[tokio::test]
 async fn a_key_that_a_calendar_refuses_causes_no_traffic() {
     let Some(server) = Server::start() else { return };
-    let store = store(&server).on_failure(OnStoreFailure::Deny);
+    let store = store(&server).on_failure(OnStoreFailure::Deny).remember_refusals(Duration::MAX);
     let limiter = Quota::per_year(5).name("quiet").store(store);
     while allowed(&limiter).await {}
     let before = scripts(&server);
@@ -81,7 +95,7 @@ async fn a_key_that_a_calendar_refuses_causes_no_traffic() {
 #[tokio::test]
 async fn a_reset_or_refund_by_another_process_is_seen_within_a_second() {
     let Some(server) = Server::start() else { return };
-    let (here, there) = (store(&server).revalidate_refusals(), store(&server));
+    let (here, there) = (store(&server), store(&server));
     let (here, there) = (limiter_on(here, 1), limiter_on(there, 1));
     let passes_within_a_second = async |what: &str| {
         let start = Instant::now();

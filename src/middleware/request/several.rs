@@ -284,9 +284,8 @@ impl<J> LimitedRequest<J> {
     fn charges_of<'a>(&'a self, charges: &'a LimitCharges) -> Vec<Charge<'a>> {
         let sent = |charge: &'a LimitCharge| {
             let limiter = self.limiter_of(charge.limit);
-            let refunds = self.shared().refunds || limiter.is_refundable();
             let account = Account::new(limiter.scope(), self.quotas_of(charge), &charge.key);
-            Charge::new(account, charge.cost).refundable_if(refunds)
+            Charge::new(account, charge.cost)
         };
         charges.enforced.iter().map(sent).collect()
     }

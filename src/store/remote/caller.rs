@@ -40,10 +40,8 @@ pub(super) struct Policy {
     pub(super) deadline: Option<Duration>,
     /// The store ends its calls by the deadline itself, and reports them to the breaker.
     pub(super) ends_itself: bool,
-    /// `true` if refusals are remembered.
-    pub(super) remembers: bool,
-    /// `true` if other processes may reset keys.
-    pub(super) revalidates: bool,
+    /// How long refusals are remembered, in milliseconds.
+    pub(super) remember: i64,
     pub(super) on_failure: OnStoreFailure,
 }
 
@@ -64,11 +62,10 @@ impl Caller {
     /// Returns the refusal that follows from known facts, else what to
     /// [`ask_store`](Self::ask_store) with.
     pub(super) fn look_up(&self, charge: &Charge<'_>) -> Result<Decision, Option<Sent>> {
-        if charge.is_peek() || !self.policy.remembers {
+        if charge.is_peek() || self.policy.remember == 0 {
             return Err(None);
         }
-        let may_return = self.may_return(charge);
-        self.node.known.look(charge, may_return).map_err(Some)
+        self.node.known.look(charge, self.policy.remember).map_err(Some)
     }
 
     /// Asks the store for a decision, and notes it.
@@ -81,7 +78,7 @@ impl Caller {
         let asked = self.call_store(account.scope, account.key, |store| store.charge(charge));
         let mut decision = asked.await?;
         if let Some(sent) = sent {
-            self.node.known.note(&charge, &mut decision, sent, self.may_return(&charge));
+            self.node.known.note(&charge, &mut decision, sent, self.policy.remember);
         }
         Ok(decision)
     }
@@ -93,18 +90,15 @@ impl Caller {
         charges: &[Charge<'_>],
     ) -> Result<Decision, Vec<Option<Sent>>> {
         let (mut merging, mut refuses) = (Merging::new(), false);
-        let look = |charge: &Charge<'_>| {
-            if !self.policy.remembers || charges.iter().any(Charge::is_peek) {
-                return None;
+        let is_peek = charges.iter().any(Charge::is_peek);
+        let look = |charge: &Charge<'_>| match self.look_up(charge) {
+            _ if is_peek => None,
+            Ok(refusal) => {
+                refuses = true;
+                merging.push(charge.account().scope().shared_name(), refusal);
+                None
             }
-            match self.node.known.look(charge, self.may_return(charge)) {
-                Ok(refusal) => {
-                    refuses = true;
-                    merging.push(charge.account().scope().shared_name(), refusal);
-                    None
-                }
-                Err(sent) => Some(sent),
-            }
+            Err(sent) => sent,
         };
         let sent = charges.iter().map(look).collect();
         if refuses { Ok(merging.done()) } else { Err(sent) }
@@ -122,7 +116,7 @@ impl Caller {
         for (charge, sent) in charges.iter().zip(sent) {
             let of = decision.of(charge.account().scope().name());
             if let (Some(sent), Some(mut of)) = (sent, of) {
-                self.node.known.note(charge, &mut of, sent, self.may_return(charge));
+                self.node.known.note(charge, &mut of, sent, self.policy.remember);
             }
         }
         Ok(decision)
@@ -203,16 +197,6 @@ impl Caller {
         drop(in_flight);
         self.outage.note_answer(scope, domain, &answer, || self.store.server(scope, key));
         answer
-    }
-
-    /// Returns whether tokens may come back to the counts of a charge, by other nodes or by a
-    /// reset.
-    fn may_return(&self, charge: &Charge<'_>) -> bool {
-        let known = &self.node.known;
-        if self.policy.revalidates || charge.is_refundable() {
-            known.expect_returns(charge.account().scope);
-        }
-        known.expects_returns(charge.account().scope)
     }
 }
 

@@ -13,27 +13,32 @@ use super::super::charge::Charge;
 use super::super::scope::Scope;
 use super::super::sharded::{Sharded, fingerprint, shares};
 use super::super::table::{Entry, Found, Slot, Table};
-use super::stopwatch::{lag, passed};
+use super::stopwatch::Stopwatch;
 use crate::decision::Decision;
 use crate::key::Key;
 use crate::quota::{Quota, Quotas};
 use crate::sync::{self, Mutex, MutexGuard};
-use crate::timer::Instant;
 use crate::window::{MAX, State};
 
-/// Counts: some 40 MB.
+/// Counts: some 30 MB.
 const MAX_FACTS: usize = 300_000;
-/// How long a refusal is remembered where tokens may come back, in milliseconds.
-const BRIEF: i64 = 1_000;
 /// An answer that took longer is not remembered, in milliseconds.
 const MAX_ROUND_TRIP: i64 = 1_024;
 /// Keys share the marks that say that one of them has changed.
 const MARKS: usize = 1_024;
-/// Words of bits for scopes whose tokens may come back.
-const RETURNING: usize = 64;
 
-/// A count as the store last showed it, and until when it refuses. Times are of this process's
-/// clock, except those of the state.
+/// A process's knowledge of a store.
+pub(super) struct Known {
+    stopwatch: Stopwatch,
+    shards: Sharded<Mutex<Table<Fact>>>,
+    /// Buckets in a shard's table when it has grown.
+    buckets: usize,
+    /// How often this process has changed a key of each mark: what was asked before then is not
+    /// remembered.
+    marks: Box<[AtomicU64]>,
+}
+
+/// A count that has refused a charge, as the store last showed it.
 #[derive(Clone, Copy, Default)]
 struct Fact {
     /// The hash of the key, by which a reset finds the facts of all its quotas.
@@ -42,23 +47,8 @@ struct Fact {
     state: State,
     /// By how much the store's clock is ahead of this process's: at least, and at most.
     lag: [i64; 2],
-    /// When the store was asked for it.
+    /// When the store was asked for it, by this process's clock.
     at: i64,
-    /// Only a refusal sets this: other nodes return tokens of a count that was granted.
-    refuses_until: i64,
-}
-
-/// A process's knowledge of a store.
-pub(super) struct Known {
-    since: Instant,
-    shards: Sharded<Mutex<Table<Fact>>>,
-    /// Buckets in a shard's table when it has grown.
-    buckets: usize,
-    /// How often this process has changed a key of each mark: what was asked before then is not
-    /// remembered.
-    marks: Box<[AtomicU64]>,
-    /// A bit for scopes whose tokens may come back, here or on other nodes. Scopes may share one.
-    returning: [AtomicU64; RETURNING],
 }
 
 /// The facts of a key, one for each quota, under the lock that they share.
@@ -81,44 +71,31 @@ impl Default for Known {
     fn default() -> Self {
         let (shards, buckets) = shares(MAX_FACTS);
         Self {
-            since: Instant::now(),
+            stopwatch: Stopwatch::start(),
             shards: Sharded::new(shards),
             buckets,
             marks: (0..MARKS).map(|_| AtomicU64::new(0)).collect(),
-            returning: [const { AtomicU64::new(0) }; RETURNING],
         }
     }
 }
 
 impl Known {
-    /// Tokens of a scope may come back: to all of its limiters, since they share their counters.
-    pub(super) fn expect_returns(&self, scope: &Scope) {
-        if !self.expects_returns(scope) {
-            let (of, bit) = returning_bit(scope);
-            self.returning[of].fetch_or(bit, Ordering::Relaxed);
-        }
-    }
-
-    pub(super) fn expects_returns(&self, scope: &Scope) -> bool {
-        let (of, bit) = returning_bit(scope);
-        self.returning[of].load(Ordering::Relaxed) & bit != 0
-    }
-
-    /// The facts of a key, locked.
+    /// Locks the facts of a key.
     fn of(&self, scope: &Scope, key: &Key) -> Facts<'_> {
         let (table, hash) = self.shards.shard_of(scope, key);
         let mut table = sync::lock(table);
         if table.is_unallocated() {
             *table = Table::new(1, self.buckets);
         }
-        Facts { now: passed(self.since), hash, table }
+        Facts { now: self.stopwatch.now(), hash, table }
     }
 
-    /// The refusal that follows from what is known, else when the store is called.
-    pub(super) fn look(&self, charge: &Charge<'_>, may_return: bool) -> Result<Decision, Sent> {
+    /// Returns the refusal that follows from facts that are younger than `remember`, in
+    /// milliseconds, else when the store is called.
+    pub(super) fn look(&self, charge: &Charge<'_>, remember: i64) -> Result<Decision, Sent> {
         let account = charge.account();
         let facts = self.of(account.scope, account.key);
-        let (seen, sent) = (facts.refusing(charge, may_return), self.sent(&facts));
+        let (seen, sent) = (facts.refusing(charge, remember), self.sent(&facts));
         drop(facts);
         let refusal = seen.and_then(|(states, now)| refusal(charge, states, now)).ok_or(sent)?;
         account.scope().observe().refused_from_memory();
@@ -130,75 +107,70 @@ impl Known {
         Sent { at: facts.now, of, mark: self.marks[of].load(Ordering::Relaxed) }
     }
 
-    /// Remembers a refusal, for a short while if tokens `may_return`. Another answer brings what is
-    /// remembered of its quotas up to date.
+    /// Notes the states of a refusal, for as long as `remember` says. The states of another answer
+    /// take the place of those that are known already.
     pub(super) fn note(
         &self,
         charge: &Charge<'_>,
         decision: &mut Decision,
         sent: Sent,
-        may_return: bool,
+        remember: i64,
     ) {
         // A store that does not show its states decides each time.
         let Some(states) = decision.take_states() else { return };
-        let (account, lag) = (charge.account(), lag(self.since, decision, sent.at));
+        let (account, lag) = (charge.account(), self.stopwatch.lag(decision, sent.at));
         let mut facts = self.of(account.scope, account.key);
         let changed = self.marks[sent.of].load(Ordering::Relaxed) != sent.mark;
         if changed || lag.end - lag.start >= MAX_ROUND_TRIP {
             return;
         }
-        let until = holds_until(charge, decision).map(|until| {
-            let until = until - lag.end;
-            if may_return { until.min(sent.at + BRIEF) } else { until }
-        });
+        let refused = holds_until(charge, decision)
+            .map(|until| (until - lag.end).min(sent.at.saturating_add(remember)));
         for (quota, state) in account.quotas().iter().zip(states) {
-            let (state, mut fact) = (state.unwrap_or_default(), facts.get(quota));
-            fact.refuses_until = until.unwrap_or(fact.refuses_until);
-            if fact.refuses_until <= facts.now {
-                continue;
-            }
-            (fact.state, fact.lag, fact.at) = (state, [lag.start, lag.end], sent.at);
-            if !facts.set(quota, fact) {
+            // Other handles of the store may remember for longer.
+            let known = facts.get(quota).map(|known| known.until);
+            let Some(until) = known.max(refused) else { continue };
+            let state = state.unwrap_or_default();
+            let lag = [lag.start, lag.end];
+            if !facts.set(quota, until, Fact { hash: facts.hash, state, lag, at: sent.at }) {
                 return;
             }
         }
     }
 
-    /// Its counts were corrected: they refuse nothing for sure.
+    /// Forgets the counts that are corrected, also those of answers on their way.
     pub(super) fn correct(&self, account: &Account<'_>) {
-        let mut facts = self.of(account.scope, account.key);
-        self.marks[self.sent(&facts).of].fetch_add(1, Ordering::Relaxed);
+        let mut facts = self.change(account.scope, account.key);
         for quota in account.quotas() {
-            let fact = facts.get(quota);
-            facts.set(quota, Fact { refuses_until: 0, ..fact });
+            facts.set(quota, 0, Fact::default());
         }
     }
 
-    /// Forgets refusals and states of a key whose counts are gone. Answers on their way are
-    /// outdated, too.
+    /// Forgets all counts of a key, also those of answers on their way.
     pub(super) fn reset(&self, scope: &Scope, key: &Key) {
-        let mut facts = self.of(scope, key);
+        self.change(scope, key).clear();
+    }
+
+    fn change(&self, scope: &Scope, key: &Key) -> Facts<'_> {
+        let facts = self.of(scope, key);
         self.marks[self.sent(&facts).of].fetch_add(1, Ordering::Relaxed);
-        facts.clear();
+        facts
     }
 }
 
 impl Facts<'_> {
-    /// The fact of a quota; if nothing is known, one that says nothing.
-    fn get(&self, quota: &Quota) -> Fact {
-        let Found::Entry(slot) = self.find(quota) else { return Fact::default() };
-        let Entry { until, payload, .. } = self.table.get(slot);
-        if self.now < until { payload } else { Fact::default() }
+    fn get(&self, quota: &Quota) -> Option<Entry<Fact>> {
+        let Found::Entry(slot) = self.find(quota) else { return None };
+        Some(self.table.get(slot)).filter(|entry| self.now < entry.until)
     }
 
-    /// `false`: there is no room.
-    fn set(&mut self, quota: &Quota, fact: Fact) -> bool {
-        let (until, payload) = (fact.refuses_until, Fact { hash: self.hash, ..fact });
+    /// Returns `false` if there is no room.
+    fn set(&mut self, quota: &Quota, until: i64, fact: Fact) -> bool {
         loop {
             match self.find(quota) {
                 Found::Entry(slot) if until <= self.now => self.table.clear(slot),
                 _ if until <= self.now => {}
-                Found::Entry(slot) | Found::Free(slot) => self.table.set(slot, until, payload),
+                Found::Entry(slot) | Found::Free(slot) => self.table.set(slot, until, fact),
                 Found::Full if self.table.grow(self.now) => continue,
                 Found::Full => return false,
             }
@@ -206,20 +178,19 @@ impl Facts<'_> {
         }
     }
 
-    /// The states of all quotas of a charge, if each has refused, and the time by the store's
-    /// clock: at least, and at most.
+    /// Returns the states of all quotas of a charge, if each is known and young enough, and the
+    /// time by the store's clock: at least, and at most.
     fn refusing(
         &self,
         charge: &Charge<'_>,
-        may_return: bool,
+        remember: i64,
     ) -> Option<([Option<State>; Quotas::MAX], Range<i64>)> {
         let mut states = [None; Quotas::MAX];
         let (mut least, mut most) = (MAX, -MAX);
         for (state, quota) in states.iter_mut().zip(charge.account().quotas()) {
-            let fact = self.get(quota);
-            // An older fact may be from before a limiter expected returns.
-            let is_old = may_return && self.now >= fact.at + BRIEF;
-            if is_old || self.now >= fact.refuses_until {
+            let fact = self.get(quota)?.payload;
+            // A fact of the future is from before a clock was set back.
+            if !(fact.at..fact.at.saturating_add(remember)).contains(&self.now) {
                 return None;
             }
             *state = Some(fact.state);
@@ -237,12 +208,6 @@ impl Facts<'_> {
     fn find(&self, quota: &Quota) -> Found {
         self.table.find(fingerprint(self.hash, quota), self.now, |_: &Slot| false)
     }
-}
-
-/// Where the bit of a scope is.
-fn returning_bit(scope: &Scope) -> (usize, u64) {
-    let id = scope.id() as usize;
-    (id / 64 % RETURNING, 1 << (id % 64))
 }
 
 /// The refusal that follows from these states at this time.

@@ -97,7 +97,8 @@ pub struct Node {
     pub deadline: Duration,
     pub one_by_one: bool,
     pub door: Door,
-    pub resettable: bool,
+    /// How long it remembers refusals.
+    pub remembers: Duration,
     /// Charges several limits one after the other.
     pub in_order: bool,
     /// Between two requests, in milliseconds.
@@ -529,7 +530,7 @@ fn node(rng: &mut Rng, kind: Kind) -> Node {
         deadline: ms(one(rng, &[100, 250, 250, 1_000])),
         one_by_one: rng.u8(..4) == 0,
         door,
-        resettable: rng.u8(..4) == 0,
+        remembers: one(rng, &[Duration::ZERO, ms(1_000), ms(1_000), Duration::MAX]),
         in_order: rng.bool(),
         gap: match kind {
             // Longer than a connection lives, now and then.

@@ -368,7 +368,7 @@ impl Node {
         };
         let redis = redis.deadline(plan.deadline);
         let redis = if plan.one_by_one { redis.one_by_one() } else { redis };
-        let redis = if plan.resettable { redis.revalidate_refusals() } else { redis };
+        let redis = redis.remember_refusals(plan.remembers);
         // A node's limiters have their own policy beside its layer.
         let store = match plan.door {
             Door::Limiter { fallback: false } => redis.clone().on_failure(OnStoreFailure::Deny),
