@@ -15,8 +15,6 @@ use crate::store::{Account, OwnedAccount, Reply, StoreError};
 pub(crate) enum Actual {
     /// Nothing: all tokens are returned.
     Nothing,
-    /// The tokens that were granted.
-    Granted,
     /// The true costs of the settled limits. Other limits keep their charges.
     Costs(Costs),
 }
@@ -44,26 +42,18 @@ impl Actual {
             Self::Costs(costs) if limiter.live().limit().settled => {
                 costs.of(limiter.name()).unwrap_or(granted)
             }
-            Self::Granted | Self::Costs(_) => granted,
+            Self::Costs(_) => granted,
         }
     }
 }
 
 impl Charged {
-    /// Corrects the charge, and returns the decision after the correction. Tokens that were
-    /// returned before are taken again.
-    pub(crate) fn make(
-        &self,
-        decision: &Decision,
-        actual: &Actual,
-        was_returned: bool,
-    ) -> (Reply<()>, Decision) {
+    /// Corrects the charge, and returns the decision after the correction.
+    pub(crate) fn make(&self, decision: &Decision, actual: &Actual) -> (Reply<()>, Decision) {
         let limiter = &self.limiter;
         let actual = actual.of(limiter, decision.granted());
-        let decision = decision.clone();
-        let decision = if was_returned { decision.with_cost(0) } else { decision };
-        let settled = self.adjust(|account| limiter.settle_account(account, &decision, actual));
-        (settled, decision.with_cost(actual))
+        let settled = self.adjust(|account| limiter.settle_account(account, decision, actual));
+        (settled, decision.clone().with_cost(actual))
     }
 
     /// Refunds a charge that was not reported.
@@ -97,19 +87,14 @@ impl Correction {
     }
 
     /// Corrects all charges, and returns the merged decision after the corrections.
-    pub(crate) fn make(
-        &self,
-        decision: &Decision,
-        actual: &Actual,
-        was_returned: bool,
-    ) -> (Reply<()>, Decision) {
+    pub(crate) fn make(&self, decision: &Decision, actual: &Actual) -> (Reply<()>, Decision) {
         if decision.governing_limit().is_none() {
-            return self.first.make(decision, actual, was_returned);
+            return self.first.make(decision, actual);
         }
         let (mut replies, mut merging) = (Vec::new(), Merging::new());
         for charged in [&self.first].into_iter().chain(&self.others) {
             let Some(of) = decision.of(charged.limiter.name()) else { continue };
-            let (reply, corrected) = charged.make(&of, actual, was_returned);
+            let (reply, corrected) = charged.make(&of, actual);
             replies.push(reply);
             merging.push(charged.limiter.scope().shared_name(), corrected);
         }

@@ -16,7 +16,7 @@ use super::correction::PendingDecision;
 use super::reason::Reason;
 use super::rejection::Reject;
 use super::request::{LimitedRequest, Next};
-use super::stacked::{self, Inside};
+use super::stacked;
 use super::upload::{Drain, Rest};
 
 pin_project! {
@@ -34,6 +34,25 @@ pin_project! {
         // Dropped after the state: the refund comes after the service has been dropped.
         limited: LimitedRequest<J>,
     }
+
+    impl<S, B, J> PinnedDrop for ResponseFuture<S, B, J>
+    where
+        S: Service<Request<B>>,
+    {
+        fn drop(this: Pin<&mut Self>) {
+            let mut this = this.project();
+            match this.state.as_mut().project() {
+                FutureStateProj::Refused { response: Some(_), .. } => stacked::note_refused(),
+                FutureStateProj::Calling { .. } if this.limited.awaits_response() => {
+                    let nothing = FutureState::Refused { response: None, rest: None };
+                    if stacked::drop_inside(|| this.state.set(nothing)) {
+                        this.limited.give_back();
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
 }
 
 pin_project! {
@@ -48,8 +67,8 @@ pin_project! {
         Readying { held: Option<Held<S, B>> },
         /// The head of the line is being charged. The future holds the service that was made ready.
         Charging { held: Option<Held<S, B>> },
-        /// The service is called. `inside` is set if a layer inside of this one may refuse.
-        Calling { #[pin] future: F, inside: Option<Inside> },
+        /// The service is called.
+        Calling { #[pin] future: F },
         /// The request is refused. The rest of its body is read before the response is returned;
         /// the response is already made, so that the request itself can be dropped.
         Refused { response: Option<R>, rest: Option<Rest<B>> },
@@ -80,14 +99,14 @@ where
     ) -> Self {
         let (mut parts, body) = request.into_parts();
         let next = limited.start(&parts);
-        if matches!(next, Next::Call) && !limited.may_be_refused_inside(&body) {
+        if matches!(next, Next::Call) {
             // `Next::Call` holds nothing to drop; dropping it would check that at run time.
             mem::forget(next);
             limited.prepare_call(&mut parts.extensions);
             // Called in this function, since moving a request is measurable.
             let future = service.call(Request::from_parts(parts, body));
             limited.leave_line();
-            return Self { state: FutureState::Calling { future, inside: None }, limited };
+            return Self { state: FutureState::Calling { future }, limited };
         }
         match next {
             Next::Refuse(reason) => {
@@ -121,11 +140,9 @@ where
     match next {
         Next::Call => {
             limited.prepare_call(&mut parts.extensions);
-            let inside = limited.may_be_refused_inside(&body);
-            let inside = inside.then(|| Inside::of(&mut parts.extensions));
             let future = service.call(Request::from_parts(parts, body));
             limited.leave_line();
-            FutureState::Calling { future, inside }
+            FutureState::Calling { future }
         }
         Next::Refuse(reason) => {
             let rest = Drain::rest(&limited.shared().options.drains, &parts, body);
@@ -154,7 +171,6 @@ fn refuse<J: Reject<R>, R>(
     reason: &Reason,
     parts: &Parts,
 ) -> Response<R> {
-    stacked::note_refused(&parts.extensions);
     limited.report_refusal(parts, reason);
     limited.reject(parts, reason)
 }
@@ -179,16 +195,12 @@ where
         let mut this = self.project();
         loop {
             match this.state.as_mut().project() {
-                FutureStateProj::Calling { future, inside } => {
+                FutureStateProj::Calling { future } => {
                     // Stamped in place, since moving a response is measurable.
                     let mut answer = future.poll(cx);
-                    if let Some(inside) = inside {
-                        return follow_inside(answer, inside, this.limited);
-                    }
                     if let Poll::Ready(Ok(response)) = &mut answer {
                         if this.limited.is_corrected_by(response) {
-                            let correct = |response| this.limited.correct(response, false);
-                            return answer.map_ok(correct);
+                            return answer.map_ok(|response| this.limited.correct(response));
                         }
                         this.limited.stamp(response);
                     }
@@ -204,18 +216,6 @@ where
             }
         }
     }
-}
-
-#[inline(never)]
-fn follow_inside<R, E, J>(
-    answer: Poll<Result<Response<R>, E>>,
-    inside: &mut Inside,
-    limited: &mut LimitedRequest<J>,
-) -> Poll<Result<Response<R>, E>> {
-    if answer.is_pending() && inside.refuses() {
-        limited.return_early();
-    }
-    answer.map_ok(|response| limited.correct(response, inside.has_refused()))
 }
 
 /// Moves a waiting request to its next state. Not inlined, since requests that are decided at once

@@ -15,7 +15,6 @@ use super::options::Options;
 use super::rejection::{ProblemJson, Rejection};
 use super::service::FixedWindow;
 use super::shared::Shared;
-use super::stacked;
 use super::twice::Watch;
 use super::upload::Drain;
 use crate::decision::Decision;
@@ -581,7 +580,6 @@ impl<S, J> Layer<S> for FixedWindowLayer<J> {
         let limiter = self.limits.limiters()[0].clone();
         let limit = limiter.live().limit().clone();
         let several = (self.limits.limiters().len() > 1).then(|| self.limits.clone());
-        stacked::note_applied(&limiter, &options);
         let queue = options.queue.map(|(most, max_wait)| {
             let lines = Arc::clone(&self.lines);
             let limits = several.clone().unwrap_or_else(|| Limits::from(&limiter));

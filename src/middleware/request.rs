@@ -10,8 +10,6 @@ use super::correction::{Actual, Charged, Correction, PendingDecision};
 use super::reason::Reason;
 use super::rejection::{Reject, Rejection};
 use super::shared::{Current, Shared};
-use super::stacked;
-use super::upload::Drain;
 use crate::decision::Decision;
 use crate::key::Key;
 use crate::limit::PlanFn;
@@ -34,8 +32,8 @@ pub(crate) struct LimitedRequest<J> {
     key: Key,
     /// The charge that may still be corrected.
     charged: Option<Decision>,
-    /// `true` if dropping the request returns its charge (S14).
-    refund_on_drop: bool,
+    /// `true` from the charge to the response: until then the charge may be refunded (S9, S14).
+    awaits_response: bool,
     shadow: bool,
     /// Fields that few requests need, boxed to keep the others small.
     rare: Option<Box<Rare>>,
@@ -72,7 +70,7 @@ impl<J> LimitedRequest<J> {
             current,
             key: Key::default(),
             charged: None,
-            refund_on_drop: false,
+            awaits_response: false,
             rare: None,
         }
     }
@@ -145,7 +143,7 @@ impl<J> LimitedRequest<J> {
             Err(_) => {
                 if self.has_shadows() {
                     // Their store may be well.
-                    self.refund_on_drop = self.current.shared.options.refund_dropped;
+                    self.awaits_response = true;
                     self.charge_shadows(parts);
                 }
                 return self.pass(Outcome::FailedOpen);
@@ -166,7 +164,7 @@ impl<J> LimitedRequest<J> {
     #[inline(always)]
     fn pass_charged(&mut self, parts: &Parts) -> Next {
         // Set before hooks, which may panic.
-        self.refund_on_drop = self.current.shared.options.refund_dropped;
+        self.awaits_response = true;
         self.report_charged(parts);
         if self.rare.is_some() {
             self.follow_charge(parts);
@@ -184,15 +182,6 @@ impl<J> LimitedRequest<J> {
         if self.current.shared.watch.is_on() {
             self.mark(extensions);
         }
-    }
-
-    /// Returns whether a layer inside of this one may refuse the request long before its response
-    /// is complete.
-    #[inline]
-    pub(crate) fn may_be_refused_inside<B: 'static>(&self, body: &B) -> bool {
-        stacked::are_possible()
-            && (self.charged.is_some() || self.has_shadows())
-            && Drain::may_read(&self.current.shared.options.drains, body)
     }
 
     /// Marks the request as charged, for other layers that it goes through.
@@ -259,17 +248,19 @@ impl<J> LimitedRequest<J> {
         response
     }
 
-    /// Refunds the charge, if there is one, in the background (S14).
-    pub(crate) fn give_back(&mut self) {
-        self.return_charged();
-        self.charged = None;
+    /// Returns whether there is a charge, and no response yet.
+    pub(crate) fn awaits_response(&self) -> bool {
+        self.awaits_response
     }
 
-    fn return_charged(&self) {
+    /// Refunds the charge, if there is one, in the background (S14).
+    pub(crate) fn give_back(&mut self) {
         if let Some(decision) = &self.charged {
-            self.correction().make(decision, &Actual::Nothing, false).0.detach();
+            self.correction().make(decision, &Actual::Nothing).0.detach();
         }
         self.correct_shadows(&Actual::Nothing);
+        self.charged = None;
+        self.awaits_response = false;
     }
 
     /// Returns a handle that corrects the charge later.
@@ -358,7 +349,7 @@ fn choose_quotas(plan: &PlanFn, parts: &Parts, key: &Key, rare: &mut Option<Box<
 
 impl<J> Drop for LimitedRequest<J> {
     fn drop(&mut self) {
-        if self.refund_on_drop {
+        if self.awaits_response && self.current.shared.options.refund_dropped {
             self.give_back();
         }
     }

@@ -1,76 +1,25 @@
-//! Stacked layers: when an inner layer refuses a request, the outer layers learn of the refusal at
-//! once. The response itself may be delayed until the rest of an upload is read (S9).
+//! Stacked layers: a request may be dropped after an inner layer has refused it, while the rest of
+//! its body is read. The outer layers then refund their charges (S9). Otherwise a client could use
+//! up a limit that it shares with others, by uploads that it breaks off.
 
-use std::mem;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::cell::Cell;
 
-use http::Extensions;
-
-use super::options::Options;
-use super::twice;
-use crate::limiter::Limiter;
-
-/// An extension of a request, `true` once a layer has refused it.
-#[derive(Default)]
-struct RefusedOnce(Arc<AtomicBool>);
-
-/// Cloned extensions belong to another request, such as a retry, which is not refused yet.
-impl Clone for RefusedOnce {
-    fn clone(&self) -> Self {
-        Self::default()
-    }
+thread_local! {
+    /// Set by futures of refused requests that are dropped, and read by the future of an outer
+    /// layer, which drops them. Nothing has to be passed along with requests that are not dropped.
+    static REFUSED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Shows an outer layer whether an inner one has refused the request.
-pub(crate) struct Inside {
-    refused: Arc<AtomicBool>,
-    seen: bool,
+/// Notes that this layer has refused the request that is being dropped.
+pub(super) fn note_refused() {
+    REFUSED.set(true);
 }
 
-impl Inside {
-    pub(crate) fn of(extensions: &mut Extensions) -> Self {
-        let RefusedOnce(refused) = extensions.get_or_insert_default();
-        Self { refused: Arc::clone(refused), seen: false }
-    }
-
-    /// Returns `true` once, at the first call after an inner layer has refused the request.
-    pub(crate) fn refuses(&mut self) -> bool {
-        let before = mem::replace(&mut self.seen, self.refused.load(Ordering::Acquire));
-        self.seen && !before
-    }
-
-    /// Returns whether [`refuses`](Self::refuses) has returned `true`.
-    pub(crate) fn has_refused(&self) -> bool {
-        self.seen
-    }
-}
-
-/// Informs the outer layers that this layer has refused the request.
-#[inline]
-pub(crate) fn note_refused(extensions: &Extensions) {
-    if are_possible()
-        && let Some(RefusedOnce(refused)) = extensions.get()
-    {
-        refused.store(true, Ordering::Release);
-    }
-}
-
-static SEVERAL: AtomicBool = AtomicBool::new(false);
-
-/// Returns whether this process has applied layers with different limits. If all layers have the
-/// same one, requests skip the checks for stacked layers.
-#[inline]
-pub(crate) fn are_possible() -> bool {
-    SEVERAL.load(Ordering::Relaxed)
-}
-
-/// Records that a layer is applied to a service.
-pub(crate) fn note_applied(limiter: &Limiter, options: &Options) {
-    static FIRST: OnceLock<twice::Layer> = OnceLock::new();
-
-    let layer = twice::layer(limiter, options);
-    if *FIRST.get_or_init(|| layer) != layer {
-        SEVERAL.store(true, Ordering::Relaxed);
-    }
+/// Drops the future of the inner service. Returns whether a layer in there had refused the request.
+pub(super) fn drop_inside(drop: impl FnOnce()) -> bool {
+    let outside = REFUSED.replace(false);
+    drop();
+    let refused = REFUSED.get();
+    REFUSED.set(outside || refused);
+    refused
 }

@@ -31,7 +31,7 @@ impl Clone for Charges {
 
 /// Identifies a layer: equal for layers of one limit. A clone with another `count_if` differs, also
 /// if it shares the counters.
-pub(super) type Layer = [usize; 2];
+type Layer = [usize; 2];
 
 impl Watch {
     #[inline]
@@ -63,7 +63,7 @@ impl Watch {
     }
 }
 
-pub(super) fn layer(limiter: &Limiter, options: &Options) -> Layer {
+fn layer(limiter: &Limiter, options: &Options) -> Layer {
     fn address<T: ?Sized>(arc: &Arc<T>) -> usize {
         Arc::as_ptr(arc).cast::<()>().addr()
     }

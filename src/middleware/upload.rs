@@ -71,13 +71,6 @@ impl Drain {
         drains.iter().find_map(|drain| drain.0.downcast_ref())
     }
 
-    /// Returns whether a layer that refuses may have to read the rest of this body, perhaps under
-    /// another type.
-    pub(crate) fn may_read<B: 'static>(drains: &[Self], body: &B) -> bool {
-        size_of::<B>() > 0
-            && Self::reader(drains).is_none_or(|reader| (reader.left)(body).is_some())
-    }
-
     /// Returns the body of a refused request, if its rest is to be read and one of `drains` can.
     pub(crate) fn rest<B: 'static>(drains: &[Self], parts: &Parts, body: B) -> Option<Rest<B>> {
         let reader = Self::reader(drains)?;

@@ -10,14 +10,6 @@ use crate::middleware::headers::is_refused_inside;
 use crate::middleware::shared::Shared;
 
 impl<J> LimitedRequest<J> {
-    /// Refunds the charge of a request that an inner layer has refused, before its response is
-    /// there (S9). [`correct`](Self::correct) takes the tokens again if the response shows
-    /// otherwise.
-    pub(crate) fn return_early(&mut self) {
-        self.return_charged();
-        self.refund_on_drop = false;
-    }
-
     /// Returns whether this response may [correct](Self::correct) the charge.
     #[inline]
     pub(crate) fn is_corrected_by<R>(&self, response: &Response<R>) -> bool {
@@ -38,7 +30,7 @@ impl<J> LimitedRequest<J> {
             self.give_back();
         }
         // The charge stands from here on, even if the response is dropped.
-        self.refund_on_drop = false;
+        self.awaits_response = false;
     }
 
     #[inline(always)]
@@ -52,7 +44,7 @@ impl<J> LimitedRequest<J> {
 
     /// Corrects the charge by the response, and adds the headers.
     #[inline(never)]
-    pub(crate) fn correct<R>(&mut self, mut response: Response<R>, returned: bool) -> Response<R> {
+    pub(crate) fn correct<R>(&mut self, mut response: Response<R>) -> Response<R> {
         if let Some(cost) = response.extensions().get::<TrueCost>() {
             cost.note_settled(self.settled_names());
         }
@@ -60,22 +52,17 @@ impl<J> LimitedRequest<J> {
             return response;
         }
         if is_refused_inside(&response) {
-            if !returned {
-                self.give_back();
-            }
+            self.give_back();
             return response;
         }
         // `charged` is kept until the closures of `actual` have returned: if one panics, dropping
         // the request refunds the charge.
         let actual;
         (response, actual) = self.read_true_cost(response);
-        // Tokens that were returned early are taken again: a layer in between has replaced the
-        // refusal by another response.
-        let taken = returned.then_some(Actual::Granted);
-        if let Some(actual) = actual.or(taken) {
+        if let Some(actual) = actual {
             self.correct_shadows(&actual);
             if let Some(decision) = self.charged.take() {
-                let (settled, corrected) = self.correction().make(&decision, &actual, returned);
+                let (settled, corrected) = self.correction().make(&decision, &actual);
                 settled.detach();
                 self.charged = Some(corrected);
             }
@@ -83,7 +70,7 @@ impl<J> LimitedRequest<J> {
         if !self.shadow {
             self.stamp(&mut response);
         }
-        self.refund_on_drop = false;
+        self.awaits_response = false;
         response
     }
 
@@ -114,7 +101,7 @@ impl<J> LimitedRequest<J> {
             cost.settle_at_end(move |costs| {
                 let actual = Actual::Costs(costs.clone());
                 if let Some((correction, decision)) = charged {
-                    correction.make(&decision, &actual, false).0.detach();
+                    correction.make(&decision, &actual).0.detach();
                 }
                 shadows(&actual);
             });

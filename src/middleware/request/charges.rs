@@ -34,8 +34,6 @@ pub(super) struct Shadow(Arc<Mutex<ShadowCharge>>);
 #[derive(Default)]
 struct ShadowCharge {
     decision: Option<Decision>,
-    /// `true` if its tokens were returned. They may be taken again.
-    returned: bool,
     /// A correction that arrived before the decision.
     actual: Option<Actual>,
 }
@@ -55,9 +53,8 @@ impl Shadow {
         let mut charge = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         match charge.decision.take() {
             Some(decision) if decision.allowed() => {
-                let (reply, corrected) = charged.make(&decision, actual, charge.returned);
-                charge.returned = matches!(actual, Actual::Nothing);
-                charge.decision = Some(if charge.returned { decision } else { corrected });
+                let (reply, corrected) = charged.make(&decision, actual);
+                charge.decision = Some(corrected);
                 drop(charge);
                 reply.detach();
             }

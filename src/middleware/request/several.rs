@@ -36,7 +36,7 @@ impl<J> LimitedRequest<J> {
             Ok(()) if has_charges && self.may_wait() => self.join_line(parts, 0),
             Ok(()) if has_charges => self.charge_several(parts),
             Ok(()) => {
-                self.refund_on_drop = self.shared().options.refund_dropped;
+                self.awaits_response = true;
                 self.charge_shadows(parts);
                 Next::Call
             }
