@@ -8,6 +8,7 @@
 
 // First, since rustdoc shows methods in the order of modules: the first one must not be
 // `Quota::key`.
+mod queue;
 mod quota;
 
 mod clock;
@@ -19,7 +20,6 @@ pub mod key;
 mod limit;
 mod limiter;
 mod limits;
-mod line;
 mod middleware;
 mod observe;
 pub mod store;

@@ -8,7 +8,6 @@ use std::sync::{Arc, OnceLock};
 use crate::decision::{Decision, KeptRefuser, RateLimited};
 use crate::key::Key;
 use crate::quota::Quotas;
-use crate::store::freed;
 use crate::store::{Account, Adjust, AnyStore, Charge, Reply, Scope, Store, StoreError, instant};
 
 // First, since rustdoc shows methods in the order of modules.
@@ -229,11 +228,7 @@ impl Limiter {
                 "a receipt belongs to the limiter of its name: settle it there",
             ));
         }
-        freed::note_after(
-            &self.scope,
-            account.key(),
-            self.settle_account(account, &decision, actual),
-        )
+        self.settle_account(account, &decision, actual)
     }
 
     /// Corrects a charge that was reported.
@@ -287,8 +282,7 @@ impl Limiter {
     /// # Ok(()) }
     /// ```
     pub fn reset(&self, key: impl Into<Key>) -> Reply<()> {
-        let key = key.into();
-        freed::note_after(&self.scope, &key, self.store.reset(&self.scope, &key))
+        self.store.reset(&self.scope, &key.into())
     }
 
     /// Returns which keys were refused lately in this process, most often first: how often, since

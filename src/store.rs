@@ -14,7 +14,6 @@ mod any;
 mod charge;
 mod charged_quotas;
 mod error;
-pub(crate) mod freed;
 mod memory;
 #[cfg(feature = "redis")]
 mod redis;

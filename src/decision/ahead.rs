@@ -1,7 +1,4 @@
-//! Decisions for requests in a line: a charge may cover several of them, and those behind have to
-//! wait.
-
-use std::time::Duration;
+//! Decisions for requests that have to wait until others have passed.
 
 use super::Decision;
 use super::details::Verdict;
@@ -9,39 +6,6 @@ use crate::quota::{Quota, Quotas, Span};
 use crate::window::Window;
 
 impl Decision {
-    /// Returns the decision for one of the requests that a charge covers. `parts` has each limit's
-    /// name, the tokens that the requests before this one got, and its own.
-    pub(crate) fn part_of_request<'a>(
-        &self,
-        parts: impl Iterator<Item = (&'a str, u64, u64)>,
-    ) -> Self {
-        self.map_limits(parts.map(|(name, before, cost)| (name, (before, cost))), |of, part| {
-            let (before, cost) = part;
-            let mut part = of.with_cost(before + cost);
-            part.granted = cost;
-            part
-        })
-    }
-
-    /// Returns the standing of the counts, without a verdict on the charge. It was granted nothing.
-    pub(crate) fn without_verdict(self) -> Self {
-        let names: Vec<_> = self.limits().map(|(name, _)| name.to_owned()).collect();
-        let names = names.iter().map(|name| (&**name, ())).chain([("", ())]);
-        self.map_limits(names, |of, ()| Self { verdict: Verdict::Passed, refusing: 0, ..of })
-    }
-
-    /// Returns the end of the first of all windows to end, in milliseconds, and the length of the
-    /// shortest one.
-    pub(crate) fn first_window_end(&self) -> (i64, Duration) {
-        let of = |decision: &Self| {
-            let ends = decision.usage().iter().map(|usage| usage.end());
-            let lengths = decision.usage().iter().map(|usage| usage.window());
-            (ends.min().unwrap_or(0), lengths.min().unwrap_or(Duration::MAX))
-        };
-        let all = self.limits().map(|(_, decision)| of(&decision));
-        all.reduce(|a, b| (a.0.min(b.0), a.1.min(b.1))).unwrap_or_else(|| of(self))
-    }
-
     /// Returns when further tokens of one limit could all have passed, at the earliest.
     pub(crate) fn earliest_ms(&self, quotas: &Quotas, tokens: u64) -> i64 {
         let starts = quotas

@@ -6,7 +6,6 @@ use super::Limiter;
 use crate::key::Key;
 use crate::observe::Change;
 use crate::quota::Quotas;
-use crate::store::freed;
 use crate::store::instant;
 
 impl Limiter {
@@ -162,7 +161,6 @@ impl Limiter {
     /// Reports a change, and the instant when the last change of its kind ends.
     fn note_change(&self, of: Change, end: Option<i64>) {
         self.scope.observe().changed(of, end);
-        freed::note_changed(&self.scope);
     }
 
     /// Ends the changes whose time is over.
@@ -179,7 +177,6 @@ impl Limiter {
             self.scope.observe().change_ended(of);
             self.scope.observe().changed(of, end);
         }
-        freed::note_changed(&self.scope);
     }
 }
 

@@ -9,7 +9,6 @@ use std::time::Duration;
 
 use crate::decision::{Decision, Merging};
 use crate::limiter::Limiter;
-use crate::store::freed;
 use crate::store::{OwnedAccount, OwnedCharge, Reply, StoreError};
 use crate::timer::{Instant, Sleep};
 
@@ -209,9 +208,7 @@ fn refuse_late(decided: &mut [Option<Decision>]) -> bool {
 
 /// Returns the tokens that a decision has taken.
 fn return_tokens(limiter: &Limiter, account: &OwnedAccount, decision: &Decision) -> Reply<()> {
-    let account = account.as_account();
-    let settled = limiter.give_back(account, decision);
-    freed::note_after(limiter.scope(), account.key(), settled)
+    limiter.give_back(account.as_account(), decision)
 }
 
 /// Returns how much time is left until a deadline.

@@ -7,7 +7,6 @@ use std::task::{Context, Poll, ready};
 use super::cost::Costs;
 use crate::decision::{Decision, Merging};
 use crate::limiter::Limiter;
-use crate::store::freed;
 use crate::store::{Account, OwnedAccount, Reply, StoreError};
 
 /// The cost that a charge is corrected to.
@@ -70,8 +69,7 @@ impl Charged {
             updated = account.clone().updated(&limiter.quotas());
             &updated
         };
-        let account = account.as_account();
-        freed::note_after(limiter.scope(), account.key(), adjust(account))
+        adjust(account.as_account())
     }
 }
 
@@ -102,7 +100,7 @@ impl Correction {
     }
 
     /// Refunds all charges of a request that was not reported.
-    fn give_back(&self, decision: &Decision) -> Reply<()> {
+    pub(crate) fn give_back(&self, decision: &Decision) -> Reply<()> {
         let all = [&self.first].into_iter().chain(&self.others);
         let returned = all.filter_map(|charged| {
             Some(charged.give_back(&*decision.for_limit(charged.limiter.name())?))

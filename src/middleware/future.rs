@@ -1,5 +1,5 @@
-//! The future of a limited request: [`ResponseFuture`]. It waits for the store's answer, for the
-//! request's turn in its line where the layer has one, and then for the service.
+//! The future of a limited request: [`ResponseFuture`]. It waits for the store's answer or in the
+//! queue, and then for the service.
 
 use std::fmt;
 use std::future::Future;
@@ -40,18 +40,27 @@ pin_project! {
         S: Service<Request<B>>,
     {
         fn drop(this: Pin<&mut Self>) {
-            let mut this = this.project();
-            match this.state.as_mut().project() {
-                FutureStateProj::Refused { response: Some(_), .. } => stacked::note_refused(),
-                FutureStateProj::Calling { .. } if this.limited.awaits_response() => {
-                    let nothing = FutureState::Refused { response: None, rest: None };
-                    if stacked::drop_inside(|| this.state.set(nothing)) {
-                        this.limited.give_back();
-                    }
-                }
-                _ => {}
+            let this = this.project();
+            if this.limited.awaits_response() {
+                drop_unanswered(this.state, this.limited);
+            } else if let FutureState::Refused { response: Some(_), .. } = &*this.state {
+                stacked::note_refused();
             }
         }
+    }
+}
+
+/// Drops the service's future, and refunds the charge if a layer in there had refused the request.
+#[cold]
+#[inline(never)]
+fn drop_unanswered<S, B, J>(
+    mut state: Pin<&mut FutureState<S, B, S::Future, S::Response>>,
+    limited: &mut LimitedRequest<J>,
+) where
+    S: Service<Request<B>>,
+{
+    if stacked::drop_inside(|| state.set(FutureState::Refused { response: None, rest: None })) {
+        limited.give_back();
     }
 }
 
@@ -60,13 +69,9 @@ pin_project! {
     enum FutureState<S, B, F, R> {
         /// The store has not answered yet. The future holds the service that was made ready.
         Deciding { decision: PendingDecision, held: Option<Held<S, B>> },
-        /// The request waits in its line. It holds a clone of the service that is not ready, so
-        /// that it keeps no capacity from others.
+        /// The request is in the queue. Until it is its turn, it holds a clone of the service that
+        /// is not ready, so that it keeps no capacity from others.
         Waiting { held: Option<Held<S, B>> },
-        /// The request is the head of its line and waits for the service to be ready.
-        Readying { held: Option<Held<S, B>> },
-        /// The head of the line is being charged. The future holds the service that was made ready.
-        Charging { held: Option<Held<S, B>> },
         /// The service is called.
         Calling { #[pin] future: F },
         /// The request is refused. The rest of its body is read before the response is returned;
@@ -105,7 +110,7 @@ where
             limited.prepare_call(&mut parts.extensions);
             // Called in this function, since moving a request is measurable.
             let future = service.call(Request::from_parts(parts, body));
-            limited.leave_line();
+            limited.leave_queue();
             return Self { state: FutureState::Calling { future }, limited };
         }
         match next {
@@ -141,7 +146,7 @@ where
         Next::Call => {
             limited.prepare_call(&mut parts.extensions);
             let future = service.call(Request::from_parts(parts, body));
-            limited.leave_line();
+            limited.leave_queue();
             FutureState::Calling { future }
         }
         Next::Refuse(reason) => {
@@ -149,17 +154,13 @@ where
             FutureState::Refused { response: Some(refuse(limited, &reason, &parts)), rest }
         }
         Next::Decide(decision) => {
-            let clone = service.clone();
-            let service = mem::replace(service, clone);
+            let service = take_ready(service);
             FutureState::Deciding { decision, held: Some(Held { service, parts, body }) }
         }
-        Next::Charge => {
-            let clone = service.clone();
-            let service = mem::replace(service, clone);
-            FutureState::Charging { held: Some(Held { service, parts, body }) }
-        }
-        Next::Wait => {
-            FutureState::Waiting { held: Some(Held { service: release(service), parts, body }) }
+        Next::Ask | Next::Wait => {
+            let is_asking = limited.is_asking();
+            let service = if is_asking { take_ready(service) } else { release(service) };
+            FutureState::Waiting { held: Some(Held { service, parts, body }) }
         }
     }
 }
@@ -173,6 +174,12 @@ fn refuse<J: Reject<R>, R>(
 ) -> Response<R> {
     limited.report_refusal(parts, reason);
     limited.reject(parts, reason)
+}
+
+/// Returns the ready service, and leaves a clone in its place.
+fn take_ready<S: Clone>(service: &mut S) -> S {
+    let clone = service.clone();
+    mem::replace(service, clone)
 }
 
 /// Replaces a ready service by a clone that is not ready, and returns another such clone: a waiting
@@ -238,32 +245,17 @@ where
             (limited.decide(&held.parts, answer), held)
         }
         FutureStateProj::Waiting { held } => {
-            let parts = &held.as_ref().expect(DONE).parts;
-            let next = ready!(limited.poll_turn(parts, cx));
-            let held = held.take();
-            let Some(next) = next else {
-                state.set(FutureState::Readying { held });
-                return Poll::Ready(Ok(()));
-            };
-            (next, held.expect(DONE))
-        }
-        FutureStateProj::Readying { held } => {
-            let Held { parts, service, .. } = held.as_mut().expect(DONE);
-            let next = if service.poll_ready(cx)?.is_ready() {
-                Next::Charge
-            } else {
-                match limited.poll_turn(parts, cx) {
-                    Poll::Ready(None) => return Poll::Pending,
-                    Poll::Ready(Some(next)) => next,
-                    // A request that had left its place as head has returned to it.
-                    Poll::Pending => Next::Wait,
+            let Held { service, parts, .. } = held.as_mut().expect(DONE);
+            let next = loop {
+                match ready!(limited.poll_queue(parts, Some(cx))) {
+                    Next::Ask => {
+                        ready!(service.poll_ready(cx))?;
+                        limited.ask();
+                    }
+                    Next::Wait => *service = service.clone(),
+                    next => break next,
                 }
             };
-            (next, held.take().expect(DONE))
-        }
-        FutureStateProj::Charging { held } => {
-            let parts = &held.as_ref().expect(DONE).parts;
-            let next = ready!(limited.poll_charge(parts, Some(cx)));
             (next, held.take().expect(DONE))
         }
         FutureStateProj::Calling { .. } | FutureStateProj::Refused { .. } => {
@@ -284,8 +276,6 @@ where
         f.write_str(match self.state {
             FutureState::Deciding { .. } => "ResponseFuture(deciding)",
             FutureState::Waiting { .. } => "ResponseFuture(waiting)",
-            FutureState::Readying { .. } => "ResponseFuture(readying)",
-            FutureState::Charging { .. } => "ResponseFuture(charging)",
             FutureState::Calling { .. } => "ResponseFuture(calling)",
             FutureState::Refused { .. } => "ResponseFuture(refused)",
         })

@@ -1,7 +1,7 @@
 //! [`FixedWindowLayer`]: its setters, and the service that it makes.
 
 use std::fmt;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 #[cfg(feature = "tokio")]
 use std::time::Duration;
 
@@ -19,8 +19,7 @@ use super::twice::Watch;
 use super::upload::Drain;
 use crate::decision::Decision;
 use crate::limits::{IntoLimits, Limits};
-use crate::line::{Lines, Queue};
-use crate::store::freed;
+use crate::queue::{Lines, Queue};
 
 /// Limits the requests to the service it wraps.
 ///
@@ -147,8 +146,8 @@ impl FixedWindowLayer {
     pub fn new(limits: impl IntoLimits) -> Self {
         let limits = limits.into_limits();
         limits.assert_valid();
-        let lines = Arc::new(Lines::new(limits.limiters().len() > 1));
-        Self { limits, options: Options::default(), lines, reject: Arc::new(ProblemJson) }
+        let (options, lines) = (Options::default(), Arc::default());
+        Self { limits, options, lines, reject: Arc::new(ProblemJson) }
     }
 }
 
@@ -312,11 +311,12 @@ impl<J> FixedWindowLayer<J> {
     /// of their keys.
     ///
     /// Nothing is taken for a request that waits, or is dropped while it waits. The first in the
-    /// line is charged, for all limits or none, when its window begins and the service is ready, or
-    /// as soon as tokens are returned: never more than the limit passes. A lower cost does not
-    /// overtake a higher one; a cost of 0 passes at once, and a cost above the capacity is refused
-    /// at once. A waiting request holds no place in the inner service. If it is not polled, it
-    /// delays the others by a tenth of a second. The order holds within a process.
+    /// line is charged, for all limits or none, when its window begins and the service is ready:
+    /// never more than the limit passes. Before that it asks again after a second, then after twice
+    /// as long each time, so it also notices tokens that were returned, resets and raised limits. A
+    /// lower cost does not overtake a higher one; a cost of 0 passes at once, and a cost above the
+    /// capacity is refused at once. A waiting request holds no place in the inner service. If it is
+    /// not polled, it delays the others by a tenth of a second. The order holds within a process.
     ///
     /// [`close_queue`](Self::close_queue) ends all waiting with 503, for a graceful shutdown.
     ///
@@ -583,10 +583,6 @@ impl<S, J> Layer<S> for FixedWindowLayer<J> {
         let queue = options.queue.map(|(most, max_wait)| {
             let lines = Arc::clone(&self.lines);
             let limits = several.clone().unwrap_or_else(|| Limits::from(&limiter));
-            for limiter in limits.iter() {
-                let waiting: Weak<Lines> = Arc::downgrade(&lines);
-                freed::add_waiting(limiter.scope(), waiting);
-            }
             Arc::new(Queue { lines, limits, most, max_wait })
         });
         let watch = Watch::default();

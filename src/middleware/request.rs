@@ -14,10 +14,9 @@ use crate::decision::Decision;
 use crate::key::Key;
 use crate::limit::PlanFn;
 use crate::limiter::observe_decision;
-use crate::line::Place;
 use crate::observe::{self, Outcome};
 use crate::quota::Quotas;
-use crate::store::{Account, Charge, StoreError};
+use crate::store::{Account, Charge, Reply, StoreError};
 
 mod after_response;
 mod charges;
@@ -26,6 +25,7 @@ mod waiting;
 mod watched;
 
 use charges::LimitCharges;
+use waiting::Waiting;
 
 pub(crate) struct LimitedRequest<J> {
     current: Arc<Current<J>>,
@@ -43,8 +43,8 @@ pub(crate) struct LimitedRequest<J> {
 struct Rare {
     /// The quotas of this request's plan.
     quotas: Option<Quotas>,
-    /// The request's place in the line of its key, if the layer has a queue.
-    place: Option<Place>,
+    /// The request's place in the queue, if the layer has one.
+    waiting: Option<Waiting>,
     /// The request's charges, if the layer has several limits.
     limit_charges: Option<LimitCharges>,
 }
@@ -53,10 +53,10 @@ struct Rare {
 pub(crate) enum Next {
     /// Call the service.
     Call,
-    /// Wait in the line.
+    /// Wait in the queue.
     Wait,
-    /// Charge the head of the line.
-    Charge,
+    /// Charge the request in the queue, once the service is ready.
+    Ask,
     /// Wait for the store's answer.
     Decide(PendingDecision),
     Refuse(Reason),
@@ -79,7 +79,7 @@ impl<J> LimitedRequest<J> {
         &self.current.shared
     }
 
-    /// Extracts key, plan and cost of the request, and charges it or puts it in line.
+    /// Extracts key, plan and cost of the request, and charges it or puts it in the queue.
     #[inline]
     pub(crate) fn start(&mut self, parts: &Parts) -> Next {
         let Shared { limit, several, options, queue, .. } = &*self.current.shared;
@@ -107,7 +107,7 @@ impl<J> LimitedRequest<J> {
         match queue {
             // Requests that pass in any case, or never, don't wait.
             Some(_) if cost > 0 && !self.shadow && self.quotas().can_grant(cost) => {
-                self.join_line(parts, cost)
+                self.join_queue(parts, cost)
             }
             _ => self.charge(parts, cost),
         }
@@ -122,6 +122,14 @@ impl<J> LimitedRequest<J> {
                 Ok(answer) => self.decide(parts, answer),
                 Err(later) => Next::Decide(PendingDecision::new(later, self.refund())),
             },
+        }
+    }
+
+    /// Sends the charge of a request in the queue. `cost` is the cost for the only limit.
+    fn send(&self, cost: u64) -> Reply<Decision> {
+        match self.limit_charges() {
+            Some(charges) => self.send_several(charges),
+            None => self.current.shared.limiter.send(Charge::new(self.account(), cost)),
         }
     }
 
@@ -196,10 +204,10 @@ impl<J> LimitedRequest<J> {
         }
     }
 
-    /// Leaves the line and reports the refusal.
+    /// Leaves the queue and reports the refusal.
     #[inline]
     pub(crate) fn report_refusal(&mut self, parts: &Parts, reason: &Reason) {
-        self.leave_line();
+        self.leave_queue();
         if let Reason::RateLimited(decision) = reason {
             self.report(parts, decision);
             if self.rare.is_some() || self.current.shared.limiter.live().is_watched() {
@@ -351,6 +359,9 @@ impl<J> Drop for LimitedRequest<J> {
     fn drop(&mut self) {
         if self.awaits_response && self.current.shared.options.refund_dropped {
             self.give_back();
+        }
+        if self.rare.is_some() {
+            self.give_back_granted();
         }
     }
 }

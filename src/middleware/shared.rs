@@ -11,7 +11,7 @@ use super::twice::Watch;
 use crate::limit::Limit;
 use crate::limiter::Limiter;
 use crate::limits::Limits;
-use crate::line::Queue;
+use crate::queue::Queue;
 
 pub(crate) struct Shared<J> {
     /// The limiter of the only limit, or of the first one.

@@ -364,9 +364,9 @@ async fn a_shadow_limit_counts_what_passes_since_other_shards_fail() {
     }
 }
 
-/// Each head asks at the start of a window, and not whenever a head returns what is too little.
+/// Each head asks at the start of a window, and before that every few seconds at most.
 #[tokio::test(start_paused = true)]
-async fn heads_that_return_too_little_do_not_ask_again_at_once() {
+async fn heads_that_can_not_use_what_is_left_do_not_ask_at_once_again() {
     for lines in [1, 2] {
         let database = Database::in_turns();
         let far = Quota::per_minute(4).key(global()).name("far").cost_fn(|parts| {
@@ -383,6 +383,6 @@ async fn heads_that_return_too_little_do_not_ask_again_at_once() {
             tokio::spawn(layer.layer(ok_service()).oneshot(request));
         }
         sleep(110 * SECOND).await;
-        assert!(database.calls() < 10, "{lines} lines: {} calls", database.calls());
+        assert!(database.calls() < 40 * lines, "{lines} lines: {} calls", database.calls());
     }
 }

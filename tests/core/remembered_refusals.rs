@@ -79,7 +79,11 @@ async fn each_handle_judges_shared_refusals_by_its_own_setting() {
     assert_eq!(server.calls(), calls + 1);
     advance(5 * SECOND).await;
     assert!(!allowed(&long).await);
-    assert_eq!(server.calls(), calls + 1, "what another handle learned is remembered for long, too");
+    assert_eq!(
+        server.calls(),
+        calls + 1,
+        "what another handle learned is remembered for long, too"
+    );
 }
 
 /// A store of one counter, whose clock is set.

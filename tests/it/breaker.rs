@@ -48,7 +48,8 @@ impl Told {
             remote: None,
         };
         // Each request has to call the store, so nothing is remembered.
-        let remote = Remote::around(this.clone()).deadline(deadline).remember_refusals(Duration::ZERO);
+        let remote =
+            Remote::around(this.clone()).deadline(deadline).remember_refusals(Duration::ZERO);
         Self { remote: Some(remote.on_failure(OnStoreFailure::Deny)), ..this }
     }
 

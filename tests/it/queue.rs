@@ -14,7 +14,6 @@ use tokio::time::{Instant, sleep};
 use tower::limit::ConcurrencyLimitLayer;
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_fixed_window::key::{global, header};
-use tower_fixed_window::testing::block_on;
 use tower_fixed_window::{
     FixedWindowLayer, Key, KeyExtractor, Limit, Limiter, Limits, MemoryStore, Quota, Quotas, Store,
 };
@@ -402,7 +401,7 @@ async fn costs_pass_in_order_of_arrival_and_a_cost_of_zero_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn resets_refunds_and_new_quotas_of_this_process_are_used_at_once() {
+async fn resets_refunds_and_new_quotas_are_noticed_when_the_first_asks_again() {
     let change: [fn(&Limiter); 3] = [
         |limiter| _ = limiter.reset(Key::global()),
         |limiter| limiter.set_quotas(Quota::per_minute(12)),
@@ -430,18 +429,19 @@ async fn resets_refunds_and_new_quotas_of_this_process_are_used_at_once() {
         for n in 0..12 {
             requests.push(tokio::spawn(service.clone().oneshot(get(&format!("/{n}")))));
         }
-        sleep(Duration::from_secs(1)).await;
+        sleep(Duration::from_millis(1_500)).await;
         change(&limiter);
         for request in requests {
             request.await.expect("no panic").expect("infallible");
         }
-        let at = if i == 2 { 2_000 } else { 1_000 };
+        // It has asked after a second, and then waits for two.
+        let at = 3_000;
         assert_eq!(served.lock().unwrap()[10..], [("/10".into(), at), ("/11".into(), at)], "{i}");
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_others_of_this_process_return_is_used_at_once() {
+async fn what_others_return_is_noticed_when_the_first_asks_again() {
     returned_elsewhere(MemoryStore::new().clock(paused_clock())).await;
     returned_elsewhere(FarStore::new(|| 1)).await;
 }
@@ -475,7 +475,7 @@ async fn returned_elsewhere(store: impl Store + Clone) {
         returned.await.expect("it answers");
         let Ok(response) = waiting.await.expect("no panic");
         assert_eq!(response.status(), 200);
-        assert!(start.elapsed() <= Duration::from_millis(10), "{way}: {:?}", start.elapsed());
+        assert!(start.elapsed() <= Duration::from_millis(2_010), "{way}: {:?}", start.elapsed());
     }
 }
 
@@ -532,31 +532,6 @@ async fn a_request_in_the_last_millisecond_of_a_window_is_charged_once() {
         }
         assert!(start.elapsed() <= Duration::from_millis(2 * window + 2), "of {window} ms");
     }
-}
-
-/// The second request in line tries at once, though it was not the first when the tokens came back.
-#[tokio::test(start_paused = true)]
-async fn tokens_that_come_back_while_the_first_is_called_are_for_the_next() {
-    let limit = Quota::per_second(3).key(global()).cost_fn(|_| 2);
-    let layer = in_memory(limit).queue(30, LONG);
-    let (limiter, start, called) =
-        (limiter_of(&layer), Instant::now(), Arc::new(Mutex::new(vec![])));
-    let calls = Arc::clone(&called);
-    let service = layer.layer(service_fn(move |_: Request<Body>| {
-        calls.lock().unwrap().push(start.elapsed().as_millis() / 1_000);
-        // The store is in memory, so it answers without waiting.
-        block_on(limiter.reset(Key::global())).expect("memory");
-        async { Ok::<_, Infallible>(Response::new(Body::empty())) }
-    }));
-    let taken = limiter_of(&layer).check_cost(Key::global(), 3).await.expect("memory");
-    assert!(taken.allowed());
-    let requests: Vec<_> =
-        (0..3).map(|_| tokio::spawn(service.clone().oneshot(get("/")))).collect();
-    for request in requests {
-        let Ok(response) = request.await.expect("no panic");
-        assert_eq!(response.status(), 200);
-    }
-    assert_eq!(*called.lock().unwrap(), [1, 1, 1]);
 }
 
 #[test]

@@ -1,8 +1,8 @@
 //! Random requests in lines, on tokio's paused clock: one to three quotas, a second limit over all
 //! keys, costs, plans, live changes, disconnects, services that are late, one to three nodes near and
-//! far. Never does more pass than a
-//! quota grants in any of its windows, requests of a key pass in order of arrival, none waits for too
-//! long, and no token is lost.
+//! far. Never does more pass than a quota grants in any of its windows (that in which the store has
+//! charged a request), requests of a key pass in order of arrival, none waits for too long, and no
+//! token is lost.
 //!
 //! A million requests with `FULL_SIZE=1`, from another seed each time.
 
@@ -11,7 +11,7 @@ use std::convert::Infallible;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 
 use axum::body::Body;
 use fastrand::Rng;
@@ -19,10 +19,14 @@ use http::{Request, Response};
 use tokio::time::{Instant, sleep, sleep_until};
 use tower::{Layer, Service, ServiceExt};
 use tower_fixed_window::key::{global, header};
-use tower_fixed_window::{FixedWindowLayer, Key, Limit, Limits, MemoryStore, Quota, Quotas, Store};
+use tower_fixed_window::{
+    Decision, FixedWindowLayer, Key, Limit, Limits, MemoryStore, Quota, Quotas, Store, Usage,
+};
 
-use crate::support::{FarStore, paused_clock};
+use crate::support::{FarStore, MINUTE_MS, paused_clock};
 
+const LINES: &str = "random-lines";
+const ALL: &str = "all";
 const REQUESTS: u64 = 20_000;
 const FULL_SIZE: u64 = 1_000_000;
 /// Seconds. The windows of a run all begin at its start.
@@ -36,6 +40,15 @@ struct Call {
     key: u64,
     cost: u64,
     at: u64,
+    /// When the windows end in which it is counted, by the limit's name.
+    ends: BTreeMap<&'static str, Vec<u64>>,
+}
+
+impl Call {
+    /// Returns the number of the window of a quota in which it is counted.
+    fn window(&self, name: &str, quota: usize, seconds: u64) -> u64 {
+        self.ends[name][quota] / (seconds * 1_000) - 1
+    }
 }
 
 #[derive(Default)]
@@ -75,7 +88,19 @@ impl Service<Request<Body>> for Inner {
         let headers = request.headers();
         let [number, key, cost] = ["x-number", "x-key", "x-cost"].map(|name| number(headers, name));
         let at = self.start.elapsed().as_millis() as u64;
-        self.world.lock().unwrap().calls.push(Call { node: self.node, number, key, cost, at });
+        let decision: &Decision = request.extensions().get().expect("it was charged");
+        let ends_of = |decision: Decision| {
+            let end = |usage: &Usage| {
+                let end = usage.reset_at().duration_since(UNIX_EPOCH).expect("later");
+                end.as_millis() as u64 - MINUTE_MS
+            };
+            decision.usage().iter().map(end).collect()
+        };
+        let one = decision.of(LINES).unwrap_or_else(|| decision.clone());
+        let all = decision.of(ALL).map(|of| (ALL, ends_of(of)));
+        let ends = [(LINES, ends_of(one))].into_iter().chain(all).collect();
+        let call = Call { node: self.node, number, key, cost, at, ends };
+        self.world.lock().unwrap().calls.push(call);
         std::future::ready(Ok(Response::new(Body::empty())))
     }
 }
@@ -163,13 +188,12 @@ async fn run(setup: &Setup, rng: &mut Rng) -> u64 {
             } else {
                 plans[0].into()
             };
-            // A name that no other test changes: it would wake these lines, by its own paused clock.
             let limit = limit
-                .name("random-lines")
+                .name(LINES)
                 .key(header("x-key"))
                 .cost_fn(|parts| number(&parts.headers, "x-cost"));
             let all = setup.all.map(|(limit, window)| {
-                let all = Quota::new(limit, Duration::from_secs(window)).name("all").key(global());
+                let all = Quota::new(limit, Duration::from_secs(window)).name(ALL).key(global());
                 all.cost_fn(|parts| number(&parts.headers, "x-cost"))
             });
             let limits: Vec<_> = [limit].into_iter().chain(all).collect();
@@ -177,7 +201,7 @@ async fn run(setup: &Setup, rng: &mut Rng) -> u64 {
                 None => in_store(limits, memory.clone()),
                 Some(delay) => in_store(limits, FarStore::over(memory.clone(), move || delay)),
             };
-            layer.queue(setup.most, max_wait)
+            layer.queue(setup.most, max_wait).expose_decision()
         })
         .collect();
     let services: Vec<_> = layers
@@ -236,7 +260,7 @@ async fn run(setup: &Setup, rng: &mut Rng) -> u64 {
         }
         if setup.changes {
             let quotas = setup.quotas(rng.u64(1..=2));
-            layers.iter().for_each(|layer| layer.limits().of("random-lines").set_quotas(quotas));
+            layers.iter().for_each(|layer| layer.limits().of(LINES).set_quotas(quotas));
         }
     }
     {
@@ -260,27 +284,28 @@ async fn run(setup: &Setup, rng: &mut Rng) -> u64 {
     // Tokens taken for requests that are gone were returned.
     sleep(Duration::from_millis(400)).await;
     let now = start.elapsed().as_millis() as u64;
-    let limiter = Limit::new(setup.quotas(2)).name("random-lines").store(memory.clone());
+    let limiter = Limit::new(setup.quotas(2)).name(LINES).store(memory.clone());
     for key in 0..2 {
         let key_text = key.to_string();
         let request = Request::get("/").header("x-key", &key_text).body(()).expect("a request");
         let key_of = key_of(&request);
         let standing = limiter.peek(key_of).await.expect("memory");
-        for (&(_, window), usage) in setup.quotas.iter().zip(standing.usage()) {
-            let window = window * 1_000;
-            let is_now = |call: &&Call| call.key == key && call.at / window == now / window;
+        for (i, usage) in standing.usage().iter().enumerate() {
+            let window = setup.quotas[i].1;
+            let is_now = |call: &&Call| {
+                call.key == key && call.window(LINES, i, window) == now / 1_000 / window
+            };
             let passed: u64 = calls.iter().filter(is_now).map(|call| call.cost).sum();
-            assert_eq!(usage.used(), passed, "of {window} ms, of key {key} at {now}: {calls:?}");
+            assert_eq!(usage.used(), passed, "of {window} s, of key {key} at {now}: {calls:?}");
         }
     }
     if let Some((limit, window)) = setup.all {
         let quota = Quota::new(limit, Duration::from_secs(window));
-        let limiter = quota.name("all").store(memory);
+        let limiter = quota.name(ALL).store(memory);
         let used = limiter.peek(Key::global()).await.expect("memory").used();
-        let window = window * 1_000;
-        let is_now = |call: &&Call| call.at / window == now / window;
+        let is_now = |call: &&Call| call.window(ALL, 0, window) == now / 1_000 / window;
         let passed: u64 = calls.iter().filter(is_now).map(|call| call.cost).sum();
-        assert_eq!(used, passed, "of all, in {window} ms, at {now}: {calls:?}");
+        assert_eq!(used, passed, "of all, in {window} s, at {now}: {calls:?}");
     }
     calls.len() as u64
 }
@@ -301,10 +326,11 @@ fn key_of(request: &Request<()>) -> Key {
 
 fn check(setup: &Setup, calls: &[Call]) {
     let factor = if setup.plans || setup.changes { 2 } else { 1 };
-    for &(limit, window) in &setup.quotas {
+    for (i, &(limit, window)) in setup.quotas.iter().enumerate() {
         let mut counts = BTreeMap::new();
         for call in calls {
-            let count: &mut u64 = counts.entry((call.key, call.at / (window * 1_000))).or_default();
+            let window = call.window(LINES, i, window);
+            let count: &mut u64 = counts.entry((call.key, window)).or_default();
             *count += call.cost;
             assert!(*count <= limit * factor, "{limit} in {window} s: {call:?} of {calls:?}");
         }
@@ -312,7 +338,7 @@ fn check(setup: &Setup, calls: &[Call]) {
     if let Some((limit, window)) = setup.all {
         let mut counts = BTreeMap::new();
         for call in calls {
-            let count: &mut u64 = counts.entry(call.at / (window * 1_000)).or_default();
+            let count: &mut u64 = counts.entry(call.window(ALL, 0, window)).or_default();
             *count += call.cost;
             assert!(*count <= limit, "{limit} of all in {window} s: {call:?} of {calls:?}");
         }

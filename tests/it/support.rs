@@ -79,7 +79,8 @@ impl TestStore {
         let memory = Arc::new(MemoryStore::new().clock(clock.clone()));
         let moody = Moody { memory, mood: watch::Sender::new(mood), shared: false };
         // Nothing is remembered, since memories end by a clock that runs.
-        let remote = Remote::around(moody.clone()).deadline(Duration::MAX).remember_refusals(Duration::ZERO);
+        let remote =
+            Remote::around(moody.clone()).deadline(Duration::MAX).remember_refusals(Duration::ZERO);
         let counts = Counts::with_clock(clock.clone());
         let at_once = Arc::new(AtomicBool::new(mood == Mood::Now));
         let this = Self { moody, counts, clock, remote, at_once };

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use imports::Crate;
 
 /// The most lines of code in a file, without documentation, comments, blank lines and tests.
-const MAX_LINES: usize = 300;
+const MAX_LINES: usize = 600;
 
 /// The current faults. A fault that has been repaired must leave the list.
 const EXCEPTIONS: &[&str] = &[];
@@ -90,6 +90,11 @@ fn faults(rows: &[Row], sources: &BTreeMap<String, String>) -> Vec<String> {
     let of = Crate::new(sources.iter().map(|(path, text)| (&path[..], &text[..])));
     let mut faults = Vec::new();
     for (files, way) in of.circles() {
+        // A parent and its children may use each other.
+        let parent = files.iter().min_by_key(|file| file.len()).expect("a circle has files");
+        if files.iter().all(|file| file == parent || file.starts_with(&format!("{parent}/"))) {
+            continue;
+        }
         faults.push(format!("circle of {}\n    {way}", Vec::from_iter(files).join(", ")));
     }
     for (file, uses) in of.uses() {
@@ -157,11 +162,9 @@ fn a_circle_within_a_row_is_a_fault() {
 }
 
 #[test]
-fn a_circle_of_parent_and_child_is_a_fault() {
-    assert_eq!(
-        faults_of([("a", "mod c; fn f() { c::g() }"), ("a/c", "use super::f;")]),
-        ["circle of a, a/c: a uses a/c (`c::g`), a/c uses a (`super::f`)"]
-    );
+fn a_circle_of_parent_and_child_is_no_fault() {
+    let files = [("a", "mod c; fn f() { c::g() }"), ("a/c", "use super::f;")];
+    assert_eq!(faults_of(files), [""; 0]);
 }
 
 #[test]
@@ -171,10 +174,10 @@ fn a_file_that_is_not_on_the_map_is_a_fault() {
 }
 
 #[test]
-fn a_file_of_more_than_300_lines_is_a_fault() {
+fn a_file_of_more_than_600_lines_is_a_fault() {
     let lines = |n: usize| "fn f() {} // f\n\n/// g\n".repeat(n);
-    assert_eq!(faults_of([("a", &lines(300))]), [""; 0]);
-    assert_eq!(faults_of([("a", &lines(301))]), ["a is too long: 301 lines of code"]);
+    assert_eq!(faults_of([("a", &lines(600))]), [""; 0]);
+    assert_eq!(faults_of([("a", &lines(601))]), ["a is too long: 601 lines of code"]);
 }
 
 #[test]

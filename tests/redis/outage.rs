@@ -113,10 +113,7 @@ impl Load {
 pub(crate) fn limiter(store: RedisStore, limit: u64) -> Limiter {
     // The window is an hour, so that all counts are in one window, but for one run in some
     // hundreds.
-    Quota::per_hour(limit)
-        .from_first_request()
-        .name("outage")
-        .store(store)
+    Quota::per_hour(limit).from_first_request().name("outage").store(store)
 }
 
 fn nodes(url: &str) -> Vec<Limiter> {

@@ -22,7 +22,7 @@ use crate::store::{Account, Charge, Reply};
 
 impl<J> LimitedRequest<J> {
     /// Extracts key, quotas and cost for each limit, and charges all limits or puts the request in
-    /// line.
+    /// the queue.
     #[inline(never)]
     pub(super) fn start_several(&mut self, parts: &Parts) -> Next {
         // Shadow mode is a limit's own here; `find_charges` separates limits in shadow mode.
@@ -33,7 +33,7 @@ impl<J> LimitedRequest<J> {
         self.rare().limit_charges = Some(charges);
         match missing {
             Err(reason) => Next::Refuse(reason),
-            Ok(()) if has_charges && self.may_wait() => self.join_line(parts, 0),
+            Ok(()) if has_charges && self.may_wait() => self.join_queue(parts, 0),
             Ok(()) if has_charges => self.charge_several(parts),
             Ok(()) => {
                 self.awaits_response = true;
@@ -87,18 +87,20 @@ impl<J> LimitedRequest<J> {
     }
 
     fn charge_several(&mut self, parts: &Parts) -> Next {
-        let (Some(limits), Some(charges)) = (&self.current.shared.several, self.limit_charges())
-        else {
-            return Next::Call;
-        };
+        let Some(charges) = self.limit_charges() else { return Next::Call };
+        match self.send_several(charges).into_now() {
+            Ok(answer) => self.decide(parts, answer),
+            Err(later) => Next::Decide(PendingDecision::new(later, self.refund())),
+        }
+    }
+
+    pub(super) fn send_several(&self, charges: &LimitCharges) -> Reply<Decision> {
+        let limits = self.shared().several.as_ref().expect("it has the charges of several");
         let mut limiters = [&limits.limiters()[0]; MAX_LIMITS];
         for (limiter, charge) in limiters.iter_mut().zip(&charges.enforced) {
             *limiter = &limits.limiters()[charge.limit];
         }
-        match limits.send(limiters, &self.charges_of(charges)).into_now() {
-            Ok(answer) => self.decide(parts, answer),
-            Err(later) => Next::Decide(PendingDecision::new(later, self.refund())),
-        }
+        limits.send(limiters, &self.charges_of(charges))
     }
 
     /// Charges the limits in shadow mode, after the others have passed.

@@ -1,145 +1,190 @@
-//! A request that waits in the line of its key.
+//! A request in the queue: it is charged when it is its turn.
 
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll};
 
 use http::request::Parts;
 
 use super::charges::LimitCharge;
 use super::{LimitedRequest, Next, Rare};
+use crate::decision::Decision;
 use crate::limiter::Limiter;
-use crate::line::{Claim, Counter, End, Place, Term, Terms, Tokens};
+use crate::middleware::correction::PendingDecision;
 use crate::middleware::reason::Reason;
 use crate::middleware::shared::Current;
+use crate::queue::{Claim, Counter, Place, Term, Terms, Tokens, Turn};
 use crate::quota::Quotas;
+use crate::store::StoreError;
+
+/// A request's place in the queue, and its charge.
+pub(super) struct Waiting {
+    place: Place,
+    /// The cost for the only limit.
+    cost: u64,
+    /// The charge, while the store decides it.
+    asked: Option<PendingDecision>,
+    /// The answer, until those before the request have gone. Tokens are returned if it is dropped.
+    answer: Option<Result<Decision, StoreError>>,
+}
 
 impl<J> LimitedRequest<J> {
-    /// Puts the request in the line of its key, or of its combination of keys.
+    /// Puts the request in the line of its key, or of its combination of keys. `cost` is the cost
+    /// for the only limit.
     #[inline(never)]
-    pub(super) fn join_line(&mut self, parts: &Parts, cost: u64) -> Next {
+    pub(super) fn join_queue(&mut self, parts: &Parts, cost: u64) -> Next {
         let Some(queue) = &self.current.shared.queue else { return Next::Call };
-        match Place::join(queue, self.claim(cost)) {
-            Ok(place) => {
-                self.rare().place = Some(place);
-                match self.poll_charge(parts, None) {
-                    Poll::Ready(next) => next,
-                    Poll::Pending => Next::Charge,
-                }
+        let (place, has_to_wait) = match Place::join(queue, self.claim(cost)) {
+            Ok(joined) => joined,
+            Err(refusal) => return Next::Refuse(Reason::RateLimited(refusal)),
+        };
+        self.rare().waiting = Some(Waiting { place, cost, asked: None, answer: None });
+        if has_to_wait {
+            return Next::Wait;
+        }
+        let mut next = self.poll_queue(parts, None);
+        if let Poll::Ready(Next::Ask) = next {
+            self.ask();
+            next = self.poll_queue(parts, None);
+        }
+        match next {
+            Poll::Ready(next) => next,
+            Poll::Pending => Next::Wait,
+        }
+    }
+
+    /// Returns whether the store decides the charge of a request in the queue, which then keeps its
+    /// service ready.
+    pub(crate) fn is_asking(&self) -> bool {
+        self.rare
+            .as_ref()
+            .and_then(|rare| rare.waiting.as_ref())
+            .is_some_and(|of| of.asked.is_some())
+    }
+
+    /// Charges the request, since it is its turn and its service is ready.
+    pub(crate) fn ask(&mut self) {
+        let Some(mut waiting) = self.rare.as_mut().and_then(|rare| rare.waiting.take()) else {
+            return;
+        };
+        waiting.place.ask();
+        match self.send(waiting.cost).into_now() {
+            Ok(answer) => waiting.note(answer),
+            // A request that leaves the queue keeps nothing.
+            Err(later) => {
+                waiting.asked = Some(PendingDecision::new(later, Some(self.correction())));
             }
-            Err(refusal) => Next::Refuse(Reason::RateLimited(refusal)),
+        }
+        self.rare().waiting = Some(waiting);
+    }
+
+    /// Waits for the request's turn, for its answer, and for those before it.
+    /// [`Next::Wait`]: it was refused, and goes on waiting without its service.
+    pub(crate) fn poll_queue(
+        &mut self,
+        parts: &Parts,
+        mut cx: Option<&mut Context<'_>>,
+    ) -> Poll<Next> {
+        let changed = self.renew().then(|| self.terms());
+        let Some(waiting) = self.rare.as_mut().and_then(|rare| rare.waiting.as_mut()) else {
+            return Poll::Ready(Next::Call);
+        };
+        let mut is_back = false;
+        if let (Some(asked), Some(cx)) = (&mut waiting.asked, &mut cx)
+            && let Poll::Ready(answer) = asked.poll(cx)
+        {
+            waiting.asked = None;
+            waiting.note(answer);
+            is_back = waiting.answer.is_none();
+        }
+        let turn = waiting.place.poll(changed, cx);
+        Poll::Ready(match turn {
+            Poll::Pending if is_back => Next::Wait,
+            Poll::Pending => return Poll::Pending,
+            Poll::Ready(Turn::Ask) => Next::Ask,
+            Poll::Ready(Turn::Go) => match waiting.answer.take() {
+                Some(answer) => self.decide(parts, answer),
+                None => Next::Wait,
+            },
+            Poll::Ready(Turn::GiveBack) => {
+                self.give_back_granted();
+                Next::Wait
+            }
+            Poll::Ready(Turn::Refused(refusal)) => Next::Refuse(Reason::RateLimited(refusal)),
+            Poll::Ready(Turn::Unanswered) => Next::Refuse(Reason::StoreFailed),
+            Poll::Ready(Turn::Closed) => Next::Refuse(Reason::QueueClosed),
+        })
+    }
+
+    /// Returns the tokens of a request that was granted and has not gone.
+    pub(super) fn give_back_granted(&mut self) {
+        let Some(waiting) = self.rare.as_mut().and_then(|rare| rare.waiting.as_mut()) else {
+            return;
+        };
+        if let Some(Ok(decision)) = waiting.answer.take() {
+            self.correction().give_back(&decision).detach();
         }
     }
 
     /// Returns the request's claim. `cost` is the cost for the only limit.
     fn claim(&self, cost: u64) -> Claim {
-        let terms = self.terms_now();
         let Some(charges) = self.limit_charges() else {
-            let scope = self.shared().limiter.scope().id();
-            let counters = [Counter { limit: 0, scope, key: self.key.clone() }].into();
-            return Claim {
-                counters,
-                terms,
-                own: self.has_own_quotas(),
-                cost: Tokens::One(cost.into()),
-            };
+            let counters = [Counter { limit: 0, key: self.key.clone() }].into();
+            return Claim { counters, terms: self.terms(), cost: Tokens::of(&[cost]) };
         };
-        let counter = |charge: &LimitCharge| Counter {
-            limit: charge.limit,
-            scope: self.limiter_of(charge.limit).scope().id(),
-            key: charge.key.clone(),
-        };
+        let counter =
+            |charge: &LimitCharge| Counter { limit: charge.limit, key: charge.key.clone() };
         let costs: Vec<_> = charges.enforced.iter().map(|charge| charge.cost).collect();
         Claim {
             counters: charges.enforced.iter().map(counter).collect(),
-            terms,
-            own: charges.enforced.iter().any(|charge| charge.quotas.is_some()),
+            terms: self.terms(),
             cost: Tokens::of(&costs),
         }
     }
 
-    /// Is ready with `None` when the request is the head of its line, and with the next step if its
-    /// wait ended otherwise.
-    pub(crate) fn poll_turn(&mut self, parts: &Parts, cx: &mut Context<'_>) -> Poll<Option<Next>> {
-        let changed = self.changed_terms();
-        let Some(place) = self.place() else { return Poll::Ready(Some(Next::Call)) };
-        match ready!(place.poll_turn(changed, cx)) {
-            Ok(()) => Poll::Ready(None),
-            Err(end) => Poll::Ready(Some(self.end_wait(parts, end))),
-        }
-    }
-
-    /// Charges the head of the line, once the service is ready.
-    pub(crate) fn poll_charge(
-        &mut self,
-        parts: &Parts,
-        cx: Option<&mut Context<'_>>,
-    ) -> Poll<Next> {
-        let changed = self.changed_terms();
-        let Some(place) = self.place() else { return Poll::Ready(Next::Call) };
-        Poll::Ready(match ready!(place.poll_charge(changed, cx)) {
-            Ok(decision) => {
-                self.renew();
-                self.decide(parts, Ok(decision))
-            }
-            Err(end) => self.end_wait(parts, end),
-        })
-    }
-
-    fn end_wait(&mut self, parts: &Parts, end: End) -> Next {
-        match end {
-            End::LetGo => Next::Wait,
-            End::Refused(refusal) => {
-                // The refusal is reported by the quotas that it was decided by.
-                self.renew();
-                Next::Refuse(Reason::RateLimited(refusal))
-            }
-            End::Failed(error) => self.decide(parts, Err(error)),
-            End::Unanswered => Next::Refuse(Reason::StoreFailed),
-            End::Closed => Next::Refuse(Reason::QueueClosed),
-        }
-    }
-
-    /// Returns the quotas in force, if they have changed since the request arrived.
-    fn changed_terms(&self) -> Option<Terms> {
-        (!self.current.is_current_now(self.shared())).then(|| self.terms_now())
-    }
-
-    fn terms_now(&self) -> Terms {
-        let term = |limiter: &Limiter, own: Option<&Quotas>| Term {
+    fn terms(&self) -> Terms {
+        let term = |limiter: &Limiter, quotas: &Quotas| Term {
             name: limiter.scope().shared_name().clone(),
-            quotas: own.copied().unwrap_or_else(|| limiter.quotas()),
+            quotas: *quotas,
         };
         match self.limit_charges() {
-            None => [term(&self.current.shared.limiter, self.own_quotas())].into(),
+            None => [term(&self.current.shared.limiter, self.quotas())].into(),
             Some(charges) => {
                 let of = |charge: &LimitCharge| {
-                    term(self.limiter_of(charge.limit), charge.quotas.as_ref())
+                    term(self.limiter_of(charge.limit), self.quotas_of(charge))
                 };
                 charges.enforced.iter().map(of).collect()
             }
         }
     }
 
-    /// Replaces the settings if they have changed while the request waited.
-    fn renew(&mut self) {
+    /// Replaces the settings if they have changed while the request waited. Returns whether they
+    /// have.
+    fn renew(&mut self) -> bool {
         let shared = &self.current.shared;
-        if !self.current.is_current_now(shared) {
+        let changed = !self.current.is_current_now(shared);
+        if changed {
             self.current = Current::new(shared);
         }
+        changed
     }
 
-    /// Leaves the line, so that the next request becomes its head.
+    /// Leaves the queue, so that it is the next request's turn.
     #[inline]
-    pub(crate) fn leave_line(&mut self) {
+    pub(crate) fn leave_queue(&mut self) {
         #[inline(never)]
         fn leave(rare: &mut Rare) {
-            rare.place = None;
+            rare.waiting = None;
         }
         if let Some(rare) = &mut self.rare {
             leave(rare);
         }
     }
+}
 
-    fn place(&mut self) -> Option<&mut Place> {
-        self.rare.as_mut()?.place.as_mut()
+impl Waiting {
+    fn note(&mut self, answer: Result<Decision, StoreError>) {
+        self.place.note(&answer);
+        // A refusal has taken nothing, and the place knows of it.
+        self.answer = Some(answer)
+            .filter(|answer| answer.as_ref().is_ok_and(Decision::allowed) || answer.is_err());
     }
 }

@@ -1,0 +1,109 @@
+//! Requests that wait for their turn, in order of arrival (S13).
+//!
+//! Nothing is taken for a request that waits. It is charged when it is its turn, as it would be
+//! without a queue; only a refusal does not end it:
+//!
+//! ```text
+//!          due, and the service is ready          answer: it passes
+//! join ──> waits ───────────────────────> asks ───────────────────> answered ──> goes
+//!            ^ │ full, too long,           │                           │
+//!            │ └> max_wait: refused        │ answer: refused           │ one before it
+//!            └─────────────────────────────┴───────────────────────────┘ was refused
+//! ```
+//!
+//! - A `Line` has the requests of a key; if a layer has several limits, those of a combination of
+//!   keys. It exists while a request is in it. No task drives it: each request has a `Place`, with
+//!   a waker and a timer, and does what is its turn when it is polled. So no runtime that ends, or
+//!   that stands still, holds up the others.
+//! - *Asking.* The first request that waits asks, if by the [`LastAnswer`](answer::LastAnswer) its
+//!   tokens can pass beside those in flight. So a line asks once at a window's start, and then as
+//!   many at a time as there is room for, without waiting for each other's answers.
+//! - *Going.* The first request that is answered goes. If one before it was refused, it returns
+//!   what it was granted, and waits again.
+//! - *Refusals.* A request is refused if it joins when the line is full, or would be due after
+//!   `max_wait`; if nothing is known then, it is judged by the next answer. And it is refused when
+//!   it has waited for `max_wait`.
+//! - *Time.* A request is due at the time that the last answer gives, or a second after it: tokens
+//!   may have come back by then, here or on another node. Then after twice as long each time. On a
+//!   shared store, old heads go first.
+//! - *Unpolled requests.* Others pass a request that is not polled within 100 ms when it is its
+//!   turn. It keeps its place.
+//!
+//! This module does not know what a request is, and how it is charged: `middleware/request` does.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use crate::limits::Limits;
+use crate::sync::{self, Mutex};
+
+mod answer;
+mod claim;
+mod line;
+mod place;
+
+pub(crate) use claim::{Claim, Counter, Term, Terms, Tokens};
+pub(crate) use line::Turn;
+use line::{Effects, LineState};
+pub(crate) use place::Place;
+
+/// The lines of a layer, and the settings by which requests wait in them.
+pub(crate) struct Queue {
+    pub(crate) lines: Arc<Lines>,
+    pub(crate) limits: Limits,
+    /// How many requests may wait in each line.
+    pub(crate) most: u64,
+    pub(crate) max_wait: Duration,
+}
+
+/// The lines of a layer. A line exists while a request is in it.
+#[derive(Default)]
+pub(crate) struct Lines {
+    all: Mutex<HashMap<Arc<[Counter]>, Weak<WaitingLine>>>,
+    closed: AtomicBool,
+}
+
+struct WaitingLine {
+    lines: Arc<Lines>,
+    counters: Arc<[Counter]>,
+    state: Mutex<LineState>,
+}
+
+impl Lines {
+    /// Returns the line of the claim's counters; creates it if there is none.
+    fn line_for(self: &Arc<Self>, claim: &Claim) -> Arc<WaitingLine> {
+        let mut lines = sync::lock(&self.all);
+        if let Some(line) = lines.get(&claim.counters).and_then(Weak::upgrade) {
+            return line;
+        }
+        let (counters, state) = (Arc::clone(&claim.counters), LineState::new(&claim.cost));
+        let line = WaitingLine { lines: Arc::clone(self), counters, state: Mutex::new(state) };
+        let line = Arc::new(line);
+        lines.insert(Arc::clone(&line.counters), Arc::downgrade(&line));
+        line
+    }
+
+    /// Closes the queue: all requests stop waiting. Without a runtime nothing waits.
+    #[cfg_attr(not(feature = "tokio"), allow(dead_code))]
+    pub(crate) fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+        let lines: Vec<_> = sync::lock(&self.all).values().filter_map(Weak::upgrade).collect();
+        for line in lines {
+            let mut effects = Effects::default();
+            sync::lock(&line.state).wake_all(&mut effects);
+            effects.wake();
+        }
+    }
+}
+
+impl Drop for WaitingLine {
+    fn drop(&mut self) {
+        let mut lines = sync::lock(&self.lines.all);
+        // A new line may be in the map already.
+        if lines.get(&self.counters).is_some_and(|line| line.strong_count() == 0) {
+            lines.remove(&self.counters);
+        }
+    }
+}

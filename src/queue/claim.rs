@@ -1,0 +1,93 @@
+//! The claim of a request that may have to wait: tokens of one limit, or of several that are
+//! charged together (S37).
+
+use std::ops::{AddAssign, SubAssign};
+use std::sync::Arc;
+
+use crate::key::Key;
+use crate::quota::{Quota, Quotas};
+
+/// A key under one of the layer's limits. Requests with the same counters wait in one line.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub(crate) struct Counter {
+    /// The limit's position in the layer.
+    pub(crate) limit: usize,
+    pub(crate) key: Key,
+}
+
+/// The name of a limit, and the quotas that decide a charge under it.
+#[derive(PartialEq)]
+pub(crate) struct Term {
+    pub(crate) name: Arc<str>,
+    pub(crate) quotas: Quotas,
+}
+
+/// The terms of a request, in the order of its line's counters.
+pub(crate) type Terms = Arc<[Term]>;
+
+/// The tokens that a request waits for, the counters to take them from, and the quotas.
+pub(crate) struct Claim {
+    pub(crate) counters: Arc<[Counter]>,
+    pub(crate) terms: Terms,
+    pub(crate) cost: Tokens,
+}
+
+/// Numbers of tokens, one for each limit. All values in a line have the same number of limits.
+#[derive(Clone, PartialEq)]
+pub(crate) enum Tokens {
+    One(u128),
+    Several(Box<[u128]>),
+}
+
+impl Tokens {
+    pub(crate) fn of(costs: &[u64]) -> Self {
+        match *costs {
+            [cost] => Self::One(cost.into()),
+            ref costs => Self::Several(costs.iter().map(|cost| u128::from(*cost)).collect()),
+        }
+    }
+
+    /// Returns zero tokens for each of these limits.
+    pub(super) fn zeroed(&self) -> Self {
+        match self {
+            Self::One(_) => Self::One(0),
+            Self::Several(tokens) => Self::Several(vec![0; tokens.len()].into()),
+        }
+    }
+
+    /// Returns the cost for each limit, cut to what a charge can have.
+    pub(super) fn costs(&self) -> impl Iterator<Item = u64> + Clone {
+        let tokens = match self {
+            Self::One(tokens) => std::slice::from_ref(tokens),
+            Self::Several(tokens) => tokens,
+        };
+        tokens.iter().map(|tokens| (*tokens).min(Quota::MAX_TOKENS.into()) as u64)
+    }
+
+    /// Returns whether the limits could ever grant these tokens at once.
+    pub(super) fn can_be_granted(&self, terms: &Terms) -> bool {
+        terms.iter().zip(self.costs()).all(|(term, tokens)| term.quotas.can_grant(tokens))
+    }
+
+    fn change(&mut self, by: &Self, change: impl Fn(&mut u128, u128)) {
+        match (self, by) {
+            (Self::One(tokens), Self::One(by)) => change(tokens, *by),
+            (Self::Several(tokens), Self::Several(by)) => {
+                tokens.iter_mut().zip(by).for_each(|(tokens, by)| change(tokens, *by));
+            }
+            _ => unreachable!("a line's requests have the same limits"),
+        }
+    }
+}
+
+impl AddAssign<&Self> for Tokens {
+    fn add_assign(&mut self, more: &Self) {
+        self.change(more, |tokens, more| *tokens += more);
+    }
+}
+
+impl SubAssign<&Self> for Tokens {
+    fn sub_assign(&mut self, less: &Self) {
+        self.change(less, |tokens, less| *tokens -= less);
+    }
+}
