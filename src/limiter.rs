@@ -92,11 +92,6 @@ impl Limiter {
         self.scope.name()
     }
 
-    /// Returns whether the store has a deadline, so that a charge takes a while.
-    pub(crate) fn is_remote(&self) -> bool {
-        self.store.answers_within().is_some()
-    }
-
     /// Returns whether other processes count in the same store.
     pub(crate) fn is_shared(&self) -> bool {
         self.store.is_shared()

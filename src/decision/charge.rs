@@ -12,7 +12,6 @@ use super::standing::Usage;
 pub(crate) struct Ask {
     pub(crate) cost: u64,
     pub(crate) reserve: bool,
-    pub(crate) up_to: bool,
     /// `true` if nothing is taken: the standings are those before the charge.
     pub(crate) peek: bool,
 }
@@ -21,7 +20,7 @@ impl Ask {
     /// Returns whether the charge takes all of its cost now, or nothing.
     #[inline]
     pub(crate) fn is_plain(&self) -> bool {
-        !(self.reserve || self.up_to || self.peek)
+        !(self.reserve || self.peek)
     }
 }
 
@@ -88,13 +87,7 @@ impl Decision {
         windows: &[Window<'_>],
         ask: Ask,
     ) -> (Self, [Option<State>; N]) {
-        let mut cost = ask.cost;
-        if ask.up_to {
-            let available = windows.iter().map(|window| window.available(ask.reserve)).min();
-            // If nothing is available, the charge is refused as if for one token.
-            cost = cost.min(available.unwrap_or(0).max(1));
-        }
-        let mut refusing = 0;
+        let (cost, mut refusing) = (ask.cost, 0);
         for (i, window) in windows.iter().enumerate() {
             refusing |= u8::from(!window.fits(cost, ask.reserve)) << i;
         }

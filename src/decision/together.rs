@@ -141,7 +141,7 @@ impl Decision {
         let mut merging = Merging::new();
         for (i, limit) in limits.iter().enumerate() {
             // A late reservation is decided as if it passed, and then undone.
-            let ask = Ask { peek: !late && (is_peek || !fit), up_to: false, ..limit.ask };
+            let ask = Ask { peek: !late && (is_peek || !fit), ..limit.ask };
             let (mut decision, mut writes) = Self::over::<N>(now, limit.windows, ask);
             if late {
                 decision = decision.undone();

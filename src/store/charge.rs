@@ -18,7 +18,7 @@ use crate::window::{State, Window};
 ///
 /// let charge = Charge::new(account, 3);
 /// assert_eq!((charge.cost(), charge.account().key()), (3, &key));
-/// assert!(!charge.is_peek() && !charge.may_reserve() && !charge.is_up_to());
+/// assert!(!charge.is_peek() && !charge.may_reserve() );
 /// let (decision, writes) = charge.decide(now, |_quota| None);
 /// assert!(decision.allowed());
 /// let (_quota, state) = writes[0];
@@ -27,7 +27,6 @@ use crate::window::{State, Window};
 /// // Two are left.
 /// let decide = |charge: Charge<'_>| charge.decide(now, |_| Some(state)).0;
 /// assert!(!decide(charge).allowed());
-/// assert_eq!(decide(charge.up_to()).granted(), 2);
 /// assert!(decide(charge.reserving()).ready_at().is_some());
 /// assert!(!decide(charge.peeking()).allowed());
 /// // Without borrows, for a reply that comes later.
@@ -42,20 +41,13 @@ pub struct Charge<'a> {
 impl<'a> Charge<'a> {
     /// Creates a charge of `cost` tokens.
     pub fn new(account: Account<'a>, cost: u64) -> Self {
-        Self { account, ask: Ask { cost, reserve: false, up_to: false, peek: false } }
+        Self { account, ask: Ask { cost, reserve: false, peek: false } }
     }
 
     /// Lets the charge take tokens of later windows, as far as the quotas allow.
     #[must_use]
     pub fn reserving(mut self) -> Self {
         self.ask.reserve = true;
-        self
-    }
-
-    /// Lets the charge take fewer tokens than its cost, but at least one.
-    #[must_use]
-    pub fn up_to(mut self) -> Self {
-        self.ask.up_to = true;
         self
     }
 
@@ -79,11 +71,6 @@ impl<'a> Charge<'a> {
     /// Returns whether the charge may take tokens of later windows.
     pub fn may_reserve(&self) -> bool {
         self.ask.reserve
-    }
-
-    /// Returns whether the charge may take fewer tokens than its cost.
-    pub fn is_up_to(&self) -> bool {
-        self.ask.up_to
     }
 
     /// Returns whether the charge takes nothing.

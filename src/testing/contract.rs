@@ -26,7 +26,6 @@ pub(super) async fn check<S: Store>(new: impl Fn(ManualClock) -> S) {
     let (store, clock) = subject();
     peeks(store, clock).await;
     resets(subject().0).await;
-    partial_grants(subject().0).await;
     let (store, clock) = subject();
     refunds(store, clock).await;
 }
@@ -171,28 +170,6 @@ async fn resets<S: Store>(store: Arc<S>) {
     assert!(allowed(&here, "one", 1).await, "after a reset a key is new");
     assert!(!allowed(&here, "one", 1).await, "and counted");
     here.reset("unknown").await.expect("a key that was never charged is forgotten");
-}
-
-async fn partial_grants<S: Store>(store: Arc<S>) {
-    let scope = Scope::named("partial");
-    let quotas = Quota::per_minute(5).reserve_up_to(2).and(Quota::per_hour(100));
-    let key = Key::from("one");
-    let charge = |cost| Charge::new(Account::new(&scope, &quotas, &key), cost).up_to();
-    for (charge, granted, total) in [
-        (charge(3), 3, 3),
-        // A partial charge takes the same tokens from all quotas.
-        (charge(4), 2, 5),
-        (charge(1), 0, 5),
-        (charge(9).reserving(), 2, 7),
-        (charge(9).reserving(), 0, 7),
-        (charge(0), 0, 7),
-    ] {
-        let decision = store.charge(charge).await.expect("the store answers");
-        assert_eq!(decision.granted(), granted, "of up to {}", charge.cost());
-        assert_eq!(decision.allowed(), granted > 0 || charge.cost() == 0);
-        let used: Vec<_> = decision.usage().iter().map(|standing| standing.used()).collect();
-        assert_eq!(used, [total, total], "after up to {}", charge.cost());
-    }
 }
 
 async fn refunds<S: Store>(store: Arc<S>, clock: ManualClock) {

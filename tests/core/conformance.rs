@@ -46,7 +46,6 @@ enum Fault {
     ResetsTheFirstQuotaOnly,
     ResetsTheQuotasChargedLast,
     ResetsNothing,
-    GrantsAllOrNothing,
     NeverReserves,
     AlwaysReserves,
     /// No fault: several limits are charged in one step.
@@ -152,11 +151,9 @@ impl Store for Faulty {
             .then(|| STEP.lock().unwrap_or_else(|step| step.into_inner()));
         let now = self.now();
         let account = charge.account();
-        let plain = |cost| match (charge.may_reserve(), charge.is_up_to()) {
-            (false, false) => Charge::new(account, cost),
-            (true, false) => Charge::new(account, cost).reserving(),
-            (false, true) => Charge::new(account, cost).up_to(),
-            (true, true) => Charge::new(account, cost).reserving().up_to(),
+        let plain = |cost| match charge.may_reserve() {
+            false => Charge::new(account, cost),
+            true => Charge::new(account, cost).reserving(),
         };
         let again = |charge: Charge<'_>, peek: bool| {
             self.decide(if peek { charge.peeking() } else { charge }, now)
@@ -199,15 +196,6 @@ impl Store for Faulty {
                     }
                 }
                 decision
-            }
-            Fault::GrantsAllOrNothing if charge.may_reserve() => {
-                again(Charge::new(account, charge.cost()).reserving(), charge.is_peek())
-            }
-            Fault::GrantsAllOrNothing => {
-                again(Charge::new(account, charge.cost()), charge.is_peek())
-            }
-            Fault::NeverReserves if charge.is_up_to() => {
-                again(Charge::new(account, charge.cost()).up_to(), charge.is_peek())
             }
             Fault::NeverReserves => again(Charge::new(account, charge.cost()), charge.is_peek()),
             Fault::AlwaysReserves => self.decide(charge.reserving(), now),
@@ -374,7 +362,6 @@ mod the_suite_refuses_a_store_that {
         resets_the_first_quota_only: ResetsTheFirstQuotaOnly,
         resets_the_quotas_charged_last: ResetsTheQuotasChargedLast,
         resets_nothing: ResetsNothing,
-        grants_all_or_nothing: GrantsAllOrNothing,
         never_reserves: NeverReserves,
         always_reserves: AlwaysReserves,
         charges_limit_by_limit: ChargesLimitByLimit,

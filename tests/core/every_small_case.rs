@@ -107,29 +107,18 @@ impl Case<'_> {
         format!("{what}: {} with {states:?} at {now}", account.quotas())
     }
 
-    fn charge(&self, cost: u64, ask: Ask, up_to: bool) {
+    fn charge(&self, cost: u64, ask: Ask) {
         let charge = Charge::new(self.account, cost);
         let charge = match ask {
             Ask::Charge => charge,
             Ask::Reserve => charge.reserving(),
             Ask::Peek => charge.peeking(),
         };
-        let charge = if up_to { charge.up_to() } else { charge };
         let (decision, writes) = charge.decide(self.now as u64, |quota| self.load(quota));
         let mut model = self.model();
-        let cost = if up_to { self.up_to(cost, ask) } else { cost };
         let (expected, _) = model.ask(self.terms, self.now.into(), cost.into(), ask);
         assert_eq!(answer_of(&decision), expected, "{}", self.at(&format!("{charge:?}")));
         self.check_writes(&writes, &model, "charge");
-    }
-
-    /// The largest cost that passes, at least one.
-    fn up_to(&self, cost: u64, ask: Ask) -> u64 {
-        let passes = |cost: &u64| {
-            let fits = |(terms, window): (&Terms, _)| terms.fits(window, (*cost).into(), ask);
-            self.terms.iter().zip(self.model().look(self.terms, self.now.into())).all(fits)
-        };
-        (1..=cost).rev().find(passes).unwrap_or(cost.min(1))
     }
 
     fn adjust(&self, (decision, taken): &(Decision, Taken), tokens: u64, more: bool) {
@@ -175,11 +164,8 @@ fn check(size: Size, specs: &[Spec]) -> u64 {
             let case = Case { account, terms: &terms, states, now };
             for cost in 0..=most {
                 for ask in [Ask::Charge, Ask::Reserve, Ask::Peek] {
-                    case.charge(cost, ask, false);
+                    case.charge(cost, ask);
                 }
-            }
-            for ask in [Ask::Charge, Ask::Reserve] {
-                case.charge(most, ask, true);
             }
             for taken in &taken {
                 for tokens in [1, most] {

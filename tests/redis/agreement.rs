@@ -111,7 +111,6 @@ where
             }
             let mut charge = Charge::new(account, tokens(rng));
             charge = if rng.u8(..3) == 0 { charge.reserving() } else { charge };
-            charge = if rng.u8(..4) == 0 { charge.up_to() } else { charge };
             charge = if rng.u8(..5) == 0 { charge.peeking() } else { charge };
             last = Some(pair.charge(charge, &at).await);
         }

@@ -142,7 +142,6 @@ async fn change<S: Store>(with: impl Fn(RedisStore) -> S) {
             let charge = Charge::new(account, cost(&mut rng));
             let charge = match rng.u8(..6) {
                 0 => charge.peeking(),
-                1 => charge.up_to(),
                 2 | 3 => charge.reserving(),
                 _ => charge,
             };
@@ -289,7 +288,6 @@ async fn cross_format<S: Store>(with: impl Fn(RedisStore) -> S) {
             let charge = Charge::new(account, cost);
             let charge = match rng.u8(..8) {
                 0 => charge.reserving(),
-                1 => charge.up_to(),
                 2 => charge.peeking(),
                 _ => charge,
             };

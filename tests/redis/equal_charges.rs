@@ -55,7 +55,6 @@ async fn equal_charges_agree_with_memory() {
                 let charge = Charge::new(account, *rng.choice(&costs).expect("some"));
                 let charge = match rng.u8(..8) {
                     0 => charge.reserving(),
-                    1 => charge.up_to(),
                     2 => charge.peeking(),
                     _ => charge,
                 };

@@ -183,7 +183,6 @@ async fn gathered_calls_are_decided_in_the_order_they_were_made() {
                     let charge = Charge::new(account, tokens(&mut rng));
                     match rng.u8(..6) {
                         0 => charge.reserving(),
-                        1 => charge.up_to(),
                         2 => charge.peeking(),
                         _ => charge,
                     }

@@ -231,8 +231,7 @@ fn holds_until(charge: &Charge<'_>, decision: &Decision) -> Option<i64> {
         // At that time, the charge fits without debt.
         Some(retry_at) if !charge.may_reserve() => Some(retry_at),
         _ => {
-            let cost =
-                if charge.is_up_to() { 1 } else { charge.cost().min(Quota::MAX_TOKENS) as i64 };
+            let cost = charge.cost().min(Quota::MAX_TOKENS) as i64;
             let refuses = |i: &usize| {
                 let quota = &charge.account().quotas.as_slice()[*i];
                 let debt = if charge.may_reserve() { quota.max_reserved } else { 0 };

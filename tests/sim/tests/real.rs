@@ -216,7 +216,6 @@ async fn scripts_do_the_same_in_the_real_and_the_simulated_server() {
                     let charge = Charge::new(Account::new(scope, &limits, &key), cost);
                     let charge = match kind {
                         0 => charge.reserving(),
-                        1 => charge.up_to(),
                         2 => charge.peeking(),
                         _ => charge,
                     };

@@ -45,20 +45,15 @@ impl Commands {
     pub(crate) fn charge_all(&self, charges: &[Charge<'_>], now: Option<i64>) -> Vec<Cmd> {
         let peek = charges.iter().any(Charge::is_peek);
         let cmd = |charge: &Charge<'_>| {
-            let ask = Ask { peek, up_to: false, ..charge.ask };
+            let ask = Ask { peek, ..charge.ask };
             self.charge_call(&Charge { ask, ..*charge }, true, now)
         };
         charges.iter().map(cmd).collect()
     }
 
     fn charge_call(&self, charge: &Charge<'_>, grouped: bool, now: Option<i64>) -> Cmd {
-        let Ask { cost, reserve, peek, up_to, .. } = charge.ask;
-        let act = match (peek, up_to) {
-            (true, true) => "peek-up-to",
-            (true, false) => "peek",
-            (false, true) => "up-to",
-            (false, false) => "charge",
-        };
+        let Ask { cost, reserve, peek } = charge.ask;
+        let act = if peek { "peek" } else { "charge" };
         let general = || self.general_call(&charge.account, act, cost, reserve, grouped, &[], now);
         self.plain_call(charge, now).unwrap_or_else(general)
     }
@@ -102,7 +97,7 @@ impl Commands {
         // The tokens fit between the starts of two windows, in microseconds.
         let plain = quota.capacity == quota.limit
             && (1..=quota.limit.min(quota.window * 1_000 - 1)).contains(&ask.cost)
-            && !(ask.peek || ask.up_to || ask.reserve && quota.max_reserved > 0);
+            && !(ask.peek || ask.reserve && quota.max_reserved > 0);
         let grid = account.grid(&quota).filter(|_| plain)?;
         let mut cmd = self.begin_call(account);
         cmd.arg(ask.cost).arg(quota.counter().to_string()).arg(quota.window).arg(quota.limit);

@@ -66,7 +66,7 @@ if step == 1 then
 end
 
 -- Everything else.
--- args     what is done (charge, up-to, peek, peek-up-to, take, return), with how many tokens, and
+-- args     what is done (charge, peek, take, return), with how many tokens, and
 --          what the time is under a foreign clock; then for each quota: its field, length, limit,
 --          capacity, what may be used at most, its grid (-1: begins with the first charge, -2: of a
 --          calendar), and until when it takes returns; for a calendar that is the number of a window,
@@ -414,10 +414,7 @@ else
     available = min(available, q.limit > 0 and q.most - q.used or 0)
   end
   available = max(available, 0)
-  if act == 'up-to' or act == 'peek-up-to' then
-    tokens = min(tokens, max(available, 1))
-  end
-  local peeks = act == 'peek' or act == 'peek-up-to'
+  local peeks = act == 'peek'
   if tokens > available or tokens > 0 and #quotas > 1 and is_late() then
     taken = -1
   elseif not peeks then
