@@ -184,7 +184,9 @@ impl ClientIp {
     /// `x-real-ip`. If a request has this header twice, the proxy appended to what the client sent,
     /// and neither is trusted.
     ///
-    /// `x-forwarded-for` and `forwarded` are still read as lists.
+    /// `x-forwarded-for` and `forwarded` are still read as lists, and `cloudfront-viewer-address`
+    /// as an address with a port. The guide has [a table of platforms'
+    /// headers](crate::guide::behind_a_proxy#headers-of-platforms).
     ///
     /// Make sure that the proxy sets the header. If it only forwards it, clients can forge it.
     ///
@@ -210,7 +212,7 @@ impl ClientIp {
         self
     }
 
-    /// IPv6 addresses count by their first `bits`. The default is 64. See
+    /// IPv6 addresses count by their first `bits`, apart from local ones. The default is 64. See
     /// [`PeerIp::ipv6_prefix`](super::PeerIp::ipv6_prefix).
     ///
     /// # Panics

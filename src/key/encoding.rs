@@ -9,7 +9,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 ///
 /// Keys are created from numbers, names and addresses, and from tuples of these. Text longer than
 /// 64 bytes is hashed. IPv4-mapped IPv6 addresses count as IPv4; other IPv6 addresses count by
-/// their /64, see [`Key::from_ip`].
+/// their /64, apart from link-local and unique local ones, see [`Key::from_ip`].
 ///
 /// ```
 /// use std::net::{IpAddr, Ipv6Addr};
@@ -95,7 +95,8 @@ impl Key {
     }
 
     /// Creates a key from an address. An IPv6 address that is not IPv4-mapped counts by its first
-    /// `prefix` bits, at most 128. `Key::from(address)` uses 64.
+    /// `prefix` bits, at most 128. `Key::from(address)` uses 64. Link-local and unique local
+    /// addresses (`fe80::/10`, `fc00::/7`) count whole: strangers share their prefixes.
     #[inline(always)]
     pub fn from_ip(address: IpAddr, prefix: u8) -> Self {
         match address {
@@ -234,7 +235,8 @@ impl Key {
     /// Never inlined, so that [`push_ip`](Self::push_ip) is small enough to be.
     #[inline(never)]
     fn push_ipv6(&mut self, address: Ipv6Addr, prefix: u8) {
-        let prefix = prefix.min(128);
+        let is_local = address.is_unicast_link_local() || address.is_unique_local();
+        let prefix = if is_local { 128 } else { prefix.min(128) };
         let mask = u128::MAX.checked_shl(128 - u32::from(prefix)).unwrap_or(0);
         let mut part = [prefix; 17];
         part[1..].copy_from_slice(&(u128::from(address) & mask).to_be_bytes());

@@ -13,6 +13,7 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 const MAX_HOP: usize = 96;
 
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+const CLOUDFRONT: HeaderName = HeaderName::from_static("cloudfront-viewer-address");
 
 /// The header that names the hops.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -57,10 +58,11 @@ impl Source {
             }
             Self::Single(name) => {
                 let mut values = lines(name);
+                let address = if *name == CLOUDFRONT { address_before_port } else { hop_address };
                 // A proxy that sets this header leaves only one. If there are two, the client may
                 // have sent either.
                 match (values.next(), values.next()) {
-                    (Some(value), None) => see(hop_address(value)),
+                    (Some(value), None) => see(address(value)),
                     (Some(_), Some(_)) => see(None),
                     (None, _) => true,
                 };
@@ -142,6 +144,18 @@ fn hop_address(text: &[u8]) -> Option<IpAddr> {
         len += 1;
     }
     parse_address(&plain[..len])
+}
+
+/// Parses the address of a header that always has a port, also behind an IPv6 address without
+/// brackets: there, `2001:db8::7:443` would be an address by itself.
+fn address_before_port(text: &[u8]) -> Option<IpAddr> {
+    let text = str::from_utf8(text.trim_ascii()).ok()?;
+    match text.rsplit_once(':') {
+        Some((address, port)) if !text.starts_with('[') && is_port(port) => address.parse().ok(),
+        _ => {
+            parse_address(text.as_bytes()).filter(|_| text.starts_with('[') || !text.contains(':'))
+        }
+    }
 }
 
 /// Parses an address. Other names are none: `unknown`, `_hidden`, `unix:`, host names.

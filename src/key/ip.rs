@@ -28,11 +28,11 @@ pub struct PeerAddr(pub SocketAddr);
 
 /// Extracts the address of the peer: [`PeerAddr`], or, with the feature `axum`, axum's
 /// `ConnectInfo<SocketAddr>` (in tests of an app, `MockConnectInfo`). IPv6 addresses count by their
-/// /64.
+/// /64, apart from [link-local and unique local ones](Key::from_ip).
 ///
 /// Behind a proxy, this is the proxy's address, and all clients share one count. Use `client_ip()`
 /// there (feature `client-ip`). The log warns once if a request has a forwarding header and comes
-/// from a loopback or private address.
+/// from a loopback or private address, or if it comes from the gateway of a Docker network.
 pub fn peer_ip() -> PeerIp {
     PeerIp { ipv6_prefix: IPV6_PREFIX }
 }
@@ -45,9 +45,9 @@ pub struct PeerIp {
 }
 
 impl PeerIp {
-    /// IPv6 addresses count by their first `bits`. The default is 64. A host has at least a /64,
-    /// and many customers have a /56 or /48. Fewer bits cover such a customer, and affect more
-    /// neighbours.
+    /// IPv6 addresses count by their first `bits`, apart from local ones. The default is 64. A host
+    /// has at least a /64, and many customers have a /56 or /48. Fewer bits cover such a customer,
+    /// and affect more neighbours.
     ///
     /// # Panics
     /// If `bits` is above 128.
@@ -96,8 +96,8 @@ pub(super) fn notice_proxy(parts: &Parts) {
     #[cold]
     #[inline(never)]
     fn check_proxy(parts: &Parts) {
-        if peer(parts).is_ok_and(|peer| proxied::is_proxied(parts, peer)) {
-            proxied::log_hint();
+        if let Ok(peer) = peer(parts) {
+            proxied::log_hint(parts, peer);
         }
     }
     if proxied::is_check_due() {

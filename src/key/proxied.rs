@@ -3,7 +3,9 @@
 use std::cell::Cell;
 use std::net::IpAddr;
 
+use http::header::HOST;
 use http::request::Parts;
+use http::uri::Authority;
 
 use crate::observe;
 
@@ -11,6 +13,11 @@ const HINT: &str = "requests with forwarding headers come from a loopback or pri
     count by it: if that is a proxy, all of its clients share one count. Write \
     `.key(client_ip().trusting([\"10.0.0.0/8\"]))` with the addresses of your proxies (feature \
     `client-ip`), or `.key(client_ip().trusting_hops(0))` if there is no proxy";
+
+const DOCKER_HINT: &str = "requests come from the gateway of a Docker network and count by it: \
+    Docker's userland proxy hides clients that connect over IPv6, so that all of them share one \
+    count. Give the network IPv6 (`enable_ipv6: true` in compose.yaml), or write \
+    `.key(client_ip().trusting_hops(0))` if such peers are clients";
 
 /// Headers that proxies set; only a proxy knows which of them. Clients can send them, too, and a
 /// peer with a public address may be a client.
@@ -29,13 +36,27 @@ pub(super) fn is_check_due() -> bool {
     request < FIRST || request.is_multiple_of(LATER)
 }
 
-/// Returns whether a request from this peer has probably come through a proxy.
-pub(super) fn is_proxied(parts: &Parts, peer: IpAddr) -> bool {
-    is_local(peer) && FORWARDING.iter().any(|name| parts.headers.contains_key(*name))
+/// Logs a hint if a request from this peer has probably come through a proxy.
+pub(super) fn log_hint(parts: &Parts, peer: IpAddr) {
+    if is_local(peer) && FORWARDING.iter().any(|name| parts.headers.contains_key(*name)) {
+        observe::doubt(&HINT);
+    } else if is_docker_gateway(peer) && !asks_for_this_host(parts) {
+        observe::doubt(&DOCKER_HINT);
+    }
 }
 
-pub(super) fn log_hint() {
-    observe::doubt(&HINT);
+/// Returns whether this is the address from which Docker's proxy connects to a container of a
+/// network that has the usual addresses.
+fn is_docker_gateway(peer: IpAddr) -> bool {
+    matches!(peer.to_canonical(), IpAddr::V4(v4) if matches!(v4.octets(), [172, 16..32, 0, 1]))
+}
+
+/// Returns whether a request is for `localhost`, as those of a developer are, or for no host.
+fn asks_for_this_host(parts: &Parts) -> bool {
+    let header = parts.headers.get(HOST).and_then(|host| Authority::try_from(host.as_bytes()).ok());
+    let Some(host) = parts.uri.host().or(header.as_ref().map(Authority::host)) else { return true };
+    let address = host.trim_matches(['[', ']']).parse::<IpAddr>();
+    host.eq_ignore_ascii_case("localhost") || address.is_ok_and(|address| address.is_loopback())
 }
 
 /// Returns whether the address is of this host, of a private network, or of a provider's network.

@@ -198,6 +198,55 @@ const SINGLE: &[Case] = &[
     ("10.0.0.1", &["unknown"], "10.0.0.1", "no address"),
 ];
 
+/// Each row of the guide's table names a header, and values of it that stand for the same clients.
+#[test]
+fn the_guide_s_headers_of_platforms_are_read_as_it_says() {
+    let guide = include_str!("../../docs/behind-a-proxy.md");
+    let (_, section) = guide.split_once("## Headers of platforms").expect("the section");
+    let (section, _) = section.split_once("\n## ").expect("another section");
+    let rows = section.lines().filter(|line| line.starts_with("| ")).skip(1);
+    let mut headers = Vec::new();
+    for row in rows {
+        let cells: Vec<_> = row.split('|').map(str::trim).collect();
+        let in_code = |cell: &'static str| cell.split('`').skip(1).step_by(2);
+        let header = in_code(cells[2]).next().expect("a header");
+        for value in in_code(cells[3]) {
+            let client = if value.contains("2001") { "2001:db8::7" } else { "192.0.2.7" };
+            let parts = request("10.0.0.1", &[(header, value.as_bytes())]);
+            let found = ours().from_header(header).address(&parts).expect("a peer");
+            assert_eq!(found.to_string(), client, "{header}: {value}");
+        }
+        headers.push(header);
+    }
+    for header in
+        ["cloudfront-viewer-address", "cf-connecting-ip", "fly-client-ip", "true-client-ip"]
+    {
+        assert!(headers.contains(&header), "{header}");
+    }
+}
+
+#[test]
+fn a_header_that_always_has_a_port() {
+    check(&ours().from_header("CloudFront-Viewer-Address"), "cloudfront-viewer-address", WITH_PORT);
+}
+
+#[rustfmt::skip]
+const WITH_PORT: &[Case] = &[
+    ("192.0.2.7", &["8.8.8.8:80"], "192.0.2.7", "the peer is not trusted"),
+    ("10.0.0.1", &["192.0.2.7:46532"], "192.0.2.7", "IPv4"),
+    ("10.0.0.1", &["2001:db8:1:2:3:4:5:6:46532"], "2001:db8:1:2:3:4:5:6", "nine groups: the last is the port"),
+    ("10.0.0.1", &["2001:db8::7:46532"], "2001:db8::7", "a port of more digits than a group has"),
+    ("10.0.0.1", &["2001:db8::7:443"], "2001:db8::7", "a port that could be a group"),
+    ("10.0.0.1", &["2001:db8:1:2:3:4:5:443"], "10.0.0.1", "eight groups are seven and a port"),
+    ("10.0.0.1", &["2001:db8:::443"], "2001:db8::", "an address that ends with zeros"),
+    ("10.0.0.1", &["[2001:db8::7]:46532"], "2001:db8::7", "in brackets, should they come one day"),
+    ("10.0.0.1", &["::ffff:192.0.2.7:46532"], "192.0.2.7", "IPv4 in IPv6 clothing"),
+    ("10.0.0.1", &["2001:db8::7:99999"], "2001:db8::7", "five digits"),
+    ("10.0.0.1", &["2001:db8::7:100000"], "10.0.0.1", "six digits are no port"),
+    ("10.0.0.1", &["2001:db8::7:beef"], "10.0.0.1", "a group is no port"),
+    ("10.0.0.1", &["8.8.8.8:1", "192.0.2.7:2"], "10.0.0.1", "one was the client's"),
+];
+
 #[test]
 fn hops_by_number() {
     #[rustfmt::skip]
@@ -271,6 +320,13 @@ fn ipv6_counts_by_its_prefix() {
     assert_eq!(key(&wide, &a), key(&wide, &same_48));
     let exact = ours().ipv6_prefix(128);
     assert_ne!(key(&exact, &a), key(&exact, &same_64));
+    // Strangers share the prefixes of link-local and unique local addresses.
+    for (one, other) in [("fe80::a", "fe80::b"), ("fd00:1::a", "fd00:1::b"), ("fc00::1", "fc00::2")]
+    {
+        assert_ne!(key(&ours(), &at(one)), key(&ours(), &at(other)), "{one}");
+        assert_ne!(key(&wide, &at(one)), key(&wide, &at(other)), "{one}");
+        assert_ne!(key(&peer_ip(), &request(one, &[])), key(&peer_ip(), &request(other, &[])));
+    }
     // IPv4 knows no prefix.
     let (b, c) = (at("192.0.2.7"), at("192.0.2.8"));
     assert_ne!(key(&wide.ipv6_prefix(0), &b), key(&ours().ipv6_prefix(0), &c));

@@ -356,6 +356,40 @@ fn several_limits_that_a_request_meets_twice_with_another_key_are_no_mistake() {
 }
 
 #[test]
+/// Docker's userland proxy hides the clients that come over IPv6, and adds no header.
+#[test]
+fn clients_behind_dockers_userland_proxy_are_noticed() {
+    let log = logged(async || {
+        for layer in [per_minute(), limited_by(client_ip())] {
+            for peer in ["172.17.0.1", "172.18.0.1", "::ffff:172.31.0.1"] {
+                let _ = ask(&layer, with(from(peer), "host", "shop.example:8080")).await;
+                let mut request = from(peer);
+                *request.uri_mut() = "http://shop.example/".parse().expect("a URL");
+                let _ = ask(&layer, request).await;
+            }
+        }
+    });
+    let line = only_line(&log);
+    assert!(line.contains("Docker") && line.contains("enable_ipv6"), "{line}");
+    assert!(line.contains("`.key(client_ip().trusting_hops(0))`"), "{line}");
+}
+
+#[test]
+fn a_developer_who_asks_a_container_is_not_warned_of_docker() {
+    let log = logged(async || {
+        for host in ["localhost:8080", "127.0.0.1:8080", "[::1]:8080", "LOCALHOST", ""] {
+            let _ = ask(&per_minute(), with(from("172.17.0.1"), "host", host)).await;
+        }
+        let from_shop = |peer| with(from(peer), "host", "shop.example");
+        for peer in ["172.17.0.2", "172.17.1.1", "172.32.0.1", "10.0.0.1", "192.168.1.1"] {
+            let _ = ask(&per_minute(), from_shop(peer)).await;
+        }
+        let _ = ask(&limited_by(client_ip().trusting_hops(0)), from_shop("172.17.0.1")).await;
+        let _ = ask(&limited_by(global()), from_shop("172.17.0.1")).await;
+    });
+    assert_eq!(log, [""; 0]);
+}
+
 fn the_same_layer_twice_is_noticed_without_headers_and_with_a_queue() {
     for case in 0..3 {
         let log = logged_in_case(case, async |case| {
