@@ -223,6 +223,20 @@ impl Key {
         self.push(tag::SECRET, &hmac_sha256::Hash::hash(secret));
     }
 
+    /// Appends the value of an `Authorization` header: the case of its scheme and the number of
+    /// spaces behind it make no difference.
+    pub(super) fn push_credentials(&mut self, value: &[u8]) {
+        let Some(space) = value.iter().position(u8::is_ascii_whitespace) else {
+            return self.push_secret(value);
+        };
+        let (scheme, rest) = value.split_at(space);
+        let mut hash = hmac_sha256::Hash::new();
+        scheme.iter().for_each(|byte| hash.update([byte.to_ascii_lowercase()]));
+        hash.update(b" ");
+        hash.update(rest.trim_ascii_start());
+        self.push(tag::SECRET, &hash.finalize());
+    }
+
     #[inline(always)]
     pub(super) fn push_ip(&mut self, address: IpAddr, prefix: u8) {
         match address.to_canonical() {

@@ -3,6 +3,7 @@
 use std::marker::PhantomData;
 
 use http::HeaderName;
+use http::header::{AUTHORIZATION, PROXY_AUTHORIZATION};
 use http::request::Parts;
 
 use super::encoding::Key;
@@ -130,7 +131,8 @@ where
 ///
 /// A request is refused with 400 if the header is missing, empty, or occurs more than once;
 /// [`or`](KeyExtractor::or) adds a fallback. Any other value is a key, byte for byte, also if it is
-/// long or not text.
+/// long or not text. Only in `authorization` and `proxy-authorization`, the case of the scheme and
+/// the number of spaces behind it make no difference: `Bearer t` is `Key::secret("bearer t")`.
 ///
 /// # Panics
 /// If `name` is not a valid header name in lower case.
@@ -167,10 +169,15 @@ struct Header(HeaderName);
 
 impl KeyExtractor for Header {
     fn extract(&self, parts: &Parts, key: &mut Key) -> Result<(), MissingKey> {
-        let mut values = parts.headers.get_all(&self.0).iter();
+        // Space around a value is no part of it, and HTTP/2 servers leave it there.
+        let values = parts.headers.get_all(&self.0).iter();
+        let mut values = values.map(|value| value.as_bytes().trim_ascii());
         match (values.next(), values.next()) {
             (Some(value), None) if !value.is_empty() => {
-                key.push_secret(value.as_bytes());
+                match self.0 {
+                    AUTHORIZATION | PROXY_AUTHORIZATION => key.push_credentials(value),
+                    _ => key.push_secret(value),
+                }
                 Ok(())
             }
             _ => Err(MissingKey::header(&self.0)),

@@ -72,6 +72,35 @@ fn different_header_bytes_are_different_keys() {
 }
 
 #[test]
+fn one_credential_is_one_count_however_it_is_spelled() {
+    for name in ["authorization", "proxy-authorization"] {
+        let by = |value: &str| key(&header(name), &[(name, value.as_bytes())]);
+        let expected = Ok(Key::secret("bearer t"));
+        for value in ["Bearer t", "bearer t", "BEARER t", "Bearer  t", "Bearer \t t", " Bearer t "]
+        {
+            assert_eq!(by(value), expected, "{value:?}");
+        }
+        // The credential itself is what it is.
+        for value in ["Bearer T", "Bearer t t", "Basic t", "Bearert", "t"] {
+            assert_ne!(by(value), expected, "{value:?}");
+        }
+        assert_ne!(by("Bearer t t"), by("Bearer t  t"));
+        assert_ne!(by("T"), by("t"), "without a scheme all of it is the credential");
+        assert_eq!(by("T"), Ok(Key::secret("T")));
+    }
+    assert_ne!(api_key(&[b"Bearer t"]), api_key(&[b"bearer t"]), "not a header of credentials");
+}
+
+/// HTTP/1 servers take it off, HTTP/2 servers don't.
+#[test]
+fn space_around_a_value_is_no_part_of_it() {
+    for value in ["a", " a", "a ", "\t a \t"] {
+        assert_eq!(api_key(&[value.as_bytes()]), Ok(Key::secret("a")), "{value:?}");
+    }
+    assert!(api_key(&[b" \t "]).is_err());
+}
+
+#[test]
 fn a_header_value_never_collides_with_a_name_or_an_address() {
     let found = api_key(&[b"192.0.2.7"]).expect("a key");
     assert_ne!(found, Key::from("192.0.2.7"));
