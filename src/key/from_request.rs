@@ -188,8 +188,9 @@ impl KeyExtractor for Header {
 /// Extracts the route that axum matched, such as `/users/{id}`: one count for each route under one
 /// layer.
 ///
-/// Requests without a matching route (404s) share one count. Without the feature `axum`, requests
-/// are refused with 500.
+/// Requests without a matching route (404s) share one count. A service that
+/// [`nest_service`](axum::Router::nest_service) nests has one count for what is below its path.
+/// Without the feature `axum`, requests are refused with 500.
 ///
 /// ```
 /// use axum::{Router, routing::get};
@@ -220,8 +221,11 @@ struct MatchedPath;
 impl KeyExtractor for MatchedPath {
     #[cfg(feature = "axum")]
     fn extract(&self, parts: &Parts, key: &mut Key) -> Result<(), MissingKey> {
-        let path = parts.extensions.get::<axum::extract::MatchedPath>();
-        key.push_text(path.map_or("", |path| path.as_str()));
+        match parts.extensions.get::<axum::extract::MatchedPath>() {
+            Some(path) => key.push_text(path.as_str()),
+            // No route has this name.
+            None => key.push_text(&nested_path(parts).map_or_else(String::new, |p| p + "/{*}")),
+        }
         Ok(())
     }
 
@@ -231,4 +235,35 @@ impl KeyExtractor for MatchedPath {
             "matched_path() reads axum's routes: enable the feature `axum` of tower-fixed-window",
         ))
     }
+}
+
+/// Returns the path of a service that [`nest_service`](axum::Router::nest_service) nests, and that
+/// the request is on its way to.
+///
+/// axum sets no `MatchedPath` there, as it does not know the rest. But it does know where a router
+/// in that place would be: this asks one.
+#[cfg(feature = "axum")]
+#[cold]
+fn nested_path(parts: &Parts) -> Option<String> {
+    use std::pin::pin;
+    use std::sync::LazyLock;
+    use std::task::{Context, Poll, Waker};
+
+    use axum::extract::MatchedPath;
+    use axum::routing::any;
+    use axum::{Extension, Router, body::Body};
+    use tower_service::Service;
+
+    static IN_ITS_PLACE: LazyLock<Router> =
+        LazyLock::new(|| Router::new().route("/", any(async |path: MatchedPath| Extension(path))));
+
+    let mut request = http::Request::new(Body::empty());
+    *request.extensions_mut() = parts.extensions.clone();
+    // Nothing in it waits.
+    let response = pin!(IN_ITS_PLACE.clone().call(request));
+    let response = response.poll(&mut Context::from_waker(Waker::noop()));
+    let Poll::Ready(Ok(response)) = response else { return None };
+    // Requests without a route are at `/`.
+    let path = response.extensions().get::<MatchedPath>()?.as_str();
+    path.strip_suffix('/').filter(|path| !path.is_empty()).map(str::to_owned)
 }

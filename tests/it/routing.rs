@@ -154,6 +154,64 @@ async fn by_matched_path_each_route_has_a_count_and_all_404s_share_one() {
 }
 
 #[tokio::test]
+async fn a_skip_compares_the_path_as_it_is_where_the_layer_stands() {
+    use axum::extract::OriginalUri;
+
+    let skips_by = async |skip: fn(&http::request::Parts) -> bool, path: &str| {
+        let limit = || per_minute(10, Mood::Now).skip(skip);
+        let nested = Router::new().route("/health", on_get(async || "")).layer(limit());
+        let app = hello().route("/health", on_get(async || "")).layer(limit()).nest("/api", nested);
+        limit_headers(&ask(&app, path).await).is_empty()
+    };
+    let own = |parts: &http::request::Parts| parts.uri.path() == "/health";
+    let whole = |parts: &http::request::Parts| {
+        parts.extensions.get::<OriginalUri>().is_some_and(|uri| uri.path() == "/api/health")
+    };
+    assert!(skips_by(own, "/health").await && !skips_by(own, "/health/").await);
+    assert!(skips_by(own, "/api/health").await, "its beginning is cut off");
+    assert!(skips_by(whole, "/api/health").await && !skips_by(whole, "/health").await);
+}
+
+/// axum sets no `MatchedPath` for a nested service, which may be no router.
+#[tokio::test]
+async fn by_matched_path_each_nested_service_has_a_count() {
+    for mood in ANSWERS {
+        let layer = layered(everyone(10).key(matched_path()), mood);
+        let nested = |service: FixedWindowLayer| service.layer(service_fn(hello_service));
+        let inside = Router::new()
+            .nest_service("/a", nested(layer.clone()))
+            .nest_service("/b", nested(layer.clone()))
+            .nest("/c", hello().nest_service("/a", nested(layer.clone())))
+            .route_service("/d", nested(layer.clone()))
+            .fallback_service(nested(layer));
+
+        let layer = layered(everyone(10).key(matched_path()), mood);
+        let outside = Router::new()
+            .nest_service("/a", service_fn(hello_service))
+            .nest_service("/b", service_fn(hello_service))
+            .nest("/c", hello().nest_service("/a", service_fn(hello_service)))
+            .route_service("/d", service_fn(hello_service))
+            .layer(layer);
+        for (app, of) in [(inside, "inside"), (outside, "outside")] {
+            let paths = [
+                ("/a/1", 1),
+                ("/a/2", 2),
+                ("/b/1", 1),
+                ("/c/a/1", 1),
+                ("/c/a/2/3", 2),
+                ("/d", 1),
+                ("/no", 1),
+                ("/nor/this", 2),
+                ("/c/nor/that", 3),
+            ];
+            for (path, n) in paths {
+                assert_eq!(used(&ask(&app, path).await), n, "{path} {of}");
+            }
+        }
+    }
+}
+
+#[tokio::test]
 async fn named_layers_never_share_a_count() {
     for mood in ANSWERS {
         // On one store: the name alone keeps them apart.
