@@ -17,7 +17,8 @@ use http::{HeaderName, Method, StatusCode};
 use tokio::time::{Instant, sleep};
 use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_fixed_window::key::{extension, global, header};
-use tower_fixed_window::{EmptyBody, FixedWindowLayer, Key, Limit, MemoryStore, Quota};
+use tower_fixed_window::testing;
+use tower_fixed_window::{EmptyBody, FixedWindowLayer, Grpc, Key, Limit, MemoryStore, Quota};
 use tower_http::compression::CompressionLayer;
 use tower_http::cors::CorsLayer;
 use tower_http::timeout::TimeoutLayer;
@@ -82,6 +83,21 @@ async fn cors_outside_of_the_limit_lets_pages_read_a_refusal_and_answers_preflig
         assert_eq!(exposed.split(',').any(|exposed| exposed == name), ours, "{name}");
     }
     assert_eq!(limit_headers(&refused).len(), 5);
+}
+
+/// A page reads a gRPC-web refusal only if its status is exposed, too.
+#[test]
+fn the_guide_exposes_each_header_that_a_page_needs() {
+    let guide = include_str!("../../docs/ordering.md");
+    let (_, guide) = guide.split_once("let exposed = [").expect("a list");
+    let (exposed, _) = guide.split_once("];").expect("its end");
+    let layer = named("api", 0, Mood::Now).reject(Grpc);
+    let request = http::Request::post("/").header("content-type", "application/grpc-web+proto");
+    let refused = testing::ask(&layer, request);
+    for name in refused.headers().keys().map(HeaderName::as_str) {
+        let readable = ["content-type", "cache-control"].contains(&name);
+        assert!(readable || exposed.contains(&format!("\"{name}\"")), "{name} is not exposed");
+    }
 }
 
 #[tokio::test]

@@ -12,8 +12,8 @@ use http::{HeaderMap, Request, Response};
 use tower::{Layer, ServiceExt};
 use tower_fixed_window::key::global;
 use tower_fixed_window::{
-    EmptyBody, FixedWindowLayer, Headers, Key, Limit, Limiter, Limits, Line, OnStoreFailure, Quota,
-    Reject, Rejection, StoreError, testing,
+    EmptyBody, FixedWindowLayer, Grpc, Headers, Key, Limit, Limiter, Limits, Line, OnStoreFailure,
+    Quota, Reject, Rejection, StoreError, testing,
 };
 
 use crate::support::{
@@ -40,6 +40,32 @@ async fn refused<J: Reject<Body>>(layer: &FixedWindowLayer<J>) -> Response<Body>
     let service = layer.layer(axum::Router::new());
     let _ = service.clone().oneshot(get("/")).await.expect("infallible");
     service.oneshot(get("/asked")).await.expect("infallible")
+}
+
+/// Clients of gRPC-web read no answer of another content type than that of their request.
+#[test]
+fn a_refused_call_of_grpc_web_has_the_content_type_of_its_request() {
+    let layer = FixedWindowLayer::new(everyone(0)).reject(Grpc);
+    for (asked, answered) in [
+        (None, "application/grpc"),
+        (Some("application/grpc"), "application/grpc"),
+        (Some("application/grpc+proto"), "application/grpc"),
+        (Some("application/json"), "application/grpc"),
+        (Some("application/grpc-web"), "application/grpc-web"),
+        (Some("application/grpc-web+proto"), "application/grpc-web+proto"),
+        (Some("application/grpc-web-text+proto"), "application/grpc-web-text+proto"),
+        (Some("Application/gRPC-Web+proto"), "Application/gRPC-Web+proto"),
+    ] {
+        let request = Request::post("/");
+        let request = asked.into_iter().fold(request, |r, asked| r.header(CONTENT_TYPE, asked));
+        let refused = testing::ask(&layer, request);
+        assert_eq!(refused.headers()[CONTENT_TYPE], answered, "{asked:?}");
+        assert_eq!(
+            (refused.status(), &refused.headers()["grpc-status"]),
+            (200.try_into().unwrap(), &"8".parse().unwrap())
+        );
+        assert!(refused.body().is_empty());
+    }
 }
 
 /// The headers of a response, except those that describe the body.

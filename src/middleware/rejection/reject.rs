@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use bytes::Bytes;
+use http::header::CONTENT_TYPE;
 use http::request::Parts;
 use http::{HeaderName, HeaderValue, Response, StatusCode};
 
@@ -136,7 +137,7 @@ impl<B: From<Bytes>> Reject<B> for GitHubBody {
 
 /// Trailers-only responses of gRPC: 200 with `grpc-status: 8` (RESOURCE_EXHAUSTED), a message, and
 /// the rate-limit headers as metadata. A plain 429 would reach gRPC clients as UNAVAILABLE, which
-/// they retry at once.
+/// they retry at once. A call of gRPC-web is answered in its own content type.
 ///
 /// ```
 /// use http::Request;
@@ -155,7 +156,7 @@ pub struct Grpc;
 
 #[diagnostic::do_not_recommend]
 impl<B: Default> Reject<B> for Grpc {
-    fn reject(&self, _: &Parts, why: &Rejection<'_>) -> Response<B> {
+    fn reject(&self, parts: &Parts, why: &Rejection<'_>) -> Response<B> {
         const STATUS: HeaderName = HeaderName::from_static("grpc-status");
         const MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
         static GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
@@ -170,13 +171,19 @@ impl<B: Default> Reject<B> for Grpc {
                 _ => message.push(byte.into()),
             }
         }
-        let mut response = why.stamped(B::default(), Some(&GRPC));
+        let asked = parts.headers.get(CONTENT_TYPE).filter(|asked| is_grpc_web(asked));
+        let mut response = why.stamped(B::default(), asked.or(Some(&GRPC)));
         *response.status_mut() = StatusCode::OK;
         let headers = response.headers_mut();
         headers.insert(STATUS, HeaderValue::from(why.reason().consequences().grpc as u16));
         headers.extend(HeaderValue::try_from(message).ok().map(|message| (MESSAGE, message)));
         response
     }
+}
+
+fn is_grpc_web(content_type: &HeaderValue) -> bool {
+    const PREFIX: &[u8] = b"application/grpc-web";
+    content_type.as_bytes().get(..PREFIX.len()).is_some_and(|t| t.eq_ignore_ascii_case(PREFIX))
 }
 
 #[diagnostic::do_not_recommend]
