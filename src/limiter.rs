@@ -238,6 +238,7 @@ impl Limiter {
             Some(0) => Reply::now(()),
             Some(more) => {
                 account.scope().observe().settled(more);
+                likely_mistakes::note_cost(account, actual);
                 let taken = self.store.adjust(Adjust::take(account, more, decision));
                 match self.live.limit().warns() {
                     true => self.warn_after(taken, account, more, decision.is_local()),

@@ -7,6 +7,8 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use super::Live;
 use crate::limit::Limit;
 use crate::observe;
+use crate::quota::Quota;
+use crate::store::Account;
 #[cfg(feature = "redis")]
 use crate::store::RedisStore;
 use crate::store::{MemoryStore, Remote, Store};
@@ -19,6 +21,22 @@ pub(super) fn note_zero(limit: &Limit) {
             "a rate limit of 0 refuses every request: write a higher number, or for \"unlimited\" \
              return `Plan::UNLIMITED` from `Limit::by_plan(..)`; if all are to be refused, write \
              `Limit::by_plan(|_, _| Quota::per_minute(0))`"
+        ));
+    }
+}
+
+/// A true cost of many windows is often one in other units, and locks its key for as long.
+pub(super) fn note_cost(account: Account<'_>, cost: u64) {
+    const MANY: u64 = 10;
+
+    let windows = |quota: &Quota| cost.div_ceil(quota.limit().max(1));
+    if account.quotas().iter().any(|quota| windows(quota) >= MANY) {
+        observe::doubt(&format_args!(
+            "a true cost of the rate limit `{}` takes {MANY} or more of its windows to pay back, and \
+             its key is refused until then: if it is a slip of units, mend that, and lift it by \
+             `limits.of(name).reset(key)`; if it is right, raise the limit or charge a nearer \
+             estimate",
+            account.scope().name(),
         ));
     }
 }

@@ -26,8 +26,9 @@ use crate::timer::Runtime;
 ///
 /// A streamed body determines its cost as it goes. It keeps a [`CostMeter`], and the charge is
 /// corrected when the meter is dropped: at the end of the body, or when the client disconnects.
-/// Keep all of its costs up to date with each chunk, since any may be the last one. A meter without
-/// any cost refunds the charge.
+/// Keep all of its costs up to date with each chunk, since any may be the last one. A limit whose
+/// cost the meter was never told keeps its charge: the client may have left before the first chunk,
+/// after the service has paid for it. Report a cost of 0 by [`set`](CostMeter::set).
 ///
 /// ```
 /// use http::Response;
@@ -63,13 +64,9 @@ type Settle = Box<dyn FnOnce(&Costs) + Send>;
 pub(crate) struct Costs(Vec<(Box<str>, u64)>);
 
 impl Costs {
-    /// Returns the cost of a limit.
+    /// Returns the cost of a limit. If it was never reported, the charge stays: the body may have
+    /// ended before its first count of what was bought already (S15).
     pub(crate) fn of(&self, name: &str) -> Option<u64> {
-        // If there are none, the body ended before it reported any cost.
-        if self.0.is_empty() { Some(0) } else { self.get(name) }
-    }
-
-    fn get(&self, name: &str) -> Option<u64> {
         self.0.iter().find(|(other, _)| **other == *name).map(|(_, cost)| *cost)
     }
 
@@ -195,7 +192,7 @@ impl CostMeter {
 
     /// Returns the cost of the limit of this name so far.
     pub fn of(&self, name: &str) -> u64 {
-        self.costs.get(name).unwrap_or(0)
+        self.costs.of(name).unwrap_or(0)
     }
 }
 

@@ -363,8 +363,14 @@ fn a_stream_settles_each_limit_when_it_ends_however_early() {
     add(&mut cut, 1);
     drop(cut);
     assert_eq!(used(), [3, 401, 9]);
+    // It never heard of a cost: what it caused may have been bought.
     drop(nothing);
-    assert_eq!(used(), [3, 301, 4]);
+    assert_eq!(used(), [3, 401, 9]);
+    let mut free = metered();
+    assert_eq!(used(), [4, 501, 14]);
+    free.set("tokens", 0);
+    drop(free);
+    assert_eq!(used(), [4, 401, 14], "a cost of nothing is a cost");
 }
 
 /// Over a store elsewhere, which charges the limits one after the other.

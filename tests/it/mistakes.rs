@@ -26,8 +26,8 @@ use tower::{Layer, ServiceBuilder, ServiceExt, service_fn};
 use tower_fixed_window::key::{PeerAddr, client_ip, extension, global, header, peer_ip};
 use tower_fixed_window::store::{Remote, Store};
 use tower_fixed_window::{
-    FixedWindowLayer, Grpc, Headers, Key, KeyExtractor, Limit, Limiter, MemoryStore, Plan, Quota,
-    RateLimitEndpoint, RedisStore, TrueCost,
+    FixedWindowLayer, Grpc, Headers, Key, KeyExtractor, Limit, Limiter, Limits, Line, MemoryStore,
+    Plan, Quota, RateLimitEndpoint, RedisStore, TrueCost,
 };
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::filter::Targets;
@@ -216,6 +216,49 @@ fn true_costs_that_no_limit_takes_are_told_once() {
 const LOCAL: [&str; 9] = [
     "127.0.0.1",
     "10.0.0.5",
+/// It may be a slip of units, which locks its key for as many windows as it takes to pay back.
+#[test]
+fn a_true_cost_of_ten_windows_is_told_once() {
+    let settle = async |case: usize, cost: u64| {
+        let limit = |name| Quota::per_minute(100).name(name).key(global()).settled();
+        let limits = Limits::new([limit("tokens"), limit("cents")]);
+        let tokens = limits.of("tokens");
+        match case {
+            0 => {
+                let receipt =
+                    tokens.charge(Key::global(), 1).await.expect("memory").expect("passes");
+                tokens.settle(receipt, cost).await.expect("memory");
+            }
+            1 => {
+                let lines =
+                    [Line::new("tokens", Key::global(), 1), Line::new("cents", Key::global(), 1)];
+                let receipts = limits.charge(lines).await.expect("memory").expect("passes");
+                limits.settle(receipts, [("tokens", cost)]).await.expect("memory");
+            }
+            _ => {
+                let service = service_fn(move |_: Request<Body>| {
+                    let mut response = Response::new(Body::empty());
+                    response.extensions_mut().insert(TrueCost::of("tokens", cost));
+                    async { Ok::<_, Infallible>(response) }
+                });
+                let layer = FixedWindowLayer::new(&limits);
+                let _ = layer.layer(service).oneshot(get("/")).await;
+            }
+        }
+    };
+    for case in 0..3 {
+        let log = logged_in_case(case, async |case| {
+            settle(case, 900).await;
+            for _ in 0..3 {
+                settle(case, 901).await;
+            }
+            settle(case, 100_000).await;
+        });
+        let line = only_line(&log);
+        assert!(line.contains("`tokens`") && line.contains(".reset(key)"), "{line}");
+    }
+}
+
     "172.17.0.1",
     "192.168.1.9",
     "169.254.1.1",

@@ -320,6 +320,22 @@ fn streaming(chunks: u64) -> Response<Body> {
     response
 }
 
+/// The client hangs up before the first chunk, and the service may have bought what it costs.
+#[tokio::test]
+async fn a_stream_that_reported_no_cost_keeps_its_estimate() {
+    for mood in ANSWERS {
+        let layer = layered(everyone(1_000).cost_fn(|_| 10).settled(), mood);
+        let service = layer.layer(service_fn(async |_: Request<Body>| {
+            Ok::<_, std::convert::Infallible>(streaming(300))
+        }));
+        for requests in 1..=50 {
+            let Ok(response) = service.clone().oneshot(get("/")).await;
+            drop(response);
+            assert_eq!(peeked(&limiter_of(&layer)).await, 10 * requests);
+        }
+    }
+}
+
 #[tokio::test]
 async fn a_streamed_response_settles_once_when_it_ends_or_is_dropped() {
     for mood in ANSWERS {
