@@ -60,12 +60,13 @@ use crate::queue::{Lines, Queue};
 /// tokio runtime with timers (`enable_time`), or without the feature `tokio`, it reads only what is
 /// available immediately. A request with a larger `content-length`, or with `expect: 100-continue`,
 /// gets its response immediately. A client that floods an HTTP/2 connection with uploads beyond
-/// these bounds still loses it; hyper's `max_local_error_reset_streams` sets how soon.
+/// these bounds still loses it; hyper's `max_local_error_reset_streams` sets how soon. gRPC calls
+/// and WebSockets over HTTP/2 are refused within 0.1 s: their clients read an early answer.
 ///
 /// This works for axum's bodies. For the bodies of other servers, and for bodies that another layer
 /// has wrapped, name the type with [`drain_refused`](Self::drain_refused). Under axum it suffices
 /// to apply the limit with a separate `Router::layer` call: each of these calls turns bodies into
-/// axum's again.
+/// axum's again. [`drain_nothing`](Self::drain_nothing) turns it off.
 ///
 /// # Around a client
 ///
@@ -565,6 +566,20 @@ impl<J> FixedWindowLayer<J> {
     pub(super) fn options(&self) -> &Options {
         &self.options
     }
+    /// Refuses requests without reading the rest of their bodies, those of axum included: where
+    /// something in front of the server reads them, or where clients read an early answer.
+    ///
+    /// ```
+    /// use tower_fixed_window::{FixedWindowLayer, Quota};
+    ///
+    /// let layer = FixedWindowLayer::new(Quota::per_minute(60)).drain_nothing();
+    /// # let _ = layer;
+    /// ```
+    pub fn drain_nothing(mut self) -> Self {
+        self.options.drains.clear();
+        self
+    }
+
 
     #[cfg(feature = "openapi")]
     pub(super) fn rejects(&self) -> &J {

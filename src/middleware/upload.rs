@@ -5,6 +5,10 @@
 //! close the connection after many resets. So the layer reads and discards the rest of the body
 //! first. The bounds below keep a client from sending for ever.
 //!
+//! A gRPC call and an extended CONNECT may go on for hours, and their clients read an answer that
+//! comes before they have sent all (S17). What they have sent by then is read all the same: of a
+//! thousand calls that were reset with a message on its way, hyper closes the connection.
+//!
 //! The service accepts request bodies of any type, and can read only some of them. [`Drain::of`]
 //! names the types.
 
@@ -15,8 +19,9 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Buf;
-use http::header::EXPECT;
+use http::header::{CONTENT_TYPE, EXPECT};
 use http::request::Parts;
+use http::{Method, Version};
 use http_body::Body;
 
 use crate::timer::{Instant, Sleep};
@@ -25,6 +30,8 @@ use crate::timer::{Instant, Sleep};
 const MAX_BYTES: u64 = 16 << 20;
 /// The most time that reading takes.
 const MAX_TIME: Duration = Duration::from_secs(30);
+/// The most time that reading takes if the client reads an early answer.
+const MAX_TIME_OF_A_CALL: Duration = Duration::from_millis(100);
 /// Reading ends when no data came for this long: the client may be waiting for the response.
 const MAX_SILENCE: Duration = Duration::from_secs(1);
 /// The most frames in one poll, so that a body that always has data does not block other tasks.
@@ -78,14 +85,28 @@ impl Drain {
         // bound and be cut off anyway.
         let worth_it = (reader.left)(&body).is_some_and(|left| left <= MAX_BYTES)
             && !parts.headers.contains_key(EXPECT);
+        let time = if reads_early_answer(parts) { MAX_TIME_OF_A_CALL } else { MAX_TIME };
         worth_it.then(|| Rest {
             body: Box::pin(body),
             read: reader.read,
             left: MAX_BYTES,
-            until: Instant::now() + MAX_TIME,
+            until: Instant::now() + time,
             silence: None,
         })
     }
+}
+
+/// Returns whether the protocol lets the server answer before the end of the request, and its
+/// clients read that answer.
+fn reads_early_answer(parts: &Parts) -> bool {
+    const GRPC: &[u8] = b"application/grpc";
+    let content_type = parts.headers.get(CONTENT_TYPE).map(|value| value.as_bytes());
+    let is_grpc = content_type.is_some_and(|value| match value.split_at_checked(GRPC.len()) {
+        Some((kind, rest)) => kind.eq_ignore_ascii_case(GRPC) && rest.first() != Some(&b'-'),
+        None => false,
+    });
+    // Not a call over HTTP/1, nor gRPC-web, which has requests of one message.
+    parts.version >= Version::HTTP_2 && (is_grpc || parts.method == Method::CONNECT)
 }
 
 impl<B> Rest<B> {

@@ -3,10 +3,13 @@
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::body::Body;
 use axum::{Router, routing::get};
+use bytes::{Buf, BufMut, Bytes};
+use futures_util::{StreamExt, stream};
+use http::uri::PathAndQuery;
 use http::{Request, Response, StatusCode};
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioExecutor, TokioIo};
@@ -15,6 +18,7 @@ use hyper_util::service::TowerToHyperService;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tonic::Code;
+use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic::transport::server::{Server, TcpIncoming};
 use tonic::transport::{Channel, Endpoint};
 use tonic_health::pb::HealthCheckRequest;
@@ -170,6 +174,13 @@ async fn health<J>(layer: FixedWindowLayer<J>) -> HealthClient<Channel>
 where
     J: Reject<tonic::body::Body> + Clone + Send + Sync + 'static,
 {
+    HealthClient::new(health_channel(layer).await)
+}
+
+async fn health_channel<J>(layer: FixedWindowLayer<J>) -> Channel
+where
+    J: Reject<tonic::body::Body> + Clone + Send + Sync + 'static,
+{
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let addr = listener.local_addr().expect("bound");
     let (_reporter, health) = tonic_health::server::health_reporter();
@@ -179,7 +190,7 @@ where
         .serve_with_incoming(TcpIncoming::from(listener));
     tokio::spawn(server);
     let endpoint = Endpoint::from_shared(format!("http://{addr}")).expect("a URL");
-    HealthClient::new(endpoint.connect().await.expect("it listens"))
+    endpoint.connect().await.expect("it listens")
 }
 
 async fn check(client: &mut HealthClient<Channel>) -> Result<(), tonic::Status> {
@@ -207,6 +218,64 @@ async fn grpc_clients_see_resource_exhausted_and_when_to_come_back() {
 
     clock.advance(Duration::from_secs(field("retry-after").parse().expect("seconds")));
     check(&mut client).await.expect("it passes again");
+}
+
+/// Messages of bytes, so that no code is generated.
+#[derive(Clone, Copy, Default)]
+struct Plain;
+
+impl Codec for Plain {
+    type Encode = Bytes;
+    type Decode = Bytes;
+    type Encoder = Self;
+    type Decoder = Self;
+
+    fn encoder(&mut self) -> Self {
+        Self
+    }
+
+    fn decoder(&mut self) -> Self {
+        Self
+    }
+}
+
+impl Encoder for Plain {
+    type Item = Bytes;
+    type Error = tonic::Status;
+
+    fn encode(&mut self, message: Bytes, into: &mut EncodeBuf<'_>) -> Result<(), tonic::Status> {
+        into.put(message);
+        Ok(())
+    }
+}
+
+impl Decoder for Plain {
+    type Item = Bytes;
+    type Error = tonic::Status;
+
+    fn decode(&mut self, from: &mut DecodeBuf<'_>) -> Result<Option<Bytes>, tonic::Status> {
+        Ok(Some(from.copy_to_bytes(from.remaining())))
+    }
+}
+
+/// It was read for 30 s before, as an upload is.
+#[tokio::test]
+async fn a_grpc_call_in_both_directions_is_refused_while_it_sends() {
+    let layer = FixedWindowLayer::new(everyone(0).store(TestStore::new(Mood::Now)));
+    let layer = layer.reject(Grpc).drain_refused::<tonic::body::Body>();
+    let mut grpc = tonic::client::Grpc::new(health_channel(layer).await);
+    let start = Instant::now();
+    for _ in 0..3 {
+        grpc.ready().await.expect("connected");
+        let messages = stream::repeat(Bytes::from("a message")).then(async |message| {
+            tokio::time::sleep(Duration::from_millis(500)).await;
+            message
+        });
+        let path = PathAndQuery::from_static("/chat.Chat/Talk");
+        let refused = grpc.streaming(tonic::Request::new(messages), path, Plain).await;
+        assert_eq!(refused.expect_err("it is refused").code(), Code::ResourceExhausted);
+    }
+    assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
 }
 
 #[tokio::test]

@@ -23,8 +23,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Builder;
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
-use tower_fixed_window::FixedWindow;
 use tower_fixed_window::testing::block_on;
+use tower_fixed_window::{FixedWindow, Grpc};
 use tower_http::decompression::{DecompressionBody, RequestDecompressionLayer};
 use tower_http::limit::RequestBodyLimitLayer;
 use tower_http::timeout::{RequestBodyTimeoutLayer, TimeoutBody};
@@ -148,6 +148,45 @@ async fn a_client_that_pauses_its_upload_gets_the_refusal_after_a_second() {
         let response = refusing.oneshot(request).await.expect("infallible");
         assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
         assert_eq!(start.elapsed().as_millis() / 10, 100, "about a second");
+    }
+}
+
+/// A request that goes on, of a client that reads an early answer.
+fn open_ended(method: &str, version: Version, content_type: &str) -> Request<Body> {
+    let frames = stream::repeat("x").then(async |x| {
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        Ok::<_, Infallible>(x)
+    });
+    let request = Request::builder().method(method).uri("/").version(version);
+    let request = request.header("content-type", content_type);
+    request.body(Body::from_stream(frames)).expect("a request")
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_whose_client_reads_an_early_answer_is_refused_at_once() {
+    const GRPC: &str = "application/grpc";
+    for mood in ANSWERS {
+        for (method, version, content_type, early) in [
+            ("POST", Version::HTTP_2, GRPC, true),
+            ("POST", Version::HTTP_2, "application/grpc+proto", true),
+            ("POST", Version::HTTP_3, GRPC, true),
+            ("CONNECT", Version::HTTP_2, "", true),
+            ("POST", Version::HTTP_2, "application/grpc-web+proto", false),
+            ("POST", Version::HTTP_2, "text/plain", false),
+            ("POST", Version::HTTP_11, GRPC, false),
+        ] {
+            let start = tokio::time::Instant::now();
+            let request = open_ended(method, version, content_type);
+            let response = per_minute(0, mood).layer(Router::new()).oneshot(request).await;
+            assert_eq!(response.expect("infallible").status(), StatusCode::TOO_MANY_REQUESTS);
+            let tenths = start.elapsed().as_millis() / 100;
+            assert_eq!(tenths, if early { 1 } else { 300 }, "{method} {version:?} {content_type}");
+        }
+        let start = tokio::time::Instant::now();
+        let at_once = per_minute(0, mood).drain_nothing().layer(Router::new());
+        let response = at_once.oneshot(open_ended("POST", Version::HTTP_2, "text/plain")).await;
+        assert_eq!(response.expect("infallible").status(), StatusCode::TOO_MANY_REQUESTS);
+        assert!(start.elapsed().is_zero());
     }
 }
 
@@ -305,6 +344,41 @@ async fn three_thousand_refused_uploads_do_not_block_an_http2_connection() {
     let request = client.post(format!("http://{addr}/passes")).body("hello");
     assert_eq!(request.send().await.expect("an answer").status(), StatusCode::OK);
     assert_eq!(connections.load(Ordering::SeqCst), 1);
+}
+
+/// Unary calls, calls of a large message, and calls that are never done.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn three_thousand_refused_calls_do_not_block_an_http2_connection() {
+    let refusing = per_minute(0, Mood::Now).reject(Grpc);
+    let passed = Router::new().route("/passes", post(async |body: Bytes| body));
+    let app = Router::new().route("/", post(async |body: Bytes| body)).layer(refusing);
+    let endless = || {
+        let messages = stream::repeat("x").then(async |x| {
+            tokio::time::sleep(Duration::from_millis(500)).await;
+            Ok::<_, Infallible>(x)
+        });
+        reqwest::Body::wrap_stream(messages)
+    };
+    let bodies: [&dyn Fn() -> reqwest::Body; 3] =
+        [&|| "unary".into(), &|| vec![7; 100_000].into(), &endless];
+    for body in bodies {
+        let connections = Arc::new(AtomicU64::new(0));
+        let app = app.clone().merge(passed.clone());
+        let addr = serve_counting(app, Arc::clone(&connections)).await;
+        let client = reqwest::Client::builder().no_proxy().http2_prior_knowledge().build();
+        let client = client.expect("a client");
+        let refused = async || {
+            let request = client.post(format!("http://{addr}/")).body(body());
+            let request = request.header("content-type", "application/grpc");
+            let response = request.send().await.expect("no broken connection");
+            assert_eq!(response.headers()["grpc-status"], "8");
+            response.bytes().await.expect("no broken body");
+        };
+        stream::iter(0..3_000).for_each_concurrent(20, async |_| refused().await).await;
+        let request = client.post(format!("http://{addr}/passes")).body("hello");
+        assert_eq!(request.send().await.expect("an answer").status(), StatusCode::OK);
+        assert_eq!(connections.load(Ordering::SeqCst), 1);
+    }
 }
 
 /// Serves over HTTP/1 and HTTP/2, and counts the connections.
