@@ -137,9 +137,10 @@ macro_rules! no_peer {
             "requests carry no peer address. axum: ",
             $axum,
             "serve the app with `axum::serve(listener, \
-             app.into_make_service_with_connect_info::<SocketAddr>())`. Other servers: insert \
-             `tower_fixed_window::key::PeerAddr` into each request's extensions (salvo: in a handler \
-             before the limit, by `.hoop(..)`), or write `.key_fn(..)`; docs/other-stacks.md has a \
+             app.into_make_service_with_connect_info::<SocketAddr>())`. Other servers, and axum with \
+             a `Connected` type of your own: insert `tower_fixed_window::key::PeerAddr` into each \
+             request's extensions (salvo: in a handler before the limit, by `.hoop(..)`), or write \
+             `.key_fn(..)`; docs/other-stacks.md has a \
              program for each. A Unix socket has no addresses: in axum, write \
              `.layer(axum::Extension(PeerAddr(([127, 0, 0, 1], 0).into())))` after the limit, and for \
              the clients of a proxy `client_ip().trusting([\"127.0.0.1\"])`"

@@ -179,9 +179,12 @@ impl<J> FixedWindowLayer<J> {
     /// [`Limit::by_plan`](crate::Limit::by_plan) returns `None`.
     ///
     /// Exempt requests by properties that a client can't choose: not by a header, and by a path
-    /// only if its handler is cheap, as for most health probes. Better, add the route of a probe
-    /// outside of the layer, or exempt the prober by its address: `client_ip().is_in(..)` (feature
-    /// `client-ip`) is a closure for this.
+    /// only if its handler is cheap, as for most health probes. A path is compared as text:
+    /// `/health/` is another one, and inside of a nested router its beginning is cut off (axum
+    /// keeps the whole one in the extension `OriginalUri`). So don't limit `/login` by skipping all
+    /// else, which may let `/login/` through: put the layer on its route. Better, add the route of
+    /// a probe outside of the layer, or exempt the prober by its address: `client_ip().is_in(..)`
+    /// (feature `client-ip`) is a closure for this.
     ///
     /// ```
     /// use http::Request;
@@ -562,10 +565,6 @@ impl<J> FixedWindowLayer<J> {
         self
     }
 
-    #[cfg(feature = "openapi")]
-    pub(super) fn options(&self) -> &Options {
-        &self.options
-    }
     /// Refuses requests without reading the rest of their bodies, those of axum included: where
     /// something in front of the server reads them, or where clients read an early answer.
     ///
@@ -580,6 +579,10 @@ impl<J> FixedWindowLayer<J> {
         self
     }
 
+    #[cfg(feature = "openapi")]
+    pub(super) fn options(&self) -> &Options {
+        &self.options
+    }
 
     #[cfg(feature = "openapi")]
     pub(super) fn rejects(&self) -> &J {

@@ -148,8 +148,12 @@ fn a_key_that_the_server_leaves_out_is_a_mistake_in_several_limits_too() {
 fn without_a_subscriber_a_mistake_goes_to_standard_error() {
     let log = logged(async || without_addresses().await);
     assert!(only_line(&log).starts_with("tower_fixed_window: "), "{log:#?}");
-    for advice in [CONNECT_INFO, "`tower_fixed_window::key::PeerAddr`", "salvo: ", "`.key_fn(..)`"]
-    {
+    for advice in [
+        CONNECT_INFO,
+        "axum with a `Connected` type of your own: insert `tower_fixed_window::key::PeerAddr`",
+        "salvo: ",
+        "`.key_fn(..)`",
+    ] {
         assert!(log[0].contains(advice), "{log:#?}");
     }
 }
@@ -212,10 +216,6 @@ fn true_costs_that_no_limit_takes_are_told_once() {
     }
 }
 
-/// Addresses of peers that are hardly clients of a public server.
-const LOCAL: [&str; 9] = [
-    "127.0.0.1",
-    "10.0.0.5",
 /// It may be a slip of units, which locks its key for as many windows as it takes to pay back.
 #[test]
 fn a_true_cost_of_ten_windows_is_told_once() {
@@ -259,6 +259,10 @@ fn a_true_cost_of_ten_windows_is_told_once() {
     }
 }
 
+/// Addresses of peers that are hardly clients of a public server.
+const LOCAL: [&str; 9] = [
+    "127.0.0.1",
+    "10.0.0.5",
     "172.17.0.1",
     "192.168.1.9",
     "169.254.1.1",
@@ -352,6 +356,40 @@ fn nobody_is_warned_of_a_proxy_who_has_none_or_trusts_it() {
     assert_eq!(log, [""; 0]);
 }
 
+/// Docker's userland proxy hides the clients that come over IPv6, and adds no header.
+#[test]
+fn clients_behind_dockers_userland_proxy_are_noticed() {
+    let log = logged(async || {
+        for layer in [per_minute(), limited_by(client_ip())] {
+            for peer in ["172.17.0.1", "172.18.0.1", "::ffff:172.31.0.1"] {
+                let _ = ask(&layer, with(from(peer), "host", "shop.example:8080")).await;
+                let mut request = from(peer);
+                *request.uri_mut() = "http://shop.example/".parse().expect("a URL");
+                let _ = ask(&layer, request).await;
+            }
+        }
+    });
+    let line = only_line(&log);
+    assert!(line.contains("Docker") && line.contains("enable_ipv6"), "{line}");
+    assert!(line.contains("`.key(client_ip().trusting_hops(0))`"), "{line}");
+}
+
+#[test]
+fn a_developer_who_asks_a_container_is_not_warned_of_docker() {
+    let log = logged(async || {
+        for host in ["localhost:8080", "127.0.0.1:8080", "[::1]:8080", "LOCALHOST", ""] {
+            let _ = ask(&per_minute(), with(from("172.17.0.1"), "host", host)).await;
+        }
+        let from_shop = |peer| with(from(peer), "host", "shop.example");
+        for peer in ["172.17.0.2", "172.17.1.1", "172.32.0.1", "10.0.0.1", "192.168.1.1"] {
+            let _ = ask(&per_minute(), from_shop(peer)).await;
+        }
+        let _ = ask(&limited_by(client_ip().trusting_hops(0)), from_shop("172.17.0.1")).await;
+        let _ = ask(&limited_by(global()), from_shop("172.17.0.1")).await;
+    });
+    assert_eq!(log, [""; 0]);
+}
+
 /// An app with a limit on a nested router and around all of it.
 fn twice(inner: FixedWindowLayer, outer: FixedWindowLayer) -> Router {
     let nested = Router::new().route("/", on_get(async || "hello")).layer(inner);
@@ -399,40 +437,6 @@ fn several_limits_that_a_request_meets_twice_with_another_key_are_no_mistake() {
 }
 
 #[test]
-/// Docker's userland proxy hides the clients that come over IPv6, and adds no header.
-#[test]
-fn clients_behind_dockers_userland_proxy_are_noticed() {
-    let log = logged(async || {
-        for layer in [per_minute(), limited_by(client_ip())] {
-            for peer in ["172.17.0.1", "172.18.0.1", "::ffff:172.31.0.1"] {
-                let _ = ask(&layer, with(from(peer), "host", "shop.example:8080")).await;
-                let mut request = from(peer);
-                *request.uri_mut() = "http://shop.example/".parse().expect("a URL");
-                let _ = ask(&layer, request).await;
-            }
-        }
-    });
-    let line = only_line(&log);
-    assert!(line.contains("Docker") && line.contains("enable_ipv6"), "{line}");
-    assert!(line.contains("`.key(client_ip().trusting_hops(0))`"), "{line}");
-}
-
-#[test]
-fn a_developer_who_asks_a_container_is_not_warned_of_docker() {
-    let log = logged(async || {
-        for host in ["localhost:8080", "127.0.0.1:8080", "[::1]:8080", "LOCALHOST", ""] {
-            let _ = ask(&per_minute(), with(from("172.17.0.1"), "host", host)).await;
-        }
-        let from_shop = |peer| with(from(peer), "host", "shop.example");
-        for peer in ["172.17.0.2", "172.17.1.1", "172.32.0.1", "10.0.0.1", "192.168.1.1"] {
-            let _ = ask(&per_minute(), from_shop(peer)).await;
-        }
-        let _ = ask(&limited_by(client_ip().trusting_hops(0)), from_shop("172.17.0.1")).await;
-        let _ = ask(&limited_by(global()), from_shop("172.17.0.1")).await;
-    });
-    assert_eq!(log, [""; 0]);
-}
-
 fn the_same_layer_twice_is_noticed_without_headers_and_with_a_queue() {
     for case in 0..3 {
         let log = logged_in_case(case, async |case| {

@@ -11,7 +11,7 @@ use tower_fixed_window::{FixedWindowLayer, Quota};
 use tower_http::trace::TraceLayer;
 
 use crate::support::{
-    ANSWERS, TestStore, everyone, get, layered, limit_headers, named, per_minute, used,
+    ANSWERS, Mood, TestStore, everyone, get, layered, limit_headers, named, per_minute, used,
 };
 
 async fn ask(app: &Router, path: &str) -> Response {
