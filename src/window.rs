@@ -360,7 +360,8 @@ impl<'a> Window<'a> {
             return Some(0);
         }
         let windows = windows_for(self.counted() + cost - limit(self.quota), self.quota)?;
-        Some(windows.max(1))
+        // What stands above a limit that was lowered is no debt, but leaves no room for more (S5).
+        Some(windows.max(i64::from(cost > 0)))
     }
 
     /// Returns the start of the `n`th window after this one.

@@ -205,4 +205,15 @@ async fn refunds<S: Store>(store: Arc<S>, clock: ManualClock) {
     store.adjust(Adjust::take(account, 2, &decision)).await.expect("the store answers");
     let decision = store.charge(Charge::new(account, 0)).await.expect("the store answers");
     assert_eq!(decision.used(), 7, "what was used is counted past the limit");
+
+    // What stands above a limit that was lowered is no debt, so that no later window is reserved
+    // (S5).
+    let reserving = |limit| Quotas::from(Quota::per_minute(limit).reserve_up_to(77));
+    let (high, low, key) = (reserving(60), reserving(2), Key::from("lowered"));
+    let charge = Charge::new(Account::new(&scope, &high, &key), 2);
+    let first = store.charge(charge).await.expect("the store answers");
+    assert!(store.charge(charge).await.expect("the store answers").allowed());
+    let account = Account::new(&scope, &low, &key);
+    store.adjust(Adjust::refund(account, 2, &first)).await.expect("the store answers");
+    assert_eq!(used(&limit, "lowered").await, [2], "a lowered limit takes tokens back");
 }

@@ -195,7 +195,8 @@ impl Terms {
         let mut windows = 0;
         if now.used + more > self.limit && self.limit > 0 {
             let debt = self.lasting(now) + more - self.limit;
-            windows = self.windows_for(debt).expect("a limit").max(1);
+            // What stands above a limit that was lowered is no debt (S5).
+            windows = self.windows_for(debt).expect("a limit").max(i128::from(more > 0));
         }
         (self.after(now.start, windows), self.after(now.start, windows + 1))
     }

@@ -205,7 +205,8 @@ local function in_debt(q, added)
   if q.used + added <= q.limit then
     return 0
   end
-  return max(floor((counted(q) + added - q.limit - 1) / q.limit) + 1, 1)
+  -- What stands above a limit that was lowered is no debt, but leaves no room for more.
+  return max(floor((counted(q) + added - q.limit - 1) / q.limit) + 1, added > 0 and 1 or 0)
 end
 
 -- What else a field may hold is that key's own failure.
