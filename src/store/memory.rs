@@ -194,12 +194,16 @@ impl MemoryStore {
         now
     }
 
-    /// Sets a shard's time to an exact one, also if the clock has stepped back.
+    /// Sets a shard's time to an exact one, and that of all others if the clock has stepped back:
+    /// what was counted ahead ends a window from now also where no key is charged until then.
     fn go_by(&self, now: Reading, shard: &mut Shard) {
         if shard.is_unallocated() {
             shard.allocate(now.at, self.memory.buckets);
         } else if !shard.enter(now.at) {
             shard.step_back(now.at);
+            // To wait for one here could wait for ever. Its next charge notices by itself.
+            let free = self.memory.shards.iter().filter_map(LockedShard::try_lock);
+            free.for_each(|mut other| other.follow_back(now.at));
             self.memory
                 .quiet_until
                 .fetch_min(now.at.saturating_add(MINUTE).max(0) as u64, Ordering::Relaxed);

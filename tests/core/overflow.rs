@@ -440,6 +440,27 @@ fn a_clock_that_was_a_year_ahead_for_a_moment_refuses_new_keys_for_a_window_at_m
     }
 }
 
+/// The store is full of windows that begin in a year. Each of its parts was charged then, and only one
+/// of them after the clock was set right.
+#[test]
+fn a_clock_that_was_a_year_ahead_is_forgotten_an_hour_after_one_charge() {
+    const MAX_KEYS: u64 = 20_000;
+    for quota in [Quota::per_minute(1), Quota::per_minute(1).from_first_request()] {
+        let (store, clock) = small(MAX_KEYS as usize);
+        let limiter = Limit::new(quota).name("limited").store(store);
+        let passed = |keys: std::ops::Range<u64>| {
+            keys.filter(|key| answer(limiter.check(*key)).allowed()).count() as u64
+        };
+        clock.advance(Duration::from_secs(365 * 86_400));
+        assert!(passed(0..3 * MAX_KEYS) >= MAX_KEYS);
+        clock.set_ms(NOW_MS);
+        assert_eq!(passed(0..1), 0, "a step back grants nothing");
+        clock.advance(Duration::from_secs(3_600));
+        let new = 9 * MAX_KEYS;
+        assert_eq!(passed(new..new + 1_000), 1_000, "{quota}");
+    }
+}
+
 /// S4, S30: an overflow that has ended is no longer read, so a reset frees entries.
 #[test]
 fn a_clock_that_was_a_year_ahead_leaves_no_overflow_behind() {

@@ -89,9 +89,9 @@ pub(super) fn write(memory: &Memory, seeds: Seeds, out: &mut impl Write) -> io::
             .into_iter()
             .for_each(|part| write_part(memory, shard, part, now, &mut bytes));
         // Read after the tables, so that no copied entry is of a later time.
-        let Times { latest, ahead_until } = memory.shards.at(shard).lock().times();
+        let Times { latest, stepped_back_at } = memory.shards.at(shard).lock().times();
         bytes.extend(latest.to_le_bytes());
-        bytes.extend(ahead_until.to_le_bytes());
+        bytes.extend(stepped_back_at.to_le_bytes());
         flush(&mut bytes)?;
     }
     // Written after the entries, so that each copied entry's counter is among these.
@@ -208,7 +208,7 @@ pub(super) fn read(input: &mut impl Read, max_keys: usize, now: i64) -> io::Resu
     let mut shards = Vec::new();
     for _ in 0..count {
         let (own, overflow) = (input.buckets(now)?, input.buckets(now)?);
-        let times = Times { latest: input.number()?, ahead_until: input.number()? };
+        let times = Times { latest: input.number()?, stepped_back_at: input.number()? };
         shards.push(Shard::restored(times, own, overflow, max_buckets, now));
     }
     // A table that holds more than this store is made for keeps its size.

@@ -31,6 +31,13 @@ impl LockedShard {
         self.lock_for_charge().into_any()
     }
 
+    /// Locks the shard, unless it is locked.
+    pub(super) fn try_lock(&self) -> Option<MutexGuard<'_, Shard>> {
+        let shard = self.shard.try_lock().ok()?;
+        self.last_refused.clear();
+        Some(shard)
+    }
+
     #[inline(always)]
     pub(super) fn lock_for_charge(&self) -> LockedForCharge<'_> {
         let Self { shard, last_refused } = self;

@@ -39,15 +39,15 @@ pub(super) struct Shard {
     /// The latest time of a call since the clock stepped back. A shard without tables has the end
     /// of time here, so that the first call takes the slow path.
     latest: i64,
-    /// Windows that were opened before the clock stepped back begin no later than this.
-    ahead_until: i64,
+    /// When the clock last stepped back, or 0. Windows that begin later than now are from before.
+    stepped_back_at: i64,
 }
 
 impl Default for Shard {
     fn default() -> Self {
         let (table, overflow) = Default::default();
-        let (latest, ahead_until, overflow_until, overflowed) = (MAX, 0, 0, 0);
-        Self { table, overflow, overflow_until, overflowed, latest, ahead_until }
+        let (latest, stepped_back_at, overflow_until, overflowed) = (MAX, 0, 0, 0);
+        Self { table, overflow, overflow_until, overflowed, latest, stepped_back_at }
     }
 }
 
@@ -135,10 +135,16 @@ impl Shard {
     /// Accepts an earlier time. The clock may have been years ahead: shared entries are pulled
     /// back, so that their keys don't wait that long.
     pub(super) fn step_back(&mut self, now: i64) {
-        self.ahead_until = self.ahead_until.max(self.latest);
-        self.latest = now;
-        self.overflow.entries_mut().for_each(|entry| pull_back(entry, now));
+        (self.latest, self.stepped_back_at) = (now, now);
+        self.overflow.entries_mut().for_each(|entry| _ = pull_back(entry, now, now));
         self.overflow_until = self.overflow.last_end();
+    }
+
+    /// Accepts an earlier time that another shard has noticed.
+    pub(super) fn follow_back(&mut self, now: i64) {
+        if !self.is_unallocated() && now < self.latest {
+            self.step_back(now);
+        }
     }
 
     pub(super) fn live(&self, now: i64) -> usize {
@@ -256,9 +262,8 @@ impl Shard {
                 // Growing would move the others' entries: `grows_for` locates all again.
                 return (CountedIn::None, Window::at(now, None, quota, shift));
             }
-            if now < self.ahead_until {
-                // Windows of a clock that was ahead would keep these entries for too long.
-                self.table.change_around(home.fingerprint(quota), |entry| pull_back(entry, now));
+            if self.pull_back_around(home.fingerprint(quota), now) {
+                return self.locate(now, account, quota, home, others);
             }
         }
         let taken = |slot: &Slot| {
@@ -280,6 +285,16 @@ impl Shard {
             // All overflow entries belong to other quotas: the key is refused for a window.
             (None, Found::Full) => (CountedIn::None, Window::spent(now, quota, shift)),
         }
+    }
+
+    /// Lets windows of a clock that was ahead run from when it stepped back: they would keep their
+    /// entries for too long. Returns whether there were any near this fingerprint.
+    fn pull_back_around(&mut self, fingerprint: u64, now: i64) -> bool {
+        let (at, mut any) = (self.stepped_back_at, false);
+        if at > 0 {
+            self.table.change_around(fingerprint, |entry| any |= pull_back(entry, now, at));
+        }
+        any
     }
 
     fn find_shared(
@@ -355,10 +370,13 @@ fn state(entry: Entry<Count>) -> State {
     State { start, used, until }
 }
 
-/// Moves a window that begins a window or more ahead (S4) to now. The count stays.
-fn pull_back(entry: &mut Entry<Count>, now: i64) {
+/// Moves a window that begins a window or more ahead (S4) to an instant, and returns whether it
+/// did. The count stays.
+fn pull_back(entry: &mut Entry<Count>, now: i64, to: i64) -> bool {
     let lasts = entry.until.saturating_sub(entry.payload.start);
-    if lasts > 0 && entry.payload.start.saturating_sub(now) >= lasts {
-        (entry.payload.start, entry.until) = (now, now + lasts);
+    let is_ahead = lasts > 0 && entry.payload.start.saturating_sub(now) >= lasts;
+    if is_ahead {
+        (entry.payload.start, entry.until) = (to, to + lasts);
     }
+    is_ahead
 }

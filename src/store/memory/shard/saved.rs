@@ -14,7 +14,7 @@ pub(in crate::store::memory) enum Part {
 #[derive(Clone, Copy)]
 pub(in crate::store::memory) struct Times {
     pub(in crate::store::memory) latest: i64,
-    pub(in crate::store::memory) ahead_until: i64,
+    pub(in crate::store::memory) stepped_back_at: i64,
 }
 
 impl Shard {
@@ -26,13 +26,13 @@ impl Shard {
     }
 
     pub(in crate::store::memory) fn times(&self) -> Times {
-        Times { latest: self.latest, ahead_until: self.ahead_until }
+        Times { latest: self.latest, stepped_back_at: self.stepped_back_at }
     }
 
     /// Returns a shard with the tables and the times of a saved one. If the clock has stepped back
     /// since, the first call detects that.
     pub(in crate::store::memory) fn restored(
-        Times { latest, ahead_until }: Times,
+        Times { latest, stepped_back_at }: Times,
         own: Vec<Bucket<Count>>,
         shared: Vec<Bucket<Count>>,
         max_buckets: usize,
@@ -49,7 +49,7 @@ impl Shard {
         let overflow_until = shared.last_end();
         let overflow = if overflow_until > 0 { shared } else { Table::default() };
         let mut restored =
-            Self { table, overflow, overflow_until, overflowed: 0, latest, ahead_until };
+            Self { table, overflow, overflow_until, overflowed: 0, latest, stepped_back_at };
         restored.prepare_overflow();
         restored
     }
