@@ -4,6 +4,7 @@ use std::convert::Infallible;
 use std::fmt::{self, Write};
 use std::future::{Future, poll_fn, ready};
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use http::header::{ALLOW, CONTENT_TYPE};
@@ -23,9 +24,9 @@ use crate::store::{Account, Charge, Reply, Scope, StoreError};
 /// A service that reports the standing of clients, in GitHub's JSON, without charging them.
 ///
 /// The endpoint extracts the keys of each request as the layers do, and reads their counters. The
-/// first limit is also reported as `rate`. A limit that the client does not have
-/// ([`Plan::UNLIMITED`](crate::Plan::UNLIMITED)) is left out, and so is one in
-/// [shadow mode](crate::Limit::shadow). If all are, the response is that of GitHub
+/// first limit is also reported as `rate`. A limit that several layers share is shown once. A limit
+/// that the client does not have ([`Plan::UNLIMITED`](crate::Plan::UNLIMITED)) is left out, and so
+/// is one in [shadow mode](crate::Limit::shadow). If all are, the response is that of GitHub
 /// Enterprise without rate limits, which its clients know: 404 with the message "Rate limiting is
 /// not enabled."
 ///
@@ -70,7 +71,7 @@ impl RateLimitEndpoint {
     /// Creates a service for these layers, [`Limits`] or limiters.
     ///
     /// # Panics
-    /// If a limit has no name.
+    /// If a limit has no name, or two limits have the same one.
     #[track_caller]
     pub fn new<L: Into<Limits>>(layers: impl IntoIterator<Item = L>) -> Self {
         let mut this = Self { limits: Vec::new() };
@@ -84,7 +85,7 @@ impl RateLimitEndpoint {
     /// Adds a layer, which may refuse in another way, [`Limits`] or a limiter.
     ///
     /// # Panics
-    /// If a limit has no name.
+    /// If a limit has no name, or two limits have the same one.
     #[must_use]
     #[track_caller]
     pub fn and(mut self, layer: impl Into<Limits>) -> Self {
@@ -99,7 +100,15 @@ impl RateLimitEndpoint {
                 !limiter.name().is_empty(),
                 "a rate limit is shown by its name: write Quota::per_hour(5_000).name(\"core\")"
             );
-            self.limits.push(limiter.clone());
+            match self.limits.iter().find(|shown| shown.name() == limiter.name()) {
+                None => self.limits.push(limiter.clone()),
+                Some(shown) => assert!(
+                    Arc::ptr_eq(shown.live(), limiter.live()),
+                    "two rate limits are named `{}`, and a client could not tell them apart: give \
+                     one of them another name",
+                    limiter.name()
+                ),
+            }
         }
     }
 }

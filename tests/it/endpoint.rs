@@ -116,6 +116,32 @@ async fn it_is_served_by_axum_and_by_hyper_alone() {
     assert!(told.text().await.expect("a body").contains(r#""all":{"limit":5,"used":1,"#));
 }
 
+/// A JSON object in which a name comes twice is read in two ways.
+#[tokio::test]
+async fn a_limit_that_several_layers_share_is_shown_once() {
+    let store = TestStore::new(Mood::Now);
+    let core = everyone(9).name("core").store(store.clone());
+    let search = everyone(3).name("search").store(store);
+    let layers = [
+        FixedWindowLayer::new(&core),
+        FixedWindowLayer::new(&search),
+        FixedWindowLayer::new(&core),
+    ];
+    let endpoint = RateLimitEndpoint::new(&layers).and(search).and(&layers[0]);
+    let (_, json) = ask(&endpoint, get("/")).await;
+    assert_eq!((json.matches("core").count(), json.matches("search").count()), (1, 1), "{json}");
+    assert!(json.starts_with(r#"{"resources":{"core":"#), "{json}");
+}
+
+#[test]
+#[should_panic(
+    expected = "two rate limits are named `core`, and a client could not tell them apart: \
+    give one of them another name"
+)]
+fn two_limits_of_one_name_are_not_shown_as_one() {
+    let _ = RateLimitEndpoint::new(&[named("core", 9, Mood::Now), named("core", 3, Mood::Now)]);
+}
+
 #[tokio::test]
 async fn layers_that_refuse_in_other_ways_are_shown_together() {
     let a = named("a", 1, Mood::Now);
