@@ -288,7 +288,12 @@ impl Limiter {
     /// This holds a lock for as long as it takes to copy the keys. Refusals of that time are not
     /// counted.
     pub fn refused(&self) -> Option<Refused> {
-        Some(self.live.tracker()?.refused(instant(self.store.now_ms())))
+        Some(self.live.tracker()?.refused(self.now()))
+    }
+
+    /// Returns the time of the store.
+    pub(crate) fn now(&self) -> i64 {
+        instant(self.store.now_ms())
     }
 
     /// Returns whether the quotas are the ones that this handle was made with.

@@ -166,14 +166,14 @@ impl Limiter {
     /// Ends the changes whose time is over.
     #[inline]
     pub(crate) fn end_changes(&self) {
-        if self.live.has_ended(|| instant(self.store.now_ms())) {
+        if self.live.has_ended(|| self.now()) {
             self.end_due_changes();
         }
     }
 
     #[cold]
     fn end_due_changes(&self) {
-        for (of, end) in self.live.end(instant(self.store.now_ms())) {
+        for (of, end) in self.live.end(self.now()) {
             self.scope.observe().change_ended(of);
             self.scope.observe().changed(of, end);
         }

@@ -106,19 +106,21 @@ impl PreparedHeaders {
 
     /// Adds the headers to the response to a request that passed (S18), unless those of an inner
     /// layer are tighter (S19). Returns `false`, without a change, if an inner layer of this crate
-    /// has refused. `limits` are all limits that were decided.
+    /// has refused. `limits` are all limits that were decided, and `now` is the time of their
+    /// store.
     #[inline]
     pub(crate) fn stamp_passed<'a, R, L: AsRef<[(&'a str, &'a Quotas)]>>(
         &self,
         response: &mut Response<R>,
         limits: impl FnOnce() -> L,
         decision: &Decision,
+        now: impl FnOnce() -> i64,
     ) -> bool {
         if is_marked_refused(response) {
             return false;
         }
         if self.style.github() {
-            if !self.stamp_github(response.headers_mut(), decision) {
+            if !self.stamp_github(response.headers_mut(), decision, now) {
                 return false;
             }
         } else if is_refused_inside(response) {
@@ -131,7 +133,12 @@ impl PreparedHeaders {
     }
 
     #[inline]
-    fn stamp_github(&self, headers: &mut HeaderMap, decision: &Decision) -> bool {
+    fn stamp_github(
+        &self,
+        headers: &mut HeaderMap,
+        decision: &Decision,
+        now: impl FnOnce() -> i64,
+    ) -> bool {
         // Most responses have no such header yet, so that inserting is the cheapest check.
         if let Some(theirs) = headers.insert(LIMIT, self.limit(decision.limit())) {
             match author(headers) {
@@ -139,7 +146,10 @@ impl PreparedHeaders {
                     headers.insert(LIMIT, theirs);
                     return false;
                 }
-                Author::Passed if !is_tighter(decision, headers) => {
+                // The inner layer may have let the request wait until after this window.
+                Author::Passed
+                    if !is_tighter(decision, headers) || decision.reset_at_ms() <= now() =>
+                {
                     headers.insert(LIMIT, theirs);
                     return true;
                 }

@@ -405,3 +405,34 @@ async fn an_outer_layer_of_shadow_limits_refunds_them_too() {
         assert_eq!(used(&limiter).await, 0, "{names:?}");
     }
 }
+
+/// S19: numbers of a window that is over say nothing of now.
+#[tokio::test]
+async fn an_outer_layer_whose_window_is_over_leaves_the_numbers_of_the_inner_one() {
+    for mood in ANSWERS {
+        for minutes in [0, 2] {
+            let store = TestStore::new(mood);
+            let clock = store.clock.clone();
+            let of = |name: &str, tokens| {
+                FixedWindowLayer::new(everyone(tokens).name(name).store(store.clone()))
+            };
+            let outer = [everyone(5).name("outer"), everyone(8).name("other")];
+            let several = FixedWindowLayer::new(Limits::new(outer).store(store.clone()));
+            let waits = move |request: Request<Body>| {
+                clock.advance(Duration::from_secs(60 * minutes));
+                request
+            };
+            let stack = ServiceBuilder::new().map_request(waits).layer(of("inner", 100));
+            let stack = stack.service(service_fn(inner));
+            let responses = [
+                of("outer", 5).layer(stack.clone()).oneshot(get("/")).await,
+                several.layer(stack).oneshot(get("/")).await,
+            ];
+            for response in responses {
+                let response = response.expect("infallible");
+                let expected = if minutes == 0 { "outer" } else { "inner" };
+                assert_eq!(limit_headers(&response)["resource"], expected, "{mood:?}");
+            }
+        }
+    }
+}

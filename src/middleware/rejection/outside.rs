@@ -51,7 +51,7 @@ impl Limiter {
         let prepared = PreparedHeaders::new(headers, self.name(), 0);
         let mut response = Response::new(());
         if decision.allowed() {
-            prepared.stamp_passed(&mut response, || limits, decision);
+            prepared.stamp_passed(&mut response, || limits, decision, || decision.now_ms());
         } else {
             prepared.stamp_refused(&mut response, None, limits, decision);
         }

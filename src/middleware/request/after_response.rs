@@ -38,8 +38,9 @@ impl<J> LimitedRequest<J> {
         if let Some(charges) = self.limit_charges() {
             return self.stamp_several(charges, response, decision);
         }
-        let limits = || [(self.current.shared.limiter.name(), self.quotas())];
-        self.current.settings.headers.stamp_passed(response, limits, decision)
+        let limiter = &self.current.shared.limiter;
+        let limits = || [(limiter.name(), self.quotas())];
+        self.current.settings.headers.stamp_passed(response, limits, decision, || limiter.now())
     }
 
     /// Corrects the charge by the response, and adds the headers.

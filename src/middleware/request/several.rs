@@ -221,7 +221,8 @@ impl<J> LimitedRequest<J> {
         decision: &Decision,
     ) -> bool {
         let headers = self.headers_of(self.governing(charges, Some(decision)));
-        headers.stamp_passed(response, || self.limits_of(charges), decision)
+        let now = || self.current.shared.limiter.now();
+        headers.stamp_passed(response, || self.limits_of(charges), decision, now)
     }
 
     pub(super) fn report_several(&self, charges: &LimitCharges, decision: &Decision) {
