@@ -337,9 +337,10 @@ impl Limiter {
         }
     }
 
-    /// Returns whether quotas of the key's own are in force.
+    /// Returns whether a charge is decided by a plan's quotas or the key's own, which its
+    /// correction keeps, whichever handle makes it.
     pub(crate) fn has_own_quotas(&self, key: &Key) -> bool {
-        !self.is_unchanged() && self.live.quotas_of(key).is_some()
+        self.live.is_of_a_plan() || !self.is_unchanged() && self.live.quotas_of(key).is_some()
     }
 
     /// The answer to a charge without the store, which did not answer in time.

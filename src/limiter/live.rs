@@ -32,6 +32,8 @@ pub(crate) struct Live {
     shadow: AtomicBool,
     changes: Mutex<Changing>,
     tracker: Option<Arc<Tracker>>,
+    /// `true` if these are the quotas of a plan, beside those of the limit.
+    of_a_plan: bool,
 }
 
 #[derive(Default)]
@@ -58,13 +60,19 @@ impl Live {
             changes: Mutex::default(),
             tracker: limit.tracked.as_deref().map(|tracked| Arc::new(Tracker::new(tracked))),
             limit,
+            of_a_plan: false,
         }
     }
 
     /// The same limit under other quotas.
     pub(super) fn with_quotas(&self, quotas: Quotas) -> Self {
         let limit = Limit { quotas, plan: None, tracked: None, ..self.limit.clone() };
-        Self { tracker: self.tracker.clone(), ..Self::new(limit) }
+        Self { tracker: self.tracker.clone(), of_a_plan: true, ..Self::new(limit) }
+    }
+
+    /// Returns whether these are the quotas of a plan, beside those of the limit.
+    pub(super) fn is_of_a_plan(&self) -> bool {
+        self.of_a_plan
     }
 
     /// The generation of a handle with the quotas that the limit was built with.

@@ -285,6 +285,22 @@ fn a_clock_that_was_a_year_ahead_refuses_no_client_for_a_year() {
 }
 
 #[test]
+fn a_charge_is_corrected_under_the_quotas_that_decided_it_whichever_handle_does_it() {
+    let clock = ManualClock::at_ms(NOW_MS);
+    let free = Quota::per_minute(10).name("api");
+    let free = free.store(MemoryStore::new().clock(clock.clone()));
+    let pro = free.with_quotas(Quota::per_minute(1_000));
+    for (handle, key) in [(&free, "a"), (&pro, "b"), (&pro.with_quotas(Quota::per_minute(5)), "c")]
+    {
+        let receipt = answer(pro.charge(key, 1)).expect("it passes");
+        answer(handle.settle(receipt, 35));
+    }
+    clock.advance(std::time::Duration::from_secs(60));
+    // Under a limit of 10, most of 35 would be debt.
+    assert_eq!(["a", "b", "c"].map(|key| answer(free.peek(key)).used()), [0; 3]);
+}
+
+#[test]
 fn a_store_keeps_its_counters_when_it_gets_a_clock() {
     let store = MemoryStore::new().clock(ManualClock::at_ms(1_700_000_040_000));
     let charge = |store: &MemoryStore| {

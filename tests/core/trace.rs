@@ -361,7 +361,7 @@ impl Rig {
             Op::Limits(amounts) => {
                 let specs = self.specs.iter_mut().zip(amounts);
                 specs.for_each(|(spec, amounts)| spec.amounts = *amounts);
-                self.limiter = self.limiter.with_quotas(set(&self.specs).expect("checked"));
+                self.limiter.set_quotas(set(&self.specs).expect("checked"));
             }
         }
     }
