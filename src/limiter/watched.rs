@@ -2,6 +2,7 @@
 //! the limit.
 
 use std::borrow::Cow;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::Limiter;
 use super::refused::Tracker;
@@ -55,7 +56,11 @@ impl Limiter {
             };
             peek.map(move |decision| {
                 let account = account.as_account();
-                this.live().limit().warn(account.key(), account.quotas(), &decision, more);
+                let warn =
+                    || this.live().limit().warn(account.key(), account.quotas(), &decision, more);
+                // No request waits for this: a panic would only keep the corrections of other
+                // limits from being made, and in a stream that is dropped end the process.
+                let _panicked = catch_unwind(AssertUnwindSafe(warn));
             })
         };
         // The correction is made, even if the store does not answer the peek.

@@ -356,6 +356,62 @@ async fn a_hook_that_panics_loses_no_count() {
     }
 }
 
+/// However the true costs are told, of limits that are enforced or in shadow mode.
+#[tokio::test]
+async fn a_hook_that_panics_at_a_true_cost_loses_no_other_one() {
+    for mood in ANSWERS {
+        for shadow in [false, true] {
+            let limit = |name| Quota::per_hour(10).name(name).key(global()).settled();
+            let panicking = limit("one").warn_at(50, |_| panic!("on purpose"));
+            let panicking = if shadow { panicking.shadow() } else { panicking };
+            let limits = Limits::new([panicking, limit("two"), limit("three")]);
+            let limits = limits.store(TestStore::new(mood));
+            let used = async || {
+                for _ in 0..50 {
+                    tokio::task::yield_now().await;
+                }
+                let mut used = [0; 3];
+                for (used, name) in used.iter_mut().zip(["one", "two", "three"]) {
+                    let decision = limits.of(name).peek(Key::global()).await;
+                    *used = decision.expect("an answer").used();
+                }
+                used
+            };
+            let costs = || TrueCost::of("one", 9).and("two", 9).and("three", 9);
+            let layer = FixedWindowLayer::new(&limits).reject(EmptyBody);
+            let answer = async |cost: TrueCost| {
+                let inner = service_fn(move |_: Request<()>| {
+                    let mut response = Response::new(());
+                    response.extensions_mut().insert(cost.clone());
+                    async { Ok::<_, std::convert::Infallible>(response) }
+                });
+                let Ok(response) = layer.layer(inner).oneshot(Request::new(())).await;
+                assert_eq!(response.status(), 200);
+            };
+            answer(costs()).await;
+            assert_eq!(used().await, [9; 3], "{mood:?}");
+
+            for name in ["one", "two", "three"] {
+                limits.of(name).reset(Key::global()).await.expect("an answer");
+            }
+            let (cost, mut meter) = TrueCost::metered();
+            answer(cost).await;
+            ["one", "two", "three"].iter().for_each(|name| meter.set(name, 8));
+            drop(meter);
+            assert_eq!(used().await, [8; 3], "{mood:?}");
+
+            for name in ["one", "two", "three"] {
+                limits.of(name).reset(Key::global()).await.expect("an answer");
+            }
+            let lines = ["one", "two", "three"].map(|name| Line::new(name, Key::global(), 1));
+            let receipts = limits.charge(lines).await.expect("an answer").expect("it passes");
+            let costs = [("one", 7), ("two", 7), ("three", 7)];
+            limits.settle(receipts, costs).await.expect("an answer");
+            assert_eq!(used().await, [7; 3], "{mood:?}");
+        }
+    }
+}
+
 #[tokio::test]
 async fn a_metric_counts_warnings_and_keys_are_in_no_log_and_no_metric() {
     const SECRET: &str = "hunter2";
