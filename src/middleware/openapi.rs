@@ -45,7 +45,10 @@ impl<J: 'static> FixedWindowLayer<J> {
         let mut add_failure = |status: StatusCode, description, may_retry| {
             let headers = common_headers(may_retry);
             let failure = response(description, headers, content(reject, status, false));
-            responses.entry(status.as_str()).or_insert(failure);
+            match responses.get_mut(status.as_str()) {
+                Some(refusal) => either(refusal, &failure),
+                None => _ = responses.insert(status.as_str().to_owned(), failure),
+            }
         };
         let lacks_key = "The request lacks what its rate limit counts by.";
         add_failure(StatusCode::BAD_REQUEST, lacks_key, false);
@@ -65,6 +68,33 @@ fn response(description: &str, headers: Value, content: Option<Value>) -> Value 
         response["content"] = content;
     }
     response
+}
+
+/// Describes a refusal and a failure of one status: what only one of them has is optional, and of
+/// what both have each value may be either's.
+fn either(refusal: &mut Value, failure: &Value) {
+    let both = [&refusal["description"], &failure["description"]]
+        .map(|of| of.as_str().unwrap_or_default());
+    refusal["description"] = both.join(" Or: ").into();
+    for (name, header) in refusal["headers"].as_object_mut().into_iter().flatten() {
+        if failure["headers"].get(name).is_none() {
+            header["required"] = json!(false);
+        }
+    }
+    for (media, body) in refusal["content"].as_object_mut().into_iter().flatten() {
+        let (schema, other) = (&mut body["schema"], &failure["content"][media]["schema"]);
+        if let Some(required) = schema["required"].as_array_mut() {
+            required.retain(|name| other["required"].as_array().is_some_and(|r| r.contains(name)));
+        }
+        for (name, property) in schema["properties"].as_object_mut().into_iter().flatten() {
+            let more = other["properties"][name]["enum"].as_array().cloned().unwrap_or_default();
+            if let Some(values) = property["enum"].as_array_mut() {
+                let more: Vec<_> =
+                    more.into_iter().filter(|value| !values.contains(value)).collect();
+                values.extend(more);
+            }
+        }
+    }
 }
 
 /// The schema of a body, by its media type.

@@ -102,8 +102,13 @@ async fn a_refusal_is_as_described() {
         compare(FixedWindowLayer::new([named, also]).headers(headers), 2, 429).await;
     }
     compare(one_a_day().status(StatusCode::FORBIDDEN), 2, 403).await;
-    // Its status is also that of a request without a key.
+    // Its status is also that of a request without a key, or of a store that failed.
     compare(one_a_day().status(StatusCode::BAD_REQUEST), 2, 400).await;
+    let by_header = FixedWindowLayer::new(Quota::per_day(1).key(header("x-api-key")));
+    compare(by_header.status(StatusCode::BAD_REQUEST), 1, 400).await;
+    let store = TestStore::new(Mood::FailsNow).shared().on_failure(OnStoreFailure::Deny);
+    let failing = Quota::per_day(1).name("api").key(global()).store(store);
+    compare(FixedWindowLayer::new(failing).status(StatusCode::SERVICE_UNAVAILABLE), 1, 503).await;
     // Waiting does not help.
     compare(FixedWindowLayer::new(Quota::per_day(0).key(global())), 1, 429).await;
 }
