@@ -4,11 +4,13 @@
 mod clock;
 mod counts;
 mod forward;
+mod gateway;
 mod proxy;
 mod server;
 
 pub use clock::TokioClock;
 pub use counts::Counts;
 pub use forward::Operation;
+pub use gateway::{Command, Fate, contains, gateway};
 pub use proxy::Proxy;
 pub use server::{ALONE, Server, ask, free_port, installed, shifted_clock, signal, wait_for};

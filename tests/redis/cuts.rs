@@ -173,20 +173,6 @@ async fn flushed_scripts_and_cut_connections_fail_only_requests_in_flight() {
     println!("{failed} of {asked} failed");
 }
 
-/// A charge whose script is missing has changed nothing, so another connection may carry it.
-#[tokio::test]
-async fn a_connection_that_is_cut_before_a_script_is_loaded_refuses_no_charge() {
-    let Some(server) = Server::start() else { return };
-    let network = Proxy::to(server.port);
-    let limiter = limiter(store(network.port).on_failure(OnStoreFailure::Deny));
-    let _ = limiter.check(0_u64).await.expect("it answers");
-    server.ask::<String>(&["SCRIPT", "FLUSH"]);
-    network.cut_before("LOAD");
-    let decision = limiter.check(0_u64).await.expect("it answers");
-    assert!(network.has_cut());
-    assert_eq!(decision.used(), 2);
-}
-
 /// The server has counted the charge when the connection is cut.
 #[tokio::test]
 async fn a_charge_whose_answer_is_lost_is_not_sent_again() {

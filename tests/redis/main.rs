@@ -19,6 +19,7 @@ mod latency;
 mod lost_expiries;
 mod observed_outages;
 mod outage;
+mod proxies;
 mod queue;
 mod random;
 mod resharding;

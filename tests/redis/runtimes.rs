@@ -233,7 +233,7 @@ fn ping_checks_at_startup_whether_redis_can_be_reached() {
 #[test]
 fn ping_checks_at_startup_whether_decisions_may_be_written() {
     let Some(server) = Server::start() else { return };
-    let rights = "on >secret resetkeys ~tfw1:* nocommands +evalsha +script|load +time +hget +hmget";
+    let rights = "on >secret resetkeys ~tfw1:* nocommands +eval +evalsha +time +hget +hmget";
     let mut command = vec!["ACL", "SETUSER", "reader"];
     command.extend(rights.split_whitespace());
     server.ask::<String>(&command);

@@ -1,12 +1,9 @@
 //! S26: whoever can read the server finds no secret in it.
 
 use std::convert::Infallible;
-use std::io::{self, Read, Write};
-use std::net::{Shutdown, TcpListener, TcpStream};
-use std::thread;
 use std::time::Duration;
 
-use harness::Server;
+use harness::{Fate, Server, contains, gateway};
 use http::header::{AUTHORIZATION, COOKIE};
 use http::{Request, Response};
 use tower::{Layer, ServiceExt, service_fn};
@@ -58,23 +55,6 @@ async fn no_secret_of_a_key_is_stored_in_redis() {
     }
 }
 
-/// Carries a client's commands to a server, and answers charges of a key with this error.
-fn refuse_charges(mut client: TcpStream, port: u16, answer: &str) -> io::Result<()> {
-    let mut server = TcpStream::connect(("127.0.0.1", port))?;
-    let (mut from, mut to) = (server.try_clone()?, client.try_clone()?);
-    thread::spawn(move || io::copy(&mut from, &mut to));
-    let mut commands = [0; 1 << 16];
-    loop {
-        match client.read(&mut commands)? {
-            0 => return server.shutdown(Shutdown::Both),
-            read if commands[..read].windows(4).any(|at| at == b"tfw1") => {
-                client.write_all(format!("{answer}\r\n").as_bytes())?;
-            }
-            read => server.write_all(&commands[..read])?,
-        }
-    }
-}
-
 /// A code of Redis is short, and has no lower-case letters. A command is short, and has no digits.
 #[tokio::test]
 async fn the_text_of_an_error_that_a_server_made_up_is_not_shown() {
@@ -92,13 +72,12 @@ async fn the_text_of_an_error_that_a_server_made_up_is_not_shown() {
             "Redis does not permit a command that is needed (NOPERM)",
         ),
     ] {
-        let (listener, port) = (TcpListener::bind("127.0.0.1:0").expect("a port"), server.port);
-        let url = format!("redis://{}/", listener.local_addr().expect("an address"));
-        thread::spawn(move || {
-            for client in listener.incoming().flatten() {
-                thread::spawn(move || refuse_charges(client, port, answer));
-            }
+        let port = server.port;
+        let port = gateway(move |command| match contains(command, "tfw1:{api") {
+            true => Fate::Answer(answer.to_owned()),
+            false => Fate::To(port),
         });
+        let url = format!("redis://127.0.0.1:{port}/");
         let store = RedisStore::new(url).expect("an address").on_failure(OnStoreFailure::Deny);
         let store = store.deadline(Duration::from_secs(20));
         let limiter = Quota::per_hour(3).name("api").store(store);

@@ -389,7 +389,7 @@ async fn a_key_with_a_field_that_is_no_count_fails_alone() {
     }
 }
 
-/// All nodes of a cluster have to load a script, although one of them may be gone.
+/// A node that has lost its scripts gets them with the next charge, whatever the others do.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_healthy_shard_without_scripts_answers_while_another_is_dead() {
     let _alone = ALONE.lock().await;

@@ -77,10 +77,6 @@ impl Link {
         &self.upkeep.source.breaker
     }
 
-    pub(super) fn is_sharded(&self) -> bool {
-        self.upkeep.source.sharded
-    }
-
     /// Returns the number of the shard that has the key: a hash of its server's address.
     pub(super) fn fault_domain(&self) -> u64 {
         self.upkeep.shard_of(self.key.as_deref()).node
@@ -282,12 +278,6 @@ impl Connection {
     /// connection can be made.
     pub(super) fn is_unsent(&self) -> bool {
         self.unsent && self.link.upkeep.source.connect.is_some()
-    }
-
-    /// Returns the same after an error of commands that change nothing, even if they were sent.
-    pub(super) fn is_unsent_after(&mut self, error: &RedisError) -> bool {
-        self.unsent |= means_ended(error) && !self.link.upkeep.source.sharded;
-        self.is_unsent()
     }
 
     /// Returns whether another connection may lead to the master if this one leads to a replica.

@@ -22,9 +22,6 @@ pub(super) use command::Commands;
 pub(super) use lua::Lua;
 pub(super) use merged::MergedCall;
 
-/// How often a script is loaded for one call: scripts may be flushed again before the call is back.
-pub(super) const LOADS: usize = 3;
-
 /// `window.rs`, in Lua, for one decision.
 pub(super) static ONE: LazyLock<Lua> =
     LazyLock::new(|| Lua::new(&with_window(include_str!("script/one.lua"))));
@@ -33,7 +30,8 @@ pub(super) static ONE: LazyLock<Lua> =
 pub(super) static MANY: LazyLock<Lua> =
     LazyLock::new(|| Lua::new(&with_window(include_str!("script/many.lua"))));
 
-/// Returns whether a call was refused because its script has to be loaded. Nothing was done then.
+/// Returns whether a call was refused because the server does not have its script. Nothing was done
+/// then.
 pub(super) fn is_missing(error: &RedisError) -> bool {
     error.kind() == ErrorKind::Server(ServerErrorKind::NoScript)
 }

@@ -266,7 +266,7 @@ impl<'a> Check<'a> {
                     self.resets.push((at, *node, key.clone()));
                 }
                 // A deletion changes no count, and opens a new one.
-                if !matches!(&command[0][..], b"EVALSHA") {
+                if !matches!(&command[0][..], b"EVAL" | b"EVALSHA") {
                     return;
                 }
                 for write in writes {

@@ -169,7 +169,7 @@ pub fn part_of(key: &[u8], parts: usize) -> usize {
 /// The keys of a command.
 pub fn keys(args: &[Vec<u8>]) -> &[Vec<u8>] {
     match &args[0].to_ascii_uppercase()[..] {
-        b"EVALSHA" => {
+        b"EVAL" | b"EVALSHA" => {
             let keys = args.get(2).and_then(|keys| str::from_utf8(keys).ok()?.parse().ok());
             let all = args.get(3..).unwrap_or_default();
             &all[..keys.unwrap_or(0).min(all.len())]

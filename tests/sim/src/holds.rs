@@ -33,7 +33,8 @@ impl Holds {
                 self.end(at, *connection);
                 let Some(&of) = self.sockets.get(connection) else { return };
                 let used = self.used.entry(*node).or_default();
-                if command[0] == b"EVALSHA" && used.last().is_none_or(|(_, last)| *last != of) {
+                let script = matches!(&command[0][..], b"EVAL" | b"EVALSHA");
+                if script && used.last().is_none_or(|(_, last)| *last != of) {
                     used.push((at, of));
                 }
                 let moved = matches!(reply, Reply::Error(error) if error.starts_with("MOVED"));

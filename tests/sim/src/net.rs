@@ -398,7 +398,7 @@ impl Net {
             None => host.server.call(&args, micros),
         };
         let keys = match &args[0][..] {
-            b"EVALSHA" => cluster::keys(&args),
+            b"EVAL" | b"EVALSHA" => cluster::keys(&args),
             _ => args.get(1..2).unwrap_or_default(),
         };
         let data = host.server.data();

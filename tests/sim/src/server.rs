@@ -109,8 +109,8 @@ impl Server {
     pub fn call(&mut self, args: &[Vec<u8>], micros: i64) -> (Reply, Vec<Write>) {
         self.db.micros = micros;
         let reply = match &upper(args)[..] {
+            b"EVAL" => self.eval(args),
             b"EVALSHA" => self.eval_sha(args),
-            b"SCRIPT" => self.script(args),
             _ => self.db.command(args),
         };
         let written = mem::take(&mut self.db.written).into_iter();
@@ -150,19 +150,14 @@ impl Server {
         self.db.replica = replica;
     }
 
-    fn script(&mut self, args: &[Vec<u8>]) -> Reply {
-        match args.get(1).map(|what| what.to_ascii_uppercase()).as_deref() {
-            Some(b"LOAD") if args.len() == 3 => {
-                let hash = sha1_smol::Sha1::from(&args[2]).hexdigest();
-                self.scripts.insert(hash.clone(), args[2].clone());
-                Reply::bulk(hash)
-            }
-            Some(b"FLUSH") => {
-                self.forget_scripts();
-                Reply::status("OK")
-            }
-            _ => Reply::error("ERR unknown subcommand"),
-        }
+    /// Keeps the script for later calls by its hash.
+    fn eval(&mut self, args: &[Vec<u8>]) -> Reply {
+        let Some(source) = args.get(1) else { return Reply::error("ERR wrong number of arguments") };
+        let hash = sha1_smol::Sha1::from(source).hexdigest();
+        self.scripts.insert(hash.clone(), source.clone());
+        let mut args = args.to_vec();
+        args[1] = hash.into_bytes();
+        self.eval_sha(&args)
     }
 
     fn eval_sha(&mut self, args: &[Vec<u8>]) -> Reply {

@@ -4,20 +4,19 @@
 //! callers, and ends whether or not they still wait. The question of a caller that is gone before
 //! the call is not sent.
 
+use std::borrow::Cow;
 use std::time::Duration;
 
 use redis::{ErrorKind, RedisError, RedisResult, ServerErrorKind};
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::{Instant, timeout_at};
 
 use super::super::link::is_from_replica;
 use super::super::link::{Connection, Link};
-use super::super::script::{self, Answer, LOADS, MANY, MergedCall, ONE, rights};
+use super::super::script::rights::{self, missing_command};
+use super::super::script::{self, Answer, MANY, MergedCall, ONE};
 use super::failure::{late_error, store_error, unsent_error};
 use super::queue::QueuedQuestion;
 use crate::store::error::StoreError;
-
-/// How long to wait for all nodes of a cluster to load a script.
-const LOAD: Duration = Duration::from_millis(50);
 
 /// The answers, and how long they took if something was sent.
 type Answers = (Vec<RedisResult<Answer>>, Option<Duration>);
@@ -93,7 +92,7 @@ async fn send_and_resend(
 ) -> RedisResult<Answers> {
     let patience = batch.iter().map(|waiting| waiting.patience).max().unwrap_or_default();
     let mut connection = next_connection(link, over, patience).await?;
-    let mut loads = 0..LOADS;
+    let mut is_missing = false;
     loop {
         let now = Instant::now();
         if !batch.iter().all(|waiting| waiting.is_wanted(now)) {
@@ -101,16 +100,20 @@ async fn send_and_resend(
             *batch = wanted;
             Vec::into_iter(late).for_each(QueuedQuestion::fail_unsent);
         }
-        let (script, answers) = match &batch[..] {
+        let answers = match &batch[..] {
             [] => return Ok((Vec::new(), None)),
             [one] if one.asked.len() == 1 => {
-                let answer = connection.send(&one.asked[0]).await;
-                (&*ONE, answer.and_then(Answer::from_one).map(|answer| vec![Ok(answer)]))
+                let call = Cow::Borrowed(&one.asked[0]);
+                let call = if is_missing { Cow::Owned(ONE.eval(&call)) } else { call };
+                let answer = connection.send(&call).await;
+                answer.and_then(Answer::from_one).map(|answer| vec![Ok(answer)])
             }
             all => {
                 let merged = MergedCall::new(all.iter().map(|waiting| &waiting.asked[..]));
-                let answer = connection.send(&merged.to_cmd()).await;
-                (&*MANY, answer.and_then(|answer| merged.parse(answer)))
+                let call = merged.to_cmd();
+                let call = if is_missing { MANY.eval(&call) } else { call };
+                let answer = connection.send(&call).await;
+                answer.and_then(|answer| merged.parse(answer))
             }
         };
         let by_replica = match &answers {
@@ -139,28 +142,10 @@ async fn send_and_resend(
             continue;
         }
         match answers {
-            Err(error) if script::is_missing(&error) && loads.next().is_some() => {
-                // All nodes of a cluster load it. If one of them is gone, the others have it soon.
-                let loaded = match link.is_sharded() {
-                    true => {
-                        let loading = connection.send(script.load_call());
-                        let loaded = timeout(LOAD, loading).await.ok();
-                        loaded.filter(|_| loads.is_empty()).map(|loaded| loaded.map(|_| ()))
-                    }
-                    // The server may have lost a command, too, since the connection was made.
-                    false => Some(rights::load_scripts(&[script], connection.handle()).await),
-                };
-                match loaded {
-                    // The charge was refused, whatever became of the script.
-                    Some(Err(error)) if connection.is_unsent_after(&error) => {
-                        connection = next_connection(link, over, patience).await?;
-                        loads = 0..LOADS;
-                    }
-                    Some(Err(error)) => return Err(error),
-                    Some(Ok(())) | None => {}
-                }
-            }
-            answers => {
+            // Another server or none of them may have kept it: so the charge takes it along.
+            Err(error) if script::is_missing(&error) && !is_missing => is_missing = true,
+            mut answers => {
+                name_missing(&mut answers, connection).await;
                 return answers.map(|answers| (answers, Some(now.elapsed())));
             }
         }
@@ -177,6 +162,24 @@ async fn next_connection<'a>(
         left.replace();
     }
     Ok(over.insert(link.get_connection(patience).await?))
+}
+
+/// Asks which command is missing, if an error does not name it, and puts that in its place.
+async fn name_missing(
+    answers: &mut RedisResult<Vec<RedisResult<Answer>>>,
+    connection: &mut Connection,
+) {
+    let errors: Vec<&mut RedisError> = match answers {
+        Ok(answers) => answers.iter_mut().filter_map(|answer| answer.as_mut().err()).collect(),
+        Err(error) => vec![error],
+    };
+    let is_unnamed = |error: &&mut RedisError| matches!(missing_command(error), Some((_, None)));
+    let unnamed: Vec<_> = errors.into_iter().filter(is_unnamed).collect();
+    if !unnamed.is_empty()
+        && let Err(named) = rights::check(connection.handle()).await
+    {
+        unnamed.into_iter().for_each(|error| error.clone_from(&named));
+    }
 }
 
 fn is_refused_by_replica(answer: &RedisResult<Answer>) -> bool {

@@ -64,17 +64,14 @@ where
     });
     let ranges = note_slots(ask_a_master(&ask, slots_call()).await?, &servers);
     if asks {
-        check_commands(&ask).await?;
+        // Calls to other nodes fail if those lack a command.
+        for call in rights::calls_with(&[]) {
+            rights::check_permitted(ask_a_master(&ask, call).await)?;
+        }
     }
     let slots: Slots =
         Arc::new(move |slots| Box::pin(ask_masters(Arc::clone(&ask), slots, Arc::clone(&servers))));
     Ok((Box::new(connection), Shards::new(ranges, Some(slots))))
-}
-
-/// Fails if a node lacks a needed command. Calls to other nodes fail if those lack one.
-async fn check_commands(ask: &Ask) -> RedisResult<()> {
-    rights::check_permitted(ask_a_master(ask, rights::load_call().clone()).await)?;
-    rights::check_permitted(ask_a_master(ask, rights::ask_call()).await)
 }
 
 /// Returns the call that asks which node has which slots. The library follows redirections, and

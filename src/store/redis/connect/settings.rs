@@ -64,13 +64,18 @@ fn config() -> AsyncConnectionConfig {
         .set_pipeline_buffer_size(PIPELINE)
 }
 
-/// Returns the same client, whose connections probe their peer and send at once.
+/// Returns the same client, whose connections probe their peer and send at once. They don't say the
+/// library's name, unless the app has chosen one: proxies that don't know the command hang up.
 pub(crate) fn with_keepalive(client: &Client) -> RedisResult<Client> {
-    let info = client.get_connection_info();
+    let mut info = client.get_connection_info().clone();
+    if info.redis_settings().lib_name().is_none() {
+        let silent = info.redis_settings().clone().set_skip_set_lib_name();
+        info = info.set_redis_settings(silent);
+    }
     let settings = info.tcp_settings().clone().set_nodelay(true);
     let settings = match settings.keepalive() {
         Some(_) => settings,
         None => settings.set_keepalive(TcpKeepalive::new().with_time(KEEPALIVE)),
     };
-    Client::open(info.clone().set_tcp_settings(settings))
+    Client::open(info.set_tcp_settings(settings))
 }

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use super::servers::Servers;
 use super::shards::{Answering, Shards};
-use crate::store::redis::script::{MANY, ONE, rights};
+use crate::store::redis::script::rights;
 use crate::store::remote::Breaker;
 
 /// A connection, and the shards that it leads to.
@@ -64,9 +64,7 @@ impl Origin {
             Box::pin(async move {
                 let mut connection: Box<dyn Handle> = Box::new(connected.await?);
                 if asks {
-                    // Before authentication, Redis does not answer long commands: short ones first.
-                    rights::load_scripts(&[], &mut *connection).await?;
-                    rights::load_scripts(&[&ONE, &MANY], &mut *connection).await?;
+                    rights::check(&mut *connection).await?;
                 }
                 Ok((connection, Shards::single()))
             })

@@ -1,25 +1,34 @@
-//! A script, its hash, and the call that loads it: [`Lua`].
+//! A script, its hash, and a call that contains it: [`Lua`].
 
 use redis::{Cmd, Script, cmd};
 
+use super::args_from;
+
 pub(crate) struct Lua {
     hash: String,
-    load: Cmd,
+    code: String,
 }
 
 impl Lua {
+    /// Creates a script without the comments and indents of its code, which travels with calls.
     pub(crate) fn new(code: &str) -> Self {
-        let mut load = cmd("SCRIPT");
-        load.arg("LOAD").arg(code);
-        Self { hash: Script::new(code).get_hash().to_owned(), load }
+        let lines = code.lines().map(str::trim).filter(|line| !line.starts_with("--"));
+        let code = lines.collect::<Vec<_>>().join("\n");
+        Self { hash: Script::new(&code).get_hash().to_owned(), code }
     }
 
     pub(crate) fn hash(&self) -> &str {
         &self.hash
     }
 
-    /// Returns the call that loads the script.
-    pub(crate) fn load_call(&self) -> &Cmd {
-        &self.load
+    /// Returns the same call, with the script in place of its hash. The server keeps the script
+    /// for later calls by the hash. Servers and proxies without `SCRIPT` take it, too.
+    pub(crate) fn eval(&self, call: &Cmd) -> Cmd {
+        let mut eval = cmd("EVAL");
+        eval.arg(&self.code);
+        args_from(call, 2).for_each(|arg| {
+            eval.arg(arg);
+        });
+        eval
     }
 }

@@ -1,10 +1,20 @@
--- Asks which commands can be called.
--- ARGV     commands
--- Answer   for each of them 1; 0: this user may not; -1: there is none
+-- Asks for the commands that are needed, and fails with the names of those that can't be called. Redis 7.0
+-- crashes when it is asked for EVALSHA.
 
-local answer = {}
-for i, command in ipairs(ARGV) do
+local absent, forbidden = {}, {}
+for _, command in ipairs({
+  'time', 'hincrby', 'hget', 'hmget', 'hset', 'hlen', 'hgetall', 'pexpireat', 'del',
+}) do
   local known, may = pcall(redis.acl_check_cmd, command)
-  answer[i] = not known and -1 or may and 1 or 0
+  local list = not known and absent or not may and forbidden
+  if list then
+    list[#list + 1] = command
+  end
 end
-return answer
+-- Worded as a server's own errors.
+if #absent > 0 then
+  return { err = "ERR unknown command '" .. table.concat(absent, ', ') .. "'" }
+elseif #forbidden > 0 then
+  return { err = "NOPERM no permissions to run the '" .. table.concat(forbidden, ', ') .. "' command" }
+end
+return 1

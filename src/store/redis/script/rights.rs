@@ -3,68 +3,61 @@
 use std::sync::LazyLock;
 
 use redis::aio::ConnectionLike;
-use redis::{
-    Cmd, ErrorKind, FromRedisValue, RedisError, RedisResult, ServerErrorKind, Value, cmd, pipe,
-};
+use redis::{Cmd, RedisError, RedisResult, Value, cmd, pipe};
 
 use super::lua::Lua;
 
-/// The needed commands, beside `SCRIPT LOAD` and `EVALSHA`, which have to be called first.
-const COMMANDS: [&str; 9] =
-    ["time", "hincrby", "hget", "hmget", "hset", "hlen", "hgetall", "pexpireat", "del"];
-
 static RIGHTS: LazyLock<Lua> = LazyLock::new(|| Lua::new(include_str!("rights.lua")));
 
-/// Loads scripts on a server, in one round trip. Fails if a needed command is missing there.
-pub(crate) async fn load_scripts(
-    scripts: &[&Lua],
+/// A key that no limit has. Proxies choose the server by the key of a script, and refuse scripts
+/// without one.
+const KEY: &str = "tfw1:{}";
+
+/// Fails if a needed command is missing on a server, in one round trip.
+pub(crate) async fn check(
     connection: &mut (impl ConnectionLike + ?Sized + Send),
 ) -> RedisResult<()> {
-    let mut calls = pipe();
-    for script in scripts {
-        calls.add_command(script.load_call().clone());
+    match ask(connection, &[KEY]).await {
+        // The user may be confined to the keys of a prefix.
+        Err(error) if error.code() == Some("NOPERM") && missing_command(&error).is_none() => {
+            ask(connection, &[]).await
+        }
+        answer => answer,
     }
-    calls.add_command(load_call().clone()).add_command(ask_call());
-    let answers = connection.req_packed_commands(&calls, 0, scripts.len() + 2).await?;
+}
+
+async fn ask(
+    connection: &mut (impl ConnectionLike + ?Sized + Send),
+    keys: &[&str],
+) -> RedisResult<()> {
+    let mut calls = pipe();
+    for call in calls_with(keys) {
+        calls.add_command(call);
+    }
+    let answers = connection.req_packed_commands(&calls, 0, calls.len()).await?;
     answers.into_iter().try_for_each(|answer| check_permitted(answer.extract_error()))
 }
 
-/// Returns the call that loads the script of [`ask_call`].
-pub(crate) fn load_call() -> &'static Cmd {
-    RIGHTS.load_call()
+/// Returns the calls that ask for the commands: the first one for `EVALSHA`, by a script that need
+/// not be there, and the other for `EVAL` and all others.
+pub(crate) fn calls_with(keys: &[&str]) -> [Cmd; 2] {
+    let mut by_hash = cmd("EVALSHA");
+    by_hash.arg(RIGHTS.hash()).arg(keys.len()).arg(keys);
+    let eval = RIGHTS.eval(&by_hash);
+    [by_hash, eval]
 }
 
-/// Returns the call that asks which of the commands the server permits.
-pub(crate) fn ask_call() -> Cmd {
-    let mut ask = cmd("EVALSHA");
-    ask.arg(RIGHTS.hash()).arg(0).arg(&COMMANDS);
-    ask
-}
-
-/// Fails if an answer to these calls says that a command is missing. Decisions show other errors.
+/// Fails if the answer to such a call says that a command is missing. Decisions show other errors.
 pub(crate) fn check_permitted(answer: RedisResult<Value>) -> RedisResult<()> {
-    let answers: Vec<i64> = match answer {
-        Ok(answer @ Value::Array(_)) => FromRedisValue::from_redis_value(answer)?,
-        Err(error) if missing_command(&error).is_some() || error.code() == Some("NOAUTH") => {
-            return Err(error);
+    match answer {
+        Err(error)
+            if missing_command(&error).is_some()
+                || matches!(error.code(), Some("NOAUTH" | "NOPERM")) =>
+        {
+            Err(error)
         }
-        _ => return Ok(()),
-    };
-    let listed = |kind| {
-        let commands = COMMANDS.iter().zip(&answers).filter(|(_, answer)| **answer == kind);
-        commands.map(|(command, _)| *command).collect::<Vec<_>>().join(", ")
-    };
-    let (forbidden, absent) = (listed(0), listed(-1));
-    // Worded as a server's error.
-    Err(if !absent.is_empty() {
-        let kind = ErrorKind::Server(ServerErrorKind::ResponseError);
-        RedisError::from((kind, "missing", format!("unknown command '{absent}'")))
-    } else if !forbidden.is_empty() {
-        let kind = ErrorKind::Server(ServerErrorKind::NoPerm);
-        RedisError::from((kind, "missing", format!("no permissions to run the '{forbidden}'")))
-    } else {
-        return Ok(());
-    })
+        _ => Ok(()),
+    }
 }
 
 /// Returns what a server lacks by its error, of a call or within a script, and the name of the

@@ -1,0 +1,149 @@
+//! Servers and proxies that lack something that Redis has, or know less than they forward (S31).
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use harness::{Command, Fate, Server, contains, gateway};
+use tower_fixed_window::store::RedisStore;
+use tower_fixed_window::{Limiter, OnStoreFailure, Quota};
+
+const DEADLINE: Duration = Duration::from_secs(20);
+
+/// No test sees the end of its window.
+fn limiter(store: RedisStore) -> Limiter {
+    let store = store.deadline(DEADLINE).on_failure(OnStoreFailure::Deny);
+    Quota::new(3, Quota::MAX_WINDOW).name("api").store(store)
+}
+
+fn store(port: u16) -> RedisStore {
+    RedisStore::new(format!("redis://127.0.0.1:{port}/")).expect("an address")
+}
+
+/// How many of six requests of a key pass, three at once over each node.
+async fn passed(nodes: &[Limiter; 2], key: u64) -> usize {
+    let mut passed = 0;
+    for node in nodes {
+        for answer in join_all((0..3).map(|_| node.check(key))).await {
+            passed += usize::from(answer.expect("the server decides").allowed());
+        }
+    }
+    passed
+}
+
+fn is(command: &Command, name: &str) -> bool {
+    command[0] == name.as_bytes()
+}
+
+/// The error of a proxy that does not know a command.
+fn unknown(command: &Command) -> Fate {
+    let name = String::from_utf8_lossy(&command[0]).into_owned();
+    Fate::Answer(format!("-ERR unknown command '{name}'"))
+}
+
+/// Twemproxy forwards commands that have a key. It closes the connection at others, but `PING`.
+fn twemproxy(command: &Command) -> Option<Fate> {
+    let has_key = match &command[0][..] {
+        b"EVAL" | b"EVALSHA" => command.get(2).is_some_and(|keys| keys != b"0"),
+        name => [&b"DEL"[..], b"HGETALL"].contains(&name),
+    };
+    if is(command, "PING") {
+        return Some(Fate::Answer("+PONG".to_owned()));
+    }
+    (!has_key).then_some(Fate::Close)
+}
+
+type Way = fn(&Command) -> Option<Fate>;
+
+#[tokio::test]
+async fn nodes_share_their_counts_where_there_is_no_script_command() {
+    let ways: [(&str, Way); 5] = [
+        ("SCRIPT is unknown", |command| is(command, "SCRIPT").then(|| unknown(command))),
+        ("SCRIPT reaches another server", |command| {
+            let hash = || format!("+{}", "a".repeat(40));
+            is(command, "SCRIPT").then(|| Fate::Answer(hash()))
+        }),
+        ("no server keeps scripts", |command| {
+            let missing = "-NOSCRIPT No matching script. Please use EVAL.";
+            is(command, "EVALSHA").then(|| Fate::Answer(missing.to_owned()))
+        }),
+        ("scripts need a key", |command| {
+            let keyless = command.get(2).is_some_and(|keys| keys == b"0");
+            let error =
+                "-ERR for redis cluster, eval/evalsha number of keys can't be negative or zero";
+            keyless.then(|| Fate::Answer(error.to_owned()))
+        }),
+        ("Twemproxy", twemproxy),
+    ];
+    for (what, fate) in ways {
+        let Some(server) = Server::start() else { return };
+        let port = server.port;
+        let port = gateway(move |command| fate(command).unwrap_or(Fate::To(port)));
+        let nodes = [limiter(store(port)), limiter(store(port))];
+        assert_eq!(passed(&nodes, 1).await, 3, "{what}");
+        assert_eq!(passed(&nodes, 2).await, 3, "{what}");
+    }
+}
+
+#[tokio::test]
+async fn a_user_without_the_script_command_counts_in_redis() {
+    let Some(server) = Server::start() else { return };
+    server.ask::<()>(&["ACL", "SETUSER", "app", "on", ">secret", "~*", "+@all", "-script"]);
+    let node = || {
+        let url = format!("redis://app:secret@127.0.0.1:{}/", server.port);
+        limiter(RedisStore::new(url).expect("an address"))
+    };
+    assert_eq!(passed(&[node(), node()], 1).await, 3);
+}
+
+/// The proxy chooses between two servers by the first key. All other commands go to one of them.
+#[tokio::test]
+async fn each_server_behind_a_proxy_gets_the_script_with_a_charge() {
+    let (Some(one), Some(other)) = (Server::start(), Server::start()) else { return };
+    let ports = [one.port, other.port];
+    let port = gateway(move |command| {
+        let key = command.get(3).filter(|_| is(command, "EVAL") || is(command, "EVALSHA"));
+        Fate::To(
+            ports[key.and_then(|key| key.iter().rev().nth(1)).map_or(0, |at| *at as usize % 2)],
+        )
+    });
+    let nodes = [(); 2].map(|()| limiter(store(port).one_by_one()));
+    let mut all = 0;
+    for key in 0..4 {
+        all += passed(&nodes, key).await;
+    }
+    assert_eq!(all, 12);
+    for server in [&one, &other] {
+        assert_eq!(server.ask::<u64>(&["DBSIZE"]), 2, "the keys are spread");
+    }
+}
+
+/// For the table in `docs/many-nodes.md`.
+#[tokio::test]
+#[ignore = "TRY_REDIS has the address of a server to try"]
+async fn a_server_is_tried() {
+    let url = std::env::var("TRY_REDIS").expect("an address");
+    let node = || limiter(RedisStore::new(&*url).expect("an address").one_by_one());
+    let nodes = [node(), node()];
+    for key in 0..20 {
+        nodes[0].reset(key).await.expect("it deletes");
+        assert_eq!(passed(&nodes, key).await, 3, "of key {key}");
+    }
+}
+
+/// A charge that found no script is sent once more, with the script, and never again.
+#[tokio::test]
+async fn a_charge_takes_its_script_along_at_most_once() {
+    let sent = Arc::<AtomicU64>::default();
+    let counted = Arc::clone(&sent);
+    let port = gateway(move |command| {
+        if contains(command, "tfw1:{api") {
+            counted.fetch_add(1, Ordering::Relaxed);
+        }
+        Fate::Answer("-NOSCRIPT No matching script. Please use EVAL.".to_owned())
+    });
+    let error = limiter(store(port)).check(1_u64).await.expect_err("nothing is decided");
+    assert_eq!(error.to_string(), "Redis refused the command (NOSCRIPT)");
+    assert_eq!(sent.load(Ordering::Relaxed), 2);
+}
