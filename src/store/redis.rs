@@ -30,7 +30,7 @@ mod script;
 #[cfg(tfw_sim)]
 mod simulated;
 
-use calls::Calls;
+use calls::{Calls, address_error};
 #[cfg(feature = "redis-cluster")]
 use connect::cluster;
 #[cfg(feature = "redis-sentinel")]
@@ -132,10 +132,8 @@ impl RedisStore {
     /// # Errors
     /// If the address is not valid. A server that does not answer is not an error.
     pub fn new(address: impl IntoConnectionInfo) -> Result<Self, StoreError> {
-        let client = Client::open(address).map_err(|error| {
-            StoreError::with_source("no address of Redis: write redis://host:6379/", error)
-        })?;
-        Ok(Self::client(client))
+        let wrong = |error| address_error("no address of Redis: write redis://host:6379/", error);
+        Client::open(address).map(Self::client).map_err(wrong)
     }
 
     /// Creates a store for the server of a [`Client`], with its certificates.
@@ -256,10 +254,7 @@ impl RedisStore {
         let sentinels: Arc<[A]> = sentinels.into_iter().collect();
         for sentinel in sentinels.iter() {
             client(sentinel.clone()).map_err(|error| {
-                StoreError::with_source(
-                    "no address of a Sentinel: write redis://host:26379/",
-                    error,
-                )
+                address_error("no address of a Sentinel: write redis://host:26379/", error)
             })?;
         }
         let (client, servers) = (Arc::new(client), Arc::<Servers>::default());
@@ -423,5 +418,16 @@ forward_store!([] RedisStore, self => self.remote);
 impl fmt::Debug for RedisStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RedisStore").field("deadline", &self.calls.deadline).finish_non_exhaustive()
+    }
+}
+
+#[cfg(all(test, not(feature = "redis-tls")))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_with_tls_names_the_feature_that_it_needs() {
+        let error = RedisStore::new("rediss://localhost/").expect_err("the feature is off");
+        assert_eq!(error.to_string(), "rediss:// needs the feature redis-tls");
     }
 }

@@ -306,7 +306,7 @@ async fn a_late_call_between_calls_that_are_answered_is_no_sign_of_a_lost_connec
         if has(b"PING") {
             counted.fetch_add(1, Ordering::SeqCst);
         }
-        has(b"late").then(|| -> Answer { Box::pin(std::future::pending()) })
+        has(b":tlate").then(|| -> Answer { Box::pin(std::future::pending()) })
     });
     let node = node(store.one_by_one().deadline(Duration::from_secs(1)));
     let is_local = async |key: &str| node.check(key).await.expect("it answers").is_local();

@@ -6,6 +6,7 @@
 
 mod agreement;
 mod calendars;
+mod causes;
 mod cluster_and_sentinel;
 mod conformance;
 mod cuts;

@@ -64,9 +64,9 @@ async fn the_text_of_an_error_that_a_server_made_up_is_not_shown() {
         ("-OOM of hunter2", "Redis refused the command (OOM)"),
         ("-hunter2 is wrong", "Redis refused the command"),
         ("-HUNTER2HUNTER2HUNTER2HUNTER2HUNTER2 is wrong", "Redis refused the command"),
-        ("-ERR unknown command 'hunter2'", "Redis lacks a command that is needed (ERR)"),
+        ("-ERR unknown command 'hunter2'", "Redis lacks a command that is needed"),
         ("-ERR unknown command 'hunter'", "Redis lacks a command that is needed (hunter)"),
-        (long, "Redis lacks a command that is needed (ERR)"),
+        (long, "Redis lacks a command that is needed"),
         (
             "-NOPERM no permissions to run the 'hunter2' command",
             "Redis does not permit a command that is needed (NOPERM)",

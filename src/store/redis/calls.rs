@@ -28,6 +28,8 @@ mod gather;
 mod queue;
 mod runtimes;
 
+pub(super) use failure::address_error;
+use failure::unexpected_answer;
 use queue::Question;
 use runtimes::Runtimes;
 
@@ -102,10 +104,6 @@ impl Calls {
     fn unshared(&self) -> Self {
         Self { one_by_one: true, ..self.clone() }
     }
-}
-
-fn unexpected_answer() -> StoreError {
-    StoreError::new("Redis returned an unexpected answer").of_key()
 }
 
 impl Store for Calls {

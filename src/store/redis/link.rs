@@ -13,11 +13,11 @@ use std::mem::replace;
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::{Cmd, ErrorKind, RedisError, RedisFuture, RedisResult, Value};
+use redis::{Cmd, RedisError, RedisFuture, RedisResult, Value};
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 
-use super::connect::settings::NEVER;
+use super::connect::settings::{NEVER, silence};
 use crate::store::remote::Breaker;
 
 mod check;
@@ -159,8 +159,7 @@ impl Link {
         if failed || upkeep.is_longest_patience(patience) {
             upkeep.source.cut_off(health.node, health.lost_since());
         }
-        let silent = || (ErrorKind::Io, "the server does not answer").into();
-        Err(current.error.clone().unwrap_or_else(silent))
+        Err(current.error.clone().unwrap_or_else(silence))
     }
 
     /// Notes the outcome of a call: an answer, an error, or `None` if no answer came.

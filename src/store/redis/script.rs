@@ -2,10 +2,7 @@
 
 use std::sync::LazyLock;
 
-use redis::{
-    Arg, Cmd, ErrorKind, FromRedisValue, ParsingError, RedisError, RedisResult, ServerErrorKind,
-    Value,
-};
+use redis::{Cmd, ErrorKind, FromRedisValue, RedisError, RedisResult, ServerErrorKind, Value};
 
 use crate::decision::{Decision, MAX_LIMITS};
 use crate::quota::{Anchor, Quotas, Span};
@@ -20,6 +17,7 @@ pub(super) mod rights;
 
 pub(super) use command::Commands;
 pub(super) use lua::Lua;
+use lua::args_from;
 pub(super) use merged::MergedCall;
 
 /// `window.rs`, in Lua, for one decision.
@@ -59,11 +57,6 @@ pub(super) fn key_of(call: &Cmd) -> &[u8] {
     args_from(call, if script { 3 } else { 1 }).next().unwrap_or_default()
 }
 
-fn args_from(call: &Cmd, from: usize) -> impl ExactSizeIterator<Item = &[u8]> {
-    let all = call.args_iter().skip(from);
-    all.map(|arg| if let Arg::Simple(arg) = arg { arg } else { b"" })
-}
-
 /// Stands in place of the tokens taken if the time is outside of the calendars' boundaries.
 const OUTSIDE: i64 = -2;
 
@@ -83,14 +76,14 @@ impl Answer {
         match value.extract_error()? {
             Value::BulkString(bytes) => {
                 let (numbers, []) = bytes.as_chunks::<8>() else {
-                    return Err(unexpected_answer().into());
+                    return Err(unexpected_answer());
                 };
                 let &[used, micros] = numbers else { return Err(unexpected_answer().into()) };
                 Ok(Self::Plain(to_ms(i64::from_be_bytes(micros)), i64::from_be_bytes(used)))
             }
             // A plain command's answer.
             Value::Int(number) => Ok(Self::General(vec![Some(number)])),
-            array => Ok(Self::General(FromRedisValue::from_redis_value(array)?)),
+            array => to_numbers(array),
         }
     }
 
@@ -176,8 +169,13 @@ fn to_ms(micros: i64) -> i64 {
     micros / 1_000
 }
 
-fn unexpected_answer() -> ParsingError {
-    "an unexpected answer".into()
+fn unexpected_answer() -> RedisError {
+    (ErrorKind::UnexpectedReturnType, "an unexpected answer").into()
+}
+
+/// Parses the numbers of an array.
+fn to_numbers(value: Value) -> RedisResult<Answer> {
+    FromRedisValue::from_redis_value(value).map(Answer::General).map_err(|_| unexpected_answer())
 }
 
 /// The time and the windows that a charge was decided on, and its outcome.

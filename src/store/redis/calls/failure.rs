@@ -6,16 +6,26 @@ use std::sync::Arc;
 
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 
+use super::super::connect::settings::{FULL, SILENT};
 #[cfg(feature = "redis-tls")]
 use super::super::connect::tls;
 use super::super::script::rights::missing_command;
 use crate::store::error::StoreError;
 
-/// Redis' answer to one client too many.
-const FULL: &str = "max number of clients reached";
+const LATE: &str = "Redis did not answer in time";
+const UNREACHABLE: &str = "Redis can't be reached";
+const REFUSED: &str = "Redis refused the command";
+const OTHER_VALUE: &str = "Redis has another value for this key";
+const UNEXPECTED: &str = "Redis returned an unexpected answer";
+const NO_TLS: &str = "rediss:// needs the feature redis-tls";
+const UNRESOLVED: &str = "its name can't be resolved";
 
 pub(crate) fn late_error() -> StoreError {
-    StoreError::new("Redis did not answer in time")
+    StoreError::new(LATE)
+}
+
+pub(crate) fn unexpected_answer() -> StoreError {
+    StoreError::new(UNEXPECTED).of_key()
 }
 
 pub(crate) fn unsent_error() -> StoreError {
@@ -27,44 +37,61 @@ pub(crate) fn runtime_ended_error() -> StoreError {
 }
 
 pub(crate) fn store_error(error: RedisError) -> StoreError {
-    // A script reports its own errors as the server's.
-    let of_key = error.code() == Some("WRONGTYPE")
-        || error.kind() == ErrorKind::Parse
-        || error.detail().is_some_and(|detail| detail.contains("hash value is not an integer"));
-    let what = match error.kind() {
-        _ if of_key => "Redis has another value for this key",
-        _ if error.detail() == Some(FULL) => "Redis has as many clients as its maxclients allows",
-        ErrorKind::Server(ServerErrorKind::ReadOnly | ServerErrorKind::MasterDown) => {
-            "Redis is a replica here"
-        }
-        kind => missing_command(&error).map(|(what, _)| what).unwrap_or(match kind {
-            ErrorKind::Server(_) | ErrorKind::Extension => "Redis refused the command",
-            ErrorKind::AuthenticationFailed => "Redis refused the password",
-            ErrorKind::Io => "Redis can't be reached",
-            _ => "Redis failed",
-        }),
-    };
-    let code = harmless_code(&error);
-    let mut failed = StoreError::with_source(what, error);
-    if let Some(code) = code {
-        failed = failed.with_code(&code);
+    let (what, more) = cause(&error);
+    let failed = StoreError::with_source(what, error);
+    let failed = if [OTHER_VALUE, UNEXPECTED].contains(&what) { failed.of_key() } else { failed };
+    match more {
+        Some(more) => failed.with_code(&more),
+        None => failed,
     }
-    if of_key { failed.of_key() } else { failed }
 }
 
-/// Returns the code of Redis, the system or TLS, which contains no secret.
+/// Returns the cause of an error, in words that the operator can act on, and what is known beyond.
+fn cause(error: &RedisError) -> (&'static str, Option<String>) {
+    use ServerErrorKind::{Ask, MasterDown, Moved, NoPerm, ReadOnly};
+
+    let (kind, said) = (error.kind(), error.detail().unwrap_or_default());
+    let says = |text| said.contains(text);
+    let what = match kind {
+        // A script reports its own errors as the server's.
+        _ if error.code() == Some("WRONGTYPE") || says("hash value is not an integer") => {
+            OTHER_VALUE
+        }
+        ErrorKind::UnexpectedReturnType => UNEXPECTED,
+        ErrorKind::Parse => "this is not Redis' protocol: another service, or TLS (rediss://)",
+        ErrorKind::Io if said == SILENT => LATE,
+        ErrorKind::Io => return (UNREACHABLE, describe_io(error)),
+        ErrorKind::ClusterConnectionNotFound => UNREACHABLE,
+        ErrorKind::InvalidClientConfig => return (UNREACHABLE, describe_address(error)),
+        ErrorKind::AuthenticationFailed => "Redis refused the password",
+        ErrorKind::MasterNameNotFoundBySentinel => "the Sentinels know no master of this name",
+        ErrorKind::Server(ReadOnly | MasterDown) => "Redis is a replica here",
+        ErrorKind::Server(Moved | Ask) => {
+            "this is a node of a cluster: connect with RedisStore::cluster"
+        }
+        _ if says(FULL) => "Redis has as many clients as its maxclients allows",
+        _ if says("DB index is out of range") => "Redis has no database of this number",
+        // Redis answers this to a long command before authentication.
+        _ if says("unauthenticated") => return (REFUSED, Some("NOAUTH".to_owned())),
+        _ if let Some((what, name)) = missing_command(error) => {
+            return (what, name.map(str::to_ascii_lowercase).or_else(|| harmless_code(error)));
+        }
+        ErrorKind::Server(NoPerm) if says("key") => "Redis does not permit this user the key",
+        ErrorKind::Server(_) | ErrorKind::Extension => REFUSED,
+        _ => "Redis failed",
+    };
+    (what, harmless_code(error))
+}
+
+/// Returns the error's code, if it says something and contains no secret.
 fn harmless_code(error: &RedisError) -> Option<String> {
-    if let Some((_, Some(name))) = missing_command(error) {
-        return Some(name.to_ascii_lowercase());
-    }
-    // Redis answers this to a long command before authentication.
-    if error.detail().is_some_and(|detail| detail.contains("unauthenticated")) {
-        return Some("NOAUTH".to_owned());
-    }
-    if let Some(code) = error.code() {
-        let plain = |byte: u8| byte.is_ascii_uppercase() || byte.is_ascii_digit();
-        return (code.len() <= 32 && code.bytes().all(plain)).then(|| code.to_owned());
-    }
+    let plain = |byte: u8| byte.is_ascii_uppercase() || byte.is_ascii_digit();
+    let is_harmless = |code: &&str| code.len() <= 32 && code.bytes().all(plain);
+    error.code().filter(|code| *code != "ERR").filter(is_harmless).map(str::to_owned)
+}
+
+/// Returns what the system or TLS says.
+fn describe_io(error: &RedisError) -> Option<String> {
     let source = error.source()?;
     let io = match source.downcast_ref::<Arc<dyn Error + Send + Sync>>() {
         Some(inner) => inner.downcast_ref::<io::Error>()?,
@@ -74,5 +101,22 @@ fn harmless_code(error: &RedisError) -> Option<String> {
     if let Some(what) = tls::describe_refusal(io) {
         return Some(what.to_owned());
     }
-    Some(io.kind().to_string())
+    // A name that can't be resolved has no kind of its own.
+    Some(match io.to_string().contains("lookup address") {
+        true => UNRESOLVED.to_owned(),
+        false => io.kind().to_string(),
+    })
+}
+
+/// Returns what is wrong with an address that the library has parsed.
+fn describe_address(error: &RedisError) -> Option<String> {
+    let said = error.to_string();
+    let known = [("feature is not enabled", NO_TLS), ("No address found", UNRESOLVED)];
+    known.iter().find(|(text, _)| said.contains(text)).map(|(_, what)| (*what).to_owned())
+}
+
+/// Returns the error of an address that is not valid. The usual advice would lead away from TLS.
+pub(crate) fn address_error(advice: &'static str, error: RedisError) -> StoreError {
+    let lacks_tls = describe_address(&error).as_deref() == Some(NO_TLS);
+    StoreError::with_source(if lacks_tls { NO_TLS } else { advice }, error)
 }

@@ -11,12 +11,12 @@ use redis::cluster_async::{ClusterConnection, Connect};
 use redis::cluster_routing::{
     MultipleNodeRoutingInfo, ResponsePolicy, Route, RoutingInfo, SingleNodeRoutingInfo, SlotAddr,
 };
-use redis::{Cmd, ErrorKind, RedisError, RedisResult, Value};
+use redis::{Cmd, ErrorKind, RedisResult, Value};
 use tokio::task::JoinSet;
 
 use super::super::link::{Answering, Connected, Ranges, Servers, Shards, Slots};
 use super::super::script::rights;
-use super::settings::host_and_port;
+use super::settings::{host_and_port, silence};
 
 /// How long the client library waits for silent nodes at first: near nodes answer sooner.
 const NEAR: Duration = Duration::from_millis(250);
@@ -91,7 +91,7 @@ async fn ask_masters(ask: Ask, slots: Vec<u16>, servers: Arc<Servers>) -> RedisR
         let route = SingleNodeRoutingInfo::SpecificNode(Route::new(slot, SlotAddr::Master));
         asked.spawn(ask(slots_call(), RoutingInfo::SingleNode(route)));
     }
-    let mut error = RedisError::from((ErrorKind::Io, "no master of the cluster answers"));
+    let mut error = silence();
     while let Some(answer) = asked.join_next().await {
         match answer {
             Ok(Ok(slots)) => return Ok(note_slots(slots, &servers)),

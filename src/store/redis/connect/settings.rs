@@ -2,9 +2,11 @@
 
 use std::time::Duration;
 
-use redis::aio::MultiplexedConnection;
+use redis::aio::{ConnectionLike, MultiplexedConnection};
 use redis::io::tcp::socket2::TcpKeepalive;
-use redis::{AsyncConnectionConfig, Client, ConnectionAddr, RedisError, RedisResult};
+use redis::{
+    AsyncConnectionConfig, Client, ConnectionAddr, ErrorKind, RedisError, RedisResult, Value, cmd,
+};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout};
 
@@ -15,18 +17,40 @@ const KEEPALIVE: Duration = Duration::from_secs(30);
 /// Calls in flight on a connection before the next one waits for its turn.
 const PIPELINE: usize = 1_024;
 
+/// The detail of an error that stands for an answer that did not come.
+pub(crate) const SILENT: &str = "no answer";
+
+/// Redis' answer to one client too many.
+pub(crate) const FULL: &str = "max number of clients reached";
+
 /// How long to wait, at least, for a server to say why it closes a connection.
 const LISTEN: Duration = Duration::from_millis(10);
 
+/// Returns the error of a server that does not answer.
+pub(crate) fn silence() -> RedisError {
+    (ErrorKind::Io, "the server does not answer", SILENT.to_owned()).into()
+}
+
+/// Opens a connection to a server that answers.
 pub(crate) async fn open(client: &Client) -> RedisResult<MultiplexedConnection> {
     let start = Instant::now();
-    match client.get_multiplexed_async_connection_with_config(&config()).await {
+    match open_and_ping(client).await {
         Err(error) if error.is_connection_dropped() => {
             let patience = start.elapsed().max(LISTEN);
             let refusal = timeout(patience, read_refusal(client)).await.ok().flatten();
             Err(refusal.unwrap_or(error))
         }
         opened => opened,
+    }
+}
+
+async fn open_and_ping(client: &Client) -> RedisResult<MultiplexedConnection> {
+    let mut connection = client.get_multiplexed_async_connection_with_config(&config()).await?;
+    let answer = connection.req_packed_command(&cmd("PING")).await;
+    match answer.and_then(Value::extract_error) {
+        // The system accepts connections of a server that hangs. Decisions show other errors.
+        Err(error) if error.code().is_none() || error.detail() == Some(FULL) => Err(error),
+        _ => Ok(connection),
     }
 }
 

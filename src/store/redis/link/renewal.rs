@@ -11,6 +11,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 
+use super::super::connect::settings::silence;
 use super::handle::{Connected, probe_for, unless_ended};
 use super::upkeep::{ATTEMPT, PAUSE, Status, Upkeep};
 use crate::observe;
@@ -98,8 +99,8 @@ impl Upkeep {
         if self.asked_at().elapsed() < WANTED {
             let of = Arc::downgrade(&self);
             attempts.spawn(async move {
-                let late = || Err((ErrorKind::Io, "the server does not answer").into());
-                timeout(ATTEMPT, connect_and_probe(of)).await.unwrap_or_else(|_| late())
+                let attempt = timeout(ATTEMPT, connect_and_probe(of)).await;
+                attempt.unwrap_or_else(|_| Err(silence()))
             });
         } else if attempts.is_empty() {
             return None;
@@ -186,7 +187,7 @@ async fn connect_and_probe(upkeep: Weak<Upkeep>) -> RedisResult<Connected> {
         }
     }
     if !found {
-        return Err((ErrorKind::Io, "the shard does not answer").into());
+        return Err(silence());
     }
     Ok((connection, shards))
 }

@@ -1,8 +1,6 @@
 //! A script, its hash, and a call that contains it: [`Lua`].
 
-use redis::{Cmd, Script, cmd};
-
-use super::args_from;
+use redis::{Arg, Cmd, Script, cmd};
 
 pub(crate) struct Lua {
     hash: String,
@@ -31,4 +29,10 @@ impl Lua {
         });
         eval
     }
+}
+
+/// Returns the arguments of a call from the nth on.
+pub(super) fn args_from(call: &Cmd, from: usize) -> impl ExactSizeIterator<Item = &[u8]> {
+    let all = call.args_iter().skip(from);
+    all.map(|arg| if let Arg::Simple(arg) = arg { arg } else { b"" })
 }

@@ -1,8 +1,9 @@
 //! Merges the questions of a batch into one call of the script: [`MergedCall`].
 
-use redis::{Cmd, FromRedisValue, RedisResult, Value};
+use redis::{Cmd, RedisResult, Value};
 
-use super::{Answer, MANY, args_from, to_ms, unexpected_answer};
+use super::lua::args_from;
+use super::{Answer, MANY, to_ms, to_numbers, unexpected_answer};
 
 /// How many of the last questions and kinds are searched for an equal one.
 const RECENT: usize = 16;
@@ -97,10 +98,10 @@ impl<'a> MergedCall<'a> {
         let values = match value {
             Value::Array(values) if values.len() == self.keys + 1 => values,
             Value::ServerError(error) => return Err(error.into()),
-            _ => return Err(unexpected_answer().into()),
+            _ => return Err(unexpected_answer()),
         };
         let Some((&Value::Int(micros), values)) = values.split_first() else {
-            return Err(unexpected_answer().into());
+            return Err(unexpected_answer());
         };
         let answer = |&(i, nth): &(usize, u64)| {
             let (calls, times, first) = self.questions[i];
@@ -147,6 +148,6 @@ fn nth_answer(value: &Value, nth: u64, times: u64, call: &Cmd, micros: i64) -> R
 fn to_answer(value: &Value, micros: i64) -> RedisResult<Answer> {
     match value.clone().extract_error()? {
         Value::Int(used) => Ok(Answer::Plain(to_ms(micros), used)),
-        array => Ok(Answer::General(FromRedisValue::from_redis_value(array)?)),
+        array => to_numbers(array),
     }
 }

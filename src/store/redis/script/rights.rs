@@ -3,7 +3,7 @@
 use std::sync::LazyLock;
 
 use redis::aio::ConnectionLike;
-use redis::{Cmd, RedisError, RedisResult, Value, cmd, pipe};
+use redis::{Cmd, ErrorKind, RedisError, RedisResult, Value, cmd};
 
 use super::lua::Lua;
 
@@ -13,7 +13,7 @@ static RIGHTS: LazyLock<Lua> = LazyLock::new(|| Lua::new(include_str!("rights.lu
 /// without one.
 const KEY: &str = "tfw1:{}";
 
-/// Fails if a needed command is missing on a server, in one round trip.
+/// Fails if a needed command is missing on a server.
 pub(crate) async fn check(
     connection: &mut (impl ConnectionLike + ?Sized + Send),
 ) -> RedisResult<()> {
@@ -26,16 +26,16 @@ pub(crate) async fn check(
     }
 }
 
+/// Asks one after the other: if the first answer is none of Redis, only its own error says so.
 async fn ask(
     connection: &mut (impl ConnectionLike + ?Sized + Send),
     keys: &[&str],
 ) -> RedisResult<()> {
-    let mut calls = pipe();
     for call in calls_with(keys) {
-        calls.add_command(call);
+        let answer = connection.req_packed_command(&call).await;
+        check_permitted(answer.and_then(Value::extract_error))?;
     }
-    let answers = connection.req_packed_commands(&calls, 0, calls.len()).await?;
-    answers.into_iter().try_for_each(|answer| check_permitted(answer.extract_error()))
+    Ok(())
 }
 
 /// Returns the calls that ask for the commands: the first one for `EVALSHA`, by a script that need
@@ -47,17 +47,13 @@ pub(crate) fn calls_with(keys: &[&str]) -> [Cmd; 2] {
     [by_hash, eval]
 }
 
-/// Fails if the answer to such a call says that a command is missing. Decisions show other errors.
+/// Fails if there is no answer to such a call, or if it says that a command is missing. Decisions
+/// show other errors.
 pub(crate) fn check_permitted(answer: RedisResult<Value>) -> RedisResult<()> {
-    match answer {
-        Err(error)
-            if missing_command(&error).is_some()
-                || matches!(error.code(), Some("NOAUTH" | "NOPERM")) =>
-        {
-            Err(error)
-        }
-        _ => Ok(()),
-    }
+    let Err(error) = answer else { return Ok(()) };
+    let decides = matches!(error.code(), Some("NOAUTH" | "NOPERM"));
+    let is_answer = matches!(error.kind(), ErrorKind::Server(_) | ErrorKind::Extension);
+    if is_answer && !decides && missing_command(&error).is_none() { Ok(()) } else { Err(error) }
 }
 
 /// Returns what a server lacks by its error, of a call or within a script, and the name of the
