@@ -13,6 +13,7 @@ mod cuts;
 mod differential;
 mod equal_charges;
 mod failover;
+mod garbage;
 mod gathered_calls;
 mod idle_connections;
 mod kept_receipts;

@@ -1,5 +1,6 @@
 //! The scripts: how they are called, and what their answers mean.
 
+use std::ops::RangeInclusive;
 use std::sync::LazyLock;
 
 use redis::{Cmd, ErrorKind, FromRedisValue, RedisError, RedisResult, ServerErrorKind, Value};
@@ -60,6 +61,9 @@ pub(super) fn key_of(call: &Cmd) -> &[u8] {
 /// Stands in place of the tokens taken if the time is outside of the calendars' boundaries.
 const OUTSIDE: i64 = -2;
 
+/// The numbers that scripts know exactly. No other one is an answer.
+const IN_SCRIPTS: RangeInclusive<i64> = -(1 << 53)..=1 << 53;
+
 /// A script's answer to a charge or a correction.
 pub(super) enum Answer {
     /// The time, and the tokens used now: below 0 if the charge was refused.
@@ -78,12 +82,28 @@ impl Answer {
                 let (numbers, []) = bytes.as_chunks::<8>() else {
                     return Err(unexpected_answer());
                 };
-                let &[used, micros] = numbers else { return Err(unexpected_answer().into()) };
-                Ok(Self::Plain(to_ms(i64::from_be_bytes(micros)), i64::from_be_bytes(used)))
+                let &[used, micros] = numbers else { return Err(unexpected_answer()) };
+                Self::plain(i64::from_be_bytes(micros), i64::from_be_bytes(used))
             }
             // A plain command's answer.
             Value::Int(number) => Ok(Self::General(vec![Some(number)])),
-            array => to_numbers(array),
+            array => Self::general(array),
+        }
+    }
+
+    fn plain(micros: i64, used: i64) -> RedisResult<Self> {
+        match IN_SCRIPTS.contains(&micros) && IN_SCRIPTS.contains(&used) {
+            true => Ok(Self::Plain(to_ms(micros), used)),
+            false => Err(unexpected_answer()),
+        }
+    }
+
+    fn general(array: Value) -> RedisResult<Self> {
+        let numbers = Vec::<Option<i64>>::from_redis_value(array);
+        let numbers = numbers.map_err(|_| unexpected_answer())?;
+        match numbers.iter().flatten().all(|number| IN_SCRIPTS.contains(number)) {
+            true => Ok(Self::General(numbers)),
+            false => Err(unexpected_answer()),
         }
     }
 
@@ -173,11 +193,6 @@ fn unexpected_answer() -> RedisError {
     (ErrorKind::UnexpectedReturnType, "an unexpected answer").into()
 }
 
-/// Parses the numbers of an array.
-fn to_numbers(value: Value) -> RedisResult<Answer> {
-    FromRedisValue::from_redis_value(value).map(Answer::General).map_err(|_| unexpected_answer())
-}
-
 /// The time and the windows that a charge was decided on, and its outcome.
 struct Basis<'a> {
     now: i64,
@@ -198,6 +213,10 @@ fn general_basis<'a>(charge: &Charge<'a>, answer: &[Option<i64>]) -> Option<Basi
         if let Anchor::Calendar(calendar) = quota.anchor {
             let (start, used) = (start?, used?);
             let (end, is_stored) = (numbers.next()??, numbers.next()?.is_some());
+            // No window is empty, and no count ends before it begins, here and below.
+            if end <= start || until.is_some_and(|n| n < 1) {
+                return None;
+            }
             let span = Span { start, end };
             seen[i] = Some(Window::known(quota, span, used, until));
             states[i] = until.map(|n| State { start, used, until: calendar.after(start, n) });
@@ -205,7 +224,9 @@ fn general_basis<'a>(charge: &Charge<'a>, answer: &[Option<i64>]) -> Option<Basi
             are_raw &=
                 calendar.around(start) == span && (until.is_none() || is_stored || taken > 0);
         } else if let Some(until) = until {
-            states[i] = Some(State { start: start?, used: used?, until });
+            let state = State { start: start?, used: used?, until };
+            states[i] = Some(state).filter(|state| state.start <= until);
+            states[i]?;
         }
     }
     if numbers.next().is_some() {
@@ -225,4 +246,66 @@ fn plain_basis<'a>(charge: &Charge<'a>, now: i64, used: i64, taken: i64) -> Opti
     let states = [Some(State { start, used, until: end }), None, None, None];
     let windows = account.windows(|i, quota| account.window(now, quota, |_| states[i]));
     Some(Basis { now, windows, states: Some(states), taken })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::key::Key;
+    use crate::quota::Quota;
+    use crate::store::account::Account;
+    use crate::store::scope::Scope;
+
+    /// What a server may answer, garbage included, is a decision or an error. The arithmetic is
+    /// checked for overflows here.
+    #[test]
+    fn no_answer_of_a_server_panics() {
+        const MAX: i64 = Quota::MAX_TOKENS as i64;
+        const NOW: i64 = 1_700_000_040_000;
+        let (scope, key) = (Scope::named("any"), Key::from(1_u64));
+        let texts = [
+            "5/minute",
+            "5/minute rollover-up-to=20",
+            "5/minute reserve-up-to=9",
+            "5/hour from-first-request",
+            "0/minute",
+            "9007199254740991/minute",
+            "5/month in Europe/Berlin",
+        ];
+        let numbers = [i64::MIN, -MAX - 1, -MAX, -1, 0, 3, NOW, MAX, MAX + 1, i64::MAX];
+        let some: Vec<_> = numbers.map(Some).into_iter().chain([None]).collect();
+        let mut decided = 0;
+        for text in texts {
+            let quotas: Quotas = text.parse().expect("a quota");
+            let charge = Charge::new(Account::new(&scope, &quotas, &key), 2);
+            let mut decide = |answer: RedisResult<Answer>| {
+                decided +=
+                    u32::from(answer.is_ok_and(|answer| answer.decide(&charge, None).is_some()));
+            };
+            for micros in numbers {
+                for used in numbers {
+                    decide(Answer::plain(micros, used));
+                }
+            }
+            let calendar = text.contains("month");
+            for (now, taken) in [(NOW, 2), (NOW, -1), (NOW, 0), (MAX, 2), (-MAX, -1)] {
+                for start in &some {
+                    for used in &some {
+                        for until in &some {
+                            for end in if calendar { &some[..] } else { &some[..1] } {
+                                let more = [*end, Some(1)];
+                                let more = if calendar { &more[..] } else { &[] };
+                                let all = [&[Some(now), Some(taken), *start, *used, *until], more];
+                                let value =
+                                    |number: Option<i64>| number.map_or(Value::Nil, Value::Int);
+                                let all = all.concat().into_iter().map(value).collect();
+                                decide(Answer::general(Value::Array(all)));
+                            }
+                        }
+                    }
+                }
+            }
+        }
+        assert!(decided > 100, "{decided} answers are decisions");
+    }
 }

@@ -75,7 +75,7 @@ local function decide_group(before)
     if start then
       -- The short way: there is a count of this window, or of none that has not ended.
       local value = call('HGET', key, args[2])
-      count = value and tonumber(value) or not value and 0
+      count = value and string.match(value, '^%d+$') and tonumber(value) or not value and 0
     end
     if count and count < start + kind[5] then
       local used = count < start and 0 or count - start

@@ -3,7 +3,7 @@
 use redis::{Cmd, RedisResult, Value};
 
 use super::lua::args_from;
-use super::{Answer, MANY, to_ms, to_numbers, unexpected_answer};
+use super::{Answer, MANY, unexpected_answer};
 
 /// How many of the last questions and kinds are searched for an equal one.
 const RECENT: usize = 16;
@@ -136,7 +136,7 @@ fn nth_answer(value: &Value, nth: u64, times: u64, call: &Cmd, micros: i64) -> R
         // All of them passed.
         Value::Int(used) if *used >= 0 => {
             let (cost, _) = parse_plain(call).ok_or_else(unexpected_answer)?;
-            Ok(Answer::Plain(to_ms(micros), used - ((times - 1 - nth) * cost) as i64))
+            Answer::plain(micros, used - ((times - 1 - nth) * cost) as i64)
         }
         Value::Array(each) => {
             to_answer(each.get(nth as usize).ok_or_else(unexpected_answer)?, micros)
@@ -147,7 +147,7 @@ fn nth_answer(value: &Value, nth: u64, times: u64, call: &Cmd, micros: i64) -> R
 
 fn to_answer(value: &Value, micros: i64) -> RedisResult<Answer> {
     match value.clone().extract_error()? {
-        Value::Int(used) => Ok(Answer::Plain(to_ms(micros), used)),
-        array => to_numbers(array),
+        Value::Int(used) => Answer::plain(micros, used),
+        array => Answer::general(array),
     }
 }

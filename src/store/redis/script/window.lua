@@ -30,7 +30,7 @@ if start then
   if not count then
     -- Text, or it fails below as well. Of this window it is where there are more tokens than numbers.
     local used, at = string.match(call('HMGET', key, field)[1] or '', '^(%d+)@(%d+)$')
-    if used and at * 1000 == start then
+    if used and at * 1000 == start and #used < 17 then
       if args[4] - args[1] >= used + 0 then
         used = used + args[1]
         call('HSET', key, field, string.format('%.0f@%s', used, at))
@@ -209,9 +209,14 @@ local function in_debt(q, added)
   return max(floor((counted(q) + added - q.limit - 1) / q.limit) + 1, added > 0 and 1 or 0)
 end
 
--- What else a field may hold is that key's own failure.
-local function count_or_error(count)
-  return count or error({ err = 'WRONGTYPE a field holds no count' })
+-- A number of a count: how long one lives can be above 2^53. What else a field may hold is that key's own
+-- failure.
+local function number_in(text)
+  local number = tonumber(text)
+  if number and number >= -MAX and number <= 2 * MAX then
+    return number
+  end
+  error({ err = 'WRONGTYPE a field holds no count' })
 end
 
 -- Window::at
@@ -220,14 +225,14 @@ local function load(q, value)
   if not value then
     return
   end
-  local count, used, start, n = tonumber(value), nil, nil, 1
-  if count then
-    start = (count - count % 1000) / 1000
+  local used, start, n = value:match('^(-?%d+)@(-?%d+)%*?(%d*)$')
+  if used then
+    used, start, n = number_in(used), number_in(start), n == '' and 1 or number_in(n)
+  else
+    local count = number_in(value:match('^-?%d+$'))
+    start, n = (count - count % 1000) / 1000, 1
     start = start - (start - q.grid) % q.length
     used = count - start * 1000
-  else
-    used, start, n = value:match('^(-?%d+)@(-?%d+)%*?(%d*)$')
-    used, start, n = tonumber(count_or_error(used)), tonumber(start), tonumber(n) or 1
   end
   local till = after(n, start, q.length)
   q.stored_start, q.stored_used, q.stored_till = start, used, till
@@ -272,8 +277,8 @@ local function load_calendar(q, value)
     return
   end
   local used, start, finish, number, n = value:match('^(-?%d+)@(-?%d+)%-(%d+)#(-?%d+)%*?(%d*)$')
-  used, start, finish = tonumber(count_or_error(used)), tonumber(start), tonumber(finish)
-  number, n = tonumber(number), tonumber(n) or 1
+  used, start, finish = number_in(used), number_in(start), number_in(finish)
+  number, n = number_in(number), n == '' and 1 or number_in(n)
   q.stored_number, q.stored_windows = number, n
   local passed = q.number - number
   if now < finish then
