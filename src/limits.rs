@@ -149,7 +149,9 @@ impl Limits {
         let limits = self.limits.iter().map(|limit| limit.moved_to(store.clone()));
         let this = Self { limits: limits.collect(), store };
         assert!(this.limits.iter().all(Limiter::can_be_found), "{UNNAMED}");
-        this.limits.iter().for_each(|limiter| likely_mistakes::note_name(id, limiter.live()));
+        this.limits
+            .iter()
+            .for_each(|limiter| likely_mistakes::note_name(id.clone(), limiter.live()));
         this
     }
 

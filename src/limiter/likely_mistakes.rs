@@ -41,15 +41,15 @@ pub(super) fn note_cost(account: Account<'_>, cost: u64) {
     }
 }
 
-/// Two limits of one name on a store charge the same counters. Plans are to do that.
-pub(crate) fn note_name(store: Option<usize>, live: &Arc<Live>) {
+/// Two limits of one name in the same counts charge the same counters. Plans are to do that.
+pub(crate) fn note_name(counts: Option<String>, live: &Arc<Live>) {
     /// More than an app writes down. Limits that an app creates as it runs are not all kept.
     const MOST: usize = 1_024;
-    /// The last limit that was built, by its store and its name.
-    static NAMED: Mutex<BTreeMap<(usize, String), Weak<Live>>> = Mutex::new(BTreeMap::new());
+    /// The last limit that was built, by its counts and its name.
+    static NAMED: Mutex<BTreeMap<(String, String), Weak<Live>>> = Mutex::new(BTreeMap::new());
 
     let limit = live.limit();
-    let (Some(store), name) = (store, limit.scope.name()) else { return };
+    let (Some(counts), name) = (counts, limit.scope.name()) else { return };
     if name.is_empty() || limit.plan.is_some() {
         return;
     }
@@ -57,33 +57,33 @@ pub(crate) fn note_name(store: Option<usize>, live: &Arc<Live>) {
     if named.len() >= MOST {
         named.retain(|_, live| live.strong_count() > 0);
     }
-    let id = (store, name.to_owned());
-    let earlier = named.get(&id).and_then(Weak::upgrade);
-    if named.len() < MOST || earlier.is_some() {
+    let id = (counts, name.to_owned());
+    let has_earlier = named.get(&id).is_some_and(|live| live.strong_count() > 0);
+    if named.len() < MOST || has_earlier {
         named.insert(id, Arc::downgrade(live));
     }
     drop(named);
-    if earlier.is_some_and(|earlier| earlier.quotas() != limit.quotas) {
+    if has_earlier {
         observe::doubt(&format_args!(
-            "two rate limits of one store are named `{name}`, have different quotas, and share their \
-             counts: give one of them another name, or where the quotas differ between requests, \
-             write one `Limit::by_plan(..)`"
+            "two rate limits of one store are named `{name}`, so a key has one count in both: give \
+             one of them another name; if they are to be one, make one `Limiter` for both; if their \
+             quotas differ between requests, write one `Limit::by_plan(..)`"
         ));
     }
 }
 
-/// The same number for clones of a store, where that is known.
-pub(crate) fn identity(store: &dyn Any) -> Option<usize> {
-    if let Some(memory) = store.downcast_ref::<MemoryStore>() {
-        return Some(memory.address());
-    }
-    if let Some(remote) = store.downcast_ref::<Remote>() {
-        return Some(remote.address());
-    }
-    #[cfg(feature = "redis")]
-    if let Some(redis) = store.downcast_ref::<RedisStore>() {
-        return Some(redis.address());
-    }
-    let shared = store.downcast_ref::<Arc<dyn Store>>()?;
-    Some(Arc::as_ptr(shared).cast::<()>().addr())
+/// The same text for stores that have the same counts, where that is known.
+pub(crate) fn identity(store: &dyn Any) -> Option<String> {
+    let address = if let Some(memory) = store.downcast_ref::<MemoryStore>() {
+        memory.address()
+    } else if let Some(remote) = store.downcast_ref::<Remote>() {
+        remote.address()
+    } else {
+        #[cfg(feature = "redis")]
+        if let Some(redis) = store.downcast_ref::<RedisStore>() {
+            return Some(redis.identity());
+        }
+        Arc::as_ptr(store.downcast_ref::<Arc<dyn Store>>()?).cast::<()>().addr()
+    };
+    Some(address.to_string())
 }

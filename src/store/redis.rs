@@ -122,6 +122,8 @@ use script::Commands;
 pub struct RedisStore {
     calls: Calls,
     remote: Remote,
+    /// The server and the number of its database, if the app has given its address.
+    database: Option<Arc<str>>,
 }
 
 impl RedisStore {
@@ -150,8 +152,10 @@ impl RedisStore {
     /// # let _ = store; } Ok(()) }
     /// ```
     pub fn client(client: Client) -> Self {
-        let servers = Servers::default();
-        servers.set_only(server_name(&client));
+        let (servers, name) = (Servers::default(), server_name(&client));
+        let number = client.get_connection_info().redis_settings().db();
+        let database = name.as_ref().map(|name| format!("{name}/{number}").into());
+        servers.set_only(name);
         let client = with_keepalive(&client);
         let origin = Origin::connecting(move || {
             let client = client.clone();
@@ -164,7 +168,7 @@ impl RedisStore {
                 open(&client).await
             }
         });
-        Self::from_origin(origin.with_servers(Arc::new(servers)))
+        Self { database, ..Self::from_origin(origin.with_servers(Arc::new(servers))) }
     }
 
     /// Creates a store that connects with a closure, for set-ups without a constructor here. The
@@ -273,7 +277,7 @@ impl RedisStore {
     fn from_origin(source: Origin) -> Self {
         let calls = Calls::new(source);
         let remote = Remote::reporting(calls.clone(), Arc::clone(calls.breaker()));
-        Self { calls, remote }
+        Self { calls, remote, database: None }
     }
 
     /// Changes how the same counts are called.
@@ -389,9 +393,13 @@ impl RedisStore {
         Self { remote, ..this }
     }
 
-    /// Returns a number that handles share if, and only if, these have the same counts.
-    pub(crate) fn address(&self) -> usize {
-        self.remote.address()
+    /// Returns a text that stores share if these have the same counts, as far as that is known
+    /// before they connect.
+    pub(crate) fn identity(&self) -> String {
+        match &self.database {
+            Some(database) => format!("{database} {}", self.calls.commands.prefix()),
+            None => self.remote.address().to_string(),
+        }
     }
 
     /// Returns the memory that counts while Redis fails, for its metrics.

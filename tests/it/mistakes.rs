@@ -492,7 +492,8 @@ fn layers_that_share_a_count_on_purpose_are_not_taken_for_one() {
         let response = layer.layer(batch).oneshot(from("192.0.2.7")).await.expect("infallible");
         assert_eq!(response.status(), StatusCode::OK);
     });
-    assert_eq!(log, [""; 0]);
+    // Some are limits of one name, which is said when they are made.
+    assert!(log.iter().all(|line| line.contains("has one count in both")), "{log:#?}");
 }
 
 /// The answers of gRPC's health check under a limit.
@@ -705,8 +706,36 @@ fn one_name_with_two_sets_of_quotas_on_a_store_is_noticed() {
         let _ = (FixedWindowLayer::new(first), FixedWindowLayer::new(second));
     });
     let line = only_line(&log);
-    assert!(line.contains("are named `api`, have different quotas"), "{line}");
+    assert!(line.contains("are named `api`, so a key has one count"), "{line}");
     assert!(line.contains("another name") && line.contains("`Limit::by_plan(..)`"), "{line}");
+}
+
+/// Each of them lets pass what the other one left.
+#[test]
+fn one_name_of_two_limits_with_equal_quotas_is_noticed() {
+    let lines = |case| {
+        let log = logged_in_case(case, async |case| {
+            let redis = |url| RedisStore::new(url).expect("an address");
+            let (memory, server) = (MemoryStore::new(), "redis://127.0.0.1:1/");
+            let named = || QUOTA.name("api");
+            let two = match case {
+                0 => [named().store(memory.clone()), named().store(memory)],
+                1 => [named().store(redis(server)), named().store(redis(server))],
+                2 => [named().store(redis(server)), named().store(redis("redis://127.0.0.1:1/2"))],
+                3 => [named().store(redis(server)), named().store(redis(server).prefix("shop"))],
+                // In memory, each has counts of its own unless it is given a store.
+                4 => [Limiter::new(named()), Limiter::new(named())],
+                // One limit for two layers, and for two plans.
+                _ => {
+                    let one = named().store(redis(server));
+                    [one.with_quotas(Quota::per_minute(1)), one]
+                }
+            };
+            let _ = two.map(|limiter| FixedWindowLayer::new(&limiter));
+        });
+        log.iter().filter(|line| line.contains("has one count in both")).count()
+    };
+    assert_eq!([0, 1, 2, 3, 4, 5].map(lines), [1, 1, 0, 0, 0, 0]);
 }
 
 #[test]
@@ -727,22 +756,21 @@ fn one_name_with_two_sets_of_quotas_on_a_shared_store_is_noticed() {
                 _ => name(redis, |store| store.prefix("other")),
             }
         });
-        log.iter().filter(|line| line.contains("have different quotas")).count()
+        log.iter().filter(|line| line.contains("has one count in both")).count()
     };
     // A store with another prefix has its own counts.
     assert_eq!([0, 1, 2].map(lines), [1, 1, 0]);
 }
 
 #[test]
-fn one_name_on_a_store_is_no_mistake_for_equal_quotas_plans_and_limits_that_are_gone() {
+fn one_name_on_a_store_is_no_mistake_for_plans_and_limits_that_are_gone() {
     let log = logged(async || {
         let store = MemoryStore::new();
         let other = || Quota::per_hour(5).name("api");
         let first = QUOTA.name("api").store(store.clone());
-        let second = QUOTA.name("api").store(store.clone());
         let plan = Limit::by_plan(|_, _| Quota::per_hour(5)).name("api").store(store.clone());
         let elsewhere = other().store(MemoryStore::new());
-        drop((first, second, plan, elsewhere));
+        drop((first, plan, elsewhere));
         let later = other().store(store);
         later.set_quotas(QUOTA);
     });

@@ -31,6 +31,10 @@ impl Commands {
         Self { prefix: prefix.into(), calendars: Arc::default() }
     }
 
+    pub(crate) fn prefix(&self) -> &str {
+        &self.prefix
+    }
+
     /// Notes the server's time, which is not what earlier commands assumed.
     pub(crate) fn correct_time(&self, time: i64) {
         self.calendars.correct_time(time);
