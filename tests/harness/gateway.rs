@@ -10,6 +10,8 @@ use std::thread;
 pub enum Fate {
     /// The server of this port answers.
     To(u16),
+    /// It answers to this command in place of the client's.
+    Instead(u16, Command),
     /// This is the answer, without the end of its last line.
     Answer(String),
     /// The connection ends without an answer.
@@ -48,10 +50,12 @@ fn serve(client: &TcpStream, fate: &(impl Fn(&Command) -> Fate + ?Sized)) -> io:
     let mut servers: Vec<(u16, BufReader<TcpStream>)> = Vec::new();
     loop {
         let (raw, command) = read_command(&mut commands)?;
-        match fate(&command) {
+        let fate = fate(&command);
+        let raw = if let Fate::Instead(_, other) = &fate { encode(other) } else { raw };
+        match fate {
             Fate::Close => return Ok(()),
             Fate::Answer(answer) => client.write_all(format!("{answer}\r\n").as_bytes())?,
-            Fate::To(port) => {
+            Fate::To(port) | Fate::Instead(port, _) => {
                 if !servers.iter().any(|(of, _)| *of == port) {
                     let server = TcpStream::connect(("127.0.0.1", port))?;
                     server.set_nodelay(true)?;
@@ -66,6 +70,16 @@ fn serve(client: &TcpStream, fate: &(impl Fn(&Command) -> Fate + ?Sized)) -> io:
             }
         }
     }
+}
+
+fn encode(command: &Command) -> Vec<u8> {
+    let mut raw = format!("*{}\r\n", command.len()).into_bytes();
+    for arg in command {
+        raw.extend_from_slice(format!("${}\r\n", arg.len()).as_bytes());
+        raw.extend_from_slice(arg);
+        raw.extend_from_slice(b"\r\n");
+    }
+    raw
 }
 
 fn read_command(from: &mut impl BufRead) -> io::Result<(Vec<u8>, Command)> {

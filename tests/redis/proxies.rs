@@ -9,6 +9,8 @@ use harness::{Command, Fate, Server, contains, gateway};
 use tower_fixed_window::store::RedisStore;
 use tower_fixed_window::{Limiter, OnStoreFailure, Quota};
 
+use crate::outage::Log;
+
 const DEADLINE: Duration = Duration::from_secs(20);
 
 /// No test sees the end of its window.
@@ -54,6 +56,25 @@ fn twemproxy(command: &Command) -> Option<Fate> {
     (!has_key).then_some(Fate::Close)
 }
 
+/// Tair's proxy takes scripts with a key, and no other way to say it than `KEYS[1]`.
+fn tair(command: &Command) -> Option<Fate> {
+    let says = if is(command, "SCRIPT") {
+        "unknown command 'SCRIPT'"
+    } else if !command[0].starts_with(b"EVAL") {
+        return None;
+    } else if command.get(2).is_some_and(|keys| keys == b"0") {
+        "for redis cluster, eval/evalsha number of keys can't be negative or zero"
+    } else if contains(&command[..2].to_vec(), "KEYS[place]") {
+        "bad lua script for redis cluster, all the keys that the script uses should be passed using \
+         the KEYS array"
+    } else if command.get(2).is_some_and(|keys| keys != b"1") {
+        "eval/evalsha command keys must be in same slot"
+    } else {
+        return None;
+    };
+    Some(Fate::Answer(format!("-ERR {says}")))
+}
+
 type Way = fn(&Command) -> Option<Fate>;
 
 #[tokio::test]
@@ -68,12 +89,7 @@ async fn nodes_share_their_counts_where_there_is_no_script_command() {
             let missing = "-NOSCRIPT No matching script. Please use EVAL.";
             is(command, "EVALSHA").then(|| Fate::Answer(missing.to_owned()))
         }),
-        ("scripts need a key", |command| {
-            let keyless = command.get(2).is_some_and(|keys| keys == b"0");
-            let error =
-                "-ERR for redis cluster, eval/evalsha number of keys can't be negative or zero";
-            keyless.then(|| Fate::Answer(error.to_owned()))
-        }),
+        ("Tair", tair),
         ("Twemproxy", twemproxy),
     ];
     for (what, fate) in ways {
@@ -116,6 +132,59 @@ async fn each_server_behind_a_proxy_gets_the_script_with_a_charge() {
     assert_eq!(all, 12);
     for server in [&one, &other] {
         assert_eq!(server.ask::<u64>(&["DBSIZE"]), 2, "the keys are spread");
+    }
+}
+
+/// A server whose scripts have other texts in place of these. Returns its port.
+fn with_other_scripts(server: &Server, texts: &'static [(&str, &str)]) -> u16 {
+    let port = server.port;
+    gateway(move |command| {
+        let mut changed = command.clone();
+        if is(command, "EVAL") {
+            let script = String::from_utf8(changed[1].clone()).expect("text");
+            let replace =
+                |script: String, (text, other): &(&str, &str)| script.replace(text, other);
+            changed[1] = texts.iter().fold(script, replace).into_bytes();
+        }
+        Fate::Instead(port, changed)
+    })
+}
+
+/// A script asks for a function of Redis 7 that is `nil` on older servers and on others.
+const CHECK: &str = "redis.acl_check_cmd";
+
+#[tokio::test]
+async fn a_server_that_can_not_check_commands_counts_and_is_told_once() {
+    let Some(server) = Server::start() else { return };
+    let port = with_other_scripts(&server, &[(CHECK, "redis.no_such_function")]);
+    let log = Log::default();
+    let _guard = log.start();
+    let nodes = [limiter(store(port)), limiter(store(port))];
+    for key in 0..3 {
+        assert_eq!(passed(&nodes, key).await, 3);
+    }
+    assert_eq!(log.text().matches("has no redis.acl_check_cmd").count(), 1, "{}", log.text());
+    // Several quotas take another way through the script.
+    let quotas = Quota::new(3, Quota::MAX_WINDOW).and(Quota::new(9, Quota::MAX_WINDOW / 2));
+    let nodes = nodes.map(|node| node.with_quotas(quotas));
+    assert_eq!(passed(&nodes, 4).await, 3);
+}
+
+#[tokio::test]
+async fn what_an_older_server_lacks_is_named_and_nothing_is_written() {
+    let options = "Redis lacks options that are needed, as of Redis 7.0 (pexpireat)";
+    let function = "Redis lacks a function of Lua that is needed";
+    let older = &[(CHECK, "redis.no_such"), ("KEYS[1], 1, 'GT'", "KEYS[1]")];
+    for (texts, says) in [
+        (&older[..], options.to_owned()),
+        (&[(CHECK, "redis.no_such()")], format!("{function} (no_such)")),
+        (&[("struct.pack", "no_such.pack")], format!("{function} (no_such)")),
+    ] {
+        let Some(server) = Server::start() else { return };
+        let port = with_other_scripts(&server, texts);
+        let error = limiter(store(port)).check(1_u64).await.expect_err("it can't");
+        assert_eq!(error.to_string(), says);
+        assert_eq!(server.ask::<u64>(&["DBSIZE"]), 0, "{texts:?}");
     }
 }
 

@@ -22,8 +22,8 @@ use crate::store::error::StoreError;
 type Answers = (Vec<RedisResult<Answer>>, Option<Duration>);
 
 /// Sends a batch, whose callers wait until `until`, and answers them. Returns how long the call
-/// took; or the batch, if a cluster has refused it since its keys are in several slots: nothing was
-/// done then.
+/// took; or the batch, if a cluster has refused it only because its questions came together: nothing
+/// was done then.
 pub(crate) async fn call_server(
     link: &Link,
     mut batch: Vec<QueuedQuestion>,
@@ -50,7 +50,7 @@ pub(crate) async fn call_server(
         }
         Some(Err(error)) => {
             link.report_outcome::<()>(&over, Some(Err(&error)));
-            if crosses_slots(&error, &batch) {
+            if is_refused_as_one(&error, &batch) {
                 return Err(batch);
             }
             store_error(error)
@@ -66,9 +66,14 @@ pub(crate) async fn call_server(
     Ok(None)
 }
 
-fn crosses_slots(error: &RedisError, batch: &[QueuedQuestion]) -> bool {
-    let keys = batch.iter().map(|waiting| waiting.asked.len());
-    error.kind() == ErrorKind::Server(ServerErrorKind::CrossSlot) && keys.sum::<usize>() > 1
+/// Returns whether a batch was refused only because its questions came together: their keys are in
+/// several slots, or Tair does not take the script, whose keys are no literals.
+fn is_refused_as_one(error: &RedisError, batch: &[QueuedQuestion]) -> bool {
+    let says = |text| error.detail().is_some_and(|detail| detail.contains(text));
+    let refused = error.kind() == ErrorKind::Server(ServerErrorKind::CrossSlot)
+        || says("keys must be in same slot")
+        || says("bad lua script for redis cluster");
+    refused && batch.iter().map(|waiting| waiting.asked.len()).sum::<usize>() > 1
 }
 
 fn report_and_answer(

@@ -2,10 +2,10 @@
 -- lives until the last of all its counts has ended, asked for or not.
 -- till     an instant on the clock of the counts
 -- shift    what is added to it on the server's
-if call('PEXPIREAT', key, till + shift, 'NX') == 0 then
-  call('PEXPIREAT', key, till + shift, 'GT')
-elseif call('HLEN', key) > 1 then
-  local all, last = call('HGETALL', key), till
+if redis.call('PEXPIREAT', KEYS[place], till + shift, 'NX') == 0 then
+  redis.call('PEXPIREAT', KEYS[place], till + shift, 'GT')
+elseif redis.call('HLEN', KEYS[place]) > 1 then
+  local all, last = redis.call('HGETALL', KEYS[place]), till
   for i = 2, #all, 2 do
     local count, ends = tonumber(all[i]), nil
     local length, offset = string.match(all[i - 1], '^(%d+)[+sf](%d*)$')
@@ -27,6 +27,6 @@ elseif call('HLEN', key) > 1 then
     last = math.max(last, math.min(ends or 0, 9007199254740991))
   end
   if last > till then
-    call('PEXPIREAT', key, last + shift)
+    redis.call('PEXPIREAT', KEYS[place], last + shift)
   end
 end

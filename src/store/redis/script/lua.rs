@@ -19,6 +19,11 @@ impl Lua {
         &self.hash
     }
 
+    #[cfg(test)]
+    pub(super) fn code(&self) -> &str {
+        &self.code
+    }
+
     /// Returns the same call, with the script in place of its hash. The server keeps the script
     /// for later calls by the hash. Servers and proxies without `SCRIPT` take it, too.
     pub(crate) fn eval(&self, call: &Cmd) -> Cmd {

@@ -14,17 +14,17 @@
 -- Equal charges of a key have one answer if all of them pass (to the last one), or if all are refused (to
 -- each); otherwise a list of their answers.
 
-local call, try, pack, tonumber = redis.call, redis.pcall, nil, tonumber
+local redis, KEYS, pack, tonumber = redis, KEYS, nil, tonumber
 --[[ needs.lua ]]
-local may_set = may('HSET')
-local time = call('TIME')
+local may_set = not may or may('HSET')
+local time = redis.call('TIME')
 local micros = time[1] * 1000000 + time[2]
 
-local function decide(key, args, start, least, most, length, step)
+local function decide(place, args, start, least, most, length, step)
 --[[ window.lua ]]
 end
 
-local keys, argv = KEYS, ARGV
+local argv = ARGV
 local kinds, at = {}, 1
 for kind = 1, argv[1] do
   local before = at + 1
@@ -70,11 +70,11 @@ end
 local function decide_group(before)
   local refused, spans, moved, outside = false, nil, nil, false
   for i = 1, size do
-    local key, kind = keys[before + i], group[i]
+    local place, kind = before + i, group[i]
     local args, start, count = kind[1], kind[2], nil
     if start then
       -- The short way: there is a count of this window, or of none that has not ended.
-      local value = call('HGET', key, args[2])
+      local value = redis.call('HGET', KEYS[place], args[2])
       count = value and string.match(value, '^%d+$') and tonumber(value) or not value and 0
     end
     if count and count < start + kind[5] then
@@ -84,7 +84,7 @@ local function decide_group(before)
       running[i] = count >= start and count + kind[6] <= kind[4]
     else
       spans, running[i] = spans or {}, false
-      local answer, has_moved = decide(key, args, nil, nil, nil, nil, spans)
+      local answer, has_moved = decide(place, args, nil, nil, nil, nil, spans)
       answers[before + i + 1] = answer
       refused, outside = refused or answer[2] == -1, outside or answer[2] == -2
       if has_moved then
@@ -97,17 +97,17 @@ local function decide_group(before)
     return
   elseif refused or spans and is_late(before, spans) then
     for _, i in ipairs(moved or {}) do
-      decide(keys[before + i], group[i][1], nil, nil, nil, nil, 0)
+      decide(before + i, group[i][1], nil, nil, nil, nil, 0)
     end
     return
   elseif not may_set then
     error({ err = "NOPERM this user has no permissions to run the 'hset' command" })
   end
   for i = 1, size do
-    local key, kind = keys[before + i], group[i]
-    local count = running[i] and try('HINCRBY', key, kind[1][2], kind[1][1])
+    local place, kind = before + i, group[i]
+    local count = running[i] and redis.pcall('HINCRBY', KEYS[place], kind[1][2], kind[1][1])
     answers[before + i + 1] = type(count) == 'number' and count - kind[2]
-      or decide(key, kind[1], kind[2], kind[3], kind[4], kind[5])
+      or decide(place, kind[1], kind[2], kind[3], kind[4], kind[5])
   end
 end
 
@@ -116,11 +116,11 @@ local function to_error(why)
 end
 
 -- Equal charges of one key: all at once if there is room, and otherwise one after the other.
-local function decide_equal(key, kind, times)
+local function decide_equal(place, kind, times)
   local args, start, cost = kind[1], kind[2], kind[6]
   if start then
     local all = { string.format('%.0f', cost * times), args[2], args[3], args[4], args[5], args[6] }
-    local answer = decide(key, all, start, start + cost * times, kind[4], kind[5], 1)
+    local answer = decide(place, all, start, start + cost * times, kind[4], kind[5], 1)
     if answer and (answer >= 0 or args[4] + answer < cost) then
       return answer
     end
@@ -128,14 +128,14 @@ local function decide_equal(key, kind, times)
   local each = {}
   for i = 1, times do
     -- One may need a right that those before did without.
-    local well, answer = pcall(decide, key, args, start, kind[3], kind[4], kind[5])
+    local well, answer = pcall(decide, place, args, start, kind[3], kind[4], kind[5])
     each[i] = well and answer or to_error(answer)
   end
   return each
 end
 
 local function go_on()
-  for i = done + 1, #keys do
+  for i = done + 1, #KEYS do
     done = i
     local of = (argv[at + i] or 1) + 0
     if of < 0 then
@@ -148,10 +148,10 @@ local function go_on()
       size = 0
     elseif of > #kinds then
       local times = math.ceil(of / #kinds)
-      answers[i + 1] = decide_equal(keys[i], kinds[of - (times - 1) * #kinds], times)
+      answers[i + 1] = decide_equal(i, kinds[of - (times - 1) * #kinds], times)
     else
       local kind = kinds[of]
-      answers[i + 1] = decide(keys[i], kind[1], kind[2], kind[3], kind[4], kind[5])
+      answers[i + 1] = decide(i, kind[1], kind[2], kind[3], kind[4], kind[5])
     end
   end
 end

@@ -1,10 +1,10 @@
 -- window.rs and what calls it, in Redis: one step over all quotas of one key. It stands in `one.lua`
 -- and in `many.lua`, which give it
 --
--- key      a hash with a field for each quota: the start of its window in microseconds, and added to
---          that the tokens used in it. A count that this can't say is text: `used@start`, the start in
---          milliseconds, and `*n` if the count lives n windows. Of a calendar it is always text,
---          `used@start-end#number`, with the number of the window
+-- place    the place of the key in KEYS: a hash with a field for each quota, which has the start of its
+--          window in microseconds, and added to that the tokens used in it. A count that this can't say
+--          is text: `used@start`, the start in milliseconds, and `*n` if the count lives n windows. Of a
+--          calendar it is always text, `used@start-end#number`, with the number of the window
 -- args     what is asked, below
 -- micros   the server's time in microseconds
 -- pack     joins an answer that is a number and the time; nil: it stays alone
@@ -26,14 +26,14 @@
 -- Neither an array nor text: the server takes longer for either than for packed numbers.
 if start then
   local field, answer = args[2], nil
-  local count = tonumber(try('HINCRBY', key, field, args[1]))
+  local count = tonumber(redis.pcall('HINCRBY', KEYS[place], field, args[1]))
   if not count then
     -- Text, or it fails below as well. Of this window it is where there are more tokens than numbers.
-    local used, at = string.match(call('HMGET', key, field)[1] or '', '^(%d+)@(%d+)$')
+    local used, at = string.match(redis.call('HMGET', KEYS[place], field)[1] or '', '^(%d+)@(%d+)$')
     if used and at * 1000 == start and #used < 17 then
       if args[4] - args[1] >= used + 0 then
         used = used + args[1]
-        call('HSET', key, field, string.format('%.0f@%s', used, at))
+        redis.call('HSET', KEYS[place], field, string.format('%.0f@%s', used, at))
         answer = used
       else
         answer = -used
@@ -43,7 +43,7 @@ if start then
     answer = count - start
   elseif count < least then
     -- There was none, or it was of an earlier window.
-    call('HINCRBY', key, field, least - count)
+    redis.call('HINCRBY', KEYS[place], field, least - count)
     local till, shift = (start + length) / 1000, 0
     if args[6] then
       shift = (micros - micros % 1000) / 1000 + 3600000 - args[6]
@@ -51,7 +51,7 @@ if start then
     --[[ expiry.lua ]]
     answer = least - start
   else
-    call('HINCRBY', key, field, '-' .. args[1])
+    redis.call('HINCRBY', KEYS[place], field, '-' .. args[1])
     -- Otherwise it is of a later window: the clock stepped back. Or more is left than there are numbers.
     if count - least < length and most - start == args[4] + 0 then
       answer = least - count
@@ -366,7 +366,7 @@ local function write(i, q, added)
   end
 end
 
-local stored = call('HMGET', key, unpack(fields))
+local stored = redis.call('HMGET', KEYS[place], unpack(fields))
 for i, q in ipairs(quotas) do
   if q.starts then
     load_calendar(q, stored[i])
@@ -437,7 +437,7 @@ else
 end
 
 if #values > 0 then
-  call('HSET', key, unpack(values))
+  redis.call('HSET', KEYS[place], unpack(values))
   if expire > 0 then
     local till, shift = expire, real + late - now
     --[[ expiry.lua ]]
