@@ -584,7 +584,7 @@ fn fault(rng: &mut Rng, nodes: usize, left: u64) -> Fault {
 }
 
 /// Draws a fault of one master of a cluster. No master is frozen after its replica took over: the
-/// client library then holds all calls while it connects to the frozen one, up to 250 ms each time.
+/// client library then holds all calls while it connects to the frozen one, up to 100 ms each time.
 fn shard_fault(rng: &mut Rng, fails_over: bool, left: u64) -> Fault {
     let lasts = rng.u64(50..4_000).min(left);
     match rng.u8(..6) {
