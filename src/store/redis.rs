@@ -338,9 +338,9 @@ impl RedisStore {
     /// Sends each decision in a call of its own, instead of sharing calls.
     ///
     /// This is needed behind a proxy that distributes keys over several servers and looks only at
-    /// the first key of a call (such as Dynomite): the other keys would be counted on the wrong
-    /// server. A cluster does not need this: it refuses such calls without executing them, and the
-    /// store then stops sharing calls.
+    /// the first key of a call, such as Twemproxy and Envoy: other keys would be counted on the
+    /// wrong server. A cluster does not need this: it refuses such calls without executing them,
+    /// and the store then stops sharing calls.
     ///
     /// ```
     /// use tower_fixed_window::store::RedisStore;

@@ -111,7 +111,7 @@ async fn rights_that_are_withdrawn_while_running_are_named() {
     };
     for (withdrawn, says) in [
         ("-hset", "Redis does not permit a command that is needed (hset)"),
-        ("-hget -hmget", "Redis does not permit a command that is needed (hget, hmget)"),
+        ("-hmget", "Redis does not permit a command that is needed (hmget)"),
         ("-time", "Redis does not permit a command that is needed (time)"),
         ("-evalsha", "Redis does not permit a command that is needed (evalsha)"),
         ("resetkeys ~other:*", "Redis does not permit this user the key (NOPERM)"),

@@ -1,9 +1,11 @@
 //! Commands that a server lacks, and rights that a user lacks: connecting finds them, and the error
 //! names them. A right withdrawn later fails a call before anything is written (S31).
 
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use harness::{Server, wait_for};
+use redis::{Client, IntoConnectionInfo};
 use tower_fixed_window::store::RedisStore;
 use tower_fixed_window::{Limiter, Limits, Line, OnStoreFailure, Quota, Quotas};
 
@@ -146,7 +148,7 @@ async fn a_server_that_returns_without_a_command_is_found_out() {
     else {
         return;
     };
-    let said = std::sync::Mutex::new(Vec::new());
+    let said = Mutex::new(Vec::new());
     let handle = tokio::runtime::Handle::current();
     tokio::task::block_in_place(|| {
         wait_for("it to be said", || {
@@ -157,6 +159,40 @@ async fn a_server_that_returns_without_a_command_is_found_out() {
         });
     });
     assert_eq!(server.ask::<u64>(&["DBSIZE"]), 0, "{said:?}");
+}
+
+/// Tokens of clouds expire: the closure asks for one for each connection.
+#[tokio::test]
+async fn a_password_that_changes_is_asked_for_with_each_connection() {
+    let Some(server) = Server::start() else { return };
+    add_user(&server);
+    let password = Arc::new(Mutex::new("secret"));
+    let (current, port) = (Arc::clone(&password), server.port);
+    let store = RedisStore::connecting(move || {
+        let password = *current.lock().expect("no panic");
+        async move {
+            let address = format!("redis://127.0.0.1:{port}/").into_connection_info()?;
+            let user = address.redis_settings().clone();
+            let user = user.set_username("limiter").set_password(password);
+            let client = Client::open(address.set_redis_settings(user))?;
+            client.get_multiplexed_async_connection().await
+        }
+    });
+    let limiter = limiter(store.deadline(Duration::from_secs(20)));
+    assert_eq!(limiter.check("ann").await.expect("it may").used(), 1);
+    change_user(&server, &["resetpass", ">another"]);
+    *password.lock().expect("no panic") = "another";
+    server.ask::<u64>(&["CLIENT", "KILL", "USER", "limiter"]);
+    // A call may be lost with the connection.
+    let start = std::time::Instant::now();
+    let decision = loop {
+        match limiter.check("ann").await {
+            Ok(decision) => break decision,
+            Err(error) => assert!(start.elapsed() < Duration::from_secs(10), "{error}"),
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    };
+    assert_eq!(decision.used(), 2);
 }
 
 /// The first limit takes the fast path, which needs no `HSET`; the second limit needs it.

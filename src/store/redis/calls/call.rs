@@ -22,8 +22,8 @@ use crate::store::error::StoreError;
 type Answers = (Vec<RedisResult<Answer>>, Option<Duration>);
 
 /// Sends a batch, whose callers wait until `until`, and answers them. Returns how long the call
-/// took; or the batch, if a cluster has refused it only because its questions came together: nothing
-/// was done then.
+/// took; or the batch, if it was refused only because it has several questions: nothing was done
+/// then.
 pub(crate) async fn call_server(
     link: &Link,
     mut batch: Vec<QueuedQuestion>,
@@ -66,7 +66,7 @@ pub(crate) async fn call_server(
     Ok(None)
 }
 
-/// Returns whether a batch was refused only because its questions came together: their keys are in
+/// Returns whether a batch was refused only because it has several questions: their keys are in
 /// several slots, or Tair does not take the script, whose keys are no literals.
 fn is_refused_as_one(error: &RedisError, batch: &[QueuedQuestion]) -> bool {
     let says = |text| error.detail().is_some_and(|detail| detail.contains(text));

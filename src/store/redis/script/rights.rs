@@ -80,14 +80,14 @@ pub(crate) fn missing_command(error: &RedisError) -> Option<(&'static str, Optio
     };
     let has = |words: &[&str]| words.iter().any(|words| said.contains(words));
     let forbidden = ["permissions to run the '", "can't run this command"];
-    let absent = ["nknown command '", "nknown Redis command", "Invalid command passed"];
+    let absent = ["nknown command '", "command called from", "Invalid command passed"];
     // Versions 5.1 and 5.4 of Lua word it in these ways.
     let of_lua = ["global variable '", "global '", "field '", "upvalue '"];
     if has(&forbidden) {
         Some(("Redis does not permit a command that is needed", named(forbidden[0])))
     } else if has(&absent) {
         Some(("Redis lacks a command that is needed", named(absent[0])))
-    } else if has(&["rong number of args calling Redis command"]) {
+    } else if has(&["rong number of args calling"]) {
         Some(("Redis lacks options that are needed, as of Redis 7.0", Some("pexpireat")))
     } else if has(&["nonexistent global variable", "a nil value"]) {
         let name = of_lua.into_iter().find_map(named);
