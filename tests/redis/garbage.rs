@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use harness::{Fate, Server, contains, gateway};
@@ -107,4 +107,22 @@ async fn an_answer_that_means_nothing_is_an_error_and_keeps_the_connection() {
         }
         assert_eq!(opened.load(Ordering::Relaxed), 1, "{answer}");
     }
+}
+
+/// Its connection can't be used any more. The next ones are made 250 ms apart.
+#[tokio::test]
+async fn answers_that_are_not_redis_protocol_do_not_cost_a_connection_each() {
+    let Some(server) = Server::start() else { return };
+    let opened = Arc::default();
+    let limiter = limiter_of("?what", &server, &opened);
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_millis(1_500) {
+        let error = limiter.check(0_u64).await.expect_err("it means nothing").to_string();
+        let says =
+            ["this is not Redis' protocol", "the store keeps failing", "Redis can't be reached"];
+        assert!(says.iter().any(|says| error.starts_with(says)), "{error}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let opened = opened.load(Ordering::Relaxed);
+    assert!(opened < 12, "{opened} connections");
 }
