@@ -97,7 +97,7 @@ async fn send_and_resend(
 ) -> RedisResult<Answers> {
     let patience = batch.iter().map(|waiting| waiting.patience).max().unwrap_or_default();
     let mut connection = next_connection(link, over, patience).await?;
-    let mut is_missing = false;
+    let mut brings_script = false;
     loop {
         let now = Instant::now();
         if !batch.iter().all(|waiting| waiting.is_wanted(now)) {
@@ -109,14 +109,14 @@ async fn send_and_resend(
             [] => return Ok((Vec::new(), None)),
             [one] if one.asked.len() == 1 => {
                 let call = Cow::Borrowed(&one.asked[0]);
-                let call = if is_missing { Cow::Owned(ONE.eval(&call)) } else { call };
+                let call = if brings_script { Cow::Owned(ONE.eval(&call)) } else { call };
                 let answer = connection.send(&call).await;
                 answer.and_then(Answer::from_one).map(|answer| vec![Ok(answer)])
             }
             all => {
                 let merged = MergedCall::new(all.iter().map(|waiting| &waiting.asked[..]));
                 let call = merged.to_cmd();
-                let call = if is_missing { MANY.eval(&call) } else { call };
+                let call = if brings_script { MANY.eval(&call) } else { call };
                 let answer = connection.send(&call).await;
                 answer.and_then(|answer| merged.parse(answer))
             }
@@ -147,8 +147,8 @@ async fn send_and_resend(
             continue;
         }
         match answers {
-            // Another server or none of them may have kept it: so the charge takes it along.
-            Err(error) if script::is_missing(&error) && !is_missing => is_missing = true,
+            // Behind a proxy, it may have been loaded elsewhere: so the charge itself brings it.
+            Err(error) if script::is_missing(&error) && !brings_script => brings_script = true,
             mut answers => {
                 name_missing(&mut answers, connection).await;
                 return answers.map(|answers| (answers, Some(now.elapsed())));
@@ -182,6 +182,7 @@ async fn name_missing(
     let unnamed: Vec<_> = errors.into_iter().filter(is_unnamed).collect();
     if !unnamed.is_empty()
         && let Err(named) = rights::check(connection.handle()).await
+        && missing_command(&named).is_some()
     {
         unnamed.into_iter().for_each(|error| error.clone_from(&named));
     }

@@ -89,9 +89,8 @@ pub(crate) fn missing_command(error: &RedisError) -> Option<(&'static str, Optio
         Some(("Redis lacks a command that is needed", named(absent[0])))
     } else if has(&["rong number of args calling"]) {
         Some(("Redis lacks options that are needed, as of Redis 7.0", Some("pexpireat")))
-    } else if has(&["nonexistent global variable", "a nil value"]) {
-        let name = of_lua.into_iter().find_map(named);
-        Some(("Redis lacks a function of Lua that is needed", name.or(Some("unnamed"))))
+    } else if has(&["nonexistent global variable", "attempt to call", "attempt to index global"]) {
+        Some(("Redis lacks a function of Lua that is needed", of_lua.into_iter().find_map(named)))
     } else {
         None
     }
