@@ -330,8 +330,14 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         .route_layer(FixedWindowLayer::new(&api.limiter))
         .route_layer(middleware::from_fn(authenticate))
         // The layers above are of the routes before them.
-        .route("/login", post(async || "welcome\n").layer(FixedWindowLayer::new(&login.limiter)))
-        .route("/upload", post(async || "stored\n").layer(FixedWindowLayer::new(&upload.limiter)));
+        .route(
+            "/login",
+            post(async || "welcome\n").route_layer(FixedWindowLayer::new(&login.limiter)),
+        )
+        .route(
+            "/upload",
+            post(async || "stored\n").route_layer(FixedWindowLayer::new(&upload.limiter)),
+        );
 
     let admin = Router::new()
         .nest("/login", routes(login))

@@ -211,7 +211,10 @@ async fn main() -> Result<(), Error> {
     let layer = FixedWindowLayer::new(&limits).refund_dropped();
 
     let app = Router::new()
-        .route("/v1/chat", post(chat).layer(layer).layer(middleware::from_fn(read_chat)))
+        .route(
+            "/v1/chat",
+            post(chat).route_layer(layer).route_layer(middleware::from_fn(read_chat)),
+        )
         .route_service("/usage", RateLimitEndpoint::new([&limits]))
         .layer(middleware::from_fn(authenticate));
 

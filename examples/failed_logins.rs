@@ -29,7 +29,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     let failures = FixedWindowLayer::new(Quota::per_minute(limit).name("failed-logins"))
         .count_if(|response| response.status == StatusCode::UNAUTHORIZED);
-    let app = Router::new().route("/login", post(login).layer(failures));
+    let app = Router::new().route("/login", post(login).route_layer(failures));
 
     let listener = tokio::net::TcpListener::bind(addr).await?;
     let addr = listener.local_addr()?;

@@ -83,7 +83,7 @@ fn app(store: impl Store + Clone) -> Router {
 
     let limits =
         ServiceBuilder::new().layer(per_address).layer(from_fn(read_form)).layer(per_account);
-    Router::new().route("/login", post(login).layer(limits))
+    Router::new().route("/login", post(login).route_layer(limits))
 }
 
 #[tokio::main(flavor = "current_thread")]

@@ -76,8 +76,8 @@ fn app(store: impl Store + Clone, sent: Arc<AtomicU32>) -> Router {
         .count_if(|response| response.status == StatusCode::FORBIDDEN);
 
     Router::new()
-        .route("/password-reset/{account}", post(send_mail).layer(mails))
-        .route("/password-reset/{account}/{code}", post(check_code).layer(codes))
+        .route("/password-reset/{account}", post(send_mail).route_layer(mails))
+        .route("/password-reset/{account}/{code}", post(check_code).route_layer(codes))
         .with_state(Mails { per_account, sent })
 }
 

@@ -60,7 +60,7 @@ fn app(store: impl Store, bank: Bank) -> Router {
     ]);
     let layer = FixedWindowLayer::new(limits.store(store))
         .count_if(|response| response.status == StatusCode::PAYMENT_REQUIRED);
-    Router::new().route("/payment", post(pay).layer(layer)).with_state(bank)
+    Router::new().route("/payment", post(pay).route_layer(layer)).with_state(bank)
 }
 
 #[tokio::main(flavor = "current_thread")]

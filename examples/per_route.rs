@@ -18,8 +18,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let search = FixedWindowLayer::new(Quota::per_minute(limit(30)?).name("search"));
 
     let app = Router::new()
-        .route("/login", post(async || "welcome\n").layer(login))
-        .route("/search", get(async || "found\n").layer(search));
+        .route("/login", post(async || "welcome\n").route_layer(login))
+        .route("/search", get(async || "found\n").route_layer(search));
 
     let listener = tokio::net::TcpListener::bind(addr).await?;
     let addr = listener.local_addr()?;

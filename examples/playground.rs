@@ -132,7 +132,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         let limit = Limit::by_plan(move |parts, _| Setting::of(&parts.uri, usual).limits()[i].1);
         let limiter = limit.name(name).key(visitor()).store(store.clone());
         let layer = FixedWindowLayer::new(limiter).expose_decision();
-        limited = limited.route(&format!("/try/{name}"), get(passed).layer(layer));
+        limited = limited.route(&format!("/try/{name}"), get(passed).route_layer(layer));
     }
     let app = limited
         .route("/", get(page))

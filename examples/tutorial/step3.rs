@@ -38,8 +38,8 @@ fn app() -> Router {
     let search = Quota::per_minute(30).name("search").key(extension::<User>().or(peer_ip()));
 
     Router::new()
-        .route("/login", post(async || "welcome\n").layer(FixedWindowLayer::new(login)))
-        .route("/search", get(async || "found\n").layer(FixedWindowLayer::new(search)))
+        .route("/login", post(async || "welcome\n").route_layer(FixedWindowLayer::new(login)))
+        .route("/search", get(async || "found\n").route_layer(FixedWindowLayer::new(search)))
         .layer(from_fn(authenticate))
 }
 

@@ -48,8 +48,8 @@ fn app() -> Router {
     let search = search.name("search").key(extension::<User>().or(address));
 
     Router::new()
-        .route("/login", post(async || "welcome\n").layer(FixedWindowLayer::new(login)))
-        .route("/search", get(async || "found\n").layer(FixedWindowLayer::new(search)))
+        .route("/login", post(async || "welcome\n").route_layer(FixedWindowLayer::new(login)))
+        .route("/search", get(async || "found\n").route_layer(FixedWindowLayer::new(search)))
         .layer(from_fn(authenticate))
 }
 

@@ -54,8 +54,8 @@ fn app(store: Arc<dyn Store>) -> Router {
     let login = FixedWindowLayer::new(login.store(store.clone()));
     let search = FixedWindowLayer::new(search.store(store));
     Router::new()
-        .route("/login", post(async || "welcome\n").layer(login))
-        .route("/search", get(async || "found\n").layer(search))
+        .route("/login", post(async || "welcome\n").route_layer(login))
+        .route("/search", get(async || "found\n").route_layer(search))
         .layer(from_fn(authenticate))
 }
 

@@ -38,8 +38,8 @@ use crate::store::{Account, Charge, Reply, Scope, StoreError};
 /// let search = FixedWindowLayer::new(Quota::per_minute(30).name("search"));
 ///
 /// let app: Router = Router::new()
-///     .route("/user", get(async || "you").layer(core.clone()))
-///     .route("/search", get(async || "found").layer(search.clone()))
+///     .route("/user", get(async || "you").route_layer(core.clone()))
+///     .route("/search", get(async || "found").route_layer(search.clone()))
 ///     .route_service("/rate_limit", RateLimitEndpoint::new([&core, &search]));
 ///
 /// // Layers that refuse in different ways have different types.

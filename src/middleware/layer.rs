@@ -32,8 +32,8 @@ use crate::queue::{Lines, Queue};
 /// let search = FixedWindowLayer::new(search);
 ///
 /// let app: Router = Router::new()
-///     .route("/login", post(async || "welcome").layer(login))
-///     .route("/search", get(async || "found").layer(search));
+///     .route("/login", post(async || "welcome").route_layer(login))
+///     .route("/search", get(async || "found").route_layer(search));
 /// ```
 ///
 /// A request that passes reaches the service, and its response gets the headers

@@ -321,6 +321,49 @@ fn examples_show_no_rest_of_a_line_that_they_hide() {
     assert!(faults.is_empty(), "{}", faults.join("\n"));
 }
 
+/// Calls of `.layer(..)` on a route that has methods: axum applies these to wrong methods, too.
+fn layers_of_routes(text: &str) -> Vec<&str> {
+    let of_method = |&(at, _): &(usize, &str)| {
+        let before = text[..at].chars().next_back();
+        before.is_none_or(|c| !c.is_alphanumeric() && c != '_' && c != '.')
+    };
+    let methods = ["get(", "post(", "put(", "patch(", "delete("];
+    let calls = methods.iter().flat_map(|method| text.match_indices(method).filter(of_method));
+    let layered = calls.filter_map(|(at, method)| {
+        let mut depth = 1;
+        let arguments = &text[at + method.len()..];
+        let end = arguments.find(|c| {
+            depth += i32::from(c == '(') - i32::from(c == ')');
+            depth == 0
+        })?;
+        let rest = arguments[end + 1..].trim_start_matches(|c: char| c.is_whitespace() || c == '/');
+        rest.starts_with(".layer(").then(|| &text[at..at + method.len() + end + 1])
+    });
+    layered.collect()
+}
+
+#[test]
+fn examples_limit_a_route_by_its_route_layer() {
+    let example = "a.get(x).layer(l); get(f(\"a\"))\n/// .layer(l); post(b).route_layer(l)";
+    assert_eq!(layers_of_routes(example), ["get(f(\"a\"))"]);
+
+    let mut files = Vec::new();
+    for folder in ["src", "examples", "tests/stacks/tests"] {
+        sources(&Path::new(ROOT).join(folder), &mut files);
+    }
+    let texts = files.into_iter().map(|file| {
+        let name = file.strip_prefix(ROOT).expect("inside").display().to_string();
+        (name, fs::read_to_string(&file).expect("UTF-8"))
+    });
+    let mut faults = Vec::new();
+    for (name, text) in texts.chain(pages()) {
+        // The page that explains the difference.
+        let found = layers_of_routes(&text).into_iter().filter(|_| name != "docs/ordering.md");
+        faults.extend(found.map(|route| format!("{name}: {route}.layer(..)")));
+    }
+    assert!(faults.is_empty(), "write .route_layer(..):\n{}", faults.join("\n"));
+}
+
 #[test]
 fn search_finds_the_words_of_other_limiters() {
     let mut files = Vec::new();

@@ -48,9 +48,9 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let internal = limits.internal.quotas();
     let internal = internal.map(|quotas| FixedWindowLayer::new(quotas.name("internal")));
     let app = Router::new()
-        .route("/login", post(async || "welcome\n").layer(login))
-        .route("/search", get(async || "found\n").layer(search))
-        .route("/internal", get(async || "welcome back\n").layer(option_layer(internal)));
+        .route("/login", post(async || "welcome\n").route_layer(login))
+        .route("/search", get(async || "found\n").route_layer(search))
+        .route("/internal", get(async || "welcome back\n").route_layer(option_layer(internal)));
 
     let listener = tokio::net::TcpListener::bind(addr).await?;
     let addr = listener.local_addr()?;

@@ -41,8 +41,9 @@ fn app() -> Result<Router, serde_json::Error> {
     for (path, limit) in [("/", &hellos), ("/in", &logins)] {
         add_refusals(api.paths.paths.get_mut(path).expect("a documented path"), limit)?;
     }
-    let limited =
-        Router::new().route("/", get(hello).layer(hellos)).route("/in", post(login).layer(logins));
+    let limited = Router::new()
+        .route("/", get(hello).route_layer(hellos))
+        .route("/in", post(login).route_layer(logins));
     Ok(limited.route("/openapi.json", get(async || Json(api))))
 }
 
