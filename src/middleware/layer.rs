@@ -79,11 +79,26 @@ use crate::queue::{Lines, Queue};
 /// # The type of a layer
 ///
 /// `J` makes the responses to refused requests: [`reject`](Self::reject) sets it, to a type that
-/// implements [`Reject`](crate::Reject). In a struct, `FixedWindowLayer` suffices:
+/// implements [`Reject`](crate::Reject). In a struct, `FixedWindowLayer` suffices. The type of a
+/// closure has no name, so a field for a layer with [`on_reject`](Self::on_reject) has that of a
+/// function pointer:
 ///
 /// ```
-/// # use tower_fixed_window::FixedWindowLayer;
-/// struct App { limit: FixedWindowLayer }
+/// use axum::response::Response;
+/// use http::request::Parts;
+/// use tower_fixed_window::{FixedWindowLayer, Quota, Rejection};
+///
+/// type Refuse = fn(&Parts, &Rejection<'_>) -> Response;
+///
+/// struct App { limit: FixedWindowLayer, login: FixedWindowLayer<Refuse> }
+///
+/// let app = App {
+///     limit: FixedWindowLayer::new(Quota::per_minute(60)),
+///     // The last setter: a later one would get the closure's own type.
+///     login: FixedWindowLayer::new(Quota::per_minute(5))
+///         .on_reject(|_, why| why.response(why.message().into())),
+/// };
+/// # let _ = (app.limit, app.login);
 /// ```
 #[doc(alias = "throttle")]
 #[must_use = "a layer does nothing until it is applied to a service"]
@@ -493,7 +508,8 @@ impl<J> FixedWindowLayer<J> {
 
     /// Makes the response to a refused request by a closure, which gets the request's parts and why
     /// it was refused. The layer adds `retry-after`, `cache-control` and the rate-limit headers
-    /// that [`headers`](Self::headers) selects. Other rate-limit headers of the closure stay.
+    /// that [`headers`](Self::headers) selects. Other rate-limit headers of the closure stay. For a
+    /// field of a struct, see [the type of a layer](Self#the-type-of-a-layer).
     ///
     /// ```
     /// use axum::routing::any;

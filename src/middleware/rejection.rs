@@ -1,6 +1,7 @@
 //! The response to a refused request: a [`Reject`] creates it from a [`Rejection`].
 
 use std::fmt::Write;
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{CONTENT_TYPE, HeaderValue};
@@ -67,8 +68,16 @@ impl<'a> Rejection<'a> {
         }
     }
 
-    /// Returns the seconds to wait before the same request may pass, as in `retry-after`: rounded
-    /// up, at least 1. `None` if waiting does not help.
+    /// Returns the time to wait before the same request may pass. `None` if waiting does not help.
+    pub fn retry_after(&self) -> Option<Duration> {
+        match self.reason {
+            Reason::RateLimited(decision) => decision.retry_after(),
+            _ => self.retry_after_secs().map(Duration::from_secs),
+        }
+    }
+
+    /// Returns [`retry_after`](Self::retry_after) in seconds, as the header has it: rounded up, at
+    /// least 1.
     ///
     /// ```
     /// use axum::{response::IntoResponse, routing::any};

@@ -2,6 +2,7 @@
 //! headers once.
 
 use std::str;
+use std::time::Duration;
 
 use axum::body::{Body, to_bytes};
 use axum::extract::State;
@@ -168,6 +169,8 @@ async fn closures_get_the_request_and_the_seconds_of_the_header() {
     for mood in ANSWERS {
         let limit = per_minute(1, mood).on_reject(|parts, why| {
             let accept = parts.headers[ACCEPT].clone();
+            let exact = why.retry_after().expect("a wait").as_secs_f64();
+            assert_eq!(Some(exact.ceil() as u64), why.retry_after_secs());
             let mut response = Response::new(Body::from(format!("{:?}", why.retry_after_secs())));
             response.headers_mut().insert("accepted", accept);
             response
@@ -187,6 +190,7 @@ async fn closures_get_the_request_and_the_seconds_of_the_header() {
 fn seconds_are_there_where_waiting_helps() {
     let seconds = |layer: FixedWindowLayer| {
         let layer = layer.on_reject(|_, why| {
+            assert_eq!(why.retry_after(), why.retry_after_secs().map(Duration::from_secs));
             Response::builder()
                 .header("seconds", format!("{:?}", why.retry_after_secs()))
                 .body(bytes::Bytes::new())

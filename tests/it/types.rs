@@ -7,12 +7,13 @@ use axum::body::Body;
 use axum::routing::get as on_get;
 use bytes::Bytes;
 use http::header::{ACCEPT_ENCODING, CONTENT_ENCODING};
+use http::request::Parts;
 use http::{Request, Response, StatusCode};
 use http_body_util::combinators::BoxBody;
 use http_body_util::{BodyExt, Full};
 use tower::util::MapResponseLayer;
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
-use tower_fixed_window::{EmptyBody, FixedWindow, FixedWindowLayer};
+use tower_fixed_window::{EmptyBody, FixedWindow, FixedWindowLayer, Rejection};
 use tower_http::compression::CompressionLayer;
 use tower_http::trace::TraceLayer;
 
@@ -22,7 +23,11 @@ struct App {
     limit: FixedWindowLayer,
     service: FixedWindow<Router>,
     without_bodies: FixedWindowLayer<EmptyBody>,
+    by_closure: FixedWindowLayer<Refuse>,
 }
+
+/// The type of a closure that can be written.
+type Refuse = fn(&Parts, &Rejection<'_>) -> Response<Body>;
 
 fn a_limit() -> FixedWindowLayer {
     per_minute(1, Mood::Now)
@@ -34,12 +39,18 @@ async fn layer_and_service_can_be_written_in_a_field_and_returned_from_a_functio
         limit: a_limit(),
         service: a_limit().layer(Router::new()),
         without_bodies: a_limit().reject(EmptyBody),
+        by_closure: a_limit().on_reject(|_, why| why.response(why.message().into())),
     };
     let limited = Router::new().layer(app.limit);
     assert_eq!(used(&limited.oneshot(get("/")).await.expect("infallible")), 1);
     assert_eq!(used(&app.service.oneshot(get("/")).await.expect("infallible")), 1);
     let limited = Router::new().layer(app.without_bodies);
     assert_eq!(used(&limited.oneshot(get("/")).await.expect("infallible")), 1);
+    let limited = Router::new().layer(app.by_closure);
+    let _ = limited.clone().oneshot(get("/")).await.expect("infallible");
+    let refused = limited.oneshot(get("/")).await.expect("infallible");
+    assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert!(!refused.headers().contains_key("content-type"), "the closure's response");
 }
 
 /// Asserts that one request passes and a second is refused, and what servers ask of a service.
