@@ -69,6 +69,9 @@ struct Chat {
     max_tokens: u64,
     /// The tokens that the fake model will use; by default, all of `max_tokens`.
     uses: Option<u64>,
+    /// Whether the fake model fails.
+    #[serde(default)]
+    fails: bool,
 }
 
 /// Reads the body before the limits, which need its `max_tokens`.
@@ -96,6 +99,9 @@ fn cents(tokens: u64) -> u64 {
 
 /// Stands in for the model: streams a word for each token, and reports at the end how many it used.
 async fn chat(Extension(chat): Extension<Chat>) -> Response {
+    if chat.fails {
+        return StatusCode::BAD_GATEWAY.into_response();
+    }
     let uses = chat.uses.unwrap_or(chat.max_tokens);
     let (cost, mut meter) = TrueCost::metered();
     let words = (0..=uses).map(move |said| {
@@ -207,8 +213,11 @@ async fn main() -> Result<(), Error> {
             .cost_fn(|parts| cents(estimated_tokens(parts)))
             .settled(),
     ]))?;
-    // A request that is dropped before its response costs nothing.
-    let layer = FixedWindowLayer::new(&limits).refund_dropped();
+    // A request that is dropped before its response costs nothing, and neither does a model that
+    // fails.
+    let layer = FixedWindowLayer::new(&limits)
+        .refund_dropped()
+        .count_if(|response| !response.status.is_server_error());
 
     let app = Router::new()
         .route(

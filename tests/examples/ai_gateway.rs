@@ -49,6 +49,11 @@ fn ai_gateway() {
     assert_eq!((refused.status, refused.field("x-ratelimit-resource")), (429, Some("tokens")));
     assert_eq!(usage(&server, ANN), [Some(1), Some(40), Some(1)]);
 
+    // A model that fails costs nothing.
+    let failed = server.send_body("POST /v1/chat", ANN, r#"{"max_tokens":900,"fails":true}"#);
+    assert_eq!(failed.status, 502);
+    assert_eq!(usage(&server, ANN), [Some(1), Some(40), Some(1)]);
+
     // Another user has other cents, and shares the organization's tokens.
     let bob = "x-org: acme\r\nx-user: bob";
     assert_eq!(chat(&server, bob, 10, 10).status, 200);
