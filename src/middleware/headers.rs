@@ -45,6 +45,18 @@ impl Headers {
     pub(crate) fn ietf(self) -> bool {
         matches!(self, Self::IetfDraft10 | Self::GitHubAndIetfDraft10)
     }
+
+    /// Returns the names of all headers that responses may have.
+    pub(crate) fn names(self) -> Vec<HeaderName> {
+        let mut names = vec![RETRY_AFTER];
+        if self.github() {
+            names.extend([LIMIT, REMAINING, USED, RESET, RESOURCE]);
+        }
+        if self.ietf() {
+            names.extend([ietf::POLICY, ietf::LIMIT]);
+        }
+        names
+    }
 }
 
 const REMAINING: HeaderName = HeaderName::from_static("x-ratelimit-remaining");

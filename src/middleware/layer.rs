@@ -1,18 +1,19 @@
 //! [`FixedWindowLayer`]: its setters, and the service that it makes.
 
+use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 #[cfg(feature = "tokio")]
 use std::time::Duration;
 
 use http::request::Parts;
-use http::{Response, StatusCode, response};
+use http::{HeaderName, Response, StatusCode, response};
 use http_body::Body;
 use tower_layer::Layer;
 
 use super::headers::Headers;
 use super::options::Options;
-use super::rejection::{ProblemJson, Rejection};
+use super::rejection::{Grpc, ProblemJson, Rejection};
 use super::service::FixedWindow;
 use super::shared::Shared;
 use super::twice::Watch;
@@ -483,6 +484,27 @@ impl<J> FixedWindowLayer<J> {
     pub fn headers(mut self, headers: Headers) -> Self {
         self.options.headers = headers;
         self
+    }
+
+    /// Returns the names of the headers that the layer writes: scripts on a page read only those
+    /// that a CORS layer exposes. With tower-http: `cors.expose_headers(layer.header_names())`.
+    ///
+    /// ```
+    /// use tower_fixed_window::{FixedWindowLayer, Headers, Quota};
+    ///
+    /// let layer = FixedWindowLayer::new(Quota::per_minute(60)).headers(Headers::IetfDraft10);
+    /// assert_eq!(layer.header_names(), ["retry-after", "ratelimit-policy", "ratelimit"]);
+    /// ```
+    pub fn header_names(&self) -> Vec<HeaderName>
+    where
+        J: 'static,
+    {
+        let mut names = self.options.headers.names();
+        let reject: &dyn Any = &*self.reject;
+        if reject.is::<Grpc>() {
+            names.extend(Grpc::HEADERS);
+        }
+        names
     }
 
     /// Sets the response to refused requests: [`GitHubBody`](crate::GitHubBody),

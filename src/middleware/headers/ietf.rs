@@ -9,8 +9,8 @@ use super::values::{policy_name, seconds};
 use crate::decision::Decision;
 use crate::quota::Quotas;
 
-const POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
-const LIMIT: HeaderName = HeaderName::from_static("ratelimit");
+pub(super) const POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
+pub(super) const LIMIT: HeaderName = HeaderName::from_static("ratelimit");
 
 /// The largest integer of a structured field.
 const MAX_INTEGER: u64 = 999_999_999_999_999;

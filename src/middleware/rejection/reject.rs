@@ -154,11 +154,14 @@ impl<B: From<Bytes>> Reject<B> for GitHubBody {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Grpc;
 
+impl Grpc {
+    pub(crate) const HEADERS: [HeaderName; 2] =
+        [HeaderName::from_static("grpc-status"), HeaderName::from_static("grpc-message")];
+}
+
 #[diagnostic::do_not_recommend]
 impl<B: Default> Reject<B> for Grpc {
     fn reject(&self, parts: &Parts, why: &Rejection<'_>) -> Response<B> {
-        const STATUS: HeaderName = HeaderName::from_static("grpc-status");
-        const MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
         static GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
 
         // Percent-encoded, as gRPC wants it.
@@ -175,8 +178,9 @@ impl<B: Default> Reject<B> for Grpc {
         let mut response = why.stamped(B::default(), asked.or(Some(&GRPC)));
         *response.status_mut() = StatusCode::OK;
         let headers = response.headers_mut();
-        headers.insert(STATUS, HeaderValue::from(why.reason().consequences().grpc as u16));
-        headers.extend(HeaderValue::try_from(message).ok().map(|message| (MESSAGE, message)));
+        let [status_name, message_name] = Grpc::HEADERS;
+        headers.insert(status_name, HeaderValue::from(why.reason().consequences().grpc as u16));
+        headers.extend(HeaderValue::try_from(message).ok().map(|message| (message_name, message)));
         response
     }
 }
