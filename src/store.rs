@@ -72,7 +72,7 @@ pub use crate::window::State;
 /// breaker or of a fallback: [`Remote::around`] adds these.
 ///
 /// The conformance suite (feature `testing`, `tower_fixed_window::testing`) checks a store against
-/// all but the last two.
+/// all but the last two. `docs/many-nodes.md` goes through the steps.
 ///
 /// ```
 /// use std::collections::HashMap;

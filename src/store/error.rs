@@ -1,5 +1,6 @@
 //! Why a store did not answer, [`StoreError`], and the policy for that, [`OnStoreFailure`].
 
+use std::borrow::Cow;
 use std::error::Error;
 use std::fmt;
 use std::sync::Arc;
@@ -11,13 +12,14 @@ use std::sync::Arc;
 /// use tower_fixed_window::StoreError;
 ///
 /// assert_eq!(StoreError::new("no answer in time").to_string(), "no answer in time");
+/// assert_eq!(StoreError::new(format!("SQLSTATE {}", 40001)).to_string(), "SQLSTATE 40001");
 /// let error = StoreError::with_source("no connection", "refused by 192.0.2.1:6379");
 /// assert_eq!(error.to_string(), "no connection");
 /// assert!(error.source().is_some());
 /// ```
 #[derive(Clone, Debug)]
 pub struct StoreError {
-    message: &'static str,
+    message: Cow<'static, str>,
     /// A code of the store or of the system, such as `OOM`.
     code: Option<Box<str>>,
     source: Option<Arc<dyn Error + Send + Sync>>,
@@ -40,14 +42,15 @@ enum Fault {
 
 impl StoreError {
     /// Creates an error with a short message, which must not contain keys or addresses.
-    pub fn new(message: &'static str) -> Self {
+    pub fn new(message: impl Into<Cow<'static, str>>) -> Self {
+        let message = message.into();
         Self { message, code: None, source: None, fault: Fault::Store, policy: None }
     }
 
     /// Creates an error with a source. `Display` does not show the source, since it may contain an
     /// address.
     pub fn with_source(
-        message: &'static str,
+        message: impl Into<Cow<'static, str>>,
         source: impl Into<Box<dyn Error + Send + Sync>>,
     ) -> Self {
         Self { source: Some(Arc::from(source.into())), ..Self::new(message) }
@@ -112,7 +115,7 @@ impl StoreError {
 
 impl fmt::Display for StoreError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.message)?;
+        f.write_str(&self.message)?;
         match &self.code {
             Some(code) => write!(f, " ({code})"),
             None => Ok(()),

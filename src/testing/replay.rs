@@ -36,6 +36,8 @@ pub struct Report {
 pub struct Failure {
     /// The trace's id.
     pub trace: String,
+    /// What the trace is about.
+    pub note: String,
     /// The step's index in the trace.
     pub step: usize,
     /// The expected and the actual answer.
@@ -44,8 +46,9 @@ pub struct Failure {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for Failure { trace, step, what } in &self.failures {
-            writeln!(f, "{trace} step {step}: {what}")?;
+        for Failure { trace, note, step, what } in &self.failures {
+            let note = if note.is_empty() { String::new() } else { format!(" ({note})") };
+            writeln!(f, "{trace}{note} step {step}: {what}")?;
         }
         write!(f, "{} traces passed, {} failed", self.passed, self.failed)
     }
@@ -139,6 +142,7 @@ pub async fn replay<S: Store>(
     for trace in file.traces {
         let clock = ManualClock::default();
         let store = new(clock.clone());
+        let note = trace["note"].as_str().unwrap_or_default().to_owned();
         let (id, wrong) = if trace.get("limits").is_some() {
             let trace: SeveralTrace = serde_json::from_value(trace)?;
             let wrong = trace.replay(store, &clock).await;
@@ -153,7 +157,7 @@ pub async fn replay<S: Store>(
             true => report.passed += 1,
             false => report.failed += 1,
         }
-        let failure = |(step, what)| Failure { trace: id.clone(), step, what };
+        let failure = |(step, what)| Failure { trace: id.clone(), note: note.clone(), step, what };
         report.failures.extend(wrong.into_iter().map(failure));
     }
     Ok(report)

@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
 
 use tower_fixed_window::store::{Account, Adjust, Charge, Reply, Scope, State, Store};
-use tower_fixed_window::testing::{block_on, conformance};
+use tower_fixed_window::testing::{block_on, conformance, replay};
 use tower_fixed_window::{Clock, Decision, Key, ManualClock, MemoryStore, Quota, Quotas};
 
 fn state(start: i64, used: i64, until: i64) -> State {
@@ -369,4 +369,14 @@ mod the_suite_refuses_a_store_that {
         writes_the_first_limit_only: WritesTheFirstLimitOnly,
         has_a_clock_that_never_steps_back: AClockThatNeverStepsBack,
     }
+}
+
+#[test]
+fn a_report_says_what_a_trace_is_about() {
+    let trace = r#"{"traces": [{"id": "X1", "note": "one a minute", "quotas": [{"limit": 1, "window_ms": 60000}],
+        "steps": [{"op": "charge", "at_ms": 0, "cost": 1, "expect":
+            {"allowed": false, "remaining": [0], "used": [1], "reset_ms": [60000]}}]}]}"#;
+    let report = block_on(replay(trace, |clock| MemoryStore::new().clock(clock))).expect("a file");
+    let text = report.to_string();
+    assert!(text.starts_with("X1 (one a minute) step 0: expected "), "{text}");
 }
