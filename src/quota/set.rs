@@ -1,23 +1,22 @@
 //! Several quotas of one key: [`Quotas`].
 
 use std::fmt;
-use std::ops::Deref;
+use std::slice;
 
 use super::Quota;
 use super::error::QuotaError;
 
 /// A set of one to four quotas that are charged together, all or none.
 ///
-/// Created by [`Quota::and`], from a single [`Quota`], or from text. It is read as a slice.
+/// Created by [`Quota::and`], from a single [`Quota`], or from text.
 ///
 /// ```
 /// use tower_fixed_window::{Quota, Quotas};
 ///
 /// let quotas: Quotas = "33/minute, 2000/hour".parse()?;
 /// assert_eq!(quotas, Quota::per_minute(33).and(Quota::per_hour(2_000)));
-/// assert_eq!(quotas.len(), 2);
-/// assert_eq!(quotas[1], Quota::per_hour(2_000));
-/// assert_eq!(quotas.iter().map(Quota::limit).sum::<u64>(), 2_033);
+/// assert_eq!(quotas.as_ref(), [Quota::per_minute(33), Quota::per_hour(2_000)]);
+/// assert_eq!(quotas.into_iter().map(Quota::limit).collect::<Vec<_>>(), [33, 2_000]);
 /// # Ok::<_, tower_fixed_window::ParseQuotaError>(())
 /// ```
 #[derive(Clone, Copy)]
@@ -122,13 +121,15 @@ impl Quotas {
     pub(crate) fn as_slice(&self) -> &[Quota] {
         &self.quotas[..self.len as usize]
     }
-}
-
-impl Deref for Quotas {
-    type Target = [Quota];
 
     #[inline]
-    fn deref(&self) -> &[Quota] {
+    pub(crate) fn iter(&self) -> slice::Iter<'_, Quota> {
+        self.as_slice().iter()
+    }
+}
+
+impl AsRef<[Quota]> for Quotas {
+    fn as_ref(&self) -> &[Quota] {
         self.as_slice()
     }
 }
@@ -141,7 +142,7 @@ impl From<Quota> for Quotas {
 
 impl<'a> IntoIterator for &'a Quotas {
     type Item = &'a Quota;
-    type IntoIter = std::slice::Iter<'a, Quota>;
+    type IntoIter = slice::Iter<'a, Quota>;
 
     fn into_iter(self) -> Self::IntoIter {
         self.iter()

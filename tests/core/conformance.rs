@@ -81,7 +81,7 @@ impl Faulty {
         let scope = account.scope().name();
         let key = account.key().readable().to_string();
         let counter = quota.counter().to_string();
-        let position = account.quotas().iter().position(|other| other == quota);
+        let position = account.quotas().into_iter().position(|other| other == quota);
         match self.fault {
             Fault::FindsByLimit => format!("{scope} {key} {counter} {}", quota.limit()),
             Fault::FindsByPosition => format!("{scope} {key} {position:?}"),
@@ -129,7 +129,7 @@ impl Faulty {
             (0..20).for_each(|_| std::thread::yield_now());
         }
         if !writes.is_empty() {
-            let counters = account.quotas().iter().map(|quota| quota.counter().to_string());
+            let counters = account.quotas().into_iter().map(|quota| quota.counter().to_string());
             *self.last.lock().expect("no panic") = counters.collect();
         }
         for (quota, state) in writes {
@@ -186,7 +186,7 @@ impl Store for Faulty {
             Fault::PeeksTake if charge.is_peek() => again(plain(charge.cost()), false),
             Fault::PeeksOpenWindows if charge.is_peek() => {
                 let decision = self.decide(charge, now);
-                let states = account.quotas().iter().zip(decision.usage());
+                let states = account.quotas().into_iter().zip(decision.usage());
                 for (quota, standing) in states {
                     let end = standing.reset_at().duration_since(std::time::UNIX_EPOCH);
                     let end = end.map_or(0, |end| end.as_millis() as i64);

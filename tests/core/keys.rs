@@ -112,7 +112,7 @@ fn the_hash_of_staggered_windows_is_pinned() {
         for window in [Quota::MAX_WINDOW, std::time::Duration::from_millis(2_147_483_647)] {
             let quotas = Quotas::from(Quota::new(1, window).staggered());
             let scope = Scope::named(scope);
-            let windows = Account::new(&scope, &quotas, &key).window_at(&quotas[0], 0);
+            let windows = Account::new(&scope, &quotas, &key).window_at(&quotas.as_ref()[0], 0);
             let length = window.as_millis() as i64;
             let begins = (hash % length as u64) as i64;
             assert_eq!(windows.start.rem_euclid(length), begins, "{scope:?} {}", key.readable());

@@ -145,7 +145,7 @@ fn the_store_allocates_nothing_for_a_charge() {
         clock.advance(Duration::from_secs(60 * 86_400));
         assert!(store.is_empty());
         let _ = ask(&keys[0]);
-        let lists = u64::from(quotas.len() > 2);
+        let lists = u64::from(quotas.as_ref().len() > 2);
 
         let mut refused = 0;
         for (what, from, to) in [("hit", 0, 1), ("miss", 1, 4), ("overflow", 4, 200)] {
@@ -211,7 +211,7 @@ fn in_small_stores_no_key_exceeds_its_limit_when_a_table_cannot_grow() {
         // Also if only the second of a key's entries finds no slot.
         let quotas = if i % 2 == 0 { one.into() } else { one.and(Quota::per_day(1)) };
         let limiter = Limit::new(quotas).store(store);
-        for key in 0..46_u64 / quotas.len() as u64 {
+        for key in 0..46_u64 / quotas.as_ref().len() as u64 {
             let _ = answer(limiter.check(key));
             assert!(!answer(limiter.check(key)).allowed(), "{key} in store {i}");
         }

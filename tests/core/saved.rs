@@ -93,7 +93,11 @@ fn a_deploy_forgets_no_window_that_runs() {
         }
         let limiter = deploys.limiter(quotas);
         let passed = (0..20).filter(|_| answer(limiter.check("carl")).allowed()).count();
-        assert_eq!(passed as u64, quotas.iter().map(|q| q.capacity()).min().unwrap(), "{quotas}");
+        assert_eq!(
+            passed as u64,
+            quotas.into_iter().map(|q| q.capacity()).min().unwrap(),
+            "{quotas}"
+        );
     }
 }
 
@@ -180,8 +184,8 @@ fn a_reset_finds_what_the_process_before_has_counted() {
     answer(limiter.reset("alice"));
     for quotas in quotas {
         let limiter = limiter.with_quotas(quotas);
-        assert_eq!(used(&limiter, "alice"), vec![0; quotas.len()]);
-        assert_eq!(used(&limiter, "bob"), vec![1; quotas.len()]);
+        assert_eq!(used(&limiter, "alice"), vec![0; quotas.as_ref().len()]);
+        assert_eq!(used(&limiter, "bob"), vec![1; quotas.as_ref().len()]);
     }
 }
 

@@ -57,7 +57,7 @@ impl Ledger {
             let mut ledger = self.0.lock().unwrap();
             let held = ledger.entry(count).or_default();
             *held += by;
-            let most = plans()[limit][1][quota].limit() as i64;
+            let most = plans()[limit][1].as_ref()[quota].limit() as i64;
             let most = if limit == 2 { most / 300 * 350 } else { most };
             assert!(*held <= most, "{held} of {most}: {count:?}");
         }

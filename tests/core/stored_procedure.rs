@@ -108,7 +108,7 @@ fn owner(scope: &Scope, key: &Key) -> String {
 
 /// The owner and the quotas of an account, as sent to the server.
 fn sent(account: &Account<'_>, now: u64) -> (String, Vec<Row>) {
-    let rows = account.quotas().iter().map(|quota| Row::new(account, quota, now)).collect();
+    let rows = account.quotas().into_iter().map(|quota| Row::new(account, quota, now)).collect();
     (owner(account.scope(), account.key()), rows)
 }
 

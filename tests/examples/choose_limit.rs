@@ -210,7 +210,7 @@ async fn decides_as_the_limiter_does() {
             assert_eq!(judged["boundary"]["passed"], worst.unwrap(), "{text}");
         }
         let second: Quotas = judged["second_window"]["quota"].as_str().unwrap().parse().unwrap();
-        let both = self::passed(quota.and(second[0]), &requests).await;
+        let both = self::passed(quota.and(second.as_ref()[0]), &requests).await;
         let cost: Vec<_> =
             never.iter().map(|client| passed[client].len() - both[client].len()).collect();
         assert_eq!(judged["second_window"]["refused"], cost.iter().sum::<usize>(), "{text}");

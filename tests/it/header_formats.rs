@@ -184,15 +184,15 @@ proptest! {
         let clock = ManualClock::at_ms(NOW_MS);
         let mut now = NOW_MS;
         let service = handler(layered(limit(quotas), &clock));
-        let capacity = quotas.iter().map(Quota::capacity).min().expect("a quota");
-        let rollover = quotas.iter().any(|quota| quota.capacity() > quota.limit());
+        let capacity = quotas.into_iter().map(Quota::capacity).min().expect("a quota");
+        let rollover = quotas.into_iter().any(|quota| quota.capacity() > quota.limit());
         for (cost, wait) in asked {
             now += wait;
             clock.set_ms(now);
             let response = ask(&service, cost);
             let told = github(response.headers());
             let refused = response.status() == StatusCode::TOO_MANY_REQUESTS;
-            assert_ietf(response.headers(), &quotas, refused);
+            assert_ietf(response.headers(), quotas.as_ref(), refused);
             prop_assert!(told.reset * 1_000 > now, "a window that has not ended");
             if refused {
                 prop_assert_eq!(told.remaining, 0);
@@ -270,11 +270,11 @@ proptest! {
                 assert_ietf(response.headers(), &quotas, false);
             } else {
                 prop_assert_eq!(told.remaining, 0);
-                let limits = all[i].iter().map(Quota::limit).collect::<Vec<_>>();
+                let limits = all[i].into_iter().map(Quota::limit).collect::<Vec<_>>();
                 prop_assert!(limits.contains(&told.limit), "the refusing one's");
                 let names = items(response.headers(), "ratelimit");
                 prop_assert!(names.iter().all(|(name, _)| name.starts_with(&speaker)));
-                assert_ietf(response.headers(), &all[i], true);
+                assert_ietf(response.headers(), all[i].as_ref(), true);
                 // No layer counted it, neither the outer ones nor this one.
                 prop_assert_eq!(before.map(|s| s.used), after.map(|s| s.used));
             }

@@ -316,7 +316,7 @@ async fn seconds_after(
     requests: usize,
 ) -> Vec<u64> {
     let (quotas, store) = (quotas.into(), MemoryStore::new().clock(paused_clock()));
-    let minute = *quotas.iter().max_by_key(|quota| quota.window()).expect("at least one");
+    let minute = *quotas.into_iter().max_by_key(|quota| quota.window()).expect("at least one");
     let earlier = Limit::new(minute).name("of-queue").store(store.clone());
     assert!(
         taken == 0 || earlier.check_cost(Key::global(), taken).await.expect("memory").allowed()

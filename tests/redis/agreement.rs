@@ -94,7 +94,7 @@ where
             if rng.u8(..8) == 0 {
                 let new = some_quotas(rng);
                 // Decisions are of as many quotas as there were.
-                if new.len() == quotas.len() {
+                if new.as_ref().len() == quotas.as_ref().len() {
                     quotas = new;
                 }
             }

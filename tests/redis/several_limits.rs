@@ -193,7 +193,7 @@ async fn an_error_of_one_key_is_the_groups_and_nothing_is_written() {
                 };
                 let name = format!("tfw1:{{{bad}:tann}}");
                 let of = quotas.iter().find(|(name, _)| *name == bad).expect("one of them").1;
-                let counter = of[0].counter().to_string();
+                let counter = of.as_ref()[0].counter().to_string();
                 match field {
                     true => server.ask::<()>(&["HSET", &name, &counter, "nonsense"]),
                     false => server.ask::<()>(&["SET", &name, "a text"]),
@@ -338,7 +338,8 @@ async fn agree<S: Store>(with: impl Fn(RedisStore) -> S) {
             let at = format!("SEED={seed} step {step} at {now}");
             if rng.u8(..8) == 0 {
                 let new = group.quotas(&mut rng);
-                let same = |(old, new): (&Quotas, &Quotas)| old.len() == new.len();
+                let same =
+                    |(old, new): (&Quotas, &Quotas)| old.as_ref().len() == new.as_ref().len();
                 if quotas.iter().zip(&new).all(same) {
                     quotas = new;
                 }

@@ -125,7 +125,7 @@ type Passed = BTreeMap<(usize, String, Window), (i64, i64, i64)>;
 
 /// The windows that a decision says it was counted in, with their lengths.
 fn windows(plan: &Plan, line: &Line, decision: &Decision) -> Vec<(String, i64, i64)> {
-    let quotas = plan.limits[line.limit].quotas(&line.key).iter();
+    let quotas = plan.limits[line.limit].quotas(&line.key).into_iter();
     let of = |(quota, standing): (&Quota, &Usage)| {
         let end = standing.reset_at().duration_since(UNIX_EPOCH).expect("after it");
         let (end, length) = (end.as_millis() as i64, standing.window().as_millis() as i64);
@@ -221,7 +221,7 @@ impl<'a> Check<'a> {
                 let names: Vec<_> = ask.lines.iter().map(|line| name(self.plan, line)).collect();
                 for (name, line) in names.iter().zip(&ask.lines) {
                     if self.keys.insert(name.clone().into_bytes(), line).is_none() {
-                        let quotas = self.plan.limits[line.limit].quotas(&line.key).iter();
+                        let quotas = self.plan.limits[line.limit].quotas(&line.key).into_iter();
                         let fields = quotas.map(|quota| (quota.counter().to_string(), *quota));
                         self.fields.insert(name.clone().into_bytes(), fields.collect());
                     }
@@ -490,7 +490,7 @@ impl<'a> Check<'a> {
     }
 
     fn first_quota(&self, line: &Line) -> &Quota {
-        &self.plan.limits[line.limit].quotas(&line.key)[0]
+        &self.plan.limits[line.limit].quotas(&line.key).as_ref()[0]
     }
 
     /// The quota of a count.
@@ -547,7 +547,7 @@ impl<'a> Check<'a> {
         }
         // For each count, by the start of the window: what was let pass and not returned, and what runs there.
         let has_more = |quotas: &Quotas| {
-            quotas.iter().any(|quota| quota.capacity() > quota.limit() || quota.max_reserved() > 0)
+            quotas.into_iter().any(|quota| quota.capacity() > quota.limit() || quota.max_reserved() > 0)
         };
         let plan = self.plan.limits.iter();
         if !plan.flat_map(|limit| [Some(limit.quotas), limit.plan]).flatten().any(|q| has_more(&q))
@@ -902,7 +902,7 @@ impl<'a> Check<'a> {
                 found.push((at, format!("#{id} is refused by none of its limits")));
             }
             for Part { line, name, decision, .. } in parts.iter().filter(refused) {
-                let quotas = self.plan.limits[line.limit].quotas(&line.key).iter();
+                let quotas = self.plan.limits[line.limit].quotas(&line.key).into_iter();
                 let windows = quotas.zip(windows(self.plan, line, decision));
                 let is_full = |(quota, (field, start, length)): (&Quota, (String, i64, i64))| {
                     let limit = quota.limit() as i64;

@@ -418,10 +418,10 @@ impl Plan {
             2 => {
                 let (calendar, boundary) = one(rng, &calendars());
                 for limit in &mut self.limits {
-                    let quota = calendar.with_limit(limit.quotas[0].limit());
+                    let quota = calendar.with_limit(limit.quotas.as_ref()[0].limit());
                     limit.quotas = match rng.bool() {
                         true => quota.into(),
-                        false => limit.quotas[0].and(quota),
+                        false => limit.quotas.as_ref()[0].and(quota),
                     };
                 }
                 // The boundary is crossed in between.
@@ -458,11 +458,11 @@ fn calendars() -> [(Quota, i64); 5] {
 
 /// Returns whether tokens of later windows may be taken under one of the quotas.
 fn reserves(quotas: &Quotas) -> bool {
-    quotas.iter().any(|quota| quota.max_reserved() > 0)
+    quotas.into_iter().any(|quota| quota.max_reserved() > 0)
 }
 
 fn keep_or_reserve(rng: &mut Rng, quotas: &mut Quotas) {
-    let all: &[_] = quotas;
+    let all: &[_] = quotas.as_ref();
     let (first, mut others) = (all[0], all[1..].to_vec());
     let limit = first.limit();
     if others.is_empty() && rng.bool() {
@@ -648,7 +648,7 @@ fn line(rng: &mut Rng, plan: &Plan, id: usize, limit: usize) -> Line {
         2..8 if plan.kind == Kind::Poisoned => "poisoned".to_owned(),
         _ => format!("key-{}", rng.usize(..plan.keys)),
     };
-    let most = plan.limits[limit].quotas(&key)[0].limit();
+    let most = plan.limits[limit].quotas(&key).as_ref()[0].limit();
     let cost = match rng.u8(..6) {
         0 => rng.u64(1..=most.min(5)),
         _ => 1,

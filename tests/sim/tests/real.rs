@@ -200,7 +200,7 @@ async fn scripts_do_the_same_in_the_real_and_the_simulated_server() {
             clock.set_ms(now);
             if rng.u8(..8) == 0 {
                 let new = with_limits(&mut rng, &windows);
-                limits = if new.len() == limits.len() { new } else { limits };
+                limits = if new.as_ref().len() == limits.as_ref().len() { new } else { limits };
             }
             // Several at once travel together.
             let asked: Vec<_> = (0..if rng.bool() { 1 } else { rng.usize(2..12) })
@@ -253,7 +253,7 @@ async fn scripts_do_the_same_in_the_real_and_the_simulated_server() {
                 let (which, decision) = taken.swap_remove(rng.usize(..taken.len()));
                 let key = Key::from(&keys[which]);
                 let account = Account::new(&scope, &limits, &key);
-                if decision.usage().len() == limits.len() {
+                if decision.usage().len() == limits.as_ref().len() {
                     let adjust = match rng.bool() {
                         true => Adjust::refund(account, decision.granted(), &decision),
                         false => Adjust::take(account, tokens(&mut rng), &decision),
