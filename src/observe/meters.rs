@@ -27,6 +27,12 @@ const SECONDS: [(&str, &str); Timed::Wait as usize + 1] = [
     ("tower_fixed_window_wait_seconds", "Time that requests have waited in a queue, in seconds"),
 ];
 
+/// Names and help texts of what goes up and down.
+const GAUGES: [(&str, &str); 2] = [
+    ("tower_fixed_window_waiting", "Requests that wait in a queue"),
+    ("tower_fixed_window_store_calls", "Calls to stores in flight"),
+];
+
 /// Outcomes first, then events.
 const COUNTERS: usize = OUTCOMES.len() + EVENTS.len();
 
@@ -116,7 +122,7 @@ impl Meters {
 
     /// More requests wait, or fewer.
     pub(super) fn wait(&self, scope: &str, more: f64) {
-        gauge!("tower_fixed_window_waiting", "scope" => scope.to_owned()).increment(more);
+        gauge!(GAUGES[0].0, "scope" => scope.to_owned()).increment(more);
     }
 
     /// Sets the instant when the last change of a kind ends, in milliseconds, or 0.
@@ -142,6 +148,9 @@ impl Meters {
             for (name, help) in CONNECTIONS {
                 recorder.describe_counter(name.into(), None, help.into());
                 let _ = recorder.register_counter(&Key::from_static_name(name), &METADATA);
+            }
+            for (name, help) in GAUGES {
+                recorder.describe_gauge(name.into(), None, help.into());
             }
             for (i, counter) in self.counters.iter().enumerate() {
                 counter.get_or_init(|| {
@@ -262,17 +271,15 @@ pub(crate) fn store_checked() {
 pub(crate) struct UnderWay;
 
 impl UnderWay {
-    const NAME: &str = "tower_fixed_window_store_calls";
-
     pub(crate) fn new() -> Self {
-        gauge!(Self::NAME).increment(1.0);
+        gauge!(GAUGES[1].0).increment(1.0);
         Self
     }
 }
 
 impl Drop for UnderWay {
     fn drop(&mut self) {
-        gauge!(Self::NAME).decrement(1.0);
+        gauge!(GAUGES[1].0).decrement(1.0);
     }
 }
 

@@ -383,6 +383,9 @@ async fn the_guide_names_every_metric_and_no_other() {
     let typed = |line: &str| line.strip_prefix("# TYPE ")?.split(' ').next().map(str::to_owned);
     let found: BTreeSet<_> = text.lines().filter_map(typed).collect();
     assert_eq!(told, found);
+    for name in &found {
+        assert!(text.contains(&format!("# HELP {name} ")), "{name} is not described");
+    }
 
     let (_, outcomes) = rest.split_once("| `outcome` |").expect("a table");
     let (outcomes, _) = outcomes.split_once("\n\n").expect("its end");
