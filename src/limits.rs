@@ -97,6 +97,7 @@ impl Limits {
 
     fn unchecked(limits: Vec<Limit>) -> Self {
         let store = AnyStore::new(MemoryStore::new());
+        limits.iter().for_each(likely_mistakes::note_own_store);
         let limiters = limits.into_iter().map(|limit| Limiter::in_store(limit, store.clone()));
         Self { limits: limiters.collect(), store }
     }

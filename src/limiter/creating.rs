@@ -102,6 +102,7 @@ impl Limit {
 
 impl From<Limit> for Limiter {
     fn from(limit: Limit) -> Self {
+        likely_mistakes::note_own_store(&limit);
         Self::in_store(limit, AnyStore::new(MemoryStore::new()))
     }
 }

@@ -698,6 +698,42 @@ fn a_limit_of_zero_that_is_meant_is_no_mistake() {
 }
 
 #[test]
+fn a_limit_that_is_made_for_each_request_is_noticed_after_a_thousand() {
+    let log = logged(async || {
+        for _ in 0..999 {
+            assert!(Limiter::new(QUOTA.name("api")).check("ann").await.expect("memory").allowed());
+            let _ = FixedWindowLayer::new(QUOTA);
+        }
+        println!("tower_fixed_window: so far there is nothing to say");
+        for _ in 0..9 {
+            let _ = Limiter::new(QUOTA.name("api"));
+            let _ = FixedWindowLayer::new(QUOTA);
+        }
+    });
+    let [reached, api, unnamed] = &log[..] else { panic!("{log:#?}") };
+    assert!(reached.contains("nothing to say"), "{reached}");
+    assert!(api.contains("the rate limit `api` was made 1000 times"), "{api}");
+    assert!(api.contains("make it once") && api.contains("`State<Limiter>`"), "{api}");
+    assert!(unnamed.contains("a rate limit of 1000/minute was made 1000 times"), "{unnamed}");
+}
+
+#[test]
+fn many_limits_that_differ_or_share_a_store_are_no_mistake() {
+    let log = logged(async || {
+        let store = MemoryStore::new();
+        let plans = Limiter::new(QUOTA.name("plans"));
+        let layer = FixedWindowLayer::new(&plans);
+        for i in 0..2_000 {
+            let _ = Limiter::new(QUOTA.name(&format!("tenant-{i}")));
+            let _ = QUOTA.name("api").store(store.clone());
+            let _ = plans.with_quotas(QUOTA).check("ann").await;
+            let _ = layer.clone().layer(Router::<()>::new());
+        }
+    });
+    assert_eq!(log, [""; 0]);
+}
+
+#[test]
 fn one_name_with_two_sets_of_quotas_on_a_store_is_noticed() {
     let log = logged(async || {
         let store = MemoryStore::new();
