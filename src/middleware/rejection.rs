@@ -68,7 +68,8 @@ impl<'a> Rejection<'a> {
         }
     }
 
-    /// Returns the time to wait before the same request may pass. `None` if waiting does not help.
+    /// Returns the time to wait before the same request may pass, which for a limit is
+    /// [`Decision::retry_after`](crate::Decision::retry_after). `None` if waiting does not help.
     pub fn retry_after(&self) -> Option<Duration> {
         match self.reason {
             Reason::RateLimited(decision) => decision.retry_after(),
