@@ -36,7 +36,7 @@ pub use limit::{Limit, NearLimit};
 #[cfg(feature = "serde")]
 #[cfg_attr(docsrs, doc(cfg(feature = "serde")))]
 pub use limiter::KeptReceipt;
-pub use limiter::{Limiter, Receipt, Refused, RefusedKey, RefusedRoute};
+pub use limiter::{IntoLimit, Limiter, Receipt, Refused, RefusedKey, RefusedRoute};
 #[cfg(feature = "serde")]
 #[cfg_attr(docsrs, doc(cfg(feature = "serde")))]
 pub use limits::KeptReceipts;

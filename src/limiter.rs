@@ -18,6 +18,7 @@ mod changing;
 pub(crate) mod likely_mistakes;
 mod live;
 mod noted;
+mod options;
 mod receipt;
 mod refused;
 mod watched;
@@ -26,6 +27,7 @@ pub(crate) use live::{InForce, Live};
 use live::{UNKNOWN, WATCHED};
 use noted::note_decision;
 pub(crate) use noted::{note_passed, observe_decision};
+pub use options::IntoLimit;
 #[cfg(feature = "serde")]
 #[cfg_attr(docsrs, doc(cfg(feature = "serde")))]
 pub use receipt::KeptReceipt;

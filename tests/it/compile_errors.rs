@@ -94,6 +94,10 @@ fn compile_errors_of_unsuitable_bodies_and_keys_suggest_a_fix() {
     for advice in ["`Plan: From<", "Quotas"] {
         assert!(message.contains(advice), "no {advice} in the compiler's message:\n{message}");
     }
+    let shadow = made("Quota::per_minute(60).shadow()");
+    let (compiles, message) = check(&shadow);
+    assert!(!compiles, "an option of a trait that is not imported was accepted");
+    assert!(message.contains("use tower_fixed_window::IntoLimit;"), "no import:\n{message}");
     // For a missing method, the compiler gives no reason, but it shows a line of the type.
     let main = include_str!("../ui/misfit.rs").replace("serve((LIMIT)", "let _ = ((LIMIT)");
     let main = main.replace(".layer(Inner));", ".layer(Inner)).oneshot(Request::new(\"\"));");
@@ -114,6 +118,7 @@ fn compile_errors_of_unsuitable_bodies_and_keys_suggest_a_fix() {
         &by_plan,
         &made("\"60/minute\".parse::<tower_fixed_window::Quotas>().unwrap()"),
         &made(&user.replace("Inner", "String")),
+        &format!("{{ use tower_fixed_window::IntoLimit; {shadow} }}"),
     ] {
         let (compiles, message) = check(way_out);
         assert!(compiles, "{way_out} does not help:\n{message}");

@@ -1,6 +1,7 @@
 //! The repository's own rules, for sources and pages: they read files and run nothing.
 
 mod layout;
+mod options;
 mod other_stacks;
 mod tour;
 mod tutorial;
