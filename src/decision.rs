@@ -61,7 +61,8 @@ pub(crate) use together::{LimitWindows, Merging};
 #[must_use = "a decision limits nothing unless it is looked at: see `allowed` and `into_result`"]
 pub struct Decision {
     now: i64,
-    granted: u64,
+    /// The tokens taken, or those that a refused charge asked for.
+    cost: u64,
     verdict: Verdict,
     /// The standings of one or two quotas, in their order. If `details` has the standings, only the
     /// governing quota's is here, at its position modulo [`MAX_INLINE`].
@@ -165,11 +166,11 @@ impl Decision {
 
     /// Returns the decision after its charge was corrected to another cost.
     pub(crate) fn with_cost(mut self, cost: u64) -> Self {
-        let more = cost.min(Quota::MAX_TOKENS) as i64 - self.granted as i64;
+        let more = cost.min(Quota::MAX_TOKENS) as i64 - self.granted() as i64;
         for standing in self.standings_mut() {
             standing.used = standing.used.saturating_add(more).min(MAX);
         }
-        self.granted = cost;
+        self.cost = cost;
         self.govern_by_tightest();
         self
     }
@@ -257,7 +258,7 @@ impl Decision {
 impl PartialEq for Decision {
     fn eq(&self, other: &Self) -> bool {
         let bits = |of: &Self| (of.refusing, of.shared, of.local);
-        let count = |of: &Self| (of.now, of.granted, of.verdict, of.governing());
+        let count = |of: &Self| (of.now, of.cost, of.verdict, of.governing());
         let covered = |i| self.covering_window(i) == other.covering_window(i);
         bits(self) == bits(other)
             && count(self) == count(other)

@@ -43,7 +43,7 @@ impl Decision {
     /// Returns the decision of one limit when further tokens have passed: a refusal if they don't
     /// fit into the current windows, or in any case if `refuse`.
     fn refusal_in_limit(&self, quotas: &Quotas, tokens: u64, later: i64, refuse: bool) -> Self {
-        let mut refusal = Self { granted: 0, now: self.now.saturating_add(later), ..self.clone() };
+        let mut refusal = Self { cost: 0, now: self.now.saturating_add(later), ..self.clone() };
         let mut latest = (self.retry_at_ms().unwrap_or(refusal.now), self.reset_at_ms());
         for (i, quota) in quotas.iter().enumerate() {
             let (start, end) =

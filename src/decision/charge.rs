@@ -27,12 +27,12 @@ impl Ask {
 impl Decision {
     /// Creates the decision of a charge that passed.
     #[inline]
-    pub(super) fn new(now: i64, granted: u64, inline: [Usage; MAX_INLINE], len: usize) -> Self {
+    pub(super) fn new(now: i64, cost: u64, inline: [Usage; MAX_INLINE], len: usize) -> Self {
         let (verdict, details, governing) = (Verdict::Passed, None, 0);
         let (len, refusing, shared, local, refuser) = (len as u8, 0, 0, false, None);
         Self {
             now,
-            granted,
+            cost,
             verdict,
             inline,
             details,
@@ -129,12 +129,12 @@ impl Decision {
                 }
             }
             Some(Reservation { ready_at, last, .. }) => {
-                decision.refusing = refusing;
+                (decision.refusing, decision.cost) = (refusing, cost);
                 decision.verdict = Verdict::Refused { retry_at: ready_at };
                 decision.govern_by(last);
             }
             None => {
-                decision.refusing = refusing;
+                (decision.refusing, decision.cost) = (refusing, cost);
                 decision.refuse(windows, cost, ask.reserve);
             }
         }
@@ -165,7 +165,7 @@ impl Decision {
 #[derive(Clone, Copy)]
 pub(crate) struct Ruling {
     now: i64,
-    granted: u64,
+    cost: u64,
     usage: Usage,
     verdict: Verdict,
 }
@@ -175,15 +175,15 @@ impl Ruling {
     #[inline(always)]
     pub(crate) fn new(now: i64, window: &Window<'_>, cost: u64) -> Self {
         let mut usage = Usage::from_window(window);
-        let (granted, verdict) = if window.running_fits(cost) {
+        let verdict = if window.running_fits(cost) {
             usage.used += cost as i64;
-            (cost, Verdict::Passed)
+            Verdict::Passed
         } else if cost <= usage.limit() {
-            (0, Verdict::Refused { retry_at: window.end() })
+            Verdict::Refused { retry_at: window.end() }
         } else {
-            (0, Verdict::RefusedForGood)
+            Verdict::RefusedForGood
         };
-        Self { now, granted, usage, verdict }
+        Self { now, cost, usage, verdict }
     }
 
     /// Returns the new count.
@@ -199,9 +199,9 @@ impl Ruling {
 
     #[inline(always)]
     pub(crate) fn into_decision(self) -> Decision {
-        let Self { now, granted, usage, verdict } = self;
+        let Self { now, cost, usage, verdict } = self;
         let refusing = u8::from(!self.passed());
-        let decision = Decision::new(now, granted, [usage, Usage::NONE], 1);
+        let decision = Decision::new(now, cost, [usage, Usage::NONE], 1);
         Decision { verdict, refusing, ..decision }
     }
 }

@@ -81,7 +81,7 @@ pub(super) struct LimitDecisions {
 pub(super) struct LimitDecision {
     pub(super) name: Arc<str>,
     pub(super) now: i64,
-    pub(super) granted: u64,
+    pub(super) cost: u64,
     pub(super) verdict: Verdict,
     pub(super) inline: [Usage; MAX_INLINE],
     /// The details of the limit's own quotas.

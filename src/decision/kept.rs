@@ -19,7 +19,7 @@ impl Decision {
             let (Span { start, end }, covered) = (usage.span(), self.covering_window(i));
             [start, end, usage.used, covered.start, covered.end]
         };
-        (self.now, self.granted, self.shared, self.usage().iter().enumerate().map(of).collect())
+        (self.now, self.granted(), self.shared, self.usage().iter().enumerate().map(of).collect())
     }
 
     /// Returns `None` if no decision under these quotas can have these numbers.

@@ -64,6 +64,9 @@ impl fmt::Display for RateLimited {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let decision = &self.0;
         write!(f, "rate limit exceeded: {} of {} used", decision.used(), decision.limit())?;
+        if let Some((left, cost)) = decision.left_and_cost() {
+            write!(f, ", {left} left for a cost of {cost}")?;
+        }
         match decision.retry_after() {
             Some(after) => write!(f, ", retry in {after:?}"),
             None => f.write_str(", and it can never fit"),

@@ -17,7 +17,13 @@ impl Decision {
     /// Returns the number of tokens taken: the cost, or fewer if fewer were acceptable; 0 for a
     /// refusal or a peek.
     pub fn granted(&self) -> u64 {
-        self.granted
+        if self.allowed() { self.cost } else { 0 }
+    }
+
+    /// Returns the tokens that are left, and the higher cost of a refused charge.
+    pub(crate) fn left_and_cost(&self) -> Option<(u64, u64)> {
+        let left = self.remaining();
+        (!self.allowed() && left > 0 && self.cost > left).then_some((left, self.cost))
     }
 
     /// Returns the limit of the governing quota.

@@ -153,7 +153,7 @@ impl Decision {
             }
             if !is_peek {
                 decision.shared = limit.shared;
-                write(i, decision.granted > 0, writes);
+                write(i, decision.granted() > 0, writes);
             }
             merging.push(limit.name, decision);
         }
@@ -193,7 +193,7 @@ impl Decision {
     /// Refuses a reservation of several limits, if one of them would cover it only after the window
     /// has ended that covers it under another one (S13). Returns whether it did.
     pub(crate) fn refuse_late(decisions: &mut [Self]) -> bool {
-        let taking = decisions.iter().enumerate().filter(|(_, decision)| decision.granted > 0);
+        let taking = decisions.iter().enumerate().filter(|(_, decision)| decision.granted() > 0);
         let late = is_too_late(taking.flat_map(|(i, decision)| {
             let spans = |(j, usage): (usize, &Usage)| (usage.span(), decision.covering_window(j));
             decision
@@ -219,7 +219,7 @@ impl Decision {
     pub(crate) fn undone(self) -> Self {
         match self.verdict {
             Verdict::Reserved { .. } => self.into_refusal(),
-            _ if self.granted > 0 => self.with_cost(0),
+            _ if self.granted() > 0 => self.with_cost(0),
             _ => self,
         }
     }
@@ -246,7 +246,7 @@ impl Merging {
     pub(crate) fn push(&mut self, name: &Arc<str>, decision: Decision) {
         let rank = Rank::from_decision(&decision);
         let prevails = self.len == 0 || rank.prevails_over(&self.governing);
-        let Decision { now, granted, verdict, inline, details, .. } = decision;
+        let Decision { now, cost, verdict, inline, details, .. } = decision;
         let Decision { len, governing, refusing, shared, local, refuser, .. } = decision;
         self.now = self.now.max(now);
         // Refused for good prevails, then the latest retry.
@@ -261,7 +261,7 @@ impl Merging {
         *place = Some(LimitDecision {
             name,
             now,
-            granted,
+            cost,
             verdict,
             inline,
             details,
@@ -302,11 +302,11 @@ impl LimitDecision {
 
     #[inline]
     fn to_decision_with(&self, details: Option<Box<Details>>) -> Decision {
-        let Self { now, granted, verdict, inline, len, governing, .. } = *self;
+        let Self { now, cost, verdict, inline, len, governing, .. } = *self;
         let Self { refusing, shared, local, refuser, .. } = *self;
         Decision {
             now,
-            granted,
+            cost,
             verdict,
             inline,
             details,

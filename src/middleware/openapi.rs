@@ -117,6 +117,10 @@ fn content(reject: &dyn Any, status: StatusCode, is_refusal: bool) -> Option<Val
         return None;
     };
     let required: Vec<_> = properties.as_object()?.keys().cloned().collect();
+    // Absent if waiting does not help.
+    if reject.is::<ProblemJson>() {
+        properties["retry_after"] = json!({ "type": "integer", "minimum": 1 });
+    }
     let schema = json!({ "type": "object", "properties": properties, "required": required });
     Some(json!({ media: { "schema": schema } }))
 }

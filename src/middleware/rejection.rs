@@ -3,7 +3,6 @@
 use std::fmt::Write;
 use std::time::Duration;
 
-use bytes::Bytes;
 use http::header::{CONTENT_TYPE, HeaderValue};
 use http::{Response, StatusCode};
 
@@ -14,13 +13,14 @@ use super::headers::{
 use super::reason::Reason;
 use crate::quota::{Quota, Quotas};
 
+mod last_body;
 mod outside;
 mod problem;
 mod reject;
 
+pub(crate) use last_body::LastBody;
 #[cfg(feature = "openapi")]
 pub(crate) use problem::QUOTA_EXCEEDED;
-pub(crate) use problem::prepare;
 pub use reject::{EmptyBody, GitHubBody, Grpc, ProblemJson, Reject};
 
 /// A refused request, for closures that create the response.
@@ -49,8 +49,8 @@ pub struct Rejection<'a> {
     pub(crate) name: &'a str,
     /// All limits that were decided, as far as these are known.
     pub(crate) limits: &'a [(&'a str, &'a Quotas)],
-    /// The body for a refusal by the layer's only quota, prepared beforehand.
-    pub(crate) prepared_body: Option<&'a Bytes>,
+    /// The body of the last refusal by the layer's only quota.
+    pub(crate) last_body: Option<&'a LastBody>,
     pub(crate) headers: &'a PreparedHeaders,
 }
 
@@ -131,8 +131,14 @@ impl<'a> Rejection<'a> {
                     text.push_str(": ");
                     self.write_policies(&mut text, "", ", ");
                 }
+                let numbers = decision.left_and_cost();
+                if let Some((left, cost)) = numbers {
+                    write!(text, "; {left} left for a cost of {cost}")
+                        .expect("writing to a string");
+                }
                 if decision.exceeds_capacity() {
-                    text.push_str("; the cost of this request exceeds the limit");
+                    let cost = "; the cost of this request exceeds the limit";
+                    text.push_str(numbers.map_or(cost, |_| ", which exceeds the limit"));
                 }
                 text
             }

@@ -240,7 +240,7 @@ impl<J> LimitedRequest<J> {
             limited: shared.options.status,
             name,
             limits: &[(name, &settings.quotas)],
-            prepared_body: Some(&settings.body),
+            last_body: Some(&settings.body),
             headers: &settings.headers,
         };
         self.reject_by(parts, &why)

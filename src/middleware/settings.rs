@@ -1,10 +1,8 @@
 //! A limit's quotas in force, with prepared headers and body: [`Settings`].
 
-use bytes::Bytes;
-
 use super::headers::PreparedHeaders;
 use super::options::Options;
-use super::rejection::prepare;
+use super::rejection::LastBody;
 use crate::limit::PlanFn;
 use crate::limiter::{InForce, Limiter};
 use crate::quota::Quotas;
@@ -16,7 +14,7 @@ pub(crate) struct Settings {
     /// Chooses the quotas of requests that differ: by plan, or for a key until an instant.
     pub(crate) plan: Option<PlanFn>,
     pub(crate) headers: PreparedHeaders,
-    pub(crate) body: Bytes,
+    pub(crate) body: LastBody,
 }
 
 impl Settings {
@@ -27,7 +25,7 @@ impl Settings {
         Self {
             generation,
             headers: PreparedHeaders::new(options.headers, name, quotas.as_slice()[0].limit()),
-            body: prepare(name, &quotas, options.status),
+            body: LastBody::default(),
             quotas,
             plan,
         }

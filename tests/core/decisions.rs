@@ -32,12 +32,18 @@ fn a_decision_describes_the_quota_that_governs_it() {
     assert_eq!(refused.refusing().collect::<Vec<_>>(), [0]);
     assert!(!refused.exceeds_capacity());
     let text = |refused: Decision| refused.into_result().expect_err("it is refused").to_string();
-    assert_eq!(text(refused), "rate limit exceeded: 4 of 5 used, retry in 40s");
+    assert_eq!(
+        text(refused),
+        "rate limit exceeded: 4 of 5 used, 1 left for a cost of 2, retry in 40s"
+    );
 
     let impossible = answer(limiter.check_cost("alice", 6));
     assert_eq!((impossible.allowed(), impossible.retry_after()), (false, None));
     assert!(impossible.exceeds_capacity());
-    assert_eq!(text(impossible), "rate limit exceeded: 4 of 5 used, and it can never fit");
+    assert_eq!(
+        text(impossible),
+        "rate limit exceeded: 4 of 5 used, 1 left for a cost of 6, and it can never fit"
+    );
 
     clock.advance(seconds(40));
     let passed = answer(limiter.check_cost("alice", 3));

@@ -447,7 +447,8 @@ async fn the_github_example_counts_points_and_shows_the_standing_without_chargin
     assert_eq!(refused.status(), StatusCode::FORBIDDEN);
     assert_eq!(seconds(&refused, "x-ratelimit-remaining"), Some(0));
     let message: Value = json_of(refused).await;
-    assert_eq!(message, json!({"message": "API rate limit exceeded: core:12/hour"}));
+    let text = "API rate limit exceeded: core:12/hour; 4 left for a cost of 5";
+    assert_eq!(message, json!({ "message": text }));
     // The windows began with the first request.
     let (hour, minute) = (NOW_MS.div_ceil(1_000) + 3_600, NOW_MS.div_ceil(1_000) + 60);
     for _ in 0..20 {

@@ -151,12 +151,14 @@ async fn the_body_of_a_refusal_is_problem_json_with_githubs_message() {
             let app = app().layer(layer);
             ask(&app).await;
             let response = ask(&app).await;
+            let wait = response.headers()[RETRY_AFTER].to_str().expect("digits").to_owned();
             assert_eq!(response.headers()[CONTENT_TYPE], "application/problem+json");
             let body = to_bytes(response.into_body(), 10_000).await.expect("short");
             let body: Value = serde_json::from_slice(&body).expect("JSON");
             let uri = "https://iana.org/assignments/http-problem-types#quota-exceeded";
             assert_eq!(body["type"], uri);
             assert_eq!(body["status"], 429);
+            assert_eq!(body["retry_after"].to_string(), wait);
             assert_eq!(body["violated-policies"], policies);
             let message = body["message"].as_str().expect("a text");
             assert!(message.starts_with("API rate limit exceeded"), "{message}");

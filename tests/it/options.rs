@@ -50,10 +50,9 @@ async fn inner(request: Request<Body>) -> Result<Response<Body>, std::convert::I
 }
 
 /// The sentence of a refusal.
-async fn message(refused: Response<Body>) -> String {
+async fn body(refused: Response<Body>) -> serde_json::Value {
     let body = axum::body::to_bytes(refused.into_body(), 1_000).await.expect("a body");
-    let body: serde_json::Value = serde_json::from_slice(&body).expect("JSON");
-    body["message"].as_str().expect("text").to_owned()
+    serde_json::from_slice(&body).expect("JSON")
 }
 
 macro_rules! service {
@@ -131,13 +130,17 @@ async fn a_request_costs_what_the_closure_says() {
             ("0", "8")
         );
         assert!(refused.headers().contains_key("retry-after"));
-        assert_eq!(message(refused).await, "API rate limit exceeded: 10/minute");
+        let wait = refused.headers()["retry-after"].to_str().expect("digits").to_owned();
+        let told = body(refused).await;
+        assert_eq!(told["message"], "API rate limit exceeded: 10/minute; 2 left for a cost of 4");
+        assert_eq!(told["retry_after"].to_string(), wait);
         let never = call(&mut service, "/huge").await;
         assert_eq!(never.status(), 429);
         assert!(!never.headers().contains_key("retry-after"), "it can never fit");
         let exceeds =
-            "API rate limit exceeded: 10/minute; the cost of this request exceeds the limit";
-        assert_eq!(message(never).await, exceeds);
+            "API rate limit exceeded: 10/minute; 2 left for a cost of 11, which exceeds the limit";
+        let told = body(never).await;
+        assert_eq!((&told["message"], told.get("retry_after")), (&exceeds.into(), None));
         assert_eq!(call(&mut service, "/free").await.status(), 200);
     }
 }

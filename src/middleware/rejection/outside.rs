@@ -121,7 +121,7 @@ impl<B: From<Bytes>> From<StoreError> for Response<B> {
 fn answer<B: From<Bytes>>(reason: &Reason, name: &str, limits: &[(&str, &Quotas)]) -> Response<B> {
     let headers = PreparedHeaders::new(Headers::GitHub, name, 0);
     let limited = StatusCode::TOO_MANY_REQUESTS;
-    let why = Rejection { reason, limited, name, limits, prepared_body: None, headers: &headers };
+    let why = Rejection { reason, limited, name, limits, last_body: None, headers: &headers };
     problem_response(&why)
 }
 

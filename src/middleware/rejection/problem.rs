@@ -3,29 +3,25 @@
 use std::fmt::{self, Write};
 
 use bytes::Bytes;
-use http::StatusCode;
 
 use super::Rejection;
-use crate::middleware::headers::policy_name;
 use crate::middleware::reason::Reason;
-use crate::quota::Quotas;
 
-/// Returns a problem (RFC 9457) with GitHub's `message`.
+/// Returns a problem (RFC 9457) with GitHub's `message` and the wait as a number.
 #[inline]
 pub(super) fn problem(why: &Rejection<'_>) -> Bytes {
     if let Reason::RateLimited(decision) = why.reason() {
-        let only_one = matches!(why.limits, [(_, quotas)] if quotas.len() == 1)
-            && !decision.exceeds_capacity();
-        if let Some(prepared) = why.prepared_body.filter(|_| only_one) {
-            return prepared.clone();
-        }
-        let mut policies = String::new();
-        why.write_policies(&mut policies, "\"", ",");
-        return quota_exceeded(why.status(), &why.message(), &policies);
+        let is_plain = matches!(why.limits, [(_, quotas)] if quotas.len() == 1)
+            && !decision.exceeds_capacity()
+            && decision.left_and_cost().is_none();
+        return match why.last_body.filter(|_| is_plain) {
+            Some(last) => last.get(why.retry_after_secs(), || quota_exceeded(why)),
+            None => quota_exceeded(why),
+        };
     }
-    let status = why.status();
+    let (status, wait) = (why.status(), wait(why));
     format!(
-        r#"{{"type":"about:blank","title":"{}","status":{},"message":"{}"}}"#,
+        r#"{{"type":"about:blank","title":"{}","status":{},"message":"{}"{wait}}}"#,
         status.canonical_reason().unwrap_or_default(),
         status.as_u16(),
         Escaped(&why.message()),
@@ -33,20 +29,22 @@ pub(super) fn problem(why: &Rejection<'_>) -> Bytes {
     .into()
 }
 
-/// Returns the body for a refusal by the layer's only quota.
-pub(crate) fn prepare(name: &str, quotas: &Quotas, status: StatusCode) -> Bytes {
-    let policy = policy_name(name, &quotas.as_slice()[0]);
-    quota_exceeded(status, &format!("API rate limit exceeded: {policy}"), &format!("\"{policy}\""))
+fn wait(why: &Rejection<'_>) -> String {
+    let wait = why.retry_after_secs().map(|seconds| format!(r#","retry_after":{seconds}"#));
+    wait.unwrap_or_default()
 }
 
 /// The IETF draft's problem type for an exceeded quota (draft-ietf-httpapi-ratelimit-headers-10).
 pub(crate) const QUOTA_EXCEEDED: &str =
     "https://iana.org/assignments/http-problem-types#quota-exceeded";
 
-fn quota_exceeded(status: StatusCode, message: &str, policies: &str) -> Bytes {
-    let status = status.as_u16();
+#[cold]
+fn quota_exceeded(why: &Rejection<'_>) -> Bytes {
+    let (status, message, wait) = (why.status().as_u16(), why.message(), wait(why));
+    let mut policies = String::new();
+    why.write_policies(&mut policies, "\"", ",");
     format!(
-        r#"{{"type":"{QUOTA_EXCEEDED}","title":"Quota exceeded","status":{status},"message":"{message}","violated-policies":[{policies}]}}"#
+        r#"{{"type":"{QUOTA_EXCEEDED}","title":"Quota exceeded","status":{status},"message":"{message}"{wait},"violated-policies":[{policies}]}}"#
     )
     .into()
 }

@@ -208,7 +208,7 @@ impl<J> LimitedRequest<J> {
             limited: self.shared().options.status,
             name: self.limiter_of(limit).name(),
             limits: &limits,
-            prepared_body: None,
+            last_body: None,
             headers: self.headers_of(limit),
         };
         self.reject_by(parts, &why)
