@@ -36,7 +36,7 @@ struct Managed {
     read_key: ReadKey,
     /// Who has used 80% of which quota, and until when that counts, the last one first.
     near: Arc<Mutex<VecDeque<(Key, Quota, SystemTime)>>>,
-    /// What `quotas`, `shadow` or a key was changed to, and until when.
+    /// What `quotas` or `shadow` was changed to, and until when.
     changes: Mutex<BTreeMap<String, (String, SystemTime)>>,
 }
 
@@ -72,7 +72,8 @@ impl Managed {
     fn key(&self, text: &str) -> Result<Key, Refusal> {
         let near = self.near.lock().unwrap().iter().map(|near| near.0.clone()).collect::<Vec<_>>();
         let refused = self.limiter.refused().into_iter().flat_map(|refused| refused.keys);
-        let mut listed = refused.map(|client| client.key).chain(near);
+        let own = self.limiter.key_quotas().into_iter().map(|(key, _, _)| key);
+        let mut listed = refused.map(|client| client.key).chain(near).chain(own);
         match listed.find(|key| key.readable().to_string() == text) {
             Some(key) => Ok(key),
             None => (self.read_key)(text).map_err(bad_request),
@@ -84,10 +85,15 @@ impl Managed {
         self.changes.lock().unwrap().insert(of.to_owned(), (to.to_string(), until));
     }
 
+    /// What is changed now, also of single keys.
     fn changes(&self) -> BTreeMap<String, (String, SystemTime)> {
         let mut changes = self.changes.lock().unwrap();
         changes.retain(|_, (_, until)| *until > SystemTime::now());
-        changes.clone()
+        let own =
+            self.limiter.key_quotas().into_iter().map(|(key, quotas, until)| {
+                (key.readable().to_string(), (quotas.to_string(), until))
+            });
+        own.chain(changes.clone()).collect()
     }
 }
 
@@ -254,7 +260,11 @@ async fn set_key_quotas(
 ) -> Result<Json<Value>> {
     let (key, quotas) = (limit.key(&text)?, quotas(&body, until)?);
     limit.limiter.set_key_quotas_until(&key, quotas, until);
-    limit.note(&key.readable().to_string(), quotas, until);
+    show_key(limit, Path(text)).await
+}
+
+async fn clear_key_quotas(limit: Shared, Path(text): Path<String>) -> Result<Json<Value>> {
+    limit.limiter.clear_key_quotas(limit.key(&text)?);
     show_key(limit, Path(text)).await
 }
 
@@ -268,7 +278,7 @@ fn routes(limit: Managed) -> Router {
         .route("/shadow", put(set_shadow).delete(set_shadow))
         .route("/key/{key}", get(show_key))
         .route("/key/{key}/used", delete(reset))
-        .route("/key/{key}/quotas", put(set_key_quotas).delete(set_key_quotas))
+        .route("/key/{key}/quotas", put(set_key_quotas).delete(clear_key_quotas))
         .with_state(Arc::new(limit))
 }
 

@@ -68,6 +68,12 @@ impl Changes {
         Arc::make_mut(&mut self.keys).insert(key, (quotas, until));
     }
 
+    pub(super) fn clear_key(&mut self, key: &Key) {
+        if self.keys.contains_key(key) {
+            Arc::make_mut(&mut self.keys).remove(key);
+        }
+    }
+
     /// Returns whether all quotas are the ones that the limit was built with.
     pub(super) fn has_no_quotas(&self) -> bool {
         self.quotas.get().is_none() && self.keys.is_empty()

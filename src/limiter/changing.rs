@@ -3,6 +3,7 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::Limiter;
+use crate::decision::system_time;
 use crate::key::Key;
 use crate::observe::Change;
 use crate::quota::Quotas;
@@ -100,7 +101,7 @@ impl Limiter {
     /// assert_eq!(api.peek("acme").await?.remaining(), 850);
     /// assert_eq!(api.peek("other").await?.remaining(), 100);
     ///
-    /// api.set_key_quotas_until("acme", Quota::per_hour(0), SystemTime::now());
+    /// api.clear_key_quotas("acme");
     /// assert_eq!(api.peek("acme").await?.limit(), 100);
     /// # Ok(()) }
     /// ```
@@ -113,6 +114,42 @@ impl Limiter {
         let (key, quotas, until) = (key.into(), quotas.into(), ms(until));
         let end = self.live.change(Change::Key, |changes| changes.set_key(key, quotas, until));
         self.note_change(Change::Key, end);
+    }
+
+    /// Ends the quotas of one key's own: those of all keys hold for it again.
+    ///
+    /// ```
+    /// use std::time::{Duration, SystemTime};
+    /// use tower_fixed_window::{Key, Limiter, Quota};
+    ///
+    /// let api = Limiter::new(Quota::per_hour(100).name("api"));
+    /// let tonight = SystemTime::now() + Duration::from_secs(6 * 3_600);
+    /// api.set_key_quotas_until("acme", Quota::per_hour(1_000), tonight);
+    /// let (key, quotas, until) = &api.key_quotas()[0];
+    /// assert_eq!((key, quotas.to_string()), (&Key::from("acme"), "1000/hour".to_owned()));
+    /// assert!(*until <= tonight);
+    ///
+    /// api.clear_key_quotas("acme");
+    /// assert!(api.key_quotas().is_empty());
+    /// ```
+    pub fn clear_key_quotas(&self, key: impl Into<Key>) {
+        let key = key.into();
+        let end = self.live.change(Change::Key, |changes| changes.clear_key(&key));
+        self.note_change(Change::Key, end);
+    }
+
+    /// Returns the keys that have quotas of their own in this process, with these quotas, and until
+    /// when, the first to end first: see the example of
+    /// [`clear_key_quotas`](Self::clear_key_quotas).
+    pub fn key_quotas(&self) -> Vec<(Key, Quotas, SystemTime)> {
+        self.end_changes();
+        let own = self.live.key_quotas();
+        let own = own.iter().map(|(key, &(quotas, until))| (key.clone(), quotas, until));
+        let mut own: Vec<_> = own.collect();
+        own.sort_by(|(a, _, first), (b, _, other)| {
+            first.cmp(other).then_with(|| a.as_bytes().cmp(b.as_bytes()))
+        });
+        own.into_iter().map(|(key, quotas, until)| (key, quotas, system_time(until))).collect()
     }
 
     /// Switches [shadow mode](crate::Limit::shadow) on or off, for all layers that were made of

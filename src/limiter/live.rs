@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use http::request::Parts;
 
-use super::changes::{Changes, NEVER};
+use super::changes::{Changes, KeyQuotas, NEVER};
 use super::refused::Tracker;
 use crate::key::Key;
 use crate::limit::{Limit, PlanFn};
@@ -118,6 +118,11 @@ impl Live {
     pub(super) fn quotas_of(&self, key: &Key) -> Option<Quotas> {
         let changing = self.lock();
         changing.changes.as_ref()?.keys.get(key).map(|(quotas, _)| *quotas)
+    }
+
+    /// Returns the keys that have their own quotas for now, with these and when that ends.
+    pub(super) fn key_quotas(&self) -> Arc<KeyQuotas> {
+        self.lock().changes.as_ref().map(|changes| Arc::clone(&changes.keys)).unwrap_or_default()
     }
 
     /// Returns the quotas in force, and their generation.

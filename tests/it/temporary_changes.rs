@@ -190,6 +190,33 @@ fn one_key_has_quotas_of_its_own_in_layers_limiters_and_the_endpoint() {
 }
 
 #[test]
+fn the_keys_with_quotas_of_their_own_are_listed_and_end_by_hand() {
+    let (store, clock) = store();
+    let api = per_day(5).store(store);
+    let layer = FixedWindowLayer::new(&api);
+    let later = in_an_hour() + HOUR;
+    api.set_key_quotas_until(secret("ann"), Quota::per_day(50), later);
+    api.set_key_quotas_until(secret("bob"), Quota::per_day(7), in_an_hour());
+    api.set_key_quotas_until(secret("eve"), Quota::per_day(0), later + HOUR);
+    let bob = (secret("bob"), Quota::per_day(7).into(), in_an_hour());
+    let ann = (secret("ann"), Quota::per_day(50).into(), later);
+    let eve = (secret("eve"), Quota::per_day(0).into(), later + HOUR);
+    assert_eq!(api.clone().key_quotas(), [bob, ann.clone(), eve.clone()]);
+
+    clock.advance(HOUR);
+    assert_eq!(api.key_quotas(), [ann, eve.clone()], "bob's have ended");
+    assert_eq!(limit_of(&layer, "ann"), ("50".into(), 200));
+    api.clear_key_quotas(secret("ann"));
+    api.clear_key_quotas(secret("nobody"));
+    assert_eq!(limit_of(&layer, "ann"), ("5".into(), 200));
+    assert_eq!(api.key_quotas(), [eve]);
+    assert_eq!(limit_of(&layer, "eve").1, 429);
+    api.clear_key_quotas(secret("eve"));
+    assert_eq!(limit_of(&layer, "eve"), ("5".into(), 200));
+    assert!(api.key_quotas().is_empty());
+}
+
+#[test]
 fn a_key_of_a_limit_by_plan_has_them_too() {
     let (store, clock) = store();
     let api = Limit::by_plan(|parts, _| match parts.uri.path() {
