@@ -27,7 +27,7 @@ const LONGEST_PAUSE: u32 = 16;
 const MAX_CHARGES: u32 = 64;
 /// The highest rank: requests further behind check no later that those before them are polled.
 const RANKS: u64 = 64;
-/// Among so many, the requests before a request are counted exactly.
+/// Up to here, the requests before a request are counted exactly.
 const NEAR: u64 = 16;
 
 /// The state of a line, under its lock. Requests have numbers in order of arrival.

@@ -137,7 +137,8 @@ impl Remote {
 
     /// Sets how long this process remembers a refusal, which it then answers without a call: for
     /// the same or a higher cost, under the same or a lower limit, and no longer than until the
-    /// charge could pass. The default is one second, so a refused key causes at most one call in a second.
+    /// charge could pass. The default is one second, so a refused key causes at most one call in a
+    /// second.
     ///
     /// What this process changes takes effect at once: resets, refunds, true costs, limits. What
     /// another process changes takes effect when the refusal is forgotten. [`Duration::ZERO`]
