@@ -34,6 +34,7 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
+use std::task::Waker;
 use std::time::Duration;
 
 use crate::limits::Limits;
@@ -45,8 +46,8 @@ mod line;
 mod place;
 
 pub(crate) use claim::{Claim, Counter, Term, Terms, Tokens};
+use line::LineState;
 pub(crate) use line::Turn;
-use line::{Effects, LineState};
 pub(crate) use place::Place;
 
 /// The lines of a layer, and the settings by which requests wait in them.
@@ -56,6 +57,17 @@ pub(crate) struct Queue {
     /// How many requests may wait in each line.
     pub(crate) most: u64,
     pub(crate) max_wait: Duration,
+}
+
+impl Queue {
+    /// Returns whether other nodes charge the same keys. All limits count in one store.
+    fn is_shared(&self) -> bool {
+        self.limits.limiters()[0].is_shared()
+    }
+
+    fn is_closed(&self) -> bool {
+        self.lines.closed.load(Ordering::Acquire)
+    }
 }
 
 /// The lines of a layer. A line exists while a request is in it.
@@ -91,9 +103,8 @@ impl Lines {
         self.closed.store(true, Ordering::Release);
         let lines: Vec<_> = sync::lock(&self.all).values().filter_map(Weak::upgrade).collect();
         for line in lines {
-            let mut effects = Effects::default();
-            sync::lock(&line.state).wake_all(&mut effects);
-            effects.wake();
+            let wakers = sync::lock(&line.state).take_wakers();
+            wakers.into_iter().for_each(Waker::wake);
         }
     }
 }

@@ -21,10 +21,6 @@ pub(super) struct LastAnswer {
 }
 
 impl LastAnswer {
-    pub(super) fn refuses(&self) -> bool {
-        !self.decision.allowed()
-    }
-
     /// Returns when these further tokens can have passed, at the earliest; `None`: never.
     pub(super) fn due(&self, tokens: &Tokens) -> Option<Instant> {
         let exact = self.cost == *tokens;

@@ -1,7 +1,6 @@
 //! The claim of a request that may have to wait: tokens of one limit, or of several that are
 //! charged together (S37).
 
-use std::ops::{AddAssign, SubAssign};
 use std::sync::Arc;
 
 use crate::key::Key;
@@ -69,6 +68,14 @@ impl Tokens {
         terms.iter().zip(self.costs()).all(|(term, tokens)| term.quotas.can_grant(tokens))
     }
 
+    pub(super) fn add(&mut self, more: &Self) {
+        self.change(more, |tokens, more| *tokens += more);
+    }
+
+    pub(super) fn subtract(&mut self, less: &Self) {
+        self.change(less, |tokens, less| *tokens -= less);
+    }
+
     fn change(&mut self, by: &Self, change: impl Fn(&mut u128, u128)) {
         match (self, by) {
             (Self::One(tokens), Self::One(by)) => change(tokens, *by),
@@ -77,17 +84,5 @@ impl Tokens {
             }
             _ => unreachable!("a line's requests have the same limits"),
         }
-    }
-}
-
-impl AddAssign<&Self> for Tokens {
-    fn add_assign(&mut self, more: &Self) {
-        self.change(more, |tokens, more| *tokens += more);
-    }
-}
-
-impl SubAssign<&Self> for Tokens {
-    fn sub_assign(&mut self, less: &Self) {
-        self.change(less, |tokens, less| *tokens -= less);
     }
 }

@@ -60,12 +60,12 @@ struct InFlight {
 impl InFlight {
     fn begin(&mut self, cost: &Tokens) {
         self.charges += 1;
-        self.tokens += cost;
+        self.tokens.add(cost);
     }
 
     fn end(&mut self, cost: &Tokens) {
         self.charges -= 1;
-        self.tokens -= cost;
+        self.tokens.subtract(cost);
     }
 }
 
@@ -116,20 +116,11 @@ pub(crate) enum Turn {
     Closed,
 }
 
-/// When a request joins a line or is polled, and its queue.
-#[derive(Clone, Copy)]
-pub(super) struct Poller<'a> {
-    pub(super) queue: &'a Queue,
-    pub(super) now: Instant,
-    /// `true` if the request has just joined: then it may ask in any case.
-    pub(super) joins: bool,
-    /// `true` if no request may wait any longer.
-    pub(super) closed: bool,
-}
-
-/// Effects of a change to a line, which are applied after its lock is released.
-#[derive(Default)]
-pub(super) struct Effects {
+/// A request that joins a line, is polled in it, or leaves it, with what follows from that when the
+/// line's lock is released.
+pub(super) struct Visit<'a> {
+    queue: &'a Queue,
+    now: Instant,
     wakers: Vec<Waker>,
     /// A waker that was replaced or removed.
     old_waker: Option<Waker>,
@@ -139,7 +130,12 @@ pub(super) struct Effects {
     pub(super) waited: Option<Duration>,
 }
 
-impl Effects {
+impl<'a> Visit<'a> {
+    pub(super) fn new(queue: &'a Queue) -> Self {
+        let (now, wakers) = (Instant::now(), Vec::new());
+        Self { queue, now, wakers, old_waker: None, more_waiting: 0, waited: None }
+    }
+
     pub(super) fn wake(self) {
         self.wakers.into_iter().for_each(Waker::wake);
     }
@@ -160,9 +156,9 @@ impl Request {
             .filter(|last| Arc::ptr_eq(&last.terms, &self.terms) || last.terms == self.terms)
     }
 
-    fn wake(&mut self, now: Instant, effects: &mut Effects) {
-        self.next_poll = self.next_poll.min(now);
-        effects.wakers.extend(self.waker.take());
+    fn wake(&mut self, visit: &mut Visit<'_>) {
+        self.next_poll = self.next_poll.min(visit.now);
+        visit.wakers.extend(self.waker.take());
     }
 }
 
@@ -188,11 +184,10 @@ impl LineState {
     pub(super) fn join(
         &mut self,
         claim: &Claim,
-        poller: Poller<'_>,
-        effects: &mut Effects,
+        visit: &mut Visit<'_>,
     ) -> Result<(u64, bool), Decision> {
-        let now = poller.now;
-        let deadline = now.checked_add(poller.queue.max_wait);
+        let Visit { queue, now, .. } = *visit;
+        let deadline = now.checked_add(queue.max_wait);
         let mut request = Request {
             stage: Stage::Waits { passed: false },
             cost: claim.cost.clone(),
@@ -205,20 +200,14 @@ impl LineState {
         };
         if let Some(answer) = request.answer(&self.answer) {
             let mut tokens = self.requested.clone();
-            tokens += &request.cost;
-            match answer.due(&tokens) {
-                Some(due) if due <= now => {}
-                Some(due) if can_wait(self.waiting, due, &request, poller.queue) => {
-                    self.waiting += 1;
-                    request.has_to_wait = true;
-                    effects.more_waiting += 1;
-                }
-                _ => return Err(answer.refusal(&tokens, now)),
-            }
+            tokens.add(&request.cost);
+            request.has_to_wait = judge(answer, &tokens, request.deadline, self.waiting, visit)?;
+            self.waiting += u64::from(request.has_to_wait);
+            visit.more_waiting += i64::from(request.has_to_wait);
         }
         let (number, has_to_wait) = (self.arrivals, request.has_to_wait);
         self.arrivals += 1;
-        self.requested += &request.cost;
+        self.requested.add(&request.cost);
         self.requests.insert(number, request);
         Ok((number, has_to_wait))
     }
@@ -230,18 +219,18 @@ impl LineState {
         me: u64,
         changed: Option<Terms>,
         waker: Option<&Waker>,
-        poller: Poller<'_>,
-        effects: &mut Effects,
+        visit: &mut Visit<'_>,
     ) -> (Option<Turn>, Instant) {
-        let now = poller.now;
-        let request = find(&mut self.requests, me);
+        let now = visit.now;
+        // A request that has just joined may ask in any case.
+        let (request, joins) = (find(&mut self.requests, me), waker.is_none());
         if let Some(changed) = changed {
             request.terms = changed;
         }
         if let Some(waker) = waker
             && !request.waker.as_ref().is_some_and(|there| there.will_wake(waker))
         {
-            effects.old_waker = request.waker.replace(waker.clone());
+            visit.old_waker = request.waker.replace(waker.clone());
         }
         // If the request itself is polled late, the runtime is slow, and the others get more time.
         let late = request.next_poll + SIGN_OF_LIFE < now;
@@ -251,7 +240,7 @@ impl LineState {
                 *passed = false;
                 let times = (request.arrived, request.deadline);
                 self.first_waiting = self.first_waiting.min(me);
-                return self.wait(me, times, late, poller, effects);
+                return self.wait(me, times, late, joins, visit);
             }
             Stage::Asks { polled: true, .. } => None,
             Stage::Asks { polled, .. } => {
@@ -261,7 +250,13 @@ impl LineState {
             }
             Stage::Answered => {
                 self.pass_unpolled_charges(late, now);
-                (!self.is_behind_others(me, now)).then_some(Turn::Go)
+                let is_going = |request: &Request| match request.stage {
+                    Stage::Asks { polled, .. } => polled,
+                    Stage::Answered => now < request.next_poll + PATIENCE,
+                    _ => false,
+                };
+                let is_first = !self.requests.range(..me).any(|(_, before)| is_going(before));
+                is_first.then_some(Turn::Go)
             }
             stage @ Stage::CalledBack => {
                 *stage = Stage::Waits { passed: false };
@@ -280,27 +275,36 @@ impl LineState {
         me: u64,
         (arrived, deadline): (Instant, Instant),
         late: bool,
-        poller: Poller<'_>,
-        effects: &mut Effects,
+        joins: bool,
+        visit: &mut Visit<'_>,
     ) -> (Option<Turn>, Instant) {
-        let now = poller.now;
-        if poller.closed && !poller.joins {
+        let now = visit.now;
+        if !joins && visit.queue.is_closed() {
             return (Some(Turn::Closed), now);
         }
         let first = self.first_waiting();
-        let mut until = self.next_turn.1.max(arrived) + PATIENCE * self.rank(me);
+        let rank = match me - self.first_waiting {
+            near @ 0..NEAR => self.requests.range(me - near..me).count() as u32,
+            // An estimate: numbers have gaps, but counting takes time.
+            far => far.min(RANKS) as u32,
+        };
+        let mut until = self.next_turn.1.max(arrived) + PATIENCE * rank;
         let passes = until <= now && !late;
         if passes {
-            self.pass_over_before(me);
+            for (_, request) in self.requests.range_mut(self.first_waiting..me) {
+                if let Stage::Waits { passed } = &mut request.stage {
+                    *passed = true;
+                }
+            }
+            self.first_waiting = me;
         }
         let is_first = passes || first == Some(me);
         if is_first {
             self.pass_unpolled_charges(late, now);
             until = now + SIGN_OF_LIFE;
-            match self.due(me, poller) {
+            match self.due(me, visit) {
                 Some(due) if due <= now => {
-                    let in_time =
-                        poller.joins || now < deadline || self.is_about_to_go(deadline, now);
+                    let in_time = joins || now < deadline || self.is_about_to_go(deadline, now);
                     if self.in_flight.charges < MAX_CHARGES && in_time {
                         self.next_turn = (me, until);
                         let last = if now < deadline { deadline } else { deadline + PATIENCE };
@@ -308,7 +312,7 @@ impl LineState {
                     }
                 }
                 due => {
-                    self.judge_newcomers(poller, effects);
+                    self.judge_newcomers(visit);
                     if matches!(self.requests[&me].stage, Stage::Refused(_)) {
                         return (Some(self.end(me, now)), now);
                     }
@@ -332,14 +336,15 @@ impl LineState {
     }
 
     /// Returns when the first request that waits is due; `None`: never.
-    fn due(&self, me: u64, poller: Poller<'_>) -> Option<Instant> {
+    fn due(&self, me: u64, visit: &Visit<'_>) -> Option<Instant> {
+        let Visit { queue, now, .. } = *visit;
         let request = &self.requests[&me];
         let mut tokens = self.in_flight.tokens.clone();
-        tokens += &request.cost;
+        tokens.add(&request.cost);
         let Some(answer) = request.answer(&self.answer) else {
             // Without an answer, as many ask as a new window has room for.
             let asks = self.in_flight.charges == 0 || tokens.can_be_granted(&request.terms);
-            return Some(if asks { request.arrived } else { poller.now + SIGN_OF_LIFE });
+            return Some(if asks { request.arrived } else { now + SIGN_OF_LIFE });
         };
         let mut due = answer.due(&tokens);
         if self.in_flight.charges == 0 {
@@ -347,11 +352,11 @@ impl LineState {
             due = Some(due.map_or(again, |due| due.min(again)));
         }
         let due = due?;
-        if !poller.queue.is_shared() || due <= answer.sent {
+        if !queue.is_shared() || due <= answer.sent {
             return Some(due);
         }
         let age = due.saturating_duration_since(request.arrived);
-        Some(due + answer.courtesy(age, poller.queue.max_wait))
+        Some(due + answer.courtesy(age, queue.max_wait))
     }
 
     /// Returns whether the first request that waits was due by this deadline, and goes shortly.
@@ -360,17 +365,17 @@ impl LineState {
             return false;
         };
         let mut tokens = self.in_flight.tokens.clone();
-        tokens += &self.requests[&first].cost;
+        tokens.add(&self.requests[&first].cost);
         let due = self.answer.as_ref().and_then(|answer| answer.due(&tokens));
         due.is_some_and(|due| due <= deadline + TICK)
     }
 
     /// Notes that the request is being charged.
-    pub(super) fn ask(&mut self, me: u64, now: Instant, effects: &mut Effects) {
+    pub(super) fn ask(&mut self, me: u64, visit: &mut Visit<'_>) {
         let request = find(&mut self.requests, me);
         request.stage = Stage::Asks { polled: true, called_back: false };
         self.in_flight.begin(&request.cost);
-        self.wake_next(now, effects);
+        self.wake_next(visit);
     }
 
     /// Notes the answer to a charge that was sent at this time.
@@ -379,8 +384,7 @@ impl LineState {
         me: u64,
         answer: &Result<Decision, StoreError>,
         sent: Instant,
-        poller: Poller<'_>,
-        effects: &mut Effects,
+        visit: &mut Visit<'_>,
     ) {
         let request = find(&mut self.requests, me);
         let Stage::Asks { polled, called_back } = request.stage else { return };
@@ -395,12 +399,12 @@ impl LineState {
             self.in_flight.end(&request.cost);
         }
         if matches!(request.stage, Stage::Answered) {
-            self.requested -= &request.cost;
+            self.requested.subtract(&request.cost);
         }
         // What is returned soon is in the counts of its answer, and not in those of the refusal.
         if let Some(decision) = decision.filter(|_| refused || !called_back) {
-            let first_pause = FIRST_PAUSE.min(poller.queue.max_wait / 2);
-            let refused_before = self.answer.as_ref().is_some_and(LastAnswer::refuses);
+            let first_pause = FIRST_PAUSE.min(visit.queue.max_wait / 2);
+            let refused_before = self.answer.as_ref().is_some_and(|last| !last.decision.allowed());
             let (terms, cost) = (Arc::clone(&request.terms), request.cost.clone());
             let answer = LastAnswer { decision: decision.clone(), terms, cost, sent };
             let longest_pause = answer.window() / LONGEST_PAUSE;
@@ -412,30 +416,30 @@ impl LineState {
             self.answer = Some(answer);
         }
         if let Some(decision) = decision.filter(|decision| decision.exceeds_capacity()) {
-            self.requested -= &request.cost;
+            self.requested.subtract(&request.cost);
             request.stage = Stage::Refused(Box::new(decision.clone()));
         } else if refused {
             self.first_waiting = self.first_waiting.min(me);
             if !self.requests[&me].has_to_wait {
                 self.first_unjudged = self.first_unjudged.min(me);
             }
-            self.judge_newcomers(poller, effects);
+            self.judge_newcomers(visit);
         }
         if matches!(self.requests[&me].stage, Stage::Waits { .. } | Stage::CalledBack) {
-            self.call_back_from(me, poller.now, effects);
+            self.call_back_from(me, visit);
         }
-        self.wake_next(poller.now, effects);
+        self.wake_next(visit);
     }
 
     /// Calls back the requests behind this one that are charged, or have tokens and have not gone.
-    fn call_back_from(&mut self, me: u64, now: Instant, effects: &mut Effects) {
+    fn call_back_from(&mut self, me: u64, visit: &mut Visit<'_>) {
         for request in self.requests.range_mut(me + 1..).map(|(_, request)| request) {
             match &mut request.stage {
                 Stage::Asks { called_back, .. } => *called_back = true,
                 stage @ Stage::Answered => {
                     *stage = Stage::CalledBack;
-                    self.requested += &request.cost;
-                    request.wake(now, effects);
+                    self.requested.add(&request.cost);
+                    request.wake(visit);
                 }
                 // No request behind the first one that waits for its turn is charged.
                 Stage::Waits { passed: false } => break,
@@ -446,75 +450,79 @@ impl LineState {
 
     /// Judges the requests that joined before the last answer: each may be due, has to wait, or is
     /// refused since the line is full or the wait would be too long.
-    fn judge_newcomers(&mut self, poller: Poller<'_>, effects: &mut Effects) {
+    fn judge_newcomers(&mut self, visit: &mut Visit<'_>) {
         let Some(answer) = self.answer.take() else { return };
         let from = mem::replace(&mut self.first_unjudged, self.arrivals);
         let mut tokens = self.requested.clone();
         let unjudged = self.requests.range(from..).map(|(_, request)| request);
-        unjudged.filter(|request| !request.is_decided()).for_each(|one| tokens -= &one.cost);
+        unjudged.filter(|request| !request.is_decided()).for_each(|one| tokens.subtract(&one.cost));
         for (number, request) in self.requests.range_mut(from..) {
             if request.is_decided() {
                 continue;
             }
-            tokens += &request.cost;
+            tokens.add(&request.cost);
             if request.has_to_wait || !matches!(request.stage, Stage::Waits { .. }) {
                 continue;
             }
-            let due = answer.due(&tokens);
-            if answer.terms != request.terms || due.is_some_and(|due| due <= poller.now) {
-                self.first_unjudged = self.first_unjudged.min(*number);
-            } else if due.is_some_and(|due| can_wait(self.waiting, due, request, poller.queue)) {
-                self.waiting += 1;
-                request.has_to_wait = true;
-                effects.more_waiting += 1;
-            } else {
-                request.stage = Stage::Refused(Box::new(answer.refusal(&tokens, poller.now)));
-                request.wake(poller.now, effects);
-                self.requested -= &request.cost;
-                tokens -= &request.cost;
+            let judged = match answer.terms == request.terms {
+                true => judge(&answer, &tokens, request.deadline, self.waiting, visit),
+                false => Ok(false),
+            };
+            match judged {
+                Ok(false) => self.first_unjudged = self.first_unjudged.min(*number),
+                Ok(true) => {
+                    (request.has_to_wait, self.waiting) = (true, self.waiting + 1);
+                    visit.more_waiting += 1;
+                }
+                Err(refusal) => {
+                    request.stage = Stage::Refused(Box::new(refusal));
+                    request.wake(visit);
+                    self.requested.subtract(&request.cost);
+                    tokens.subtract(&request.cost);
+                }
             }
         }
         self.answer = Some(answer);
     }
 
     /// Removes a request that goes, is refused, or was dropped.
-    pub(super) fn leave(&mut self, me: u64, effects: &mut Effects) {
+    pub(super) fn leave(&mut self, me: u64, visit: &mut Visit<'_>) {
         let Some(request) = self.requests.remove(&me) else { return };
-        let now = Instant::now();
         if !request.is_decided() {
-            self.requested -= &request.cost;
+            self.requested.subtract(&request.cost);
         }
         if let Stage::Asks { polled: true, .. } = request.stage {
             self.in_flight.end(&request.cost);
         }
         if request.has_to_wait {
             self.waiting -= 1;
-            effects.more_waiting -= 1;
-            effects.waited = Some(now.saturating_duration_since(request.arrived));
+            visit.more_waiting -= 1;
+            visit.waited = Some(visit.now.saturating_duration_since(request.arrived));
         }
         // If it waited behind others, it is still their turn.
         if self.next_turn.0 >= me || !request.waits() {
-            self.wake_next(now, effects);
+            self.wake_next(visit);
         }
-        effects.old_waker = request.waker;
+        visit.old_waker = request.waker;
     }
 
-    pub(super) fn wake_all(&mut self, effects: &mut Effects) {
-        effects.wakers.extend(self.requests.values_mut().filter_map(|one| one.waker.take()));
+    pub(super) fn take_wakers(&mut self) -> Vec<Waker> {
+        self.requests.values_mut().filter_map(|request| request.waker.take()).collect()
     }
 
     /// Wakes the first request that has its answer, and the first two that wait: the second one
     /// notices if the first one is not polled.
-    fn wake_next(&mut self, now: Instant, effects: &mut Effects) {
+    fn wake_next(&mut self, visit: &mut Visit<'_>) {
         let first = self.first_waiting();
         let mut going = self.requests.range_mut(..self.first_waiting).map(|(_, request)| request);
         let answered = going.find(|request| matches!(request.stage, Stage::Answered));
-        answered.into_iter().for_each(|request| request.wake(now, effects));
+        answered.into_iter().for_each(|request| request.wake(visit));
         if let Some(first) = first {
             let (last, next_turn) = self.next_turn;
-            self.next_turn = (first, if first == last { next_turn.min(now) } else { now });
+            self.next_turn =
+                (first, if first == last { next_turn.min(visit.now) } else { visit.now });
             let waiting = self.requests.range_mut(first..).map(|(_, request)| request);
-            waiting.filter(|one| one.waits()).take(2).for_each(|one| one.wake(now, effects));
+            waiting.filter(|one| one.waits()).take(2).for_each(|one| one.wake(visit));
         }
     }
 
@@ -524,24 +532,6 @@ impl LineState {
         let first = waiting.find(|(_, request)| request.waits()).map(|(number, _)| *number);
         self.first_waiting = first.unwrap_or(self.arrivals);
         first
-    }
-
-    /// Returns how many requests are between the first one that waits and this one, about.
-    fn rank(&self, me: u64) -> u32 {
-        match me - self.first_waiting {
-            near @ 0..NEAR => self.requests.range(me - near..me).count() as u32,
-            // An estimate: numbers have gaps, but counting takes time.
-            far => far.min(RANKS) as u32,
-        }
-    }
-
-    fn pass_over_before(&mut self, me: u64) {
-        for (_, request) in self.requests.range_mut(self.first_waiting..me) {
-            if let Stage::Waits { passed } = &mut request.stage {
-                *passed = true;
-            }
-        }
-        self.first_waiting = me;
     }
 
     /// No longer counts charges as in flight whose requests are not polled: their answers may never
@@ -560,15 +550,6 @@ impl LineState {
         }
     }
 
-    /// Returns whether a request before this one is charged, or has its answer and has not gone.
-    fn is_behind_others(&self, me: u64, now: Instant) -> bool {
-        self.requests.range(..me).any(|(_, request)| match request.stage {
-            Stage::Asks { polled, .. } => polled,
-            Stage::Answered => now < request.next_poll + PATIENCE,
-            _ => false,
-        })
-    }
-
     /// Ends the wait of a request that is refused, or has reached its deadline.
     fn end(&mut self, me: u64, now: Instant) -> Turn {
         if let Stage::Refused(refusal) = &self.requests[&me].stage {
@@ -577,7 +558,7 @@ impl LineState {
         let Some(answer) = &self.answer else { return Turn::Unanswered };
         let mut tokens = self.requested.zeroed();
         let before = self.requests.range(..=me).map(|(_, request)| request);
-        before.filter(|request| !request.is_decided()).for_each(|one| tokens += &one.cost);
+        before.filter(|request| !request.is_decided()).for_each(|one| tokens.add(&one.cost));
         Turn::Refused(answer.refusal(&tokens, now))
     }
 }
@@ -586,7 +567,17 @@ fn find(requests: &mut BTreeMap<u64, Request>, number: u64) -> &mut Request {
     requests.get_mut(&number).expect("its place is dropped later")
 }
 
-/// Returns whether a further request may wait until it is due.
-fn can_wait(waiting: u64, due: Instant, request: &Request, queue: &Queue) -> bool {
-    waiting < queue.most && due <= request.deadline + TICK
+/// Returns whether a request has to wait that is due when these tokens have passed, or its refusal.
+fn judge(
+    answer: &LastAnswer,
+    tokens: &Tokens,
+    deadline: Instant,
+    waiting: u64,
+    visit: &Visit<'_>,
+) -> Result<bool, Decision> {
+    match answer.due(tokens) {
+        Some(due) if due <= visit.now => Ok(false),
+        Some(due) if waiting < visit.queue.most && due <= deadline + TICK => Ok(true),
+        _ => Err(answer.refusal(tokens, visit.now)),
+    }
 }
