@@ -63,7 +63,7 @@ async fn an_address_that_leads_elsewhere_is_named_as_such() {
 async fn sentinels_that_know_no_master_are_named() {
     let Some(sentinel) = Server::with(&["--sentinel"]) else { return };
     let store = RedisStore::sentinel([sentinel.url()], |url| {
-        SentinelClient::build(vec![url], "mymaster".to_owned(), None, SentinelServerType::Master)
+        SentinelClient::build(vec![url], "mymaster", None, SentinelServerType::Master)
     });
     let limiter = limiter(store.expect("an address"));
     assert_eq!(cause(&limiter).await, "the Sentinels know no master of this name");

@@ -50,6 +50,9 @@ pub(crate) fn store_error(error: RedisError) -> StoreError {
 fn cause(error: &RedisError) -> (&'static str, Option<String>) {
     use ServerErrorKind::{Ask, MasterDown, Moved, NoPerm, ReadOnly};
 
+    if let Some((what, name)) = missing_command(error) {
+        return (what, name.map(str::to_ascii_lowercase).or_else(|| harmless_code(error)));
+    }
     let (kind, said) = (error.kind(), error.detail().unwrap_or_default());
     let says = |text| said.contains(text);
     let what = match kind {
@@ -73,9 +76,6 @@ fn cause(error: &RedisError) -> (&'static str, Option<String>) {
         _ if says("DB index is out of range") => "Redis has no database of this number",
         // Redis answers this to a long command before authentication.
         _ if says("unauthenticated") => return (REFUSED, Some("NOAUTH".to_owned())),
-        _ if let Some((what, name)) = missing_command(error) => {
-            return (what, name.map(str::to_ascii_lowercase).or_else(|| harmless_code(error)));
-        }
         ErrorKind::Server(NoPerm) if says("key") => "Redis does not permit this user the key",
         ErrorKind::Server(_) | ErrorKind::Extension => REFUSED,
         _ => "Redis failed",
