@@ -10,7 +10,7 @@ fuzz_target!(|text: &str| {
         Ok(quotas) => {
             let printed = quotas.to_string();
             assert_eq!(printed.parse::<Quotas>().as_ref(), Ok(&quotas), "{printed}");
-            for quota in quotas.iter() {
+            for quota in &quotas {
                 assert_eq!(quota.to_string().parse::<Quota>(), Ok(*quota));
                 assert!(quota.capacity() >= quota.limit());
                 assert!(quota.capacity() + quota.max_reserved() <= Quota::MAX_TOKENS);

@@ -65,7 +65,7 @@ impl<'a> Account<'a> {
     /// let account = Account::new(&scope, &quotas, &key);
     ///
     /// let now = 1_700_000_050_000; // 14 November 2023
-    /// let [minute, month] = [0, 1].map(|i| account.window_at(&quotas[i], now));
+    /// let [minute, month] = [0, 1].map(|i| account.window_at(&quotas.as_ref()[i], now));
     /// assert_eq!(minute, 1_700_000_040_000..1_700_000_100_000);
     /// assert_eq!(month, 1_698_796_800_000..1_701_388_800_000);
     /// ```
