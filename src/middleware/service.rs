@@ -58,34 +58,6 @@ impl<S, J> FixedWindow<S, J> {
     pub(crate) fn new(inner: S, shared: Shared<J>) -> Self {
         Self { inner, lanes: Arc::new(Lanes::new(shared)) }
     }
-
-    /// Returns the inner service.
-    ///
-    /// ```
-    /// use axum::Router;
-    /// use tower::Layer;
-    /// use tower_fixed_window::{FixedWindowLayer, Quota};
-    ///
-    /// let app: Router = Router::new();
-    /// let mut limited = FixedWindowLayer::new(Quota::per_minute(60)).layer(app);
-    /// assert!(!limited.get_ref().has_routes());
-    ///
-    /// *limited.get_mut() = Router::new().route("/", axum::routing::get(async || "hello"));
-    /// assert!(limited.into_inner().has_routes());
-    /// ```
-    pub fn get_ref(&self) -> &S {
-        &self.inner
-    }
-
-    /// Returns the inner service, to change it: see [`get_ref`](Self::get_ref).
-    pub fn get_mut(&mut self) -> &mut S {
-        &mut self.inner
-    }
-
-    /// Returns the inner service, without the limit: see [`get_ref`](Self::get_ref).
-    pub fn into_inner(self) -> S {
-        self.inner
-    }
 }
 
 impl<S, J, B, R> Service<Request<B>> for FixedWindow<S, J>
