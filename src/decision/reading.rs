@@ -21,9 +21,14 @@ impl Decision {
     }
 
     /// Returns the tokens that are left, and the higher cost of a refused charge.
+    #[inline]
     pub(crate) fn left_and_cost(&self) -> Option<(u64, u64)> {
+        // Most charges are of one token, which fits wherever any is left.
+        if self.cost <= 1 || self.allowed() {
+            return None;
+        }
         let left = self.remaining();
-        (!self.allowed() && left > 0 && self.cost > left).then_some((left, self.cost))
+        (0 < left && left < self.cost).then_some((left, self.cost))
     }
 
     /// Returns the limit of the governing quota.

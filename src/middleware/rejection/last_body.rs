@@ -10,7 +10,7 @@ use bytes::Bytes;
 pub(crate) struct LastBody(Mutex<(Option<u64>, Bytes)>);
 
 impl LastBody {
-    #[inline]
+    #[inline(always)]
     pub(super) fn get(&self, retry_after: Option<u64>, make: impl Fn() -> Bytes) -> Bytes {
         let Ok(mut last) = self.0.try_lock() else { return make() };
         if last.0 != retry_after || last.1.is_empty() {
