@@ -12,7 +12,7 @@ impl Decision {
             .iter()
             .enumerate()
             .map(|(i, quota)| self.covering_window_of(i, quota, tokens).start);
-        starts.chain(self.retry_at_ms()).max().unwrap_or(self.now)
+        starts.max().unwrap_or(self.now)
     }
 
     /// Returns the refusal, `later` milliseconds after this decision, of a request that would have

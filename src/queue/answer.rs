@@ -21,14 +21,23 @@ pub(super) struct LastAnswer {
 }
 
 impl LastAnswer {
+    pub(super) fn refuses(&self) -> bool {
+        !self.decision.allowed()
+    }
+
     /// Returns when these further tokens can have passed, at the earliest; `None`: never.
     pub(super) fn due(&self, tokens: &Tokens) -> Option<Instant> {
         let exact = self.cost == *tokens;
-        let after = self.terms.iter().zip(tokens.costs()).map(|(term, tokens)| {
+        let costs = self.cost.costs().zip(tokens.costs());
+        let after = self.terms.iter().zip(costs).map(|(term, (cost, tokens))| {
             // A limit without a decision is no reason to wait.
             let Some(of) = self.decision.for_limit(&term.name) else { return 0 };
-            let retry_at = of.retry_at_ms().filter(|_| exact);
-            let at = retry_at.unwrap_or_else(|| of.earliest_ms(&term.quotas, tokens));
+            // Fewer tokens may pass before.
+            let retry_at = of.retry_at_ms().filter(|_| cost <= tokens);
+            let at = match retry_at {
+                Some(retry_at) if exact => retry_at,
+                _ => of.earliest_ms(&term.quotas, tokens).max(retry_at.unwrap_or(0)),
+            };
             // By the limit's own clock: limits that are charged in turns have different ones.
             at.saturating_sub(of.now_ms())
         });

@@ -37,6 +37,8 @@ pub(super) struct LineState {
     arrivals: u64,
     /// No request before this one waits for its turn.
     first_waiting: u64,
+    /// No request from this one on was charged.
+    first_unasked: u64,
     /// The request whose turn it is, and when it is polled next unless it is not polled any more.
     next_turn: (u64, Instant),
     /// All requests before this one have been judged by an answer.
@@ -156,6 +158,27 @@ impl Request {
             .filter(|last| Arc::ptr_eq(&last.terms, &self.terms) || last.terms == self.terms)
     }
 
+    /// Returns whether the request has to wait, if it is due when these tokens have passed, or its
+    /// refusal. By an answer of other quotas than its own it waits if others do.
+    fn judge(
+        &self,
+        answer: &LastAnswer,
+        tokens: &Tokens,
+        waiting: u64,
+        visit: &Visit<'_>,
+    ) -> Result<bool, Decision> {
+        let due = match answer.terms == self.terms {
+            true => answer.due(tokens),
+            false if waiting > 0 || answer.refuses() => Some(visit.now + TICK),
+            false => Some(visit.now),
+        };
+        match due {
+            Some(due) if due <= visit.now => Ok(false),
+            Some(due) if waiting < visit.queue.most && due <= self.deadline + TICK => Ok(true),
+            _ => Err(answer.refusal(tokens, visit.now)),
+        }
+    }
+
     fn wake(&mut self, visit: &mut Visit<'_>) {
         self.next_poll = self.next_poll.min(visit.now);
         visit.wakers.extend(self.waker.take());
@@ -169,6 +192,7 @@ impl LineState {
             requests: BTreeMap::new(),
             arrivals: 0,
             first_waiting: 0,
+            first_unasked: 0,
             next_turn: (0, Instant::now()),
             first_unjudged: 0,
             requested: cost.zeroed(),
@@ -198,10 +222,10 @@ impl LineState {
             has_to_wait: false,
             waker: None,
         };
-        if let Some(answer) = request.answer(&self.answer) {
+        if let Some(answer) = &self.answer {
             let mut tokens = self.requested.clone();
             tokens.add(&request.cost);
-            request.has_to_wait = judge(answer, &tokens, request.deadline, self.waiting, visit)?;
+            request.has_to_wait = request.judge(answer, &tokens, self.waiting, visit)?;
             self.waiting += u64::from(request.has_to_wait);
             visit.more_waiting += i64::from(request.has_to_wait);
         }
@@ -261,6 +285,9 @@ impl LineState {
             stage @ Stage::CalledBack => {
                 *stage = Stage::Waits { passed: false };
                 self.first_waiting = self.first_waiting.min(me);
+                if !request.has_to_wait {
+                    self.first_unjudged = self.first_unjudged.min(me);
+                }
                 Some(Turn::GiveBack)
             }
             Stage::Refused(_) => Some(self.end(me, now)),
@@ -304,7 +331,7 @@ impl LineState {
             until = now + SIGN_OF_LIFE;
             match self.due(me, visit) {
                 Some(due) if due <= now => {
-                    let in_time = joins || now < deadline || self.is_about_to_go(deadline, now);
+                    let in_time = now < deadline || self.is_about_to_go(deadline, now);
                     if self.in_flight.charges < MAX_CHARGES && in_time {
                         self.next_turn = (me, until);
                         let last = if now < deadline { deadline } else { deadline + PATIENCE };
@@ -317,6 +344,10 @@ impl LineState {
                         return (Some(self.end(me, now)), now);
                     }
                     until = due.unwrap_or(deadline);
+                    if self.in_flight.charges > 0 {
+                        // It may not be polled any more.
+                        until = until.min(now + SIGN_OF_LIFE);
+                    }
                 }
             }
         }
@@ -364,18 +395,25 @@ impl LineState {
         let Some(first) = self.first_waiting().filter(|_| now < deadline + PATIENCE) else {
             return false;
         };
+        let first = &self.requests[&first];
         let mut tokens = self.in_flight.tokens.clone();
-        tokens.add(&self.requests[&first].cost);
-        let due = self.answer.as_ref().and_then(|answer| answer.due(&tokens));
+        tokens.add(&first.cost);
+        let answer = first.answer(&self.answer);
+        let due = answer.map_or(Some(first.arrived), |answer| answer.due(&tokens));
         due.is_some_and(|due| due <= deadline + TICK)
     }
 
-    /// Notes that the request is being charged.
-    pub(super) fn ask(&mut self, me: u64, visit: &mut Visit<'_>) {
+    /// Notes that the request is being charged, unless it was refused since its turn came.
+    pub(super) fn ask(&mut self, me: u64, visit: &mut Visit<'_>) -> bool {
         let request = find(&mut self.requests, me);
+        if !matches!(request.stage, Stage::Waits { .. }) {
+            return false;
+        }
         request.stage = Stage::Asks { polled: true, called_back: false };
         self.in_flight.begin(&request.cost);
+        self.first_unasked = self.first_unasked.max(me + 1);
         self.wake_next(visit);
+        true
     }
 
     /// Notes the answer to a charge that was sent at this time.
@@ -391,6 +429,10 @@ impl LineState {
         let decision = answer.as_ref().ok();
         let refused = decision.is_some_and(|decision| !decision.allowed());
         request.stage = match (refused, called_back) {
+            (true, _) if decision.is_some_and(|of| of.retry_at_ms().is_none()) => {
+                // It can never pass any more: the limits were lowered.
+                decision.map_or(Stage::Answered, |of| Stage::Refused(Box::new(of.clone())))
+            }
             (true, _) => Stage::Waits { passed: false },
             (false, true) if decision.is_some() => Stage::CalledBack,
             _ => Stage::Answered,
@@ -398,27 +440,26 @@ impl LineState {
         if polled {
             self.in_flight.end(&request.cost);
         }
-        if matches!(request.stage, Stage::Answered) {
+        if request.is_decided() {
             self.requested.subtract(&request.cost);
         }
         // What is returned soon is in the counts of its answer, and not in those of the refusal.
         if let Some(decision) = decision.filter(|_| refused || !called_back) {
             let first_pause = FIRST_PAUSE.min(visit.queue.max_wait / 2);
-            let refused_before = self.answer.as_ref().is_some_and(|last| !last.decision.allowed());
+            let refused_before = self.answer.as_ref().filter(|last| refused && last.refuses());
+            let refused_before = refused_before.map(|last| last.sent);
             let (terms, cost) = (Arc::clone(&request.terms), request.cost.clone());
             let answer = LastAnswer { decision: decision.clone(), terms, cost, sent };
             let longest_pause = answer.window() / LONGEST_PAUSE;
-            self.pause = if refused && refused_before {
-                (self.pause * 2).min(longest_pause).max(first_pause)
-            } else {
-                first_pause
+            self.pause = match refused_before {
+                None => first_pause,
+                // Charges in flight at the same time are refused once.
+                Some(before) if sent < before + self.pause => self.pause,
+                Some(_) => (self.pause * 2).min(longest_pause).max(first_pause),
             };
             self.answer = Some(answer);
         }
-        if let Some(decision) = decision.filter(|decision| decision.exceeds_capacity()) {
-            self.requested.subtract(&request.cost);
-            request.stage = Stage::Refused(Box::new(decision.clone()));
-        } else if refused {
+        if refused {
             self.first_waiting = self.first_waiting.min(me);
             if !self.requests[&me].has_to_wait {
                 self.first_unjudged = self.first_unjudged.min(me);
@@ -433,7 +474,8 @@ impl LineState {
 
     /// Calls back the requests behind this one that are charged, or have tokens and have not gone.
     fn call_back_from(&mut self, me: u64, visit: &mut Visit<'_>) {
-        for request in self.requests.range_mut(me + 1..).map(|(_, request)| request) {
+        let behind = me + 1..self.first_unasked.max(me + 1);
+        for request in self.requests.range_mut(behind).map(|(_, request)| request) {
             match &mut request.stage {
                 Stage::Asks { called_back, .. } => *called_back = true,
                 stage @ Stage::Answered => {
@@ -441,8 +483,6 @@ impl LineState {
                     self.requested.add(&request.cost);
                     request.wake(visit);
                 }
-                // No request behind the first one that waits for its turn is charged.
-                Stage::Waits { passed: false } => break,
                 _ => {}
             }
         }
@@ -464,11 +504,7 @@ impl LineState {
             if request.has_to_wait || !matches!(request.stage, Stage::Waits { .. }) {
                 continue;
             }
-            let judged = match answer.terms == request.terms {
-                true => judge(&answer, &tokens, request.deadline, self.waiting, visit),
-                false => Ok(false),
-            };
-            match judged {
+            match request.judge(&answer, &tokens, self.waiting, visit) {
                 Ok(false) => self.first_unjudged = self.first_unjudged.min(*number),
                 Ok(true) => {
                     (request.has_to_wait, self.waiting) = (true, self.waiting + 1);
@@ -514,7 +550,7 @@ impl LineState {
     /// notices if the first one is not polled.
     fn wake_next(&mut self, visit: &mut Visit<'_>) {
         let first = self.first_waiting();
-        let mut going = self.requests.range_mut(..self.first_waiting).map(|(_, request)| request);
+        let mut going = self.requests.range_mut(..self.first_unasked).map(|(_, request)| request);
         let answered = going.find(|request| matches!(request.stage, Stage::Answered));
         answered.into_iter().for_each(|request| request.wake(visit));
         if let Some(first) = first {
@@ -540,7 +576,7 @@ impl LineState {
         if late || self.in_flight.charges == 0 {
             return;
         }
-        for (_, request) in self.requests.range_mut(..self.first_waiting) {
+        for (_, request) in self.requests.range_mut(..self.first_unasked) {
             if request.next_poll + PATIENCE <= now
                 && let Stage::Asks { polled: polled @ true, .. } = &mut request.stage
             {
@@ -565,19 +601,4 @@ impl LineState {
 
 fn find(requests: &mut BTreeMap<u64, Request>, number: u64) -> &mut Request {
     requests.get_mut(&number).expect("its place is dropped later")
-}
-
-/// Returns whether a request has to wait that is due when these tokens have passed, or its refusal.
-fn judge(
-    answer: &LastAnswer,
-    tokens: &Tokens,
-    deadline: Instant,
-    waiting: u64,
-    visit: &Visit<'_>,
-) -> Result<bool, Decision> {
-    match answer.due(tokens) {
-        Some(due) if due <= visit.now => Ok(false),
-        Some(due) if waiting < visit.queue.most && due <= deadline + TICK => Ok(true),
-        _ => Err(answer.refusal(tokens, visit.now)),
-    }
 }

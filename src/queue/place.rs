@@ -58,10 +58,10 @@ impl Place {
         }
     }
 
-    /// Notes that the request is being charged.
-    pub(crate) fn ask(&mut self) {
+    /// Notes that the request is being charged, unless it was refused since its turn came.
+    pub(crate) fn ask(&mut self) -> bool {
         self.sent = Instant::now();
-        self.update(|state, number, visit| state.ask(number, visit));
+        self.update(|state, number, visit| state.ask(number, visit))
     }
 
     /// Notes the answer to the charge.
@@ -69,10 +69,11 @@ impl Place {
         self.update(|state, number, visit| state.note(number, answer, self.sent, visit));
     }
 
-    fn update(&self, change: impl FnOnce(&mut LineState, u64, &mut Visit<'_>)) {
+    fn update<T>(&self, change: impl FnOnce(&mut LineState, u64, &mut Visit<'_>) -> T) -> T {
         let mut visit = Visit::new(&self.queue);
-        change(&mut sync::lock(&self.line.state), self.number, &mut visit);
+        let changed = change(&mut sync::lock(&self.line.state), self.number, &mut visit);
         self.apply(visit);
+        changed
     }
 
     /// Applies what follows from a visit. The line must not be locked.

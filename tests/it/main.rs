@@ -32,6 +32,7 @@ mod outbound;
 mod panics;
 mod pictures;
 mod queue;
+mod queue_faults;
 mod queue_nodes;
 mod queue_of_several_limits;
 mod queue_races;

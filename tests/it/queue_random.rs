@@ -121,6 +121,12 @@ struct Setup {
     changes: bool,
     disconnects: bool,
     late: bool,
+    /// Calls take a random time, up to the distance.
+    jitter: bool,
+    /// Some requests are not polled for a while.
+    stalls: bool,
+    /// The hook panics for some.
+    panics: bool,
     requests: u64,
     /// Milliseconds in which they arrive.
     within: u64,
@@ -149,6 +155,9 @@ impl Setup {
             changes: rng.u64(..4) == 0,
             disconnects: rng.bool(),
             late: rng.u64(..3) == 0,
+            jitter: rng.u64(..3) == 0,
+            stalls: rng.u64(..4) == 0,
+            panics: rng.u64(..4) == 0,
             requests: rng.u64(5..120),
             within: [0, 300, 3_000, 20_000][rng.usize(..4)],
         }
@@ -165,7 +174,13 @@ impl Setup {
 
     /// Nothing but time decides who passes when.
     fn is_exact(&self) -> bool {
-        !(self.costs || self.plans || self.changes || self.disconnects || self.late)
+        !(self.costs
+            || self.plans
+            || self.changes
+            || self.disconnects
+            || self.late
+            || self.stalls
+            || self.panics)
             && self.all.is_none()
             && self.nodes == [None]
             && self.max_wait == 60_000
@@ -199,9 +214,21 @@ async fn run(setup: &Setup, rng: &mut Rng) -> u64 {
             let limits: Vec<_> = [limit].into_iter().chain(all).collect();
             let layer = match delay {
                 None => in_store(limits, memory.clone()),
+                Some(delay) if setup.jitter => {
+                    let rng = Mutex::new(Rng::with_seed(delay));
+                    let delay = move || rng.lock().unwrap().u64(1..=delay);
+                    in_store(limits, FarStore::over(memory.clone(), delay))
+                }
                 Some(delay) => in_store(limits, FarStore::over(memory.clone(), move || delay)),
             };
-            layer.queue(setup.most, max_wait).expose_decision()
+            let layer = layer.queue(setup.most, max_wait).expose_decision();
+            if setup.panics {
+                layer.refund_dropped().on_decision(|parts, _| {
+                    assert!(!parts.headers.contains_key("x-panics"), "on purpose");
+                })
+            } else {
+                layer
+            }
         })
         .collect();
     let services: Vec<_> = layers
@@ -227,13 +254,28 @@ async fn run(setup: &Setup, rng: &mut Rng) -> u64 {
         let (mut service, arrived) = (services[node].clone(), Arc::clone(&arrived));
         let gone = Duration::from_millis(rng.u64(..setup.max_wait.min(20_000)));
         let gone = (setup.disconnects && rng.u64(..4) == 0).then_some(gone);
+        let mut some = |yes: bool| yes && rng.u64(..5) == 0;
+        let (panics, stall) = (some(setup.panics), some(setup.stalls));
+        let stall = stall.then(|| {
+            (Duration::from_millis(rng.u64(..500)), Duration::from_millis(rng.u64(..3_000)))
+        });
         let at = start + Duration::from_millis(*at);
         tasks.push(async move {
             sleep_until(at).await;
             let Ok(service) = service.ready().await;
             let number = arrived.fetch_add(1, Ordering::Relaxed);
             request.headers_mut().insert("x-number", number.into());
-            let (at, answer) = (Instant::now(), service.call(request));
+            if panics {
+                request.headers_mut().insert("x-panics", 1.into());
+            }
+            let (at, mut answer) = (Instant::now(), Box::pin(service.call(request)));
+            if let Some((after, pause)) = stall {
+                if let Ok(answer) = tokio::time::timeout(after, &mut answer).await {
+                    let Ok(response) = answer;
+                    return Some((response.status().as_u16(), at.elapsed()));
+                }
+                sleep(pause).await;
+            }
             let answer = match gone {
                 Some(gone) => tokio::time::timeout(gone, answer).await.ok(),
                 None => Some(answer.await),
@@ -270,10 +312,13 @@ async fn run(setup: &Setup, rng: &mut Rng) -> u64 {
     }
     for (number, request) in requests.into_iter().enumerate() {
         let answer = tokio::time::timeout(Duration::from_secs(200), request).await;
-        let Some((status, took)) = answer.expect("it hangs").expect("no panic") else { continue };
+        let answer = answer.expect("it hangs");
+        assert!(setup.panics || answer.is_ok());
+        let Ok(Some((status, took))) = answer else { continue };
         // Several limits in that store are charged one after the other.
         let trips = if setup.all.is_some() { 1_000 } else { 500 };
-        let bound = max_wait + Duration::from_millis(trips);
+        let stalled = if setup.stalls { 3_500 } else { 0 };
+        let bound = max_wait + Duration::from_millis(trips + stalled);
         assert!(took <= bound, "{number} took {took:?}: {status}");
     }
     let calls = world.lock().unwrap().calls.clone();
@@ -342,6 +387,9 @@ fn check(setup: &Setup, calls: &[Call]) {
             *count += call.cost;
             assert!(*count <= limit, "{limit} of all in {window} s: {call:?} of {calls:?}");
         }
+    }
+    if setup.stalls {
+        return;
     }
     let mut last = BTreeMap::new();
     for call in calls.iter().filter(|call| call.cost > 0) {

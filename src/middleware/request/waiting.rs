@@ -60,17 +60,24 @@ impl<J> LimitedRequest<J> {
             .is_some_and(|of| of.asked.is_some())
     }
 
+    /// Returns whether the request is being charged, or has its answer and has not gone.
+    fn is_charged(&self) -> bool {
+        let waiting = self.rare.as_ref().and_then(|rare| rare.waiting.as_ref());
+        waiting.is_some_and(|of| of.asked.is_some() || of.answer.is_some())
+    }
+
     /// Charges the request, since it is its turn and its service is ready.
     pub(crate) fn ask(&mut self) {
         let Some(mut waiting) = self.rare.as_mut().and_then(|rare| rare.waiting.take()) else {
             return;
         };
-        waiting.place.ask();
-        match self.send(waiting.cost).into_now() {
-            Ok(answer) => waiting.note(answer),
-            // A request that leaves the queue keeps nothing.
-            Err(later) => {
-                waiting.asked = Some(PendingDecision::new(later, Some(self.correction())));
+        if waiting.place.ask() {
+            match self.send(waiting.cost).into_now() {
+                Ok(answer) => waiting.note(answer),
+                // A request that leaves the queue keeps nothing.
+                Err(later) => {
+                    waiting.asked = Some(PendingDecision::new(later, Some(self.correction())));
+                }
             }
         }
         self.rare().waiting = Some(waiting);
@@ -83,7 +90,8 @@ impl<J> LimitedRequest<J> {
         parts: &Parts,
         mut cx: Option<&mut Context<'_>>,
     ) -> Poll<Next> {
-        let changed = self.renew().then(|| self.terms());
+        // The answer to a charge is of the quotas under which it was sent.
+        let changed = (!self.is_charged() && self.renew()).then(|| self.terms());
         let Some(waiting) = self.rare.as_mut().and_then(|rare| rare.waiting.as_mut()) else {
             return Poll::Ready(Next::Call);
         };

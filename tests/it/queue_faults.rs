@@ -1,0 +1,398 @@
+//! Faults of queues that attacks have found: requests refused though there is room, delayed by others
+//! that left, and lines longer than allowed.
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread;
+use std::time::Duration;
+
+use axum::body::Body;
+use futures_util::FutureExt;
+use futures_util::future::join_all;
+use http::request::Parts;
+use http::{Request, Response};
+use tokio::runtime::{Builder, Runtime};
+use tokio::time::{Instant, sleep, sleep_until};
+use tower::util::BoxCloneService;
+use tower::{Layer, Service, ServiceExt, service_fn};
+use tower_fixed_window::key::{global, header};
+use tower_fixed_window::{FixedWindowLayer, Key, Limit, Limits, MemoryStore, Quota, Quotas};
+
+use crate::support::{FarStore, get, limiter_of, paused_clock};
+
+const LONG: Duration = Duration::from_secs(48 * 3_600);
+
+const fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+async fn inner(_: Request<Body>) -> Result<Response<Body>, Infallible> {
+    Ok(Response::new(Body::empty()))
+}
+
+type Boxed = BoxCloneService<Request<Body>, Response<Body>, Infallible>;
+type Pending = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
+
+fn boxed(layer: &FixedWindowLayer) -> Boxed {
+    BoxCloneService::new(layer.layer(service_fn(inner)))
+}
+
+fn in_memory(limit: Limit) -> FixedWindowLayer {
+    FixedWindowLayer::new(limit.store(MemoryStore::new().clock(paused_clock())))
+}
+
+/// The path is the cost.
+fn cost_of(parts: &Parts) -> u64 {
+    parts.uri.path()[1..].parse().expect("a cost")
+}
+
+async fn status(request: impl Future<Output = Result<Response<Body>, Infallible>>) -> u16 {
+    let Ok(response) = request.await;
+    response.status().as_u16()
+}
+
+/// Longer on the way than their windows allow, and than the queue lets it wait.
+#[tokio::test(start_paused = true)]
+async fn a_lone_request_passes_limits_that_are_charged_in_turns() {
+    for at in 0..100 {
+        let limits = ["a", "b", "c"]
+            .map(|name| Quota::new(100, Duration::from_secs(2)).name(name).key(global()));
+        let layer = FixedWindowLayer::new(Limits::new(limits).store(FarStore::new(|| 90)));
+        let service = boxed(&layer.queue(10, ms(300)));
+        sleep(ms(at * 20)).await;
+        assert_eq!(status(service.oneshot(get("/"))).await, 200, "at {}", at * 20);
+    }
+}
+
+/// A new key's requests near the end of a second, whose charges may be in either one.
+#[tokio::test(start_paused = true)]
+async fn requests_are_not_refused_by_tokens_of_their_own() {
+    for requests in 1..=3 {
+        for at in 900..1_010 {
+            let quotas = Quota::per_second(requests).and(Quota::per_minute(requests));
+            let limit = quotas.name("own-tokens").key(global());
+            let layer = FixedWindowLayer::new(limit.store(FarStore::new(|| 20)));
+            let service = boxed(&layer.queue(10, Duration::from_secs(5)));
+            sleep(ms(at)).await;
+            let all = (0..requests).map(|_| status(service.clone().oneshot(get("/"))));
+            assert!(join_all(all).await.iter().all(|status| *status == 200), "at {at}");
+        }
+    }
+}
+
+struct CountWakes(AtomicUsize);
+
+impl Wake for CountWakes {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+/// So its time does not depend on how many wait.
+#[tokio::test(start_paused = true)]
+async fn a_token_that_comes_back_wakes_no_line() {
+    let layer = FixedWindowLayer::new(
+        Limits::new([
+            Quota::per_hour(10).name("all").key(global()),
+            Quota::per_hour(1).name("each").key(header("x-user")),
+        ])
+        .store(MemoryStore::new().clock(paused_clock())),
+    )
+    .queue(10, LONG);
+    let service = boxed(&layer);
+    let all = layer.limits().of("all");
+    let receipt = all.charge(Key::global(), 10).await.expect("memory").expect("there is room");
+    let wakes = Arc::new(CountWakes(AtomicUsize::new(0)));
+    let waker = Waker::from(Arc::clone(&wakes));
+    let mut waiting: Vec<Pending> = Vec::new();
+    for user in 0..1_000 {
+        let request = Request::get("/").header("x-user", user).body(Body::empty()).expect("valid");
+        let mut request: Pending = Box::pin(service.clone().oneshot(request));
+        assert!(request.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        waiting.push(request);
+    }
+    all.refund(receipt).await.expect("memory");
+    assert_eq!(wakes.0.load(Ordering::SeqCst), 0);
+}
+
+/// A service that does something when it is asked whether it is ready.
+#[derive(Clone, Default)]
+struct WhenAsked(Arc<Mutex<Vec<Pending>>>);
+
+impl Service<Request<Body>> for WhenAsked {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = std::future::Ready<Result<Response<Body>, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        let todo = std::mem::take(&mut *self.0.lock().unwrap());
+        todo.into_iter().for_each(|request| _ = request.now_or_never());
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _: Request<Body>) -> Self::Future {
+        std::future::ready(Ok(Response::new(Body::empty())))
+    }
+}
+
+/// On another thread in practice. The line is full then, so it is refused.
+#[tokio::test(start_paused = true)]
+async fn others_may_be_refused_while_a_request_asks_its_service() {
+    let store = FarStore::new(|| 20);
+    let limit = Quota::per_minute(10).name("asks-its-service").key(global());
+    let others = limit.clone().store(store.memory.clone());
+    assert!(others.check_cost(Key::global(), 10).await.expect("memory").allowed());
+    let layer = FixedWindowLayer::new(limit.store(store)).queue(1, ms(500));
+    let (service, when_asked) = (boxed(&layer), WhenAsked::default());
+    let mut asking: Vec<Pending> = Vec::new();
+    for _ in 0..10 {
+        let mut request: Pending = Box::pin(service.clone().oneshot(get("/")));
+        assert!(request.as_mut().now_or_never().is_none());
+        asking.push(request);
+    }
+    let mut late = Box::pin(layer.layer(when_asked.clone()).call(get("/")));
+    assert!((&mut late).now_or_never().is_none());
+    sleep(ms(160)).await;
+    *when_asked.0.lock().unwrap() = asking;
+    assert_eq!(status(late).await, 429);
+    assert_eq!(status(service.oneshot(get("/"))).await, 429);
+}
+
+/// The answer is of the quotas under which the charge was sent.
+#[tokio::test(start_paused = true)]
+async fn quotas_may_be_added_and_removed_while_the_store_decides() {
+    let one = Quotas::from(Quota::per_minute(2));
+    let two = Quota::per_second(2).and(Quota::per_minute(2));
+    for (before, after) in [(one, two), (two, one)] {
+        let limit = Limit::new(before).name("changes").key(global());
+        let layer = FixedWindowLayer::new(limit.store(FarStore::new(|| 200))).queue(9, LONG);
+        let service = boxed(&layer);
+        let spawn = || tokio::spawn(status(service.clone().oneshot(get("/"))));
+        let mut requests: Vec<_> = (0..5).map(|_| spawn()).collect();
+        sleep(ms(10)).await;
+        layer.limits().of("changes").set_quotas(after);
+        requests.extend((0..3).map(|_| spawn()));
+        for request in requests {
+            assert_eq!(request.await.expect("no panic"), 200);
+        }
+    }
+}
+
+/// 8 of 10 are used, so there is room for 1 where there is none for 5.
+#[tokio::test(start_paused = true)]
+async fn a_lower_cost_passes_when_the_higher_one_before_it_leaves() {
+    let layer = in_memory(Quota::per_hour(10).key(global()).cost_fn(cost_of)).queue(10, LONG);
+    let service = boxed(&layer);
+    assert_eq!(status(service.clone().oneshot(get("/8"))).await, 200);
+    let high = tokio::spawn(service.clone().oneshot(get("/5")));
+    sleep(ms(1)).await;
+    let low = tokio::spawn(status(service.clone().oneshot(get("/1"))));
+    sleep(Duration::from_secs(600)).await;
+    let start = Instant::now();
+    high.abort();
+    assert_eq!(low.await.expect("no panic"), 200);
+    assert!(start.elapsed() <= ms(100), "{:?}", start.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn requests_that_are_refused_at_the_same_time_ask_again_after_a_second() {
+    let store = FarStore::new(|| 20);
+    let limit = Quota::per_day(50).name("at-the-same-time").key(global());
+    let others = limit.clone().store(store.memory.clone());
+    assert!(others.check_cost(Key::global(), 50).await.expect("memory").allowed());
+    let service = boxed(&FixedWindowLayer::new(limit.store(store)).queue(99, LONG));
+    let start = Instant::now();
+    let requests: Vec<_> =
+        (0..40).map(|_| tokio::spawn(status(service.clone().oneshot(get("/"))))).collect();
+    sleep(ms(500)).await;
+    others.reset(Key::global()).await.expect("memory");
+    for request in requests {
+        assert_eq!(request.await.expect("no panic"), 200);
+    }
+    assert!(start.elapsed() <= ms(1_200), "{:?}", start.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cost_that_can_never_pass_any_more_is_refused_and_holds_up_no_other() {
+    let layer = in_memory(Quota::per_second(5).key(global()).cost_fn(cost_of)).queue(9, LONG);
+    let service = boxed(&layer);
+    assert_eq!(status(service.clone().oneshot(get("/5"))).await, 200);
+    let never = tokio::spawn(service.clone().oneshot(get("/5")));
+    sleep(ms(1)).await;
+    let next = tokio::spawn(status(service.oneshot(get("/1"))));
+    sleep(ms(500)).await;
+    limiter_of(&layer).set_quotas(Quota::per_second(3));
+    let start = Instant::now();
+    assert_eq!(next.await.expect("no panic"), 200);
+    let Ok(never) = never.await.expect("no panic");
+    assert_eq!((never.status().as_u16(), never.headers().get("retry-after")), (429, None));
+    assert!(start.elapsed() <= Duration::from_secs(1), "{:?}", start.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_queue_in_which_no_request_may_wait_lets_those_within_the_limit_pass() {
+    let limit = || Quota::per_minute(2).name("no-wait").key(global());
+    for (requests, max_wait) in [(5, ms(0)), (0, ms(100)), (0, ms(0)), (5, ms(1))] {
+        let near = in_memory(limit());
+        let far = FixedWindowLayer::new(limit().store(FarStore::new(|| 20)));
+        for layer in [near, far] {
+            let service = boxed(&layer.queue(requests, max_wait));
+            for expected in [200, 200, 429] {
+                let status = status(service.clone().oneshot(get("/"))).await;
+                assert_eq!(status, expected, "{requests} for {max_wait:?}");
+            }
+        }
+    }
+}
+
+/// Its charge was not even sent.
+#[tokio::test(start_paused = true)]
+async fn a_request_that_is_not_polled_when_it_is_charged_delays_the_next_by_some_100_ms() {
+    let limit = Quota::per_minute(2).name("not-polled").key(global());
+    let layer = FixedWindowLayer::new(limit.store(FarStore::new(|| 5))).queue(9, LONG);
+    let service = boxed(&layer);
+    let first = tokio::spawn(status(service.clone().oneshot(get("/"))));
+    sleep(ms(1)).await;
+    let mut called = service.clone();
+    let forgotten = called.call(get("/"));
+    sleep(ms(5)).await;
+    let start = Instant::now();
+    let next = tokio::spawn(status(service.oneshot(get("/"))));
+    assert_eq!(first.await.expect("no panic"), 200);
+    assert_eq!(next.await.expect("no panic"), 200);
+    assert!(start.elapsed() <= ms(250), "{:?}", start.elapsed());
+    drop(forgotten);
+}
+
+/// Six of ten are used: the first needs five. The others get theirs, and return them.
+#[tokio::test(start_paused = true)]
+async fn those_who_returned_their_tokens_count_as_waiting() {
+    let store = FarStore::new(|| 5);
+    let limit = Quota::per_minute(10).name("returned").key(global()).cost_fn(cost_of);
+    let others = limit.clone().store(store.memory.clone());
+    assert!(others.check_cost(Key::global(), 6).await.expect("memory").allowed());
+    let service = boxed(&FixedWindowLayer::new(limit.store(store)).queue(2, LONG));
+    let requests: Vec<_> = ["/5", "/1", "/1", "/1", "/1"]
+        .into_iter()
+        .map(|path| tokio::spawn(status(service.clone().oneshot(get(path)))))
+        .collect();
+    sleep(Duration::from_secs(1)).await;
+    let waiting = requests.iter().filter(|request| !request.is_finished()).count();
+    assert_eq!(waiting, 2);
+    assert_eq!(others.peek(Key::global()).await.expect("memory").used(), 6);
+}
+
+/// By their own plans, and by quotas that have changed.
+#[tokio::test(start_paused = true)]
+async fn requests_under_other_quotas_than_the_first_ones_count_as_waiting() {
+    let by_plan = Limit::by_plan(|parts, _| match parts.uri.path() {
+        "/6" => Quota::per_hour(6),
+        _ => Quota::per_hour(5),
+    });
+    for (limit, change) in [(by_plan, false), (Quota::per_hour(6).into(), true)] {
+        let layer = in_memory(limit.key(global())).queue(3, LONG);
+        let service = boxed(&layer);
+        for _ in 0..6 {
+            assert_eq!(status(service.clone().oneshot(get("/6"))).await, 200);
+        }
+        let mut waiting = Vec::new();
+        for path in ["/5", "/6"].repeat(10) {
+            if change && waiting.len() == 2 {
+                limiter_of(&layer).set_quotas(Quota::per_hour(4));
+            }
+            let mut request = Box::pin(service.clone().oneshot(get(path)));
+            if (&mut request).now_or_never().is_none() {
+                waiting.push(request);
+            }
+        }
+        assert_eq!(waiting.len(), 3, "{change}");
+    }
+}
+
+/// The first is refused, and those behind one that is polled late are granted.
+#[tokio::test(start_paused = true)]
+async fn those_behind_a_refused_one_go_after_it_also_if_one_between_waits() {
+    let (order, start) = (Arc::new(Mutex::new(Vec::new())), Instant::now());
+    let store = FarStore::new(|| 200);
+    let limit = Quota::per_second(3).name("between").key(global());
+    let others = limit.clone().store(store.memory.clone());
+    let notes = Arc::clone(&order);
+    let service = FixedWindowLayer::new(limit.store(store)).queue(50, LONG).layer(service_fn(
+        move |request: Request<Body>| {
+            notes.lock().unwrap().push(request.uri().path().to_owned());
+            inner(request)
+        },
+    ));
+    let take_all = || others.check_cost(Key::global(), 3);
+    let call = |path| Box::pin(service.clone().oneshot(get(path)));
+    assert!(take_all().await.expect("memory").allowed());
+    let mut requests = vec![tokio::spawn(call("/first"))];
+    sleep_until(start + ms(410)).await;
+    let mut late = call("/late");
+    assert!((&mut late).now_or_never().is_none());
+    requests.extend(["/a", "/b"].map(|path| tokio::spawn(call(path))));
+    // The first one's charge is on its way. Those of the last two are sent 100 ms later.
+    sleep_until(start + ms(1_000)).await;
+    assert!(take_all().await.expect("memory").allowed());
+    assert!((&mut late).now_or_never().is_none());
+    sleep_until(start + ms(1_080)).await;
+    others.reset(Key::global()).await.expect("memory");
+    for request in requests {
+        assert_eq!(status(request.map(|done| done.expect("no panic"))).await, 200);
+    }
+    assert_eq!(order.lock().unwrap()[..], ["/first", "/a", "/b"].map(str::to_owned));
+}
+
+#[tokio::test(start_paused = true)]
+async fn five_hundred_a_second_pass_over_20_ms_each_way() {
+    let limit = Quota::per_second(1_000).name("many").key(global());
+    let layer = FixedWindowLayer::new(limit.store(FarStore::new(|| 20))).queue(100_000, LONG);
+    let passed = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&passed);
+    let service = layer.layer(service_fn(move |request| {
+        counted.fetch_add(1, Ordering::SeqCst);
+        inner(request)
+    }));
+    let requests: Vec<_> =
+        (0..3_000).map(|_| tokio::spawn(service.clone().oneshot(get("/")))).collect();
+    sleep(Duration::from_secs(2)).await;
+    let passed = passed.load(Ordering::SeqCst);
+    assert!((1_000..=2_000).contains(&passed), "{passed}");
+    drop(requests);
+}
+
+fn runtime() -> Runtime {
+    Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime")
+}
+
+/// In real time: runtimes have no clock in common that could be paused.
+#[test]
+fn a_runtime_that_ends_leaves_its_turns_to_others() {
+    for far in [false, true] {
+        let limit = Quota::new(2, ms(300)).name("ends").key(global());
+        let store = MemoryStore::new();
+        let layer = match far {
+            true => FixedWindowLayer::new(limit.store(FarStore::over(store, || 5))),
+            false => FixedWindowLayer::new(limit.store(store)),
+        };
+        let service = boxed(&layer.queue(100, LONG));
+        let (ends, stays) = (runtime(), runtime());
+        let mut served = Vec::new();
+        for _ in 0..10 {
+            drop(ends.spawn(service.clone().oneshot(get("/"))));
+            thread::sleep(ms(2));
+            served.push(stays.spawn(status(service.clone().oneshot(get("/")))));
+            thread::sleep(ms(2));
+        }
+        thread::sleep(ms(450));
+        ends.shutdown_background();
+        for request in served {
+            assert_eq!(stays.block_on(request).expect("no panic"), 200);
+        }
+        stays.shutdown_background();
+    }
+}
