@@ -188,8 +188,8 @@ impl KeyExtractor for Header {
 /// Extracts the route that axum matched, such as `/users/{id}`: one count for each route under one
 /// layer.
 ///
-/// Requests without a matching route (404s) share one count. A service that
-/// [`nest_service`](axum::Router::nest_service) nests has one count for what is below its path.
+/// Requests without a matching route (404s) share one count. A service in a `nest_service` of axum
+/// has one count for what is below its path.
 /// Without the feature `axum`, requests are refused with 500.
 ///
 /// ```

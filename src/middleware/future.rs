@@ -247,11 +247,15 @@ where
         FutureStateProj::Waiting { held } => {
             let Held { service, parts, .. } = held.as_mut().expect(DONE);
             let next = loop {
-                match ready!(limited.poll_queue(parts, Some(cx))) {
+                let next = match ready!(limited.poll_queue(parts, Some(cx))) {
                     Next::Ask => {
                         ready!(service.poll_ready(cx))?;
-                        limited.ask();
+                        let Some(next) = limited.ask(parts) else { continue };
+                        next
                     }
+                    next => next,
+                };
+                match next {
                     Next::Wait => *service = service.clone(),
                     next => break next,
                 }

@@ -18,6 +18,10 @@ pub(super) struct LastAnswer {
     /// When the charge was sent. Times in the decision count from here: a charge sent a second
     /// later reaches the store a second later.
     pub(super) sent: Instant,
+    /// How long the answer took.
+    pub(super) took: Duration,
+    /// It may be a refusal by tokens that are being returned.
+    pub(super) doubtful: bool,
 }
 
 impl LastAnswer {

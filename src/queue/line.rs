@@ -50,6 +50,8 @@ pub(super) struct LineState {
     /// The number of requests that have to wait, by an answer.
     waiting: u64,
     answer: Option<LastAnswer>,
+    /// When a request has last returned its tokens.
+    returned: Option<Instant>,
     /// How long after the last answer the head asks again.
     pause: Duration,
 }
@@ -168,6 +170,7 @@ impl Request {
         visit: &Visit<'_>,
     ) -> Result<bool, Decision> {
         let due = match answer.terms == self.terms {
+            _ if answer.doubtful => Some(visit.now),
             true => answer.due(tokens),
             false if waiting > 0 || answer.refuses() => Some(visit.now + TICK),
             false => Some(visit.now),
@@ -199,6 +202,7 @@ impl LineState {
             in_flight: InFlight { charges: 0, tokens: cost.zeroed() },
             waiting: 0,
             answer: None,
+            returned: None,
             pause: Duration::ZERO,
         }
     }
@@ -284,8 +288,13 @@ impl LineState {
             }
             stage @ Stage::CalledBack => {
                 *stage = Stage::Waits { passed: false };
+                self.returned = Some(now);
                 self.first_waiting = self.first_waiting.min(me);
-                if !request.has_to_wait {
+                if !request.has_to_wait && self.waiting < visit.queue.most {
+                    // Not judged: answers may be of the tokens that it returns.
+                    (request.has_to_wait, self.waiting) = (true, self.waiting + 1);
+                    visit.more_waiting += 1;
+                } else if !request.has_to_wait {
                     self.first_unjudged = self.first_unjudged.min(me);
                 }
                 Some(Turn::GiveBack)
@@ -380,7 +389,8 @@ impl LineState {
         let mut due = answer.due(&tokens);
         if self.in_flight.charges == 0 {
             let again = answer.sent + self.pause;
-            due = Some(due.map_or(again, |due| due.min(again)));
+            // Not if those behind it are due before its answer: they would return their tokens.
+            due = due.filter(|due| *due < again + answer.took * 2).or(Some(again));
         }
         let due = due?;
         if !queue.is_shared() || due <= answer.sent {
@@ -449,9 +459,13 @@ impl LineState {
             let refused_before = self.answer.as_ref().filter(|last| refused && last.refuses());
             let refused_before = refused_before.map(|last| last.sent);
             let (terms, cost) = (Arc::clone(&request.terms), request.cost.clone());
-            let answer = LastAnswer { decision: decision.clone(), terms, cost, sent };
+            let took = visit.now.saturating_duration_since(sent);
+            let doubtful = refused && self.returned.is_some_and(|at| sent < at + PATIENCE);
+            let decision = decision.clone();
+            let answer = LastAnswer { decision, terms, cost, sent, took, doubtful };
             let longest_pause = answer.window() / LONGEST_PAUSE;
             self.pause = match refused_before {
+                _ if doubtful => first_pause.min(PATIENCE),
                 None => first_pause,
                 // Charges in flight at the same time are refused once.
                 Some(before) if sent < before + self.pause => self.pause,

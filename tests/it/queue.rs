@@ -440,6 +440,36 @@ async fn resets_refunds_and_new_quotas_are_noticed_when_the_first_asks_again() {
     }
 }
 
+/// In memory and far away, alone and beside another limit.
+#[tokio::test(start_paused = true)]
+async fn requests_that_wait_are_let_go_when_their_limit_goes_into_shadow_mode() {
+    let memory = MemoryStore::new().clock(paused_clock());
+    for (i, beside) in [false, true, false, true].into_iter().enumerate() {
+        let strict = Quota::per_day(1).name("strict").key(global());
+        let wide = Quota::per_day(100).name("wide").key(global());
+        let limits = Limits::new([strict].into_iter().chain(beside.then_some(wide)));
+        let limits = match i {
+            0 | 1 => limits.store(memory.clone()),
+            _ => limits.store(FarStore::new(|| 20)),
+        };
+        limits.of("strict").reset(Key::global()).await.expect("it answers");
+        let layer = FixedWindowLayer::new(&limits).queue(30, Duration::from_secs(1_000_000));
+        let service = noting(&layer, &Served::default());
+        let requests: Vec<_> =
+            (0..5).map(|_| tokio::spawn(service.clone().oneshot(get("/")))).collect();
+        sleep(Duration::from_millis(1_500)).await;
+        let passed = requests.iter().filter(|request| request.is_finished()).count();
+        assert_eq!(passed, 1, "case {i}");
+        limits.of("strict").set_shadow(true);
+        sleep(Duration::from_millis(2_000)).await;
+        for request in requests {
+            assert!(request.is_finished(), "case {i}");
+            let Ok(response) = request.await.expect("no panic");
+            assert_eq!(response.status(), 200);
+        }
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn what_others_return_is_noticed_when_the_first_asks_again() {
     returned_elsewhere(MemoryStore::new().clock(paused_clock())).await;

@@ -13,6 +13,7 @@ use std::time::Duration;
 use axum::body::Body;
 use futures_util::FutureExt;
 use futures_util::future::join_all;
+use harness::{Operation, forward_to_memory};
 use http::request::Parts;
 use http::{Request, Response};
 use tokio::runtime::{Builder, Runtime};
@@ -20,6 +21,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use tower::util::BoxCloneService;
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_fixed_window::key::{global, header};
+use tower_fixed_window::store::{Remote, Reply};
 use tower_fixed_window::{FixedWindowLayer, Key, Limit, Limits, MemoryStore, Quota, Quotas};
 
 use crate::support::{FarStore, get, limiter_of, paused_clock};
@@ -345,6 +347,70 @@ async fn those_behind_a_refused_one_go_after_it_also_if_one_between_waits() {
         assert_eq!(status(request.map(|done| done.expect("no panic"))).await, 200);
     }
     assert_eq!(order.lock().unwrap()[..], ["/first", "/a", "/b"].map(str::to_owned));
+}
+
+/// In the second half of their wait the first asks again, and then they are due.
+#[tokio::test(start_paused = true)]
+async fn those_who_wait_for_a_window_all_get_its_tokens() {
+    for (way, at) in [45, 90].into_iter().flat_map(|way| (0..500).map(move |at| (way, at * 2))) {
+        let store = FarStore::new(move || way);
+        let limit = Quota::per_second(5).name("all-get").key(global());
+        let others = limit.clone().store(store.memory.clone());
+        let layer = FixedWindowLayer::new(limit.store(store)).queue(9, Duration::from_secs(1));
+        let service = boxed(&layer);
+        assert!(others.check_cost(Key::global(), 5).await.expect("memory").allowed());
+        sleep(ms(at)).await;
+        let all = join_all((0..5).map(|_| status(service.clone().oneshot(get("/"))))).await;
+        assert_eq!(all, [200; 5], "{way} ms away, at {at}");
+    }
+}
+
+/// A store in memory, 20 ms away. Returned tokens arrive later than the next charge.
+struct SlowReturns {
+    memory: MemoryStore,
+}
+
+impl SlowReturns {
+    fn forward<T: Send + 'static>(
+        &self,
+        operation: Operation,
+        ask: impl FnOnce(&MemoryStore) -> Reply<T> + Send + 'static,
+    ) -> Reply<T> {
+        let memory = self.memory.clone();
+        let way = if operation == Operation::Adjust { 45 } else { 20 };
+        Reply::later(async move {
+            sleep(ms(way)).await;
+            let answer = ask(&memory).await;
+            sleep(ms(20)).await;
+            answer
+        })
+    }
+}
+
+forward_to_memory!(SlowReturns, {
+    fn now_ms(&self) -> u64 {
+        self.memory.now_ms()
+    }
+});
+
+/// The first one's charge is in a second that others have used up, the next one's in a new one.
+#[tokio::test(start_paused = true)]
+async fn those_who_return_tokens_are_not_refused_by_them() {
+    for (first, gap) in (970..985).flat_map(|first| (1..6).map(move |gap| (first, gap))) {
+        let memory = MemoryStore::new().clock(paused_clock());
+        let quotas = Quota::per_second(2).and(Quota::per_minute(4));
+        let limit = quotas.name("returns").key(global());
+        let others = limit.clone().store(memory.clone());
+        let store = Remote::around(SlowReturns { memory });
+        let service = boxed(&FixedWindowLayer::new(limit.store(store)).queue(9, ms(5_000)));
+        let (start, call) = (Instant::now(), || status(service.clone().oneshot(get("/"))));
+        assert!(others.check_cost(Key::global(), 2).await.expect("memory").allowed());
+        sleep_until(start + ms(first)).await;
+        let one = tokio::spawn(call());
+        sleep(ms(gap)).await;
+        let statuses = [call().await, one.await.expect("no panic")];
+        assert_eq!(statuses, [200; 2], "at {first} and {gap} later");
+    }
 }
 
 #[tokio::test(start_paused = true)]

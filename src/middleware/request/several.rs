@@ -29,17 +29,32 @@ impl<J> LimitedRequest<J> {
         self.shadow = false;
         let mut charges = LimitCharges::default();
         let missing = self.find_charges(parts, &mut charges);
-        let has_charges = !charges.enforced.is_empty();
         self.rare().limit_charges = Some(charges);
         match missing {
             Err(reason) => Next::Refuse(reason),
-            Ok(()) if has_charges && self.may_wait() => self.join_queue(parts, 0),
-            Ok(()) if has_charges => self.charge_several(parts),
-            Ok(()) => {
-                self.awaits_response = true;
-                self.charge_shadows(parts);
-                Next::Call
-            }
+            Ok(()) => self.charge_enforced(parts),
+        }
+    }
+
+    /// Charges the limits that can refuse, or puts the request in the queue. Limits that are in
+    /// shadow mode by now can't refuse any more.
+    pub(super) fn charge_enforced(&mut self, parts: &Parts) -> Next {
+        if let Some(mut charges) = self.rare().limit_charges.take() {
+            let is_shadow =
+                |charge: &mut LimitCharge| self.limiter_of(charge.limit).live().is_shadow();
+            let shadows: Vec<_> = charges.enforced.extract_if(.., is_shadow).collect();
+            charges.shadows.extend(shadows.into_iter().map(|charge| (charge, Shadow::default())));
+            self.rare().limit_charges = Some(charges);
+        }
+        let has_charges = self.limit_charges().is_some_and(|of| !of.enforced.is_empty());
+        if has_charges && self.may_wait() {
+            self.join_queue(parts, 0)
+        } else if has_charges {
+            self.charge_several(parts)
+        } else {
+            self.awaits_response = true;
+            self.charge_shadows(parts);
+            Next::Call
         }
     }
 

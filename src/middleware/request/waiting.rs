@@ -42,8 +42,10 @@ impl<J> LimitedRequest<J> {
         }
         let mut next = self.poll_queue(parts, None);
         if let Poll::Ready(Next::Ask) = next {
-            self.ask();
-            next = self.poll_queue(parts, None);
+            next = match self.ask(parts) {
+                Some(next) => Poll::Ready(next),
+                None => self.poll_queue(parts, None),
+            };
         }
         match next {
             Poll::Ready(next) => next,
@@ -66,11 +68,30 @@ impl<J> LimitedRequest<J> {
         waiting.is_some_and(|of| of.asked.is_some() || of.answer.is_some())
     }
 
-    /// Charges the request, since it is its turn and its service is ready.
-    pub(crate) fn ask(&mut self) {
-        let Some(mut waiting) = self.rare.as_mut().and_then(|rare| rare.waiting.take()) else {
-            return;
-        };
+    /// Returns whether the request waits for a limit that is in shadow mode by now.
+    fn waits_for_shadow(&self) -> bool {
+        let is_shadow = |limit| self.limiter_of(limit).live().is_shadow();
+        match self.limit_charges() {
+            None => is_shadow(0),
+            Some(charges) => charges.enforced.iter().any(|charge| is_shadow(charge.limit)),
+        }
+    }
+
+    /// Charges the request, since it is its turn and its service is ready. Returns the next step if
+    /// that is not to wait for the answer in the queue.
+    pub(crate) fn ask(&mut self, parts: &Parts) -> Option<Next> {
+        let mut waiting = self.rare.as_mut().and_then(|rare| rare.waiting.take())?;
+        if self.waits_for_shadow() {
+            drop(waiting.place);
+            self.renew();
+            return Some(match self.limit_charges() {
+                None => {
+                    self.shadow = true;
+                    self.charge(parts, waiting.cost)
+                }
+                Some(_) => self.charge_enforced(parts),
+            });
+        }
         if waiting.place.ask() {
             match self.send(waiting.cost).into_now() {
                 Ok(answer) => waiting.note(answer),
@@ -81,6 +102,7 @@ impl<J> LimitedRequest<J> {
             }
         }
         self.rare().waiting = Some(waiting);
+        None
     }
 
     /// Waits for the request's turn, for its answer, and for those before it.
@@ -91,7 +113,11 @@ impl<J> LimitedRequest<J> {
         mut cx: Option<&mut Context<'_>>,
     ) -> Poll<Next> {
         // The answer to a charge is of the quotas under which it was sent.
-        let changed = (!self.is_charged() && self.renew()).then(|| self.terms());
+        let is_charged = self.is_charged();
+        if !is_charged && self.waits_for_shadow() {
+            return Poll::Ready(Next::Ask);
+        }
+        let changed = (!is_charged && self.renew()).then(|| self.terms());
         let Some(waiting) = self.rare.as_mut().and_then(|rare| rare.waiting.as_mut()) else {
             return Poll::Ready(Next::Call);
         };
