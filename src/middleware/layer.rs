@@ -48,8 +48,8 @@ use crate::queue::{Lines, Queue};
 /// Clones of a layer share their counters, so the same layer on two routes is one limit for both.
 /// So do layers of the same [`Limiter`](crate::Limiter) or [`Limits`]. Limits that are created
 /// separately share counters only if they have the same store *and* the same name. If a request
-/// passes the same layer twice, as on a nested router and on the app around it, it is charged twice,
-/// and the log names the layer once.
+/// passes the same layer twice, as on a nested router and on the app around it, it is charged
+/// twice, and the log names the layer once.
 ///
 /// # Refused uploads
 ///
