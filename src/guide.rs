@@ -1,27 +1,8 @@
-//! The guide. The [tutorial] adds limits to an app, step by step. For reference, in
-//! reading order:
-//!
-//! 1. [Choosing a limit](choosing), from your access log
-//! 2. [How windows work](windows), in pictures, and [windows of a calendar](calendars)
-//! 3. [Keys](keys): whose requests share a count
-//! 4. [Behind a proxy](behind_a_proxy)
-//! 5. [Responses](responses) and their headers
-//! 6. [The order of layers](ordering)
-//! 7. [Configuration](configuration): limits in files and databases
-//! 8. [Operation](operating)
-//! 9. [Metrics and logs](observing)
-//! 10. [A customer says they are limited](support)
-//! 11. [Several nodes](many_nodes)
-//! 12. [Counts that outlive a deploy](deploys)
-//!
-//! [Recipes](recipes) for logins, payments and password resets, [limits for an AI API](ai_api),
-//! [testing your app](testing), [other stacks](other_stacks) than axum's, [moving from other
-//! limiters](moving), [429 in OpenAPI](openapi), [questions and answers](faq), [why it is as it
-//! is](design), [features], [what may change](stability), and
-//! the exact [rules](semantics).
-
 // If a link or a picture is defined twice, the first definition wins: in rustdoc the pages are
 // modules and contain their pictures, in the repository both are files.
+#![cfg_attr(not(doctest), doc = include_str!("guide/links.md"))]
+#![doc = include_str!("../docs/README.md")]
+
 #[cfg_attr(not(doctest), doc = include_str!("guide/links.md"))]
 #[doc = include_str!("../docs/tutorial.md")]
 pub mod tutorial {}
