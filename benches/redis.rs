@@ -143,8 +143,9 @@ async fn near(server: &Server, quick: bool) {
         ("one hot key", Contestant::Hot(hot)),
     ];
     println!(
-        "in flight |              who | decisions/s | of INCR | median us | a call | server us/decision | of the smallest script"
+        "| at once | | decisions/s | of INCR | median us | in one call | server us | of the smallest script |"
     );
+    println!("|---|---|---|---|---|---|---|---|");
     for in_flight in [1, 16, 64, 256] {
         let mut measured: Vec<Vec<Measured>> = contestants.iter().map(|_| Vec::new()).collect();
         for _ in 0..rounds {
@@ -158,7 +159,7 @@ async fn near(server: &Server, quick: bool) {
         for ((name, _), measured) in contestants.iter().zip(&measured) {
             let cpu = median(measured, |m| m.cpu);
             println!(
-                "{in_flight:>9} | {name:>16} | {:>11.0} | {:>7.2} | {:>9.1} | {:>6.1} | {cpu:>18.2} | {:.2}",
+                "| {in_flight} | {name} | {:.0} | {:.2} | {:.1} | {:.1} | {cpu:.2} | {:.2} |",
                 median(measured, |m| m.per_second),
                 median(measured, |m| m.per_second) / incr,
                 median(measured, |m| m.median),

@@ -1,4 +1,4 @@
-"""The tables of BENCHMARKS.md and the plots, from what scripts/peers has measured."""
+"""The tables of BENCHMARKS.md and of benches/results/peers.md, and the plots, from what scripts/peers has measured."""
 import math
 import re
 import sys
@@ -16,6 +16,7 @@ SERVERS = [BARE, "a layer that does nothing", HAND, OURS, TOWER_GOVERNOR]
 ALLOWED, USUAL, REFUSED, FIRST = VERDICTS = "allowed", "allowed of 5,000", "refused", "first"
 BOTH = ALLOWED, REFUSED
 PEER = {"layer": TOWER_GOVERNOR, "store": GOVERNOR}
+UNITS = {"release": "instructions", "lto": "instructions, with link-time optimization,", "counter": "instructions by the processor's counter", "time": "ns"}
 MARKS = [f"<!-- {which}what scripts/peers writes -->\n" for which in ("", "end of ")]
 
 
@@ -64,90 +65,67 @@ class Report:
 
     def table(self, title, text, header, rows):
         sides = "|".join("---" if name == "" or i == 0 else "---:" for i, name in enumerate(header))
-        self.lines += [f"\n### {title}\n", f"{text}\n"] if title else []
+        self.lines += [f"\n## {title}\n", f"{text}\n"] if title else []
         self.lines += [f"| {' | '.join(header)} |", f"|{sides}|", *(f"| {' | '.join(row)} |" for row in rows)]
-
-    def targets(self):
-        """Those of the issues that asked for them."""
-        rows, hot, many, zipf, all = [], self.hot, self.many, self.zipf, self.all
-
-        def target(what, most, hoped, numbers, digits=3):
-            middle = median(known(numbers)) if known(numbers) else math.nan
-            met = "as hoped" if middle <= (hoped or 0) else "met" if middle <= most else "**missed**" if middle > most else "not measured"
-            rows.append([what, f"{most:g}", f"{hoped:g}" if hoped else "-", interval(numbers, digits), met])
-
-        def compared(what, kind, subject, verdict, keys, most, hoped=None, peer=None):
-            noun = "instructions" if kind != "time" else "added time" if subject == "layer" else "time"
-            target(f"{subject}, {verdict}, {title(keys)}: {noun}{what}{', fat LTO' * (kind == 'lto')}", most, hoped, self.ratio(kind, subject, OURS, verdict, keys, peer))
-
-        # Of instructions without link-time optimization and with it.
-        for subject, verdict, keys, *bounds in (
-                ("layer", ALLOWED, hot, (.69, .62), (.80, .73)), ("layer", USUAL, many, (.63, .53), (.75, .64)),
-                ("layer", REFUSED, hot, (.31, .27), (.30, .25)), ("store", ALLOWED, hot, (.57, .45), (.63, .50)),
-                ("store", REFUSED, hot, (.58, .45), (.65, .52)), ("store", ALLOWED, many, (.77, .60), (.86, .66))):
-            for kind, bound in zip(("release", "lto"), bounds):
-                compared("", kind, subject, verdict, keys, *bound)
-        for kind, most in ("release", 1.12), ("lto", 1):
-            compared(" of by hand", kind, "layer", REFUSED, hot, most, peer=HAND)
-        compared("", "release", "store", FIRST, many, 1.5, 1)
-        for path, most, hoped in ("a decision on a calendar", 410, 350), ("a decision of two quotas", 741, 600):
-            target(f"{path}: instructions, in a bench of its own", most, hoped, self.of(f"own {path}"), 0)
-        for subject, verdict, keys, *bound in (
-                ("store", ALLOWED, f"{hot}:1", 1.1, .90), ("store", REFUSED, f"{hot}:1", 1.05, .85),
-                ("store", ALLOWED, f"{zipf}:1", .76), ("store", ALLOWED, f"{all}:1", .85, .75),
-                ("store", ALLOWED, f"{hot}:2", .6, .45), ("store", REFUSED, f"{hot}:2", .6, .45),
-                ("layer", ALLOWED, f"{hot}:1", .85, .75), ("layer", ALLOWED, f"{many}:1", .85, .70),
-                ("layer", ALLOWED, f"{hot}:2", .82, .70), ("layer", ALLOWED, f"{many}:2", .82, .65),
-                ("layer", ALLOWED, f"{zipf}:2", .94), ("layer", REFUSED, f"{hot}:1", .95), ("layer", REFUSED, f"{many}:1", .80)):
-            compared("", "time", subject, verdict, keys, *bound)
-        for verdict in BOTH:
-            time = lambda threads: self.of(f"time layer:{OURS}:{verdict}:{many}:{threads}")
-            target(f"layer, {verdict}, {title(many)}: time with two threads, of one's", 1.10, None, ratios(time(2), time(1)))
-        for keys, most, hoped in zip(self.R["sizes"], (60, 38, 38), (36, None, None)):
-            target(f"memory, {keys:,} keys: bytes of a key", most, hoped, self.memory(OURS, keys), 1)
-        kind, noun = ("axum-counter", "instructions") if f"axum-counter {OURS}:{ALLOWED}" in self.R else ("axum", "CPU time")
-        for verdict, peer, *bound in (ALLOWED, HAND, 1.10, 1.03), (ALLOWED, TOWER_GOVERNOR, 1, None), (REFUSED, TOWER_GOVERNOR, .76, None):
-            target(f"axum, {verdict}: {noun}{' of four headers by hand' * (peer == HAND)}", *bound,
-                   ratios(*(self.of(f"{kind} {who}:{verdict}") for who in (OURS, peer))))
-        longest = lambda moment: self.of(f"edge {moment}", -1)
-        noise, edge, growth = map(longest, ("a loop that does nothing:", f"{OURS}:at the edge", f"{OURS}:growing"))
-        target("edge: the pause in every round, of the longest of a loop that does nothing", 1, None, edge and [min(edge) / median(noise)])
-        target("growth: the pause in every round, in ms", .1003, .1, growth and [min(growth) / 1e6], 4)
-        rounds = [n for name in self.R if name.startswith("time ") for n in self.of(name)]
-        left_out = f" In {len(rounds) - len(known(rounds)):,} of {len(rounds):,} rounds, a thread waited for a core: these are left out." if rounds else ""
-        self.lines.append("Layers are compared with tower_governor, and stores with governor, unless a row says otherwise. *At most* is what "
-                          f"was asked for, and *hoped for* is a goal beyond. A thousand million is the limit unless a row has another.{left_out}\n")
-        self.table("", "", ["target", "at most", "hoped for", "measured", ""], rows)
 
     def memory(self, name, keys, column=0):
         return self.of(f"memory store:{name}:{ALLOWED}:uniform:{keys}", column)
 
-    def compared(self, heading, kind, subject, columns):
-        """A number for each limiter, and its ratio to the peer's."""
-        adds = subject == "layer" and kind != "time"
-        text = ("Added to the bare service's; in" if adds else "With those of the bare service; in" if subject == "layer"
-                else "With reading the clock; in")
-        rows = []
-        for name, verdict in ((name, verdict) for name in (LAYERS if subject == "layer" else STORES + MORE) for verdict in VERDICTS):
+    def compared(self, subject, who, columns):
+        """A number for each limiter and column, a kind with its keys, and its ratio to the peer's. Returns where the peer is ahead."""
+        base = lambda kind, keys: median(known(self.of(f"{kind} layer:{BARE}:{ALLOWED}:{keys}"))) if subject == "layer" else 0
+        rows, ahead = [], []
+        header = [f"{UNITS[kind]}, {title(keys)}" for kind, keys in columns]
+        for name, verdict in who:
             row = []
-            for keys in columns:
+            for what, (kind, keys) in zip(header, columns):
                 numbers, ratio = self.of(f"{kind} {subject}:{name}:{verdict}:{keys}"), self.ratio(kind, subject, name, verdict, keys)
-                if adds and numbers and name != BARE:
-                    numbers = [numbers[0] - self.of(f"{kind} layer:{BARE}:{ALLOWED}:{keys}")[0]]
-                row.append(cell(numbers) + (f" ({cell(ratio, 2)})" if ratio and name != BARE else ""))
+                if not known(numbers):
+                    row.append("-")
+                elif name == BARE:
+                    row.append(cell(numbers))
+                else:
+                    row.append(f"{median(known(numbers)) - base(kind, keys):,.0f}" + (f" ({cell(ratio, 2)})" if ratio else ""))
+                if name == OURS and ratio and median(ratio) > 1.005:
+                    ahead.append(f"- {PEER[subject]}, {verdict}, {what}: {cell(ratio, 2)}")
             if set(row) != {"-"}:
                 rows.append([name, "" if name == BARE else verdict, *row])
-        share = "what the layer adds, of what tower_governor adds" if subject == "layer" else "of governor's"
-        self.table(heading, f"{text} brackets, {share}.", ["", "", *map(title, columns)], rows)
+        self.table("", "", ["", "", *header], rows)
+        return ahead
+
+    def summary(self):
+        """The tables of BENCHMARKS.md."""
+        rounds = [n for name in self.R if name.startswith("time ") for n in self.of(name)]
+        if rounds:
+            left_out = len(rounds) - len(known(rounds))
+            self.lines.append(f"In {left_out:,} of {len(rounds):,} rounds, a thread waited for a core: these are left out.")
+        threads = lambda keys: [("time", f"{keys}:1"), ("time", f"{keys}:2")]
+        self.lines.append("\n### A layer\n\nWhat a layer adds to a request. In brackets is the ratio to what tower_governor adds.\n")
+        who = [(name, verdict) for name in LAYERS[1:] for verdict in BOTH]
+        ahead = self.compared("layer", who, [("release", self.hot), ("release", self.many), *threads(self.hot), *threads(self.many)])
+        self.lines.append("\n### A decision of a store\n\nEach decision reads the clock. In brackets is the ratio to governor's.\n")
+        who = [(name, verdict) for name in STORES[:2] for verdict in (ALLOWED, REFUSED, FIRST)]
+        who += [(name, ALLOWED) for name in STORES[3:] + MORE[:2]]
+        ahead += self.compared("store", who, [("release", self.hot), ("release", self.many), *threads(self.hot), *threads(self.all)])
+        self.lines.append(f"\n### Memory and pauses\n\nBytes of a key by the number of keys. Then, while a store grows to {title(self.all)}, the "
+                          "nanoseconds within which 99.9% of the decisions end, and those of the longest one.\n")
+        rows = [[name, *(cell(self.memory(name, keys), 1) for keys in self.R["sizes"]),
+                 *(cell(self.of(f"edge {name}:growing", i)) for i in (3, 5))] for name in STORES if "lock" not in name]
+        self.table("", "", ["", *(f"{keys:,}" for keys in self.R["sizes"]), "99.9% within", "longest"], rows)
+        self.lines += ["\nIn the first two tables, a peer is ahead of this crate in:\n" if ahead else "", *ahead]
 
     def tables(self):
-        for kind, how in ("release", ""), ("lto", ", with link-time optimization"), ("counter", ", by the processor's counter"):
-            for subject, noun in ("layer", "request"), ("store", "decision"):
+        """Those of benches/results/peers.md."""
+        for subject, noun in ("layer", "request"), ("store", "decision"):
+            who = [(name, verdict) for name in (LAYERS if subject == "layer" else STORES + MORE) for verdict in VERDICTS]
+            share = "What a layer adds to a request. In brackets is the ratio to what tower_governor adds." if subject == "layer" else "Each decision reads the clock. In brackets is the ratio to governor's."
+            for kind in "release", "lto", "counter":
                 if any(name.startswith(f"{kind} ") for name in self.R):
-                    self.compared(f"{subject.title()}: instructions of a {noun}{how}", kind, subject, [self.hot, self.many])
-        threads = lambda *all: [f"{keys}:{n}" for keys in all for n in sorted({1, 2, self.R["threads"][-1]})]
-        self.compared("Layer: nanoseconds of a request", "time", "layer", threads(self.hot, self.many, self.zipf))
-        self.compared("Store: nanoseconds of a decision", "time", "store", threads(self.hot, self.many, self.zipf, self.all))
+                    self.lines.append(f"\n## {subject.title()}: {UNITS[kind]} of a {noun}\n\n{share}\n")
+                    self.compared(subject, who, [(kind, self.hot), (kind, self.many)])
+            self.lines.append(f"\n## {subject.title()}: nanoseconds of a {noun}\n\n{share}\n")
+            keys = (self.hot, self.many, self.zipf) + (self.all,) * (subject == "store")
+            self.compared(subject, who, [("time", f"{keys}:{n}") for keys in keys for n in sorted({1, 2, self.R["threads"][-1]})])
         rows = []
         for name in (f"{name}:{verdict}" for name in SERVERS for verdict in BOTH):
             cpu, callgrind, counter = (self.of(f"{kind} {name}") for kind in ("axum", "axum-callgrind", "axum-counter"))
@@ -211,19 +189,21 @@ class Report:
         plot.save(folder / "redis.svg", "Decisions a second in Redis, by distance and concurrent requests", 470)
 
 
-def write(results, plots, page, rewrites):
-    """The text, which replaces what is between the marks of the page."""
-    report = Report(results)
-    report.targets()
+def write(results, plots, root, rewrites):
+    """The text, which replaces what is between the marks of the page, and the file with all tables."""
+    page, file, far = root / "BENCHMARKS.md", root / "benches/results/peers.md", root / "benches/results/redis.md"
+    report, all = Report(results), Report(results)
+    report.summary()
     try:
         report.draw(plots)
     except ValueError:
         print("some numbers are missing: not all plots are drawn", file=sys.stderr)
-    report.tables()
-    report.draw_redis(page.read_text(), plots)
+    report.draw_redis(far.read_text(), plots)
+    all.tables()
     quick = "**Made with `--quick`: too few requests and keys to judge by.**\n\n" if results["quick"] else ""
-    text = "\n".join([f"{quick}{results['machine']}\n", *report.lines]) + "\n"
+    text, tables = (f"{quick}{results['machine']}\n" + "\n".join(lines) + "\n" for lines in (report.lines, all.lines))
     if rewrites:
         before, rest = page.read_text().split(MARKS[0])
         page.write_text(f"{before}{MARKS[0]}\n{text}\n{MARKS[1]}{rest.split(MARKS[1])[1]}")
-    return text
+        file.write_text(f"# This crate and others, by `scripts/peers`\n\n{tables}")
+    return text + tables

@@ -207,7 +207,7 @@ async fn a_charge_whose_answer_is_lost_is_not_sent_again() {
     }
 }
 
-/// The table in `BENCHMARKS.md`.
+/// The last table in `benches/results/unplug.md`.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "scripts/unplug runs it"]
 async fn table() {
