@@ -1,5 +1,6 @@
 //! The repository's own rules, for sources and pages: they read files and run nothing.
 
+mod direction;
 mod layout;
 mod options;
 mod other_stacks;
