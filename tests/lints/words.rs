@@ -1,12 +1,12 @@
-//! The style in CONTRIBUTING.md: words that we avoid, length of lines, paths that exist, and
-//! examples that are shown whole.
+//! The style in CONTRIBUTING.md: words that we avoid, length of lines and pages, paths that exist,
+//! and examples that are shown whole.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 
-/// Words that we avoid: CONTRIBUTING.md has better ones.
+/// Words that we avoid.
 const AVOIDED: [&str; 40] = [
     "anybody",
     "are asked",
@@ -141,6 +141,24 @@ fn lines_of_pages_have_at_most_100_characters() {
         }
     }
     assert!(faults.is_empty(), "{}", faults.join("\n"));
+}
+
+/// The most words that a page may have, as `wc -w` counts them.
+const MOST_WORDS: [(&str, usize); 5] = [
+    ("BENCHMARKS.md", 2_000),
+    ("CHANGELOG.md", 500),
+    ("CONTRIBUTING.md", 1_600),
+    ("PROOF.md", 2_500),
+    ("README.md", 1_200),
+];
+
+#[test]
+fn pages_that_stand_in_front_are_short() {
+    for (name, most) in MOST_WORDS {
+        let page = fs::read_to_string(Path::new(ROOT).join(name)).expect(name);
+        let words = page.split_whitespace().count();
+        assert!(words <= most, "{name} has {words} words, and not {most}");
+    }
 }
 
 #[test]
