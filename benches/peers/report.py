@@ -16,7 +16,7 @@ SERVERS = [BARE, "a layer that does nothing", HAND, OURS, TOWER_GOVERNOR]
 ALLOWED, USUAL, REFUSED, FIRST = VERDICTS = "allowed", "allowed of 5,000", "refused", "first"
 BOTH = ALLOWED, REFUSED
 PEER = {"layer": TOWER_GOVERNOR, "store": GOVERNOR}
-UNITS = {"release": "instructions", "lto": "instructions, with link-time optimization,", "counter": "instructions by the processor's counter", "time": "ns"}
+UNITS = {"release": "instructions", "lto": "instructions with link-time optimization", "counter": "instructions by the processor's counter", "time": "ns"}
 MARKS = [f"<!-- {which}what scripts/peers writes -->\n" for which in ("", "end of ")]
 
 
@@ -73,19 +73,16 @@ class Report:
 
     def compared(self, subject, who, columns):
         """A number for each limiter and column, a kind with its keys, and its ratio to the peer's. Returns where the peer is ahead."""
-        base = lambda kind, keys: median(known(self.of(f"{kind} layer:{BARE}:{ALLOWED}:{keys}"))) if subject == "layer" else 0
+        middle = lambda name: median(known(self.of(name)) or [math.nan])
         rows, ahead = [], []
         header = [f"{UNITS[kind]}, {title(keys)}" for kind, keys in columns]
         for name, verdict in who:
             row = []
             for what, (kind, keys) in zip(header, columns):
                 numbers, ratio = self.of(f"{kind} {subject}:{name}:{verdict}:{keys}"), self.ratio(kind, subject, name, verdict, keys)
-                if not known(numbers):
-                    row.append("-")
-                elif name == BARE:
-                    row.append(cell(numbers))
-                else:
-                    row.append(f"{median(known(numbers)) - base(kind, keys):,.0f}" + (f" ({cell(ratio, 2)})" if ratio else ""))
+                if subject == "layer" and name != BARE and known(numbers):
+                    numbers = [middle(f"{kind} {subject}:{name}:{verdict}:{keys}") - middle(f"{kind} layer:{BARE}:{ALLOWED}:{keys}")]
+                row.append(cell(numbers) + (f" ({cell(ratio, 2)})" if ratio and name != BARE else ""))
                 if name == OURS and ratio and median(ratio) > 1.005:
                     ahead.append(f"- {PEER[subject]}, {verdict}, {what}: {cell(ratio, 2)}")
             if set(row) != {"-"}:
@@ -121,9 +118,9 @@ class Report:
             share = "What a layer adds to a request. In brackets is the ratio to what tower_governor adds." if subject == "layer" else "Each decision reads the clock. In brackets is the ratio to governor's."
             for kind in "release", "lto", "counter":
                 if any(name.startswith(f"{kind} ") for name in self.R):
-                    self.lines.append(f"\n## {subject.title()}: {UNITS[kind]} of a {noun}\n\n{share}\n")
+                    self.lines.append(f"\n## {subject.title()}, a {noun}: {UNITS[kind]}\n\n{share}\n")
                     self.compared(subject, who, [(kind, self.hot), (kind, self.many)])
-            self.lines.append(f"\n## {subject.title()}: nanoseconds of a {noun}\n\n{share}\n")
+            self.lines.append(f"\n## {subject.title()}, a {noun}: nanoseconds\n\n{share}\n")
             keys = (self.hot, self.many, self.zipf) + (self.all,) * (subject == "store")
             self.compared(subject, who, [("time", f"{keys}:{n}") for keys in keys for n in sorted({1, 2, self.R["threads"][-1]})])
         rows = []
