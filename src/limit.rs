@@ -292,9 +292,10 @@ impl Limit {
     /// The charge that reaches the share calls the closure: once for each key, quota and window, on
     /// any number of nodes, since the store decides one charge after the other. If tokens are
     /// refunded and taken again, the share is reached again. While a store fails, each process
-    /// warns by its own counts. A window that
-    /// begins above the share, with tokens reserved or settled before, and a lowered limit, do not
-    /// warn: `docs/support.md`.
+    /// warns by its own counts. A window that begins above the share, with tokens reserved or
+    /// settled before, and a lowered limit, do not warn. After the limit was raised, the share of
+    /// the new one counts. Tokens saved by rollover are spent first, and the share is of the limit
+    /// without them. A charge that one of several limits refuses warns of none.
     ///
     /// The closure must not block, since a request waits for it. The charge stands even if the
     /// closure panics.
