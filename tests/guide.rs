@@ -6,3 +6,65 @@ pub mod readme {}
 
 #[path = "../src/guide.rs"]
 pub mod guide;
+
+/// What the tables of docs/moving.md name, in whole lines:
+///
+/// ```rust
+/// use std::time::Duration;
+/// use axum::handler::Handler;
+/// use axum::http::Method;
+/// use axum::{Router, response::IntoResponse, routing::get};
+/// use tower_fixed_window::key::{client_ip, global, header, matched_path, peer_ip};
+/// use tower_fixed_window::{
+///     EmptyBody, FixedWindowLayer, GitHubBody, Grpc, Headers, Key, KeyExtractor, MemoryStore,
+///     OnStoreFailure, Quota, RedisStore,
+/// };
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let limit = || Quota::per_minute(60).name("api");
+/// let layer = || FixedWindowLayer::new(limit());
+///
+/// // Quotas.
+/// let ten_seconds = Quota::new(10, Duration::from_secs(10));
+/// let _ = FixedWindowLayer::new(Quota::per_minute(30).and(ten_seconds));
+/// let _ = FixedWindowLayer::new(Quota::per_hour(5_000).from_first_request());
+/// let _ = FixedWindowLayer::new(Quota::per_second(10).rollover_up_to(30));
+/// let _ = FixedWindowLayer::new([limit(), Quota::per_minute(600).name("all").key(global())]);
+/// let _ = limit().cost_fn(|parts| if parts.method == Method::GET { 1 } else { 5 });
+///
+/// // Keys, on the limit.
+/// let _ = limit().key(client_ip().trusting(["10.0.0.0/8"]));
+/// let _ = limit().key(header("x-api-key").or(peer_ip()));
+/// let _ = limit().key((peer_ip(), matched_path()));
+/// let _ = limit().key_fn(|parts| {
+///     let cookies = parts.headers.get("cookie")?.to_str().ok()?;
+///     cookies.split("; ").find_map(|cookie| cookie.strip_prefix("sid=")).map(Key::secret)
+/// });
+///
+/// // Requests that are exempt, and responses that count: on the layer.
+/// let _ = layer().skip(|parts| parts.method != Method::POST);
+/// let _ = layer().skip(client_ip().is_in(["192.0.2.0/24"]));
+/// let _ = layer().count_if(|response| !response.status.is_server_error());
+///
+/// // Refusals.
+/// let _ = layer().on_reject(|_parts, why| (why.status(), why.message()).into_response());
+/// let _ = (layer().reject(EmptyBody), layer().reject(GitHubBody), layer().reject(Grpc));
+/// let _ = layer().headers(Headers::GitHubAndIetfDraft10).expose_decision();
+/// let _ = layer().queue(20, Duration::from_secs(2));
+/// let _ = FixedWindowLayer::new(limit().shadow());
+///
+/// // Stores: a limit and a store are a limiter, which a layer is made of.
+/// let _ = FixedWindowLayer::new(limit().store(MemoryStore::with_max_keys(100_000)));
+/// let store = RedisStore::new("redis://127.0.0.1/")?.on_failure(OnStoreFailure::Allow);
+/// let _ = FixedWindowLayer::new(limit().store(store));
+///
+/// // A limit for each method of a route.
+/// let read = FixedWindowLayer::new(Quota::per_minute(60).name("read"));
+/// let write = FixedWindowLayer::new(Quota::per_minute(5).name("write"));
+/// let _: Router = Router::new().route(
+///     "/",
+///     get((async || "read\n").layer(read)).post((async || "written\n").layer(write)),
+/// );
+/// # Ok(()) }
+/// ```
+pub mod moving {}

@@ -20,19 +20,20 @@ fn program(file: &str) -> String {
 }
 
 #[test]
-fn the_pages_show_the_programs_that_are_run() {
+fn the_pages_show_or_name_the_programs_that_are_run_and_show_no_others() {
     let page = pages();
     let blocks = page.split("```rust,ignore\n").skip(1);
-    let shown: Vec<_> = blocks.filter_map(|block| block.split("\n```").next()).collect();
+    let mut shown: Vec<_> = blocks.filter_map(|block| block.split("\n```").next()).collect();
     let files = fs::read_dir(Path::new(ROOT).join("tests/stacks/tests")).expect("a folder");
-    let mut run = 0;
     for file in files {
         let path = file.expect("readable").path();
         let program = program(&fs::read_to_string(&path).expect("UTF-8"));
-        assert!(shown.contains(&&*program), "no page shows {}", path.display());
-        run += 1;
+        let before = shown.len();
+        shown.retain(|shown| *shown != program);
+        let name = path.strip_prefix(ROOT).expect("inside").display().to_string();
+        assert!(shown.len() < before || page.contains(&name), "no page shows or names {name}");
     }
-    assert_eq!(shown.len(), run, "every program on the pages is run");
+    assert!(shown.is_empty(), "shown, but not run:\n{}", shown.join("\n\n"));
 }
 
 /// The crates that a program uses, as Cargo names them.
