@@ -8,18 +8,9 @@
 pub mod tutorial {}
 
 #[cfg_attr(not(doctest), doc = include_str!("guide/links.md"))]
-#[doc = include_str!("../docs/choosing.md")]
-pub mod choosing {}
-
-#[cfg_attr(not(doctest), doc = include_str!("guide/links.md"))]
 #[doc = include_str!("../docs/pictures/rustdoc.md")]
 #[doc = include_str!("../docs/windows.md")]
 pub mod windows {}
-
-#[cfg_attr(not(doctest), doc = include_str!("guide/links.md"))]
-#[doc = include_str!("../docs/pictures/rustdoc.md")]
-#[doc = include_str!("../docs/calendars.md")]
-pub mod calendars {}
 
 #[cfg_attr(not(doctest), doc = include_str!("guide/links.md"))]
 #[doc = include_str!("../docs/keys.md")]
@@ -50,10 +41,6 @@ pub mod support {}
 pub mod many_nodes {}
 
 #[cfg_attr(not(doctest), doc = include_str!("guide/links.md"))]
-#[doc = include_str!("../docs/deploys.md")]
-pub mod deploys {}
-
-#[cfg_attr(not(doctest), doc = include_str!("guide/links.md"))]
 #[doc = include_str!("../docs/recipes.md")]
 pub mod recipes {}
 
@@ -82,24 +69,8 @@ pub mod other_stacks {}
 pub mod testing {}
 
 #[cfg_attr(not(doctest), doc = include_str!("guide/links.md"))]
-#[doc = include_str!("../docs/openapi.md")]
-pub mod openapi {}
-
-#[cfg_attr(not(doctest), doc = include_str!("guide/links.md"))]
-#[doc = include_str!("../docs/design.md")]
-pub mod design {}
-
-#[cfg_attr(not(doctest), doc = include_str!("guide/links.md"))]
-#[doc = include_str!("../docs/stability.md")]
-pub mod stability {}
-
-#[cfg_attr(not(doctest), doc = include_str!("guide/links.md"))]
 #[doc = include_str!("../docs/moving.md")]
 pub mod moving {}
-
-#[cfg_attr(not(doctest), doc = include_str!("guide/links.md"))]
-#[doc = include_str!("../docs/faq.md")]
-pub mod faq {}
 
 #[cfg_attr(not(doctest), doc = include_str!("guide/links.md"))]
 #[doc = include_str!("../docs/semantics.md")]

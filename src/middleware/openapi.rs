@@ -11,7 +11,7 @@ use super::rejection::{GitHubBody, Grpc, ProblemJson, QUOTA_EXCEEDED};
 impl<J: 'static> FixedWindowLayer<J> {
     /// Returns the responses that this layer sends itself, as [response objects] of OpenAPI 3.1 by
     /// their status. Merge them into the responses of each operation behind the layer:
-    /// `docs/openapi.md` shows how, with `utoipa` and with `aide`.
+    /// `docs/responses.md` names programs that do so with `utoipa` and with `aide`.
     ///
     /// 429 (or the [`status`](Self::status) of the layer) is a refusal. 400 and 500 are requests
     /// without a key: the client left something out, or the server is configured wrongly. 503 is

@@ -471,6 +471,16 @@ fn outbound() {
     assert_eq!(told.lines().filter(|line| line.ends_with("200 OK")).count(), 12, "{told}");
 }
 
+#[test]
+fn proxy_protocol() {
+    let ended = example("proxy_protocol").output().expect("it ends");
+    assert!(ended.status.success());
+    let told = String::from_utf8_lossy(&ended.stdout);
+    let [seven, eight, again]: [_; 3] = Vec::from_iter(told.lines()).try_into().expect("3 lines");
+    assert_eq!([seven, eight], ["192.0.2.7: HTTP/1.1 200 OK", "192.0.2.8: HTTP/1.1 200 OK"]);
+    assert_eq!(again, "192.0.2.7: HTTP/1.1 429 Too Many Requests");
+}
+
 /// Runs an example that asserts what it prints, and compares its output with docs/recipes.md.
 fn as_in_the_recipes(mut example: Command, lines: usize) {
     let ended = example.output().expect("it ends");

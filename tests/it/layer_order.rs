@@ -16,9 +16,10 @@ use axum::{BoxError, Router};
 use http::{HeaderName, Method, StatusCode};
 use tokio::time::{Instant, sleep};
 use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
-use tower_fixed_window::key::{extension, global, header};
+use tower_fixed_window::key::{PeerAddr, extension, global, header, peer_ip};
 use tower_fixed_window::{
-    EmptyBody, FixedWindowLayer, Grpc, Headers, Key, Limit, MemoryStore, Quota, Reject,
+    EmptyBody, FixedWindowLayer, Grpc, Headers, Key, KeyExtractor, Limit, MemoryStore, Quota,
+    Reject,
 };
 use tower_http::compression::CompressionLayer;
 use tower_http::cors::CorsLayer;
@@ -26,7 +27,7 @@ use tower_http::timeout::TimeoutLayer;
 use tower_http::trace::TraceLayer;
 
 use crate::support::{
-    Mood, everyone, get, layered, limit_headers, limiter_of, named, paused_clock, per_minute,
+    Mood, everyone, get, layered, limit_headers, limiter_of, named, paused_clock, per_minute, used,
 };
 
 fn app() -> Router {
@@ -349,6 +350,24 @@ async fn authentication_inside_of_the_limit_is_too_late_for_the_key() {
         app().layer(from_fn(auth)).layer(layered(everyone(1).key(extension::<User>()), Mood::Now));
     let response = ask(&app, with_token("alpha")).await;
     assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR, "and no free pass");
+}
+
+/// A fallback hides the wrong order: requests then count by their address.
+#[tokio::test]
+async fn behind_authentication_a_user_has_one_count_at_two_addresses() {
+    for (is_outside, second) in [(true, 2), (false, 1)] {
+        let limit = layered(everyone(9).key(extension::<User>().or(peer_ip())), Mood::Now);
+        let app = app();
+        let app = match is_outside {
+            true => app.layer(limit).layer(from_fn(auth)),
+            false => app.layer(from_fn(auth)).layer(limit),
+        };
+        for (address, expected) in [([192, 0, 2, 1], 1), ([192, 0, 2, 2], second)] {
+            let mut request = with_token("alpha");
+            request.extensions_mut().insert(PeerAddr((address, 4711).into()));
+            assert_eq!(used(&ask(&app, request).await), expected);
+        }
+    }
 }
 
 #[tokio::test]

@@ -1,6 +1,7 @@
 //! A reset forgets a key under whatever quotas it was charged, and says so where it can't. A peek
 //! never answers by quotas that nobody named (S12).
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,12 +9,12 @@ use axum::Router;
 use axum::routing::any;
 use http::StatusCode;
 use tower::ServiceExt;
-use tower_fixed_window::key::header;
+use tower_fixed_window::key::{PeerAddr, extension, global, header, peer_ip};
 use tower_fixed_window::store::Store;
-use tower_fixed_window::testing::block_on;
+use tower_fixed_window::testing::{ask, block_on};
 use tower_fixed_window::{
-    FixedWindowLayer, Key, Limit, ManualClock, MemoryStore, OnStoreFailure, Quota, Quotas,
-    StoreError,
+    FixedWindowLayer, Key, KeyExtractor, Limit, ManualClock, MemoryStore, OnStoreFailure, Quota,
+    Quotas, StoreError,
 };
 
 use crate::support::{ANSWERS, Mood, NOW_MS, TestStore, everyone, get, limiter_of};
@@ -35,9 +36,45 @@ fn app(layer: &FixedWindowLayer) -> Router {
     Router::new().fallback(any(async || "hello")).layer(layer.clone())
 }
 
+#[derive(Clone)]
+struct User {
+    id: u64,
+}
+
+impl From<&User> for Key {
+    fn from(user: &User) -> Self {
+        Self::from(user.id)
+    }
+}
+
 /// The key of the header, as the layer has it.
 fn alice() -> Key {
     Key::secret("alice")
+}
+
+/// The table "Keys in admin routes" in docs/configuration.md.
+#[test]
+fn a_peek_finds_a_key_that_is_written_as_the_extractor_writes_it_and_no_other() {
+    fn used(extractor: impl KeyExtractor, key: impl Into<Key>) -> u64 {
+        let store = MemoryStore::new().clock(ManualClock::at_ms(NOW_MS));
+        let limiter = Quota::per_day(10).key(extractor).store(store);
+        let request = http::Request::get("/")
+            .extension(PeerAddr(([192, 0, 2, 1], 4711).into()))
+            .extension(User { id: 7 })
+            .header("x-api-key", "alice");
+        assert_eq!(ask(&FixedWindowLayer::new(&limiter), request).status(), 200);
+        block_on(limiter.peek(key)).expect("memory").used()
+    }
+    let address = IpAddr::from([192, 0, 2, 1]);
+    assert_eq!(used(peer_ip(), address), 1);
+    assert_eq!(used(peer_ip(), "192.0.2.1"), 0, "text");
+    assert_eq!(used(extension::<User>(), 7), 1);
+    assert_eq!(used(extension::<User>(), "7"), 0);
+    assert_eq!(used(header("x-api-key"), Key::secret("alice")), 1);
+    assert_eq!(used(header("x-api-key"), "alice"), 0);
+    assert_eq!(used(global(), Key::global()), 1);
+    assert_eq!(used((extension::<User>(), peer_ip()), (7, address)), 1);
+    assert_eq!(used(extension::<User>().or(peer_ip()), 7), 1);
 }
 
 #[tokio::test]

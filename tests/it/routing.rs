@@ -46,6 +46,17 @@ async fn layer_counts_each_request_also_those_without_a_route() {
 }
 
 #[tokio::test]
+async fn a_route_that_is_added_after_the_layer_is_not_limited() {
+    let app = hello().layer(per_minute(1, Mood::Now)).route("/health", on_get(async || "alive"));
+    assert_eq!([ask(&app, "/").await.status(), ask(&app, "/").await.status()], [200, 429]);
+    for _ in 0..2 {
+        let response = ask(&app, "/health").await;
+        assert_eq!(response.status(), StatusCode::OK);
+        assert!(limit_headers(&response).is_empty());
+    }
+}
+
+#[tokio::test]
 async fn route_layer_counts_only_requests_that_have_a_route() {
     for mood in ANSWERS {
         let app = hello().route_layer(per_minute(10, mood));

@@ -1,4 +1,4 @@
-//! The programs of docs/other-stacks.md and docs/openapi.md are those that `scripts/stacks` runs.
+//! The programs of docs/other-stacks.md and docs/responses.md are those that `scripts/stacks` runs.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -9,7 +9,7 @@ const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 /// The pages that show them, one after the other.
 fn pages() -> String {
     let read = |page| fs::read_to_string(Path::new(ROOT).join(page)).expect("a page");
-    ["docs/other-stacks.md", "docs/openapi.md"].map(read).concat()
+    ["docs/other-stacks.md", "docs/responses.md"].map(read).concat()
 }
 
 /// Without the comment that begins the file, and without the test that ends it.

@@ -173,7 +173,7 @@ impl MemoryStore {
     /// when its last clone is dropped. [`CountsFile`] has options.
     ///
     /// If the process is killed, what was counted since the last save may pass once more, for each
-    /// key at most its limit. One process at a time can have the file open. `docs/deploys.md` has
+    /// key at most its limit. One process at a time can have the file open. `docs/operating.md` has
     /// the rest.
     ///
     /// ```no_run
