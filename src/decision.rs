@@ -1,41 +1,49 @@
 //! The answer of a store: [`Decision`], with the [`Usage`] of each quota.
+//!
+//! A charge has a line for each limit, and so has its decision. The decision is that of the line
+//! that governs; if there are others, all lines are in a box, each in its place.
 
 use std::array;
 use std::cmp::Reverse;
 use std::fmt;
+use std::time::{Duration, SystemTime};
 
 use crate::quota::{Quota, Quotas, Span};
 use crate::window::{MAX, State};
 
-// First, since rustdoc shows methods in the order of modules.
-mod reading;
-
 mod ahead;
-mod charge;
-mod details;
+mod decide;
 #[cfg(feature = "serde")]
 mod kept;
 mod limited;
+mod name;
 mod refuser;
-mod standing;
-mod together;
+mod usage;
 
-pub(crate) use charge::{Ask, Ruling};
-pub(crate) use details::MAX_LIMITS;
-use details::{Details, MAX_INLINE, QuotaDetails, Verdict};
+pub(crate) use decide::{Ask, LineWindows, Merging, Ruling};
 #[cfg(feature = "serde")]
 pub(crate) use kept::KeptDecision;
 pub use limited::RateLimited;
+pub(crate) use name::LimitName;
 pub(crate) use refuser::{KeptRefuser, Refuser};
-pub use standing::Usage;
-pub(crate) use standing::system_time;
-pub(crate) use together::{LimitWindows, Merging};
+pub use usage::Usage;
+pub(crate) use usage::system_time;
+
+/// How many limits one charge can have.
+pub(crate) const MAX_LIMITS: usize = 8;
+
+/// The number of quotas of a line whose standings are in the line itself.
+const MAX_INLINE: usize = 2;
 
 /// The answer to a charge: whether it passed, and the standing of the key.
 ///
 /// If several quotas were charged, one of them *governs*, and the methods with a single value are
 /// about that quota: on a refusal the refusing quota with the latest retry, otherwise the one with
 /// the fewest tokens left. [`usage`](Self::usage) returns all of them.
+///
+/// If several limits were charged ([`Limits`](crate::Limits)), one of them governs in the same way:
+/// on a refusal the refusing one with the latest retry, otherwise the one with the smallest part of
+/// its limit left. [`limits`](Self::limits) returns the decisions of all of them.
 ///
 /// ```
 /// use std::time::Duration;
@@ -60,16 +68,25 @@ pub(crate) use together::{LimitWindows, Merging};
 #[derive(Clone)]
 #[must_use = "a decision limits nothing unless it is looked at: see `allowed` and `into_result`"]
 pub struct Decision {
+    /// The line that governs. Of several, with the time, the verdict and the store of all.
+    line: DecidedLine,
+    /// What is not in the line, if there is anything.
+    details: Option<Box<Details>>,
+}
+
+/// The decision of one limit.
+#[derive(Clone, Copy)]
+struct DecidedLine {
     now: i64,
     /// The tokens taken, or those that a refused charge asked for.
     cost: u64,
     verdict: Verdict,
-    /// The standings of one or two quotas, in their order. If `details` has the standings, only the
+    /// The standings of one or two quotas, in their order. If they are in [`LineDetails`], only the
     /// governing quota's is here, at its position modulo [`MAX_INLINE`].
     inline: [Usage; MAX_INLINE],
-    /// All standings, if there are more, if some tokens were reserved, or if there are several
-    /// limits.
-    details: Option<Box<Details>>,
+    name: LimitName,
+    /// The limit itself, if it refused and is kept. Otherwise the details may have a copy.
+    refuser: Option<KeptRefuser>,
     len: u8,
     governing: u8,
     /// A bit for each quota that refused.
@@ -78,47 +95,488 @@ pub struct Decision {
     shared: u8,
     /// `true` if the fallback of a store that failed decided.
     local: bool,
-    /// The limit that refused, for charges without a layer.
-    refuser: Option<KeptRefuser>,
+}
+
+/// The verdict on a charge. Of several, the greatest prevails: never is later than any instant.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum Verdict {
+    Passed,
+    Reserved { ready_at: i64 },
+    Refused { retry_at: i64 },
+    RefusedForGood,
+}
+
+/// The details of the only line, or all lines.
+#[derive(Clone)]
+#[allow(clippy::large_enum_variant, reason = "in a box of its own, each would cost another one")]
+enum Details {
+    Line(LineDetails),
+    Lines(DecidedLines),
+}
+
+/// What few lines have.
+#[derive(Clone)]
+struct LineDetails {
+    /// The standings, if there are more than the line has room for, or if there are details at all.
+    standings: [Usage; Quotas::MAX],
+    /// The window that covers the tokens of each quota, if that is not the standing's.
+    covered: Option<[Span; Quotas::MAX]>,
+    /// The state that a remote store keeps for each quota, if the store told it.
+    states: Option<[Option<State>; Quotas::MAX]>,
+    /// The quotas of the limit that refused, for a response without a layer, if none is
+    /// [kept](KeptRefuser) for it.
+    refuser: Option<Refuser>,
+}
+
+/// The lines of several limits, in the places that they have in the charge. A limit whose store
+/// failed, and that lets requests pass then, has none.
+#[derive(Clone, Default)]
+struct DecidedLines {
+    /// A line that could own all of this again would be dropped by a call.
+    all: [Option<(DecidedLine, Option<Box<LineDetails>>)>; MAX_LIMITS],
+    governing: u8,
+}
+
+/// A line with its details.
+#[derive(Clone, Copy)]
+struct LineRef<'a>(&'a DecidedLine, Option<&'a LineDetails>);
+
+impl Default for Details {
+    /// Returns no lines yet.
+    #[inline(always)]
+    fn default() -> Self {
+        Self::Lines(DecidedLines::default())
+    }
+}
+
+impl LineDetails {
+    fn from_usage(usage: &[Usage]) -> Self {
+        let mut standings = [Usage::NONE; Quotas::MAX];
+        standings[..usage.len()].copy_from_slice(usage);
+        Self { standings, covered: None, states: None, refuser: None }
+    }
+}
+
+impl DecidedLines {
+    fn decided(&self) -> impl Iterator<Item = (usize, LineRef<'_>)> + Clone {
+        self.all.iter().enumerate().filter_map(|(place, of)| {
+            let (line, details) = of.as_ref()?;
+            Some((place, LineRef(line, details.as_deref())))
+        })
+    }
+}
+
+impl<'a> LineRef<'a> {
+    fn usage(self) -> &'a [Usage] {
+        let Self(line, details) = self;
+        let standings: &[Usage] = match details {
+            Some(details) => &details.standings,
+            None => &line.inline,
+        };
+        &standings[..line.len.into()]
+    }
+
+    /// Returns the window that covers the tokens of a quota (S13).
+    fn covering_window(self, i: usize) -> Span {
+        let covered = self.1.and_then(|details| details.covered);
+        covered.map_or_else(|| self.usage()[i].span(), |covered| covered[i])
+    }
+
+    /// Returns the decision of this line.
+    fn to_decision(self) -> Decision {
+        let Self(line, details) = self;
+        let details = details.map(|details| Box::new(Details::Line(details.clone())));
+        Decision { line: *line, details }
+    }
+}
+
+impl PartialEq for LineRef<'_> {
+    fn eq(&self, other: &Self) -> bool {
+        let bits = |line: &DecidedLine| (line.refusing, line.shared, line.local, line.governing);
+        let count = |line: &DecidedLine| (line.name, line.now, line.cost, line.verdict);
+        bits(self.0) == bits(other.0)
+            && count(self.0) == count(other.0)
+            && self.usage() == other.usage()
+            && (0..self.usage().len()).all(|i| self.covering_window(i) == other.covering_window(i))
+    }
 }
 
 impl Decision {
-    /// Notes the limit that refused, if it is kept.
+    /// Returns whether the charge passed, immediately or as a reservation.
     #[inline]
-    pub(crate) fn note_kept_refuser(&mut self, refuser: KeptRefuser) {
-        self.refuser = Some(refuser);
+    pub fn allowed(&self) -> bool {
+        self.line.allowed()
     }
 
-    /// Notes a copy of the limit that refused in a box: decisions that pass stay small.
-    #[cold]
-    pub(crate) fn note_refuser(&mut self, name: &str, quotas: &Quotas) {
-        self.quota_details_mut().refuser = Some(Refuser { name: name.into(), quotas: *quotas });
+    /// Returns the number of tokens taken: the cost, or fewer if fewer were acceptable; 0 for a
+    /// refusal or a peek.
+    pub fn granted(&self) -> u64 {
+        if self.allowed() { self.line.cost } else { 0 }
     }
 
-    /// Returns the details of the quotas of one limit's decision, after moving inline standings
-    /// there if there are none yet.
-    fn quota_details_mut(&mut self) -> &mut QuotaDetails {
-        let details = self.details.get_or_insert_with(|| {
-            Box::new(Details::Quotas(QuotaDetails::from_usage(&self.inline)))
-        });
-        let Details::Quotas(quotas) = &mut **details else { unreachable!("a limit has no limits") };
-        quotas
+    /// Returns the tokens that are left, and the higher cost of a refused charge.
+    #[inline]
+    pub(crate) fn left_and_cost(&self) -> Option<(u64, u64)> {
+        // Most charges are of one token, which fits wherever any is left.
+        if self.line.cost <= 1 || self.allowed() {
+            return None;
+        }
+        let left = self.remaining();
+        (0 < left && left < self.line.cost).then_some((left, self.line.cost))
     }
 
-    /// Returns the details of the governing limit's quotas; `None` if all standings are inline.
+    /// Returns the limit of the governing quota.
+    #[inline]
+    pub fn limit(&self) -> u64 {
+        self.line.governor().limit()
+    }
+
+    /// Returns the tokens used in the window of the governing quota.
+    #[inline]
+    pub fn used(&self) -> u64 {
+        self.line.governor().used()
+    }
+
+    /// Returns the tokens left in the window of the governing quota.
+    #[inline]
+    pub fn remaining(&self) -> u64 {
+        self.line.governor().remaining()
+    }
+
+    /// Returns when the window of the governing quota ends.
+    pub fn reset_at(&self) -> SystemTime {
+        self.line.governor().reset_at()
+    }
+
+    /// Returns how long the window of the governing quota still runs.
+    pub fn reset_after(&self) -> Duration {
+        self.until(self.reset_at_ms())
+    }
+
+    /// Returns how long to wait after a refusal until the same charge fits, if no other request
+    /// takes tokens. `None` if the charge was not refused, or can never fit
+    /// ([`exceeds_capacity`](Self::exceeds_capacity)).
+    pub fn retry_after(&self) -> Option<Duration> {
+        self.retry_at_ms().map(|at| self.until(at))
+    }
+
+    /// Returns the start of the first window in which a refused charge would fit.
+    pub fn retry_at(&self) -> Option<SystemTime> {
+        self.retry_at_ms().map(system_time)
+    }
+
+    /// Returns whether the charge was refused for good, because its cost exceeds what the quota can
+    /// grant.
+    pub fn exceeds_capacity(&self) -> bool {
+        self.line.verdict == Verdict::RefusedForGood
+    }
+
+    /// Returns the start of the window that covers a reservation, if that is a later window.
+    pub fn ready_at(&self) -> Option<SystemTime> {
+        self.ready_at_ms().map(system_time)
+    }
+
+    /// Returns how long a reservation has to wait. Zero if the tokens were available.
+    pub fn ready_after(&self) -> Duration {
+        self.ready_at_ms().map_or(Duration::ZERO, |at| self.until(at))
+    }
+
+    /// Returns when this was decided, by the store's clock.
+    pub fn decided_at(&self) -> SystemTime {
+        system_time(self.line.now)
+    }
+
+    /// Returns the standing of each quota, in the order of the quotas.
     #[inline(always)]
-    fn quota_details(&self) -> Option<&QuotaDetails> {
+    pub fn usage(&self) -> &[Usage] {
         match &self.details {
-            None => None,
-            Some(details) => details.for_governing_limit(),
+            None => &self.line.inline[..self.line.len.into()],
+            Some(_) => self.governing_line().usage(),
         }
     }
 
+    /// Returns the quotas that refused, as positions in [`usage`](Self::usage).
+    pub fn refusing(&self) -> impl Iterator<Item = usize> + use<> {
+        let refusing = self.line.refusing;
+        (0..Quotas::MAX).filter(move |i| refusing >> i & 1 == 1)
+    }
+
+    /// Returns the position of the governing quota in [`usage`](Self::usage).
+    #[inline]
+    pub fn governing(&self) -> usize {
+        self.line.governing.into()
+    }
+
+    /// Returns whether this process decided in memory, because the store failed.
+    pub fn is_local(&self) -> bool {
+        self.line.local
+    }
+
+    /// Returns the decision of one limit, if that limit took part. In a refusal, limits that would
+    /// have passed took nothing, and are [`allowed`](Self::allowed).
+    pub fn of(&self, name: &str) -> Option<Self> {
+        self.lines().find(|(_, of)| of.0.name.text() == name).map(|(_, of)| of.to_decision())
+    }
+
+    /// Returns the name and the decision of each limit that took part. The name is empty if the
+    /// limit has none.
+    ///
+    /// ```
+    /// use tower_fixed_window::testing::block_on;
+    /// use tower_fixed_window::{Limits, Line, Quota};
+    ///
+    /// let limits = Limits::new([
+    ///     Quota::per_minute(600).name("requests"),
+    ///     Quota::per_hour(200_000).name("tokens"),
+    /// ]);
+    /// let lines = [Line::new("requests", "acme", 1), Line::new("tokens", "acme", 60_000)];
+    /// let decision = block_on(limits.check(lines))?;
+    ///
+    /// let left: Vec<_> = decision.limits().map(|(name, of)| (name, of.remaining())).collect();
+    /// assert_eq!(left, [("requests", 599), ("tokens", 140_000)]);
+    /// assert_eq!(decision.governing_limit(), "tokens");
+    /// # Ok::<_, tower_fixed_window::StoreError>(())
+    /// ```
+    pub fn limits(&self) -> impl Iterator<Item = (&str, Self)> {
+        self.lines().map(|(_, of)| (of.0.name.text(), of.to_decision()))
+    }
+
+    /// Returns the name of the limit that governs: see the example of [`limits`](Self::limits). It
+    /// is empty if the limit has none.
+    pub fn governing_limit(&self) -> &str {
+        self.line.name.text()
+    }
+
+    fn until(&self, at: i64) -> Duration {
+        Duration::from_millis(at.saturating_sub(self.line.now).max(0) as u64)
+    }
+
+    #[inline]
+    pub(crate) fn now_ms(&self) -> i64 {
+        self.line.now
+    }
+
+    #[inline]
+    pub(crate) fn retry_at_ms(&self) -> Option<i64> {
+        match self.line.verdict {
+            Verdict::Refused { retry_at } => Some(retry_at),
+            _ => None,
+        }
+    }
+
+    #[inline]
+    pub(crate) fn ready_at_ms(&self) -> Option<i64> {
+        match self.line.verdict {
+            Verdict::Reserved { ready_at } => Some(ready_at),
+            _ => None,
+        }
+    }
+
+    /// Returns the end of the governing quota's window, in milliseconds.
+    #[inline]
+    pub(crate) fn reset_at_ms(&self) -> i64 {
+        self.line.governor().end()
+    }
+
+    /// Returns the governing quota, of the quotas that the decision was made by. Returns the first
+    /// if these have changed and are fewer.
+    pub(crate) fn governing_of<'a>(&self, quotas: &'a Quotas) -> &'a Quota {
+        let quotas = quotas.as_slice();
+        quotas.get(self.governing()).unwrap_or(&quotas[0])
+    }
+
+    /// Returns each line with its place in the charge.
+    fn lines(&self) -> impl Iterator<Item = (usize, LineRef<'_>)> + Clone {
+        let (only, all) = match self.details.as_deref() {
+            Some(Details::Lines(lines)) => (None, Some(lines.decided())),
+            Some(Details::Line(details)) => (Some((0, LineRef(&self.line, Some(details)))), None),
+            None => (Some((0, LineRef(&self.line, None))), None),
+        };
+        only.into_iter().chain(all.into_iter().flatten())
+    }
+
+    /// Returns the place of the line that governs.
+    #[inline]
+    pub(crate) fn governing_place(&self) -> usize {
+        match self.details.as_deref() {
+            Some(Details::Lines(lines)) => lines.governing.into(),
+            _ => 0,
+        }
+    }
+
+    #[inline(never)]
+    fn governing_line(&self) -> LineRef<'_> {
+        let details = match self.details.as_deref() {
+            Some(Details::Lines(DecidedLines { all, governing })) => {
+                all[usize::from(*governing)].as_ref().and_then(|(_, details)| details.as_deref())
+            }
+            Some(Details::Line(details)) => Some(details),
+            None => None,
+        };
+        LineRef(&self.line, details)
+    }
+
+    /// Returns the decision of the line at a place of the charge. `None` if its store failed, and
+    /// lets requests pass then.
+    pub(crate) fn at(&self, place: usize) -> Option<Self> {
+        self.lines().find(|(at, _)| *at == place).map(|(_, of)| of.to_decision())
+    }
+
+    #[inline]
+    fn line_at(&self, place: usize) -> Option<&DecidedLine> {
+        match self.details.as_deref() {
+            Some(Details::Lines(lines)) => Some(&lines.all.get(place)?.as_ref()?.0),
+            _ => Some(&self.line),
+        }
+    }
+
+    /// Returns whether the line at a place has to wait. `None` if its store failed, and lets
+    /// requests pass then.
+    #[inline]
+    pub(crate) fn waits_at(&self, place: usize) -> Option<bool> {
+        self.line_at(place).map(|line| matches!(line.verdict, Verdict::Reserved { .. }))
+    }
+
+    /// Returns whether the line at a place refuses.
+    pub(crate) fn refuses_at(&self, place: usize) -> bool {
+        self.line_at(place).is_some_and(|line| !line.allowed())
+    }
+
+    /// Changes the decision of each line, given its place.
+    pub(crate) fn map_lines(self, mut change: impl FnMut(usize, Self) -> Self) -> Self {
+        if !matches!(self.details.as_deref(), Some(Details::Lines(_))) {
+            return change(0, self);
+        }
+        let mut merging = Merging::new(MAX_LIMITS);
+        for (place, of) in self.lines() {
+            merging.push_at(place, change(place, of.to_decision()));
+        }
+        merging.done()
+    }
+
+    /// Returns the details of the line at a place, after moving its standings there if it had none
+    /// yet. `None` if there is no such line.
+    fn details_at(&mut self, place: usize) -> Option<&mut LineDetails> {
+        let new = |line: &DecidedLine| LineDetails::from_usage(&line.inline);
+        let line = &self.line;
+        match &mut **self.details.get_or_insert_with(|| Box::new(Details::Line(new(line)))) {
+            Details::Line(details) => Some(details),
+            Details::Lines(lines) => {
+                let (line, details) = lines.all.get_mut(place)?.as_mut()?;
+                Some(details.get_or_insert_with(|| Box::new(new(line))))
+            }
+        }
+    }
+
+    /// Returns the decision after its charge was corrected to another cost. It has one line.
+    pub(crate) fn with_cost(mut self, cost: u64) -> Self {
+        let more = cost.min(Quota::MAX_TOKENS) as i64 - self.granted() as i64;
+        let standings = match self.details.as_deref_mut() {
+            Some(Details::Line(details)) => &mut details.standings[..],
+            _ => &mut self.line.inline,
+        };
+        for standing in &mut standings[..self.line.len.into()] {
+            standing.used = standing.used.saturating_add(more).min(MAX);
+        }
+        self.line.cost = cost;
+        self.govern_by_tightest();
+        self
+    }
+
+    /// Returns until when the tokens of a quota can be refunded: the end of the window that covers
+    /// them. `None`: the tokens come from a count that other keys share. Its windows are not the
+    /// key's, so that the window of the grid counts (S14).
+    pub(crate) fn refundable_until(&self, i: usize) -> Option<i64> {
+        let own = self.line.shared >> i & 1 == 0;
+        own.then(|| self.governing_line().covering_window(i).end)
+    }
+
+    /// Notes which quotas' tokens were taken from counts that other keys share. A decision that
+    /// passes has one line.
+    pub(crate) fn note_shared(&mut self, quotas: u8) {
+        self.line.shared |= quotas;
+    }
+
+    /// Notes the states that a remote store keeps from here on for a line, for the process that
+    /// called it: the states that the store writes, or else those that it had.
+    pub(crate) fn note_states(
+        &mut self,
+        place: usize,
+        had: [Option<State>; Quotas::MAX],
+        writes: [Option<State>; Quotas::MAX],
+    ) {
+        if let Some(details) = self.details_at(place) {
+            details.states = Some(array::from_fn(|i| writes[i].or(had[i])));
+        }
+    }
+
+    /// Returns the decision of a line with its noted states, which are removed: users of the
+    /// decision don't need them.
+    pub(crate) fn take_states(
+        &mut self,
+        place: usize,
+    ) -> Option<(Self, [Option<State>; Quotas::MAX])> {
+        let is_needless = |line: &DecidedLine, details: &LineDetails| {
+            let LineDetails { covered, refuser, .. } = details;
+            usize::from(line.len) <= MAX_INLINE && covered.is_none() && refuser.is_none()
+        };
+        let states = match self.details.as_deref_mut()? {
+            Details::Line(details) => {
+                let states = details.states.take();
+                if is_needless(&self.line, details) {
+                    self.details = None;
+                }
+                states
+            }
+            Details::Lines(lines) => {
+                let (line, details) = lines.all.get_mut(place)?.as_mut()?;
+                let states = details.as_mut()?.states.take();
+                *details = details.take().filter(|details| !is_needless(line, details));
+                states
+            }
+        };
+        Some((self.at(place)?, states?))
+    }
+
+    /// Notes the limit of a line that refused, for a response without a layer: by its number if it
+    /// is kept, else a copy.
+    pub(crate) fn note_refuser(
+        &mut self,
+        place: usize,
+        kept: Option<KeptRefuser>,
+        name: &str,
+        quotas: &Quotas,
+    ) {
+        if kept.is_none() {
+            if let Some(details) = self.details_at(place) {
+                details.refuser = Some(Refuser { name: name.into(), quotas: *quotas });
+            }
+            return;
+        }
+        match self.details.as_deref_mut() {
+            Some(Details::Lines(lines)) => {
+                let of = lines.all.get_mut(place).and_then(Option::as_mut);
+                of.into_iter().for_each(|(line, _)| line.refuser = kept);
+            }
+            _ => self.line.refuser = kept,
+        }
+    }
+
+    /// Marks the decision as one of the fallback.
+    pub(crate) fn into_local(mut self) -> Self {
+        self.line.local = true;
+        if let Some(Details::Lines(lines)) = self.details.as_deref_mut() {
+            lines.all.iter_mut().flatten().for_each(|(line, _)| line.local = true);
+        }
+        self
+    }
+
+    /// Lets a quota of the only line govern.
     #[inline(always)]
     fn govern_by(&mut self, i: usize) {
-        self.governing = i as u8;
-        if let Some(details) = self.quota_details() {
-            self.inline[i % MAX_INLINE] = details.standings[i];
+        self.line.governing = i as u8;
+        if let Some(Details::Line(details)) = self.details.as_deref() {
+            self.line.inline[i % MAX_INLINE] = details.standings[i];
         }
     }
 
@@ -133,138 +591,25 @@ impl Decision {
         }
         self.govern_by(tightest);
     }
+}
+
+impl DecidedLine {
+    #[inline]
+    fn allowed(&self) -> bool {
+        matches!(self.verdict, Verdict::Passed | Verdict::Reserved { .. })
+    }
 
     /// Returns the standing of the quota that governs.
     #[inline]
     fn governor(&self) -> &Usage {
-        &self.inline[self.governing() % MAX_INLINE]
-    }
-
-    fn standings_mut(&mut self) -> &mut [Usage] {
-        match self.details.as_deref_mut() {
-            Some(Details::Quotas(details)) => &mut details.standings[..self.len.into()],
-            _ => &mut self.inline[..self.len.into()],
-        }
-    }
-
-    /// Returns the refusal of a charge whose reservation was returned. Its retry is when the
-    /// reservation would have been ready.
-    pub(crate) fn into_refusal(self) -> Self {
-        let Verdict::Reserved { ready_at } = self.verdict else { return self };
-        let (mut bits, mut latest) = (0, None);
-        for (i, standing) in self.usage().iter().enumerate() {
-            let covered = self.covering_window(i).start;
-            bits |= u8::from(covered > standing.span().start) << i;
-            latest = latest.or((covered == ready_at).then_some(i));
-        }
-        let mut refusal = self.with_cost(0);
-        refusal.verdict = Verdict::Refused { retry_at: ready_at };
-        refusal.refusing = bits;
-        refusal.govern_by(latest.unwrap_or(0));
-        refusal
-    }
-
-    /// Returns the decision after its charge was corrected to another cost.
-    pub(crate) fn with_cost(mut self, cost: u64) -> Self {
-        let more = cost.min(Quota::MAX_TOKENS) as i64 - self.granted() as i64;
-        for standing in self.standings_mut() {
-            standing.used = standing.used.saturating_add(more).min(MAX);
-        }
-        self.cost = cost;
-        self.govern_by_tightest();
-        self
-    }
-
-    /// Returns the window that covers the tokens of a quota (S13).
-    fn covering_window(&self, i: usize) -> Span {
-        let covered = self.quota_details().and_then(|details| details.covered);
-        covered.map_or_else(|| self.usage()[i].span(), |covered| covered[i])
-    }
-
-    /// Returns until when the tokens of a quota can be refunded: the end of the window that covers
-    /// them. `None`: the tokens come from a count that other keys share. Its windows are not the
-    /// key's, so that the window of the grid counts (S14).
-    pub(crate) fn refundable_until(&self, i: usize) -> Option<i64> {
-        let own = self.shared >> i & 1 == 0;
-        own.then(|| self.covering_window(i).end)
-    }
-
-    /// Notes that a quota's tokens were taken from a count that other keys share.
-    pub(crate) fn note_shared(&mut self, i: usize) {
-        self.shared |= 1 << i;
-    }
-
-    /// Notes the states that a remote store keeps from here on, for the process that called it: the
-    /// states that the store writes, or else those that it had.
-    pub(crate) fn note_states(
-        &mut self,
-        had: [Option<State>; Quotas::MAX],
-        writes: [Option<State>; Quotas::MAX],
-    ) {
-        let states = array::from_fn(|i| writes[i].or(had[i]));
-        self.quota_details_mut().states = Some(states);
-    }
-
-    /// Returns the noted states once, and removes them: users of the decision don't need them.
-    pub(crate) fn take_states(&mut self) -> Option<[Option<State>; Quotas::MAX]> {
-        let Some(Details::Quotas(details)) = self.details.as_deref_mut() else { return None };
-        let states = details.states.take();
-        if usize::from(self.len) <= MAX_INLINE
-            && details.covered.is_none()
-            && details.refuser.is_none()
-        {
-            self.details = None;
-        }
-        states
-    }
-
-    /// Marks the decision as one of the fallback.
-    pub(crate) fn into_local(mut self) -> Self {
-        self.local = true;
-        if let Some(Details::Limits(limits)) = self.details.as_deref_mut() {
-            limits.note_local();
-        }
-        self
-    }
-
-    #[inline]
-    pub(crate) fn now_ms(&self) -> i64 {
-        self.now
-    }
-
-    #[inline]
-    pub(crate) fn retry_at_ms(&self) -> Option<i64> {
-        match self.verdict {
-            Verdict::Refused { retry_at } => Some(retry_at),
-            _ => None,
-        }
-    }
-
-    #[inline]
-    pub(crate) fn ready_at_ms(&self) -> Option<i64> {
-        match self.verdict {
-            Verdict::Reserved { ready_at } => Some(ready_at),
-            _ => None,
-        }
-    }
-
-    /// Returns the end of the governing quota's window, in milliseconds.
-    #[inline]
-    pub(crate) fn reset_at_ms(&self) -> i64 {
-        self.governor().end()
+        &self.inline[usize::from(self.governing) % MAX_INLINE]
     }
 }
 
 impl PartialEq for Decision {
     fn eq(&self, other: &Self) -> bool {
-        let bits = |of: &Self| (of.refusing, of.shared, of.local);
-        let count = |of: &Self| (of.now, of.cost, of.verdict, of.governing());
-        let covered = |i| self.covering_window(i) == other.covering_window(i);
-        bits(self) == bits(other)
-            && count(self) == count(other)
-            && self.usage() == other.usage()
-            && self.limits().eq(other.limits())
-            && (0..self.usage().len()).all(covered)
+        let of = |this: &Self| (this.line.now, this.line.verdict, this.governing_place());
+        of(self) == of(other) && self.lines().eq(other.lines())
     }
 }
 
@@ -273,10 +618,10 @@ impl Eq for Decision {}
 impl fmt::Debug for Decision {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Decision")
-            .field("verdict", &self.verdict)
+            .field("verdict", &self.line.verdict)
             .field("standings", &self.usage())
             .field("governing", &self.governing())
-            .field("now", &self.now)
+            .field("now", &self.line.now)
             .finish_non_exhaustive()
     }
 }

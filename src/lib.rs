@@ -17,8 +17,6 @@ mod decision;
 #[cfg(all(doc, not(doctest)))]
 pub mod guide;
 pub mod key;
-mod limit;
-mod limiter;
 mod limits;
 mod middleware;
 mod observe;
@@ -32,15 +30,12 @@ mod window;
 pub use clock::{Clock, ManualClock, SystemClock};
 pub use decision::{Decision, RateLimited, Usage};
 pub use key::{Key, KeyExtractor, MissingKey};
-pub use limit::{Limit, NearLimit};
 #[cfg(feature = "serde")]
 #[cfg_attr(docsrs, doc(cfg(feature = "serde")))]
-pub use limiter::KeptReceipt;
-pub use limiter::{IntoLimit, Limiter, Receipt, Refused, RefusedKey, RefusedRoute};
-#[cfg(feature = "serde")]
-#[cfg_attr(docsrs, doc(cfg(feature = "serde")))]
-pub use limits::KeptReceipts;
-pub use limits::{Limits, Line, Receipts};
+pub use limits::KeptReceipt;
+pub use limits::{
+    IntoLimit, Limit, Limiter, Limits, Line, NearLimit, Receipt, Refused, RefusedKey, RefusedRoute,
+};
 pub use middleware::{
     CostMeter, EmptyBody, FixedWindow, FixedWindowLayer, GitHubBody, Grpc, Headers, ProblemJson,
     RateLimitEndpoint, Reason, Reject, Rejection, ResponseFuture, TrueCost,

@@ -1,34 +1,36 @@
-//! Several limits in one charge, without HTTP: [`Limits`].
+//! Limits that are charged together, without HTTP: [`Limits`].
 
 use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
 
 use crate::decision::{Decision, MAX_LIMITS, RateLimited};
-use crate::limit::Limit;
-use crate::limiter::{Limiter, Receipt, UNNAMED, likely_mistakes};
-use crate::quota::Quotas;
-use crate::store::{
-    Account, AnyStore, Charge, MemoryStore, OwnedAccount, Reply, Store, StoreError,
-};
+use crate::key::Key;
+use crate::quota::{Quota, Quotas};
+use crate::store::{Account, AnyStore, Charge, MemoryStore, Reply, Store, StoreError};
 
-mod from;
-mod in_order;
-mod line;
-mod noted;
-mod receipts;
-mod watched;
+mod changes;
+mod limit;
+mod limiter;
+mod live;
+mod mistakes;
+mod observer;
+mod receipt;
+mod refused;
 
-use noted::note_decision;
-pub(crate) use noted::observe_all;
+pub(crate) use limit::{CostFn, PlanFn};
+pub use limit::{IntoLimit, Limit, NearLimit};
+pub use limiter::Limiter;
+use limiter::UNNAMED;
+pub(crate) use live::InForce;
+pub(crate) use observer::{ChargedLine, observe};
+pub use refused::{Refused, RefusedKey, RefusedRoute};
 
-pub(crate) use from::IntoLimits;
-pub use line::Line;
 #[cfg(feature = "serde")]
 #[cfg_attr(docsrs, doc(cfg(feature = "serde")))]
-pub use receipts::KeptReceipts;
-pub use receipts::Receipts;
+pub use receipt::KeptReceipt;
+pub use receipt::Receipt;
+pub(crate) use receipt::ReceiptLine;
 
 /// Several limits that are charged together: a charge passes only if every limit grants it, and a
 /// refusal takes from none. Each limit has its own key and its own cost.
@@ -52,14 +54,14 @@ pub use receipts::Receipts;
 ///     ]
 /// };
 /// // One `?` for the store, one for the limits.
-/// let receipts = limits.charge(lines(3)).await??;
+/// let receipt = limits.charge(lines(3)).await??;
 /// // The answer used more tokens than was estimated.
-/// limits.settle(receipts, [("tokens", 812)]).await?;
+/// limits.settle(receipt, [("tokens", 812)]).await?;
 /// assert_eq!(limits.of("tokens").peek("acme").await?.used(), 812);
 ///
 /// // Ann has no such budget: nothing is taken from the organization, either.
 /// let refused = limits.charge(lines(4_998)).await?.unwrap_err();
-/// assert_eq!(refused.decision().governing_limit(), Some("cents"));
+/// assert_eq!(refused.decision().governing_limit(), "cents");
 /// assert_eq!(limits.of("requests").peek("acme").await?.used(), 1);
 /// # Ok(()) }
 /// ```
@@ -97,9 +99,12 @@ impl Limits {
 
     fn unchecked(limits: Vec<Limit>) -> Self {
         let store = AnyStore::new(MemoryStore::new());
-        limits.iter().for_each(likely_mistakes::note_own_store);
+        limits.iter().for_each(mistakes::note_own_store);
         let limiters = limits.into_iter().map(|limit| Limiter::in_store(limit, store.clone()));
-        Self { limits: limiters.collect(), store }
+        let this = Self { limits: limiters.collect(), store };
+        let own = || Some(mistakes::OWN_MEMORY.to_owned());
+        this.iter().for_each(|limiter| mistakes::note_name(own(), limiter.live()));
+        this
     }
 
     /// Checks limits that a conversion has created: the panic shows the caller's line.
@@ -145,14 +150,12 @@ impl Limits {
     #[must_use]
     #[track_caller]
     pub fn store(self, store: impl Store) -> Self {
-        let id = likely_mistakes::identity(&store);
+        let id = mistakes::identity(&store);
         let store = AnyStore::new(store);
         let limits = self.limits.iter().map(|limit| limit.moved_to(store.clone()));
         let this = Self { limits: limits.collect(), store };
         assert!(this.limits.iter().all(Limiter::can_be_found), "{UNNAMED}");
-        this.limits
-            .iter()
-            .for_each(|limiter| likely_mistakes::note_name(id.clone(), limiter.live()));
+        this.limits.iter().for_each(|limiter| mistakes::note_name(id.clone(), limiter.live()));
         this
     }
 
@@ -179,6 +182,16 @@ impl Limits {
 
     pub(crate) fn limiters(&self) -> &[Limiter] {
         &self.limits
+    }
+
+    #[inline]
+    pub(crate) fn shared_store(&self) -> &AnyStore {
+        &self.store
+    }
+
+    /// Returns the time of the store.
+    pub(crate) fn now(&self) -> i64 {
+        self.limits[0].now()
     }
 
     /// Returns the limiter of one limit: for a peek, a reset, or a charge of this limit alone.
@@ -218,7 +231,7 @@ impl Limits {
     /// # Errors
     /// If the store fails, or if the lines name no limit of these, one twice, or none at all.
     pub fn check<'a>(&self, lines: impl AsRef<[Line<'a>]>) -> Reply<Decision> {
-        self.charge_lines(lines.as_ref(), |charge| charge)
+        self.charge_by_name(lines.as_ref(), |charge| charge)
     }
 
     /// Returns the standing of each line's key, and whether the costs would pass. Takes nothing.
@@ -226,19 +239,16 @@ impl Limits {
     /// # Errors
     /// The same as those of [`check`](Self::check).
     pub fn peek<'a>(&self, lines: impl AsRef<[Line<'a>]>) -> Reply<Decision> {
-        self.charge_lines(lines.as_ref(), |charge| charge.peeking())
+        self.charge_by_name(lines.as_ref(), |charge| charge.peeking())
     }
 
-    /// Takes the cost of each line and returns receipts to correct the charge later, or the
+    /// Takes the cost of each line and returns a receipt to correct the charge later, or the
     /// refusal.
     ///
     /// # Errors
     /// The same as those of [`check`](Self::check).
-    pub fn charge<'a>(
-        &self,
-        lines: impl AsRef<[Line<'a>]>,
-    ) -> Reply<Result<Receipts, RateLimited>> {
-        self.charge_for_receipts(lines.as_ref(), |charge| charge)
+    pub fn charge<'a>(&self, lines: impl AsRef<[Line<'a>]>) -> Reply<Result<Receipt, RateLimited>> {
+        self.charge_for_receipt(lines.as_ref(), |charge| charge)
     }
 
     /// Takes the cost of each line, also from later windows as far as the quotas allow
@@ -269,8 +279,8 @@ impl Limits {
     pub fn reserve<'a>(
         &self,
         lines: impl AsRef<[Line<'a>]>,
-    ) -> Reply<Result<Receipts, RateLimited>> {
-        self.charge_for_receipts(lines.as_ref(), |charge| charge.reserving())
+    ) -> Reply<Result<Receipt, RateLimited>> {
+        self.charge_for_receipt(lines.as_ref(), |charge| charge.reserving())
     }
 
     /// Refunds a [charge](Self::charge) of all its limits: to each quota until the window of the
@@ -278,8 +288,10 @@ impl Limits {
     ///
     /// # Errors
     /// The same as those of [`settle`](Self::settle).
-    pub fn refund(&self, receipts: impl Into<Receipts>) -> Reply<()> {
-        self.correct_costs(receipts.into().receipts.into_iter().map(|of| (of, 0)).collect())
+    pub fn refund(&self, receipt: impl Into<Receipt>) -> Reply<()> {
+        let receipt = receipt.into();
+        let all = (0..receipt.lines.len()).map(|place| (place, 0)).collect();
+        self.correct_costs(&receipt, all)
     }
 
     /// Sets the true costs of a charge, by the names of the limits. Limits that are not named keep
@@ -287,141 +299,331 @@ impl Limits {
     /// difference to a higher cost is taken now, even beyond the limit.
     ///
     /// # Errors
-    /// If the store fails, or if the receipts are of other limits than these. If a name is not one
+    /// If the store fails, or if the receipt is of other limits than these. If a name is not one
     /// of the charge, or is there twice; then nothing changes.
     pub fn settle<'a>(
         &self,
-        receipts: impl Into<Receipts>,
+        receipt: impl Into<Receipt>,
         actual: impl IntoIterator<Item = (&'a str, u64)>,
     ) -> Reply<()> {
-        let mut receipts = receipts.into().receipts;
-        let mut costs = Vec::new();
+        let (receipt, mut costs) = (receipt.into(), Vec::new());
         for (name, cost) in actual {
-            let of = receipts.iter().position(|receipt| receipt.scope().name() == name);
-            let Some(of) = of else {
-                return Reply::failed(StoreError::with_source(
-                    "a true cost names no limit of its charge, or one twice",
-                    format!("the name is {name:?}"),
+            let place = receipt.lines.iter().position(|line| line.scope().name() == name);
+            match place.filter(|place| costs.iter().all(|(other, _)| other != place)) {
+                Some(place) => costs.push((place, cost)),
+                None => {
+                    return Reply::failed(StoreError::with_source(
+                        "a true cost names no limit of its charge, or one twice",
+                        format!("the name is {name:?}"),
+                    ));
+                }
+            }
+        }
+        self.correct_costs(&receipt, costs)
+    }
+
+    /// Corrects the lines at these places.
+    fn correct_costs(&self, receipt: &Receipt, costs: Vec<(usize, u64)>) -> Reply<()> {
+        let mut lines = Vec::new();
+        for (place, cost) in costs {
+            let line = &receipt.lines[place];
+            let Some(limiter) = self.find(line.scope().name()) else {
+                return Reply::failed(StoreError::new(
+                    "a receipt belongs to the limits of its names: settle it there",
                 ));
             };
-            costs.push((receipts.swap_remove(of), cost));
+            // A line whose store failed has no decision, and took nothing.
+            lines.extend(receipt.decision.at(place).map(|of| (limiter, line, of, cost)));
         }
-        self.correct_costs(costs)
+        let settled =
+            lines.into_iter().map(|(limiter, line, of, cost)| limiter.settle_line(line, &of, cost));
+        Reply::all(settled.collect())
     }
 
-    fn correct_costs(&self, costs: Vec<(Receipt, u64)>) -> Reply<()> {
-        let limit_of = |receipt: &Receipt| self.find(receipt.scope().name());
-        if costs.iter().any(|(receipt, _)| limit_of(receipt).is_none()) {
-            return Reply::failed(StoreError::new(
-                "receipts belong to the limits of their names: settle them there",
-            ));
-        }
-        let correct =
-            |(receipt, actual): (Receipt, u64)| Some(limit_of(&receipt)?.settle(receipt, actual));
-        Reply::all(costs.into_iter().filter_map(correct).collect())
-    }
-
-    fn charge_lines(
-        &self,
-        lines: &[Line<'_>],
-        configure: impl for<'c> Fn(Charge<'c>) -> Charge<'c>,
-    ) -> Reply<Decision> {
-        let mut limits = [&self.limits[0]; MAX_LIMITS];
+    /// Returns the limiter of each line.
+    #[inline(always)]
+    fn limiters_of(&self, lines: &[Line<'_>]) -> Result<[&Limiter; MAX_LIMITS], StoreError> {
         if lines.is_empty() || lines.len() > MAX_LIMITS {
-            return Reply::failed(StoreError::new("a charge has one to eight lines"));
+            return Err(StoreError::new("a charge has one to eight lines"));
         }
-        let (mut named, mut has_changed) = (0_u32, false);
-        for (i, Line { name, quotas, .. }) in lines.iter().enumerate() {
+        let (mut limiters, mut named) = ([&self.limits[0]; MAX_LIMITS], 0_u32);
+        for (i, Line { name, .. }) in lines.iter().enumerate() {
             let limit = self.position(name, i).filter(|limit| named >> limit & 1 == 0);
             let Some(limit) = limit else {
-                return Reply::failed(StoreError::with_source(
+                return Err(StoreError::with_source(
                     "a line of a charge names no limit, or one twice",
                     format!("the name is {name:?}"),
                 ));
             };
             named |= 1 << limit;
-            limits[i] = &self.limits[limit];
-            has_changed |=
-                !limits[i].is_unchanged() && (quotas.is_none() || limits[i].live().is_watched());
+            limiters[i] = &self.limits[limit];
         }
-        if has_changed {
-            return self.charge_changed(lines, limits, configure);
-        }
-        let charge = |i: usize| {
-            let quotas = lines[i].quotas.unwrap_or(limits[i].first_quotas());
-            configure(charge_of(limits[i], quotas, &lines[i]))
-        };
-        let mut charges = [charge(0); MAX_LIMITS];
-        (1..lines.len()).for_each(|i| charges[i] = charge(i));
-        self.charge_and_note(limits, &charges[..lines.len()])
+        Ok(limiters)
     }
 
-    #[inline(always)]
-    fn charge_and_note(
-        &self,
-        limits: [&Limiter; MAX_LIMITS],
-        charges: &[Charge<'_>],
-    ) -> Reply<Decision> {
-        let mut reply = self.send(limits, charges);
-        match reply.as_now() {
-            Some(Ok(decision)) => {
-                note_decision(decision, charges, |i, quotas| limits[i].refuser(quotas));
-            }
-            Some(Err(_)) => {}
-            None => return note_later(reply, charges),
-        }
-        reply
-    }
-
-    /// Charges these limits in one step, or one after the other if the store can't do that.
-    #[inline(always)]
-    pub(crate) fn send(
-        &self,
-        limits: [&Limiter; MAX_LIMITS],
-        charges: &[Charge<'_>],
-    ) -> Reply<Decision> {
-        let Some(mut reply) = self.store.charge_all(charges) else {
-            return charge_in_order(limits, charges, self.store.answers_within());
-        };
-        if reply.as_now().is_some() {
-            return reply;
-        }
-        let in_order = charge_in_order(limits, charges, self.store.answers_within());
-        Reply::later(async move {
-            match reply.await {
-                // The store has found out by this call that it can't.
-                Err(error) if error.is_apart() => in_order.await,
-                answer => answer,
-            }
-        })
-    }
-
-    fn charge_for_receipts(
+    fn charge_by_name(
         &self,
         lines: &[Line<'_>],
         configure: impl for<'c> Fn(Charge<'c>) -> Charge<'c>,
-    ) -> Reply<Result<Receipts, RateLimited>> {
-        let accounts: Vec<_> = lines
-            .iter()
-            .filter_map(|Line { name, key, quotas, .. }| {
-                let limit = self.find(name)?;
-                let now = match quotas {
-                    Some(own) => Cow::Borrowed(*own),
-                    None => limit.quotas_now(key).ok()?,
-                };
-                let account = Account::new(limit.scope(), &now, key);
-                Some((account.to_owned(), quotas.is_some() || limit.has_own_quotas(key)))
-            })
-            .collect();
-        self.charge_lines(lines, configure).map(|decision| {
-            let decision = decision.passed()?;
-            // A limit whose store failed has no decision.
-            let receipt = |(account, own): (OwnedAccount, bool)| {
-                let of = decision.of(account.as_account().scope().name())?;
-                Some(Receipt::new(account, of, own))
+    ) -> Reply<Decision> {
+        let limiters = match self.limiters_of(lines) {
+            Ok(limiters) => limiters,
+            Err(error) => return Reply::failed(error),
+        };
+        let all = || lines.iter().zip(limiters);
+        if all().all(|(line, limiter)| line.quotas.is_some() || limiter.is_unchanged()) {
+            let quotas =
+                |place: usize| lines[place].quotas.unwrap_or(limiters[place].first_quotas());
+            return self.charge_under(lines, limiters, quotas, configure);
+        }
+        match all().map(|(line, limiter)| line.quotas_of(limiter)).collect::<Result<Vec<_>, _>>() {
+            Ok(quotas) => self.charge_under(lines, limiters, |place| &quotas[place], configure),
+            Err(error) => Reply::failed(error),
+        }
+    }
+
+    /// Charges the lines under these quotas.
+    #[inline(always)]
+    fn charge_under<'a>(
+        &self,
+        lines: &'a [Line<'_>],
+        limiters: [&'a Limiter; MAX_LIMITS],
+        quotas: impl Fn(usize) -> &'a Quotas,
+        configure: impl for<'c> Fn(Charge<'c>) -> Charge<'c>,
+    ) -> Reply<Decision> {
+        let charged = |place: usize| {
+            let line = &lines[place];
+            (Account::new(limiters[place].scope(), quotas(place), &line.key), line.cost)
+        };
+        let mut others = [charged(0); MAX_LIMITS - 1];
+        (1..lines.len()).for_each(|place| others[place - 1] = charged(place));
+        let charge = configure(Charge::of_lines(charged(0), &others[..lines.len() - 1]));
+        charge_lines(&self.store, |place| limiters[place], charge)
+    }
+
+    fn charge_for_receipt(
+        &self,
+        lines: &[Line<'_>],
+        configure: impl for<'c> Fn(Charge<'c>) -> Charge<'c>,
+    ) -> Reply<Result<Receipt, RateLimited>> {
+        let receipt = self.limiters_of(lines).and_then(|limiters| {
+            let line = |(line, limiter): (&Line<'_>, &Limiter)| {
+                let quotas = line.quotas_of(limiter)?;
+                let account = Account::new(limiter.scope(), &quotas, &line.key).to_owned();
+                let own = line.quotas.is_some() || limiter.has_own_quotas(&line.key);
+                Ok(ReceiptLine { account, own })
             };
-            Ok(Receipts { receipts: accounts.into_iter().filter_map(receipt).collect(), decision })
-        })
+            lines.iter().zip(limiters).map(line).collect::<Result<Vec<_>, _>>()
+        });
+        match receipt {
+            Ok(receipt) => {
+                let reply = self.charge_by_name(lines, configure);
+                reply.map(|decision| Receipt::of(receipt, decision))
+            }
+            Err(error) => Reply::failed(error),
+        }
+    }
+}
+
+/// A value that converts into [`Limits`]. A trait of this crate, since only its advice is shown by
+/// the compiler.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a limit",
+    label = "write a quota here, such as `Quota::per_minute(60)`",
+    note = "a text is parsed first: `\"60/minute\".parse::<Quotas>()?`",
+    note = "`Quotas`, `Limit`, an array or a `Vec` of limits, `Limiter`, `&Limiter`, `Limits` and `&Limits` do as well"
+)]
+pub trait IntoLimits {
+    #[doc(hidden)]
+    fn into_limits(self) -> Limits;
+}
+
+#[diagnostic::do_not_recommend]
+impl<T: Into<Limits>> IntoLimits for T {
+    fn into_limits(self) -> Limits {
+        self.into()
+    }
+}
+
+impl From<Quota> for Limits {
+    fn from(quota: Quota) -> Self {
+        Limit::from(quota).into()
+    }
+}
+
+impl From<Quotas> for Limits {
+    fn from(quotas: Quotas) -> Self {
+        Limit::from(quotas).into()
+    }
+}
+
+impl From<Limit> for Limits {
+    fn from(limit: Limit) -> Self {
+        Self::unchecked(vec![limit])
+    }
+}
+
+impl From<Vec<Limit>> for Limits {
+    fn from(limits: Vec<Limit>) -> Self {
+        Self::unchecked(limits)
+    }
+}
+
+impl<const N: usize> From<[Limit; N]> for Limits {
+    fn from(limits: [Limit; N]) -> Self {
+        Self::unchecked(limits.into())
+    }
+}
+
+impl From<Limiter> for Limits {
+    fn from(limiter: Limiter) -> Self {
+        let store = limiter.shared_store().clone();
+        Self { limits: [limiter].into(), store }
+    }
+}
+
+impl From<&Limiter> for Limits {
+    fn from(limiter: &Limiter) -> Self {
+        limiter.clone().into()
+    }
+}
+
+impl From<&Self> for Limits {
+    fn from(limits: &Self) -> Self {
+        limits.clone()
+    }
+}
+
+/// A limit in a charge of several: the name of the limit, the key, and the cost. A limit without
+/// a line takes no part in the charge.
+///
+/// ```
+/// use tower_fixed_window::{Limits, Line, Quota, Quotas};
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let limits = Limits::new([
+///     Quota::per_minute(60).name("requests"),
+///     Quota::per_hour(1_000).name("tokens"),
+/// ]);
+///
+/// // A customer's plan.
+/// let pro: Quotas = "50_000/hour".parse()?;
+/// let tokens = Line::new("tokens", "acme", 600).with_quotas(&pro);
+/// let decision = limits.check([Line::new("requests", "acme", 1), tokens]).await?;
+/// assert_eq!(decision.of("tokens").unwrap().limit(), 50_000);
+///
+/// // This request needs no tokens.
+/// let decision = limits.check([Line::new("requests", "acme", 1)]).await?;
+/// assert!(decision.of("tokens").is_none());
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+#[must_use = "a line charges nothing unless it is part of a charge"]
+pub struct Line<'a> {
+    name: &'a str,
+    key: Key,
+    cost: u64,
+    quotas: Option<&'a Quotas>,
+}
+
+impl<'a> Line<'a> {
+    /// Charges the limit of this name `cost` tokens of `key`.
+    pub fn new(name: &'a str, key: impl Into<Key>, cost: u64) -> Self {
+        Self { name, key: key.into(), cost, quotas: None }
+    }
+
+    /// Charges the same counters under other quotas, such as those of a customer's plan.
+    pub fn with_quotas(self, quotas: &'a Quotas) -> Self {
+        Self { quotas: Some(quotas), ..self }
+    }
+}
+
+impl Line<'_> {
+    /// Returns the quotas of the charge.
+    fn quotas_of<'l>(&'l self, limiter: &'l Limiter) -> Result<Cow<'l, Quotas>, StoreError> {
+        self.quotas.map_or_else(|| limiter.quotas_now(&self.key), |own| Ok(Cow::Borrowed(own)))
+    }
+}
+
+impl fmt::Debug for Line<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { name, cost, .. } = self;
+        f.debug_struct("Line").field("name", name).field("cost", cost).finish_non_exhaustive()
+    }
+}
+
+/// Makes a charge of the limiters' lines, which have these places, and reports it.
+#[inline(always)]
+pub(crate) fn charge_lines<'a>(
+    store: &AnyStore,
+    limiter: impl Fn(usize) -> &'a Limiter + Copy,
+    charge: Charge<'_>,
+) -> Reply<Decision> {
+    match store {
+        AnyStore::Memory(memory) if !limiter(0).is_watched() => {
+            let passed = |tokens| limiter(0).note_passed(tokens);
+            let note = |decision: &mut Decision| note_decision(decision, limiter, charge, true);
+            memory.charge_noting(charge, passed, note)
+        }
+        _ => charge_elsewhere(store, limiter, charge),
+    }
+}
+
+#[inline(never)]
+fn charge_elsewhere<'a>(
+    store: &AnyStore,
+    limiter: impl Fn(usize) -> &'a Limiter + Copy,
+    charge: Charge<'_>,
+) -> Reply<Decision> {
+    let mut reply = store.charge(charge);
+    match reply.as_now() {
+        Some(Ok(decision)) => note_decision(decision, limiter, charge, true),
+        Some(Err(_)) => {}
+        None => {
+            let limiters = (0..charge.lines().len()).map(|place| limiter(place).clone());
+            let (limiters, charge) = (limiters.collect::<Vec<_>>(), charge.to_owned());
+            reply.map_in_place(move |decision| {
+                note_decision(decision, |place| &limiters[place], charge.as_charge(), false);
+            });
+        }
+    }
+    reply
+}
+
+/// Reports a decision that was not made for a layer, and adds to a refusal what a response needs.
+/// `are_own`: the quotas of the charge may be the limiters' own.
+#[inline(always)]
+fn note_decision<'a>(
+    decision: &mut Decision,
+    limiter: impl Fn(usize) -> &'a Limiter + Copy,
+    charge: Charge<'_>,
+    are_own: bool,
+) {
+    if !charge.is_peek() {
+        let line = |place| -> ChargedLine<'_> {
+            let (account, cost) = charge.line_at(place);
+            (limiter(place), account, cost)
+        };
+        observe(decision, charge.len(), line, false, |_| None);
+    }
+    if !decision.allowed() {
+        note_refusers(decision, limiter, charge, are_own);
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn note_refusers<'a>(
+    decision: &mut Decision,
+    limiter: impl Fn(usize) -> &'a Limiter,
+    charge: Charge<'_>,
+    are_own: bool,
+) {
+    for (place, (account, _)) in charge.lines().enumerate() {
+        if decision.refuses_at(place) {
+            let kept = if are_own { limiter(place).refuser(account.quotas()) } else { None };
+            decision.note_refuser(place, kept, account.scope().name(), account.quotas());
+        }
     }
 }
 
@@ -430,31 +632,4 @@ impl fmt::Debug for Limits {
         let of = |limit: &Limiter| (limit.name().to_owned(), limit.quotas());
         f.debug_map().entries(self.limits.iter().map(of)).finish()
     }
-}
-
-/// Charges the limits one after the other.
-fn charge_in_order(
-    limits: [&Limiter; MAX_LIMITS],
-    charges: &[Charge<'_>],
-    deadline: Option<Duration>,
-) -> Reply<Decision> {
-    let line = |(limit, charge): (&Limiter, &Charge<'_>)| (limit.clone(), charge.to_owned());
-    in_order::charge(limits.into_iter().zip(charges).map(line).collect(), deadline)
-}
-
-/// Returns the charge of a line under these quotas.
-#[inline(always)]
-fn charge_of<'a>(limit: &'a Limiter, quotas: &'a Quotas, line: &'a Line<'_>) -> Charge<'a> {
-    let account = Account::new(limit.scope(), quotas, &line.key);
-    Charge::new(account, line.cost)
-}
-
-/// Notes the decision when the reply is there.
-fn note_later(reply: Reply<Decision>, charges: &[Charge<'_>]) -> Reply<Decision> {
-    let charges: Vec<_> = charges.iter().map(Charge::to_owned).collect();
-    reply.map(move |mut decision| {
-        let charges: Vec<_> = charges.iter().map(|charge| charge.as_charge()).collect();
-        note_decision(&mut decision, &charges, |_, _| None);
-        decision
-    })
 }

@@ -45,7 +45,7 @@ mod claim;
 mod line;
 mod place;
 
-pub(crate) use claim::{Claim, Counter, Term, Terms, Tokens};
+pub(crate) use claim::{Claim, Counter, Terms, Tokens};
 use line::LineState;
 pub(crate) use line::Turn;
 pub(crate) use place::Place;

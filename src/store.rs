@@ -14,6 +14,7 @@ mod any;
 mod charge;
 mod charged_quotas;
 mod error;
+mod in_order;
 mod memory;
 #[cfg(feature = "redis")]
 mod redis;
@@ -51,8 +52,8 @@ pub use crate::window::State;
 /// arithmetic is in this crate: the store loads the states, calls [`Charge::decide`] (or
 /// [`Adjust::apply`]), and writes what these return. The store is responsible for the rest:
 ///
-/// 1. **Atomic steps.** Load, decide and write are atomic over *all* quotas of the account: no
-///    other call for the same key comes in between, on this node or another.
+/// 1. **Atomic steps.** Load, decide and write are atomic over *all* quotas of all lines: no other
+///    call for the same key comes in between, on this node or another.
 /// 2. **One clock.** The store reads its own time once per call, and nodes that share counters
 ///    share that clock. It may step back; then a refusal can write, too.
 /// 3. **Identity.** The scope's name, the key's bytes, and the quota's window and anchor
@@ -95,9 +96,9 @@ pub use crate::window::State;
 ///         let mut map = self.0.lock().unwrap();
 ///         let account = charge.account();
 ///         let states = map.entry(id(account.scope(), account.key())).or_default();
-///         let load = |quota: &Quota| states.get(&quota.counter().to_string()).copied();
-///         let (decision, writes) = charge.decide(now(), load);
-///         for (quota, state) in writes {
+///         let (decision, writes) =
+///             charge.decide(now(), |_, quota| states.get(&quota.counter().to_string()).copied());
+///         for (_account, quota, state) in writes {
 ///             states.insert(quota.counter().to_string(), state);
 ///         }
 ///         Reply::now(decision)
@@ -129,19 +130,18 @@ pub use crate::window::State;
 /// # Ok(()) }
 /// ```
 pub trait Store: Send + Sync + 'static {
-    /// Takes tokens from all quotas of an account, or from none. For a [peek](Charge::is_peek),
-    /// [`Charge::decide`] returns nothing to write.
+    /// Takes tokens from all quotas of each line's account, or from none. For a
+    /// [peek](Charge::is_peek), [`Charge::decide`] returns nothing to write.
     fn charge(&self, charge: Charge<'_>) -> Reply<Decision>;
 
-    /// Takes the tokens of several charges, or of none, in one step over all of them: no other call
-    /// sees tokens of a charge that is refused in the end. The charges are of different scopes, and
-    /// there are at most eight. [`Charge::decide_all`] decides.
+    /// Returns whether [`charge`](Self::charge) takes charges of several lines: in one step over
+    /// all of them, so that no other call sees tokens of a charge that is refused in the end. The
+    /// lines are of different scopes.
     ///
-    /// `None` means that this store can't do that for these charges. They are then charged one
-    /// after the other, and what passed is returned when one is refused.
-    fn charge_all(&self, charges: &[Charge<'_>]) -> Option<Reply<Decision>> {
-        let _ = charges;
-        None
+    /// By default, `false`: the store gets charges of one line only. Several lines are then charged
+    /// one after the other, and what passed is returned when one is refused.
+    fn charges_together(&self) -> bool {
+        false
     }
 
     /// Returns tokens, or takes more without a decision.
@@ -190,6 +190,13 @@ pub trait Store: Send + Sync + 'static {
         SystemClock.now_ms()
     }
 
+    /// Returns the refusal of a charge that this process knows of without a call, before the lines
+    /// are charged one after the other. By default, `None`: a [`Remote`] may know one.
+    fn known_refusal(&self, charge: Charge<'_>) -> Option<Decision> {
+        let _ = charge;
+        None
+    }
+
     /// Answers a charge for which no time is left, in place of [`charge`](Self::charge). By
     /// default, this is the error.
     fn stand_in(&self, charge: Charge<'_>, error: StoreError) -> Reply<Decision> {
@@ -206,8 +213,8 @@ macro_rules! forward_store {
                 $store.charge(charge)
             }
 
-            fn charge_all(&$this, charges: &[Charge<'_>]) -> Option<Reply<Decision>> {
-                $store.charge_all(charges)
+            fn charges_together(&$this) -> bool {
+                $store.charges_together()
             }
 
             fn adjust(&$this, adjust: Adjust<'_>) -> Reply<()> {
@@ -236,6 +243,10 @@ macro_rules! forward_store {
 
             fn now_ms(&$this) -> u64 {
                 $store.now_ms()
+            }
+
+            fn known_refusal(&$this, charge: Charge<'_>) -> Option<Decision> {
+                $store.known_refusal(charge)
             }
 
             fn stand_in(&$this, charge: Charge<'_>, error: StoreError) -> Reply<Decision> {

@@ -63,7 +63,7 @@ pub fn conformance<S: Store>(
     let mut vectors = vec![VECTORS];
     #[cfg(feature = "time-zones")]
     vectors.extend(CALENDAR_VECTORS);
-    if in_order::charges_in_one_step(&new(ManualClock::default())) {
+    if new(ManualClock::default()).charges_together() {
         vectors.push(TOGETHER_VECTORS);
         races::all_limits_or_none(&new, &block_on, true);
     }

@@ -1,8 +1,6 @@
 //! The numbers of a decision that a kept receipt has, to correct the charge in another process.
 
-use super::Decision;
-use super::details::{Details, MAX_INLINE, QuotaDetails, Verdict};
-use super::standing::Usage;
+use super::{Decision, Details, LimitName, LineDetails, MAX_INLINE, Usage, Verdict};
 use crate::quota::{Anchor, Quota, Quotas, Span};
 use crate::window::MAX;
 
@@ -16,14 +14,16 @@ pub(crate) type KeptDecision = (i64, u64, u8, Vec<[i64; 5]>);
 impl Decision {
     pub(crate) fn to_kept(&self) -> KeptDecision {
         let of = |(i, usage): (usize, &Usage)| {
-            let (Span { start, end }, covered) = (usage.span(), self.covering_window(i));
+            let covered = self.governing_line().covering_window(i);
+            let Span { start, end } = usage.span();
             [start, end, usage.used, covered.start, covered.end]
         };
-        (self.now, self.granted(), self.shared, self.usage().iter().enumerate().map(of).collect())
+        let windows = self.usage().iter().enumerate().map(of).collect();
+        (self.line.now, self.granted(), self.line.shared, windows)
     }
 
     /// Returns `None` if no decision under these quotas can have these numbers.
-    pub(crate) fn from_kept(quotas: &Quotas, kept: &KeptDecision) -> Option<Self> {
+    pub(crate) fn from_kept(name: LimitName, quotas: &Quotas, kept: &KeptDecision) -> Option<Self> {
         let &(now, granted, shared, ref windows) = kept;
         let is_possible = |(quota, window)| is_possible(quota, now, granted, window);
         if windows.len() != quotas.len()
@@ -33,7 +33,7 @@ impl Decision {
         {
             return None;
         }
-        let mut details = QuotaDetails::from_usage(&[]);
+        let mut details = LineDetails::from_usage(&[]);
         let mut covered = [Span::default(); Quotas::MAX];
         for (i, (quota, &[start, end, used, covered_start, covered_end])) in
             quotas.iter().zip(windows).enumerate()
@@ -47,9 +47,9 @@ impl Decision {
             Some(ready_at) => Verdict::Reserved { ready_at },
             None => Verdict::Passed,
         };
-        let decision = Self::new(now, granted, [Usage::NONE; MAX_INLINE], windows.len());
-        let mut decision =
-            Self { verdict, details: Some(Box::new(Details::Quotas(details))), shared, ..decision };
+        let mut decision = Self::new(name, now, granted, [Usage::NONE; MAX_INLINE], windows.len());
+        (decision.line.verdict, decision.line.shared) = (verdict, shared);
+        decision.details = Some(Box::new(Details::Line(details)));
         decision.govern_by_tightest();
         Some(decision)
     }

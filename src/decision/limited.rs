@@ -3,8 +3,7 @@
 use std::error::Error;
 use std::fmt;
 
-use super::Decision;
-use super::refuser::Refuser;
+use super::{Decision, LineRef, Refuser};
 
 /// A refused charge as an error: [`Decision::into_result`]. [`Limiter::charge`] returns it, too.
 ///
@@ -49,13 +48,14 @@ impl RateLimited {
         &self.0
     }
 
-    /// Returns the decision, and the limits that refused as far as they are known.
-    pub(crate) fn into_parts(mut self) -> (Decision, Vec<Refuser>) {
-        let refusers = match (self.0.refuser, self.0.details.as_deref_mut()) {
-            (Some(kept), _) => kept.refuser().into_iter().collect(),
-            (None, Some(all)) => all.take_refusers(),
-            (None, None) => Vec::new(),
+    /// Returns the decision, and the limits that refused, each with its place, as far as they are
+    /// known.
+    pub(crate) fn into_parts(self) -> (Decision, Vec<(usize, Refuser)>) {
+        let refuser = |(place, LineRef(line, details)): (usize, LineRef<'_>)| match line.refuser {
+            Some(kept) => Some((place, kept.refuser()?)),
+            None => Some((place, details?.refuser.clone()?)),
         };
+        let refusers = self.0.lines().filter_map(refuser).collect();
         (self.0, refusers)
     }
 }

@@ -5,8 +5,8 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use super::cost::Costs;
-use crate::decision::{Decision, Merging};
-use crate::limiter::Limiter;
+use crate::decision::Decision;
+use crate::limits::Limiter;
 use crate::store::{Account, OwnedAccount, Reply, StoreError};
 
 /// The cost that a charge is corrected to.
@@ -18,14 +18,10 @@ pub(crate) enum Actual {
     Costs(Costs),
 }
 
-/// Corrects a charge after its request has ended.
-pub(crate) struct Correction {
-    first: Charged,
-    /// The charges of the layer's other limits.
-    others: Vec<Charged>,
-}
+/// Corrects a charge of these lines after its request has ended.
+pub(crate) struct Correction(pub(crate) Vec<Charged>);
 
-/// The charge of one limit.
+/// A line that was charged.
 pub(crate) struct Charged {
     pub(crate) limiter: Limiter,
     pub(crate) account: OwnedAccount,
@@ -74,37 +70,21 @@ impl Charged {
 }
 
 impl Correction {
-    pub(crate) fn of_one(charged: Charged) -> Self {
-        Self { first: charged, others: Vec::new() }
-    }
-
-    /// Returns `None` if no limit was charged.
-    pub(crate) fn of_several(charged: impl Iterator<Item = Charged>) -> Option<Self> {
-        let mut charged = charged;
-        Some(Self { first: charged.next()?, others: charged.collect() })
-    }
-
-    /// Corrects all charges, and returns the merged decision after the corrections.
+    /// Corrects all lines, and returns the decision after the corrections.
     pub(crate) fn make(&self, decision: &Decision, actual: &Actual) -> (Reply<()>, Decision) {
-        if decision.governing_limit().is_none() {
-            return self.first.make(decision, actual);
-        }
-        let (mut replies, mut merging) = (Vec::new(), Merging::new());
-        for charged in [&self.first].into_iter().chain(&self.others) {
-            let Some(of) = decision.of(charged.limiter.name()) else { continue };
-            let (reply, corrected) = charged.make(&of, actual);
+        let mut replies = Vec::new();
+        let corrected = decision.clone().map_lines(|place, of| {
+            let (reply, corrected) = self.0[place].make(&of, actual);
             replies.push(reply);
-            merging.push(charged.limiter.scope().shared_name(), corrected);
-        }
-        (Reply::all(replies), merging.done())
+            corrected
+        });
+        (Reply::all(replies), corrected)
     }
 
-    /// Refunds all charges of a request that was not reported.
+    /// Refunds all lines of a request that was not reported.
     pub(crate) fn give_back(&self, decision: &Decision) -> Reply<()> {
-        let all = [&self.first].into_iter().chain(&self.others);
-        let returned = all.filter_map(|charged| {
-            Some(charged.give_back(&*decision.for_limit(charged.limiter.name())?))
-        });
+        let lines = self.0.iter().enumerate();
+        let returned = lines.filter_map(|(place, line)| Some(line.give_back(&decision.at(place)?)));
         Reply::all(returned.collect())
     }
 }

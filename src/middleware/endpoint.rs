@@ -16,8 +16,7 @@ use super::headers::{put_failure_headers, seconds};
 use super::reason::{Consequences, Reason};
 use crate::decision::Decision;
 use crate::key::Key;
-use crate::limiter::Limiter;
-use crate::limits::Limits;
+use crate::limits::{Limiter, Limits};
 use crate::observe;
 use crate::store::{Account, Charge, Reply, Scope, StoreError};
 
@@ -129,7 +128,7 @@ fn peek(limiter: &Limiter, parts: &Parts) -> Result<Option<Reply<Decision>>, Rea
     })?;
     Ok(live.plan(parts, &key).quotas().map(|quotas| {
         let account = Account::new(limiter.scope(), quotas, &key);
-        limiter.send(Charge::new(account, 0).peeking())
+        limiter.shared_store().charge(Charge::new(account, 0).peeking())
     }))
 }
 

@@ -66,6 +66,9 @@ const RESOURCE: HeaderName = HeaderName::from_static("x-ratelimit-resource");
 
 const NO_STORE: HeaderValue = HeaderValue::from_static("no-store");
 
+/// The place of a limit in its charge, its name, and its quotas.
+pub(crate) type LimitAt<'a> = (usize, &'a str, &'a Quotas);
+
 /// The headers of a layer's responses, with the values that they share.
 #[derive(Debug)]
 pub(crate) struct PreparedHeaders {
@@ -121,7 +124,7 @@ impl PreparedHeaders {
     /// has refused. `limits` are all limits that were decided, and `now` is the time of their
     /// store.
     #[inline]
-    pub(crate) fn stamp_passed<'a, R, L: AsRef<[(&'a str, &'a Quotas)]>>(
+    pub(crate) fn stamp_passed<'a, R, L: Iterator<Item = LimitAt<'a>>>(
         &self,
         response: &mut Response<R>,
         limits: impl FnOnce() -> L,
@@ -139,7 +142,7 @@ impl PreparedHeaders {
             return false;
         }
         if self.style.ietf() {
-            ietf::append(response.headers_mut(), limits().as_ref(), decision);
+            ietf::append(response.headers_mut(), limits(), decision);
         }
         true
     }
@@ -185,11 +188,11 @@ impl PreparedHeaders {
     /// Adds the headers to a refusal by a quota (S18), before the response's other headers.
     /// `limits` are all limits that were decided, as far as these are known.
     #[inline]
-    pub(crate) fn stamp_refused<R>(
+    pub(crate) fn stamp_refused<'a, R>(
         &self,
         response: &mut Response<R>,
         content_type: Option<&HeaderValue>,
-        limits: &[(&str, &Quotas)],
+        limits: impl Iterator<Item = LimitAt<'a>>,
         decision: &Decision,
     ) {
         let headers = response.headers_mut();
@@ -200,7 +203,7 @@ impl PreparedHeaders {
             let others = mem::replace(headers, self.refusal_headers(decision, content_type));
             self.append_others(headers, &others);
         }
-        if self.style.ietf() && !limits.is_empty() {
+        if self.style.ietf() {
             ietf::append(headers, limits, decision);
         }
         if !self.style.github() {

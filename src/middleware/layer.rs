@@ -632,17 +632,13 @@ impl<S, J> Layer<S> for FixedWindowLayer<J> {
     type Service = FixedWindow<S, J>;
 
     fn layer(&self, inner: S) -> Self::Service {
-        let (options, reject) = (self.options.clone(), Arc::clone(&self.reject));
-        let limiter = self.limits.limiters()[0].clone();
-        let limit = limiter.live().limit().clone();
-        let several = (self.limits.limiters().len() > 1).then(|| self.limits.clone());
+        let (limits, options) = (self.limits.clone(), self.options.clone());
         let queue = options.queue.map(|(most, max_wait)| {
-            let lines = Arc::clone(&self.lines);
-            let limits = several.clone().unwrap_or_else(|| Limits::from(&limiter));
+            let (lines, limits) = (Arc::clone(&self.lines), limits.clone());
             Arc::new(Queue { lines, limits, most, max_wait })
         });
-        let watch = Watch::default();
-        let shared = Shared { limiter, limit, several, options, queue, reject, watch };
+        let (reject, watch) = (Arc::clone(&self.reject), Watch::default());
+        let shared = Shared { limits, options, queue, reject, watch };
         FixedWindow::new(inner, shared)
     }
 }

@@ -7,11 +7,11 @@ use http::header::{CONTENT_TYPE, HeaderValue};
 use http::{Response, StatusCode};
 
 use super::headers::{
-    FAILED_RETRY_AFTER, PreparedHeaders, is_refused_inside, policy_name, retry_after_secs,
+    FAILED_RETRY_AFTER, LimitAt, PreparedHeaders, is_refused_inside, policy_name, retry_after_secs,
     stamp_failed,
 };
 use super::reason::Reason;
-use crate::quota::{Quota, Quotas};
+use crate::quota::Quota;
 
 mod last_body;
 mod outside;
@@ -47,9 +47,10 @@ pub struct Rejection<'a> {
     /// The status of refusals by a limit.
     pub(crate) limited: StatusCode,
     pub(crate) name: &'a str,
-    /// All limits that were decided, as far as these are known.
-    pub(crate) limits: &'a [(&'a str, &'a Quotas)],
-    /// The body of the last refusal by the layer's only quota.
+    /// The limits that were decided, as far as these are known: the first, and the others.
+    pub(crate) first: Option<LimitAt<'a>>,
+    pub(crate) others: &'a [LimitAt<'a>],
+    /// The body of the last refusal, if all have the same apart from the wait.
     pub(crate) last_body: Option<&'a LastBody>,
     pub(crate) headers: &'a PreparedHeaders,
 }
@@ -108,12 +109,16 @@ impl<'a> Rejection<'a> {
         self.name
     }
 
+    fn limits(&self) -> impl Iterator<Item = LimitAt<'a>> + use<'a> {
+        self.first.into_iter().chain(self.others.iter().copied())
+    }
+
     /// Returns the quotas that refused, with the names of their limits.
     fn violated(&self) -> Vec<(&'a str, &'a Quota)> {
         let mut violated = Vec::new();
         let Some(decision) = self.reason.decision() else { return violated };
-        for &(name, quotas) in self.limits {
-            let decision = decision.for_limit(name);
+        for (place, name, quotas) in self.limits() {
+            let decision = decision.at(place);
             let refusing = decision.into_iter().flat_map(|decision| decision.refusing());
             let refusing = refusing.filter_map(|i| quotas.as_slice().get(i));
             violated.extend(refusing.map(|quota| (name, quota)));
@@ -127,7 +132,7 @@ impl<'a> Rejection<'a> {
         match self.reason {
             Reason::RateLimited(decision) => {
                 let mut text = String::from("API rate limit exceeded");
-                if !self.limits.is_empty() {
+                if self.first.is_some() {
                     text.push_str(": ");
                     self.write_policies(&mut text, "", ", ");
                 }
@@ -205,7 +210,7 @@ impl<'a> Rejection<'a> {
     fn stamp<B>(&self, response: &mut Response<B>, content_type: Option<&HeaderValue>) {
         match self.reason {
             Reason::RateLimited(decision) => {
-                self.headers.stamp_refused(response, content_type, self.limits, decision);
+                self.headers.stamp_refused(response, content_type, self.limits(), decision);
             }
             reason => {
                 let content_type = content_type.map(|value| (CONTENT_TYPE, value.clone()));

@@ -1,52 +1,79 @@
-//! A request on its way through the limit, from its key to the decision: [`LimitedRequest`].
-//! `response` corrects the charge when the response is there.
+//! A request on its way through the limits, from its keys to the decision: [`LimitedRequest`].
+//!
+//! ```text
+//! start ──> lines ──> charge ──────────────> decide ──> call, or refuse
+//!           keys      the store, in the      report     `after_response` corrects the charge
+//!           plans     queue when it is due              when the response is there
+//!           costs
+//! ```
+//!
+//! - A *line* is the request's charge of one limit: its key, its cost, and its plan's quotas. A
+//!   limit in shadow mode whose key is missing, and one whose plan is unlimited, have none.
+//! - The lines of limits that can refuse are charged together, and the request waits for that.
+//!   *Aside* of these, limits in shadow mode are charged one by one once the others have passed,
+//!   and the request does not wait. If all limits are in shadow mode, the first one is the charge.
 
+use std::iter;
+use std::mem;
 use std::sync::Arc;
 
 use http::request::Parts;
 use http::{Extensions, Response};
 
 use super::correction::{Actual, Charged, Correction, PendingDecision};
+use super::headers::LimitAt;
 use super::reason::Reason;
 use super::rejection::{Reject, Rejection};
+use super::settings::Settings;
 use super::shared::{Current, Shared};
 use crate::decision::Decision;
 use crate::key::Key;
-use crate::limit::PlanFn;
-use crate::limiter::observe_decision;
+use crate::limits::{ChargedLine, observe};
 use crate::observe::{self, Outcome};
 use crate::quota::Quotas;
 use crate::store::{Account, Charge, Reply, StoreError};
 
 mod after_response;
-mod charges;
-mod several;
+mod aside;
 mod waiting;
-mod watched;
 
-use charges::LimitCharges;
+use aside::AsideCharge;
 use waiting::Waiting;
 
 pub(crate) struct LimitedRequest<J> {
     current: Arc<Current<J>>,
-    key: Key,
+    /// The first line that is charged.
+    first: RequestLine,
     /// The charge that may still be corrected.
     charged: Option<Decision>,
     /// `true` from the charge to the response: until then the charge may be refunded (S9, S14).
     awaits_response: bool,
+    /// `true` if all limits are in shadow mode: the first line is the charge.
     shadow: bool,
-    /// Fields that few requests need, boxed to keep the others small.
+    /// What few requests have, boxed to keep the others small.
     rare: Option<Box<Rare>>,
+}
+
+/// A request's charge of one limit.
+#[derive(Default)]
+struct RequestLine {
+    key: Key,
+    cost: u64,
+    /// The position of the limit in the layer.
+    limit: usize,
+    /// The quotas of this request's plan.
+    quotas: Option<Box<Quotas>>,
 }
 
 #[derive(Default)]
 struct Rare {
-    /// The quotas of this request's plan.
-    quotas: Option<Quotas>,
+    /// The other lines that are charged with the first.
+    others: Vec<RequestLine>,
+    aside: Vec<AsideCharge>,
     /// The request's place in the queue, if the layer has one.
     waiting: Option<Waiting>,
-    /// The request's charges, if the layer has several limits.
-    limit_charges: Option<LimitCharges>,
+    /// The limit whose key is missing.
+    missing: usize,
 }
 
 /// The next step of a request.
@@ -62,15 +89,23 @@ pub(crate) enum Next {
     Refuse(Reason),
 }
 
+/// What the limits of a request's lines so far can do.
+#[derive(Clone, Copy, PartialEq)]
+enum FoundLines {
+    None,
+    Shadow,
+    Enforced,
+}
+
 impl<J> LimitedRequest<J> {
     #[inline]
     pub(crate) fn new(current: Arc<Current<J>>) -> Self {
         Self {
-            shadow: current.shared.limiter.live().is_shadow(),
             current,
-            key: Key::default(),
+            first: RequestLine::default(),
             charged: None,
             awaits_response: false,
+            shadow: false,
             rare: None,
         }
     }
@@ -79,44 +114,91 @@ impl<J> LimitedRequest<J> {
         &self.current.shared
     }
 
-    /// Extracts key, plan and cost of the request, and charges it or puts it in the queue.
+    /// Finds the request's lines, and charges them or puts the request in the queue.
     #[inline]
     pub(crate) fn start(&mut self, parts: &Parts) -> Next {
-        let Shared { limit, several, options, queue, .. } = &*self.current.shared;
-        if options.skips(parts) {
+        if self.current.shared.options.skips(parts) {
             return Next::Call;
         }
-        if several.is_some() {
-            return self.start_several(parts);
-        }
-        if let Err(missing) = limit.key.extract(parts, &mut self.key) {
-            if !missing.is_client() {
-                observe::mistake(&missing);
-            }
-            return match self.shadow {
-                true => self.pass(Outcome::ShadowMissingKey),
-                false => Next::Refuse(Reason::MissingKey(missing)),
+        let mut lines = match find_line(&self.current.settings, parts, &mut self.first) {
+            Ok(lines) => lines,
+            Err(reason) => return Next::Refuse(reason),
+        };
+        for limit in 1..self.current.count() {
+            lines = match self.find_other(limit, parts, lines) {
+                Ok(lines) => lines,
+                Err(reason) => return Next::Refuse(reason),
             };
         }
-        if let Some(plan) = &self.current.settings.plan
-            && !choose_quotas(plan, parts, &self.key, &mut self.rare)
-        {
-            return Next::Call;
-        }
-        let cost = limit.cost.as_ref().map_or(1, |cost| cost(parts));
-        match queue {
-            // Requests that pass in any case, or never, don't wait.
-            Some(_) if cost > 0 && !self.shadow && self.quotas().can_grant(cost) => {
-                self.join_queue(parts, cost)
+        self.begin(parts, lines)
+    }
+
+    /// Charges the lines that were found, or puts the request in the queue.
+    #[inline(always)]
+    fn begin(&mut self, parts: &Parts, lines: FoundLines) -> Next {
+        self.shadow = lines == FoundLines::Shadow;
+        match lines {
+            FoundLines::None => Next::Call,
+            FoundLines::Enforced if self.current.shared.queue.is_some() && self.may_wait() => {
+                self.join_queue(parts)
             }
-            _ => self.charge(parts, cost),
+            _ => self.charge(parts),
         }
     }
 
+    /// Begins again with a request that has waited, some of whose limits are in shadow mode by now.
+    fn begin_again(&mut self, parts: &Parts) -> Next {
+        let others = self.rare.as_mut().map(|rare| mem::take(&mut rare.others));
+        let first = mem::take(&mut self.first);
+        let mut lines = FoundLines::None;
+        for line in iter::once(first).chain(others.into_iter().flatten()) {
+            let shadow = self.settings_of(&line).limiter.live().is_shadow();
+            lines = self.add(
+                line,
+                if shadow { FoundLines::Shadow } else { FoundLines::Enforced },
+                lines,
+            );
+        }
+        self.begin(parts, lines)
+    }
+
+    /// Finds the line of one of the layer's other limits.
+    #[inline(never)]
+    fn find_other(
+        &mut self,
+        limit: usize,
+        parts: &Parts,
+        lines: FoundLines,
+    ) -> Result<FoundLines, Reason> {
+        let mut line = RequestLine { limit, ..RequestLine::default() };
+        let found = find_line(self.current.settings_of(limit), parts, &mut line);
+        Ok(match found.inspect_err(|_| self.rare().missing = limit)? {
+            FoundLines::None => lines,
+            found => self.add(line, found, lines),
+        })
+    }
+
+    /// Adds a line to the others.
+    fn add(&mut self, line: RequestLine, is: FoundLines, lines: FoundLines) -> FoundLines {
+        match (lines, is) {
+            (FoundLines::None, _) => self.first = line,
+            (_, FoundLines::Shadow) => {
+                self.rare().aside.push(AsideCharge::new(line));
+                return lines;
+            }
+            (FoundLines::Shadow, _) => {
+                let shadow = mem::replace(&mut self.first, line);
+                self.rare().aside.insert(0, AsideCharge::new(shadow));
+            }
+            _ => self.rare().others.push(line),
+        }
+        is
+    }
+
+    /// Charges the request's lines.
     #[inline(always)]
-    fn charge(&mut self, parts: &Parts, cost: u64) -> Next {
-        let reply = self.current.shared.limiter.send(Charge::new(self.account(), cost));
-        match reply.move_to(&mut self.charged, Decision::allowed) {
+    fn charge(&mut self, parts: &Parts) -> Next {
+        match self.send().move_to(&mut self.charged, Decision::allowed) {
             Ok(()) => self.pass_charged(parts),
             Err(reply) => match reply.into_now() {
                 Ok(answer) => self.decide(parts, answer),
@@ -125,12 +207,16 @@ impl<J> LimitedRequest<J> {
         }
     }
 
-    /// Sends the charge of a request in the queue. `cost` is the cost for the only limit.
-    fn send(&self, cost: u64) -> Reply<Decision> {
-        match self.limit_charges() {
-            Some(charges) => self.send_several(charges),
-            None => self.current.shared.limiter.send(Charge::new(self.account(), cost)),
+    /// Sends the charge of the request's lines.
+    #[inline(always)]
+    fn send(&self) -> Reply<Decision> {
+        // Pushed, since to collect nothing is measurable, here and below.
+        let mut others = Vec::new();
+        for line in self.others() {
+            others.push((self.account(line), line.cost));
         }
+        let charge = Charge::of_lines((self.account(&self.first), self.first.cost), &others);
+        self.current.shared.limits.shared_store().charge(charge)
     }
 
     /// Returns the correction for a request that is dropped while the store decides, if the layer
@@ -148,18 +234,13 @@ impl<J> LimitedRequest<J> {
             Err(error) if error.denies() && !self.shadow => {
                 return Next::Refuse(Reason::StoreFailed);
             }
-            Err(_) => {
-                if self.has_shadows() {
-                    // Their store may be well.
-                    self.awaits_response = true;
-                    self.charge_shadows(parts);
-                }
-                return self.pass(Outcome::FailedOpen);
-            }
+            Err(_) => return self.fail_open(parts),
         };
         if !decision.allowed() {
             if self.shadow {
-                self.report_shadow(parts, &decision);
+                self.report(parts, &decision);
+                self.awaits_response = true;
+                self.charge_aside(parts);
                 return Next::Call;
             }
             return Next::Refuse(Reason::RateLimited(decision));
@@ -173,21 +254,37 @@ impl<J> LimitedRequest<J> {
     fn pass_charged(&mut self, parts: &Parts) -> Next {
         // Set before hooks, which may panic.
         self.awaits_response = true;
-        self.report_charged(parts);
-        if self.rare.is_some() {
-            self.follow_charge(parts);
+        // By reference, since moving a decision is measurable.
+        if let Some(decision) = &self.charged {
+            self.report(parts, decision);
         }
+        if self.rare.is_some() {
+            self.charge_aside(parts);
+        }
+        Next::Call
+    }
+
+    /// Lets the request pass without a decision.
+    #[cold]
+    fn fail_open(&mut self, parts: &Parts) -> Next {
+        for line in self.lines() {
+            let observed = self.settings_of(line).limiter.scope().observe();
+            observed.answered(Outcome::FailedOpen);
+        }
+        // The store of limits aside may be well.
+        self.awaits_response = true;
+        self.charge_aside(parts);
         Next::Call
     }
 
     /// Prepares the extensions of a request whose service is about to be called.
     #[inline]
     pub(crate) fn prepare_call(&mut self, extensions: &mut Extensions) {
-        let options = &self.current.shared.options;
+        let Shared { options, watch, .. } = &*self.current.shared;
         if options.expose_decision {
             self.charged.clone().map(|decision| extensions.insert(decision));
         }
-        if self.current.shared.watch.is_on() {
+        if watch.is_on() {
             self.mark(extensions);
         }
     }
@@ -196,11 +293,10 @@ impl<J> LimitedRequest<J> {
     #[cold]
     #[inline(never)]
     fn mark(&self, extensions: &mut Extensions) {
-        let Shared { limiter, options, watch, .. } = &*self.current.shared;
+        let Shared { options, watch, .. } = &*self.current.shared;
         if self.charged.is_some() {
-            let first = self.limit_charges().and_then(|charges| charges.first_key());
-            let key = first.unwrap_or(&self.key);
-            watch.mark(limiter, options, key, extensions);
+            let limiter = &self.settings_of(&self.first).limiter;
+            watch.mark(limiter, options, &self.first.key, extensions);
         }
     }
 
@@ -210,17 +306,22 @@ impl<J> LimitedRequest<J> {
         self.leave_queue();
         if let Reason::RateLimited(decision) = reason {
             self.report(parts, decision);
-            if self.rare.is_some() || self.current.shared.limiter.live().is_watched() {
-                self.watch_decision(parts, decision);
-            }
         } else if let Some(outcome) = reason.consequences().outcome {
-            match self.limit_charges() {
-                Some(charges) => self.report_undecided(charges, reason, outcome),
-                None => {
-                    let observed = self.current.shared.limiter.scope().observe();
-                    observed.refused_undecided(outcome, reason.missing_from_client());
-                }
-            }
+            self.report_undecided(reason, outcome);
+        }
+    }
+
+    /// Reports a request that is refused without a decision, by the limit whose key is missing or
+    /// by all limits.
+    #[cold]
+    fn report_undecided(&self, reason: &Reason, outcome: Outcome) {
+        let missing = reason.missing_from_client();
+        let report = |settings: &Settings| {
+            settings.limiter.scope().observe().refused_undecided(outcome, missing);
+        };
+        match reason {
+            Reason::MissingKey(_) => report(self.current.settings_of(self.missing())),
+            _ => self.lines().for_each(|line| report(self.settings_of(line))),
         }
     }
 
@@ -230,28 +331,27 @@ impl<J> LimitedRequest<J> {
     where
         J: Reject<R>,
     {
-        if self.rare.is_some() {
-            return self.reject_rare(parts, reason);
+        let Current { shared, .. } = &*self.current;
+        let governing = match reason {
+            Reason::MissingKey(_) => self.current.settings_of(self.missing()),
+            _ => self.governing(reason.decision()),
+        };
+        let mut others = Vec::new();
+        for place in 1..self.count() {
+            others.push(self.limit_at(place));
         }
-        let Current { settings, shared, .. } = &*self.current;
-        let name = shared.limiter.name();
+        // Bodies differ between plans, and between the limits that refuse.
+        let has_one_body = others.is_empty() && self.first.quotas.is_none();
         let why = Rejection {
             reason,
             limited: shared.options.status,
-            name,
-            limits: &[(name, &settings.quotas)],
-            last_body: Some(&settings.body),
-            headers: &settings.headers,
+            name: governing.limiter.name(),
+            first: Some(self.limit_at(0)),
+            others: &others,
+            last_body: has_one_body.then_some(&governing.body),
+            headers: &governing.headers,
         };
-        self.reject_by(parts, &why)
-    }
-
-    #[inline]
-    fn reject_by<R>(&self, parts: &Parts, why: &Rejection<'_>) -> Response<R>
-    where
-        J: Reject<R>,
-    {
-        let mut response = self.current.shared.reject.reject(parts, why);
+        let mut response = shared.reject.reject(parts, &why);
         why.complete(&mut response);
         response
     }
@@ -266,93 +366,131 @@ impl<J> LimitedRequest<J> {
         if let Some(decision) = &self.charged {
             self.correction().make(decision, &Actual::Nothing).0.detach();
         }
-        self.correct_shadows(&Actual::Nothing);
+        self.correct_aside(&Actual::Nothing);
         self.charged = None;
         self.awaits_response = false;
     }
 
     /// Returns a handle that corrects the charge later.
     fn correction(&self) -> Correction {
-        if let Some(charges) = self.limit_charges() {
-            return self.correction_of(charges);
-        }
-        let limiter = self.current.shared.limiter.clone();
-        let (account, own) = (self.account().to_owned(), self.has_own_quotas());
-        Correction::of_one(Charged { limiter, account, own })
+        Correction(self.lines().map(|line| self.charged_of(line)).collect())
     }
 
-    /// Reports the charge's decision by reference, since moving it is measurable.
-    #[inline(always)]
-    fn report_charged(&self, parts: &Parts) {
-        if let Some(decision) = &self.charged {
-            self.report(parts, decision);
+    fn charged_of(&self, line: &RequestLine) -> Charged {
+        Charged {
+            limiter: self.settings_of(line).limiter.clone(),
+            account: self.account(line).to_owned(),
+            own: line.quotas.is_some(),
         }
     }
 
     /// Reports a decision to the operator, and to the layer's hook.
     #[inline(always)]
     fn report(&self, parts: &Parts, decision: &Decision) {
-        if let Some(charges) = self.limit_charges() {
-            self.report_several(charges, decision);
-        } else {
-            let scope = self.current.shared.limiter.scope();
-            observe_decision(scope, self.quotas(), decision, self.shadow);
-        }
+        let line = |place| self.charged_line(self.line(place));
+        observe(decision, self.count(), line, self.shadow, |tracker| {
+            Some(tracker.route()?(parts)?.into())
+        });
         if let Some(on_decision) = &self.current.shared.options.on_decision {
             on_decision(parts, decision);
         }
     }
 
-    /// Lets the request pass without a decision.
-    fn pass(&self, outcome: Outcome) -> Next {
-        match self.limit_charges() {
-            None => self.current.shared.limiter.scope().observe().answered(outcome),
-            Some(charges) => self.pass_several(charges, outcome),
-        }
-        Next::Call
+    fn charged_line<'a>(&'a self, line: &'a RequestLine) -> ChargedLine<'a> {
+        (&self.settings_of(line).limiter, self.account(line), line.cost)
     }
 
-    fn quotas(&self) -> &Quotas {
-        self.own_quotas().unwrap_or(&self.current.settings.quotas)
+    /// The lines that are charged together.
+    #[inline(always)]
+    fn lines(&self) -> impl Iterator<Item = &RequestLine> + Clone {
+        iter::once(&self.first).chain(self.others())
+    }
+
+    /// The number of lines that are charged together.
+    #[inline]
+    fn count(&self) -> usize {
+        1 + self.others().len()
+    }
+
+    #[inline]
+    fn line(&self, place: usize) -> &RequestLine {
+        if place == 0 { &self.first } else { &self.others()[place - 1] }
+    }
+
+    #[inline]
+    fn others(&self) -> &[RequestLine] {
+        self.rare.as_ref().map_or(&[], |rare| &rare.others)
+    }
+
+    #[inline]
+    fn missing(&self) -> usize {
+        self.rare.as_ref().map_or(0, |rare| rare.missing)
+    }
+
+    /// The settings of the limit whose name and headers the response gets.
+    #[inline]
+    fn governing(&self, decision: Option<&Decision>) -> &Settings {
+        self.settings_of(self.line(decision.map_or(0, Decision::governing_place)))
+    }
+
+    /// Returns the name and the quotas of the line at a place.
+    #[inline]
+    fn limit_at(&self, place: usize) -> LimitAt<'_> {
+        let line = self.line(place);
+        (place, self.settings_of(line).limiter.name(), self.quotas_of(line))
+    }
+
+    #[inline]
+    fn settings_of(&self, line: &RequestLine) -> &Settings {
+        self.current.settings_of(line.limit)
+    }
+
+    #[inline]
+    fn quotas_of<'a>(&'a self, line: &'a RequestLine) -> &'a Quotas {
+        line.quotas.as_deref().unwrap_or(&self.settings_of(line).quotas)
+    }
+
+    #[inline]
+    fn account<'a>(&'a self, line: &'a RequestLine) -> Account<'a> {
+        let scope = self.settings_of(line).limiter.scope();
+        Account::new(scope, self.quotas_of(line), &line.key)
     }
 
     #[cold]
     fn rare(&mut self) -> &mut Rare {
         self.rare.get_or_insert_default()
     }
-
-    #[inline]
-    fn limit_charges(&self) -> Option<&LimitCharges> {
-        self.rare.as_ref()?.limit_charges.as_ref()
-    }
-
-    #[inline]
-    fn own_quotas(&self) -> Option<&Quotas> {
-        self.rare.as_ref()?.quotas.as_ref()
-    }
-
-    fn has_own_quotas(&self) -> bool {
-        self.own_quotas().is_some()
-    }
-
-    fn account(&self) -> Account<'_> {
-        Account::new(self.current.shared.limiter.scope(), self.quotas(), &self.key)
-    }
 }
 
-/// Sets the quotas of a request whose plan has others than the limit, and returns `false` if its
-/// plan is unlimited.
-#[inline(never)]
-fn choose_quotas(plan: &PlanFn, parts: &Parts, key: &Key, rare: &mut Option<Box<Rare>>) -> bool {
-    let quotas = match plan(parts, key) {
-        None => None,
-        Some(plan) => match plan.quotas() {
-            None => return false,
-            Some(&quotas) => Some(quotas),
-        },
-    };
-    rare.get_or_insert_default().quotas = quotas;
-    true
+/// Reads key, plan and cost of a request for one limit. Returns whether the line can be refused, or
+/// that there is none.
+#[inline(always)]
+fn find_line(
+    settings: &Settings,
+    parts: &Parts,
+    line: &mut RequestLine,
+) -> Result<FoundLines, Reason> {
+    let shadow = settings.limiter.live().is_shadow();
+    if let Err(missing) = settings.key.extract(parts, &mut line.key) {
+        if !missing.is_client() {
+            observe::mistake(&missing);
+        }
+        if !shadow {
+            return Err(Reason::MissingKey(missing));
+        }
+        settings.limiter.scope().observe().answered(Outcome::ShadowMissingKey);
+        return Ok(FoundLines::None);
+    }
+    if let Some(plan) = &settings.plan
+        && let Some(plan) = plan(parts, &line.key)
+    {
+        match plan.quotas() {
+            None => return Ok(FoundLines::None),
+            Some(&quotas) => line.quotas = Some(Box::new(quotas)),
+        }
+    }
+    line.cost = settings.cost.as_ref().map_or(1, |cost| cost(parts));
+    Ok(if shadow { FoundLines::Shadow } else { FoundLines::Enforced })
 }
 
 impl<J> Drop for LimitedRequest<J> {

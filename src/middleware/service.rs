@@ -91,7 +91,7 @@ impl<S: fmt::Debug, J> fmt::Debug for FixedWindow<S, J> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("FixedWindow")
             .field("inner", &self.inner)
-            .field("limiter", &self.lanes.shared().limiter)
+            .field("limits", &self.lanes.shared().limits)
             .finish_non_exhaustive()
     }
 }

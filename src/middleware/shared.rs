@@ -8,17 +8,11 @@ use std::thread::available_parallelism;
 use super::options::Options;
 use super::settings::Settings;
 use super::twice::Watch;
-use crate::limit::Limit;
-use crate::limiter::Limiter;
 use crate::limits::Limits;
 use crate::queue::Queue;
 
 pub(crate) struct Shared<J> {
-    /// The limiter of the only limit, or of the first one.
-    pub(crate) limiter: Limiter,
-    pub(crate) limit: Limit,
-    /// All limits, if there are several.
-    pub(crate) several: Option<Limits>,
+    pub(crate) limits: Limits,
     pub(crate) options: Options,
     /// The queue in which requests wait, if the layer has one.
     pub(crate) queue: Option<Arc<Queue>>,
@@ -29,7 +23,7 @@ pub(crate) struct Shared<J> {
 /// The layer's state and the quotas in force. A request holds one `Arc` of it.
 pub(crate) struct Current<J> {
     pub(crate) shared: Arc<Shared<J>>,
-    /// The settings of the only limit, or of the first one.
+    /// The settings of the first limit.
     pub(crate) settings: Settings,
     /// The settings of the other limits.
     others: Box<[Settings]>,
@@ -38,13 +32,18 @@ pub(crate) struct Current<J> {
 impl<J> Current<J> {
     #[cold]
     pub(crate) fn new(shared: &Arc<Shared<J>>) -> Arc<Self> {
-        let settings = |limiter| Settings::new(limiter, &shared.options);
-        let others = shared.several.iter().flat_map(|limits| &limits.limiters()[1..]).map(settings);
+        let mut all = shared.limits.iter().map(|limiter| Settings::new(limiter, &shared.options));
         Arc::new(Self {
-            settings: settings(&shared.limiter),
-            others: others.collect(),
+            settings: all.next().expect("a layer has a limit"),
+            others: all.collect(),
             shared: Arc::clone(shared),
         })
+    }
+
+    /// Returns the number of limits.
+    #[inline]
+    pub(crate) fn count(&self) -> usize {
+        1 + self.others.len()
     }
 
     /// Returns the settings of the limit with this index.
@@ -58,23 +57,13 @@ impl<J> Current<J> {
     /// Returns whether no limit's quotas have changed since this was made, and none of its changes
     /// ends by itself.
     #[inline]
-    fn is_current(&self, shared: &Shared<J>) -> bool {
-        self.settings.are_current(&shared.limiter)
-            && (self.others.is_empty() || self.others_are(Settings::are_current))
+    fn is_current(&self) -> bool {
+        self.settings.are_current() && self.others.iter().all(Settings::are_current)
     }
 
     /// Ends changes whose time is over, and returns whether no limit's quotas have changed.
-    pub(crate) fn is_current_now(&self, shared: &Shared<J>) -> bool {
-        self.is_current(shared)
-            || self.settings.are_current_now(&shared.limiter)
-                && self.others_are(Settings::are_current_now)
-    }
-
-    #[inline(never)]
-    fn others_are(&self, are: fn(&Settings, &Limiter) -> bool) -> bool {
-        let Some(limits) = &self.shared.several else { return true };
-        let others = self.others.iter().zip(&limits.limiters()[1..]);
-        others.into_iter().all(|(settings, limiter)| are(settings, limiter))
+    pub(crate) fn is_current_now(&self) -> bool {
+        self.settings.are_current_now() && self.others.iter().all(Settings::are_current_now)
     }
 }
 
@@ -98,12 +87,12 @@ impl<J> Lane<J> {
     #[cold]
     fn renew(&self, shared: &Arc<Shared<J>>) -> Arc<Current<J>> {
         let first = self.first.get_or_init(|| Current::new(shared));
-        if first.is_current_now(shared) {
+        if first.is_current_now() {
             return Arc::clone(first);
         }
         let mut changed = self.changed.lock().unwrap_or_else(PoisonError::into_inner);
         match &*changed {
-            Some(current) if current.is_current_now(shared) => Arc::clone(current),
+            Some(current) if current.is_current_now() => Arc::clone(current),
             _ => Arc::clone(changed.insert(Current::new(shared))),
         }
     }
@@ -124,7 +113,7 @@ impl<J> Lanes<J> {
     pub(crate) fn current(&self) -> Arc<Current<J>> {
         let lane = &self.lanes[number_of_thread() & (self.lanes.len() - 1)];
         match lane.first.get() {
-            Some(current) if current.is_current(&self.shared) => Arc::clone(current),
+            Some(current) if current.is_current() => Arc::clone(current),
             _ => lane.renew(&self.shared),
         }
     }

@@ -7,7 +7,7 @@ use http::Extensions;
 
 use super::options::Options;
 use crate::key::Key;
-use crate::limiter::Limiter;
+use crate::limits::Limiter;
 use crate::observe;
 
 /// The number of requests of a service that are marked. After these, most services have had a

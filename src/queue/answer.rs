@@ -33,14 +33,15 @@ impl LastAnswer {
     pub(super) fn due(&self, tokens: &Tokens) -> Option<Instant> {
         let exact = self.cost == *tokens;
         let costs = self.cost.costs().zip(tokens.costs());
-        let after = self.terms.iter().zip(costs).map(|(term, (cost, tokens))| {
+        let after = self.terms.iter().zip(costs).enumerate().map(|(place, (quotas, costs))| {
+            let (cost, tokens) = costs;
             // A limit without a decision is no reason to wait.
-            let Some(of) = self.decision.for_limit(&term.name) else { return 0 };
+            let Some(of) = self.decision.at(place) else { return 0 };
             // Fewer tokens may pass before.
             let retry_at = of.retry_at_ms().filter(|_| cost <= tokens);
             let at = match retry_at {
                 Some(retry_at) if exact => retry_at,
-                _ => of.earliest_ms(&term.quotas, tokens).max(retry_at.unwrap_or(0)),
+                _ => of.earliest_ms(quotas, tokens).max(retry_at.unwrap_or(0)),
             };
             // By the limit's own clock: limits that are charged in turns have different ones.
             at.saturating_sub(of.now_ms())
@@ -65,8 +66,7 @@ impl LastAnswer {
     /// Returns the refusal of a request that is due when these further tokens have passed.
     pub(super) fn refusal(&self, tokens: &Tokens, now: Instant) -> Decision {
         let later = now.saturating_duration_since(self.sent).as_millis() as i64;
-        let ahead = self.terms.iter().zip(tokens.costs());
-        let ahead = ahead.map(|(term, tokens)| (&*term.name, &term.quotas, tokens));
+        let ahead = |place| Some((self.terms.get(place)?, tokens.costs().nth(place)?));
         self.decision.refusal_behind(ahead, later)
     }
 }

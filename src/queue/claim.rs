@@ -14,15 +14,8 @@ pub(crate) struct Counter {
     pub(crate) key: Key,
 }
 
-/// The name of a limit, and the quotas that decide a charge under it.
-#[derive(PartialEq)]
-pub(crate) struct Term {
-    pub(crate) name: Arc<str>,
-    pub(crate) quotas: Quotas,
-}
-
-/// The terms of a request, in the order of its line's counters.
-pub(crate) type Terms = Arc<[Term]>;
+/// The quotas that decide a request's charge, in the order of its line's counters.
+pub(crate) type Terms = Arc<[Quotas]>;
 
 /// The tokens that a request waits for, the counters to take them from, and the quotas.
 pub(crate) struct Claim {
@@ -65,7 +58,7 @@ impl Tokens {
 
     /// Returns whether the limits could ever grant these tokens at once.
     pub(super) fn can_be_granted(&self, terms: &Terms) -> bool {
-        terms.iter().zip(self.costs()).all(|(term, tokens)| term.quotas.can_grant(tokens))
+        terms.iter().zip(self.costs()).all(|(quotas, tokens)| quotas.can_grant(tokens))
     }
 
     pub(super) fn add(&mut self, more: &Self) {

@@ -4,8 +4,11 @@ use std::any::Any;
 use std::ops::Deref;
 use std::sync::Arc;
 
-use super::Store;
+use super::charge::Charge;
 use super::memory::MemoryStore;
+use super::reply::Reply;
+use super::{Store, in_order};
+use crate::decision::Decision;
 
 /// A store of any type. Most limiters count in memory, and charge that store without a call through
 /// a pointer.
@@ -21,6 +24,16 @@ impl AnyStore {
         match any.downcast_ref::<MemoryStore>() {
             Some(memory) => Self::Memory(memory.clone()),
             None => Self::Other(Arc::new(store)),
+        }
+    }
+
+    /// Charges all lines, or none.
+    #[inline(always)]
+    pub(crate) fn charge(&self, charge: Charge<'_>) -> Reply<Decision> {
+        match self {
+            Self::Memory(store) => store.charge(charge),
+            Self::Other(store) if charge.is_single() => store.charge(charge),
+            Self::Other(store) => in_order::charge_lines(store, charge),
         }
     }
 }

@@ -1,11 +1,11 @@
 //! A request for tokens: [`Charge`].
 
 use super::account::{Account, OwnedAccount, instant};
-use crate::decision::{Ask, Decision, LimitWindows, MAX_LIMITS};
+use crate::decision::{Ask, Decision, LineWindows, MAX_LIMITS};
 use crate::quota::{Quota, Quotas};
 use crate::window::{State, Window};
 
-/// A request for tokens from all quotas of an account.
+/// A request for tokens: a line for each limit, of which all pass, or none takes anything.
 ///
 /// ```
 /// use tower_fixed_window::store::{Account, Charge, Scope};
@@ -18,75 +18,208 @@ use crate::window::{State, Window};
 ///
 /// let charge = Charge::new(account, 3);
 /// assert_eq!((charge.cost(), charge.account().key()), (3, &key));
-/// assert!(!charge.is_peek() && !charge.may_reserve() );
-/// let (decision, writes) = charge.decide(now, |_quota| None);
+/// assert!(!charge.is_peek() && !charge.may_reserve());
+/// let (decision, writes) = charge.decide(now, |_account, _quota| None);
 /// assert!(decision.allowed());
-/// let (_quota, state) = writes[0];
+/// let (_account, _quota, state) = writes[0];
 /// assert_eq!((state.used, state.until), (3, 1_700_000_100_000));
 ///
 /// // Two are left.
-/// let decide = |charge: Charge<'_>| charge.decide(now, |_| Some(state)).0;
+/// let decide = |charge: Charge<'_>| charge.decide(now, |_, _| Some(state)).0;
 /// assert!(!decide(charge).allowed());
 /// assert!(decide(charge.reserving()).ready_at().is_some());
 /// assert!(!decide(charge.peeking()).allowed());
 /// // Without borrows, for a reply that comes later.
 /// assert_eq!(charge.to_owned().as_charge().cost(), 3);
 /// ```
+///
+/// A store that [takes several lines in one step](super::Store::charges_together) loads and writes
+/// the states of all of them:
+///
+/// ```
+/// use tower_fixed_window::store::{Account, Charge, Scope};
+/// use tower_fixed_window::{Key, Quota};
+///
+/// let (requests, tokens) = (Scope::named("requests"), Scope::named("tokens"));
+/// let (few, many) = (Quota::per_minute(60).into(), Quota::per_minute(1_000).into());
+/// let key = Key::from("acme");
+/// let (requests, tokens) =
+///     (Account::new(&requests, &few, &key), Account::new(&tokens, &many, &key));
+///
+/// let now = 1_700_000_050_000;
+/// let lines = [(requests, 1), (tokens, 600)];
+/// let (decision, writes) = Charge::together(&lines).decide(now, |_account, _quota| None);
+/// assert!(decision.allowed());
+/// assert_eq!(decision.of("tokens").unwrap().remaining(), 400);
+/// let (account, _quota, state) = writes[1];
+/// assert_eq!((account.scope().name(), state.used), ("tokens", 600));
+///
+/// let lines = [(requests, 1), (tokens, 1_001)];
+/// let (decision, writes) = Charge::together(&lines).decide(now, |_, _| None);
+/// assert!(!decision.allowed() && writes.is_empty());
+/// assert_eq!(decision.governing_limit(), "tokens");
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Charge<'a> {
-    pub(super) account: Account<'a>,
-    pub(super) ask: Ask,
+    /// The account and the cost of the first line: by value, so that a single line stays in
+    /// registers.
+    first: ChargeLine<'a>,
+    others: Others<'a>,
+    reserve: bool,
+    peek: bool,
+}
+
+/// The account and the cost of a line.
+pub(super) type ChargeLine<'a> = (Account<'a>, u64);
+
+/// The lines of a charge but the first.
+#[derive(Clone, Copy, Debug)]
+enum Others<'a> {
+    Borrowed(&'a [ChargeLine<'a>]),
+    Owned(&'a [(OwnedAccount, u64)]),
+}
+
+impl<'a> Others<'a> {
+    const NONE: Self = Self::Borrowed(&[]);
+
+    #[inline]
+    fn len(self) -> usize {
+        match self {
+            Self::Borrowed(lines) => lines.len(),
+            Self::Owned(lines) => lines.len(),
+        }
+    }
+
+    #[inline]
+    fn at(self, i: usize) -> ChargeLine<'a> {
+        match self {
+            Self::Borrowed(lines) => lines[i],
+            Self::Owned(lines) => (lines[i].0.as_account(), lines[i].1),
+        }
+    }
 }
 
 impl<'a> Charge<'a> {
-    /// Creates a charge of `cost` tokens.
+    /// Creates a charge of one line, of `cost` tokens.
+    #[inline]
     pub fn new(account: Account<'a>, cost: u64) -> Self {
-        Self { account, ask: Ask { cost, reserve: false, peek: false } }
+        Self { first: (account, cost), others: Others::NONE, reserve: false, peek: false }
+    }
+
+    /// Creates a charge of these lines, each with its cost.
+    ///
+    /// # Panics
+    /// If there is none, or more than eight, or if two are of one scope.
+    #[track_caller]
+    pub fn together(lines: &'a [(Account<'a>, u64)]) -> Self {
+        let Some((&first, others)) = lines.split_first().filter(|_| lines.len() <= MAX_LIMITS)
+        else {
+            panic!("a charge has one to eight lines, not {}", lines.len());
+        };
+        let scopes = || lines.iter().map(|(account, _)| account.scope.id());
+        for (i, scope) in scopes().enumerate() {
+            assert!(!scopes().take(i).any(|other| other == scope), "two lines of one scope");
+        }
+        Self::of_lines(first, others)
+    }
+
+    /// Creates a charge of these lines, of which there are at most eight.
+    #[inline(always)]
+    pub(crate) fn of_lines(first: (Account<'a>, u64), others: &'a [(Account<'a>, u64)]) -> Self {
+        Self { first, others: Others::Borrowed(others), reserve: false, peek: false }
     }
 
     /// Lets the charge take tokens of later windows, as far as the quotas allow.
     #[must_use]
     pub fn reserving(mut self) -> Self {
-        self.ask.reserve = true;
+        self.reserve = true;
         self
     }
 
     /// Makes the charge a peek, which takes nothing.
     #[must_use]
     pub fn peeking(mut self) -> Self {
-        self.ask.peek = true;
+        self.peek = true;
         self
     }
 
-    /// Returns the account.
-    pub fn account(&self) -> Account<'a> {
-        self.account
+    /// Returns the account and the cost of each line.
+    pub fn lines(&self) -> impl ExactSizeIterator<Item = (Account<'a>, u64)> + Clone + use<'a> {
+        let this = *self;
+        (0..self.len()).map(move |place| this.line_at(place))
     }
 
-    /// Returns the number of requested tokens.
+    /// Returns the number of lines.
+    #[inline]
+    pub(crate) fn len(&self) -> usize {
+        1 + self.others.len()
+    }
+
+    /// Returns the account and the cost of the line at a place.
+    #[inline]
+    pub(crate) fn line_at(&self, place: usize) -> (Account<'a>, u64) {
+        if place == 0 { self.first } else { self.others.at(place - 1) }
+    }
+
+    /// Returns the account of the first line.
+    pub fn account(&self) -> Account<'a> {
+        self.first.0
+    }
+
+    /// Returns the number of tokens that the first line asks for.
     pub fn cost(&self) -> u64 {
-        self.ask.cost
+        self.first.1
     }
 
     /// Returns whether the charge may take tokens of later windows.
     pub fn may_reserve(&self) -> bool {
-        self.ask.reserve
+        self.reserve
     }
 
     /// Returns whether the charge takes nothing.
     pub fn is_peek(&self) -> bool {
-        self.ask.peek
+        self.peek
+    }
+
+    /// Returns whether there is no line but the first.
+    #[inline]
+    pub(crate) fn is_single(&self) -> bool {
+        self.others.len() == 0
+    }
+
+    /// Returns whether the charge takes all of its costs now, or nothing.
+    #[inline]
+    pub(super) fn is_plain(&self) -> bool {
+        !(self.reserve || self.peek)
+    }
+
+    /// Returns what the line of this cost asks for.
+    #[inline]
+    pub(super) fn ask(&self, cost: u64) -> Ask {
+        Ask { cost, reserve: self.reserve, peek: self.peek }
+    }
+
+    /// Returns a charge for each line, in the same way.
+    pub(crate) fn each(&self) -> impl ExactSizeIterator<Item = Self> + use<'a> {
+        let this = *self;
+        self.lines().map(move |first| Self { first, others: Others::NONE, ..this })
+    }
+
+    /// Returns the charge of the line at a place.
+    pub(super) fn line(&self, place: usize) -> Self {
+        self.each().nth(place).expect("a line of this charge")
     }
 
     /// Returns a copy without borrows, for a reply that comes later.
     pub fn to_owned(&self) -> OwnedCharge {
-        OwnedCharge { account: self.account.to_owned(), ask: self.ask }
+        let lines = self.lines().map(|(account, cost)| (account.to_owned(), cost)).collect();
+        OwnedCharge { lines, reserve: self.reserve, peek: self.peek }
     }
 
     /// Decides at `now` (milliseconds since the epoch, on the store's clock), given the state of
-    /// each quota. Returns the decision, and what to write. A refusal also writes, where the clock
-    /// has stepped back by a window or more. The decision also carries the states, by which a
-    /// limiter refuses later charges without a call.
+    /// each quota of each line. Returns the decision, and what to write. A refusal also writes,
+    /// where the clock has stepped back by a window or more. The decision also carries the states,
+    /// by which a limiter refuses later charges without a call.
     ///
     /// A store that decides on its server, in a stored procedure, lets that return the time and the
     /// states as they were before. This then returns the decision that the server has made, and
@@ -94,137 +227,105 @@ impl<'a> Charge<'a> {
     pub fn decide(
         &self,
         now: u64,
-        mut load: impl FnMut(&Quota) -> Option<State>,
-    ) -> (Decision, Vec<(&'a Quota, State)>) {
-        let (quotas, mut states) = (self.account.quotas(), [None; Quotas::MAX]);
-        for (state, quota) in states.iter_mut().zip(quotas) {
-            *state = load(quota);
+        mut load: impl FnMut(&Account<'a>, &Quota) -> Option<State>,
+    ) -> (Decision, Vec<(Account<'a>, &'a Quota, State)>) {
+        let now = instant(now);
+        let load = |(account, _): ChargeLine<'a>| {
+            let mut states = [None; Quotas::MAX];
+            states.iter_mut().zip(account.quotas()).for_each(|(of, quota)| {
+                *of = load(&account, quota);
+            });
+            states
+        };
+        let states: Vec<_> = self.lines().map(load).collect();
+        let (decision, written) = self.decide_from(now, &states);
+        let mut writes = Vec::new();
+        for ((account, _), states) in self.lines().zip(written) {
+            let states = account.quotas().iter().zip(states);
+            writes.extend(states.filter_map(|(quota, state)| Some((account, quota, state?))));
         }
-        let (decision, writes) = self.decide_from(instant(now), states);
-        let writes = quotas.iter().zip(writes);
-        (decision, writes.filter_map(|(quota, state)| Some((quota, state?))).collect())
+        (decision, writes)
     }
 
-    /// Decides in the same way on states that were loaded. The decision carries the new states.
+    /// Decides in the same way on states that were loaded, and returns the new ones. The decision
+    /// carries the states.
     pub(super) fn decide_from(
         &self,
         now: i64,
-        states: [Option<State>; Quotas::MAX],
-    ) -> (Decision, [Option<State>; Quotas::MAX]) {
-        let windows =
-            self.account.windows(|i, quota| self.account.window(now, quota, |_| states[i]));
-        let (mut decision, writes) = self.decide_over(now, &windows);
-        decision.note_states(states, writes);
-        (decision, writes)
-    }
-
-    /// Decides over several charges of different scopes: all of them pass, or none takes anything.
-    /// If one of them is a peek, none takes anything. There are one to eight charges. As with
-    /// [`decide`](Self::decide), the decision carries the states.
-    ///
-    /// ```
-    /// use tower_fixed_window::store::{Account, Charge, Scope};
-    /// use tower_fixed_window::{Key, Quota};
-    ///
-    /// let (requests, tokens) = (Scope::named("requests"), Scope::named("tokens"));
-    /// let (few, many) = (Quota::per_minute(60).into(), Quota::per_minute(1_000).into());
-    /// let key = Key::from("acme");
-    /// let charge = |cost| {
-    ///     let tokens = Charge::new(Account::new(&tokens, &many, &key), cost);
-    ///     [Charge::new(Account::new(&requests, &few, &key), 1), tokens]
-    /// };
-    ///
-    /// let now = 1_700_000_050_000;
-    /// let (decision, writes) = Charge::decide_all(&charge(600), now, |_account, _quota| None);
-    /// assert!(decision.allowed());
-    /// assert_eq!(decision.of("tokens").unwrap().remaining(), 400);
-    /// let (account, _quota, state) = writes[1];
-    /// assert_eq!((account.scope().name(), state.used), ("tokens", 600));
-    ///
-    /// let (decision, writes) = Charge::decide_all(&charge(1_001), now, |_, _| None);
-    /// assert!(!decision.allowed() && writes.is_empty());
-    /// assert_eq!(decision.governing_limit(), Some("tokens"));
-    /// ```
-    ///
-    /// # Panics
-    /// If there are none.
-    #[track_caller]
-    pub fn decide_all(
-        charges: &[Self],
-        now: u64,
-        mut load: impl FnMut(&Account<'a>, &Quota) -> Option<State>,
-    ) -> (Decision, Vec<(Account<'a>, &'a Quota, State)>) {
-        assert!(!charges.is_empty(), "several limits are decided over at least one charge");
-        let now = instant(now);
-        let charges = &charges[..charges.len().min(MAX_LIMITS)];
-        let mut states = [[None; Quotas::MAX]; MAX_LIMITS];
-        let windows: Vec<[Window<'a>; Quotas::MAX]> = charges
-            .iter()
-            .zip(&mut states)
-            .map(|(Charge { account, .. }, states)| {
-                account.windows(|i, quota| {
-                    states[i] = load(account, quota);
-                    account.window(now, quota, |_| states[i])
-                })
-            })
-            .collect();
-        let limits =
-            charges.iter().zip(&windows).map(|(charge, windows)| charge.with_windows(windows, 0));
-        let limits: Vec<_> = limits.collect();
-        let mut writes = Vec::new();
-        let mut written = [[None; Quotas::MAX]; MAX_LIMITS];
-        let mut decision =
-            Decision::over_limits::<{ Quotas::MAX }>(now, &limits, |i, _, states| {
-                let Charge { account, .. } = charges[i];
-                written[i] = states;
-                let states = account.quotas().iter().zip(states);
-                writes.extend(states.filter_map(|(quota, state)| Some((account, quota, state?))));
-            });
-        for i in 0..charges.len() {
-            decision.note_states_of(i, states[i], written[i]);
+        states: &[[Option<State>; Quotas::MAX]],
+    ) -> (Decision, Vec<[Option<State>; Quotas::MAX]>) {
+        let windows = self.lines().zip(states).map(|((account, _), states)| {
+            account.windows::<{ Quotas::MAX }>(|i, quota| account.window(now, quota, |_| states[i]))
+        });
+        let windows: Vec<_> = windows.collect();
+        let (mut decision, written) = self.decide_over(now, windows.iter().map(|of| &of[..]));
+        for (place, (had, writes)) in states.iter().zip(&written).enumerate() {
+            decision.note_states(place, *had, *writes);
         }
-        (decision, writes)
+        (decision, written)
     }
 
-    /// Returns this charge as one limit of several. `shared` has a bit for each quota whose count
-    /// other keys share.
-    pub(super) fn with_windows<'w>(
-        &'w self,
-        windows: &'w [Window<'a>],
-        shared: u8,
-    ) -> LimitWindows<'w, 'a> {
-        let Account { scope, quotas, .. } = self.account;
-        let windows = &windows[..quotas.len()];
-        LimitWindows { name: scope.shared_name(), windows, ask: self.ask, shared }
+    /// Decides in the same way over the windows of each line's quotas, and returns the new states.
+    pub(super) fn decide_over<'w>(
+        &self,
+        now: i64,
+        windows: impl Iterator<Item = &'w [Window<'a>]>,
+    ) -> (Decision, Vec<[Option<State>; Quotas::MAX]>)
+    where
+        'a: 'w,
+    {
+        let lines = self.lines().zip(windows);
+        let lines: Vec<_> = lines.map(|(line, of)| self.with_windows(line, of, 0)).collect();
+        let mut written = vec![[None; Quotas::MAX]; lines.len()];
+        let decision = Decision::over_lines(now, &lines, |place, _, states| {
+            written[place] = states;
+        });
+        (decision, written)
     }
 
-    /// Decides in the same way over the windows of the quotas. `N` is their maximal number: most
+    /// Decides a charge of one line in the same way. `N` is the maximal number of its quotas: most
     /// charges have one, and the compiler then leaves out all code for more.
     #[inline(always)]
-    pub(super) fn decide_over<const N: usize>(
+    pub(super) fn decide_line<const N: usize>(
         &self,
         now: i64,
         windows: &[Window<'a>; N],
     ) -> (Decision, [Option<State>; N]) {
-        let len = if N == 1 { 1 } else { self.account.quotas().len() };
-        Decision::over(now, &windows[..len], self.ask)
+        let (account, cost) = self.first;
+        let len = if N == 1 { 1 } else { account.quotas.len() };
+        Decision::over(account.scope.limit_name(), now, &windows[..len], self.ask(cost))
+    }
+
+    /// Returns a line with the windows of its quotas. `shared` has a bit for each quota whose count
+    /// other keys share.
+    pub(super) fn with_windows<'w>(
+        &self,
+        (account, cost): ChargeLine<'a>,
+        windows: &'w [Window<'a>],
+        shared: u8,
+    ) -> LineWindows<'w, 'a> {
+        let windows = &windows[..account.quotas.len()];
+        LineWindows { name: account.scope.limit_name(), windows, ask: self.ask(cost), shared }
     }
 }
 
 /// A [`Charge`] without borrows: [`Charge::to_owned`].
 #[derive(Clone, Debug)]
 pub struct OwnedCharge {
-    account: OwnedAccount,
-    ask: Ask,
+    lines: Vec<(OwnedAccount, u64)>,
+    reserve: bool,
+    peek: bool,
 }
 
 impl OwnedCharge {
-    pub(crate) fn account(&self) -> &OwnedAccount {
-        &self.account
-    }
-
     /// Returns the [`Charge`].
     pub fn as_charge(&self) -> Charge<'_> {
-        Charge { account: self.account.as_account(), ask: self.ask }
+        let ((first, cost), others) = self.lines.split_first().expect("a charge has a line");
+        Charge {
+            first: (first.as_account(), *cost),
+            others: Others::Owned(others),
+            reserve: self.reserve,
+            peek: self.peek,
+        }
     }
 }

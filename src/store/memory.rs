@@ -32,13 +32,13 @@ mod file;
 #[cfg(feature = "saved")]
 mod format;
 mod last_refused;
+mod lines;
 mod locked;
 mod overflow_report;
 #[cfg(feature = "saved")]
 mod saved;
 #[cfg(feature = "saved")]
 mod saver;
-mod several;
 mod shard;
 mod time;
 
@@ -237,8 +237,8 @@ impl Store for MemoryStore {
         self.charge_noting(charge, |_| (), |_| ())
     }
 
-    fn charge_all(&self, charges: &[Charge<'_>]) -> Option<Reply<Decision>> {
-        self.charge_several(charges)
+    fn charges_together(&self) -> bool {
+        true
     }
 
     fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {

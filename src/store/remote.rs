@@ -39,7 +39,7 @@ use std::time::Duration;
 
 use super::Store;
 use super::adjust::Adjust;
-use super::charge::{Charge, OwnedCharge};
+use super::charge::Charge;
 use super::error::{OnStoreFailure, StoreError};
 use super::memory::MemoryStore;
 use super::reply::Reply;
@@ -205,41 +205,25 @@ impl Remote {
 impl Store for Remote {
     fn charge(&self, charge: Charge<'_>) -> Reply<Decision> {
         let sent = match self.caller.look_up(&charge) {
-            Ok(decision) => return Reply::now(decision),
+            Ok(refusal) => return Reply::now(refusal),
             Err(sent) => sent,
         };
         let (caller, charge) = (Arc::clone(&self.caller), charge.to_owned());
         Reply::later(async move {
             let charge = charge.as_charge();
             match caller.ask_store(charge, sent).await {
-                Ok(decision) => Ok(decision),
-                Err(error) => {
-                    let count = |memory: &MemoryStore| Some(memory.charge(charge));
-                    caller.stand_in(&[charge], error, count).await
-                }
+                Err(error) if !error.is_apart() => caller.stand_in(charge, error).await,
+                answer => answer,
             }
         })
     }
 
-    fn charge_all(&self, charges: &[Charge<'_>]) -> Option<Reply<Decision>> {
-        // First, since a refusal that is known needs no store that can do this.
-        let sent = match self.caller.look_up_all(charges) {
-            Ok(refusal) => return Some(Reply::now(refusal)),
-            Err(sent) => sent,
-        };
-        // The reply sends nothing before it is polled.
-        let reply = self.caller.store.charge_all(charges)?;
-        let charges: Vec<_> = charges.iter().map(Charge::to_owned).collect();
-        let caller = Arc::clone(&self.caller);
-        Some(Reply::later(async move {
-            let charges: Vec<_> = charges.iter().map(OwnedCharge::as_charge).collect();
-            match caller.ask_store_for_all(&charges, sent, reply).await {
-                Err(error) if !error.is_apart() => {
-                    caller.stand_in(&charges, error, |memory| memory.charge_all(&charges)).await
-                }
-                answer => answer,
-            }
-        }))
+    fn charges_together(&self) -> bool {
+        self.caller.store.charges_together()
+    }
+
+    fn known_refusal(&self, charge: Charge<'_>) -> Option<Decision> {
+        self.caller.look_up(&charge).ok()
     }
 
     fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {
@@ -277,7 +261,7 @@ impl Store for Remote {
     }
 
     fn stand_in(&self, charge: Charge<'_>, error: StoreError) -> Reply<Decision> {
-        self.caller.stand_in(&[charge], error, |memory| Some(memory.charge(charge)))
+        self.caller.stand_in(charge, error)
     }
 }
 

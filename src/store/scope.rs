@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::decision::LimitName;
 use crate::observe::{Meters, Observed};
 use crate::quota::fmix64;
 use crate::window::stagger;
@@ -19,7 +20,8 @@ use crate::window::stagger;
 pub struct Scope(Arc<Named>);
 
 struct Named {
-    name: Arc<str>,
+    name: Box<str>,
+    limit_name: LimitName,
     id: u64,
     meters: Meters,
 }
@@ -53,7 +55,8 @@ impl Scope {
     }
 
     fn new(name: &str, id: u64) -> Self {
-        Self(Arc::new(Named { name: name.into(), id, meters: Meters::default() }))
+        let (limit_name, meters) = (LimitName::of(name), Meters::default());
+        Self(Arc::new(Named { name: name.into(), limit_name, id, meters }))
     }
 
     /// Returns the name. It is empty if the scope has none.
@@ -61,9 +64,10 @@ impl Scope {
         &self.0.name
     }
 
-    /// Returns the name, to keep.
-    pub(crate) fn shared_name(&self) -> &Arc<str> {
-        &self.0.name
+    /// Returns the name, as decisions have it.
+    #[inline]
+    pub(crate) fn limit_name(&self) -> LimitName {
+        self.0.limit_name
     }
 
     /// Returns the scope's log and metrics.

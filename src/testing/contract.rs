@@ -7,8 +7,7 @@ use std::time::Duration;
 use crate::clock::ManualClock;
 use crate::decision::Decision;
 use crate::key::Key;
-use crate::limit::Limit;
-use crate::limiter::Limiter;
+use crate::limits::{Limit, Limiter};
 use crate::quota::{Quota, Quotas};
 use crate::store::{Account, Adjust, Charge, Scope, Store};
 

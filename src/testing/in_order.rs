@@ -2,8 +2,7 @@
 
 use crate::decision::Decision;
 use crate::key::Key;
-use crate::quota::{Quota, Quotas};
-use crate::store::{Account, Adjust, Charge, Reply, Scope, Store};
+use crate::store::{Adjust, Charge, Reply, Scope, Store};
 
 /// The traces, and no others, whose answers differ if limits are charged in order (S37): a limit
 /// behind the one that refused is not written (G11), and a window from the first request stays open
@@ -34,11 +33,4 @@ impl<S: Store> Store for InOrder<S> {
     fn fault_domain(&self, scope: &Scope, key: &Key) -> u64 {
         self.0.fault_domain(scope, key)
     }
-}
-
-pub(super) fn charges_in_one_step(store: &impl Store) -> bool {
-    let scopes = ["one", "two"].map(Scope::named);
-    let (quotas, key) = (Quotas::from(Quota::per_minute(1)), Key::global());
-    let peek = |scope| Charge::new(Account::new(scope, &quotas, &key), 1).peeking();
-    store.charge_all(&scopes.each_ref().map(peek)).is_some()
 }

@@ -8,9 +8,7 @@ use std::time::Duration;
 use super::block_on::Job;
 use crate::clock::ManualClock;
 use crate::key::Key;
-use crate::limit::Limit;
-use crate::limiter::Limiter;
-use crate::limits::{Limits, Line};
+use crate::limits::{Limit, Limiter, Limits, Line};
 use crate::quota::Quota;
 use crate::store::Store;
 

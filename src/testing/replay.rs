@@ -7,16 +7,15 @@ use serde::Deserialize;
 
 use crate::clock::ManualClock;
 use crate::decision::Decision;
-use crate::limit::Limit;
-use crate::limiter::{Limiter, Receipt};
+use crate::limits::{Limit, Limiter, Receipt};
 use crate::quota::Quotas;
 use crate::store::{Store, StoreError};
 
+mod lines;
 mod quota;
-mod several;
 
+use lines::LinesTrace;
 use quota::QuotaSpec;
-use several::SeveralTrace;
 
 /// The result of replaying the traces of a file: [`replay`].
 #[derive(Debug, Default)]
@@ -144,7 +143,7 @@ pub async fn replay<S: Store>(
         let store = new(clock.clone());
         let note = trace["note"].as_str().unwrap_or_default().to_owned();
         let (id, wrong) = if trace.get("limits").is_some() {
-            let trace: SeveralTrace = serde_json::from_value(trace)?;
+            let trace: LinesTrace = serde_json::from_value(trace)?;
             let wrong = trace.replay(store, &clock).await;
             (trace.id, wrong)
         } else {

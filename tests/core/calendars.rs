@@ -189,13 +189,13 @@ fn check(name: &str, zone: &TimeZone, first: First, days: &[i64], random: &mut R
         let to = random.usize(from + 1..starts.len());
         let passed = random.usize(from..to);
         let (at, n) = (starts[from].1 * 1_000, (to - from) as i64);
-        let (nothing, _) = Charge::new(account, 0).decide(at as u64, |_| None);
+        let (nothing, _) = Charge::new(account, 0).decide(at as u64, |_, _| None);
         let state = Adjust::take(account, n as u64, &nothing).apply(at as u64, |_| None)[0].1;
         let mut expected = State::default();
         (expected.start, expected.used, expected.until) = (at, n, starts[to].1 * 1_000);
         assert_eq!(state, expected, "{first:?} in {name}, {n} windows");
         let now = random.i64(starts[passed].1 * 1_000..starts[passed + 1].1 * 1_000);
-        let (later, _) = Charge::new(account, 0).decide(now as u64, |_| Some(state));
+        let (later, _) = Charge::new(account, 0).decide(now as u64, |_, _| Some(state));
         let ends = UNIX_EPOCH + Duration::from_secs(starts[passed + 1].1 as u64);
         let expected = (ends, (n - (passed - from) as i64) as u64);
         assert_eq!((later.reset_at(), later.used()), expected, "{first:?} in {name} at {now}");

@@ -124,7 +124,7 @@ impl Faulty {
 
     fn decide(&self, charge: Charge<'_>, now: u64) -> Decision {
         let account = charge.account();
-        let (decision, writes) = charge.decide(now, |quota| self.load(&account, quota, now));
+        let (decision, writes) = charge.decide(now, |of, quota| self.load(of, quota, now));
         if self.fault == Fault::ChargesInTwoSteps {
             (0..20).for_each(|_| std::thread::yield_now());
         }
@@ -132,10 +132,37 @@ impl Faulty {
             let counters = account.quotas().into_iter().map(|quota| quota.counter().to_string());
             *self.last.lock().expect("no panic") = counters.collect();
         }
-        for (quota, state) in writes {
+        for (_, quota, state) in writes {
             self.save(&account, quota, state);
             if self.fault == Fault::WritesTheFirstQuotaOnly {
                 break;
+            }
+        }
+        decision
+    }
+}
+
+impl Faulty {
+    fn charge_lines(&self, charge: Charge<'_>) -> Decision {
+        use Fault::{ChargesLimitByLimit, ChargesLimitsInTwoSteps, WritesTheFirstLimitOnly};
+
+        let _step = (self.fault != ChargesLimitsInTwoSteps)
+            .then(|| STEP.lock().unwrap_or_else(|step| step.into_inner()));
+        let now = self.now();
+        let (decision, writes) = charge.decide(now, |of, quota| self.load(of, quota, now));
+        if self.fault == ChargesLimitsInTwoSteps {
+            (0..20).for_each(|_| std::thread::yield_now());
+        }
+        if self.fault == ChargesLimitByLimit && !decision.allowed() {
+            for (account, cost) in charge.lines() {
+                let _ = self.decide(Charge::new(account, cost), now);
+            }
+            return decision;
+        }
+        let first = charge.account().scope().name();
+        for (account, quota, state) in writes {
+            if self.fault != WritesTheFirstLimitOnly || account.scope().name() == first {
+                self.save(&account, quota, state);
             }
         }
         decision
@@ -147,6 +174,9 @@ static STEP: Mutex<()> = Mutex::new(());
 
 impl Store for Faulty {
     fn charge(&self, charge: Charge<'_>) -> Reply<Decision> {
+        if charge.lines().len() > 1 {
+            return Reply::now(self.charge_lines(charge));
+        }
         let _step = (self.fault != Fault::ChargesInTwoSteps)
             .then(|| STEP.lock().unwrap_or_else(|step| step.into_inner()));
         let now = self.now();
@@ -161,7 +191,7 @@ impl Store for Faulty {
         Reply::now(match self.fault {
             Fault::ChargesQuotaByQuota if !charge.is_peek() => {
                 let decision = charge.peeking();
-                let decision = decision.decide(now, |quota| self.load(&account, quota, now)).0;
+                let decision = decision.decide(now, |of, quota| self.load(of, quota, now)).0;
                 for quota in account.quotas() {
                     let one = Quotas::from(*quota);
                     let one = Account::new(account.scope(), &one, account.key());
@@ -204,39 +234,13 @@ impl Store for Faulty {
     }
 
     /// Stores with other faults charge in order.
-    fn charge_all(&self, charges: &[Charge<'_>]) -> Option<Reply<Decision>> {
-        use Fault::{ChargesLimitByLimit, ChargesLimitsInTwoSteps, WritesTheFirstLimitOnly};
-        if ![
-            ChargesLimitByLimit,
-            ChargesLimitsInTwoSteps,
-            WritesTheFirstLimitOnly,
-            Fault::InOneStep,
-        ]
-        .contains(&self.fault)
-        {
-            return None;
-        }
-        let _step = (self.fault != ChargesLimitsInTwoSteps)
-            .then(|| STEP.lock().unwrap_or_else(|step| step.into_inner()));
-        let now = self.now();
-        let load = |account: &Account<'_>, quota: &Quota| self.load(account, quota, now);
-        let (decision, writes) = Charge::decide_all(charges, now, load);
-        if self.fault == ChargesLimitsInTwoSteps {
-            (0..20).for_each(|_| std::thread::yield_now());
-        }
-        if self.fault == ChargesLimitByLimit && !decision.allowed() {
-            for charge in charges {
-                let _ = self.decide(*charge, now);
-            }
-            return Some(Reply::now(decision));
-        }
-        let first = charges[0].account().scope().name();
-        for (account, quota, state) in writes {
-            if self.fault != WritesTheFirstLimitOnly || account.scope().name() == first {
-                self.save(&account, quota, state);
-            }
-        }
-        Some(Reply::now(decision))
+    fn charges_together(&self) -> bool {
+        use Fault::{
+            ChargesLimitByLimit, ChargesLimitsInTwoSteps, InOneStep, WritesTheFirstLimitOnly,
+        };
+
+        [ChargesLimitByLimit, ChargesLimitsInTwoSteps, WritesTheFirstLimitOnly, InOneStep]
+            .contains(&self.fault)
     }
 
     fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {

@@ -99,34 +99,20 @@ impl Database {
 
 impl Store for Database {
     fn charge(&self, charge: Charge<'_>) -> Reply<Decision> {
-        let scopes = vec![charge.account().scope().name().to_owned()];
+        let scopes = charge.lines().map(|(of, _)| of.scope().name().to_owned()).collect();
         let charge = charge.to_owned();
         self.later(scopes, move |states, now| {
-            let charge = charge.as_charge();
-            let id = |quota: &Quota| id(&charge.account(), quota);
-            let (decision, writes) = charge.decide(now, |quota| states.get(&id(quota)).copied());
-            let writes = writes.into_iter().map(|(quota, state)| (id(quota), state));
+            let load =
+                |account: &Account<'_>, quota: &Quota| states.get(&id(account, quota)).copied();
+            let (decision, writes) = charge.as_charge().decide(now, load);
+            let writes = writes.into_iter().map(|(of, quota, state)| (id(&of, quota), state));
             states.extend(writes.collect::<Vec<_>>());
             decision
         })
     }
 
-    fn charge_all(&self, charges: &[Charge<'_>]) -> Option<Reply<Decision>> {
-        if self.0.in_turns.load(Ordering::SeqCst) {
-            return None;
-        }
-        let scopes =
-            charges.iter().map(|charge| charge.account().scope().name().to_owned()).collect();
-        let charges: Vec<_> = charges.iter().map(Charge::to_owned).collect();
-        Some(self.later(scopes, move |states, now| {
-            let charges: Vec<_> = charges.iter().map(|charge| charge.as_charge()).collect();
-            let load =
-                |account: &Account<'_>, quota: &Quota| states.get(&id(account, quota)).copied();
-            let (decision, writes) = Charge::decide_all(&charges, now, load);
-            let writes = writes.into_iter().map(|(of, quota, state)| (id(&of, quota), state));
-            states.extend(writes.collect::<Vec<_>>());
-            decision
-        }))
+    fn charges_together(&self) -> bool {
+        !self.0.in_turns.load(Ordering::SeqCst)
     }
 
     fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {

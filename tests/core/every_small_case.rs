@@ -114,10 +114,11 @@ impl Case<'_> {
             Ask::Reserve => charge.reserving(),
             Ask::Peek => charge.peeking(),
         };
-        let (decision, writes) = charge.decide(self.now as u64, |quota| self.load(quota));
+        let (decision, writes) = charge.decide(self.now as u64, |_, quota| self.load(quota));
         let mut model = self.model();
         let (expected, _) = model.ask(self.terms, self.now.into(), cost.into(), ask);
         assert_eq!(answer_of(&decision), expected, "{}", self.at(&format!("{charge:?}")));
+        let writes: Vec<_> = writes.into_iter().map(|(_, quota, state)| (quota, state)).collect();
         self.check_writes(&writes, &model, "charge");
     }
 
@@ -187,7 +188,7 @@ fn all_terms(specs: &[Spec]) -> Vec<Terms> {
 
 /// A charge of 0 tokens has a receipt, too.
 fn taken(account: Account<'_>, terms: &[Terms], at: i64) -> (Decision, Taken) {
-    let (decision, _) = Charge::new(account, 0).decide(at as u64, |_| None);
+    let (decision, _) = Charge::new(account, 0).decide(at as u64, |_, _| None);
     let (_, taken) = Model::new(terms.len(), 0).ask(terms, at.into(), 0, Ask::Charge);
     (decision, taken.expect("it passes"))
 }

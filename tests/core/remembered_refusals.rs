@@ -98,8 +98,8 @@ impl Set {
 impl Store for Set {
     fn charge(&self, charge: Charge<'_>) -> Reply<Decision> {
         let mut state = self.1.lock().expect("no panic");
-        let (decision, writes) = charge.decide(self.0.now_ms(), |_| *state);
-        *state = writes.first().map(|(_, state)| *state).or(*state);
+        let (decision, writes) = charge.decide(self.0.now_ms(), |_, _| *state);
+        *state = writes.first().map(|(_, _, state)| *state).or(*state);
         Reply::now(decision)
     }
 

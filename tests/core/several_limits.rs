@@ -8,7 +8,7 @@ use allocation_counter::measure;
 use tower_fixed_window::store::{Account, Charge, Scope, Store};
 use tower_fixed_window::testing::{TOGETHER_VECTORS, block_on, replay};
 use tower_fixed_window::{
-    KeptReceipts, Key, Limit, Limits, Line, ManualClock, MemoryStore, Quota, Quotas,
+    KeptReceipt, Key, Limit, Limits, Line, ManualClock, MemoryStore, Quota, Quotas,
 };
 
 use crate::{answer, sized};
@@ -70,7 +70,7 @@ fn a_refusal_takes_from_no_limit_and_names_those_that_refuse() {
     assert_eq!([passes("requests"), passes("tokens"), passes("cents")], [true, false, false]);
     let requests = refused.of("requests").expect("it took part");
     assert_eq!((requests.granted(), requests.used(), requests.remaining()), (0, 1, 5));
-    assert_eq!(refused.governing_limit(), Some("cents"), "it refuses for longer");
+    assert_eq!(refused.governing_limit(), "cents", "it refuses for longer");
     assert_eq!(refused.retry_at(), refused.of("cents").and_then(|of| of.retry_at()));
     let text = refused.into_result().expect_err("it is refused").to_string();
     let start = "rate limit exceeded: 3 of 50 used, 47 left for a cost of ";
@@ -83,7 +83,7 @@ fn a_cost_that_can_never_pass_governs_a_refusal() {
     assert!(answer(limits.check(lines(50))).allowed());
     let refused =
         answer(limits.check([Line::new("requests", "acme", 7), Line::new("cents", "ann", 1)]));
-    assert_eq!(refused.governing_limit(), Some("requests"));
+    assert_eq!(refused.governing_limit(), "requests");
     assert!(refused.exceeds_capacity());
     assert_eq!(refused.retry_at(), None);
 }
@@ -97,7 +97,7 @@ fn the_limit_with_the_smallest_part_left_governs_to_the_last_token() {
         let decision =
             answer(limits.check([Line::new("one", "k", one), Line::new("two", "k", two)]));
         assert!(decision.allowed());
-        decision.governing_limit().expect("of two").to_owned()
+        decision.governing_limit().to_owned()
     };
     let of = |limit| Quotas::from(Quota::per_hour(limit));
     assert_eq!(governing([of(10), of(1_000)], [5, 900]), "two", "100 are left, a tenth");
@@ -121,7 +121,7 @@ fn the_limit_with_the_smallest_part_left_governs_to_the_last_token() {
 fn what_a_decision_says_is_what_the_governing_limit_says() {
     let limits = gateway();
     let decision = answer(limits.check(lines(3)));
-    assert_eq!(decision.governing_limit(), Some("tokens"));
+    assert_eq!(decision.governing_limit(), "tokens");
     let tokens = decision.of("tokens").expect("it took part");
     assert_eq!((decision.limit(), decision.used(), decision.remaining()), (1_000, 600, 400));
     assert_eq!((decision.usage(), decision.granted()), (tokens.usage(), 600));
@@ -130,13 +130,15 @@ fn what_a_decision_says_is_what_the_governing_limit_says() {
     assert_eq!(names, ["requests", "tokens", "cents"]);
     assert!(decision.of("others").is_none());
     let alone = answer(limits.of("tokens").peek("acme"));
-    assert!(alone.of("tokens").is_none() && alone.governing_limit().is_none());
+    assert_eq!(alone.of("tokens"), Some(alone.clone()), "one limit is the case of one");
+    assert_eq!(alone.limits().collect::<Vec<_>>(), [("tokens", alone.clone())]);
+    assert_eq!(alone.governing_limit(), "tokens");
     // With more quotas than a decision has room for.
     let four = Quota::per_minute(10).and(Quota::per_hour(20)).and(Quota::per_day(3));
     let four = four.and(Quota::per_week(90));
     let limits = self::limits([("one", Quota::per_minute(9).into()), ("four", four)]);
     let decision = answer(limits.check([Line::new("one", "k", 1), Line::new("four", "k", 2)]));
-    assert_eq!(decision.governing_limit(), Some("four"));
+    assert_eq!(decision.governing_limit(), "four");
     assert_eq!((decision.usage().len(), decision.governing(), decision.limit()), (4, 2, 3));
     assert_eq!(decision.clone(), decision);
 }
@@ -156,7 +158,7 @@ fn a_reservation_waits_for_the_last_of_its_limits() {
     let at = |ms| Some(UNIX_EPOCH + Duration::from_millis(NOW_MS + ms));
     assert_eq!(
         (late.decision().governing_limit(), late.decision().retry_at()),
-        (Some("slow"), at(60_000))
+        ("slow", at(60_000))
     );
     assert_eq!(answer(limits.of("long").peek("k")).used(), 1, "nothing is taken");
 
@@ -231,7 +233,7 @@ fn a_limit_without_a_line_takes_no_part() {
     assert!(decision.allowed() && decision.of("cents").is_none());
     assert_eq!(used(&limits), [1, 7, 50]);
     let peek = answer(limits.peek(lines(1)));
-    assert_eq!((peek.allowed(), peek.governing_limit()), (false, Some("cents")));
+    assert_eq!((peek.allowed(), peek.governing_limit()), (false, "cents"));
     assert_eq!(used(&limits), [1, 7, 50]);
 }
 
@@ -315,15 +317,15 @@ fn another_process_settles_what_one_has_charged() {
     let receipts = answer(process().charge(&lines)).expect("it passes");
     let decided = receipts.decision().clone();
     let text = serde_json::to_string(&receipts.keep().expect("it can be kept")).expect("text");
-    let read = || serde_json::from_str::<KeptReceipts>(&text).expect("as it was written");
-    let again = tower_fixed_window::Receipts::from(read());
+    let read = || serde_json::from_str::<KeptReceipt>(&text).expect("as it was written");
+    let again = tower_fixed_window::Receipt::from(read());
     assert_eq!(again.decision(), &decided);
 
     answer(process().settle(read(), [("cents", 7)]));
     assert_eq!(answer(process().of("cents").peek("ann")).used(), 7);
     assert_eq!(answer(process().of("requests").peek("acme")).used(), 1);
     for wrong in ["[]", "[[1]]", &text[..text.len() - 2], &text.replace("requests", "Requests")] {
-        assert!(serde_json::from_str::<KeptReceipts>(wrong).is_err(), "{wrong}");
+        assert!(serde_json::from_str::<KeptReceipt>(wrong).is_err(), "{wrong}");
     }
 }
 
@@ -337,11 +339,11 @@ fn a_charge_of_several_limits_takes_one_allocation() {
         for count in 1..=8 {
             let clock = ManualClock::at_ms(NOW_MS);
             let store = MemoryStore::with_max_keys(1_000).clock(clock.clone());
-            let charges: Vec<_> = scopes[..count]
+            let lines: Vec<_> = scopes[..count]
                 .iter()
-                .map(|scope| Charge::new(Account::new(scope, &quotas, &key), 1))
+                .map(|scope| (Account::new(scope, &quotas, &key), 1))
                 .collect();
-            let charge = || answer(store.charge_all(&charges).expect("in one step"));
+            let charge = || answer(store.charge(Charge::together(&lines)));
             // The table grows, and the counters are noted.
             assert!(charge().allowed());
             for hour in 0..2 {
@@ -358,12 +360,10 @@ fn a_charge_of_several_limits_takes_one_allocation() {
 }
 
 #[test]
-fn charges_of_one_scope_are_no_limits_of_one_charge() {
-    let store = MemoryStore::new().clock(ManualClock::at_ms(NOW_MS));
+#[should_panic(expected = "two lines of one scope")]
+fn lines_of_one_scope_are_no_charge() {
     let (scope, quotas) = (Scope::named("one"), Quotas::from(Quota::per_minute(3)));
     let keys = [Key::from("a"), Key::from("b")];
-    let charges = keys.each_ref().map(|key| Charge::new(Account::new(&scope, &quotas, key), 1));
-    assert!(store.charge_all(&charges).is_none());
-    assert!(store.charge_all(&[]).is_none());
-    assert!(store.is_empty());
+    let lines = keys.each_ref().map(|key| (Account::new(&scope, &quotas, key), 1));
+    let _ = Charge::together(&lines);
 }

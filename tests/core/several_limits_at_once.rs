@@ -10,7 +10,7 @@ use std::sync::Mutex;
 use std::time::{Duration, SystemTime};
 
 use fastrand::Rng;
-use tower_fixed_window::{Limit, Limits, Line, ManualClock, MemoryStore, Quota, Quotas, Receipts};
+use tower_fixed_window::{Limit, Limits, Line, ManualClock, MemoryStore, Quota, Quotas, Receipt};
 
 use crate::{answer, sized};
 
@@ -65,7 +65,7 @@ impl Ledger {
 }
 
 struct Charged {
-    receipts: Receipts,
+    receipts: Receipt,
     keys: [u64; 4],
 }
 

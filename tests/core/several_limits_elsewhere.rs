@@ -29,7 +29,7 @@ fn what_is_known_of_one_limit_refuses_all_without_a_call() {
     assert!(refused.of("requests").expect("it took part").allowed());
     for _ in 0..100 {
         let refused = check(&limits, 200).expect("it is known");
-        assert_eq!(refused.governing_limit(), Some("tokens"));
+        assert_eq!(refused.governing_limit(), "tokens");
         assert!(refused.of("requests").is_none() && refused.retry_at().is_some());
     }
     assert_eq!(database.calls(), 2);

@@ -4,7 +4,7 @@
 use proptest::prelude::*;
 use proptest::sample::Index;
 use tower_fixed_window::{
-    Decision, Key, Limit, Limits, Line, ManualClock, MemoryStore, Quotas, Receipts,
+    Decision, Key, Limit, Limits, Line, ManualClock, MemoryStore, Quotas, Receipt,
 };
 
 use crate::reference::{self, Ask, Model, Taken, Together, stagger, together};
@@ -68,7 +68,7 @@ struct Rig {
     specs: Vec<Vec<Spec>>,
     limits: Limits,
     models: Vec<Vec<Model>>,
-    receipts: Vec<(Receipts, Vec<Of>)>,
+    receipts: Vec<(Receipt, Vec<Of>)>,
 }
 
 impl Rig {
@@ -202,9 +202,7 @@ impl Rig {
     }
 }
 
-fn split(
-    charged: Result<Receipts, tower_fixed_window::RateLimited>,
-) -> (Decision, Option<Receipts>) {
+fn split(charged: Result<Receipt, tower_fixed_window::RateLimited>) -> (Decision, Option<Receipt>) {
     match charged {
         Ok(receipts) => (receipts.decision().clone(), Some(receipts)),
         Err(refused) => (refused.decision().clone(), None),

@@ -122,7 +122,7 @@ impl Store for Server {
             let (now, states) = server.call_charge(&owner, &rows, cost, peek);
             let mut states = states.into_iter();
             // The states that the server has seen lead to the decision that it made.
-            Ok(charge.decide(now, |_| states.next().flatten()).0)
+            Ok(charge.decide(now, |_, _| states.next().flatten()).0)
         })
     }
 

@@ -32,8 +32,8 @@ impl Store for Counts {
     fn charge(&self, charge: Charge<'_>) -> Reply<Decision> {
         let (mut all, id) = self.locked(&charge.account());
         let states = all.entry(id).or_default();
-        let (decision, writes) = charge.decide(self.clock.now_ms(), |quota| get(states, quota));
-        put(states, writes);
+        let (decision, writes) = charge.decide(self.clock.now_ms(), |_, quota| get(states, quota));
+        put(states, writes.into_iter().map(|(_, quota, state)| (quota, state)));
         Reply::now(decision)
     }
 
@@ -64,6 +64,9 @@ fn get(states: &HashMap<String, State>, quota: &Quota) -> Option<State> {
     states.get(&quota.counter().to_string()).copied()
 }
 
-fn put(states: &mut HashMap<String, State>, writes: Vec<(&Quota, State)>) {
+fn put<'a>(
+    states: &mut HashMap<String, State>,
+    writes: impl IntoIterator<Item = (&'a Quota, State)>,
+) {
     states.extend(writes.into_iter().map(|(quota, state)| (quota.counter().to_string(), state)));
 }

@@ -74,11 +74,15 @@ macro_rules! forward_to_remote {
                 $to.charge(charge)
             }
 
-            fn charge_all(
+            fn charges_together(&$this) -> bool {
+                $to.charges_together()
+            }
+
+            fn known_refusal(
                 &$this,
-                charges: &[tower_fixed_window::store::Charge<'_>],
-            ) -> Option<tower_fixed_window::store::Reply<tower_fixed_window::Decision>> {
-                $to.charge_all(charges)
+                charge: tower_fixed_window::store::Charge<'_>,
+            ) -> Option<tower_fixed_window::Decision> {
+                $to.known_refusal(charge)
             }
 
             fn adjust(

@@ -597,10 +597,9 @@ impl From<&User> for Key {
 fn what_the_code_lacks_is_for_the_operator_and_not_for_the_client() {
     let log = logged(async || {
         tracing_subscriber::fmt().with_max_level(LevelFilter::DEBUG).with_ansi(false).init();
-        let limit = || QUOTA.name("api");
         let cases = [
-            (limit().key(extension::<User>()), 500, "this server is misconfigured"),
-            (limit().key_fn(|_| None), 400, "lacks a key for the rate limit"),
+            (QUOTA.name("one").key(extension::<User>()), 500, "this server is misconfigured"),
+            (QUOTA.name("two").key_fn(|_| None), 400, "lacks a key for the rate limit"),
         ];
         let cases = cases.map(|(limit, status, text)| (FixedWindowLayer::new(limit), status, text));
         for (layer, status, message) in cases.iter().flat_map(|case| [case; 3]) {
@@ -772,6 +771,30 @@ fn one_name_of_two_limits_with_equal_quotas_is_noticed() {
         log.iter().filter(|line| line.contains("has one count in both")).count()
     };
     assert_eq!([0, 1, 2, 3, 4, 5].map(lines), [1, 1, 0, 0, 0, 0]);
+}
+
+/// A key has both limits: 4 and 4 where the app says 4.
+#[test]
+fn one_name_of_two_layers_that_count_apart_is_noticed() {
+    let lines = |case| {
+        let log = logged_in_case(case, async |case| {
+            let layer = || FixedWindowLayer::new(QUOTA.name("api"));
+            let first = layer();
+            let _both = match case {
+                0 => (first, layer()),
+                1 => (first.clone(), first),
+                2 => (first, FixedWindowLayer::new(QUOTA.name("other"))),
+                // Tests and connections make limits one after the other.
+                _ => {
+                    drop(first);
+                    let _next = layer();
+                    return;
+                }
+            };
+        });
+        log.iter().filter(|line| line.contains("`api`, each with counts of its own")).count()
+    };
+    assert_eq!([0, 1, 2, 3].map(lines), [1, 0, 0, 0]);
 }
 
 #[test]

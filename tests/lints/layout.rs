@@ -11,9 +11,9 @@ const MAX_LINES: usize = 600;
 /// Crates that only these folders and files may name.
 const CRATES: [(&str, &[&str]); 12] = [
     ("axum", &["key", "middleware"]),
-    ("foldhash", &["limiter", "store/sharded"]),
+    ("foldhash", &["limits", "store/sharded"]),
     ("hmac_sha256", &["key"]),
-    ("http", &["key", "limit", "limiter", "middleware", "testing"]),
+    ("http", &["key", "limits", "middleware", "testing"]),
     ("ipnet", &["key"]),
     ("jiff", &["quota"]),
     ("metrics", &["observe"]),

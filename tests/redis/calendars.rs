@@ -136,9 +136,11 @@ async fn memory_and_redis_agree_on_a_reservation_of_a_hundred_days() {
 
     let scopes = [Scope::named("days"), Scope::named("years")];
     let quotas = [Quotas::from(days), Quotas::from(years)];
-    let charges: Vec<_> = scopes.iter().zip(&quotas).map(charge).collect();
-    let expected = pair.memory.charge_all(&charges).expect("memory can").await;
-    let decision = pair.redis.charge_all(&charges).expect("Redis can").await.expect("it answers");
+    let lines: Vec<_> =
+        scopes.iter().zip(&quotas).map(|of| (Account::new(of.0, of.1, &key), 100)).collect();
+    let charge = Charge::together(&lines).reserving();
+    let expected = pair.memory.charge(charge).await;
+    let decision = pair.redis.charge(charge).await.expect("it answers");
     assert!(decision.allowed());
     assert_eq!(decision, expected.expect("memory answers"));
 }

@@ -181,12 +181,12 @@ async fn equal_charges_around_a_group_keep_their_order() {
     for at in [0, 1] {
         let [key, other] = [100, 200].map(|key| Key::from(key + at as u64));
         let charge = |key| Charge::new(Account::new(&scope, &quotas, key), 1);
-        let mut group = [Charge::new(Account::new(&beside, &quotas, &key), 1); 2];
-        group[at] = charge(&key);
+        let mut group = [(Account::new(&beside, &quotas, &key), 1); 2];
+        group[at] = (Account::new(&scope, &quotas, &key), 1);
         let three = || (0..3).map(|_| store.charge(charge(&key)));
         let all = iter::once(store.charge(charge(&other)))
             .chain(three())
-            .chain([store.charge_all(&group).expect("it can")])
+            .chain([store.charge(Charge::together(&group))])
             .chain(three());
         let answers = at_once(all.collect::<Vec<_>>()).await;
         let used = answers.into_iter().skip(1).map(|answer| answer.expect("it answers").used());

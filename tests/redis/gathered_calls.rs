@@ -42,18 +42,12 @@ impl Store for Crowd {
         let other = Charge::new(Account::new(&self.scope, &self.quotas, &key), 1).peeking();
         let other = || self.store.charge(other);
         self.asked.fetch_add(4, Ordering::Relaxed);
-        let all = join4(other(), other(), other(), self.store.charge(charge));
-        Reply::later(async move { all.await.3 })
+        let all = join4(other(), other(), self.store.charge(charge), other());
+        Reply::later(async move { all.await.2 })
     }
 
-    fn charge_all(&self, charges: &[Charge<'_>]) -> Option<Reply<Decision>> {
-        let key = Key::from("somebody else");
-        let other = Charge::new(Account::new(&self.scope, &self.quotas, &key), 1).peeking();
-        let other = || self.store.charge(other);
-        let group = self.store.charge_all(charges)?;
-        self.asked.fetch_add(4, Ordering::Relaxed);
-        let all = join4(other(), other(), group, other());
-        Some(Reply::later(async move { all.await.2 }))
+    fn charges_together(&self) -> bool {
+        self.store.charges_together()
     }
 
     fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {

@@ -131,7 +131,7 @@ async fn a_refused_group_takes_nothing_and_is_remembered() {
     let calls = scripts(&server);
     for _ in 0..1_000 {
         let refused = limits.check(lines("ann", 3)).await.expect("it answers");
-        assert_eq!(refused.governing_limit(), Some("cents"));
+        assert_eq!(refused.governing_limit(), "cents");
         assert!(refused.of("tokens").is_none(), "nothing is known of it");
         assert!(refused.retry_at().is_some() && !refused.is_local());
     }
@@ -293,10 +293,9 @@ impl Model {
         (scope, account.key().clone(), quota.counter().to_string())
     }
 
-    fn charge_all(&mut self, charges: &[Charge<'_>], now: u64) -> Decision {
+    fn charge(&mut self, charge: Charge<'_>, now: u64) -> Decision {
         let load = |account: &Account<'_>, quota: &Quota| self.0.get(&Self::id(account, quota));
-        let (decision, writes) =
-            Charge::decide_all(charges, now, |account, quota| load(account, quota).copied());
+        let (decision, writes) = charge.decide(now, |account, quota| load(account, quota).copied());
         for (account, quota, state) in writes {
             self.0.insert(Self::id(&account, quota), state);
         }
@@ -358,32 +357,38 @@ async fn agree<S: Store>(with: impl Fn(RedisStore) -> S) {
             let reserves = rng.u8(..3) == 0;
             let peeks = rng.u8(..8) == 0;
             let mut of = Vec::new();
-            let mut charges = Vec::new();
+            let mut lines = Vec::new();
             for (scope, quotas) in group.scopes.iter().zip(&quotas) {
                 let key = rng.usize(..2);
                 let account = Account::new(scope, quotas, &keys[key]);
                 let cost = if rng.u8(..10) == 0 { tokens(&mut rng) } else { few_tokens(&mut rng) };
-                let charge = Charge::new(account, cost);
-                let charge = if reserves { charge.reserving() } else { charge };
-                charges.push(if peeks { charge.peeking() } else { charge });
+                lines.push((account, cost));
                 of.push(key);
             }
-            let expected = model.charge_all(&charges, now);
+            let charge = Charge::together(&lines);
+            let charge = if reserves { charge.reserving() } else { charge };
+            let charge = if peeks { charge.peeking() } else { charge };
+            let expected = model.charge(charge, now);
             if !steps_back {
-                let memory = memory.charge_all(&charges).expect("memory can").await;
-                assert_eq!(memory.expect("memory answers"), expected, "{at}: {charges:?}");
+                let memory = memory.charge(charge).await;
+                assert_eq!(memory.expect("memory answers"), expected, "{at}: {charge:?}");
             }
-            let decision = redis.charge_all(&charges).expect("Redis can").await;
-            let decision = decision.unwrap_or_else(|error| panic!("{at}: {error}: {charges:?}"));
+            assert!(redis.charges_together());
+            let decision = redis.charge(charge).await;
+            let decision = decision.unwrap_or_else(|error| panic!("{at}: {error}: {charge:?}"));
             let each = |of: &Decision| of.limits().map(|(_, of)| of).collect::<Vec<_>>();
-            assert_eq!(each(&decision), each(&expected), "{at}: {charges:?}");
-            assert_eq!(decision, expected, "{at}: {charges:?}");
+            assert_eq!(each(&decision), each(&expected), "{at}: {charge:?}");
+            assert_eq!(decision, expected, "{at}: {charge:?}");
             if !decision.allowed() {
                 refused += 1;
                 // Each limit fits by itself.
-                let fits = charges.iter().all(|charge| {
-                    let load = |quota: &Quota| model.0.get(&Model::id(&charge.account(), quota));
-                    charge.peeking().decide(now, |quota| load(quota).copied()).0.allowed()
+                let fits = lines.iter().all(|&(account, cost)| {
+                    let load = |_: &Account<'_>, quota: &Quota| {
+                        model.0.get(&Model::id(&account, quota)).copied()
+                    };
+                    let line = Charge::new(account, cost).peeking();
+                    let line = if reserves { line.reserving() } else { line };
+                    line.decide(now, load).0.allowed()
                 });
                 late += u32::from(reserves && fits);
                 continue;
@@ -499,7 +504,7 @@ async fn limits_of_equal_quotas_are_charged_together() {
     let lines = ["one", "other"].map(|name| Line::new(name, "ann", 2));
     assert!(limits.of("other").check_cost("ann", 2).await.expect("it answers").allowed());
     let decision = limits.check(&lines).await.expect("it answers");
-    assert_eq!(decision.governing_limit(), Some("other"));
+    assert_eq!(decision.governing_limit(), "other");
     assert!(!decision.allowed());
     assert_eq!(limits.of("one").peek("ann").await.expect("it answers").used(), 0);
 }
@@ -516,7 +521,7 @@ async fn limits_on_a_cluster_are_charged_in_order() {
         let limits = gateway(store);
         assert!(limits.check(lines("ann", 50)).await.expect("it answers").allowed());
         let refused = limits.check(lines("ann", 1)).await.expect("it answers");
-        assert_eq!(refused.governing_limit(), Some("cents"), "{name}");
+        assert_eq!(refused.governing_limit(), "cents", "{name}");
         assert_eq!(used(&limits, "ann").await, [1, 600, 50], "{name}: it was given back");
         let calls = || nodes.iter().map(scripts).sum::<u64>();
         let before = calls();

@@ -77,7 +77,7 @@ pub(crate) fn table() -> String {
         RateLimited,
         Reason,
         Receipt,
-        Receipts,
+
         Refused,
         RefusedKey,
         RefusedRoute,

@@ -5,6 +5,7 @@ use std::fmt::Write;
 
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 
+use super::LimitAt;
 use super::values::{policy_name, seconds};
 use crate::decision::Decision;
 use crate::quota::Quotas;
@@ -21,10 +22,14 @@ pub(super) fn has_name(name: &HeaderName) -> bool {
 
 /// Appends both headers, after those of inner layers, with one item for each quota of each limit
 /// that was decided.
-pub(super) fn append(headers: &mut HeaderMap, limits: &[(&str, &Quotas)], decision: &Decision) {
+pub(super) fn append<'a>(
+    headers: &mut HeaderMap,
+    limits: impl Iterator<Item = LimitAt<'a>>,
+    decision: &Decision,
+) {
     let (mut policies, mut standings) = (String::new(), String::new());
-    for (name, quotas) in limits {
-        if let Some(decision) = decision.for_limit(name) {
+    for (place, name, quotas) in limits {
+        if let Some(decision) = decision.at(place) {
             write(&mut policies, &mut standings, name, quotas, &decision);
         }
     }

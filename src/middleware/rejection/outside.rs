@@ -9,8 +9,8 @@ use http::{HeaderMap, Response, StatusCode};
 use super::Rejection;
 use super::reject::problem_response;
 use crate::decision::{Decision, RateLimited};
-use crate::limiter::Limiter;
-use crate::middleware::headers::{Headers, PreparedHeaders};
+use crate::limits::Limiter;
+use crate::middleware::headers::{Headers, LimitAt, PreparedHeaders};
 use crate::middleware::reason::Reason;
 use crate::quota::{Quota, Quotas};
 use crate::store::StoreError;
@@ -44,10 +44,10 @@ impl Limiter {
     /// # Ok(()) }
     /// ```
     pub fn headers(&self, decision: &Decision, headers: Headers) -> HeaderMap {
-        let quotas = decision
-            .for_limit(self.name())
-            .map_or_else(|| self.quotas(), |decision| quotas_of(&decision, &self.quotas()));
-        let limits = &[(self.name(), &quotas)];
+        let of = decision.of(self.name());
+        let quotas = of.as_ref().map_or_else(|| self.quotas(), |of| quotas_of(of, &self.quotas()));
+        let (decision, limits) = (of.as_ref().unwrap_or(decision), [(0, self.name(), &quotas)]);
+        let limits = limits.into_iter();
         let prepared = PreparedHeaders::new(headers, self.name(), 0);
         let mut response = Response::new(());
         if decision.allowed() {
@@ -104,10 +104,10 @@ fn quotas_of(decision: &Decision, own: &Quotas) -> Quotas {
 impl<B: From<Bytes>> From<RateLimited> for Response<B> {
     fn from(error: RateLimited) -> Self {
         let (decision, refusers) = error.into_parts();
-        let limits: Vec<_> = refusers.iter().map(|of| (&*of.name, &of.quotas)).collect();
-        let governing = decision.governing_limit().map(String::from);
-        let name = governing.as_deref().or(limits.first().map(|(name, _)| *name));
-        answer(&Reason::RateLimited(decision), name.unwrap_or_default(), &limits)
+        let limits: Vec<_> =
+            refusers.iter().map(|(place, of)| (*place, &*of.name, &of.quotas)).collect();
+        let governing = decision.governing_limit().to_owned();
+        answer(&Reason::RateLimited(decision), &governing, &limits)
     }
 }
 
@@ -118,10 +118,12 @@ impl<B: From<Bytes>> From<StoreError> for Response<B> {
     }
 }
 
-fn answer<B: From<Bytes>>(reason: &Reason, name: &str, limits: &[(&str, &Quotas)]) -> Response<B> {
+fn answer<B: From<Bytes>>(reason: &Reason, name: &str, limits: &[LimitAt<'_>]) -> Response<B> {
     let headers = PreparedHeaders::new(Headers::GitHub, name, 0);
     let limited = StatusCode::TOO_MANY_REQUESTS;
-    let why = Rejection { reason, limited, name, limits, last_body: None, headers: &headers };
+    let (first, others) = limits.split_first().map_or((None, limits), |(f, o)| (Some(*f), o));
+    let why =
+        Rejection { reason, limited, name, first, others, last_body: None, headers: &headers };
     problem_response(&why)
 }
 

@@ -11,7 +11,7 @@ use crate::middleware::reason::Reason;
 #[inline]
 pub(super) fn problem(why: &Rejection<'_>) -> Bytes {
     if let Reason::RateLimited(decision) = why.reason() {
-        let is_plain = matches!(why.limits, [(_, quotas)] if quotas.len() == 1)
+        let is_plain = why.first.is_some_and(|(_, _, quotas)| quotas.len() == 1)
             && !decision.exceeds_capacity()
             && decision.left_and_cost().is_none();
         return match why.last_body.filter(|_| is_plain) {

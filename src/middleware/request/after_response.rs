@@ -4,6 +4,7 @@ use http::Response;
 
 use super::LimitedRequest;
 use crate::decision::Decision;
+use crate::limits::Limiter;
 use crate::middleware::correction::Actual;
 use crate::middleware::cost::TrueCost;
 use crate::middleware::headers::is_refused_inside;
@@ -16,8 +17,6 @@ impl<J> LimitedRequest<J> {
         self.current.shared.options.count_if.is_some()
             || self.shadow
             || !response.extensions().is_empty()
-            // Several limits, all in shadow mode.
-            || (self.charged.is_none() && self.has_shadows())
     }
 
     /// Adds the headers to the response.
@@ -35,21 +34,19 @@ impl<J> LimitedRequest<J> {
 
     #[inline(always)]
     fn stamp_by<R>(&self, response: &mut Response<R>, decision: &Decision) -> bool {
-        if let Some(charges) = self.limit_charges() {
-            return self.stamp_several(charges, response, decision);
-        }
-        let limiter = &self.current.shared.limiter;
-        let limits = || [(limiter.name(), self.quotas())];
-        self.current.settings.headers.stamp_passed(response, limits, decision, || limiter.now())
+        let now = || self.current.shared.limits.now();
+        let headers = &self.governing(Some(decision)).headers;
+        let limits = || (0..self.count()).map(|place| self.limit_at(place));
+        headers.stamp_passed(response, limits, decision, now)
     }
 
     /// Corrects the charge by the response, and adds the headers.
     #[inline(never)]
     pub(crate) fn correct<R>(&mut self, mut response: Response<R>) -> Response<R> {
         if let Some(cost) = response.extensions().get::<TrueCost>() {
-            cost.note_settled(self.settled_names());
+            cost.note_settled(self.settled());
         }
-        if self.charged.is_none() && !self.has_shadows() {
+        if self.charged.is_none() && !self.has_aside() {
             return response;
         }
         if is_refused_inside(&response) {
@@ -61,7 +58,7 @@ impl<J> LimitedRequest<J> {
         let actual;
         (response, actual) = self.read_true_cost(response);
         if let Some(actual) = actual {
-            self.correct_shadows(&actual);
+            self.correct_aside(&actual);
             if let Some(decision) = self.charged.take() {
                 let (settled, corrected) = self.correction().make(&decision, &actual);
                 settled.detach();
@@ -92,21 +89,25 @@ impl<J> LimitedRequest<J> {
     /// Returns the costs of settled limits if they are final. Otherwise the limits are corrected
     /// when the body ends.
     fn costs_or_wait_for_end(&self, cost: &TrueCost) -> Option<Actual> {
-        if !self.is_settled() {
-            return None;
-        }
+        self.settled().next()?;
         let costs = cost.costs().map(Actual::Costs);
         if costs.is_none() {
             let charged = self.charged.clone().map(|decision| (self.correction(), decision));
-            let shadows = self.shadow_correction();
+            let aside = self.aside_correction();
             cost.settle_at_end(move |costs| {
                 let actual = Actual::Costs(costs.clone());
                 if let Some((correction, decision)) = charged {
                     correction.make(&decision, &actual).0.detach();
                 }
-                shadows(&actual);
+                aside(&actual);
             });
         }
         costs
+    }
+
+    /// Returns the names of the layer's limits that are settled by true costs.
+    fn settled(&self) -> impl Iterator<Item = &str> {
+        let settled = |limiter: &&Limiter| limiter.live().limit().settled;
+        self.current.shared.limits.limiters().iter().filter(settled).map(Limiter::name)
     }
 }

@@ -4,22 +4,17 @@ use std::task::{Context, Poll};
 
 use http::request::Parts;
 
-use super::charges::LimitCharge;
-use super::{LimitedRequest, Next, Rare};
+use super::{LimitedRequest, Next, Rare, RequestLine};
 use crate::decision::Decision;
-use crate::limiter::Limiter;
 use crate::middleware::correction::PendingDecision;
 use crate::middleware::reason::Reason;
 use crate::middleware::shared::Current;
-use crate::queue::{Claim, Counter, Place, Term, Terms, Tokens, Turn};
-use crate::quota::Quotas;
+use crate::queue::{Claim, Counter, Place, Terms, Tokens, Turn};
 use crate::store::StoreError;
 
 /// A request's place in the queue, and its charge.
 pub(super) struct Waiting {
     place: Place,
-    /// The cost for the only limit.
-    cost: u64,
     /// The charge, while the store decides it.
     asked: Option<PendingDecision>,
     /// The answer, until those before the request have gone. Tokens are returned if it is dropped.
@@ -27,16 +22,21 @@ pub(super) struct Waiting {
 }
 
 impl<J> LimitedRequest<J> {
-    /// Puts the request in the line of its key, or of its combination of keys. `cost` is the cost
-    /// for the only limit.
+    /// Returns whether the request may have to wait: it asks for something that can be granted.
+    pub(super) fn may_wait(&self) -> bool {
+        self.lines().any(|line| line.cost > 0)
+            && self.lines().all(|line| self.quotas_of(line).can_grant(line.cost))
+    }
+
+    /// Puts the request in the line of its key, or of its combination of keys.
     #[inline(never)]
-    pub(super) fn join_queue(&mut self, parts: &Parts, cost: u64) -> Next {
+    pub(super) fn join_queue(&mut self, parts: &Parts) -> Next {
         let Some(queue) = &self.current.shared.queue else { return Next::Call };
-        let (place, has_to_wait) = match Place::join(queue, self.claim(cost)) {
+        let (place, has_to_wait) = match Place::join(queue, self.claim()) {
             Ok(joined) => joined,
             Err(refusal) => return Next::Refuse(Reason::RateLimited(refusal)),
         };
-        self.rare().waiting = Some(Waiting { place, cost, asked: None, answer: None });
+        self.rare().waiting = Some(Waiting { place, asked: None, answer: None });
         if has_to_wait {
             return Next::Wait;
         }
@@ -70,11 +70,7 @@ impl<J> LimitedRequest<J> {
 
     /// Returns whether the request waits for a limit that is in shadow mode by now.
     fn waits_for_shadow(&self) -> bool {
-        let is_shadow = |limit| self.limiter_of(limit).live().is_shadow();
-        match self.limit_charges() {
-            None => is_shadow(0),
-            Some(charges) => charges.enforced.iter().any(|charge| is_shadow(charge.limit)),
-        }
+        self.lines().any(|line| self.settings_of(line).limiter.live().is_shadow())
     }
 
     /// Charges the request, since it is its turn and its service is ready. Returns the next step if
@@ -84,16 +80,10 @@ impl<J> LimitedRequest<J> {
         if self.waits_for_shadow() {
             drop(waiting.place);
             self.renew();
-            return Some(match self.limit_charges() {
-                None => {
-                    self.shadow = true;
-                    self.charge(parts, waiting.cost)
-                }
-                Some(_) => self.charge_enforced(parts),
-            });
+            return Some(self.begin_again(parts));
         }
         if waiting.place.ask() {
-            match self.send(waiting.cost).into_now() {
+            match self.send().into_now() {
                 Ok(answer) => waiting.note(answer),
                 // A request that leaves the queue keeps nothing.
                 Err(later) => {
@@ -158,43 +148,25 @@ impl<J> LimitedRequest<J> {
         }
     }
 
-    /// Returns the request's claim. `cost` is the cost for the only limit.
-    fn claim(&self, cost: u64) -> Claim {
-        let Some(charges) = self.limit_charges() else {
-            let counters = [Counter { limit: 0, key: self.key.clone() }].into();
-            return Claim { counters, terms: self.terms(), cost: Tokens::of(&[cost]) };
-        };
-        let counter =
-            |charge: &LimitCharge| Counter { limit: charge.limit, key: charge.key.clone() };
-        let costs: Vec<_> = charges.enforced.iter().map(|charge| charge.cost).collect();
+    fn claim(&self) -> Claim {
+        let counter = |line: &RequestLine| Counter { limit: line.limit, key: line.key.clone() };
+        let costs: Vec<_> = self.lines().map(|line| line.cost).collect();
         Claim {
-            counters: charges.enforced.iter().map(counter).collect(),
+            counters: self.lines().map(counter).collect(),
             terms: self.terms(),
             cost: Tokens::of(&costs),
         }
     }
 
     fn terms(&self) -> Terms {
-        let term = |limiter: &Limiter, quotas: &Quotas| Term {
-            name: limiter.scope().shared_name().clone(),
-            quotas: *quotas,
-        };
-        match self.limit_charges() {
-            None => [term(&self.current.shared.limiter, self.quotas())].into(),
-            Some(charges) => {
-                let of = |charge: &LimitCharge| {
-                    term(self.limiter_of(charge.limit), self.quotas_of(charge))
-                };
-                charges.enforced.iter().map(of).collect()
-            }
-        }
+        self.lines().map(|line| *self.quotas_of(line)).collect()
     }
 
     /// Replaces the settings if they have changed while the request waited. Returns whether they
     /// have.
     fn renew(&mut self) -> bool {
         let shared = &self.current.shared;
-        let changed = !self.current.is_current_now(shared);
+        let changed = !self.current.is_current_now();
         if changed {
             self.current = Current::new(shared);
         }

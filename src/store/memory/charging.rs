@@ -1,4 +1,4 @@
-//! A charge of one limit: the short path of nearly every charge, and the way of all others.
+//! A charge of one line: the short path of nearly every charge, and the way of all others.
 
 use super::super::account::Account;
 use super::super::charge::Charge;
@@ -21,15 +21,18 @@ impl MemoryStore {
         note: impl FnOnce(&mut Decision),
     ) -> Reply<Decision> {
         let Account { scope, quotas, key } = charge.account();
+        if !charge.is_single() {
+            return self.charge_lines(charge).noted(note);
+        }
         let [quota] = quotas.as_slice() else { return self.charge_quotas(charge).noted(note) };
-        if !charge.ask.is_plain() || !quota.is_plain() {
+        if !charge.is_plain() || !quota.is_plain() {
             return self.charge_specially(charge).noted(note);
         }
         let (shard, hash) = self.memory.shards.shard_of(scope, key);
         let (time, home) = (&self.memory.time, Home { hash, scope: scope.id() });
         let (fingerprint, cost) = (home.fingerprint(quota), charge.cost());
         if let Some(ruling) = shard.refuse_again(time, quota, fingerprint, cost) {
-            return Reply::now(ruling.into_decision()).noted(note);
+            return Reply::now(ruling.into_decision(scope.limit_name())).noted(note);
         }
         let now = time.recently();
         let mut shard = shard.lock_for_charge();
@@ -40,11 +43,11 @@ impl MemoryStore {
             Some(ruling) if ruling.passed() => {
                 drop(shard);
                 note_passed(cost);
-                Reply::now(ruling.into_decision())
+                Reply::now(ruling.into_decision(scope.limit_name()))
             }
             Some(ruling) => {
                 drop(shard);
-                Reply::now(ruling.into_decision()).noted(note)
+                Reply::now(ruling.into_decision(scope.limit_name())).noted(note)
             }
             None => self.decide::<1>(charge, now, shard.into_any(), home).noted(note),
         }
@@ -63,7 +66,9 @@ impl MemoryStore {
     ) -> Reply<Decision> {
         let now = self.now_again(&mut shard);
         match shard.charge_running(now, quota, home.fingerprint(quota), charge.cost()) {
-            Some((ruling, _)) => Reply::now(ruling.into_decision()),
+            Some((ruling, _)) => {
+                Reply::now(ruling.into_decision(charge.account().scope().limit_name()))
+            }
             None => self.decide::<1>(charge, now, shard, home),
         }
     }
@@ -107,16 +112,16 @@ impl MemoryStore {
         mut shard: MutexGuard<'_, Shard>,
         home: Home,
     ) -> Reply<Decision> {
-        let account = &charge.account;
-        let quotas = account.quotas().as_slice();
+        let account = &charge.account();
+        let (quotas, ask) = (account.quotas().as_slice(), charge.ask(charge.cost()));
         if N > 1
             && let Ok(quotas) = quotas.try_into()
-            && let Some(decision) = shard.charge_all_running::<N>(now, quotas, &home, charge.ask)
+            && let Some(decision) = shard.charge_all_running::<N>(now, account, quotas, &home, ask)
         {
             return Reply::now(decision);
         }
         if N == 1
-            && let Some((decision, is_new)) = shard.charge_first(now, account, &home, charge.ask)
+            && let Some((decision, is_new)) = shard.charge_first(now, account, &home, ask)
         {
             if is_new {
                 // Noted under the lock, so that a reset or a save that finds the entry finds its
@@ -136,7 +141,7 @@ impl MemoryStore {
             now = self.now_again(&mut shard);
         };
         let now = now.at;
-        let (mut decision, writes) = charge.decide_over(now, &windows);
+        let (mut decision, writes) = charge.decide_line(now, &windows);
         let mut written = 0;
         for (i, (place, state)) in places.into_iter().zip(writes).enumerate() {
             let Some(state) = state else { continue };
@@ -153,7 +158,7 @@ impl MemoryStore {
         {
             // Passed by value, so that the places stay in registers on the usual path.
             let shared = self.count_overflow(now, until, shard, account, places, written);
-            (0..N).filter(|i| shared >> i & 1 == 1).for_each(|i| decision.note_shared(i));
+            decision.note_shared(shared);
         }
         Reply::now(decision)
     }

@@ -10,13 +10,13 @@ use super::link::Origin;
 use super::script::{Answer, Commands};
 #[cfg(feature = "testing")]
 use crate::clock::{Clock, SystemClock};
-use crate::decision::{Decision, MAX_LIMITS, Merging};
+use crate::decision::Decision;
 use crate::key::Key;
 use crate::store::Store;
 #[cfg(feature = "testing")]
 use crate::store::account::instant;
 use crate::store::adjust::Adjust;
-use crate::store::charge::{Charge, OwnedCharge};
+use crate::store::charge::Charge;
 use crate::store::error::StoreError;
 use crate::store::remote::Breaker;
 use crate::store::reply::Reply;
@@ -111,36 +111,14 @@ impl Store for Calls {
         let (this, charge, now) = (self.clone(), charge.to_owned(), self.now());
         Reply::later(async move {
             let charge = charge.as_charge();
-            let answer = this.ask_server(|| vec![this.commands.charge(&charge, now)]).await?;
+            let answer = this.ask_server(|| this.commands.charge(&charge, now)).await?;
             answer.decide(&charge, now).ok_or_else(unexpected_answer)
         })
     }
 
-    fn charge_all(&self, charges: &[Charge<'_>]) -> Option<Reply<Decision>> {
-        let scopes = charges.iter().map(|charge| charge.account().scope().id());
+    fn charges_together(&self) -> bool {
         let gather = self.runtimes.current_gather();
-        let one_by_one = self.one_by_one || gather.is_ok_and(|gather| gather.is_one_by_one());
-        let twice =
-            scopes.clone().enumerate().any(|(i, id)| scopes.clone().take(i).any(|of| of == id));
-        if one_by_one || twice || !(1..=MAX_LIMITS).contains(&charges.len()) {
-            return None;
-        }
-        if let [charge] = charges {
-            let name = Arc::clone(charge.account().scope().shared_name());
-            return Some(self.charge(*charge).map(move |decision| {
-                let mut merging = Merging::new();
-                merging.push(&name, decision);
-                merging.done()
-            }));
-        }
-        let charges: Vec<_> = charges.iter().map(Charge::to_owned).collect();
-        let (this, now) = (self.clone(), self.now());
-        Some(Reply::later(async move {
-            let charges: Vec<_> = charges.iter().map(OwnedCharge::as_charge).collect();
-            let question = || this.commands.charge_all(&charges, now);
-            let answer = this.ask_server(question).await?;
-            answer.decide_all(&charges, now).ok_or_else(unexpected_answer)
-        }))
+        !(self.one_by_one || gather.is_ok_and(|gather| gather.is_one_by_one()))
     }
 
     fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {

@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 
 use redis::{Cmd, ErrorKind, FromRedisValue, RedisError, RedisResult, ServerErrorKind, Value};
 
-use crate::decision::{Decision, MAX_LIMITS};
+use crate::decision::Decision;
 use crate::quota::{Anchor, Quotas, Span};
 use crate::store::charge::Charge;
 use crate::window::{State, Window};
@@ -125,49 +125,33 @@ impl Answer {
     /// Returns the decision, computed here once more, in integers. `None` if the script has decided
     /// otherwise. `now` is the time if it is not the server's.
     pub(super) fn decide(&self, charge: &Charge<'_>, now: Option<i64>) -> Option<Decision> {
-        let Basis { now, windows, states, taken } = match self {
+        let seen = match self {
             // If the charge was refused, this is -(tokens used).
             Self::Plain(time, used) if *used < 0 => {
-                plain_basis(charge, now.unwrap_or(*time), -used, -1)?
+                vec![plain_basis(charge, now.unwrap_or(*time), -used, -1)?]
             }
-            _ => self.basis(charge, now)?,
+            Self::Group(answers) if answers.len() == charge.lines().len() => {
+                let lines = charge.each().zip(answers);
+                lines.map(|(line, answer)| answer.basis(&line, now)).collect::<Option<_>>()?
+            }
+            Self::Group(_) => return None,
+            _ => vec![self.basis(charge, now)?],
         };
-        let (mut decision, writes) = charge.decide_over(now, &windows);
-        if let Some(states) = states {
-            decision.note_states(states, writes);
-        }
-        let agreed =
-            decision.allowed() == (taken >= 0) && decision.granted() as i64 == taken.max(0);
-        agreed.then_some(decision)
-    }
-
-    /// Returns the decision over several limits, in the same way.
-    pub(super) fn decide_all(&self, charges: &[Charge<'_>], now: Option<i64>) -> Option<Decision> {
-        let Self::Group(answers) = self else { return None };
-        if answers.len() != charges.len() {
-            return None;
-        }
-        let seen = charges.iter().zip(answers).map(|(charge, answer)| answer.basis(charge, now));
-        let seen: Vec<Basis<'_>> = seen.collect::<Option<_>>()?;
-        let limits: Vec<_> = charges
-            .iter()
-            .zip(&seen)
-            .map(|(charge, seen)| charge.with_windows(&seen.windows, 0))
-            .collect();
-        let mut writes = [[None; Quotas::MAX]; MAX_LIMITS];
         let time = seen.iter().map(|seen| seen.now).max()?;
-        let mut decision = Decision::over_limits(time, &limits, |i, _, states| writes[i] = states);
-        for (i, seen) in seen.iter().enumerate() {
+        let windows = seen.iter().map(|seen| &seen.windows[..]);
+        let (mut decision, written) = charge.decide_over(time, windows);
+        for (place, (seen, writes)) in seen.iter().zip(written).enumerate() {
             if let Some(states) = seen.states {
-                decision.note_states_of(i, states, writes[i]);
+                decision.note_states(place, states, writes);
             }
         }
-        let agreed = match charges.iter().any(Charge::is_peek) {
-            true => !decision.allowed() || seen.iter().all(|seen| seen.taken >= 0),
-            false if decision.allowed() => {
-                charges.iter().zip(&seen).all(|(charge, seen)| seen.taken == charge.cost() as i64)
-            }
-            false => seen.iter().all(|seen| seen.taken <= 0),
+        let mut taken = charge.lines().zip(seen.iter().map(|seen| seen.taken));
+        let agreed = match decision.allowed() {
+            true if charge.is_peek() => taken.all(|(_, taken)| taken == 0),
+            true => taken.all(|((_, cost), taken)| taken == cost as i64),
+            // A line that would have passed beside others took nothing.
+            false if charge.is_single() => taken.all(|(_, taken)| taken < 0),
+            false => charge.is_peek() || taken.all(|(_, taken)| taken <= 0),
         };
         agreed.then_some(decision)
     }
@@ -177,7 +161,7 @@ impl Answer {
         match self {
             Self::Plain(time, used) => {
                 // If the group was refused, this is -(tokens used + 1).
-                let taken = if *used < 0 { 0 } else { charge.ask.cost as i64 };
+                let taken = if *used < 0 { 0 } else { charge.cost() as i64 };
                 let used = if *used < 0 { -used - 1 } else { used - taken };
                 plain_basis(charge, now.unwrap_or(*time), used, taken)
             }
@@ -207,7 +191,7 @@ struct Basis<'a> {
 
 fn general_basis<'a>(charge: &Charge<'a>, answer: &[Option<i64>]) -> Option<Basis<'a>> {
     let &[Some(now), Some(taken), ref numbers @ ..] = answer else { return None };
-    let (account, mut numbers) = (charge.account, numbers.iter().copied());
+    let (account, mut numbers) = (charge.account(), numbers.iter().copied());
     let (mut states, mut seen) = ([None; Quotas::MAX], [None; Quotas::MAX]);
     let mut are_raw = true;
     for (i, quota) in account.quotas().iter().enumerate() {
@@ -240,7 +224,7 @@ fn general_basis<'a>(charge: &Charge<'a>, answer: &[Option<i64>]) -> Option<Basi
 }
 
 fn plain_basis<'a>(charge: &Charge<'a>, now: i64, used: i64, taken: i64) -> Option<Basis<'a>> {
-    let account = charge.account;
+    let account = charge.account();
     let Span { start, end } = account
         .windows::<1>(|_, quota| Window::at(now, None, quota, account.shift(quota)))[0]
         .span();

@@ -59,87 +59,52 @@ impl Caller {
         Self { store, node, policy, outage }
     }
 
-    /// Returns the refusal that follows from known facts, else what to
-    /// [`ask_store`](Self::ask_store) with.
-    pub(super) fn look_up(&self, charge: &Charge<'_>) -> Result<Decision, Option<Sent>> {
+    /// Returns the refusal of a charge by those of its lines that known facts refuse, else what to
+    /// [`ask_store`](Self::ask_store) with, for each line.
+    pub(super) fn look_up(&self, charge: &Charge<'_>) -> Result<Decision, Vec<Sent>> {
         if charge.is_peek() || self.policy.remember == 0 {
-            return Err(None);
+            return Err(Vec::new());
         }
-        self.node.known.look(charge, self.policy.remember).map_err(Some)
+        let (mut refusals, mut all_sent) = (None, Vec::new());
+        for (place, line) in charge.each().enumerate() {
+            match self.node.known.look(&line, self.policy.remember) {
+                Ok(refusal) => {
+                    let new = || Merging::new(charge.lines().len());
+                    refusals.get_or_insert_with(new).push_at(place, refusal);
+                }
+                Err(sent) => all_sent.push(sent),
+            }
+        }
+        refusals.map(Merging::done).ok_or(all_sent)
     }
 
-    /// Asks the store for a decision, and notes it.
+    /// Asks the store for a decision, and notes a refusal.
     pub(super) async fn ask_store(
         &self,
         charge: Charge<'_>,
-        sent: Option<Sent>,
+        sent: Vec<Sent>,
     ) -> Result<Decision, StoreError> {
         let account = charge.account();
         let asked = self.call_store(account.scope, account.key, |store| store.charge(charge));
         let mut decision = asked.await?;
-        if let Some(sent) = sent {
-            self.node.known.note(&charge, &mut decision, sent, self.policy.remember);
+        for (place, (line, sent)) in charge.each().zip(sent).enumerate() {
+            self.node.known.note(place, &line, &mut decision, sent, self.policy.remember);
         }
         Ok(decision)
     }
 
-    /// Returns the refusal of several limits, by those that known facts refuse, else what to
-    /// [`ask_store_for_all`](Self::ask_store_for_all) with.
-    pub(super) fn look_up_all(
-        &self,
-        charges: &[Charge<'_>],
-    ) -> Result<Decision, Vec<Option<Sent>>> {
-        let (mut merging, mut refuses) = (Merging::new(), false);
-        let is_peek = charges.iter().any(Charge::is_peek);
-        let look = |charge: &Charge<'_>| match self.look_up(charge) {
-            _ if is_peek => None,
-            Ok(refusal) => {
-                refuses = true;
-                merging.push(charge.account().scope().shared_name(), refusal);
-                None
-            }
-            Err(sent) => sent,
-        };
-        let sent = charges.iter().map(look).collect();
-        if refuses { Ok(merging.done()) } else { Err(sent) }
-    }
-
-    /// Awaits the store's decision over several limits, and notes a refusal.
-    pub(super) async fn ask_store_for_all(
-        &self,
-        charges: &[Charge<'_>],
-        sent: Vec<Option<Sent>>,
-        reply: Reply<Decision>,
-    ) -> Result<Decision, StoreError> {
-        let account = charges[0].account();
-        let decision = self.call_store(account.scope, account.key, |_| reply).await?;
-        for (charge, sent) in charges.iter().zip(sent) {
-            let of = decision.of(charge.account().scope().name());
-            if let (Some(sent), Some(mut of)) = (sent, of) {
-                self.node.known.note(charge, &mut of, sent, self.policy.remember);
-            }
-        }
-        Ok(decision)
-    }
-
-    /// Answers in place of the store, which gave this error. `count` charges the memory.
-    pub(super) fn stand_in(
-        &self,
-        charges: &[Charge<'_>],
-        error: StoreError,
-        count: impl FnOnce(&MemoryStore) -> Option<Reply<Decision>>,
-    ) -> Reply<Decision> {
-        for charge in charges.iter().filter(|charge| !charge.is_peek()) {
-            charge.account().scope().observe().without_store(self.outage.meanwhile);
+    /// Answers in place of the store, which gave this error.
+    pub(super) fn stand_in(&self, charge: Charge<'_>, error: StoreError) -> Reply<Decision> {
+        for (account, _) in charge.lines().filter(|_| !charge.is_peek()) {
+            account.scope().observe().without_store(self.outage.meanwhile);
             self.outage.count_answer_without();
         }
-        let policy = self.policy.on_failure;
-        let counted = match policy {
-            OnStoreFailure::Local => count(&self.node.fallback),
-            OnStoreFailure::Allow | OnStoreFailure::Deny => None,
-        };
-        let failed = || Reply::failed(error.under(policy));
-        counted.map_or_else(failed, |reply| reply.map(Decision::into_local))
+        match self.policy.on_failure {
+            OnStoreFailure::Local => self.node.fallback.charge(charge).map(Decision::into_local),
+            policy @ (OnStoreFailure::Allow | OnStoreFailure::Deny) => {
+                Reply::failed(error.under(policy))
+            }
+        }
     }
 
     /// Corrects counts of the store.

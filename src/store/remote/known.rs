@@ -107,24 +107,25 @@ impl Known {
         Sent { at: facts.now, of, mark: self.marks[of].load(Ordering::Relaxed) }
     }
 
-    /// Notes the states of a refusal, for as long as `remember` says. The states of another answer
-    /// take the place of those that are known already.
+    /// Notes the states of a line that refused, for as long as `remember` says. The states of
+    /// another answer take the place of those that are known already.
     pub(super) fn note(
         &self,
+        place: usize,
         charge: &Charge<'_>,
         decision: &mut Decision,
         sent: Sent,
         remember: i64,
     ) {
         // A store that does not show its states decides each time.
-        let Some(states) = decision.take_states() else { return };
-        let (account, lag) = (charge.account(), self.stopwatch.lag(decision, sent.at));
+        let Some((decision, states)) = decision.take_states(place) else { return };
+        let (account, lag) = (charge.account(), self.stopwatch.lag(&decision, sent.at));
         let mut facts = self.of(account.scope, account.key);
         let changed = self.marks[sent.of].load(Ordering::Relaxed) != sent.mark;
         if changed || lag.end - lag.start >= MAX_ROUND_TRIP {
             return;
         }
-        let refused = holds_until(charge, decision)
+        let refused = holds_until(charge, &decision)
             .map(|until| (until - lag.end).min(sent.at.saturating_add(remember)));
         for (quota, state) in account.quotas().iter().zip(states) {
             // Other handles of the store may remember for longer.
@@ -216,8 +217,10 @@ fn refusal(
     states: [Option<State>; Quotas::MAX],
     now: Range<i64>,
 ) -> Option<Decision> {
-    let (mut decision, _) = charge.decide_from(now.start, states);
-    decision.take_states();
+    let account = charge.account();
+    let windows: [_; Quotas::MAX] =
+        account.windows(|i, quota| account.window(now.start, quota, |_| states[i]));
+    let (decision, _) = charge.decide_line(now.start, &windows);
     let refused = holds_until(charge, &decision).is_some_and(|until| now.end < until);
     refused.then_some(decision)
 }

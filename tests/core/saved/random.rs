@@ -76,11 +76,8 @@ impl Deployed {
 }
 
 forward_to_memory!(Deployed, {
-    fn charge_all(
-        &self,
-        charges: &[tower_fixed_window::store::Charge<'_>],
-    ) -> Option<tower_fixed_window::store::Reply<tower_fixed_window::Decision>> {
-        open(&self.folder.path().join("counts"), 100, &self.clock).charge_all(charges)
+    fn charges_together(&self) -> bool {
+        true
     }
 });
 

@@ -238,13 +238,11 @@ async fn scripts_do_the_same_in_the_real_and_the_simulated_server() {
                 let (keys, limits) = (&keys, &limits);
                 async move {
                     let keys = group.map(|(which, _)| Key::from(&keys[which]));
-                    let charge = |i: usize| {
-                        let account = Account::new(scopes[i], limits, &keys[i]);
-                        let charge = Charge::new(account, group[i].1);
-                        if peeks { charge.peeking() } else { charge }
-                    };
-                    let decision = store.charge_all(&[charge(0), charge(1)]);
-                    let decision = decision.expect("one server").await;
+                    let line =
+                        |i: usize| (Account::new(scopes[i], limits, &keys[i]), group[i].1);
+                    let lines = [line(0), line(1)];
+                    let charge = Charge::together(&lines);
+                    let decision = store.charge(if peeks { charge.peeking() } else { charge }).await;
                     assert!(decision.is_ok(), "SEED={seed}: {decision:?}");
                 }
             });

@@ -5,7 +5,7 @@ use super::super::super::account::Account;
 use super::super::super::table::{Found, Slot};
 use super::super::time::Reading;
 use super::{Count, Home, Shard, state};
-use crate::decision::{Ask, Decision, Ruling};
+use crate::decision::{Ask, Decision, LimitName, Ruling};
 use crate::quota::Quota;
 use crate::window::{State, Window};
 
@@ -65,7 +65,8 @@ impl Shard {
         if !is_sure || !window.fits(ask.cost, false) {
             return None;
         }
-        let (decision, used) = Decision::running_passed(now.at, &window, ask.cost);
+        let name = account.scope().limit_name();
+        let (decision, used) = Decision::running_passed(name, now.at, &window, ask.cost);
         // The count of a plain quota ends with its window.
         self.table.set(slot, window.end(), Count { start: window.start(), used });
         Some((decision, is_new))
@@ -76,6 +77,7 @@ impl Shard {
     pub(in crate::store::memory) fn charge_all_running<const N: usize>(
         &mut self,
         now: Reading,
+        account: &Account<'_>,
         quotas: &[Quota; N],
         home: &Home,
         ask: Ask,
@@ -88,9 +90,10 @@ impl Shard {
         for i in 1..N {
             (slots[i], windows[i]) = self.running(now, &quotas[i], home)?;
         }
-        let Some(decision) = Decision::all_running(now.at, &windows, ask.cost) else {
+        let name = account.scope().limit_name();
+        let Some(decision) = Decision::all_running(name, now.at, &windows, ask.cost) else {
             // A refusal writes nothing.
-            return Some(refuse(now.at, windows, ask));
+            return Some(refuse(name, now.at, windows, ask));
         };
         for (slot, window) in slots.into_iter().zip(&windows) {
             self.set_used(slot, window.used_after(ask.cost));
@@ -124,6 +127,11 @@ impl Shard {
 
 /// Refuses a charge. Not inlined, so that a charge that passes needs no stack for it.
 #[inline(never)]
-fn refuse<const N: usize>(now: i64, windows: [Window<'_>; N], ask: Ask) -> Decision {
-    Decision::over::<N>(now, &windows, ask).0
+fn refuse<const N: usize>(
+    name: LimitName,
+    now: i64,
+    windows: [Window<'_>; N],
+    ask: Ask,
+) -> Decision {
+    Decision::over::<N>(name, now, &windows, ask).0
 }

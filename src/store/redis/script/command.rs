@@ -7,7 +7,6 @@ use redis::Cmd;
 
 use super::super::script;
 use super::calendars::Calendars;
-use crate::decision::Ask;
 use crate::key::Key;
 use crate::quota::{Anchor, Boundaries, Quota};
 use crate::store::account::Account;
@@ -40,26 +39,16 @@ impl Commands {
         self.calendars.correct_time(time);
     }
 
-    /// Returns the call for a charge. `now` is the time if it is not the server's.
-    pub(crate) fn charge(&self, charge: &Charge<'_>, now: Option<i64>) -> Cmd {
-        self.charge_call(charge, false, now)
-    }
-
-    /// Returns a call for each of several limits that are charged in one step.
-    pub(crate) fn charge_all(&self, charges: &[Charge<'_>], now: Option<i64>) -> Vec<Cmd> {
-        let peek = charges.iter().any(Charge::is_peek);
-        let cmd = |charge: &Charge<'_>| {
-            let ask = Ask { peek, ..charge.ask };
-            self.charge_call(&Charge { ask, ..*charge }, true, now)
+    /// Returns a call for each line of a charge. `now` is the time if it is not the server's.
+    pub(crate) fn charge(&self, charge: &Charge<'_>, now: Option<i64>) -> Vec<Cmd> {
+        let act = if charge.is_peek() { "peek" } else { "charge" };
+        let (reserve, grouped) = (charge.may_reserve(), !charge.is_single());
+        let call = |line: Charge<'_>| {
+            let (account, cost) = (line.account(), line.cost());
+            let general = || self.general_call(&account, act, cost, reserve, grouped, &[], now);
+            self.plain_call(&line, now).unwrap_or_else(general)
         };
-        charges.iter().map(cmd).collect()
-    }
-
-    fn charge_call(&self, charge: &Charge<'_>, grouped: bool, now: Option<i64>) -> Cmd {
-        let Ask { cost, reserve, peek } = charge.ask;
-        let act = if peek { "peek" } else { "charge" };
-        let general = || self.general_call(&charge.account, act, cost, reserve, grouped, &[], now);
-        self.plain_call(charge, now).unwrap_or_else(general)
+        charge.each().map(call).collect()
     }
 
     pub(crate) fn adjust(&self, adjust: &Adjust<'_>, now: Option<i64>) -> Cmd {
@@ -96,15 +85,15 @@ impl Commands {
 
     /// Returns the call of the script's fast path, if that is enough.
     fn plain_call(&self, charge: &Charge<'_>, now: Option<i64>) -> Option<Cmd> {
-        let Charge { account, ask, .. } = charge;
+        let (account, cost) = (charge.account(), charge.cost());
         let &[quota] = account.quotas().as_slice() else { return None };
         // The tokens fit between the starts of two windows, in microseconds.
         let plain = quota.capacity == quota.limit
-            && (1..=quota.limit.min(quota.window * 1_000 - 1)).contains(&ask.cost)
-            && !(ask.peek || ask.reserve && quota.max_reserved > 0);
+            && (1..=quota.limit.min(quota.window * 1_000 - 1)).contains(&cost)
+            && !(charge.is_peek() || charge.may_reserve() && quota.max_reserved > 0);
         let grid = account.grid(&quota).filter(|_| plain)?;
-        let mut cmd = self.begin_call(account);
-        cmd.arg(ask.cost).arg(quota.counter().to_string()).arg(quota.window).arg(quota.limit);
+        let mut cmd = self.begin_call(&account);
+        cmd.arg(cost).arg(quota.counter().to_string()).arg(quota.window).arg(quota.limit);
         if grid > 0 || now.is_some() {
             cmd.arg(grid).arg(now);
         }

@@ -2,8 +2,8 @@
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
 
-use super::Receipt;
-use crate::decision::{Decision, KeptDecision};
+use super::{Receipt, ReceiptLine};
+use crate::decision::{Decision, KeptDecision, LimitName, MAX_LIMITS, Merging};
 use crate::key::Key;
 use crate::quota::Quotas;
 use crate::store::{Account, Scope};
@@ -18,8 +18,9 @@ impl Receipt {
     /// this process decided in memory because the store failed.
     #[allow(clippy::result_large_err, reason = "the receipt is returned as it is")]
     pub fn keep(self) -> Result<KeptReceipt, Self> {
-        let is_named = !self.account.as_account().scope().name().is_empty();
-        if is_named && !self.decision.is_local() { Ok(KeptReceipt(self)) } else { Err(self) }
+        let is_named = |line: &ReceiptLine| !line.scope().name().is_empty();
+        let is_kept = self.lines.iter().all(is_named) && !self.decision.is_local();
+        if is_kept { Ok(KeptReceipt(self)) } else { Err(self) }
     }
 }
 
@@ -65,36 +66,53 @@ impl From<KeptReceipt> for Receipt {
     }
 }
 
-/// The version of the format, the name, the quotas, whether they are not the limiter's, the
-/// key in hexadecimal, and the decision.
-type Written = (u8, String, Quotas, bool, String, KeptDecision);
+/// The version of the format, and the lines.
+type Written = (u8, Vec<WrittenLine>);
 
-const VERSION: u8 = 1;
+/// The name, the quotas, whether they are not the limiter's, the key in hexadecimal, and the
+/// decision.
+type WrittenLine = (String, Quotas, bool, String, KeptDecision);
+
+const VERSION: u8 = 2;
 
 impl Serialize for KeptReceipt {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let account = self.0.account.as_account();
-        let key = account.key().as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
-        let name = account.scope().name().to_owned();
-        let Receipt { decision, own, .. } = &self.0;
-        let written: Written = (VERSION, name, *account.quotas(), *own, key, decision.to_kept());
-        written.serialize(serializer)
+        let Self(Receipt { lines, decision }) = self;
+        let write = |(place, line): (usize, &ReceiptLine)| -> Option<WrittenLine> {
+            let account = line.account.as_account();
+            let key = account.key().as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
+            let name = account.scope().name().to_owned();
+            Some((name, *account.quotas(), line.own, key, decision.at(place)?.to_kept()))
+        };
+        let lines = lines.iter().enumerate().filter_map(write).collect();
+        Written::serialize(&(VERSION, lines), serializer)
     }
 }
 
 impl<'de> Deserialize<'de> for KeptReceipt {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let (version, name, quotas, own, key, decision) = Written::deserialize(deserializer)?;
+        let (version, written) = Written::deserialize(deserializer)?;
         if version != VERSION {
             return Err(D::Error::custom("a receipt of another version of tower-fixed-window"));
         }
-        let decision = Decision::from_kept(&quotas, &decision);
-        let key = from_hex(&key).and_then(|bytes| Key::from_encoded(&bytes));
-        let (Some(decision), Some(key), true) = (decision, key, Scope::is_name(&name)) else {
-            return Err(D::Error::custom("no charge has such a receipt"));
+        let mut merging = Merging::new(written.len());
+        let read = |(name, quotas, own, key, decision): WrittenLine| {
+            let limit_name = Scope::is_name(&name).then(|| LimitName::of(&name))?;
+            merging.push(Decision::from_kept(limit_name, &quotas, &decision)?);
+            let key = Key::from_encoded(&from_hex(&key)?)?;
+            let account = Account::new(&Scope::named(&name), &quotas, &key).to_owned();
+            Some(ReceiptLine { account, own })
         };
-        let account = Account::new(&Scope::named(&name), &quotas, &key).to_owned();
-        Ok(Self(Receipt::new(account, decision, own)))
+        let count = written.len();
+        let lines: Vec<_> = written.into_iter().map_while(read).collect();
+        let is_whole = lines.len() == count && (1..=MAX_LIMITS).contains(&count);
+        let names = |of: &[ReceiptLine]| of.iter().map(|of| of.scope().id()).collect::<Vec<_>>();
+        let names = names(&lines);
+        let is_twice = names.iter().enumerate().any(|(i, name)| names[..i].contains(name));
+        if !is_whole || is_twice {
+            return Err(D::Error::custom("no charge has such a receipt"));
+        }
+        Ok(Self(Receipt { lines, decision: merging.done() }))
     }
 }
 

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use super::Live;
-use crate::limit::Limit;
+use super::limit::Limit;
+use super::live::Live;
 use crate::observe;
 use crate::quota::Quota;
 use crate::store::Account;
@@ -42,6 +42,9 @@ pub(super) fn note_cost(account: Account<'_>, cost: u64) {
     }
 }
 
+/// In place of the identity of a store: each limit counts in a memory of its own.
+pub(crate) const OWN_MEMORY: &str = "own memory";
+
 /// A limit with a store of its own has its own counts: made for each request, it refuses nothing.
 pub(crate) fn note_own_store(limit: &Limit) {
     /// More than an app makes for its connections, or in its tests.
@@ -75,7 +78,8 @@ pub(crate) fn note_own_store(limit: &Limit) {
     }
 }
 
-/// Two limits of one name in the same counts charge the same counters. Plans are to do that.
+/// Two limits of one name in the same counts charge the same counters. Plans are to do that. If each
+/// counts in a memory of its own, for which `counts` is [`OWN_MEMORY`], a key has both limits.
 pub(crate) fn note_name(counts: Option<String>, live: &Arc<Live>) {
     /// More than an app writes down. Limits that an app creates as it runs are not all kept.
     const MOST: usize = 1_024;
@@ -91,13 +95,22 @@ pub(crate) fn note_name(counts: Option<String>, live: &Arc<Live>) {
     if named.len() >= MOST {
         named.retain(|_, live| live.strong_count() > 0);
     }
-    let id = (counts, name.to_owned());
+    let (is_own, id) = (counts == OWN_MEMORY, (counts, name.to_owned()));
     let has_earlier = named.get(&id).is_some_and(|live| live.strong_count() > 0);
     if named.len() < MOST || has_earlier {
         named.insert(id, Arc::downgrade(live));
     }
     drop(named);
-    if has_earlier {
+    if !has_earlier {
+        return;
+    }
+    if is_own {
+        observe::doubt(&format_args!(
+            "two rate limits are named `{name}`, each with counts of its own, so a key may use up \
+             both: if they are to be one, make one layer or one `Limiter` for both; if not, give \
+             one of them another name"
+        ));
+    } else {
         observe::doubt(&format_args!(
             "two rate limits of one store are named `{name}`, so a key has one count in both: give \
              one of them another name; if they are to be one, make one `Limiter` for both; if their \

@@ -6,16 +6,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use http::request::Parts;
 
 use super::changes::{Changes, KeyQuotas, NEVER};
+use super::limit::{Limit, PlanFn};
 use super::refused::Tracker;
 use crate::key::Key;
-use crate::limit::{Limit, PlanFn};
 use crate::observe::Change;
 use crate::quota::{Plan, Quotas};
 
 /// The generation of a handle whose quotas differ between requests.
 pub(super) const UNKNOWN: u64 = u64::MAX;
-/// A mark of a handle's generation: its decisions are [watched](Live::is_watched).
-pub(super) const WATCHED: u64 = 1 << 62;
 /// A mark of a limit's generation: some change ends by itself, so that each request checks the
 /// time.
 const ENDS: u64 = 1 << 61;
@@ -75,11 +73,6 @@ impl Live {
         self.of_a_plan
     }
 
-    /// The generation of a handle with the quotas that the limit was built with.
-    pub(super) fn first_generation(&self) -> u64 {
-        if self.is_watched() { WATCHED } else { 0 }
-    }
-
     /// Returns whether refusals are tracked by key, or shares of the limit are reported.
     pub(crate) fn is_watched(&self) -> bool {
         self.tracker.is_some() || self.limit.warns()
@@ -135,8 +128,6 @@ impl Live {
             generation: self.generation(),
             quotas: quotas.unwrap_or(self.limit.quotas),
             plan: match keys {
-                // A request that has a plan takes the longer path, on which the limit warns.
-                None if self.limit.warns() => plan.or_else(|| Some(Arc::new(|_, _| None))),
                 None => plan,
                 Some(keys) => Some(Arc::new(move |parts, key| match keys.get(key) {
                     Some((quotas, _)) => Some((*quotas).into()),

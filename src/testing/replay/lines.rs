@@ -1,4 +1,4 @@
-//! Traces of several limits that are charged together (S37).
+//! Traces of charges of several lines (S37).
 
 use std::collections::HashMap;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -8,12 +8,11 @@ use serde::Deserialize;
 use super::quota::{self, QuotaSpec};
 use crate::clock::ManualClock;
 use crate::decision::Decision;
-use crate::limit::Limit;
-use crate::limits::{Limits, Line, Receipts};
+use crate::limits::{Limit, Limits, Line, Receipt};
 use crate::store::{Store, StoreError};
 
 #[derive(Deserialize)]
-pub(super) struct SeveralTrace {
+pub(super) struct LinesTrace {
     pub(super) id: String,
     limits: Vec<LimitSpec>,
     steps: Vec<TogetherStep>,
@@ -68,13 +67,13 @@ struct Standing {
     reset_ms: Vec<u64>,
 }
 
-/// The receipts of a step, with the keys of the limits that took part, by name.
+/// The receipt of a step, with the keys of the limits that took part, by name.
 struct ChargedLimits {
-    receipts: Receipts,
+    receipt: Receipt,
     keys: HashMap<String, String>,
 }
 
-impl SeveralTrace {
+impl LinesTrace {
     /// The steps that got the wrong answer.
     pub(super) async fn replay<S: Store>(
         &self,
@@ -137,18 +136,18 @@ impl SeveralTrace {
                 ready_at_ms: None,
             }));
         }
-        let receipts = match op {
+        let receipt = match op {
             TogetherOp::Charge(_) => limits.charge(&lines).await?,
             TogetherOp::Reserve(_) => limits.reserve(&lines).await?,
             _ => return Ok(Some(self.expect(&limits.peek(&lines).await?))),
         };
-        Ok(Some(match receipts {
+        Ok(Some(match receipt {
             Err(refused) => self.expect(refused.decision()),
-            Ok(receipts) => {
-                let expect = self.expect(receipts.decision());
+            Ok(receipt) => {
+                let expect = self.expect(receipt.decision());
                 let keys = self.limits.iter().zip(&asked.keys);
                 let keys = keys.filter_map(|(limit, key)| Some((limit.name.clone(), key.clone()?)));
-                charged.insert(i, ChargedLimits { receipts, keys: keys.collect() });
+                charged.insert(i, ChargedLimits { receipt, keys: keys.collect() });
                 expect
             }
         }))
@@ -171,8 +170,8 @@ impl SeveralTrace {
         charged: Option<ChargedLimits>,
         actual: impl Fn(usize) -> Option<u64>,
     ) -> Result<(), StoreError> {
-        let Some(ChargedLimits { receipts, keys }) = charged else { return Ok(()) };
-        let decision = receipts.decision();
+        let Some(ChargedLimits { receipt, keys }) = charged else { return Ok(()) };
+        let decision = receipt.decision();
         let took_part = |name: &str| decision.of(name).is_some() && keys.contains_key(name);
         let costs: Vec<_> = self
             .limits
@@ -181,7 +180,7 @@ impl SeveralTrace {
             .filter(|(_, limit)| took_part(&limit.name))
             .filter_map(|(i, limit)| Some((&limit.name[..], actual(i)?)))
             .collect();
-        limits.settle(receipts, costs).await
+        limits.settle(receipt, costs).await
     }
 
     fn expect(&self, decision: &Decision) -> TogetherExpect {

@@ -15,9 +15,9 @@ use std::time::SystemTime;
 
 use foldhash::quality::RandomState;
 
+use super::limit::{RouteFn, Tracked};
 use crate::decision::{Decision, system_time};
 use crate::key::Key;
-use crate::limit::{RouteFn, Tracked};
 use crate::quota::{Quota, Quotas};
 
 /// In milliseconds.

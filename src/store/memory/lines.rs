@@ -1,65 +1,67 @@
-//! Several limits in one charge (S37): one step under the locks of all their shards, which are
-//! taken in ascending order.
+//! A charge of several lines (S37): one step under the locks of all their shards, which are taken
+//! in ascending order.
 
 use std::array;
 
-use super::super::charge::Charge;
+use super::super::charge::{Charge, ChargeLine};
 use super::super::reply::Reply;
 use super::super::table::Slot;
 use super::shard::{CountedIn, Home, Shard};
 use super::time::Reading;
 use super::{Memory, MemoryStore};
-use crate::decision::{Decision, LimitWindows, MAX_LIMITS, Merging, Ruling};
+use crate::decision::{Decision, LineWindows, MAX_LIMITS, Merging, Ruling};
 use crate::quota::Quotas;
 use crate::sync::MutexGuard;
 use crate::window::Window;
 
-/// The keys of charges, and the locks of their shards. There are `N` charges, or up to
-/// [`MAX_LIMITS`] if `N` is that: loops over few charges are unrolled.
+/// The keys of lines, and the locks of their shards. There are `N` lines, or up to [`MAX_LIMITS`]
+/// if `N` is that: loops over few lines are unrolled.
 struct LockedShards<'s, const N: usize> {
     homes: [Home; N],
-    /// The charges in the order of their shards, as the remainders of a division by [`MAX_LIMITS`].
+    /// The lines in the order of their shards, as the remainders of a division by [`MAX_LIMITS`].
     order: [usize; N],
-    /// The index in `shards` of each charge's lock.
+    /// The index in `shards` of each line's lock.
     lock: [usize; N],
     len: usize,
     shards: [Option<MutexGuard<'s, Shard>>; N],
 }
 
-/// The places and windows of a charge.
+/// The places and windows of a line.
 type Found<'a> = ([CountedIn; Quotas::MAX], [Window<'a>; Quotas::MAX]);
 
 impl MemoryStore {
-    /// Returns `None` if two charges are of one scope, or if there are too many.
-    pub(super) fn charge_several(&self, charges: &[Charge<'_>]) -> Option<Reply<Decision>> {
-        Some(Reply::now(match charges.len() {
-            1 => self.charge_together::<1>(charges)?,
-            2 => self.charge_together::<2>(charges)?,
-            3 => self.charge_together::<3>(charges)?,
-            4 => self.charge_together::<4>(charges)?,
-            5..=MAX_LIMITS => self.charge_together::<MAX_LIMITS>(charges)?,
-            _ => return None,
-        }))
+    /// Decides a charge of several lines.
+    pub(super) fn charge_lines(&self, charge: Charge<'_>) -> Reply<Decision> {
+        Reply::now(match charge.lines().len() {
+            2 => self.charge_together::<2>(charge),
+            3 => self.charge_together::<3>(charge),
+            4 => self.charge_together::<4>(charge),
+            _ => self.charge_together::<MAX_LIMITS>(charge),
+        })
     }
 
     #[inline(never)]
-    fn charge_together<const N: usize>(&self, charges: &[Charge<'_>]) -> Option<Decision> {
-        let mut locked = LockedShards::<N>::new(&self.memory, charges)?;
+    fn charge_together<const N: usize>(&self, charge: Charge<'_>) -> Decision {
+        let mut lines = [(charge.account(), charge.cost()); N];
+        lines.iter_mut().zip(charge.lines()).for_each(|(place, line)| *place = line);
+        let len = if N < MAX_LIMITS { N } else { charge.lines().len().min(N) };
+        let lines = &lines[..len];
+        let mut locked = LockedShards::<N>::new(&self.memory, lines);
         // A request that waits for a window counts the time until it ends.
-        let mut now = match charges.iter().any(Charge::may_reserve) {
-            true => self.memory.time.now(),
-            false => self.memory.time.recently(),
-        };
-        // As for one charge, an older reading could find a window whose entry is another key's.
+        let time = &self.memory.time;
+        let mut now = if charge.may_reserve() { time.now() } else { time.recently() };
+        // As for one line, an older reading could find a window whose entry is another key's.
         let mut enters = true;
         locked.shards().for_each(|shard| enters &= shard.enter(now.at));
         if !enters {
             now = self.all_now_again(&mut locked);
         }
-        if let Some(decision) = locked.charge_running(now, charges) {
-            return Some(decision);
+        if charge.is_plain()
+            && let Some(decision) = locked.charge_running(now, lines)
+        {
+            return decision;
         }
-        Some(self.decide_together(charges, now, locked))
+        self.decide_together(charge, lines, now, locked)
     }
 
     #[cold]
@@ -72,12 +74,13 @@ impl MemoryStore {
     #[inline(never)]
     fn decide_together<const N: usize>(
         &self,
-        charges: &[Charge<'_>],
+        charge: Charge<'_>,
+        lines: &[ChargeLine<'_>],
         mut now: Reading,
         mut locked: LockedShards<'_, N>,
     ) -> Decision {
         let found = loop {
-            let found = locked.locate(now, charges);
+            let found = locked.locate(now, lines);
             // Near a boundary, only the exact time shows on which side of it this is.
             let is_over = |window: &Window<'_>| window.is_over_at(now.at, now.latest());
             let mut windows = found.iter().flat_map(|(_, windows)| windows);
@@ -87,22 +90,22 @@ impl MemoryStore {
             now = self.all_now_again(&mut locked);
         };
         let now = now.at;
-        let limits: [LimitWindows<'_, '_>; N] = array::from_fn(|i| {
-            let i = i.min(charges.len() - 1);
+        let windows: [LineWindows<'_, '_>; N] = array::from_fn(|i| {
+            let i = i.min(lines.len() - 1);
             let (places, windows) = &found[i];
-            charges[i].with_windows(windows, shared(places))
+            charge.with_windows(lines[i], windows, shared(places))
         });
-        let limits = &limits[..charges.len()];
+        let windows = &windows[..lines.len()];
         let mut taken = [false; N];
-        let decision = Decision::over_limits::<{ Quotas::MAX }>(now, limits, |i, takes, states| {
+        let decision = Decision::over_lines::<{ Quotas::MAX }>(now, windows, |i, takes, states| {
             taken[i] = takes;
-            let account = &charges[i].account;
+            let (account, _) = &lines[i];
             let shard = locked.shard_of(i);
             for ((quota, place), state) in account.quotas().iter().zip(&found[i].0).zip(states) {
                 let Some(state) = state else { continue };
                 match place {
                     CountedIn::Own(_) => {}
-                    // A refused charge writes only to an entry that it has: another charge may take
+                    // A refused line writes only to an entry that it has: another line may take
                     // the free place.
                     CountedIn::Free(_) | CountedIn::Inheriting(_) if !takes => continue,
                     _ => _ = self.memory.counters.note(account.scope(), quota),
@@ -111,25 +114,24 @@ impl MemoryStore {
             }
         });
         let overflows = locked.shards().any(|shard| shard.overflows_until(now).is_some());
-        if overflows && !charges.iter().any(Charge::is_peek) {
-            self.count_overflows(now, charges, &found, taken, locked);
+        if overflows && !charge.is_peek() {
+            self.count_overflows(now, lines, &found, taken, locked);
         }
         decision
     }
 
-    /// Counts the charges without entries of their own, as for one charge.
+    /// Counts the lines without entries of their own, as for a charge of one.
     #[cold]
     fn count_overflows<const N: usize>(
         &self,
         now: i64,
-        charges: &[Charge<'_>],
+        lines: &[ChargeLine<'_>],
         found: &[Found<'_>; N],
         taken: [bool; N],
         mut locked: LockedShards<'_, N>,
     ) {
         let mut latest = None;
-        for (i, charge) in charges.iter().enumerate() {
-            let account = &charge.account;
+        for (i, (account, _)) in lines.iter().enumerate() {
             let places = &found[i].0[..account.quotas().len()];
             let shard = locked.shard_of(i);
             let until = shard.overflows_until(now);
@@ -147,20 +149,20 @@ impl MemoryStore {
     }
 }
 
-/// Refuses charges in windows that run, which writes nothing. Not inlined, so that a charge that
+/// Refuses lines in windows that run, which writes nothing. Not inlined, so that a charge that
 /// passes needs no stack for it.
 #[inline(never)]
 fn refuse_running<const N: usize>(
     now: Reading,
-    charges: &[Charge<'_>],
+    lines: &[ChargeLine<'_>],
     running: &[Option<(Slot, Window<'_>)>; N],
 ) -> Decision {
-    let mut merging = Merging::new();
-    for (Charge { account, ask }, (_, window)) in charges.iter().zip(running.iter().flatten()) {
-        // A charge that fits only reports its count.
-        let cost = if window.fits(ask.cost, false) { 0 } else { ask.cost };
-        let decision = Ruling::new(now.at, window, cost).into_decision();
-        merging.push(account.scope().shared_name(), decision);
+    let mut merging = Merging::new(N);
+    for ((account, cost), (_, window)) in lines.iter().zip(running.iter().flatten()) {
+        // A line that fits only reports its count.
+        let cost = if window.fits(*cost, false) { 0 } else { *cost };
+        let ruling = Ruling::new(now.at, window, cost);
+        merging.push(ruling.into_decision(account.scope().limit_name()));
     }
     merging.done()
 }
@@ -171,25 +173,18 @@ fn shared(places: &[CountedIn; Quotas::MAX]) -> u8 {
 }
 
 impl<'s, const N: usize> LockedShards<'s, N> {
-    /// Returns `None` if two charges are of one scope.
     #[inline(always)]
-    fn new(memory: &'s Memory, charges: &[Charge<'_>]) -> Option<Self> {
-        let len = if N < MAX_LIMITS { N } else { charges.len().min(N) };
-        let charges = &charges[..len];
+    fn new(memory: &'s Memory, lines: &[ChargeLine<'_>]) -> Self {
+        let len = if N < MAX_LIMITS { N } else { lines.len() };
+        let lines = &lines[..len];
         let (mut homes, mut places) = ([Home { hash: 0, scope: 0 }; N], [0; N]);
         for i in 0..len {
-            let Charge { account, ask } = &charges[i];
-            let scope = account.scope().id();
-            for home in &homes[..i] {
-                if home.scope == scope {
-                    return None;
-                }
-            }
+            let (account, cost) = &lines[i];
             let (shard, hash) = memory.shards.locate(account.scope(), account.key());
-            homes[i] = Home { hash, scope };
+            homes[i] = Home { hash, scope: account.scope().id() };
             // Within a shard, what takes nothing is located last: it is given no place that another
-            // charge then does not find its own entry in.
-            let place = ((shard << 1 | usize::from(ask.cost == 0)) * MAX_LIMITS) | i;
+            // line then does not find its own entry in.
+            let place = ((shard << 1 | usize::from(*cost == 0)) * MAX_LIMITS) | i;
             let mut at = i;
             while at > 0 && places[at - 1] > place {
                 places[at] = places[at - 1];
@@ -208,7 +203,7 @@ impl<'s, const N: usize> LockedShards<'s, N> {
             }
             lock[place % MAX_LIMITS] = locks - 1;
         }
-        Some(Self { homes, order: places, lock, len, shards })
+        Self { homes, order: places, lock, len, shards }
     }
 
     fn shards(&mut self) -> impl Iterator<Item = &mut Shard> {
@@ -216,43 +211,41 @@ impl<'s, const N: usize> LockedShards<'s, N> {
     }
 
     #[inline]
-    fn shard_of(&mut self, charge: usize) -> &mut Shard {
-        self.shards[self.lock[charge]].as_mut().expect("each charge has the lock of its shard")
+    fn shard_of(&mut self, line: usize) -> &mut Shard {
+        self.shards[self.lock[line]].as_mut().expect("each line has the lock of its shard")
     }
 
-    /// Decides on the short path: each charge is plain, of one quota, in a window that runs.
+    /// Decides a plain charge on the short path: each line is of one quota, in a window that runs.
     #[inline(always)]
-    fn charge_running(&mut self, now: Reading, charges: &[Charge<'_>]) -> Option<Decision> {
-        let charges = &charges[..self.len];
+    fn charge_running(&mut self, now: Reading, lines: &[ChargeLine<'_>]) -> Option<Decision> {
+        let lines = &lines[..self.len];
         let (mut running, mut pass) = ([None; N], true);
         for i in 0..self.len {
-            let Charge { account, ask } = &charges[i];
+            let (account, cost) = &lines[i];
             let [quota] = account.quotas().as_slice() else { return None };
-            if !ask.is_plain() {
-                return None;
-            }
             let home = self.homes[i];
             let (slot, window) = self.shard_of(i).running(now, quota, &home)?;
-            pass &= window.fits(ask.cost, false);
+            pass &= window.fits(*cost, false);
             running[i] = Some((slot, window));
         }
         if !pass {
-            return Some(refuse_running(now, charges, &running));
+            return Some(refuse_running(now, lines, &running));
         }
-        let mut merging = Merging::new();
-        for (i, Charge { account, ask }) in charges.iter().enumerate() {
+        let mut merging = Merging::new(N);
+        for (i, (account, cost)) in lines.iter().enumerate() {
             let (slot, window) = running[i].as_ref()?;
-            let (decision, used) = Decision::running_passed(now.at, window, ask.cost);
-            // For a charge of 0, `used` is the count that was found.
+            let name = account.scope().limit_name();
+            let (decision, used) = Decision::running_passed(name, now.at, window, *cost);
+            // For a cost of 0, `used` is the count that was found.
             self.shard_of(i).set_used(*slot, used);
-            merging.push(account.scope().shared_name(), decision);
+            merging.push(decision);
         }
         Some(merging.done())
     }
 
-    /// Returns the places and windows of each charge. If a table grows for one of the charges, its
+    /// Returns the places and windows of each line. If a table grows for one of the lines, its
     /// entries move, and all are located again.
-    fn locate<'a>(&mut self, now: Reading, charges: &[Charge<'a>]) -> [Found<'a>; N] {
+    fn locate<'a>(&mut self, now: Reading, lines: &[ChargeLine<'a>]) -> [Found<'a>; N] {
         loop {
             let mut found: [Option<Found<'a>>; N] = [None; N];
             // The places of all quotas, grouped by shard.
@@ -260,12 +253,12 @@ impl<'s, const N: usize> LockedShards<'s, N> {
             let (mut first, mut end) = (0, 0);
             let (mut grew, mut lock) = (false, 0);
             for place in self.order.into_iter().take(self.len) {
-                let charge = place % MAX_LIMITS;
-                let (account, home) = (charges[charge].account, self.homes[charge]);
-                if self.lock[charge] != lock {
-                    (lock, first) = (self.lock[charge], end);
+                let line = place % MAX_LIMITS;
+                let ((account, _), home) = (lines[line], self.homes[line]);
+                if self.lock[line] != lock {
+                    (lock, first) = (self.lock[line], end);
                 }
-                let shard = self.shard_of(charge);
+                let shard = self.shard_of(line);
                 let begin = end;
                 let windows = account.windows(|_, quota| {
                     let others = &places[first..end];
@@ -276,11 +269,11 @@ impl<'s, const N: usize> LockedShards<'s, N> {
                 });
                 let mut own = [CountedIn::None; Quotas::MAX];
                 own[..end - begin].copy_from_slice(&places[begin..end]);
-                found[charge] = Some((own, windows));
+                found[line] = Some((own, windows));
                 grew |= shard.grows_for(&places[first..end], now.at);
             }
             if !grew {
-                let first = found[0].expect("each charge was located");
+                let first = found[0].expect("each line was located");
                 return found.map(|found| found.unwrap_or(first));
             }
         }

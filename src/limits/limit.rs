@@ -1,19 +1,15 @@
-//! A [`Limit`]: quotas, with a name, a key and a cost.
+//! A [`Limit`]: quotas, with a name, a key and a cost; and what it warns of, [`NearLimit`].
 
 use std::fmt;
 use std::sync::Arc;
 
 use http::request::Parts;
 
-use crate::decision::Decision;
+use super::Limiter;
+use crate::decision::{Decision, Usage};
 use crate::key::{Key, KeyExtractor, key_fn, peer_ip};
 use crate::quota::{Plan, Quota, Quotas};
-use crate::store::Scope;
-
-mod near;
-
-pub use near::NearLimit;
-use near::Warning;
+use crate::store::{Scope, Store};
 
 /// Returns the plan of a request, or `None` for the limit's own quotas.
 pub(crate) type PlanFn = Arc<dyn Fn(&Parts, &Key) -> Option<Plan> + Send + Sync>;
@@ -526,3 +522,113 @@ impl fmt::Debug for Limit {
         debug.finish_non_exhaustive()
     }
 }
+
+/// A key has just used a share of a limit: [`Limit::warn_at`](crate::Limit::warn_at).
+///
+/// It is for the app's own use: a key may be an address or an id. `Debug` shows no key.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct NearLimit<'a> {
+    /// The name of the limit. It is empty if the limit has none.
+    pub name: &'a str,
+    /// The key: [`Key::readable`] shows it.
+    pub key: &'a Key,
+    /// The quota of which the share is used.
+    pub quota: Quota,
+    /// The standing of the key under this quota, after the charge.
+    pub usage: Usage,
+    /// The share in percent, as given to [`Limit::warn_at`](crate::Limit::warn_at).
+    pub percent: u8,
+}
+
+/// A share of a limit, and what to call at it.
+#[derive(Clone)]
+pub(crate) struct Warning {
+    percent: u8,
+    warn: Arc<dyn Fn(&NearLimit<'_>) + Send + Sync>,
+}
+
+impl Warning {
+    #[track_caller]
+    fn new<F>(percent: u8, warn: F) -> Self
+    where
+        F: Fn(&NearLimit<'_>) + Send + Sync + 'static,
+    {
+        assert!(
+            (1..=100).contains(&percent),
+            "{percent}% is no share of a limit: write .warn_at(80, ..)"
+        );
+        Self { percent, warn: Arc::new(warn) }
+    }
+
+    /// Warns if the last `taken` tokens of a decision have reached the share.
+    fn look(&self, scope: &Scope, key: &Key, quotas: &Quotas, decision: &Decision, taken: u64) {
+        let (name, percent) = (scope.name(), self.percent);
+        for (&quota, &usage) in quotas.iter().zip(decision.usage()) {
+            if usage.has_reached(percent, taken) {
+                scope.observe().warned();
+                (self.warn)(&NearLimit { name, key, quota, usage, percent });
+            }
+        }
+    }
+}
+
+/// The options of a [`Limit`] on a [`Quota`](crate::Quota) and on [`Quotas`](crate::Quotas), where
+/// `name`, `key` and `key_fn` are without this trait.
+///
+/// ```
+/// use tower_fixed_window::{FixedWindowLayer, IntoLimit, MemoryStore, Quota};
+///
+/// let watched = FixedWindowLayer::new(Quota::per_minute(60).shadow());
+/// let jobs = Quota::per_hour(9).and(Quota::per_day(99)).store(MemoryStore::new());
+/// # let _ = (watched, jobs);
+/// ```
+pub trait IntoLimit: Into<Limit> {
+    /// Makes a limit of this cost: [`Limit::cost_fn`].
+    fn cost_fn<F>(self, cost: F) -> Limit
+    where
+        F: Fn(&Parts) -> u64 + Send + Sync + 'static,
+    {
+        self.into().cost_fn(cost)
+    }
+
+    /// Makes a limit with true costs: [`Limit::settled`].
+    fn settled(self) -> Limit {
+        self.into().settled()
+    }
+
+    /// Makes a limit that refuses nothing: [`Limit::shadow`].
+    fn shadow(self) -> Limit {
+        self.into().shadow()
+    }
+
+    /// Makes a limit that warns: [`Limit::warn_at`].
+    #[track_caller]
+    fn warn_at<F>(self, percent: u8, warn: F) -> Limit
+    where
+        F: Fn(&NearLimit<'_>) + Send + Sync + 'static,
+    {
+        self.into().warn_at(percent, warn)
+    }
+
+    /// Makes a limit that counts which keys it refuses: [`Limit::track_refused`].
+    fn track_refused(self, keys: usize) -> Limit {
+        self.into().track_refused(keys)
+    }
+
+    /// The same, and by route: [`Limit::track_refused_by`].
+    fn track_refused_by<F>(self, keys: usize, route: F) -> Limit
+    where
+        F: Fn(&Parts) -> Option<&str> + Send + Sync + 'static,
+    {
+        self.into().track_refused_by(keys, route)
+    }
+
+    /// Makes a limit that counts in this store: [`Limit::store`].
+    #[track_caller]
+    fn store(self, store: impl Store) -> Limiter {
+        self.into().store(store)
+    }
+}
+
+impl<T: Into<Limit>> IntoLimit for T {}

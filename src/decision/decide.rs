@@ -1,0 +1,486 @@
+//! Decides a charge: over all quotas of a key (S6), and over all limits (S37).
+
+use super::{DecidedLine, Decision, Details, LimitName, LineDetails, MAX_INLINE, Usage, Verdict};
+use crate::quota::{Quotas, Span};
+use crate::window::{State, Window};
+
+/// The tokens that a charge asks for, and its options.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ask {
+    pub(crate) cost: u64,
+    pub(crate) reserve: bool,
+    /// `true` if nothing is taken: the standings are those before the charge.
+    pub(crate) peek: bool,
+}
+
+impl Ask {
+    /// Returns whether the charge takes all of its cost now, or nothing.
+    #[inline]
+    pub(crate) fn is_plain(&self) -> bool {
+        !(self.reserve || self.peek)
+    }
+}
+
+impl Decision {
+    /// Creates the decision of a charge that passed.
+    #[inline]
+    pub(super) fn new(
+        name: LimitName,
+        now: i64,
+        cost: u64,
+        inline: [Usage; MAX_INLINE],
+        len: usize,
+    ) -> Self {
+        let line = DecidedLine {
+            now,
+            cost,
+            verdict: Verdict::Passed,
+            inline,
+            name,
+            refuser: None,
+            len: len as u8,
+            governing: 0,
+            refusing: 0,
+            shared: 0,
+            local: false,
+        };
+        Self { line, details: None }
+    }
+
+    /// The same as [`over`](Self::over) for a plain charge that fits in a
+    /// [running](Window::running) window. Returns the decision and the new count.
+    #[inline(always)]
+    pub(crate) fn running_passed(
+        name: LimitName,
+        now: i64,
+        window: &Window<'_>,
+        cost: u64,
+    ) -> (Self, i64) {
+        let used = window.used() + cost as i64;
+        let usage = Usage { used, ..Usage::from_window(window) };
+        (Self::new(name, now, cost, [usage, Usage::NONE], 1), used)
+    }
+
+    /// The same as [`running_passed`](Self::running_passed) over several windows; `None` if the
+    /// charge is refused.
+    #[inline(always)]
+    pub(crate) fn all_running<const N: usize>(
+        name: LimitName,
+        now: i64,
+        windows: &[Window<'_>; N],
+        cost: u64,
+    ) -> Option<Self> {
+        if !windows.iter().all(|window| window.fits(cost, false)) {
+            return None;
+        }
+        let mut standings = [Usage::NONE; Quotas::MAX];
+        for (standing, window) in standings.iter_mut().zip(windows) {
+            *standing = Usage { used: window.used_after(cost), ..Usage::from_window(window) };
+        }
+        let mut decision = Self::new(name, now, cost, [standings[0], standings[1]], N);
+        if N > MAX_INLINE {
+            decision.details = Some(Box::new(Details::Line(LineDetails::from_usage(&standings))));
+        }
+        decision.govern_by_tightest();
+        Some(decision)
+    }
+
+    /// Decides a charge over all quotas: all grant it, or none does (S6). `windows` has a window
+    /// for each quota, at most `N`. Returns the decision and the states to write, in the same
+    /// order.
+    #[inline(always)]
+    pub(crate) fn over<const N: usize>(
+        name: LimitName,
+        now: i64,
+        windows: &[Window<'_>],
+        ask: Ask,
+    ) -> (Self, [Option<State>; N]) {
+        let (cost, mut refusing) = (ask.cost, 0);
+        for (i, window) in windows.iter().enumerate() {
+            refusing |= u8::from(!window.fits(cost, ask.reserve)) << i;
+        }
+        let reserved = if refusing == 0 && ask.reserve && cost > 0 {
+            Reservation::find(windows, cost)
+        } else {
+            None
+        };
+        if let Some(Reservation { late: true, short, .. }) = reserved {
+            refusing = short;
+        }
+        let granted = if refusing == 0 && !ask.peek { cost } else { 0 };
+        let mut writes = [None; N];
+        let mut standings = [Usage::NONE; Quotas::MAX];
+        for ((window, standing), write) in windows.iter().zip(&mut standings).zip(&mut writes) {
+            *standing = Usage::from_window(window);
+            // A charge of 0 takes nothing (S8), and neither does a refused one.
+            if granted > 0 {
+                let state = window.take(granted);
+                standing.used = state.used;
+                *write = Some(state);
+            } else if !ask.peek {
+                *write = window.settled();
+            }
+        }
+        let inline = [standings[0], standings[1]];
+        let mut decision = Self::new(name, now, granted, inline, windows.len());
+        if N > MAX_INLINE && windows.len() > MAX_INLINE {
+            decision.details = Some(Box::new(Details::Line(LineDetails::from_usage(&standings))));
+        }
+        match reserved {
+            _ if refusing == 0 => {
+                decision.govern_by_tightest();
+                if let Some(Reservation { ready_at, covered, .. }) =
+                    reserved.filter(|_| granted > 0)
+                {
+                    decision.line.verdict = Verdict::Reserved { ready_at };
+                    let details = decision.details_at(0).expect("it has a line");
+                    details.covered = Some(covered);
+                }
+            }
+            Some(Reservation { ready_at, last, .. }) => {
+                (decision.line.refusing, decision.line.cost) = (refusing, cost);
+                decision.line.verdict = Verdict::Refused { retry_at: ready_at };
+                decision.govern_by(last);
+            }
+            None => {
+                (decision.line.refusing, decision.line.cost) = (refusing, cost);
+                decision.refuse(windows, cost, ask.reserve);
+            }
+        }
+        (decision, writes)
+    }
+
+    #[inline(always)]
+    fn refuse(&mut self, windows: &[Window<'_>], cost: u64, reserve: bool) {
+        let mut latest = None;
+        let refusing = self.line.refusing;
+        for (i, window) in windows.iter().enumerate().filter(|(i, _)| refusing >> i & 1 == 1) {
+            let verdict = match window.retry_at(cost, reserve) {
+                Some(retry_at) => Verdict::Refused { retry_at },
+                None => Verdict::RefusedForGood,
+            };
+            let rank = (verdict, window.end());
+            if latest.is_none_or(|latest| rank > latest) {
+                latest = Some(rank);
+                self.line.verdict = verdict;
+                self.govern_by(i);
+            }
+        }
+    }
+}
+
+/// The decision of a plain charge in a [running](Window::running) window, small enough for
+/// registers: a [`Decision`] is made of it where the reply will be.
+#[derive(Clone, Copy)]
+pub(crate) struct Ruling {
+    now: i64,
+    cost: u64,
+    usage: Usage,
+    verdict: Verdict,
+}
+
+impl Ruling {
+    /// Decides the charge.
+    #[inline(always)]
+    pub(crate) fn new(now: i64, window: &Window<'_>, cost: u64) -> Self {
+        let mut usage = Usage::from_window(window);
+        let verdict = if window.running_fits(cost) {
+            usage.used += cost as i64;
+            Verdict::Passed
+        } else if cost <= usage.limit() {
+            Verdict::Refused { retry_at: window.end() }
+        } else {
+            Verdict::RefusedForGood
+        };
+        Self { now, cost, usage, verdict }
+    }
+
+    /// Returns the new count.
+    #[inline]
+    pub(crate) fn used(&self) -> i64 {
+        self.usage.used
+    }
+
+    #[inline]
+    pub(crate) fn passed(&self) -> bool {
+        self.verdict == Verdict::Passed
+    }
+
+    #[inline(always)]
+    pub(crate) fn into_decision(self, name: LimitName) -> Decision {
+        let Self { now, cost, usage, verdict } = self;
+        let refusing = u8::from(!self.passed());
+        let mut decision = Decision::new(name, now, cost, [usage, Usage::NONE], 1);
+        (decision.line.verdict, decision.line.refusing) = (verdict, refusing);
+        decision
+    }
+}
+
+/// Tokens taken from later windows (S13).
+struct Reservation {
+    /// The window that covers the tokens of each quota.
+    covered: [Span; Quotas::MAX],
+    ready_at: i64,
+    /// A bit for each quota whose tokens are short.
+    short: u8,
+    /// The short quota whose tokens are covered last.
+    last: usize,
+    /// `true` if one quota covers the tokens only after the window has ended that covers them under
+    /// another quota.
+    late: bool,
+}
+
+impl Reservation {
+    /// Returns `None` if the current windows cover all tokens.
+    #[inline(never)]
+    fn find(windows: &[Window<'_>], cost: u64) -> Option<Self> {
+        let mut reserved = Self {
+            covered: [Span::default(); Quotas::MAX],
+            ready_at: 0,
+            short: 0,
+            last: 0,
+            late: false,
+        };
+        let mut latest = None;
+        for (i, window) in windows.iter().enumerate() {
+            let covered = window.covering_window(cost);
+            reserved.covered[i] = covered;
+            if covered.start > window.start() {
+                reserved.short |= 1 << i;
+                let rank = (covered.start, window.end());
+                if latest.is_none_or(|latest| rank > latest) {
+                    (latest, reserved.last) = (Some(rank), i);
+                }
+            }
+        }
+        (reserved.ready_at, _) = latest?;
+        let others = |i: usize| (0..windows.len()).filter(move |other| *other != i);
+        let ends = |i: usize| others(i).map(|i| reserved.covered[i].end).min().unwrap_or(i64::MAX);
+        // Each quota is compared with the others only: its own window may end where it begins, if
+        // both saturate.
+        reserved.late = (0..windows.len())
+            .any(|i| reserved.short >> i & 1 == 1 && reserved.covered[i].start >= ends(i));
+        Some(reserved)
+    }
+}
+
+/// A line of a charge: its limit, the windows of its quotas, and what it asks for.
+#[derive(Clone, Copy)]
+pub(crate) struct LineWindows<'w, 'a> {
+    pub(crate) name: LimitName,
+    pub(crate) windows: &'w [Window<'a>],
+    pub(crate) ask: Ask,
+    /// A bit for each quota whose count other keys share.
+    pub(crate) shared: u8,
+}
+
+impl Decision {
+    /// Decides a charge of all its lines: all grant it, or none takes anything. Calls `write` with
+    /// each line's place, whether its cost is taken, and the states to write; if nothing is taken,
+    /// these are the ones that have moved (S4).
+    pub(crate) fn over_lines<const N: usize>(
+        now: i64,
+        lines: &[LineWindows<'_, '_>],
+        mut write: impl FnMut(usize, bool, [Option<State>; N]),
+    ) -> Self {
+        let fits = |line: &LineWindows<'_, '_>| {
+            line.windows.iter().all(|window| window.fits(line.ask.cost, line.ask.reserve))
+        };
+        let fit = lines.iter().all(fits);
+        let late = fit && lines.iter().any(|line| line.ask.reserve) && are_too_late(lines);
+        let is_peek = lines.iter().any(|line| line.ask.peek);
+        let mut merging = Merging::new(lines.len());
+        for (place, line) in lines.iter().enumerate() {
+            // A late reservation is decided as if it passed, and then undone.
+            let ask = Ask { peek: !late && (is_peek || !fit), ..line.ask };
+            let (mut decision, mut writes) = Self::over::<N>(line.name, now, line.windows, ask);
+            if late {
+                decision = decision.undone();
+            }
+            if late || ask.peek {
+                let settled = line.windows.iter().map(|window| window.settled());
+                writes = [None; N];
+                writes.iter_mut().zip(settled).for_each(|(write, settled)| *write = settled);
+            }
+            if !is_peek {
+                decision.note_shared(line.shared);
+                write(place, decision.granted() > 0, writes);
+            }
+            merging.push(decision);
+        }
+        merging.done()
+    }
+
+    /// Refuses a reservation of several limits, if one of them would cover it only after the window
+    /// has ended that covers it under another one (S13). Returns `None` if it is in time.
+    pub(crate) fn late_refusal(&self) -> Option<Self> {
+        let taking = self.lines().filter(|(_, of)| of.0.allowed() && of.0.cost > 0);
+        let windows = taking.flat_map(|(place, of)| {
+            let usage = of.usage().iter().enumerate();
+            usage.map(move |(i, usage)| ((place, i), usage.span(), of.covering_window(i)))
+        });
+        is_too_late(windows).then(|| self.clone().map_lines(|_, of| of.undone()))
+    }
+
+    /// Returns the decision of a line after its tokens were returned, since another line refused:
+    /// it takes nothing, and a reservation becomes a refusal.
+    pub(crate) fn undone(self) -> Self {
+        match self.line.verdict {
+            Verdict::Reserved { ready_at } => self.into_refusal(ready_at),
+            _ if self.granted() > 0 => self.with_cost(0),
+            _ => self,
+        }
+    }
+
+    /// Returns the refusal of a charge whose reservation was returned. Its retry is when the
+    /// reservation would have been ready.
+    fn into_refusal(self, ready_at: i64) -> Self {
+        let (mut bits, mut latest) = (0, None);
+        for (i, standing) in self.usage().iter().enumerate() {
+            let covered = self.governing_line().covering_window(i).start;
+            bits |= u8::from(covered > standing.span().start) << i;
+            latest = latest.or((covered == ready_at).then_some(i));
+        }
+        let mut refusal = self.with_cost(0);
+        refusal.line.verdict = Verdict::Refused { retry_at: ready_at };
+        refusal.line.refusing = bits;
+        refusal.govern_by(latest.unwrap_or(0));
+        refusal
+    }
+}
+
+/// Merges the decisions of lines into one.
+pub(crate) struct Merging {
+    /// The decision, if there is one line at most.
+    only: Option<Decision>,
+    /// All lines: a box that is written in place, since its content is large.
+    all: Option<Box<Details>>,
+    next: usize,
+    now: i64,
+    verdict: Verdict,
+    local: bool,
+    governing: Option<Rank>,
+}
+
+/// The rank of a line: the highest one governs.
+#[derive(Clone, Copy)]
+struct Rank {
+    allowed: bool,
+    verdict: Verdict,
+    end: i64,
+    remaining: u64,
+    limit: u64,
+}
+
+impl Merging {
+    /// Merges at most this number of lines.
+    #[inline(always)]
+    pub(crate) fn new(lines: usize) -> Self {
+        // Only `default` creates the value in its box; others would be copied there.
+        let all = (lines > 1).then(Box::<Details>::default);
+        let (only, governing, verdict) = (None, None, Verdict::Passed);
+        Self { only, all, next: 0, now: i64::MIN, verdict, local: false, governing }
+    }
+
+    /// Adds the decision of the next line, unless there are eight already.
+    #[inline(always)]
+    pub(crate) fn push(&mut self, decision: Decision) {
+        self.push_at(self.next, decision);
+    }
+
+    /// Adds the decision of the line at a place.
+    #[inline(always)]
+    pub(crate) fn push_at(&mut self, place: usize, decision: Decision) {
+        self.next = place + 1;
+        let Some(Details::Lines(lines)) = self.all.as_deref_mut() else {
+            self.only = Some(decision);
+            return;
+        };
+        let Decision { line, details } = decision;
+        let Some(at) = lines.all.get_mut(place) else { return };
+        self.now = self.now.max(line.now);
+        self.local |= line.local;
+        // Refused for good prevails, then the latest retry.
+        if line.verdict != Verdict::Passed {
+            self.verdict = self.verdict.max(line.verdict);
+        }
+        let rank = Rank::of(&line);
+        if self.governing.as_ref().is_none_or(|governing| rank.prevails_over(governing)) {
+            (self.governing, lines.governing) = (Some(rank), place as u8);
+        }
+        *at = Some((line, details.map(LineDetails::from_only)));
+    }
+
+    /// Returns the decision over all lines, of which there is at least one.
+    #[inline]
+    pub(crate) fn done(self) -> Decision {
+        let Self { only, all, now, verdict, local, .. } = self;
+        let Some(all) = all else { return only.expect("there is a line") };
+        let Details::Lines(lines) = &*all else { unreachable!("made so") };
+        let governing = lines.all[usize::from(lines.governing)].as_ref();
+        let (line, _) = governing.expect("there is a line");
+        Decision { line: DecidedLine { now, verdict, local, ..*line }, details: Some(all) }
+    }
+}
+
+impl LineDetails {
+    #[cold]
+    fn from_only(details: Box<Details>) -> Box<Self> {
+        match *details {
+            Details::Line(details) => Box::new(details),
+            Details::Lines(_) => unreachable!("a line has no lines"),
+        }
+    }
+}
+
+impl Rank {
+    #[inline(always)]
+    fn of(line: &DecidedLine) -> Self {
+        let governor = line.governor();
+        Self {
+            allowed: line.allowed(),
+            verdict: line.verdict,
+            end: governor.end(),
+            remaining: governor.remaining(),
+            limit: governor.limit(),
+        }
+    }
+
+    /// Returns whether this line refuses for longer or, if both pass, has the smaller part left.
+    #[inline(always)]
+    fn prevails_over(&self, other: &Self) -> bool {
+        if !(self.allowed && other.allowed) {
+            return !self.allowed && (other.allowed || self.refuses_longer(other));
+        }
+        // Compares the parts of the limits without a division. A limit of 0 has nothing left.
+        let times = |left: u64, limit: u64| u128::from(left) * u128::from(limit.max(1));
+        let left = times(self.remaining, other.limit);
+        let others_left = times(other.remaining, self.limit);
+        left < others_left || left == others_left && self.end > other.end
+    }
+
+    #[inline(never)]
+    fn refuses_longer(&self, other: &Self) -> bool {
+        (self.verdict, self.end) > (other.verdict, other.end)
+    }
+}
+
+fn are_too_late(lines: &[LineWindows<'_, '_>]) -> bool {
+    let taking = lines.iter().enumerate().filter(|(_, line)| line.ask.cost > 0);
+    is_too_late(taking.flat_map(|(place, line)| {
+        let windows = line.windows.iter().enumerate();
+        windows.map(move |(i, window)| {
+            ((place, i), window.span(), window.covering_window(line.ask.cost))
+        })
+    }))
+}
+
+/// Returns whether a quota covers its tokens only after the window has ended that covers them under
+/// another quota. Each item is a quota's position, its current window, and the covering one.
+fn is_too_late(quotas: impl Iterator<Item = ((usize, usize), Span, Span)> + Clone) -> bool {
+    let owed = quotas.clone().filter(|(_, window, covered)| covered.start > window.start);
+    let Some((last, _, due)) = owed.max_by_key(|(_, _, covered)| covered.start) else {
+        return false;
+    };
+    quotas.into_iter().any(|(quota, _, covered)| quota != last && covered.end <= due.start)
+}

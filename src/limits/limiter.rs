@@ -1,0 +1,763 @@
+//! A limit that counts in a store, and is changed at run time.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr;
+use std::sync::{Arc, OnceLock};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use super::live::{Live, UNKNOWN};
+use super::receipt::{Receipt, ReceiptLine};
+use super::refused::Refused;
+use super::{Limit, charge_lines, mistakes, observer};
+use crate::decision::{Decision, KeptRefuser, RateLimited, system_time};
+use crate::key::Key;
+use crate::observe::Change;
+use crate::quota::Quotas;
+use crate::store::{
+    Account, Adjust, AnyStore, Charge, MemoryStore, Reply, Scope, Store, StoreError, instant,
+};
+
+/// A rate limit without HTTP: for a WebSocket, a job, or calls to another API.
+///
+/// ```
+/// use tower_fixed_window::{Limiter, Quota};
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let uploads = Limiter::new(Quota::per_day(1_000).name("uploads"));
+///
+/// let decision = uploads.check("alice").await?;
+/// assert!(decision.allowed());
+/// assert_eq!(decision.remaining(), 999);
+///
+/// let decision = uploads.check_cost("alice", 1_000).await?;
+/// assert!(!decision.allowed());
+/// assert!(uploads.peek_cost("alice", 999).await?.allowed());
+/// assert_eq!(uploads.quotas().to_string(), "1000/day");
+/// # Ok(()) }
+/// ```
+///
+/// [`check`](Self::check) and [`peek`](Self::peek) are about one token, and with `_cost` about as
+/// many as you say. A charge that can be corrected later always names its cost:
+/// [`charge`](Self::charge) and [`reserve`](Self::reserve).
+///
+/// Clones share their counters. The methods return a [`Reply`], which must be awaited. A store in
+/// memory is charged when the method is called. A remote store is called when the reply is first
+/// polled, at the latest, so a charge that is not awaited may never be made.
+#[derive(Clone)]
+#[doc(alias = "throttle")]
+pub struct Limiter {
+    scope: Scope,
+    /// The quotas of this handle's generation of [`Live`].
+    quotas: Quotas,
+    generation: u64,
+    /// `true` if warnings and counts of refused keys look at decisions.
+    is_watched: bool,
+    store: AnyStore,
+    live: Arc<Live>,
+    /// Set by the first refusal. `None`: each refusal takes a copy, since the limiter may be one of
+    /// many with quotas of their own.
+    refuser: OnceLock<Option<KeptRefuser>>,
+}
+
+/// The advice if counters [can't be found](Limiter::can_be_found).
+pub(crate) const UNNAMED: &str = "a rate limit on a shared store needs a name, or its counters \
+    can't be found: write Quota::per_minute(5).name(\"login\").store(..)";
+
+impl Limiter {
+    /// Creates a limiter that counts in memory, in a store of its own. [`Limit::store`] creates one
+    /// that counts elsewhere.
+    pub fn new(limit: impl Into<Limit>) -> Self {
+        limit.into().into()
+    }
+
+    pub(crate) fn in_store(limit: Limit, store: AnyStore) -> Self {
+        mistakes::note_zero(&limit);
+        Self::made(limit, store)
+    }
+
+    fn made(limit: Limit, store: AnyStore) -> Self {
+        if limit.cost.is_some() || limit.settled {
+            limit.scope.observe().has_costs();
+        }
+        let is_plan = limit.plan.is_some();
+        let live = Live::new(limit);
+        Self {
+            scope: live.limit().scope.clone(),
+            quotas: live.limit().quotas,
+            generation: if is_plan { UNKNOWN } else { 0 },
+            is_watched: live.is_watched(),
+            store,
+            live: Arc::new(live),
+            refuser: OnceLock::new(),
+        }
+    }
+
+    /// The same limit in another store. It is no longer changed with this one.
+    pub(crate) fn moved_to(&self, store: AnyStore) -> Self {
+        let (quotas, shadow) = self.live.usual();
+        let limit = Limit { quotas, shadow, ..self.live.limit().clone() };
+        Self::made(limit, store)
+    }
+
+    /// Returns a limiter for the same counters under other quotas, such as those of a customer's
+    /// plan.
+    ///
+    /// ```
+    /// use tower_fixed_window::{Limiter, Quota};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let free = Limiter::new(Quota::per_hour(60).name("api"));
+    /// let pro = free.with_quotas(Quota::per_hour(5_000));
+    /// assert!(free.check("alice").await?.allowed());
+    /// // It is the same counter: the limit is no part of its identity.
+    /// assert_eq!(pro.peek("alice").await?.remaining(), 4_999);
+    /// // Another window is another counter.
+    /// assert_eq!(free.with_quotas(Quota::per_day(9)).peek("alice").await?.used(), 0);
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn with_quotas(&self, quotas: impl Into<Quotas>) -> Self {
+        let quotas = quotas.into();
+        let live = Arc::new(self.live.with_quotas(quotas));
+        Self { quotas, generation: 0, live, refuser: OnceLock::from(None), ..self.clone() }
+    }
+}
+
+impl Limiter {
+    pub(crate) fn shared_store(&self) -> &AnyStore {
+        &self.store
+    }
+
+    /// Returns the limit with its changes.
+    pub(crate) fn live(&self) -> &Arc<Live> {
+        &self.live
+    }
+
+    /// Returns the name of the limit. It is empty if the limit has none.
+    pub fn name(&self) -> &str {
+        self.scope.name()
+    }
+
+    /// Returns whether other processes count in the same store.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.store.is_shared()
+    }
+
+    /// Returns whether other processes find the counters: a shared store needs a name.
+    pub(crate) fn can_be_found(&self) -> bool {
+        !self.is_shared() || !self.scope.name().is_empty()
+    }
+
+    /// Takes one token.
+    pub fn check(&self, key: impl Into<Key>) -> Reply<Decision> {
+        self.check_cost(key, 1)
+    }
+
+    /// Takes `cost` tokens, all or none.
+    pub fn check_cost(&self, key: impl Into<Key>, cost: u64) -> Reply<Decision> {
+        self.check_key(&key.into(), cost)
+    }
+
+    /// Compiled once, not for each type of keys.
+    #[inline(never)]
+    fn check_key(&self, key: &Key, cost: u64) -> Reply<Decision> {
+        self.charge_key(key, cost, |charge| charge)
+    }
+
+    /// Returns the standing of a key under the limiter's own quotas, and whether one token would
+    /// pass. Takes nothing. For keys that are charged under others, use
+    /// [`with_quotas`](Self::with_quotas).
+    ///
+    /// ```
+    /// use tower_fixed_window::{Limiter, Quota};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let limiter = Limiter::new(Quota::per_day(10));
+    /// assert_eq!(limiter.peek("alice").await?.remaining(), 10);
+    /// assert_eq!(limiter.peek("alice").await?.remaining(), 10);
+    /// # Ok(()) }
+    /// ```
+    pub fn peek(&self, key: impl Into<Key>) -> Reply<Decision> {
+        self.peek_cost(key, 1)
+    }
+
+    /// Returns the standing of a key, and whether `cost` tokens would pass. Takes nothing.
+    pub fn peek_cost(&self, key: impl Into<Key>, cost: u64) -> Reply<Decision> {
+        self.charge_key(&key.into(), cost, |charge| charge.peeking())
+    }
+
+    /// Takes `cost` tokens and returns a receipt to correct the charge later, or the refusal.
+    ///
+    /// ```
+    /// use tower_fixed_window::{Limiter, Quota};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let tokens = Limiter::new(Quota::per_day(1_000).name("llm-tokens"));
+    ///
+    /// // One `?` for the store, one for the limit.
+    /// let receipt = tokens.charge("alice", 100).await??;
+    /// // The answer used more than was estimated.
+    /// tokens.settle(receipt, 250).await?;
+    /// assert_eq!(tokens.peek("alice").await?.used(), 250);
+    ///
+    /// let receipt = tokens.charge("alice", 100).await??;
+    /// tokens.refund(receipt).await?;
+    /// assert_eq!(tokens.peek("alice").await?.used(), 250);
+    ///
+    /// let refused = tokens.charge("alice", 800).await?.unwrap_err();
+    /// assert_eq!(refused.decision().remaining(), 750);
+    /// # Ok(()) }
+    /// ```
+    pub fn charge(&self, key: impl Into<Key>, cost: u64) -> Reply<Result<Receipt, RateLimited>> {
+        self.charge_for_receipt(&key.into(), cost, |charge| charge)
+    }
+
+    /// Takes `cost` tokens, also from later windows as far as the quotas allow
+    /// ([`Quota::reserve_up_to`](crate::Quota::reserve_up_to)). The caller then waits for
+    /// [`Decision::ready_after`].
+    ///
+    /// A window sees at most its limit start, plus the tokens of the last charge that earlier
+    /// windows cover: with 10 a minute, a charge of 15 takes the 10 of this minute and 5 of the
+    /// next, and starts in the next one, beside 5 others. Over several quotas, no window sees more:
+    /// a reservation that one quota covers only after the window in which another one counts it is
+    /// refused until then. Once tokens of later windows are taken, those of earlier ones can't be
+    /// refunded, since the count can't say which window has room again.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_fixed_window::{Limit, ManualClock, MemoryStore, Quota};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let clock = ManualClock::at_ms(1_700_000_040_000);
+    /// let mails = Limit::new(Quota::per_minute(10).reserve_up_to(20));
+    /// let mails = mails.store(MemoryStore::new().clock(clock));
+    ///
+    /// let first = mails.reserve("newsletter", 10).await??;
+    /// assert_eq!(first.decision().ready_after(), Duration::ZERO);
+    /// let second = mails.reserve("newsletter", 10).await??;
+    /// assert_eq!(second.decision().ready_after(), Duration::from_secs(60));
+    /// // It would leave room in a minute that others wait for.
+    /// mails.refund(first).await?;
+    /// assert_eq!(mails.peek("newsletter").await?.used(), 20);
+    /// # Ok(()) }
+    /// ```
+    pub fn reserve(&self, key: impl Into<Key>, cost: u64) -> Reply<Result<Receipt, RateLimited>> {
+        self.charge_for_receipt(&key.into(), cost, |charge| charge.reserving())
+    }
+
+    /// Refunds a [charge](Self::charge): to each quota until the window of the tokens has ended.
+    /// After that, it has no effect.
+    pub fn refund(&self, receipt: impl Into<Receipt>) -> Reply<()> {
+        self.settle(receipt, 0)
+    }
+
+    /// Sets the true cost of a charge. A lower cost is refunded as by [`refund`](Self::refund). The
+    /// difference to a higher cost is taken now, even beyond the limit.
+    ///
+    /// # Errors
+    /// If the store fails, or if the charge was made under another name than this limiter's.
+    pub fn settle(&self, receipt: impl Into<Receipt>, actual: u64) -> Reply<()> {
+        let Receipt { lines, decision } = receipt.into();
+        match &lines[..] {
+            [line] if line.scope().id() == self.scope.id() => {
+                self.settle_line(line, &decision, actual)
+            }
+            _ => Reply::failed(StoreError::new(
+                "a receipt belongs to the limiter of its name: settle it there",
+            )),
+        }
+    }
+
+    /// Sets the true cost of a line. `decision` is that of the line.
+    pub(crate) fn settle_line(
+        &self,
+        line: &ReceiptLine,
+        decision: &Decision,
+        actual: u64,
+    ) -> Reply<()> {
+        let ReceiptLine { account, own } = line;
+        match self.quotas_now(account.as_account().key()) {
+            Ok(quotas) if !own => {
+                let account = account.clone().updated(&quotas);
+                self.settle_account(account.as_account(), decision, actual)
+            }
+            // Quotas that decided the charge stay if they are a plan's or the key's own.
+            _ => self.settle_account(account.as_account(), decision, actual),
+        }
+    }
+
+    /// Corrects a charge that was reported.
+    pub(crate) fn settle_account(
+        &self,
+        account: Account<'_>,
+        decision: &Decision,
+        actual: u64,
+    ) -> Reply<()> {
+        let taken = decision.granted();
+        match actual.checked_sub(taken) {
+            Some(0) => Reply::now(()),
+            Some(more) => {
+                account.scope().observe().settled(more);
+                mistakes::note_cost(account, actual);
+                let taken = self.store.adjust(Adjust::take(account, more, decision));
+                match self.live.limit().warns() {
+                    true => self.warn_after(taken, account, more, decision.is_local()),
+                    false => taken,
+                }
+            }
+            None => {
+                account.scope().observe().refunded(taken - actual);
+                self.store.adjust(Adjust::refund(account, taken - actual, decision))
+            }
+        }
+    }
+
+    /// Returns what was taken by a charge that was not reported.
+    pub(crate) fn give_back(&self, account: Account<'_>, decision: &Decision) -> Reply<()> {
+        match decision.granted() {
+            0 => Reply::now(()),
+            taken => self.store.adjust(Adjust::refund(account, taken, decision)),
+        }
+    }
+
+    /// Warns of the share that tokens beyond a charge have reached. A peek shows where they have
+    /// led, in the memory that has counted them if the store failed.
+    fn warn_after(
+        &self,
+        taken: Reply<()>,
+        account: Account<'_>,
+        more: u64,
+        is_local: bool,
+    ) -> Reply<()> {
+        let (this, account) = (self.clone(), account.to_owned());
+        let look = move || {
+            let peek = Charge::new(account.as_account(), 0).peeking();
+            let peek = match is_local {
+                true => this.store.stand_in(peek, StoreError::new("the store failed before")),
+                false => this.store.charge(peek),
+            };
+            peek.map(move |decision| {
+                let account = account.as_account();
+                let warn =
+                    || this.live().limit().warn(account.key(), account.quotas(), &decision, more);
+                // No request waits for this: a panic would only keep the corrections of other
+                // limits from being made, and in a stream that is dropped end the process.
+                let _panicked = catch_unwind(AssertUnwindSafe(warn));
+            })
+        };
+        // The correction is made, even if the store does not answer the peek.
+        match taken.into_now() {
+            Ok(Ok(())) => look().detach(),
+            Ok(Err(error)) => return Reply::failed(error),
+            Err(later) => {
+                return Reply::later(async move {
+                    later.await?;
+                    let _ = look().await;
+                    Ok(())
+                });
+            }
+        }
+        Reply::now(())
+    }
+
+    /// Clears the counters of a key, under all quotas it was charged with.
+    ///
+    /// # Errors
+    /// If the store fails. In memory, if the key shares its entry with others because the store is
+    /// full ([`MemoryStore`](crate::MemoryStore)), or if more than 64 windows were used under one
+    /// name, so that the store does not know all counters of the key.
+    ///
+    /// ```
+    /// use tower_fixed_window::{Limiter, Quota};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let limiter = Limiter::new(Quota::per_day(1));
+    /// limiter.check("alice").await?;
+    /// limiter.reset("alice").await?;
+    /// assert!(limiter.check("alice").await?.allowed());
+    /// # Ok(()) }
+    /// ```
+    pub fn reset(&self, key: impl Into<Key>) -> Reply<()> {
+        self.store.reset(&self.scope, &key.into())
+    }
+
+    /// Returns which keys were refused lately in this process, most often first: how often, since
+    /// when, by which quota, and until when. `None`: they are not counted, see the examples of
+    /// [`Limit::track_refused`](crate::Limit::track_refused).
+    ///
+    /// This holds a lock for as long as it takes to copy the keys. Refusals of that time are not
+    /// counted.
+    pub fn refused(&self) -> Option<Refused> {
+        Some(self.live.tracker()?.refused(self.now()))
+    }
+
+    /// Returns the time of the store.
+    pub(crate) fn now(&self) -> i64 {
+        instant(self.store.now_ms())
+    }
+
+    /// Returns whether the quotas are the ones that this handle was made with.
+    #[inline]
+    pub(crate) fn is_unchanged(&self) -> bool {
+        self.live.is_of(self.generation)
+    }
+
+    #[inline]
+    pub(crate) fn is_watched(&self) -> bool {
+        self.is_watched
+    }
+
+    /// The quotas that this handle was made with.
+    #[inline]
+    pub(crate) fn first_quotas(&self) -> &Quotas {
+        &self.quotas
+    }
+
+    /// The quotas of a charge that names none.
+    #[inline]
+    pub(crate) fn quotas_now(&self, key: &Key) -> Result<Cow<'_, Quotas>, StoreError> {
+        if self.is_unchanged() { Ok(Cow::Borrowed(&self.quotas)) } else { self.changed_quotas(key) }
+    }
+
+    #[cold]
+    fn changed_quotas(&self, key: &Key) -> Result<Cow<'_, Quotas>, StoreError> {
+        self.end_changes();
+        if let Some(own) = self.live.quotas_of(key) {
+            return Ok(Cow::Owned(own));
+        }
+        match self.generation {
+            UNKNOWN => Err(StoreError::new(
+                "this limit's quotas differ between requests: write limiter.with_quotas(plan)",
+            )),
+            _ => Ok(Cow::Owned(self.live.quotas())),
+        }
+    }
+
+    /// Returns whether a charge is decided by a plan's quotas or the key's own, which its
+    /// correction keeps, whichever handle makes it.
+    pub(crate) fn has_own_quotas(&self, key: &Key) -> bool {
+        self.live.is_of_a_plan() || !self.is_unchanged() && self.live.quotas_of(key).is_some()
+    }
+
+    /// The name of the counters.
+    pub(crate) fn scope(&self) -> &Scope {
+        &self.scope
+    }
+
+    #[inline]
+    fn charge_key(
+        &self,
+        key: &Key,
+        cost: u64,
+        configure: impl FnOnce(Charge<'_>) -> Charge<'_>,
+    ) -> Reply<Decision> {
+        if self.is_unchanged() {
+            return self
+                .send(configure(Charge::new(Account::new(&self.scope, &self.quotas, key), cost)));
+        }
+        match self.changed_quotas(key) {
+            Ok(quotas) => {
+                self.send(configure(Charge::new(Account::new(&self.scope, &quotas, key), cost)))
+            }
+            Err(error) => Reply::failed(error),
+        }
+    }
+
+    /// Makes a charge of one line, and reports it.
+    #[inline(always)]
+    fn send(&self, charge: Charge<'_>) -> Reply<Decision> {
+        charge_lines(&self.store, |_| self, charge)
+    }
+
+    /// Reports that a charge of one line has passed.
+    #[inline(always)]
+    pub(crate) fn note_passed(&self, tokens: u64) {
+        observer::note_passed(&self.scope, tokens, false);
+    }
+
+    /// Returns what refusals note of this limiter, for charges under its own quotas.
+    #[inline]
+    pub(crate) fn refuser(&self, quotas: &Quotas) -> Option<KeptRefuser> {
+        let own = ptr::eq(quotas, &self.quotas);
+        own.then(|| *self.refuser.get_or_init(|| KeptRefuser::of(self.name(), quotas)))?
+    }
+
+    fn charge_for_receipt(
+        &self,
+        key: &Key,
+        cost: u64,
+        configure: impl FnOnce(Charge<'_>) -> Charge<'_>,
+    ) -> Reply<Result<Receipt, RateLimited>> {
+        let quotas = match self.quotas_now(key) {
+            Ok(quotas) => quotas,
+            Err(error) => return Reply::failed(error),
+        };
+        let account = Account::new(&self.scope, &quotas, key);
+        let reply = self.send(configure(Charge::new(account, cost)));
+        let line = ReceiptLine { account: account.to_owned(), own: self.has_own_quotas(key) };
+        reply.map(|decision| Receipt::of(vec![line], decision))
+    }
+}
+
+impl Limiter {
+    /// Returns the current quotas. Of a limit by plan, `0/second`.
+    pub fn quotas(&self) -> Quotas {
+        self.end_changes();
+        self.live.quotas()
+    }
+
+    /// Changes the quotas, from the next charge on, for all clones of this limiter and all layers
+    /// that were made of it. A raised or lowered limit also applies to what is counted already, and
+    /// leaves no debt for the next window. Another window or anchor is another counter.
+    ///
+    /// ```
+    /// use tower_fixed_window::{FixedWindowLayer, Limiter, Quota};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let api = Limiter::new(Quota::per_minute(60).name("api"));
+    /// let layer = FixedWindowLayer::new(&api);
+    ///
+    /// // From an admin route, or when a file of limits has changed.
+    /// api.set_quotas(Quota::per_minute(600));
+    /// assert_eq!(api.peek("alice").await?.remaining(), 600);
+    /// assert_eq!(api.quotas().to_string(), "600/minute");
+    /// # let _ = layer; Ok(()) }
+    /// ```
+    ///
+    /// The quotas of a limit by plan are those of its closure: this changes nothing.
+    pub fn set_quotas(&self, quotas: impl Into<Quotas>) {
+        let quotas = quotas.into();
+        if self.live.limit().plan.is_none() {
+            self.live.change(Change::Quotas, |changes| changes.quotas.set(quotas));
+            self.note_change(Change::Quotas, None);
+        }
+    }
+
+    /// Changes the quotas until an instant, by the clock of the store ([`Store::now_ms`]). From
+    /// this instant on, the former quotas hold again, without a further call. A later change of the
+    /// quotas replaces this one. An instant in the past ends the change at once.
+    ///
+    /// ```
+    /// use std::time::{Duration, UNIX_EPOCH};
+    /// use tower_fixed_window::{Limit, ManualClock, MemoryStore, Quota};
+    ///
+    /// let clock = ManualClock::at_ms(1_700_000_000_000);
+    /// let store = MemoryStore::new().clock(clock.clone());
+    /// let api = Limit::new(Quota::per_minute(60)).name("api").store(store);
+    ///
+    /// let tonight = UNIX_EPOCH + Duration::from_secs(1_700_006_400);
+    /// api.set_quotas_until(Quota::per_minute(600), tonight);
+    /// assert_eq!(api.quotas().to_string(), "600/minute");
+    ///
+    /// clock.set_ms(1_700_006_400_000);
+    /// assert_eq!(api.quotas().to_string(), "60/minute");
+    /// ```
+    ///
+    /// A limit by plan keeps the quotas of its closure.
+    ///
+    /// [`Store::now_ms`]: crate::store::Store::now_ms
+    pub fn set_quotas_until(&self, quotas: impl Into<Quotas>, until: SystemTime) {
+        let (quotas, until) = (quotas.into(), ms(until));
+        if self.live.limit().plan.is_none() {
+            let end =
+                self.live.change(Change::Quotas, |changes| changes.quotas.set_until(quotas, until));
+            self.note_change(Change::Quotas, end);
+        }
+    }
+
+    /// Gives one key quotas of its own until an instant, in this process: for a customer who needs
+    /// more until tonight, or gets nothing until tomorrow (a limit of 0). These quotas replace the
+    /// limit's, and the ones that the closure of a limit [by plan](crate::Limit::by_plan) returns.
+    /// A charge that names its quotas ([`with_quotas`](Self::with_quotas)) keeps its own, and a
+    /// request that waits in a queue keeps the quotas that its key had when it arrived. An instant
+    /// in the past ends the change at once.
+    ///
+    /// Other nodes keep the limit's quotas, and a restart forgets the change. For all nodes, store
+    /// the exception in your database and read it in [`by_plan`](crate::Limit::by_plan):
+    /// `docs/support.md`.
+    ///
+    /// ```
+    /// use std::time::{Duration, SystemTime};
+    /// use tower_fixed_window::{Limiter, Quota};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), tower_fixed_window::StoreError> {
+    /// let api = Limiter::new(Quota::per_hour(100).name("api"));
+    /// assert!(!api.check_cost("acme", 150).await?.allowed());
+    ///
+    /// // With the same window, what is used stays used.
+    /// let tonight = SystemTime::now() + Duration::from_secs(6 * 3_600);
+    /// api.set_key_quotas_until("acme", Quota::per_hour(1_000), tonight);
+    /// assert!(api.check_cost("acme", 150).await?.allowed());
+    /// assert_eq!(api.peek("acme").await?.remaining(), 850);
+    /// assert_eq!(api.peek("other").await?.remaining(), 100);
+    ///
+    /// api.clear_key_quotas("acme");
+    /// assert_eq!(api.peek("acme").await?.limit(), 100);
+    /// # Ok(()) }
+    /// ```
+    pub fn set_key_quotas_until(
+        &self,
+        key: impl Into<Key>,
+        quotas: impl Into<Quotas>,
+        until: SystemTime,
+    ) {
+        let (key, quotas, until) = (key.into(), quotas.into(), ms(until));
+        let end = self.live.change(Change::Key, |changes| changes.set_key(key, quotas, until));
+        self.note_change(Change::Key, end);
+    }
+
+    /// Ends the quotas of one key's own: those of all keys hold for it again.
+    ///
+    /// ```
+    /// use std::time::{Duration, SystemTime};
+    /// use tower_fixed_window::{Key, Limiter, Quota};
+    ///
+    /// let api = Limiter::new(Quota::per_hour(100).name("api"));
+    /// let tonight = SystemTime::now() + Duration::from_secs(6 * 3_600);
+    /// api.set_key_quotas_until("acme", Quota::per_hour(1_000), tonight);
+    /// let (key, quotas, until) = &api.key_quotas()[0];
+    /// assert_eq!((key, quotas.to_string()), (&Key::from("acme"), "1000/hour".to_owned()));
+    /// assert!(*until <= tonight);
+    ///
+    /// api.clear_key_quotas("acme");
+    /// assert!(api.key_quotas().is_empty());
+    /// ```
+    pub fn clear_key_quotas(&self, key: impl Into<Key>) {
+        let key = key.into();
+        let end = self.live.change(Change::Key, |changes| changes.clear_key(&key));
+        self.note_change(Change::Key, end);
+    }
+
+    /// Returns the keys that have quotas of their own in this process, with these quotas, and until
+    /// when, the first to end first: see the example of
+    /// [`clear_key_quotas`](Self::clear_key_quotas).
+    pub fn key_quotas(&self) -> Vec<(Key, Quotas, SystemTime)> {
+        self.end_changes();
+        let own = self.live.key_quotas();
+        let own = own.iter().map(|(key, &(quotas, until))| (key.clone(), quotas, until));
+        let mut own: Vec<_> = own.collect();
+        own.sort_by(|(a, _, first), (b, _, other)| {
+            first.cmp(other).then_with(|| a.as_bytes().cmp(b.as_bytes()))
+        });
+        own.into_iter().map(|(key, quotas, until)| (key, quotas, system_time(until))).collect()
+    }
+
+    /// Switches [shadow mode](crate::Limit::shadow) on or off, for all layers that were made of
+    /// this limiter. Without HTTP, decisions only tell.
+    ///
+    /// ```
+    /// use http::Request;
+    /// use tower_fixed_window::key::global;
+    /// use tower_fixed_window::testing::ask;
+    /// use tower_fixed_window::{FixedWindowLayer, Limiter, Quota};
+    ///
+    /// let api = Limiter::new(Quota::per_minute(0).name("api").key(global()));
+    /// let layer = FixedWindowLayer::new(&api);
+    ///
+    /// api.set_shadow(true);
+    /// assert_eq!(ask(&layer, Request::get("/")).status(), 200);
+    /// ```
+    pub fn set_shadow(&self, shadow: bool) {
+        self.live.change(Change::Shadow, |changes| changes.shadow.set(shadow));
+        self.note_change(Change::Shadow, None);
+    }
+
+    /// Switches shadow mode on or off until an instant, as
+    /// [`set_quotas_until`](Self::set_quotas_until) changes the quotas.
+    ///
+    /// ```
+    /// use std::time::{Duration, SystemTime};
+    /// use http::Request;
+    /// use tower_fixed_window::key::global;
+    /// use tower_fixed_window::testing::ask;
+    /// use tower_fixed_window::{FixedWindowLayer, Limiter, Quota};
+    ///
+    /// let api = Limiter::new(Quota::per_minute(0).name("api").key(global()));
+    /// let layer = FixedWindowLayer::new(&api);
+    ///
+    /// api.set_shadow_until(true, SystemTime::now() + Duration::from_secs(3_600));
+    /// assert_eq!(ask(&layer, Request::get("/")).status(), 200);
+    /// ```
+    pub fn set_shadow_until(&self, shadow: bool, until: SystemTime) {
+        let until = ms(until);
+        let end =
+            self.live.change(Change::Shadow, |changes| changes.shadow.set_until(shadow, until));
+        self.note_change(Change::Shadow, end);
+    }
+
+    /// Reports a change, and the instant when the last change of its kind ends.
+    fn note_change(&self, of: Change, end: Option<i64>) {
+        self.scope.observe().changed(of, end);
+    }
+
+    /// Ends the changes whose time is over.
+    #[inline]
+    pub(crate) fn end_changes(&self) {
+        if self.live.has_ended(|| self.now()) {
+            self.end_due_changes();
+        }
+    }
+
+    #[cold]
+    fn end_due_changes(&self) {
+        for (of, end) in self.live.end(self.now()) {
+            self.scope.observe().change_ended(of);
+            self.scope.observe().changed(of, end);
+        }
+    }
+}
+
+/// Returns milliseconds since the epoch, as the clocks of stores do.
+fn ms(at: SystemTime) -> i64 {
+    let since = at.duration_since(UNIX_EPOCH).unwrap_or_default();
+    instant(u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
+}
+
+impl Limit {
+    /// Counts in this store. What happens while it fails says a handle of the store itself, such as
+    /// [`RedisStore::on_failure`]: by default, this process enforces the same quotas in its memory.
+    ///
+    /// ```no_run
+    /// # #[cfg(feature = "redis")]
+    /// use tower_fixed_window::{FixedWindowLayer, OnStoreFailure, Quota, RedisStore};
+    ///
+    /// # #[cfg(not(feature = "redis"))] fn main() {}
+    /// # #[cfg(feature = "redis")]
+    /// # fn main() -> Result<(), tower_fixed_window::StoreError> {
+    /// let store = RedisStore::new("redis://127.0.0.1/")?.on_failure(OnStoreFailure::Deny);
+    /// let codes = Quota::per_hour(5).name("codes").store(store.clone());
+    /// let login = FixedWindowLayer::new(Quota::per_minute(5).name("login").store(store));
+    /// # let _ = (codes, login); Ok(()) }
+    /// ```
+    ///
+    /// # Panics
+    /// If the store is shared ([`Store::is_shared`]) and the limit has no name.
+    ///
+    /// [`RedisStore::on_failure`]: crate::store::Remote::on_failure
+    #[track_caller]
+    pub fn store(self, store: impl Store) -> Limiter {
+        let id = mistakes::identity(&store);
+        let limiter = Limiter::in_store(self, AnyStore::new(store));
+        assert!(limiter.can_be_found(), "{UNNAMED}");
+        mistakes::note_name(id, limiter.live());
+        limiter
+    }
+}
+
+impl From<Limit> for Limiter {
+    fn from(limit: Limit) -> Self {
+        mistakes::note_own_store(&limit);
+        Self::in_store(limit, AnyStore::new(MemoryStore::new()))
+    }
+}
+
+impl fmt::Debug for Limiter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Limiter")
+            .field("name", &self.scope.name())
+            .field("quotas", &self.quotas())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,91 @@
+//! What happened to the lines of a charge, told once: to the log and the metrics, to warnings, and
+//! to the counts of refused keys.
+
+use std::borrow::Cow;
+
+use super::Limiter;
+use super::refused::Tracker;
+use crate::decision::Decision;
+use crate::observe::{self, Outcome};
+use crate::store::{Account, Scope};
+
+/// A line that was charged: its limiter, what was charged, and the cost.
+pub(crate) type ChargedLine<'a> = (&'a Limiter, Account<'a>, u64);
+
+/// Reports the lines of a charge that passed, or those that refused. In a refusal, lines that would
+/// have passed are not reported. In shadow mode nothing is refused. `route` is that of a request,
+/// for limits that count refusals by it.
+#[inline(always)]
+pub(crate) fn observe<'a, 'r>(
+    decision: &Decision,
+    lines: usize,
+    line: impl Fn(usize) -> ChargedLine<'a>,
+    shadow: bool,
+    route: impl Fn(&Tracker) -> Option<Cow<'r, str>>,
+) {
+    let mut is_watched = false;
+    for place in 0..lines {
+        let (limiter, account, cost) = line(place);
+        is_watched |= limiter.is_watched();
+        if !decision.allowed() {
+            note_refused(account, decision, place, shadow);
+        } else if let Some(waits) = decision.waits_at(place) {
+            note_passed(account.scope(), cost, waits);
+        } else {
+            // Its store failed, and lets requests pass then.
+            account.scope().observe().answered(Outcome::FailedOpen);
+        }
+    }
+    // After all lines were counted, since a closure of the app may panic.
+    if is_watched {
+        watch(decision, (0..lines).map(line), route);
+    }
+}
+
+/// Reports that a charge passed, for now or for later.
+#[inline(always)]
+pub(super) fn note_passed(scope: &Scope, tokens: u64, waits: bool) {
+    if observe::ON {
+        scope.observe().passed(if waits { Outcome::Reserved } else { Outcome::Passed }, tokens);
+    }
+}
+
+/// Counts a refusal by this line, and logs it if the line governs: a request is one line of the
+/// log.
+#[inline(never)]
+fn note_refused(account: Account<'_>, decision: &Decision, place: usize, shadow: bool) {
+    if !observe::ON || !decision.refuses_at(place) {
+        return;
+    }
+    let outcome = if shadow { Outcome::ShadowRefused } else { Outcome::Refused };
+    let observed = account.scope().observe();
+    if place == decision.governing_place() {
+        let quota = || decision.governing_of(account.quotas());
+        observed.refused(outcome, quota, || decision.retry_after());
+    } else {
+        observed.also_refused(outcome);
+    }
+}
+
+/// Counts refused keys, for limits that count these, and warns of shares that lines have reached.
+#[inline(never)]
+fn watch<'a, 'r>(
+    decision: &Decision,
+    lines: impl Iterator<Item = ChargedLine<'a>>,
+    route: impl Fn(&Tracker) -> Option<Cow<'r, str>>,
+) {
+    for (place, (limiter, account, _)) in lines.enumerate().filter(|(_, of)| of.0.is_watched()) {
+        let (key, quotas) = (account.key(), account.quotas());
+        if decision.allowed() {
+            if let Some(of) = decision.at(place).filter(|_| limiter.live().limit().warns()) {
+                limiter.live().limit().warn(key, quotas, &of, of.granted());
+            }
+        } else if let Some(tracker) = limiter.live().tracker()
+            && decision.refuses_at(place)
+            && let Some(weight) = tracker.weight(decision)
+            && let Some(of) = decision.at(place)
+        {
+            tracker.note(weight, key, quotas, &of, route(tracker).as_deref());
+        }
+    }
+}

@@ -1,0 +1,226 @@
+//! Several lines in a store that can't charge them in one step (S37): they are charged one after
+//! the other, within one deadline. Tokens taken are returned when a line refuses, and when the
+//! request is dropped.
+
+use std::future::{Future, poll_fn};
+use std::mem;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use super::Store;
+use super::adjust::Adjust;
+use super::charge::{Charge, OwnedCharge};
+use super::error::StoreError;
+use super::reply::Reply;
+use crate::decision::{Decision, Merging};
+use crate::timer::{Instant, Sleep};
+
+/// Charges all lines, in one step if the store can do that.
+#[inline(never)]
+pub(super) fn charge_lines(store: &Arc<dyn Store>, charge: Charge<'_>) -> Reply<Decision> {
+    let in_order = |store, charge| async move { SequentialCharge::new(store, charge).run().await };
+    if !store.charges_together() {
+        if let Some(refusal) = store.known_refusal(charge) {
+            return Reply::now(refusal);
+        }
+        return Reply::later(in_order(Arc::clone(store), charge.to_owned()));
+    }
+    let mut reply = store.charge(charge);
+    let (store, charge) = match reply.as_now() {
+        Some(Err(error)) if error.is_apart() => {
+            return Reply::later(in_order(Arc::clone(store), charge.to_owned()));
+        }
+        Some(_) => return reply,
+        None => (Arc::clone(store), charge.to_owned()),
+    };
+    Reply::later(async move {
+        match reply.await {
+            // The store has found out by this call that it can't.
+            Err(error) if error.is_apart() => in_order(store, charge).await,
+            answer => answer,
+        }
+    })
+}
+
+/// A charge of several lines, one after the other. Dropping it returns the tokens taken so far.
+struct SequentialCharge {
+    store: Arc<dyn Store>,
+    charge: OwnedCharge,
+    /// The store's deadline, here for all calls together.
+    ends: Option<Instant>,
+    /// The decisions of the lines that have passed, in order. `None`: the line's store failed, and
+    /// its policy lets requests pass.
+    passed: Vec<Option<Decision>>,
+    /// The call for the next line, once it was sent.
+    in_flight: Option<Reply<Decision>>,
+    /// Calls that return tokens.
+    returning: Vec<Reply<()>>,
+}
+
+impl SequentialCharge {
+    fn new(store: Arc<dyn Store>, charge: OwnedCharge) -> Self {
+        let ends = store.answers_within().and_then(|within| Instant::now().checked_add(within));
+        let (passed, in_flight, returning) = Default::default();
+        Self { store, charge, ends, passed, in_flight, returning }
+    }
+
+    async fn run(mut self) -> Result<Decision, StoreError> {
+        let (mut failure, lines) = (None, self.charge.as_charge().lines().len());
+        while self.passed.len() < lines {
+            match self.charge_next().await {
+                Ok(decision) if decision.allowed() => self.passed.push(Some(decision)),
+                Ok(refusal) => return Ok(self.refuse(refusal).await),
+                Err(error) if error.allows() => {
+                    self.passed.push(None);
+                    failure = Some(error);
+                }
+                Err(error) => {
+                    // Before the answer, or the client's next request is refused by these tokens.
+                    self.return_passed(Vec::new()).await;
+                    return Err(error);
+                }
+            }
+        }
+        if let Some(error) = failure
+            && self.passed.iter().all(Option::is_none)
+        {
+            return Err(error);
+        }
+        let passed = merge(&self.passed);
+        if let Some(refusal) = passed.late_refusal() {
+            self.return_passed(Vec::new()).await;
+            return Ok(refusal);
+        }
+        self.passed.clear();
+        Ok(passed)
+    }
+
+    /// Charges the next line.
+    async fn charge_next(&mut self) -> Result<Decision, StoreError> {
+        let late = || StoreError::new("the store did not answer in time");
+        let charge = self.charge.as_charge();
+        let next = charge.line(self.passed.len());
+        // The store ends the first call at the deadline itself.
+        let sleep = if self.passed.is_empty() { None } else { self.ends.map(time_left) };
+        if sleep == Some(Duration::ZERO) {
+            return self.store.stand_in(next, late()).await;
+        }
+        let mut sleep = sleep.and_then(Sleep::try_new);
+        let mut reply = self.store.charge(next);
+        // A reply is sent with its first poll. From then on, a drop has to return its tokens.
+        let in_flight = &mut self.in_flight;
+        let answer = poll_fn(|cx| {
+            let reply = in_flight.get_or_insert_with(|| {
+                mem::replace(&mut reply, Reply::failed(StoreError::new("sent")))
+            });
+            match Pin::new(reply).poll(cx) {
+                Poll::Ready(answer) => Poll::Ready(Some(answer)),
+                Poll::Pending => poll_deadline(&mut sleep, cx).map(|()| None),
+            }
+        });
+        match answer.await {
+            Some(answer) => {
+                self.in_flight = None;
+                answer
+            }
+            None => {
+                self.return_in_flight();
+                let charge = self.charge.as_charge();
+                self.store.stand_in(charge.line(self.passed.len()), late()).await
+            }
+        }
+    }
+
+    /// Returns the tokens taken, and peeks at the lines that were not charged. `refusal` is that of
+    /// the next line.
+    async fn refuse(mut self, refusal: Decision) -> Decision {
+        let undone = |decision: &Option<Decision>| decision.clone().map(Decision::undone);
+        let mut decided: Vec<_> = self.passed.iter().map(undone).chain([Some(refusal)]).collect();
+        let charge = self.charge.as_charge();
+        let rest = charge.each().skip(decided.len());
+        let peeks = rest.map(|line| self.store.charge(line.peeking())).collect();
+        // A line without an answer is not in the decision.
+        decided.extend(self.return_passed(peeks).await);
+        merge(&decided)
+    }
+
+    /// Returns the tokens of all lines that have passed, and waits for that and for the answers to
+    /// these peeks, until the deadline.
+    async fn return_passed(&mut self, mut peeks: Vec<Reply<Decision>>) -> Vec<Option<Decision>> {
+        self.begin_returning();
+        let mut looks: Vec<_> = peeks.iter().map(|_| None).collect();
+        let mut sleep = self.ends.map(time_left).and_then(Sleep::try_new);
+        let returning = &mut self.returning;
+        poll_fn(|cx| {
+            returning.retain_mut(|reply| Pin::new(reply).poll(cx).is_pending());
+            for (look, peek) in looks.iter_mut().zip(&mut peeks) {
+                if look.is_none()
+                    && let Poll::Ready(answer) = Pin::new(peek).poll(cx)
+                {
+                    *look = Some(answer.ok());
+                }
+            }
+            let is_done = returning.is_empty() && looks.iter().all(Option::is_some);
+            if is_done { Poll::Ready(()) } else { poll_deadline(&mut sleep, cx) }
+        })
+        .await;
+        looks.into_iter().map(Option::flatten).collect()
+    }
+
+    fn begin_returning(&mut self) {
+        let passed = mem::take(&mut self.passed);
+        let charge = self.charge.as_charge();
+        let taken =
+            charge.each().zip(passed).filter_map(|(line, decision)| Some((line, decision?)));
+        self.returning
+            .extend(taken.map(|(line, decision)| give_back(&*self.store, line, &decision)));
+    }
+
+    /// Lets the tokens of a call in flight be returned when it has its answer.
+    fn return_in_flight(&mut self) {
+        let Some(reply) = self.in_flight.take() else { return };
+        let charge = self.charge.as_charge().line(self.passed.len()).to_owned();
+        let store = Arc::clone(&self.store);
+        let returned = Reply::later(async move {
+            let decision = reply.await?;
+            give_back(&*store, charge.as_charge(), &decision).await
+        });
+        returned.detach();
+    }
+}
+
+impl Drop for SequentialCharge {
+    fn drop(&mut self) {
+        self.return_in_flight();
+        self.begin_returning();
+        self.returning.drain(..).for_each(Reply::detach);
+    }
+}
+
+fn merge(decided: &[Option<Decision>]) -> Decision {
+    let mut merging = Merging::new(decided.len());
+    for (place, decision) in decided.iter().enumerate() {
+        decision.iter().for_each(|decision| merging.push_at(place, decision.clone()));
+    }
+    merging.done()
+}
+
+/// Returns the tokens that a decision has taken.
+fn give_back(store: &dyn Store, charge: Charge<'_>, decision: &Decision) -> Reply<()> {
+    match decision.granted() {
+        0 => Reply::now(()),
+        taken => store.adjust(Adjust::refund(charge.account(), taken, decision)),
+    }
+}
+
+/// Returns how much time is left until a deadline.
+fn time_left(ends: Instant) -> Duration {
+    ends.saturating_duration_since(Instant::now())
+}
+
+/// Waits for the deadline, if there is one.
+fn poll_deadline(sleep: &mut Option<Sleep>, cx: &mut Context<'_>) -> Poll<()> {
+    sleep.as_mut().map_or(Poll::Pending, |sleep| sleep.poll(cx))
+}
