@@ -72,7 +72,7 @@ pub use crate::window::State;
 /// A store that is called over a network, or that can fail, knows nothing of deadlines, of a
 /// breaker or of a fallback: [`Remote::around`] adds these.
 ///
-/// The conformance suite (feature `testing`, `tower_fixed_window::testing`) checks a store against
+/// The conformance suite (the crate `tower-fixed-window-conformance`) checks a store against
 /// all but the last two. `docs/many-nodes.md` goes through the steps.
 ///
 /// ```

@@ -1,98 +1,12 @@
-//! Tests of limits and of stores.
+//! Tests of limits: [`ask`] sends one request through a layer.
 //!
-//! [`ask`] sends one request through a layer. [`conformance`] checks a [`Store`] of your own.
-//! [`replay`], which is part of that, runs traces in the format of `vectors.json`.
-//!
-//! ```
-//! use tower_fixed_window::MemoryStore;
-//! use tower_fixed_window::testing::{block_on, conformance};
-//!
-//! conformance(|clock| MemoryStore::new().clock(clock), |job| block_on(job));
-//! ```
-
-use std::sync::Mutex;
-
-use crate::clock::ManualClock;
-use crate::store::Store;
+//! A store of your own is tested by the crate `tower-fixed-window-conformance`.
 
 mod ask;
 mod block_on;
-mod contract;
-mod in_order;
-mod races;
-mod replay;
 
-// Types that signatures name and callers don't.
+// A type that signatures name and callers don't.
 #[doc(hidden)]
 pub use ask::Hello;
 pub use ask::{ask, ask_around};
-#[doc(hidden)]
-pub use block_on::Job;
 pub use block_on::block_on;
-pub use replay::replay;
-#[doc(hidden)]
-pub use replay::{Failure, Report};
-
-/// The shared traces, each with the expected answer of every step, for [`replay`].
-pub const VECTORS: &str = include_str!("testing/vectors.json");
-
-/// The traces of several limits in one charge, for [`replay`].
-pub const TOGETHER_VECTORS: &str = include_str!("testing/together-vectors.json");
-
-/// The traces for windows of a calendar, for [`replay`]: months, years and time zones.
-#[cfg(feature = "time-zones")]
-#[cfg_attr(docsrs, doc(cfg(feature = "time-zones")))]
-pub const CALENDAR_VECTORS: [&str; 2] =
-    [include_str!("testing/calendar-vectors.json"), include_str!("testing/calendar-rules.json")];
-
-/// Checks a store against the contract of [`Store`]: the arithmetic on all shared traces (with the
-/// feature `time-zones` also those of calendars), atomic steps under concurrency, the identity of
-/// counters, and their life. Traces of several limits are charged in one step if the store can do
-/// that, and also one limit after the other.
-///
-/// `new` creates an empty store that reads the given clock. `block_on` waits for a future on the
-/// current thread: [`block_on`] of this module, or a runtime's.
-///
-/// # Panics
-/// If the store breaks the contract, with a message that says how.
-pub fn conformance<S: Store>(
-    new: impl Fn(ManualClock) -> S + Send + Sync,
-    block_on: impl Fn(Job<'_>) + Send + Sync,
-) {
-    #[cfg_attr(not(feature = "time-zones"), allow(unused_mut))]
-    let mut vectors = vec![VECTORS];
-    #[cfg(feature = "time-zones")]
-    vectors.extend(CALENDAR_VECTORS);
-    if new(ManualClock::default()).charges_together() {
-        vectors.push(TOGETHER_VECTORS);
-        races::all_limits_or_none(&new, &block_on, true);
-    }
-    for vectors in vectors {
-        let (failed, report) = failures(vectors, &new, &block_on);
-        assert!(failed.is_empty(), "{report}");
-    }
-    let in_order = |clock| in_order::InOrder(new(clock));
-    let (failed, report) = failures(TOGETHER_VECTORS, &in_order, &block_on);
-    assert_eq!(failed, in_order::EXCEPTED, "one limit after the other:\n{report}");
-    races::all_limits_or_none(&in_order, &block_on, false);
-    block_on(Box::pin(contract::check(&new)));
-    races::exact(&new, &block_on);
-    races::all_or_nothing(&new, &block_on);
-    races::refunds_once(&new, &block_on);
-}
-
-/// The traces that got a wrong answer, and a report of them.
-fn failures<S: Store>(
-    vectors: &str,
-    new: &(impl Fn(ManualClock) -> S + Send + Sync),
-    block_on: &(impl Fn(Job<'_>) + Send + Sync),
-) -> (Vec<String>, String) {
-    let failures = Mutex::new(None);
-    block_on(Box::pin(async {
-        let report = replay(vectors, new).await.expect("the shared traces are well-formed");
-        let mut failed: Vec<_> = report.failures.iter().map(|f| f.trace.clone()).collect();
-        failed.dedup();
-        *failures.lock().expect("no panic") = Some((failed, report.to_string()));
-    }));
-    failures.into_inner().expect("no panic").expect("block_on waits")
-}

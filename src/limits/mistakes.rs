@@ -78,8 +78,8 @@ pub(crate) fn note_own_store(limit: &Limit) {
     }
 }
 
-/// Two limits of one name in the same counts charge the same counters. Plans are to do that. If each
-/// counts in a memory of its own, for which `counts` is [`OWN_MEMORY`], a key has both limits.
+/// Two limits of one name in the same counts charge the same counters. Plans are to do that. If
+/// each counts in a memory of its own, for which `counts` is [`OWN_MEMORY`], a key has both limits.
 pub(crate) fn note_name(counts: Option<String>, live: &Arc<Live>) {
     /// More than an app writes down. Limits that an app creates as it runs are not all kept.
     const MOST: usize = 1_024;

@@ -1,14 +1,10 @@
 //! Waiting for a future without a runtime.
 
 use std::future::Future;
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
-
-/// Something to wait for, handed to the runtime that a store needs:
-/// [`conformance`](super::conformance).
-pub type Job<'a> = Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
 
 /// Waits for a future on this thread, which sleeps meanwhile. For stores that need no runtime.
 ///

@@ -5,8 +5,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
 
 use tower_fixed_window::store::{Account, Adjust, Charge, Reply, Scope, State, Store};
-use tower_fixed_window::testing::{block_on, conformance, replay};
+use tower_fixed_window::testing::block_on;
 use tower_fixed_window::{Clock, Decision, Key, ManualClock, MemoryStore, Quota, Quotas};
+use tower_fixed_window_conformance::{conformance, replay};
 
 fn state(start: i64, used: i64, until: i64) -> State {
     let mut state = State::default();

@@ -6,10 +6,11 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use allocation_counter::measure;
 use tower_fixed_window::store::{Account, Charge, Scope, Store};
-use tower_fixed_window::testing::{TOGETHER_VECTORS, block_on, replay};
+use tower_fixed_window::testing::block_on;
 use tower_fixed_window::{
     KeptReceipt, Key, Limit, Limits, Line, ManualClock, MemoryStore, Quota, Quotas,
 };
+use tower_fixed_window_conformance::{TOGETHER_VECTORS, replay};
 
 use crate::{answer, sized};
 

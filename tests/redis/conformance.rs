@@ -9,7 +9,7 @@ use redis::AsyncConnectionConfig;
 use redis::aio::MultiplexedConnection;
 use tower_fixed_window::ManualClock;
 use tower_fixed_window::store::{RedisStore, Store};
-use tower_fixed_window::testing::conformance;
+use tower_fixed_window_conformance::conformance;
 
 use crate::gathered_calls::Crowd;
 use crate::traffic::scripts;

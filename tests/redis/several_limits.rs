@@ -11,10 +11,10 @@ use redis::cluster::ClusterClient;
 use tower_fixed_window::store::{
     Account, Adjust, Charge, OnStoreFailure, RedisStore, Scope, State, Store,
 };
-use tower_fixed_window::testing::{TOGETHER_VECTORS, replay};
 use tower_fixed_window::{
     Decision, Key, Limit, Limits, Line, ManualClock, MemoryStore, Quota, Quotas,
 };
+use tower_fixed_window_conformance::{TOGETHER_VECTORS, replay};
 
 use crate::cluster_and_sentinel::{cluster, urls};
 use crate::conformance::connect;

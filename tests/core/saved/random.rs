@@ -8,10 +8,11 @@ use std::time::Duration;
 use fastrand::Rng;
 use harness::{Operation, forward_to_memory};
 use proptest::prelude::*;
-use tower_fixed_window::testing::{TOGETHER_VECTORS, VECTORS, block_on, replay};
+use tower_fixed_window::testing::block_on;
 use tower_fixed_window::{
     CountsFile, Limit, Limiter, ManualClock, MemoryStore, Quota, Quotas, Receipt,
 };
+use tower_fixed_window_conformance::{TOGETHER_VECTORS, VECTORS, replay};
 
 use super::{MINUTE_MS, NOW_MS, folder};
 use crate::trace::*;

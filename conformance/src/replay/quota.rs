@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
-use crate::quota::{Quota, Quotas};
+use tower_fixed_window::{Quota, Quotas};
 
 /// The quotas of one limit.
 pub(super) fn all(specs: &[QuotaSpec]) -> Quotas {

@@ -5,11 +5,9 @@ use std::time::UNIX_EPOCH;
 
 use serde::Deserialize;
 
-use crate::clock::ManualClock;
-use crate::decision::Decision;
-use crate::limits::{Limit, Limiter, Receipt};
-use crate::quota::Quotas;
-use crate::store::{Store, StoreError};
+use tower_fixed_window::{
+    Decision, Limit, Limiter, ManualClock, Quotas, Receipt, Store, StoreError,
+};
 
 mod lines;
 mod quota;
@@ -46,8 +44,8 @@ pub struct Failure {
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for Failure { trace, note, step, what } in &self.failures {
-            let note = if note.is_empty() { String::new() } else { format!(" ({note})") };
-            writeln!(f, "{trace}{note} step {step}: {what}")?;
+            let note = if note.is_empty() { "a trace without a note" } else { note };
+            writeln!(f, "{note} ({trace}, step {step}): {what}")?;
         }
         write!(f, "{} traces passed, {} failed", self.passed, self.failed)
     }
@@ -120,7 +118,8 @@ impl Expect {
 ///
 /// ```
 /// use tower_fixed_window::MemoryStore;
-/// use tower_fixed_window::testing::{VECTORS, block_on, replay};
+/// use tower_fixed_window::testing::block_on;
+/// use tower_fixed_window_conformance::{VECTORS, replay};
 ///
 /// let report = block_on(replay(VECTORS, |clock| MemoryStore::new().clock(clock)))?;
 /// // The wrong answers: `report` as text lists them.
@@ -214,7 +213,8 @@ impl Step {
             }
             Op::Limits { limits } => {
                 let old = limiter.quotas();
-                let mut new = old.iter().zip(limits).map(|(quota, limit)| quota.with_limit(*limit));
+                let mut new =
+                    old.as_ref().iter().zip(limits).map(|(quota, limit)| quota.with_limit(*limit));
                 let first = Quotas::from(new.next().expect("a quota"));
                 *limiter = limiter.with_quotas(new.fold(first, Quotas::and));
                 return limiter.peek_cost(KEY, 0).await;

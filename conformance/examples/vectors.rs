@@ -1,13 +1,13 @@
-//! `cargo run --example vectors`
+//! `cargo run -p tower-fixed-window-conformance --example vectors`
 //!
 //! Replays traces of charges with their expected decisions, through a store in memory: those in the
-//! crate, or with `cargo run --example vectors -- FILE` those of a file. The traces have one limit,
+//! crate, or with `-- FILE` those of a file. The traces have one limit,
 //! or several that are charged together.
 
 use std::process::ExitCode;
 
 use tower_fixed_window::MemoryStore;
-use tower_fixed_window::testing::{TOGETHER_VECTORS, VECTORS, replay};
+use tower_fixed_window_conformance::{TOGETHER_VECTORS, VECTORS, replay};
 
 #[tokio::main]
 async fn main() -> Result<ExitCode, Box<dyn std::error::Error>> {

@@ -5,12 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use super::block_on::Job;
-use crate::clock::ManualClock;
-use crate::key::Key;
-use crate::limits::{Limit, Limiter, Limits, Line};
-use crate::quota::Quota;
-use crate::store::Store;
+use super::Job;
+use tower_fixed_window::{Key, Limit, Limiter, Limits, Line, ManualClock, Quota, Quotas, Store};
 
 const THREADS: u64 = 4;
 const NOW_MS: u64 = 1_700_000_040_000;
@@ -157,7 +153,7 @@ pub(super) fn refunds_once<S: Store>(
 }
 
 fn limiter<S: Store>(
-    quotas: crate::quota::Quotas,
+    quotas: Quotas,
     new: &impl Fn(ManualClock) -> S,
     clock: &ManualClock,
 ) -> Limiter {

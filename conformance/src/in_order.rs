@@ -1,8 +1,7 @@
 //! Several limits, charged one after the other (S37).
 
-use crate::decision::Decision;
-use crate::key::Key;
-use crate::store::{Adjust, Charge, Reply, Scope, Store};
+use tower_fixed_window::store::{Adjust, Charge, Reply, Scope};
+use tower_fixed_window::{Decision, Key, Store};
 
 /// The traces, and no others, whose answers differ if limits are charged in order (S37): a limit
 /// behind the one that refused is not written (G11), and a window from the first request stays open

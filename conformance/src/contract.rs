@@ -4,12 +4,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::clock::ManualClock;
-use crate::decision::Decision;
-use crate::key::Key;
-use crate::limits::{Limit, Limiter};
-use crate::quota::{Quota, Quotas};
-use crate::store::{Account, Adjust, Charge, Scope, Store};
+use tower_fixed_window::store::{Account, Adjust, Charge, Scope};
+use tower_fixed_window::{Decision, Key, Limit, Limiter, ManualClock, Quota, Quotas, Store};
 
 const NOW_MS: u64 = 1_700_000_040_000;
 const MINUTE: Duration = Duration::from_secs(60);

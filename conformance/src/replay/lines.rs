@@ -6,10 +6,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde::Deserialize;
 
 use super::quota::{self, QuotaSpec};
-use crate::clock::ManualClock;
-use crate::decision::Decision;
-use crate::limits::{Limit, Limits, Line, Receipt};
-use crate::store::{Store, StoreError};
+use tower_fixed_window::{Decision, Limit, Limits, Line, ManualClock, Receipt, Store, StoreError};
 
 #[derive(Deserialize)]
 pub(super) struct LinesTrace {
