@@ -17,15 +17,14 @@ mod decide;
 mod kept;
 mod limited;
 mod name;
-mod refuser;
 mod usage;
 
 pub(crate) use decide::{Ask, LineWindows, Merging, Ruling};
 #[cfg(feature = "serde")]
 pub(crate) use kept::KeptDecision;
 pub use limited::RateLimited;
+pub(crate) use limited::{KeptRefuser, Refuser};
 pub(crate) use name::LimitName;
-pub(crate) use refuser::{KeptRefuser, Refuser};
 pub use usage::Usage;
 pub(crate) use usage::system_time;
 

@@ -5,16 +5,60 @@
 //! The rules' arithmetic is only in this file. A store that works elsewhere (a script in Redis)
 //! mirrors it, and the conformance suite compares the two.
 
-use crate::quota::{Anchor, Calendar, Quota, Span};
+use crate::quota::{Anchor, Calendar, Quota, Span, fmix64};
 
-mod grid;
-mod state;
+/// The last instant, and the largest count: everything saturates here (S11).
+pub(crate) const MAX: i64 = Quota::MAX_TOKENS as i64;
 
-pub(crate) use grid::stagger;
-use grid::{end, grid};
-pub(crate) use state::MAX;
-pub use state::State;
-use state::StateEnd;
+/// The state that a store keeps for one quota of one key. Instants are milliseconds since the
+/// epoch. Later versions may add fields, so a store begins with the default and sets what it has
+/// read:
+///
+/// ```
+/// use tower_fixed_window::store::State;
+///
+/// let mut state = State::default();
+/// (state.start, state.used, state.until) = (1_700_000_040_000, 3, 1_700_000_100_000);
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct State {
+    /// The start of the window that was last written.
+    pub start: i64,
+    /// Tokens taken. Negative while more than the limit is left (rollover), above the limit in
+    /// debt.
+    pub used: i64,
+    /// From here on there is no state.
+    pub until: i64,
+}
+
+/// The end of a state.
+#[derive(Clone, Copy, Debug)]
+enum StateEnd {
+    /// There is no state: a new key.
+    New,
+    At(i64),
+    /// The state is stored in a later window, since the clock stepped back (S4).
+    Moved(i64),
+}
+
+impl StateEnd {
+    #[inline]
+    fn known(self) -> Option<i64> {
+        match self {
+            Self::New => None,
+            Self::At(until) | Self::Moved(until) => Some(until),
+        }
+    }
+
+    fn map(self, f: impl FnOnce(i64) -> i64) -> Self {
+        match self {
+            Self::New => Self::New,
+            Self::At(until) => Self::At(f(until)),
+            Self::Moved(until) => Self::Moved(f(until)),
+        }
+    }
+}
 
 /// A quota of one key as it stands at one instant.
 #[derive(Clone, Copy, Debug)]
@@ -399,4 +443,31 @@ fn least_used(quota: &Quota) -> i64 {
 #[inline]
 fn limit(quota: &Quota) -> i64 {
     quota.limit as i64
+}
+
+/// Returns the start of the window around `now`.
+#[inline]
+fn grid(now: i64, quota: &Quota, shift: u64) -> i64 {
+    let offset = match quota.anchor {
+        Anchor::Grid { offset } => offset,
+        Anchor::Staggered => shift % quota.window,
+        Anchor::FirstRequest | Anchor::Calendar(_) => return now,
+    };
+    now - (now - offset as i64).rem_euclid(quota.window as i64)
+}
+
+/// Returns the end of a window.
+#[inline]
+fn end(start: i64, quota: &Quota) -> i64 {
+    start.saturating_add(quota.window as i64).min(MAX)
+}
+
+/// Returns the shift of a staggered grid for a scope and an encoded key: FNV-1a, finished by
+/// MurmurHash3's fmix64 (S2). The shift is the same on every node, for ever.
+pub(crate) fn stagger(scope: &str, key: &[u8]) -> u64 {
+    let mut hash = 0xcbf2_9ce4_8422_2325_u64;
+    for byte in scope.bytes().chain(key.iter().copied()) {
+        hash = (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
+    }
+    fmix64(hash)
 }

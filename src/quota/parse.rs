@@ -6,8 +6,7 @@ use std::time::Duration;
 
 use super::calendar::{Period, Weekday};
 use super::error::QuotaError;
-use super::plan::{Plan, UNLIMITED};
-use super::set::Quotas;
+use super::set::{Plan, Quotas, UNLIMITED};
 use super::text::UNITS;
 use super::zone::Zone;
 use super::{Anchor, Quota};

@@ -9,7 +9,7 @@ use serde::ser::{Serialize, Serializer};
 
 use super::error::QuotaError;
 use super::parse;
-use super::plan::Plan;
+use super::set::Plan;
 use super::{Quota, Quotas};
 
 /// A type that a configuration file may contain.

@@ -3,8 +3,7 @@
 use std::fmt;
 
 use super::calendar::{Period, Weekday};
-use super::plan::{Plan, UNLIMITED};
-use super::set::Quotas;
+use super::set::{Plan, Quotas, UNLIMITED};
 use super::{Anchor, MONDAY_MS, Quota, WEEK_MS};
 
 /// Units, longest first, with the names that are parsed. A unit alone is printed by its first name,
