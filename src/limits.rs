@@ -177,7 +177,7 @@ impl Limits {
 
     #[cfg(feature = "openapi")]
     pub(crate) fn may_fail(&self) -> bool {
-        self.store.is_shared() || self.store.answers_within().is_some()
+        self.store.is_shared() || self.store.remote().is_some()
     }
 
     pub(crate) fn limiters(&self) -> &[Limiter] {

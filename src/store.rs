@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
 
 use crate::clock::{Clock, SystemClock};
 use crate::decision::Decision;
@@ -176,10 +175,10 @@ pub trait Store: Send + Sync + 'static {
         None
     }
 
-    /// Returns the time within which each reply of a store elsewhere ends: also the time for
-    /// several limits that it charges one after the other. By default, `None`: the store is in this
-    /// process and answers immediately. A [`Remote`] returns its deadline.
-    fn answers_within(&self) -> Option<Duration> {
+    /// Returns the [`Remote`] that this store is, or that it contains: its deadline, its policy and
+    /// the refusals that it knows then hold for a charge as a whole, also if the lines of one are
+    /// charged one after the other. By default, `None`.
+    fn remote(&self) -> Option<&Remote> {
         None
     }
 
@@ -188,20 +187,6 @@ pub trait Store: Send + Sync + 'static {
     /// the system's time.
     fn now_ms(&self) -> u64 {
         SystemClock.now_ms()
-    }
-
-    /// Returns the refusal of a charge that this process knows of without a call, before the lines
-    /// are charged one after the other. By default, `None`: a [`Remote`] may know one.
-    fn known_refusal(&self, charge: Charge<'_>) -> Option<Decision> {
-        let _ = charge;
-        None
-    }
-
-    /// Answers a charge for which no time is left, in place of [`charge`](Self::charge). By
-    /// default, this is the error.
-    fn stand_in(&self, charge: Charge<'_>, error: StoreError) -> Reply<Decision> {
-        let _ = charge;
-        Reply::failed(error)
     }
 }
 
@@ -237,20 +222,12 @@ macro_rules! forward_store {
                 $store.server(scope, key)
             }
 
-            fn answers_within(&$this) -> Option<Duration> {
-                $store.answers_within()
+            fn remote(&$this) -> Option<&$crate::store::Remote> {
+                $store.remote()
             }
 
             fn now_ms(&$this) -> u64 {
                 $store.now_ms()
-            }
-
-            fn known_refusal(&$this, charge: Charge<'_>) -> Option<Decision> {
-                $store.known_refusal(charge)
-            }
-
-            fn stand_in(&$this, charge: Charge<'_>, error: StoreError) -> Reply<Decision> {
-                $store.stand_in(charge, error)
             }
         }
     };

@@ -3,10 +3,9 @@
 use std::convert::Infallible;
 use std::future::{Ready, ready};
 use std::task::{Context, Poll};
-use std::time::Duration;
 
 use http::{Request, Response, StatusCode};
-use tower_fixed_window::store::{Adjust, Charge, Reply, Scope};
+use tower_fixed_window::store::{Adjust, Charge, Remote, Reply, Scope};
 use tower_fixed_window::{
     Decision, EmptyBody, FixedWindow, FixedWindowLayer, Key, Limits, Line, MemoryStore,
     OnStoreFailure, Quota, Quotas, Receipt, RedisStore, StoreError,
@@ -224,11 +223,7 @@ impl tower_fixed_window::store::Store for InOrder {
         self.0.fault_domain(scope, key)
     }
 
-    fn answers_within(&self) -> Option<Duration> {
-        self.0.answers_within()
-    }
-
-    fn stand_in(&self, charge: Charge<'_>, error: StoreError) -> Reply<Decision> {
-        self.0.stand_in(charge, error)
+    fn remote(&self) -> Option<&Remote> {
+        self.0.remote()
     }
 }

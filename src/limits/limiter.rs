@@ -334,9 +334,9 @@ impl Limiter {
         let (this, account) = (self.clone(), account.to_owned());
         let look = move || {
             let peek = Charge::new(account.as_account(), 0).peeking();
-            let peek = match is_local {
-                true => this.store.stand_in(peek, StoreError::new("the store failed before")),
-                false => this.store.charge(peek),
+            let peek = match this.store.remote().filter(|_| is_local) {
+                Some(remote) => remote.stand_in(peek, StoreError::new("the store failed before")),
+                None => this.store.charge(peek),
             };
             peek.map(move |decision| {
                 let account = account.as_account();

@@ -13,6 +13,7 @@ use super::Store;
 use super::adjust::Adjust;
 use super::charge::{Charge, OwnedCharge};
 use super::error::StoreError;
+use super::remote::Remote;
 use super::reply::Reply;
 use crate::decision::{Decision, Merging};
 use crate::timer::{Instant, Sleep};
@@ -22,7 +23,7 @@ use crate::timer::{Instant, Sleep};
 pub(super) fn charge_lines(store: &Arc<dyn Store>, charge: Charge<'_>) -> Reply<Decision> {
     let in_order = |store, charge| async move { SequentialCharge::new(store, charge).run().await };
     if !store.charges_together() {
-        if let Some(refusal) = store.known_refusal(charge) {
+        if let Some(refusal) = store.remote().and_then(|remote| remote.known_refusal(charge)) {
             return Reply::now(refusal);
         }
         return Reply::later(in_order(Arc::clone(store), charge.to_owned()));
@@ -61,7 +62,8 @@ struct SequentialCharge {
 
 impl SequentialCharge {
     fn new(store: Arc<dyn Store>, charge: OwnedCharge) -> Self {
-        let ends = store.answers_within().and_then(|within| Instant::now().checked_add(within));
+        let deadline = store.remote().and_then(Remote::ends_within);
+        let ends = deadline.and_then(|deadline| Instant::now().checked_add(deadline));
         let (passed, in_flight, returning) = Default::default();
         Self { store, charge, ends, passed, in_flight, returning }
     }
@@ -99,13 +101,12 @@ impl SequentialCharge {
 
     /// Charges the next line.
     async fn charge_next(&mut self) -> Result<Decision, StoreError> {
-        let late = || StoreError::new("the store did not answer in time");
         let charge = self.charge.as_charge();
         let next = charge.line(self.passed.len());
         // The store ends the first call at the deadline itself.
         let sleep = if self.passed.is_empty() { None } else { self.ends.map(time_left) };
         if sleep == Some(Duration::ZERO) {
-            return self.store.stand_in(next, late()).await;
+            return self.stand_in(next).await;
         }
         let mut sleep = sleep.and_then(Sleep::try_new);
         let mut reply = self.store.charge(next);
@@ -128,8 +129,17 @@ impl SequentialCharge {
             None => {
                 self.return_in_flight();
                 let charge = self.charge.as_charge();
-                self.store.stand_in(charge.line(self.passed.len()), late()).await
+                self.stand_in(charge.line(self.passed.len())).await
             }
+        }
+    }
+
+    /// Answers for a line for which no time is left.
+    fn stand_in(&self, line: Charge<'_>) -> Reply<Decision> {
+        let late = StoreError::new("the store did not answer in time");
+        match self.store.remote() {
+            Some(remote) => remote.stand_in(line, late),
+            None => Reply::failed(late),
         }
     }
 

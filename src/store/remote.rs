@@ -174,6 +174,21 @@ impl Remote {
         self.with_policy(|this| this.on_failure = policy)
     }
 
+    /// Returns the refusal of a charge that follows from known facts.
+    pub(super) fn known_refusal(&self, charge: Charge<'_>) -> Option<Decision> {
+        self.caller.look_up(&charge).ok()
+    }
+
+    /// Answers a charge in place of the store.
+    pub(crate) fn stand_in(&self, charge: Charge<'_>, error: StoreError) -> Reply<Decision> {
+        self.caller.stand_in(charge, error)
+    }
+
+    /// Returns how long a call may take, if that is bounded.
+    pub(super) fn ends_within(&self) -> Option<Duration> {
+        self.caller.policy.deadline
+    }
+
     /// Returns the memory that counts while the store fails.
     pub fn fallback(&self) -> &MemoryStore {
         &self.caller.node.fallback
@@ -222,10 +237,6 @@ impl Store for Remote {
         self.caller.store.charges_together()
     }
 
-    fn known_refusal(&self, charge: Charge<'_>) -> Option<Decision> {
-        self.caller.look_up(&charge).ok()
-    }
-
     fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {
         let node = &self.caller.node;
         if adjust.is_local() {
@@ -252,16 +263,12 @@ impl Store for Remote {
         self.caller.store.is_shared()
     }
 
-    fn answers_within(&self) -> Option<Duration> {
-        Some(self.caller.policy.deadline.unwrap_or(Duration::MAX))
+    fn remote(&self) -> Option<&Remote> {
+        Some(self)
     }
 
     fn now_ms(&self) -> u64 {
         self.caller.store.now_ms()
-    }
-
-    fn stand_in(&self, charge: Charge<'_>, error: StoreError) -> Reply<Decision> {
-        self.caller.stand_in(charge, error)
     }
 }
 

@@ -78,13 +78,6 @@ macro_rules! forward_to_remote {
                 $to.charges_together()
             }
 
-            fn known_refusal(
-                &$this,
-                charge: tower_fixed_window::store::Charge<'_>,
-            ) -> Option<tower_fixed_window::Decision> {
-                $to.known_refusal(charge)
-            }
-
             fn adjust(
                 &$this,
                 adjust: tower_fixed_window::store::Adjust<'_>,
@@ -104,20 +97,12 @@ macro_rules! forward_to_remote {
                 $to.is_shared()
             }
 
-            fn answers_within(&$this) -> Option<std::time::Duration> {
-                $to.answers_within()
+            fn remote(&$this) -> Option<&tower_fixed_window::store::Remote> {
+                $to.remote()
             }
 
             fn now_ms(&$this) -> u64 {
                 $to.now_ms()
-            }
-
-            fn stand_in(
-                &$this,
-                charge: tower_fixed_window::store::Charge<'_>,
-                error: tower_fixed_window::StoreError,
-            ) -> tower_fixed_window::store::Reply<tower_fixed_window::Decision> {
-                $to.stand_in(charge, error)
             }
         }
     };

@@ -15,7 +15,7 @@ use http::{Request, Response};
 use tokio::runtime::{Builder, Handle, RngSeed};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
-use tower_fixed_window::store::{Adjust, Charge, Reply, Scope, Store};
+use tower_fixed_window::store::{Adjust, Charge, Remote, Reply, Scope, Store};
 use tower_fixed_window::{
     Decision, EmptyBody, FixedWindow, FixedWindowLayer, Key, Limiter, Limits, OnStoreFailure,
     RateLimited, Receipt, RedisStore, StoreError,
@@ -593,12 +593,8 @@ impl Store for InOrder {
         self.0.fault_domain(scope, key)
     }
 
-    fn answers_within(&self) -> Option<Duration> {
-        self.0.answers_within()
-    }
-
-    fn stand_in(&self, charge: Charge<'_>, error: StoreError) -> Reply<Decision> {
-        self.0.stand_in(charge, error)
+    fn remote(&self) -> Option<&Remote> {
+        self.0.remote()
     }
 }
 
