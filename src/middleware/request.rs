@@ -498,8 +498,8 @@ impl<J> Drop for LimitedRequest<J> {
         if self.awaits_response && self.current.shared.options.refund_dropped {
             self.give_back();
         }
-        if self.rare.is_some() {
-            self.give_back_granted();
+        if let Some(returning) = self.give_back_granted() {
+            returning.detach();
         }
     }
 }

@@ -20,8 +20,6 @@ pub(super) struct LastAnswer {
     pub(super) sent: Instant,
     /// How long the answer took.
     pub(super) took: Duration,
-    /// It may be a refusal by tokens that are being returned.
-    pub(super) doubtful: bool,
 }
 
 impl LastAnswer {

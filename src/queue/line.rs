@@ -35,42 +35,21 @@ pub(super) struct LineState {
     requests: BTreeMap<u64, Request>,
     /// The number of the next request to arrive.
     arrivals: u64,
-    /// No request before this one waits for its turn.
+    /// No request before this one waits for its turn, except those that others have passed.
     first_waiting: u64,
     /// No request from this one on was charged.
     first_unasked: u64,
-    /// The request whose turn it is, and when it is polled next unless it is not polled any more.
-    next_turn: (u64, Instant),
     /// All requests before this one have been judged by an answer.
     first_unjudged: u64,
     /// The costs of the requests that have no tokens yet.
     requested: Tokens,
-    /// The charges in flight: how many, and the part of these costs that is charged.
-    in_flight: InFlight,
     /// The number of requests that have to wait, by an answer.
-    waiting: u64,
+    pub(super) waiting: u64,
     answer: Option<LastAnswer>,
-    /// When a request has last returned its tokens.
-    returned: Option<Instant>,
+    /// When tokens of the line were last returned. Refusals of charges sent before are in doubt.
+    returned: Instant,
     /// How long after the last answer the head asks again.
     pause: Duration,
-}
-
-struct InFlight {
-    charges: u32,
-    tokens: Tokens,
-}
-
-impl InFlight {
-    fn begin(&mut self, cost: &Tokens) {
-        self.charges += 1;
-        self.tokens.add(cost);
-    }
-
-    fn end(&mut self, cost: &Tokens) {
-        self.charges -= 1;
-        self.tokens.subtract(cost);
-    }
 }
 
 struct Request {
@@ -88,21 +67,17 @@ struct Request {
 }
 
 enum Stage {
-    /// It waits for its turn. Requests that are not polled are passed by others, and keep their
-    /// places.
-    Waits {
-        passed: bool,
-    },
-    /// It is being charged. If it is not polled, its charge does not count as one in flight. It is
-    /// called back if a request before it is refused meanwhile.
+    /// It waits for its turn.
+    Waits,
+    /// It is being charged. It is called back if a request before it is refused meanwhile.
     Asks {
-        polled: bool,
+        sent: Instant,
         called_back: bool,
     },
     /// It has its answer, and goes when those before it have gone.
     Answered,
     /// It has tokens, but a request before it was refused: it returns them, and waits again.
-    CalledBack,
+    Returns,
     Refused(Box<Decision>),
 }
 
@@ -113,7 +88,7 @@ pub(crate) enum Turn {
     Go,
     /// It returns what it was granted, and waits again.
     GiveBack,
-    Refused(Decision),
+    Refused(Box<Decision>),
     /// The store did not answer in time.
     Unanswered,
     /// The queue is closed.
@@ -125,11 +100,11 @@ pub(crate) enum Turn {
 pub(super) struct Visit<'a> {
     queue: &'a Queue,
     now: Instant,
+    /// Requests that were to be polled by this time, and were not, are passed by others.
+    passes: Option<Instant>,
     wakers: Vec<Waker>,
     /// A waker that was replaced or removed.
     old_waker: Option<Waker>,
-    /// The change of the number of requests that have to wait.
-    pub(super) more_waiting: i64,
     /// How long a request has waited that leaves.
     pub(super) waited: Option<Duration>,
 }
@@ -137,7 +112,7 @@ pub(super) struct Visit<'a> {
 impl<'a> Visit<'a> {
     pub(super) fn new(queue: &'a Queue) -> Self {
         let (now, wakers) = (Instant::now(), Vec::new());
-        Self { queue, now, wakers, old_waker: None, more_waiting: 0, waited: None }
+        Self { queue, now, passes: None, wakers, old_waker: None, waited: None }
     }
 
     pub(super) fn wake(self) {
@@ -147,12 +122,22 @@ impl<'a> Visit<'a> {
 
 impl Request {
     fn waits(&self) -> bool {
-        matches!(self.stage, Stage::Waits { passed: false })
+        matches!(self.stage, Stage::Waits)
     }
 
     /// Returns whether its cost is no longer a part of [`LineState::requested`].
     fn is_decided(&self) -> bool {
         matches!(self.stage, Stage::Answered | Stage::Refused(_))
+    }
+
+    /// Returns whether it is being charged, or returns its tokens.
+    fn is_in_flight(&self) -> bool {
+        matches!(self.stage, Stage::Asks { .. } | Stage::Returns)
+    }
+
+    /// Returns whether it was not polled in time.
+    fn is_passed(&self, passes: Option<Instant>) -> bool {
+        passes.is_some_and(|by| self.next_poll <= by)
     }
 
     fn answer<'a>(&self, last: &'a Option<LastAnswer>) -> Option<&'a LastAnswer> {
@@ -168,9 +153,8 @@ impl Request {
         tokens: &Tokens,
         waiting: u64,
         visit: &Visit<'_>,
-    ) -> Result<bool, Decision> {
+    ) -> Result<bool, Box<Decision>> {
         let due = match answer.terms == self.terms {
-            _ if answer.doubtful => Some(visit.now),
             true => answer.due(tokens),
             false if waiting > 0 || answer.refuses() => Some(visit.now + TICK),
             false => Some(visit.now),
@@ -178,7 +162,7 @@ impl Request {
         match due {
             Some(due) if due <= visit.now => Ok(false),
             Some(due) if waiting < visit.queue.most && due <= self.deadline + TICK => Ok(true),
-            _ => Err(answer.refusal(tokens, visit.now)),
+            _ => Err(Box::new(answer.refusal(tokens, visit.now))),
         }
     }
 
@@ -196,13 +180,11 @@ impl LineState {
             arrivals: 0,
             first_waiting: 0,
             first_unasked: 0,
-            next_turn: (0, Instant::now()),
             first_unjudged: 0,
             requested: cost.zeroed(),
-            in_flight: InFlight { charges: 0, tokens: cost.zeroed() },
             waiting: 0,
             answer: None,
-            returned: None,
+            returned: Instant::now(),
             pause: Duration::ZERO,
         }
     }
@@ -212,12 +194,12 @@ impl LineState {
     pub(super) fn join(
         &mut self,
         claim: &Claim,
-        visit: &mut Visit<'_>,
-    ) -> Result<(u64, bool), Decision> {
+        visit: &Visit<'_>,
+    ) -> Result<(u64, bool), Box<Decision>> {
         let Visit { queue, now, .. } = *visit;
         let deadline = now.checked_add(queue.max_wait);
         let mut request = Request {
-            stage: Stage::Waits { passed: false },
+            stage: Stage::Waits,
             cost: claim.cost.clone(),
             terms: Arc::clone(&claim.terms),
             arrived: now,
@@ -226,12 +208,12 @@ impl LineState {
             has_to_wait: false,
             waker: None,
         };
-        if let Some(answer) = &self.answer {
+        if let Some(answer) = self.answer.as_ref().filter(|answer| self.is_reliable(answer, visit))
+        {
             let mut tokens = self.requested.clone();
             tokens.add(&request.cost);
             request.has_to_wait = request.judge(answer, &tokens, self.waiting, visit)?;
             self.waiting += u64::from(request.has_to_wait);
-            visit.more_waiting += i64::from(request.has_to_wait);
         }
         let (number, has_to_wait) = (self.arrivals, request.has_to_wait);
         self.arrivals += 1;
@@ -250,8 +232,7 @@ impl LineState {
         visit: &mut Visit<'_>,
     ) -> (Option<Turn>, Instant) {
         let now = visit.now;
-        // A request that has just joined may ask in any case.
-        let (request, joins) = (find(&mut self.requests, me), waker.is_none());
+        let request = find(&mut self.requests, me);
         if let Some(changed) = changed {
             request.terms = changed;
         }
@@ -262,43 +243,23 @@ impl LineState {
         }
         // If the request itself is polled late, the runtime is slow, and the others get more time.
         let late = request.next_poll + SIGN_OF_LIFE < now;
+        visit.passes = if late { None } else { now.checked_sub(PATIENCE) };
         request.next_poll = now + SIGN_OF_LIFE;
-        let turn = match &mut request.stage {
-            Stage::Waits { passed } => {
-                *passed = false;
-                let times = (request.arrived, request.deadline);
-                self.first_waiting = self.first_waiting.min(me);
-                return self.wait(me, times, late, joins, visit);
-            }
-            Stage::Asks { polled: true, .. } => None,
-            Stage::Asks { polled, .. } => {
-                *polled = true;
-                self.in_flight.begin(&request.cost);
-                None
-            }
+        let times = (request.arrived, request.deadline);
+        let turn = match request.stage {
+            // A request that has just joined may ask in any case.
+            Stage::Waits if waker.is_some() && visit.queue.is_closed() => Some(Turn::Closed),
+            Stage::Waits => return self.wait(me, times, visit),
+            Stage::Asks { .. } => None,
             Stage::Answered => {
-                self.pass_unpolled_charges(late, now);
-                let is_going = |request: &Request| match request.stage {
-                    Stage::Asks { polled, .. } => polled,
-                    Stage::Answered => now < request.next_poll + PATIENCE,
-                    _ => false,
+                let is_going = |before: &Request| {
+                    matches!(before.stage, Stage::Asks { .. } | Stage::Answered)
+                        && !before.is_passed(visit.passes)
                 };
                 let is_first = !self.requests.range(..me).any(|(_, before)| is_going(before));
                 is_first.then_some(Turn::Go)
             }
-            stage @ Stage::CalledBack => {
-                *stage = Stage::Waits { passed: false };
-                self.returned = Some(now);
-                self.first_waiting = self.first_waiting.min(me);
-                if !request.has_to_wait && self.waiting < visit.queue.most {
-                    // Not judged: answers may be of the tokens that it returns.
-                    (request.has_to_wait, self.waiting) = (true, self.waiting + 1);
-                    visit.more_waiting += 1;
-                } else if !request.has_to_wait {
-                    self.first_unjudged = self.first_unjudged.min(me);
-                }
-                Some(Turn::GiveBack)
-            }
+            Stage::Returns => Some(Turn::GiveBack),
             Stage::Refused(_) => Some(self.end(me, now)),
         };
         (turn, now + SIGN_OF_LIFE)
@@ -310,85 +271,61 @@ impl LineState {
         &mut self,
         me: u64,
         (arrived, deadline): (Instant, Instant),
-        late: bool,
-        joins: bool,
         visit: &mut Visit<'_>,
     ) -> (Option<Turn>, Instant) {
         let now = visit.now;
-        if !joins && visit.queue.is_closed() {
-            return (Some(Turn::Closed), now);
-        }
-        let first = self.first_waiting();
-        let rank = match me - self.first_waiting {
-            near @ 0..NEAR => self.requests.range(me - near..me).count() as u32,
-            // An estimate: numbers have gaps, but counting takes time.
-            far => far.min(RANKS) as u32,
-        };
-        let mut until = self.next_turn.1.max(arrived) + PATIENCE * rank;
-        let passes = until <= now && !late;
-        if passes {
-            for (_, request) in self.requests.range_mut(self.first_waiting..me) {
-                if let Stage::Waits { passed } = &mut request.stage {
-                    *passed = true;
-                }
-            }
-            self.first_waiting = me;
-        }
-        let is_first = passes || first == Some(me);
-        if is_first {
-            self.pass_unpolled_charges(late, now);
-            until = now + SIGN_OF_LIFE;
-            match self.due(me, visit) {
-                Some(due) if due <= now => {
-                    let in_time = now < deadline || self.is_about_to_go(deadline, now);
-                    if self.in_flight.charges < MAX_CHARGES && in_time {
-                        self.next_turn = (me, until);
-                        let last = if now < deadline { deadline } else { deadline + PATIENCE };
-                        return (Some(Turn::Ask), until.min(last));
-                    }
-                }
-                due => {
-                    self.judge_newcomers(visit);
-                    if matches!(self.requests[&me].stage, Stage::Refused(_)) {
-                        return (Some(self.end(me, now)), now);
-                    }
-                    until = due.unwrap_or(deadline);
-                    if self.in_flight.charges > 0 {
-                        // It may not be polled any more.
-                        until = until.min(now + SIGN_OF_LIFE);
-                    }
-                }
-            }
-        }
-        if now < deadline {
-            until = until.min(deadline);
-        } else if self.is_about_to_go(deadline, now) {
-            until = until.min(deadline + PATIENCE);
-        } else {
+        self.first_waiting = self.first_waiting.min(me);
+        // A newcomer gives those before it their time.
+        let passes = visit.passes.filter(|by| arrived <= *by);
+        let (first, next_poll) = self.first_waiting(passes).unwrap_or((me, now));
+        let last = if now < deadline { deadline } else { deadline + PATIENCE };
+        if now >= deadline && (now >= last || !self.is_due_by(deadline, first, visit)) {
             return (Some(self.end(me, now)), now);
         }
-        until = until.max(now + TICK);
+        let until = if first != me {
+            let rank = match me - first {
+                near @ 0..NEAR => self.requests.range(me - near..me).count() as u32,
+                // An estimate: numbers have gaps, but counting takes time.
+                far => far.min(RANKS) as u32,
+            };
+            next_poll.max(arrived) + PATIENCE * rank
+        } else {
+            let (soon, in_flight) = (now + SIGN_OF_LIFE, self.in_flight(visit));
+            match self.due(me, &in_flight, visit) {
+                Some(due) if due <= now && in_flight.0 < MAX_CHARGES => {
+                    return (Some(Turn::Ask), soon.min(last));
+                }
+                Some(due) if due <= now => soon,
+                due => {
+                    self.judge_newcomers(visit);
+                    if !self.requests[&me].waits() {
+                        return (Some(self.end(me, now)), now);
+                    }
+                    let due = due.unwrap_or(deadline);
+                    // Those in flight may not be polled any more.
+                    if in_flight.0 > 0 { due.min(soon) } else { due }
+                }
+            }
+        };
+        let until = until.min(last).max(now + TICK);
         find(&mut self.requests, me).next_poll = until;
-        if is_first {
-            self.next_turn = (me, until);
-        }
         (None, until)
     }
 
     /// Returns when the first request that waits is due; `None`: never.
-    fn due(&self, me: u64, visit: &Visit<'_>) -> Option<Instant> {
+    fn due(&self, me: u64, in_flight: &(u32, Tokens), visit: &Visit<'_>) -> Option<Instant> {
         let Visit { queue, now, .. } = *visit;
-        let request = &self.requests[&me];
-        let mut tokens = self.in_flight.tokens.clone();
+        let (request, (in_flight, mut tokens)) = (&self.requests[&me], in_flight.clone());
         tokens.add(&request.cost);
         let Some(answer) = request.answer(&self.answer) else {
             // Without an answer, as many ask as a new window has room for.
-            let asks = self.in_flight.charges == 0 || tokens.can_be_granted(&request.terms);
+            let asks = in_flight == 0 || tokens.can_be_granted(&request.terms);
             return Some(if asks { request.arrived } else { now + SIGN_OF_LIFE });
         };
         let mut due = answer.due(&tokens);
-        if self.in_flight.charges == 0 {
-            let again = answer.sent + self.pause;
+        if in_flight == 0 {
+            let is_outdated = answer.sent < self.returned;
+            let again = if is_outdated { answer.sent } else { answer.sent + self.pause };
             // Not if those behind it are due before its answer: they would return their tokens.
             due = due.filter(|due| *due < again + answer.took * 2).or(Some(again));
         }
@@ -400,90 +337,91 @@ impl LineState {
         Some(due + answer.courtesy(age, queue.max_wait))
     }
 
-    /// Returns whether the first request that waits was due by this deadline, and goes shortly.
-    fn is_about_to_go(&mut self, deadline: Instant, now: Instant) -> bool {
-        let Some(first) = self.first_waiting().filter(|_| now < deadline + PATIENCE) else {
-            return false;
-        };
-        let first = &self.requests[&first];
-        let mut tokens = self.in_flight.tokens.clone();
-        tokens.add(&first.cost);
-        let answer = first.answer(&self.answer);
-        let due = answer.map_or(Some(first.arrived), |answer| answer.due(&tokens));
+    /// Returns whether a request was due by this deadline, and so is about to go.
+    fn is_due_by(&self, deadline: Instant, number: u64, visit: &Visit<'_>) -> bool {
+        let (request, (_, mut tokens)) = (&self.requests[&number], self.in_flight(visit));
+        tokens.add(&request.cost);
+        let answer = request.answer(&self.answer);
+        let due = answer.map_or(Some(request.arrived), |answer| answer.due(&tokens));
         due.is_some_and(|due| due <= deadline + TICK)
     }
 
     /// Notes that the request is being charged, unless it was refused since its turn came.
     pub(super) fn ask(&mut self, me: u64, visit: &mut Visit<'_>) -> bool {
         let request = find(&mut self.requests, me);
-        if !matches!(request.stage, Stage::Waits { .. }) {
+        if !request.waits() {
             return false;
         }
-        request.stage = Stage::Asks { polled: true, called_back: false };
-        self.in_flight.begin(&request.cost);
+        request.stage = Stage::Asks { sent: visit.now, called_back: false };
         self.first_unasked = self.first_unasked.max(me + 1);
         self.wake_next(visit);
         true
     }
 
-    /// Notes the answer to a charge that was sent at this time.
+    /// Notes the answer to the request's charge.
     pub(super) fn note(
         &mut self,
         me: u64,
         answer: &Result<Decision, StoreError>,
-        sent: Instant,
         visit: &mut Visit<'_>,
     ) {
         let request = find(&mut self.requests, me);
-        let Stage::Asks { polled, called_back } = request.stage else { return };
+        let Stage::Asks { sent, called_back } = request.stage else { return };
         let decision = answer.as_ref().ok();
-        let refused = decision.is_some_and(|decision| !decision.allowed());
-        request.stage = match (refused, called_back) {
-            (true, _) if decision.is_some_and(|of| of.retry_at_ms().is_none()) => {
-                // It can never pass any more: the limits were lowered.
-                decision.map_or(Stage::Answered, |of| Stage::Refused(Box::new(of.clone())))
+        let refusal = decision.filter(|decision| !decision.allowed());
+        request.stage = match refusal {
+            // It can never pass any more: the limits were lowered.
+            Some(refusal) if refusal.retry_at_ms().is_none() => {
+                Stage::Refused(Box::new(refusal.clone()))
             }
-            (true, _) => Stage::Waits { passed: false },
-            (false, true) if decision.is_some() => Stage::CalledBack,
-            _ => Stage::Answered,
+            Some(_) => Stage::Waits,
+            None if called_back => Stage::Returns,
+            None => Stage::Answered,
         };
-        if polled {
-            self.in_flight.end(&request.cost);
-        }
         if request.is_decided() {
             self.requested.subtract(&request.cost);
         }
         // What is returned soon is in the counts of its answer, and not in those of the refusal.
-        if let Some(decision) = decision.filter(|_| refused || !called_back) {
+        if let Some(decision) = decision.filter(|_| refusal.is_some() || !called_back) {
             let first_pause = FIRST_PAUSE.min(visit.queue.max_wait / 2);
-            let refused_before = self.answer.as_ref().filter(|last| refused && last.refuses());
-            let refused_before = refused_before.map(|last| last.sent);
+            let before = self.answer.as_ref().filter(|last| refusal.is_some() && last.refuses());
             let (terms, cost) = (Arc::clone(&request.terms), request.cost.clone());
             let took = visit.now.saturating_duration_since(sent);
-            let doubtful = refused && self.returned.is_some_and(|at| sent < at + PATIENCE);
-            let decision = decision.clone();
-            let answer = LastAnswer { decision, terms, cost, sent, took, doubtful };
-            let longest_pause = answer.window() / LONGEST_PAUSE;
-            self.pause = match refused_before {
-                _ if doubtful => first_pause.min(PATIENCE),
+            let answer = LastAnswer { decision: decision.clone(), terms, cost, sent, took };
+            self.pause = match before {
                 None => first_pause,
                 // Charges in flight at the same time are refused once.
-                Some(before) if sent < before + self.pause => self.pause,
-                Some(_) => (self.pause * 2).min(longest_pause).max(first_pause),
+                Some(before) if sent < before.sent + self.pause => self.pause,
+                Some(_) => (self.pause * 2).min(answer.window() / LONGEST_PAUSE).max(first_pause),
             };
             self.answer = Some(answer);
         }
-        if refused {
-            self.first_waiting = self.first_waiting.min(me);
-            if !self.requests[&me].has_to_wait {
-                self.first_unjudged = self.first_unjudged.min(me);
-            }
+        match self.requests[&me].stage {
+            Stage::Waits => self.wait_again(me, visit),
+            Stage::Returns => self.call_back_from(me, visit),
+            _ => {}
+        }
+        if refusal.is_some() {
             self.judge_newcomers(visit);
         }
-        if matches!(self.requests[&me].stage, Stage::Waits { .. } | Stage::CalledBack) {
-            self.call_back_from(me, visit);
-        }
         self.wake_next(visit);
+    }
+
+    /// Notes that the store has the tokens of a request again that was called back.
+    pub(super) fn note_returned(&mut self, me: u64, visit: &mut Visit<'_>) {
+        find(&mut self.requests, me).stage = Stage::Waits;
+        self.returned = visit.now;
+        self.wait_again(me, visit);
+        self.wake_next(visit);
+    }
+
+    /// Lets a request wait that had asked.
+    fn wait_again(&mut self, me: u64, visit: &mut Visit<'_>) {
+        self.first_waiting = self.first_waiting.min(me);
+        if !self.requests[&me].has_to_wait {
+            self.first_unjudged = self.first_unjudged.min(me);
+        }
+        self.call_back_from(me, visit);
     }
 
     /// Calls back the requests behind this one that are charged, or have tokens and have not gone.
@@ -493,7 +431,7 @@ impl LineState {
             match &mut request.stage {
                 Stage::Asks { called_back, .. } => *called_back = true,
                 stage @ Stage::Answered => {
-                    *stage = Stage::CalledBack;
+                    *stage = Stage::Returns;
                     self.requested.add(&request.cost);
                     request.wake(visit);
                 }
@@ -505,7 +443,10 @@ impl LineState {
     /// Judges the requests that joined before the last answer: each may be due, has to wait, or is
     /// refused since the line is full or the wait would be too long.
     fn judge_newcomers(&mut self, visit: &mut Visit<'_>) {
-        let Some(answer) = self.answer.take() else { return };
+        let Some(answer) = self.answer.as_ref().filter(|answer| self.is_reliable(answer, visit))
+        else {
+            return;
+        };
         let from = mem::replace(&mut self.first_unjudged, self.arrivals);
         let mut tokens = self.requested.clone();
         let unjudged = self.requests.range(from..).map(|(_, request)| request);
@@ -515,24 +456,28 @@ impl LineState {
                 continue;
             }
             tokens.add(&request.cost);
-            if request.has_to_wait || !matches!(request.stage, Stage::Waits { .. }) {
+            if request.has_to_wait || !request.waits() {
                 continue;
             }
-            match request.judge(&answer, &tokens, self.waiting, visit) {
+            match request.judge(answer, &tokens, self.waiting, visit) {
                 Ok(false) => self.first_unjudged = self.first_unjudged.min(*number),
-                Ok(true) => {
-                    (request.has_to_wait, self.waiting) = (true, self.waiting + 1);
-                    visit.more_waiting += 1;
-                }
+                Ok(true) => (request.has_to_wait, self.waiting) = (true, self.waiting + 1),
                 Err(refusal) => {
-                    request.stage = Stage::Refused(Box::new(refusal));
+                    request.stage = Stage::Refused(refusal);
                     request.wake(visit);
                     self.requested.subtract(&request.cost);
                     tokens.subtract(&request.cost);
                 }
             }
         }
-        self.answer = Some(answer);
+    }
+
+    /// Returns whether the last answer is not a refusal by tokens of requests that return them.
+    fn is_reliable(&self, answer: &LastAnswer, visit: &Visit<'_>) -> bool {
+        let may_return = |one: &Request| one.is_in_flight() && visit.now < one.next_poll + PATIENCE;
+        let (behind, unasked) = (self.first_waiting + 1, self.first_unasked);
+        let may_return = || self.requests.range(behind..unasked).any(|(_, one)| may_return(one));
+        answer.sent >= self.returned && !(answer.refuses() && behind < unasked && may_return())
     }
 
     /// Removes a request that goes, is refused, or was dropped.
@@ -541,16 +486,12 @@ impl LineState {
         if !request.is_decided() {
             self.requested.subtract(&request.cost);
         }
-        if let Stage::Asks { polled: true, .. } = request.stage {
-            self.in_flight.end(&request.cost);
-        }
         if request.has_to_wait {
             self.waiting -= 1;
-            visit.more_waiting -= 1;
             visit.waited = Some(visit.now.saturating_duration_since(request.arrived));
         }
         // If it waited behind others, it is still their turn.
-        if self.next_turn.0 >= me || !request.waits() {
+        if me <= self.first_waiting || !request.waits() {
             self.wake_next(visit);
         }
         visit.old_waker = request.waker;
@@ -563,53 +504,51 @@ impl LineState {
     /// Wakes the first request that has its answer, and the first two that wait: the second one
     /// notices if the first one is not polled.
     fn wake_next(&mut self, visit: &mut Visit<'_>) {
-        let first = self.first_waiting();
         let mut going = self.requests.range_mut(..self.first_unasked).map(|(_, request)| request);
         let answered = going.find(|request| matches!(request.stage, Stage::Answered));
         answered.into_iter().for_each(|request| request.wake(visit));
-        if let Some(first) = first {
-            let (last, next_turn) = self.next_turn;
-            self.next_turn =
-                (first, if first == last { next_turn.min(visit.now) } else { visit.now });
+        if let Some((first, _)) = self.first_waiting(None) {
             let waiting = self.requests.range_mut(first..).map(|(_, request)| request);
             waiting.filter(|one| one.waits()).take(2).for_each(|one| one.wake(visit));
         }
     }
 
-    /// Returns the number of the first request that waits for its turn.
-    fn first_waiting(&mut self) -> Option<u64> {
-        let mut waiting = self.requests.range(self.first_waiting..);
-        let first = waiting.find(|(_, request)| request.waits()).map(|(number, _)| *number);
-        self.first_waiting = first.unwrap_or(self.arrivals);
+    /// Returns the first request that waits for its turn, and when it is polled next. Those that
+    /// are not polled are passed: they keep their places, and may be the first when they are polled.
+    fn first_waiting(&mut self, passes: Option<Instant>) -> Option<(u64, Instant)> {
+        let may_ask = |one: &Request| one.waits() && !one.is_passed(passes);
+        // A range takes longer.
+        let known = self.requests.get_key_value(&self.first_waiting);
+        let known = known.filter(|(_, one)| may_ask(one));
+        let all = || self.requests.range(self.first_waiting..);
+        let first = known.or_else(|| all().find(|(_, one)| may_ask(one)));
+        let first = first.map(|(number, one)| (*number, one.next_poll));
+        self.first_waiting = first.map_or(self.arrivals, |(number, _)| number);
         first
     }
 
-    /// No longer counts charges as in flight whose requests are not polled: their answers may never
-    /// be received.
-    fn pass_unpolled_charges(&mut self, late: bool, now: Instant) {
-        if late || self.in_flight.charges == 0 {
-            return;
+    /// Returns the number of requests in flight, and their tokens, but for requests that are not
+    /// polled: their answers may never be received.
+    fn in_flight(&self, visit: &Visit<'_>) -> (u32, Tokens) {
+        let mut in_flight = (0, self.requested.zeroed());
+        let asked = self.requests.range(..self.first_unasked).map(|(_, request)| request);
+        for one in asked.filter(|one| one.is_in_flight() && !one.is_passed(visit.passes)) {
+            in_flight.0 += 1;
+            in_flight.1.add(&one.cost);
         }
-        for (_, request) in self.requests.range_mut(..self.first_unasked) {
-            if request.next_poll + PATIENCE <= now
-                && let Stage::Asks { polled: polled @ true, .. } = &mut request.stage
-            {
-                *polled = false;
-                self.in_flight.end(&request.cost);
-            }
-        }
+        in_flight
     }
 
     /// Ends the wait of a request that is refused, or has reached its deadline.
     fn end(&mut self, me: u64, now: Instant) -> Turn {
         if let Stage::Refused(refusal) = &self.requests[&me].stage {
-            return Turn::Refused(Decision::clone(refusal));
+            return Turn::Refused(refusal.clone());
         }
         let Some(answer) = &self.answer else { return Turn::Unanswered };
         let mut tokens = self.requested.zeroed();
         let before = self.requests.range(..=me).map(|(_, request)| request);
         before.filter(|request| !request.is_decided()).for_each(|one| tokens.add(&one.cost));
-        Turn::Refused(answer.refusal(&tokens, now))
+        Turn::Refused(Box::new(answer.refusal(&tokens, now)))
     }
 }
 

@@ -9,29 +9,23 @@ use super::{Queue, WaitingLine};
 use crate::decision::Decision;
 use crate::store::StoreError;
 use crate::sync;
-use crate::timer::{Instant, Sleep};
+use crate::timer::Sleep;
 
 /// The place of a request in its line. Dropping it removes the request.
 pub(crate) struct Place {
     queue: Arc<Queue>,
     line: Arc<WaitingLine>,
     number: u64,
-    /// When the request's last charge was sent.
-    sent: Instant,
     alarm: Option<Sleep>,
 }
 
 impl Place {
     /// Joins the line of the claim's counters as the last request, or returns a refusal. Also
     /// returns whether the request has to wait.
-    pub(crate) fn join(queue: &Arc<Queue>, claim: Claim) -> Result<(Self, bool), Decision> {
+    pub(crate) fn join(queue: &Arc<Queue>, claim: Claim) -> Result<(Self, bool), Box<Decision>> {
         let line = queue.lines.line_for(&claim);
-        let mut visit = Visit::new(queue);
-        let (number, has_to_wait) = sync::lock(&line.state).join(&claim, &mut visit)?;
-        let sent = Instant::now();
-        let place = Self { queue: Arc::clone(queue), line, number, sent, alarm: None };
-        place.apply(visit);
-        Ok((place, has_to_wait))
+        let (number, has_to_wait) = line.visit(queue, |state, visit| state.join(&claim, visit))?;
+        Ok((Self { queue: Arc::clone(queue), line, number, alarm: None }, has_to_wait))
     }
 
     /// Waits until the request can do something. `changed` are its quotas, if they have changed.
@@ -41,14 +35,13 @@ impl Place {
         mut cx: Option<&mut Context<'_>>,
     ) -> Poll<Turn> {
         loop {
-            let (mut visit, waker) = (Visit::new(&self.queue), cx.as_ref().map(|cx| cx.waker()));
-            let mut state = sync::lock(&self.line.state);
-            let (turn, alarm) = state.turn(self.number, changed.take(), waker, &mut visit);
-            drop(state);
-            self.apply(visit);
+            let waker = cx.as_ref().map(|cx| cx.waker());
+            let (turn, alarm) = self.line.visit(&self.queue, |state, visit| {
+                state.turn(self.number, changed.take(), waker, visit)
+            });
             let turn = turn.map_or(Poll::Pending, Poll::Ready);
             // A request that asks may have to wait for its service, until then.
-            let waits = matches!(turn, Poll::Pending | Poll::Ready(Turn::Ask));
+            let waits = matches!(turn, Poll::Pending | Poll::Ready(Turn::Ask | Turn::GiveBack));
             let Some(cx) = cx.as_mut().filter(|_| waits) else { return turn };
             let sleep = self.alarm.get_or_insert_with(|| Sleep::until(alarm));
             sleep.set(alarm);
@@ -59,39 +52,48 @@ impl Place {
     }
 
     /// Notes that the request is being charged, unless it was refused since its turn came.
-    pub(crate) fn ask(&mut self) -> bool {
-        self.sent = Instant::now();
-        self.update(|state, number, visit| state.ask(number, visit))
+    pub(crate) fn ask(&self) -> bool {
+        self.line.visit(&self.queue, |state, visit| state.ask(self.number, visit))
     }
 
     /// Notes the answer to the charge.
     pub(crate) fn note(&self, answer: &Result<Decision, StoreError>) {
-        self.update(|state, number, visit| state.note(number, answer, self.sent, visit));
+        self.line.visit(&self.queue, |state, visit| state.note(self.number, answer, visit));
     }
 
-    fn update<T>(&self, change: impl FnOnce(&mut LineState, u64, &mut Visit<'_>) -> T) -> T {
-        let mut visit = Visit::new(&self.queue);
-        let changed = change(&mut sync::lock(&self.line.state), self.number, &mut visit);
-        self.apply(visit);
-        changed
-    }
-
-    /// Applies what follows from a visit. The line must not be locked.
-    fn apply(&self, visit: Visit<'_>) {
-        if visit.more_waiting != 0 || visit.waited.is_some() {
-            for counter in &*self.line.counters {
-                let limiter = &self.queue.limits.limiters()[counter.limit];
-                let observed = limiter.scope().observe();
-                observed.waits(visit.more_waiting);
-                visit.waited.into_iter().for_each(|time| observed.waited(time));
-            }
-        }
-        visit.wake();
+    /// Notes that the store has the tokens again that the request gives back.
+    pub(crate) fn note_returned(&self) {
+        self.line.visit(&self.queue, |state, visit| state.note_returned(self.number, visit));
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.update(|state, number, visit| state.leave(number, visit));
+        self.line.visit(&self.queue, |state, visit| state.leave(self.number, visit));
+    }
+}
+
+impl WaitingLine {
+    /// Visits the line, and applies what follows from that.
+    fn visit<T>(
+        &self,
+        queue: &Queue,
+        change: impl FnOnce(&mut LineState, &mut Visit<'_>) -> T,
+    ) -> T {
+        let mut visit = Visit::new(queue);
+        let mut state = sync::lock(&self.state);
+        let before = state.waiting;
+        let changed = change(&mut state, &mut visit);
+        let more_waiting = state.waiting as i64 - before as i64;
+        drop(state);
+        if more_waiting != 0 || visit.waited.is_some() {
+            for counter in &*self.counters {
+                let observed = queue.limits.limiters()[counter.limit].scope().observe();
+                observed.waits(more_waiting);
+                visit.waited.into_iter().for_each(|time| observed.waited(time));
+            }
+        }
+        visit.wake();
+        changed
     }
 }

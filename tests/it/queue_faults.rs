@@ -413,6 +413,39 @@ async fn those_who_return_tokens_are_not_refused_by_them() {
     }
 }
 
+/// The second one's charge overtakes that of the first.
+#[tokio::test(start_paused = true)]
+async fn the_first_is_not_refused_by_a_token_of_the_next() {
+    let sent = AtomicUsize::new(0);
+    let way = move || if sent.fetch_add(1, Ordering::SeqCst) == 0 { 40 } else { 10 };
+    let limit = Quota::per_hour(2).name("overtaken").key(global());
+    let store = FarStore::new(way);
+    let others = limit.clone().store(store.memory.clone());
+    assert!(others.check(Key::global()).await.expect("memory").allowed());
+    let service = boxed(&FixedWindowLayer::new(limit.store(store)).queue(9, ms(5_000)));
+    let both = join_all((0..2).map(|_| status(service.clone().oneshot(get("/"))))).await;
+    assert_eq!(both, [200, 429]);
+}
+
+/// It may hold tokens for as long as it likes.
+#[tokio::test(start_paused = true)]
+async fn a_charge_that_is_not_polled_makes_no_line_longer() {
+    let limit = Quota::per_hour(3).name("holds").key(global());
+    let store = FarStore::new(|| 20);
+    let others = limit.clone().store(store.memory.clone());
+    assert!(others.check_cost(Key::global(), 3).await.expect("memory").allowed());
+    let service = boxed(&FixedWindowLayer::new(limit.store(store)).queue(2, LONG));
+    let call = || Box::pin(service.clone().oneshot(get("/")));
+    let (first, mut forgotten) = (tokio::spawn(call()), call());
+    sleep(ms(1)).await;
+    assert!((&mut forgotten).now_or_never().is_none());
+    sleep(ms(500)).await;
+    let others: Vec<_> = (0..5).map(|_| tokio::spawn(call())).collect();
+    sleep(Duration::from_secs(10)).await;
+    let waiting = others.iter().filter(|request| !request.is_finished()).count();
+    assert!(!first.is_finished() && waiting <= 1, "{waiting} wait behind the first");
+}
+
 #[tokio::test(start_paused = true)]
 async fn five_hundred_a_second_pass_over_20_ms_each_way() {
     let limit = Quota::per_second(1_000).name("many").key(global());

@@ -1,5 +1,7 @@
 //! A request in the queue: it is charged when it is its turn.
 
+use std::future::Future;
+use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use http::request::Parts;
@@ -10,7 +12,7 @@ use crate::middleware::correction::PendingDecision;
 use crate::middleware::reason::Reason;
 use crate::middleware::shared::Current;
 use crate::queue::{Claim, Counter, Place, Terms, Tokens, Turn};
-use crate::store::StoreError;
+use crate::store::{Reply, StoreError};
 
 /// A request's place in the queue, and its charge.
 pub(super) struct Waiting {
@@ -19,6 +21,8 @@ pub(super) struct Waiting {
     asked: Option<PendingDecision>,
     /// The answer, until those before the request have gone. Tokens are returned if it is dropped.
     answer: Option<Result<Decision, StoreError>>,
+    /// The return of its tokens, until the store has them.
+    returning: Option<Reply<()>>,
 }
 
 impl<J> LimitedRequest<J> {
@@ -34,9 +38,9 @@ impl<J> LimitedRequest<J> {
         let Some(queue) = &self.current.shared.queue else { return Next::Call };
         let (place, has_to_wait) = match Place::join(queue, self.claim()) {
             Ok(joined) => joined,
-            Err(refusal) => return Next::Refuse(Reason::RateLimited(refusal)),
+            Err(refusal) => return Next::Refuse(Reason::RateLimited(*refusal)),
         };
-        self.rare().waiting = Some(Waiting { place, asked: None, answer: None });
+        self.rare().waiting = Some(Waiting { place, asked: None, answer: None, returning: None });
         if has_to_wait {
             return Next::Wait;
         }
@@ -78,7 +82,7 @@ impl<J> LimitedRequest<J> {
     pub(crate) fn ask(&mut self, parts: &Parts) -> Option<Next> {
         let mut waiting = self.rare.as_mut().and_then(|rare| rare.waiting.take())?;
         if self.waits_for_shadow() {
-            drop(waiting.place);
+            drop(waiting);
             self.renew();
             return Some(self.begin_again(parts));
         }
@@ -119,6 +123,12 @@ impl<J> LimitedRequest<J> {
             waiting.note(answer);
             is_back = waiting.answer.is_none();
         }
+        if let (Some(returning), Some(cx)) = (&mut waiting.returning, &mut cx)
+            && Pin::new(returning).poll(cx).is_ready()
+        {
+            waiting.returning = None;
+            waiting.place.note_returned();
+        }
         let turn = waiting.place.poll(changed, cx);
         Poll::Ready(match turn {
             Poll::Pending if is_back => Next::Wait,
@@ -128,24 +138,25 @@ impl<J> LimitedRequest<J> {
                 Some(answer) => self.decide(parts, answer),
                 None => Next::Wait,
             },
+            Poll::Ready(Turn::GiveBack) if waiting.returning.is_some() => return Poll::Pending,
             Poll::Ready(Turn::GiveBack) => {
-                self.give_back_granted();
+                let returning = self.give_back_granted().or(Some(Reply::now(())));
+                if let Some(waiting) = &mut self.rare().waiting {
+                    waiting.returning = returning;
+                }
                 Next::Wait
             }
-            Poll::Ready(Turn::Refused(refusal)) => Next::Refuse(Reason::RateLimited(refusal)),
+            Poll::Ready(Turn::Refused(refusal)) => Next::Refuse(Reason::RateLimited(*refusal)),
             Poll::Ready(Turn::Unanswered) => Next::Refuse(Reason::StoreFailed),
             Poll::Ready(Turn::Closed) => Next::Refuse(Reason::QueueClosed),
         })
     }
 
     /// Returns the tokens of a request that was granted and has not gone.
-    pub(super) fn give_back_granted(&mut self) {
-        let Some(waiting) = self.rare.as_mut().and_then(|rare| rare.waiting.as_mut()) else {
-            return;
-        };
-        if let Some(Ok(decision)) = waiting.answer.take() {
-            self.correction().give_back(&decision).detach();
-        }
+    pub(super) fn give_back_granted(&mut self) -> Option<Reply<()>> {
+        let waiting = self.rare.as_mut()?.waiting.as_mut()?;
+        let decision = waiting.answer.take()?.ok()?;
+        Some(self.correction().give_back(&decision))
     }
 
     fn claim(&self) -> Claim {
@@ -182,6 +193,14 @@ impl<J> LimitedRequest<J> {
         }
         if let Some(rare) = &mut self.rare {
             leave(rare);
+        }
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        if let Some(returning) = self.returning.take() {
+            returning.detach();
         }
     }
 }
