@@ -20,8 +20,8 @@
 //!   many at a time as there is room for, without waiting for each other's answers.
 //! - *Going.* The first request that is answered goes. If one before it was refused, it returns
 //!   what it was granted, and waits again. Its tokens may be the reason of that refusal. So they
-//!   are in flight until the store has them, nobody is judged until then, and the first one then
-//!   asks again at once.
+//!   are in flight until the store has them. No refusal judges others until then, and the first one
+//!   then asks again at once.
 //! - *Refusals.* A request is refused if it joins when the line is full, or would be due after
 //!   `max_wait`; if nothing is known then, it is judged by the next answer. And it is refused when
 //!   it has waited for `max_wait`.

@@ -514,7 +514,7 @@ impl LineState {
     }
 
     /// Returns the first request that waits for its turn, and when it is polled next. Those that
-    /// are not polled are passed: they keep their places, and may be the first when they are polled.
+    /// are not polled are passed. They keep their places.
     fn first_waiting(&mut self, passes: Option<Instant>) -> Option<(u64, Instant)> {
         let may_ask = |one: &Request| one.waits() && !one.is_passed(passes);
         // A range takes longer.

@@ -61,7 +61,7 @@ impl Place {
         self.line.visit(&self.queue, |state, visit| state.note(self.number, answer, visit));
     }
 
-    /// Notes that the store has the tokens again that the request gives back.
+    /// Notes that the store has the tokens again that the request returns.
     pub(crate) fn note_returned(&self) {
         self.line.visit(&self.queue, |state, visit| state.note_returned(self.number, visit));
     }
