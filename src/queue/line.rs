@@ -37,7 +37,7 @@ pub(super) struct LineState {
     arrivals: u64,
     /// No request before this one waits for its turn, except those that others have passed.
     first_waiting: u64,
-    /// No request from this one on was charged.
+    /// No request from this one on is charged, or has been.
     first_unasked: u64,
     /// All requests before this one have been judged by an answer.
     first_unjudged: u64,
@@ -121,8 +121,9 @@ impl<'a> Visit<'a> {
 }
 
 impl Request {
+    /// Returns whether it waits for its turn, at the latest when it has returned its tokens.
     fn waits(&self) -> bool {
-        matches!(self.stage, Stage::Waits)
+        matches!(self.stage, Stage::Waits | Stage::Returns)
     }
 
     /// Returns whether its cost is no longer a part of [`LineState::requested`].
@@ -396,10 +397,8 @@ impl LineState {
             };
             self.answer = Some(answer);
         }
-        match self.requests[&me].stage {
-            Stage::Waits => self.wait_again(me, visit),
-            Stage::Returns => self.call_back_from(me, visit),
-            _ => {}
+        if self.requests[&me].waits() {
+            self.wait_again(me, visit);
         }
         if refusal.is_some() {
             self.judge_newcomers(visit);
@@ -415,17 +414,16 @@ impl LineState {
         self.wake_next(visit);
     }
 
-    /// Lets a request wait that had asked.
+    /// Lets a request wait that had asked, and calls back those behind it.
     fn wait_again(&mut self, me: u64, visit: &mut Visit<'_>) {
+        let request = &self.requests[&me];
         self.first_waiting = self.first_waiting.min(me);
-        if !self.requests[&me].has_to_wait {
+        if !request.has_to_wait {
             self.first_unjudged = self.first_unjudged.min(me);
         }
-        self.call_back_from(me, visit);
-    }
-
-    /// Calls back the requests behind this one that are charged, or have tokens and have not gone.
-    fn call_back_from(&mut self, me: u64, visit: &mut Visit<'_>) {
+        if !request.is_in_flight() && self.first_unasked == me + 1 {
+            self.first_unasked = me;
+        }
         let behind = me + 1..self.first_unasked.max(me + 1);
         for request in self.requests.range_mut(behind).map(|(_, request)| request) {
             match &mut request.stage {
@@ -456,7 +454,7 @@ impl LineState {
                 continue;
             }
             tokens.add(&request.cost);
-            if request.has_to_wait || !request.waits() {
+            if request.has_to_wait || request.is_in_flight() {
                 continue;
             }
             match request.judge(answer, &tokens, self.waiting, visit) {
@@ -475,9 +473,9 @@ impl LineState {
     /// Returns whether the last answer is not a refusal by tokens of requests that return them.
     fn is_reliable(&self, answer: &LastAnswer, visit: &Visit<'_>) -> bool {
         let may_return = |one: &Request| one.is_in_flight() && visit.now < one.next_poll + PATIENCE;
-        let (behind, unasked) = (self.first_waiting + 1, self.first_unasked);
-        let may_return = || self.requests.range(behind..unasked).any(|(_, one)| may_return(one));
-        answer.sent >= self.returned && !(answer.refuses() && behind < unasked && may_return())
+        let (from, until) = (self.first_waiting, self.first_unasked);
+        let may_return = || self.requests.range(from..until).any(|(_, one)| may_return(one));
+        answer.sent >= self.returned && !(answer.refuses() && from < until && may_return())
     }
 
     /// Removes a request that goes, is refused, or was dropped.
@@ -491,7 +489,7 @@ impl LineState {
             visit.waited = Some(visit.now.saturating_duration_since(request.arrived));
         }
         // If it waited behind others, it is still their turn.
-        if me <= self.first_waiting || !request.waits() {
+        if me <= self.first_waiting || !matches!(request.stage, Stage::Waits) {
             self.wake_next(visit);
         }
         visit.old_waker = request.waker;
