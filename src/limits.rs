@@ -431,6 +431,7 @@ impl Limits {
     message = "`{Self}` is not a limit",
     label = "write a quota here, such as `Quota::per_minute(60)`",
     note = "a text is parsed first: `\"60/minute\".parse::<Quotas>()?`",
+    note = "windows of one limit are joined by `.and(..)`; of several limits each has a name: `Quota::per_minute(5).name(\"a\")`",
     note = "`Quotas`, `Limit`, an array or a `Vec` of limits, `Limiter`, `&Limiter`, `Limits` and `&Limits` do as well"
 )]
 pub trait IntoLimits {

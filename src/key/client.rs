@@ -11,6 +11,7 @@ use super::extractor::{KeyExtractor, MissingKey};
 use super::hops::Source;
 use super::ip;
 use super::networks::{InvalidNetwork, Networks};
+use super::proxied;
 
 /// Extracts the client's address, also behind proxies. If the peer is a proxy that you trust, the
 /// address comes from `X-Forwarded-For` or another header of your choice; otherwise it is the
@@ -305,6 +306,9 @@ impl ClientIp {
                 between += 1;
                 self.trust.includes_hop(address, between)
             });
+            if between == 0 && whole {
+                proxied::log_other_header(parts);
+            }
         }
         Ok((address, whole))
     }

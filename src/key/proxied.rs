@@ -19,6 +19,12 @@ const DOCKER_HINT: &str = "requests come from the gateway of a Docker network an
     count. Give the network IPv6 (`enable_ipv6: true` in compose.yaml), or write \
     `.key(client_ip().trusting_hops(0))` if such peers are clients";
 
+#[cfg(feature = "client-ip")]
+const OTHER_HEADER_HINT: &str = "requests of a trusted proxy lack the header that `client_ip()` \
+    reads, have another forwarding header, and count by the proxy's address: all of its clients \
+    share one count. Let the proxy send the header, or write `.from_header(\"x-real-ip\")` with the \
+    one that it sends and that clients can't";
+
 /// Headers that proxies set; only a proxy knows which of them. Clients can send them, too, and a
 /// peer with a public address may be a client.
 const FORWARDING: [&str; 3] = ["x-forwarded-for", "forwarded", "x-real-ip"];
@@ -36,9 +42,22 @@ pub(super) fn is_check_due() -> bool {
     request < FIRST || request.is_multiple_of(LATER)
 }
 
+/// Logs a hint if a request of a trusted proxy, without the header that is read, has another one.
+#[cfg(feature = "client-ip")]
+#[cold]
+pub(super) fn log_other_header(parts: &Parts) {
+    if is_check_due() && has_forwarding_header(parts) {
+        observe::doubt(&OTHER_HEADER_HINT);
+    }
+}
+
+fn has_forwarding_header(parts: &Parts) -> bool {
+    FORWARDING.iter().any(|name| parts.headers.contains_key(*name))
+}
+
 /// Logs a hint if a request from this peer has probably come through a proxy.
 pub(super) fn log_hint(parts: &Parts, peer: IpAddr) {
-    if is_local(peer) && FORWARDING.iter().any(|name| parts.headers.contains_key(*name)) {
+    if is_local(peer) && has_forwarding_header(parts) {
         observe::doubt(&HINT);
     } else if is_docker_gateway(peer) && !asks_for_this_host(parts) {
         observe::doubt(&DOCKER_HINT);

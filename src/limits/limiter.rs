@@ -529,7 +529,7 @@ impl Limiter {
     /// The quotas of a limit by plan are those of its closure: this changes nothing.
     pub fn set_quotas(&self, quotas: impl Into<Quotas>) {
         let quotas = quotas.into();
-        if self.live.limit().plan.is_none() {
+        if self.has_no_plan() {
             self.live.change(Change::Quotas, |changes| changes.quotas.set(quotas));
             self.note_change(Change::Quotas, None);
         }
@@ -560,7 +560,7 @@ impl Limiter {
     /// [`Store::now_ms`]: crate::store::Store::now_ms
     pub fn set_quotas_until(&self, quotas: impl Into<Quotas>, until: SystemTime) {
         let (quotas, until) = (quotas.into(), ms(until));
-        if self.live.limit().plan.is_none() {
+        if self.has_no_plan() {
             let end =
                 self.live.change(Change::Quotas, |changes| changes.quotas.set_until(quotas, until));
             self.note_change(Change::Quotas, end);
@@ -685,6 +685,15 @@ impl Limiter {
         let end =
             self.live.change(Change::Shadow, |changes| changes.shadow.set_until(shadow, until));
         self.note_change(Change::Shadow, end);
+    }
+
+    /// Returns whether the limit's own quotas decide, and logs a hint if they don't.
+    fn has_no_plan(&self) -> bool {
+        let is_by_plan = self.live.limit().plan.is_some();
+        if is_by_plan {
+            mistakes::note_no_change(self.name());
+        }
+        !is_by_plan
     }
 
     /// Reports a change, and the instant when the last change of its kind ends.

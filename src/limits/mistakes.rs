@@ -42,6 +42,14 @@ pub(super) fn note_cost(account: Account<'_>, cost: u64) {
     }
 }
 
+/// The closure of a limit by plan decides, and not what the limit is set to.
+pub(super) fn note_no_change(name: &str) {
+    observe::doubt(&format_args!(
+        "the rate limit `{name}` is by plan, so `set_quotas` changes nothing: let the closure of \
+         `Limit::by_plan` return other quotas, or write `set_key_quotas_until` for one key"
+    ));
+}
+
 /// In place of the identity of a store: each limit counts in a memory of its own.
 pub(crate) const OWN_MEMORY: &str = "own memory";
 

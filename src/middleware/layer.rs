@@ -192,7 +192,7 @@ impl<J> FixedWindowLayer<J> {
 
     /// Exempts requests for which the closure returns `true`: they pass uncounted and without
     /// headers. Each call exempts more requests. For a customer without a limit, the closure of
-    /// [`Limit::by_plan`](crate::Limit::by_plan) returns `None`.
+    /// [`Limit::by_plan`](crate::Limit::by_plan) returns `Plan::UNLIMITED`.
     ///
     /// Exempt requests by properties that a client can't choose: not by a header, and by a path
     /// only if its handler is cheap, as for most health probes. A path is compared as text:

@@ -15,8 +15,8 @@ use crate::window::{State, Window};
 /// let quotas = Quota::per_minute(5).into();
 /// let account = Account::new(&scope, &quotas, &key);
 /// let now = 1_700_000_050_000;
-/// let (decision, writes) = Charge::new(account, 3).decide(now, |_| None);
-/// let state = writes[0].1;
+/// let (decision, writes) = Charge::new(account, 3).decide(now, |_, _| None);
+/// let state = writes[0].2;
 ///
 /// let refund = Adjust::refund(account, 2, &decision);
 /// assert!(refund.is_refund());

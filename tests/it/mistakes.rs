@@ -374,6 +374,36 @@ fn clients_behind_dockers_userland_proxy_are_noticed() {
     assert!(line.contains("`.key(client_ip().trusting_hops(0))`"), "{line}");
 }
 
+/// All clients of the proxy share its count.
+#[test]
+fn a_trusted_proxy_that_sends_another_header_is_noticed() {
+    let lines = |case| {
+        let log = logged_in_case(case, async |case| {
+            let proxies = || client_ip().trusting(["10.0.0.0/8"]);
+            let (client, name) = match case {
+                0 => (proxies().from_header("cloudfront-viewer-address"), "x-forwarded-for"),
+                1 => (proxies(), "x-real-ip"),
+                2 => (proxies(), "x-forwarded-for"),
+                // The proxy's own health checks have no such header.
+                _ => (proxies(), "host"),
+            };
+            let _ = ask(&limited_by(client), with(from("10.0.0.1"), name, "192.0.2.7")).await;
+        });
+        log.iter().filter(|line| line.contains("all of its clients share one count")).count()
+    };
+    assert_eq!([0, 1, 2, 3].map(lines), [1, 1, 0, 0]);
+}
+
+#[test]
+fn quotas_set_on_a_limit_by_plan_are_noticed() {
+    let log = logged(async || {
+        let by_plan = Limit::by_plan(|_, _| Quota::per_hour(5)).name("api");
+        Limiter::new(by_plan).set_quotas(QUOTA);
+    });
+    let line = only_line(&log);
+    assert!(line.contains("`api` is by plan, so `set_quotas` changes nothing"), "{line}");
+}
+
 #[test]
 fn a_developer_who_asks_a_container_is_not_warned_of_docker() {
     let log = logged(async || {
