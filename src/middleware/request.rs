@@ -32,6 +32,7 @@ use crate::limits::{ChargedLine, observe};
 use crate::observe::{self, Outcome};
 use crate::quota::Quotas;
 use crate::store::{Account, Charge, Reply, StoreError};
+use crate::timer::Instant;
 
 mod after_response;
 mod aside;
@@ -72,6 +73,8 @@ struct Rare {
     aside: Vec<AsideCharge>,
     /// The request's place in the queue, if the layer has one.
     waiting: Option<Waiting>,
+    /// When the request arrived, if it has waited for a limit that is in shadow mode by now.
+    arrived: Option<Instant>,
     /// The limit whose key is missing.
     missing: usize,
 }

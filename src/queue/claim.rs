@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use crate::key::Key;
 use crate::quota::{Quota, Quotas};
+use crate::timer::Instant;
 
 /// A key under one of the layer's limits. Requests with the same counters wait in one line.
 #[derive(Clone, PartialEq, Eq, Hash)]
@@ -22,6 +23,8 @@ pub(crate) struct Claim {
     pub(crate) counters: Arc<[Counter]>,
     pub(crate) terms: Terms,
     pub(crate) cost: Tokens,
+    /// When the request arrived: it may have waited in another line.
+    pub(crate) arrived: Instant,
 }
 
 /// Numbers of tokens, one for each limit. All values in a line have the same number of limits.

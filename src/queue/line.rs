@@ -198,12 +198,12 @@ impl LineState {
         visit: &Visit<'_>,
     ) -> Result<(u64, bool), Box<Decision>> {
         let Visit { queue, now, .. } = *visit;
-        let deadline = now.checked_add(queue.max_wait);
+        let deadline = claim.arrived.checked_add(queue.max_wait);
         let mut request = Request {
             stage: Stage::Waits,
             cost: claim.cost.clone(),
             terms: Arc::clone(&claim.terms),
-            arrived: now,
+            arrived: claim.arrived,
             deadline: deadline.unwrap_or(now + Duration::from_secs(1 << 32)),
             next_poll: now,
             has_to_wait: false,

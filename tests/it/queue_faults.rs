@@ -495,3 +495,26 @@ fn a_runtime_that_ends_leaves_its_turns_to_others() {
         stays.shutdown_background();
     }
 }
+
+/// It waits in another line from then on, for as long as it would have waited in the first.
+#[tokio::test(start_paused = true)]
+async fn a_request_one_of_whose_limits_goes_into_shadow_mode_keeps_its_deadline() {
+    let limits = Limits::new([
+        Quota::new(1, ms(2_000)).name("slow").key(global()),
+        Quota::per_second(1).name("fast").key(global()),
+    ]);
+    let limits = limits.store(MemoryStore::new().clock(paused_clock()));
+    let service = boxed(&FixedWindowLayer::new(&limits).queue(9, ms(1_500)));
+    let began = Instant::now();
+    assert_eq!(status(service.clone().oneshot(get("/"))).await, 200);
+    sleep_until(began + ms(600)).await;
+    let waiting = tokio::spawn(status(service.oneshot(get("/"))));
+    sleep_until(began + ms(1_900)).await;
+    // The fast limit has no room before the third second then.
+    let receipt = limits.of("fast").charge(Key::global(), 1).await.expect("memory").expect("room");
+    limits.of("fast").settle(receipt, 2).await.expect("memory");
+    limits.of("slow").set_shadow(true);
+    assert_eq!(waiting.await.expect("no panic"), 429);
+    let waited = began.elapsed() - ms(600);
+    assert!(waited <= ms(1_510), "{waited:?}");
+}

@@ -13,10 +13,12 @@ use crate::middleware::reason::Reason;
 use crate::middleware::shared::Current;
 use crate::queue::{Claim, Counter, Place, Terms, Tokens, Turn};
 use crate::store::{Reply, StoreError};
+use crate::timer::Instant;
 
 /// A request's place in the queue, and its charge.
 pub(super) struct Waiting {
     place: Place,
+    arrived: Instant,
     /// The charge, while the store decides it.
     asked: Option<PendingDecision>,
     /// The answer, until those before the request have gone. Tokens are returned if it is dropped.
@@ -36,11 +38,14 @@ impl<J> LimitedRequest<J> {
     #[inline(never)]
     pub(super) fn join_queue(&mut self, parts: &Parts) -> Next {
         let Some(queue) = &self.current.shared.queue else { return Next::Call };
-        let (place, has_to_wait) = match Place::join(queue, self.claim()) {
+        let arrived = self.rare.as_ref().and_then(|rare| rare.arrived);
+        let arrived = arrived.unwrap_or_else(Instant::now);
+        let (place, has_to_wait) = match Place::join(queue, self.claim(arrived)) {
             Ok(joined) => joined,
             Err(refusal) => return Next::Refuse(Reason::RateLimited(*refusal)),
         };
-        self.rare().waiting = Some(Waiting { place, asked: None, answer: None, returning: None });
+        self.rare().waiting =
+            Some(Waiting { place, arrived, asked: None, answer: None, returning: None });
         if has_to_wait {
             return Next::Wait;
         }
@@ -82,6 +87,7 @@ impl<J> LimitedRequest<J> {
     pub(crate) fn ask(&mut self, parts: &Parts) -> Option<Next> {
         let mut waiting = self.rare.as_mut().and_then(|rare| rare.waiting.take())?;
         if self.waits_for_shadow() {
+            self.rare().arrived = Some(waiting.arrived);
             drop(waiting);
             self.renew();
             return Some(self.begin_again(parts));
@@ -159,13 +165,14 @@ impl<J> LimitedRequest<J> {
         Some(self.correction().give_back(&decision))
     }
 
-    fn claim(&self) -> Claim {
+    fn claim(&self, arrived: Instant) -> Claim {
         let counter = |line: &RequestLine| Counter { limit: line.limit, key: line.key.clone() };
         let costs: Vec<_> = self.lines().map(|line| line.cost).collect();
         Claim {
             counters: self.lines().map(counter).collect(),
             terms: self.terms(),
             cost: Tokens::of(&costs),
+            arrived,
         }
     }
 
