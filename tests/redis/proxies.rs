@@ -1,17 +1,20 @@
 //! Servers and proxies that lack something that Redis has, or know less than they forward (S31).
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use futures_util::future::join_all;
 use harness::{Command, Fate, Server, contains, gateway};
+use tokio::sync::mpsc::unbounded_channel;
+use tokio::time::timeout;
 use tower_fixed_window::store::RedisStore;
 use tower_fixed_window::{Limiter, OnStoreFailure, Quota};
 
 use crate::outage::Log;
 
 const DEADLINE: Duration = Duration::from_secs(20);
+const NO_SCRIPT: &str = "-NOSCRIPT No matching script. Please use EVAL.";
 
 /// No test sees the end of its window.
 fn limiter(store: RedisStore) -> Limiter {
@@ -86,8 +89,7 @@ async fn nodes_share_their_counts_where_there_is_no_script_command() {
             is(command, "SCRIPT").then(|| Fate::Answer(hash()))
         }),
         ("no server keeps scripts", |command| {
-            let missing = "-NOSCRIPT No matching script. Please use EVAL.";
-            is(command, "EVALSHA").then(|| Fate::Answer(missing.to_owned()))
+            is(command, "EVALSHA").then(|| Fate::Answer(NO_SCRIPT.to_owned()))
         }),
         ("Tair", tair),
         ("Twemproxy", twemproxy),
@@ -210,9 +212,32 @@ async fn a_charge_takes_its_script_along_at_most_once() {
         if contains(command, "tfw1:{api") {
             counted.fetch_add(1, Ordering::Relaxed);
         }
-        Fate::Answer("-NOSCRIPT No matching script. Please use EVAL.".to_owned())
+        Fate::Answer(NO_SCRIPT.to_owned())
     });
     let error = limiter(store(port)).check(1_u64).await.expect_err("nothing is decided");
     assert_eq!(error.to_string(), "Redis refused the command (NOSCRIPT)");
     assert_eq!(sent.load(Ordering::Relaxed), 2);
+}
+
+/// Or callers that never wait for two round trips would not bring it, nor find out about a replica.
+#[tokio::test]
+async fn a_charge_takes_its_script_along_although_its_caller_has_left() {
+    let (tell, mut told) = unbounded_channel();
+    let (left, until_left) = mpsc::channel::<()>();
+    let until_left = Mutex::new(until_left);
+    let port = gateway(move |command| {
+        if contains(command, "tfw1:{api") {
+            tell.send(command[0].clone()).expect("the test waits for it");
+            let _ = until_left.lock().expect("no panic").recv();
+        }
+        Fate::Answer(NO_SCRIPT.to_owned())
+    });
+    let limiter = limiter(store(port));
+    tokio::select! {
+        answer = limiter.check(1_u64) => panic!("{answer:?} before the server's"),
+        sent = told.recv() => assert_eq!(sent.expect("it is sent"), b"EVALSHA"),
+    }
+    drop(left);
+    let sent = timeout(DEADLINE, told.recv()).await.expect("the script is brought");
+    assert_eq!(sent.expect("it is sent"), b"EVAL");
 }

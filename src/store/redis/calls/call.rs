@@ -100,20 +100,19 @@ async fn send_and_resend(
     let mut brings_script = false;
     loop {
         let now = Instant::now();
-        if !batch.iter().all(|waiting| waiting.is_wanted(now)) {
-            let (wanted, late) = batch.drain(..).partition(|waiting| waiting.is_wanted(now));
+        // What was sent once, and met no script, no longer depends on whether its caller waits: or
+        // impatient callers would never bring the script, nor find out that this is a replica.
+        let is_wanted = |waiting: &QueuedQuestion| match brings_script {
+            true => now < waiting.until,
+            false => waiting.is_wanted(now),
+        };
+        if !batch.iter().all(is_wanted) {
+            let (wanted, late) = batch.drain(..).partition(is_wanted);
             *batch = wanted;
             Vec::into_iter(late).for_each(QueuedQuestion::fail_unsent);
         }
         let answers = match &batch[..] {
-            [] => {
-                if brings_script {
-                    // The server has answered, though no caller has waited for the charge itself.
-                    let answer = Ok::<(), StoreError>(());
-                    link.breaker().report_answer(domain, Some(connection.handed_out_at()), &answer);
-                }
-                return Ok((Vec::new(), None));
-            }
+            [] => return Ok((Vec::new(), None)),
             [one] if one.asked.len() == 1 => {
                 let call = Cow::Borrowed(&one.asked[0]);
                 let call = if brings_script { Cow::Owned(ONE.eval(&call)) } else { call };
