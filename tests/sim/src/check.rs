@@ -818,9 +818,9 @@ impl<'a> Check<'a> {
     /// Returns whether some of a request may stay counted in windows that end at an instant, or more than it
     /// has passed with.
     fn may_stay(&self, request: &Request<'_>, end: i64) -> bool {
-        // A charge that is dropped is returned only if it is charged in order.
+        // A charge that is dropped is returned only if it is charged in order, which one line never is.
         let node = &self.plan.nodes[request.node];
-        let in_order = request.is_several() && node.charges_in_order();
+        let in_order = request.ask.lines.len() > 1 && node.charges_in_order();
         let dropped = request.decided.is_none() && !in_order;
         let abandoned = request.gave_up && (dropped || request.returned.is_some());
         // A cost beyond the charge may be taken from another window.
