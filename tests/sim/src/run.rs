@@ -11,10 +11,11 @@ use std::thread;
 use std::time::Duration;
 
 use fastrand::Rng;
+use futures_util::FutureExt;
 use http::{Request, Response};
-use tokio::runtime::{Builder, Handle, RngSeed};
+use tokio::runtime::{Builder, Handle, RngSeed, TaskMeta};
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
+use tokio::time::{Instant, advance, sleep, sleep_until, timeout, timeout_at};
 use tower_fixed_window::store::{Adjust, Charge, Remote, Reply, Scope, Store};
 use tower_fixed_window::{
     Decision, EmptyBody, FixedWindow, FixedWindowLayer, Key, Limiter, Limits, OnStoreFailure,
@@ -36,6 +37,9 @@ const LOOKED_AT: Duration = Duration::from_secs(2);
 /// So long after the last request all have ended; and so long after the stores were dropped nothing of
 /// them is left.
 const ENDS_WITHIN: Duration = Duration::from_secs(5);
+
+/// More polls than a run has at an instant, unless a task spins.
+const POLLS_WITHIN_A_MS: usize = 10_000;
 
 pub struct Run {
     pub plan: Plan,
@@ -83,6 +87,7 @@ fn play(seed: u64) -> Run {
         .enable_time()
         .start_paused(true)
         .rng_seed(RngSeed::from_bytes(&seed.to_le_bytes()))
+        .on_before_task_poll(take_time())
         .build()
         .expect("a runtime");
     let mut rng = Rng::with_seed(seed);
@@ -99,6 +104,21 @@ fn play(seed: u64) -> Run {
     drop(runtime);
     PANICS.take().into_iter().for_each(|message| history.add(Event::Panicked(message)));
     Run { plan, history: history.take() }
+}
+
+/// Lets polls take time. The clock goes on only when all tasks wait, and one may never wait: the client
+/// library of a cluster that has lost all connections looks for slots again and again, until the store
+/// drops it (seed 46997).
+fn take_time() -> impl Fn(&TaskMeta<'_>) + Send + Sync {
+    let polled = Mutex::new((None, 0));
+    move |_| {
+        let mut polled = polled.lock().expect("one thread");
+        let now = Some(Instant::now());
+        *polled = if polled.0 == now { (now, polled.1 + 1) } else { (now, 1) };
+        if polled.1 > POLLS_WITHIN_A_MS {
+            advance(Duration::from_millis(1)).now_or_never();
+        }
+    }
 }
 
 struct Sim {
