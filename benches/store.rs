@@ -4,6 +4,8 @@
 use std::collections::HashMap;
 use std::hint::black_box;
 use std::sync::Mutex;
+use std::thread;
+use std::time::Instant;
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use tower_fixed_window::store::{Account, Charge, Scope};
@@ -39,7 +41,34 @@ fn store(c: &mut Criterion) {
             });
         });
     }
+    // From the first charge on without a pause, in which the clock could catch up.
+    for (name, limit, threads) in [
+        ("hot key without a pause, allowed", 1 << 40, 1),
+        ("hot key without a pause, refused", 1, 1),
+        ("hot key without a pause, allowed, two threads", 1 << 40, 2),
+        ("hot key without a pause, refused, two threads", 1, 2),
+    ] {
+        let quotas = Quotas::from(Quota::per_hour(limit));
+        group.bench_function(name, |b| {
+            b.iter_custom(|times| {
+                let store = MemoryStore::new();
+                let start = Instant::now();
+                thread::scope(|scope| {
+                    (0..threads).for_each(|_| _ = scope.spawn(|| charge(&store, &quotas, times)));
+                });
+                start.elapsed()
+            });
+        });
+    }
     group.finish();
+}
+
+fn charge(store: &MemoryStore, quotas: &Quotas, times: u64) {
+    let (scope, key) = (Scope::named("bench"), Key::from(1_u64));
+    for _ in 0..times {
+        let account = Account::new(&scope, quotas, black_box(&key));
+        let _ = black_box(store.charge(Charge::new(account, 1)).into_now());
+    }
 }
 
 /// Numbers below `n` in an order that no cache predicts.

@@ -199,7 +199,7 @@ impl MemoryStore {
     fn go_by(&self, now: Reading, shard: &mut Shard) {
         if shard.is_unallocated() {
             shard.allocate(now.at, self.memory.buckets);
-        } else if !shard.enter(now.at) {
+        } else if shard.enter(now).is_none() {
             shard.step_back(now.at);
             // To wait for one here could wait for ever. Its next charge notices by itself.
             let free = self.memory.shards.iter().filter_map(LockedShard::try_lock);
@@ -215,19 +215,21 @@ impl MemoryStore {
     #[inline(always)]
     fn find(
         &self,
-        mut now: Reading,
+        now: Reading,
         scope: &Scope,
         key: &Key,
     ) -> (Reading, MutexGuard<'_, Shard>, Home) {
         let (shard, hash) = self.memory.shards.shard_of(scope, key);
         let mut shard = shard.lock();
-        // While this call waited, a call with a later time may have given this key's entry to a new
-        // key. By the older reading, this key's window would still run, with nothing counted. The
-        // same holds for the clock of the last tick, after a call with the exact time.
-        if !shard.enter(now.at) {
-            now = self.now_again(&mut shard);
-        }
-        (now, shard, Home { hash, scope: scope.id() })
+        (self.enter(now, &mut shard), shard, Home { hash, scope: scope.id() })
+    }
+
+    /// Sets a shard's time to a reading, or to the exact time if the shard has a later one: while
+    /// this call waited for the lock, another may have given this key's entry to a new key. By the
+    /// older reading, this key's window would still run, with nothing counted.
+    #[inline(always)]
+    fn enter(&self, now: Reading, shard: &mut Shard) -> Reading {
+        shard.enter(now).unwrap_or_else(|| self.now_again(shard))
     }
 }
 

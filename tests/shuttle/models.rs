@@ -37,6 +37,16 @@ impl Clock for Time {
     }
 }
 
+/// Counts how often it is read.
+struct Counting(Time, Arc<AtomicU64>);
+
+impl Clock for Counting {
+    fn now_ms(&self) -> u64 {
+        self.1.fetch_add(1, Ordering::SeqCst);
+        self.0.now_ms()
+    }
+}
+
 fn now<T>(reply: Reply<T>) -> T {
     reply.into_now().expect("memory answers at once").expect("and does not fail")
 }
@@ -403,6 +413,40 @@ models!(
     keys_that_are_refused_in_turns_between_ticks,
     refusals_while_the_clock_ticks,
 );
+
+/// What the first charge of a key, or a correction, decides by the exact time does not have to be
+/// read again by those that come before the next tick.
+#[test]
+fn the_exact_time_is_read_no_more_often_than_the_clock_ticks() {
+    shuttle::check_dfs(steady_charges, None);
+}
+
+fn steady_charges() {
+    let time = Time::at(10 * TICK + 1);
+    let readings = Arc::new(AtomicU64::new(0));
+    let clock = Counting(time.clone(), Arc::clone(&readings));
+    let store = MemoryStore::with_max_keys(1).clock(clock);
+    let limit = |n, name| Quota::new(n, 100 * WINDOW).name(name);
+    let limits = Limits::new([limit(30, "one"), limit(1_000, "two")]).store(store);
+    let read = |charge: &dyn Fn()| {
+        let before = readings.load(Ordering::SeqCst);
+        charge();
+        readings.load(Ordering::SeqCst) - before
+    };
+    let lines = [Line::new("one", 1_u64, 1), Line::new("two", 2_u64, 1)];
+    for tick in 10..20 {
+        time.set(tick * TICK + 7);
+        // Given back: at an exact time.
+        let receipt = now(limits.charge(&lines)).ok();
+        receipt.into_iter().for_each(|receipt| now(limits.refund(receipt)));
+        for later in 7..20 {
+            time.set(tick * TICK + later);
+            assert_eq!(read(&|| _ = now(limits.of("one").check(1_u64))), 1, "{later} in {tick}");
+            assert_eq!(read(&|| _ = now(limits.check(&lines))), 1, "{later} in {tick}, of both");
+        }
+    }
+    assert!(!now(limits.of("one").check(1_u64)).allowed(), "some of these were refused");
+}
 
 /// The store reads a clock that shows the last tick only, unless a window is about to end.
 #[test]

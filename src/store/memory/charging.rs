@@ -7,7 +7,7 @@ use super::MemoryStore;
 use super::shard::{CountedIn, Home, Shard};
 use super::time::Reading;
 use crate::decision::Decision;
-use crate::quota::{Quota, Quotas};
+use crate::quota::Quotas;
 use crate::sync::MutexGuard;
 
 impl MemoryStore {
@@ -36,9 +36,6 @@ impl MemoryStore {
         }
         let now = time.recently();
         let mut shard = shard.lock_for_charge();
-        if !shard.enter(now) {
-            return self.charge_exactly(charge, quota, shard.into_any(), home).noted(note);
-        }
         match shard.charge(now, quota, fingerprint, cost) {
             Some(ruling) if ruling.passed() => {
                 drop(shard);
@@ -49,27 +46,11 @@ impl MemoryStore {
                 drop(shard);
                 Reply::now(ruling.into_decision(scope.limit_name())).noted(note)
             }
-            None => self.decide::<1>(charge, now, shard.into_any(), home).noted(note),
-        }
-    }
-
-    /// Decides a plain charge of one plain quota by the exact time, since the shard has a later one
-    /// than the last tick. A refusal is not copied: the clock of the last tick is earlier.
-    #[cold]
-    #[inline(never)]
-    fn charge_exactly(
-        &self,
-        charge: Charge<'_>,
-        quota: &Quota,
-        mut shard: MutexGuard<'_, Shard>,
-        home: Home,
-    ) -> Reply<Decision> {
-        let now = self.now_again(&mut shard);
-        match shard.charge_running(now, quota, home.fingerprint(quota), charge.cost()) {
-            Some((ruling, _)) => {
-                Reply::now(ruling.into_decision(charge.account().scope().limit_name()))
+            None => {
+                let mut shard = shard.into_any();
+                let now = self.enter(now, &mut shard);
+                self.decide::<1>(charge, now, shard, home).noted(note)
             }
-            None => self.decide::<1>(charge, now, shard, home),
         }
     }
 

@@ -49,13 +49,9 @@ impl MemoryStore {
         let mut locked = LockedShards::<N>::new(&self.memory, lines);
         // A request that waits for a window counts the time until it ends.
         let time = &self.memory.time;
-        let mut now = if charge.may_reserve() { time.now() } else { time.recently() };
+        let now = if charge.may_reserve() { time.now() } else { time.recently() };
         // As for one line, an older reading could find a window whose entry is another key's.
-        let mut enters = true;
-        locked.shards().for_each(|shard| enters &= shard.enter(now.at));
-        if !enters {
-            now = self.all_now_again(&mut locked);
-        }
+        let now = locked.enter(now).unwrap_or_else(|| self.all_now_again(&mut locked));
         if charge.is_plain()
             && let Some(decision) = locked.charge_running(now, lines)
         {
@@ -208,6 +204,16 @@ impl<'s, const N: usize> LockedShards<'s, N> {
 
     fn shards(&mut self) -> impl Iterator<Item = &mut Shard> {
         self.shards.iter_mut().map_while(|shard| shard.as_deref_mut())
+    }
+
+    /// Sets the time of all shards, as [`Shard::enter`] does: not before the latest of any.
+    #[inline(always)]
+    fn enter(&mut self, now: Reading) -> Option<Reading> {
+        let all = self.shards().try_fold(now, |now, shard| shard.enter(now))?;
+        if all.at > now.at {
+            self.shards().for_each(|shard| _ = shard.enter(all));
+        }
+        Some(all)
     }
 
     #[inline]

@@ -68,12 +68,6 @@ impl LockedShard {
 }
 
 impl<'a> LockedForCharge<'a> {
-    /// Sets the time of the shard, as [`Shard::enter`] does.
-    #[inline(always)]
-    pub(super) fn enter(&mut self, now: Reading) -> bool {
-        self.shard.enter(now.at)
-    }
-
     /// Decides a plain charge of one quota in a window that runs, as nearly every charge is.
     #[inline(always)]
     pub(super) fn charge(
@@ -83,12 +77,14 @@ impl<'a> LockedForCharge<'a> {
         fingerprint: u64,
         cost: u64,
     ) -> Option<Ruling> {
-        let (ruling, state) = self.shard.charge_running(now, quota, fingerprint, cost)?;
+        let entered = self.shard.enter(now)?;
+        let (ruling, state) = self.shard.charge_running(entered, quota, fingerprint, cost)?;
         if ruling.passed() {
             if self.last_refused.is_of(fingerprint) {
                 self.last_refused.clear();
             }
-        } else if !self.last_refused.is_of(fingerprint) {
+        } else if entered.at == now.at && !self.last_refused.is_of(fingerprint) {
+            // Where the shard is ahead of the clock's last tick, so would be the copied refusal.
             self.last_refused.set(fingerprint, state);
         }
         Some(ruling)

@@ -5,6 +5,7 @@ use super::super::account::{Account, shift};
 use super::super::scope::Scope;
 use super::super::sharded::fingerprint;
 use super::super::table::{Bucket, Entry, Found, Slot, Table};
+use super::time::Reading;
 use crate::key::Key;
 use crate::quota::{Quota, fmix64};
 use crate::window::{MAX, State, Window};
@@ -110,15 +111,13 @@ fn overflow(buckets: usize) -> usize {
 }
 
 impl Shard {
-    /// Sets the time of the shard. Returns `false` if the clock has stepped back, or if there are
-    /// no tables yet.
-    #[inline]
-    pub(super) fn enter(&mut self, now: i64) -> bool {
-        let enters = now >= self.latest;
-        if enters {
-            self.latest = now;
-        }
-        enters
+    /// Sets the time of the shard, and returns it: not before the latest, if both may be the same
+    /// instant. Returns `None` if the clock has stepped back, or if there are no tables yet.
+    #[inline(always)]
+    pub(super) fn enter(&mut self, now: Reading) -> Option<Reading> {
+        let now = now.not_before(self.latest)?;
+        self.latest = now.at;
+        Some(now)
     }
 
     pub(super) fn is_unallocated(&self) -> bool {

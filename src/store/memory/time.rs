@@ -71,6 +71,15 @@ impl Reading {
         self.lag == 0
     }
 
+    /// The same reading from an instant on, if it may have been then.
+    #[inline(always)]
+    pub(super) fn not_before(self, at: i64) -> Option<Self> {
+        if self.at >= at {
+            return Some(self);
+        }
+        (at <= self.latest()).then(|| Self { at, lag: self.latest() - at })
+    }
+
     /// The latest that it may have been.
     #[inline]
     pub(super) fn latest(self) -> i64 {
