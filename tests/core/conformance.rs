@@ -383,5 +383,5 @@ fn a_report_says_what_a_trace_is_about() {
             {"allowed": false, "remaining": [0], "used": [1], "reset_ms": [60000]}}]}]}"#;
     let report = block_on(replay(trace, |clock| MemoryStore::new().clock(clock))).expect("a file");
     let text = report.to_string();
-    assert!(text.starts_with("X1 (one a minute) step 0: expected "), "{text}");
+    assert!(text.starts_with("one a minute (X1, step 0): expected "), "{text}");
 }
