@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
-use crate::decision::{Decision, MAX_LIMITS, RateLimited};
+use crate::decision::{Decision, MAX_LIMITS, RateLimited, Ruling};
 use crate::key::Key;
 use crate::quota::{Quota, Quotas};
 use crate::store::{Account, AnyStore, Charge, MemoryStore, Reply, Store, StoreError};
@@ -562,9 +562,17 @@ pub(crate) fn charge_lines<'a>(
 ) -> Reply<Decision> {
     match store {
         AnyStore::Memory(memory) if !limiter(0).is_watched() => {
-            let passed = |tokens| limiter(0).note_passed(tokens);
-            let note = |decision: &mut Decision| note_decision(decision, limiter, charge, true);
-            memory.charge_noting(charge, passed, note)
+            let decided =
+                |of: Ruling| Reply::now(of.into_decision(limiter(0).scope().limit_name()));
+            let reply = match memory.rule(charge) {
+                Ok(ruling) if ruling.passed() => {
+                    limiter(0).note_passed(charge.cost());
+                    return decided(ruling);
+                }
+                Ok(ruling) => decided(ruling),
+                Err(reply) => reply,
+            };
+            reply.noted(|decision| note_decision(decision, limiter, charge, true))
         }
         _ => charge_elsewhere(store, limiter, charge),
     }

@@ -62,27 +62,28 @@ impl Decision {
     }
 
     /// The same as [`running_passed`](Self::running_passed) over several windows; `None` if the
-    /// charge is refused.
+    /// charge is refused. Returns the new counts.
     #[inline(always)]
     pub(crate) fn all_running<const N: usize>(
         name: LimitName,
         now: i64,
         windows: &[Window<'_>; N],
         cost: u64,
-    ) -> Option<Self> {
-        if !windows.iter().all(|window| window.fits(cost, false)) {
+    ) -> Option<(Self, [i64; N])> {
+        if !windows.iter().all(|window| window.running_fits(cost)) {
             return None;
         }
+        let used = windows.each_ref().map(|window| window.used() + cost as i64);
         let mut standings = [Usage::NONE; Quotas::MAX];
-        for (standing, window) in standings.iter_mut().zip(windows) {
-            *standing = Usage { used: window.used_after(cost), ..Usage::from_window(window) };
+        for ((standing, window), used) in standings.iter_mut().zip(windows).zip(used) {
+            *standing = Usage { used, ..Usage::from_window(window) };
         }
         let mut decision = Self::new(name, now, cost, [standings[0], standings[1]], N);
         if N > MAX_INLINE {
             decision.details = Some(Box::new(Details::Line(LineDetails::from_usage(&standings))));
         }
         decision.govern_by_tightest();
-        Some(decision)
+        Some((decision, used))
     }
 
     /// Decides a charge over all quotas: all grant it, or none does (S6). `windows` has a window
@@ -412,7 +413,7 @@ impl Merging {
     }
 
     /// Returns the decision over all lines, of which there is at least one.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn done(self) -> Decision {
         let Self { only, all, now, verdict, local, .. } = self;
         let Some(all) = all else { return only.expect("there is a line") };

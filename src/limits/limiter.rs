@@ -453,16 +453,17 @@ impl Limiter {
         cost: u64,
         configure: impl FnOnce(Charge<'_>) -> Charge<'_>,
     ) -> Reply<Decision> {
-        if self.is_unchanged() {
-            return self
-                .send(configure(Charge::new(Account::new(&self.scope, &self.quotas, key), cost)));
-        }
-        match self.changed_quotas(key) {
-            Ok(quotas) => {
-                self.send(configure(Charge::new(Account::new(&self.scope, &quotas, key), cost)))
-            }
-            Err(error) => Reply::failed(error),
-        }
+        let changed;
+        let quotas = if self.is_unchanged() {
+            &self.quotas
+        } else {
+            changed = match self.changed_quotas(key) {
+                Ok(quotas) => quotas,
+                Err(error) => return Reply::failed(error),
+            };
+            &changed
+        };
+        self.send(configure(Charge::new(Account::new(&self.scope, quotas, key), cost)))
     }
 
     /// Makes a charge of one line, and reports it.

@@ -23,23 +23,34 @@ pub(crate) fn observe<'a, 'r>(
     shadow: bool,
     route: impl Fn(&Tracker) -> Option<Cow<'r, str>>,
 ) {
-    let mut is_watched = false;
-    for place in 0..lines {
-        let (limiter, account, cost) = line(place);
-        is_watched |= limiter.is_watched();
-        if !decision.allowed() {
-            note_refused(account, decision, place, shadow);
-        } else if let Some(waits) = decision.waits_at(place) {
-            note_passed(account.scope(), cost, waits);
-        } else {
-            // Its store failed, and lets requests pass then.
-            account.scope().observe().answered(Outcome::FailedOpen);
-        }
+    // The first one outside of the loop, so that the compiler knows its place.
+    let mut is_watched = note(decision, 0, line(0), shadow);
+    for place in 1..lines {
+        is_watched |= note(decision, place, line(place), shadow);
     }
     // After all lines were counted, since a closure of the app may panic.
     if is_watched {
         watch(decision, (0..lines).map(line), route);
     }
+}
+
+/// Reports a line, and returns whether its limit is watched.
+#[inline(always)]
+fn note(
+    decision: &Decision,
+    place: usize,
+    (limiter, account, cost): ChargedLine<'_>,
+    shadow: bool,
+) -> bool {
+    if !decision.allowed() {
+        note_refused(account, decision, place, shadow);
+    } else if let Some(waits) = decision.waits_at(place) {
+        note_passed(account.scope(), cost, waits);
+    } else {
+        // Its store failed, and lets requests pass then.
+        account.scope().observe().answered(Outcome::FailedOpen);
+    }
+    limiter.is_watched()
 }
 
 /// Reports that a charge passed, for now or for later.

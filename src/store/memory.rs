@@ -236,7 +236,10 @@ impl MemoryStore {
 impl Store for MemoryStore {
     #[inline(always)]
     fn charge(&self, charge: Charge<'_>) -> Reply<Decision> {
-        self.charge_noting(charge, |_| (), |_| ())
+        match self.rule(charge) {
+            Ok(ruling) => Reply::now(ruling.into_decision(charge.account().scope().limit_name())),
+            Err(reply) => reply,
+        }
     }
 
     fn charges_together(&self) -> bool {

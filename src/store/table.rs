@@ -188,6 +188,7 @@ impl<P: Copy + Default> Table<P> {
     }
 
     /// Returns a free place in the first bucket while this is sparse, then in the emptier one.
+    #[inline(always)]
     fn choose_free(&self, fingerprint: u64, now: i64, taken: impl Fn(&Slot) -> bool) -> Found {
         let ([a, b], first) = self.choices(fingerprint);
         // A bit for each way.

@@ -6,52 +6,39 @@ use super::super::reply::Reply;
 use super::MemoryStore;
 use super::shard::{CountedIn, Home, Shard};
 use super::time::Reading;
-use crate::decision::Decision;
+use crate::decision::{Decision, Ruling};
 use crate::quota::Quotas;
 use crate::sync::MutexGuard;
 
 impl MemoryStore {
-    /// Does the same as [`Store::charge`], and notes the decision: for a usual charge that passes,
-    /// the number of its tokens, so that its decision stays in registers until it is the reply.
+    /// Does the same as [`Store::charge`], but returns the ruling of a usual charge: it stays in
+    /// registers until its decision is made where the reply will be.
+    ///
+    /// # Errors
+    /// The reply to any other charge.
     #[inline(always)]
-    pub(crate) fn charge_noting(
-        &self,
-        charge: Charge<'_>,
-        note_passed: impl FnOnce(u64),
-        note: impl FnOnce(&mut Decision),
-    ) -> Reply<Decision> {
+    pub(crate) fn rule(&self, charge: Charge<'_>) -> Result<Ruling, Reply<Decision>> {
         let Account { scope, quotas, key } = charge.account();
         if !charge.is_single() {
-            return self.charge_lines(charge).noted(note);
+            return Err(self.charge_lines(charge));
         }
-        let [quota] = quotas.as_slice() else { return self.charge_quotas(charge).noted(note) };
+        let [quota] = quotas.as_slice() else { return Err(self.charge_quotas(charge)) };
         if !charge.is_plain() || !quota.is_plain() {
-            return self.charge_specially(charge).noted(note);
+            return Err(self.charge_specially(charge));
         }
         let (shard, hash) = self.memory.shards.shard_of(scope, key);
         let (time, home) = (&self.memory.time, Home { hash, scope: scope.id() });
         let (fingerprint, cost) = (home.fingerprint(quota), charge.cost());
         if let Some(ruling) = shard.refuse_again(time, quota, fingerprint, cost) {
-            return Reply::now(ruling.into_decision(scope.limit_name())).noted(note);
+            return Ok(ruling);
         }
         let now = time.recently();
         let mut shard = shard.lock_for_charge();
-        match shard.charge(now, quota, fingerprint, cost) {
-            Some(ruling) if ruling.passed() => {
-                drop(shard);
-                note_passed(cost);
-                Reply::now(ruling.into_decision(scope.limit_name()))
-            }
-            Some(ruling) => {
-                drop(shard);
-                Reply::now(ruling.into_decision(scope.limit_name())).noted(note)
-            }
-            None => {
-                let mut shard = shard.into_any();
-                let now = self.enter(now, &mut shard);
-                self.decide::<1>(charge, now, shard, home).noted(note)
-            }
-        }
+        shard.charge(now, quota, fingerprint, cost).ok_or_else(|| {
+            let mut shard = shard.into_any();
+            let now = self.enter(now, &mut shard);
+            self.decide::<1>(charge, now, shard, home)
+        })
     }
 
     /// Decides a charge of one quota that reserves, peeks, or takes what there is, or whose quota

@@ -231,7 +231,7 @@ impl<'s, const N: usize> LockedShards<'s, N> {
             let [quota] = account.quotas().as_slice() else { return None };
             let home = self.homes[i];
             let (slot, window) = self.shard_of(i).running(now, quota, &home)?;
-            pass &= window.fits(*cost, false);
+            pass &= window.running_fits(*cost);
             running[i] = Some((slot, window));
         }
         if !pass {

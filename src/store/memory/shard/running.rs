@@ -91,13 +91,11 @@ impl Shard {
             (slots[i], windows[i]) = self.running(now, &quotas[i], home)?;
         }
         let name = account.scope().limit_name();
-        let Some(decision) = Decision::all_running(name, now.at, &windows, ask.cost) else {
+        let Some((decision, used)) = Decision::all_running(name, now.at, &windows, ask.cost) else {
             // A refusal writes nothing.
             return Some(refuse(name, now.at, windows, ask));
         };
-        for (slot, window) in slots.into_iter().zip(&windows) {
-            self.set_used(slot, window.used_after(ask.cost));
-        }
+        slots.into_iter().zip(used).for_each(|(slot, used)| self.set_used(slot, used));
         Some(decision)
     }
 
