@@ -3,6 +3,7 @@
 use std::sync::Mutex;
 use std::{mem, ptr};
 
+use bytes::Bytes;
 use http::Response;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
 
@@ -90,12 +91,14 @@ impl Default for LastReset {
     }
 }
 
-/// The last refusal's headers. During an attack, all refusals of a second have the same.
+/// The last refusal. During an attack, all refusals of a second are the same.
 #[derive(Debug, Default)]
 struct LastRefusal {
     values: RefusalValues,
     content_type: Option<HeaderValue>,
     headers: HeaderMap,
+    /// Empty if the limit's refusals have different bodies.
+    body: Bytes,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -188,23 +191,36 @@ impl PreparedHeaders {
     /// Adds the headers to a refusal by a quota (S18), before the response's other headers.
     /// `limits` are all limits that were decided, as far as these are known.
     #[inline]
-    pub(crate) fn stamp_refused<'a, R>(
+    pub(crate) fn stamp_refused<'a, R, L: Iterator<Item = LimitAt<'a>>>(
         &self,
         response: &mut Response<R>,
         content_type: Option<&HeaderValue>,
-        limits: impl Iterator<Item = LimitAt<'a>>,
+        limits: impl FnOnce() -> L,
+        decision: &Decision,
+    ) {
+        let (headers, _) = self.last_refusal(decision, content_type, None);
+        self.put_refused(response, headers, limits, decision);
+    }
+
+    /// Puts the headers of the [last refusal](Self::last_refusal) before the response's others.
+    #[inline]
+    pub(crate) fn put_refused<'a, R, L: Iterator<Item = LimitAt<'a>>>(
+        &self,
+        response: &mut Response<R>,
+        refusal: HeaderMap,
+        limits: impl FnOnce() -> L,
         decision: &Decision,
     ) {
         let headers = response.headers_mut();
-        if headers.capacity() == 0 {
+        let others = mem::replace(headers, refusal);
+        if others.capacity() == 0 {
             // An unused map has nothing to free; dropping it would check that at run time.
-            mem::forget(mem::replace(headers, self.refusal_headers(decision, content_type)));
+            mem::forget(others);
         } else {
-            let others = mem::replace(headers, self.refusal_headers(decision, content_type));
             self.append_others(headers, &others);
         }
         if self.style.ietf() {
-            ietf::append(headers, limits, decision);
+            ietf::append(headers, limits(), decision);
         }
         if !self.style.github() {
             mark_refused(response);
@@ -252,12 +268,14 @@ impl PreparedHeaders {
         last.1.clone()
     }
 
-    /// Returns the headers of a refusal by a quota, without the IETF's.
-    fn refusal_headers(
+    /// Returns the headers of a refusal by a quota, without the IETF's, and the body that all
+    /// refusals of these values have.
+    pub(crate) fn last_refusal(
         &self,
         decision: &Decision,
         content_type: Option<&HeaderValue>,
-    ) -> HeaderMap {
+        body: Option<&dyn Fn() -> Bytes>,
+    ) -> (HeaderMap, Bytes) {
         let retry_at = decision.retry_at_ms();
         let values = RefusalValues {
             limit: decision.limit(),
@@ -266,24 +284,26 @@ impl PreparedHeaders {
             retry_after: retry_after_secs(decision),
         };
         let Ok(mut last) = self.refusal.try_lock() else {
-            return self.make_refusal_headers(values, content_type);
+            let made = self.make_refusal(values, content_type, body);
+            return (made.headers, made.body);
         };
         if last.values != values
             || !is_same(last.content_type.as_ref(), content_type)
             || last.headers.is_empty()
+            || body.is_some() && last.body.is_empty()
         {
-            let headers = self.make_refusal_headers(values, content_type);
-            *last = LastRefusal { values, content_type: content_type.cloned(), headers };
+            *last = self.make_refusal(values, content_type, body);
         }
-        last.headers.clone()
+        (last.headers.clone(), last.body.clone())
     }
 
     #[cold]
-    fn make_refusal_headers(
+    fn make_refusal(
         &self,
         values: RefusalValues,
         content_type: Option<&HeaderValue>,
-    ) -> HeaderMap {
+        body: Option<&dyn Fn() -> Bytes>,
+    ) -> LastRefusal {
         // Has room for these, a content-type, and headers that a server adds.
         let mut headers = HeaderMap::with_capacity(12);
         if self.style.github() {
@@ -296,7 +316,8 @@ impl PreparedHeaders {
         headers.extend(values.retry_after.map(|seconds| (RETRY_AFTER, number(seconds))));
         headers.insert(CACHE_CONTROL, NO_STORE);
         headers.extend(content_type.map(|value| (CONTENT_TYPE, value.clone())));
-        headers
+        let body = body.map(|make| make()).unwrap_or_default();
+        LastRefusal { values, content_type: content_type.cloned(), headers, body }
     }
 }
 

@@ -11,14 +11,13 @@ use super::headers::{
     stamp_failed,
 };
 use super::reason::Reason;
+use crate::decision::Decision;
 use crate::quota::Quota;
 
-mod last_body;
 mod outside;
 mod problem;
 mod reject;
 
-pub(crate) use last_body::LastBody;
 #[cfg(feature = "openapi")]
 pub(crate) use problem::QUOTA_EXCEEDED;
 pub use reject::{EmptyBody, GitHubBody, Grpc, ProblemJson, Reject};
@@ -50,8 +49,8 @@ pub struct Rejection<'a> {
     /// The limits that were decided, as far as these are known: the first, and the others.
     pub(crate) first: Option<LimitAt<'a>>,
     pub(crate) others: &'a [LimitAt<'a>],
-    /// The body of the last refusal, if all have the same apart from the wait.
-    pub(crate) last_body: Option<&'a LastBody>,
+    /// `true` if the layer's refusals differ by their headers only.
+    pub(crate) has_one_body: bool,
     pub(crate) headers: &'a PreparedHeaders,
 }
 
@@ -111,6 +110,15 @@ impl<'a> Rejection<'a> {
 
     fn limits(&self) -> impl Iterator<Item = LimitAt<'a>> + use<'a> {
         self.first.into_iter().chain(self.others.iter().copied())
+    }
+
+    /// Returns whether all refusals of the layer that have the same wait have the same body.
+    #[inline]
+    fn has_body_of_all(&self, decision: &Decision) -> bool {
+        self.has_one_body
+            && self.first.is_some_and(|(_, _, quotas)| quotas.len() == 1)
+            && !decision.exceeds_capacity()
+            && decision.left_and_cost().is_none()
     }
 
     /// Returns the quotas that refused, with the names of their limits.
@@ -210,7 +218,7 @@ impl<'a> Rejection<'a> {
     fn stamp<B>(&self, response: &mut Response<B>, content_type: Option<&HeaderValue>) {
         match self.reason {
             Reason::RateLimited(decision) => {
-                self.headers.stamp_refused(response, content_type, self.limits(), decision);
+                self.headers.stamp_refused(response, content_type, || self.limits(), decision);
             }
             reason => {
                 let content_type = content_type.map(|value| (CONTENT_TYPE, value.clone()));

@@ -213,11 +213,11 @@ impl<J> LimitedRequest<J> {
     /// Sends the charge of the request's lines.
     #[inline(always)]
     fn send(&self) -> Reply<Decision> {
-        // Pushed, since to collect nothing is measurable, here and below.
-        let mut others = Vec::new();
-        for line in self.others() {
-            others.push((self.account(line), line.cost));
-        }
+        let others = match self.others() {
+            // To collect nothing is measurable, here and below.
+            [] => Vec::new(),
+            others => others.iter().map(|line| (self.account(line), line.cost)).collect(),
+        };
         let charge = Charge::of_lines((self.account(&self.first), self.first.cost), &others);
         self.current.shared.limits.shared_store().charge(charge)
     }
@@ -339,19 +339,18 @@ impl<J> LimitedRequest<J> {
             Reason::MissingKey(_) => self.current.settings_of(self.missing()),
             _ => self.governing(reason.decision()),
         };
-        let mut others = Vec::new();
-        for place in 1..self.count() {
-            others.push(self.limit_at(place));
-        }
+        let others = match self.others() {
+            [] => Vec::new(),
+            others => (1..=others.len()).map(|place| self.limit_at(place)).collect(),
+        };
         // Bodies differ between plans, and between the limits that refuse.
-        let has_one_body = others.is_empty() && self.first.quotas.is_none();
         let why = Rejection {
             reason,
             limited: shared.options.status,
             name: governing.limiter.name(),
             first: Some(self.limit_at(0)),
             others: &others,
-            last_body: has_one_body.then_some(&governing.body),
+            has_one_body: others.is_empty() && self.first.quotas.is_none(),
             headers: &governing.headers,
         };
         let mut response = shared.reject.reject(parts, &why);
@@ -399,6 +398,7 @@ impl<J> LimitedRequest<J> {
         }
     }
 
+    #[inline(always)]
     fn charged_line<'a>(&'a self, line: &'a RequestLine) -> ChargedLine<'a> {
         (&self.settings_of(line).limiter, self.account(line), line.cost)
     }

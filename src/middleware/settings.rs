@@ -1,10 +1,9 @@
-//! A limit's quotas in force, with prepared headers and body: [`Settings`].
+//! A limit's quotas in force, with prepared headers: [`Settings`].
 
 use std::sync::Arc;
 
 use super::headers::PreparedHeaders;
 use super::options::Options;
-use super::rejection::LastBody;
 use crate::key::KeyExtractor;
 use crate::limits::{CostFn, InForce, Limiter, PlanFn};
 use crate::quota::Quotas;
@@ -19,7 +18,6 @@ pub(crate) struct Settings {
     /// Chooses the quotas of requests that differ: by plan, or for a key until an instant.
     pub(crate) plan: Option<PlanFn>,
     pub(crate) headers: PreparedHeaders,
-    pub(crate) body: LastBody,
 }
 
 impl Settings {
@@ -32,7 +30,6 @@ impl Settings {
             cost: live.limit().cost.clone(),
             generation,
             headers: PreparedHeaders::new(options.headers, name, quotas.as_slice()[0].limit()),
-            body: LastBody::default(),
             quotas,
             plan,
             limiter: limiter.clone(),

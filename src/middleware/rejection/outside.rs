@@ -53,7 +53,7 @@ impl Limiter {
         if decision.allowed() {
             prepared.stamp_passed(&mut response, || limits, decision, || decision.now_ms());
         } else {
-            prepared.stamp_refused(&mut response, None, limits, decision);
+            prepared.stamp_refused(&mut response, None, || limits, decision);
         }
         response.into_parts().0.headers
     }
@@ -123,7 +123,7 @@ fn answer<B: From<Bytes>>(reason: &Reason, name: &str, limits: &[LimitAt<'_>]) -
     let limited = StatusCode::TOO_MANY_REQUESTS;
     let (first, others) = limits.split_first().map_or((None, limits), |(f, o)| (Some(*f), o));
     let why =
-        Rejection { reason, limited, name, first, others, last_body: None, headers: &headers };
+        Rejection { reason, limited, name, first, others, has_one_body: false, headers: &headers };
     problem_response(&why)
 }
 

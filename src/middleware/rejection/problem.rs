@@ -8,16 +8,9 @@ use super::Rejection;
 use crate::middleware::reason::Reason;
 
 /// Returns a problem (RFC 9457) with GitHub's `message` and the wait as a number.
-#[inline]
 pub(super) fn problem(why: &Rejection<'_>) -> Bytes {
-    if let Reason::RateLimited(decision) = why.reason() {
-        let is_plain = why.first.is_some_and(|(_, _, quotas)| quotas.len() == 1)
-            && !decision.exceeds_capacity()
-            && decision.left_and_cost().is_none();
-        return match why.last_body.filter(|_| is_plain) {
-            Some(last) => last.get(why.retry_after_secs(), || quota_exceeded(why)),
-            None => quota_exceeded(why),
-        };
+    if let Reason::RateLimited(_) = why.reason() {
+        return quota_exceeded(why);
     }
     let (status, wait) = (why.status(), wait(why));
     format!(
@@ -39,7 +32,7 @@ pub(crate) const QUOTA_EXCEEDED: &str =
     "https://iana.org/assignments/http-problem-types#quota-exceeded";
 
 #[cold]
-fn quota_exceeded(why: &Rejection<'_>) -> Bytes {
+pub(super) fn quota_exceeded(why: &Rejection<'_>) -> Bytes {
     let (status, message, wait) = (why.status().as_u16(), why.message(), wait(why));
     let mut policies = String::new();
     why.write_policies(&mut policies, "\"", ",");

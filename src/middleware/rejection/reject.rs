@@ -79,7 +79,14 @@ impl<B: From<Bytes>> Reject<B> for ProblemJson {
 /// Returns the default response.
 pub(super) fn problem_response<B: From<Bytes>>(why: &Rejection<'_>) -> Response<B> {
     static PROBLEM: HeaderValue = HeaderValue::from_static("application/problem+json");
-    why.stamped(B::from(problem::problem(why)), Some(&PROBLEM))
+    let Some(decision) = why.reason().decision().filter(|of| why.has_body_of_all(of)) else {
+        return why.stamped(B::from(problem::problem(why)), Some(&PROBLEM));
+    };
+    let make = || problem::quota_exceeded(why);
+    let (headers, body) = why.headers.last_refusal(decision, Some(&PROBLEM), Some(&make));
+    let mut response = why.response(B::from(body));
+    why.headers.put_refused(&mut response, headers, || why.limits(), decision);
+    response
 }
 
 /// Only status and headers, for bodies that can't be made from bytes: tonic's, a `BoxBody`.
