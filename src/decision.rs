@@ -4,6 +4,7 @@
 //! that governs; if there are others, all lines are in a box, each in its place.
 
 use std::array;
+use std::borrow::Cow;
 use std::cmp::Reverse;
 use std::fmt;
 use std::time::{Duration, SystemTime};
@@ -417,8 +418,14 @@ impl Decision {
 
     /// Returns the decision of the line at a place of the charge. `None` if its store failed, and
     /// lets requests pass then.
-    pub(crate) fn at(&self, place: usize) -> Option<Self> {
-        self.lines().find(|(at, _)| *at == place).map(|(_, of)| of.to_decision())
+    pub(crate) fn at(&self, place: usize) -> Option<Cow<'_, Self>> {
+        match self.details.as_deref() {
+            Some(Details::Lines(lines)) => {
+                let (line, details) = lines.all.get(place)?.as_ref()?;
+                Some(Cow::Owned(LineRef(line, details.as_deref()).to_decision()))
+            }
+            _ => (place == 0).then_some(Cow::Borrowed(self)),
+        }
     }
 
     #[inline]
@@ -534,7 +541,7 @@ impl Decision {
                 states
             }
         };
-        Some((self.at(place)?, states?))
+        Some((self.at(place)?.into_owned(), states?))
     }
 
     /// Notes the limit of a line that refused, for a response without a layer: by its number if it

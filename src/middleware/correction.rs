@@ -84,7 +84,8 @@ impl Correction {
     /// Refunds all lines of a request that was not reported.
     pub(crate) fn give_back(&self, decision: &Decision) -> Reply<()> {
         let lines = self.0.iter().enumerate();
-        let returned = lines.filter_map(|(place, line)| Some(line.give_back(&decision.at(place)?)));
+        let returned =
+            lines.filter_map(|(place, line)| Some(line.give_back(decision.at(place)?.as_ref())));
         Reply::all(returned.collect())
     }
 }

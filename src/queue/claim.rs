@@ -35,10 +35,11 @@ pub(crate) enum Tokens {
 }
 
 impl Tokens {
-    pub(crate) fn of(costs: &[u64]) -> Self {
-        match *costs {
-            [cost] => Self::One(cost.into()),
-            ref costs => Self::Several(costs.iter().map(|cost| u128::from(*cost)).collect()),
+    pub(crate) fn of(costs: impl ExactSizeIterator<Item = u64>) -> Self {
+        let (len, mut costs) = (costs.len(), costs.map(u128::from));
+        match len {
+            1 => Self::One(costs.next().unwrap_or(0)),
+            _ => Self::Several(costs.collect()),
         }
     }
 

@@ -166,18 +166,18 @@ impl<J> LimitedRequest<J> {
     }
 
     fn claim(&self, arrived: Instant) -> Claim {
+        let lines = (0..self.count()).map(|place| self.line(place));
         let counter = |line: &RequestLine| Counter { limit: line.limit, key: line.key.clone() };
-        let costs: Vec<_> = self.lines().map(|line| line.cost).collect();
         Claim {
-            counters: self.lines().map(counter).collect(),
+            counters: lines.clone().map(counter).collect(),
             terms: self.terms(),
-            cost: Tokens::of(&costs),
+            cost: Tokens::of(lines.map(|line| line.cost)),
             arrived,
         }
     }
 
     fn terms(&self) -> Terms {
-        self.lines().map(|line| *self.quotas_of(line)).collect()
+        (0..self.count()).map(|place| *self.quotas_of(self.line(place))).collect()
     }
 
     /// Replaces the settings if they have changed while the request waited. Returns whether they
