@@ -52,18 +52,18 @@ impl Path {
 }
 
 const PATHS: [Path; 12] = [
-    Path::of_service("a request that passes", allowed, [2_534, 2_395]),
-    Path::of_service("a request that is refused", refused, [2_101, 1_701]),
+    Path::of_service("a request that passes", allowed, [2_479, 2_395]),
+    Path::of_service("a request that is refused", refused, [2_072, 1_701]),
     Path::new("a decision in memory", decision, [442, 394]),
     Path::new("the first one of a key", first, [1_357, 1_376]),
     Path::new("a decision of two quotas", two, [741, 728]),
     Path::new("a decision on a calendar", calendar, [517, 466]),
     Path::new("two limits in one charge", two_limits, [1_640, 1_617]),
-    Path::new("three limits in one charge", three_limits, [2_240, 2_265]),
-    Path::new("the same refused by one", one_refuses, [2_618, 2_550]),
-    Path::new("a refusal of one limit", refusal, [1_298, 1_196]),
+    Path::new("three limits in one charge", three_limits, [2_233, 2_265]),
+    Path::new("the same refused by one", one_refuses, [2_611, 2_550]),
+    Path::new("a refusal of one limit", refusal, [1_295, 1_196]),
     Path::new(QUEUES[0], short_queue, [8_125, 8_067]),
-    Path::new(QUEUES[1], long_queue, [10_182, 12_008]),
+    Path::new(QUEUES[1], long_queue, [10_115, 12_008]),
 ];
 
 /// A request that joins a queue and leaves it, behind one other request and behind 40,000.

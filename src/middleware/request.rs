@@ -26,7 +26,7 @@ use super::reason::Reason;
 use super::rejection::{Reject, Rejection};
 use super::settings::Settings;
 use super::shared::{Current, Shared};
-use crate::decision::Decision;
+use crate::decision::{Decision, Ruling};
 use crate::key::Key;
 use crate::limits::{ChargedLine, observe};
 use crate::observe::{self, Outcome};
@@ -201,25 +201,43 @@ impl<J> LimitedRequest<J> {
     /// Charges the request's lines.
     #[inline(always)]
     fn charge(&mut self, parts: &Parts) -> Next {
-        match self.send().move_to(&mut self.charged, Decision::allowed) {
-            Ok(()) => self.pass_charged(parts),
+        let answer = match self.rule() {
+            // Made in its place, since moving a decision is measurable.
+            Ok(ruling) if ruling.passed() => {
+                self.charged = Some(self.decided(ruling));
+                return self.pass_charged(parts);
+            }
+            Ok(ruling) => Ok(self.decided(ruling)),
             Err(reply) => match reply.into_now() {
-                Ok(answer) => self.decide(parts, answer),
-                Err(later) => Next::Decide(PendingDecision::new(later, self.refund())),
+                Ok(answer) => answer,
+                Err(later) => return Next::Decide(PendingDecision::new(later, self.refund())),
             },
-        }
+        };
+        self.decide(parts, answer)
     }
 
-    /// Sends the charge of the request's lines.
+    /// Sends the charge of the request's lines, as [`AnyStore::rule`] does.
+    ///
+    /// [`AnyStore::rule`]: crate::store::AnyStore::rule
     #[inline(always)]
-    fn send(&self) -> Reply<Decision> {
+    fn rule(&self) -> Result<Ruling, Reply<Decision>> {
         let others = match self.others() {
             // To collect nothing is measurable, here and below.
             [] => Vec::new(),
             others => others.iter().map(|line| (self.account(line), line.cost)).collect(),
         };
         let charge = Charge::of_lines((self.account(&self.first), self.first.cost), &others);
-        self.current.shared.limits.shared_store().charge(charge)
+        self.current.shared.limits.shared_store().rule(charge)
+    }
+
+    /// Sends the charge of a request in the queue.
+    fn send(&self) -> Reply<Decision> {
+        self.rule().map_or_else(|reply| reply, |ruling| Reply::now(self.decided(ruling)))
+    }
+
+    #[inline(always)]
+    fn decided(&self, ruling: Ruling) -> Decision {
+        ruling.into_decision(self.account(&self.first).scope().limit_name())
     }
 
     /// Returns the correction for a request that is dropped while the store decides, if the layer

@@ -8,7 +8,7 @@ use super::charge::Charge;
 use super::memory::MemoryStore;
 use super::reply::Reply;
 use super::{Store, in_order};
-use crate::decision::Decision;
+use crate::decision::{Decision, Ruling};
 
 /// A store of any type. Most limiters count in memory, and charge that store without a call through
 /// a pointer.
@@ -24,6 +24,16 @@ impl AnyStore {
         match any.downcast_ref::<MemoryStore>() {
             Some(memory) => Self::Memory(memory.clone()),
             None => Self::Other(Arc::new(store)),
+        }
+    }
+
+    /// The same as [`charge`](Self::charge), but returns the ruling of a usual charge in memory:
+    /// [`MemoryStore::rule`].
+    #[inline(always)]
+    pub(crate) fn rule(&self, charge: Charge<'_>) -> Result<Ruling, Reply<Decision>> {
+        match self {
+            Self::Memory(store) => store.rule(charge),
+            Self::Other(_) => Err(self.charge(charge)),
         }
     }
 

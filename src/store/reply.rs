@@ -113,26 +113,6 @@ impl<T> Reply<T> {
         self
     }
 
-    /// Moves a value that is there, and that `accepts` accepts, to its place. Through a result, as
-    /// from [`into_now`](Self::into_now), the move of a decision is measurable.
-    ///
-    /// # Errors
-    /// The reply, if it has no such value.
-    #[inline(always)]
-    pub(crate) fn move_to(
-        self,
-        place: &mut Option<T>,
-        accepts: impl FnOnce(&T) -> bool,
-    ) -> Result<(), Self> {
-        match self.0 {
-            When::Now(Some(Ok(value))) if accepts(&value) => {
-                *place = Some(value);
-                Ok(())
-            }
-            when => Err(Self(when)),
-        }
-    }
-
     /// Returns the value if the reply is done.
     ///
     /// # Errors
