@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::count::{Change, Event, Outcome, Timed};
 
 #[derive(Default)]
-pub(crate) struct Meters;
+pub(crate) struct Meters {}
 
 impl Meters {
     pub(super) fn note_costs(&self) {}
