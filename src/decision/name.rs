@@ -1,6 +1,6 @@
 //! The name of a limit, as decisions have it: [`LimitName`].
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
 
@@ -9,13 +9,12 @@ use std::sync::{Mutex, PoisonError};
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct LimitName(u16);
 
-#[derive(Default)]
 struct Names {
-    numbers: HashMap<&'static str, u16>,
+    numbers: BTreeMap<&'static str, u16>,
     all: Vec<&'static str>,
 }
 
-static NAMES: Mutex<Option<Names>> = Mutex::new(None);
+static NAMES: Mutex<Names> = Mutex::new(Names { numbers: BTreeMap::new(), all: Vec::new() });
 
 impl LimitName {
     /// Returns the name's number. Names are kept for as long as the process runs: 65,535 of them,
@@ -25,7 +24,7 @@ impl LimitName {
             return Self::default();
         }
         let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
-        let Names { numbers, all } = names.get_or_insert_default();
+        let Names { numbers, all } = &mut *names;
         if let Some(number) = numbers.get(name) {
             return Self(*number);
         }
@@ -39,8 +38,8 @@ impl LimitName {
     /// Returns the name. It is empty if the limit has none.
     pub(crate) fn text(self) -> &'static str {
         let names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
-        let kept = |names: &Names| Some(*names.all.get(usize::from(self.0).checked_sub(1)?)?);
-        names.as_ref().and_then(kept).unwrap_or_default()
+        let place = usize::from(self.0).checked_sub(1);
+        place.and_then(|place| names.all.get(place)).copied().unwrap_or_default()
     }
 }
 

@@ -4,7 +4,7 @@
 //! once for each name and kept for the life of the process. Thus a process has one edition of the
 //! zone data.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -39,7 +39,7 @@ struct LoadedZone {
 }
 
 /// The loaded zones, by their names in the database.
-static LOADED: RwLock<Option<HashMap<&str, &LoadedZone>>> = RwLock::new(None);
+static LOADED: RwLock<BTreeMap<&str, &LoadedZone>> = RwLock::new(BTreeMap::new());
 
 static RECENT_UTC: RecentWindows = RecentWindows::new();
 
@@ -52,14 +52,13 @@ impl Zone {
             return Ok(Self::UTC);
         }
         let loaded = LOADED.read().unwrap_or_else(PoisonError::into_inner);
-        if let Some(zone) = loaded.as_ref().and_then(|zones| zones.get(name)) {
+        if let Some(zone) = loaded.get(name) {
             return Ok(Self(Some(zone)));
         }
         drop(loaded);
         let (rules, name) = Rules::named(name)?;
         let mut loaded = LOADED.write().unwrap_or_else(PoisonError::into_inner);
-        let zones = loaded.get_or_insert_default();
-        if let Some(zone) = zones.get(&*name) {
+        if let Some(zone) = loaded.get(&*name) {
             return Ok(Self(Some(zone)));
         }
         // The names in the database bound the leak.
@@ -68,7 +67,7 @@ impl Zone {
         let recent = RecentWindows::new();
         let zone: &LoadedZone =
             Box::leak(Box::new(LoadedZone { id, name, rules, skipped, recent }));
-        zones.insert(&zone.name, zone);
+        loaded.insert(&zone.name, zone);
         Ok(Self(Some(zone)))
     }
 

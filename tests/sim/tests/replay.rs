@@ -28,3 +28,9 @@ fn a_master_that_fails_after_slots_moved_fails_no_keys_of_others() {
         assert!(findings.is_empty(), "seed {seed}: {} findings", findings.len());
     }
 }
+
+/// The client library of a cluster, which has lost all connections, spins in this seed.
+#[test]
+fn a_task_that_spins_stops_no_clock() {
+    assert!(check(&run(46_997)).is_empty());
+}
