@@ -18,7 +18,7 @@ static NAMES: Mutex<Names> = Mutex::new(Names { numbers: BTreeMap::new(), all: V
 
 impl LimitName {
     /// Returns the name's number. Names are kept for as long as the process runs: 65,535 of them,
-    /// which are some 10 MB. Decisions of limits beyond that know no name.
+    /// in some 5 MB. Decisions of limits beyond that know no name.
     pub(crate) fn of(name: &str) -> Self {
         if name.is_empty() {
             return Self::default();
