@@ -312,6 +312,33 @@ impl Decision {
         self.line.local
     }
 
+    /// Turns a refusal into an error, for use with `?`.
+    ///
+    /// ```
+    /// use tower_fixed_window::{Limiter, Quota, RateLimited};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tower_fixed_window::StoreError> {
+    /// let limiter = Limiter::new(Quota::per_day(1));
+    /// assert!(limiter.check("alice").await?.into_result().is_ok());
+    ///
+    /// let error: RateLimited = limiter.check("alice").await?.into_result().unwrap_err();
+    /// assert!(error.to_string().starts_with("rate limit exceeded: 1 of 1 used, retry in "));
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// [`RateLimited`] if the charge was refused. It converts into the response that a layer makes:
+    /// in a handler of axum with `?`, elsewhere with `http::Response::from(error)`.
+    pub fn into_result(self) -> Result<(), RateLimited> {
+        self.passed().map(drop)
+    }
+
+    /// The same as [`into_result`](Self::into_result), but returns the decision if it passed.
+    pub(crate) fn passed(self) -> Result<Self, RateLimited> {
+        if self.allowed() { Ok(self) } else { Err(RateLimited::new(self)) }
+    }
+
     /// Returns the decision of one limit, if that limit took part. In a refusal, limits that would
     /// have passed took nothing, and are [`allowed`](Self::allowed).
     pub fn of(&self, name: &str) -> Option<Self> {

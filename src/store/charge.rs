@@ -48,7 +48,9 @@ use crate::window::{State, Window};
 ///
 /// let now = 1_700_000_050_000;
 /// let lines = [(requests, 1), (tokens, 600)];
-/// let (decision, writes) = Charge::together(&lines).decide(now, |_account, _quota| None);
+/// let charge = Charge::together(&lines);
+/// assert_eq!(charge.lines().map(|(_account, cost)| cost).sum::<u64>(), 601);
+/// let (decision, writes) = charge.decide(now, |_account, _quota| None);
 /// assert!(decision.allowed());
 /// assert_eq!(decision.of("tokens").unwrap().remaining(), 400);
 /// let (account, _quota, state) = writes[1];
