@@ -406,22 +406,23 @@ impl Limits {
         lines: &[Line<'_>],
         configure: impl for<'c> Fn(Charge<'c>) -> Charge<'c>,
     ) -> Reply<Result<Receipt, RateLimited>> {
-        let receipt = self.limiters_of(lines).and_then(|limiters| {
-            let line = |(line, limiter): (&Line<'_>, &Limiter)| {
-                let quotas = line.quotas_of(limiter)?;
-                let account = Account::new(limiter.scope(), &quotas, &line.key).to_owned();
-                let own = line.quotas.is_some() || limiter.has_own_quotas(&line.key);
-                Ok(ReceiptLine { account, own })
-            };
-            lines.iter().zip(limiters).map(line).collect::<Result<Vec<_>, _>>()
+        // Found once: the receipt is of the quotas that decide.
+        let found = self.limiters_of(lines).and_then(|limiters| {
+            let quotas = lines.iter().zip(limiters).map(|(line, limiter)| line.quotas_of(limiter));
+            Ok((limiters, quotas.collect::<Result<Vec<_>, _>>()?))
         });
-        match receipt {
-            Ok(receipt) => {
-                let reply = self.charge_by_name(lines, configure);
-                reply.map(|decision| Receipt::of(receipt, decision))
-            }
-            Err(error) => Reply::failed(error),
-        }
+        let (limiters, quotas) = match found {
+            Ok(found) => found,
+            Err(error) => return Reply::failed(error),
+        };
+        let receipt = lines.iter().zip(limiters).zip(&quotas).map(|((line, limiter), quotas)| {
+            let account = Account::new(limiter.scope(), quotas, &line.key).to_owned();
+            let own = line.quotas.is_some() || limiter.has_own_quotas(&line.key);
+            ReceiptLine { account, own }
+        });
+        let receipt = receipt.collect();
+        let reply = self.charge_under(lines, limiters, |place| &quotas[place], configure);
+        reply.map(|decision| Receipt::of(receipt, decision))
     }
 }
 

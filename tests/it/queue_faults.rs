@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 
 use axum::body::Body;
 use futures_util::FutureExt;
@@ -22,7 +22,7 @@ use tower::util::BoxCloneService;
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_fixed_window::key::{global, header};
 use tower_fixed_window::store::{Remote, Reply};
-use tower_fixed_window::{FixedWindowLayer, Key, Limit, Limits, MemoryStore, Quota, Quotas};
+use tower_fixed_window::{Clock, FixedWindowLayer, Key, Limit, Limits, MemoryStore, Quota, Quotas};
 
 use crate::support::{FarStore, get, limiter_of, paused_clock};
 
@@ -517,4 +517,34 @@ async fn a_request_one_of_whose_limits_goes_into_shadow_mode_keeps_its_deadline(
     assert_eq!(waiting.await.expect("no panic"), 429);
     let waited = began.elapsed() - ms(600);
     assert!(waited <= ms(1_510), "{waited:?}");
+}
+
+/// A shadow mode that was over before anybody was polled changes nothing.
+#[tokio::test(start_paused = true)]
+async fn a_request_keeps_its_place_when_a_shadow_mode_has_ended() {
+    let mut ends = Vec::new();
+    for shadow in [false, true] {
+        let clock = paused_clock();
+        let until = UNIX_EPOCH + ms(clock.now_ms() + 15_125);
+        let limit =
+            Limit::new(Quota::new(1, ms(20_000)).from_first_request()).name("a").key(global());
+        let layer = FixedWindowLayer::new(limit.store(MemoryStore::new().clock(clock)));
+        let service = boxed(&layer.clone().queue(10, ms(30_000)));
+        let began = Instant::now();
+        let send = || {
+            let answer = status(service.clone().oneshot(get("/")));
+            tokio::spawn(async move { (answer.await, began.elapsed().as_secs()) })
+        };
+        let (first, second) = (send(), send());
+        sleep_until(began + ms(15_000)).await;
+        let third = send();
+        // So that no request is polled while it lasts.
+        sleep_until(began + ms(15_120)).await;
+        if shadow {
+            layer.limits().of("a").set_shadow_until(true, until);
+        }
+        let all = [first.await, second.await, third.await];
+        ends.push(all.map(|end| end.expect("no panic")));
+    }
+    assert_eq!(ends, [[(200, 0), (200, 20), (200, 40)]; 2]);
 }

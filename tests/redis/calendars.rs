@@ -369,3 +369,15 @@ async fn a_remembered_refusal_reports_the_end_that_is_stored() {
         assert_eq!(of(&remembered), of(&told));
     }
 }
+
+/// Redis shows a count as the plan that asks sees it: at least what that plan can carry over.
+#[tokio::test]
+async fn a_remembered_count_of_a_calendar_is_the_one_that_is_stored() {
+    let Some(server) = Server::start() else { return };
+    let store = RedisStore::new(server.url()).expect("an address").deadline(Duration::from_secs(5));
+    let pro = Limit::new(Quota::per_month(1).rollover_up_to(8)).name("month").store(store);
+    let free = pro.with_quotas(Quota::per_month(1));
+    assert!(pro.check_cost("k", 1).await.expect("it answers").allowed());
+    assert!(!free.check_cost("k", 2).await.expect("it answers").allowed());
+    assert!(pro.check_cost("k", 2).await.expect("it answers").allowed(), "7 are left");
+}

@@ -79,7 +79,12 @@ impl<J> LimitedRequest<J> {
 
     /// Returns whether the request waits for a limit that is in shadow mode by now.
     fn waits_for_shadow(&self) -> bool {
-        self.lines().any(|line| self.settings_of(line).limiter.live().is_shadow())
+        self.lines().any(|line| {
+            let limiter = &self.settings_of(line).limiter;
+            // Or a shadow mode that has ended meanwhile would cost the request its place.
+            limiter.end_changes();
+            limiter.live().is_shadow()
+        })
     }
 
     /// Charges the request, since it is its turn and its service is ready. Returns the next step if

@@ -207,8 +207,10 @@ fn general_basis<'a>(charge: &Charge<'a>, answer: &[Option<i64>]) -> Option<Basi
             seen[i] = Some(Window::known(quota, span, used, until));
             states[i] = until.map(|n| State { start, used, until: calendar.after(start, n) });
             // An end by other zone data binds all nodes (S35), but is not worked out here.
-            are_raw &=
-                calendar.around(start) == span && (until.is_none() || is_stored || taken > 0);
+            // A count that is cut to the plan's capacity may be less in the store.
+            let least = quota.limit as i64 - quota.capacity as i64;
+            are_raw &= calendar.around(start) == span
+                && (until.is_none() || (is_stored || taken > 0) && used > least);
         } else if let Some(until) = until {
             let state = State { start: start?, used: used?, until };
             states[i] = Some(state).filter(|state| state.start <= until);
