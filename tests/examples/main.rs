@@ -719,7 +719,7 @@ fn vectors() {
     let ended = example("vectors").arg(&file).output().expect("it ends");
     let told = String::from_utf8_lossy(&ended.stdout);
     assert_eq!(ended.status.code(), Some(1), "{told}");
-    assert!(told.contains("wrong step 1: "), "{told}");
+    assert!(told.contains("(wrong, step 1): "), "{told}");
     assert!(told.trim_end().ends_with("0 traces passed, 1 failed"), "{told}");
 }
 
