@@ -208,8 +208,8 @@ impl Decision {
         self.line.allowed()
     }
 
-    /// Returns the number of tokens taken: the cost, or fewer if fewer were acceptable; 0 for a
-    /// refusal or a peek.
+    /// Returns the number of tokens taken: the cost of a charge that passed, 0 for a refusal and
+    /// for a peek.
     pub fn granted(&self) -> u64 {
         if self.allowed() { self.line.cost } else { 0 }
     }
