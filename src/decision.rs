@@ -530,15 +530,14 @@ impl Decision {
         self.line.shared |= quotas;
     }
 
-    /// Notes the states that a remote store keeps from here on for a line, for the process that
-    /// called it: the states that the store writes, or else those that it had.
-    pub(crate) fn note_states(
+    /// Notes the states that a remote store keeps from here on for the only line, for the process
+    /// that called it: the states that the store writes, or else those that it had.
+    fn note_states(
         &mut self,
-        place: usize,
-        had: [Option<State>; Quotas::MAX],
-        writes: [Option<State>; Quotas::MAX],
+        had: &[Option<State>; Quotas::MAX],
+        writes: &[Option<State>; Quotas::MAX],
     ) {
-        if let Some(details) = self.details_at(place) {
+        if let Some(details) = self.details_at(0) {
             details.states = Some(array::from_fn(|i| writes[i].or(had[i])));
         }
     }

@@ -590,10 +590,12 @@ fn charge_elsewhere<'a>(
         Some(Ok(decision)) => note_decision(decision, limiter, charge, true),
         Some(Err(_)) => {}
         None => {
-            let limiters = (0..charge.lines().len()).map(|place| limiter(place).clone());
-            let (limiters, charge) = (limiters.collect::<Vec<_>>(), charge.to_owned());
+            let others = (1..charge.len()).map(|place| limiter(place).clone());
+            let (first, others) = (limiter(0).clone(), others.collect::<Vec<_>>());
+            let charge = charge.to_owned();
             reply.map_in_place(move |decision| {
-                note_decision(decision, |place| &limiters[place], charge.as_charge(), false);
+                let limiter = |place| if place == 0 { &first } else { &others[place - 1] };
+                note_decision(decision, limiter, charge.as_charge(), false);
             });
         }
     }

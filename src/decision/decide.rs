@@ -273,39 +273,46 @@ pub(crate) struct LineWindows<'w, 'a> {
     pub(crate) ask: Ask,
     /// A bit for each quota whose count other keys share.
     pub(crate) shared: u8,
+    /// The states that the store had, if the decision is to carry them ([`Decision::note_states`]).
+    pub(crate) states: Option<&'w [Option<State>; Quotas::MAX]>,
 }
 
 impl Decision {
     /// Decides a charge of all its lines: all grant it, or none takes anything. Calls `write` with
     /// each line's place, whether its cost is taken, and the states to write; if nothing is taken,
     /// these are the ones that have moved (S4).
-    pub(crate) fn over_lines<const N: usize>(
+    pub(crate) fn over_lines<'w, 'a: 'w>(
         now: i64,
-        lines: &[LineWindows<'_, '_>],
-        mut write: impl FnMut(usize, bool, [Option<State>; N]),
+        lines: impl ExactSizeIterator<Item = LineWindows<'w, 'a>> + Clone,
+        mut write: impl FnMut(usize, bool, [Option<State>; Quotas::MAX]),
     ) -> Self {
-        let fits = |line: &LineWindows<'_, '_>| {
+        let fits = |line: LineWindows<'_, '_>| {
             line.windows.iter().all(|window| window.fits(line.ask.cost, line.ask.reserve))
         };
-        let fit = lines.iter().all(fits);
-        let late = fit && lines.iter().any(|line| line.ask.reserve) && are_too_late(lines);
-        let is_peek = lines.iter().any(|line| line.ask.peek);
+        let fit = lines.clone().all(fits);
+        let late = fit && lines.clone().any(|line| line.ask.reserve) && are_too_late(lines.clone());
+        let is_peek = lines.clone().any(|line| line.ask.peek);
         let mut merging = Merging::new(lines.len());
-        for (place, line) in lines.iter().enumerate() {
+        for (place, line) in lines.enumerate() {
             // A late reservation is decided as if it passed, and then undone.
             let ask = Ask { peek: !late && (is_peek || !fit), ..line.ask };
-            let (mut decision, mut writes) = Self::over::<N>(line.name, now, line.windows, ask);
+            let (mut decision, mut writes) = Self::over(line.name, now, line.windows, ask);
             if late {
                 decision = decision.undone();
             }
-            if late || ask.peek {
-                let settled = line.windows.iter().map(|window| window.settled());
-                writes = [None; N];
-                writes.iter_mut().zip(settled).for_each(|(write, settled)| *write = settled);
-            }
-            if !is_peek {
+            if is_peek {
+                writes = [None; Quotas::MAX];
+            } else {
+                if late || !fit {
+                    let settled = line.windows.iter().map(|window| window.settled());
+                    writes = [None; Quotas::MAX];
+                    writes.iter_mut().zip(settled).for_each(|(write, settled)| *write = settled);
+                }
                 decision.note_shared(line.shared);
                 write(place, decision.granted() > 0, writes);
+            }
+            if let Some(had) = line.states {
+                decision.note_states(had, &writes);
             }
             merging.push(decision);
         }
@@ -466,8 +473,8 @@ impl Rank {
     }
 }
 
-fn are_too_late(lines: &[LineWindows<'_, '_>]) -> bool {
-    let taking = lines.iter().enumerate().filter(|(_, line)| line.ask.cost > 0);
+fn are_too_late<'w, 'a: 'w>(lines: impl Iterator<Item = LineWindows<'w, 'a>> + Clone) -> bool {
+    let taking = lines.enumerate().filter(|(_, line)| line.ask.cost > 0);
     is_too_late(taking.flat_map(|(place, line)| {
         let windows = line.windows.iter().enumerate();
         windows.map(move |(i, window)| {

@@ -48,6 +48,7 @@ impl<'a> Account<'a> {
     }
 
     /// Returns a copy without borrows.
+    #[inline]
     pub(crate) fn to_owned(self) -> OwnedAccount {
         OwnedAccount { scope: self.scope.clone(), quotas: *self.quotas, key: self.key.clone() }
     }

@@ -74,6 +74,9 @@ pub struct Charge<'a> {
 /// The account and the cost of a line.
 pub(super) type ChargeLine<'a> = (Account<'a>, u64);
 
+/// The windows of a line's quotas, and their states, if the decision carries them.
+type Seen<'w, 'a> = (&'w [Window<'a>], Option<&'w [Option<State>; Quotas::MAX]>);
+
 /// The lines of a charge but the first.
 #[derive(Clone, Copy, Debug)]
 enum Others<'a> {
@@ -214,8 +217,14 @@ impl<'a> Charge<'a> {
 
     /// Returns a copy without borrows, for a reply that comes later.
     pub fn to_owned(&self) -> OwnedCharge {
-        let lines = self.lines().map(|(account, cost)| (account.to_owned(), cost)).collect();
-        OwnedCharge { lines, reserve: self.reserve, peek: self.peek }
+        let (account, cost) = self.first;
+        let others = self.lines().skip(1).map(|(account, cost)| (account.to_owned(), cost));
+        OwnedCharge {
+            first: (account.to_owned(), cost),
+            others: others.collect(),
+            reserve: self.reserve,
+            peek: self.peek,
+        }
     }
 
     /// Decides at `now` (milliseconds since the epoch, on the store's clock), given the state of
@@ -237,52 +246,36 @@ impl<'a> Charge<'a> {
             states.iter_mut().zip(account.quotas()).for_each(|(of, quota)| {
                 *of = load(&account, quota);
             });
-            states
+            (account.windows(|i, quota| account.window(now, quota, |_| states[i])), states)
         };
-        let states: Vec<_> = self.lines().map(load).collect();
-        let (decision, written) = self.decide_from(now, &states);
+        let loaded: Vec<([_; Quotas::MAX], _)> = self.lines().map(load).collect();
+        let seen = loaded.iter().map(|(windows, states)| (&windows[..], Some(states)));
         let mut writes = Vec::new();
-        for ((account, _), states) in self.lines().zip(written) {
+        let decision = self.decide_over(now, seen, |place, states| {
+            let (account, _) = self.line_at(place);
             let states = account.quotas().iter().zip(states);
             writes.extend(states.filter_map(|(quota, state)| Some((account, quota, state?))));
-        }
+        });
         (decision, writes)
     }
 
-    /// Decides in the same way on states that were loaded, and returns the new ones. The decision
-    /// carries the states.
-    pub(super) fn decide_from(
-        &self,
-        now: i64,
-        states: &[[Option<State>; Quotas::MAX]],
-    ) -> (Decision, Vec<[Option<State>; Quotas::MAX]>) {
-        let windows = self.lines().zip(states).map(|((account, _), states)| {
-            account.windows::<{ Quotas::MAX }>(|i, quota| account.window(now, quota, |_| states[i]))
-        });
-        let windows: Vec<_> = windows.collect();
-        let (mut decision, written) = self.decide_over(now, windows.iter().map(|of| &of[..]));
-        for (place, (had, writes)) in states.iter().zip(&written).enumerate() {
-            decision.note_states(place, *had, *writes);
-        }
-        (decision, written)
-    }
-
-    /// Decides in the same way over the windows of each line's quotas, and returns the new states.
+    /// Decides in the same way over the windows of each line's quotas, with their states if the
+    /// decision is to carry these. Calls `write` with each line's place and its new states.
     pub(super) fn decide_over<'w>(
         &self,
         now: i64,
-        windows: impl Iterator<Item = &'w [Window<'a>]>,
-    ) -> (Decision, Vec<[Option<State>; Quotas::MAX]>)
+        seen: impl ExactSizeIterator<Item = Seen<'w, 'a>> + Clone,
+        mut write: impl FnMut(usize, [Option<State>; Quotas::MAX]),
+    ) -> Decision
     where
         'a: 'w,
     {
-        let lines = self.lines().zip(windows);
-        let lines: Vec<_> = lines.map(|(line, of)| self.with_windows(line, of, 0)).collect();
-        let mut written = vec![[None; Quotas::MAX]; lines.len()];
-        let decision = Decision::over_lines(now, &lines, |place, _, states| {
-            written[place] = states;
+        let lines = self.lines().zip(seen);
+        let lines = lines.map(|(line, (windows, states))| LineWindows {
+            states,
+            ..self.with_windows(line, windows, 0)
         });
-        (decision, written)
+        Decision::over_lines(now, lines, |place, _, states| write(place, states))
     }
 
     /// Decides a charge of one line in the same way. `N` is the maximal number of its quotas: most
@@ -307,14 +300,17 @@ impl<'a> Charge<'a> {
         shared: u8,
     ) -> LineWindows<'w, 'a> {
         let windows = &windows[..account.quotas.len()];
-        LineWindows { name: account.scope.limit_name(), windows, ask: self.ask(cost), shared }
+        let (name, ask) = (account.scope.limit_name(), self.ask(cost));
+        LineWindows { name, windows, ask, shared, states: None }
     }
 }
 
 /// A [`Charge`] without borrows: [`Charge::to_owned`].
 #[derive(Clone, Debug)]
 pub struct OwnedCharge {
-    lines: Vec<(OwnedAccount, u64)>,
+    /// Nearly every charge has one line, which is copied without an allocation.
+    first: (OwnedAccount, u64),
+    others: Vec<(OwnedAccount, u64)>,
     reserve: bool,
     peek: bool,
 }
@@ -322,12 +318,8 @@ pub struct OwnedCharge {
 impl OwnedCharge {
     /// Returns the [`Charge`].
     pub fn as_charge(&self) -> Charge<'_> {
-        let ((first, cost), others) = self.lines.split_first().expect("a charge has a line");
-        Charge {
-            first: (first.as_account(), *cost),
-            others: Others::Owned(others),
-            reserve: self.reserve,
-            peek: self.peek,
-        }
+        let Self { first: (account, cost), others, reserve, peek } = self;
+        let (first, others) = ((account.as_account(), *cost), Others::Owned(others));
+        Charge { first, others, reserve: *reserve, peek: *peek }
     }
 }

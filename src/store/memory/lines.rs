@@ -91,9 +91,9 @@ impl MemoryStore {
             let (places, windows) = &found[i];
             charge.with_windows(lines[i], windows, shared(places))
         });
-        let windows = &windows[..lines.len()];
+        let windows = windows.iter().take(lines.len()).copied();
         let mut taken = [false; N];
-        let decision = Decision::over_lines::<{ Quotas::MAX }>(now, windows, |i, takes, states| {
+        let decision = Decision::over_lines(now, windows, |i, takes, states| {
             taken[i] = takes;
             let (account, _) = &lines[i];
             let shard = locked.shard_of(i);

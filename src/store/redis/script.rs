@@ -125,26 +125,26 @@ impl Answer {
     /// Returns the decision, computed here once more, in integers. `None` if the script has decided
     /// otherwise. `now` is the time if it is not the server's.
     pub(super) fn decide(&self, charge: &Charge<'_>, now: Option<i64>) -> Option<Decision> {
-        let seen = match self {
-            // If the charge was refused, this is -(tokens used).
-            Self::Plain(time, used) if *used < 0 => {
-                vec![plain_basis(charge, now.unwrap_or(*time), -used, -1)?]
-            }
+        let (one, many);
+        let seen: &[Basis<'_>] = match self {
             Self::Group(answers) if answers.len() == charge.lines().len() => {
                 let lines = charge.each().zip(answers);
-                lines.map(|(line, answer)| answer.basis(&line, now)).collect::<Option<_>>()?
+                many = lines.map(|(line, of)| of.basis(&line, now)).collect::<Option<Vec<_>>>()?;
+                &many
             }
-            Self::Group(_) => return None,
-            _ => vec![self.basis(charge, now)?],
+            // If the charge was refused, this is -(tokens used).
+            Self::Plain(time, used) if *used < 0 => {
+                one = [plain_basis(charge, now.unwrap_or(*time), -used, -1)?];
+                &one
+            }
+            _ => {
+                one = [self.basis(charge, now)?];
+                &one
+            }
         };
         let time = seen.iter().map(|seen| seen.now).max()?;
-        let windows = seen.iter().map(|seen| &seen.windows[..]);
-        let (mut decision, written) = charge.decide_over(time, windows);
-        for (place, (seen, writes)) in seen.iter().zip(written).enumerate() {
-            if let Some(states) = seen.states {
-                decision.note_states(place, states, writes);
-            }
-        }
+        let lines = seen.iter().map(|seen| (&seen.windows[..], seen.states.as_ref()));
+        let decision = charge.decide_over(time, lines, |_, _| {});
         let mut taken = charge.lines().zip(seen.iter().map(|seen| seen.taken));
         let agreed = match decision.allowed() {
             true if charge.is_peek() => taken.all(|(_, taken)| taken == 0),

@@ -65,7 +65,7 @@ impl Caller {
         if charge.is_peek() || self.policy.remember == 0 {
             return Err(Vec::new());
         }
-        let (mut refusals, mut all_sent) = (None, Vec::new());
+        let (mut refusals, mut all_sent) = (None, Vec::with_capacity(charge.len()));
         for (place, line) in charge.each().enumerate() {
             match self.node.known.look(&line, self.policy.remember) {
                 Ok(refusal) => {

@@ -161,7 +161,7 @@ impl Known {
 
 impl Facts<'_> {
     fn get(&self, quota: &Quota) -> Option<Entry<Fact>> {
-        let Found::Entry(slot) = self.find(quota) else { return None };
+        let slot = self.table.entry(fingerprint(self.hash, quota), |_| false)?;
         Some(self.table.get(slot)).filter(|entry| self.now < entry.until)
     }
 
