@@ -532,13 +532,10 @@ impl Decision {
 
     /// Notes the states that a remote store keeps from here on for the only line, for the process
     /// that called it: the states that the store writes, or else those that it had.
-    fn note_states(
-        &mut self,
-        had: &[Option<State>; Quotas::MAX],
-        writes: &[Option<State>; Quotas::MAX],
-    ) {
+    fn note_states(&mut self, had: &[Option<State>; Quotas::MAX], writes: &[Option<State>]) {
         if let Some(details) = self.details_at(0) {
-            details.states = Some(array::from_fn(|i| writes[i].or(had[i])));
+            let written = |i| writes.get(i).copied().flatten();
+            details.states = Some(array::from_fn(|i| written(i).or(had[i])));
         }
     }
 

@@ -13,14 +13,6 @@ pub(crate) struct Ask {
     pub(crate) peek: bool,
 }
 
-impl Ask {
-    /// Returns whether the charge takes all of its cost now, or nothing.
-    #[inline]
-    pub(crate) fn is_plain(&self) -> bool {
-        !(self.reserve || self.peek)
-    }
-}
-
 impl Decision {
     /// Creates the decision of a charge that passed.
     #[inline]
@@ -47,32 +39,15 @@ impl Decision {
         Self { line, details: None }
     }
 
-    /// The same as [`over`](Self::over) for a plain charge that fits in a
-    /// [running](Window::running) window. Returns the decision and the new count.
-    #[inline(always)]
-    pub(crate) fn running_passed(
-        name: LimitName,
-        now: i64,
-        window: &Window<'_>,
-        cost: u64,
-    ) -> (Self, i64) {
-        let used = window.used() + cost as i64;
-        let usage = Usage { used, ..Usage::from_window(window) };
-        (Self::new(name, now, cost, [usage, Usage::NONE], 1), used)
-    }
-
-    /// The same as [`running_passed`](Self::running_passed) over several windows; `None` if the
-    /// charge is refused. Returns the new counts.
+    /// The same as [`over`](Self::over) for a plain charge that fits in its
+    /// [running](Window::running) windows. Returns the decision and the new counts.
     #[inline(always)]
     pub(crate) fn all_running<const N: usize>(
         name: LimitName,
         now: i64,
         windows: &[Window<'_>; N],
         cost: u64,
-    ) -> Option<(Self, [i64; N])> {
-        if !windows.iter().all(|window| window.running_fits(cost)) {
-            return None;
-        }
+    ) -> (Self, [i64; N]) {
         let used = windows.each_ref().map(|window| window.used() + cost as i64);
         let mut standings = [Usage::NONE; Quotas::MAX];
         for ((standing, window), used) in standings.iter_mut().zip(windows).zip(used) {
@@ -82,8 +57,10 @@ impl Decision {
         if N > MAX_INLINE {
             decision.details = Some(Box::new(Details::Line(LineDetails::from_usage(&standings))));
         }
-        decision.govern_by_tightest();
-        Some((decision, used))
+        if N > 1 {
+            decision.govern_by_tightest();
+        }
+        (decision, used)
     }
 
     /// Decides a charge over all quotas: all grant it, or none does (S6). `windows` has a window
@@ -281,11 +258,23 @@ impl Decision {
     /// Decides a charge of all its lines: all grant it, or none takes anything. Calls `write` with
     /// each line's place, whether its cost is taken, and the states to write; if nothing is taken,
     /// these are the ones that have moved (S4).
-    pub(crate) fn over_lines<'w, 'a: 'w>(
+    #[inline(always)]
+    pub(crate) fn over_lines<'w, 'a: 'w, const N: usize>(
         now: i64,
         lines: impl ExactSizeIterator<Item = LineWindows<'w, 'a>> + Clone,
-        mut write: impl FnMut(usize, bool, [Option<State>; Quotas::MAX]),
+        mut write: impl FnMut(usize, bool, [Option<State>; N]),
     ) -> Self {
+        if lines.len() == 1
+            && let Some(line) = lines.clone().next()
+        {
+            let (mut decision, writes) = Self::over::<N>(line.name, now, line.windows, line.ask);
+            decision.note_shared(line.shared);
+            write(0, decision.granted() > 0, writes);
+            if let Some(had) = line.states {
+                decision.note_states(had, &writes);
+            }
+            return decision;
+        }
         let fits = |line: LineWindows<'_, '_>| {
             line.windows.iter().all(|window| window.fits(line.ask.cost, line.ask.reserve))
         };
@@ -296,16 +285,16 @@ impl Decision {
         for (place, line) in lines.enumerate() {
             // A late reservation is decided as if it passed, and then undone.
             let ask = Ask { peek: !late && (is_peek || !fit), ..line.ask };
-            let (mut decision, mut writes) = Self::over(line.name, now, line.windows, ask);
+            let (mut decision, mut writes) = Self::over::<N>(line.name, now, line.windows, ask);
             if late {
                 decision = decision.undone();
             }
             if is_peek {
-                writes = [None; Quotas::MAX];
+                writes = [None; N];
             } else {
                 if late || !fit {
                     let settled = line.windows.iter().map(|window| window.settled());
-                    writes = [None; Quotas::MAX];
+                    writes = [None; N];
                     writes.iter_mut().zip(settled).for_each(|(write, settled)| *write = settled);
                 }
                 decision.note_shared(line.shared);

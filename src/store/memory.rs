@@ -21,7 +21,6 @@ use super::scope::Scope;
 use super::sharded::Sharded;
 use crate::decision::Decision;
 use crate::key::Key;
-use crate::sync::MutexGuard;
 
 // First, since rustdoc shows methods in the order of modules.
 mod creating;
@@ -32,9 +31,7 @@ mod file;
 #[cfg(feature = "saved")]
 mod format;
 mod last_refused;
-mod lines;
 mod locked;
-mod overflow_report;
 #[cfg(feature = "saved")]
 mod saved;
 #[cfg(feature = "saved")]
@@ -47,7 +44,7 @@ pub use saved::CountsFile;
 #[cfg(feature = "saved")]
 use saver::Saver;
 
-use locked::LockedShard;
+use locked::{LockedShard, LockedShards};
 use shard::{CountedIn, Home, Shard, max_bytes};
 use time::{Reading, Time};
 
@@ -186,11 +183,19 @@ impl MemoryStore {
         Arc::as_ptr(&self.memory).addr()
     }
 
-    /// Returns the exact time, and sets the shard's time to it, also if the clock has stepped back.
+    /// Sets the time of the shards to a reading, or to the exact time if one of them has a later
+    /// one: while this call waited for the lock, another may have given a key's entry to a new key.
+    /// By the older reading, this key's window would still run, with nothing counted.
+    #[inline(always)]
+    fn enter<const L: usize>(&self, now: Reading, locked: &mut LockedShards<'_, L>) -> Reading {
+        locked.enter(now).unwrap_or_else(|| self.now_again(locked))
+    }
+
+    /// Returns the exact time, and sets the shards' time to it, also if the clock has stepped back.
     #[cold]
-    fn now_again(&self, shard: &mut Shard) -> Reading {
+    fn now_again<const L: usize>(&self, locked: &mut LockedShards<'_, L>) -> Reading {
         let now = self.memory.time.now();
-        self.go_by(now, shard);
+        locked.shards().for_each(|shard| self.go_by(now, shard));
         now
     }
 
@@ -210,26 +215,13 @@ impl MemoryStore {
         }
     }
 
-    /// Locks the shard of a key. Returns the time in this shard, the shard, and the key's home in
-    /// it.
-    #[inline(always)]
-    fn find(
-        &self,
-        now: Reading,
-        scope: &Scope,
-        key: &Key,
-    ) -> (Reading, MutexGuard<'_, Shard>, Home) {
+    /// Locks the shard of a key, and returns the time in it.
+    fn find(&self, scope: &Scope, key: &Key) -> (i64, LockedShards<'_, 1>) {
+        let now = self.memory.time.now();
         let (shard, hash) = self.memory.shards.shard_of(scope, key);
-        let mut shard = shard.lock();
-        (self.enter(now, &mut shard), shard, Home { hash, scope: scope.id() })
-    }
-
-    /// Sets a shard's time to a reading, or to the exact time if the shard has a later one: while
-    /// this call waited for the lock, another may have given this key's entry to a new key. By the
-    /// older reading, this key's window would still run, with nothing counted.
-    #[inline(always)]
-    fn enter(&self, now: Reading, shard: &mut Shard) -> Reading {
-        shard.enter(now).unwrap_or_else(|| self.now_again(shard))
+        let home = Home { hash, scope: scope.id() };
+        let mut locked = LockedShards::one(shard.lock(), home);
+        (self.enter(now, &mut locked).at, locked)
     }
 }
 
@@ -249,9 +241,9 @@ impl Store for MemoryStore {
     fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {
         let account = adjust.account();
         let Account { scope, quotas, key } = account;
-        let (Reading { at: now, .. }, mut shard, home) =
-            self.find(self.memory.time.now(), scope, key);
-        let (places, windows) = shard.locate_all(now, &account, &home);
+        let (now, mut locked) = self.find(scope, key);
+        let [(places, windows)] = locked.locate(now, &[(account, adjust.tokens())]);
+        let shard = locked.shard_of(0);
         let writes = adjust.apply_over(now, &windows);
         for ((place, state), quota) in places.into_iter().zip(writes).zip(quotas) {
             // An overflow entry may hold other keys' tokens: a refund to it is dropped.
@@ -268,8 +260,8 @@ impl Store for MemoryStore {
 
     /// Clears the key's own entries, also if this fails because of shared ones.
     fn reset(&self, scope: &Scope, key: &Key) -> Reply<()> {
-        let (Reading { at: now, .. }, mut shard, home) =
-            self.find(self.memory.time.now(), scope, key);
+        let (now, mut locked) = self.find(scope, key);
+        let (home, shard) = (locked.homes[0], locked.shard_of(0));
         self.memory.counters.of(scope, |counters, all| {
             let mut own = true;
             for quota in counters {

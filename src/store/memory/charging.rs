@@ -1,133 +1,217 @@
-//! A charge of one line: the short path of nearly every charge, and the way of all others.
+//! How a charge is decided in memory: the short path of nearly every charge, and the one of all
+//! others, one step under the locks of all shards of its lines (S37).
+
+use std::array;
+use std::sync::atomic::Ordering;
 
 use super::super::account::Account;
-use super::super::charge::Charge;
+use super::super::charge::{Charge, ChargeLine};
 use super::super::reply::Reply;
-use super::MemoryStore;
+use super::locked::{LockedShard, LockedShards};
 use super::shard::{CountedIn, Home, Shard};
 use super::time::Reading;
-use crate::decision::{Decision, Ruling};
+use super::{MINUTE, MemoryStore};
+use crate::decision::{Decision, MAX_LIMITS, Ruling};
+use crate::observe;
 use crate::quota::Quotas;
 use crate::sync::MutexGuard;
+use crate::window::Window;
+
+/// The places and windows of a line.
+pub(super) type Found<'a, const Q: usize> = ([CountedIn; Q], [Window<'a>; Q]);
 
 impl MemoryStore {
-    /// Does the same as [`Store::charge`], but returns the ruling of a usual charge: it stays in
-    /// registers until its decision is made where the reply will be.
+    /// Does the same as [`Store::charge`](crate::store::Store::charge), but returns the ruling of a
+    /// usual charge: it stays in registers until its decision is made where the reply will be.
     ///
     /// # Errors
     /// The reply to any other charge.
     #[inline(always)]
     pub(crate) fn rule(&self, charge: Charge<'_>) -> Result<Ruling, Reply<Decision>> {
         let Account { scope, quotas, key } = charge.account();
-        if !charge.is_single() {
+        let ([quota], true) = (quotas.as_slice(), charge.is_single()) else {
             return Err(self.charge_lines(charge));
-        }
-        let [quota] = quotas.as_slice() else { return Err(self.charge_quotas(charge)) };
-        if !charge.is_plain() || !quota.is_plain() {
-            return Err(self.charge_specially(charge));
-        }
+        };
         let (shard, hash) = self.memory.shards.shard_of(scope, key);
         let (time, home) = (&self.memory.time, Home { hash, scope: scope.id() });
+        if !charge.is_plain() || !quota.is_plain() {
+            return Err(self.charge_specially(charge, shard, home));
+        }
         let (fingerprint, cost) = (home.fingerprint(quota), charge.cost());
         if let Some(ruling) = shard.refuse_again(time, quota, fingerprint, cost) {
             return Ok(ruling);
         }
         let now = time.recently();
         let mut shard = shard.lock_for_charge();
-        shard.charge(now, quota, fingerprint, cost).ok_or_else(|| {
-            let mut shard = shard.into_any();
-            let now = self.enter(now, &mut shard);
-            self.decide::<1>(charge, now, shard, home)
-        })
+        let ruling = shard.charge(now, quota, fingerprint, cost);
+        ruling.ok_or_else(|| self.charge_first(charge, now, shard.into_any(), home))
     }
 
-    /// Decides a charge of one quota that reserves, peeks, or takes what there is, or whose quota
-    /// is not plain.
+    /// Decides a charge of one quota that reserves or peeks, or whose quota is not plain.
     #[inline(never)]
-    fn charge_specially(&self, charge: Charge<'_>) -> Reply<Decision> {
-        let (now, shard, home) = self.find_for(&charge);
-        self.decide::<1>(charge, now, shard, home)
-    }
-
-    /// Decides a charge of several quotas.
-    #[inline(never)]
-    fn charge_quotas(&self, charge: Charge<'_>) -> Reply<Decision> {
-        let (now, shard, home) = self.find_for(&charge);
-        match charge.account().quotas().len() {
-            2 => self.decide::<2>(charge, now, shard, home),
-            3 => self.decide::<3>(charge, now, shard, home),
-            _ => self.decide::<{ Quotas::MAX }>(charge, now, shard, home),
-        }
-    }
-
-    /// Locks the shard of a charge's key, as [`find`](Self::find) does.
-    #[inline(always)]
-    fn find_for(&self, charge: &Charge<'_>) -> (Reading, MutexGuard<'_, Shard>, Home) {
-        let Account { scope, key, .. } = charge.account();
-        // A request that waits for a window counts the time until it ends.
-        let time = &self.memory.time;
-        let now = if charge.may_reserve() { time.now() } else { time.recently() };
-        self.find(now, scope, key)
-    }
-
-    /// Decides a charge of at most `N` quotas. Not inlined, so that the usual charge needs no stack
-    /// for it.
-    #[inline(never)]
-    fn decide<const N: usize>(
+    fn charge_specially(
         &self,
         charge: Charge<'_>,
-        mut now: Reading,
-        mut shard: MutexGuard<'_, Shard>,
+        shard: &LockedShard,
         home: Home,
     ) -> Reply<Decision> {
-        let account = &charge.account();
-        let (quotas, ask) = (account.quotas().as_slice(), charge.ask(charge.cost()));
-        if N > 1
-            && let Ok(quotas) = quotas.try_into()
-            && let Some(decision) = shard.charge_all_running::<N>(now, account, quotas, &home, ask)
-        {
-            return Reply::now(decision);
-        }
-        if N == 1
-            && let Some((decision, is_new)) = shard.charge_first(now, account, &home, ask)
+        self.charge_first(charge, self.time_for(&charge), shard.lock(), home)
+    }
+
+    /// Reads the clock. A request that waits for a window counts the time until it ends.
+    #[inline(always)]
+    fn time_for(&self, charge: &Charge<'_>) -> Reading {
+        let time = &self.memory.time;
+        if charge.may_reserve() { time.now() } else { time.recently() }
+    }
+
+    /// Decides a charge of one quota, which most often is the first one in its window.
+    #[inline(never)]
+    fn charge_first(
+        &self,
+        charge: Charge<'_>,
+        now: Reading,
+        shard: MutexGuard<'_, Shard>,
+        home: Home,
+    ) -> Reply<Decision> {
+        let mut locked = LockedShards::one(shard, home);
+        let now = self.enter(now, &mut locked);
+        let (account, cost) = charge.line_at(0);
+        if charge.is_plain()
+            && let Some((decision, is_new)) =
+                locked.shard_of(0).charge_first(now, &account, &home, cost)
         {
             if is_new {
                 // Noted under the lock, so that a reset or a save that finds the entry finds its
                 // counter.
-                self.memory.counters.note(account.scope(), &quotas[0]);
+                self.memory.counters.note(account.scope(), &account.quotas().as_slice()[0]);
             }
             return Reply::now(decision);
         }
-        let (places, windows) = loop {
-            let found = shard.locate_all::<N>(now.at, account, &home);
-            // Near a boundary, only the exact time shows on which side of it the charge is.
-            if now.is_exact()
-                || !found.1.iter().any(|window| window.is_over_at(now.at, now.latest()))
-            {
+        self.decide::<1, 1>(charge, &[(account, cost)], now, locked)
+    }
+
+    /// Decides a charge that the short path does not know. Loops over few lines and quotas are
+    /// unrolled.
+    #[inline(never)]
+    fn charge_lines(&self, charge: Charge<'_>) -> Reply<Decision> {
+        const ALL: usize = Quotas::MAX;
+        match (charge.len(), charge.account().quotas().len()) {
+            (1, 2) => self.charge_running::<1, 2, 2>(charge),
+            (1, 3) => self.charge_running::<1, 3, 3>(charge),
+            (1, _) => self.charge_running::<1, ALL, ALL>(charge),
+            (2, _) => self.charge_running::<2, 1, ALL>(charge),
+            (3, _) => self.charge_running::<3, 1, ALL>(charge),
+            (4, _) => self.charge_running::<4, 1, ALL>(charge),
+            _ => self.charge_running::<MAX_LIMITS, 1, ALL>(charge),
+        }
+    }
+
+    /// Decides a charge of `L` lines, or up to [`MAX_LIMITS`] if `L` is that: at once if each line
+    /// is of `R` quotas whose windows run, otherwise as lines of up to `Q` quotas.
+    #[inline(never)]
+    fn charge_running<const L: usize, const R: usize, const Q: usize>(
+        &self,
+        charge: Charge<'_>,
+    ) -> Reply<Decision> {
+        let len = if L < MAX_LIMITS { L } else { charge.len().min(L) };
+        // The first line fills the unused places.
+        let lines: [_; L] = array::from_fn(|i| charge.line_at(if i < len { i } else { 0 }));
+        let lines = &lines[..len];
+        let mut locked = LockedShards::<L>::new(&self.memory.shards, lines);
+        let now = self.enter(self.time_for(&charge), &mut locked);
+        if charge.is_plain()
+            && let Some(decision) = locked.charge_running::<R>(now, lines)
+        {
+            return Reply::now(decision);
+        }
+        self.decide::<L, Q>(charge, lines, now, locked)
+    }
+
+    #[inline(always)]
+    fn decide<const L: usize, const Q: usize>(
+        &self,
+        charge: Charge<'_>,
+        lines: &[ChargeLine<'_>],
+        mut now: Reading,
+        mut locked: LockedShards<'_, L>,
+    ) -> Reply<Decision> {
+        let lines = if L < MAX_LIMITS { &lines[..L] } else { lines };
+        let found = loop {
+            let found = locked.locate::<Q>(now.at, lines);
+            // Near a boundary, only the exact time shows on which side of it this is.
+            let is_over = |window: &Window<'_>| window.is_over_at(now.at, now.latest());
+            let mut windows = found.iter().flat_map(|(_, windows)| windows);
+            if now.is_exact() || !windows.any(is_over) {
                 break found;
             }
-            now = self.now_again(&mut shard);
+            now = self.now_again(&mut locked);
         };
         let now = now.at;
-        let (mut decision, writes) = charge.decide_line(now, &windows);
-        let mut written = 0;
-        for (i, (place, state)) in places.into_iter().zip(writes).enumerate() {
-            let Some(state) = state else { continue };
-            written |= 1 << i;
-            if !matches!(place, CountedIn::Own(_))
-                && let Some(quota) = quotas.get(i)
-            {
-                self.memory.counters.note(account.scope(), quota);
+        let windows = (0..lines.len()).map(|i| {
+            let (places, windows) = &found[i];
+            charge.with_windows(lines[i], windows, shared(places))
+        });
+        let mut taken = [false; L];
+        let decision = Decision::over_lines::<Q>(now, windows, |i, takes, states| {
+            taken[i] = takes;
+            let (account, _) = &lines[i];
+            let shard = locked.shard_of(i);
+            for ((quota, place), state) in account.quotas().iter().zip(&found[i].0).zip(states) {
+                let Some(state) = state else { continue };
+                match place {
+                    CountedIn::Own(_) => {}
+                    // A refused line writes only to an entry that it has: another line may take
+                    // the free place.
+                    CountedIn::Free(_) | CountedIn::Inheriting(_) if !takes => continue,
+                    _ => _ = self.memory.counters.note(account.scope(), quota),
+                }
+                shard.write(now, *place, state);
             }
-            shard.write(now, place, state);
-        }
-        if let Some(until) = shard.overflows_until(now)
-            && !charge.is_peek()
-        {
-            // Passed by value, so that the places stay in registers on the usual path.
-            let shared = self.count_overflow(now, until, shard, account, places, written);
-            decision.note_shared(shared);
+        });
+        let overflows = locked.shards().any(|shard| shard.overflows_until(now).is_some());
+        if overflows && !charge.is_peek() {
+            self.count_overflows(now, lines, &found, taken, locked);
         }
         Reply::now(decision)
     }
+
+    /// Counts the lines without entries of their own, and logs this unless it was logged recently.
+    #[cold]
+    fn count_overflows<const L: usize, const Q: usize>(
+        &self,
+        now: i64,
+        lines: &[ChargeLine<'_>],
+        found: &[Found<'_, Q>; L],
+        taken: [bool; L],
+        mut locked: LockedShards<'_, L>,
+    ) {
+        let mut latest = None;
+        for (i, (account, _)) in lines.iter().enumerate() {
+            let places = &found[i].0[..account.quotas().len()];
+            let shard = locked.shard_of(i);
+            let until = shard.overflows_until(now);
+            if until.is_some() && !places.iter().all(|place| place.is_own(taken[i])) {
+                shard.overflowed += 1;
+                account.scope().observe().overflowed();
+                latest = latest.max(until);
+            }
+        }
+        // `overflowed` takes the locks of all shards.
+        drop(locked);
+        let Some(until) = latest else { return };
+        let next = until.max(now.saturating_add(MINUTE)) as u64;
+        let is_first =
+            self.memory.quiet_until.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |quiet| {
+                (quiet <= now as u64).then_some(next)
+            });
+        if is_first.is_ok() {
+            observe::overflow(self.memory.max_keys, self.overflowed());
+        }
+    }
+}
+
+fn shared(places: &[CountedIn]) -> u8 {
+    let shared = places.iter().map(|place| u8::from(matches!(place, CountedIn::Shared(_))));
+    shared.rev().fold(0, |bits, bit| bits << 1 | bit)
 }

@@ -156,29 +156,6 @@ impl Shard {
         (now < self.overflow_until).then_some(self.overflow_until)
     }
 
-    /// Returns the places and windows of all quotas of a key.
-    #[inline(always)]
-    pub(super) fn locate_all<'a, const N: usize>(
-        &mut self,
-        now: i64,
-        account: &Account<'a>,
-        home: &Home,
-    ) -> ([CountedIn; N], [Window<'a>; N]) {
-        loop {
-            let mut places = [CountedIn::None; N];
-            let windows = account.windows(|i, quota| {
-                let others = if N == 1 { &[] } else { &places[..i] };
-                let (place, window) = self.locate(now, account, quota, home, others);
-                places[i] = place;
-                window
-            });
-            // A single quota has grown the table already.
-            if N == 1 || !self.grows_for(&places[..account.quotas().len()], now) {
-                return (places, windows);
-            }
-        }
-    }
-
     /// Grows the table if one of these quotas has no place. Returns `true` if all places have to be
     /// located again.
     pub(super) fn grows_for(&mut self, places: &[CountedIn], now: i64) -> bool {
