@@ -3,55 +3,77 @@
 use std::ops::RangeInclusive;
 use std::sync::LazyLock;
 
-use redis::{Cmd, ErrorKind, FromRedisValue, RedisError, RedisResult, ServerErrorKind, Value};
+use redis::{
+    Arg, Cmd, ErrorKind, FromRedisValue, RedisError, RedisResult, Script, ServerErrorKind, Value,
+    cmd,
+};
 
 use crate::decision::Decision;
 use crate::quota::{Anchor, Quotas, Span};
 use crate::store::charge::Charge;
 use crate::window::{State, Window};
 
-mod calendars;
 mod command;
-mod lua;
 mod merged;
 pub(super) mod rights;
 
 pub(super) use command::Commands;
-pub(super) use lua::Lua;
-use lua::args_from;
 pub(super) use merged::MergedCall;
 
 /// `window.rs`, in Lua, for one decision. Some proxies run only scripts whose commands and keys are
 /// literals: `redis.call('HGET', KEYS[1], ..)`.
-pub(super) static ONE: LazyLock<Lua> = LazyLock::new(|| {
-    Lua::new(&with_window(include_str!("script/one.lua")).replace("[place]", "[1]"))
-});
+pub(super) static ONE: LazyLock<Lua> =
+    LazyLock::new(|| Lua::new(&with_parts("--[[ one ]]").replace("[place]", "[1]")));
 
 /// The same for several decisions, one after the other.
 pub(super) static MANY: LazyLock<Lua> =
-    LazyLock::new(|| Lua::new(&with_window(include_str!("script/many.lua"))));
+    LazyLock::new(|| Lua::new(&with_parts(include_str!("script/many.lua"))));
+
+/// Puts the parts of `window.lua` in place of their names. A part may name those that follow it.
+fn with_parts(script: &str) -> String {
+    let parts = include_str!("script/window.lua").split("\n----- ").skip(1);
+    parts.fold(script.to_owned(), |script, part| {
+        let (name, code) = part.split_once('\n').unwrap_or_default();
+        script.replace(&format!("--[[ {name} ]]"), code.trim_end())
+    })
+}
+
+/// A script, and its hash, by which a server that has it is called.
+pub(super) struct Lua {
+    hash: String,
+    code: String,
+}
+
+impl Lua {
+    /// Creates a script without the comments and indents of its code, which travels with calls.
+    pub(super) fn new(code: &str) -> Self {
+        let lines = code.lines().map(str::trim).filter(|line| !line.starts_with("--"));
+        let code = lines.collect::<Vec<_>>().join("\n");
+        Self { hash: Script::new(&code).get_hash().to_owned(), code }
+    }
+
+    /// Returns the same call, with the script in place of its hash. The server keeps the script
+    /// for later calls by the hash. Servers and proxies without `SCRIPT` take it, too.
+    pub(super) fn eval(&self, call: &Cmd) -> Cmd {
+        let mut eval = cmd("EVAL");
+        eval.arg(&self.code);
+        args_from(call, 2).for_each(|arg| {
+            eval.arg(arg);
+        });
+        eval
+    }
+}
+
+/// Returns the arguments of a call from the nth on.
+pub(super) fn args_from(call: &Cmd, from: usize) -> impl ExactSizeIterator<Item = &[u8]> {
+    let all = call.args_iter().skip(from);
+    all.map(|arg| if let Arg::Simple(arg) = arg { arg } else { b"" })
+}
 
 /// Returns whether a call was refused because the server does not have its script. Nothing was done
 /// then.
 pub(super) fn is_missing(error: &RedisError) -> bool {
     error.kind() == ErrorKind::Server(ServerErrorKind::NoScript)
-}
-
-fn with_window(script: &str) -> String {
-    let parts = [
-        ("--[[ needs.lua ]]", include_str!("script/needs.lua")),
-        ("--[[ plain.lua ]]", include_str!("script/plain.lua")),
-        ("--[[ window.lua ]]", include_str!("script/window.lua")),
-        ("--[[ expiry.lua ]]", include_str!("script/expiry.lua")),
-    ];
-    parts.iter().fold(script.to_owned(), |script, (name, part)| script.replace(name, part))
-}
-
-/// Returns the beginning of a call of [`ONE`]. Its arguments follow.
-pub(super) fn begin_call(key: &str, args: usize) -> Cmd {
-    let mut cmd = Cmd::with_capacity(4 + args, 256);
-    cmd.arg("EVALSHA").arg(ONE.hash()).arg(1).arg(key);
-    cmd
 }
 
 /// Returns the key of a call: of a script, or of a plain command.
@@ -95,7 +117,7 @@ impl Answer {
 
     fn plain(micros: i64, used: i64) -> RedisResult<Self> {
         match IN_SCRIPTS.contains(&micros) && IN_SCRIPTS.contains(&used) {
-            true => Ok(Self::Plain(to_ms(micros), used)),
+            true => Ok(Self::Plain(micros / 1_000, used)),
             false => Err(unexpected_answer()),
         }
     }
@@ -171,10 +193,6 @@ impl Answer {
     }
 }
 
-fn to_ms(micros: i64) -> i64 {
-    micros / 1_000
-}
-
 fn unexpected_answer() -> RedisError {
     (ErrorKind::UnexpectedReturnType, "an unexpected answer").into()
 }
@@ -247,7 +265,7 @@ mod tests {
     #[test]
     fn commands_and_keys_of_scripts_are_literals() {
         for (lua, key) in [(&*ONE, "KEYS[1]"), (&*MANY, "KEYS["), (&*rights::RIGHTS, "KEYS[1]")] {
-            let code = lua.code().replace("redis.pcall", "redis.call");
+            let code = lua.code.replace("redis.pcall", "redis.call");
             let calls: Vec<_> = code.split("redis.call").skip(1).collect();
             assert!(!calls.is_empty());
             for call in calls {

@@ -1,22 +1,31 @@
 //! Makes the calls of the script for charges and corrections: [`Commands`].
 
+use std::collections::HashMap;
 use std::fmt::Write as _;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Arc, Mutex};
 
 use redis::Cmd;
 
-use super::super::script;
-use super::calendars::Calendars;
+use super::ONE;
+use crate::clock::{Clock, SystemClock};
 use crate::key::Key;
-use crate::quota::{Anchor, Boundaries, Quota};
-use crate::store::account::Account;
+use crate::quota::{Anchor, Boundaries, Calendar, Quota};
+use crate::store::account::{Account, instant};
 use crate::store::adjust::{Adjust, TokenChange};
 use crate::store::charge::Charge;
 use crate::store::scope::Scope;
+use crate::sync;
 
 /// Stand in place of the grid of quotas that have none.
 const FROM_FIRST_REQUEST: i64 = -1;
 const ON_A_CALENDAR: i64 = -2;
+/// Calendars whose boundaries are cached, for one window each. With more, the cache is cleared.
+const MAX_CACHED: usize = 4_096;
+/// The key of a state that lasts for more windows may outlive the state.
+const LASTING: u64 = 64;
+/// Reservations are compared with the windows of other quotas, over ten years at most.
+const COMPARED: u64 = 4_096;
 
 /// Makes commands for keys that begin with a prefix.
 #[derive(Clone)]
@@ -76,11 +85,11 @@ impl Commands {
         name
     }
 
+    /// Returns the beginning of a call of [`ONE`]. Its arguments follow.
     fn begin_call(&self, account: &Account<'_>) -> Cmd {
-        script::begin_call(
-            &self.key(account.scope(), account.key()),
-            3 + 7 * account.quotas().len(),
-        )
+        let mut cmd = Cmd::with_capacity(7 + 7 * account.quotas().len(), 256);
+        cmd.arg("EVALSHA").arg(&ONE.hash).arg(1).arg(self.key(account.scope(), account.key()));
+        cmd
     }
 
     /// Returns the call of the script's fast path, if that is enough.
@@ -146,5 +155,56 @@ impl Commands {
             }
         }
         cmd
+    }
+}
+
+/// Calendars as the script receives them: it chooses between boundaries around the server's time.
+#[derive(Default)]
+struct Calendars {
+    /// How far the server's clock is ahead of this process's, noted once it was far off.
+    ahead: AtomicI64,
+    cached: Mutex<HashMap<Calendar, Arc<Boundaries>>>,
+}
+
+impl Calendars {
+    /// Returns the server's time, as far as this process knows it.
+    fn server_time(&self) -> i64 {
+        let now = instant(SystemClock.now_ms());
+        instant(now.saturating_add(self.ahead.load(Ordering::Relaxed)).max(0) as u64)
+    }
+
+    /// Notes the server's time, which is not what was assumed.
+    fn correct_time(&self, time: i64) {
+        let ahead = time.saturating_sub(instant(SystemClock.now_ms()));
+        self.ahead.store(ahead, Ordering::Relaxed);
+    }
+
+    /// Returns the boundaries from the window before `at` on, and how many of them it takes until
+    /// everything that is written at `at` under a quota has ended.
+    fn boundaries_around(
+        &self,
+        calendar: Calendar,
+        at: i64,
+        quota: &Quota,
+        compared: bool,
+    ) -> (Arc<Boundaries>, usize) {
+        let most = quota.capacity + quota.max_reserved;
+        let bound = if compared { COMPARED } else { LASTING };
+        let windows = most.div_ceil(quota.limit.max(1)).min(bound);
+        // The window before, this one, and two that may begin until the script runs.
+        let count = windows as usize + 4;
+        let mut cached = sync::lock(&self.cached);
+        if let Some(boundaries) = cached.get(&calendar)
+            && boundaries.starts.len() >= count
+            && (boundaries.starts[1]..boundaries.starts[2]).contains(&at)
+        {
+            return (Arc::clone(boundaries), count);
+        }
+        let boundaries = Arc::new(calendar.boundaries(at, count as i64));
+        if cached.len() >= MAX_CACHED {
+            cached.clear();
+        }
+        cached.insert(calendar, Arc::clone(&boundaries));
+        (boundaries, count)
     }
 }

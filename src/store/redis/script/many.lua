@@ -15,13 +15,13 @@
 -- each); otherwise a list of their answers.
 
 local redis, KEYS, pack, tonumber = redis, KEYS, nil, tonumber
---[[ needs.lua ]]
+--[[ needs ]]
 local may_set = not may or may('HSET')
 local time = redis.call('TIME')
 local micros = time[1] * 1000000 + time[2]
 
 local function decide(place, args, start, least, most, length, step)
---[[ window.lua ]]
+--[[ window ]]
 end
 
 local argv = ARGV
@@ -35,7 +35,7 @@ for kind = 1, argv[1] do
     -- Once here, rather than wherever it is used.
     args[i - before] = tonumber(argv[i]) or argv[i]
   end
-  --[[ plain.lua ]]
+  --[[ plain ]]
   kinds[kind] = { args, start, least, most, length, tonumber(args[1]) }
 end
 

@@ -2,8 +2,7 @@
 
 use redis::{Cmd, RedisResult, Value};
 
-use super::lua::args_from;
-use super::{Answer, MANY, unexpected_answer};
+use super::{Answer, MANY, args_from, unexpected_answer};
 
 /// How many of the last questions and kinds are searched for an equal one.
 const RECENT: usize = 16;
@@ -59,7 +58,7 @@ impl<'a> MergedCall<'a> {
 
     pub(in super::super) fn to_cmd(&self) -> Cmd {
         let mut cmd = Cmd::with_capacity(8 + 3 * self.keys, 128 * self.keys);
-        cmd.arg("EVALSHA").arg(MANY.hash()).arg(self.keys);
+        cmd.arg("EVALSHA").arg(&MANY.hash).arg(self.keys);
         // Most calls differ in their keys only.
         let (mut kinds, mut of_which) = (Vec::<&Cmd>::new(), Vec::with_capacity(self.keys));
         for call in self.questions.iter().flat_map(|(calls, ..)| *calls) {

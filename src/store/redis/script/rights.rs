@@ -5,10 +5,10 @@ use std::sync::LazyLock;
 use redis::aio::ConnectionLike;
 use redis::{Cmd, ErrorKind, RedisError, RedisResult, Value, cmd};
 
-use super::lua::Lua;
+use super::{Lua, with_parts};
 use crate::observe;
 
-pub(super) static RIGHTS: LazyLock<Lua> = LazyLock::new(|| Lua::new(include_str!("rights.lua")));
+pub(super) static RIGHTS: LazyLock<Lua> = LazyLock::new(|| Lua::new(&with_parts("--[[ rights ]]")));
 
 const UNCHECKED: &str = "this server of a RedisStore has no redis.acl_check_cmd (Redis 7 has it): \
     which commands it permits is not checked. If it does not permit all that docs/many-nodes.md \
@@ -47,7 +47,7 @@ async fn ask(
 /// not be there, and the other for `EVAL` and all others.
 pub(crate) fn calls_with(keys: &[&str]) -> [Cmd; 2] {
     let mut by_hash = cmd("EVALSHA");
-    by_hash.arg(RIGHTS.hash()).arg(keys.len()).arg(keys);
+    by_hash.arg(&RIGHTS.hash).arg(keys.len()).arg(keys);
     let eval = RIGHTS.eval(&by_hash);
     [by_hash, eval]
 }

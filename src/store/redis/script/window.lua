@@ -1,5 +1,53 @@
--- window.rs and what calls it, in Redis: one step over all quotas of one key. It stands in `one.lua`
--- and in `many.lua`, which give it
+-- window.rs and what calls it, in Redis. Each part of this file begins with its name, and stands in the
+-- scripts where another part or `many.lua` names it.
+
+----- one
+-- One decision.
+--
+-- KEYS[1]  the key
+-- ARGV     what is asked
+-- Answer   as in `window`; instead of a number alone it and the server's time, in eight bytes each
+
+local redis, KEYS, args = redis, KEYS, ARGV
+local pack, step = struct.pack, nil
+--[[ needs ]]
+local time = redis.call('TIME')
+local micros = time[1] * 1000000 + time[2]
+
+--[[ plain ]]
+--[[ window ]]
+
+----- needs
+-- Nothing may fail after the first write: this user can have lost a right.
+local may = redis.acl_check_cmd
+if may then
+  local denied = not may('PEXPIREAT') and 'pexpireat' or not may('HLEN') and 'hlen'
+    or not may('HGETALL') and 'hgetall'
+  if denied then
+    error({ err = "NOPERM this user has no permissions to run the '" .. denied .. "' command" })
+  end
+else
+  -- A server without that function may be one without these options. This changes nothing.
+  redis.call('PEXPIREAT', KEYS[1], 1, 'GT')
+end
+
+----- plain
+-- What the short way of `window` needs, if the charge may go there: what the count is when this
+-- window is empty, when it has just been opened with these tokens, and when it is full, or has no number
+-- for more; and how many counts are of one window. None of them is 0, and all of them, and a full one to
+-- which tokens are added, are below 2^53: from two windows after the epoch until some time in 2255.
+local start, least, most, length
+if #args < 10 then
+  local now = args[6] and args[6] * 1000 or micros
+  length = args[3] * 1000
+  if now >= 2 * length and now + 2 * length < 9007199254740992 then
+    start = now - (now - (args[5] or 0) * 1000) % length
+    least, most = start + args[1], start + math.min(args[4], length - 1)
+  end
+end
+
+----- window
+-- One step over all quotas of one key. It stands in `one` and in `many.lua`, which give it
 --
 -- place    the place of the key in KEYS: a hash with a field for each quota, which has the start of its
 --          window in microseconds, and added to that the tokens used in it. A count that this can't say
@@ -13,7 +61,7 @@
 --          0, after a refusal, writes what has moved. 1: nothing is done, and the answer is nil, if the
 --          short way is not enough
 -- start, least, most, length
---          what `plain.lua` makes of the arguments
+--          what `plain` makes of the arguments
 --
 -- Numbers are doubles. Every value is an integer of at most 2^53, and each expression is ordered so
 -- that it stays exact, or on the same side of what it is compared with.
@@ -48,7 +96,7 @@ if start then
     if args[6] then
       shift = (micros - micros % 1000) / 1000 + 3600000 - args[6]
     end
-    --[[ expiry.lua ]]
+    --[[ expiry ]]
     answer = least - start
   else
     redis.call('HINCRBY', KEYS[place], field, '-' .. args[1])
@@ -440,7 +488,7 @@ if #values > 0 then
   redis.call('HSET', KEYS[place], unpack(values))
   if expire > 0 then
     local till, shift = expire, real + late - now
-    --[[ expiry.lua ]]
+    --[[ expiry ]]
   end
 end
 
@@ -467,3 +515,67 @@ if step and step ~= 0 and tokens > 0 and taken == 0 then
   end
 end
 return answer, moved
+
+----- expiry
+-- The key lives until then, and no shorter than it did. One without an expiry is new, or has lost it. Then it
+-- lives until the last of all its counts has ended, asked for or not.
+-- till     an instant on the clock of the counts
+-- shift    what is added to it on the server's
+if redis.call('PEXPIREAT', KEYS[place], till + shift, 'NX') == 0 then
+  redis.call('PEXPIREAT', KEYS[place], till + shift, 'GT')
+elseif redis.call('HLEN', KEYS[place]) > 1 then
+  local all, last = redis.call('HGETALL', KEYS[place]), till
+  for i = 2, #all, 2 do
+    local count, ends = tonumber(all[i]), nil
+    local length, offset = string.match(all[i - 1], '^(%d+)[+sf](%d*)$')
+    if count and length then
+      -- Without an offset later by a millisecond for each 1,000 tokens.
+      ends = (count - count % 1000) / 1000
+      if offset ~= '' then
+        ends = ends - (ends - offset) % length
+      end
+      ends = ends + length
+    elseif length then
+      local start, n = string.match(all[i], '^%-?%d+@(%-?%d+)%*?(%d*)$')
+      ends = start and start + length * (tonumber(n) or 1)
+    else
+      -- No window of a calendar is twice as long as another.
+      local start, finish, n = string.match(all[i], '^%-?%d+@(%-?%d+)%-(%d+)#%-?%d+%*?(%d*)$')
+      ends = start and finish + 2 * (finish - start) * ((tonumber(n) or 1) - 1)
+    end
+    last = math.max(last, math.min(ends or 0, 9007199254740991))
+  end
+  if last > till then
+    redis.call('PEXPIREAT', KEYS[place], last + shift)
+  end
+end
+
+----- rights
+-- Asks for the commands that are needed, and fails with the names of those that can't be called. Redis 7.0
+-- crashes when it is asked for EVALSHA. A server that can't be asked answers 0.
+
+if not redis.acl_check_cmd then
+  if KEYS[1] then
+    -- Fails on servers before Redis 7. This changes nothing.
+    redis.call('PEXPIREAT', KEYS[1], 1, 'GT')
+  end
+  return 0
+end
+
+local absent, forbidden = {}, {}
+for _, command in ipairs({
+  'time', 'hincrby', 'hget', 'hmget', 'hset', 'hlen', 'hgetall', 'pexpireat', 'del',
+}) do
+  local known, may = pcall(redis.acl_check_cmd, command)
+  local list = not known and absent or not may and forbidden
+  if list then
+    list[#list + 1] = command
+  end
+end
+-- Worded as a server's own errors.
+if #absent > 0 then
+  return { err = "ERR unknown command '" .. table.concat(absent, ', ') .. "'" }
+elseif #forbidden > 0 then
+  return { err = "NOPERM no permissions to run the '" .. table.concat(forbidden, ', ') .. "' command" }
+end
+return 1
