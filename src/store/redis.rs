@@ -6,6 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redis::aio::ConnectionLike;
+#[cfg(feature = "redis-cluster")]
+use redis::cluster_async::{ClusterConnection, Connect};
 use redis::{Client, IntoConnectionInfo, RedisResult};
 
 use super::account::Account;
@@ -24,22 +26,22 @@ use crate::key::Key;
 use crate::quota::{Quota, Quotas};
 
 mod calls;
+#[cfg(feature = "redis-cluster")]
+mod cluster;
 mod connect;
 mod link;
 mod script;
-#[cfg(tfw_sim)]
-mod simulated;
 
 use calls::{Calls, address_error};
-#[cfg(feature = "redis-cluster")]
-use connect::cluster;
 #[cfg(feature = "redis-sentinel")]
-use connect::sentinel;
-use connect::settings::{open, server_name, with_keepalive};
-#[cfg(feature = "redis-tls")]
-use connect::tls;
+use connect::first_success;
+use connect::{install_tls_provider, open, server_name, with_keepalive};
 use link::{Origin, Servers};
 use script::Commands;
+
+#[cfg(feature = "redis-sentinel")]
+const NO_SENTINEL: (redis::ErrorKind, &str) =
+    (redis::ErrorKind::EmptySentinelList, "there is no Sentinel");
 
 /// Counters in Redis (from 7.0) or Valkey, shared by all nodes that use the same server.
 ///
@@ -159,14 +161,7 @@ impl RedisStore {
         let client = with_keepalive(&client);
         let origin = Origin::connecting(move || {
             let client = client.clone();
-            async move {
-                let client = client?;
-                #[cfg(feature = "redis-tls")]
-                if tls::is_used_by(&client) {
-                    tls::install_provider();
-                }
-                open(&client).await
-            }
+            async move { open(&client?).await }
         });
         Self { database, ..Self::from_origin(origin.with_servers(Arc::new(servers))) }
     }
@@ -196,8 +191,7 @@ impl RedisStore {
         C: ConnectionLike + Clone + Send + Sync + 'static,
     {
         Self::from_origin(Origin::connecting(move || {
-            #[cfg(feature = "redis-tls")]
-            tls::install_provider();
+            install_tls_provider();
             connect()
         }))
     }
@@ -214,18 +208,10 @@ impl RedisStore {
     /// ```
     #[cfg(feature = "redis-cluster")]
     pub fn cluster(client: redis::cluster::ClusterClient) -> Self {
-        let (client, servers) = (Arc::new(client), Arc::<Servers>::default());
-        let of = Arc::clone(&servers);
-        let connect = move |asks| {
-            #[cfg(feature = "redis-tls")]
-            tls::install_provider();
-            let client = Arc::clone(&client);
-            let open = move |connecting, answering| {
-                cluster::open((*client).clone(), connecting, answering)
-            };
-            cluster::connect(open, asks, Arc::clone(&of))
-        };
-        Self::from_origin(Origin::sharded(connect).with_servers(servers)).one_by_one()
+        Self::from_cluster(move |connecting, answering| {
+            install_tls_provider();
+            cluster::open(client.clone(), connecting, answering)
+        })
     }
 
     /// Creates a store for the master that Sentinels name. The store asks all Sentinels
@@ -264,14 +250,58 @@ impl RedisStore {
         let (client, servers) = (Arc::new(client), Arc::<Servers>::default());
         let of = Arc::clone(&servers);
         let origin = Origin::connecting(move || {
-            #[cfg(feature = "redis-tls")]
-            tls::install_provider();
-            let clients = sentinels.iter().map(|sentinel| client(sentinel.clone()));
-            let masters: Vec<_> =
-                clients.map(|client| sentinel::open_master(client, Arc::clone(&of))).collect();
-            sentinel::connect(masters)
+            install_tls_provider();
+            let masters = sentinels.iter().map(|sentinel| {
+                let (client, servers) = (client(sentinel.clone()), Arc::clone(&of));
+                async move {
+                    let master = with_keepalive(&client?.async_get_client().await?)?;
+                    servers.set_only(server_name(&master));
+                    open(&master).await
+                }
+            });
+            first_success(masters.collect::<Vec<_>>(), NO_SENTINEL.into())
         });
         Ok(Self::from_origin(origin.with_servers(servers)))
+    }
+
+    /// Creates a store for a simulated cluster. `open` has how long to wait for a connection, if
+    /// not as long as the app has set, and for each answer.
+    #[cfg(tfw_sim)]
+    pub fn cluster_opened_by<F, R, C>(open: F) -> Self
+    where
+        F: Fn(Option<Duration>, Duration) -> R + Send + Sync + 'static,
+        R: Future<Output = RedisResult<ClusterConnection<C>>> + Send + 'static,
+        C: ConnectionLike + Connect + Clone + Send + Sync + Unpin + 'static,
+    {
+        Self::from_cluster(open)
+    }
+
+    /// Creates a store for the master that simulated Sentinels name. `open` asks the Sentinel of a
+    /// number, and connects to its master.
+    #[cfg(tfw_sim)]
+    pub fn sentinels_asked_by<F, R, C>(sentinels: usize, open: F) -> Self
+    where
+        F: Fn(usize) -> R + Send + Sync + 'static,
+        R: Future<Output = RedisResult<C>> + Send + 'static,
+        C: ConnectionLike + Clone + Send + Sync + 'static,
+    {
+        Self::connecting(move || {
+            first_success((0..sentinels).map(&open).collect::<Vec<_>>(), NO_SENTINEL.into())
+        })
+    }
+
+    /// Creates a store for a cluster, by a closure that opens the library's connection.
+    #[cfg(feature = "redis-cluster")]
+    fn from_cluster<F, R, C>(open: F) -> Self
+    where
+        F: Fn(Option<Duration>, Duration) -> R + Send + Sync + 'static,
+        R: Future<Output = RedisResult<ClusterConnection<C>>> + Send + 'static,
+        C: ConnectionLike + Connect + Clone + Send + Sync + Unpin + 'static,
+    {
+        let (open, servers) = (Arc::new(open), Arc::<Servers>::default());
+        let of = Arc::clone(&servers);
+        let connect = move |asks| cluster::connect(Arc::clone(&open), asks, Arc::clone(&of));
+        Self::from_origin(Origin::sharded(connect).with_servers(servers)).one_by_one()
     }
 
     fn from_origin(source: Origin) -> Self {

@@ -1,12 +1,14 @@
 //! Calls of the server, which decisions share, and which end in time (S32): [`Calls`].
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use tokio::runtime::{Handle, Id};
 use tokio::time::Instant;
 
-use super::connect::settings::NEVER;
-use super::link::Origin;
+use super::connect::NEVER;
+use super::link::{Link, Origin};
 use super::script::{Answer, Commands};
 #[cfg(feature = "testing")]
 use crate::clock::{Clock, SystemClock};
@@ -21,17 +23,15 @@ use crate::store::error::StoreError;
 use crate::store::remote::Breaker;
 use crate::store::reply::Reply;
 use crate::store::scope::Scope;
+use crate::sync::{self, AtEnd};
 
 mod call;
 mod failure;
 mod gather;
-mod queue;
-mod runtimes;
 
 pub(super) use failure::address_error;
 use failure::unexpected_answer;
-use queue::Question;
-use runtimes::Runtimes;
+use gather::{Gather, Question};
 
 /// The default deadline of a call.
 const DEADLINE: Duration = Duration::from_millis(250);
@@ -61,7 +61,7 @@ impl Calls {
     }
 
     pub(super) fn breaker(&self) -> &Arc<Breaker> {
-        self.runtimes.breaker()
+        &self.runtimes.origin.breaker
     }
 
     #[cfg(feature = "testing")]
@@ -147,10 +147,60 @@ impl Store for Calls {
     }
 
     fn fault_domain(&self, scope: &Scope, key: &Key) -> u64 {
-        self.runtimes.fault_domain(|| self.commands.key(scope, key))
+        let Runtimes { origin, gathers } = &*self.runtimes;
+        if !origin.sharded {
+            return 0;
+        }
+        let (gathers, key) = (sync::lock(gathers), self.commands.key(scope, key));
+        let here = Handle::try_current().ok().and_then(|runtime| gathers.get(&runtime.id()));
+        let gather = here.or_else(|| gathers.values().next());
+        gather.map_or(0, |gather| gather.link.for_key(key.as_bytes()).fault_domain())
     }
 
     fn server(&self, scope: &Scope, key: &Key) -> Option<Arc<str>> {
-        self.runtimes.server_of(self.fault_domain(scope, key))
+        self.runtimes.origin.servers.of(self.fault_domain(scope, key))
+    }
+}
+
+/// The runtimes that call a store. Each has a connection of its own, and calls of its own in flight,
+/// so that the end of a runtime does not affect the others.
+struct Runtimes {
+    origin: Arc<Origin>,
+    /// The connection and the calls of each runtime.
+    gathers: Mutex<HashMap<Id, Arc<Gather>>>,
+}
+
+impl Runtimes {
+    /// Connects at once if called in a runtime.
+    fn new(origin: Origin) -> Arc<Self> {
+        let this = Arc::new(Self { origin: Arc::new(origin), gathers: Mutex::default() });
+        let _ = this.current_gather();
+        this
+    }
+
+    /// Returns the connection and the calls of the current runtime. The first call connects.
+    fn current_gather(self: &Arc<Self>) -> Result<Arc<Gather>, StoreError> {
+        let outside = |_| StoreError::new("Redis is called outside of a tokio runtime").unsent();
+        let runtime = Handle::try_current().map_err(outside)?;
+        let (mut gathers, id) = (sync::lock(&self.gathers), runtime.id());
+        if let Some(gather) = gathers.get(&id) {
+            return Ok(Arc::clone(gather));
+        }
+        let gather = Arc::new(Gather::new(Link::new(&self.origin), runtime.clone()));
+        gathers.insert(id, Arc::clone(&gather));
+        drop(gathers);
+        let of = Arc::downgrade(self);
+        let leave = AtEnd(move || {
+            if let Some(of) = of.upgrade() {
+                sync::lock(&of.gathers).remove(&id);
+            }
+        });
+        let end = gather.link.wait_for_end();
+        // The task is also dropped when its runtime ends.
+        runtime.spawn(async move {
+            end.await;
+            drop(leave);
+        });
+        Ok(gather)
     }
 }

@@ -1,9 +1,162 @@
-//! Opening one connection.
+//! Opens connections of the client library, with this crate's settings: [`open`].
 
-#[cfg(feature = "redis-cluster")]
-pub(super) mod cluster;
-#[cfg(feature = "redis-sentinel")]
-pub(super) mod sentinel;
-pub(super) mod settings;
 #[cfg(feature = "redis-tls")]
-pub(super) mod tls;
+use std::io;
+use std::time::Duration;
+
+use redis::aio::{ConnectionLike, MultiplexedConnection};
+use redis::io::tcp::socket2::TcpKeepalive;
+use redis::{
+    AsyncConnectionConfig, Client, ConnectionAddr, ErrorKind, RedisError, RedisResult, Value, cmd,
+};
+#[cfg(feature = "redis-tls")]
+use rustls::crypto::{CryptoProvider, ring};
+#[cfg(feature = "redis-tls")]
+use rustls::{CertificateError, Error};
+use tokio::net::TcpStream;
+#[cfg(any(feature = "redis-cluster", feature = "redis-sentinel"))]
+use tokio::task::JoinSet;
+use tokio::time::{Instant, timeout};
+
+/// Stands for a deadline that is too far away to be an instant.
+pub(crate) const NEVER: Duration = Duration::from_secs(30 * 365 * 86_400);
+/// The system probes a connection that was idle for this long.
+const KEEPALIVE: Duration = Duration::from_secs(30);
+/// Calls in flight on a connection before the next one waits for its turn.
+const PIPELINE: usize = 1_024;
+
+/// The detail of an error that stands for an answer that did not come.
+pub(crate) const SILENT: &str = "no answer";
+
+/// Redis' answer to one client too many.
+pub(crate) const FULL: &str = "max number of clients reached";
+
+/// How long to wait, at least, for a server to say why it closes a connection.
+const LISTEN: Duration = Duration::from_millis(10);
+
+/// Returns the error of a server that does not answer.
+pub(crate) fn silence() -> RedisError {
+    (ErrorKind::Io, "the server does not answer", SILENT.to_owned()).into()
+}
+
+/// Opens a connection to a server that answers.
+pub(crate) async fn open(client: &Client) -> RedisResult<MultiplexedConnection> {
+    let start = Instant::now();
+    match open_and_ping(client).await {
+        Err(error) if error.is_connection_dropped() => {
+            let patience = start.elapsed().max(LISTEN);
+            let refusal = timeout(patience, read_refusal(client)).await.ok().flatten();
+            Err(refusal.unwrap_or(error))
+        }
+        opened => opened,
+    }
+}
+
+async fn open_and_ping(client: &Client) -> RedisResult<MultiplexedConnection> {
+    if let ConnectionAddr::TcpTls { .. } = client.get_connection_info().addr() {
+        install_tls_provider();
+    }
+    // Without timeouts: the store and the link have deadlines.
+    let config = AsyncConnectionConfig::new()
+        .set_connection_timeout(None)
+        .set_response_timeout(None)
+        .set_pipeline_buffer_size(PIPELINE);
+    let mut connection = client.get_multiplexed_async_connection_with_config(&config).await?;
+    let answer = connection.req_packed_command(&cmd("PING")).await;
+    match answer.and_then(Value::extract_error) {
+        // The system accepts connections of a server that hangs. Decisions show other errors.
+        Err(error) if error.code().is_none() || error.detail() == Some(FULL) => Err(error),
+        _ => Ok(connection),
+    }
+}
+
+/// Returns the error that a server sends before any command, as it does with `maxclients`
+/// connections. The library takes it for the answer to its own command.
+async fn read_refusal(client: &Client) -> Option<RedisError> {
+    let ConnectionAddr::Tcp(host, port) = client.get_connection_info().addr() else { return None };
+    let stream = TcpStream::connect((host.as_str(), *port)).await.ok()?;
+    stream.readable().await.ok()?;
+    let mut said = [0; 256];
+    let read = stream.try_read(&mut said).ok()?;
+    redis::parse_redis_value(&said[..read]).and_then(|value| value.extract_error()).err()
+}
+
+/// Returns the name of a client's server, for the log: without user and password.
+pub(crate) fn server_name(client: &Client) -> Option<String> {
+    match client.get_connection_info().addr() {
+        ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
+            Some(host_and_port(host, *port))
+        }
+        ConnectionAddr::Unix(path) => Some(path.display().to_string()),
+        _ => None,
+    }
+}
+
+pub(crate) fn host_and_port(host: &str, port: u16) -> String {
+    if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
+}
+
+/// Returns the same client, whose connections probe their peer and send at once. They don't say the
+/// library's name, unless the app has chosen one: proxies that don't know the command hang up.
+pub(crate) fn with_keepalive(client: &Client) -> RedisResult<Client> {
+    let mut info = client.get_connection_info().clone();
+    if info.redis_settings().lib_name().is_none() {
+        let silent = info.redis_settings().clone().set_skip_set_lib_name();
+        info = info.set_redis_settings(silent);
+    }
+    let mut settings = info.tcp_settings().clone().set_nodelay(true);
+    if settings.keepalive().is_none() {
+        settings = settings.set_keepalive(TcpKeepalive::new().with_time(KEEPALIVE));
+    }
+    Client::open(info.set_tcp_settings(settings))
+}
+
+/// Waits for the first that succeeds, of several that begin at once, as some may be silent. If none
+/// succeeds, returns the last error, or `none` if there are none.
+#[cfg(any(feature = "redis-cluster", feature = "redis-sentinel"))]
+pub(crate) async fn first_success<T: Send + 'static>(
+    asked: impl IntoIterator<Item = impl Future<Output = RedisResult<T>> + Send + 'static>,
+    none: RedisError,
+) -> RedisResult<T> {
+    let mut asked: JoinSet<_> = asked.into_iter().collect();
+    let mut error = none;
+    while let Some(answer) = asked.join_next().await {
+        match answer {
+            Ok(Ok(answer)) => return Ok(answer),
+            Ok(Err(failed)) => error = failed,
+            Err(_) => error = (ErrorKind::Client, "connecting has panicked").into(),
+        }
+    }
+    Err(error)
+}
+
+/// Chooses rustls' cryptography, unless the app has. Without a choice, rustls panics if the app's
+/// dependencies bring several.
+pub(crate) fn install_tls_provider() {
+    #[cfg(feature = "redis-tls")]
+    if CryptoProvider::get_default().is_none() {
+        // Another thread may have been faster.
+        let _ = ring::default_provider().install_default();
+    }
+}
+
+/// Returns why TLS has refused a connection in this process.
+#[cfg(feature = "redis-tls")]
+pub(crate) fn describe_tls_refusal(error: &io::Error) -> Option<&'static str> {
+    let error = error.get_ref()?.downcast_ref::<Error>()?;
+    let Error::InvalidCertificate(error) = error else { return Some("the TLS handshake failed") };
+    Some(match error {
+        CertificateError::Expired | CertificateError::ExpiredContext { .. } => {
+            "its certificate has expired"
+        }
+        CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {
+            "its certificate is not valid yet"
+        }
+        CertificateError::UnknownIssuer => "its certificate is not signed by a trusted authority",
+        CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => {
+            "its certificate is for another name"
+        }
+        CertificateError::Revoked => "its certificate was revoked",
+        _ => "its certificate is not valid",
+    })
+}

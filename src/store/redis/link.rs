@@ -6,34 +6,45 @@
 //! connects differs.
 //!
 //! Each runtime has its own link, as another runtime may end or stand still. Without calls, no task
-//! runs. A call that finds the connection idle or lost starts a task, and all calls wait for it.
+//! runs. A call that finds the connection idle or lost starts a task, and all calls wait for it:
+//!
+//! ```text
+//! call ──> is the shard well? ── yes ──────────────────────────> send ──> note the outcome
+//!             │ idle, or an answer is overdue: check                          │
+//!             │ lost: renew                                                   │
+//!             └──> wait, until a task has an answer or patience ends <── silent, closed, replica
+//! ```
+//!
+//! What decides about another connection is all in these files:
+//!
+//! - `Link`: what calls ask for a connection, and tell its outcome. `Connection`: what one call
+//!   sends over (here).
+//! - `Upkeep`: the connection of a link, its `Status`, and the tasks that check it and make others.
+//! - `Shards`: the parts of a cluster, each with its `Health`. Any other store is a single shard.
+//! - `Origin`: where connections come from, common to all runtimes. `Handle`: a connection of the
+//!   client library, of any kind. `Servers`: their names, for the log.
 
 use std::future::{Future, poll_fn};
-use std::mem::replace;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::task::Poll;
 use std::time::Duration;
 
-use redis::{Cmd, RedisError, RedisFuture, RedisResult, Value};
+use redis::{Cmd, RedisError, RedisResult, Value};
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 
-use super::connect::settings::{NEVER, silence};
+use super::connect::{NEVER, silence};
 use crate::store::remote::Breaker;
 
-mod check;
-mod handle;
-mod renewal;
-mod servers;
+mod origin;
 mod shards;
 mod upkeep;
 
-use check::Check;
 #[cfg(feature = "redis-cluster")]
-pub(super) use handle::Connected;
-use handle::{Handle, needs_replacement};
-pub(super) use handle::{Origin, is_from_replica};
-use renewal::renew;
-pub(super) use servers::Servers;
+pub(super) use origin::Connected;
+use origin::{Handle, needs_replacement};
+pub(super) use origin::{Origin, Servers, is_from_replica};
 use shards::Health;
 #[cfg(feature = "redis-cluster")]
 pub(super) use shards::{Answering, Ranges, Shards, Slots};
@@ -52,15 +63,15 @@ pub(super) struct Link {
 
 impl Link {
     /// Creates the link of the current runtime, which begins to connect.
-    pub(super) fn new(source: &Arc<Origin>) -> Self {
-        let upkeep = Arc::new(Upkeep::new(source));
-        renew(&upkeep);
+    pub(super) fn new(origin: &Arc<Origin>) -> Self {
+        let upkeep = Arc::new(Upkeep::new(origin));
+        upkeep.renew();
         Self { upkeep, key: None }
     }
 
     /// Waits until all clones of the link are dropped.
     pub(super) fn wait_for_end(&self) -> impl Future<Output = ()> + Send + use<> {
-        let mut changes = self.upkeep.current.subscribe();
+        let mut changes = self.upkeep.status.subscribe();
         async move { while changes.changed().await.is_ok() {} }
     }
 
@@ -68,18 +79,18 @@ impl Link {
     pub(super) fn for_key(&self, key: &[u8]) -> Self {
         Self {
             upkeep: Arc::clone(&self.upkeep),
-            key: self.upkeep.source.sharded.then(|| key.into()),
+            key: self.upkeep.origin.sharded.then(|| key.into()),
         }
     }
 
     /// Returns the breaker, which counts failed calls.
     pub(super) fn breaker(&self) -> &Arc<Breaker> {
-        &self.upkeep.source.breaker
+        &self.upkeep.origin.breaker
     }
 
     /// Returns the number of the shard that has the key: a hash of its server's address.
     pub(super) fn fault_domain(&self) -> u64 {
-        self.upkeep.shard_of(self.key.as_deref()).node
+        self.upkeep.status.borrow().shards.shard_of(self.key.as_deref()).node
     }
 
     /// Returns a connection that is known to be alive. If it was lost, waits for one until
@@ -95,71 +106,68 @@ impl Link {
                     let _ = timeout_at(until, changes.changed()).await;
                 }
                 // Look once more with the subscription, so that no change is missed.
-                (Err(_), none) => *none = Some(self.upkeep.current.subscribe()),
+                (Err(_), none) => *none = Some(self.upkeep.status.subscribe()),
             }
         }
     }
 
     /// Returns a connection, or until when to wait for a change.
     fn try_get(&self, patience: u64) -> RedisResult<Result<Connection, Instant>> {
-        let upkeep = &self.upkeep;
-        let now = upkeep.source.now();
-        let current = upkeep.current.borrow();
-        let health = Arc::clone(current.shards.shard_of(self.key.as_deref()));
+        let (upkeep, origin) = (&self.upkeep, &self.upkeep.origin);
+        let now = origin.now();
+        let status = upkeep.status.borrow();
+        let health = Arc::clone(status.shards.shard_of(self.key.as_deref()));
         // An answer is overdue, and perhaps no caller waited for it.
         let silent = health.answer_due().is_some_and(|until| until <= now);
-        if let Some(connection) = current.connection.as_ref().filter(|_| health.is_well()) {
-            let idle = now.saturating_sub(health.answered_at()) >= IDLE.as_millis() as u64;
-            if !idle && !silent {
-                let Status { made, after_replica, made_at: since, .. } = *current;
-                let connection = connection.boxed();
-                let link = self.clone();
+        if let Some(connection) = status.connection.as_ref().filter(|_| health.is_well()) {
+            let answered_at = health.answered_at.load(Relaxed);
+            if now.saturating_sub(answered_at) < IDLE.as_millis() as u64 && !silent {
                 return Ok(Ok(Connection {
-                    connection,
-                    link,
-                    made,
+                    connection: connection.boxed(),
+                    link: self.clone(),
+                    made: status.made,
                     health,
-                    after_replica: after_replica && since.elapsed() < IDLE,
+                    after_replica: status.after_replica && status.made_at.elapsed() < IDLE,
                     at: now,
                     patience,
                     unsent: false,
                 }));
             }
-            let check = Check::new(upkeep, self.key.clone(), &current, None);
-            drop(current);
-            if health.mark_suspect(now, check.ends_at) {
-                tokio::spawn(check.run());
+            let (check, ends_at) = upkeep.check(self.key.clone(), &status, None);
+            drop(status);
+            if health.mark_suspect(now, ends_at) {
+                tokio::spawn(check);
             }
-            return Ok(Err(upkeep.source.instant(now) + PAUSE));
+            return Ok(Err(origin.instant(now) + PAUSE));
         }
-        upkeep.note_asked(now);
-        upkeep.note_patience(patience);
+        upkeep.asked_at.store(now, Relaxed);
+        let longest = upkeep.longest_patience.fetch_max(patience, Relaxed).max(patience);
         // If a probe is needed, it reads a key that is really used.
         health.set_probe_key(self.key.as_ref());
-        let checked = now < health.check_ends();
-        if !checked && !current.at_work {
+        let check_ends = health.check_ends.load(Relaxed);
+        if now < check_ends {
+            return Ok(Err(origin.instant(check_ends)));
+        }
+        if status.attempts.is_none() {
             // No caller asked for a while, so this one waits with all its patience.
             health.mark_lost(now);
-            let connects_itself = current.connection.is_some() && upkeep.source.connect.is_none();
-            drop(current);
+            let connects_itself = status.connection.is_some() && origin.connect.is_none();
+            drop(status);
             match connects_itself {
                 true => self.start_check(&health, None),
-                false => renew(upkeep),
+                false => upkeep.renew(),
             }
-            return Ok(Err(upkeep.source.instant(now) + PAUSE));
-        }
-        if checked {
-            return Ok(Err(upkeep.source.instant(health.check_ends())));
+            return Ok(Err(origin.instant(now) + PAUSE));
         }
         let until = health.lost_since().saturating_add(patience);
-        let failed = current.attempts == 0 && current.error.is_some();
+        let failed = status.attempts == Some(0) && status.error.is_some();
         if !failed && now < until {
-            return Ok(Err(upkeep.source.instant(until)));
+            return Ok(Err(origin.instant(until)));
         }
-        if failed || upkeep.is_longest_patience(patience) {
-            upkeep.source.cut_off(health.node, health.lost_since());
+        if failed || longest == patience {
+            origin.cut_off(health.node, health.lost_since());
         }
-        Err(current.error.clone().unwrap_or_else(silence))
+        Err(status.error.clone().unwrap_or_else(silence))
     }
 
     /// Notes the outcome of a call: an answer, an error, or `None` if no answer came.
@@ -168,58 +176,60 @@ impl Link {
         over: &Connection,
         outcome: Option<Result<&T, &RedisError>>,
     ) {
-        let Connection { made, at, .. } = *over;
-        let (now, health) = (self.upkeep.source.now(), &self.current_health(over));
+        let (upkeep, &Connection { made, at, .. }) = (&self.upkeep, over);
+        let (now, sharded) = (upkeep.origin.now(), upkeep.origin.sharded);
+        let mut health = Arc::clone(&over.health);
+        if sharded {
+            let status = upkeep.status.borrow();
+            // Slots may have moved since.
+            if status.made == made {
+                health = Arc::clone(status.shards.shard_of(self.key.as_deref()));
+            }
+        }
+        let health = &health;
         match outcome {
             // A closed connection can be replaced at once.
             Some(Err(error)) if error.is_io_error() => self.mark_silent(made, health, now),
             // A server that refuses calls can't: callers get the error.
             Some(Err(error)) if needs_replacement(error) => {
                 if is_from_replica(error) {
-                    health.note_replica();
+                    health.led_to_replica.store(true, Relaxed);
                 }
                 if self.mark_lost(made, health, 0) {
                     let error = Some(error.clone());
-                    self.upkeep.current.send_modify(|current| current.error = error);
+                    upkeep.status.send_modify(|status| status.error = error);
                 }
             }
             Some(answer) => health.note_answer(now, answer.is_ok()),
             // No call was answered since this one was sent: more than this one is late.
-            None if health.answered_at() <= at => self.mark_silent(made, health, at),
+            None if health.answered_at.load(Relaxed) <= at => self.mark_silent(made, health, at),
             // Another shard may have answered since, if slots have moved.
-            None if self.upkeep.source.sharded && health.check_ends() <= now => {
+            None if sharded && health.check_ends.load(Relaxed) <= now => {
                 self.start_check(health, Some(at));
             }
             None => {}
         }
     }
 
-    /// Returns the health of the shard that has the key now: slots may have moved.
-    fn current_health(&self, over: &Connection) -> Arc<Health> {
-        let current = self.upkeep.current.borrow();
-        let moves = self.upkeep.source.sharded && current.made == over.made;
-        Arc::clone(if moves { current.shards.shard_of(self.key.as_deref()) } else { &over.health })
-    }
-
     /// Starts a task that tests a shard. `sent`: when a call was sent that has failed, if one has.
     fn start_check(&self, health: &Health, sent: Option<u64>) {
-        let key = self.key.clone();
-        let check = Check::new(&self.upkeep, key, &self.upkeep.current.borrow(), sent);
-        health.set_check_end(check.ends_at);
-        tokio::spawn(check.run());
+        let status = self.upkeep.status.borrow();
+        let (check, ends_at) = self.upkeep.check(self.key.clone(), &status, sent);
+        health.check_ends.store(ends_at, Relaxed);
+        tokio::spawn(check);
     }
 
     /// Marks a shard as lost `since` then, and connects again. Calls wait for that until their
     /// patience, counted from `since`, has ended. Returns `false` if the shard was lost already, or
     /// the connection replaced.
     fn mark_lost(&self, made: u64, health: &Health, since: u64) -> bool {
-        if self.upkeep.current.borrow().made != made {
+        if self.upkeep.status.borrow().made != made {
             return false;
         }
         health.set_probe_key(self.key.as_ref());
         let first = health.mark_lost_once(since);
         if first {
-            renew(&self.upkeep);
+            self.upkeep.renew();
         }
         first
     }
@@ -250,21 +260,34 @@ pub(super) struct Connection {
 impl Connection {
     /// Returns when the connection was handed out.
     pub(super) fn handed_out_at(&self) -> Instant {
-        self.link.upkeep.source.instant(self.at)
+        self.link.upkeep.origin.instant(self.at)
     }
 
     pub(super) async fn send(&mut self, cmd: &Cmd) -> RedisResult<Value> {
         let (upkeep, health) = (&*self.link.upkeep, &*self.health);
         let start = Instant::now();
-        health.note_sent(upkeep.source.now() + self.patience);
-        let (answer, unsent) = noting_unsent(self.connection.req_packed_command(cmd)).await;
+        health.note_sent(upkeep.origin.now() + self.patience);
+        let mut answer = self.connection.req_packed_command(cmd);
+        let first = poll_fn(|cx| Poll::Ready(answer.as_mut().poll(cx))).await;
+        let answer = match first {
+            Poll::Ready(answer) => {
+                let has_ended =
+                    |error: &RedisError| needs_replacement(error) && !is_from_replica(error);
+                self.unsent = answer.as_ref().is_err_and(has_ended);
+                answer
+            }
+            // An error from here on does not say whether the command was sent.
+            Poll::Pending => {
+                self.unsent = false;
+                answer.await
+            }
+        };
         if answer.is_ok() {
             upkeep.note_round_trip(start.elapsed());
-            let now = upkeep.source.now();
+            let now = upkeep.origin.now();
             health.note_answer(now, false);
-            upkeep.source.note_answer(now);
+            upkeep.origin.note_answer(now);
         }
-        self.unsent = unsent;
         answer
     }
 
@@ -276,42 +299,24 @@ impl Connection {
     /// Returns whether the last command was not sent because the connection had ended, and another
     /// connection can be made.
     pub(super) fn is_unsent(&self) -> bool {
-        self.unsent && self.link.upkeep.source.connect.is_some()
+        self.unsent && self.link.upkeep.origin.connect.is_some()
     }
 
     /// Returns whether another connection may lead to the master if this one leads to a replica.
     pub(super) fn is_replaceable(&self) -> bool {
-        self.link.upkeep.source.connect.is_some() && !self.after_replica
+        self.link.upkeep.origin.connect.is_some() && !self.after_replica
     }
 
     /// Drops the connection, and has another one made.
     pub(super) fn replace(self) {
         let Self { link, made, health, unsent, .. } = self;
-        let now = link.upkeep.source.now();
+        let now = link.upkeep.origin.now();
         if unsent {
             link.mark_silent(made, &health, now);
         } else {
             // Another server may be the master now.
-            health.note_replica();
+            health.led_to_replica.store(true, Relaxed);
             link.mark_lost(made, &health, now);
         }
     }
-}
-
-fn means_ended(error: &RedisError) -> bool {
-    needs_replacement(error) && !is_from_replica(error)
-}
-
-/// Awaits an answer, and returns with it whether the command was not sent: a connection that has
-/// ended fails at the first poll. A later error proves nothing.
-async fn noting_unsent(mut answer: RedisFuture<'_, Value>) -> (RedisResult<Value>, bool) {
-    let mut is_first = true;
-    poll_fn(|cx| {
-        let first = replace(&mut is_first, false);
-        answer.as_mut().poll(cx).map(|answer| {
-            let unsent = first && answer.as_ref().is_err_and(means_ended);
-            (answer, unsent)
-        })
-    })
-    .await
 }

@@ -15,7 +15,7 @@ use super::super::link::{Connection, Link};
 use super::super::script::rights::{self, missing_command};
 use super::super::script::{self, Answer, MANY, MergedCall, ONE};
 use super::failure::{late_error, store_error, unsent_error};
-use super::queue::QueuedQuestion;
+use super::gather::QueuedQuestion;
 use crate::store::error::StoreError;
 
 /// The answers, and how long they took if something was sent.

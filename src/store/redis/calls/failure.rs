@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 
-use super::super::connect::settings::{FULL, SILENT};
 #[cfg(feature = "redis-tls")]
-use super::super::connect::tls;
+use super::super::connect::describe_tls_refusal;
+use super::super::connect::{FULL, SILENT};
 use super::super::script::rights::missing_command;
 use crate::store::error::StoreError;
 
@@ -98,7 +98,7 @@ fn describe_io(error: &RedisError) -> Option<String> {
         None => source.downcast_ref::<io::Error>()?,
     };
     #[cfg(feature = "redis-tls")]
-    if let Some(what) = tls::describe_refusal(io) {
+    if let Some(what) = describe_tls_refusal(io) {
         return Some(what.to_owned());
     }
     // A name that can't be resolved has no kind of its own.

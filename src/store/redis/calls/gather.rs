@@ -4,12 +4,15 @@
 //! moment, then sends all decisions that wait by then: there is no timer. The distance to the
 //! server limits the calls in flight. Beyond that, decisions wait until a call ends.
 
+use std::collections::VecDeque;
 use std::future::Future;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use redis::Cmd;
 use tokio::runtime::Handle;
+use tokio::sync::oneshot;
 use tokio::task::yield_now;
 use tokio::time::{Instant, timeout_at};
 
@@ -17,13 +20,25 @@ use super::super::link::Link;
 use super::super::script::{self, Answer};
 use super::call::call_server;
 use super::failure::{late_error, runtime_ended_error, unsent_error};
-use super::queue::{Answered, Batches, Question, QueuedQuestion};
 use crate::store::error::StoreError;
-use crate::sync::AtEnd;
+use crate::sync::{self, AtEnd};
 
 /// How often a sender yields before it sends. tokio returns to it after some sixty tasks, and
 /// callers that were just answered should have the chance to ask again.
 const YIELDS: usize = 3;
+/// Keys in one call. Larger batches save little and block the server longer.
+const MAX_BATCH: usize = 128;
+/// Calls that may be in flight at any distance: with one, the server would be idle while its answer
+/// travels.
+const MIN_CALLS: usize = 2;
+/// Another call may be in flight for each such part of a round trip: so one can be sent in each.
+const INTERVAL: Duration = Duration::from_micros(50);
+/// Calls that may be in flight before the distance is known.
+const UNMEASURED: usize = 1_024;
+/// Calls that may be in flight beyond that if the next one is full: it gains nothing by waiting.
+const MORE_IF_FULL: usize = 4;
+/// How long the least round trip is remembered, at least: the distance may change.
+const SPAN: Duration = Duration::from_secs(5);
 
 /// Collects the decisions of a runtime for one server.
 pub(crate) struct Gather {
@@ -61,14 +76,14 @@ impl Gather {
         }
         match timeout_at(until, outcome).await {
             Ok(outcome) => outcome.unwrap_or_else(|_| Ok(Err(runtime_ended_error()))),
-            Err(_) if self.queue().is_removed(number) => Ok(Err(late_error())),
+            Err(_) if sync::lock(&self.queue).is_removed(number) => Ok(Err(late_error())),
             Err(_) => Ok(Err(unsent_error())),
         }
     }
 
     /// Changes the queue, and starts a task that sends the waiting questions, if one may start.
     fn change_queue<T>(self: &Arc<Self>, change: impl FnOnce(&mut Batches) -> T) -> T {
-        let mut queue = self.queue();
+        let mut queue = sync::lock(&self.queue);
         let changed = change(&mut queue);
         let starts = queue.claim_sender();
         drop(queue);
@@ -99,7 +114,7 @@ impl Gather {
         let in_flight = AtEnd(move || of.change_queue(Batches::end_call));
         async move {
             match call_server(&this.link, batch, until).await {
-                Ok(Some(took)) => this.queue().note_round_trip(Instant::now(), took),
+                Ok(Some(took)) => sync::lock(&this.queue).note_round_trip(Instant::now(), took),
                 Ok(None) => {}
                 Err(batch) => {
                     this.one_by_one.store(true, Ordering::Relaxed);
@@ -110,8 +125,175 @@ impl Gather {
             drop(in_flight);
         }
     }
+}
 
-    fn queue(&self) -> MutexGuard<'_, Batches> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+/// The questions that wait, and the number of calls in flight.
+#[derive(Default)]
+pub(super) struct Batches {
+    waiting: VecDeque<QueuedQuestion>,
+    /// How many keys the waiting questions have.
+    keys: usize,
+    /// How many questions have arrived, and how many of them wait no longer.
+    arrived: u64,
+    removed: u64,
+    /// How many calls are in flight.
+    in_flight: usize,
+    /// `true` if a task is about to send a batch.
+    has_sender: bool,
+    /// `true` if several questions shared the last call.
+    last_was_shared: bool,
+    /// The least round trip of this span and of the one before, and when this one began.
+    least: [Option<Duration>; 2],
+    span_start: Option<Instant>,
+}
+
+impl Batches {
+    /// Adds a question, and returns its number in the order of arrival. Also returns the question
+    /// if it is to be sent at once, in a call of its own.
+    pub(super) fn push(&mut self, waiting: QueuedQuestion) -> (u64, Option<QueuedQuestion>) {
+        let is_alone = self.in_flight == 0
+            && self.waiting.is_empty()
+            && !self.has_sender
+            && !self.last_was_shared;
+        self.arrived += 1;
+        if is_alone {
+            self.removed += 1;
+            self.begin_call(1);
+            return (self.arrived, Some(waiting));
+        }
+        self.keys += waiting.asked.len();
+        self.waiting.push_back(waiting);
+        (self.arrived, None)
+    }
+
+    /// Returns whether the question of this number waits no longer.
+    pub(super) fn is_removed(&self, number: u64) -> bool {
+        self.removed >= number
+    }
+
+    fn begin_call(&mut self, questions: usize) {
+        self.last_was_shared = questions > 1;
+        self.in_flight += 1;
+    }
+
+    pub(super) fn end_call(&mut self) {
+        self.in_flight -= 1;
+    }
+
+    pub(super) fn note_round_trip(&mut self, now: Instant, took: Duration) {
+        if self.span_start.is_none_or(|start| now - start >= SPAN) {
+            self.span_start = Some(now);
+            self.least = [None, self.least[0]];
+        }
+        self.least[0] = Some(self.least[0].map_or(took, |least| least.min(took)));
+    }
+
+    /// Begins the next call, if one more may be in flight. Returns its questions, and until when
+    /// their callers wait.
+    pub(super) fn take_batch(&mut self) -> Option<(Vec<QueuedQuestion>, Instant)> {
+        self.has_sender = false;
+        if !self.has_room() {
+            return None;
+        }
+        let batch = self.remove_batch(Instant::now());
+        let until = batch.iter().map(|waiting| waiting.until).max()?;
+        self.begin_call(batch.len());
+        Some((batch, until))
+    }
+
+    fn has_room(&self) -> bool {
+        let more = if self.keys >= MAX_BATCH { MORE_IF_FULL } else { 0 };
+        let calls = match self.least.into_iter().flatten().min() {
+            None => UNMEASURED,
+            Some(least) => MIN_CALLS + (least.as_nanos() / INTERVAL.as_nanos()) as usize,
+        };
+        self.in_flight < calls + more
+    }
+
+    /// Returns whether the caller has to start a task that sends the waiting questions.
+    pub(super) fn claim_sender(&mut self) -> bool {
+        let claimed = !self.waiting.is_empty() && !self.has_sender && self.has_room();
+        self.has_sender |= claimed;
+        claimed
+    }
+
+    fn remove_batch(&mut self, now: Instant) -> Vec<QueuedQuestion> {
+        let mut batch = Vec::with_capacity(MAX_BATCH.min(self.waiting.len()));
+        let mut room = MAX_BATCH;
+        // A group is never split.
+        while let Some(keys) = self.waiting.front().map(|next| next.asked.len())
+            && keys <= room
+            && let Some(next) = self.waiting.pop_front()
+        {
+            (self.removed, self.keys) = (self.removed + 1, self.keys - keys);
+            match next.is_wanted(now) {
+                true => {
+                    room -= keys;
+                    batch.push(next);
+                }
+                false => next.fail_unsent(),
+            }
+        }
+        batch
+    }
+}
+
+/// The outcome of a question, or the question itself if it has to be sent in another way.
+pub(crate) type Answered = Result<Result<Answer, StoreError>, Question>;
+
+/// A command of one key, or those of several that are decided in one step.
+pub(crate) type Question = Vec<Cmd>;
+
+/// A question that waits to be sent, and for its answer.
+pub(crate) struct QueuedQuestion {
+    pub(crate) asked: Question,
+    pub(crate) until: Instant,
+    /// How long the question may wait for a connection.
+    pub(crate) patience: Duration,
+    reply: oneshot::Sender<Answered>,
+}
+
+impl QueuedQuestion {
+    pub(crate) fn new(asked: Question, until: Instant) -> (Self, oneshot::Receiver<Answered>) {
+        let (reply, outcome) = oneshot::channel();
+        let patience = until - Instant::now();
+        (Self { asked, until, patience, reply }, outcome)
+    }
+
+    /// Returns whether to send the question: it is not late, and its caller still waits.
+    pub(crate) fn is_wanted(&self, now: Instant) -> bool {
+        now < self.until && !self.reply.is_closed()
+    }
+
+    /// Answers that the question was not sent.
+    pub(crate) fn fail_unsent(self) {
+        self.send_answer(Err(unsent_error()));
+    }
+
+    pub(crate) fn return_question(self) {
+        // A caller that is gone needs no answer, here and below.
+        let _ = self.reply.send(Err(self.asked));
+    }
+
+    pub(crate) fn send_answer(self, answer: Result<Answer, StoreError>) {
+        let _ = self.reply.send(Ok(answer));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The distance may grow: the calls that may be in flight then are those of the new one.
+    #[test]
+    fn the_least_round_trip_is_forgotten() {
+        let (mut queue, start) = (Batches::default(), Instant::now());
+        queue.in_flight = 1_000;
+        assert!(queue.has_room(), "nothing is known");
+        for (seconds, ms, has_room) in [(0, 1, false), (6, 100, false), (12, 100, true)] {
+            let took = Duration::from_millis(ms);
+            queue.note_round_trip(start + Duration::from_secs(seconds), took);
+            assert_eq!(queue.has_room(), has_room, "after {seconds} s");
+        }
     }
 }

@@ -4,10 +4,12 @@
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
 
 use redis::RedisResult;
+
+use crate::sync;
 
 /// The first slot of each range by its last one, and the range's node: a hash of its address.
 pub(crate) type Ranges = BTreeMap<u16, (u16, u64)>;
@@ -16,8 +18,8 @@ pub(crate) type Answering<T> = Pin<Box<dyn Future<Output = RedisResult<T>> + Sen
 pub(crate) type Slots = Arc<dyn Fn(Vec<u16>) -> Answering<Ranges> + Send + Sync>;
 
 pub(crate) struct Shards {
-    ranges: Ranges,
-    nodes: Vec<Arc<Health>>,
+    pub(super) ranges: Ranges,
+    pub(super) nodes: Vec<Arc<Health>>,
     /// Asks the cluster which node has which slots: they may move.
     slots: Option<Slots>,
 }
@@ -27,17 +29,17 @@ pub(crate) struct Shards {
 pub(crate) struct Health {
     pub(crate) node: u64,
     /// When the last answer came.
-    answered_at: AtomicU64,
+    pub(super) answered_at: AtomicU64,
     /// The deadline of the first call since then, plus 1; 0 if none was sent.
     answer_due: AtomicU64,
     /// Since when the shard is lost, plus 1; 0 if it is not.
-    lost_since: AtomicU64,
+    pub(super) lost_since: AtomicU64,
     /// When the task that tests the shard is given up.
-    check_ends: AtomicU64,
+    pub(super) check_ends: AtomicU64,
     /// `true` if a call was answered as it should be.
-    is_proved: AtomicBool,
+    pub(super) is_proved: AtomicBool,
     /// `true` if a replica has refused a call.
-    led_to_replica: AtomicBool,
+    pub(super) led_to_replica: AtomicBool,
     /// A key to test the shard with.
     probe_key: Mutex<Option<Arc<[u8]>>>,
 }
@@ -71,10 +73,6 @@ impl Shards {
         Self { ranges, nodes, slots: self.slots.clone() }
     }
 
-    pub(crate) fn ranges(&self) -> &Ranges {
-        &self.ranges
-    }
-
     /// Asks all nodes which of them has which slots, if this is a cluster. The library sends each
     /// question to the node that has the slot now. A part of a node's slots may have moved to a
     /// silent one, usually the first ones: so the calls go to both ends of each node's slots.
@@ -102,26 +100,12 @@ impl Shards {
         self.nodes.iter().all(|health| health.is_well())
     }
 
-    /// Returns the nodes that are not among the others.
-    pub(crate) fn nodes_missing_in<'a>(
-        &'a self,
-        others: &'a Self,
-    ) -> impl Iterator<Item = u64> + 'a {
-        let nodes = self.nodes.iter().map(|health| health.node);
-        nodes.filter(|node| find_node(&others.nodes, *node).is_none())
-    }
-
-    /// Returns the nodes that calls can be sent to.
-    pub(crate) fn well_nodes(&self) -> impl Iterator<Item = u64> {
-        self.nodes.iter().filter(|health| health.is_well()).map(|health| health.node)
-    }
-
     pub(crate) fn is_proved(&self) -> bool {
-        self.nodes.iter().any(|health| health.is_proved.load(Ordering::Relaxed))
+        self.nodes.iter().any(|health| health.is_proved.load(Relaxed))
     }
 
     pub(crate) fn led_to_replica(&self) -> bool {
-        self.nodes.iter().any(|health| health.led_to_replica.load(Ordering::Relaxed))
+        self.nodes.iter().any(|health| health.led_to_replica.load(Relaxed))
     }
 
     /// Returns a key of each lost shard.
@@ -130,19 +114,14 @@ impl Shards {
         lost.filter_map(|health| health.probe_key()).collect()
     }
 
-    /// Notes that the shard of a key answers again.
-    pub(crate) fn mark_proved(&self, key: &[u8]) {
-        self.shard_of(Some(key)).is_proved.store(true, Ordering::Relaxed);
-    }
-
     /// Marks the shards as lost that the connection before has lost and this one has not proved.
     pub(crate) fn inherit_losses(&self, before: &Self) {
         for lost in before.nodes.iter().filter(|health| !health.is_well()) {
             let Some(key) = lost.probe_key() else { continue };
             let health = self.shard_of(Some(&key));
-            if !health.is_proved.load(Ordering::Relaxed) {
-                let since = lost.lost_since.load(Ordering::Relaxed);
-                health.lost_since.store(since, Ordering::Relaxed);
+            if !health.is_proved.load(Relaxed) {
+                let since = lost.lost_since.load(Relaxed);
+                health.lost_since.store(since, Relaxed);
                 health.set_probe_key(Some(&key));
             }
         }
@@ -151,51 +130,42 @@ impl Shards {
 
 impl Health {
     pub(crate) fn is_well(&self) -> bool {
-        self.lost_since.load(Ordering::Relaxed) == 0
-    }
-
-    pub(crate) fn answered_at(&self) -> u64 {
-        self.answered_at.load(Ordering::Relaxed)
+        self.lost_since.load(Relaxed) == 0
     }
 
     /// Notes that a call is sent, whose answer is due at `until`.
     pub(crate) fn note_sent(&self, until: u64) {
-        if self.answer_due.load(Ordering::Relaxed) == 0 {
-            self.answer_due.store(until + 1, Ordering::Relaxed);
+        if self.answer_due.load(Relaxed) == 0 {
+            self.answer_due.store(until + 1, Relaxed);
         }
     }
 
     /// Returns when the answer was due to the first call since the last answer.
     pub(crate) fn answer_due(&self) -> Option<u64> {
-        self.answer_due.load(Ordering::Relaxed).checked_sub(1)
+        self.answer_due.load(Relaxed).checked_sub(1)
     }
 
     /// Notes an answer. `proves`: it was as it should be.
     pub(crate) fn note_answer(&self, now: u64, proves: bool) {
-        self.answer_due.store(0, Ordering::Relaxed);
-        self.answered_at.fetch_max(now, Ordering::Relaxed);
-        if proves && !self.is_proved.load(Ordering::Relaxed) {
-            self.is_proved.store(true, Ordering::Relaxed);
+        self.answer_due.store(0, Relaxed);
+        self.answered_at.fetch_max(now, Relaxed);
+        if proves && !self.is_proved.load(Relaxed) {
+            self.is_proved.store(true, Relaxed);
         }
     }
 
-    /// Notes that a replica has refused a call.
-    pub(crate) fn note_replica(&self) {
-        self.led_to_replica.store(true, Ordering::Relaxed);
-    }
-
     pub(crate) fn lost_since(&self) -> u64 {
-        self.lost_since.load(Ordering::Relaxed).saturating_sub(1)
+        self.lost_since.load(Relaxed).saturating_sub(1)
     }
 
     /// Marks the shard as lost from now on, even if it was lost before.
     pub(crate) fn mark_lost(&self, now: u64) {
-        self.lost_since.store(now + 1, Ordering::Relaxed);
+        self.lost_since.store(now + 1, Relaxed);
     }
 
     /// Marks the shard as lost, and returns `false` if it was lost already.
     pub(crate) fn mark_lost_once(&self, now: u64) -> bool {
-        self.lost_since.compare_exchange(0, now + 1, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+        self.lost_since.compare_exchange(0, now + 1, Relaxed, Relaxed).is_ok()
     }
 
     /// Marks the shard as lost until it is tested. Returns `true` for the first caller, which
@@ -203,42 +173,23 @@ impl Health {
     pub(crate) fn mark_suspect(&self, now: u64, check_ends: u64) -> bool {
         let first = self.mark_lost_once(now);
         if first {
-            self.set_check_end(check_ends);
+            self.check_ends.store(check_ends, Relaxed);
         }
         first
     }
 
-    pub(crate) fn mark_well(&self, now: u64) {
-        self.note_answer(now, true);
-        self.clear_loss();
-    }
-
-    /// Ends the loss, also without an answer, if another shard was the lost one.
-    pub(crate) fn clear_loss(&self) {
-        self.check_ends.store(0, Ordering::Relaxed);
-        self.lost_since.store(0, Ordering::Relaxed);
-    }
-
-    pub(crate) fn check_ends(&self) -> u64 {
-        self.check_ends.load(Ordering::Relaxed)
-    }
-
-    pub(crate) fn set_check_end(&self, at: u64) {
-        self.check_ends.store(at, Ordering::Relaxed);
-    }
-
     fn probe_key(&self) -> Option<Arc<[u8]>> {
-        self.probe_key.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        sync::lock(&self.probe_key).clone()
     }
 
     pub(crate) fn set_probe_key(&self, key: Option<&Arc<[u8]>>) {
         if let Some(key) = key {
-            *self.probe_key.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(key));
+            *sync::lock(&self.probe_key) = Some(Arc::clone(key));
         }
     }
 }
 
-fn find_node(nodes: &[Arc<Health>], node: u64) -> Option<&Arc<Health>> {
+pub(super) fn find_node(nodes: &[Arc<Health>], node: u64) -> Option<&Arc<Health>> {
     nodes.iter().find(|health| health.node == node)
 }
 

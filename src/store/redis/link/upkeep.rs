@@ -1,16 +1,26 @@
 //! A store's connection and its state, and the work on another one: [`Upkeep`].
+//!
+//! Two kinds of tasks work on it, and both end when the store is dropped. A *check* asks a shard
+//! that was silent, or has missed a deadline, whether it is still there. A *renewal* makes
+//! connections, one after the other and concurrently, until one is good or no caller asks any more.
 
+use std::future::{Future, poll_fn};
 use std::mem::replace;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::pin::pin;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Weak};
+use std::task::Poll;
 use std::time::Duration;
 
-use redis::RedisError;
+use redis::{Cmd, ErrorKind, RedisError, RedisResult};
 use tokio::sync::watch;
-use tokio::time::Instant;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 
-use super::handle::{Handle, Origin};
-use super::shards::{Health, Ranges, Shards};
+use super::super::connect::silence;
+use super::origin::{Connected, Handle, Origin, needs_replacement};
+use super::shards::{Health, Ranges, Shards, find_node};
+use crate::observe;
 use crate::sync::AtEnd;
 
 /// How long an idle connection has to answer before another one is made beside it: two round trips,
@@ -18,19 +28,25 @@ use crate::sync::AtEnd;
 const LEAST_GRACE: Duration = Duration::from_millis(20);
 const MOST_GRACE: Duration = Duration::from_secs(1);
 /// How long an attempt to connect may take. Others begin meanwhile.
-pub(super) const ATTEMPT: Duration = Duration::from_secs(5);
+const ATTEMPT: Duration = Duration::from_secs(5);
 /// The time between the beginnings of two attempts, while few are in flight.
 pub(super) const PAUSE: Duration = Duration::from_millis(250);
 /// A check is given up this long after it should have ended.
-pub(super) const LATE: Duration = Duration::from_millis(100);
+const LATE: Duration = Duration::from_millis(100);
+/// Attempts that may be in flight before the pauses between them grow.
+const FEW: u32 = 4;
+/// Consecutive lost connections before the pause between them is the longest. It doubles with each.
+const IN_VAIN: u32 = 5;
+/// Attempts go on for this long after the last caller has asked.
+const WANTED: Duration = Duration::from_secs(1);
 
 pub(super) struct Upkeep {
-    pub(super) source: Arc<Origin>,
-    pub(super) current: watch::Sender<Status>,
-    /// When a caller last found no connection, in milliseconds of the source's clock.
-    asked_at: AtomicU64,
+    pub(super) origin: Arc<Origin>,
+    pub(super) status: watch::Sender<Status>,
+    /// When a caller last found no connection, in milliseconds of the origin's clock.
+    pub(super) asked_at: AtomicU64,
     /// The longest patience of a caller that found no connection, in milliseconds.
-    longest_patience: AtomicU64,
+    pub(super) longest_patience: AtomicU64,
     /// How long a call takes at best, in microseconds.
     round_trip: AtomicU64,
 }
@@ -45,139 +61,393 @@ pub(super) struct Status {
     pub(super) made_at: Instant,
     /// `true` if the connection before led to a replica.
     pub(super) after_replica: bool,
-    /// Why the last attempt failed, or why the connection has to be replaced.
-    pub(super) error: Option<RedisError>,
-    /// How many attempts are in flight.
-    pub(super) attempts: usize,
-    /// Consecutive connections that were lost before they answered a call.
-    pub(super) in_vain: u32,
-    /// `true` if a task makes connections, or waits for the current one.
-    pub(super) at_work: bool,
     /// `true` if slots have moved since the connection was made. Over such a connection of the
     /// client library, calls to all nodes may wait for a silent one.
-    pub(super) is_stale: bool,
+    is_stale: bool,
+    /// Consecutive connections that were lost before they answered a call.
+    in_vain: u32,
+    /// Why the last attempt failed, or why the connection has to be replaced.
+    pub(super) error: Option<RedisError>,
+    /// How many attempts are in flight, if a task makes connections or waits for the current one.
+    pub(super) attempts: Option<usize>,
 }
 
 impl Status {
     /// Returns whether no other connection is needed.
-    pub(super) fn is_whole(&self) -> bool {
+    fn is_whole(&self) -> bool {
         self.connection.is_some() && self.shards.are_well() && !self.is_stale
     }
 }
 
 impl Upkeep {
-    pub(super) fn new(source: &Arc<Origin>) -> Self {
-        let now = source.now();
+    pub(super) fn new(origin: &Arc<Origin>) -> Self {
         let shards = Shards::single();
-        let connection = source.given.as_ref().map(|connection| connection.boxed());
+        let connection = origin.given.as_ref().map(|connection| connection.boxed());
         match connection {
-            Some(_) => shards.mark_reachable(now),
-            None => shards.shard_of(None).mark_lost(now),
+            Some(_) => shards.mark_reachable(origin.now()),
+            None => shards.shard_of(None).mark_lost(origin.now()),
         }
-        let current = Status {
+        let status = Status {
             connection,
             shards,
             made: 0,
             made_at: Instant::now(),
             after_replica: false,
-            error: None,
-            attempts: 0,
-            in_vain: 0,
-            at_work: false,
             is_stale: false,
+            in_vain: 0,
+            error: None,
+            attempts: None,
         };
         Self {
-            source: Arc::clone(source),
-            current: watch::Sender::new(current),
+            origin: Arc::clone(origin),
+            status: watch::Sender::new(status),
             asked_at: AtomicU64::new(0),
             longest_patience: AtomicU64::new(0),
             round_trip: AtomicU64::new(0),
         }
     }
 
-    /// Notes that a caller finds no connection.
-    pub(super) fn note_asked(&self, now: u64) {
-        self.asked_at.store(now, Ordering::Relaxed);
-    }
-
-    /// Notes that a caller waits for a connection until its patience has ended.
-    pub(super) fn note_patience(&self, patience: u64) {
-        self.longest_patience.fetch_max(patience, Ordering::Relaxed);
-    }
-
-    /// Returns whether no caller had more patience so far.
-    pub(super) fn is_longest_patience(&self, patience: u64) -> bool {
-        self.longest_patience.load(Ordering::Relaxed) <= patience
-    }
-
-    /// Returns when a caller last found no connection.
-    pub(super) fn asked_at(&self) -> Instant {
-        self.source.instant(self.asked_at.load(Ordering::Relaxed))
-    }
-
-    pub(super) fn grace(&self) -> Duration {
-        let round_trip = Duration::from_micros(self.round_trip.load(Ordering::Relaxed));
+    fn grace(&self) -> Duration {
+        let round_trip = Duration::from_micros(self.round_trip.load(Relaxed));
         (2 * round_trip).clamp(LEAST_GRACE, MOST_GRACE)
     }
 
     pub(super) fn note_round_trip(&self, time: Duration) {
         let time = (time.as_micros() as u64).max(1);
-        let known = self.round_trip.load(Ordering::Relaxed);
-        // Keeps the least of late: longer ones raise it slowly.
+        let known = self.round_trip.load(Relaxed);
+        // A shorter round trip counts at once, longer ones only if there are many of them.
         let next = if known == 0 || time < known { time } else { known + (time - known) / 256 };
         if next != known {
-            self.round_trip.store(next, Ordering::Relaxed);
+            self.round_trip.store(next, Relaxed);
         }
     }
 
     /// Notes that a shard has answered. The error of attempts at another connection says nothing
     /// about this one.
-    pub(super) fn note_well(&self, health: &Health) {
-        health.mark_well(self.source.now());
-        self.source.note_answer(self.source.now());
-        self.source.breaker.note_connected(health.node);
-        self.current.send_modify(|current| current.error = None);
+    fn note_well(&self, health: &Health) {
+        let now = self.origin.now();
+        health.note_answer(now, true);
+        self.origin.note_answer(now);
+        self.clear_loss(health);
+        self.status.send_modify(|status| status.error = None);
     }
 
-    /// Updates which node has which slots.
-    pub(super) fn set_slots(&self, ranges: Ranges) {
-        self.current.send_modify(|current| {
-            let shards = current.shards.with_slots(ranges, self.source.now());
+    /// Ends the loss of a shard, also without an answer, if another shard was the lost one.
+    fn clear_loss(&self, health: &Health) {
+        health.check_ends.store(0, Relaxed);
+        health.lost_since.store(0, Relaxed);
+        self.origin.breaker.note_connected(health.node);
+        self.status.send_modify(|_| {});
+    }
+
+    /// Updates which node has which slots. Returns whether the connection is stale then.
+    fn set_slots(&self, ranges: Ranges) -> bool {
+        self.status.send_modify(|status| {
+            let shards = status.shards.with_slots(ranges, self.origin.now());
             // No call goes to a node that has left.
-            let left = current.shards.nodes_missing_in(&shards);
-            left.for_each(|node| self.source.breaker.note_connected(node));
-            current.is_stale |= shards.ranges() != current.shards.ranges();
-            current.shards = shards;
+            for health in &status.shards.nodes {
+                if find_node(&shards.nodes, health.node).is_none() {
+                    self.origin.breaker.note_connected(health.node);
+                }
+            }
+            status.is_stale |= shards.ranges != status.shards.ranges;
+            status.shards = shards;
         });
-    }
-
-    /// Returns the shard that has a key now.
-    pub(super) fn shard_of(&self, key: Option<&[u8]>) -> Arc<Health> {
-        Arc::clone(self.current.borrow().shards.shard_of(key))
-    }
-
-    /// Ends the loss of a shard, as another one was lost.
-    pub(super) fn clear_loss(&self, health: &Health) {
-        health.clear_loss();
-        self.source.breaker.note_connected(health.node);
-        self.current.send_modify(|_| {});
-    }
-
-    /// Notes that a check got no answer. Callers no longer wait for it, and get the error of the
-    /// attempts at another connection.
-    pub(super) fn note_failed_check(&self, health: &Health) {
-        health.set_check_end(0);
-        self.current.send_modify(|_| {});
+        self.status.borrow().is_stale
     }
 
     /// Begins the work on a connection, unless a task is at work. The work ends when the guard is
     /// dropped.
-    pub(super) fn begin_work(self: &Arc<Self>) -> Option<AtEnd<impl Fn() + Send + use<>>> {
-        let begins = self.current.send_if_modified(|current| !replace(&mut current.at_work, true));
+    fn begin_work(self: &Arc<Self>) -> Option<AtEnd<impl Fn() + Send + use<>>> {
+        let begins = self.status.send_if_modified(|status| {
+            let begins = status.attempts.is_none();
+            status.attempts.get_or_insert(0);
+            begins
+        });
         let this = Arc::downgrade(self);
-        let end = |current: &mut Status| (current.at_work, current.attempts) = (false, 0);
         begins.then(|| {
-            AtEnd(move || this.upgrade().into_iter().for_each(|this| this.current.send_modify(end)))
+            AtEnd(move || {
+                if let Some(this) = this.upgrade() {
+                    this.status.send_modify(|status| status.attempts = None);
+                }
+            })
         })
     }
+
+    /// Returns the task that tests the shard of a key, and when the task is given up. `sent`: when
+    /// the call was sent that has failed, if one has.
+    pub(super) fn check(
+        self: &Arc<Self>,
+        key: Option<Arc<[u8]>>,
+        status: &Status,
+        sent: Option<u64>,
+    ) -> (impl Future<Output = ()> + Send + use<>, u64) {
+        let (grace, now) = (self.grace(), self.origin.now());
+        let slots = sent.and_then(|_| status.shards.ask_slots());
+        let lasts = grace * if slots.is_some() { 2 } else { 1 } + LATE;
+        let (ends_at, lost_since) = (now + lasts.as_millis() as u64, sent.unwrap_or(now));
+        let connection = status.connection.as_ref().map(|connection| connection.boxed());
+        let mut health = Arc::clone(status.shards.shard_of(key.as_deref()));
+        let (this, made) = (Arc::downgrade(self), status.made);
+        let check = async move {
+            // Slots may have moved, and the library follows redirections: the call may have gone to
+            // another shard.
+            if let Some(slots) = slots
+                && let Ok(Ok(ranges)) = timeout(grace, slots).await
+            {
+                let Some(upkeep) = this.upgrade() else { return };
+                if upkeep.set_slots(ranges) {
+                    // Over this connection, the call may have gone to any node.
+                    upkeep.clear_loss(&health);
+                    return upkeep.renew();
+                }
+                let moved = Arc::clone(upkeep.status.borrow().shards.shard_of(key.as_deref()));
+                if moved.node != health.node {
+                    upkeep.clear_loss(&health);
+                    health = moved;
+                    if !health.mark_suspect(lost_since, ends_at) {
+                        return;
+                    }
+                }
+            }
+            let Some(mut connection) = connection else { return };
+            let Some(mut changes) = this.upgrade().map(|upkeep| upkeep.status.subscribe()) else {
+                return;
+            };
+            observe::store_checked();
+            let start = Instant::now();
+            let probe = probe_for(key.as_deref());
+            let mut alive = pin!(async {
+                // A connection that reconnects by itself may do so at the first probe.
+                is_alive(&mut connection, &probe).await || is_alive(&mut connection, &probe).await
+            });
+            let mut answer = timeout(grace, alive.as_mut()).await.ok();
+            let mut _work = None;
+            if answer != Some(true) {
+                let Some(upkeep) = this.upgrade() else { return };
+                let reconnects_itself = upkeep.origin.connect.is_none();
+                if reconnects_itself && answer.is_some() {
+                    // Let the next call return the real error.
+                    return upkeep.note_well(&health);
+                }
+                health.mark_lost_once(lost_since);
+                match reconnects_itself {
+                    true => _work = upkeep.begin_work(),
+                    false => upkeep.renew(),
+                }
+                // Callers no longer wait for the check, and get the error of the attempts.
+                health.check_ends.store(0, Relaxed);
+                upkeep.status.send_modify(|_| {});
+            }
+            if answer.is_none() {
+                // The answer may only be late. Wait until the connection is replaced or the store
+                // gone.
+                let replaced = async {
+                    while changes.changed().await.is_ok()
+                        && changes.borrow_and_update().made == made
+                    {}
+                };
+                answer = unless_ended(timeout(ATTEMPT, alive), replaced).await.and_then(Result::ok);
+            }
+            if let Some(upkeep) = this.upgrade()
+                && answer == Some(true)
+            {
+                upkeep.note_round_trip(start.elapsed());
+                upkeep.note_well(&health);
+            }
+        };
+        (check, ends_at)
+    }
+
+    /// Makes connections until one is good, unless a task does so already.
+    pub(super) fn renew(self: &Arc<Self>) {
+        if self.origin.connect.is_none() {
+            return;
+        }
+        self.asked_at.store(self.origin.now(), Relaxed);
+        if let Some(work) = self.begin_work() {
+            self.status.send_modify(|status| status.error = None);
+            let (of, changes) = (Arc::downgrade(self), self.status.subscribe());
+            let start = self.first_attempt_at();
+            tokio::spawn(async move {
+                make_connections(of, start, changes).await;
+                drop(work);
+            });
+        }
+    }
+
+    /// Returns when to connect. While new connections are no better than the one before (they lead
+    /// to a replica, or are closed at once), there are pauses between them.
+    fn first_attempt_at(&self) -> Instant {
+        let status = self.status.borrow();
+        let in_vain = match status.shards.led_to_replica() {
+            // A replica answers calls that write nothing: answers prove nothing here.
+            true => IN_VAIN * u32::from(status.after_replica),
+            false if status.made == 0 || status.shards.is_proved() => 0,
+            false => (status.in_vain + 1).min(IN_VAIN),
+        };
+        match in_vain {
+            0 => Instant::now(),
+            many => status.made_at + PAUSE / (1 << (IN_VAIN - many)),
+        }
+    }
+
+    /// Begins another attempt if callers still ask. Returns when the next one is due, or `None` if
+    /// no caller asks and no attempt is in flight.
+    fn begin_attempt(
+        self: Arc<Self>,
+        attempts: &mut JoinSet<RedisResult<Connected>>,
+    ) -> Option<Instant> {
+        let asked_at = self.origin.instant(self.asked_at.load(Relaxed));
+        if asked_at.elapsed() < WANTED {
+            let of = Arc::downgrade(&self);
+            attempts.spawn(async move {
+                let attempt = timeout(ATTEMPT, connect_and_probe(of)).await;
+                attempt.unwrap_or_else(|_| Err(silence()))
+            });
+        } else if attempts.is_empty() {
+            return None;
+        }
+        let many = (attempts.len() as u32).div_ceil(FEW).max(1);
+        self.status.send_if_modified(|status| {
+            status.attempts = Some(attempts.len());
+            false
+        });
+        Some(Instant::now() + PAUSE * many)
+    }
+
+    fn install_connection(&self, (connection, shards): Connected) {
+        observe::store_connected();
+        let made_at = Instant::now();
+        self.status.send_modify(|status| {
+            // Which node lost calls over a stale connection is not known.
+            if status.connection.is_some() && !status.is_stale {
+                shards.inherit_losses(&status.shards);
+            }
+            let (was_proved, made) = (status.shards.is_proved(), status.made);
+            // A replica before the connection before counts if that one has answered no call.
+            status.after_replica =
+                status.shards.led_to_replica() || status.after_replica && !was_proved;
+            status.in_vain = if made > 0 && !was_proved { status.in_vain + 1 } else { 0 };
+            for health in shards.nodes.iter().filter(|health| health.is_well()) {
+                self.origin.breaker.note_connected(health.node);
+            }
+            (status.connection, status.shards) = (Some(connection), shards);
+            (status.made, status.made_at) = (made + 1, made_at);
+            (status.is_stale, status.error) = (false, None);
+        });
+    }
+}
+
+/// Makes connections from `start` on, until one is good or the store is dropped.
+async fn make_connections(of: Weak<Upkeep>, start: Instant, mut changes: watch::Receiver<Status>) {
+    if unless_ended(sleep_until(start), wait_until_whole(&mut changes)).await.is_none() {
+        return;
+    }
+    let mut attempts = JoinSet::new();
+    let mut failed_once = false;
+    while let Some(due) = of.upgrade().and_then(|upkeep| upkeep.begin_attempt(&mut attempts)) {
+        loop {
+            let next = async {
+                match attempts.join_next().await {
+                    Some(attempt) => attempt.unwrap_or_else(|_| {
+                        Err((ErrorKind::Client, "connecting has panicked").into())
+                    }),
+                    None => std::future::pending().await,
+                }
+            };
+            let ended = unless_ended(timeout_at(due, next), wait_until_whole(&mut changes)).await;
+            match (ended, of.upgrade()) {
+                // There is a good connection, or no store any more.
+                (None, _) | (_, None) => return,
+                (Some(Err(_)), _) => break,
+                (Some(Ok(Ok(made))), Some(upkeep)) => return upkeep.install_connection(made),
+                // The first may have been closed together with the connection before.
+                (Some(Ok(Err(_))), _) if !replace(&mut failed_once, true) => break,
+                (Some(Ok(Err(error))), Some(upkeep)) => upkeep.status.send_modify(|status| {
+                    status.attempts = Some(attempts.len());
+                    status.error = Some(error).filter(|_| !status.is_whole());
+                }),
+            }
+        }
+    }
+}
+
+/// Waits until no connection is needed any more.
+async fn wait_until_whole(changes: &mut watch::Receiver<Status>) {
+    let _ = changes.wait_for(Status::is_whole).await;
+}
+
+/// Connects. Fails if shards of a cluster are lost, and none of them answers.
+async fn connect_and_probe(upkeep: Weak<Upkeep>) -> RedisResult<Connected> {
+    let start = Instant::now();
+    let gone = || RedisError::from((ErrorKind::Io, "the store is gone"));
+    let connect = |upkeep: Arc<Upkeep>| {
+        let asks = !upkeep.origin.permitted.load(Relaxed);
+        // The app's closure may panic before it returns a future.
+        Some(upkeep.origin.connect.as_ref()?(asks))
+    };
+    let connecting = upkeep.upgrade().and_then(connect).ok_or_else(gone)?;
+    let (mut connection, shards) = connecting.await?;
+    let (grace, lost) = {
+        let upkeep = upkeep.upgrade().ok_or_else(gone)?;
+        upkeep.origin.permitted.store(true, Relaxed);
+        shards.mark_reachable(upkeep.origin.now());
+        let grace = upkeep.grace().max(start.elapsed());
+        let status = upkeep.status.borrow();
+        let lost = status.connection.as_ref().map(|_| status.shards.lost_keys());
+        drop(status);
+        let lost = lost.unwrap_or_default();
+        // Slots may have moved from the lost shards to others. Then other shards need this
+        // connection, even if the lost ones are silent.
+        if lost.is_empty() || upkeep.set_slots(shards.ranges.clone()) {
+            return Ok((connection, shards));
+        }
+        (grace, lost)
+    };
+    let mut found = false;
+    for key in lost {
+        let probe = probe_for(Some(&key));
+        let answer = timeout(grace, connection.req_packed_command(&probe)).await;
+        if answer.is_ok_and(|answer| answer.is_ok_and(|value| value.extract_error().is_ok())) {
+            found = true;
+            shards.shard_of(Some(&key)).is_proved.store(true, Relaxed);
+        }
+    }
+    if found { Ok((connection, shards)) } else { Err(silence()) }
+}
+
+/// Returns whether the server replies. Any reply, even NOPERM, proves that the connection is alive.
+async fn is_alive(connection: &mut Box<dyn Handle>, probe: &Cmd) -> bool {
+    match connection.req_packed_command(probe).await {
+        Ok(_) => true,
+        Err(error) => !needs_replacement(&error),
+    }
+}
+
+/// Returns a command to test a shard with. In a cluster, `PING` would go to all nodes.
+fn probe_for(key: Option<&[u8]>) -> Cmd {
+    match key {
+        None => redis::cmd("PING"),
+        Some(key) => {
+            let mut cmd = redis::cmd("HMGET");
+            cmd.arg(key).arg("0");
+            cmd
+        }
+    }
+}
+
+/// Returns the output of `future`, or `None` if `end` comes first.
+async fn unless_ended<T>(
+    future: impl Future<Output = T>,
+    end: impl Future<Output = ()>,
+) -> Option<T> {
+    let (mut future, mut end) = (pin!(future), pin!(end));
+    poll_fn(|cx| {
+        if let Poll::Ready(value) = future.as_mut().poll(cx) {
+            return Poll::Ready(Some(value));
+        }
+        end.as_mut().poll(cx).map(|()| None)
+    })
+    .await
 }

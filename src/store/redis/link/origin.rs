@@ -1,20 +1,20 @@
-//! A connection of any kind, [`Handle`], where it comes from, [`Origin`], and what its errors mean.
+//! Where the connections of a store come from, [`Origin`], a connection of any kind, [`Handle`],
+//! and what its errors mean.
 
-use std::future::{Future, poll_fn};
-use std::pin::pin;
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::future::Future;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::task::Poll;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use redis::aio::ConnectionLike;
-use redis::{Cmd, ErrorKind, RedisError, RedisResult, ServerErrorKind};
+use redis::{ErrorKind, RedisError, RedisResult, ServerErrorKind};
 use tokio::time::Instant;
 
-use super::servers::Servers;
 use super::shards::{Answering, Shards};
 use crate::store::redis::script::rights;
 use crate::store::remote::Breaker;
+use crate::sync;
 
 /// A connection, and the shards that it leads to.
 pub(crate) type Connected = (Box<dyn Handle>, Shards);
@@ -128,37 +128,23 @@ pub(crate) fn is_from_replica(error: &RedisError) -> bool {
     matches!(error.kind(), ErrorKind::Server(ReadOnly | MasterDown))
 }
 
-/// Returns whether the server replies. Any reply, even NOPERM, proves that the connection is alive.
-pub(crate) async fn is_alive(connection: &mut Box<dyn Handle>, probe: &Cmd) -> bool {
-    match connection.req_packed_command(probe).await {
-        Ok(_) => true,
-        Err(error) => !needs_replacement(&error),
-    }
-}
+/// The names of a store's servers, for the log: host and port of each shard that is known. Any
+/// store but a cluster has one shard, 0.
+#[derive(Default)]
+pub(crate) struct Servers(Mutex<HashMap<u64, Arc<str>>>);
 
-/// Returns a command to test a shard with. In a cluster, `PING` would go to all nodes.
-pub(crate) fn probe_for(key: Option<&[u8]>) -> Cmd {
-    match key {
-        None => redis::cmd("PING"),
-        Some(key) => {
-            let mut cmd = redis::cmd("HMGET");
-            cmd.arg(key).arg("0");
-            cmd
-        }
+impl Servers {
+    /// Notes the server of a store that is no cluster.
+    pub(crate) fn set_only(&self, server: Option<String>) {
+        self.set_all(server.map(|server| (0, server)));
     }
-}
 
-/// Returns the output of `future`, or `None` if `end` comes first.
-pub(crate) async fn unless_ended<T>(
-    future: impl Future<Output = T>,
-    end: impl Future<Output = ()>,
-) -> Option<T> {
-    let (mut future, mut end) = (pin!(future), pin!(end));
-    poll_fn(|cx| {
-        if let Poll::Ready(value) = future.as_mut().poll(cx) {
-            return Poll::Ready(Some(value));
-        }
-        end.as_mut().poll(cx).map(|()| None)
-    })
-    .await
+    pub(crate) fn set_all(&self, servers: impl IntoIterator<Item = (u64, String)>) {
+        let servers = servers.into_iter().map(|(node, server)| (node, server.into()));
+        *sync::lock(&self.0) = servers.collect();
+    }
+
+    pub(crate) fn of(&self, node: u64) -> Option<Arc<str>> {
+        sync::lock(&self.0).get(&node).cloned()
+    }
 }

@@ -11,12 +11,11 @@ use redis::cluster_async::{ClusterConnection, Connect};
 use redis::cluster_routing::{
     MultipleNodeRoutingInfo, ResponsePolicy, Route, RoutingInfo, SingleNodeRoutingInfo, SlotAddr,
 };
-use redis::{Cmd, ErrorKind, RedisResult, Value};
-use tokio::task::JoinSet;
+use redis::{Cmd, RedisResult, Value};
 
-use super::super::link::{Answering, Connected, Ranges, Servers, Shards, Slots};
-use super::super::script::rights;
-use super::settings::{host_and_port, silence};
+use super::connect::{first_success, host_and_port, silence};
+use super::link::{Answering, Connected, Ranges, Servers, Shards, Slots};
+use super::script::rights;
 
 /// How long the client library waits for a silent node's connection at first: near nodes connect
 /// sooner. When slots have moved to such a node, calls to all others wait for this, too, and should
@@ -46,7 +45,7 @@ pub(crate) async fn open(
 /// Connects. The library waits for all nodes that it knows, and one of them may be silent: so the
 /// first attempt is a short one.
 pub(crate) async fn connect<C, R>(
-    open: impl Fn(Option<Duration>, Duration) -> R,
+    open: Arc<impl Fn(Option<Duration>, Duration) -> R>,
     asks: bool,
     servers: Arc<Servers>,
 ) -> RedisResult<Connected>
@@ -88,20 +87,12 @@ fn slots_call() -> Cmd {
 /// The library leaves a single call of all masters unsent while calls of a silent one are in
 /// flight, until another call comes.
 async fn ask_masters(ask: Ask, slots: Vec<u16>, servers: Arc<Servers>) -> RedisResult<Ranges> {
-    let mut asked = JoinSet::new();
-    for slot in slots {
+    let asked = slots.into_iter().map(|slot| {
         let route = SingleNodeRoutingInfo::SpecificNode(Route::new(slot, SlotAddr::Master));
-        asked.spawn(ask(slots_call(), RoutingInfo::SingleNode(route)));
-    }
-    let mut error = silence();
-    while let Some(answer) = asked.join_next().await {
-        match answer {
-            Ok(Ok(slots)) => return Ok(note_slots(slots, &servers)),
-            Ok(Err(failed)) => error = failed,
-            Err(_) => error = (ErrorKind::Client, "asking a master has panicked").into(),
-        }
-    }
-    Err(error)
+        ask(slots_call(), RoutingInfo::SingleNode(route))
+    });
+    let asked: Vec<_> = asked.collect();
+    Ok(note_slots(first_success(asked, silence()).await?, &servers))
 }
 
 /// Asks all masters in a call, and returns the first answer.
@@ -111,16 +102,9 @@ async fn ask_a_master(ask: &Ask, call: Cmd) -> RedisResult<Value> {
 }
 
 /// Notes the names of the nodes in the answer to `CLUSTER SLOTS`, and returns their ranges.
+/// Malformed entries are left out.
 fn note_slots(slots: Value, servers: &Servers) -> Ranges {
-    let (names, ranges) = parse_slots(slots);
-    servers.set_all(names);
-    ranges
-}
-
-/// Parses the answer to `CLUSTER SLOTS`, and returns the names of the nodes, too. Malformed entries
-/// are left out.
-fn parse_slots(slots: Value) -> (Vec<(u64, String)>, Ranges) {
-    let Value::Array(slots) = slots else { return Default::default() };
+    let Value::Array(slots) = slots else { return Ranges::new() };
     let range = |range: Value| {
         let Value::Array(range) = range else { return None };
         let [Value::Int(first), Value::Int(last), Value::Array(master), ..] = &range[..] else {
@@ -134,5 +118,7 @@ fn parse_slots(slots: Value) -> (Vec<(u64, String)>, Ranges) {
         let name = host_and_port(str::from_utf8(host).ok()?, u16::try_from(*port).ok()?);
         Some(((node, name), (last, (first, node))))
     };
-    slots.into_iter().filter_map(range).unzip()
+    let (names, ranges): (Vec<_>, _) = slots.into_iter().filter_map(range).unzip();
+    servers.set_all(names);
+    ranges
 }
