@@ -19,43 +19,49 @@
 //! Peeks begin at 2. Corrections and resets are calls, too. When they begin and when they end, a
 //! correction forgets the refusals of its key, and a reset forgets all facts.
 //!
-//! The nouns, each in the file of its name or of the one before it:
+//! The nouns, those of the first line here and the others in the file of their name or of the one
+//! before them:
 //!
-//! - `Remote`: a handle, with the settings by which its limiters call the store (here).
-//! - `Caller`: makes the calls of a handle, and stands in (2, 3, 4). `Policy`: the handle's
-//!   settings: deadline, what happens on failure. `Node`: the state that all handles of a store
-//!   share in this process.
+//! - `Remote`: a handle. `Policy`: its settings, by which its limiters call the store. `Caller`:
+//!   makes the calls of a handle, and stands in (2, 3, 4). `Node`: the state that all handles of a
+//!   store have in common in this process.
 //! - `Known`: a table of facts, and marks of keys that have changed (1, 3). `Fact`: a count as the
 //!   store last showed it, and until when it refuses. `Sent`: when a question was sent, and the
 //!   key's mark then.
 //! - `Breaker`: stops calls to a store that keeps failing.
 //! - `Outage`: the log of failures.
 //!
-//! Times are this process's. `stopwatch` computes how far the store's clock is ahead.
+//! Times are this process's. A `Stopwatch` computes how far the store's clock is ahead.
 
 use std::fmt;
+use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::Store;
+use super::account::Account;
 use super::adjust::Adjust;
 use super::charge::Charge;
 use super::error::{OnStoreFailure, StoreError};
 use super::memory::MemoryStore;
 use super::reply::Reply;
 use super::scope::Scope;
-use crate::decision::Decision;
+use crate::decision::{Decision, Merging};
 use crate::key::Key;
+use crate::observe::{self, Meanwhile, UnderWay};
+use crate::sync::AtEnd;
 
 mod breaker;
-mod caller;
 mod known;
 mod outage;
-mod stopwatch;
 
-#[cfg(feature = "redis")]
 pub(super) use breaker::Breaker;
-use caller::{Caller, Node, Policy};
+use known::{Known, Sent};
+use outage::Outage;
+
+const UNREADABLE: &str = "a key of the rate limiter holds what is none of its counts, and requests \
+    for it are answered without the store: something else writes to keys that begin with tfw1:, or \
+    with the store's prefix";
 
 /// A store that is called over a network, or that can fail, with what its limiters need for that: a
 /// deadline and a breaker ([S32]), memory that counts while the store fails ([S33]), and what this
@@ -113,18 +119,18 @@ impl Remote {
             remember: 1_000,
             on_failure: OnStoreFailure::Local,
         };
-        Self::new(Arc::new(store), Arc::new(Node::new(Arc::default())), policy)
+        let node = Arc::new(Node::new(Arc::default()));
+        let (store, outage) = (Arc::new(store), Outage::default());
+        Self { caller: Arc::new(Caller { store, node, policy, outage }) }
     }
 
-    fn new(store: Arc<dyn Store>, node: Arc<Node>, policy: Policy) -> Self {
-        Self { caller: Arc::new(Caller::new(store, node, policy)) }
-    }
-
-    fn with_policy(self, change: impl FnOnce(&mut Policy)) -> Self {
+    /// Returns another handle, whose outages are logged anew.
+    fn with(&self, change: impl FnOnce(&mut Caller)) -> Self {
         let Caller { store, node, policy, .. } = &*self.caller;
-        let mut policy = *policy;
-        change(&mut policy);
-        Self::new(Arc::clone(store), Arc::clone(node), policy)
+        let (store, node, policy) = (Arc::clone(store), Arc::clone(node), *policy);
+        let mut caller = Caller { store, node, policy, outage: Outage::default() };
+        change(&mut caller);
+        Self { caller: Arc::new(caller) }
     }
 
     /// Sets how long a call may take before the store is treated as failed (feature `tokio`, in a
@@ -132,7 +138,7 @@ impl Remote {
     #[must_use]
     pub fn deadline(self, deadline: Duration) -> Self {
         let deadline = (deadline < Duration::MAX).then_some(deadline);
-        self.with_policy(|policy| policy.deadline = deadline)
+        self.with(|caller| caller.policy.deadline = deadline)
     }
 
     /// Sets how long this process remembers a refusal, which it then answers without a call: for
@@ -162,7 +168,7 @@ impl Remote {
     #[must_use]
     pub fn remember_refusals(self, duration: Duration) -> Self {
         let remember = duration.as_millis().try_into().unwrap_or(i64::MAX);
-        self.with_policy(|policy| policy.remember = remember)
+        self.with(|caller| caller.policy.remember = remember)
     }
 
     /// Sets what happens to requests while the store fails. By default, this process enforces the
@@ -171,7 +177,7 @@ impl Remote {
     /// [`Limiter`](crate::Limiter) returns the error.
     #[must_use]
     pub fn on_failure(self, policy: OnStoreFailure) -> Self {
-        self.with_policy(|this| this.on_failure = policy)
+        self.with(|caller| caller.policy.on_failure = policy)
     }
 
     /// Returns the refusal of a charge that follows from known facts.
@@ -199,21 +205,21 @@ impl Remote {
 #[cfg(feature = "redis")]
 impl Remote {
     pub(super) fn reporting(store: impl Store, breaker: Arc<Breaker>) -> Self {
-        let this = Self::around(store);
-        let policy = Policy { ends_itself: true, ..this.caller.policy };
-        Self::new(Arc::clone(&this.caller.store), Arc::new(Node::new(breaker)), policy)
+        Self::around(store).with(|caller| {
+            caller.node = Arc::new(Node::new(breaker));
+            caller.policy.ends_itself = true;
+        })
     }
 
     /// Returns a handle of the same counts, which calls them by another store.
     pub(super) fn with_store(self, store: impl Store) -> Self {
-        let Caller { node, policy, .. } = &*self.caller;
-        Self::new(Arc::new(store), Arc::clone(node), *policy)
+        self.with(|caller| caller.store = Arc::new(store))
     }
 
     /// Returns a handle of other counts, under the same breaker.
     pub(super) fn with_other_counts(self, store: impl Store) -> Self {
-        let Caller { node, policy, .. } = &*self.caller;
-        Self::new(Arc::new(store), Arc::new(Node::new(Arc::clone(&node.breaker))), *policy)
+        let node = Node::new(Arc::clone(&self.caller.node.breaker));
+        self.with(|caller| (caller.store, caller.node) = (Arc::new(store), Arc::new(node)))
     }
 }
 
@@ -226,10 +232,17 @@ impl Store for Remote {
         let (caller, charge) = (Arc::clone(&self.caller), charge.to_owned());
         Reply::later(async move {
             let charge = charge.as_charge();
-            match caller.ask_store(charge, sent).await {
-                Err(error) if !error.is_apart() => caller.stand_in(charge, error).await,
-                answer => answer,
+            let Account { scope, key, .. } = charge.account();
+            let mut decision =
+                match caller.call_store(scope, key, |store| store.charge(charge)).await {
+                    Err(error) if !error.is_apart() => return caller.stand_in(charge, error).await,
+                    answer => answer?,
+                };
+            for (place, (line, sent)) in charge.each().zip(sent).enumerate() {
+                let remember = caller.policy.remember;
+                caller.node.known.note(place, &line, &mut decision, sent, remember);
             }
+            Ok(decision)
         })
     }
 
@@ -238,25 +251,37 @@ impl Store for Remote {
     }
 
     fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {
-        let node = &self.caller.node;
         if adjust.is_local() {
             // The tokens return to the memory that granted them, never to the store: also by a
             // handle with another policy.
-            return node.fallback.adjust(adjust);
+            return self.fallback().adjust(adjust);
         }
+        let (account, adjust) = (adjust.account().to_owned(), adjust.to_owned());
+        let (caller, node) = (Arc::clone(&self.caller), Arc::clone(&self.caller.node));
+        let forget = forget_around_call(move || node.known.correct(&account.as_account()));
         // A correction that fails is dropped: what was taken stays counted (S14).
-        self.caller.correct_counts(adjust)
+        Reply::later(async move {
+            let adjust = adjust.as_adjust();
+            let Account { scope, key, .. } = adjust.account();
+            let answer = caller.call_store(scope, key, |store| store.adjust(adjust)).await;
+            drop(forget);
+            answer
+        })
     }
 
     fn reset(&self, scope: &Scope, key: &Key) -> Reply<()> {
         // Even if this handle does not count in memory, other handles of the scope may.
-        let local = self.fallback().reset(scope, key).into_now();
-        let store = self.caller.reset_key(scope, key);
-        match local {
+        let local = self.fallback().reset(scope, key).into_now().unwrap_or(Ok(()));
+        let (caller, node) = (Arc::clone(&self.caller), Arc::clone(&self.caller.node));
+        let (of, id) = ((scope.clone(), key.clone()), (scope.clone(), key.clone()));
+        let forget = forget_around_call(move || node.known.reset(&of.0, &of.1));
+        Reply::later(async move {
+            let (scope, key) = &id;
+            let answer = caller.call_store(scope, key, |store| store.reset(scope, key)).await;
+            drop(forget);
             // The key is reset only if both have reset it.
-            Ok(Err(error)) => Reply::later(async { store.await.and(Err(error)) }),
-            _ => store,
-        }
+            answer.and(local)
+        })
     }
 
     fn is_shared(&self) -> bool {
@@ -274,8 +299,7 @@ impl Store for Remote {
 
 impl Clone for Remote {
     fn clone(&self) -> Self {
-        let Caller { store, node, policy, .. } = &*self.caller;
-        Self::new(Arc::clone(store), Arc::clone(node), *policy)
+        self.with(|_| {})
     }
 }
 
@@ -283,4 +307,150 @@ impl fmt::Debug for Remote {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Remote").field("fallback", self.fallback()).finish_non_exhaustive()
     }
+}
+
+/// The state that all handles of a store share in this process.
+struct Node {
+    known: Known,
+    breaker: Arc<Breaker>,
+    /// The memory that counts while the store fails.
+    fallback: MemoryStore,
+}
+
+impl Node {
+    fn new(breaker: Arc<Breaker>) -> Self {
+        Self { known: Known::default(), fallback: MemoryStore::new(), breaker }
+    }
+}
+
+/// The settings by which a handle calls its store.
+#[derive(Clone, Copy)]
+struct Policy {
+    /// How long a call may take, if that is known.
+    deadline: Option<Duration>,
+    /// The store ends its calls by the deadline itself, and reports them to the breaker.
+    ends_itself: bool,
+    /// How long refusals are remembered, in milliseconds.
+    remember: i64,
+    on_failure: OnStoreFailure,
+}
+
+impl Policy {
+    /// Returns how requests are answered while the store fails.
+    fn meanwhile(self) -> Meanwhile {
+        match self.on_failure {
+            OnStoreFailure::Local => Meanwhile::Local,
+            OnStoreFailure::Allow => Meanwhile::Allow,
+            OnStoreFailure::Deny => Meanwhile::Deny,
+        }
+    }
+}
+
+/// Makes the calls of a handle.
+struct Caller {
+    store: Arc<dyn Store>,
+    node: Arc<Node>,
+    policy: Policy,
+    outage: Outage,
+}
+
+impl Caller {
+    /// Returns the refusal of a charge by those of its lines that known facts refuse, else what to
+    /// note the answer with, for each line.
+    fn look_up(&self, charge: &Charge<'_>) -> Result<Decision, Vec<Sent>> {
+        if charge.is_peek() || self.policy.remember == 0 {
+            return Err(Vec::new());
+        }
+        let (mut refusals, mut all_sent) = (None, Vec::with_capacity(charge.len()));
+        for (place, line) in charge.each().enumerate() {
+            match self.node.known.look(&line, self.policy.remember) {
+                Ok(refusal) => {
+                    let new = || Merging::new(charge.lines().len());
+                    refusals.get_or_insert_with(new).push_at(place, refusal);
+                }
+                Err(sent) => all_sent.push(sent),
+            }
+        }
+        refusals.map(Merging::done).ok_or(all_sent)
+    }
+
+    /// Answers in place of the store, which gave this error.
+    fn stand_in(&self, charge: Charge<'_>, error: StoreError) -> Reply<Decision> {
+        for (account, _) in charge.lines().filter(|_| !charge.is_peek()) {
+            account.scope().observe().without_store(self.policy.meanwhile());
+            self.outage.count_answer_without();
+        }
+        match self.policy.on_failure {
+            OnStoreFailure::Local => self.node.fallback.charge(charge).map(Decision::into_local),
+            policy @ (OnStoreFailure::Allow | OnStoreFailure::Deny) => {
+                Reply::failed(error.under(policy))
+            }
+        }
+    }
+
+    /// Calls the store, if the breaker allows it. The call ends by the deadline.
+    async fn call_store<T>(
+        &self,
+        scope: &Scope,
+        key: &Key,
+        ask: impl FnOnce(&dyn Store) -> Reply<T>,
+    ) -> Result<T, StoreError> {
+        let Policy { deadline, ends_itself, .. } = self.policy;
+        let domain = self.store.fault_domain(scope, key);
+        let in_flight = self.node.breaker.begin_call(domain, deadline)?;
+        let timing = scope.observe().store_is_called();
+        let answer = {
+            let _under_way = UnderWay::new();
+            with_deadline(deadline.filter(|_| !ends_itself), ask(&*self.store)).await
+        };
+        if !answer.as_ref().is_err_and(StoreError::is_unsent) {
+            scope.observe().store_was_called(timing);
+        }
+        if answer.as_ref().is_err_and(StoreError::is_failed_call) {
+            scope.observe().store_failed();
+        }
+        if !ends_itself {
+            self.node.breaker.report_answer(domain, None, &answer);
+        }
+        drop(in_flight);
+        match &answer {
+            Err(error) if error.is_of_key() => observe::mistake(&UNREADABLE),
+            Err(error) if !error.is_apart() => {
+                if self.outage.note_failure(domain, error) {
+                    let server = self.store.server(scope, key);
+                    scope.observe().store_fails(self.policy.meanwhile(), server.as_deref(), error);
+                }
+            }
+            _ => {
+                if let Some((without, lasted)) = self.outage.note_success() {
+                    scope.observe().store_is_back(without, lasted);
+                }
+            }
+        }
+        answer
+    }
+}
+
+/// Awaits a reply. Returns an error if it is late.
+async fn with_deadline<T>(
+    deadline: Option<Duration>,
+    reply: impl Future<Output = Result<T, StoreError>>,
+) -> Result<T, StoreError> {
+    #[cfg(feature = "tokio")]
+    if let Some(deadline) = deadline
+        // In other runtimes, the store has to keep a deadline of its own.
+        && tokio::runtime::Handle::try_current().is_ok()
+    {
+        let late = StoreError::new("the store did not answer in time");
+        return tokio::time::timeout(deadline, reply).await.unwrap_or(Err(late));
+    }
+    let _ = deadline;
+    reply.await
+}
+
+/// Forgets now, and again when the guard is dropped with the reply: answers in between may be
+/// outdated.
+fn forget_around_call<F: Fn()>(forget: F) -> AtEnd<F> {
+    forget();
+    AtEnd(forget)
 }

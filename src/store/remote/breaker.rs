@@ -1,12 +1,12 @@
 //! Stops calls to a store that keeps failing, except for a call now and then that tests it (S32).
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::super::error::StoreError;
-use crate::sync::AtEnd;
+use crate::sync::{self, AtEnd, Mutex};
 use crate::timer::Instant;
 
 /// Consecutive failures before the breaker opens, of calls that are sent one after the other.
@@ -57,7 +57,7 @@ impl Breaker {
     ) -> Result<AtEnd<impl Fn() + use<>>, StoreError> {
         let mut probe = None;
         if self.failing.load(Ordering::Relaxed) > 0
-            && let Some(failures) = self.domains().get_mut(&domain)
+            && let Some(failures) = sync::lock(&self.domains).get_mut(&domain)
             && failures.are_too_many()
         {
             let now = Instant::now();
@@ -78,7 +78,7 @@ impl Breaker {
         // At the end of this call, the next one may test the store.
         Ok(AtEnd(move || {
             if let Some(probe) = probe
-                && let Some(failures) = this.domains().get_mut(&domain)
+                && let Some(failures) = sync::lock(&this.domains).get_mut(&domain)
                 && failures.probe.is_some_and(|(of, _)| of == probe)
             {
                 failures.probe = None;
@@ -132,16 +132,12 @@ impl Breaker {
     }
 
     fn change_failures(&self, domain: u64, change: impl FnOnce(&mut Failures)) {
-        let mut domains = self.domains();
+        let mut domains = sync::lock(&self.domains);
         let failures = domains.entry(domain).or_default();
         change(failures);
         if failures.in_a_row == 0 && !failures.cut_off {
             domains.remove(&domain);
         }
         self.failing.store(domains.len(), Ordering::Relaxed);
-    }
-
-    fn domains(&self) -> MutexGuard<'_, HashMap<u64, Failures>> {
-        self.domains.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
